@@ -1,0 +1,175 @@
+//! One bit per element.
+use super::{CpuElement, parallel};
+use crate::backend::{PiecewiseLinear, Saved, piecewise_linear::Visitor};
+use num_traits::{One, Zero};
+use std::sync::Arc;
+
+/// One bit per element, packed in 64-bit words; the last word is padded with zeros.
+#[derive(Clone)]
+pub struct BitMask {
+    words: Arc<Vec<u64>>,
+}
+
+const BITS: usize = u64::BITS as usize;
+/// Words per parallel task.
+const TASK: usize = 256;
+
+impl BitMask {
+    /// The bits of `f` at every value.
+    pub(super) fn of<E: CpuElement>(values: &[E], f: PiecewiseLinear) -> Self {
+        Self::from_words(f.with(Bits(values)))
+    }
+
+    /// `f` of every value, and its bits.
+    pub(super) fn apply<E: CpuElement>(values: &[E], f: PiecewiseLinear) -> (Vec<E>, Self) {
+        let mut out = vec![E::zero(); values.len()];
+        let words = f.with(Apply { values, out: &mut out });
+        (out, Self::from_words(words))
+    }
+
+    /// Replaces every value by `f` of it; the bits.
+    pub(super) fn apply_in_place<E: CpuElement>(values: &mut [E], f: PiecewiseLinear) -> Self {
+        Self::from_words(f.with(ApplyInPlace(values)))
+    }
+
+    /// An empty mask with room for `len` bits.
+    pub(super) fn with_capacity(len: usize) -> Self {
+        Self::from_words(Vec::with_capacity(len.div_ceil(BITS)))
+    }
+
+    /// Appends `value != 0` for every value. All that came before must have filled whole words.
+    pub(super) fn extend<E: CpuElement>(&mut self, values: &[E]) {
+        let words = Arc::get_mut(&mut self.words).expect("nobody shares a mask that is still being filled");
+        words.extend(values.chunks(BITS).map(|chunk| pack(chunk, |v| !v.is_zero())));
+    }
+
+    /// Multiplies every value by the slope that its bit chooses, `[if clear, if set]`.
+    pub(super) fn scale<E: CpuElement>(&self, values: &mut [E], slopes: [f64; 2]) {
+        let [off, on] = slopes.map(<E::Acc as CpuElement>::from_f64);
+        // Common slopes get loops without a multiplication; 0 must be 0 for an infinite value, too.
+        if off.is_zero() && on.is_one() {
+            self.select(values, |_| E::zero(), |v| v);
+        } else if off.is_zero() {
+            self.select(values, |_| E::zero(), |v| E::narrow(v.widen() * on));
+        } else {
+            self.select(values, |v| E::narrow(v.widen() * off), |v| E::narrow(v.widen() * on));
+        }
+    }
+
+    /// Replaces every value by `off` or `on` of it, as its bit says.
+    #[inline(always)]
+    pub(super) fn select<E: CpuElement>(
+        &self,
+        values: &mut [E],
+        off: impl Fn(E) -> E + Copy + Send + Sync,
+        on: impl Fn(E) -> E + Copy + Send + Sync,
+    ) {
+        parallel::chunks_mut(values, TASK * BITS, |task, values| {
+            let words = &self.words[task * TASK..];
+            for (chunk, &word) in values.chunks_mut(BITS).zip(words) {
+                for (byte, values) in chunk.chunks_mut(8).enumerate() {
+                    let byte = (word >> (8 * byte)) as u8;
+                    for (bit, value) in values.iter_mut().enumerate() {
+                        *value = if byte & (1 << bit) != 0 { on(*value) } else { off(*value) };
+                    }
+                }
+            }
+        });
+    }
+
+    /// The packed bits.
+    pub(super) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    fn from_words(words: Vec<u64>) -> Self {
+        Self { words: Arc::new(words) }
+    }
+}
+
+impl Saved for BitMask {
+    fn bytes(&self) -> usize {
+        size_of::<u64>() * self.words.len()
+    }
+}
+
+impl core::fmt::Debug for BitMask {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "BitMask({} bytes)", self.bytes())
+    }
+}
+
+/// Packs `bit` of up to 64 values.
+#[inline(always)]
+fn pack<E: Copy>(chunk: &[E], bit: impl Fn(E) -> bool) -> u64 {
+    let mut bytes = [0u8; BITS];
+    for (byte, &value) in bytes.iter_mut().zip(chunk) {
+        *byte = u8::from(bit(value));
+    }
+    word(&bytes)
+}
+
+/// Gathers the lowest bits of 64 bytes.
+#[inline(always)]
+fn word(bytes: &[u8; BITS]) -> u64 {
+    bytes.chunks_exact(8).enumerate().fold(0, |word, (at, eight)| {
+        let eight = u64::from_le_bytes(eight.try_into().expect("eight bytes"));
+        // Multiplying moves bit 0 of byte i to bit 56 + i.
+        word | (eight.wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * at)
+    })
+}
+
+struct Bits<'a, E>(&'a [E]);
+
+impl<E: CpuElement> Visitor<E, Vec<u64>> for Bits<'_, E> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
+        let mut words = vec![0; self.0.len().div_ceil(BITS)];
+        parallel::chunks_mut(&mut words, TASK, |task, words| {
+            let values = self.0[task * TASK * BITS..].chunks(BITS);
+            words.iter_mut().zip(values).for_each(|(word, chunk)| *word = pack(chunk, |v| f(v).1));
+        });
+        words
+    }
+}
+
+struct Apply<'a, E> {
+    values: &'a [E],
+    out: &'a mut [E],
+}
+
+impl<E: CpuElement> Visitor<E, Vec<u64>> for Apply<'_, E> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
+        let mut words = vec![0; self.values.len().div_ceil(BITS)];
+        parallel::zip_chunks_mut(self.out, &mut words, [TASK * BITS, TASK], |task, out, words| {
+            let values = self.values[task * TASK * BITS..].chunks(BITS);
+            for ((out, word), values) in out.chunks_mut(BITS).zip(words).zip(values) {
+                let mut bytes = [0u8; BITS];
+                for ((out, byte), &value) in out.iter_mut().zip(&mut bytes).zip(values) {
+                    let (y, bit) = f(value);
+                    (*out, *byte) = (y, u8::from(bit));
+                }
+                *word = self::word(&bytes);
+            }
+        });
+        words
+    }
+}
+
+struct ApplyInPlace<'a, E>(&'a mut [E]);
+
+impl<E: CpuElement> Visitor<E, Vec<u64>> for ApplyInPlace<'_, E> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
+        let mut words = vec![0; self.0.len().div_ceil(BITS)];
+        parallel::zip_chunks_mut(self.0, &mut words, [TASK * BITS, TASK], |_, values, words| {
+            for (values, word) in values.chunks_mut(BITS).zip(words) {
+                let mut bytes = [0u8; BITS];
+                for (value, byte) in values.iter_mut().zip(&mut bytes) {
+                    let (y, bit) = f(*value);
+                    (*value, *byte) = (y, u8::from(bit));
+                }
+                *word = self::word(&bytes);
+            }
+        });
+        words
+    }
+}

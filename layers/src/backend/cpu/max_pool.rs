@@ -1,0 +1,237 @@
+//! Max pool of `[batch, channels, height, width]`, with the winner's position in its window.
+use super::{CpuElement, parallel};
+use crate::backend::{Saved, pool_output_size};
+use burn::tensor::{Shape, ops::MaxPoolOptions};
+use std::sync::Arc;
+
+/// For every output, the position of the winner in its window, row by row; one byte each for windows of up to 255
+/// elements.
+#[derive(Clone)]
+pub enum WindowOffsets {
+    /// Windows of up to 255 elements.
+    U8(Arc<Vec<u8>>),
+    /// Windows of up to 65535 elements.
+    U16(Arc<Vec<u16>>),
+    /// Larger windows.
+    U32(Arc<Vec<u32>>),
+}
+
+impl Saved for WindowOffsets {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::U8(offsets) => offsets.len(),
+            Self::U16(offsets) => 2 * offsets.len(),
+            Self::U32(offsets) => 4 * offsets.len(),
+        }
+    }
+}
+
+impl core::fmt::Debug for WindowOffsets {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "WindowOffsets({} bytes)", self.bytes())
+    }
+}
+
+/// An unsigned integer that holds a position in a window; the largest one says that the window is empty.
+trait Offset: Copy + Send + Sync + Eq {
+    const EMPTY: Self;
+    fn new(position: usize) -> Self;
+    fn position(self) -> usize;
+}
+
+macro_rules! offset {
+    ($($int:ty),+) => {$(
+        impl Offset for $int {
+            const EMPTY: Self = <$int>::MAX;
+            #[inline(always)]
+            fn new(position: usize) -> Self {
+                position as $int
+            }
+            #[inline(always)]
+            fn position(self) -> usize {
+                self as usize
+            }
+        }
+    )+};
+}
+offset!(u8, u16, u32);
+
+/// One axis of a pool.
+#[derive(Clone, Copy, Debug)]
+struct Axis {
+    size: usize,
+    out: usize,
+    kernel: usize,
+    stride: usize,
+    padding: usize,
+    dilation: usize,
+}
+
+impl Axis {
+    /// The windows whose tap `tap` lies inside the input.
+    fn windows(&self, tap: usize) -> core::ops::Range<usize> {
+        let tap = tap * self.dilation;
+        // inside: padding <= window * stride + tap < padding + size
+        let first = self.padding.saturating_sub(tap).div_ceil(self.stride);
+        let end = (self.padding + self.size).saturating_sub(tap).div_ceil(self.stride);
+        first.min(self.out)..end.min(self.out).max(first.min(self.out))
+    }
+}
+
+/// Where the windows of a pool lie.
+#[derive(Debug)]
+pub(super) struct Geometry {
+    planes: [usize; 2],
+    rows: Axis,
+    columns: Axis,
+}
+
+impl Geometry {
+    pub(super) fn new(x: &Shape, options: &MaxPoolOptions<2>) -> Self {
+        let axis = |axis: usize| Axis {
+            size: x[axis + 2],
+            out: pool_output_size(
+                x[axis + 2],
+                options.kernel_size[axis],
+                options.stride[axis],
+                options.padding[axis],
+                options.dilation[axis],
+                options.ceil_mode,
+                options.is_asymmetric(),
+            ),
+            kernel: options.kernel_size[axis],
+            stride: options.stride[axis],
+            padding: options.padding[axis].0,
+            dilation: options.dilation[axis],
+        };
+        Self { planes: [x[0], x[1]], rows: axis(0), columns: axis(1) }
+    }
+
+    pub(super) fn output_shape(&self) -> Shape {
+        Shape::new([self.planes[0], self.planes[1], self.rows.out, self.columns.out])
+    }
+
+    /// The maxima and where they are. If `nan_wins`, the last NaN of a window is its maximum; else NaN never is.
+    pub(super) fn forward<E: CpuElement>(&self, x: &[E], nan_wins: bool) -> (Vec<E>, WindowOffsets) {
+        match self.rows.kernel * self.columns.kernel {
+            0..=0xff => {
+                let (y, offsets) = self.forward_as::<E, u8>(x, nan_wins);
+                (y, WindowOffsets::U8(Arc::new(offsets)))
+            }
+            0x100..=0xffff => {
+                let (y, offsets) = self.forward_as::<E, u16>(x, nan_wins);
+                (y, WindowOffsets::U16(Arc::new(offsets)))
+            }
+            _ => {
+                let (y, offsets) = self.forward_as::<E, u32>(x, nan_wins);
+                (y, WindowOffsets::U32(Arc::new(offsets)))
+            }
+        }
+    }
+
+    /// Gradient of the input.
+    pub(super) fn backward<E: CpuElement>(&self, offsets: &WindowOffsets, dy: &[E]) -> Vec<E> {
+        match offsets {
+            WindowOffsets::U8(offsets) => self.backward_as(offsets, dy),
+            WindowOffsets::U16(offsets) => self.backward_as(offsets, dy),
+            WindowOffsets::U32(offsets) => self.backward_as(offsets, dy),
+        }
+    }
+
+    fn plane_sizes(&self) -> [usize; 2] {
+        [self.rows.size * self.columns.size, self.rows.out * self.columns.out]
+    }
+
+    fn forward_as<E: CpuElement, O: Offset>(&self, x: &[E], nan_wins: bool) -> (Vec<E>, Vec<O>) {
+        let [plane_in, plane_out] = self.plane_sizes();
+        let planes = self.planes[0] * self.planes[1];
+        let mut y = vec![E::neg_infinity(); planes * plane_out];
+        let mut offsets = vec![O::EMPTY; y.len()];
+        let task = parallel::items_per_task(planes, plane_in);
+        let size = task * plane_out;
+        if size == 0 {
+            return (y, offsets);
+        }
+        parallel::zip_chunks_mut(&mut y, &mut offsets, [size, size], |index, y, offsets| {
+            let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out));
+            for (plane, (y, offsets)) in (index * task..).zip(planes) {
+                let x = &x[plane * plane_in..(plane + 1) * plane_in];
+                if nan_wins {
+                    self.plane_forward::<E, O, true>(x, y, offsets);
+                } else {
+                    self.plane_forward::<E, O, false>(x, y, offsets);
+                }
+            }
+        });
+        (y, offsets)
+    }
+
+    /// Tap by tap over whole rows of windows, so that the inner loop has no bounds to check.
+    fn plane_forward<E: CpuElement, O: Offset, const NAN_WINS: bool>(
+        &self,
+        x: &[E],
+        y: &mut [E],
+        offsets: &mut [O],
+    ) {
+        let (rows, columns) = (&self.rows, &self.columns);
+        for kh in 0..rows.kernel {
+            for kw in 0..columns.kernel {
+                let tap = O::new(kh * columns.kernel + kw);
+                let windows = columns.windows(kw);
+                if windows.is_empty() {
+                    continue;
+                }
+                let first = windows.start * columns.stride + kw * columns.dilation - columns.padding;
+                for oh in rows.windows(kh) {
+                    let ih = oh * rows.stride + kh * rows.dilation - rows.padding;
+                    let x = &x[ih * columns.size + first..(ih + 1) * columns.size];
+                    let out = oh * columns.out;
+                    let y = &mut y[out + windows.start..out + windows.end];
+                    let offsets = &mut offsets[out + windows.start..out + windows.end];
+                    for ((y, offset), &x) in y.iter_mut().zip(offsets).zip(x.iter().step_by(columns.stride)) {
+                        let wins = x > *y || *offset == O::EMPTY || (NAN_WINS && x.is_nan());
+                        if wins {
+                            (*y, *offset) = (x, tap);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn backward_as<E: CpuElement, O: Offset>(&self, offsets: &[O], dy: &[E]) -> Vec<E> {
+        let (rows, columns) = (&self.rows, &self.columns);
+        let [plane_in, plane_out] = self.plane_sizes();
+        let planes = self.planes[0] * self.planes[1];
+        let mut dx = vec![E::zero(); planes * plane_in];
+        let task = parallel::items_per_task(planes, plane_in);
+        if plane_in * task == 0 {
+            return dx;
+        }
+        // How far the taps of a window lie from its first.
+        let tap = |kh: usize, kw: usize| kh * rows.dilation * columns.size + kw * columns.dilation;
+        let taps: Vec<usize> = (0..rows.kernel)
+            .flat_map(|kh| (0..columns.kernel).map(move |kw| (kh, kw)))
+            .map(|(h, w)| tap(h, w))
+            .collect();
+        let padding = rows.padding * columns.size + columns.padding;
+        parallel::chunks_mut(&mut dx, task * plane_in, |index, dx| {
+            for (plane, dx) in (index * task..).zip(dx.chunks_mut(plane_in)) {
+                let range = plane * plane_out..(plane + 1) * plane_out;
+                let (offsets, dy) = (&offsets[range.clone()], &dy[range]);
+                for oh in 0..rows.out {
+                    let row = oh * columns.out..(oh + 1) * columns.out;
+                    let mut first = oh * rows.stride * columns.size;
+                    for (&offset, &dy) in offsets[row.clone()].iter().zip(&dy[row]) {
+                        if offset != O::EMPTY {
+                            let dx = &mut dx[first + taps[offset.position()] - padding];
+                            *dx = *dx + dy;
+                        }
+                        first += columns.stride;
+                    }
+                }
+            }
+        });
+        dx
+    }
+}

@@ -1,0 +1,373 @@
+//! Fused kernels on slices, shared by the CPU backends.
+use super::{BatchNormOutput, MemBackend, NormGrads, PiecewiseLinear};
+use burn::backend::{
+    Backend, Distribution, TensorMetadata,
+    ops::{InterpolateMode, InterpolateOptions},
+    tensor::FloatTensor,
+};
+use burn::tensor::{
+    DType, Element, Shape, bf16, f16,
+    ops::{AvgPoolOptions, MaxPoolOptions},
+};
+use num_traits::Float;
+
+mod axis_map;
+mod batch_norm;
+mod bit_mask;
+mod max_pool;
+mod parallel;
+mod prelu;
+
+use axis_map::AxisMap;
+pub use bit_mask::BitMask;
+pub use max_pool::WindowOffsets;
+
+/// An element type that kernels compute with: in `Acc`, which is f32 for the half precisions.
+pub trait CpuElement: Element + bytemuck::Pod + Float + Send + Sync {
+    /// The type that sums and products are made in.
+    type Acc: CpuElement<Acc = Self::Acc>;
+    /// To the type that sums and products are made in.
+    fn widen(self) -> Self::Acc;
+    /// From the type that sums and products are made in.
+    fn narrow(value: Self::Acc) -> Self;
+    /// From an f64, rounded.
+    fn from_f64(value: f64) -> Self;
+    /// To an f64.
+    fn into_f64(self) -> f64;
+}
+
+macro_rules! cpu_element {
+    ($element:ty, $acc:ty, $widen:expr, $narrow:expr, $from_f64:expr, $to_f64:expr) => {
+        impl CpuElement for $element {
+            type Acc = $acc;
+            #[inline(always)]
+            fn widen(self) -> $acc {
+                $widen(self)
+            }
+            #[inline(always)]
+            fn narrow(value: $acc) -> Self {
+                $narrow(value)
+            }
+            #[inline(always)]
+            fn from_f64(value: f64) -> Self {
+                $from_f64(value)
+            }
+            #[inline(always)]
+            fn into_f64(self) -> f64 {
+                $to_f64(self)
+            }
+        }
+    };
+}
+cpu_element!(f32, f32, |v| v, |v| v, |v| v as f32, f64::from);
+cpu_element!(f64, f64, |v| v, |v| v, |v| v, |v| v);
+cpu_element!(f16, f32, f16::to_f32, f16::from_f32, f16::from_f64, f16::to_f64);
+cpu_element!(bf16, f32, bf16::to_f32, bf16::from_f32, bf16::from_f64, bf16::to_f64);
+
+/// A backend whose tensors are slices in memory.
+pub trait CpuBackend: Backend {
+    /// Whether a NaN wins its window in this backend's max pool.
+    const NAN_WINS_MAX_POOL: bool;
+
+    /// The tensor with its elements in row-major order and nothing else in its buffer, copied only if they are not.
+    fn contiguous(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// The elements of a [contiguous](Self::contiguous) tensor of dtype `E`.
+    fn as_slice<E: CpuElement>(x: &FloatTensor<Self>) -> &[E];
+
+    /// The elements of a [contiguous](Self::contiguous) tensor of dtype `E`; copied first if the tensor is shared.
+    fn as_slice_mut<E: CpuElement>(x: &mut FloatTensor<Self>) -> &mut [E];
+
+    /// A tensor of dtype `E` that owns `values`.
+    fn from_vec<E: CpuElement>(values: Vec<E>, shape: Shape) -> FloatTensor<Self>;
+
+    /// See [`MemBackend::shape_only`].
+    fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self>;
+}
+
+/// Runs the expression with `$E` bound to the element type of a dtype.
+macro_rules! with_element {
+    ($dtype:expr, $op:literal, $E:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $E = f32;
+                $body
+            }
+            DType::F64 => {
+                type $E = f64;
+                $body
+            }
+            DType::F16 => {
+                type $E = f16;
+                $body
+            }
+            DType::BF16 => {
+                type $E = bf16;
+                $body
+            }
+            dtype => panic!("{}: the dtype {dtype:?} is not a floating-point type of this backend", $op),
+        }
+    };
+}
+
+impl<B: CpuBackend> MemBackend for B {
+    type Mask = BitMask;
+    type Offsets = WindowOffsets;
+
+    fn piecewise_linear(x: FloatTensor<B>, f: PiecewiseLinear) -> (FloatTensor<B>, BitMask) {
+        let mut x = B::contiguous(x);
+        with_element!(x.dtype(), "piecewise_linear", E => {
+            if x.can_mut() {
+                let mask = BitMask::apply_in_place(B::as_slice_mut::<E>(&mut x), f);
+                (x, mask)
+            } else {
+                let (y, mask) = BitMask::apply(B::as_slice::<E>(&x), f);
+                (B::from_vec(y, x.shape()), mask)
+            }
+        })
+    }
+
+    fn piecewise_mask(x: FloatTensor<B>, f: PiecewiseLinear) -> BitMask {
+        let x = B::contiguous(x);
+        with_element!(x.dtype(), "piecewise_linear", E => BitMask::of(B::as_slice::<E>(&x), f))
+    }
+
+    fn scale_by_mask(x: FloatTensor<B>, mask: &BitMask, slopes: [f64; 2]) -> FloatTensor<B> {
+        let mut x = B::contiguous(x);
+        with_element!(x.dtype(), "scale_by_mask", E => mask.scale(B::as_slice_mut::<E>(&mut x), slopes));
+        x
+    }
+
+    fn bernoulli_mask(like: &FloatTensor<B>, probability: f64) -> BitMask {
+        /// Elements drawn at once: a multiple of 64, so that every draw fills whole words.
+        const DRAW: usize = 1 << 14;
+        let (device, dtype) = (like.device(), like.dtype());
+        let mut mask = BitMask::with_capacity(like.shape().num_elements());
+        let mut left = like.shape().num_elements();
+        while left > 0 {
+            let draw = left.min(DRAW);
+            let drawn = B::float_random(
+                Shape::new([draw]),
+                Distribution::Bernoulli(probability),
+                &device,
+                dtype.into(),
+            );
+            with_element!(dtype, "dropout", E => mask.extend(B::as_slice::<E>(&B::contiguous(drawn))));
+            left -= draw;
+        }
+        mask
+    }
+
+    fn prelu_x_backward(mask: &BitMask, alpha: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+        let alpha = B::contiguous(alpha);
+        let mut dx = B::contiguous(dy);
+        let inner = prelu::inner_size(&dx.shape(), &alpha.shape());
+        with_element!(dx.dtype(), "prelu", E => {
+            prelu::x_backward::<E>(mask, B::as_slice(&alpha), B::as_slice_mut(&mut dx), inner)
+        });
+        dx
+    }
+
+    fn prelu_alpha_backward(x: FloatTensor<B>, alpha: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
+        let (x, dy) = (B::contiguous(x), B::contiguous(dy));
+        let inner = prelu::inner_size(&dy.shape(), &alpha);
+        with_element!(dy.dtype(), "prelu", E => {
+            let dalpha = prelu::alpha_backward::<E>(B::as_slice(&x), B::as_slice(&dy), alpha.num_elements(), inner);
+            B::from_vec(dalpha, alpha)
+        })
+    }
+
+    fn sum_to_channels(x: FloatTensor<B>) -> FloatTensor<B> {
+        let x = B::contiguous(x);
+        with_element!(x.dtype(), "sum", E => {
+            let sums = batch_norm::Channels::of(B::as_slice::<E>(&x), &x.shape()).sums();
+            let shape = Shape::new([sums.len()]);
+            B::from_vec(sums.into_iter().map(E::from_f64).collect(), shape)
+        })
+    }
+
+    fn normalize_batch(
+        x: FloatTensor<B>,
+        gamma: FloatTensor<B>,
+        beta: FloatTensor<B>,
+        epsilon: f64,
+    ) -> BatchNormOutput<B> {
+        let (x, gamma, beta) = (B::contiguous(x), B::contiguous(gamma), B::contiguous(beta));
+        let channels = gamma.shape();
+        with_element!(x.dtype(), "batch_norm", E => {
+            let view = batch_norm::Channels::of(B::as_slice::<E>(&x), &x.shape());
+            let (mean, variance) = view.statistics();
+            let output = view.normalize(B::as_slice(&gamma), B::as_slice(&beta), &mean, &variance, epsilon);
+            BatchNormOutput {
+                output: B::from_vec(output, x.shape()),
+                mean: B::from_vec(mean, channels.clone()),
+                variance: B::from_vec(variance, channels),
+            }
+        })
+    }
+
+    fn normalize_batch_backward(
+        x: FloatTensor<B>,
+        gamma: FloatTensor<B>,
+        mean: FloatTensor<B>,
+        variance: FloatTensor<B>,
+        epsilon: f64,
+        dy: FloatTensor<B>,
+        wanted: [bool; 3],
+    ) -> NormGrads<B> {
+        let (x, mut dy) = (B::contiguous(x), B::contiguous(dy));
+        let [gamma, mean, variance] = [gamma, mean, variance].map(B::contiguous);
+        let channels = gamma.shape();
+        with_element!(x.dtype(), "batch_norm", E => {
+            let view = batch_norm::Channels::of(B::as_slice::<E>(&x), &x.shape());
+            let inv_std = batch_norm::inv_std(B::as_slice::<E>(&variance), epsilon);
+            let sums = view.gradient_sums(B::as_slice(&mean), &inv_std, B::as_slice(&dy));
+            let gamma_grad = wanted[1].then(|| B::from_vec(sums.gamma::<E>(), channels.clone()));
+            let beta_grad = wanted[2].then(|| B::from_vec(sums.beta::<E>(), channels));
+            if wanted[0] {
+                let dx = B::as_slice_mut(&mut dy);
+                view.train_x_backward(B::as_slice(&gamma), B::as_slice(&mean), &inv_std, &sums, dx);
+            }
+            NormGrads { x: wanted[0].then_some(dy), gamma: gamma_grad, beta: beta_grad }
+        })
+    }
+
+    fn normalize(
+        x: FloatTensor<B>,
+        gamma: FloatTensor<B>,
+        beta: FloatTensor<B>,
+        mean: FloatTensor<B>,
+        variance: FloatTensor<B>,
+        epsilon: f64,
+    ) -> FloatTensor<B> {
+        let mut x = B::contiguous(x);
+        let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(B::contiguous);
+        let shape = x.shape();
+        with_element!(x.dtype(), "batch_norm", E => {
+            let affine = batch_norm::Affine::<E>::new(
+                B::as_slice(&gamma),
+                B::as_slice(&beta),
+                B::as_slice(&mean),
+                B::as_slice(&variance),
+                epsilon,
+            );
+            if x.can_mut() {
+                affine.apply_in_place(B::as_slice_mut(&mut x), &shape);
+                x
+            } else {
+                B::from_vec(affine.apply(B::as_slice(&x), &shape), shape)
+            }
+        })
+    }
+
+    fn normalize_backward(
+        x: Option<FloatTensor<B>>,
+        gamma: FloatTensor<B>,
+        mean: FloatTensor<B>,
+        variance: FloatTensor<B>,
+        epsilon: f64,
+        dy: FloatTensor<B>,
+        wanted: [bool; 2],
+    ) -> NormGrads<B> {
+        let mut dy = B::contiguous(dy);
+        let [gamma, mean, variance] = [gamma, mean, variance].map(B::contiguous);
+        let (shape, channels) = (dy.shape(), gamma.shape());
+        with_element!(dy.dtype(), "batch_norm", E => {
+            let inv_std = batch_norm::inv_std(B::as_slice::<E>(&variance), epsilon);
+            let gradient = B::as_slice::<E>(&dy);
+            let (gamma_grad, beta_grad) = match x.map(B::contiguous) {
+                Some(x) => {
+                    let view = batch_norm::Channels::of(B::as_slice::<E>(&x), &shape);
+                    let sums = view.gradient_sums(B::as_slice(&mean), &inv_std, gradient);
+                    (Some(sums.gamma()), wanted[1].then(|| sums.beta()))
+                }
+                None => {
+                    let sums = || batch_norm::Channels::of(gradient, &shape).sums();
+                    (None, wanted[1].then(|| sums().into_iter().map(E::from_f64).collect()))
+                }
+            };
+            if wanted[0] {
+                let dx = B::as_slice_mut::<E>(&mut dy);
+                batch_norm::scale_channels(dx, &shape, &batch_norm::scales(B::as_slice::<E>(&gamma), &inv_std));
+            }
+            let per_channel = |grad: Vec<E>| B::from_vec(grad, channels.clone());
+            NormGrads {
+                x: wanted[0].then_some(dy),
+                gamma: gamma_grad.map(per_channel),
+                beta: beta_grad.map(per_channel),
+            }
+        })
+    }
+
+    fn max_pool2d_with_offsets(
+        x: FloatTensor<B>,
+        options: &MaxPoolOptions<2>,
+    ) -> (FloatTensor<B>, WindowOffsets) {
+        let x = B::contiguous(x);
+        let geometry = max_pool::Geometry::new(&x.shape(), options);
+        with_element!(x.dtype(), "max_pool2d", E => {
+            let (y, offsets) = geometry.forward(B::as_slice::<E>(&x), B::NAN_WINS_MAX_POOL);
+            (B::from_vec(y, geometry.output_shape()), offsets)
+        })
+    }
+
+    fn max_pool2d_with_offsets_backward(
+        x: Shape,
+        offsets: &WindowOffsets,
+        dy: FloatTensor<B>,
+        options: &MaxPoolOptions<2>,
+    ) -> FloatTensor<B> {
+        let dy = B::contiguous(dy);
+        let geometry = max_pool::Geometry::new(&x, options);
+        with_element!(dy.dtype(), "max_pool2d", E => {
+            B::from_vec(geometry.backward(offsets, B::as_slice::<E>(&dy)), x)
+        })
+    }
+
+    fn avg_pool2d_adjoint(x: Shape, dy: FloatTensor<B>, options: &AvgPoolOptions<2>) -> FloatTensor<B> {
+        let out = dy.shape();
+        let axes: [AxisMap; 2] = core::array::from_fn(|axis| {
+            AxisMap::mean_windows(
+                x[axis + 2],
+                out[axis + 2],
+                options.kernel_size[axis],
+                options.stride[axis],
+                options.padding[axis],
+                options.count_include_pad,
+            )
+        });
+        adjoint::<B>(x, dy, &axes)
+    }
+
+    fn adaptive_avg_pool_adjoint(x: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
+        let out = dy.shape();
+        let axes: Vec<_> = (2..x.num_dims()).map(|axis| AxisMap::adaptive_mean(x[axis], out[axis])).collect();
+        adjoint::<B>(x, dy, &axes)
+    }
+
+    fn interpolate_adjoint(x: Shape, dy: FloatTensor<B>, options: InterpolateOptions) -> FloatTensor<B> {
+        let out = dy.shape();
+        let corners = options.align_corners;
+        let axes: [AxisMap; 2] = core::array::from_fn(|axis| {
+            let (size, out) = (x[axis + 2], out[axis + 2]);
+            match options.mode {
+                InterpolateMode::Nearest => AxisMap::nearest(size, out),
+                InterpolateMode::NearestExact => AxisMap::nearest_exact(size, out),
+                InterpolateMode::Bilinear => AxisMap::linear(size, out, corners),
+                InterpolateMode::Bicubic => AxisMap::cubic(size, out, corners),
+                InterpolateMode::Lanczos3 => AxisMap::lanczos3(size, out, corners),
+            }
+        });
+        adjoint::<B>(x, dy, &axes)
+    }
+
+    fn shape_only(shape: Shape, dtype: DType, device: &B::Device) -> FloatTensor<B> {
+        <B as CpuBackend>::shape_only(shape, dtype, device)
+    }
+}
+
+/// `dx` of shape `x` from `dy`, one map per spatial axis.
+fn adjoint<B: CpuBackend>(x: Shape, dy: FloatTensor<B>, axes: &[AxisMap]) -> FloatTensor<B> {
+    let dy = B::contiguous(dy);
+    with_element!(dy.dtype(), "pool", E => B::from_vec(axis_map::adjoint(axes, B::as_slice::<E>(&dy)), x))
+}

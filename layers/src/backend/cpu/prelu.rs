@@ -1,0 +1,58 @@
+//! Gradients of a parametric ReLU.
+use super::{BitMask, CpuElement, parallel};
+use burn::tensor::Shape;
+
+/// The number of consecutive elements of `x` that share a slope.
+///
+/// `alpha` broadcasts against `x`: it has one element, or as many as `x` has channels (axis 1).
+pub(super) fn inner_size(x: &Shape, alpha: &Shape) -> usize {
+    match alpha.num_elements() {
+        1 => x.num_elements().max(1),
+        _ => x[2..].iter().product::<usize>().max(1),
+    }
+}
+
+/// Multiplies `dy` by its slope where the bit is clear.
+pub(super) fn x_backward<E: CpuElement>(mask: &BitMask, alpha: &[E], dy: &mut [E], inner: usize) {
+    if let [alpha] = alpha {
+        return mask.scale(dy, [alpha.into_f64(), 1.0]);
+    }
+    let bits = mask.words();
+    let task = inner * parallel::items_per_task(dy.len() / inner, inner);
+    parallel::chunks_mut(dy, task, |index, dy| {
+        for (plane, dy) in dy.chunks_mut(inner).enumerate() {
+            let start = index * task + plane * inner;
+            let alpha = alpha[start / inner % alpha.len()].widen();
+            for (at, dy) in (start..).zip(dy) {
+                if bits[at / 64] >> (at % 64) & 1 == 0 {
+                    *dy = E::narrow(dy.widen() * alpha);
+                }
+            }
+        }
+    });
+}
+
+/// `sum(dy * min(x, 0))` per slope.
+pub(super) fn alpha_backward<E: CpuElement>(x: &[E], dy: &[E], slopes: usize, inner: usize) -> Vec<E> {
+    // Parts of planes, so that one slope for everything is shared among the threads, too.
+    const PART: usize = 1 << 12;
+    let planes = x.len() / inner;
+    let parts = inner.div_ceil(PART);
+    let sums = parallel::map_ranges(planes * parts, x.len(), |range| {
+        let mut sums = vec![0.0f64; slopes];
+        for part in range {
+            let (plane, part) = (part / parts, part % parts);
+            let (start, end) = (plane * inner + part * PART, plane * inner + ((part + 1) * PART).min(inner));
+            let zero = <E::Acc as num_traits::Zero>::zero();
+            let pairs = x[start..end].iter().zip(&dy[start..end]);
+            let sum = pairs.fold(zero, |sum, (x, dy)| {
+                let x = x.widen();
+                sum + if x < zero { x * dy.widen() } else { zero }
+            });
+            sums[plane % slopes] += sum.into_f64();
+        }
+        sums
+    });
+    let total = |slope: usize| sums.iter().map(|part| part[slope]).sum::<f64>();
+    (0..slopes).map(|slope| E::from_f64(total(slope))).collect()
+}

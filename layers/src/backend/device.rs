@@ -1,0 +1,502 @@
+//! Any backend, by Burn's own operations: device backends, and remote ones.
+//!
+//! Bits are packed in 32-bit words of an integer tensor, so that they stay on the device.
+use super::Saved;
+use super::{BatchNormOutput, NormGrads, PiecewiseLinear};
+use burn::backend::{
+    Backend, Distribution, Scalar, TensorMetadata, get_or_init_device_settings,
+    ops::{InterpolateOptions, PadMode},
+    tensor::{BoolTensor, FloatTensor, IntTensor},
+};
+use burn::tensor::{
+    DType, IntDType, Shape, Slice, TensorData,
+    ops::{AvgPoolOptions, MaxPoolOptions},
+};
+
+/// One bit per element, in words on the device.
+#[derive(Clone, Debug)]
+pub struct DeviceMask<B: Backend> {
+    words: IntTensor<B>,
+    shape: Shape,
+}
+
+impl<B: Backend> Saved for DeviceMask<B> {
+    fn bytes(&self) -> usize {
+        size_of::<i32>() * self.words.shape().num_elements()
+    }
+}
+
+/// The winners of a max pool: Burn's indices.
+#[derive(Clone, Debug)]
+pub struct DeviceOffsets<B: Backend> {
+    indices: IntTensor<B>,
+    /// The shape of the input as Burn pooled it, padded already if the padding is asymmetric.
+    pooled: Shape,
+}
+
+impl<B: Backend> Saved for DeviceOffsets<B> {
+    fn bytes(&self) -> usize {
+        self.indices.dtype().size() * self.indices.shape().num_elements()
+    }
+}
+
+const BITS: usize = i32::BITS as usize;
+
+/// Bit `i` of a word, for every `i`.
+fn powers<B: Backend>(device: &B::Device) -> IntTensor<B> {
+    let powers: Vec<i32> = (0..BITS).map(|bit| 1i32.wrapping_shl(bit as u32)).collect();
+    B::int_from_data(TensorData::new(powers, [1, BITS]), device)
+}
+
+/// Packs a tensor of booleans. Sums of distinct powers of two never overflow, nor does a part of such a sum.
+fn pack<B: Backend>(bits: BoolTensor<B>) -> DeviceMask<B> {
+    let (shape, device) = (bits.shape(), bits.device());
+    let len = shape.num_elements();
+    let words = len.div_ceil(BITS);
+    let bits = B::bool_into_int(B::bool_reshape(bits, Shape::new([len])), IntDType::I32);
+    let padding = words * BITS - len;
+    let bits = match padding {
+        0 => bits,
+        _ => B::int_cat(vec![bits, B::int_zeros(Shape::new([padding]), &device, IntDType::I32)], 0),
+    };
+    let bits = B::int_reshape(bits, Shape::new([words, BITS]));
+    let powers = B::int_expand(powers::<B>(&device), Shape::new([words, BITS]));
+    DeviceMask { words: B::int_sum_dim(B::int_mul(bits, powers), 1), shape }
+}
+
+/// The booleans that were packed.
+fn unpack<B: Backend>(mask: &DeviceMask<B>) -> BoolTensor<B> {
+    let device = mask.words.device();
+    let spread = Shape::new([mask.words.shape()[0], BITS]);
+    let words = B::int_expand(mask.words.clone(), spread.clone());
+    let bits = B::bitwise_and(words, B::int_expand(powers::<B>(&device), spread.clone()));
+    let bools = get_or_init_device_settings::<B>(&device).bool_dtype;
+    let clear = B::int_equal_elem(bits, 0.into(), bools);
+    let clear = B::bool_reshape(clear, Shape::new([spread.num_elements()]));
+    let clear = B::bool_slice(clear, &[Slice::from(0..mask.shape.num_elements())]);
+    B::bool_reshape(B::bool_not(clear), mask.shape.clone())
+}
+
+/// The bit of every element.
+pub fn piecewise_mask<B: Backend>(x: FloatTensor<B>, f: PiecewiseLinear) -> DeviceMask<B> {
+    let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
+    let below = |x: FloatTensor<B>, v: f64| B::float_lower_elem(x, v.into(), bools);
+    let outside = |x: FloatTensor<B>, low: f64, high: f64| {
+        B::bool_or(below(x.clone(), low), B::float_greater_elem(x, high.into(), bools))
+    };
+    let clear = match f {
+        PiecewiseLinear::Relu => B::float_lower_equal_elem(x, 0.into(), bools),
+        PiecewiseLinear::LeakyRelu { .. } => below(x, 0.0),
+        PiecewiseLinear::Clamp { min, max } => outside(x, min, max),
+        PiecewiseLinear::HardSigmoid { alpha, beta } => {
+            outside(B::float_add_scalar(B::float_mul_scalar(x, alpha.into()), beta.into()), 0.0, 1.0)
+        }
+        PiecewiseLinear::Shrink { lambda, .. } => {
+            B::float_lower_equal_elem(B::float_abs(x), lambda.into(), bools)
+        }
+        PiecewiseLinear::Threshold { threshold, .. } => B::float_lower_equal_elem(x, threshold.into(), bools),
+    };
+    pack::<B>(B::bool_not(clear))
+}
+
+/// `f(x)` by Burn's operations.
+pub fn piecewise_linear<B: Backend>(x: FloatTensor<B>, f: PiecewiseLinear) -> FloatTensor<B> {
+    let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
+    match f {
+        PiecewiseLinear::Relu => B::relu(x),
+        PiecewiseLinear::LeakyRelu { negative_slope } => B::leaky_relu(x, negative_slope.into()),
+        PiecewiseLinear::Clamp { min, max } => B::float_clamp(x, min.into(), max.into()),
+        PiecewiseLinear::HardSigmoid { alpha, beta } => B::hard_sigmoid(x, alpha.into(), beta.into()),
+        PiecewiseLinear::Shrink { lambda, bias } => {
+            let zero = B::float_lower_equal_elem(B::float_abs(x.clone()), lambda.into(), bools);
+            let shift = B::float_mul_scalar(B::float_sign(x.clone()), bias.into());
+            B::float_mask_fill(B::float_sub(x, shift), zero, 0.into())
+        }
+        PiecewiseLinear::Threshold { threshold, value } => {
+            let constant = B::float_lower_equal_elem(x.clone(), threshold.into(), bools);
+            B::float_mask_fill(x, constant, value.into())
+        }
+    }
+}
+
+/// See [`MemBackend::scale_by_mask`](super::MemBackend::scale_by_mask).
+pub fn scale_by_mask<B: Backend>(
+    x: FloatTensor<B>,
+    mask: &DeviceMask<B>,
+    slopes: [f64; 2],
+) -> FloatTensor<B> {
+    let scaled = |x: FloatTensor<B>, slope: f64| match slope {
+        1.0 => x,
+        _ => B::float_mul_scalar(x, slope.into()),
+    };
+    let set = unpack(mask);
+    match slopes {
+        [0.0, on] => B::float_mask_fill(scaled(x, on), B::bool_not(set), 0.into()),
+        [off, on] => B::float_mask_where(scaled(x.clone(), off), set, scaled(x, on)),
+    }
+}
+
+/// See [`MemBackend::bernoulli_mask`](super::MemBackend::bernoulli_mask).
+pub fn bernoulli_mask<B: Backend>(like: &FloatTensor<B>, probability: f64) -> DeviceMask<B> {
+    let device = like.device();
+    let bools = get_or_init_device_settings::<B>(&device).bool_dtype;
+    let bernoulli = Distribution::Bernoulli(probability);
+    let drawn = B::float_random(like.shape(), bernoulli, &device, like.dtype().into());
+    pack::<B>(B::float_not_equal_elem(drawn, 0.into(), bools))
+}
+
+/// Sums `x` over all axes in which `shape` has one element.
+fn sum_to<B: Backend>(x: FloatTensor<B>, shape: Shape) -> FloatTensor<B> {
+    let axes: Vec<usize> = (0..shape.num_dims()).filter(|&axis| shape[axis] != x.shape()[axis]).collect();
+    match axes.is_empty() {
+        true => x,
+        false => B::float_reshape(B::float_sum_dims(x, &axes), shape),
+    }
+}
+
+/// `[channels]` as it broadcasts against a tensor of rank `rank`.
+fn per_channel<B: Backend>(x: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
+    let shape = channel_shape(x.shape()[0], rank);
+    B::float_reshape(x, shape)
+}
+
+fn channel_shape(channels: usize, rank: usize) -> Shape {
+    Shape::from((0..rank).map(|axis| if axis == 1 { channels } else { 1 }).collect::<Vec<_>>())
+}
+
+/// See [`MemBackend::sum_to_channels`](super::MemBackend::sum_to_channels).
+pub fn sum_to_channels<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let (channels, rank) = (x.shape()[1], x.shape().num_dims());
+    B::float_reshape(sum_to::<B>(x, channel_shape(channels, rank)), Shape::new([channels]))
+}
+
+/// See [`MemBackend::prelu_x_backward`](super::MemBackend::prelu_x_backward).
+pub fn prelu_x_backward<B: Backend>(
+    mask: &DeviceMask<B>,
+    alpha: FloatTensor<B>,
+    dy: FloatTensor<B>,
+) -> FloatTensor<B> {
+    B::float_mask_where(B::float_mul(dy.clone(), alpha), unpack(mask), dy)
+}
+
+/// See [`MemBackend::prelu_alpha_backward`](super::MemBackend::prelu_alpha_backward).
+pub fn prelu_alpha_backward<B: Backend>(
+    x: FloatTensor<B>,
+    alpha: Shape,
+    dy: FloatTensor<B>,
+) -> FloatTensor<B> {
+    sum_to::<B>(B::float_mul(B::float_clamp_max(x, 0.into()), dy), alpha)
+}
+
+/// See [`MemBackend::normalize_batch`](super::MemBackend::normalize_batch).
+pub fn normalize_batch<B: Backend>(
+    x: FloatTensor<B>,
+    gamma: FloatTensor<B>,
+    beta: FloatTensor<B>,
+    epsilon: f64,
+) -> BatchNormOutput<B> {
+    let result = B::batch_norm_train(x, gamma, beta, epsilon);
+    BatchNormOutput { output: result.output, mean: result.mean, variance: result.variance }
+}
+
+/// See [`MemBackend::normalize_backward`](super::MemBackend::normalize_backward).
+pub fn normalize_backward<B: Backend>(
+    x: Option<FloatTensor<B>>,
+    gamma: FloatTensor<B>,
+    mean: FloatTensor<B>,
+    variance: FloatTensor<B>,
+    epsilon: f64,
+    dy: FloatTensor<B>,
+    wanted: [bool; 2],
+) -> NormGrads<B> {
+    let rank = dy.shape().num_dims();
+    let inv_std = B::float_recip(B::float_sqrt(B::float_add_scalar(variance, Scalar::Float(epsilon))));
+    let gamma_grad = x.map(|x| {
+        let centered = B::float_sub(x, per_channel::<B>(mean, rank));
+        B::float_mul(sum_to_channels::<B>(B::float_mul(centered, dy.clone())), inv_std.clone())
+    });
+    let beta_grad = wanted[1].then(|| sum_to_channels::<B>(dy.clone()));
+    let x_grad = wanted[0].then(|| B::float_mul(dy, per_channel::<B>(B::float_mul(gamma, inv_std), rank)));
+    NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
+}
+
+/// Burn pads before it pools if the padding is asymmetric: the input as Burn pools it, and the padding that is left.
+fn prepad<B: Backend>(x: FloatTensor<B>, options: &MaxPoolOptions<2>) -> (FloatTensor<B>, [usize; 2]) {
+    match options.is_asymmetric() {
+        false => (x, options.padding.map(|(begin, _)| begin)),
+        true => {
+            let [rows, columns] = options.padding;
+            let padding = [(0, 0), (0, 0), rows, columns];
+            (B::float_pad(x, &padding, PadMode::Constant(f32::NEG_INFINITY)), [0; 2])
+        }
+    }
+}
+
+/// The first `shape` elements of every axis, after `start`.
+fn crop<B: Backend>(x: FloatTensor<B>, start: [usize; 4], shape: &Shape) -> FloatTensor<B> {
+    let range = |axis: usize| Slice::from(start[axis]..start[axis] + shape[axis]);
+    B::float_slice(x, &[range(0), range(1), range(2), range(3)])
+}
+
+/// See [`MemBackend::max_pool2d_with_offsets`](super::MemBackend::max_pool2d_with_offsets).
+pub fn max_pool2d_with_offsets<B: Backend>(
+    x: FloatTensor<B>,
+    options: &MaxPoolOptions<2>,
+) -> (FloatTensor<B>, DeviceOffsets<B>) {
+    let shape = x.shape();
+    let out = |axis: usize| {
+        super::pool_output_size(
+            shape[axis + 2],
+            options.kernel_size[axis],
+            options.stride[axis],
+            options.padding[axis],
+            options.dilation[axis],
+            options.ceil_mode,
+            options.is_asymmetric(),
+        )
+    };
+    let out = Shape::new([shape[0], shape[1], out(0), out(1)]);
+    let (x, padding) = prepad::<B>(x, options);
+    let pooled = x.shape();
+    let ints = get_or_init_device_settings::<B>(&x.device()).int_dtype;
+    let result = B::max_pool2d_with_indices(
+        x,
+        options.kernel_size,
+        options.stride,
+        padding,
+        options.dilation,
+        options.ceil_mode,
+        ints,
+    );
+    // The gradient of the windows that Burn drops is zero; their indices stay, so that the shapes agree.
+    (crop::<B>(result.output, [0; 4], &out), DeviceOffsets { indices: result.indices, pooled })
+}
+
+/// See [`MemBackend::max_pool2d_with_offsets_backward`](super::MemBackend::max_pool2d_with_offsets_backward).
+pub fn max_pool2d_with_offsets_backward<B: Backend>(
+    x: Shape,
+    offsets: &DeviceOffsets<B>,
+    dy: FloatTensor<B>,
+    options: &MaxPoolOptions<2>,
+) -> FloatTensor<B> {
+    let windows = offsets.indices.shape();
+    let dropped = [0, 1, 2, 3].map(|axis| (0, windows[axis] - dy.shape()[axis]));
+    let dy = match dropped.iter().all(|&(_, end)| end == 0) {
+        true => dy,
+        false => B::float_pad(dy, &dropped, PadMode::Constant(0.0)),
+    };
+    let like = shape_only::<B>(offsets.pooled.clone(), dy.dtype(), &dy.device());
+    let padding = match options.is_asymmetric() {
+        true => [0; 2],
+        false => options.padding.map(|(begin, _)| begin),
+    };
+    let dx = B::max_pool2d_with_indices_backward(
+        like,
+        options.kernel_size,
+        options.stride,
+        padding,
+        options.dilation,
+        options.ceil_mode,
+        dy,
+        offsets.indices.clone(),
+    );
+    let [rows, columns] = options.padding.map(|(begin, _)| begin);
+    match options.is_asymmetric() {
+        true => crop::<B>(dx.x_grad, [0, 0, rows, columns], &x),
+        false => dx.x_grad,
+    }
+}
+
+/// See [`MemBackend::avg_pool2d_adjoint`](super::MemBackend::avg_pool2d_adjoint).
+pub fn avg_pool2d_adjoint<B: Backend>(
+    x: Shape,
+    dy: FloatTensor<B>,
+    options: &AvgPoolOptions<2>,
+) -> FloatTensor<B> {
+    let (device, dtype) = (dy.device(), dy.dtype());
+    let pool = |x: Shape, dy: FloatTensor<B>, padding: [usize; 2], count_include_pad: bool| {
+        let like = shape_only::<B>(x, dtype, &device);
+        let (kernel, stride) = (options.kernel_size, options.stride);
+        B::avg_pool2d_backward(like, dy, kernel, stride, padding, count_include_pad, options.ceil_mode)
+    };
+    if !options.is_asymmetric() {
+        return pool(x, dy, options.padding.map(|(begin, _)| begin), options.count_include_pad);
+    }
+    // As Burn's forward pass: pool what is padded; where the padding does not count, divide by the share of the window
+    // that is input.
+    let [rows, columns] = options.padding;
+    let padded = Shape::new([x[0], x[1], x[2] + rows.0 + rows.1, x[3] + columns.0 + columns.1]);
+    let dy = match options.count_include_pad {
+        true => dy,
+        false => {
+            let ones = B::float_ones(Shape::new([1, 1, x[2], x[3]]), &device, dtype.into());
+            let padding = [(0, 0), (0, 0), rows, columns];
+            let ones = B::float_pad(ones, &padding, PadMode::Constant(0.0));
+            let (kernel, stride) = (options.kernel_size, options.stride);
+            let share = B::avg_pool2d(ones, kernel, stride, [0; 2], false, options.ceil_mode);
+            let share = crop::<B>(share, [0; 4], &Shape::new([1, 1, dy.shape()[2], dy.shape()[3]]));
+            let bools = get_or_init_device_settings::<B>(&device).bool_dtype;
+            let empty = B::float_equal_elem(share.clone(), 0.into(), bools);
+            B::float_div(dy, B::float_mask_fill(share, empty, 1.into()))
+        }
+    };
+    let dx = pool(padded, dy, [0; 2], options.count_include_pad);
+    crop::<B>(dx, [0, 0, rows.0, columns.0], &x)
+}
+
+/// See [`MemBackend::adaptive_avg_pool_adjoint`](super::MemBackend::adaptive_avg_pool_adjoint).
+pub fn adaptive_avg_pool_adjoint<B: Backend>(x: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
+    let rank = x.num_dims();
+    let like = shape_only::<B>(x, dy.dtype(), &dy.device());
+    match rank {
+        3 => B::adaptive_avg_pool1d_backward(like, dy),
+        4 => B::adaptive_avg_pool2d_backward(like, dy),
+        _ => B::adaptive_avg_pool3d_backward(like, dy),
+    }
+}
+
+/// See [`MemBackend::interpolate_adjoint`](super::MemBackend::interpolate_adjoint).
+pub fn interpolate_adjoint<B: Backend>(
+    x: Shape,
+    dy: FloatTensor<B>,
+    options: InterpolateOptions,
+) -> FloatTensor<B> {
+    let out = [dy.shape()[2], dy.shape()[3]];
+    let like = shape_only::<B>(x, dy.dtype(), &dy.device());
+    B::interpolate_backward(like, dy, out, options)
+}
+
+/// See [`MemBackend::shape_only`](super::MemBackend::shape_only).
+pub fn shape_only<B: Backend>(shape: Shape, dtype: DType, device: &B::Device) -> FloatTensor<B> {
+    B::float_empty(shape, device, dtype.into())
+}
+
+/// Implements [`MemBackend`](super::MemBackend) by the functions of this module.
+#[allow(unused_macros)] // without a device backend there is nobody to implement it for
+macro_rules! device_backend {
+    ($backend:ty) => {
+        impl super::MemBackend for $backend {
+            type Mask = DeviceMask<Self>;
+            type Offsets = DeviceOffsets<Self>;
+
+            fn piecewise_linear(x: FloatTensor<Self>, f: PiecewiseLinear) -> (FloatTensor<Self>, Self::Mask) {
+                let mask = piecewise_mask::<Self>(x.clone(), f);
+                (piecewise_linear::<Self>(x, f), mask)
+            }
+            fn piecewise_mask(x: FloatTensor<Self>, f: PiecewiseLinear) -> Self::Mask {
+                piecewise_mask::<Self>(x, f)
+            }
+            fn scale_by_mask(x: FloatTensor<Self>, mask: &Self::Mask, slopes: [f64; 2]) -> FloatTensor<Self> {
+                scale_by_mask::<Self>(x, mask, slopes)
+            }
+            fn bernoulli_mask(like: &FloatTensor<Self>, probability: f64) -> Self::Mask {
+                bernoulli_mask::<Self>(like, probability)
+            }
+            fn prelu_x_backward(
+                mask: &Self::Mask,
+                alpha: FloatTensor<Self>,
+                dy: FloatTensor<Self>,
+            ) -> FloatTensor<Self> {
+                prelu_x_backward::<Self>(mask, alpha, dy)
+            }
+            fn prelu_alpha_backward(
+                x: FloatTensor<Self>,
+                alpha: Shape,
+                dy: FloatTensor<Self>,
+            ) -> FloatTensor<Self> {
+                prelu_alpha_backward::<Self>(x, alpha, dy)
+            }
+            fn sum_to_channels(x: FloatTensor<Self>) -> FloatTensor<Self> {
+                sum_to_channels::<Self>(x)
+            }
+            fn normalize_batch(
+                x: FloatTensor<Self>,
+                gamma: FloatTensor<Self>,
+                beta: FloatTensor<Self>,
+                epsilon: f64,
+            ) -> BatchNormOutput<Self> {
+                normalize_batch::<Self>(x, gamma, beta, epsilon)
+            }
+            fn normalize_batch_backward(
+                x: FloatTensor<Self>,
+                gamma: FloatTensor<Self>,
+                mean: FloatTensor<Self>,
+                variance: FloatTensor<Self>,
+                epsilon: f64,
+                dy: FloatTensor<Self>,
+                wanted: [bool; 3],
+            ) -> NormGrads<Self> {
+                let grads = <Self as burn::backend::ops::ModuleOps<Self>>::batch_norm_train_backward(
+                    x, gamma, mean, variance, epsilon, dy,
+                );
+                NormGrads {
+                    x: wanted[0].then_some(grads.x_grad),
+                    gamma: wanted[1].then_some(grads.gamma_grad),
+                    beta: wanted[2].then_some(grads.beta_grad),
+                }
+            }
+            fn normalize(
+                x: FloatTensor<Self>,
+                gamma: FloatTensor<Self>,
+                beta: FloatTensor<Self>,
+                mean: FloatTensor<Self>,
+                variance: FloatTensor<Self>,
+                epsilon: f64,
+            ) -> FloatTensor<Self> {
+                <Self as burn::backend::ops::ModuleOps<Self>>::batch_norm(
+                    x, gamma, beta, mean, variance, epsilon,
+                )
+            }
+            fn normalize_backward(
+                x: Option<FloatTensor<Self>>,
+                gamma: FloatTensor<Self>,
+                mean: FloatTensor<Self>,
+                variance: FloatTensor<Self>,
+                epsilon: f64,
+                dy: FloatTensor<Self>,
+                wanted: [bool; 2],
+            ) -> NormGrads<Self> {
+                normalize_backward::<Self>(x, gamma, mean, variance, epsilon, dy, wanted)
+            }
+            fn max_pool2d_with_offsets(
+                x: FloatTensor<Self>,
+                options: &MaxPoolOptions<2>,
+            ) -> (FloatTensor<Self>, Self::Offsets) {
+                max_pool2d_with_offsets::<Self>(x, options)
+            }
+            fn max_pool2d_with_offsets_backward(
+                x: Shape,
+                offsets: &Self::Offsets,
+                dy: FloatTensor<Self>,
+                options: &MaxPoolOptions<2>,
+            ) -> FloatTensor<Self> {
+                max_pool2d_with_offsets_backward::<Self>(x, offsets, dy, options)
+            }
+            fn avg_pool2d_adjoint(
+                x: Shape,
+                dy: FloatTensor<Self>,
+                options: &AvgPoolOptions<2>,
+            ) -> FloatTensor<Self> {
+                avg_pool2d_adjoint::<Self>(x, dy, options)
+            }
+            fn adaptive_avg_pool_adjoint(x: Shape, dy: FloatTensor<Self>) -> FloatTensor<Self> {
+                adaptive_avg_pool_adjoint::<Self>(x, dy)
+            }
+            fn interpolate_adjoint(
+                x: Shape,
+                dy: FloatTensor<Self>,
+                options: InterpolateOptions,
+            ) -> FloatTensor<Self> {
+                interpolate_adjoint::<Self>(x, dy, options)
+            }
+            fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self> {
+                shape_only::<Self>(shape, dtype, device)
+            }
+        }
+    };
+}
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+device_backend!(burn::backend::Cube);
+#[cfg(feature = "remote")]
+device_backend!(burn::backend::Remote);

@@ -1,0 +1,173 @@
+//! What a plain backend (one without autodiff) provides beyond Burn's own operations.
+//!
+//! Nothing here is routed by Burn's dispatch: these traits only bound the `Autodiff` implementations in [`crate::ops`].
+//! CPU backends share fused kernels on slices ([`cpu`]); any other backend composes Burn's operations ([`device`]).
+use burn::backend::{Backend, ops::InterpolateOptions, tensor::FloatTensor};
+use burn::tensor::{
+    DType, Shape,
+    ops::{AvgPoolOptions, MaxPoolOptions},
+};
+
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+pub mod cpu;
+pub mod device;
+#[cfg(feature = "flex")]
+mod flex;
+#[cfg(feature = "ndarray")]
+mod ndarray;
+mod piecewise_linear;
+mod windows;
+
+pub use piecewise_linear::PiecewiseLinear;
+pub(crate) use windows::pool_output_size;
+
+/// Something kept from the forward pass for the backward pass that is no tensor of the graph.
+pub trait Saved: Clone + Send + core::fmt::Debug + 'static {
+    /// The bytes it keeps alive.
+    fn bytes(&self) -> usize;
+}
+
+/// Gradients of a normalization: of its input, its scale and its shift, each if wanted.
+pub struct NormGrads<B: Backend> {
+    /// Gradient of the input.
+    pub x: Option<FloatTensor<B>>,
+    /// Gradient of the scale, `[channels]`.
+    pub gamma: Option<FloatTensor<B>>,
+    /// Gradient of the shift, `[channels]`.
+    pub beta: Option<FloatTensor<B>>,
+}
+
+/// Output and statistics of a normalization over the batch.
+pub struct BatchNormOutput<B: Backend> {
+    /// The normalized input.
+    pub output: FloatTensor<B>,
+    /// The mean of every channel, `[channels]`.
+    pub mean: FloatTensor<B>,
+    /// The biased variance of every channel, `[channels]`.
+    pub variance: FloatTensor<B>,
+}
+
+/// What the backward passes of [`crate::ops`] need of a plain backend.
+///
+/// Bits and elements are in logical (row-major) order, whatever the strides of the tensor. Functions that take a tensor by
+/// value work in place when it is the only handle.
+pub trait MemBackend: Backend {
+    /// One bit per element.
+    type Mask: Saved;
+    /// The position of the winner in its window, for every output of a max pool.
+    type Offsets: Saved;
+
+    /// `f(x)` and, per element, the bit that chooses the slope of `f` there.
+    fn piecewise_linear(x: FloatTensor<Self>, f: PiecewiseLinear) -> (FloatTensor<Self>, Self::Mask);
+
+    /// The bit that chooses the slope of `f` at every element of `x`.
+    fn piecewise_mask(x: FloatTensor<Self>, f: PiecewiseLinear) -> Self::Mask;
+
+    /// `x * slope`, where the bit of the element chooses the slope: `[if clear, if set]`. A slope of 0 gives 0, even
+    /// for an infinite `x`.
+    fn scale_by_mask(x: FloatTensor<Self>, mask: &Self::Mask, slopes: [f64; 2]) -> FloatTensor<Self>;
+
+    /// Bits that are set with probability `probability`, drawn exactly as `float_random` of `like`'s shape and dtype
+    /// would draw a Bernoulli tensor, without holding that tensor.
+    fn bernoulli_mask(like: &FloatTensor<Self>, probability: f64) -> Self::Mask;
+
+    /// Gradient of a parametric ReLU's input: `dy` where the bit is set, `alpha * dy` where not; `alpha` broadcasts.
+    fn prelu_x_backward(
+        mask: &Self::Mask,
+        alpha: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// Gradient of a parametric ReLU's slope, `sum(dy * min(x, 0))` over what `alpha` broadcasts over; the shape of
+    /// `alpha`.
+    fn prelu_alpha_backward(x: FloatTensor<Self>, alpha: Shape, dy: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// Sum over all axes but axis 1: `[batch, channels, ...]` to `[channels]`.
+    fn sum_to_channels(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// Batch normalization with the statistics of the batch.
+    fn normalize_batch(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> BatchNormOutput<Self>;
+
+    /// Gradients of [`normalize_batch`](Self::normalize_batch); `wanted` says which of x, gamma, beta.
+    fn normalize_batch_backward(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        epsilon: f64,
+        dy: FloatTensor<Self>,
+        wanted: [bool; 3],
+    ) -> NormGrads<Self>;
+
+    /// Batch normalization with given statistics.
+    fn normalize(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self>;
+
+    /// Gradients of [`normalize`](Self::normalize); `x` is read for the gradient of gamma only, and given if it is
+    /// wanted. `wanted` says whether x's and beta's are.
+    fn normalize_backward(
+        x: Option<FloatTensor<Self>>,
+        gamma: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        epsilon: f64,
+        dy: FloatTensor<Self>,
+        wanted: [bool; 2],
+    ) -> NormGrads<Self>;
+
+    /// Max pool of `[batch, channels, height, width]`, and where each maximum was. No window may be larger than the
+    /// padded input.
+    fn max_pool2d_with_offsets(
+        x: FloatTensor<Self>,
+        options: &MaxPoolOptions<2>,
+    ) -> (FloatTensor<Self>, Self::Offsets);
+
+    /// Gradient of a max pool's input of shape `x`.
+    fn max_pool2d_with_offsets_backward(
+        x: Shape,
+        offsets: &Self::Offsets,
+        dy: FloatTensor<Self>,
+        options: &MaxPoolOptions<2>,
+    ) -> FloatTensor<Self>;
+
+    /// Gradient of an average pool's input of shape `x`, `[batch, channels, height, width]`.
+    fn avg_pool2d_adjoint(x: Shape, dy: FloatTensor<Self>, options: &AvgPoolOptions<2>) -> FloatTensor<Self>;
+
+    /// Gradient of an adaptive average pool's input of shape `x`, `[batch, channels, ...]` with one to three spatial
+    /// axes.
+    fn adaptive_avg_pool_adjoint(x: Shape, dy: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// Gradient of an interpolation's input of shape `x`, `[batch, channels, height, width]`.
+    fn interpolate_adjoint(x: Shape, dy: FloatTensor<Self>, options: InterpolateOptions)
+    -> FloatTensor<Self>;
+
+    /// A tensor for operations that read the shape, dtype and device of an argument but never its elements: nothing is
+    /// written, and where the backend has views of stride zero nothing of that size exists.
+    fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self>;
+}
+
+/// Implements an operation trait for every plain backend by its default bodies.
+macro_rules! plain_backends {
+    ($($ops:ident),+ $(,)?) => {$(
+        #[cfg(feature = "flex")]
+        impl $ops for burn::backend::Flex {}
+        #[cfg(feature = "ndarray")]
+        impl $ops for burn::backend::NdArray {}
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        impl $ops for burn::backend::Cube {}
+        #[cfg(feature = "remote")]
+        impl $ops for burn::backend::Remote {}
+    )+};
+}
+pub(crate) use plain_backends;

@@ -1,0 +1,67 @@
+//! Slices of NdArray tensors.
+use super::cpu::{CpuBackend, CpuElement};
+use burn::backend::{
+    NdArray,
+    ndarray::{NdArrayDevice, NdArrayTensor, SharedArray},
+    ops::FloatTensorOps,
+    tensor::FloatTensor,
+};
+use burn::tensor::{DType, Shape};
+
+impl CpuBackend for NdArray {
+    const NAN_WINS_MAX_POOL: bool = false;
+
+    fn contiguous(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        macro_rules! contiguous {
+            ($storage:expr) => {{
+                if $storage.view().is_standard_layout() {
+                    $storage.into()
+                } else {
+                    $storage.view().as_standard_layout().into_owned().into_shared().into()
+                }
+            }};
+        }
+        match x {
+            NdArrayTensor::F32(storage) => contiguous!(storage),
+            NdArrayTensor::F64(storage) => contiguous!(storage),
+            other => other,
+        }
+    }
+
+    fn as_slice<E: CpuElement>(x: &FloatTensor<Self>) -> &[E] {
+        match x {
+            NdArrayTensor::F32(x) => bytemuck::cast_slice(x.view().to_slice().expect("contiguous")),
+            NdArrayTensor::F64(x) => bytemuck::cast_slice(x.view().to_slice().expect("contiguous")),
+            _ => unreachable!("a float tensor of NdArray is F32 or F64"),
+        }
+    }
+
+    fn as_slice_mut<E: CpuElement>(x: &mut FloatTensor<Self>) -> &mut [E] {
+        match x {
+            NdArrayTensor::F32(x) => {
+                bytemuck::cast_slice_mut(x.ensure_owned().as_slice_mut().expect("contiguous"))
+            }
+            NdArrayTensor::F64(x) => {
+                bytemuck::cast_slice_mut(x.ensure_owned().as_slice_mut().expect("contiguous"))
+            }
+            _ => unreachable!("a float tensor of NdArray is F32 or F64"),
+        }
+    }
+
+    fn from_vec<E: CpuElement>(values: Vec<E>, shape: Shape) -> FloatTensor<Self> {
+        fn array<T: Clone>(values: Vec<T>, shape: &Shape) -> SharedArray<T> {
+            SharedArray::from_shape_vec(shape.as_slice(), values).expect("as many values as the shape says")
+        }
+        // `cast_vec` keeps the buffer: the types are the same, which only the dtype knows.
+        match E::dtype() {
+            DType::F32 => array::<f32>(bytemuck::cast_vec(values), &shape).into(),
+            DType::F64 => array::<f64>(bytemuck::cast_vec(values), &shape).into(),
+            dtype => panic!("NdArray has no {dtype:?}"),
+        }
+    }
+
+    fn shape_only(shape: Shape, dtype: DType, device: &NdArrayDevice) -> FloatTensor<Self> {
+        // NdArray owns what it expands, so this one is real, for as long as one backward step takes.
+        Self::float_empty(shape, device, dtype.into())
+    }
+}

@@ -1,0 +1,353 @@
+//! The operations as functions of tensors, with the signatures of [`burn::tensor::module`] and
+//! [`burn::tensor::activation`].
+//!
+//! Where nothing is tracked, or an argument is one that Burn refuses, Burn's own function is called: the same result, or the
+//! same panic. What each function keeps for the backward pass is in the head of its file in [`crate::ops`].
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use burn_memsave_layers::functional as F;
+//!
+//! let device = Device::flex().autodiff();
+//! let x = Tensor::<2>::from_floats([[-1.0, 2.0]], &device).require_grad();
+//! let gradients = F::relu(x.clone()).sum().backward();
+//! x.grad(&gradients).unwrap().to_data().assert_eq(&[[0.0f32, 1.0]].into(), true);
+//! ```
+use crate::backend::PiecewiseLinear;
+use crate::ops::{
+    AvgPoolOps, BatchNormOps, ConvOps, ConvTransposeOps, DeformConvOps, DropoutOps, EmbeddingOps,
+    InterpolateOps, LinearOps, MaxPoolOps, MaybeTensor, PReluOps, PiecewiseLinearOps,
+};
+use burn::backend::Dispatch;
+use burn::tensor::{
+    DType, Int, Tensor, activation, module,
+    module::BatchNormTrainOutput,
+    ops::{
+        AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions, InterpolateOptions,
+        MaxPoolOptions,
+    },
+};
+
+/// `x weight + bias`; see [`burn::tensor::module::linear`].
+///
+/// Keeps `x` only for a tracked weight and the weight only for a tracked `x`; its backward pass folds the batch into the
+/// rows, where stock builds one weight gradient per batch row.
+pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    if D == 1 {
+        return linear(x.unsqueeze::<2>(), weight, bias).squeeze_dim(0);
+    }
+    let fits = x.dims()[D - 1] == weight.dims()[0] && x.shape().num_elements() > 0;
+    if !fits || matches!(weight.dtype(), DType::QFloat(_)) {
+        return module::linear(x, weight, bias);
+    }
+    Tensor::from_dispatch(Dispatch::memsave_linear(x.into_dispatch(), weight.into_dispatch(), maybe(bias)))
+}
+
+fn maybe<const D: usize>(tensor: Option<Tensor<D>>) -> MaybeTensor<Dispatch> {
+    tensor.map(Tensor::into_dispatch).into()
+}
+
+fn any_tracked<const D: usize>(x: &Tensor<D>, weight: &Tensor<D>, bias: &Option<Tensor<1>>) -> bool {
+    x.is_tracked() || weight.is_tracked() || bias.as_ref().is_some_and(Tensor::is_tracked)
+}
+
+macro_rules! conv {
+    ($($conv:ident = $op:ident, $rank:literal, $dims:literal;)+) => {$(
+        #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
+        ///
+        /// Keeps `x` only for a tracked weight and the weight only for a tracked `x`.
+        pub fn $conv(
+            x: Tensor<$dims>,
+            weight: Tensor<$dims>,
+            bias: Option<Tensor<1>>,
+            options: impl Into<ConvOptions<$rank>>,
+        ) -> Tensor<$dims> {
+            let options = options.into();
+            let (sizes, kernel) = (x.dims(), weight.dims());
+            let fits = sizes[1] == kernel[1] * options.groups
+                && x.shape().num_elements() > 0
+                && (0..$rank).all(|axis| {
+                    let (begin, end) = options.padding[axis];
+                    let extent = options.dilation[axis] * (kernel[axis + 2].max(1) - 1) + 1;
+                    sizes[axis + 2] + begin + end >= extent
+                })
+                && !($rank == 3 && options.is_asymmetric());
+            if !fits || !any_tracked(&x, &weight, &bias) {
+                return module::$conv(x, weight, bias, options);
+            }
+            let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+            Tensor::from_dispatch(Dispatch::$op(x, weight, maybe(bias), options))
+        }
+    )+};
+}
+conv! {
+    conv1d = memsave_conv1d, 1, 3;
+    conv2d = memsave_conv2d, 2, 4;
+    conv3d = memsave_conv3d, 3, 5;
+}
+
+macro_rules! conv_transpose {
+    ($($conv:ident = $op:ident, $rank:literal, $dims:literal;)+) => {$(
+        #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
+        ///
+        /// Keeps `x` only for a tracked weight and the weight only for a tracked `x`.
+        pub fn $conv(
+            x: Tensor<$dims>,
+            weight: Tensor<$dims>,
+            bias: Option<Tensor<1>>,
+            options: ConvTransposeOptions<$rank>,
+        ) -> Tensor<$dims> {
+            let fits = x.dims()[1] == weight.dims()[0] && x.shape().num_elements() > 0;
+            if !fits || !any_tracked(&x, &weight, &bias) {
+                return module::$conv(x, weight, bias, options);
+            }
+            let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+            Tensor::from_dispatch(Dispatch::$op(x, weight, maybe(bias), options))
+        }
+    )+};
+}
+conv_transpose! {
+    conv_transpose1d = memsave_conv_transpose1d, 1, 3;
+    conv_transpose2d = memsave_conv_transpose2d, 2, 4;
+    conv_transpose3d = memsave_conv_transpose3d, 3, 5;
+}
+
+/// See [`burn::tensor::module::deform_conv2d`].
+///
+/// Keeps only the inputs that the wanted gradients read.
+pub fn deform_conv2d(
+    x: Tensor<4>,
+    offset: Tensor<4>,
+    weight: Tensor<4>,
+    mask: Option<Tensor<4>>,
+    bias: Option<Tensor<1>>,
+    options: DeformConvOptions<2>,
+) -> Tensor<4> {
+    let tracked = any_tracked(&x, &weight, &bias)
+        || offset.is_tracked()
+        || mask.as_ref().is_some_and(Tensor::is_tracked);
+    let fits = x.dims()[1] == weight.dims()[1] * options.weight_groups && x.shape().num_elements() > 0;
+    if !fits || !tracked {
+        return module::deform_conv2d(x, offset, weight, mask, bias, options);
+    }
+    let [x, offset, weight] = [x, offset, weight].map(Tensor::into_dispatch);
+    Tensor::from_dispatch(Dispatch::memsave_deform_conv2d(
+        x,
+        offset,
+        weight,
+        maybe(mask),
+        maybe(bias),
+        options,
+    ))
+}
+
+fn per_channel<const D: usize>(x: &Tensor<D>, parameters: &[&Tensor<1>]) -> bool {
+    D >= 2 && x.shape().num_elements() > 0 && parameters.iter().all(|p| p.dims() == [x.dims()[1]])
+}
+
+/// Batch normalization with given statistics, which must not be tracked; see [`burn::tensor::module::batch_norm`].
+///
+/// Keeps `x` only for a tracked `gamma`, else tensors of the size of `gamma`.
+pub fn batch_norm<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    mean: Tensor<1>,
+    variance: Tensor<1>,
+    epsilon: f64,
+) -> Tensor<D> {
+    let tracked = x.is_tracked() || gamma.is_tracked() || beta.is_tracked();
+    let statistics_tracked = mean.is_tracked() || variance.is_tracked();
+    if !per_channel(&x, &[&gamma, &beta, &mean, &variance]) || !tracked || statistics_tracked {
+        return module::batch_norm(x, gamma, beta, mean, variance, epsilon);
+    }
+    let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(Tensor::into_dispatch);
+    let x = x.into_dispatch();
+    Tensor::from_dispatch(Dispatch::memsave_batch_norm(x, gamma, beta, mean, variance, epsilon))
+}
+
+/// Batch normalization with the statistics of the batch, and those; see [`burn::tensor::module::batch_norm_train`].
+///
+/// Keeps `x`, and nothing at all if only `beta` is tracked.
+pub fn batch_norm_train<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    epsilon: f64,
+) -> BatchNormTrainOutput<D> {
+    if !per_channel(&x, &[&gamma, &beta]) {
+        return module::batch_norm_train(x, gamma, beta, epsilon);
+    }
+    let (x, gamma, beta) = (x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch());
+    let result = Dispatch::memsave_batch_norm_train(x, gamma, beta, epsilon);
+    BatchNormTrainOutput {
+        output: Tensor::from_dispatch(result.output),
+        mean: Tensor::from_dispatch(result.mean),
+        variance: Tensor::from_dispatch(result.variance),
+    }
+}
+
+/// Rows of `weights`; see [`burn::tensor::module::embedding`]. Keeps the indices.
+pub fn embedding(weights: Tensor<2>, indices: Tensor<2, Int>) -> Tensor<3> {
+    if !weights.is_tracked() || indices.shape().num_elements() == 0 {
+        return module::embedding(weights, indices);
+    }
+    Tensor::from_dispatch(Dispatch::memsave_embedding(weights.into_dispatch(), indices.into_dispatch()))
+}
+
+/// Zeroes elements with probability `prob` and divides the others by `1 - prob`, drawing as
+/// [`burn::nn::Dropout`] does. Keeps one bit per element.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::functional as F;
+///
+/// let x = Tensor::<1>::ones([1000], &Device::flex());
+/// let kept = F::dropout(x, 0.25).equal_elem(4.0 / 3.0).int().sum().into_scalar::<i64>();
+/// assert!((650..850).contains(&kept));
+/// ```
+pub fn dropout<const D: usize>(x: Tensor<D>, prob: f64) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::memsave_dropout(x.into_dispatch(), 1.0 - prob))
+}
+
+fn piecewise_linear<const D: usize>(
+    x: Tensor<D>,
+    f: PiecewiseLinear,
+    stock: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Tensor<D> {
+    match x.is_tracked() && x.shape().num_elements() > 0 {
+        true => Tensor::from_dispatch(Dispatch::memsave_piecewise_linear(x.into_dispatch(), f)),
+        false => stock(x),
+    }
+}
+
+macro_rules! piecewise_linear {
+    ($($function:ident($($argument:ident),*) = $f:expr, $formula:literal;)+) => {$(
+        #[doc = concat!("`", $formula, "`; see [`burn::tensor::activation::", stringify!($function), "`].")]
+        ///
+        /// Keeps one bit per element.
+        pub fn $function<const D: usize>(x: Tensor<D>, $($argument: f64),*) -> Tensor<D> {
+            piecewise_linear(x, $f, |x| activation::$function(x, $($argument),*))
+        }
+    )+};
+}
+piecewise_linear! {
+    relu() = PiecewiseLinear::Relu, "max(x, 0)";
+    leaky_relu(negative_slope) = PiecewiseLinear::LeakyRelu { negative_slope }, "x if x >= 0, else negative_slope x";
+    relu6() = PiecewiseLinear::Clamp { min: 0.0, max: 6.0 }, "min(max(x, 0), 6)";
+    hardtanh(min_val, max_val) = PiecewiseLinear::Clamp { min: min_val, max: max_val }, "min(max(x, min_val), max_val)";
+    hard_sigmoid(alpha, beta) = PiecewiseLinear::HardSigmoid { alpha, beta }, "min(max(alpha x + beta, 0), 1)";
+    hard_shrink(lambda) = PiecewiseLinear::Shrink { lambda, bias: 0.0 }, "x if |x| > lambda, else 0";
+    soft_shrink(lambda) = PiecewiseLinear::Shrink { lambda, bias: lambda }, "x - sign(x) lambda if |x| > lambda, else 0";
+    shrink(lambda, bias) = PiecewiseLinear::Shrink { lambda, bias }, "x - sign(x) bias if |x| > lambda, else 0";
+    threshold(threshold, value) = PiecewiseLinear::Threshold { threshold, value }, "x if x > threshold, else value";
+    thresholded_relu(alpha) = PiecewiseLinear::Threshold { threshold: alpha, value: 0.0 }, "x if x > alpha, else 0";
+}
+
+/// `x` if `x >= 0`, else `alpha x`, with one slope or one per channel; see [`burn::tensor::activation::prelu`].
+///
+/// Keeps `x` for a tracked `alpha`, else one bit per element.
+pub fn prelu<const D: usize>(x: Tensor<D>, alpha: Tensor<1>) -> Tensor<D> {
+    let [slopes] = alpha.dims();
+    let fits = slopes == 1 || (D >= 2 && x.dims()[1] == slopes);
+    if !fits || x.shape().num_elements() == 0 || !(x.is_tracked() || alpha.is_tracked()) {
+        return activation::prelu(x, alpha);
+    }
+    let mut shape = [1; D];
+    shape[1.min(D - 1)] = slopes;
+    let alpha = alpha.reshape(shape);
+    Tensor::from_dispatch(Dispatch::memsave_prelu(x.into_dispatch(), alpha.into_dispatch()))
+}
+
+/// Max pool over one axis; see [`burn::tensor::module::max_pool1d`]. Keeps one byte per output, see
+/// [`max_pool2d`].
+pub fn max_pool1d(x: Tensor<3>, options: MaxPoolOptions<1>) -> Tensor<3> {
+    if !x.is_tracked() {
+        return module::max_pool1d(x, options);
+    }
+    let lifted = MaxPoolOptions {
+        kernel_size: [1, options.kernel_size[0]],
+        stride: [1, options.stride[0]],
+        padding: [(0, 0), options.padding[0]],
+        dilation: [1, options.dilation[0]],
+        ceil_mode: options.ceil_mode,
+    };
+    match fits_max_pool(x.dims().into(), &options) {
+        false => module::max_pool1d(x, options),
+        true => max_pool2d(x.unsqueeze_dim(2), lifted).squeeze_dim(2),
+    }
+}
+
+/// Max pool over two axes; see [`burn::tensor::module::max_pool2d`].
+///
+/// Keeps the position of each maximum in its window: one byte per output for windows of up to 255 elements, else two
+/// or four.
+pub fn max_pool2d(x: Tensor<4>, options: MaxPoolOptions<2>) -> Tensor<4> {
+    match x.is_tracked() && fits_max_pool(x.dims().into(), &options) {
+        true => Tensor::from_dispatch(Dispatch::memsave_max_pool2d(x.into_dispatch(), options)),
+        false => module::max_pool2d(x, options),
+    }
+}
+
+/// Whether every window fits into the padded input.
+fn fits_max_pool<const N: usize>(x: Vec<usize>, options: &MaxPoolOptions<N>) -> bool {
+    x.iter().product::<usize>() > 0
+        && (0..N).all(|axis| {
+            let (begin, end) = options.padding[axis];
+            x[axis + 2] + begin + end > options.dilation[axis] * (options.kernel_size[axis] - 1)
+        })
+}
+
+/// Average pool over one axis; see [`burn::tensor::module::avg_pool1d`]. Keeps nothing.
+pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
+    if !x.is_tracked() {
+        return module::avg_pool1d(x, options);
+    }
+    let lifted = AvgPoolOptions {
+        kernel_size: [1, options.kernel_size[0]],
+        stride: [1, options.stride[0]],
+        padding: [(0, 0), options.padding[0]],
+        count_include_pad: options.count_include_pad,
+        ceil_mode: options.ceil_mode,
+    };
+    let y = module::avg_pool1d(x.clone().inner(), options).unsqueeze_dim::<4>(2);
+    let x = x.unsqueeze_dim::<4>(2);
+    let y = Dispatch::memsave_avg_pool2d(x.into_dispatch(), y.into_dispatch(), lifted);
+    Tensor::<4>::from_dispatch(y).squeeze_dim(2)
+}
+
+/// Average pool over two axes; see [`burn::tensor::module::avg_pool2d`]. Keeps nothing.
+pub fn avg_pool2d(x: Tensor<4>, options: AvgPoolOptions<2>) -> Tensor<4> {
+    if !x.is_tracked() {
+        return module::avg_pool2d(x, options);
+    }
+    let y = module::avg_pool2d(x.clone().inner(), options.clone());
+    Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), y.into_dispatch(), options))
+}
+
+macro_rules! adaptive_avg_pool {
+    ($($pool:ident, $dims:literal, $size:ty;)+) => {$(
+        #[doc = concat!("See [`burn::tensor::module::", stringify!($pool), "`]. Keeps nothing.")]
+        pub fn $pool(x: Tensor<$dims>, output_size: $size) -> Tensor<$dims> {
+            if !x.is_tracked() {
+                return module::$pool(x, output_size);
+            }
+            let y = module::$pool(x.clone().inner(), output_size);
+            Tensor::from_dispatch(Dispatch::memsave_adaptive_avg_pool(x.into_dispatch(), y.into_dispatch()))
+        }
+    )+};
+}
+adaptive_avg_pool! {
+    adaptive_avg_pool1d, 3, usize;
+    adaptive_avg_pool2d, 4, [usize; 2];
+    adaptive_avg_pool3d, 5, [usize; 3];
+}
+
+/// See [`burn::tensor::module::interpolate`]. Keeps nothing.
+pub fn interpolate(x: Tensor<4>, options: InterpolateOptions) -> Tensor<4> {
+    if !x.is_tracked() {
+        return module::interpolate(x, options);
+    }
+    let y = module::interpolate(x.clone().inner(), options.clone());
+    Tensor::from_dispatch(Dispatch::memsave_interpolate(x.into_dispatch(), y.into_dispatch(), options))
+}

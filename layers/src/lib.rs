@@ -1,0 +1,20 @@
+//! Operations and modules of [burn-memsave](https://docs.rs/burn-memsave): drop-in replacements of [`burn::nn`] whose
+//! backward pass keeps only what it reads, given which tensors require gradients.
+//!
+//! Most users depend on `burn-memsave`, which re-exports everything here and adds measurement and tools.
+//!
+//! - [`nn`]: the modules, under the names of [`burn::nn`].
+//! - [`functional`]: the same as functions, with the signatures of [`burn::tensor::module`] and
+//!   [`burn::tensor::activation`].
+//! - [`ops`]: one file per operation: what it computes, what it keeps, its backward pass.
+//! - [`backend`]: what a plain backend (one without autodiff) provides beyond Burn's own operations.
+//! - [`ledger`]: a record of what each operation keeps, and why.
+#![deny(missing_docs)]
+#![recursion_limit = "256"]
+#![cfg_attr(feature = "ndarray", allow(deprecated))] // burn-ndarray is deprecated as a whole
+
+pub mod backend;
+pub mod functional;
+pub mod ledger;
+pub mod nn;
+pub mod ops;

@@ -1,0 +1,2 @@
+//! Modules.
+pub use burn::nn::*;

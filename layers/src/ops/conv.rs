@@ -1,0 +1,214 @@
+//! Convolution over one, two or three axes, a case of [`bilinear`].
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | `y[n, o, t] = sum_{i, k} weight[o, i, k] x[n, g(o) + i, stride t + dilation k - padding] + bias[o]` |
+//! | keeps | `x` if `weight` is tracked; `weight` (a handle) if `x` is tracked |
+//! | backward | `dx`: a transposed convolution of `dy`; `dweight`: a correlation of `x` with `dy` |
+//!
+//! Stock Burn keeps `x`, `weight` and `bias` whatever is tracked. Its weight gradient of grouped 1-D convolutions is wrong
+//! on Flex and panics on NdArray when the stride leaves a rest (Burn 0.22.1); this one does not.
+use super::{
+    MaybeTensor,
+    bilinear::{Bilinear, bilinear},
+};
+use crate::backend::{MemBackend, plain_backends};
+use burn::backend::{
+    Backend, TensorMetadata,
+    autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy},
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::{
+    Shape, Slice,
+    ops::{ConvOptions, ConvTransposeOptions, PadMode},
+};
+
+/// The convolutions of a backend over `N` axes, so that what follows is written once for all ranks.
+pub(crate) trait Convolution<const N: usize>: Backend {
+    fn conv(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        options: ConvOptions<N>,
+    ) -> FloatTensor<Self>;
+    fn conv_transpose(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        options: ConvTransposeOptions<N>,
+    ) -> FloatTensor<Self>;
+}
+
+macro_rules! conv {
+    ($($op:ident = $conv:ident, $conv_transpose:ident, $rank:literal, $name:literal;)+) => {
+        /// Convolutions.
+        #[backend_extension(
+            Flex: cfg(feature = "flex"),
+            NdArray: cfg(feature = "ndarray"),
+            Cube: cfg(any(feature = "wgpu", feature = "cuda")),
+            Remote: cfg(feature = "remote"),
+            Autodiff
+        )]
+        pub trait ConvOps: Backend {$(
+            #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
+            fn $op(
+                x: FloatTensor<Self>,
+                weight: FloatTensor<Self>,
+                #[extension_type] bias: MaybeTensor<Self>,
+                options: ConvOptions<$rank>,
+            ) -> FloatTensor<Self> {
+                Self::$conv(x, weight, bias.into_option(), options)
+            }
+        )+}
+
+        impl<B: ConvOps + MemBackend, C: CheckpointStrategy> ConvOps for Autodiff<B, C> {$(
+            fn $op(
+                x: FloatTensor<Self>,
+                weight: FloatTensor<Self>,
+                bias: MaybeTensor<Self>,
+                options: ConvOptions<$rank>,
+            ) -> FloatTensor<Self> {
+                bilinear::<B, C, _>(Conv(options), x, weight, bias.into_option())
+            }
+        )+}
+
+        $(
+            impl<B: Backend> Convolution<$rank> for B {
+                fn conv(
+                    x: FloatTensor<B>,
+                    weight: FloatTensor<B>,
+                    bias: Option<FloatTensor<B>>,
+                    options: ConvOptions<$rank>,
+                ) -> FloatTensor<B> {
+                    B::$conv(x, weight, bias, options)
+                }
+                fn conv_transpose(
+                    x: FloatTensor<B>,
+                    weight: FloatTensor<B>,
+                    bias: Option<FloatTensor<B>>,
+                    options: ConvTransposeOptions<$rank>,
+                ) -> FloatTensor<B> {
+                    B::$conv_transpose(x, weight, bias, options)
+                }
+            }
+        )+
+    };
+}
+conv! {
+    memsave_conv1d = conv1d, conv_transpose1d, 1, "conv1d";
+    memsave_conv2d = conv2d, conv_transpose2d, 2, "conv2d";
+    memsave_conv3d = conv3d, conv_transpose3d, 3, "conv3d";
+}
+plain_backends!(ConvOps);
+
+#[derive(Clone, Debug)]
+struct Conv<const N: usize>(ConvOptions<N>);
+
+impl<B: MemBackend + Convolution<N>, const N: usize> Bilinear<B> for Conv<N> {
+    const NAME: &'static str = ["conv1d", "conv2d", "conv3d"][N - 1];
+
+    fn forward(
+        &self,
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        bias: Option<FloatTensor<B>>,
+    ) -> FloatTensor<B> {
+        B::conv(x, weight, bias, self.0.clone())
+    }
+
+    fn x_backward(&self, x: Shape, weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+        let ConvOptions { stride, padding, dilation, groups } = self.0.clone();
+        // What a transposed convolution does not reach at the end of an axis is its output padding; what it computes
+        // beyond the ends is padding of the input. Only asymmetric padding has to be cut off.
+        let cut = self.0.is_asymmetric();
+        let begin = padding.map(|(begin, _)| if cut { 0 } else { begin });
+        let size =
+            |axis: usize| if cut { x[axis + 2] + padding[axis].0 + padding[axis].1 } else { x[axis + 2] };
+        let out = dy.shape();
+        let rest = core::array::from_fn(|axis| {
+            let kernel = dilation[axis] * (weight.shape()[axis + 2] - 1) + 1;
+            let reached = (out[axis + 2] - 1) * stride[axis] + kernel;
+            (size(axis) + 2 * begin[axis]) - reached
+        });
+        let options = ConvTransposeOptions { stride, padding: begin, padding_out: rest, dilation, groups };
+        let dx = B::conv_transpose(dy, weight, None, options);
+        match cut {
+            false => dx,
+            true => crop::<B>(dx, &x, &padding.map(|(begin, _)| begin)),
+        }
+    }
+
+    fn weight_backward(&self, x: FloatTensor<B>, weight: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
+        correlate::<B, N>(x, dy, &weight, &self.0)
+    }
+
+    fn bias_backward(&self, dy: FloatTensor<B>) -> FloatTensor<B> {
+        B::sum_to_channels(dy)
+    }
+}
+
+/// The gradient of a convolution's weight `[groups * o, i, kernel...]` from its input `signal` `[n, groups * i, ...]` and the
+/// gradient `taps` `[n, groups * o, ...]` of its output; of a transposed convolution's with the roles exchanged.
+///
+/// `dweight[g o, i, k] = sum_{n, t} taps[n, g o, t] signal[n, g i, stride t + dilation k - padding]`
+///
+/// is itself a convolution: over the batch as channels, with stride and dilation exchanged. With groups, the channels are
+/// (group, batch), so that one grouped convolution computes all of them.
+pub(crate) fn correlate<B: Convolution<N>, const N: usize>(
+    signal: FloatTensor<B>,
+    taps: FloatTensor<B>,
+    weight: &Shape,
+    options: &ConvOptions<N>,
+) -> FloatTensor<B> {
+    let groups = options.groups;
+    let (signal, padding) = match options.is_asymmetric() {
+        false => (signal, options.padding),
+        true => {
+            let mut padding = vec![(0, 0); 2];
+            padding.extend(options.padding);
+            (B::float_pad(signal, &padding, PadMode::Constant(0.0)), [(0, 0); N])
+        }
+    };
+    // [n, g i, ...] -> [i, g n, ...]
+    let signal = match groups {
+        1 => B::float_swap_dims(signal, 0, 1),
+        _ => {
+            let signal = B::float_swap_dims(split_groups::<B>(signal, groups), 0, 2);
+            merge::<B>(signal, 1)
+        }
+    };
+    // [n, g o, ...] -> [g o, n, ...]
+    let taps = B::float_swap_dims(taps, 0, 1);
+    let options = ConvOptions { stride: options.dilation, padding, dilation: options.stride, groups };
+    let dweight = B::float_swap_dims(B::conv(signal, taps, None, options), 0, 1);
+    // Where the stride left a rest of the input unread, there are more taps than the kernel has.
+    match dweight.shape() == *weight {
+        true => dweight,
+        false => crop::<B>(dweight, weight, &[0; N]),
+    }
+}
+
+/// `[n, g c, ...]` to `[n, g, c, ...]`
+fn split_groups<B: Backend>(x: FloatTensor<B>, groups: usize) -> FloatTensor<B> {
+    let shape = x.shape();
+    let mut split = vec![shape[0], groups, shape[1] / groups];
+    split.extend(&shape[2..]);
+    B::float_reshape(x, Shape::from(split))
+}
+
+/// Merges `axis` with the next.
+fn merge<B: Backend>(x: FloatTensor<B>, axis: usize) -> FloatTensor<B> {
+    let mut merged = x.shape().to_vec();
+    let next = merged.remove(axis + 1);
+    merged[axis] *= next;
+    B::float_reshape(x, Shape::from(merged))
+}
+
+/// The part of `x` of shape `shape` that begins at `start` on the spatial axes.
+pub(crate) fn crop<B: Backend>(x: FloatTensor<B>, shape: &Shape, start: &[usize]) -> FloatTensor<B> {
+    let start = [0, 0].iter().chain(start);
+    let ranges: Vec<Slice> =
+        shape.iter().zip(start).map(|(&size, &start)| Slice::from(start..start + size)).collect();
+    B::float_slice(x, &ranges)
+}

@@ -1,0 +1,107 @@
+//! Transposed convolution over one, two or three axes, a case of [`bilinear`]: the adjoint of [`conv`](super::conv).
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | `y[n, o, stride t + dilation k - padding] += weight[i, o, k] x[n, i, t]`, `+ bias[o]` |
+//! | keeps | `x` if `weight` is tracked; `weight` (a handle) if `x` is tracked |
+//! | backward | `dx`: a convolution of `dy`; `dweight`: a correlation of `dy` with `x` |
+//!
+//! Stock Burn keeps `x`, `weight` and `bias` whatever is tracked.
+use super::{
+    MaybeTensor,
+    bilinear::{Bilinear, bilinear},
+    conv::{Convolution, correlate, crop},
+};
+use crate::backend::{MemBackend, plain_backends};
+use burn::backend::{
+    Backend, TensorMetadata,
+    autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy},
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::{
+    Shape,
+    ops::{ConvOptions, ConvTransposeOptions},
+};
+
+macro_rules! conv_transpose {
+    ($($op:ident = $conv:ident, $rank:literal;)+) => {
+        /// Transposed convolutions.
+        #[backend_extension(
+            Flex: cfg(feature = "flex"),
+            NdArray: cfg(feature = "ndarray"),
+            Cube: cfg(any(feature = "wgpu", feature = "cuda")),
+            Remote: cfg(feature = "remote"),
+            Autodiff
+        )]
+        pub trait ConvTransposeOps: Backend {$(
+            #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
+            fn $op(
+                x: FloatTensor<Self>,
+                weight: FloatTensor<Self>,
+                #[extension_type] bias: MaybeTensor<Self>,
+                options: ConvTransposeOptions<$rank>,
+            ) -> FloatTensor<Self> {
+                Self::$conv(x, weight, bias.into_option(), options)
+            }
+        )+}
+
+        impl<B: ConvTransposeOps + MemBackend, C: CheckpointStrategy> ConvTransposeOps for Autodiff<B, C> {$(
+            fn $op(
+                x: FloatTensor<Self>,
+                weight: FloatTensor<Self>,
+                bias: MaybeTensor<Self>,
+                options: ConvTransposeOptions<$rank>,
+            ) -> FloatTensor<Self> {
+                bilinear::<B, C, _>(ConvTranspose(options), x, weight, bias.into_option())
+            }
+        )+}
+    };
+}
+conv_transpose! {
+    memsave_conv_transpose1d = conv_transpose1d, 1;
+    memsave_conv_transpose2d = conv_transpose2d, 2;
+    memsave_conv_transpose3d = conv_transpose3d, 3;
+}
+plain_backends!(ConvTransposeOps);
+
+#[derive(Clone, Debug)]
+struct ConvTranspose<const N: usize>(ConvTransposeOptions<N>);
+
+impl<const N: usize> ConvTranspose<N> {
+    /// The options of the convolution that this is the transpose of.
+    fn adjoint(&self) -> ConvOptions<N> {
+        let ConvTransposeOptions { stride, padding, dilation, groups, .. } = self.0.clone();
+        ConvOptions { stride, padding: padding.map(|padding| (padding, padding)), dilation, groups }
+    }
+}
+
+impl<B: MemBackend + Convolution<N>, const N: usize> Bilinear<B> for ConvTranspose<N> {
+    const NAME: &'static str = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"][N - 1];
+
+    fn forward(
+        &self,
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        bias: Option<FloatTensor<B>>,
+    ) -> FloatTensor<B> {
+        B::conv_transpose(x, weight, bias, self.0.clone())
+    }
+
+    fn x_backward(&self, x: Shape, weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+        let dx = B::conv(dy, weight, None, self.adjoint());
+        // Output padding of a stride or more makes room for windows that no input belongs to.
+        match dx.shape() == x {
+            true => dx,
+            false => crop::<B>(dx, &x, &[0; N]),
+        }
+    }
+
+    fn weight_backward(&self, x: FloatTensor<B>, weight: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
+        correlate::<B, N>(dy, x, &weight, &self.adjoint())
+    }
+
+    fn bias_backward(&self, dy: FloatTensor<B>) -> FloatTensor<B> {
+        B::sum_to_channels(dy)
+    }
+}

@@ -1,0 +1,77 @@
+//! Dropout.
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | `y = x / keep` where a bit drawn with probability `keep` is set, else 0 |
+//! | keeps | 1 bit per element if `x` is tracked, else nothing |
+//! | backward | `dx = dy / keep` where the bit is set, else 0 |
+//!
+//! Stock Burn keeps a float per element. The bits are drawn as stock draws them: the same seed drops the same elements.
+use super::kept::Keeper;
+use crate::backend::{MemBackend, plain_backends};
+use burn::backend::{
+    Backend, Distribution, TensorMetadata,
+    autodiff::{
+        Autodiff,
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind, unary},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+
+/// Dropout.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
+    Remote: cfg(feature = "remote"),
+    Autodiff
+)]
+pub trait DropoutOps: Backend {
+    /// Zeroes elements with probability `1 - keep` and divides the others by `keep`; any shape.
+    fn memsave_dropout(x: FloatTensor<Self>, keep: f64) -> FloatTensor<Self> {
+        let bernoulli = Distribution::Bernoulli(keep);
+        let drawn = Self::float_random(x.shape(), bernoulli, &x.device(), x.dtype().into());
+        Self::float_mul_scalar(Self::float_mul(x, drawn), (1.0 / keep).into())
+    }
+}
+plain_backends!(DropoutOps);
+
+impl<B: DropoutOps + MemBackend, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> {
+    fn memsave_dropout(x: FloatTensor<Self>, keep: f64) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts(); // keeps `x` unique, so that the forward may work in place
+        let mask = B::bernoulli_mask(&x, keep);
+        let scale = 1.0 / keep;
+        let y = B::scale_by_mask(x, &mask, [0.0, scale]);
+        match Dropout.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => {
+                let mask = Keeper::new("dropout", None).keep_state("mask", mask, "x is tracked");
+                prep.finish(Saved { mask, scale }, y)
+            }
+            OpsKind::UnTracked(prep) => prep.finish(y),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Dropout;
+
+/// What the backward pass reads.
+#[derive(Clone, Debug)]
+struct Saved<Mask> {
+    /// What was not dropped, one bit per element.
+    mask: Mask,
+    /// What it was multiplied by.
+    scale: f64,
+}
+
+impl<B: MemBackend> Backward<B, 1> for Dropout {
+    type State = Saved<B::Mask>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let Saved { mask, scale } = ops.state;
+        unary::<B, _>(ops.parents, ops.node, grads, |dy| B::scale_by_mask(dy, &mask, [0.0, scale]));
+    }
+}

@@ -1,0 +1,81 @@
+//! Keeping tensors of the graph for the backward pass, and saying so.
+use crate::backend::Saved;
+use crate::ledger;
+use burn::backend::{
+    Backend, TensorMetadata,
+    autodiff::{
+        Autodiff, NodeId,
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        ops::{Backward, OpsPrep, Tracked},
+    },
+    tensor::FloatTensor,
+};
+
+/// A tensor of the graph that the backward pass reads. It went through Burn's checkpointer, so that the strategy of the
+/// device still decides whether it is kept or computed again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept(NodeId);
+
+impl Kept {
+    /// The tensor; to be called once.
+    pub(crate) fn get<B: Backend>(self, checkpointer: &mut Checkpointer) -> FloatTensor<B> {
+        checkpointer.retrieve_node_output(self.0)
+    }
+}
+
+/// Keeps what one operation needs, and reports it to the [ledger].
+pub(crate) struct Keeper {
+    operation: &'static str,
+    weight: Option<NodeId>,
+}
+
+impl Keeper {
+    /// For an operation, and the node of its weight (if any), by which its module is found.
+    pub(crate) fn new(operation: &'static str, weight: Option<NodeId>) -> Self {
+        Self { operation, weight }
+    }
+
+    /// Keeps a tensor of the graph.
+    pub(crate) fn keep<BO, B, S, C, const N: usize>(
+        &self,
+        prep: &mut OpsPrep<BO, B, S, C, N, Tracked>,
+        name: &'static str,
+        tensor: &FloatTensor<Autodiff<B, C>>,
+        reason: &'static str,
+    ) -> Kept
+    where
+        B: Backend,
+        S: Clone + Send + core::fmt::Debug + 'static,
+        BO: Backward<B, N, State = S>,
+        C: CheckpointStrategy,
+    {
+        self.report(name, bytes(tensor), reason, Some(tensor.id()));
+        Kept(prep.checkpoint(tensor))
+    }
+
+    /// Reports what an operation keeps in its own state.
+    pub(crate) fn keep_state<T: Saved>(&self, name: &'static str, saved: T, reason: &'static str) -> T {
+        self.report(name, saved.bytes(), reason, None);
+        saved
+    }
+
+    /// Reports a plain tensor that an operation keeps in its own state.
+    pub(crate) fn keep_tensor<T: TensorMetadata>(
+        &self,
+        name: &'static str,
+        tensor: T,
+        reason: &'static str,
+    ) -> T {
+        self.report(name, bytes(&tensor), reason, None);
+        tensor
+    }
+
+    fn report(&self, tensor: &'static str, bytes: usize, reason: &'static str, node: Option<NodeId>) {
+        let Self { operation, weight } = *self;
+        ledger::report(|| ledger::Entry { operation, tensor, bytes, reason, node, weight });
+    }
+}
+
+fn bytes(tensor: &impl TensorMetadata) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
+}

@@ -1,0 +1,63 @@
+//! One file per operation: what it computes, what it keeps, its backward pass.
+//!
+//! Each operation is an extension trait of Burn's backends. On a plain backend its default body is Burn's own function; on
+//! `Autodiff` it records a step with a hand-written backward pass. What is kept is decided in the forward pass, tensor by
+//! tensor, from whether the others are tracked: part of a recorded graph.
+use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
+
+mod avg_pool;
+mod batch_norm;
+mod bilinear;
+mod conv;
+mod conv_transpose;
+mod deform_conv;
+mod dropout;
+mod embedding;
+mod fixed_linear;
+mod interpolate;
+mod kept;
+mod linear;
+mod max_pool;
+mod node;
+mod piecewise_linear;
+mod prelu;
+mod recompute;
+
+pub use avg_pool::AvgPoolOps;
+pub use batch_norm::BatchNormOps;
+pub use conv::ConvOps;
+pub use conv_transpose::ConvTransposeOps;
+pub use deform_conv::DeformConvOps;
+pub use dropout::DropoutOps;
+pub use embedding::EmbeddingOps;
+pub use interpolate::InterpolateOps;
+pub use linear::LinearOps;
+pub use max_pool::MaxPoolOps;
+pub use node::{NodeOps, node_id};
+pub use piecewise_linear::PiecewiseLinearOps;
+pub use prelu::PReluOps;
+
+/// A tensor that an operation may go without, such as a bias.
+#[derive(ExtensionType)]
+pub enum MaybeTensor<B: Backend> {
+    /// It is there.
+    Some(FloatTensor<B>),
+    /// It is not.
+    None,
+}
+
+impl<B: Backend> From<Option<FloatTensor<B>>> for MaybeTensor<B> {
+    fn from(tensor: Option<FloatTensor<B>>) -> Self {
+        tensor.map_or(Self::None, Self::Some)
+    }
+}
+
+impl<B: Backend> MaybeTensor<B> {
+    /// As an option.
+    pub fn into_option(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::Some(tensor) => Some(tensor),
+            Self::None => None,
+        }
+    }
+}

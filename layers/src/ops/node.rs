@@ -1,0 +1,36 @@
+//! The autodiff node of a tensor, by which the [ledger](crate::ledger) finds the module of a parameter.
+use crate::backend::plain_backends;
+use burn::backend::{
+    Backend, Dispatch,
+    autodiff::{Autodiff, NodeId, checkpoint::strategy::CheckpointStrategy},
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+
+/// Asks for the node of a tensor.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
+    Remote: cfg(feature = "remote"),
+    Autodiff
+)]
+pub trait NodeOps: Backend {
+    /// The autodiff node of `x`, if it has one.
+    fn memsave_node_id(_x: FloatTensor<Self>) -> Option<NodeId> {
+        None
+    }
+}
+plain_backends!(NodeOps);
+
+impl<B: NodeOps, C: CheckpointStrategy> NodeOps for Autodiff<B, C> {
+    fn memsave_node_id(x: FloatTensor<Self>) -> Option<NodeId> {
+        Some(x.id())
+    }
+}
+
+/// The autodiff node of `x`; `None` without autodiff.
+pub fn node_id<const D: usize>(x: Tensor<D>) -> Option<NodeId> {
+    Dispatch::memsave_node_id(x.into_dispatch())
+}

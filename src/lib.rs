@@ -1,0 +1,5 @@
+//! Drop-in Burn layers that keep less memory for the backward pass.
+#![deny(missing_docs)]
+#![recursion_limit = "256"]
+
+pub use burn_memsave_layers::{backend, functional, nn, ops};
