@@ -33,7 +33,7 @@ use burn::tensor::{Shape, ops::MaxPoolOptions};
 pub trait MaxPoolOps: Backend {
     /// Max pool of `[batch, channels, height, width]`. No window may be larger than the padded input.
     fn memsave_max_pool2d(x: FloatTensor<Self>, options: MaxPoolOptions<2>) -> FloatTensor<Self> {
-        device::max_pool2d::<Self>(x, &options).0
+        device::max_pool2d_with_offsets::<Self>(x, &options).0
     }
 }
 plain_backends!(MaxPoolOps);
