@@ -1,2 +1,0 @@
-//! Placeholder while the workspace is built.
-fn main() {}
