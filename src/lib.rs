@@ -2,4 +2,6 @@
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
 
+pub mod measure;
+
 pub use burn_memsave_layers::{backend, functional, nn, ops};
