@@ -2,6 +2,8 @@
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
 
+pub mod measure;
+
 pub use burn_memsave_layers::{backend, functional, nn, ops};
 
 /// Every drop-in module by its long name: the same types as in [`nn`].
