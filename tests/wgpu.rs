@@ -7,8 +7,8 @@
 use burn::tensor::{
     DType, Device, DeviceKind, Int, Tensor, TensorData,
     ops::{
-        AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions, InterpolateMode, InterpolateOptions,
-        MaxPoolOptions,
+        AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions, InterpolateMode,
+        InterpolateOptions, MaxPoolOptions,
     },
 };
 use burn_memsave::functional as F;
@@ -69,7 +69,7 @@ fn check<const D: usize, const O: usize>(
     let flex = run(&Device::flex().autodiff(), shape, &f);
     let wgpu = run(&Device::wgpu(DeviceKind::DefaultDevice).autodiff(), shape, &f);
     for (which, (wgpu, flex)) in wgpu.iter().zip(&flex).enumerate() {
-        assert_eq!(wgpu.shape, flex.shape, "{name}: result {which}");
+        assert_eq!(wgpu.shape(), flex.shape(), "{name}: result {which}");
         let scale = flex.iter::<f32>().fold(1e-6f32, |scale, v| scale.max(v.abs()));
         for (wgpu, flex) in wgpu.iter::<f32>().zip(flex.iter::<f32>()) {
             assert!((wgpu - flex).abs() <= 1e-4 * scale, "{name}: result {which}: {wgpu}, Flex {flex}");
@@ -177,10 +177,10 @@ fn dropout_replays_its_bits() {
     let x = Tensor::<2>::ones([40, 33], (&device, DType::F32)).require_grad();
     let y = F::dropout(x.clone(), 0.3);
     let gradients = y.clone().sum().backward();
-    x.grad(&gradients).expect("tracked").into_data().assert_approx_eq::<f32>(
-        &y.clone().into_data(),
-        burn::tensor::Tolerance::default(),
-    );
+    x.grad(&gradients)
+        .expect("tracked")
+        .into_data()
+        .assert_approx_eq::<f32>(&y.clone().into_data(), burn::tensor::Tolerance::default());
     let kept = y.greater_elem(0.0).int().sum().into_scalar::<i64>() as f64 / (40.0 * 33.0);
     assert!((kept - 0.7).abs() < 0.06, "{kept} kept at a rate of 0.3");
 }

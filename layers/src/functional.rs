@@ -36,7 +36,9 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
     if D == 1 {
         return linear(x.unsqueeze::<2>(), weight, bias).squeeze_dim(0);
     }
-    let fits = x.dims()[D - 1] == weight.dims()[0] && weight.shape().num_elements() > 0;
+    let fits = x.dims()[D - 1] == weight.dims()[0]
+        && weight.shape().num_elements() > 0
+        && has_length(&bias, weight.dims()[1]);
     if !fits || matches!(weight.dtype(), DType::QFloat(_)) {
         return module::linear(x, weight, bias);
     }
@@ -60,6 +62,10 @@ fn maybe<const D: usize>(tensor: Option<Tensor<D>>) -> MaybeTensor<Dispatch> {
     tensor.map(Tensor::into_dispatch).into()
 }
 
+fn has_length(bias: &Option<Tensor<1>>, length: usize) -> bool {
+    bias.as_ref().is_none_or(|bias| bias.dims() == [length])
+}
+
 fn any_tracked<const D: usize>(x: &Tensor<D>, weight: &Tensor<D>, bias: &Option<Tensor<1>>) -> bool {
     x.is_tracked() || weight.is_tracked() || bias.as_ref().is_some_and(Tensor::is_tracked)
 }
@@ -79,6 +85,7 @@ macro_rules! conv {
             let (sizes, kernel) = (x.dims(), weight.dims());
             let fits = sizes[1] == kernel[1] * options.groups
                 && x.shape().num_elements() > 0
+                && has_length(&bias, kernel[0])
                 && (0..$rank).all(|axis| {
                     let (begin, end) = options.padding[axis];
                     let extent = options.dilation[axis] * (kernel[axis + 2].max(1) - 1) + 1;
@@ -110,7 +117,10 @@ macro_rules! conv_transpose {
             bias: Option<Tensor<1>>,
             options: ConvTransposeOptions<$rank>,
         ) -> Tensor<$dims> {
-            let fits = x.dims()[1] == weight.dims()[0] && x.shape().num_elements() > 0;
+            let kernel = weight.dims();
+            let fits = x.dims()[1] == kernel[0]
+                && x.shape().num_elements() > 0
+                && has_length(&bias, kernel[1] * options.groups);
             if !fits || !any_tracked(&x, &weight, &bias) {
                 return module::$conv(x, weight, bias, options);
             }
@@ -139,7 +149,9 @@ pub fn deform_conv2d(
     let tracked = any_tracked(&x, &weight, &bias)
         || offset.is_tracked()
         || mask.as_ref().is_some_and(Tensor::is_tracked);
-    let fits = x.dims()[1] == weight.dims()[1] * options.weight_groups && x.shape().num_elements() > 0;
+    let fits = x.dims()[1] == weight.dims()[1] * options.weight_groups
+        && x.shape().num_elements() > 0
+        && has_length(&bias, weight.dims()[0]);
     if !fits || !tracked {
         return module::deform_conv2d(x, offset, weight, mask, bias, options);
     }
