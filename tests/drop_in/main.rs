@@ -2,7 +2,6 @@
 #![recursion_limit = "256"]
 
 mod convert;
-mod model;
 mod namespace;
 mod peers;
 mod refusals;

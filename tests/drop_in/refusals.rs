@@ -18,10 +18,14 @@ fn a_wrong_axis_is_named() {
     let device = Device::flex().autodiff();
     let linear = LinearConfig::new(4, 2).init(&device);
     let message = refusal(|| linear.forward(Tensor::<2>::zeros([1, 3], &device)));
-    assert_eq!(message, "assert_shape!(input, [.., d_input]): axis 1 expected 4, got 3");
+    assert!(
+        message.starts_with("assert_shape!(input, [.., d_input]): axis 1 expected 4, got 3"),
+        "{message}"
+    );
     let norm = BatchNormConfig::new(3).init(&device);
     let message = refusal(|| norm.forward(Tensor::<3>::zeros([1, 4, 2], &device)));
-    assert_eq!(message, "assert_shape!(input, [_, num_features, ..]): axis 1 expected 3, got 4");
+    let expected = "assert_shape!(input, [_, num_features, ..]): axis 1 expected 3, got 4";
+    assert!(message.starts_with(expected), "{message}");
     let conv = Conv2dConfig::new([5, 3], [3, 3]).init(&device);
     let message = refusal(|| conv.forward(Tensor::<4>::zeros([1, 4, 10, 10], &device)));
     assert!(message.contains("got: 4, expected: 5"), "{message}");

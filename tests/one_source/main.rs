@@ -1,4 +1,5 @@
 //! One model source file, compiled for both namespaces: the same results, the same training.
+#![recursion_limit = "256"]
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Distribution, Gradients, Tensor, TensorData};
@@ -49,7 +50,7 @@ fn gradients(module: &impl Module, gradients: &Gradients) -> Vec<(String, Option
 fn assert_close(what: &str, ours: &TensorData, stock: &TensorData) {
     let read = |data: &TensorData| data.clone().convert::<f32>().iter::<f32>().collect::<Vec<_>>();
     let (ours, stock) = (read(ours), read(stock));
-    let scale = stock.iter().fold(0f32, |scale, v| scale.max(v.abs())).max(1e-6);
+    let scale = stock.iter().fold(0f32, |scale, v| scale.max(v.abs())).max(1e-3);
     for (ours, stock) in ours.into_iter().zip(stock) {
         assert!((ours - stock).abs() <= 2e-5 * scale, "{what}: {ours}, stock {stock}, largest {scale}");
     }
