@@ -54,19 +54,18 @@ const RECORDS: i64 = 4096;
 fn check<const D: usize, const O: usize, S: Module, M: Module + From<S>>(
     name: &str,
     shape: [usize; D],
-    stock: S,
+    stock: [S; 2],
     forward: (fn(&S, Tensor<D>) -> Tensor<O>, fn(&M, Tensor<D>) -> Tensor<O>),
     kept: impl Fn(Case, [usize; D]) -> usize,
 ) {
     let mut doubled = shape;
     doubled[0] *= 2;
-    for device in [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()] {
+    for (device, stock) in devices().into_iter().zip(stock) {
         for case in CASES {
             let stock = match case {
                 Case::Frozen | Case::Untracked => stock.clone().no_grad(),
                 _ => stock.clone(),
             };
-            let stock = stock.to_device(&device);
             let ours = M::from(stock.clone());
             let tracked = matches!(case, Case::Trainable | Case::Frozen);
             let of_ours = |shape| measure(&device, shape, tracked, |x| forward.1(&ours, x));
@@ -84,12 +83,17 @@ fn check<const D: usize, const O: usize, S: Module, M: Module + From<S>>(
     }
 }
 
+/// With Burn's gradient checkpointing and without.
+fn devices() -> [Device; 2] {
+    [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()]
+}
+
 macro_rules! check {
-    ($name:literal, $shape:expr, $stock:expr => $ours:ty, $kept:expr) => {
+    ($name:literal, $shape:expr, $make:expr => $ours:ty, $kept:expr) => {
         check(
             $name,
             $shape,
-            $stock,
+            devices().map(|device| ($make)(&device)),
             (|layer, x| layer.forward(x), |layer: &$ours, x| layer.forward(x)),
             $kept,
         )
@@ -133,68 +137,69 @@ fn layers_keep_what_they_say() {
     let signal = [4, 8, 300];
     let volume = [2, 4, 8, 10, 6];
 
-    check!("linear", [8, 16, 64], nn::LinearConfig::new(64, 48).init(device) => MemSaveLinear, bilinear);
-    check!("conv1d", signal, Conv1dConfig::new(8, 8, 3).init(device) => MemSaveConv1d, bilinear);
-    check!("conv2d", images, Conv2dConfig::new([8, 8], [3, 3]).init(device) => MemSaveConv2d, bilinear);
+    check!("linear", [8, 16, 64], |device| nn::LinearConfig::new(64, 48).init(device) => MemSaveLinear, bilinear);
+    check!("conv1d", signal, |device| Conv1dConfig::new(8, 8, 3).init(device) => MemSaveConv1d, bilinear);
+    check!("conv2d", images, |device| Conv2dConfig::new([8, 8], [3, 3]).init(device) => MemSaveConv2d, bilinear);
     let grouped = Conv2dConfig::new([8, 16], [3, 3]).with_groups(4).with_stride([2, 1]).with_bias(false);
-    check!("conv2d, grouped", images, grouped.init(device) => MemSaveConv2d, bilinear);
-    check!("conv3d", volume, Conv3dConfig::new([4, 4], [3, 3, 3]).init(device) => MemSaveConv3d, bilinear);
-    let transposed = ConvTranspose1dConfig::new([8, 8], 3).with_stride(2).init(device);
+    check!("conv2d, grouped", images, |device| grouped.init(device) => MemSaveConv2d, bilinear);
+    check!("conv3d", volume, |device| Conv3dConfig::new([4, 4], [3, 3, 3]).init(device) => MemSaveConv3d, bilinear);
+    let transposed = |device: &Device| ConvTranspose1dConfig::new([8, 8], 3).with_stride(2).init(device);
     check!("conv_transpose1d", signal, transposed => MemSaveConvTranspose1d, bilinear);
-    let transposed = ConvTranspose2dConfig::new([8, 8], [3, 3]).with_stride([2, 2]).init(device);
+    let transposed =
+        |device: &Device| ConvTranspose2dConfig::new([8, 8], [3, 3]).with_stride([2, 2]).init(device);
     check!("conv_transpose2d", images, transposed => MemSaveConvTranspose2d, bilinear);
-    let transposed = ConvTranspose3dConfig::new([4, 4], [3, 3, 3]).init(device);
+    let transposed = |device: &Device| ConvTranspose3dConfig::new([4, 4], [3, 3, 3]).init(device);
     check!("conv_transpose3d", volume, transposed => MemSaveConvTranspose3d, bilinear);
 
-    check!("relu", images, Relu::new() => MemSaveRelu, mask);
-    check!("leaky_relu", images, LeakyReluConfig::new().init() => MemSaveLeakyRelu, mask);
-    check!("relu6", images, Relu6::new() => MemSaveRelu6, mask);
-    check!("hardtanh", images, HardtanhConfig::new().init() => MemSaveHardtanh, mask);
-    check!("hard_sigmoid", images, HardSigmoidConfig::new().init() => MemSaveHardSigmoid, mask);
-    check!("hard_shrink", images, HardShrinkConfig::new().init() => MemSaveHardShrink, mask);
-    check!("soft_shrink", images, SoftShrinkConfig::new().init() => MemSaveSoftShrink, mask);
-    check!("shrink", images, ShrinkConfig::new().init() => MemSaveShrink, mask);
-    check!("threshold", images, ThresholdConfig::new(0.5, 0.1).init() => MemSaveThreshold, mask);
-    check!("thresholded_relu", images, ThresholdedReluConfig::new().init() => MemSaveThresholdedRelu, mask);
-    check!("dropout", images, nn::DropoutConfig::new(0.3).init() => MemSaveDropout, mask);
-    let prelu = PReluConfig::new().with_num_parameters(8).init(device);
+    check!("relu", images, |_| Relu::new() => MemSaveRelu, mask);
+    check!("leaky_relu", images, |_| LeakyReluConfig::new().init() => MemSaveLeakyRelu, mask);
+    check!("relu6", images, |_| Relu6::new() => MemSaveRelu6, mask);
+    check!("hardtanh", images, |_| HardtanhConfig::new().init() => MemSaveHardtanh, mask);
+    check!("hard_sigmoid", images, |_| HardSigmoidConfig::new().init() => MemSaveHardSigmoid, mask);
+    check!("hard_shrink", images, |_| HardShrinkConfig::new().init() => MemSaveHardShrink, mask);
+    check!("soft_shrink", images, |_| SoftShrinkConfig::new().init() => MemSaveSoftShrink, mask);
+    check!("shrink", images, |_| ShrinkConfig::new().init() => MemSaveShrink, mask);
+    check!("threshold", images, |_| ThresholdConfig::new(0.5, 0.1).init() => MemSaveThreshold, mask);
+    check!("thresholded_relu", images, |_| ThresholdedReluConfig::new().init() => MemSaveThresholdedRelu, mask);
+    check!("dropout", images, |_| nn::DropoutConfig::new(0.3).init() => MemSaveDropout, mask);
+    let prelu = |device: &Device| PReluConfig::new().with_num_parameters(8).init(device);
     check!("prelu", images, prelu => MemSavePRelu, |case, shape| match case {
         Case::Frozen => bits(shape),
         case => bilinear(case, shape),
     });
-    check!("rrelu", images, RReluConfig::new().init() => MemSaveRRelu, |case, shape| match case {
+    check!("rrelu", images, |_| RReluConfig::new().init() => MemSaveRRelu, |case, shape| match case {
         Case::Trainable | Case::Frozen => floats(shape),
         Case::InputUntracked | Case::Untracked => 0,
     });
 
-    check!("batch_norm", images, nn::BatchNormConfig::new(8).init(device) => MemSaveBatchNorm, |case, shape| {
+    check!("batch_norm", images, |device| nn::BatchNormConfig::new(8).init(device) => MemSaveBatchNorm, |case, shape| {
         if case == Case::Untracked { 0 } else { floats(shape) }
     });
-    let running = nn::BatchNormConfig::new(8).init(device).freeze().set_require_grad(true);
+    let running = |device: &Device| nn::BatchNormConfig::new(8).init(device).freeze().set_require_grad(true);
     check!("batch_norm, running statistics", images, running => MemSaveBatchNorm, bilinear);
 
     let offsets =
         |out: fn([usize; 4]) -> usize| move |case, shape| if mask(case, shape) > 0 { out(shape) } else { 0 };
-    let pool = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).init();
+    let pool = |_: &Device| MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).init();
     check!("max_pool2d", images, pool => MemSaveMaxPool2d, offsets(|[n, c, h, w]| n * c * ((h - 3) / 2 + 1) * ((w - 3) / 2 + 1)));
-    let pool = MaxPool2dConfig::new([16, 16]).with_strides([2, 2]).init();
+    let pool = |_: &Device| MaxPool2dConfig::new([16, 16]).with_strides([2, 2]).init();
     check!("max_pool2d, 256 elements", images, pool => MemSaveMaxPool2d, offsets(|[n, c, h, w]| {
         2 * n * c * ((h - 16) / 2 + 1) * ((w - 16) / 2 + 1)
     }));
-    check!("max_pool1d", signal, MaxPool1dConfig::new(2).init() => MemSaveMaxPool1d, |case, shape| match case {
+    check!("max_pool1d", signal, |_| MaxPool1dConfig::new(2).init() => MemSaveMaxPool1d, |case, shape| match case {
         Case::Trainable | Case::Frozen => floats(shape) / 8,
         Case::InputUntracked | Case::Untracked => 0,
     });
-    check!("avg_pool1d", signal, AvgPool1dConfig::new(2).init() => MemSaveAvgPool1d, nothing);
-    check!("avg_pool2d", images, AvgPool2dConfig::new([2, 2]).init() => MemSaveAvgPool2d, nothing);
-    check!("adaptive_avg_pool1d", signal, AdaptiveAvgPool1dConfig::new(7).init() => MemSaveAdaptiveAvgPool1d, nothing);
-    let pool = AdaptiveAvgPool2dConfig::new([1, 1]).init();
+    check!("avg_pool1d", signal, |_| AvgPool1dConfig::new(2).init() => MemSaveAvgPool1d, nothing);
+    check!("avg_pool2d", images, |_| AvgPool2dConfig::new([2, 2]).init() => MemSaveAvgPool2d, nothing);
+    check!("adaptive_avg_pool1d", signal, |_| AdaptiveAvgPool1dConfig::new(7).init() => MemSaveAdaptiveAvgPool1d, nothing);
+    let pool = |_: &Device| AdaptiveAvgPool2dConfig::new([1, 1]).init();
     check!("adaptive_avg_pool2d", images, pool => MemSaveAdaptiveAvgPool2d, nothing);
-    let pool = AdaptiveAvgPool3dConfig::new([2, 3, 2]).init();
+    let pool = |_: &Device| AdaptiveAvgPool3dConfig::new([2, 3, 2]).init();
     check!("adaptive_avg_pool3d", volume, pool => MemSaveAdaptiveAvgPool3d, nothing);
-    let resize = Interpolate1dConfig::new().with_output_size(Some(150)).init();
+    let resize = |_: &Device| Interpolate1dConfig::new().with_output_size(Some(150)).init();
     check!("interpolate1d", signal, resize => MemSaveInterpolate1d, nothing);
-    let resize = Interpolate2dConfig::new().with_output_size(Some([12, 30])).init();
+    let resize = |_: &Device| Interpolate2dConfig::new().with_output_size(Some([12, 30])).init();
     check!("interpolate2d", images, resize => MemSaveInterpolate2d, nothing);
 
     deformable_convolution_keeps_what_gradients_read(device);

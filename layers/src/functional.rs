@@ -55,7 +55,7 @@ fn empty_linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Te
     shape[D - 1] = weight.dims()[1];
     let sum = x.sum() + weight.sum();
     let sum = bias.into_iter().fold(sum, |sum, bias| sum + bias.sum());
-    (sum * 0.0).reshape([1; D]).expand(shape)
+    Tensor::zeros(shape, (&sum.device(), sum.dtype())) + (sum * 0.0).reshape([1; D])
 }
 
 fn maybe<const D: usize>(tensor: Option<Tensor<D>>) -> MaybeTensor<Dispatch> {
@@ -335,8 +335,11 @@ pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
         count_include_pad: options.count_include_pad,
         ceil_mode: options.ceil_mode,
     };
-    let y = module::avg_pool1d(x.clone().inner(), options).unsqueeze_dim::<4>(2);
-    let x = x.unsqueeze_dim::<4>(2);
+    let y = module::avg_pool1d(x.clone().inner(), options.clone());
+    if y.shape().num_elements() == 0 {
+        return module::avg_pool1d(x, options); // an empty tensor cannot be reshaped
+    }
+    let (x, y) = (x.unsqueeze_dim::<4>(2), y.unsqueeze_dim::<4>(2));
     let y = Dispatch::memsave_avg_pool2d(x.into_dispatch(), y.into_dispatch(), lifted);
     Tensor::<4>::from_dispatch(y).squeeze_dim(2)
 }

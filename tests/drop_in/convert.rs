@@ -24,11 +24,12 @@ fn parameters(module: &impl Module) -> Parameters {
 }
 
 /// Converts there and back; displays, configs and records must agree.
-fn check<S, M>(name: &str, stock: S)
+fn check<S, M>(name: &str, make: impl Fn() -> S)
 where
     S: Module + From<M> + core::fmt::Display,
     M: Module + From<S> + core::fmt::Display,
 {
+    let stock = make();
     let before = parameters(&stock);
     let display = stock.to_string();
     let ours = M::from(stock.clone());
@@ -39,9 +40,9 @@ where
     let values = |module: &Parameters| module.0.iter().map(|p| p.1.clone()).collect::<Vec<_>>();
     let bytes = |record: ModuleRecord| record.into_bytes().expect("a record of a module");
     let read = |bytes| ModuleRecord::from_bytes(bytes).expect("a record that was just written");
-    let of_stock = ours.clone().load_record(read(bytes(stock.clone().into_record())));
+    let of_stock = M::from(make()).load_record(read(bytes(stock.into_record())));
     assert_eq!(values(&parameters(&of_stock)), values(&before), "{name}: stock's record in ours");
-    let of_ours = stock.load_record(read(bytes(ours.clone().into_record())));
+    let of_ours = make().load_record(read(bytes(ours.clone().into_record())));
     assert_eq!(values(&parameters(&of_ours)), values(&before), "{name}: our record in stock");
 
     let back = S::from(ours);
@@ -66,70 +67,71 @@ fn modules_convert_there_and_back() {
     use nn::interpolate::*;
     use nn::pool::*;
     let device = &Device::flex().autodiff();
-    check::<_, MemSaveLinear>("linear", nn::LinearConfig::new(3, 4).init(device));
-    check::<_, MemSaveLinear>(
-        "linear, frozen",
-        nn::LinearConfig::new(3, 4).with_bias(false).init(device).freeze(),
-    );
+    check::<_, MemSaveLinear>("linear", || nn::LinearConfig::new(3, 4).init(device));
+    check::<_, MemSaveLinear>("linear, frozen", || {
+        nn::LinearConfig::new(3, 4).with_bias(false).init(device).freeze()
+    });
     let columns = nn::LinearConfig::new(3, 4).with_layout(nn::LinearLayout::Col);
-    check::<_, MemSaveLinear>("linear, columns", columns.init(device));
-    check::<_, MemSaveConv1d>("conv1d", Conv1dConfig::new(2, 4, 3).with_groups(2).init(device));
-    check::<_, MemSaveConv2d>("conv2d", Conv2dConfig::new([2, 4], [3, 2]).with_stride([2, 1]).init(device));
-    check::<_, MemSaveConv3d>("conv3d", Conv3dConfig::new([2, 4], [3, 2, 1]).with_bias(false).init(device));
-    check::<_, MemSaveConvTranspose1d>(
-        "conv_transpose1d",
-        ConvTranspose1dConfig::new([2, 4], 3).init(device),
-    );
-    check::<_, MemSaveConvTranspose2d>(
-        "conv_transpose2d",
-        ConvTranspose2dConfig::new([2, 4], [3, 2]).init(device),
-    );
-    check::<_, MemSaveConvTranspose3d>(
-        "conv_transpose3d",
-        ConvTranspose3dConfig::new([2, 4], [3, 2, 1]).init(device),
-    );
-    check::<_, MemSaveDeformConv2d>("deform_conv2d", DeformConv2dConfig::new([2, 4], [3, 3]).init(device));
-    check::<_, MemSaveBatchNorm>("batch_norm", nn::BatchNormConfig::new(3).init(device));
-    check::<_, MemSaveBatchNorm>("batch_norm, frozen", nn::BatchNormConfig::new(3).init(device).freeze());
-    check::<_, MemSaveDropout>("dropout", nn::DropoutConfig::new(0.3).init());
-    check::<_, MemSaveEmbedding>("embedding", nn::EmbeddingConfig::new(5, 4).init(device));
-    check::<_, MemSaveMaxPool1d>("max_pool1d", MaxPool1dConfig::new(3).with_stride(2).init());
-    check::<_, MemSaveMaxPool2d>("max_pool2d", MaxPool2dConfig::new([3, 2]).with_dilation([1, 2]).init());
-    check::<_, MemSaveAvgPool1d>("avg_pool1d", AvgPool1dConfig::new(3).with_ceil_mode(true).init());
-    check::<_, MemSaveAvgPool2d>(
-        "avg_pool2d",
-        AvgPool2dConfig::new([3, 2]).with_count_include_pad(false).init(),
-    );
-    check::<_, MemSaveAdaptiveAvgPool1d>("adaptive_avg_pool1d", AdaptiveAvgPool1dConfig::new(3).init());
-    check::<_, MemSaveAdaptiveAvgPool2d>("adaptive_avg_pool2d", AdaptiveAvgPool2dConfig::new([3, 2]).init());
-    check::<_, MemSaveAdaptiveAvgPool3d>(
-        "adaptive_avg_pool3d",
-        AdaptiveAvgPool3dConfig::new([3, 2, 1]).init(),
-    );
+    check::<_, MemSaveLinear>("linear, columns", || columns.clone().init(device));
+    check::<_, MemSaveConv1d>("conv1d", || Conv1dConfig::new(2, 4, 3).with_groups(2).init(device));
+    check::<_, MemSaveConv2d>("conv2d", || {
+        Conv2dConfig::new([2, 4], [3, 2]).with_stride([2, 1]).init(device)
+    });
+    check::<_, MemSaveConv3d>("conv3d", || {
+        Conv3dConfig::new([2, 4], [3, 2, 1]).with_bias(false).init(device)
+    });
+    check::<_, MemSaveConvTranspose1d>("conv_transpose1d", || {
+        ConvTranspose1dConfig::new([2, 4], 3).init(device)
+    });
+    check::<_, MemSaveConvTranspose2d>("conv_transpose2d", || {
+        ConvTranspose2dConfig::new([2, 4], [3, 2]).init(device)
+    });
+    check::<_, MemSaveConvTranspose3d>("conv_transpose3d", || {
+        ConvTranspose3dConfig::new([2, 4], [3, 2, 1]).init(device)
+    });
+    check::<_, MemSaveDeformConv2d>("deform_conv2d", || DeformConv2dConfig::new([2, 4], [3, 3]).init(device));
+    check::<_, MemSaveBatchNorm>("batch_norm", || nn::BatchNormConfig::new(3).init(device));
+    check::<_, MemSaveBatchNorm>("batch_norm, frozen", || nn::BatchNormConfig::new(3).init(device).freeze());
+    check::<_, MemSaveDropout>("dropout", || nn::DropoutConfig::new(0.3).init());
+    check::<_, MemSaveEmbedding>("embedding", || nn::EmbeddingConfig::new(5, 4).init(device));
+    check::<_, MemSaveMaxPool1d>("max_pool1d", || MaxPool1dConfig::new(3).with_stride(2).init());
+    check::<_, MemSaveMaxPool2d>("max_pool2d", || MaxPool2dConfig::new([3, 2]).with_dilation([1, 2]).init());
+    check::<_, MemSaveAvgPool1d>("avg_pool1d", || AvgPool1dConfig::new(3).with_ceil_mode(true).init());
+    check::<_, MemSaveAvgPool2d>("avg_pool2d", || {
+        AvgPool2dConfig::new([3, 2]).with_count_include_pad(false).init()
+    });
+    check::<_, MemSaveAdaptiveAvgPool1d>("adaptive_avg_pool1d", || AdaptiveAvgPool1dConfig::new(3).init());
+    check::<_, MemSaveAdaptiveAvgPool2d>("adaptive_avg_pool2d", || {
+        AdaptiveAvgPool2dConfig::new([3, 2]).init()
+    });
+    check::<_, MemSaveAdaptiveAvgPool3d>("adaptive_avg_pool3d", || {
+        AdaptiveAvgPool3dConfig::new([3, 2, 1]).init()
+    });
     let mode = InterpolateMode::Cubic;
-    check::<_, MemSaveInterpolate1d>(
-        "interpolate1d",
-        Interpolate1dConfig::new().with_output_size(Some(3)).init(),
-    );
-    check::<_, MemSaveInterpolate2d>("interpolate2d", Interpolate2dConfig::new().with_mode(mode).init());
+    check::<_, MemSaveInterpolate1d>("interpolate1d", || {
+        Interpolate1dConfig::new().with_output_size(Some(3)).init()
+    });
+    check::<_, MemSaveInterpolate2d>("interpolate2d", || {
+        Interpolate2dConfig::new().with_mode(mode.clone()).init()
+    });
 }
 
 #[test]
 fn activations_convert_there_and_back() {
     use nn::activation::*;
     let device = &Device::flex().autodiff();
-    check::<_, MemSaveRelu>("relu", Relu::new());
-    check::<_, MemSaveRelu6>("relu6", Relu6::new());
-    check::<_, MemSaveLeakyRelu>("leaky_relu", LeakyReluConfig::new().with_negative_slope(0.2).init());
-    check::<_, MemSavePRelu>("prelu", PReluConfig::new().with_num_parameters(3).init(device));
-    check::<_, MemSaveRRelu>("rrelu", RReluConfig::new().init());
-    check::<_, MemSaveHardtanh>("hardtanh", HardtanhConfig::new().init());
-    check::<_, MemSaveHardSigmoid>("hard_sigmoid", HardSigmoidConfig::new().init());
-    check::<_, MemSaveHardShrink>("hard_shrink", HardShrinkConfig::new().init());
-    check::<_, MemSaveSoftShrink>("soft_shrink", SoftShrinkConfig::new().init());
-    check::<_, MemSaveShrink>("shrink", ShrinkConfig::new().init());
-    check::<_, MemSaveThreshold>("threshold", ThresholdConfig::new(0.1, 0.2).init());
-    check::<_, MemSaveThresholdedRelu>("thresholded_relu", ThresholdedReluConfig::new().init());
+    check::<_, MemSaveRelu>("relu", || Relu::new());
+    check::<_, MemSaveRelu6>("relu6", || Relu6::new());
+    check::<_, MemSaveLeakyRelu>("leaky_relu", || LeakyReluConfig::new().with_negative_slope(0.2).init());
+    check::<_, MemSavePRelu>("prelu", || PReluConfig::new().with_num_parameters(3).init(device));
+    check::<_, MemSaveRRelu>("rrelu", || RReluConfig::new().init());
+    check::<_, MemSaveHardtanh>("hardtanh", || HardtanhConfig::new().init());
+    check::<_, MemSaveHardSigmoid>("hard_sigmoid", || HardSigmoidConfig::new().init());
+    check::<_, MemSaveHardShrink>("hard_shrink", || HardShrinkConfig::new().init());
+    check::<_, MemSaveSoftShrink>("soft_shrink", || SoftShrinkConfig::new().init());
+    check::<_, MemSaveShrink>("shrink", || ShrinkConfig::new().init());
+    check::<_, MemSaveThreshold>("threshold", || ThresholdConfig::new(0.1, 0.2).init());
+    check::<_, MemSaveThresholdedRelu>("thresholded_relu", || ThresholdedReluConfig::new().init());
 }
 
 #[test]
