@@ -1,0 +1,8 @@
+//! Every function of [`burn_memsave::functional`] against stock Burn and against finite differences: outputs, gradients, and
+//! which gradients there are.
+#![recursion_limit = "256"]
+
+mod activations;
+mod common;
+mod conv;
+mod linear;
