@@ -32,7 +32,7 @@ macro_rules! activations {
 
             #[test]
             fn equals_stock_at_kinks_and_special_values() {
-                super::equals_stock_at_kinks_and_special_values(PAIR, &$kinks);
+                super::equals_stock_at_kinks_and_special_values(stringify!($function), PAIR, &$kinks);
             }
 
             #[test]
@@ -91,12 +91,20 @@ fn is_differentiated(ours: fn(Tensor<3>) -> Tensor<3>, kinks: &[f64]) {
     check.differentiate(&|t| ours(t.get(0)));
 }
 
-fn equals_stock_at_kinks_and_special_values((ours, stock): Pair, kinks: &[f64]) {
-    let mut values = vec![0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e30, -1e30, 1e-30, -1e-30];
-    values.extend(kinks.iter().flat_map(|&kink| [kink, kink.next_up(), kink.next_down(), -kink]));
+fn equals_stock_at_kinks_and_special_values(name: &str, (ours, stock): Pair, kinks: &[f64]) {
+    let special = [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e30, -1e30, 1e-30, -1e-30];
     for dtype in [DType::F32, DType::F64] {
-        let input = Input::given([1, 1, values.len()], values.clone());
-        let check = Check::new([input], Setting::of(dtype)).same_bits();
+        if loses_precision_in_stock(name, dtype) {
+            continue;
+        }
+        let around = |kink: f64| match dtype {
+            DType::F32 => [(kink as f32).next_up().into(), (kink as f32).next_down().into()],
+            _ => [kink.next_up(), kink.next_down()],
+        };
+        let kinks = kinks.iter().flat_map(|&kink| [&[kink, -kink][..], &around(kink)].concat());
+        let values: Vec<f64> = special.into_iter().chain(kinks).collect();
+        // Equal, for 0 and -0 are: NdArray's ReLU of -0 is -0 and Flex's is 0.
+        let check = Check::new([Input::given([1, 1, values.len()], values)], Setting::of(dtype)).same();
         check.compare(&|t| ours(t.get(0)), &|t| stock(t.get(0)));
     }
 }
@@ -184,10 +192,31 @@ mod prelu {
 
     #[test]
     fn equals_stock_at_special_values() {
-        let values = [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1.0, -1.0];
+        let values = [0.0, -0.0, f64::NEG_INFINITY, 1e30, -1e30, 1e-30, -1e-30];
         for alpha in [0.25, 0.0, -1.0] {
             let inputs = [Input::given([1, 1, values.len()], values), Input::given([1], [alpha])];
-            Check::new(inputs, Setting::default()).same_bits().compare::<3>(&ours, &stock);
+            Check::new(inputs, Setting::default()).same().compare::<3>(&ours, &stock);
+        }
+        let values = [f64::INFINITY, f64::NAN, 1.0];
+        let alpha = |t: &Operands| tensor::<1>(vec![0.25], &[1], t.device(), DType::F32);
+        Check::new([Input::given([1, 1, 3], values)], Setting::default())
+            .same()
+            .compare::<3>(&|t| F::prelu(t.get(0), alpha(t)), &|t| activation::prelu(t.get(0), alpha(t)));
+    }
+
+    /// As in PyTorch: infinity, on the piece that `alpha` does not scale, adds nothing to its gradient; NaN makes it NaN.
+    /// Stock's becomes NaN in both cases.
+    #[test]
+    fn alpha_hears_of_nan_but_not_of_infinity() {
+        for device in Backend::ALL.into_iter().flat_map(Backend::autodiff_devices) {
+            let alpha_gradient = |x: f64| {
+                let x = tensor::<1>(vec![x, -2.0], &[2], &device, DType::F32);
+                let alpha = tensor::<1>(vec![0.25], &[1], &device, DType::F32).require_grad();
+                let gradients = F::prelu(x, alpha.clone()).sum().backward();
+                numbers(&alpha.grad(&gradients).unwrap().into_data())[0]
+            };
+            assert_eq!(alpha_gradient(f64::INFINITY), -2.0);
+            assert!(alpha_gradient(f64::NAN).is_nan());
         }
     }
 

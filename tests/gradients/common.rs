@@ -51,6 +51,7 @@ pub struct Input {
 #[derive(Clone, Debug)]
 enum Values {
     Between(f64, f64),
+    Steps(u32),
     Given(Vec<f64>),
 }
 
@@ -64,14 +65,21 @@ impl Input {
         Self { shape: shape.to_vec(), values: Values::Between(range.start, range.end) }
     }
 
+    /// Whole numbers from 0 to `steps` (exclusive): many are equal.
+    pub fn steps<const D: usize>(shape: [usize; D], steps: u32) -> Self {
+        Self { shape: shape.to_vec(), values: Values::Steps(steps) }
+    }
+
     /// Given values; only for [`Form::Leaf`].
     pub fn given<const D: usize>(shape: [usize; D], values: impl Into<Vec<f64>>) -> Self {
         Self { shape: shape.to_vec(), values: Values::Given(values.into()) }
     }
 
     fn values(&self, shape: &[usize], seed: u64) -> Vec<f64> {
+        let uniform = |range| uniform(shape.iter().product(), seed, range);
         match &self.values {
-            Values::Between(low, high) => uniform(shape.iter().product(), seed, *low..*high),
+            Values::Between(low, high) => uniform(*low..*high),
+            Values::Steps(steps) => uniform(0.0..f64::from(*steps)).into_iter().map(f64::floor).collect(),
             Values::Given(values) => values.clone(),
         }
     }
@@ -418,7 +426,7 @@ impl Check {
     }
 
     /// The gradients of `op` are its central differences in f64, at a few elements of every input. The truth reads
-    /// outputs only, of runs without autodiff.
+    /// outputs only, of runs without autodiff on Flex (some operations of NdArray 0.22.1 compute f64 in f32).
     pub fn differentiate<const D: usize>(&self, op: Op<D>) {
         const STEP: f64 = 1e-6;
         const ELEMENTS: usize = 5;
@@ -427,12 +435,11 @@ impl Check {
             Closeness::Relative(tolerance) => tolerance.max(1e-6),
             exact => panic!("differences are not exact, {exact:?} cannot be"),
         };
+        let loss = |moved| {
+            let y = op(&this.operands(&Backend::Flex.device(), 0, Some(moved)));
+            numbers(&this.setting.reading.loss(y, this.setting.seed).into_data())[0]
+        };
         for backend in &this.backends {
-            let loss = |moved| {
-                let operands = this.operands(&backend.device(), 0, Some(moved));
-                let y = op(&operands);
-                numbers(&this.setting.reading.loss(y, this.setting.seed).into_data())[0]
-            };
             for device in backend.autodiff_devices() {
                 let outcome = this.run(op, &device, u32::MAX);
                 for (index, gradient) in outcome.gradients.iter().enumerate() {

@@ -3,6 +3,10 @@
 #![recursion_limit = "256"]
 
 mod activations;
+mod batch_norm;
 mod common;
 mod conv;
+mod dropout;
+mod embedding;
 mod linear;
+mod pools;
