@@ -2,4 +2,26 @@
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
 
+pub mod measure;
+
 pub use burn_memsave_layers::{backend, functional, nn, ops};
+
+/// Every drop-in module by its long name: the same types as in [`nn`].
+pub mod layers {
+    pub use burn_memsave_layers::nn::activation::{
+        MemSaveActivation, MemSaveHardShrink, MemSaveHardSigmoid, MemSaveHardtanh, MemSaveLeakyRelu,
+        MemSavePRelu, MemSaveRRelu, MemSaveRelu, MemSaveRelu6, MemSaveShrink, MemSaveSoftShrink,
+        MemSaveThreshold, MemSaveThresholdedRelu,
+    };
+    pub use burn_memsave_layers::nn::conv::{
+        MemSaveConv1d, MemSaveConv2d, MemSaveConv3d, MemSaveConvTranspose1d, MemSaveConvTranspose2d,
+        MemSaveConvTranspose3d, MemSaveDeformConv2d,
+    };
+    pub use burn_memsave_layers::nn::interpolate::{MemSaveInterpolate1d, MemSaveInterpolate2d};
+    pub use burn_memsave_layers::nn::norm::{MemSaveBatchNorm, MemSaveNormalization};
+    pub use burn_memsave_layers::nn::pool::{
+        MemSaveAdaptiveAvgPool1d, MemSaveAdaptiveAvgPool2d, MemSaveAdaptiveAvgPool3d, MemSaveAvgPool1d,
+        MemSaveAvgPool2d, MemSaveMaxPool1d, MemSaveMaxPool2d,
+    };
+    pub use burn_memsave_layers::nn::{MemSaveDropout, MemSaveEmbedding, MemSaveLinear};
+}

@@ -36,11 +36,24 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
     if D == 1 {
         return linear(x.unsqueeze::<2>(), weight, bias).squeeze_dim(0);
     }
-    let fits = x.dims()[D - 1] == weight.dims()[0] && x.shape().num_elements() > 0;
+    let fits = x.dims()[D - 1] == weight.dims()[0] && weight.shape().num_elements() > 0;
     if !fits || matches!(weight.dtype(), DType::QFloat(_)) {
         return module::linear(x, weight, bias);
     }
+    if x.shape().num_elements() == 0 {
+        return empty_linear(x, weight, bias);
+    }
     Tensor::from_dispatch(Dispatch::memsave_linear(x.into_dispatch(), weight.into_dispatch(), maybe(bias)))
+}
+
+/// The dense layer of an empty batch: an empty output, and gradients of zero. (A matrix product with an empty batch reads
+/// beyond its operands on Flex 0.22.1, and ends the process.)
+fn empty_linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+    let mut shape = x.dims();
+    shape[D - 1] = weight.dims()[1];
+    let sum = x.sum() + weight.sum();
+    let sum = bias.into_iter().fold(sum, |sum, bias| sum + bias.sum());
+    (sum * 0.0).reshape([1; D]).expand(shape)
 }
 
 fn maybe<const D: usize>(tensor: Option<Tensor<D>>) -> MaybeTensor<Dispatch> {

@@ -1,2 +1,41 @@
-//! Modules.
+//! Drop-in modules under the names of [`burn::nn`]: every path that exists there exists here.
+//!
+//! What has a version that keeps less is replaced, under its own name and under a long one (`Linear` and `MemSaveLinear`);
+//! everything else is Burn's. Configs, fields, records, panics and displays (but for the long name) are those of the
+//! stock modules. Each converts from its twin and back (`from_nn_linear`, `into_nn_linear`, `From`).
 pub use burn::nn::*;
+
+pub mod activation;
+pub mod conv;
+mod drop_in;
+mod dropout;
+mod embedding;
+pub mod interpolate;
+mod linear;
+pub mod norm;
+mod padding;
+pub mod pool;
+mod rnn;
+pub mod transformer;
+
+pub use activation::{
+    HardShrink, HardShrinkConfig, HardSigmoid, HardSigmoidConfig, LeakyRelu, LeakyReluConfig,
+    MemSaveHardShrink, MemSaveHardSigmoid, MemSaveLeakyRelu, MemSavePRelu, MemSaveRelu, MemSaveShrink,
+    MemSaveSoftShrink, MemSaveThresholdedRelu, PRelu, PReluConfig, Relu, Shrink, ShrinkConfig, SoftShrink,
+    SoftShrinkConfig, ThresholdedRelu, ThresholdedReluConfig,
+};
+pub use dropout::{DropoutConfig, MemSaveDropout, MemSaveDropout as Dropout};
+pub use embedding::{EmbeddingConfig, MemSaveEmbedding, MemSaveEmbedding as Embedding};
+pub use linear::{LinearConfig, MemSaveLinear, MemSaveLinear as Linear};
+pub use norm::{BatchNorm, BatchNormConfig, MemSaveBatchNorm};
+pub use rnn::{BiGruConfig, BiLstmConfig, BiRnnConfig, GruConfig, LstmConfig, RnnConfig};
+
+/// The modules of this namespace by the path that Burn has for them, too.
+pub mod modules {
+    pub use super::{
+        BatchNorm, BatchNormConfig, BiGruConfig, BiLstmConfig, BiRnnConfig, Dropout, DropoutConfig,
+        Embedding, EmbeddingConfig, GruConfig, Linear, LinearConfig, LstmConfig, RnnConfig, conv,
+        interpolate, norm, pool, transformer,
+    };
+    pub use burn::nn::modules::*;
+}

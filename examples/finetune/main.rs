@@ -1,0 +1,235 @@
+//! Fine-tunes a residual CNN on real handwritten digits with part of it frozen, once with Burn's layers and once with ours,
+//! and shows what was saved.
+//!
+//! The network is pretrained briefly on the digits 0 to 4, then fine-tuned to all ten. Both runs start from the same
+//! weights and see the same batches; their accuracy must be equal.
+//!
+//! ```sh
+//! cargo run --release --example finetune -- --train norm --json result.json
+//! ```
+#![recursion_limit = "256"]
+use burn::module::{Module, ParamGroup};
+use burn::nn::loss::CrossEntropyLossConfig;
+use burn::optim::{AdamConfig, GradientsParams};
+use burn::store::ModuleRecord;
+use burn::tensor::{Device, Tensor};
+use burn_memsave::measure::{Measurement, TrackingAllocator, ledger, measure_step, mib};
+use clap::{Parser, ValueEnum};
+use comfy_table::{CellAlignment, Table, presets};
+use digits::{Batch, Digit};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::{error::Error, fs, path::PathBuf, time::Instant};
+
+mod digits;
+
+/// The network of Burn's layers.
+mod stock {
+    use burn::nn;
+    include!("model.rs");
+}
+
+/// The same file with the one line changed.
+mod memsave {
+    use burn_memsave::nn;
+    include!("model.rs");
+}
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+/// An image classifier.
+trait Classifier: Module {
+    fn new(device: &Device) -> Self;
+    /// Logits `[batch, 10]` of images `[batch, 1, 8, 8]`.
+    fn forward(&self, images: Tensor<4>) -> Tensor<2>;
+}
+
+/// Fine-tunes a residual CNN on handwritten digits with part of it frozen: Burn's layers beside burn-memsave's.
+#[derive(Parser)]
+struct Args {
+    /// What is trained in the fine-tuning; the head always is.
+    #[arg(long, value_enum, default_value_t = Part::Norm)]
+    train: Part,
+    /// Passes over the digits 0 to 4 before the fine-tuning.
+    #[arg(long, default_value_t = 2)]
+    pretrain_epochs: usize,
+    /// Passes over all digits in the fine-tuning.
+    #[arg(long, default_value_t = 8)]
+    epochs: usize,
+    /// Images per step.
+    #[arg(long, default_value_t = 64)]
+    batch_size: usize,
+    /// Of weights and the order of images.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Also writes the result to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Also prints what each layer keeps for the backward pass, and why.
+    #[arg(long)]
+    ledger: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Part {
+    /// Everything.
+    All,
+    /// Norm layers.
+    Norm,
+    /// Nothing else.
+    Head,
+    /// The stem and the first of the four residual blocks.
+    FirstQuarter,
+}
+
+impl Part {
+    /// Freezes all but this part; a frozen batch norm uses its running statistics.
+    fn freeze<M: Module>(self, model: M) -> Result<M, Box<dyn Error>> {
+        let trained = match self {
+            Self::All => return Ok(model),
+            Self::Norm => "norm|^head",
+            Self::Head => "^head",
+            Self::FirstQuarter => r"^stem|^stage1\.0|^head",
+        };
+        let trained = ParamGroup::from_regex(trained).map_err(|error| format!("{error:?}"))?;
+        Ok(model.freeze().unfreeze_group(trained))
+    }
+}
+
+#[derive(Serialize)]
+struct Outcome {
+    layers: &'static str,
+    accuracy: f64,
+    step_seconds: f64,
+    memory: Measurement,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let device = Device::flex().autodiff();
+    device.seed(args.seed);
+    let (train, test) = digits::load()?;
+
+    let low: Vec<Digit> = train.iter().filter(|digit| digit.label < 5).cloned().collect();
+    let model = stock::Net::new(&device);
+    let (model, _) = fit(model, &low, args.pretrain_epochs, 1e-2, "pretrain", &args, &device)?;
+    let weights = model.into_record().into_bytes()?;
+
+    let outcomes = [
+        fine_tune::<stock::Net>("Burn", weights.clone(), &train, &test, &args, &device)?,
+        fine_tune::<memsave::Net>("burn-memsave", weights, &train, &test, &args, &device)?,
+    ];
+    println!("{}", table(&outcomes));
+    if let Some(path) = &args.json {
+        let result = serde_json::json!({ "train": args.train, "seed": args.seed, "outcomes": outcomes });
+        let text = serde_json::to_string_pretty(&result)?;
+        fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Loads the pretrained weights, freezes, trains, tests and measures.
+fn fine_tune<M: Classifier>(
+    layers: &'static str,
+    weights: burn::tensor::Bytes,
+    train: &[Digit],
+    test: &[Digit],
+    args: &Args,
+    device: &Device,
+) -> Result<Outcome, Box<dyn Error>> {
+    let model = M::new(device).load_record(ModuleRecord::from_bytes(weights)?);
+    let model = args.train.freeze(model)?;
+    let first = digits::batch(&train[..args.batch_size.min(train.len())], device);
+    let step = || measure_step(&model, first.clone(), loss);
+    step(); // the first run also starts threads
+    let memory = step();
+    if args.ledger {
+        let (_, ledger) = ledger(&model, || loss(&model, first.clone()));
+        println!("{layers}\n{ledger}");
+    }
+    let (model, step_seconds) = fit(model, train, args.epochs, 2e-3, layers, args, device)?;
+    Ok(Outcome { layers, accuracy: accuracy(&model, test, device), step_seconds, memory })
+}
+
+fn loss<M: Classifier>(model: &M, (images, labels): Batch) -> Tensor<1> {
+    let device = images.device();
+    CrossEntropyLossConfig::new().init(&device).forward(model.forward(images), labels)
+}
+
+/// Trains with Adam; the model, and the mean time of a step.
+fn fit<M: Classifier>(
+    mut model: M,
+    digits: &[Digit],
+    epochs: usize,
+    learning_rate: f64,
+    title: &'static str,
+    args: &Args,
+    device: &Device,
+) -> Result<(M, f64), Box<dyn Error>> {
+    let mut optimizer = AdamConfig::new().init();
+    let steps = epochs * digits.len().div_ceil(args.batch_size);
+    let style = ProgressStyle::with_template("{msg:12} {bar:40} {pos}/{len} steps, {elapsed}")?;
+    let progress = ProgressBar::new(steps as u64).with_style(style).with_message(title);
+    let start = Instant::now();
+    for epoch in 0..epochs {
+        for digits in digits::shuffled(digits, args.seed + epoch as u64).chunks(args.batch_size) {
+            let gradients = loss(&model, digits::batch(digits, device)).backward();
+            let gradients = GradientsParams::from_grads(gradients, &model);
+            model = optimizer.step(learning_rate, model, gradients);
+            progress.inc(1);
+        }
+    }
+    progress.finish();
+    Ok((model, start.elapsed().as_secs_f64() / steps.max(1) as f64))
+}
+
+/// The share of digits that the model recognizes.
+fn accuracy<M: Classifier>(model: &M, digits: &[Digit], device: &Device) -> f64 {
+    let (images, labels) = digits::batch(digits, &device.clone().inner());
+    let found = model.valid().forward(images).argmax(1).squeeze_dim::<1>(1);
+    let right = found.equal(labels).int().sum().into_scalar::<i64>();
+    right as f64 / digits.len() as f64
+}
+
+fn table(outcomes: &[Outcome; 2]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "layers",
+        "test accuracy",
+        "kept after forward (MiB)",
+        "peak of a step (MiB)",
+        "time per step (ms)",
+    ]);
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".into(), mib);
+    for outcome in outcomes {
+        table.add_row([
+            outcome.layers.into(),
+            format!("{:.1} %", 100.0 * outcome.accuracy),
+            size(outcome.memory.kept),
+            size(outcome.memory.peak),
+            format!("{:.1}", 1e3 * outcome.step_seconds),
+        ]);
+    }
+    let [stock, ours] = outcomes;
+    let ratio = |stock: f64, ours: f64| format!("{:.2}", ours / stock);
+    let bytes = |of: fn(&Measurement) -> Option<u64>| match (of(&stock.memory), of(&ours.memory)) {
+        (Some(stock), Some(ours)) => ratio(stock as f64, ours as f64),
+        _ => "unknown".into(),
+    };
+    table.add_row([
+        "ratio".into(),
+        String::new(),
+        bytes(|memory| memory.kept),
+        bytes(|memory| memory.peak),
+        ratio(stock.step_seconds, ours.step_seconds),
+    ]);
+    for column in 1..5 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}

@@ -1,0 +1,68 @@
+use crate::functional;
+use crate::nn::drop_in::{config_twin, drop_in};
+use burn::config::Config;
+use burn::module::{Flag, Module, Param};
+use burn::tensor::{Distribution, Tensor};
+
+/// Configuration of [`MemSaveRRelu`]; the same as [`burn::nn::activation::RReluConfig`].
+#[derive(Config, Debug)]
+pub struct RReluConfig {
+    /// The lower bound of the uniform slope range. Default: 1/8 = 0.125.
+    #[config(default = "0.125")]
+    pub lower: f64,
+    /// The upper bound of the uniform slope range. Default: 1/3.
+    #[config(default = "1.0 / 3.0")]
+    pub upper: f64,
+}
+
+config_twin!(RReluConfig = burn::nn::activation::RReluConfig { lower, upper });
+
+/// Randomized leaky rectified linear unit: `x` if `x >= 0`, else `slope x`, with a slope drawn per element during training
+/// and the mean of its bounds otherwise.
+///
+/// Keeps one float per element for the backward pass while training, one bit otherwise;
+/// [`burn::nn::activation::RRelu`] keeps several floats.
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveRRelu {
+    /// The lower bound of the uniform slope range.
+    pub lower: f64,
+    /// The upper bound of the uniform slope range.
+    pub upper: f64,
+    /// Whether to behave as during training. Cleared by
+    /// [`freeze`](burn::module::Module::freeze) and matching
+    /// [`freeze_group`](burn::module::Module::freeze_group) traversals.
+    pub training: Param<Flag>,
+}
+
+drop_in!(MemSaveRRelu = burn::nn::activation::RRelu, from_nn_rrelu, into_nn_rrelu { lower, upper, training });
+
+impl RReluConfig {
+    /// Initializes the module, as the stock config does.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the values that the stock config refuses, with its message.
+    pub fn init(&self) -> MemSaveRRelu {
+        burn::nn::activation::RReluConfig::from(self.clone()).init().into()
+    }
+}
+
+impl MemSaveRRelu {
+    /// Applies the function element by element: with random slopes on an autodiff device while `training` is enabled.
+    ///
+    /// # Shapes
+    ///
+    /// - input: any
+    /// - output: the same
+    pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        if !self.training.is_enabled() || !input.device().is_autodiff() {
+            return functional::leaky_relu(input, (self.lower + self.upper) / 2.0);
+        }
+        // One factor per element, of which autodiff keeps nothing else: 1 where x is not negative.
+        let x = input.clone().inner();
+        let slope = x.random_like(Distribution::Uniform(self.lower, self.upper));
+        let factor = slope.mask_fill(x.lower_scalar(0.0).bool_not(), 1.0);
+        input * factor
+    }
+}

@@ -1,0 +1,87 @@
+//! What every drop-in module has in common.
+
+/// Converts a module from its stock twin and back, field by field, and displays it as the twin does, under its own name.
+///
+/// The fields are listed once; a field that is missing here, or new in Burn, is a compile error.
+macro_rules! drop_in {
+    ($module:ident = $stock:path, $from:ident, $into:ident { $($field:ident),* $(,)? }) => {
+        drop_in!(@conversions $module = $stock, $from, $into { $($field),* });
+
+        impl burn::module::ModuleDisplay for $module {
+            fn custom_settings(&self) -> Option<burn::module::DisplaySettings> {
+                burn::module::ModuleDisplay::custom_settings(&self.clone().$into())
+            }
+            fn custom_content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
+                burn::module::ModuleDisplay::custom_content(&self.clone().$into(), content)
+            }
+        }
+    };
+    (@conversions $module:ident = $stock:path, $from:ident, $into:ident { $($field:ident),* }) => {
+        impl $module {
+            /// Converts the stock module; parameters keep their ids, values and settings, and stay shared with others.
+            pub fn $from(stock: $stock) -> Self {
+                let $stock { $($field),* } = stock;
+                Self { $($field),* }
+            }
+
+            /// Converts back to the stock module.
+            pub fn $into(self) -> $stock {
+                let Self { $($field),* } = self;
+                $stock { $($field),* }
+            }
+        }
+
+        impl From<$stock> for $module {
+            fn from(stock: $stock) -> Self {
+                Self::$from(stock)
+            }
+        }
+
+        impl From<$module> for $stock {
+            fn from(module: $module) -> Self {
+                module.$into()
+            }
+        }
+    };
+}
+pub(crate) use drop_in;
+
+/// Converts a config from its stock twin and back, field by field.
+macro_rules! config_twin {
+    ($config:ident = $stock:path { $($field:ident),* $(,)? }) => {
+        crate::nn::drop_in::config_into_stock!($config = $stock { $($field),* });
+
+        impl From<$stock> for $config {
+            fn from(config: $stock) -> Self {
+                let $stock { $($field),* } = config;
+                Self { $($field),* }
+            }
+        }
+    };
+}
+pub(crate) use config_twin;
+
+/// Converts a config to its stock twin, field by field.
+macro_rules! config_into_stock {
+    ($config:ident = $stock:path { $($field:ident),* $(,)? }) => {
+        impl From<$config> for $stock {
+            fn from(config: $config) -> Self {
+                let $config { $($field),* } = config;
+                $stock { $($field: $field.into()),* }
+            }
+        }
+    };
+}
+pub(crate) use config_into_stock;
+
+/// Implements `From<inner> for outer` for every variant of an enum that wraps one value.
+macro_rules! wraps {
+    ($outer:ident { $($variant:ident($inner:ty)),* $(,)? }) => {$(
+        impl From<$inner> for $outer {
+            fn from(inner: $inner) -> Self {
+                Self::$variant(inner)
+            }
+        }
+    )*};
+}
+pub(crate) use wraps;

@@ -1,0 +1,66 @@
+use crate::functional;
+use crate::nn::drop_in::{config_twin, drop_in};
+use burn::config::Config;
+use burn::module::{Flag, Module, Param};
+use burn::tensor::Tensor;
+
+/// Configuration of [`MemSaveDropout`]; the same as [`burn::nn::DropoutConfig`].
+#[derive(Config, Debug)]
+pub struct DropoutConfig {
+    /// The probability of randomly zeroes some elements of the input tensor during training.
+    pub prob: f64,
+}
+
+config_twin!(DropoutConfig = burn::nn::DropoutConfig { prob });
+
+/// Zeroes elements at random during training, and divides the others by the probability to be kept.
+///
+/// Keeps one bit per element for the backward pass; [`burn::nn::Dropout`] keeps a float. The same seed drops the same
+/// elements as there.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::DropoutConfig;
+///
+/// let x = Tensor::<1>::ones([8], &Device::flex());
+/// let y = DropoutConfig::new(0.5).init().forward(x.clone()); // no autodiff: no dropout
+/// y.to_data().assert_eq(&x.to_data(), true);
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveDropout {
+    /// The probability of randomly zeroes some elements of the input tensor during training.
+    pub prob: f64,
+    /// Whether to behave as during training. Cleared by
+    /// [`freeze`](burn::module::Module::freeze) and matching
+    /// [`freeze_group`](burn::module::Module::freeze_group) traversals.
+    pub training: Param<Flag>,
+}
+
+drop_in!(MemSaveDropout = burn::nn::Dropout, from_nn_dropout, into_nn_dropout { prob, training });
+
+impl DropoutConfig {
+    /// Initializes the module, as the stock config does.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the values that the stock config refuses, with its message.
+    pub fn init(&self) -> MemSaveDropout {
+        burn::nn::DropoutConfig::from(self.clone()).init().into()
+    }
+}
+
+impl MemSaveDropout {
+    /// Applies the layer: on an autodiff device while `training` is enabled, else returns its input.
+    ///
+    /// # Shapes
+    ///
+    /// - input: any
+    /// - output: the same
+    pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        if !self.training.is_enabled() || !input.device().is_autodiff() || self.prob == 0.0 {
+            return input;
+        }
+        functional::dropout(input, self.prob)
+    }
+}

@@ -1,0 +1,98 @@
+use crate::functional;
+use crate::nn::drop_in::{config_twin, drop_in};
+use burn::config::Config;
+use burn::module::Module;
+use burn::nn::interpolate::InterpolateMode;
+use burn::tensor::{Tensor, ops::InterpolateOptions};
+
+/// Configuration of [`MemSaveInterpolate1d`]; the same as [`burn::nn::interpolate::Interpolate1dConfig`].
+#[derive(Config, Debug)]
+pub struct Interpolate1dConfig {
+    /// Output size of the interpolated tensor.
+    /// Exactly one of `output_size` or `scale_factor` must be set.
+    #[config(default = "None")]
+    pub output_size: Option<usize>,
+
+    /// Scale factor for resizing the input tensor.
+    /// The output size is `floor(input_size * scale_factor)`.
+    /// Exactly one of `output_size` or `scale_factor` must be set.
+    #[config(default = "None")]
+    pub scale_factor: Option<f32>,
+
+    /// Interpolation mode to use for resizing.
+    /// Determines how the output values are calculated.
+    #[config(default = "InterpolateMode::Nearest")]
+    pub mode: InterpolateMode,
+
+    /// If `true`, the input and output tensors are aligned by their corner pixels.
+    /// If `false`, half-pixel coordinate mapping is used instead.
+    #[config(default = true)]
+    pub align_corners: bool,
+}
+
+config_twin!(
+    Interpolate1dConfig =
+        burn::nn::interpolate::Interpolate1dConfig { output_size, scale_factor, mode, align_corners }
+);
+
+/// Resizes one axis by interpolation.
+///
+/// Keeps nothing for the backward pass; [`burn::nn::interpolate::Interpolate1d`] keeps its input.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::interpolate::Interpolate1dConfig;
+///
+/// let device = Device::flex();
+/// let resize = Interpolate1dConfig::new().with_output_size(Some(8)).init();
+/// assert_eq!(resize.forward(Tensor::<3>::ones([2, 3, 4], &device)).dims(), [2, 3, 8]);
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveInterpolate1d {
+    /// Output size of the interpolated tensor
+    pub output_size: Option<usize>,
+
+    /// Scale factor for resizing the input tensor
+    pub scale_factor: Option<f32>,
+
+    /// Interpolation mode used for resizing
+    #[module(skip)]
+    pub mode: InterpolateMode,
+
+    /// Whether to align corner pixels
+    pub align_corners: bool,
+}
+
+drop_in!(
+    MemSaveInterpolate1d = burn::nn::interpolate::Interpolate1d,
+    from_nn_interpolate1d,
+    into_nn_interpolate1d { output_size, scale_factor, mode, align_corners }
+);
+
+impl Interpolate1dConfig {
+    /// Initializes the module, as the stock config does.
+    pub fn init(self) -> MemSaveInterpolate1d {
+        burn::nn::interpolate::Interpolate1dConfig::from(self).init().into()
+    }
+}
+
+impl MemSaveInterpolate1d {
+    /// Applies the layer.
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[batch_size, channels, length_in]`
+    /// - output: `[batch_size, channels, length_out]`
+    ///
+    /// # Panics
+    ///
+    /// Panics unless exactly one of `output_size` and `scale_factor` is set.
+    pub fn forward(&self, input: Tensor<3>) -> Tensor<3> {
+        let mut options =
+            InterpolateOptions::new(self.mode.clone().into()).with_align_corners(self.align_corners);
+        options.output_size = self.output_size.map(|size| [1, size]);
+        options.scale_factor = self.scale_factor.map(|scale| [1.0, scale]);
+        functional::interpolate(input.unsqueeze_dim(2), options).squeeze_dim(2)
+    }
+}

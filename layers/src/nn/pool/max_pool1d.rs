@@ -1,0 +1,94 @@
+use crate::functional;
+use crate::nn::drop_in::{config_twin, drop_in};
+use crate::nn::padding;
+use burn::config::Config;
+use burn::module::Module;
+use burn::nn::PaddingConfig1d;
+use burn::tensor::{Tensor, ops::MaxPoolOptions};
+
+/// Configuration of [`MemSaveMaxPool1d`]; the same as [`burn::nn::pool::MaxPool1dConfig`].
+#[derive(Config, Debug)]
+pub struct MaxPool1dConfig {
+    /// The size of the kernel.
+    pub kernel_size: usize,
+    /// The stride.
+    #[config(default = "kernel_size")]
+    pub stride: usize,
+    /// The padding configuration.
+    ///
+    /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
+    /// will automatically use asymmetric padding to preserve input dimensions.
+    #[config(default = "PaddingConfig1d::Valid")]
+    pub padding: PaddingConfig1d,
+    /// The dilation.
+    #[config(default = "1")]
+    pub dilation: usize,
+    /// If true, use ceiling instead of floor for output size calculation.
+    #[config(default = "false")]
+    pub ceil_mode: bool,
+}
+
+config_twin!(
+    MaxPool1dConfig = burn::nn::pool::MaxPool1dConfig { kernel_size, stride, padding, dilation, ceil_mode }
+);
+
+/// Maximum of every window over one axis.
+///
+/// Keeps where each maximum lies in its window, one byte per output (windows of up to 255 elements);
+/// [`burn::nn::pool::MaxPool1d`] keeps its input and eight bytes per output.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::pool::MaxPool1dConfig;
+///
+/// let device = Device::flex();
+/// let pool = MaxPool1dConfig::new(2).init();
+/// assert_eq!(pool.forward(Tensor::<3>::ones([2, 3, 10], &device)).dims(), [2, 3, 5]);
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveMaxPool1d {
+    /// The stride.
+    pub stride: usize,
+    /// The size of the kernel.
+    pub kernel_size: usize,
+    /// The padding configuration.
+    #[module(skip)]
+    pub padding: PaddingConfig1d,
+    /// The dilation.
+    pub dilation: usize,
+    /// If true, use ceiling instead of floor for output size calculation.
+    pub ceil_mode: bool,
+}
+
+drop_in!(
+    MemSaveMaxPool1d = burn::nn::pool::MaxPool1d,
+    from_nn_max_pool1d,
+    into_nn_max_pool1d { stride, kernel_size, padding, dilation, ceil_mode }
+);
+
+impl MaxPool1dConfig {
+    /// Initializes the module, as the stock config does.
+    pub fn init(&self) -> MemSaveMaxPool1d {
+        burn::nn::pool::MaxPool1dConfig::from(self.clone()).init().into()
+    }
+}
+
+impl MemSaveMaxPool1d {
+    /// Applies the layer.
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[batch_size, channels, length_in]`
+    /// - output: `[batch_size, channels, length_out]`
+    pub fn forward(&self, input: Tensor<3>) -> Tensor<3> {
+        let [_, _, length] = input.dims();
+        let padding = padding::pair_1d(&self.padding, length, self.kernel_size, self.stride);
+        let options = MaxPoolOptions::new([self.kernel_size])
+            .with_stride([self.stride])
+            .with_padding_pairs([padding])
+            .with_dilation([self.dilation])
+            .with_ceil_mode(self.ceil_mode);
+        functional::max_pool1d(input, options)
+    }
+}

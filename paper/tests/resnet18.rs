@@ -1,0 +1,46 @@
+//! The table of ResNet-18 in small: what is kept, exactly.
+#![recursion_limit = "256"]
+use burn::module::Module;
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_memsave::measure::{TrackingAllocator, measure_step};
+use burn_memsave_paper::{Case, Depth, ResNet, memsave, stock};
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+const MIB: u64 = 1 << 20;
+
+fn kept<M: ResNet>(case: Case, images: &Tensor<4>) -> u64 {
+    let model = case.prepare(M::new(Depth::D18, &images.device()));
+    let images = if case.tracks_input() { images.clone().require_grad() } else { images.clone() };
+    let step = || measure_step(&model, images.clone(), |model, images| model.forward(images).sum());
+    step();
+    step().kept.expect("the allocator counts")
+}
+
+/// Batch 8 at 224x224, as in the table of the paper; one test, since memory is counted for the whole process.
+#[test]
+fn keeps_less() {
+    let device = Device::flex().autodiff();
+    let images = Tensor::<4>::random([8, 3, 224, 224], Distribution::Normal(0.0, 1.0), &device);
+    let running = kept::<memsave::resnet::Net>(Case::InputRunning, &images);
+    assert!(running as f64 <= 4.2 * MIB as f64, "{running} bytes with running statistics");
+    // Smaller images are enough to compare with stock in every case.
+    let images = Tensor::<4>::random([2, 3, 64, 64], Distribution::Normal(0.0, 1.0), &device);
+    for case in Case::ALL {
+        let (ours, stock) =
+            (kept::<memsave::resnet::Net>(case, &images), kept::<stock::resnet::Net>(case, &images));
+        assert!(ours <= stock, "{}: {ours} bytes, stock {stock}", case.name());
+    }
+}
+
+/// Both namespaces compute the same from the same record.
+#[test]
+fn computes_the_same() {
+    let device = Device::flex();
+    let stock = stock::resnet::Net::new(Depth::D18, &device);
+    let record = stock.clone().into_record();
+    let ours = memsave::resnet::Net::new(Depth::D18, &device).load_record(record);
+    let images = Tensor::<4>::random([1, 3, 32, 32], Distribution::Normal(0.0, 1.0), &device);
+    ours.forward(images.clone()).into_data().assert_eq(&stock.forward(images).into_data(), true);
+}

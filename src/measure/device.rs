@@ -1,0 +1,107 @@
+//! Memory of any device behind one interface.
+use super::{Scope, TrackingAllocator};
+use burn::backend::DispatchDevice;
+use burn::tensor::Device;
+
+/// Bytes in use on a device.
+///
+/// - CPU devices (Flex, NdArray): live bytes of the [`TrackingAllocator`], which are those of the whole program; `None` if it
+///   is not installed.
+/// - Device backends (CUDA, WebGPU, ...): bytes in use of the device's memory pool, without padding. Burn queues work:
+///   [`Device::sync`] first.
+/// - Others (remote ones): `None`.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use burn_memsave::measure::{TrackingAllocator, bytes_in_use};
+///
+/// assert_eq!(bytes_in_use(&Device::flex()).is_some(), TrackingAllocator::is_installed());
+/// ```
+pub fn bytes_in_use(device: &Device) -> Option<u64> {
+    match device.memory_pool_usage() {
+        Some(pool) => Some(pool.bytes_in_use),
+        None => is_counted(device).then(TrackingAllocator::live),
+    }
+}
+
+/// The most bytes that were in use on a device at one time.
+///
+/// - CPU devices: [`TrackingAllocator::peak`], which a [`Scope`] lowers at its start; `None` if it is not installed.
+/// - Device backends: the bytes that the pool has reserved. It reserves as it grows and keeps what it has, so this is never
+///   below the true peak, and above it by free pages: call [`Device::memory_cleanup`] before what you measure.
+/// - Others: `None`.
+///
+/// ```
+/// use burn::tensor::Device;
+/// use burn_memsave::measure::{bytes_in_use, peak_bytes};
+///
+/// let device = Device::flex();
+/// assert!(peak_bytes(&device) >= bytes_in_use(&device));
+/// ```
+pub fn peak_bytes(device: &Device) -> Option<u64> {
+    match device.memory_pool_usage() {
+        Some(pool) => Some(pool.bytes_reserved),
+        None => is_counted(device).then(TrackingAllocator::peak),
+    }
+}
+
+/// Whether the tensors of a device are counted by the allocator.
+fn is_counted(device: &Device) -> bool {
+    is_host(device) && TrackingAllocator::is_installed()
+}
+
+/// Whether tensors of a device live in this process's own memory.
+fn is_host(device: &Device) -> bool {
+    match device.clone().without_autodiff().as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => true,
+        #[cfg(feature = "ndarray")]
+        DispatchDevice::NdArray(_) => true,
+        #[allow(unreachable_patterns)] // without any other backend
+        _ => false,
+    }
+}
+
+/// Watches one device during a step whose input was just made.
+///
+/// Bytes are relative to those before the input was made, so that an input counts exactly while somebody keeps it.
+pub(super) struct Meter {
+    device: Device,
+    base: Option<u64>,
+    /// Lowers the allocator's peak to what is live after the input was made, so that making it does not count.
+    _scope: Scope,
+}
+
+impl Meter {
+    /// `live_before` is the allocator's count before the input was made. A device's pool is known only once there is a
+    /// tensor on it, and counts no more than the bytes of its tensors: there, the input's are subtracted.
+    pub(super) fn start(device: Device, input_bytes: u64, live_before: u64) -> Self {
+        settle(&device);
+        device.memory_cleanup();
+        let base = match device.memory_pool_usage() {
+            Some(pool) => Some(pool.bytes_in_use.saturating_sub(input_bytes)),
+            None => is_counted(&device).then_some(live_before),
+        };
+        Self { device, base, _scope: Scope::start() }
+    }
+
+    /// Waits for the device, so that clocks and counts see finished work.
+    pub(super) fn settle(&self) {
+        settle(&self.device);
+    }
+
+    /// Live bytes beyond those before the input; 0 if there are fewer.
+    pub(super) fn live(&self) -> Option<u64> {
+        Some(bytes_in_use(&self.device)?.saturating_sub(self.base?))
+    }
+
+    /// The highest [`live`](Self::live) so far.
+    pub(super) fn peak(&self) -> Option<u64> {
+        Some(peak_bytes(&self.device)?.saturating_sub(self.base?))
+    }
+}
+
+fn settle(device: &Device) {
+    // A failure of the device shows in the next operation, with its own message.
+    let _ = device.sync();
+}

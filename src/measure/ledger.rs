@@ -1,0 +1,256 @@
+//! What each operation of a forward pass keeps, and why.
+use super::bytes::human_bytes;
+use burn::backend::autodiff::NodeId;
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+use burn_memsave_layers::{
+    ledger::{Entry, record},
+    ops::node_id,
+};
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+use std::{fmt, io};
+
+/// One tensor that an operation keeps for the backward pass.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{functional, measure::ledger};
+///
+/// let device = Device::flex().autodiff();
+/// let model = burn::nn::LinearConfig::new(8, 4).init(&device);
+/// let x = Tensor::<2>::ones([2, 8], &device).require_grad();
+/// let (_y, ledger) = ledger(&model, || functional::linear(x, model.weight.val(), None));
+/// let [x, weight] = &ledger.rows[..] else { panic!("two tensors") };
+/// assert_eq!((x.tensor, x.bytes, x.counts()), ("x", 64, true));
+/// assert_eq!((weight.tensor, weight.parameter, weight.counts()), ("weight", true, false));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LedgerRow {
+    /// Path of the module whose weight the operation uses, such as `encoder.layers.0.linear`; without one, the name of the
+    /// operation.
+    pub module: String,
+    /// The operation.
+    pub operation: &'static str,
+    /// What is kept: `x`, `weight`, `mask`, ...
+    pub tensor: &'static str,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Why it is kept.
+    pub reason: &'static str,
+    /// An earlier row keeps the same tensor: no more memory is taken.
+    pub shared: bool,
+    /// It is a parameter of the model, which is alive anyway: no more memory is taken.
+    pub parameter: bool,
+}
+
+impl LedgerRow {
+    /// Whether this row takes memory: it is neither shared nor a parameter.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{functional, measure::ledger};
+    ///
+    /// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
+    /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), || functional::relu(x));
+    /// assert!(ledger.rows[0].counts());
+    /// ```
+    pub fn counts(&self) -> bool {
+        !self.shared && !self.parameter
+    }
+}
+
+/// What the operations of a forward pass keep for the backward pass. Made by [`ledger`].
+///
+/// Shown as a table, largest first, rows that take no memory last.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{functional, measure::ledger};
+///
+/// let x = Tensor::<1>::ones([64_000], &Device::flex().autodiff()).require_grad();
+/// let (_y, ledger) = ledger(&burn::nn::Relu::new(), || functional::relu(x));
+/// assert!(ledger.to_string().contains("7.81 KiB"));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Ledger {
+    /// One row for every tensor that an operation keeps, in the order of the forward pass.
+    pub rows: Vec<LedgerRow>,
+}
+
+impl Ledger {
+    /// Bytes kept for the backward pass. Each tensor counts once, parameters not at all.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{functional, measure::ledger};
+    ///
+    /// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
+    /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), || functional::relu(functional::relu(x)));
+    /// assert_eq!(ledger.total(), 2 * 640 / 8);
+    /// ```
+    pub fn total(&self) -> u64 {
+        self.rows.iter().filter(|row| row.counts()).map(|row| row.bytes).sum()
+    }
+
+    /// The rows as CSV with a header, in the order of the forward pass.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{functional, measure::ledger};
+    ///
+    /// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
+    /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), || functional::relu(x));
+    /// let csv = ledger.to_csv()?;
+    /// assert_eq!(csv.lines().next(), Some("module,operation,tensor,bytes,reason,shared,parameter"));
+    /// assert_eq!(csv.lines().nth(1), Some("relu,relu,mask,80,x is tracked,false,false"));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// None are known: the rows are plain text and numbers in memory.
+    pub fn to_csv(&self) -> io::Result<String> {
+        let mut writer = csv::Writer::from_writer(Vec::new());
+        for row in &self.rows {
+            writer.serialize(row)?;
+        }
+        let text = writer.into_inner().map_err(|error| error.into_error())?;
+        String::from_utf8(text).map_err(io::Error::other)
+    }
+
+    /// The rows as JSON: `{"rows": [{"module": ..., "bytes": ..., ...}, ...]}`.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{functional, measure::ledger};
+    ///
+    /// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
+    /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), || functional::relu(x));
+    /// assert!(ledger.to_json()?.contains(r#""bytes": 80"#));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// None are known: the rows are plain text and numbers in memory.
+    pub fn to_json(&self) -> io::Result<String> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
+}
+
+impl fmt::Display for Ledger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rows: Vec<_> = self.rows.iter().collect();
+        rows.sort_by_key(|row| Reverse((row.counts(), row.bytes)));
+        let mut table = Table::new();
+        table.load_preset(presets::ASCII_MARKDOWN);
+        table.set_header(["module", "operation", "keeps", "bytes", "because", ""]);
+        let bytes = |bytes| Cell::new(human_bytes(bytes)).set_alignment(CellAlignment::Right);
+        for row in rows {
+            let [module, operation, tensor, reason, note] =
+                [&row.module, row.operation, row.tensor, row.reason, note(row)].map(Cell::new);
+            table.add_row([module, operation, tensor, bytes(row.bytes), reason, note]);
+        }
+        let [total, empty] = ["total", ""].map(Cell::new);
+        table.add_row([total, empty.clone(), empty.clone(), bytes(self.total()), empty.clone(), empty]);
+        write!(f, "{table}")
+    }
+}
+
+/// Why a row takes no memory.
+fn note(row: &LedgerRow) -> &'static str {
+    match row {
+        LedgerRow { parameter: true, .. } => "parameter",
+        LedgerRow { shared: true, .. } => "shared",
+        _ => "",
+    }
+}
+
+/// Runs `forward`, and lists what the operations of this library that it calls keep for the backward pass.
+///
+/// Operations of Burn itself are not seen; compare [`Ledger::total`] with [`measure_layer`](super::measure_layer)'s `kept`
+/// to see what they add. Operations are attributed to the modules of `model` by their weight. `forward` runs on this
+/// thread, and returns what it likes.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{functional, measure::ledger};
+///
+/// let device = Device::flex().autodiff();
+/// let model = vec![LinearConfig::new(8, 4).init(&device), LinearConfig::new(8, 4).init(&device)];
+/// let x = Tensor::<2>::ones([2, 8], &device);
+/// let (_y, ledger) = ledger(&model, || {
+///     let y = functional::linear(x.clone(), model[0].weight.val(), None);
+///     y + functional::linear(x, model[1].weight.val(), None)
+/// });
+/// let [first, second] = &ledger.rows[..] else { panic!("two tensors") };
+/// assert_eq!((first.module.as_str(), first.shared), ("0", false));
+/// assert_eq!((second.module.as_str(), second.shared), ("1", true)); // the same x
+/// assert_eq!(ledger.total(), 2 * 8 * 4);
+/// ```
+pub fn ledger<M: Module, R>(model: &M, forward: impl FnOnce() -> R) -> (R, Ledger) {
+    let (result, entries) = record(forward);
+    // After the forward pass, which initializes lazy parameters.
+    let modules = ModulePaths::of(model).modules;
+    let mut seen = HashSet::new();
+    let rows = entries
+        .into_iter()
+        .map(|entry| {
+            let shared = entry.node.is_some_and(|node| !seen.insert(node));
+            row(entry, shared, &modules)
+        })
+        .collect();
+    (result, Ledger { rows })
+}
+
+fn row(entry: Entry, shared: bool, modules: &HashMap<NodeId, String>) -> LedgerRow {
+    let Entry { operation, tensor, bytes, reason, node, weight } = entry;
+    let module = weight.and_then(|weight| modules.get(&weight)).filter(|path| !path.is_empty());
+    LedgerRow {
+        module: module.cloned().unwrap_or_else(|| operation.into()),
+        operation,
+        tensor,
+        bytes: bytes as u64,
+        reason,
+        shared,
+        parameter: node.is_some_and(|node| modules.contains_key(&node)),
+    }
+}
+
+/// Finds the module of every parameter.
+#[derive(Default)]
+struct ModulePaths {
+    /// Where the visit is.
+    path: Vec<String>,
+    /// The module of each parameter by the parameter's node; the first one for a parameter that is tied.
+    modules: HashMap<NodeId, String>,
+}
+
+impl ModulePaths {
+    fn of<M: Module>(model: &M) -> Self {
+        let mut paths = Self::default();
+        model.visit(&mut paths);
+        paths
+    }
+}
+
+impl ModuleVisitor for ModulePaths {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // A parameter that is still lazy took no part. `base` and not `val`, which would compute an adapted weight anew.
+        if !param.is_initialized() {
+            return;
+        }
+        let module = self.path.split_last().map_or(&[][..], |(_parameter, module)| module);
+        if let Some(node) = node_id(param.base()) {
+            self.modules.entry(node).or_insert_with(|| module.join("."));
+        }
+    }
+}

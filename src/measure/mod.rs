@@ -1,0 +1,37 @@
+//! How much memory a training step takes, and which operation keeps what.
+//!
+//! - [`TrackingAllocator`]: a global allocator that counts; [`Scope`]: live and peak bytes since a point in the program.
+//! - [`bytes_in_use`], [`peak_bytes`]: the same question for any device, CPU or not.
+//! - [`measure_step`]: memory, gradients and time of one training step of a model.
+//! - [`measure_layer`]: exact bytes of one layer, for tests and benchmarks.
+//! - [`ledger`]: what each operation of a forward pass keeps, and why.
+//!
+//! Every number is in bytes. What cannot be known is `None`, never 0: on CPU devices, install the allocator.
+//!
+//! ```
+//! use burn::nn::LinearConfig;
+//! use burn::tensor::{Device, Tensor};
+//! use burn_memsave::measure::{TrackingAllocator, measure_step};
+//!
+//! #[global_allocator]
+//! static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+//!
+//! let device = Device::flex().autodiff();
+//! let model = LinearConfig::new(64, 32).init(&device);
+//! let x = Tensor::<2>::ones([16, 64], &device);
+//! let step = measure_step(&model, x, |model, x| model.forward(x).powf_scalar(2.0).mean());
+//! println!("{step}");
+//! assert!(step.kept >= Some(16 * 64 * 4)); // the input, for the gradient of the weight
+//! assert_eq!(step.gradients, 4 * (64 * 32 + 32));
+//! ```
+mod allocator;
+mod bytes;
+mod device;
+mod ledger;
+mod step;
+
+pub use allocator::{Scope, TrackingAllocator};
+pub use bytes::{human_bytes, mib};
+pub use device::{bytes_in_use, peak_bytes};
+pub use ledger::{Ledger, LedgerRow, ledger};
+pub use step::{LayerMeasurement, Measurement, StepInput, measure_layer, measure_step};

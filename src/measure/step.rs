@@ -1,0 +1,280 @@
+//! Memory and time of one forward and backward pass.
+use super::allocator::TrackingAllocator;
+use super::bytes::{human_bytes, tensor_bytes};
+use super::device::Meter;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Bool, Device, Gradients, Int, Tensor};
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use serde::{Serialize, Serializer};
+use std::collections::HashSet;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// Memory, gradients and time of one training step. Made by [`measure_step`], shown as a table, serialized with its times
+/// in seconds.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::measure::measure_step;
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(8, 4).init(&device);
+/// let step = measure_step(&model, Tensor::<2>::ones([2, 8], &device), |model, x| model.forward(x).sum());
+/// assert!(step.to_string().contains("gradients"));
+/// assert_eq!(step.gradients, 4 * (8 * 4 + 4));
+/// ```
+#[derive(Clone, Debug, Serialize)]
+pub struct Measurement {
+    /// Bytes that live after the forward pass when only the loss is held, and did not before: what the graph keeps. The
+    /// input counts if the graph keeps it; parameters and the loss do not.
+    pub kept: Option<u64>,
+    /// The most bytes alive at one time during the forward and backward pass, beyond parameters and input. Gradients count.
+    pub peak: Option<u64>,
+    /// Bytes of the gradients of the model's parameters.
+    pub gradients: u64,
+    /// Time of the forward pass and the loss.
+    #[serde(rename = "forward_seconds", serialize_with = "seconds")]
+    pub forward_time: Duration,
+    /// Time of the backward pass; zero if nothing requires a gradient.
+    #[serde(rename = "backward_seconds", serialize_with = "seconds")]
+    pub backward_time: Duration,
+}
+
+fn seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64())
+}
+
+impl fmt::Display for Measurement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".into(), human_bytes);
+        let time = |time: Duration| format!("{:.3} ms", time.as_secs_f64() * 1e3);
+        let rows = [
+            ("kept after the forward pass", bytes(self.kept)),
+            ("peak beyond parameters and input", bytes(self.peak)),
+            ("gradients of parameters", bytes(Some(self.gradients))),
+            ("forward", time(self.forward_time)),
+            ("backward", time(self.backward_time)),
+        ];
+        let mut table = Table::new();
+        table.load_preset(presets::ASCII_MARKDOWN).set_header(["one step", ""]);
+        for (name, value) in rows {
+            table.add_row([Cell::new(name), Cell::new(value).set_alignment(CellAlignment::Right)]);
+        }
+        write!(f, "{table}")
+    }
+}
+
+/// Memory of the forward and backward pass of one layer. Made by [`measure_layer`].
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::measure::{TrackingAllocator, measure_layer};
+///
+/// let device = Device::flex().autodiff();
+/// let layer = measure_layer(|| Tensor::<1>::ones([640], &device).require_grad(), |x| x.exp());
+/// assert_eq!(layer.kept.is_some(), TrackingAllocator::is_installed());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LayerMeasurement {
+    /// Bytes that live after the forward pass when only the output is held. The input counts exactly if the graph keeps it;
+    /// the output and whatever lived before, such as parameters, do not.
+    pub kept: Option<u64>,
+    /// The most bytes alive at one time during the forward pass, beyond the input and what lived before.
+    pub forward_peak: Option<u64>,
+    /// The same for the forward and the backward pass.
+    pub peak: Option<u64>,
+}
+
+/// Input of a measured step: a tensor of any kind, a pair of inputs, or your own batch type.
+///
+/// A measurement runs on a copy of the input, so that it does not matter who else holds it.
+///
+/// ```
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_memsave::measure::StepInput;
+///
+/// let device = Device::flex();
+/// let (tokens, weights) = (Tensor::<2, Int>::ones([4, 16], &device), Tensor::<1>::ones([4], &device));
+/// let batch = (tokens, weights);
+/// assert_eq!(batch.bytes(), 4 * 16 * batch.0.dtype().size() as u64 + 4 * 4);
+/// assert_eq!(batch.copy().1.to_data(), batch.1.to_data());
+/// ```
+pub trait StepInput {
+    /// The same values in memory of their own, tracked where the original is.
+    fn copy(&self) -> Self;
+    /// The bytes of the values.
+    fn bytes(&self) -> u64;
+    /// Where they are.
+    fn device(&self) -> Device;
+}
+
+impl<const D: usize> StepInput for Tensor<D> {
+    fn copy(&self) -> Self {
+        let copy = Self::from_data(self.to_data(), (&self.device(), self.dtype()));
+        if self.is_tracked() { copy.require_grad() } else { copy }
+    }
+    fn bytes(&self) -> u64 {
+        tensor_bytes(self)
+    }
+    fn device(&self) -> Device {
+        Tensor::device(self)
+    }
+}
+
+macro_rules! untracked_step_input {
+    ($($kind:ty),+) => {$(
+        impl<const D: usize> StepInput for Tensor<D, $kind> {
+            fn copy(&self) -> Self {
+                Self::from_data(self.to_data(), (&self.device(), self.dtype()))
+            }
+            fn bytes(&self) -> u64 {
+                tensor_bytes(self)
+            }
+            fn device(&self) -> Device {
+                Tensor::device(self)
+            }
+        }
+    )+};
+}
+untracked_step_input!(Int, Bool);
+
+impl<A: StepInput, B: StepInput> StepInput for (A, B) {
+    fn copy(&self) -> Self {
+        (self.0.copy(), self.1.copy())
+    }
+    fn bytes(&self) -> u64 {
+        self.0.bytes() + self.1.bytes()
+    }
+    fn device(&self) -> Device {
+        self.0.device()
+    }
+}
+
+/// Measures one training step: `loss` runs the forward pass and returns the loss, the backward pass follows.
+///
+/// The step runs on a copy of `input`, a leaf that requires a gradient if `input` is tracked; the backward pass ends there.
+///
+/// Call it twice with the same shapes and use the second result: the first run also pays for lazily initialized parameters,
+/// thread pools and compiled kernels. Nothing else should run at the same time, as memory is counted for the whole program
+/// or device. A few hundred bytes per operation are the graph's own records. On devices with a memory pool the unused part
+/// of the pool is released first, see [`peak_bytes`](super::peak_bytes), which the forward time may show.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::measure::{TrackingAllocator, measure_step};
+///
+/// #[global_allocator]
+/// static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(256, 256).init(&device);
+/// let x = Tensor::<2>::ones([64, 256], &device);
+/// let step = || measure_step(&model, x.clone(), |model, x| model.forward(x).sum());
+/// step();
+/// let step = step();
+/// assert!(step.kept >= Some(64 * 256 * 4)); // x
+/// assert!(step.peak >= Some(step.gradients + 64 * 256 * 4)); // gradients and the output's gradient
+/// ```
+pub fn measure_step<M: Module, I: StepInput>(
+    model: &M,
+    input: I,
+    loss: impl FnOnce(&M, I) -> Tensor<1>,
+) -> Measurement {
+    let run = run(|| input.copy(), |input| loss(model, input), |loss| loss);
+    Measurement {
+        kept: run.memory.kept,
+        peak: run.memory.peak,
+        gradients: run.gradients.map_or(0, |gradients| gradient_bytes(model, &gradients)),
+        forward_time: run.forward_time,
+        backward_time: run.backward_time,
+    }
+}
+
+/// Measures `forward(input())` and the backward pass of its sum.
+///
+/// `input` makes its tensor anew and gives away the only handle; then `kept` is exact: live bytes after the forward pass,
+/// less those before the input was made, less those of the output. The peaks also leave out the input. Without anything
+/// that requires a gradient, there is no backward pass.
+///
+/// Call it twice with the same shapes and use the second result; the rest of what [`measure_step`] says holds here as well.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{functional, measure::{TrackingAllocator, measure_layer}};
+///
+/// #[global_allocator]
+/// static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+///
+/// let device = Device::flex().autodiff();
+/// let kept = |forward: fn(Tensor<1>) -> Tensor<1>| {
+///     let run = || measure_layer(|| Tensor::<1>::ones([64_000], &device).require_grad(), forward);
+///     run();
+///     run().kept.unwrap()
+/// };
+/// assert!(kept(burn::tensor::activation::relu) >= 4 * 64_000); // the input
+/// assert!(kept(functional::relu) < 64_000 / 8 + 2000); // one bit per element
+/// ```
+pub fn measure_layer<const D: usize, const O: usize>(
+    input: impl FnOnce() -> Tensor<D>,
+    forward: impl Fn(Tensor<D>) -> Tensor<O>,
+) -> LayerMeasurement {
+    run(input, forward, |output| output.sum()).memory
+}
+
+struct Run {
+    memory: LayerMeasurement,
+    gradients: Option<Gradients>,
+    forward_time: Duration,
+    backward_time: Duration,
+}
+
+/// One forward and, if the output is tracked, one backward pass from `scalar(output)`.
+fn run<I: StepInput, const O: usize>(
+    input: impl FnOnce() -> I,
+    forward: impl FnOnce(I) -> Tensor<O>,
+    scalar: impl FnOnce(Tensor<O>) -> Tensor<1>,
+) -> Run {
+    let live_before = TrackingAllocator::live();
+    let input = input();
+    let input_bytes = input.bytes();
+    let meter = Meter::start(input.device(), input_bytes, live_before);
+    let peak = || Some(meter.peak()?.saturating_sub(input_bytes));
+
+    let start = Instant::now();
+    let output = forward(input);
+    meter.settle();
+    let forward_time = start.elapsed();
+    let kept = meter.live().map(|live| live.saturating_sub(tensor_bytes(&output)));
+    let forward_peak = peak();
+
+    let start = Instant::now();
+    let gradients = output.is_tracked().then(|| scalar(output).backward());
+    meter.settle();
+    let backward_time = if gradients.is_some() { start.elapsed() } else { Duration::ZERO };
+    let memory = LayerMeasurement { kept, forward_peak, peak: peak() };
+    Run { memory, gradients, forward_time, backward_time }
+}
+
+/// Bytes of the gradients of a model's parameters; a parameter that is tied counts once.
+fn gradient_bytes<M: Module>(model: &M, gradients: &Gradients) -> u64 {
+    let mut visitor = GradientBytes { gradients, seen: HashSet::new(), bytes: 0 };
+    model.visit(&mut visitor);
+    visitor.bytes
+}
+
+struct GradientBytes<'a> {
+    gradients: &'a Gradients,
+    seen: HashSet<ParamId>,
+    bytes: u64,
+}
+
+impl ModuleVisitor for GradientBytes<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // A parameter that is still lazy took no part; looking at its value would initialize it.
+        if param.is_initialized() && self.seen.insert(param.id) {
+            self.bytes += param.grad(self.gradients).map_or(0, |gradient| tensor_bytes(&gradient));
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Memory measurements: exact bytes of known things.
+#![allow(deprecated)] // burn-ndarray is deprecated as a whole
+use burn::module::Module;
+use burn::nn;
+use burn::tensor::{Device, Int, Tensor, activation};
+use burn_memsave::functional;
+use burn_memsave::measure::{
+    LayerMeasurement, Scope, TrackingAllocator, bytes_in_use, human_bytes, ledger, measure_layer,
+    measure_step, mib, peak_bytes,
+};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+/// Memory is counted for the whole process: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn cpu_devices() -> Vec<Device> {
+    vec![
+        #[cfg(feature = "flex")]
+        Device::flex().autodiff(),
+        #[cfg(feature = "ndarray")]
+        Device::ndarray().autodiff(),
+    ]
+}
+
+/// The second of two runs, on a tracked input of `elements` elements.
+fn measure(device: &Device, elements: usize, forward: impl Fn(Tensor<1>) -> Tensor<1>) -> LayerMeasurement {
+    let run = || measure_layer(|| Tensor::<1>::ones([elements], device).require_grad(), &forward);
+    run();
+    run()
+}
+
+fn kept(device: &Device, elements: usize, forward: impl Fn(Tensor<1>) -> Tensor<1>) -> u64 {
+    measure(device, elements, forward).kept.expect("the allocator is installed")
+}
+
+#[test]
+fn allocations_are_counted_exactly() {
+    let _alone = alone();
+    assert!(TrackingAllocator::is_installed());
+    let scope = Scope::start();
+    let mut bytes: Vec<u8> = Vec::with_capacity(1000);
+    assert_eq!((scope.live(), scope.peak()), (1000, 1000));
+    bytes.reserve_exact(3000); // moves: only the difference counts
+    assert_eq!((scope.live(), scope.peak()), (3000, 3000));
+    bytes.shrink_to(500);
+    assert_eq!((scope.live(), scope.peak()), (500, 3000));
+    let zeros = vec![0u64; 10];
+    assert_eq!(scope.live(), 580);
+    drop((bytes, zeros));
+    assert_eq!((scope.live(), scope.peak()), (0, 3000));
+}
+
+#[test]
+fn nested_scopes_have_their_own_peaks() {
+    let _alone = alone();
+    let outer = Scope::start();
+    drop(vec![0u8; 5000]);
+    let held = vec![0u8; 100];
+
+    let inner = Scope::start();
+    drop(vec![0u8; 2000]);
+    {
+        let innermost = Scope::start();
+        drop(vec![0u8; 3000]);
+        assert_eq!((innermost.live(), innermost.peak()), (0, 3000));
+    }
+    assert_eq!((inner.live(), inner.peak()), (0, 3000)); // that of the scope inside
+    drop(held);
+    assert_eq!(inner.live(), -100);
+    drop(inner);
+
+    assert_eq!((outer.live(), outer.peak()), (0, 5000)); // that of before, although 3100 was the last
+    drop(vec![0u8; 6000]);
+    assert_eq!(outer.peak(), 6000);
+}
+
+#[test]
+fn a_scope_counts_other_threads() {
+    let _alone = alone();
+    let scope = Scope::start();
+    let bytes = std::thread::spawn(|| vec![0u8; 1 << 20]).join().expect("the thread ends well");
+    assert!(scope.live() >= 1 << 20);
+    drop(bytes);
+    assert!(scope.peak() >= 1 << 20);
+}
+
+#[test]
+fn bytes_of_cpu_devices_are_those_of_the_allocator() {
+    let _alone = alone();
+    for device in cpu_devices() {
+        let before = bytes_in_use(&device).expect("the allocator is installed");
+        let x = Tensor::<1>::ones([10_000], &device);
+        let after = bytes_in_use(&device).expect("the allocator is installed");
+        assert!((before + 40_000..before + 42_000).contains(&after));
+        assert!(peak_bytes(&device) >= Some(after));
+        drop(x);
+    }
+}
+
+/// Stock keeps 4 bytes per element, ours 1 bit in words of 64, and each some records that do not depend on the size.
+#[test]
+fn relu_keeps_one_bit_where_stock_keeps_the_input() {
+    let _alone = alone();
+    for device in cpu_devices() {
+        let [small, large] = [64_001, 128_100];
+        let stock = [small, large].map(|n| kept(&device, n, activation::relu));
+        let ours = [small, large].map(|n| kept(&device, n, functional::relu));
+        let words = |n: usize| n.div_ceil(64) as u64 * 8;
+        assert_eq!(stock[1] - stock[0], 4 * (large - small) as u64);
+        assert_eq!(ours[1] - ours[0], words(large) - words(small));
+        let records = [stock[0] - 4 * small as u64, ours[0] - words(small)];
+        assert!(records.iter().all(|&bytes| bytes < 2000), "{records:?} bytes of records");
+    }
+}
+
+/// An input that somebody else holds is none of the layer's.
+#[test]
+fn an_untracked_layer_keeps_nothing() {
+    let _alone = alone();
+    for device in cpu_devices() {
+        let run = || measure_layer(|| Tensor::<1>::ones([10_000], &device), |x| x + 1.0);
+        run();
+        let layer = run();
+        assert!(layer.kept < Some(1000), "{layer:?}");
+        assert_eq!(layer.forward_peak, layer.peak); // no backward pass
+    }
+}
+
+#[test]
+fn a_transient_buffer_shows_in_the_peak() {
+    let _alone = alone();
+    for device in cpu_devices() {
+        let peaks = [0usize, 1 << 22].map(|bytes| {
+            measure(&device, 1000, |x| {
+                drop(std::hint::black_box(vec![1u8; bytes]));
+                x * 2.0
+            })
+        });
+        let forward = peaks.map(|layer| layer.forward_peak.expect("the allocator is installed"));
+        assert!(forward[0] < 20_000 && peaks[0].peak < Some(30_000), "{peaks:?}");
+        // At most the output of 4000 bytes comes later.
+        assert!(((1 << 22)..(1 << 22) + 10_000).contains(&forward[1]), "{peaks:?}");
+        assert_eq!(peaks[1].forward_peak, peaks[1].peak);
+        assert!(close(peaks[1].kept, peaks[0].kept), "{peaks:?}");
+    }
+}
+
+/// Equal but for the graph's records.
+fn close(a: Option<u64>, b: Option<u64>) -> bool {
+    a.zip(b).is_some_and(|(a, b)| a.abs_diff(b) < 1000)
+}
+
+#[test]
+fn a_step_of_a_linear_layer() {
+    let _alone = alone();
+    for device in cpu_devices() {
+        let [batch, inputs, outputs] = [32, 512, 256];
+        let model = nn::LinearConfig::new(inputs, outputs).init(&device);
+        let parameters = 4 * model.num_params() as u64;
+        let x = Tensor::<2>::ones([batch, inputs], &device);
+        let x_bytes = (4 * batch * inputs) as u64;
+        let step = |model: &nn::Linear, x| measure_step(model, x, |model, x| model.forward(x).sum());
+
+        step(&model, x.clone());
+        let trained = step(&model, x.clone());
+        assert_eq!(trained.gradients, parameters);
+        let kept = trained.kept.expect("the allocator is installed");
+        assert!((x_bytes..x_bytes + 4000).contains(&kept), "{trained}");
+        assert!(trained.peak >= Some(parameters + (4 * batch * outputs) as u64), "{trained}");
+        assert!(trained.peak < Some(2 * parameters + x_bytes), "{trained}");
+
+        // Nothing requires a gradient: nothing is kept, and there is no backward pass.
+        let frozen = step(&model.clone().freeze(), x.clone());
+        assert!(frozen.gradients == 0 && frozen.backward_time.is_zero(), "{frozen}");
+        assert!(frozen.kept < Some(1000), "{frozen}");
+
+        // Whoever holds the input does not matter.
+        let given_away = step(&model, x);
+        assert!(close(given_away.kept, trained.kept), "{given_away}");
+    }
+}
+
+#[test]
+fn a_step_on_tokens_and_targets() {
+    let _alone = alone();
+    for device in cpu_devices() {
+        let model = nn::EmbeddingConfig::new(10, 4).init(&device);
+        let tokens = Tensor::<2, Int>::from_ints([[1, 2, 3]], &device);
+        let targets = Tensor::<3>::zeros([1, 3, 4], &device);
+        let step = measure_step(&model, (tokens, targets), |model, (tokens, targets)| {
+            (model.forward(tokens) - targets).abs().sum()
+        });
+        assert_eq!(step.gradients, 4 * 10 * 4);
+    }
+}
+
+#[test]
+fn a_measurement_reads_as_a_table_and_as_json() {
+    let _alone = alone();
+    let Some(device) = cpu_devices().pop() else { return };
+    let model = nn::LinearConfig::new(1024, 1024).with_bias(false).init(&device);
+    let x = Tensor::<2>::ones([4, 1024], &device);
+    let step = measure_step(&model, x, |model, x| model.forward(x).sum());
+    let table = step.to_string();
+    assert!(table.contains("| gradients of parameters") && table.contains("4.00 MiB |"), "{table}");
+    let json = serde_json::to_value(&step).expect("plain numbers");
+    assert_eq!(json["gradients"], 4 << 20);
+    assert_eq!(json["forward_seconds"], step.forward_time.as_secs_f64());
+}
+
+/// Two layers that read the same x; the second one's ReLU.
+#[derive(Module, Debug)]
+struct TwoLayers {
+    left: nn::Linear,
+    right: Vec<nn::Linear>,
+}
+
+impl TwoLayers {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let linear = |layer: &nn::Linear, x| {
+            functional::linear(x, layer.weight.val(), layer.bias.as_ref().map(|bias| bias.val()))
+        };
+        linear(&self.left, x.clone()) + functional::relu(linear(&self.right[0], x))
+    }
+}
+
+#[test]
+fn the_ledger_names_modules_and_counts_what_is_shared_once() {
+    let _alone = alone();
+    for device in cpu_devices() {
+        let layer = || nn::LinearConfig::new(64, 32).init(&device);
+        let model = TwoLayers { left: layer(), right: vec![layer()] };
+        let make = || Tensor::<2>::ones([100, 64], &device).require_grad();
+        let x = make();
+        let (y, ledger) = ledger(&model, || model.forward(x));
+        assert_eq!(y.dims(), [100, 32]);
+
+        let rows: Vec<_> = ledger
+            .rows
+            .iter()
+            .map(|row| (row.module.as_str(), row.tensor, row.bytes, row.shared, row.parameter))
+            .collect();
+        let (x_bytes, weight_bytes, mask_bytes) = (4 * 100 * 64, 4 * 64 * 32, 100 * 32 / 8);
+        assert_eq!(
+            rows,
+            [
+                ("left", "x", x_bytes, false, false),
+                ("left", "weight", weight_bytes, false, true),
+                ("right.0", "x", x_bytes, true, false),
+                ("right.0", "weight", weight_bytes, false, true),
+                ("relu", "mask", mask_bytes, false, false),
+            ]
+        );
+        assert_eq!(ledger.total(), x_bytes + mask_bytes);
+
+        // The counting allocator agrees, but for the graph's records.
+        drop(y);
+        let layer = || measure_layer(make, |x| model.forward(x));
+        layer();
+        let kept = layer().kept.expect("the allocator is installed");
+        assert!((ledger.total()..ledger.total() + 8000).contains(&kept), "{kept} {ledger}");
+
+        assert_table_is_sorted(&ledger.to_string());
+        let csv = ledger.to_csv().expect("plain text");
+        assert_eq!(csv.lines().count(), 6);
+        assert!(csv.contains("right.0,linear,x,25600,weight is tracked,true,false"), "{csv}");
+        let json: serde_json::Value =
+            serde_json::from_str(&ledger.to_json().expect("plain text")).expect("valid JSON");
+        assert_eq!(json["rows"][4]["bytes"], mask_bytes);
+    }
+}
+
+/// Largest first, then what takes no memory, then the total.
+fn assert_table_is_sorted(table: &str) {
+    let lines: Vec<_> = table.lines().skip(2).collect();
+    let expected = ["25.00 KiB", "400 B", "shared", "parameter", "parameter", "25.39 KiB"];
+    assert_eq!(lines.len(), expected.len(), "{table}");
+    assert!(lines.iter().zip(expected).all(|(line, text)| line.contains(text)), "{table}");
+}
+
+#[test]
+fn a_tied_weight_is_a_parameter_under_its_first_path() {
+    let _alone = alone();
+    let Some(device) = cpu_devices().pop() else { return };
+    let layer = nn::LinearConfig::new(8, 8).with_bias(false).init(&device);
+    let model = vec![layer.clone(), layer];
+    let x = Tensor::<2>::ones([2, 8], &device).require_grad();
+    let (y, ledger) = ledger(&model, || functional::linear(x, model[1].weight.val(), None));
+    assert!(ledger.rows.iter().all(|row| row.module == "0"), "{ledger}");
+    assert_eq!(ledger.total(), 2 * 8 * 4);
+
+    let step = measure_step(&model, y.detach(), |model, x| model[1].forward(model[0].forward(x)).sum());
+    assert_eq!(step.gradients, 8 * 8 * 4);
+}
+
+#[test]
+fn bytes_read_well() {
+    assert_eq!(mib(3 << 19), "1.50");
+    assert_eq!(human_bytes(0), "0 B");
+    assert_eq!(human_bytes(1023), "1023 B");
+    assert_eq!(human_bytes(5 << 30), "5.00 GiB");
+}
