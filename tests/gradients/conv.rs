@@ -402,13 +402,15 @@ mod deform_conv2d {
         Deformed { conv, offset_groups: 2, mask: true }
     }
 
-    /// NdArray 0.22.1 panics for inputs that are not contiguous.
+    /// NdArray 0.22.1 panics for inputs that are not contiguous. Stock computes every gradient in f32; the one of a bias
+    /// alone is better here.
     #[test]
     fn equals_stock() {
         for_all(24, (deformed(), settings()), |(deformed, setting)| {
             let contiguous = Setting { form: Form::Leaf, ..setting };
             for (backend, setting) in [(Backend::Flex, setting), (Backend::NdArray, contiguous)] {
                 let check = Check::new(deformed.inputs(), setting).on(backend).same_output();
+                let check = check.gradients_within(1e-5);
                 check.compare(&deformed.op(F::deform_conv2d), &deformed.op(module::deform_conv2d));
             }
         });

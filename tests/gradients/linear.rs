@@ -89,11 +89,11 @@ fn treats_odd_shapes_as_stock() {
     }
 }
 
+/// Stock ends the process on Flex: a batched product of 0.22.1 reads beyond an empty batch.
 #[test]
-#[ignore = "the batched product of Flex 0.22.1 reads beyond an empty batch and ends the process"]
 fn takes_an_empty_batch() {
     Check::new(inputs([0, 3, 5, 4], true), Setting::default()).compare(&ours, &|t| {
-        let empty = Tensor::<3>::zeros([0, 3, 4], t.device());
-        empty + t.get::<3>(0).sum().unsqueeze() + t.get::<2>(1).sum().unsqueeze() + t.get::<1>(2).unsqueeze()
+        let sum = t.get::<3>(0).sum() + t.get::<2>(1).sum() + t.get::<1>(2).sum();
+        Tensor::zeros([0, 3, 4], t.device()) + sum.unsqueeze::<3>()
     });
 }
