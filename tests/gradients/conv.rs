@@ -425,13 +425,24 @@ mod deform_conv2d {
         }
     }
 
-    /// Burn 0.22.1 computes this backward pass in f32, whatever the dtype.
+    fn differentiate(offset_groups: usize, backend: Backend) {
+        let deformed = Deformed { offset_groups, ..fixed_one() };
+        let check = Check::new(deformed.inputs(), Setting::of(DType::F64)).on(backend);
+        // Burn 0.22.1 computes this backward pass in f32, whatever the dtype.
+        check.within(1e-4).differentiate(&deformed.op(F::deform_conv2d));
+    }
+
     #[test]
     fn is_differentiated() {
-        let deformed = fixed_one();
-        let setting = Setting::of(DType::F64);
-        let check = Check::new(deformed.inputs(), setting).within(1e-4);
-        check.differentiate(&deformed.op(F::deform_conv2d));
+        differentiate(1, Backend::Flex);
+        differentiate(2, Backend::Flex);
+        differentiate(1, Backend::NdArray);
+    }
+
+    #[test]
+    #[ignore = "NdArray 0.22.1 computes a wrong gradient of the offsets where they have more than one group"]
+    fn is_differentiated_on_ndarray_with_offset_groups() {
+        differentiate(2, Backend::NdArray);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 use crate::common::*;
 use burn::tensor::{DType, Int, Tensor, TensorData, module};
 use burn_memsave::functional as F;
-use proptest::prelude::*;
 
 /// Rows to look up, as often as may be.
 fn indices(t: &Operands, shape: [usize; 2], rows: usize, seed: u64) -> Tensor<2, Int> {

@@ -73,10 +73,7 @@ fn follows_itself() {
 
 #[test]
 fn treats_odd_shapes_as_stock() {
-    Check::new(inputs([0, 3, 5, 4], true), Setting::default())
-        .on(Backend::NdArray)
-        .compare_panics(&ours, &stock);
-    for sizes in [[2, 0, 5, 4], [2, 3, 0, 4], [2, 3, 5, 0], [1, 1, 1, 1]] {
+    for sizes in [[2, 3, 0, 4], [2, 3, 5, 0], [1, 1, 1, 1]] {
         Check::new(inputs(sizes, true), Setting::default()).compare_panics(&ours, &stock);
     }
     let mismatched = [
@@ -89,11 +86,13 @@ fn treats_odd_shapes_as_stock() {
     }
 }
 
-/// Stock ends the process on Flex: a batched product of 0.22.1 reads beyond an empty batch.
+/// Stock ends the process on Flex (a batched product of 0.22.1 reads beyond an empty batch), and panics on NdArray.
 #[test]
 fn takes_an_empty_batch() {
-    Check::new(inputs([0, 3, 5, 4], true), Setting::default()).compare(&ours, &|t| {
-        let sum = t.get::<3>(0).sum() + t.get::<2>(1).sum() + t.get::<1>(2).sum();
-        Tensor::zeros([0, 3, 4], t.device()) + sum.unsqueeze::<3>()
-    });
+    for [batch, rows] in [[0, 3], [2, 0], [0, 0]] {
+        Check::new(inputs([batch, rows, 5, 4], true), Setting::default()).compare(&ours, &|t| {
+            let sum = t.get::<3>(0).sum() + t.get::<2>(1).sum() + t.get::<1>(2).sum();
+            Tensor::zeros([batch, rows, 4], t.device()) + sum.unsqueeze::<3>()
+        });
+    }
 }

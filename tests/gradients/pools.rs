@@ -243,14 +243,18 @@ macro_rules! avg_pool {
                 );
             }
 
+            /// NdArray 0.22.1 panics in the backward pass of a window of padding.
             #[test]
             fn treats_odd_windows_as_stock() {
                 let flags = [any::<bool>(), any::<bool>()];
                 for_all(96, (axes(any_axis), flags), |(axes, [ceil_mode, include_pad])| {
                     let options = avg_options(axes, ceil_mode, include_pad);
-                    Check::new([Input::random::<$dims>(axes.shape([1, 2]))], Setting::default())
-                        .same_output()
-                        .compare_panics(&ours(options.clone()), &stock(options.clone()));
+                    let check = Check::new([Input::random::<$dims>(axes.shape([1, 2]))], Setting::default());
+                    let check = match axes.iter().any(Axis::has_empty_windows) {
+                        true => check.on(Backend::Flex),
+                        false => check,
+                    };
+                    check.same_output().compare_panics(&ours(options.clone()), &stock(options.clone()));
                 });
                 let options = avg_options([FIXED; $rank], false, false);
                 for planes in [[0, 2], [2, 0]] {
