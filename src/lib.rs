@@ -1,4 +1,4 @@
-//! Drop-in Burn layers that keep less memory for the backward pass.
+#![doc = include_str!("../README.md")]
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
 

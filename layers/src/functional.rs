@@ -36,7 +36,9 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
     if D == 1 {
         return linear(x.unsqueeze::<2>(), weight, bias).squeeze_dim(0);
     }
-    let fits = x.dims()[D - 1] == weight.dims()[0] && weight.shape().num_elements() > 0;
+    let fits = x.dims()[D - 1] == weight.dims()[0]
+        && weight.shape().num_elements() > 0
+        && has_length(&bias, weight.dims()[1]);
     if !fits || matches!(weight.dtype(), DType::QFloat(_)) {
         return module::linear(x, weight, bias);
     }
@@ -53,11 +55,15 @@ fn empty_linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Te
     shape[D - 1] = weight.dims()[1];
     let sum = x.sum() + weight.sum();
     let sum = bias.into_iter().fold(sum, |sum, bias| sum + bias.sum());
-    (sum * 0.0).reshape([1; D]).expand(shape)
+    Tensor::zeros(shape, (&sum.device(), sum.dtype())) + (sum * 0.0).reshape([1; D])
 }
 
 fn maybe<const D: usize>(tensor: Option<Tensor<D>>) -> MaybeTensor<Dispatch> {
     tensor.map(Tensor::into_dispatch).into()
+}
+
+fn has_length(bias: &Option<Tensor<1>>, length: usize) -> bool {
+    bias.as_ref().is_none_or(|bias| bias.dims() == [length])
 }
 
 fn any_tracked<const D: usize>(x: &Tensor<D>, weight: &Tensor<D>, bias: &Option<Tensor<1>>) -> bool {
@@ -79,6 +85,7 @@ macro_rules! conv {
             let (sizes, kernel) = (x.dims(), weight.dims());
             let fits = sizes[1] == kernel[1] * options.groups
                 && x.shape().num_elements() > 0
+                && has_length(&bias, kernel[0])
                 && (0..$rank).all(|axis| {
                     let (begin, end) = options.padding[axis];
                     let extent = options.dilation[axis] * (kernel[axis + 2].max(1) - 1) + 1;
@@ -110,7 +117,10 @@ macro_rules! conv_transpose {
             bias: Option<Tensor<1>>,
             options: ConvTransposeOptions<$rank>,
         ) -> Tensor<$dims> {
-            let fits = x.dims()[1] == weight.dims()[0] && x.shape().num_elements() > 0;
+            let kernel = weight.dims();
+            let fits = x.dims()[1] == kernel[0]
+                && x.shape().num_elements() > 0
+                && has_length(&bias, kernel[1] * options.groups);
             if !fits || !any_tracked(&x, &weight, &bias) {
                 return module::$conv(x, weight, bias, options);
             }
@@ -139,7 +149,9 @@ pub fn deform_conv2d(
     let tracked = any_tracked(&x, &weight, &bias)
         || offset.is_tracked()
         || mask.as_ref().is_some_and(Tensor::is_tracked);
-    let fits = x.dims()[1] == weight.dims()[1] * options.weight_groups && x.shape().num_elements() > 0;
+    let fits = x.dims()[1] == weight.dims()[1] * options.weight_groups
+        && x.shape().num_elements() > 0
+        && has_length(&bias, weight.dims()[0]);
     if !fits || !tracked {
         return module::deform_conv2d(x, offset, weight, mask, bias, options);
     }
@@ -323,8 +335,11 @@ pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
         count_include_pad: options.count_include_pad,
         ceil_mode: options.ceil_mode,
     };
-    let y = module::avg_pool1d(x.clone().inner(), options).unsqueeze_dim::<4>(2);
-    let x = x.unsqueeze_dim::<4>(2);
+    let y = module::avg_pool1d(x.clone().inner(), options.clone());
+    if y.shape().num_elements() == 0 {
+        return module::avg_pool1d(x, options); // an empty tensor cannot be reshaped
+    }
+    let (x, y) = (x.unsqueeze_dim::<4>(2), y.unsqueeze_dim::<4>(2));
     let y = Dispatch::memsave_avg_pool2d(x.into_dispatch(), y.into_dispatch(), lifted);
     Tensor::<4>::from_dispatch(y).squeeze_dim(2)
 }

@@ -1,6 +1,5 @@
 //! Memory of any device behind one interface.
 use super::{Scope, TrackingAllocator};
-use burn::backend::DispatchDevice;
 use burn::tensor::Device;
 
 /// Bytes in use on a device.
@@ -51,12 +50,13 @@ fn is_counted(device: &Device) -> bool {
 }
 
 /// Whether tensors of a device live in this process's own memory.
+#[allow(clippy::match_single_binding)] // without a backend
 fn is_host(device: &Device) -> bool {
     match device.clone().without_autodiff().as_dispatch() {
         #[cfg(feature = "flex")]
-        DispatchDevice::Flex(_) => true,
+        burn::backend::DispatchDevice::Flex(_) => true,
         #[cfg(feature = "ndarray")]
-        DispatchDevice::NdArray(_) => true,
+        burn::backend::DispatchDevice::NdArray(_) => true,
         #[allow(unreachable_patterns)] // without any other backend
         _ => false,
     }

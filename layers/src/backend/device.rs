@@ -500,3 +500,143 @@ macro_rules! device_backend {
 device_backend!(burn::backend::Cube);
 #[cfg(feature = "remote")]
 device_backend!(burn::backend::Remote);
+
+/// These functions run on any backend, so their results on Flex must be those of its own kernels.
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::backend::MemBackend;
+    use burn::backend::{Flex, flex::FlexDevice, ops::FloatTensorOps, read_sync};
+    use burn::tensor::FloatDType;
+
+    type Float = FloatTensor<Flex>;
+
+    fn random(shape: &[usize]) -> Float {
+        let shape = Shape::from(shape.to_vec());
+        Flex::float_random(shape, Distribution::Normal(0.0, 1.0), &FlexDevice, FloatDType::F32)
+    }
+
+    fn assert_close(what: &str, device: Float, cpu: Float) {
+        let [device, cpu] = [device, cpu].map(|x| read_sync(Flex::float_into_data(x)).expect("a CPU tensor"));
+        assert_eq!(device.shape(), cpu.shape(), "{what}");
+        for (device, cpu) in device.iter::<f32>().zip(cpu.iter::<f32>()) {
+            assert!((device - cpu).abs() <= 1e-5 * cpu.abs().max(1.0), "{what}: {device}, kernel {cpu}");
+        }
+    }
+
+    #[test]
+    fn piecewise_linear_functions_equal_the_kernels() {
+        let functions = [
+            PiecewiseLinear::Relu,
+            PiecewiseLinear::LeakyRelu { negative_slope: 0.1 },
+            PiecewiseLinear::Clamp { min: -0.5, max: 0.7 },
+            PiecewiseLinear::HardSigmoid { alpha: 0.9, beta: 0.4 },
+            PiecewiseLinear::Shrink { lambda: 0.5, bias: 0.2 },
+            PiecewiseLinear::Threshold { threshold: 0.3, value: 0.1 },
+        ];
+        for f in functions {
+            let (x, dy) = (random(&[5, 13]), random(&[5, 13])); // 65 bits: one more than a word
+            let (y, mask) = Flex::piecewise_linear(x.clone(), f);
+            assert_close("y", piecewise_linear::<Flex>(x.clone(), f), y);
+            let packed = piecewise_mask::<Flex>(x, f);
+            assert_eq!(packed.bytes(), 4 * 65usize.div_ceil(32));
+            let [device, cpu] =
+                [scale_by_mask(dy.clone(), &packed, f.slopes()), Flex::scale_by_mask(dy, &mask, f.slopes())];
+            assert_close("dx", device, cpu);
+        }
+    }
+
+    #[test]
+    fn parametric_relu_equals_the_kernels() {
+        for slopes in [1, 3] {
+            let (x, dy, alpha) = (random(&[4, 3, 7]), random(&[4, 3, 7]), random(&[1, slopes, 1]));
+            let leaky = PiecewiseLinear::LeakyRelu { negative_slope: 0.0 };
+            let device = prelu_x_backward::<Flex>(
+                &piecewise_mask::<Flex>(x.clone(), leaky),
+                alpha.clone(),
+                dy.clone(),
+            );
+            let cpu =
+                Flex::prelu_x_backward(&Flex::piecewise_mask(x.clone(), leaky), alpha.clone(), dy.clone());
+            assert_close("dx", device, cpu);
+            let device = prelu_alpha_backward::<Flex>(x.clone(), alpha.shape(), dy.clone());
+            assert_close("dalpha", device, Flex::prelu_alpha_backward(x, alpha.shape(), dy));
+        }
+    }
+
+    type Backward = fn(Option<Float>, Float, Float, Float, f64, Float, [bool; 2]) -> NormGrads<Flex>;
+
+    #[test]
+    fn batch_norm_equals_the_kernels() {
+        let [gamma, beta] = [random(&[3]), random(&[3])];
+        for shape in [&[6, 3][..], &[4, 3, 5], &[2, 3, 4, 4]] {
+            let (x, dy) = (random(shape), random(shape));
+            let device = normalize_batch::<Flex>(x.clone(), gamma.clone(), beta.clone(), 1e-5);
+            let cpu = Flex::normalize_batch(x.clone(), gamma.clone(), beta.clone(), 1e-5);
+            assert_close("y", device.output, cpu.output);
+            assert_close("mean", device.mean.clone(), cpu.mean);
+            assert_close("variance", device.variance.clone(), cpu.variance);
+            let (x, statistics) = (Some(x), (device.mean, device.variance));
+            let run = |backward: Backward| {
+                let (mean, variance) = statistics.clone();
+                backward(x.clone(), gamma.clone(), mean, variance, 1e-5, dy.clone(), [true, true])
+            };
+            let (device, cpu) = (run(normalize_backward::<Flex>), run(Flex::normalize_backward));
+            let pairs = [
+                ("dx", device.x, cpu.x),
+                ("dgamma", device.gamma, cpu.gamma),
+                ("dbeta", device.beta, cpu.beta),
+            ];
+            pairs
+                .into_iter()
+                .for_each(|(what, device, cpu)| assert_close(what, device.expect(what), cpu.expect(what)));
+        }
+    }
+
+    #[test]
+    fn pools_equal_the_kernels() {
+        for padding in [[(1, 1), (0, 0)], [(0, 1), (1, 0)]] {
+            for ceil_mode in [false, true] {
+                let options = MaxPoolOptions {
+                    kernel_size: [3, 2],
+                    stride: [2, 3],
+                    padding,
+                    dilation: [1, 2],
+                    ceil_mode,
+                };
+                let x = random(&[2, 3, 8, 9]);
+                let (device, device_offsets) = max_pool2d_with_offsets::<Flex>(x.clone(), &options);
+                let (cpu, offsets) = Flex::max_pool2d_with_offsets(x.clone(), &options);
+                let dy = random(&cpu.shape().to_vec());
+                assert_close("max pool", device, cpu);
+                let device = max_pool2d_with_offsets_backward::<Flex>(
+                    x.shape(),
+                    &device_offsets,
+                    dy.clone(),
+                    &options,
+                );
+                let cpu = Flex::max_pool2d_with_offsets_backward(x.shape(), &offsets, dy.clone(), &options);
+                assert_close("max pool, dx", device, cpu);
+            }
+        }
+        for (padding, count_include_pad) in
+            [([(1, 1), (0, 0)], false), ([(0, 1), (1, 0)], true), ([(0, 1), (1, 0)], false)]
+        {
+            let options = AvgPoolOptions {
+                kernel_size: [3, 2],
+                stride: [2, 2],
+                padding,
+                count_include_pad,
+                ceil_mode: false,
+            };
+            let dy = random(&[2, 3, 4, 4]);
+            let x = Shape::new([2, 3, 8, if padding[1] == (1, 0) { 7 } else { 8 }]);
+            let device = avg_pool2d_adjoint::<Flex>(x.clone(), dy.clone(), &options);
+            assert_close("average pool, dx", device, Flex::avg_pool2d_adjoint(x, dy, &options));
+        }
+        let dy = random(&[2, 3, 4, 5]);
+        let x = Shape::new([2, 3, 7, 9]);
+        let device = adaptive_avg_pool_adjoint::<Flex>(x.clone(), dy.clone());
+        assert_close("adaptive pool, dx", device, Flex::adaptive_avg_pool_adjoint(x.clone(), dy.clone()));
+    }
+}

@@ -1,3 +1,4 @@
+#[cfg(any(feature = "flex", feature = "ndarray"))]
 use num_traits::Float;
 
 /// A function of one variable made of pieces of a line, with at most two slopes: one bit per element is enough for its
@@ -53,8 +54,9 @@ impl PiecewiseLinear {
         }
     }
 
-    /// Calls `f` with the function in the arithmetic of `T`: `x -> (value, bit)`. One call per variant, so that each
+    /// Calls the visitor with the function in the arithmetic of `T`: `x -> (value, bit)`. One call per variant, so that each
     /// gets a loop of its own.
+    #[cfg(any(feature = "flex", feature = "ndarray"))]
     #[inline(always)]
     pub(crate) fn with<T: Float + Send + Sync, R>(self, visitor: impl Visitor<T, R>) -> R {
         let zero = T::zero();
@@ -130,6 +132,7 @@ impl PiecewiseLinear {
 }
 
 /// What to do with a function `x -> (value, bit)` whose type is known only inside.
+#[cfg(any(feature = "flex", feature = "ndarray"))]
 pub(crate) trait Visitor<T, R> {
     fn visit(self, f: impl Fn(T) -> (T, bool) + Copy + Send + Sync) -> R;
 }

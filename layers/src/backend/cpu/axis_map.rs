@@ -190,13 +190,12 @@ fn coordinate(o: usize, size: usize, out: usize, align_corners: bool) -> f64 {
 }
 
 /// The adjoint of the product of the maps, plane by plane; from the last axis to the first.
-pub(super) fn adjoint<E: CpuElement>(axes: &[AxisMap], dy: &[E]) -> Vec<E> {
+pub(super) fn adjoint<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -> Vec<E> {
     let plane_out: usize = axes.iter().map(|axis| axis.windows.len()).product();
     let plane_in: usize = axes.iter().map(|axis| axis.size).product();
-    let planes = if plane_out == 0 { 0 } else { dy.len() / plane_out };
     let mut dx = vec![E::zero(); planes * plane_in];
     let task = parallel::items_per_task(planes, plane_in);
-    if task * plane_in == 0 {
+    if plane_in * plane_out == 0 {
         return dx;
     }
     parallel::chunks_mut(&mut dx, task * plane_in, |index, dx| {

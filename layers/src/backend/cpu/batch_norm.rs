@@ -76,13 +76,15 @@ impl<'a, E: CpuElement> Channels<'a, E> {
             let mean = mean[channel].widen();
             let (mut sum, mut product) =
                 ([<E::Acc as Zero>::zero(); LANES], [<E::Acc as Zero>::zero(); LANES]);
-            for (x, dy) in self.values[range.clone()].chunks(LANES).zip(dy[range].chunks(LANES)) {
-                for (lane, (x, dy)) in x.iter().zip(dy).enumerate() {
-                    let dy = dy.widen();
-                    sum[lane] = sum[lane] + dy;
-                    product[lane] = product[lane] + dy * (x.widen() - mean);
-                }
-            }
+            let mut add = |lane: usize, x: E, dy: E| {
+                let dy = dy.widen();
+                sum[lane] = sum[lane] + dy;
+                product[lane] = product[lane] + dy * (x.widen() - mean);
+            };
+            let (x, x_rest) = self.values[range.clone()].as_chunks::<LANES>();
+            let (dy, dy_rest) = dy[range].as_chunks::<LANES>();
+            x.iter().zip(dy).for_each(|(x, dy)| (0..LANES).for_each(|lane| add(lane, x[lane], dy[lane])));
+            x_rest.iter().zip(dy_rest).for_each(|(&x, &dy)| add(0, x, dy));
             let total = |lanes: [E::Acc; LANES]| lanes.into_iter().map(CpuElement::into_f64).sum::<f64>();
             [total(sum), total(product)]
         });
@@ -262,12 +264,12 @@ fn rows<E: Send>(values: &mut [E], size: usize, f: impl Fn(usize, &mut [E]) + Se
 #[inline(always)]
 fn lanes<E: CpuElement>(values: &[E], f: impl Fn(E) -> E::Acc) -> f64 {
     let mut sums = [<E::Acc as Zero>::zero(); LANES];
-    let mut chunks = values.chunks_exact(LANES);
-    for chunk in &mut chunks {
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
         for (sum, &value) in sums.iter_mut().zip(chunk) {
             *sum = *sum + f(value);
         }
     }
-    let rest = chunks.remainder().iter().map(|&value| f(value).into_f64()).sum::<f64>();
+    let rest = rest.iter().map(|&value| f(value).into_f64()).sum::<f64>();
     sums.into_iter().map(CpuElement::into_f64).sum::<f64>() + rest
 }

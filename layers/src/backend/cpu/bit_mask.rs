@@ -40,7 +40,7 @@ impl BitMask {
     /// Appends `value != 0` for every value. All that came before must have filled whole words.
     pub(super) fn extend<E: CpuElement>(&mut self, values: &[E]) {
         let words = Arc::get_mut(&mut self.words).expect("nobody shares a mask that is still being filled");
-        words.extend(values.chunks(BITS).map(|chunk| pack(chunk, |v| !v.is_zero())));
+        words.extend(values.chunks(BITS).map(|chunk| pack(chunk.iter(), |v| !v.is_zero())));
     }
 
     /// Multiplies every value by the slope that its bit chooses, `[if clear, if set]`.
@@ -58,21 +58,27 @@ impl BitMask {
 
     /// Replaces every value by `off` or `on` of it, as its bit says.
     #[inline(always)]
-    pub(super) fn select<E: CpuElement>(
+    fn select<E: CpuElement>(
         &self,
         values: &mut [E],
         off: impl Fn(E) -> E + Copy + Send + Sync,
         on: impl Fn(E) -> E + Copy + Send + Sync,
     ) {
+        let select = |word: u64, values: &mut [E]| {
+            for (byte, values) in values.chunks_mut(8).enumerate() {
+                let byte = (word >> (8 * byte)) as u32 & 0xff;
+                for (bit, value) in values.iter_mut().enumerate() {
+                    *value = if byte & (1 << bit) != 0 { on(*value) } else { off(*value) };
+                }
+            }
+        };
         parallel::chunks_mut(values, TASK * BITS, |task, values| {
             let words = &self.words[task * TASK..];
-            for (chunk, &word) in values.chunks_mut(BITS).zip(words) {
-                for (byte, values) in chunk.chunks_mut(8).enumerate() {
-                    let byte = (word >> (8 * byte)) as u8;
-                    for (bit, value) in values.iter_mut().enumerate() {
-                        *value = if byte & (1 << bit) != 0 { on(*value) } else { off(*value) };
-                    }
-                }
+            let (full, rest) = values.as_chunks_mut::<BITS>();
+            let rest_word = words.get(full.len());
+            full.iter_mut().zip(words).for_each(|(values, &word)| select(word, values));
+            if let Some(&word) = rest_word {
+                select(word, rest);
             }
         });
     }
@@ -99,23 +105,27 @@ impl core::fmt::Debug for BitMask {
     }
 }
 
-/// Packs `bit` of up to 64 values.
+/// Calls `f(values, word)` for every 64 values and the word of their bits; the number of values is known where `f` is
+/// inlined, but for the rest at the end.
 #[inline(always)]
-fn pack<E: Copy>(chunk: &[E], bit: impl Fn(E) -> bool) -> u64 {
-    let mut bytes = [0u8; BITS];
-    for (byte, &value) in bytes.iter_mut().zip(chunk) {
-        *byte = u8::from(bit(value));
+fn for_words<E>(values: &mut [E], words: &mut [u64], f: impl Fn(&mut [E]) -> u64) {
+    let (full, rest) = values.as_chunks_mut::<BITS>();
+    if let Some(word) = words.get_mut(full.len()) {
+        *word = f(rest);
     }
-    word(&bytes)
+    full.iter_mut().zip(words).for_each(|(values, word)| *word = f(values));
 }
 
-/// Gathers the lowest bits of 64 bytes.
+/// Packs `bit` of up to 64 values.
 #[inline(always)]
-fn word(bytes: &[u8; BITS]) -> u64 {
-    bytes.chunks_exact(8).enumerate().fold(0, |word, (at, eight)| {
-        let eight = u64::from_le_bytes(eight.try_into().expect("eight bytes"));
+fn pack<E>(values: impl Iterator<Item = E>, mut bit: impl FnMut(E) -> bool) -> u64 {
+    let mut bytes = [0u8; BITS];
+    for (byte, value) in bytes.iter_mut().zip(values) {
+        *byte = u8::from(bit(value));
+    }
+    bytes.as_chunks::<8>().0.iter().enumerate().fold(0, |word, (at, &eight)| {
         // Multiplying moves bit 0 of byte i to bit 56 + i.
-        word | (eight.wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * at)
+        word | (u64::from_le_bytes(eight).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * at)
     })
 }
 
@@ -125,8 +135,11 @@ impl<E: CpuElement> Visitor<E, Vec<u64>> for Bits<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
         let mut words = vec![0; self.0.len().div_ceil(BITS)];
         parallel::chunks_mut(&mut words, TASK, |task, words| {
-            let values = self.0[task * TASK * BITS..].chunks(BITS);
-            words.iter_mut().zip(values).for_each(|(word, chunk)| *word = pack(chunk, |v| f(v).1));
+            let (full, rest) = self.0[task * TASK * BITS..].as_chunks::<BITS>();
+            if let Some(word) = words.get_mut(full.len()) {
+                *word = pack(rest.iter(), |&v| f(v).1);
+            }
+            full.iter().zip(words).for_each(|(values, word)| *word = pack(values.iter(), |&v| f(v).1));
         });
         words
     }
@@ -141,14 +154,11 @@ impl<E: CpuElement> Visitor<E, Vec<u64>> for Apply<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
         let mut words = vec![0; self.values.len().div_ceil(BITS)];
         parallel::zip_chunks_mut(self.out, &mut words, [TASK * BITS, TASK], |task, out, words| {
-            let values = self.values[task * TASK * BITS..].chunks(BITS);
-            for ((out, word), values) in out.chunks_mut(BITS).zip(words).zip(values) {
-                let mut bytes = [0u8; BITS];
-                for ((out, byte), &value) in out.iter_mut().zip(&mut bytes).zip(values) {
-                    let (y, bit) = f(value);
-                    (*out, *byte) = (y, u8::from(bit));
-                }
-                *word = self::word(&bytes);
+            // Copied in pieces that stay in the cache, then replaced there.
+            for (piece, (out, words)) in out.chunks_mut(8 * BITS).zip(words.chunks_mut(8)).enumerate() {
+                let start = (task * TASK + piece * 8) * BITS;
+                out.copy_from_slice(&self.values[start..start + out.len()]);
+                for_words(out, words, |values| replace(values, f));
             }
         });
         words
@@ -161,15 +171,18 @@ impl<E: CpuElement> Visitor<E, Vec<u64>> for ApplyInPlace<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
         let mut words = vec![0; self.0.len().div_ceil(BITS)];
         parallel::zip_chunks_mut(self.0, &mut words, [TASK * BITS, TASK], |_, values, words| {
-            for (values, word) in values.chunks_mut(BITS).zip(words) {
-                let mut bytes = [0u8; BITS];
-                for (value, byte) in values.iter_mut().zip(&mut bytes) {
-                    let (y, bit) = f(*value);
-                    (*value, *byte) = (y, u8::from(bit));
-                }
-                *word = self::word(&bytes);
-            }
+            for_words(values, words, |values| replace(values, f));
         });
         words
     }
+}
+
+/// Replaces up to 64 values by `f` of them; their bits.
+#[inline(always)]
+fn replace<E: Copy>(values: &mut [E], f: impl Fn(E) -> (E, bool)) -> u64 {
+    pack(values.iter_mut(), |value| {
+        let (y, bit) = f(*value);
+        *value = y;
+        bit
+    })
 }

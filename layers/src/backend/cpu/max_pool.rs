@@ -188,11 +188,16 @@ impl Geometry {
                     let out = oh * columns.out;
                     let y = &mut y[out + windows.start..out + windows.end];
                     let offsets = &mut offsets[out + windows.start..out + windows.end];
-                    for ((y, offset), &x) in y.iter_mut().zip(offsets).zip(x.iter().step_by(columns.stride)) {
-                        let wins = x > *y || *offset == O::EMPTY || (NAN_WINS && x.is_nan());
-                        if wins {
-                            (*y, *offset) = (x, tap);
-                        }
+                    // Without a branch: which element wins cannot be predicted.
+                    let update = |(y, offset): (&mut E, &mut O), x: E| {
+                        let wins = (x > *y) | (*offset == O::EMPTY) | (NAN_WINS && x.is_nan());
+                        *y = if wins { x } else { *y };
+                        *offset = if wins { tap } else { *offset };
+                    };
+                    let windows = y.iter_mut().zip(offsets);
+                    match columns.stride {
+                        1 => windows.zip(x).for_each(|(window, &x)| update(window, x)),
+                        stride => windows.zip(x.chunks(stride)).for_each(|(window, x)| update(window, x[0])),
                     }
                 }
             }

@@ -368,6 +368,6 @@ impl<B: CpuBackend> MemBackend for B {
 
 /// `dx` of shape `x` from `dy`, one map per spatial axis.
 fn adjoint<B: CpuBackend>(x: Shape, dy: FloatTensor<B>, axes: &[AxisMap]) -> FloatTensor<B> {
-    let dy = B::contiguous(dy);
-    with_element!(dy.dtype(), "pool", E => B::from_vec(axis_map::adjoint(axes, B::as_slice::<E>(&dy)), x))
+    let (dy, planes) = (B::contiguous(dy), x[..2].iter().product());
+    with_element!(dy.dtype(), "pool", E => B::from_vec(axis_map::adjoint(axes, planes, B::as_slice::<E>(&dy)), x))
 }

@@ -47,7 +47,7 @@ pub(super) fn alpha_backward<E: CpuElement>(x: &[E], dy: &[E], slopes: usize, in
             let pairs = x[start..end].iter().zip(&dy[start..end]);
             let sum = pairs.fold(zero, |sum, (x, dy)| {
                 let x = x.widen();
-                sum + if x < zero { x * dy.widen() } else { zero }
+                sum + if x >= zero { zero } else { x * dy.widen() } // a NaN stays a NaN
             });
             sums[plane % slopes] += sum.into_f64();
         }

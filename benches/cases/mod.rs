@@ -1,0 +1,123 @@
+//! Every layer beside its stock twin, on the shapes of the README's table.
+use burn::module::Module;
+use burn::nn::conv::*;
+use burn::nn::interpolate::{Interpolate2dConfig, InterpolateMode};
+use burn::nn::pool::*;
+use burn::nn::{self, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, activation::*};
+use burn::tensor::{Device, Tensor};
+use burn_memsave::layers::*;
+
+/// What to do with a layer and its twin.
+pub trait Visitor {
+    /// `shape`: of the input. `forward`: of the stock layer, and of ours, which is converted from it.
+    fn layer<const D: usize, const O: usize, S: Module, M: Module + From<S>>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        stock: S,
+        forward: (fn(&S, Tensor<D>) -> Tensor<O>, fn(&M, Tensor<D>) -> Tensor<O>),
+    );
+}
+
+/// Visits a layer whose `forward` takes one tensor.
+macro_rules! layer {
+    ($visitor:ident, $name:expr, $shape:expr, $stock:expr => $ours:ty) => {
+        $visitor.layer(
+            $name,
+            $shape,
+            $stock,
+            (|layer, x| layer.forward(x), |layer: &$ours, x| layer.forward(x)),
+        )
+    };
+}
+
+/// All layers.
+pub fn visit_layers(visitor: &mut impl Visitor, device: &Device) {
+    let rows = [64, 128, 1024];
+    let images = [16, 64, 56, 56];
+    let large = [16, 64, 112, 112];
+    let signal = [16, 64, 3136];
+    let volume = [2, 32, 16, 28, 28];
+
+    layer!(visitor, "linear", rows, nn::LinearConfig::new(1024, 1024).init(device) => MemSaveLinear);
+
+    let conv1d = Conv1dConfig::new(64, 64, 3).with_padding(PaddingConfig1d::Same).init(device);
+    layer!(visitor, "conv1d", signal, conv1d => MemSaveConv1d);
+    let same = PaddingConfig2d::Explicit(1, 1, 1, 1);
+    let conv2d = Conv2dConfig::new([64, 64], [3, 3]).with_padding(same.clone());
+    layer!(visitor, "conv2d", images, conv2d.init(device) => MemSaveConv2d);
+    let strided = conv2d.clone().with_stride([2, 2]).init(device);
+    layer!(visitor, "conv2d, stride 2", images, strided => MemSaveConv2d);
+    let pointwise = Conv2dConfig::new([64, 64], [1, 1]).init(device);
+    layer!(visitor, "conv2d, 1x1", images, pointwise => MemSaveConv2d);
+    let depthwise = conv2d.clone().with_groups(64).init(device);
+    layer!(visitor, "conv2d, depthwise", images, depthwise => MemSaveConv2d);
+    let grouped = conv2d.clone().with_groups(4).init(device);
+    layer!(visitor, "conv2d, 4 groups", images, grouped => MemSaveConv2d);
+    let asymmetric = conv2d.with_padding(PaddingConfig2d::Explicit(0, 1, 2, 1)).init(device);
+    layer!(visitor, "conv2d, asymmetric", images, asymmetric => MemSaveConv2d);
+    let conv3d = Conv3dConfig::new([32, 32], [3, 3, 3]).with_padding(PaddingConfig3d::Explicit(1, 1, 1));
+    layer!(visitor, "conv3d", volume, conv3d.init(device) => MemSaveConv3d);
+    let transposed = ConvTranspose1dConfig::new([64, 64], 4).with_stride(2).with_padding(1).init(device);
+    layer!(visitor, "conv_transpose1d", signal, transposed => MemSaveConvTranspose1d);
+    let transposed =
+        ConvTranspose2dConfig::new([64, 64], [4, 4]).with_stride([2, 2]).with_padding([1, 1]).init(device);
+    layer!(visitor, "conv_transpose2d", images, transposed => MemSaveConvTranspose2d);
+    let transposed = ConvTranspose3dConfig::new([32, 32], [2, 2, 2]).with_stride([2, 2, 2]).init(device);
+    layer!(visitor, "conv_transpose3d", volume, transposed => MemSaveConvTranspose3d);
+    let deformable = DeformConv2dConfig::new([64, 64], [3, 3]).with_padding(same.clone()).init(device);
+    visitor.layer(
+        "deform_conv2d",
+        [4, 64, 28, 28],
+        deformable,
+        (
+            |layer: &DeformConv2d, x| {
+                let offset = Tensor::zeros([4, 18, 28, 28], &x.device());
+                layer.forward(x, offset, None)
+            },
+            |layer: &MemSaveDeformConv2d, x| {
+                let offset = Tensor::zeros([4, 18, 28, 28], &x.device());
+                layer.forward(x, offset, None)
+            },
+        ),
+    );
+
+    layer!(visitor, "batch_norm", images, nn::BatchNormConfig::new(64).init(device) => MemSaveBatchNorm);
+    let running = nn::BatchNormConfig::new(64).init(device).freeze();
+    let running = running.set_require_grad(true);
+    layer!(visitor, "batch_norm, running statistics", images, running => MemSaveBatchNorm);
+
+    layer!(visitor, "relu", images, Relu::new() => MemSaveRelu);
+    layer!(visitor, "leaky_relu", images, LeakyReluConfig::new().init() => MemSaveLeakyRelu);
+    layer!(visitor, "prelu", images, PReluConfig::new().with_num_parameters(64).init(device) => MemSavePRelu);
+    layer!(visitor, "relu6", images, Relu6::new() => MemSaveRelu6);
+    layer!(visitor, "hardtanh", images, HardtanhConfig::new().init() => MemSaveHardtanh);
+    layer!(visitor, "hard_sigmoid", images, HardSigmoidConfig::new().init() => MemSaveHardSigmoid);
+    layer!(visitor, "hard_shrink", images, HardShrinkConfig::new().init() => MemSaveHardShrink);
+    layer!(visitor, "soft_shrink", images, SoftShrinkConfig::new().init() => MemSaveSoftShrink);
+    layer!(visitor, "shrink", images, ShrinkConfig::new().init() => MemSaveShrink);
+    layer!(visitor, "threshold", images, ThresholdConfig::new(0.5, 0.1).init() => MemSaveThreshold);
+    layer!(visitor, "thresholded_relu", images, ThresholdedReluConfig::new().init() => MemSaveThresholdedRelu);
+    layer!(visitor, "rrelu", images, RReluConfig::new().init() => MemSaveRRelu);
+    layer!(visitor, "dropout", images, nn::DropoutConfig::new(0.5).init() => MemSaveDropout);
+
+    let pool = MaxPool1dConfig::new(3).with_stride(2).with_padding(PaddingConfig1d::Explicit(1, 1)).init();
+    layer!(visitor, "max_pool1d", signal, pool => MemSaveMaxPool1d);
+    let pool = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(same).init();
+    layer!(visitor, "max_pool2d", large, pool => MemSaveMaxPool2d);
+    layer!(visitor, "avg_pool1d", signal, AvgPool1dConfig::new(2).init() => MemSaveAvgPool1d);
+    layer!(visitor, "avg_pool2d", large, AvgPool2dConfig::new([2, 2]).init() => MemSaveAvgPool2d);
+    layer!(visitor, "adaptive_avg_pool1d", signal, AdaptiveAvgPool1dConfig::new(7).init() => MemSaveAdaptiveAvgPool1d);
+    let pool = AdaptiveAvgPool2dConfig::new([1, 1]).init();
+    layer!(visitor, "adaptive_avg_pool2d", large, pool => MemSaveAdaptiveAvgPool2d);
+    let pool = AdaptiveAvgPool3dConfig::new([2, 2, 2]).init();
+    layer!(visitor, "adaptive_avg_pool3d", volume, pool => MemSaveAdaptiveAvgPool3d);
+    for (name, mode) in [
+        ("interpolate, nearest", InterpolateMode::Nearest),
+        ("interpolate, linear", InterpolateMode::Linear),
+        ("interpolate, cubic", InterpolateMode::Cubic),
+    ] {
+        let resize = Interpolate2dConfig::new().with_output_size(Some([56, 56])).with_mode(mode).init();
+        layer!(visitor, name, large, resize => MemSaveInterpolate2d);
+    }
+}

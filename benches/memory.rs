@@ -1,0 +1,127 @@
+//! Bytes kept after the forward pass and at the peak of forward and backward, of every layer beside its stock twin.
+//!
+//! ```sh
+//! cargo bench --bench memory -- --csv memory.csv conv
+//! ```
+#![recursion_limit = "256"]
+use burn::module::Module;
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, measure_layer, mib};
+use cases::{Visitor, visit_layers};
+use clap::Parser;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use std::{error::Error, path::PathBuf};
+
+mod cases;
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+/// Memory of every layer beside its stock twin.
+#[derive(Parser)]
+struct Args {
+    /// Also writes the table to this file.
+    #[arg(long)]
+    csv: Option<PathBuf>,
+    /// Only layers whose name contains this.
+    #[arg(default_value = "")]
+    filter: String,
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Serialize)]
+struct Row {
+    layer: String,
+    parameters: &'static str,
+    burn_kept: Option<u64>,
+    ours_kept: Option<u64>,
+    burn_peak: Option<u64>,
+    ours_peak: Option<u64>,
+}
+
+struct Memory {
+    device: Device,
+    filter: String,
+    rows: Vec<Row>,
+}
+
+impl Visitor for Memory {
+    fn layer<const D: usize, const O: usize, S: Module, M: Module + From<S>>(
+        &mut self,
+        name: &str,
+        shape: [usize; D],
+        stock: S,
+        (forward_stock, forward_ours): (fn(&S, Tensor<D>) -> Tensor<O>, fn(&M, Tensor<D>) -> Tensor<O>),
+    ) {
+        if !name.contains(&self.filter) {
+            return;
+        }
+        for (parameters, stock) in [("trainable", stock.clone()), ("frozen", stock.freeze())] {
+            if parameters == "frozen" && stock.num_params() == 0 {
+                continue;
+            }
+            let ours = M::from(stock.clone());
+            let burn = self.measure(shape, |x| forward_stock(&stock, x));
+            let ours = self.measure(shape, |x| forward_ours(&ours, x));
+            self.rows.push(Row {
+                layer: name.into(),
+                parameters: if stock.num_params() == 0 { "-" } else { parameters },
+                burn_kept: burn.kept,
+                ours_kept: ours.kept,
+                burn_peak: burn.peak,
+                ours_peak: ours.peak,
+            });
+        }
+    }
+}
+
+impl Memory {
+    fn measure<const D: usize, const O: usize>(
+        &self,
+        shape: [usize; D],
+        forward: impl Fn(Tensor<D>) -> Tensor<O>,
+    ) -> LayerMeasurement {
+        let normal = Distribution::Normal(0.0, 1.0);
+        let run = || measure_layer(|| Tensor::random(shape, normal, &self.device).require_grad(), &forward);
+        run(); // the first run also initializes parameters
+        run()
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let device = Device::flex().autodiff();
+    let mut memory = Memory { device: device.clone(), filter: args.filter, rows: Vec::new() };
+    visit_layers(&mut memory, &device);
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN).set_header([
+        "layer",
+        "parameters",
+        "Burn kept (MiB)",
+        "ours kept (MiB)",
+        "Burn peak (MiB)",
+        "ours peak (MiB)",
+    ]);
+    let size = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".into(), mib);
+    for row in &memory.rows {
+        table.add_row([
+            row.layer.clone(),
+            row.parameters.into(),
+            size(row.burn_kept),
+            size(row.ours_kept),
+            size(row.burn_peak),
+            size(row.ours_peak),
+        ]);
+    }
+    println!("{table}");
+    if let Some(path) = args.csv {
+        let mut writer =
+            csv::Writer::from_path(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        memory.rows.iter().try_for_each(|row| writer.serialize(row))?;
+        writer.flush()?;
+    }
+    Ok(())
+}

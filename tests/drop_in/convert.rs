@@ -1,0 +1,226 @@
+//! Conversions, configs, displays and records of every module.
+use burn::config::Config;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::nn;
+use burn::store::ModuleRecord;
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_memsave::layers::*;
+use burn_memsave::nn as ours;
+
+/// Ids, values and whether they require gradients, of all parameters.
+#[derive(Default, Debug, PartialEq)]
+struct Parameters(Vec<(ParamId, TensorData, bool)>);
+
+impl ModuleVisitor for Parameters {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.push((param.id, param.val().into_data(), param.val().is_require_grad()));
+    }
+}
+
+fn parameters(module: &impl Module) -> Parameters {
+    let mut parameters = Parameters::default();
+    module.visit(&mut parameters);
+    parameters
+}
+
+/// Converts there and back; displays, configs and records must agree.
+fn check<S, M>(name: &str, make: impl Fn() -> S)
+where
+    S: Module + From<M> + core::fmt::Display,
+    M: Module + From<S> + core::fmt::Display,
+{
+    let stock = make();
+    let before = parameters(&stock);
+    let display = stock.to_string();
+    let ours = M::from(stock.clone());
+    assert_eq!(parameters(&ours), before, "{name}: converted");
+    assert_eq!(ours.to_string(), format!("MemSave{display}"), "{name}: displayed");
+    assert_eq!(ours.num_params(), stock.num_params(), "{name}: counted");
+
+    let values = |module: &Parameters| module.0.iter().map(|p| p.1.clone()).collect::<Vec<_>>();
+    let bytes = |record: ModuleRecord| record.into_bytes().expect("a record of a module");
+    let read = |bytes| ModuleRecord::from_bytes(bytes).expect("a record that was just written");
+    let of_stock = M::from(make()).load_record(read(bytes(stock.into_record())));
+    assert_eq!(values(&parameters(&of_stock)), values(&before), "{name}: stock's record in ours");
+    let of_ours = make().load_record(read(bytes(ours.clone().into_record())));
+    assert_eq!(values(&parameters(&of_ours)), values(&before), "{name}: our record in stock");
+
+    let back = S::from(ours);
+    assert_eq!(parameters(&back), before, "{name}: converted back");
+    assert_eq!(back.to_string(), display, "{name}: displayed after that");
+}
+
+/// A config has the same JSON form as its twin, and makes the same module.
+fn check_config<S: Config, C: Config + Clone + From<S>>(name: &str, stock: S)
+where
+    S: From<C> + Clone,
+{
+    let json = serde_json::to_value(&stock).expect("a config");
+    let ours = C::from(stock);
+    assert_eq!(serde_json::to_value(&ours).expect("a config"), json, "{name}");
+    assert_eq!(serde_json::to_value(S::from(ours)).expect("a config"), json, "{name}, and back");
+}
+
+#[test]
+fn modules_convert_there_and_back() {
+    use nn::conv::*;
+    use nn::interpolate::*;
+    use nn::pool::*;
+    let device = &Device::flex().autodiff();
+    check::<_, MemSaveLinear>("linear", || nn::LinearConfig::new(3, 4).init(device));
+    check::<_, MemSaveLinear>("linear, frozen", || {
+        nn::LinearConfig::new(3, 4).with_bias(false).init(device).freeze()
+    });
+    let columns = nn::LinearConfig::new(3, 4).with_layout(nn::LinearLayout::Col);
+    check::<_, MemSaveLinear>("linear, columns", || columns.clone().init(device));
+    check::<_, MemSaveConv1d>("conv1d", || Conv1dConfig::new(2, 4, 3).with_groups(2).init(device));
+    check::<_, MemSaveConv2d>("conv2d", || {
+        Conv2dConfig::new([2, 4], [3, 2]).with_stride([2, 1]).init(device)
+    });
+    check::<_, MemSaveConv3d>("conv3d", || {
+        Conv3dConfig::new([2, 4], [3, 2, 1]).with_bias(false).init(device)
+    });
+    check::<_, MemSaveConvTranspose1d>("conv_transpose1d", || {
+        ConvTranspose1dConfig::new([2, 4], 3).init(device)
+    });
+    check::<_, MemSaveConvTranspose2d>("conv_transpose2d", || {
+        ConvTranspose2dConfig::new([2, 4], [3, 2]).init(device)
+    });
+    check::<_, MemSaveConvTranspose3d>("conv_transpose3d", || {
+        ConvTranspose3dConfig::new([2, 4], [3, 2, 1]).init(device)
+    });
+    check::<_, MemSaveDeformConv2d>("deform_conv2d", || DeformConv2dConfig::new([2, 4], [3, 3]).init(device));
+    check::<_, MemSaveBatchNorm>("batch_norm", || nn::BatchNormConfig::new(3).init(device));
+    check::<_, MemSaveBatchNorm>("batch_norm, frozen", || nn::BatchNormConfig::new(3).init(device).freeze());
+    check::<_, MemSaveDropout>("dropout", || nn::DropoutConfig::new(0.3).init());
+    check::<_, MemSaveEmbedding>("embedding", || nn::EmbeddingConfig::new(5, 4).init(device));
+    check::<_, MemSaveMaxPool1d>("max_pool1d", || MaxPool1dConfig::new(3).with_stride(2).init());
+    check::<_, MemSaveMaxPool2d>("max_pool2d", || MaxPool2dConfig::new([3, 2]).with_dilation([1, 2]).init());
+    check::<_, MemSaveAvgPool1d>("avg_pool1d", || AvgPool1dConfig::new(3).with_ceil_mode(true).init());
+    check::<_, MemSaveAvgPool2d>("avg_pool2d", || {
+        AvgPool2dConfig::new([3, 2]).with_count_include_pad(false).init()
+    });
+    check::<_, MemSaveAdaptiveAvgPool1d>("adaptive_avg_pool1d", || AdaptiveAvgPool1dConfig::new(3).init());
+    check::<_, MemSaveAdaptiveAvgPool2d>("adaptive_avg_pool2d", || {
+        AdaptiveAvgPool2dConfig::new([3, 2]).init()
+    });
+    check::<_, MemSaveAdaptiveAvgPool3d>("adaptive_avg_pool3d", || {
+        AdaptiveAvgPool3dConfig::new([3, 2, 1]).init()
+    });
+    let mode = InterpolateMode::Cubic;
+    check::<_, MemSaveInterpolate1d>("interpolate1d", || {
+        Interpolate1dConfig::new().with_output_size(Some(3)).init()
+    });
+    check::<_, MemSaveInterpolate2d>("interpolate2d", || {
+        Interpolate2dConfig::new().with_mode(mode.clone()).init()
+    });
+}
+
+#[test]
+fn activations_convert_there_and_back() {
+    use nn::activation::*;
+    let device = &Device::flex().autodiff();
+    check::<_, MemSaveRelu>("relu", || Relu::new());
+    check::<_, MemSaveRelu6>("relu6", || Relu6::new());
+    check::<_, MemSaveLeakyRelu>("leaky_relu", || LeakyReluConfig::new().with_negative_slope(0.2).init());
+    check::<_, MemSavePRelu>("prelu", || PReluConfig::new().with_num_parameters(3).init(device));
+    check::<_, MemSaveRRelu>("rrelu", || RReluConfig::new().init());
+    check::<_, MemSaveHardtanh>("hardtanh", || HardtanhConfig::new().init());
+    check::<_, MemSaveHardSigmoid>("hard_sigmoid", || HardSigmoidConfig::new().init());
+    check::<_, MemSaveHardShrink>("hard_shrink", || HardShrinkConfig::new().init());
+    check::<_, MemSaveSoftShrink>("soft_shrink", || SoftShrinkConfig::new().init());
+    check::<_, MemSaveShrink>("shrink", || ShrinkConfig::new().init());
+    check::<_, MemSaveThreshold>("threshold", || ThresholdConfig::new(0.1, 0.2).init());
+    check::<_, MemSaveThresholdedRelu>("thresholded_relu", || ThresholdedReluConfig::new().init());
+}
+
+#[test]
+fn wrappers_convert_there_and_back() {
+    let device = &Device::flex().autodiff();
+    let prelu = nn::activation::Activation::from(nn::activation::PReluConfig::new().init(device));
+    let ours = MemSaveActivation::from_nn_activation(prelu.clone());
+    assert_eq!(parameters(&ours), parameters(&prelu));
+    assert_eq!(parameters(&ours.into_nn_activation()), parameters(&prelu));
+    let norm = nn::norm::Normalization::from(nn::BatchNormConfig::new(3).init(device));
+    let ours = MemSaveNormalization::from_nn_normalization(norm.clone());
+    assert_eq!(ours.num_features(), norm.num_features());
+    assert_eq!(parameters(&ours.into_nn_normalization()), parameters(&norm));
+}
+
+#[test]
+fn configs_are_the_same() {
+    check_config::<_, ours::LinearConfig>("linear", nn::LinearConfig::new(3, 4));
+    check_config::<_, ours::conv::Conv1dConfig>("conv1d", nn::conv::Conv1dConfig::new(2, 4, 3));
+    check_config::<_, ours::conv::Conv2dConfig>("conv2d", nn::conv::Conv2dConfig::new([2, 4], [3, 3]));
+    check_config::<_, ours::conv::Conv3dConfig>("conv3d", nn::conv::Conv3dConfig::new([2, 4], [3, 3, 3]));
+    let transposed = nn::conv::ConvTranspose2dConfig::new([2, 4], [3, 3]);
+    check_config::<_, ours::conv::ConvTranspose2dConfig>("conv_transpose2d", transposed);
+    check_config::<_, ours::conv::DeformConv2dConfig>(
+        "deform_conv2d",
+        nn::conv::DeformConv2dConfig::new([2, 4], [3, 3]),
+    );
+    check_config::<_, ours::BatchNormConfig>("batch_norm", nn::BatchNormConfig::new(3));
+    check_config::<_, ours::DropoutConfig>("dropout", nn::DropoutConfig::new(0.1));
+    check_config::<_, ours::EmbeddingConfig>("embedding", nn::EmbeddingConfig::new(3, 4));
+    check_config::<_, ours::pool::MaxPool2dConfig>("max_pool2d", nn::pool::MaxPool2dConfig::new([3, 2]));
+    check_config::<_, ours::pool::AvgPool2dConfig>("avg_pool2d", nn::pool::AvgPool2dConfig::new([3, 2]));
+    check_config::<_, ours::interpolate::Interpolate2dConfig>(
+        "interpolate2d",
+        nn::interpolate::Interpolate2dConfig::new(),
+    );
+}
+
+/// Defaults are written twice, once in Burn and once here.
+#[test]
+fn defaults_are_the_same() {
+    macro_rules! same_defaults {
+        ($($($path:ident)::+ ($($argument:expr),*)),+ $(,)?) => {$(
+            assert_eq!(
+                serde_json::to_value(ours::$($path)::+::new($($argument),*)).expect("a config"),
+                serde_json::to_value(nn::$($path)::+::new($($argument),*)).expect("a config"),
+                stringify!($($path)::+),
+            );
+        )+};
+    }
+    same_defaults!(
+        LinearConfig(3, 4),
+        conv::Conv1dConfig(2, 4, 3),
+        conv::Conv2dConfig([2, 4], [3, 3]),
+        conv::Conv3dConfig([2, 4], [3, 3, 3]),
+        conv::ConvTranspose1dConfig([2, 4], 3),
+        conv::ConvTranspose2dConfig([2, 4], [3, 3]),
+        conv::ConvTranspose3dConfig([2, 4], [3, 3, 3]),
+        conv::DeformConv2dConfig([2, 4], [3, 3]),
+        BatchNormConfig(3),
+        DropoutConfig(0.1),
+        EmbeddingConfig(3, 4),
+        pool::MaxPool1dConfig(3),
+        pool::MaxPool2dConfig([3, 2]),
+        pool::AvgPool1dConfig(3),
+        pool::AvgPool2dConfig([3, 2]),
+        pool::AdaptiveAvgPool1dConfig(3),
+        pool::AdaptiveAvgPool2dConfig([3, 2]),
+        pool::AdaptiveAvgPool3dConfig([3, 2, 1]),
+        interpolate::Interpolate1dConfig(),
+        interpolate::Interpolate2dConfig(),
+        activation::LeakyReluConfig(),
+        activation::PReluConfig(),
+        activation::RReluConfig(),
+        activation::HardtanhConfig(),
+        activation::HardSigmoidConfig(),
+        activation::HardShrinkConfig(),
+        activation::SoftShrinkConfig(),
+        activation::ShrinkConfig(),
+        activation::ThresholdConfig(0.1, 0.2),
+        activation::ThresholdedReluConfig(),
+        transformer::PositionWiseFeedForwardConfig(8, 16),
+        transformer::TransformerEncoderConfig(8, 16, 2, 1),
+        transformer::TransformerDecoderConfig(8, 16, 2, 1),
+        RnnConfig(3, 4, true),
+        BiRnnConfig(3, 4, true),
+        GruConfig(3, 4, true),
+        BiGruConfig(3, 4, true),
+        LstmConfig(3, 4, true),
+        BiLstmConfig(3, 4, true),
+    );
+}

@@ -1,0 +1,186 @@
+//! One small case per operation on wgpu equals Flex: the form of an operation carries over to a device backend.
+//!
+//! Runs on any adapter, also on one in software (lavapipe): `cargo test -p burn-memsave --features wgpu --test wgpu`, and
+//! with `--features wgpu,fusion`.
+#![cfg(feature = "wgpu")]
+#![recursion_limit = "256"]
+use burn::tensor::{
+    DType, Device, DeviceKind, Int, Tensor, TensorData,
+    ops::{
+        AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions, InterpolateMode,
+        InterpolateOptions, MaxPoolOptions,
+    },
+};
+use burn_memsave::functional as F;
+
+/// Deterministic values in -1..1, no two alike.
+fn values<const D: usize>(shape: [usize; D], seed: usize) -> TensorData {
+    let len = shape.iter().product::<usize>();
+    let value = |at: usize| ((at * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0;
+    TensorData::new((0..len).map(value).collect::<Vec<_>>(), shape)
+}
+
+fn tensor<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
+    Tensor::from_data(data, (device, DType::F32))
+}
+
+/// Output and gradients of `f` on a device: of its input, and of the operands that `f` makes and tracks.
+fn run<const D: usize, const O: usize>(
+    device: &Device,
+    shape: [usize; D],
+    f: &dyn Fn(Tensor<D>, &mut Operands) -> Tensor<O>,
+) -> Vec<TensorData> {
+    let x = tensor::<D>(values(shape, 1), device).require_grad();
+    let mut operands = Operands { device: device.clone(), vectors: vec![], kernels: vec![] };
+    let y = f(x.clone(), &mut operands);
+    let dy = tensor::<O>(values(y.dims(), 2), device);
+    let gradients = (y.clone() * dy).sum().backward();
+    let mut results = vec![y.into_data(), x.grad(&gradients).expect("tracked").into_data()];
+    results.extend(operands.vectors.iter().map(|v| v.grad(&gradients).expect("tracked").into_data()));
+    results.extend(operands.kernels.iter().map(|k| k.grad(&gradients).expect("tracked").into_data()));
+    results
+}
+
+/// Tracked operands, so that their gradients are compared, too.
+struct Operands {
+    device: Device,
+    vectors: Vec<Tensor<1>>,
+    kernels: Vec<Tensor<4>>,
+}
+
+impl Operands {
+    fn vector(&mut self, len: usize) -> Tensor<1> {
+        let vector = tensor::<1>(values([len], 3 + self.vectors.len()), &self.device).require_grad();
+        self.vectors.push(vector.clone());
+        vector
+    }
+    fn kernel(&mut self, shape: [usize; 4]) -> Tensor<4> {
+        let kernel = tensor::<4>(values(shape, 11 + self.kernels.len()), &self.device).require_grad();
+        self.kernels.push(kernel.clone());
+        kernel
+    }
+}
+
+fn check<const D: usize, const O: usize>(
+    name: &str,
+    shape: [usize; D],
+    f: impl Fn(Tensor<D>, &mut Operands) -> Tensor<O>,
+) {
+    let flex = run(&Device::flex().autodiff(), shape, &f);
+    let wgpu = run(&Device::wgpu(DeviceKind::DefaultDevice).autodiff(), shape, &f);
+    for (which, (wgpu, flex)) in wgpu.iter().zip(&flex).enumerate() {
+        assert_eq!(wgpu.shape(), flex.shape(), "{name}: result {which}");
+        let scale = flex.iter::<f32>().fold(1e-6f32, |scale, v| scale.max(v.abs()));
+        for (wgpu, flex) in wgpu.iter::<f32>().zip(flex.iter::<f32>()) {
+            assert!((wgpu - flex).abs() <= 1e-4 * scale, "{name}: result {which}: {wgpu}, Flex {flex}");
+        }
+    }
+}
+
+#[test]
+fn bilinear_operations_equal_flex() {
+    check("linear", [2, 3, 6], |x: Tensor<3>, operands| {
+        let weight = operands.kernel([1, 1, 6, 5]).reshape([6, 5]);
+        F::linear(x, weight, Some(operands.vector(5)))
+    });
+    let options = ConvOptions::new([2], [1], [1], 2);
+    check("conv1d", [2, 4, 9], |x: Tensor<3>, operands| {
+        let weight = operands.kernel([1, 4, 2, 3]).reshape([4, 2, 3]);
+        F::conv1d(x, weight, Some(operands.vector(4)), options.clone())
+    });
+    for padding in [[(1, 1), (1, 1)], [(0, 1), (2, 1)]] {
+        let options = ConvOptions::new_with_padding([1, 2], padding, [1, 1], 1);
+        check("conv2d", [2, 3, 6, 7], |x: Tensor<4>, operands| {
+            F::conv2d(x, operands.kernel([4, 3, 3, 3]), Some(operands.vector(4)), options.clone())
+        });
+    }
+    check("conv3d", [1, 2, 4, 4, 4], |x: Tensor<5>, operands| {
+        let weight = operands.kernel([3, 2, 4, 2]).reshape([3, 2, 2, 2, 2]);
+        F::conv3d(x, weight, Some(operands.vector(3)), ConvOptions::new([1; 3], [0; 3], [1; 3], 1))
+    });
+    check("conv_transpose2d", [2, 3, 4, 4], |x: Tensor<4>, operands| {
+        let options = ConvTransposeOptions::new([2, 2], [1, 1], [1, 1], [1, 1], 1);
+        F::conv_transpose2d(x, operands.kernel([3, 2, 3, 3]), Some(operands.vector(2)), options)
+    });
+}
+
+#[test]
+fn deformable_convolution_equals_flex() {
+    check("deform_conv2d", [1, 2, 5, 5], |x: Tensor<4>, operands| {
+        let offset = operands.kernel([1, 8, 4, 4]) * 0.3;
+        let options = DeformConvOptions::new([1, 1], [0, 0], [1, 1], 1, 1);
+        F::deform_conv2d(x, offset, operands.kernel([2, 2, 2, 2]), None, Some(operands.vector(2)), options)
+    });
+}
+
+#[test]
+fn activations_equal_flex() {
+    let shape = [3, 5, 7]; // not a whole number of words
+    check("relu", shape, |x: Tensor<3>, _| F::relu(x));
+    check("leaky_relu", shape, |x: Tensor<3>, _| F::leaky_relu(x, 0.1));
+    check("relu6", shape, |x: Tensor<3>, _| F::relu6(x * 10.0));
+    check("hardtanh", shape, |x: Tensor<3>, _| F::hardtanh(x, -0.4, 0.6));
+    check("hard_sigmoid", shape, |x: Tensor<3>, _| F::hard_sigmoid(x * 5.0, 0.2, 0.5));
+    check("hard_shrink", shape, |x: Tensor<3>, _| F::hard_shrink(x, 0.5));
+    check("shrink", shape, |x: Tensor<3>, _| F::shrink(x, 0.5, 0.2));
+    check("threshold", shape, |x: Tensor<3>, _| F::threshold(x, 0.3, 0.1));
+    check("prelu", shape, |x: Tensor<3>, operands| F::prelu(x, operands.vector(5)));
+    check("prelu, frozen", shape, |x: Tensor<3>, operands| {
+        let alpha = operands.vector(1);
+        F::prelu(x, alpha.clone().inner()) + alpha.unsqueeze::<3>()
+    });
+}
+
+#[test]
+fn batch_norm_equals_flex() {
+    check("batch_norm_train", [4, 3, 5], |x: Tensor<3>, operands| {
+        F::batch_norm_train(x, operands.vector(3), operands.vector(3), 1e-5).output
+    });
+    check("batch_norm", [4, 3, 5], |x: Tensor<3>, operands| {
+        let statistics = |seed| tensor::<1>(values([3], seed), &x.device()).abs() + 0.5;
+        let (mean, variance) = (statistics(20), statistics(21));
+        F::batch_norm(x, operands.vector(3), operands.vector(3), mean, variance, 1e-5)
+    });
+}
+
+#[test]
+fn pools_equal_flex() {
+    let options = MaxPoolOptions::new([3, 2]).with_stride([2, 2]).with_padding([1, 1]);
+    check("max_pool2d", [2, 3, 7, 8], |x: Tensor<4>, _| F::max_pool2d(x, options.clone()));
+    let options = MaxPoolOptions::new([2, 3]).with_stride([2, 1]).with_padding_pairs([(0, 1), (1, 0)]);
+    check("max_pool2d, asymmetric", [2, 3, 6, 5], |x: Tensor<4>, _| F::max_pool2d(x, options.clone()));
+    check("max_pool1d", [2, 3, 9], |x: Tensor<3>, _| F::max_pool1d(x, MaxPoolOptions::new([3])));
+    let options = AvgPoolOptions::new([2, 3]).with_stride([2, 2]).with_padding([1, 1]);
+    check("avg_pool2d", [2, 3, 6, 7], |x: Tensor<4>, _| F::avg_pool2d(x, options.clone()));
+    let options = options.with_padding_pairs([(1, 0), (0, 1)]).with_count_include_pad(false);
+    check("avg_pool2d, asymmetric", [2, 3, 6, 7], |x: Tensor<4>, _| F::avg_pool2d(x, options.clone()));
+    check("avg_pool1d", [2, 3, 9], |x: Tensor<3>, _| F::avg_pool1d(x, AvgPoolOptions::new([3])));
+    check("adaptive_avg_pool1d", [2, 3, 9], |x: Tensor<3>, _| F::adaptive_avg_pool1d(x, 4));
+    check("adaptive_avg_pool2d", [2, 3, 6, 7], |x: Tensor<4>, _| F::adaptive_avg_pool2d(x, [3, 2]));
+    let options = InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([9, 4]);
+    check("interpolate", [2, 3, 6, 7], |x: Tensor<4>, _| F::interpolate(x, options.clone()));
+}
+
+#[test]
+fn embedding_equals_flex() {
+    check("embedding", [1, 1, 2], |x: Tensor<3>, operands| {
+        let table = operands.kernel([1, 1, 6, 2]).reshape([6, 2]);
+        let indices = Tensor::<2, Int>::from_ints([[0, 5, 5], [1, 2, 0]], &x.device());
+        F::embedding(table, indices) + x
+    });
+}
+
+/// The generators of the two backends differ; the gradient must belong to the output all the same.
+#[test]
+fn dropout_replays_its_bits() {
+    let device = Device::wgpu(DeviceKind::DefaultDevice).autodiff();
+    let x = Tensor::<2>::ones([40, 33], (&device, DType::F32)).require_grad();
+    let y = F::dropout(x.clone(), 0.3);
+    let gradients = y.clone().sum().backward();
+    x.grad(&gradients)
+        .expect("tracked")
+        .into_data()
+        .assert_approx_eq::<f32>(&y.clone().into_data(), burn::tensor::Tolerance::default());
+    let kept = y.greater_elem(0.0).int().sum().into_scalar::<i64>() as f64 / (40.0 * 33.0);
+    assert!((kept - 0.7).abs() < 0.06, "{kept} kept at a rate of 0.3");
+}
