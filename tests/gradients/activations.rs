@@ -1,0 +1,232 @@
+use crate::common::*;
+use burn::tensor::{DType, Tensor, activation};
+use burn_memsave::functional as F;
+use proptest::prelude::*;
+
+/// A function with its arguments, ours and stock.
+type Pair = (fn(Tensor<3>) -> Tensor<3>, fn(Tensor<3>) -> Tensor<3>);
+
+/// A module of tests per function: the same call in two modules, and its kinks.
+macro_rules! activations {
+    ($($function:ident($($argument:expr),*), kinks $kinks:expr;)+) => {$(
+        mod $function {
+            use super::*;
+
+            const PAIR: Pair =
+                (|x| F::$function(x, $($argument),*), |x| activation::$function(x, $($argument),*));
+
+            #[test]
+            fn equals_stock() {
+                super::equals_stock(stringify!($function), PAIR);
+            }
+
+            #[test]
+            fn equals_stock_in_half_precision() {
+                super::equals_stock_in_half_precision(PAIR);
+            }
+
+            #[test]
+            fn is_differentiated() {
+                super::is_differentiated(PAIR.0, &$kinks);
+            }
+
+            #[test]
+            fn equals_stock_at_kinks_and_special_values() {
+                super::equals_stock_at_kinks_and_special_values(stringify!($function), PAIR, &$kinks);
+            }
+
+            #[test]
+            fn treats_empty_inputs_as_stock() {
+                Check::new([Input::random([2, 0, 3])], Setting::default())
+                    .compare_panics(&|t| PAIR.0(t.get(0)), &|t| PAIR.1(t.get(0)));
+            }
+        }
+    )+};
+}
+activations! {
+    relu(), kinks [0.0];
+    leaky_relu(0.125), kinks [0.0];
+    relu6(), kinks [0.0, 6.0];
+    hardtanh(-0.5, 1.25), kinks [-0.5, 1.25];
+    hard_sigmoid(0.25, 0.5), kinks [-2.0, 2.0];
+    hard_shrink(0.5), kinks [-0.5, 0.5];
+    soft_shrink(0.5), kinks [-0.5, 0.5];
+    shrink(0.5, 0.25), kinks [-0.5, 0.5, 0.0];
+    threshold(0.5, -2.0), kinks [0.5];
+    thresholded_relu(0.5), kinks [0.5];
+}
+
+/// Stock's hard sigmoid computes in f32 under autodiff (0.22.1), whatever the dtype.
+fn loses_precision_in_stock(name: &str, dtype: DType) -> bool {
+    name == "hard_sigmoid" && dtype == DType::F64
+}
+
+fn equals_stock(name: &str, (ours, stock): Pair) {
+    // More than 64 elements: more than one word of bits.
+    for_all(24, ([1..5usize, 1..6, 1..20], settings()), |(sizes, setting)| {
+        let check = Check::new([Input::between(sizes, -8.0..8.0)], setting);
+        let check = match loses_precision_in_stock(name, setting.dtype) {
+            false => check,
+            true => check.within(1e-6),
+        };
+        check.compare(&|t| ours(t.get(0)), &|t| stock(t.get(0)));
+        check.compare(&|t| ours(t.get(0)) + ours(t.get(0)) * 0.5, &|t| {
+            stock(t.get(0)) + stock(t.get(0)) * 0.5
+        });
+        check.compare(&|t| ours(ours(t.get(0) * 2.0)), &|t| stock(stock(t.get(0) * 2.0)));
+    });
+}
+
+fn equals_stock_in_half_precision((ours, stock): Pair) {
+    for dtype in HALF {
+        let check = Check::new([Input::between([3, 5, 7], -8.0..8.0)], Setting::of(dtype));
+        check.compare(&|t| ours(t.get(0)), &|t| stock(t.get(0)));
+    }
+}
+
+fn is_differentiated(ours: fn(Tensor<3>) -> Tensor<3>, kinks: &[f64]) {
+    let mut values = uniform(3 * 5 * 7, 3, -8.0..8.0);
+    values.retain(|value| kinks.iter().all(|kink| (value - kink).abs() > 1e-3));
+    let check = Check::new([Input::given([values.len(), 1, 1], values)], Setting::default());
+    check.differentiate(&|t| ours(t.get(0)));
+}
+
+fn equals_stock_at_kinks_and_special_values(name: &str, (ours, stock): Pair, kinks: &[f64]) {
+    let special = [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e30, -1e30, 1e-30, -1e-30];
+    for dtype in [DType::F32, DType::F64] {
+        if loses_precision_in_stock(name, dtype) {
+            continue;
+        }
+        let around = |kink: f64| match dtype {
+            DType::F32 => [(kink as f32).next_up().into(), (kink as f32).next_down().into()],
+            _ => [kink.next_up(), kink.next_down()],
+        };
+        let kinks = kinks.iter().flat_map(|&kink| [&[kink, -kink][..], &around(kink)].concat());
+        let values: Vec<f64> = special.into_iter().chain(kinks).collect();
+        // Equal, for 0 and -0 are: NdArray's ReLU of -0 is -0 and Flex's is 0.
+        let check = Check::new([Input::given([1, 1, values.len()], values)], Setting::of(dtype)).same();
+        check.compare(&|t| ours(t.get(0)), &|t| stock(t.get(0)));
+    }
+}
+
+/// The gradient that comes in stays finite where the input is infinite.
+#[test]
+fn relu_passes_the_gradient_of_infinity() {
+    for device in Backend::ALL.into_iter().flat_map(Backend::autodiff_devices) {
+        let x = tensor::<1>(vec![f64::INFINITY, f64::NEG_INFINITY, 1.0], &[3], &device, DType::F32);
+        let x = x.require_grad();
+        let gradients = (F::relu(x.clone()) * 3.0).sum().backward();
+        assert_eq!(numbers(&x.grad(&gradients).unwrap().into_data()), [3.0, 0.0, 3.0]);
+    }
+}
+
+#[test]
+fn one_element_and_many() {
+    for len in [1, 63, 64, 65, 16384, 40001] {
+        let check = Check::new([Input::random([len])], Setting::default()).same();
+        check.compare::<1>(&|t| F::relu(t.get(0)), &|t| activation::relu(t.get(0)));
+        check.compare::<1>(&|t| F::relu(t.get(0) * 2.0), &|t| activation::relu(t.get(0) * 2.0));
+        check.compare::<1>(&|t| F::hardtanh(t.get(0), -0.5, 0.5), &|t| {
+            activation::hardtanh(t.get(0), -0.5, 0.5)
+        });
+    }
+}
+
+mod prelu {
+    use super::*;
+
+    fn ours<const D: usize>(t: &Operands) -> Tensor<D> {
+        F::prelu(t.get(0), t.get(1))
+    }
+
+    fn stock<const D: usize>(t: &Operands) -> Tensor<D> {
+        activation::prelu(t.get(0), t.get(1))
+    }
+
+    #[test]
+    fn equals_stock() {
+        for_all(
+            32,
+            ([1..4usize, 1..6, 1..20], any::<bool>(), settings()),
+            |(sizes, per_channel, setting)| {
+                let slopes = if per_channel { sizes[1] } else { 1 };
+                let alpha = Input::between([slopes], 0.1..0.9);
+                Check::new([Input::random(sizes), alpha.clone()], setting).compare::<3>(&ours, &stock);
+                let [rows, columns, _] = sizes;
+                Check::new([Input::random([rows, columns]), alpha], setting).compare::<2>(&ours, &stock);
+            },
+        );
+    }
+
+    #[test]
+    fn equals_stock_for_a_vector() {
+        for_all(8, (1..200usize, settings()), |(len, setting)| {
+            let inputs = [Input::random([len]), Input::random([1])];
+            Check::new(inputs, setting).compare::<1>(&ours, &stock);
+        });
+    }
+
+    #[test]
+    fn equals_stock_for_many_elements() {
+        for slopes in [1, 3] {
+            let inputs = [Input::random([2, 3, 5000]), Input::random([slopes])];
+            Check::new(inputs, Setting::of(DType::F64)).compare::<3>(&ours, &stock);
+        }
+    }
+
+    #[test]
+    fn equals_stock_in_half_precision() {
+        for dtype in HALF {
+            let inputs = [Input::random([2, 3, 4]), Input::random([3])];
+            Check::new(inputs, Setting::of(dtype)).compare::<3>(&ours, &stock);
+        }
+    }
+
+    #[test]
+    fn is_differentiated() {
+        for slopes in [1, 3] {
+            let inputs = [Input::random([2, 3, 4]), Input::random([slopes])];
+            Check::new(inputs, Setting::default()).differentiate::<3>(&ours);
+        }
+    }
+
+    #[test]
+    fn equals_stock_at_special_values() {
+        let values = [0.0, -0.0, f64::NEG_INFINITY, 1e30, -1e30, 1e-30, -1e-30];
+        for alpha in [0.25, 0.0, -1.0] {
+            let inputs = [Input::given([1, 1, values.len()], values), Input::given([1], [alpha])];
+            Check::new(inputs, Setting::default()).same().compare::<3>(&ours, &stock);
+        }
+        let values = [f64::INFINITY, f64::NAN, 1.0];
+        let alpha = |t: &Operands| tensor::<1>(vec![0.25], &[1], t.device(), DType::F32);
+        Check::new([Input::given([1, 1, 3], values)], Setting::default())
+            .same()
+            .compare::<3>(&|t| F::prelu(t.get(0), alpha(t)), &|t| activation::prelu(t.get(0), alpha(t)));
+    }
+
+    /// As in PyTorch: infinity, on the piece that `alpha` does not scale, adds nothing to its gradient; NaN makes it NaN.
+    /// Stock's becomes NaN in both cases.
+    #[test]
+    fn alpha_hears_of_nan_but_not_of_infinity() {
+        for device in Backend::ALL.into_iter().flat_map(Backend::autodiff_devices) {
+            let alpha_gradient = |x: f64| {
+                let x = tensor::<1>(vec![x, -2.0], &[2], &device, DType::F32);
+                let alpha = tensor::<1>(vec![0.25], &[1], &device, DType::F32).require_grad();
+                let gradients = F::prelu(x, alpha.clone()).sum().backward();
+                numbers(&alpha.grad(&gradients).unwrap().into_data())[0]
+            };
+            assert_eq!(alpha_gradient(f64::INFINITY), -2.0);
+            assert!(alpha_gradient(f64::NAN).is_nan());
+        }
+    }
+
+    #[test]
+    fn treats_odd_shapes_as_stock() {
+        for (x, slopes) in [([2, 3, 4], 2), ([2, 3, 4], 4), ([2, 0, 4], 1), ([0, 3, 4], 3), ([1, 1, 1], 1)] {
+            let inputs = [Input::random(x), Input::random([slopes])];
+            Check::new(inputs, Setting::default()).compare_panics::<3>(&ours, &stock);
+        }
+        let inputs = [Input::random([4]), Input::random([4])];
+        Check::new(inputs, Setting::default()).compare_panics::<1>(&ours, &stock);
+    }
+}

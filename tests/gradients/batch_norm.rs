@@ -1,0 +1,198 @@
+use crate::common::*;
+use burn::tensor::{DType, Tensor, module};
+use burn_memsave::functional as F;
+use proptest::prelude::*;
+
+const EPSILON: f64 = 1e-5;
+
+fn parameters(channels: usize) -> [Input; 2] {
+    [Input::between([channels], 0.5..1.5), Input::random([channels])]
+}
+
+/// Shapes with enough elements per channel for a variance that rounding does not decide.
+fn shapes() -> impl Strategy<Value = [usize; 4]> {
+    [2..5usize, 1..5, 2..6, 2..6]
+}
+
+/// A sum has the gradient 0, of which no relative precision can be asked.
+fn with_gradient(setting: Setting) -> Setting {
+    match setting.reading {
+        Reading::Sum => Setting { reading: Reading::Weighted, ..setting },
+        _ => setting,
+    }
+}
+
+mod batch_statistics {
+    use super::*;
+
+    fn ours<const D: usize>(t: &Operands) -> Tensor<D> {
+        F::batch_norm_train(t.get(0), t.get(1), t.get(2), EPSILON).output
+    }
+
+    fn stock<const D: usize>(t: &Operands) -> Tensor<D> {
+        module::batch_norm_train(t.get(0), t.get(1), t.get(2), EPSILON).output
+    }
+
+    fn inputs<const D: usize>(shape: [usize; D]) -> Vec<Input> {
+        [&[Input::random(shape)][..], &parameters(shape[1])].concat()
+    }
+
+    #[test]
+    fn equals_stock() {
+        for_all(48, (shapes(), settings()), |(shape, setting)| {
+            let setting = with_gradient(setting);
+            Check::new(inputs(shape), setting).compare::<4>(&ours, &stock);
+            let [batch, channels, height, width] = shape;
+            Check::new(inputs([batch, channels, height * width]), setting).compare::<3>(&ours, &stock);
+        });
+    }
+
+    #[test]
+    fn equals_stock_for_rows() {
+        for_all(24, (4..12usize, 1..6usize, settings()), |(batch, channels, setting)| {
+            let setting = match with_gradient(setting) {
+                Setting { form: Form::Expanded, .. } => return, // no variance
+                setting => setting,
+            };
+            Check::new(inputs([batch, channels]), setting).compare::<2>(&ours, &stock);
+        });
+    }
+
+    #[test]
+    fn statistics_equal_stock_and_are_detached() {
+        for_all(16, (shapes(), settings()), |(shape, setting)| {
+            let check = Check::new(inputs(shape), setting);
+            let ours = |t: &Operands| F::batch_norm_train::<4>(t.get(0), t.get(1), t.get(2), EPSILON);
+            let stock = |t: &Operands| module::batch_norm_train::<4>(t.get(0), t.get(1), t.get(2), EPSILON);
+            check.compare(&|t| ours(t).mean, &|t| stock(t).mean);
+            check.compare(&|t| ours(t).variance, &|t| stock(t).variance);
+        });
+    }
+
+    #[test]
+    fn equals_stock_for_many_elements() {
+        for shape in [[2, 3, 70, 70], [64, 40, 2, 3]] {
+            Check::new(inputs(shape), Setting::of(DType::F64)).compare::<4>(&ours, &stock);
+        }
+    }
+
+    #[test]
+    fn equals_stock_in_half_precision() {
+        for dtype in HALF {
+            let check = Check::new(inputs([4, 3, 3, 3]), Setting::of(dtype)).within(3e-2);
+            check.compare::<4>(&ours, &stock);
+        }
+    }
+
+    #[test]
+    fn is_differentiated() {
+        Check::new(inputs([3, 2, 3, 2]), Setting::default()).differentiate::<4>(&ours);
+    }
+
+    /// A large mean costs no digits of the variance: two passes.
+    #[test]
+    fn survives_a_large_mean() {
+        let inputs = [&[Input::between([8, 2, 16], 999.0..1001.0)][..], &parameters(2)].concat();
+        Check::new(inputs, Setting::of(DType::F64)).within(1e-8).compare::<3>(&ours, &stock);
+    }
+
+    #[test]
+    fn takes_a_result_twice() {
+        Check::new(inputs([3, 2, 3]), Setting::default())
+            .compare::<3>(&|t| ours(t) + ours(t) * 0.5, &|t| stock(t) + stock(t) * 0.5);
+    }
+
+    #[test]
+    fn treats_odd_shapes_as_stock() {
+        for shape in [[0, 2, 3], [2, 0, 3], [2, 2, 0], [2, 1, 2]] {
+            Check::new(inputs(shape), Setting::default()).compare_panics::<3>(&ours, &stock);
+        }
+        let mismatched = [&[Input::random([2, 3, 4])][..], &parameters(2)].concat();
+        Check::new(mismatched, Setting::default()).compare_panics::<3>(&ours, &stock);
+        let vector = [&[Input::random([4])][..], &parameters(4)].concat();
+        Check::new(vector, Setting::default()).compare_panics::<1>(&ours, &stock);
+    }
+}
+
+mod given_statistics {
+    use super::*;
+
+    /// The statistics come from their own numbers: tracked ones are stock's business.
+    fn statistics<const D: usize>(t: &Operands, x: &Tensor<D>) -> [Tensor<1>; 2] {
+        let channels = x.dims()[1];
+        let of = |seed, range| tensor(uniform(channels, seed, range), &[channels], t.device(), x.dtype());
+        [of(7, -0.5..0.5), of(8, 0.5..1.5)]
+    }
+
+    fn ours<const D: usize>(t: &Operands) -> Tensor<D> {
+        let x = t.get::<D>(0);
+        let [mean, variance] = statistics(t, &x);
+        F::batch_norm(x, t.get(1), t.get(2), mean, variance, EPSILON)
+    }
+
+    fn stock<const D: usize>(t: &Operands) -> Tensor<D> {
+        let x = t.get::<D>(0);
+        let [mean, variance] = statistics(t, &x);
+        module::batch_norm(x, t.get(1), t.get(2), mean, variance, EPSILON)
+    }
+
+    fn inputs<const D: usize>(shape: [usize; D]) -> Vec<Input> {
+        [&[Input::random(shape)][..], &parameters(shape[1])].concat()
+    }
+
+    #[test]
+    fn equals_stock() {
+        for_all(48, (shapes(), settings()), |(shape, setting)| {
+            Check::new(inputs(shape), setting).compare::<4>(&ours, &stock);
+            let [batch, channels, height, _] = shape;
+            Check::new(inputs([batch, channels, height]), setting).compare::<3>(&ours, &stock);
+            Check::new(inputs([batch, channels]), setting).compare::<2>(&ours, &stock);
+        });
+    }
+
+    #[test]
+    fn equals_stock_for_many_elements() {
+        for shape in [[2, 3, 70, 70], [64, 40, 2, 3]] {
+            Check::new(inputs(shape), Setting::of(DType::F64)).compare::<4>(&ours, &stock);
+        }
+    }
+
+    #[test]
+    fn equals_stock_where_statistics_are_tracked() {
+        let inputs =
+            [&inputs([3, 2, 4])[..], &[Input::between([2], -0.5..0.5), Input::between([2], 0.5..1.5)]]
+                .concat();
+        Check::new(inputs, Setting::default()).compare::<3>(
+            &|t| F::batch_norm(t.get(0), t.get(1), t.get(2), t.get(3), t.get(4), EPSILON),
+            &|t| module::batch_norm(t.get(0), t.get(1), t.get(2), t.get(3), t.get(4), EPSILON),
+        );
+    }
+
+    #[test]
+    fn equals_stock_in_half_precision() {
+        for dtype in HALF {
+            let check = Check::new(inputs([4, 3, 3, 3]), Setting::of(dtype)).within(2e-2);
+            check.compare::<4>(&ours, &stock);
+        }
+    }
+
+    #[test]
+    fn is_differentiated() {
+        Check::new(inputs([3, 2, 3, 2]), Setting::default()).differentiate::<4>(&ours);
+    }
+
+    #[test]
+    fn takes_a_result_twice() {
+        Check::new(inputs([3, 2, 3]), Setting::default())
+            .compare::<3>(&|t| ours(t) + ours(t) * 0.5, &|t| stock(t) + stock(t) * 0.5);
+    }
+
+    #[test]
+    fn treats_odd_shapes_as_stock() {
+        for shape in [[0, 2, 3], [2, 0, 3], [2, 2, 0], [1, 1, 1]] {
+            Check::new(inputs(shape), Setting::default()).compare_panics::<3>(&ours, &stock);
+        }
+        let mismatched = [&[Input::random([2, 3, 4])][..], &parameters(2)].concat();
+        Check::new(mismatched, Setting::default()).compare_panics::<3>(&ours, &stock);
+    }
+}

@@ -1,0 +1,512 @@
+//! One way to compare: the same function of the same inputs, once by this library and once by a truth, on every backend,
+//! with every checkpointing strategy, for every choice of tracked inputs.
+use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
+use proptest::{
+    prelude::*,
+    test_runner::{Config, RngSeed, TestRunner},
+};
+use std::any::Any;
+use std::cell::OnceCell;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// A function of some inputs, in terms of tensors that the harness makes.
+pub type Op<'a, const D: usize> = &'a dyn Fn(&Operands) -> Tensor<D>;
+
+/// Runs `test` on `cases` values; the same ones every time.
+pub fn for_all<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value)) {
+    let config =
+        Config { cases, rng_seed: RngSeed::Fixed(0x5eed), failure_persistence: None, ..Config::default() };
+    let result = TestRunner::new(config).run(&strategy, |value| {
+        test(value);
+        Ok(())
+    });
+    result.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// `len` numbers between `low` and `high`, by SplitMix64: the generators of the devices are shared among tests.
+pub fn uniform(len: usize, seed: u64, range: Range<f64>) -> Vec<f64> {
+    let number = |index: usize| {
+        let mut z = seed.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) as f64 / u64::MAX as f64
+    };
+    (0..len).map(|index| range.start + number(index) * (range.end - range.start)).collect()
+}
+
+/// Makes a tensor of the given values, rounded to `dtype`.
+pub fn tensor<const D: usize>(values: Vec<f64>, shape: &[usize], device: &Device, dtype: DType) -> Tensor<D> {
+    let data = TensorData::new(values, shape.to_vec()).convert_dtype(dtype);
+    Tensor::from_data(data, (device, dtype))
+}
+
+/// One input of an operation.
+#[derive(Clone, Debug)]
+pub struct Input {
+    shape: Vec<usize>,
+    values: Values,
+}
+
+#[derive(Clone, Debug)]
+enum Values {
+    Between(f64, f64),
+    Steps(u32),
+    Given(Vec<f64>),
+}
+
+impl Input {
+    /// Uniform in -1..1.
+    pub fn random<const D: usize>(shape: [usize; D]) -> Self {
+        Self::between(shape, -1.0..1.0)
+    }
+
+    pub fn between<const D: usize>(shape: [usize; D], range: Range<f64>) -> Self {
+        Self { shape: shape.to_vec(), values: Values::Between(range.start, range.end) }
+    }
+
+    /// Whole numbers from 0 to `steps` (exclusive): many are equal.
+    pub fn steps<const D: usize>(shape: [usize; D], steps: u32) -> Self {
+        Self { shape: shape.to_vec(), values: Values::Steps(steps) }
+    }
+
+    /// Given values; only for [`Form::Leaf`].
+    pub fn given<const D: usize>(shape: [usize; D], values: impl Into<Vec<f64>>) -> Self {
+        Self { shape: shape.to_vec(), values: Values::Given(values.into()) }
+    }
+
+    fn values(&self, shape: &[usize], seed: u64) -> Vec<f64> {
+        let uniform = |range| uniform(shape.iter().product(), seed, range);
+        match &self.values {
+            Values::Between(low, high) => uniform(*low..*high),
+            Values::Steps(steps) => uniform(0.0..f64::from(*steps)).into_iter().map(f64::floor).collect(),
+            Values::Given(values) => values.clone(),
+        }
+    }
+}
+
+/// How an operand comes from a leaf of the graph.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Form {
+    /// It is the leaf: contiguous.
+    Leaf,
+    /// The output of a computation, which nobody else holds.
+    Computed,
+    /// A view with exchanged strides.
+    Transposed,
+    /// A view that begins in the middle.
+    Sliced,
+    /// A view that may run backwards.
+    Flipped,
+    /// A view with stride zero.
+    Expanded,
+}
+
+impl Form {
+    const ALL: [Self; 6] =
+        [Self::Leaf, Self::Computed, Self::Transposed, Self::Sliced, Self::Flipped, Self::Expanded];
+
+    /// The shape of the leaf of an operand of shape `shape`.
+    fn leaf_shape(self, shape: &[usize]) -> Vec<usize> {
+        let mut leaf = shape.to_vec();
+        match self {
+            Self::Leaf | Self::Computed | Self::Flipped => {}
+            Self::Transposed => leaf.swap(0, shape.len() - 1),
+            Self::Sliced => leaf.iter_mut().for_each(|size| *size += 2),
+            Self::Expanded => leaf[0] = 1,
+        }
+        leaf
+    }
+
+    fn apply<const D: usize>(self, leaf: Tensor<D>, shape: &[usize]) -> Tensor<D> {
+        match self {
+            Self::Leaf => leaf,
+            Self::Computed => leaf * 1.5,
+            Self::Transposed => leaf.swap_dims(0, D - 1),
+            Self::Sliced => leaf.slice::<[Range<usize>; D]>(std::array::from_fn(|axis| 1..1 + shape[axis])),
+            Self::Flipped => leaf.flip([D - 1]),
+            Self::Expanded => leaf.expand::<D, [usize; D]>(std::array::from_fn(|axis| shape[axis])),
+        }
+    }
+}
+
+/// How the output becomes a loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Reading {
+    /// A weighted sum: an arbitrary gradient comes in.
+    Weighted,
+    /// A sum: a gradient of stride zero comes in.
+    Sum,
+    /// A weighted sum of the transpose: a gradient that is not contiguous comes in.
+    Transposed,
+    /// Two consumers.
+    Twice,
+}
+
+impl Reading {
+    const ALL: [Self; 4] = [Self::Weighted, Self::Sum, Self::Transposed, Self::Twice];
+
+    fn loss<const D: usize>(self, y: Tensor<D>, seed: u64) -> Tensor<1> {
+        let weighted = |y: Tensor<D>| {
+            let weights = uniform(y.shape().num_elements(), seed, -1.0..1.0);
+            let weights = tensor(weights, &y.dims(), &y.device(), y.dtype());
+            (y * weights).sum()
+        };
+        match self {
+            Self::Weighted => weighted(y),
+            Self::Sum => y.sum(),
+            Self::Transposed => weighted(y.swap_dims(0, D - 1)),
+            Self::Twice => weighted(y.clone()) + (y.clone() * y).sum(),
+        }
+    }
+}
+
+/// The circumstances of a comparison.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    pub dtype: DType,
+    pub form: Form,
+    pub reading: Reading,
+    pub seed: u64,
+}
+
+impl Default for Setting {
+    fn default() -> Self {
+        Self { dtype: DType::F32, form: Form::Leaf, reading: Reading::Weighted, seed: 1 }
+    }
+}
+
+impl Setting {
+    pub fn of(dtype: DType) -> Self {
+        Self { dtype, ..Self::default() }
+    }
+}
+
+/// Any setting of `f32` and `f64`.
+pub fn settings() -> impl Strategy<Value = Setting> {
+    let dtype = prop::sample::select(vec![DType::F32, DType::F64]);
+    let (form, reading) = (prop::sample::select(&Form::ALL[..]), prop::sample::select(&Reading::ALL[..]));
+    (dtype, form, reading, any::<u64>()).prop_map(|(dtype, form, reading, seed)| Setting {
+        dtype,
+        form,
+        reading,
+        seed,
+    })
+}
+
+/// Half precision, which only Flex has.
+pub const HALF: [DType; 2] = [DType::F16, DType::BF16];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Backend {
+    Flex,
+    NdArray,
+}
+
+impl Backend {
+    pub const ALL: [Self; 2] = [Self::Flex, Self::NdArray];
+
+    /// Without autodiff.
+    #[allow(deprecated)] // burn-ndarray is deprecated as a whole
+    pub fn device(self) -> Device {
+        match self {
+            Self::Flex => Device::flex(),
+            Self::NdArray => Device::ndarray(),
+        }
+    }
+
+    /// With autodiff: without and with gradient checkpointing.
+    pub fn autodiff_devices(self) -> [Device; 2] {
+        let autodiff = || self.device().autodiff();
+        [autodiff(), autodiff().gradient_checkpointing()]
+    }
+}
+
+/// The tensors of one run, made when the operation asks for them.
+pub struct Operands<'a> {
+    check: &'a Check,
+    device: Device,
+    /// One bit per input.
+    tracked: u32,
+    /// `(input, element, shift)`: one element moved a little.
+    moved: Option<(usize, usize, f64)>,
+    leaves: Vec<OnceCell<Box<dyn Leaf>>>,
+}
+
+trait Leaf {
+    fn as_any(&self) -> &dyn Any;
+    fn gradient(&self, gradients: &Gradients) -> Option<TensorData>;
+}
+
+impl<const D: usize> Leaf for Tensor<D> {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn gradient(&self, gradients: &Gradients) -> Option<TensorData> {
+        self.grad(gradients).map(Tensor::into_data)
+    }
+}
+
+impl Operands<'_> {
+    /// Input `index`, the same leaf at every call.
+    pub fn get<const D: usize>(&self, index: usize) -> Tensor<D> {
+        let Check { inputs, setting, .. } = self.check;
+        let leaf = self.leaves[index].get_or_init(|| Box::new(self.leaf::<D>(index)));
+        let leaf = leaf.as_any().downcast_ref::<Tensor<D>>().expect("an input has one rank").clone();
+        setting.form.apply(leaf, &inputs[index].shape)
+    }
+
+    /// Input `index` if there are that many.
+    pub fn maybe<const D: usize>(&self, index: usize) -> Option<Tensor<D>> {
+        (index < self.leaves.len()).then(|| self.get(index))
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn leaf<const D: usize>(&self, index: usize) -> Tensor<D> {
+        let Check { inputs, setting, .. } = self.check;
+        let input = &inputs[index];
+        let shape = setting.form.leaf_shape(&input.shape);
+        let mut values = input.values(&shape, setting.seed.wrapping_add(1 + index as u64));
+        if let Some((moved, element, shift)) = self.moved
+            && moved == index
+        {
+            values[element] += shift;
+        }
+        let leaf = tensor(values, &shape, &self.device, setting.dtype);
+        match self.tracked >> index & 1 {
+            0 => leaf,
+            _ => leaf.require_grad(),
+        }
+    }
+}
+
+/// What a run gives.
+#[derive(Debug)]
+struct Outcome {
+    output: TensorData,
+    tracked: bool,
+    gradients: Vec<Option<TensorData>>,
+}
+
+/// How close two tensors must be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Closeness {
+    /// The same numbers; all NaN are one, as are 0 and -0.
+    Equal,
+    /// Relative to the largest magnitude.
+    Relative(f64),
+}
+
+/// Largest magnitudes below this count as this, so that what cancels to nothing needs no relative precision.
+const SMALLEST_SCALE: f64 = 1e-3;
+
+impl Closeness {
+    fn compare(self, ours: &TensorData, truth: &TensorData) -> Result<(), String> {
+        if ours.shape() != truth.shape() || ours.dtype() != truth.dtype() {
+            let of = |data: &TensorData| format!("{:?} of {:?}", data.shape(), data.dtype());
+            return Err(format!("{} instead of {}", of(ours), of(truth)));
+        }
+        let (ours, truth) = (numbers(ours), numbers(truth));
+        let scale =
+            truth.iter().filter(|t| t.is_finite()).fold(SMALLEST_SCALE, |scale, t| scale.max(t.abs()));
+        let close = |a: f64, b: f64| match self {
+            _ if a.is_nan() || b.is_nan() => a.is_nan() && b.is_nan(),
+            Self::Relative(tolerance) if a.is_finite() && b.is_finite() => (a - b).abs() <= tolerance * scale,
+            Self::Equal | Self::Relative(_) => a == b,
+        };
+        match ours.iter().zip(&truth).position(|(&a, &b)| !close(a, b)) {
+            None => Ok(()),
+            Some(at) => Err(format!(
+                "element {at} is {:e} instead of {:e}, {self:?}, scale {scale:e}",
+                ours[at], truth[at]
+            )),
+        }
+    }
+}
+
+pub fn numbers(data: &TensorData) -> Vec<f64> {
+    data.iter::<f64>().collect()
+}
+
+/// A comparison of an operation with a truth.
+#[derive(Clone, Debug)]
+pub struct Check {
+    inputs: Vec<Input>,
+    setting: Setting,
+    backends: Vec<Backend>,
+    output: Closeness,
+    gradient: Closeness,
+}
+
+impl Check {
+    /// On both backends (those that have the dtype), with the tolerances of the dtype.
+    pub fn new(inputs: impl Into<Vec<Input>>, setting: Setting) -> Self {
+        let (output, gradient) = match setting.dtype {
+            DType::F64 => (1e-12, 1e-10),
+            DType::F32 => (1e-6, 1e-5),
+            DType::F16 => (2e-3, 5e-3),
+            _ => (2e-2, 2e-2),
+        };
+        let backends =
+            if HALF.contains(&setting.dtype) { vec![Backend::Flex] } else { Backend::ALL.to_vec() };
+        Self {
+            inputs: inputs.into(),
+            setting,
+            backends,
+            output: Closeness::Relative(output),
+            gradient: Closeness::Relative(gradient),
+        }
+    }
+
+    /// Outputs must be equal.
+    pub fn same_output(mut self) -> Self {
+        self.output = Closeness::Equal;
+        self
+    }
+
+    /// Outputs and gradients must be equal.
+    pub fn same(mut self) -> Self {
+        (self.output, self.gradient) = (Closeness::Equal, Closeness::Equal);
+        self
+    }
+
+    /// Another tolerance, for outputs and gradients.
+    pub fn within(mut self, tolerance: f64) -> Self {
+        (self.output, self.gradient) = (Closeness::Relative(tolerance), Closeness::Relative(tolerance));
+        self
+    }
+
+    /// Another tolerance, for gradients.
+    pub fn gradients_within(mut self, tolerance: f64) -> Self {
+        self.gradient = Closeness::Relative(tolerance);
+        self
+    }
+
+    /// On one backend only.
+    pub fn on(mut self, backend: Backend) -> Self {
+        self.backends.retain(|b| *b == backend);
+        self
+    }
+
+    /// Outputs and gradients of `ours` are those of `truth`: for every backend, strategy and choice of tracked inputs, and
+    /// without autodiff.
+    pub fn compare<const D: usize>(&self, ours: Op<D>, truth: Op<D>) {
+        self.each_run(|device, tracked| {
+            self.outcomes_agree(&self.run(ours, device, tracked), &self.run(truth, device, tracked))
+        });
+    }
+
+    /// The same, but where the truth panics, `ours` panics with the same message.
+    pub fn compare_panics<const D: usize>(&self, ours: Op<D>, truth: Op<D>) {
+        self.each_run(|device, tracked| {
+            let attempt = |op| {
+                catch_unwind(AssertUnwindSafe(|| self.run(op, device, tracked))).map_err(|payload| {
+                    let text = payload.downcast_ref::<&str>().map(|text| text.to_string());
+                    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default()
+                })
+            };
+            match (attempt(ours), attempt(truth)) {
+                (Ok(ours), Ok(truth)) => self.outcomes_agree(&ours, &truth),
+                (Err(ours), Err(truth)) if ours == truth => Ok(()),
+                (ours, truth) => {
+                    let of = |result: Result<Outcome, String>| match result {
+                        Ok(outcome) => format!("a result of shape {:?}", outcome.output.shape()),
+                        Err(message) => format!("the panic {message:?}"),
+                    };
+                    Err(format!("{} instead of {}", of(ours), of(truth)))
+                }
+            }
+        });
+    }
+
+    /// The gradients of `op` are its central differences in f64, at a few elements of every input. The truth reads
+    /// outputs only, of runs without autodiff on Flex (some operations of NdArray 0.22.1 compute f64 in f32).
+    pub fn differentiate<const D: usize>(&self, op: Op<D>) {
+        const STEP: f64 = 1e-6;
+        const ELEMENTS: usize = 5;
+        let this = Self { setting: Setting { dtype: DType::F64, ..self.setting }, ..self.clone() };
+        let tolerance = match self.gradient {
+            Closeness::Relative(tolerance) => tolerance.max(1e-6),
+            exact => panic!("differences are not exact, {exact:?} cannot be"),
+        };
+        let loss = |moved| {
+            let y = op(&this.operands(&Backend::Flex.device(), 0, Some(moved)));
+            numbers(&this.setting.reading.loss(y, this.setting.seed).into_data())[0]
+        };
+        for backend in &this.backends {
+            for device in backend.autodiff_devices() {
+                let outcome = this.run(op, &device, u32::MAX);
+                for (index, gradient) in outcome.gradients.iter().enumerate() {
+                    let gradient = numbers(gradient.as_ref().expect("every input is tracked"));
+                    let scale = gradient.iter().fold(SMALLEST_SCALE, |scale, g| scale.max(g.abs()));
+                    let len = gradient.len() as f64;
+                    for element in uniform(ELEMENTS, this.setting.seed, 0.0..len) {
+                        let element = (element as usize).min(gradient.len() - 1);
+                        let difference =
+                            (loss((index, element, STEP)) - loss((index, element, -STEP))) / (2.0 * STEP);
+                        assert!(
+                            (gradient[element] - difference).abs() <= tolerance * scale,
+                            "{device:?}: gradient of input {index} at {element} is {:e}, the difference {difference:e}",
+                            gradient[element],
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Calls `agree` for every backend, strategy and choice of tracked inputs.
+    fn each_run(&self, agree: impl Fn(&Device, u32) -> Result<(), String>) {
+        for backend in &self.backends {
+            let check = |device: &Device, tracked: u32| {
+                agree(device, tracked).unwrap_or_else(|difference| {
+                    panic!("{device:?}, {:?}, tracked {tracked:#b}: {difference}", self.setting)
+                });
+            };
+            check(&backend.device(), 0);
+            for device in backend.autodiff_devices() {
+                (0..1 << self.inputs.len()).for_each(|tracked| check(&device, tracked));
+            }
+        }
+    }
+
+    fn operands(&self, device: &Device, tracked: u32, moved: Option<(usize, usize, f64)>) -> Operands<'_> {
+        let leaves = self.inputs.iter().map(|_| OnceCell::new()).collect();
+        Operands { check: self, device: device.clone(), tracked, moved, leaves }
+    }
+
+    fn run<const D: usize>(&self, op: Op<D>, device: &Device, tracked: u32) -> Outcome {
+        let operands = self.operands(device, tracked, None);
+        let y = op(&operands);
+        let (output, tracked) = (y.clone().into_data(), y.is_tracked());
+        let gradients = match tracked {
+            false => self.inputs.iter().map(|_| None).collect(),
+            true => {
+                let gradients = self.setting.reading.loss(y, self.setting.seed).backward();
+                let of = |leaf: &OnceCell<Box<dyn Leaf>>| leaf.get()?.gradient(&gradients);
+                operands.leaves.iter().map(of).collect()
+            }
+        };
+        Outcome { output, tracked, gradients }
+    }
+
+    fn outcomes_agree(&self, ours: &Outcome, truth: &Outcome) -> Result<(), String> {
+        self.output.compare(&ours.output, &truth.output).map_err(|error| format!("output: {error}"))?;
+        if ours.tracked != truth.tracked {
+            return Err(format!("tracked: {} instead of {}", ours.tracked, truth.tracked));
+        }
+        for (index, pair) in ours.gradients.iter().zip(&truth.gradients).enumerate() {
+            let agree = match pair {
+                (None, None) => Ok(()),
+                (Some(ours), Some(truth)) => self.gradient.compare(ours, truth),
+                (Some(_), None) => Err("is there".into()),
+                (None, Some(_)) => Err("is missing".into()),
+            };
+            agree.map_err(|error| format!("gradient of input {index}: {error}"))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,12 @@
+//! Every function of [`burn_memsave::functional`] against stock Burn and against finite differences: outputs, gradients, and
+//! which gradients there are.
+#![recursion_limit = "256"]
+
+mod activations;
+mod batch_norm;
+mod common;
+mod conv;
+mod dropout;
+mod embedding;
+mod linear;
+mod pools;
