@@ -41,12 +41,26 @@ fn measure<const D: usize, const O: usize>(
     settled(|| measure_layer(|| Tensor::random(shape, normal, device).set_require_grad(tracked), &forward))
 }
 
-/// What two runs in a row agree on: the first also initializes parameters, and now and then a table of the graph grows.
+/// The second of two runs: the first also initializes parameters.
 fn settled(run: impl Fn() -> LayerMeasurement) -> LayerMeasurement {
-    let mut last = run();
+    run();
+    run()
+}
+
+/// How much more the large run keeps than the small one, on which two pairs of runs in a row agree: now and then a table of
+/// the graph grows in between. And the large run.
+fn settled_growth(
+    small: impl Fn() -> LayerMeasurement,
+    large: impl Fn() -> LayerMeasurement,
+) -> (i64, LayerMeasurement) {
+    let pair = || {
+        let (small, large) = (small(), large());
+        (bytes(large.kept) - bytes(small.kept), large)
+    };
+    let mut last = pair();
     for _ in 0..8 {
-        let next = run();
-        if next.kept == last.kept {
+        let next = pair();
+        if next.0 == last.0 {
             return next;
         }
         last = next;
@@ -81,8 +95,7 @@ fn check<const D: usize, const O: usize, S: Module, M: Module + From<S>>(
             let ours = M::from(stock.clone());
             let tracked = matches!(case, Case::Trainable | Case::Frozen);
             let of_ours = |shape| measure(&device, shape, tracked, |x| forward.1(&ours, x));
-            let (small, large) = (of_ours(shape), of_ours(doubled));
-            let grown = bytes(large.kept) - bytes(small.kept);
+            let (grown, large) = settled_growth(|| of_ours(shape), || of_ours(doubled));
             let expected = (kept(case, doubled) - kept(case, shape)) as i64;
             expect(grown == expected, || {
                 format!("{name}, {case:?}: keeps {grown} bytes more, not {expected}")

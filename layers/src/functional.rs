@@ -84,6 +84,7 @@ macro_rules! conv {
             let options = options.into();
             let (sizes, kernel) = (x.dims(), weight.dims());
             let fits = sizes[1] == kernel[1] * options.groups
+                && kernel[0].is_multiple_of(options.groups)
                 && x.shape().num_elements() > 0
                 && has_length(&bias, kernel[0])
                 && (0..$rank).all(|axis| {
