@@ -11,6 +11,7 @@ use burn::nn::{self, activation::*};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_memsave::layers::*;
 use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, measure_layer};
+use std::sync::Mutex;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
@@ -37,9 +38,34 @@ fn measure<const D: usize, const O: usize>(
     forward: impl Fn(Tensor<D>) -> Tensor<O>,
 ) -> LayerMeasurement {
     let normal = Distribution::Normal(0.0, 1.0);
-    let run = || measure_layer(|| Tensor::random(shape, normal, device).set_require_grad(tracked), &forward);
+    settled(|| measure_layer(|| Tensor::random(shape, normal, device).set_require_grad(tracked), &forward))
+}
+
+/// The second of two runs: the first also initializes parameters.
+fn settled(run: impl Fn() -> LayerMeasurement) -> LayerMeasurement {
     run();
     run()
+}
+
+/// How much more the large run keeps than the small one, on which two pairs of runs in a row agree: now and then a table of
+/// the graph grows in between. And the large run.
+fn settled_growth(
+    small: impl Fn() -> LayerMeasurement,
+    large: impl Fn() -> LayerMeasurement,
+) -> (i64, LayerMeasurement) {
+    let pair = || {
+        let (small, large) = (small(), large());
+        (bytes(large.kept) - bytes(small.kept), large)
+    };
+    let mut last = pair();
+    for _ in 0..8 {
+        let next = pair();
+        if next.0 == last.0 {
+            return next;
+        }
+        last = next;
+    }
+    last
 }
 
 fn bytes(measured: Option<u64>) -> i64 {
@@ -69,17 +95,30 @@ fn check<const D: usize, const O: usize, S: Module, M: Module + From<S>>(
             let ours = M::from(stock.clone());
             let tracked = matches!(case, Case::Trainable | Case::Frozen);
             let of_ours = |shape| measure(&device, shape, tracked, |x| forward.1(&ours, x));
-            let (small, large) = (of_ours(shape), of_ours(doubled));
-            let grown = bytes(large.kept) - bytes(small.kept);
+            let (grown, large) = settled_growth(|| of_ours(shape), || of_ours(doubled));
             let expected = (kept(case, doubled) - kept(case, shape)) as i64;
-            assert_eq!(grown, expected, "{name}, {case:?}: kept bytes");
+            expect(grown == expected, || {
+                format!("{name}, {case:?}: keeps {grown} bytes more, not {expected}")
+            });
             let of_stock = measure(&device, doubled, tracked, |x| forward.0(&stock, x));
             let what = [("kept", large.kept, of_stock.kept), ("peak", large.peak, of_stock.peak)];
             for (what, ours, stock) in what {
                 let (ours, stock) = (bytes(ours), bytes(stock));
-                assert!(ours <= stock + RECORDS, "{name}, {case:?}: {what} {ours} bytes, stock {stock}");
+                let strategy = device.gradient_checkpointing_strategy();
+                expect(ours <= stock + RECORDS, || {
+                    format!("{name}, {case:?}, {strategy:?}: {what} {ours} bytes, stock {stock}")
+                });
             }
         }
+    }
+}
+
+/// What was not as expected; all of it is reported at the end.
+static FAILURES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+fn expect(holds: bool, failure: impl FnOnce() -> String) {
+    if !holds {
+        FAILURES.lock().expect("nobody panics with it").push(failure());
     }
 }
 
@@ -206,11 +245,15 @@ fn layers_keep_what_they_say() {
     embedding_keeps_its_indices(device);
     a_mask_is_not_kept_where_stock_keeps_nothing();
     the_targets_are_met(device);
+
+    let failures = FAILURES.lock().expect("nobody panics with it");
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 /// With only the bias tracked nothing is kept, with only `x` tracked not `x`.
 fn deformable_convolution_keeps_what_gradients_read(device: &Device) {
     let conv = DeformConv2dConfig::new([4, 4], [3, 3]).init(device);
+    conv.weight.val(); // a clone that is not initialized yet shares whether it requires a gradient
     let kept = |conv: &DeformConv2d, ours: bool, tracked: bool, batch: usize| {
         let memsave = MemSaveDeformConv2d::from_nn_deform_conv2d(conv.clone());
         let shape = [batch, 4, 12, 12];
@@ -225,12 +268,16 @@ fn deformable_convolution_keeps_what_gradients_read(device: &Device) {
     let (x, offset) = (floats([2, 4, 12, 12]) as i64, floats([2, 18, 10, 10]) as i64);
     let mut bias_only = conv.clone().no_grad();
     bias_only.bias = conv.bias.clone();
-    assert_eq!(grown(&conv, true, true), x + offset);
-    assert_eq!(grown(&conv.clone().no_grad(), true, true), offset, "the weight, not x");
-    assert_eq!(grown(&bias_only, true, false), 0);
-    for (conv, tracked) in [(&conv, true), (&conv.clone().no_grad(), true), (&bias_only, false)] {
-        assert!(grown(conv, true, tracked) <= grown(conv, false, tracked));
-    }
+    let check = |what: &str, conv: &DeformConv2d, tracked, expected| {
+        let (ours, stock) = (grown(conv, true, tracked), grown(conv, false, tracked));
+        expect(ours == expected, || {
+            format!("deform_conv2d, {what}: keeps {ours} bytes more, not {expected}")
+        });
+        expect(ours <= stock, || format!("deform_conv2d, {what}: keeps {ours} bytes more, stock {stock}"));
+    };
+    check("trainable", &conv, true, x + offset);
+    check("frozen", &conv.clone().no_grad(), true, offset);
+    check("only the bias trainable", &bias_only, false, 0);
 }
 
 /// The table's handle costs nothing, but its gradient is as large as it: no second copy at the peak.
@@ -240,16 +287,20 @@ fn embedding_keeps_its_indices(device: &Device) {
     let run = |batch: usize, forward: &dyn Fn(Tensor<2, Int>) -> Tensor<3>| {
         let indices = || Tensor::<2, Int>::zeros([batch, 16], device);
         // A float input of one element stands in for the indices, which no gradient flows to.
-        let run = || measure_layer(|| Tensor::<1>::zeros([1], device), |_| forward(indices()));
-        run();
-        run()
+        settled(|| measure_layer(|| Tensor::<1>::zeros([1], device), |_| forward(indices())))
     };
     let of_ours = |batch| run(batch, &|indices| ours.forward(indices));
     let of_stock = |batch| run(batch, &|indices| stock.forward(indices));
     let index = Tensor::<1, Int>::zeros([1], device).dtype().size();
-    assert_eq!(bytes(of_ours(8).kept) - bytes(of_ours(4).kept), (4 * 16 * index) as i64);
-    assert!(bytes(of_ours(8).kept) <= bytes(of_stock(8).kept) + RECORDS);
-    assert!(bytes(of_ours(8).peak) <= bytes(of_stock(8).peak) + RECORDS);
+    let (small, large, stock) = (of_ours(4), of_ours(8), of_stock(8));
+    let grown = bytes(large.kept) - bytes(small.kept);
+    expect(grown == (4 * 16 * index) as i64, || format!("embedding keeps {grown} bytes more"));
+    expect(bytes(large.kept) <= bytes(stock.kept) + RECORDS, || {
+        format!("embedding keeps {large:?}, {stock:?}")
+    });
+    expect(bytes(large.peak) <= bytes(stock.peak) + RECORDS, || {
+        format!("embedding needs {large:?}, {stock:?}")
+    });
 }
 
 /// Under gradient checkpointing stock computes the input of a ReLU again if it can; a mask would be more than it keeps.
@@ -261,7 +312,8 @@ fn a_mask_is_not_kept_where_stock_keeps_nothing() {
     };
     let stock = |x| burn::tensor::activation::relu(x);
     let ours = |x| burn_memsave::functional::relu(x);
-    assert_eq!(kept(ours, 64) - kept(ours, 32), kept(stock, 64) - kept(stock, 32));
+    let (ours, stock) = (kept(ours, 64) - kept(ours, 32), kept(stock, 64) - kept(stock, 32));
+    expect(ours == stock, || format!("a recomputed input of relu: keeps {ours} bytes more, stock {stock}"));
 }
 
 /// The shapes and ceilings of the README's table.
@@ -271,25 +323,25 @@ fn the_targets_are_met(device: &Device) {
     let rows = [64, 128, 1024];
     let linear = MemSaveLinear::from_nn_linear(nn::LinearConfig::new(1024, 1024).init(device));
     let measured = measure(device, rows, true, |x| linear.forward(x));
-    assert!(mib(measured.kept) <= 32.01, "linear keeps {:.2} MiB", mib(measured.kept));
-    assert!(mib(measured.peak) <= 100.01, "linear needs {:.2} MiB", mib(measured.peak));
+    expect(mib(measured.kept) <= 32.01, || format!("linear keeps {:.2} MiB", mib(measured.kept)));
+    expect(mib(measured.peak) <= 100.01, || format!("linear needs {:.2} MiB", mib(measured.peak)));
 
     let images = [16, 64, 56, 56];
     let conv = Conv2dConfig::new([64, 64], [3, 3]).with_padding(nn::PaddingConfig2d::Explicit(1, 1, 1, 1));
     let conv = MemSaveConv2d::from_nn_conv2d(conv.init(device));
     let measured = measure(device, images, true, |x| conv.forward(x));
-    assert!(mib(measured.kept) <= 12.26, "conv2d keeps {:.2} MiB", mib(measured.kept));
+    expect(mib(measured.kept) <= 12.26, || format!("conv2d keeps {:.2} MiB", mib(measured.kept)));
     let frozen = conv.no_grad();
     let measured = measure(device, images, true, |x| frozen.forward(x));
-    assert!(mib(measured.kept) <= 0.01, "a frozen conv2d keeps {:.2} MiB", mib(measured.kept));
+    expect(mib(measured.kept) <= 0.01, || format!("a frozen conv2d keeps {:.2} MiB", mib(measured.kept)));
 
     let relu = measure(device, images, true, |x| MemSaveRelu::new().forward(x));
-    assert!(mib(relu.kept) <= 0.39, "relu keeps {:.2} MiB", mib(relu.kept));
+    expect(mib(relu.kept) <= 0.39, || format!("relu keeps {:.2} MiB", mib(relu.kept)));
     let norm = nn::BatchNormConfig::new(64).init(device).freeze().set_require_grad(true);
     let norm = MemSaveBatchNorm::from_nn_batch_norm(norm);
     let measured = measure(device, images, true, |x| norm.forward(x));
-    assert!(mib(measured.kept) <= 12.26, "batch norm keeps {:.2} MiB", mib(measured.kept));
-    assert!(mib(measured.peak) <= 13.0, "batch norm needs {:.2} MiB", mib(measured.peak));
+    expect(mib(measured.kept) <= 12.26, || format!("batch norm keeps {:.2} MiB", mib(measured.kept)));
+    expect(mib(measured.peak) <= 13.0, || format!("batch norm needs {:.2} MiB", mib(measured.peak)));
 
     let large = [16, 64, 112, 112];
     let pool = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]);
@@ -297,8 +349,8 @@ fn the_targets_are_met(device: &Device) {
         pool.with_padding(nn::PaddingConfig2d::Explicit(1, 1, 1, 1)).init(),
     );
     let measured = measure(device, large, true, |x| pool.forward(x));
-    assert!(mib(measured.kept) <= 3.07, "max_pool2d keeps {:.2} MiB", mib(measured.kept));
+    expect(mib(measured.kept) <= 3.07, || format!("max_pool2d keeps {:.2} MiB", mib(measured.kept)));
     let pool = MemSaveAvgPool2d::from_nn_avg_pool2d(AvgPool2dConfig::new([2, 2]).init());
     let measured = measure(device, large, true, |x| pool.forward(x));
-    assert!(mib(measured.kept) <= 0.01, "avg_pool2d keeps {:.2} MiB", mib(measured.kept));
+    expect(mib(measured.kept) <= 0.01, || format!("avg_pool2d keeps {:.2} MiB", mib(measured.kept)));
 }

@@ -84,6 +84,7 @@ macro_rules! conv {
             let options = options.into();
             let (sizes, kernel) = (x.dims(), weight.dims());
             let fits = sizes[1] == kernel[1] * options.groups
+                && kernel[0].is_multiple_of(options.groups)
                 && x.shape().num_elements() > 0
                 && has_length(&bias, kernel[0])
                 && (0..$rank).all(|axis| {
@@ -299,7 +300,7 @@ pub fn max_pool1d(x: Tensor<3>, options: MaxPoolOptions<1>) -> Tensor<3> {
     };
     match fits_max_pool(x.dims().into(), &options) {
         false => module::max_pool1d(x, options),
-        true => max_pool2d(x.unsqueeze_dim(2), lifted).squeeze_dim(2),
+        true => Tensor::from_dispatch(Dispatch::memsave_max_pool2d(x.into_dispatch(), lifted)),
     }
 }
 
@@ -335,13 +336,8 @@ pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
         count_include_pad: options.count_include_pad,
         ceil_mode: options.ceil_mode,
     };
-    let y = module::avg_pool1d(x.clone().inner(), options.clone());
-    if y.shape().num_elements() == 0 {
-        return module::avg_pool1d(x, options); // an empty tensor cannot be reshaped
-    }
-    let (x, y) = (x.unsqueeze_dim::<4>(2), y.unsqueeze_dim::<4>(2));
-    let y = Dispatch::memsave_avg_pool2d(x.into_dispatch(), y.into_dispatch(), lifted);
-    Tensor::<4>::from_dispatch(y).squeeze_dim(2)
+    let y = module::avg_pool1d(x.clone().inner(), options);
+    Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), y.into_dispatch(), lifted))
 }
 
 /// Average pool over two axes; see [`burn::tensor::module::avg_pool2d`]. Keeps nothing.
@@ -377,5 +373,15 @@ pub fn interpolate(x: Tensor<4>, options: InterpolateOptions) -> Tensor<4> {
         return module::interpolate(x, options);
     }
     let y = module::interpolate(x.clone().inner(), options.clone());
+    Tensor::from_dispatch(Dispatch::memsave_interpolate(x.into_dispatch(), y.into_dispatch(), options))
+}
+
+/// [`interpolate`] over the last axis of `[batch, channels, length]`.
+pub(crate) fn interpolate1d(x: Tensor<3>, options: InterpolateOptions) -> Tensor<3> {
+    let resize = |x: Tensor<3>| module::interpolate(x.unsqueeze_dim(2), options.clone()).squeeze_dim::<3>(2);
+    if !x.is_tracked() {
+        return resize(x);
+    }
+    let y = resize(x.clone().inner());
     Tensor::from_dispatch(Dispatch::memsave_interpolate(x.into_dispatch(), y.into_dispatch(), options))
 }

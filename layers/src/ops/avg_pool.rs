@@ -1,7 +1,7 @@
 //! Average pools, adaptive or not: the mean of every window. Two cases of [`fixed_linear`](super::fixed_linear).
 //!
 //! Stock Burn keeps the input, of which it reads the shape.
-use super::fixed_linear::{FixedLinear, fixed_linear};
+use super::fixed_linear::{FixedLinear, fixed_linear, lifted};
 use crate::backend::{MemBackend, plain_backends};
 use burn::backend::{
     Backend,
@@ -20,7 +20,8 @@ use burn::tensor::{Shape, ops::AvgPoolOptions};
     Autodiff
 )]
 pub trait AvgPoolOps: Backend {
-    /// Records that `y` is the average pool of `x`, `[batch, channels, height, width]`.
+    /// Records that `y` is the average pool of `x`, `[batch, channels, height, width]` or without the height, which counts
+    /// as 1.
     fn memsave_avg_pool2d(
         _x: FloatTensor<Self>,
         y: FloatTensor<Self>,
@@ -53,7 +54,7 @@ struct AvgPool(AvgPoolOptions<2>);
 
 impl<B: MemBackend> FixedLinear<B> for AvgPool {
     fn adjoint(&self, x: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
-        B::avg_pool2d_adjoint(x, dy, &self.0)
+        lifted::<B>(x, dy, |x, dy| B::avg_pool2d_adjoint(x, dy, &self.0))
     }
 }
 

@@ -151,10 +151,9 @@ impl<B: MemBackend + Convolution<N>, const N: usize> Bilinear<B> for Conv<N> {
 /// The gradient of a convolution's weight `[groups * o, i, kernel...]` from its input `signal` `[n, groups * i, ...]` and the
 /// gradient `taps` `[n, groups * o, ...]` of its output; of a transposed convolution's with the roles exchanged.
 ///
-/// `dweight[g o, i, k] = sum_{n, t} taps[n, g o, t] signal[n, g i, stride t + dilation k - padding]`
+/// `dweight[o, i, k] = sum_{n, t} taps[n, o, t] signal[n, i, stride t + dilation k - padding]`
 ///
-/// is itself a convolution: over the batch as channels, with stride and dilation exchanged. With groups, the channels are
-/// (group, batch), so that one grouped convolution computes all of them.
+/// is itself a convolution: over the batch as channels, with stride and dilation exchanged; one per group.
 pub(crate) fn correlate<B: Convolution<N>, const N: usize>(
     signal: FloatTensor<B>,
     taps: FloatTensor<B>,
@@ -170,39 +169,34 @@ pub(crate) fn correlate<B: Convolution<N>, const N: usize>(
             (B::float_pad(signal, &padding, PadMode::Constant(0.0)), [(0, 0); N])
         }
     };
-    // [n, g i, ...] -> [i, g n, ...]
-    let signal = match groups {
-        1 => B::float_swap_dims(signal, 0, 1),
-        _ => {
-            let signal = B::float_swap_dims(split_groups::<B>(signal, groups), 0, 2);
-            merge::<B>(signal, 1)
+    let options = ConvOptions { stride: options.dilation, padding, dilation: options.stride, groups: 1 };
+    let mut shape = weight.clone();
+    shape[0] /= groups;
+    let of_group = |group: usize| {
+        let [signal, taps] =
+            [&signal, &taps].map(|x| B::float_swap_dims(channels::<B>(x, group, groups), 0, 1));
+        let dweight = B::float_swap_dims(B::conv(signal, taps, None, options.clone()), 0, 1);
+        // Where the stride left a rest of the input unread, there are more taps than the kernel has.
+        match dweight.shape() == shape {
+            true => dweight,
+            false => crop::<B>(dweight, &shape, &[0; N]),
         }
     };
-    // [n, g o, ...] -> [g o, n, ...]
-    let taps = B::float_swap_dims(taps, 0, 1);
-    let options = ConvOptions { stride: options.dilation, padding, dilation: options.stride, groups };
-    let dweight = B::float_swap_dims(B::conv(signal, taps, None, options), 0, 1);
-    // Where the stride left a rest of the input unread, there are more taps than the kernel has.
-    match dweight.shape() == *weight {
-        true => dweight,
-        false => crop::<B>(dweight, weight, &[0; N]),
+    match groups {
+        1 => of_group(0),
+        _ => B::float_cat((0..groups).map(of_group).collect(), 0),
     }
 }
 
-/// `[n, g c, ...]` to `[n, g, c, ...]`
-fn split_groups<B: Backend>(x: FloatTensor<B>, groups: usize) -> FloatTensor<B> {
-    let shape = x.shape();
-    let mut split = vec![shape[0], groups, shape[1] / groups];
-    split.extend(&shape[2..]);
-    B::float_reshape(x, Shape::from(split))
-}
-
-/// Merges `axis` with the next.
-fn merge<B: Backend>(x: FloatTensor<B>, axis: usize) -> FloatTensor<B> {
-    let mut merged = x.shape().to_vec();
-    let next = merged.remove(axis + 1);
-    merged[axis] *= next;
-    B::float_reshape(x, Shape::from(merged))
+/// The channels of one group.
+fn channels<B: Backend>(x: &FloatTensor<B>, group: usize, groups: usize) -> FloatTensor<B> {
+    let (batch, size) = (x.shape()[0], x.shape()[1] / groups);
+    match groups {
+        1 => x.clone(),
+        _ => {
+            B::float_slice(x.clone(), &[Slice::from(0..batch), Slice::from(group * size..(group + 1) * size)])
+        }
+    }
 }
 
 /// The part of `x` of shape `shape` that begins at `start` on the spatial axes.

@@ -43,6 +43,26 @@ where
     }
 }
 
+/// `[batch, channels, length]` as `[batch, channels, 1, length]`; any other shape as it is.
+///
+/// Done in the step itself: Burn's own reshape would hold its input under gradient checkpointing.
+pub(crate) fn lift(shape: &Shape) -> Shape {
+    match shape.num_dims() {
+        3 => Shape::new([shape[0], shape[1], 1, shape[2]]),
+        _ => shape.clone(),
+    }
+}
+
+/// The adjoint of a map over two spatial axes, also where there is only one.
+pub(crate) fn lifted<B: Backend>(
+    x: Shape,
+    dy: FloatTensor<B>,
+    adjoint: impl FnOnce(Shape, FloatTensor<B>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    let dy_shape = lift(&dy.shape());
+    B::float_reshape(adjoint(lift(&x), B::float_reshape(dy, dy_shape)), x)
+}
+
 #[derive(Debug)]
 struct Step<O>(O);
 

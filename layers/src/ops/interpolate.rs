@@ -2,7 +2,7 @@
 //!
 //! Stock Burn keeps the input, of which it reads the shape. On CPU backends every mode has a gradient here; stock has none
 //! for some (Lanczos on Flex, all but nearest on NdArray).
-use super::fixed_linear::{FixedLinear, fixed_linear};
+use super::fixed_linear::{FixedLinear, fixed_linear, lifted};
 use crate::backend::{MemBackend, plain_backends};
 use burn::backend::{
     Backend,
@@ -22,7 +22,7 @@ use burn::tensor::Shape;
     Autodiff
 )]
 pub trait InterpolateOps: Backend {
-    /// Records that `y` is `x`, `[batch, channels, height, width]`, resized.
+    /// Records that `y` is `x`, `[batch, channels, height, width]` or without the height, which counts as 1, resized.
     fn memsave_interpolate(
         _x: FloatTensor<Self>,
         y: FloatTensor<Self>,
@@ -48,6 +48,6 @@ struct Interpolate(InterpolateOptions);
 
 impl<B: MemBackend> FixedLinear<B> for Interpolate {
     fn adjoint(&self, x: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
-        B::interpolate_adjoint(x, dy, self.0.clone())
+        lifted::<B>(x, dy, |x, dy| B::interpolate_adjoint(x, dy, self.0.clone()))
     }
 }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::backend::plain_backends;
 use burn::backend::{
-    Backend,
+    Backend, TensorMetadata,
     autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy},
     backend_extension,
     tensor::FloatTensor,
@@ -46,6 +46,9 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     }
 }
 
+/// A matrix product with fewer rows than this wastes a tile.
+const FEW_ROWS: usize = 32;
+
 #[derive(Clone, Debug)]
 struct Linear;
 
@@ -61,7 +64,22 @@ impl<B: Backend> Bilinear<B> for Linear {
         B::linear(x, weight, bias)
     }
     fn x_backward(&self, _: Shape, weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
-        B::linear_x_backward(weight, dy)
+        let (shape, [d_input, d_output]) = (dy.shape(), weight.shape().dims());
+        let rank = shape.num_dims();
+        let transposed = |weight: FloatTensor<B>| B::float_swap_dims(weight, rank - 2, rank - 1);
+        // Views all the way: `B::linear_x_backward` copies the transposed weight, a fold copies a `dy` that is not
+        // contiguous. Only matrices of few rows are worth folding.
+        if rank > 2 && shape[rank - 2] >= FEW_ROWS {
+            let mut leading = vec![1; rank];
+            leading[rank - 2..].copy_from_slice(&[d_input, d_output]);
+            return B::float_matmul(dy, transposed(B::float_reshape(weight, Shape::from(leading))));
+        }
+        let rows = shape.num_elements() / d_output;
+        let dy = B::float_reshape(dy, Shape::new([rows, d_output]));
+        let dx = B::float_matmul(dy, B::float_swap_dims(weight, 0, 1));
+        let mut x = shape.to_vec();
+        x[rank - 1] = d_input;
+        B::float_reshape(dx, Shape::from(x))
     }
     fn weight_backward(&self, x: FloatTensor<B>, _: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
         B::linear_weight_backward(x, dy)

@@ -7,7 +7,10 @@
 //! | backward | every `dy` goes to its winner |
 //!
 //! Stock Burn keeps `x` and an index of 8 bytes per output.
-use super::kept::Keeper;
+use super::{
+    fixed_linear::{lift, lifted},
+    kept::Keeper,
+};
 use crate::backend::{MemBackend, device, plain_backends};
 use burn::backend::{
     Backend, TensorMetadata,
@@ -31,9 +34,10 @@ use burn::tensor::{Shape, ops::MaxPoolOptions};
     Autodiff
 )]
 pub trait MaxPoolOps: Backend {
-    /// Max pool of `[batch, channels, height, width]`. No window may be larger than the padded input.
+    /// Max pool of `[batch, channels, height, width]` or without the height, which counts as 1. No window may be larger
+    /// than the padded input.
     fn memsave_max_pool2d(x: FloatTensor<Self>, options: MaxPoolOptions<2>) -> FloatTensor<Self> {
-        device::max_pool2d_with_offsets::<Self>(x, &options).0
+        max_pool::<Self, _>(x, |x| (device::max_pool2d_with_offsets::<Self>(x, &options).0, ())).0
     }
 }
 plain_backends!(MaxPoolOps);
@@ -42,7 +46,7 @@ impl<B: MaxPoolOps + MemBackend, C: CheckpointStrategy> MaxPoolOps for Autodiff<
     fn memsave_max_pool2d(x: FloatTensor<Self>, options: MaxPoolOptions<2>) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let shape = x.shape();
-        let (y, offsets) = B::max_pool2d_with_offsets(x, &options);
+        let (y, offsets) = max_pool::<B, _>(x, |x| B::max_pool2d_with_offsets(x, &options));
         match MaxPool.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(prep) => {
                 let offsets = Keeper::new("max_pool", None).keep_state("offsets", offsets, "x is tracked");
@@ -50,6 +54,22 @@ impl<B: MaxPoolOps + MemBackend, C: CheckpointStrategy> MaxPoolOps for Autodiff<
             }
             OpsKind::UnTracked(prep) => prep.finish(y),
         }
+    }
+}
+
+/// Pools over two axes, also where there is only one.
+fn max_pool<B: Backend, T>(
+    x: FloatTensor<B>,
+    pool: impl FnOnce(FloatTensor<B>) -> (FloatTensor<B>, T),
+) -> (FloatTensor<B>, T) {
+    let shape = x.shape();
+    let (y, rest) = pool(B::float_reshape(x, lift(&shape)));
+    match shape.num_dims() {
+        3 => {
+            let [batch, channels, _, length] = y.shape().dims();
+            (B::float_reshape(y, Shape::new([batch, channels, length])), rest)
+        }
+        _ => (y, rest),
     }
 }
 
@@ -72,7 +92,7 @@ impl<B: MemBackend> Backward<B, 1> for MaxPool {
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let Saved { offsets, shape, options } = ops.state;
         unary::<B, _>(ops.parents, ops.node, grads, |dy| {
-            B::max_pool2d_with_offsets_backward(shape, &offsets, dy, &options)
+            lifted::<B>(shape, dy, |x, dy| B::max_pool2d_with_offsets_backward(x, &offsets, dy, &options))
         });
     }
 }

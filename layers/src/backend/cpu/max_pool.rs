@@ -190,7 +190,8 @@ impl Geometry {
                     let offsets = &mut offsets[out + windows.start..out + windows.end];
                     // Without a branch: which element wins cannot be predicted.
                     let update = |(y, offset): (&mut E, &mut O), x: E| {
-                        let wins = (x > *y) | (*offset == O::EMPTY) | (NAN_WINS && x.is_nan());
+                        let first = (*offset == O::EMPTY) & (NAN_WINS | !x.is_nan());
+                        let wins = (x > *y) | first | (NAN_WINS & x.is_nan());
                         *y = if wins { x } else { *y };
                         *offset = if wins { tap } else { *offset };
                     };

@@ -93,6 +93,6 @@ impl MemSaveInterpolate1d {
             InterpolateOptions::new(self.mode.clone().into()).with_align_corners(self.align_corners);
         options.output_size = self.output_size.map(|size| [1, size]);
         options.scale_factor = self.scale_factor.map(|scale| [1.0, scale]);
-        functional::interpolate(input.unsqueeze_dim(2), options).squeeze_dim(2)
+        functional::interpolate1d(input, options)
     }
 }
