@@ -63,7 +63,7 @@ fn loses_precision_in_stock(name: &str, dtype: DType) -> bool {
 
 fn equals_stock(name: &str, (ours, stock): Pair) {
     // More than 64 elements: more than one word of bits.
-    for_all(24, ([1..5usize, 1..6, 1..20], settings()), |(sizes, setting)| {
+    for_all(64, ([1..5usize, 1..6, 1..20], settings()), |(sizes, setting)| {
         let check = Check::new([Input::between(sizes, -8.0..8.0)], setting);
         let check = match loses_precision_in_stock(name, setting.dtype) {
             false => check,
@@ -160,7 +160,7 @@ mod prelu {
 
     #[test]
     fn equals_stock_for_a_vector() {
-        for_all(8, (1..200usize, settings()), |(len, setting)| {
+        for_all(32, (1..200usize, settings()), |(len, setting)| {
             let inputs = [Input::random([len]), Input::random([1])];
             Check::new(inputs, setting).compare::<1>(&ours, &stock);
         });

@@ -39,7 +39,7 @@ mod batch_statistics {
 
     #[test]
     fn equals_stock() {
-        for_all(48, (shapes(), settings()), |(shape, setting)| {
+        for_all(96, (shapes(), settings()), |(shape, setting)| {
             let setting = with_gradient(setting);
             Check::new(inputs(shape), setting).compare::<4>(&ours, &stock);
             let [batch, channels, height, width] = shape;
@@ -49,7 +49,7 @@ mod batch_statistics {
 
     #[test]
     fn equals_stock_for_rows() {
-        for_all(24, (4..12usize, 1..6usize, settings()), |(batch, channels, setting)| {
+        for_all(64, (4..12usize, 1..6usize, settings()), |(batch, channels, setting)| {
             let setting = match with_gradient(setting) {
                 Setting { form: Form::Expanded, .. } => return, // no variance
                 setting => setting,
@@ -60,7 +60,7 @@ mod batch_statistics {
 
     #[test]
     fn statistics_equal_stock_and_are_detached() {
-        for_all(16, (shapes(), settings()), |(shape, setting)| {
+        for_all(48, (shapes(), settings()), |(shape, setting)| {
             let check = Check::new(inputs(shape), setting);
             let ours = |t: &Operands| F::batch_norm_train::<4>(t.get(0), t.get(1), t.get(2), EPSILON);
             let stock = |t: &Operands| module::batch_norm_train::<4>(t.get(0), t.get(1), t.get(2), EPSILON);
@@ -142,7 +142,7 @@ mod given_statistics {
 
     #[test]
     fn equals_stock() {
-        for_all(48, (shapes(), settings()), |(shape, setting)| {
+        for_all(96, (shapes(), settings()), |(shape, setting)| {
             Check::new(inputs(shape), setting).compare::<4>(&ours, &stock);
             let [batch, channels, height, _] = shape;
             Check::new(inputs([batch, channels, height]), setting).compare::<3>(&ours, &stock);

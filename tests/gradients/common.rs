@@ -300,8 +300,9 @@ enum Closeness {
     Relative(f64),
 }
 
-/// Largest magnitudes below this count as this, so that what cancels to nothing needs no relative precision.
-const SMALLEST_SCALE: f64 = 1e-3;
+/// Largest magnitudes below this count as this: inputs and weights are about 1, and of a sum of such that cancels no
+/// relative precision can be asked.
+const SMALLEST_SCALE: f64 = 0.1;
 
 impl Closeness {
     fn compare(self, ours: &TensorData, truth: &TensorData) -> Result<(), String> {

@@ -282,9 +282,9 @@ macro_rules! conv {
         }
     };
 }
-conv!(conv1d, conv_transpose1d, 1, 3, 40);
-conv!(conv2d, conv_transpose2d, 2, 4, 32);
-conv!(conv3d, conv_transpose3d, 3, 5, 20);
+conv!(conv1d, conv_transpose1d, 1, 3, 128);
+conv!(conv2d, conv_transpose2d, 2, 4, 96);
+conv!(conv3d, conv_transpose3d, 3, 5, 48);
 
 /// Stock's weight gradient of a grouped 1-D convolution is wrong where the stride leaves a rest (Flex 0.22.1), or panics
 /// (NdArray 0.22.1): the truth is one convolution without groups per group.
@@ -310,7 +310,7 @@ mod grouped_conv1d {
 
     #[test]
     fn equals_one_conv_per_group() {
-        for_all(40, (convolutions::<1>(), settings()), |(conv, setting)| {
+        for_all(128, (convolutions::<1>(), settings()), |(conv, setting)| {
             let options = conv.options();
             let check = Check::new(conv.conv_inputs::<3>(), setting);
             check.compare(&ours(options.clone()), &|t| one_conv_per_group(t, &options));
@@ -406,7 +406,7 @@ mod deform_conv2d {
     /// alone is better here.
     #[test]
     fn equals_stock() {
-        for_all(24, (deformed(), settings()), |(deformed, setting)| {
+        for_all(48, (deformed(), settings()), |(deformed, setting)| {
             let contiguous = Setting { form: Form::Leaf, ..setting };
             for (backend, setting) in [(Backend::Flex, setting), (Backend::NdArray, contiguous)] {
                 let check = Check::new(deformed.inputs(), setting).on(backend).same_output();

@@ -12,7 +12,7 @@ fn indices(t: &Operands, shape: [usize; 2], rows: usize, seed: u64) -> Tensor<2,
 #[test]
 fn equals_stock() {
     let sizes = [1..9usize, 1..6, 1..4, 1..9];
-    for_all(48, (sizes, settings()), |([rows, width, batch, length], setting)| {
+    for_all(96, (sizes, settings()), |([rows, width, batch, length], setting)| {
         let indices = |t: &Operands| indices(t, [batch, length], rows, setting.seed);
         let check = Check::new([Input::random([rows, width])], setting).same_output();
         check.compare::<3>(&|t| F::embedding(t.get(0), indices(t)), &|t| {

@@ -19,14 +19,14 @@ fn inputs([batch, rows, d_input, d_output]: [usize; 4], bias: bool) -> Vec<Input
 
 #[test]
 fn equals_stock() {
-    for_all(32, ([1..4usize, 1..5, 1..8, 1..8], any::<bool>(), settings()), |(sizes, bias, setting)| {
+    for_all(96, ([1..4usize, 1..5, 1..8, 1..8], any::<bool>(), settings()), |(sizes, bias, setting)| {
         Check::new(inputs(sizes, bias), setting).compare(&ours, &stock);
     });
 }
 
 #[test]
 fn equals_stock_for_a_vector_and_a_matrix() {
-    for_all(16, ([1..4usize, 1..8, 1..8], settings()), |([rows, d_input, d_output], setting)| {
+    for_all(48, ([1..4usize, 1..8, 1..8], settings()), |([rows, d_input, d_output], setting)| {
         let parameters = [Input::random([d_input, d_output]), Input::random([d_output])];
         let with = |x: Input| [vec![x], parameters.to_vec()].concat();
         Check::new(with(Input::random([d_input])), setting)
@@ -54,7 +54,7 @@ fn is_differentiated() {
 
 #[test]
 fn takes_an_input_twice() {
-    for_all(12, (1..6usize, settings()), |(size, setting)| {
+    for_all(32, (1..6usize, settings()), |(size, setting)| {
         Check::new([Input::random([size, size])], setting).compare::<2>(
             &|t| F::linear(t.get(0), t.get(0), None) + F::linear(t.get(0), t.get(0), None) * 0.5,
             &|t| module::linear(t.get(0), t.get(0), None) + module::linear(t.get(0), t.get(0), None) * 0.5,
