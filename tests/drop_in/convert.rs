@@ -51,9 +51,10 @@ where
 }
 
 /// A config has the same JSON form as its twin, and makes the same module.
-fn check_config<S: Config, C: Config + Clone + From<S>>(name: &str, stock: S)
+fn check_config<S, C>(name: &str, stock: S)
 where
-    S: From<C> + Clone,
+    S: Config + From<C>,
+    C: Config + Clone + From<S>,
 {
     let json = serde_json::to_value(&stock).expect("a config");
     let ours = C::from(stock);
@@ -120,8 +121,8 @@ fn modules_convert_there_and_back() {
 fn activations_convert_there_and_back() {
     use nn::activation::*;
     let device = &Device::flex().autodiff();
-    check::<_, MemSaveRelu>("relu", || Relu::new());
-    check::<_, MemSaveRelu6>("relu6", || Relu6::new());
+    check::<_, MemSaveRelu>("relu", Relu::new);
+    check::<_, MemSaveRelu6>("relu6", Relu6::new);
     check::<_, MemSaveLeakyRelu>("leaky_relu", || LeakyReluConfig::new().with_negative_slope(0.2).init());
     check::<_, MemSavePRelu>("prelu", || PReluConfig::new().with_num_parameters(3).init(device));
     check::<_, MemSaveRRelu>("rrelu", || RReluConfig::new().init());

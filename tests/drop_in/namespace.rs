@@ -438,8 +438,5 @@ import! {
     transformer::TransformerEncoderLayerAutoregressiveCache,
 }
 
-#[test]
-fn every_path_exists() {
-    // The compiler has looked; what is left to see is that the list is not empty.
-    assert!(PATHS > 200, "{PATHS} paths");
-}
+// The compiler has looked; what is left to see is that the list is not empty.
+const _: () = assert!(PATHS > 400);

@@ -63,13 +63,13 @@ impl PiecewiseLinear {
         let num = |v: f64| T::from(v).expect("every float type can be made from f64");
         match self {
             Self::Relu => visitor.visit(move |x| {
-                let on = !(x <= zero); // a NaN stays, and passes its gradient, as in Burn
+                let on = x > zero || x.is_nan(); // a NaN stays, and passes its gradient, as in Burn
                 (if on { x } else { zero }, on)
             }),
             Self::LeakyRelu { negative_slope } => {
                 let slope = num(negative_slope);
                 visitor.visit(move |x| {
-                    let on = !(x < zero);
+                    let on = x >= zero || x.is_nan();
                     (if on { x } else { slope * x }, on)
                 })
             }
@@ -109,7 +109,7 @@ impl PiecewiseLinear {
             Self::Shrink { lambda, bias } => {
                 let (lambda, bias) = (num(lambda), num(bias));
                 visitor.visit(move |x| {
-                    let on = !(x.abs() <= lambda);
+                    let on = x.abs() > lambda || x.is_nan();
                     let shift = if x > zero {
                         bias
                     } else if x < zero {
@@ -123,7 +123,7 @@ impl PiecewiseLinear {
             Self::Threshold { threshold, value } => {
                 let (threshold, value) = (num(threshold), num(value));
                 visitor.visit(move |x| {
-                    let on = !(x <= threshold);
+                    let on = x > threshold || x.is_nan();
                     (if on { x } else { value }, on)
                 })
             }

@@ -64,6 +64,7 @@ pub(crate) use config_twin;
 /// Converts a config to its stock twin, field by field.
 macro_rules! config_into_stock {
     ($config:ident = $stock:path { $($field:ident),* $(,)? }) => {
+        #[allow(clippy::useless_conversion)] // most fields have the same type in both
         impl From<$config> for $stock {
             fn from(config: $config) -> Self {
                 let $config { $($field),* } = config;

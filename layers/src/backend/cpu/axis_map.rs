@@ -156,10 +156,7 @@ impl AxisMap {
     }
 
     /// Adds `weight[o, i] * dy[.., o, ..]` to `dx[.., i, ..]`; both are `[outer, axis, inner]`.
-    fn adjoint<S: CpuElement, A: CpuElement>(&self, dy: &[S], dx: &mut [A], inner: usize)
-    where
-        S: CpuElement<Acc = A>,
-    {
+    fn adjoint<E: CpuElement>(&self, dy: &[E], dx: &mut [E::Acc], inner: usize) {
         let (size_in, size_out) = (self.size * inner, self.windows.len() * inner);
         for (dy, dx) in dy.chunks_exact(size_out).zip(dx.chunks_exact_mut(size_in)) {
             for (window, dy) in self.windows.iter().zip(dy.chunks_exact(inner)) {
@@ -167,11 +164,11 @@ impl AxisMap {
                 let dx = &mut dx[window.start * inner..(window.start + window.len) * inner];
                 if let [dy] = dy {
                     for (dx, &weight) in dx.iter_mut().zip(weights) {
-                        *dx = *dx + A::from_f64(weight) * dy.widen();
+                        *dx = *dx + <E::Acc as CpuElement>::from_f64(weight) * dy.widen();
                     }
                 } else {
                     for (dx, &weight) in dx.chunks_exact_mut(inner).zip(weights) {
-                        let weight = A::from_f64(weight);
+                        let weight = <E::Acc as CpuElement>::from_f64(weight);
                         dx.iter_mut().zip(dy).for_each(|(dx, dy)| *dx = *dx + weight * dy.widen());
                     }
                 }
@@ -208,8 +205,8 @@ pub(super) fn adjoint<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) 
                 target.clear();
                 target.resize(outer * axis.size * inner, <E::Acc as Zero>::zero());
                 match step {
-                    0 => axis.adjoint::<E, E::Acc>(dy, &mut target, inner),
-                    _ => axis.adjoint::<E::Acc, E::Acc>(&source, &mut target, inner),
+                    0 => axis.adjoint::<E>(dy, &mut target, inner),
+                    _ => axis.adjoint::<E::Acc>(&source, &mut target, inner),
                 }
                 inner *= axis.size;
                 core::mem::swap(&mut source, &mut target);

@@ -99,6 +99,7 @@ impl ActivationConfig {
     }
 }
 
+#[allow(clippy::useless_conversion)] // some variants hold modules of Burn
 impl From<ActivationConfig> for stock::ActivationConfig {
     fn from(config: ActivationConfig) -> Self {
         match config {
@@ -207,6 +208,7 @@ wraps!(MemSaveActivation {
     Shrink(Shrink),
 });
 
+#[allow(clippy::useless_conversion)] // some variants hold modules of Burn
 impl MemSaveActivation {
     /// Converts the stock module; parameters keep their ids, values and settings.
     ///

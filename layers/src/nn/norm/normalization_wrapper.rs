@@ -114,6 +114,7 @@ wraps!(MemSaveNormalization {
     Rms(RmsNorm),
 });
 
+#[allow(clippy::useless_conversion)] // some variants hold modules of Burn
 impl MemSaveNormalization {
     /// Converts the stock module; parameters keep their ids, values and settings.
     ///
