@@ -8,7 +8,7 @@
 #![recursion_limit = "256"]
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
-use cases::{Visitor, visit_layers};
+use cases::{Forward, Visitor, visit_layers};
 use comfy_table::{Table, presets};
 use criterion::{BatchSize, Criterion};
 use std::{path::PathBuf, time::Duration};
@@ -30,7 +30,7 @@ impl Visitor for Timing {
         name: &str,
         shape: [usize; D],
         stock: S,
-        (forward_stock, forward_ours): (fn(&S, Tensor<D>) -> Tensor<O>, fn(&M, Tensor<D>) -> Tensor<O>),
+        (forward_stock, forward_ours): (Forward<S, D, O>, Forward<M, D, O>),
     ) {
         let x = Tensor::<D>::random(shape, Distribution::Normal(0.0, 1.0), &self.device);
         for (parameters, stock) in [("trainable", stock.clone()), ("frozen", stock.freeze())] {

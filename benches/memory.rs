@@ -7,7 +7,7 @@
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, measure_layer, mib};
-use cases::{Visitor, visit_layers};
+use cases::{Forward, Visitor, visit_layers};
 use clap::Parser;
 use comfy_table::{Table, presets};
 use serde::Serialize;
@@ -54,7 +54,7 @@ impl Visitor for Memory {
         name: &str,
         shape: [usize; D],
         stock: S,
-        (forward_stock, forward_ours): (fn(&S, Tensor<D>) -> Tensor<O>, fn(&M, Tensor<D>) -> Tensor<O>),
+        (forward_stock, forward_ours): (Forward<S, D, O>, Forward<M, D, O>),
     ) {
         if !name.contains(&self.filter) {
             return;

@@ -16,6 +16,9 @@ use std::sync::Mutex;
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 
+/// The forward pass of a layer.
+type Forward<L, const D: usize, const O: usize> = fn(&L, Tensor<D>) -> Tensor<O>;
+
 /// One case: what is trainable and tracked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Case {
@@ -60,7 +63,7 @@ fn check<const D: usize, const O: usize, S: Module, M: Module + From<S>>(
     name: &str,
     shape: [usize; D],
     stock: [S; 2],
-    forward: (fn(&S, Tensor<D>) -> Tensor<O>, fn(&M, Tensor<D>) -> Tensor<O>),
+    forward: (Forward<S, D, O>, Forward<M, D, O>),
     kept: impl Fn(Case, [usize; D]) -> usize,
 ) {
     let mut doubled = shape;

@@ -7,6 +7,9 @@ use burn::nn::{self, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, activati
 use burn::tensor::{Device, Tensor};
 use burn_memsave::layers::*;
 
+/// The forward pass of a layer.
+pub type Forward<L, const D: usize, const O: usize> = fn(&L, Tensor<D>) -> Tensor<O>;
+
 /// What to do with a layer and its twin.
 pub trait Visitor {
     /// `shape`: of the input. `forward`: of the stock layer, and of ours, which is converted from it.
@@ -15,7 +18,7 @@ pub trait Visitor {
         name: &str,
         shape: [usize; D],
         stock: S,
-        forward: (fn(&S, Tensor<D>) -> Tensor<O>, fn(&M, Tensor<D>) -> Tensor<O>),
+        forward: (Forward<S, D, O>, Forward<M, D, O>),
     );
 }
 
