@@ -11,7 +11,13 @@
 //! - [`ledger`]: a record of what each operation keeps, and why.
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
-#![cfg_attr(feature = "ndarray", allow(deprecated))] // burn-ndarray is deprecated as a whole
+#![cfg_attr(feature = "ndarray", allow(deprecated))]
+// burn-ndarray is deprecated as a whole
+// Without a backend there is nobody to hand the arguments of an operation to.
+#![cfg_attr(
+    not(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda", feature = "remote")),
+    allow(unused_variables)
+)]
 
 pub mod backend;
 pub mod functional;

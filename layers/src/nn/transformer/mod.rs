@@ -9,7 +9,7 @@ use burn::tensor::Device;
 
 pub use burn::nn::transformer::*;
 
-/// Configuration of [`PositionWiseFeedForward`](burn::nn::transformer::PositionWiseFeedForward); the same as [`burn::nn::transformer::PositionWiseFeedForwardConfig`].
+/// Configuration of [`PositionWiseFeedForward`]; the same as [`burn::nn::transformer::PositionWiseFeedForwardConfig`].
 #[derive(Config, Debug)]
 pub struct PositionWiseFeedForwardConfig {
     /// The size of the input and output features.
@@ -46,7 +46,7 @@ impl PositionWiseFeedForwardConfig {
     }
 }
 
-/// Configuration of [`TransformerEncoder`](burn::nn::transformer::TransformerEncoder); the same as [`burn::nn::transformer::TransformerEncoderConfig`].
+/// Configuration of [`TransformerEncoder`]; the same as [`burn::nn::transformer::TransformerEncoderConfig`].
 #[derive(Config, Debug)]
 pub struct TransformerEncoderConfig {
     /// The size of the model.
@@ -106,7 +106,7 @@ impl TransformerEncoderConfig {
     }
 }
 
-/// Configuration of [`TransformerDecoder`](burn::nn::transformer::TransformerDecoder); the same as [`burn::nn::transformer::TransformerDecoderConfig`].
+/// Configuration of [`TransformerDecoder`]; the same as [`burn::nn::transformer::TransformerDecoderConfig`].
 #[derive(Config, Debug)]
 pub struct TransformerDecoderConfig {
     /// The size of the model.
