@@ -8,7 +8,7 @@
 #![recursion_limit = "256"]
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
-use cases::{Forward, Visitor, visit_layers};
+use cases::{Forward, Visitor, initialize, variants, visit_layers};
 use comfy_table::{Table, presets};
 use criterion::{BatchSize, Criterion};
 use std::{path::PathBuf, time::Duration};
@@ -33,10 +33,8 @@ impl Visitor for Timing {
         (forward_stock, forward_ours): (Forward<S, D, O>, Forward<M, D, O>),
     ) {
         let x = Tensor::<D>::random(shape, Distribution::Normal(0.0, 1.0), &self.device);
-        for (parameters, stock) in [("trainable", stock.clone()), ("frozen", stock.freeze())] {
-            if parameters == "frozen" && stock.num_params() == 0 {
-                continue;
-            }
+        initialize(shape, &self.device, |x| forward_stock(&stock, x));
+        for (parameters, stock) in variants(stock) {
             let ours = M::from(stock.clone());
             for pass in PASSES {
                 let group = format!("{name}, {parameters}, {pass}");

@@ -7,7 +7,7 @@
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, measure_layer, mib};
-use cases::{Forward, Visitor, visit_layers};
+use cases::{Forward, Visitor, initialize, variants, visit_layers};
 use clap::Parser;
 use comfy_table::{Table, presets};
 use serde::Serialize;
@@ -59,16 +59,14 @@ impl Visitor for Memory {
         if !name.contains(&self.filter) {
             return;
         }
-        for (parameters, stock) in [("trainable", stock.clone()), ("frozen", stock.freeze())] {
-            if parameters == "frozen" && stock.num_params() == 0 {
-                continue;
-            }
+        initialize(shape, &self.device, |x| forward_stock(&stock, x));
+        for (parameters, stock) in variants(stock) {
             let ours = M::from(stock.clone());
             let burn = self.measure(shape, |x| forward_stock(&stock, x));
             let ours = self.measure(shape, |x| forward_ours(&ours, x));
             self.rows.push(Row {
                 layer: name.into(),
-                parameters: if stock.num_params() == 0 { "-" } else { parameters },
+                parameters,
                 burn_kept: burn.kept,
                 ours_kept: ours.kept,
                 burn_peak: burn.peak,

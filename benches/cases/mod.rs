@@ -22,6 +22,24 @@ pub trait Visitor {
     );
 }
 
+/// Runs a layer once, so that its parameters exist: clones of lazy ones share whether they require gradients.
+pub fn initialize<const D: usize, const O: usize>(
+    shape: [usize; D],
+    device: &Device,
+    forward: impl Fn(Tensor<D>) -> Tensor<O>,
+) {
+    forward(Tensor::zeros(shape, device));
+}
+
+/// The layer as it is, and with frozen parameters if it has any, by name. Frozen means that no parameter requires a
+/// gradient; batch norm uses its running statistics then.
+pub fn variants<S: Module>(stock: S) -> Vec<(&'static str, S)> {
+    match stock.num_params() {
+        0 => vec![("-", stock)],
+        _ => vec![("trainable", stock.clone()), ("frozen", stock.freeze())],
+    }
+}
+
 /// Visits a layer whose `forward` takes one tensor.
 macro_rules! layer {
     ($visitor:ident, $name:expr, $shape:expr, $stock:expr => $ours:ty) => {

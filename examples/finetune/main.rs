@@ -55,7 +55,7 @@ struct Args {
     #[arg(long, default_value_t = 2)]
     pretrain_epochs: usize,
     /// Passes over all digits in the fine-tuning.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 16)]
     epochs: usize,
     /// Images per step.
     #[arg(long, default_value_t = 64)]
@@ -149,7 +149,7 @@ fn fine_tune<M: Classifier>(
         let (_, ledger) = ledger(&model, || loss(&model, first.clone()));
         println!("{layers}\n{ledger}");
     }
-    let (model, step_seconds) = fit(model, train, args.epochs, 2e-3, layers, args, device)?;
+    let (model, step_seconds) = fit(model, train, args.epochs, 1e-2, layers, args, device)?;
     Ok(Outcome { layers, accuracy: accuracy(&model, test, device), step_seconds, memory })
 }
 
