@@ -440,12 +440,6 @@ mod deform_conv2d {
     }
 
     #[test]
-    #[ignore = "NdArray 0.22.1 computes a wrong gradient of the offsets where they have more than one group"]
-    fn is_differentiated_on_ndarray_with_offset_groups() {
-        differentiate(2, Backend::NdArray);
-    }
-
-    #[test]
     fn treats_odd_shapes_as_stock() {
         let deformed = fixed_one();
         let compare = |inputs: Vec<Input>| {

@@ -6,7 +6,9 @@
 //! | keeps | what the wanted gradients read: `x` for those of offset, weight, mask; `weight` for those of x, offset, mask; `offset` and `mask` for all but the bias |
 //! | backward | Burn's, which computes all gradients at once |
 //!
-//! Stock Burn keeps all of its inputs. (Flex 0.22.1 computes this backward pass in f32, also for f64.)
+//! Stock Burn keeps all of its inputs. Its backward pass, which this one calls, has faults: Flex 0.22.1 computes it in f32,
+//! also for f64, and NdArray 0.22.1 computes wrong gradients of offset and mask where there is more than one offset group
+//! (`compute_offset_and_mask_gradient` reads the columns of the first group for all).
 use super::{
     MaybeTensor,
     kept::{Keeper, Kept},
