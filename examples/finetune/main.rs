@@ -55,8 +55,11 @@ struct Args {
     #[arg(long, default_value_t = 2)]
     pretrain_epochs: usize,
     /// Passes over all digits in the fine-tuning.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 12)]
     epochs: usize,
+    /// Of the fine-tuning.
+    #[arg(long, default_value_t = 3e-3)]
+    learning_rate: f64,
     /// Images per step.
     #[arg(long, default_value_t = 64)]
     batch_size: usize,
@@ -149,7 +152,7 @@ fn fine_tune<M: Classifier>(
         let (_, ledger) = ledger(&model, || loss(&model, first.clone()));
         println!("{layers}\n{ledger}");
     }
-    let (model, step_seconds) = fit(model, train, args.epochs, 1e-2, layers, args, device)?;
+    let (model, step_seconds) = fit(model, train, args.epochs, args.learning_rate, layers, args, device)?;
     Ok(Outcome { layers, accuracy: accuracy(&model, test, device), step_seconds, memory })
 }
 

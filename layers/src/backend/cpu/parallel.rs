@@ -2,7 +2,7 @@
 use rayon::prelude::*;
 
 /// Below this many elements a loop stays on the calling thread: waking another one costs more.
-const WORTH_IT: usize = 1 << 15;
+const WORTH_IT: usize = 1 << 17;
 
 /// Calls `f(index, chunk)` for every chunk of `size` elements.
 pub(super) fn chunks_mut<T: Send>(values: &mut [T], size: usize, f: impl Fn(usize, &mut [T]) + Send + Sync) {
