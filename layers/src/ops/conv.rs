@@ -41,7 +41,7 @@ pub(crate) trait Convolution<const N: usize>: Backend {
 }
 
 macro_rules! conv {
-    ($($op:ident = $conv:ident, $conv_transpose:ident, $rank:literal, $name:literal;)+) => {
+    ($($op:ident = $conv:ident, $conv_transpose:ident, $rank:literal;)+) => {
         /// Convolutions.
         #[backend_extension(
             Flex: cfg(feature = "flex"),
@@ -96,9 +96,9 @@ macro_rules! conv {
     };
 }
 conv! {
-    memsave_conv1d = conv1d, conv_transpose1d, 1, "conv1d";
-    memsave_conv2d = conv2d, conv_transpose2d, 2, "conv2d";
-    memsave_conv3d = conv3d, conv_transpose3d, 3, "conv3d";
+    memsave_conv1d = conv1d, conv_transpose1d, 1;
+    memsave_conv2d = conv2d, conv_transpose2d, 2;
+    memsave_conv3d = conv3d, conv_transpose3d, 3;
 }
 plain_backends!(ConvOps);
 
