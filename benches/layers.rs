@@ -10,8 +10,9 @@ use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use cases::{Forward, Visitor, initialize, variants, visit_layers};
 use comfy_table::{Table, presets};
-use criterion::{BatchSize, Criterion};
-use std::{path::PathBuf, time::Duration};
+use criterion::Criterion;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
 
 mod cases;
 
@@ -21,7 +22,8 @@ const PASSES: [&str; 2] = ["forward", "forward and backward"];
 struct Timing {
     device: Device,
     criterion: Criterion,
-    groups: Vec<String>,
+    /// By group: the times of every turn, of both sides.
+    turns: Vec<(String, Vec<[Duration; 2]>)>,
 }
 
 impl Visitor for Timing {
@@ -37,56 +39,70 @@ impl Visitor for Timing {
         for (parameters, stock) in variants(stock) {
             let ours = M::from(stock.clone());
             for pass in PASSES {
-                let group = format!("{name}, {parameters}, {pass}");
-                self.time(&group, SIDES[0], &x, pass == PASSES[1], |x| forward_stock(&stock, x));
-                self.time(&group, SIDES[1], &x, pass == PASSES[1], |x| forward_ours(&ours, x));
-                self.groups.push(group);
+                let sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2] =
+                    [&|x| forward_stock(&stock, x), &|x| forward_ours(&ours, x)];
+                self.time(format!("{name}, {parameters}, {pass}"), sides, &x, pass == PASSES[1]);
             }
         }
     }
 }
 
 impl Timing {
+    /// Both sides run in turns for every sample of either, so that a machine whose speed drifts is fair to both.
     fn time<const D: usize, const O: usize>(
         &mut self,
-        group: &str,
-        side: &str,
+        name: String,
+        sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2],
         x: &Tensor<D>,
         backward: bool,
-        forward: impl Fn(Tensor<D>) -> Tensor<O>,
     ) {
-        let mut group = self.criterion.benchmark_group(group);
+        // A leaf of its own for every run, that nobody else holds: a layer may work in place.
+        let data = x.to_data();
+        let run = |side: usize| {
+            let x = Tensor::<D>::from_data(data.clone(), &x.device()).require_grad();
+            let start = Instant::now();
+            let y = sides[side](x);
+            // The time of freeing what was kept counts, too.
+            drop(black_box(if backward { (None, Some(y.sum().backward())) } else { (Some(y), None) }));
+            start.elapsed()
+        };
+        let mut turns = Vec::new();
+        let mut turn = || {
+            let mut times = [Duration::ZERO; 2];
+            let first = turns.len() % 2;
+            for side in [first, 1 - first] {
+                times[side] = run(side);
+            }
+            turns.push(times);
+            times
+        };
+        let mut group = self.criterion.benchmark_group(&name);
         group
             .sample_size(10)
             .warm_up_time(Duration::from_millis(200))
             .measurement_time(Duration::from_secs(1));
-        // A leaf of its own for every run, that nobody else holds: a layer may work in place.
-        let data = x.to_data();
-        let input = || Tensor::<D>::from_data(data.clone(), &x.device()).require_grad();
-        group.bench_function(side, |bencher| {
-            let run = |x: Tensor<D>| {
-                let y = forward(x);
-                if backward { (None, Some(y.sum().backward())) } else { (Some(y), None) }
-            };
-            bencher.iter_batched(input, run, BatchSize::PerIteration);
-        });
+        for (side, of) in SIDES.into_iter().enumerate() {
+            group.bench_function(of, |bencher| {
+                bencher.iter_custom(|iterations| (0..iterations).map(|_| turn()[side]).sum())
+            });
+        }
+        group.finish();
+        if !turns.is_empty() {
+            self.turns.push((name, turns));
+        }
     }
 
-    /// The ratio of the medians that Criterion wrote down, for the groups that ran.
+    /// Medians over all turns: of either side's time, and of the ratio of one turn.
     fn ratios(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::ASCII_MARKDOWN).set_header(["layer", "Burn (ms)", "ours (ms)", "ratio"]);
         let mut logarithms = Vec::new();
-        for group in &self.groups {
-            let [Some(stock), Some(ours)] = SIDES.map(|side| median(group, side)) else { continue };
-            logarithms.push((ours / stock).ln());
-            let milliseconds = |nanoseconds: f64| format!("{:.2}", nanoseconds / 1e6);
-            table.add_row([
-                group.clone(),
-                milliseconds(stock),
-                milliseconds(ours),
-                format!("{:.2}", ours / stock),
-            ]);
+        for (name, turns) in &self.turns {
+            let [stock, ours] =
+                [0, 1].map(|side| median(turns.iter().map(|times| times[side].as_secs_f64() * 1e3)));
+            let ratio = median(turns.iter().map(|[stock, ours]| ours.as_secs_f64() / stock.as_secs_f64()));
+            logarithms.push(ratio.ln());
+            table.add_row([name.clone(), format!("{stock:.2}"), format!("{ours:.2}"), format!("{ratio:.2}")]);
         }
         let mean = (logarithms.iter().sum::<f64>() / logarithms.len().max(1) as f64).exp();
         table.add_row(["geometric mean".into(), String::new(), String::new(), format!("{mean:.2}")]);
@@ -94,21 +110,16 @@ impl Timing {
     }
 }
 
-/// The median time in nanoseconds.
-fn median(group: &str, side: &str) -> Option<f64> {
-    let home = std::env::var_os("CRITERION_HOME").map(PathBuf::from).or_else(|| {
-        let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-        Some(target.join("criterion"))
-    })?;
-    let path = home.join(group).join(side).join("new/estimates.json");
-    let estimates: serde_json::Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
-    estimates["median"]["point_estimate"].as_f64()
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 fn main() {
     let device = Device::flex().autodiff();
     let criterion = Criterion::default().configure_from_args();
-    let mut timing = Timing { device: device.clone(), criterion, groups: Vec::new() };
+    let mut timing = Timing { device: device.clone(), criterion, turns: Vec::new() };
     visit_layers(&mut timing, &device);
     timing.criterion.final_summary();
     println!("{}", timing.ratios());

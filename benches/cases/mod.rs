@@ -86,18 +86,18 @@ pub fn visit_layers(visitor: &mut impl Visitor, device: &Device) {
     layer!(visitor, "conv_transpose2d", images, transposed => MemSaveConvTranspose2d);
     let transposed = ConvTranspose3dConfig::new([32, 32], [2, 2, 2]).with_stride([2, 2, 2]).init(device);
     layer!(visitor, "conv_transpose3d", volume, transposed => MemSaveConvTranspose3d);
-    let deformable = DeformConv2dConfig::new([64, 64], [3, 3]).with_padding(same.clone()).init(device);
+    let deformable = DeformConv2dConfig::new([16, 16], [3, 3]).with_padding(same.clone()).init(device);
     visitor.layer(
         "deform_conv2d",
-        [4, 64, 28, 28],
+        [2, 16, 28, 28],
         deformable,
         (
             |layer: &DeformConv2d, x| {
-                let offset = Tensor::zeros([4, 18, 28, 28], &x.device());
+                let offset = Tensor::zeros([2, 18, 28, 28], &x.device());
                 layer.forward(x, offset, None)
             },
             |layer: &MemSaveDeformConv2d, x| {
-                let offset = Tensor::zeros([4, 18, 28, 28], &x.device());
+                let offset = Tensor::zeros([2, 18, 28, 28], &x.device());
                 layer.forward(x, offset, None)
             },
         ),
