@@ -50,9 +50,9 @@ impl BitMask {
         if off.is_zero() && on.is_one() {
             self.select(values, |_| E::zero(), |v| v);
         } else if off.is_zero() {
-            self.select(values, |_| E::zero(), |v| E::narrow(v.widen() * on));
+            self.select(values, |_| E::zero(), move |v| E::narrow(v.widen() * on));
         } else {
-            self.select(values, |v| E::narrow(v.widen() * off), |v| E::narrow(v.widen() * on));
+            self.select(values, move |v| E::narrow(v.widen() * off), move |v| E::narrow(v.widen() * on));
         }
     }
 
@@ -68,7 +68,8 @@ impl BitMask {
             for (byte, values) in values.chunks_mut(8).enumerate() {
                 let byte = (word >> (8 * byte)) as u32 & 0xff;
                 for (bit, value) in values.iter_mut().enumerate() {
-                    *value = if byte & (1 << bit) != 0 { on(*value) } else { off(*value) };
+                    let (on, off) = (on(*value), off(*value)); // both, so that no bit needs a branch
+                    *value = if byte & (1 << bit) != 0 { on } else { off };
                 }
             }
         };
