@@ -3,6 +3,7 @@
 //! `y[o] = sum_i weight[o, i] x[i]` per axis, and the product of that over the axes. A window of non-zero weights per
 //! output is all there is to know; the adjoint `dx[i] = sum_o weight[o, i] dy[o]` needs no input.
 use super::{CpuElement, parallel};
+use burn::tensor::Element;
 use num_traits::Zero;
 
 /// The weights of one axis.
@@ -156,20 +157,20 @@ impl AxisMap {
     }
 
     /// Adds `weight[o, i] * dy[.., o, ..]` to `dx[.., i, ..]`; both are `[outer, axis, inner]`.
-    fn adjoint<E: CpuElement>(&self, dy: &[E], dx: &mut [E::Acc], inner: usize) {
+    fn adjoint<A: CpuElement>(&self, dy: &[A], dx: &mut [A], inner: usize) {
         let (size_in, size_out) = (self.size * inner, self.windows.len() * inner);
         for (dy, dx) in dy.chunks_exact(size_out).zip(dx.chunks_exact_mut(size_in)) {
             for (window, dy) in self.windows.iter().zip(dy.chunks_exact(inner)) {
                 let weights = &self.weights[window.weights..window.weights + window.len];
                 let dx = &mut dx[window.start * inner..(window.start + window.len) * inner];
-                if let [dy] = dy {
+                if let &[dy] = dy {
                     for (dx, &weight) in dx.iter_mut().zip(weights) {
-                        *dx = *dx + <E::Acc as CpuElement>::from_f64(weight) * dy.widen();
+                        *dx = *dx + A::from_f64(weight) * dy;
                     }
                 } else {
                     for (dx, &weight) in dx.chunks_exact_mut(inner).zip(weights) {
-                        let weight = <E::Acc as CpuElement>::from_f64(weight);
-                        dx.iter_mut().zip(dy).for_each(|(dx, dy)| *dx = *dx + weight * dy.widen());
+                        let weight = A::from_f64(weight);
+                        dx.iter_mut().zip(dy).for_each(|(dx, &dy)| *dx = *dx + weight * dy);
                     }
                 }
             }
@@ -195,24 +196,41 @@ pub(super) fn adjoint<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) 
     if plane_in * plane_out == 0 {
         return dx;
     }
+    let (first, others) = axes.split_first().expect("a map has an axis");
     parallel::chunks_mut(&mut dx, task * plane_in, |index, dx| {
         let (mut source, mut target) = (Vec::new(), Vec::new());
         for (plane, dx) in (index * task..).zip(dx.chunks_exact_mut(plane_in)) {
             let dy = &dy[plane * plane_out..(plane + 1) * plane_out];
+            source.clear();
+            source.extend(dy.iter().map(|dy| dy.widen()));
             let (mut outer, mut inner) = (plane_out, 1);
-            for (step, axis) in axes.iter().rev().enumerate() {
+            for axis in others.iter().rev() {
                 outer /= axis.windows.len();
-                target.clear();
-                target.resize(outer * axis.size * inner, <E::Acc as Zero>::zero());
-                match step {
-                    0 => axis.adjoint::<E>(dy, &mut target, inner),
-                    _ => axis.adjoint::<E::Acc>(&source, &mut target, inner),
-                }
+                zeros(&mut target, outer * axis.size * inner);
+                axis.adjoint(&source, &mut target, inner);
                 inner *= axis.size;
                 core::mem::swap(&mut source, &mut target);
             }
-            dx.iter_mut().zip(&source).for_each(|(dx, &value)| *dx = E::narrow(value));
+            if let Some(dx) = accumulators(dx) {
+                dx.fill(<E::Acc as Zero>::zero()); // written before it is read: a fresh page is then mapped once, not twice
+                first.adjoint(&source, dx, inner);
+            } else {
+                zeros(&mut target, plane_in);
+                first.adjoint(&source, &mut target, inner);
+                dx.iter_mut().zip(&target).for_each(|(dx, &value)| *dx = E::narrow(value));
+            }
         }
     });
     dx
+}
+
+/// As many zeros in place of what is there.
+fn zeros<A: CpuElement>(values: &mut Vec<A>, len: usize) {
+    values.clear();
+    values.resize(len, A::zero());
+}
+
+/// The values themselves, where sums are made in their own type.
+fn accumulators<E: CpuElement>(values: &mut [E]) -> Option<&mut [E::Acc]> {
+    (E::dtype() == <E::Acc as Element>::dtype()).then(|| bytemuck::cast_slice_mut(values))
 }
