@@ -212,8 +212,11 @@ impl<E: CpuElement> Affine<E> {
 
     pub(super) fn apply(&self, values: &[E], shape: &Shape) -> Vec<E> {
         let (channels, inner) = (shape[1], shape[2..].iter().product::<usize>());
-        let mut out = vec![E::zero(); values.len()];
-        rows(&mut out, channels * inner, |start, row| {
+        let size = channels * inner;
+        if size == 0 {
+            return vec![];
+        }
+        let normalize = |start: usize, row: &mut [E]| {
             let x = &values[start..start + row.len()];
             if inner == 1 {
                 let triples = row.iter_mut().zip(x).zip(&self.channels);
@@ -224,8 +227,11 @@ impl<E: CpuElement> Affine<E> {
                     y.iter_mut().zip(x).for_each(|(y, &x)| *y = Self::one(channel, x));
                 });
             }
-        });
-        out
+        };
+        let task = task(values.len(), size);
+        parallel::filled(values.len(), E::zero(), task, |index, chunk| {
+            each_row(index * task, chunk, size, normalize);
+        })
     }
 }
 
@@ -252,12 +258,18 @@ fn rows<E: Send>(values: &mut [E], size: usize, f: impl Fn(usize, &mut [E]) + Se
     if size == 0 {
         return;
     }
-    let task = size * parallel::items_per_task(values.len() / size, size);
-    parallel::chunks_mut(values, task, |index, chunk| {
-        for (row, values) in chunk.chunks_mut(size).enumerate() {
-            f(index * task + row * size, values);
-        }
-    });
+    let task = task(values.len(), size);
+    parallel::chunks_mut(values, task, |index, chunk| each_row(index * task, chunk, size, &f));
+}
+
+/// The elements of whole rows of `size` that one task should take, of `len` in all.
+fn task(len: usize, size: usize) -> usize {
+    size * parallel::items_per_task(len / size, size)
+}
+
+/// Calls `f(start, row)` for every row of a chunk that begins at `start`.
+fn each_row<E>(start: usize, chunk: &mut [E], size: usize, f: impl Fn(usize, &mut [E])) {
+    chunk.chunks_mut(size).enumerate().for_each(|(row, values)| f(start + row * size, values));
 }
 
 /// The sum of `f` over all values.

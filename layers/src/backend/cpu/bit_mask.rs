@@ -22,8 +22,7 @@ impl BitMask {
 
     /// `f` of every value, and its bits.
     pub(super) fn apply<E: CpuElement>(values: &[E], f: PiecewiseLinear) -> (Vec<E>, Self) {
-        let mut out = vec![E::zero(); values.len()];
-        let words = f.with(Apply { values, out: &mut out });
+        let (out, words) = f.with(Apply(values));
         (out, Self::from_words(words))
     }
 
@@ -146,23 +145,21 @@ impl<E: CpuElement> Visitor<E, Vec<u64>> for Bits<'_, E> {
     }
 }
 
-struct Apply<'a, E> {
-    values: &'a [E],
-    out: &'a mut [E],
-}
+struct Apply<'a, E>(&'a [E]);
 
-impl<E: CpuElement> Visitor<E, Vec<u64>> for Apply<'_, E> {
-    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
-        let mut words = vec![0; self.values.len().div_ceil(BITS)];
-        parallel::zip_chunks_mut(self.out, &mut words, [TASK * BITS, TASK], |task, out, words| {
+impl<E: CpuElement> Visitor<E, (Vec<E>, Vec<u64>)> for Apply<'_, E> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> (Vec<E>, Vec<u64>) {
+        let mut words = vec![0; self.0.len().div_ceil(BITS)];
+        let sizes = [TASK * BITS, TASK];
+        let out = parallel::zip_filled((self.0.len(), E::zero()), &mut words, sizes, |task, out, words| {
             // Copied in pieces that stay in the cache, then replaced there.
             for (piece, (out, words)) in out.chunks_mut(8 * BITS).zip(words.chunks_mut(8)).enumerate() {
                 let start = (task * TASK + piece * 8) * BITS;
-                out.copy_from_slice(&self.values[start..start + out.len()]);
+                out.copy_from_slice(&self.0[start..start + out.len()]);
                 for_words(out, words, |values| replace(values, f));
             }
         });
-        words
+        (out, words)
     }
 }
 

@@ -145,24 +145,29 @@ impl Geometry {
     fn forward_as<E: CpuElement, O: Offset>(&self, x: &[E], nan_wins: bool) -> (Vec<E>, Vec<O>) {
         let [plane_in, plane_out] = self.plane_sizes();
         let planes = self.planes[0] * self.planes[1];
-        let mut y = vec![E::neg_infinity(); planes * plane_out];
-        let mut offsets = vec![O::EMPTY; y.len()];
+        let len = planes * plane_out;
+        let mut offsets = vec![O::EMPTY; len];
         let task = parallel::items_per_task(planes, plane_in);
         let size = task * plane_out;
         if size == 0 {
-            return (y, offsets);
+            return (vec![], offsets);
         }
-        parallel::zip_chunks_mut(&mut y, &mut offsets, [size, size], |index, y, offsets| {
-            let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out));
-            for (plane, (y, offsets)) in (index * task..).zip(planes) {
-                let x = &x[plane * plane_in..(plane + 1) * plane_in];
-                if nan_wins {
-                    self.plane_forward::<E, O, true>(x, y, offsets);
-                } else {
-                    self.plane_forward::<E, O, false>(x, y, offsets);
+        let y = parallel::zip_filled(
+            (len, E::neg_infinity()),
+            &mut offsets,
+            [size, size],
+            |index, y, offsets| {
+                let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out));
+                for (plane, (y, offsets)) in (index * task..).zip(planes) {
+                    let x = &x[plane * plane_in..(plane + 1) * plane_in];
+                    if nan_wins {
+                        self.plane_forward::<E, O, true>(x, y, offsets);
+                    } else {
+                        self.plane_forward::<E, O, false>(x, y, offsets);
+                    }
                 }
-            }
-        });
+            },
+        );
         (y, offsets)
     }
 
@@ -209,11 +214,10 @@ impl Geometry {
         let (rows, columns) = (&self.rows, &self.columns);
         let [plane_in, plane_out] = self.plane_sizes();
         let planes = self.planes[0] * self.planes[1];
-        let mut dx = vec![E::zero(); planes * plane_in];
-        let task = parallel::items_per_task(planes, plane_in);
-        if plane_in * task == 0 {
-            return dx;
+        if planes * plane_in == 0 {
+            return vec![];
         }
+        let task = parallel::items_per_task(planes, plane_in);
         // How far the taps of a window lie from its first.
         let tap = |kh: usize, kw: usize| kh * rows.dilation * columns.size + kw * columns.dilation;
         let taps: Vec<usize> = (0..rows.kernel)
@@ -221,7 +225,7 @@ impl Geometry {
             .map(|(h, w)| tap(h, w))
             .collect();
         let padding = rows.padding * columns.size + columns.padding;
-        parallel::chunks_mut(&mut dx, task * plane_in, |index, dx| {
+        parallel::filled(planes * plane_in, E::zero(), task * plane_in, |index, dx| {
             for (plane, dx) in (index * task..).zip(dx.chunks_mut(plane_in)) {
                 let range = plane * plane_out..(plane + 1) * plane_out;
                 let (offsets, dy) = (&offsets[range.clone()], &dy[range]);
@@ -237,7 +241,6 @@ impl Geometry {
                     }
                 }
             }
-        });
-        dx
+        })
     }
 }

@@ -1,5 +1,6 @@
 //! Loops over chunks, on all cores where that pays.
 use rayon::prelude::*;
+use std::mem::MaybeUninit;
 
 /// Below this many elements a loop stays on the calling thread: waking another one costs more.
 const WORTH_IT: usize = 1 << 17;
@@ -35,6 +36,46 @@ pub(super) fn zip_chunks_mut<T: Send, U: Send>(
     }
 }
 
+/// A vector of `value` after `f(index, chunk)` for every chunk of `size` elements. Every chunk is filled by the thread that
+/// goes on to work on it, while it is in the cache.
+pub(super) fn filled<T: Copy + Send + Sync>(
+    len: usize,
+    value: T,
+    size: usize,
+    f: impl Fn(usize, &mut [T]) + Send + Sync,
+) -> Vec<T> {
+    let mut values = Vec::with_capacity(len);
+    chunks_mut(&mut values.spare_capacity_mut()[..len], size, |index, chunk| f(index, fill(chunk, value)));
+    // SAFETY: `chunks_mut` visits every chunk, and `fill` initializes every element of it.
+    unsafe { values.set_len(len) };
+    values
+}
+
+/// [`filled`] beside the chunks of another slice, of which there must be as many.
+pub(super) fn zip_filled<T: Copy + Send + Sync, U: Send>(
+    (len, value): (usize, T),
+    other: &mut [U],
+    sizes: [usize; 2],
+    f: impl Fn(usize, &mut [T], &mut [U]) + Send + Sync,
+) -> Vec<T> {
+    assert_eq!(len.div_ceil(sizes[0]), other.len().div_ceil(sizes[1]), "as many chunks on both sides");
+    let mut values = Vec::with_capacity(len);
+    let spare = &mut values.spare_capacity_mut()[..len];
+    zip_chunks_mut(spare, other, sizes, |index, chunk, other| f(index, fill(chunk, value), other));
+    // SAFETY: with as many chunks on both sides `zip_chunks_mut` visits every one, and `fill` initializes all of it.
+    unsafe { values.set_len(len) };
+    values
+}
+
+/// Initializes a chunk.
+fn fill<T: Copy>(chunk: &mut [MaybeUninit<T>], value: T) -> &mut [T] {
+    chunk.iter_mut().for_each(|element| {
+        element.write(value);
+    });
+    // SAFETY: every element has just been written.
+    unsafe { chunk.assume_init_mut() }
+}
+
 /// `f(start..end)` for consecutive ranges that cover `0..len`, in order; `work` is the number of elements read in all.
 pub(super) fn map_ranges<R: Send>(
     len: usize,
@@ -47,8 +88,36 @@ pub(super) fn map_ranges<R: Send>(
     if jobs == 1 { vec![f(0..len)] } else { (0..jobs).into_par_iter().map(|job| f(range(job))).collect() }
 }
 
-/// The number of items of `item` elements that one task should take.
+/// The number of items of `item` elements that one task should take: enough to be worth a task, few enough for its chunk to
+/// stay in the cache.
 pub(super) fn items_per_task(items: usize, item: usize) -> usize {
-    let per_thread = items.div_ceil(4 * rayon::current_num_threads());
-    per_thread.max((1 << 12) / item.max(1)).max(1)
+    let of = |elements: usize| (elements / item.max(1)).max(1);
+    items.div_ceil(4 * rayon::current_num_threads()).clamp(of(1 << 12), of(1 << 16))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_is_filled_and_visited_once() {
+        for (len, size) in [(0, 3), (1, 3), (7, 3), (9, 3), (WORTH_IT + 5, 1000)] {
+            let expected: Vec<usize> = (0..len).map(|at| 7 + at / size).collect();
+            let add = |index: usize, chunk: &mut [usize]| chunk.iter_mut().for_each(|value| *value += index);
+            assert_eq!(filled(len, 7, size, add), expected);
+            let mut others = vec![0; 2 * len.div_ceil(size)];
+            let zipped = zip_filled((len, 7), &mut others, [size, 2], |index, chunk, others| {
+                add(index, chunk);
+                others.iter_mut().for_each(|other| *other += chunk.len());
+            });
+            assert_eq!(zipped, expected);
+            assert_eq!(others.iter().sum::<usize>(), 2 * len);
+        }
+    }
+
+    #[test]
+    #[should_panic = "as many chunks"]
+    fn chunks_without_a_partner_are_refused() {
+        zip_filled((5, 0), &mut [0u8; 2], [1, 1], |_, _, _| ());
+    }
 }
