@@ -4,7 +4,6 @@
 //! output is all there is to know; the adjoint `dx[i] = sum_o weight[o, i] dy[o]` needs no input.
 use super::{CpuElement, parallel};
 use burn::tensor::Element;
-use num_traits::Zero;
 
 /// The weights of one axis.
 #[derive(Clone, Debug)]
@@ -155,63 +154,23 @@ impl AxisMap {
             }),
         )
     }
-}
 
-/// The weights of one axis by input.
-struct Adjoint<A> {
-    size_in: usize,
-    size_out: usize,
-    /// Sorted by input.
-    taps: Vec<Tap<A>>,
-    /// Where the taps of every input begin, and where the last ones end.
-    starts: Vec<usize>,
-}
-
-/// A non-zero weight.
-struct Tap<A> {
-    input: usize,
-    output: usize,
-    weight: A,
-}
-
-impl<A: CpuElement> Adjoint<A> {
-    fn of(map: &AxisMap) -> Self {
-        let taps = map.windows.iter().enumerate().flat_map(|(output, window)| {
-            let weights = &map.weights[window.weights..window.weights + window.len];
-            let inputs = window.start..;
-            inputs.zip(weights).map(move |(input, &weight)| Tap {
-                input,
-                output,
-                weight: A::from_f64(weight),
-            })
-        });
-        let mut taps: Vec<_> = taps.collect();
-        taps.sort_by_key(|tap| tap.input);
-        let starts = (0..=map.size).map(|input| taps.partition_point(|tap| tap.input < input)).collect();
-        Self { size_in: map.size, size_out: map.windows.len(), taps, starts }
-    }
-
-    /// `dx[.., i, ..] = sum_o weight[o, i] dy[.., o, ..]`; both are `[outer, axis, inner]`.
-    fn apply(&self, dy: &[A], dx: &mut [A], inner: usize) {
-        let planes = dy.chunks_exact(self.size_out * inner).zip(dx.chunks_exact_mut(self.size_in * inner));
-        for (dy, dx) in planes {
-            for (row, ends) in dx.chunks_exact_mut(inner).zip(self.starts.windows(2)) {
-                let taps = &self.taps[ends[0]..ends[1]];
-                if let [value] = row {
-                    *value = taps.iter().fold(A::zero(), |sum, tap| sum + tap.weight * dy[tap.output]);
-                    continue;
-                }
-                let [first, others @ ..] = taps else {
-                    row.fill(A::zero());
-                    continue;
-                };
-                let terms = |tap: &Tap<A>| {
-                    let weight = tap.weight;
-                    dy[tap.output * inner..][..inner].iter().map(move |&dy| weight * dy)
-                };
-                row.iter_mut().zip(terms(first)).for_each(|(dx, term)| *dx = term);
-                for tap in others {
-                    row.iter_mut().zip(terms(tap)).for_each(|(dx, term)| *dx = *dx + term);
+    /// Adds `weight[o, i] * dy[.., o, ..]` to `dx[.., i, ..]`; both are `[outer, axis, inner]`.
+    fn adjoint<A: CpuElement>(&self, dy: &[A], dx: &mut [A], inner: usize) {
+        let (size_in, size_out) = (self.size * inner, self.windows.len() * inner);
+        for (dy, dx) in dy.chunks_exact(size_out).zip(dx.chunks_exact_mut(size_in)) {
+            for (window, dy) in self.windows.iter().zip(dy.chunks_exact(inner)) {
+                let weights = &self.weights[window.weights..window.weights + window.len];
+                let dx = &mut dx[window.start * inner..(window.start + window.len) * inner];
+                if let &[dy] = dy {
+                    for (dx, &weight) in dx.iter_mut().zip(weights) {
+                        *dx = *dx + A::from_f64(weight) * dy;
+                    }
+                } else {
+                    for (dx, &weight) in dx.chunks_exact_mut(inner).zip(weights) {
+                        let weight = A::from_f64(weight);
+                        dx.iter_mut().zip(dy).for_each(|(dx, &dy)| *dx = *dx + weight * dy);
+                    }
                 }
             }
         }
@@ -235,7 +194,6 @@ pub(super) fn adjoint<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) 
         return vec![E::zero(); planes * plane_in];
     }
     let task = parallel::items_per_task(planes, plane_in);
-    let axes: Vec<_> = axes.iter().map(Adjoint::<E::Acc>::of).collect();
     let (first, others) = axes.split_first().expect("a map has an axis");
     parallel::filled(planes * plane_in, E::zero(), task * plane_in, |index, dx| {
         let (mut source, mut target) = (Vec::new(), Vec::new());
@@ -245,20 +203,26 @@ pub(super) fn adjoint<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) 
             source.extend(dy.iter().map(|dy| dy.widen()));
             let mut inner = 1;
             for axis in others.iter().rev() {
-                target.resize(source.len() / axis.size_out * axis.size_in, <E::Acc as Zero>::zero());
-                axis.apply(&source, &mut target, inner);
-                inner *= axis.size_in;
+                zeros(&mut target, source.len() / axis.windows.len() * axis.size);
+                axis.adjoint(&source, &mut target, inner);
+                inner *= axis.size;
                 core::mem::swap(&mut source, &mut target);
             }
             if let Some(dx) = accumulators(dx) {
-                first.apply(&source, dx, inner);
+                first.adjoint(&source, dx, inner);
             } else {
-                target.resize(plane_in, <E::Acc as Zero>::zero());
-                first.apply(&source, &mut target, inner);
+                zeros(&mut target, plane_in);
+                first.adjoint(&source, &mut target, inner);
                 dx.iter_mut().zip(&target).for_each(|(dx, &value)| *dx = E::narrow(value));
             }
         }
     })
+}
+
+/// `len` zeros in place of what is there.
+fn zeros<A: CpuElement>(values: &mut Vec<A>, len: usize) {
+    values.clear();
+    values.resize(len, A::zero());
 }
 
 /// The values themselves, where sums are made in their own type.
