@@ -38,8 +38,9 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
     }
     let fits = x.dims()[D - 1] == weight.dims()[0]
         && weight.shape().num_elements() > 0
-        && has_length(&bias, weight.dims()[1]);
-    if !fits || matches!(weight.dtype(), DType::QFloat(_)) {
+        && has_length(&bias, weight.dims()[1])
+        && are_floats([x.dtype(), weight.dtype()]);
+    if !fits {
         return module::linear(x, weight, bias);
     }
     if x.shape().num_elements() == 0 {
@@ -63,7 +64,12 @@ fn maybe<const D: usize>(tensor: Option<Tensor<D>>) -> MaybeTensor<Dispatch> {
 }
 
 fn has_length(bias: &Option<Tensor<1>>, length: usize) -> bool {
-    bias.as_ref().is_none_or(|bias| bias.dims() == [length])
+    bias.as_ref().is_none_or(|bias| bias.dims() == [length] && are_floats([bias.dtype()]))
+}
+
+/// Not quantized: Burn's own functions dequantize what is.
+fn are_floats<const N: usize>(dtypes: [DType; N]) -> bool {
+    !dtypes.iter().any(|dtype| matches!(dtype, DType::QFloat(_)))
 }
 
 fn any_tracked<const D: usize>(x: &Tensor<D>, weight: &Tensor<D>, bias: &Option<Tensor<1>>) -> bool {
@@ -87,6 +93,7 @@ macro_rules! conv {
                 && kernel[0].is_multiple_of(options.groups)
                 && x.shape().num_elements() > 0
                 && has_length(&bias, kernel[0])
+                && are_floats([x.dtype(), weight.dtype()])
                 && (0..$rank).all(|axis| {
                     let (begin, end) = options.padding[axis];
                     let extent = options.dilation[axis] * (kernel[axis + 2].max(1) - 1) + 1;
@@ -121,7 +128,8 @@ macro_rules! conv_transpose {
             let kernel = weight.dims();
             let fits = x.dims()[1] == kernel[0]
                 && x.shape().num_elements() > 0
-                && has_length(&bias, kernel[1] * options.groups);
+                && has_length(&bias, kernel[1] * options.groups)
+                && are_floats([x.dtype(), weight.dtype()]);
             if !fits || !any_tracked(&x, &weight, &bias) {
                 return module::$conv(x, weight, bias, options);
             }
@@ -152,7 +160,9 @@ pub fn deform_conv2d(
         || mask.as_ref().is_some_and(Tensor::is_tracked);
     let fits = x.dims()[1] == weight.dims()[1] * options.weight_groups
         && x.shape().num_elements() > 0
-        && has_length(&bias, weight.dims()[0]);
+        && has_length(&bias, weight.dims()[0])
+        && are_floats([x.dtype(), offset.dtype(), weight.dtype()])
+        && mask.as_ref().is_none_or(|mask| are_floats([mask.dtype()]));
     if !fits || !tracked {
         return module::deform_conv2d(x, offset, weight, mask, bias, options);
     }
@@ -168,7 +178,8 @@ pub fn deform_conv2d(
 }
 
 fn per_channel<const D: usize>(x: &Tensor<D>, parameters: &[&Tensor<1>]) -> bool {
-    D >= 2 && x.shape().num_elements() > 0 && parameters.iter().all(|p| p.dims() == [x.dims()[1]])
+    let fits = |p: &&Tensor<1>| p.dims() == [x.dims()[1]] && p.dtype() == x.dtype();
+    D >= 2 && x.shape().num_elements() > 0 && are_floats([x.dtype()]) && parameters.iter().all(fits)
 }
 
 /// Batch normalization with given statistics, which must not be tracked; see [`burn::tensor::module::batch_norm`].
@@ -241,7 +252,7 @@ fn piecewise_linear<const D: usize>(
     f: PiecewiseLinear,
     stock: impl FnOnce(Tensor<D>) -> Tensor<D>,
 ) -> Tensor<D> {
-    match x.is_tracked() && x.shape().num_elements() > 0 {
+    match x.is_tracked() && x.shape().num_elements() > 0 && f.is_ordered() {
         true => Tensor::from_dispatch(Dispatch::memsave_piecewise_linear(x.into_dispatch(), f)),
         false => stock(x),
     }
@@ -275,13 +286,13 @@ piecewise_linear! {
 /// Keeps `x` for a tracked `alpha`, else one bit per element.
 pub fn prelu<const D: usize>(x: Tensor<D>, alpha: Tensor<1>) -> Tensor<D> {
     let [slopes] = alpha.dims();
-    let fits = slopes == 1 || (D >= 2 && x.dims()[1] == slopes);
-    if !fits || x.shape().num_elements() == 0 || !(x.is_tracked() || alpha.is_tracked()) {
+    let fits = (slopes == 1 || (D >= 2 && x.dims()[1] == slopes))
+        && x.shape().num_elements() > 0
+        && are_floats([x.dtype()])
+        && alpha.dtype() == x.dtype();
+    if !fits || !(x.is_tracked() || alpha.is_tracked()) {
         return activation::prelu(x, alpha);
     }
-    let mut shape = [1; D];
-    shape[1.min(D - 1)] = slopes;
-    let alpha = alpha.reshape(shape);
     Tensor::from_dispatch(Dispatch::memsave_prelu(x.into_dispatch(), alpha.into_dispatch()))
 }
 
@@ -315,12 +326,13 @@ pub fn max_pool2d(x: Tensor<4>, options: MaxPoolOptions<2>) -> Tensor<4> {
     }
 }
 
-/// Whether every window fits into the padded input.
+/// Whether there are windows, and each fits into the padded input.
 fn fits_max_pool<const N: usize>(x: Vec<usize>, options: &MaxPoolOptions<N>) -> bool {
     x.iter().product::<usize>() > 0
         && (0..N).all(|axis| {
             let (begin, end) = options.padding[axis];
-            x[axis + 2] + begin + end > options.dilation[axis] * (options.kernel_size[axis] - 1)
+            let (kernel, stride) = (options.kernel_size[axis], options.stride[axis]);
+            kernel > 0 && stride > 0 && x[axis + 2] + begin + end > options.dilation[axis] * (kernel - 1)
         })
 }
 

@@ -1,7 +1,7 @@
 //! Slices of NdArray tensors.
 use super::cpu::{CpuBackend, CpuElement};
 use burn::backend::{
-    NdArray,
+    NdArray, TensorMetadata,
     ndarray::{NdArrayDevice, NdArrayTensor, SharedArray},
     ops::FloatTensorOps,
     tensor::FloatTensor,
@@ -29,6 +29,7 @@ impl CpuBackend for NdArray {
     }
 
     fn as_slice<E: CpuElement>(x: &FloatTensor<Self>) -> &[E] {
+        assert_eq!(x.dtype(), E::dtype(), "NdArray: operands of one operation have one dtype");
         match x {
             NdArrayTensor::F32(x) => bytemuck::cast_slice(x.view().to_slice().expect("contiguous")),
             NdArrayTensor::F64(x) => bytemuck::cast_slice(x.view().to_slice().expect("contiguous")),
@@ -37,6 +38,7 @@ impl CpuBackend for NdArray {
     }
 
     fn as_slice_mut<E: CpuElement>(x: &mut FloatTensor<Self>) -> &mut [E] {
+        assert_eq!(x.dtype(), E::dtype(), "NdArray: operands of one operation have one dtype");
         match x {
             NdArrayTensor::F32(x) => {
                 bytemuck::cast_slice_mut(x.ensure_owned().as_slice_mut().expect("contiguous"))

@@ -1,5 +1,7 @@
 #[cfg(any(feature = "flex", feature = "ndarray"))]
-use num_traits::Float;
+use super::cpu::CpuElement;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+use num_traits::{One, Zero};
 
 /// A function of one variable made of pieces of a line, with at most two slopes: one bit per element is enough for its
 /// backward pass.
@@ -54,11 +56,20 @@ impl PiecewiseLinear {
         }
     }
 
+    /// Whether the pieces come in the order that the formula supposes.
+    pub(crate) fn is_ordered(self) -> bool {
+        match self {
+            Self::Clamp { min, max } => min <= max,
+            Self::Shrink { lambda, .. } => lambda >= 0.0,
+            _ => true,
+        }
+    }
+
     /// Calls the visitor with the function in the arithmetic of `T`: `x -> (value, bit)`. One call per variant, so that each
     /// gets a loop of its own.
     #[cfg(any(feature = "flex", feature = "ndarray"))]
     #[inline(always)]
-    pub(crate) fn with<T: Float + Send + Sync, R>(self, visitor: impl Visitor<T, R>) -> R {
+    pub(crate) fn with<T: CpuElement, R>(self, visitor: impl Visitor<T, R>) -> R {
         let zero = T::zero();
         let num = |v: f64| T::from(v).expect("every float type can be made from f64");
         match self {
@@ -90,17 +101,17 @@ impl PiecewiseLinear {
                 })
             }
             Self::HardSigmoid { alpha, beta } => {
-                let (alpha, beta) = (num(alpha), num(beta));
+                let [alpha, beta] = [alpha, beta].map(<T::Acc as CpuElement>::from_f64);
                 visitor.visit(move |x| {
-                    let y = alpha * x + beta;
-                    let (low, high) = (y < zero, y > T::one());
+                    let y = alpha * x.widen() + beta; // rounded once, as in Burn
+                    let (low, high) = (y < T::Acc::zero(), y > T::Acc::one());
                     (
                         if high {
                             T::one()
                         } else if low {
                             zero
                         } else {
-                            y
+                            T::narrow(y)
                         },
                         !(low | high),
                     )

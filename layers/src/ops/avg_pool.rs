@@ -1,6 +1,7 @@
 //! Average pools, adaptive or not: the mean of every window. Two cases of [`fixed_linear`](super::fixed_linear).
 //!
-//! Stock Burn keeps the input, of which it reads the shape.
+//! Stock Burn keeps the input, of which it reads the shape. NdArray 0.22.1 finds the windows of its adaptive pools in f32, and
+//! errs by one on axes of more than 4096 elements or so; the windows of the gradient here are the exact ones.
 use super::fixed_linear::{FixedLinear, fixed_linear, lifted};
 use crate::backend::{MemBackend, plain_backends};
 use burn::backend::{

@@ -7,7 +7,7 @@
 //! | backward | `dx = gamma / std (dy - mean(dy) - x_hat mean(dy x_hat))` | `dx = gamma / std dy` |
 //! | | `dgamma = sum(dy x_hat)`, `dbeta = sum(dy)`, `x_hat = (x - mean) / std` | the same |
 //!
-//! With batch statistics and only `beta` tracked, nothing is kept. Stock Burn keeps as much with batch statistics, and
+//! With only `beta` tracked, nothing is kept. Stock Burn keeps as much with batch statistics, and
 //! two tensors of the size of `x` at its peak with given ones. A frozen module uses its running statistics.
 use super::kept::{Keeper, Kept};
 use crate::backend::{BatchNormOutput, MemBackend, NormGrads, plain_backends};
@@ -124,15 +124,14 @@ impl<B: BatchNormOps + MemBackend, C: CheckpointStrategy> BatchNormOps for Autod
         match WithGivenStatistics.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
                 let keeper = Keeper::new("batch_norm", Some(gamma.id()));
-                let x_kept = gamma.is_tracked().then(|| keeper.keep(&mut prep, "x", &x, "gamma is tracked"));
-                let gamma = gamma.into_primitive();
-                let saved = SavedGiven {
-                    x: x_kept,
-                    gamma: keeper.keep_tensor("gamma", gamma.clone(), "x or gamma is tracked"),
+                let saved = (x.is_tracked() || gamma.is_tracked()).then(|| SavedGiven {
+                    x: gamma.is_tracked().then(|| keeper.keep(&mut prep, "x", &x, "gamma is tracked")),
+                    gamma: keeper.keep(&mut prep, "gamma", &gamma, "x or gamma is tracked"),
                     mean: keeper.keep_tensor("mean", mean.clone(), "x or gamma is tracked"),
                     variance: keeper.keep_tensor("variance", variance.clone(), "x or gamma is tracked"),
                     epsilon,
-                };
+                });
+                let gamma = gamma.into_primitive();
                 let x = x.into_primitive(); // unique unless it is kept: the forward may work in place
                 prep.finish(saved, B::normalize(x, gamma, beta, mean, variance, epsilon))
             }
@@ -193,21 +192,27 @@ struct WithGivenStatistics;
 struct SavedGiven<T> {
     /// The input, if gamma is tracked.
     x: Option<Kept>,
-    gamma: T,
+    gamma: Kept,
     mean: T,
     variance: T,
     epsilon: f64,
 }
 
 impl<B: MemBackend> Backward<B, 3> for WithGivenStatistics {
-    type State = SavedGiven<FloatTensor<B>>;
+    /// Nothing if only beta is tracked.
+    type State = Option<SavedGiven<FloatTensor<B>>>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let SavedGiven { x, gamma, mean, variance, epsilon } = ops.state;
         let dy = grads.consume::<B>(&ops.node);
-        let x = x.map(|x| x.get::<B>(checkpointer));
-        let wanted = [ops.parents[0].is_some(), ops.parents[2].is_some()];
-        let result = B::normalize_backward(x, gamma, mean, variance, epsilon, dy, wanted);
+        let result = match ops.state {
+            None => NormGrads { x: None, gamma: None, beta: Some(B::sum_to_channels(dy)) },
+            Some(SavedGiven { x, gamma, mean, variance, epsilon }) => {
+                let wanted = [ops.parents[0].is_some(), ops.parents[2].is_some()];
+                let x = x.map(|x| x.get::<B>(checkpointer));
+                let gamma = gamma.get::<B>(checkpointer);
+                B::normalize_backward(x, gamma, mean, variance, epsilon, dy, wanted)
+            }
+        };
         register(ops.parents.map(|parent| parent.map(|node| node.id)), result, grads);
     }
 }

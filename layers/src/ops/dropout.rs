@@ -7,6 +7,7 @@
 //! | backward | `dx = dy / keep` where the bit is set, else 0 |
 //!
 //! Stock Burn keeps a float per element. The bits are drawn as stock draws them: the same seed drops the same elements.
+//! What is dropped is 0, also where `x` is infinite or NaN; stock multiplies by 0, and has a NaN there.
 use super::kept::Keeper;
 use crate::backend::{MemBackend, plain_backends};
 use burn::backend::{

@@ -31,12 +31,21 @@ use burn::tensor::Shape;
     Autodiff
 )]
 pub trait PReluOps: Backend {
-    /// Parametric ReLU; `alpha` has the rank of `x`, and one element on every axis but axis 1.
+    /// Parametric ReLU; `alpha` is `[1]` or `[channels]`.
     fn memsave_prelu(x: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::prelu(x, alpha)
+        let shape = along_channels(&alpha.shape(), &x.shape());
+        Self::prelu(x, Self::float_reshape(alpha, shape))
     }
 }
 plain_backends!(PReluOps);
+
+/// The shape in which slopes of shape `alpha` broadcast along the channels (axis 1) of `x`. They are reshaped in the op
+/// itself, so that what is kept is the parameter.
+fn along_channels(alpha: &Shape, x: &Shape) -> Shape {
+    let mut shape = vec![1; x.num_dims()];
+    shape[1.min(x.num_dims() - 1)] = alpha.num_elements();
+    shape.into()
+}
 
 impl<B: PReluOps + MemBackend, C: CheckpointStrategy> PReluOps for Autodiff<B, C> {
     fn memsave_prelu(x: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -93,14 +102,16 @@ impl<B: MemBackend> Backward<B, 2> for PRelu {
         let Saved { negative, alpha, alpha_shape } = ops.state;
         let [x_node, alpha_node] = ops.parents;
         let dy = grads.consume::<B>(&ops.node);
-        let alpha = alpha.map(|alpha| alpha.get::<B>(checkpointer));
+        let broadcast = along_channels(&alpha_shape, &dy.shape());
+        let alpha = alpha.map(|alpha| B::float_reshape(alpha.get::<B>(checkpointer), broadcast.clone()));
         let mask = match negative {
             Negative::Mask(mask) => Some(mask),
             Negative::Input(x) => {
                 let x = x.get::<B>(checkpointer);
                 let mask = x_node.is_some().then(|| B::piecewise_mask(x.clone(), LEAKY));
                 if let Some(node) = alpha_node {
-                    grads.register::<B>(node.id, B::prelu_alpha_backward(x, alpha_shape, dy.clone()));
+                    let dalpha = B::prelu_alpha_backward(x, broadcast, dy.clone());
+                    grads.register::<B>(node.id, B::float_reshape(dalpha, alpha_shape));
                 }
                 mask
             }

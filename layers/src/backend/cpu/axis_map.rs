@@ -162,7 +162,9 @@ impl AxisMap {
             for (window, dy) in self.windows.iter().zip(dy.chunks_exact(inner)) {
                 let weights = &self.weights[window.weights..window.weights + window.len];
                 let dx = &mut dx[window.start * inner..(window.start + window.len) * inner];
-                if let &[dy] = dy {
+                if let (&[dy], [dx], &[weight]) = (dy, &mut *dx, weights) {
+                    *dx = *dx + A::from_f64(weight) * dy;
+                } else if let &[dy] = dy {
                     for (dx, &weight) in dx.iter_mut().zip(weights) {
                         *dx = *dx + A::from_f64(weight) * dy;
                     }

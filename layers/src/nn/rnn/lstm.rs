@@ -1,6 +1,8 @@
 //! Configs of recurrent networks.
 //!
 //! The modules are those of Burn; their configs name an activation, and take ours.
+pub use burn::nn::lstm::*;
+
 use crate::nn::activation::ActivationConfig;
 use crate::nn::drop_in::config_into_stock;
 use burn::config::Config;

@@ -1,7 +1,7 @@
 //! Recurrent networks.
-mod basic;
-mod gru;
-mod lstm;
+pub mod basic;
+pub mod gru;
+pub mod lstm;
 
 pub use basic::{BiRnnConfig, RnnConfig};
 pub use gru::{BiGruConfig, GruConfig};
