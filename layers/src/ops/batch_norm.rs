@@ -7,9 +7,15 @@
 //! | backward | `dx = gamma / std (dy - mean(dy) - x_hat mean(dy x_hat))` | `dx = gamma / std dy` |
 //! | | `dgamma = sum(dy x_hat)`, `dbeta = sum(dy)`, `x_hat = (x - mean) / std` | the same |
 //!
-//! With only `beta` tracked, nothing is kept. Stock Burn keeps as much with batch statistics, and
-//! two tensors of the size of `x` at its peak with given ones. A frozen module uses its running statistics.
-use super::kept::{Keeper, Kept};
+//! With only `beta` tracked, nothing is kept. Stock Burn keeps as much with batch statistics, and two tensors of the size of `x`
+//! at its peak with given ones. A frozen module uses its running statistics.
+//!
+//! Under a strategy of the device that computes outputs again (`Balanced`), with given statistics and everything tracked, this is
+//! stock: it keeps `x_hat`, and the layer behind nothing.
+use super::{
+    kept::{Keeper, Kept},
+    recompute::recomputes,
+};
 use crate::backend::{BatchNormOutput, MemBackend, NormGrads, plain_backends};
 use burn::backend::{
     Backend, ExtensionType,
@@ -118,6 +124,10 @@ impl<B: BatchNormOps + MemBackend, C: CheckpointStrategy> BatchNormOps for Autod
             !mean.is_tracked() && !variance.is_tracked(),
             "batch_norm: the statistics must not be tracked"
         );
+        // Where the device's strategy computes outputs again, stock holds one tensor for this layer and for the one behind it.
+        if recomputes::<C>() && x.is_tracked() && gamma.is_tracked() && beta.is_tracked() {
+            return Self::batch_norm(x, gamma, beta, mean, variance, epsilon);
+        }
         let nodes = [x.node(), gamma.node(), beta.node()];
         let (mean, variance, beta) =
             (mean.into_primitive(), variance.into_primitive(), beta.into_primitive());
