@@ -3,21 +3,40 @@ use burn::tensor::{DType, Tensor, activation};
 use burn_memsave::functional as F;
 use proptest::prelude::*;
 
-/// A function with its arguments, ours and stock.
-type Pair = (fn(Tensor<3>) -> Tensor<3>, fn(Tensor<3>) -> Tensor<3>);
+/// The arguments of a function, as many as it takes.
+type Options = [f64; 2];
 
-/// A module of tests per function: the same call in two modules, and its kinks.
+/// A function of a tensor and its options: ours and stock.
+type Pair = (fn(Tensor<3>, Options) -> Tensor<3>, fn(Tensor<3>, Options) -> Tensor<3>);
+
+/// Multiples of 1/8, which every dtype has: often zero, often the same.
+pub fn options() -> impl Strategy<Value = Options> {
+    let option =
+        || prop_oneof![1 => Just(0.0), 3 => (-16..=16i8).prop_map(|eighths| f64::from(eighths) / 8.0)];
+    prop_oneof![4 => [option(), option()], 1 => option().prop_map(|option| [option; 2])]
+}
+
+/// A module of tests per function: the same call in two modules, and its kinks, in terms of the options.
 macro_rules! activations {
-    ($($function:ident($($argument:expr),*), kinks $kinks:expr;)+) => {$(
+    ($($function:ident: |$($option:ident),*| ($($argument:expr),*), kinks [$($kink:expr),*];)+) => {$(
         mod $function {
             use super::*;
 
-            const PAIR: Pair =
-                (|x| F::$function(x, $($argument),*), |x| activation::$function(x, $($argument),*));
+            const NAME: &str = stringify!($function);
+
+            const PAIR: Pair = (
+                |x, [$($option,)* ..]: Options| F::$function(x, $($argument),*),
+                |x, [$($option,)* ..]: Options| activation::$function(x, $($argument),*),
+            );
+
+            #[allow(unused_variables)] // some kinks are where they are whatever the options
+            fn kinks([$($option,)* ..]: Options) -> Vec<f64> {
+                [$($kink),*].into_iter().filter(|kink: &f64| kink.is_finite()).collect()
+            }
 
             #[test]
             fn equals_stock() {
-                super::equals_stock(stringify!($function), PAIR);
+                super::equals_stock(NAME, PAIR);
             }
 
             #[test]
@@ -27,43 +46,52 @@ macro_rules! activations {
 
             #[test]
             fn is_differentiated() {
-                super::is_differentiated(PAIR.0, &$kinks);
+                super::is_differentiated(PAIR.0, kinks);
             }
 
             #[test]
             fn equals_stock_at_kinks_and_special_values() {
-                super::equals_stock_at_kinks_and_special_values(stringify!($function), PAIR, &$kinks);
+                super::equals_stock_at_kinks_and_special_values(NAME, PAIR, kinks);
             }
 
             #[test]
             fn treats_empty_inputs_as_stock() {
                 Check::new([Input::random([2, 0, 3])], Setting::default())
-                    .compare_panics(&|t| PAIR.0(t.get(0)), &|t| PAIR.1(t.get(0)));
+                    .compare_panics(&|t| PAIR.0(t.get(0), [0.5; 2]), &|t| PAIR.1(t.get(0), [0.5; 2]));
             }
         }
     )+};
 }
 activations! {
-    relu(), kinks [0.0];
-    leaky_relu(0.125), kinks [0.0];
-    relu6(), kinks [0.0, 6.0];
-    hardtanh(-0.5, 1.25), kinks [-0.5, 1.25];
-    hard_sigmoid(0.25, 0.5), kinks [-2.0, 2.0];
-    hard_shrink(0.5), kinks [-0.5, 0.5];
-    soft_shrink(0.5), kinks [-0.5, 0.5];
-    shrink(0.5, 0.25), kinks [-0.5, 0.5, 0.0];
-    threshold(0.5, -2.0), kinks [0.5];
-    thresholded_relu(0.5), kinks [0.5];
+    relu: | | (), kinks [0.0];
+    leaky_relu: |negative_slope| (negative_slope), kinks [0.0];
+    relu6: | | (), kinks [0.0, 6.0];
+    hardtanh: |a, b| (a.min(b), a.max(b)), kinks [a, b];
+    hard_sigmoid: |alpha, beta| (alpha, beta), kinks [-beta / alpha, (1.0 - beta) / alpha];
+    hard_shrink: |lambda| (lambda), kinks [-lambda, lambda];
+    soft_shrink: |lambda| (lambda), kinks [-lambda, lambda, 0.0];
+    shrink: |lambda, bias| (lambda, bias), kinks [-lambda, lambda, 0.0];
+    threshold: |threshold, value| (threshold, value), kinks [threshold];
+    thresholded_relu: |alpha| (alpha), kinks [alpha];
+}
+
+#[test]
+fn treats_bounds_the_wrong_way_round_as_stock() {
+    Check::new([Input::random([2, 3, 5])], Setting::default())
+        .compare_panics::<3>(&|t| F::hardtanh(t.get(0), 0.5, -0.25), &|t| {
+            activation::hardtanh(t.get(0), 0.5, -0.25)
+        });
 }
 
 /// Stock's hard sigmoid computes in f32 under autodiff (0.22.1), whatever the dtype.
-fn loses_precision_in_stock(name: &str, dtype: DType) -> bool {
+pub fn loses_precision_in_stock(name: &str, dtype: DType) -> bool {
     name == "hard_sigmoid" && dtype == DType::F64
 }
 
 fn equals_stock(name: &str, (ours, stock): Pair) {
     // More than 64 elements: more than one word of bits.
-    for_all(64, ([1..5usize, 1..6, 1..20], settings()), |(sizes, setting)| {
+    for_all(64, ([1..5usize, 1..6, 1..20], options(), settings()), |(sizes, options, setting)| {
+        let (ours, stock) = (|x| ours(x, options), |x| stock(x, options));
         let check = Check::new([Input::between(sizes, -8.0..8.0)], setting);
         let check = match loses_precision_in_stock(name, setting.dtype) {
             false => check,
@@ -79,33 +107,38 @@ fn equals_stock(name: &str, (ours, stock): Pair) {
 
 fn equals_stock_in_half_precision((ours, stock): Pair) {
     for dtype in HALF {
-        let check = Check::new([Input::between([3, 5, 7], -8.0..8.0)], Setting::of(dtype));
-        check.compare(&|t| ours(t.get(0)), &|t| stock(t.get(0)));
+        for_all(12, options(), |options| {
+            let check = Check::new([Input::between([3, 5, 7], -8.0..8.0)], Setting::of(dtype));
+            check.compare(&|t| ours(t.get(0), options), &|t| stock(t.get(0), options));
+        });
     }
 }
 
-fn is_differentiated(ours: fn(Tensor<3>) -> Tensor<3>, kinks: &[f64]) {
-    let mut values = uniform(3 * 5 * 7, 3, -8.0..8.0);
-    values.retain(|value| kinks.iter().all(|kink| (value - kink).abs() > 1e-3));
-    let check = Check::new([Input::given([values.len(), 1, 1], values)], Setting::default());
-    check.differentiate(&|t| ours(t.get(0)));
+fn is_differentiated(ours: fn(Tensor<3>, Options) -> Tensor<3>, kinks: fn(Options) -> Vec<f64>) {
+    for_all(12, options(), |options| {
+        let mut values = uniform(3 * 5 * 7, 3, -8.0..8.0);
+        values.retain(|value| kinks(options).iter().all(|kink| (value - kink).abs() > 1e-3));
+        let check = Check::new([Input::given([values.len(), 1, 1], values)], Setting::default());
+        check.differentiate(&|t| ours(t.get(0), options));
+    });
 }
 
-fn equals_stock_at_kinks_and_special_values(name: &str, (ours, stock): Pair, kinks: &[f64]) {
+fn equals_stock_at_kinks_and_special_values(name: &str, (ours, stock): Pair, kinks: fn(Options) -> Vec<f64>) {
     let special = [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1e30, -1e30, 1e-30, -1e-30];
-    for dtype in [DType::F32, DType::F64] {
-        if loses_precision_in_stock(name, dtype) {
-            continue;
-        }
+    let dtypes = [DType::F32, DType::F64].into_iter().filter(|&dtype| !loses_precision_in_stock(name, dtype));
+    for dtype in dtypes {
         let around = |kink: f64| match dtype {
             DType::F32 => [(kink as f32).next_up().into(), (kink as f32).next_down().into()],
             _ => [kink.next_up(), kink.next_down()],
         };
-        let kinks = kinks.iter().flat_map(|&kink| [&[kink, -kink][..], &around(kink)].concat());
-        let values: Vec<f64> = special.into_iter().chain(kinks).collect();
-        // Equal, for 0 and -0 are: NdArray's ReLU of -0 is -0 and Flex's is 0.
-        let check = Check::new([Input::given([1, 1, values.len()], values)], Setting::of(dtype)).same();
-        check.compare(&|t| ours(t.get(0)), &|t| stock(t.get(0)));
+        for_all(16, options(), |options| {
+            let kinks = kinks(options).into_iter();
+            let kinks = kinks.flat_map(|kink| [&[kink, -kink][..], &around(kink)].concat());
+            let values: Vec<f64> = special.into_iter().chain(kinks).collect();
+            // Equal, for 0 and -0 are: NdArray's ReLU of -0 is -0 and Flex's is 0.
+            let check = Check::new([Input::given([1, 1, values.len()], values)], Setting::of(dtype)).same();
+            check.compare(&|t| ours(t.get(0), options), &|t| stock(t.get(0), options));
+        });
     }
 }
 
@@ -147,10 +180,11 @@ mod prelu {
     fn equals_stock() {
         for_all(
             32,
-            ([1..4usize, 1..6, 1..20], any::<bool>(), settings()),
-            |(sizes, per_channel, setting)| {
+            ([1..4usize, 1..6, 1..20], [any::<bool>(), any::<bool>()], settings()),
+            |(sizes, [per_channel, whole], setting)| {
                 let slopes = if per_channel { sizes[1] } else { 1 };
-                let alpha = Input::between([slopes], 0.1..0.9);
+                // From -1 to 1, or one of 0, 1 and 2.
+                let alpha = if whole { Input::steps([slopes], 3) } else { Input::random([slopes]) };
                 Check::new([Input::random(sizes), alpha.clone()], setting).compare::<3>(&ours, &stock);
                 let [rows, columns, _] = sizes;
                 Check::new([Input::random([rows, columns]), alpha], setting).compare::<2>(&ours, &stock);

@@ -9,4 +9,5 @@ mod conv;
 mod dropout;
 mod embedding;
 mod linear;
+mod modules;
 mod pools;

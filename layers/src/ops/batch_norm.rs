@@ -26,6 +26,7 @@ use burn::backend::{
         ops::{Backward, Ops, OpsKind},
     },
     backend_extension,
+    ops::ModuleOps,
     tensor::FloatTensor,
 };
 
@@ -126,7 +127,7 @@ impl<B: BatchNormOps + MemBackend, C: CheckpointStrategy> BatchNormOps for Autod
         );
         // Where the device's strategy computes outputs again, stock holds one tensor for this layer and for the one behind it.
         if recomputes::<C>() && x.is_tracked() && gamma.is_tracked() && beta.is_tracked() {
-            return Self::batch_norm(x, gamma, beta, mean, variance, epsilon);
+            return <Self as ModuleOps<Self>>::batch_norm(x, gamma, beta, mean, variance, epsilon);
         }
         let nodes = [x.node(), gamma.node(), beta.node()];
         let (mean, variance, beta) =
