@@ -1,4 +1,5 @@
-//! Bytes kept after the forward pass and at the peak of forward and backward, of every layer beside its stock twin.
+//! Bytes kept after the forward pass and at the peak of forward and backward, of every layer beside its stock twin:
+//! trainable and frozen on an input that requires a gradient, and trainable on one that does not, as in a first layer.
 //!
 //! ```sh
 //! cargo bench --bench memory -- --csv memory.csv conv
@@ -36,6 +37,7 @@ struct Args {
 struct Row {
     layer: String,
     parameters: &'static str,
+    input: &'static str,
     burn_kept: Option<u64>,
     ours_kept: Option<u64>,
     burn_peak: Option<u64>,
@@ -62,16 +64,22 @@ impl Visitor for Memory {
         initialize(shape, &self.device, |x| forward_stock(&stock, x));
         for (parameters, stock) in variants(stock) {
             let ours = M::from(stock.clone());
-            let burn = self.measure(shape, |x| forward_stock(&stock, x));
-            let ours = self.measure(shape, |x| forward_ours(&ours, x));
-            self.rows.push(Row {
-                layer: name.into(),
-                parameters,
-                burn_kept: burn.kept,
-                ours_kept: ours.kept,
-                burn_peak: burn.peak,
-                ours_peak: ours.peak,
-            });
+            // Of an input that requires no gradient only parameters make a graph.
+            let inputs = if parameters == "trainable" { &["tracked", "untracked"][..] } else { &["tracked"] };
+            for &input in inputs {
+                let tracked = input == "tracked";
+                let burn = self.measure(shape, tracked, |x| forward_stock(&stock, x));
+                let ours = self.measure(shape, tracked, |x| forward_ours(&ours, x));
+                self.rows.push(Row {
+                    layer: name.into(),
+                    parameters,
+                    input,
+                    burn_kept: burn.kept,
+                    ours_kept: ours.kept,
+                    burn_peak: burn.peak,
+                    ours_peak: ours.peak,
+                });
+            }
         }
     }
 }
@@ -80,10 +88,12 @@ impl Memory {
     fn measure<const D: usize, const O: usize>(
         &self,
         shape: [usize; D],
+        tracked: bool,
         forward: impl Fn(Tensor<D>) -> Tensor<O>,
     ) -> LayerMeasurement {
         let normal = Distribution::Normal(0.0, 1.0);
-        let run = || measure_layer(|| Tensor::random(shape, normal, &self.device).require_grad(), &forward);
+        let input = || Tensor::random(shape, normal, &self.device).set_require_grad(tracked);
+        let run = || measure_layer(input, &forward);
         run(); // the first run also initializes parameters
         run()
     }
@@ -98,6 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     table.load_preset(presets::ASCII_MARKDOWN).set_header([
         "layer",
         "parameters",
+        "input",
         "Burn kept (MiB)",
         "ours kept (MiB)",
         "Burn peak (MiB)",
@@ -108,6 +119,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         table.add_row([
             row.layer.clone(),
             row.parameters.into(),
+            row.input.into(),
             size(row.burn_kept),
             size(row.ours_kept),
             size(row.burn_peak),

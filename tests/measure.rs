@@ -5,10 +5,12 @@ use burn::nn;
 use burn::tensor::{Device, Int, Tensor, activation};
 use burn_memsave::functional;
 use burn_memsave::measure::{
-    LayerMeasurement, Scope, TrackingAllocator, bytes_in_use, human_bytes, ledger, measure_layer,
-    measure_step, mib, peak_bytes,
+    LayerMeasurement, Measurement, Scope, TrackingAllocator, bytes_in_use, human_bytes, ledger,
+    measure_layer, measure_step, mib, peak_bytes,
 };
+use serde::Serialize;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
@@ -234,6 +236,28 @@ fn a_measurement_reads_as_a_table_and_as_json() {
     let json = serde_json::to_value(&step).expect("plain numbers");
     assert_eq!(json["gradients"], 4 << 20);
     assert_eq!(json["forward_seconds"], step.forward_time.as_secs_f64());
+}
+
+/// One row under a header; what is unknown is empty, or null.
+#[test]
+fn measurements_are_written_as_csv_and_as_json() {
+    fn written(measurement: impl Serialize) -> [String; 2] {
+        let mut csv = csv::Writer::from_writer(vec![]);
+        csv.serialize(&measurement).expect("a flat row");
+        let csv = String::from_utf8(csv.into_inner().expect("flushed")).expect("plain text");
+        [csv, serde_json::to_string(&measurement).expect("plain numbers")]
+    }
+    let layer = LayerMeasurement { kept: Some(80), forward_peak: Some(120), peak: None };
+    let [csv, json] = written(layer);
+    assert_eq!(csv, "kept,forward_peak,peak\n80,120,\n");
+    assert_eq!(json, r#"{"kept":80,"forward_peak":120,"peak":null}"#);
+
+    let (forward_time, backward_time) = (Duration::from_millis(250), Duration::ZERO);
+    let step = Measurement { kept: None, peak: Some(1 << 40), gradients: 8, forward_time, backward_time };
+    let [csv, json] = written(step);
+    assert_eq!(csv, "kept,peak,gradients,forward_seconds,backward_seconds\n,1099511627776,8,0.25,0.0\n");
+    let numbers = r#""peak":1099511627776,"gradients":8,"forward_seconds":0.25,"backward_seconds":0.0"#;
+    assert_eq!(json, format!(r#"{{"kept":null,{numbers}}}"#));
 }
 
 /// Two layers that read the same x; the second one's ReLU.

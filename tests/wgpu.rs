@@ -4,14 +4,29 @@
 //! with `--features wgpu,fusion`.
 #![cfg(feature = "wgpu")]
 #![recursion_limit = "256"]
+use burn::module::Module;
 use burn::tensor::{
-    DType, Device, DeviceKind, Int, Tensor, TensorData,
+    DType, Device, DeviceKind, Int, Tensor, TensorData, activation,
     ops::{
         AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions, InterpolateMode,
         InterpolateOptions, MaxPoolOptions,
     },
 };
 use burn_memsave::functional as F;
+use burn_memsave::measure::{LayerMeasurement, bytes_in_use, measure_layer, peak_bytes};
+use burn_memsave::nn::activation::RReluConfig;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+/// The memory of a device is counted for the whole program: whoever measures it is alone.
+static DEVICE: RwLock<()> = RwLock::new(());
+
+fn among_others() -> RwLockReadGuard<'static, ()> {
+    DEVICE.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn wgpu() -> Device {
+    Device::wgpu(DeviceKind::DefaultDevice)
+}
 
 /// Deterministic values in -1..1, no two alike.
 fn values<const D: usize>(shape: [usize; D], seed: usize) -> TensorData {
@@ -61,19 +76,36 @@ impl Operands {
     }
 }
 
+/// How a test makes an autodiff device.
+type Strategy = fn(Device) -> Device;
+
 fn check<const D: usize, const O: usize>(
     name: &str,
     shape: [usize; D],
     f: impl Fn(Tensor<D>, &mut Operands) -> Tensor<O>,
 ) {
-    let flex = run(&Device::flex().autodiff(), shape, &f);
-    let wgpu = run(&Device::wgpu(DeviceKind::DefaultDevice).autodiff(), shape, &f);
+    check_with(Device::autodiff, name, shape, f);
+}
+
+fn check_with<const D: usize, const O: usize>(
+    autodiff: Strategy,
+    name: &str,
+    shape: [usize; D],
+    f: impl Fn(Tensor<D>, &mut Operands) -> Tensor<O>,
+) {
+    let _shared = among_others();
+    let [wgpu, flex] = [wgpu(), Device::flex()].map(|device| run(&autodiff(device), shape, &f));
     for (which, (wgpu, flex)) in wgpu.iter().zip(&flex).enumerate() {
-        assert_eq!(wgpu.shape(), flex.shape(), "{name}: result {which}");
-        let scale = flex.iter::<f32>().fold(1e-6f32, |scale, v| scale.max(v.abs()));
-        for (wgpu, flex) in wgpu.iter::<f32>().zip(flex.iter::<f32>()) {
-            assert!((wgpu - flex).abs() <= 1e-4 * scale, "{name}: result {which}: {wgpu}, Flex {flex}");
-        }
+        assert_close(&format!("{name}: result {which}"), wgpu, flex);
+    }
+}
+
+/// Relative to the largest magnitude.
+fn assert_close(what: &str, wgpu: &TensorData, flex: &TensorData) {
+    assert_eq!(wgpu.shape(), flex.shape(), "{what}");
+    let scale = flex.iter::<f32>().fold(1e-6f32, |scale, v| scale.max(v.abs()));
+    for (wgpu, flex) in wgpu.iter::<f32>().zip(flex.iter::<f32>()) {
+        assert!((wgpu - flex).abs() <= 1e-4 * scale, "{what}: {wgpu}, Flex {flex}");
     }
 }
 
@@ -98,20 +130,34 @@ fn bilinear_operations_equal_flex() {
         let weight = operands.kernel([3, 2, 4, 2]).reshape([3, 2, 2, 2, 2]);
         F::conv3d(x, weight, Some(operands.vector(3)), ConvOptions::new([1; 3], [0; 3], [1; 3], 1))
     });
+    check("conv_transpose1d", [2, 3, 5], |x: Tensor<3>, operands| {
+        let weight = operands.kernel([1, 3, 2, 3]).reshape([3, 2, 3]);
+        let options = ConvTransposeOptions::new([2], [1], [1], [1], 1);
+        F::conv_transpose1d(x, weight, Some(operands.vector(2)), options)
+    });
     check("conv_transpose2d", [2, 3, 4, 4], |x: Tensor<4>, operands| {
         let options = ConvTransposeOptions::new([2, 2], [1, 1], [1, 1], [1, 1], 1);
         F::conv_transpose2d(x, operands.kernel([3, 2, 3, 3]), Some(operands.vector(2)), options)
     });
+    check("conv_transpose3d", [1, 2, 3, 4, 3], |x: Tensor<5>, operands| {
+        let weight = operands.kernel([2, 3, 4, 2]).reshape([2, 3, 2, 2, 2]);
+        let options = ConvTransposeOptions::new([2; 3], [1; 3], [0; 3], [1; 3], 1);
+        F::conv_transpose3d(x, weight, Some(operands.vector(3)), options)
+    });
 }
 
-/// The offsets are constant: Burn 0.22.1 itself computes another gradient for them on wgpu than on Flex.
+/// Offsets and mask are constant: Burn 0.22.1 itself computes other gradients for them on wgpu than on Flex.
 #[test]
 fn deformable_convolution_equals_flex() {
-    check("deform_conv2d", [1, 2, 5, 5], |x: Tensor<4>, operands| {
-        let offset = tensor::<4>(values([1, 8, 4, 4], 30), &x.device()) * 0.3;
-        let options = DeformConvOptions::new([1, 1], [0, 0], [1, 1], 1, 1);
-        F::deform_conv2d(x, offset, operands.kernel([2, 2, 2, 2]), None, Some(operands.vector(2)), options)
-    });
+    for with_mask in [false, true] {
+        check(&format!("deform_conv2d, mask {with_mask}"), [1, 2, 5, 5], |x: Tensor<4>, operands| {
+            let offset = tensor::<4>(values([1, 8, 4, 4], 30), &x.device()) * 0.3;
+            let weight = operands.kernel([2, 2, 2, 2]);
+            let mask = with_mask.then(|| tensor(values([1, 4, 4, 4], 31), &x.device()));
+            let options = DeformConvOptions::new([1, 1], [0, 0], [1, 1], 1, 1);
+            F::deform_conv2d(x, offset, weight, mask, Some(operands.vector(2)), options)
+        });
+    }
 }
 
 #[test]
@@ -123,8 +169,11 @@ fn activations_equal_flex() {
     check("hardtanh", shape, |x: Tensor<3>, _| F::hardtanh(x, -0.4, 0.6));
     check("hard_sigmoid", shape, |x: Tensor<3>, _| F::hard_sigmoid(x * 5.0, 0.2, 0.5));
     check("hard_shrink", shape, |x: Tensor<3>, _| F::hard_shrink(x, 0.5));
+    check("soft_shrink", shape, |x: Tensor<3>, _| F::soft_shrink(x, 0.5));
     check("shrink", shape, |x: Tensor<3>, _| F::shrink(x, 0.5, 0.2));
     check("threshold", shape, |x: Tensor<3>, _| F::threshold(x, 0.3, 0.1));
+    check("thresholded_relu", shape, |x: Tensor<3>, _| F::thresholded_relu(x, 0.3));
+    check("rrelu, frozen", shape, |x: Tensor<3>, _| RReluConfig::new().init().freeze().forward(x));
     check("prelu", shape, |x: Tensor<3>, operands| F::prelu(x, operands.vector(5)));
     check("prelu, frozen", shape, |x: Tensor<3>, operands| {
         let alpha = operands.vector(1);
@@ -150,6 +199,10 @@ fn pools_equal_flex() {
     check("max_pool2d", [2, 3, 7, 8], |x: Tensor<4>, _| F::max_pool2d(x, options.clone()));
     let options = MaxPoolOptions::new([2, 3]).with_stride([2, 1]).with_padding_pairs([(0, 1), (1, 0)]);
     check("max_pool2d, asymmetric", [2, 3, 6, 5], |x: Tensor<4>, _| F::max_pool2d(x, options.clone()));
+    let options = MaxPoolOptions::new([3, 2]).with_dilation([1, 3]);
+    check("max_pool2d, dilated", [2, 3, 7, 8], |x: Tensor<4>, _| F::max_pool2d(x, options.clone()));
+    let options = MaxPoolOptions::new([3, 2]).with_stride([2, 3]).with_ceil_mode(true);
+    check("max_pool2d, rounded up", [2, 3, 8, 9], |x: Tensor<4>, _| F::max_pool2d(x, options.clone()));
     check("max_pool1d", [2, 3, 9], |x: Tensor<3>, _| F::max_pool1d(x, MaxPoolOptions::new([3])));
     let options = AvgPoolOptions::new([2, 3]).with_stride([2, 2]).with_padding([1, 1]);
     check("avg_pool2d", [2, 3, 6, 7], |x: Tensor<4>, _| F::avg_pool2d(x, options.clone()));
@@ -158,8 +211,40 @@ fn pools_equal_flex() {
     check("avg_pool1d", [2, 3, 9], |x: Tensor<3>, _| F::avg_pool1d(x, AvgPoolOptions::new([3])));
     check("adaptive_avg_pool1d", [2, 3, 9], |x: Tensor<3>, _| F::adaptive_avg_pool1d(x, 4));
     check("adaptive_avg_pool2d", [2, 3, 6, 7], |x: Tensor<4>, _| F::adaptive_avg_pool2d(x, [3, 2]));
+    let volume = [1, 2, 4, 5, 6];
+    check("adaptive_avg_pool3d", volume, |x: Tensor<5>, _| F::adaptive_avg_pool3d(x, [2, 3, 4]));
     let options = InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([9, 4]);
     check("interpolate", [2, 3, 6, 7], |x: Tensor<4>, _| F::interpolate(x, options.clone()));
+}
+
+/// Without gradients: CubeCL has those of the nearest modes only (cubek-interpolate 0.3.1), and stock panics for these.
+#[test]
+fn outputs_of_smooth_interpolations_equal_flex() {
+    let _shared = among_others();
+    for mode in [InterpolateMode::Bilinear, InterpolateMode::Bicubic] {
+        let options = InterpolateOptions::new(mode).with_output_size([9, 4]);
+        let [wgpu, flex] = [wgpu(), Device::flex()].map(|device| {
+            let x = tensor::<4>(values([2, 3, 6, 7], 1), &device.autodiff()).require_grad();
+            F::interpolate(x, options.clone()).into_data()
+        });
+        assert_close(&format!("interpolate, {:?}", options.mode), &wgpu, &flex);
+    }
+}
+
+/// The inputs of the ReLU and of the convolution are computed again, and the ReLU's mask from its own.
+#[test]
+fn gradient_checkpointing_equals_flex() {
+    let checkpointing = |device: Device| device.autodiff().gradient_checkpointing();
+    check_with(checkpointing, "checkpointed", [2, 3, 6, 7], |x: Tensor<4>, operands| {
+        let y = F::relu(x * operands.vector(1).unsqueeze::<4>());
+        let y = F::conv2d(
+            y.clone() * 2.0,
+            operands.kernel([3, 3, 1, 1]),
+            None,
+            ConvOptions::new([1, 1], [0, 0], [1, 1], 1),
+        ) + y;
+        F::max_pool2d(F::prelu(y, operands.vector(3)), MaxPoolOptions::new([2, 2]))
+    });
 }
 
 #[test]
@@ -174,7 +259,8 @@ fn embedding_equals_flex() {
 /// The generators of the two backends differ; the gradient must belong to the output all the same.
 #[test]
 fn dropout_replays_its_bits() {
-    let device = Device::wgpu(DeviceKind::DefaultDevice).autodiff();
+    let _shared = among_others();
+    let device = wgpu().autodiff();
     let x = Tensor::<2>::ones([40, 33], (&device, DType::F32)).require_grad();
     let y = F::dropout(x.clone(), 0.3);
     let gradients = y.clone().sum().backward();
@@ -184,4 +270,37 @@ fn dropout_replays_its_bits() {
         .assert_approx_eq::<f32>(&y.clone().into_data(), burn::tensor::Tolerance::default());
     let kept = y.greater_elem(0.0).int().sum().into_scalar::<i64>() as f64 / (40.0 * 33.0);
     assert!((kept - 0.7).abs() < 0.06, "{kept} kept at a rate of 0.3");
+}
+
+/// An input of 16 MiB, of which stock's ReLU keeps all and ours 512 KiB.
+#[test]
+fn memory_is_measured_on_the_device() {
+    const ELEMENTS: u64 = 1 << 22;
+    /// What the pool rounds up, and its small tensors.
+    const NOISE: u64 = 1 << 17;
+    let _alone = DEVICE.write().unwrap_or_else(PoisonError::into_inner);
+    let device = wgpu().autodiff();
+    let ones = || Tensor::<1>::ones([ELEMENTS as usize], (&device, DType::F32));
+
+    let now = || {
+        device.sync().expect("the device works");
+        bytes_in_use(&device).zip(peak_bytes(&device)).expect("the pool counts")
+    };
+    let (before, _) = now();
+    let x = ones();
+    let (held, reserved) = now();
+    assert!((held - before).abs_diff(4 * ELEMENTS) < NOISE, "{held} bytes, {before} before");
+    assert!(reserved >= held, "{reserved} bytes reserved, {held} in use");
+    drop(x);
+
+    let measure = |relu: fn(Tensor<1>) -> Tensor<1>| {
+        let run = || measure_layer(|| ones().require_grad(), relu);
+        run(); // compiles the kernels
+        run()
+    };
+    let of_ours @ LayerMeasurement { kept, forward_peak, peak } = measure(F::relu);
+    assert!(kept.is_some_and(|kept| kept.abs_diff(ELEMENTS / 8) < NOISE), "{of_ours:?}");
+    assert!(kept <= forward_peak && forward_peak <= peak, "{of_ours:?}");
+    let of_stock = measure(activation::relu);
+    assert!(of_stock.kept.is_some_and(|kept| kept.abs_diff(4 * ELEMENTS) < NOISE), "{of_stock:?}");
 }

@@ -1,10 +1,10 @@
 //! Every layer beside its stock twin, on the shapes of the README's table.
 use burn::module::Module;
 use burn::nn::conv::*;
-use burn::nn::interpolate::{Interpolate2dConfig, InterpolateMode};
+use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode};
 use burn::nn::pool::*;
 use burn::nn::{self, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, activation::*};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::layers::*;
 
 /// The forward pass of a layer.
@@ -40,15 +40,13 @@ pub fn variants<S: Module>(stock: S) -> Vec<(&'static str, S)> {
     }
 }
 
-/// Visits a layer whose `forward` takes one tensor.
+/// Visits a layer, whose `forward` takes one tensor unless said otherwise.
 macro_rules! layer {
     ($visitor:ident, $name:expr, $shape:expr, $stock:expr => $ours:ty) => {
-        $visitor.layer(
-            $name,
-            $shape,
-            $stock,
-            (|layer, x| layer.forward(x), |layer: &$ours, x| layer.forward(x)),
-        )
+        layer!($visitor, $name, $shape, $stock => $ours, |layer, x| layer.forward(x))
+    };
+    ($visitor:ident, $name:expr, $shape:expr, $stock:expr => $ours:ty, |$layer:ident, $x:ident| $forward:expr) => {
+        $visitor.layer($name, $shape, $stock, (|$layer, $x| $forward, |$layer: &$ours, $x| $forward))
     };
 }
 
@@ -87,21 +85,16 @@ pub fn visit_layers(visitor: &mut impl Visitor, device: &Device) {
     let transposed = ConvTranspose3dConfig::new([32, 32], [2, 2, 2]).with_stride([2, 2, 2]).init(device);
     layer!(visitor, "conv_transpose3d", volume, transposed => MemSaveConvTranspose3d);
     let deformable = DeformConv2dConfig::new([16, 16], [3, 3]).with_padding(same.clone()).init(device);
-    visitor.layer(
-        "deform_conv2d",
-        [2, 16, 28, 28],
-        deformable,
-        (
-            |layer: &DeformConv2d, x| {
-                let offset = Tensor::zeros([2, 18, 28, 28], &x.device());
-                layer.forward(x, offset, None)
-            },
-            |layer: &MemSaveDeformConv2d, x| {
-                let offset = Tensor::zeros([2, 18, 28, 28], &x.device());
-                layer.forward(x, offset, None)
-            },
-        ),
-    );
+    layer!(visitor, "deform_conv2d", [2, 16, 28, 28], deformable => MemSaveDeformConv2d, |layer, x| {
+        let offset = Tensor::zeros([2, 18, 28, 28], &x.device());
+        layer.forward(x, offset, None)
+    });
+    // The input stands in for the indices, which no gradient flows to.
+    let embedding = nn::EmbeddingConfig::new(32_000, 1024).init(device);
+    layer!(visitor, "embedding", [4, 512], embedding => MemSaveEmbedding, |layer, x| {
+        let scattered = Tensor::<1, Int>::arange(0..2048, &x.device()).mul_scalar(7919).remainder_scalar(32_000);
+        layer.forward(scattered.reshape(x.dims()))
+    });
 
     layer!(visitor, "batch_norm", images, nn::BatchNormConfig::new(64).init(device) => MemSaveBatchNorm);
     let running = nn::BatchNormConfig::new(64).init(device).freeze();
@@ -133,6 +126,9 @@ pub fn visit_layers(visitor: &mut impl Visitor, device: &Device) {
     layer!(visitor, "adaptive_avg_pool2d", large, pool => MemSaveAdaptiveAvgPool2d);
     let pool = AdaptiveAvgPool3dConfig::new([2, 2, 2]).init();
     layer!(visitor, "adaptive_avg_pool3d", volume, pool => MemSaveAdaptiveAvgPool3d);
+    let resize =
+        Interpolate1dConfig::new().with_output_size(Some(1568)).with_mode(InterpolateMode::Linear).init();
+    layer!(visitor, "interpolate1d", signal, resize => MemSaveInterpolate1d);
     for (name, mode) in [
         ("interpolate, nearest", InterpolateMode::Nearest),
         ("interpolate, linear", InterpolateMode::Linear),

@@ -1,5 +1,12 @@
-//! Every public path of `burn::nn` 0.22.1 exists in `burn_memsave::nn`: this file does not compile when one is missing, nor
-//! when the list names one that Burn does not have.
+//! Every public path of `burn::nn` 0.22.1 exists in `burn_memsave::nn`: this file does not compile when one is missing, when
+//! the list names one that Burn does not have, or when one that is replaced leads to Burn's type all the same.
+use burn::tensor::Device;
+use burn_memsave::layers::*;
+use burn_memsave::nn::activation::ActivationConfig;
+use burn_memsave::nn::transformer::{
+    PositionWiseFeedForwardConfig, TransformerDecoderConfig, TransformerEncoderConfig,
+};
+use burn_memsave::nn::{BiGruConfig, BiLstmConfig, BiRnnConfig, GruConfig, LstmConfig, RnnConfig};
 
 /// Imports every path from a namespace.
 macro_rules! import {
@@ -440,3 +447,93 @@ import! {
 
 // The compiler has looked; what is left to see is that the list is not empty.
 const _: () = assert!(PATHS > 400);
+
+/// Under each of some paths, a module is ours, and so is its config, which makes it.
+macro_rules! ours {
+    ($($($path:ident)::+),+ => $modules:tt) => {$(
+        const _: () = {
+            use burn_memsave::$($path)::+::*;
+            ours!(@ $modules);
+        };
+    )+};
+    (@ { $($module:ident = $ours:ident $(by $config:ident($($device:ident: $type:ident)?))?;)+ }) => {$(
+        const _: fn($module) -> $ours = |same| same;
+        $(const _: fn($config $(, &$type)?) -> $ours = |config $(, $device)?| config.init($($device)?);)?
+    )+};
+}
+
+ours!(nn, nn::modules => {
+    BatchNorm = MemSaveBatchNorm by BatchNormConfig(device: Device);
+    Dropout = MemSaveDropout by DropoutConfig();
+    Embedding = MemSaveEmbedding by EmbeddingConfig(device: Device);
+    Linear = MemSaveLinear by LinearConfig(device: Device);
+});
+
+ours!(nn, nn::activation => {
+    HardShrink = MemSaveHardShrink by HardShrinkConfig();
+    HardSigmoid = MemSaveHardSigmoid by HardSigmoidConfig();
+    LeakyRelu = MemSaveLeakyRelu by LeakyReluConfig();
+    PRelu = MemSavePRelu by PReluConfig(device: Device);
+    Relu = MemSaveRelu;
+    Shrink = MemSaveShrink by ShrinkConfig();
+    SoftShrink = MemSaveSoftShrink by SoftShrinkConfig();
+    ThresholdedRelu = MemSaveThresholdedRelu by ThresholdedReluConfig();
+});
+
+ours!(nn::activation => {
+    Activation = MemSaveActivation by ActivationConfig(device: Device);
+    Hardtanh = MemSaveHardtanh by HardtanhConfig();
+    RRelu = MemSaveRRelu by RReluConfig();
+    Relu6 = MemSaveRelu6;
+    Threshold = MemSaveThreshold by ThresholdConfig();
+});
+
+ours!(nn::conv, nn::modules::conv => {
+    Conv1d = MemSaveConv1d by Conv1dConfig(device: Device);
+    Conv2d = MemSaveConv2d by Conv2dConfig(device: Device);
+    Conv3d = MemSaveConv3d by Conv3dConfig(device: Device);
+    ConvTranspose1d = MemSaveConvTranspose1d by ConvTranspose1dConfig(device: Device);
+    ConvTranspose2d = MemSaveConvTranspose2d by ConvTranspose2dConfig(device: Device);
+    ConvTranspose3d = MemSaveConvTranspose3d by ConvTranspose3dConfig(device: Device);
+    DeformConv2d = MemSaveDeformConv2d by DeformConv2dConfig(device: Device);
+});
+
+ours!(nn::interpolate, nn::modules::interpolate => {
+    Interpolate1d = MemSaveInterpolate1d by Interpolate1dConfig();
+    Interpolate2d = MemSaveInterpolate2d by Interpolate2dConfig();
+});
+
+ours!(nn::norm, nn::modules::norm => {
+    BatchNorm = MemSaveBatchNorm by BatchNormConfig(device: Device);
+    Normalization = MemSaveNormalization by NormalizationConfig(device: Device);
+});
+
+ours!(nn::pool, nn::modules::pool => {
+    AdaptiveAvgPool1d = MemSaveAdaptiveAvgPool1d by AdaptiveAvgPool1dConfig();
+    AdaptiveAvgPool2d = MemSaveAdaptiveAvgPool2d by AdaptiveAvgPool2dConfig();
+    AdaptiveAvgPool3d = MemSaveAdaptiveAvgPool3d by AdaptiveAvgPool3dConfig();
+    AvgPool1d = MemSaveAvgPool1d by AvgPool1dConfig();
+    AvgPool2d = MemSaveAvgPool2d by AvgPool2dConfig();
+    MaxPool1d = MemSaveMaxPool1d by MaxPool1dConfig();
+    MaxPool2d = MemSaveMaxPool2d by MaxPool2dConfig();
+});
+
+/// Configs of Burn's own modules that name an activation name ours, and are one type under every path.
+macro_rules! name_our_activation {
+    ($($config:ident.$activation:ident in $($($path:ident)::+),+;)+) => {$(
+        const _: fn($config) -> ActivationConfig = |config| config.$activation;
+        $(const _: fn(burn_memsave::$($path)::+::$config) -> $config = |same| same;)+
+    )+};
+}
+
+name_our_activation! {
+    BiGruConfig.gate_activation in nn, nn::gru, nn::modules, nn::modules::gru;
+    BiLstmConfig.gate_activation in nn, nn::lstm, nn::modules, nn::modules::lstm;
+    BiRnnConfig.hidden_activation in nn, nn::basic, nn::modules, nn::modules::basic;
+    GruConfig.gate_activation in nn, nn::gru, nn::modules, nn::modules::gru;
+    LstmConfig.gate_activation in nn, nn::lstm, nn::modules, nn::modules::lstm;
+    RnnConfig.hidden_activation in nn, nn::basic, nn::modules, nn::modules::basic;
+    PositionWiseFeedForwardConfig.activation in nn::transformer, nn::modules::transformer;
+    TransformerDecoderConfig.activation in nn::transformer, nn::modules::transformer;
+    TransformerEncoderConfig.activation in nn::transformer, nn::modules::transformer;
+}

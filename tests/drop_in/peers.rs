@@ -1,28 +1,37 @@
 //! Faults of comparable libraries, which these layers must not have.
+use crate::refusals::refusal;
 use burn::module::Module;
 use burn::nn;
-use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+use burn::tensor::{
+    Device, Distribution, Int, Tensor, TensorData, Tolerance, activation, module,
+    ops::{ConvOptions, MaxPoolOptions},
+};
+use burn_memsave::functional as F;
 use burn_memsave::layers::*;
 
 fn autodiff() -> Device {
     Device::flex().autodiff()
 }
 
-/// A ReLU that multiplies by its mask turns an infinity into NaN.
-#[test]
-fn relu_passes_infinities() {
-    let x =
-        Tensor::<1>::from_floats([f32::INFINITY, f32::NEG_INFINITY, 1.0, -1.0], &autodiff()).require_grad();
-    let y = MemSaveRelu::new().forward(x.clone());
-    y.to_data().assert_eq(&TensorData::from([f32::INFINITY, 0.0, 1.0, 0.0]), true);
-    let dy = Tensor::<1>::from_floats([2.0, f32::INFINITY, 3.0, f32::INFINITY], &autodiff());
-    // (Not through `y * dy`, whose own gradient would be NaN where y is infinite.)
-    let gradients = (y.mask_fill(y_is_infinite(), 0.0) * dy).sum().backward();
-    assert_eq!(x.grad(&gradients).expect("tracked").to_data().iter::<f32>().collect::<Vec<_>>()[2], 3.0);
+/// Output and gradient of the input, of a loss that reads every element differently.
+fn outcome<const D: usize>(x: &Tensor<D>, forward: impl Fn(Tensor<D>) -> Tensor<D>) -> [TensorData; 2] {
+    let x = x.clone().require_grad();
+    let y = forward(x.clone());
+    let gradients = (y.clone() * y.clone()).sum().backward();
+    [y.into_data(), x.grad(&gradients).expect("tracked").into_data()]
 }
 
-fn y_is_infinite() -> Tensor<1, burn::tensor::Bool> {
-    Tensor::from_bool(TensorData::from([true, false, false, false]), &autodiff())
+/// A ReLU that multiplies by its mask turns an infinity into NaN, of the input or of the gradient that comes in.
+#[test]
+fn relu_passes_infinities() {
+    let infinity = f32::INFINITY;
+    let x = Tensor::<1>::from_floats([infinity, -infinity, 1.0, -1.0, 2.0], &autodiff()).require_grad();
+    let y = MemSaveRelu::new().forward(x.clone());
+    y.to_data().assert_eq(&TensorData::from([infinity, 0.0, 1.0, 0.0, 2.0]), true);
+    let dy = Tensor::<1>::from_floats([2.0, infinity, 3.0, infinity, infinity], &autodiff());
+    let gradients = (y * dy).sum().backward();
+    let dx = x.grad(&gradients).expect("tracked").into_data();
+    dx.assert_eq(&TensorData::from([2.0, 0.0, 3.0, 0.0, infinity]), true);
 }
 
 /// Padding "same" with even kernels and strides.
@@ -34,10 +43,12 @@ fn same_padding_of_even_kernels() {
             .with_padding(nn::PaddingConfig2d::Same);
         let stock = config.init(&autodiff());
         let ours = MemSaveConv2d::from_nn_conv2d(stock.clone());
-        let x = Tensor::<4>::random([2, 2, 7, 8], Distribution::Normal(0.0, 1.0), &autodiff()).require_grad();
-        let [y, expected] = [ours.forward(x.clone()), stock.forward(x)];
-        assert_eq!(y.dims(), [2, 3, 7usize.div_ceil(stride[0]), 8usize.div_ceil(stride[1])]);
-        y.into_data().assert_eq(&expected.into_data(), true);
+        let x = Tensor::<4>::random([2, 2, 7, 8], Distribution::Normal(0.0, 1.0), &autodiff());
+        let [y, dx] = outcome(&x, |x| ours.forward(x));
+        let [y_stock, dx_stock] = outcome(&x, |x| stock.forward(x));
+        assert_eq!(y.shape().dims(), [2, 3, 7usize.div_ceil(stride[0]), 8usize.div_ceil(stride[1])]);
+        y.assert_eq(&y_stock, true);
+        dx.assert_approx_eq::<f32>(&dx_stock, Tolerance::rel_abs(1e-5, 1e-5));
     }
 }
 
@@ -51,8 +62,11 @@ fn pool_arguments_stay_in_place() {
         .with_ceil_mode(true)
         .init();
     let ours = MemSaveMaxPool2d::from_nn_max_pool2d(stock.clone());
-    let x = Tensor::<4>::random([2, 3, 9, 8], Distribution::Normal(0.0, 1.0), &autodiff()).require_grad();
-    ours.forward(x.clone()).into_data().assert_eq(&stock.forward(x).into_data(), true);
+    let x = Tensor::<4>::random([2, 3, 9, 8], Distribution::Normal(0.0, 1.0), &autodiff());
+    let [y, dx] = outcome(&x, |x| ours.forward(x));
+    let [y_stock, dx_stock] = outcome(&x, |x| stock.forward(x));
+    y.assert_eq(&y_stock, true);
+    dx.assert_approx_eq::<f32>(&dx_stock, Tolerance::rel_abs(1e-6, 1e-6));
 }
 
 /// Batch norm must count every training batch once, and none while frozen.
@@ -68,7 +82,7 @@ fn batch_norm_updates_running_statistics_once() {
         y.sum().backward();
         expected.sum().backward();
     }
-    let close = burn::tensor::Tolerance::<f32>::rel_abs(1e-5, 1e-6);
+    let close = Tolerance::<f32>::rel_abs(1e-5, 1e-6);
     let pairs = [(&ours.running_mean, &stock.running_mean), (&ours.running_var, &stock.running_var)];
     for (ours, stock) in pairs {
         ours.value_sync().into_data().assert_approx_eq::<f32>(&stock.value_sync().into_data(), close);
@@ -134,8 +148,62 @@ fn an_output_is_used_twice() {
         };
         let stock = gradient(&|x| conv.forward(x), &|x| nn::Relu::new().forward(x));
         let ours = gradient(&|x| ours.forward(x), &|x| MemSaveRelu::new().forward(x));
-        let close = burn::tensor::Tolerance::<f32>::rel_abs(1e-5, 1e-5);
+        let close = Tolerance::<f32>::rel_abs(1e-5, 1e-5);
         ours.0.assert_approx_eq::<f32>(&stock.0, close);
         ours.1.assert_approx_eq::<f32>(&stock.1, close);
+    }
+}
+
+/// A convolution, a ReLU and a pool, of an input and of a weight.
+type Trunk = fn(Tensor<4>, Tensor<4>) -> Tensor<4>;
+
+const CONV: ConvOptions<2> =
+    ConvOptions { stride: [1, 1], padding: [(1, 1), (1, 1)], dilation: [1, 1], groups: 1 };
+
+const OURS: Trunk =
+    |x, weight| F::max_pool2d(F::relu(F::conv2d(x, weight, None, CONV)), MaxPoolOptions::new([2, 2]));
+
+const STOCK: Trunk = |x, weight| {
+    module::max_pool2d(activation::relu(module::conv2d(x, weight, None, CONV)), MaxPoolOptions::new([2, 2]))
+};
+
+/// An input and a weight.
+fn inputs(device: &Device) -> [Tensor<4>; 2] {
+    let normal = Distribution::Normal(0.0, 1.0);
+    [[2, 3, 6, 6], [4, 3, 3, 3]].map(|shape| Tensor::random(shape, normal, device))
+}
+
+/// What the graph kept is given away by the first backward pass: the second is refused, as by stock, and not wrong.
+#[test]
+fn a_consumed_graph_is_refused() {
+    for device in [autodiff(), autodiff().gradient_checkpointing()] {
+        let [x, weight] = inputs(&device);
+        let message = |trunk: Trunk| {
+            let y = trunk(x.clone().require_grad(), weight.clone().require_grad());
+            y.clone().sum().backward();
+            let message = refusal(|| y.exp().sum().backward());
+            message.replace(char::is_numeric, "") // without the name of the node
+        };
+        let (ours, stock) = (message(OURS), message(STOCK));
+        assert!(ours.contains("graph tape has already been consumed"), "{ours}");
+        assert_eq!(ours, stock);
+    }
+}
+
+/// Two losses of one forward pass, combined as that refusal says.
+#[test]
+fn two_losses_are_combined() {
+    for device in [autodiff(), autodiff().gradient_checkpointing()] {
+        let inputs = inputs(&device);
+        let gradients = |trunk: Trunk| {
+            let [x, weight] = inputs.clone().map(Tensor::require_grad);
+            let y = trunk(x.clone(), weight.clone());
+            let (first, second) = (y.clone().powf_scalar(2.0).mean(), y.exp().sum() * 0.1);
+            let gradients = (first + second).backward();
+            [x, weight].map(|leaf| leaf.grad(&gradients).expect("tracked").into_data())
+        };
+        for (ours, stock) in gradients(OURS).iter().zip(&gradients(STOCK)) {
+            ours.assert_approx_eq::<f32>(stock, Tolerance::rel_abs(1e-5, 1e-5));
+        }
     }
 }

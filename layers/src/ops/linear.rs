@@ -68,8 +68,10 @@ impl<B: Backend> Bilinear<B> for Linear {
         let rank = shape.num_dims();
         let transposed = |weight: FloatTensor<B>| B::float_swap_dims(weight, rank - 2, rank - 1);
         // Views all the way: `B::linear_x_backward` copies the transposed weight, a fold copies a `dy` that is not
-        // contiguous. Only matrices of few rows are worth folding.
-        if rank > 2 && shape[rank - 2] >= FEW_ROWS {
+        // contiguous. Only matrices of few rows are worth folding; in half precision a product packs all its rows, and the fold
+        // would need more than stock.
+        let half = dy.dtype().size() < size_of::<f32>();
+        if rank > 2 && (half || shape[rank - 2] >= FEW_ROWS) {
             let mut leading = vec![1; rank];
             leading[rank - 2..].copy_from_slice(&[d_input, d_output]);
             return B::float_matmul(dy, transposed(B::float_reshape(weight, Shape::from(leading))));

@@ -218,12 +218,13 @@ impl Geometry {
             return vec![];
         }
         let task = parallel::items_per_task(planes, plane_in);
-        // How far the taps of a window lie from its first.
-        let tap = |kh: usize, kw: usize| kh * rows.dilation * columns.size + kw * columns.dilation;
-        let taps: Vec<usize> = (0..rows.kernel)
-            .flat_map(|kh| (0..columns.kernel).map(move |kw| (kh, kw)))
-            .map(|(h, w)| tap(h, w))
-            .collect();
+        // How far the taps of a window lie from its first: from a table, as long as that is small.
+        let tap = |position: usize| {
+            let (kh, kw) = (position / columns.kernel, position % columns.kernel);
+            kh * rows.dilation * columns.size + kw * columns.dilation
+        };
+        let taps: Vec<usize> = (0..(rows.kernel * columns.kernel).min(1 << 8)).map(tap).collect();
+        let tap = |position: usize| taps.get(position).copied().unwrap_or_else(|| tap(position));
         let padding = rows.padding * columns.size + columns.padding;
         parallel::filled(planes * plane_in, E::zero(), task * plane_in, |index, dx| {
             for (plane, dx) in (index * task..).zip(dx.chunks_mut(plane_in)) {
@@ -234,7 +235,7 @@ impl Geometry {
                     let mut first = oh * rows.stride * columns.size;
                     for (&offset, &dy) in offsets[row.clone()].iter().zip(&dy[row]) {
                         if offset != O::EMPTY {
-                            let dx = &mut dx[first + taps[offset.position()] - padding];
+                            let dx = &mut dx[first + tap(offset.position()) - padding];
                             *dx = *dx + dy;
                         }
                         first += columns.stride;
