@@ -329,6 +329,7 @@ fn layers_keep_what_they_say() {
     );
 
     a_mask_is_not_kept_where_stock_keeps_nothing();
+    a_chain_keeps_no_more_than_stock();
     the_targets_are_met(&Device::flex().autodiff());
 
     let failures = FAILURES.lock().expect("nobody panics with it");
@@ -391,6 +392,20 @@ fn a_mask_is_not_kept_where_stock_keeps_nothing() {
     let ours = |x| functional::relu(x);
     let (ours, stock) = (kept(ours, 64) - kept(ours, 32), kept(stock, 64) - kept(stock, 32));
     expect(ours == stock, || format!("a recomputed input of relu: keeps {ours} bytes more, stock {stock}"));
+}
+
+/// Under gradient checkpointing stock computes the output of this batch norm and of a ReLU behind it again for a convolution.
+fn a_chain_keeps_no_more_than_stock() {
+    let device = Device::flex().autodiff().gradient_checkpointing();
+    let images = Input { shape: [4, 8, 24, 20], dtype: DType::F32 };
+    let running = nn::BatchNormConfig::new(8).init(&device).freeze().set_require_grad(true);
+    let conv = Conv2dConfig::new([8, 8], [3, 3]).init(&device);
+    let (our_norm, our_conv) = (MemSaveBatchNorm::from(running.clone()), MemSaveConv2d::from(conv.clone()));
+    let stock = |x| conv.forward(Relu::new().forward(running.forward(x)));
+    let ours = |x| our_conv.forward(MemSaveRelu::new().forward(our_norm.forward(x)));
+    let [ours, stock] =
+        [measure(&device, images, true, ours), measure(&device, images, true, stock)].map(|m| bytes(m.kept));
+    expect(ours <= stock + RECORDS, || format!("batch norm, relu, conv: keeps {ours} bytes, stock {stock}"));
 }
 
 /// Checks the ceilings of what a layer keeps and needs at its peak, in MiB with two decimals.

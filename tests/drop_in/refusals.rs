@@ -80,7 +80,10 @@ fn model<M: Module + ModuleDisplay>(norm: M) -> Model<M> {
 }
 
 fn refused(model: impl Module, record: &ModuleRecord) -> String {
-    model.try_load_record(record.clone()).err().expect("another model's record").to_string()
+    match model.try_load_record(record.clone()) {
+        Ok(_) => panic!("another model's record is taken"),
+        Err(error) => error.to_string(),
+    }
 }
 
 #[test]
