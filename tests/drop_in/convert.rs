@@ -1,9 +1,12 @@
 //! Conversions, configs, displays and records of every module.
 use burn::config::Config;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamId, Quantizer};
 use burn::nn;
 use burn::store::ModuleRecord;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{
+    Device, Distribution, Tensor, TensorData,
+    quantization::{Calibration, QuantValue},
+};
 use burn_memsave::layers::*;
 use burn_memsave::nn as ours;
 
@@ -224,4 +227,34 @@ fn defaults_are_the_same() {
         LstmConfig(3, 4, true),
         BiLstmConfig(3, 4, true),
     );
+}
+
+/// Burn dequantizes what `quantize_weights` has made of a frozen layer, parameter by parameter; so do its twins.
+#[test]
+fn quantized_layers_compute_as_stock() {
+    fn quantized<M: Module>(layer: M, device: &Device) -> M {
+        let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
+        layer.freeze().quantize_weights(&mut Quantizer::new(Calibration::MinMax, scheme))
+    }
+    macro_rules! compare {
+        ($shape:expr, $stock:expr => $ours:ty) => {
+            let device = Device::flex().autodiff();
+            let x = Tensor::random($shape, Distribution::Default, &device);
+            let stock = quantized($stock.init(&device), &device);
+            let ours = <$ours>::from(stock.clone());
+            let run = |forward: &dyn Fn(Tensor<4>) -> Tensor<4>| {
+                let x: Tensor<4> = x.clone().require_grad();
+                let y = forward(x.clone());
+                let gradients = y.clone().powf_scalar(2.0).sum().backward();
+                [y.into_data(), x.grad(&gradients).expect("tracked").into_data()]
+            };
+            let [ours, stock] = [run(&|x| ours.forward(x)), run(&|x| stock.forward(x))];
+            ours.iter().zip(&stock).for_each(|(ours, stock)| ours.assert_eq(stock, true));
+        };
+    }
+    compare!([2, 3, 4, 32], nn::LinearConfig::new(32, 32) => MemSaveLinear);
+    compare!([2, 32, 5, 5], nn::conv::Conv2dConfig::new([32, 32], [3, 3]) => MemSaveConv2d);
+    compare!([2, 32, 5, 5], nn::conv::ConvTranspose2dConfig::new([32, 32], [3, 3]) => MemSaveConvTranspose2d);
+    compare!([2, 32, 5, 5], nn::BatchNormConfig::new(32) => MemSaveBatchNorm);
+    compare!([2, 32, 5, 5], nn::PReluConfig::new().with_num_parameters(32) => MemSavePRelu);
 }

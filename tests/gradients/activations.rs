@@ -83,6 +83,17 @@ fn treats_bounds_the_wrong_way_round_as_stock() {
         });
 }
 
+/// Slope and offset that no half precision has: rounded once, at the end, as in stock.
+#[test]
+fn hard_sigmoid_rounds_once_in_half_precision() {
+    for dtype in HALF {
+        let check = Check::new([Input::between([3, 5, 700], -3.0..3.0)], Setting::of(dtype)).same();
+        check.compare::<3>(&|t| F::hard_sigmoid(t.get(0), 0.2, 0.3), &|t| {
+            activation::hard_sigmoid(t.get(0), 0.2, 0.3)
+        });
+    }
+}
+
 /// Stock's hard sigmoid computes in f32 under autodiff (0.22.1), whatever the dtype.
 pub fn loses_precision_in_stock(name: &str, dtype: DType) -> bool {
     name == "hard_sigmoid" && dtype == DType::F64
