@@ -1,4 +1,5 @@
 //! Conversions, configs, displays and records of every module.
+use crate::peers::outcome;
 use burn::config::Config;
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Quantizer};
 use burn::nn;
@@ -239,16 +240,10 @@ fn quantized_layers_compute_as_stock() {
     macro_rules! compare {
         ($shape:expr, $stock:expr => $ours:ty) => {
             let device = Device::flex().autodiff();
-            let x = Tensor::random($shape, Distribution::Default, &device);
+            let x = Tensor::<4>::random($shape, Distribution::Default, &device);
             let stock = quantized($stock.init(&device), &device);
             let ours = <$ours>::from(stock.clone());
-            let run = |forward: &dyn Fn(Tensor<4>) -> Tensor<4>| {
-                let x: Tensor<4> = x.clone().require_grad();
-                let y = forward(x.clone());
-                let gradients = y.clone().powf_scalar(2.0).sum().backward();
-                [y.into_data(), x.grad(&gradients).expect("tracked").into_data()]
-            };
-            let [ours, stock] = [run(&|x| ours.forward(x)), run(&|x| stock.forward(x))];
+            let [ours, stock] = [outcome(&x, |x| ours.forward(x)), outcome(&x, |x| stock.forward(x))];
             ours.iter().zip(&stock).for_each(|(ours, stock)| ours.assert_eq(stock, true));
         };
     }

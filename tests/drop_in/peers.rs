@@ -14,7 +14,10 @@ fn autodiff() -> Device {
 }
 
 /// Output and gradient of the input, of a loss that reads every element differently.
-fn outcome<const D: usize>(x: &Tensor<D>, forward: impl Fn(Tensor<D>) -> Tensor<D>) -> [TensorData; 2] {
+pub(crate) fn outcome<const D: usize>(
+    x: &Tensor<D>,
+    forward: impl Fn(Tensor<D>) -> Tensor<D>,
+) -> [TensorData; 2] {
     let x = x.clone().require_grad();
     let y = forward(x.clone());
     let gradients = (y.clone() * y.clone()).sum().backward();

@@ -6,9 +6,10 @@ use burn_memsave::functional as F;
 use proptest::prelude::*;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// The generators of the devices belong to the whole process: a test that draws holds this.
 static GENERATOR: Mutex<()> = Mutex::new(());
 
-fn generator() -> MutexGuard<'static, ()> {
+pub fn generator() -> MutexGuard<'static, ()> {
     GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -10,7 +10,7 @@ use burn::nn::{
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_memsave::layers::*;
 use proptest::prelude::*;
-use std::{array, cell::Cell, convert::identity, process::Command};
+use std::{array, cell::Cell, convert::identity};
 
 /// Compares a stock layer and ours made from it, as they are and frozen.
 macro_rules! same_layers {
@@ -721,33 +721,20 @@ mod activations {
     }
 }
 
-/// Layers that draw. The generators of the devices belong to the whole process, so each test has one.
+/// Layers that draw.
 mod random {
     use super::*;
-
-    /// Runs the test of this name in a process of its own.
-    fn alone(name: &str, test: impl FnOnce()) {
-        const ALONE: &str = "BURN_MEMSAVE_TEST_ALONE";
-        if std::env::var_os(ALONE).is_some() {
-            return test();
-        }
-        let name = format!("modules::random::{name}");
-        let tests = std::env::current_exe().expect("the path of the tests");
-        let run = Command::new(tests).args([&name, "--exact"]).env(ALONE, "").output().expect("a process");
-        let report = String::from_utf8_lossy(&run.stdout);
-        assert!(run.status.success() && report.contains("1 passed"), "{report}");
-    }
+    use crate::dropout::generator;
 
     #[test]
     fn dropout() {
-        alone("dropout", || {
-            let rates = prop::sample::select(vec![0.0, 0.1, 0.5, 0.9]);
-            for_all(32, ([1..4usize, 1..9, 1..30], rates, leaves()), |(shape, prob, setting)| {
-                let check = check([Input::random(shape)], setting);
-                same_layers!(check, MemSaveDropout, |t| DropoutConfig::new(prob).init(), |layer| {
-                    t.device().seed(setting.seed);
-                    layer.forward(t.get::<3>(0))
-                });
+        let _alone = generator();
+        let rates = prop::sample::select(vec![0.0, 0.1, 0.5, 0.9]);
+        for_all(32, ([1..4usize, 1..9, 1..30], rates, leaves()), |(shape, prob, setting)| {
+            let check = check([Input::random(shape)], setting);
+            same_layers!(check, MemSaveDropout, |t| DropoutConfig::new(prob).init(), |layer| {
+                t.device().seed(setting.seed);
+                layer.forward(t.get::<3>(0))
             });
         });
     }
@@ -755,14 +742,13 @@ mod random {
     /// Training and, frozen or without autodiff, evaluation.
     #[test]
     fn rrelu() {
-        alone("rrelu", || {
-            for_all(32, ([1..4usize, 1..9, 1..30], options(), leaves()), |(shape, [a, b], setting)| {
-                let config = RReluConfig::new().with_lower(a.min(b)).with_upper(a.max(b) + 0.125);
-                let check = check([Input::random(shape)], setting);
-                same_layers!(check, MemSaveRRelu, |t| config.init(), |layer| {
-                    t.device().seed(setting.seed);
-                    layer.forward(t.get::<3>(0))
-                });
+        let _alone = generator();
+        for_all(32, ([1..4usize, 1..9, 1..30], options(), leaves()), |(shape, [a, b], setting)| {
+            let config = RReluConfig::new().with_lower(a.min(b)).with_upper(a.max(b) + 0.125);
+            let check = check([Input::random(shape)], setting);
+            same_layers!(check, MemSaveRRelu, |t| config.init(), |layer| {
+                t.device().seed(setting.seed);
+                layer.forward(t.get::<3>(0))
             });
         });
     }
@@ -770,37 +756,35 @@ mod random {
     /// A single slope is allowed, but in training Burn 0.22.1 cannot draw from a range without width.
     #[test]
     fn rrelu_of_one_slope() {
-        alone("rrelu_of_one_slope", || {
-            let config = RReluConfig::new().with_lower(0.25).with_upper(0.25);
-            let check = check([Input::random([3, 5])], Setting::default());
-            same_layers!(@compare_panics check, MemSaveRRelu, |t| config.init(), |layer| {
-                layer.forward(t.get::<2>(0))
-            });
+        let _alone = generator();
+        let config = RReluConfig::new().with_lower(0.25).with_upper(0.25);
+        let check = check([Input::random([3, 5])], Setting::default());
+        same_layers!(@compare_panics check, MemSaveRRelu, |t| config.init(), |layer| {
+            layer.forward(t.get::<2>(0))
         });
     }
 
     /// Below zero the gradient is the slope, within the bounds in training and their mean otherwise.
     #[test]
     fn rrelu_has_slopes_between_its_bounds() {
-        alone("rrelu_has_slopes_between_its_bounds", || {
-            for device in Backend::ALL.into_iter().flat_map(Backend::autodiff_devices) {
-                let layer = MemSaveRRelu::from(RReluConfig::new().with_lower(-0.5).with_upper(0.25).init());
-                for dtype in [DType::F32, DType::F64] {
-                    let slopes = |layer: &MemSaveRRelu| {
-                        let x = tensor::<1>(vec![-2.0; 500], &[500], &device, dtype).require_grad();
-                        let y = layer.forward(x.clone());
-                        let slopes = numbers(&x.grad(&y.clone().sum().backward()).unwrap().into_data());
-                        let of_output = numbers(&(y / -2.0).into_data());
-                        assert_eq!(slopes, of_output);
-                        slopes
-                    };
-                    let drawn = slopes(&layer);
-                    assert!(drawn.iter().all(|slope| (-0.5..=0.25).contains(slope)), "{drawn:?}");
-                    let spread = |low, high| drawn.iter().filter(|s| (low..high).contains(*s)).count();
-                    assert!(spread(-0.5, -0.25) > 100 && spread(0.0, 0.25) > 100, "{drawn:?}");
-                    assert_eq!(slopes(&layer.clone().freeze()), [-0.125; 500]);
-                }
+        let _alone = generator();
+        for device in Backend::ALL.into_iter().flat_map(Backend::autodiff_devices) {
+            let layer = MemSaveRRelu::from(RReluConfig::new().with_lower(-0.5).with_upper(0.25).init());
+            for dtype in [DType::F32, DType::F64] {
+                let slopes = |layer: &MemSaveRRelu| {
+                    let x = tensor::<1>(vec![-2.0; 500], &[500], &device, dtype).require_grad();
+                    let y = layer.forward(x.clone());
+                    let slopes = numbers(&x.grad(&y.clone().sum().backward()).unwrap().into_data());
+                    let of_output = numbers(&(y / -2.0).into_data());
+                    assert_eq!(slopes, of_output);
+                    slopes
+                };
+                let drawn = slopes(&layer);
+                assert!(drawn.iter().all(|slope| (-0.5..=0.25).contains(slope)), "{drawn:?}");
+                let spread = |low, high| drawn.iter().filter(|s| (low..high).contains(*s)).count();
+                assert!(spread(-0.5, -0.25) > 100 && spread(0.0, 0.25) > 100, "{drawn:?}");
+                assert_eq!(slopes(&layer.clone().freeze()), [-0.125; 500]);
             }
-        });
+        }
     }
 }

@@ -154,6 +154,11 @@ impl<B: BatchNormOps + MemBackend, C: CheckpointStrategy> BatchNormOps for Autod
     }
 }
 
+/// What is wanted where only beta is tracked.
+fn of_beta<B: MemBackend>(dy: FloatTensor<B>) -> NormGrads<B> {
+    NormGrads { x: None, gamma: None, beta: Some(B::sum_to_channels(dy)) }
+}
+
 fn register<B: Backend>(parents: [Option<NodeId>; 3], from: NormGrads<B>, grads: &mut Gradients) {
     for (node, grad) in parents.into_iter().zip([from.x, from.gamma, from.beta]) {
         if let (Some(node), Some(grad)) = (node, grad) {
@@ -184,7 +189,7 @@ impl<B: MemBackend> Backward<B, 3> for WithBatchStatistics {
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let result = match ops.state {
-            None => NormGrads { x: None, gamma: None, beta: Some(B::sum_to_channels(dy)) },
+            None => of_beta::<B>(dy),
             Some(SavedBatch { x, gamma, mean, variance, epsilon }) => {
                 let wanted = ops.parents.each_ref().map(Option::is_some);
                 let (x, gamma) = (x.get::<B>(checkpointer), gamma.get::<B>(checkpointer));
@@ -216,7 +221,7 @@ impl<B: MemBackend> Backward<B, 3> for WithGivenStatistics {
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let result = match ops.state {
-            None => NormGrads { x: None, gamma: None, beta: Some(B::sum_to_channels(dy)) },
+            None => of_beta::<B>(dy),
             Some(SavedGiven { x, gamma, mean, variance, epsilon }) => {
                 let wanted = [ops.parents[0].is_some(), ops.parents[2].is_some()];
                 let x = x.map(|x| x.get::<B>(checkpointer));
