@@ -1,14 +1,16 @@
-//! Time of every layer beside its stock twin: forward, and forward with backward; trainable and frozen.
+//! Time of every layer beside its stock twin: forward, and forward with backward; trainable and frozen; on the shapes of the
+//! README's table and on small ones.
 //!
 //! ```sh
 //! cargo bench --bench layers -- conv2d
+//! cargo bench --bench layers -- small
 //! ```
 //!
 //! At the end comes a table of ratios, ours to Burn's: above 1 is a bug.
 #![recursion_limit = "256"]
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
-use cases::{Forward, Visitor, initialize, variants, visit_layers};
+use cases::{Forward, Shapes, Visitor, initialize, variants, visit_layers};
 use comfy_table::{Table, presets};
 use criterion::Criterion;
 use std::hint::black_box;
@@ -22,6 +24,8 @@ const PASSES: [&str; 2] = ["forward", "forward and backward"];
 struct Timing {
     device: Device,
     criterion: Criterion,
+    /// Begins the names of the groups.
+    prefix: &'static str,
     /// By group: the times of every turn, of both sides.
     turns: Vec<(String, Vec<[Duration; 2]>)>,
 }
@@ -41,7 +45,12 @@ impl Visitor for Timing {
             for pass in PASSES {
                 let sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2] =
                     [&|x| forward_stock(&stock, x), &|x| forward_ours(&ours, x)];
-                self.time(format!("{name}, {parameters}, {pass}"), sides, &x, pass == PASSES[1]);
+                self.time(
+                    format!("{}{name}, {parameters}, {pass}", self.prefix),
+                    sides,
+                    &x,
+                    pass == PASSES[1],
+                );
             }
         }
     }
@@ -62,16 +71,12 @@ impl Timing {
             let x = Tensor::<D>::from_data(data.clone(), &x.device()).require_grad();
             let start = Instant::now();
             let y = sides[side](x);
+            let forward = start.elapsed();
             // The output of a frozen embedding has no graph.
-            let root = if backward && y.is_tracked() {
-                y.sum()
-            } else {
-                drop(black_box(y));
-                Tensor::ones([1], &self.device).require_grad() // Burn frees a dropped graph in the next backward pass
-            };
-            // The time of freeing what was kept counts, too.
-            drop(black_box(root.backward()));
-            start.elapsed()
+            if black_box(&y).is_tracked() {
+                drop(black_box(y.sum().backward())); // frees the graph, too, whose time counts
+            }
+            if backward { start.elapsed() } else { forward }
         };
         let mut turns = Vec::new();
         let mut turn = || {
@@ -109,7 +114,7 @@ impl Timing {
                 [0, 1].map(|side| median(turns.iter().map(|times| times[side].as_secs_f64() * 1e3)));
             let ratio = median(turns.iter().map(|[stock, ours]| ours.as_secs_f64() / stock.as_secs_f64()));
             logarithms.push(ratio.ln());
-            table.add_row([name.clone(), format!("{stock:.2}"), format!("{ours:.2}"), format!("{ratio:.2}")]);
+            table.add_row([name.clone(), format!("{stock:.4}"), format!("{ours:.4}"), format!("{ratio:.2}")]);
         }
         let mean = (logarithms.iter().sum::<f64>() / logarithms.len().max(1) as f64).exp();
         table.add_row(["geometric mean".into(), String::new(), String::new(), format!("{mean:.2}")]);
@@ -126,8 +131,11 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 fn main() {
     let device = Device::flex().autodiff();
     let criterion = Criterion::default().configure_from_args();
-    let mut timing = Timing { device: device.clone(), criterion, turns: Vec::new() };
-    visit_layers(&mut timing, &device);
+    let mut timing = Timing { device: device.clone(), criterion, prefix: "", turns: Vec::new() };
+    for (prefix, shapes) in [("", Shapes::USUAL), ("small ", Shapes::SMALL)] {
+        timing.prefix = prefix;
+        visit_layers(&mut timing, &device, &shapes);
+    }
     timing.criterion.final_summary();
     println!("{}", timing.ratios());
 }

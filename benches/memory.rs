@@ -8,7 +8,7 @@
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, measure_layer, mib};
-use cases::{Forward, Visitor, initialize, variants, visit_layers};
+use cases::{Forward, Shapes, Visitor, initialize, variants, visit_layers};
 use clap::Parser;
 use comfy_table::{Table, presets};
 use serde::Serialize;
@@ -103,7 +103,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let device = Device::flex().autodiff();
     let mut memory = Memory { device: device.clone(), filter: args.filter, rows: Vec::new() };
-    visit_layers(&mut memory, &device);
+    visit_layers(&mut memory, &device, &Shapes::USUAL);
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header([
         "layer",

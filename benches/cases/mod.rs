@@ -1,4 +1,4 @@
-//! Every layer beside its stock twin, on the shapes of the README's table.
+//! Every layer beside its stock twin.
 use burn::module::Module;
 use burn::nn::conv::*;
 use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode};
@@ -50,13 +50,43 @@ macro_rules! layer {
     };
 }
 
+/// Shapes of inputs.
+pub struct Shapes {
+    /// Batch, sequence, features.
+    rows: [usize; 3],
+    /// Batch, channels, height, width.
+    images: [usize; 4],
+    /// Images of twice the height and the width.
+    large: [usize; 4],
+    /// Batch, channels, length.
+    signal: [usize; 3],
+    /// Batch, channels, depth, height, width.
+    volume: [usize; 5],
+}
+
+impl Shapes {
+    /// Those of the README's table.
+    pub const USUAL: Self = Self {
+        rows: [64, 128, 1024],
+        images: [16, 64, 56, 56],
+        large: [16, 64, 112, 112],
+        signal: [16, 64, 3136],
+        volume: [2, 32, 16, 28, 28],
+    };
+    /// A few thousand elements, where the cost of a call shows.
+    #[allow(dead_code, reason = "benches/memory.rs has no use for them")]
+    pub const SMALL: Self = Self {
+        rows: [2, 8, 1024],
+        images: [2, 64, 7, 7],
+        large: [2, 64, 14, 14],
+        signal: [2, 64, 49],
+        volume: [1, 32, 4, 4, 4],
+    };
+}
+
 /// All layers.
-pub fn visit_layers(visitor: &mut impl Visitor, device: &Device) {
-    let rows = [64, 128, 1024];
-    let images = [16, 64, 56, 56];
-    let large = [16, 64, 112, 112];
-    let signal = [16, 64, 3136];
-    let volume = [2, 32, 16, 28, 28];
+pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes) {
+    let &Shapes { rows, images, large, signal, volume } = shapes;
 
     layer!(visitor, "linear", rows, nn::LinearConfig::new(1024, 1024).init(device) => MemSaveLinear);
 
@@ -126,15 +156,18 @@ pub fn visit_layers(visitor: &mut impl Visitor, device: &Device) {
     layer!(visitor, "adaptive_avg_pool2d", large, pool => MemSaveAdaptiveAvgPool2d);
     let pool = AdaptiveAvgPool3dConfig::new([2, 2, 2]).init();
     layer!(visitor, "adaptive_avg_pool3d", volume, pool => MemSaveAdaptiveAvgPool3d);
-    let resize =
-        Interpolate1dConfig::new().with_output_size(Some(1568)).with_mode(InterpolateMode::Linear).init();
+    let resize = Interpolate1dConfig::new()
+        .with_output_size(Some(signal[2] / 2))
+        .with_mode(InterpolateMode::Linear)
+        .init();
     layer!(visitor, "interpolate1d", signal, resize => MemSaveInterpolate1d);
     for (name, mode) in [
         ("interpolate, nearest", InterpolateMode::Nearest),
         ("interpolate, linear", InterpolateMode::Linear),
         ("interpolate, cubic", InterpolateMode::Cubic),
     ] {
-        let resize = Interpolate2dConfig::new().with_output_size(Some([56, 56])).with_mode(mode).init();
+        let resize =
+            Interpolate2dConfig::new().with_output_size(Some([images[2], images[3]])).with_mode(mode).init();
         layer!(visitor, name, large, resize => MemSaveInterpolate2d);
     }
 }

@@ -59,6 +59,9 @@ pub(crate) fn lifted<B: Backend>(
     dy: FloatTensor<B>,
     adjoint: impl FnOnce(Shape, FloatTensor<B>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
+    if x.num_dims() != 3 {
+        return adjoint(x, dy);
+    }
     let dy_shape = lift(&dy.shape());
     B::float_reshape(adjoint(lift(&x), B::float_reshape(dy, dy_shape)), x)
 }

@@ -13,39 +13,44 @@ pub(super) struct AxisMap {
     weights: Vec<f64>,
 }
 
-/// The non-zero weights of one output.
+/// The inputs of one output.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     /// The first input.
     start: usize,
-    /// Where its weights begin, and how many they are.
-    weights: usize,
+    /// How many they are.
     len: usize,
+    weights: Weights,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Weights {
+    /// The same for every input.
+    Equal(f64),
+    /// One per input, from here on in the weights of the axis.
+    From(usize),
 }
 
 impl AxisMap {
-    /// From `(first input, weights)` for every output.
-    fn new(size: usize, outputs: impl Iterator<Item = (usize, Vec<f64>)>) -> Self {
-        let mut map = Self { size, windows: vec![], weights: vec![] };
-        for (start, weights) in outputs {
-            map.windows.push(Window { start, weights: map.weights.len(), len: weights.len() });
-            map.weights.extend(weights);
-        }
-        map
+    /// Windows of equal weights, from `(first input, how many, weight)` for every output.
+    fn equal(size: usize, outputs: impl Iterator<Item = (usize, usize, f64)>) -> Self {
+        let window = |(start, len, weight)| Window { start, len, weights: Weights::Equal(weight) };
+        Self { size, windows: outputs.map(window).collect(), weights: vec![] }
     }
 
     /// From `(input, weight)` for every output, in any order, inputs repeated or not.
     fn from_taps(size: usize, outputs: impl Iterator<Item = Vec<(usize, f64)>>) -> Self {
-        Self::new(
-            size,
-            outputs.map(|taps| {
-                let start = taps.iter().map(|tap| tap.0).min().unwrap_or(0);
-                let end = taps.iter().map(|tap| tap.0 + 1).max().unwrap_or(0);
-                let mut weights = vec![0.0; end - start];
-                taps.into_iter().for_each(|(input, weight)| weights[input - start] += weight);
-                (start, weights)
-            }),
-        )
+        let mut weights = vec![];
+        let window = |taps: Vec<(usize, f64)>| {
+            let start = taps.iter().map(|tap| tap.0).min().unwrap_or(0);
+            let end = taps.iter().map(|tap| tap.0 + 1).max().unwrap_or(0);
+            let first = weights.len();
+            weights.resize(first + end - start, 0.0);
+            taps.into_iter().for_each(|(input, weight)| weights[first + input - start] += weight);
+            Window { start, len: end - start, weights: Weights::From(first) }
+        };
+        let windows = outputs.map(window).collect();
+        Self { size, windows, weights }
     }
 
     /// Windows of an average pool.
@@ -57,25 +62,25 @@ impl AxisMap {
         (begin, end): (usize, usize),
         count_include_pad: bool,
     ) -> Self {
-        Self::new(
+        Self::equal(
             size,
             (0..out).map(|window| {
                 let padded = window * stride..(window * stride + kernel).min(size + begin + end);
                 let valid = padded.start.max(begin)..padded.end.min(size + begin);
                 let count = if count_include_pad { padded.len() } else { valid.len() };
-                (valid.start.min(size + begin) - begin, vec![1.0 / count.max(1) as f64; valid.len()])
+                (valid.start.min(size + begin) - begin, valid.len(), 1.0 / count.max(1) as f64)
             }),
         )
     }
 
     /// Windows of an adaptive average pool.
     pub(super) fn adaptive_mean(size: usize, out: usize) -> Self {
-        Self::new(
+        Self::equal(
             size,
             (0..out).map(|window| {
                 let start = window * size / out;
                 let len = ((window + 1) * size).div_ceil(out) - start;
-                (start, vec![1.0 / len as f64; len])
+                (start, len, 1.0 / len as f64)
             }),
         )
     }
@@ -84,14 +89,14 @@ impl AxisMap {
     pub(super) fn nearest(size: usize, out: usize) -> Self {
         let ratio = size as f64 / out as f64;
         let index = |o: usize| ((o as f64 * ratio).floor() as usize).min(size - 1);
-        Self::new(size, (0..out).map(|o| (index(o), vec![1.0])))
+        Self::equal(size, (0..out).map(|o| (index(o), 1, 1.0)))
     }
 
     /// The input at `floor((o + 1/2) * size / out)`.
     pub(super) fn nearest_exact(size: usize, out: usize) -> Self {
         let ratio = size as f64 / out as f64;
         let index = |o: usize| (((o as f64 + 0.5) * ratio).floor() as usize).min(size - 1);
-        Self::new(size, (0..out).map(|o| (index(o), vec![1.0])))
+        Self::equal(size, (0..out).map(|o| (index(o), 1, 1.0)))
     }
 
     /// Linear interpolation between the two inputs around.
@@ -155,28 +160,59 @@ impl AxisMap {
         )
     }
 
+    /// Whether every output is one of the inputs.
+    fn selects(&self) -> bool {
+        self.windows
+            .iter()
+            .all(|window| matches!(window, Window { len: 1, weights: Weights::Equal(1.0), .. }))
+    }
+
+    /// This axis and the next one as a single axis, if windows of equal weights stay such: where the next one has one output,
+    /// made of all of its inputs.
+    fn merged(&self, next: &Self) -> Option<Self> {
+        let [Window { start: 0, len, weights: Weights::Equal(weight) }] = next.windows[..] else {
+            return None;
+        };
+        let merged = |window: &Window| match window.weights {
+            Weights::Equal(w) if len == next.size => Some((window.start * len, window.len * len, w * weight)),
+            _ => None,
+        };
+        let windows: Option<Vec<_>> = self.windows.iter().map(merged).collect();
+        Some(Self::equal(self.size * len, windows?.into_iter()))
+    }
+
     /// Adds `weight[o, i] * dy[.., o, ..]` to `dx[.., i, ..]`; both are `[outer, axis, inner]`.
     fn adjoint<A: CpuElement>(&self, dy: &[A], dx: &mut [A], inner: usize) {
         let (size_in, size_out) = (self.size * inner, self.windows.len() * inner);
         for (dy, dx) in dy.chunks_exact(size_out).zip(dx.chunks_exact_mut(size_in)) {
             for (window, dy) in self.windows.iter().zip(dy.chunks_exact(inner)) {
-                let weights = &self.weights[window.weights..window.weights + window.len];
                 let dx = &mut dx[window.start * inner..(window.start + window.len) * inner];
-                if let (&[dy], [dx], &[weight]) = (dy, &mut *dx, weights) {
-                    *dx = *dx + A::from_f64(weight) * dy;
-                } else if let &[dy] = dy {
-                    for (dx, &weight) in dx.iter_mut().zip(weights) {
-                        *dx = *dx + A::from_f64(weight) * dy;
+                match (window.weights, dy) {
+                    (Weights::Equal(weight), &[dy]) => {
+                        let dy = A::from_f64(weight) * dy;
+                        dx.iter_mut().for_each(|dx| *dx = *dx + dy);
                     }
-                } else {
-                    for (dx, &weight) in dx.chunks_exact_mut(inner).zip(weights) {
-                        let weight = A::from_f64(weight);
-                        dx.iter_mut().zip(dy).for_each(|(dx, &dy)| *dx = *dx + weight * dy);
+                    (Weights::Equal(weight), dy) => {
+                        dx.chunks_exact_mut(inner).for_each(|dx| add_scaled(dx, A::from_f64(weight), dy));
+                    }
+                    (Weights::From(first), &[dy]) => {
+                        let pairs = dx.iter_mut().zip(&self.weights[first..]);
+                        pairs.for_each(|(dx, &weight)| *dx = *dx + A::from_f64(weight) * dy);
+                    }
+                    (Weights::From(first), dy) => {
+                        let rows = dx.chunks_exact_mut(inner).zip(&self.weights[first..]);
+                        rows.for_each(|(dx, &weight)| add_scaled(dx, A::from_f64(weight), dy));
                     }
                 }
             }
         }
     }
+}
+
+/// Adds `weight * dy` to `dx`.
+#[inline(always)]
+fn add_scaled<A: CpuElement>(dx: &mut [A], weight: A, dy: &[A]) {
+    dx.iter_mut().zip(dy).for_each(|(dx, &dy)| *dx = *dx + weight * dy);
 }
 
 /// Where output `o` lies on the axis of the input.
@@ -195,12 +231,23 @@ pub(super) fn adjoint<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) 
     if plane_in * plane_out == 0 {
         return vec![E::zero(); planes * plane_in];
     }
+    let axes = merged(axes);
     let task = parallel::items_per_task(planes, plane_in);
     let (first, others) = axes.split_first().expect("a map has an axis");
-    parallel::filled(planes * plane_in, E::zero(), task * plane_in, |index, dx| {
+    let width = axes[axes.len() - 1].size;
+    let selection = selection(&axes);
+    let work = if selection.is_some() { 1 } else { 4 } * planes * (plane_in + plane_out); // rows are short
+    parallel::filled(planes * plane_in, E::zero(), task * plane_in, work, |index, dx| {
         let (mut source, mut target) = (Vec::new(), Vec::new());
         for (plane, dx) in (index * task..).zip(dx.chunks_exact_mut(plane_in)) {
             let dy = &dy[plane * plane_out..(plane + 1) * plane_out];
+            if let (Some((rows, places)), Some(dx)) = (&selection, accumulators(dx)) {
+                for (&row, dy) in rows.iter().zip(dy.chunks_exact(places.len())) {
+                    let dx = &mut dx[row * width..(row + 1) * width];
+                    places.iter().zip(dy).for_each(|(&place, dy)| dx[place] = dx[place] + dy.widen());
+                }
+                continue;
+            }
             source.clear();
             source.extend(dy.iter().map(|dy| dy.widen()));
             let mut inner = 1;
@@ -219,6 +266,29 @@ pub(super) fn adjoint<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) 
             }
         }
     })
+}
+
+/// The same map over as few axes as possible.
+fn merged(axes: &[AxisMap]) -> Vec<AxisMap> {
+    axes.iter().fold(vec![], |mut merged: Vec<AxisMap>, axis| {
+        match merged.last().and_then(|last| last.merged(axis)) {
+            Some(both) => *merged.last_mut().expect("it has just been read") = both,
+            None => merged.push(axis.clone()),
+        }
+        merged
+    })
+}
+
+/// Where the inputs of outputs lie in a plane of the given axes, if every output is one of the inputs: the rows of inputs along
+/// the last axis, one per row of outputs, and the places in a row.
+fn selection(axes: &[AxisMap]) -> Option<(Vec<usize>, Vec<usize>)> {
+    let starts = |axis: &AxisMap| axis.windows.iter().map(|window| window.start).collect::<Vec<_>>();
+    let (last, others) = axes.split_last()?;
+    let rows = others.iter().fold(vec![0], |rows, axis| {
+        let starts = starts(axis);
+        rows.iter().flat_map(|row| starts.iter().map(move |start| row * axis.size + start)).collect()
+    });
+    axes.iter().all(AxisMap::selects).then(|| (rows, starts(last)))
 }
 
 /// `len` zeros in place of what is there.

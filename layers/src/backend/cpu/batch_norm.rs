@@ -229,7 +229,7 @@ impl<E: CpuElement> Affine<E> {
             }
         };
         let task = task(values.len(), size);
-        parallel::filled(values.len(), E::zero(), task, |index, chunk| {
+        parallel::filled(values.len(), E::zero(), task, values.len(), |index, chunk| {
             each_row(index * task, chunk, size, normalize);
         })
     }
@@ -259,7 +259,7 @@ fn rows<E: Send>(values: &mut [E], size: usize, f: impl Fn(usize, &mut [E]) + Se
         return;
     }
     let task = task(values.len(), size);
-    parallel::chunks_mut(values, task, |index, chunk| each_row(index * task, chunk, size, &f));
+    parallel::chunks_mut(values, task, values.len(), |index, chunk| each_row(index * task, chunk, size, &f));
 }
 
 /// The elements of whole rows of `size` that one task should take, of `len` in all.

@@ -12,7 +12,7 @@ pub struct BitMask {
 
 const BITS: usize = u64::BITS as usize;
 /// Words per parallel task.
-const TASK: usize = 256;
+const TASK: usize = 64;
 
 impl BitMask {
     /// The bits of `f` at every value.
@@ -72,7 +72,7 @@ impl BitMask {
                 }
             }
         };
-        parallel::chunks_mut(values, TASK * BITS, |task, values| {
+        parallel::chunks_mut(values, TASK * BITS, values.len(), |task, values| {
             let words = &self.words[task * TASK..];
             let (full, rest) = values.as_chunks_mut::<BITS>();
             let rest_word = words.get(full.len());
@@ -119,13 +119,31 @@ fn for_words<E>(values: &mut [E], words: &mut [u64], f: impl Fn(&mut [E]) -> u64
 /// Packs `bit` of up to 64 values.
 #[inline(always)]
 fn pack<E>(values: impl Iterator<Item = E>, mut bit: impl FnMut(E) -> bool) -> u64 {
-    let mut bytes = [0u8; BITS];
+    let mut bytes = [0; BITS];
     for (byte, value) in bytes.iter_mut().zip(values) {
-        *byte = u8::from(bit(value));
+        *byte = u8::from(bit(value)).wrapping_neg(); // all ones, as vector comparisons make them
     }
-    bytes.as_chunks::<8>().0.iter().enumerate().fold(0, |word, (at, &eight)| {
+    pack_bytes(bytes)
+}
+
+/// Packs the highest bit of every byte.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn pack_bytes(bytes: [u8; BITS]) -> u64 {
+    use core::arch::x86_64::{__m128i, _mm_movemask_epi8};
+    let vectors: [__m128i; 4] = bytemuck::cast(bytes);
+    // SAFETY: SSE2 is part of x86-64.
+    vectors.iter().rev().fold(0, |word, &vector| word << 16 | unsafe { _mm_movemask_epi8(vector) } as u64)
+}
+
+/// Packs the highest bit of every byte.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline(always)]
+fn pack_bytes(bytes: [u8; BITS]) -> u64 {
+    bytes.as_chunks::<8>().0.iter().rev().fold(0, |word, &eight| {
         // Multiplying moves bit 0 of byte i to bit 56 + i.
-        word | (u64::from_le_bytes(eight).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * at)
+        let ones = u64::from_le_bytes(eight) & 0x0101_0101_0101_0101;
+        word << 8 | ones.wrapping_mul(0x0102_0408_1020_4080) >> 56
     })
 }
 
@@ -134,7 +152,7 @@ struct Bits<'a, E>(&'a [E]);
 impl<E: CpuElement> Visitor<E, Vec<u64>> for Bits<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
         let mut words = vec![0; self.0.len().div_ceil(BITS)];
-        parallel::chunks_mut(&mut words, TASK, |task, words| {
+        parallel::chunks_mut(&mut words, TASK, self.0.len(), |task, words| {
             let (full, rest) = self.0[task * TASK * BITS..].as_chunks::<BITS>();
             if let Some(word) = words.get_mut(full.len()) {
                 *word = pack(rest.iter(), |&v| f(v).1);
@@ -150,14 +168,8 @@ struct Apply<'a, E>(&'a [E]);
 impl<E: CpuElement> Visitor<E, (Vec<E>, Vec<u64>)> for Apply<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> (Vec<E>, Vec<u64>) {
         let mut words = vec![0; self.0.len().div_ceil(BITS)];
-        let sizes = [TASK * BITS, TASK];
-        let out = parallel::zip_filled((self.0.len(), E::zero()), &mut words, sizes, |task, out, words| {
-            // Copied in pieces that stay in the cache, then replaced there.
-            for (piece, (out, words)) in out.chunks_mut(8 * BITS).zip(words.chunks_mut(8)).enumerate() {
-                let start = (task * TASK + piece * 8) * BITS;
-                out.copy_from_slice(&self.0[start..start + out.len()]);
-                for_words(out, words, |values| replace(values, f));
-            }
+        let out = parallel::zip_copied(self.0, &mut words, [TASK * BITS, TASK], |_, out, words| {
+            for_words(out, words, |values| replace(values, f));
         });
         (out, words)
     }
@@ -167,8 +179,9 @@ struct ApplyInPlace<'a, E>(&'a mut [E]);
 
 impl<E: CpuElement> Visitor<E, Vec<u64>> for ApplyInPlace<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
-        let mut words = vec![0; self.0.len().div_ceil(BITS)];
-        parallel::zip_chunks_mut(self.0, &mut words, [TASK * BITS, TASK], |_, values, words| {
+        let work = self.0.len();
+        let mut words = vec![0; work.div_ceil(BITS)];
+        parallel::zip_chunks_mut(self.0, &mut words, [TASK * BITS, TASK], work, |_, values, words| {
             for_words(values, words, |values| replace(values, f));
         });
         words

@@ -152,10 +152,12 @@ impl Geometry {
         if size == 0 {
             return (vec![], offsets);
         }
+        let work = 8 * len * self.rows.kernel * self.columns.kernel; // rows of windows are short
         let y = parallel::zip_filled(
             (len, E::neg_infinity()),
             &mut offsets,
             [size, size],
+            work,
             |index, y, offsets| {
                 let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out));
                 for (plane, (y, offsets)) in (index * task..).zip(planes) {
@@ -226,7 +228,8 @@ impl Geometry {
         let taps: Vec<usize> = (0..(rows.kernel * columns.kernel).min(1 << 8)).map(tap).collect();
         let tap = |position: usize| taps.get(position).copied().unwrap_or_else(|| tap(position));
         let padding = rows.padding * columns.size + columns.padding;
-        parallel::filled(planes * plane_in, E::zero(), task * plane_in, |index, dx| {
+        let work = planes * (plane_in + 4 * plane_out); // reads through a table
+        parallel::filled(planes * plane_in, E::zero(), task * plane_in, work, |index, dx| {
             for (plane, dx) in (index * task..).zip(dx.chunks_mut(plane_in)) {
                 let range = plane * plane_out..(plane + 1) * plane_out;
                 let (offsets, dy) = (&offsets[range.clone()], &dy[range]);

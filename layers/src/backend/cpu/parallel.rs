@@ -2,18 +2,41 @@
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
-/// Below this many elements a loop stays on the calling thread: waking another one costs more.
+/// Below this much work a loop stays on the calling thread: waking another one costs more. Work is counted in elements read
+/// one after the other; what takes longer than that counts more.
 const WORTH_IT: usize = 1 << 17;
 
+/// `f()`, compiled for wider vectors where the machine has them.
+#[inline(always)]
+fn vectorized<R>(f: impl FnOnce() -> R) -> R {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx2")]
+        fn avx2<R>(f: impl FnOnce() -> R) -> R {
+            f()
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the machine has AVX2.
+            return unsafe { avx2(f) };
+        }
+    }
+    f()
+}
+
 /// Calls `f(index, chunk)` for every chunk of `size` elements.
-pub(super) fn chunks_mut<T: Send>(values: &mut [T], size: usize, f: impl Fn(usize, &mut [T]) + Send + Sync) {
+pub(super) fn chunks_mut<T: Send>(
+    values: &mut [T],
+    size: usize,
+    work: usize,
+    f: impl Fn(usize, &mut [T]) + Send + Sync,
+) {
     if values.is_empty() {
         return;
     }
-    if values.len() < WORTH_IT {
-        values.chunks_mut(size).enumerate().for_each(|(index, chunk)| f(index, chunk));
+    if work < WORTH_IT {
+        values.chunks_mut(size).enumerate().for_each(|(index, chunk)| vectorized(|| f(index, chunk)));
     } else {
-        values.par_chunks_mut(size).enumerate().for_each(|(index, chunk)| f(index, chunk));
+        values.par_chunks_mut(size).enumerate().for_each(|(index, chunk)| vectorized(|| f(index, chunk)));
     }
 }
 
@@ -22,17 +45,18 @@ pub(super) fn zip_chunks_mut<T: Send, U: Send>(
     a: &mut [T],
     b: &mut [U],
     sizes: [usize; 2],
+    work: usize,
     f: impl Fn(usize, &mut [T], &mut [U]) + Send + Sync,
 ) {
     if a.is_empty() || b.is_empty() {
         return;
     }
-    if a.len().max(b.len()) < WORTH_IT {
+    if work < WORTH_IT {
         let pairs = a.chunks_mut(sizes[0]).zip(b.chunks_mut(sizes[1]));
-        pairs.enumerate().for_each(|(index, (a, b))| f(index, a, b));
+        pairs.enumerate().for_each(|(index, (a, b))| vectorized(|| f(index, a, b)));
     } else {
         let pairs = a.par_chunks_mut(sizes[0]).zip(b.par_chunks_mut(sizes[1]));
-        pairs.enumerate().for_each(|(index, (a, b))| f(index, a, b));
+        pairs.enumerate().for_each(|(index, (a, b))| vectorized(|| f(index, a, b)));
     }
 }
 
@@ -42,10 +66,13 @@ pub(super) fn filled<T: Copy + Send + Sync>(
     len: usize,
     value: T,
     size: usize,
+    work: usize,
     f: impl Fn(usize, &mut [T]) + Send + Sync,
 ) -> Vec<T> {
     let mut values = Vec::with_capacity(len);
-    chunks_mut(&mut values.spare_capacity_mut()[..len], size, |index, chunk| f(index, fill(chunk, value)));
+    chunks_mut(&mut values.spare_capacity_mut()[..len], size, work, |index, chunk| {
+        f(index, fill(chunk, value))
+    });
     // SAFETY: `chunks_mut` visits every chunk, and `fill` initializes every element of it.
     unsafe { values.set_len(len) };
     values
@@ -56,15 +83,53 @@ pub(super) fn zip_filled<T: Copy + Send + Sync, U: Send>(
     (len, value): (usize, T),
     other: &mut [U],
     sizes: [usize; 2],
+    work: usize,
+    f: impl Fn(usize, &mut [T], &mut [U]) + Send + Sync,
+) -> Vec<T> {
+    zip_initialized(len, other, sizes, work, |_, chunk| fill(chunk, value), f)
+}
+
+/// [`zip_filled`] with a copy of `source` instead of one value.
+pub(super) fn zip_copied<T: Copy + Send + Sync, U: Send>(
+    source: &[T],
+    other: &mut [U],
+    sizes: [usize; 2],
+    f: impl Fn(usize, &mut [T], &mut [U]) + Send + Sync,
+) -> Vec<T> {
+    let start = |index| index * sizes[0];
+    zip_initialized(
+        source.len(),
+        other,
+        sizes,
+        source.len(),
+        |index, chunk| copy(chunk, &source[start(index)..]),
+        f,
+    )
+}
+
+/// A vector of `len` elements after `f` on every chunk that `initialize` has initialized, all of it.
+fn zip_initialized<T: Copy + Send + Sync, U: Send>(
+    len: usize,
+    other: &mut [U],
+    sizes: [usize; 2],
+    work: usize,
+    initialize: impl Fn(usize, &mut [MaybeUninit<T>]) -> &mut [T] + Send + Sync,
     f: impl Fn(usize, &mut [T], &mut [U]) + Send + Sync,
 ) -> Vec<T> {
     assert_eq!(len.div_ceil(sizes[0]), other.len().div_ceil(sizes[1]), "as many chunks on both sides");
     let mut values = Vec::with_capacity(len);
     let spare = &mut values.spare_capacity_mut()[..len];
-    zip_chunks_mut(spare, other, sizes, |index, chunk, other| f(index, fill(chunk, value), other));
-    // SAFETY: with as many chunks on both sides `zip_chunks_mut` visits every one, and `fill` initializes all of it.
+    zip_chunks_mut(spare, other, sizes, work, |index, chunk, other| {
+        f(index, initialize(index, chunk), other)
+    });
+    // SAFETY: with as many chunks on both sides `zip_chunks_mut` visits every one, and `initialize` initializes all of it.
     unsafe { values.set_len(len) };
     values
+}
+
+/// Initializes a chunk with the beginning of `source`.
+fn copy<'a, T: Copy>(chunk: &'a mut [MaybeUninit<T>], source: &[T]) -> &'a mut [T] {
+    chunk.write_copy_of_slice(&source[..chunk.len()])
 }
 
 /// Initializes a chunk.
@@ -76,7 +141,7 @@ fn fill<T: Copy>(chunk: &mut [MaybeUninit<T>], value: T) -> &mut [T] {
     unsafe { chunk.assume_init_mut() }
 }
 
-/// `f(start..end)` for consecutive ranges that cover `0..len`, in order; `work` is the number of elements read in all.
+/// `f(start..end)` for consecutive ranges that cover `0..len`, in order.
 pub(super) fn map_ranges<R: Send>(
     len: usize,
     work: usize,
@@ -104,20 +169,23 @@ mod tests {
         for (len, size) in [(0, 3), (1, 3), (7, 3), (9, 3), (WORTH_IT + 5, 1000)] {
             let expected: Vec<usize> = (0..len).map(|at| 7 + at / size).collect();
             let add = |index: usize, chunk: &mut [usize]| chunk.iter_mut().for_each(|value| *value += index);
-            assert_eq!(filled(len, 7, size, add), expected);
+            assert_eq!(filled(len, 7, size, len, add), expected);
             let mut others = vec![0; 2 * len.div_ceil(size)];
-            let zipped = zip_filled((len, 7), &mut others, [size, 2], |index, chunk, others| {
+            let zipped = zip_filled((len, 7), &mut others, [size, 2], len, |index, chunk, others| {
                 add(index, chunk);
                 others.iter_mut().for_each(|other| *other += chunk.len());
             });
             assert_eq!(zipped, expected);
             assert_eq!(others.iter().sum::<usize>(), 2 * len);
+            let source: Vec<usize> = (0..len).map(|at| 3 * at).collect();
+            let copied = zip_copied(&source, &mut others, [size, 2], |index, chunk, _| add(index, chunk));
+            assert_eq!(copied, (0..len).map(|at| 3 * at + at / size).collect::<Vec<_>>());
         }
     }
 
     #[test]
     #[should_panic = "as many chunks"]
     fn chunks_without_a_partner_are_refused() {
-        zip_filled((5, 0), &mut [0u8; 2], [1, 1], |_, _, _| ());
+        zip_filled((5, 0), &mut [0u8; 2], [1, 1], 5, |_, _, _| ());
     }
 }

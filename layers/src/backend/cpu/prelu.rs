@@ -19,7 +19,7 @@ pub(super) fn x_backward<E: CpuElement>(mask: &BitMask, alpha: &[E], dy: &mut [E
     }
     let bits = mask.words();
     let task = inner * parallel::items_per_task(dy.len() / inner, inner);
-    parallel::chunks_mut(dy, task, |index, dy| {
+    parallel::chunks_mut(dy, task, dy.len(), |index, dy| {
         for (plane, dy) in dy.chunks_mut(inner).enumerate() {
             let start = index * task + plane * inner;
             let alpha = alpha[start / inner % alpha.len()].widen();
