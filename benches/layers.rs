@@ -1,5 +1,5 @@
-//! Time of every layer beside its stock twin: forward, and forward with backward; trainable and frozen; on the shapes of the
-//! README's table and on small ones.
+//! Time of every layer beside its stock twin: in inference, and forward and backward in training, trainable and frozen; on the
+//! shapes of the README's table and on small ones.
 //!
 //! ```sh
 //! cargo bench --bench layers -- conv2d
@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 mod cases;
 
 const SIDES: [&str; 2] = ["burn", "memsave"];
-const PASSES: [&str; 2] = ["forward", "forward and backward"];
 
 struct Timing {
     device: Device,
@@ -40,18 +39,15 @@ impl Visitor for Timing {
     ) {
         let x = Tensor::<D>::random(shape, Distribution::Normal(0.0, 1.0), &self.device);
         initialize(shape, &self.device, |x| forward_stock(&stock, x));
+        let (valid, ours) = (stock.valid(), M::from(stock.valid()));
+        let sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2] =
+            [&|x| forward_stock(&valid, x), &|x| forward_ours(&ours, x)];
+        self.time(format!("{}{name}, inference", self.prefix), sides, &x.clone().inner());
         for (parameters, stock) in variants(stock) {
             let ours = M::from(stock.clone());
-            for pass in PASSES {
-                let sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2] =
-                    [&|x| forward_stock(&stock, x), &|x| forward_ours(&ours, x)];
-                self.time(
-                    format!("{}{name}, {parameters}, {pass}", self.prefix),
-                    sides,
-                    &x,
-                    pass == PASSES[1],
-                );
-            }
+            let sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2] =
+                [&|x| forward_stock(&stock, x), &|x| forward_ours(&ours, x)];
+            self.time(format!("{}{name}, {parameters}, forward and backward", self.prefix), sides, &x);
         }
     }
 }
@@ -63,20 +59,19 @@ impl Timing {
         name: String,
         sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2],
         x: &Tensor<D>,
-        backward: bool,
     ) {
-        // A leaf of its own for every run, that nobody else holds: a layer may work in place.
+        // A tensor of its own for every run, that nobody else holds: a layer may work in place.
         let data = x.to_data();
         let run = |side: usize| {
-            let x = Tensor::<D>::from_data(data.clone(), &x.device()).require_grad();
+            let x = Tensor::<D>::from_data(data.clone(), &x.device());
+            let x = if x.device().is_autodiff() { x.require_grad() } else { x };
             let start = Instant::now();
-            let y = sides[side](x);
-            let forward = start.elapsed();
-            // The output of a frozen embedding has no graph.
-            if black_box(&y).is_tracked() {
+            let y = black_box(sides[side](x));
+            // In inference, and for a frozen embedding, there is no graph.
+            if y.is_tracked() {
                 drop(black_box(y.sum().backward())); // frees the graph, too, whose time counts
             }
-            if backward { start.elapsed() } else { forward }
+            start.elapsed()
         };
         let mut turns = Vec::new();
         let mut turn = || {
