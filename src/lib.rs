@@ -18,7 +18,10 @@ pub mod layers {
         MemSaveConvTranspose3d, MemSaveDeformConv2d,
     };
     pub use burn_memsave_layers::nn::interpolate::{MemSaveInterpolate1d, MemSaveInterpolate2d};
-    pub use burn_memsave_layers::nn::norm::{MemSaveBatchNorm, MemSaveNormalization};
+    pub use burn_memsave_layers::nn::norm::{
+        MemSaveBatchNorm, MemSaveGroupNorm, MemSaveInstanceNorm, MemSaveLayerNorm, MemSaveNormalization,
+        MemSaveRmsNorm,
+    };
     pub use burn_memsave_layers::nn::pool::{
         MemSaveAdaptiveAvgPool1d, MemSaveAdaptiveAvgPool2d, MemSaveAdaptiveAvgPool3d, MemSaveAvgPool1d,
         MemSaveAvgPool2d, MemSaveMaxPool1d, MemSaveMaxPool2d,

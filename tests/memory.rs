@@ -290,6 +290,21 @@ fn layers_keep_what_they_say() {
     let running = |device: &Device| nn::BatchNormConfig::new(8).init(device).freeze();
     check!("batch_norm, running statistics", images, running => MemSaveBatchNorm, bilinear);
 
+    let x_or_scale = |case: Case, x: Input<4>| if case.input() || case.weight() { x.floats() } else { 0 };
+    check!("group_norm", images, |device| nn::GroupNormConfig::new(2, 8).init(device) => MemSaveGroupNorm, x_or_scale);
+    let instance = nn::InstanceNormConfig::new(8);
+    check!("instance_norm", images, |device| instance.init(device) => MemSaveInstanceNorm, x_or_scale);
+    let plain = instance.clone().with_affine(false);
+    check!("instance_norm, not affine", images, |device| plain.init(device) => MemSaveInstanceNorm, |case, x| {
+        if case.input() { x.floats() } else { 0 }
+    });
+    let rows = [4, 32, 8];
+    let x_or_scale = |case: Case, x: Input<3>| if case.input() || case.weight() { x.floats() } else { 0 };
+    check!("layer_norm", rows, |device| nn::LayerNormConfig::new(8).init(device) => MemSaveLayerNorm, x_or_scale);
+    let no_bias = nn::LayerNormConfig::new(8).with_bias(false);
+    check!("layer_norm, no bias", rows, |device| no_bias.init(device) => MemSaveLayerNorm, x_or_scale);
+    check!("rms_norm", rows, |device| nn::RmsNormConfig::new(8).init(device) => MemSaveRmsNorm, x_or_scale);
+
     // Offsets of one byte in windows of up to 255 elements, of two up to 65535.
     let pool = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]);
     check!("max_pool2d", images, |_| pool.init() => MemSaveMaxPool2d, offsets(8 * 11 * 9));
@@ -444,6 +459,13 @@ fn the_targets_are_met(device: &Device) {
     within("batch_norm, frozen", device, images, (0.01, ANY), |x| norm.forward(x));
     let norm = norm.set_require_grad(true);
     within("batch_norm, running statistics", device, images, (12.26, 13.0), |x| norm.forward(x));
+
+    let norm = memsave::LayerNormConfig::new(1024).init(device);
+    within("layer_norm", device, rows, (32.07, 32.5), |x| norm.forward(x));
+    let norm = memsave::RmsNormConfig::new(1024).init(device);
+    within("rms_norm", device, rows, (32.07, 32.5), |x| norm.forward(x));
+    let norm = memsave::GroupNormConfig::new(8, 64).init(device);
+    within("group_norm", device, images, (12.26, 12.5), |x| norm.forward(x));
 
     let prelu = memsave::PReluConfig::new().with_num_parameters(64).init(device);
     within("prelu", device, images, (12.25, ANY), |x| prelu.forward(x));

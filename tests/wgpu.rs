@@ -194,6 +194,18 @@ fn batch_norm_equals_flex() {
 }
 
 #[test]
+fn normalizations_over_rows_equal_flex() {
+    check("layer_norm", [4, 3, 6], |x: Tensor<3>, operands| {
+        F::layer_norm(x, operands.vector(6), Some(operands.vector(6)), 1e-5)
+    });
+    check("rms_norm", [4, 3, 6], |x: Tensor<3>, operands| F::rms_norm(x, operands.vector(6), 1e-5));
+    check("group_norm", [3, 4, 5], |x: Tensor<3>, operands| {
+        F::group_norm(x, Some(operands.vector(4)), Some(operands.vector(4)), 2, 1e-5)
+    });
+    check("instance_norm", [3, 4, 5], |x: Tensor<3>, _| F::group_norm(x, None, None, 4, 1e-5));
+}
+
+#[test]
 fn pools_equal_flex() {
     let options = MaxPoolOptions::new([3, 2]).with_stride([2, 2]).with_padding([1, 1]);
     check("max_pool2d", [2, 3, 7, 8], |x: Tensor<4>, _| F::max_pool2d(x, options.clone()));

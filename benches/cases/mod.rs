@@ -131,6 +131,11 @@ pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes
     let running = running.set_require_grad(true);
     layer!(visitor, "batch_norm, running statistics", images, running => MemSaveBatchNorm);
 
+    layer!(visitor, "layer_norm", rows, nn::LayerNormConfig::new(1024).init(device) => MemSaveLayerNorm);
+    layer!(visitor, "rms_norm", rows, nn::RmsNormConfig::new(1024).init(device) => MemSaveRmsNorm);
+    layer!(visitor, "group_norm", images, nn::GroupNormConfig::new(8, 64).init(device) => MemSaveGroupNorm);
+    layer!(visitor, "instance_norm", images, nn::InstanceNormConfig::new(64).init(device) => MemSaveInstanceNorm);
+
     layer!(visitor, "relu", images, Relu::new() => MemSaveRelu);
     layer!(visitor, "leaky_relu", images, LeakyReluConfig::new().init() => MemSaveLeakyRelu);
     layer!(visitor, "prelu", images, PReluConfig::new().with_num_parameters(64).init(device) => MemSavePRelu);

@@ -13,10 +13,10 @@
 //! let gradients = F::relu(x.clone()).sum().backward();
 //! x.grad(&gradients).unwrap().to_data().assert_eq(&[[0.0f32, 1.0]].into(), true);
 //! ```
-use crate::backend::PiecewiseLinear;
+use crate::backend::{PiecewiseLinear, RowNorm};
 use crate::ops::{
     AvgPoolOps, BatchNormOps, ConvOps, ConvTransposeOps, DeformConvOps, DropoutOps, EmbeddingOps,
-    InterpolateOps, LinearOps, MaxPoolOps, MaybeTensor, PReluOps, PiecewiseLinearOps,
+    InterpolateOps, LinearOps, MaxPoolOps, MaybeTensor, PReluOps, PiecewiseLinearOps, RowNormOps,
 };
 use burn::backend::Dispatch;
 use burn::tensor::{
@@ -178,8 +178,8 @@ pub fn deform_conv2d(
 }
 
 fn per_channel<const D: usize>(x: &Tensor<D>, parameters: &[&Tensor<1>]) -> bool {
-    let fits = |p: &&Tensor<1>| p.dims() == [x.dims()[1]] && p.dtype() == x.dtype();
-    D >= 2 && x.shape().num_elements() > 0 && are_floats([x.dtype()]) && parameters.iter().all(fits)
+    let parameters: Vec<_> = parameters.iter().copied().map(Some).collect();
+    D >= 2 && x.shape().num_elements() > 0 && are_parameters(x, x.dims()[1], &parameters)
 }
 
 /// Batch normalization with given statistics, which must not be tracked; see [`burn::tensor::module::batch_norm`].
@@ -222,6 +222,95 @@ pub fn batch_norm_train<const D: usize>(
         mean: Tensor::from_dispatch(result.mean),
         variance: Tensor::from_dispatch(result.variance),
     }
+}
+
+/// Layer normalization over the last axis; see [`burn::tensor::module::layer_norm`].
+///
+/// Keeps `x`, and nothing at all if only `beta` is tracked.
+pub fn layer_norm<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    epsilon: f64,
+) -> Tensor<D> {
+    let tracked = x.is_tracked() || gamma.is_tracked() || beta.as_ref().is_some_and(Tensor::is_tracked);
+    let features = x.dims()[D - 1];
+    if !tracked || !are_parameters(&x, features, &[Some(&gamma), beta.as_ref()]) {
+        return module::layer_norm(x, gamma, beta, epsilon);
+    }
+    row_norm(x, Some(gamma), beta, RowNorm::over_last(features, true, epsilon))
+}
+
+/// RMS normalization over the last axis, `x / sqrt(mean(x^2) + epsilon) * gamma`, as [`burn::nn::RmsNorm`] (which computes
+/// the root in f32 whatever the dtype; here it is exact for f64).
+///
+/// Keeps `x`.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor, Tolerance};
+/// use burn_memsave_layers::functional as F;
+///
+/// let device = Device::flex();
+/// let (x, gamma) = (Tensor::<1>::from_floats([3.0, 4.0], &device), Tensor::ones([2], &device));
+/// let y = F::rms_norm(x, gamma, 0.0); // the root mean square is 5 / sqrt(2)
+/// y.to_data().assert_approx_eq::<f32>(&[0.8485281f32, 1.1313708].into(), Tolerance::default());
+/// ```
+pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    let features = x.dims()[D - 1];
+    if features == 0 || !are_parameters(&x, features, &[Some(&gamma)]) {
+        let dtype = x.dtype();
+        let rms = (x.clone().cast(DType::F32).square().mean_dim(D - 1) + epsilon).sqrt();
+        return (x / rms.cast(dtype)) * gamma.unsqueeze();
+    }
+    row_norm(x, Some(gamma), None, RowNorm::over_last(features, false, epsilon))
+}
+
+/// Group normalization of `[batch, channels, ...]`, as [`burn::nn::GroupNorm`]; with as many groups as channels,
+/// instance normalization. A `beta` needs a `gamma`.
+///
+/// Keeps `x`, and nothing at all if only `beta` is tracked.
+///
+/// # Panics
+///
+/// Panics if the channels cannot be divided into `groups`, or if `gamma` or `beta` is not one number per channel of the
+/// dtype of `x`.
+pub fn group_norm<const D: usize>(
+    x: Tensor<D>,
+    gamma: Option<Tensor<1>>,
+    beta: Option<Tensor<1>>,
+    groups: usize,
+    epsilon: f64,
+) -> Tensor<D> {
+    let dims = x.dims();
+    let channels = dims.get(1).copied().unwrap_or(0);
+    assert!(
+        D >= 2 && groups > 0 && channels.is_multiple_of(groups),
+        "group_norm: axis 1 of {dims:?} cannot be {groups} groups"
+    );
+    assert!(
+        are_parameters(&x, channels, &[gamma.as_ref(), beta.as_ref()]),
+        "group_norm: gamma and beta must be [{channels}] of {:?}, not {:?} and {:?}",
+        x.dtype(),
+        gamma.as_ref().map(|gamma| (gamma.dims(), gamma.dtype())),
+        beta.as_ref().map(|beta| (beta.dims(), beta.dtype())),
+    );
+    let inner = dims[2..].iter().product();
+    row_norm(x, gamma, beta, RowNorm { centered: true, epsilon, groups, channels: channels / groups, inner })
+}
+
+fn row_norm<const D: usize>(
+    x: Tensor<D>,
+    gamma: Option<Tensor<1>>,
+    beta: Option<Tensor<1>>,
+    norm: RowNorm,
+) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::memsave_row_norm(x.into_dispatch(), maybe(gamma), maybe(beta), norm))
+}
+
+/// Whether the parameters that are there are `[length]`, and of the dtype of `x`.
+fn are_parameters<const D: usize>(x: &Tensor<D>, length: usize, parameters: &[Option<&Tensor<1>>]) -> bool {
+    let fits = |p: &&Tensor<1>| p.dims() == [length] && p.dtype() == x.dtype();
+    are_floats([x.dtype()]) && parameters.iter().flatten().all(fits)
 }
 
 /// Rows of `weights`; see [`burn::tensor::module::embedding`]. Keeps the indices.

@@ -97,6 +97,16 @@ fn modules_convert_there_and_back() {
     check::<_, MemSaveDeformConv2d>("deform_conv2d", || DeformConv2dConfig::new([2, 4], [3, 3]).init(device));
     check::<_, MemSaveBatchNorm>("batch_norm", || nn::BatchNormConfig::new(3).init(device));
     check::<_, MemSaveBatchNorm>("batch_norm, frozen", || nn::BatchNormConfig::new(3).init(device).freeze());
+    for epsilon in [1e-5, 1.0 / 3.0, 0.0, 1e-300] {
+        let norm = nn::LayerNormConfig::new(3).with_epsilon(epsilon);
+        check::<_, MemSaveLayerNorm>("layer_norm", || norm.init(device));
+        let norm = norm.with_bias(false);
+        check::<_, MemSaveLayerNorm>("layer_norm, no bias", || norm.init(device).freeze());
+    }
+    check::<_, MemSaveRmsNorm>("rms_norm", || nn::RmsNormConfig::new(3).init(device));
+    check::<_, MemSaveGroupNorm>("group_norm", || nn::GroupNormConfig::new(2, 4).init(device));
+    let plain = nn::InstanceNormConfig::new(4).with_affine(false);
+    check::<_, MemSaveInstanceNorm>("instance_norm", || plain.init(device));
     check::<_, MemSaveDropout>("dropout", || nn::DropoutConfig::new(0.3).init());
     check::<_, MemSaveEmbedding>("embedding", || nn::EmbeddingConfig::new(5, 4).init(device));
     check::<_, MemSaveMaxPool1d>("max_pool1d", || MaxPool1dConfig::new(3).with_stride(2).init());
@@ -146,10 +156,17 @@ fn wrappers_convert_there_and_back() {
     let ours = MemSaveActivation::from_nn_activation(prelu.clone());
     assert_eq!(parameters(&ours), parameters(&prelu));
     assert_eq!(parameters(&ours.into_nn_activation()), parameters(&prelu));
-    let norm = nn::norm::Normalization::from(nn::BatchNormConfig::new(3).init(device));
-    let ours = MemSaveNormalization::from_nn_normalization(norm.clone());
-    assert_eq!(ours.num_features(), norm.num_features());
-    assert_eq!(parameters(&ours.into_nn_normalization()), parameters(&norm));
+    for norm in [
+        nn::norm::Normalization::from(nn::BatchNormConfig::new(3).init(device)),
+        nn::LayerNormConfig::new(3).init(device).into(),
+        nn::RmsNormConfig::new(3).init(device).into(),
+        nn::GroupNormConfig::new(2, 4).init(device).into(),
+        nn::InstanceNormConfig::new(4).init(device).into(),
+    ] {
+        let ours = MemSaveNormalization::from_nn_normalization(norm.clone());
+        assert_eq!(ours.num_features(), norm.num_features());
+        assert_eq!(parameters(&ours.into_nn_normalization()), parameters(&norm));
+    }
 }
 
 #[test]
@@ -165,6 +182,10 @@ fn configs_are_the_same() {
         nn::conv::DeformConv2dConfig::new([2, 4], [3, 3]),
     );
     check_config::<_, ours::BatchNormConfig>("batch_norm", nn::BatchNormConfig::new(3));
+    check_config::<_, ours::LayerNormConfig>("layer_norm", nn::LayerNormConfig::new(3));
+    check_config::<_, ours::RmsNormConfig>("rms_norm", nn::RmsNormConfig::new(3));
+    check_config::<_, ours::GroupNormConfig>("group_norm", nn::GroupNormConfig::new(2, 4));
+    check_config::<_, ours::InstanceNormConfig>("instance_norm", nn::InstanceNormConfig::new(3));
     check_config::<_, ours::DropoutConfig>("dropout", nn::DropoutConfig::new(0.1));
     check_config::<_, ours::EmbeddingConfig>("embedding", nn::EmbeddingConfig::new(3, 4));
     check_config::<_, ours::pool::MaxPool2dConfig>("max_pool2d", nn::pool::MaxPool2dConfig::new([3, 2]));
@@ -197,6 +218,10 @@ fn defaults_are_the_same() {
         conv::ConvTranspose3dConfig([2, 4], [3, 3, 3]),
         conv::DeformConv2dConfig([2, 4], [3, 3]),
         BatchNormConfig(3),
+        LayerNormConfig(3),
+        RmsNormConfig(3),
+        GroupNormConfig(2, 4),
+        InstanceNormConfig(3),
         DropoutConfig(0.1),
         EmbeddingConfig(3, 4),
         pool::MaxPool1dConfig(3),

@@ -466,7 +466,11 @@ ours!(nn, nn::modules => {
     BatchNorm = MemSaveBatchNorm by BatchNormConfig(device: Device);
     Dropout = MemSaveDropout by DropoutConfig();
     Embedding = MemSaveEmbedding by EmbeddingConfig(device: Device);
+    GroupNorm = MemSaveGroupNorm by GroupNormConfig(device: Device);
+    InstanceNorm = MemSaveInstanceNorm by InstanceNormConfig(device: Device);
+    LayerNorm = MemSaveLayerNorm by LayerNormConfig(device: Device);
     Linear = MemSaveLinear by LinearConfig(device: Device);
+    RmsNorm = MemSaveRmsNorm by RmsNormConfig(device: Device);
 });
 
 ours!(nn, nn::activation => {
@@ -505,6 +509,10 @@ ours!(nn::interpolate, nn::modules::interpolate => {
 
 ours!(nn::norm, nn::modules::norm => {
     BatchNorm = MemSaveBatchNorm by BatchNormConfig(device: Device);
+    GroupNorm = MemSaveGroupNorm by GroupNormConfig(device: Device);
+    InstanceNorm = MemSaveInstanceNorm by InstanceNormConfig(device: Device);
+    LayerNorm = MemSaveLayerNorm by LayerNormConfig(device: Device);
+    RmsNorm = MemSaveRmsNorm by RmsNormConfig(device: Device);
     Normalization = MemSaveNormalization by NormalizationConfig(device: Device);
 });
 

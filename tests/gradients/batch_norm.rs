@@ -15,7 +15,7 @@ fn shapes() -> impl Strategy<Value = [usize; 4]> {
 }
 
 /// A sum has the gradient 0, of which no relative precision can be asked.
-fn with_gradient(setting: Setting) -> Setting {
+pub fn with_gradient(setting: Setting) -> Setting {
     match setting.reading {
         Reading::Sum => Setting { reading: Reading::Weighted, ..setting },
         _ => setting,

@@ -11,3 +11,4 @@ mod embedding;
 mod linear;
 mod modules;
 mod pools;
+mod row_norm;

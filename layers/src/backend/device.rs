@@ -2,14 +2,14 @@
 //!
 //! Bits are packed in 32-bit words of an integer tensor, so that they stay on the device.
 use super::Saved;
-use super::{BatchNormOutput, NormGrads, PiecewiseLinear};
+use super::{BatchNormOutput, NormGrads, PiecewiseLinear, RowNorm};
 use burn::backend::{
     Backend, Distribution, Scalar, TensorMetadata, get_or_init_device_settings,
     ops::{InterpolateOptions, PadMode},
     tensor::{BoolTensor, FloatTensor, IntTensor},
 };
 use burn::tensor::{
-    DType, IntDType, Shape, Slice, TensorData,
+    DType, FloatDType, IntDType, Shape, Slice, TensorData,
     ops::{AvgPoolOptions, MaxPoolOptions},
 };
 
@@ -217,6 +217,92 @@ pub fn normalize_backward<B: Backend>(
     });
     let beta_grad = wanted[1].then(|| sum_to_channels::<B>(dy.clone()));
     let x_grad = wanted[0].then(|| B::float_mul(dy, per_channel::<B>(B::float_mul(gamma, inv_std), rank)));
+    NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
+}
+
+/// The rows, centered if asked for, and their standard deviations, `[rows, 1]`; in a type that can hold squares.
+fn rows<B: Backend>(x: FloatTensor<B>, norm: &RowNorm) -> (FloatTensor<B>, FloatTensor<B>) {
+    let rows = Shape::new([x.shape().num_elements() / norm.row().max(1), norm.row()]);
+    let x = B::float_reshape(widen::<B>(x), rows);
+    let x = match norm.centered {
+        true => B::float_sub(x.clone(), B::float_mean_dim(x, 1)),
+        false => x,
+    };
+    let variance = B::float_mean_dim(B::float_mul(x.clone(), x.clone()), 1);
+    (x, B::float_sqrt(B::float_add_scalar(variance, norm.epsilon.into())))
+}
+
+/// The half precisions as f32.
+fn widen<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    match x.dtype() {
+        DType::F16 | DType::BF16 => B::float_cast(x, FloatDType::F32),
+        _ => x,
+    }
+}
+
+/// `x` with a parameter per channel, in whatever type `x` has.
+fn with_parameter<B: Backend>(
+    x: FloatTensor<B>,
+    parameter: Option<FloatTensor<B>>,
+    norm: &RowNorm,
+    op: impl FnOnce(FloatTensor<B>, FloatTensor<B>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    let Some(parameter) = parameter else { return x };
+    let (shape, dtype) = (x.shape(), x.dtype());
+    let x = B::float_reshape(x, channels_of(&shape, norm));
+    let parameter = B::float_reshape(parameter, Shape::new([1, norm.parameters(), 1]));
+    B::float_reshape(op(x, B::float_cast(parameter, dtype.into())), shape)
+}
+
+/// `[repeats, parameters, inner]`
+fn channels_of(shape: &Shape, norm: &RowNorm) -> Shape {
+    let repeat = norm.parameters() * norm.inner;
+    Shape::new([shape.num_elements() / repeat.max(1), norm.parameters(), norm.inner])
+}
+
+/// See [`MemBackend::normalize_rows`](super::MemBackend::normalize_rows).
+pub fn normalize_rows<B: Backend>(
+    x: FloatTensor<B>,
+    gamma: Option<FloatTensor<B>>,
+    beta: Option<FloatTensor<B>>,
+    norm: &RowNorm,
+) -> FloatTensor<B> {
+    let (shape, dtype) = (x.shape(), x.dtype());
+    let (x, std) = rows::<B>(x, norm);
+    let y = with_parameter::<B>(B::float_div(x, std), gamma, norm, B::float_mul);
+    let y = with_parameter::<B>(y, beta, norm, B::float_add);
+    B::float_reshape(B::float_cast(y, dtype.into()), shape)
+}
+
+/// See [`MemBackend::normalize_rows_backward`](super::MemBackend::normalize_rows_backward).
+pub fn normalize_rows_backward<B: Backend>(
+    x: FloatTensor<B>,
+    gamma: Option<FloatTensor<B>>,
+    norm: &RowNorm,
+    dy: FloatTensor<B>,
+    wanted: [bool; 3],
+) -> NormGrads<B> {
+    let (shape, dtype) = (x.shape(), x.dtype());
+    let (x, std) = rows::<B>(x, norm);
+    let dy = B::float_reshape(widen::<B>(dy), x.shape());
+    let x_hat = B::float_div(x, std.clone());
+    let narrowed = |grad: FloatTensor<B>| B::float_cast(grad, dtype.into());
+    let summed = |grad: FloatTensor<B>| {
+        let channels = channels_of(&shape, norm);
+        narrowed(sum_to_channels::<B>(B::float_reshape(grad, channels)))
+    };
+    let gamma_grad = wanted[1].then(|| summed(B::float_mul(dy.clone(), x_hat.clone())));
+    let beta_grad = wanted[2].then(|| summed(dy.clone()));
+    let x_grad = wanted[0].then(|| {
+        let dy = with_parameter::<B>(dy, gamma, norm, B::float_mul);
+        let product = B::float_mean_dim(B::float_mul(dy.clone(), x_hat.clone()), 1);
+        let dy = match norm.centered {
+            true => B::float_sub(dy.clone(), B::float_mean_dim(dy, 1)),
+            false => dy,
+        };
+        let dx = B::float_div(B::float_sub(dy, B::float_mul(x_hat, product)), std);
+        B::float_reshape(narrowed(dx), shape.clone())
+    });
     NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
 }
 
@@ -457,6 +543,23 @@ macro_rules! device_backend {
                 wanted: [bool; 2],
             ) -> NormGrads<Self> {
                 normalize_backward::<Self>(x, gamma, mean, variance, epsilon, dy, wanted)
+            }
+            fn normalize_rows(
+                x: FloatTensor<Self>,
+                gamma: Option<FloatTensor<Self>>,
+                beta: Option<FloatTensor<Self>>,
+                norm: &RowNorm,
+            ) -> FloatTensor<Self> {
+                normalize_rows::<Self>(x, gamma, beta, norm)
+            }
+            fn normalize_rows_backward(
+                x: FloatTensor<Self>,
+                gamma: Option<FloatTensor<Self>>,
+                norm: &RowNorm,
+                dy: FloatTensor<Self>,
+                wanted: [bool; 3],
+            ) -> NormGrads<Self> {
+                normalize_rows_backward::<Self>(x, gamma, norm, dy, wanted)
             }
             fn max_pool2d_with_offsets(
                 x: FloatTensor<Self>,

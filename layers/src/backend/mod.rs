@@ -16,9 +16,11 @@ mod flex;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod piecewise_linear;
+mod row_norm;
 mod windows;
 
 pub use piecewise_linear::PiecewiseLinear;
+pub use row_norm::RowNorm;
 pub(crate) use windows::pool_output_size;
 
 /// Something kept from the forward pass for the backward pass that is no tensor of the graph.
@@ -126,6 +128,23 @@ pub trait MemBackend: Backend {
         wanted: [bool; 2],
     ) -> NormGrads<Self>;
 
+    /// Normalization over rows; a parameter that is missing changes nothing.
+    fn normalize_rows(
+        x: FloatTensor<Self>,
+        gamma: Option<FloatTensor<Self>>,
+        beta: Option<FloatTensor<Self>>,
+        norm: &RowNorm,
+    ) -> FloatTensor<Self>;
+
+    /// Gradients of [`normalize_rows`](Self::normalize_rows); `wanted` says which of x, gamma, beta.
+    fn normalize_rows_backward(
+        x: FloatTensor<Self>,
+        gamma: Option<FloatTensor<Self>>,
+        norm: &RowNorm,
+        dy: FloatTensor<Self>,
+        wanted: [bool; 3],
+    ) -> NormGrads<Self>;
+
     /// Max pool of `[batch, channels, height, width]`, and where each maximum was. No window may be larger than the
     /// padded input.
     fn max_pool2d_with_offsets(
@@ -157,17 +176,20 @@ pub trait MemBackend: Backend {
     fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self>;
 }
 
-/// Implements an operation trait for every plain backend by its default bodies.
+/// Implements an operation trait for every plain backend: by its default bodies, or by those given.
 macro_rules! plain_backends {
-    ($($ops:ident),+ $(,)?) => {$(
+    ($ops:ident) => {
+        plain_backends!($ops {});
+    };
+    ($ops:ident $bodies:tt) => {
         #[cfg(feature = "flex")]
-        impl $ops for burn::backend::Flex {}
+        impl $ops for burn::backend::Flex $bodies
         #[cfg(feature = "ndarray")]
-        impl $ops for burn::backend::NdArray {}
+        impl $ops for burn::backend::NdArray $bodies
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
-        impl $ops for burn::backend::Cube {}
+        impl $ops for burn::backend::Cube $bodies
         #[cfg(feature = "remote")]
-        impl $ops for burn::backend::Remote {}
-    )+};
+        impl $ops for burn::backend::Remote $bodies
+    };
 }
 pub(crate) use plain_backends;

@@ -1,4 +1,5 @@
 //! What every drop-in module has in common.
+use burn::module::{Content, DisplaySettings, ModuleDisplay};
 
 /// Converts a module from its stock twin and back, field by field, and displays it as the twin does, under its own name.
 ///
@@ -6,15 +7,23 @@
 macro_rules! drop_in {
     ($module:ident = $stock:path, $from:ident, $into:ident { $($field:ident),* $(,)? }) => {
         drop_in!(@conversions $module = $stock, $from, $into { $($field),* });
-
-        impl burn::module::ModuleDisplay for $module {
-            fn custom_settings(&self) -> Option<burn::module::DisplaySettings> {
-                burn::module::ModuleDisplay::custom_settings(&self.clone().$into())
+        drop_in!(@display $module, $into);
+    };
+    // Where the stock module has private fields: the two conversions as functions.
+    ($module:ident = $stock:path, $from:ident = $from_stock:expr, $into:ident = $into_stock:expr) => {
+        impl $module {
+            /// Converts the stock module; parameters keep their ids, values and settings, and stay shared with others.
+            pub fn $from(stock: $stock) -> Self {
+                $from_stock(stock)
             }
-            fn custom_content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
-                burn::module::ModuleDisplay::custom_content(&self.clone().$into(), content)
+
+            /// Converts back to the stock module.
+            pub fn $into(self) -> $stock {
+                $into_stock(self)
             }
         }
+        drop_in!(@from $module = $stock, $from, $into);
+        drop_in!(@display $module, $into);
     };
     (@conversions $module:ident = $stock:path, $from:ident, $into:ident { $($field:ident),* }) => {
         impl $module {
@@ -30,7 +39,9 @@ macro_rules! drop_in {
                 $stock { $($field),* }
             }
         }
-
+        drop_in!(@from $module = $stock, $from, $into);
+    };
+    (@from $module:ident = $stock:path, $from:ident, $into:ident) => {
         impl From<$stock> for $module {
             fn from(stock: $stock) -> Self {
                 Self::$from(stock)
@@ -43,8 +54,32 @@ macro_rules! drop_in {
             }
         }
     };
+    (@display $module:ident, $into:ident) => {
+        impl burn::module::ModuleDisplay for $module {
+            fn custom_settings(&self) -> Option<burn::module::DisplaySettings> {
+                burn::module::ModuleDisplay::custom_settings(&self.clone().$into())
+            }
+            fn custom_content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
+                burn::module::ModuleDisplay::custom_content(&self.clone().$into(), content)
+            }
+        }
+    };
 }
 pub(crate) use drop_in;
+
+/// A private field of a stock module, read from what the module displays: numbers are written so that they read back the
+/// same.
+///
+/// # Panics
+///
+/// Panics if the module does not display such a field, which would be a newer Burn.
+pub(crate) fn displayed<T: core::str::FromStr>(module: &impl ModuleDisplay, field: &str) -> T {
+    let content = module.custom_content(Content::new(DisplaySettings::default()));
+    let attributes = content.map(|content| content.attributes).unwrap_or_default();
+    let attribute = attributes.into_iter().find(|attribute| attribute.name == field);
+    let value = attribute.and_then(|attribute| attribute.value.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("burn 0.22.1 displays the field {field}, this one does not"))
+}
 
 /// Converts a config from its stock twin and back, field by field.
 macro_rules! config_twin {

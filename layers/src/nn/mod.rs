@@ -27,15 +27,20 @@ pub use activation::{
 pub use dropout::{DropoutConfig, MemSaveDropout, MemSaveDropout as Dropout};
 pub use embedding::{EmbeddingConfig, MemSaveEmbedding, MemSaveEmbedding as Embedding};
 pub use linear::{LinearConfig, MemSaveLinear, MemSaveLinear as Linear};
-pub use norm::{BatchNorm, BatchNormConfig, MemSaveBatchNorm};
+pub use norm::{
+    BatchNorm, BatchNormConfig, GroupNorm, GroupNormConfig, InstanceNorm, InstanceNormConfig, LayerNorm,
+    LayerNormConfig, MemSaveBatchNorm, MemSaveGroupNorm, MemSaveInstanceNorm, MemSaveLayerNorm,
+    MemSaveRmsNorm, RmsNorm, RmsNormConfig,
+};
 pub use rnn::{BiGruConfig, BiLstmConfig, BiRnnConfig, GruConfig, LstmConfig, RnnConfig, basic, gru, lstm};
 
 /// The modules of this namespace by the path that Burn has for them, too.
 pub mod modules {
     pub use super::{
         BatchNorm, BatchNormConfig, BiGruConfig, BiLstmConfig, BiRnnConfig, Dropout, DropoutConfig,
-        Embedding, EmbeddingConfig, GruConfig, Linear, LinearConfig, LstmConfig, RnnConfig, basic, conv, gru,
-        interpolate, lstm, norm, pool, transformer,
+        Embedding, EmbeddingConfig, GroupNorm, GroupNormConfig, GruConfig, InstanceNorm, InstanceNormConfig,
+        LayerNorm, LayerNormConfig, Linear, LinearConfig, LstmConfig, RmsNorm, RmsNormConfig, RnnConfig,
+        basic, conv, gru, interpolate, lstm, norm, pool, transformer,
     };
     pub use burn::nn::modules::*;
 }

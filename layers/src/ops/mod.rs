@@ -22,6 +22,7 @@ mod node;
 mod piecewise_linear;
 mod prelu;
 mod recompute;
+mod row_norm;
 
 pub use avg_pool::AvgPoolOps;
 pub use batch_norm::BatchNormOps;
@@ -36,6 +37,7 @@ pub use max_pool::MaxPoolOps;
 pub use node::{NodeOps, node_id};
 pub use piecewise_linear::PiecewiseLinearOps;
 pub use prelu::PReluOps;
+pub use row_norm::RowNormOps;
 
 /// A tensor that an operation may go without, such as a bias.
 #[derive(ExtensionType)]

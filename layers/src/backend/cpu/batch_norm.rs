@@ -1,11 +1,7 @@
 //! Batch normalization of `[batch, channels, ...]`.
-use super::{CpuElement, parallel};
+use super::{CpuElement, parallel, sums};
 use burn::tensor::Shape;
 use core::ops::Range;
-use num_traits::Zero;
-
-/// Partial sums per loop: enough to fill the vector registers, and to keep the error of long sums low.
-const LANES: usize = 16;
 
 /// A tensor `[batch, channels, inner]`.
 pub(super) struct Channels<'a, E> {
@@ -39,7 +35,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
 
     /// The sum of every channel.
     pub(super) fn sums(&self) -> Vec<f64> {
-        self.reduce([0.0], |_, range| [lanes(&self.values[range], |x| x.widen())])
+        self.reduce([0.0], |_, range| [sums::sum(&self.values[range], |x| x.widen())])
             .into_iter()
             .map(|[sum]| sum)
             .collect()
@@ -51,7 +47,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
         let mean: Vec<f64> = self.sums().into_iter().map(|sum| sum / count).collect();
         let squares = self.reduce([0.0], |channel, range| {
             let mean = <E::Acc as CpuElement>::from_f64(mean[channel]);
-            [lanes(&self.values[range], |x| (x.widen() - mean) * (x.widen() - mean))]
+            [sums::sum(&self.values[range], |x| (x.widen() - mean) * (x.widen() - mean))]
         });
         let variance = squares.into_iter().map(|[sum]| E::from_f64(sum / count)).collect();
         (mean.into_iter().map(E::from_f64).collect(), variance)
@@ -72,23 +68,12 @@ impl<'a, E: CpuElement> Channels<'a, E> {
 
     /// `sum(dy)` and `sum(dy * x_hat)` per channel, `x_hat = (x - mean) / std`.
     pub(super) fn gradient_sums(&self, mean: &[E], inv_std: &[E::Acc], dy: &[E]) -> GradientSums {
-        let sums = self.reduce([0.0, 0.0], |channel, range| {
+        let totals = self.reduce([0.0, 0.0], |channel, range| {
             let mean = mean[channel].widen();
-            let (mut sum, mut product) =
-                ([<E::Acc as Zero>::zero(); LANES], [<E::Acc as Zero>::zero(); LANES]);
-            let mut add = |lane: usize, x: E, dy: E| {
-                let dy = dy.widen();
-                sum[lane] = sum[lane] + dy;
-                product[lane] = product[lane] + dy * (x.widen() - mean);
-            };
-            let (x, x_rest) = self.values[range.clone()].as_chunks::<LANES>();
-            let (dy, dy_rest) = dy[range].as_chunks::<LANES>();
-            x.iter().zip(dy).for_each(|(x, dy)| (0..LANES).for_each(|lane| add(lane, x[lane], dy[lane])));
-            x_rest.iter().zip(dy_rest).for_each(|(&x, &dy)| add(0, x, dy));
-            let total = |lanes: [E::Acc; LANES]| lanes.into_iter().map(CpuElement::into_f64).sum::<f64>();
-            [total(sum), total(product)]
+            sums::moments(&self.values[range.clone()], &dy[range], mean)
         });
-        let scaled = sums.into_iter().zip(inv_std).map(|([dy, product], inv)| [dy, product * inv.into_f64()]);
+        let scaled =
+            totals.into_iter().zip(inv_std).map(|([dy, product], inv)| [dy, product * inv.into_f64()]);
         GradientSums(scaled.collect())
     }
 
@@ -270,18 +255,4 @@ fn task(len: usize, size: usize) -> usize {
 /// Calls `f(start, row)` for every row of a chunk that begins at `start`.
 fn each_row<E>(start: usize, chunk: &mut [E], size: usize, f: impl Fn(usize, &mut [E])) {
     chunk.chunks_mut(size).enumerate().for_each(|(row, values)| f(start + row * size, values));
-}
-
-/// The sum of `f` over all values.
-#[inline(always)]
-fn lanes<E: CpuElement>(values: &[E], f: impl Fn(E) -> E::Acc) -> f64 {
-    let mut sums = [<E::Acc as Zero>::zero(); LANES];
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (sum, &value) in sums.iter_mut().zip(chunk) {
-            *sum = *sum + f(value);
-        }
-    }
-    let rest = rest.iter().map(|&value| f(value).into_f64()).sum::<f64>();
-    sums.into_iter().map(CpuElement::into_f64).sum::<f64>() + rest
 }

@@ -1,5 +1,5 @@
 //! Fused kernels on slices, shared by the CPU backends.
-use super::{BatchNormOutput, MemBackend, NormGrads, PiecewiseLinear};
+use super::{BatchNormOutput, MemBackend, NormGrads, PiecewiseLinear, RowNorm};
 use burn::backend::{
     Backend, Distribution, TensorMetadata,
     ops::{InterpolateMode, InterpolateOptions},
@@ -17,6 +17,8 @@ mod bit_mask;
 mod max_pool;
 mod parallel;
 mod prelu;
+mod row_norm;
+mod sums;
 
 use axis_map::AxisMap;
 pub use bit_mask::BitMask;
@@ -295,6 +297,47 @@ impl<B: CpuBackend> MemBackend for B {
                 x: wanted[0].then_some(dy),
                 gamma: gamma_grad.map(per_channel),
                 beta: beta_grad.map(per_channel),
+            }
+        })
+    }
+
+    fn normalize_rows(
+        x: FloatTensor<B>,
+        gamma: Option<FloatTensor<B>>,
+        beta: Option<FloatTensor<B>>,
+        norm: &RowNorm,
+    ) -> FloatTensor<B> {
+        let (x, gamma, beta) = (B::contiguous(x), gamma.map(B::contiguous), beta.map(B::contiguous));
+        with_element!(x.dtype(), "normalize_rows", E => {
+            let [gamma, beta] = [&gamma, &beta].map(|tensor| tensor.as_ref().map(B::as_slice::<E>));
+            let parameters = row_norm::Parameters::new(norm, gamma, beta);
+            B::from_vec(row_norm::forward(B::as_slice::<E>(&x), norm, &parameters), x.shape())
+        })
+    }
+
+    fn normalize_rows_backward(
+        x: FloatTensor<B>,
+        gamma: Option<FloatTensor<B>>,
+        norm: &RowNorm,
+        dy: FloatTensor<B>,
+        wanted: [bool; 3],
+    ) -> NormGrads<B> {
+        let (x, gamma, mut dy) = (B::contiguous(x), gamma.map(B::contiguous), B::contiguous(dy));
+        with_element!(x.dtype(), "normalize_rows", E => {
+            let parameters = row_norm::Parameters::new(norm, gamma.as_ref().map(B::as_slice::<E>), None);
+            let x = B::as_slice::<E>(&x);
+            let grads = match wanted[0] {
+                true => row_norm::backward(x, norm, &parameters, B::as_slice_mut(&mut dy)),
+                false => row_norm::parameters_backward(x, norm, &parameters, B::as_slice(&dy)),
+            };
+            let [gamma_grad, beta_grad] = grads.into_vecs::<E>();
+            let parameter = |wanted: bool, grad| {
+                wanted.then(|| B::from_vec(grad, Shape::new([norm.parameters()])))
+            };
+            NormGrads {
+                gamma: parameter(wanted[1], gamma_grad),
+                beta: parameter(wanted[2], beta_grad),
+                x: wanted[0].then_some(dy),
             }
         })
     }

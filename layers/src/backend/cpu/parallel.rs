@@ -147,10 +147,33 @@ pub(super) fn map_ranges<R: Send>(
     work: usize,
     f: impl Fn(core::ops::Range<usize>) -> R + Send + Sync,
 ) -> Vec<R> {
-    let jobs = if work < WORTH_IT { 1 } else { (4 * rayon::current_num_threads()).min(len.max(1)) };
-    let size = len.div_ceil(jobs).max(1);
-    let range = |job: usize| (job * size).min(len)..((job + 1) * size).min(len);
-    if jobs == 1 { vec![f(0..len)] } else { (0..jobs).into_par_iter().map(|job| f(range(job))).collect() }
+    let size = items_per_job(len, work);
+    let job = |start: usize| vectorized(|| f(start..(start + size).min(len)));
+    match len <= size {
+        true => vec![job(0)],
+        false => (0..len.div_ceil(size)).into_par_iter().map(|index| job(index * size)).collect(),
+    }
+}
+
+/// `f(index, chunk)` for every chunk of `size` elements, in order.
+pub(super) fn map_chunks_mut<T: Send, R: Send>(
+    values: &mut [T],
+    size: usize,
+    f: impl Fn(usize, &mut [T]) -> R + Send + Sync,
+) -> Vec<R> {
+    match values.len() <= size {
+        true => vec![vectorized(|| f(0, values))],
+        false => {
+            let chunks = values.par_chunks_mut(size).enumerate();
+            chunks.map(|(index, chunk)| vectorized(|| f(index, chunk))).collect()
+        }
+    }
+}
+
+/// The number of items that a job should take if every job has a result of its own: all of them unless the work is worth it.
+pub(super) fn items_per_job(items: usize, work: usize) -> usize {
+    let jobs = if work < WORTH_IT { 1 } else { 4 * rayon::current_num_threads() };
+    items.div_ceil(jobs).max(1)
 }
 
 /// The number of items of `item` elements that one task should take: enough to be worth a task, few enough for its chunk to

@@ -1,0 +1,272 @@
+//! Normalization of rows.
+use super::{
+    CpuElement, parallel,
+    sums::{self, LANES},
+};
+use crate::backend::RowNorm;
+use num_traits::{One, Zero};
+
+/// The parameters of a normalization, in the type that it computes in.
+pub(super) struct Parameters<A> {
+    gamma: Vec<A>,
+    beta: Vec<A>,
+}
+
+impl<A: CpuElement<Acc = A>> Parameters<A> {
+    /// Those that are missing change nothing.
+    pub(super) fn new<E: CpuElement<Acc = A>>(
+        norm: &RowNorm,
+        gamma: Option<&[E]>,
+        beta: Option<&[E]>,
+    ) -> Self {
+        let widened = |values: Option<&[E]>, otherwise: A| match values {
+            Some(values) => values.iter().map(|value| value.widen()).collect(),
+            None => vec![otherwise; norm.parameters()],
+        };
+        Self { gamma: widened(gamma, <A as One>::one()), beta: widened(beta, <A as Zero>::zero()) }
+    }
+}
+
+/// The mean of a row (0 where it is not subtracted) and the inverse of its standard deviation.
+#[inline(always)]
+fn statistics<E: CpuElement>(row: &[E], norm: &RowNorm) -> [E::Acc; 2] {
+    let count = row.len() as f64;
+    let mean = if norm.centered { sums::sum(row, |x| x.widen()) / count } else { 0.0 };
+    let mean = <E::Acc as CpuElement>::from_f64(mean);
+    let squares = sums::sum(row, |x| (x.widen() - mean) * (x.widen() - mean));
+    [mean, <E::Acc as CpuElement>::from_f64((squares / count + norm.epsilon).sqrt().recip())]
+}
+
+/// The parameters of row number `at`.
+fn of_row<'a, T>(values: &'a [T], norm: &RowNorm, at: usize) -> &'a [T] {
+    let start = at % norm.groups * norm.channels;
+    &values[start..start + norm.channels]
+}
+
+/// `(x - mean) / std * gamma + beta`
+pub(super) fn forward<E: CpuElement>(x: &[E], norm: &RowNorm, parameters: &Parameters<E::Acc>) -> Vec<E> {
+    let size = norm.row();
+    if x.is_empty() {
+        return vec![];
+    }
+    let task = parallel::items_per_task(x.len() / size, size);
+    parallel::filled(x.len(), E::zero(), task * size, x.len(), |index, y| {
+        let rows = y.chunks_exact_mut(size).zip(x[index * task * size..].chunks_exact(size));
+        for (at, (y, x)) in (index * task..).zip(rows) {
+            let [mean, inv_std] = statistics(x, norm);
+            let gamma = of_row(&parameters.gamma, norm, at).iter();
+            let parameters = gamma.zip(of_row(&parameters.beta, norm, at));
+            if norm.inner == 1 {
+                for ((y, &x), (&gamma, &beta)) in y.iter_mut().zip(x).zip(parameters) {
+                    *y = E::narrow((x.widen() - mean) * inv_std * gamma + beta);
+                }
+            } else {
+                let channels = y.chunks_exact_mut(norm.inner).zip(x.chunks_exact(norm.inner));
+                for ((y, x), (&gamma, &beta)) in channels.zip(parameters) {
+                    let scale = inv_std * gamma;
+                    let each = y.iter_mut().zip(x);
+                    each.for_each(|(y, &x)| *y = E::narrow((x.widen() - mean) * scale + beta));
+                }
+            }
+        }
+    })
+}
+
+/// Sums over rows, one per parameter.
+pub(super) struct ParameterGrads {
+    gamma: Vec<f64>,
+    beta: Vec<f64>,
+}
+
+impl ParameterGrads {
+    fn new(norm: &RowNorm) -> Self {
+        Self { gamma: vec![0.0; norm.parameters()], beta: vec![0.0; norm.parameters()] }
+    }
+
+    fn add(mut self, other: Self) -> Self {
+        let add = |to: &mut [f64], from: &[f64]| to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+        add(&mut self.gamma, &other.gamma);
+        add(&mut self.beta, &other.beta);
+        self
+    }
+
+    /// The gradients of gamma and of beta.
+    pub(super) fn into_vecs<E: CpuElement>(self) -> [Vec<E>; 2] {
+        [self.gamma, self.beta].map(|sums| sums.into_iter().map(E::from_f64).collect())
+    }
+}
+
+/// What a thread adds up over the rows that it visits.
+struct Visit<'a, E: CpuElement> {
+    norm: &'a RowNorm,
+    gamma: &'a [E::Acc],
+    grads: ParameterGrads,
+    /// Where every element of a row has parameters of its own, and every row the same: sums of a few rows, for gamma and
+    /// beta, not yet in `grads`. Adding in this type is faster, but not exact for long.
+    few: Option<[Vec<E::Acc>; 2]>,
+    /// How many rows those are.
+    rows: usize,
+}
+
+/// `dx = inv_std * (gamma * dy - mean_dy - x_hat * mean_product)`, `x_hat = (x - mean) * inv_std`
+struct Line<A> {
+    mean: A,
+    inv_std: A,
+    mean_dy: A,
+    mean_product: A,
+}
+
+impl<'a, E: CpuElement> Visit<'a, E> {
+    /// Rows that are added up in the type of the elements.
+    const FEW: usize = 32;
+
+    fn new(norm: &'a RowNorm, gamma: &'a [E::Acc]) -> Self {
+        let few = || vec![<E::Acc as Zero>::zero(); norm.channels];
+        let few = (norm.inner == 1 && norm.groups == 1).then(|| [few(), few()]);
+        Self { norm, gamma, grads: ParameterGrads::new(norm), few, rows: 0 }
+    }
+
+    /// Adds row number `at` to the gradients of the parameters; how to get its `dx`.
+    fn add(&mut self, at: usize, x: &[E], dy: &[E]) -> Line<E::Acc> {
+        let [mean, inv_std] = statistics(x, self.norm);
+        let start = at % self.norm.groups * self.norm.channels;
+        let [sum, product] = match &mut self.few {
+            Some(few) => {
+                if self.rows == Self::FEW {
+                    flush(few, &mut self.grads);
+                    self.rows = 0;
+                }
+                self.rows += 1;
+                add_elements(x, dy, self.gamma, [mean, inv_std], few)
+            }
+            None => {
+                let inv_std = inv_std.into_f64();
+                let inner = self.norm.inner;
+                let mut sums = [0.0; 2];
+                for (channel, (x, dy)) in (start..).zip(x.chunks_exact(inner).zip(dy.chunks_exact(inner))) {
+                    let [sum, product] = sums::moments(x, dy, mean);
+                    let gamma = self.gamma[channel].into_f64();
+                    self.grads.beta[channel] += sum;
+                    self.grads.gamma[channel] += product * inv_std;
+                    sums = [sums[0] + gamma * sum, sums[1] + gamma * product * inv_std];
+                }
+                sums
+            }
+        };
+        let count = x.len() as f64;
+        let average = |sum: f64| <E::Acc as CpuElement>::from_f64(sum / count);
+        let mean_dy = if self.norm.centered { average(sum) } else { <E::Acc as Zero>::zero() };
+        Line { mean, inv_std, mean_dy, mean_product: average(product) }
+    }
+
+    /// Replaces the `dy` of row number `at` by its `dx`.
+    fn replace(&self, at: usize, line: &Line<E::Acc>, x: &[E], dy: &mut [E]) {
+        let Line { mean, inv_std, mean_dy, mean_product } = *line;
+        let dx = |x: E, dy: E, gamma: E::Acc| {
+            let x_hat = (x.widen() - mean) * inv_std;
+            E::narrow(inv_std * (gamma * dy.widen() - mean_dy - x_hat * mean_product))
+        };
+        let gamma = of_row(self.gamma, self.norm, at);
+        if self.norm.inner == 1 {
+            dy.iter_mut().zip(x).zip(gamma).for_each(|((dy, &x), &gamma)| *dy = dx(x, *dy, gamma));
+        } else {
+            let channels = dy.chunks_exact_mut(self.norm.inner).zip(x.chunks_exact(self.norm.inner));
+            for ((dy, x), &gamma) in channels.zip(gamma) {
+                dy.iter_mut().zip(x).for_each(|(dy, &x)| *dy = dx(x, *dy, gamma));
+            }
+        }
+    }
+
+    fn finish(mut self) -> ParameterGrads {
+        if let Some(few) = &mut self.few {
+            flush(few, &mut self.grads);
+        }
+        self.grads
+    }
+}
+
+/// Moves the sums of a few rows to the others.
+fn flush<A: CpuElement>(few: &mut [Vec<A>; 2], grads: &mut ParameterGrads) {
+    for (few, sums) in few.iter_mut().zip([&mut grads.gamma, &mut grads.beta]) {
+        for (few, sum) in few.iter_mut().zip(sums) {
+            *sum += few.into_f64();
+            *few = A::zero();
+        }
+    }
+}
+
+/// Adds `dy * x_hat` and `dy` of every element to the sums of its parameter; the sums over the row of `gamma * dy` and of
+/// `gamma * dy * x_hat`.
+#[inline(always)]
+fn add_elements<E: CpuElement>(
+    x: &[E],
+    dy: &[E],
+    gamma: &[E::Acc],
+    [mean, inv_std]: [E::Acc; 2],
+    [few_gamma, few_beta]: &mut [Vec<E::Acc>; 2],
+) -> [f64; 2] {
+    let (mut sums, mut products) = (sums::zeros::<E::Acc>(), sums::zeros::<E::Acc>());
+    let mut add = |lane: usize, x: E, dy: E, gamma: E::Acc, to_gamma: &mut E::Acc, to_beta: &mut E::Acc| {
+        let (x_hat, dy) = ((x.widen() - mean) * inv_std, dy.widen());
+        *to_gamma = *to_gamma + dy * x_hat;
+        *to_beta = *to_beta + dy;
+        sums[lane] = sums[lane] + gamma * dy;
+        products[lane] = products[lane] + gamma * dy * x_hat;
+    };
+    let (x, x_rest) = x.as_chunks::<LANES>();
+    let (dy, dy_rest) = dy.as_chunks::<LANES>();
+    let (gamma, gamma_rest) = gamma.as_chunks::<LANES>();
+    let (few_gamma, few_gamma_rest) = few_gamma.as_chunks_mut::<LANES>();
+    let (few_beta, few_beta_rest) = few_beta.as_chunks_mut::<LANES>();
+    let chunks = x.iter().zip(dy).zip(gamma).zip(few_gamma).zip(few_beta);
+    for ((((x, dy), gamma), to_gamma), to_beta) in chunks {
+        for lane in 0..LANES {
+            add(lane, x[lane], dy[lane], gamma[lane], &mut to_gamma[lane], &mut to_beta[lane]);
+        }
+    }
+    let rest = x_rest.iter().zip(dy_rest).zip(gamma_rest).zip(few_gamma_rest).zip(few_beta_rest);
+    for ((((&x, &dy), &gamma), to_gamma), to_beta) in rest {
+        add(0, x, dy, gamma, to_gamma, to_beta);
+    }
+    [sums::total(sums), sums::total(products)]
+}
+
+/// The gradients of the parameters.
+pub(super) fn parameters_backward<E: CpuElement>(
+    x: &[E],
+    norm: &RowNorm,
+    parameters: &Parameters<E::Acc>,
+    dy: &[E],
+) -> ParameterGrads {
+    let size = norm.row().max(1);
+    let row = |at: usize| at * size..(at + 1) * size;
+    let parts = parallel::map_ranges(x.len() / size, x.len(), |range| {
+        let mut visit = Visit::<E>::new(norm, &parameters.gamma);
+        range.for_each(|at| {
+            visit.add(at, &x[row(at)], &dy[row(at)]);
+        });
+        visit.finish()
+    });
+    parts.into_iter().fold(ParameterGrads::new(norm), ParameterGrads::add)
+}
+
+/// The gradients of the parameters; `dy` becomes the gradient of `x`. One pass over both tensors.
+pub(super) fn backward<E: CpuElement>(
+    x: &[E],
+    norm: &RowNorm,
+    parameters: &Parameters<E::Acc>,
+    dy: &mut [E],
+) -> ParameterGrads {
+    let size = norm.row().max(1);
+    let job = parallel::items_per_job(x.len() / size, x.len());
+    let parts = parallel::map_chunks_mut(dy, job * size, |index, dy| {
+        let mut visit = Visit::<E>::new(norm, &parameters.gamma);
+        let rows = dy.chunks_exact_mut(size).zip(x[index * job * size..].chunks_exact(size));
+        for (at, (dy, x)) in (index * job..).zip(rows) {
+            let line = visit.add(at, x, dy);
+            visit.replace(at, &line, x, dy);
+        }
+        visit.finish()
+    });
+    parts.into_iter().fold(ParameterGrads::new(norm), ParameterGrads::add)
+}

@@ -1,0 +1,111 @@
+use crate::functional;
+use crate::nn::drop_in::{config_twin, drop_in};
+use burn::config::Config;
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor, assert_shape};
+
+/// Configuration of [`MemSaveGroupNorm`]; the same as [`burn::nn::GroupNormConfig`].
+#[derive(Config, Debug)]
+pub struct GroupNormConfig {
+    /// The number of groups to separate the channels into
+    pub num_groups: usize,
+    /// The number of channels expected in the input
+    pub num_channels: usize,
+    /// A value required for numerical stability. Default: 1e-5
+    #[config(default = 1e-5)]
+    pub epsilon: f64,
+    /// A boolean value that when set to `true`, this module has learnable
+    /// per-channel affine parameters initialized to ones (for weights)
+    /// and zeros (for biases). Default: `true`
+    #[config(default = true)]
+    pub affine: bool,
+}
+
+config_twin!(GroupNormConfig = burn::nn::GroupNormConfig { num_groups, num_channels, epsilon, affine });
+
+/// Group normalization of `[batch_size, num_channels, ...]`: `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta` over
+/// the channels of a group, after [arXiv 1803.08494](https://arxiv.org/abs/1803.08494).
+///
+/// Keeps its input for the backward pass; [`burn::nn::GroupNorm`] keeps two tensors of that size.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor, Tolerance};
+/// use burn_memsave_layers::nn::GroupNormConfig;
+///
+/// let device = Device::flex();
+/// let norm = GroupNormConfig::new(1, 2).init(&device);
+/// let y = norm.forward(Tensor::<3>::from_floats([[[1.0, 3.0], [1.0, 3.0]]], &device));
+/// y.to_data().assert_approx_eq::<f32>(&[[[-1.0f32, 1.0], [-1.0, 1.0]]].into(), Tolerance::default());
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveGroupNorm {
+    /// The learnable weight
+    pub gamma: Option<Param<Tensor<1>>>,
+    /// The learnable bias
+    pub beta: Option<Param<Tensor<1>>>,
+    /// The number of groups to separate the channels into
+    pub num_groups: usize,
+    /// The number of channels expected in the input
+    pub num_channels: usize,
+    /// A value required for numerical stability
+    pub epsilon: f64,
+    /// A boolean value that when set to `true`, this module has learnable
+    pub affine: bool,
+}
+
+drop_in!(
+    MemSaveGroupNorm = burn::nn::GroupNorm,
+    from_nn_group_norm,
+    into_nn_group_norm { gamma, beta, num_groups, num_channels, epsilon, affine }
+);
+
+impl GroupNormConfig {
+    /// Initializes the module, as the stock config does.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the values that the stock config refuses, with its message.
+    pub fn init(&self, device: &Device) -> MemSaveGroupNorm {
+        burn::nn::GroupNormConfig::from(self.clone()).init(device).into()
+    }
+}
+
+impl MemSaveGroupNorm {
+    /// Applies the layer.
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[batch_size, num_channels, ...]`
+    /// - output: the same
+    ///
+    /// # Panics
+    ///
+    /// Panics if the input has a rank below 2 or its second axis is not `num_channels`.
+    pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        assert_shape!(input, [_, self.num_channels, ..]);
+        match affine_parameters(&input, self.affine, &self.gamma, &self.beta) {
+            Some([gamma, beta]) => functional::group_norm(input, gamma, beta, self.num_groups, self.epsilon),
+            None => self.clone().into_nn_group_norm().forward(input),
+        }
+    }
+}
+
+/// Scale and shift, if they are asked for; `None` for what is the business of the stock module: inputs that it refuses, and
+/// parameters that are missing or of another dtype.
+pub(super) fn affine_parameters<const D: usize>(
+    input: &Tensor<D>,
+    affine: bool,
+    gamma: &Option<Param<Tensor<1>>>,
+    beta: &Option<Param<Tensor<1>>>,
+) -> Option<[Option<Tensor<1>>; 2]> {
+    if input.shape().num_elements() <= 2 {
+        return None;
+    }
+    if !affine {
+        return Some([None, None]);
+    }
+    let fits = |parameter: &Tensor<1>| parameter.dtype() == input.dtype();
+    let parameter = |parameter: &Option<Param<Tensor<1>>>| parameter.as_ref().map(Param::val).filter(fits);
+    Some([Some(parameter(gamma)?), Some(parameter(beta)?)])
+}
