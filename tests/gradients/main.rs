@@ -4,6 +4,7 @@
 
 mod activations;
 mod batch_norm;
+mod chains;
 mod common;
 mod conv;
 mod dropout;

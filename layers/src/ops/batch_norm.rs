@@ -10,23 +10,24 @@
 //! With only `beta` tracked, nothing is kept. Stock Burn keeps as much with batch statistics, and two tensors of the size of `x`
 //! at its peak with given ones. A frozen module uses its running statistics.
 //!
-//! Under a strategy of the device that computes outputs again (`Balanced`), with given statistics and everything tracked, this is
-//! stock: it keeps `x_hat`, and the layer behind nothing.
+//! Where `x` is kept, here or by another step, the output is offered for [recomputation](super::recompute).
 use super::{
     kept::{Keeper, Kept},
-    recompute::recomputes,
+    recompute::{Offered, is_free, offer},
 };
 use crate::backend::{BatchNormOutput, MemBackend, NormGrads, plain_backends};
 use burn::backend::{
     Backend, ExtensionType,
     autodiff::{
         Autodiff, NodeId,
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        checkpoint::{
+            base::Checkpointer,
+            strategy::{BalancedCheckpointing, CheckpointStrategy},
+        },
         grads::Gradients,
         ops::{Backward, Ops, OpsKind},
     },
     backend_extension,
-    ops::ModuleOps,
     tensor::FloatTensor,
 };
 
@@ -88,21 +89,24 @@ impl<B: BatchNormOps + MemBackend, C: CheckpointStrategy> BatchNormOps for Autod
             epsilon,
         );
         let BatchNormOutput { output, mean, variance } = result;
-        let output = match WithBatchStatistics
-            .prepare::<C>([x.node(), gamma.node(), beta.node()])
-            .compute_bound()
-            .stateful()
-        {
+        let read = x.is_tracked() || gamma.is_tracked();
+        let prep =
+            WithBatchStatistics.prepare::<BalancedCheckpointing>([x.node(), gamma.node(), beta.node()]);
+        let again = normalize_again::<B>(mean.clone(), variance.clone(), epsilon);
+        let output = match offer::<_, B, _, C, _, 3>(prep, read, &[&x, &gamma, &beta], again).stateful() {
             OpsKind::Tracked(mut prep) => {
-                let keeper = Keeper::new("batch_norm", Some(gamma.id()));
-                let saved = (x.is_tracked() || gamma.is_tracked()).then(|| SavedBatch {
+                let (keeper, offered) = (Keeper::new("batch_norm", Some(gamma.id())), Offered::new(read));
+                let saved = read.then(|| SavedBatch {
                     x: keeper.keep(&mut prep, "x", &x, "x or gamma is tracked"),
                     gamma: keeper.keep(&mut prep, "gamma", &gamma, "x or gamma is tracked"),
                     mean: keeper.keep_tensor("mean", mean.clone(), "x or gamma is tracked"),
                     variance: keeper.keep_tensor("variance", variance.clone(), "x or gamma is tracked"),
                     epsilon,
+                    _offered: offered.clone(),
                 });
-                prep.finish(saved, output)
+                let y = prep.finish(saved, output);
+                offered.promise(y.id());
+                y
             }
             OpsKind::UnTracked(prep) => prep.finish(output),
         };
@@ -125,32 +129,47 @@ impl<B: BatchNormOps + MemBackend, C: CheckpointStrategy> BatchNormOps for Autod
             !mean.is_tracked() && !variance.is_tracked(),
             "batch_norm: the statistics must not be tracked"
         );
-        // Where the device's strategy computes outputs again, stock holds one tensor for this layer and for the one behind it.
-        if recomputes::<C>() && x.is_tracked() && gamma.is_tracked() && beta.is_tracked() {
-            return <Self as ModuleOps<Self>>::batch_norm(x, gamma, beta, mean, variance, epsilon);
-        }
-        let nodes = [x.node(), gamma.node(), beta.node()];
-        let (mean, variance, beta) =
-            (mean.into_primitive(), variance.into_primitive(), beta.into_primitive());
-        match WithGivenStatistics.prepare::<C>(nodes).compute_bound().stateful() {
+        let (mean, variance) = (mean.into_primitive(), variance.into_primitive());
+        let free = gamma.is_tracked() || is_free::<B, C>(&x);
+        let prep =
+            WithGivenStatistics.prepare::<BalancedCheckpointing>([x.node(), gamma.node(), beta.node()]);
+        let again = normalize_again::<B>(mean.clone(), variance.clone(), epsilon);
+        let prep = offer::<_, B, _, C, _, 3>(prep, free, &[&x, &gamma, &beta], again);
+        let beta = beta.into_primitive();
+        match prep.stateful() {
             OpsKind::Tracked(mut prep) => {
-                let keeper = Keeper::new("batch_norm", Some(gamma.id()));
+                let (keeper, offered) = (Keeper::new("batch_norm", Some(gamma.id())), Offered::new(free));
                 let saved = (x.is_tracked() || gamma.is_tracked()).then(|| SavedGiven {
                     x: gamma.is_tracked().then(|| keeper.keep(&mut prep, "x", &x, "gamma is tracked")),
                     gamma: keeper.keep(&mut prep, "gamma", &gamma, "x or gamma is tracked"),
                     mean: keeper.keep_tensor("mean", mean.clone(), "x or gamma is tracked"),
                     variance: keeper.keep_tensor("variance", variance.clone(), "x or gamma is tracked"),
                     epsilon,
+                    _offered: offered.clone(),
                 });
                 let gamma = gamma.into_primitive();
                 let x = x.into_primitive(); // unique unless it is kept: the forward may work in place
-                prep.finish(saved, B::normalize(x, gamma, beta, mean, variance, epsilon))
+                let y = prep.finish(saved, B::normalize(x, gamma, beta, mean, variance, epsilon));
+                offered.promise(y.id());
+                y
             }
             OpsKind::UnTracked(prep) => {
                 let (x, gamma) = (x.into_primitive(), gamma.into_primitive());
                 prep.finish(B::memsave_batch_norm(x, gamma, beta, mean, variance, epsilon))
             }
         }
+    }
+}
+
+/// The normalization of `[x, gamma, beta]` with known statistics.
+fn normalize_again<B: MemBackend>(
+    mean: FloatTensor<B>,
+    variance: FloatTensor<B>,
+    epsilon: f64,
+) -> impl Fn(Vec<FloatTensor<B>>) -> FloatTensor<B> + Send + 'static {
+    move |inputs| {
+        let [x, gamma, beta] = <[_; 3]>::try_from(inputs).unwrap_or_else(|_| unreachable!("three inputs"));
+        B::normalize(x, gamma, beta, mean.clone(), variance.clone(), epsilon)
     }
 }
 
@@ -180,6 +199,8 @@ struct SavedBatch<T> {
     /// Its biased variance, `[channels]`.
     variance: T,
     epsilon: f64,
+    /// The output, which can be computed again from what is read.
+    _offered: Offered,
 }
 
 impl<B: MemBackend> Backward<B, 3> for WithBatchStatistics {
@@ -190,7 +211,7 @@ impl<B: MemBackend> Backward<B, 3> for WithBatchStatistics {
         let dy = grads.consume::<B>(&ops.node);
         let result = match ops.state {
             None => of_beta::<B>(dy),
-            Some(SavedBatch { x, gamma, mean, variance, epsilon }) => {
+            Some(SavedBatch { x, gamma, mean, variance, epsilon, .. }) => {
                 let wanted = ops.parents.each_ref().map(Option::is_some);
                 let (x, gamma) = (x.get::<B>(checkpointer), gamma.get::<B>(checkpointer));
                 B::normalize_batch_backward(x, gamma, mean, variance, epsilon, dy, wanted)
@@ -212,6 +233,8 @@ struct SavedGiven<T> {
     mean: T,
     variance: T,
     epsilon: f64,
+    /// The output, if it can be computed again from an input that is free or read.
+    _offered: Offered,
 }
 
 impl<B: MemBackend> Backward<B, 3> for WithGivenStatistics {
@@ -222,7 +245,7 @@ impl<B: MemBackend> Backward<B, 3> for WithGivenStatistics {
         let dy = grads.consume::<B>(&ops.node);
         let result = match ops.state {
             None => of_beta::<B>(dy),
-            Some(SavedGiven { x, gamma, mean, variance, epsilon }) => {
+            Some(SavedGiven { x, gamma, mean, variance, epsilon, .. }) => {
                 let wanted = [ops.parents[0].is_some(), ops.parents[2].is_some()];
                 let x = x.map(|x| x.get::<B>(checkpointer));
                 let gamma = gamma.get::<B>(checkpointer);

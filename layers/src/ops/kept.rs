@@ -1,4 +1,5 @@
 //! Keeping tensors of the graph for the backward pass, and saying so.
+use super::recompute::Free;
 use crate::backend::Saved;
 use crate::ledger;
 use burn::backend::{
@@ -10,16 +11,21 @@ use burn::backend::{
     },
     tensor::FloatTensor,
 };
+use std::sync::Arc;
 
-/// A tensor of the graph that the backward pass reads. It went through Burn's checkpointer, so that the strategy of the
-/// device still decides whether it is kept or computed again.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Kept(NodeId);
+/// A tensor of the graph that the backward pass reads. It went through Burn's checkpointer, so that it is computed again where
+/// its own operation offers that.
+#[derive(Clone, Debug)]
+pub(crate) struct Kept {
+    node: NodeId,
+    /// Who asks for the tensor, too, keeps nothing more. (An untracked one is nobody's node.)
+    _free: Option<Arc<Free>>,
+}
 
 impl Kept {
     /// The tensor; to be called once.
     pub(crate) fn get<B: Backend>(self, checkpointer: &mut Checkpointer) -> FloatTensor<B> {
-        checkpointer.retrieve_node_output(self.0)
+        checkpointer.retrieve_node_output(self.node)
     }
 }
 
@@ -50,7 +56,8 @@ impl Keeper {
         C: CheckpointStrategy,
     {
         self.report(name, bytes(tensor), reason, Some(tensor.id()));
-        Kept(prep.checkpoint(tensor))
+        let node = prep.checkpoint(tensor);
+        Kept { node, _free: tensor.is_tracked().then(|| Arc::new(Free::new(node))) }
     }
 
     /// Reports what an operation keeps in its own state.

@@ -6,15 +6,23 @@
 //! | keeps | 1 bit per element (which piece) if `x` is tracked, else nothing |
 //! | backward | `dx = dy * slope[bit]` |
 //!
+//! Where `x` is kept by another step, or computed again, the output is offered for [recomputation](super::recompute).
+//!
 //! Stock Burn keeps `x` for ReLU, and booleans and intermediate tensors for the others. An infinite `x` passes its gradient;
 //! a NaN does as in stock.
-use super::{kept::Keeper, recompute::is_recomputed};
+use super::{
+    kept::Keeper,
+    recompute::{Offered, is_free, is_recomputed, offer},
+};
 use crate::backend::{MemBackend, PiecewiseLinear, device, plain_backends};
 use burn::backend::{
     Backend,
     autodiff::{
         Autodiff,
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        checkpoint::{
+            base::Checkpointer,
+            strategy::{BalancedCheckpointing, CheckpointStrategy},
+        },
         grads::Gradients,
         ops::{Backward, Ops, OpsKind, unary},
     },
@@ -45,12 +53,20 @@ impl<B: PiecewiseLinearOps + MemBackend, C: CheckpointStrategy> PiecewiseLinearO
         if f == PiecewiseLinear::Relu && is_recomputed::<B, C>(&x) {
             return <Self as ActivationOps<Self>>::relu(x);
         }
-        let (x, node) = x.into_parts(); // keeps `x` unique, so that the forward may work in place
-        match Step(f).prepare::<C>([node]).compute_bound().stateful() {
+        let free = is_free::<B, C>(&x);
+        let prep = Step(f).prepare::<BalancedCheckpointing>([x.node()]);
+        let prep = offer::<_, B, _, C, _, 1>(prep, free, &[&x], move |inputs| {
+            inputs.into_iter().map(|x| B::memsave_piecewise_linear(x, f)).next().expect("one input")
+        });
+        let x = x.into_primitive(); // unique if nobody keeps it: the forward may work in place
+        match prep.stateful() {
             OpsKind::Tracked(prep) => {
                 let (y, mask) = B::piecewise_linear(x, f);
-                let keeper = Keeper::new(name(f), None);
-                prep.finish(Saved { mask: keeper.keep_state("mask", mask, "x is tracked") }, y)
+                let (keeper, offered) = (Keeper::new(name(f), None), Offered::new(free));
+                let mask = keeper.keep_state("mask", mask, "x is tracked");
+                let y = prep.finish(Saved { mask, _offered: offered.clone() }, y);
+                offered.promise(y.id());
+                y
             }
             OpsKind::UnTracked(prep) => prep.finish(B::memsave_piecewise_linear(x, f)),
         }
@@ -76,6 +92,8 @@ struct Step(PiecewiseLinear);
 struct Saved<Mask> {
     /// The bit that chooses the slope, per element.
     mask: Mask,
+    /// The output, if it can be computed again from a free input.
+    _offered: Offered,
 }
 
 impl<B: MemBackend> Backward<B, 1> for Step {

@@ -7,18 +7,24 @@
 //! | backward | `dx = (g - mean(g) - x_hat mean(g x_hat)) / std`, `g = gamma dy`, `x_hat = (x - mean) / std` |
 //! | | `dgamma = sum(dy x_hat)`, `dbeta = sum(dy)` |
 //!
+//! Where `x` is kept, the output is offered for [recomputation](super::recompute): the layer behind keeps nothing.
+//!
 //! The statistics of a row are computed again, while it is in the cache for its gradient. Stock Burn records ten small
 //! operations, which keep two tensors of the size of `x`.
 use super::{
     MaybeTensor,
     kept::{Keeper, Kept},
+    recompute::{Offered, offer},
 };
 use crate::backend::{MemBackend, NormGrads, RowNorm, plain_backends};
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
         Autodiff,
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        checkpoint::{
+            base::Checkpointer,
+            strategy::{BalancedCheckpointing, CheckpointStrategy},
+        },
         grads::Gradients,
         ops::{Backward, NodeGuard, Ops, OpsKind},
     },
@@ -70,8 +76,7 @@ impl<B: RowNormOps + MemBackend, C: CheckpointStrategy> RowNormOps for Autodiff<
                 record::<B, C, 2>(norm, x, Some(gamma), None, nodes)
             }
             (Some(gamma), Some(beta)) => {
-                let (beta, beta_node) = beta.into_parts();
-                let nodes = [node, gamma.node(), beta_node];
+                let nodes = [node, gamma.node(), beta.node()];
                 record::<B, C, 3>(norm, x, Some(gamma), Some(beta), nodes)
             }
             (None, Some(_)) => panic!("{}: a shift without a scale", name(&norm)),
@@ -92,18 +97,28 @@ fn record<B, C, const N: usize>(
     norm: RowNorm,
     x: FloatTensor<Autodiff<B, C>>,
     gamma: Option<FloatTensor<Autodiff<B, C>>>,
-    beta: Option<FloatTensor<B>>,
+    beta: Option<FloatTensor<Autodiff<B, C>>>,
     parents: [NodeGuard; N],
 ) -> FloatTensor<Autodiff<B, C>>
 where
     B: MemBackend,
     C: CheckpointStrategy,
 {
-    match Step(norm).prepare::<C>(parents).compute_bound().stateful() {
+    let x_is_read = x.is_tracked() || gamma.as_ref().is_some_and(|gamma| gamma.is_tracked());
+    let prep = Step(norm).prepare::<BalancedCheckpointing>(parents);
+    let inputs: Vec<_> = [Some(&x), gamma.as_ref(), beta.as_ref()].into_iter().flatten().collect();
+    let prep = offer::<_, B, _, C, _, N>(prep, x_is_read, &inputs, move |inputs| {
+        let mut inputs = inputs.into_iter();
+        let x = inputs.next().expect("x is the first");
+        B::normalize_rows(x, inputs.next(), inputs.next(), &norm)
+    });
+    let beta = beta.map(|beta| beta.into_primitive());
+    match prep.stateful() {
         OpsKind::Tracked(mut prep) => {
             let keeper = Keeper::new(name(&norm), gamma.as_ref().map(|gamma| gamma.id()));
-            let x_is_read = x.is_tracked() || gamma.as_ref().is_some_and(|gamma| gamma.is_tracked());
+            let offered = Offered::new(x_is_read);
             let saved = Saved {
+                _offered: offered.clone(),
                 x: x_is_read.then(|| keeper.keep(&mut prep, "x", &x, "x or gamma is tracked")),
                 gamma: gamma
                     .as_ref()
@@ -111,7 +126,9 @@ where
                     .map(|gamma| keeper.keep(&mut prep, "gamma", gamma, "x is tracked")),
             };
             let gamma = gamma.map(|gamma| gamma.into_primitive());
-            prep.finish(saved, B::normalize_rows(x.into_primitive(), gamma, beta, &norm))
+            let y = prep.finish(saved, B::normalize_rows(x.into_primitive(), gamma, beta, &norm));
+            offered.promise(y.id());
+            y
         }
         OpsKind::UnTracked(prep) => {
             let gamma = gamma.map(|gamma| gamma.into_primitive());
@@ -130,6 +147,8 @@ struct Saved {
     x: Option<Kept>,
     /// The scale, if the input is tracked.
     gamma: Option<Kept>,
+    /// The output, if it can be computed again from what is read.
+    _offered: Offered,
 }
 
 impl<B: MemBackend, const N: usize> Backward<B, N> for Step {
