@@ -9,9 +9,11 @@ pub use burn_memsave_layers::{backend, functional, nn, ops};
 /// Every drop-in module by its long name: the same types as in [`nn`].
 pub mod layers {
     pub use burn_memsave_layers::nn::activation::{
-        MemSaveActivation, MemSaveHardShrink, MemSaveHardSigmoid, MemSaveHardtanh, MemSaveLeakyRelu,
-        MemSavePRelu, MemSaveRRelu, MemSaveRelu, MemSaveRelu6, MemSaveShrink, MemSaveSoftShrink,
-        MemSaveThreshold, MemSaveThresholdedRelu,
+        MemSaveActivation, MemSaveCelu, MemSaveElu, MemSaveGLU, MemSaveGelu, MemSaveHardShrink,
+        MemSaveHardSigmoid, MemSaveHardSwish, MemSaveHardtanh, MemSaveLeakyRelu, MemSaveLogSigmoid,
+        MemSaveMish, MemSavePRelu, MemSaveRRelu, MemSaveRelu, MemSaveRelu6, MemSaveSelu, MemSaveShrink,
+        MemSaveSiLU, MemSaveSigmoid, MemSaveSoftShrink, MemSaveSoftplus, MemSaveSoftsign, MemSaveSwiGlu,
+        MemSaveTanh, MemSaveTanhshrink, MemSaveThreshold, MemSaveThresholdedRelu,
     };
     pub use burn_memsave_layers::nn::conv::{
         MemSaveConv1d, MemSaveConv2d, MemSaveConv3d, MemSaveConvTranspose1d, MemSaveConvTranspose2d,

@@ -284,6 +284,20 @@ fn layers_keep_what_they_say() {
     check!("shrink", images, |_| ShrinkConfig::new().init() => MemSaveShrink, mask);
     check!("threshold", images, |_| ThresholdConfig::new(0.5, 0.1).init() => MemSaveThreshold, mask);
     check!("thresholded_relu", images, |_| ThresholdedReluConfig::new().init() => MemSaveThresholdedRelu, mask);
+    let one = |case: Case, x: Input<4>| if case.input() { x.floats() } else { 0 };
+    check!("gelu", images, |_| Gelu::new() => MemSaveGelu, one);
+    check!("gelu, approximate", images, |_| Gelu::new_approximate() => MemSaveGelu, one);
+    check!("silu", images, |_| SiLU::new() => MemSaveSiLU, one);
+    check!("mish", images, |_| Mish::new() => MemSaveMish, one);
+    check!("softplus", images, |_| SoftplusConfig::new().init() => MemSaveSoftplus, one);
+    check!("softsign", images, |_| Softsign::new() => MemSaveSoftsign, one);
+    check!("elu", images, |_| EluConfig::new().init() => MemSaveElu, one);
+    check!("celu", images, |_| CeluConfig::new().init() => MemSaveCelu, one);
+    check!("selu", images, |_| Selu::new() => MemSaveSelu, one);
+    check!("log_sigmoid", images, |_| LogSigmoid::new() => MemSaveLogSigmoid, one);
+    check!("hard_swish", images, |_| HardSwish::new() => MemSaveHardSwish, one);
+    check!("tanhshrink", images, |_| Tanhshrink::new() => MemSaveTanhshrink, one);
+    check!("glu", images, |_| GLU::new(1) => MemSaveGLU, one);
     check!("dropout", images, |_| nn::DropoutConfig::new(0.3).init() => MemSaveDropout, mask);
     let prelu = PReluConfig::new().with_num_parameters(8);
     check!("prelu", images, |device| prelu.init(device) => MemSavePRelu, |case, x| match case {
@@ -573,6 +587,18 @@ fn the_targets_are_met(device: &Device) {
     within("rms_norm", device, rows, (32.07, 32.5), |x| norm.forward(x));
     let norm = memsave::GroupNormConfig::new(8, 64).init(device);
     within("group_norm", device, images, (12.26, 12.5), |x| norm.forward(x));
+
+    for (name, f) in [
+        ("gelu", functional::gelu as fn(Tensor<4>) -> _),
+        ("silu", functional::silu),
+        ("mish", functional::mish),
+    ] {
+        within(name, device, images, (12.25, ANY), f);
+    }
+    let gate = memsave::SwiGluConfig::new(1024, 1024).init(device);
+    within("swiglu", device, rows, (96.0, ANY), |x| gate.forward(x));
+    let gate = gate.no_grad();
+    within("swiglu, frozen", device, rows, (64.0, ANY), |x| gate.forward(x));
 
     let prelu = memsave::PReluConfig::new().with_num_parameters(64).init(device);
     within("prelu", device, images, (12.25, ANY), |x| prelu.forward(x));

@@ -182,6 +182,30 @@ fn activations_equal_flex() {
 }
 
 #[test]
+fn smooth_activations_equal_flex() {
+    let functions: [(&str, fn(Tensor<3>) -> Tensor<3>); 15] = [
+        ("gelu", F::gelu),
+        ("gelu_approximate", F::gelu_approximate),
+        ("silu", F::silu),
+        ("mish", F::mish),
+        ("softplus", |x| F::softplus(x, 2.0)),
+        ("softsign", F::softsign),
+        ("elu", |x| F::elu(x, 1.5)),
+        ("celu", |x| F::celu(x, 1.5)),
+        ("selu", F::selu),
+        ("log_sigmoid", F::log_sigmoid),
+        ("hard_swish", |x| F::hard_swish(x * 4.0)),
+        ("tanhshrink", F::tanhshrink),
+        ("sigmoid", F::sigmoid),
+        ("tanh", F::tanh),
+        ("glu", |x| F::glu(x, 1)),
+    ];
+    for (name, f) in functions {
+        check(name, [3, 4, 5], |x: Tensor<3>, _| f(x));
+    }
+}
+
+#[test]
 fn batch_norm_equals_flex() {
     check("batch_norm_train", [4, 3, 5], |x: Tensor<3>, operands| {
         F::batch_norm_train(x, operands.vector(3), operands.vector(3), 1e-5).output

@@ -148,6 +148,22 @@ pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes
     layer!(visitor, "threshold", images, ThresholdConfig::new(0.5, 0.1).init() => MemSaveThreshold);
     layer!(visitor, "thresholded_relu", images, ThresholdedReluConfig::new().init() => MemSaveThresholdedRelu);
     layer!(visitor, "rrelu", images, RReluConfig::new().init() => MemSaveRRelu);
+    layer!(visitor, "gelu", images, Gelu::new() => MemSaveGelu);
+    layer!(visitor, "gelu, approximate", images, Gelu::new_approximate() => MemSaveGelu);
+    layer!(visitor, "silu", images, SiLU::new() => MemSaveSiLU);
+    layer!(visitor, "mish", images, Mish::new() => MemSaveMish);
+    layer!(visitor, "softplus", images, SoftplusConfig::new().init() => MemSaveSoftplus);
+    layer!(visitor, "softsign", images, Softsign::new() => MemSaveSoftsign);
+    layer!(visitor, "elu", images, EluConfig::new().init() => MemSaveElu);
+    layer!(visitor, "celu", images, CeluConfig::new().init() => MemSaveCelu);
+    layer!(visitor, "selu", images, Selu::new() => MemSaveSelu);
+    layer!(visitor, "log_sigmoid", images, LogSigmoid::new() => MemSaveLogSigmoid);
+    layer!(visitor, "hard_swish", images, HardSwish::new() => MemSaveHardSwish);
+    layer!(visitor, "tanhshrink", images, Tanhshrink::new() => MemSaveTanhshrink);
+    layer!(visitor, "sigmoid", images, Sigmoid::new() => MemSaveSigmoid);
+    layer!(visitor, "tanh", images, Tanh::new() => MemSaveTanh);
+    layer!(visitor, "glu", images, GLU::new(1) => MemSaveGLU);
+    layer!(visitor, "swiglu", rows, SwiGluConfig::new(1024, 1024).init(device) => MemSaveSwiGlu);
     layer!(visitor, "dropout", images, nn::DropoutConfig::new(0.5).init() => MemSaveDropout);
 
     let pool = MaxPool1dConfig::new(3).with_stride(2).with_padding(PaddingConfig1d::Explicit(1, 1)).init();

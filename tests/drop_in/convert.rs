@@ -147,6 +147,21 @@ fn activations_convert_there_and_back() {
     check::<_, MemSaveShrink>("shrink", || ShrinkConfig::new().init());
     check::<_, MemSaveThreshold>("threshold", || ThresholdConfig::new(0.1, 0.2).init());
     check::<_, MemSaveThresholdedRelu>("thresholded_relu", || ThresholdedReluConfig::new().init());
+    check::<_, MemSaveGelu>("gelu", Gelu::new_approximate);
+    check::<_, MemSaveSiLU>("silu", SiLU::new);
+    check::<_, MemSaveMish>("mish", Mish::new);
+    check::<_, MemSaveSoftplus>("softplus", || SoftplusConfig::new().with_beta(2.0).init());
+    check::<_, MemSaveSoftsign>("softsign", Softsign::new);
+    check::<_, MemSaveElu>("elu", || EluConfig::new().with_alpha(0.5).init());
+    check::<_, MemSaveCelu>("celu", || CeluConfig::new().with_alpha(0.5).init());
+    check::<_, MemSaveSelu>("selu", Selu::new);
+    check::<_, MemSaveLogSigmoid>("log_sigmoid", LogSigmoid::new);
+    check::<_, MemSaveHardSwish>("hard_swish", HardSwish::new);
+    check::<_, MemSaveTanhshrink>("tanhshrink", Tanhshrink::new);
+    check::<_, MemSaveSigmoid>("sigmoid", Sigmoid::new);
+    check::<_, MemSaveTanh>("tanh", Tanh::new);
+    check::<_, MemSaveGLU>("glu", || GLU::new(-2));
+    check::<_, MemSaveSwiGlu>("swiglu", || SwiGluConfig::new(3, 4).with_bias(true).init(device));
 }
 
 #[test]
@@ -233,6 +248,10 @@ fn defaults_are_the_same() {
         pool::AdaptiveAvgPool3dConfig([3, 2, 1]),
         interpolate::Interpolate1dConfig(),
         interpolate::Interpolate2dConfig(),
+        activation::EluConfig(),
+        activation::CeluConfig(),
+        activation::SoftplusConfig(),
+        activation::SwiGluConfig(3, 4),
         activation::LeakyReluConfig(),
         activation::PReluConfig(),
         activation::RReluConfig(),

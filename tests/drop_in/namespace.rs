@@ -474,6 +474,16 @@ ours!(nn, nn::modules => {
 });
 
 ours!(nn, nn::activation => {
+    Celu = MemSaveCelu by CeluConfig();
+    Elu = MemSaveElu by EluConfig();
+    GLU = MemSaveGLU;
+    Gelu = MemSaveGelu;
+    Selu = MemSaveSelu;
+    Sigmoid = MemSaveSigmoid;
+    Softplus = MemSaveSoftplus by SoftplusConfig();
+    Softsign = MemSaveSoftsign;
+    SwiGlu = MemSaveSwiGlu by SwiGluConfig(device: Device);
+    Tanh = MemSaveTanh;
     HardShrink = MemSaveHardShrink by HardShrinkConfig();
     HardSigmoid = MemSaveHardSigmoid by HardSigmoidConfig();
     LeakyRelu = MemSaveLeakyRelu by LeakyReluConfig();
@@ -486,6 +496,11 @@ ours!(nn, nn::activation => {
 
 ours!(nn::activation => {
     Activation = MemSaveActivation by ActivationConfig(device: Device);
+    HardSwish = MemSaveHardSwish;
+    LogSigmoid = MemSaveLogSigmoid;
+    Mish = MemSaveMish;
+    SiLU = MemSaveSiLU;
+    Tanhshrink = MemSaveTanhshrink;
     Hardtanh = MemSaveHardtanh by HardtanhConfig();
     RRelu = MemSaveRRelu by RReluConfig();
     Relu6 = MemSaveRelu6;

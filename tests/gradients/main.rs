@@ -13,3 +13,4 @@ mod linear;
 mod modules;
 mod pools;
 mod row_norm;
+mod smooth;

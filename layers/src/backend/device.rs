@@ -3,6 +3,11 @@
 //! Bits are packed in 32-bit words of an integer tensor, so that they stay on the device.
 use super::Saved;
 use super::{BatchNormOutput, NormGrads, PiecewiseLinear, RowNorm};
+
+mod smooth;
+
+pub use smooth::{gate, gate_backward, smooth, smooth_backward};
+
 use burn::backend::{
     Backend, Distribution, Scalar, TensorMetadata, get_or_init_device_settings,
     ops::{InterpolateOptions, PadMode},
@@ -561,6 +566,32 @@ macro_rules! device_backend {
             ) -> NormGrads<Self> {
                 normalize_rows_backward::<Self>(x, gamma, norm, dy, wanted)
             }
+            fn smooth(x: FloatTensor<Self>, f: crate::backend::Smooth) -> FloatTensor<Self> {
+                smooth::<Self>(x, f)
+            }
+            fn smooth_backward(
+                read: FloatTensor<Self>,
+                f: crate::backend::Smooth,
+                dy: FloatTensor<Self>,
+            ) -> FloatTensor<Self> {
+                smooth_backward::<Self>(read, f, dy)
+            }
+            fn gate(
+                a: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                f: crate::backend::Smooth,
+            ) -> FloatTensor<Self> {
+                gate::<Self>(a, b, f)
+            }
+            fn gate_backward(
+                a: Option<FloatTensor<Self>>,
+                b: FloatTensor<Self>,
+                f: crate::backend::Smooth,
+                dy: FloatTensor<Self>,
+                wants_a: bool,
+            ) -> [Option<FloatTensor<Self>>; 2] {
+                gate_backward::<Self>(a, b, f, dy, wants_a)
+            }
             fn max_pool2d_with_offsets(
                 x: FloatTensor<Self>,
                 options: &MaxPoolOptions<2>,
@@ -608,7 +639,7 @@ device_backend!(burn::backend::Remote);
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::backend::MemBackend;
+    use crate::backend::{MemBackend, Smooth};
     use burn::backend::{Flex, flex::FlexDevice, ops::FloatTensorOps, read_sync};
     use burn::tensor::FloatDType;
 
@@ -664,6 +695,67 @@ mod tests {
             assert_close("dx", device, cpu);
             let device = prelu_alpha_backward::<Flex>(x.clone(), alpha.shape(), dy.clone());
             assert_close("dalpha", device, Flex::prelu_alpha_backward(x, alpha.shape(), dy));
+        }
+    }
+
+    #[test]
+    fn smooth_activations_equal_the_kernels() {
+        let functions = [
+            Smooth::Gelu,
+            Smooth::GeluApproximate,
+            Smooth::Silu,
+            Smooth::Mish,
+            Smooth::Softplus { beta: 1.5, threshold: 1.0 },
+            Smooth::Softsign,
+            Smooth::Elu { alpha: 1.5 },
+            Smooth::Celu { alpha: 1.5 },
+            Smooth::Selu,
+            Smooth::LogSigmoid,
+            Smooth::HardSwish,
+            Smooth::Tanhshrink,
+            Smooth::Sigmoid,
+            Smooth::Tanh,
+        ];
+        for f in functions {
+            let x = || Flex::float_mul_scalar(random(&[5, 13]), 3.0.into());
+            let (x, a, dy) = (x(), x(), x());
+            let y = Flex::smooth(x.clone(), f);
+            assert_close("y", smooth::<Flex>(x.clone(), f), y.clone());
+            let read = if f.reads_output() { y } else { x.clone() };
+            let device = smooth_backward::<Flex>(read.clone(), f, dy.clone());
+            assert_close("dx", device, Flex::smooth_backward(read, f, dy.clone()));
+            assert_close("gate", gate::<Flex>(a.clone(), x.clone(), f), Flex::gate(a.clone(), x.clone(), f));
+            let device = gate_backward::<Flex>(Some(a.clone()), x.clone(), f, dy.clone(), true);
+            let cpu = Flex::gate_backward(Some(a), x, f, dy, true);
+            for (device, cpu) in device.into_iter().zip(cpu) {
+                assert_close("gradients of a gate", device.expect("wanted"), cpu.expect("wanted"));
+            }
+        }
+    }
+
+    #[test]
+    fn normalizations_over_rows_equal_the_kernels() {
+        for norm in [
+            RowNorm::over_last(6, true, 1e-3),
+            RowNorm::over_last(6, false, 1e-3),
+            RowNorm { centered: true, epsilon: 1e-3, groups: 2, channels: 2, inner: 3 },
+        ] {
+            let (x, dy) = (random(&[5, 4, 6]), random(&[5, 4, 6]));
+            let (x, dy) = match norm.inner {
+                1 => (x, dy),
+                _ => (random(&[5, 4, 3]), random(&[5, 4, 3])),
+            };
+            let parameter = || Some(random(&[norm.parameters()]));
+            let (gamma, beta) = (parameter(), parameter());
+            let device = normalize_rows::<Flex>(x.clone(), gamma.clone(), beta.clone(), &norm);
+            assert_close("y", device, Flex::normalize_rows(x.clone(), gamma.clone(), beta, &norm));
+            let wanted = [true; 3];
+            let device = normalize_rows_backward::<Flex>(x.clone(), gamma.clone(), &norm, dy.clone(), wanted);
+            let cpu = Flex::normalize_rows_backward(x, gamma, &norm, dy, wanted);
+            let pairs = [(device.x, cpu.x), (device.gamma, cpu.gamma), (device.beta, cpu.beta)];
+            for (device, cpu) in pairs {
+                assert_close("gradients", device.expect("wanted"), cpu.expect("wanted"));
+            }
         }
     }
 

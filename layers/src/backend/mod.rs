@@ -17,10 +17,12 @@ mod flex;
 mod ndarray;
 mod piecewise_linear;
 mod row_norm;
+mod smooth;
 mod windows;
 
 pub use piecewise_linear::PiecewiseLinear;
 pub use row_norm::RowNorm;
+pub use smooth::Smooth;
 pub(crate) use windows::pool_output_size;
 
 /// Something kept from the forward pass for the backward pass that is no tensor of the graph.
@@ -144,6 +146,24 @@ pub trait MemBackend: Backend {
         dy: FloatTensor<Self>,
         wanted: [bool; 3],
     ) -> NormGrads<Self>;
+
+    /// `f(x)`.
+    fn smooth(x: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self>;
+
+    /// `dy * f'`, the slope read off the input of `f` or off its output, as `f` [says](Smooth::reads_output).
+    fn smooth_backward(read: FloatTensor<Self>, f: Smooth, dy: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `a * f(b)`; both of one shape.
+    fn gate(a: FloatTensor<Self>, b: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self>;
+
+    /// Gradients of [`gate`](Self::gate): of `a` if wanted, of `b` if `a` is given.
+    fn gate_backward(
+        a: Option<FloatTensor<Self>>,
+        b: FloatTensor<Self>,
+        f: Smooth,
+        dy: FloatTensor<Self>,
+        wants_a: bool,
+    ) -> [Option<FloatTensor<Self>>; 2];
 
     /// Max pool of `[batch, channels, height, width]`, and where each maximum was. No window may be larger than the
     /// padded input.

@@ -74,7 +74,8 @@ pub(crate) use drop_in;
 ///
 /// Panics if the module does not display such a field, which would be a newer Burn.
 pub(crate) fn displayed<T: core::str::FromStr>(module: &impl ModuleDisplay, field: &str) -> T {
-    let content = module.custom_content(Content::new(DisplaySettings::default()));
+    let new = || Content::new(DisplaySettings::default());
+    let content = module.custom_content(new()).or_else(|| module.content(new()));
     let attributes = content.map(|content| content.attributes).unwrap_or_default();
     let attribute = attributes.into_iter().find(|attribute| attribute.name == field);
     let value = attribute.and_then(|attribute| attribute.value.trim().parse().ok());

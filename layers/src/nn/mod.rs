@@ -19,10 +19,13 @@ mod rnn;
 pub mod transformer;
 
 pub use activation::{
-    HardShrink, HardShrinkConfig, HardSigmoid, HardSigmoidConfig, LeakyRelu, LeakyReluConfig,
-    MemSaveHardShrink, MemSaveHardSigmoid, MemSaveLeakyRelu, MemSavePRelu, MemSaveRelu, MemSaveShrink,
-    MemSaveSoftShrink, MemSaveThresholdedRelu, PRelu, PReluConfig, Relu, Shrink, ShrinkConfig, SoftShrink,
-    SoftShrinkConfig, ThresholdedRelu, ThresholdedReluConfig,
+    Celu, CeluConfig, Elu, EluConfig, GLU, Gelu, HardShrink, HardShrinkConfig, HardSigmoid,
+    HardSigmoidConfig, LeakyRelu, LeakyReluConfig, MemSaveCelu, MemSaveElu, MemSaveGLU, MemSaveGelu,
+    MemSaveHardShrink, MemSaveHardSigmoid, MemSaveLeakyRelu, MemSavePRelu, MemSaveRelu, MemSaveSelu,
+    MemSaveShrink, MemSaveSigmoid, MemSaveSoftShrink, MemSaveSoftplus, MemSaveSoftsign, MemSaveSwiGlu,
+    MemSaveTanh, MemSaveThresholdedRelu, PRelu, PReluConfig, Relu, Selu, Shrink, ShrinkConfig, Sigmoid,
+    SoftShrink, SoftShrinkConfig, Softplus, SoftplusConfig, Softsign, SwiGlu, SwiGluConfig, Tanh,
+    ThresholdedRelu, ThresholdedReluConfig,
 };
 pub use dropout::{DropoutConfig, MemSaveDropout, MemSaveDropout as Dropout};
 pub use embedding::{EmbeddingConfig, MemSaveEmbedding, MemSaveEmbedding as Embedding};

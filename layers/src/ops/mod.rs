@@ -14,6 +14,7 @@ mod deform_conv;
 mod dropout;
 mod embedding;
 mod fixed_linear;
+mod gate;
 mod interpolate;
 mod kept;
 mod linear;
@@ -23,6 +24,7 @@ mod piecewise_linear;
 mod prelu;
 mod recompute;
 mod row_norm;
+mod smooth;
 
 pub use avg_pool::AvgPoolOps;
 pub use batch_norm::BatchNormOps;
@@ -31,6 +33,7 @@ pub use conv_transpose::ConvTransposeOps;
 pub use deform_conv::DeformConvOps;
 pub use dropout::DropoutOps;
 pub use embedding::EmbeddingOps;
+pub use gate::GateOps;
 pub use interpolate::InterpolateOps;
 pub use linear::LinearOps;
 pub use max_pool::MaxPoolOps;
@@ -38,6 +41,7 @@ pub use node::{NodeOps, node_id};
 pub use piecewise_linear::PiecewiseLinearOps;
 pub use prelu::PReluOps;
 pub use row_norm::RowNormOps;
+pub use smooth::SmoothOps;
 
 /// A tensor that an operation may go without, such as a bias.
 #[derive(ExtensionType)]

@@ -1,5 +1,5 @@
 //! Fused kernels on slices, shared by the CPU backends.
-use super::{BatchNormOutput, MemBackend, NormGrads, PiecewiseLinear, RowNorm};
+use super::{BatchNormOutput, MemBackend, NormGrads, PiecewiseLinear, RowNorm, Smooth};
 use burn::backend::{
     Backend, Distribution, TensorMetadata,
     ops::{InterpolateMode, InterpolateOptions},
@@ -18,6 +18,7 @@ mod max_pool;
 mod parallel;
 mod prelu;
 mod row_norm;
+mod smooth;
 mod sums;
 
 use axis_map::AxisMap;
@@ -36,10 +37,12 @@ pub trait CpuElement: Element + bytemuck::Pod + Float + Send + Sync {
     fn from_f64(value: f64) -> Self;
     /// To an f64.
     fn into_f64(self) -> f64;
+    /// The error function.
+    fn erf(self) -> Self;
 }
 
 macro_rules! cpu_element {
-    ($element:ty, $acc:ty, $widen:expr, $narrow:expr, $from_f64:expr, $to_f64:expr) => {
+    ($element:ty, $acc:ty, $widen:expr, $narrow:expr, $from_f64:expr, $to_f64:expr, $erf:expr) => {
         impl CpuElement for $element {
             type Acc = $acc;
             #[inline(always)]
@@ -58,13 +61,21 @@ macro_rules! cpu_element {
             fn into_f64(self) -> f64 {
                 $to_f64(self)
             }
+            #[inline(always)]
+            fn erf(self) -> Self {
+                $erf(self)
+            }
         }
     };
 }
-cpu_element!(f32, f32, |v| v, |v| v, |v| v as f32, f64::from);
-cpu_element!(f64, f64, |v| v, |v| v, |v| v, |v| v);
-cpu_element!(f16, f32, f16::to_f32, f16::from_f32, f16::from_f64, f16::to_f64);
-cpu_element!(bf16, f32, bf16::to_f32, bf16::from_f32, bf16::from_f64, bf16::to_f64);
+cpu_element!(f32, f32, |v| v, |v| v, |v| v as f32, f64::from, libm::erff);
+cpu_element!(f64, f64, |v| v, |v| v, |v| v, |v| v, libm::erf);
+cpu_element!(f16, f32, f16::to_f32, f16::from_f32, f16::from_f64, f16::to_f64, |v| f16::from_f32(
+    libm::erff(f16::to_f32(v))
+));
+cpu_element!(bf16, f32, bf16::to_f32, bf16::from_f32, bf16::from_f64, bf16::to_f64, |v| bf16::from_f32(
+    libm::erff(bf16::to_f32(v))
+));
 
 /// A backend whose tensors are slices in memory.
 pub trait CpuBackend: Backend {
@@ -339,6 +350,55 @@ impl<B: CpuBackend> MemBackend for B {
                 beta: parameter(wanted[2], beta_grad),
                 x: wanted[0].then_some(dy),
             }
+        })
+    }
+
+    fn smooth(x: FloatTensor<B>, f: Smooth) -> FloatTensor<B> {
+        let mut x = B::contiguous(x);
+        with_element!(x.dtype(), "smooth", E => {
+            if x.can_mut() {
+                smooth::forward_in_place(B::as_slice_mut::<E>(&mut x), f);
+                x
+            } else {
+                B::from_vec(smooth::forward(B::as_slice::<E>(&x), f), x.shape())
+            }
+        })
+    }
+
+    fn smooth_backward(read: FloatTensor<B>, f: Smooth, dy: FloatTensor<B>) -> FloatTensor<B> {
+        let (read, mut dy) = (B::contiguous(read), B::contiguous(dy));
+        with_element!(dy.dtype(), "smooth", E => {
+            smooth::backward(B::as_slice::<E>(&read), f, B::as_slice_mut(&mut dy));
+        });
+        dy
+    }
+
+    fn gate(a: FloatTensor<B>, b: FloatTensor<B>, f: Smooth) -> FloatTensor<B> {
+        let (a, b) = (B::contiguous(a), B::contiguous(b));
+        with_element!(a.dtype(), "gate", E => {
+            B::from_vec(smooth::gate(B::as_slice::<E>(&a), B::as_slice(&b), f), a.shape())
+        })
+    }
+
+    fn gate_backward(
+        a: Option<FloatTensor<B>>,
+        b: FloatTensor<B>,
+        f: Smooth,
+        dy: FloatTensor<B>,
+        wants_a: bool,
+    ) -> [Option<FloatTensor<B>>; 2] {
+        let (b, mut dy) = (B::contiguous(b), B::contiguous(dy));
+        with_element!(dy.dtype(), "gate", E => {
+            let a_grad = wants_a.then(|| {
+                let da = smooth::gate(B::as_slice::<E>(&dy), B::as_slice(&b), f);
+                B::from_vec(da, dy.shape())
+            });
+            let b_grad = a.map(B::contiguous).map(|a| {
+                let read = if f.reads_output() { Self::smooth(b, f) } else { b };
+                smooth::gate_slope(B::as_slice::<E>(&a), B::as_slice(&read), f, B::as_slice_mut(&mut dy));
+                dy
+            });
+            [a_grad, b_grad]
         })
     }
 

@@ -1,31 +1,60 @@
 //! Activations.
-pub use burn::nn::activation::*;
 
 mod activation_wrapper;
+mod celu;
+mod elu;
+mod gelu;
+mod glu;
 mod hard_shrink;
 mod hard_sigmoid;
+mod hard_swish;
 mod hardtanh;
 mod leaky_relu;
+mod log_sigmoid;
+mod mish;
 mod prelu;
 mod relu;
 mod relu6;
 mod rrelu;
+mod selu;
 mod shrink;
+mod sigmoid;
+mod silu;
 mod soft_shrink;
+mod softplus;
+mod softsign;
+mod swiglu;
+mod tanh;
+mod tanhshrink;
 mod threshold;
 mod thresholded_relu;
 
 pub use activation_wrapper::{ActivationConfig, MemSaveActivation, MemSaveActivation as Activation};
+pub use celu::{CeluConfig, MemSaveCelu, MemSaveCelu as Celu};
+pub use elu::{EluConfig, MemSaveElu, MemSaveElu as Elu};
+pub use gelu::{MemSaveGelu, MemSaveGelu as Gelu};
+pub use glu::{MemSaveGLU, MemSaveGLU as GLU};
 pub use hard_shrink::{HardShrinkConfig, MemSaveHardShrink, MemSaveHardShrink as HardShrink};
 pub use hard_sigmoid::{HardSigmoidConfig, MemSaveHardSigmoid, MemSaveHardSigmoid as HardSigmoid};
+pub use hard_swish::{MemSaveHardSwish, MemSaveHardSwish as HardSwish};
 pub use hardtanh::{HardtanhConfig, MemSaveHardtanh, MemSaveHardtanh as Hardtanh};
 pub use leaky_relu::{LeakyReluConfig, MemSaveLeakyRelu, MemSaveLeakyRelu as LeakyRelu};
+pub use log_sigmoid::{MemSaveLogSigmoid, MemSaveLogSigmoid as LogSigmoid};
+pub use mish::{MemSaveMish, MemSaveMish as Mish};
 pub use prelu::{MemSavePRelu, MemSavePRelu as PRelu, PReluConfig};
 pub use relu::{MemSaveRelu, MemSaveRelu as Relu};
 pub use relu6::{MemSaveRelu6, MemSaveRelu6 as Relu6};
 pub use rrelu::{MemSaveRRelu, MemSaveRRelu as RRelu, RReluConfig};
+pub use selu::{MemSaveSelu, MemSaveSelu as Selu};
 pub use shrink::{MemSaveShrink, MemSaveShrink as Shrink, ShrinkConfig};
+pub use sigmoid::{MemSaveSigmoid, MemSaveSigmoid as Sigmoid};
+pub use silu::{MemSaveSiLU, MemSaveSiLU as SiLU};
 pub use soft_shrink::{MemSaveSoftShrink, MemSaveSoftShrink as SoftShrink, SoftShrinkConfig};
+pub use softplus::{MemSaveSoftplus, MemSaveSoftplus as Softplus, SoftplusConfig};
+pub use softsign::{MemSaveSoftsign, MemSaveSoftsign as Softsign};
+pub use swiglu::{MemSaveSwiGlu, MemSaveSwiGlu as SwiGlu, SwiGluConfig};
+pub use tanh::{MemSaveTanh, MemSaveTanh as Tanh};
+pub use tanhshrink::{MemSaveTanhshrink, MemSaveTanhshrink as Tanhshrink};
 pub use threshold::{MemSaveThreshold, MemSaveThreshold as Threshold, ThresholdConfig};
 pub use thresholded_relu::{
     MemSaveThresholdedRelu, MemSaveThresholdedRelu as ThresholdedRelu, ThresholdedReluConfig,

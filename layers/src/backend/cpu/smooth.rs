@@ -1,0 +1,126 @@
+//! Smooth activations, alone and as gates.
+use super::{CpuElement, parallel};
+use crate::backend::{Smooth, smooth::Visitor};
+
+/// Elements per task.
+const TASK: usize = 1 << 12;
+/// How much longer an exponential takes than reading an element.
+const COST: usize = 16;
+
+/// `f(x)`
+pub(super) fn forward<E: CpuElement>(x: &[E], f: Smooth) -> Vec<E> {
+    f.with(Forward(x))
+}
+
+/// Replaces every `x` by `f(x)`.
+pub(super) fn forward_in_place<E: CpuElement>(x: &mut [E], f: Smooth) {
+    f.with(ForwardInPlace(x));
+}
+
+/// Replaces `dy` by `dy * f'`, of what `f` reads.
+pub(super) fn backward<E: CpuElement>(read: &[E], f: Smooth, dy: &mut [E]) {
+    f.with(Backward { read, dy });
+}
+
+/// `a * f(b)`
+pub(super) fn gate<E: CpuElement>(a: &[E], b: &[E], f: Smooth) -> Vec<E> {
+    f.with(Gate { a, b })
+}
+
+/// Replaces `dy` by `dy * a * f'`, of what `f` reads.
+pub(super) fn gate_slope<E: CpuElement>(a: &[E], read: &[E], f: Smooth, dy: &mut [E]) {
+    f.with(GateSlope { a, read, dy });
+}
+
+struct Forward<'a, E>(&'a [E]);
+
+impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Forward<'_, E> {
+    fn visit(
+        self,
+        value: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+    ) -> Vec<E> {
+        let x = self.0;
+        parallel::filled(x.len(), E::zero(), TASK, COST * x.len(), |index, y| {
+            let pairs = y.iter_mut().zip(&x[index * TASK..]);
+            pairs.for_each(|(y, x)| *y = E::narrow(value(x.widen())));
+        })
+    }
+}
+
+struct ForwardInPlace<'a, E>(&'a mut [E]);
+
+impl<E: CpuElement> Visitor<E::Acc, ()> for ForwardInPlace<'_, E> {
+    fn visit(
+        self,
+        value: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+    ) {
+        let work = COST * self.0.len();
+        parallel::chunks_mut(self.0, TASK, work, |_, x| {
+            x.iter_mut().for_each(|x| *x = E::narrow(value(x.widen())));
+        });
+    }
+}
+
+struct Backward<'a, E> {
+    read: &'a [E],
+    dy: &'a mut [E],
+}
+
+impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
+    fn visit(
+        self,
+        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+        slope: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+    ) {
+        let Self { read, dy } = self;
+        let work = COST * dy.len();
+        parallel::chunks_mut(dy, TASK, work, |index, dy| {
+            let pairs = dy.iter_mut().zip(&read[index * TASK..]);
+            pairs.for_each(|(dy, read)| *dy = E::narrow(dy.widen() * slope(read.widen())));
+        });
+    }
+}
+
+struct Gate<'a, E> {
+    a: &'a [E],
+    b: &'a [E],
+}
+
+impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Gate<'_, E> {
+    fn visit(
+        self,
+        value: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+    ) -> Vec<E> {
+        let Self { a, b } = self;
+        parallel::filled(a.len(), E::zero(), TASK, COST * a.len(), |index, y| {
+            let start = index * TASK;
+            let inputs = a[start..].iter().zip(&b[start..]);
+            y.iter_mut().zip(inputs).for_each(|(y, (a, b))| *y = E::narrow(a.widen() * value(b.widen())));
+        })
+    }
+}
+
+struct GateSlope<'a, E> {
+    a: &'a [E],
+    read: &'a [E],
+    dy: &'a mut [E],
+}
+
+impl<E: CpuElement> Visitor<E::Acc, ()> for GateSlope<'_, E> {
+    fn visit(
+        self,
+        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+        slope: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+    ) {
+        let Self { a, read, dy } = self;
+        let work = COST * dy.len();
+        parallel::chunks_mut(dy, TASK, work, |index, dy| {
+            let inputs = a[index * TASK..].iter().zip(&read[index * TASK..]);
+            let each = dy.iter_mut().zip(inputs);
+            each.for_each(|(dy, (a, read))| *dy = E::narrow(dy.widen() * a.widen() * slope(read.widen())));
+        });
+    }
+}

@@ -1,0 +1,56 @@
+use crate::functional;
+use crate::nn::drop_in::{displayed, drop_in};
+use burn::module::Module;
+use burn::tensor::{AsIndex, Tensor};
+
+/// Gated linear unit, `a * sigmoid(b)` of the two halves of its input along an axis, after
+/// [arXiv 1612.08083](https://arxiv.org/abs/1612.08083).
+///
+/// Keeps the two halves for the backward pass; [`burn::nn::activation::GLU`] keeps several tensors of their size.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::activation::GLU;
+///
+/// let x = Tensor::<1>::from_floats([2.0, 0.0], &Device::flex());
+/// GLU::new(0).forward(x).to_data().assert_eq(&[1.0f32].into(), true);
+/// ```
+#[derive(Module, Debug, Default)]
+pub struct MemSaveGLU {
+    dim: isize,
+}
+
+impl MemSaveGLU {
+    /// Converts the stock module.
+    pub fn from_nn_glu(stock: burn::nn::activation::GLU) -> Self {
+        Self { dim: displayed(&stock, "dim") }
+    }
+
+    /// Converts back to the stock module.
+    pub fn into_nn_glu(self) -> burn::nn::activation::GLU {
+        burn::nn::activation::GLU::new(self.dim)
+    }
+}
+
+drop_in!(@from MemSaveGLU = burn::nn::activation::GLU, from_nn_glu, into_nn_glu);
+
+impl MemSaveGLU {
+    /// Creates the module; `dim` is the axis that is halved, counted from the end if it is negative.
+    pub fn new(dim: impl AsIndex) -> Self {
+        Self { dim: dim.as_index() }
+    }
+
+    /// Applies the function.
+    ///
+    /// # Shapes
+    ///
+    /// - input: any
+    /// - output: the same, half as long along `dim`
+    ///
+    /// # Panics
+    ///
+    /// Panics if the axis does not exist or has an odd length.
+    pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        functional::glu(input, self.dim)
+    }
+}
