@@ -73,7 +73,7 @@ impl Smooth {
         let num = A::from_f64;
         let [zero, half, one] = [0.0, 0.5, 1.0].map(num);
         let exp_branch =
-            move |x: A, alpha: A, width: A| if x > zero { x } else { alpha * (x / width).exp_m1() };
+            move |x: A, alpha: A, width: A| if x > zero { x } else { alpha * ((x / width).exp() - one) };
         match self {
             Self::Gelu => {
                 let (sqrt_2, density) = (num(core::f64::consts::SQRT_2), num(SQRT_2_OVER_PI * 0.5));
@@ -101,12 +101,20 @@ impl Smooth {
                 },
             ),
             Self::Mish => {
-                let softplus = move |x: A| if x > num(SOFTPLUS_THRESHOLD) { x } else { x.exp().ln_1p() };
+                // With e = exp(x) and n = e (e + 2): tanh(log(1 + e)) = n / (n + 2), so that one exponential is enough.
+                let capped = move |x: A| x.min(num(SOFTPLUS_THRESHOLD)).exp();
+                let double = num(2.0);
                 visitor.visit(
-                    move |x| x * softplus(x).tanh(),
                     move |x| {
-                        let t = softplus(x).tanh();
-                        t + x * (one - t * t) * sigmoid(x)
+                        let e = capped(x);
+                        let n = e * (e + double);
+                        x * (n / (n + double))
+                    },
+                    move |x| {
+                        let e = capped(x);
+                        let n = e * (e + double);
+                        let falling = num(4.0) * e * (one + e) / ((n + double) * (n + double));
+                        n / (n + double) + if x > num(SOFTPLUS_THRESHOLD) { zero } else { x * falling }
                     },
                 )
             }
@@ -114,7 +122,7 @@ impl Smooth {
                 // Beyond the capped one the function is the identity to the last digit.
                 let (beta, threshold) = (num(beta), num(threshold).min(A::max_value().ln()));
                 visitor.visit(
-                    move |x| if beta * x > threshold { x } else { (beta * x).exp().ln_1p() / beta },
+                    move |x| if beta * x > threshold { x } else { log_1p((beta * x).exp()) / beta },
                     move |x| if beta * x > threshold { one } else { sigmoid(beta * x) },
                 )
             }
@@ -147,7 +155,7 @@ impl Smooth {
                 )
             }
             Self::LogSigmoid => {
-                visitor.visit(move |x| x.min(zero) - (-x.abs()).exp().ln_1p(), |x| sigmoid(-x))
+                visitor.visit(move |x| x.min(zero) - log_1p((-x.abs()).exp()), |x| sigmoid(-x))
             }
             Self::HardSwish => {
                 let sixth = num(1.0 / 6.0);
@@ -186,6 +194,14 @@ fn sigmoid<A: CpuElement<Acc = A>>(x: A) -> A {
     let e = (-x.abs()).exp();
     let s = A::one() / (A::one() + e);
     if x >= A::zero() { s } else { e * s }
+}
+
+/// `log(1 + x)` for `x >= 0`, to the last digits also where `1 + x` is 1, after Kahan: faster than the function of the platform.
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+#[inline(always)]
+fn log_1p<A: CpuElement<Acc = A>>(x: A) -> A {
+    let sum = A::one() + x;
+    if sum == A::one() { x } else { sum.ln() * (x / (sum - A::one())) }
 }
 
 /// What to do with a function and its slope, whose types are known only inside.

@@ -389,15 +389,17 @@ impl<B: CpuBackend> MemBackend for B {
     ) -> [Option<FloatTensor<B>>; 2] {
         let (b, mut dy) = (B::contiguous(b), B::contiguous(dy));
         with_element!(dy.dtype(), "gate", E => {
-            let a_grad = wants_a.then(|| {
-                let da = smooth::gate(B::as_slice::<E>(&dy), B::as_slice(&b), f);
-                B::from_vec(da, dy.shape())
-            });
-            let b_grad = a.map(B::contiguous).map(|a| {
-                let read = if f.reads_output() { Self::smooth(b, f) } else { b };
-                smooth::gate_slope(B::as_slice::<E>(&a), B::as_slice(&read), f, B::as_slice_mut(&mut dy));
-                dy
-            });
+            let (a_grad, b_grad) = match a.map(B::contiguous) {
+                Some(a) => {
+                    let (a, b) = (B::as_slice::<E>(&a), B::as_slice::<E>(&b));
+                    let da = smooth::gate_backward(a, b, f, B::as_slice_mut(&mut dy), wants_a);
+                    (da.map(|da| B::from_vec(da, dy.shape())), Some(dy))
+                }
+                None => {
+                    let da = || smooth::gate(B::as_slice::<E>(&dy), B::as_slice(&b), f);
+                    (wants_a.then(|| B::from_vec(da(), dy.shape())), None)
+                }
+            };
             [a_grad, b_grad]
         })
     }

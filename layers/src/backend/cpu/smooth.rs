@@ -27,9 +27,15 @@ pub(super) fn gate<E: CpuElement>(a: &[E], b: &[E], f: Smooth) -> Vec<E> {
     f.with(Gate { a, b })
 }
 
-/// Replaces `dy` by `dy * a * f'`, of what `f` reads.
-pub(super) fn gate_slope<E: CpuElement>(a: &[E], read: &[E], f: Smooth, dy: &mut [E]) {
-    f.with(GateSlope { a, read, dy });
+/// Replaces `dy` by the gradient of `b`; that of `a`, if it is wanted. One pass.
+pub(super) fn gate_backward<E: CpuElement>(
+    a: &[E],
+    b: &[E],
+    f: Smooth,
+    dy: &mut [E],
+    wants_a: bool,
+) -> Option<Vec<E>> {
+    f.with(GateBackward { a, b, dy, reads_output: f.reads_output(), wants_a })
 }
 
 struct Forward<'a, E>(&'a [E]);
@@ -103,24 +109,38 @@ impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Gate<'_, E> {
     }
 }
 
-struct GateSlope<'a, E> {
+struct GateBackward<'a, E> {
     a: &'a [E],
-    read: &'a [E],
+    b: &'a [E],
     dy: &'a mut [E],
+    reads_output: bool,
+    wants_a: bool,
 }
 
-impl<E: CpuElement> Visitor<E::Acc, ()> for GateSlope<'_, E> {
+impl<E: CpuElement> Visitor<E::Acc, Option<Vec<E>>> for GateBackward<'_, E> {
     fn visit(
         self,
-        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+        value: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
         slope: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-    ) {
-        let Self { a, read, dy } = self;
+    ) -> Option<Vec<E>> {
+        let Self { a, b, dy, reads_output, wants_a } = self;
         let work = COST * dy.len();
-        parallel::chunks_mut(dy, TASK, work, |index, dy| {
-            let inputs = a[index * TASK..].iter().zip(&read[index * TASK..]);
-            let each = dy.iter_mut().zip(inputs);
-            each.for_each(|(dy, (a, read))| *dy = E::narrow(dy.widen() * a.widen() * slope(read.widen())));
-        });
+        let slope = move |b: E::Acc| slope(if reads_output { value(b) } else { b });
+        let of_b = move |dy: E, a: E, b: E| E::narrow(dy.widen() * a.widen() * slope(b.widen()));
+        if !wants_a {
+            parallel::chunks_mut(dy, TASK, work, |index, dy| {
+                let inputs = a[index * TASK..].iter().zip(&b[index * TASK..]);
+                dy.iter_mut().zip(inputs).for_each(|(dy, (&a, &b))| *dy = of_b(*dy, a, b));
+            });
+            return None;
+        }
+        let len = dy.len();
+        Some(parallel::zip_filled((len, E::zero()), dy, [TASK; 2], work, |index, da, dy| {
+            let inputs = a[index * TASK..].iter().zip(&b[index * TASK..]);
+            for ((da, dy), (&a, &b)) in da.iter_mut().zip(dy).zip(inputs) {
+                *da = E::narrow(dy.widen() * value(b.widen()));
+                *dy = of_b(*dy, a, b);
+            }
+        }))
     }
 }

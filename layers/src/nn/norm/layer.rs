@@ -2,7 +2,7 @@ use crate::functional;
 use crate::nn::drop_in::{config_twin, displayed, drop_in};
 use burn::config::Config;
 use burn::module::{Module, Param};
-use burn::tensor::{Device, Tensor, assert_shape};
+use burn::tensor::{DType, Device, Tensor, assert_shape};
 
 /// Configuration of [`MemSaveLayerNorm`]; the same as [`burn::nn::LayerNormConfig`].
 #[derive(Config, Debug)]
@@ -88,7 +88,7 @@ impl MemSaveLayerNorm {
         let beta = self.beta.as_ref().map(Param::val);
         let tracked =
             input.is_tracked() || gamma.is_tracked() || beta.as_ref().is_some_and(Tensor::is_tracked);
-        match tracked && gamma.dtype() == input.dtype() {
+        match gamma.dtype() == input.dtype() && (tracked || input.dtype() != DType::F16) {
             true => functional::layer_norm(input, gamma, beta, self.epsilon),
             false => self.clone().into_nn_layer_norm().forward(input), // widens where it must
         }
