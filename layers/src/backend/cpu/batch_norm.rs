@@ -129,7 +129,8 @@ impl<'a, E: CpuElement> Channels<'a, E> {
         f: impl Fn(usize, Range<usize>) -> [f64; N] + Send + Sync,
     ) -> Vec<[f64; N]> {
         let row = self.channels * self.inner;
-        let per_range = parallel::map_ranges(self.channels, self.values.len(), |channels| {
+        let size = parallel::items_per_job(self.channels, self.values.len());
+        let per_range = parallel::map_ranges(self.channels, size, |channels| {
             let mut sums = vec![zero; channels.len()];
             for start in (0..self.values.len()).step_by(row.max(1)) {
                 for (sums, channel) in sums.iter_mut().zip(channels.clone()) {

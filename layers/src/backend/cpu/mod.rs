@@ -334,12 +334,13 @@ impl<B: CpuBackend> MemBackend for B {
         wanted: [bool; 3],
     ) -> NormGrads<B> {
         let (x, gamma, mut dy) = (B::contiguous(x), gamma.map(B::contiguous), B::contiguous(dy));
+        let [wants_x, of_parameters @ ..] = wanted;
         with_element!(x.dtype(), "normalize_rows", E => {
             let parameters = row_norm::Parameters::new(norm, gamma.as_ref().map(B::as_slice::<E>), None);
             let x = B::as_slice::<E>(&x);
-            let grads = match wanted[0] {
-                true => row_norm::backward(x, norm, &parameters, B::as_slice_mut(&mut dy)),
-                false => row_norm::parameters_backward(x, norm, &parameters, B::as_slice(&dy)),
+            let grads = match wants_x {
+                true => row_norm::backward(x, norm, &parameters, B::as_slice_mut(&mut dy), of_parameters),
+                false => row_norm::parameters_backward(x, norm, &parameters, B::as_slice(&dy), of_parameters),
             };
             let [gamma_grad, beta_grad] = grads.into_vecs::<E>();
             let parameter = |wanted: bool, grad| {
@@ -348,7 +349,7 @@ impl<B: CpuBackend> MemBackend for B {
             NormGrads {
                 gamma: parameter(wanted[1], gamma_grad),
                 beta: parameter(wanted[2], beta_grad),
-                x: wanted[0].then_some(dy),
+                x: wants_x.then_some(dy),
             }
         })
     }

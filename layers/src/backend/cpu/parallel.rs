@@ -141,13 +141,12 @@ fn fill<T: Copy>(chunk: &mut [MaybeUninit<T>], value: T) -> &mut [T] {
     unsafe { chunk.assume_init_mut() }
 }
 
-/// `f(start..end)` for consecutive ranges that cover `0..len`, in order.
+/// `f(start..end)` for consecutive ranges of `size` that cover `0..len`, in order.
 pub(super) fn map_ranges<R: Send>(
     len: usize,
-    work: usize,
+    size: usize,
     f: impl Fn(core::ops::Range<usize>) -> R + Send + Sync,
 ) -> Vec<R> {
-    let size = items_per_job(len, work);
     let job = |start: usize| vectorized(|| f(start..(start + size).min(len)));
     match len <= size {
         true => vec![job(0)],
@@ -172,7 +171,16 @@ pub(super) fn map_chunks_mut<T: Send, R: Send>(
 
 /// The number of items that a job should take if every job has a result of its own: all of them unless the work is worth it.
 pub(super) fn items_per_job(items: usize, work: usize) -> usize {
-    let jobs = if work < WORTH_IT { 1 } else { 4 * rayon::current_num_threads() };
+    shared(items, work, 4)
+}
+
+/// [`items_per_job`], where the results are so large that there should be no more than threads.
+pub(super) fn items_per_thread(items: usize, work: usize) -> usize {
+    shared(items, work, 1)
+}
+
+fn shared(items: usize, work: usize, jobs_per_thread: usize) -> usize {
+    let jobs = if work < WORTH_IT { 1 } else { jobs_per_thread * rayon::current_num_threads() };
     items.div_ceil(jobs).max(1)
 }
 

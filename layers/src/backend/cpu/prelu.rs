@@ -38,7 +38,8 @@ pub(super) fn alpha_backward<E: CpuElement>(x: &[E], dy: &[E], slopes: usize, in
     const PART: usize = 1 << 12;
     let planes = x.len() / inner;
     let parts = inner.div_ceil(PART);
-    let sums = parallel::map_ranges(planes * parts, x.len(), |range| {
+    let size = parallel::items_per_job(planes * parts, x.len());
+    let sums = parallel::map_ranges(planes * parts, size, |range| {
         let mut sums = vec![0.0f64; slopes];
         for part in range {
             let (plane, part) = (part / parts, part % parts);

@@ -79,8 +79,10 @@ pub(super) struct ParameterGrads {
 }
 
 impl ParameterGrads {
-    fn new(norm: &RowNorm) -> Self {
-        Self { gamma: vec![0.0; norm.parameters()], beta: vec![0.0; norm.parameters()] }
+    /// Zeros for the wanted ones of gamma and beta; nothing for the other.
+    fn new(norm: &RowNorm, wanted: [bool; 2]) -> Self {
+        let [gamma, beta] = wanted.map(|wanted| if wanted { vec![0.0; norm.parameters()] } else { vec![] });
+        Self { gamma, beta }
     }
 
     fn add(mut self, other: Self) -> Self {
@@ -120,10 +122,10 @@ impl<'a, E: CpuElement> Visit<'a, E> {
     /// Rows that are added up in the type of the elements.
     const FEW: usize = 32;
 
-    fn new(norm: &'a RowNorm, gamma: &'a [E::Acc]) -> Self {
+    fn new(norm: &'a RowNorm, gamma: &'a [E::Acc], wanted: [bool; 2]) -> Self {
         let few = || vec![<E::Acc as Zero>::zero(); norm.channels];
         let few = (norm.inner == 1 && norm.groups == 1).then(|| [few(), few()]);
-        Self { norm, gamma, grads: ParameterGrads::new(norm), few, rows: 0 }
+        Self { norm, gamma, grads: ParameterGrads::new(norm, wanted), few, rows: 0 }
     }
 
     /// Adds row number `at` to the gradients of the parameters; how to get its `dx`.
@@ -146,8 +148,10 @@ impl<'a, E: CpuElement> Visit<'a, E> {
                 for (channel, (x, dy)) in (start..).zip(x.chunks_exact(inner).zip(dy.chunks_exact(inner))) {
                     let [sum, product] = sums::moments(x, dy, mean);
                     let gamma = self.gamma[channel].into_f64();
-                    self.grads.beta[channel] += sum;
-                    self.grads.gamma[channel] += product * inv_std;
+                    let parameters = [&mut self.grads.gamma, &mut self.grads.beta];
+                    for (grads, value) in parameters.into_iter().zip([product * inv_std, sum]) {
+                        grads.get_mut(channel).into_iter().for_each(|grad| *grad += value);
+                    }
                     sums = [sums[0] + gamma * sum, sums[1] + gamma * product * inv_std];
                 }
                 sums
@@ -237,17 +241,19 @@ pub(super) fn parameters_backward<E: CpuElement>(
     norm: &RowNorm,
     parameters: &Parameters<E::Acc>,
     dy: &[E],
+    wanted: [bool; 2],
 ) -> ParameterGrads {
     let size = norm.row().max(1);
     let row = |at: usize| at * size..(at + 1) * size;
-    let parts = parallel::map_ranges(x.len() / size, x.len(), |range| {
-        let mut visit = Visit::<E>::new(norm, &parameters.gamma);
+    let job = parallel::items_per_thread(x.len() / size, x.len());
+    let parts = parallel::map_ranges(x.len() / size, job, |range| {
+        let mut visit = Visit::<E>::new(norm, &parameters.gamma, wanted);
         range.for_each(|at| {
             visit.add(at, &x[row(at)], &dy[row(at)]);
         });
         visit.finish()
     });
-    parts.into_iter().fold(ParameterGrads::new(norm), ParameterGrads::add)
+    parts.into_iter().fold(ParameterGrads::new(norm, wanted), ParameterGrads::add)
 }
 
 /// The gradients of the parameters; `dy` becomes the gradient of `x`. One pass over both tensors.
@@ -256,11 +262,12 @@ pub(super) fn backward<E: CpuElement>(
     norm: &RowNorm,
     parameters: &Parameters<E::Acc>,
     dy: &mut [E],
+    wanted: [bool; 2],
 ) -> ParameterGrads {
     let size = norm.row().max(1);
-    let job = parallel::items_per_job(x.len() / size, x.len());
+    let job = parallel::items_per_thread(x.len() / size, x.len());
     let parts = parallel::map_chunks_mut(dy, job * size, |index, dy| {
-        let mut visit = Visit::<E>::new(norm, &parameters.gamma);
+        let mut visit = Visit::<E>::new(norm, &parameters.gamma, wanted);
         let rows = dy.chunks_exact_mut(size).zip(x[index * job * size..].chunks_exact(size));
         for (at, (dy, x)) in (index * job..).zip(rows) {
             let line = visit.add(at, x, dy);
@@ -268,5 +275,5 @@ pub(super) fn backward<E: CpuElement>(
         }
         visit.finish()
     });
-    parts.into_iter().fold(ParameterGrads::new(norm), ParameterGrads::add)
+    parts.into_iter().fold(ParameterGrads::new(norm, wanted), ParameterGrads::add)
 }
