@@ -538,6 +538,14 @@ fn compare_chains<const D: usize>(
     let large = bytes(large.kept);
     let checkpointing = strategy == Some(GradientCheckpointingStrategy::Balanced);
     expect(checkpointing || grown == said, || failure(format!("keeps {grown} bytes more, not {said}")));
+    let total = |input: Input<D>| {
+        let x = input.random(device).require_grad();
+        ledger(&nn::Relu::new(), || ours(x)).1.total() as i64
+    };
+    let [small, counted] = inputs.map(total);
+    expect(checkpointing || counted - small == said, || {
+        failure(format!("the ledger's totals are {small} and {counted}, {said} more is kept"))
+    });
     let stock = bytes(measure(device, inputs[1], true, stock).kept);
     let masks =
         if strategy == Some(GradientCheckpointingStrategy::Balanced) { inputs[1].bits() as i64 } else { 0 };

@@ -1,5 +1,5 @@
 //! Keeping tensors of the graph for the backward pass, and saying so.
-use super::recompute::Free;
+use super::recompute::{Free, is_offered};
 use crate::backend::Saved;
 use crate::ledger;
 use burn::backend::{
@@ -55,14 +55,19 @@ impl Keeper {
         BO: Backward<B, N, State = S>,
         C: CheckpointStrategy,
     {
-        self.report(name, bytes(tensor), reason, Some(tensor.id()));
+        // Looked up only while somebody records.
+        let kept = || match is_offered(tensor.id()) {
+            true => (0, "computed again"),
+            false => (bytes(tensor), reason),
+        };
+        self.report(name, kept, Some(tensor.id()));
         let node = prep.checkpoint(tensor);
         Kept { node, _free: tensor.is_tracked().then(|| Arc::new(Free::new(node))) }
     }
 
     /// Reports what an operation keeps in its own state.
     pub(crate) fn keep_state<T: Saved>(&self, name: &'static str, saved: T, reason: &'static str) -> T {
-        self.report(name, saved.bytes(), reason, None);
+        self.report(name, || (saved.bytes(), reason), None);
         saved
     }
 
@@ -73,13 +78,21 @@ impl Keeper {
         tensor: T,
         reason: &'static str,
     ) -> T {
-        self.report(name, bytes(&tensor), reason, None);
+        self.report(name, || (bytes(&tensor), reason), None);
         tensor
     }
 
-    fn report(&self, tensor: &'static str, bytes: usize, reason: &'static str, node: Option<NodeId>) {
+    fn report(
+        &self,
+        tensor: &'static str,
+        kept: impl FnOnce() -> (usize, &'static str),
+        node: Option<NodeId>,
+    ) {
         let Self { operation, weight } = *self;
-        ledger::report(|| ledger::Entry { operation, tensor, bytes, reason, node, weight });
+        ledger::report(|| {
+            let (bytes, reason) = kept();
+            ledger::Entry { operation, tensor, bytes, reason, node, weight }
+        });
     }
 }
 

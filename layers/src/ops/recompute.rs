@@ -26,10 +26,16 @@ use core::fmt::Write;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// How many promises there are for a node.
-static FREE: LazyLock<Mutex<HashMap<NodeId, usize>>> = LazyLock::new(Mutex::default);
+/// How many promises there are for a node, and whether its step offers to compute its tensor again.
+#[derive(Debug, Default)]
+struct Promises {
+    count: usize,
+    offered: bool,
+}
 
-fn free_nodes() -> MutexGuard<'static, HashMap<NodeId, usize>> {
+static FREE: LazyLock<Mutex<HashMap<NodeId, Promises>>> = LazyLock::new(Mutex::default);
+
+fn free_nodes() -> MutexGuard<'static, HashMap<NodeId, Promises>> {
     FREE.lock().unwrap_or_else(PoisonError::into_inner) // a count is right after every statement
 }
 
@@ -40,8 +46,15 @@ pub(crate) struct Free(NodeId);
 
 impl Free {
     pub(crate) fn new(node: NodeId) -> Self {
-        *free_nodes().entry(node).or_default() += 1;
+        free_nodes().entry(node).or_default().count += 1;
         Self(node)
+    }
+
+    /// For the output of a step that offers to compute it again.
+    fn offered(node: NodeId) -> Self {
+        let free = Self::new(node);
+        free_nodes().entry(node).or_default().offered = true;
+        free
     }
 }
 
@@ -49,8 +62,8 @@ impl Drop for Free {
     fn drop(&mut self) {
         let mut nodes = free_nodes();
         if let Some(promises) = nodes.get_mut(&self.0) {
-            *promises -= 1;
-            if *promises == 0 {
+            promises.count -= 1;
+            if promises.count == 0 {
                 nodes.remove(&self.0);
             }
         }
@@ -70,7 +83,7 @@ impl Offered {
     /// Promises the output of the step that has this in its state.
     pub(crate) fn promise(&self, output: NodeId) {
         if let Some(promise) = &self.0 {
-            let _ = promise.set(Free::new(output)); // a step has one output
+            let _ = promise.set(Free::offered(output)); // a step has one output
         }
     }
 }
@@ -78,6 +91,11 @@ impl Offered {
 /// Whether the tensor can be had in the backward pass without keeping a byte for it.
 pub(crate) fn is_free<B: Backend, C: CheckpointStrategy>(x: &FloatTensor<Autodiff<B, C>>) -> bool {
     x.is_tracked() && (free_nodes().contains_key(&x.id()) || is_recomputed::<B, C>(x))
+}
+
+/// Whether a step of this library computes the tensor of a node again when the backward pass asks for it.
+pub(crate) fn is_offered(node: NodeId) -> bool {
+    free_nodes().get(&node).is_some_and(|promises| promises.offered)
 }
 
 /// Where a recomputation finds an input.
