@@ -282,13 +282,16 @@ fn merged(axes: &[AxisMap]) -> Vec<AxisMap> {
 /// Where the inputs of outputs lie in a plane of the given axes, if every output is one of the inputs: the rows of inputs along
 /// the last axis, one per row of outputs, and the places in a row.
 fn selection(axes: &[AxisMap]) -> Option<(Vec<usize>, Vec<usize>)> {
+    if !axes.iter().all(AxisMap::selects) {
+        return None;
+    }
     let starts = |axis: &AxisMap| axis.windows.iter().map(|window| window.start).collect::<Vec<_>>();
     let (last, others) = axes.split_last()?;
     let rows = others.iter().fold(vec![0], |rows, axis| {
         let starts = starts(axis);
         rows.iter().flat_map(|row| starts.iter().map(move |start| row * axis.size + start)).collect()
     });
-    axes.iter().all(AxisMap::selects).then(|| (rows, starts(last)))
+    Some((rows, starts(last)))
 }
 
 /// `len` zeros in place of what is there.
