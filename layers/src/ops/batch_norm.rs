@@ -174,11 +174,12 @@ fn normalize_again<B: MemBackend>(
 }
 
 /// What is wanted where only beta is tracked.
-fn of_beta<B: MemBackend>(dy: FloatTensor<B>) -> NormGrads<B> {
+pub(super) fn of_beta<B: MemBackend>(dy: FloatTensor<B>) -> NormGrads<B> {
     NormGrads { x: None, gamma: None, beta: Some(B::sum_to_channels(dy)) }
 }
 
-fn register<B: Backend>(parents: [Option<NodeId>; 3], from: NormGrads<B>, grads: &mut Gradients) {
+/// Registers the gradients that there are.
+pub(super) fn register<B: Backend>(parents: [Option<NodeId>; 3], from: NormGrads<B>, grads: &mut Gradients) {
     for (node, grad) in parents.into_iter().zip([from.x, from.gamma, from.beta]) {
         if let (Some(node), Some(grad)) = (node, grad) {
             grads.register::<B>(node, grad);

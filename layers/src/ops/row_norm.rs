@@ -13,10 +13,11 @@
 //! operations, which keep two tensors of the size of `x`.
 use super::{
     MaybeTensor,
+    batch_norm::{of_beta, register},
     kept::{Keeper, Kept},
     recompute::{Offered, offer},
 };
-use crate::backend::{MemBackend, NormGrads, RowNorm, plain_backends};
+use crate::backend::{MemBackend, RowNorm, plain_backends};
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
@@ -166,13 +167,9 @@ impl<B: MemBackend, const N: usize> Backward<B, N> for Step {
             None => {
                 let repeats = dy.shape().num_elements() / (norm.groups * norm.row()).max(1);
                 let dy = B::float_reshape(dy, Shape::new([repeats, norm.parameters(), norm.inner]));
-                NormGrads { x: None, gamma: None, beta: Some(B::sum_to_channels(dy)) }
+                of_beta::<B>(dy)
             }
         };
-        for (node, grad) in nodes.into_iter().zip([result.x, result.gamma, result.beta]) {
-            if let (Some(node), Some(grad)) = (node, grad) {
-                grads.register::<B>(node.id, grad);
-            }
-        }
+        register::<B>(nodes.map(|parent| parent.map(|node| node.id)), result, grads);
     }
 }
