@@ -73,13 +73,15 @@ impl Smooth {
         let num = A::from_f64;
         let [zero, half, one] = [0.0, 0.5, 1.0].map(num);
         let exp_branch =
-            move |x: A, alpha: A, width: A| if x > zero { x } else { alpha * ((x / width).exp() - one) };
+            move |x: A, alpha: A, width: A| if x > zero { x } else { alpha * ((x / width).fast_exp() - one) };
         match self {
             Self::Gelu => {
                 let (sqrt_2, density) = (num(core::f64::consts::SQRT_2), num(SQRT_2_OVER_PI * 0.5));
                 let normal = move |x: A| half * (one + (x / sqrt_2).erf());
-                visitor
-                    .visit(move |x| x * normal(x), move |x| normal(x) + x * density * (-half * x * x).exp())
+                visitor.visit(
+                    move |x| x * normal(x),
+                    move |x| normal(x) + x * density * (-half * x * x).fast_exp(),
+                )
             }
             Self::GeluApproximate => {
                 let (scale, cube) = (num(SQRT_2_OVER_PI), num(GELU_CUBE));
@@ -102,7 +104,7 @@ impl Smooth {
             ),
             Self::Mish => {
                 // With e = exp(x) and n = e (e + 2): tanh(log(1 + e)) = n / (n + 2), so that one exponential is enough.
-                let capped = move |x: A| x.min(num(SOFTPLUS_THRESHOLD)).exp();
+                let capped = move |x: A| x.min(num(SOFTPLUS_THRESHOLD)).fast_exp();
                 let double = num(2.0);
                 visitor.visit(
                     move |x| {
@@ -122,7 +124,7 @@ impl Smooth {
                 // Beyond the capped one the function is the identity to the last digit.
                 let (beta, threshold) = (num(beta), num(threshold).min(A::max_value().ln()));
                 visitor.visit(
-                    move |x| if beta * x > threshold { x } else { log_1p((beta * x).exp()) / beta },
+                    move |x| if beta * x > threshold { x } else { log_1p((beta * x).fast_exp()) / beta },
                     move |x| if beta * x > threshold { one } else { sigmoid(beta * x) },
                 )
             }
@@ -137,25 +139,25 @@ impl Smooth {
                 let alpha = num(alpha);
                 visitor.visit(
                     move |x| exp_branch(x, alpha, one),
-                    move |x| if x > zero { one } else { alpha * x.exp() },
+                    move |x| if x > zero { one } else { alpha * x.fast_exp() },
                 )
             }
             Self::Celu { alpha } => {
                 let alpha = num(alpha);
                 visitor.visit(
                     move |x| exp_branch(x, alpha, alpha),
-                    move |x| if x > zero { one } else { (x / alpha).exp() },
+                    move |x| if x > zero { one } else { (x / alpha).fast_exp() },
                 )
             }
             Self::Selu => {
                 let (scale, alpha) = (num(SELU_SCALE), num(SELU_ALPHA));
                 visitor.visit(
                     move |x| scale * exp_branch(x, alpha, one),
-                    move |x| scale * if x >= zero { one } else { alpha * x.exp() },
+                    move |x| scale * if x >= zero { one } else { alpha * x.fast_exp() },
                 )
             }
             Self::LogSigmoid => {
-                visitor.visit(move |x| x.min(zero) - log_1p((-x.abs()).exp()), |x| sigmoid(-x))
+                visitor.visit(move |x| x.min(zero) - log_1p((-x.abs()).fast_exp()), |x| sigmoid(-x))
             }
             Self::HardSwish => {
                 let sixth = num(1.0 / 6.0);
@@ -191,7 +193,7 @@ impl Smooth {
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 #[inline(always)]
 fn sigmoid<A: CpuElement<Acc = A>>(x: A) -> A {
-    let e = (-x.abs()).exp();
+    let e = (-x.abs()).fast_exp();
     let s = A::one() / (A::one() + e);
     if x >= A::zero() { s } else { e * s }
 }

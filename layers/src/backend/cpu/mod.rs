@@ -14,6 +14,7 @@ use num_traits::Float;
 mod axis_map;
 mod batch_norm;
 mod bit_mask;
+mod exp;
 mod max_pool;
 mod parallel;
 mod prelu;
@@ -39,10 +40,12 @@ pub trait CpuElement: Element + bytemuck::Pod + Float + Send + Sync {
     fn into_f64(self) -> f64;
     /// The error function.
     fn erf(self) -> Self;
+    /// `e^self`; in f32 by a function that loops of it are compiled for vectors with.
+    fn fast_exp(self) -> Self;
 }
 
 macro_rules! cpu_element {
-    ($element:ty, $acc:ty, $widen:expr, $narrow:expr, $from_f64:expr, $to_f64:expr, $erf:expr) => {
+    ($element:ty, $acc:ty, $widen:expr, $narrow:expr, $from_f64:expr, $to_f64:expr, $erf:expr, $exp:expr) => {
         impl CpuElement for $element {
             type Acc = $acc;
             #[inline(always)]
@@ -65,17 +68,31 @@ macro_rules! cpu_element {
             fn erf(self) -> Self {
                 $erf(self)
             }
+            #[inline(always)]
+            fn fast_exp(self) -> Self {
+                $exp(self)
+            }
         }
     };
 }
-cpu_element!(f32, f32, |v| v, |v| v, |v| v as f32, f64::from, libm::erff);
-cpu_element!(f64, f64, |v| v, |v| v, |v| v, |v| v, libm::erf);
-cpu_element!(f16, f32, f16::to_f32, f16::from_f32, f16::from_f64, f16::to_f64, |v| f16::from_f32(
-    libm::erff(f16::to_f32(v))
-));
-cpu_element!(bf16, f32, bf16::to_f32, bf16::from_f32, bf16::from_f64, bf16::to_f64, |v| bf16::from_f32(
-    libm::erff(bf16::to_f32(v))
-));
+cpu_element!(f32, f32, |v| v, |v| v, |v| v as f32, f64::from, libm::erff, exp::exp);
+cpu_element!(f64, f64, |v| v, |v| v, |v| v, |v| v, libm::erf, f64::exp);
+macro_rules! half_element {
+    ($half:ident) => {
+        cpu_element!(
+            $half,
+            f32,
+            $half::to_f32,
+            $half::from_f32,
+            $half::from_f64,
+            $half::to_f64,
+            |v| $half::from_f32(libm::erff($half::to_f32(v))),
+            |v| $half::from_f32(exp::exp($half::to_f32(v)))
+        );
+    };
+}
+half_element!(f16);
+half_element!(bf16);
 
 /// A backend whose tensors are slices in memory.
 pub trait CpuBackend: Backend {
