@@ -3,6 +3,7 @@
 #![recursion_limit = "256"]
 
 mod activations;
+mod attention;
 mod batch_norm;
 mod chains;
 mod common;

@@ -4,8 +4,10 @@
 use super::Saved;
 use super::{BatchNormOutput, NormGrads, PiecewiseLinear, RowNorm};
 
+mod attention;
 mod smooth;
 
+pub use attention::{attention_weights, attention_weights_backward};
 pub use smooth::{gate, gate_backward, smooth, smooth_backward};
 
 use burn::backend::{
@@ -591,6 +593,23 @@ macro_rules! device_backend {
                 wants_a: bool,
             ) -> [Option<FloatTensor<Self>>; 2] {
                 gate_backward::<Self>(a, b, f, dy, wants_a)
+            }
+            const ATTENTION_CHUNK: usize = 1 << 24; // launching kernels takes longer than on a CPU
+
+            fn attention_weights(
+                products: FloatTensor<Self>,
+                rows: &crate::backend::ScoreRows<Self>,
+            ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+                attention_weights::<Self>(products, rows)
+            }
+            fn attention_weights_backward(
+                products: FloatTensor<Self>,
+                gradients: FloatTensor<Self>,
+                log_sums: FloatTensor<Self>,
+                rows: &crate::backend::ScoreRows<Self>,
+                wants_bias: bool,
+            ) -> crate::backend::ScoreGrads<Self> {
+                attention_weights_backward::<Self>(products, gradients, log_sums, rows, wants_bias)
             }
             fn max_pool2d_with_offsets(
                 x: FloatTensor<Self>,

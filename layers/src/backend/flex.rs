@@ -1,6 +1,10 @@
 //! Slices of Flex tensors.
 use super::cpu::{CpuBackend, CpuElement};
-use burn::backend::{Flex, flex::FlexDevice, tensor::FloatTensor};
+use burn::backend::{
+    Flex,
+    flex::FlexDevice,
+    tensor::{BoolTensor, FloatTensor},
+};
 use burn::tensor::{Bytes, DType, Shape, bf16, f16};
 use burn_flex::{FlexTensor, Layout};
 
@@ -22,6 +26,14 @@ impl CpuBackend for Flex {
 
     fn from_vec<E: CpuElement>(values: Vec<E>, shape: Shape) -> FloatTensor<Self> {
         FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape), E::dtype())
+    }
+
+    fn contiguous_bools(x: BoolTensor<Self>) -> BoolTensor<Self> {
+        x.to_contiguous()
+    }
+
+    fn as_bytes(x: &BoolTensor<Self>) -> &[u8] {
+        x.bytes()
     }
 
     fn shape_only(shape: Shape, dtype: DType, _: &FlexDevice) -> FloatTensor<Self> {

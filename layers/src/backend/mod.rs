@@ -8,6 +8,7 @@ use burn::tensor::{
     ops::{AvgPoolOptions, MaxPoolOptions},
 };
 
+mod attention;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub mod cpu;
 pub mod device;
@@ -20,6 +21,8 @@ mod row_norm;
 mod smooth;
 mod windows;
 
+pub(crate) use attention::{Dropped, Inputs};
+pub use attention::{ScoreGrads, ScoreRows, Scores};
 pub use piecewise_linear::PiecewiseLinear;
 pub use row_norm::RowNorm;
 pub use smooth::Smooth;
@@ -164,6 +167,26 @@ pub trait MemBackend: Backend {
         dy: FloatTensor<Self>,
         wants_a: bool,
     ) -> [Option<FloatTensor<Self>>; 2];
+
+    /// How many weights of an attention are made at once.
+    const ATTENTION_CHUNK: usize;
+
+    /// The weights of an attention, from the products of queries and keys `[batch, heads, rows, keys]`, and the logarithm of the
+    /// sum of the exponentials of every row of scores, `[batch, heads, rows, 1]`, in f32 at least.
+    fn attention_weights(
+        products: FloatTensor<Self>,
+        rows: &ScoreRows<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The weights again, and the gradients of the products from those of the weights; of the scores before the bias is added
+    /// if `wants_bias`.
+    fn attention_weights_backward(
+        products: FloatTensor<Self>,
+        gradients: FloatTensor<Self>,
+        log_sums: FloatTensor<Self>,
+        rows: &ScoreRows<Self>,
+        wants_bias: bool,
+    ) -> ScoreGrads<Self>;
 
     /// Max pool of `[batch, channels, height, width]`, and where each maximum was. No window may be larger than the
     /// padded input.

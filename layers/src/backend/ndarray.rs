@@ -4,23 +4,25 @@ use burn::backend::{
     NdArray, TensorMetadata,
     ndarray::{NdArrayDevice, NdArrayTensor, SharedArray},
     ops::FloatTensorOps,
-    tensor::FloatTensor,
+    tensor::{BoolTensor, FloatTensor},
 };
 use burn::tensor::{DType, Shape};
+
+/// The array in row-major order, copied only if it is not.
+macro_rules! contiguous {
+    ($storage:expr) => {{
+        if $storage.view().is_standard_layout() {
+            $storage.into()
+        } else {
+            $storage.view().as_standard_layout().into_owned().into_shared().into()
+        }
+    }};
+}
 
 impl CpuBackend for NdArray {
     const NAN_WINS_MAX_POOL: bool = false;
 
     fn contiguous(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        macro_rules! contiguous {
-            ($storage:expr) => {{
-                if $storage.view().is_standard_layout() {
-                    $storage.into()
-                } else {
-                    $storage.view().as_standard_layout().into_owned().into_shared().into()
-                }
-            }};
-        }
         match x {
             NdArrayTensor::F32(storage) => contiguous!(storage),
             NdArrayTensor::F64(storage) => contiguous!(storage),
@@ -59,6 +61,22 @@ impl CpuBackend for NdArray {
             DType::F32 => array::<f32>(bytemuck::cast_vec(values), &shape).into(),
             DType::F64 => array::<f64>(bytemuck::cast_vec(values), &shape).into(),
             dtype => panic!("NdArray has no {dtype:?}"),
+        }
+    }
+
+    fn contiguous_bools(x: BoolTensor<Self>) -> BoolTensor<Self> {
+        match x {
+            NdArrayTensor::Bool(storage) => {
+                storage.view().as_standard_layout().into_owned().into_shared().into()
+            }
+            other => other,
+        }
+    }
+
+    fn as_bytes(x: &BoolTensor<Self>) -> &[u8] {
+        match x {
+            NdArrayTensor::Bool(x) => bytemuck::cast_slice(x.view().to_slice().expect("contiguous")),
+            _ => unreachable!("a boolean tensor of NdArray is Bool"),
         }
     }
 

@@ -5,6 +5,7 @@
 //! tensor, from whether the others are tracked: part of a recorded graph.
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 
+mod attention;
 mod avg_pool;
 mod batch_norm;
 mod bilinear;
@@ -26,6 +27,7 @@ mod recompute;
 mod row_norm;
 mod smooth;
 
+pub use attention::{AttentionOps, MaybeMask, WeightDropout};
 pub use avg_pool::AvgPoolOps;
 pub use batch_norm::BatchNormOps;
 pub use conv::ConvOps;

@@ -1,9 +1,11 @@
 //! Fused kernels on slices, shared by the CPU backends.
-use super::{BatchNormOutput, MemBackend, NormGrads, PiecewiseLinear, RowNorm, Smooth};
+use super::{
+    BatchNormOutput, MemBackend, NormGrads, PiecewiseLinear, RowNorm, ScoreGrads, ScoreRows, Smooth,
+};
 use burn::backend::{
     Backend, Distribution, TensorMetadata,
     ops::{InterpolateMode, InterpolateOptions},
-    tensor::FloatTensor,
+    tensor::{BoolTensor, FloatTensor},
 };
 use burn::tensor::{
     DType, Element, Shape, bf16, f16,
@@ -11,6 +13,7 @@ use burn::tensor::{
 };
 use num_traits::Float;
 
+mod attention;
 mod axis_map;
 mod batch_norm;
 mod bit_mask;
@@ -110,6 +113,12 @@ pub trait CpuBackend: Backend {
 
     /// A tensor of dtype `E` that owns `values`.
     fn from_vec<E: CpuElement>(values: Vec<E>, shape: Shape) -> FloatTensor<Self>;
+
+    /// The bytes of booleans in row-major order, with nothing else in the buffer: zero where false.
+    fn contiguous_bools(x: BoolTensor<Self>) -> BoolTensor<Self>;
+
+    /// The bytes of [contiguous](Self::contiguous_bools) booleans.
+    fn as_bytes(x: &BoolTensor<Self>) -> &[u8];
 
     /// See [`MemBackend::shape_only`].
     fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self>;
@@ -422,6 +431,39 @@ impl<B: CpuBackend> MemBackend for B {
         })
     }
 
+    const ATTENTION_CHUNK: usize = 1 << 18; // the weights of a chunk stay in the cache
+
+    fn attention_weights(products: FloatTensor<B>, rows: &ScoreRows<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+        let mut products = B::contiguous(products);
+        let [batch, heads, queries, keys] = products.shape().dims();
+        with_element!(products.dtype(), "attention", E => {
+            let log_sums = with_rows::<B, E, _>(rows, heads, keys, |rows| {
+                rows.weights(B::as_slice_mut::<E>(&mut products))
+            });
+            (products, B::from_vec(log_sums, Shape::new([batch, heads, queries, 1])))
+        })
+    }
+
+    fn attention_weights_backward(
+        products: FloatTensor<B>,
+        gradients: FloatTensor<B>,
+        log_sums: FloatTensor<B>,
+        rows: &ScoreRows<B>,
+        wants_bias: bool,
+    ) -> ScoreGrads<B> {
+        let (mut products, mut gradients) = (B::contiguous(products), B::contiguous(gradients));
+        let log_sums = B::contiguous(log_sums);
+        let shape = products.shape();
+        with_element!(products.dtype(), "attention", E => {
+            let of_scores = with_rows::<B, E, _>(rows, shape[1], shape[3], |rows| {
+                let weights = B::as_slice_mut::<E>(&mut products);
+                rows.backward(weights, B::as_slice_mut(&mut gradients), B::as_slice(&log_sums), wants_bias)
+            });
+            let bias = of_scores.map(|of_scores| B::from_vec(of_scores, shape));
+            ScoreGrads { weights: products, products: gradients, bias }
+        })
+    }
+
     fn max_pool2d_with_offsets(
         x: FloatTensor<B>,
         options: &MaxPoolOptions<2>,
@@ -487,6 +529,27 @@ impl<B: CpuBackend> MemBackend for B {
     fn shape_only(shape: Shape, dtype: DType, device: &B::Device) -> FloatTensor<B> {
         <B as CpuBackend>::shape_only(shape, dtype, device)
     }
+}
+
+/// Calls `f` with rows of scores as slices.
+fn with_rows<B: CpuBackend, E: CpuElement, R>(
+    rows: &ScoreRows<B>,
+    heads: usize,
+    keys: usize,
+    f: impl FnOnce(attention::Rows<'_, E>) -> R,
+) -> R {
+    let mask = rows.mask.clone().map(B::contiguous_bools);
+    let bias = rows.bias.clone().map(B::contiguous);
+    f(attention::Rows {
+        scores: &rows.scores,
+        mask: mask.as_ref().map(|mask| attention::Broadcast::new(B::as_bytes(mask), mask.shape().dims())),
+        bias: bias.as_ref().map(|bias| attention::Broadcast::new(B::as_slice(bias), bias.shape().dims())),
+        heads,
+        queries: rows.queries.clone(),
+        all_queries: rows.all_queries,
+        keys,
+        all_keys: rows.all_keys,
+    })
 }
 
 /// `dx` of shape `x` from `dy`, one map per spatial axis.
