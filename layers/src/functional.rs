@@ -31,6 +31,7 @@ use burn::tensor::{
 mod attention;
 
 pub use attention::attention;
+pub(crate) use attention::weighted;
 
 /// `x weight + bias`; see [`burn::tensor::module::linear`].
 ///

@@ -15,3 +15,4 @@ mod modules;
 mod pools;
 mod row_norm;
 mod smooth;
+mod transformers;

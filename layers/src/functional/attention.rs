@@ -53,7 +53,7 @@ fn shapes_fit(
         && [key.dtype(), value.dtype()] == [query.dtype(); 2]
 }
 
-/// The operation on tensors of fitting shapes.
+/// The operation on tensors of fitting shapes; nothing is weighted where there is nothing.
 pub(crate) fn weighted(
     query: Tensor<4>,
     key: Tensor<4>,
@@ -63,6 +63,13 @@ pub(crate) fn weighted(
     scores: Scores,
     dropout: Option<WeightDropout>,
 ) -> Tensor<4> {
+    let [batch, heads, queries, _] = query.dims();
+    let [_, _, keys, width] = value.dims();
+    if [batch, heads, queries, keys, width].contains(&0) {
+        let sum = (query.sum() + key.sum() + value.sum()) * 0.0;
+        let shape = [batch, heads, queries, width];
+        return Tensor::zeros(shape, (&sum.device(), sum.dtype())) + sum.reshape([1; 4]);
+    }
     let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
     let mask = MaybeMask::from(mask.map(Tensor::into_dispatch));
     Tensor::from_dispatch(Dispatch::memsave_attention(query, key, value, mask, maybe(bias), scores, dropout))

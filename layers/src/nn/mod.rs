@@ -6,6 +6,8 @@
 pub use burn::nn::*;
 
 pub mod activation;
+pub mod attention;
+pub mod cache;
 pub mod conv;
 mod drop_in;
 mod dropout;
@@ -43,7 +45,7 @@ pub mod modules {
         BatchNorm, BatchNormConfig, BiGruConfig, BiLstmConfig, BiRnnConfig, Dropout, DropoutConfig,
         Embedding, EmbeddingConfig, GroupNorm, GroupNormConfig, GruConfig, InstanceNorm, InstanceNormConfig,
         LayerNorm, LayerNormConfig, Linear, LinearConfig, LstmConfig, RmsNorm, RmsNormConfig, RnnConfig,
-        basic, conv, gru, interpolate, lstm, norm, pool, transformer,
+        attention, basic, cache, conv, gru, interpolate, lstm, norm, pool, transformer,
     };
     pub use burn::nn::modules::*;
 }
