@@ -33,5 +33,7 @@ pub mod layers {
         MemSavePositionWiseFeedForward, MemSaveTransformerDecoder, MemSaveTransformerDecoderLayer,
         MemSaveTransformerEncoder, MemSaveTransformerEncoderLayer,
     };
-    pub use burn_memsave_layers::nn::{MemSaveDropout, MemSaveEmbedding, MemSaveLinear};
+    pub use burn_memsave_layers::nn::{
+        MemSaveDropout, MemSaveEmbedding, MemSaveLinear, MemSaveRotaryEncoding,
+    };
 }

@@ -8,8 +8,8 @@ use burn::module::Module;
 use burn::tensor::{
     DType, Device, DeviceKind, Int, Tensor, TensorData, activation,
     ops::{
-        AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions, InterpolateMode,
-        InterpolateOptions, MaxPoolOptions,
+        AttentionModuleOptions, AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions,
+        InterpolateMode, InterpolateOptions, MaxPoolOptions,
     },
 };
 use burn_memsave::functional as F;
@@ -227,6 +227,24 @@ fn normalizations_over_rows_equal_flex() {
         F::group_norm(x, Some(operands.vector(4)), Some(operands.vector(4)), 2, 1e-5)
     });
     check("instance_norm", [3, 4, 5], |x: Tensor<3>, _| F::group_norm(x, None, None, 4, 1e-5));
+}
+
+#[test]
+fn attention_equals_flex() {
+    let heads = |x: &Tensor<4>| [0, 1, 2].map(|part| x.clone().slice_dim(1, 2 * part..2 * part + 2));
+    for (softcap, is_causal) in [(None, false), (Some(2.0), true)] {
+        let options = AttentionModuleOptions { scale: Some(0.7), softcap, is_causal };
+        check("attention", [2, 6, 5, 3], |x: Tensor<4>, operands| {
+            let [query, key, value] = heads(&x);
+            let bias = operands.kernel([1, 2, 5, 5]);
+            let mask = Tensor::<4, Int>::arange(0..5, &x.device()).reshape([1, 1, 1, 5]).equal_elem(2);
+            F::attention(query, key, value, Some(mask), Some(bias), options.clone())
+        });
+    }
+    check("rotary encoding", [2, 3, 5, 4], |x: Tensor<4>, _| {
+        let factors = tensor::<3>(values([5, 4, 2], 30), &x.device());
+        F::rotary_encoding(x, factors)
+    });
 }
 
 #[test]

@@ -29,9 +29,11 @@ use burn::tensor::{
 };
 
 mod attention;
+mod rotary;
 
 pub use attention::attention;
 pub(crate) use attention::weighted;
+pub use rotary::rotary_encoding;
 
 /// `x weight + bias`; see [`burn::tensor::module::linear`].
 ///

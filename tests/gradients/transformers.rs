@@ -434,3 +434,72 @@ mod decoder {
         }
     }
 }
+
+mod rotary_encoding {
+    use super::*;
+    use burn::nn::RotaryEncodingConfig;
+
+    fn layers(
+        device: &Device,
+        positions: usize,
+        features: usize,
+    ) -> (burn::nn::RotaryEncoding, MemSaveRotaryEncoding) {
+        let stock = RotaryEncodingConfig::new(positions, features).with_theta(100.0).init(device);
+        (stock.clone(), stock.into())
+    }
+
+    #[test]
+    fn equals_stock() {
+        let sizes = [1..3usize, 1..4, 1..9, 1..5];
+        for_all(64, (sizes, 0..3usize, settings()), |([batch, heads, positions, pairs], start, setting)| {
+            // The factors of stock are in f32.
+            let setting = Setting { dtype: DType::F32, ..setting };
+            let inputs = [Input::random([batch, heads, positions, 2 * pairs])];
+            Check::new(inputs, setting)
+                .compare::<4>(&|t| layers(t.device(), 12, 2 * pairs).1.apply(t.get::<4>(0), start), &|t| {
+                    layers(t.device(), 12, 2 * pairs).0.apply(t.get::<4>(0), start)
+                });
+            let inputs = [Input::random([positions, 2 * pairs])];
+            Check::new(inputs, setting)
+                .compare::<2>(&|t| layers(t.device(), positions, 2 * pairs).1.forward(t.get::<2>(0)), &|t| {
+                    layers(t.device(), positions, 2 * pairs).0.forward(t.get::<2>(0))
+                });
+        });
+    }
+
+    /// Any factors, not only those of rotations.
+    #[test]
+    fn is_differentiated() {
+        let factors =
+            |t: &Operands| tensor::<3>(uniform(5 * 6 * 2, 9, -1.0..1.0), &[5, 6, 2], t.device(), DType::F64);
+        let check = Check::new([Input::random([2, 3, 5, 6])], Setting::default());
+        check.differentiate::<4>(&|t| burn_memsave::functional::rotary_encoding(t.get(0), factors(t)));
+    }
+
+    #[test]
+    fn moves_its_window_as_stock() {
+        let device = Device::flex();
+        let (mut stock, mut ours) = layers(&device, 4, 6);
+        let x = Tensor::<3>::ones([2, 4, 6], &device);
+        for start in [3, 4, 20] {
+            stock.shift(start);
+            ours.shift(start);
+            let back = MemSaveRotaryEncoding::from(ours.clone().into_nn_rotary_encoding());
+            for ours in [&ours, &back] {
+                let (ours, stock) = (ours.forward(x.clone()), stock.forward(x.clone()));
+                ours.into_data().assert_approx_eq::<f32>(&stock.into_data(), Tolerance::default());
+            }
+            ours = back;
+        }
+        ours.reset();
+        let first = layers(&device, 4, 6).0.forward(x.clone()).into_data();
+        ours.forward(x).into_data().assert_approx_eq::<f32>(&first, Tolerance::default());
+    }
+
+    #[test]
+    #[should_panic(expected = "the longest sequence has 4")]
+    fn a_sequence_that_is_too_long_is_refused() {
+        let device = Device::flex();
+        layers(&device, 4, 6).1.forward(Tensor::<2>::ones([5, 6], &device));
+    }
+}

@@ -168,6 +168,10 @@ pub trait MemBackend: Backend {
         wants_a: bool,
     ) -> [Option<FloatTensor<Self>>; 2];
 
+    /// Pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`;
+    /// `adjoint`: back, as gradients are.
+    fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self>;
+
     /// How many weights of an attention are made at once.
     const ATTENTION_CHUNK: usize;
 

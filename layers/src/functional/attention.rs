@@ -3,7 +3,7 @@ use super::{are_floats, maybe};
 use crate::backend::Scores;
 use crate::ops::{AttentionOps, MaybeMask, WeightDropout};
 use burn::backend::Dispatch;
-use burn::tensor::{Bool, Tensor, module, ops::AttentionModuleOptions};
+use burn::tensor::{Bool, Shape, Tensor, module, ops::AttentionModuleOptions};
 
 /// `softmax(q k^T * scale) v`; see [`burn::tensor::module::attention`].
 ///
@@ -29,7 +29,7 @@ pub fn attention(
         masked: f64::NEG_INFINITY,
         quiet: false,
     };
-    weighted(query, key, value, mask, attn_bias, scores, None)
+    weighted(query, key, value, mask, attn_bias, scores, None, false)
 }
 
 fn shapes_fit(
@@ -53,8 +53,10 @@ fn shapes_fit(
         && [key.dtype(), value.dtype()] == [query.dtype(); 2]
 }
 
-/// The operation on tensors of fitting shapes; nothing is weighted where there is nothing.
-pub(crate) fn weighted(
+/// The operation on tensors of fitting shapes, `[batch, queries, heads * width]` if `merged`; nothing is weighted where
+/// there is nothing.
+#[allow(clippy::too_many_arguments)] // as many as the operation has
+pub(crate) fn weighted<const D: usize>(
     query: Tensor<4>,
     key: Tensor<4>,
     value: Tensor<4>,
@@ -62,15 +64,28 @@ pub(crate) fn weighted(
     bias: Option<Tensor<4>>,
     scores: Scores,
     dropout: Option<WeightDropout>,
-) -> Tensor<4> {
+    merged: bool,
+) -> Tensor<D> {
     let [batch, heads, queries, _] = query.dims();
     let [_, _, keys, width] = value.dims();
     if [batch, heads, queries, keys, width].contains(&0) {
         let sum = (query.sum() + key.sum() + value.sum()) * 0.0;
-        let shape = [batch, heads, queries, width];
-        return Tensor::zeros(shape, (&sum.device(), sum.dtype())) + sum.reshape([1; 4]);
+        let shape = match merged {
+            true => Shape::new([batch, queries, heads * width]),
+            false => Shape::new([batch, heads, queries, width]),
+        };
+        return Tensor::zeros(shape, (&sum.device(), sum.dtype())) + sum.reshape([1; D]);
     }
     let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
     let mask = MaybeMask::from(mask.map(Tensor::into_dispatch));
-    Tensor::from_dispatch(Dispatch::memsave_attention(query, key, value, mask, maybe(bias), scores, dropout))
+    Tensor::from_dispatch(Dispatch::memsave_attention(
+        query,
+        key,
+        value,
+        mask,
+        maybe(bias),
+        scores,
+        dropout,
+        merged,
+    ))
 }

@@ -89,10 +89,11 @@ pub(crate) use drop_in;
 /// Panics if the module does not display such a field, which would be a newer Burn.
 pub(crate) fn displayed<T: core::str::FromStr>(module: &impl ModuleDisplay, field: &str) -> T {
     let new = || Content::new(DisplaySettings::default());
-    let content = module.custom_content(new()).or_else(|| module.content(new()));
-    let attributes = content.map(|content| content.attributes).unwrap_or_default();
-    let attribute = attributes.into_iter().find(|attribute| attribute.name == field);
-    let value = attribute.and_then(|attribute| attribute.value.trim().parse().ok());
+    let read = |content: Option<Content>| {
+        let attribute = content?.attributes.into_iter().find(|attribute| attribute.name == field);
+        attribute?.value.trim().parse().ok()
+    };
+    let value = read(module.custom_content(new())).or_else(|| read(module.content(new())));
     value.unwrap_or_else(|| panic!("burn 0.22.1 displays the field {field}, this one does not"))
 }
 

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::backend::{Dropped, Inputs, MemBackend, Scores, plain_backends};
 use burn::backend::{
-    Backend, ExtensionType,
+    Backend, ExtensionType, TensorMetadata,
     autodiff::{
         Autodiff,
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
@@ -28,6 +28,7 @@ use burn::backend::{
     backend_extension,
     tensor::{BoolTensor, FloatTensor},
 };
+use burn::tensor::Shape;
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -88,7 +89,7 @@ impl WeightDropout {
     Autodiff
 )]
 pub trait AttentionOps: Backend {
-    /// The values, weighted; query `[batch, heads, queries, width]`, key `[batch, heads, keys, width]`, value
+    /// The values, weighted, `[batch, heads, queries, value_width]`, or `[batch, queries, heads * value_width]` if `merged`; query `[batch, heads, queries, width]`, key `[batch, heads, keys, width]`, value
     /// `[batch, heads, keys, value_width]`, mask (true: hidden) and bias `[batch, heads, queries, keys]` or 1 in place of any
     /// of them; nothing empty.
     fn memsave_attention(
@@ -99,6 +100,7 @@ pub trait AttentionOps: Backend {
         #[extension_type] bias: MaybeTensor<Self>,
         scores: Scores,
         dropout: Option<WeightDropout>,
+        merged: bool,
     ) -> FloatTensor<Self>;
 }
 plain_backends!(AttentionOps {
@@ -110,10 +112,11 @@ plain_backends!(AttentionOps {
         bias: MaybeTensor<Self>,
         scores: Scores,
         dropout: Option<WeightDropout>,
+        merged: bool,
     ) -> FloatTensor<Self> {
         let inputs = Inputs::<Self> { query, key, mask: mask.into_option(), bias: bias.into_option() };
         let dropped = dropout.map(|dropout| dropout.get(&inputs, &scores));
-        inputs.forward(value, &scores, dropped.as_ref(), false).0
+        merge_if::<Self>(merged, inputs.forward(value, &scores, dropped.as_ref(), false).0)
     }
 });
 
@@ -126,24 +129,35 @@ impl<B: AttentionOps + MemBackend, C: CheckpointStrategy> AttentionOps for Autod
         bias: MaybeTensor<Self>,
         scores: Scores,
         dropout: Option<WeightDropout>,
+        merged: bool,
     ) -> FloatTensor<Self> {
+        let step = Step { scores, merged };
         let (mask, nodes) = (mask.into_option(), [query.node(), key.node(), value.node()]);
         match bias.into_option() {
-            None => record::<B, C, 3>([query, key, value], mask, None, scores, dropout, nodes),
+            None => record::<B, C, 3>(step, [query, key, value], mask, None, dropout, nodes),
             Some(bias) => {
                 let [query_node, key_node, value_node] = nodes;
                 let nodes = [query_node, key_node, value_node, bias.node()];
-                record::<B, C, 4>([query, key, value], mask, Some(bias), scores, dropout, nodes)
+                record::<B, C, 4>(step, [query, key, value], mask, Some(bias), dropout, nodes)
             }
         }
     }
 }
 
+/// Merges the heads, which follow each other in memory.
+fn merge_if<B: Backend>(merged: bool, y: FloatTensor<B>) -> FloatTensor<B> {
+    if !merged {
+        return y;
+    }
+    let [batch, heads, queries, width] = y.shape().dims();
+    B::float_reshape(B::float_swap_dims(y, 1, 2), Shape::new([batch, queries, heads * width]))
+}
+
 fn record<B, C, const N: usize>(
+    step: Step,
     [query, key, value]: [FloatTensor<Autodiff<B, C>>; 3],
     mask: Option<BoolTensor<B>>,
     bias: Option<FloatTensor<Autodiff<B, C>>>,
-    scores: Scores,
     dropout: Option<WeightDropout>,
     parents: [NodeGuard; N],
 ) -> FloatTensor<Autodiff<B, C>>
@@ -157,8 +171,9 @@ where
         mask,
         bias: bias.as_ref().map(|bias| bias.primitive().clone()),
     };
+    let Step { scores, merged } = step;
     let dropped = dropout.map(|dropout| dropout.get(&inputs, &scores));
-    match Step(scores).prepare::<C>(parents).compute_bound().stateful() {
+    match step.prepare::<C>(parents).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
             let keeper = Keeper::new("attention", None);
             let weights_change =
@@ -181,16 +196,22 @@ where
             let (y, log_sums) =
                 inputs.forward(value.into_primitive(), &scores, dropped.as_ref(), weights_change);
             let log_sums = log_sums.map(|sums| keeper.keep_tensor("log_sums", sums, reason));
-            prep.finish(Saved { query, key, value: kept_value, bias, mask, dropped, log_sums }, y)
+            let saved = Saved { query, key, value: kept_value, bias, mask, dropped, log_sums };
+            prep.finish(saved, merge_if::<B>(merged, y))
         }
         OpsKind::UnTracked(prep) => {
-            prep.finish(inputs.forward(value.into_primitive(), &scores, dropped.as_ref(), false).0)
+            let (y, _) = inputs.forward(value.into_primitive(), &scores, dropped.as_ref(), false);
+            prep.finish(merge_if::<B>(merged, y))
         }
     }
 }
 
-#[derive(Debug)]
-struct Step(Scores);
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    scores: Scores,
+    /// Whether the heads of the output are one axis.
+    merged: bool,
+}
 
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
@@ -210,11 +231,17 @@ impl<B: MemBackend, const N: usize> Backward<B, N> for Step {
     type State = Saved<B>;
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let Self(scores) = self;
-        let dy = grads.consume::<B>(&ops.node);
+        let Self { scores, merged } = self;
+        let mut dy = grads.consume::<B>(&ops.node);
         let Saved { query, key, value, bias, mask, dropped, log_sums } = ops.state;
         let mut get = |kept: Kept| kept.get::<B>(checkpointer);
         let inputs = Inputs::<B> { query: get(query), key: get(key), mask, bias: bias.map(&mut get) };
+        if merged {
+            let [batch, heads, ..] = inputs.query.shape().dims::<4>();
+            let [_, queries, width] = dy.shape().dims();
+            let split = Shape::new([batch, queries, heads, width / heads]);
+            dy = B::float_swap_dims(B::float_reshape(dy, split), 1, 2);
+        }
         let mut parents = ops.parents.into_iter();
         let nodes: [_; 4] = core::array::from_fn(|_| parents.next().flatten());
         let wanted = nodes.each_ref().map(Option::is_some);

@@ -24,6 +24,7 @@ mod node;
 mod piecewise_linear;
 mod prelu;
 mod recompute;
+mod rotary;
 mod row_norm;
 mod smooth;
 
@@ -42,6 +43,7 @@ pub use max_pool::MaxPoolOps;
 pub use node::{NodeOps, node_id};
 pub use piecewise_linear::PiecewiseLinearOps;
 pub use prelu::PReluOps;
+pub use rotary::RotaryOps;
 pub use row_norm::RowNormOps;
 pub use smooth::SmoothOps;
 

@@ -21,6 +21,7 @@ mod exp;
 mod max_pool;
 mod parallel;
 mod prelu;
+mod rotary;
 mod row_norm;
 mod smooth;
 mod sums;
@@ -429,6 +430,15 @@ impl<B: CpuBackend> MemBackend for B {
             };
             [a_grad, b_grad]
         })
+    }
+
+    fn rotate(x: FloatTensor<B>, factors: FloatTensor<B>, adjoint: bool) -> FloatTensor<B> {
+        let (mut x, factors) = (B::contiguous(x), B::contiguous(factors));
+        let [_, features, _] = factors.shape().dims();
+        with_element!(x.dtype(), "rotary_encoding", E => {
+            rotary::rotate(B::as_slice_mut::<E>(&mut x), B::as_slice(&factors), features, adjoint);
+        });
+        x
     }
 
     const ATTENTION_CHUNK: usize = 1 << 18; // the weights of a chunk stay in the cache

@@ -221,13 +221,15 @@ impl MemSaveCrossAttention {
         let dropout = weight_dropout(&self.dropout, &query);
         let scores = scores(self.scale, self.min_float, self.quiet_softmax);
         let mask = mask.map(|mask| mask.unsqueeze_dims::<4>(&[1, 1]));
-        let output = Heads { query, key, mask, scores, dropout }.weighted(value);
+        let heads = Heads { query, key, mask, scores, dropout };
         let output = match shared {
-            1 => output,
-            _ => output.reshape([batch, self.n_heads, queries, width]),
+            1 => heads.merged(value),
+            _ => {
+                let output = heads.weighted(value).reshape([batch, self.n_heads, queries, width]);
+                output.swap_dims(1, 2).reshape([batch, queries, self.n_heads * width])
+            }
         };
-        let output = output.swap_dims(1, 2);
-        self.output.forward(output.reshape([batch, queries, self.n_heads * width]))
+        self.output.forward(output)
     }
 
     /// `[batch, length, d_context]` to `[batch, heads, length, d_head]`.

@@ -248,15 +248,15 @@ impl MemSaveMultiHeadAttention {
         let (heads, context) = match cache {
             None => {
                 let heads = self.heads(query(input.query), key(input.key), mask);
-                let context = heads.clone().weighted(value(input.value));
-                (heads, output(self.merge(context)))
+                let context = heads.clone().merged(value(input.value));
+                (heads, output(context))
             }
             Some(cache) => {
                 let heads =
                     self.heads(cache.query.extend(input.query, 2, query), cache.keys(input.key, key), mask);
                 let known = !cache.output.is_empty(); // but for the last position
                 let queries = if known { heads.clone().last_query() } else { heads.clone() };
-                let context = self.merge(queries.weighted(cache.values(input.value, value)));
+                let context = queries.merged(cache.values(input.value, value));
                 (heads, cache.output.extend(context, 1, output))
             }
         };
@@ -287,12 +287,6 @@ impl MemSaveMultiHeadAttention {
     fn split(&self, x: Tensor<3>, linear: &Linear) -> Tensor<4> {
         let [batch_size, seq_length, _] = x.dims();
         linear.forward(x).reshape([batch_size, seq_length, self.n_heads, self.d_k]).swap_dims(1, 2)
-    }
-
-    /// `[batch, heads, length, d_k]` to `[batch, length, d_model]`.
-    fn merge(&self, x: Tensor<4>) -> Tensor<3> {
-        let [batch_size, _, seq_length, _] = x.dims();
-        x.swap_dims(1, 2).reshape([batch_size, seq_length, self.d_model])
     }
 }
 

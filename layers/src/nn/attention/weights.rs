@@ -23,7 +23,13 @@ impl Heads {
     /// The values `[batch, heads, keys, width]`, weighted: `[batch, heads, queries, width]`.
     pub(super) fn weighted(self, value: Tensor<4>) -> Tensor<4> {
         let Self { query, key, mask, scores, dropout } = self;
-        functional::weighted(query, key, value, mask, None, scores, dropout)
+        functional::weighted(query, key, value, mask, None, scores, dropout, false)
+    }
+
+    /// [`weighted`](Self::weighted) with merged heads: `[batch, queries, heads * width]`.
+    pub(super) fn merged(self, value: Tensor<4>) -> Tensor<3> {
+        let Self { query, key, mask, scores, dropout } = self;
+        functional::weighted(query, key, value, mask, None, scores, dropout, true)
     }
 
     /// The last query alone.
