@@ -10,7 +10,7 @@ use burn::tensor::{
 
 /// `x (base + scale a b) + bias`: [`linear`](super::linear) with a low-rank adapter, whose effective weight is never made.
 ///
-/// Keeps `x` for a tracked `a`, the narrow `x a` for a tracked `b`, and handles of `base`, `a` and `b`. A quantized `base`
+/// Keeps `x` for a tracked `a`, else the narrow `x a` for a tracked `b`, and handles of `base`, `a` and `b`. A quantized `base`
 /// is dequantized here and again in the backward pass.
 ///
 /// ```

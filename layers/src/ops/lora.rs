@@ -4,11 +4,12 @@
 //! | | |
 //! | --- | --- |
 //! | computes | `y = x weight + scale (x a) b + bias`; a quantized weight is dequantized by blocks |
-//! | keeps | `x` if `a` (or `weight`) is tracked; `x a`, of the rank's width, if `b` is; handles of `weight`, `a`, `b` |
+//! | keeps | `x` if `a` (or `weight`) is tracked; else `x a`, of the rank's width, if `b` is; handles of `weight`, `a`, `b` |
 //! | backward | `dh = scale dy b^T`, `dx = dy weight^T + dh a^T`, `da = x^T dh`, `db = scale (x a)^T dy`, `dbias = sum(dy)` |
 //!
 //! Stock Burn computes the effective weight at every use, keeps it, and computes its gradient, of the same size: from which
-//! those of `a` and `b` follow. Low-rank products are added block by block to what they are added to.
+//! those of `a` and `b` follow. Here low-rank products are added to `y` and `dx` block by block. Where `x` is kept, `x a` is
+//! computed again: it would be more than stock keeps of an untracked `x`.
 use super::{
     MaybeTensor,
     bilinear::{Bilinear, KeptWeight, Weight, no_node},
@@ -91,11 +92,13 @@ impl<B: LoraOps + MemBackend, C: CheckpointStrategy> LoraOps for Autodiff<B, C> 
                 let keeper = Keeper::new("lora", Some(weight.id().unwrap_or(a.id())));
                 let x_is_read = a.is_tracked() || weight.is_tracked();
                 let dh_is_wanted = x.is_tracked() || a.is_tracked();
+                let h_is_kept = b.is_tracked() && !x_is_read;
+                let a_is_read = x.is_tracked() || b.is_tracked() && x_is_read;
                 let h = B::linear(x.primitive().clone(), a.primitive().clone(), None);
                 let saved = Saved {
                     x: x_is_read.then(|| keeper.keep(&mut prep, "x", &x, "a or weight is tracked")),
-                    h: b.is_tracked().then(|| keeper.keep_tensor("x a", h.clone(), "b is tracked")),
-                    a: x.is_tracked().then(|| keeper.keep(&mut prep, "a", &a, "x is tracked")),
+                    h: h_is_kept.then(|| keeper.keep_tensor("x a", h.clone(), "b is tracked")),
+                    a: a_is_read.then(|| keeper.keep(&mut prep, "a", &a, "x or b is tracked")),
                     b: dh_is_wanted.then(|| keeper.keep(&mut prep, "b", &b, "x or a is tracked")),
                     weight: x.is_tracked().then(|| keeper.keep_weight(&mut prep, &weight)),
                     x_shape: x.shape(),
@@ -148,9 +151,9 @@ struct Step {
 struct Saved<Float, Quantized> {
     /// The input, if `a` or the weight is tracked.
     x: Option<Kept>,
-    /// `x a`, if `b` is tracked.
+    /// `x a`, if `b` is tracked and the input is not kept.
     h: Option<Float>,
-    /// If the input is tracked.
+    /// If the input is tracked, or `b` is and `x a` is not kept.
     a: Option<Kept>,
     /// If the input or `a` is tracked.
     b: Option<Kept>,
@@ -173,7 +176,10 @@ impl<B: MemBackend> Backward<B, 5> for Step {
         let dh = b.map(|b| scaled(Linear.x_backward_with(h_shape, Weight::<B>::Dense(b), dy.clone())));
         let [x_node, a_node, b_node, weight_node, bias_node] = ops.parents;
 
-        if let (Some(node), Some(h)) = (b_node, h) {
+        let h = || h.or_else(|| Some(B::linear(x.clone()?, a.clone()?, None)));
+        if let Some(node) = b_node
+            && let Some(h) = h()
+        {
             grads.register::<B>(node.id, scaled(B::linear_weight_backward(h, dy.clone())));
         }
         if let (Some(node), Some(x), Some(dh)) = (a_node, &x, &dh) {

@@ -10,6 +10,9 @@ use core::ops::Range;
 /// Elements of a block: few enough to be nothing beside the whole.
 const BLOCK: usize = 1 << 18;
 
+/// A matrix product with fewer rows than this is not worth its call.
+const FEW_ROWS: usize = 16;
+
 /// A matrix product with fewer columns than this wastes its time on packing the other operand.
 const NARROW: usize = 64;
 
@@ -23,7 +26,7 @@ pub(super) fn add_product<B: CpuBackend, E: CpuElement>(
     let rows = y.shape().num_elements() / columns;
     let mut y = B::contiguous(y);
     let u = B::float_reshape(B::contiguous(u), Shape::new([rows, rank]));
-    let step = (BLOCK / columns).max(1);
+    let step = rows.div_ceil(8).max(FEW_ROWS).min(BLOCK / columns).max(1);
     let task = columns * parallel::items_per_task(step, columns);
     for start in (0..rows).step_by(step) {
         let rows = start..(start + step).min(rows);
