@@ -140,7 +140,10 @@ fn no_dense_weight_exists(device: &Device) {
         let ours = MemSaveLinear::from_nn_linear(layer.apply_qlora(QLora::new(lora.clone(), quantized())));
         let measured = measure(rows, |x| ours.forward(x));
         assert!(peak(&measured) < 3 * MIB, "linear on a quantized base, blocks {blocks}: {measured:?}");
-        assert!(kept(&measured) < scales + 16 * 4096 * 4 + 2 * RECORDS, "linear on a quantized base, blocks {blocks}: {measured:?}");
+        assert!(
+            kept(&measured) < scales + 16 * 4096 * 4 + 2 * RECORDS,
+            "linear on a quantized base, blocks {blocks}: {measured:?}"
+        );
     }
 
     let embedding = nn::EmbeddingConfig::new(20_000, 128).init(device).apply_lora(lora.clone()); // 9.8 MiB
