@@ -26,7 +26,6 @@ use burn::backend::{
         ops::{Backward, Ops, OpsKind},
     },
     backend_extension,
-    ops::ModuleOps,
     tensor::{FloatTensor, QuantizedTensor},
 };
 use burn::tensor::{DType, Shape};
@@ -58,9 +57,7 @@ plain_backends!(LoraOps {
         scale: f64,
         bias: MaybeTensor<Self>,
     ) -> FloatTensor<Self> {
-        let LoraFactors { a, b } = factors;
-        let h = <Self as ModuleOps<Self>>::linear(x.clone(), a, None);
-        forward::<Self>(x, weight, h, b, scale, bias.into_option())
+        untracked::<Self>(x, weight, factors, scale, bias.into_option())
     }
 });
 
@@ -109,12 +106,24 @@ impl<B: LoraOps + MemBackend, C: CheckpointStrategy> LoraOps for Autodiff<B, C> 
                 prep.finish(saved, forward::<B>(x, weight, h, b.into_primitive(), scale, bias))
             }
             OpsKind::UnTracked(prep) => {
-                let (weight, bias) = (weight.into_primitive(), bias.into());
                 let factors = LoraFactors { a: a.into_primitive(), b: b.into_primitive() };
-                prep.finish(B::memsave_lora(x.into_primitive(), weight, factors, scale, bias))
+                let (x, weight) = (x.into_primitive(), weight.into_primitive());
+                prep.finish(untracked::<B>(x, weight, factors, scale, bias))
             }
         }
     }
+}
+
+/// `x weight + scale (x a) b + bias`
+fn untracked<B: MemBackend>(
+    x: FloatTensor<B>,
+    weight: Weight<B>,
+    factors: LoraFactors<B>,
+    scale: f64,
+    bias: Option<FloatTensor<B>>,
+) -> FloatTensor<B> {
+    let h = B::linear(x.clone(), factors.a, None);
+    forward::<B>(x, weight, h, factors.b, scale, bias)
 }
 
 /// `x weight + scale h b + bias`
