@@ -4,7 +4,7 @@
 
 pub mod measure;
 
-pub use burn_memsave_layers::{backend, functional, nn, ops};
+pub use burn_memsave_layers::{backend, functional, lora, nn, ops};
 
 /// Every drop-in module by its long name: the same types as in [`nn`].
 pub mod layers {

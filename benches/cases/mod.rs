@@ -1,10 +1,15 @@
 //! Every layer beside its stock twin.
-use burn::module::Module;
+use burn::module::{Lora, Module, QLora, Quantizer};
 use burn::nn::conv::*;
 use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode};
 use burn::nn::pool::*;
 use burn::nn::{self, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, activation::*};
-use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
+
+use burn::tensor::{
+    Device, Int, Tensor,
+    ops::AttentionModuleOptions,
+    quantization::{Calibration, QuantValue},
+};
 use burn_memsave::layers::*;
 
 /// The forward pass of a layer.
@@ -95,7 +100,7 @@ impl Shapes {
 /// Attention alone: queries, keys and values are three thirds of the heads of the input.
 macro_rules! attention {
     ($name:ident, $attention:path) => {
-        #[derive(Module, Clone, Debug)]
+        #[derive(Module, Debug)]
         pub struct $name {
             causal: bool,
         }
@@ -124,7 +129,13 @@ impl From<StockAttention> for MemSaveAttention {
 pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes) {
     let &Shapes { rows, tokens, queries, images, large, signal, volume } = shapes;
 
-    layer!(visitor, "linear", rows, nn::LinearConfig::new(1024, 1024).init(device) => MemSaveLinear);
+    let linear = nn::LinearConfig::new(1024, 1024);
+    layer!(visitor, "linear", rows, linear.init(device) => MemSaveLinear);
+    let lora = Lora::new(8, 16.0);
+    layer!(visitor, "linear, LoRA", rows, linear.init(device).apply_lora(lora.clone()) => MemSaveLinear);
+    let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
+    let qlora = QLora::new(lora, Quantizer::new(Calibration::MinMax, scheme));
+    layer!(visitor, "linear, QLoRA", rows, linear.init(device).apply_qlora(qlora) => MemSaveLinear);
 
     let conv1d = Conv1dConfig::new(64, 64, 3).with_padding(PaddingConfig1d::Same).init(device);
     layer!(visitor, "conv1d", signal, conv1d => MemSaveConv1d);

@@ -1,7 +1,7 @@
 //! Conversions, configs, displays and records of every module.
 use crate::peers::outcome;
 use burn::config::Config;
-use burn::module::{Module, ModuleVisitor, Param, ParamId, Quantizer};
+use burn::module::{Lora, Module, ModuleVisitor, Param, ParamId, QLora, Quantizer};
 use burn::nn;
 use burn::store::ModuleRecord;
 use burn::tensor::{
@@ -9,6 +9,7 @@ use burn::tensor::{
     quantization::{Calibration, QuantValue},
 };
 use burn_memsave::layers::*;
+use burn_memsave::lora::ConvLora;
 use burn_memsave::nn as ours;
 
 /// Ids, values and whether they require gradients, of all parameters.
@@ -88,6 +89,20 @@ fn modules_convert_there_and_back() {
     });
     let columns = nn::LinearConfig::new(3, 4).with_layout(nn::LinearLayout::Col);
     check::<_, MemSaveLinear>("linear, columns", || columns.clone().init(device));
+    let adapted = || nn::LinearConfig::new(3, 4).init(device).apply_lora(Lora::new(2, 4.0));
+    check::<_, MemSaveLinear>("linear, adapted", adapted);
+    check::<_, MemSaveLinear>("linear, quantized and adapted", || {
+        let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
+        let quantizer = Quantizer::new(Calibration::MinMax, scheme);
+        nn::LinearConfig::new(8, 4).init(device).apply_qlora(QLora::new(Lora::new(2, 4.0), quantizer))
+    });
+    check::<_, MemSaveEmbedding>("embedding, adapted", || {
+        nn::EmbeddingConfig::new(5, 4).init(device).apply_lora(Lora::new(2, 4.0))
+    });
+    check::<_, MemSaveConv2d>("conv2d, adapted", || {
+        let conv = Conv2dConfig::new([2, 4], [3, 2]).init(device);
+        conv.apply_reparameterization(ConvLora::new(Lora::new(1, 4.0)))
+    });
     check::<_, MemSaveConv1d>("conv1d", || Conv1dConfig::new(2, 4, 3).with_groups(2).init(device));
     check::<_, MemSaveConv2d>("conv2d", || {
         Conv2dConfig::new([2, 4], [3, 2]).with_stride([2, 1]).init(device)

@@ -11,6 +11,7 @@ mod conv;
 mod dropout;
 mod embedding;
 mod linear;
+mod lora;
 mod modules;
 mod pools;
 mod row_norm;

@@ -5,10 +5,12 @@ use super::Saved;
 use super::{BatchNormOutput, NormGrads, PiecewiseLinear, RowNorm};
 
 mod attention;
+mod low_rank;
 mod rotary;
 mod smooth;
 
 pub use attention::{attention_weights, attention_weights_backward};
+pub use low_rank::{add_product, by_dequantized_blocks};
 pub use rotary::rotate;
 pub use smooth::{gate, gate_backward, smooth, smooth_backward};
 
@@ -616,6 +618,21 @@ macro_rules! device_backend {
                 wants_bias: bool,
             ) -> crate::backend::ScoreGrads<Self> {
                 attention_weights_backward::<Self>(products, gradients, log_sums, rows, wants_bias)
+            }
+            fn add_product(
+                y: FloatTensor<Self>,
+                u: FloatTensor<Self>,
+                v: FloatTensor<Self>,
+            ) -> FloatTensor<Self> {
+                add_product::<Self>(y, u, v)
+            }
+            fn by_dequantized_blocks(
+                weight: &burn::backend::tensor::QuantizedTensor<Self>,
+                axis: usize,
+                dtype: DType,
+                f: impl Fn(FloatTensor<Self>, core::ops::Range<usize>) -> FloatTensor<Self>,
+            ) -> FloatTensor<Self> {
+                by_dequantized_blocks::<Self>(weight, axis, dtype, f)
             }
             fn max_pool2d_with_offsets(
                 x: FloatTensor<Self>,

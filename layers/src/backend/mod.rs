@@ -2,11 +2,16 @@
 //!
 //! Nothing here is routed by Burn's dispatch: these traits only bound the `Autodiff` implementations in [`crate::ops`].
 //! CPU backends share fused kernels on slices ([`cpu`]); any other backend composes Burn's operations ([`device`]).
-use burn::backend::{Backend, ops::InterpolateOptions, tensor::FloatTensor};
+use burn::backend::{
+    Backend,
+    ops::InterpolateOptions,
+    tensor::{FloatTensor, QuantizedTensor},
+};
 use burn::tensor::{
     DType, Shape,
     ops::{AvgPoolOptions, MaxPoolOptions},
 };
+use core::ops::Range;
 
 mod attention;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -191,6 +196,20 @@ pub trait MemBackend: Backend {
         rows: &ScoreRows<Self>,
         wants_bias: bool,
     ) -> ScoreGrads<Self>;
+
+    /// `y + u v`, of `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; where the backend can, in `y`, and
+    /// without the whole product.
+    fn add_product(y: FloatTensor<Self>, u: FloatTensor<Self>, v: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `f` of a quantized matrix; where the backend can, of one block along `axis` after the other, whose results are
+    /// concatenated along their last axis: the whole dense matrix does not exist then. `f` is also given the place of the
+    /// block.
+    fn by_dequantized_blocks(
+        weight: &QuantizedTensor<Self>,
+        axis: usize,
+        dtype: DType,
+        f: impl Fn(FloatTensor<Self>, Range<usize>) -> FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
 
     /// Max pool of `[batch, channels, height, width]`, and where each maximum was. No window may be larger than the
     /// padded input.

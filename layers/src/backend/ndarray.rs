@@ -1,12 +1,12 @@
 //! Slices of NdArray tensors.
-use super::cpu::{CpuBackend, CpuElement};
+use super::cpu::{CpuBackend, CpuElement, QuantizedMatrix};
 use burn::backend::{
     NdArray, TensorMetadata,
     ndarray::{NdArrayDevice, NdArrayTensor, SharedArray},
     ops::FloatTensorOps,
-    tensor::{BoolTensor, FloatTensor},
+    tensor::{BoolTensor, FloatTensor, QuantizedTensor},
 };
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Shape, quantization::BlockLayout};
 
 /// The array in row-major order, copied only if it is not.
 macro_rules! contiguous {
@@ -83,5 +83,11 @@ impl CpuBackend for NdArray {
     fn shape_only(shape: Shape, dtype: DType, device: &NdArrayDevice) -> FloatTensor<Self> {
         // NdArray owns what it expands, so this one is real, for as long as one backward step takes.
         Self::float_empty(shape, device, dtype.into())
+    }
+    fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>> {
+        let NdArrayTensor::I8(storage) = &weight.qtensor else { return None };
+        let values = storage.view().to_slice()?;
+        let blocks = weight.scheme.block_size().map(|block| BlockLayout::new(&weight.shape(), &block));
+        Some(QuantizedMatrix { values, scales: &weight.qparams, global: weight.global, blocks })
     }
 }

@@ -5,12 +5,13 @@ use super::{
 use burn::backend::{
     Backend, Distribution, TensorMetadata,
     ops::{InterpolateMode, InterpolateOptions},
-    tensor::{BoolTensor, FloatTensor},
+    tensor::{BoolTensor, FloatTensor, QuantizedTensor},
 };
 use burn::tensor::{
     DType, Element, Shape, bf16, f16,
     ops::{AvgPoolOptions, MaxPoolOptions},
 };
+use core::ops::Range;
 use num_traits::Float;
 
 mod attention;
@@ -18,6 +19,7 @@ mod axis_map;
 mod batch_norm;
 mod bit_mask;
 mod exp;
+mod low_rank;
 mod max_pool;
 mod parallel;
 mod prelu;
@@ -28,6 +30,7 @@ mod sums;
 
 use axis_map::AxisMap;
 pub use bit_mask::BitMask;
+pub use low_rank::QuantizedMatrix;
 pub use max_pool::WindowOffsets;
 
 /// An element type that kernels compute with: in `Acc`, which is f32 for the half precisions.
@@ -123,6 +126,9 @@ pub trait CpuBackend: Backend {
 
     /// See [`MemBackend::shape_only`].
     fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self>;
+
+    /// The elements of a quantized matrix, if they lie in row-major order and its scales can be read.
+    fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>>;
 }
 
 /// Runs the expression with `$E` bound to the element type of a dtype.
@@ -472,6 +478,19 @@ impl<B: CpuBackend> MemBackend for B {
             let bias = of_scores.map(|of_scores| B::from_vec(of_scores, shape));
             ScoreGrads { weights: products, products: gradients, bias }
         })
+    }
+
+    fn add_product(y: FloatTensor<B>, u: FloatTensor<B>, v: FloatTensor<B>) -> FloatTensor<B> {
+        with_element!(y.dtype(), "add_product", E => low_rank::add_product::<B, E>(y, u, v))
+    }
+
+    fn by_dequantized_blocks(
+        weight: &QuantizedTensor<B>,
+        axis: usize,
+        dtype: DType,
+        f: impl Fn(FloatTensor<B>, Range<usize>) -> FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        with_element!(dtype, "dequantize", E => low_rank::by_dequantized_blocks::<B, E>(weight, axis, f))
     }
 
     fn max_pool2d_with_offsets(
