@@ -22,14 +22,17 @@ pub(super) struct Heads {
 impl Heads {
     /// The values `[batch, heads, keys, width]`, weighted: `[batch, heads, queries, width]`.
     pub(super) fn weighted(self, value: Tensor<4>) -> Tensor<4> {
-        let Self { query, key, mask, scores, dropout } = self;
-        functional::weighted(query, key, value, mask, None, scores, dropout, false)
+        self.apply(value, false)
     }
 
     /// [`weighted`](Self::weighted) with merged heads: `[batch, queries, heads * width]`.
     pub(super) fn merged(self, value: Tensor<4>) -> Tensor<3> {
+        self.apply(value, true)
+    }
+
+    fn apply<const D: usize>(self, value: Tensor<4>, merged: bool) -> Tensor<D> {
         let Self { query, key, mask, scores, dropout } = self;
-        functional::weighted(query, key, value, mask, None, scores, dropout, true)
+        functional::weighted(query, key, value, mask, None, scores, dropout, merged)
     }
 
     /// The last query alone.
