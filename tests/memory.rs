@@ -13,7 +13,7 @@ use burn::nn::conv::*;
 use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig};
 use burn::nn::pool::*;
 use burn::nn::{self, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, activation::*};
-use burn::tensor::{DType, Device, Distribution, GradientCheckpointingStrategy, Int, Tensor};
+use burn::tensor::{DType, Device, Distribution, GradientCheckpointingStrategy, Int, Tensor, activation};
 use burn_memsave::layers::*;
 use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, ledger, measure_layer};
 use burn_memsave::{functional, nn as memsave};
@@ -298,6 +298,7 @@ fn layers_keep_what_they_say() {
     check!("hard_swish", images, |_| HardSwish::new() => MemSaveHardSwish, one);
     check!("tanhshrink", images, |_| Tanhshrink::new() => MemSaveTanhshrink, one);
     check!("glu", images, |_| GLU::new(1) => MemSaveGLU, one);
+    softmaxes_keep_their_output(images, one);
     check!("dropout", images, |_| nn::DropoutConfig::new(0.3).init() => MemSaveDropout, mask);
     let prelu = PReluConfig::new().with_num_parameters(8);
     check!("prelu", images, |device| prelu.init(device) => MemSavePRelu, |case, x| match case {
@@ -374,6 +375,23 @@ fn layers_keep_what_they_say() {
 
     let failures = FAILURES.lock().expect("nobody panics with it");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Behind each comes a sum, which does not keep what it sums: the output lives for the softmax only.
+fn softmaxes_keep_their_output(shape: [usize; 4], kept: impl Fn(Case, Input<4>) -> usize) {
+    macro_rules! check_softmax {
+        ($($function:ident),+) => {$(
+            check(
+                stringify!($function),
+                shape,
+                |_| Relu::new(), // there is no module
+                |_, x| activation::$function(x, 3).sum_dim(2),
+                |_: &MemSaveRelu, x| functional::$function(x, 3).sum_dim(2),
+                &kept,
+            );
+        )+};
+    }
+    check_softmax!(softmax, log_softmax, softmin, quiet_softmax);
 }
 
 fn indices(x: &Tensor<2>) -> Tensor<2, Int> {

@@ -206,6 +206,21 @@ fn smooth_activations_equal_flex() {
 }
 
 #[test]
+fn softmaxes_equal_flex() {
+    let functions: [(_, fn(Tensor<3>, usize) -> Tensor<3>); 4] = [
+        ("softmax", F::softmax),
+        ("log_softmax", F::log_softmax),
+        ("softmin", F::softmin),
+        ("quiet_softmax", F::quiet_softmax),
+    ];
+    for (name, f) in functions {
+        for dim in [1, 2] {
+            check(name, [2, 3, 5], |x: Tensor<3>, _| f(x * 3.0, dim));
+        }
+    }
+}
+
+#[test]
 fn batch_norm_equals_flex() {
     check("batch_norm_train", [4, 3, 5], |x: Tensor<3>, operands| {
         F::batch_norm_train(x, operands.vector(3), operands.vector(3), 1e-5).output

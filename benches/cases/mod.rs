@@ -4,7 +4,8 @@ use burn::nn::conv::*;
 use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode};
 use burn::nn::pool::*;
 use burn::nn::{self, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, activation::*};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor, activation};
+use burn_memsave::functional;
 use burn_memsave::layers::*;
 
 /// The forward pass of a layer.
@@ -84,6 +85,13 @@ impl Shapes {
     };
 }
 
+/// A function of ours beside the stock one; there is no module of theirs.
+type Functions<const D: usize, const O: usize> = (Forward<Relu, D, O>, Forward<MemSaveRelu, D, O>);
+const SOFTMAX: Functions<3, 3> = (|_, x| activation::softmax(x, 2), |_, x| functional::softmax(x, 2));
+const FIRST_AXIS: Functions<3, 3> = (|_, x| activation::softmax(x, 0), |_, x| functional::softmax(x, 0));
+const LOG_SOFTMAX: Functions<3, 3> =
+    (|_, x| activation::log_softmax(x, 2), |_, x| functional::log_softmax(x, 2));
+
 /// All layers.
 pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes) {
     let &Shapes { rows, images, large, signal, volume } = shapes;
@@ -162,6 +170,9 @@ pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes
     layer!(visitor, "tanhshrink", images, Tanhshrink::new() => MemSaveTanhshrink);
     layer!(visitor, "sigmoid", images, Sigmoid::new() => MemSaveSigmoid);
     layer!(visitor, "tanh", images, Tanh::new() => MemSaveTanh);
+    visitor.layer("softmax", rows, Relu::new(), SOFTMAX);
+    visitor.layer("softmax, first axis", rows, Relu::new(), FIRST_AXIS);
+    visitor.layer("log_softmax", rows, Relu::new(), LOG_SOFTMAX);
     layer!(visitor, "glu", images, GLU::new(1) => MemSaveGLU);
     layer!(visitor, "swiglu", rows, SwiGluConfig::new(1024, 1024).init(device) => MemSaveSwiGlu);
     layer!(visitor, "dropout", images, nn::DropoutConfig::new(0.5).init() => MemSaveDropout);

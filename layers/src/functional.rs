@@ -28,6 +28,10 @@ use burn::tensor::{
     },
 };
 
+mod softmax;
+
+pub use softmax::{log_softmax, quiet_softmax, softmax, softmin};
+
 /// `x weight + bias`; see [`burn::tensor::module::linear`].
 ///
 /// Keeps `x` only for a tracked weight and the weight only for a tracked `x`; its backward pass folds the batch into the

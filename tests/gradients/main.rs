@@ -14,3 +14,4 @@ mod modules;
 mod pools;
 mod row_norm;
 mod smooth;
+mod softmax;

@@ -5,8 +5,10 @@ use super::Saved;
 use super::{BatchNormOutput, NormGrads, PiecewiseLinear, RowNorm};
 
 mod smooth;
+mod softmax;
 
 pub use smooth::{gate, gate_backward, smooth, smooth_backward};
+pub use softmax::{softmax_along, softmax_along_backward};
 
 use burn::backend::{
     Backend, Distribution, Scalar, TensorMetadata, get_or_init_device_settings,
@@ -592,6 +594,21 @@ macro_rules! device_backend {
             ) -> [Option<FloatTensor<Self>>; 2] {
                 gate_backward::<Self>(a, b, f, dy, wants_a)
             }
+            fn softmax_along(
+                x: FloatTensor<Self>,
+                f: crate::backend::Softmax,
+                dim: usize,
+            ) -> FloatTensor<Self> {
+                softmax_along::<Self>(x, f, dim)
+            }
+            fn softmax_along_backward(
+                y: FloatTensor<Self>,
+                f: crate::backend::Softmax,
+                dim: usize,
+                dy: FloatTensor<Self>,
+            ) -> FloatTensor<Self> {
+                softmax_along_backward::<Self>(y, f, dim, dy)
+            }
             fn max_pool2d_with_offsets(
                 x: FloatTensor<Self>,
                 options: &MaxPoolOptions<2>,
@@ -639,7 +656,7 @@ device_backend!(burn::backend::Remote);
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::backend::{MemBackend, Smooth};
+    use crate::backend::{MemBackend, Smooth, Softmax};
     use burn::backend::{Flex, flex::FlexDevice, ops::FloatTensorOps, read_sync};
     use burn::tensor::FloatDType;
 
@@ -729,6 +746,19 @@ mod tests {
             let cpu = Flex::gate_backward(Some(a), x, f, dy, true);
             for (device, cpu) in device.into_iter().zip(cpu) {
                 assert_close("gradients of a gate", device.expect("wanted"), cpu.expect("wanted"));
+            }
+        }
+    }
+
+    #[test]
+    fn softmaxes_equal_the_kernels() {
+        for f in [Softmax::Softmax, Softmax::LogSoftmax, Softmax::Softmin, Softmax::QuietSoftmax] {
+            for dim in 0..3 {
+                let x = Flex::float_mul_scalar(random(&[4, 5, 19]), 3.0.into());
+                let (y, dy) = (Flex::softmax_along(x.clone(), f, dim), random(&[4, 5, 19]));
+                assert_close("y", softmax_along::<Flex>(x, f, dim), y.clone());
+                let device = softmax_along_backward::<Flex>(y.clone(), f, dim, dy.clone());
+                assert_close("dx", device, Flex::softmax_along_backward(y, f, dim, dy));
             }
         }
     }

@@ -18,11 +18,13 @@ mod ndarray;
 mod piecewise_linear;
 mod row_norm;
 mod smooth;
+mod softmax;
 mod windows;
 
 pub use piecewise_linear::PiecewiseLinear;
 pub use row_norm::RowNorm;
 pub use smooth::Smooth;
+pub use softmax::Softmax;
 pub(crate) use windows::pool_output_size;
 
 /// Something kept from the forward pass for the backward pass that is no tensor of the graph.
@@ -164,6 +166,17 @@ pub trait MemBackend: Backend {
         dy: FloatTensor<Self>,
         wants_a: bool,
     ) -> [Option<FloatTensor<Self>>; 2];
+
+    /// `f(x)` along axis `dim`.
+    fn softmax_along(x: FloatTensor<Self>, f: Softmax, dim: usize) -> FloatTensor<Self>;
+
+    /// Gradient of the input of [`softmax_along`](Self::softmax_along), from its output.
+    fn softmax_along_backward(
+        y: FloatTensor<Self>,
+        f: Softmax,
+        dim: usize,
+        dy: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
 
     /// Max pool of `[batch, channels, height, width]`, and where each maximum was. No window may be larger than the
     /// padded input.

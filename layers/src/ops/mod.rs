@@ -25,6 +25,7 @@ mod prelu;
 mod recompute;
 mod row_norm;
 mod smooth;
+mod softmax;
 
 pub use avg_pool::AvgPoolOps;
 pub use batch_norm::BatchNormOps;
@@ -42,6 +43,7 @@ pub use piecewise_linear::PiecewiseLinearOps;
 pub use prelu::PReluOps;
 pub use row_norm::RowNormOps;
 pub use smooth::SmoothOps;
+pub use softmax::SoftmaxOps;
 
 /// A tensor that an operation may go without, such as a bias.
 #[derive(ExtensionType)]

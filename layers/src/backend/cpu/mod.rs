@@ -1,5 +1,5 @@
 //! Fused kernels on slices, shared by the CPU backends.
-use super::{BatchNormOutput, MemBackend, NormGrads, PiecewiseLinear, RowNorm, Smooth};
+use super::{BatchNormOutput, MemBackend, NormGrads, PiecewiseLinear, RowNorm, Smooth, Softmax};
 use burn::backend::{
     Backend, Distribution, TensorMetadata,
     ops::{InterpolateMode, InterpolateOptions},
@@ -20,6 +20,7 @@ mod parallel;
 mod prelu;
 mod row_norm;
 mod smooth;
+mod softmax;
 mod sums;
 
 use axis_map::AxisMap;
@@ -420,6 +421,33 @@ impl<B: CpuBackend> MemBackend for B {
             };
             [a_grad, b_grad]
         })
+    }
+
+    fn softmax_along(x: FloatTensor<B>, f: Softmax, dim: usize) -> FloatTensor<B> {
+        let mut x = B::contiguous(x);
+        let axis = softmax::Axis::of(&x.shape(), dim);
+        with_element!(x.dtype(), "softmax", E => {
+            if x.can_mut() {
+                softmax::forward_in_place(B::as_slice_mut::<E>(&mut x), f, axis);
+                x
+            } else {
+                B::from_vec(softmax::forward(B::as_slice::<E>(&x), f, axis), x.shape())
+            }
+        })
+    }
+
+    fn softmax_along_backward(
+        y: FloatTensor<B>,
+        f: Softmax,
+        dim: usize,
+        dy: FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        let (y, mut dy) = (B::contiguous(y), B::contiguous(dy));
+        let axis = softmax::Axis::of(&y.shape(), dim);
+        with_element!(dy.dtype(), "softmax", E => {
+            softmax::backward(B::as_slice::<E>(&y), f, axis, B::as_slice_mut(&mut dy));
+        });
+        dy
     }
 
     fn max_pool2d_with_offsets(
