@@ -28,8 +28,11 @@ use burn::tensor::{
     },
 };
 
+mod loss;
 mod softmax;
 
+pub use loss::cross_entropy;
+pub(crate) use loss::{class_weights, element_loss, element_loss_sum};
 pub use softmax::{log_softmax, quiet_softmax, softmax, softmin};
 
 /// `x weight + bias`; see [`burn::tensor::module::linear`].

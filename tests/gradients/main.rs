@@ -10,6 +10,7 @@ mod conv;
 mod dropout;
 mod embedding;
 mod linear;
+mod loss;
 mod modules;
 mod pools;
 mod row_norm;
