@@ -31,8 +31,8 @@ use burn::tensor::{
 mod loss;
 mod softmax;
 
-pub use loss::cross_entropy;
-pub(crate) use loss::{class_weights, element_loss, element_loss_sum};
+pub(crate) use loss::{CHUNK_BYTES, class_weights, element_loss, element_loss_sum};
+pub use loss::{LinearCrossEntropyOptions, cross_entropy, linear_cross_entropy};
 pub use softmax::{log_softmax, quiet_softmax, softmax, softmin};
 
 /// `x weight + bias`; see [`burn::tensor::module::linear`].

@@ -16,7 +16,7 @@ fn labels<const D: usize>(shape: [usize; D], classes: usize, device: &Device) ->
 mod cross_entropy {
     use super::*;
 
-    fn configs() -> impl Strategy<Value = ours::CrossEntropyLossConfig> {
+    pub fn configs() -> impl Strategy<Value = ours::CrossEntropyLossConfig> {
         let pads = prop::option::of(prop::collection::vec(0..4usize, 0..3));
         let smoothing = prop::option::of(prop::sample::select(vec![0.0f32, 0.1, 1.0]));
         (pads, any::<bool>(), smoothing, any::<bool>()).prop_map(|(pads, weighted, smoothing, logits)| {
@@ -29,7 +29,7 @@ mod cross_entropy {
     }
 
     /// As many weights as classes, if there shall be any.
-    fn weighted(config: &ours::CrossEntropyLossConfig, classes: usize) -> ours::CrossEntropyLossConfig {
+    pub fn weighted(config: &ours::CrossEntropyLossConfig, classes: usize) -> ours::CrossEntropyLossConfig {
         let weights = |_| uniform(classes, 3, 0.5..2.0).into_iter().map(|weight| weight as f32).collect();
         config.clone().with_weights(config.weights.clone().map(weights))
     }
@@ -59,7 +59,7 @@ mod cross_entropy {
         );
     }
 
-    fn random_labels(x: &Tensor<2>) -> Tensor<1, Int> {
+    pub fn random_labels(x: &Tensor<2>) -> Tensor<1, Int> {
         let [rows, classes] = x.dims();
         labels([rows], classes, &x.device())
     }
@@ -78,7 +78,11 @@ mod cross_entropy {
     }
 
     /// The definition, by Burn's operations.
-    fn defined(x: Tensor<2>, config: &ours::CrossEntropyLossConfig, targets: Tensor<1, Int>) -> Tensor<1> {
+    pub fn defined(
+        x: Tensor<2>,
+        config: &ours::CrossEntropyLossConfig,
+        targets: Tensor<1, Int>,
+    ) -> Tensor<1> {
         let [rows, classes] = x.dims();
         let make = |values, shape: &[usize]| tensor(values, shape, &x.device(), x.dtype());
         let logs = if config.logits { activation::log_softmax(x.clone(), 1) } else { x.clone().log() };
@@ -446,6 +450,182 @@ mod elementwise {
             compare!(check(), |t, nn| nn::MseLoss::new(), |x, y| (x, y));
             compare!(check(), |t, nn| nn::HuberLossConfig::new(0.5).init(), |x, y| (x, y));
             compare!(check(), |t, nn| nn::KLDivLossConfig::new().with_log_target(true).init(), |x, y| (x, y));
+        }
+    }
+}
+
+mod linear_cross_entropy {
+    use super::cross_entropy::{configs, defined, random_labels, weighted};
+    use super::*;
+    use burn::module::Module;
+    use burn_memsave::layers::MemSaveLinear;
+    use burn_memsave::nn::LinearConfig;
+
+    fn operands(rows: usize, d_input: usize, classes: usize, bias: bool) -> Vec<Input> {
+        let mut inputs = vec![Input::random([rows, d_input]), Input::random([d_input, classes])];
+        inputs.extend(bias.then(|| Input::random([classes])));
+        inputs
+    }
+
+    fn logits(t: &Operands) -> Tensor<2> {
+        let logits = t.get::<2>(0).matmul(t.get::<2>(1));
+        match t.maybe::<1>(2) {
+            Some(bias) => logits + bias.unsqueeze::<2>(),
+            None => logits,
+        }
+    }
+
+    fn ours(t: &Operands, config: &ours::CrossEntropyLossConfig, chunk_bytes: usize) -> Tensor<1> {
+        let (x, weight) = (t.get::<2>(0), t.get::<2>(1));
+        let ([rows, _], [_, classes]) = (x.dims(), weight.dims());
+        let targets = labels([rows], classes, t.device());
+        let class_weights: Option<Tensor<1>> = config.weights.clone().map(|weights| {
+            tensor(weights.into_iter().map(f64::from).collect(), &[classes], t.device(), x.dtype())
+        });
+        let factors = class_weights.clone().map(|weights| {
+            let weights = weights.gather(0, targets.clone());
+            weights.ones_like() / weights.sum()
+        });
+        let options =
+            F::LinearCrossEntropyOptions { factors, class_weights, smoothing: config.smoothing, chunk_bytes };
+        F::linear_cross_entropy(x, weight, t.maybe(2), targets, options)
+    }
+
+    #[test]
+    fn equals_its_definition() {
+        let shape = (1..9usize, 1..6usize, 1..20usize, any::<bool>());
+        let chunk = prop::sample::select(vec![1usize, 100, 1 << 20]);
+        for_all(
+            96,
+            (shape, configs(), chunk, settings()),
+            |((rows, d_input, classes, bias), config, chunk, setting)| {
+                let config = weighted(&config, classes).with_pad_tokens(None).with_logits(true);
+                let tolerance = if setting.dtype == DType::F64 { 1e-7 } else { 1e-5 };
+                let check = Check::new(operands(rows, d_input, classes, bias), setting).within(tolerance);
+                check.compare::<1>(&|t| ours(t, &config, chunk), &|t| {
+                    let logits = logits(t);
+                    let targets = random_labels(&logits);
+                    defined(logits, &config, targets)
+                });
+            },
+        );
+    }
+
+    #[test]
+    fn equals_stock_for_many_elements() {
+        let config = ours::CrossEntropyLossConfig::new();
+        let check =
+            Check::new(operands(70, 30, 900, true), Setting::default()).within(1e-5).on(Backend::Flex);
+        for chunk in [1 << 14, 1 << 24] {
+            check.compare::<1>(&|t| ours(t, &config, chunk), &|t| {
+                let logits = logits(t);
+                let targets = random_labels(&logits);
+                stock::CrossEntropyLoss::new(None, t.device()).forward(logits, targets)
+            });
+        }
+    }
+
+    #[test]
+    fn equals_stock_in_half_precision() {
+        let config = ours::CrossEntropyLossConfig::new();
+        for dtype in HALF {
+            let check = Check::new(operands(7, 5, 11, false), Setting::of(dtype)).within(4e-2);
+            check.compare::<1>(&|t| ours(t, &config, 100), &|t| {
+                let logits = logits(t);
+                let targets = random_labels(&logits);
+                stock::CrossEntropyLoss::new(None, t.device()).forward(logits, targets)
+            });
+        }
+    }
+
+    #[test]
+    fn is_differentiated() {
+        let config = ours::CrossEntropyLossConfig::new().with_smoothing(Some(0.1));
+        Check::new(operands(5, 3, 7, true), Setting::default())
+            .differentiate::<1>(&|t| ours(t, &config, 100));
+    }
+
+    /// Loss and gradients of x, weight and bias, with the head trainable or frozen.
+    fn results(
+        frozen: bool,
+        device: &Device,
+        f: impl Fn(&MemSaveLinear, Tensor<3>, Tensor<2, Int>) -> Tensor<1>,
+    ) -> Vec<Option<Vec<f64>>> {
+        let head = LinearConfig::new(4, 9).init(device);
+        let values = |shape: &[usize], seed| uniform(shape.iter().product(), seed, -1.0..1.0);
+        let weight =
+            head.weight.map(|_| tensor::<2>(values(&[4, 9], 1), &[4, 9], device, DType::F32).require_grad());
+        let bias = head
+            .bias
+            .map(|bias| bias.map(|_| tensor::<1>(values(&[9], 2), &[9], device, DType::F32).require_grad()));
+        let head = MemSaveLinear { weight, bias };
+        let head = if frozen { head.freeze() } else { head };
+        let x = tensor::<3>(values(&[2, 5, 4], 3), &[2, 5, 4], device, DType::F32).require_grad();
+        let loss = f(&head, x.clone(), labels([2, 5], 9, device));
+        let gradients = loss.backward();
+        let bias = head.bias.as_ref().expect("a bias").val();
+        vec![
+            Some(numbers(&loss.into_data())),
+            x.grad(&gradients).map(|g| numbers(&g.into_data())),
+            head.weight.val().grad(&gradients).map(|g| numbers(&g.into_data())),
+            bias.grad(&gradients).map(|g| numbers(&g.into_data())),
+        ]
+    }
+
+    #[test]
+    fn module_equals_its_parts() {
+        let all = (0..9).collect();
+        let weights = || uniform(9, 5, 0.5..2.0).into_iter().map(|w| w as f32).collect::<Vec<_>>();
+        for pads in [None, Some(vec![0, 3]), Some(vec![]), Some(all)] {
+            for (weights, smoothing) in [(None, None), (Some(weights()), None), (Some(weights()), Some(0.1))]
+            {
+                let parts = ours::CrossEntropyLossConfig::new()
+                    .with_pad_tokens(pads.clone())
+                    .with_weights(weights.clone())
+                    .with_smoothing(smoothing);
+                let fused = ours::FusedLinearCrossEntropyConfig::new()
+                    .with_pad_tokens(pads.clone())
+                    .with_weights(weights.clone())
+                    .with_smoothing(smoothing)
+                    .with_chunk_bytes(80);
+                for (backend, frozen) in Backend::ALL.into_iter().flat_map(|b| [(b, false), (b, true)]) {
+                    let device = &backend.device().autodiff();
+                    let fused = results(frozen, device, |head, x, t| fused.init(device).forward(head, x, t));
+                    let parts = results(frozen, device, |head, x, t| {
+                        let parts = stock::CrossEntropyLossConfig::from(parts.clone()).init(device);
+                        parts.forward(head.forward(x).reshape([10, 9]), t.reshape([10]))
+                    });
+                    for (which, (fused, parts)) in fused.into_iter().zip(parts).enumerate() {
+                        let what =
+                            format!("{backend:?}, frozen {frozen}, {pads:?}, {smoothing:?}, result {which}");
+                        assert_eq!(fused.is_some(), parts.is_some(), "{what}");
+                        for (a, b) in fused.into_iter().flatten().zip(parts.into_iter().flatten()) {
+                            assert!(
+                                (a - b).abs() <= 1e-5 || a.is_nan() && b.is_nan(),
+                                "{what}: {a} instead of {b}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_targets_of_another_shape() {
+        let device = Device::flex();
+        let head = LinearConfig::new(4, 9).init(&device);
+        let loss = ours::FusedLinearCrossEntropyConfig::new().init(&device);
+        let run = |shape: [usize; 2]| {
+            let x = Tensor::<3>::ones([2, 3, 4], &device);
+            loss.forward(&head, x, Tensor::<2, Int>::zeros(shape, &device));
+        };
+        run([2, 3]);
+        for shape in [[3, 2], [2, 4], [6, 1]] {
+            assert!(
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(shape))).is_err(),
+                "{shape:?}"
+            );
         }
     }
 }

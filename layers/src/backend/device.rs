@@ -834,7 +834,8 @@ mod tests {
 
     #[test]
     fn losses_of_elements_equal_the_kernels() {
-        let probabilities = || Flex::sigmoid(Flex::float_mul_scalar(random(&[5, 13]), 3.0.into()));
+        let probabilities =
+            || Flex::smooth(Flex::float_mul_scalar(random(&[5, 13]), 3.0.into()), Smooth::Sigmoid);
         let alone = [
             ElementLoss::Square,
             ElementLoss::Huber { delta: 0.5, bias: 0.125 },

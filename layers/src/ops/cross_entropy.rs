@@ -24,7 +24,8 @@ use burn::backend::{
     backend_extension,
     tensor::{FloatTensor, IndexingUpdateOp, IntTensor},
 };
-use burn::tensor::Shape;
+use burn::tensor::{Shape, Slice};
+use core::ops::Range;
 
 /// Cross entropies.
 #[backend_extension(
@@ -121,20 +122,31 @@ impl<B: MemBackend> Labels<B> {
         }
     }
 
-    /// `-sum(q w log p)` of every row, `[rows]`.
-    pub(crate) fn loss(&self, x: FloatTensor<B>, log_sum_exp: FloatTensor<B>) -> FloatTensor<B> {
-        let ([rows, classes], dtype) = (x.shape().dims(), x.dtype());
+    /// Those of some rows.
+    pub(crate) fn rows(&self, rows: &Range<usize>) -> Self {
+        Self { targets: B::int_slice(self.targets.clone(), &[Slice::from(rows.clone())]), ..self.clone() }
+    }
+
+    /// `-sum(q w log p)` of every row, `[rows]`, of the dtype of `x`.
+    fn loss(&self, x: FloatTensor<B>, log_sum_exp: FloatTensor<B>) -> FloatTensor<B> {
+        let ([rows, _], dtype) = (x.shape().dims(), x.dtype());
+        let losses = self.losses(x, log_sum_exp);
+        B::float_reshape(B::float_cast(losses, dtype.into()), Shape::new([rows]))
+    }
+
+    /// `-sum(q w log p)` of every row, `[rows, 1]`, of the dtype of `log_sum_exp`.
+    pub(crate) fn losses(&self, x: FloatTensor<B>, log_sum_exp: FloatTensor<B>) -> FloatTensor<B> {
+        let classes = x.shape()[1];
         let picked = B::float_gather(1, x.clone(), self.targets.clone());
         let picked = B::float_cast(picked, log_sum_exp.dtype().into());
         let loss = self.times_target(B::float_sub(log_sum_exp.clone(), picked));
-        let loss = match self.spread(classes) {
+        match self.spread(classes) {
             None => loss,
             Some(spread) => {
                 let sum = B::sum_log_probabilities(x, log_sum_exp, self.weights.clone());
                 B::float_sub(loss, B::float_mul_scalar(sum, spread.into()))
             }
-        };
-        B::float_reshape(B::float_cast(loss, dtype.into()), Shape::new([rows]))
+        }
     }
 
     /// The gradient of logits of `log_sum_exp`, from `dloss` `[rows, 1]` of its dtype.

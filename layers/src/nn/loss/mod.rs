@@ -5,6 +5,7 @@ mod binary_cross_entropy;
 mod cross_entropy;
 mod huber;
 mod kldiv;
+mod linear_cross_entropy;
 mod mse;
 
 pub use binary_cross_entropy::{
@@ -16,6 +17,7 @@ pub use cross_entropy::{
 };
 pub use huber::{HuberLossConfig, MemSaveHuberLoss, MemSaveHuberLoss as HuberLoss};
 pub use kldiv::{KLDivLossConfig, MemSaveKLDivLoss, MemSaveKLDivLoss as KLDivLoss};
+pub use linear_cross_entropy::{FusedLinearCrossEntropy, FusedLinearCrossEntropyConfig};
 pub use mse::{MemSaveMseLoss, MemSaveMseLoss as MseLoss};
 
 use burn::tensor::{DType, Tensor};
