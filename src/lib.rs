@@ -4,7 +4,7 @@
 
 pub mod measure;
 
-pub use burn_memsave_layers::{backend, functional, nn, ops};
+pub use burn_memsave_layers::{backend, functional, lora, nn, ops};
 
 /// Every drop-in module by its long name: the same types as in [`nn`].
 pub mod layers {
@@ -15,6 +15,7 @@ pub mod layers {
         MemSaveSiLU, MemSaveSigmoid, MemSaveSoftShrink, MemSaveSoftplus, MemSaveSoftsign, MemSaveSwiGlu,
         MemSaveTanh, MemSaveTanhshrink, MemSaveThreshold, MemSaveThresholdedRelu,
     };
+    pub use burn_memsave_layers::nn::attention::{MemSaveCrossAttention, MemSaveMultiHeadAttention};
     pub use burn_memsave_layers::nn::conv::{
         MemSaveConv1d, MemSaveConv2d, MemSaveConv3d, MemSaveConvTranspose1d, MemSaveConvTranspose2d,
         MemSaveConvTranspose3d, MemSaveDeformConv2d,
@@ -32,5 +33,11 @@ pub mod layers {
         MemSaveAdaptiveAvgPool1d, MemSaveAdaptiveAvgPool2d, MemSaveAdaptiveAvgPool3d, MemSaveAvgPool1d,
         MemSaveAvgPool2d, MemSaveMaxPool1d, MemSaveMaxPool2d,
     };
-    pub use burn_memsave_layers::nn::{MemSaveDropout, MemSaveEmbedding, MemSaveLinear};
+    pub use burn_memsave_layers::nn::transformer::{
+        MemSavePositionWiseFeedForward, MemSaveTransformerDecoder, MemSaveTransformerDecoderLayer,
+        MemSaveTransformerEncoder, MemSaveTransformerEncoderLayer,
+    };
+    pub use burn_memsave_layers::nn::{
+        MemSaveDropout, MemSaveEmbedding, MemSaveLinear, MemSaveRotaryEncoding,
+    };
 }

@@ -14,7 +14,10 @@ use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig};
 use burn::nn::loss::*;
 use burn::nn::pool::*;
 use burn::nn::{self, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, activation::*};
-use burn::tensor::{DType, Device, Distribution, GradientCheckpointingStrategy, Int, Tensor, activation};
+use burn::tensor::{
+    DType, Device, Distribution, GradientCheckpointingStrategy, Int, Tensor, activation,
+    ops::AttentionModuleOptions,
+};
 use burn_memsave::layers::*;
 use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, ledger, measure_layer};
 use burn_memsave::{functional, nn as memsave};
@@ -326,6 +329,8 @@ fn layers_keep_what_they_say() {
     check!("instance_norm, not affine", images, |device| plain.init(device) => MemSaveInstanceNorm, |case, x| {
         if case.input() { x.floats() } else { 0 }
     });
+    attention_keeps_queries_keys_and_values();
+
     let rows = [4, 32, 8];
     let x_or_scale = |case: Case, x: Input<3>| if case.input() || case.weight() { x.floats() } else { 0 };
     check!("layer_norm", rows, |device| nn::LayerNormConfig::new(8).init(device) => MemSaveLayerNorm, x_or_scale);
@@ -373,6 +378,7 @@ fn layers_keep_what_they_say() {
 
     a_mask_is_not_kept_where_stock_keeps_nothing();
     chains_keep_what_their_first_layer_reads();
+    attention_grows_linearly(&Device::flex().autodiff());
     the_targets_are_met(&Device::flex().autodiff());
 
     let failures = FAILURES.lock().expect("nobody panics with it");
@@ -443,6 +449,60 @@ fn losses_keep_one_tensor() {
         },
         one
     );
+}
+
+/// Four heads keep queries, keys, values and a number per query; under dropout a bit per weight; the dense layers what they
+/// keep.
+fn attention_keeps_queries_keys_and_values() {
+    const HEADS: usize = 4;
+    for dropout in [0.0, 0.5] {
+        let config = nn::attention::MultiHeadAttentionConfig::new(8, HEADS).with_dropout(dropout);
+        check(
+            &format!("attention, dropout {dropout}"),
+            [4, 32, 8],
+            |device| config.init(device),
+            |layer, x| layer.forward(nn::attention::MhaInput::self_attn(x)).context,
+            |layer: &MemSaveMultiHeadAttention, x| {
+                layer.forward(memsave::attention::MhaInput::self_attn(x)).context
+            },
+            |case, x| {
+                let [batch, length, _] = x.shape;
+                let log_sums = batch * HEADS * length * x.dtype.size().max(size_of::<f32>());
+                let bits = 8 * (batch * HEADS * length * length).div_ceil(64);
+                let attention = 3 * x.floats() + log_sums + if dropout > 0.0 { bits } else { 0 };
+                match case {
+                    Case::Trainable | Case::InputUntracked => attention + 2 * x.floats(),
+                    Case::Frozen | Case::BiasOnly => attention,
+                    Case::Untracked => 0,
+                }
+            },
+        );
+    }
+}
+
+/// What is kept and needed grows linearly with the length of the sequence: 16,384 tokens fit.
+fn attention_grows_linearly(device: &Device) {
+    const WIDTH: usize = 64;
+    /// What a chunk of weights needs, with the products and gradients beside it.
+    const CHUNKS: i64 = 16 << 20;
+    let options = || AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
+    for length in [1024, 2048, 4096, 8192, 16_384] {
+        let input = Input { shape: [1, 3, length, WIDTH], dtype: DType::F32 };
+        let measured = measure(device, input, true, |x| {
+            let [query, key, value] = [0, 1, 2].map(|part| x.clone().slice_dim(1, part..part + 1));
+            functional::attention(query, key, value, None, None, options())
+        });
+        let tensor = (4 * length * WIDTH) as i64;
+        let log_sums = (4 * length) as i64;
+        let kept = bytes(measured.kept);
+        // The input is one tensor, of which queries, keys and values are views.
+        // (Three slices and the attention have records.)
+        expect((kept - 3 * tensor - log_sums).abs() <= 4 * RECORDS, || {
+            format!("attention to {length} tokens keeps {kept} bytes")
+        });
+        let peak = bytes(measured.peak);
+        expect(peak <= 12 * tensor + CHUNKS, || format!("attention to {length} tokens needs {peak} bytes"));
+    }
 }
 
 fn indices(x: &Tensor<2>) -> Tensor<2, Int> {
@@ -664,6 +724,25 @@ fn the_targets_are_met(device: &Device) {
     within("rms_norm", device, rows, (32.07, 32.5), |x| norm.forward(x));
     let norm = memsave::GroupNormConfig::new(8, 64).init(device);
     within("group_norm", device, images, (12.26, 12.5), |x| norm.forward(x));
+
+    for (dropout, trainable, frozen) in [(0.0, 40.2, 32.2), (0.1, 43.0, 35.0)] {
+        let tokens = [4, 512, 1024];
+        let attention = memsave::attention::MultiHeadAttentionConfig::new(1024, 16).with_dropout(dropout);
+        let attention = attention.init(device);
+        let own = memsave::attention::MhaInput::self_attn;
+        within("attention", device, tokens, (trainable, ANY), |x| attention.forward(own(x)).context);
+        let attention = attention.no_grad();
+        within("attention, frozen", device, tokens, (frozen, ANY), |x| attention.forward(own(x)).context);
+    }
+    for (dropout, trainable, frozen) in [(0.0, 82.0, 74.0), (0.1, 87.0, 79.0)] {
+        let tokens = [4, 512, 1024];
+        let config = memsave::transformer::TransformerEncoderConfig::new(1024, 4096, 16, 1);
+        let encoder = config.with_norm_first(true).with_dropout(dropout).init(device);
+        let input = memsave::transformer::TransformerEncoderInput::new;
+        within("encoder", device, tokens, (trainable, ANY), |x| encoder.forward(input(x)));
+        let encoder = encoder.no_grad();
+        within("encoder, frozen", device, tokens, (frozen, ANY), |x| encoder.forward(input(x)));
+    }
 
     for (name, f) in [
         ("gelu", functional::gelu as fn(Tensor<4>) -> _),

@@ -4,13 +4,14 @@
 //! with `--features wgpu,fusion`.
 #![cfg(feature = "wgpu")]
 #![recursion_limit = "256"]
-use burn::module::Module;
+use burn::module::{LoraAdapter, Module, Param, ParamId};
 use burn::tensor::{
     DType, Device, DeviceKind, Int, Tensor, TensorData, activation,
     ops::{
-        AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions, InterpolateMode,
-        InterpolateOptions, MaxPoolOptions,
+        AttentionModuleOptions, AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions,
+        InterpolateMode, InterpolateOptions, MaxPoolOptions,
     },
+    quantization::{Calibration, QuantValue, compute_q_params, compute_range},
 };
 use burn_memsave::functional as F;
 use burn_memsave::measure::{LayerMeasurement, bytes_in_use, measure_layer, peak_bytes};
@@ -114,6 +115,24 @@ fn bilinear_operations_equal_flex() {
     check("linear", [2, 3, 6], |x: Tensor<3>, operands| {
         let weight = operands.kernel([1, 1, 6, 5]).reshape([6, 5]);
         F::linear(x, weight, Some(operands.vector(5)))
+    });
+    let adapter = |operands: &mut Operands| {
+        let mut factor = |shape: [usize; 2]| {
+            let tensor = operands.kernel([1, 1, shape[0], shape[1]]).reshape(shape);
+            Param::initialized(ParamId::new(), tensor)
+        };
+        LoraAdapter { a: factor([8, 2]), b: factor([2, 16]), scale: 1.5 }
+    };
+    check("linear with an adapter", [2, 3, 8], |x: Tensor<3>, operands| {
+        let base = tensor::<2>(values([8, 16], 5), &x.device());
+        F::linear_lora(x, base, &adapter(operands), Some(operands.vector(16)))
+    });
+    check("linear with an adapter on a quantized base", [2, 3, 8], |x: Tensor<3>, operands| {
+        let base = tensor::<2>(values([8, 16], 5), &x.device());
+        let scheme = x.device().settings().quantization.scheme.with_value(QuantValue::Q8S);
+        let range = compute_range(&scheme, &base, &Calibration::MinMax);
+        let base = base.quantize(&scheme, compute_q_params(&scheme, range));
+        F::linear_lora(x, base, &adapter(operands), Some(operands.vector(16)))
     });
     let options = ConvOptions::new([2], [1], [1], 2);
     check("conv1d", [2, 4, 9], |x: Tensor<3>, operands| {
@@ -299,6 +318,24 @@ fn normalizations_over_rows_equal_flex() {
         F::group_norm(x, Some(operands.vector(4)), Some(operands.vector(4)), 2, 1e-5)
     });
     check("instance_norm", [3, 4, 5], |x: Tensor<3>, _| F::group_norm(x, None, None, 4, 1e-5));
+}
+
+#[test]
+fn attention_equals_flex() {
+    let heads = |x: &Tensor<4>| [0, 1, 2].map(|part| x.clone().slice_dim(1, 2 * part..2 * part + 2));
+    for (softcap, is_causal) in [(None, false), (Some(2.0), true)] {
+        let options = AttentionModuleOptions { scale: Some(0.7), softcap, is_causal };
+        check("attention", [2, 6, 5, 3], |x: Tensor<4>, operands| {
+            let [query, key, value] = heads(&x);
+            let bias = operands.kernel([1, 2, 5, 5]);
+            let mask = Tensor::<4, Int>::arange(0..5, &x.device()).reshape([1, 1, 1, 5]).equal_elem(2);
+            F::attention(query, key, value, Some(mask), Some(bias), options.clone())
+        });
+    }
+    check("rotary encoding", [2, 3, 5, 4], |x: Tensor<4>, _| {
+        let factors = tensor::<3>(values([5, 4, 2], 30), &x.device());
+        F::rotary_encoding(x, factors)
+    });
 }
 
 #[test]

@@ -1,11 +1,16 @@
 //! Every layer beside its stock twin.
-use burn::module::Module;
+use burn::module::{Lora, Module, QLora, Quantizer};
 use burn::nn::conv::*;
 use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode};
 use burn::nn::loss::*;
 use burn::nn::pool::*;
 use burn::nn::{self, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, activation::*};
-use burn::tensor::{Device, Int, Tensor, activation};
+
+use burn::tensor::{
+    Device, Int, Tensor, activation,
+    ops::AttentionModuleOptions,
+    quantization::{Calibration, QuantValue},
+};
 use burn_memsave::functional;
 use burn_memsave::layers::*;
 use burn_memsave::nn::loss::{FusedLinearCrossEntropy, FusedLinearCrossEntropyConfig};
@@ -59,6 +64,10 @@ pub struct Shapes {
     rows: [usize; 3],
     /// Batch, classes.
     logits: [usize; 2],
+    /// Batch, sequence, features, of transformers.
+    tokens: [usize; 3],
+    /// Batch, three times the heads, sequence, features of a head.
+    queries: [usize; 4],
     /// Batch, channels, height, width.
     images: [usize; 4],
     /// Images of twice the height and the width.
@@ -74,6 +83,8 @@ impl Shapes {
     pub const USUAL: Self = Self {
         rows: [64, 128, 1024],
         logits: [128, 32_000],
+        tokens: [4, 512, 1024],
+        queries: [1, 24, 2048, 64],
         images: [16, 64, 56, 56],
         large: [16, 64, 112, 112],
         signal: [16, 64, 3136],
@@ -84,11 +95,41 @@ impl Shapes {
     pub const SMALL: Self = Self {
         rows: [2, 8, 1024],
         logits: [16, 1024],
+        tokens: [2, 16, 64],
+        queries: [2, 12, 16, 16],
         images: [2, 64, 7, 7],
         large: [2, 64, 14, 14],
         signal: [2, 64, 49],
         volume: [1, 32, 4, 4, 4],
     };
+}
+
+/// Attention alone: queries, keys and values are three thirds of the heads of the input.
+macro_rules! attention {
+    ($name:ident, $attention:path) => {
+        #[derive(Module, Debug)]
+        pub struct $name {
+            causal: bool,
+        }
+
+        impl $name {
+            fn forward(&self, x: Tensor<4>) -> Tensor<4> {
+                let heads = x.dims()[1] / 3;
+                let [query, key, value] =
+                    [0, 1, 2].map(|part| x.clone().slice_dim(1, part * heads..(part + 1) * heads));
+                let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: self.causal };
+                $attention(query, key, value, None, None, options)
+            }
+        }
+    };
+}
+attention!(StockAttention, burn::tensor::module::attention);
+attention!(MemSaveAttention, burn_memsave::functional::attention);
+
+impl From<StockAttention> for MemSaveAttention {
+    fn from(StockAttention { causal }: StockAttention) -> Self {
+        Self { causal }
+    }
 }
 
 /// A function of ours beside the stock one; there is no module of theirs.
@@ -144,9 +185,15 @@ fn scattered(logits: &Tensor<2>) -> Tensor<1, Int> {
 
 /// All layers.
 pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes) {
-    let &Shapes { rows, logits, images, large, signal, volume } = shapes;
+    let &Shapes { rows, logits, tokens, queries, images, large, signal, volume } = shapes;
 
-    layer!(visitor, "linear", rows, nn::LinearConfig::new(1024, 1024).init(device) => MemSaveLinear);
+    let linear = nn::LinearConfig::new(1024, 1024);
+    layer!(visitor, "linear", rows, linear.init(device) => MemSaveLinear);
+    let lora = Lora::new(8, 16.0);
+    layer!(visitor, "linear, LoRA", rows, linear.init(device).apply_lora(lora.clone()) => MemSaveLinear);
+    let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
+    let qlora = QLora::new(lora, Quantizer::new(Calibration::MinMax, scheme));
+    layer!(visitor, "linear, QLoRA", rows, linear.init(device).apply_qlora(qlora) => MemSaveLinear);
 
     let conv1d = Conv1dConfig::new(64, 64, 3).with_padding(PaddingConfig1d::Same).init(device);
     layer!(visitor, "conv1d", signal, conv1d => MemSaveConv1d);
@@ -258,6 +305,36 @@ pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes
     layer!(visitor, "glu", images, GLU::new(1) => MemSaveGLU);
     layer!(visitor, "swiglu", rows, SwiGluConfig::new(1024, 1024).init(device) => MemSaveSwiGlu);
     layer!(visitor, "dropout", images, nn::DropoutConfig::new(0.5).init() => MemSaveDropout);
+
+    for (name, causal) in [("attention", false), ("attention, causal", true)] {
+        layer!(visitor, name, queries, StockAttention { causal } => MemSaveAttention);
+    }
+    for dropout in [0.0, 0.1] {
+        let config = nn::attention::MultiHeadAttentionConfig::new(tokens[2], 16).with_dropout(dropout);
+        visitor.layer(
+            &format!("multi-head attention, dropout {dropout}"),
+            tokens,
+            config.init(device),
+            (
+                |layer, x| layer.forward(nn::attention::MhaInput::self_attn(x)).context,
+                |layer: &MemSaveMultiHeadAttention, x| {
+                    layer.forward(burn_memsave::nn::attention::MhaInput::self_attn(x)).context
+                },
+            ),
+        );
+        let config = nn::transformer::TransformerEncoderConfig::new(tokens[2], 4 * tokens[2], 16, 1);
+        visitor.layer(
+            &format!("transformer encoder, dropout {dropout}"),
+            tokens,
+            config.with_norm_first(true).with_dropout(dropout).init(device),
+            (
+                |layer, x| layer.forward(nn::transformer::TransformerEncoderInput::new(x)),
+                |layer: &MemSaveTransformerEncoder, x| {
+                    layer.forward(burn_memsave::nn::transformer::TransformerEncoderInput::new(x))
+                },
+            ),
+        );
+    }
 
     let pool = MaxPool1dConfig::new(3).with_stride(2).with_padding(PaddingConfig1d::Explicit(1, 1)).init();
     layer!(visitor, "max_pool1d", signal, pool => MemSaveMaxPool1d);

@@ -17,6 +17,7 @@ use crate::backend::{PiecewiseLinear, RowNorm, Smooth};
 use crate::ops::{
     AvgPoolOps, BatchNormOps, ConvOps, ConvTransposeOps, DeformConvOps, DropoutOps, EmbeddingOps, GateOps,
     InterpolateOps, LinearOps, MaxPoolOps, MaybeTensor, PReluOps, PiecewiseLinearOps, RowNormOps, SmoothOps,
+    Weight,
 };
 use burn::backend::Dispatch;
 use burn::tensor::{
@@ -34,26 +35,41 @@ mod softmax;
 pub(crate) use loss::{CHUNK_BYTES, class_weights, element_loss, element_loss_sum};
 pub use loss::{LinearCrossEntropyOptions, cross_entropy, linear_cross_entropy};
 pub use softmax::{log_softmax, quiet_softmax, softmax, softmin};
+mod attention;
+mod lora;
+mod rotary;
+
+pub use attention::attention;
+pub(crate) use attention::weighted;
+pub use lora::{
+    conv_transpose1d_lora, conv_transpose2d_lora, conv_transpose3d_lora, conv1d_lora, conv2d_lora,
+    conv3d_lora, embedding_lora, linear_lora,
+};
+pub use rotary::rotary_encoding;
 
 /// `x weight + bias`; see [`burn::tensor::module::linear`].
 ///
 /// Keeps `x` only for a tracked weight and the weight only for a tracked `x`; its backward pass folds the batch into the
-/// rows, where stock builds one weight gradient per batch row.
+/// rows, where stock builds one weight gradient per batch row. A quantized weight stays packed: it is dequantized here and
+/// again in the backward pass, on CPU backends block by block.
 pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
     if D == 1 {
         return linear(x.unsqueeze::<2>(), weight, bias).squeeze_dim(0);
     }
+    let bias = of_bias(bias, x.dtype());
     let fits = x.dims()[D - 1] == weight.dims()[0]
         && weight.shape().num_elements() > 0
         && has_length(&bias, weight.dims()[1])
-        && are_floats([x.dtype(), weight.dtype()]);
-    if !fits {
+        && are_floats([x.dtype()]);
+    let tracked = || x.is_tracked() || bias.as_ref().is_some_and(Tensor::is_tracked);
+    // Burn has its own product with a packed matrix.
+    if !fits || is_quantized(&weight) && !tracked() {
         return module::linear(x, weight, bias);
     }
     if x.shape().num_elements() == 0 {
         return empty_linear(x, weight, bias);
     }
-    Tensor::from_dispatch(Dispatch::memsave_linear(x.into_dispatch(), weight.into_dispatch(), maybe(bias)))
+    Tensor::from_dispatch(Dispatch::memsave_linear(x.into_dispatch(), of_weight(weight), maybe(bias)))
 }
 
 /// The dense layer of an empty batch: an empty output, and gradients of zero. (A matrix product with an empty batch reads
@@ -70,8 +86,24 @@ fn maybe<const D: usize>(tensor: Option<Tensor<D>>) -> MaybeTensor<Dispatch> {
     tensor.map(Tensor::into_dispatch).into()
 }
 
+/// A bias as floats: it is small, even where the weight must stay packed.
+fn of_bias(bias: Option<Tensor<1>>, dtype: DType) -> Option<Tensor<1>> {
+    bias.map(|bias| if is_quantized(&bias) { bias.dequantize().cast(dtype) } else { bias })
+}
+
 fn has_length(bias: &Option<Tensor<1>>, length: usize) -> bool {
     bias.as_ref().is_none_or(|bias| bias.dims() == [length] && are_floats([bias.dtype()]))
+}
+
+fn is_quantized<const D: usize>(tensor: &Tensor<D>) -> bool {
+    !are_floats([tensor.dtype()])
+}
+
+fn of_weight<const D: usize>(weight: Tensor<D>) -> Weight<Dispatch> {
+    match is_quantized(&weight) {
+        true => Weight::Quantized(weight.into_dispatch()),
+        false => Weight::Dense(weight.into_dispatch()),
+    }
 }
 
 /// Not quantized: Burn's own functions dequantize what is.
@@ -94,13 +126,13 @@ macro_rules! conv {
             bias: Option<Tensor<1>>,
             options: impl Into<ConvOptions<$rank>>,
         ) -> Tensor<$dims> {
-            let options = options.into();
+            let (options, bias) = (options.into(), of_bias(bias, x.dtype()));
             let (sizes, kernel) = (x.dims(), weight.dims());
             let fits = sizes[1] == kernel[1] * options.groups
                 && kernel[0].is_multiple_of(options.groups)
                 && x.shape().num_elements() > 0
                 && has_length(&bias, kernel[0])
-                && are_floats([x.dtype(), weight.dtype()])
+                && are_floats([x.dtype()])
                 && (0..$rank).all(|axis| {
                     let (begin, end) = options.padding[axis];
                     let extent = options.dilation[axis] * (kernel[axis + 2].max(1) - 1) + 1;
@@ -110,7 +142,7 @@ macro_rules! conv {
             if !fits || !any_tracked(&x, &weight, &bias) {
                 return module::$conv(x, weight, bias, options);
             }
-            let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+            let (x, weight) = (x.into_dispatch(), of_weight(weight));
             Tensor::from_dispatch(Dispatch::$op(x, weight, maybe(bias), options))
         }
     )+};
@@ -132,15 +164,15 @@ macro_rules! conv_transpose {
             bias: Option<Tensor<1>>,
             options: ConvTransposeOptions<$rank>,
         ) -> Tensor<$dims> {
-            let kernel = weight.dims();
+            let (kernel, bias) = (weight.dims(), of_bias(bias, x.dtype()));
             let fits = x.dims()[1] == kernel[0]
                 && x.shape().num_elements() > 0
                 && has_length(&bias, kernel[1] * options.groups)
-                && are_floats([x.dtype(), weight.dtype()]);
+                && are_floats([x.dtype()]);
             if !fits || !any_tracked(&x, &weight, &bias) {
                 return module::$conv(x, weight, bias, options);
             }
-            let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+            let (x, weight) = (x.into_dispatch(), of_weight(weight));
             Tensor::from_dispatch(Dispatch::$op(x, weight, maybe(bias), options))
         }
     )+};

@@ -9,6 +9,7 @@
 //! - [`ops`]: one file per operation: what it computes, what it keeps, its backward pass.
 //! - [`backend`]: what a plain backend (one without autodiff) provides beyond Burn's own operations.
 //! - [`ledger`]: a record of what each operation keeps, and why.
+//! - [`lora`]: fine-tuning with low-rank adapters.
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
@@ -22,5 +23,6 @@
 pub mod backend;
 pub mod functional;
 pub mod ledger;
+pub mod lora;
 pub mod nn;
 pub mod ops;

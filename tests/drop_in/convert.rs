@@ -1,7 +1,7 @@
 //! Conversions, configs, displays and records of every module.
 use crate::peers::outcome;
 use burn::config::Config;
-use burn::module::{Module, ModuleVisitor, Param, ParamId, Quantizer};
+use burn::module::{Lora, Module, ModuleVisitor, Param, ParamId, QLora, Quantizer};
 use burn::nn;
 use burn::store::ModuleRecord;
 use burn::tensor::{
@@ -9,6 +9,7 @@ use burn::tensor::{
     quantization::{Calibration, QuantValue},
 };
 use burn_memsave::layers::*;
+use burn_memsave::lora::ConvLora;
 use burn_memsave::nn as ours;
 
 /// Ids, values and whether they require gradients, of all parameters.
@@ -34,11 +35,21 @@ where
     M: Module + From<S> + core::fmt::Display,
 {
     let stock = make();
+    assert_eq!(M::from(stock.clone()).to_string(), format!("MemSave{stock}"), "{name}: displayed");
+    check_unlike_displays::<S, M>(name, make);
+}
+
+/// Converts there and back, where what is displayed names the modules inside.
+fn check_unlike_displays<S, M>(name: &str, make: impl Fn() -> S)
+where
+    S: Module + From<M> + core::fmt::Display,
+    M: Module + From<S>,
+{
+    let stock = make();
     let before = parameters(&stock);
     let display = stock.to_string();
     let ours = M::from(stock.clone());
     assert_eq!(parameters(&ours), before, "{name}: converted");
-    assert_eq!(ours.to_string(), format!("MemSave{display}"), "{name}: displayed");
     assert_eq!(ours.num_params(), stock.num_params(), "{name}: counted");
 
     let values = |module: &Parameters| module.0.iter().map(|p| p.1.clone()).collect::<Vec<_>>();
@@ -78,6 +89,20 @@ fn modules_convert_there_and_back() {
     });
     let columns = nn::LinearConfig::new(3, 4).with_layout(nn::LinearLayout::Col);
     check::<_, MemSaveLinear>("linear, columns", || columns.clone().init(device));
+    let adapted = || nn::LinearConfig::new(3, 4).init(device).apply_lora(Lora::new(2, 4.0));
+    check::<_, MemSaveLinear>("linear, adapted", adapted);
+    check::<_, MemSaveLinear>("linear, quantized and adapted", || {
+        let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
+        let quantizer = Quantizer::new(Calibration::MinMax, scheme);
+        nn::LinearConfig::new(8, 4).init(device).apply_qlora(QLora::new(Lora::new(2, 4.0), quantizer))
+    });
+    check::<_, MemSaveEmbedding>("embedding, adapted", || {
+        nn::EmbeddingConfig::new(5, 4).init(device).apply_lora(Lora::new(2, 4.0))
+    });
+    check::<_, MemSaveConv2d>("conv2d, adapted", || {
+        let conv = Conv2dConfig::new([2, 4], [3, 2]).init(device);
+        conv.apply_reparameterization(ConvLora::new(Lora::new(1, 4.0)))
+    });
     check::<_, MemSaveConv1d>("conv1d", || Conv1dConfig::new(2, 4, 3).with_groups(2).init(device));
     check::<_, MemSaveConv2d>("conv2d", || {
         Conv2dConfig::new([2, 4], [3, 2]).with_stride([2, 1]).init(device)
@@ -107,6 +132,23 @@ fn modules_convert_there_and_back() {
     check::<_, MemSaveGroupNorm>("group_norm", || nn::GroupNormConfig::new(2, 4).init(device));
     let plain = nn::InstanceNormConfig::new(4).with_affine(false);
     check::<_, MemSaveInstanceNorm>("instance_norm", || plain.init(device));
+    let attention = nn::attention::MultiHeadAttentionConfig::new(4, 2).with_quiet_softmax(true);
+    check::<_, MemSaveMultiHeadAttention>("attention", || attention.init(device));
+    let feed_forward = nn::transformer::PositionWiseFeedForwardConfig::new(4, 6);
+    check::<_, MemSavePositionWiseFeedForward>("feed-forward", || feed_forward.init(device));
+    let encoder = nn::transformer::TransformerEncoderConfig::new(4, 6, 2, 2).with_norm_first(true);
+    check::<_, MemSaveTransformerEncoder>("encoder", || encoder.init(device));
+    let decoder = nn::transformer::TransformerDecoderConfig::new(4, 6, 2, 2);
+    check::<_, MemSaveTransformerDecoder>("decoder", || decoder.init(device).freeze());
+    let layer = nn::transformer::TransformerEncoderLayer::new(&encoder, device);
+    check_unlike_displays::<_, MemSaveTransformerEncoderLayer>("encoder layer", || layer.clone());
+    let layer = nn::transformer::TransformerDecoderLayer::new(&decoder, device);
+    check_unlike_displays::<_, MemSaveTransformerDecoderLayer>("decoder layer", || layer.clone());
+    let attention = nn::attention::CrossAttentionConfig::new(4, 3, 4, 2, 5).with_dropout(0.25);
+    for attention in [attention.clone(), attention.with_quiet_softmax(true).with_min_float(-1e3)] {
+        check_unlike_displays::<_, MemSaveCrossAttention>("cross attention", || attention.init(device));
+    }
+    check::<_, MemSaveRotaryEncoding>("rotary", || nn::RotaryEncodingConfig::new(8, 4).init(device));
     check::<_, MemSaveDropout>("dropout", || nn::DropoutConfig::new(0.3).init());
     check::<_, MemSaveEmbedding>("embedding", || nn::EmbeddingConfig::new(5, 4).init(device));
     check::<_, MemSaveMaxPool1d>("max_pool1d", || MaxPool1dConfig::new(3).with_stride(2).init());
@@ -219,6 +261,11 @@ fn configs_are_the_same() {
     );
     check_config::<_, ours::BatchNormConfig>("batch_norm", nn::BatchNormConfig::new(3));
     check_config::<_, ours::LayerNormConfig>("layer_norm", nn::LayerNormConfig::new(3));
+    check_config::<_, ours::RotaryEncodingConfig>("rotary", nn::RotaryEncodingConfig::new(8, 4));
+    let attention = nn::attention::MultiHeadAttentionConfig::new(4, 2).with_key_bias(false);
+    check_config::<_, ours::attention::MultiHeadAttentionConfig>("attention", attention);
+    let attention = nn::attention::CrossAttentionConfig::new(4, 3, 2, 1, 5).with_dropout(0.3);
+    check_config::<_, ours::attention::CrossAttentionConfig>("cross attention", attention);
     check_config::<_, ours::RmsNormConfig>("rms_norm", nn::RmsNormConfig::new(3));
     check_config::<_, ours::GroupNormConfig>("group_norm", nn::GroupNormConfig::new(2, 4));
     check_config::<_, ours::InstanceNormConfig>("instance_norm", nn::InstanceNormConfig::new(3));
@@ -256,6 +303,9 @@ fn defaults_are_the_same() {
         BatchNormConfig(3),
         LayerNormConfig(3),
         RmsNormConfig(3),
+        RotaryEncodingConfig(8, 4),
+        attention::MultiHeadAttentionConfig(4, 2),
+        attention::CrossAttentionConfig(4, 3, 2, 1, 5),
         GroupNormConfig(2, 4),
         InstanceNormConfig(3),
         DropoutConfig(0.1),

@@ -471,6 +471,20 @@ ours!(nn, nn::modules => {
     LayerNorm = MemSaveLayerNorm by LayerNormConfig(device: Device);
     Linear = MemSaveLinear by LinearConfig(device: Device);
     RmsNorm = MemSaveRmsNorm by RmsNormConfig(device: Device);
+    RotaryEncoding = MemSaveRotaryEncoding by RotaryEncodingConfig(device: Device);
+});
+
+ours!(nn::attention, nn::modules::attention => {
+    CrossAttention = MemSaveCrossAttention by CrossAttentionConfig(device: Device);
+    MultiHeadAttention = MemSaveMultiHeadAttention by MultiHeadAttentionConfig(device: Device);
+});
+
+ours!(nn::transformer, nn::modules::transformer => {
+    PositionWiseFeedForward = MemSavePositionWiseFeedForward by PositionWiseFeedForwardConfig(device: Device);
+    TransformerDecoder = MemSaveTransformerDecoder by TransformerDecoderConfig(device: Device);
+    TransformerDecoderLayer = MemSaveTransformerDecoderLayer;
+    TransformerEncoder = MemSaveTransformerEncoder by TransformerEncoderConfig(device: Device);
+    TransformerEncoderLayer = MemSaveTransformerEncoderLayer;
 });
 
 ours!(nn, nn::activation => {

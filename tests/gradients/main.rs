@@ -3,6 +3,7 @@
 #![recursion_limit = "256"]
 
 mod activations;
+mod attention;
 mod batch_norm;
 mod chains;
 mod common;
@@ -10,9 +11,11 @@ mod conv;
 mod dropout;
 mod embedding;
 mod linear;
+mod lora;
 mod loss;
 mod modules;
 mod pools;
 mod row_norm;
 mod smooth;
 mod softmax;
+mod transformers;

@@ -4,13 +4,19 @@
 use super::Saved;
 use super::{BatchNormOutput, NormGrads, PiecewiseLinear, RowNorm};
 
+mod attention;
 mod cross_entropy;
 mod element_loss;
+mod low_rank;
+mod rotary;
 mod smooth;
 mod softmax;
 
+pub use attention::{attention_weights, attention_weights_backward};
 pub use cross_entropy::{log_sum_exp, logits_gradient, sum_log_probabilities};
 pub use element_loss::{element_loss, element_loss_backward, element_loss_slopes, element_loss_sum, scale};
+pub use low_rank::{add_product, by_dequantized_blocks};
+pub use rotary::rotate;
 pub use smooth::{gate, gate_backward, smooth, smooth_backward};
 pub use softmax::{softmax_along, softmax_along_backward};
 
@@ -598,6 +604,42 @@ macro_rules! device_backend {
             ) -> [Option<FloatTensor<Self>>; 2] {
                 gate_backward::<Self>(a, b, f, dy, wants_a)
             }
+            fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self> {
+                rotate::<Self>(x, factors, adjoint)
+            }
+
+            const ATTENTION_CHUNK: usize = 1 << 24; // launching kernels takes longer than on a CPU
+
+            fn attention_weights(
+                products: FloatTensor<Self>,
+                rows: &crate::backend::ScoreRows<Self>,
+            ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+                attention_weights::<Self>(products, rows)
+            }
+            fn attention_weights_backward(
+                products: FloatTensor<Self>,
+                gradients: FloatTensor<Self>,
+                log_sums: FloatTensor<Self>,
+                rows: &crate::backend::ScoreRows<Self>,
+                wants_bias: bool,
+            ) -> crate::backend::ScoreGrads<Self> {
+                attention_weights_backward::<Self>(products, gradients, log_sums, rows, wants_bias)
+            }
+            fn add_product(
+                y: FloatTensor<Self>,
+                u: FloatTensor<Self>,
+                v: FloatTensor<Self>,
+            ) -> FloatTensor<Self> {
+                add_product::<Self>(y, u, v)
+            }
+            fn by_dequantized_blocks(
+                weight: &burn::backend::tensor::QuantizedTensor<Self>,
+                axis: usize,
+                dtype: DType,
+                f: impl Fn(FloatTensor<Self>, core::ops::Range<usize>) -> FloatTensor<Self>,
+            ) -> FloatTensor<Self> {
+                by_dequantized_blocks::<Self>(weight, axis, dtype, f)
+            }
             fn softmax_along(
                 x: FloatTensor<Self>,
                 f: crate::backend::Softmax,
@@ -712,8 +754,15 @@ device_backend!(burn::backend::Remote);
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::backend::{ElementLoss, LogitsGradient, MemBackend, Side, Smooth, Softmax};
-    use burn::backend::{Flex, flex::FlexDevice, ops::FloatTensorOps, read_sync};
+    use crate::backend::{
+        ElementLoss, LogitsGradient, MemBackend, ScoreGrads, ScoreRows, Scores, Side, Smooth, Softmax,
+    };
+    use burn::backend::{
+        Flex,
+        flex::FlexDevice,
+        ops::{BoolTensorOps, FloatTensorOps},
+        read_sync,
+    };
     use burn::tensor::FloatDType;
 
     type Float = FloatTensor<Flex>;
@@ -939,6 +988,61 @@ mod tests {
             pairs
                 .into_iter()
                 .for_each(|(what, device, cpu)| assert_close(what, device.expect(what), cpu.expect(what)));
+        }
+    }
+
+    #[test]
+    fn attention_equals_the_kernels() {
+        let bools = |shape: &[usize], seed: usize| {
+            let hidden =
+                (0..shape.iter().product()).map(|at: usize| (at * 7 + seed) % 5 == 1).collect::<Vec<_>>();
+            Flex::bool_from_data(TensorData::new(hidden, shape.to_vec()), &Default::default())
+        };
+        for (softcap, causal, quiet, masked) in [
+            (None, false, false, f64::NEG_INFINITY),
+            (Some(1.5), true, false, -3.0),
+            (None, true, true, -2.0),
+        ] {
+            let rows = |mask: Option<&[usize]>, bias: Option<&[usize]>| ScoreRows::<Flex> {
+                scores: Scores { scale: 0.7, softcap, causal, masked, quiet },
+                mask: mask.map(|shape| bools(shape, 3)),
+                bias: bias.map(random),
+                queries: 2..5,
+                all_queries: 6,
+                all_keys: 7,
+            };
+            let full = &[2, 3, 3, 6][..];
+            for rows in [
+                rows(None, None),
+                rows(Some(full), Some(full)),
+                rows(Some(&[1, 3, 1, 6]), Some(&[2, 1, 3, 1])),
+                rows(Some(&[2, 1, 3, 1]), None),
+            ] {
+                let (products, gradients) = (random(full), random(full));
+                let device = attention_weights::<Flex>(products.clone(), &rows);
+                let cpu = Flex::attention_weights(products.clone(), &rows);
+                assert_close("weights", device.0, cpu.0);
+                assert_close("sums", device.1, cpu.1.clone());
+                let run = |backward: ScoresBackward| {
+                    backward(products.clone(), gradients.clone(), cpu.1.clone(), &rows, true)
+                };
+                let device = run(attention_weights_backward::<Flex>);
+                let cpu = run(Flex::attention_weights_backward);
+                assert_close("weights again", device.weights, cpu.weights);
+                assert_close("products", device.products, cpu.products);
+                assert_close("bias", device.bias.expect("wanted"), cpu.bias.expect("wanted"));
+            }
+        }
+    }
+
+    type ScoresBackward = fn(Float, Float, Float, &ScoreRows<Flex>, bool) -> ScoreGrads<Flex>;
+
+    #[test]
+    fn rotation_equals_the_kernel() {
+        for adjoint in [false, true] {
+            let (x, factors) = (random(&[2, 3, 5, 4]), random(&[5, 4, 2]));
+            let device = rotate::<Flex>(x.clone(), factors.clone(), adjoint);
+            assert_close("rotation", device, Flex::rotate(x, factors, adjoint));
         }
     }
 

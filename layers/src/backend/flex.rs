@@ -1,7 +1,14 @@
 //! Slices of Flex tensors.
-use super::cpu::{CpuBackend, CpuElement};
-use burn::backend::{Flex, flex::FlexDevice, tensor::FloatTensor};
-use burn::tensor::{Bytes, DType, Shape, bf16, f16};
+use super::cpu::{CpuBackend, CpuElement, QuantizedMatrix};
+use burn::backend::{
+    Flex, TensorMetadata,
+    flex::FlexDevice,
+    tensor::{BoolTensor, FloatTensor, QuantizedTensor},
+};
+use burn::tensor::{
+    Bytes, DType, Shape, bf16, f16,
+    quantization::{BlockLayout, global_scale_dtype},
+};
 use burn_flex::{FlexTensor, Layout};
 
 impl CpuBackend for Flex {
@@ -24,6 +31,14 @@ impl CpuBackend for Flex {
         FlexTensor::new(Bytes::from_elems(values), Layout::contiguous(shape), E::dtype())
     }
 
+    fn contiguous_bools(x: BoolTensor<Self>) -> BoolTensor<Self> {
+        x.to_contiguous()
+    }
+
+    fn as_bytes(x: &BoolTensor<Self>) -> &[u8] {
+        x.bytes()
+    }
+
     fn shape_only(shape: Shape, dtype: DType, _: &FlexDevice) -> FloatTensor<Self> {
         let one = Shape::from(vec![1; shape.num_dims()]);
         let one = match dtype {
@@ -33,5 +48,13 @@ impl CpuBackend for Flex {
             _ => FlexTensor::filled_typed(one, dtype, 0f32),
         };
         <Self as burn::backend::ops::FloatTensorOps<Self>>::float_expand(one, shape) // a view of stride zero
+    }
+    fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>> {
+        let DType::QFloat(scheme) = weight.dtype() else { return None };
+        // The global scale of a two-level scheme is private (0.22.1).
+        let one_level = global_scale_dtype(&scheme).is_none();
+        let values = weight.tensor().as_slice::<i8>().filter(|_| one_level)?;
+        let blocks = scheme.block_size().map(|block| BlockLayout::new(&weight.shape(), &block));
+        Some(QuantizedMatrix { values, scales: weight.scales(), global: None, blocks })
     }
 }

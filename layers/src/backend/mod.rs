@@ -2,12 +2,18 @@
 //!
 //! Nothing here is routed by Burn's dispatch: these traits only bound the `Autodiff` implementations in [`crate::ops`].
 //! CPU backends share fused kernels on slices ([`cpu`]); any other backend composes Burn's operations ([`device`]).
-use burn::backend::{Backend, ops::InterpolateOptions, tensor::FloatTensor};
+use burn::backend::{
+    Backend,
+    ops::InterpolateOptions,
+    tensor::{FloatTensor, QuantizedTensor},
+};
 use burn::tensor::{
     DType, Shape,
     ops::{AvgPoolOptions, MaxPoolOptions},
 };
+use core::ops::Range;
 
+mod attention;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub mod cpu;
 pub mod device;
@@ -22,6 +28,8 @@ mod smooth;
 mod softmax;
 mod windows;
 
+pub(crate) use attention::{Dropped, Inputs};
+pub use attention::{ScoreGrads, ScoreRows, Scores};
 pub use element_loss::{ElementLoss, Side};
 pub use piecewise_linear::PiecewiseLinear;
 pub use row_norm::RowNorm;
@@ -181,6 +189,44 @@ pub trait MemBackend: Backend {
         dy: FloatTensor<Self>,
         wants_a: bool,
     ) -> [Option<FloatTensor<Self>>; 2];
+
+    /// Pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`;
+    /// `adjoint`: back, as gradients are.
+    fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self>;
+
+    /// How many weights of an attention are made at once.
+    const ATTENTION_CHUNK: usize;
+
+    /// The weights of an attention, from the products of queries and keys `[batch, heads, rows, keys]`, and the logarithm of the
+    /// sum of the exponentials of every row of scores, `[batch, heads, rows, 1]`, in f32 at least.
+    fn attention_weights(
+        products: FloatTensor<Self>,
+        rows: &ScoreRows<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The weights again, and the gradients of the products from those of the weights; of the scores before the bias is added
+    /// if `wants_bias`.
+    fn attention_weights_backward(
+        products: FloatTensor<Self>,
+        gradients: FloatTensor<Self>,
+        log_sums: FloatTensor<Self>,
+        rows: &ScoreRows<Self>,
+        wants_bias: bool,
+    ) -> ScoreGrads<Self>;
+
+    /// `y + u v`, of `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; where the backend can, in `y`, and
+    /// without the whole product.
+    fn add_product(y: FloatTensor<Self>, u: FloatTensor<Self>, v: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `f` of a quantized matrix; where the backend can, of one block along `axis` after the other, whose results are
+    /// concatenated along their last axis: the whole dense matrix does not exist then. `f` is also given the place of the
+    /// block.
+    fn by_dequantized_blocks(
+        weight: &QuantizedTensor<Self>,
+        axis: usize,
+        dtype: DType,
+        f: impl Fn(FloatTensor<Self>, Range<usize>) -> FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
 
     /// `f(x)` along axis `dim`.
     fn softmax_along(x: FloatTensor<Self>, f: Softmax, dim: usize) -> FloatTensor<Self>;

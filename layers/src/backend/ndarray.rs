@@ -1,26 +1,28 @@
 //! Slices of NdArray tensors.
-use super::cpu::{CpuBackend, CpuElement};
+use super::cpu::{CpuBackend, CpuElement, QuantizedMatrix};
 use burn::backend::{
     NdArray, TensorMetadata,
     ndarray::{NdArrayDevice, NdArrayTensor, SharedArray},
     ops::FloatTensorOps,
-    tensor::FloatTensor,
+    tensor::{BoolTensor, FloatTensor, QuantizedTensor},
 };
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Shape, quantization::BlockLayout};
+
+/// The array in row-major order, copied only if it is not.
+macro_rules! contiguous {
+    ($storage:expr) => {{
+        if $storage.view().is_standard_layout() {
+            $storage.into()
+        } else {
+            $storage.view().as_standard_layout().into_owned().into_shared().into()
+        }
+    }};
+}
 
 impl CpuBackend for NdArray {
     const NAN_WINS_MAX_POOL: bool = false;
 
     fn contiguous(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        macro_rules! contiguous {
-            ($storage:expr) => {{
-                if $storage.view().is_standard_layout() {
-                    $storage.into()
-                } else {
-                    $storage.view().as_standard_layout().into_owned().into_shared().into()
-                }
-            }};
-        }
         match x {
             NdArrayTensor::F32(storage) => contiguous!(storage),
             NdArrayTensor::F64(storage) => contiguous!(storage),
@@ -62,8 +64,30 @@ impl CpuBackend for NdArray {
         }
     }
 
+    fn contiguous_bools(x: BoolTensor<Self>) -> BoolTensor<Self> {
+        match x {
+            NdArrayTensor::Bool(storage) => {
+                storage.view().as_standard_layout().into_owned().into_shared().into()
+            }
+            other => other,
+        }
+    }
+
+    fn as_bytes(x: &BoolTensor<Self>) -> &[u8] {
+        match x {
+            NdArrayTensor::Bool(x) => bytemuck::cast_slice(x.view().to_slice().expect("contiguous")),
+            _ => unreachable!("a boolean tensor of NdArray is Bool"),
+        }
+    }
+
     fn shape_only(shape: Shape, dtype: DType, device: &NdArrayDevice) -> FloatTensor<Self> {
         // NdArray owns what it expands, so this one is real, for as long as one backward step takes.
         Self::float_empty(shape, device, dtype.into())
+    }
+    fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>> {
+        let NdArrayTensor::I8(storage) = &weight.qtensor else { return None };
+        let values = storage.view().to_slice()?;
+        let blocks = weight.scheme.block_size().map(|block| BlockLayout::new(&weight.shape(), &block));
+        Some(QuantizedMatrix { values, scales: &weight.qparams, global: weight.global, blocks })
     }
 }

@@ -4,9 +4,13 @@ use burn::module::{Content, DisplaySettings, ModuleDisplay};
 /// Converts a module from its stock twin and back, field by field, and displays it as the twin does, under its own name.
 ///
 /// The fields are listed once; a field that is missing here, or new in Burn, is a compile error.
+///
+/// `[field]` is a vector of modules.
 macro_rules! drop_in {
-    ($module:ident = $stock:path, $from:ident, $into:ident { $($field:ident),* $(,)? }) => {
-        drop_in!(@conversions $module = $stock, $from, $into { $($field),* });
+    ($module:ident = $stock:path, $from:ident, $into:ident {
+        $([$modules:ident],)* $($field:ident),* $(,)?
+    }) => {
+        drop_in!(@conversions $module = $stock, $from, $into { $([$modules],)* $($field),* });
         drop_in!(@display $module, $into);
     };
     // Where the stock module has private fields: the two conversions as functions.
@@ -25,18 +29,28 @@ macro_rules! drop_in {
         drop_in!(@from $module = $stock, $from, $into);
         drop_in!(@display $module, $into);
     };
-    (@conversions $module:ident = $stock:path, $from:ident, $into:ident { $($field:ident),* }) => {
+    (@conversions $module:ident = $stock:path, $from:ident, $into:ident {
+        $([$modules:ident],)* $($field:ident),* $(,)?
+    }) => {
         impl $module {
             /// Converts the stock module; parameters keep their ids, values and settings, and stay shared with others.
+            #[allow(clippy::useless_conversion)] // most fields have the same type in both
             pub fn $from(stock: $stock) -> Self {
-                let $stock { $($field),* } = stock;
-                Self { $($field),* }
+                let $stock { $($modules,)* $($field),* } = stock;
+                Self {
+                    $($modules: $modules.into_iter().map(Into::into).collect(),)*
+                    $($field: $field.into()),*
+                }
             }
 
             /// Converts back to the stock module.
+            #[allow(clippy::useless_conversion)]
             pub fn $into(self) -> $stock {
-                let Self { $($field),* } = self;
-                $stock { $($field),* }
+                let Self { $($modules,)* $($field),* } = self;
+                $stock {
+                    $($modules: $modules.into_iter().map(Into::into).collect(),)*
+                    $($field: $field.into()),*
+                }
             }
         }
         drop_in!(@from $module = $stock, $from, $into);
@@ -75,10 +89,11 @@ pub(crate) use drop_in;
 /// Panics if the module does not display such a field, which would be a newer Burn.
 pub(crate) fn displayed<T: core::str::FromStr>(module: &impl ModuleDisplay, field: &str) -> T {
     let new = || Content::new(DisplaySettings::default());
-    let content = module.custom_content(new()).or_else(|| module.content(new()));
-    let attributes = content.map(|content| content.attributes).unwrap_or_default();
-    let attribute = attributes.into_iter().find(|attribute| attribute.name == field);
-    let value = attribute.and_then(|attribute| attribute.value.trim().parse().ok());
+    let read = |content: Option<Content>| {
+        let attribute = content?.attributes.into_iter().find(|attribute| attribute.name == field);
+        attribute?.value.trim().parse().ok()
+    };
+    let value = read(module.custom_content(new())).or_else(|| read(module.content(new())));
     value.unwrap_or_else(|| panic!("burn 0.22.1 displays the field {field}, this one does not"))
 }
 

@@ -22,6 +22,8 @@ config_twin!(EmbeddingConfig = burn::nn::EmbeddingConfig { n_embedding, d_model,
 /// Lookup table of vectors.
 ///
 /// Keeps the indices for the backward pass if the table is trainable; [`burn::nn::Embedding`] keeps the table's handle, too.
+/// With a [LoRA adapter](burn::module::LoraAdapter) the effective table is never made: see
+/// [`embedding_lora`](functional::embedding_lora).
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor};
@@ -57,6 +59,9 @@ impl MemSaveEmbedding {
     /// - input: `[batch_size, seq_length]`
     /// - output: `[batch_size, seq_length, d_model]`
     pub fn forward(&self, input: Tensor<2, Int>) -> Tensor<3> {
-        functional::embedding(self.weight.val(), input)
+        match self.weight.adapter() {
+            Some(adapter) => functional::embedding_lora(self.weight.base(), adapter, input),
+            None => functional::embedding(self.weight.val(), input),
+        }
     }
 }

@@ -33,6 +33,9 @@ config_twin!(LinearConfig = burn::nn::LinearConfig { d_input, d_output, bias, in
 /// nothing else. [`burn::nn::Linear`] keeps the same, but its backward pass builds one weight gradient per batch row: 576 MiB
 /// at the peak where this one needs 100 (1024 features, 64 x 128 rows).
 ///
+/// With a [LoRA adapter](burn::module::LoraAdapter), which [`Module::apply_lora`] attaches, the effective weight and its
+/// gradient are never made: see [`linear_lora`](functional::linear_lora). A quantized weight stays packed.
+///
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_memsave_layers::nn::LinearConfig;
@@ -73,9 +76,13 @@ impl MemSaveLinear {
     ///
     /// Panics if the last axis of `input` is not `d_input`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        let weight = self.weight.val();
-        let [d_input, _] = weight.dims();
+        let base = self.weight.base();
+        let [d_input, _] = base.dims();
         assert_shape!(input, [.., d_input]);
-        functional::linear(input, weight, self.bias.as_ref().map(|bias| bias.val()))
+        let bias = self.bias.as_ref().map(|bias| bias.val());
+        match self.weight.adapter() {
+            Some(adapter) => functional::linear_lora(input, base, adapter, bias),
+            None => functional::linear(input, self.weight.val(), bias),
+        }
     }
 }

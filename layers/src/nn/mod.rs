@@ -6,6 +6,8 @@
 pub use burn::nn::*;
 
 pub mod activation;
+pub mod attention;
+pub mod cache;
 pub mod conv;
 mod drop_in;
 mod dropout;
@@ -17,6 +19,7 @@ pub mod norm;
 mod padding;
 pub mod pool;
 mod rnn;
+mod rotary_encoding;
 pub mod transformer;
 
 pub use activation::{
@@ -37,6 +40,9 @@ pub use norm::{
     MemSaveRmsNorm, RmsNorm, RmsNormConfig,
 };
 pub use rnn::{BiGruConfig, BiLstmConfig, BiRnnConfig, GruConfig, LstmConfig, RnnConfig, basic, gru, lstm};
+pub use rotary_encoding::{
+    MemSaveRotaryEncoding, MemSaveRotaryEncoding as RotaryEncoding, RotaryEncodingConfig,
+};
 
 /// The modules of this namespace by the path that Burn has for them, too.
 pub mod modules {
@@ -44,7 +50,8 @@ pub mod modules {
         BatchNorm, BatchNormConfig, BiGruConfig, BiLstmConfig, BiRnnConfig, Dropout, DropoutConfig,
         Embedding, EmbeddingConfig, GroupNorm, GroupNormConfig, GruConfig, InstanceNorm, InstanceNormConfig,
         LayerNorm, LayerNormConfig, Linear, LinearConfig, LstmConfig, RmsNorm, RmsNormConfig, RnnConfig,
-        basic, conv, gru, interpolate, lstm, norm, pool, transformer,
+        RotaryEncoding, RotaryEncodingConfig, attention, basic, cache, conv, gru, interpolate, lstm, norm,
+        pool, transformer,
     };
     pub use burn::nn::modules::*;
 }

@@ -4,22 +4,101 @@
 //! | --- | --- |
 //! | computes | `y = op(x, weight) + bias` |
 //! | keeps | `x` if `weight` is tracked; `weight` (a handle) if `x` is tracked; never more than the shapes of the rest |
+//! | | of a quantized weight the handle of the packed one: it is dequantized here and in the backward pass |
 //! | backward | `dx = adjoint(weight, dy)`, `dweight = adjoint(x, dy)`, `dbias = sum(dy)` |
 //!
 //! This is the observation of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406), written once: each gradient reads the
 //! other factor only.
 use super::kept::{Keeper, Kept};
 use burn::backend::{
-    Backend, TensorMetadata,
+    AutodiffBackend, Backend, ExtensionType, TensorMetadata,
     autodiff::{
-        Autodiff,
+        Autodiff, NodeId,
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
         ops::{Backward, NodeGuard, Ops, OpsKind},
     },
-    tensor::FloatTensor,
+    tensor::{FloatTensor, QuantizedTensor},
 };
-use burn::tensor::Shape;
+use burn::tensor::{DType, Shape};
+
+/// The weight of a layer.
+#[derive(Clone, Debug, ExtensionType)]
+pub enum Weight<B: Backend> {
+    /// Of floats.
+    Dense(FloatTensor<B>),
+    /// Packed. No gradient flows to it.
+    Quantized(QuantizedTensor<B>),
+}
+
+impl<B: Backend> Weight<B> {
+    /// As floats.
+    pub fn into_float(self, dtype: DType) -> FloatTensor<B> {
+        match self {
+            Self::Dense(weight) => weight,
+            Self::Quantized(weight) => B::dequantize(weight, dtype.into()),
+        }
+    }
+}
+
+impl<B: Backend, C: CheckpointStrategy> Weight<Autodiff<B, C>> {
+    pub(crate) fn id(&self) -> Option<NodeId> {
+        match self {
+            Self::Dense(weight) => Some(weight.id()),
+            Self::Quantized(_) => None,
+        }
+    }
+
+    pub(crate) fn is_tracked(&self) -> bool {
+        matches!(self, Self::Dense(weight) if weight.is_tracked())
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        match self {
+            Self::Dense(weight) => weight.shape(),
+            Self::Quantized(weight) => weight.shape(),
+        }
+    }
+
+    /// The node, or in its place one that nothing depends on.
+    pub(crate) fn node(&self, x: &FloatTensor<Autodiff<B, C>>) -> NodeGuard {
+        match self {
+            Self::Dense(weight) => weight.node(),
+            Self::Quantized(_) => no_node::<B, C>(x),
+        }
+    }
+
+    pub(crate) fn into_primitive(self) -> Weight<B> {
+        match self {
+            Self::Dense(weight) => Weight::Dense(weight.into_primitive()),
+            Self::Quantized(weight) => Weight::Quantized(weight),
+        }
+    }
+}
+
+/// A node that nothing depends on, in the place of an input that is not there.
+pub(crate) fn no_node<B: Backend, C: CheckpointStrategy>(like: &FloatTensor<Autodiff<B, C>>) -> NodeGuard {
+    Autodiff::<B, C>::from_inner(like.primitive().clone()).node()
+}
+
+/// A weight that the backward pass reads.
+#[derive(Clone, Debug)]
+pub(crate) enum KeptWeight<Quantized> {
+    Dense(Kept),
+    Quantized(Quantized),
+}
+
+impl<Quantized> KeptWeight<Quantized> {
+    pub(crate) fn get<B: Backend<QuantizedTensorPrimitive = Quantized>>(
+        self,
+        checkpointer: &mut Checkpointer,
+    ) -> Weight<B> {
+        match self {
+            Self::Dense(weight) => Weight::Dense(weight.get::<B>(checkpointer)),
+            Self::Quantized(weight) => Weight::Quantized(weight),
+        }
+    }
+}
 
 /// A map that is linear in `x` and in `weight`, with its two adjoints. Implementors hold the options (stride, padding, ...).
 pub(crate) trait Bilinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
@@ -38,13 +117,51 @@ pub(crate) trait Bilinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static
     fn weight_backward(&self, x: FloatTensor<B>, weight: Shape, dy: FloatTensor<B>) -> FloatTensor<B>;
     /// Gradient of the bias.
     fn bias_backward(&self, dy: FloatTensor<B>) -> FloatTensor<B>;
+
+    /// [`forward`](Self::forward) with a quantized weight.
+    fn forward_quantized(
+        &self,
+        x: FloatTensor<B>,
+        weight: QuantizedTensor<B>,
+        bias: Option<FloatTensor<B>>,
+    ) -> FloatTensor<B> {
+        let weight = B::dequantize(weight, x.dtype().into());
+        self.forward(x, weight, bias)
+    }
+    /// [`x_backward`](Self::x_backward) with a quantized weight.
+    fn x_backward_quantized(
+        &self,
+        x: Shape,
+        weight: QuantizedTensor<B>,
+        dy: FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        self.x_backward(x, B::dequantize(weight, dy.dtype().into()), dy)
+    }
+
+    fn forward_with(
+        &self,
+        x: FloatTensor<B>,
+        weight: Weight<B>,
+        bias: Option<FloatTensor<B>>,
+    ) -> FloatTensor<B> {
+        match weight {
+            Weight::Dense(weight) => self.forward(x, weight, bias),
+            Weight::Quantized(weight) => self.forward_quantized(x, weight, bias),
+        }
+    }
+    fn x_backward_with(&self, x: Shape, weight: Weight<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+        match weight {
+            Weight::Dense(weight) => self.x_backward(x, weight, dy),
+            Weight::Quantized(weight) => self.x_backward_quantized(x, weight, dy),
+        }
+    }
 }
 
 /// Records `op(x, weight) + bias`, keeping each factor only for the gradient of the other.
 pub(crate) fn bilinear<B, C, O>(
     op: O,
     x: FloatTensor<Autodiff<B, C>>,
-    weight: FloatTensor<Autodiff<B, C>>,
+    weight: Weight<Autodiff<B, C>>,
     bias: Option<FloatTensor<Autodiff<B, C>>>,
 ) -> FloatTensor<Autodiff<B, C>>
 where
@@ -52,7 +169,7 @@ where
     C: CheckpointStrategy,
     O: Bilinear<B>,
 {
-    let nodes = [x.node(), weight.node()];
+    let nodes = [x.node(), weight.node(&x)];
     match bias {
         None => record::<B, C, O, 2>(op, x, weight, None, nodes),
         Some(bias) => {
@@ -66,7 +183,7 @@ where
 fn record<B, C, O, const N: usize>(
     op: O,
     x: FloatTensor<Autodiff<B, C>>,
-    weight: FloatTensor<Autodiff<B, C>>,
+    weight: Weight<Autodiff<B, C>>,
     bias: Option<FloatTensor<B>>,
     parents: [NodeGuard; N],
 ) -> FloatTensor<Autodiff<B, C>>
@@ -77,18 +194,18 @@ where
 {
     match Step(op.clone()).prepare::<C>(parents).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
-            let keeper = Keeper::new(O::NAME, Some(weight.id()));
+            let keeper = Keeper::new(O::NAME, weight.id());
             let saved = Saved {
                 x: weight.is_tracked().then(|| keeper.keep(&mut prep, "x", &x, "weight is tracked")),
-                weight: x.is_tracked().then(|| keeper.keep(&mut prep, "weight", &weight, "x is tracked")),
+                weight: x.is_tracked().then(|| keeper.keep_weight(&mut prep, &weight)),
                 x_shape: x.shape(),
                 weight_shape: weight.shape(),
             };
-            let y = op.forward(x.into_primitive(), weight.into_primitive(), bias);
+            let y = op.forward_with(x.into_primitive(), weight.into_primitive(), bias);
             prep.finish(saved, y)
         }
         OpsKind::UnTracked(prep) => {
-            prep.finish(op.forward(x.into_primitive(), weight.into_primitive(), bias))
+            prep.finish(op.forward_with(x.into_primitive(), weight.into_primitive(), bias))
         }
     }
 }
@@ -98,19 +215,19 @@ struct Step<O>(O);
 
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
-struct Saved {
+struct Saved<Quantized> {
     /// The input, if the weight is tracked.
     x: Option<Kept>,
     /// The weight, if the input is tracked.
-    weight: Option<Kept>,
+    weight: Option<KeptWeight<Quantized>>,
     x_shape: Shape,
     weight_shape: Shape,
 }
 
 impl<B: Backend, O: Bilinear<B>, const N: usize> Backward<B, N> for Step<O> {
-    type State = Saved;
+    type State = Saved<QuantizedTensor<B>>;
 
-    fn backward(self, ops: Ops<Saved, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let Self(op) = self;
         let dy = grads.consume::<B>(&ops.node);
         let saved = ops.state;
@@ -121,7 +238,7 @@ impl<B: Backend, O: Bilinear<B>, const N: usize> Backward<B, N> for Step<O> {
         let mut next = || parents.next().flatten();
         if let Some(node) = next() {
             let weight = weight.expect("kept because x is tracked");
-            grads.register::<B>(node.id, op.x_backward(saved.x_shape, weight, dy.clone()));
+            grads.register::<B>(node.id, op.x_backward_with(saved.x_shape, weight, dy.clone()));
         }
         if let Some(node) = next() {
             let x = x.expect("kept because the weight is tracked");

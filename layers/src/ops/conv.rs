@@ -10,7 +10,7 @@
 //! on Flex and panics on NdArray when the stride leaves a rest (Burn 0.22.1); this one does not.
 use super::{
     MaybeTensor,
-    bilinear::{Bilinear, bilinear},
+    bilinear::{Bilinear, Weight, bilinear},
 };
 use crate::backend::{MemBackend, plain_backends};
 use burn::backend::{
@@ -54,10 +54,11 @@ macro_rules! conv {
             #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
             fn $op(
                 x: FloatTensor<Self>,
-                weight: FloatTensor<Self>,
+                #[extension_type] weight: Weight<Self>,
                 #[extension_type] bias: MaybeTensor<Self>,
                 options: ConvOptions<$rank>,
             ) -> FloatTensor<Self> {
+                let weight = weight.into_float(x.dtype());
                 Self::$conv(x, weight, bias.into_option(), options)
             }
         )+}
@@ -65,7 +66,7 @@ macro_rules! conv {
         impl<B: ConvOps + MemBackend, C: CheckpointStrategy> ConvOps for Autodiff<B, C> {$(
             fn $op(
                 x: FloatTensor<Self>,
-                weight: FloatTensor<Self>,
+                weight: Weight<Self>,
                 bias: MaybeTensor<Self>,
                 options: ConvOptions<$rank>,
             ) -> FloatTensor<Self> {

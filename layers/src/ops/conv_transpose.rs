@@ -9,7 +9,7 @@
 //! Stock Burn keeps `x`, `weight` and `bias` whatever is tracked.
 use super::{
     MaybeTensor,
-    bilinear::{Bilinear, bilinear},
+    bilinear::{Bilinear, Weight, bilinear},
     conv::{Convolution, correlate, crop},
 };
 use crate::backend::{MemBackend, plain_backends};
@@ -38,10 +38,11 @@ macro_rules! conv_transpose {
             #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
             fn $op(
                 x: FloatTensor<Self>,
-                weight: FloatTensor<Self>,
+                #[extension_type] weight: Weight<Self>,
                 #[extension_type] bias: MaybeTensor<Self>,
                 options: ConvTransposeOptions<$rank>,
             ) -> FloatTensor<Self> {
+                let weight = weight.into_float(x.dtype());
                 Self::$conv(x, weight, bias.into_option(), options)
             }
         )+}
@@ -49,7 +50,7 @@ macro_rules! conv_transpose {
         impl<B: ConvTransposeOps + MemBackend, C: CheckpointStrategy> ConvTransposeOps for Autodiff<B, C> {$(
             fn $op(
                 x: FloatTensor<Self>,
-                weight: FloatTensor<Self>,
+                weight: Weight<Self>,
                 bias: MaybeTensor<Self>,
                 options: ConvTransposeOptions<$rank>,
             ) -> FloatTensor<Self> {

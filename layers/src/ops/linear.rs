@@ -5,16 +5,16 @@
 //! into the rows.
 use super::{
     MaybeTensor,
-    bilinear::{Bilinear, bilinear},
+    bilinear::{Bilinear, Weight, bilinear},
 };
-use crate::backend::plain_backends;
+use crate::backend::{MemBackend, plain_backends};
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy},
     backend_extension,
-    tensor::FloatTensor,
+    tensor::{FloatTensor, QuantizedTensor},
 };
-use burn::tensor::Shape;
+use burn::tensor::{Shape, Slice};
 
 /// Dense layers.
 #[backend_extension(
@@ -28,18 +28,19 @@ pub trait LinearOps: Backend {
     /// `x weight + bias`; x `[..., d_input]`, weight `[d_input, d_output]`, bias `[d_output]`.
     fn memsave_linear(
         x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
+        #[extension_type] weight: Weight<Self>,
         #[extension_type] bias: MaybeTensor<Self>,
     ) -> FloatTensor<Self> {
+        let weight = weight.into_float(x.dtype());
         Self::linear(x, weight, bias.into_option())
     }
 }
 plain_backends!(LinearOps);
 
-impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
+impl<B: LinearOps + MemBackend, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     fn memsave_linear(
         x: FloatTensor<Self>,
-        weight: FloatTensor<Self>,
+        weight: Weight<Self>,
         bias: MaybeTensor<Self>,
     ) -> FloatTensor<Self> {
         bilinear::<B, C, _>(Linear, x, weight, bias.into_option())
@@ -50,9 +51,9 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
 const FEW_ROWS: usize = 32;
 
 #[derive(Clone, Debug)]
-struct Linear;
+pub(crate) struct Linear;
 
-impl<B: Backend> Bilinear<B> for Linear {
+impl<B: MemBackend> Bilinear<B> for Linear {
     const NAME: &'static str = "linear";
 
     fn forward(
@@ -88,5 +89,30 @@ impl<B: Backend> Bilinear<B> for Linear {
     }
     fn bias_backward(&self, dy: FloatTensor<B>) -> FloatTensor<B> {
         B::linear_bias_backward(dy)
+    }
+    fn forward_quantized(
+        &self,
+        x: FloatTensor<B>,
+        weight: QuantizedTensor<B>,
+        bias: Option<FloatTensor<B>>,
+    ) -> FloatTensor<B> {
+        // Blocks of columns are columns of `y`.
+        B::by_dequantized_blocks(&weight, 1, x.dtype(), |weight, columns| {
+            let bias = bias.clone().map(|bias| B::float_slice(bias, &[Slice::from(columns)]));
+            B::linear(x.clone(), weight, bias)
+        })
+    }
+    fn x_backward_quantized(
+        &self,
+        x: Shape,
+        weight: QuantizedTensor<B>,
+        dy: FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        // Blocks of rows are columns of `dx`.
+        B::by_dequantized_blocks(&weight, 0, dy.dtype(), |weight, rows| {
+            let mut block = x.clone();
+            block[x.num_dims() - 1] = rows.len();
+            Bilinear::<B>::x_backward(self, block, weight, dy.clone())
+        })
     }
 }

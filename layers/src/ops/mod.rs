@@ -5,6 +5,7 @@
 //! tensor, from whether the others are tracked: part of a recorded graph.
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 
+mod attention;
 mod avg_pool;
 mod batch_norm;
 mod bilinear;
@@ -21,17 +22,21 @@ mod interpolate;
 mod kept;
 mod linear;
 mod linear_cross_entropy;
+mod lora;
 mod max_pool;
 mod node;
 mod piecewise_linear;
 mod prelu;
 mod recompute;
+mod rotary;
 mod row_norm;
 mod smooth;
 mod softmax;
 
+pub use attention::{AttentionOps, MaybeMask, WeightDropout};
 pub use avg_pool::AvgPoolOps;
 pub use batch_norm::BatchNormOps;
+pub use bilinear::Weight;
 pub use conv::ConvOps;
 pub use conv_transpose::ConvTransposeOps;
 pub use cross_entropy::CrossEntropyOps;
@@ -43,10 +48,12 @@ pub use gate::GateOps;
 pub use interpolate::InterpolateOps;
 pub use linear::LinearOps;
 pub use linear_cross_entropy::{LinearCrossEntropy, LinearCrossEntropyOps};
+pub use lora::{LoraFactors, LoraOps};
 pub use max_pool::MaxPoolOps;
 pub use node::{NodeOps, node_id};
 pub use piecewise_linear::PiecewiseLinearOps;
 pub use prelu::PReluOps;
+pub use rotary::RotaryOps;
 pub use row_norm::RowNormOps;
 pub use smooth::SmoothOps;
 pub use softmax::SoftmaxOps;

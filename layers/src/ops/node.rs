@@ -6,7 +6,7 @@ use burn::backend::{
     backend_extension,
     tensor::FloatTensor,
 };
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 /// Asks for the node of a tensor.
 #[backend_extension(
@@ -30,7 +30,10 @@ impl<B: NodeOps, C: CheckpointStrategy> NodeOps for Autodiff<B, C> {
     }
 }
 
-/// The autodiff node of `x`; `None` without autodiff.
+/// The autodiff node of `x`; `None` without autodiff, and for a quantized tensor.
 pub fn node_id<const D: usize>(x: Tensor<D>) -> Option<NodeId> {
+    if matches!(x.dtype(), DType::QFloat(_)) {
+        return None;
+    }
     Dispatch::memsave_node_id(x.into_dispatch())
 }

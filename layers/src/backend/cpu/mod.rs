@@ -1,28 +1,32 @@
 //! Fused kernels on slices, shared by the CPU backends.
 use super::{
-    BatchNormOutput, ElementLoss, LogitsGradient, MemBackend, NormGrads, PiecewiseLinear, RowNorm, Side,
-    Smooth, Softmax,
+    BatchNormOutput, ElementLoss, LogitsGradient, MemBackend, NormGrads, PiecewiseLinear, RowNorm,
+    ScoreGrads, ScoreRows, Side, Smooth, Softmax,
 };
 use burn::backend::{
     Backend, Distribution, TensorMetadata,
     ops::{InterpolateMode, InterpolateOptions},
-    tensor::FloatTensor,
+    tensor::{BoolTensor, FloatTensor, QuantizedTensor},
 };
 use burn::tensor::{
     DType, Element, Shape, bf16, f16,
     ops::{AvgPoolOptions, MaxPoolOptions},
 };
+use core::ops::Range;
 use num_traits::Float;
 
+mod attention;
 mod axis_map;
 mod batch_norm;
 mod bit_mask;
 mod cross_entropy;
 mod element_loss;
 mod exp;
+mod low_rank;
 mod max_pool;
 mod parallel;
 mod prelu;
+mod rotary;
 mod row_norm;
 mod smooth;
 mod softmax;
@@ -30,6 +34,7 @@ mod sums;
 
 use axis_map::AxisMap;
 pub use bit_mask::BitMask;
+pub use low_rank::QuantizedMatrix;
 pub use max_pool::WindowOffsets;
 
 /// An element type that kernels compute with: in `Acc`, which is f32 for the half precisions.
@@ -117,8 +122,17 @@ pub trait CpuBackend: Backend {
     /// A tensor of dtype `E` that owns `values`.
     fn from_vec<E: CpuElement>(values: Vec<E>, shape: Shape) -> FloatTensor<Self>;
 
+    /// The bytes of booleans in row-major order, with nothing else in the buffer: zero where false.
+    fn contiguous_bools(x: BoolTensor<Self>) -> BoolTensor<Self>;
+
+    /// The bytes of [contiguous](Self::contiguous_bools) booleans.
+    fn as_bytes(x: &BoolTensor<Self>) -> &[u8];
+
     /// See [`MemBackend::shape_only`].
     fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self>;
+
+    /// The elements of a quantized matrix, if they lie in row-major order and its scales can be read.
+    fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>>;
 }
 
 /// Runs the expression with `$E` bound to the element type of a dtype.
@@ -428,6 +442,61 @@ impl<B: CpuBackend> MemBackend for B {
         })
     }
 
+    fn rotate(x: FloatTensor<B>, factors: FloatTensor<B>, adjoint: bool) -> FloatTensor<B> {
+        let (mut x, factors) = (B::contiguous(x), B::contiguous(factors));
+        let [_, features, _] = factors.shape().dims();
+        with_element!(x.dtype(), "rotary_encoding", E => {
+            rotary::rotate(B::as_slice_mut::<E>(&mut x), B::as_slice(&factors), features, adjoint);
+        });
+        x
+    }
+
+    const ATTENTION_CHUNK: usize = 1 << 18; // the weights of a chunk stay in the cache
+
+    fn attention_weights(products: FloatTensor<B>, rows: &ScoreRows<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+        let mut products = B::contiguous(products);
+        let [batch, heads, queries, keys] = products.shape().dims();
+        with_element!(products.dtype(), "attention", E => {
+            let log_sums = with_rows::<B, E, _>(rows, heads, keys, |rows| {
+                rows.weights(B::as_slice_mut::<E>(&mut products))
+            });
+            (products, B::from_vec(log_sums, Shape::new([batch, heads, queries, 1])))
+        })
+    }
+
+    fn attention_weights_backward(
+        products: FloatTensor<B>,
+        gradients: FloatTensor<B>,
+        log_sums: FloatTensor<B>,
+        rows: &ScoreRows<B>,
+        wants_bias: bool,
+    ) -> ScoreGrads<B> {
+        let (mut products, mut gradients) = (B::contiguous(products), B::contiguous(gradients));
+        let log_sums = B::contiguous(log_sums);
+        let shape = products.shape();
+        with_element!(products.dtype(), "attention", E => {
+            let of_scores = with_rows::<B, E, _>(rows, shape[1], shape[3], |rows| {
+                let weights = B::as_slice_mut::<E>(&mut products);
+                rows.backward(weights, B::as_slice_mut(&mut gradients), B::as_slice(&log_sums), wants_bias)
+            });
+            let bias = of_scores.map(|of_scores| B::from_vec(of_scores, shape));
+            ScoreGrads { weights: products, products: gradients, bias }
+        })
+    }
+
+    fn add_product(y: FloatTensor<B>, u: FloatTensor<B>, v: FloatTensor<B>) -> FloatTensor<B> {
+        with_element!(y.dtype(), "add_product", E => low_rank::add_product::<B, E>(y, u, v))
+    }
+
+    fn by_dequantized_blocks(
+        weight: &QuantizedTensor<B>,
+        axis: usize,
+        dtype: DType,
+        f: impl Fn(FloatTensor<B>, Range<usize>) -> FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        with_element!(dtype, "dequantize", E => low_rank::by_dequantized_blocks::<B, E>(weight, axis, f))
+    }
+
     fn softmax_along(x: FloatTensor<B>, f: Softmax, dim: usize) -> FloatTensor<B> {
         let mut x = B::contiguous(x);
         let axis = softmax::Axis::of(&x.shape(), dim);
@@ -626,6 +695,27 @@ impl<B: CpuBackend> MemBackend for B {
     fn shape_only(shape: Shape, dtype: DType, device: &B::Device) -> FloatTensor<B> {
         <B as CpuBackend>::shape_only(shape, dtype, device)
     }
+}
+
+/// Calls `f` with rows of scores as slices.
+fn with_rows<B: CpuBackend, E: CpuElement, R>(
+    rows: &ScoreRows<B>,
+    heads: usize,
+    keys: usize,
+    f: impl FnOnce(attention::Rows<'_, E>) -> R,
+) -> R {
+    let mask = rows.mask.clone().map(B::contiguous_bools);
+    let bias = rows.bias.clone().map(B::contiguous);
+    f(attention::Rows {
+        scores: &rows.scores,
+        mask: mask.as_ref().map(|mask| attention::Broadcast::new(B::as_bytes(mask), mask.shape().dims())),
+        bias: bias.as_ref().map(|bias| attention::Broadcast::new(B::as_slice(bias), bias.shape().dims())),
+        heads,
+        queries: rows.queries.clone(),
+        all_queries: rows.all_queries,
+        keys,
+        all_keys: rows.all_keys,
+    })
 }
 
 /// `dx` of shape `x` from `dy`, one map per spatial axis.

@@ -59,6 +59,9 @@ config_twin!(
 /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
 /// tracked; [`burn::nn::conv::Conv1d`] always keeps its input. A frozen convolution keeps nothing.
 ///
+/// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
+/// [`conv1d_lora`](functional::conv1d_lora). A quantized weight stays packed.
+///
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_memsave_layers::nn::conv::Conv1dConfig;
@@ -119,6 +122,10 @@ impl MemSaveConv1d {
         let [_, _, length] = input.dims();
         let padding = padding::pair_1d(&self.padding, length, self.kernel_size, self.stride);
         let options = ConvOptions::new_with_padding([self.stride], [padding], [self.dilation], self.groups);
-        functional::conv1d(input, self.weight.val(), self.bias.as_ref().map(|bias| bias.val()), options)
+        let bias = self.bias.as_ref().map(|bias| bias.val());
+        match self.weight.adapter() {
+            Some(adapter) => functional::conv1d_lora(input, self.weight.base(), adapter, bias, options),
+            None => functional::conv1d(input, self.weight.val(), bias, options),
+        }
     }
 }

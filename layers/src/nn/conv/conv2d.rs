@@ -56,6 +56,9 @@ config_twin!(
 /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
 /// tracked; [`burn::nn::conv::Conv2d`] always keeps its input. A frozen convolution keeps nothing.
 ///
+/// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
+/// [`conv2d_lora`](functional::conv2d_lora). A quantized weight stays packed.
+///
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_memsave_layers::nn::conv::Conv2dConfig;
@@ -116,6 +119,10 @@ impl MemSaveConv2d {
         let [_, _, height, width] = input.dims();
         let padding = padding::pairs_2d(&self.padding, [height, width], self.kernel_size, self.stride);
         let options = ConvOptions::new_with_padding(self.stride, padding, self.dilation, self.groups);
-        functional::conv2d(input, self.weight.val(), self.bias.as_ref().map(|bias| bias.val()), options)
+        let bias = self.bias.as_ref().map(|bias| bias.val());
+        match self.weight.adapter() {
+            Some(adapter) => functional::conv2d_lora(input, self.weight.base(), adapter, bias, options),
+            None => functional::conv2d(input, self.weight.val(), bias, options),
+        }
     }
 }

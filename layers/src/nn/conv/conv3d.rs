@@ -53,6 +53,9 @@ config_twin!(
 /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
 /// tracked; [`burn::nn::conv::Conv3d`] always keeps its input. A frozen convolution keeps nothing.
 ///
+/// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
+/// [`conv3d_lora`](functional::conv3d_lora). A quantized weight stays packed.
+///
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_memsave_layers::nn::conv::Conv3dConfig;
@@ -114,6 +117,10 @@ impl MemSaveConv3d {
         let size = [depth, height, width];
         let padding = padding::symmetric_3d(&self.padding, size, self.kernel_size, self.stride);
         let options = ConvOptions::new(self.stride, padding, self.dilation, self.groups);
-        functional::conv3d(input, self.weight.val(), self.bias.as_ref().map(|bias| bias.val()), options)
+        let bias = self.bias.as_ref().map(|bias| bias.val());
+        match self.weight.adapter() {
+            Some(adapter) => functional::conv3d_lora(input, self.weight.base(), adapter, bias, options),
+            None => functional::conv3d(input, self.weight.val(), bias, options),
+        }
     }
 }

@@ -56,6 +56,9 @@ config_twin!(
 /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
 /// tracked; [`burn::nn::conv::ConvTranspose2d`] always keeps its input.
 ///
+/// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
+/// [`conv_transpose2d_lora`](functional::conv_transpose2d_lora). A quantized weight stays packed.
+///
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_memsave_layers::nn::conv::ConvTranspose2dConfig;
@@ -133,11 +136,12 @@ impl MemSaveConvTranspose2d {
             self.dilation,
             self.groups,
         );
-        functional::conv_transpose2d(
-            input,
-            self.weight.val(),
-            self.bias.as_ref().map(|bias| bias.val()),
-            options,
-        )
+        let bias = self.bias.as_ref().map(|bias| bias.val());
+        match self.weight.adapter() {
+            Some(adapter) => {
+                functional::conv_transpose2d_lora(input, self.weight.base(), adapter, bias, options)
+            }
+            None => functional::conv_transpose2d(input, self.weight.val(), bias, options),
+        }
     }
 }

@@ -1,0 +1,253 @@
+//! Rows of scores and weights of an attention.
+use super::{CpuElement, parallel, sums::LANES};
+use crate::backend::Scores;
+use core::ops::Range;
+use num_traits::{Float, Zero};
+
+/// How much longer the exponential of a score takes than reading it.
+const COST: usize = 4;
+
+/// A tensor `[batch, heads, rows, keys]`, or with 1 in place of any of them.
+pub(super) struct Broadcast<'a, T> {
+    values: &'a [T],
+    sizes: [usize; 4],
+}
+
+/// A row of a [`Broadcast`].
+enum Row<'a, T> {
+    Each(&'a [T]),
+    All(T),
+}
+
+impl<'a, T: Copy> Broadcast<'a, T> {
+    pub(super) fn new(values: &'a [T], sizes: [usize; 4]) -> Self {
+        Self { values, sizes }
+    }
+
+    fn row(&self, at: [usize; 3]) -> Row<'a, T> {
+        let [_, _, _, keys] = self.sizes;
+        let index = at.iter().zip(self.sizes).fold(0, |index, (&at, size)| index * size + at.min(size - 1));
+        match keys {
+            1 => Row::All(self.values[index]),
+            _ => Row::Each(&self.values[index * keys..][..keys]),
+        }
+    }
+}
+
+/// Consecutive rows of scores: of queries, of heads, of a batch.
+pub(super) struct Rows<'a, E> {
+    pub(super) scores: &'a Scores,
+    /// Zero where nothing is hidden.
+    pub(super) mask: Option<Broadcast<'a, u8>>,
+    pub(super) bias: Option<Broadcast<'a, E>>,
+    pub(super) heads: usize,
+    /// Which of the queries of a head these are.
+    pub(super) queries: Range<usize>,
+    pub(super) all_queries: usize,
+    /// The scores of a row.
+    pub(super) keys: usize,
+    pub(super) all_keys: usize,
+}
+
+/// The scores of one row, and how they depend on the products.
+struct Buffers<A> {
+    scores: Vec<A>,
+    /// The slope of the scores, under a soft cap.
+    slopes: Vec<A>,
+}
+
+impl<E: CpuElement> Rows<'_, E> {
+    fn buffers(&self) -> Buffers<E::Acc> {
+        let zeros = |len| vec![<E::Acc as Zero>::zero(); len];
+        let slopes = if self.scores.softcap.is_some() { self.keys } else { 0 };
+        Buffers { scores: zeros(self.keys), slopes: zeros(slopes) }
+    }
+
+    /// Batch, head and query of a row.
+    fn place(&self, row: usize) -> [usize; 3] {
+        let queries = self.queries.len();
+        [row / queries / self.heads, row / queries % self.heads, row % queries]
+    }
+
+    /// The number of keys that a row sees.
+    fn visible(&self, [_, _, query]: [usize; 3]) -> usize {
+        self.scores.visible(self.queries.start + query, self.all_queries, self.all_keys).min(self.keys)
+    }
+
+    /// Writes the scores of a row, and their slopes under a soft cap.
+    #[inline(always)]
+    fn score(&self, place: [usize; 3], products: &[E], buffers: &mut Buffers<E::Acc>) {
+        let num = <E::Acc as CpuElement>::from_f64;
+        let Buffers { scores, slopes } = buffers;
+        let scale = num(self.scores.scale);
+        let scores = &mut scores[..products.len()];
+        scores.iter_mut().zip(products).for_each(|(score, product)| *score = scale * product.widen());
+        if let Some(softcap) = self.scores.softcap {
+            let (cap, inverse, one) = (num(softcap), num(1.0 / softcap), num(1.0));
+            for (score, slope) in scores.iter_mut().zip(slopes) {
+                let tanh = (*score * inverse).tanh();
+                *score = cap * tanh;
+                *slope = one - tanh * tanh;
+            }
+        }
+        let masked = num(self.scores.masked);
+        match self.mask.as_ref().map(|mask| mask.row(place)) {
+            Some(Row::Each(hidden)) => {
+                let pairs = scores.iter_mut().zip(hidden);
+                pairs.for_each(|(score, &hidden)| *score = if hidden != 0 { masked } else { *score });
+            }
+            Some(Row::All(hidden)) if hidden != 0 => scores.fill(masked),
+            _ => {}
+        }
+        match self.bias.as_ref().map(|bias| bias.row(place)) {
+            Some(Row::Each(bias)) => {
+                scores.iter_mut().zip(bias).for_each(|(score, bias)| *score = *score + bias.widen());
+            }
+            Some(Row::All(bias)) => scores.iter_mut().for_each(|score| *score = *score + bias.widen()),
+            None => {}
+        }
+    }
+
+    /// Replaces products by weights; the logarithms of the sums of the exponentials of the scores.
+    pub(super) fn weights(&self, products: &mut [E]) -> Vec<E::Acc> {
+        let rows = products.len() / self.keys;
+        let task = parallel::items_per_task(rows, self.keys);
+        let work = COST * products.len();
+        let zero = <E::Acc as Zero>::zero();
+        let sizes = [task, task * self.keys];
+        parallel::zip_filled((rows, zero), products, sizes, work, |index, log_sums, products| {
+            let mut buffers = self.buffers();
+            let rows = products.chunks_exact_mut(self.keys).zip(log_sums);
+            for (row, (products, log_sum)) in (index * task..).zip(rows) {
+                let place = self.place(row);
+                let (seen, hidden) = products.split_at_mut(self.visible(place));
+                self.score(place, seen, &mut buffers);
+                *log_sum = self.normalize(&mut buffers.scores[..seen.len()]);
+                let weights = seen.iter_mut().zip(&buffers.scores);
+                weights.for_each(|(weight, &value)| *weight = E::narrow(value));
+                hidden.fill(E::zero());
+            }
+        })
+    }
+
+    /// Replaces a row of scores by weights; the logarithm of the sum of the exponentials.
+    #[inline(always)]
+    fn normalize(&self, scores: &mut [E::Acc]) -> E::Acc {
+        let lowest = <E::Acc as Float>::min_value();
+        let largest = |a: E::Acc, b: E::Acc| if b > a { b } else { a };
+        let (chunks, rest) = scores.as_chunks::<LANES>();
+        let mut lanes = [lowest; LANES]; // finite, so that the exponentials of a row that is all masked are 0
+        for chunk in chunks {
+            lanes.iter_mut().zip(chunk).for_each(|(lane, &score)| *lane = largest(*lane, score));
+        }
+        let max = lanes.into_iter().chain(rest.iter().copied()).fold(lowest, largest);
+        let mut lanes = [<E::Acc as Zero>::zero(); LANES];
+        let (chunks, rest) = scores.as_chunks_mut::<LANES>();
+        for chunk in chunks {
+            for (lane, score) in lanes.iter_mut().zip(chunk) {
+                *score = (*score - max).fast_exp();
+                *lane = *lane + *score;
+            }
+        }
+        for score in rest {
+            *score = (*score - max).fast_exp();
+            lanes[0] = lanes[0] + *score;
+        }
+        let (max, mut sum) = (max.into_f64(), lanes.into_iter().map(CpuElement::into_f64).sum::<f64>());
+        if self.scores.quiet {
+            sum += (-max).exp();
+        }
+        if sum == 0.0 {
+            sum = 1.0; // everything is masked: weights of 0
+        }
+        let inverse = <E::Acc as CpuElement>::from_f64(1.0 / sum);
+        scores.iter_mut().for_each(|score| *score = *score * inverse);
+        <E::Acc as CpuElement>::from_f64(sum.ln() + max)
+    }
+
+    /// Replaces products by weights, and gradients of weights by gradients of products; gradients of the scores, if wanted.
+    pub(super) fn backward(
+        &self,
+        products: &mut [E],
+        gradients: &mut [E],
+        log_sums: &[E::Acc],
+        wants_scores: bool,
+    ) -> Option<Vec<E>> {
+        let mut of_scores = wants_scores.then(|| vec![E::zero(); products.len()]);
+        let task = parallel::items_per_task(log_sums.len(), self.keys);
+        let work = 2 * COST * products.len();
+        let size = task * self.keys;
+        let mut wanted = of_scores.as_mut().map(|of_scores| of_scores.chunks_mut(size));
+        let gradients = gradients.chunks_mut(size);
+        let mut others: Vec<_> =
+            gradients.map(|chunk| (chunk, wanted.as_mut().and_then(Iterator::next))).collect();
+        parallel::zip_chunks_mut(products, &mut others, [size, 1], work, |index, products, others| {
+            let [(gradients, of_scores)] = others else { return };
+            let mut buffers = self.buffers();
+            let mut of_scores = of_scores.as_mut().map(|of_scores| of_scores.chunks_exact_mut(self.keys));
+            let rows = products.chunks_exact_mut(self.keys).zip(gradients.chunks_exact_mut(self.keys));
+            for (row, (products, gradients)) in (index * task..).zip(rows) {
+                let of_scores = of_scores.as_mut().and_then(Iterator::next);
+                self.row_backward(row, products, gradients, log_sums[row], of_scores, &mut buffers);
+            }
+        });
+        of_scores
+    }
+
+    #[inline(always)]
+    fn row_backward(
+        &self,
+        row: usize,
+        products: &mut [E],
+        gradients: &mut [E],
+        log_sum: E::Acc,
+        of_scores: Option<&mut [E]>,
+        buffers: &mut Buffers<E::Acc>,
+    ) {
+        let place = self.place(row);
+        let visible = self.visible(place);
+        let (seen, hidden) = products.split_at_mut(visible);
+        let (gradients, of_hidden) = gradients.split_at_mut(visible);
+        hidden.fill(E::zero());
+        of_hidden.fill(E::zero());
+        self.score(place, seen, buffers);
+        let Buffers { scores, slopes } = buffers;
+        let weights = &mut scores[..visible];
+        let mut lanes = [<E::Acc as Zero>::zero(); LANES];
+        let mut weigh = |lane: usize, weight: &mut E::Acc, gradient: E| {
+            *weight = (*weight - log_sum).fast_exp();
+            lanes[lane] = lanes[lane] + *weight * gradient.widen();
+        };
+        let (chunks, rest) = weights.as_chunks_mut::<LANES>();
+        let (of_chunks, of_rest) = gradients.as_chunks::<LANES>();
+        for (weights, gradients) in chunks.iter_mut().zip(of_chunks) {
+            (0..LANES).for_each(|lane| weigh(lane, &mut weights[lane], gradients[lane]));
+        }
+        rest.iter_mut().zip(of_rest).for_each(|(weight, &gradient)| weigh(0, weight, gradient));
+        let mean = <E::Acc as CpuElement>::from_f64(lanes.into_iter().map(CpuElement::into_f64).sum());
+        let scale = <E::Acc as CpuElement>::from_f64(self.scores.scale);
+        for ((product, gradient), &weight) in seen.iter_mut().zip(gradients.iter_mut()).zip(&*weights) {
+            *product = E::narrow(weight);
+            *gradient = E::narrow(weight * (gradient.widen() - mean));
+        }
+        if let Some(of_scores) = of_scores {
+            of_scores[..visible].copy_from_slice(gradients);
+        }
+        gradients.iter_mut().for_each(|gradient| *gradient = E::narrow(gradient.widen() * scale));
+        if self.scores.softcap.is_some() {
+            let pairs = gradients.iter_mut().zip(slopes);
+            pairs.for_each(|(gradient, slope)| *gradient = E::narrow(gradient.widen() * *slope));
+        }
+        // What is masked has a score of its own; where that is finite, it may have a weight.
+        match self.mask.as_ref().map(|mask| mask.row(place)) {
+            Some(Row::Each(hidden)) => {
+                let pairs = gradients.iter_mut().zip(hidden);
+                pairs.for_each(|(gradient, &hidden)| {
+                    *gradient = if hidden != 0 { E::zero() } else { *gradient }
+                });
+            }
+            Some(Row::All(hidden)) if hidden != 0 => gradients.fill(E::zero()),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Rotation of pairs.
+use super::{CpuElement, parallel};
+
+/// Rotates rows of pairs, of which `factors` has those of every position in turn; `adjoint`: back.
+pub(super) fn rotate<E: CpuElement>(x: &mut [E], factors: &[E], features: usize, adjoint: bool) {
+    let positions = factors.len() / (2 * features);
+    let task = parallel::items_per_task(x.len() / features, features);
+    let work = 2 * x.len();
+    parallel::chunks_mut(x, task * features, work, |index, rows| {
+        for (row, x) in (index * task..).zip(rows.chunks_exact_mut(features)) {
+            let at = row % positions * 2 * features;
+            let (pairs, factors) =
+                (x.as_chunks_mut::<2>().0, factors[at..][..2 * features].as_chunks::<4>().0);
+            for (pair, factors) in pairs.iter_mut().zip(factors) {
+                let [a, b] = pair.map(E::widen);
+                let [cos_a, sin_a, cos_b, sin_b] = factors.map(E::widen);
+                let rotated = match adjoint {
+                    false => [a * cos_a - b * sin_a, b * cos_b + a * sin_b],
+                    true => [a * cos_a + b * sin_b, b * cos_b - a * sin_a],
+                };
+                *pair = rotated.map(E::narrow);
+            }
+        }
+    });
+}

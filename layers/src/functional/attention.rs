@@ -1,0 +1,91 @@
+//! Attention.
+use super::{are_floats, maybe};
+use crate::backend::Scores;
+use crate::ops::{AttentionOps, MaybeMask, WeightDropout};
+use burn::backend::Dispatch;
+use burn::tensor::{Bool, Shape, Tensor, module, ops::AttentionModuleOptions};
+
+/// `softmax(q k^T * scale) v`; see [`burn::tensor::module::attention`].
+///
+/// Keeps handles of `q`, `k`, `v`, of the mask and the bias, and a number per query; nothing of the size queries times keys.
+/// The weights are computed in blocks, and again in the backward pass.
+pub fn attention(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    mask: Option<Tensor<4, Bool>>,
+    attn_bias: Option<Tensor<4>>,
+    options: AttentionModuleOptions,
+) -> Tensor<4> {
+    let positive = options.softcap.is_none_or(|softcap| softcap > 0.0);
+    let fits = positive && shapes_fit(&query, &key, &value, &mask, &attn_bias);
+    if !fits || !query.device().is_autodiff() {
+        return module::attention(query, key, value, mask, attn_bias, options);
+    }
+    let scores = Scores {
+        scale: options.scale.unwrap_or_else(|| (query.dims()[3] as f64).sqrt().recip()),
+        softcap: options.softcap,
+        causal: options.is_causal,
+        masked: f64::NEG_INFINITY,
+        quiet: false,
+    };
+    weighted(query, key, value, mask, attn_bias, scores, None, false)
+}
+
+fn shapes_fit(
+    query: &Tensor<4>,
+    key: &Tensor<4>,
+    value: &Tensor<4>,
+    mask: &Option<Tensor<4, Bool>>,
+    bias: &Option<Tensor<4>>,
+) -> bool {
+    let [batch, heads, queries, width] = query.dims();
+    let [_, _, keys, _] = key.dims();
+    let [_, _, _, value_width] = value.dims();
+    let weights = [batch, heads, queries, keys];
+    let spreads = |dims: [usize; 4]| dims.iter().zip(weights).all(|(&dim, of)| dim == 1 || dim == of);
+    key.dims() == [batch, heads, keys, width]
+        && value.dims() == [batch, heads, keys, value_width]
+        && mask.as_ref().is_none_or(|mask| spreads(mask.dims()))
+        && bias.as_ref().is_none_or(|bias| spreads(bias.dims()) && bias.dtype() == query.dtype())
+        && weights.into_iter().chain([width, value_width]).all(|size| size > 0)
+        && are_floats([query.dtype(), key.dtype(), value.dtype()])
+        && [key.dtype(), value.dtype()] == [query.dtype(); 2]
+}
+
+/// The operation on tensors of fitting shapes, `[batch, queries, heads * width]` if `merged`; nothing is weighted where
+/// there is nothing.
+#[allow(clippy::too_many_arguments)] // as many as the operation has
+pub(crate) fn weighted<const D: usize>(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    mask: Option<Tensor<4, Bool>>,
+    bias: Option<Tensor<4>>,
+    scores: Scores,
+    dropout: Option<WeightDropout>,
+    merged: bool,
+) -> Tensor<D> {
+    let [batch, heads, queries, _] = query.dims();
+    let [_, _, keys, width] = value.dims();
+    if [batch, heads, queries, keys, width].contains(&0) {
+        let sum = (query.sum() + key.sum() + value.sum()) * 0.0;
+        let shape = match merged {
+            true => Shape::new([batch, queries, heads * width]),
+            false => Shape::new([batch, heads, queries, width]),
+        };
+        return Tensor::zeros(shape, (&sum.device(), sum.dtype())) + sum.reshape([1; D]);
+    }
+    let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
+    let mask = MaybeMask::from(mask.map(Tensor::into_dispatch));
+    Tensor::from_dispatch(Dispatch::memsave_attention(
+        query,
+        key,
+        value,
+        mask,
+        maybe(bias),
+        scores,
+        dropout,
+        merged,
+    ))
+}

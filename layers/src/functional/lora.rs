@@ -1,0 +1,200 @@
+//! Layers with the low-rank adapter that [`Module::apply_lora`](burn::module::Module::apply_lora) attaches to a weight.
+use super::{are_floats, has_length, is_quantized, maybe, of_bias, of_weight};
+use crate::ops::{LoraFactors, LoraOps};
+use burn::backend::Dispatch;
+use burn::module::{LoraAdapter, Reparameterization};
+use burn::tensor::{
+    DType, Int, Tensor,
+    ops::{ConvOptions, ConvTransposeOptions},
+};
+
+/// `x (base + scale a b) + bias`: [`linear`](super::linear) with a low-rank adapter, whose effective weight is never made.
+///
+/// Keeps `x` for a tracked `a`, else the narrow `x a` for a tracked `b`, and handles of `base`, `a` and `b`. A quantized `base`
+/// is dequantized here and again in the backward pass.
+///
+/// ```
+/// use burn::module::{Lora, Module};
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor, Tolerance};
+/// use burn_memsave_layers::functional as F;
+///
+/// let device = Device::flex();
+/// let stock = LinearConfig::new(8, 4).with_bias(false).init(&device).apply_lora(Lora::new(2, 4.0));
+/// let adapter = stock.weight.adapter().unwrap();
+/// let x = Tensor::<2>::ones([3, 8], &device);
+/// let y = F::linear_lora(x.clone(), stock.weight.base(), adapter, None);
+/// y.into_data().assert_approx_eq::<f32>(&stock.forward(x).into_data(), Tolerance::default());
+/// ```
+pub fn linear_lora<const D: usize>(
+    x: Tensor<D>,
+    base: Tensor<2>,
+    adapter: &LoraAdapter,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
+    if D == 1 {
+        return linear_lora(x.unsqueeze::<2>(), base, adapter, bias).squeeze_dim(0);
+    }
+    let (a, b, bias) = (adapter.a.val(), adapter.b.val(), of_bias(bias, x.dtype()));
+    let [d_input, d_output] = base.dims();
+    let rank = a.dims()[1];
+    let fits = x.dims()[D - 1] == d_input
+        && (a.dims(), b.dims()) == ([d_input, rank], [rank, d_output])
+        && rank > 0
+        && x.shape().num_elements() > 0
+        && d_output > 0
+        && has_length(&bias, d_output)
+        && are_floats([x.dtype()])
+        && [a.dtype(), b.dtype()] == [x.dtype(); 2];
+    if !fits {
+        return super::linear(x, adapter.apply(base), bias);
+    }
+    let base = match base.is_tracked() {
+        true => base.cast(x.dtype()), // the gradient is cast back
+        false => base,
+    };
+    let factors = LoraFactors { a: a.into_dispatch(), b: b.into_dispatch() };
+    let (x, bias) = (x.into_dispatch(), maybe(bias));
+    Tensor::from_dispatch(Dispatch::memsave_lora(x, of_weight(base), factors, adapter.scale, bias))
+}
+
+/// Rows of `base + scale a b`: [`embedding`](super::embedding) with a low-rank adapter, whose effective table is never made.
+///
+/// Keeps the indices for a tracked `a`, the rows of `a` for a tracked `b`, and a handle of `b`. Of a `base` quantized as a
+/// whole only the rows are dequantized; one quantized by blocks is dequantized for a moment.
+pub fn embedding_lora(base: Tensor<2>, adapter: &LoraAdapter, indices: Tensor<2, Int>) -> Tensor<3> {
+    let (a, b) = (adapter.a.val(), adapter.b.val());
+    let [n_embedding, d_model] = base.dims();
+    let rank = a.dims()[1];
+    let fits = (a.dims(), b.dims()) == ([n_embedding, rank], [rank, d_model])
+        && rank > 0
+        && indices.shape().num_elements() > 0
+        && a.dtype() == b.dtype();
+    if !fits {
+        return super::embedding(adapter.apply(base), indices);
+    }
+    let dtype = a.dtype();
+    let rows = super::embedding(a, indices.clone()) * adapter.scale;
+    rows_of(base, indices).cast(dtype) + super::linear(rows, b, None)
+}
+
+fn rows_of(table: Tensor<2>, indices: Tensor<2, Int>) -> Tensor<3> {
+    let DType::QFloat(scheme) = table.dtype() else { return super::embedding(table, indices) };
+    let ([batch, length], [_, d_model]) = (indices.dims(), table.dims());
+    // A choice of rows of blocks would have to be quantized anew.
+    let table = if scheme.block_size().is_some() { table.dequantize() } else { table };
+    table.select(0, indices.flatten(0, 1)).dequantize().reshape([batch, length, d_model])
+}
+
+/// The weight `[groups * count, ...]` that has `rows` `[count, ...]` in every group.
+fn in_every_group<const D: usize>(rows: Tensor<D>, groups: usize) -> Tensor<D> {
+    match groups {
+        1 => rows,
+        _ => rows.repeat_dim(0, groups),
+    }
+}
+
+/// Whether the factors are `[count, rank]` and `[rank, elements / count]`, and narrower than what they are between.
+fn fits<const D: usize>(
+    weight: &Tensor<D>,
+    [a, b]: [&Tensor<2>; 2],
+    groups: usize,
+    channels: [usize; 2],
+) -> bool {
+    let (count, rank) = (weight.dims()[0], a.dims()[1]);
+    let rest = weight.shape().num_elements() / count.max(1);
+    (a.dims(), b.dims()) == ([count, rank], [rank, rest])
+        && rank > 0
+        && (!weight.is_tracked() || weight.dtype() == a.dtype())
+        && a.dtype() == b.dtype()
+        && channels.into_iter().all(|channels| rank * groups < channels)
+}
+
+/// A dense weight in the dtype of its adapter.
+fn cast<const D: usize>(weight: Tensor<D>, like: &Tensor<2>) -> Tensor<D> {
+    match is_quantized(&weight) {
+        true => weight,
+        false => weight.cast(like.dtype()),
+    }
+}
+
+macro_rules! conv {
+    ($($lora:ident = $conv:ident, $rank:literal, $dims:literal;)+) => {$(
+        #[doc = concat!("[`", stringify!($conv), "`](super::", stringify!($conv), ") with a low-rank adapter:")]
+        /// `a` `[channels_out, rank]` and `b` `[rank, channels_in / groups * kernel size]`, of which the effective weight is
+        /// `base + scale a b` in the shape of `base`.
+        ///
+        /// The effective weight is never made: `b` is a convolution to `rank` channels (of each group), `a` a pointwise one
+        /// from there. Keeps `x` for a tracked `b`, and for a tracked `a` what is between the two. Other factors, or such
+        /// that are no narrower than the channels, are multiplied.
+        pub fn $lora(
+            x: Tensor<$dims>,
+            base: Tensor<$dims>,
+            adapter: &LoraAdapter,
+            bias: Option<Tensor<1>>,
+            options: impl Into<ConvOptions<$rank>>,
+        ) -> Tensor<$dims> {
+            let options = options.into();
+            let (a, b) = (adapter.a.val(), adapter.b.val());
+            let (shape, groups) = (base.dims(), options.groups);
+            if !fits(&base, [&a, &b], groups, [shape[0], x.dims()[1]]) {
+                return super::$conv(x, adapter.apply(base), bias, options);
+            }
+            let rank = a.dims()[1];
+            let (mut down, mut up) = (shape, [1; $dims]);
+            down[0] = rank;
+            up[..2].copy_from_slice(&[shape[0], rank]);
+            let base = cast(base, &a);
+            let y = super::$conv(x.clone(), base, bias, options.clone());
+            let h = super::$conv(x, in_every_group(b.reshape(down), groups), None, options);
+            let pointwise = ConvOptions::new([1; $rank], [0; $rank], [1; $rank], groups);
+            y + super::$conv(h, (a * adapter.scale).reshape(up), None, pointwise)
+        }
+    )+};
+}
+conv! {
+    conv1d_lora = conv1d, 1, 3;
+    conv2d_lora = conv2d, 2, 4;
+    conv3d_lora = conv3d, 3, 5;
+}
+
+macro_rules! conv_transpose {
+    ($($lora:ident = $conv_transpose:ident, $conv:ident, $rank:literal, $dims:literal;)+) => {$(
+        #[doc = concat!("[`", stringify!($conv_transpose), "`](super::", stringify!($conv_transpose), ")")]
+        /// with a low-rank adapter: `a` `[channels_in, rank]` and `b` `[rank, channels_out / groups * kernel size]`, of which
+        /// the effective weight is `base + scale a b` in the shape of `base`.
+        ///
+        /// The effective weight is never made: `a` is a pointwise convolution to `rank` channels (of each group), `b` a
+        /// transposed convolution from there. Keeps `x` for a tracked `a`, and for a tracked `b` what is between the two.
+        /// Other factors, or such that are no narrower than the channels, are multiplied.
+        pub fn $lora(
+            x: Tensor<$dims>,
+            base: Tensor<$dims>,
+            adapter: &LoraAdapter,
+            bias: Option<Tensor<1>>,
+            options: ConvTransposeOptions<$rank>,
+        ) -> Tensor<$dims> {
+            let (a, b) = (adapter.a.val(), adapter.b.val());
+            let (shape, groups) = (base.dims(), options.groups);
+            if !fits(&base, [&a, &b], groups, [shape[0], shape[1] * groups]) {
+                return super::$conv_transpose(x, adapter.apply(base), bias, options);
+            }
+            let (rank, each) = (a.dims()[1], shape[0] / groups);
+            let (mut down, mut up) = ([1; $dims], shape);
+            down[..2].copy_from_slice(&[groups * rank, each]);
+            up[0] = rank;
+            // Per group: `[channels, rank]` to `[rank, channels]`.
+            let a = a.reshape([groups, each, rank]).swap_dims(1, 2).reshape(down);
+            let base = cast(base, &b);
+            let y = super::$conv_transpose(x.clone(), base, bias, options.clone());
+            let pointwise = ConvOptions::new([1; $rank], [0; $rank], [1; $rank], groups);
+            let h = super::$conv(x, a * adapter.scale, None, pointwise);
+            y + super::$conv_transpose(h, in_every_group(b.reshape(up), groups), None, options)
+        }
+    )+};
+}
+conv_transpose! {
+    conv_transpose1d_lora = conv_transpose1d, conv1d, 1, 3;
+    conv_transpose2d_lora = conv_transpose2d, conv2d, 2, 4;
+    conv_transpose3d_lora = conv_transpose3d, conv3d, 3, 5;
+}

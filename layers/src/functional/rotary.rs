@@ -1,0 +1,28 @@
+//! Rotary encoding.
+use crate::ops::RotaryOps;
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+/// `x` `[..., positions, features]` with every pair of features rotated, by `factors` `[positions, features, 2]`: the cosine
+/// and the sine of every feature, as in [`freq_complex`](burn::nn::RotaryEncoding::freq_complex).
+///
+/// Keeps a handle of the factors.
+///
+/// # Panics
+///
+/// Panics if the shapes do not fit, if the number of features is odd, or if the factors are tracked: they are constants here.
+pub fn rotary_encoding<const D: usize>(x: Tensor<D>, factors: Tensor<3>) -> Tensor<D> {
+    let [positions, features, parts] = factors.dims();
+    assert!(
+        D >= 2 && x.dims()[D - 2..] == [positions, features] && parts == 2 && features.is_multiple_of(2),
+        "rotary_encoding: factors of shape {:?} for an input of shape {:?}",
+        factors.dims(),
+        x.dims(),
+    );
+    assert!(!factors.is_tracked(), "rotary_encoding: tracked factors");
+    if x.shape().num_elements() == 0 {
+        return x;
+    }
+    let factors = factors.cast(x.dtype());
+    Tensor::from_dispatch(Dispatch::memsave_rotary(x.into_dispatch(), factors.into_dispatch()))
+}

@@ -1,0 +1,110 @@
+//! Fine-tuning with low-rank adapters ([LoRA](https://arxiv.org/abs/2106.09685)), with Burn's own tools.
+//!
+//! [`Module::apply_lora`](burn::module::Module::apply_lora) freezes a model and attaches an [adapter](LoraAdapter) to each of its matrices. Stock layers multiply
+//! the factors, `weight + scale a b`, at every use, keep the product, and compute its whole gradient; the layers of this
+//! library compute `x weight + scale (x a) b`. The same goes for [`Module::apply_qlora`](burn::module::Module::apply_qlora), where the frozen weight is quantized
+//! and stays so: it is dequantized at every use, on CPU backends block by block.
+//!
+//! - Merging: `model.valid().materialize()` folds the adapters into the weights ([`materialize`](burn::module::Module::materialize)).
+//! - Training only `b` ([LoRA-FA](https://arxiv.org/abs/2308.03303)): [freeze the group](burn::module::Module::freeze_group)
+//!   [`first_factors`]; what an adapted dense layer keeps is then `rank` elements per row.
+//! - Adapters of convolutions: [`ConvLora`].
+//!
+//! ```
+//! use burn::module::{Lora, Module};
+//! use burn::tensor::{Device, Tensor, Tolerance};
+//! use burn_memsave_layers::{ledger, lora, nn::LinearConfig};
+//!
+//! let device = Device::flex().autodiff();
+//! let model = LinearConfig::new(64, 32).init(&device).apply_lora(Lora::new(4, 8.0));
+//! let model = model.freeze_group(lora::first_factors());
+//!
+//! let x = Tensor::<2>::ones([10, 64], &device);
+//! let (y, kept) = ledger::record(|| model.forward(x.clone()));
+//! assert_eq!(kept.iter().map(|kept| kept.bytes).sum::<usize>(), 4 * 10 * 4); // x a
+//! let gradients = y.clone().sum().backward();
+//! let adapter = model.weight.adapter().unwrap();
+//! assert!(adapter.b.grad(&gradients).is_some() && adapter.a.grad(&gradients).is_none());
+//!
+//! let merged = model.valid().materialize();
+//! assert!(merged.weight.adapter().is_none());
+//! let (merged, adapted) = (merged.forward(x.inner()).into_data(), y.inner().into_data());
+//! merged.assert_approx_eq::<f32>(&adapted, Tolerance::default());
+//! ```
+use burn::module::{Lora, LoraAdapter, Param, ParamGroup, Reparameterizer};
+use burn::tensor::{Distribution, Tensor};
+
+/// The factors `a` of all adapters: the ones that an adapted dense layer or embedding applies first.
+///
+/// ```
+/// use burn::module::{Lora, Module};
+/// use burn::tensor::Device;
+/// use burn_memsave_layers::{lora, nn::EmbeddingConfig};
+///
+/// let embedding = EmbeddingConfig::new(8, 4).init(&Device::flex().autodiff()).apply_lora(Lora::new(2, 2.0));
+/// let embedding = embedding.freeze_group(lora::first_factors());
+/// let adapter = embedding.weight.adapter().unwrap();
+/// assert!(!adapter.a.is_require_grad() && adapter.b.is_require_grad());
+/// ```
+pub fn first_factors() -> ParamGroup {
+    ParamGroup::from_regex(r"(^|\.)lora\.a$").expect("a regular expression")
+}
+
+/// [`Lora`] for convolutions, too: attaches adapters to all parameters of two axes and more that its group matches, by
+/// [`apply_reparameterization`](burn::module::Module::apply_reparameterization).
+///
+/// The adapter of a weight `[first, ...]` has `a` `[first, rank]` and `b` `[rank, ...]`, flattened, so that stock layers, too,
+/// compute `weight + scale a b`. The layers of this library apply them as two narrow convolutions, see
+/// [`conv2d_lora`](crate::functional::conv2d_lora). `b` begins as zero.
+///
+/// ```
+/// use burn::module::{Lora, Module};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::{lora::ConvLora, nn::conv::Conv2dConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let conv = Conv2dConfig::new([16, 32], [3, 3]).init(&device);
+/// let conv = conv.apply_reparameterization(ConvLora::new(Lora::new(4, 4.0)));
+/// assert_eq!(conv.weight.adapter().unwrap().b.dims(), [4, 16 * 3 * 3]);
+/// let gradients = conv.forward(Tensor::ones([1, 16, 8, 8], &device)).sum().backward();
+/// assert!(conv.weight.adapter().unwrap().b.grad(&gradients).is_some());
+/// ```
+#[derive(Clone, Debug)]
+pub struct ConvLora(Lora);
+
+impl ConvLora {
+    /// With the settings of `lora`.
+    pub fn new(lora: Lora) -> Self {
+        Self(lora)
+    }
+}
+
+impl Reparameterizer for ConvLora {
+    type Reparam = LoraAdapter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<LoraAdapter>) {
+        let Self(lora) = self;
+        if D < 3 || !lora.param_group.matches(&param.id, Some(path)) {
+            return lora.reparameterize(path, param);
+        }
+        let base = param.base();
+        let (device, first) = (base.device(), base.dims()[0]);
+        let rest = base.shape().num_elements() / first.max(1);
+        // As `Lora` does: the dtype of a quantized base says nothing.
+        let dtype = lora.dtype.or_else(|| base.dtype().is_float().then(|| base.dtype().into()));
+        let std = lora.init_std.unwrap_or(1.0 / lora.rank as f64);
+        let a = Tensor::<2>::random([first, lora.rank], Distribution::Normal(0.0, std), &device);
+        let b = Tensor::<2>::zeros([lora.rank, rest], &device);
+        let [a, b] = [a, b].map(|factor| match dtype {
+            Some(dtype) => factor.cast(dtype),
+            None => factor,
+        });
+        let (a, b) = (Param::from_tensor(a), Param::from_tensor(b));
+        let adapter = LoraAdapter { a, b, scale: lora.alpha / lora.rank as f64 };
+        (param.set_require_grad(false), Some(adapter))
+    }
+}

@@ -1,0 +1,143 @@
+use crate::functional;
+use crate::nn::drop_in::{config_twin, displayed, drop_in};
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::{Device, Tensor, assert_shape};
+
+/// Configuration of [`MemSaveRotaryEncoding`]; the same as [`burn::nn::RotaryEncodingConfig`].
+#[derive(Config, Debug)]
+pub struct RotaryEncodingConfig {
+    /// Maximum sequence length of input
+    pub max_sequence_length: usize,
+    /// Size of the input embedding or hidden dimension
+    pub d_model: usize,
+    /// Scaling factor for frequency computation. Defaults to 10000.0
+    #[config(default = "10000.0")]
+    pub theta: f32,
+}
+
+config_twin!(RotaryEncodingConfig = burn::nn::RotaryEncodingConfig { max_sequence_length, d_model, theta });
+
+/// Rotary positional encoding, after [arXiv 2104.09864](https://arxiv.org/abs/2104.09864): every pair of features is rotated
+/// by an angle that grows with the position.
+///
+/// Keeps nothing but handles of its own constants, and works in place where it can; [`burn::nn::RotaryEncoding`] has
+/// several tensors twice the size of its input on the way.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::RotaryEncodingConfig;
+///
+/// let device = Device::flex();
+/// let encoding = RotaryEncodingConfig::new(16, 4).init(&device);
+/// assert_eq!(encoding.forward(Tensor::<3>::ones([2, 5, 4], &device)).dims(), [2, 5, 4]);
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveRotaryEncoding {
+    /// Complex frequency tensor of shape (max_sequence_length, d_model, 2) with real and imaginary components
+    pub freq_complex: Tensor<3>,
+    /// Frequency vector used to compute/apply the complex rotations.
+    pub theta: Tensor<1>,
+    start_offset: usize,
+}
+
+drop_in!(
+    MemSaveRotaryEncoding = burn::nn::RotaryEncoding,
+    from_nn_rotary_encoding = |stock: burn::nn::RotaryEncoding| Self {
+        start_offset: displayed(&stock, "start_offset"),
+        freq_complex: stock.freq_complex,
+        theta: stock.theta,
+    },
+    into_nn_rotary_encoding = |ours: Self| {
+        let [positions, d_model, _] = ours.freq_complex.dims();
+        let mut stock =
+            burn::nn::RotaryEncodingConfig::new(positions, d_model).init(&ours.freq_complex.device());
+        stock.theta = ours.theta;
+        if ours.start_offset > 0 {
+            stock.shift(ours.start_offset); // the field is private
+        }
+        stock.freq_complex = ours.freq_complex;
+        stock
+    }
+);
+
+impl RotaryEncodingConfig {
+    /// Initializes the module, as the stock config does.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the values that the stock config refuses, with its message.
+    pub fn init(&self, device: &Device) -> MemSaveRotaryEncoding {
+        burn::nn::RotaryEncodingConfig::from(self.clone()).init(device).into()
+    }
+
+    /// Initializes the module with a function of its frequencies, as the stock config does: for extensions of the encoding.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the values that the stock config refuses, with its message.
+    pub fn init_with_frequency_scaling(
+        &self,
+        scaling: impl Fn(Tensor<1>) -> Tensor<1>,
+        device: &Device,
+    ) -> MemSaveRotaryEncoding {
+        let config = burn::nn::RotaryEncodingConfig::from(self.clone());
+        config.init_with_frequency_scaling(scaling, device).into()
+    }
+}
+
+impl MemSaveRotaryEncoding {
+    /// Applies the encoding.
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[..., seq_len, d_model]`
+    /// - output: the same
+    ///
+    /// # Panics
+    ///
+    /// As [`apply`](Self::apply).
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        self.apply(x, 0)
+    }
+
+    /// Applies the encoding, with the first position at `start`.
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[..., seq_len, d_model]`
+    /// - output: the same
+    ///
+    /// # Panics
+    ///
+    /// Panics if the input has fewer than 2 axes, if its last axis is not `d_model`, or if it has positions beyond the
+    /// longest sequence.
+    pub fn apply<const D: usize>(&self, x: Tensor<D>, start: usize) -> Tensor<D> {
+        let [positions, d_model, _] = self.freq_complex.dims();
+        assert_shape!(x, [.., _, d_model]);
+        let end = start + x.dims()[D - 2];
+        assert!(end <= positions, "the last position is {end}, the longest sequence has {positions}");
+        functional::rotary_encoding(x, self.freq_complex.clone().slice_dim(0, start..end))
+    }
+
+    /// Shifts the window of precomputed positions: it begins at `start`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the window does not move forward.
+    pub fn shift(&mut self, start: usize) {
+        self.as_stock(|stock| stock.shift(start));
+    }
+
+    /// Shifts the window of precomputed positions back to 0.
+    pub fn reset(&mut self) {
+        self.as_stock(burn::nn::RotaryEncoding::reset);
+    }
+
+    fn as_stock(&mut self, f: impl FnOnce(&mut burn::nn::RotaryEncoding)) {
+        let mut stock = self.clone().into_nn_rotary_encoding();
+        f(&mut stock);
+        *self = stock.into();
+    }
+}

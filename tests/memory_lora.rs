@@ -1,0 +1,198 @@
+//! What layers with a low-rank adapter keep and need at their peak: exactly what `ops/lora.rs` says, never more than stock, and
+//! never a tensor of the size of the weight.
+//!
+//! Memory is counted for the whole process, so this is one test. Kept bytes are compared as the difference of two batch sizes.
+#![recursion_limit = "256"]
+use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup, QLora, Quantizer};
+use burn::nn::{self, conv};
+use burn::tensor::{
+    DType, Device, Distribution, Int, Tensor,
+    quantization::{Calibration, QuantValue, ScaleDtype},
+};
+use burn_memsave::layers::*;
+use burn_memsave::lora::ConvLora;
+use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, ledger, measure_layer};
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+/// The graph's own records of one layer.
+const RECORDS: i64 = 2048;
+
+const MIB: i64 = 1 << 20;
+
+/// The second of two runs: the first also pays for what is initialized lazily.
+fn measure<const D: usize, const O: usize>(
+    input: impl Fn() -> Tensor<D>,
+    forward: impl Fn(Tensor<D>) -> Tensor<O>,
+) -> LayerMeasurement {
+    let run = || {
+        // Burn frees the graph of a dropped tensor in the next backward pass.
+        let device = input().device();
+        if device.is_autodiff() {
+            drop(Tensor::<1>::ones([1], &device).require_grad().backward());
+        }
+        measure_layer(&input, &forward)
+    };
+    run();
+    run()
+}
+
+fn kept(measured: &LayerMeasurement) -> i64 {
+    measured.kept.expect("the allocator counts") as i64
+}
+
+fn peak(measured: &LayerMeasurement) -> i64 {
+    measured.peak.expect("the allocator counts") as i64
+}
+
+/// Casts the parameters.
+struct Cast(DType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| tensor.cast(self.0).detach())
+    }
+}
+
+/// Of the parameters of an adapted layer.
+fn group(pattern: &str) -> ParamGroup {
+    ParamGroup::from_regex(pattern).expect("a valid pattern")
+}
+
+fn quantizer(device: &Device, blocks: bool) -> Quantizer {
+    let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
+    let scheme = if blocks { scheme.per_block([32], ScaleDtype::F32) } else { scheme };
+    let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
+    quantizer.set_param_group(group("weight$"));
+    quantizer
+}
+
+/// How much more is kept for twice the batch; another pair tells where a table of the graph grew in between.
+fn growth(said: i64, measure: impl Fn(usize) -> LayerMeasurement) -> (i64, LayerMeasurement) {
+    let pair = || {
+        let [small, large] = [1, 2].map(&measure);
+        (kept(&large) - kept(&small), large)
+    };
+    (0..3).map(|_| pair()).find(|&(growth, _)| growth == said).unwrap_or_else(pair)
+}
+
+/// All choices of what is tracked, on dense and on quantized bases.
+fn linear_keeps_what_it_says(device: &Device) {
+    const ROWS: i64 = 4 * 32;
+    let dtypes = [DType::F32, DType::F64, DType::F16].map(|dtype| (dtype, false));
+    for (dtype, quantized) in dtypes.into_iter().chain([(DType::F32, true)]) {
+        let layer = nn::LinearConfig::new(64, 48).init(device).map(&mut Cast(dtype));
+        let lora = Lora::new(4, 8.0);
+        let layer = match quantized {
+            false => layer.apply_lora(lora),
+            true => layer.apply_qlora(QLora::new(lora, quantizer(device, false))),
+        };
+        for tracked in 0..16 {
+            let [x, a, b, bias] = [0, 1, 2, 3].map(|bit| tracked >> bit & 1 == 1);
+            let parts = [(a, r"lora\.a$"), (b, r"lora\.b$"), (bias, "^bias$")];
+            let stock = parts.into_iter().fold(layer.clone(), |layer, (tracked, part)| {
+                layer.set_require_grad_group(group(part), tracked)
+            });
+            let ours = MemSaveLinear::from_nn_linear(stock.clone());
+            let width = if a { 64 } else { 4 * i64::from(b) };
+            let said = ROWS * width * dtype.size() as i64;
+            let input = |batches: usize| {
+                let x_of = Tensor::<3>::random([4 * batches, 32, 64], Distribution::Default, (device, dtype));
+                x_of.set_require_grad(x)
+            };
+            let case = format!("{dtype:?}, quantized {quantized}, tracked {tracked:#b}, {device:?}");
+            let (grown, large) = growth(said, |batches| measure(|| input(batches), |x| ours.forward(x)));
+            assert_eq!(grown, said, "{case}");
+            let twin = measure(|| input(2), |x| stock.forward(x));
+            assert!(kept(&large) <= kept(&twin) + RECORDS, "{case}: {large:?}, stock {twin:?}");
+            assert!(peak(&large) <= peak(&twin) + RECORDS, "{case}: {large:?}, stock {twin:?}");
+            let totals = [1, 2].map(|batches| {
+                let x = input(batches);
+                ledger(&ours, || ours.forward(x)).1.total() as i64
+            });
+            assert_eq!(totals, [said, 2 * said], "{case}: the ledger's totals");
+        }
+    }
+}
+
+/// Of weights that are much larger than what goes through the layer.
+fn no_dense_weight_exists(device: &Device) {
+    let lora = Lora::new(4, 8.0);
+    let rows = || Tensor::<2>::random([16, 4096], Distribution::Default, device).require_grad();
+
+    let stock = nn::LinearConfig::new(4096, 1024).init(device).apply_lora(lora.clone()); // 16 MiB
+    let ours = MemSaveLinear::from_nn_linear(stock);
+    let measured = measure(rows, |x| ours.forward(x));
+    assert!(peak(&measured) < MIB, "linear: {measured:?}");
+    let measured = measure(|| rows().inner(), |x| ours.valid().forward(x));
+    assert!(peak(&measured) < MIB, "linear, inference: {measured:?}");
+
+    for blocks in [false, true] {
+        let layer = nn::LinearConfig::new(4096, 1024).init(device);
+        let quantized = || quantizer(device, blocks);
+        let ours = MemSaveLinear::from_nn_linear(layer.clone().quantize_weights(&mut quantized()).freeze());
+        let measured = measure(rows, |x| ours.forward(x));
+        assert!(peak(&measured) < 3 * MIB, "quantized linear, blocks {blocks}: {measured:?}");
+        // Flex has no handle of block scales: a clone copies them (0.22.1).
+        let scales = if blocks { 4 * 4096 * 1024 / 32 } else { 0 };
+        assert!(kept(&measured) < scales + 2 * RECORDS, "quantized linear, blocks {blocks}: {measured:?}");
+        let ours = MemSaveLinear::from_nn_linear(layer.apply_qlora(QLora::new(lora.clone(), quantized())));
+        let measured = measure(rows, |x| ours.forward(x));
+        assert!(peak(&measured) < 3 * MIB, "linear on a quantized base, blocks {blocks}: {measured:?}");
+        assert!(
+            kept(&measured) < scales + 16 * 4096 * 4 + 2 * RECORDS,
+            "linear on a quantized base, blocks {blocks}: {measured:?}"
+        );
+    }
+
+    let embedding = nn::EmbeddingConfig::new(20_000, 128).init(device).apply_lora(lora.clone()); // 9.8 MiB
+    let ours = MemSaveEmbedding::from_nn_embedding(embedding);
+    let indices = Tensor::<2, Int>::from_ints([[1, 19_999, 4, 4], [0, 7, 1, 2]], device);
+    let scaled = || Tensor::<3>::ones([1, 1, 1], device).require_grad();
+    let measured = measure(scaled, |scale| ours.forward(indices.clone()) * scale);
+    assert!(peak(&measured) < 2 * MIB, "embedding: {measured:?}"); // the gradient of a: 0.3 MiB
+
+    // Burn's convolution packs the weight for itself; its gradient, or a product of factors, would be another two.
+    let conv = conv::Conv2dConfig::new([256, 256], [3, 3]).init(device); // 2.25 MiB
+    let images = || Tensor::<4>::random([1, 256, 4, 4], Distribution::Default, device);
+    let measured_with = |adapted: bool, tracked: bool| {
+        let conv = match adapted {
+            false => conv.clone().no_grad(),
+            true => conv.clone().apply_reparameterization(ConvLora::new(lora.clone())),
+        };
+        let ours = MemSaveConv2d::from_nn_conv2d(conv);
+        measure(|| images().set_require_grad(tracked), |x| ours.forward(x))
+    };
+    for tracked in [false, true] {
+        let (adapted, plain) = (measured_with(true, tracked), measured_with(false, tracked));
+        assert!(peak(&adapted) < peak(&plain) + MIB / 2, "conv2d: {adapted:?}, without adapter {plain:?}");
+    }
+}
+
+/// The shape and the ceilings of the README's table.
+fn the_targets_are_met(device: &Device) {
+    let layer = nn::LinearConfig::new(1024, 1024).init(device).apply_lora(Lora::new(8, 16.0));
+    let ours = MemSaveLinear::from_nn_linear(layer);
+    let rows = || Tensor::<3>::random([64, 128, 1024], Distribution::Default, device);
+    let measured = measure(|| rows().require_grad(), |x| ours.forward(x));
+    assert!(kept(&measured) <= 323 * MIB / 10, "{measured:?}");
+    assert!(peak(&measured) <= 104 * MIB, "{measured:?}");
+    println!("linear with an adapter: {measured:?}");
+    let ours = ours.freeze_group(burn_memsave::lora::first_factors());
+    let measured = measure(rows, |x| ours.forward(x));
+    assert!(kept(&measured) <= 3 * MIB / 10, "{measured:?}");
+    println!("the same, input untracked, a frozen: {measured:?}");
+}
+
+#[test]
+fn adapted_layers_keep_what_they_say() {
+    // Kernels of one thread: how much they take at once must not depend on who comes first.
+    rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("nothing has run yet");
+    for device in [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()] {
+        linear_keeps_what_it_says(&device);
+    }
+    let device = Device::flex().autodiff();
+    no_dense_weight_exists(&device);
+    the_targets_are_met(&device);
+}
