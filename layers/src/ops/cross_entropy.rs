@@ -7,7 +7,7 @@
 //! | keeps | `x` (a handle), `log(sum(exp(x)))` per row, the targets and the weights (handles) |
 //! | backward | `dx = dloss (p sum(q w) - q w)`, in place if nobody else holds `x` |
 //!
-//! Stock Burn takes the logarithm of the softmax first, in four steps, which keep two tensors of the size of `x`.
+//! Stock Burn takes the logarithm of the softmax first, in several steps, which need two tensors of the size of `x` at the peak.
 use super::{
     MaybeTensor,
     kept::{Keeper, Kept},

@@ -6,7 +6,7 @@
 //! | keeps | `y` (a handle) |
 //! | backward | `dx = y (dy - sum(y dy))`; of a log-softmax `dx = dy - exp(y) sum(dy)`; in place |
 //!
-//! Stock Burn records up to six small operations, which keep two tensors of the size of `x`.
+//! Stock Burn records up to eight small operations, which keep several tensors of the size of `x`.
 use super::kept::Keeper;
 use crate::backend::{MemBackend, Softmax, plain_backends};
 use burn::backend::{

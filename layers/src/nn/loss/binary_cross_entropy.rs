@@ -27,8 +27,8 @@ config_twin!(
 
 /// Binary cross entropy, the mean of `-t log(p) - (1 - t) log(1 - p)`, `p` the input or its sigmoid. Logarithms end at -100.
 ///
-/// Keeps for the backward pass the slope of every element, one tensor; [`burn::nn::loss::BinaryCrossEntropyLoss`] keeps up to
-/// eight of that size. Where its gradient is NaN (a probability of exactly 0 or 1), that of this one is a number.
+/// Keeps for the backward pass the slope of every element, one tensor; [`burn::nn::loss::BinaryCrossEntropyLoss`] keeps
+/// several of that size. Where its gradient is NaN (a probability of exactly 0 or 1), that of this one is a number.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor, Tolerance};

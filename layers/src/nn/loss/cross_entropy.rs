@@ -30,7 +30,7 @@ config_twin!(
 /// `w` the weights of the classes. With weights or padding the mean is that of rows with the weights of their targets.
 ///
 /// Keeps the logits for the backward pass (no copy) and one number per row; the gradient is made in place if nobody else holds
-/// the logits. [`burn::nn::loss::CrossEntropyLoss`] needs two tensors more at the peak. Of probabilities it keeps one number
+/// the logits. [`burn::nn::loss::CrossEntropyLoss`] keeps a tensor of that size, and needs two at the peak. Of probabilities it keeps one number
 /// per row, or with smoothing the probabilities.
 ///
 /// ```

@@ -20,7 +20,7 @@ config_twin!(KLDivLossConfig = burn::nn::loss::KLDivLossConfig { log_target });
 /// the targets are, too: `exp(t) (t - x)`.
 ///
 /// Keeps the targets for the backward pass, and the predictions if the targets are tracked; [`burn::nn::loss::KLDivLoss`]
-/// keeps up to five tensors of that size.
+/// keeps several tensors of that size if the targets are tracked.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, Tolerance};

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 /// Mean squared error, `(x - t)^2` of every element.
 ///
 /// Keeps the difference for the backward pass, and makes the gradient of it in place; [`burn::nn::loss::MseLoss`] keeps the
-/// same, and needs three tensors of that size at the peak.
+/// same, and needs more at the peak.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
