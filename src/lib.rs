@@ -21,6 +21,10 @@ pub mod layers {
         MemSaveConvTranspose3d, MemSaveDeformConv2d,
     };
     pub use burn_memsave_layers::nn::interpolate::{MemSaveInterpolate1d, MemSaveInterpolate2d};
+    pub use burn_memsave_layers::nn::loss::{
+        MemSaveBinaryCrossEntropyLoss, MemSaveCrossEntropyLoss, MemSaveHuberLoss, MemSaveKLDivLoss,
+        MemSaveMseLoss,
+    };
     pub use burn_memsave_layers::nn::norm::{
         MemSaveBatchNorm, MemSaveGroupNorm, MemSaveInstanceNorm, MemSaveLayerNorm, MemSaveNormalization,
         MemSaveRmsNorm,

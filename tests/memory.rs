@@ -11,10 +11,12 @@
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::conv::*;
 use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig};
+use burn::nn::loss::*;
 use burn::nn::pool::*;
 use burn::nn::{self, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, activation::*};
 use burn::tensor::{
-    DType, Device, Distribution, GradientCheckpointingStrategy, Int, Tensor, ops::AttentionModuleOptions,
+    DType, Device, Distribution, GradientCheckpointingStrategy, Int, Tensor, activation,
+    ops::AttentionModuleOptions,
 };
 use burn_memsave::layers::*;
 use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, ledger, measure_layer};
@@ -300,6 +302,8 @@ fn layers_keep_what_they_say() {
     check!("hard_swish", images, |_| HardSwish::new() => MemSaveHardSwish, one);
     check!("tanhshrink", images, |_| Tanhshrink::new() => MemSaveTanhshrink, one);
     check!("glu", images, |_| GLU::new(1) => MemSaveGLU, one);
+    softmaxes_keep_their_output(images, one);
+    losses_keep_one_tensor();
     check!("dropout", images, |_| nn::DropoutConfig::new(0.3).init() => MemSaveDropout, mask);
     let prelu = PReluConfig::new().with_num_parameters(8);
     check!("prelu", images, |device| prelu.init(device) => MemSavePRelu, |case, x| match case {
@@ -379,6 +383,72 @@ fn layers_keep_what_they_say() {
 
     let failures = FAILURES.lock().expect("nobody panics with it");
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Behind each comes a sum, which does not keep what it sums: the output lives for the softmax only.
+fn softmaxes_keep_their_output(shape: [usize; 4], kept: impl Fn(Case, Input<4>) -> usize) {
+    macro_rules! check_softmax {
+        ($($function:ident),+) => {$(
+            check(
+                stringify!($function),
+                shape,
+                |_| Relu::new(), // there is no module
+                |_, x| activation::$function(x, 3).sum_dim(2),
+                |_: &MemSaveRelu, x| functional::$function(x, 3).sum_dim(2),
+                &kept,
+            );
+        )+};
+    }
+    check_softmax!(softmax, log_softmax, softmin, quiet_softmax);
+}
+
+fn losses_keep_one_tensor() {
+    let shape = [16, 40];
+    let one = |case: Case, x: Input<2>| if case.input() { x.floats() } else { 0 };
+    fn targets(x: &Tensor<2>) -> Tensor<1, Int> {
+        Tensor::zeros([x.dims()[0]], &x.device())
+    }
+    let int = targets(&Tensor::zeros([1, 1], &Device::flex())).dtype().size();
+    // The logits, and per row the log-sum-exp (in f32 at least) and the target.
+    let logits = move |case: Case, x: Input<2>| match case.input() {
+        true => x.floats() + x.shape[0] * (x.dtype.size().max(4) + int),
+        false => 0,
+    };
+    let plain = CrossEntropyLossConfig::new();
+    check!("cross_entropy", shape, |device| plain.init(device) => MemSaveCrossEntropyLoss,
+        |loss, x| { let targets = targets(&x); loss.forward(x, targets) },
+        logits
+    );
+    fn labels(x: &Tensor<2>) -> Tensor<2, Int> {
+        Tensor::zeros(x.dims(), &x.device())
+    }
+    let binary = BinaryCrossEntropyLossConfig::new().with_logits(true);
+    // In f32: stock computes in no other type.
+    let slope = |case: Case, x: Input<2>| if case.input() { size_of::<f32>() * x.elements() } else { 0 };
+    check!("binary_cross_entropy", shape, |device| binary.init(device) => MemSaveBinaryCrossEntropyLoss,
+        |loss, x| { let labels = labels(&x); loss.forward(x.cast(DType::F32), labels) },
+        slope
+    );
+    // A view of one element, which costs nothing: the difference is what is kept.
+    fn ones(x: &Tensor<2>) -> Tensor<2> {
+        Tensor::<2>::ones([1, 1], (&x.device(), x.dtype())).expand(x.dims())
+    }
+    check!("mse", shape, |_| MseLoss::new() => MemSaveMseLoss,
+        |loss, x| { let targets = ones(&x); loss.forward(x, targets, Reduction::Mean) },
+        one
+    );
+    check!("huber", shape, |_| HuberLossConfig::new(0.5).init() => MemSaveHuberLoss,
+        |loss, x| { let targets = ones(&x); loss.forward(x, targets, Reduction::Mean) },
+        one
+    );
+    // The targets.
+    check!("kl_div", shape, |_| KLDivLossConfig::new().init() => MemSaveKLDivLoss,
+        |loss, x| {
+            let targets = Tensor::ones(x.dims(), (&x.device(), x.dtype()));
+            loss.forward(x, targets, Reduction::Mean)
+        },
+        one
+    );
 }
 
 /// Four heads keep queries, keys, values and a number per query; under dropout a bit per weight; the dense layers what they
@@ -612,12 +682,12 @@ fn compare_chains<const D: usize>(
 }
 
 /// Checks the ceilings of what a layer keeps and needs at its peak, in MiB with two decimals.
-fn within<const D: usize>(
+fn within<const D: usize, const O: usize>(
     name: &str,
     device: &Device,
     shape: [usize; D],
     (kept, peak): (f64, f64),
-    forward: impl Fn(Tensor<D>) -> Tensor<D>,
+    forward: impl Fn(Tensor<D>) -> Tensor<O>,
 ) {
     let measured = measure(device, Input { shape, dtype: DType::F32 }, true, forward);
     for (what, measured, ceiling) in [("keeps", measured.kept, kept), ("needs", measured.peak, peak)] {
@@ -701,6 +771,24 @@ fn the_targets_are_met(device: &Device) {
     for (name, forward) in masks {
         within(name, device, images, (0.39, ANY), forward);
     }
+
+    let loss = memsave::loss::CrossEntropyLossConfig::new().init(device);
+    within("cross_entropy", device, [512, 32_000], (62.51, 62.53), |x| {
+        let targets = Tensor::<1, Int>::ones([512], &x.device());
+        loss.forward(x, targets)
+    });
+
+    // The gradients: 1 MiB of x, 31.25 of the weight. Logits: 4 MiB at a time of 62.5.
+    let head = memsave::LinearConfig::new(256, 32_000).with_bias(false).init(device);
+    let loss = memsave::loss::FusedLinearCrossEntropyConfig::new().with_chunk_bytes(4 << 20).init(device);
+    let fused = |x: Tensor<2>, head: &MemSaveLinear| {
+        let targets = Tensor::<1, Int>::ones([512], &x.device());
+        loss.forward(head, x, targets)
+    };
+    let x = [512, 256];
+    within("linear and cross_entropy", device, x, (0.51, 42.0), |x| fused(x, &head));
+    let head = head.no_grad();
+    within("linear and cross_entropy, frozen", device, x, (0.51, 8.0), |x| fused(x, &head));
 
     let pool = memsave::pool::MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(around).init();
     within("max_pool2d", device, large, (3.07, ANY), |x| pool.forward(x));

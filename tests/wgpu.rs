@@ -225,6 +225,78 @@ fn smooth_activations_equal_flex() {
 }
 
 #[test]
+fn losses_equal_flex() {
+    use burn_memsave::nn::loss::*;
+    let classes = |x: &Tensor<2>| Tensor::<1, Int>::from_ints([1, 0, 4], &x.device());
+    for smoothing in [None, Some(0.1)] {
+        let config = CrossEntropyLossConfig::new().with_smoothing(smoothing).with_pad_tokens(Some(vec![0]));
+        for config in [config.clone(), config.with_weights(Some(vec![1.0, 0.5, 2.0, 1.5, 0.7]))] {
+            check("cross_entropy", [3, 5], |x: Tensor<2>, _| {
+                let (loss, classes) = (config.init(&x.device()), classes(&x));
+                loss.forward(x, classes)
+            });
+        }
+    }
+    check("binary_cross_entropy", [3, 5], |x: Tensor<2>, _| {
+        let loss = BinaryCrossEntropyLossConfig::new().with_logits(true).init(&x.device());
+        let labels =
+            Tensor::<2, Int>::from_ints([[0, 1, 0, 1, 1], [1, 1, 0, 0, 1], [0, 0, 1, 0, 1]], &x.device());
+        loss.forward(x, labels)
+    });
+    for frozen in [false, true] {
+        check("linear and cross_entropy", [3, 6], |x: Tensor<2>, operands| {
+            let (weight, bias) = (operands.kernel([1, 1, 6, 5]).reshape([6, 5]), operands.vector(5));
+            let targets = classes(&x);
+            let options = || F::LinearCrossEntropyOptions {
+                smoothing: Some(0.1),
+                chunk_bytes: 40,
+                ..Default::default()
+            };
+            let trained =
+                F::linear_cross_entropy(x.clone(), weight.clone(), Some(bias), targets.clone(), options());
+            match frozen {
+                true => {
+                    trained
+                        + F::linear_cross_entropy(
+                            x,
+                            Tensor::from_inner(weight.inner()),
+                            None,
+                            targets,
+                            options(),
+                        )
+                }
+                false => trained,
+            }
+        });
+    }
+    check("mse", [3, 5], |x: Tensor<2>, _| MseLoss::new().forward(x.clone() * 2.0, x, Reduction::Mean));
+    let huber = HuberLossConfig::new(0.3).init();
+    check("huber", [3, 5], |x: Tensor<2>, _| huber.forward(x.clone() * 2.0, x, Reduction::Sum));
+    for log_target in [false, true] {
+        let divergence = KLDivLossConfig::new().with_log_target(log_target).init();
+        check("kl_div", [3, 5], |x: Tensor<2>, _| {
+            let targets = activation::sigmoid(x.clone());
+            divergence.forward(x, targets, Reduction::BatchMean)
+        });
+    }
+}
+
+#[test]
+fn softmaxes_equal_flex() {
+    let functions: [(_, fn(Tensor<3>, usize) -> Tensor<3>); 4] = [
+        ("softmax", F::softmax),
+        ("log_softmax", F::log_softmax),
+        ("softmin", F::softmin),
+        ("quiet_softmax", F::quiet_softmax),
+    ];
+    for (name, f) in functions {
+        for dim in [1, 2] {
+            check(name, [2, 3, 5], |x: Tensor<3>, _| f(x * 3.0, dim));
+        }
+    }
+}
+
+#[test]
 fn batch_norm_equals_flex() {
     check("batch_norm_train", [4, 3, 5], |x: Tensor<3>, operands| {
         F::batch_norm_train(x, operands.vector(3), operands.vector(3), 1e-5).output

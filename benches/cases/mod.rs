@@ -2,15 +2,18 @@
 use burn::module::{Lora, Module, QLora, Quantizer};
 use burn::nn::conv::*;
 use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode};
+use burn::nn::loss::*;
 use burn::nn::pool::*;
 use burn::nn::{self, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, activation::*};
 
 use burn::tensor::{
-    Device, Int, Tensor,
+    Device, Int, Tensor, activation,
     ops::AttentionModuleOptions,
     quantization::{Calibration, QuantValue},
 };
+use burn_memsave::functional;
 use burn_memsave::layers::*;
+use burn_memsave::nn::loss::{FusedLinearCrossEntropy, FusedLinearCrossEntropyConfig};
 
 /// The forward pass of a layer.
 pub type Forward<L, const D: usize, const O: usize> = fn(&L, Tensor<D>) -> Tensor<O>;
@@ -59,6 +62,8 @@ macro_rules! layer {
 pub struct Shapes {
     /// Batch, sequence, features.
     rows: [usize; 3],
+    /// Batch, classes.
+    logits: [usize; 2],
     /// Batch, sequence, features, of transformers.
     tokens: [usize; 3],
     /// Batch, three times the heads, sequence, features of a head.
@@ -77,6 +82,7 @@ impl Shapes {
     /// Those of the README's table.
     pub const USUAL: Self = Self {
         rows: [64, 128, 1024],
+        logits: [128, 32_000],
         tokens: [4, 512, 1024],
         queries: [1, 24, 2048, 64],
         images: [16, 64, 56, 56],
@@ -88,6 +94,7 @@ impl Shapes {
     #[allow(dead_code, reason = "benches/memory.rs has no use for them")]
     pub const SMALL: Self = Self {
         rows: [2, 8, 1024],
+        logits: [16, 1024],
         tokens: [2, 16, 64],
         queries: [2, 12, 16, 16],
         images: [2, 64, 7, 7],
@@ -125,9 +132,60 @@ impl From<StockAttention> for MemSaveAttention {
     }
 }
 
+/// A function of ours beside the stock one; there is no module of theirs.
+type Functions<const D: usize, const O: usize> = (Forward<Relu, D, O>, Forward<MemSaveRelu, D, O>);
+const SOFTMAX: Functions<3, 3> = (|_, x| activation::softmax(x, 2), |_, x| functional::softmax(x, 2));
+const FIRST_AXIS: Functions<3, 3> = (|_, x| activation::softmax(x, 0), |_, x| functional::softmax(x, 0));
+const LOG_SOFTMAX: Functions<3, 3> =
+    (|_, x| activation::log_softmax(x, 2), |_, x| functional::log_softmax(x, 2));
+
+/// The classes of a head.
+const CLASSES: usize = 8000;
+
+/// The head of a network and its loss.
+#[derive(Module, Debug)]
+struct Head {
+    linear: nn::Linear,
+    loss: CrossEntropyLoss,
+}
+
+impl Head {
+    fn forward(&self, x: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+        self.loss.forward(self.linear.forward(x), targets)
+    }
+}
+
+/// The same, fused.
+#[derive(Module, Debug)]
+struct FusedHead {
+    linear: MemSaveLinear,
+    loss: FusedLinearCrossEntropy,
+}
+
+impl From<Head> for FusedHead {
+    fn from(head: Head) -> Self {
+        let linear = MemSaveLinear::from(head.linear);
+        let loss = FusedLinearCrossEntropyConfig::new().init(&linear.weight.device());
+        Self { linear, loss }
+    }
+}
+
+impl FusedHead {
+    fn forward(&self, x: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+        self.loss.forward(&self.linear, x, targets)
+    }
+}
+
+/// A class per row.
+fn scattered(logits: &Tensor<2>) -> Tensor<1, Int> {
+    let [rows, classes] = logits.dims();
+    let rows = Tensor::<1, Int>::arange(0..rows as i64, &logits.device());
+    rows.mul_scalar(7919).remainder_scalar(classes as i64)
+}
+
 /// All layers.
 pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes) {
-    let &Shapes { rows, tokens, queries, images, large, signal, volume } = shapes;
+    let &Shapes { rows, logits, tokens, queries, images, large, signal, volume } = shapes;
 
     let linear = nn::LinearConfig::new(1024, 1024);
     layer!(visitor, "linear", rows, linear.init(device) => MemSaveLinear);
@@ -209,6 +267,41 @@ pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes
     layer!(visitor, "tanhshrink", images, Tanhshrink::new() => MemSaveTanhshrink);
     layer!(visitor, "sigmoid", images, Sigmoid::new() => MemSaveSigmoid);
     layer!(visitor, "tanh", images, Tanh::new() => MemSaveTanh);
+    visitor.layer("softmax", rows, Relu::new(), SOFTMAX);
+    visitor.layer("softmax, first axis", rows, Relu::new(), FIRST_AXIS);
+    visitor.layer("log_softmax", rows, Relu::new(), LOG_SOFTMAX);
+    layer!(visitor, "cross_entropy", logits, CrossEntropyLossConfig::new().init(device) => MemSaveCrossEntropyLoss, |layer, x| {
+        let targets = scattered(&x);
+        layer.forward(x, targets)
+    });
+    let smoothed = CrossEntropyLossConfig::new().with_smoothing(Some(0.1));
+    layer!(visitor, "cross_entropy, smoothed", logits, smoothed.init(device) => MemSaveCrossEntropyLoss, |layer, x| {
+        let targets = scattered(&x);
+        layer.forward(x, targets)
+    });
+    let (head, loss) = (nn::LinearConfig::new(512, CLASSES), CrossEntropyLossConfig::new());
+    let head = Head { linear: head.with_bias(false).init(device), loss: loss.init(device) };
+    layer!(visitor, "linear and cross_entropy", [logits[0] * 2, 512], head => FusedHead, |layer, x| {
+        let targets = scattered(&x);
+        layer.forward(x, targets)
+    });
+    let binary = BinaryCrossEntropyLossConfig::new().with_logits(true);
+    layer!(visitor, "binary_cross_entropy", logits, binary.init(device) => MemSaveBinaryCrossEntropyLoss, |layer, x| {
+        let labels = Tensor::<2, Int>::ones(x.dims(), &x.device());
+        layer.forward(x, labels)
+    });
+    layer!(visitor, "mse", logits, MseLoss::new() => MemSaveMseLoss, |layer, x| {
+        let targets = Tensor::ones(x.dims(), &x.device());
+        layer.forward(x, targets, Reduction::Mean)
+    });
+    layer!(visitor, "huber", logits, HuberLossConfig::new(0.5).init() => MemSaveHuberLoss, |layer, x| {
+        let targets = Tensor::ones(x.dims(), &x.device());
+        layer.forward(x, targets, Reduction::Mean)
+    });
+    layer!(visitor, "kl_div", logits, KLDivLossConfig::new().init() => MemSaveKLDivLoss, |layer, x| {
+        let targets = Tensor::full(x.dims(), 0.5, &x.device());
+        layer.forward(x, targets, Reduction::BatchMean)
+    });
     layer!(visitor, "glu", images, GLU::new(1) => MemSaveGLU);
     layer!(visitor, "swiglu", rows, SwiGluConfig::new(1024, 1024).init(device) => MemSaveSwiGlu);
     layer!(visitor, "dropout", images, nn::DropoutConfig::new(0.5).init() => MemSaveDropout);

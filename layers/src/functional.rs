@@ -29,6 +29,12 @@ use burn::tensor::{
     },
 };
 
+mod loss;
+mod softmax;
+
+pub(crate) use loss::{CHUNK_BYTES, class_weights, element_loss, element_loss_sum};
+pub use loss::{LinearCrossEntropyOptions, cross_entropy, linear_cross_entropy};
+pub use softmax::{log_softmax, quiet_softmax, softmax, softmin};
 mod attention;
 mod lora;
 mod rotary;

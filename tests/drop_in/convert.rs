@@ -174,6 +174,27 @@ fn modules_convert_there_and_back() {
 }
 
 #[test]
+fn losses_convert_there_and_back() {
+    use nn::loss::*;
+    let device = &Device::flex().autodiff();
+    for weights in [None, Some(vec![1.0, 2.0])] {
+        let loss = CrossEntropyLossConfig::new().with_weights(weights.clone()).with_smoothing(Some(0.1));
+        let loss = loss.with_pad_tokens(Some(vec![0])).with_logits(false);
+        check::<_, MemSaveCrossEntropyLoss>("cross_entropy", || loss.init(device));
+        check_config::<_, ours::loss::CrossEntropyLossConfig>("cross_entropy", loss.clone());
+        let loss = BinaryCrossEntropyLossConfig::new().with_weights(weights).with_logits(true);
+        check::<_, MemSaveBinaryCrossEntropyLoss>("binary_cross_entropy", || loss.init(device));
+        check_config::<_, ours::loss::BinaryCrossEntropyLossConfig>("binary_cross_entropy", loss.clone());
+    }
+    check::<_, MemSaveMseLoss>("mse", MseLoss::new);
+    check::<_, MemSaveHuberLoss>("huber", || HuberLossConfig::new(0.3).init());
+    check_config::<_, ours::loss::HuberLossConfig>("huber", HuberLossConfig::new(0.3));
+    let loss = KLDivLossConfig::new().with_log_target(true);
+    check::<_, MemSaveKLDivLoss>("kl_div", || loss.init());
+    check_config::<_, ours::loss::KLDivLossConfig>("kl_div", loss.clone());
+}
+
+#[test]
 fn activations_convert_there_and_back() {
     use nn::activation::*;
     let device = &Device::flex().autodiff();

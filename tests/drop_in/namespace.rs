@@ -536,6 +536,14 @@ ours!(nn::interpolate, nn::modules::interpolate => {
     Interpolate2d = MemSaveInterpolate2d by Interpolate2dConfig();
 });
 
+ours!(nn::loss => {
+    BinaryCrossEntropyLoss = MemSaveBinaryCrossEntropyLoss by BinaryCrossEntropyLossConfig(device: Device);
+    CrossEntropyLoss = MemSaveCrossEntropyLoss by CrossEntropyLossConfig(device: Device);
+    HuberLoss = MemSaveHuberLoss by HuberLossConfig();
+    KLDivLoss = MemSaveKLDivLoss by KLDivLossConfig();
+    MseLoss = MemSaveMseLoss;
+});
+
 ours!(nn::norm, nn::modules::norm => {
     BatchNorm = MemSaveBatchNorm by BatchNormConfig(device: Device);
     GroupNorm = MemSaveGroupNorm by GroupNormConfig(device: Device);

@@ -192,7 +192,7 @@ impl Smooth {
 /// `1 / (1 + exp(-x))` without overflow.
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 #[inline(always)]
-fn sigmoid<A: CpuElement<Acc = A>>(x: A) -> A {
+pub(super) fn sigmoid<A: CpuElement<Acc = A>>(x: A) -> A {
     let e = (-x.abs()).fast_exp();
     let s = A::one() / (A::one() + e);
     if x >= A::zero() { s } else { e * s }
@@ -201,7 +201,7 @@ fn sigmoid<A: CpuElement<Acc = A>>(x: A) -> A {
 /// `log(1 + x)` for `x >= 0`, to the last digits also where `1 + x` is 1, after Kahan: faster than the function of the platform.
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 #[inline(always)]
-fn log_1p<A: CpuElement<Acc = A>>(x: A) -> A {
+pub(super) fn log_1p<A: CpuElement<Acc = A>>(x: A) -> A {
     let sum = A::one() + x;
     if sum == A::one() { x } else { sum.ln() * (x / (sum - A::one())) }
 }

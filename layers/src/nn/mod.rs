@@ -14,6 +14,7 @@ mod dropout;
 mod embedding;
 pub mod interpolate;
 mod linear;
+pub mod loss;
 pub mod norm;
 mod padding;
 pub mod pool;

@@ -78,6 +78,22 @@ pub(super) fn filled<T: Copy + Send + Sync>(
     values
 }
 
+/// [`filled`] with a copy of `source` instead of one value.
+pub(super) fn copied<T: Copy + Send + Sync>(
+    source: &[T],
+    size: usize,
+    work: usize,
+    f: impl Fn(usize, &mut [T]) + Send + Sync,
+) -> Vec<T> {
+    let mut values = Vec::with_capacity(source.len());
+    chunks_mut(&mut values.spare_capacity_mut()[..source.len()], size, work, |index, chunk| {
+        f(index, copy(chunk, &source[index * size..]))
+    });
+    // SAFETY: `chunks_mut` visits every chunk, and `copy` initializes every element of it.
+    unsafe { values.set_len(source.len()) };
+    values
+}
+
 /// [`filled`] beside the chunks of another slice, of which there must be as many.
 pub(super) fn zip_filled<T: Copy + Send + Sync, U: Send>(
     (len, value): (usize, T),
@@ -201,6 +217,9 @@ mod tests {
             let expected: Vec<usize> = (0..len).map(|at| 7 + at / size).collect();
             let add = |index: usize, chunk: &mut [usize]| chunk.iter_mut().for_each(|value| *value += index);
             assert_eq!(filled(len, 7, size, len, add), expected);
+            let source: Vec<usize> = (0..len).map(|at| 3 * at).collect();
+            let expected_copy: Vec<usize> = (0..len).map(|at| 3 * at + at / size).collect();
+            assert_eq!(copied(&source, size, len, add), expected_copy);
             let mut others = vec![0; 2 * len.div_ceil(size)];
             let zipped = zip_filled((len, 7), &mut others, [size, 2], len, |index, chunk, others| {
                 add(index, chunk);
@@ -208,9 +227,8 @@ mod tests {
             });
             assert_eq!(zipped, expected);
             assert_eq!(others.iter().sum::<usize>(), 2 * len);
-            let source: Vec<usize> = (0..len).map(|at| 3 * at).collect();
-            let copied = zip_copied(&source, &mut others, [size, 2], |index, chunk, _| add(index, chunk));
-            assert_eq!(copied, (0..len).map(|at| 3 * at + at / size).collect::<Vec<_>>());
+            let zipped = zip_copied(&source, &mut others, [size, 2], |index, chunk, _| add(index, chunk));
+            assert_eq!(zipped, expected_copy);
         }
     }
 

@@ -1,6 +1,6 @@
-//! Sums of slices, in several lanes.
+//! Sums and maxima of slices, in several lanes.
 use super::CpuElement;
-use num_traits::Zero;
+use num_traits::{Float, Zero};
 
 /// Partial sums per loop: enough to fill the vector registers, and to keep the error of long sums low.
 pub(super) const LANES: usize = 16;
@@ -42,4 +42,56 @@ pub(super) fn moments<E: CpuElement>(x: &[E], dy: &[E], mean: E::Acc) -> [f64; 2
     x.iter().zip(dy).for_each(|(x, dy)| (0..LANES).for_each(|lane| add(lane, x[lane], dy[lane])));
     x_rest.iter().zip(dy_rest).for_each(|(&x, &dy)| add(0, x, dy));
     [total(sum), total(product)]
+}
+
+/// The larger one; `a` if `b` is NaN.
+#[inline(always)]
+pub(super) fn larger<A: CpuElement>(a: A, b: A) -> A {
+    if b > a { b } else { a }
+}
+
+/// The largest value; minus infinity if there is none that is a number.
+#[inline(always)]
+pub(super) fn max<E: CpuElement>(values: &[E]) -> E::Acc {
+    let mut maxima = [E::Acc::neg_infinity(); LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (max, &value) in maxima.iter_mut().zip(chunk) {
+            *max = larger(*max, value.widen());
+        }
+    }
+    let max = maxima.into_iter().fold(E::Acc::neg_infinity(), larger);
+    rest.iter().fold(max, |max, &value| larger(max, value.widen()))
+}
+
+/// Replaces every value by `f` of it; the sum of those.
+#[inline(always)]
+pub(super) fn map_and_sum<E: CpuElement>(values: &mut [E], f: impl Fn(E::Acc) -> E::Acc) -> f64 {
+    let mut sums = zeros::<E::Acc>();
+    let map = |value: &mut E| {
+        let mapped = f(value.widen());
+        *value = E::narrow(mapped);
+        mapped
+    };
+    let (chunks, rest) = values.as_chunks_mut::<LANES>();
+    for chunk in chunks {
+        for (sum, value) in sums.iter_mut().zip(chunk) {
+            *sum = *sum + map(value);
+        }
+    }
+    total(sums) + rest.iter_mut().map(|value| map(value).into_f64()).sum::<f64>()
+}
+
+/// The sum of `f` over all pairs.
+#[inline(always)]
+pub(super) fn sum_pairs<E: CpuElement, F: CpuElement>(a: &[E], b: &[F], f: impl Fn(E, F) -> E::Acc) -> f64 {
+    let mut sums = zeros::<E::Acc>();
+    let (a, a_rest) = a.as_chunks::<LANES>();
+    let (b, b_rest) = b.as_chunks::<LANES>();
+    for (a, b) in a.iter().zip(b) {
+        for lane in 0..LANES {
+            sums[lane] = sums[lane] + f(a[lane], b[lane]);
+        }
+    }
+    total(sums) + a_rest.iter().zip(b_rest).map(|(&a, &b)| f(a, b).into_f64()).sum::<f64>()
 }

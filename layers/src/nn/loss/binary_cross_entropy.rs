@@ -1,0 +1,119 @@
+use super::are_alike;
+use crate::backend::ElementLoss;
+use crate::functional::{element_loss, element_loss_sum};
+use crate::nn::drop_in::{config_twin, drop_in};
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor};
+
+/// Configuration of [`MemSaveBinaryCrossEntropyLoss`]; the same as [`burn::nn::loss::BinaryCrossEntropyLossConfig`].
+#[derive(Config, Debug)]
+pub struct BinaryCrossEntropyLossConfig {
+    /// A weight for each class: the loss of a sample is multiplied by that of its label.
+    pub weights: Option<Vec<f32>>,
+
+    /// Label smoothing, [arXiv 1906.02629](https://arxiv.org/abs/1906.02629): labels `y` become `y (1 - a) + a / num_classes`.
+    pub smoothing: Option<f32>,
+
+    /// Treat the inputs as logits, applying a sigmoid activation when computing the loss.
+    #[config(default = false)]
+    pub logits: bool,
+}
+
+config_twin!(
+    BinaryCrossEntropyLossConfig =
+        burn::nn::loss::BinaryCrossEntropyLossConfig { weights, smoothing, logits }
+);
+
+/// Binary cross entropy, the mean of `-t log(p) - (1 - t) log(1 - p)`, `p` the input or its sigmoid. Logarithms end at -100.
+///
+/// Keeps for the backward pass the slope of every element, one tensor; [`burn::nn::loss::BinaryCrossEntropyLoss`] keeps
+/// several of that size. Where its gradient is NaN (a probability of exactly 0 or 1), that of this one is a number.
+///
+/// ```
+/// use burn::tensor::{Device, Int, Tensor, Tolerance};
+/// use burn_memsave_layers::nn::loss::BinaryCrossEntropyLossConfig;
+///
+/// let device = Device::flex();
+/// let loss = BinaryCrossEntropyLossConfig::new().with_logits(true).init(&device);
+/// let x = Tensor::<1>::from_floats([0.0, 1.0], &device);
+/// let loss = loss.forward(x, Tensor::<1, Int>::from_ints([0, 1], &device));
+/// loss.to_data().assert_approx_eq::<f32>(&[0.5032044f32].into(), Tolerance::default());
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveBinaryCrossEntropyLoss {
+    /// Weights for cross-entropy.
+    pub weights: Option<Tensor<1>>,
+    /// Label smoothing alpha.
+    pub smoothing: Option<f32>,
+    /// Treat the inputs as logits
+    pub logits: bool,
+}
+
+drop_in!(
+    MemSaveBinaryCrossEntropyLoss = burn::nn::loss::BinaryCrossEntropyLoss,
+    from_nn_binary_cross_entropy_loss,
+    into_nn_binary_cross_entropy_loss { weights, smoothing, logits }
+);
+
+impl BinaryCrossEntropyLossConfig {
+    /// Initializes the module, as the stock config does.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the values that the stock config refuses, with its message.
+    pub fn init(&self, device: &Device) -> MemSaveBinaryCrossEntropyLoss {
+        burn::nn::loss::BinaryCrossEntropyLossConfig::from(self.clone()).init(device).into()
+    }
+}
+
+impl MemSaveBinaryCrossEntropyLoss {
+    /// Computes the mean loss.
+    ///
+    /// # Shapes
+    ///
+    /// - logits: `[batch_size]`, or `[..., num_classes]`
+    /// - targets: the same
+    /// - output: `[1]`
+    ///
+    /// # Panics
+    ///
+    /// Panics if the shapes differ, or if there are not as many weights as classes.
+    pub fn forward<const D: usize>(&self, logits: Tensor<D>, targets: Tensor<D, Int>) -> Tensor<1> {
+        let fits = logits.is_tracked()
+            && logits.dims() == targets.dims()
+            && self.weights.as_ref().is_none_or(|w| !w.is_tracked() && self.are_of_classes(w, &logits));
+        let soft = || self.soft(&targets, &logits);
+        let Some(soft) = fits.then(soft).filter(|soft| are_alike(&logits, soft)) else {
+            return self.clone().into_nn_binary_cross_entropy_loss().forward(logits, targets);
+        };
+        let f = if self.logits { ElementLoss::BinaryLogits } else { ElementLoss::BinaryProbabilities };
+        let Some(weights) = self.weights.clone() else {
+            let scale = (logits.shape().num_elements() as f64).recip();
+            return element_loss_sum(logits, Some(soft), f, scale);
+        };
+        let weights = weights.cast(logits.dtype());
+        let weights = match D {
+            1 => weights.gather(0, targets.flatten(0, 0)),
+            _ => weights,
+        };
+        let shape = logits.dims();
+        (element_loss(logits, Some(soft), f) * weights.expand(shape)).mean()
+    }
+
+    /// Whether there is a weight per class; in one dimension the targets are the classes.
+    fn are_of_classes<const D: usize>(&self, weights: &Tensor<1>, logits: &Tensor<D>) -> bool {
+        D == 1 || weights.dims()[0] == logits.dims()[D - 1]
+    }
+
+    /// The smoothed targets, in the dtype of the logits.
+    fn soft<const D: usize>(&self, targets: &Tensor<D, Int>, logits: &Tensor<D>) -> Tensor<D> {
+        let soft = targets.clone().float().cast(logits.dtype());
+        let Some(alpha) = self.smoothing else {
+            return soft;
+        };
+        let classes = if D > 1 { logits.dims()[D - 1] } else { 2 };
+        soft * (1.0 - alpha) + alpha / classes as f32
+    }
+}

@@ -1,0 +1,163 @@
+use crate::backend::ElementLoss;
+use crate::functional::{self, class_weights, element_loss};
+use crate::nn::drop_in::{config_twin, drop_in};
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::{Bool, DType, Device, Int, Tensor};
+
+/// Configuration of [`MemSaveCrossEntropyLoss`]; the same as [`burn::nn::loss::CrossEntropyLossConfig`].
+#[derive(Config, Debug)]
+pub struct CrossEntropyLossConfig {
+    /// Targets that do not count. A batch without any other has the loss NaN: a mean of nothing.
+    pub pad_tokens: Option<Vec<usize>>,
+    /// A weight for each class, in the order of the classes.
+    pub weights: Option<Vec<f32>>,
+
+    /// Label smoothing: labels `y` of 0 and 1 become `y (1 - a) + a / nr_classes`.
+    pub smoothing: Option<f32>,
+
+    /// Whether the inputs are logits, else probabilities.
+    #[config(default = true)]
+    pub logits: bool,
+}
+
+config_twin!(
+    CrossEntropyLossConfig =
+        burn::nn::loss::CrossEntropyLossConfig { pad_tokens, weights, smoothing, logits }
+);
+
+/// Cross entropy of classes, the mean of `-sum(q w log p)` over the rows: `p` the softmax of the logits, `q` 1 at the target,
+/// `w` the weights of the classes. With weights or padding the mean is that of rows with the weights of their targets.
+///
+/// Keeps the logits for the backward pass (no copy) and one number per row; the gradient is made in place if nobody else holds
+/// the logits. [`burn::nn::loss::CrossEntropyLoss`] keeps a tensor of that size, and needs two at the peak. Of probabilities it keeps one number
+/// per row, or with smoothing the probabilities.
+///
+/// ```
+/// use burn::tensor::{Device, Int, Tensor, Tolerance};
+/// use burn_memsave_layers::nn::loss::CrossEntropyLossConfig;
+///
+/// let device = Device::flex();
+/// let loss = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![0])).init(&device);
+/// let logits = Tensor::<2>::from_floats([[0.0, 1.0], [0.0, 1.0]], &device);
+/// let loss = loss.forward(logits, Tensor::<1, Int>::from_ints([0, 1], &device));
+/// loss.to_data().assert_approx_eq::<f32>(&[0.3132617f32].into(), Tolerance::default());
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveCrossEntropyLoss {
+    /// Pad tokens to ignore in the loss calculation.
+    pub pad_tokens: Option<Vec<usize>>,
+    /// Weights for cross-entropy.
+    pub weights: Option<Tensor<1>>,
+    /// Label smoothing factor.
+    pub smoothing: Option<f32>,
+    /// Use logits as input.
+    pub logits: bool,
+}
+
+drop_in!(
+    MemSaveCrossEntropyLoss = burn::nn::loss::CrossEntropyLoss,
+    from_nn_cross_entropy_loss,
+    into_nn_cross_entropy_loss { pad_tokens, weights, smoothing, logits }
+);
+
+impl CrossEntropyLossConfig {
+    /// Initializes the module, as the stock config does.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the values that the stock config refuses, with its message.
+    pub fn init(&self, device: &Device) -> MemSaveCrossEntropyLoss {
+        burn::nn::loss::CrossEntropyLossConfig::from(self.clone()).init(device).into()
+    }
+}
+
+impl MemSaveCrossEntropyLoss {
+    /// For backward compatibility.
+    pub fn new(pad_index: Option<usize>, device: &Device) -> Self {
+        burn::nn::loss::CrossEntropyLoss::new(pad_index, device).into()
+    }
+
+    /// Computes the mean loss.
+    ///
+    /// # Shapes
+    ///
+    /// - logits: `[batch_size, num_targets]`
+    /// - targets: `[batch_size]`
+    /// - output: `[1]`
+    ///
+    /// # Panics
+    ///
+    /// Panics if the shapes are others, or if a target is no class.
+    pub fn forward(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+        let [batch_size, classes] = logits.dims();
+        let fits = logits.is_tracked()
+            && targets.dims() == [batch_size]
+            && logits.shape().num_elements() > 0
+            && !matches!(logits.dtype(), DType::QFloat(_))
+            && self.weights.as_ref().is_none_or(|w| !w.is_tracked() && w.dims() == [classes]);
+        if !fits {
+            return self.clone().into_nn_cross_entropy_loss().forward(logits, targets);
+        }
+        let weights = class_weights(self.weights.clone(), classes, &logits);
+        let losses = match self.logits {
+            true => functional::cross_entropy(logits, targets.clone(), weights.clone(), self.smoothing),
+            false => of_probabilities(logits, targets.clone(), weights.clone(), self.smoothing),
+        };
+        let weights = weights.map(|weights| weights.gather(0, targets.clone()));
+        mean(losses, weights, padding(&self.pad_tokens, &targets))
+    }
+}
+
+/// [`functional::cross_entropy`] of probabilities.
+fn of_probabilities(
+    probabilities: Tensor<2>,
+    targets: Tensor<1, Int>,
+    weights: Option<Tensor<1>>,
+    smoothing: Option<f32>,
+) -> Tensor<1> {
+    let [batch_size, classes] = probabilities.dims();
+    // What is not used is not clamped: nothing of the size of the probabilities is kept.
+    let min = probabilities.dtype().finfo().map_or(0.0, |info| info.min_positive.sqrt());
+    let picked = probabilities.clone().gather(1, targets.clone().reshape([batch_size, 1]));
+    let log = picked.clamp_min(min).log().reshape([batch_size]);
+    let log = match &weights {
+        Some(weights) => log * weights.clone().gather(0, targets),
+        None => log,
+    };
+    let Some(alpha) = smoothing else {
+        return log.neg();
+    };
+    let logs = element_loss(probabilities, None, ElementLoss::LogAbove { min });
+    let logs = match weights {
+        Some(weights) => logs * weights.unsqueeze::<2>(),
+        None => logs,
+    };
+    let all = logs.sum_dim(1).reshape([batch_size]);
+    (log * (1.0 - alpha) + all * (alpha / classes as f32)).neg()
+}
+
+/// The rows whose target is padding.
+pub(super) fn padding(pad_tokens: &Option<Vec<usize>>, targets: &Tensor<1, Int>) -> Option<Tensor<1, Bool>> {
+    let tokens = pad_tokens.iter().flatten();
+    tokens.map(|&token| targets.clone().equal_scalar(token as i64)).reduce(|mask, other| mask.bool_or(other))
+}
+
+/// The mean of the rows that are not padding; their losses are weighted already, their number is not.
+fn mean(losses: Tensor<1>, weights: Option<Tensor<1>>, padding: Option<Tensor<1, Bool>>) -> Tensor<1> {
+    if weights.is_none() && padding.is_none() {
+        return losses.mean();
+    }
+    let losses = without(losses, &padding);
+    let count = weights.unwrap_or_else(|| losses.ones_like());
+    losses.sum() / without(count, &padding).sum()
+}
+
+/// Zero in the rows that are padding.
+pub(super) fn without(values: Tensor<1>, padding: &Option<Tensor<1, Bool>>) -> Tensor<1> {
+    match padding {
+        Some(padding) => values.mask_fill(padding.clone(), 0),
+        None => values,
+    }
+}

@@ -1,0 +1,105 @@
+use super::Reduction;
+use super::mse::{is_recorded, mean_or_sum};
+use crate::backend::ElementLoss;
+use crate::functional::{element_loss, element_loss_sum};
+use crate::nn::drop_in::{config_twin, drop_in};
+use burn::config::Config;
+use burn::module::Module;
+use burn::tensor::Tensor;
+
+/// Configuration of [`MemSaveHuberLoss`]; the same as [`burn::nn::loss::HuberLossConfig`].
+#[derive(Config, Debug)]
+pub struct HuberLossConfig {
+    /// The bound where the Huber loss function changes from quadratic to linear behaviour.
+    pub delta: f32,
+}
+
+config_twin!(HuberLossConfig = burn::nn::loss::HuberLossConfig { delta });
+
+/// Huber loss of the residual `r = t - x` of every element: `r^2 / 2` if `|r| <= delta`, else `delta |r| - delta^2 / 2`.
+///
+/// Keeps the residuals for the backward pass, and makes the gradient of them in place; [`burn::nn::loss::HuberLoss`] keeps
+/// several tensors of that size.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::loss::{HuberLossConfig, Reduction};
+///
+/// let device = Device::flex();
+/// let [x, t] = [[1.0, 2.0], [1.5, 6.0]].map(|x| Tensor::<1>::from_floats(x, &device));
+/// let loss = HuberLossConfig::new(1.0).init().forward(x, t, Reduction::Sum);
+/// assert_eq!(loss.into_scalar::<f32>(), 0.125 + 3.5);
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveHuberLoss {
+    /// The bound where the Huber loss function changes from quadratic to linear behaviour.
+    pub delta: f32,
+    /// Precomputed value for the linear bias.
+    pub lin_bias: f32,
+}
+
+drop_in!(
+    MemSaveHuberLoss = burn::nn::loss::HuberLoss,
+    from_nn_huber_loss,
+    into_nn_huber_loss { delta, lin_bias }
+);
+
+impl HuberLossConfig {
+    /// Initializes the module, as the stock config does.
+    ///
+    /// # Panics
+    ///
+    /// Panics for the values that the stock config refuses, with its message.
+    pub fn init(&self) -> MemSaveHuberLoss {
+        burn::nn::loss::HuberLossConfig::from(self.clone()).init().into()
+    }
+}
+
+impl MemSaveHuberLoss {
+    /// Computes the loss, reduced to one number; `Reduction::Auto` is the mean.
+    ///
+    /// # Shapes
+    ///
+    /// - predictions: any
+    /// - targets: the same
+    /// - output: `[1]`
+    ///
+    /// # Panics
+    ///
+    /// Panics for `Reduction::BatchMean`.
+    pub fn forward<const D: usize>(
+        &self,
+        predictions: Tensor<D>,
+        targets: Tensor<D>,
+        reduction: Reduction,
+    ) -> Tensor<1> {
+        if !is_recorded(&predictions, &targets) {
+            return self.clone().into_nn_huber_loss().forward(predictions, targets, reduction);
+        }
+        let residuals = targets.sub(predictions);
+        let scale = mean_or_sum(&residuals, reduction);
+        element_loss_sum(residuals, None, self.loss(), scale)
+    }
+
+    /// Computes the loss of every element.
+    pub fn forward_no_reduction<const D: usize>(
+        &self,
+        predictions: Tensor<D>,
+        targets: Tensor<D>,
+    ) -> Tensor<D> {
+        self.forward_residuals(targets.sub(predictions))
+    }
+
+    /// Computes the loss of every residual.
+    pub fn forward_residuals<const D: usize>(&self, residuals: Tensor<D>) -> Tensor<D> {
+        match residuals.is_tracked() && residuals.shape().num_elements() > 0 {
+            true => element_loss(residuals, None, self.loss()),
+            false => self.clone().into_nn_huber_loss().forward_residuals(residuals),
+        }
+    }
+
+    fn loss(&self) -> ElementLoss {
+        ElementLoss::Huber { delta: f64::from(self.delta), bias: f64::from(self.lin_bias) }
+    }
+}

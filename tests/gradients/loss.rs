@@ -1,0 +1,631 @@
+use crate::common::*;
+use burn::nn::loss as stock;
+use burn::tensor::{DType, Device, Int, Tensor, activation};
+use burn_memsave::functional as F;
+use burn_memsave::nn::loss as ours;
+use ours::Reduction;
+use proptest::prelude::*;
+
+/// Whole numbers from 0 to `classes` (exclusive).
+fn labels<const D: usize>(shape: [usize; D], classes: usize, device: &Device) -> Tensor<D, Int> {
+    let labels = uniform(shape.iter().product(), 7, 0.0..classes as f64);
+    let labels = labels.into_iter().map(|label| (label as i64).min(classes as i64 - 1)).collect::<Vec<_>>();
+    Tensor::from_data(burn::tensor::TensorData::new(labels, shape), device)
+}
+
+mod cross_entropy {
+    use super::*;
+
+    pub fn configs() -> impl Strategy<Value = ours::CrossEntropyLossConfig> {
+        let pads = prop::option::of(prop::collection::vec(0..4usize, 0..3));
+        let smoothing = prop::option::of(prop::sample::select(vec![0.0f32, 0.1, 1.0]));
+        (pads, any::<bool>(), smoothing, any::<bool>()).prop_map(|(pads, weighted, smoothing, logits)| {
+            ours::CrossEntropyLossConfig::new()
+                .with_pad_tokens(pads)
+                .with_weights(weighted.then(Vec::new))
+                .with_smoothing(smoothing)
+                .with_logits(logits)
+        })
+    }
+
+    /// As many weights as classes, if there shall be any.
+    pub fn weighted(config: &ours::CrossEntropyLossConfig, classes: usize) -> ours::CrossEntropyLossConfig {
+        let weights = |_| uniform(classes, 3, 0.5..2.0).into_iter().map(|weight| weight as f32).collect();
+        config.clone().with_weights(config.weights.clone().map(weights))
+    }
+
+    /// Logits, or their probabilities.
+    fn scores(logits: Tensor<2>, config: &ours::CrossEntropyLossConfig) -> Tensor<2> {
+        if config.logits { logits } else { activation::softmax(logits, 1) }
+    }
+
+    fn compare(
+        check: Check,
+        config: &ours::CrossEntropyLossConfig,
+        target: impl Fn(&Tensor<2>) -> Tensor<1, Int>,
+    ) {
+        check.compare_panics::<1>(
+            &|t| {
+                let (x, loss) = (scores(t.get(0), config), config.init(t.device()));
+                let target = target(&x);
+                loss.forward(x, target)
+            },
+            &|t| {
+                let x = scores(t.get(0), config);
+                let loss = stock::CrossEntropyLossConfig::from(config.clone()).init(t.device());
+                let target = target(&x);
+                loss.forward(x, target)
+            },
+        );
+    }
+
+    pub fn random_labels(x: &Tensor<2>) -> Tensor<1, Int> {
+        let [rows, classes] = x.dims();
+        labels([rows], classes, &x.device())
+    }
+
+    /// In f32: stock makes weights and smoothed targets in f32, and does not compute with them in another type.
+    #[test]
+    fn equals_stock() {
+        for_all(192, (1..7usize, 1..40usize, configs(), settings()), |(rows, classes, config, setting)| {
+            let config = weighted(&config, classes);
+            let mixed = config.weights.is_some() || config.smoothing.is_some();
+            let setting = if mixed { Setting { dtype: DType::F32, ..setting } } else { setting };
+            let check = Check::new([Input::between([rows, classes], -4.0..4.0)], setting).within(1e-5);
+            let check = if setting.dtype == DType::F64 { check.within(1e-10) } else { check };
+            compare(check, &config, random_labels);
+        });
+    }
+
+    /// The definition, by Burn's operations.
+    pub fn defined(
+        x: Tensor<2>,
+        config: &ours::CrossEntropyLossConfig,
+        targets: Tensor<1, Int>,
+    ) -> Tensor<1> {
+        let [rows, classes] = x.dims();
+        let make = |values, shape: &[usize]| tensor(values, shape, &x.device(), x.dtype());
+        let logs = if config.logits { activation::log_softmax(x.clone(), 1) } else { x.clone().log() };
+        let alpha = f64::from(config.smoothing.unwrap_or(0.0));
+        let weights = config.weights.clone().unwrap_or(vec![1.0; classes]);
+        let targets: Vec<usize> = targets.into_data().iter::<i64>().map(|target| target as usize).collect();
+        let pads = config.pad_tokens.clone().unwrap_or_default();
+        let counts = |target: &usize| if pads.contains(target) { 0.0 } else { f64::from(weights[*target]) };
+        let total = targets.iter().map(counts).sum::<f64>();
+        let mut q = Vec::new();
+        for target in &targets {
+            let counted = if pads.contains(target) { 0.0 } else { 1.0 / total };
+            q.extend((0..classes).map(|class| {
+                let hard = if class == *target { 1.0 - alpha } else { 0.0 };
+                -counted * f64::from(weights[class]) * (hard + alpha / classes as f64)
+            }));
+        }
+        (logs * make(q, &[rows, classes])).sum()
+    }
+
+    #[test]
+    fn equals_its_definition_in_f64() {
+        for_all(64, (1..7usize, 1..20usize, configs(), any::<u64>()), |(rows, classes, config, seed)| {
+            let config = weighted(&config, classes);
+            let setting = Setting { dtype: DType::F64, seed, ..Setting::default() };
+            let check = Check::new([Input::between([rows, classes], -4.0..4.0)], setting).within(1e-7);
+            let targets = |x: &Tensor<2>| {
+                let targets = random_labels(x);
+                let pads = config.pad_tokens.clone().unwrap_or_default();
+                let all_padded = targets.to_data().iter::<i64>().all(|t| pads.contains(&(t as usize)));
+                (!all_padded).then_some(targets)
+            };
+            for device in Backend::ALL.map(Backend::device) {
+                if targets(&Tensor::zeros([rows, classes], &device)).is_none() {
+                    return;
+                }
+            }
+            // Without autodiff it is stock that computes.
+            let ours = |t: &Operands| {
+                let x = scores(t.get(0), &config);
+                let targets = targets(&x).expect("not all padded");
+                match x.is_tracked() {
+                    true => config.init(t.device()).forward(x, targets),
+                    false => defined(x, &config, targets),
+                }
+            };
+            let truth = |t: &Operands| {
+                let x = scores(t.get(0), &config);
+                let targets = targets(&x).expect("not all padded");
+                defined(x, &config, targets)
+            };
+            check.compare::<1>(&ours, &truth);
+        });
+    }
+
+    #[test]
+    fn equals_stock_in_half_precision() {
+        for dtype in HALF {
+            let check = Check::new([Input::between([5, 19], -4.0..4.0)], Setting::of(dtype)).within(4e-2);
+            compare(check, &ours::CrossEntropyLossConfig::new(), random_labels);
+        }
+    }
+
+    #[test]
+    fn equals_stock_for_many_elements() {
+        let check =
+            || Check::new([Input::between([70, 5000], -4.0..4.0)], Setting::default()).on(Backend::Flex);
+        let config = ours::CrossEntropyLossConfig::new();
+        compare(check().within(1e-5), &config, random_labels);
+        compare(
+            check().within(1e-4),
+            &weighted(&config.with_smoothing(Some(0.1)).with_weights(Some(vec![])), 5000),
+            random_labels,
+        );
+    }
+
+    #[test]
+    fn is_differentiated() {
+        let check = Check::new([Input::between([4, 5], -2.0..2.0)], Setting::default());
+        let weights =
+            |x: &Tensor<2>| tensor::<1>(vec![1.0, 0.5, 2.0, 0.7, 1.5], &[5], &x.device(), x.dtype());
+        for smoothing in [None, Some(0.2)] {
+            check.differentiate::<1>(&|t| {
+                let x = t.get::<2>(0);
+                let (labels, weights) = (random_labels(&x), weights(&x));
+                F::cross_entropy(x, labels, Some(weights), smoothing)
+            });
+        }
+    }
+
+    /// Logits that another layer reads, too, are not overwritten.
+    #[test]
+    fn shares_its_logits() {
+        let check = Check::new([Input::between([4, 9], -2.0..2.0)], Setting::default()).within(1e-5);
+        let twice = |t: &Operands, loss: &dyn Fn(Tensor<2>, Tensor<1, Int>) -> Tensor<1>| {
+            let x = t.get::<2>(0) * 2.0;
+            let labels = random_labels(&x);
+            loss(x.clone(), labels.clone()) + loss(x.clone(), labels) + x.clone().mul(x).sum()
+        };
+        check.compare::<1>(
+            &|t| twice(t, &|x, labels| ours::CrossEntropyLoss::new(None, &x.device()).forward(x, labels)),
+            &|t| twice(t, &|x, labels| stock::CrossEntropyLoss::new(None, &x.device()).forward(x, labels)),
+        );
+    }
+
+    #[test]
+    fn treats_odd_arguments_as_stock() {
+        let plain = ours::CrossEntropyLossConfig::new();
+        let check = |rows, classes| {
+            Check::new([Input::between([rows, classes], -2.0..2.0)], Setting::default()).within(1e-5)
+        };
+        let given =
+            |labels: &'static [i64]| move |x: &Tensor<2>| Tensor::<1, Int>::from_data(labels, &x.device());
+        // Only padding; targets that are no class, also as padding; too few targets; nothing at all.
+        let padded = plain.clone().with_pad_tokens(Some(vec![1]));
+        compare(check(2, 3), &padded, given(&[1, 1]));
+        for labels in [&[0i64, 3][..], &[0, -1], &[0, 1, 1]] {
+            for smoothing in [None, Some(0.1)] {
+                let config = plain.clone().with_smoothing(smoothing);
+                compare(check(2, 3).on(Backend::Flex), &config, given(labels));
+            }
+        }
+        compare(check(2, 3), &plain.clone().with_pad_tokens(Some(vec![7])), given(&[0, 7]));
+        compare(check(2, 3), &plain.clone().with_weights(Some(vec![1.0, 2.0, 3.0])), given(&[0, 2]));
+        compare(check(2, 1), &plain, given(&[0, 0]));
+    }
+
+    #[test]
+    fn masked_classes_are_treated_as_stock_treats_them() {
+        let inf = f64::INFINITY;
+        let x = || Input::given([2, 3], [0.5, -inf, 1.0, 2.0, 1.0, -inf]);
+        for (smoothing, labels) in
+            [(None, [0i64, 0]), (None, [1, 0]), (Some(0.1), [0, 0]), (Some(0.0), [0, 0])]
+        {
+            let config = ours::CrossEntropyLossConfig::new().with_smoothing(smoothing);
+            let check =
+                Check::new([x()], Setting { reading: Reading::Sum, ..Setting::default() }).within(1e-5);
+            compare(check, &config, |x| Tensor::<1, Int>::from_data(labels, &x.device()));
+        }
+    }
+}
+
+mod binary_cross_entropy {
+    use super::*;
+
+    fn compare<const D: usize>(check: Check, config: &ours::BinaryCrossEntropyLossConfig) {
+        let scores = |t: &Operands| {
+            let x = t.get::<D>(0);
+            if config.logits { x } else { activation::sigmoid(x) }
+        };
+        check.compare::<1>(
+            &|t| {
+                let (x, loss) = (scores(t), config.init(t.device()));
+                let targets = labels(x.dims(), 2, t.device());
+                loss.forward(x, targets)
+            },
+            &|t| {
+                let x = scores(t);
+                let loss = stock::BinaryCrossEntropyLossConfig::from(config.clone()).init(t.device());
+                let targets = labels(x.dims(), 2, t.device());
+                loss.forward(x, targets)
+            },
+        );
+    }
+
+    /// In f32: stock does not compute in another type.
+    #[test]
+    fn equals_stock() {
+        let smoothing = prop::option::of(prop::sample::select(vec![0.0f32, 0.1, 1.0]));
+        let options = (any::<bool>(), smoothing, any::<bool>());
+        for_all(128, (1..7usize, 1..20usize, options, settings()), |(rows, classes, options, setting)| {
+            let (weighted, smoothing, logits) = options;
+            let setting = Setting { dtype: DType::F32, ..setting };
+            let config = |weights: usize| {
+                let weights = uniform(weights, 3, 0.5..2.0).into_iter().map(|weight| weight as f32).collect();
+                ours::BinaryCrossEntropyLossConfig::new()
+                    .with_weights(weighted.then_some(weights))
+                    .with_smoothing(smoothing)
+                    .with_logits(logits)
+            };
+            let check = |input| Check::new([input], setting).within(1e-5);
+            compare::<2>(check(Input::between([rows, classes], -4.0..4.0)), &config(classes));
+            compare::<1>(check(Input::between([rows], -4.0..4.0)), &config(2));
+            compare::<3>(check(Input::between([2, rows, classes], -4.0..4.0)), &config(classes));
+        });
+    }
+
+    #[test]
+    fn is_differentiated() {
+        for logits in [true, false] {
+            let config =
+                ours::BinaryCrossEntropyLossConfig::new().with_logits(logits).with_smoothing(Some(0.1));
+            let check = Check::new([Input::between([3, 4], -2.0..2.0)], Setting::default());
+            // The differences are of untracked runs, where it is stock that computes, in f32 only.
+            check.differentiate::<1>(&|t| {
+                let x = t.get::<2>(0);
+                let x = if logits { x } else { activation::sigmoid(x) };
+                let targets = labels(x.dims(), 2, t.device());
+                if x.is_tracked() {
+                    return config.init(t.device()).forward(x, targets);
+                }
+                let soft = targets.float().cast(x.dtype()) * 0.9f32 + 0.1f32 / 4.0;
+                let p = if logits { activation::sigmoid(x) } else { x };
+                ((soft.clone() - 1.0) * (-p.clone()).log1p() - soft * p.log()).mean()
+            });
+        }
+    }
+
+    /// Where stock's gradient is NaN.
+    #[test]
+    fn certain_probabilities_have_a_gradient() {
+        for backend in Backend::ALL {
+            let device = backend.device().autodiff();
+            let loss = ours::BinaryCrossEntropyLossConfig::new().init(&device);
+            let x = Tensor::<1>::from_data([0.0f32, 1.0, 0.0, 1.0], &device).require_grad();
+            let y = loss.forward(x.clone(), Tensor::from_data([0i64, 1, 1, 0], &device));
+            let gradient = x.grad(&y.clone().backward()).expect("tracked");
+            y.into_data().assert_eq(&[50.0f32].into(), true);
+            gradient.into_data().assert_eq(&[0.25f32, -0.25, 0.0, 0.0].into(), true);
+        }
+    }
+
+    #[test]
+    fn odd_arguments_are_treated_as_stock_treats_them() {
+        for (shape, labelled, weights) in [([3, 4], [3, 3], 4), ([3, 4], [3, 4], 3), ([0, 4], [0, 4], 4)] {
+            let check = Check::new([Input::random(shape)], Setting::default());
+            let config = ours::BinaryCrossEntropyLossConfig::new().with_weights(Some(vec![1.0; weights]));
+            let stock = stock::BinaryCrossEntropyLossConfig::from(config.clone());
+            check.compare_panics::<1>(
+                &|t| config.init(t.device()).forward(t.get::<2>(0), labels(labelled, 2, t.device())),
+                &|t| stock.init(t.device()).forward(t.get::<2>(0), labels(labelled, 2, t.device())),
+            );
+        }
+    }
+}
+
+mod elementwise {
+    use super::*;
+
+    const REDUCTIONS: [Reduction; 4] =
+        [Reduction::Mean, Reduction::Sum, Reduction::BatchMean, Reduction::Auto];
+
+    /// Compares a loss with its twin, which is made by the same expression in another namespace: every reduction, and none.
+    macro_rules! compare {
+        ($check:expr, |$t:ident, $nn:ident| $loss:expr, |$x:ident, $y:ident| $inputs:expr) => {{
+            let check: Check = $check;
+            macro_rules! run {
+                ($namespace:ident, $reduction:expr) => {
+                    &|$t: &Operands| {
+                        use super::$namespace as $nn;
+                        let ($x, $y) = ($t.get::<2>(0), $t.get::<2>(1));
+                        let (x, targets): (Tensor<2>, Tensor<2>) = $inputs;
+                        match $reduction {
+                            Some(reduction) => $loss.forward(x, targets, reduction).unsqueeze::<2>(),
+                            None => $loss.forward_no_reduction(x, targets),
+                        }
+                    }
+                };
+            }
+            check.compare_panics::<2>(run!(ours, None::<Reduction>), run!(stock, None::<Reduction>));
+            for reduction in REDUCTIONS {
+                check.compare_panics::<2>(
+                    run!(ours, Some(reduction.clone())),
+                    run!(stock, Some(reduction.clone())),
+                );
+            }
+        }};
+    }
+
+    fn two<const D: usize>(shape: [usize; D], setting: Setting) -> Check {
+        let tolerance = if setting.dtype == DType::F64 { 1e-10 } else { 1e-5 };
+        Check::new([Input::between(shape, -2.0..2.0), Input::between(shape, -2.0..2.0)], setting)
+            .within(tolerance)
+    }
+
+    #[test]
+    fn mse_equals_stock() {
+        for_all(32, ([1..7usize, 1..20], settings()), |(shape, setting)| {
+            compare!(two(shape, setting), |t, nn| nn::MseLoss::new(), |x, y| (x, y));
+        });
+    }
+
+    #[test]
+    fn huber_equals_stock() {
+        for_all(32, ([1..7usize, 1..20], settings()), |(shape, setting)| {
+            for delta in [0.0f32, 0.5, 10.0] {
+                compare!(two(shape, setting), |t, nn| nn::HuberLossConfig::new(delta).init(), |x, y| (x, y));
+            }
+        });
+    }
+
+    #[test]
+    fn kl_div_equals_stock() {
+        for_all(32, ([1..7usize, 1..20], settings()), |(shape, setting)| {
+            // The gradient of stock's mean over the batch is divided in f32.
+            let tolerance = if setting.dtype == DType::F64 { 1e-7 } else { 1e-5 };
+            for log in [false, true] {
+                compare!(
+                    two(shape, setting).within(tolerance),
+                    |t, nn| nn::KLDivLossConfig::new().with_log_target(log).init(),
+                    |x, y| (activation::log_softmax(x, 1), if log { y } else { activation::softmax(y, 1) })
+                );
+            }
+        });
+    }
+
+    /// Of a target of 0 the logarithm is cut off.
+    #[test]
+    fn kl_div_treats_certain_targets_as_stock() {
+        let inputs = [Input::random([2, 3]), Input::given([2, 3], [0.0, 1.0, 0.0, 0.5, 1.5, -0.1])];
+        compare!(
+            Check::new(inputs, Setting::default()).within(1e-5),
+            |t, nn| nn::KLDivLossConfig::new().init(),
+            |x, y| (x, y)
+        );
+    }
+
+    #[test]
+    fn halves_equal_stock() {
+        for dtype in HALF {
+            let check = || two([3, 7], Setting::of(dtype)).within(4e-2);
+            compare!(check(), |t, nn| nn::MseLoss::new(), |x, y| (x, y));
+            compare!(check(), |t, nn| nn::HuberLossConfig::new(0.5).init(), |x, y| (x, y));
+        }
+    }
+
+    #[test]
+    fn are_differentiated() {
+        let check = two([3, 4], Setting::default());
+        check.differentiate::<2>(&|t| ours::MseLoss::new().forward_no_reduction(t.get(0), t.get(1)));
+        let huber = ours::HuberLossConfig::new(0.7).init();
+        check.differentiate::<2>(&|t| huber.forward_no_reduction(t.get(0), t.get(1)));
+        for log in [false, true] {
+            let divergence = ours::KLDivLossConfig::new().with_log_target(log).init();
+            check.differentiate::<2>(&|t| {
+                let y = t.get::<2>(1);
+                divergence.forward_no_reduction(t.get(0), if log { y } else { activation::sigmoid(y) })
+            });
+        }
+    }
+
+    #[test]
+    fn equals_stock_for_many_elements() {
+        let check = || two([70, 500], Setting::of(DType::F64)).on(Backend::Flex);
+        compare!(check(), |t, nn| nn::MseLoss::new(), |x, y| (x, y));
+        compare!(check(), |t, nn| nn::KLDivLossConfig::new().init(), |x, y| (x, activation::softmax(y, 1)));
+    }
+
+    #[test]
+    fn one_tensor_may_be_both() {
+        compare!(two([3, 4], Setting::default()), |t, nn| nn::MseLoss::new(), |x, y| (x.clone() * y, x));
+        compare!(
+            two([3, 4], Setting::default()),
+            |t, nn| nn::KLDivLossConfig::new().with_log_target(true).init(),
+            |x, y| (x.clone() * y, x)
+        );
+    }
+
+    #[test]
+    fn shapes_broadcast_as_in_stock() {
+        for shapes in
+            [[[3, 4], [1, 4]], [[3, 1], [3, 4]], [[3, 4], [2, 4]], [[0, 4], [0, 4]], [[3, 4], [3, 0]]]
+        {
+            let check = || Check::new(shapes.map(Input::random), Setting::default()).within(1e-5);
+            compare!(check(), |t, nn| nn::MseLoss::new(), |x, y| (x, y));
+            compare!(check(), |t, nn| nn::HuberLossConfig::new(0.5).init(), |x, y| (x, y));
+            compare!(check(), |t, nn| nn::KLDivLossConfig::new().with_log_target(true).init(), |x, y| (x, y));
+        }
+    }
+}
+
+mod linear_cross_entropy {
+    use super::cross_entropy::{configs, defined, random_labels, weighted};
+    use super::*;
+    use burn::module::Module;
+    use burn_memsave::layers::MemSaveLinear;
+    use burn_memsave::nn::LinearConfig;
+
+    fn operands(rows: usize, d_input: usize, classes: usize, bias: bool) -> Vec<Input> {
+        let mut inputs = vec![Input::random([rows, d_input]), Input::random([d_input, classes])];
+        inputs.extend(bias.then(|| Input::random([classes])));
+        inputs
+    }
+
+    fn logits(t: &Operands) -> Tensor<2> {
+        let logits = t.get::<2>(0).matmul(t.get::<2>(1));
+        match t.maybe::<1>(2) {
+            Some(bias) => logits + bias.unsqueeze::<2>(),
+            None => logits,
+        }
+    }
+
+    fn ours(t: &Operands, config: &ours::CrossEntropyLossConfig, chunk_bytes: usize) -> Tensor<1> {
+        let (x, weight) = (t.get::<2>(0), t.get::<2>(1));
+        let ([rows, _], [_, classes]) = (x.dims(), weight.dims());
+        let targets = labels([rows], classes, t.device());
+        let class_weights: Option<Tensor<1>> = config.weights.clone().map(|weights| {
+            tensor(weights.into_iter().map(f64::from).collect(), &[classes], t.device(), x.dtype())
+        });
+        let factors = class_weights.clone().map(|weights| {
+            let weights = weights.gather(0, targets.clone());
+            weights.ones_like() / weights.sum()
+        });
+        let options =
+            F::LinearCrossEntropyOptions { factors, class_weights, smoothing: config.smoothing, chunk_bytes };
+        F::linear_cross_entropy(x, weight, t.maybe(2), targets, options)
+    }
+
+    #[test]
+    fn equals_its_definition() {
+        let shape = (1..9usize, 1..6usize, 1..20usize, any::<bool>());
+        let chunk = prop::sample::select(vec![1usize, 100, 1 << 20]);
+        for_all(
+            96,
+            (shape, configs(), chunk, settings()),
+            |((rows, d_input, classes, bias), config, chunk, setting)| {
+                let config = weighted(&config, classes).with_pad_tokens(None).with_logits(true);
+                let tolerance = if setting.dtype == DType::F64 { 1e-7 } else { 1e-5 };
+                let check = Check::new(operands(rows, d_input, classes, bias), setting).within(tolerance);
+                check.compare::<1>(&|t| ours(t, &config, chunk), &|t| {
+                    let logits = logits(t);
+                    let targets = random_labels(&logits);
+                    defined(logits, &config, targets)
+                });
+            },
+        );
+    }
+
+    #[test]
+    fn equals_stock_for_many_elements() {
+        let config = ours::CrossEntropyLossConfig::new();
+        let check =
+            Check::new(operands(70, 30, 900, true), Setting::default()).within(1e-5).on(Backend::Flex);
+        for chunk in [1 << 14, 1 << 24] {
+            check.compare::<1>(&|t| ours(t, &config, chunk), &|t| {
+                let logits = logits(t);
+                let targets = random_labels(&logits);
+                stock::CrossEntropyLoss::new(None, t.device()).forward(logits, targets)
+            });
+        }
+    }
+
+    #[test]
+    fn equals_stock_in_half_precision() {
+        let config = ours::CrossEntropyLossConfig::new();
+        for dtype in HALF {
+            let check = Check::new(operands(7, 5, 11, false), Setting::of(dtype)).within(4e-2);
+            check.compare::<1>(&|t| ours(t, &config, 100), &|t| {
+                let logits = logits(t);
+                let targets = random_labels(&logits);
+                stock::CrossEntropyLoss::new(None, t.device()).forward(logits, targets)
+            });
+        }
+    }
+
+    #[test]
+    fn is_differentiated() {
+        let config = ours::CrossEntropyLossConfig::new().with_smoothing(Some(0.1));
+        Check::new(operands(5, 3, 7, true), Setting::default())
+            .differentiate::<1>(&|t| ours(t, &config, 100));
+    }
+
+    /// Loss and gradients of x, weight and bias, with the head trainable or frozen.
+    fn results(
+        frozen: bool,
+        device: &Device,
+        f: impl Fn(&MemSaveLinear, Tensor<3>, Tensor<2, Int>) -> Tensor<1>,
+    ) -> Vec<Option<Vec<f64>>> {
+        let head = LinearConfig::new(4, 9).init(device);
+        let values = |shape: &[usize], seed| uniform(shape.iter().product(), seed, -1.0..1.0);
+        let weight =
+            head.weight.map(|_| tensor::<2>(values(&[4, 9], 1), &[4, 9], device, DType::F32).require_grad());
+        let bias = head
+            .bias
+            .map(|bias| bias.map(|_| tensor::<1>(values(&[9], 2), &[9], device, DType::F32).require_grad()));
+        let head = MemSaveLinear { weight, bias };
+        let head = if frozen { head.freeze() } else { head };
+        let x = tensor::<3>(values(&[2, 5, 4], 3), &[2, 5, 4], device, DType::F32).require_grad();
+        let loss = f(&head, x.clone(), labels([2, 5], 9, device));
+        let gradients = loss.backward();
+        let bias = head.bias.as_ref().expect("a bias").val();
+        vec![
+            Some(numbers(&loss.into_data())),
+            x.grad(&gradients).map(|g| numbers(&g.into_data())),
+            head.weight.val().grad(&gradients).map(|g| numbers(&g.into_data())),
+            bias.grad(&gradients).map(|g| numbers(&g.into_data())),
+        ]
+    }
+
+    #[test]
+    fn module_equals_its_parts() {
+        let all = (0..9).collect();
+        let weights = || uniform(9, 5, 0.5..2.0).into_iter().map(|w| w as f32).collect::<Vec<_>>();
+        for pads in [None, Some(vec![0, 3]), Some(vec![]), Some(all)] {
+            for (weights, smoothing) in [(None, None), (Some(weights()), None), (Some(weights()), Some(0.1))]
+            {
+                let parts = ours::CrossEntropyLossConfig::new()
+                    .with_pad_tokens(pads.clone())
+                    .with_weights(weights.clone())
+                    .with_smoothing(smoothing);
+                let fused = ours::FusedLinearCrossEntropyConfig::new()
+                    .with_pad_tokens(pads.clone())
+                    .with_weights(weights.clone())
+                    .with_smoothing(smoothing)
+                    .with_chunk_bytes(80);
+                for (backend, frozen) in Backend::ALL.into_iter().flat_map(|b| [(b, false), (b, true)]) {
+                    let device = &backend.device().autodiff();
+                    let fused = results(frozen, device, |head, x, t| fused.init(device).forward(head, x, t));
+                    let parts = results(frozen, device, |head, x, t| {
+                        let parts = stock::CrossEntropyLossConfig::from(parts.clone()).init(device);
+                        parts.forward(head.forward(x).reshape([10, 9]), t.reshape([10]))
+                    });
+                    for (which, (fused, parts)) in fused.into_iter().zip(parts).enumerate() {
+                        let what =
+                            format!("{backend:?}, frozen {frozen}, {pads:?}, {smoothing:?}, result {which}");
+                        assert_eq!(fused.is_some(), parts.is_some(), "{what}");
+                        for (a, b) in fused.into_iter().flatten().zip(parts.into_iter().flatten()) {
+                            assert!(
+                                (a - b).abs() <= 1e-5 || a.is_nan() && b.is_nan(),
+                                "{what}: {a} instead of {b}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn refuses_targets_of_another_shape() {
+        let device = Device::flex();
+        let head = LinearConfig::new(4, 9).init(&device);
+        let loss = ours::FusedLinearCrossEntropyConfig::new().init(&device);
+        let run = |shape: [usize; 2]| {
+            let x = Tensor::<3>::ones([2, 3, 4], &device);
+            loss.forward(&head, x, Tensor::<2, Int>::zeros(shape, &device));
+        };
+        run([2, 3]);
+        for shape in [[3, 2], [2, 4], [6, 1]] {
+            assert!(
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(shape))).is_err(),
+                "{shape:?}"
+            );
+        }
+    }
+}
