@@ -329,7 +329,7 @@ fn attention_equals_flex() {
             let [query, key, value] = heads(&x);
             let bias = operands.kernel([1, 2, 5, 5]);
             let mask = Tensor::<4, Int>::arange(0..5, &x.device()).reshape([1, 1, 1, 5]).equal_elem(2);
-            F::attention(query, key, value, Some(mask), Some(bias), options.clone())
+            F::attention(query, key, value, Some(mask), Some(bias), options)
         });
     }
     check("rotary encoding", [2, 3, 5, 4], |x: Tensor<4>, _| {

@@ -71,12 +71,12 @@ impl Case {
     }
 
     fn ours(&self, t: &Operands) -> Tensor<4> {
-        F::attention(t.get(0), t.get(1), t.get(2), self.mask(t.device()), t.maybe(3), self.options.clone())
+        F::attention(t.get(0), t.get(1), t.get(2), self.mask(t.device()), t.maybe(3), self.options)
     }
 
     fn stock(&self, t: &Operands) -> Tensor<4> {
         let mask = self.mask(t.device());
-        module::attention(t.get(0), t.get(1), t.get(2), mask, t.maybe(3), self.options.clone())
+        module::attention(t.get(0), t.get(1), t.get(2), mask, t.maybe(3), self.options)
     }
 }
 
@@ -132,7 +132,7 @@ fn a_query_that_sees_nothing_changes_nothing() {
         let check = Check::new(causal.inputs(), Setting::default());
         check.compare::<4>(&|t| causal.ours(t), &|t| {
             let query = t.get::<4>(0).slice_dim(2, blind..queries);
-            let seen = module::attention(query, t.get(1), t.get(2), None, None, square.options.clone());
+            let seen = module::attention(query, t.get(1), t.get(2), None, None, square.options);
             let nothing = Tensor::zeros([batch, heads, blind, value_width], t.device());
             Tensor::cat(vec![nothing, seen], 2)
         });
@@ -142,10 +142,10 @@ fn a_query_that_sees_nothing_changes_nothing() {
         };
         let open = Case::new(sizes);
         check.compare::<4>(
-            &|t| F::attention(t.get(0), t.get(1), t.get(2), Some(hides(t)), None, open.options.clone()),
+            &|t| F::attention(t.get(0), t.get(1), t.get(2), Some(hides(t)), None, open.options),
             &|t| {
                 let query = t.get::<4>(0).slice_dim(2, blind..queries);
-                let seen = module::attention(query, t.get(1), t.get(2), None, None, open.options.clone());
+                let seen = module::attention(query, t.get(1), t.get(2), None, None, open.options);
                 let nothing = Tensor::zeros([batch, heads, blind, value_width], t.device());
                 Tensor::cat(vec![nothing, seen], 2)
             },
@@ -184,8 +184,8 @@ fn takes_one_input_for_all() {
     let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
     let check = Check::new([Input::random([2, 2, 7, 4])], Setting::default());
     check.compare::<4>(
-        &|t| F::attention(t.get(0), t.get(0), t.get(0), None, None, options.clone()) * t.get(0),
-        &|t| module::attention(t.get(0), t.get(0), t.get(0), None, None, options.clone()) * t.get(0),
+        &|t| F::attention(t.get(0), t.get(0), t.get(0), None, None, options) * t.get(0),
+        &|t| module::attention(t.get(0), t.get(0), t.get(0), None, None, options) * t.get(0),
     );
 }
 

@@ -35,8 +35,8 @@ impl ModuleMapper for Fill {
         let trainable = match self.trainable {
             Trainable::All => true,
             Trainable::None => false,
-            Trainable::Even => index % 2 == 0,
-            Trainable::Odd => index % 2 == 1,
+            Trainable::Even => index.is_multiple_of(2),
+            Trainable::Odd => !index.is_multiple_of(2),
             Trainable::Last => index + 1 == self.all,
         };
         let filled = param.map(|old| {

@@ -1,7 +1,7 @@
 //! Attention.
 use super::{are_floats, maybe};
 use crate::backend::Scores;
-use crate::ops::{AttentionOps, MaybeMask, WeightDropout};
+use crate::ops::{Attention, AttentionOps, MaybeMask};
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, Shape, Tensor, module, ops::AttentionModuleOptions};
 
@@ -29,7 +29,8 @@ pub fn attention(
         masked: f64::NEG_INFINITY,
         quiet: false,
     };
-    weighted(query, key, value, mask, attn_bias, scores, None, false)
+    let attention = Attention { scores, dropout: None, merged: false };
+    weighted(query, key, value, mask, attn_bias, attention)
 }
 
 fn shapes_fit(
@@ -55,22 +56,19 @@ fn shapes_fit(
 
 /// The operation on tensors of fitting shapes, `[batch, queries, heads * width]` if `merged`; nothing is weighted where
 /// there is nothing.
-#[allow(clippy::too_many_arguments)] // as many as the operation has
 pub(crate) fn weighted<const D: usize>(
     query: Tensor<4>,
     key: Tensor<4>,
     value: Tensor<4>,
     mask: Option<Tensor<4, Bool>>,
     bias: Option<Tensor<4>>,
-    scores: Scores,
-    dropout: Option<WeightDropout>,
-    merged: bool,
+    attention: Attention,
 ) -> Tensor<D> {
     let [batch, heads, queries, _] = query.dims();
     let [_, _, keys, width] = value.dims();
     if [batch, heads, queries, keys, width].contains(&0) {
         let sum = (query.sum() + key.sum() + value.sum()) * 0.0;
-        let shape = match merged {
+        let shape = match attention.merged {
             true => Shape::new([batch, queries, heads * width]),
             false => Shape::new([batch, heads, queries, width]),
         };
@@ -78,14 +76,5 @@ pub(crate) fn weighted<const D: usize>(
     }
     let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
     let mask = MaybeMask::from(mask.map(Tensor::into_dispatch));
-    Tensor::from_dispatch(Dispatch::memsave_attention(
-        query,
-        key,
-        value,
-        mask,
-        maybe(bias),
-        scores,
-        dropout,
-        merged,
-    ))
+    Tensor::from_dispatch(Dispatch::memsave_attention(query, key, value, mask, maybe(bias), attention))
 }

@@ -80,6 +80,17 @@ impl WeightDropout {
     }
 }
 
+/// How values are weighted.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    /// How scores are made.
+    pub scores: Scores,
+    /// What is dropped from the weights.
+    pub dropout: Option<WeightDropout>,
+    /// Whether the heads of the output are merged.
+    pub merged: bool,
+}
+
 /// Attention.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
@@ -89,7 +100,7 @@ impl WeightDropout {
     Autodiff
 )]
 pub trait AttentionOps: Backend {
-    /// The values, weighted, `[batch, heads, queries, value_width]`, or `[batch, queries, heads * value_width]` if `merged`; query `[batch, heads, queries, width]`, key `[batch, heads, keys, width]`, value
+    /// The values, weighted, `[batch, heads, queries, value_width]`, or `[batch, queries, heads * value_width]` if merged; query `[batch, heads, queries, width]`, key `[batch, heads, keys, width]`, value
     /// `[batch, heads, keys, value_width]`, mask (true: hidden) and bias `[batch, heads, queries, keys]` or 1 in place of any
     /// of them; nothing empty.
     fn memsave_attention(
@@ -98,9 +109,7 @@ pub trait AttentionOps: Backend {
         value: FloatTensor<Self>,
         #[extension_type] mask: MaybeMask<Self>,
         #[extension_type] bias: MaybeTensor<Self>,
-        scores: Scores,
-        dropout: Option<WeightDropout>,
-        merged: bool,
+        attention: Attention,
     ) -> FloatTensor<Self>;
 }
 plain_backends!(AttentionOps {
@@ -110,11 +119,10 @@ plain_backends!(AttentionOps {
         value: FloatTensor<Self>,
         mask: MaybeMask<Self>,
         bias: MaybeTensor<Self>,
-        scores: Scores,
-        dropout: Option<WeightDropout>,
-        merged: bool,
+        attention: Attention,
     ) -> FloatTensor<Self> {
         let inputs = Inputs::<Self> { query, key, mask: mask.into_option(), bias: bias.into_option() };
+        let Attention { scores, dropout, merged } = attention;
         let dropped = dropout.map(|dropout| dropout.get(&inputs, &scores));
         merge_if::<Self>(merged, inputs.forward(value, &scores, dropped.as_ref(), false).0)
     }
@@ -127,18 +135,15 @@ impl<B: AttentionOps + MemBackend, C: CheckpointStrategy> AttentionOps for Autod
         value: FloatTensor<Self>,
         mask: MaybeMask<Self>,
         bias: MaybeTensor<Self>,
-        scores: Scores,
-        dropout: Option<WeightDropout>,
-        merged: bool,
+        attention: Attention,
     ) -> FloatTensor<Self> {
-        let step = Step { scores, merged };
         let (mask, nodes) = (mask.into_option(), [query.node(), key.node(), value.node()]);
         match bias.into_option() {
-            None => record::<B, C, 3>(step, [query, key, value], mask, None, dropout, nodes),
+            None => record::<B, C, 3>(attention, [query, key, value], mask, None, nodes),
             Some(bias) => {
                 let [query_node, key_node, value_node] = nodes;
                 let nodes = [query_node, key_node, value_node, bias.node()];
-                record::<B, C, 4>(step, [query, key, value], mask, Some(bias), dropout, nodes)
+                record::<B, C, 4>(attention, [query, key, value], mask, Some(bias), nodes)
             }
         }
     }
@@ -154,11 +159,10 @@ fn merge_if<B: Backend>(merged: bool, y: FloatTensor<B>) -> FloatTensor<B> {
 }
 
 fn record<B, C, const N: usize>(
-    step: Step,
+    Attention { scores, dropout, merged }: Attention,
     [query, key, value]: [FloatTensor<Autodiff<B, C>>; 3],
     mask: Option<BoolTensor<B>>,
     bias: Option<FloatTensor<Autodiff<B, C>>>,
-    dropout: Option<WeightDropout>,
     parents: [NodeGuard; N],
 ) -> FloatTensor<Autodiff<B, C>>
 where
@@ -171,9 +175,8 @@ where
         mask,
         bias: bias.as_ref().map(|bias| bias.primitive().clone()),
     };
-    let Step { scores, merged } = step;
     let dropped = dropout.map(|dropout| dropout.get(&inputs, &scores));
-    match step.prepare::<C>(parents).compute_bound().stateful() {
+    match (Step { scores, merged }).prepare::<C>(parents).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
             let keeper = Keeper::new("attention", None);
             let weights_change =

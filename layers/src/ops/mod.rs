@@ -33,7 +33,7 @@ mod row_norm;
 mod smooth;
 mod softmax;
 
-pub use attention::{AttentionOps, MaybeMask, WeightDropout};
+pub use attention::{Attention, AttentionOps, MaybeMask, WeightDropout};
 pub use avg_pool::AvgPoolOps;
 pub use batch_norm::BatchNormOps;
 pub use bilinear::Weight;

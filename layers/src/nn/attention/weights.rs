@@ -1,7 +1,7 @@
 use crate::backend::Scores;
 use crate::functional;
 use crate::nn::Dropout;
-use crate::ops::WeightDropout;
+use crate::ops::{Attention, WeightDropout};
 use burn::tensor::{Bool, Tensor};
 use core::ops::Deref;
 use std::sync::OnceLock;
@@ -32,7 +32,7 @@ impl Heads {
 
     fn apply<const D: usize>(self, value: Tensor<4>, merged: bool) -> Tensor<D> {
         let Self { query, key, mask, scores, dropout } = self;
-        functional::weighted(query, key, value, mask, None, scores, dropout, merged)
+        functional::weighted(query, key, value, mask, None, Attention { scores, dropout, merged })
     }
 
     /// The last query alone.

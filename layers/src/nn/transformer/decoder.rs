@@ -280,16 +280,16 @@ impl MemSaveTransformerDecoderLayer {
 
         let residual = if norm_first { norm_3(x.clone()) } else { x.clone() };
         let attended = target_masks.clone().on(MhaInput::self_attn(residual));
-        let residual = self.self_attn.run(attended, self_attention.as_deref_mut()).context;
+        let residual = self.self_attn.run(attended, self_attention).context;
         let x = x + self.dropout.forward(residual);
 
         let (x, residual) = between(x, &mut norm_1);
         let attended = memory_masks.clone().on(MhaInput::new(residual, memory.clone(), memory.clone()));
-        let residual = self.cross_attn.run(attended, cross_attention.as_deref_mut()).context;
+        let residual = self.cross_attn.run(attended, cross_attention).context;
         let x = x + self.dropout.forward(residual);
 
         let (x, residual) = between(x, &mut norm_2);
-        let residual = cached(pwff.as_deref_mut(), residual, |x| self.pwff.forward(x));
+        let residual = cached(pwff, residual, |x| self.pwff.forward(x));
         let x = x + self.dropout.forward(residual);
         let target = if norm_first { x } else { norm_3(x) };
         TransformerDecoderInput { target, target_masks, memory, memory_masks }

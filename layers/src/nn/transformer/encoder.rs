@@ -273,11 +273,11 @@ impl MemSaveTransformerEncoderLayer {
         &self,
         x: Tensor<3>,
         masks: Masks,
-        mut cache: Option<&mut TransformerEncoderLayerAutoregressiveCache>,
+        cache: Option<&mut TransformerEncoderLayerAutoregressiveCache>,
     ) -> Tensor<3> {
         let [mut norm_1, mut norm_2, mut pwff] = [None, None, None];
         let mut attention = None;
-        if let Some(cache) = cache.as_deref_mut() {
+        if let Some(cache) = cache {
             (norm_1, norm_2, pwff) =
                 (Some(&mut cache.norm_1), Some(&mut cache.norm_2), Some(&mut cache.pwff));
             attention = Some(&mut cache.mha);
@@ -296,7 +296,7 @@ impl MemSaveTransformerEncoderLayer {
             let x = norm_1(x);
             (x.clone(), x)
         };
-        let residual = cached(pwff.as_deref_mut(), residual, |x| self.pwff.forward(x));
+        let residual = cached(pwff, residual, |x| self.pwff.forward(x));
         let x = x + self.dropout.forward(residual);
         if self.norm_first { x } else { norm_2(x) }
     }
