@@ -22,8 +22,8 @@ pub mod layers {
     };
     pub use burn_memsave_layers::nn::interpolate::{MemSaveInterpolate1d, MemSaveInterpolate2d};
     pub use burn_memsave_layers::nn::norm::{
-        MemSaveBatchNorm, MemSaveGroupNorm, MemSaveInstanceNorm, MemSaveLayerNorm, MemSaveNormalization,
-        MemSaveRmsNorm,
+        MemSaveBatchNorm, MemSaveGroupNorm, MemSaveInstanceNorm, MemSaveLayerNorm, MemSaveLocalResponseNorm,
+        MemSaveNormalization, MemSaveRmsNorm,
     };
     pub use burn_memsave_layers::nn::pool::{
         MemSaveAdaptiveAvgPool1d, MemSaveAdaptiveAvgPool2d, MemSaveAdaptiveAvgPool3d, MemSaveAvgPool1d,

@@ -5,11 +5,13 @@ use super::Saved;
 use super::{BatchNormOutput, NormGrads, PiecewiseLinear, RowNorm};
 
 mod attention;
+mod local_response;
 mod low_rank;
 mod rotary;
 mod smooth;
 
 pub use attention::{attention_weights, attention_weights_backward};
+pub use local_response::{normalize_response, normalize_response_backward};
 pub use low_rank::{add_product, by_dequantized_blocks};
 pub use rotary::rotate;
 pub use smooth::{gate, gate_backward, smooth, smooth_backward};
@@ -572,6 +574,19 @@ macro_rules! device_backend {
             ) -> NormGrads<Self> {
                 normalize_rows_backward::<Self>(x, gamma, norm, dy, wanted)
             }
+            fn normalize_response(
+                x: FloatTensor<Self>,
+                norm: &crate::backend::LocalResponse,
+            ) -> FloatTensor<Self> {
+                normalize_response::<Self>(x, norm)
+            }
+            fn normalize_response_backward(
+                x: FloatTensor<Self>,
+                norm: &crate::backend::LocalResponse,
+                dy: FloatTensor<Self>,
+            ) -> FloatTensor<Self> {
+                normalize_response_backward::<Self>(x, norm, dy)
+            }
             fn smooth(x: FloatTensor<Self>, f: crate::backend::Smooth) -> FloatTensor<Self> {
                 smooth::<Self>(x, f)
             }
@@ -681,7 +696,7 @@ device_backend!(burn::backend::Remote);
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::backend::{MemBackend, ScoreGrads, ScoreRows, Scores, Smooth};
+    use crate::backend::{LocalResponse, MemBackend, ScoreGrads, ScoreRows, Scores, Smooth};
     use burn::backend::{
         Flex,
         flex::FlexDevice,
@@ -803,6 +818,18 @@ mod tests {
             for (device, cpu) in pairs {
                 assert_close("gradients", device.expect("wanted"), cpu.expect("wanted"));
             }
+        }
+    }
+
+    #[test]
+    fn local_response_normalization_equals_the_kernel() {
+        for (size, beta) in [(1, 0.75), (2, 0.5), (3, 1.0), (4, 1.3), (9, 0.75)] {
+            let norm = LocalResponse { size, alpha: 0.4, beta, k: 0.7 };
+            let (x, dy) = (random(&[2, 5, 3, 4]), random(&[2, 5, 3, 4]));
+            let device = normalize_response::<Flex>(x.clone(), &norm);
+            assert_close("y", device, Flex::normalize_response(x.clone(), &norm));
+            let device = normalize_response_backward::<Flex>(x.clone(), &norm, dy.clone());
+            assert_close("dx", device, Flex::normalize_response_backward(x, &norm, dy));
         }
     }
 
