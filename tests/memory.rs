@@ -338,6 +338,9 @@ fn layers_keep_what_they_say() {
     check!("layer_norm, no bias", rows, |device| no_bias.init(device) => MemSaveLayerNorm, x_or_scale);
     check!("rms_norm", rows, |device| nn::RmsNormConfig::new(8).init(device) => MemSaveRmsNorm, x_or_scale);
 
+    let response = nn::LocalResponseNormConfig::new(5);
+    check!("local_response_norm", images, |_| response.init() => MemSaveLocalResponseNorm, one);
+
     // Offsets of one byte in windows of up to 255 elements, of two up to 65535.
     let pool = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]);
     check!("max_pool2d", images, |_| pool.init() => MemSaveMaxPool2d, offsets(8 * 11 * 9));

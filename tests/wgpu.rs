@@ -314,6 +314,7 @@ fn normalizations_over_rows_equal_flex() {
         F::layer_norm(x, operands.vector(6), Some(operands.vector(6)), 1e-5)
     });
     check("rms_norm", [4, 3, 6], |x: Tensor<3>, operands| F::rms_norm(x, operands.vector(6), 1e-5));
+    check("local_response_norm", [2, 5, 3], |x: Tensor<3>, _| F::local_response_norm(x, 4, 0.5, 0.75, 0.8));
     check("group_norm", [3, 4, 5], |x: Tensor<3>, operands| {
         F::group_norm(x, Some(operands.vector(4)), Some(operands.vector(4)), 2, 1e-5)
     });

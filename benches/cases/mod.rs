@@ -241,6 +241,9 @@ pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes
     layer!(visitor, "group_norm", images, nn::GroupNormConfig::new(8, 64).init(device) => MemSaveGroupNorm);
     layer!(visitor, "instance_norm", images, nn::InstanceNormConfig::new(64).init(device) => MemSaveInstanceNorm);
 
+    let norm = nn::LocalResponseNormConfig::new(5).init();
+    layer!(visitor, "local_response_norm", images, norm => MemSaveLocalResponseNorm);
+
     layer!(visitor, "relu", images, Relu::new() => MemSaveRelu);
     layer!(visitor, "leaky_relu", images, LeakyReluConfig::new().init() => MemSaveLeakyRelu);
     layer!(visitor, "prelu", images, PReluConfig::new().with_num_parameters(64).init(device) => MemSavePRelu);

@@ -13,11 +13,11 @@
 //! let gradients = F::relu(x.clone()).sum().backward();
 //! x.grad(&gradients).unwrap().to_data().assert_eq(&[[0.0f32, 1.0]].into(), true);
 //! ```
-use crate::backend::{PiecewiseLinear, RowNorm, Smooth};
+use crate::backend::{LocalResponse, PiecewiseLinear, RowNorm, Smooth};
 use crate::ops::{
     AvgPoolOps, BatchNormOps, ConvOps, ConvTransposeOps, DeformConvOps, DropoutOps, EmbeddingOps, GateOps,
-    InterpolateOps, LinearOps, MaxPoolOps, MaybeTensor, PReluOps, PiecewiseLinearOps, RowNormOps, SmoothOps,
-    Weight,
+    InterpolateOps, LinearOps, LocalResponseOps, MaxPoolOps, MaybeTensor, PReluOps, PiecewiseLinearOps,
+    RowNormOps, SmoothOps, Weight,
 };
 use burn::backend::Dispatch;
 use burn::tensor::{
@@ -344,6 +344,34 @@ fn row_norm<const D: usize>(
     norm: RowNorm,
 ) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::memsave_row_norm(x.into_dispatch(), maybe(gamma), maybe(beta), norm))
+}
+
+/// `x / (k + alpha / size * sum(x^2))^beta`, the sum over a window of `size` channels around each; as
+/// [`burn::nn::LocalResponseNorm`] computes it for an input `[batch, channels, ...]`. Keeps `x`.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor, Tolerance};
+/// use burn_memsave_layers::functional as F;
+///
+/// let x = Tensor::<3>::from_floats([[[1.0], [3.0]]], &Device::flex());
+/// let y = F::local_response_norm(x, 1, 1.0, 0.5, 0.0);
+/// y.to_data().assert_approx_eq::<f32>(&[[[1.0f32], [1.0]]].into(), Tolerance::default());
+/// ```
+///
+/// # Panics
+///
+/// Panics for an input of rank 1, and for an empty window.
+pub fn local_response_norm<const D: usize>(
+    x: Tensor<D>,
+    size: usize,
+    alpha: f64,
+    beta: f64,
+    k: f64,
+) -> Tensor<D> {
+    assert!(D >= 2, "local_response_norm: an input of rank {D} has no channels");
+    assert!(size > 0, "local_response_norm: the window must have a channel");
+    let norm = LocalResponse { size, alpha, beta, k };
+    Tensor::from_dispatch(Dispatch::memsave_local_response(x.into_dispatch(), norm))
 }
 
 /// Whether the parameters that are there are `[length]`, and of the dtype of `x`.

@@ -129,6 +129,11 @@ fn modules_convert_there_and_back() {
         check::<_, MemSaveLayerNorm>("layer_norm, no bias", || norm.init(device).freeze());
     }
     check::<_, MemSaveRmsNorm>("rms_norm", || nn::RmsNormConfig::new(3).init(device));
+    for (size, alpha) in [(5, 0.0001), (2, 1.0 / 3.0)] {
+        check::<_, MemSaveLocalResponseNorm>("local_response_norm", || {
+            nn::LocalResponseNormConfig::new(size).with_alpha(alpha).with_k(1e-300).init()
+        });
+    }
     check::<_, MemSaveGroupNorm>("group_norm", || nn::GroupNormConfig::new(2, 4).init(device));
     let plain = nn::InstanceNormConfig::new(4).with_affine(false);
     check::<_, MemSaveInstanceNorm>("instance_norm", || plain.init(device));
@@ -267,6 +272,10 @@ fn configs_are_the_same() {
     let attention = nn::attention::CrossAttentionConfig::new(4, 3, 2, 1, 5).with_dropout(0.3);
     check_config::<_, ours::attention::CrossAttentionConfig>("cross attention", attention);
     check_config::<_, ours::RmsNormConfig>("rms_norm", nn::RmsNormConfig::new(3));
+    check_config::<_, ours::LocalResponseNormConfig>(
+        "local_response_norm",
+        nn::LocalResponseNormConfig::new(3),
+    );
     check_config::<_, ours::GroupNormConfig>("group_norm", nn::GroupNormConfig::new(2, 4));
     check_config::<_, ours::InstanceNormConfig>("instance_norm", nn::InstanceNormConfig::new(3));
     check_config::<_, ours::DropoutConfig>("dropout", nn::DropoutConfig::new(0.1));
@@ -306,6 +315,7 @@ fn defaults_are_the_same() {
         RotaryEncodingConfig(8, 4),
         attention::MultiHeadAttentionConfig(4, 2),
         attention::CrossAttentionConfig(4, 3, 2, 1, 5),
+        LocalResponseNormConfig(3),
         GroupNormConfig(2, 4),
         InstanceNormConfig(3),
         DropoutConfig(0.1),

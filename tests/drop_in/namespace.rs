@@ -470,6 +470,7 @@ ours!(nn, nn::modules => {
     InstanceNorm = MemSaveInstanceNorm by InstanceNormConfig(device: Device);
     LayerNorm = MemSaveLayerNorm by LayerNormConfig(device: Device);
     Linear = MemSaveLinear by LinearConfig(device: Device);
+    LocalResponseNorm = MemSaveLocalResponseNorm by LocalResponseNormConfig();
     RmsNorm = MemSaveRmsNorm by RmsNormConfig(device: Device);
     RotaryEncoding = MemSaveRotaryEncoding by RotaryEncodingConfig(device: Device);
 });
@@ -549,6 +550,7 @@ ours!(nn::norm, nn::modules::norm => {
     GroupNorm = MemSaveGroupNorm by GroupNormConfig(device: Device);
     InstanceNorm = MemSaveInstanceNorm by InstanceNormConfig(device: Device);
     LayerNorm = MemSaveLayerNorm by LayerNormConfig(device: Device);
+    LocalResponseNorm = MemSaveLocalResponseNorm by LocalResponseNormConfig();
     RmsNorm = MemSaveRmsNorm by RmsNormConfig(device: Device);
     Normalization = MemSaveNormalization by NormalizationConfig(device: Device);
 });

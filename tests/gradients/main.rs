@@ -11,6 +11,7 @@ mod conv;
 mod dropout;
 mod embedding;
 mod linear;
+mod local_response;
 mod lora;
 mod loss;
 mod modules;

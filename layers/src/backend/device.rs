@@ -7,6 +7,7 @@ use super::{BatchNormOutput, NormGrads, PiecewiseLinear, RowNorm};
 mod attention;
 mod cross_entropy;
 mod element_loss;
+mod local_response;
 mod low_rank;
 mod rotary;
 mod smooth;
@@ -15,6 +16,7 @@ mod softmax;
 pub use attention::{attention_weights, attention_weights_backward};
 pub use cross_entropy::{log_sum_exp, logits_gradient, sum_log_probabilities};
 pub use element_loss::{element_loss, element_loss_backward, element_loss_slopes, element_loss_sum, scale};
+pub use local_response::{normalize_response, normalize_response_backward};
 pub use low_rank::{add_product, by_dequantized_blocks};
 pub use rotary::rotate;
 pub use smooth::{gate, gate_backward, smooth, smooth_backward};
@@ -578,6 +580,19 @@ macro_rules! device_backend {
             ) -> NormGrads<Self> {
                 normalize_rows_backward::<Self>(x, gamma, norm, dy, wanted)
             }
+            fn normalize_response(
+                x: FloatTensor<Self>,
+                norm: &crate::backend::LocalResponse,
+            ) -> FloatTensor<Self> {
+                normalize_response::<Self>(x, norm)
+            }
+            fn normalize_response_backward(
+                x: FloatTensor<Self>,
+                norm: &crate::backend::LocalResponse,
+                dy: FloatTensor<Self>,
+            ) -> FloatTensor<Self> {
+                normalize_response_backward::<Self>(x, norm, dy)
+            }
             fn smooth(x: FloatTensor<Self>, f: crate::backend::Smooth) -> FloatTensor<Self> {
                 smooth::<Self>(x, f)
             }
@@ -755,7 +770,8 @@ device_backend!(burn::backend::Remote);
 mod tests {
     use super::*;
     use crate::backend::{
-        ElementLoss, LogitsGradient, MemBackend, ScoreGrads, ScoreRows, Scores, Side, Smooth, Softmax,
+        ElementLoss, LocalResponse, LogitsGradient, MemBackend, ScoreGrads, ScoreRows, Scores, Side, Smooth,
+        Softmax,
     };
     use burn::backend::{
         Flex,
@@ -959,6 +975,18 @@ mod tests {
             for (device, cpu) in pairs {
                 assert_close("gradients", device.expect("wanted"), cpu.expect("wanted"));
             }
+        }
+    }
+
+    #[test]
+    fn local_response_normalization_equals_the_kernel() {
+        for (size, beta) in [(1, 0.75), (2, 0.5), (3, 1.0), (4, 1.3), (9, 0.75)] {
+            let norm = LocalResponse { size, alpha: 0.4, beta, k: 0.7 };
+            let (x, dy) = (random(&[2, 5, 3, 4]), random(&[2, 5, 3, 4]));
+            let device = normalize_response::<Flex>(x.clone(), &norm);
+            assert_close("y", device, Flex::normalize_response(x.clone(), &norm));
+            let device = normalize_response_backward::<Flex>(x.clone(), &norm, dy.clone());
+            assert_close("dx", device, Flex::normalize_response_backward(x, &norm, dy));
         }
     }
 

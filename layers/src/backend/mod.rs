@@ -20,6 +20,7 @@ pub mod device;
 mod element_loss;
 #[cfg(feature = "flex")]
 mod flex;
+mod local_response;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod piecewise_linear;
@@ -31,6 +32,7 @@ mod windows;
 pub(crate) use attention::{Dropped, Inputs};
 pub use attention::{ScoreGrads, ScoreRows, Scores};
 pub use element_loss::{ElementLoss, Side};
+pub use local_response::LocalResponse;
 pub use piecewise_linear::PiecewiseLinear;
 pub use row_norm::RowNorm;
 pub use smooth::Smooth;
@@ -171,6 +173,16 @@ pub trait MemBackend: Backend {
         dy: FloatTensor<Self>,
         wanted: [bool; 3],
     ) -> NormGrads<Self>;
+
+    /// Local response normalization of `[batch, channels, ...]`.
+    fn normalize_response(x: FloatTensor<Self>, norm: &LocalResponse) -> FloatTensor<Self>;
+
+    /// Gradient of the input of [`normalize_response`](Self::normalize_response).
+    fn normalize_response_backward(
+        x: FloatTensor<Self>,
+        norm: &LocalResponse,
+        dy: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
 
     /// `f(x)`.
     fn smooth(x: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self>;

@@ -36,8 +36,8 @@ pub use embedding::{EmbeddingConfig, MemSaveEmbedding, MemSaveEmbedding as Embed
 pub use linear::{LinearConfig, MemSaveLinear, MemSaveLinear as Linear};
 pub use norm::{
     BatchNorm, BatchNormConfig, GroupNorm, GroupNormConfig, InstanceNorm, InstanceNormConfig, LayerNorm,
-    LayerNormConfig, MemSaveBatchNorm, MemSaveGroupNorm, MemSaveInstanceNorm, MemSaveLayerNorm,
-    MemSaveRmsNorm, RmsNorm, RmsNormConfig,
+    LayerNormConfig, LocalResponseNorm, LocalResponseNormConfig, MemSaveBatchNorm, MemSaveGroupNorm,
+    MemSaveInstanceNorm, MemSaveLayerNorm, MemSaveLocalResponseNorm, MemSaveRmsNorm, RmsNorm, RmsNormConfig,
 };
 pub use rnn::{BiGruConfig, BiLstmConfig, BiRnnConfig, GruConfig, LstmConfig, RnnConfig, basic, gru, lstm};
 pub use rotary_encoding::{
@@ -49,9 +49,9 @@ pub mod modules {
     pub use super::{
         BatchNorm, BatchNormConfig, BiGruConfig, BiLstmConfig, BiRnnConfig, Dropout, DropoutConfig,
         Embedding, EmbeddingConfig, GroupNorm, GroupNormConfig, GruConfig, InstanceNorm, InstanceNormConfig,
-        LayerNorm, LayerNormConfig, Linear, LinearConfig, LstmConfig, RmsNorm, RmsNormConfig, RnnConfig,
-        RotaryEncoding, RotaryEncodingConfig, attention, basic, cache, conv, gru, interpolate, lstm, norm,
-        pool, transformer,
+        LayerNorm, LayerNormConfig, Linear, LinearConfig, LocalResponseNorm, LocalResponseNormConfig,
+        LstmConfig, RmsNorm, RmsNormConfig, RnnConfig, RotaryEncoding, RotaryEncodingConfig, attention,
+        basic, cache, conv, gru, interpolate, lstm, norm, pool, transformer,
     };
     pub use burn::nn::modules::*;
 }

@@ -1,7 +1,7 @@
 //! Fused kernels on slices, shared by the CPU backends.
 use super::{
-    BatchNormOutput, ElementLoss, LogitsGradient, MemBackend, NormGrads, PiecewiseLinear, RowNorm,
-    ScoreGrads, ScoreRows, Side, Smooth, Softmax,
+    BatchNormOutput, ElementLoss, LocalResponse, LogitsGradient, MemBackend, NormGrads, PiecewiseLinear,
+    RowNorm, ScoreGrads, ScoreRows, Side, Smooth, Softmax,
 };
 use burn::backend::{
     Backend, Distribution, TensorMetadata,
@@ -22,6 +22,7 @@ mod bit_mask;
 mod cross_entropy;
 mod element_loss;
 mod exp;
+mod local_response;
 mod low_rank;
 mod max_pool;
 mod parallel;
@@ -389,6 +390,27 @@ impl<B: CpuBackend> MemBackend for B {
                 x: wants_x.then_some(dy),
             }
         })
+    }
+
+    fn normalize_response(x: FloatTensor<B>, norm: &LocalResponse) -> FloatTensor<B> {
+        let x = B::contiguous(x);
+        let planes = local_response::Planes::of(&x.shape());
+        with_element!(x.dtype(), "local_response_norm", E => {
+            B::from_vec(local_response::forward(B::as_slice::<E>(&x), planes, norm), x.shape())
+        })
+    }
+
+    fn normalize_response_backward(
+        x: FloatTensor<B>,
+        norm: &LocalResponse,
+        dy: FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        let (x, mut dy) = (B::contiguous(x), B::contiguous(dy));
+        let planes = local_response::Planes::of(&x.shape());
+        with_element!(x.dtype(), "local_response_norm", E => {
+            local_response::backward(B::as_slice::<E>(&x), planes, norm, B::as_slice_mut(&mut dy));
+        });
+        dy
     }
 
     fn smooth(x: FloatTensor<B>, f: Smooth) -> FloatTensor<B> {

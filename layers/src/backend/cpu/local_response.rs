@@ -1,0 +1,170 @@
+//! Local response normalization.
+use super::{CpuElement, parallel};
+use crate::backend::LocalResponse;
+use burn::tensor::Shape;
+use core::ops::Range;
+use num_traits::Zero;
+
+/// Elements of a channel that are worked on at once, so that a window of channels stays in the cache.
+const TILE: usize = 256;
+
+/// A tensor as channels, each of `inner` elements that follow each other.
+#[derive(Clone, Copy)]
+pub(super) struct Planes {
+    channels: usize,
+    inner: usize,
+}
+
+impl Planes {
+    /// Of `[batch, channels, ...]`.
+    pub(super) fn of(shape: &Shape) -> Self {
+        Self { channels: shape[1], inner: shape[2..].iter().product() }
+    }
+}
+
+/// Does something for the function `s^beta` of an exponent.
+trait Visitor<A, R> {
+    fn visit(self, power: impl Fn(A) -> A + Copy + Send + Sync) -> R;
+}
+
+/// The usual exponents by roots, which are as exact as a power and many times faster.
+fn with_power<A: CpuElement<Acc = A>, R>(beta: f64, visitor: impl Visitor<A, R>) -> R {
+    match beta {
+        1.0 => visitor.visit(|s: A| s),
+        0.75 => visitor.visit(|s: A| {
+            let root = s.sqrt();
+            root * root.sqrt()
+        }),
+        0.5 => visitor.visit(|s: A| s.sqrt()),
+        _ => {
+            let beta = A::from_f64(beta);
+            visitor.visit(move |s: A| s.powf(beta))
+        }
+    }
+}
+
+/// The channels of a window around `channel` that exist.
+fn window(channel: usize, [before, behind]: [usize; 2], channels: usize) -> Range<usize> {
+    channel.saturating_sub(before)..channels.min(channel + behind + 1)
+}
+
+/// Writes `s` of the elements `tile` of a channel of `x`, one batch item.
+#[inline(always)]
+fn scales<E: CpuElement>(
+    x: &[E],
+    planes: Planes,
+    norm: &LocalResponse,
+    channel: usize,
+    tile: Range<usize>,
+    s: &mut [E::Acc],
+) {
+    s.fill(<E::Acc as Zero>::zero());
+    for other in window(channel, norm.reach(), planes.channels) {
+        let x = &x[other * planes.inner..][tile.clone()];
+        s.iter_mut().zip(x).for_each(|(s, x)| *s = *s + x.widen() * x.widen());
+    }
+    let (k, scale) = (
+        <E::Acc as CpuElement>::from_f64(norm.k),
+        <E::Acc as CpuElement>::from_f64(norm.alpha / norm.size as f64),
+    );
+    s.iter_mut().for_each(|s| *s = k + scale * *s);
+}
+
+/// Calls `f` for every tile of a channel.
+fn for_tiles(inner: usize, mut f: impl FnMut(Range<usize>)) {
+    (0..inner).step_by(TILE).for_each(|start| f(start..inner.min(start + TILE)));
+}
+
+/// `x / s^beta`
+pub(super) fn forward<E: CpuElement>(x: &[E], planes: Planes, norm: &LocalResponse) -> Vec<E> {
+    with_power(norm.beta, Forward { x, planes, norm })
+}
+
+struct Forward<'a, E> {
+    x: &'a [E],
+    planes: Planes,
+    norm: &'a LocalResponse,
+}
+
+impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Forward<'_, E> {
+    fn visit(self, power: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync) -> Vec<E> {
+        let Self { x, planes, norm } = self;
+        let Planes { channels, inner } = planes;
+        let count = x.len() / inner.max(1);
+        let task = parallel::items_per_task(count, inner);
+        let work = x.len() * (norm.size.min(channels) + 1);
+        parallel::filled(x.len(), E::zero(), (task * inner).max(1), work, |index, y| {
+            let mut scale = [<E::Acc as Zero>::zero(); TILE];
+            for (plane, y) in (index * task..).zip(y.chunks_exact_mut(inner)) {
+                let (item, channel) = (plane / channels, plane % channels);
+                let item = &x[item * channels * inner..][..channels * inner];
+                for_tiles(inner, |tile| {
+                    let s = &mut scale[..tile.len()];
+                    scales(item, planes, norm, channel, tile.clone(), s);
+                    let x = &item[channel * inner..][tile.clone()];
+                    for ((y, x), s) in y[tile].iter_mut().zip(x).zip(s) {
+                        *y = E::narrow(x.widen() / power(*s));
+                    }
+                });
+            }
+        })
+    }
+}
+
+/// Replaces `dy` by `dx`.
+pub(super) fn backward<E: CpuElement>(x: &[E], planes: Planes, norm: &LocalResponse, dy: &mut [E]) {
+    with_power(norm.beta, Backward { x, planes, norm, dy });
+}
+
+struct Backward<'a, E> {
+    x: &'a [E],
+    planes: Planes,
+    norm: &'a LocalResponse,
+    dy: &'a mut [E],
+}
+
+impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
+    fn visit(self, power: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync) {
+        let Self { x, planes, norm, dy } = self;
+        let Planes { channels, inner } = planes;
+        let size = (channels * inner).max(1);
+        let work = dy.len() * (2 * norm.size.min(channels) + 2);
+        let [before, behind] = norm.reach();
+        let factor = <E::Acc as CpuElement>::from_f64(-2.0 * norm.alpha * norm.beta / norm.size as f64);
+        parallel::chunks_mut(dy, size, work, |index, dy| {
+            let x = &x[index * size..][..size];
+            let zero = <E::Acc as Zero>::zero();
+            let mut scale = [zero; TILE];
+            // `dy x / s^(beta + 1)` of every channel.
+            let mut products = vec![zero; channels * inner.min(TILE)];
+            for_tiles(inner, |tile| {
+                let width = tile.len();
+                for (channel, products) in products.chunks_exact_mut(width).take(channels).enumerate() {
+                    let s = &mut scale[..width];
+                    scales(x, planes, norm, channel, tile.clone(), s);
+                    let at = channel * inner + tile.start;
+                    let elements = dy[at..at + width].iter_mut().zip(&x[at..at + width]);
+                    for (((dy, x), s), product) in elements.zip(s).zip(products) {
+                        let scaled = dy.widen() / power(*s);
+                        *product = scaled * x.widen() / *s;
+                        *dy = E::narrow(scaled);
+                    }
+                }
+                for channel in 0..channels {
+                    let sums = &mut scale[..width];
+                    sums.fill(zero);
+                    // The windows that a channel is in reach as far, the other way round.
+                    for other in window(channel, [behind, before], channels) {
+                        let products = &products[other * width..][..width];
+                        sums.iter_mut().zip(products).for_each(|(sum, product)| *sum = *sum + *product);
+                    }
+                    let at = channel * inner + tile.start;
+                    let elements = dy[at..at + width].iter_mut().zip(&x[at..at + width]);
+                    for ((dx, x), sum) in elements.zip(sums) {
+                        *dx = E::narrow(dx.widen() + factor * x.widen() * *sum);
+                    }
+                }
+            });
+        });
+    }
+}
