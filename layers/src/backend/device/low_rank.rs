@@ -58,8 +58,8 @@ mod tests {
 
     #[test]
     fn products_are_added_as_by_the_kernel() {
-        for (rows, columns) in [(3, 7), (400, 5), (700, 1030)] {
-            let (y, u, v) = (random([2, rows, columns]), random([2, rows, 3]), random([3, columns]));
+        for (rows, columns, rank) in [(3, 7, 1), (400, 5, 4), (700, 1030, 7), (3, 9, 33), (700, 1030, 40)] {
+            let (y, u, v) = (random([2, rows, columns]), random([2, rows, rank]), random([rank, columns]));
             let device = add_product::<Flex>(y.clone(), u.clone(), v.clone());
             assert_close(device, Flex::add_product(y, u, v));
         }
