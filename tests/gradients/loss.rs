@@ -514,9 +514,11 @@ mod linear_cross_entropy {
     #[test]
     fn equals_stock_for_many_elements() {
         let config = ours::CrossEntropyLossConfig::new();
-        let check =
-            Check::new(operands(70, 30, 900, true), Setting::default()).within(1e-5).on(Backend::Flex);
-        for chunk in [1 << 14, 1 << 24] {
+        for (rows, d_input, classes, chunk) in
+            [(70, 30, 900, 1 << 14), (70, 30, 900, 1 << 24), (20, 30, 900, 1 << 14), (70, 64, 5000, 1 << 19)]
+        {
+            let check = Check::new(operands(rows, d_input, classes, true), Setting::default());
+            let check = check.within(1e-5).on(Backend::Flex);
             check.compare::<1>(&|t| ours(t, &config, chunk), &|t| {
                 let logits = logits(t);
                 let targets = random_labels(&logits);

@@ -3,13 +3,14 @@
 //! | | |
 //! | --- | --- |
 //! | computes | `sum(factor loss)` over the rows of `logits = x weight + bias`, `loss` as in [`cross_entropy`](super::cross_entropy) |
-//! | keeps | `weight` and `bias` frozen: the gradient of `x`, if `x` is tracked, and nothing else |
+//! | keeps | `weight` frozen, or at least as many rows as `d_input`: the gradients of what is tracked, and nothing else |
 //! | | otherwise `x`, `weight`, `bias` (handles), the targets, and per row `log(sum(exp(logits)))` and `factor` |
-//! | backward | `dx = dlogits weight^T`, `dweight = x^T dlogits`, `dbias = sum(dlogits)`, block by block of classes |
+//! | backward | `dx = dlogits weight^T`, `dweight = x^T dlogits`, `dbias = sum(dlogits)` |
 //!
-//! The forward pass takes a few rows at a time. Where only `x` is tracked it makes their gradient at once, as
-//! [Liger-Kernel](https://arxiv.org/abs/2410.10989) does: it is as small as `x`. Otherwise the backward pass computes the logits
-//! again, a few classes at a time, so that each block of the gradient of the weight is final.
+//! The forward pass takes a few rows at a time, and makes the gradients at once, as
+//! [Liger-Kernel](https://arxiv.org/abs/2410.10989) does. Only for few rows would the gradient of the weight be more than the
+//! logits that stock keeps: then the backward pass computes the logits again, a few classes at a time, so that each block of
+//! that gradient is final.
 use super::{
     MaybeTensor,
     cross_entropy::Labels,
@@ -93,15 +94,18 @@ impl<B: LinearCrossEntropyOps + MemBackend, C: CheckpointStrategy> LinearCrossEn
             chunk_bytes: options.chunk_bytes,
         };
         let (bias, nodes) = (bias.into_option(), [x.node(), weight.node()]);
+        let [rows, d_input] = x.shape().dims();
+        let at_once = !weight.is_tracked() || rows >= d_input;
         match bias {
-            _ if !weight.is_tracked() && !bias.as_ref().is_some_and(|bias| bias.is_tracked()) => {
-                let [node, _] = nodes;
-                record_frozen::<B, C>(loss, x, weight, bias, node)
-            }
+            None if at_once => record_at_once::<B, C, 2>(loss, x, weight, None, nodes),
             None => record::<B, C, 2>(loss, x, weight, None, nodes),
             Some(bias) => {
                 let ([x_node, weight_node], node) = (nodes, bias.node());
-                record::<B, C, 3>(loss, x, weight, Some(bias), [x_node, weight_node, node])
+                let nodes = [x_node, weight_node, node];
+                match at_once {
+                    true => record_at_once::<B, C, 3>(loss, x, weight, Some(bias), nodes),
+                    false => record::<B, C, 3>(loss, x, weight, Some(bias), nodes),
+                }
             }
         }
     }
@@ -126,17 +130,23 @@ struct Head<B: Backend> {
 enum Wanted {
     Loss,
     LogSumExp,
-    XGradient,
+    /// Those of x, weight and bias.
+    Gradients([bool; 3]),
 }
+
+/// Gradients of x, weight and bias, those that are wanted.
+type Gradients3<B> = [Option<FloatTensor<B>>; 3];
 
 struct Forward<B: Backend> {
     /// `[1]`
     loss: FloatTensor<B>,
     /// `[rows, 1]`
     log_sum_exp: Option<FloatTensor<B>>,
-    /// `[rows, d_input]`
-    dx: Option<FloatTensor<B>>,
+    gradients: Gradients3<B>,
 }
+
+/// The bytes of a product that is added to the gradient of the weight: it stays in the cache.
+const BLOCK_BYTES: usize = 1 << 20;
 
 fn rows_of<B: Backend>(x: &FloatTensor<B>, rows: &Range<usize>) -> FloatTensor<B> {
     B::float_slice(x.clone(), &[Slice::from(rows.clone())])
@@ -185,7 +195,12 @@ impl<B: MemBackend> Head<B> {
     ) -> Forward<B> {
         let ([rows, _], dtype) = (x.shape().dims(), x.dtype());
         let factors = B::float_reshape(factors, Shape::new([rows, 1]));
-        let mut dx = (wanted == Wanted::XGradient).then(|| zeros::<B>(x.shape(), x));
+        let [wants_x, wants_weight, wants_bias] = match wanted {
+            Wanted::Gradients(wanted) => wanted,
+            _ => [false; 3],
+        };
+        let mut dx = wants_x.then(|| zeros::<B>(x.shape(), x));
+        let [mut dweight, mut dbias] = [None, None];
         let (mut losses, mut logs) = (Vec::new(), Vec::new());
         for chunk in chunks(rows, self.classes() * dtype.size(), chunk_bytes) {
             let labels = labels.rows(&chunk);
@@ -194,20 +209,35 @@ impl<B: MemBackend> Head<B> {
             let factors = B::float_cast(rows_of::<B>(&factors, &chunk), log_sum_exp.dtype().into());
             let loss = labels.losses(logits.clone(), log_sum_exp.clone());
             losses.push(B::float_mul(loss, factors.clone()));
-            dx = dx.map(|dx| {
-                let dlogits = labels.backward(logits, log_sum_exp.clone(), factors);
-                let gradient = B::float_matmul(dlogits, B::float_transpose(self.weight.clone()));
-                B::float_slice_assign(dx, &[Slice::from(chunk)], gradient)
-            });
-            if wanted == Wanted::LogSumExp {
-                logs.push(log_sum_exp);
+            match wanted {
+                Wanted::Loss => {}
+                Wanted::LogSumExp => logs.push(log_sum_exp),
+                Wanted::Gradients(_) => {
+                    let dlogits = labels.backward(logits, log_sum_exp, factors);
+                    if wants_weight {
+                        let x = B::float_transpose(rows_of::<B>(x, &chunk));
+                        dweight = Some(add_product::<B>(dweight, x, dlogits.clone()));
+                    }
+                    if wants_bias {
+                        let sum = B::float_sum_dim(dlogits.clone(), 0);
+                        dbias = Some(match dbias {
+                            Some(dbias) => B::float_add(dbias, sum),
+                            None => sum,
+                        });
+                    }
+                    dx = dx.map(|dx| {
+                        let gradient = B::float_matmul(dlogits, B::float_transpose(self.weight.clone()));
+                        B::float_slice_assign(dx, &[Slice::from(chunk)], gradient)
+                    });
+                }
             }
         }
+        let dbias = dbias.map(|dbias| B::float_reshape(dbias, Shape::new([self.classes()])));
         let sum = B::float_reshape(B::float_sum(B::float_cat(losses, 0)), Shape::new([1]));
         Forward {
             loss: B::float_cast(sum, dtype.into()),
             log_sum_exp: (wanted == Wanted::LogSumExp).then(|| B::float_cat(logs, 0)),
-            dx,
+            gradients: [dx, dweight, dbias],
         }
     }
 
@@ -220,7 +250,7 @@ impl<B: MemBackend> Head<B> {
         dlosses: FloatTensor<B>,
         chunk_bytes: usize,
         wanted: [bool; 3],
-    ) -> [Option<FloatTensor<B>>; 3] {
+    ) -> Gradients3<B> {
         let ([rows, _], dtype) = (x.shape().dims(), x.dtype());
         let of_target = B::float_cast(B::float_neg(labels.times_target(dlosses.clone())), dtype.into());
         let all = labels.gradient(log_sum_exp, dlosses, self.classes());
@@ -260,6 +290,22 @@ impl<B: MemBackend> Head<B> {
     }
 }
 
+/// `sum + u v` in `sum`, a few columns at a time.
+fn add_product<B: Backend>(
+    sum: Option<FloatTensor<B>>,
+    u: FloatTensor<B>,
+    v: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let Some(mut sum) = sum else { return B::float_matmul(u, v) };
+    let [rows, columns] = sum.shape().dims();
+    for block in chunks(columns, rows * sum.dtype().size(), BLOCK_BYTES) {
+        let product = B::float_matmul(u.clone(), columns_of::<B>(&v, &block));
+        let more = B::float_add(product, columns_of::<B>(&sum, &block));
+        sum = B::float_slice_assign(sum, &[Slice::from(0..rows), Slice::from(block)], more);
+    }
+    sum
+}
+
 /// Adds a value per row at its target, if that is one of the classes `block`, whose columns `x` has.
 fn add_at_targets<B: Backend>(
     x: FloatTensor<B>,
@@ -276,44 +322,50 @@ fn add_at_targets<B: Backend>(
     B::float_scatter(1, x, B::int_clamp(column, 0.into(), last.into()), values, IndexingUpdateOp::Add)
 }
 
-/// Only `x` may be tracked: its gradient is made in the forward pass.
-fn record_frozen<B, C>(
+/// The gradients are made in the forward pass.
+fn record_at_once<B, C, const N: usize>(
     loss: Loss<B>,
     x: FloatTensor<Autodiff<B, C>>,
     weight: FloatTensor<Autodiff<B, C>>,
     bias: Option<FloatTensor<Autodiff<B, C>>>,
-    node: NodeGuard,
+    parents: [NodeGuard; N],
 ) -> FloatTensor<Autodiff<B, C>>
 where
     B: MemBackend,
     C: CheckpointStrategy,
 {
+    const REASON: &str = "made in the forward pass";
     let keeper = Keeper::new("linear_cross_entropy", Some(weight.id()));
+    let bias_is_tracked = bias.as_ref().is_some_and(|bias| bias.is_tracked());
+    let wanted = Wanted::Gradients([x.is_tracked(), weight.is_tracked(), bias_is_tracked]);
     let head = Head::<B> { weight: weight.into_primitive(), bias: bias.map(|bias| bias.into_primitive()) };
     let Loss { labels, factors, chunk_bytes } = loss;
     let forward = |x, wanted| head.forward(&x, &labels, factors, chunk_bytes, wanted);
-    match Frozen.prepare::<C>([node]).compute_bound().stateful() {
+    match AtOnce.prepare::<C>(parents).compute_bound().stateful() {
         OpsKind::Tracked(prep) => {
-            let Forward { loss, dx, .. } = forward(x.into_primitive(), Wanted::XGradient);
-            let dx = dx.expect("wanted");
-            prep.finish(keeper.keep_tensor("dx", dx, "x is tracked, weight is not"), loss)
+            let Forward { loss, gradients: [dx, dweight, dbias], .. } = forward(x.into_primitive(), wanted);
+            let keep = |name, gradient: Option<FloatTensor<B>>| {
+                gradient.map(|gradient| keeper.keep_tensor(name, gradient, REASON))
+            };
+            prep.finish([keep("dx", dx), keep("dweight", dweight), keep("dbias", dbias)], loss)
         }
         OpsKind::UnTracked(prep) => prep.finish(forward(x.into_primitive(), Wanted::Loss).loss),
     }
 }
 
 #[derive(Debug)]
-struct Frozen;
+struct AtOnce;
 
-impl<B: MemBackend> Backward<B, 1> for Frozen {
-    /// The gradient of `x` for a gradient of 1.
-    type State = FloatTensor<B>;
+impl<B: MemBackend, const N: usize> Backward<B, N> for AtOnce {
+    /// For a gradient of 1.
+    type State = Gradients3<B>;
 
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dloss = grads.consume::<B>(&ops.node);
-        let [node] = ops.parents;
-        if let Some(node) = node {
-            grads.register::<B>(node.id, B::scale(ops.state, dloss));
+        for (node, gradient) in ops.parents.into_iter().zip(ops.state) {
+            if let (Some(node), Some(gradient)) = (node, gradient) {
+                grads.register::<B>(node.id, B::scale(gradient, dloss.clone()));
+            }
         }
     }
 }

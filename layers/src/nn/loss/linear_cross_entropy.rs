@@ -23,10 +23,10 @@ pub struct FusedLinearCrossEntropyConfig {
 /// A dense layer, the head of a network, and the [cross entropy](MemSaveCrossEntropyLoss) of its outputs, in one: the logits of
 /// all rows never exist at once.
 ///
-/// With a frozen head, keeps the gradient of `x`, which the forward pass makes. With a trainable one keeps `x`, and three numbers
-/// per row; the backward pass computes the logits again, one matrix product more than
-/// without fusing: memory is bought with time there. For 2048 rows of 1024 features and 32000 classes Burn needs 754 MiB
-/// at the peak, this one 165, of which 125 are the gradient of the weight.
+/// Keeps the gradients of what is tracked, which the forward pass makes: of `x`, and of the weight and the bias of a trainable
+/// head. Only where there are fewer rows than features, and the head is trainable, keeps `x` and three numbers per row instead:
+/// there the backward pass computes the logits again, one matrix product more than without fusing. For 2048 rows of 1024
+/// features and 32000 classes Burn needs 754 MiB at the peak, this one 165, of which 125 are the gradient of the weight.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor};
