@@ -1,4 +1,7 @@
 //! Loops over chunks, on all cores where that pays.
+//!
+//! What rayon makes of a loop is compiled once per type of its elements, not once per body: bodies are behind a reference, which
+//! costs nothing beside a chunk, and saves most of the time to compile this crate.
 use rayon::prelude::*;
 use std::mem::MaybeUninit;
 
@@ -30,13 +33,17 @@ pub(super) fn chunks_mut<T: Send>(
     work: usize,
     f: impl Fn(usize, &mut [T]) + Send + Sync,
 ) {
+    each_chunk(values, size, work, &|index, chunk| vectorized(|| f(index, chunk)));
+}
+
+fn each_chunk<T: Send>(values: &mut [T], size: usize, work: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
     if values.is_empty() {
         return;
     }
     if work < WORTH_IT {
-        values.chunks_mut(size).enumerate().for_each(|(index, chunk)| vectorized(|| f(index, chunk)));
+        values.chunks_mut(size).enumerate().for_each(|(index, chunk)| f(index, chunk));
     } else {
-        values.par_chunks_mut(size).enumerate().for_each(|(index, chunk)| vectorized(|| f(index, chunk)));
+        values.par_chunks_mut(size).enumerate().for_each(|(index, chunk)| f(index, chunk));
     }
 }
 
@@ -48,15 +55,25 @@ pub(super) fn zip_chunks_mut<T: Send, U: Send>(
     work: usize,
     f: impl Fn(usize, &mut [T], &mut [U]) + Send + Sync,
 ) {
+    each_pair(a, b, sizes, work, &|index, a, b| vectorized(|| f(index, a, b)));
+}
+
+fn each_pair<T: Send, U: Send>(
+    a: &mut [T],
+    b: &mut [U],
+    sizes: [usize; 2],
+    work: usize,
+    f: &(dyn Fn(usize, &mut [T], &mut [U]) + Sync),
+) {
     if a.is_empty() || b.is_empty() {
         return;
     }
     if work < WORTH_IT {
         let pairs = a.chunks_mut(sizes[0]).zip(b.chunks_mut(sizes[1]));
-        pairs.enumerate().for_each(|(index, (a, b))| vectorized(|| f(index, a, b)));
+        pairs.enumerate().for_each(|(index, (a, b))| f(index, a, b));
     } else {
         let pairs = a.par_chunks_mut(sizes[0]).zip(b.par_chunks_mut(sizes[1]));
-        pairs.enumerate().for_each(|(index, (a, b))| vectorized(|| f(index, a, b)));
+        pairs.enumerate().for_each(|(index, (a, b))| f(index, a, b));
     }
 }
 
@@ -163,11 +180,15 @@ pub(super) fn map_ranges<R: Send>(
     size: usize,
     f: impl Fn(core::ops::Range<usize>) -> R + Send + Sync,
 ) -> Vec<R> {
-    let job = |start: usize| vectorized(|| f(start..(start + size).min(len)));
+    let job = |index: usize| vectorized(|| f(index * size..((index + 1) * size).min(len)));
     match len <= size {
         true => vec![job(0)],
-        false => (0..len.div_ceil(size)).into_par_iter().map(|index| job(index * size)).collect(),
+        false => map_indices(len.div_ceil(size), &job),
     }
+}
+
+fn map_indices<R: Send>(len: usize, f: &(dyn Fn(usize) -> R + Sync)) -> Vec<R> {
+    (0..len).into_par_iter().map(f).collect()
 }
 
 /// `f(index, chunk)` for every chunk of `size` elements, in order.
@@ -176,13 +197,19 @@ pub(super) fn map_chunks_mut<T: Send, R: Send>(
     size: usize,
     f: impl Fn(usize, &mut [T]) -> R + Send + Sync,
 ) -> Vec<R> {
+    let job = |index: usize, chunk: &mut [T]| vectorized(|| f(index, chunk));
     match values.len() <= size {
-        true => vec![vectorized(|| f(0, values))],
-        false => {
-            let chunks = values.par_chunks_mut(size).enumerate();
-            chunks.map(|(index, chunk)| vectorized(|| f(index, chunk))).collect()
-        }
+        true => vec![job(0, values)],
+        false => map_each_chunk(values, size, &job),
     }
+}
+
+fn map_each_chunk<T: Send, R: Send>(
+    values: &mut [T],
+    size: usize,
+    f: &(dyn Fn(usize, &mut [T]) -> R + Sync),
+) -> Vec<R> {
+    values.par_chunks_mut(size).enumerate().map(|(index, chunk)| f(index, chunk)).collect()
 }
 
 /// The number of items that a job should take if every job has a result of its own: all of them unless the work is worth it.
