@@ -38,6 +38,7 @@ pub mod layers {
         MemSaveTransformerEncoder, MemSaveTransformerEncoderLayer,
     };
     pub use burn_memsave_layers::nn::{
-        MemSaveDropout, MemSaveEmbedding, MemSaveLinear, MemSaveRotaryEncoding,
+        MemSaveBiGru, MemSaveBiLstm, MemSaveBiRnn, MemSaveDropout, MemSaveEmbedding, MemSaveGateController,
+        MemSaveGru, MemSaveLinear, MemSaveLstm, MemSaveRnn, MemSaveRotaryEncoding,
     };
 }

@@ -169,9 +169,23 @@ fn check<const D: usize, const O: usize, S: Module, M: Module + From<S>>(
     of_ours: Forward<M, D, O>,
     kept: impl Fn(Case, Input<D>) -> usize,
 ) {
+    check_types(&DTYPES, name, shape, make, (of_stock, of_ours), kept);
+}
+
+/// [`check`] in some types.
+fn check_types<const D: usize, const O: usize, S: Module, M: Module + From<S>>(
+    dtypes: &[DType],
+    name: &str,
+    shape: [usize; D],
+    make: impl Fn(&Device) -> S,
+    (of_stock, of_ours): (Forward<S, D, O>, Forward<M, D, O>),
+    kept: impl Fn(Case, Input<D>) -> usize,
+) {
     let mut doubled = shape;
     doubled[0] *= 2;
-    for (device, dtype) in devices().iter().flat_map(|device| DTYPES.map(|dtype| (device, dtype))) {
+    for (device, &dtype) in
+        devices().iter().flat_map(|device| dtypes.iter().map(move |dtype| (device, dtype)))
+    {
         let inputs = [shape, doubled].map(|shape| Input { shape, dtype });
         for case in CASES {
             let strategy = device.gradient_checkpointing_strategy();
@@ -341,6 +355,8 @@ fn layers_keep_what_they_say() {
     let response = nn::LocalResponseNormConfig::new(5);
     check!("local_response_norm", images, |_| response.init() => MemSaveLocalResponseNorm, one);
 
+    recurrent_layers_keep_their_gates();
+
     // Offsets of one byte in windows of up to 255 elements, of two up to 65535.
     let pool = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]);
     check!("max_pool2d", images, |_| pool.init() => MemSaveMaxPool2d, offsets(8 * 11 * 9));
@@ -505,6 +521,47 @@ fn attention_grows_linearly(device: &Device) {
         });
         let peak = bytes(measured.peak);
         expect(peak <= 12 * tensor + CHUNKS, || format!("attention to {length} tokens needs {peak} bytes"));
+    }
+}
+
+/// The gates of every step, and `x` for the gradients of its weights.
+fn recurrent_layers_keep_their_gates() {
+    const STEPS: usize = 6;
+    const FEATURES: usize = 16;
+    const HIDDEN: usize = 24;
+    let kept = |gates: usize| {
+        move |case: Case, x: Input<3>| {
+            let states = Input { shape: [x.shape[0], x.shape[1], HIDDEN], ..x };
+            let of_gates = if case == Case::Untracked { 0 } else { gates * states.floats() };
+            of_gates + bilinear(case, x)
+        }
+    };
+    macro_rules! check {
+        ($name:literal, $x:expr, $config:expr, $stock:ty => $ours:ty, |$layer:ident, $input:ident| $forward:expr, $gates:expr) => {
+            check_types(
+                &[DType::F32], // the type of the states and outputs that stock makes
+                &format!("{}, {:?}", $name, $x),
+                $x,
+                |device| $config.init(device),
+                (|$layer: &$stock, $input| $forward, |$layer: &$ours, $input| $forward),
+                kept($gates),
+            )
+        };
+    }
+    for x in [[8, STEPS, FEATURES], [1, STEPS, FEATURES], [8, 1, FEATURES], [1, 1, FEATURES]] {
+        let lstm = nn::LstmConfig::new(FEATURES, HIDDEN, true);
+        check!("lstm", x, lstm, nn::Lstm => MemSaveLstm, |layer, x| layer.forward(x, None).0, 4);
+        let coupled = lstm.with_input_forget(true).with_clip(Some(0.5));
+        check!("lstm, coupled", x, coupled, nn::Lstm => MemSaveLstm, |layer, x| layer.forward(x, None).0, 3);
+        let gru = nn::GruConfig::new(FEATURES, HIDDEN, true);
+        check!("gru", x, gru, nn::Gru => MemSaveGru, |layer, x| layer.forward(x, None), 3);
+        let before = gru.with_reset_after(false);
+        check!("gru, reset before", x, before, nn::Gru => MemSaveGru, |layer, x| layer.forward(x, None), 3);
+        // Its gate is its output.
+        let rnn = nn::RnnConfig::new(FEATURES, HIDDEN, true);
+        check!("rnn", x, rnn, nn::Rnn => MemSaveRnn, |layer, x| layer.forward(x, None).0.sum_dim(2), 1);
+        let clipped = rnn.with_clip(Some(0.5));
+        check!("rnn, clipped", x, clipped, nn::Rnn => MemSaveRnn, |layer, x| layer.forward(x, None).0, 1);
     }
 }
 

@@ -16,6 +16,7 @@ use burn::tensor::{
 use burn_memsave::functional as F;
 use burn_memsave::measure::{LayerMeasurement, bytes_in_use, measure_layer, peak_bytes};
 use burn_memsave::nn::activation::RReluConfig;
+use burn_memsave::nn::{GateController, GruConfig, Linear, LstmConfig, RnnConfig};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 /// The memory of a device is counted for the whole program: whoever measures it is alone.
@@ -337,6 +338,45 @@ fn attention_equals_flex() {
         let factors = tensor::<3>(values([5, 4, 2], 30), &x.device());
         F::rotary_encoding(x, factors)
     });
+}
+
+#[test]
+fn recurrent_layers_equal_flex() {
+    fn gate(operands: &mut Operands) -> GateController {
+        let mut dense = |d_input| {
+            let weight = operands.kernel([1, 1, d_input, 5]).reshape([d_input, 5]);
+            Linear {
+                weight: Param::initialized(ParamId::new(), weight),
+                bias: Some(Param::initialized(ParamId::new(), operands.vector(5))),
+            }
+        };
+        GateController { input_transform: dense(4), hidden_transform: dense(5) }
+    }
+    for clip in [None, Some(0.3)] {
+        check("rnn", [3, 6, 4], |x: Tensor<3>, operands| {
+            let mut rnn = RnnConfig::new(4, 5, true).with_clip(clip).init(&x.device());
+            rnn.gate = gate(operands);
+            rnn.forward(x, None).0
+        });
+        for reset_after in [false, true] {
+            check("gru", [3, 6, 4], |x: Tensor<3>, operands| {
+                let config = GruConfig::new(4, 5, true).with_reset_after(reset_after).with_clip(clip);
+                let mut gru = config.init(&x.device());
+                gru.reset_gate = gate(operands);
+                gru.update_gate = gate(operands);
+                gru.new_gate = gate(operands);
+                gru.forward(x, None)
+            });
+        }
+        check("lstm", [3, 6, 4], |x: Tensor<3>, operands| {
+            let mut lstm = LstmConfig::new(4, 5, true).with_clip(clip).init(&x.device());
+            lstm.input_gate = gate(operands);
+            lstm.output_gate = gate(operands);
+            lstm.cell_gate = gate(operands);
+            lstm.forget_gate = Some(gate(operands));
+            lstm.forward(x, None).0
+        });
+    }
 }
 
 #[test]

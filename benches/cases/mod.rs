@@ -68,6 +68,8 @@ pub struct Shapes {
     tokens: [usize; 3],
     /// Batch, three times the heads, sequence, features of a head.
     queries: [usize; 4],
+    /// Batch, steps, features.
+    steps: [usize; 3],
     /// Batch, channels, height, width.
     images: [usize; 4],
     /// Images of twice the height and the width.
@@ -85,6 +87,7 @@ impl Shapes {
         logits: [128, 32_000],
         tokens: [4, 512, 1024],
         queries: [1, 24, 2048, 64],
+        steps: [16, 64, 128],
         images: [16, 64, 56, 56],
         large: [16, 64, 112, 112],
         signal: [16, 64, 3136],
@@ -97,6 +100,7 @@ impl Shapes {
         logits: [16, 1024],
         tokens: [2, 16, 64],
         queries: [2, 12, 16, 16],
+        steps: [1, 1, 128],
         images: [2, 64, 7, 7],
         large: [2, 64, 14, 14],
         signal: [2, 64, 49],
@@ -185,7 +189,7 @@ fn scattered(logits: &Tensor<2>) -> Tensor<1, Int> {
 
 /// All layers.
 pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes) {
-    let &Shapes { rows, logits, tokens, queries, images, large, signal, volume } = shapes;
+    let &Shapes { rows, logits, tokens, queries, steps, images, large, signal, volume } = shapes;
 
     let linear = nn::LinearConfig::new(1024, 1024);
     layer!(visitor, "linear", rows, linear.init(device) => MemSaveLinear);
@@ -243,6 +247,15 @@ pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes
 
     let norm = nn::LocalResponseNormConfig::new(5).init();
     layer!(visitor, "local_response_norm", images, norm => MemSaveLocalResponseNorm);
+
+    let gru = nn::GruConfig::new(128, 128, true).init(device);
+    layer!(visitor, "gru", steps, gru => MemSaveGru, |layer, x| layer.forward(x, None));
+    let lstm = nn::LstmConfig::new(128, 128, true).init(device);
+    layer!(visitor, "lstm", steps, lstm => MemSaveLstm, |layer, x| layer.forward(x, None).0);
+    let rnn = nn::RnnConfig::new(128, 128, true).init(device);
+    layer!(visitor, "rnn", steps, rnn => MemSaveRnn, |layer, x| layer.forward(x, None).0);
+    let lstm = nn::BiLstmConfig::new(128, 128, true).init(device);
+    layer!(visitor, "bilstm", steps, lstm => MemSaveBiLstm, |layer, x| layer.forward(x, None).0);
 
     layer!(visitor, "relu", images, Relu::new() => MemSaveRelu);
     layer!(visitor, "leaky_relu", images, LeakyReluConfig::new().init() => MemSaveLeakyRelu);

@@ -169,6 +169,16 @@ fn modules_convert_there_and_back() {
     check::<_, MemSaveAdaptiveAvgPool3d>("adaptive_avg_pool3d", || {
         AdaptiveAvgPool3dConfig::new([3, 2, 1]).init()
     });
+    check::<_, MemSaveRnn>("rnn", || nn::RnnConfig::new(3, 4, true).with_clip(Some(0.5)).init(device));
+    check::<_, MemSaveBiRnn>("birnn", || nn::BiRnnConfig::new(3, 4, false).init(device));
+    check::<_, MemSaveGru>("gru", || nn::GruConfig::new(3, 4, true).with_reset_after(false).init(device));
+    check::<_, MemSaveBiGru>("bigru", || nn::BiGruConfig::new(3, 4, true).init(device).freeze());
+    for coupled in [false, true] {
+        let lstm = nn::LstmConfig::new(3, 4, true).with_input_forget(coupled).with_reverse(true);
+        check::<_, MemSaveLstm>("lstm", || lstm.init(device));
+        let lstm = nn::BiLstmConfig::new(3, 4, false).with_input_forget(coupled);
+        check::<_, MemSaveBiLstm>("bilstm", || lstm.clone().with_batch_first(false).init(device));
+    }
     let mode = InterpolateMode::Cubic;
     check::<_, MemSaveInterpolate1d>("interpolate1d", || {
         Interpolate1dConfig::new().with_output_size(Some(3)).init()
@@ -235,6 +245,10 @@ fn activations_convert_there_and_back() {
 #[test]
 fn wrappers_convert_there_and_back() {
     let device = &Device::flex().autodiff();
+    let gate = nn::GateController::new(3, 4, true, nn::Initializer::Ones, device);
+    let ours = MemSaveGateController::from_nn_gate_controller(gate.clone());
+    assert_eq!(parameters(&ours), parameters(&gate));
+    assert_eq!(parameters(&ours.into_nn_gate_controller()), parameters(&gate));
     let prelu = nn::activation::Activation::from(nn::activation::PReluConfig::new().init(device));
     let ours = MemSaveActivation::from_nn_activation(prelu.clone());
     assert_eq!(parameters(&ours), parameters(&prelu));

@@ -488,6 +488,31 @@ ours!(nn::transformer, nn::modules::transformer => {
     TransformerEncoderLayer = MemSaveTransformerEncoderLayer;
 });
 
+ours!(nn, nn::modules => {
+    BiGru = MemSaveBiGru by BiGruConfig(device: Device);
+    BiLstm = MemSaveBiLstm by BiLstmConfig(device: Device);
+    BiRnn = MemSaveBiRnn by BiRnnConfig(device: Device);
+    GateController = MemSaveGateController;
+    Gru = MemSaveGru by GruConfig(device: Device);
+    Lstm = MemSaveLstm by LstmConfig(device: Device);
+    Rnn = MemSaveRnn by RnnConfig(device: Device);
+});
+
+ours!(nn::basic, nn::modules::basic => {
+    BiRnn = MemSaveBiRnn by BiRnnConfig(device: Device);
+    Rnn = MemSaveRnn by RnnConfig(device: Device);
+});
+
+ours!(nn::gru, nn::modules::gru => {
+    BiGru = MemSaveBiGru by BiGruConfig(device: Device);
+    Gru = MemSaveGru by GruConfig(device: Device);
+});
+
+ours!(nn::lstm, nn::modules::lstm => {
+    BiLstm = MemSaveBiLstm by BiLstmConfig(device: Device);
+    Lstm = MemSaveLstm by LstmConfig(device: Device);
+});
+
 ours!(nn, nn::activation => {
     Celu = MemSaveCelu by CeluConfig();
     Elu = MemSaveElu by EluConfig();

@@ -16,6 +16,7 @@ mod lora;
 mod loss;
 mod modules;
 mod pools;
+mod recurrent;
 mod row_norm;
 mod smooth;
 mod softmax;

@@ -24,6 +24,7 @@ mod local_response;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod piecewise_linear;
+mod recurrent;
 mod row_norm;
 mod smooth;
 mod softmax;
@@ -34,6 +35,8 @@ pub use attention::{ScoreGrads, ScoreRows, Scores};
 pub use element_loss::{ElementLoss, Side};
 pub use local_response::LocalResponse;
 pub use piecewise_linear::PiecewiseLinear;
+pub(crate) use recurrent::Wanted;
+pub use recurrent::{Cell, Gate, Recurrence, RecurrentState, RecurrentStep, Stage};
 pub use row_norm::RowNorm;
 pub use smooth::Smooth;
 pub use softmax::Softmax;
@@ -183,6 +186,35 @@ pub trait MemBackend: Backend {
         norm: &LocalResponse,
         dy: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
+
+    /// One step of a recurrent layer, element by element: its rows in the tensors of the gates, `[batch * steps, hidden]`, hold
+    /// the products with the input and get the gates. `products`: those with the hidden state, zeros if there are none.
+    /// `biases`: of both products. `state`: before the step; returned is that behind it.
+    fn recurrent_forward(
+        step: &RecurrentStep,
+        gates: &mut [FloatTensor<Self>],
+        products: Vec<Option<FloatTensor<Self>>>,
+        biases: &[[Option<FloatTensor<Self>>; 2]],
+        state: RecurrentState<Self>,
+    ) -> RecurrentState<Self>;
+
+    /// The state after a step, from the gates.
+    fn recurrent_replay(
+        step: &RecurrentStep,
+        gates: &[FloatTensor<Self>],
+        state: RecurrentState<Self>,
+    ) -> RecurrentState<Self>;
+
+    /// One step back: its rows in the tensors of the gates become gradients of what went into them, those of `extra` (in a GRU
+    /// that resets after the product: the product that r gates) gradients of themselves. `state`: before the step; `grads`: of
+    /// that behind it; returned is that of the state before, as far as it does not go through the products.
+    fn recurrent_backward(
+        step: &RecurrentStep,
+        gates: &mut [FloatTensor<Self>],
+        extra: Option<&mut FloatTensor<Self>>,
+        state: RecurrentState<Self>,
+        grads: RecurrentState<Self>,
+    ) -> RecurrentState<Self>;
 
     /// `f(x)`.
     fn smooth(x: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self>;

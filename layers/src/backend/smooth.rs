@@ -192,7 +192,7 @@ impl Smooth {
 /// `1 / (1 + exp(-x))` without overflow.
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 #[inline(always)]
-pub(super) fn sigmoid<A: CpuElement<Acc = A>>(x: A) -> A {
+pub(crate) fn sigmoid<A: CpuElement<Acc = A>>(x: A) -> A {
     let e = (-x.abs()).fast_exp();
     let s = A::one() / (A::one() + e);
     if x >= A::zero() { s } else { e * s }

@@ -39,7 +39,11 @@ pub use norm::{
     LayerNormConfig, LocalResponseNorm, LocalResponseNormConfig, MemSaveBatchNorm, MemSaveGroupNorm,
     MemSaveInstanceNorm, MemSaveLayerNorm, MemSaveLocalResponseNorm, MemSaveRmsNorm, RmsNorm, RmsNormConfig,
 };
-pub use rnn::{BiGruConfig, BiLstmConfig, BiRnnConfig, GruConfig, LstmConfig, RnnConfig, basic, gru, lstm};
+pub use rnn::{
+    BiGru, BiGruConfig, BiLstm, BiLstmConfig, BiRnn, BiRnnConfig, GateController, Gru, GruConfig, Lstm,
+    LstmConfig, MemSaveBiGru, MemSaveBiLstm, MemSaveBiRnn, MemSaveGateController, MemSaveGru, MemSaveLstm,
+    MemSaveRnn, Rnn, RnnConfig, basic, gru, lstm,
+};
 pub use rotary_encoding::{
     MemSaveRotaryEncoding, MemSaveRotaryEncoding as RotaryEncoding, RotaryEncodingConfig,
 };
@@ -47,11 +51,12 @@ pub use rotary_encoding::{
 /// The modules of this namespace by the path that Burn has for them, too.
 pub mod modules {
     pub use super::{
-        BatchNorm, BatchNormConfig, BiGruConfig, BiLstmConfig, BiRnnConfig, Dropout, DropoutConfig,
-        Embedding, EmbeddingConfig, GroupNorm, GroupNormConfig, GruConfig, InstanceNorm, InstanceNormConfig,
-        LayerNorm, LayerNormConfig, Linear, LinearConfig, LocalResponseNorm, LocalResponseNormConfig,
-        LstmConfig, RmsNorm, RmsNormConfig, RnnConfig, RotaryEncoding, RotaryEncodingConfig, attention,
-        basic, cache, conv, gru, interpolate, lstm, norm, pool, transformer,
+        BatchNorm, BatchNormConfig, BiGru, BiGruConfig, BiLstm, BiLstmConfig, BiRnn, BiRnnConfig, Dropout,
+        DropoutConfig, Embedding, EmbeddingConfig, GateController, GroupNorm, GroupNormConfig, Gru,
+        GruConfig, InstanceNorm, InstanceNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+        LocalResponseNorm, LocalResponseNormConfig, Lstm, LstmConfig, RmsNorm, RmsNormConfig, Rnn, RnnConfig,
+        RotaryEncoding, RotaryEncodingConfig, attention, basic, cache, conv, gru, interpolate, lstm, norm,
+        pool, transformer,
     };
     pub use burn::nn::modules::*;
 }

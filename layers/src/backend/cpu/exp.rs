@@ -28,6 +28,21 @@ pub(super) fn exp(x: f32) -> f32 {
     y * power(half) * power(n.wrapping_sub(half))
 }
 
+/// The hyperbolic tangent to 2 units in the last place; the polynomial near 0 is Cephes' (`tanhf`).
+#[inline(always)]
+pub(super) fn tanh(x: f32) -> f32 {
+    let magnitude = x.abs();
+    let far = 1.0 - 2.0 / (exp(2.0 * magnitude) + 1.0);
+    let z = x * x;
+    let p = -5.704_988_7e-3;
+    let p = p * z + 2.063_909e-2;
+    let p = p * z - 5.373_971_6e-2;
+    let p = p * z + 1.333_144_2e-1;
+    let p = p * z - 3.333_328e-1;
+    let near = p * z * x + x;
+    if magnitude < 0.625 { near } else { far.copysign(x) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,6 +60,18 @@ mod tests {
             assert!(ulps(exp(x), exact) <= 2, "exp({x}) = {}, exactly {exact}", exp(x));
             x += 0.000_7;
         }
+    }
+
+    #[test]
+    fn the_hyperbolic_tangent_is_within_two_units_in_the_last_place() {
+        let mut x = -12.0f32;
+        while x < 12.0 {
+            let exact = f64::from(x).tanh() as f32;
+            assert!(ulps(tanh(x), exact) <= 2, "tanh({x}) = {}, exactly {exact}", tanh(x));
+            x += 0.000_13;
+        }
+        assert_eq!([tanh(0.0), tanh(1e-30), tanh(f32::INFINITY), tanh(f32::MIN)], [0.0, 1e-30, 1.0, -1.0]);
+        assert!(tanh(f32::NAN).is_nan());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Fused kernels on slices, shared by the CPU backends.
 use super::{
     BatchNormOutput, ElementLoss, LocalResponse, LogitsGradient, MemBackend, NormGrads, PiecewiseLinear,
-    RowNorm, ScoreGrads, ScoreRows, Side, Smooth, Softmax,
+    RecurrentState, RecurrentStep, RowNorm, ScoreGrads, ScoreRows, Side, Smooth, Softmax, device,
 };
 use burn::backend::{
     Backend, Distribution, TensorMetadata,
@@ -27,6 +27,7 @@ mod low_rank;
 mod max_pool;
 mod parallel;
 mod prelu;
+mod recurrent;
 mod rotary;
 mod row_norm;
 mod smooth;
@@ -54,10 +55,12 @@ pub trait CpuElement: Element + bytemuck::Pod + Float + Send + Sync {
     fn erf(self) -> Self;
     /// `e^self`; in f32 by a function that loops of it are compiled for vectors with.
     fn fast_exp(self) -> Self;
+    /// The hyperbolic tangent; in f32 likewise.
+    fn fast_tanh(self) -> Self;
 }
 
 macro_rules! cpu_element {
-    ($element:ty, $acc:ty, $widen:expr, $narrow:expr, $from_f64:expr, $to_f64:expr, $erf:expr, $exp:expr) => {
+    ($element:ty, $acc:ty, $widen:expr, $narrow:expr, $from_f64:expr, $to_f64:expr, $erf:expr, $exp:expr, $tanh:expr) => {
         impl CpuElement for $element {
             type Acc = $acc;
             #[inline(always)]
@@ -84,11 +87,15 @@ macro_rules! cpu_element {
             fn fast_exp(self) -> Self {
                 $exp(self)
             }
+            #[inline(always)]
+            fn fast_tanh(self) -> Self {
+                $tanh(self)
+            }
         }
     };
 }
-cpu_element!(f32, f32, |v| v, |v| v, |v| v as f32, f64::from, libm::erff, exp::exp);
-cpu_element!(f64, f64, |v| v, |v| v, |v| v, |v| v, libm::erf, f64::exp);
+cpu_element!(f32, f32, |v| v, |v| v, |v| v as f32, f64::from, libm::erff, exp::exp, exp::tanh);
+cpu_element!(f64, f64, |v| v, |v| v, |v| v, |v| v, libm::erf, f64::exp, f64::tanh);
 macro_rules! half_element {
     ($half:ident) => {
         cpu_element!(
@@ -99,7 +106,8 @@ macro_rules! half_element {
             $half::from_f64,
             $half::to_f64,
             |v| $half::from_f32(libm::erff($half::to_f32(v))),
-            |v| $half::from_f32(exp::exp($half::to_f32(v)))
+            |v| $half::from_f32(exp::exp($half::to_f32(v))),
+            |v| $half::from_f32(exp::tanh($half::to_f32(v)))
         );
     };
 }
@@ -411,6 +419,47 @@ impl<B: CpuBackend> MemBackend for B {
             local_response::backward(B::as_slice::<E>(&x), planes, norm, B::as_slice_mut(&mut dy));
         });
         dy
+    }
+
+    // The half precisions go by Burn's operations: kernels for them, too, would double the time to compile these.
+    fn recurrent_forward(
+        step: &RecurrentStep,
+        gates: &mut [FloatTensor<B>],
+        products: Vec<Option<FloatTensor<B>>>,
+        biases: &[[Option<FloatTensor<B>>; 2]],
+        state: RecurrentState<B>,
+    ) -> RecurrentState<B> {
+        match gates[0].dtype() {
+            DType::F32 => recurrent::forward::<B, f32>(step, gates, products, biases, state),
+            DType::F64 => recurrent::forward::<B, f64>(step, gates, products, biases, state),
+            _ => device::recurrent_forward::<B>(step, gates, products, biases, state),
+        }
+    }
+
+    fn recurrent_replay(
+        step: &RecurrentStep,
+        gates: &[FloatTensor<B>],
+        state: RecurrentState<B>,
+    ) -> RecurrentState<B> {
+        match gates[0].dtype() {
+            DType::F32 => recurrent::replay::<B, f32>(step, gates, state),
+            DType::F64 => recurrent::replay::<B, f64>(step, gates, state),
+            _ => device::recurrent_replay::<B>(step, gates, state),
+        }
+    }
+
+    fn recurrent_backward(
+        step: &RecurrentStep,
+        gates: &mut [FloatTensor<B>],
+        extra: Option<&mut FloatTensor<B>>,
+        state: RecurrentState<B>,
+        grads: RecurrentState<B>,
+    ) -> RecurrentState<B> {
+        match gates[0].dtype() {
+            DType::F32 => recurrent::backward::<B, f32>(step, gates, extra, state, grads),
+            DType::F64 => recurrent::backward::<B, f64>(step, gates, extra, state, grads),
+            _ => device::recurrent_backward::<B>(step, gates, extra, state, grads),
+        }
     }
 
     fn smooth(x: FloatTensor<B>, f: Smooth) -> FloatTensor<B> {

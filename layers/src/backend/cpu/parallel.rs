@@ -11,7 +11,7 @@ const WORTH_IT: usize = 1 << 17;
 
 /// `f()`, compiled for wider vectors where the machine has them.
 #[inline(always)]
-fn vectorized<R>(f: impl FnOnce() -> R) -> R {
+pub(super) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]

@@ -1,15 +1,20 @@
-//! Configs of recurrent networks.
-//!
-//! The modules are those of Burn; their configs name an activation, and take ours.
+//! Basic recurrent networks.
 pub use burn::nn::basic::*;
 
-use crate::nn::activation::ActivationConfig;
-use crate::nn::drop_in::config_into_stock;
-use burn::config::Config;
-use burn::nn::Initializer;
-use burn::tensor::Device;
+pub use MemSaveBiRnn as BiRnn;
+pub use MemSaveRnn as Rnn;
 
-/// Configuration of [`Rnn`](burn::nn::Rnn); the same as [`burn::nn::RnnConfig`].
+use super::GateController;
+use super::sequence::{Outcome, are_usual, direction, run};
+use crate::backend::{Cell, Recurrence};
+use crate::nn::activation::{Activation, ActivationConfig};
+use crate::nn::drop_in::{config_into_stock, drop_in};
+use burn::config::Config;
+use burn::module::Module;
+use burn::nn::Initializer;
+use burn::tensor::{Device, Tensor};
+
+/// Configuration of [`MemSaveRnn`]; the same as [`burn::nn::RnnConfig`].
 #[derive(Config, Debug)]
 pub struct RnnConfig {
     /// The size of the input features.
@@ -54,12 +59,12 @@ config_into_stock!(
 
 impl RnnConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> burn::nn::Rnn {
-        burn::nn::RnnConfig::from(self.clone()).init(device)
+    pub fn init(&self, device: &Device) -> MemSaveRnn {
+        burn::nn::RnnConfig::from(self.clone()).init(device).into()
     }
 }
 
-/// Configuration of [`BiRnn`](burn::nn::BiRnn); the same as [`burn::nn::BiRnnConfig`].
+/// Configuration of [`MemSaveBiRnn`]; the same as [`burn::nn::BiRnnConfig`].
 #[derive(Config, Debug)]
 pub struct BiRnnConfig {
     /// The size of the input features.
@@ -89,7 +94,149 @@ config_into_stock!(
 
 impl BiRnnConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> burn::nn::BiRnn {
-        burn::nn::BiRnnConfig::from(self.clone()).init(device)
+    pub fn init(&self, device: &Device) -> MemSaveBiRnn {
+        burn::nn::BiRnnConfig::from(self.clone()).init(device).into()
+    }
+}
+
+/// Recurrent layer, `h = tanh(x W + b + h U + d)` step by step.
+///
+/// Keeps its input for the backward pass if its weights are trainable, and its output; with `clip` the values before they are
+/// clipped, too. [`burn::nn::Rnn`] keeps some tensors of the size of the state at every step. With an activation other than
+/// tanh, or operands of different types, this is Burn's own forward pass.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::RnnConfig;
+///
+/// let device = Device::flex();
+/// let rnn = RnnConfig::new(3, 4, true).init(&device);
+/// let (y, state) = rnn.forward(Tensor::ones([2, 5, 3], &device), None);
+/// assert_eq!((y.dims(), state.hidden.dims()), ([2, 5, 4], [2, 4]));
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveRnn {
+    /// gate controller for Rnn (has single gate).
+    pub gate: GateController,
+    /// The hidden state of the Rnn.
+    pub d_hidden: usize,
+    /// If true, input is `[batch_size, seq_length, input_size]`.
+    /// If false, input is `[seq_length, batch_size, input_size]`.
+    pub batch_first: bool,
+    /// If true, process the sequence in reverse order.
+    pub reverse: bool,
+    /// Optional hidden state clip threshold.
+    pub clip: Option<f64>,
+    /// Activation function for hidden output.
+    pub hidden_activation: Activation,
+}
+
+drop_in!(
+    MemSaveRnn = burn::nn::Rnn,
+    from_nn_rnn = |stock| {
+        let burn::nn::Rnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation } = stock;
+        let (gate, hidden_activation) = (gate.into(), hidden_activation.into());
+        MemSaveRnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation }
+    },
+    into_nn_rnn = |ours| {
+        let MemSaveRnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation } = ours;
+        let (gate, hidden_activation) = (gate.into(), hidden_activation.into());
+        burn::nn::Rnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation }
+    }
+);
+
+impl MemSaveRnn {
+    /// Applies the layer to a sequence, from a hidden state or from zeros: the hidden state after every step, and after the
+    /// last.
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[batch, steps, d_input]` if `batch_first`, else `[steps, batch, d_input]`
+    /// - state: `[batch, d_hidden]`
+    /// - output: as the input, with `d_hidden` features
+    pub fn forward(&self, batched_input: Tensor<3>, state: Option<RnnState<2>>) -> (Tensor<3>, RnnState<2>) {
+        let hidden = state.as_ref().map(|state| &state.hidden);
+        match self.run(&batched_input, hidden, self.batch_first, self.reverse) {
+            Some((y, hidden, _)) => (y, RnnState::new(hidden)),
+            None => self.clone().into_nn_rnn().forward(batched_input, state),
+        }
+    }
+
+    fn run(
+        &self,
+        x: &Tensor<3>,
+        hidden: Option<&Tensor<2>>,
+        batch_first: bool,
+        reverse: bool,
+    ) -> Option<Outcome> {
+        let recurrence = Recurrence { cell: Cell::Rnn, clip: self.clip, batch_first, reverse };
+        let usual = are_usual(&[], &[&self.hidden_activation]);
+        usual.then(|| run(recurrence, x, hidden, None, &[&self.gate])).flatten()
+    }
+}
+
+/// Two recurrent layers over a sequence, in both directions, their outputs beside each other.
+///
+/// Keeps for the backward pass what two [`MemSaveRnn`] keep.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::BiRnnConfig;
+///
+/// let device = Device::flex();
+/// let rnn = BiRnnConfig::new(3, 4, true).init(&device);
+/// let (y, state) = rnn.forward(Tensor::ones([2, 5, 3], &device), None);
+/// assert_eq!((y.dims(), state.hidden.dims()), ([2, 5, 8], [2, 2, 4]));
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveBiRnn {
+    /// RNN for the forward direction.
+    pub forward: MemSaveRnn,
+    /// RNN for the reverse direction.
+    pub reverse: MemSaveRnn,
+    /// The size of the hidden state.
+    pub d_hidden: usize,
+    /// If true, input is `[batch_size, seq_length, input_size]`.
+    /// If false, input is `[seq_length, batch_size, input_size]`.
+    pub batch_first: bool,
+}
+
+drop_in!(
+    MemSaveBiRnn = burn::nn::BiRnn,
+    from_nn_birnn = |stock| {
+        let burn::nn::BiRnn { forward, reverse, d_hidden, batch_first } = stock;
+        MemSaveBiRnn { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
+    },
+    into_nn_birnn = |ours| {
+        let MemSaveBiRnn { forward, reverse, d_hidden, batch_first } = ours;
+        burn::nn::BiRnn { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
+    }
+);
+
+impl MemSaveBiRnn {
+    /// Applies the layers to a sequence, from a hidden state per direction or from zeros: the hidden states after every step,
+    /// and after the last of either direction.
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[batch, steps, d_input]` if `batch_first`, else `[steps, batch, d_input]`
+    /// - state: `[2, batch, d_hidden]`
+    /// - output: as the input, with `2 * d_hidden` features
+    pub fn forward(&self, batched_input: Tensor<3>, state: Option<RnnState<3>>) -> (Tensor<3>, RnnState<3>) {
+        let layer = |layer: &MemSaveRnn, index| {
+            let state = state.as_ref().map(|state| direction(&state.hidden, index));
+            // The second one runs backwards whatever it says itself, as in Burn.
+            layer.run(&batched_input, state.as_ref(), self.batch_first, index == 1 || layer.reverse)
+        };
+        let fits = self.forward.batch_first && state.as_ref().is_none_or(|state| state.hidden.dims()[0] == 2);
+        match fits.then(|| layer(&self.forward, 0).zip(layer(&self.reverse, 1))).flatten() {
+            Some(((forward, last, _), (reverse, first, _))) => {
+                let hidden = Tensor::stack(vec![last, first], 0);
+                (Tensor::cat(vec![forward, reverse], 2), RnnState::new(hidden))
+            }
+            None => self.clone().into_nn_birnn().forward(batched_input, state),
+        }
     }
 }

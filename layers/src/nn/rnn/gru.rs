@@ -1,15 +1,18 @@
-//! Configs of recurrent networks.
-//!
-//! The modules are those of Burn; their configs name an activation, and take ours.
-pub use burn::nn::gru::*;
+//! Gated recurrent units.
+pub use MemSaveBiGru as BiGru;
+pub use MemSaveGru as Gru;
 
-use crate::nn::activation::ActivationConfig;
-use crate::nn::drop_in::config_into_stock;
+use super::GateController;
+use super::sequence::{Outcome, are_usual, direction, run};
+use crate::backend::{Cell, Recurrence};
+use crate::nn::activation::{Activation, ActivationConfig};
+use crate::nn::drop_in::{config_into_stock, drop_in};
 use burn::config::Config;
+use burn::module::Module;
 use burn::nn::Initializer;
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 
-/// Configuration of [`Gru`](burn::nn::Gru); the same as [`burn::nn::GruConfig`].
+/// Configuration of [`MemSaveGru`]; the same as [`burn::nn::GruConfig`].
 #[derive(Config, Debug)]
 pub struct GruConfig {
     /// The size of the input features.
@@ -65,12 +68,12 @@ config_into_stock!(
 
 impl GruConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> burn::nn::Gru {
-        burn::nn::GruConfig::from(self.clone()).init(device)
+    pub fn init(&self, device: &Device) -> MemSaveGru {
+        burn::nn::GruConfig::from(self.clone()).init(device).into()
     }
 }
 
-/// Configuration of [`BiGru`](burn::nn::BiGru); the same as [`burn::nn::BiGruConfig`].
+/// Configuration of [`MemSaveBiGru`]; the same as [`burn::nn::BiGruConfig`].
 #[derive(Config, Debug)]
 pub struct BiGruConfig {
     /// The size of the input features.
@@ -115,7 +118,173 @@ config_into_stock!(
 
 impl BiGruConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> burn::nn::BiGru {
-        burn::nn::BiGruConfig::from(self.clone()).init(device)
+    pub fn init(&self, device: &Device) -> MemSaveBiGru {
+        burn::nn::BiGruConfig::from(self.clone()).init(device).into()
+    }
+}
+
+/// Gated recurrent unit, after [arXiv 1406.1078](https://arxiv.org/abs/1406.1078): per gate `a = x W + b + h U + d`,
+/// `r = sigmoid(a_r)`, `z = sigmoid(a_z)`, `n = tanh(x W + b + r * (h U + d))` (or, if it resets before the product,
+/// `tanh(x W + b + (r h) U + d)`), `h = (1 - z) n + z h`, step by step.
+///
+/// Keeps for the backward pass its gates, three tensors of the size of the output, and its input if the weights are trainable;
+/// [`burn::nn::Gru`] keeps a dozen such tensors. With activations other than sigmoid and tanh, or operands of
+/// different types, this is Burn's own forward pass.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::GruConfig;
+///
+/// let device = Device::flex();
+/// let gru = GruConfig::new(3, 4, true).init(&device);
+/// assert_eq!(gru.forward(Tensor::ones([2, 5, 3], &device), None).dims(), [2, 5, 4]);
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveGru {
+    /// The update gate controller.
+    pub update_gate: GateController,
+    /// The reset gate controller.
+    pub reset_gate: GateController,
+    /// The new gate controller.
+    pub new_gate: GateController,
+    /// The size of the hidden state.
+    pub d_hidden: usize,
+    /// If reset gate should be applied after weight multiplication.
+    pub reset_after: bool,
+    /// Activation function for gates (update, reset).
+    pub gate_activation: Activation,
+    /// Activation function for new/candidate gate.
+    pub hidden_activation: Activation,
+    /// Optional hidden state clip threshold.
+    pub clip: Option<f64>,
+}
+
+drop_in!(MemSaveGru = burn::nn::Gru, from_nn_gru = from_stock, into_nn_gru = into_stock);
+
+macro_rules! convert {
+    ($module:expr, $from:path => $into:path) => {{
+        let $from {
+            update_gate,
+            reset_gate,
+            new_gate,
+            d_hidden,
+            reset_after,
+            gate_activation,
+            hidden_activation,
+            clip,
+        } = $module;
+        $into {
+            update_gate: update_gate.into(),
+            reset_gate: reset_gate.into(),
+            new_gate: new_gate.into(),
+            d_hidden,
+            reset_after,
+            gate_activation: gate_activation.into(),
+            hidden_activation: hidden_activation.into(),
+            clip,
+        }
+    }};
+}
+
+fn from_stock(stock: burn::nn::Gru) -> MemSaveGru {
+    convert!(stock, burn::nn::Gru => MemSaveGru)
+}
+
+fn into_stock(ours: MemSaveGru) -> burn::nn::Gru {
+    convert!(ours, MemSaveGru => burn::nn::Gru)
+}
+
+impl MemSaveGru {
+    /// Applies the layer to a sequence, from a hidden state or from zeros: the hidden state after every step.
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[batch, steps, d_input]`
+    /// - state: `[batch, d_hidden]`
+    /// - output: `[batch, steps, d_hidden]`
+    pub fn forward(&self, batched_input: Tensor<3>, state: Option<Tensor<2>>) -> Tensor<3> {
+        match self.run(&batched_input, state.as_ref(), true, false) {
+            Some((y, ..)) => y,
+            None => self.clone().into_nn_gru().forward(batched_input, state),
+        }
+    }
+
+    fn run(
+        &self,
+        x: &Tensor<3>,
+        state: Option<&Tensor<2>>,
+        batch_first: bool,
+        reverse: bool,
+    ) -> Option<Outcome> {
+        let cell = Cell::Gru { reset_after: self.reset_after };
+        let recurrence = Recurrence { cell, clip: self.clip, batch_first, reverse };
+        let gates = [&self.reset_gate, &self.update_gate, &self.new_gate];
+        let usual = are_usual(&[&self.gate_activation], &[&self.hidden_activation]);
+        usual.then(|| run(recurrence, x, state, None, &gates)).flatten()
+    }
+}
+
+/// Two gated recurrent units over a sequence, in both directions, their outputs beside each other.
+///
+/// Keeps for the backward pass what two [`MemSaveGru`] keep.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::BiGruConfig;
+///
+/// let device = Device::flex();
+/// let gru = BiGruConfig::new(3, 4, true).init(&device);
+/// let (y, state) = gru.forward(Tensor::ones([2, 5, 3], &device), None);
+/// assert_eq!((y.dims(), state.dims()), ([2, 5, 8], [2, 2, 4]));
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveBiGru {
+    /// GRU for the forward direction.
+    pub forward: MemSaveGru,
+    /// GRU for the reverse direction.
+    pub reverse: MemSaveGru,
+    /// The size of the hidden state.
+    pub d_hidden: usize,
+    /// If true, input is `[batch_size, seq_length, input_size]`.
+    /// If false, input is `[seq_length, batch_size, input_size]`.
+    pub batch_first: bool,
+}
+
+drop_in!(
+    MemSaveBiGru = burn::nn::BiGru,
+    from_nn_bigru = |stock| {
+        let burn::nn::BiGru { forward, reverse, d_hidden, batch_first } = stock;
+        MemSaveBiGru { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
+    },
+    into_nn_bigru = |ours| {
+        let MemSaveBiGru { forward, reverse, d_hidden, batch_first } = ours;
+        burn::nn::BiGru { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
+    }
+);
+
+impl MemSaveBiGru {
+    /// Applies the layers to a sequence, from a hidden state per direction or from zeros: the hidden states after every step,
+    /// and after the last of either direction.
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[batch, steps, d_input]` if `batch_first`, else `[steps, batch, d_input]`
+    /// - state: `[2, batch, d_hidden]`
+    /// - output: as the input, with `2 * d_hidden` features
+    pub fn forward(&self, batched_input: Tensor<3>, state: Option<Tensor<3>>) -> (Tensor<3>, Tensor<3>) {
+        let layer = |layer: &MemSaveGru, index| {
+            let state = state.as_ref().map(|state| direction(state, index));
+            layer.run(&batched_input, state.as_ref(), self.batch_first, index == 1)
+        };
+        let fits = state.as_ref().is_none_or(|state| state.dims()[0] == 2);
+        let both = fits.then(|| layer(&self.forward, 0).zip(layer(&self.reverse, 1))).flatten();
+        match both {
+            Some(((forward, last, _), (reverse, first, _))) => {
+                (Tensor::cat(vec![forward, reverse], 2), Tensor::stack(vec![last, first], 0))
+            }
+            None => self.clone().into_nn_bigru().forward(batched_input, state),
+        }
     }
 }

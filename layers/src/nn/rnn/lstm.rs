@@ -1,15 +1,20 @@
-//! Configs of recurrent networks.
-//!
-//! The modules are those of Burn; their configs name an activation, and take ours.
+//! Long short-term memory.
 pub use burn::nn::lstm::*;
 
-use crate::nn::activation::ActivationConfig;
-use crate::nn::drop_in::config_into_stock;
-use burn::config::Config;
-use burn::nn::Initializer;
-use burn::tensor::Device;
+pub use MemSaveBiLstm as BiLstm;
+pub use MemSaveLstm as Lstm;
 
-/// Configuration of [`Lstm`](burn::nn::Lstm); the same as [`burn::nn::LstmConfig`].
+use super::GateController;
+use super::sequence::{Outcome, are_usual, direction, run};
+use crate::backend::{Cell, Recurrence};
+use crate::nn::activation::{Activation, ActivationConfig};
+use crate::nn::drop_in::{config_into_stock, drop_in};
+use burn::config::Config;
+use burn::module::Module;
+use burn::nn::Initializer;
+use burn::tensor::{Device, Tensor};
+
+/// Configuration of [`MemSaveLstm`]; the same as [`burn::nn::LstmConfig`].
 #[derive(Config, Debug)]
 pub struct LstmConfig {
     /// The size of the input features.
@@ -69,12 +74,12 @@ config_into_stock!(
 
 impl LstmConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> burn::nn::Lstm {
-        burn::nn::LstmConfig::from(self.clone()).init(device)
+    pub fn init(&self, device: &Device) -> MemSaveLstm {
+        burn::nn::LstmConfig::from(self.clone()).init(device).into()
     }
 }
 
-/// Configuration of [`BiLstm`](burn::nn::BiLstm); the same as [`burn::nn::BiLstmConfig`].
+/// Configuration of [`MemSaveBiLstm`]; the same as [`burn::nn::BiLstmConfig`].
 #[derive(Config, Debug)]
 pub struct BiLstmConfig {
     /// The size of the input features.
@@ -123,7 +128,226 @@ config_into_stock!(
 
 impl BiLstmConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> burn::nn::BiLstm {
-        burn::nn::BiLstmConfig::from(self.clone()).init(device)
+    pub fn init(&self, device: &Device) -> MemSaveBiLstm {
+        burn::nn::BiLstmConfig::from(self.clone()).init(device).into()
+    }
+}
+
+/// Long short-term memory, after [Hochreiter and Schmidhuber](https://www.researchgate.net/publication/13853244): per gate
+/// `a = x W + b + h U + d`, `i, f, o = sigmoid(a_i, a_f, a_o)`, `g = tanh(a_g)`, `c = f c + i g`, `h = o tanh(c)`, step by step; with
+/// `input_forget` `f = 1 - i`.
+///
+/// Keeps for the backward pass its gates, four tensors of the size of the output (three with `input_forget`), and its input if
+/// the weights are trainable; [`burn::nn::Lstm`] keeps a dozen such tensors. With activations other than sigmoid
+/// and tanh, or operands of different types, this is Burn's own forward pass.
+///
+/// Checkpoints are compatible as [`burn::nn::Lstm`] says.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::LstmConfig;
+///
+/// let device = Device::flex();
+/// let lstm = LstmConfig::new(3, 4, true).init(&device);
+/// let (y, state) = lstm.forward(Tensor::ones([2, 5, 3], &device), None);
+/// assert_eq!((y.dims(), state.cell.dims()), ([2, 5, 4], [2, 4]));
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveLstm {
+    /// The input gate regulates which information to update and store in the cell state at each time step.
+    pub input_gate: GateController,
+    /// The forget gate is used to control which information to discard or keep in the memory cell at each time step.
+    /// Absent when `input_forget` is true (forget = 1 - input).
+    pub forget_gate: Option<GateController>,
+    /// The output gate determines which information from the cell state to output at each time step.
+    pub output_gate: GateController,
+    /// The cell gate is used to compute the cell state that stores and carries information through time.
+    pub cell_gate: GateController,
+    /// The hidden state of the LSTM.
+    pub d_hidden: usize,
+    /// If true, input is `[batch_size, seq_length, input_size]`.
+    /// If false, input is `[seq_length, batch_size, input_size]`.
+    pub batch_first: bool,
+    /// If true, process the sequence in reverse order.
+    pub reverse: bool,
+    /// Optional cell state clip threshold.
+    pub clip: Option<f64>,
+    /// If true, couples input and forget gates: f_t = 1 - i_t.
+    pub input_forget: bool,
+    /// Activation function for gates (input, forget, output).
+    pub gate_activation: Activation,
+    /// Activation function for cell gate (candidate cell state).
+    pub cell_activation: Activation,
+    /// Activation function for hidden output.
+    pub hidden_activation: Activation,
+}
+
+drop_in!(MemSaveLstm = burn::nn::Lstm, from_nn_lstm = from_stock, into_nn_lstm = into_stock);
+
+macro_rules! convert {
+    ($module:expr, $from:path => $into:path) => {{
+        let $from {
+            input_gate,
+            forget_gate,
+            output_gate,
+            cell_gate,
+            d_hidden,
+            batch_first,
+            reverse,
+            clip,
+            input_forget,
+            gate_activation,
+            cell_activation,
+            hidden_activation,
+        } = $module;
+        $into {
+            input_gate: input_gate.into(),
+            forget_gate: forget_gate.map(Into::into),
+            output_gate: output_gate.into(),
+            cell_gate: cell_gate.into(),
+            d_hidden,
+            batch_first,
+            reverse,
+            clip,
+            input_forget,
+            gate_activation: gate_activation.into(),
+            cell_activation: cell_activation.into(),
+            hidden_activation: hidden_activation.into(),
+        }
+    }};
+}
+
+fn from_stock(stock: burn::nn::Lstm) -> MemSaveLstm {
+    convert!(stock, burn::nn::Lstm => MemSaveLstm)
+}
+
+fn into_stock(ours: MemSaveLstm) -> burn::nn::Lstm {
+    convert!(ours, MemSaveLstm => burn::nn::Lstm)
+}
+
+impl MemSaveLstm {
+    /// Applies the layer to a sequence, from a state or from zeros: the hidden state after every step, and the state after the
+    /// last.
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[batch, steps, d_input]` if `batch_first`, else `[steps, batch, d_input]`
+    /// - state: `[batch, d_hidden]` each
+    /// - output: as the input, with `d_hidden` features
+    pub fn forward(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<LstmState<2>>,
+    ) -> (Tensor<3>, LstmState<2>) {
+        match self.run(&batched_input, state.as_ref(), self.batch_first, self.reverse) {
+            Some((y, hidden, cell)) => (y, LstmState::new(cell, hidden)),
+            None => self.clone().into_nn_lstm().forward(batched_input, state),
+        }
+    }
+
+    /// Applies the layer to steps one by one; see [`burn::nn::Lstm::forward_iter`], which this is: it keeps what that keeps.
+    pub fn forward_iter<I: Iterator<Item = (usize, Tensor<3>)>>(
+        &self,
+        input_timestep_iter: I,
+        state: Option<LstmState<2>>,
+        batch_size: usize,
+        seq_length: usize,
+        device: &Device,
+    ) -> (Tensor<3>, LstmState<2>) {
+        let stock = self.clone().into_nn_lstm();
+        stock.forward_iter(input_timestep_iter, state, batch_size, seq_length, device)
+    }
+
+    fn run(
+        &self,
+        x: &Tensor<3>,
+        state: Option<&LstmState<2>>,
+        batch_first: bool,
+        reverse: bool,
+    ) -> Option<Outcome> {
+        let cell = Cell::Lstm { coupled: self.input_forget };
+        let recurrence = Recurrence { cell, clip: self.clip, batch_first, reverse };
+        let mut gates = vec![&self.input_gate, &self.output_gate, &self.cell_gate];
+        if !self.input_forget {
+            gates.push(self.forget_gate.as_ref()?);
+        }
+        let others = [&self.cell_activation, &self.hidden_activation];
+        let (hidden, cell) = (state.map(|state| &state.hidden), state.map(|state| &state.cell));
+        let usual = are_usual(&[&self.gate_activation], &others);
+        usual.then(|| run(recurrence, x, hidden, cell, &gates)).flatten()
+    }
+}
+
+/// Two LSTMs over a sequence, in both directions, their outputs beside each other.
+///
+/// Keeps for the backward pass what two [`MemSaveLstm`] keep.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::BiLstmConfig;
+///
+/// let device = Device::flex();
+/// let lstm = BiLstmConfig::new(3, 4, true).init(&device);
+/// let (y, state) = lstm.forward(Tensor::ones([2, 5, 3], &device), None);
+/// assert_eq!((y.dims(), state.cell.dims()), ([2, 5, 8], [2, 2, 4]));
+/// ```
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveBiLstm {
+    /// LSTM for the forward direction.
+    pub forward: MemSaveLstm,
+    /// LSTM for the reverse direction.
+    pub reverse: MemSaveLstm,
+    /// The size of the hidden state.
+    pub d_hidden: usize,
+    /// If true, input is `[batch_size, seq_length, input_size]`.
+    /// If false, input is `[seq_length, batch_size, input_size]`.
+    pub batch_first: bool,
+}
+
+drop_in!(
+    MemSaveBiLstm = burn::nn::BiLstm,
+    from_nn_bilstm = |stock| {
+        let burn::nn::BiLstm { forward, reverse, d_hidden, batch_first } = stock;
+        MemSaveBiLstm { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
+    },
+    into_nn_bilstm = |ours| {
+        let MemSaveBiLstm { forward, reverse, d_hidden, batch_first } = ours;
+        burn::nn::BiLstm { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
+    }
+);
+
+impl MemSaveBiLstm {
+    /// Applies the layers to a sequence, from a state per direction or from zeros: the hidden states after every step, and the
+    /// states after the last of either direction.
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[batch, steps, d_input]` if `batch_first`, else `[steps, batch, d_input]`
+    /// - state: `[2, batch, d_hidden]` each
+    /// - output: as the input, with `2 * d_hidden` features
+    pub fn forward(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<LstmState<3>>,
+    ) -> (Tensor<3>, LstmState<3>) {
+        let layer = |layer: &MemSaveLstm, index| {
+            let of = |state: &LstmState<3>| {
+                LstmState::new(direction(&state.cell, index), direction(&state.hidden, index))
+            };
+            let state = state.as_ref().map(of);
+            // The second one runs backwards whatever it says itself, as in Burn.
+            layer.run(&batched_input, state.as_ref(), self.batch_first, index == 1 || layer.reverse)
+        };
+        let has_both = |state: &LstmState<3>| state.cell.dims()[0] == 2 && state.hidden.dims()[0] == 2;
+        let fits = self.forward.batch_first && state.as_ref().is_none_or(has_both);
+        match fits.then(|| layer(&self.forward, 0).zip(layer(&self.reverse, 1))).flatten() {
+            Some(((forward, h, c), (reverse, first_h, first_c))) => {
+                let stack = |last, first| Tensor::stack(vec![last, first], 0);
+                (Tensor::cat(vec![forward, reverse], 2), LstmState::new(stack(c, first_c), stack(h, first_h)))
+            }
+            None => self.clone().into_nn_bilstm().forward(batched_input, state),
+        }
     }
 }

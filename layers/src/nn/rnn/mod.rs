@@ -1,8 +1,11 @@
 //! Recurrent networks.
 pub mod basic;
+mod gate_controller;
 pub mod gru;
 pub mod lstm;
+mod sequence;
 
-pub use basic::{BiRnnConfig, RnnConfig};
-pub use gru::{BiGruConfig, GruConfig};
-pub use lstm::{BiLstmConfig, LstmConfig};
+pub use basic::{BiRnn, BiRnnConfig, MemSaveBiRnn, MemSaveRnn, Rnn, RnnConfig};
+pub use gate_controller::{MemSaveGateController, MemSaveGateController as GateController};
+pub use gru::{BiGru, BiGruConfig, Gru, GruConfig, MemSaveBiGru, MemSaveGru};
+pub use lstm::{BiLstm, BiLstmConfig, Lstm, LstmConfig, MemSaveBiLstm, MemSaveLstm};

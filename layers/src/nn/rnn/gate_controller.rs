@@ -1,0 +1,48 @@
+use crate::nn::drop_in::drop_in;
+use crate::nn::{Initializer, Linear};
+use burn::module::Module;
+use burn::tensor::{Device, Tensor};
+
+/// A gate of a recurrent layer: one dense layer for the input and one for the hidden state; the twin of
+/// [`burn::nn::GateController`].
+///
+/// The recurrent layers read its parameters; what [`gate_product`](Self::gate_product) keeps is what two
+/// [`Linear`](crate::nn::Linear) keep.
+#[derive(Module, Debug)]
+#[module(custom_display)]
+pub struct MemSaveGateController {
+    /// Represents the affine transformation applied to input vector
+    pub input_transform: Linear,
+    /// Represents the affine transformation applied to the hidden state
+    pub hidden_transform: Linear,
+}
+
+drop_in!(
+    MemSaveGateController = burn::nn::GateController,
+    from_nn_gate_controller = |stock: burn::nn::GateController| MemSaveGateController {
+        input_transform: stock.input_transform.into(),
+        hidden_transform: stock.hidden_transform.into(),
+    },
+    into_nn_gate_controller = |ours: MemSaveGateController| burn::nn::GateController {
+        input_transform: ours.input_transform.into(),
+        hidden_transform: ours.hidden_transform.into(),
+    }
+);
+
+impl MemSaveGateController {
+    /// Initializes a gate, as [`burn::nn::GateController::new`] does.
+    pub fn new(
+        d_input: usize,
+        d_output: usize,
+        bias: bool,
+        initializer: Initializer,
+        device: &Device,
+    ) -> Self {
+        burn::nn::GateController::new(d_input, d_output, bias, initializer, device).into()
+    }
+
+    /// `input W + hidden U`, with the biases that there are.
+    pub fn gate_product(&self, input: Tensor<2>, hidden: Tensor<2>) -> Tensor<2> {
+        self.input_transform.forward(input) + self.hidden_transform.forward(hidden)
+    }
+}

@@ -1,0 +1,62 @@
+//! Runs a recurrent layer over a sequence in one operation.
+use super::GateController;
+use crate::backend::Recurrence;
+use crate::nn::Linear;
+use crate::nn::activation::Activation;
+use crate::ops::{RecurrentOps, Slots};
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor};
+
+/// Hidden states, and hidden and cell state after the last step.
+pub(super) type Outcome = (Tensor<3>, Tensor<2>, Tensor<2>);
+
+/// The result, if the operation has what it needs: sequences that are not empty, and operands that fit, of one type that
+/// computes.
+pub(super) fn run(
+    recurrence: Recurrence,
+    x: &Tensor<3>,
+    h: Option<&Tensor<2>>,
+    c: Option<&Tensor<2>>,
+    gates: &[&GateController],
+) -> Option<Outcome> {
+    let dtype = x.dtype();
+    let [first, second, d_input] = x.dims();
+    let batch = if recurrence.batch_first { first } else { second };
+    let [_, hidden] = gates.first()?.input_transform.weight.shape().dims();
+    let floats = matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16);
+    let clips = recurrence.clip.is_none_or(|clip| clip >= 0.0);
+    let fits_state = |state: &&Tensor<2>| state.dims() == [batch, hidden] && state.dtype() == dtype;
+    let not_empty = first * second * d_input * hidden > 0;
+    if !(floats && clips && not_empty && h.iter().chain(&c).all(fits_state)) {
+        return None;
+    }
+    let dispatch = |state: Option<&Tensor<2>>| state.map(|state| state.clone().into_dispatch());
+    let mut operands = vec![dispatch(h), dispatch(c)];
+    for gate in gates {
+        for (linear, d_input) in [(&gate.input_transform, d_input), (&gate.hidden_transform, hidden)] {
+            let (weight, bias) = parameters(linear);
+            let fits = weight.dims() == [d_input, hidden] && weight.dtype() == dtype;
+            if !(fits && bias.iter().all(|bias| bias.dims() == [hidden] && bias.dtype() == dtype)) {
+                return None;
+            }
+            operands.extend([Some(weight.into_dispatch()), bias.map(Tensor::into_dispatch)]);
+        }
+    }
+    let (y, h, c) = Dispatch::memsave_recurrent(x.clone().into_dispatch(), Slots(operands), recurrence);
+    Some((Tensor::from_dispatch(y), Tensor::from_dispatch(h), Tensor::from_dispatch(c)))
+}
+
+fn parameters(linear: &Linear) -> (Tensor<2>, Option<Tensor<1>>) {
+    (linear.weight.val(), linear.bias.as_ref().map(|bias| bias.val()))
+}
+
+/// Whether the gates are sigmoids and the others hyperbolic tangents, as is usual.
+pub(super) fn are_usual(gates: &[&Activation], others: &[&Activation]) -> bool {
+    gates.iter().all(|activation| matches!(activation, Activation::Sigmoid(_)))
+        && others.iter().all(|activation| matches!(activation, Activation::Tanh(_)))
+}
+
+/// One direction of a state `[2, batch, hidden]`.
+pub(super) fn direction(state: &Tensor<3>, index: usize) -> Tensor<2> {
+    state.clone().narrow(0, index, 1).squeeze_dim(0)
+}
