@@ -819,7 +819,7 @@ mod tests {
         let [device, cpu] = [device, cpu].map(|x| read_sync(Flex::float_into_data(x)).expect("a CPU tensor"));
         assert_eq!(device.shape(), cpu.shape(), "{what}");
         for (device, cpu) in device.iter::<f32>().zip(cpu.iter::<f32>()) {
-            assert!((device - cpu).abs() <= 1e-5 * cpu.abs().max(1.0), "{what}: {device}, kernel {cpu}");
+            assert!((device - cpu).abs() <= 3e-5 * cpu.abs().max(1.0), "{what}: {device}, kernel {cpu}");
         }
     }
 

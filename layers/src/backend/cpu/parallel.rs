@@ -58,13 +58,10 @@ pub(super) fn zip_chunks_mut<T: Send, U: Send>(
     each_pair(a, b, sizes, work, &|index, a, b| vectorized(|| f(index, a, b)));
 }
 
-fn each_pair<T: Send, U: Send>(
-    a: &mut [T],
-    b: &mut [U],
-    sizes: [usize; 2],
-    work: usize,
-    f: &(dyn Fn(usize, &mut [T], &mut [U]) + Sync),
-) {
+/// Of a loop over pairs of chunks.
+type PairBody<'a, T, U> = dyn Fn(usize, &mut [T], &mut [U]) + Sync + 'a;
+
+fn each_pair<T: Send, U: Send>(a: &mut [T], b: &mut [U], sizes: [usize; 2], work: usize, f: &PairBody<T, U>) {
     if a.is_empty() || b.is_empty() {
         return;
     }
