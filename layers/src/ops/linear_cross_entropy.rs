@@ -200,7 +200,8 @@ impl<B: MemBackend> Head<B> {
             _ => [false; 3],
         };
         let mut dx = wants_x.then(|| zeros::<B>(x.shape(), x));
-        let [mut dweight, mut dbias] = [None, None];
+        let mut dweight = wants_weight.then(|| zeros::<B>(self.weight.shape(), &self.weight));
+        let mut dbias = None;
         let (mut losses, mut logs) = (Vec::new(), Vec::new());
         for chunk in chunks(rows, self.classes() * dtype.size(), chunk_bytes) {
             let labels = labels.rows(&chunk);
@@ -214,10 +215,10 @@ impl<B: MemBackend> Head<B> {
                 Wanted::LogSumExp => logs.push(log_sum_exp),
                 Wanted::Gradients(_) => {
                     let dlogits = labels.backward(logits, log_sum_exp, factors);
-                    if wants_weight {
+                    dweight = dweight.map(|dweight| {
                         let x = B::float_transpose(rows_of::<B>(x, &chunk));
-                        dweight = Some(add_product::<B>(dweight, x, dlogits.clone()));
-                    }
+                        add_product::<B>(dweight, x, dlogits.clone())
+                    });
                     if wants_bias {
                         let sum = B::float_sum_dim(dlogits.clone(), 0);
                         dbias = Some(match dbias {
@@ -291,12 +292,7 @@ impl<B: MemBackend> Head<B> {
 }
 
 /// `sum + u v` in `sum`, a few columns at a time.
-fn add_product<B: Backend>(
-    sum: Option<FloatTensor<B>>,
-    u: FloatTensor<B>,
-    v: FloatTensor<B>,
-) -> FloatTensor<B> {
-    let Some(mut sum) = sum else { return B::float_matmul(u, v) };
+fn add_product<B: Backend>(mut sum: FloatTensor<B>, u: FloatTensor<B>, v: FloatTensor<B>) -> FloatTensor<B> {
     let [rows, columns] = sum.shape().dims();
     for block in chunks(columns, rows * sum.dtype().size(), BLOCK_BYTES) {
         let product = B::float_matmul(u.clone(), columns_of::<B>(&v, &block));
