@@ -23,7 +23,7 @@ pub enum ElementLoss {
     },
     /// `-t log(p) - (1 - t) log(1 - p)`, `p = sigmoid(x)`
     BinaryLogits,
-    /// `-t log(x) - (1 - t) log(1 - x)`, no logarithm below [`LOWEST_LOG`]
+    /// `-t log(x) - (1 - t) log(1 - x)`, no logarithm below -100
     BinaryProbabilities,
     /// `t (log(min(max(t, min), 1)) - x)`
     Divergence {
