@@ -330,7 +330,7 @@ fn attention_equals_flex() {
         check("attention", [2, 6, 5, 3], |x: Tensor<4>, operands| {
             let [query, key, value] = heads(&x);
             let bias = operands.kernel([1, 2, 5, 5]);
-            let mask = Tensor::<4, Int>::arange(0..5, &x.device()).reshape([1, 1, 1, 5]).equal_elem(2);
+            let mask = Tensor::<1, Int>::arange(0..5, &x.device()).reshape([1, 1, 1, 5]).equal_elem(2);
             F::attention(query, key, value, Some(mask), Some(bias), options)
         });
     }
