@@ -1,6 +1,13 @@
 //! Rows of a cross entropy by Burn's operations.
 use crate::backend::LogitsGradient;
-use burn::backend::{Backend, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::Shape;
+
+/// `[1, classes]`: device backends broadcast tensors of one rank only.
+fn one_row<B: Backend>(weights: FloatTensor<B>) -> FloatTensor<B> {
+    let [classes] = weights.shape().dims();
+    B::float_reshape(weights, Shape::new([1, classes]))
+}
 
 /// See [`MemBackend::log_sum_exp`](crate::backend::MemBackend::log_sum_exp).
 pub fn log_sum_exp<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
@@ -18,7 +25,7 @@ pub fn sum_log_probabilities<B: Backend>(
     let log_probabilities = B::float_sub(x, log_sum_exp);
     B::float_sum_dim(
         match weights {
-            Some(weights) => B::float_mul(log_probabilities, weights),
+            Some(weights) => B::float_mul(log_probabilities, one_row::<B>(weights)),
             None => log_probabilities,
         },
         1,
@@ -32,6 +39,6 @@ pub fn logits_gradient<B: Backend>(x: FloatTensor<B>, gradient: LogitsGradient<B
     match (of_weight, weights) {
         (None, _) => dx,
         (Some(of_weight), None) => B::float_add(dx, of_weight),
-        (Some(of_weight), Some(weights)) => B::float_add(dx, B::float_mul(of_weight, weights)),
+        (Some(of_weight), Some(weights)) => B::float_add(dx, B::float_mul(of_weight, one_row::<B>(weights))),
     }
 }
