@@ -1,4 +1,4 @@
-use super::MemBackend;
+use super::{MemBackend, zeros};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{BoolTensor, FloatTensor},
@@ -199,11 +199,6 @@ impl<B: Backend> Parts<B> {
     fn finish(mut self, like: &FloatTensor<B>) -> FloatTensor<B> {
         self.all(like)
     }
-}
-
-/// `float_zeros` of Flex allocates twice the size for a moment.
-fn zeros<B: Backend>(shape: Shape, like: &FloatTensor<B>) -> FloatTensor<B> {
-    B::float_full(shape, 0.0.into(), &like.device(), like.dtype().into())
 }
 
 impl<B: MemBackend> Inputs<B> {

@@ -3,7 +3,7 @@
 //! Nothing here is routed by Burn's dispatch: these traits only bound the `Autodiff` implementations in [`crate::ops`].
 //! CPU backends share fused kernels on slices ([`cpu`]); any other backend composes Burn's operations ([`device`]).
 use burn::backend::{
-    Backend,
+    Backend, TensorMetadata,
     ops::InterpolateOptions,
     tensor::{FloatTensor, QuantizedTensor},
 };
@@ -361,6 +361,11 @@ pub trait MemBackend: Backend {
     /// A tensor for operations that read the shape, dtype and device of an argument but never its elements: nothing is
     /// written, and where the backend has views of stride zero nothing of that size exists.
     fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self>;
+}
+
+/// Zeros of the dtype and device of another tensor: `float_zeros` of Flex 0.22.1 takes twice the memory for a moment.
+pub(crate) fn zeros<B: Backend>(shape: Shape, like: &FloatTensor<B>) -> FloatTensor<B> {
+    B::float_full(shape, 0.0.into(), &like.device(), like.dtype().into())
 }
 
 /// Implements an operation trait for every plain backend: by its default bodies, or by those given.

@@ -2,7 +2,7 @@
 //!
 //! The products with the input are one matrix product per gate, of all steps at once; the products with the hidden state are
 //! made step by step, and what is left of a step is one function of the backend.
-use super::MemBackend;
+use super::{MemBackend, zeros};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, Slice};
 
@@ -283,7 +283,8 @@ impl Recurrence {
                 true => RecurrentState { h: None, c: None },
                 false => B::recurrent_replay(&step, &values, current.clone()),
             };
-            before[at] = Some(current.h.unwrap_or_else(|| zeros::<B>(&dy, [sizes.batch, sizes.hidden])));
+            before[at] =
+                Some(current.h.unwrap_or_else(|| zeros::<B>(Shape::new([sizes.batch, sizes.hidden]), &dy)));
             cells.push(current.c);
             current = next;
         }
@@ -434,8 +435,4 @@ fn weight<T>(weight: &Option<T>) -> &T {
 fn matrix<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let shape = x.shape();
     B::float_reshape(x, Shape::new([shape[0] * shape[1], shape[2]]))
-}
-
-fn zeros<B: Backend>(like: &FloatTensor<B>, shape: [usize; 2]) -> FloatTensor<B> {
-    B::float_full(Shape::new(shape), 0.0.into(), &like.device(), like.dtype().into())
 }

@@ -14,7 +14,10 @@
 //! forty operations per step, which keep ten tensors and more of the size of the state.
 //!
 //! The final state comes from small operations on the output that only hand their gradient over.
-use super::kept::{Keeper, Kept};
+use super::{
+    bilinear::no_node,
+    kept::{Keeper, Kept},
+};
 use crate::backend::{Cell, Gate, MemBackend, Recurrence, RecurrentState, Wanted, plain_backends};
 use burn::backend::{
     AutodiffBackend, Backend, BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
@@ -131,15 +134,12 @@ impl<B: RecurrentOps + MemBackend, C: CheckpointStrategy> RecurrentOps for Autod
         recurrence: Recurrence,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let Slots(operands) = operands;
-        // A parent that is not there is one that is not tracked.
-        let nobody = <Self as AutodiffBackend>::from_inner(x.primitive().clone());
         let node = |slot: usize| match operands.get(slot).and_then(Option::as_ref) {
             Some(tensor) => tensor.node(),
-            None => nobody.node(),
+            None => no_node::<B, C>(&x),
         };
         let nodes: [NodeGuard; PARENTS] =
             core::array::from_fn(|parent| if parent == 0 { x.node() } else { node(parent - 1) });
-        drop(nobody);
         let plain = |operands: Vec<Option<FloatTensor<Self>>>| {
             let tensors = operands.into_iter().map(|tensor| tensor.map(|tensor| tensor.into_primitive()));
             split::<B>(tensors.collect())

@@ -1,5 +1,5 @@
 //! Rows of scores and weights of an attention.
-use super::{CpuElement, parallel, sums::LANES};
+use super::{CpuElement, parallel, sums};
 use crate::backend::Scores;
 use core::ops::Range;
 use num_traits::{Float, Zero};
@@ -133,27 +133,10 @@ impl<E: CpuElement> Rows<'_, E> {
     /// Replaces a row of scores by weights; the logarithm of the sum of the exponentials.
     #[inline(always)]
     fn normalize(&self, scores: &mut [E::Acc]) -> E::Acc {
-        let lowest = <E::Acc as Float>::min_value();
-        let largest = |a: E::Acc, b: E::Acc| if b > a { b } else { a };
-        let (chunks, rest) = scores.as_chunks::<LANES>();
-        let mut lanes = [lowest; LANES]; // finite, so that the exponentials of a row that is all masked are 0
-        for chunk in chunks {
-            lanes.iter_mut().zip(chunk).for_each(|(lane, &score)| *lane = largest(*lane, score));
-        }
-        let max = lanes.into_iter().chain(rest.iter().copied()).fold(lowest, largest);
-        let mut lanes = [<E::Acc as Zero>::zero(); LANES];
-        let (chunks, rest) = scores.as_chunks_mut::<LANES>();
-        for chunk in chunks {
-            for (lane, score) in lanes.iter_mut().zip(chunk) {
-                *score = (*score - max).fast_exp();
-                *lane = *lane + *score;
-            }
-        }
-        for score in rest {
-            *score = (*score - max).fast_exp();
-            lanes[0] = lanes[0] + *score;
-        }
-        let (max, mut sum) = (max.into_f64(), lanes.into_iter().map(CpuElement::into_f64).sum::<f64>());
+        // Finite, so that the exponentials of a row that is all masked are 0.
+        let max = sums::larger(<E::Acc as Float>::min_value(), sums::max(scores));
+        let mut sum = sums::map_and_sum(scores, |score| (score - max).fast_exp());
+        let max = max.into_f64();
         if self.scores.quiet {
             sum += (-max).exp();
         }
@@ -213,18 +196,9 @@ impl<E: CpuElement> Rows<'_, E> {
         self.score(place, seen, buffers);
         let Buffers { scores, slopes } = buffers;
         let weights = &mut scores[..visible];
-        let mut lanes = [<E::Acc as Zero>::zero(); LANES];
-        let mut weigh = |lane: usize, weight: &mut E::Acc, gradient: E| {
-            *weight = (*weight - log_sum).fast_exp();
-            lanes[lane] = lanes[lane] + *weight * gradient.widen();
-        };
-        let (chunks, rest) = weights.as_chunks_mut::<LANES>();
-        let (of_chunks, of_rest) = gradients.as_chunks::<LANES>();
-        for (weights, gradients) in chunks.iter_mut().zip(of_chunks) {
-            (0..LANES).for_each(|lane| weigh(lane, &mut weights[lane], gradients[lane]));
-        }
-        rest.iter_mut().zip(of_rest).for_each(|(weight, &gradient)| weigh(0, weight, gradient));
-        let mean = <E::Acc as CpuElement>::from_f64(lanes.into_iter().map(CpuElement::into_f64).sum());
+        weights.iter_mut().for_each(|weight| *weight = (*weight - log_sum).fast_exp());
+        let mean = sums::sum_pairs(weights, gradients, |weight, gradient| weight * gradient.widen());
+        let mean = <E::Acc as CpuElement>::from_f64(mean);
         let scale = <E::Acc as CpuElement>::from_f64(self.scores.scale);
         for ((product, gradient), &weight) in seen.iter_mut().zip(gradients.iter_mut()).zip(&*weights) {
             *product = E::narrow(weight);

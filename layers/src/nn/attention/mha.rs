@@ -252,11 +252,14 @@ impl MemSaveMultiHeadAttention {
                 (heads, output(context))
             }
             Some(cache) => {
-                let heads =
-                    self.heads(cache.query.extend(input.query, 2, query), cache.keys(input.key, key), mask);
+                let heads = self.heads(
+                    cache.query.extend(input.query, 2, query),
+                    grown(cache.fixed, &mut cache.key, input.key, key),
+                    mask,
+                );
                 let known = !cache.output.is_empty(); // but for the last position
                 let queries = if known { heads.clone().last_query() } else { heads.clone() };
-                let context = queries.merged(cache.values(input.value, value));
+                let context = queries.merged(grown(cache.fixed, &mut cache.value, input.value, value));
                 (heads, cache.output.extend(context, 1, output))
             }
         };
@@ -315,18 +318,17 @@ impl MhaCache {
         let heads = TensorCache::empty;
         Self { query: heads(), key: heads(), value: heads(), output: TensorCache::empty(), fixed }
     }
+}
 
-    fn keys(&mut self, x: Tensor<3>, f: impl FnOnce(Tensor<3>) -> Tensor<4>) -> Tensor<4> {
-        match self.fixed {
-            true => self.key.once(x, f),
-            false => self.key.extend(x, 2, f),
-        }
-    }
-
-    fn values(&mut self, x: Tensor<3>, f: impl FnOnce(Tensor<3>) -> Tensor<4>) -> Tensor<4> {
-        match self.fixed {
-            true => self.value.once(x, f),
-            false => self.value.extend(x, 2, f),
-        }
+/// Keys or values with those of the input: of its last position, or, if they are fixed, of the first input.
+fn grown(
+    fixed: bool,
+    cache: &mut TensorCache<4>,
+    x: Tensor<3>,
+    f: impl FnOnce(Tensor<3>) -> Tensor<4>,
+) -> Tensor<4> {
+    match fixed {
+        true => cache.once(x, f),
+        false => cache.extend(x, 2, f),
     }
 }
