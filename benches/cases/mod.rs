@@ -297,10 +297,14 @@ pub fn visit_layers(visitor: &mut impl Visitor, device: &Device, shapes: &Shapes
     });
     let (head, loss) = (nn::LinearConfig::new(512, CLASSES), CrossEntropyLossConfig::new());
     let head = Head { linear: head.with_bias(false).init(device), loss: loss.init(device) };
-    layer!(visitor, "linear and cross_entropy", [logits[0] * 2, 512], head => FusedHead, |layer, x| {
-        let targets = scattered(&x);
-        layer.forward(x, targets)
-    });
+    for (name, rows) in
+        [("linear and cross_entropy", logits[0] * 8), ("linear and cross_entropy, few rows", logits[0] * 2)]
+    {
+        layer!(visitor, name, [rows, 512], head.clone() => FusedHead, |layer, x| {
+            let targets = scattered(&x);
+            layer.forward(x, targets)
+        });
+    }
     let binary = BinaryCrossEntropyLossConfig::new().with_logits(true);
     layer!(visitor, "binary_cross_entropy", logits, binary.init(device) => MemSaveBinaryCrossEntropyLoss, |layer, x| {
         let labels = Tensor::<2, Int>::ones(x.dims(), &x.device());

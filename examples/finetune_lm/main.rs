@@ -29,16 +29,25 @@ mod text;
 
 /// The model of Burn's layers.
 mod stock {
-    use burn::nn;
+    use burn::nn::{self, loss::CrossEntropyLossConfig};
     use burn::tensor::module::attention;
     include!("model.rs");
+
+    fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
+        let logits = head.forward(x).flatten(0, 1);
+        CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, next.flatten(0, 1))
+    }
 }
 
 /// The same file with these lines changed.
 mod memsave {
     use burn_memsave::functional::attention;
-    use burn_memsave::nn;
+    use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
     include!("model.rs");
+
+    fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
+        FusedLinearCrossEntropyConfig::new().init(&x.device()).forward(head, x, next)
+    }
 }
 
 #[global_allocator]

@@ -1,8 +1,8 @@
-// A Llama-style language model, written once. Whoever includes this file says which `nn` and which `attention` it is made of.
+// A Llama-style language model, written once. Whoever includes this file says which `nn` and `attention` it is made of, and has
+// `next_token_loss(head, x, next)`, the mean cross entropy of the outputs of the head.
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
 use nn::activation::{SwiGlu, SwiGluConfig};
-use nn::loss::CrossEntropyLossConfig;
 use nn::{
     Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
 };
@@ -75,6 +75,15 @@ pub struct Llama {
     head: Linear,
 }
 
+impl Llama {
+    /// What the head reads, `[batch, length, width]`.
+    fn hidden(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let x = self.embedding.forward(tokens);
+        let x = self.blocks.iter().fold(x, |x, block| block.forward(x, &self.rotary));
+        self.norm.forward(x)
+    }
+}
+
 impl super::LanguageModel for Llama {
     fn new(size: &super::Size, device: &Device) -> Self {
         Self {
@@ -87,13 +96,10 @@ impl super::LanguageModel for Llama {
     }
 
     fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        let x = self.embedding.forward(tokens);
-        let x = self.blocks.iter().fold(x, |x, block| block.forward(x, &self.rotary));
-        self.head.forward(self.norm.forward(x))
+        self.head.forward(self.hidden(tokens))
     }
 
     fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1> {
-        let logits = self.logits(tokens).flatten(0, 1);
-        CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, next.flatten(0, 1))
+        next_token_loss(&self.head, self.hidden(tokens), next)
     }
 }

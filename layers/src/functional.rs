@@ -111,6 +111,11 @@ fn are_floats<const N: usize>(dtypes: [DType; N]) -> bool {
     !dtypes.iter().any(|dtype| matches!(dtype, DType::QFloat(_)))
 }
 
+/// Floats that are not quantized, one at least.
+fn has_floats<const D: usize>(x: &Tensor<D>) -> bool {
+    x.shape().num_elements() > 0 && are_floats([x.dtype()])
+}
+
 fn any_tracked<const D: usize>(x: &Tensor<D>, weight: &Tensor<D>, bias: &Option<Tensor<1>>) -> bool {
     x.is_tracked() || weight.is_tracked() || bias.as_ref().is_some_and(Tensor::is_tracked)
 }
@@ -443,7 +448,7 @@ macro_rules! smooth {
         ///
         #[doc = concat!("Keeps ", $kept, ".")]
         pub fn $function<const D: usize>(x: Tensor<D>, $($argument: f64),*) -> Tensor<D> {
-            match x.is_tracked() && x.shape().num_elements() > 0 {
+            match has_floats(&x) {
                 true => Tensor::from_dispatch(Dispatch::memsave_smooth(x.into_dispatch(), $f)),
                 false => activation::$function(x, $($argument),*),
             }
@@ -478,7 +483,7 @@ smooth! {
 pub fn glu<const D: usize>(x: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
     let dim = dim.as_index();
     let axis = usize::try_from(if dim < 0 { dim + D as isize } else { dim }).ok();
-    match axis.filter(|&axis| axis < D && x.is_tracked() && x.shape().num_elements() > 0) {
+    match axis.filter(|&axis| axis < D && x.is_tracked() && has_floats(&x)) {
         Some(axis) if x.dims()[axis].is_multiple_of(2) => {
             let half = x.dims()[axis] / 2;
             let [a, b] = [0, half].map(|start| x.clone().narrow(axis, start, half));
@@ -500,8 +505,8 @@ pub fn glu<const D: usize>(x: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
 /// F::silu_gate(a, b).to_data().assert_approx_eq::<f32>(&[1.4621172f32].into(), Tolerance::default());
 /// ```
 pub fn silu_gate<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
-    let fits = a.dims() == b.dims() && a.dtype() == b.dtype() && a.shape().num_elements() > 0;
-    match fits && (a.is_tracked() || b.is_tracked()) {
+    let fits = a.dims() == b.dims() && a.dtype() == b.dtype() && has_floats(&a);
+    match fits {
         true => gate(a, b, Smooth::Silu),
         false => activation::silu(b) * a,
     }

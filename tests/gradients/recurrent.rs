@@ -30,15 +30,30 @@ struct Options {
     clip: Option<f64>,
     /// `input_forget` of an LSTM, `reset_after` of a GRU.
     variant: bool,
+    /// Of our layers: after how many steps a state is kept, instead of gates.
+    checkpoint: Option<usize>,
 }
 
 fn options() -> impl Strategy<Value = Options> {
     let sizes = [1..4usize, 1..6, 1..5, 1..6];
     let clip = prop::sample::select(vec![None, Some(0.2), Some(10.0)]);
-    (sizes, any::<[bool; 5]>(), clip).prop_map(|(sizes, flags, clip)| {
+    let checkpoint = prop::option::of(1..7usize);
+    (sizes, any::<[bool; 5]>(), clip, checkpoint).prop_map(|(sizes, flags, clip, checkpoint)| {
         let [batch, steps, d_input, hidden] = sizes;
         let [bias, state, batch_first, reverse, variant] = flags;
-        Options { batch, steps, d_input, hidden, bias, state, batch_first, reverse, clip, variant }
+        Options {
+            batch,
+            steps,
+            d_input,
+            hidden,
+            bias,
+            state,
+            batch_first,
+            reverse,
+            clip,
+            variant,
+            checkpoint,
+        }
     })
 }
 
@@ -72,6 +87,16 @@ fn fill(gate: &mut GateController, t: &Operands, index: usize, bias: bool) {
     gate.hidden_transform.weight = matrix(HIDDEN);
     gate.input_transform.bias = vector(2 * index);
     gate.hidden_transform.bias = vector(2 * index + 1);
+}
+
+/// `layer.forward(x, state)` as the options say.
+macro_rules! forward {
+    ($layer:expr, $x:expr, $state:expr, $checkpoint:expr) => {
+        match $checkpoint {
+            None => $layer.forward($x, $state),
+            Some(every) => $layer.forward_checkpointed($x, $state, every),
+        }
+    };
 }
 
 /// Output and states as one tensor, so that gradients come from all of them.
@@ -158,7 +183,7 @@ fn lstm(options: Options) -> impl Fn(&Operands) -> Tensor<1> {
     move |t| {
         let lstm = MemSaveLstm::from(stock_lstm(t, &options));
         let initial = options.state.then(|| LstmState::new(state(t, 1), state(t, 0)));
-        let (y, last) = lstm.forward(t.get(X), initial);
+        let (y, last) = forward!(lstm, t.get(X), initial, options.checkpoint);
         together(y, vec![last.hidden, last.cell])
     }
 }
@@ -192,7 +217,7 @@ fn stock_gru(t: &Operands, options: &Options) -> burn::nn::Gru {
 fn gru(options: Options) -> impl Fn(&Operands) -> Tensor<1> {
     move |t| {
         let gru = MemSaveGru::from(stock_gru(t, &options));
-        let y = gru.forward(t.get(X), options.state.then(|| state(t, 0)));
+        let y = forward!(gru, t.get(X), options.state.then(|| state(t, 0)), options.checkpoint);
         let last = y.clone().narrow(1, options.steps - 1, 1).squeeze_dim(1);
         together(y, vec![last])
     }
@@ -233,7 +258,8 @@ fn stock_rnn(t: &Operands, options: &Options) -> burn::nn::Rnn {
 fn rnn(options: Options) -> impl Fn(&Operands) -> Tensor<1> {
     move |t| {
         let rnn = MemSaveRnn::from(stock_rnn(t, &options));
-        let (y, last) = rnn.forward(t.get(X), options.state.then(|| RnnState::new(state(t, 0))));
+        let initial = options.state.then(|| RnnState::new(state(t, 0)));
+        let (y, last) = forward!(rnn, t.get(X), initial, options.checkpoint);
         together(y, vec![last.hidden])
     }
 }
@@ -285,15 +311,18 @@ const USUAL: Options = Options {
     reverse: false,
     clip: None,
     variant: true,
+    checkpoint: None,
 };
 
 /// Rows for several threads, steps for several chunks.
 #[test]
 fn long_sequences_and_large_batches_equal_their_steps() {
-    for (batch, steps, hidden) in [(1, 40, 3), (5, 9, 4), (40, 2, 260)] {
-        for batch_first in [true, false] {
-            let options =
-                Options { batch, steps, hidden, batch_first, reverse: true, variant: false, ..USUAL };
+    for (batch, steps, hidden, checkpoint) in [(1, 40, 3, 7), (5, 9, 4, 3), (40, 2, 260, 1)] {
+        for (batch_first, checkpoint) in
+            [true, false].into_iter().flat_map(|first| [(first, None), (first, Some(checkpoint))])
+        {
+            let sizes = Options { batch, steps, hidden, ..USUAL };
+            let options = Options { batch_first, reverse: true, variant: false, checkpoint, ..sizes };
             let check = |gates: usize| {
                 let mut inputs = options.inputs(gates, 1);
                 inputs[HIDDEN] = Input::between([gates, hidden, hidden], -0.3..0.3);
@@ -337,13 +366,15 @@ fn layers_are_differentiated() {
 /// A loss of the output only, of either final state and of both; and the input beside it.
 #[test]
 fn every_output_has_its_gradient() {
-    let options = Options { variant: false, ..USUAL };
-    let count = options.batch * options.hidden;
-    let (ours, truth) = (lstm(options), lstm_by_steps(options));
-    let outputs = options.steps * count;
-    for (start, len) in [(0, outputs), (outputs, count), (outputs + count, count), (outputs, 2 * count)] {
-        let cut = |t: &Operands, y: Tensor<1>| y.narrow(0, start, len) + t.get::<3>(X).sum();
-        check(&options, 4, Setting::default()).compare::<1>(&|t| cut(t, ours(t)), &|t| cut(t, truth(t)));
+    for checkpoint in [None, Some(3)] {
+        let options = Options { variant: false, checkpoint, ..USUAL };
+        let count = options.batch * options.hidden;
+        let (ours, truth) = (lstm(options), lstm_by_steps(options));
+        let outputs = options.steps * count;
+        for (start, len) in [(0, outputs), (outputs, count), (outputs + count, count), (outputs, 2 * count)] {
+            let cut = |t: &Operands, y: Tensor<1>| y.narrow(0, start, len) + t.get::<3>(X).sum();
+            check(&options, 4, Setting::default()).compare::<1>(&|t| cut(t, ours(t)), &|t| cut(t, truth(t)));
+        }
     }
 }
 
@@ -386,16 +417,16 @@ fn layers_equal_stock() {
 
 /// The layers of the two directions have parameters of their own.
 macro_rules! same_in_both_directions {
-    ($options:expr, $gates:expr, $ours:ty, |$t:ident| $stock:expr, |$layer:ident| $forward:expr) => {{
+    ($options:expr, $gates:expr, $ours:ty, |$t:ident| $stock:expr, $initial:expr, |$outcome:ident| $result:expr) => {{
         let check = Check::new($options.inputs($gates, 2), Setting::default());
         check.compare::<1>(
             &|$t| {
-                let $layer = <$ours>::from($stock);
-                $forward
+                let $outcome = forward!(<$ours>::from($stock), $t.get(X), $initial, $options.checkpoint);
+                $result
             },
             &|$t| {
-                let $layer = $stock;
-                $forward
+                let $outcome = $stock.forward($t.get(X), $initial);
+                $result
             },
         );
     }};
@@ -423,11 +454,8 @@ fn both_directions_equal_stock() {
                 }
                 layer
             },
-            |layer| {
-                let initial = options.state.then(|| LstmState::new(states(t, 0), states(t, 2)));
-                let (y, last) = layer.forward(t.get(X), initial);
-                together(y, vec![flat(last.cell), flat(last.hidden)])
-            }
+            options.state.then(|| LstmState::new(states(t, 0), states(t, 2))),
+            |outcome| together(outcome.0, vec![flat(outcome.1.cell), flat(outcome.1.hidden)])
         );
         same_in_both_directions!(
             options,
@@ -443,10 +471,8 @@ fn both_directions_equal_stock() {
                 }
                 layer
             },
-            |layer| {
-                let (y, last) = layer.forward(t.get(X), options.state.then(|| states(t, 0)));
-                together(y, vec![flat(last)])
-            }
+            options.state.then(|| states(t, 0)),
+            |outcome| together(outcome.0, vec![flat(outcome.1)])
         );
         same_in_both_directions!(
             options,
@@ -459,11 +485,8 @@ fn both_directions_equal_stock() {
                 fill(&mut layer.reverse.gate, t, 1, bias);
                 layer
             },
-            |layer| {
-                let initial = options.state.then(|| RnnState::new(states(t, 0)));
-                let (y, last) = layer.forward(t.get(X), initial);
-                together(y, vec![flat(last.hidden)])
-            }
+            options.state.then(|| RnnState::new(states(t, 0))),
+            |outcome| together(outcome.0, vec![flat(outcome.1.hidden)])
         );
     });
 }

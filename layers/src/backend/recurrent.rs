@@ -45,6 +45,8 @@ pub struct Recurrence {
     pub batch_first: bool,
     /// Whether the last step comes first.
     pub reverse: bool,
+    /// After how many steps a state is kept, instead of the gates; 1 at least.
+    pub checkpoint: Option<usize>,
 }
 
 /// What is computed in one step, element by element.
@@ -103,6 +105,19 @@ pub struct Gate<B: Backend> {
     pub hidden_bias: Option<FloatTensor<B>>,
 }
 
+impl<B: Backend> Gate<B> {
+    /// The sum of gradients, of those that both have.
+    fn plus(self, other: Self) -> Self {
+        let plus = |a: Option<FloatTensor<B>>, b| a.zip(b).map(|(a, b)| B::float_add(a, b));
+        Self {
+            input: plus(self.input, other.input),
+            input_bias: plus(self.input_bias, other.input_bias),
+            hidden: plus(self.hidden, other.hidden),
+            hidden_bias: plus(self.hidden_bias, other.hidden_bias),
+        }
+    }
+}
+
 /// What a forward pass gives.
 pub(crate) struct Forward<B: Backend> {
     /// The hidden state after every step.
@@ -111,6 +126,8 @@ pub(crate) struct Forward<B: Backend> {
     pub(crate) gates: Vec<FloatTensor<B>>,
     /// The state after the last step.
     pub(crate) state: RecurrentState<B>,
+    /// The states at checkpoints.
+    pub(crate) checkpoints: Vec<RecurrentState<B>>,
 }
 
 /// What a backward pass gives.
@@ -121,6 +138,7 @@ pub(crate) struct RecurrentGrads<B: Backend> {
 }
 
 /// Which gradients are wanted.
+#[derive(Clone)]
 pub(crate) struct Wanted {
     pub(crate) x: bool,
     /// That of the initial hidden state.
@@ -198,7 +216,7 @@ impl Recurrence {
         RecurrentStep { stage, clip: self.clip, batch_first: self.batch_first, batch, steps, hidden, at }
     }
 
-    /// Runs over a sequence; all gates are in the result if `keep`.
+    /// Runs over a sequence; all gates are in the result if `keep`, or else the states at checkpoints.
     pub(crate) fn forward<B: MemBackend>(
         &self,
         x: FloatTensor<B>,
@@ -211,7 +229,9 @@ impl Recurrence {
         let chunk = if keep { steps } else { Self::chunk(batch) };
         let biases: Vec<_> = gates.iter().map(|g| [g.input_bias.clone(), g.hidden_bias.clone()]).collect();
         let mut states = vec![None; steps];
-        let mut kept = vec![];
+        let (mut kept, mut checkpoints) = (vec![], vec![]);
+        let is_checkpoint =
+            |made: usize| made > 0 && self.checkpoint.is_some_and(|every| made.is_multiple_of(every));
         let mut done = 0;
         while done < steps {
             let count = chunk.min(steps - done);
@@ -221,7 +241,10 @@ impl Recurrence {
                 gates.iter().map(|g| B::float_matmul(rows.clone(), weight(&g.input).clone())).collect();
             drop(rows);
             let sizes = Sizes { batch, steps: count, hidden };
-            for at in self.order(0..count) {
+            for (index, at) in self.order(0..count).into_iter().enumerate() {
+                if !keep && is_checkpoint(done + index) {
+                    checkpoints.push(state.clone());
+                }
                 state = self.advance::<B>(sizes, at, &mut values, gates, &biases, state);
                 states[start + at] = state.h.clone();
             }
@@ -229,7 +252,7 @@ impl Recurrence {
             kept = values;
         }
         let states = states.into_iter().map(|state| state.expect("every step has been made")).collect();
-        Forward { y: self.sequence::<B>(states), gates: kept, state }
+        Forward { y: self.sequence::<B>(states), gates: kept, state, checkpoints }
     }
 
     fn advance<B: MemBackend>(
@@ -255,6 +278,43 @@ impl Recurrence {
         let products = vec![None, product(&state.h.is_some().then_some(reset.h).flatten(), &gates[2])];
         let step = self.step(Stage::New, sizes, at);
         B::recurrent_forward(&step, &mut values[1..], products, &[[None, None], biases[2].clone()], state)
+    }
+
+    /// The gradients of segments of `every` steps, from the states before them: the gates of one segment at a time are computed
+    /// again.
+    #[allow(clippy::too_many_arguments)] // as many as the forward pass has inputs and outputs
+    pub(crate) fn backward_by_segments<B: MemBackend>(
+        &self,
+        every: usize,
+        x: FloatTensor<B>,
+        parameters: &[Gate<B>],
+        starts: Vec<RecurrentState<B>>,
+        dy: FloatTensor<B>,
+        mut dstate: RecurrentState<B>,
+        wanted: &Wanted,
+    ) -> RecurrentGrads<B> {
+        let steps = x.shape()[self.axis()];
+        let (mut dx, mut totals) = (vec![], Vec::<Gate<B>>::new());
+        for (segment, start) in starts.into_iter().enumerate().rev() {
+            let (first, last) = (segment * every, steps.min((segment + 1) * every));
+            let steps = if self.reverse { steps - last..steps - first } else { first..last };
+            let x = self.slice::<B>(x.clone(), steps.start, steps.end);
+            let dy = self.slice::<B>(dy.clone(), steps.start, steps.end);
+            let values = self.forward::<B>(x.clone(), parameters, start.clone(), true).gates;
+            let wanted = Wanted { h: wanted.h || segment > 0, ..wanted.clone() };
+            let grads = self.backward::<B>(Some(x), parameters, values, start, dy, dstate, &wanted);
+            dx.extend(grads.x);
+            dstate = grads.state;
+            totals = match totals.is_empty() {
+                true => grads.gates,
+                false => totals.into_iter().zip(grads.gates).map(|(a, b)| a.plus(b)).collect(),
+            };
+        }
+        if !self.reverse {
+            dx.reverse();
+        }
+        let dx = wanted.x.then(|| B::float_cat(dx, self.axis()));
+        RecurrentGrads { x: dx, state: dstate, gates: totals }
     }
 
     /// The gradients, of the gates and the initial state; `gates` are overwritten. `dstate` is the gradient of the last state.

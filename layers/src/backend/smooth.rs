@@ -77,7 +77,7 @@ impl Smooth {
         match self {
             Self::Gelu => {
                 let (sqrt_2, density) = (num(core::f64::consts::SQRT_2), num(SQRT_2_OVER_PI * 0.5));
-                let normal = move |x: A| half * (one + (x / sqrt_2).erf());
+                let normal = move |x: A| half * (one + (x / sqrt_2).fast_erf());
                 visitor.visit(
                     move |x| x * normal(x),
                     move |x| normal(x) + x * density * (-half * x * x).fast_exp(),
@@ -85,7 +85,7 @@ impl Smooth {
             }
             Self::GeluApproximate => {
                 let (scale, cube) = (num(SQRT_2_OVER_PI), num(GELU_CUBE));
-                let tanh = move |x: A| (scale * (x + cube * x * x * x)).tanh();
+                let tanh = move |x: A| (scale * (x + cube * x * x * x)).fast_tanh();
                 visitor.visit(
                     move |x| half * x * (one + tanh(x)),
                     move |x| {
@@ -177,14 +177,14 @@ impl Smooth {
                 )
             }
             Self::Tanhshrink => visitor.visit(
-                |x| x - x.tanh(),
+                |x| x - x.fast_tanh(),
                 |x| {
-                    let t = x.tanh();
+                    let t = x.fast_tanh();
                     t * t
                 },
             ),
             Self::Sigmoid => visitor.visit(sigmoid, move |y| y * (one - y)),
-            Self::Tanh => visitor.visit(|x| x.tanh(), move |y| one - y * y),
+            Self::Tanh => visitor.visit(|x| x.fast_tanh(), move |y| one - y * y),
         }
     }
 }

@@ -73,7 +73,7 @@ pub struct LinearCrossEntropyOptions {
     pub class_weights: Option<Tensor<1>>,
     /// Label smoothing. Default: none.
     pub smoothing: Option<f32>,
-    /// The bytes of the logits that exist at a time; at least those of one row, or of one class. Default: 16 MiB.
+    /// The bytes of the logits that exist at a time; at least those of one row. Default: 16 MiB.
     pub chunk_bytes: usize,
 }
 
@@ -89,8 +89,8 @@ impl Default for LinearCrossEntropyOptions {
 /// `sum(factors * cross_entropy(x weight + bias, targets))`, the [cross entropy](cross_entropy) of a dense layer, whose
 /// outputs never exist all at once.
 ///
-/// With a frozen weight and bias, keeps the gradient of `x`, which the forward pass makes; else `x`, the weight (no copies)
-/// and three numbers per row, and computes the logits again in the backward pass. The module is
+/// Keeps the gradients of what is tracked, which the forward pass makes; with a tracked weight and fewer rows than features the
+/// gradient of the logits instead, and `x` and the weight (no copies). The module is
 /// [`FusedLinearCrossEntropy`](crate::nn::loss::FusedLinearCrossEntropy).
 ///
 /// # Shapes

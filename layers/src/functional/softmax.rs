@@ -1,4 +1,5 @@
 //! Softmaxes.
+use super::has_floats;
 use crate::backend::Softmax;
 use crate::ops::SoftmaxOps;
 use burn::backend::Dispatch;
@@ -16,7 +17,7 @@ macro_rules! softmax {
         pub fn $function<const D: usize>(x: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
             let dim = dim.as_index();
             let axis = usize::try_from(if dim < 0 { dim + D as isize } else { dim }).ok();
-            match axis.filter(|&axis| axis < D && x.is_tracked() && x.shape().num_elements() > 0) {
+            match axis.filter(|&axis| axis < D && has_floats(&x)) {
                 Some(axis) => Tensor::from_dispatch(Dispatch::memsave_softmax(x.into_dispatch(), $f, axis)),
                 None => activation::$function(x, dim),
             }

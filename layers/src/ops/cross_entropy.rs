@@ -90,10 +90,10 @@ impl<B: CrossEntropyOps + MemBackend, C: CheckpointStrategy> CrossEntropyOps for
 #[derive(Debug)]
 pub(crate) struct Labels<B: Backend> {
     /// `[rows, 1]`
-    pub(crate) targets: IntTensor<B>,
+    targets: IntTensor<B>,
     /// `[classes]`
-    pub(crate) weights: Option<FloatTensor<B>>,
-    pub(crate) smoothing: Option<f32>,
+    weights: Option<FloatTensor<B>>,
+    smoothing: Option<f32>,
 }
 
 impl<B: Backend> Clone for Labels<B> {
@@ -114,7 +114,7 @@ impl<B: MemBackend> Labels<B> {
     }
 
     /// Reports to the ledger what is kept of it.
-    pub(crate) fn kept_by(self, keeper: &Keeper) -> Self {
+    fn kept_by(self, keeper: &Keeper) -> Self {
         Self {
             targets: keeper.keep_tensor("targets", self.targets, "x is tracked"),
             weights: self.weights.map(|weights| keeper.keep_tensor("weights", weights, "x is tracked")),
@@ -164,7 +164,7 @@ impl<B: MemBackend> Labels<B> {
     }
 
     /// The gradient of logits but for those of the targets, which get `-(1 - smoothing) w dloss` more.
-    pub(crate) fn gradient(
+    fn gradient(
         &self,
         log_sum_exp: FloatTensor<B>,
         dloss: FloatTensor<B>,
@@ -191,7 +191,7 @@ impl<B: MemBackend> Labels<B> {
     }
 
     /// `(1 - smoothing) w` of the target, times `value` `[rows, 1]`.
-    pub(crate) fn times_target(&self, value: FloatTensor<B>) -> FloatTensor<B> {
+    fn times_target(&self, value: FloatTensor<B>) -> FloatTensor<B> {
         let dtype = value.dtype();
         let value = match self.smoothing {
             None => value,

@@ -3,20 +3,19 @@
 //! | | |
 //! | --- | --- |
 //! | computes | `sum(factor loss)` over the rows of `logits = x weight + bias`, `loss` as in [`cross_entropy`](super::cross_entropy) |
-//! | keeps | `weight` frozen, or at least as many rows as `d_input`: the gradients of what is tracked, and nothing else |
-//! | | otherwise `x`, `weight`, `bias` (handles), the targets, and per row `log(sum(exp(logits)))` and `factor` |
+//! | keeps | the gradients of what is tracked, and nothing else; |
+//! | | with `weight` tracked and fewer rows than `d_input`: `dlogits`, `x` (a handle), and, `x` tracked, `weight` (a handle) |
 //! | backward | `dx = dlogits weight^T`, `dweight = x^T dlogits`, `dbias = sum(dlogits)` |
 //!
 //! The forward pass takes a few rows at a time, and makes the gradients at once, as
 //! [Liger-Kernel](https://arxiv.org/abs/2410.10989) does. Only for few rows would the gradient of the weight be more than the
-//! logits that stock keeps: then the backward pass computes the logits again, a few classes at a time, so that each block of
-//! that gradient is final.
+//! logits, which stock keeps: then their gradient, which takes their place, is kept, and the backward pass makes the rest.
 use super::{
     MaybeTensor,
     cross_entropy::Labels,
     kept::{Keeper, Kept},
 };
-use crate::backend::{LogitsGradient, MemBackend, plain_backends};
+use crate::backend::{MemBackend, plain_backends, zeros};
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
@@ -25,8 +24,8 @@ use burn::backend::{
         grads::Gradients,
         ops::{Backward, NodeGuard, Ops, OpsKind},
     },
-    backend_extension, get_or_init_device_settings,
-    tensor::{FloatTensor, IndexingUpdateOp, IntTensor},
+    backend_extension,
+    tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{Shape, Slice};
 use core::ops::Range;
@@ -36,7 +35,7 @@ use core::ops::Range;
 pub struct LinearCrossEntropy {
     /// Label smoothing.
     pub smoothing: Option<f32>,
-    /// The bytes of the logits that exist at a time; at least those of one row, or of one class.
+    /// The bytes of the logits that exist at a time; at least those of one row, and those of all rows if their gradient is kept.
     pub chunk_bytes: usize,
 }
 
@@ -71,9 +70,9 @@ plain_backends!(LinearCrossEntropyOps {
         class_weights: MaybeTensor<Self>,
         options: LinearCrossEntropy,
     ) -> FloatTensor<Self> {
-        let labels = Labels::new(targets, class_weights.into_option(), options.smoothing);
-        let head = Head::<Self> { weight, bias: bias.into_option() };
-        head.forward(&x, &labels, factors, options.chunk_bytes, Wanted::Loss).loss
+        let labels = Labels::<Self>::new(targets, class_weights.into_option(), options.smoothing);
+        let loss = Loss::<Self> { labels, factors, chunk_bytes: options.chunk_bytes };
+        loss.sum(&Head { weight, bias: bias.into_option() }, &x, None)
     }
 });
 
@@ -89,23 +88,16 @@ impl<B: LinearCrossEntropyOps + MemBackend, C: CheckpointStrategy> LinearCrossEn
     ) -> FloatTensor<Self> {
         let class_weights = class_weights.into_option().map(|weights| weights.into_primitive());
         let loss = Loss {
-            labels: Labels::new(targets, class_weights, options.smoothing),
+            labels: Labels::<B>::new(targets, class_weights, options.smoothing),
             factors: factors.into_primitive(),
             chunk_bytes: options.chunk_bytes,
         };
-        let (bias, nodes) = (bias.into_option(), [x.node(), weight.node()]);
-        let [rows, d_input] = x.shape().dims();
-        let at_once = !weight.is_tracked() || rows >= d_input;
-        match bias {
-            None if at_once => record_at_once::<B, C, 2>(loss, x, weight, None, nodes),
+        let nodes = [x.node(), weight.node()];
+        match bias.into_option() {
             None => record::<B, C, 2>(loss, x, weight, None, nodes),
             Some(bias) => {
                 let ([x_node, weight_node], node) = (nodes, bias.node());
-                let nodes = [x_node, weight_node, node];
-                match at_once {
-                    true => record_at_once::<B, C, 3>(loss, x, weight, Some(bias), nodes),
-                    false => record::<B, C, 3>(loss, x, weight, Some(bias), nodes),
-                }
+                record::<B, C, 3>(loss, x, weight, Some(bias), [x_node, weight_node, node])
             }
         }
     }
@@ -115,6 +107,7 @@ impl<B: LinearCrossEntropyOps + MemBackend, C: CheckpointStrategy> LinearCrossEn
 #[derive(Debug)]
 struct Loss<B: Backend> {
     labels: Labels<B>,
+    /// `[rows]`
     factors: FloatTensor<B>,
     chunk_bytes: usize,
 }
@@ -125,35 +118,11 @@ struct Head<B: Backend> {
     bias: Option<FloatTensor<B>>,
 }
 
-/// What the forward pass gives besides the loss.
-#[derive(Clone, Copy, PartialEq)]
-enum Wanted {
-    Loss,
-    LogSumExp,
-    /// Those of x, weight and bias.
-    Gradients([bool; 3]),
-}
-
-/// Gradients of x, weight and bias, those that are wanted.
-type Gradients3<B> = [Option<FloatTensor<B>>; 3];
-
-struct Forward<B: Backend> {
-    /// `[1]`
-    loss: FloatTensor<B>,
-    /// `[rows, 1]`
-    log_sum_exp: Option<FloatTensor<B>>,
-    gradients: Gradients3<B>,
-}
-
 /// The bytes of a product that is added to the gradient of the weight: it stays in the cache.
 const BLOCK_BYTES: usize = 1 << 20;
 
 fn rows_of<B: Backend>(x: &FloatTensor<B>, rows: &Range<usize>) -> FloatTensor<B> {
     B::float_slice(x.clone(), &[Slice::from(rows.clone())])
-}
-
-fn columns_of<B: Backend>(x: &FloatTensor<B>, columns: &Range<usize>) -> FloatTensor<B> {
-    B::float_slice(x.clone(), &[Slice::from(0..x.shape()[0]), Slice::from(columns.clone())])
 }
 
 /// Ranges of equal length that cover `0..len`, of so many items of `item` bytes as a chunk can have.
@@ -163,207 +132,90 @@ fn chunks(len: usize, item: usize, chunk_bytes: usize) -> impl Iterator<Item = R
     (0..len).step_by(size).map(move |start| start..(start + size).min(len))
 }
 
-/// `float_full` and not `float_zeros`, which takes twice the memory for a moment on Flex 0.22.1.
-fn zeros<B: Backend>(shape: Shape, like: &FloatTensor<B>) -> FloatTensor<B> {
-    B::float_full(shape, 0.into(), &like.device(), like.dtype().into())
-}
-
-impl<B: MemBackend> Head<B> {
+impl<B: Backend> Head<B> {
     fn classes(&self) -> usize {
         self.weight.shape()[1]
     }
 
-    /// The logits of some classes.
-    fn logits(&self, x: FloatTensor<B>, weight: FloatTensor<B>, classes: &Range<usize>) -> FloatTensor<B> {
-        let logits = B::float_matmul(x, weight);
-        match &self.bias {
+    fn logits(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        let logits = B::float_matmul(x, self.weight.clone());
+        match self.bias.clone() {
             None => logits,
-            Some(bias) => {
-                let bias = rows_of::<B>(bias, classes);
-                B::float_add(logits, B::float_reshape(bias, Shape::new([1, classes.len()])))
-            }
+            Some(bias) => B::float_add(logits, B::float_reshape(bias, Shape::new([1, self.classes()]))),
         }
     }
+}
 
-    fn forward(
-        &self,
+impl<B: MemBackend> Loss<B> {
+    /// The sum over the rows, `[1]`. Hands over the gradient of the logits of a chunk of rows, if that is wanted.
+    fn sum(
+        self,
+        head: &Head<B>,
         x: &FloatTensor<B>,
-        labels: &Labels<B>,
-        factors: FloatTensor<B>,
-        chunk_bytes: usize,
-        wanted: Wanted,
-    ) -> Forward<B> {
+        mut dlogits: Option<&mut dyn FnMut(Range<usize>, FloatTensor<B>)>,
+    ) -> FloatTensor<B> {
         let ([rows, _], dtype) = (x.shape().dims(), x.dtype());
-        let factors = B::float_reshape(factors, Shape::new([rows, 1]));
-        let [wants_x, wants_weight, wants_bias] = match wanted {
-            Wanted::Gradients(wanted) => wanted,
-            _ => [false; 3],
-        };
-        let mut dx = wants_x.then(|| zeros::<B>(x.shape(), x));
-        let mut dweight = wants_weight.then(|| zeros::<B>(self.weight.shape(), &self.weight));
-        let mut dbias = None;
-        let (mut losses, mut logs) = (Vec::new(), Vec::new());
-        for chunk in chunks(rows, self.classes() * dtype.size(), chunk_bytes) {
-            let labels = labels.rows(&chunk);
-            let logits = self.logits(rows_of::<B>(x, &chunk), self.weight.clone(), &(0..self.classes()));
+        let factors = B::float_reshape(self.factors, Shape::new([rows, 1]));
+        let mut losses = Vec::new();
+        for chunk in chunks(rows, head.classes() * dtype.size(), self.chunk_bytes) {
+            let labels = self.labels.rows(&chunk);
+            let logits = head.logits(rows_of::<B>(x, &chunk));
             let log_sum_exp = B::log_sum_exp(logits.clone());
             let factors = B::float_cast(rows_of::<B>(&factors, &chunk), log_sum_exp.dtype().into());
             let loss = labels.losses(logits.clone(), log_sum_exp.clone());
             losses.push(B::float_mul(loss, factors.clone()));
-            match wanted {
-                Wanted::Loss => {}
-                Wanted::LogSumExp => logs.push(log_sum_exp),
-                Wanted::Gradients(_) => {
-                    let dlogits = labels.backward(logits, log_sum_exp, factors);
-                    dweight = dweight.map(|dweight| {
-                        let x = B::float_transpose(rows_of::<B>(x, &chunk));
-                        add_product::<B>(dweight, x, dlogits.clone())
-                    });
-                    if wants_bias {
-                        let sum = B::float_sum_dim(dlogits.clone(), 0);
-                        dbias = Some(match dbias {
-                            Some(dbias) => B::float_add(dbias, sum),
-                            None => sum,
-                        });
-                    }
-                    dx = dx.map(|dx| {
-                        let gradient = B::float_matmul(dlogits, B::float_transpose(self.weight.clone()));
-                        B::float_slice_assign(dx, &[Slice::from(chunk)], gradient)
-                    });
-                }
+            if let Some(dlogits) = &mut dlogits {
+                dlogits(chunk, labels.backward(logits, log_sum_exp, factors));
             }
         }
-        let dbias = dbias.map(|dbias| B::float_reshape(dbias, Shape::new([self.classes()])));
         let sum = B::float_reshape(B::float_sum(B::float_cat(losses, 0)), Shape::new([1]));
-        Forward {
-            loss: B::float_cast(sum, dtype.into()),
-            log_sum_exp: (wanted == Wanted::LogSumExp).then(|| B::float_cat(logs, 0)),
-            gradients: [dx, dweight, dbias],
-        }
+        B::float_cast(sum, dtype.into())
     }
+}
 
-    /// The gradients of x, weight and bias, those that are wanted, from `dlosses` `[rows, 1]`.
-    fn backward(
-        &self,
-        x: FloatTensor<B>,
-        labels: &Labels<B>,
-        log_sum_exp: FloatTensor<B>,
-        dlosses: FloatTensor<B>,
-        chunk_bytes: usize,
-        wanted: [bool; 3],
-    ) -> Gradients3<B> {
-        let ([rows, _], dtype) = (x.shape().dims(), x.dtype());
-        let of_target = B::float_cast(B::float_neg(labels.times_target(dlosses.clone())), dtype.into());
-        let all = labels.gradient(log_sum_exp, dlosses, self.classes());
-        let [_, wants_weight, wants_bias] = wanted;
-        let mut dx: Option<FloatTensor<B>> = None;
-        let mut dweight = wants_weight.then(|| zeros::<B>(self.weight.shape(), &self.weight));
-        let mut dbias = wants_bias.then(|| zeros::<B>(Shape::new([self.classes()]), &x));
-        for block in chunks(self.classes(), rows * dtype.size(), chunk_bytes) {
-            let weight = columns_of::<B>(&self.weight, &block);
-            let logits = self.logits(x.clone(), weight.clone(), &block);
-            let gradient = LogitsGradient {
-                log_sum_exp: all.log_sum_exp.clone(),
-                of_probability: all.of_probability.clone(),
-                of_weight: all.of_weight.clone(),
-                weights: all.weights.as_ref().map(|weights| rows_of::<B>(weights, &block)),
-            };
-            let dlogits = B::logits_gradient(logits, gradient);
-            let dlogits = add_at_targets::<B>(dlogits, labels.targets.clone(), of_target.clone(), &block);
-            dweight = dweight.map(|dweight| {
-                let gradient = B::float_matmul(B::float_transpose(x.clone()), dlogits.clone());
-                let d_input = Slice::from(0..dweight.shape()[0]);
-                B::float_slice_assign(dweight, &[d_input, Slice::from(block.clone())], gradient)
-            });
-            dbias = dbias.map(|dbias| {
-                let sum = B::float_reshape(B::float_sum_dim(dlogits.clone(), 0), Shape::new([block.len()]));
-                B::float_slice_assign(dbias, &[Slice::from(block)], sum)
-            });
-            if wanted[0] {
-                let gradient = B::float_matmul(dlogits, B::float_transpose(weight));
-                dx = Some(match dx {
-                    Some(dx) => B::float_add(dx, gradient),
-                    None => gradient,
-                });
-            }
-        }
-        [dx, dweight, dbias]
+/// Gradients of x, weight and bias, those that are wanted.
+type Gradients3<B> = [Option<FloatTensor<B>>; 3];
+
+/// Adds what a chunk of rows adds.
+fn accumulate<B: Backend>(
+    gradients: &mut Gradients3<B>,
+    head: &Head<B>,
+    x: &FloatTensor<B>,
+    chunk: Range<usize>,
+    dlogits: FloatTensor<B>,
+) {
+    let [dx, dweight, dbias] = gradients;
+    if let Some(sum) = dweight.take() {
+        let x = B::float_transpose(rows_of::<B>(x, &chunk));
+        *dweight = Some(add_product::<B>(sum, x, dlogits.clone()));
     }
+    if let Some(sum) = dbias.take() {
+        *dbias = Some(B::float_add(sum, sum_of_rows::<B>(dlogits.clone())));
+    }
+    if let Some(all) = dx.take() {
+        let gradient = B::float_matmul(dlogits, B::float_transpose(head.weight.clone()));
+        *dx = Some(B::float_slice_assign(all, &[Slice::from(chunk)], gradient));
+    }
+}
+
+/// `[classes]`
+fn sum_of_rows<B: Backend>(dlogits: FloatTensor<B>) -> FloatTensor<B> {
+    let classes = dlogits.shape()[1];
+    B::float_reshape(B::float_sum_dim(dlogits, 0), Shape::new([classes]))
 }
 
 /// `sum + u v` in `sum`, a few columns at a time.
 fn add_product<B: Backend>(mut sum: FloatTensor<B>, u: FloatTensor<B>, v: FloatTensor<B>) -> FloatTensor<B> {
     let [rows, columns] = sum.shape().dims();
     for block in chunks(columns, rows * sum.dtype().size(), BLOCK_BYTES) {
-        let product = B::float_matmul(u.clone(), columns_of::<B>(&v, &block));
-        let more = B::float_add(product, columns_of::<B>(&sum, &block));
+        let block_of = |x: &FloatTensor<B>, rows| {
+            B::float_slice(x.clone(), &[Slice::from(0..rows), Slice::from(block.clone())])
+        };
+        let product = B::float_matmul(u.clone(), block_of(&v, v.shape()[0]));
+        let more = B::float_add(product, block_of(&sum, rows));
         sum = B::float_slice_assign(sum, &[Slice::from(0..rows), Slice::from(block)], more);
     }
     sum
-}
-
-/// Adds a value per row at its target, if that is one of the classes `block`, whose columns `x` has.
-fn add_at_targets<B: Backend>(
-    x: FloatTensor<B>,
-    targets: IntTensor<B>,
-    values: FloatTensor<B>,
-    block: &Range<usize>,
-) -> FloatTensor<B> {
-    let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
-    let last = block.len() - 1;
-    let column = B::int_sub_scalar(targets, block.start.into());
-    let before = B::int_lower_elem(column.clone(), 0.into(), bools);
-    let outside = B::bool_or(before, B::int_greater_elem(column.clone(), last.into(), bools));
-    let values = B::float_mask_fill(values, outside, 0.into());
-    B::float_scatter(1, x, B::int_clamp(column, 0.into(), last.into()), values, IndexingUpdateOp::Add)
-}
-
-/// The gradients are made in the forward pass.
-fn record_at_once<B, C, const N: usize>(
-    loss: Loss<B>,
-    x: FloatTensor<Autodiff<B, C>>,
-    weight: FloatTensor<Autodiff<B, C>>,
-    bias: Option<FloatTensor<Autodiff<B, C>>>,
-    parents: [NodeGuard; N],
-) -> FloatTensor<Autodiff<B, C>>
-where
-    B: MemBackend,
-    C: CheckpointStrategy,
-{
-    const REASON: &str = "made in the forward pass";
-    let keeper = Keeper::new("linear_cross_entropy", Some(weight.id()));
-    let bias_is_tracked = bias.as_ref().is_some_and(|bias| bias.is_tracked());
-    let wanted = Wanted::Gradients([x.is_tracked(), weight.is_tracked(), bias_is_tracked]);
-    let head = Head::<B> { weight: weight.into_primitive(), bias: bias.map(|bias| bias.into_primitive()) };
-    let Loss { labels, factors, chunk_bytes } = loss;
-    let forward = |x, wanted| head.forward(&x, &labels, factors, chunk_bytes, wanted);
-    match AtOnce.prepare::<C>(parents).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => {
-            let Forward { loss, gradients: [dx, dweight, dbias], .. } = forward(x.into_primitive(), wanted);
-            let keep = |name, gradient: Option<FloatTensor<B>>| {
-                gradient.map(|gradient| keeper.keep_tensor(name, gradient, REASON))
-            };
-            prep.finish([keep("dx", dx), keep("dweight", dweight), keep("dbias", dbias)], loss)
-        }
-        OpsKind::UnTracked(prep) => prep.finish(forward(x.into_primitive(), Wanted::Loss).loss),
-    }
-}
-
-#[derive(Debug)]
-struct AtOnce;
-
-impl<B: MemBackend, const N: usize> Backward<B, N> for AtOnce {
-    /// For a gradient of 1.
-    type State = Gradients3<B>;
-
-    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let dloss = grads.consume::<B>(&ops.node);
-        for (node, gradient) in ops.parents.into_iter().zip(ops.state) {
-            if let (Some(node), Some(gradient)) = (node, gradient) {
-                grads.register::<B>(node.id, B::scale(gradient, dloss.clone()));
-            }
-        }
-    }
 }
 
 fn record<B, C, const N: usize>(
@@ -377,48 +229,53 @@ where
     B: MemBackend,
     C: CheckpointStrategy,
 {
-    const REASON: &str = "weight or bias is tracked";
-    let Loss { labels, factors, chunk_bytes } = loss;
     let plain = |tensor: &FloatTensor<Autodiff<B, C>>| tensor.primitive().clone();
     let head = Head::<B> { weight: plain(&weight), bias: bias.as_ref().map(plain) };
-    match (Step { chunk_bytes }).prepare::<C>(parents).compute_bound().stateful() {
+    match Step.prepare::<C>(parents).compute_bound().stateful() {
         OpsKind::Tracked(mut prep) => {
+            const REASON: &str = "made in the forward pass";
             let keeper = Keeper::new("linear_cross_entropy", Some(weight.id()));
-            let forward =
-                head.forward(x.primitive(), &labels, factors.clone(), chunk_bytes, Wanted::LogSumExp);
-            let log_sum_exp = forward.log_sum_exp.expect("wanted");
-            let saved = Saved {
-                x: keeper.keep(&mut prep, "x", &x, REASON),
-                weight: keeper.keep(&mut prep, "weight", &weight, REASON),
-                bias: bias.as_ref().map(|bias| keeper.keep(&mut prep, "bias", bias, REASON)),
-                log_sum_exp: keeper.keep_tensor("log_sum_exp", log_sum_exp, REASON),
-                factors: keeper.keep_tensor("factors", factors, REASON),
-                labels: labels.kept_by(&keeper),
+            let [rows, d_input] = x.shape().dims();
+            if weight.is_tracked() && rows < d_input {
+                let whole = Loss { chunk_bytes: usize::MAX, ..loss };
+                let mut dlogits = None;
+                let sum = whole.sum(&head, x.primitive(), Some(&mut |_, gradient| dlogits = Some(gradient)));
+                let saved = Saved::Logits {
+                    dlogits: keeper.keep_tensor("dlogits", dlogits.expect("there are rows"), REASON),
+                    x: keeper.keep(&mut prep, "x", &x, "weight is tracked"),
+                    weight: x.is_tracked().then(|| keeper.keep(&mut prep, "weight", &weight, "x is tracked")),
+                };
+                return prep.finish(saved, sum);
+            }
+            let zeros = |of: &FloatTensor<Autodiff<B, C>>| {
+                of.is_tracked().then(|| zeros::<B>(of.shape(), of.primitive()))
             };
-            prep.finish(saved, forward.loss)
+            let mut gradients = [zeros(&x), zeros(&weight), bias.as_ref().and_then(zeros)];
+            let plain = x.primitive();
+            let sum = loss.sum(
+                &head,
+                plain,
+                Some(&mut |chunk, dlogits| accumulate(&mut gradients, &head, plain, chunk, dlogits)),
+            );
+            let [dx, dweight, dbias] = gradients;
+            let keep = |name, gradient: Option<FloatTensor<B>>| {
+                gradient.map(|gradient| keeper.keep_tensor(name, gradient, REASON))
+            };
+            let saved = [keep("dx", dx), keep("dweight", dweight), keep("dbias", dbias)];
+            prep.finish(Saved::Gradients(saved), sum)
         }
-        OpsKind::UnTracked(prep) => {
-            prep.finish(head.forward(x.primitive(), &labels, factors, chunk_bytes, Wanted::Loss).loss)
-        }
+        OpsKind::UnTracked(prep) => prep.finish(loss.sum(&head, x.primitive(), None)),
     }
 }
 
 #[derive(Debug)]
-struct Step {
-    chunk_bytes: usize,
-}
+struct Step;
 
-/// What the backward pass reads.
+/// What the backward pass reads: gradients, for a gradient of 1.
 #[derive(Clone, Debug)]
-struct Saved<B: MemBackend> {
-    x: Kept,
-    weight: Kept,
-    bias: Option<Kept>,
-    /// Of the logits of every row, `[rows, 1]`.
-    log_sum_exp: FloatTensor<B>,
-    /// How much each row counts.
-    factors: FloatTensor<B>,
-    labels: Labels<B>,
+enum Saved<B: MemBackend> {
+    Gradients(Gradients3<B>),
+    Logits { dlogits: FloatTensor<B>, x: Kept, weight: Option<Kept> },
 }
 
 impl<B: MemBackend, const N: usize> Backward<B, N> for Step {
@@ -426,20 +283,23 @@ impl<B: MemBackend, const N: usize> Backward<B, N> for Step {
 
     fn backward(self, ops: Ops<Saved<B>, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dloss = grads.consume::<B>(&ops.node);
-        let Saved { x, weight, bias, log_sum_exp, factors, labels } = ops.state;
-        let x = x.get::<B>(checkpointer);
-        let head = Head::<B> {
-            weight: weight.get::<B>(checkpointer),
-            bias: bias.map(|bias| bias.get::<B>(checkpointer)),
-        };
-        let factors =
-            B::float_cast(B::float_reshape(factors, log_sum_exp.shape()), log_sum_exp.dtype().into());
-        let dloss = B::float_cast(B::float_reshape(dloss, Shape::new([1, 1])), log_sum_exp.dtype().into());
-        let dlosses = B::float_mul(factors, dloss);
         let mut parents = ops.parents.into_iter();
         let nodes: [_; 3] = core::array::from_fn(|_| parents.next().flatten());
-        let wanted = nodes.each_ref().map(Option::is_some);
-        let gradients = head.backward(x, &labels, log_sum_exp, dlosses, self.chunk_bytes, wanted);
+        let gradients = match ops.state {
+            Saved::Gradients(gradients) => {
+                gradients.map(|gradient| gradient.map(|gradient| B::scale(gradient, dloss.clone())))
+            }
+            Saved::Logits { dlogits, x, weight } => {
+                let dlogits = B::scale(dlogits, dloss);
+                let x = x.get::<B>(checkpointer);
+                let weight = weight.map(|weight| weight.get::<B>(checkpointer));
+                [
+                    weight.map(|weight| B::float_matmul(dlogits.clone(), B::float_transpose(weight))),
+                    Some(B::float_matmul(B::float_transpose(x), dlogits.clone())),
+                    nodes[2].is_some().then(|| sum_of_rows::<B>(dlogits)),
+                ]
+            }
+        };
         for (node, gradient) in nodes.into_iter().zip(gradients) {
             if let (Some(node), Some(gradient)) = (node, gradient) {
                 grads.register::<B>(node.id, gradient);

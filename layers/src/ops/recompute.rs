@@ -133,8 +133,8 @@ where
     }
 }
 
-/// If `offered`, offers the output of an operation for recomputation by `forward` of `inputs`, all of which must be
-/// [free](is_free) or kept by the operation itself; small tensors apart.
+/// If `offered`, and an input is tracked, offers the output of an operation for recomputation by `forward` of `inputs`, all of
+/// which must be [free](is_free) or kept by the operation itself; small tensors apart.
 pub(crate) fn offer<BO, B, S, C, F, const N: usize>(
     prep: OpsPrep<BO, B, S, BalancedCheckpointing, N, Init>,
     offered: bool,
@@ -147,7 +147,7 @@ where
     BO: Backward<B, N, State = S>,
     F: Fn(Vec<FloatTensor<B>>) -> FloatTensor<B> + Send + 'static,
 {
-    if !offered {
+    if !offered || !inputs.iter().any(|input| input.is_tracked()) {
         return prep.compute_bound();
     }
     let source = |input: &&FloatTensor<Autodiff<B, C>>| match input.is_tracked() {

@@ -7,7 +7,8 @@
 //! | | LSTM: `i, o, f = sigmoid(a_i, a_o, a_f)`, `g = tanh(a_g)`, `c = f c + i g`, `h = o tanh(c)`; coupled: `f = 1 - i` |
 //! | | where `a = x W + b + h U + d` per gate, step by step; the state (`c` of an LSTM, else `h`) is clipped if asked for |
 //! | keeps | the gates after their activation, once (the gate of an RNN that does not clip is its output); the initial state and the weights (handles); `x` (a handle) if a `W` is tracked |
-//! | backward | from the last step: `da` of every gate in the place of the gate, `dh += sum(da U^T)`; then `dW = x^T da`, `dU = h^T da`, `db = dd = sum(da)`, `dx = sum(da W^T)`, each one matrix product over all steps |
+//! | | with checkpoints every `k` steps: not the gates but the state after every `k`-th step; `x`, the initial state and all parameters (handles) |
+//! | backward | (with checkpoints, for one segment after the other, whose gates are computed again) from the last step: `da` of every gate in the place of the gate, `dh += sum(da U^T)`; then `dW = x^T da`, `dU = h^T da`, `db = dd = sum(da)`, `dx = sum(da W^T)`, each one matrix product over all steps |
 //!
 //! The states between the steps are computed again from the gates: `c` and `h` are no more than a few products away. So is
 //! `h U_n + d_n`, by one matrix product. Products with `x` are one per gate for all steps at once. Stock Burn records some
@@ -162,8 +163,9 @@ impl<B: RecurrentOps + MemBackend, C: CheckpointStrategy> RecurrentOps for Autod
                 let gates = || (0..cell.gates()).map(|gate| STATE + gate * OF_GATE);
                 let is_gru = matches!(cell, Cell::Gru { .. });
                 let reads_states = is_gru || gates().any(|gate| tracked(gate + 2));
+                let again = recurrence.checkpoint.is_some();
                 let mut keep = |slot: usize, name, read: bool, reason| {
-                    let tensor = operands[slot].as_ref().filter(|_| read)?;
+                    let tensor = operands[slot].as_ref().filter(|_| read || again)?;
                     Some(keeper.keep(&mut prep, name, tensor, reason))
                 };
                 let state = [
@@ -176,17 +178,21 @@ impl<B: RecurrentOps + MemBackend, C: CheckpointStrategy> RecurrentOps for Autod
                     let after = of_new && cell == (Cell::Gru { reset_after: true });
                     [
                         keep(gate, "input weight", x.is_tracked(), "x is tracked"),
+                        keep(gate + 1, "input bias", false, "the gates are computed again"),
                         keep(gate + 2, "hidden weight", goes_back, "gradients go back through the steps"),
                         keep(gate + 3, "hidden bias", after, "the product that r gates is computed again"),
                     ]
                 });
                 let kept = kept.collect();
-                let x_is_read = gates().any(tracked);
-                let kept_x = x_is_read.then(|| keeper.keep(&mut prep, "x", &x, "an input weight is tracked"));
+                let x_is_read = again || gates().any(tracked);
+                let kept_x = x_is_read.then(|| {
+                    keeper.keep(&mut prep, "x", &x, "read by gradients of input weights, or by gates")
+                });
 
                 let (initial, gates) = plain(operands);
-                let result = recurrence.forward::<B>(x.into_primitive(), &gates, initial, true);
+                let result = recurrence.forward::<B>(x.into_primitive(), &gates, initial, !again);
                 let values = match (cell, recurrence.clip) {
+                    _ if again => vec![],
                     (Cell::Rnn, None) => {
                         let [rows, hidden] = result.gates[0].shape().dims();
                         vec![B::float_reshape(result.y.clone(), Shape::new([rows, hidden]))]
@@ -195,12 +201,18 @@ impl<B: RecurrentOps + MemBackend, C: CheckpointStrategy> RecurrentOps for Autod
                 };
                 let values =
                     values.into_iter().map(|gate| keeper.keep_tensor("gate", gate, "read by all gradients"));
+                let keep_state = |state: RecurrentState<B>| {
+                    [state.h, state.c]
+                        .map(|t| t.map(|t| keeper.keep_tensor("state", t, "the gates are computed again")))
+                };
+                let checkpoints = result.checkpoints.into_iter().map(keep_state).collect();
                 let handed_over = HandedOver::default();
                 let saved = Saved {
                     x: kept_x,
                     state,
                     gates: kept,
                     values: values.collect(),
+                    checkpoints,
                     handed_over: handed_over.clone(),
                 };
                 let y = prep.finish(saved, result.y);
@@ -287,14 +299,17 @@ struct Step(Recurrence);
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
 struct Saved<T> {
-    /// The input, if an input weight is tracked.
+    /// The input, if an input weight is tracked or there are checkpoints.
     x: Option<Kept>,
     /// The initial state, where it is given.
     state: [Option<Kept>; 2],
-    /// Of every gate: the input weight if `x` is tracked; the hidden weight if it is read; the hidden bias if it is.
-    gates: Vec<[Option<Kept>; 3]>,
+    /// Of every gate: the input weight if `x` is tracked; the hidden weight if it is read; the hidden bias if it is. With
+    /// checkpoints all, and the input bias.
+    gates: Vec<[Option<Kept>; OF_GATE]>,
     /// The gates of all steps.
     values: Vec<T>,
+    /// Or the states, h and c, at checkpoints.
+    checkpoints: Vec<[Option<T>; 2]>,
     /// The gradients of the final state.
     handed_over: HandedOver<T>,
 }
@@ -310,15 +325,15 @@ impl<B: MemBackend> Backward<B, PARENTS> for Step {
     ) {
         let Self(recurrence) = self;
         let dy = grads.consume::<B>(&ops.node);
-        let Saved { x, state, gates, values, handed_over } = ops.state;
+        let Saved { x, state, gates, values, checkpoints, handed_over } = ops.state;
         let mut get = |kept: Option<Kept>| kept.map(|kept| kept.get::<B>(checkpointer));
         let x = get(x);
         let [h, c] = state.map(&mut get);
         let gates: Vec<_> = gates
             .into_iter()
             .map(|kept| {
-                let [input, hidden, hidden_bias] = kept.map(&mut get);
-                Gate { input, input_bias: None, hidden, hidden_bias }
+                let [input, input_bias, hidden, hidden_bias] = kept.map(&mut get);
+                Gate { input, input_bias, hidden, hidden_bias }
             })
             .collect();
         let [dh, dc] = handed_over.take();
@@ -332,7 +347,14 @@ impl<B: MemBackend> Backward<B, PARENTS> for Step {
         };
         let state = RecurrentState { h, c };
         let dstate = RecurrentState { h: dh, c: dc };
-        let result = recurrence.backward::<B>(x, &gates, values, state, dy, dstate, &wanted);
+        let result = match (recurrence.checkpoint, x) {
+            (Some(every), Some(x)) => {
+                let checkpoints = checkpoints.into_iter().map(|[h, c]| RecurrentState { h, c });
+                let starts = core::iter::once(state).chain(checkpoints).collect();
+                recurrence.backward_by_segments::<B>(every, x, &gates, starts, dy, dstate, &wanted)
+            }
+            (_, x) => recurrence.backward::<B>(x, &gates, values, state, dy, dstate, &wanted),
+        };
         let of_gates = result
             .gates
             .into_iter()

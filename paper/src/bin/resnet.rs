@@ -5,11 +5,10 @@
 //! ```
 #![recursion_limit = "256"]
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_memsave::measure::{Measurement, TrackingAllocator, measure_step, mib};
-use burn_memsave_paper::{Case, Depth, ResNet, memsave, stock};
+use burn_memsave::measure::{Measurement, TrackingAllocator, measure_step};
+use burn_memsave_paper::{Case, Depth, ResNet, memsave, report::Report, stock};
 use clap::Parser;
-use comfy_table::{Table, presets};
-use std::{error::Error, fs, path::PathBuf};
+use std::{error::Error, path::PathBuf};
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
@@ -38,40 +37,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         101 => Depth::D101,
         other => return Err(format!("--depth {other}: 18 or 101").into()),
     };
-    let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN).set_header([
-        "case",
-        "Burn kept (MiB)",
-        "ours kept (MiB)",
-        "Burn peak (MiB)",
-        "ours peak (MiB)",
-        "Burn step (s)",
-        "ours step (s)",
-    ]);
-    let mut results = Vec::new();
+    let mut report = Report::default();
     for case in Case::ALL {
-        let [burn, ours] = [
-            measure::<stock::resnet::Net>(depth, case, &args),
-            measure::<memsave::resnet::Net>(depth, case, &args),
-        ];
-        let size = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".into(), mib);
-        let time =
-            |step: &Measurement| format!("{:.2}", (step.forward_time + step.backward_time).as_secs_f64());
-        table.add_row([
-            case.name().into(),
-            size(burn.kept),
-            size(ours.kept),
-            size(burn.peak),
-            size(ours.peak),
-            time(&burn),
-            time(&ours),
-        ]);
-        results.push(serde_json::json!({ "case": case.name(), "burn": burn, "ours": ours }));
+        let stock = measure::<stock::resnet::Net>(depth, case, &args);
+        let ours = measure::<memsave::resnet::Net>(depth, case, &args);
+        report.add(case.name(), [stock, ours]);
     }
-    println!("ResNet-{}, batch {}, {size}x{size}\n{table}", args.depth, args.batch_size, size = args.size);
+    let Args { batch_size, size, .. } = args;
+    println!("ResNet-{}, batch {batch_size}, {size}x{size}\n{}", args.depth, report.table());
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&results)?;
-        fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+        report.write(path)?;
     }
     Ok(())
 }

@@ -85,7 +85,7 @@ impl<E: CpuElement> Rows<'_, E> {
         if let Some(softcap) = self.scores.softcap {
             let (cap, inverse, one) = (num(softcap), num(1.0 / softcap), num(1.0));
             for (score, slope) in scores.iter_mut().zip(slopes) {
-                let tanh = (*score * inverse).tanh();
+                let tanh = (*score * inverse).fast_tanh();
                 *score = cap * tanh;
                 *slope = one - tanh * tanh;
             }

@@ -51,16 +51,16 @@ pub trait CpuElement: Element + bytemuck::Pod + Float + Send + Sync {
     fn from_f64(value: f64) -> Self;
     /// To an f64.
     fn into_f64(self) -> f64;
-    /// The error function.
-    fn erf(self) -> Self;
     /// `e^self`; in f32 by a function that loops of it are compiled for vectors with.
     fn fast_exp(self) -> Self;
+    /// The error function; in f32 likewise.
+    fn fast_erf(self) -> Self;
     /// The hyperbolic tangent; in f32 likewise.
     fn fast_tanh(self) -> Self;
 }
 
 macro_rules! cpu_element {
-    ($element:ty, $acc:ty, $widen:expr, $narrow:expr, $from_f64:expr, $to_f64:expr, $erf:expr, $exp:expr, $tanh:expr) => {
+    ($element:ty, $acc:ty, $widen:expr, $narrow:expr, $from_f64:expr, $to_f64:expr, $exp:expr, $erf:expr, $tanh:expr) => {
         impl CpuElement for $element {
             type Acc = $acc;
             #[inline(always)]
@@ -80,12 +80,12 @@ macro_rules! cpu_element {
                 $to_f64(self)
             }
             #[inline(always)]
-            fn erf(self) -> Self {
-                $erf(self)
-            }
-            #[inline(always)]
             fn fast_exp(self) -> Self {
                 $exp(self)
+            }
+            #[inline(always)]
+            fn fast_erf(self) -> Self {
+                $erf(self)
             }
             #[inline(always)]
             fn fast_tanh(self) -> Self {
@@ -94,8 +94,8 @@ macro_rules! cpu_element {
         }
     };
 }
-cpu_element!(f32, f32, |v| v, |v| v, |v| v as f32, f64::from, libm::erff, exp::exp, exp::tanh);
-cpu_element!(f64, f64, |v| v, |v| v, |v| v, |v| v, libm::erf, f64::exp, f64::tanh);
+cpu_element!(f32, f32, |v| v, |v| v, |v| v as f32, f64::from, exp::exp, exp::erf, exp::tanh);
+cpu_element!(f64, f64, |v| v, |v| v, |v| v, |v| v, f64::exp, libm::erf, f64::tanh);
 macro_rules! half_element {
     ($half:ident) => {
         cpu_element!(
@@ -105,8 +105,8 @@ macro_rules! half_element {
             $half::from_f32,
             $half::from_f64,
             $half::to_f64,
-            |v| $half::from_f32(libm::erff($half::to_f32(v))),
             |v| $half::from_f32(exp::exp($half::to_f32(v))),
+            |v| $half::from_f32(exp::erf($half::to_f32(v))),
             |v| $half::from_f32(exp::tanh($half::to_f32(v)))
         );
     };

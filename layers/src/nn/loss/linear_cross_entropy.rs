@@ -15,7 +15,7 @@ pub struct FusedLinearCrossEntropyConfig {
     pub weights: Option<Vec<f32>>,
     /// Label smoothing: labels `y` of 0 and 1 become `y (1 - a) + a / nr_classes`.
     pub smoothing: Option<f32>,
-    /// The bytes of the logits that exist at a time; at least those of one row, or of one class. Default: 16 MiB
+    /// The bytes of the logits that exist at a time; at least those of one row. Default: 16 MiB
     #[config(default = "CHUNK_BYTES")]
     pub chunk_bytes: usize,
 }
@@ -24,9 +24,9 @@ pub struct FusedLinearCrossEntropyConfig {
 /// all rows never exist at once.
 ///
 /// Keeps the gradients of what is tracked, which the forward pass makes: of `x`, and of the weight and the bias of a trainable
-/// head. Only where there are fewer rows than features, and the head is trainable, keeps `x` and three numbers per row instead:
-/// there the backward pass computes the logits again, one matrix product more than without fusing. For 2048 rows of 1024
-/// features and 32000 classes Burn needs 754 MiB at the peak, this one 165, of which 125 are the gradient of the weight.
+/// head. Only for fewer rows than features, and a trainable head, does it keep the gradient of the logits, all at once: that is
+/// less than the gradient of the weight, and less than what stock keeps. For 2048 rows of 1024 features and 32000 classes Burn
+/// needs 754 MiB at the peak, this one 165, of which 125 are the gradient of the weight.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor};

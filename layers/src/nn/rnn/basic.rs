@@ -5,7 +5,7 @@ pub use MemSaveBiRnn as BiRnn;
 pub use MemSaveRnn as Rnn;
 
 use super::GateController;
-use super::sequence::{Outcome, are_usual, direction, run};
+use super::sequence::{self, Outcome, are_usual, direction, run};
 use crate::backend::{Cell, Recurrence};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_into_stock, drop_in};
@@ -156,8 +156,33 @@ impl MemSaveRnn {
     /// - state: `[batch, d_hidden]`
     /// - output: as the input, with `d_hidden` features
     pub fn forward(&self, batched_input: Tensor<3>, state: Option<RnnState<2>>) -> (Tensor<3>, RnnState<2>) {
+        self.forward_with(batched_input, state, None)
+    }
+
+    /// [`forward`](Self::forward), but keeps a state every so many steps instead of gates, which the backward pass computes again
+    /// for one stretch of steps at a time: less to keep, for the time of one more forward pass. About the square root of the
+    /// number of steps needs the least at the peak. The input and the parameters are kept too (no copies).
+    ///
+    /// # Panics
+    ///
+    /// Panics if `every` is 0.
+    pub fn forward_checkpointed(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<RnnState<2>>,
+        every: usize,
+    ) -> (Tensor<3>, RnnState<2>) {
+        self.forward_with(batched_input, state, sequence::every(every))
+    }
+
+    fn forward_with(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<RnnState<2>>,
+        checkpoint: Option<usize>,
+    ) -> (Tensor<3>, RnnState<2>) {
         let hidden = state.as_ref().map(|state| &state.hidden);
-        match self.run(&batched_input, hidden, self.batch_first, self.reverse) {
+        match self.run(&batched_input, hidden, self.batch_first, self.reverse, checkpoint) {
             Some((y, hidden, _)) => (y, RnnState::new(hidden)),
             None => self.clone().into_nn_rnn().forward(batched_input, state),
         }
@@ -169,8 +194,9 @@ impl MemSaveRnn {
         hidden: Option<&Tensor<2>>,
         batch_first: bool,
         reverse: bool,
+        checkpoint: Option<usize>,
     ) -> Option<Outcome> {
-        let recurrence = Recurrence { cell: Cell::Rnn, clip: self.clip, batch_first, reverse };
+        let recurrence = Recurrence { cell: Cell::Rnn, clip: self.clip, batch_first, reverse, checkpoint };
         let usual = are_usual(&[], &[&self.hidden_activation]);
         usual.then(|| run(recurrence, x, hidden, None, &[&self.gate])).flatten()
     }
@@ -225,10 +251,39 @@ impl MemSaveBiRnn {
     /// - state: `[2, batch, d_hidden]`
     /// - output: as the input, with `2 * d_hidden` features
     pub fn forward(&self, batched_input: Tensor<3>, state: Option<RnnState<3>>) -> (Tensor<3>, RnnState<3>) {
+        self.forward_with(batched_input, state, None)
+    }
+
+    /// [`forward`](Self::forward), but keeps what two [`MemSaveRnn::forward_checkpointed`] keep.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `every` is 0.
+    pub fn forward_checkpointed(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<RnnState<3>>,
+        every: usize,
+    ) -> (Tensor<3>, RnnState<3>) {
+        self.forward_with(batched_input, state, sequence::every(every))
+    }
+
+    fn forward_with(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<RnnState<3>>,
+        checkpoint: Option<usize>,
+    ) -> (Tensor<3>, RnnState<3>) {
         let layer = |layer: &MemSaveRnn, index| {
             let state = state.as_ref().map(|state| direction(&state.hidden, index));
             // The second one runs backwards whatever it says itself, as in Burn.
-            layer.run(&batched_input, state.as_ref(), self.batch_first, index == 1 || layer.reverse)
+            layer.run(
+                &batched_input,
+                state.as_ref(),
+                self.batch_first,
+                index == 1 || layer.reverse,
+                checkpoint,
+            )
         };
         let fits = self.forward.batch_first && state.as_ref().is_none_or(|state| state.hidden.dims()[0] == 2);
         match fits.then(|| layer(&self.forward, 0).zip(layer(&self.reverse, 1))).flatten() {

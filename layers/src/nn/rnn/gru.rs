@@ -3,7 +3,7 @@ pub use MemSaveBiGru as BiGru;
 pub use MemSaveGru as Gru;
 
 use super::GateController;
-use super::sequence::{Outcome, are_usual, direction, run};
+use super::sequence::{self, Outcome, are_usual, direction, run};
 use crate::backend::{Cell, Recurrence};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_into_stock, drop_in};
@@ -204,7 +204,32 @@ impl MemSaveGru {
     /// - state: `[batch, d_hidden]`
     /// - output: `[batch, steps, d_hidden]`
     pub fn forward(&self, batched_input: Tensor<3>, state: Option<Tensor<2>>) -> Tensor<3> {
-        match self.run(&batched_input, state.as_ref(), true, false) {
+        self.forward_with(batched_input, state, None)
+    }
+
+    /// [`forward`](Self::forward), but keeps a state every so many steps instead of gates, which the backward pass computes again
+    /// for one stretch of steps at a time: less to keep, for the time of one more forward pass. About the square root of the
+    /// number of steps needs the least at the peak. The input and the parameters are kept too (no copies).
+    ///
+    /// # Panics
+    ///
+    /// Panics if `every` is 0.
+    pub fn forward_checkpointed(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<Tensor<2>>,
+        every: usize,
+    ) -> Tensor<3> {
+        self.forward_with(batched_input, state, sequence::every(every))
+    }
+
+    fn forward_with(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<Tensor<2>>,
+        checkpoint: Option<usize>,
+    ) -> Tensor<3> {
+        match self.run(&batched_input, state.as_ref(), true, false, checkpoint) {
             Some((y, ..)) => y,
             None => self.clone().into_nn_gru().forward(batched_input, state),
         }
@@ -216,9 +241,10 @@ impl MemSaveGru {
         state: Option<&Tensor<2>>,
         batch_first: bool,
         reverse: bool,
+        checkpoint: Option<usize>,
     ) -> Option<Outcome> {
         let cell = Cell::Gru { reset_after: self.reset_after };
-        let recurrence = Recurrence { cell, clip: self.clip, batch_first, reverse };
+        let recurrence = Recurrence { cell, clip: self.clip, batch_first, reverse, checkpoint };
         let gates = [&self.reset_gate, &self.update_gate, &self.new_gate];
         let usual = are_usual(&[&self.gate_activation], &[&self.hidden_activation]);
         usual.then(|| run(recurrence, x, state, None, &gates)).flatten()
@@ -274,9 +300,32 @@ impl MemSaveBiGru {
     /// - state: `[2, batch, d_hidden]`
     /// - output: as the input, with `2 * d_hidden` features
     pub fn forward(&self, batched_input: Tensor<3>, state: Option<Tensor<3>>) -> (Tensor<3>, Tensor<3>) {
+        self.forward_with(batched_input, state, None)
+    }
+
+    /// [`forward`](Self::forward), but keeps what two [`MemSaveGru::forward_checkpointed`] keep.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `every` is 0.
+    pub fn forward_checkpointed(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<Tensor<3>>,
+        every: usize,
+    ) -> (Tensor<3>, Tensor<3>) {
+        self.forward_with(batched_input, state, sequence::every(every))
+    }
+
+    fn forward_with(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<Tensor<3>>,
+        checkpoint: Option<usize>,
+    ) -> (Tensor<3>, Tensor<3>) {
         let layer = |layer: &MemSaveGru, index| {
             let state = state.as_ref().map(|state| direction(state, index));
-            layer.run(&batched_input, state.as_ref(), self.batch_first, index == 1)
+            layer.run(&batched_input, state.as_ref(), self.batch_first, index == 1, checkpoint)
         };
         let fits = state.as_ref().is_none_or(|state| state.dims()[0] == 2);
         let both = fits.then(|| layer(&self.forward, 0).zip(layer(&self.reverse, 1))).flatten();

@@ -5,7 +5,7 @@ pub use MemSaveBiLstm as BiLstm;
 pub use MemSaveLstm as Lstm;
 
 use super::GateController;
-use super::sequence::{Outcome, are_usual, direction, run};
+use super::sequence::{self, Outcome, are_usual, direction, run};
 use crate::backend::{Cell, Recurrence};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_into_stock, drop_in};
@@ -240,7 +240,32 @@ impl MemSaveLstm {
         batched_input: Tensor<3>,
         state: Option<LstmState<2>>,
     ) -> (Tensor<3>, LstmState<2>) {
-        match self.run(&batched_input, state.as_ref(), self.batch_first, self.reverse) {
+        self.forward_with(batched_input, state, None)
+    }
+
+    /// [`forward`](Self::forward), but keeps a state every so many steps instead of gates, which the backward pass computes again
+    /// for one stretch of steps at a time: less to keep, for the time of one more forward pass. About the square root of the
+    /// number of steps needs the least at the peak. The input and the parameters are kept too (no copies).
+    ///
+    /// # Panics
+    ///
+    /// Panics if `every` is 0.
+    pub fn forward_checkpointed(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<LstmState<2>>,
+        every: usize,
+    ) -> (Tensor<3>, LstmState<2>) {
+        self.forward_with(batched_input, state, sequence::every(every))
+    }
+
+    fn forward_with(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<LstmState<2>>,
+        checkpoint: Option<usize>,
+    ) -> (Tensor<3>, LstmState<2>) {
+        match self.run(&batched_input, state.as_ref(), self.batch_first, self.reverse, checkpoint) {
             Some((y, hidden, cell)) => (y, LstmState::new(cell, hidden)),
             None => self.clone().into_nn_lstm().forward(batched_input, state),
         }
@@ -265,9 +290,10 @@ impl MemSaveLstm {
         state: Option<&LstmState<2>>,
         batch_first: bool,
         reverse: bool,
+        checkpoint: Option<usize>,
     ) -> Option<Outcome> {
         let cell = Cell::Lstm { coupled: self.input_forget };
-        let recurrence = Recurrence { cell, clip: self.clip, batch_first, reverse };
+        let recurrence = Recurrence { cell, clip: self.clip, batch_first, reverse, checkpoint };
         let mut gates = vec![&self.input_gate, &self.output_gate, &self.cell_gate];
         if !self.input_forget {
             gates.push(self.forget_gate.as_ref()?);
@@ -332,13 +358,42 @@ impl MemSaveBiLstm {
         batched_input: Tensor<3>,
         state: Option<LstmState<3>>,
     ) -> (Tensor<3>, LstmState<3>) {
+        self.forward_with(batched_input, state, None)
+    }
+
+    /// [`forward`](Self::forward), but keeps what two [`MemSaveLstm::forward_checkpointed`] keep.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `every` is 0.
+    pub fn forward_checkpointed(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<LstmState<3>>,
+        every: usize,
+    ) -> (Tensor<3>, LstmState<3>) {
+        self.forward_with(batched_input, state, sequence::every(every))
+    }
+
+    fn forward_with(
+        &self,
+        batched_input: Tensor<3>,
+        state: Option<LstmState<3>>,
+        checkpoint: Option<usize>,
+    ) -> (Tensor<3>, LstmState<3>) {
         let layer = |layer: &MemSaveLstm, index| {
             let of = |state: &LstmState<3>| {
                 LstmState::new(direction(&state.cell, index), direction(&state.hidden, index))
             };
             let state = state.as_ref().map(of);
             // The second one runs backwards whatever it says itself, as in Burn.
-            layer.run(&batched_input, state.as_ref(), self.batch_first, index == 1 || layer.reverse)
+            layer.run(
+                &batched_input,
+                state.as_ref(),
+                self.batch_first,
+                index == 1 || layer.reverse,
+                checkpoint,
+            )
         };
         let has_both = |state: &LstmState<3>| state.cell.dims()[0] == 2 && state.hidden.dims()[0] == 2;
         let fits = self.forward.batch_first && state.as_ref().is_none_or(has_both);

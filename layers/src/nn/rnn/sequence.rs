@@ -50,6 +50,12 @@ fn parameters(linear: &Linear) -> (Tensor<2>, Option<Tensor<1>>) {
     (linear.weight.val(), linear.bias.as_ref().map(|bias| bias.val()))
 }
 
+/// A checkpoint every so many steps.
+pub(super) fn every(steps: usize) -> Option<usize> {
+    assert!(steps > 0, "forward_checkpointed: a checkpoint every 0 steps");
+    Some(steps)
+}
+
 /// Whether the gates are sigmoids and the others hyperbolic tangents, as is usual.
 pub(super) fn are_usual(gates: &[&Activation], others: &[&Activation]) -> bool {
     gates.iter().all(|activation| matches!(activation, Activation::Sigmoid(_)))

@@ -1,0 +1,86 @@
+//! Memory of one step of fine-tuning a Llama-style language model with LoRA on all projections of its blocks, Burn's layers
+//! beside burn-memsave's. The base is frozen; the adapters are what Burn's `apply_lora` attaches.
+//!
+//! ```sh
+//! cargo run --release -p burn-memsave-paper --bin llama -- --blocks 2
+//! ```
+#![recursion_limit = "256"]
+use burn::module::{Lora, ParamGroup};
+use burn::tensor::{Device, Int, Tensor};
+use burn_memsave::measure::{Measurement, TrackingAllocator, measure_step};
+use burn_memsave_paper::{LanguageModel, Size, memsave, report::Report, stock};
+use clap::Parser;
+use std::{error::Error, path::PathBuf};
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+/// Memory of one step of fine-tuning a language model with LoRA.
+#[derive(Parser)]
+struct Args {
+    /// Sequences per step.
+    #[arg(long, default_value_t = 4)]
+    batch_size: usize,
+    /// Tokens of a sequence.
+    #[arg(long, default_value_t = 512)]
+    length: usize,
+    /// Features.
+    #[arg(long, default_value_t = 1024)]
+    width: usize,
+    /// Features between the two layers of a feed-forward block.
+    #[arg(long, default_value_t = 2816)]
+    hidden: usize,
+    /// Heads of attention.
+    #[arg(long, default_value_t = 16)]
+    heads: usize,
+    /// Blocks of attention and feed-forward layers.
+    #[arg(long, default_value_t = 8)]
+    blocks: usize,
+    /// Tokens that there are.
+    #[arg(long, default_value_t = 32_000)]
+    vocabulary: usize,
+    /// Of the adapters.
+    #[arg(long, default_value_t = 16)]
+    rank: usize,
+    /// Also writes the result to this file.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let &Args { batch_size, length, width, hidden, heads, blocks, vocabulary, rank, .. } = &args;
+    if [batch_size, length, heads, vocabulary, rank].contains(&0) || !width.is_multiple_of(2 * heads.max(1)) {
+        return Err(
+            "batch size, length, heads, vocabulary and rank: at least 1; width: a multiple of 2 heads".into(),
+        );
+    }
+    let size = Size { vocabulary, width, heads, hidden, blocks, length };
+    let stock = measure::<stock::llama::Llama>(&size, &args)?;
+    let ours = measure::<memsave::llama::Llama>(&size, &args)?;
+    let mut report = Report::default();
+    report.add(format!("LoRA, rank {rank}"), [stock, ours]);
+    println!("{size:?}, batch {batch_size}\n{}", report.table());
+    if let Some(path) = &args.json {
+        report.write(path)?;
+    }
+    Ok(())
+}
+
+fn measure<M: LanguageModel>(size: &Size, args: &Args) -> Result<Measurement, Box<dyn Error>> {
+    let device = Device::flex().autodiff();
+    device.seed(0);
+    let projections =
+        ParamGroup::from_regex(r"^blocks\..*\.weight$").map_err(|error| format!("{error:?}"))?;
+    let lora = Lora::new(args.rank, 2.0 * args.rank as f64).set_param_group(projections);
+    let model = M::new(size, &device).apply_lora(lora);
+    let tokens = Tensor::<1, Int>::arange(0..(args.batch_size * args.length) as i64, &device);
+    let tokens = tokens.mul_scalar(7919).remainder_scalar(args.vocabulary as i64);
+    let tokens = tokens.reshape([args.batch_size, args.length]);
+    let next = tokens.clone().add_scalar(1).remainder_scalar(args.vocabulary as i64);
+    let step = || {
+        measure_step(&model, (tokens.clone(), next.clone()), |model, (tokens, next)| model.loss(tokens, next))
+    };
+    step(); // the first run also initializes the parameters
+    Ok(step())
+}
