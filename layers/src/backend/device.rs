@@ -675,12 +675,12 @@ macro_rules! device_backend {
                 add_product::<Self>(y, u, v)
             }
             fn by_dequantized_blocks(
+                x: &FloatTensor<Self>,
                 weight: &burn::backend::tensor::QuantizedTensor<Self>,
                 axis: usize,
-                dtype: DType,
                 f: impl Fn(FloatTensor<Self>, core::ops::Range<usize>) -> FloatTensor<Self>,
             ) -> FloatTensor<Self> {
-                by_dequantized_blocks::<Self>(weight, axis, dtype, f)
+                by_dequantized_blocks::<Self>(x, weight, axis, f)
             }
             fn softmax_along(
                 x: FloatTensor<Self>,

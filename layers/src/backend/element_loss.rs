@@ -47,6 +47,18 @@ pub enum Side {
 }
 
 impl ElementLoss {
+    /// How much longer than reading an element the loss takes, or its slope on a side: logarithms and exponentials do.
+    #[cfg(any(feature = "flex", feature = "ndarray"))]
+    pub(crate) fn cost(self, slope: Option<Side>) -> usize {
+        let is_cheap = match self {
+            Self::Square | Self::Huber { .. } => true,
+            Self::LogAbove { .. } => slope.is_some(),
+            Self::Divergence { .. } => slope == Some(Side::X),
+            Self::BinaryLogits | Self::BinaryProbabilities | Self::LogDivergence => false,
+        };
+        if is_cheap { 1 } else { 16 }
+    }
+
     /// Calls the visitor with the loss and its slopes in `x` and in `t`, in the arithmetic of `A`. One call per variant, so that
     /// each gets loops of its own.
     #[cfg(any(feature = "flex", feature = "ndarray"))]

@@ -263,12 +263,12 @@ pub trait MemBackend: Backend {
     fn add_product(y: FloatTensor<Self>, u: FloatTensor<Self>, v: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// `f` of a quantized matrix; where the backend can, of one block along `axis` after the other, whose results are
-    /// concatenated along their last axis: the whole dense matrix does not exist then. `f` is also given the place of the
-    /// block.
+    /// concatenated along their last axis: the whole dense matrix does not exist then, unless it is small beside the result.
+    /// `f` multiplies the block with `x`, whose dtype the block has, and is also given its place.
     fn by_dequantized_blocks(
+        x: &FloatTensor<Self>,
         weight: &QuantizedTensor<Self>,
         axis: usize,
-        dtype: DType,
         f: impl Fn(FloatTensor<Self>, Range<usize>) -> FloatTensor<Self>,
     ) -> FloatTensor<Self>;
 

@@ -97,7 +97,7 @@ impl<B: MemBackend> Bilinear<B> for Linear {
         bias: Option<FloatTensor<B>>,
     ) -> FloatTensor<B> {
         // Blocks of columns are columns of `y`.
-        B::by_dequantized_blocks(&weight, 1, x.dtype(), |weight, columns| {
+        B::by_dequantized_blocks(&x, &weight, 1, |weight, columns| {
             let bias = bias.clone().map(|bias| B::float_slice(bias, &[Slice::from(columns)]));
             B::linear(x.clone(), weight, bias)
         })
@@ -109,7 +109,7 @@ impl<B: MemBackend> Bilinear<B> for Linear {
         dy: FloatTensor<B>,
     ) -> FloatTensor<B> {
         // Blocks of rows are columns of `dx`.
-        B::by_dequantized_blocks(&weight, 0, dy.dtype(), |weight, rows| {
+        B::by_dequantized_blocks(&dy, &weight, 0, |weight, rows| {
             let mut block = x.clone();
             block[x.num_dims() - 1] = rows.len();
             Bilinear::<B>::x_backward(self, block, weight, dy.clone())

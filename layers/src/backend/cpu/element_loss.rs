@@ -5,17 +5,15 @@ use num_traits::Zero;
 
 /// Elements per task.
 const TASK: usize = 1 << 12;
-/// How much longer a logarithm takes than reading an element.
-const COST: usize = 16;
 
 /// The loss of every element.
 pub(super) fn each<E: CpuElement>(x: &[E], t: Option<&[E]>, f: ElementLoss) -> Vec<E> {
-    f.with(Each { x, t })
+    f.with(Each { x, t, work: f.cost(None) * x.len() })
 }
 
 /// The sum of all losses.
 pub(super) fn sum<E: CpuElement>(x: &[E], t: Option<&[E]>, f: ElementLoss) -> f64 {
-    f.with(Sum { x, t })
+    f.with(Sum { x, t, work: f.cost(None) * x.len() })
 }
 
 /// Replaces every `x` by `factor` times the slope of its loss on a side.
@@ -26,12 +24,13 @@ pub(super) fn slopes<E: CpuElement>(
     side: Side,
     factor: E::Acc,
 ) {
-    f.with(Slopes { x, t, side, factor });
+    let work = f.cost(Some(side)) * x.len();
+    f.with(Slopes { x, t, side, factor, work });
 }
 
 /// Replaces every `dy` by its product with the slope of the loss of `x` on a side.
 pub(super) fn backward<E: CpuElement>(x: &[E], t: Option<&[E]>, f: ElementLoss, side: Side, dy: &mut [E]) {
-    f.with(Backward { x, t, side, dy });
+    f.with(Backward { x, t, side, dy, work: f.cost(Some(side)) * x.len() });
 }
 
 /// Calls `f(element, x, t)` for the elements from `start` on; `t` is 0 where there are no targets.
@@ -51,6 +50,7 @@ fn with_targets<T, E: CpuElement>(
 struct Each<'a, E> {
     x: &'a [E],
     t: Option<&'a [E]>,
+    work: usize,
 }
 
 impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Each<'_, E> {
@@ -60,8 +60,8 @@ impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Each<'_, E> {
         _: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
         _: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
     ) -> Vec<E> {
-        let Self { x, t } = self;
-        parallel::filled(x.len(), E::zero(), TASK, COST * x.len(), |index, y| {
+        let Self { x, t, work } = self;
+        parallel::filled(x.len(), E::zero(), TASK, work, |index, y| {
             let start = index * TASK;
             let elements = y.iter_mut().zip(x[start..].iter().copied());
             with_targets(elements, t, start, |y, x, t| *y = E::narrow(loss(x, t)));
@@ -72,6 +72,7 @@ impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Each<'_, E> {
 struct Sum<'a, E> {
     x: &'a [E],
     t: Option<&'a [E]>,
+    work: usize,
 }
 
 impl<E: CpuElement> Visitor<E::Acc, f64> for Sum<'_, E> {
@@ -81,8 +82,8 @@ impl<E: CpuElement> Visitor<E::Acc, f64> for Sum<'_, E> {
         _: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
         _: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
     ) -> f64 {
-        let Self { x, t } = self;
-        let job = parallel::items_per_job(x.len(), COST * x.len());
+        let Self { x, t, work } = self;
+        let job = parallel::items_per_job(x.len(), work);
         let parts = parallel::map_ranges(x.len(), job, |range| {
             // Sums of parts, so that a long one is exact in f32, too.
             let parts = range.clone().step_by(TASK).map(|start| {
@@ -103,6 +104,7 @@ struct Slopes<'a, E: CpuElement> {
     t: Option<&'a [E]>,
     side: Side,
     factor: E::Acc,
+    work: usize,
 }
 
 impl<E: CpuElement> Visitor<E::Acc, ()> for Slopes<'_, E> {
@@ -112,8 +114,7 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for Slopes<'_, E> {
         x_slope: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
         target_slope: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
     ) {
-        let Self { x, t, side, factor } = self;
-        let work = COST * x.len();
+        let Self { x, t, side, factor, work } = self;
         parallel::chunks_mut(x, TASK, work, |index, x| {
             let elements = x.iter_mut().map(|x| {
                 let value = *x;
@@ -137,6 +138,7 @@ struct Backward<'a, E> {
     t: Option<&'a [E]>,
     side: Side,
     dy: &'a mut [E],
+    work: usize,
 }
 
 impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
@@ -146,8 +148,7 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
         x_slope: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
         target_slope: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
     ) {
-        let Self { x, t, side, dy } = self;
-        let work = COST * dy.len();
+        let Self { x, t, side, dy, work } = self;
         parallel::chunks_mut(dy, TASK, work, |index, dy| {
             let start = index * TASK;
             let elements = dy.iter_mut().zip(x[start..].iter().copied());

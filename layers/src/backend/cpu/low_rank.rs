@@ -10,6 +10,9 @@ use core::ops::Range;
 /// Elements of a block: few enough to be nothing beside the whole.
 const BLOCK: usize = 1 << 18;
 
+/// A block of a weight may also be this part of the result: joining the results of blocks costs a pass over them.
+const SMALL_PART: usize = 8;
+
 /// A matrix product with fewer rows than this is not worth its call.
 const FEW_ROWS: usize = 16;
 
@@ -128,15 +131,16 @@ impl QuantizedMatrix<'_> {
     }
 }
 
-/// See [`MemBackend::by_dequantized_blocks`](crate::backend::MemBackend::by_dequantized_blocks).
+/// See [`MemBackend::by_dequantized_blocks`](crate::backend::MemBackend::by_dequantized_blocks); `result_rows`: of the result.
 pub(super) fn by_dequantized_blocks<B: CpuBackend, E: CpuElement>(
+    result_rows: usize,
     weight: &QuantizedTensor<B>,
     axis: usize,
     f: impl Fn(FloatTensor<B>, Range<usize>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
     let [rows, columns] = weight.shape().dims();
     let (len, across) = if axis == 0 { (rows, columns) } else { (columns, rows) };
-    let size = (BLOCK / across).max(NARROW);
+    let size = (BLOCK.max(result_rows * len / SMALL_PART) / across).max(NARROW);
     let Some(matrix) = B::quantized_matrix(weight) else {
         return f(B::dequantize(weight.clone(), E::dtype().into()), 0..len);
     };

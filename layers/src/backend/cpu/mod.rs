@@ -560,12 +560,15 @@ impl<B: CpuBackend> MemBackend for B {
     }
 
     fn by_dequantized_blocks(
+        x: &FloatTensor<B>,
         weight: &QuantizedTensor<B>,
         axis: usize,
-        dtype: DType,
         f: impl Fn(FloatTensor<B>, Range<usize>) -> FloatTensor<B>,
     ) -> FloatTensor<B> {
-        with_element!(dtype, "dequantize", E => low_rank::by_dequantized_blocks::<B, E>(weight, axis, f))
+        let rows = x.shape().num_elements() / weight.shape()[1 - axis];
+        with_element!(x.dtype(), "dequantize", E => {
+            low_rank::by_dequantized_blocks::<B, E>(rows, weight, axis, f)
+        })
     }
 
     fn softmax_along(x: FloatTensor<B>, f: Softmax, dim: usize) -> FloatTensor<B> {

@@ -3,7 +3,7 @@ use burn::backend::{
     Backend, TensorMetadata,
     tensor::{FloatTensor, QuantizedTensor},
 };
-use burn::tensor::{DType, Shape};
+use burn::tensor::Shape;
 use core::ops::Range;
 
 /// See [`MemBackend::add_product`](crate::backend::MemBackend::add_product).
@@ -16,13 +16,13 @@ pub fn add_product<B: Backend>(y: FloatTensor<B>, u: FloatTensor<B>, v: FloatTen
 
 /// See [`MemBackend::by_dequantized_blocks`](crate::backend::MemBackend::by_dequantized_blocks).
 pub fn by_dequantized_blocks<B: Backend>(
+    x: &FloatTensor<B>,
     weight: &QuantizedTensor<B>,
     axis: usize,
-    dtype: DType,
     f: impl Fn(FloatTensor<B>, Range<usize>) -> FloatTensor<B>,
 ) -> FloatTensor<B> {
     let len = weight.shape()[axis];
-    f(B::dequantize(weight.clone(), dtype.into()), 0..len)
+    f(B::dequantize(weight.clone(), x.dtype().into()), 0..len)
 }
 
 /// On Flex the results must be those of its own kernels.
@@ -82,19 +82,19 @@ mod tests {
             let forward = |weight: Float, _: Range<usize>| product(&x, weight);
             let backward = |weight: Float, _: Range<usize>| product(&dy, Flex::float_swap_dims(weight, 0, 1));
             let [device, cpu] = [
-                by_dequantized_blocks::<Flex>(&weight, 1, DType::F32, forward),
-                Flex::by_dequantized_blocks(&weight, 1, DType::F32, forward),
+                by_dequantized_blocks::<Flex>(&x, &weight, 1, forward),
+                Flex::by_dequantized_blocks(&x, &weight, 1, forward),
             ];
             assert_close(device, cpu);
             let [device, cpu] = [
-                by_dequantized_blocks::<Flex>(&weight, 0, DType::F32, backward),
-                Flex::by_dequantized_blocks(&weight, 0, DType::F32, backward),
+                by_dequantized_blocks::<Flex>(&dy, &weight, 0, backward),
+                Flex::by_dequantized_blocks(&dy, &weight, 0, backward),
             ];
             assert_close(device, cpu);
             let transposed = Flex::q_swap_dims(weight, 0, 1);
             let [device, cpu] = [
-                by_dequantized_blocks::<Flex>(&transposed, 0, DType::F32, forward_of(&x)),
-                Flex::by_dequantized_blocks(&transposed, 0, DType::F32, forward_of(&x)),
+                by_dequantized_blocks::<Flex>(&x, &transposed, 0, forward_of(&x)),
+                Flex::by_dequantized_blocks(&x, &transposed, 0, forward_of(&x)),
             ];
             assert_close(device, cpu);
         }
