@@ -183,6 +183,14 @@ fn the_targets_are_met(device: &Device) {
     let measured = measure(rows, |x| ours.forward(x));
     assert!(kept(&measured) <= 3 * MIB / 10, "{measured:?}");
     println!("the same, input untracked, a frozen: {measured:?}");
+
+    // All frozen: stock has the effective weight once, and no more.
+    let qlora = QLora::new(Lora::new(8, 16.0), quantizer(device, false));
+    let stock = nn::LinearConfig::new(1024, 1024).init(device).apply_qlora(qlora).freeze();
+    let ours = MemSaveLinear::from_nn_linear(stock.clone());
+    let measured = measure(|| rows().require_grad(), |x| ours.forward(x));
+    let twin = measure(|| rows().require_grad(), |x| stock.forward(x));
+    assert!(peak(&measured) <= peak(&twin) + RECORDS, "{measured:?}, stock {twin:?}");
 }
 
 #[test]

@@ -91,19 +91,23 @@ impl<B: LoraOps + MemBackend, C: CheckpointStrategy> LoraOps for Autodiff<B, C> 
                 let dh_is_wanted = x.is_tracked() || a.is_tracked();
                 let h_is_kept = b.is_tracked() && !x_is_read;
                 let a_is_read = x.is_tracked() || b.is_tracked() && x_is_read;
-                let h = B::linear(x.primitive().clone(), a.primitive().clone(), None);
+                let (plain_x, plain_a) = (x.primitive().clone(), a.primitive().clone());
+                let kept_weight = x.is_tracked().then(|| keeper.keep_weight(&mut prep, &weight));
+                let y = product::<B>(plain_x.clone(), weight.into_primitive(), bias);
+                let h = B::linear(plain_x, plain_a, None);
                 let saved = Saved {
                     x: x_is_read.then(|| keeper.keep(&mut prep, "x", &x, "a or weight is tracked")),
                     h: h_is_kept.then(|| keeper.keep_tensor("x a", h.clone(), "b is tracked")),
                     a: a_is_read.then(|| keeper.keep(&mut prep, "a", &a, "x or b is tracked")),
                     b: dh_is_wanted.then(|| keeper.keep(&mut prep, "b", &b, "x or a is tracked")),
-                    weight: x.is_tracked().then(|| keeper.keep_weight(&mut prep, &weight)),
+                    weight: kept_weight,
                     x_shape: x.shape(),
                     h_shape: h.shape(),
                 };
-                drop(a);
-                let (x, weight) = (x.into_primitive(), weight.into_primitive());
-                prep.finish(saved, forward::<B>(x, weight, h, b.into_primitive(), scale, bias))
+                prep.finish(
+                    saved,
+                    B::add_product(y, B::float_mul_scalar(h, scale.into()), b.into_primitive()),
+                )
             }
             OpsKind::UnTracked(prep) => {
                 let factors = LoraFactors { a: a.into_primitive(), b: b.into_primitive() };
@@ -122,22 +126,19 @@ fn untracked<B: MemBackend>(
     scale: f64,
     bias: Option<FloatTensor<B>>,
 ) -> FloatTensor<B> {
-    let h = B::linear(x.clone(), factors.a, None);
-    forward::<B>(x, weight, h, factors.b, scale, bias)
+    let LoraFactors { a, b } = factors;
+    let y = product::<B>(x.clone(), weight, bias); // first, since it needs the most
+    B::add_product(y, B::float_mul_scalar(B::linear(x, a, None), scale.into()), b)
 }
 
-/// `x weight + scale h b + bias`
-fn forward<B: MemBackend>(
+/// `x weight + bias`
+fn product<B: MemBackend>(
     x: FloatTensor<B>,
     weight: Weight<B>,
-    h: FloatTensor<B>,
-    b: FloatTensor<B>,
-    scale: f64,
     bias: Option<FloatTensor<B>>,
 ) -> FloatTensor<B> {
     let weight = cast::<B>(weight, x.dtype());
-    let y = Linear.forward_with(x, weight, bias);
-    B::add_product(y, B::float_mul_scalar(h, scale.into()), b)
+    Linear.forward_with(x, weight, bias)
 }
 
 /// A dense weight in the dtype of the adapter.
@@ -182,7 +183,9 @@ impl<B: MemBackend> Backward<B, 5> for Step {
         let (x, a, b) = (get(x), get(a), get(b));
         let weight = weight.map(|weight| weight.get::<B>(checkpointer));
         let scaled = |x: FloatTensor<B>| B::float_mul_scalar(x, self.scale.into());
-        let dh = b.map(|b| scaled(Linear.x_backward_with(h_shape, Weight::<B>::Dense(b), dy.clone())));
+        let dh_of = |b: &FloatTensor<B>, dy: FloatTensor<B>| {
+            scaled(Linear.x_backward_with(h_shape.clone(), Weight::<B>::Dense(b.clone()), dy))
+        };
         let [x_node, a_node, b_node, weight_node, bias_node] = ops.parents;
 
         let h = || h.or_else(|| Some(B::linear(x.clone()?, a.clone()?, None)));
@@ -191,8 +194,10 @@ impl<B: MemBackend> Backward<B, 5> for Step {
         {
             grads.register::<B>(node.id, scaled(B::linear_weight_backward(h, dy.clone())));
         }
-        if let (Some(node), Some(x), Some(dh)) = (a_node, &x, &dh) {
-            grads.register::<B>(node.id, B::linear_weight_backward(x.clone(), dh.clone()));
+        let mut dh = None;
+        if let (Some(node), Some(x), Some(b)) = (a_node, &x, &b) {
+            let gradient = dh.insert(dh_of(b, dy.clone())).clone();
+            grads.register::<B>(node.id, B::linear_weight_backward(x.clone(), gradient));
         }
         if let (Some(node), Some(x)) = (weight_node, x) {
             grads.register::<B>(node.id, B::linear_weight_backward(x, dy.clone()));
@@ -200,8 +205,9 @@ impl<B: MemBackend> Backward<B, 5> for Step {
         if let Some(node) = bias_node {
             grads.register::<B>(node.id, B::linear_bias_backward(dy.clone()));
         }
-        if let (Some(node), Some(weight), Some(a), Some(dh)) = (x_node, weight, a, dh) {
-            let dx = Linear.x_backward_with(x_shape, cast::<B>(weight, dy.dtype()), dy);
+        if let (Some(node), Some(weight), Some(a), Some(b)) = (x_node, weight, a, b) {
+            let dx = Linear.x_backward_with(x_shape, cast::<B>(weight, dy.dtype()), dy.clone());
+            let dh = dh.unwrap_or_else(|| dh_of(&b, dy));
             grads.register::<B>(node.id, B::add_product(dx, dh, B::float_swap_dims(a, 0, 1)));
         }
     }
