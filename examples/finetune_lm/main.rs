@@ -20,59 +20,17 @@ use burn_memsave::measure::{Measurement, TrackingAllocator, ledger, measure_step
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
+use llama::{LanguageModel, Size, memsave, stock};
 use rand::{SeedableRng, rngs::StdRng};
 use serde::Serialize;
 use std::{error::Error, fs, path::PathBuf, time::Instant};
 use text::{Passages, Vocabulary};
 
+mod llama;
 mod text;
-
-/// The model of Burn's layers.
-mod stock {
-    use burn::nn::{self, loss::CrossEntropyLossConfig};
-    use burn::tensor::module::attention;
-    include!("model.rs");
-
-    fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
-        let logits = head.forward(x).flatten(0, 1);
-        CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, next.flatten(0, 1))
-    }
-}
-
-/// The same file with these lines changed.
-mod memsave {
-    use burn_memsave::functional::attention;
-    use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
-    include!("model.rs");
-
-    fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
-        FusedLinearCrossEntropyConfig::new().init(&x.device()).forward(head, x, next)
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
-
-/// Of a model.
-struct Size {
-    vocabulary: usize,
-    width: usize,
-    heads: usize,
-    /// Features between the two layers of a feed-forward block.
-    hidden: usize,
-    blocks: usize,
-    /// The longest sequence.
-    length: usize,
-}
-
-/// A model that says which token comes next.
-trait LanguageModel: Module {
-    fn new(size: &Size, device: &Device) -> Self;
-    /// `[batch, length, vocabulary]`
-    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
-    /// The mean cross entropy of the tokens that follow.
-    fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1>;
-}
 
 /// Fine-tunes a small language model with low-rank adapters: Burn's layers beside burn-memsave's.
 #[derive(Parser)]

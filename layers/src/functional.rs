@@ -135,9 +135,8 @@ macro_rules! conv {
             let (sizes, kernel) = (x.dims(), weight.dims());
             let fits = sizes[1] == kernel[1] * options.groups
                 && kernel[0].is_multiple_of(options.groups)
-                && x.shape().num_elements() > 0
+                && has_floats(&x)
                 && has_length(&bias, kernel[0])
-                && are_floats([x.dtype()])
                 && (0..$rank).all(|axis| {
                     let (begin, end) = options.padding[axis];
                     let extent = options.dilation[axis] * (kernel[axis + 2].max(1) - 1) + 1;
@@ -171,9 +170,8 @@ macro_rules! conv_transpose {
         ) -> Tensor<$dims> {
             let (kernel, bias) = (weight.dims(), of_bias(bias, x.dtype()));
             let fits = x.dims()[1] == kernel[0]
-                && x.shape().num_elements() > 0
-                && has_length(&bias, kernel[1] * options.groups)
-                && are_floats([x.dtype()]);
+                && has_floats(&x)
+                && has_length(&bias, kernel[1] * options.groups);
             if !fits || !any_tracked(&x, &weight, &bias) {
                 return module::$conv(x, weight, bias, options);
             }
@@ -521,10 +519,8 @@ fn gate<const D: usize>(a: Tensor<D>, b: Tensor<D>, f: Smooth) -> Tensor<D> {
 /// Keeps `x` for a tracked `alpha`, else one bit per element.
 pub fn prelu<const D: usize>(x: Tensor<D>, alpha: Tensor<1>) -> Tensor<D> {
     let [slopes] = alpha.dims();
-    let fits = (slopes == 1 || (D >= 2 && x.dims()[1] == slopes))
-        && x.shape().num_elements() > 0
-        && are_floats([x.dtype()])
-        && alpha.dtype() == x.dtype();
+    let fits =
+        (slopes == 1 || (D >= 2 && x.dims()[1] == slopes)) && has_floats(&x) && alpha.dtype() == x.dtype();
     if !fits || !(x.is_tracked() || alpha.is_tracked()) {
         return activation::prelu(x, alpha);
     }

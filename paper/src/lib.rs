@@ -3,26 +3,15 @@
 #![recursion_limit = "256"]
 
 use burn::module::{Module, ParamGroup};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Device, Tensor};
 
+/// Llama-style language models: those of the example `finetune_lm`.
+#[path = "../../examples/finetune_lm/llama.rs"]
+pub mod llama;
 pub mod report;
 
 /// Models of Burn's layers.
 pub mod stock {
-    use super::{LanguageModel, Size};
-
-    /// Language models.
-    pub mod llama {
-        use burn::nn::{self, loss::CrossEntropyLossConfig};
-        use burn::tensor::module::attention;
-        include!("../../examples/finetune_lm/model.rs");
-
-        fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
-            let logits = head.forward(x).flatten(0, 1);
-            CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, next.flatten(0, 1))
-        }
-    }
-
     /// Residual networks.
     pub mod resnet {
         use burn::nn;
@@ -30,21 +19,8 @@ pub mod stock {
     }
 }
 
-/// The same files with these lines changed.
+/// The same file with the one line changed.
 pub mod memsave {
-    use super::{LanguageModel, Size};
-
-    /// Language models.
-    pub mod llama {
-        use burn_memsave::functional::attention;
-        use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
-        include!("../../examples/finetune_lm/model.rs");
-
-        fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
-            FusedLinearCrossEntropyConfig::new().init(&x.device()).forward(head, x, next)
-        }
-    }
-
     /// Residual networks.
     pub mod resnet {
         use burn_memsave::nn;
@@ -67,33 +43,6 @@ pub trait ResNet: Module {
     fn new(depth: Depth, device: &Device) -> Self;
     /// Logits `[batch, 1000]` of images `[batch, 3, height, width]`.
     fn forward(&self, images: Tensor<4>) -> Tensor<2>;
-}
-
-/// The size of a language model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
-    /// Tokens that there are.
-    pub vocabulary: usize,
-    /// Features.
-    pub width: usize,
-    /// Heads of attention.
-    pub heads: usize,
-    /// Features between the two layers of a feed-forward block.
-    pub hidden: usize,
-    /// Blocks of attention and feed-forward layers.
-    pub blocks: usize,
-    /// The longest sequence.
-    pub length: usize,
-}
-
-/// A model that says which token comes next.
-pub trait LanguageModel: Module {
-    /// With random weights.
-    fn new(size: &Size, device: &Device) -> Self;
-    /// `[batch, length, vocabulary]`
-    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
-    /// The mean cross entropy of the tokens that follow.
-    fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1>;
 }
 
 /// What requires a gradient: the cases of the table in [arXiv 2404.12406](https://arxiv.org/abs/2404.12406).

@@ -118,6 +118,16 @@ impl<B: Backend> Gate<B> {
     }
 }
 
+/// What a forward pass keeps of the steps for a backward pass.
+#[derive(Clone, Copy)]
+pub(crate) enum Keep {
+    Nothing,
+    /// All gates.
+    Gates,
+    /// The state after so many steps, and so on.
+    States(usize),
+}
+
 /// What a forward pass gives.
 pub(crate) struct Forward<B: Backend> {
     /// The hidden state after every step.
@@ -216,22 +226,22 @@ impl Recurrence {
         RecurrentStep { stage, clip: self.clip, batch_first: self.batch_first, batch, steps, hidden, at }
     }
 
-    /// Runs over a sequence; all gates are in the result if `keep`, or else the states at checkpoints.
+    /// Runs over a sequence.
     pub(crate) fn forward<B: MemBackend>(
         &self,
         x: FloatTensor<B>,
         gates: &[Gate<B>],
         mut state: RecurrentState<B>,
-        keep: bool,
+        keep: Keep,
     ) -> Forward<B> {
         let hidden = weight(&gates[0].hidden).shape()[0];
         let Sizes { batch, steps, .. } = self.sizes(&x.shape(), hidden);
-        let chunk = if keep { steps } else { Self::chunk(batch) };
+        let chunk = if matches!(keep, Keep::Gates) { steps } else { Self::chunk(batch) };
         let biases: Vec<_> = gates.iter().map(|g| [g.input_bias.clone(), g.hidden_bias.clone()]).collect();
         let mut states = vec![None; steps];
         let (mut kept, mut checkpoints) = (vec![], vec![]);
         let is_checkpoint =
-            |made: usize| made > 0 && self.checkpoint.is_some_and(|every| made.is_multiple_of(every));
+            |made: usize| matches!(keep, Keep::States(every) if made > 0 && made.is_multiple_of(every));
         let mut done = 0;
         while done < steps {
             let count = chunk.min(steps - done);
@@ -242,7 +252,7 @@ impl Recurrence {
             drop(rows);
             let sizes = Sizes { batch, steps: count, hidden };
             for (index, at) in self.order(0..count).into_iter().enumerate() {
-                if !keep && is_checkpoint(done + index) {
+                if is_checkpoint(done + index) {
                     checkpoints.push(state.clone());
                 }
                 state = self.advance::<B>(sizes, at, &mut values, gates, &biases, state);
@@ -300,7 +310,7 @@ impl Recurrence {
             let steps = if self.reverse { steps - last..steps - first } else { first..last };
             let x = self.slice::<B>(x.clone(), steps.start, steps.end);
             let dy = self.slice::<B>(dy.clone(), steps.start, steps.end);
-            let values = self.forward::<B>(x.clone(), parameters, start.clone(), true).gates;
+            let values = self.forward::<B>(x.clone(), parameters, start.clone(), Keep::Gates).gates;
             let wanted = Wanted { h: wanted.h || segment > 0, ..wanted.clone() };
             let grads = self.backward::<B>(Some(x), parameters, values, start, dy, dstate, &wanted);
             dx.extend(grads.x);

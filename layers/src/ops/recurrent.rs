@@ -19,7 +19,7 @@ use super::{
     bilinear::no_node,
     kept::{Keeper, Kept},
 };
-use crate::backend::{Cell, Gate, MemBackend, Recurrence, RecurrentState, Wanted, plain_backends};
+use crate::backend::{Cell, Gate, Keep, MemBackend, Recurrence, RecurrentState, Wanted, plain_backends};
 use burn::backend::{
     AutodiffBackend, Backend, BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
     ExtensionType, TensorMetadata,
@@ -103,7 +103,7 @@ plain_backends!(RecurrentOps {
         recurrence: Recurrence,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let (state, gates) = split::<Self>(operands.0);
-        let result = recurrence.forward::<Self>(x, &gates, state, false);
+        let result = recurrence.forward::<Self>(x, &gates, state, Keep::Nothing);
         let (h, c) = last(result.state);
         (result.y, h, c)
     }
@@ -148,7 +148,7 @@ impl<B: RecurrentOps + MemBackend, C: CheckpointStrategy> RecurrentOps for Autod
         match Step(recurrence).prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::UnTracked(prep) => {
                 let (state, gates) = plain(operands);
-                let result = recurrence.forward::<B>(x.into_primitive(), &gates, state, false);
+                let result = recurrence.forward::<B>(x.into_primitive(), &gates, state, Keep::Nothing);
                 let y = prep.finish(result.y);
                 let (h, c) = last(result.state);
                 let untracked = <Self as AutodiffBackend>::from_inner;
@@ -164,6 +164,7 @@ impl<B: RecurrentOps + MemBackend, C: CheckpointStrategy> RecurrentOps for Autod
                 let is_gru = matches!(cell, Cell::Gru { .. });
                 let reads_states = is_gru || gates().any(|gate| tracked(gate + 2));
                 let again = recurrence.checkpoint.is_some();
+                let keep_of_steps = recurrence.checkpoint.map_or(Keep::Gates, Keep::States);
                 let mut keep = |slot: usize, name, read: bool, reason| {
                     let tensor = operands[slot].as_ref().filter(|_| read || again)?;
                     Some(keeper.keep(&mut prep, name, tensor, reason))
@@ -190,7 +191,7 @@ impl<B: RecurrentOps + MemBackend, C: CheckpointStrategy> RecurrentOps for Autod
                 });
 
                 let (initial, gates) = plain(operands);
-                let result = recurrence.forward::<B>(x.into_primitive(), &gates, initial, !again);
+                let result = recurrence.forward::<B>(x.into_primitive(), &gates, initial, keep_of_steps);
                 let values = match (cell, recurrence.clip) {
                     _ if again => vec![],
                     (Cell::Rnn, None) => {

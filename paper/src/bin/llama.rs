@@ -8,7 +8,8 @@
 use burn::module::{Lora, ParamGroup};
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::measure::{Measurement, TrackingAllocator, measure_step};
-use burn_memsave_paper::{LanguageModel, Size, memsave, report::Report, stock};
+use burn_memsave_paper::llama::{LanguageModel, Size, memsave, stock};
+use burn_memsave_paper::report::Report;
 use clap::Parser;
 use std::{error::Error, path::PathBuf};
 
@@ -56,8 +57,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         );
     }
     let size = Size { vocabulary, width, heads, hidden, blocks, length };
-    let stock = measure::<stock::llama::Llama>(&size, &args)?;
-    let ours = measure::<memsave::llama::Llama>(&size, &args)?;
+    let stock = measure::<stock::Llama>(&size, &args)?;
+    let ours = measure::<memsave::Llama>(&size, &args)?;
     let mut report = Report::default();
     report.add(format!("LoRA, rank {rank}"), [stock, ours]);
     println!("{size:?}, batch {batch_size}\n{}", report.table());
