@@ -2,9 +2,10 @@
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
 
+pub mod lazy;
 pub mod measure;
 
-pub use burn_memsave_layers::{backend, functional, lora, nn, ops};
+pub use burn_memsave_layers::{backend, frozen, functional, lora, nn, ops};
 
 /// Every drop-in module by its long name: the same types as in [`nn`].
 pub mod layers {

@@ -41,6 +41,7 @@ mod rotary;
 
 pub use attention::attention;
 pub(crate) use attention::weighted;
+pub(crate) use lora::adapted_rows;
 pub use lora::{
     conv_transpose1d_lora, conv_transpose2d_lora, conv_transpose3d_lora, conv1d_lora, conv2d_lora,
     conv3d_lora, embedding_lora, linear_lora,

@@ -10,6 +10,7 @@
 //! - [`backend`]: what a plain backend (one without autodiff) provides beyond Burn's own operations.
 //! - [`ledger`]: a record of what each operation keeps, and why.
 //! - [`lora`]: fine-tuning with low-rank adapters.
+//! - [`frozen`]: weights that are read when a layer runs.
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
@@ -21,6 +22,7 @@
 )]
 
 pub mod backend;
+pub mod frozen;
 pub mod functional;
 pub mod ledger;
 pub mod lora;

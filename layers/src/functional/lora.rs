@@ -73,9 +73,14 @@ pub fn embedding_lora(base: Tensor<2>, adapter: &LoraAdapter, indices: Tensor<2,
     if !fits {
         return super::embedding(adapter.apply(base), indices);
     }
+    adapted_rows(rows_of(base, indices.clone()), adapter, indices)
+}
+
+/// `rows` of a table, `[batch, length, d_model]`, and `scale` times those of `a b`.
+pub(crate) fn adapted_rows(rows: Tensor<3>, adapter: &LoraAdapter, indices: Tensor<2, Int>) -> Tensor<3> {
+    let (a, b) = (adapter.a.val(), adapter.b.val());
     let dtype = a.dtype();
-    let rows = super::embedding(a, indices.clone()) * adapter.scale;
-    rows_of(base, indices).cast(dtype) + super::linear(rows, b, None)
+    rows.cast(dtype) + super::linear(super::embedding(a, indices) * adapter.scale, b, None)
 }
 
 fn rows_of(table: Tensor<2>, indices: Tensor<2, Int>) -> Tensor<3> {

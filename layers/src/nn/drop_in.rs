@@ -1,7 +1,10 @@
 //! What every drop-in module has in common.
 use burn::module::{Content, DisplaySettings, ModuleDisplay};
 
-/// Converts a module from its stock twin and back, field by field, and displays it as the twin does, under its own name.
+/// Converts a module from its stock twin and back, field by field, and displays it as the twin does, under its long name.
+///
+/// The module itself has the name of the twin: by the names of modules, Burn's stores know what to transpose or rename in a
+/// file of PyTorch.
 ///
 /// The fields are listed once; a field that is missing here, or new in Burn, is a compile error.
 ///
@@ -68,18 +71,36 @@ macro_rules! drop_in {
             }
         }
     };
+    // What is inside is displayed as what it is.
+    (@display $module:ident) => {
+        impl burn::module::ModuleDisplay for $module {
+            fn custom_content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
+                let content = burn::module::ModuleDisplayDefault::content(self, content)?;
+                Some(content.set_top_level_type(concat!("MemSave", stringify!($module))))
+            }
+        }
+    };
     (@display $module:ident, $into:ident) => {
         impl burn::module::ModuleDisplay for $module {
             fn custom_settings(&self) -> Option<burn::module::DisplaySettings> {
                 burn::module::ModuleDisplay::custom_settings(&self.clone().$into())
             }
             fn custom_content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
-                burn::module::ModuleDisplay::custom_content(&self.clone().$into(), content)
+                let stock = self.clone().$into();
+                crate::nn::drop_in::display(&stock, content, concat!("MemSave", stringify!($module)))
             }
         }
     };
 }
 pub(crate) use drop_in;
+
+/// What the stock module displays, under a long name.
+pub(crate) fn display(stock: &impl ModuleDisplay, content: Content, name: &str) -> Option<Content> {
+    let settings = content.display_settings.clone();
+    let own = stock.custom_content(content);
+    let content = own.or_else(|| stock.content(Content::new(settings.clone())));
+    Some(content.unwrap_or_else(|| Content::new(settings)).set_top_level_type(name))
+}
 
 /// A private field of a stock module, read from what the module displays: numbers are written so that they read back the
 /// same.

@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::{Flag, Module, Param};
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveDropout`]; the same as [`burn::nn::DropoutConfig`].
+/// Configuration of [`Dropout`]; the same as [`burn::nn::DropoutConfig`].
 #[derive(Config, Debug)]
 pub struct DropoutConfig {
     /// The probability of randomly zeroes some elements of the input tensor during training.
@@ -28,7 +28,7 @@ config_twin!(DropoutConfig = burn::nn::DropoutConfig { prob });
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveDropout {
+pub struct Dropout {
     /// The probability of randomly zeroes some elements of the input tensor during training.
     pub prob: f64,
     /// Whether to behave as during training. Cleared by
@@ -37,7 +37,7 @@ pub struct MemSaveDropout {
     pub training: Param<Flag>,
 }
 
-drop_in!(MemSaveDropout = burn::nn::Dropout, from_nn_dropout, into_nn_dropout { prob, training });
+drop_in!(Dropout = burn::nn::Dropout, from_nn_dropout, into_nn_dropout { prob, training });
 
 impl DropoutConfig {
     /// Initializes the module, as the stock config does.
@@ -45,12 +45,12 @@ impl DropoutConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self) -> MemSaveDropout {
+    pub fn init(&self) -> Dropout {
         burn::nn::DropoutConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveDropout {
+impl Dropout {
     /// Applies the layer: on an autodiff device while `training` is enabled, else returns its input.
     ///
     /// # Shapes

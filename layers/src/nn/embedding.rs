@@ -1,3 +1,4 @@
+use crate::frozen::{rows_and_adapter, weight_and_adapter};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -5,7 +6,7 @@ use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Int, Tensor};
 
-/// Configuration of [`MemSaveEmbedding`]; the same as [`burn::nn::EmbeddingConfig`].
+/// Configuration of [`Embedding`]; the same as [`burn::nn::EmbeddingConfig`].
 #[derive(Config, Debug)]
 pub struct EmbeddingConfig {
     /// The number of embedding vectors.
@@ -36,22 +37,22 @@ config_twin!(EmbeddingConfig = burn::nn::EmbeddingConfig { n_embedding, d_model,
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveEmbedding {
+pub struct Embedding {
     /// The learnable weights of the module of shape `[n_embedding, d_model]` initialized
     /// from a normal distribution `N(0, 1)`.
     pub weight: Param<Tensor<2>>,
 }
 
-drop_in!(MemSaveEmbedding = burn::nn::Embedding, from_nn_embedding, into_nn_embedding { weight });
+drop_in!(Embedding = burn::nn::Embedding, from_nn_embedding, into_nn_embedding { weight });
 
 impl EmbeddingConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveEmbedding {
+    pub fn init(&self, device: &Device) -> Embedding {
         burn::nn::EmbeddingConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveEmbedding {
+impl Embedding {
     /// Applies the layer.
     ///
     /// # Shapes
@@ -59,9 +60,16 @@ impl MemSaveEmbedding {
     /// - input: `[batch_size, seq_length]`
     /// - output: `[batch_size, seq_length, d_model]`
     pub fn forward(&self, input: Tensor<2, Int>) -> Tensor<3> {
-        match self.weight.adapter() {
-            Some(adapter) => functional::embedding_lora(self.weight.base(), adapter, input),
-            None => functional::embedding(self.weight.val(), input),
+        if let Some((rows, adapter)) = rows_and_adapter(&self.weight, &input) {
+            return match adapter {
+                Some(adapter) => functional::adapted_rows(rows, adapter, input),
+                None => rows,
+            };
+        }
+        let (weight, adapter) = weight_and_adapter(&self.weight);
+        match adapter {
+            Some(adapter) => functional::embedding_lora(weight, adapter, input),
+            None => functional::embedding(weight, input),
         }
     }
 }

@@ -1,3 +1,4 @@
+use crate::frozen::weight_and_adapter;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -5,7 +6,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, LinearLayout};
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`MemSaveLinear`]; the same as [`burn::nn::LinearConfig`].
+/// Configuration of [`Linear`]; the same as [`burn::nn::LinearConfig`].
 #[derive(Config, Debug)]
 pub struct LinearConfig {
     /// The size of the input features.
@@ -46,7 +47,7 @@ config_twin!(LinearConfig = burn::nn::LinearConfig { d_input, d_output, bias, in
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveLinear {
+pub struct Linear {
     /// Matrix of shape `[d_input, d_output]` initialized from a uniform distribution:
     ///     `U(-k, k)`, where `k = sqrt(1 / d_input)`
     pub weight: Param<Tensor<2>>,
@@ -55,16 +56,16 @@ pub struct MemSaveLinear {
     pub bias: Option<Param<Tensor<1>>>,
 }
 
-drop_in!(MemSaveLinear = burn::nn::Linear, from_nn_linear, into_nn_linear { weight, bias });
+drop_in!(Linear = burn::nn::Linear, from_nn_linear, into_nn_linear { weight, bias });
 
 impl LinearConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveLinear {
+    pub fn init(&self, device: &Device) -> Linear {
         burn::nn::LinearConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveLinear {
+impl Linear {
     /// Applies the layer.
     ///
     /// # Shapes
@@ -76,13 +77,13 @@ impl MemSaveLinear {
     ///
     /// Panics if the last axis of `input` is not `d_input`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        let base = self.weight.base();
-        let [d_input, _] = base.dims();
+        let (weight, adapter) = weight_and_adapter(&self.weight);
+        let [d_input, _] = weight.dims();
         assert_shape!(input, [.., d_input]);
         let bias = self.bias.as_ref().map(|bias| bias.val());
-        match self.weight.adapter() {
-            Some(adapter) => functional::linear_lora(input, base, adapter, bias),
-            None => functional::linear(input, self.weight.val(), bias),
+        match adapter {
+            Some(adapter) => functional::linear_lora(input, weight, adapter, bias),
+            None => functional::linear(input, weight, bias),
         }
     }
 }

@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`MemSaveRotaryEncoding`]; the same as [`burn::nn::RotaryEncodingConfig`].
+/// Configuration of [`RotaryEncoding`]; the same as [`burn::nn::RotaryEncodingConfig`].
 #[derive(Config, Debug)]
 pub struct RotaryEncodingConfig {
     /// Maximum sequence length of input
@@ -34,7 +34,7 @@ config_twin!(RotaryEncodingConfig = burn::nn::RotaryEncodingConfig { max_sequenc
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveRotaryEncoding {
+pub struct RotaryEncoding {
     /// Complex frequency tensor of shape (max_sequence_length, d_model, 2) with real and imaginary components
     pub freq_complex: Tensor<3>,
     /// Frequency vector used to compute/apply the complex rotations.
@@ -43,7 +43,7 @@ pub struct MemSaveRotaryEncoding {
 }
 
 drop_in!(
-    MemSaveRotaryEncoding = burn::nn::RotaryEncoding,
+    RotaryEncoding = burn::nn::RotaryEncoding,
     from_nn_rotary_encoding = |stock: burn::nn::RotaryEncoding| Self {
         start_offset: displayed(&stock, "start_offset"),
         freq_complex: stock.freq_complex,
@@ -68,7 +68,7 @@ impl RotaryEncodingConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveRotaryEncoding {
+    pub fn init(&self, device: &Device) -> RotaryEncoding {
         burn::nn::RotaryEncodingConfig::from(self.clone()).init(device).into()
     }
 
@@ -81,13 +81,13 @@ impl RotaryEncodingConfig {
         &self,
         scaling: impl Fn(Tensor<1>) -> Tensor<1>,
         device: &Device,
-    ) -> MemSaveRotaryEncoding {
+    ) -> RotaryEncoding {
         let config = burn::nn::RotaryEncodingConfig::from(self.clone());
         config.init_with_frequency_scaling(scaling, device).into()
     }
 }
 
-impl MemSaveRotaryEncoding {
+impl RotaryEncoding {
     /// Applies the encoding.
     ///
     /// # Shapes

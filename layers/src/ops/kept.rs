@@ -4,6 +4,7 @@ use super::{
     recompute::{Free, is_offered},
 };
 use crate::backend::Saved;
+use crate::frozen::{FrozenWeight, read_into};
 use crate::ledger;
 use burn::backend::{
     Backend, TensorMetadata,
@@ -12,23 +13,38 @@ use burn::backend::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         ops::{Backward, OpsPrep, Tracked},
     },
-    tensor::{FloatTensor, QuantizedTensor},
+    tensor::{Device, FloatTensor, QuantizedTensor},
 };
+use core::any::Any;
 use std::sync::Arc;
 
-/// A tensor of the graph that the backward pass reads. It went through Burn's checkpointer, so that it is computed again where
-/// its own operation offers that.
+/// A tensor of the graph that the backward pass reads.
 #[derive(Clone, Debug)]
-pub(crate) struct Kept {
-    node: NodeId,
-    /// Who asks for the tensor, too, keeps nothing more. (An untracked one is nobody's node.)
-    _free: Option<Arc<Free>>,
+pub(crate) enum Kept {
+    /// It went through Burn's checkpointer, so that it is computed again where its own operation offers that.
+    Node {
+        node: NodeId,
+        /// Who asks for the tensor, too, keeps nothing more. (An untracked one is nobody's node.)
+        _free: Option<Arc<Free>>,
+    },
+    /// A frozen weight, which is read again.
+    Frozen {
+        weight: Arc<dyn FrozenWeight>,
+        /// The `Device<B>` of the backend that keeps it.
+        device: Arc<dyn Any + Send + Sync>,
+    },
 }
 
 impl Kept {
     /// The tensor; to be called once.
     pub(crate) fn get<B: Backend>(self, checkpointer: &mut Checkpointer) -> FloatTensor<B> {
-        checkpointer.retrieve_node_output(self.node)
+        match self {
+            Self::Node { node, .. } => checkpointer.retrieve_node_output(node),
+            Self::Frozen { weight, device } => {
+                let device = device.downcast_ref::<Device<B>>().expect("of the backend that keeps it");
+                B::float_from_data(weight.read(), device)
+            }
+        }
     }
 }
 
@@ -58,6 +74,12 @@ impl Keeper {
         BO: Backward<B, N, State = S>,
         C: CheckpointStrategy,
     {
+        if !tensor.is_tracked()
+            && let Some(weight) = read_into(tensor.id())
+        {
+            self.report(name, || (0, "read again"), None);
+            return Kept::Frozen { weight, device: Arc::new(tensor.device()) };
+        }
         // Looked up only while somebody records.
         let kept = || match is_offered(tensor.id()) {
             true => (0, "computed again"),
@@ -65,7 +87,7 @@ impl Keeper {
         };
         self.report(name, kept, Some(tensor.id()));
         let node = prep.checkpoint(tensor);
-        Kept { node, _free: tensor.is_tracked().then(|| Arc::new(Free::new(node))) }
+        Kept::Node { node, _free: tensor.is_tracked().then(|| Arc::new(Free::new(node))) }
     }
 
     /// Keeps a handle of a weight; that of a quantized one, which nothing can be computed from again, in the state of the

@@ -143,7 +143,7 @@ impl From<ActivationConfig> for stock::ActivationConfig {
 #[derive(Module, Debug)]
 #[non_exhaustive]
 #[allow(clippy::large_enum_variant)] // as in Burn
-pub enum MemSaveActivation {
+pub enum Activation {
     /// [`Identity`].
     Identity(Identity),
     /// [`Gelu`].
@@ -184,9 +184,7 @@ pub enum MemSaveActivation {
     Shrink(Shrink),
 }
 
-use MemSaveActivation as Activation;
-
-wraps!(MemSaveActivation {
+wraps!(Activation {
     Identity(Identity),
     Gelu(Gelu),
     PRelu(PRelu),
@@ -209,7 +207,7 @@ wraps!(MemSaveActivation {
 });
 
 #[allow(clippy::useless_conversion)] // some variants hold modules of Burn
-impl MemSaveActivation {
+impl Activation {
     /// Converts the stock module; parameters keep their ids, values and settings.
     ///
     /// # Panics
@@ -291,14 +289,14 @@ impl MemSaveActivation {
     }
 }
 
-impl From<stock::Activation> for MemSaveActivation {
+impl From<stock::Activation> for Activation {
     fn from(activation: stock::Activation) -> Self {
         Self::from_nn_activation(activation)
     }
 }
 
-impl From<MemSaveActivation> for stock::Activation {
-    fn from(activation: MemSaveActivation) -> Self {
+impl From<Activation> for stock::Activation {
+    fn from(activation: Activation) -> Self {
         activation.into_nn_activation()
     }
 }

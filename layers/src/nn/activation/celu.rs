@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveCelu`]; the same as [`burn::nn::activation::CeluConfig`].
+/// Configuration of [`Celu`]; the same as [`burn::nn::activation::CeluConfig`].
 #[derive(Config, Debug)]
 pub struct CeluConfig {
     /// The alpha value for the Celu formulation. Default is 1.0
@@ -28,12 +28,12 @@ config_twin!(CeluConfig = burn::nn::activation::CeluConfig { alpha });
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveCelu {
+pub struct Celu {
     /// The alpha value for the Celu formulation.
     pub alpha: f64,
 }
 
-drop_in!(MemSaveCelu = burn::nn::activation::Celu, from_nn_celu, into_nn_celu { alpha });
+drop_in!(Celu = burn::nn::activation::Celu, from_nn_celu, into_nn_celu { alpha });
 
 impl CeluConfig {
     /// Initializes the module, as the stock config does.
@@ -41,12 +41,12 @@ impl CeluConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self) -> MemSaveCelu {
+    pub fn init(&self) -> Celu {
         burn::nn::activation::CeluConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveCelu {
+impl Celu {
     /// Applies the function element by element.
     ///
     /// # Shapes

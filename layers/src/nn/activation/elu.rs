@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveElu`]; the same as [`burn::nn::activation::EluConfig`].
+/// Configuration of [`Elu`]; the same as [`burn::nn::activation::EluConfig`].
 #[derive(Config, Debug)]
 pub struct EluConfig {
     /// The alpha value. Default is 1.0
@@ -28,21 +28,21 @@ config_twin!(EluConfig = burn::nn::activation::EluConfig { alpha });
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveElu {
+pub struct Elu {
     /// The alpha value.
     pub alpha: f64,
 }
 
-drop_in!(MemSaveElu = burn::nn::activation::Elu, from_nn_elu, into_nn_elu { alpha });
+drop_in!(Elu = burn::nn::activation::Elu, from_nn_elu, into_nn_elu { alpha });
 
 impl EluConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveElu {
+    pub fn init(&self) -> Elu {
         burn::nn::activation::EluConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveElu {
+impl Elu {
     /// Applies the function element by element.
     ///
     /// # Shapes

@@ -18,14 +18,15 @@ use burn::tensor::Tensor;
 /// y.to_data().assert_approx_eq::<f32>(&[0.0f32, 0.841345].into(), Tolerance::absolute(1e-5));
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveGelu {
+#[module(custom_display)]
+pub struct Gelu {
     /// Whether to use the approximation by tanh.
     pub approximate: bool,
 }
 
-drop_in!(@conversions MemSaveGelu = burn::nn::activation::Gelu, from_nn_gelu, into_nn_gelu { approximate });
+drop_in!(Gelu = burn::nn::activation::Gelu, from_nn_gelu, into_nn_gelu { approximate });
 
-impl MemSaveGelu {
+impl Gelu {
     /// Creates the module.
     pub fn new() -> Self {
         Self::default()

@@ -16,11 +16,12 @@ use burn::tensor::{AsIndex, Tensor};
 /// GLU::new(0).forward(x).to_data().assert_eq(&[1.0f32].into(), true);
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveGLU {
+#[module(custom_display)]
+pub struct GLU {
     dim: isize,
 }
 
-impl MemSaveGLU {
+impl GLU {
     /// Converts the stock module.
     pub fn from_nn_glu(stock: burn::nn::activation::GLU) -> Self {
         Self { dim: displayed(&stock, "dim") }
@@ -32,9 +33,10 @@ impl MemSaveGLU {
     }
 }
 
-drop_in!(@from MemSaveGLU = burn::nn::activation::GLU, from_nn_glu, into_nn_glu);
+drop_in!(@from GLU = burn::nn::activation::GLU, from_nn_glu, into_nn_glu);
+drop_in!(@display GLU, into_nn_glu);
 
-impl MemSaveGLU {
+impl GLU {
     /// Creates the module; `dim` is the axis that is halved, counted from the end if it is negative.
     pub fn new(dim: impl AsIndex) -> Self {
         Self { dim: dim.as_index() }

@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveHardShrink`]; the same as [`burn::nn::activation::HardShrinkConfig`].
+/// Configuration of [`HardShrink`]; the same as [`burn::nn::activation::HardShrinkConfig`].
 #[derive(Config, Debug)]
 pub struct HardShrinkConfig {
     /// The lambda value for the Hard Shrink formulation. Default is 0.5
@@ -19,25 +19,21 @@ config_twin!(HardShrinkConfig = burn::nn::activation::HardShrinkConfig { lambda 
 /// Keeps one bit per element for the backward pass; [`burn::nn::activation::HardShrink`] keeps tensors of the input's size.
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveHardShrink {
+pub struct HardShrink {
     /// The lambda value for the Hard Shrink formulation.
     pub lambda: f64,
 }
 
-drop_in!(
-    MemSaveHardShrink = burn::nn::activation::HardShrink,
-    from_nn_hard_shrink,
-    into_nn_hard_shrink { lambda }
-);
+drop_in!(HardShrink = burn::nn::activation::HardShrink, from_nn_hard_shrink, into_nn_hard_shrink { lambda });
 
 impl HardShrinkConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveHardShrink {
+    pub fn init(&self) -> HardShrink {
         burn::nn::activation::HardShrinkConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveHardShrink {
+impl HardShrink {
     /// Applies the function element by element.
     ///
     /// # Shapes

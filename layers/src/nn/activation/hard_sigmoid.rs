@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveHardSigmoid`]; the same as [`burn::nn::activation::HardSigmoidConfig`].
+/// Configuration of [`HardSigmoid`]; the same as [`burn::nn::activation::HardSigmoidConfig`].
 #[derive(Config, Debug)]
 pub struct HardSigmoidConfig {
     /// The alpha value. Default is 0.2
@@ -22,7 +22,7 @@ config_twin!(HardSigmoidConfig = burn::nn::activation::HardSigmoidConfig { alpha
 /// Keeps one bit per element for the backward pass; [`burn::nn::activation::HardSigmoid`] keeps tensors of the input's size.
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveHardSigmoid {
+pub struct HardSigmoid {
     /// The alpha value.
     pub alpha: f64,
     /// The beta value.
@@ -30,19 +30,19 @@ pub struct MemSaveHardSigmoid {
 }
 
 drop_in!(
-    MemSaveHardSigmoid = burn::nn::activation::HardSigmoid,
+    HardSigmoid = burn::nn::activation::HardSigmoid,
     from_nn_hard_sigmoid,
     into_nn_hard_sigmoid { alpha, beta }
 );
 
 impl HardSigmoidConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveHardSigmoid {
+    pub fn init(&self) -> HardSigmoid {
         burn::nn::activation::HardSigmoidConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveHardSigmoid {
+impl HardSigmoid {
     /// Applies the function element by element.
     ///
     /// # Shapes

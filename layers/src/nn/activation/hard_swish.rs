@@ -16,11 +16,12 @@ use burn::tensor::Tensor;
 /// y.to_data().assert_approx_eq::<f32>(&[0.0f32, 3.0].into(), Tolerance::absolute(1e-5));
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveHardSwish;
+#[module(custom_display)]
+pub struct HardSwish;
 
-drop_in!(@conversions MemSaveHardSwish = burn::nn::activation::HardSwish, from_nn_hard_swish, into_nn_hard_swish {});
+drop_in!(HardSwish = burn::nn::activation::HardSwish, from_nn_hard_swish, into_nn_hard_swish {});
 
-impl MemSaveHardSwish {
+impl HardSwish {
     /// Creates the module.
     pub fn new() -> Self {
         Self

@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveHardtanh`]; the same as [`burn::nn::activation::HardtanhConfig`].
+/// Configuration of [`Hardtanh`]; the same as [`burn::nn::activation::HardtanhConfig`].
 #[derive(Config, Debug)]
 pub struct HardtanhConfig {
     /// The finite minimum value of the linear region range. Default is -1.0.
@@ -24,18 +24,14 @@ config_twin!(HardtanhConfig = burn::nn::activation::HardtanhConfig { min_val, ma
 /// Keeps one bit per element for the backward pass; [`burn::nn::activation::Hardtanh`] keeps tensors of the input's size.
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveHardtanh {
+pub struct Hardtanh {
     /// The minimum value of the linear region range.
     pub min_val: f64,
     /// The maximum value of the linear region range.
     pub max_val: f64,
 }
 
-drop_in!(
-    MemSaveHardtanh = burn::nn::activation::Hardtanh,
-    from_nn_hardtanh,
-    into_nn_hardtanh { min_val, max_val }
-);
+drop_in!(Hardtanh = burn::nn::activation::Hardtanh, from_nn_hardtanh, into_nn_hardtanh { min_val, max_val });
 
 impl HardtanhConfig {
     /// Initializes the module, as the stock config does.
@@ -43,12 +39,12 @@ impl HardtanhConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self) -> MemSaveHardtanh {
+    pub fn init(&self) -> Hardtanh {
         burn::nn::activation::HardtanhConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveHardtanh {
+impl Hardtanh {
     /// Applies the function element by element.
     ///
     /// # Shapes

@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveLeakyRelu`]; the same as [`burn::nn::activation::LeakyReluConfig`].
+/// Configuration of [`LeakyRelu`]; the same as [`burn::nn::activation::LeakyReluConfig`].
 #[derive(Config, Debug)]
 pub struct LeakyReluConfig {
     /// The negative slope. Default is 0.01
@@ -19,25 +19,25 @@ config_twin!(LeakyReluConfig = burn::nn::activation::LeakyReluConfig { negative_
 /// Keeps one bit per element for the backward pass; [`burn::nn::activation::LeakyRelu`] keeps tensors of the input's size.
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveLeakyRelu {
+pub struct LeakyRelu {
     /// The negative slope.
     pub negative_slope: f64,
 }
 
 drop_in!(
-    MemSaveLeakyRelu = burn::nn::activation::LeakyRelu,
+    LeakyRelu = burn::nn::activation::LeakyRelu,
     from_nn_leaky_relu,
     into_nn_leaky_relu { negative_slope }
 );
 
 impl LeakyReluConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveLeakyRelu {
+    pub fn init(&self) -> LeakyRelu {
         burn::nn::activation::LeakyReluConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveLeakyRelu {
+impl LeakyRelu {
     /// Applies the function element by element.
     ///
     /// # Shapes

@@ -16,11 +16,12 @@ use burn::tensor::Tensor;
 /// y.to_data().assert_approx_eq::<f32>(&[-0.693147f32, -0.313262].into(), Tolerance::absolute(1e-5));
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveLogSigmoid;
+#[module(custom_display)]
+pub struct LogSigmoid;
 
-drop_in!(@conversions MemSaveLogSigmoid = burn::nn::activation::LogSigmoid, from_nn_log_sigmoid, into_nn_log_sigmoid {});
+drop_in!(LogSigmoid = burn::nn::activation::LogSigmoid, from_nn_log_sigmoid, into_nn_log_sigmoid {});
 
-impl MemSaveLogSigmoid {
+impl LogSigmoid {
     /// Creates the module.
     pub fn new() -> Self {
         Self

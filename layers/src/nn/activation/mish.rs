@@ -16,11 +16,12 @@ use burn::tensor::Tensor;
 /// y.to_data().assert_approx_eq::<f32>(&[0.0f32, 0.865098].into(), Tolerance::absolute(1e-5));
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveMish;
+#[module(custom_display)]
+pub struct Mish;
 
-drop_in!(@conversions MemSaveMish = burn::nn::activation::Mish, from_nn_mish, into_nn_mish {});
+drop_in!(Mish = burn::nn::activation::Mish, from_nn_mish, into_nn_mish {});
 
-impl MemSaveMish {
+impl Mish {
     /// Creates the module.
     pub fn new() -> Self {
         Self

@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 
-/// Configuration of [`MemSavePRelu`]; the same as [`burn::nn::activation::PReluConfig`].
+/// Configuration of [`PRelu`]; the same as [`burn::nn::activation::PReluConfig`].
 #[derive(Config, Debug)]
 pub struct PReluConfig {
     /// The number of parameters.
@@ -23,7 +23,7 @@ config_twin!(PReluConfig = burn::nn::activation::PReluConfig { num_parameters, a
 /// [`burn::nn::activation::PRelu`] keeps more than its input in both cases.
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSavePRelu {
+pub struct PRelu {
     /// the weights learnt for PReLu. can be of shape \[1\] or \[num_parameters\] in which case it must
     /// be the same as number of channels in the input tensor
     pub alpha: Param<Tensor<1>>,
@@ -32,16 +32,16 @@ pub struct MemSavePRelu {
     pub alpha_value: f64,
 }
 
-drop_in!(MemSavePRelu = burn::nn::activation::PRelu, from_nn_prelu, into_nn_prelu { alpha, alpha_value });
+drop_in!(PRelu = burn::nn::activation::PRelu, from_nn_prelu, into_nn_prelu { alpha, alpha_value });
 
 impl PReluConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSavePRelu {
+    pub fn init(&self, device: &Device) -> PRelu {
         burn::nn::activation::PReluConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSavePRelu {
+impl PRelu {
     /// Applies the function element by element.
     ///
     /// # Shapes

@@ -15,11 +15,12 @@ use burn::tensor::Tensor;
 /// Relu::new().forward(x).to_data().assert_eq(&[0.0f32, 0.0, 2.0].into(), true);
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveRelu;
+#[module(custom_display)]
+pub struct Relu;
 
-drop_in!(@conversions MemSaveRelu = burn::nn::activation::Relu, from_nn_relu, into_nn_relu {});
+drop_in!(Relu = burn::nn::activation::Relu, from_nn_relu, into_nn_relu {});
 
-impl MemSaveRelu {
+impl Relu {
     /// Creates the module.
     pub fn new() -> Self {
         Self

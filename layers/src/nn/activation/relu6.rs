@@ -15,11 +15,12 @@ use burn::tensor::Tensor;
 /// Relu6::new().forward(x).to_data().assert_eq(&[0.0f32, 0.0, 2.0].into(), true);
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveRelu6;
+#[module(custom_display)]
+pub struct Relu6;
 
-drop_in!(@conversions MemSaveRelu6 = burn::nn::activation::Relu6, from_nn_relu6, into_nn_relu6 {});
+drop_in!(Relu6 = burn::nn::activation::Relu6, from_nn_relu6, into_nn_relu6 {});
 
-impl MemSaveRelu6 {
+impl Relu6 {
     /// Creates the module.
     pub fn new() -> Self {
         Self

@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{Distribution, Tensor};
 
-/// Configuration of [`MemSaveRRelu`]; the same as [`burn::nn::activation::RReluConfig`].
+/// Configuration of [`RRelu`]; the same as [`burn::nn::activation::RReluConfig`].
 #[derive(Config, Debug)]
 pub struct RReluConfig {
     /// The lower bound of the uniform slope range. Default: 1/8 = 0.125.
@@ -24,7 +24,7 @@ config_twin!(RReluConfig = burn::nn::activation::RReluConfig { lower, upper });
 /// [`burn::nn::activation::RRelu`] keeps several floats.
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveRRelu {
+pub struct RRelu {
     /// The lower bound of the uniform slope range.
     pub lower: f64,
     /// The upper bound of the uniform slope range.
@@ -35,7 +35,7 @@ pub struct MemSaveRRelu {
     pub training: Param<Flag>,
 }
 
-drop_in!(MemSaveRRelu = burn::nn::activation::RRelu, from_nn_rrelu, into_nn_rrelu { lower, upper, training });
+drop_in!(RRelu = burn::nn::activation::RRelu, from_nn_rrelu, into_nn_rrelu { lower, upper, training });
 
 impl RReluConfig {
     /// Initializes the module, as the stock config does.
@@ -43,12 +43,12 @@ impl RReluConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self) -> MemSaveRRelu {
+    pub fn init(&self) -> RRelu {
         burn::nn::activation::RReluConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveRRelu {
+impl RRelu {
     /// Applies the function element by element: with random slopes on an autodiff device while `training` is enabled.
     ///
     /// # Shapes

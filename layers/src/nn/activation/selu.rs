@@ -16,11 +16,12 @@ use burn::tensor::Tensor;
 /// y.to_data().assert_approx_eq::<f32>(&[0.0f32, 1.050701].into(), Tolerance::absolute(1e-5));
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveSelu;
+#[module(custom_display)]
+pub struct Selu;
 
-drop_in!(@conversions MemSaveSelu = burn::nn::activation::Selu, from_nn_selu, into_nn_selu {});
+drop_in!(Selu = burn::nn::activation::Selu, from_nn_selu, into_nn_selu {});
 
-impl MemSaveSelu {
+impl Selu {
     /// Creates the module.
     pub fn new() -> Self {
         Self

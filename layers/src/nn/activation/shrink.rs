@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveShrink`]; the same as [`burn::nn::activation::ShrinkConfig`].
+/// Configuration of [`Shrink`]; the same as [`burn::nn::activation::ShrinkConfig`].
 #[derive(Config, Debug)]
 pub struct ShrinkConfig {
     /// The lambda value for the Shrink formulation. Default is 0.5
@@ -22,7 +22,7 @@ config_twin!(ShrinkConfig = burn::nn::activation::ShrinkConfig { lambda, bias })
 /// Keeps one bit per element for the backward pass; [`burn::nn::activation::Shrink`] keeps tensors of the input's size.
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveShrink {
+pub struct Shrink {
     /// The lambda value for the Shrink formulation.
     pub lambda: f64,
     /// The bias value for the Shrink formulation.
@@ -30,16 +30,16 @@ pub struct MemSaveShrink {
     pub bias: f64,
 }
 
-drop_in!(MemSaveShrink = burn::nn::activation::Shrink, from_nn_shrink, into_nn_shrink { lambda, bias });
+drop_in!(Shrink = burn::nn::activation::Shrink, from_nn_shrink, into_nn_shrink { lambda, bias });
 
 impl ShrinkConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveShrink {
+    pub fn init(&self) -> Shrink {
         burn::nn::activation::ShrinkConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveShrink {
+impl Shrink {
     /// Applies the function element by element.
     ///
     /// # Shapes

@@ -16,11 +16,12 @@ use burn::tensor::Tensor;
 /// y.to_data().assert_approx_eq::<f32>(&[0.5f32, 0.731059].into(), Tolerance::absolute(1e-5));
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveSigmoid;
+#[module(custom_display)]
+pub struct Sigmoid;
 
-drop_in!(@conversions MemSaveSigmoid = burn::nn::activation::Sigmoid, from_nn_sigmoid, into_nn_sigmoid {});
+drop_in!(Sigmoid = burn::nn::activation::Sigmoid, from_nn_sigmoid, into_nn_sigmoid {});
 
-impl MemSaveSigmoid {
+impl Sigmoid {
     /// Creates the module.
     pub fn new() -> Self {
         Self

@@ -16,11 +16,12 @@ use burn::tensor::Tensor;
 /// y.to_data().assert_approx_eq::<f32>(&[0.0f32, 1.761594].into(), Tolerance::absolute(1e-5));
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveSiLU;
+#[module(custom_display)]
+pub struct SiLU;
 
-drop_in!(@conversions MemSaveSiLU = burn::nn::activation::SiLU, from_nn_silu, into_nn_silu {});
+drop_in!(SiLU = burn::nn::activation::SiLU, from_nn_silu, into_nn_silu {});
 
-impl MemSaveSiLU {
+impl SiLU {
     /// Creates the module.
     pub fn new() -> Self {
         Self

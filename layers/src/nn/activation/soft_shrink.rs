@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveSoftShrink`]; the same as [`burn::nn::activation::SoftShrinkConfig`].
+/// Configuration of [`SoftShrink`]; the same as [`burn::nn::activation::SoftShrinkConfig`].
 #[derive(Config, Debug)]
 pub struct SoftShrinkConfig {
     /// The lambda value for the Soft Shrink formulation. Default is 0.5
@@ -19,25 +19,21 @@ config_twin!(SoftShrinkConfig = burn::nn::activation::SoftShrinkConfig { lambda 
 /// Keeps one bit per element for the backward pass; [`burn::nn::activation::SoftShrink`] keeps tensors of the input's size.
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveSoftShrink {
+pub struct SoftShrink {
     /// The lambda value for the Soft Shrink formulation.
     pub lambda: f64,
 }
 
-drop_in!(
-    MemSaveSoftShrink = burn::nn::activation::SoftShrink,
-    from_nn_soft_shrink,
-    into_nn_soft_shrink { lambda }
-);
+drop_in!(SoftShrink = burn::nn::activation::SoftShrink, from_nn_soft_shrink, into_nn_soft_shrink { lambda });
 
 impl SoftShrinkConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveSoftShrink {
+    pub fn init(&self) -> SoftShrink {
         burn::nn::activation::SoftShrinkConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveSoftShrink {
+impl SoftShrink {
     /// Applies the function element by element.
     ///
     /// # Shapes

@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveSoftplus`]; the same as [`burn::nn::activation::SoftplusConfig`].
+/// Configuration of [`Softplus`]; the same as [`burn::nn::activation::SoftplusConfig`].
 #[derive(Config, Debug)]
 pub struct SoftplusConfig {
     /// The beta value. Default is 1.0
@@ -31,27 +31,23 @@ config_twin!(SoftplusConfig = burn::nn::activation::SoftplusConfig { beta, thres
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveSoftplus {
+pub struct Softplus {
     /// The beta value.
     pub beta: f64,
     /// The threshold above which the function is the identity.
     pub threshold: f64,
 }
 
-drop_in!(
-    MemSaveSoftplus = burn::nn::activation::Softplus,
-    from_nn_softplus,
-    into_nn_softplus { beta, threshold }
-);
+drop_in!(Softplus = burn::nn::activation::Softplus, from_nn_softplus, into_nn_softplus { beta, threshold });
 
 impl SoftplusConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveSoftplus {
+    pub fn init(&self) -> Softplus {
         burn::nn::activation::SoftplusConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveSoftplus {
+impl Softplus {
     /// Applies the function element by element.
     ///
     /// # Shapes

@@ -16,11 +16,12 @@ use burn::tensor::Tensor;
 /// y.to_data().assert_approx_eq::<f32>(&[-0.5f32, 0.75].into(), Tolerance::absolute(1e-5));
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveSoftsign;
+#[module(custom_display)]
+pub struct Softsign;
 
-drop_in!(@conversions MemSaveSoftsign = burn::nn::activation::Softsign, from_nn_softsign, into_nn_softsign {});
+drop_in!(Softsign = burn::nn::activation::Softsign, from_nn_softsign, into_nn_softsign {});
 
-impl MemSaveSoftsign {
+impl Softsign {
     /// Creates the module.
     pub fn new() -> Self {
         Self

@@ -5,7 +5,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-/// Configuration of [`MemSaveSwiGlu`]; the same as [`burn::nn::activation::SwiGluConfig`].
+/// Configuration of [`SwiGlu`]; the same as [`burn::nn::activation::SwiGluConfig`].
 #[derive(Config, Debug)]
 pub struct SwiGluConfig {
     /// The size of the input features.
@@ -42,7 +42,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveSwiGlu {
+pub struct SwiGlu {
     /// The inner linear layer for the SiLU activation.
     pub linear_inner: Linear,
     /// The outer linear layer, which is multiplied by the activation.
@@ -50,12 +50,12 @@ pub struct MemSaveSwiGlu {
 }
 
 drop_in!(
-    MemSaveSwiGlu = burn::nn::activation::SwiGlu,
-    from_nn_swiglu = |stock: burn::nn::activation::SwiGlu| MemSaveSwiGlu {
+    SwiGlu = burn::nn::activation::SwiGlu,
+    from_nn_swiglu = |stock: burn::nn::activation::SwiGlu| SwiGlu {
         linear_inner: stock.linear_inner.into(),
         linear_outer: stock.linear_outer.into(),
     },
-    into_nn_swiglu = |ours: MemSaveSwiGlu| burn::nn::activation::SwiGlu {
+    into_nn_swiglu = |ours: SwiGlu| burn::nn::activation::SwiGlu {
         linear_inner: ours.linear_inner.into(),
         linear_outer: ours.linear_outer.into(),
     }
@@ -63,12 +63,12 @@ drop_in!(
 
 impl SwiGluConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveSwiGlu {
+    pub fn init(&self, device: &Device) -> SwiGlu {
         burn::nn::activation::SwiGluConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveSwiGlu {
+impl SwiGlu {
     /// Applies the layer.
     ///
     /// # Shapes

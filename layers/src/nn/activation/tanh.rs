@@ -16,11 +16,12 @@ use burn::tensor::Tensor;
 /// y.to_data().assert_approx_eq::<f32>(&[0.0f32, 0.761594].into(), Tolerance::absolute(1e-5));
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveTanh;
+#[module(custom_display)]
+pub struct Tanh;
 
-drop_in!(@conversions MemSaveTanh = burn::nn::activation::Tanh, from_nn_tanh, into_nn_tanh {});
+drop_in!(Tanh = burn::nn::activation::Tanh, from_nn_tanh, into_nn_tanh {});
 
-impl MemSaveTanh {
+impl Tanh {
     /// Creates the module.
     pub fn new() -> Self {
         Self

@@ -16,11 +16,12 @@ use burn::tensor::Tensor;
 /// y.to_data().assert_approx_eq::<f32>(&[0.0f32, 0.238406].into(), Tolerance::absolute(1e-5));
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveTanhshrink;
+#[module(custom_display)]
+pub struct Tanhshrink;
 
-drop_in!(@conversions MemSaveTanhshrink = burn::nn::activation::Tanhshrink, from_nn_tanhshrink, into_nn_tanhshrink {});
+drop_in!(Tanhshrink = burn::nn::activation::Tanhshrink, from_nn_tanhshrink, into_nn_tanhshrink {});
 
-impl MemSaveTanhshrink {
+impl Tanhshrink {
     /// Creates the module.
     pub fn new() -> Self {
         Self

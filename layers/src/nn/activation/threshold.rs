@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveThreshold`]; the same as [`burn::nn::activation::ThresholdConfig`].
+/// Configuration of [`Threshold`]; the same as [`burn::nn::activation::ThresholdConfig`].
 #[derive(Config, Debug)]
 pub struct ThresholdConfig {
     /// The value to threshold at.
@@ -20,7 +20,7 @@ config_twin!(ThresholdConfig = burn::nn::activation::ThresholdConfig { threshold
 /// Keeps one bit per element for the backward pass; [`burn::nn::activation::Threshold`] keeps tensors of the input's size.
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveThreshold {
+pub struct Threshold {
     /// The value to threshold at.
     pub threshold: f64,
     /// The value to replace with where the input is at or below the threshold.
@@ -28,19 +28,19 @@ pub struct MemSaveThreshold {
 }
 
 drop_in!(
-    MemSaveThreshold = burn::nn::activation::Threshold,
+    Threshold = burn::nn::activation::Threshold,
     from_nn_threshold,
     into_nn_threshold { threshold, value }
 );
 
 impl ThresholdConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveThreshold {
+    pub fn init(&self) -> Threshold {
         burn::nn::activation::ThresholdConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveThreshold {
+impl Threshold {
     /// Applies the function element by element.
     ///
     /// # Shapes

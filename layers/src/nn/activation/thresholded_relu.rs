@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveThresholdedRelu`]; the same as [`burn::nn::activation::ThresholdedReluConfig`].
+/// Configuration of [`ThresholdedRelu`]; the same as [`burn::nn::activation::ThresholdedReluConfig`].
 #[derive(Config, Debug)]
 pub struct ThresholdedReluConfig {
     /// The alpha threshold. Default is 1.0
@@ -19,25 +19,25 @@ config_twin!(ThresholdedReluConfig = burn::nn::activation::ThresholdedReluConfig
 /// Keeps one bit per element for the backward pass; [`burn::nn::activation::ThresholdedRelu`] keeps tensors of the input's size.
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveThresholdedRelu {
+pub struct ThresholdedRelu {
     /// The alpha threshold.
     pub alpha: f64,
 }
 
 drop_in!(
-    MemSaveThresholdedRelu = burn::nn::activation::ThresholdedRelu,
+    ThresholdedRelu = burn::nn::activation::ThresholdedRelu,
     from_nn_thresholded_relu,
     into_nn_thresholded_relu { alpha }
 );
 
 impl ThresholdedReluConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveThresholdedRelu {
+    pub fn init(&self) -> ThresholdedRelu {
         burn::nn::activation::ThresholdedReluConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveThresholdedRelu {
+impl ThresholdedRelu {
     /// Applies the function element by element.
     ///
     /// # Shapes

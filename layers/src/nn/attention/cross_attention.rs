@@ -7,7 +7,7 @@ use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, Device, Tensor, assert_shape};
 use core::any::Any;
 
-/// Configuration of [`MemSaveCrossAttention`]; the same as [`burn::nn::attention::CrossAttentionConfig`].
+/// Configuration of [`CrossAttention`]; the same as [`burn::nn::attention::CrossAttentionConfig`].
 #[derive(Config, Debug)]
 pub struct CrossAttentionConfig {
     /// Dimension of the Query (e.g., Decoder state).
@@ -46,7 +46,7 @@ config_twin!(
 
 /// Attention of queries to a context, whose heads may serve several heads of queries each.
 ///
-/// Keeps what [`MemSaveMultiHeadAttention`](super::MemSaveMultiHeadAttention) keeps; keys and values are not repeated for the
+/// Keeps what [`MultiHeadAttention`](super::MultiHeadAttention) keeps; keys and values are not repeated for the
 /// heads that share them. [`burn::nn::attention::CrossAttention`] keeps the repeated ones and several tensors of queries times
 /// keys.
 ///
@@ -60,7 +60,8 @@ config_twin!(
 /// assert_eq!(attention.forward(query, context, None).dims(), [2, 5, 8]);
 /// ```
 #[derive(Module, Debug)]
-pub struct MemSaveCrossAttention {
+#[module(custom_display)]
+pub struct CrossAttention {
     query: Linear,
     key: Linear,
     value: Linear,
@@ -74,7 +75,8 @@ pub struct MemSaveCrossAttention {
     quiet_softmax: bool,
 }
 
-drop_in!(@from MemSaveCrossAttention = burn::nn::attention::CrossAttention, from_nn_cross_attention, into_nn_cross_attention);
+drop_in!(@from CrossAttention = burn::nn::attention::CrossAttention, from_nn_cross_attention, into_nn_cross_attention);
+drop_in!(@display CrossAttention);
 
 /// Parameters and flags of a module, in the order of its fields.
 #[derive(Default)]
@@ -119,7 +121,7 @@ impl<I: Iterator<Item = Box<dyn Any>>> ModuleMapper for Taken<I> {
     }
 }
 
-impl MemSaveCrossAttention {
+impl CrossAttention {
     /// Converts the stock module; parameters keep their ids, values and settings, and stay shared with others.
     pub fn from_nn_cross_attention(stock: burn::nn::attention::CrossAttention) -> Self {
         let mut parameters = Taken::of(&stock);
@@ -245,12 +247,12 @@ impl CrossAttentionConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveCrossAttention {
+    pub fn init(&self, device: &Device) -> CrossAttention {
         burn::nn::attention::CrossAttentionConfig::from(self.clone()).init(device).into()
     }
 }
 
-/// Cache of a [`MemSaveCrossAttention`], for inference with one context.
+/// Cache of a [`CrossAttention`], for inference with one context.
 pub struct CrossAttentionCache {
     /// Cached key tensor.
     pub k: TensorCache<4>,

@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Bool, Device, Tensor, assert_shape};
 
-/// Configuration of [`MemSaveMultiHeadAttention`]; the same as [`burn::nn::attention::MultiHeadAttentionConfig`].
+/// Configuration of [`MultiHeadAttention`]; the same as [`burn::nn::attention::MultiHeadAttentionConfig`].
 #[derive(Config, Debug)]
 pub struct MultiHeadAttentionConfig {
     /// The size of each linear layer.
@@ -83,7 +83,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveMultiHeadAttention {
+pub struct MultiHeadAttention {
     /// Linear layer to transform the input features into the query space.
     pub query: Linear,
     /// Linear layer to transform the input features into the key space.
@@ -109,7 +109,7 @@ pub struct MemSaveMultiHeadAttention {
 }
 
 drop_in!(
-    MemSaveMultiHeadAttention = burn::nn::attention::MultiHeadAttention,
+    MultiHeadAttention = burn::nn::attention::MultiHeadAttention,
     from_nn_multi_head_attention,
     into_nn_multi_head_attention {
         query,
@@ -126,7 +126,7 @@ drop_in!(
     }
 );
 
-/// Input of a [`MemSaveMultiHeadAttention`].
+/// Input of a [`MultiHeadAttention`].
 #[derive(Debug, Clone)]
 pub struct MhaInput {
     /// `[batch, queries, d_model]`
@@ -181,7 +181,7 @@ impl MhaInput {
     }
 }
 
-/// Output of a [`MemSaveMultiHeadAttention`].
+/// Output of a [`MultiHeadAttention`].
 #[derive(Debug)]
 pub struct MhaOutput {
     /// The attention weights `[batch_size, n_heads, seq_length_1, seq_length_2]`, computed when they are first read.
@@ -199,12 +199,12 @@ impl Clone for MhaOutput {
 
 impl MultiHeadAttentionConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveMultiHeadAttention {
+    pub fn init(&self, device: &Device) -> MultiHeadAttention {
         burn::nn::attention::MultiHeadAttentionConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveMultiHeadAttention {
+impl MultiHeadAttention {
     /// Applies the layer.
     ///
     /// # Shapes
@@ -293,7 +293,7 @@ impl MemSaveMultiHeadAttention {
     }
 }
 
-/// Cache of a [`MemSaveMultiHeadAttention`], for inference token by token.
+/// Cache of a [`MultiHeadAttention`], for inference token by token.
 pub struct MhaCache {
     query: TensorCache<4>,
     key: TensorCache<4>,

@@ -6,10 +6,10 @@ mod mha;
 mod weights;
 
 pub use cross_attention::{
-    CrossAttentionCache, CrossAttentionConfig, MemSaveCrossAttention, MemSaveCrossAttention as CrossAttention,
+    CrossAttention, CrossAttention as MemSaveCrossAttention, CrossAttentionCache, CrossAttentionConfig,
 };
 pub use mha::{
-    MemSaveMultiHeadAttention, MemSaveMultiHeadAttention as MultiHeadAttention, MhaCache, MhaInput,
-    MhaOutput, MultiHeadAttentionConfig,
+    MhaCache, MhaInput, MhaOutput, MultiHeadAttention, MultiHeadAttention as MemSaveMultiHeadAttention,
+    MultiHeadAttentionConfig,
 };
 pub use weights::AttentionWeights;

@@ -1,3 +1,4 @@
+use crate::frozen::weight_and_adapter;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::padding;
@@ -6,7 +7,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, PaddingConfig1d};
 use burn::tensor::{Device, Tensor, ops::ConvOptions};
 
-/// Configuration of [`MemSaveConv1d`]; the same as [`burn::nn::conv::Conv1dConfig`].
+/// Configuration of [`Conv1d`]; the same as [`burn::nn::conv::Conv1dConfig`].
 #[derive(Config, Debug)]
 pub struct Conv1dConfig {
     /// The number of input channels.
@@ -72,7 +73,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveConv1d {
+pub struct Conv1d {
     /// Tensor of shape `[channels_out, channels_in / groups, kernel_size]`
     pub weight: Param<Tensor<3>>,
     /// Tensor of shape `[channels_out]`
@@ -91,7 +92,7 @@ pub struct MemSaveConv1d {
 }
 
 drop_in!(
-    MemSaveConv1d = burn::nn::conv::Conv1d,
+    Conv1d = burn::nn::conv::Conv1d,
     from_nn_conv1d,
     into_nn_conv1d { weight, bias, stride, kernel_size, dilation, groups, padding }
 );
@@ -102,12 +103,12 @@ impl Conv1dConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveConv1d {
+    pub fn init(&self, device: &Device) -> Conv1d {
         burn::nn::conv::Conv1dConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveConv1d {
+impl Conv1d {
     /// Applies the layer.
     ///
     /// # Shapes
@@ -123,9 +124,10 @@ impl MemSaveConv1d {
         let padding = padding::pair_1d(&self.padding, length, self.kernel_size, self.stride);
         let options = ConvOptions::new_with_padding([self.stride], [padding], [self.dilation], self.groups);
         let bias = self.bias.as_ref().map(|bias| bias.val());
-        match self.weight.adapter() {
-            Some(adapter) => functional::conv1d_lora(input, self.weight.base(), adapter, bias, options),
-            None => functional::conv1d(input, self.weight.val(), bias, options),
+        let (weight, adapter) = weight_and_adapter(&self.weight);
+        match adapter {
+            Some(adapter) => functional::conv1d_lora(input, weight, adapter, bias, options),
+            None => functional::conv1d(input, weight, bias, options),
         }
     }
 }

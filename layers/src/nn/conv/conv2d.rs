@@ -1,3 +1,4 @@
+use crate::frozen::weight_and_adapter;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::padding;
@@ -6,7 +7,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, PaddingConfig2d};
 use burn::tensor::{Device, Tensor, ops::ConvOptions};
 
-/// Configuration of [`MemSaveConv2d`]; the same as [`burn::nn::conv::Conv2dConfig`].
+/// Configuration of [`Conv2d`]; the same as [`burn::nn::conv::Conv2dConfig`].
 #[derive(Config, Debug)]
 pub struct Conv2dConfig {
     /// The number of channels.
@@ -69,7 +70,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveConv2d {
+pub struct Conv2d {
     /// Tensor of shape `[channels_out, channels_in / groups, kernel_size_1, kernel_size_2]`
     pub weight: Param<Tensor<4>>,
     /// Tensor of shape `[channels_out]`
@@ -88,7 +89,7 @@ pub struct MemSaveConv2d {
 }
 
 drop_in!(
-    MemSaveConv2d = burn::nn::conv::Conv2d,
+    Conv2d = burn::nn::conv::Conv2d,
     from_nn_conv2d,
     into_nn_conv2d { weight, bias, stride, kernel_size, dilation, groups, padding }
 );
@@ -99,12 +100,12 @@ impl Conv2dConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveConv2d {
+    pub fn init(&self, device: &Device) -> Conv2d {
         burn::nn::conv::Conv2dConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveConv2d {
+impl Conv2d {
     /// Applies the layer.
     ///
     /// # Shapes
@@ -120,9 +121,10 @@ impl MemSaveConv2d {
         let padding = padding::pairs_2d(&self.padding, [height, width], self.kernel_size, self.stride);
         let options = ConvOptions::new_with_padding(self.stride, padding, self.dilation, self.groups);
         let bias = self.bias.as_ref().map(|bias| bias.val());
-        match self.weight.adapter() {
-            Some(adapter) => functional::conv2d_lora(input, self.weight.base(), adapter, bias, options),
-            None => functional::conv2d(input, self.weight.val(), bias, options),
+        let (weight, adapter) = weight_and_adapter(&self.weight);
+        match adapter {
+            Some(adapter) => functional::conv2d_lora(input, weight, adapter, bias, options),
+            None => functional::conv2d(input, weight, bias, options),
         }
     }
 }

@@ -1,3 +1,4 @@
+use crate::frozen::weight_and_adapter;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::padding;
@@ -6,7 +7,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, PaddingConfig3d};
 use burn::tensor::{Device, Tensor, ops::ConvOptions};
 
-/// Configuration of [`MemSaveConv3d`]; the same as [`burn::nn::conv::Conv3dConfig`].
+/// Configuration of [`Conv3d`]; the same as [`burn::nn::conv::Conv3dConfig`].
 #[derive(Config, Debug)]
 pub struct Conv3dConfig {
     /// The number of channels.
@@ -66,7 +67,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveConv3d {
+pub struct Conv3d {
     /// Tensor of shape `[channels_out, channels_in / groups, kernel_size_1, kernel_size_2, kernel_size_3]`
     pub weight: Param<Tensor<5>>,
     /// Tensor of shape `[channels_out]`
@@ -85,7 +86,7 @@ pub struct MemSaveConv3d {
 }
 
 drop_in!(
-    MemSaveConv3d = burn::nn::conv::Conv3d,
+    Conv3d = burn::nn::conv::Conv3d,
     from_nn_conv3d,
     into_nn_conv3d { weight, bias, stride, kernel_size, dilation, groups, padding }
 );
@@ -96,12 +97,12 @@ impl Conv3dConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveConv3d {
+    pub fn init(&self, device: &Device) -> Conv3d {
         burn::nn::conv::Conv3dConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveConv3d {
+impl Conv3d {
     /// Applies the layer.
     ///
     /// # Shapes
@@ -118,9 +119,10 @@ impl MemSaveConv3d {
         let padding = padding::symmetric_3d(&self.padding, size, self.kernel_size, self.stride);
         let options = ConvOptions::new(self.stride, padding, self.dilation, self.groups);
         let bias = self.bias.as_ref().map(|bias| bias.val());
-        match self.weight.adapter() {
-            Some(adapter) => functional::conv3d_lora(input, self.weight.base(), adapter, bias, options),
-            None => functional::conv3d(input, self.weight.val(), bias, options),
+        let (weight, adapter) = weight_and_adapter(&self.weight);
+        match adapter {
+            Some(adapter) => functional::conv3d_lora(input, weight, adapter, bias, options),
+            None => functional::conv3d(input, weight, bias, options),
         }
     }
 }

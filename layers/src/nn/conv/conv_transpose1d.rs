@@ -1,3 +1,4 @@
+use crate::frozen::weight_and_adapter;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -5,7 +6,7 @@ use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor, ops::ConvTransposeOptions};
 
-/// Configuration of [`MemSaveConvTranspose1d`]; the same as [`burn::nn::conv::ConvTranspose1dConfig`].
+/// Configuration of [`ConvTranspose1d`]; the same as [`burn::nn::conv::ConvTranspose1dConfig`].
 #[derive(Config, Debug)]
 pub struct ConvTranspose1dConfig {
     /// The number of channels.
@@ -69,7 +70,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveConvTranspose1d {
+pub struct ConvTranspose1d {
     /// Tensor of shape `[channels_in, channels_out / groups, kernel_size]`
     pub weight: Param<Tensor<3>>,
     /// Tensor of shape `[channels_out]`
@@ -91,7 +92,7 @@ pub struct MemSaveConvTranspose1d {
 }
 
 drop_in!(
-    MemSaveConvTranspose1d = burn::nn::conv::ConvTranspose1d,
+    ConvTranspose1d = burn::nn::conv::ConvTranspose1d,
     from_nn_conv_transpose1d,
     into_nn_conv_transpose1d {
         weight,
@@ -112,12 +113,12 @@ impl ConvTranspose1dConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveConvTranspose1d {
+    pub fn init(&self, device: &Device) -> ConvTranspose1d {
         burn::nn::conv::ConvTranspose1dConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveConvTranspose1d {
+impl ConvTranspose1d {
     /// Applies the layer.
     ///
     /// # Shapes
@@ -137,11 +138,10 @@ impl MemSaveConvTranspose1d {
             self.groups,
         );
         let bias = self.bias.as_ref().map(|bias| bias.val());
-        match self.weight.adapter() {
-            Some(adapter) => {
-                functional::conv_transpose1d_lora(input, self.weight.base(), adapter, bias, options)
-            }
-            None => functional::conv_transpose1d(input, self.weight.val(), bias, options),
+        let (weight, adapter) = weight_and_adapter(&self.weight);
+        match adapter {
+            Some(adapter) => functional::conv_transpose1d_lora(input, weight, adapter, bias, options),
+            None => functional::conv_transpose1d(input, weight, bias, options),
         }
     }
 }

@@ -1,3 +1,4 @@
+use crate::frozen::weight_and_adapter;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -5,7 +6,7 @@ use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor, ops::ConvTransposeOptions};
 
-/// Configuration of [`MemSaveConvTranspose2d`]; the same as [`burn::nn::conv::ConvTranspose2dConfig`].
+/// Configuration of [`ConvTranspose2d`]; the same as [`burn::nn::conv::ConvTranspose2dConfig`].
 #[derive(Config, Debug)]
 pub struct ConvTranspose2dConfig {
     /// The number of channels.
@@ -69,7 +70,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveConvTranspose2d {
+pub struct ConvTranspose2d {
     /// Tensor of shape `[channels_in, channels_out / groups, kernel_size_1, kernel_size_2]`
     pub weight: Param<Tensor<4>>,
     /// Tensor of shape `[channels_out]`
@@ -91,7 +92,7 @@ pub struct MemSaveConvTranspose2d {
 }
 
 drop_in!(
-    MemSaveConvTranspose2d = burn::nn::conv::ConvTranspose2d,
+    ConvTranspose2d = burn::nn::conv::ConvTranspose2d,
     from_nn_conv_transpose2d,
     into_nn_conv_transpose2d {
         weight,
@@ -112,12 +113,12 @@ impl ConvTranspose2dConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveConvTranspose2d {
+    pub fn init(&self, device: &Device) -> ConvTranspose2d {
         burn::nn::conv::ConvTranspose2dConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveConvTranspose2d {
+impl ConvTranspose2d {
     /// Applies the layer.
     ///
     /// # Shapes
@@ -137,11 +138,10 @@ impl MemSaveConvTranspose2d {
             self.groups,
         );
         let bias = self.bias.as_ref().map(|bias| bias.val());
-        match self.weight.adapter() {
-            Some(adapter) => {
-                functional::conv_transpose2d_lora(input, self.weight.base(), adapter, bias, options)
-            }
-            None => functional::conv_transpose2d(input, self.weight.val(), bias, options),
+        let (weight, adapter) = weight_and_adapter(&self.weight);
+        match adapter {
+            Some(adapter) => functional::conv_transpose2d_lora(input, weight, adapter, bias, options),
+            None => functional::conv_transpose2d(input, weight, bias, options),
         }
     }
 }

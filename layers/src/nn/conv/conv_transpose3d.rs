@@ -1,3 +1,4 @@
+use crate::frozen::weight_and_adapter;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -5,7 +6,7 @@ use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor, ops::ConvTransposeOptions};
 
-/// Configuration of [`MemSaveConvTranspose3d`]; the same as [`burn::nn::conv::ConvTranspose3dConfig`].
+/// Configuration of [`ConvTranspose3d`]; the same as [`burn::nn::conv::ConvTranspose3dConfig`].
 #[derive(Config, Debug)]
 pub struct ConvTranspose3dConfig {
     /// The number of channels.
@@ -69,7 +70,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveConvTranspose3d {
+pub struct ConvTranspose3d {
     /// Tensor of shape `[channels_in, channels_out / groups, kernel_size_1, kernel_size_2, kernel_size_3]`
     pub weight: Param<Tensor<5>>,
     /// Tensor of shape `[channels_out]`
@@ -91,7 +92,7 @@ pub struct MemSaveConvTranspose3d {
 }
 
 drop_in!(
-    MemSaveConvTranspose3d = burn::nn::conv::ConvTranspose3d,
+    ConvTranspose3d = burn::nn::conv::ConvTranspose3d,
     from_nn_conv_transpose3d,
     into_nn_conv_transpose3d {
         weight,
@@ -112,12 +113,12 @@ impl ConvTranspose3dConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveConvTranspose3d {
+    pub fn init(&self, device: &Device) -> ConvTranspose3d {
         burn::nn::conv::ConvTranspose3dConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveConvTranspose3d {
+impl ConvTranspose3d {
     /// Applies the layer.
     ///
     /// # Shapes
@@ -137,11 +138,10 @@ impl MemSaveConvTranspose3d {
             self.groups,
         );
         let bias = self.bias.as_ref().map(|bias| bias.val());
-        match self.weight.adapter() {
-            Some(adapter) => {
-                functional::conv_transpose3d_lora(input, self.weight.base(), adapter, bias, options)
-            }
-            None => functional::conv_transpose3d(input, self.weight.val(), bias, options),
+        let (weight, adapter) = weight_and_adapter(&self.weight);
+        match adapter {
+            Some(adapter) => functional::conv_transpose3d_lora(input, weight, adapter, bias, options),
+            None => functional::conv_transpose3d(input, weight, bias, options),
         }
     }
 }

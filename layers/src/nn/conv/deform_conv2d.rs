@@ -6,7 +6,7 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, PaddingConfig2d};
 use burn::tensor::{Device, Tensor, ops::DeformConvOptions};
 
-/// Configuration of [`MemSaveDeformConv2d`]; the same as [`burn::nn::conv::DeformConv2dConfig`].
+/// Configuration of [`DeformConv2d`]; the same as [`burn::nn::conv::DeformConv2dConfig`].
 #[derive(Config, Debug)]
 pub struct DeformConv2dConfig {
     /// The number of channels.
@@ -71,7 +71,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveDeformConv2d {
+pub struct DeformConv2d {
     /// Tensor of shape `[channels_out, channels_in / groups, kernel_size_1, kernel_size_2]`
     pub weight: Param<Tensor<4>>,
     /// Tensor of shape `[channels_out]`
@@ -92,7 +92,7 @@ pub struct MemSaveDeformConv2d {
 }
 
 drop_in!(
-    MemSaveDeformConv2d = burn::nn::conv::DeformConv2d,
+    DeformConv2d = burn::nn::conv::DeformConv2d,
     from_nn_deform_conv2d,
     into_nn_deform_conv2d {
         weight,
@@ -112,12 +112,12 @@ impl DeformConv2dConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveDeformConv2d {
+    pub fn init(&self, device: &Device) -> DeformConv2d {
         burn::nn::conv::DeformConv2dConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveDeformConv2d {
+impl DeformConv2d {
     /// Applies the layer.
     ///
     /// # Shapes

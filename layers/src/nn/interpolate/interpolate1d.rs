@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::nn::interpolate::InterpolateMode;
 use burn::tensor::{Tensor, ops::InterpolateOptions};
 
-/// Configuration of [`MemSaveInterpolate1d`]; the same as [`burn::nn::interpolate::Interpolate1dConfig`].
+/// Configuration of [`Interpolate1d`]; the same as [`burn::nn::interpolate::Interpolate1dConfig`].
 #[derive(Config, Debug)]
 pub struct Interpolate1dConfig {
     /// Output size of the interpolated tensor.
@@ -49,7 +49,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveInterpolate1d {
+pub struct Interpolate1d {
     /// Output size of the interpolated tensor
     pub output_size: Option<usize>,
 
@@ -65,19 +65,19 @@ pub struct MemSaveInterpolate1d {
 }
 
 drop_in!(
-    MemSaveInterpolate1d = burn::nn::interpolate::Interpolate1d,
+    Interpolate1d = burn::nn::interpolate::Interpolate1d,
     from_nn_interpolate1d,
     into_nn_interpolate1d { output_size, scale_factor, mode, align_corners }
 );
 
 impl Interpolate1dConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(self) -> MemSaveInterpolate1d {
+    pub fn init(self) -> Interpolate1d {
         burn::nn::interpolate::Interpolate1dConfig::from(self).init().into()
     }
 }
 
-impl MemSaveInterpolate1d {
+impl Interpolate1d {
     /// Applies the layer.
     ///
     /// # Shapes

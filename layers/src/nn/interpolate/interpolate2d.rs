@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::nn::interpolate::InterpolateMode;
 use burn::tensor::{Tensor, ops::InterpolateOptions};
 
-/// Configuration of [`MemSaveInterpolate2d`]; the same as [`burn::nn::interpolate::Interpolate2dConfig`].
+/// Configuration of [`Interpolate2d`]; the same as [`burn::nn::interpolate::Interpolate2dConfig`].
 #[derive(Config, Debug)]
 pub struct Interpolate2dConfig {
     /// Output size of the interpolated tensor.
@@ -49,7 +49,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveInterpolate2d {
+pub struct Interpolate2d {
     /// Output size of the interpolated tensor
     pub output_size: Option<[usize; 2]>,
 
@@ -65,19 +65,19 @@ pub struct MemSaveInterpolate2d {
 }
 
 drop_in!(
-    MemSaveInterpolate2d = burn::nn::interpolate::Interpolate2d,
+    Interpolate2d = burn::nn::interpolate::Interpolate2d,
     from_nn_interpolate2d,
     into_nn_interpolate2d { output_size, scale_factor, mode, align_corners }
 );
 
 impl Interpolate2dConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(self) -> MemSaveInterpolate2d {
+    pub fn init(self) -> Interpolate2d {
         burn::nn::interpolate::Interpolate2dConfig::from(self).init().into()
     }
 }
 
-impl MemSaveInterpolate2d {
+impl Interpolate2d {
     /// Applies the layer.
     ///
     /// # Shapes

@@ -6,7 +6,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 
-/// Configuration of [`MemSaveBinaryCrossEntropyLoss`]; the same as [`burn::nn::loss::BinaryCrossEntropyLossConfig`].
+/// Configuration of [`BinaryCrossEntropyLoss`]; the same as [`burn::nn::loss::BinaryCrossEntropyLossConfig`].
 #[derive(Config, Debug)]
 pub struct BinaryCrossEntropyLossConfig {
     /// A weight for each class: the loss of a sample is multiplied by that of its label.
@@ -42,7 +42,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveBinaryCrossEntropyLoss {
+pub struct BinaryCrossEntropyLoss {
     /// Weights for cross-entropy.
     pub weights: Option<Tensor<1>>,
     /// Label smoothing alpha.
@@ -52,7 +52,7 @@ pub struct MemSaveBinaryCrossEntropyLoss {
 }
 
 drop_in!(
-    MemSaveBinaryCrossEntropyLoss = burn::nn::loss::BinaryCrossEntropyLoss,
+    BinaryCrossEntropyLoss = burn::nn::loss::BinaryCrossEntropyLoss,
     from_nn_binary_cross_entropy_loss,
     into_nn_binary_cross_entropy_loss { weights, smoothing, logits }
 );
@@ -63,12 +63,12 @@ impl BinaryCrossEntropyLossConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveBinaryCrossEntropyLoss {
+    pub fn init(&self, device: &Device) -> BinaryCrossEntropyLoss {
         burn::nn::loss::BinaryCrossEntropyLossConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveBinaryCrossEntropyLoss {
+impl BinaryCrossEntropyLoss {
     /// Computes the mean loss.
     ///
     /// # Shapes

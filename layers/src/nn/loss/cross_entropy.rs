@@ -5,7 +5,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
-/// Configuration of [`MemSaveCrossEntropyLoss`]; the same as [`burn::nn::loss::CrossEntropyLossConfig`].
+/// Configuration of [`CrossEntropyLoss`]; the same as [`burn::nn::loss::CrossEntropyLossConfig`].
 #[derive(Config, Debug)]
 pub struct CrossEntropyLossConfig {
     /// Targets that do not count. A batch without any other has the loss NaN: a mean of nothing.
@@ -45,7 +45,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveCrossEntropyLoss {
+pub struct CrossEntropyLoss {
     /// Pad tokens to ignore in the loss calculation.
     pub pad_tokens: Option<Vec<usize>>,
     /// Weights for cross-entropy.
@@ -57,7 +57,7 @@ pub struct MemSaveCrossEntropyLoss {
 }
 
 drop_in!(
-    MemSaveCrossEntropyLoss = burn::nn::loss::CrossEntropyLoss,
+    CrossEntropyLoss = burn::nn::loss::CrossEntropyLoss,
     from_nn_cross_entropy_loss,
     into_nn_cross_entropy_loss { pad_tokens, weights, smoothing, logits }
 );
@@ -68,12 +68,12 @@ impl CrossEntropyLossConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveCrossEntropyLoss {
+    pub fn init(&self, device: &Device) -> CrossEntropyLoss {
         burn::nn::loss::CrossEntropyLossConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveCrossEntropyLoss {
+impl CrossEntropyLoss {
     /// For backward compatibility.
     pub fn new(pad_index: Option<usize>, device: &Device) -> Self {
         burn::nn::loss::CrossEntropyLoss::new(pad_index, device).into()

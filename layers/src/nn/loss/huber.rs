@@ -7,7 +7,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveHuberLoss`]; the same as [`burn::nn::loss::HuberLossConfig`].
+/// Configuration of [`HuberLoss`]; the same as [`burn::nn::loss::HuberLossConfig`].
 #[derive(Config, Debug)]
 pub struct HuberLossConfig {
     /// The bound where the Huber loss function changes from quadratic to linear behaviour.
@@ -32,18 +32,14 @@ config_twin!(HuberLossConfig = burn::nn::loss::HuberLossConfig { delta });
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveHuberLoss {
+pub struct HuberLoss {
     /// The bound where the Huber loss function changes from quadratic to linear behaviour.
     pub delta: f32,
     /// Precomputed value for the linear bias.
     pub lin_bias: f32,
 }
 
-drop_in!(
-    MemSaveHuberLoss = burn::nn::loss::HuberLoss,
-    from_nn_huber_loss,
-    into_nn_huber_loss { delta, lin_bias }
-);
+drop_in!(HuberLoss = burn::nn::loss::HuberLoss, from_nn_huber_loss, into_nn_huber_loss { delta, lin_bias });
 
 impl HuberLossConfig {
     /// Initializes the module, as the stock config does.
@@ -51,12 +47,12 @@ impl HuberLossConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self) -> MemSaveHuberLoss {
+    pub fn init(&self) -> HuberLoss {
         burn::nn::loss::HuberLossConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveHuberLoss {
+impl HuberLoss {
     /// Computes the loss, reduced to one number; `Reduction::Auto` is the mean.
     ///
     /// # Shapes

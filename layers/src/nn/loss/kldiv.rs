@@ -6,7 +6,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
-/// Configuration of [`MemSaveKLDivLoss`]; the same as [`burn::nn::loss::KLDivLossConfig`].
+/// Configuration of [`KLDivLoss`]; the same as [`burn::nn::loss::KLDivLossConfig`].
 #[derive(Config, Debug)]
 pub struct KLDivLossConfig {
     /// Specifies whether target is the log space. Default: False.
@@ -33,25 +33,21 @@ config_twin!(KLDivLossConfig = burn::nn::loss::KLDivLossConfig { log_target });
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveKLDivLoss {
+pub struct KLDivLoss {
     /// Specifies whether target is the log space. Default: False.
     pub log_target: bool,
 }
 
-drop_in!(
-    MemSaveKLDivLoss = burn::nn::loss::KLDivLoss,
-    from_nn_kl_div_loss,
-    into_nn_kl_div_loss { log_target }
-);
+drop_in!(KLDivLoss = burn::nn::loss::KLDivLoss, from_nn_kl_div_loss, into_nn_kl_div_loss { log_target });
 
 impl KLDivLossConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveKLDivLoss {
+    pub fn init(&self) -> KLDivLoss {
         burn::nn::loss::KLDivLossConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveKLDivLoss {
+impl KLDivLoss {
     /// Computes the loss, reduced to one number; `Reduction::Auto` is `Reduction::BatchMean`.
     ///
     /// # Shapes

@@ -1,7 +1,7 @@
 use super::cross_entropy::{padding, without};
-use super::{CrossEntropyLossConfig, MemSaveCrossEntropyLoss};
+use super::{CrossEntropyLoss, CrossEntropyLossConfig};
 use crate::functional::{CHUNK_BYTES, LinearCrossEntropyOptions, linear, linear_cross_entropy};
-use crate::nn::MemSaveLinear;
+use crate::nn::Linear;
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Int, Tensor};
@@ -20,7 +20,7 @@ pub struct FusedLinearCrossEntropyConfig {
     pub chunk_bytes: usize,
 }
 
-/// A dense layer, the head of a network, and the [cross entropy](MemSaveCrossEntropyLoss) of its outputs, in one: the logits of
+/// A dense layer, the head of a network, and the [cross entropy](CrossEntropyLoss) of its outputs, in one: the logits of
 /// all rows never exist at once.
 ///
 /// Keeps the gradients of what is tracked, which the forward pass makes: of `x`, and of the weight and the bias of a trainable
@@ -65,7 +65,7 @@ impl FusedLinearCrossEntropyConfig {
             .with_pad_tokens(self.pad_tokens.clone())
             .with_weights(self.weights.clone())
             .with_smoothing(self.smoothing);
-        let MemSaveCrossEntropyLoss { pad_tokens, weights, smoothing, .. } = loss.init(device);
+        let CrossEntropyLoss { pad_tokens, weights, smoothing, .. } = loss.init(device);
         FusedLinearCrossEntropy { pad_tokens, weights, smoothing, chunk_bytes: self.chunk_bytes }
     }
 }
@@ -84,7 +84,7 @@ impl FusedLinearCrossEntropy {
     /// Panics if the shapes are others, or if a target is no class.
     pub fn forward<const D: usize, const T: usize>(
         &self,
-        head: &MemSaveLinear,
+        head: &Linear,
         x: Tensor<D>,
         targets: Tensor<T, Int>,
     ) -> Tensor<1> {
@@ -99,7 +99,7 @@ impl FusedLinearCrossEntropy {
         let x = x.reshape([rows, dims[D - 1]]);
         let targets = targets.reshape([rows]);
         if !self.fits(&x, &weight) {
-            let loss = MemSaveCrossEntropyLoss {
+            let loss = CrossEntropyLoss {
                 pad_tokens: self.pad_tokens.clone(),
                 weights: self.weights.clone(),
                 smoothing: self.smoothing,

@@ -9,16 +9,16 @@ mod linear_cross_entropy;
 mod mse;
 
 pub use binary_cross_entropy::{
-    BinaryCrossEntropyLossConfig, MemSaveBinaryCrossEntropyLoss,
-    MemSaveBinaryCrossEntropyLoss as BinaryCrossEntropyLoss,
+    BinaryCrossEntropyLoss, BinaryCrossEntropyLoss as MemSaveBinaryCrossEntropyLoss,
+    BinaryCrossEntropyLossConfig,
 };
 pub use cross_entropy::{
-    CrossEntropyLossConfig, MemSaveCrossEntropyLoss, MemSaveCrossEntropyLoss as CrossEntropyLoss,
+    CrossEntropyLoss, CrossEntropyLoss as MemSaveCrossEntropyLoss, CrossEntropyLossConfig,
 };
-pub use huber::{HuberLossConfig, MemSaveHuberLoss, MemSaveHuberLoss as HuberLoss};
-pub use kldiv::{KLDivLossConfig, MemSaveKLDivLoss, MemSaveKLDivLoss as KLDivLoss};
+pub use huber::{HuberLoss, HuberLoss as MemSaveHuberLoss, HuberLossConfig};
+pub use kldiv::{KLDivLoss, KLDivLoss as MemSaveKLDivLoss, KLDivLossConfig};
 pub use linear_cross_entropy::{FusedLinearCrossEntropy, FusedLinearCrossEntropyConfig};
-pub use mse::{MemSaveMseLoss, MemSaveMseLoss as MseLoss};
+pub use mse::{MseLoss, MseLoss as MemSaveMseLoss};
 
 use burn::tensor::{DType, Tensor};
 

@@ -20,11 +20,12 @@ use burn::tensor::Tensor;
 /// assert_eq!(loss.into_scalar::<f32>(), 2.0);
 /// ```
 #[derive(Module, Debug, Default)]
-pub struct MemSaveMseLoss;
+#[module(custom_display)]
+pub struct MseLoss;
 
-drop_in!(@conversions MemSaveMseLoss = burn::nn::loss::MseLoss, from_nn_mse_loss, into_nn_mse_loss {});
+drop_in!(MseLoss = burn::nn::loss::MseLoss, from_nn_mse_loss, into_nn_mse_loss {});
 
-impl MemSaveMseLoss {
+impl MseLoss {
     /// Creates the criterion.
     pub fn new() -> Self {
         Self

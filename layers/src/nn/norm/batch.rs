@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::{Flag, Module, Param, RunningState};
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`MemSaveBatchNorm`]; the same as [`burn::nn::BatchNormConfig`].
+/// Configuration of [`BatchNorm`]; the same as [`burn::nn::BatchNormConfig`].
 #[derive(Config, Debug)]
 pub struct BatchNormConfig {
     /// The number of features. Must be greater than zero.
@@ -42,7 +42,7 @@ config_twin!(BatchNormConfig = burn::nn::BatchNormConfig { num_features, epsilon
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveBatchNorm {
+pub struct BatchNorm {
     /// The learnable weight gamma.
     pub gamma: Param<Tensor<1>>,
     /// The learnable weight beta.
@@ -60,7 +60,7 @@ pub struct MemSaveBatchNorm {
 }
 
 drop_in!(
-    MemSaveBatchNorm = burn::nn::BatchNorm,
+    BatchNorm = burn::nn::BatchNorm,
     from_nn_batch_norm,
     into_nn_batch_norm { gamma, beta, training, running_mean, running_var, momentum, epsilon }
 );
@@ -71,12 +71,12 @@ impl BatchNormConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveBatchNorm {
+    pub fn init(&self, device: &Device) -> BatchNorm {
         burn::nn::BatchNormConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveBatchNorm {
+impl BatchNorm {
     /// Applies the layer.
     ///
     /// # Shapes

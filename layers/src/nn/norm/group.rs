@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`MemSaveGroupNorm`]; the same as [`burn::nn::GroupNormConfig`].
+/// Configuration of [`GroupNorm`]; the same as [`burn::nn::GroupNormConfig`].
 #[derive(Config, Debug)]
 pub struct GroupNormConfig {
     /// The number of groups to separate the channels into
@@ -39,7 +39,7 @@ config_twin!(GroupNormConfig = burn::nn::GroupNormConfig { num_groups, num_chann
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveGroupNorm {
+pub struct GroupNorm {
     /// The learnable weight
     pub gamma: Option<Param<Tensor<1>>>,
     /// The learnable bias
@@ -55,7 +55,7 @@ pub struct MemSaveGroupNorm {
 }
 
 drop_in!(
-    MemSaveGroupNorm = burn::nn::GroupNorm,
+    GroupNorm = burn::nn::GroupNorm,
     from_nn_group_norm,
     into_nn_group_norm { gamma, beta, num_groups, num_channels, epsilon, affine }
 );
@@ -66,12 +66,12 @@ impl GroupNormConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveGroupNorm {
+    pub fn init(&self, device: &Device) -> GroupNorm {
         burn::nn::GroupNormConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveGroupNorm {
+impl GroupNorm {
     /// Applies the layer.
     ///
     /// # Shapes

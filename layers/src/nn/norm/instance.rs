@@ -5,7 +5,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`MemSaveInstanceNorm`]; the same as [`burn::nn::InstanceNormConfig`].
+/// Configuration of [`InstanceNorm`]; the same as [`burn::nn::InstanceNormConfig`].
 #[derive(Config, Debug)]
 pub struct InstanceNormConfig {
     /// The number of channels expected in the input
@@ -38,7 +38,7 @@ config_twin!(InstanceNormConfig = burn::nn::InstanceNormConfig { num_channels, e
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveInstanceNorm {
+pub struct InstanceNorm {
     /// The learnable weight
     pub gamma: Option<Param<Tensor<1>>>,
     /// The learnable bias
@@ -52,19 +52,19 @@ pub struct MemSaveInstanceNorm {
 }
 
 drop_in!(
-    MemSaveInstanceNorm = burn::nn::InstanceNorm,
+    InstanceNorm = burn::nn::InstanceNorm,
     from_nn_instance_norm,
     into_nn_instance_norm { gamma, beta, num_channels, epsilon, affine }
 );
 
 impl InstanceNormConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveInstanceNorm {
+    pub fn init(&self, device: &Device) -> InstanceNorm {
         burn::nn::InstanceNormConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveInstanceNorm {
+impl InstanceNorm {
     /// Applies the layer.
     ///
     /// # Shapes

@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, assert_shape};
 
-/// Configuration of [`MemSaveLayerNorm`]; the same as [`burn::nn::LayerNormConfig`].
+/// Configuration of [`LayerNorm`]; the same as [`burn::nn::LayerNormConfig`].
 #[derive(Config, Debug)]
 pub struct LayerNormConfig {
     /// The size of the input features.
@@ -35,7 +35,7 @@ config_twin!(LayerNormConfig = burn::nn::LayerNormConfig { d_model, epsilon, bia
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveLayerNorm {
+pub struct LayerNorm {
     /// The learnable weight (scale).
     pub gamma: Param<Tensor<1>>,
     /// The learnable bias (optional).
@@ -44,19 +44,15 @@ pub struct MemSaveLayerNorm {
     epsilon: f64,
 }
 
-drop_in!(
-    MemSaveLayerNorm = burn::nn::LayerNorm,
-    from_nn_layer_norm = from_stock,
-    into_nn_layer_norm = into_stock
-);
+drop_in!(LayerNorm = burn::nn::LayerNorm, from_nn_layer_norm = from_stock, into_nn_layer_norm = into_stock);
 
-fn from_stock(stock: burn::nn::LayerNorm) -> MemSaveLayerNorm {
+fn from_stock(stock: burn::nn::LayerNorm) -> LayerNorm {
     let epsilon = displayed(&stock, "epsilon");
-    MemSaveLayerNorm { gamma: stock.gamma, beta: stock.beta, epsilon }
+    LayerNorm { gamma: stock.gamma, beta: stock.beta, epsilon }
 }
 
-fn into_stock(ours: MemSaveLayerNorm) -> burn::nn::LayerNorm {
-    let MemSaveLayerNorm { gamma, beta, epsilon } = ours;
+fn into_stock(ours: LayerNorm) -> burn::nn::LayerNorm {
+    let LayerNorm { gamma, beta, epsilon } = ours;
     let config = LayerNormConfig { d_model: gamma.shape()[0], epsilon, bias: false };
     let mut stock = burn::nn::LayerNormConfig::from(config).init(&gamma.lazy_device());
     (stock.gamma, stock.beta) = (gamma, beta);
@@ -65,12 +61,12 @@ fn into_stock(ours: MemSaveLayerNorm) -> burn::nn::LayerNorm {
 
 impl LayerNormConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveLayerNorm {
+    pub fn init(&self, device: &Device) -> LayerNorm {
         burn::nn::LayerNormConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveLayerNorm {
+impl LayerNorm {
     /// Applies the layer.
     ///
     /// # Shapes

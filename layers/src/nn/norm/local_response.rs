@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Tensor, assert_shape};
 
-/// Configuration of [`MemSaveLocalResponseNorm`]; the same as [`burn::nn::LocalResponseNormConfig`].
+/// Configuration of [`LocalResponseNorm`]; the same as [`burn::nn::LocalResponseNormConfig`].
 #[derive(Config, Debug)]
 pub struct LocalResponseNormConfig {
     /// Number of channels in the sliding normalization window.
@@ -38,7 +38,7 @@ config_twin!(LocalResponseNormConfig = burn::nn::LocalResponseNormConfig { size,
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveLocalResponseNorm {
+pub struct LocalResponseNorm {
     /// Number of channels in the sliding window.
     size: usize,
     /// Scaling parameter.
@@ -50,15 +50,15 @@ pub struct MemSaveLocalResponseNorm {
 }
 
 drop_in!(
-    MemSaveLocalResponseNorm = burn::nn::LocalResponseNorm,
-    from_nn_local_response_norm = |stock| MemSaveLocalResponseNorm {
+    LocalResponseNorm = burn::nn::LocalResponseNorm,
+    from_nn_local_response_norm = |stock| LocalResponseNorm {
         size: displayed(&stock, "size"),
         alpha: displayed(&stock, "alpha"),
         beta: displayed(&stock, "beta"),
         k: displayed(&stock, "k"),
     },
     into_nn_local_response_norm = |ours| {
-        let MemSaveLocalResponseNorm { size, alpha, beta, k } = ours;
+        let LocalResponseNorm { size, alpha, beta, k } = ours;
         burn::nn::LocalResponseNormConfig { size, alpha, beta, k }.init()
     }
 );
@@ -69,12 +69,12 @@ impl LocalResponseNormConfig {
     /// # Panics
     ///
     /// Panics if `size` is 0.
-    pub fn init(&self) -> MemSaveLocalResponseNorm {
+    pub fn init(&self) -> LocalResponseNorm {
         burn::nn::LocalResponseNormConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveLocalResponseNorm {
+impl LocalResponseNorm {
     /// Applies the layer.
     ///
     /// # Shapes

@@ -7,14 +7,12 @@ mod local_response;
 mod normalization_wrapper;
 mod rms;
 
-pub use batch::{BatchNormConfig, MemSaveBatchNorm, MemSaveBatchNorm as BatchNorm};
-pub use group::{GroupNormConfig, MemSaveGroupNorm, MemSaveGroupNorm as GroupNorm};
-pub use instance::{InstanceNormConfig, MemSaveInstanceNorm, MemSaveInstanceNorm as InstanceNorm};
-pub use layer::{LayerNormConfig, MemSaveLayerNorm, MemSaveLayerNorm as LayerNorm};
+pub use batch::{BatchNorm, BatchNorm as MemSaveBatchNorm, BatchNormConfig};
+pub use group::{GroupNorm, GroupNorm as MemSaveGroupNorm, GroupNormConfig};
+pub use instance::{InstanceNorm, InstanceNorm as MemSaveInstanceNorm, InstanceNormConfig};
+pub use layer::{LayerNorm, LayerNorm as MemSaveLayerNorm, LayerNormConfig};
 pub use local_response::{
-    LocalResponseNormConfig, MemSaveLocalResponseNorm, MemSaveLocalResponseNorm as LocalResponseNorm,
+    LocalResponseNorm, LocalResponseNorm as MemSaveLocalResponseNorm, LocalResponseNormConfig,
 };
-pub use normalization_wrapper::{
-    MemSaveNormalization, MemSaveNormalization as Normalization, NormalizationConfig,
-};
-pub use rms::{MemSaveRmsNorm, MemSaveRmsNorm as RmsNorm, RmsNormConfig};
+pub use normalization_wrapper::{Normalization, Normalization as MemSaveNormalization, NormalizationConfig};
+pub use rms::{RmsNorm, RmsNorm as MemSaveRmsNorm, RmsNormConfig};

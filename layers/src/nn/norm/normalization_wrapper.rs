@@ -88,7 +88,7 @@ impl NormalizationConfig {
 /// ```
 #[derive(Module, Debug)]
 #[non_exhaustive]
-pub enum MemSaveNormalization {
+pub enum Normalization {
     /// [`Identity`].
     Identity(Identity),
     /// [`BatchNorm`].
@@ -103,9 +103,7 @@ pub enum MemSaveNormalization {
     Rms(RmsNorm),
 }
 
-use MemSaveNormalization as Normalization;
-
-wraps!(MemSaveNormalization {
+wraps!(Normalization {
     Identity(Identity),
     Batch(BatchNorm),
     Group(GroupNorm),
@@ -115,7 +113,7 @@ wraps!(MemSaveNormalization {
 });
 
 #[allow(clippy::useless_conversion)] // some variants hold modules of Burn
-impl MemSaveNormalization {
+impl Normalization {
     /// Converts the stock module; parameters keep their ids, values and settings.
     ///
     /// # Panics
@@ -170,14 +168,14 @@ impl MemSaveNormalization {
     }
 }
 
-impl From<stock::Normalization> for MemSaveNormalization {
+impl From<stock::Normalization> for Normalization {
     fn from(norm: stock::Normalization) -> Self {
         Self::from_nn_normalization(norm)
     }
 }
 
-impl From<MemSaveNormalization> for stock::Normalization {
-    fn from(norm: MemSaveNormalization) -> Self {
+impl From<Normalization> for stock::Normalization {
+    fn from(norm: Normalization) -> Self {
         norm.into_nn_normalization()
     }
 }

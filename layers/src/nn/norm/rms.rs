@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`MemSaveRmsNorm`]; the same as [`burn::nn::RmsNormConfig`].
+/// Configuration of [`RmsNorm`]; the same as [`burn::nn::RmsNormConfig`].
 #[derive(Config, Debug)]
 pub struct RmsNormConfig {
     /// The size of the input features.
@@ -32,14 +32,14 @@ config_twin!(RmsNormConfig = burn::nn::RmsNormConfig { d_model, epsilon });
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveRmsNorm {
+pub struct RmsNorm {
     /// The learnable parameter to scale the normalized tensor
     pub gamma: Param<Tensor<1>>,
     /// A value required for numerical stability
     pub epsilon: f64,
 }
 
-drop_in!(MemSaveRmsNorm = burn::nn::RmsNorm, from_nn_rms_norm, into_nn_rms_norm { gamma, epsilon });
+drop_in!(RmsNorm = burn::nn::RmsNorm, from_nn_rms_norm, into_nn_rms_norm { gamma, epsilon });
 
 impl RmsNormConfig {
     /// Initializes the module, as the stock config does.
@@ -47,12 +47,12 @@ impl RmsNormConfig {
     /// # Panics
     ///
     /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> MemSaveRmsNorm {
+    pub fn init(&self, device: &Device) -> RmsNorm {
         burn::nn::RmsNormConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveRmsNorm {
+impl RmsNorm {
     /// Applies the layer.
     ///
     /// # Shapes

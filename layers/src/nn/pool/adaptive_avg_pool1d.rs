@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveAdaptiveAvgPool1d`]; the same as [`burn::nn::pool::AdaptiveAvgPool1dConfig`].
+/// Configuration of [`AdaptiveAvgPool1d`]; the same as [`burn::nn::pool::AdaptiveAvgPool1dConfig`].
 #[derive(Config, Debug)]
 pub struct AdaptiveAvgPool1dConfig {
     /// The size of the output.
@@ -27,25 +27,25 @@ config_twin!(AdaptiveAvgPool1dConfig = burn::nn::pool::AdaptiveAvgPool1dConfig {
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveAdaptiveAvgPool1d {
+pub struct AdaptiveAvgPool1d {
     /// The size of the output.
     pub output_size: usize,
 }
 
 drop_in!(
-    MemSaveAdaptiveAvgPool1d = burn::nn::pool::AdaptiveAvgPool1d,
+    AdaptiveAvgPool1d = burn::nn::pool::AdaptiveAvgPool1d,
     from_nn_adaptive_avg_pool1d,
     into_nn_adaptive_avg_pool1d { output_size }
 );
 
 impl AdaptiveAvgPool1dConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveAdaptiveAvgPool1d {
+    pub fn init(&self) -> AdaptiveAvgPool1d {
         burn::nn::pool::AdaptiveAvgPool1dConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveAdaptiveAvgPool1d {
+impl AdaptiveAvgPool1d {
     /// Applies the layer.
     ///
     /// # Shapes

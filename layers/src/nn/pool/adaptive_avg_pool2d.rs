@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveAdaptiveAvgPool2d`]; the same as [`burn::nn::pool::AdaptiveAvgPool2dConfig`].
+/// Configuration of [`AdaptiveAvgPool2d`]; the same as [`burn::nn::pool::AdaptiveAvgPool2dConfig`].
 #[derive(Config, Debug)]
 pub struct AdaptiveAvgPool2dConfig {
     /// The size of the output.
@@ -27,25 +27,25 @@ config_twin!(AdaptiveAvgPool2dConfig = burn::nn::pool::AdaptiveAvgPool2dConfig {
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveAdaptiveAvgPool2d {
+pub struct AdaptiveAvgPool2d {
     /// The size of the output.
     pub output_size: [usize; 2],
 }
 
 drop_in!(
-    MemSaveAdaptiveAvgPool2d = burn::nn::pool::AdaptiveAvgPool2d,
+    AdaptiveAvgPool2d = burn::nn::pool::AdaptiveAvgPool2d,
     from_nn_adaptive_avg_pool2d,
     into_nn_adaptive_avg_pool2d { output_size }
 );
 
 impl AdaptiveAvgPool2dConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveAdaptiveAvgPool2d {
+    pub fn init(&self) -> AdaptiveAvgPool2d {
         burn::nn::pool::AdaptiveAvgPool2dConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveAdaptiveAvgPool2d {
+impl AdaptiveAvgPool2d {
     /// Applies the layer.
     ///
     /// # Shapes

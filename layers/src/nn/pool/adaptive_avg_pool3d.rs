@@ -4,7 +4,7 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`MemSaveAdaptiveAvgPool3d`]; the same as [`burn::nn::pool::AdaptiveAvgPool3dConfig`].
+/// Configuration of [`AdaptiveAvgPool3d`]; the same as [`burn::nn::pool::AdaptiveAvgPool3dConfig`].
 #[derive(Config, Debug)]
 pub struct AdaptiveAvgPool3dConfig {
     /// The size of the output.
@@ -27,25 +27,25 @@ config_twin!(AdaptiveAvgPool3dConfig = burn::nn::pool::AdaptiveAvgPool3dConfig {
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveAdaptiveAvgPool3d {
+pub struct AdaptiveAvgPool3d {
     /// The size of the output.
     pub output_size: [usize; 3],
 }
 
 drop_in!(
-    MemSaveAdaptiveAvgPool3d = burn::nn::pool::AdaptiveAvgPool3d,
+    AdaptiveAvgPool3d = burn::nn::pool::AdaptiveAvgPool3d,
     from_nn_adaptive_avg_pool3d,
     into_nn_adaptive_avg_pool3d { output_size }
 );
 
 impl AdaptiveAvgPool3dConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveAdaptiveAvgPool3d {
+    pub fn init(&self) -> AdaptiveAvgPool3d {
         burn::nn::pool::AdaptiveAvgPool3dConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveAdaptiveAvgPool3d {
+impl AdaptiveAvgPool3d {
     /// Applies the layer.
     ///
     /// # Shapes

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::nn::PaddingConfig1d;
 use burn::tensor::{Tensor, ops::AvgPoolOptions};
 
-/// Configuration of [`MemSaveAvgPool1d`]; the same as [`burn::nn::pool::AvgPool1dConfig`].
+/// Configuration of [`AvgPool1d`]; the same as [`burn::nn::pool::AvgPool1dConfig`].
 #[derive(Config, Debug)]
 pub struct AvgPool1dConfig {
     /// The size of the kernel.
@@ -47,7 +47,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveAvgPool1d {
+pub struct AvgPool1d {
     /// The stride.
     pub stride: usize,
     /// The size of the kernel.
@@ -62,19 +62,19 @@ pub struct MemSaveAvgPool1d {
 }
 
 drop_in!(
-    MemSaveAvgPool1d = burn::nn::pool::AvgPool1d,
+    AvgPool1d = burn::nn::pool::AvgPool1d,
     from_nn_avg_pool1d,
     into_nn_avg_pool1d { stride, kernel_size, padding, count_include_pad, ceil_mode }
 );
 
 impl AvgPool1dConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveAvgPool1d {
+    pub fn init(&self) -> AvgPool1d {
         burn::nn::pool::AvgPool1dConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveAvgPool1d {
+impl AvgPool1d {
     /// Applies the layer.
     ///
     /// # Shapes

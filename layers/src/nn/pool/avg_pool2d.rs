@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Tensor, ops::AvgPoolOptions};
 
-/// Configuration of [`MemSaveAvgPool2d`]; the same as [`burn::nn::pool::AvgPool2dConfig`].
+/// Configuration of [`AvgPool2d`]; the same as [`burn::nn::pool::AvgPool2dConfig`].
 #[derive(Config, Debug)]
 pub struct AvgPool2dConfig {
     /// The size of the kernel.
@@ -47,7 +47,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveAvgPool2d {
+pub struct AvgPool2d {
     /// Stride of the pooling.
     pub stride: [usize; 2],
     /// Size of the kernel.
@@ -62,19 +62,19 @@ pub struct MemSaveAvgPool2d {
 }
 
 drop_in!(
-    MemSaveAvgPool2d = burn::nn::pool::AvgPool2d,
+    AvgPool2d = burn::nn::pool::AvgPool2d,
     from_nn_avg_pool2d,
     into_nn_avg_pool2d { stride, kernel_size, padding, count_include_pad, ceil_mode }
 );
 
 impl AvgPool2dConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveAvgPool2d {
+    pub fn init(&self) -> AvgPool2d {
         burn::nn::pool::AvgPool2dConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveAvgPool2d {
+impl AvgPool2d {
     /// Applies the layer.
     ///
     /// # Shapes

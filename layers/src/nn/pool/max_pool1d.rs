@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::nn::PaddingConfig1d;
 use burn::tensor::{Tensor, ops::MaxPoolOptions};
 
-/// Configuration of [`MemSaveMaxPool1d`]; the same as [`burn::nn::pool::MaxPool1dConfig`].
+/// Configuration of [`MaxPool1d`]; the same as [`burn::nn::pool::MaxPool1dConfig`].
 #[derive(Config, Debug)]
 pub struct MaxPool1dConfig {
     /// The size of the kernel.
@@ -47,7 +47,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveMaxPool1d {
+pub struct MaxPool1d {
     /// The stride.
     pub stride: usize,
     /// The size of the kernel.
@@ -62,19 +62,19 @@ pub struct MemSaveMaxPool1d {
 }
 
 drop_in!(
-    MemSaveMaxPool1d = burn::nn::pool::MaxPool1d,
+    MaxPool1d = burn::nn::pool::MaxPool1d,
     from_nn_max_pool1d,
     into_nn_max_pool1d { stride, kernel_size, padding, dilation, ceil_mode }
 );
 
 impl MaxPool1dConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveMaxPool1d {
+    pub fn init(&self) -> MaxPool1d {
         burn::nn::pool::MaxPool1dConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveMaxPool1d {
+impl MaxPool1d {
     /// Applies the layer.
     ///
     /// # Shapes

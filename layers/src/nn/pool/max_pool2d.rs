@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Tensor, ops::MaxPoolOptions};
 
-/// Configuration of [`MemSaveMaxPool2d`]; the same as [`burn::nn::pool::MaxPool2dConfig`].
+/// Configuration of [`MaxPool2d`]; the same as [`burn::nn::pool::MaxPool2dConfig`].
 #[derive(Config, Debug)]
 pub struct MaxPool2dConfig {
     /// The size of the kernel.
@@ -47,7 +47,7 @@ config_twin!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveMaxPool2d {
+pub struct MaxPool2d {
     /// The strides.
     pub stride: [usize; 2],
     /// The size of the kernel.
@@ -62,19 +62,19 @@ pub struct MemSaveMaxPool2d {
 }
 
 drop_in!(
-    MemSaveMaxPool2d = burn::nn::pool::MaxPool2d,
+    MaxPool2d = burn::nn::pool::MaxPool2d,
     from_nn_max_pool2d,
     into_nn_max_pool2d { stride, kernel_size, padding, dilation, ceil_mode }
 );
 
 impl MaxPool2dConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MemSaveMaxPool2d {
+    pub fn init(&self) -> MaxPool2d {
         burn::nn::pool::MaxPool2dConfig::from(self.clone()).init().into()
     }
 }
 
-impl MemSaveMaxPool2d {
+impl MaxPool2d {
     /// Applies the layer.
     ///
     /// # Shapes

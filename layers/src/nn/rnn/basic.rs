@@ -1,9 +1,6 @@
 //! Basic recurrent networks.
 pub use burn::nn::basic::*;
 
-pub use MemSaveBiRnn as BiRnn;
-pub use MemSaveRnn as Rnn;
-
 use super::GateController;
 use super::sequence::{self, Outcome, are_usual, direction, run};
 use crate::backend::{Cell, Recurrence};
@@ -14,7 +11,7 @@ use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 
-/// Configuration of [`MemSaveRnn`]; the same as [`burn::nn::RnnConfig`].
+/// Configuration of [`Rnn`]; the same as [`burn::nn::RnnConfig`].
 #[derive(Config, Debug)]
 pub struct RnnConfig {
     /// The size of the input features.
@@ -59,12 +56,12 @@ config_into_stock!(
 
 impl RnnConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveRnn {
+    pub fn init(&self, device: &Device) -> Rnn {
         burn::nn::RnnConfig::from(self.clone()).init(device).into()
     }
 }
 
-/// Configuration of [`MemSaveBiRnn`]; the same as [`burn::nn::BiRnnConfig`].
+/// Configuration of [`BiRnn`]; the same as [`burn::nn::BiRnnConfig`].
 #[derive(Config, Debug)]
 pub struct BiRnnConfig {
     /// The size of the input features.
@@ -94,7 +91,7 @@ config_into_stock!(
 
 impl BiRnnConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveBiRnn {
+    pub fn init(&self, device: &Device) -> BiRnn {
         burn::nn::BiRnnConfig::from(self.clone()).init(device).into()
     }
 }
@@ -116,7 +113,7 @@ impl BiRnnConfig {
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveRnn {
+pub struct Rnn {
     /// gate controller for Rnn (has single gate).
     pub gate: GateController,
     /// The hidden state of the Rnn.
@@ -133,20 +130,20 @@ pub struct MemSaveRnn {
 }
 
 drop_in!(
-    MemSaveRnn = burn::nn::Rnn,
+    Rnn = burn::nn::Rnn,
     from_nn_rnn = |stock| {
         let burn::nn::Rnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation } = stock;
         let (gate, hidden_activation) = (gate.into(), hidden_activation.into());
-        MemSaveRnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation }
+        Rnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation }
     },
     into_nn_rnn = |ours| {
-        let MemSaveRnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation } = ours;
+        let Rnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation } = ours;
         let (gate, hidden_activation) = (gate.into(), hidden_activation.into());
         burn::nn::Rnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation }
     }
 );
 
-impl MemSaveRnn {
+impl Rnn {
     /// Applies the layer to a sequence, from a hidden state or from zeros: the hidden state after every step, and after the
     /// last.
     ///
@@ -204,7 +201,7 @@ impl MemSaveRnn {
 
 /// Two recurrent layers over a sequence, in both directions, their outputs beside each other.
 ///
-/// Keeps for the backward pass what two [`MemSaveRnn`] keep.
+/// Keeps for the backward pass what two [`Rnn`] keep.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -217,11 +214,11 @@ impl MemSaveRnn {
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveBiRnn {
+pub struct BiRnn {
     /// RNN for the forward direction.
-    pub forward: MemSaveRnn,
+    pub forward: Rnn,
     /// RNN for the reverse direction.
-    pub reverse: MemSaveRnn,
+    pub reverse: Rnn,
     /// The size of the hidden state.
     pub d_hidden: usize,
     /// If true, input is `[batch_size, seq_length, input_size]`.
@@ -230,18 +227,18 @@ pub struct MemSaveBiRnn {
 }
 
 drop_in!(
-    MemSaveBiRnn = burn::nn::BiRnn,
+    BiRnn = burn::nn::BiRnn,
     from_nn_birnn = |stock| {
         let burn::nn::BiRnn { forward, reverse, d_hidden, batch_first } = stock;
-        MemSaveBiRnn { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
+        BiRnn { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
     },
     into_nn_birnn = |ours| {
-        let MemSaveBiRnn { forward, reverse, d_hidden, batch_first } = ours;
+        let BiRnn { forward, reverse, d_hidden, batch_first } = ours;
         burn::nn::BiRnn { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
     }
 );
 
-impl MemSaveBiRnn {
+impl BiRnn {
     /// Applies the layers to a sequence, from a hidden state per direction or from zeros: the hidden states after every step,
     /// and after the last of either direction.
     ///
@@ -254,7 +251,7 @@ impl MemSaveBiRnn {
         self.forward_with(batched_input, state, None)
     }
 
-    /// [`forward`](Self::forward), but keeps what two [`MemSaveRnn::forward_checkpointed`] keep.
+    /// [`forward`](Self::forward), but keeps what two [`Rnn::forward_checkpointed`] keep.
     ///
     /// # Panics
     ///
@@ -274,7 +271,7 @@ impl MemSaveBiRnn {
         state: Option<RnnState<3>>,
         checkpoint: Option<usize>,
     ) -> (Tensor<3>, RnnState<3>) {
-        let layer = |layer: &MemSaveRnn, index| {
+        let layer = |layer: &Rnn, index| {
             let state = state.as_ref().map(|state| direction(&state.hidden, index));
             // The second one runs backwards whatever it says itself, as in Burn.
             layer.run(

@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor};
 /// [`Linear`](crate::nn::Linear) keep.
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveGateController {
+pub struct GateController {
     /// Represents the affine transformation applied to input vector
     pub input_transform: Linear,
     /// Represents the affine transformation applied to the hidden state
@@ -18,18 +18,18 @@ pub struct MemSaveGateController {
 }
 
 drop_in!(
-    MemSaveGateController = burn::nn::GateController,
-    from_nn_gate_controller = |stock: burn::nn::GateController| MemSaveGateController {
+    GateController = burn::nn::GateController,
+    from_nn_gate_controller = |stock: burn::nn::GateController| GateController {
         input_transform: stock.input_transform.into(),
         hidden_transform: stock.hidden_transform.into(),
     },
-    into_nn_gate_controller = |ours: MemSaveGateController| burn::nn::GateController {
+    into_nn_gate_controller = |ours: GateController| burn::nn::GateController {
         input_transform: ours.input_transform.into(),
         hidden_transform: ours.hidden_transform.into(),
     }
 );
 
-impl MemSaveGateController {
+impl GateController {
     /// Initializes a gate, as [`burn::nn::GateController::new`] does.
     pub fn new(
         d_input: usize,

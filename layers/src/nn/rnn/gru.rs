@@ -1,6 +1,4 @@
 //! Gated recurrent units.
-pub use MemSaveBiGru as BiGru;
-pub use MemSaveGru as Gru;
 
 use super::GateController;
 use super::sequence::{self, Outcome, are_usual, direction, run};
@@ -12,7 +10,7 @@ use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 
-/// Configuration of [`MemSaveGru`]; the same as [`burn::nn::GruConfig`].
+/// Configuration of [`Gru`]; the same as [`burn::nn::GruConfig`].
 #[derive(Config, Debug)]
 pub struct GruConfig {
     /// The size of the input features.
@@ -68,12 +66,12 @@ config_into_stock!(
 
 impl GruConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveGru {
+    pub fn init(&self, device: &Device) -> Gru {
         burn::nn::GruConfig::from(self.clone()).init(device).into()
     }
 }
 
-/// Configuration of [`MemSaveBiGru`]; the same as [`burn::nn::BiGruConfig`].
+/// Configuration of [`BiGru`]; the same as [`burn::nn::BiGruConfig`].
 #[derive(Config, Debug)]
 pub struct BiGruConfig {
     /// The size of the input features.
@@ -118,7 +116,7 @@ config_into_stock!(
 
 impl BiGruConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveBiGru {
+    pub fn init(&self, device: &Device) -> BiGru {
         burn::nn::BiGruConfig::from(self.clone()).init(device).into()
     }
 }
@@ -141,7 +139,7 @@ impl BiGruConfig {
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveGru {
+pub struct Gru {
     /// The update gate controller.
     pub update_gate: GateController,
     /// The reset gate controller.
@@ -160,7 +158,7 @@ pub struct MemSaveGru {
     pub clip: Option<f64>,
 }
 
-drop_in!(MemSaveGru = burn::nn::Gru, from_nn_gru = from_stock, into_nn_gru = into_stock);
+drop_in!(Gru = burn::nn::Gru, from_nn_gru = from_stock, into_nn_gru = into_stock);
 
 macro_rules! convert {
     ($module:expr, $from:path => $into:path) => {{
@@ -187,15 +185,15 @@ macro_rules! convert {
     }};
 }
 
-fn from_stock(stock: burn::nn::Gru) -> MemSaveGru {
-    convert!(stock, burn::nn::Gru => MemSaveGru)
+fn from_stock(stock: burn::nn::Gru) -> Gru {
+    convert!(stock, burn::nn::Gru => Gru)
 }
 
-fn into_stock(ours: MemSaveGru) -> burn::nn::Gru {
-    convert!(ours, MemSaveGru => burn::nn::Gru)
+fn into_stock(ours: Gru) -> burn::nn::Gru {
+    convert!(ours, Gru => burn::nn::Gru)
 }
 
-impl MemSaveGru {
+impl Gru {
     /// Applies the layer to a sequence, from a hidden state or from zeros: the hidden state after every step.
     ///
     /// # Shapes
@@ -253,7 +251,7 @@ impl MemSaveGru {
 
 /// Two gated recurrent units over a sequence, in both directions, their outputs beside each other.
 ///
-/// Keeps for the backward pass what two [`MemSaveGru`] keep.
+/// Keeps for the backward pass what two [`Gru`] keep.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -266,11 +264,11 @@ impl MemSaveGru {
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveBiGru {
+pub struct BiGru {
     /// GRU for the forward direction.
-    pub forward: MemSaveGru,
+    pub forward: Gru,
     /// GRU for the reverse direction.
-    pub reverse: MemSaveGru,
+    pub reverse: Gru,
     /// The size of the hidden state.
     pub d_hidden: usize,
     /// If true, input is `[batch_size, seq_length, input_size]`.
@@ -279,18 +277,18 @@ pub struct MemSaveBiGru {
 }
 
 drop_in!(
-    MemSaveBiGru = burn::nn::BiGru,
+    BiGru = burn::nn::BiGru,
     from_nn_bigru = |stock| {
         let burn::nn::BiGru { forward, reverse, d_hidden, batch_first } = stock;
-        MemSaveBiGru { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
+        BiGru { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
     },
     into_nn_bigru = |ours| {
-        let MemSaveBiGru { forward, reverse, d_hidden, batch_first } = ours;
+        let BiGru { forward, reverse, d_hidden, batch_first } = ours;
         burn::nn::BiGru { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
     }
 );
 
-impl MemSaveBiGru {
+impl BiGru {
     /// Applies the layers to a sequence, from a hidden state per direction or from zeros: the hidden states after every step,
     /// and after the last of either direction.
     ///
@@ -303,7 +301,7 @@ impl MemSaveBiGru {
         self.forward_with(batched_input, state, None)
     }
 
-    /// [`forward`](Self::forward), but keeps what two [`MemSaveGru::forward_checkpointed`] keep.
+    /// [`forward`](Self::forward), but keeps what two [`Gru::forward_checkpointed`] keep.
     ///
     /// # Panics
     ///
@@ -323,7 +321,7 @@ impl MemSaveBiGru {
         state: Option<Tensor<3>>,
         checkpoint: Option<usize>,
     ) -> (Tensor<3>, Tensor<3>) {
-        let layer = |layer: &MemSaveGru, index| {
+        let layer = |layer: &Gru, index| {
             let state = state.as_ref().map(|state| direction(state, index));
             layer.run(&batched_input, state.as_ref(), self.batch_first, index == 1, checkpoint)
         };

@@ -1,9 +1,6 @@
 //! Long short-term memory.
 pub use burn::nn::lstm::*;
 
-pub use MemSaveBiLstm as BiLstm;
-pub use MemSaveLstm as Lstm;
-
 use super::GateController;
 use super::sequence::{self, Outcome, are_usual, direction, run};
 use crate::backend::{Cell, Recurrence};
@@ -14,7 +11,7 @@ use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 
-/// Configuration of [`MemSaveLstm`]; the same as [`burn::nn::LstmConfig`].
+/// Configuration of [`Lstm`]; the same as [`burn::nn::LstmConfig`].
 #[derive(Config, Debug)]
 pub struct LstmConfig {
     /// The size of the input features.
@@ -74,12 +71,12 @@ config_into_stock!(
 
 impl LstmConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveLstm {
+    pub fn init(&self, device: &Device) -> Lstm {
         burn::nn::LstmConfig::from(self.clone()).init(device).into()
     }
 }
 
-/// Configuration of [`MemSaveBiLstm`]; the same as [`burn::nn::BiLstmConfig`].
+/// Configuration of [`BiLstm`]; the same as [`burn::nn::BiLstmConfig`].
 #[derive(Config, Debug)]
 pub struct BiLstmConfig {
     /// The size of the input features.
@@ -128,7 +125,7 @@ config_into_stock!(
 
 impl BiLstmConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveBiLstm {
+    pub fn init(&self, device: &Device) -> BiLstm {
         burn::nn::BiLstmConfig::from(self.clone()).init(device).into()
     }
 }
@@ -154,7 +151,7 @@ impl BiLstmConfig {
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveLstm {
+pub struct Lstm {
     /// The input gate regulates which information to update and store in the cell state at each time step.
     pub input_gate: GateController,
     /// The forget gate is used to control which information to discard or keep in the memory cell at each time step.
@@ -183,7 +180,7 @@ pub struct MemSaveLstm {
     pub hidden_activation: Activation,
 }
 
-drop_in!(MemSaveLstm = burn::nn::Lstm, from_nn_lstm = from_stock, into_nn_lstm = into_stock);
+drop_in!(Lstm = burn::nn::Lstm, from_nn_lstm = from_stock, into_nn_lstm = into_stock);
 
 macro_rules! convert {
     ($module:expr, $from:path => $into:path) => {{
@@ -218,15 +215,15 @@ macro_rules! convert {
     }};
 }
 
-fn from_stock(stock: burn::nn::Lstm) -> MemSaveLstm {
-    convert!(stock, burn::nn::Lstm => MemSaveLstm)
+fn from_stock(stock: burn::nn::Lstm) -> Lstm {
+    convert!(stock, burn::nn::Lstm => Lstm)
 }
 
-fn into_stock(ours: MemSaveLstm) -> burn::nn::Lstm {
-    convert!(ours, MemSaveLstm => burn::nn::Lstm)
+fn into_stock(ours: Lstm) -> burn::nn::Lstm {
+    convert!(ours, Lstm => burn::nn::Lstm)
 }
 
-impl MemSaveLstm {
+impl Lstm {
     /// Applies the layer to a sequence, from a state or from zeros: the hidden state after every step, and the state after the
     /// last.
     ///
@@ -307,7 +304,7 @@ impl MemSaveLstm {
 
 /// Two LSTMs over a sequence, in both directions, their outputs beside each other.
 ///
-/// Keeps for the backward pass what two [`MemSaveLstm`] keep.
+/// Keeps for the backward pass what two [`Lstm`] keep.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -320,11 +317,11 @@ impl MemSaveLstm {
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveBiLstm {
+pub struct BiLstm {
     /// LSTM for the forward direction.
-    pub forward: MemSaveLstm,
+    pub forward: Lstm,
     /// LSTM for the reverse direction.
-    pub reverse: MemSaveLstm,
+    pub reverse: Lstm,
     /// The size of the hidden state.
     pub d_hidden: usize,
     /// If true, input is `[batch_size, seq_length, input_size]`.
@@ -333,18 +330,18 @@ pub struct MemSaveBiLstm {
 }
 
 drop_in!(
-    MemSaveBiLstm = burn::nn::BiLstm,
+    BiLstm = burn::nn::BiLstm,
     from_nn_bilstm = |stock| {
         let burn::nn::BiLstm { forward, reverse, d_hidden, batch_first } = stock;
-        MemSaveBiLstm { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
+        BiLstm { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
     },
     into_nn_bilstm = |ours| {
-        let MemSaveBiLstm { forward, reverse, d_hidden, batch_first } = ours;
+        let BiLstm { forward, reverse, d_hidden, batch_first } = ours;
         burn::nn::BiLstm { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
     }
 );
 
-impl MemSaveBiLstm {
+impl BiLstm {
     /// Applies the layers to a sequence, from a state per direction or from zeros: the hidden states after every step, and the
     /// states after the last of either direction.
     ///
@@ -361,7 +358,7 @@ impl MemSaveBiLstm {
         self.forward_with(batched_input, state, None)
     }
 
-    /// [`forward`](Self::forward), but keeps what two [`MemSaveLstm::forward_checkpointed`] keep.
+    /// [`forward`](Self::forward), but keeps what two [`Lstm::forward_checkpointed`] keep.
     ///
     /// # Panics
     ///
@@ -381,7 +378,7 @@ impl MemSaveBiLstm {
         state: Option<LstmState<3>>,
         checkpoint: Option<usize>,
     ) -> (Tensor<3>, LstmState<3>) {
-        let layer = |layer: &MemSaveLstm, index| {
+        let layer = |layer: &Lstm, index| {
             let of = |state: &LstmState<3>| {
                 LstmState::new(direction(&state.cell, index), direction(&state.hidden, index))
             };

@@ -10,7 +10,7 @@ use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Bool, Device, Tensor};
 
-/// Configuration of [`MemSaveTransformerDecoder`]; the same as [`burn::nn::transformer::TransformerDecoderConfig`].
+/// Configuration of [`TransformerDecoder`]; the same as [`burn::nn::transformer::TransformerDecoderConfig`].
 #[derive(Config, Debug)]
 pub struct TransformerDecoderConfig {
     /// The size of the model.
@@ -76,9 +76,9 @@ config_into_stock!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveTransformerDecoder {
+pub struct TransformerDecoder {
     /// Transformer decoder layers.
-    pub layers: Vec<MemSaveTransformerDecoderLayer>,
+    pub layers: Vec<TransformerDecoderLayer>,
     /// The size of the model.
     pub d_model: usize,
     /// The size of the position-wise feed-forward network.
@@ -96,7 +96,7 @@ pub struct MemSaveTransformerDecoder {
 }
 
 drop_in!(
-    MemSaveTransformerDecoder = burn::nn::transformer::TransformerDecoder,
+    TransformerDecoder = burn::nn::transformer::TransformerDecoder,
     from_nn_transformer_decoder,
     into_nn_transformer_decoder {
         [layers],
@@ -110,7 +110,7 @@ drop_in!(
     }
 );
 
-/// Input of a [`MemSaveTransformerDecoder`].
+/// Input of a [`TransformerDecoder`].
 #[derive(Debug)]
 pub struct TransformerDecoderInput {
     target: Tensor<3>,
@@ -152,12 +152,12 @@ impl TransformerDecoderInput {
 
 impl TransformerDecoderConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveTransformerDecoder {
+    pub fn init(&self, device: &Device) -> TransformerDecoder {
         burn::nn::transformer::TransformerDecoderConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveTransformerDecoder {
+impl TransformerDecoder {
     /// Applies the layers.
     pub fn forward(&self, input: TransformerDecoderInput) -> Tensor<3> {
         self.layers.iter().fold(input, |input, layer| layer.run(input, None)).target
@@ -185,10 +185,11 @@ impl MemSaveTransformerDecoder {
     }
 }
 
-/// Layer of a [`MemSaveTransformerDecoder`]: attention to the target, to the memory, and a feed-forward network, each with a
+/// Layer of a [`TransformerDecoder`]: attention to the target, to the memory, and a feed-forward network, each with a
 /// norm and a residual path.
 #[derive(Module, Debug)]
-pub struct MemSaveTransformerDecoderLayer {
+#[module(custom_display)]
+pub struct TransformerDecoderLayer {
     /// Cross-attention module.
     pub cross_attn: MultiHeadAttention,
     /// Self-attention module.
@@ -207,12 +208,13 @@ pub struct MemSaveTransformerDecoderLayer {
     pub norm_first: bool,
 }
 
-drop_in!(@conversions MemSaveTransformerDecoderLayer = burn::nn::transformer::TransformerDecoderLayer,
+drop_in!(@conversions TransformerDecoderLayer = burn::nn::transformer::TransformerDecoderLayer,
     from_nn_transformer_decoder_layer,
     into_nn_transformer_decoder_layer { cross_attn, self_attn, pwff, norm_1, norm_2, norm_3, dropout, norm_first }
 );
+drop_in!(@display TransformerDecoderLayer);
 
-impl MemSaveTransformerDecoderLayer {
+impl TransformerDecoderLayer {
     /// A layer of the decoder that the config describes.
     pub fn new(config: &TransformerDecoderConfig, device: &Device) -> Self {
         let attention = MultiHeadAttentionConfig::new(config.d_model, config.n_heads)
@@ -296,7 +298,7 @@ impl MemSaveTransformerDecoderLayer {
     }
 }
 
-/// Cache of a [`MemSaveTransformerDecoderLayer`], for inference token by token.
+/// Cache of a [`TransformerDecoderLayer`], for inference token by token.
 pub struct TransformerDecoderLayerAutoregressiveCache {
     /// Cross-attention cache.
     pub cross_attn: MhaCache,
@@ -326,7 +328,7 @@ impl TransformerDecoderLayerAutoregressiveCache {
     }
 }
 
-/// Cache of a [`MemSaveTransformerDecoder`], for inference token by token.
+/// Cache of a [`TransformerDecoder`], for inference token by token.
 pub struct TransformerDecoderAutoregressiveCache {
     layers: Vec<TransformerDecoderLayerAutoregressiveCache>,
 }

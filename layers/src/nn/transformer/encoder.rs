@@ -9,7 +9,7 @@ use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Bool, Device, Tensor};
 
-/// Configuration of [`MemSaveTransformerEncoder`]; the same as [`burn::nn::transformer::TransformerEncoderConfig`].
+/// Configuration of [`TransformerEncoder`]; the same as [`burn::nn::transformer::TransformerEncoderConfig`].
 #[derive(Config, Debug)]
 pub struct TransformerEncoderConfig {
     /// The size of the model.
@@ -75,9 +75,9 @@ config_into_stock!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSaveTransformerEncoder {
+pub struct TransformerEncoder {
     /// The transformer encoder layers.
-    pub layers: Vec<MemSaveTransformerEncoderLayer>,
+    pub layers: Vec<TransformerEncoderLayer>,
     /// The size of the model.
     pub d_model: usize,
     /// The size of the position-wise feed-forward network.
@@ -95,7 +95,7 @@ pub struct MemSaveTransformerEncoder {
 }
 
 drop_in!(
-    MemSaveTransformerEncoder = burn::nn::transformer::TransformerEncoder,
+    TransformerEncoder = burn::nn::transformer::TransformerEncoder,
     from_nn_transformer_encoder,
     into_nn_transformer_encoder {
         [layers],
@@ -109,7 +109,7 @@ drop_in!(
     }
 );
 
-/// Input of a [`MemSaveTransformerEncoder`].
+/// Input of a [`TransformerEncoder`].
 #[derive(Debug)]
 pub struct TransformerEncoderInput {
     tensor: Tensor<3>,
@@ -153,12 +153,12 @@ impl TransformerEncoderInput {
 
 impl TransformerEncoderConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSaveTransformerEncoder {
+    pub fn init(&self, device: &Device) -> TransformerEncoder {
         burn::nn::transformer::TransformerEncoderConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSaveTransformerEncoder {
+impl TransformerEncoder {
     /// Applies the layers.
     ///
     /// # Shapes
@@ -198,9 +198,10 @@ impl MemSaveTransformerEncoder {
     }
 }
 
-/// Layer of a [`MemSaveTransformerEncoder`]: attention and a feed-forward network, each with a norm and a residual path.
+/// Layer of a [`TransformerEncoder`]: attention and a feed-forward network, each with a norm and a residual path.
 #[derive(Module, Debug)]
-pub struct MemSaveTransformerEncoderLayer {
+#[module(custom_display)]
+pub struct TransformerEncoderLayer {
     /// Multi-head self-attention sub-layer.
     pub mha: MultiHeadAttention,
     /// Position-wise feed-forward sub-layer.
@@ -216,12 +217,13 @@ pub struct MemSaveTransformerEncoderLayer {
     pub norm_first: bool,
 }
 
-drop_in!(@conversions MemSaveTransformerEncoderLayer = burn::nn::transformer::TransformerEncoderLayer,
+drop_in!(@conversions TransformerEncoderLayer = burn::nn::transformer::TransformerEncoderLayer,
     from_nn_transformer_encoder_layer,
     into_nn_transformer_encoder_layer { mha, pwff, norm_1, norm_2, dropout, norm_first }
 );
+drop_in!(@display TransformerEncoderLayer);
 
-impl MemSaveTransformerEncoderLayer {
+impl TransformerEncoderLayer {
     /// A layer of the encoder that the config describes.
     pub fn new(config: &TransformerEncoderConfig, device: &Device) -> Self {
         let norm = LayerNormConfig::new(config.d_model).with_epsilon(config.layer_norm_eps);
@@ -302,7 +304,7 @@ impl MemSaveTransformerEncoderLayer {
     }
 }
 
-/// Cache of a [`MemSaveTransformerEncoderLayer`], for inference token by token.
+/// Cache of a [`TransformerEncoderLayer`], for inference token by token.
 pub struct TransformerEncoderLayerAutoregressiveCache {
     /// Multi-head attention cache.
     pub mha: MhaCache,
@@ -326,7 +328,7 @@ impl TransformerEncoderLayerAutoregressiveCache {
     }
 }
 
-/// Cache of a [`MemSaveTransformerEncoder`], for inference token by token.
+/// Cache of a [`TransformerEncoder`], for inference token by token.
 pub struct TransformerEncoderAutoregressiveCache {
     layers: Vec<TransformerEncoderLayerAutoregressiveCache>,
 }

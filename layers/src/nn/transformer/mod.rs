@@ -5,18 +5,18 @@ mod encoder;
 mod pwff;
 
 pub use decoder::{
-    MemSaveTransformerDecoder, MemSaveTransformerDecoder as TransformerDecoder,
-    MemSaveTransformerDecoderLayer, MemSaveTransformerDecoderLayer as TransformerDecoderLayer,
+    TransformerDecoder, TransformerDecoder as MemSaveTransformerDecoder,
     TransformerDecoderAutoregressiveCache, TransformerDecoderConfig, TransformerDecoderInput,
+    TransformerDecoderLayer, TransformerDecoderLayer as MemSaveTransformerDecoderLayer,
     TransformerDecoderLayerAutoregressiveCache,
 };
 pub use encoder::{
-    MemSaveTransformerEncoder, MemSaveTransformerEncoder as TransformerEncoder,
-    MemSaveTransformerEncoderLayer, MemSaveTransformerEncoderLayer as TransformerEncoderLayer,
+    TransformerEncoder, TransformerEncoder as MemSaveTransformerEncoder,
     TransformerEncoderAutoregressiveCache, TransformerEncoderConfig, TransformerEncoderInput,
+    TransformerEncoderLayer, TransformerEncoderLayer as MemSaveTransformerEncoderLayer,
     TransformerEncoderLayerAutoregressiveCache,
 };
 pub use pwff::{
-    MemSavePositionWiseFeedForward, MemSavePositionWiseFeedForward as PositionWiseFeedForward,
+    PositionWiseFeedForward, PositionWiseFeedForward as MemSavePositionWiseFeedForward,
     PositionWiseFeedForwardConfig,
 };

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`MemSavePositionWiseFeedForward`]; the same as [`burn::nn::transformer::PositionWiseFeedForwardConfig`].
+/// Configuration of [`PositionWiseFeedForward`]; the same as [`burn::nn::transformer::PositionWiseFeedForwardConfig`].
 #[derive(Config, Debug)]
 pub struct PositionWiseFeedForwardConfig {
     /// The size of the input and output features.
@@ -54,7 +54,7 @@ config_into_stock!(
 /// ```
 #[derive(Module, Debug)]
 #[module(custom_display)]
-pub struct MemSavePositionWiseFeedForward {
+pub struct PositionWiseFeedForward {
     /// Linear layer with `d_model` input features and `d_ff` output features.
     pub linear_inner: Linear,
     /// Linear layer with `d_ff` input features and `d_model` output features.
@@ -67,19 +67,19 @@ pub struct MemSavePositionWiseFeedForward {
 }
 
 drop_in!(
-    MemSavePositionWiseFeedForward = burn::nn::transformer::PositionWiseFeedForward,
+    PositionWiseFeedForward = burn::nn::transformer::PositionWiseFeedForward,
     from_nn_position_wise_feed_forward,
     into_nn_position_wise_feed_forward { linear_inner, linear_outer, dropout, activation }
 );
 
 impl PositionWiseFeedForwardConfig {
     /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MemSavePositionWiseFeedForward {
+    pub fn init(&self, device: &Device) -> PositionWiseFeedForward {
         burn::nn::transformer::PositionWiseFeedForwardConfig::from(self.clone()).init(device).into()
     }
 }
 
-impl MemSavePositionWiseFeedForward {
+impl PositionWiseFeedForward {
     /// Applies the layer.
     ///
     /// # Shapes

@@ -1,0 +1,391 @@
+//! Frozen weights that live elsewhere, in a file for example, until an operation reads them.
+//!
+//! A [`FrozenWeight`] is read whenever its parameter is used, and dropped behind the operation. It is attached to a parameter of
+//! any module, Burn's or this library's, as a [`LazyWeight`]. The layers of this library read it again in the backward pass,
+//! too, where a stock layer keeps the tensor; embeddings read only the rows that are asked for.
+//!
+//! `burn_memsave::lazy` reads from files, with a cache.
+//!
+//! ```
+//! use burn::module::{Module, Param, Reparameterizer};
+//! use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+//! use burn_memsave_layers::frozen::{FrozenWeight, LazyWeight};
+//! use burn_memsave_layers::nn::LinearConfig;
+//! use std::sync::Arc;
+//!
+//! #[derive(Debug)]
+//! struct Ones(Shape);
+//! impl FrozenWeight for Ones {
+//!     fn shape(&self) -> Shape {
+//!         self.0.clone()
+//!     }
+//!     fn dtype(&self) -> DType {
+//!         DType::F32
+//!     }
+//!     fn read(&self) -> TensorData {
+//!         TensorData::ones::<f32, _>(self.0.clone())
+//!     }
+//! }
+//!
+//! struct AllOnes;
+//! impl Reparameterizer for AllOnes {
+//!     type Reparam = LazyWeight;
+//!     fn reparameterize<const D: usize>(
+//!         &mut self,
+//!         _path: &str,
+//!         param: Param<Tensor<D>>,
+//!     ) -> (Param<Tensor<D>>, Option<LazyWeight>) {
+//!         if D == 1 {
+//!             return (param, None);
+//!         }
+//!         let weight = Arc::new(Ones(param.lazy_shape()));
+//!         let (param, lazy) = LazyWeight::attach(param, weight);
+//!         (param, Some(lazy))
+//!     }
+//! }
+//!
+//! let device = Device::flex();
+//! let linear = LinearConfig::new(4, 8).with_bias(false).init(&device).apply_reparameterization(AllOnes);
+//! let y = linear.forward(Tensor::<2>::ones([1, 4], &device));
+//! y.into_data().assert_eq(&TensorData::new(vec![4.0f32; 8], [1, 8]), true);
+//! ```
+use crate::ops::node_id;
+#[cfg(feature = "ndarray")]
+use burn::backend::DispatchDevice;
+use burn::backend::autodiff::NodeId;
+use burn::module::{
+    Content, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
+    ParamId, ParamMapper, Reparameterization,
+};
+use burn::tensor::{Bytes, DType, Device, Int, Shape, Tensor, TensorData};
+use core::any::Any;
+use core::cell::RefCell;
+use core::fmt::Debug;
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock, Weak};
+
+/// A weight that can be read again and again, always the same.
+pub trait FrozenWeight: Debug + Send + Sync {
+    /// Its shape.
+    fn shape(&self) -> Shape;
+
+    /// The dtype in which it is read.
+    fn dtype(&self) -> DType;
+
+    /// Reads it.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it cannot be read any more: a forward pass has no other way to fail.
+    fn read(&self) -> TensorData;
+
+    /// Reads the rows (entries of the first axis) of these indices, in their order.
+    ///
+    /// # Panics
+    ///
+    /// As [`read`](Self::read), and for an index beyond the last row.
+    fn read_rows(&self, rows: &[usize]) -> TensorData {
+        let (table, mut shape) = (self.read(), self.shape());
+        let size = table.bytes().len() / shape[0].max(1);
+        let bytes: Vec<u8> =
+            rows.iter().flat_map(|row| &table.bytes()[row * size..][..size]).copied().collect();
+        shape[0] = rows.len();
+        TensorData::from_bytes(Bytes::from_bytes_vec(bytes), shape, self.dtype())
+    }
+}
+
+/// The reparameterization of a parameter whose value is a [`FrozenWeight`].
+///
+/// The parameter itself holds a stand-in of the right shape that takes no memory. It is frozen: a use of it while it requires a
+/// gradient panics. [`Module::apply_lora`] on a device with autodiff attaches its adapter on
+/// top, under the path it has on any other weight (`linear.weight.lora.a`). Records hold the weight; a weight that a record
+/// brings replaces the lazy one. Other mappers of values (`cast`, `quantize_weights`) want `materialize` before.
+#[derive(Clone, Debug)]
+pub struct LazyWeight {
+    weight: Arc<dyn FrozenWeight>,
+    adapter: Option<LoraAdapter>,
+    /// What the module does to a weight of a record: a `ParamMapper<Tensor<D>>`, if it does anything.
+    mapper: Option<Arc<dyn Any + Send + Sync>>,
+    id: ParamId,
+    device: Device,
+    /// Whether the parameter holds something else than its stand-in by now.
+    replaced: OnceLock<bool>,
+}
+
+/// What Burn calls the container of a reparameterization.
+const CONTAINER: &str = "Reparameterization";
+
+impl LazyWeight {
+    /// Gives a parameter this weight, without initializing it: the parameter with a stand-in, and what makes it lazy.
+    ///
+    /// The weight has the shape that a record of the parameter has.
+    pub fn attach<const D: usize>(
+        param: Param<Tensor<D>>,
+        weight: Arc<dyn FrozenWeight>,
+    ) -> (Param<Tensor<D>>, Self) {
+        let (id, device) = (param.id, param.lazy_device());
+        let param = param.set_require_grad(false).transform_for_load(stand_in(&*weight, &device), id);
+        let (_, _, mapper) = param.clone().consume();
+        // The mapper does not say whether it does anything, but shows it (burn-core 0.22).
+        let maps = !format!("{mapper:?}").contains("load: false");
+        let mapper = maps.then(|| Arc::new(mapper) as Arc<dyn Any + Send + Sync>);
+        let saved = weight.clone();
+        let param = param.save_mapper(move |stand_in| match is_stand_in(&stand_in) {
+            true => dense(&*saved, &stand_in.device()),
+            false => stand_in,
+        });
+        (param, Self { weight, adapter: None, mapper, id, device, replaced: OnceLock::new() })
+    }
+
+    /// The weight.
+    pub fn weight(&self) -> &Arc<dyn FrozenWeight> {
+        &self.weight
+    }
+
+    /// The low-rank adapter on the weight, if there is one.
+    pub fn adapter(&self) -> Option<&LoraAdapter> {
+        self.adapter.as_ref()
+    }
+
+    /// The weight without its adapter, now, in the place of its stand-in `base`.
+    pub(crate) fn read<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        if self.is_replaced(&base) {
+            return base;
+        }
+        let weight = dense(&*self.weight, &base.device());
+        match self.mapper.as_ref().and_then(|mapper| mapper.downcast_ref::<ParamMapper<Tensor<D>>>()) {
+            Some(mapper) => mapper.on_load(weight),
+            None => {
+                if let Some(node) = node_id(weight.clone()) {
+                    remember(node, &self.weight);
+                }
+                weight
+            }
+        }
+    }
+
+    /// The rows `[batch, length, row]` of the indices `[batch, length]`.
+    fn read_rows(&self, base: Tensor<2>, indices: Tensor<2, Int>) -> Tensor<3> {
+        let ([batch, length], device) = (indices.dims(), base.device());
+        if self.mapper.is_some() || self.is_replaced(&base) || batch * length == 0 {
+            return crate::functional::embedding(self.read(base), indices);
+        }
+        let [_, width] = base.dims();
+        let indices = indices.into_data().convert::<i64>();
+        let rows = indices.iter::<i64>().map(|row| usize::try_from(row).unwrap_or(usize::MAX));
+        let rows = self.weight.read_rows(&rows.collect::<Vec<_>>());
+        Tensor::<2>::from_data(rows, (&device, self.weight.dtype())).reshape([batch, length, width])
+    }
+
+    fn is_replaced<const D: usize>(&self, base: &Tensor<D>) -> bool {
+        *self.replaced.get_or_init(|| {
+            assert!(
+                base.dtype() == self.weight.dtype(),
+                "a lazy weight {:?} of {:?} cannot become {:?}: `materialize` the module before",
+                self.weight.shape(),
+                self.weight.dtype(),
+                base.dtype(),
+            );
+            let replaced = !is_stand_in(base);
+            assert!(
+                replaced || !base.is_require_grad(),
+                "a lazy weight {:?} is frozen: `materialize` the module to train it, or leave it out of `unfreeze`",
+                self.weight.shape(),
+            );
+            replaced
+        })
+    }
+
+    /// Lets a mapper attach an adapter, which it can do to a parameter only.
+    fn offer<M: ModuleMapper>(&mut self, mapper: &mut M) {
+        match self.weight.shape().num_dims() {
+            2 => self.offer_of_rank::<2, _>(mapper),
+            3 => self.offer_of_rank::<3, _>(mapper),
+            4 => self.offer_of_rank::<4, _>(mapper),
+            5 => self.offer_of_rank::<5, _>(mapper),
+            _ => (),
+        }
+    }
+
+    fn offer_of_rank<const D: usize, M: ModuleMapper>(&mut self, mapper: &mut M) {
+        let weight = self.weight.clone();
+        let mut like: Option<Tensor<D>> = None;
+        if let Some(mapper) = self.mapper.as_ref().and_then(|m| m.downcast_ref::<ParamMapper<Tensor<D>>>()) {
+            like = Some(mapper.on_load(stand_in(&*weight, &self.device)));
+        }
+        let shape = like.as_ref().map_or_else(|| self.weight.shape(), |like| like.shape());
+        let init = move |device: &Device, _| like.unwrap_or_else(|| stand_in(&*weight, device));
+        let param = Param::uninitialized(self.id, init, self.device.clone(), false, shape);
+        self.adapter = mapper.map_float(param).reparameterization::<LoraAdapter>().cloned();
+    }
+}
+
+impl Reparameterization for LazyWeight {
+    const NAME: &'static str = "lazy";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let weight = self.read(base);
+        match &self.adapter {
+            Some(adapter) => adapter.apply(weight),
+            None => weight,
+        }
+    }
+}
+
+impl Module for LazyWeight {
+    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+        self.adapter.collect_devices(devices)
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        let (adapter, device) = (self.adapter.fork(device), device.clone());
+        Self { adapter, device, ..self }
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        let (adapter, device) = (self.adapter.to_device(device), device.clone());
+        Self { adapter, device, ..self }
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        if let Some(adapter) = &self.adapter {
+            // As if it were the only reparameterization.
+            visitor.exit_module(Self::NAME, CONTAINER);
+            visitor.enter_module(LoraAdapter::NAME, CONTAINER);
+            adapter.visit(visitor);
+            visitor.exit_module(LoraAdapter::NAME, CONTAINER);
+            visitor.enter_module(Self::NAME, CONTAINER);
+        }
+    }
+
+    fn map<M: ModuleMapper>(mut self, mapper: &mut M) -> Self {
+        self.replaced = OnceLock::new();
+        mapper.exit_module(Self::NAME, CONTAINER);
+        match self.adapter.take() {
+            Some(adapter) => {
+                mapper.enter_module(LoraAdapter::NAME, CONTAINER);
+                self.adapter = Some(adapter.map(mapper));
+                mapper.exit_module(LoraAdapter::NAME, CONTAINER);
+            }
+            None if self.device.is_autodiff() => self.offer(mapper),
+            None => (),
+        }
+        mapper.enter_module(Self::NAME, CONTAINER);
+        self
+    }
+
+    fn valid(&self) -> Self {
+        let (adapter, device) = (self.adapter.valid(), self.device.clone().inner());
+        Self { adapter, device, ..self.clone() }
+    }
+
+    fn train(self) -> Self {
+        let (adapter, device) = (self.adapter.train(), self.device.clone().autodiff());
+        Self { adapter, device, ..self }
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+}
+
+impl ModuleDisplayDefault for LazyWeight {
+    fn content(&self, content: Content) -> Option<Content> {
+        content.add("adapter", &self.adapter).optional()
+    }
+}
+
+impl ModuleDisplay for LazyWeight {}
+
+/// The weight of a parameter without its low-rank adapter, and the adapter.
+pub(crate) fn weight_and_adapter<const D: usize>(
+    param: &Param<Tensor<D>>,
+) -> (Tensor<D>, Option<&LoraAdapter>) {
+    if let Some(lazy) = param.reparameterization::<LazyWeight>() {
+        return (lazy.read(param.base()), lazy.adapter());
+    }
+    match param.reparameterization::<LoraAdapter>() {
+        Some(adapter) => (param.base(), Some(adapter)),
+        None => (param.val(), None),
+    }
+}
+
+/// Rows of a lazy table without its low-rank adapter, and the adapter; nothing if the table is not lazy.
+pub(crate) fn rows_and_adapter<'a>(
+    param: &'a Param<Tensor<2>>,
+    indices: &Tensor<2, Int>,
+) -> Option<(Tensor<3>, Option<&'a LoraAdapter>)> {
+    let lazy = param.reparameterization::<LazyWeight>()?;
+    Some((lazy.read_rows(param.base(), indices.clone()), lazy.adapter()))
+}
+
+fn dense<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> Tensor<D> {
+    Tensor::from_data(weight.read(), (device, weight.dtype()))
+}
+
+/// A tensor of the shape and dtype of a weight that takes no memory, and begins with what no weight begins with.
+fn stand_in<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> Tensor<D> {
+    let (shape, options) = (weight.shape(), (device, weight.dtype()));
+    #[cfg(feature = "ndarray")]
+    if let DispatchDevice::NdArray(_) = device.clone().inner().as_dispatch() {
+        let bytes = untouched::bytes(shape.num_elements() * weight.dtype().size());
+        return Tensor::from_data(TensorData::from_bytes(bytes, shape, weight.dtype()), options);
+    }
+    Tensor::<D>::full([1; D], f32::NAN, options).expand(shape)
+}
+
+/// Memory that nobody touches, for NdArray, whose tensors cannot have strides of zero.
+#[cfg(feature = "ndarray")]
+mod untouched {
+    use burn::tensor::{AllocationProperty, Bytes};
+    use std::sync::{Mutex, PoisonError};
+
+    /// The largest mapping so far; all stand-ins share its address range.
+    static MAPPED: Mutex<bytes::Bytes> = Mutex::new(bytes::Bytes::new());
+
+    /// So many bytes, of which only the first page exists. They begin with a NaN, whatever the dtype.
+    pub(super) fn bytes(len: usize) -> Bytes {
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner); // always whole
+        if mapped.len() < len {
+            *mapped = map(len);
+        }
+        Bytes::from_shared(mapped.slice(..len), AllocationProperty::Other)
+    }
+
+    fn map(len: usize) -> bytes::Bytes {
+        const NAN: [u8; 8] = [0xff; 8];
+        let Ok(mut map) = memmap2::MmapMut::map_anon(len.max(NAN.len())) else {
+            return bytes::Bytes::from([&NAN[..], &vec![0; len.saturating_sub(NAN.len())]].concat());
+        };
+        map[..NAN.len()].copy_from_slice(&NAN);
+        bytes::Bytes::from_owner(map)
+    }
+}
+
+fn is_stand_in<const D: usize>(base: &Tensor<D>) -> bool {
+    let first = base.clone().slice(core::array::from_fn::<_, D, _>(|_| 0..1)).into_data().convert::<f32>();
+    first.iter::<f32>().all(f32::is_nan)
+}
+
+/// So many reads are remembered: more than lie between any read and its use.
+const REMEMBERED: usize = 256;
+
+thread_local! {
+    /// Which weight was read into which node. A layer reads its weights, and uses them: what lies further back is not asked for
+    /// any more.
+    static READ: RefCell<VecDeque<(NodeId, Weak<dyn FrozenWeight>)>> = RefCell::default();
+}
+
+fn remember(node: NodeId, weight: &Arc<dyn FrozenWeight>) {
+    READ.with_borrow_mut(|read| {
+        if read.len() == REMEMBERED {
+            read.pop_front();
+        }
+        read.push_back((node, Arc::downgrade(weight)));
+    });
+}
+
+/// The weight that was read into a node.
+pub(crate) fn read_into(node: NodeId) -> Option<Arc<dyn FrozenWeight>> {
+    READ.with_borrow(|read| read.iter().rev().find(|(of, _)| *of == node)?.1.upgrade())
+}

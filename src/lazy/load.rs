@@ -1,0 +1,434 @@
+use super::cache::{Cache, Settings, Weight};
+use super::report::{LazyReport, ReportedParameter};
+use super::source::Entry;
+use super::{LazyError, LazyOptions, WeightFile};
+use burn::module::{
+    Module, ModuleMapper, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer,
+};
+use burn::tensor::{
+    AllocationProperty, Bool, Bytes, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic,
+};
+use burn_memsave_layers::frozen::{FrozenWeight, LazyWeight};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// Loading of a module, Burn's or this library's, whose weights stay in their file.
+pub trait LazyLoad: Module {
+    /// Makes parameters lazy: they are read from the file when their layer runs, and the others now. A module that was just
+    /// initialized is never allocated: its parameters are not initialized before they are used.
+    ///
+    /// Lazy parameters are frozen. In training, layers of this library read them again in the backward pass, where stock layers
+    /// keep them; see [`LazyReport::held`].
+    ///
+    /// ```
+    /// use burn::module::Module;
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
+    /// use burn_memsave::nn::LinearConfig;
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("model.bpk");
+    /// let (device, config) = (Device::flex(), LinearConfig::new(256, 256));
+    /// let eager = config.init(&device);
+    /// eager.clone().save_file(&path)?;
+    ///
+    /// let file = WeightFile::open(&path)?;
+    /// let (lazy, report) = config.init(&device).lazy_load(&file, &LazyOptions::new())?;
+    /// assert_eq!((report.lazy_bytes(), report.resident_bytes()), (256 * 256 * 4, 256 * 4));
+    ///
+    /// let x = Tensor::<2>::ones([1, 256], &device);
+    /// lazy.forward(x.clone()).into_data().assert_eq(&eager.forward(x).into_data(), true);
+    /// println!("{report}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file has no tensor for a parameter, or one of another shape or kind; if a parameter has a
+    /// reparameterization (attach adapters afterwards); and if a tensor that is read now cannot be read.
+    fn lazy_load(self, file: &WeightFile, options: &LazyOptions) -> Result<(Self, LazyReport), LazyError> {
+        let mut targets = Targets::default();
+        self.visit(&mut targets);
+        let plan = Plan::new(targets, file, options)?;
+        let (cache, unused, partial) = (plan.cache(options), plan.unused(file), plan.missing.clone());
+
+        let mut attach = Attach { cache: cache.clone(), plan: &plan, error: None };
+        let module = self.apply_reparameterization(&mut attach);
+        let mut rest = Rest { path: vec![], plan: &plan, lazy: is_lazy(&module), error: attach.error };
+        let module = module.map(&mut rest);
+        if let Some(error) = rest.error {
+            return Err(error);
+        }
+        let lazy = is_lazy(&module);
+        let (lazy, resident) = plan.reported().partition(|parameter| lazy.contains(&parameter.path));
+        Ok((module, LazyReport::new(cache, lazy, resident, partial, unused)))
+    }
+}
+
+impl<M: Module> LazyLoad for M {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Float,
+    Int,
+    Bool,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Float => "float",
+            Self::Int => "int",
+            Self::Bool => "bool",
+        }
+    }
+
+    fn accepts(self, dtype: DType) -> bool {
+        match self {
+            Self::Float => dtype.is_float() || matches!(dtype, DType::QFloat(_)),
+            Self::Int => dtype.is_int() || dtype.is_uint(),
+            Self::Bool => dtype.is_bool() || matches!(dtype, DType::U8 | DType::U32),
+        }
+    }
+}
+
+/// A parameter of the module.
+pub(super) struct Target {
+    pub path: String,
+    /// Without the names of variants of enums, of which other frameworks know nothing.
+    pub short_path: String,
+    /// What it is in, outermost first, such as `Struct:Linear`.
+    pub containers: Vec<String>,
+    kind: Kind,
+    shape: Shape,
+    rank: usize,
+    reparameterized: bool,
+}
+
+/// Collects the parameters of a module, without initializing them.
+#[derive(Default)]
+pub(super) struct Targets {
+    names: Vec<String>,
+    containers: Vec<String>,
+    pub targets: Vec<Target>,
+}
+
+impl Targets {
+    fn add(&mut self, kind: Kind, shape: Shape, rank: usize) {
+        let (names, containers) = (&self.names, &self.containers);
+        let no_variant =
+            names.iter().zip(containers).filter(|(_, container)| !container.starts_with("Enum:"));
+        let short_path = no_variant.map(|(name, _)| &name[..]).collect::<Vec<_>>().join(".");
+        let (path, containers) = (names.join("."), containers.clone());
+        self.targets.push(Target { path, short_path, containers, kind, shape, rank, reparameterized: false });
+    }
+}
+
+const REPARAMETERIZATION: &str = "Reparameterization";
+
+impl ModuleVisitor for Targets {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        if container_type == REPARAMETERIZATION
+            && let Some(target) = self.targets.last_mut()
+        {
+            target.reparameterized = true;
+        }
+        self.names.push(name.into());
+        self.containers.push(container_type.into());
+    }
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.names.pop();
+        self.containers.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.add(Kind::Float, param.lazy_shape(), D);
+    }
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(Kind::Int, param.lazy_shape(), D);
+    }
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add(Kind::Bool, param.lazy_shape(), D);
+    }
+}
+
+/// What is to be done with a parameter.
+struct Planned {
+    path: String,
+    /// The name of its tensor.
+    name: String,
+    /// The type of the module it is in.
+    module: String,
+    entry: Entry,
+    dtype: DType,
+    /// Its number in the cache, if it is to be lazy.
+    index: Option<usize>,
+}
+
+struct Plan {
+    planned: Vec<Planned>,
+    by_path: HashMap<String, usize>,
+    missing: Vec<String>,
+}
+
+impl Plan {
+    fn new(targets: Targets, file: &WeightFile, options: &LazyOptions) -> Result<Self, LazyError> {
+        let choice = options.choice()?;
+        let mut plan = Self { planned: vec![], by_path: HashMap::new(), missing: vec![] };
+        let mut count = 0;
+        for target in targets.targets {
+            let Target { path, short_path, containers, kind, shape, rank, reparameterized } = target;
+            if reparameterized {
+                return Err(LazyError::Reparameterized { parameter: path });
+            }
+            let Some((name, entry)) = file.find(&[path.clone(), short_path], &containers) else {
+                match options.partial {
+                    true => plan.missing.push(path),
+                    false => return Err(file.missing(path)),
+                }
+                continue;
+            };
+            let (stored, found) = (entry.tensor.dtype, entry.tensor.shape.clone());
+            let (parameter, file, tensor) = (path.clone(), entry.file.clone(), name.clone());
+            if !kind.accepts(stored) {
+                return Err(LazyError::DType { file, tensor, parameter, kind: kind.name(), found: stored });
+            }
+            if found != shape {
+                let [expected, found] = [shape, found].map(|shape| shape.to_vec().into_boxed_slice());
+                return Err(LazyError::Shape { file, tensor, parameter, expected, found });
+            }
+            let module = containers.iter().rev().find_map(|container| container.split_once(':'));
+            let module = module.map_or("", |(_, module)| module).to_owned();
+            let dtype = match kind {
+                Kind::Float => entry.float().map_or(stored, |float| options.dtype.unwrap_or(float)),
+                _ => stored,
+            };
+            let lazy = kind == Kind::Float
+                && dtype.is_float()
+                && rank > 1
+                && found.num_elements() > 1
+                && entry.len_as(dtype) >= options.min_bytes
+                && choice.matches(&path, &module);
+            let index = lazy.then_some(count);
+            count += usize::from(lazy);
+            plan.by_path.insert(path.clone(), plan.planned.len());
+            plan.planned.push(Planned { path, name, module, entry, dtype, index });
+        }
+        Ok(plan)
+    }
+
+    fn get(&self, path: &str) -> Option<&Planned> {
+        self.by_path.get(path).map(|&index| &self.planned[index])
+    }
+
+    fn cache(&self, options: &LazyOptions) -> Arc<Cache> {
+        let lazy = self.planned.iter().filter(|planned| planned.index.is_some());
+        let weights: Vec<_> = lazy
+            .map(|planned| Weight {
+                path: planned.path.clone(),
+                entry: planned.entry.clone(),
+                dtype: planned.dtype,
+                by_rows: planned.module == "Embedding",
+            })
+            .collect();
+        let largest = weights.iter().filter(|weight| !weight.by_rows).map(Weight::len).max().unwrap_or(0);
+        let budget = options.budget.map_or(2 * largest, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        let (mode, on_progress) = (options.mode, options.on_progress.clone());
+        let settings = Settings { budget, prefetch: options.prefetch, mode, on_progress };
+        Arc::new(Cache::new(weights, settings))
+    }
+
+    fn unused(&self, file: &WeightFile) -> Vec<String> {
+        let used: BTreeSet<_> = self.planned.iter().map(|planned| &planned.name[..]).collect();
+        file.tensors().map(|tensor| tensor.name.to_owned()).filter(|name| !used.contains(&name[..])).collect()
+    }
+
+    fn reported(&self) -> impl Iterator<Item = ReportedParameter> + '_ {
+        self.planned.iter().map(|planned| ReportedParameter {
+            path: planned.path.clone(),
+            module: planned.module.clone(),
+            tensor: planned.name.clone(),
+            shape: planned.entry.tensor.shape.clone(),
+            stored: planned.entry.tensor.dtype,
+            dtype: planned.dtype,
+            bytes: planned.entry.len_as(planned.dtype) as u64,
+        })
+    }
+}
+
+impl Planned {
+    /// The parameter with its tensor, read now.
+    fn load<const D: usize, K: Basic>(
+        &self,
+        device: &Device,
+    ) -> Result<(Tensor<D, K>, Option<ParamId>), LazyError> {
+        let Self { entry, dtype, .. } = self;
+        let mut words = vec![0u64; entry.len_as(*dtype).div_ceil(size_of::<u64>())];
+        let bytes = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..entry.len_as(*dtype)];
+        entry.read_as(*dtype, bytes)?;
+        let data =
+            TensorData::from_bytes(of_words(words, entry.len_as(*dtype)), entry.tensor.shape.clone(), *dtype);
+        Ok((Tensor::from_data(data, (device, *dtype)), entry.tensor.param_id.map(ParamId::from)))
+    }
+}
+
+/// The first bytes of words.
+fn of_words(words: Vec<u64>, len: usize) -> Bytes {
+    let bytes = Bytes::from_elems(words);
+    match bytes.len() == len {
+        true => bytes,
+        false => Bytes::from_bytes_vec(bytes[..len].to_vec()),
+    }
+}
+
+/// Gives the parameters their lazy weights, or their tensors.
+struct Attach<'a> {
+    cache: Arc<Cache>,
+    plan: &'a Plan,
+    error: Option<LazyError>,
+}
+
+impl Reparameterizer for &mut Attach<'_> {
+    type Reparam = LazyWeight;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        mut param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<LazyWeight>) {
+        let Some(planned) = self.plan.get(path).filter(|_| self.error.is_none()) else {
+            return (param, None);
+        };
+        if let Some(index) = planned.index {
+            if let Some(id) = planned.entry.tensor.param_id {
+                param.id = ParamId::from(id);
+            }
+            let weight = FileWeight { cache: self.cache.clone(), index };
+            let (param, lazy) = LazyWeight::attach(param, Arc::new(weight));
+            return (param, Some(lazy));
+        }
+        (load_into(planned, param, &mut self.error), None)
+    }
+}
+
+fn load_into<const D: usize>(
+    planned: &Planned,
+    param: Param<Tensor<D>>,
+    error: &mut Option<LazyError>,
+) -> Param<Tensor<D>> {
+    match planned.load(&param.lazy_device()) {
+        Ok((tensor, id)) => {
+            let id = id.unwrap_or(param.id);
+            param.transform_for_load(tensor, id)
+        }
+        Err(failed) => {
+            error.get_or_insert(failed);
+            param
+        }
+    }
+}
+
+/// Loads what the attachment of lazy weights does not reach: integers, booleans, and what drops a reparameterization.
+struct Rest<'a> {
+    path: Vec<String>,
+    plan: &'a Plan,
+    lazy: BTreeSet<String>,
+    error: Option<LazyError>,
+}
+
+macro_rules! load {
+    ($map:ident, $kind:ty) => {
+        fn $map<const D: usize>(&mut self, param: Param<Tensor<D, $kind>>) -> Param<Tensor<D, $kind>> {
+            match self.plan.get(&self.path.join(".")).map(|planned| planned.load(&param.lazy_device())) {
+                Some(Ok((tensor, id))) => {
+                    let id = id.unwrap_or(param.id);
+                    param.transform_for_load(tensor, id)
+                }
+                Some(Err(failed)) => {
+                    self.error.get_or_insert(failed);
+                    param
+                }
+                None => param,
+            }
+        }
+    };
+}
+
+impl ModuleMapper for Rest<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.into());
+    }
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let path = self.path.join(".");
+        match self.plan.get(&path) {
+            Some(planned) if planned.index.is_some() && !self.lazy.contains(&path) => {
+                load_into(planned, param, &mut self.error)
+            }
+            _ => param,
+        }
+    }
+    load!(map_int, Int);
+    load!(map_bool, Bool);
+}
+
+/// The paths of the lazy parameters of a module.
+fn is_lazy(module: &impl Module) -> BTreeSet<String> {
+    #[derive(Default)]
+    struct Lazy {
+        path: Vec<String>,
+        found: BTreeSet<String>,
+    }
+    impl ModuleVisitor for Lazy {
+        fn enter_module(&mut self, name: &str, container_type: &str) {
+            if (name, container_type) == (LazyWeight::NAME, REPARAMETERIZATION) {
+                self.found.insert(self.path.join("."));
+            }
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+    }
+    let mut lazy = Lazy::default();
+    module.visit(&mut lazy);
+    lazy.found
+}
+
+/// A weight of a file.
+#[derive(Debug)]
+struct FileWeight {
+    cache: Arc<Cache>,
+    index: usize,
+}
+
+impl FileWeight {
+    fn weight(&self) -> &Weight {
+        &self.cache.weights()[self.index]
+    }
+}
+
+impl FrozenWeight for FileWeight {
+    fn shape(&self) -> Shape {
+        self.weight().entry.tensor.shape.clone()
+    }
+
+    fn dtype(&self) -> DType {
+        self.weight().dtype
+    }
+
+    fn read(&self) -> TensorData {
+        let bytes = self.cache.get(self.index).unwrap_or_else(|error| panic!("{error}"));
+        let bytes = Bytes::from_shared(bytes, AllocationProperty::Other);
+        TensorData::from_bytes(bytes, self.shape(), self.dtype())
+    }
+
+    fn read_rows(&self, rows: &[usize]) -> TensorData {
+        let words = self.cache.rows(self.index, rows).unwrap_or_else(|error| panic!("{error}"));
+        let mut shape = self.shape();
+        shape[0] = rows.len();
+        let len = shape.num_elements() * self.dtype().size();
+        TensorData::from_bytes(of_words(words, len), shape, self.dtype())
+    }
+}

@@ -1,0 +1,259 @@
+use super::load::Targets;
+use super::quantized;
+use super::source::Entry;
+use super::{LazyError, WeightFile};
+use burn::module::Module;
+use burn::tensor::{Bytes, DType};
+use burn_store::{ModuleSnapshot, burn_pack};
+use std::convert::Infallible;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// What [`prepare`] writes.
+pub struct PrepareSource {
+    /// Where it comes from, for messages.
+    path: PathBuf,
+    tensors: Vec<(String, Entry)>,
+}
+
+impl PrepareSource {
+    /// The parameters of a module, in memory, in the order in which the module has them: mostly that of execution.
+    pub fn of_module(module: &impl Module) -> Self {
+        let path = PathBuf::from("a module");
+        let entry = |tensor: burn_pack::Tensor| {
+            (tensor.name.clone(), Entry { tensor, file: path.clone(), span: None })
+        };
+        let tensors = module.collect(None, None, false).into_iter().map(entry).collect();
+        Self { path, tensors }
+    }
+
+    /// The tensors that a module has parameters for, under the names and in the layouts of the module, in its order. It takes no
+    /// memory: the module may be one that was just initialized.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a parameter that the file has no tensor for.
+    pub fn for_module(file: &WeightFile, module: &impl Module) -> Result<Self, LazyError> {
+        let mut targets = Targets::default();
+        module.visit(&mut targets);
+        let tensors = targets.targets.into_iter().map(|target| {
+            let path = target.path.clone();
+            let found = file.find(&[target.path, target.short_path], &target.containers);
+            found.map(|(_, entry)| (path.clone(), entry)).ok_or_else(|| file.missing(path))
+        });
+        Ok(Self { path: file.path().to_path_buf(), tensors: tensors.collect::<Result<_, _>>()? })
+    }
+}
+
+impl From<&WeightFile> for PrepareSource {
+    /// All tensors, as they are; `layers.2` before `layers.10`.
+    fn from(file: &WeightFile) -> Self {
+        let mut tensors: Vec<_> = file.entries().map(|(name, entry)| (name.clone(), entry.clone())).collect();
+        tensors.sort_by_cached_key(|(name, _)| natural(name));
+        Self { path: file.path().to_path_buf(), tensors }
+    }
+}
+
+impl From<WeightFile> for PrepareSource {
+    fn from(file: WeightFile) -> Self {
+        Self::from(&file)
+    }
+}
+
+impl TryFrom<&Path> for PrepareSource {
+    type Error = LazyError;
+
+    fn try_from(path: &Path) -> Result<Self, LazyError> {
+        WeightFile::open(path).map(Self::from)
+    }
+}
+
+impl TryFrom<&str> for PrepareSource {
+    type Error = LazyError;
+
+    fn try_from(path: &str) -> Result<Self, LazyError> {
+        Self::try_from(Path::new(path))
+    }
+}
+
+impl From<Infallible> for LazyError {
+    fn from(never: Infallible) -> Self {
+        match never {}
+    }
+}
+
+/// The parts of a name, numbers as such.
+fn natural(name: &str) -> Vec<Result<u64, String>> {
+    let part = |part: &str| part.parse().map_err(|_| part.to_owned());
+    name.split('.').map(part).collect()
+}
+
+/// How [`prepare`] stores weights.
+#[derive(Clone, Default)]
+pub struct PrepareOptions {
+    dtype: Option<DType>,
+    int8: bool,
+    on_progress: Option<OnProgress>,
+}
+
+type OnProgress = Arc<dyn Fn(PrepareProgress<'_>) + Send + Sync>;
+
+/// How far [`prepare`] has come.
+#[derive(Clone, Copy, Debug)]
+pub struct PrepareProgress<'a> {
+    /// The tensor that is next.
+    pub tensor: &'a str,
+    /// Bytes that are written.
+    pub bytes: u64,
+    /// Bytes that will be written.
+    pub of: u64,
+}
+
+impl PrepareOptions {
+    /// Every tensor in its dtype.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Stores floats of two axes and more as `dtype`: f64, f32, or rounded to bf16 or f16. Those of one axis keep their dtype.
+    ///
+    /// # Panics
+    ///
+    /// Panics for another dtype.
+    pub fn with_dtype(mut self, dtype: DType) -> Self {
+        assert!(dtype.is_float(), "weights are stored as floats, not as {dtype:?}");
+        (self.dtype, self.int8) = (Some(dtype), false);
+        self
+    }
+
+    /// Stores floats of two axes and more, whose last one is a multiple of 32, in eight bits per weight and one scale for every 32:
+    /// approximately, with an error of at most 1/254 of the largest weight of the 32. In memory they are f32.
+    pub fn with_approximate_int8(mut self) -> Self {
+        (self.dtype, self.int8) = (None, true);
+        self
+    }
+
+    /// Is told of every tensor before it is written.
+    pub fn with_progress(
+        mut self,
+        on_progress: impl Fn(PrepareProgress<'_>) + Send + Sync + 'static,
+    ) -> Self {
+        self.on_progress = Some(Arc::new(on_progress));
+        self
+    }
+
+    /// As which a tensor is stored.
+    fn stored(&self, entry: &Entry) -> DType {
+        let (dtype, shape) = (entry.tensor.dtype, &entry.tensor.shape);
+        match entry.float() {
+            Some(_) if self.int8 && quantized::fits(shape) => DType::QFloat(quantized::scheme()),
+            Some(_) if shape.num_dims() > 1 => self.dtype.unwrap_or(dtype),
+            _ => dtype,
+        }
+    }
+}
+
+impl fmt::Debug for PrepareOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PrepareOptions")
+            .field("dtype", &self.dtype)
+            .field("int8", &self.int8)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What [`prepare`] wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    /// Tensors.
+    pub tensors: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Writes weights into one burnpack, which [`WeightFile`] and Burn itself read: in order of execution, so that they are read one
+/// behind the other, converted, and aligned, so that they can be mapped.
+///
+/// One tensor is in memory at a time. The file appears as a whole, when it is complete, or not at all.
+///
+/// ```
+/// use burn::tensor::{DType, Device};
+/// use burn_memsave::lazy::{PrepareOptions, PrepareSource, WeightFile, prepare};
+/// use burn_memsave::nn::LinearConfig;
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("model.bpk");
+/// let model = LinearConfig::new(64, 64).init(&Device::flex());
+/// let options = PrepareOptions::new().with_dtype(DType::BF16);
+/// let prepared = prepare(PrepareSource::of_module(&model), &path, &options)?;
+/// assert_eq!((prepared.tensors, prepared.bytes), (2, 64 * 64 * 2 + 64 * 4));
+/// assert_eq!(WeightFile::open(&path)?.tensors().len(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// Returns an error if the source cannot be read, or the destination cannot be written.
+pub fn prepare(
+    source: impl TryInto<PrepareSource, Error: Into<LazyError>>,
+    destination: impl AsRef<Path>,
+    options: &PrepareOptions,
+) -> Result<Prepared, LazyError> {
+    let PrepareSource { path, tensors } = source.try_into().map_err(Into::into)?;
+    let stored: Vec<DType> = tensors.iter().map(|(_, entry)| options.stored(entry)).collect();
+    let bytes = tensors.iter().zip(&stored).map(|((_, entry), dtype)| entry.len_as(*dtype) as u64).sum();
+    let (count, written) = (tensors.len(), Arc::new(AtomicU64::new(0)));
+    let deferred = tensors.into_iter().zip(stored).map(|((name, entry), dtype)| {
+        let (len, shape, id) = (entry.len_as(dtype), entry.tensor.shape.clone(), entry.tensor.param_id);
+        let (written, on_progress, tensor) = (written.clone(), options.on_progress.clone(), name.clone());
+        let provide = move || {
+            let done = written.fetch_add(len as u64, Ordering::Relaxed);
+            if let Some(on_progress) = &on_progress {
+                on_progress(PrepareProgress { tensor: &tensor, bytes: done, of: bytes });
+            }
+            read(&entry, dtype).map_err(|error| burn_pack::Error::IoError(error.to_string()))
+        };
+        burn_pack::Tensor::deferred(name, dtype, shape, id, len, provide)
+    });
+    let writer = burn_pack::Writer::new(deferred.collect()).auto_extension(false);
+    let destination = destination.as_ref();
+    writer.write_to_file(destination).map_err(|error| LazyError::Prepare {
+        source_file: path,
+        file: destination.to_path_buf(),
+        reason: error.to_string(),
+    })?;
+    Ok(Prepared { tensors: count, bytes })
+}
+
+/// The bytes of a tensor as `dtype`.
+fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {
+    let len = entry.len_as(dtype);
+    match dtype {
+        DType::QFloat(_) if dtype != entry.tensor.dtype => {
+            let count = entry.tensor.shape.num_elements();
+            let mut bytes = vec![0u32; len.div_ceil(size_of::<u32>())];
+            let (values, scales) = bytemuck::cast_slice_mut::<u32, u8>(&mut bytes).split_at_mut(count);
+            let (values, scales) = (bytemuck::cast_slice_mut(values), bytemuck::cast_slice_mut(scales));
+            // What an adapter changes is read as a whole, once.
+            let chunk = if entry.span.is_some() { CHUNK.min(count) } else { count };
+            let mut x = vec![0.0f32; chunk];
+            let parts = values.chunks_mut(chunk).zip(scales.chunks_mut(chunk / quantized::BLOCK));
+            for (index, (values, scales)) in parts.enumerate() {
+                let x = &mut x[..values.len()];
+                entry.read_range_as(DType::F32, index * chunk, bytemuck::cast_slice_mut(x))?;
+                quantized::quantize(x, values, scales);
+            }
+            Ok(Bytes::from_elems(bytes))
+        }
+        _ => {
+            let mut bytes = vec![0u8; len];
+            entry.read_as(dtype, &mut bytes)?;
+            Ok(Bytes::from_bytes_vec(bytes))
+        }
+    }
+}
+
+/// Elements that are quantized at a time: whole blocks.
+const CHUNK: usize = 1 << 20;

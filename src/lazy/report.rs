@@ -1,0 +1,123 @@
+use super::cache::{Cache, Statistics};
+use crate::measure::human_bytes;
+use burn::tensor::{DType, Shape};
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use std::fmt;
+use std::sync::Arc;
+
+/// A parameter that was loaded from a [`WeightFile`](super::WeightFile).
+#[derive(Clone, Debug)]
+pub struct ReportedParameter {
+    /// Its path in the module.
+    pub path: String,
+    /// The type of the module it is in, such as `Linear`.
+    pub module: String,
+    /// The name of its tensor in the file.
+    pub tensor: String,
+    /// Its shape in the file.
+    pub shape: Shape,
+    /// Its dtype in the file.
+    pub stored: DType,
+    /// Its dtype in memory.
+    pub dtype: DType,
+    /// Its bytes in memory.
+    pub bytes: u64,
+}
+
+/// What [`lazy_load`](super::LazyLoad::lazy_load) did, and what the lazy weights do since. Displays as a table.
+#[derive(Clone, Debug)]
+pub struct LazyReport {
+    /// The parameters that are read when they are used.
+    pub lazy: Vec<ReportedParameter>,
+    /// The parameters that were read.
+    pub resident: Vec<ReportedParameter>,
+    /// The parameters that the file does not have.
+    pub missing: Vec<String>,
+    /// The tensors of the file that no parameter has.
+    pub unused: Vec<String>,
+    cache: Arc<Cache>,
+}
+
+impl LazyReport {
+    pub(super) fn new(
+        cache: Arc<Cache>,
+        lazy: Vec<ReportedParameter>,
+        resident: Vec<ReportedParameter>,
+        missing: Vec<String>,
+        unused: Vec<String>,
+    ) -> Self {
+        Self { lazy, resident, missing, unused, cache }
+    }
+
+    /// The bytes that the lazy parameters would have in memory.
+    pub fn lazy_bytes(&self) -> u64 {
+        self.lazy.iter().map(|parameter| parameter.bytes).sum()
+    }
+
+    /// The bytes of the parameters that were read.
+    pub fn resident_bytes(&self) -> u64 {
+        self.resident.iter().map(|parameter| parameter.bytes).sum()
+    }
+
+    /// The bytes of lazy weights that are in memory now.
+    pub fn cached_bytes(&self) -> u64 {
+        self.cache.resident() as u64
+    }
+
+    /// What was read since, and who had to wait.
+    pub fn statistics(&self) -> Statistics {
+        self.cache.statistics()
+    }
+
+    /// The lazy parameters that are in memory now.
+    pub fn cached(&self) -> Vec<&str> {
+        self.paths(self.cache.cached())
+    }
+
+    /// The lazy parameters that somebody holds at this moment. Between a forward pass and its backward pass these are the weights
+    /// of stock layers, which keep what layers of this library read again.
+    pub fn held(&self) -> Vec<&str> {
+        self.paths(self.cache.held())
+    }
+
+    fn paths(&self, weights: Vec<usize>) -> Vec<&str> {
+        weights.into_iter().map(|index| &self.cache.weights()[index].path[..]).collect()
+    }
+}
+
+impl fmt::Display for LazyReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new();
+        table.load_preset(presets::ASCII_MARKDOWN);
+        table.set_header(["parameter", "in", "shape", "stored as", "in memory", "bytes"]);
+        let rows = self.lazy.iter().map(|parameter| (parameter, "when used"));
+        for (parameter, when) in rows.chain(self.resident.iter().map(|parameter| (parameter, "always"))) {
+            let ReportedParameter { path, module, shape, stored, dtype, bytes, .. } = parameter;
+            table.add_row([
+                Cell::new(path),
+                Cell::new(module),
+                Cell::new(format!("{:?}", shape.as_slice())),
+                Cell::new(format!("{stored:?}")),
+                Cell::new(format!("{dtype:?} {when}")),
+                Cell::new(human_bytes(*bytes)).set_alignment(CellAlignment::Right),
+            ]);
+        }
+        writeln!(f, "{table}")?;
+        let (lazy, resident) = (human_bytes(self.lazy_bytes()), human_bytes(self.resident_bytes()));
+        write!(f, "{lazy} are read when used, {resident} are in memory")?;
+        for (names, what) in [(&self.missing, "not in the file"), (&self.unused, "not in the module")] {
+            if !names.is_empty() {
+                write!(f, "\n{} {what}: {}", names.len(), names.join(", "))?;
+            }
+        }
+        let held = self.held();
+        if !held.is_empty() {
+            write!(
+                f,
+                "\nheld by somebody (stock layers do so until the backward pass): {}",
+                held.join(", ")
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,299 @@
+//! Where the bytes of a tensor are, and how they are read.
+use super::{LazyError, quantized};
+use burn::tensor::{Bytes, DType, Shape, TensorData};
+use burn_store::{bridge::data_len, burn_pack};
+use memmap2::{Advice, Mmap, UncheckedAdvice};
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+/// A file that stays open.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    pub path: PathBuf,
+    file: File,
+    pub len: u64,
+    map: OnceLock<Option<Mapped>>,
+}
+
+/// A file as memory.
+#[derive(Clone, Debug)]
+struct Mapped(Arc<Mmap>);
+
+impl AsRef<[u8]> for Mapped {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl OpenFile {
+    pub fn open(path: PathBuf) -> Result<Self, LazyError> {
+        let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        match opened {
+            Ok((len, file)) => Ok(Self { path, file, len, map: OnceLock::new() }),
+            Err(source) => Err(LazyError::Io { file: path, source }),
+        }
+    }
+
+    pub fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        #[cfg(unix)]
+        return std::os::unix::fs::FileExt::read_exact_at(&self.file, out, offset);
+        #[cfg(windows)]
+        {
+            let mut done = 0;
+            while done < out.len() {
+                let at = offset + done as u64;
+                match std::os::windows::fs::FileExt::seek_read(&self.file, &mut out[done..], at)? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    read => done += read,
+                }
+            }
+            Ok(())
+        }
+    }
+
+    /// So many bytes from the beginning, fewer if the file is shorter.
+    pub fn head(&self, len: u64) -> Result<Vec<u8>, LazyError> {
+        let mut head = vec![0; len.min(self.len) as usize];
+        self.read_at(&mut head, 0).map_err(|source| LazyError::Io { file: self.path.clone(), source })?;
+        Ok(head)
+    }
+
+    pub fn malformed(&self, reason: impl ToString) -> LazyError {
+        LazyError::Malformed { file: self.path.clone(), reason: reason.to_string() }
+    }
+
+    /// The file as memory, if the system can map it.
+    fn map(&self) -> Option<&Mapped> {
+        let map = || {
+            // SAFETY: the mapping is read-only, and lives as long as its `Bytes`. That nobody writes to the file or cuts it off
+            // meanwhile is the condition on which `ReadMode::Map` is documented to be used.
+            let map = unsafe { Mmap::map(&self.file) };
+            map.ok().map(|map| Mapped(Arc::new(map)))
+        };
+        self.map.get_or_init(map).as_ref()
+    }
+}
+
+/// A range of a file.
+#[derive(Clone, Debug)]
+pub(super) struct Span {
+    pub file: Arc<OpenFile>,
+    pub offset: u64,
+    pub len: usize,
+}
+
+impl Span {
+    fn read_at(&self, out: &mut [u8], within: usize) -> io::Result<()> {
+        self.file.read_at(out, self.offset + within as u64)
+    }
+
+    pub fn read(&self) -> io::Result<Bytes> {
+        // Of words: a vector of bytes would be copied for its alignment.
+        let mut words = vec![0u64; self.len.div_ceil(size_of::<u64>())];
+        self.read_at(&mut bytemuck::cast_slice_mut(&mut words)[..self.len], 0)?;
+        let bytes = bytes::Bytes::from_owner(Words { words, len: self.len });
+        Ok(Bytes::from_shared(bytes, burn::tensor::AllocationProperty::Other))
+    }
+}
+
+struct Words {
+    words: Vec<u64>,
+    len: usize,
+}
+
+impl AsRef<[u8]> for Words {
+    fn as_ref(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.len]
+    }
+}
+
+/// A tensor of a file.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    /// Its name in the file, dtype and shape; and its bytes, on demand.
+    pub tensor: burn_pack::Tensor,
+    /// The file it is in.
+    pub file: PathBuf,
+    /// Where it is, if its bytes are the file's.
+    pub span: Option<Span>,
+}
+
+/// Bytes that are converted at a time.
+const CHUNK: usize = 1 << 16;
+
+impl Entry {
+    pub fn of_span(name: String, dtype: DType, shape: Shape, span: Span) -> Self {
+        let (file, len, source) = (span.file.path.clone(), span.len, span.clone());
+        let read = move || source.read().map_err(|error| burn_pack::Error::IoError(error.to_string()));
+        let tensor = burn_pack::Tensor::deferred(name, dtype, shape, None, len, read);
+        Self { tensor, file, span: Some(span) }
+    }
+
+    /// As which floats it is in memory; nothing for what is no float, or packed in another way than ours.
+    pub fn float(&self) -> Option<DType> {
+        match self.tensor.dtype {
+            dtype if dtype.is_float() => Some(dtype),
+            DType::QFloat(scheme) if scheme == quantized::scheme() && quantized::fits(&self.tensor.shape) => {
+                Some(DType::F32)
+            }
+            _ => None,
+        }
+    }
+
+    /// The bytes that it has as `dtype`.
+    pub fn len_as(&self, dtype: DType) -> usize {
+        match dtype == self.tensor.dtype {
+            true => self.tensor.byte_len(),
+            false => data_len(dtype, &self.tensor.shape),
+        }
+    }
+
+    fn error(&self, reason: impl ToString) -> LazyError {
+        let (file, tensor) = (self.file.clone(), self.tensor.name.clone());
+        LazyError::Tensor { file, tensor, reason: reason.to_string() }
+    }
+
+    /// Reads it as `dtype` into memory of [that length](Self::len_as).
+    pub fn read_as(&self, dtype: DType, out: &mut [u8]) -> Result<(), LazyError> {
+        match &self.span {
+            Some(_) => self.read_range_as(dtype, 0, out),
+            None => self.copy(dtype, 0, out),
+        }
+    }
+
+    /// Reads rows (entries of the first axis), one behind the other.
+    pub fn read_rows_as(&self, dtype: DType, rows: &[usize], out: &mut [u8]) -> Result<(), LazyError> {
+        let count = self.tensor.shape[0];
+        if let Some(row) = rows.iter().find(|&&row| row >= count) {
+            return Err(self.error(format!("it has {count} rows, and not a row {row}")));
+        }
+        let width = self.tensor.shape.num_elements() / count.max(1);
+        if self.span.is_none() {
+            let mut table = vec![0; self.len_as(dtype)];
+            self.copy(dtype, 0, &mut table)?;
+            let size = width * dtype.size();
+            for (&row, out) in rows.iter().zip(out.chunks_exact_mut(size)) {
+                out.copy_from_slice(&table[row * size..][..size]);
+            }
+            return Ok(());
+        }
+        // Rows that follow each other are read at once.
+        let mut out = out;
+        let mut done = 0;
+        while done < rows.len() {
+            let first = rows[done];
+            let follow = (1..).zip(&rows[done + 1..]).take_while(|(next, row)| **row == first + next);
+            let run = 1 + follow.count();
+            let part = out.split_off_mut(..run * width * dtype.size()).expect("as long as its rows");
+            self.read_range_as(dtype, first * width, part)?;
+            done += run;
+        }
+        Ok(())
+    }
+
+    /// Reads the elements from `first` on, as many as there is place for.
+    pub fn read_range_as(&self, dtype: DType, first: usize, out: &mut [u8]) -> Result<(), LazyError> {
+        let Some(span) = &self.span else { return self.copy(dtype, first, out) };
+        let stored = self.tensor.dtype;
+        if stored == dtype {
+            // A packed tensor is read as a whole, and has no size of an element.
+            return span.read_at(out, first * stored.size()).map_err(|error| self.error(error));
+        }
+        if let DType::QFloat(_) = stored {
+            return self.dequantize(span, dtype, first, out).map_err(|error| self.error(error));
+        }
+        let mut chunk = vec![0u64; CHUNK / size_of::<u64>()];
+        let per_chunk = CHUNK / stored.size();
+        for (index, out) in out.chunks_mut(per_chunk * dtype.size()).enumerate() {
+            let count = out.len() / dtype.size();
+            let chunk = &mut bytemuck::cast_slice_mut(&mut chunk)[..count * stored.size()];
+            let at = (first + index * per_chunk) * stored.size();
+            span.read_at(chunk, at).map_err(|error| self.error(error))?;
+            convert(chunk, stored, out, dtype);
+        }
+        Ok(())
+    }
+
+    fn dequantize(&self, span: &Span, dtype: DType, first: usize, out: &mut [u8]) -> io::Result<()> {
+        const COUNT: usize = CHUNK / size_of::<f32>();
+        let scales_at = self.tensor.shape.num_elements();
+        let (mut values, mut scales) = (vec![0i8; COUNT], vec![0.0f32; COUNT / quantized::BLOCK + 1]);
+        let mut floats = vec![0.0f32; COUNT];
+        for (index, out) in out.chunks_mut(COUNT * dtype.size()).enumerate() {
+            let (first, count) = (first + index * COUNT, out.len() / dtype.size());
+            let blocks = first / quantized::BLOCK..(first + count).div_ceil(quantized::BLOCK);
+            let (values, scales) = (&mut values[..count], &mut scales[..blocks.len()]);
+            span.read_at(bytemuck::cast_slice_mut(values), first)?;
+            span.read_at(bytemuck::cast_slice_mut(scales), scales_at + blocks.start * size_of::<f32>())?;
+            quantized::dequantize(values, scales, first, &mut floats[..count]);
+            convert(bytemuck::cast_slice(&floats[..count]), DType::F32, out, dtype);
+        }
+        Ok(())
+    }
+
+    fn copy(&self, dtype: DType, first: usize, out: &mut [u8]) -> Result<(), LazyError> {
+        // Burn's readers of checkpoints are not all free of panics.
+        let read = std::panic::AssertUnwindSafe(|| self.tensor.to_bytes());
+        let bytes = match std::panic::catch_unwind(read) {
+            Ok(bytes) => bytes.map_err(|error| self.error(error))?,
+            Err(_) => return Err(self.error("its data are damaged")),
+        };
+        let data = TensorData::from_bytes(bytes, self.tensor.shape.clone(), self.tensor.dtype);
+        let data = if dtype == self.tensor.dtype { data } else { data.convert_dtype(dtype) };
+        out.copy_from_slice(&data.as_bytes()[first * dtype.size()..][..out.len()]);
+        Ok(())
+    }
+
+    /// The bytes in the file's memory, if they need not be converted.
+    pub fn map(&self, dtype: DType) -> Option<bytes::Bytes> {
+        let span = self.span.as_ref().filter(|_| dtype == self.tensor.dtype)?;
+        let start = usize::try_from(span.offset).ok()?;
+        let map = span.file.map()?;
+        let place = map.as_ref().get(start..start + span.len)?;
+        let aligned = place.as_ptr().addr().is_multiple_of(dtype.size());
+        aligned.then(|| bytes::Bytes::from_owner(map.clone()).slice(start..start + span.len))
+    }
+
+    /// Has the system read its part of the mapped file ahead.
+    pub fn read_ahead(&self) {
+        if let Some((map, start, len)) = self.mapped() {
+            let populate = map.0.advise_range(Advice::PopulateRead, start, len); // since Linux 5.14
+            let _ = populate.or_else(|_| map.0.advise_range(Advice::WillNeed, start, len));
+        }
+    }
+
+    /// Has the system forget its part of the mapped file, which stays in the file.
+    pub fn forget(&self) {
+        if let Some((map, start, len)) = self.mapped() {
+            // SAFETY: the pages of a read-only mapping of a file come back from the file.
+            let _ = unsafe { map.0.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) };
+        }
+    }
+
+    fn mapped(&self) -> Option<(&Mapped, usize, usize)> {
+        let span = self.span.as_ref()?;
+        Some((span.file.map.get()?.as_ref()?, span.offset as usize, span.len))
+    }
+}
+
+/// Converts elements as Burn does.
+fn convert(from: &[u8], from_dtype: DType, to: &mut [u8], to_dtype: DType) {
+    use half::slice::HalfFloatSliceExt;
+    let same_alignment = bytemuck::try_cast_slice_mut::<u8, f32>(to);
+    match (from_dtype, to_dtype, same_alignment) {
+        (DType::F16, DType::F32, Ok(to)) => {
+            bytemuck::cast_slice::<u8, half::f16>(from).convert_to_f32_slice(to);
+        }
+        (DType::BF16, DType::F32, Ok(to)) => {
+            bytemuck::cast_slice::<u8, half::bf16>(from).convert_to_f32_slice(to);
+        }
+        _ if from_dtype == to_dtype => to.copy_from_slice(from),
+        _ => {
+            let count = from.len() / from_dtype.size();
+            let data = TensorData::from_bytes_vec(from.to_vec(), [count], from_dtype);
+            to.copy_from_slice(data.convert_dtype(to_dtype).as_bytes());
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What is in memory, and when.
+use crate::{Saved, all, load};
+use burn::module::Module;
+use burn::tensor::{Device, Tensor, TensorData};
+use burn_memsave::lazy::{LazyOptions, ReadMode};
+use burn_memsave::nn::{Linear, LinearConfig};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const WIDTH: usize = 64;
+/// Bytes of a weight.
+const WEIGHT: u64 = (WIDTH * WIDTH * 4) as u64;
+
+#[derive(Module, Debug)]
+struct Tower {
+    layers: Vec<Linear>,
+}
+
+impl Tower {
+    fn new(layers: usize, device: &Device) -> Self {
+        let layer = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
+        Self { layers: (0..layers).map(|_| layer.init(device)).collect() }
+    }
+
+    fn forward(&self, device: &Device) -> TensorData {
+        let x = Tensor::<2>::ones([2, WIDTH], device);
+        self.layers.iter().fold(x, |x, layer| layer.forward(x)).into_data()
+    }
+}
+
+fn soon(what: &str, condition: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !condition() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn the_budget_bounds_what_is_in_memory() {
+    let device = Device::flex();
+    let eager = Tower::new(8, &device);
+    let saved = Saved::new(&eager);
+    let expected = eager.forward(&device);
+    for mode in [ReadMode::Copy, ReadMode::Map] {
+        for (budget, prefetch) in [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (8, 2), (100, 4)] {
+            let options = all().with_budget(budget * WEIGHT).with_prefetch(prefetch).with_read_mode(mode);
+            let (lazy, report) = load(Tower::new(8, &device), &saved.safetensors(), &options);
+            assert_eq!(report.cached_bytes(), 0);
+            for _ in 0..3 {
+                let x = Tensor::<2>::ones([2, WIDTH], &device);
+                let y = lazy.layers.iter().fold(x, |x, layer| {
+                    let y = layer.forward(x);
+                    assert!(report.cached_bytes() <= budget * WEIGHT, "{mode:?}, {budget} weights");
+                    y
+                });
+                assert!(y.into_data() == expected, "{mode:?}, {budget} weights");
+            }
+            assert!(report.held().is_empty());
+            let statistics = report.statistics();
+            assert_eq!(statistics.hits + statistics.stalls, 24, "{statistics}");
+            if budget >= 8 {
+                assert_eq!(statistics.reads, 8, "{budget} weights: {statistics}");
+            }
+            if prefetch == 0 {
+                // The first weights stay, those behind them come and go: what would be evicted is used last.
+                let again = 8 - (budget.max(1) - 1).min(8);
+                let reads = if budget >= 8 { 8 } else { 8 + 2 * again };
+                assert!(statistics.reads <= reads, "{budget} weights: {statistics}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_next_weights_are_read_ahead() {
+    let device = Device::flex();
+    let saved = Saved::new(&Tower::new(6, &device));
+    let options = all().with_budget(2 * WEIGHT).with_prefetch(1);
+    let (lazy, report) = load(Tower::new(6, &device), &saved.safetensors(), &options);
+    let mut x = Tensor::<2>::ones([2, WIDTH], &device);
+    for _ in 0..3 {
+        for (index, layer) in lazy.layers.iter().enumerate() {
+            x = layer.forward(x);
+            let next = format!("layers.{}.weight", (index + 1) % 6);
+            soon("the next weight is not read ahead", || report.cached().contains(&&next[..]));
+        }
+    }
+    let statistics = report.statistics();
+    assert_eq!((statistics.hits, statistics.stalls), (17, 1), "{statistics}");
+}
+
+#[test]
+fn rows_are_read_without_their_table() {
+    let device = Device::flex();
+    let config = burn_memsave::nn::EmbeddingConfig::new(1000, 64);
+    let eager = config.init(&device);
+    let saved = Saved::new(&eager);
+    let (lazy, report) = load(config.init(&device), &saved.safetensors(), &LazyOptions::new());
+    let indices = Tensor::from_ints([[5, 6, 7, 999, 0, 5]], &device);
+    assert_eq!(lazy.forward(indices.clone()).into_data(), eager.forward(indices).into_data());
+    assert_eq!(report.statistics().bytes_read, 6 * 64 * 4);
+    assert_eq!(report.cached_bytes(), 0);
+    let beyond = catch_unwind(AssertUnwindSafe(|| lazy.forward(Tensor::from_ints([[1000]], &device))));
+    assert!(beyond.is_err());
+}
+
+#[test]
+fn progress_is_told_once_per_parameter() {
+    let device = Device::flex();
+    let saved = Saved::new(&Tower::new(3, &device));
+    let told = Arc::new(Mutex::new(vec![]));
+    let tell = told.clone();
+    let options = all().with_prefetch(0).with_progress(move |progress| {
+        tell.lock().unwrap().push((progress.parameter.to_owned(), progress.parameters, progress.of));
+    });
+    let (lazy, _) = load(Tower::new(3, &device), &saved.safetensors(), &options);
+    lazy.forward(&device);
+    lazy.forward(&device);
+    let expected = (0..3).map(|index| (format!("layers.{index}.weight"), index + 1, 3)).collect::<Vec<_>>();
+    assert_eq!(*told.lock().unwrap(), expected);
+}
+
+#[test]
+fn a_file_that_shrinks_is_an_error_of_the_tensor() {
+    let device = Device::flex();
+    let saved = Saved::new(&Tower::new(3, &device));
+    let options = all().with_prefetch(1);
+    let (lazy, _) = load(Tower::new(3, &device), &saved.safetensors(), &options);
+    let path = saved.path("model.safetensors");
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1000 + WEIGHT).unwrap();
+    let result = catch_unwind(AssertUnwindSafe(|| lazy.forward(&device)));
+    let message = *result.unwrap_err().downcast::<String>().unwrap();
+    assert!(message.contains("model.safetensors") && message.contains("tensor layers."), "{message}");
+}
+
+#[test]
+fn clones_and_threads_share_the_cache() {
+    let device = Device::flex();
+    let eager = Tower::new(4, &device);
+    let saved = Saved::new(&eager);
+    let options = all().with_budget(2 * WEIGHT).with_prefetch(1);
+    let (lazy, report) = load(Tower::new(4, &device), &saved.safetensors(), &options);
+    let expected = eager.forward(&device);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let lazy = lazy.clone();
+            let (expected, device) = (&expected, &device);
+            scope.spawn(move || (0..20).for_each(|_| assert!(lazy.forward(device) == *expected)));
+        }
+    });
+    assert!(report.cached_bytes() <= 2 * WEIGHT, "{}", report.statistics());
+}

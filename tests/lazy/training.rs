@@ -1,0 +1,190 @@
+//! Training through lazy weights.
+use crate::{Saved, all, devices, load};
+use burn::module::{Lora, Module, Param, ParamId};
+use burn::store::ModuleRecord;
+use burn::tensor::{Device, Gradients, Tensor, TensorData, Tolerance};
+use burn_memsave::lazy::LazyOptions;
+use burn_memsave::measure::ledger;
+use burn_memsave::nn;
+
+#[derive(Module, Debug)]
+struct Net {
+    embedding: nn::Embedding,
+    conv: nn::conv::Conv1d,
+    first: nn::Linear,
+    lstm: nn::Lstm,
+    head: nn::Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> Self {
+        Self {
+            embedding: nn::EmbeddingConfig::new(10, 8).init(device),
+            conv: nn::conv::Conv1dConfig::new(8, 8, 3)
+                .with_padding(burn::nn::PaddingConfig1d::Same)
+                .init(device),
+            first: nn::LinearConfig::new(8, 6).init(device),
+            lstm: nn::LstmConfig::new(6, 4, true).init(device),
+            head: nn::LinearConfig::new(4, 3).init(device),
+        }
+    }
+
+    fn forward(&self, shift: Tensor<3>) -> Tensor<3> {
+        let x = self.embedding.forward(Tensor::from_ints([[1, 2, 3, 4], [9, 8, 7, 1]], &shift.device()));
+        let x = self.conv.forward((x + shift).swap_dims(1, 2)).swap_dims(1, 2);
+        self.head.forward(self.lstm.forward(self.first.forward(x), None).0)
+    }
+}
+
+fn gradient(net: &Net, device: &Device) -> (TensorData, TensorData, Gradients) {
+    let shift = Tensor::<3>::full([2, 4, 8], 0.1, device).require_grad();
+    let y = net.forward(shift.clone());
+    let output = y.clone().into_data();
+    let gradients = y.powf_scalar(2.0).sum().backward();
+    (output, shift.grad(&gradients).unwrap().into_data(), gradients)
+}
+
+#[test]
+fn gradients_flow_through_and_weights_are_read_again() {
+    for device in devices() {
+        for device in [device.clone().autodiff(), device.autodiff().gradient_checkpointing()] {
+            let eager = Net::new(&device).freeze();
+            let saved = Saved::new(&eager);
+            let (y, dx, _) = gradient(&eager, &device);
+            let (lazy, report) = load(Net::new(&device), &saved.safetensors(), &all().with_budget(0));
+            // Biases are resident, and frozen by hand.
+            let lazy = lazy.freeze();
+            for _ in 0..2 {
+                let (lazy_y, lazy_dx, _) = gradient(&lazy, &device);
+                assert_eq!((lazy_y, lazy_dx), (y.clone(), dx.clone()), "{device:?}");
+            }
+            assert_eq!(report.cached_bytes(), 0);
+
+            let shift = Tensor::<3>::zeros([2, 4, 8], &device).require_grad();
+            let (y, kept) = ledger(&lazy, || lazy.forward(shift));
+            assert_eq!(report.cached_bytes(), 0, "nothing holds a weight between the passes");
+            assert!(kept.rows.iter().any(|row| row.reason == "read again" && row.bytes == 0), "{kept}");
+            drop(y);
+        }
+    }
+}
+
+#[test]
+fn stock_layers_are_told_of() {
+    let device = Device::flex().autodiff();
+    let config = burn::nn::LinearConfig::new(8, 8);
+    let saved = Saved::new(&config.init(&device));
+    for budget in [0, 1 << 20] {
+        stock_layers_hold_their_weights(&device, &config, &saved, &all().with_budget(budget));
+    }
+}
+
+fn stock_layers_hold_their_weights(
+    device: &Device,
+    config: &burn::nn::LinearConfig,
+    saved: &Saved,
+    options: &LazyOptions,
+) {
+    let (stock, report) = load(config.init(device), &saved.safetensors(), options);
+    let x = Tensor::<2>::ones([2, 8], device).require_grad();
+    let y = stock.forward(x.clone());
+    assert_eq!(report.held(), ["weight"]);
+    assert!(report.to_string().contains("held by somebody"));
+    y.sum().backward();
+
+    let (ours, report) = load(nn::LinearConfig::new(8, 8).init(device), &saved.safetensors(), options);
+    let _y = ours.forward(x);
+    assert!(report.held().is_empty());
+}
+
+/// The factors of the adapters of one model in another.
+fn with_adapters(net: Net, of: &Net) -> Net {
+    let record = of.clone().into_record_group(burn::module::ParamGroup::from_regex("lora").unwrap());
+    let bytes = record.into_bytes().unwrap();
+    net.load_record(ModuleRecord::from_bytes(bytes).unwrap().allow_partial(true))
+}
+
+#[test]
+fn adapters_train_on_lazy_weights() {
+    for device in devices().map(Device::autodiff) {
+        let eager = Net::new(&device);
+        let saved = Saved::new(&eager);
+        let eager = eager.apply_lora(Lora::new(2, 4.0));
+        let (lazy, _) = load(Net::new(&device), &saved.safetensors(), &all().with_budget(0));
+        let lazy = lazy.apply_lora(Lora::new(2, 4.0));
+        assert_eq!(lazy.num_params(), eager.num_params());
+        let b = |net: &Net| -> Param<Tensor<2>> {
+            let lazy = net.head.weight.reparameterization::<burn_memsave::frozen::LazyWeight>();
+            let adapter = lazy.map_or_else(|| net.head.weight.adapter(), |lazy| lazy.adapter());
+            adapter.expect("an adapter").b.clone()
+        };
+        assert_eq!(b(&lazy).dims(), [2, 3]);
+
+        // The same adapters on both: their records have the same paths.
+        let lazy = with_adapters(lazy, &eager);
+        let ((y, dx, of_eager), (lazy_y, lazy_dx, of_lazy)) =
+            (gradient(&eager, &device), gradient(&lazy, &device));
+        y.assert_approx_eq::<f32>(&lazy_y, Tolerance::default());
+        dx.assert_approx_eq::<f32>(&lazy_dx, Tolerance::default());
+        let db = b(&eager).grad(&of_eager).expect("b is trained").into_data();
+        db.assert_approx_eq::<f32>(
+            &b(&lazy).grad(&of_lazy).expect("b is trained").into_data(),
+            Tolerance::default(),
+        );
+
+        let merged = lazy.valid().materialize();
+        let x = Tensor::<3>::full([2, 4, 8], 0.1, &device.clone().inner());
+        merged.forward(x).into_data().assert_approx_eq::<f32>(&y, Tolerance::default());
+    }
+}
+
+#[test]
+fn records_hold_the_weights() {
+    for device in devices() {
+        let eager = Net::new(&device);
+        let saved = Saved::new(&eager);
+        let (lazy, _) = load(Net::new(&device), &saved.safetensors(), &all());
+        let record = lazy.clone().into_record().into_bytes().unwrap();
+        let restored = Net::new(&device).load_record(ModuleRecord::from_bytes(record).unwrap());
+        let x = Tensor::<3>::ones([2, 4, 8], &device);
+        let expected = eager.forward(x.clone()).into_data();
+        assert_eq!(restored.forward(x.clone()).into_data(), expected);
+
+        // A record replaces lazy weights.
+        let other = Net::new(&device);
+        let replaced = lazy.clone().load_record(other.clone().into_record());
+        assert_eq!(replaced.forward(x.clone()).into_data(), other.forward(x.clone()).into_data());
+        assert_eq!(lazy.forward(x).into_data(), expected, "the original is as it was");
+    }
+}
+
+#[test]
+fn a_lazy_weight_is_frozen() {
+    let device = Device::flex().autodiff();
+    let config = nn::LinearConfig::new(8, 8);
+    let saved = Saved::new(&config.init(&device));
+    let (lazy, _) = load(config.init(&device), &saved.safetensors(), &all());
+    assert!(!lazy.weight.base().is_require_grad());
+    let id: ParamId = lazy.weight.id;
+    let x = Tensor::<2>::ones([1, 8], &device);
+    let unfrozen = lazy.clone().unfreeze();
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| unfrozen.forward(x.clone())));
+    assert!(result.unwrap_err().downcast::<String>().unwrap().contains("is frozen"));
+    let trained = lazy.materialize().unfreeze();
+    assert_eq!(trained.weight.id, id);
+    let gradients = trained.forward(x).sum().backward();
+    assert!(trained.weight.grad(&gradients).is_some());
+}
+
+#[test]
+fn validation_and_back() {
+    let device = Device::flex().autodiff();
+    let eager = Net::new(&device).freeze();
+    let saved = Saved::new(&eager);
+    let (lazy, report) = load(Net::new(&device), &saved.safetensors(), &LazyOptions::new().with_min_bytes(0));
+    let lazy = lazy.freeze().valid().train();
+    let (y, dx, _) = gradient(&lazy, &device);
+    let expected = gradient(&eager, &device);
+    assert_eq!((y, dx), (expected.0, expected.1));
+    assert!(report.held().is_empty());
+}
