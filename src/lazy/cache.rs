@@ -1,7 +1,7 @@
 //! The weights in memory: as many as the budget allows, the ones that are used next read ahead.
 use super::LazyError;
 use super::order::Order;
-use super::source::Entry;
+use super::source::{Entry, words_for};
 use burn::tensor::DType;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -510,7 +510,7 @@ impl Shared {
         let Weight { entry, dtype, .. } = &self.weights[index];
         let width = entry.tensor.shape.num_elements() / entry.tensor.shape[0].max(1) * dtype.size();
         let len = rows.len() * width;
-        let mut words = vec![0u64; len.div_ceil(size_of::<u64>())];
+        let mut words = words_for(len);
         let out = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
         let mut state = self.lock();
         state.order.record(index);

@@ -1,6 +1,6 @@
 use super::cache::{Cache, Settings, Weight};
 use super::report::{LazyReport, ReportedParameter};
-use super::source::Entry;
+use super::source::{Entry, into_bytes, words_for};
 use super::{LazyError, LazyOptions, WeightFile};
 use burn::module::{
     Module, ModuleMapper, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer,
@@ -262,21 +262,15 @@ impl Planned {
         device: &Device,
     ) -> Result<(Tensor<D, K>, Option<ParamId>), LazyError> {
         let Self { entry, dtype, .. } = self;
-        let mut words = vec![0u64; entry.len_as(*dtype).div_ceil(size_of::<u64>())];
+        let mut words = words_for(entry.len_as(*dtype));
         let bytes = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..entry.len_as(*dtype)];
         entry.read_as(*dtype, bytes)?;
-        let data =
-            TensorData::from_bytes(of_words(words, entry.len_as(*dtype)), entry.tensor.shape.clone(), *dtype);
+        let data = TensorData::from_bytes(
+            into_bytes(words, entry.len_as(*dtype)),
+            entry.tensor.shape.clone(),
+            *dtype,
+        );
         Ok((Tensor::from_data(data, (device, *dtype)), entry.tensor.param_id.map(ParamId::from)))
-    }
-}
-
-/// The first bytes of words.
-fn of_words(words: Vec<u64>, len: usize) -> Bytes {
-    let bytes = Bytes::from_elems(words);
-    match bytes.len() == len {
-        true => bytes,
-        false => Bytes::from_bytes_vec(bytes[..len].to_vec()),
     }
 }
 
@@ -429,6 +423,6 @@ impl FrozenWeight for FileWeight {
         let mut shape = self.shape();
         shape[0] = rows.len();
         let len = shape.num_elements() * self.dtype().size();
-        TensorData::from_bytes(of_words(words, len), shape, self.dtype())
+        TensorData::from_bytes(into_bytes(words, len), shape, self.dtype())
     }
 }

@@ -1,6 +1,6 @@
 use super::load::Targets;
 use super::quantized;
-use super::source::Entry;
+use super::source::{Entry, into_bytes, words_for};
 use super::{LazyError, WeightFile};
 use burn::module::Module;
 use burn::tensor::{Bytes, DType};
@@ -233,8 +233,9 @@ fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {
     match dtype {
         DType::QFloat(_) if dtype != entry.tensor.dtype => {
             let count = entry.tensor.shape.num_elements();
-            let mut bytes = vec![0u32; len.div_ceil(size_of::<u32>())];
-            let (values, scales) = bytemuck::cast_slice_mut::<u32, u8>(&mut bytes).split_at_mut(count);
+            let mut words = words_for(len);
+            let bytes = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
+            let (values, scales) = bytes.split_at_mut(count); // whole blocks, so the scales are aligned
             let (values, scales) = (bytemuck::cast_slice_mut(values), bytemuck::cast_slice_mut(scales));
             // What an adapter changes is read as a whole, once.
             let chunk = if entry.span.is_some() { CHUNK.min(count) } else { count };
@@ -245,12 +246,12 @@ fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {
                 entry.read_range_as(DType::F32, index * chunk, bytemuck::cast_slice_mut(x))?;
                 quantized::quantize(x, values, scales);
             }
-            Ok(Bytes::from_elems(bytes))
+            Ok(into_bytes(words, len))
         }
         _ => {
-            let mut bytes = vec![0u8; len];
-            entry.read_as(dtype, &mut bytes)?;
-            Ok(Bytes::from_bytes_vec(bytes))
+            let mut words = words_for(len);
+            entry.read_as(dtype, &mut bytemuck::cast_slice_mut(&mut words)[..len])?;
+            Ok(into_bytes(words, len))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Where the bytes of a tensor are, and how they are read.
 use super::{LazyError, quantized};
-use burn::tensor::{Bytes, DType, Shape, TensorData};
+use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
 use burn_store::{bridge::data_len, burn_pack};
 use memmap2::{Advice, Mmap, UncheckedAdvice};
 use std::fs::File;
@@ -90,11 +90,24 @@ impl Span {
     }
 
     pub fn read(&self) -> io::Result<Bytes> {
-        // Of words: a vector of bytes would be copied for its alignment.
-        let mut words = vec![0u64; self.len.div_ceil(size_of::<u64>())];
+        let mut words = words_for(self.len);
         self.read_at(&mut bytemuck::cast_slice_mut(&mut words)[..self.len], 0)?;
-        let bytes = bytes::Bytes::from_owner(Words { words, len: self.len });
-        Ok(Bytes::from_shared(bytes, burn::tensor::AllocationProperty::Other))
+        Ok(into_bytes(words, self.len))
+    }
+}
+
+/// Memory for so many bytes, aligned for every dtype: a vector of bytes would be copied.
+pub(super) fn words_for(len: usize) -> Vec<u64> {
+    vec![0; len.div_ceil(size_of::<u64>())]
+}
+
+/// The first bytes of words, without a copy.
+pub(super) fn into_bytes(words: Vec<u64>, len: usize) -> Bytes {
+    match size_of_val(&words[..]) == len {
+        true => Bytes::from_elems(words),
+        false => {
+            Bytes::from_shared(bytes::Bytes::from_owner(Words { words, len }), AllocationProperty::Other)
+        }
     }
 }
 

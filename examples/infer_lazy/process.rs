@@ -1,0 +1,61 @@
+// What programs of lazy weights share: a file to read, and a look at the process. For whoever includes this file.
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Bytes, DType, Tensor};
+use burn_memsave::measure::mib;
+use burn_store::burn_pack;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::error::Error;
+use std::path::Path;
+use std::time::Duration;
+
+/// A line of this process's status, in bytes.
+pub fn memory(line: &str) -> Result<u64, Box<dyn Error>> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find(|found| found.starts_with(line)).ok_or("no such line in the status")?;
+    let kibibytes: u64 = line.split_whitespace().nth(1).ok_or("no number")?.parse()?;
+    Ok(kibibytes << 10)
+}
+
+/// Writes random weights for a module that was just initialized, one tensor after the other: neither it nor they are in memory.
+pub fn write_random_weights(module: &impl Module, path: &Path) -> Result<(), Box<dyn Error>> {
+    #[derive(Default)]
+    struct Tensors {
+        path: Vec<String>,
+        tensors: Vec<burn_pack::Tensor>,
+        bytes: u64,
+    }
+    impl ModuleVisitor for Tensors {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let (name, shape) = (self.path.join("."), param.lazy_shape());
+            let (count, seed, gamma) =
+                (shape.num_elements(), self.tensors.len() as u64, name.ends_with("gamma"));
+            let data = move || {
+                let random = |index: u64| {
+                    let mixed = (index ^ (seed << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                    (mixed >> 40) as f32 / (1 << 24) as f32 * 0.06 - 0.03 + f32::from(u8::from(gamma))
+                };
+                Ok(Bytes::from_elems((0..count as u64).map(random).collect::<Vec<f32>>()))
+            };
+            self.bytes += 4 * count as u64;
+            self.tensors.push(burn_pack::Tensor::deferred(name, DType::F32, shape, None, 4 * count, data));
+        }
+    }
+    let mut tensors = Tensors::default();
+    module.visit(&mut tensors);
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg}")?);
+    bar.set_message(format!("writing {} MiB of random weights to {}", mib(tensors.bytes), path.display()));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    if let Some(directory) = path.parent() {
+        std::fs::create_dir_all(directory)?;
+    }
+    burn_pack::Writer::new(tensors.tensors).write_to_file(path)?;
+    bar.finish_and_clear();
+    Ok(())
+}

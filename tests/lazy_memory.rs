@@ -1,0 +1,137 @@
+//! Memory of lazy weights and of preparing files, byte by byte, and what is left of a preparation that is killed.
+use burn::module::Module;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_memsave::lazy::{LazyLoad, LazyOptions, PrepareOptions, ReadMode, WeightFile, prepare};
+use burn_memsave::measure::{Scope, TrackingAllocator};
+use burn_memsave::nn::{Linear, LinearConfig};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+/// The allocator counts for the whole process.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+const WIDTH: usize = 512;
+const LAYERS: usize = 12;
+/// Bytes of a weight: a mebibyte.
+const WEIGHT: u64 = (WIDTH * WIDTH * 4) as u64;
+/// The headers, the paths and the table of what is loaded.
+const SMALL: u64 = 256 << 10;
+
+#[derive(Module, Debug)]
+struct Tower {
+    layers: Vec<Linear>,
+}
+
+impl Tower {
+    fn new() -> Self {
+        let layer = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
+        Self { layers: (0..LAYERS).map(|_| layer.init(&Device::flex())).collect() }
+    }
+
+    fn forward(&self) -> TensorData {
+        let x = Tensor::<2>::ones([1, WIDTH], &Device::flex());
+        self.layers.iter().fold(x, |x, layer| layer.forward(x)).into_data()
+    }
+}
+
+/// A file of weights, written from memory that is free again.
+fn write(path: &Path) -> TensorData {
+    let eager = Tower::new();
+    let y = eager.forward();
+    eager.save_file(path).expect("a burnpack");
+    y
+}
+
+#[test]
+fn a_lazy_model_takes_its_budget() {
+    let _one = ONE_AT_A_TIME.lock();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.bpk");
+    let expected = write(&path);
+    for (mode, budget, prefetch) in
+        [(ReadMode::Copy, 1, 0), (ReadMode::Copy, 2, 1), (ReadMode::Copy, 4, 2), (ReadMode::Map, 1, 0)]
+    {
+        let building = Scope::start();
+        let file = WeightFile::open(&path).unwrap();
+        let options =
+            LazyOptions::new().with_budget(budget * WEIGHT).with_prefetch(prefetch).with_read_mode(mode);
+        let (lazy, report) = Tower::new().lazy_load(&file, &options).unwrap();
+        assert!(building.peak() < SMALL, "{mode:?}, building: {} bytes", building.peak());
+        let running = Scope::start();
+        for _ in 0..3 {
+            assert!(lazy.forward() == expected);
+        }
+        // Products of one row, and what Burn packs for them.
+        let most = if mode == ReadMode::Map { 0 } else { budget * WEIGHT } + SMALL;
+        assert!(
+            running.peak() <= most,
+            "{mode:?}, {budget} weights: {} bytes; {}",
+            running.peak(),
+            report.statistics()
+        );
+    }
+}
+
+#[test]
+fn preparing_takes_one_tensor() {
+    let _one = ONE_AT_A_TIME.lock();
+    let directory = tempfile::tempdir().unwrap();
+    let [source, destination] = ["source.bpk", "destination.bpk"].map(|name| directory.path().join(name));
+    write(&source);
+    let options = PrepareOptions::new();
+    for (name, options, bytes) in [
+        ("as it is", options.clone(), WEIGHT),
+        ("bf16", options.clone().with_dtype(DType::BF16), WEIGHT / 2),
+        ("int8", options.with_approximate_int8(), WEIGHT / 4 + WEIGHT / 32 + (4 << 20)),
+    ] {
+        let file = WeightFile::open(&source).unwrap();
+        let scope = Scope::start();
+        prepare(&file, &destination, &options).unwrap();
+        assert!(scope.peak() <= bytes + SMALL, "{name}: {} bytes", scope.peak());
+    }
+}
+
+/// Not a test: what the next one starts, and kills.
+#[test]
+#[ignore = "started by another test"]
+fn prepares_until_killed() {
+    let Ok(directory) = std::env::var("BURN_MEMSAVE_PREPARE") else { return };
+    let directory = Path::new(&directory);
+    loop {
+        let file = WeightFile::open(directory.join("source.bpk")).unwrap();
+        prepare(&file, directory.join("destination.bpk"), &PrepareOptions::new()).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_preparation_leaves_nothing_or_a_whole_file() {
+    let _one = ONE_AT_A_TIME.lock();
+    let directory = tempfile::tempdir().unwrap();
+    let [source, destination] = ["source.bpk", "destination.bpk"].map(|name| directory.path().join(name));
+    let expected = write(&source);
+    let mut whole = 0;
+    for attempt in 0..20u64 {
+        let _ = std::fs::remove_file(&destination);
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "prepares_until_killed"])
+            .env("BURN_MEMSAVE_PREPARE", directory.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(5 + attempt * 13 % 90));
+        child.kill().unwrap(); // SIGKILL
+        child.wait().unwrap();
+        if destination.exists() {
+            whole += 1;
+            let file = WeightFile::open(&destination).unwrap();
+            let (lazy, _) = Tower::new().lazy_load(&file, &LazyOptions::new()).unwrap();
+            assert!(lazy.forward() == expected, "attempt {attempt}");
+        }
+    }
+    println!("{whole} of 20 were whole");
+}
