@@ -6,6 +6,7 @@ use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::error::Error;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 /// Writes a checkpoint (safetensors, sharded or not, burnpack, PyTorch) into one burnpack: aligned, in the order of names (numbers
 /// as such), converted. One tensor is in memory at a time; the destination appears when it is complete.
@@ -34,8 +35,17 @@ enum Stored {
     Int8,
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let file = WeightFile::open(&args.source)?;
     let file = args.rename.chunks_exact(2).try_fold(file, |file, rename| {
         let [from, to] = rename else { unreachable!("clap takes two values") };

@@ -6,6 +6,7 @@ use burn::tensor::DType;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -385,7 +386,9 @@ impl Shared {
         let held = self.acquire(index); // while nobody else makes room
         drop(state);
         let begin = Instant::now();
-        let result = self.fill(held, index);
+        // Whoever waits for the weight must not wait for ever.
+        let result = catch_unwind(AssertUnwindSafe(|| self.fill(held, index)))
+            .unwrap_or_else(|_| Err(self.weights[index].entry.error("reading it panicked")));
         let reading = begin.elapsed();
 
         let mut state = self.lock();

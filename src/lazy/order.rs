@@ -39,9 +39,9 @@ impl Order {
             self.right = 0;
         }
         self.uses.push(weight);
-        if self.uses.len() > 2 * REMEMBERED && self.expected > REMEMBERED {
+        if self.uses.len() > 2 * REMEMBERED {
             self.uses.drain(..REMEMBERED);
-            self.expected -= REMEMBERED;
+            self.expected = self.expected.saturating_sub(REMEMBERED);
         }
     }
 
@@ -87,6 +87,19 @@ mod tests {
         order.record(2);
         order.record(0);
         assert_eq!(next(&order, 4), [3, 1, 2, 0]);
+    }
+
+    #[test]
+    fn what_is_long_ago_is_forgotten() {
+        let mut order = Order::new(3);
+        for _ in 0..REMEMBERED {
+            (0..3).for_each(|weight| order.record(weight));
+        }
+        assert!(order.uses.len() <= 2 * REMEMBERED);
+        order.record(0);
+        order.record(1);
+        order.record(2);
+        assert_eq!(next(&order, 3), [0, 1, 2]);
     }
 
     #[test]

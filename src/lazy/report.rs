@@ -24,7 +24,8 @@ pub struct ReportedParameter {
     pub bytes: u64,
 }
 
-/// What [`lazy_load`](super::LazyLoad::lazy_load) did, and what the lazy weights do since. Displays as a table.
+/// What [`lazy_load`](super::LazyLoad::lazy_load) did, and what the lazy weights do since. Displays as a table. As long as it is kept, so
+/// is what the cache has.
 #[derive(Clone, Debug)]
 pub struct LazyReport {
     /// The parameters that are read when they are used.

@@ -163,7 +163,7 @@ impl Entry {
         }
     }
 
-    fn error(&self, reason: impl ToString) -> LazyError {
+    pub fn error(&self, reason: impl ToString) -> LazyError {
         let (file, tensor) = (self.file.clone(), self.tensor.name.clone());
         LazyError::Tensor { file, tensor, reason: reason.to_string() }
     }
