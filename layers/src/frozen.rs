@@ -319,6 +319,24 @@ pub(crate) fn rows_and_adapter<'a>(
     Some((lazy.read_rows(param.base(), indices.clone()), lazy.adapter()))
 }
 
+/// A lazy table in blocks of rows, each read when it is asked for; nothing if the table is not lazy, or has an adapter.
+pub(crate) fn blocks_of_rows(
+    param: &Param<Tensor<2>>,
+    bytes: usize,
+) -> Option<impl Iterator<Item = Tensor<2>>> {
+    let lazy = param.reparameterization::<LazyWeight>()?;
+    let (base, [rows, width]) = (param.base(), param.base().dims());
+    if lazy.adapter.is_some() || lazy.mapper.is_some() || rows * width == 0 || lazy.is_replaced(&base) {
+        return None;
+    }
+    let (dtype, device) = (lazy.weight.dtype(), base.device());
+    let block = (bytes / (width * dtype.size())).max(1);
+    Some((0..rows).step_by(block).map(move |first| {
+        let rows: Vec<usize> = (first..rows.min(first + block)).collect();
+        Tensor::from_data(lazy.weight.read_rows(&rows), (&device, dtype))
+    }))
+}
+
 fn dense<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> Tensor<D> {
     Tensor::from_data(weight.read(), (device, weight.dtype()))
 }

@@ -1,7 +1,7 @@
 //! What is in memory, and when.
 use crate::{Saved, all, load};
 use burn::module::Module;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData, Tolerance};
 use burn_memsave::lazy::{LazyOptions, ReadMode};
 use burn_memsave::nn::{Linear, LinearConfig};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -104,6 +104,23 @@ fn rows_are_read_without_their_table() {
     assert_eq!(report.cached_bytes(), 0);
     let beyond = catch_unwind(AssertUnwindSafe(|| lazy.forward(Tensor::from_ints([[1000]], &device))));
     assert!(beyond.is_err());
+}
+
+#[test]
+fn a_tied_head_reads_blocks() {
+    let device = Device::flex();
+    let config = burn_memsave::nn::EmbeddingConfig::new(9000, 1024); // 35 MiB: three blocks
+    let eager = config.init(&device);
+    let saved = Saved::new(&eager);
+    let (lazy, report) = load(config.init(&device), &saved.safetensors(), &LazyOptions::new());
+    let x = Tensor::<3>::full([1, 2, 1024], 0.1, &device);
+    let expected = eager.logits(x.clone()).into_data();
+    let stock = x.clone().matmul(eager.weight.val().transpose().unsqueeze()).into_data();
+    expected.assert_approx_eq::<f32>(&stock, Tolerance::default());
+    lazy.logits(x).into_data().assert_approx_eq::<f32>(&expected, Tolerance::default());
+    let statistics = report.statistics();
+    assert_eq!((statistics.reads, statistics.bytes_read), (3, 9000 * 1024 * 4), "{statistics}");
+    assert_eq!(report.cached_bytes(), 0);
 }
 
 #[test]

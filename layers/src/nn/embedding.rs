@@ -1,4 +1,4 @@
-use crate::frozen::{rows_and_adapter, weight_and_adapter};
+use crate::frozen::{blocks_of_rows, rows_and_adapter, weight_and_adapter};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -72,4 +72,37 @@ impl Embedding {
             None => functional::embedding(weight, input),
         }
     }
+
+    /// The logits of a head that is tied to the table, `input weight^T`.
+    ///
+    /// A [lazy](crate::frozen) table is read, multiplied and dropped block by block: 16 MiB of it are in memory at a time. (If the
+    /// input is tracked the blocks are kept for the backward pass, as Burn keeps the table.)
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::EmbeddingConfig;
+    ///
+    /// let device = Device::flex();
+    /// let embedding = EmbeddingConfig::new(10, 4).init(&device);
+    /// assert_eq!(embedding.logits(Tensor::<3>::ones([2, 3, 4], &device)).dims(), [2, 3, 10]);
+    /// ```
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[..., d_model]`
+    /// - output: `[..., n_embedding]`
+    ///
+    /// # Panics
+    ///
+    /// Panics if the last axis of `input` is not `d_model`.
+    pub fn logits<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        let product = |rows: Tensor<2>| functional::linear(input.clone(), rows.transpose(), None);
+        match blocks_of_rows(&self.weight, BLOCK_BYTES) {
+            Some(blocks) => Tensor::cat(blocks.map(product).collect(), D - 1),
+            None => product(self.weight.val()),
+        }
+    }
 }
+
+/// So much of a lazy table is in memory at a time.
+const BLOCK_BYTES: usize = 16 << 20;
