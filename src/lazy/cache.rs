@@ -503,8 +503,7 @@ impl Shared {
         }
         let whole = state.order.next().filter(|&index| !state.by_rows[index]);
         let mut next = whole.take(self.settings.prefetch).enumerate();
-        let absent = next.find(|(_, index)| !matches!(state.slots[*index], Slot::Present(_)))?;
-        let (ahead, index) = absent;
+        let (ahead, index) = next.find(|(_, index)| !matches!(state.slots[*index], Slot::Present(_)))?;
         let absent = matches!(state.slots[index], Slot::Absent);
         (absent && self.has_room(state, self.weights[index].len(), ahead)).then_some((ahead, index))
     }
@@ -517,12 +516,12 @@ impl Shared {
         let out = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
         let mut state = self.lock();
         state.order.record(index);
-        let all: usize = self.weights.iter().map(Weight::len).sum();
         let present = match &state.slots[index] {
             Slot::Present(held) => Some(handle(held)),
             _ => None,
         };
         drop(state);
+        let all_fit = || self.weights.iter().map(Weight::len).sum::<usize>() <= self.settings.budget;
         let begin = Instant::now();
         match present {
             Some(table) if rows.iter().all(|row| (row + 1) * width <= table.len()) => {
@@ -531,7 +530,7 @@ impl Shared {
                 }
                 self.lock().statistics.hits += 1;
             }
-            _ if all <= self.settings.budget && rows.iter().all(|row| *row < entry.tensor.shape[0]) => {
+            _ if all_fit() && rows.iter().all(|row| *row < entry.tensor.shape[0]) => {
                 self.get(index)?;
                 return self.rows(index, rows);
             }

@@ -1,9 +1,9 @@
 use super::cache::{Cache, Settings, Weight};
 use super::report::{LazyReport, ReportedParameter};
-use super::source::{Entry, into_bytes, words_for};
+use super::source::{Entry, into_bytes};
 use super::{LazyError, LazyOptions, WeightFile};
 use burn::module::{
-    Module, ModuleMapper, ModuleVisitor, Param, ParamId, Reparameterization, Reparameterizer,
+    Module, ModuleMapper, ModuleVisitor, Param, ParamId, Parameter, Reparameterization, Reparameterizer,
 };
 use burn::tensor::{
     AllocationProperty, Bool, Bytes, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic,
@@ -262,14 +262,7 @@ impl Planned {
         device: &Device,
     ) -> Result<(Tensor<D, K>, Option<ParamId>), LazyError> {
         let Self { entry, dtype, .. } = self;
-        let mut words = words_for(entry.len_as(*dtype));
-        let bytes = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..entry.len_as(*dtype)];
-        entry.read_as(*dtype, bytes)?;
-        let data = TensorData::from_bytes(
-            into_bytes(words, entry.len_as(*dtype)),
-            entry.tensor.shape.clone(),
-            *dtype,
-        );
+        let data = TensorData::from_bytes(entry.read(*dtype)?, entry.tensor.shape.clone(), *dtype);
         Ok((Tensor::from_data(data, (device, *dtype)), entry.tensor.param_id.map(ParamId::from)))
     }
 }
@@ -304,11 +297,15 @@ impl Reparameterizer for &mut Attach<'_> {
     }
 }
 
-fn load_into<const D: usize>(
+/// The parameter with its tensor; if that cannot be read, as it is, and the first error says why.
+fn load_into<const D: usize, K: Basic>(
     planned: &Planned,
-    param: Param<Tensor<D>>,
+    param: Param<Tensor<D, K>>,
     error: &mut Option<LazyError>,
-) -> Param<Tensor<D>> {
+) -> Param<Tensor<D, K>>
+where
+    Tensor<D, K>: Parameter,
+{
     match planned.load(&param.lazy_device()) {
         Ok((tensor, id)) => {
             let id = id.unwrap_or(param.id);
@@ -332,15 +329,8 @@ struct Rest<'a> {
 macro_rules! load {
     ($map:ident, $kind:ty) => {
         fn $map<const D: usize>(&mut self, param: Param<Tensor<D, $kind>>) -> Param<Tensor<D, $kind>> {
-            match self.plan.get(&self.path.join(".")).map(|planned| planned.load(&param.lazy_device())) {
-                Some(Ok((tensor, id))) => {
-                    let id = id.unwrap_or(param.id);
-                    param.transform_for_load(tensor, id)
-                }
-                Some(Err(failed)) => {
-                    self.error.get_or_insert(failed);
-                    param
-                }
+            match self.plan.get(&self.path.join(".")) {
+                Some(planned) => load_into(planned, param, &mut self.error),
                 None => param,
             }
         }

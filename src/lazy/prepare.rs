@@ -229,9 +229,9 @@ pub fn prepare(
 
 /// The bytes of a tensor as `dtype`.
 fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {
-    let len = entry.len_as(dtype);
     match dtype {
         DType::QFloat(_) if dtype != entry.tensor.dtype => {
+            let len = entry.len_as(dtype);
             let count = entry.tensor.shape.num_elements();
             let mut words = words_for(len);
             let bytes = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
@@ -248,11 +248,7 @@ fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {
             }
             Ok(into_bytes(words, len))
         }
-        _ => {
-            let mut words = words_for(len);
-            entry.read_as(dtype, &mut bytemuck::cast_slice_mut(&mut words)[..len])?;
-            Ok(into_bytes(words, len))
-        }
+        _ => entry.read(dtype),
     }
 }
 

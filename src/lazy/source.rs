@@ -170,10 +170,15 @@ impl Entry {
 
     /// Reads it as `dtype` into memory of [that length](Self::len_as).
     pub fn read_as(&self, dtype: DType, out: &mut [u8]) -> Result<(), LazyError> {
-        match &self.span {
-            Some(_) => self.read_range_as(dtype, 0, out),
-            None => self.copy(dtype, 0, out),
-        }
+        self.read_range_as(dtype, 0, out)
+    }
+
+    /// Reads it as `dtype`.
+    pub fn read(&self, dtype: DType) -> Result<Bytes, LazyError> {
+        let len = self.len_as(dtype);
+        let mut words = words_for(len);
+        self.read_as(dtype, &mut bytemuck::cast_slice_mut(&mut words)[..len])?;
+        Ok(into_bytes(words, len))
     }
 
     /// Reads rows (entries of the first axis), one behind the other.
