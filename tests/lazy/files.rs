@@ -1,12 +1,13 @@
 //! What can be opened: formats, shards, names, layouts and dtypes of others.
 use crate::{Saved, all, cast, devices, load, open};
 use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
 use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::nn;
 use burn_store::{BurnToPyTorchAdapter, HalfPrecisionAdapter, ModuleSnapshot, SafetensorsStore};
 use safetensors::{SafeTensors, tensor::TensorView};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 #[derive(Module, Debug)]
 struct Model {
@@ -80,6 +81,32 @@ fn names_and_layouts_of_pytorch() {
         let (lazy, report) = load(Model::new(&device), &file, &all());
         assert_eq!((report.lazy.len(), report.unused.len()), (3, 0), "{report}");
         assert_eq!(lazy.forward(&device).into_data(), eager.forward(&device).into_data());
+    }
+}
+
+/// `data/pytorch.py` wrote these, and what PyTorch makes of them.
+#[test]
+fn checkpoints_of_pytorch() {
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/lazy/data");
+    let output = std::fs::read(data.join("output.json")).unwrap();
+    let output = TensorData::new(serde_json::from_slice::<Vec<f32>>(&output).unwrap(), [2, 3, 4]);
+    for (name, tolerance) in
+        [("model.pt", 1e-5), ("legacy.pt", 1e-5), ("checkpoint.pth", 1e-5), ("half.pt", 1e-2)]
+    {
+        let file = open(&data.join(name)).with_key_remapping(r"^model\.", "").unwrap().from_pytorch();
+        let stored = if name == "half.pt" { DType::F16 } else { DType::F32 };
+        assert!(file.tensors().all(|tensor| tensor.dtype == stored), "{name}");
+        for device in devices() {
+            let (lazy, report) = load(Model::new(&device), &file, &all().with_dtype(DType::F32));
+            assert_eq!(
+                (report.lazy.len(), report.resident.len(), report.unused.len()),
+                (3, 4, 0),
+                "{name}: {report}"
+            );
+            lazy.forward(&device)
+                .into_data()
+                .assert_approx_eq::<f32>(&output, Tolerance::absolute(tolerance));
+        }
     }
 }
 
