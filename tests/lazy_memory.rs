@@ -1,7 +1,9 @@
 //! Memory of lazy weights and of preparing files, byte by byte, and what is left of a preparation that is killed.
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_memsave::lazy::{LazyLoad, LazyOptions, PrepareOptions, ReadMode, WeightFile, prepare};
+use burn_memsave::lazy::{
+    LazyLoad, LazyOptions, PrepareOptions, PrepareSource, ReadMode, WeightFile, prepare,
+};
 use burn_memsave::measure::{Scope, TrackingAllocator};
 use burn_memsave::nn::{Linear, LinearConfig};
 use std::path::Path;
@@ -93,6 +95,29 @@ fn preparing_takes_one_tensor() {
         let scope = Scope::start();
         prepare(&file, &destination, &options).unwrap();
         assert!(scope.peak() <= bytes + SMALL, "{name}: {} bytes", scope.peak());
+    }
+}
+
+#[test]
+fn saving_a_lazy_model_takes_its_budget_and_one_tensor() {
+    let _one = ONE_AT_A_TIME.lock();
+    let directory = tempfile::tempdir().unwrap();
+    let [source, saved] = ["source.bpk", "saved.bpk"].map(|name| directory.path().join(name));
+    let expected = write(&source);
+    let options = PrepareOptions::new();
+    for (name, budget, options, bytes) in [
+        ("as it is", 0, options.clone(), WEIGHT),
+        ("beside a cache", 2, options.clone(), 2 * WEIGHT),
+        ("bf16", 0, options.with_dtype(DType::BF16), WEIGHT + WEIGHT / 2),
+    ] {
+        let lazy = LazyOptions::new().with_budget(budget * WEIGHT).with_prefetch(0);
+        let (lazy, _) = Tower::new().lazy_load(&WeightFile::open(&source).unwrap(), &lazy).unwrap();
+        let scope = Scope::start();
+        prepare(PrepareSource::of_module(&lazy), &saved, &options).unwrap();
+        assert!(scope.peak() <= bytes + SMALL, "{name}: {} bytes", scope.peak());
+        if name != "bf16" {
+            assert!(Tower::new().load_file(&saved).forward() == expected, "{name}");
+        }
     }
 }
 

@@ -52,15 +52,20 @@
 use crate::ops::node_id;
 #[cfg(feature = "ndarray")]
 use burn::backend::DispatchDevice;
-use burn::backend::autodiff::NodeId;
+use burn::backend::{
+    Backend,
+    autodiff::NodeId,
+    tensor::{Device as BackendDevice, FloatTensor},
+};
 use burn::module::{
     Content, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
     ParamId, ParamMapper, Reparameterization,
 };
 use burn::tensor::{Bytes, DType, Device, Int, Shape, Tensor, TensorData};
 use core::any::Any;
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 use core::fmt::Debug;
+use core::ops::Range;
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -130,9 +135,10 @@ impl LazyWeight {
         let maps = !format!("{mapper:?}").contains("load: false");
         let mapper = maps.then(|| Arc::new(mapper) as Arc<dyn Any + Send + Sync>);
         let saved = weight.clone();
-        let param = param.save_mapper(move |stand_in| match is_stand_in(&stand_in) {
-            true => dense(&*saved, &stand_in.device()),
-            false => stand_in,
+        let param = param.save_mapper(move |base| match is_stand_in(&base) {
+            true if UNREAD.get() => stand_in(&*saved, &base.device()),
+            true => dense(&*saved, &base.device()),
+            false => base,
         });
         (param, Self { weight, adapter: None, mapper, id, device, replaced: OnceLock::new() })
     }
@@ -156,9 +162,7 @@ impl LazyWeight {
         match self.mapper.as_ref().and_then(|mapper| mapper.downcast_ref::<ParamMapper<Tensor<D>>>()) {
             Some(mapper) => mapper.on_load(weight),
             None => {
-                if let Some(node) = node_id(weight.clone()) {
-                    remember(node, &self.weight);
-                }
+                remember(&weight, &self.weight, false);
                 weight
             }
         }
@@ -179,14 +183,14 @@ impl LazyWeight {
 
     fn is_replaced<const D: usize>(&self, base: &Tensor<D>) -> bool {
         *self.replaced.get_or_init(|| {
+            let (dtype, wanted) = (self.weight.dtype(), base.dtype());
+            // Of a packed tensor nobody can tell whether it was a stand-in.
+            let replaced = wanted.is_float() && !is_stand_in(base);
             assert!(
-                base.dtype() == self.weight.dtype(),
-                "a lazy weight {:?} of {:?} cannot become {:?}: `materialize` the module before",
+                replaced || wanted == dtype,
+                "a lazy weight {:?} of {dtype:?} cannot become {wanted:?}: `materialize` the module before",
                 self.weight.shape(),
-                self.weight.dtype(),
-                base.dtype(),
             );
-            let replaced = !is_stand_in(base);
             assert!(
                 replaced || !base.is_require_grad(),
                 "a lazy weight {:?} is frozen: `materialize` the module to train it, or leave it out of `unfreeze`",
@@ -297,6 +301,24 @@ impl ModuleDisplayDefault for LazyWeight {
 
 impl ModuleDisplay for LazyWeight {}
 
+thread_local! {
+    /// Whether lazy parameters are saved without their values.
+    static UNREAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f`, in which [saved](Param::transform_for_save) lazy parameters are stand-ins, of the shape and dtype of their weights: to see
+/// what there is to save, without reading it.
+pub fn without_reading<R>(f: impl FnOnce() -> R) -> R {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            UNREAD.set(self.0);
+        }
+    }
+    let _before = Before(UNREAD.replace(true));
+    f()
+}
+
 /// The weight of a parameter without its low-rank adapter, and the adapter.
 pub(crate) fn weight_and_adapter<const D: usize>(
     param: &Param<Tensor<D>>,
@@ -319,8 +341,9 @@ pub(crate) fn rows_and_adapter<'a>(
     Some((lazy.read_rows(param.base(), indices.clone()), lazy.adapter()))
 }
 
-/// A lazy table in blocks of rows, each read when it is asked for; nothing if the table is not lazy, or has an adapter.
-pub(crate) fn blocks_of_rows(
+/// Blocks of rows of a lazy table, transposed, each read when it is asked for; nothing if the table is not lazy, or has an adapter.
+/// Operations read them again in the backward pass, if a block is used before the next is asked for.
+pub(crate) fn transposed_blocks(
     param: &Param<Tensor<2>>,
     bytes: usize,
 ) -> Option<impl Iterator<Item = Tensor<2>>> {
@@ -329,12 +352,39 @@ pub(crate) fn blocks_of_rows(
     if lazy.adapter.is_some() || lazy.mapper.is_some() || rows * width == 0 || lazy.is_replaced(&base) {
         return None;
     }
-    let (dtype, device) = (lazy.weight.dtype(), base.device());
-    let block = (bytes / (width * dtype.size())).max(1);
+    let (table, device) = (lazy.weight.clone(), base.device());
+    let block = (bytes / (width * table.dtype().size())).max(1);
+    let mut held: Option<Arc<dyn FrozenWeight>> = None;
     Some((0..rows).step_by(block).map(move |first| {
-        let rows: Vec<usize> = (first..rows.min(first + block)).collect();
-        Tensor::from_data(lazy.weight.read_rows(&rows), (&device, dtype))
+        let rows = Rows { table: table.clone(), rows: first..rows.min(first + block) };
+        let rows = held.insert(Arc::new(rows)); // as long as the block is used
+        let block = dense::<2>(&**rows, &device).transpose();
+        remember(&block, rows, true);
+        block
     }))
+}
+
+/// Rows of a table that follow each other.
+#[derive(Debug)]
+struct Rows {
+    table: Arc<dyn FrozenWeight>,
+    rows: Range<usize>,
+}
+
+impl FrozenWeight for Rows {
+    fn shape(&self) -> Shape {
+        let mut shape = self.table.shape();
+        shape[0] = self.rows.len();
+        shape
+    }
+
+    fn dtype(&self) -> DType {
+        self.table.dtype()
+    }
+
+    fn read(&self) -> TensorData {
+        self.table.read_rows(&self.rows.clone().collect::<Vec<_>>())
+    }
 }
 
 fn dense<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> Tensor<D> {
@@ -391,19 +441,47 @@ const REMEMBERED: usize = 256;
 thread_local! {
     /// Which weight was read into which node. A layer reads its weights, and uses them: what lies further back is not asked for
     /// any more.
-    static READ: RefCell<VecDeque<(NodeId, Weak<dyn FrozenWeight>)>> = RefCell::default();
+    static READ: RefCell<VecDeque<Read>> = RefCell::default();
 }
 
-fn remember(node: NodeId, weight: &Arc<dyn FrozenWeight>) {
+struct Read {
+    node: NodeId,
+    weight: Weak<dyn FrozenWeight>,
+    transposed: bool,
+}
+
+/// That a tensor is this weight, or this weight transposed.
+fn remember<const D: usize>(tensor: &Tensor<D>, weight: &Arc<dyn FrozenWeight>, transposed: bool) {
+    let Some(node) = node_id(tensor.clone()) else { return };
     READ.with_borrow_mut(|read| {
         if read.len() == REMEMBERED {
             read.pop_front();
         }
-        read.push_back((node, Arc::downgrade(weight)));
+        read.push_back(Read { node, weight: Arc::downgrade(weight), transposed });
     });
 }
 
-/// The weight that was read into a node.
-pub(crate) fn read_into(node: NodeId) -> Option<Arc<dyn FrozenWeight>> {
-    READ.with_borrow(|read| read.iter().rev().find(|(of, _)| *of == node)?.1.upgrade())
+/// What a frozen weight is read from again.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    weight: Arc<dyn FrozenWeight>,
+    transposed: bool,
+}
+
+impl Origin {
+    /// That of a node into which a weight was read.
+    pub(crate) fn of(node: NodeId) -> Option<Self> {
+        READ.with_borrow(|read| {
+            let Read { weight, transposed, .. } = read.iter().rev().find(|read| read.node == node)?;
+            Some(Self { weight: weight.upgrade()?, transposed: *transposed })
+        })
+    }
+
+    pub(crate) fn read<B: Backend>(&self, device: &BackendDevice<B>) -> FloatTensor<B> {
+        let weight = B::float_from_data(self.weight.read(), device);
+        match self.transposed {
+            true => B::float_swap_dims(weight, 0, 1),
+            false => weight,
+        }
+    }
 }

@@ -2,9 +2,10 @@ use super::load::Targets;
 use super::quantized;
 use super::source::{Entry, into_bytes, words_for};
 use super::{LazyError, WeightFile};
-use burn::module::Module;
-use burn::tensor::{Bytes, DType};
-use burn_store::{ModuleSnapshot, burn_pack};
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Bool, Bytes, DType, Float, Int, Tensor};
+use burn_memsave_layers::frozen::without_reading;
+use burn_store::{bridge, burn_pack};
 use std::convert::Infallible;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -19,14 +20,16 @@ pub struct PrepareSource {
 }
 
 impl PrepareSource {
-    /// The parameters of a module, in memory, in the order in which the module has them: mostly that of execution.
+    /// The parameters of a module, in the order in which the module has them: mostly that of execution. Lazy ones are read one at
+    /// a time, so that the file may be larger than memory, where `save_file` makes a record of all of them first.
     pub fn of_module(module: &impl Module) -> Self {
         let path = PathBuf::from("a module");
+        let mut collector = Collector::default();
+        module.visit(&mut collector);
         let entry = |tensor: burn_pack::Tensor| {
             (tensor.name.clone(), Entry { tensor, file: path.clone(), span: None })
         };
-        let tensors = module.collect(None, None, false).into_iter().map(entry).collect();
-        Self { path, tensors }
+        Self { tensors: collector.tensors.into_iter().map(entry).collect(), path }
     }
 
     /// The tensors that a module has parameters for, under the names and in the layouts of the module, in its order. It takes no
@@ -45,6 +48,38 @@ impl PrepareSource {
         });
         Ok(Self { path: file.path().to_path_buf(), tensors: tensors.collect::<Result<_, _>>()? })
     }
+}
+
+/// Collects the parameters of a module as they are in records, but without reading what is lazy.
+#[derive(Default)]
+struct Collector {
+    names: Vec<String>,
+    tensors: Vec<burn_pack::Tensor>,
+}
+
+macro_rules! collect {
+    ($visit:ident, $kind:ty) => {
+        fn $visit<const D: usize>(&mut self, param: &Param<Tensor<D, $kind>>) {
+            let (name, id) = (self.names.join("."), Some(param.id.val()));
+            let like = without_reading(|| param.transform_for_save().into_value());
+            let param = param.clone();
+            // The value itself, of which there is no other handle, has no need to be copied.
+            let read = move || Ok(param.transform_for_save().into_value().into_data());
+            self.tensors.push(bridge::deferred(name, like.dtype(), like.shape(), id, read));
+        }
+    };
+}
+
+impl ModuleVisitor for Collector {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.names.push(name.into());
+    }
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.names.pop();
+    }
+    collect!(visit_float, Float);
+    collect!(visit_int, Int);
+    collect!(visit_bool, Bool);
 }
 
 impl From<&WeightFile> for PrepareSource {

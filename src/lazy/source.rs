@@ -133,6 +133,25 @@ pub(super) struct Entry {
     pub span: Option<Span>,
 }
 
+/// Where elements are read from.
+enum Source<'a> {
+    File(&'a Span),
+    Memory(Bytes),
+}
+
+impl Source<'_> {
+    fn read_at(&self, out: &mut [u8], at: usize) -> io::Result<()> {
+        match self {
+            Self::File(span) => span.read_at(out, at),
+            Self::Memory(bytes) => {
+                let part = bytes.get(at..at + out.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+                out.copy_from_slice(part);
+                Ok(())
+            }
+        }
+    }
+}
+
 /// Bytes that are converted at a time.
 const CHUNK: usize = 1 << 16;
 
@@ -175,6 +194,9 @@ impl Entry {
 
     /// Reads it as `dtype`.
     pub fn read(&self, dtype: DType) -> Result<Bytes, LazyError> {
+        if self.span.is_none() && dtype == self.tensor.dtype {
+            return self.bytes();
+        }
         let len = self.len_as(dtype);
         let mut words = words_for(len);
         self.read_as(dtype, &mut bytemuck::cast_slice_mut(&mut words)[..len])?;
@@ -188,15 +210,7 @@ impl Entry {
             return Err(self.error(format!("it has {count} rows, and not a row {row}")));
         }
         let width = self.tensor.shape.num_elements() / count.max(1);
-        if self.span.is_none() {
-            let mut table = vec![0; self.len_as(dtype)];
-            self.copy(dtype, 0, &mut table)?;
-            let size = width * dtype.size();
-            for (&row, out) in rows.iter().zip(out.chunks_exact_mut(size)) {
-                out.copy_from_slice(&table[row * size..][..size]);
-            }
-            return Ok(());
-        }
+        let source = self.source()?;
         // Rows that follow each other are read at once.
         let mut out = out;
         let mut done = 0;
@@ -205,7 +219,7 @@ impl Entry {
             let follow = (1..).zip(&rows[done + 1..]).take_while(|(next, row)| **row == first + next);
             let run = 1 + follow.count();
             let part = out.split_off_mut(..run * width * dtype.size()).expect("as long as its rows");
-            self.read_range_as(dtype, first * width, part)?;
+            self.read_from(&source, dtype, first * width, part).map_err(|error| self.error(error))?;
             done += run;
         }
         Ok(())
@@ -213,28 +227,37 @@ impl Entry {
 
     /// Reads the elements from `first` on, as many as there is place for.
     pub fn read_range_as(&self, dtype: DType, first: usize, out: &mut [u8]) -> Result<(), LazyError> {
-        let Some(span) = &self.span else { return self.copy(dtype, first, out) };
+        self.read_from(&self.source()?, dtype, first, out).map_err(|error| self.error(error))
+    }
+
+    fn source(&self) -> Result<Source<'_>, LazyError> {
+        match &self.span {
+            Some(span) => Ok(Source::File(span)),
+            None => self.bytes().map(Source::Memory),
+        }
+    }
+
+    fn read_from(&self, source: &Source<'_>, dtype: DType, first: usize, out: &mut [u8]) -> io::Result<()> {
         let stored = self.tensor.dtype;
         if stored == dtype {
             // A packed tensor is read as a whole, and has no size of an element.
-            return span.read_at(out, first * stored.size()).map_err(|error| self.error(error));
+            return source.read_at(out, first * stored.size());
         }
         if let DType::QFloat(_) = stored {
-            return self.dequantize(span, dtype, first, out).map_err(|error| self.error(error));
+            return self.dequantize(source, dtype, first, out);
         }
         let mut chunk = vec![0u64; CHUNK / size_of::<u64>()];
         let per_chunk = CHUNK / stored.size();
         for (index, out) in out.chunks_mut(per_chunk * dtype.size()).enumerate() {
             let count = out.len() / dtype.size();
             let chunk = &mut bytemuck::cast_slice_mut(&mut chunk)[..count * stored.size()];
-            let at = (first + index * per_chunk) * stored.size();
-            span.read_at(chunk, at).map_err(|error| self.error(error))?;
+            source.read_at(chunk, (first + index * per_chunk) * stored.size())?;
             convert(chunk, stored, out, dtype);
         }
         Ok(())
     }
 
-    fn dequantize(&self, span: &Span, dtype: DType, first: usize, out: &mut [u8]) -> io::Result<()> {
+    fn dequantize(&self, source: &Source<'_>, dtype: DType, first: usize, out: &mut [u8]) -> io::Result<()> {
         const COUNT: usize = CHUNK / size_of::<f32>();
         let scales_at = self.tensor.shape.num_elements();
         let (mut values, mut scales) = (vec![0i8; COUNT], vec![0.0f32; COUNT / quantized::BLOCK + 1]);
@@ -243,25 +266,22 @@ impl Entry {
             let (first, count) = (first + index * COUNT, out.len() / dtype.size());
             let blocks = first / quantized::BLOCK..(first + count).div_ceil(quantized::BLOCK);
             let (values, scales) = (&mut values[..count], &mut scales[..blocks.len()]);
-            span.read_at(bytemuck::cast_slice_mut(values), first)?;
-            span.read_at(bytemuck::cast_slice_mut(scales), scales_at + blocks.start * size_of::<f32>())?;
+            source.read_at(bytemuck::cast_slice_mut(values), first)?;
+            source.read_at(bytemuck::cast_slice_mut(scales), scales_at + blocks.start * size_of::<f32>())?;
             quantized::dequantize(values, scales, first, &mut floats[..count]);
             convert(bytemuck::cast_slice(&floats[..count]), DType::F32, out, dtype);
         }
         Ok(())
     }
 
-    fn copy(&self, dtype: DType, first: usize, out: &mut [u8]) -> Result<(), LazyError> {
+    /// The bytes of a tensor that is no span of a file.
+    fn bytes(&self) -> Result<Bytes, LazyError> {
         // Burn's readers of checkpoints are not all free of panics.
         let read = std::panic::AssertUnwindSafe(|| self.tensor.to_bytes());
-        let bytes = match std::panic::catch_unwind(read) {
-            Ok(bytes) => bytes.map_err(|error| self.error(error))?,
-            Err(_) => return Err(self.error("its data are damaged")),
-        };
-        let data = TensorData::from_bytes(bytes, self.tensor.shape.clone(), self.tensor.dtype);
-        let data = if dtype == self.tensor.dtype { data } else { data.convert_dtype(dtype) };
-        out.copy_from_slice(&data.as_bytes()[first * dtype.size()..][..out.len()]);
-        Ok(())
+        match std::panic::catch_unwind(read) {
+            Ok(bytes) => bytes.map_err(|error| self.error(error)),
+            Err(_) => Err(self.error("its data are damaged")),
+        }
     }
 
     /// The bytes in the file's memory, if they need not be converted.

@@ -3,6 +3,7 @@ use crate::{Saved, all, load};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData, Tolerance};
 use burn_memsave::lazy::{LazyOptions, ReadMode};
+use burn_memsave::measure::ledger;
 use burn_memsave::nn::{Linear, LinearConfig};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -121,6 +122,20 @@ fn a_tied_head_reads_blocks() {
     let statistics = report.statistics();
     assert_eq!((statistics.reads, statistics.bytes_read), (3, 9000 * 1024 * 4), "{statistics}");
     assert_eq!(report.cached_bytes(), 0);
+
+    // In training the blocks are read again.
+    let device = device.autodiff();
+    let (eager, lazy) = (eager.train().freeze(), lazy.train());
+    let x = || Tensor::<3>::full([1, 2, 1024], 0.1, &device).require_grad();
+    let (of_eager, of_lazy) = (x(), x());
+    let (y, kept) = ledger(&lazy, || lazy.logits(of_lazy.clone()));
+    let reasons: Vec<_> = kept.rows.iter().map(|row| (row.bytes, row.reason)).collect();
+    assert_eq!(reasons, [(0, "read again"); 3], "{kept}");
+    let square = |y: Tensor<3>| y.powf_scalar(2.0).sum().backward();
+    let (expected, gradients) = (square(eager.logits(of_eager.clone())), square(y));
+    let [expected, dx] = [of_eager.grad(&expected), of_lazy.grad(&gradients)].map(Option::unwrap);
+    dx.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::default());
+    assert_eq!(report.statistics().reads, 9);
 }
 
 #[test]

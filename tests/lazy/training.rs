@@ -2,7 +2,7 @@
 use crate::{Saved, all, devices, load};
 use burn::module::{Lora, Module, Param, ParamId};
 use burn::store::ModuleRecord;
-use burn::tensor::{Device, Gradients, Tensor, TensorData, Tolerance};
+use burn::tensor::{DType, Device, Gradients, Tensor, TensorData, Tolerance};
 use burn_memsave::lazy::LazyOptions;
 use burn_memsave::measure::ledger;
 use burn_memsave::nn;
@@ -154,7 +154,13 @@ fn records_hold_the_weights() {
         let other = Net::new(&device);
         let replaced = lazy.clone().load_record(other.clone().into_record());
         assert_eq!(replaced.forward(x.clone()).into_data(), other.forward(x.clone()).into_data());
-        assert_eq!(lazy.forward(x).into_data(), expected, "the original is as it was");
+        assert_eq!(lazy.forward(x.clone()).into_data(), expected, "the original is as it was");
+
+        // Also one of another dtype.
+        let half = crate::cast(other, DType::F64);
+        let replaced = lazy.load_record(half.clone().into_record());
+        let x = x.cast(burn::tensor::FloatDType::F64);
+        assert_eq!(replaced.forward(x.clone()).into_data(), half.forward(x).into_data());
     }
 }
 

@@ -1,4 +1,4 @@
-use crate::frozen::{blocks_of_rows, rows_and_adapter, weight_and_adapter};
+use crate::frozen::{rows_and_adapter, transposed_blocks, weight_and_adapter};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -75,8 +75,8 @@ impl Embedding {
 
     /// The logits of a head that is tied to the table, `input weight^T`.
     ///
-    /// A [lazy](crate::frozen) table is read, multiplied and dropped block by block: 16 MiB of it are in memory at a time. (If the
-    /// input is tracked the blocks are kept for the backward pass, as Burn keeps the table.)
+    /// A [lazy](crate::frozen) table is read, multiplied and dropped block by block, also in the backward pass: 16 MiB of it are in
+    /// memory at a time.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -96,10 +96,10 @@ impl Embedding {
     ///
     /// Panics if the last axis of `input` is not `d_model`.
     pub fn logits<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        let product = |rows: Tensor<2>| functional::linear(input.clone(), rows.transpose(), None);
-        match blocks_of_rows(&self.weight, BLOCK_BYTES) {
+        let product = |columns: Tensor<2>| functional::linear(input.clone(), columns, None);
+        match transposed_blocks(&self.weight, BLOCK_BYTES) {
             Some(blocks) => Tensor::cat(blocks.map(product).collect(), D - 1),
-            None => product(self.weight.val()),
+            None => product(self.weight.val().transpose()),
         }
     }
 }

@@ -4,7 +4,7 @@ use super::{
     recompute::{Free, is_offered},
 };
 use crate::backend::Saved;
-use crate::frozen::{FrozenWeight, read_into};
+use crate::frozen::Origin;
 use crate::ledger;
 use burn::backend::{
     Backend, TensorMetadata,
@@ -13,7 +13,7 @@ use burn::backend::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         ops::{Backward, OpsPrep, Tracked},
     },
-    tensor::{Device, FloatTensor, QuantizedTensor},
+    tensor::{FloatTensor, QuantizedTensor},
 };
 use core::any::Any;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(crate) enum Kept {
     },
     /// A frozen weight, which is read again.
     Frozen {
-        weight: Arc<dyn FrozenWeight>,
+        origin: Origin,
         /// The `Device<B>` of the backend that keeps it.
         device: Arc<dyn Any + Send + Sync>,
     },
@@ -40,9 +40,8 @@ impl Kept {
     pub(crate) fn get<B: Backend>(self, checkpointer: &mut Checkpointer) -> FloatTensor<B> {
         match self {
             Self::Node { node, .. } => checkpointer.retrieve_node_output(node),
-            Self::Frozen { weight, device } => {
-                let device = device.downcast_ref::<Device<B>>().expect("of the backend that keeps it");
-                B::float_from_data(weight.read(), device)
+            Self::Frozen { origin, device } => {
+                origin.read::<B>(device.downcast_ref().expect("of the backend that keeps it"))
             }
         }
     }
@@ -75,10 +74,10 @@ impl Keeper {
         C: CheckpointStrategy,
     {
         if !tensor.is_tracked()
-            && let Some(weight) = read_into(tensor.id())
+            && let Some(origin) = Origin::of(tensor.id())
         {
             self.report(name, || (0, "read again"), None);
-            return Kept::Frozen { weight, device: Arc::new(tensor.device()) };
+            return Kept::Frozen { origin, device: Arc::new(tensor.device()) };
         }
         // Looked up only while somebody records.
         let kept = || match is_offered(tensor.id()) {
