@@ -10,9 +10,12 @@
 #![recursion_limit = "256"]
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
+use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
+use burn_memsave::nn::LinearConfig;
 use cases::{Forward, Shapes, Visitor, initialize, variants, visit_layers};
 use comfy_table::{Table, presets};
 use criterion::Criterion;
+use std::error::Error;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -53,6 +56,28 @@ impl Visitor for Timing {
 }
 
 impl Timing {
+    /// A dense layer whose weight is lazy, in a cache that has room for it, beside Burn's with the weight in memory.
+    fn lazy(&mut self, [rows, width]: [usize; 2]) -> Result<(), Box<dyn Error>> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("linear.bpk");
+        let stock = burn::nn::LinearConfig::new(width, width).init(&self.device).freeze();
+        stock.clone().save_file(&path)?;
+        let options = LazyOptions::new().with_min_bytes(0).with_budget(u64::MAX);
+        let ours = LinearConfig::new(width, width).init(&self.device);
+        let (ours, _) = ours.lazy_load(&WeightFile::open(&path)?, &options)?;
+        let ours = ours.freeze();
+        let x = Tensor::<2>::random([rows, width], Distribution::Normal(0.0, 1.0), &self.device);
+
+        let name = format!("{}lazy Linear, cached", self.prefix);
+        let (valid_stock, valid) = (stock.valid(), ours.valid());
+        let sides: [&dyn Fn(Tensor<2>) -> Tensor<2>; 2] =
+            [&|x| valid_stock.forward(x), &|x| valid.forward(x)];
+        self.time(format!("{name}, inference"), sides, &x.clone().inner());
+        let sides: [&dyn Fn(Tensor<2>) -> Tensor<2>; 2] = [&|x| stock.forward(x), &|x| ours.forward(x)];
+        self.time(format!("{name}, frozen, forward and backward"), sides, &x);
+        Ok(())
+    }
+
     /// Both sides run in turns for every sample of either, so that a machine whose speed drifts is fair to both.
     fn time<const D: usize, const O: usize>(
         &mut self,
@@ -123,14 +148,16 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
     values[values.len() / 2]
 }
 
-fn main() {
+fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::flex().autodiff();
     let criterion = Criterion::default().configure_from_args();
     let mut timing = Timing { device: device.clone(), criterion, prefix: "", turns: Vec::new() };
-    for (prefix, shapes) in [("", Shapes::USUAL), ("small ", Shapes::SMALL)] {
+    for (prefix, shapes, of_lazy) in [("", Shapes::USUAL, [64, 512]), ("small ", Shapes::SMALL, [4, 32])] {
         timing.prefix = prefix;
         visit_layers(&mut timing, &device, &shapes);
+        timing.lazy(of_lazy)?;
     }
     timing.criterion.final_summary();
     println!("{}", timing.ratios());
+    Ok(())
 }

@@ -10,6 +10,7 @@ use burn::tensor::{
 };
 use burn_memsave_layers::frozen::{FrozenWeight, LazyWeight};
 use std::collections::{BTreeSet, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Loading of a module, Burn's or this library's, whose weights stay in their file.
@@ -263,7 +264,10 @@ impl Planned {
     ) -> Result<(Tensor<D, K>, Option<ParamId>), LazyError> {
         let Self { entry, dtype, .. } = self;
         let data = TensorData::from_bytes(entry.read(*dtype)?, entry.tensor.shape.clone(), *dtype);
-        Ok((Tensor::from_data(data, (device, *dtype)), entry.tensor.param_id.map(ParamId::from)))
+        // Not every backend knows every scheme of packed weights, and one that does not panics.
+        let tensor = catch_unwind(AssertUnwindSafe(|| Tensor::from_data(data, (device, *dtype))))
+            .map_err(|_| entry.error(format!("{device:?} cannot hold {dtype:?}")))?;
+        Ok((tensor, entry.tensor.param_id.map(ParamId::from)))
     }
 }
 

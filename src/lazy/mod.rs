@@ -9,7 +9,8 @@
 //!
 //! - Adapters: [`Module::apply_lora`](burn::module::Module::apply_lora) *after* `lazy_load`, on a device with autodiff.
 //! - [`Module::materialize`](burn::module::Module::materialize) makes a lazy module an ordinary one.
-//! - Records of a lazy module hold the weights, adapters under the path they have on ordinary weights.
+//! - Records of a lazy module hold the weights, all at once, and adapters under the path they have on ordinary weights.
+//!   [`prepare`] with [`PrepareSource::of_module`] writes the same file with one weight in memory at a time.
 //!
 //! A read that fails during a forward pass panics, with the message of the [`LazyError`].
 mod cache;

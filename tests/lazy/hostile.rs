@@ -1,6 +1,6 @@
 //! Files that lie: every one is an error that names the file, and none a panic.
 use crate::{Saved, all};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use burn_memsave::lazy::{LazyError, LazyLoad, WeightFile};
 use burn_memsave::nn::{Linear, LinearConfig};
 use proptest::prelude::*;
@@ -189,4 +189,35 @@ fn damaged_files_are_errors_or_other_weights() {
             survives(directory.path(), name, &damaged);
         });
     }
+}
+
+/// What the fuzz target begins with, and what it found.
+#[test]
+fn files_of_the_corpus() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus");
+    let mut loaded = vec![];
+    for path in std::fs::read_dir(corpus).unwrap().map(|file| file.unwrap().path()) {
+        let Ok(file) = WeightFile::open(&path) else { continue };
+        for min_bytes in [0, usize::MAX] {
+            let options = all().with_min_bytes(min_bytes).with_dtype(DType::F32);
+            let linear: Result<(Linear, _), _> =
+                LinearConfig::new(2, 32).init(&Device::flex()).lazy_load(&file, &options);
+            if let Ok((linear, _)) = linear {
+                linear.forward(Tensor::<2>::ones([1, 2], &Device::flex())).into_data();
+                loaded.push(path.file_name().unwrap().to_string_lossy().into_owned());
+            }
+        }
+    }
+    loaded.sort();
+    loaded.dedup();
+    let whole = [
+        "linear-bf16.bpk",
+        "linear-half.safetensors",
+        "linear-int8.bpk",
+        "linear-legacy.pt",
+        "linear.bpk",
+        "linear.pt",
+        "linear.safetensors",
+    ];
+    assert_eq!(loaded, whole);
 }
