@@ -102,9 +102,9 @@ pub trait FrozenWeight: Debug + Send + Sync {
 /// The reparameterization of a parameter whose value is a [`FrozenWeight`].
 ///
 /// The parameter itself holds a stand-in of the right shape that takes no memory. It is frozen: a use of it while it requires a
-/// gradient panics. [`Module::apply_lora`] on a device with autodiff attaches its adapter on
-/// top, under the path it has on any other weight (`linear.weight.lora.a`). Records hold the weight; a weight that a record
-/// brings replaces the lazy one. Other mappers of values (`cast`, `quantize_weights`) want `materialize` before.
+/// gradient panics. [`Module::apply_lora`] attaches its adapter on top, under the path it has on any other weight
+/// (`linear.weight.lora.a`). Records hold the weight; a weight of floats that a record brings replaces the lazy one. A weight that its module transposes where it loads it ([`LinearLayout::Col`](burn::nn::LinearLayout)) is
+/// kept for the backward pass. Other mappers of values (`cast`, `quantize_weights`) want `materialize` before.
 #[derive(Clone, Debug)]
 pub struct LazyWeight {
     weight: Arc<dyn FrozenWeight>,
@@ -129,17 +129,28 @@ impl LazyWeight {
         weight: Arc<dyn FrozenWeight>,
     ) -> (Param<Tensor<D>>, Self) {
         let (id, device) = (param.id, param.lazy_device());
-        let param = param.set_require_grad(false).transform_for_load(stand_in(&*weight, &device), id);
-        let (_, _, mapper) = param.clone().consume();
-        // The mapper does not say whether it does anything, but shows it (burn-core 0.22).
-        let maps = !format!("{mapper:?}").contains("load: false");
-        let mapper = maps.then(|| Arc::new(mapper) as Arc<dyn Any + Send + Sync>);
-        let saved = weight.clone();
-        let param = param.save_mapper(move |base| match is_stand_in(&base) {
-            true if UNREAD.get() => stand_in(&*saved, &base.device()),
-            true => dense(&*saved, &base.device()),
-            false => base,
+        // Neither initializes the parameter nor changes what its clones share with it.
+        LOADED.take();
+        let (_, _, mapper) = param.transform_for_load(stand_in(&*weight, &device), id).consume();
+        // A mapper does not say whether it does anything, but shows it (burn-core 0.22); ours, of a weight before, says it.
+        let maps = LOADED.take().map_or(!format!("{mapper:?}").contains("load: false"), |loaded| loaded.maps);
+        let mapper = Arc::new(mapper);
+
+        let (of, on_init) = (weight.clone(), mapper.clone());
+        let init = move |device: &Device, _| on_init.on_load(stand_in(&*of, device));
+        let on_load = mapper.clone();
+        let param = Param::uninitialized(id, init, device.clone(), false, weight.shape());
+        let param = param.load_mapper(move |value| {
+            LOADED.set(Some(Loaded { id, maps }));
+            on_load.on_load(value)
         });
+        // The parameter outlives the weight where it is materialized.
+        let (of, on_save) = (Arc::downgrade(&weight), mapper.clone());
+        let param = param.save_mapper(move |base| match is_stand_in(&base) {
+            true => saved(&of.upgrade().expect("a module that is saved has its weights"), base),
+            false => on_save.on_save(base),
+        });
+        let mapper = maps.then_some(mapper as Arc<dyn Any + Send + Sync>);
         (param, Self { weight, adapter: None, mapper, id, device, replaced: OnceLock::new() })
     }
 
@@ -183,12 +194,13 @@ impl LazyWeight {
 
     fn is_replaced<const D: usize>(&self, base: &Tensor<D>) -> bool {
         *self.replaced.get_or_init(|| {
-            let (dtype, wanted) = (self.weight.dtype(), base.dtype());
-            // Of a packed tensor nobody can tell whether it was a stand-in.
-            let replaced = wanted.is_float() && !is_stand_in(base);
+            let (dtype, found) = (self.weight.dtype(), base.dtype());
+            let replaced = !is_stand_in(base);
+            // A stand-in of another dtype, or packed, is none any more, but no weight either.
+            let converted = found != dtype && (!found.is_float() || first(base).iter::<f64>().all(f64::is_nan));
             assert!(
-                replaced || wanted == dtype,
-                "a lazy weight {:?} of {dtype:?} cannot become {wanted:?}: `materialize` the module before",
+                !converted,
+                "a lazy weight {:?} of {dtype:?} cannot become {found:?}: `materialize` the module before",
                 self.weight.shape(),
             );
             assert!(
@@ -200,7 +212,12 @@ impl LazyWeight {
         })
     }
 
-    /// Lets a mapper attach an adapter, which it can do to a parameter only.
+    /// A device, with the autodiff of the one before: as tensors are moved.
+    fn moved_to(&self, device: &Device) -> Device {
+        device.clone().with_autodiff_context_from(&self.device)
+    }
+
+    /// Lets a mapper attach an adapter, which it can do to a parameter only: to it this one and its base are two.
     fn offer<M: ModuleMapper>(&mut self, mapper: &mut M) {
         match self.weight.shape().num_dims() {
             2 => self.offer_of_rank::<2, _>(mapper),
@@ -242,12 +259,12 @@ impl Module for LazyWeight {
     }
 
     fn fork(self, device: &Device) -> Self {
-        let (adapter, device) = (self.adapter.fork(device), device.clone());
+        let (device, adapter) = (self.moved_to(device), self.adapter.fork(device));
         Self { adapter, device, ..self }
     }
 
     fn to_device(self, device: &Device) -> Self {
-        let (adapter, device) = (self.adapter.to_device(device), device.clone());
+        let (device, adapter) = (self.moved_to(device), self.adapter.to_device(device));
         Self { adapter, device, ..self }
     }
 
@@ -271,7 +288,8 @@ impl Module for LazyWeight {
                 self.adapter = Some(adapter.map(mapper));
                 mapper.exit_module(LoraAdapter::NAME, CONTAINER);
             }
-            None if self.device.is_autodiff() => self.offer(mapper),
+            // A record has the parameter once, and its base just took that.
+            None if LOADED.take().is_none_or(|loaded| loaded.id != self.id) => self.offer(mapper),
             None => (),
         }
         mapper.enter_module(Self::NAME, CONTAINER);
@@ -301,22 +319,55 @@ impl ModuleDisplayDefault for LazyWeight {
 
 impl ModuleDisplay for LazyWeight {}
 
-thread_local! {
-    /// Whether lazy parameters are saved without their values.
-    static UNREAD: Cell<bool> = const { Cell::new(false) };
+/// What a record holds of a parameter.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "on its way to whoever asked, one at a time")]
+pub enum Recorded<const D: usize> {
+    /// Its value.
+    Value(Tensor<D>),
+    /// Its lazy weight, which was not read.
+    Frozen(Arc<dyn FrozenWeight>),
 }
 
-/// Runs `f`, in which [saved](Param::transform_for_save) lazy parameters are stand-ins, of the shape and dtype of their weights: to see
-/// what there is to save, without reading it.
-pub fn without_reading<R>(f: impl FnOnce() -> R) -> R {
-    struct Before(bool);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            UNREAD.set(self.0);
+impl<const D: usize> Recorded<D> {
+    /// What a record would hold, of a parameter as visitors see it. A lazy weight is not read.
+    pub fn of(param: &Param<Tensor<D>>) -> Self {
+        struct Done;
+        impl Drop for Done {
+            fn drop(&mut self) {
+                ASKED.take();
+            }
         }
+        let _done = Done;
+        ASKED.set(Some(None));
+        let value = param.transform_for_save().into_value();
+        ASKED.take().flatten().map_or(Self::Value(value), Self::Frozen)
     }
-    let _before = Before(UNREAD.replace(true));
-    f()
+}
+
+/// That a value was loaded into a parameter.
+#[derive(Clone, Copy)]
+struct Loaded {
+    id: ParamId,
+    /// Whether its module changes what it loads.
+    maps: bool,
+}
+
+thread_local! {
+    /// What was loaded last, until somebody asks.
+    static LOADED: Cell<Option<Loaded>> = const { Cell::new(None) };
+
+    /// If somebody asks for it: the lazy weight of the parameter that is being saved.
+    static ASKED: RefCell<Option<Option<Arc<dyn FrozenWeight>>>> = const { RefCell::new(None) };
+}
+
+/// What is saved in the place of a stand-in.
+fn saved<const D: usize>(weight: &Arc<dyn FrozenWeight>, stand_in: Tensor<D>) -> Tensor<D> {
+    let asked = ASKED.with_borrow_mut(|asked| asked.as_mut().map(|answer| *answer = Some(weight.clone())));
+    match asked {
+        Some(()) => stand_in,
+        None => dense(&**weight, &stand_in.device()),
+    }
 }
 
 /// The weight of a parameter without its low-rank adapter, and the adapter.
@@ -391,6 +442,9 @@ fn dense<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> Tensor<D
     Tensor::from_data(weight.read(), (device, weight.dtype()))
 }
 
+/// Begins a stand-in: a NaN, whatever the dtype, that no arithmetic results in.
+const ONES: u8 = 0xff;
+
 /// A tensor of the shape and dtype of a weight that takes no memory, and begins with what no weight begins with.
 fn stand_in<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> Tensor<D> {
     let (shape, options) = (weight.shape(), (device, weight.dtype()));
@@ -399,7 +453,8 @@ fn stand_in<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> Tenso
         let bytes = untouched::bytes(shape.num_elements() * weight.dtype().size());
         return Tensor::from_data(TensorData::from_bytes(bytes, shape, weight.dtype()), options);
     }
-    Tensor::<D>::full([1; D], f32::NAN, options).expand(shape)
+    let nan = TensorData::from_bytes_vec(vec![ONES; weight.dtype().size()], [1; D], weight.dtype());
+    Tensor::<D>::from_data(nan, options).expand(shape)
 }
 
 /// Memory that nobody touches, for NdArray, whose tensors cannot have strides of zero.
@@ -411,7 +466,7 @@ mod untouched {
     /// The largest mapping so far; all stand-ins share its address range.
     static MAPPED: Mutex<bytes::Bytes> = Mutex::new(bytes::Bytes::new());
 
-    /// So many bytes, of which only the first page exists. They begin with a NaN, whatever the dtype.
+    /// So many bytes, of which only the first page exists. They begin with ones.
     pub(super) fn bytes(len: usize) -> Bytes {
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner); // always whole
         if mapped.len() < len {
@@ -421,7 +476,7 @@ mod untouched {
     }
 
     fn map(len: usize) -> bytes::Bytes {
-        const NAN: [u8; 8] = [0xff; 8];
+        const NAN: [u8; 8] = [super::ONES; 8];
         let Ok(mut map) = memmap2::MmapMut::map_anon(len.max(NAN.len())) else {
             return bytes::Bytes::from([&NAN[..], &vec![0; len.saturating_sub(NAN.len())]].concat());
         };
@@ -431,8 +486,11 @@ mod untouched {
 }
 
 fn is_stand_in<const D: usize>(base: &Tensor<D>) -> bool {
-    let first = base.clone().slice(core::array::from_fn::<_, D, _>(|_| 0..1)).into_data().convert::<f32>();
-    first.iter::<f32>().all(f32::is_nan)
+    base.dtype().is_float() && first(base).as_bytes().iter().all(|&byte| byte == ONES)
+}
+
+fn first<const D: usize>(base: &Tensor<D>) -> TensorData {
+    base.clone().slice(core::array::from_fn::<_, D, _>(|_| 0..1)).into_data()
 }
 
 /// So many reads are remembered: more than lie between any read and its use.

@@ -40,6 +40,11 @@ impl Weight {
     pub fn len(&self) -> usize {
         self.entry.len_as(self.dtype)
     }
+
+    /// The memory that it takes, in whole words.
+    pub fn footprint(&self) -> usize {
+        self.len().next_multiple_of(size_of::<u64>())
+    }
 }
 
 /// What the cache did so far.
@@ -135,6 +140,7 @@ impl Pool {
     /// A buffer of at least so many bytes: an idle one, or a new one.
     fn take(&self, len: usize) -> Vec<u64> {
         let words = len.div_ceil(size_of::<u64>());
+        let len = words * size_of::<u64>();
         let mut memory = self.lock();
         let fits = memory.bytes + len <= self.budget;
         let usable =
@@ -149,7 +155,7 @@ impl Pool {
         {
             memory.bytes -= size_of_val(&buffer[..]);
         }
-        memory.bytes += words * size_of::<u64>();
+        memory.bytes += len;
         drop(memory);
         vec![0; words]
     }
@@ -244,6 +250,14 @@ struct State {
 }
 
 impl State {
+    /// A weight that the cache or somebody else has.
+    fn present(&self, index: usize) -> Option<Arc<Held>> {
+        match &self.slots[index] {
+            Slot::Present(held) => Some(held.clone()),
+            _ => self.last[index].upgrade(),
+        }
+    }
+
     /// Whether nobody beside the cache holds the weight.
     fn is_idle(&self, index: usize) -> bool {
         matches!(&self.slots[index], Slot::Present(held) if Arc::strong_count(held) == 1)
@@ -351,22 +365,20 @@ impl Shared {
         if self.settings.prefetch > 0 && state.slots.iter().any(|slot| matches!(slot, Slot::Absent)) {
             self.changed.notify_all();
         }
-        if let Slot::Present(held) = &state.slots[index] {
-            let bytes = handle(held);
+        if let Some(held) = state.present(index) {
             state.statistics.hits += 1;
-            return Ok(bytes);
+            return Ok(handle(&held));
         }
         let waiting = Instant::now();
         while matches!(state.slots[index], Slot::Reading) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let result = match &state.slots[index] {
-            Slot::Present(held) => {
-                let bytes = handle(held);
+        let result = match state.present(index) {
+            Some(held) => {
                 drop(state);
-                Ok(bytes)
+                Ok(handle(&held))
             }
-            _ => self.read(state, index, None),
+            None => self.read(state, index, None),
         };
         let mut state = self.lock();
         state.statistics.stalls += 1;
@@ -382,7 +394,7 @@ impl Shared {
         ahead: Option<usize>,
     ) -> Result<bytes::Bytes, LazyError> {
         state.slots[index] = Slot::Reading;
-        self.make_room(&mut state, self.weights[index].len(), ahead);
+        self.make_room(&mut state, self.weights[index].footprint(), ahead);
         let held = self.acquire(index); // while nobody else makes room
         drop(state);
         let begin = Instant::now();
@@ -501,40 +513,43 @@ impl Shared {
         if !state.order.is_trusted() || state.seen.iter().all(|seen| !seen) {
             return None;
         }
-        let whole = state.order.next().filter(|&index| !state.by_rows[index]);
-        let mut next = whole.take(self.settings.prefetch).enumerate();
-        let (ahead, index) = next.find(|(_, index)| !matches!(state.slots[*index], Slot::Present(_)))?;
+        let whole = state.order.next().enumerate().filter(|&(_, index)| !state.by_rows[index]);
+        let (ahead, index) =
+            whole.take(self.settings.prefetch).find(|&(_, index)| state.present(index).is_none())?;
         let absent = matches!(state.slots[index], Slot::Absent);
-        (absent && self.has_room(state, self.weights[index].len(), ahead)).then_some((ahead, index))
+        (absent && self.has_room(state, self.weights[index].footprint(), ahead)).then_some((ahead, index))
     }
 
     fn rows(&self, index: usize, rows: &[usize]) -> Result<Vec<u64>, LazyError> {
         let Weight { entry, dtype, .. } = &self.weights[index];
         let width = entry.tensor.shape.num_elements() / entry.tensor.shape[0].max(1) * dtype.size();
+        entry.check_rows(rows)?;
         let len = rows.len() * width;
         let mut words = words_for(len);
         let out = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
+        let all_fit = || self.weights.iter().map(Weight::footprint).sum::<usize>() <= self.settings.budget;
         let mut state = self.lock();
-        state.order.record(index);
-        let present = match &state.slots[index] {
-            Slot::Present(held) => Some(handle(held)),
-            _ => None,
+        let table = match state.present(index) {
+            Some(held) => {
+                state.order.record(index);
+                state.statistics.hits += 1;
+                drop(state);
+                Some(handle(&held))
+            }
+            None => {
+                drop(state);
+                all_fit().then(|| self.get(index)).transpose()?
+            }
         };
-        drop(state);
-        let all_fit = || self.weights.iter().map(Weight::len).sum::<usize>() <= self.settings.budget;
-        let begin = Instant::now();
-        match present {
-            Some(table) if rows.iter().all(|row| (row + 1) * width <= table.len()) => {
+        match table {
+            Some(table) => {
                 for (row, out) in rows.iter().zip(out.chunks_exact_mut(width.max(1))) {
                     out.copy_from_slice(&table[row * width..][..width]);
                 }
-                self.lock().statistics.hits += 1;
             }
-            _ if all_fit() && rows.iter().all(|row| *row < entry.tensor.shape[0]) => {
-                self.get(index)?;
-                return self.rows(index, rows);
-            }
-            _ => {
+            None => {
+                self.lock().order.record(index);
+                let begin = Instant::now();
                 entry.read_rows_as(*dtype, rows, out)?;
                 let mut state = self.lock();
                 state.statistics.stalls += 1;

@@ -79,6 +79,14 @@ pub enum LazyError {
         /// Path of the parameter.
         parameter: String,
     },
+    /// The tensors of a file with an adapter are to be prepared without the module they are for.
+    #[error(
+        "{}: what the adapter changes depends on the module, see PrepareSource::for_module", file.display()
+    )]
+    Adapter {
+        /// The file.
+        file: PathBuf,
+    },
     /// A prepared file cannot be written.
     #[error("{} cannot be prepared from {}: {reason}", file.display(), source_file.display())]
     Prepare {

@@ -1,9 +1,10 @@
 use super::LazyError;
 use super::format;
 use super::source::Entry;
-use burn::tensor::{Bytes, DType, Shape};
+use burn::tensor::{AllocationProperty, Bytes, DType, Shape};
 use burn_store::{KeyRemapper, ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, burn_pack};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -79,7 +80,8 @@ impl WeightFile {
     }
 
     /// Adapts the tensors to the modules they go to, such as [`PyTorchToBurnAdapter`] does. A tensor that an adapter changes is
-    /// read as a whole, and changed, at every use: `prepare` such a file once, instead.
+    /// read as a whole, and changed, at every use: [`prepare`](super::prepare) such a file once, instead, from
+    /// [`PrepareSource::for_module`](super::PrepareSource::for_module).
     pub fn with_adapter(self, adapter: impl ModuleAdapter + 'static) -> Self {
         Self { adapter: Some(Arc::new(adapter)), ..self }
     }
@@ -103,6 +105,10 @@ impl WeightFile {
             shape: &tensor.shape,
             bytes: tensor.byte_len(),
         })
+    }
+
+    pub(super) fn has_adapter(&self) -> bool {
+        self.adapter.is_some()
     }
 
     pub(super) fn entries(&self) -> impl Iterator<Item = (&String, &Entry)> {
@@ -144,17 +150,16 @@ impl WeightFile {
 
     fn adapt(&self, entry: &Entry, path: &str, context: ModuleContext<'_>) -> Entry {
         let Some(adapter) = &self.adapter else { return entry.clone() };
-        let named = renamed(&entry.tensor, path);
-        // An adapter that changes data declares how many bytes there will be: a probe without any shows it.
-        let probe = burn_pack::Tensor::new(
-            path.into(),
-            named.dtype,
-            named.shape.clone(),
-            named.param_id,
-            Bytes::from_bytes_vec(vec![]),
-        );
+        let named = renamed(&entry.as_floats(), path);
+        // What an adapter leaves alone keeps its bytes: this very byte.
+        static BYTE: [u8; 1] = [0];
+        let byte = Bytes::from_shared(bytes::Bytes::from_static(&BYTE), AllocationProperty::Other);
+        let (dtype, shape) = (named.dtype, named.shape.clone());
+        let probe = burn_pack::Tensor::new(path.into(), dtype, shape.clone(), named.param_id, byte);
         let probe = adapter.adapt(probe, context);
-        if (probe.byte_len(), probe.dtype, &probe.shape) == (0, named.dtype, &named.shape) {
+        let is_same = (probe.byte_len(), probe.dtype, &probe.shape) == (BYTE.len(), dtype, &shape);
+        let bytes = || catch_unwind(AssertUnwindSafe(|| probe.to_bytes())); // of an adapter that expects more
+        if is_same && matches!(bytes(), Ok(Ok(bytes)) if bytes.as_ptr() == BYTE.as_ptr()) {
             return entry.clone();
         }
         let mut tensor = adapter.adapt(named, context);

@@ -1,7 +1,9 @@
 //! The formats of weight files: which tensors there are, and where. No tensor is read.
 use super::LazyError;
+use super::quantized;
 use super::source::{Entry, OpenFile, Span};
 use burn::tensor::{BoolStore, DType, Shape};
+use burn_store::bridge::data_len;
 use burn_store::{ModuleStore, PytorchStore, burn_pack};
 use safetensors::{Dtype, tensor::Metadata};
 use serde::Deserialize;
@@ -25,15 +27,28 @@ pub(super) fn open(path: &Path) -> Result<Tensors, LazyError> {
         return open_directory(path);
     }
     let file = Arc::new(OpenFile::open(path.to_path_buf())?);
-    let head = file.head(LENGTH + 1)?;
-    match head[..] {
-        [_, _, _, _, _, _, _, _, b'{'] => safetensors(file),
-        [0x4e, 0x52, 0x55, 0x42, ..] => burnpack(file),
-        [b'P', b'K', 3, 4, ..] | [0x80, ..] => pytorch(file),
-        [b'{', ..] | [b'\n' | b' ', ..] => sharded(file),
+    match file.head(1)?[..] {
+        [b'{' | b'\n' | b' '] if !is_safetensors(&file)? => sharded(file),
+        _ => open_tensors(file),
+    }
+}
+
+/// The tensors of a file that has some itself.
+fn open_tensors(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
+    if is_safetensors(&file)? {
+        return safetensors(file);
+    }
+    match file.head(4)?[..] {
+        [0x4e, 0x52, 0x55, 0x42] => burnpack(file),
+        [b'P', b'K', 3, 4] | [0x80, ..] => pytorch(file),
         _ => Err(file
             .malformed("neither safetensors nor burnpack nor a PyTorch checkpoint nor an index of shards")),
     }
+}
+
+/// Whether a length is followed by JSON.
+fn is_safetensors(file: &OpenFile) -> Result<bool, LazyError> {
+    Ok(matches!(file.head(LENGTH + 1)?[..], [_, _, _, _, _, _, _, _, b'{']))
 }
 
 fn open_directory(path: &Path) -> Result<Tensors, LazyError> {
@@ -89,11 +104,11 @@ fn sharded(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
     let mut tensors = Tensors::new();
     for (name, shard) in weight_map {
         let plain = Path::new(&shard).components().all(|part| matches!(part, Component::Normal(_)));
-        if !plain || shard.ends_with(".json") {
+        if !plain {
             return Err(file.malformed(format!("tensor {name} is said to be in {shard:?}")));
         }
         if !shards.contains_key(&shard) {
-            let opened = open(&directory.join(&shard))?;
+            let opened = open_tensors(Arc::new(OpenFile::open(directory.join(&shard))?))?;
             shards.insert(shard.clone(), opened);
         }
         let entry = shards.get_mut(&shard).and_then(|tensors| tensors.remove(&name));
@@ -115,8 +130,8 @@ fn safetensors(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
     // Checks that tensors follow each other, and have the bytes that their shapes say.
     let metadata: Metadata =
         serde_json::from_slice(&head[LENGTH as usize..]).map_err(|error| file.malformed(error))?;
-    if data + metadata.data_len() as u64 != file.len {
-        let (has, needs) = (file.len - data, metadata.data_len());
+    let (has, needs) = (file.len - data, metadata.data_len() as u64);
+    if has != needs {
         return Err(file.malformed(format!("{needs} bytes of tensors in the header, {has} in the file")));
     }
     let mut tensors = Tensors::new();
@@ -177,6 +192,7 @@ fn burnpack(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
     let data = burn_pack::aligned_data_section_start(metadata.len()) as u64;
     let mut tensors = Tensors::new();
     for tensor in reader.into_tensors().map_err(|error| malformed(&error))? {
+        check_packed(&tensor).map_err(|reason| malformed(&reason))?;
         let place = places.get(&tensor.name).filter(|place| data + place.data_offsets.1 <= file.len);
         let offset = data + place.ok_or_else(|| malformed(&"the file changed"))?.data_offsets.0;
         let span = Span { file: file.clone(), offset, len: tensor.byte_len() };
@@ -185,6 +201,24 @@ fn burnpack(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
         tensors.insert(tensor.name, entry);
     }
     Ok(tensors)
+}
+
+/// Burn checks the length of all but packed tensors.
+fn check_packed(tensor: &burn_pack::Tensor) -> Result<(), String> {
+    let DType::QFloat(scheme) = tensor.dtype else { return Ok(()) };
+    let product = tensor.shape.iter().try_fold(1usize, |product, axis| product.checked_mul(*axis));
+    // As floats, too, it has a number of bytes.
+    let elements = product.filter(|elements| elements.checked_mul(size_of::<f64>()).is_some());
+    let wrong = match elements {
+        Some(_) if scheme == quantized::scheme() && quantized::fits(&tensor.shape) => {
+            data_len(tensor.dtype, &tensor.shape) != tensor.byte_len()
+        }
+        elements => elements.is_none(),
+    };
+    match wrong {
+        true => Err(format!("tensor {} of {:?} has {} bytes", tensor.name, tensor.shape, tensor.byte_len())),
+        false => Ok(()),
+    }
 }
 
 fn pytorch(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {

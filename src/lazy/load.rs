@@ -6,7 +6,7 @@ use burn::module::{
     Module, ModuleMapper, ModuleVisitor, Param, ParamId, Parameter, Reparameterization, Reparameterizer,
 };
 use burn::tensor::{
-    AllocationProperty, Bool, Bytes, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic,
+    AllocationProperty, Bool, BoolStore, Bytes, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic,
 };
 use burn_memsave_layers::frozen::{FrozenWeight, LazyWeight};
 use std::collections::{BTreeSet, HashMap};
@@ -142,7 +142,12 @@ impl ModuleVisitor for Targets {
         self.containers.pop();
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.add(Kind::Float, param.lazy_shape(), D);
+        // What a record has: its module may hold it transposed.
+        let shape = match param.is_initialized() {
+            true => param.transform_for_save().shape(),
+            false => param.lazy_shape(),
+        };
+        self.add(Kind::Float, shape, D);
     }
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
         self.add(Kind::Int, param.lazy_shape(), D);
@@ -231,7 +236,8 @@ impl Plan {
                 by_rows: planned.module == "Embedding",
             })
             .collect();
-        let largest = weights.iter().filter(|weight| !weight.by_rows).map(Weight::len).max().unwrap_or(0);
+        let largest =
+            weights.iter().filter(|weight| !weight.by_rows).map(Weight::footprint).max().unwrap_or(0);
         let budget = options.budget.map_or(2 * largest, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         let (mode, on_progress) = (options.mode, options.on_progress.clone());
         let settings = Settings { budget, prefetch: options.prefetch, mode, on_progress };
@@ -263,7 +269,13 @@ impl Planned {
         device: &Device,
     ) -> Result<(Tensor<D, K>, Option<ParamId>), LazyError> {
         let Self { entry, dtype, .. } = self;
-        let data = TensorData::from_bytes(entry.read(*dtype)?, entry.tensor.shape.clone(), *dtype);
+        let bytes = entry.read(*dtype)?;
+        if let DType::Bool(BoolStore::Native | BoolStore::U8) = dtype
+            && let Some(byte) = bytes.iter().find(|&&byte| byte > 1)
+        {
+            return Err(entry.error(format!("{byte} is no bool")));
+        }
+        let data = TensorData::from_bytes(bytes, entry.tensor.shape.clone(), *dtype);
         // Not every backend knows every scheme of packed weights, and one that does not panics.
         let tensor = catch_unwind(AssertUnwindSafe(|| Tensor::from_data(data, (device, *dtype))))
             .map_err(|_| entry.error(format!("{device:?} cannot hold {dtype:?}")))?;

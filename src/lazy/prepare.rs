@@ -2,9 +2,9 @@ use super::load::Targets;
 use super::quantized;
 use super::source::{Entry, into_bytes, words_for};
 use super::{LazyError, WeightFile};
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Bool, Bytes, DType, Float, Int, Tensor};
-use burn_memsave_layers::frozen::without_reading;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Bool, Bytes, DType, Int, Tensor};
+use burn_memsave_layers::frozen::Recorded;
 use burn_store::{bridge, burn_pack};
 use std::convert::Infallible;
 use std::fmt;
@@ -57,17 +57,10 @@ struct Collector {
     tensors: Vec<burn_pack::Tensor>,
 }
 
-macro_rules! collect {
-    ($visit:ident, $kind:ty) => {
-        fn $visit<const D: usize>(&mut self, param: &Param<Tensor<D, $kind>>) {
-            let (name, id) = (self.names.join("."), Some(param.id.val()));
-            let like = without_reading(|| param.transform_for_save().into_value());
-            let param = param.clone();
-            // The value itself, of which there is no other handle, has no need to be copied.
-            let read = move || Ok(param.transform_for_save().into_value().into_data());
-            self.tensors.push(bridge::deferred(name, like.dtype(), like.shape(), id, read));
-        }
-    };
+impl Collector {
+    fn add(&mut self, param: ParamId, collected: impl FnOnce(String, Option<u64>) -> burn_pack::Tensor) {
+        self.tensors.push(collected(self.names.join("."), Some(param.val())));
+    }
 }
 
 impl ModuleVisitor for Collector {
@@ -77,23 +70,43 @@ impl ModuleVisitor for Collector {
     fn exit_module(&mut self, _name: &str, _container_type: &str) {
         self.names.pop();
     }
-    collect!(visit_float, Float);
-    collect!(visit_int, Int);
-    collect!(visit_bool, Bool);
-}
-
-impl From<&WeightFile> for PrepareSource {
-    /// All tensors, as they are; `layers.2` before `layers.10`.
-    fn from(file: &WeightFile) -> Self {
-        let mut tensors: Vec<_> = file.entries().map(|(name, entry)| (name.clone(), entry.clone())).collect();
-        tensors.sort_by_cached_key(|(name, _)| natural(name));
-        Self { path: file.path().to_path_buf(), tensors }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.add(param.id, |name, id| match Recorded::of(param) {
+            Recorded::Value(value) => bridge::from_tensor(&value, name, id),
+            Recorded::Frozen(weight) => {
+                let (dtype, shape) = (weight.dtype(), weight.shape());
+                bridge::deferred(name, dtype, shape, id, move || Ok(weight.read()))
+            }
+        });
+    }
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(param.id, |name, id| bridge::from_tensor(&param.transform_for_save().val(), name, id));
+    }
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add(param.id, |name, id| bridge::from_tensor(&param.transform_for_save().val(), name, id));
     }
 }
 
-impl From<WeightFile> for PrepareSource {
-    fn from(file: WeightFile) -> Self {
-        Self::from(&file)
+impl TryFrom<&WeightFile> for PrepareSource {
+    type Error = LazyError;
+
+    /// All tensors, as they are; `layers.2` before `layers.10`. An error for a file with an adapter, which goes by the modules that
+    /// tensors are for: see [`for_module`](Self::for_module).
+    fn try_from(file: &WeightFile) -> Result<Self, LazyError> {
+        if file.has_adapter() {
+            return Err(LazyError::Adapter { file: file.path().to_path_buf() });
+        }
+        let mut tensors: Vec<_> = file.entries().map(|(name, entry)| (name.clone(), entry.clone())).collect();
+        tensors.sort_by_cached_key(|(name, _)| natural(name));
+        Ok(Self { path: file.path().to_path_buf(), tensors })
+    }
+}
+
+impl TryFrom<WeightFile> for PrepareSource {
+    type Error = LazyError;
+
+    fn try_from(file: WeightFile) -> Result<Self, LazyError> {
+        Self::try_from(&file)
     }
 }
 
@@ -101,7 +114,7 @@ impl TryFrom<&Path> for PrepareSource {
     type Error = LazyError;
 
     fn try_from(path: &Path) -> Result<Self, LazyError> {
-        WeightFile::open(path).map(Self::from)
+        WeightFile::open(path)?.try_into()
     }
 }
 

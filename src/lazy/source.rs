@@ -86,7 +86,10 @@ pub(super) struct Span {
 
 impl Span {
     fn read_at(&self, out: &mut [u8], within: usize) -> io::Result<()> {
-        self.file.read_at(out, self.offset + within as u64)
+        match within.checked_add(out.len()) {
+            Some(end) if end <= self.len => self.file.read_at(out, self.offset + within as u64),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 
     pub fn read(&self) -> io::Result<Bytes> {
@@ -174,6 +177,17 @@ impl Entry {
         }
     }
 
+    /// Its tensor; what we packed, as the floats that it stands for.
+    pub fn as_floats(&self) -> burn_pack::Tensor {
+        let (DType::QFloat(_), Some(dtype)) = (self.tensor.dtype, self.float()) else {
+            return self.tensor.clone();
+        };
+        let burn_pack::Tensor { name, shape, param_id, .. } = self.tensor.clone();
+        let (entry, len) = (self.clone(), self.len_as(dtype));
+        let read = move || entry.read(dtype).map_err(|error| burn_pack::Error::IoError(error.to_string()));
+        burn_pack::Tensor::deferred(name, dtype, shape, param_id, len, read)
+    }
+
     /// The bytes that it has as `dtype`.
     pub fn len_as(&self, dtype: DType) -> usize {
         match dtype == self.tensor.dtype {
@@ -203,13 +217,19 @@ impl Entry {
         Ok(into_bytes(words, len))
     }
 
+    /// That it has these rows.
+    pub fn check_rows(&self, rows: &[usize]) -> Result<(), LazyError> {
+        let count = self.tensor.shape[0];
+        match rows.iter().find(|&&row| row >= count) {
+            Some(row) => Err(self.error(format!("it has {count} rows, and not a row {row}"))),
+            None => Ok(()),
+        }
+    }
+
     /// Reads rows (entries of the first axis), one behind the other.
     pub fn read_rows_as(&self, dtype: DType, rows: &[usize], out: &mut [u8]) -> Result<(), LazyError> {
-        let count = self.tensor.shape[0];
-        if let Some(row) = rows.iter().find(|&&row| row >= count) {
-            return Err(self.error(format!("it has {count} rows, and not a row {row}")));
-        }
-        let width = self.tensor.shape.num_elements() / count.max(1);
+        self.check_rows(rows)?;
+        let width = self.tensor.shape.num_elements() / self.tensor.shape[0].max(1);
         let source = self.source()?;
         // Rows that follow each other are read at once.
         let mut out = out;

@@ -4,7 +4,10 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
 use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::nn;
-use burn_store::{BurnToPyTorchAdapter, HalfPrecisionAdapter, ModuleSnapshot, SafetensorsStore};
+use burn_store::{
+    BurnToPyTorchAdapter, HalfPrecisionAdapter, ModuleAdapter, ModuleContext, ModuleSnapshot,
+    SafetensorsStore, burn_pack,
+};
 use safetensors::{SafeTensors, tensor::TensorView};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -160,6 +163,38 @@ fn adapters_of_burn_store_apply() {
     let (lazy, report) = load(Model::new(&device), &file, &all());
     assert!(report.lazy.iter().all(|parameter| parameter.stored == DType::F32));
     assert_eq!(lazy.forward(&device).into_data(), cast(eager, DType::F32).forward(&device).into_data());
+}
+
+#[test]
+fn an_adapter_may_change_values_only() {
+    #[derive(Clone)]
+    struct Doubled;
+    impl ModuleAdapter for Doubled {
+        fn adapt(&self, tensor: burn_pack::Tensor, _module: ModuleContext<'_>) -> burn_pack::Tensor {
+            if !tensor.name.ends_with("weight") {
+                return tensor;
+            }
+            let (name, dtype, shape) = (tensor.name.clone(), tensor.dtype, tensor.shape.clone());
+            let (id, len) = (tensor.param_id, tensor.byte_len());
+            let doubled = move || {
+                let bytes = tensor.to_bytes()?;
+                let doubled: Vec<f32> =
+                    bytemuck::pod_collect_to_vec::<u8, f32>(&bytes).iter().map(|x| 2.0 * x).collect();
+                Ok(burn::tensor::Bytes::from_elems(doubled))
+            };
+            burn_pack::Tensor::deferred(name, dtype, shape, id, len, doubled)
+        }
+        fn clone_box(&self) -> Box<dyn ModuleAdapter> {
+            Box::new(self.clone())
+        }
+    }
+    let device = Device::flex();
+    let eager = nn::LinearConfig::new(6, 6).init(&device);
+    let saved = Saved::new(&eager);
+    let config = nn::LinearConfig::new(6, 6);
+    let (lazy, _) = load(config.init(&device), &saved.safetensors().with_adapter(Doubled), &all());
+    assert_eq!(lazy.weight.val().into_data(), (eager.weight.val() * 2.0).into_data());
+    assert_eq!(lazy.bias.unwrap().val().into_data(), eager.bias.unwrap().val().into_data());
 }
 
 #[test]

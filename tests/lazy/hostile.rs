@@ -1,8 +1,10 @@
 //! Files that lie: every one is an error that names the file, and none a panic.
-use crate::{Saved, all};
-use burn::tensor::{DType, Device, Tensor};
+use crate::{Saved, all, devices};
+use burn::module::{Module, Param, ParamId};
+use burn::tensor::{Bool, Bytes, DType, Device, Tensor};
 use burn_memsave::lazy::{LazyError, LazyLoad, WeightFile};
 use burn_memsave::nn::{Linear, LinearConfig};
+use burn_store::burn_pack;
 use proptest::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -120,7 +122,8 @@ fn table() -> Vec<(&'static str, &'static str, Vec<u8>, &'static str)> {
             index(r#"{"a":"/etc/passwd"}"#),
             "tensor a is said to be in",
         ),
-        ("an index of itself", "a.index.json", index(r#"{"a":"a.index.json"}"#), "tensor a is said to be in"),
+        ("an index of itself", "a.index.json", index(r#"{"a":"a.index.json"}"#), "neither safetensors nor"),
+        ("an index of itself, in disguise", "a.bin", index(r#"{"a":"a.bin"}"#), "neither safetensors nor"),
         (
             "an index of a shard that is not there",
             "a.index.json",
@@ -220,4 +223,56 @@ fn files_of_the_corpus() {
         "linear.safetensors",
     ];
     assert_eq!(loaded, whole);
+}
+
+/// A bool that is neither true nor false must not come to be.
+#[test]
+fn bools_are_zero_or_one() {
+    #[derive(Module, Debug)]
+    struct Mask {
+        mask: Param<Tensor<1, Bool>>,
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let header = r#"{"mask":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}}"#;
+    for device in devices() {
+        for (byte, works) in [(1, true), (2, false), (255, false)] {
+            let mut bytes = safetensors(header, 3);
+            *bytes.last_mut().unwrap() = byte;
+            let file = open(directory.path(), "mask.safetensors", &bytes).unwrap();
+            let mask = Mask { mask: Param::initialized(ParamId::new(), Tensor::full([3], false, &device)) };
+            match mask.lazy_load(&file, &all()) {
+                Ok((mask, _)) => assert_eq!(
+                    mask.mask.val().into_data().iter::<bool>().collect::<Vec<_>>(),
+                    [false, false, true]
+                ),
+                Err(error) => assert!(!works && error.to_string().contains("is no bool"), "{error}"),
+            }
+        }
+    }
+}
+
+/// Packed tensors whose bytes are not those of their shape.
+#[test]
+fn packed_tensors_have_the_bytes_of_their_shape() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("packed.bpk");
+    let packed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus/linear-int8.bpk");
+    let packed = WeightFile::open(packed).unwrap();
+    let dtype = packed.tensors().find(|tensor| tensor.name == "weight").unwrap().dtype;
+    let whole = 2 * 32 + 2 * 4;
+    for (shape, bytes, works) in [
+        ([2, 32], whole, true),
+        ([2, 32], whole - 1, false),
+        ([2, 32], 0, false),
+        ([1 << 40, 32], 0, false),
+        ([usize::MAX, 32], 0, false),
+        ([usize::MAX, usize::MAX], 0, false),
+    ] {
+        let bytes = Bytes::from_bytes_vec(vec![0; bytes]);
+        let tensor = burn_pack::Tensor::new("weight".into(), dtype, shape, None, bytes);
+        if burn_pack::Writer::new(vec![tensor]).write_to_file(&path).is_ok() {
+            let opened = WeightFile::open(&path);
+            assert_eq!(opened.is_ok(), works, "{shape:?}: {:?}", opened.err());
+        }
+    }
 }

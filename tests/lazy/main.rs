@@ -4,6 +4,7 @@
 
 mod files;
 mod hostile;
+mod lifecycle;
 mod modules;
 mod prepare;
 mod residency;

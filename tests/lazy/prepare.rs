@@ -40,7 +40,7 @@ fn from_files_and_modules_in_every_dtype() {
     let eager = Model::new(&device);
     let saved = Saved::new(&eager);
     let of_module = PrepareSource::of_module(&eager);
-    let of_file = PrepareSource::from(saved.safetensors());
+    let of_file = PrepareSource::try_from(saved.safetensors()).unwrap();
     let for_module = PrepareSource::for_module(&saved.safetensors(), &Model::new(&device)).unwrap();
     for (name, source) in [("module", of_module), ("file", of_file), ("for_module", for_module)] {
         let path = saved.path(name);
@@ -111,6 +111,14 @@ fn layouts_of_pytorch_are_prepared_once() {
     let mut store = SafetensorsStore::from_file(&path).with_to_adapter(BurnToPyTorchAdapter);
     eager.save_into(&mut store).unwrap();
     let file = open(&path).from_pytorch();
+    // Without the module nobody knows which tensors to transpose.
+    let error = prepare(&file, saved.path("prepared.bpk"), &PrepareOptions::new()).unwrap_err();
+    assert!(matches!(&error, LazyError::Adapter { .. }), "{error}");
+    // But they may be packed before.
+    prepare(open(&path), saved.path("packed.bpk"), &PrepareOptions::new().with_approximate_int8()).unwrap();
+    let (lazy, _) = load(Model::new(&device), &open(&saved.path("packed.bpk")).from_pytorch(), &all());
+    lazy.forward().assert_approx_eq::<f32>(&eager.forward(), Tolerance::absolute(0.1));
+
     for (options, exact) in
         [(PrepareOptions::new(), true), (PrepareOptions::new().with_approximate_int8(), false)]
     {

@@ -184,3 +184,59 @@ fn clones_and_threads_share_the_cache() {
     });
     assert!(report.cached_bytes() <= 2 * WEIGHT, "{}", report.statistics());
 }
+
+#[derive(Module, Debug)]
+struct Rows {
+    table: burn_memsave::nn::Embedding,
+    layers: Vec<Linear>,
+}
+
+/// Sizes that are no whole words, a table before the layers, and more to read ahead than fits.
+#[test]
+fn the_reading_thread_rests_when_nothing_fits() {
+    let device = Device::flex();
+    let new = || Rows {
+        table: burn_memsave::nn::EmbeddingConfig::new(65, 65).init(&device),
+        layers: (0..3).map(|_| LinearConfig::new(65, 65).with_bias(false).init(&device)).collect(),
+    };
+    let saved = Saved::new(&new());
+    let weight = 65 * 65 * 4;
+    for budget in
+        [0, weight, weight + 8, 2 * weight, 2 * weight + 16, 3 * weight, 4 * weight, 4 * weight + 32]
+    {
+        for prefetch in [1, 3, 9] {
+            let options = all().with_budget(budget).with_prefetch(prefetch);
+            let (lazy, report) = load(new(), &saved.safetensors(), &options);
+            let forward = || {
+                let rows = lazy.table.forward(Tensor::from_ints([[64, 1, 2]], &device));
+                lazy.layers.iter().fold(rows, |x, layer| layer.forward(x)).into_data()
+            };
+            let y = forward();
+            assert_eq!(forward(), y);
+            std::thread::sleep(Duration::from_millis(20));
+            let reads = report.statistics().reads;
+            std::thread::sleep(Duration::from_millis(20));
+            let after = report.statistics();
+            assert_eq!(after.reads, reads, "budget {budget}, {prefetch} ahead: {after}");
+            assert!(reads <= 16, "budget {budget}, {prefetch} ahead: {after}");
+            assert!(report.cached_bytes() <= budget, "budget {budget}: {}", report.cached_bytes());
+        }
+    }
+}
+
+/// What the graph of a stock layer holds is in memory once, however often the layer is applied.
+#[test]
+fn what_somebody_holds_is_not_read_again() {
+    let device = Device::flex().autodiff();
+    let stock = burn::nn::LinearConfig::new(WIDTH, WIDTH).with_bias(false);
+    let saved = Saved::new(&stock.init(&device));
+    let (lazy, report) =
+        load(stock.init(&device), &saved.safetensors(), &all().with_budget(0).with_prefetch(0));
+    let x = Tensor::<2>::ones([1, WIDTH], &device).require_grad();
+    let y = (0..5).fold(x, |x, _| lazy.forward(x));
+    let statistics = report.statistics();
+    assert_eq!((statistics.reads, statistics.hits), (1, 4), "{statistics}");
+    assert_eq!(report.cached_bytes(), WEIGHT);
+    y.sum().backward();
+    assert_eq!(report.cached_bytes(), 0);
+}
