@@ -5,7 +5,7 @@ use burn_memsave::lazy::{
     LazyLoad, LazyOptions, PrepareOptions, PrepareSource, ReadMode, WeightFile, prepare,
 };
 use burn_memsave::measure::{Scope, TrackingAllocator};
-use burn_memsave::nn::{Linear, LinearConfig};
+use burn_memsave::nn::{EmbeddingConfig, Linear, LinearConfig};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -119,6 +119,23 @@ fn saving_a_lazy_model_takes_its_budget_and_one_tensor() {
             assert!(Tower::new().load_file(&saved).forward() == expected, "{name}");
         }
     }
+}
+
+/// An adapter changes a linear weight, which is read as a whole then, and leaves a table alone, of which rows are read.
+#[test]
+fn what_an_adapter_leaves_alone_is_read_by_rows() {
+    let _one = ONE_AT_A_TIME.lock();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("table.bpk");
+    let config = EmbeddingConfig::new(WIDTH, WIDTH);
+    config.init(&Device::flex()).save_file(&path).unwrap();
+    let file = WeightFile::open(&path).unwrap().from_pytorch();
+    let options = LazyOptions::new().with_budget(0);
+    let (lazy, _) = config.init(&Device::flex()).lazy_load(&file, &options).unwrap();
+    let scope = Scope::start();
+    let rows = lazy.forward(Tensor::from_ints([[1, 2, 511]], &Device::flex()));
+    assert_eq!(rows.dims(), [1, 3, WIDTH]);
+    assert!(scope.peak() < SMALL, "{} bytes", scope.peak());
 }
 
 /// Not a test: what the next one starts, and kills.

@@ -113,6 +113,8 @@ pub struct LazyWeight {
     mapper: Option<Arc<dyn Any + Send + Sync>>,
     id: ParamId,
     device: Device,
+    /// Of the parameter.
+    dtype: DType,
     /// Whether the parameter holds something else than its stand-in by now.
     replaced: OnceLock<bool>,
 }
@@ -131,18 +133,22 @@ impl LazyWeight {
         let (id, device) = (param.id, param.lazy_device());
         // Neither initializes the parameter nor changes what its clones share with it.
         LOADED.take();
-        let (_, _, mapper) = param.transform_for_load(stand_in(&*weight, &device), id).consume();
+        let stand_in_of = stand_in(weight.shape(), weight.dtype(), &device);
+        let (_, _, mapper) = param.transform_for_load(stand_in_of, id).consume();
         // A mapper does not say whether it does anything, but shows it (burn-core 0.22); ours, of a weight before, says it.
         let maps = LOADED.take().map_or(!format!("{mapper:?}").contains("load: false"), |loaded| loaded.maps);
         let mapper = Arc::new(mapper);
 
-        let (of, on_init) = (weight.clone(), mapper.clone());
-        let init = move |device: &Device, _| on_init.on_load(stand_in(&*of, device));
+        let (shape, dtype, on_init) = (weight.shape(), weight.dtype(), mapper.clone());
+        let init = move |device: &Device, require_grad| {
+            load(&on_init, stand_in(shape, dtype, device)).set_require_grad(require_grad)
+        };
         let on_load = mapper.clone();
         let param = Param::uninitialized(id, init, device.clone(), false, weight.shape());
         let param = param.load_mapper(move |value| {
-            LOADED.set(Some(Loaded { id, maps }));
-            on_load.on_load(value)
+            let value = load(&on_load, value);
+            LOADED.set(Some(Loaded { id, maps, dtype: value.dtype() }));
+            value
         });
         // The parameter outlives the weight where it is materialized.
         let (of, on_save) = (Arc::downgrade(&weight), mapper.clone());
@@ -151,7 +157,7 @@ impl LazyWeight {
             false => on_save.on_save(base),
         });
         let mapper = maps.then_some(mapper as Arc<dyn Any + Send + Sync>);
-        (param, Self { weight, adapter: None, mapper, id, device, replaced: OnceLock::new() })
+        (param, Self { weight, adapter: None, mapper, id, device, dtype, replaced: OnceLock::new() })
     }
 
     /// The weight.
@@ -171,7 +177,7 @@ impl LazyWeight {
         }
         let weight = dense(&*self.weight, &base.device());
         match self.mapper.as_ref().and_then(|mapper| mapper.downcast_ref::<ParamMapper<Tensor<D>>>()) {
-            Some(mapper) => mapper.on_load(weight),
+            Some(mapper) => load(mapper, weight),
             None => {
                 remember(&weight, &self.weight, false);
                 weight
@@ -195,11 +201,10 @@ impl LazyWeight {
     fn is_replaced<const D: usize>(&self, base: &Tensor<D>) -> bool {
         *self.replaced.get_or_init(|| {
             let (dtype, found) = (self.weight.dtype(), base.dtype());
-            let replaced = !is_stand_in(base);
-            // A stand-in of another dtype, or packed, is none any more, but no weight either.
-            let converted = found != dtype && (!found.is_float() || first(base).iter::<f64>().all(f64::is_nan));
+            // Nobody knows of a packed tensor whether it was a stand-in.
+            let replaced = found.is_float() && !is_stand_in(base);
             assert!(
-                !converted,
+                replaced || found == dtype,
                 "a lazy weight {:?} of {dtype:?} cannot become {found:?}: `materialize` the module before",
                 self.weight.shape(),
             );
@@ -229,14 +234,13 @@ impl LazyWeight {
     }
 
     fn offer_of_rank<const D: usize, M: ModuleMapper>(&mut self, mapper: &mut M) {
-        let weight = self.weight.clone();
-        let mut like: Option<Tensor<D>> = None;
-        if let Some(mapper) = self.mapper.as_ref().and_then(|m| m.downcast_ref::<ParamMapper<Tensor<D>>>()) {
-            like = Some(mapper.on_load(stand_in(&*weight, &self.device)));
-        }
-        let shape = like.as_ref().map_or_else(|| self.weight.shape(), |like| like.shape());
-        let init = move |device: &Device, _| like.unwrap_or_else(|| stand_in(&*weight, device));
-        let param = Param::uninitialized(self.id, init, self.device.clone(), false, shape);
+        let like = |device: &Device| stand_in::<D>(self.weight.shape(), self.dtype, device);
+        let like = match self.mapper.as_ref().and_then(|m| m.downcast_ref::<ParamMapper<Tensor<D>>>()) {
+            Some(mapper) => load(mapper, like(&self.device)),
+            None => like(&self.device),
+        };
+        let shape = like.shape();
+        let param = Param::uninitialized(self.id, |_, _| like, self.device.clone(), false, shape);
         self.adapter = mapper.map_float(param).reparameterization::<LoraAdapter>().cloned();
     }
 }
@@ -281,6 +285,8 @@ impl Module for LazyWeight {
 
     fn map<M: ModuleMapper>(mut self, mapper: &mut M) -> Self {
         self.replaced = OnceLock::new();
+        let loaded = LOADED.take().filter(|loaded| loaded.id == self.id);
+        self.dtype = loaded.map_or(self.dtype, |loaded| loaded.dtype);
         mapper.exit_module(Self::NAME, CONTAINER);
         match self.adapter.take() {
             Some(adapter) => {
@@ -289,7 +295,7 @@ impl Module for LazyWeight {
                 mapper.exit_module(LoraAdapter::NAME, CONTAINER);
             }
             // A record has the parameter once, and its base just took that.
-            None if LOADED.take().is_none_or(|loaded| loaded.id != self.id) => self.offer(mapper),
+            None if loaded.is_none() => self.offer(mapper),
             None => (),
         }
         mapper.enter_module(Self::NAME, CONTAINER);
@@ -303,7 +309,7 @@ impl Module for LazyWeight {
 
     fn train(self) -> Self {
         let (adapter, device) = (self.adapter.train(), self.device.clone().autodiff());
-        Self { adapter, device, ..self }
+        Self { adapter, device, replaced: OnceLock::new(), ..self }
     }
 
     fn materialize(self) -> Self {
@@ -351,6 +357,15 @@ struct Loaded {
     id: ParamId,
     /// Whether its module changes what it loads.
     maps: bool,
+    dtype: DType,
+}
+
+/// What a module makes of a value that it loads, without that it counts as loaded.
+fn load<const D: usize>(mapper: &ParamMapper<Tensor<D>>, value: Tensor<D>) -> Tensor<D> {
+    let before = LOADED.take();
+    let value = mapper.on_load(value);
+    LOADED.set(before);
+    value
 }
 
 thread_local! {
@@ -442,19 +457,18 @@ fn dense<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> Tensor<D
     Tensor::from_data(weight.read(), (device, weight.dtype()))
 }
 
-/// Begins a stand-in: a NaN, whatever the dtype, that no arithmetic results in.
+/// Begins a stand-in: a NaN, whatever the dtype, and also as another one, that is not the NaN of a CPU's arithmetic.
 const ONES: u8 = 0xff;
 
-/// A tensor of the shape and dtype of a weight that takes no memory, and begins with what no weight begins with.
-fn stand_in<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> Tensor<D> {
-    let (shape, options) = (weight.shape(), (device, weight.dtype()));
+/// A tensor that takes no memory, and begins with what no weight begins with.
+fn stand_in<const D: usize>(shape: Shape, dtype: DType, device: &Device) -> Tensor<D> {
     #[cfg(feature = "ndarray")]
     if let DispatchDevice::NdArray(_) = device.clone().inner().as_dispatch() {
-        let bytes = untouched::bytes(shape.num_elements() * weight.dtype().size());
-        return Tensor::from_data(TensorData::from_bytes(bytes, shape, weight.dtype()), options);
+        let bytes = untouched::bytes(shape.num_elements() * dtype.size());
+        return Tensor::from_data(TensorData::from_bytes(bytes, shape, dtype), (device, dtype));
     }
-    let nan = TensorData::from_bytes_vec(vec![ONES; weight.dtype().size()], [1; D], weight.dtype());
-    Tensor::<D>::from_data(nan, options).expand(shape)
+    let nan = TensorData::from_bytes_vec(vec![ONES; dtype.size()], [1; D], dtype);
+    Tensor::<D>::from_data(nan, (device, dtype)).expand(shape)
 }
 
 /// Memory that nobody touches, for NdArray, whose tensors cannot have strides of zero.
@@ -485,8 +499,11 @@ mod untouched {
     }
 }
 
+/// Whether a tensor is a stand-in, or was one before it was cast: the highest bits stay, of a bf16 seven of its fraction.
 fn is_stand_in<const D: usize>(base: &Tensor<D>) -> bool {
-    base.dtype().is_float() && first(base).as_bytes().iter().all(|&byte| byte == ONES)
+    let least = if base.dtype() == DType::F16 { 0xf8 } else { ONES };
+    base.dtype().is_float()
+        && matches!(first(base).as_bytes(), [.., low, high] if *high == ONES && *low >= least)
 }
 
 fn first<const D: usize>(base: &Tensor<D>) -> TensorData {

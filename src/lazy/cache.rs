@@ -124,6 +124,15 @@ impl Memory {
     fn idle_bytes(&self) -> usize {
         self.idle.iter().map(|buffer| size_of_val(&buffer[..])).sum()
     }
+
+    /// Drops idle buffers until so many bytes fit, as far as there are any.
+    fn make_room(&mut self, len: usize, budget: usize) {
+        while self.bytes + len > budget
+            && let Some(buffer) = self.idle.pop()
+        {
+            self.bytes -= size_of_val(&buffer[..]);
+        }
+    }
 }
 
 impl Pool {
@@ -150,14 +159,17 @@ impl Pool {
         if let Some(best) = best {
             return memory.idle.swap_remove(best);
         }
-        while memory.bytes + len > self.budget
-            && let Some(buffer) = memory.idle.pop()
-        {
-            memory.bytes -= size_of_val(&buffer[..]);
-        }
+        memory.make_room(len, self.budget);
         memory.bytes += len;
         drop(memory);
         vec![0; words]
+    }
+
+    /// Counts so many bytes of a mapped file, in the place of idle buffers.
+    fn map(&self, len: usize) {
+        let mut memory = self.lock();
+        memory.make_room(len, self.budget);
+        memory.bytes += len;
     }
 
     fn give(&self, buffer: Vec<u64>) {
@@ -437,7 +449,7 @@ impl Shared {
         let mapped = (self.settings.mode == ReadMode::Map).then(|| entry.map(*dtype)).flatten();
         let place = match mapped {
             Some(mapped) => {
-                self.pool.lock().bytes += mapped.len();
+                self.pool.map(mapped.len());
                 Place::File { mapped, entry: entry.clone() }
             }
             None => {

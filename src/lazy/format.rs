@@ -27,28 +27,21 @@ pub(super) fn open(path: &Path) -> Result<Tensors, LazyError> {
         return open_directory(path);
     }
     let file = Arc::new(OpenFile::open(path.to_path_buf())?);
-    match file.head(1)?[..] {
-        [b'{' | b'\n' | b' '] if !is_safetensors(&file)? => sharded(file),
+    match file.head(LENGTH + 1)?[..] {
+        [b'{' | b'\n' | b' ', ref rest @ ..] if rest.last() != Some(&b'{') => sharded(file),
         _ => open_tensors(file),
     }
 }
 
 /// The tensors of a file that has some itself.
 fn open_tensors(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
-    if is_safetensors(&file)? {
-        return safetensors(file);
-    }
-    match file.head(4)?[..] {
-        [0x4e, 0x52, 0x55, 0x42] => burnpack(file),
-        [b'P', b'K', 3, 4] | [0x80, ..] => pytorch(file),
+    match file.head(LENGTH + 1)?[..] {
+        [0x4e, 0x52, 0x55, 0x42, ..] => burnpack(file),
+        [_, _, _, _, _, _, _, _, b'{'] => safetensors(file),
+        [b'P', b'K', 3, 4, ..] | [0x80, ..] => pytorch(file),
         _ => Err(file
             .malformed("neither safetensors nor burnpack nor a PyTorch checkpoint nor an index of shards")),
     }
-}
-
-/// Whether a length is followed by JSON.
-fn is_safetensors(file: &OpenFile) -> Result<bool, LazyError> {
-    Ok(matches!(file.head(LENGTH + 1)?[..], [_, _, _, _, _, _, _, _, b'{']))
 }
 
 fn open_directory(path: &Path) -> Result<Tensors, LazyError> {

@@ -8,7 +8,7 @@ use burn::module::{
 use burn::tensor::{
     AllocationProperty, Bool, BoolStore, Bytes, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic,
 };
-use burn_memsave_layers::frozen::{FrozenWeight, LazyWeight};
+use burn_memsave_layers::frozen::{FrozenWeight, LazyWeight, Recorded};
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,6 +17,9 @@ use std::sync::Arc;
 pub trait LazyLoad: Module {
     /// Makes parameters lazy: they are read from the file when their layer runs, and the others now. A module that was just
     /// initialized is never allocated: its parameters are not initialized before they are used.
+    ///
+    /// Load a module on the device where it will be: one that was used, cloned or got adapters takes a memory of the size of its
+    /// weights where it is moved to.
     ///
     /// Lazy parameters are frozen. In training, layers of this library read them again in the backward pass, where stock layers
     /// keep them; see [`LazyReport::held`].
@@ -55,11 +58,10 @@ pub trait LazyLoad: Module {
 
         let mut attach = Attach { cache: cache.clone(), plan: &plan, error: None };
         let module = self.apply_reparameterization(&mut attach);
-        let mut rest = Rest { path: vec![], plan: &plan, lazy: is_lazy(&module), error: attach.error };
+        attach.error.map_or(Ok(()), Err)?;
+        let mut rest = Rest { path: vec![], plan: &plan, lazy: is_lazy(&module), error: None };
         let module = module.map(&mut rest);
-        if let Some(error) = rest.error {
-            return Err(error);
-        }
+        rest.error.map_or(Ok(()), Err)?;
         let lazy = is_lazy(&module);
         let (lazy, resident) = plan.reported().partition(|parameter| lazy.contains(&parameter.path));
         Ok((module, LazyReport::new(cache, lazy, resident, partial, unused)))
@@ -144,7 +146,10 @@ impl ModuleVisitor for Targets {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // What a record has: its module may hold it transposed.
         let shape = match param.is_initialized() {
-            true => param.transform_for_save().shape(),
+            true => match Recorded::of(param) {
+                Recorded::Value(value) => value.shape(),
+                Recorded::Frozen(weight) => weight.shape(),
+            },
             false => param.lazy_shape(),
         };
         self.add(Kind::Float, shape, D);
@@ -313,7 +318,7 @@ impl Reparameterizer for &mut Attach<'_> {
     }
 }
 
-/// The parameter with its tensor; if that cannot be read, as it is, and the first error says why.
+/// The parameter with its tensor; if that cannot be read, or another one could not, as it is, and the first error says why.
 fn load_into<const D: usize, K: Basic>(
     planned: &Planned,
     param: Param<Tensor<D, K>>,
@@ -322,13 +327,16 @@ fn load_into<const D: usize, K: Basic>(
 where
     Tensor<D, K>: Parameter,
 {
+    if error.is_some() {
+        return param;
+    }
     match planned.load(&param.lazy_device()) {
         Ok((tensor, id)) => {
             let id = id.unwrap_or(param.id);
             param.transform_for_load(tensor, id)
         }
         Err(failed) => {
-            error.get_or_insert(failed);
+            *error = Some(failed);
             param
         }
     }

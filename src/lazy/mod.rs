@@ -7,7 +7,7 @@
 //! The layers of this library go further than stock ones: an embedding reads the rows that are asked for, and in training a
 //! dense layer or a convolution reads its weight again in the backward pass, where a stock layer keeps it.
 //!
-//! - Adapters: [`Module::apply_lora`](burn::module::Module::apply_lora) *after* `lazy_load`, on a device with autodiff.
+//! - Adapters: [`Module::apply_lora`](burn::module::Module::apply_lora) *after* `lazy_load`.
 //! - [`Module::materialize`](burn::module::Module::materialize) makes a lazy module an ordinary one.
 //! - Records of a lazy module hold the weights, all at once, and adapters under the path they have on ordinary weights.
 //!   [`prepare`] with [`PrepareSource::of_module`] writes the same file with one weight in memory at a time.

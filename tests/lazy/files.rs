@@ -155,6 +155,21 @@ fn dtypes_are_converted() {
 }
 
 #[test]
+fn half_precision_runs_as_it_is() {
+    let device = Device::flex();
+    for dtype in [DType::F16, DType::BF16] {
+        let eager = cast(Model::new(&device), dtype);
+        let saved = Saved::new(&eager);
+        for path in ["model.safetensors", "model.bpk"] {
+            let (lazy, report) = load(Model::new(&device), &open(&saved.path(path)), &all());
+            assert!(report.lazy.iter().chain(&report.resident).all(|parameter| parameter.dtype == dtype));
+            let y = lazy.forward(&device).into_data();
+            assert_eq!((y.dtype(), &y), (dtype, &eager.forward(&device).into_data()));
+        }
+    }
+}
+
+#[test]
 fn adapters_of_burn_store_apply() {
     let device = Device::flex();
     let eager = cast(Model::new(&device), DType::F16);

@@ -170,12 +170,19 @@ fn a_lazy_weight_is_frozen() {
     let config = nn::LinearConfig::new(8, 8);
     let saved = Saved::new(&config.init(&device));
     let (lazy, _) = load(config.init(&device), &saved.safetensors(), &all());
-    assert!(!lazy.weight.base().is_require_grad());
     let id: ParamId = lazy.weight.id;
     let x = Tensor::<2>::ones([1, 8], &device);
-    let unfrozen = lazy.clone().unfreeze();
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| unfrozen.forward(x.clone())));
-    assert!(result.unwrap_err().downcast::<String>().unwrap().contains("is frozen"));
+    // A clone of a parameter that nobody used yet is the same parameter.
+    let another = || load(config.init(&device), &saved.safetensors(), &all()).0;
+    for unfrozen in [another().unfreeze(), another().valid().unfreeze().train(), {
+        let used = another();
+        used.forward(x.clone());
+        used.unfreeze()
+    }] {
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| unfrozen.forward(x.clone())));
+        assert!(result.unwrap_err().downcast::<String>().unwrap().contains("is frozen"));
+    }
+    assert!(!lazy.weight.base().is_require_grad());
     let trained = lazy.materialize().unfreeze();
     assert_eq!(trained.weight.id, id);
     let gradients = trained.forward(x).sum().backward();

@@ -76,7 +76,7 @@ impl Embedding {
     /// The logits of a head that is tied to the table, `input weight^T`.
     ///
     /// A [lazy](crate::frozen) table is read, multiplied and dropped block by block, also in the backward pass: 16 MiB of it are in
-    /// memory at a time.
+    /// memory at a time. (One with an adapter is made as a whole.)
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
