@@ -138,12 +138,10 @@ fn what_an_adapter_leaves_alone_is_read_by_rows() {
     assert!(scope.peak() < SMALL, "{} bytes", scope.peak());
 }
 
-/// Not a test: what the next one starts, and kills.
-#[test]
-#[ignore = "started by another test"]
-fn prepares_until_killed() {
-    let Ok(directory) = std::env::var("BURN_MEMSAVE_PREPARE") else { return };
-    let directory = Path::new(&directory);
+/// In the environment of the process that is killed: where it prepares.
+const DIRECTORY: &str = "BURN_MEMSAVE_PREPARE";
+
+fn prepare_until_killed(directory: &Path) -> ! {
     loop {
         let file = WeightFile::open(directory.join("source.bpk")).unwrap();
         prepare(&file, directory.join("destination.bpk"), &PrepareOptions::new()).unwrap();
@@ -152,6 +150,9 @@ fn prepares_until_killed() {
 
 #[test]
 fn a_killed_preparation_leaves_nothing_or_a_whole_file() {
+    if let Some(directory) = std::env::var_os(DIRECTORY) {
+        prepare_until_killed(directory.as_ref());
+    }
     let _one = ONE_AT_A_TIME.lock();
     let directory = tempfile::tempdir().unwrap();
     let [source, destination] = ["source.bpk", "destination.bpk"].map(|name| directory.path().join(name));
@@ -160,8 +161,8 @@ fn a_killed_preparation_leaves_nothing_or_a_whole_file() {
     for attempt in 0..20u64 {
         let _ = std::fs::remove_file(&destination);
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "prepares_until_killed"])
-            .env("BURN_MEMSAVE_PREPARE", directory.path())
+            .args(["--exact", "a_killed_preparation_leaves_nothing_or_a_whole_file"])
+            .env(DIRECTORY, directory.path())
             .stdout(Stdio::null())
             .spawn()
             .unwrap();

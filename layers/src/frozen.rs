@@ -103,8 +103,9 @@ pub trait FrozenWeight: Debug + Send + Sync {
 ///
 /// The parameter itself holds a stand-in of the right shape that takes no memory. It is frozen: a use of it while it requires a
 /// gradient panics. [`Module::apply_lora`] attaches its adapter on top, under the path it has on any other weight
-/// (`linear.weight.lora.a`). Records hold the weight; a weight of floats that a record brings replaces the lazy one. A weight that its module transposes where it loads it ([`LinearLayout::Col`](burn::nn::LinearLayout)) is
-/// kept for the backward pass. Other mappers of values (`cast`, `quantize_weights`) want `materialize` before.
+/// (`linear.weight.lora.a`). Records hold the weight; a weight of floats that a record brings replaces the lazy one. Other
+/// mappers of values (`cast`, `quantize_weights`) want `materialize` before. A weight that its module transposes where it loads
+/// it ([`LinearLayout::Col`](burn::nn::LinearLayout)) is kept for the backward pass.
 #[derive(Clone, Debug)]
 pub struct LazyWeight {
     weight: Arc<dyn FrozenWeight>,
@@ -133,13 +134,13 @@ impl LazyWeight {
         let (id, device) = (param.id, param.lazy_device());
         // Neither initializes the parameter nor changes what its clones share with it.
         LOADED.take();
-        let stand_in_of = stand_in(weight.shape(), weight.dtype(), &device);
-        let (_, _, mapper) = param.transform_for_load(stand_in_of, id).consume();
+        let (shape, dtype) = (weight.shape(), weight.dtype());
+        let (_, _, mapper) = param.transform_for_load(stand_in(shape.clone(), dtype, &device), id).consume();
         // A mapper does not say whether it does anything, but shows it (burn-core 0.22); ours, of a weight before, says it.
         let maps = LOADED.take().map_or(!format!("{mapper:?}").contains("load: false"), |loaded| loaded.maps);
         let mapper = Arc::new(mapper);
 
-        let (shape, dtype, on_init) = (weight.shape(), weight.dtype(), mapper.clone());
+        let on_init = mapper.clone();
         let init = move |device: &Device, require_grad| {
             load(&on_init, stand_in(shape, dtype, device)).set_require_grad(require_grad)
         };
@@ -176,12 +177,17 @@ impl LazyWeight {
             return base;
         }
         let weight = dense(&*self.weight, &base.device());
+        if self.mapper.is_none() {
+            remember(&weight, &self.weight, false);
+        }
+        self.loaded(weight)
+    }
+
+    /// What the module makes of a weight that it loads.
+    fn loaded<const D: usize>(&self, weight: Tensor<D>) -> Tensor<D> {
         match self.mapper.as_ref().and_then(|mapper| mapper.downcast_ref::<ParamMapper<Tensor<D>>>()) {
             Some(mapper) => load(mapper, weight),
-            None => {
-                remember(&weight, &self.weight, false);
-                weight
-            }
+            None => weight,
         }
     }
 
@@ -234,11 +240,7 @@ impl LazyWeight {
     }
 
     fn offer_of_rank<const D: usize, M: ModuleMapper>(&mut self, mapper: &mut M) {
-        let like = |device: &Device| stand_in::<D>(self.weight.shape(), self.dtype, device);
-        let like = match self.mapper.as_ref().and_then(|m| m.downcast_ref::<ParamMapper<Tensor<D>>>()) {
-            Some(mapper) => load(mapper, like(&self.device)),
-            None => like(&self.device),
-        };
+        let like = self.loaded(stand_in::<D>(self.weight.shape(), self.dtype, &self.device));
         let shape = like.shape();
         let param = Param::uninitialized(self.id, |_, _| like, self.device.clone(), false, shape);
         self.adapter = mapper.map_float(param).reparameterization::<LoraAdapter>().cloned();

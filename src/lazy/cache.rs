@@ -390,7 +390,7 @@ impl Shared {
                 drop(state);
                 Ok(handle(&held))
             }
-            None => self.read(state, index, None),
+            None => self.read(state, index, None, handle),
         };
         let mut state = self.lock();
         state.statistics.stalls += 1;
@@ -398,13 +398,15 @@ impl Shared {
         result
     }
 
-    /// Reads a weight, in the place of such as are used later than it; `ahead`, of such only.
-    fn read(
+    /// Reads a weight, in the place of such as are used later than it; `ahead`, of such only. What is not taken of it nobody holds
+    /// when the lock is free again.
+    fn read<R>(
         &self,
         mut state: MutexGuard<'_, State>,
         index: usize,
         ahead: Option<usize>,
-    ) -> Result<bytes::Bytes, LazyError> {
+        take: impl FnOnce(&Arc<Held>) -> R,
+    ) -> Result<R, LazyError> {
         state.slots[index] = Slot::Reading;
         self.make_room(&mut state, self.weights[index].footprint(), ahead);
         let held = self.acquire(index); // while nobody else makes room
@@ -423,10 +425,11 @@ impl Shared {
         self.changed.notify_all();
         let held = result?;
         state.last[index] = Arc::downgrade(&held);
-        let bytes = handle(&held);
+        let (taken, len) = (take(&held), held.bytes().len());
+        drop(held);
         state.statistics.read_ahead += u64::from(ahead.is_some());
-        self.count(state, index, bytes.len(), reading);
-        Ok(bytes)
+        self.count(state, index, len, reading);
+        Ok(taken)
     }
 
     /// Counts a read, and tells who wants to know.
@@ -510,7 +513,7 @@ impl Shared {
         while !state.stopped {
             match self.wanted_ahead(&state) {
                 Some((ahead, index)) => {
-                    let failed = self.read(state, index, Some(ahead)).is_err();
+                    let failed = self.read(state, index, Some(ahead), |_| ()).is_err();
                     state = self.lock();
                     state.stopped |= failed;
                 }

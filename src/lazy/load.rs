@@ -303,9 +303,7 @@ impl Reparameterizer for &mut Attach<'_> {
         path: &str,
         mut param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<LazyWeight>) {
-        let Some(planned) = self.plan.get(path).filter(|_| self.error.is_none()) else {
-            return (param, None);
-        };
+        let Some(planned) = self.plan.get(path) else { return (param, None) };
         if let Some(index) = planned.index {
             if let Some(id) = planned.entry.tensor.param_id {
                 param.id = ParamId::from(id);
