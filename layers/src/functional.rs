@@ -13,11 +13,11 @@
 //! let gradients = F::relu(x.clone()).sum().backward();
 //! x.grad(&gradients).unwrap().to_data().assert_eq(&[[0.0f32, 1.0]].into(), true);
 //! ```
-use crate::backend::{LocalResponse, PiecewiseLinear, RowNorm, Smooth};
+use crate::backend::{LocalResponse, Smooth};
 use crate::ops::{
     AvgPoolOps, BatchNormOps, ConvOps, ConvTransposeOps, DeformConvOps, DropoutOps, EmbeddingOps, GateOps,
-    InterpolateOps, LinearOps, LocalResponseOps, MaxPoolOps, MaybeTensor, PReluOps, PiecewiseLinearOps,
-    RowNormOps, SmoothOps, Weight,
+    InterpolateOps, LinearOps, LocalResponseOps, MaxPoolOps, MaybeTensor, PReluOps, PiecewiseLinear,
+    PiecewiseLinearOps, RowNorm, RowNormOps, SmoothOps, Weight,
 };
 use burn::backend::Dispatch;
 use burn::tensor::{

@@ -5,13 +5,47 @@
 use burn::backend::{
     Backend, TensorMetadata,
     ops::InterpolateOptions,
-    tensor::{FloatTensor, QuantizedTensor},
+    tensor::{BoolTensor, FloatTensor},
 };
 use burn::tensor::{
     DType, Shape,
     ops::{AvgPoolOptions, MaxPoolOptions},
 };
-use core::ops::Range;
+
+/// Implements an operation trait for every plain backend: by its default bodies, or by those given.
+macro_rules! plain_backends {
+    ($ops:ident) => {
+        plain_backends!($ops {});
+    };
+    ($ops:ident $bodies:tt) => {
+        #[cfg(feature = "flex")]
+        impl $ops for burn::backend::Flex $bodies
+        #[cfg(feature = "ndarray")]
+        impl $ops for burn::backend::NdArray $bodies
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        impl $ops for burn::backend::Cube $bodies
+        #[cfg(feature = "remote")]
+        impl $ops for burn::backend::Remote $bodies
+    };
+}
+
+/// Implements kernels for every backend but those of the CPU: by their default bodies, which compose Burn's operations, or by
+/// those given. In tests also for [`Composed`](crate::ops::testing::Composed), to compare the default bodies with the kernels of
+/// the CPU.
+macro_rules! device_backends {
+    ($kernels:ident) => {
+        device_backends!($kernels {});
+    };
+    ($kernels:ident $bodies:tt) => {
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        impl $kernels for burn::backend::Cube $bodies
+        #[cfg(feature = "remote")]
+        impl $kernels for burn::backend::Remote $bodies
+        #[cfg(all(test, feature = "flex"))]
+        impl $kernels for crate::ops::testing::Composed $bodies
+    };
+}
+pub(crate) use {device_backends, plain_backends};
 
 mod attention;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -23,21 +57,18 @@ mod flex;
 mod local_response;
 #[cfg(feature = "ndarray")]
 mod ndarray;
-mod piecewise_linear;
 mod recurrent;
-mod row_norm;
 mod smooth;
 mod softmax;
 mod windows;
 
+pub(crate) use crate::ops::PiecewiseLinear;
 pub(crate) use attention::{Dropped, Inputs};
 pub use attention::{ScoreGrads, ScoreRows, Scores};
 pub use element_loss::{ElementLoss, Side};
 pub use local_response::LocalResponse;
-pub use piecewise_linear::PiecewiseLinear;
 pub use recurrent::{Cell, Gate, Recurrence, RecurrentState, RecurrentStep, Stage};
 pub(crate) use recurrent::{Keep, Wanted};
-pub use row_norm::RowNorm;
 pub use smooth::Smooth;
 pub use softmax::Softmax;
 pub(crate) use windows::pool_output_size;
@@ -46,6 +77,56 @@ pub(crate) use windows::pool_output_size;
 pub trait Saved: Clone + Send + core::fmt::Debug + 'static {
     /// The bytes it keeps alive.
     fn bytes(&self) -> usize;
+}
+
+/// Masks of one bit per element, in logical (row-major) order whatever the strides of the tensor.
+pub trait Masks: Backend {
+    /// One bit per element.
+    type Mask: Saved;
+
+    /// Packs booleans.
+    fn pack(bits: BoolTensor<Self>) -> Self::Mask;
+
+    /// `x * slope`, where the bit of the element chooses the slope: `[if clear, if set]`. A slope of 0 gives 0, even
+    /// for an infinite `x`. In the place of `x`, if that is the only handle.
+    fn scale_by_mask(x: FloatTensor<Self>, mask: &Self::Mask, slopes: [f64; 2]) -> FloatTensor<Self>;
+
+    /// Bits that are set with probability `probability`, drawn exactly as `float_random` of `like`'s shape and dtype
+    /// would draw a Bernoulli tensor, without holding that tensor.
+    fn bernoulli_mask(like: &FloatTensor<Self>, probability: f64) -> Self::Mask;
+}
+
+device_backends!(Masks {
+    type Mask = device::DeviceMask<Self>;
+
+    fn pack(bits: BoolTensor<Self>) -> device::DeviceMask<Self> {
+        device::pack::<Self>(bits)
+    }
+    fn scale_by_mask(x: FloatTensor<Self>, mask: &device::DeviceMask<Self>, slopes: [f64; 2]) -> FloatTensor<Self> {
+        device::scale_by_mask::<Self>(x, mask, slopes)
+    }
+    fn bernoulli_mask(like: &FloatTensor<Self>, probability: f64) -> device::DeviceMask<Self> {
+        device::bernoulli_mask::<Self>(like, probability)
+    }
+});
+
+/// Sums over all axes but the channels.
+pub trait ChannelSums: Backend {
+    /// `[batch, channels, ...]` to `[channels]`.
+    fn sum_to_channels(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let channels = x.shape()[1];
+        let axes: Vec<usize> = (0..x.rank()).filter(|&axis| axis != 1).collect();
+        Self::float_reshape(Self::float_sum_dims(x, &axes), Shape::new([channels]))
+    }
+}
+device_backends!(ChannelSums);
+
+/// The half precisions as f32.
+pub(crate) fn widen<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    match x.dtype() {
+        DType::F16 | DType::BF16 => B::float_cast(x, DType::F32.into()),
+        _ => x,
+    }
 }
 
 /// Gradients of a normalization: of its input, its scale and its shift, each if wanted.
@@ -85,25 +166,11 @@ pub struct BatchNormOutput<B: Backend> {
 ///
 /// Bits and elements are in logical (row-major) order, whatever the strides of the tensor. Functions that take a tensor by
 /// value work in place when it is the only handle.
-pub trait MemBackend: Backend {
-    /// One bit per element.
-    type Mask: Saved;
+pub trait MemBackend:
+    Masks + ChannelSums + crate::ops::PiecewiseLinearKernels + crate::ops::LinearKernels
+{
     /// The position of the winner in its window, for every output of a max pool.
     type Offsets: Saved;
-
-    /// `f(x)` and, per element, the bit that chooses the slope of `f` there.
-    fn piecewise_linear(x: FloatTensor<Self>, f: PiecewiseLinear) -> (FloatTensor<Self>, Self::Mask);
-
-    /// The bit that chooses the slope of `f` at every element of `x`.
-    fn piecewise_mask(x: FloatTensor<Self>, f: PiecewiseLinear) -> Self::Mask;
-
-    /// `x * slope`, where the bit of the element chooses the slope: `[if clear, if set]`. A slope of 0 gives 0, even
-    /// for an infinite `x`.
-    fn scale_by_mask(x: FloatTensor<Self>, mask: &Self::Mask, slopes: [f64; 2]) -> FloatTensor<Self>;
-
-    /// Bits that are set with probability `probability`, drawn exactly as `float_random` of `like`'s shape and dtype
-    /// would draw a Bernoulli tensor, without holding that tensor.
-    fn bernoulli_mask(like: &FloatTensor<Self>, probability: f64) -> Self::Mask;
 
     /// Gradient of a parametric ReLU's input: `dy` where the bit is set, `alpha * dy` where not; `alpha` broadcasts.
     fn prelu_x_backward(
@@ -115,9 +182,6 @@ pub trait MemBackend: Backend {
     /// Gradient of a parametric ReLU's slope, `sum(dy * min(x, 0))` over what `alpha` broadcasts over; the shape of
     /// `alpha`.
     fn prelu_alpha_backward(x: FloatTensor<Self>, alpha: Shape, dy: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// Sum over all axes but axis 1: `[batch, channels, ...]` to `[channels]`.
-    fn sum_to_channels(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// Batch normalization with the statistics of the batch.
     fn normalize_batch(
@@ -158,23 +222,6 @@ pub trait MemBackend: Backend {
         epsilon: f64,
         dy: FloatTensor<Self>,
         wanted: [bool; 2],
-    ) -> NormGrads<Self>;
-
-    /// Normalization over rows; a parameter that is missing changes nothing.
-    fn normalize_rows(
-        x: FloatTensor<Self>,
-        gamma: Option<FloatTensor<Self>>,
-        beta: Option<FloatTensor<Self>>,
-        norm: &RowNorm,
-    ) -> FloatTensor<Self>;
-
-    /// Gradients of [`normalize_rows`](Self::normalize_rows); `wanted` says which of x, gamma, beta.
-    fn normalize_rows_backward(
-        x: FloatTensor<Self>,
-        gamma: Option<FloatTensor<Self>>,
-        norm: &RowNorm,
-        dy: FloatTensor<Self>,
-        wanted: [bool; 3],
     ) -> NormGrads<Self>;
 
     /// Local response normalization of `[batch, channels, ...]`.
@@ -261,16 +308,6 @@ pub trait MemBackend: Backend {
     /// `y + u v`, of `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; where the backend can, in `y`, and
     /// without the whole product.
     fn add_product(y: FloatTensor<Self>, u: FloatTensor<Self>, v: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// `f` of a quantized matrix; where the backend can, of one block along `axis` after the other, whose results are
-    /// concatenated along their last axis: the whole dense matrix does not exist then, unless it is small beside the result.
-    /// `f` multiplies the block with `x`, whose dtype the block has, and is also given its place.
-    fn by_dequantized_blocks(
-        x: &FloatTensor<Self>,
-        weight: &QuantizedTensor<Self>,
-        axis: usize,
-        f: impl Fn(FloatTensor<Self>, Range<usize>) -> FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
 
     /// `f(x)` along axis `dim`.
     fn softmax_along(x: FloatTensor<Self>, f: Softmax, dim: usize) -> FloatTensor<Self>;
@@ -367,21 +404,3 @@ pub trait MemBackend: Backend {
 pub(crate) fn zeros<B: Backend>(shape: Shape, like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_full(shape, 0.0.into(), &like.device(), like.dtype().into())
 }
-
-/// Implements an operation trait for every plain backend: by its default bodies, or by those given.
-macro_rules! plain_backends {
-    ($ops:ident) => {
-        plain_backends!($ops {});
-    };
-    ($ops:ident $bodies:tt) => {
-        #[cfg(feature = "flex")]
-        impl $ops for burn::backend::Flex $bodies
-        #[cfg(feature = "ndarray")]
-        impl $ops for burn::backend::NdArray $bodies
-        #[cfg(any(feature = "wgpu", feature = "cuda"))]
-        impl $ops for burn::backend::Cube $bodies
-        #[cfg(feature = "remote")]
-        impl $ops for burn::backend::Remote $bodies
-    };
-}
-pub(crate) use plain_backends;

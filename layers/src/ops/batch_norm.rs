@@ -12,24 +12,11 @@
 //!
 //! Where `x` is kept, here or by another step, the output is offered for [recomputation](super::recompute).
 use super::{
-    kept::{Keeper, Kept},
-    recompute::{Offered, is_free, offer},
+    extension::extension,
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{BatchNormOutput, MemBackend, NormGrads, plain_backends};
-use burn::backend::{
-    Backend, ExtensionType,
-    autodiff::{
-        Autodiff, NodeId,
-        checkpoint::{
-            base::Checkpointer,
-            strategy::{BalancedCheckpointing, CheckpointStrategy},
-        },
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
-    },
-    backend_extension,
-    tensor::FloatTensor,
-};
+use crate::backend::{BatchNormOutput, MemBackend, NormGrads};
+use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
 
 /// Output and statistics of [`BatchNormOps::memsave_batch_norm_train`].
 #[derive(ExtensionType)]
@@ -42,217 +29,170 @@ pub struct BatchNormTrain<B: Backend> {
     pub variance: FloatTensor<B>,
 }
 
-/// Batch normalization.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait BatchNormOps: Backend {
-    /// With the statistics of the batch; `x` `[batch, channels, ...]`, the others `[channels]`.
-    fn memsave_batch_norm_train(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> BatchNormTrain<Self> {
-        let result = Self::batch_norm_train(x, gamma, beta, epsilon);
-        BatchNormTrain { output: result.output, mean: result.mean, variance: result.variance }
-    }
-    /// With given statistics, which must not be tracked.
-    fn memsave_batch_norm(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        mean: FloatTensor<Self>,
-        variance: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> FloatTensor<Self> {
-        Self::batch_norm(x, gamma, beta, mean, variance, epsilon)
-    }
-}
-plain_backends!(BatchNormOps);
-
-impl<B: BatchNormOps + MemBackend, C: CheckpointStrategy> BatchNormOps for Autodiff<B, C> {
-    fn memsave_batch_norm_train(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> BatchNormTrain<Self> {
-        let result = B::normalize_batch(
-            x.primitive().clone(),
-            gamma.primitive().clone(),
-            beta.primitive().clone(),
-            epsilon,
-        );
-        let BatchNormOutput { output, mean, variance } = result;
-        let read = x.is_tracked() || gamma.is_tracked();
-        let prep =
-            WithBatchStatistics.prepare::<BalancedCheckpointing>([x.node(), gamma.node(), beta.node()]);
-        let again = normalize_again::<B>(mean.clone(), variance.clone(), epsilon);
-        let output = match offer::<_, B, _, C, _, 3>(prep, read, &[&x, &gamma, &beta], again).stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let (keeper, offered) = (Keeper::new("batch_norm", Some(gamma.id())), Offered::new(read));
-                let saved = read.then(|| SavedBatch {
-                    x: keeper.keep(&mut prep, "x", &x, "x or gamma is tracked"),
-                    gamma: keeper.keep(&mut prep, "gamma", &gamma, "x or gamma is tracked"),
-                    mean: keeper.keep_tensor("mean", mean.clone(), "x or gamma is tracked"),
-                    variance: keeper.keep_tensor("variance", variance.clone(), "x or gamma is tracked"),
-                    epsilon,
-                    _offered: offered.clone(),
-                });
-                let y = prep.finish(saved, output);
-                offered.promise(y.id());
-                y
+extension! {
+    /// Batch normalization.
+    pub trait BatchNormOps(MemBackend) {
+        /// With the statistics of the batch; `x` `[batch, channels, ...]`, the others `[channels]`.
+        fn memsave_batch_norm_train(
+            x: FloatTensor<Self>,
+            gamma: FloatTensor<Self>,
+            beta: FloatTensor<Self>,
+            epsilon: f64,
+        ) -> BatchNormTrain<Self> {
+            let [plain_x, plain_gamma, plain_beta] = [&x, &gamma, &beta].map(|tensor| Self::plain(tensor.clone()));
+            let BatchNormOutput { output, mean, variance } =
+                <Self as Run>::Plain::normalize_batch(plain_x, plain_gamma, plain_beta, epsilon);
+            let [untracked_mean, untracked_variance] =
+                [&mean, &variance].map(|statistic| Self::untracked(statistic.clone()));
+            let statistics = Statistics { mean, variance, epsilon };
+            let operation = WithBatchStatistics { output, statistics };
+            BatchNormTrain {
+                output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
+                mean: untracked_mean,
+                variance: untracked_variance,
             }
-            OpsKind::UnTracked(prep) => prep.finish(output),
-        };
-        BatchNormTrain {
-            output,
-            mean: FloatTensor::<Self>::new(mean),
-            variance: FloatTensor::<Self>::new(variance),
         }
-    }
-
-    fn memsave_batch_norm(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        mean: FloatTensor<Self>,
-        variance: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> FloatTensor<Self> {
-        assert!(
-            !mean.is_tracked() && !variance.is_tracked(),
-            "batch_norm: the statistics must not be tracked"
-        );
-        let (mean, variance) = (mean.into_primitive(), variance.into_primitive());
-        let free = gamma.is_tracked() || is_free::<B, C>(&x);
-        let prep =
-            WithGivenStatistics.prepare::<BalancedCheckpointing>([x.node(), gamma.node(), beta.node()]);
-        let again = normalize_again::<B>(mean.clone(), variance.clone(), epsilon);
-        let prep = offer::<_, B, _, C, _, 3>(prep, free, &[&x, &gamma, &beta], again);
-        let beta = beta.into_primitive();
-        match prep.stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let (keeper, offered) = (Keeper::new("batch_norm", Some(gamma.id())), Offered::new(free));
-                let saved = (x.is_tracked() || gamma.is_tracked()).then(|| SavedGiven {
-                    x: gamma.is_tracked().then(|| keeper.keep(&mut prep, "x", &x, "gamma is tracked")),
-                    gamma: keeper.keep(&mut prep, "gamma", &gamma, "x or gamma is tracked"),
-                    mean: keeper.keep_tensor("mean", mean.clone(), "x or gamma is tracked"),
-                    variance: keeper.keep_tensor("variance", variance.clone(), "x or gamma is tracked"),
-                    epsilon,
-                    _offered: offered.clone(),
-                });
-                let gamma = gamma.into_primitive();
-                let x = x.into_primitive(); // unique unless it is kept: the forward may work in place
-                let y = prep.finish(saved, B::normalize(x, gamma, beta, mean, variance, epsilon));
-                offered.promise(y.id());
-                y
-            }
-            OpsKind::UnTracked(prep) => {
-                let (x, gamma) = (x.into_primitive(), gamma.into_primitive());
-                prep.finish(B::memsave_batch_norm(x, gamma, beta, mean, variance, epsilon))
-            }
+        /// With given statistics, which must not be tracked.
+        fn memsave_batch_norm(
+            x: FloatTensor<Self>,
+            gamma: FloatTensor<Self>,
+            beta: FloatTensor<Self>,
+            mean: FloatTensor<Self>,
+            variance: FloatTensor<Self>,
+            epsilon: f64,
+        ) -> FloatTensor<Self> {
+            let statistics = Statistics { mean: Self::plain(mean), variance: Self::plain(variance), epsilon };
+            Self::run(WithGivenStatistics(statistics), [Some(x), Some(gamma), Some(beta)])
         }
     }
 }
 
-/// The normalization of `[x, gamma, beta]` with known statistics.
-fn normalize_again<B: MemBackend>(
-    mean: FloatTensor<B>,
-    variance: FloatTensor<B>,
-    epsilon: f64,
-) -> impl Fn(Vec<FloatTensor<B>>) -> FloatTensor<B> + Send + 'static {
-    move |inputs| {
-        let [x, gamma, beta] = <[_; 3]>::try_from(inputs).unwrap_or_else(|_| unreachable!("three inputs"));
-        B::normalize(x, gamma, beta, mean.clone(), variance.clone(), epsilon)
-    }
-}
+const X: usize = 0;
+const GAMMA: usize = 1;
+const BETA: usize = 2;
+const INPUTS: [&str; 3] = ["x", "gamma", "beta"];
 
-/// What is wanted where only beta is tracked.
-pub(super) fn of_beta<B: MemBackend>(dy: FloatTensor<B>) -> NormGrads<B> {
-    NormGrads { x: None, gamma: None, beta: Some(B::sum_to_channels(dy)) }
-}
-
-/// Registers the gradients that there are.
-pub(super) fn register<B: Backend>(parents: [Option<NodeId>; 3], from: NormGrads<B>, grads: &mut Gradients) {
-    for (node, grad) in parents.into_iter().zip([from.x, from.gamma, from.beta]) {
-        if let (Some(node), Some(grad)) = (node, grad) {
-            grads.register::<B>(node, grad);
-        }
-    }
-}
-
-#[derive(Debug)]
-struct WithBatchStatistics;
-
-/// What the backward pass reads with the statistics of the batch.
+/// Statistics of every channel.
 #[derive(Clone, Debug)]
-struct SavedBatch<T> {
-    x: Kept,
-    gamma: Kept,
-    /// The mean of the batch, `[channels]`.
+pub struct Statistics<T> {
+    /// The mean, `[channels]`.
     mean: T,
-    /// Its biased variance, `[channels]`.
+    /// The biased variance, `[channels]`.
     variance: T,
     epsilon: f64,
-    /// The output, which can be computed again from what is read.
-    _offered: Offered,
 }
 
-impl<B: MemBackend> Backward<B, 3> for WithBatchStatistics {
-    /// Nothing if only beta is tracked.
-    type State = Option<SavedBatch<FloatTensor<B>>>;
-
-    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let result = match ops.state {
-            None => of_beta::<B>(dy),
-            Some(SavedBatch { x, gamma, mean, variance, epsilon, .. }) => {
-                let wanted = ops.parents.each_ref().map(Option::is_some);
-                let (x, gamma) = (x.get::<B>(checkpointer), gamma.get::<B>(checkpointer));
-                B::normalize_batch_backward(x, gamma, mean, variance, epsilon, dy, wanted)
-            }
-        };
-        register(ops.parents.map(|parent| parent.map(|node| node.id)), result, grads);
+impl<T: TensorMetadata + Clone> Statistics<T> {
+    /// Reported to the ledger, if the backward pass reads them.
+    fn saved(&self, recorder: &Recorder<3>) -> Option<Self> {
+        let read = recorder.tracked(X) || recorder.tracked(GAMMA);
+        let save =
+            |name, statistic: &T| recorder.ledger().tensor(name, statistic.clone(), "x or gamma is tracked");
+        read.then(|| Self {
+            mean: save("mean", &self.mean),
+            variance: save("variance", &self.variance),
+            epsilon: self.epsilon,
+        })
     }
 }
 
-#[derive(Debug)]
-struct WithGivenStatistics;
-
-/// What the backward pass reads with given statistics.
-#[derive(Clone, Debug)]
-struct SavedGiven<T> {
-    /// The input, if gamma is tracked.
-    x: Option<Kept>,
-    gamma: Kept,
-    mean: T,
-    variance: T,
-    epsilon: f64,
-    /// The output, if it can be computed again from an input that is free or read.
-    _offered: Offered,
+/// `x`, `gamma` and `beta` to the output.
+fn normalize<B: MemBackend>(
+    [x, gamma, beta]: Inputs<B, 3>,
+    statistics: Statistics<FloatTensor<B>>,
+) -> FloatTensor<B> {
+    let Statistics { mean, variance, epsilon } = statistics;
+    B::normalize(given(x), given(gamma), given(beta), mean, variance, epsilon)
 }
 
-impl<B: MemBackend> Backward<B, 3> for WithGivenStatistics {
-    /// Nothing if only beta is tracked.
-    type State = Option<SavedGiven<FloatTensor<B>>>;
+/// With the statistics of the batch, which are known already, as is the output.
+#[derive(Clone)]
+pub struct WithBatchStatistics<T> {
+    output: T,
+    statistics: Statistics<T>,
+}
 
-    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let dy = grads.consume::<B>(&ops.node);
-        let result = match ops.state {
-            None => of_beta::<B>(dy),
-            Some(SavedGiven { x, gamma, mean, variance, epsilon, .. }) => {
-                let wanted = [ops.parents[0].is_some(), ops.parents[2].is_some()];
-                let x = x.map(|x| x.get::<B>(checkpointer));
-                let gamma = gamma.get::<B>(checkpointer);
-                B::normalize_backward(x, gamma, mean, variance, epsilon, dy, wanted)
-            }
+impl<B: MemBackend> Operation<B, 3> for WithBatchStatistics<FloatTensor<B>> {
+    const INPUTS: [&'static str; 3] = INPUTS;
+    const PARAMETERS: &'static [usize] = &[GAMMA];
+    /// Nothing if only beta is tracked.
+    type Saved = Option<Statistics<FloatTensor<B>>>;
+
+    fn name(&self) -> &'static str {
+        "batch_norm"
+    }
+
+    fn plan(&self, inputs: &Tracking<B, 3>) -> Plan<3> {
+        let reads = inputs.tracked(X) || inputs.tracked(GAMMA);
+        Plan::nothing()
+            .keep_if(reads, X, "x or gamma is tracked")
+            .keep_if(reads, GAMMA, "x or gamma is tracked")
+            .offer_if(reads)
+    }
+
+    fn forward(&self, _: Inputs<B, 3>) -> FloatTensor<B> {
+        self.output.clone()
+    }
+
+    fn forward_saving(&self, _: Inputs<B, 3>, recorder: &Recorder<3>) -> (FloatTensor<B>, Self::Saved) {
+        (self.output.clone(), self.statistics.saved(recorder))
+    }
+
+    fn recompute(self, _: &Self::Saved) -> impl Fn(Inputs<B, 3>) -> FloatTensor<B> + Send + 'static {
+        let statistics = self.statistics;
+        move |inputs| normalize::<B>(inputs, statistics.clone())
+    }
+
+    fn backward(saved: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
+        let Some(Statistics { mean, variance, epsilon }) = saved else {
+            return pass.give(BETA, B::sum_to_channels(dy));
         };
-        register(ops.parents.map(|parent| parent.map(|node| node.id)), result, grads);
+        let wanted = [X, GAMMA, BETA].map(|input| pass.wants(input));
+        let (x, gamma) = (given(pass.take(X)), given(pass.take(GAMMA)));
+        let NormGrads { x, gamma, beta } =
+            B::normalize_batch_backward(x, gamma, mean, variance, epsilon, dy, wanted);
+        pass.give_all([x, gamma, beta]);
+    }
+}
+
+/// With given statistics.
+#[derive(Clone)]
+pub struct WithGivenStatistics<T>(Statistics<T>);
+
+impl<B: MemBackend> Operation<B, 3> for WithGivenStatistics<FloatTensor<B>> {
+    const INPUTS: [&'static str; 3] = INPUTS;
+    const PARAMETERS: &'static [usize] = &[GAMMA];
+    /// Nothing if only beta is tracked.
+    type Saved = Option<Statistics<FloatTensor<B>>>;
+
+    fn name(&self) -> &'static str {
+        "batch_norm"
+    }
+
+    fn plan(&self, inputs: &Tracking<B, 3>) -> Plan<3> {
+        let reads_x = inputs.tracked(GAMMA);
+        Plan::nothing()
+            .keep_if(reads_x, X, "gamma is tracked")
+            .keep_if(reads_x || inputs.tracked(X), GAMMA, "x or gamma is tracked")
+            .offer_if(reads_x || inputs.available(X))
+    }
+
+    fn forward(&self, inputs: Inputs<B, 3>) -> FloatTensor<B> {
+        normalize::<B>(inputs, self.0.clone())
+    }
+
+    fn forward_saving(&self, inputs: Inputs<B, 3>, recorder: &Recorder<3>) -> (FloatTensor<B>, Self::Saved) {
+        (normalize::<B>(inputs, self.0.clone()), self.0.saved(recorder))
+    }
+
+    fn backward(saved: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
+        let Some(Statistics { mean, variance, epsilon }) = saved else {
+            return pass.give(BETA, B::sum_to_channels(dy));
+        };
+        let wanted = [X, BETA].map(|input| pass.wants(input));
+        let (x, gamma) = (pass.take(X), given(pass.take(GAMMA)));
+        let NormGrads { x, gamma, beta } =
+            B::normalize_backward(x, gamma, mean, variance, epsilon, dy, wanted);
+        pass.give_all([x, gamma, beta]);
     }
 }

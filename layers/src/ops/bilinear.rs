@@ -5,18 +5,20 @@
 //! | computes | `y = op(x, weight) + bias` |
 //! | keeps | `x` if `weight` is tracked; `weight` (a handle) if `x` is tracked; never more than the shapes of the rest |
 //! | | of a quantized weight the handle of the packed one: it is dequantized here and in the backward pass |
-//! | backward | `dx = adjoint(weight, dy)`, `dweight = adjoint(x, dy)`, `dbias = sum(dy)` |
+//! | backward | `dweight = adjoint(x, dy)`, `dx = adjoint(weight, dy)`, `dbias = sum(dy)`; `x` is dropped before `dx` is made |
 //!
 //! This is the observation of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406), written once: each gradient reads the
 //! other factor only.
-use super::kept::{Keeper, Kept};
+use super::{
+    kept::Kept,
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
 use burn::backend::{
     AutodiffBackend, Backend, ExtensionType, TensorMetadata,
     autodiff::{
         Autodiff, NodeId,
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, NodeGuard, Ops, OpsKind},
+        ops::NodeGuard,
     },
     tensor::{FloatTensor, QuantizedTensor},
 };
@@ -51,13 +53,6 @@ impl<B: Backend, C: CheckpointStrategy> Weight<Autodiff<B, C>> {
 
     pub(crate) fn is_tracked(&self) -> bool {
         matches!(self, Self::Dense(weight) if weight.is_tracked())
-    }
-
-    pub(crate) fn shape(&self) -> Shape {
-        match self {
-            Self::Dense(weight) => weight.shape(),
-            Self::Quantized(weight) => weight.shape(),
-        }
     }
 
     /// The node, or in its place one that nothing depends on.
@@ -101,7 +96,7 @@ impl<Quantized> KeptWeight<Quantized> {
 }
 
 /// A map that is linear in `x` and in `weight`, with its two adjoints. Implementors hold the options (stride, padding, ...).
-pub(crate) trait Bilinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
+pub trait Bilinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
     /// The name of the operation.
     const NAME: &'static str;
 
@@ -157,95 +152,82 @@ pub(crate) trait Bilinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static
     }
 }
 
-/// Records `op(x, weight) + bias`, keeping each factor only for the gradient of the other.
-pub(crate) fn bilinear<B, C, O>(
-    op: O,
-    x: FloatTensor<Autodiff<B, C>>,
-    weight: Weight<Autodiff<B, C>>,
-    bias: Option<FloatTensor<Autodiff<B, C>>>,
-) -> FloatTensor<Autodiff<B, C>>
-where
-    B: Backend,
-    C: CheckpointStrategy,
-    O: Bilinear<B>,
-{
-    let nodes = [x.node(), weight.node(&x)];
-    match bias {
-        None => record::<B, C, O, 2>(op, x, weight, None, nodes),
-        Some(bias) => {
-            let [x_node, weight_node] = nodes;
-            let (bias, bias_node) = bias.into_parts();
-            record::<B, C, O, 3>(op, x, weight, Some(bias), [x_node, weight_node, bias_node])
-        }
-    }
-}
+const X: usize = 0;
+const WEIGHT: usize = 1;
+const BIAS: usize = 2;
 
-fn record<B, C, O, const N: usize>(
-    op: O,
-    x: FloatTensor<Autodiff<B, C>>,
-    weight: Weight<Autodiff<B, C>>,
+/// `map(x, weight) + bias`, recorded or not.
+pub fn bilinear<B: Run, M: Bilinear<B::Plain>>(
+    map: M,
+    x: FloatTensor<B>,
+    weight: Weight<B>,
     bias: Option<FloatTensor<B>>,
-    parents: [NodeGuard; N],
-) -> FloatTensor<Autodiff<B, C>>
+) -> FloatTensor<B>
 where
-    B: Backend,
-    C: CheckpointStrategy,
-    O: Bilinear<B>,
+    B: Backend<QuantizedTensorPrimitive = QuantizedTensor<<B as Run>::Plain>>,
 {
-    match Step(op.clone()).prepare::<C>(parents).compute_bound().stateful() {
-        OpsKind::Tracked(mut prep) => {
-            let keeper = Keeper::new(O::NAME, weight.id());
-            let saved = Saved {
-                x: weight.is_tracked().then(|| keeper.keep(&mut prep, "x", &x, "weight is tracked")),
-                weight: x.is_tracked().then(|| keeper.keep_weight(&mut prep, &weight)),
-                x_shape: x.shape(),
-                weight_shape: weight.shape(),
-            };
-            let y = op.forward_with(x.into_primitive(), weight.into_primitive(), bias);
-            prep.finish(saved, y)
-        }
-        OpsKind::UnTracked(prep) => {
-            prep.finish(op.forward_with(x.into_primitive(), weight.into_primitive(), bias))
+    let (weight, quantized) = match weight {
+        Weight::Dense(weight) => (Some(weight), None),
+        Weight::Quantized(weight) => (None, Some(weight)),
+    };
+    B::run(BilinearOperation::<B::Plain, M> { map, quantized }, [Some(x), weight, bias])
+}
+
+/// A bilinear map with a bias. The weight is an input of the step, or quantized, and no gradient flows to it.
+#[derive(Clone, Debug)]
+pub struct BilinearOperation<B: Backend, M> {
+    map: M,
+    quantized: Option<QuantizedTensor<B>>,
+}
+
+impl<B: Backend, M: Bilinear<B>> BilinearOperation<B, M> {
+    fn weight(&self, dense: Option<FloatTensor<B>>) -> Weight<B> {
+        match &self.quantized {
+            Some(weight) => Weight::Quantized(weight.clone()),
+            None => Weight::Dense(given(dense)),
         }
     }
 }
 
-#[derive(Debug)]
-struct Step<O>(O);
+impl<B: Backend, M: Bilinear<B>> Operation<B, 3> for BilinearOperation<B, M> {
+    const INPUTS: [&'static str; 3] = ["x", "weight", "bias"];
+    const PARAMETERS: &'static [usize] = &[WEIGHT];
+    /// Without the quantized weight if the input is not tracked.
+    type Saved = Self;
 
-/// What the backward pass reads.
-#[derive(Clone, Debug)]
-struct Saved<Quantized> {
-    /// The input, if the weight is tracked.
-    x: Option<Kept>,
-    /// The weight, if the input is tracked.
-    weight: Option<KeptWeight<Quantized>>,
-    x_shape: Shape,
-    weight_shape: Shape,
-}
+    fn name(&self) -> &'static str {
+        M::NAME
+    }
 
-impl<B: Backend, O: Bilinear<B>, const N: usize> Backward<B, N> for Step<O> {
-    type State = Saved<QuantizedTensor<B>>;
+    fn plan(&self, inputs: &Tracking<B, 3>) -> Plan<3> {
+        Plan::nothing().keep_if(inputs.tracked(WEIGHT), X, "weight is tracked").keep_if(
+            inputs.tracked(X),
+            WEIGHT,
+            "x is tracked",
+        )
+    }
 
-    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let Self(op) = self;
-        let dy = grads.consume::<B>(&ops.node);
-        let saved = ops.state;
-        let x = saved.x.map(|x| x.get::<B>(checkpointer));
-        let weight = saved.weight.map(|weight| weight.get::<B>(checkpointer));
+    fn forward(&self, [x, weight, bias]: Inputs<B, 3>) -> FloatTensor<B> {
+        self.map.forward_with(given(x), self.weight(weight), bias)
+    }
 
-        let mut parents = ops.parents.into_iter();
-        let mut next = || parents.next().flatten();
-        if let Some(node) = next() {
-            let weight = weight.expect("kept because x is tracked");
-            grads.register::<B>(node.id, op.x_backward_with(saved.x_shape, weight, dy.clone()));
+    fn forward_saving(&self, inputs: Inputs<B, 3>, recorder: &Recorder<3>) -> (FloatTensor<B>, Self) {
+        let quantized = self.quantized.clone().filter(|_| recorder.tracked(X));
+        let quantized = quantized.map(|weight| recorder.ledger().handle("weight", weight));
+        (self.forward(inputs), Self { map: self.map.clone(), quantized })
+    }
+
+    fn backward(saved: Self, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
+        if let Some(x) = pass.take(X) {
+            let dweight = saved.map.weight_backward(x, pass.shape(WEIGHT), dy.clone());
+            pass.give(WEIGHT, dweight);
         }
-        if let Some(node) = next() {
-            let x = x.expect("kept because the weight is tracked");
-            grads.register::<B>(node.id, op.weight_backward(x, saved.weight_shape, dy.clone()));
+        if pass.wants(BIAS) {
+            pass.give(BIAS, saved.map.bias_backward(dy.clone()));
         }
-        if let Some(node) = next() {
-            grads.register::<B>(node.id, op.bias_backward(dy));
+        if pass.wants(X) {
+            let weight = saved.weight(pass.take(WEIGHT));
+            pass.give(X, saved.map.x_backward_with(pass.shape(X), weight, dy));
         }
     }
 }

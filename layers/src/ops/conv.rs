@@ -11,21 +11,17 @@
 use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight, bilinear},
+    extension::extension,
 };
-use crate::backend::{MemBackend, plain_backends};
-use burn::backend::{
-    Backend, TensorMetadata,
-    autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy},
-    backend_extension,
-    tensor::FloatTensor,
-};
+use crate::backend::ChannelSums;
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{
     Shape, Slice,
     ops::{ConvOptions, ConvTransposeOptions, PadMode},
 };
 
 /// The convolutions of a backend over `N` axes, so that what follows is written once for all ranks.
-pub(crate) trait Convolution<const N: usize>: Backend {
+pub trait Convolution<const N: usize>: Backend {
     fn conv(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -42,37 +38,20 @@ pub(crate) trait Convolution<const N: usize>: Backend {
 
 macro_rules! conv {
     ($($op:ident = $conv:ident, $conv_transpose:ident, $rank:literal;)+) => {
-        /// Convolutions.
-        #[backend_extension(
-            Flex: cfg(feature = "flex"),
-            NdArray: cfg(feature = "ndarray"),
-            Cube: cfg(any(feature = "wgpu", feature = "cuda")),
-            Remote: cfg(feature = "remote"),
-            Autodiff
-        )]
-        pub trait ConvOps: Backend {$(
-            #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
-            fn $op(
-                x: FloatTensor<Self>,
-                #[extension_type] weight: Weight<Self>,
-                #[extension_type] bias: MaybeTensor<Self>,
-                options: ConvOptions<$rank>,
-            ) -> FloatTensor<Self> {
-                let weight = weight.into_float(x.dtype());
-                Self::$conv(x, weight, bias.into_option(), options)
-            }
-        )+}
-
-        impl<B: ConvOps + MemBackend, C: CheckpointStrategy> ConvOps for Autodiff<B, C> {$(
-            fn $op(
-                x: FloatTensor<Self>,
-                weight: Weight<Self>,
-                bias: MaybeTensor<Self>,
-                options: ConvOptions<$rank>,
-            ) -> FloatTensor<Self> {
-                bilinear::<B, C, _>(Conv(options), x, weight, bias.into_option())
-            }
-        )+}
+        extension! {
+            /// Convolutions.
+            pub trait ConvOps(ChannelSums) {$(
+                #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
+                fn $op(
+                    x: FloatTensor<Self>,
+                    #[extension_type] weight: Weight<Self>,
+                    #[extension_type] bias: MaybeTensor<Self>,
+                    options: ConvOptions<$rank>,
+                ) -> FloatTensor<Self> {
+                    bilinear::<Self, _>(Conv(options), x, weight, bias.into_option())
+                }
+            )+}
+        }
 
         $(
             impl<B: Backend> Convolution<$rank> for B {
@@ -101,12 +80,12 @@ conv! {
     memsave_conv2d = conv2d, conv_transpose2d, 2;
     memsave_conv3d = conv3d, conv_transpose3d, 3;
 }
-plain_backends!(ConvOps);
 
+/// A convolution over `N` axes.
 #[derive(Clone, Debug)]
-struct Conv<const N: usize>(ConvOptions<N>);
+pub struct Conv<const N: usize>(ConvOptions<N>);
 
-impl<B: MemBackend + Convolution<N>, const N: usize> Bilinear<B> for Conv<N> {
+impl<B: ChannelSums + Convolution<N>, const N: usize> Bilinear<B> for Conv<N> {
     const NAME: &'static str = ["conv1d", "conv2d", "conv3d"][N - 1];
 
     fn forward(

@@ -11,14 +11,10 @@ use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight, bilinear},
     conv::{Convolution, correlate, crop},
+    extension::extension,
 };
-use crate::backend::{MemBackend, plain_backends};
-use burn::backend::{
-    Backend, TensorMetadata,
-    autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy},
-    backend_extension,
-    tensor::FloatTensor,
-};
+use crate::backend::ChannelSums;
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{
     Shape,
     ops::{ConvOptions, ConvTransposeOptions},
@@ -26,37 +22,20 @@ use burn::tensor::{
 
 macro_rules! conv_transpose {
     ($($op:ident = $conv:ident, $rank:literal;)+) => {
-        /// Transposed convolutions.
-        #[backend_extension(
-            Flex: cfg(feature = "flex"),
-            NdArray: cfg(feature = "ndarray"),
-            Cube: cfg(any(feature = "wgpu", feature = "cuda")),
-            Remote: cfg(feature = "remote"),
-            Autodiff
-        )]
-        pub trait ConvTransposeOps: Backend {$(
-            #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
-            fn $op(
-                x: FloatTensor<Self>,
-                #[extension_type] weight: Weight<Self>,
-                #[extension_type] bias: MaybeTensor<Self>,
-                options: ConvTransposeOptions<$rank>,
-            ) -> FloatTensor<Self> {
-                let weight = weight.into_float(x.dtype());
-                Self::$conv(x, weight, bias.into_option(), options)
-            }
-        )+}
-
-        impl<B: ConvTransposeOps + MemBackend, C: CheckpointStrategy> ConvTransposeOps for Autodiff<B, C> {$(
-            fn $op(
-                x: FloatTensor<Self>,
-                weight: Weight<Self>,
-                bias: MaybeTensor<Self>,
-                options: ConvTransposeOptions<$rank>,
-            ) -> FloatTensor<Self> {
-                bilinear::<B, C, _>(ConvTranspose(options), x, weight, bias.into_option())
-            }
-        )+}
+        extension! {
+            /// Transposed convolutions.
+            pub trait ConvTransposeOps(ChannelSums) {$(
+                #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
+                fn $op(
+                    x: FloatTensor<Self>,
+                    #[extension_type] weight: Weight<Self>,
+                    #[extension_type] bias: MaybeTensor<Self>,
+                    options: ConvTransposeOptions<$rank>,
+                ) -> FloatTensor<Self> {
+                    bilinear::<Self, _>(ConvTranspose(options), x, weight, bias.into_option())
+                }
+            )+}
+        }
     };
 }
 conv_transpose! {
@@ -64,10 +43,10 @@ conv_transpose! {
     memsave_conv_transpose2d = conv_transpose2d, 2;
     memsave_conv_transpose3d = conv_transpose3d, 3;
 }
-plain_backends!(ConvTransposeOps);
 
+/// A transposed convolution over `N` axes.
 #[derive(Clone, Debug)]
-struct ConvTranspose<const N: usize>(ConvTransposeOptions<N>);
+pub struct ConvTranspose<const N: usize>(ConvTransposeOptions<N>);
 
 impl<const N: usize> ConvTranspose<N> {
     /// The options of the convolution that this is the transpose of.
@@ -77,7 +56,7 @@ impl<const N: usize> ConvTranspose<N> {
     }
 }
 
-impl<B: MemBackend + Convolution<N>, const N: usize> Bilinear<B> for ConvTranspose<N> {
+impl<B: ChannelSums + Convolution<N>, const N: usize> Bilinear<B> for ConvTranspose<N> {
     const NAME: &'static str = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"][N - 1];
 
     fn forward(

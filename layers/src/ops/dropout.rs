@@ -11,86 +11,77 @@
 //! Stock Burn keeps a float per element. The bits are drawn as stock draws them: the same seed drops the same elements.
 //! What is dropped is 0, also where `x` is infinite or NaN; stock multiplies by 0, and has a NaN there.
 use super::{
-    kept::Keeper,
-    recompute::{Offered, is_free, offer},
+    extension::extension,
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{MemBackend, plain_backends};
-use burn::backend::{
-    Backend, Distribution, TensorMetadata,
-    autodiff::{
-        Autodiff,
-        checkpoint::{
-            base::Checkpointer,
-            strategy::{BalancedCheckpointing, CheckpointStrategy},
-        },
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind, unary},
-    },
-    backend_extension,
-    tensor::FloatTensor,
-};
+use crate::backend::Masks;
+use burn::backend::{Distribution, TensorMetadata, tensor::FloatTensor};
 
-/// Dropout.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait DropoutOps: Backend {
-    /// Zeroes elements with probability `1 - keep` and divides the others by `keep`; any shape.
-    fn memsave_dropout(x: FloatTensor<Self>, keep: f64) -> FloatTensor<Self> {
-        let bernoulli = Distribution::Bernoulli(keep);
-        let drawn = Self::float_random(x.shape(), bernoulli, &x.device(), x.dtype().into());
-        Self::float_mul_scalar(Self::float_mul(x, drawn), (1.0 / keep).into())
-    }
-}
-plain_backends!(DropoutOps);
-
-impl<B: DropoutOps + MemBackend, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> {
-    fn memsave_dropout(x: FloatTensor<Self>, keep: f64) -> FloatTensor<Self> {
-        let (mask, scale) = (B::bernoulli_mask(x.primitive(), keep), 1.0 / keep);
-        let (free, again) = (is_free::<B, C>(&x), mask.clone());
-        let prep = Dropout.prepare::<BalancedCheckpointing>([x.node()]);
-        let prep = offer::<_, B, _, C, _, 1>(prep, free, &[&x], move |inputs| {
-            let x = inputs.into_iter().next().expect("one input");
-            B::scale_by_mask(x, &again, [0.0, scale])
-        });
-        // Unique if nobody keeps it: the forward may work in place.
-        let y = B::scale_by_mask(x.into_primitive(), &mask, [0.0, scale]);
-        match prep.stateful() {
-            OpsKind::Tracked(prep) => {
-                let mask = Keeper::new("dropout", None).keep_state("mask", mask, "x is tracked");
-                let offered = Offered::new(free);
-                let y = prep.finish(Saved { mask, scale, _offered: offered.clone() }, y);
-                offered.promise(y.id());
-                y
-            }
-            OpsKind::UnTracked(prep) => prep.finish(y),
+extension! {
+    /// Dropout.
+    pub trait DropoutOps(Masks) {
+        /// Zeroes elements with probability `1 - keep` and divides the others by `keep`; any shape.
+        fn memsave_dropout(x: FloatTensor<Self>, keep: f64) -> FloatTensor<Self> {
+            Self::run(Dropout { keep }, [Some(x)])
         }
     }
 }
 
-#[derive(Debug)]
-struct Dropout;
+const X: usize = 0;
+
+/// Dropout; `keep` is the probability that an element stays.
+#[derive(Clone, Copy, Debug)]
+pub struct Dropout {
+    keep: f64,
+}
+
+impl<B: Masks> Operation<B, 1> for Dropout {
+    const INPUTS: [&'static str; 1] = ["x"];
+    type Saved = Dropped<B>;
+
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn plan(&self, inputs: &Tracking<B, 1>) -> Plan<1> {
+        Plan::nothing().offer_if(inputs.available(X))
+    }
+
+    fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
+        let x = given(x);
+        let bernoulli = Distribution::Bernoulli(self.keep);
+        let drawn = B::float_random(x.shape(), bernoulli, &x.device(), x.dtype().into());
+        B::float_mul_scalar(B::float_mul(x, drawn), (1.0 / self.keep).into())
+    }
+
+    fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Dropped<B>) {
+        let x = given(x);
+        let mask = recorder.ledger().state("mask", B::bernoulli_mask(&x, self.keep), "x is tracked");
+        let dropped = Dropped { mask, scale: 1.0 / self.keep };
+        (dropped.apply(x), dropped)
+    }
+
+    fn recompute(self, dropped: &Dropped<B>) -> impl Fn(Inputs<B, 1>) -> FloatTensor<B> + Send + 'static {
+        let dropped = dropped.clone();
+        move |[x]| dropped.apply(given(x))
+    }
+
+    fn backward(dropped: Dropped<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
+        pass.give(X, dropped.apply(dy));
+    }
+}
 
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
-struct Saved<Mask> {
+pub struct Dropped<B: Masks> {
     /// What was not dropped, one bit per element.
-    mask: Mask,
+    mask: B::Mask,
     /// What it was multiplied by.
     scale: f64,
-    /// The output, if it can be computed again from a free input.
-    _offered: Offered,
 }
 
-impl<B: MemBackend> Backward<B, 1> for Dropout {
-    type State = Saved<B::Mask>;
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let Saved { mask, scale, .. } = ops.state;
-        unary::<B, _>(ops.parents, ops.node, grads, |dy| B::scale_by_mask(dy, &mask, [0.0, scale]));
+impl<B: Masks> Dropped<B> {
+    fn apply(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        B::scale_by_mask(x, &self.mask, [0.0, self.scale])
     }
 }

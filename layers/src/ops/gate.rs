@@ -6,97 +6,58 @@
 //! | keeps | `b` (a handle); `a` (a handle) if `b` is tracked |
 //! | backward | `da = dy * f(b)`, `db = dy * a * f'(b)` |
 //!
-//! The product is offered for [recomputation](super::recompute) if both are kept: the layer behind keeps nothing. Stock Burn
+//! The product is offered for [recomputation](super::recompute) if both are kept: the layer after it keeps nothing. Stock Burn
 //! keeps `a`, `b`, `f(b)` and more.
 use super::{
-    kept::{Keeper, Kept},
-    recompute::{Offered, offer},
+    extension::extension,
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{MemBackend, Smooth, plain_backends};
-use burn::backend::{
-    Backend,
-    autodiff::{
-        Autodiff,
-        checkpoint::{
-            base::Checkpointer,
-            strategy::{BalancedCheckpointing, CheckpointStrategy},
-        },
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
-    },
-    backend_extension,
-    tensor::FloatTensor,
-};
+use crate::backend::{MemBackend, Smooth};
+use burn::backend::tensor::FloatTensor;
 
-/// Gates.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait GateOps: Backend {
-    /// `a * f(b)`, element by element; both of one shape.
-    fn memsave_gate(a: FloatTensor<Self>, b: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self>;
-}
-plain_backends!(GateOps {
-    fn memsave_gate(a: FloatTensor<Self>, b: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self> {
-        Self::gate(a, b, f)
-    }
-});
-
-impl<B: GateOps + MemBackend, C: CheckpointStrategy> GateOps for Autodiff<B, C> {
-    fn memsave_gate(a: FloatTensor<Self>, b: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self> {
-        let both = b.is_tracked();
-        let prep = Gate(f).prepare::<BalancedCheckpointing>([a.node(), b.node()]);
-        let prep = offer::<_, B, _, C, _, 2>(prep, both, &[&a, &b], move |inputs| {
-            let [a, b] = <[_; 2]>::try_from(inputs).unwrap_or_else(|_| unreachable!("two inputs"));
-            B::gate(a, b, f)
-        });
-        match prep.stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let (keeper, offered) = (Keeper::new("gate", None), Offered::new(both));
-                let saved = Saved {
-                    a: both.then(|| keeper.keep(&mut prep, "a", &a, "b is tracked")),
-                    b: keeper.keep(&mut prep, "b", &b, "a or b is tracked"),
-                    _offered: offered.clone(),
-                };
-                let y = prep.finish(saved, B::gate(a.into_primitive(), b.into_primitive(), f));
-                offered.promise(y.id());
-                y
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::gate(a.into_primitive(), b.into_primitive(), f)),
+extension! {
+    /// Gates.
+    pub trait GateOps(MemBackend) {
+        /// `a * f(b)`, element by element; both of one shape.
+        fn memsave_gate(a: FloatTensor<Self>, b: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self> {
+            Self::run(Gate(f), [Some(a), Some(b)])
         }
     }
 }
 
-#[derive(Debug)]
-struct Gate(Smooth);
+const A: usize = 0;
+const GATE: usize = 1;
 
-/// What the backward pass reads.
-#[derive(Clone, Debug)]
-struct Saved {
-    /// What is gated, if the gate is tracked.
-    a: Option<Kept>,
-    b: Kept,
-    /// The output, if it can be computed again from both.
-    _offered: Offered,
-}
+/// `a * f(b)`
+#[derive(Clone, Copy, Debug)]
+pub struct Gate(Smooth);
 
-impl<B: MemBackend> Backward<B, 2> for Gate {
-    type State = Saved;
+impl<B: MemBackend> Operation<B, 2> for Gate {
+    const INPUTS: [&'static str; 2] = ["a", "b"];
+    type Saved = Gate;
 
-    fn backward(self, ops: Ops<Saved, 2>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let Self(f) = self;
-        let dy = grads.consume::<B>(&ops.node);
-        let Saved { a, b, .. } = ops.state;
-        let (a, b) = (a.map(|a| a.get::<B>(checkpointer)), b.get::<B>(checkpointer));
-        let results = B::gate_backward(a, b, f, dy, ops.parents[0].is_some());
-        for (parent, grad) in ops.parents.into_iter().zip(results) {
-            if let (Some(node), Some(grad)) = (parent, grad) {
-                grads.register::<B>(node.id, grad);
-            }
-        }
+    fn name(&self) -> &'static str {
+        "gate"
+    }
+
+    fn plan(&self, inputs: &Tracking<B, 2>) -> Plan<2> {
+        let reads_a = inputs.tracked(GATE);
+        Plan::nothing()
+            .keep_if(reads_a, A, "b is tracked")
+            .keep_if(true, GATE, "a or b is tracked")
+            .offer_if(reads_a)
+    }
+
+    fn forward(&self, [a, b]: Inputs<B, 2>) -> FloatTensor<B> {
+        B::gate(given(a), given(b), self.0)
+    }
+
+    fn forward_saving(&self, inputs: Inputs<B, 2>, _: &Recorder<2>) -> (FloatTensor<B>, Gate) {
+        (Operation::<B, 2>::forward(self, inputs), *self)
+    }
+
+    fn backward(Gate(f): Gate, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 2>) {
+        let (a, b) = (pass.take(A), given(pass.take(GATE)));
+        pass.give_all(B::gate_backward(a, b, f, dy, pass.wants(A)));
     }
 }

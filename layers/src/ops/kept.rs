@@ -1,7 +1,7 @@
 //! Keeping tensors of the graph for the backward pass, and saying so.
 use super::{
     bilinear::{KeptWeight, Weight},
-    recompute::{Free, is_offered},
+    recompute::{RecomputeGuard, is_offered},
 };
 use crate::backend::Saved;
 use crate::frozen::Origin;
@@ -25,7 +25,7 @@ pub(crate) enum Kept {
     Node {
         node: NodeId,
         /// Who asks for the tensor, too, keeps nothing more. (An untracked one is nobody's node.)
-        _free: Option<Arc<Free>>,
+        _guard: Option<Arc<RecomputeGuard>>,
     },
     /// A frozen weight, which is read again.
     Frozen {
@@ -36,6 +36,23 @@ pub(crate) enum Kept {
 }
 
 impl Kept {
+    /// Keeps a tensor of the graph.
+    pub(crate) fn new<BO, B, S, C, const N: usize>(
+        prep: &mut OpsPrep<BO, B, S, C, N, Tracked>,
+        tensor: &FloatTensor<Autodiff<B>>,
+    ) -> Self
+    where
+        B: Backend,
+        S: Clone + Send + core::fmt::Debug + 'static,
+        BO: Backward<B, N, State = S>,
+    {
+        if let Some(origin) = origin::<B>(tensor) {
+            return Self::Frozen { origin, device: Arc::new(tensor.device()) };
+        }
+        let node = prep.checkpoint(tensor);
+        Self::Node { node, _guard: tensor.is_tracked().then(|| Arc::new(RecomputeGuard::new(node))) }
+    }
+
     /// The tensor; to be called once.
     pub(crate) fn get<B: Backend>(self, checkpointer: &mut Checkpointer) -> FloatTensor<B> {
         match self {
@@ -44,6 +61,69 @@ impl Kept {
                 origin.read::<B>(device.downcast_ref().expect("of the backend that keeps it"))
             }
         }
+    }
+}
+
+/// Where a frozen weight is read again.
+fn origin<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<Origin> {
+    if tensor.is_tracked() { None } else { Origin::of(tensor.id()) }
+}
+
+/// Reports what a step keeps to the [ledger].
+pub(crate) struct Ledger {
+    operation: &'static str,
+    module: Option<NodeId>,
+}
+
+impl Ledger {
+    /// Of an operation. `module`: the node of a parameter, by which its module is found.
+    pub(crate) fn new(operation: &'static str, module: Option<NodeId>) -> Self {
+        Self { operation, module }
+    }
+
+    /// Reports an input.
+    pub(crate) fn input<B: Backend>(
+        &self,
+        name: &'static str,
+        tensor: &FloatTensor<Autodiff<B>>,
+        reason: &'static str,
+    ) {
+        // Looked up only while somebody records.
+        self.report(name, || {
+            if origin::<B>(tensor).is_some() {
+                (0, "read again", None)
+            } else if is_offered(tensor.id()) {
+                (0, "computed again", Some(tensor.id()))
+            } else {
+                (bytes(tensor), reason, Some(tensor.id()))
+            }
+        });
+    }
+
+    /// Reports what a step has in a form of its own; returns it.
+    pub(crate) fn state<T: Saved>(&self, name: &'static str, saved: T, reason: &'static str) -> T {
+        self.report(name, || (saved.bytes(), reason, None));
+        saved
+    }
+
+    /// Reports a tensor that is no input, or that no gradient flows to; returns it.
+    pub(crate) fn tensor<T: TensorMetadata>(&self, name: &'static str, tensor: T, reason: &'static str) -> T {
+        self.report(name, || (bytes(&tensor), reason, None));
+        tensor
+    }
+
+    /// Reports a handle of a parameter that is quantized: there is no other copy, and nothing is kept.
+    pub(crate) fn handle<T>(&self, name: &'static str, tensor: T) -> T {
+        self.report(name, || (0, "a handle of the quantized parameter", None));
+        tensor
+    }
+
+    fn report(&self, tensor: &'static str, kept: impl FnOnce() -> (usize, &'static str, Option<NodeId>)) {
+        let Self { operation, module } = *self;
+        ledger::report(|| {
+            let (bytes, reason, node) = kept();
+            ledger::Entry { operation, tensor, bytes, reason, node, weight: module }
+        });
     }
 }
 
@@ -86,7 +166,7 @@ impl Keeper {
         };
         self.report(name, kept, Some(tensor.id()));
         let node = prep.checkpoint(tensor);
-        Kept::Node { node, _free: tensor.is_tracked().then(|| Arc::new(Free::new(node))) }
+        Kept::Node { node, _guard: tensor.is_tracked().then(|| Arc::new(RecomputeGuard::new(node))) }
     }
 
     /// Keeps a handle of a weight; that of a quantized one, which nothing can be computed from again, in the state of the

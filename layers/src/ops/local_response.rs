@@ -6,84 +6,49 @@
 //! | keeps | `x` (a handle) |
 //! | backward | `dx = dy / s^beta - 2 alpha beta / size * x * sum(dy x / s^(beta + 1))` over the windows that the channel is in |
 //!
-//! The sums are computed again. The output is offered for [recomputation](super::recompute): the layer behind keeps nothing.
+//! The sums are computed again. The output is offered for [recomputation](super::recompute): the layer after it keeps nothing.
 //! Stock Burn records ten operations, which keep four tensors of the size of `x`.
 use super::{
-    kept::{Keeper, Kept},
-    recompute::{Offered, offer},
+    extension::extension,
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{LocalResponse, MemBackend, plain_backends};
-use burn::backend::{
-    Backend,
-    autodiff::{
-        Autodiff,
-        checkpoint::{
-            base::Checkpointer,
-            strategy::{BalancedCheckpointing, CheckpointStrategy},
-        },
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind, unary},
-    },
-    backend_extension,
-    tensor::FloatTensor,
-};
+use crate::backend::{LocalResponse, MemBackend};
+use burn::backend::tensor::FloatTensor;
 
-/// Local response normalization.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait LocalResponseOps: Backend {
-    /// `x`, `[batch, channels, ...]`, as `norm` says.
-    fn memsave_local_response(x: FloatTensor<Self>, norm: LocalResponse) -> FloatTensor<Self>;
-}
-plain_backends!(LocalResponseOps {
-    fn memsave_local_response(x: FloatTensor<Self>, norm: LocalResponse) -> FloatTensor<Self> {
-        Self::normalize_response(x, &norm)
-    }
-});
-
-impl<B: LocalResponseOps + MemBackend, C: CheckpointStrategy> LocalResponseOps for Autodiff<B, C> {
-    fn memsave_local_response(x: FloatTensor<Self>, norm: LocalResponse) -> FloatTensor<Self> {
-        let prep = Step(norm).prepare::<BalancedCheckpointing>([x.node()]);
-        let prep = offer::<_, B, _, C, _, 1>(prep, x.is_tracked(), &[&x], move |inputs| {
-            inputs.into_iter().map(|x| B::normalize_response(x, &norm)).next().expect("one input")
-        });
-        match prep.stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let offered = Offered::new(true);
-                let keeper = Keeper::new("local_response_norm", None);
-                let kept = keeper.keep(&mut prep, "x", &x, "x is tracked");
-                let saved = Saved { x: kept, _offered: offered.clone() };
-                let y = prep.finish(saved, B::normalize_response(x.into_primitive(), &norm));
-                offered.promise(y.id());
-                y
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::normalize_response(x.into_primitive(), &norm)),
+extension! {
+    /// Local response normalization.
+    pub trait LocalResponseOps(MemBackend) {
+        /// `x`, `[batch, channels, ...]`, as `norm` says.
+        fn memsave_local_response(x: FloatTensor<Self>, norm: LocalResponse) -> FloatTensor<Self> {
+            Self::run(norm, [Some(x)])
         }
     }
 }
 
-#[derive(Debug)]
-struct Step(LocalResponse);
+const X: usize = 0;
 
-/// What the backward pass reads.
-#[derive(Clone, Debug)]
-struct Saved {
-    x: Kept,
-    /// The output, which can be computed again from it.
-    _offered: Offered,
-}
+impl<B: MemBackend> Operation<B, 1> for LocalResponse {
+    const INPUTS: [&'static str; 1] = ["x"];
+    type Saved = LocalResponse;
 
-impl<B: MemBackend> Backward<B, 1> for Step {
-    type State = Saved;
+    fn name(&self) -> &'static str {
+        "local_response_norm"
+    }
 
-    fn backward(self, ops: Ops<Saved, 1>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let Self(norm) = self;
-        let x = ops.state.x.get::<B>(checkpointer);
-        unary::<B, _>(ops.parents, ops.node, grads, |dy| B::normalize_response_backward(x, &norm, dy));
+    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
+        Plan::nothing().keep_if(true, X, "x is tracked").offer_if(true)
+    }
+
+    fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
+        B::normalize_response(given(x), self)
+    }
+
+    fn forward_saving(&self, inputs: Inputs<B, 1>, _: &Recorder<1>) -> (FloatTensor<B>, LocalResponse) {
+        (Operation::<B, 1>::forward(self, inputs), *self)
+    }
+
+    fn backward(norm: LocalResponse, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
+        let x = given(pass.take(X));
+        pass.give(X, B::normalize_response_backward(x, &norm, dy));
     }
 }

@@ -16,6 +16,7 @@ mod deform_conv;
 mod dropout;
 mod element_loss;
 mod embedding;
+mod extension;
 mod fixed_linear;
 mod gate;
 mod interpolate;
@@ -34,6 +35,9 @@ mod rotary;
 mod row_norm;
 mod smooth;
 mod softmax;
+mod step;
+#[cfg(all(test, feature = "flex"))]
+pub(crate) mod testing;
 
 pub use attention::{Attention, AttentionOps, MaybeMask, WeightDropout};
 pub use avg_pool::AvgPoolOps;
@@ -48,17 +52,17 @@ pub use element_loss::ElementLossOps;
 pub use embedding::EmbeddingOps;
 pub use gate::GateOps;
 pub use interpolate::InterpolateOps;
-pub use linear::LinearOps;
+pub use linear::{LinearKernels, LinearOps};
 pub use linear_cross_entropy::{LinearCrossEntropy, LinearCrossEntropyOps};
 pub use local_response::LocalResponseOps;
 pub use lora::{LoraFactors, LoraOps};
 pub use max_pool::MaxPoolOps;
 pub use node::{NodeOps, node_id};
-pub use piecewise_linear::PiecewiseLinearOps;
+pub use piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels, PiecewiseLinearOps};
 pub use prelu::PReluOps;
 pub use recurrent::{RecurrentOps, Slots};
 pub use rotary::RotaryOps;
-pub use row_norm::RowNormOps;
+pub use row_norm::{RowNorm, RowNormOps};
 pub use smooth::SmoothOps;
 pub use softmax::SoftmaxOps;
 

@@ -1,13 +1,17 @@
-//! Outputs that are computed again in the backward pass, instead of being kept by the layer behind.
+//! Outputs that are computed again in the backward pass, instead of being kept by the layer after.
+//!
+//! **The table here decides memory only, never gradients.** Whatever it says, Burn's checkpointer holds or computes every
+//! tensor that a backward pass asks for: a wrong entry would cost bytes or time, not a result.
 //!
 //! A normalization or an activation whose input is kept anyway offers its output for recomputation: `norm -> linear` and
-//! `conv -> batch norm -> relu -> conv` then keep one tensor. The condition is exact, an input that is [free]: kept by a step
-//! that lives, or itself computed again. Otherwise the output is as it would be without.
+//! `conv -> batch norm -> relu -> conv` then keep one tensor. The condition is exact, an input that is [available]: kept by a
+//! step that lives, or itself computed again. Otherwise the output is as it would be without.
 //!
 //! This is Burn's own machinery of `Balanced` checkpointing, used operation by operation whatever the strategy of the device,
 //! and with untracked inputs, which Burn's does not have.
 //!
-//! [free]: is_free
+//! [available]: is_available
+use super::step::Inputs;
 use burn::backend::{
     Backend,
     autodiff::{
@@ -26,76 +30,77 @@ use core::fmt::Write;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// How many promises there are for a node, and whether its step offers to compute its tensor again.
+/// How many guards there are for a node, and whether its step offers to compute its tensor again.
 #[derive(Debug, Default)]
-struct Promises {
+struct Guards {
     count: usize,
     offered: bool,
 }
 
-static FREE: LazyLock<Mutex<HashMap<NodeId, Promises>>> = LazyLock::new(Mutex::default);
+static AVAILABLE: LazyLock<Mutex<HashMap<NodeId, Guards>>> = LazyLock::new(Mutex::default);
 
-fn free_nodes() -> MutexGuard<'static, HashMap<NodeId, Promises>> {
-    FREE.lock().unwrap_or_else(PoisonError::into_inner) // a count is right after every statement
+fn available_nodes() -> MutexGuard<'static, HashMap<NodeId, Guards>> {
+    AVAILABLE.lock().unwrap_or_else(PoisonError::into_inner) // a count is right after every statement
 }
 
-/// A promise that the tensor of a node can be had in the backward pass without keeping a byte for it. It is part of the state
-/// of the step that makes it, and ends with the step.
+/// Says, as long as it lives, that the backward pass can have the tensor of a node without a byte being kept for it. It is part
+/// of the state of the step that keeps the tensor or computes it again, and ends with the step.
 #[derive(Debug)]
-pub(crate) struct Free(NodeId);
+pub(crate) struct RecomputeGuard(NodeId);
 
-impl Free {
+impl RecomputeGuard {
     pub(crate) fn new(node: NodeId) -> Self {
-        free_nodes().entry(node).or_default().count += 1;
+        available_nodes().entry(node).or_default().count += 1;
         Self(node)
     }
 
     /// For the output of a step that offers to compute it again.
     fn offered(node: NodeId) -> Self {
-        let free = Self::new(node);
-        free_nodes().entry(node).or_default().offered = true;
-        free
+        let guard = Self::new(node);
+        available_nodes().entry(node).or_default().offered = true;
+        guard
     }
 }
 
-impl Drop for Free {
+impl Drop for RecomputeGuard {
     fn drop(&mut self) {
-        let mut nodes = free_nodes();
-        if let Some(promises) = nodes.get_mut(&self.0) {
-            promises.count -= 1;
-            if promises.count == 0 {
+        let mut nodes = available_nodes();
+        if let Some(guards) = nodes.get_mut(&self.0) {
+            guards.count -= 1;
+            if guards.count == 0 {
                 nodes.remove(&self.0);
             }
         }
     }
 }
 
-/// The promise for the output of a step, if it is offered. It is part of the state of the step, which is made before the node
-/// of the output.
+/// The guard of a step's output, if it is offered. It is part of the state of the step, which is made before the node of the
+/// output.
 #[derive(Clone, Debug)]
-pub(crate) struct Offered(Option<Arc<OnceLock<Free>>>);
+pub(crate) struct Offered(Option<Arc<OnceLock<RecomputeGuard>>>);
 
 impl Offered {
     pub(crate) fn new(offered: bool) -> Self {
         Self(offered.then(Arc::default))
     }
 
-    /// Promises the output of the step that has this in its state.
+    /// Guards the output of the step that has this in its state.
     pub(crate) fn promise(&self, output: NodeId) {
-        if let Some(promise) = &self.0 {
-            let _ = promise.set(Free::offered(output)); // a step has one output
+        if let Some(guard) = &self.0 {
+            let _ = guard.set(RecomputeGuard::offered(output)); // a step has one output
         }
     }
 }
 
-/// Whether the tensor can be had in the backward pass without keeping a byte for it.
-pub(crate) fn is_free<B: Backend, C: CheckpointStrategy>(x: &FloatTensor<Autodiff<B, C>>) -> bool {
-    x.is_tracked() && (free_nodes().contains_key(&x.id()) || is_recomputed::<B, C>(x))
+/// Whether the backward pass can have the tensor without a byte being kept for it. `recomputes`: whether the device's strategy
+/// [does](recomputes).
+pub(crate) fn is_available<B: Backend>(x: &FloatTensor<Autodiff<B>>, recomputes: bool) -> bool {
+    x.is_tracked() && (available_nodes().contains_key(&x.id()) || recomputes && is_recomputed::<B>(x))
 }
 
 /// Whether a step of this library computes the tensor of a node again when the backward pass asks for it.
 pub(crate) fn is_offered(node: NodeId) -> bool {
-    free_nodes().get(&node).is_some_and(|promises| promises.offered)
+    available_nodes().get(&node).is_some_and(|guards| guards.offered)
 }
 
 /// Where a recomputation finds an input.
@@ -107,57 +112,56 @@ enum Source<B: Backend> {
 }
 
 /// Computes an output again.
-struct Again<B: Backend, F> {
-    inputs: Vec<Source<B>>,
+struct Recompute<B: Backend, F, const N: usize> {
+    inputs: [Option<Source<B>>; N],
     forward: F,
 }
 
-impl<B: Backend, F> core::fmt::Debug for Again<B, F> {
+impl<B: Backend, F, const N: usize> core::fmt::Debug for Recompute<B, F, N> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "Again({} inputs)", self.inputs.len())
+        write!(f, "Recompute({N} inputs)")
     }
 }
 
-impl<B, F> RetroForward for Again<B, F>
+impl<B, F, const N: usize> RetroForward for Recompute<B, F, N>
 where
     B: Backend,
-    F: Fn(Vec<FloatTensor<B>>) -> FloatTensor<B> + Send + 'static,
+    F: Fn(Inputs<B, N>) -> FloatTensor<B> + Send + 'static,
 {
     fn forward(&self, states: &mut BackwardStates, output: NodeId) {
-        let inputs = self.inputs.iter().map(|input| match input {
-            Source::Node(node) => states.get_state::<FloatTensor<B>>(node),
-            Source::Held(tensor) => tensor.clone(),
+        let inputs = self.inputs.each_ref().map(|input| {
+            Some(match input.as_ref()? {
+                Source::Node(node) => states.get_state::<FloatTensor<B>>(node),
+                Source::Held(tensor) => tensor.clone(),
+            })
         });
-        let inputs = inputs.collect();
         states.save(output, (self.forward)(inputs));
     }
 }
 
-/// If `offered`, and an input is tracked, offers the output of an operation for recomputation by `forward` of `inputs`, all of
-/// which must be [free](is_free) or kept by the operation itself; small tensors apart.
-pub(crate) fn offer<BO, B, S, C, F, const N: usize>(
+/// Offers the output of an operation, of which an input is tracked, for recomputation by `forward` of `inputs`. All of them must
+/// be [available](is_available) or kept by the operation itself; small tensors apart.
+pub(crate) fn offer<BO, B, S, F, const N: usize>(
     prep: OpsPrep<BO, B, S, BalancedCheckpointing, N, Init>,
-    offered: bool,
-    inputs: &[&FloatTensor<Autodiff<B, C>>],
+    inputs: &Inputs<Autodiff<B>, N>,
     forward: F,
 ) -> OpsPrep<BO, B, S, BalancedCheckpointing, N, ComputePropertyDone>
 where
     B: Backend,
-    C: CheckpointStrategy,
     BO: Backward<B, N, State = S>,
-    F: Fn(Vec<FloatTensor<B>>) -> FloatTensor<B> + Send + 'static,
+    F: Fn(Inputs<B, N>) -> FloatTensor<B> + Send + 'static,
 {
-    if !offered || !inputs.iter().any(|input| input.is_tracked()) {
-        return prep.compute_bound();
-    }
-    let source = |input: &&FloatTensor<Autodiff<B, C>>| match input.is_tracked() {
-        true => Source::Node(input.id()),
-        false => Source::Held(input.primitive().clone()),
-    };
-    let again = Again::<B, F> { inputs: inputs.iter().map(source).collect(), forward };
+    let sources = inputs.each_ref().map(|input| {
+        let input = input.as_ref()?;
+        Some(match input.is_tracked() {
+            true => Source::Node(input.id()),
+            false => Source::Held(input.primitive().clone()),
+        })
+    });
+    let recompute = Recompute::<B, F, N> { inputs: sources, forward };
     // A handle of every tracked input, should nobody else ask for it.
-    let tracked = inputs.iter().copied().filter(|input| input.is_tracked());
-    prep.memory_bound().retro_forward(again).parents(tracked)
+    let tracked = inputs.iter().flatten().filter(|input| input.is_tracked());
+    prep.memory_bound().retro_forward(recompute).parents(tracked)
 }
 
 /// Whether the device's strategy computes some outputs again instead of keeping them.
@@ -165,11 +169,11 @@ pub(crate) fn recomputes<C: CheckpointStrategy>() -> bool {
     TypeId::of::<C>() == TypeId::of::<BalancedCheckpointing>()
 }
 
-/// Whether the device's strategy computes this tensor again when it is asked for in the backward pass.
+/// Whether a strategy that [recomputes] computes this tensor again when it is asked for in the backward pass.
 ///
 /// Burn has no accessor for it. The public hook of the strategy is run on a throw-away builder, whose `Debug` form names
 /// the action it would take (burn-autodiff 0.22); a form that names neither counts as "kept".
-pub(crate) fn is_recomputed<B: Backend, C: CheckpointStrategy>(x: &FloatTensor<Autodiff<B, C>>) -> bool {
+pub(crate) fn is_recomputed<B: Backend>(x: &FloatTensor<Autodiff<B>>) -> bool {
     /// Finds the first of the two words; stops the formatting there.
     struct Scan(bool);
     impl Write for Scan {
@@ -182,11 +186,11 @@ pub(crate) fn is_recomputed<B: Backend, C: CheckpointStrategy>(x: &FloatTensor<A
             Err(core::fmt::Error)
         }
     }
-    if !recomputes::<C>() || !x.is_tracked() {
+    if !x.is_tracked() {
         return false;
     }
     let mut builder = Default::default();
-    if C::checkpoint_parents([x], &mut builder).is_err() {
+    if BalancedCheckpointing::checkpoint_parents([x], &mut builder).is_err() {
         return false;
     }
     let mut scan = Scan(false);

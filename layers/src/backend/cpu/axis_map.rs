@@ -7,7 +7,7 @@ use burn::tensor::Element;
 
 /// The weights of one axis.
 #[derive(Clone, Debug)]
-pub(super) struct AxisMap {
+pub(crate) struct AxisMap {
     size: usize,
     windows: Vec<Window>,
     weights: Vec<f64>,
@@ -54,7 +54,7 @@ impl AxisMap {
     }
 
     /// Windows of an average pool.
-    pub(super) fn mean_windows(
+    pub(crate) fn mean_windows(
         size: usize,
         out: usize,
         kernel: usize,
@@ -74,7 +74,7 @@ impl AxisMap {
     }
 
     /// Windows of an adaptive average pool.
-    pub(super) fn adaptive_mean(size: usize, out: usize) -> Self {
+    pub(crate) fn adaptive_mean(size: usize, out: usize) -> Self {
         Self::equal(
             size,
             (0..out).map(|window| {
@@ -86,21 +86,21 @@ impl AxisMap {
     }
 
     /// The input at `floor(o * size / out)`.
-    pub(super) fn nearest(size: usize, out: usize) -> Self {
+    pub(crate) fn nearest(size: usize, out: usize) -> Self {
         let ratio = size as f64 / out as f64;
         let index = |o: usize| ((o as f64 * ratio).floor() as usize).min(size - 1);
         Self::equal(size, (0..out).map(|o| (index(o), 1, 1.0)))
     }
 
     /// The input at `floor((o + 1/2) * size / out)`.
-    pub(super) fn nearest_exact(size: usize, out: usize) -> Self {
+    pub(crate) fn nearest_exact(size: usize, out: usize) -> Self {
         let ratio = size as f64 / out as f64;
         let index = |o: usize| (((o as f64 + 0.5) * ratio).floor() as usize).min(size - 1);
         Self::equal(size, (0..out).map(|o| (index(o), 1, 1.0)))
     }
 
     /// Linear interpolation between the two inputs around.
-    pub(super) fn linear(size: usize, out: usize, align_corners: bool) -> Self {
+    pub(crate) fn linear(size: usize, out: usize, align_corners: bool) -> Self {
         Self::from_taps(
             size,
             (0..out).map(|o| {
@@ -112,7 +112,7 @@ impl AxisMap {
     }
 
     /// Cubic convolution (Keys, a = -0.75) of the four inputs around; the border is repeated.
-    pub(super) fn cubic(size: usize, out: usize, align_corners: bool) -> Self {
+    pub(crate) fn cubic(size: usize, out: usize, align_corners: bool) -> Self {
         const A: f64 = -0.75;
         let weight = |t: f64| match t.abs() {
             t if t < 1.0 => ((A + 2.0) * t - (A + 3.0)) * t * t + 1.0,
@@ -134,7 +134,7 @@ impl AxisMap {
     }
 
     /// Sinc of width 3 of the six inputs around, normalized; inputs outside are left out.
-    pub(super) fn lanczos3(size: usize, out: usize, align_corners: bool) -> Self {
+    pub(crate) fn lanczos3(size: usize, out: usize, align_corners: bool) -> Self {
         let weight = |t: f64| {
             let pi_t = core::f64::consts::PI * t;
             if t == 0.0 {
@@ -225,7 +225,7 @@ fn coordinate(o: usize, size: usize, out: usize, align_corners: bool) -> f64 {
 }
 
 /// The adjoint of the product of the maps, plane by plane; from the last axis to the first.
-pub(super) fn adjoint<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -> Vec<E> {
+pub(crate) fn adjoint<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -> Vec<E> {
     let plane_out: usize = axes.iter().map(|axis| axis.windows.len()).product();
     let plane_in: usize = axes.iter().map(|axis| axis.size).product();
     if plane_in * plane_out == 0 {

@@ -4,27 +4,27 @@ use burn::tensor::Shape;
 use core::ops::Range;
 
 /// A tensor `[batch, channels, inner]`.
-pub(super) struct Channels<'a, E> {
+pub(crate) struct Channels<'a, E> {
     values: &'a [E],
     channels: usize,
     inner: usize,
 }
 
 /// `sum(dy)` and `sum(dy * x_hat)` per channel.
-pub(super) struct GradientSums(Vec<[f64; 2]>);
+pub(crate) struct GradientSums(Vec<[f64; 2]>);
 
 impl GradientSums {
-    pub(super) fn beta<E: CpuElement>(&self) -> Vec<E> {
+    pub(crate) fn beta<E: CpuElement>(&self) -> Vec<E> {
         self.0.iter().map(|sums| E::from_f64(sums[0])).collect()
     }
 
-    pub(super) fn gamma<E: CpuElement>(&self) -> Vec<E> {
+    pub(crate) fn gamma<E: CpuElement>(&self) -> Vec<E> {
         self.0.iter().map(|sums| E::from_f64(sums[1])).collect()
     }
 }
 
 impl<'a, E: CpuElement> Channels<'a, E> {
-    pub(super) fn of(values: &'a [E], shape: &Shape) -> Self {
+    pub(crate) fn of(values: &'a [E], shape: &Shape) -> Self {
         Self { values, channels: shape[1], inner: shape[2..].iter().product() }
     }
 
@@ -34,7 +34,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     }
 
     /// The sum of every channel.
-    pub(super) fn sums(&self) -> Vec<f64> {
+    pub(crate) fn sums(&self) -> Vec<f64> {
         self.reduce([0.0], |_, range| [sums::sum(&self.values[range], |x| x.widen())])
             .into_iter()
             .map(|[sum]| sum)
@@ -42,7 +42,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     }
 
     /// The mean and the biased variance of every channel, in two passes, so that a large mean costs no digits.
-    pub(super) fn statistics(&self) -> (Vec<E>, Vec<E>) {
+    pub(crate) fn statistics(&self) -> (Vec<E>, Vec<E>) {
         let count = self.count() as f64;
         let mean: Vec<f64> = self.sums().into_iter().map(|sum| sum / count).collect();
         let squares = self.reduce([0.0], |channel, range| {
@@ -54,7 +54,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     }
 
     /// `(x - mean) / std * gamma + beta`
-    pub(super) fn normalize(
+    pub(crate) fn normalize(
         &self,
         gamma: &[E],
         beta: &[E],
@@ -67,7 +67,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     }
 
     /// `sum(dy)` and `sum(dy * x_hat)` per channel, `x_hat = (x - mean) / std`.
-    pub(super) fn gradient_sums(&self, mean: &[E], inv_std: &[E::Acc], dy: &[E]) -> GradientSums {
+    pub(crate) fn gradient_sums(&self, mean: &[E], inv_std: &[E::Acc], dy: &[E]) -> GradientSums {
         let totals = self.reduce([0.0, 0.0], |channel, range| {
             let mean = mean[channel].widen();
             sums::moments(&self.values[range.clone()], &dy[range], mean)
@@ -78,7 +78,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     }
 
     /// `dx = gamma / std * (dy - mean(dy) - x_hat * mean(dy * x_hat))`, in place of `dy`.
-    pub(super) fn train_x_backward(
+    pub(crate) fn train_x_backward(
         &self,
         gamma: &[E],
         mean: &[E],
@@ -146,7 +146,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
 }
 
 /// `1 / sqrt(variance + epsilon)`
-pub(super) fn inv_std<E: CpuElement>(variance: &[E], epsilon: f64) -> Vec<E::Acc> {
+pub(crate) fn inv_std<E: CpuElement>(variance: &[E], epsilon: f64) -> Vec<E::Acc> {
     variance
         .iter()
         .map(|v| <E::Acc as CpuElement>::from_f64((v.into_f64() + epsilon).sqrt().recip()))
@@ -154,17 +154,17 @@ pub(super) fn inv_std<E: CpuElement>(variance: &[E], epsilon: f64) -> Vec<E::Acc
 }
 
 /// `gamma / std`
-pub(super) fn scales<E: CpuElement>(gamma: &[E], inv_std: &[E::Acc]) -> Vec<E::Acc> {
+pub(crate) fn scales<E: CpuElement>(gamma: &[E], inv_std: &[E::Acc]) -> Vec<E::Acc> {
     gamma.iter().zip(inv_std).map(|(gamma, &inv)| gamma.widen() * inv).collect()
 }
 
 /// Multiplies every channel of `[batch, channels, ...]` by its scale.
-pub(super) fn scale_channels<E: CpuElement>(values: &mut [E], shape: &Shape, scales: &[E::Acc]) {
+pub(crate) fn scale_channels<E: CpuElement>(values: &mut [E], shape: &Shape, scales: &[E::Acc]) {
     map_channels(values, shape, scales, |&scale, x| E::narrow(x.widen() * scale));
 }
 
 /// `(x - mean) * scale + beta` per channel.
-pub(super) struct Affine<E: CpuElement> {
+pub(crate) struct Affine<E: CpuElement> {
     channels: Vec<AffineChannel<E::Acc>>,
 }
 
@@ -177,7 +177,7 @@ struct AffineChannel<A> {
 
 impl<E: CpuElement> Affine<E> {
     /// Statistics and parameters of a batch norm.
-    pub(super) fn new(gamma: &[E], beta: &[E], mean: &[E], variance: &[E], epsilon: f64) -> Self {
+    pub(crate) fn new(gamma: &[E], beta: &[E], mean: &[E], variance: &[E], epsilon: f64) -> Self {
         let scales = scales(gamma, &inv_std(variance, epsilon));
         let channel = |((&scale, mean), beta): ((&E::Acc, &E), &E)| AffineChannel {
             mean: mean.widen(),
@@ -192,11 +192,11 @@ impl<E: CpuElement> Affine<E> {
         E::narrow((x.widen() - channel.mean) * channel.scale + channel.beta)
     }
 
-    pub(super) fn apply_in_place(&self, values: &mut [E], shape: &Shape) {
+    pub(crate) fn apply_in_place(&self, values: &mut [E], shape: &Shape) {
         map_channels(values, shape, &self.channels, Self::one);
     }
 
-    pub(super) fn apply(&self, values: &[E], shape: &Shape) -> Vec<E> {
+    pub(crate) fn apply(&self, values: &[E], shape: &Shape) -> Vec<E> {
         let (channels, inner) = (shape[1], shape[2..].iter().product::<usize>());
         let size = channels * inner;
         if size == 0 {

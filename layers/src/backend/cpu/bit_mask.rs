@@ -1,6 +1,11 @@
 //! One bit per element.
-use super::{CpuElement, parallel};
-use crate::backend::{PiecewiseLinear, Saved, piecewise_linear::Visitor};
+use super::{CpuBackend, CpuElement, parallel, with_element};
+use crate::backend::{Masks, Saved};
+use burn::backend::{
+    Distribution, TensorMetadata,
+    tensor::{BoolTensor, FloatTensor},
+};
+use burn::tensor::{DType, Shape, bf16, f16};
 use num_traits::{One, Zero};
 use std::sync::Arc;
 
@@ -10,40 +15,25 @@ pub struct BitMask {
     words: Arc<Vec<u64>>,
 }
 
-const BITS: usize = u64::BITS as usize;
+/// Bits per word.
+pub(crate) const BITS: usize = u64::BITS as usize;
 /// Words per parallel task.
-const TASK: usize = 64;
+pub(crate) const TASK: usize = 64;
 
 impl BitMask {
-    /// The bits of `f` at every value.
-    pub(super) fn of<E: CpuElement>(values: &[E], f: PiecewiseLinear) -> Self {
-        Self::from_words(f.with(Bits(values)))
-    }
-
-    /// `f` of every value, and its bits.
-    pub(super) fn apply<E: CpuElement>(values: &[E], f: PiecewiseLinear) -> (Vec<E>, Self) {
-        let (out, words) = f.with(Apply(values));
-        (out, Self::from_words(words))
-    }
-
-    /// Replaces every value by `f` of it; the bits.
-    pub(super) fn apply_in_place<E: CpuElement>(values: &mut [E], f: PiecewiseLinear) -> Self {
-        Self::from_words(f.with(ApplyInPlace(values)))
-    }
-
     /// An empty mask with room for `len` bits.
-    pub(super) fn with_capacity(len: usize) -> Self {
+    pub(crate) fn with_capacity(len: usize) -> Self {
         Self::from_words(Vec::with_capacity(len.div_ceil(BITS)))
     }
 
     /// Appends `value != 0` for every value. All that came before must have filled whole words.
-    pub(super) fn extend<E: CpuElement>(&mut self, values: &[E]) {
+    pub(crate) fn extend<E: CpuElement>(&mut self, values: &[E]) {
         let words = Arc::get_mut(&mut self.words).expect("nobody shares a mask that is still being filled");
         words.extend(values.chunks(BITS).map(|chunk| pack(chunk.iter(), |v| !v.is_zero())));
     }
 
     /// Multiplies every value by the slope that its bit chooses, `[if clear, if set]`.
-    pub(super) fn scale<E: CpuElement>(&self, values: &mut [E], slopes: [f64; 2]) {
+    pub(crate) fn scale<E: CpuElement>(&self, values: &mut [E], slopes: [f64; 2]) {
         let [off, on] = slopes.map(<E::Acc as CpuElement>::from_f64);
         // Common slopes get loops without a multiplication; 0 must be 0 for an infinite value, too.
         if off.is_zero() && on.is_one() {
@@ -84,11 +74,11 @@ impl BitMask {
     }
 
     /// The packed bits.
-    pub(super) fn words(&self) -> &[u64] {
+    pub(crate) fn words(&self) -> &[u64] {
         &self.words
     }
 
-    fn from_words(words: Vec<u64>) -> Self {
+    pub(crate) fn from_words(words: Vec<u64>) -> Self {
         Self { words: Arc::new(words) }
     }
 }
@@ -105,20 +95,9 @@ impl core::fmt::Debug for BitMask {
     }
 }
 
-/// Calls `f(values, word)` for every 64 values and the word of their bits; the number of values is known where `f` is
-/// inlined, but for the rest at the end.
-#[inline(always)]
-fn for_words<E>(values: &mut [E], words: &mut [u64], f: impl Fn(&mut [E]) -> u64) {
-    let (full, rest) = values.as_chunks_mut::<BITS>();
-    if let Some(word) = words.get_mut(full.len()) {
-        *word = f(rest);
-    }
-    full.iter_mut().zip(words).for_each(|(values, word)| *word = f(values));
-}
-
 /// Packs `bit` of up to 64 values.
 #[inline(always)]
-fn pack<E>(values: impl Iterator<Item = E>, mut bit: impl FnMut(E) -> bool) -> u64 {
+pub(crate) fn pack<E>(values: impl Iterator<Item = E>, mut bit: impl FnMut(E) -> bool) -> u64 {
     let mut bytes = [0; BITS];
     for (byte, value) in bytes.iter_mut().zip(values) {
         *byte = u8::from(bit(value)).wrapping_neg(); // all ones, as vector comparisons make them
@@ -147,53 +126,38 @@ fn pack_bytes(bytes: [u8; BITS]) -> u64 {
     })
 }
 
-struct Bits<'a, E>(&'a [E]);
+impl<B: CpuBackend> Masks for B {
+    type Mask = BitMask;
 
-impl<E: CpuElement> Visitor<E, Vec<u64>> for Bits<'_, E> {
-    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
-        let mut words = vec![0; self.0.len().div_ceil(BITS)];
-        parallel::chunks_mut(&mut words, TASK, self.0.len(), |task, words| {
-            let (full, rest) = self.0[task * TASK * BITS..].as_chunks::<BITS>();
-            if let Some(word) = words.get_mut(full.len()) {
-                *word = pack(rest.iter(), |&v| f(v).1);
-            }
-            full.iter().zip(words).for_each(|(values, word)| *word = pack(values.iter(), |&v| f(v).1));
-        });
-        words
+    fn pack(bits: BoolTensor<B>) -> BitMask {
+        let bits = B::contiguous_bools(bits);
+        let words = B::as_bytes(&bits).chunks(BITS).map(|chunk| pack(chunk.iter(), |&bit| bit != 0));
+        BitMask::from_words(words.collect())
     }
-}
 
-struct Apply<'a, E>(&'a [E]);
-
-impl<E: CpuElement> Visitor<E, (Vec<E>, Vec<u64>)> for Apply<'_, E> {
-    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> (Vec<E>, Vec<u64>) {
-        let mut words = vec![0; self.0.len().div_ceil(BITS)];
-        let out = parallel::zip_copied(self.0, &mut words, [TASK * BITS, TASK], |_, out, words| {
-            for_words(out, words, |values| replace(values, f));
-        });
-        (out, words)
+    fn scale_by_mask(x: FloatTensor<B>, mask: &BitMask, slopes: [f64; 2]) -> FloatTensor<B> {
+        let mut x = B::contiguous(x);
+        with_element!(x.dtype(), "scale_by_mask", E => mask.scale(B::as_slice_mut::<E>(&mut x), slopes));
+        x
     }
-}
 
-struct ApplyInPlace<'a, E>(&'a mut [E]);
-
-impl<E: CpuElement> Visitor<E, Vec<u64>> for ApplyInPlace<'_, E> {
-    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
-        let work = self.0.len();
-        let mut words = vec![0; work.div_ceil(BITS)];
-        parallel::zip_chunks_mut(self.0, &mut words, [TASK * BITS, TASK], work, |_, values, words| {
-            for_words(values, words, |values| replace(values, f));
-        });
-        words
+    fn bernoulli_mask(like: &FloatTensor<B>, probability: f64) -> BitMask {
+        /// Elements drawn at once: a multiple of 64, so that every draw fills whole words.
+        const DRAW: usize = 1 << 14;
+        let (device, dtype) = (like.device(), like.dtype());
+        let mut mask = BitMask::with_capacity(like.shape().num_elements());
+        let mut left = like.shape().num_elements();
+        while left > 0 {
+            let draw = left.min(DRAW);
+            let drawn = B::float_random(
+                Shape::new([draw]),
+                Distribution::Bernoulli(probability),
+                &device,
+                dtype.into(),
+            );
+            with_element!(dtype, "dropout", E => mask.extend(B::as_slice::<E>(&B::contiguous(drawn))));
+            left -= draw;
+        }
+        mask
     }
-}
-
-/// Replaces up to 64 values by `f` of them; their bits.
-#[inline(always)]
-fn replace<E: Copy>(values: &mut [E], f: impl Fn(E) -> (E, bool)) -> u64 {
-    pack(values.iter_mut(), |value| {
-        let (y, bit) = f(*value);
-        *value = y;
-        bit
-    })
 }

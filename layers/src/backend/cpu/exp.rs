@@ -4,7 +4,7 @@
 ///
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; the polynomial of `e^r` is that of Moshier's Cephes library (`expf`).
 #[inline(always)]
-pub(super) fn exp(x: f32) -> f32 {
+pub(crate) fn exp(x: f32) -> f32 {
     /// Adding it rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 1.5 * (1 << 23) as f32;
     const LN_2_HIGH: f32 = 0.693_359_4;
@@ -30,7 +30,7 @@ pub(super) fn exp(x: f32) -> f32 {
 
 /// The hyperbolic tangent to 2 units in the last place; the polynomial near 0 is Cephes' (`tanhf`).
 #[inline(always)]
-pub(super) fn tanh(x: f32) -> f32 {
+pub(crate) fn tanh(x: f32) -> f32 {
     let magnitude = x.abs();
     let far = 1.0 - 2.0 / (exp(2.0 * magnitude) + 1.0);
     let z = x * x;
@@ -46,7 +46,7 @@ pub(super) fn tanh(x: f32) -> f32 {
 /// The error function to 2 units in the last place: an odd polynomial near 0, else `1 - e^p(|x|)`. Both polynomials are minimax
 /// fits, by Remez' algorithm, to the relative error of the result.
 #[inline(always)]
-pub(super) fn erf(x: f32) -> f32 {
+pub(crate) fn erf(x: f32) -> f32 {
     /// From here on the result is 1.
     const ONE: f32 = 3.95;
     const NEAR: f32 = 0.925;

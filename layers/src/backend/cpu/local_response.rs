@@ -10,14 +10,14 @@ const TILE: usize = 256;
 
 /// A tensor as channels, each of `inner` elements that follow each other.
 #[derive(Clone, Copy)]
-pub(super) struct Planes {
+pub(crate) struct Planes {
     channels: usize,
     inner: usize,
 }
 
 impl Planes {
     /// Of `[batch, channels, ...]`.
-    pub(super) fn of(shape: &Shape) -> Self {
+    pub(crate) fn of(shape: &Shape) -> Self {
         Self { channels: shape[1], inner: shape[2..].iter().product() }
     }
 }
@@ -76,7 +76,7 @@ fn for_tiles(inner: usize, mut f: impl FnMut(Range<usize>)) {
 }
 
 /// `x / s^beta`
-pub(super) fn forward<E: CpuElement>(x: &[E], planes: Planes, norm: &LocalResponse) -> Vec<E> {
+pub(crate) fn forward<E: CpuElement>(x: &[E], planes: Planes, norm: &LocalResponse) -> Vec<E> {
     with_power(norm.beta, Forward { x, planes, norm })
 }
 
@@ -112,7 +112,7 @@ impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Forward<'_, E> {
 }
 
 /// Replaces `dy` by `dx`.
-pub(super) fn backward<E: CpuElement>(x: &[E], planes: Planes, norm: &LocalResponse, dy: &mut [E]) {
+pub(crate) fn backward<E: CpuElement>(x: &[E], planes: Planes, norm: &LocalResponse, dy: &mut [E]) {
     with_power(norm.beta, Backward { x, planes, norm, dy });
 }
 

@@ -1,29 +1,19 @@
-//! Products with factors of low rank, and with quantized matrices, block by block.
+//! Products with factors of low rank, block by block.
 use super::{CpuBackend, CpuElement, parallel};
-use burn::backend::{
-    TensorMetadata,
-    tensor::{FloatTensor, QuantizedTensor},
-};
-use burn::tensor::{Shape, Slice, quantization::BlockLayout};
-use core::ops::Range;
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{Shape, Slice};
 
 /// Elements of a block: few enough to be nothing beside the whole.
 const BLOCK: usize = 1 << 18;
 
-/// A block of a weight may also be this part of the result: joining the results of blocks costs a pass over them.
-const SMALL_PART: usize = 8;
-
 /// A matrix product with fewer rows than this is not worth its call.
 const FEW_ROWS: usize = 16;
-
-/// A matrix product with fewer columns than this wastes its time on packing the other operand.
-const NARROW: usize = 64;
 
 /// Up to this rank a product costs less than to make it and to read it again.
 const SMALL_RANK: usize = 32;
 
 /// `y + u v` in `y`.
-pub(super) fn add_product<B: CpuBackend, E: CpuElement>(
+pub(crate) fn add_product<B: CpuBackend, E: CpuElement>(
     y: FloatTensor<B>,
     u: FloatTensor<B>,
     v: FloatTensor<B>,
@@ -89,87 +79,4 @@ fn add_product_by_blocks<B: CpuBackend, E: CpuElement>(
         });
     }
     y
-}
-
-/// A quantized matrix in memory: `scale * value`.
-pub struct QuantizedMatrix<'a> {
-    /// In row-major order.
-    pub values: &'a [i8],
-    /// One for all, or one per block.
-    pub scales: &'a [f32],
-    /// What the scales of blocks are multiplied by.
-    pub global: Option<f32>,
-    /// How the blocks lie.
-    pub blocks: Option<BlockLayout>,
-}
-
-impl QuantizedMatrix<'_> {
-    /// A part of a matrix that has `width` columns.
-    fn dequantize<E: CpuElement>(&self, width: usize, rows: Range<usize>, columns: Range<usize>) -> Vec<E> {
-        let to_float = |scale: f32, value: i8| E::from_f64(f64::from(scale * f32::from(value)));
-        let row_of_blocks = |blocks: &BlockLayout, start: usize, target: &mut [E]| {
-            let global = self.global.unwrap_or(1.0);
-            for (at, target) in target.iter_mut().enumerate() {
-                let scale = global * self.scales[blocks.block_of(start + at)];
-                *target = to_float(scale, self.values[start + at]);
-            }
-        };
-        let (len, task) = (rows.len() * columns.len(), parallel::items_per_task(rows.len(), columns.len()));
-        parallel::filled(len, E::zero(), task * columns.len(), len, |index, targets| {
-            for (row, target) in targets.chunks_mut(columns.len()).enumerate() {
-                let start = (rows.start + index * task + row) * width + columns.start;
-                match &self.blocks {
-                    Some(blocks) => row_of_blocks(blocks, start, target),
-                    None => {
-                        let values = &self.values[start..start + columns.len()];
-                        let targets = target.iter_mut().zip(values);
-                        targets.for_each(|(target, &value)| *target = to_float(self.scales[0], value));
-                    }
-                }
-            }
-        })
-    }
-}
-
-/// See [`MemBackend::by_dequantized_blocks`](crate::backend::MemBackend::by_dequantized_blocks); `result_rows`: of the result.
-pub(super) fn by_dequantized_blocks<B: CpuBackend, E: CpuElement>(
-    result_rows: usize,
-    weight: &QuantizedTensor<B>,
-    axis: usize,
-    f: impl Fn(FloatTensor<B>, Range<usize>) -> FloatTensor<B>,
-) -> FloatTensor<B> {
-    let [rows, columns] = weight.shape().dims();
-    let (len, across) = if axis == 0 { (rows, columns) } else { (columns, rows) };
-    let size = (BLOCK.max(result_rows * len / SMALL_PART) / across).max(NARROW);
-    let Some(matrix) = B::quantized_matrix(weight) else {
-        return f(B::dequantize(weight.clone(), E::dtype().into()), 0..len);
-    };
-    let result = |range: Range<usize>| {
-        let (rows, columns_of_block) =
-            if axis == 0 { (range.clone(), 0..columns) } else { (0..rows, range.clone()) };
-        let shape = Shape::new([rows.len(), columns_of_block.len()]);
-        f(B::from_vec(matrix.dequantize::<E>(columns, rows, columns_of_block), shape), range)
-    };
-    if len <= size {
-        return result(0..len);
-    }
-    let (mut whole, mut shape) = (Vec::new(), Shape::new([0]));
-    for start in (0..len).step_by(size) {
-        let range = start..(start + size).min(len);
-        let part = B::contiguous(result(range.clone()));
-        if whole.is_empty() {
-            shape = part.shape();
-            let last = shape.num_dims() - 1;
-            shape[last] = len;
-            whole = vec![E::zero(); shape.num_elements()];
-        }
-        let part = B::as_slice::<E>(&part);
-        let task = parallel::items_per_task(part.len() / range.len(), range.len());
-        parallel::chunks_mut(&mut whole, task * len, part.len(), |index, rows| {
-            let parts = part[index * task * range.len()..].chunks(range.len());
-            let rows = rows.chunks_mut(len).zip(parts);
-            rows.for_each(|(row, part)| row[range.clone()].copy_from_slice(part));
-        });
-    }
-    B::from_vec(whole, shape)
 }

@@ -80,14 +80,14 @@ impl Axis {
 
 /// Where the windows of a pool lie.
 #[derive(Debug)]
-pub(super) struct Geometry {
+pub(crate) struct Geometry {
     planes: [usize; 2],
     rows: Axis,
     columns: Axis,
 }
 
 impl Geometry {
-    pub(super) fn new(x: &Shape, options: &MaxPoolOptions<2>) -> Self {
+    pub(crate) fn new(x: &Shape, options: &MaxPoolOptions<2>) -> Self {
         let axis = |axis: usize| Axis {
             size: x[axis + 2],
             out: pool_output_size(
@@ -107,12 +107,12 @@ impl Geometry {
         Self { planes: [x[0], x[1]], rows: axis(0), columns: axis(1) }
     }
 
-    pub(super) fn output_shape(&self) -> Shape {
+    pub(crate) fn output_shape(&self) -> Shape {
         Shape::new([self.planes[0], self.planes[1], self.rows.out, self.columns.out])
     }
 
     /// The maxima and where they are. If `nan_wins`, the last NaN of a window is its maximum; else NaN never is.
-    pub(super) fn forward<E: CpuElement>(&self, x: &[E], nan_wins: bool) -> (Vec<E>, WindowOffsets) {
+    pub(crate) fn forward<E: CpuElement>(&self, x: &[E], nan_wins: bool) -> (Vec<E>, WindowOffsets) {
         match self.rows.kernel * self.columns.kernel {
             0..=0xff => {
                 let (y, offsets) = self.forward_as::<E, u8>(x, nan_wins);
@@ -130,7 +130,7 @@ impl Geometry {
     }
 
     /// Gradient of the input.
-    pub(super) fn backward<E: CpuElement>(&self, offsets: &WindowOffsets, dy: &[E]) -> Vec<E> {
+    pub(crate) fn backward<E: CpuElement>(&self, offsets: &WindowOffsets, dy: &[E]) -> Vec<E> {
         match offsets {
             WindowOffsets::U8(offsets) => self.backward_as(offsets, dy),
             WindowOffsets::U16(offsets) => self.backward_as(offsets, dy),

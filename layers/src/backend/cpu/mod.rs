@@ -1,10 +1,10 @@
 //! Fused kernels on slices, shared by the CPU backends.
 use super::{
-    BatchNormOutput, ElementLoss, LocalResponse, LogitsGradient, MemBackend, NormGrads, PiecewiseLinear,
-    RecurrentState, RecurrentStep, RowNorm, ScoreGrads, ScoreRows, Side, Smooth, Softmax, device,
+    BatchNormOutput, ElementLoss, LocalResponse, LogitsGradient, MemBackend, NormGrads, RecurrentState,
+    RecurrentStep, ScoreGrads, ScoreRows, Side, Smooth, Softmax, device,
 };
 use burn::backend::{
-    Backend, Distribution, TensorMetadata,
+    Backend, TensorMetadata,
     ops::{InterpolateMode, InterpolateOptions},
     tensor::{BoolTensor, FloatTensor, QuantizedTensor},
 };
@@ -12,32 +12,31 @@ use burn::tensor::{
     DType, Element, Shape, bf16, f16,
     ops::{AvgPoolOptions, MaxPoolOptions},
 };
-use core::ops::Range;
 use num_traits::Float;
 
 mod attention;
-mod axis_map;
+pub(crate) mod axis_map;
 mod batch_norm;
-mod bit_mask;
+pub(crate) mod bit_mask;
 mod cross_entropy;
 mod element_loss;
-mod exp;
+pub(crate) mod exp;
 mod local_response;
 mod low_rank;
 mod max_pool;
-mod parallel;
+pub(crate) mod parallel;
 mod prelu;
+mod quantized;
 mod recurrent;
 mod rotary;
-mod row_norm;
 mod smooth;
 mod softmax;
-mod sums;
+pub(crate) mod sums;
 
 use axis_map::AxisMap;
 pub use bit_mask::BitMask;
-pub use low_rank::QuantizedMatrix;
 pub use max_pool::WindowOffsets;
+pub use quantized::QuantizedMatrix;
 
 /// An element type that kernels compute with: in `Acc`, which is f32 for the half precisions.
 pub trait CpuElement: Element + bytemuck::Pod + Float + Send + Sync {
@@ -169,53 +168,21 @@ macro_rules! with_element {
     };
 }
 
-impl<B: CpuBackend> MemBackend for B {
-    type Mask = BitMask;
-    type Offsets = WindowOffsets;
+pub(crate) use with_element;
 
-    fn piecewise_linear(x: FloatTensor<B>, f: PiecewiseLinear) -> (FloatTensor<B>, BitMask) {
-        let mut x = B::contiguous(x);
-        with_element!(x.dtype(), "piecewise_linear", E => {
-            if x.can_mut() {
-                let mask = BitMask::apply_in_place(B::as_slice_mut::<E>(&mut x), f);
-                (x, mask)
-            } else {
-                let (y, mask) = BitMask::apply(B::as_slice::<E>(&x), f);
-                (B::from_vec(y, x.shape()), mask)
-            }
+impl<B: CpuBackend> super::ChannelSums for B {
+    fn sum_to_channels(x: FloatTensor<B>) -> FloatTensor<B> {
+        let x = B::contiguous(x);
+        with_element!(x.dtype(), "sum", E => {
+            let sums = batch_norm::Channels::of(B::as_slice::<E>(&x), &x.shape()).sums();
+            let shape = Shape::new([sums.len()]);
+            B::from_vec(sums.into_iter().map(E::from_f64).collect(), shape)
         })
     }
+}
 
-    fn piecewise_mask(x: FloatTensor<B>, f: PiecewiseLinear) -> BitMask {
-        let x = B::contiguous(x);
-        with_element!(x.dtype(), "piecewise_linear", E => BitMask::of(B::as_slice::<E>(&x), f))
-    }
-
-    fn scale_by_mask(x: FloatTensor<B>, mask: &BitMask, slopes: [f64; 2]) -> FloatTensor<B> {
-        let mut x = B::contiguous(x);
-        with_element!(x.dtype(), "scale_by_mask", E => mask.scale(B::as_slice_mut::<E>(&mut x), slopes));
-        x
-    }
-
-    fn bernoulli_mask(like: &FloatTensor<B>, probability: f64) -> BitMask {
-        /// Elements drawn at once: a multiple of 64, so that every draw fills whole words.
-        const DRAW: usize = 1 << 14;
-        let (device, dtype) = (like.device(), like.dtype());
-        let mut mask = BitMask::with_capacity(like.shape().num_elements());
-        let mut left = like.shape().num_elements();
-        while left > 0 {
-            let draw = left.min(DRAW);
-            let drawn = B::float_random(
-                Shape::new([draw]),
-                Distribution::Bernoulli(probability),
-                &device,
-                dtype.into(),
-            );
-            with_element!(dtype, "dropout", E => mask.extend(B::as_slice::<E>(&B::contiguous(drawn))));
-            left -= draw;
-        }
-        mask
-    }
+impl<B: CpuBackend> MemBackend for B {
+    type Offsets = WindowOffsets;
 
     fn prelu_x_backward(mask: &BitMask, alpha: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
         let alpha = B::contiguous(alpha);
@@ -233,15 +200,6 @@ impl<B: CpuBackend> MemBackend for B {
         with_element!(dy.dtype(), "prelu", E => {
             let dalpha = prelu::alpha_backward::<E>(B::as_slice(&x), B::as_slice(&dy), alpha.num_elements(), inner);
             B::from_vec(dalpha, alpha)
-        })
-    }
-
-    fn sum_to_channels(x: FloatTensor<B>) -> FloatTensor<B> {
-        let x = B::contiguous(x);
-        with_element!(x.dtype(), "sum", E => {
-            let sums = batch_norm::Channels::of(B::as_slice::<E>(&x), &x.shape()).sums();
-            let shape = Shape::new([sums.len()]);
-            B::from_vec(sums.into_iter().map(E::from_f64).collect(), shape)
         })
     }
 
@@ -354,48 +312,6 @@ impl<B: CpuBackend> MemBackend for B {
                 x: wanted[0].then_some(dy),
                 gamma: gamma_grad.map(per_channel),
                 beta: beta_grad.map(per_channel),
-            }
-        })
-    }
-
-    fn normalize_rows(
-        x: FloatTensor<B>,
-        gamma: Option<FloatTensor<B>>,
-        beta: Option<FloatTensor<B>>,
-        norm: &RowNorm,
-    ) -> FloatTensor<B> {
-        let (x, gamma, beta) = (B::contiguous(x), gamma.map(B::contiguous), beta.map(B::contiguous));
-        with_element!(x.dtype(), "normalize_rows", E => {
-            let [gamma, beta] = [&gamma, &beta].map(|tensor| tensor.as_ref().map(B::as_slice::<E>));
-            let parameters = row_norm::Parameters::new(norm, gamma, beta);
-            B::from_vec(row_norm::forward(B::as_slice::<E>(&x), norm, &parameters), x.shape())
-        })
-    }
-
-    fn normalize_rows_backward(
-        x: FloatTensor<B>,
-        gamma: Option<FloatTensor<B>>,
-        norm: &RowNorm,
-        dy: FloatTensor<B>,
-        wanted: [bool; 3],
-    ) -> NormGrads<B> {
-        let (x, gamma, mut dy) = (B::contiguous(x), gamma.map(B::contiguous), B::contiguous(dy));
-        let [wants_x, of_parameters @ ..] = wanted;
-        with_element!(x.dtype(), "normalize_rows", E => {
-            let parameters = row_norm::Parameters::new(norm, gamma.as_ref().map(B::as_slice::<E>), None);
-            let x = B::as_slice::<E>(&x);
-            let grads = match wants_x {
-                true => row_norm::backward(x, norm, &parameters, B::as_slice_mut(&mut dy), of_parameters),
-                false => row_norm::parameters_backward(x, norm, &parameters, B::as_slice(&dy), of_parameters),
-            };
-            let [gamma_grad, beta_grad] = grads.into_vecs::<E>();
-            let parameter = |wanted: bool, grad| {
-                wanted.then(|| B::from_vec(grad, Shape::new([norm.parameters()])))
-            };
-            NormGrads {
-                gamma: parameter(wanted[1], gamma_grad),
-                beta: parameter(wanted[2], beta_grad),
-                x: wants_x.then_some(dy),
             }
         })
     }
@@ -557,18 +473,6 @@ impl<B: CpuBackend> MemBackend for B {
 
     fn add_product(y: FloatTensor<B>, u: FloatTensor<B>, v: FloatTensor<B>) -> FloatTensor<B> {
         with_element!(y.dtype(), "add_product", E => low_rank::add_product::<B, E>(y, u, v))
-    }
-
-    fn by_dequantized_blocks(
-        x: &FloatTensor<B>,
-        weight: &QuantizedTensor<B>,
-        axis: usize,
-        f: impl Fn(FloatTensor<B>, Range<usize>) -> FloatTensor<B>,
-    ) -> FloatTensor<B> {
-        let rows = x.shape().num_elements() / weight.shape()[1 - axis];
-        with_element!(x.dtype(), "dequantize", E => {
-            low_rank::by_dequantized_blocks::<B, E>(rows, weight, axis, f)
-        })
     }
 
     fn softmax_along(x: FloatTensor<B>, f: Softmax, dim: usize) -> FloatTensor<B> {

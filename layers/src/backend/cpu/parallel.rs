@@ -11,7 +11,7 @@ const WORTH_IT: usize = 1 << 17;
 
 /// `f()`, compiled for wider vectors where the machine has them.
 #[inline(always)]
-pub(super) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
+pub(crate) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
@@ -27,7 +27,7 @@ pub(super) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// Calls `f(index, chunk)` for every chunk of `size` elements.
-pub(super) fn chunks_mut<T: Send>(
+pub(crate) fn chunks_mut<T: Send>(
     values: &mut [T],
     size: usize,
     work: usize,
@@ -48,7 +48,7 @@ fn each_chunk<T: Send>(values: &mut [T], size: usize, work: usize, f: &(dyn Fn(u
 }
 
 /// Calls `f(index, a, b)` for every pair of chunks, of `sizes[0]` elements of `a` and `sizes[1]` of `b`.
-pub(super) fn zip_chunks_mut<T: Send, U: Send>(
+pub(crate) fn zip_chunks_mut<T: Send, U: Send>(
     a: &mut [T],
     b: &mut [U],
     sizes: [usize; 2],
@@ -76,7 +76,7 @@ fn each_pair<T: Send, U: Send>(a: &mut [T], b: &mut [U], sizes: [usize; 2], work
 
 /// A vector of `value` after `f(index, chunk)` for every chunk of `size` elements. Every chunk is filled by the thread that
 /// goes on to work on it, while it is in the cache.
-pub(super) fn filled<T: Copy + Send + Sync>(
+pub(crate) fn filled<T: Copy + Send + Sync>(
     len: usize,
     value: T,
     size: usize,
@@ -93,7 +93,7 @@ pub(super) fn filled<T: Copy + Send + Sync>(
 }
 
 /// [`filled`] with a copy of `source` instead of one value.
-pub(super) fn copied<T: Copy + Send + Sync>(
+pub(crate) fn copied<T: Copy + Send + Sync>(
     source: &[T],
     size: usize,
     work: usize,
@@ -109,7 +109,7 @@ pub(super) fn copied<T: Copy + Send + Sync>(
 }
 
 /// [`filled`] beside the chunks of another slice, of which there must be as many.
-pub(super) fn zip_filled<T: Copy + Send + Sync, U: Send>(
+pub(crate) fn zip_filled<T: Copy + Send + Sync, U: Send>(
     (len, value): (usize, T),
     other: &mut [U],
     sizes: [usize; 2],
@@ -120,7 +120,7 @@ pub(super) fn zip_filled<T: Copy + Send + Sync, U: Send>(
 }
 
 /// [`zip_filled`] with a copy of `source` instead of one value.
-pub(super) fn zip_copied<T: Copy + Send + Sync, U: Send>(
+pub(crate) fn zip_copied<T: Copy + Send + Sync, U: Send>(
     source: &[T],
     other: &mut [U],
     sizes: [usize; 2],
@@ -172,7 +172,7 @@ fn fill<T: Copy>(chunk: &mut [MaybeUninit<T>], value: T) -> &mut [T] {
 }
 
 /// `f(start..end)` for consecutive ranges of `size` that cover `0..len`, in order.
-pub(super) fn map_ranges<R: Send>(
+pub(crate) fn map_ranges<R: Send>(
     len: usize,
     size: usize,
     f: impl Fn(core::ops::Range<usize>) -> R + Send + Sync,
@@ -189,7 +189,7 @@ fn map_indices<R: Send>(len: usize, f: &(dyn Fn(usize) -> R + Sync)) -> Vec<R> {
 }
 
 /// `f(index, chunk)` for every chunk of `size` elements, in order.
-pub(super) fn map_chunks_mut<T: Send, R: Send>(
+pub(crate) fn map_chunks_mut<T: Send, R: Send>(
     values: &mut [T],
     size: usize,
     f: impl Fn(usize, &mut [T]) -> R + Send + Sync,
@@ -210,12 +210,12 @@ fn map_each_chunk<T: Send, R: Send>(
 }
 
 /// The number of items that a job should take if every job has a result of its own: all of them unless the work is worth it.
-pub(super) fn items_per_job(items: usize, work: usize) -> usize {
+pub(crate) fn items_per_job(items: usize, work: usize) -> usize {
     shared(items, work, 4)
 }
 
 /// [`items_per_job`], where the results are so large that there should be no more than threads.
-pub(super) fn items_per_thread(items: usize, work: usize) -> usize {
+pub(crate) fn items_per_thread(items: usize, work: usize) -> usize {
     shared(items, work, 1)
 }
 
@@ -226,7 +226,7 @@ fn shared(items: usize, work: usize, jobs_per_thread: usize) -> usize {
 
 /// The number of items of `item` elements that one task should take: enough to be worth a task, few enough for its chunk to
 /// stay in the cache.
-pub(super) fn items_per_task(items: usize, item: usize) -> usize {
+pub(crate) fn items_per_task(items: usize, item: usize) -> usize {
     let of = |elements: usize| (elements / item.max(1)).max(1);
     items.div_ceil(4 * rayon::current_num_threads()).clamp(of(1 << 12), of(1 << 16))
 }

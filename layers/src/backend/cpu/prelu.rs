@@ -5,7 +5,7 @@ use burn::tensor::Shape;
 /// The number of consecutive elements of `x` that share a slope.
 ///
 /// `alpha` broadcasts against `x`: it has one element, or as many as `x` has channels (axis 1).
-pub(super) fn inner_size(x: &Shape, alpha: &Shape) -> usize {
+pub(crate) fn inner_size(x: &Shape, alpha: &Shape) -> usize {
     match alpha.num_elements() {
         1 => x.num_elements().max(1),
         _ => x[2..].iter().product::<usize>().max(1),
@@ -13,7 +13,7 @@ pub(super) fn inner_size(x: &Shape, alpha: &Shape) -> usize {
 }
 
 /// Multiplies `dy` by its slope where the bit is clear.
-pub(super) fn x_backward<E: CpuElement>(mask: &BitMask, alpha: &[E], dy: &mut [E], inner: usize) {
+pub(crate) fn x_backward<E: CpuElement>(mask: &BitMask, alpha: &[E], dy: &mut [E], inner: usize) {
     if let [alpha] = alpha {
         return mask.scale(dy, [alpha.into_f64(), 1.0]);
     }
@@ -33,7 +33,7 @@ pub(super) fn x_backward<E: CpuElement>(mask: &BitMask, alpha: &[E], dy: &mut [E
 }
 
 /// `sum(dy * min(x, 0))` per slope.
-pub(super) fn alpha_backward<E: CpuElement>(x: &[E], dy: &[E], slopes: usize, inner: usize) -> Vec<E> {
+pub(crate) fn alpha_backward<E: CpuElement>(x: &[E], dy: &[E], slopes: usize, inner: usize) -> Vec<E> {
     // Parts of planes, so that one slope for everything is shared among the threads, too.
     const PART: usize = 1 << 12;
     let planes = x.len() / inner;

@@ -8,27 +8,27 @@ const TASK: usize = 1 << 12;
 const COST: usize = 16;
 
 /// `f(x)`
-pub(super) fn forward<E: CpuElement>(x: &[E], f: Smooth) -> Vec<E> {
+pub(crate) fn forward<E: CpuElement>(x: &[E], f: Smooth) -> Vec<E> {
     f.with(Forward(x))
 }
 
 /// Replaces every `x` by `f(x)`.
-pub(super) fn forward_in_place<E: CpuElement>(x: &mut [E], f: Smooth) {
+pub(crate) fn forward_in_place<E: CpuElement>(x: &mut [E], f: Smooth) {
     f.with(ForwardInPlace(x));
 }
 
 /// Replaces `dy` by `dy * f'`, of what `f` reads.
-pub(super) fn backward<E: CpuElement>(read: &[E], f: Smooth, dy: &mut [E]) {
+pub(crate) fn backward<E: CpuElement>(read: &[E], f: Smooth, dy: &mut [E]) {
     f.with(Backward { read, dy });
 }
 
 /// `a * f(b)`
-pub(super) fn gate<E: CpuElement>(a: &[E], b: &[E], f: Smooth) -> Vec<E> {
+pub(crate) fn gate<E: CpuElement>(a: &[E], b: &[E], f: Smooth) -> Vec<E> {
     f.with(Gate { a, b })
 }
 
 /// Replaces `dy` by the gradient of `b`; that of `a`, if it is wanted. One pass.
-pub(super) fn gate_backward<E: CpuElement>(
+pub(crate) fn gate_backward<E: CpuElement>(
     a: &[E],
     b: &[E],
     f: Smooth,

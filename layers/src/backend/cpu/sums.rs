@@ -3,21 +3,21 @@ use super::CpuElement;
 use num_traits::{Float, Zero};
 
 /// Partial sums per loop: enough to fill the vector registers, and to keep the error of long sums low.
-pub(super) const LANES: usize = 16;
+pub(crate) const LANES: usize = 16;
 
 /// Zero in every lane.
-pub(super) fn zeros<A: CpuElement>() -> [A; LANES] {
+pub(crate) fn zeros<A: CpuElement>() -> [A; LANES] {
     [<A as Zero>::zero(); LANES]
 }
 
 /// The sum over the lanes.
-pub(super) fn total<A: CpuElement>(lanes: [A; LANES]) -> f64 {
+pub(crate) fn total<A: CpuElement>(lanes: [A; LANES]) -> f64 {
     lanes.into_iter().map(CpuElement::into_f64).sum()
 }
 
 /// The sum of `f` over all values.
 #[inline(always)]
-pub(super) fn sum<E: CpuElement>(values: &[E], f: impl Fn(E) -> E::Acc) -> f64 {
+pub(crate) fn sum<E: CpuElement>(values: &[E], f: impl Fn(E) -> E::Acc) -> f64 {
     let mut sums = zeros::<E::Acc>();
     let (chunks, rest) = values.as_chunks::<LANES>();
     for chunk in chunks {
@@ -30,7 +30,7 @@ pub(super) fn sum<E: CpuElement>(values: &[E], f: impl Fn(E) -> E::Acc) -> f64 {
 
 /// `sum(dy)` and `sum(dy * (x - mean))`.
 #[inline(always)]
-pub(super) fn moments<E: CpuElement>(x: &[E], dy: &[E], mean: E::Acc) -> [f64; 2] {
+pub(crate) fn moments<E: CpuElement>(x: &[E], dy: &[E], mean: E::Acc) -> [f64; 2] {
     let (mut sum, mut product) = (zeros::<E::Acc>(), zeros::<E::Acc>());
     let mut add = |lane: usize, x: E, dy: E| {
         let dy = dy.widen();
@@ -46,13 +46,13 @@ pub(super) fn moments<E: CpuElement>(x: &[E], dy: &[E], mean: E::Acc) -> [f64; 2
 
 /// The larger one; `a` if `b` is NaN.
 #[inline(always)]
-pub(super) fn larger<A: CpuElement>(a: A, b: A) -> A {
+pub(crate) fn larger<A: CpuElement>(a: A, b: A) -> A {
     if b > a { b } else { a }
 }
 
 /// The largest value; minus infinity if there is none that is a number.
 #[inline(always)]
-pub(super) fn max<E: CpuElement>(values: &[E]) -> E::Acc {
+pub(crate) fn max<E: CpuElement>(values: &[E]) -> E::Acc {
     let mut maxima = [E::Acc::neg_infinity(); LANES];
     let (chunks, rest) = values.as_chunks::<LANES>();
     for chunk in chunks {
@@ -66,7 +66,7 @@ pub(super) fn max<E: CpuElement>(values: &[E]) -> E::Acc {
 
 /// Replaces every value by `f` of it; the sum of those.
 #[inline(always)]
-pub(super) fn map_and_sum<E: CpuElement>(values: &mut [E], f: impl Fn(E::Acc) -> E::Acc) -> f64 {
+pub(crate) fn map_and_sum<E: CpuElement>(values: &mut [E], f: impl Fn(E::Acc) -> E::Acc) -> f64 {
     let mut sums = zeros::<E::Acc>();
     let map = |value: &mut E| {
         let mapped = f(value.widen());
@@ -84,7 +84,7 @@ pub(super) fn map_and_sum<E: CpuElement>(values: &mut [E], f: impl Fn(E::Acc) ->
 
 /// The sum of `f` over all pairs.
 #[inline(always)]
-pub(super) fn sum_pairs<E: CpuElement, F: CpuElement>(a: &[E], b: &[F], f: impl Fn(E, F) -> E::Acc) -> f64 {
+pub(crate) fn sum_pairs<E: CpuElement, F: CpuElement>(a: &[E], b: &[F], f: impl Fn(E, F) -> E::Acc) -> f64 {
     let mut sums = zeros::<E::Acc>();
     let (a, a_rest) = a.as_chunks::<LANES>();
     let (b, b_rest) = b.as_chunks::<LANES>();

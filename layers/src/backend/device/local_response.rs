@@ -1,6 +1,6 @@
 //! Local response normalization by Burn's operations.
-use super::widen;
 use crate::backend::LocalResponse;
+use crate::backend::widen;
 use burn::backend::{Backend, TensorMetadata, ops::PadMode, tensor::FloatTensor};
 use burn::tensor::Shape;
 

@@ -6,44 +6,30 @@
 use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight, bilinear},
+    extension::extension,
 };
-use crate::backend::{MemBackend, plain_backends};
+use crate::backend::device_backends;
 use burn::backend::{
     Backend, TensorMetadata,
-    autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy},
-    backend_extension,
     tensor::{FloatTensor, QuantizedTensor},
 };
 use burn::tensor::{Shape, Slice};
+use core::ops::Range;
 
-/// Dense layers.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait LinearOps: Backend {
-    /// `x weight + bias`; x `[..., d_input]`, weight `[d_input, d_output]`, bias `[d_output]`.
-    fn memsave_linear(
-        x: FloatTensor<Self>,
-        #[extension_type] weight: Weight<Self>,
-        #[extension_type] bias: MaybeTensor<Self>,
-    ) -> FloatTensor<Self> {
-        let weight = weight.into_float(x.dtype());
-        Self::linear(x, weight, bias.into_option())
-    }
-}
-plain_backends!(LinearOps);
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
 
-impl<B: LinearOps + MemBackend, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
-    fn memsave_linear(
-        x: FloatTensor<Self>,
-        weight: Weight<Self>,
-        bias: MaybeTensor<Self>,
-    ) -> FloatTensor<Self> {
-        bilinear::<B, C, _>(Linear, x, weight, bias.into_option())
+extension! {
+    /// Dense layers.
+    pub trait LinearOps(LinearKernels) {
+        /// `x weight + bias`; x `[..., d_input]`, weight `[d_input, d_output]`, bias `[d_output]`.
+        fn memsave_linear(
+            x: FloatTensor<Self>,
+            #[extension_type] weight: Weight<Self>,
+            #[extension_type] bias: MaybeTensor<Self>,
+        ) -> FloatTensor<Self> {
+            bilinear::<Self, _>(Linear, x, weight, bias.into_option())
+        }
     }
 }
 
@@ -51,9 +37,9 @@ impl<B: LinearOps + MemBackend, C: CheckpointStrategy> LinearOps for Autodiff<B,
 const FEW_ROWS: usize = 32;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Linear;
+pub struct Linear;
 
-impl<B: MemBackend> Bilinear<B> for Linear {
+impl<B: LinearKernels> Bilinear<B> for Linear {
     const NAME: &'static str = "linear";
 
     fn forward(
@@ -114,5 +100,59 @@ impl<B: MemBackend> Bilinear<B> for Linear {
             block[x.num_dims() - 1] = rows.len();
             Bilinear::<B>::x_backward(self, block, weight, dy.clone())
         })
+    }
+}
+
+/// The kernels.
+pub trait LinearKernels: Backend {
+    /// `f` of a quantized matrix; where the backend can, of one block along `axis` after the other, whose results are
+    /// concatenated along their last axis: the whole dense matrix does not exist then, unless it is small beside the result.
+    /// `f` multiplies the block with `x`, whose dtype the block has, and is also given its place.
+    fn by_dequantized_blocks(
+        x: &FloatTensor<Self>,
+        weight: &QuantizedTensor<Self>,
+        axis: usize,
+        f: impl Fn(FloatTensor<Self>, Range<usize>) -> FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let len = weight.shape()[axis];
+        f(Self::dequantize(weight.clone(), x.dtype().into()), 0..len)
+    }
+}
+device_backends!(LinearKernels);
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::{Flex, ops::QTensorOps};
+    use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue};
+
+    /// `x weight`, or `x weight^T`.
+    fn product<B: Backend>(x: &FloatTensor<B>, weight: FloatTensor<B>, transposed: bool) -> FloatTensor<B> {
+        let [rows, columns] = weight.shape().dims();
+        let weight = B::float_reshape(weight, Shape::new([1, rows, columns]));
+        let weight = if transposed { B::float_swap_dims(weight, 1, 2) } else { weight };
+        B::float_matmul(x.clone(), weight)
+    }
+
+    /// Of one block and of several, of both axes; of a tensor whose elements do not lie in order, too.
+    #[test]
+    fn quantized_matrices_are_dequantized_as_by_the_kernel() {
+        let scheme = QuantScheme::default().with_value(QuantValue::Q8S).with_store(QuantStore::Native);
+        for (rows, columns) in [(16, 24), (1024, 300), (300, 1030)] {
+            let weight = Flex::quantize_dynamic(random(&[rows, columns]), &scheme);
+            let swapped = Flex::q_swap_dims(weight.clone(), 0, 1);
+            let (x, dy) = (random(&[2, 3, rows]), random(&[2, 3, columns]));
+            for (x, weight, axis) in [(&x, &weight, 1), (&dy, &weight, 0), (&x, &swapped, 0)] {
+                let cpu = Flex::by_dequantized_blocks(x, weight, axis, |block, _| {
+                    product::<Flex>(x, block, axis == 0)
+                });
+                let x = composed(x);
+                let body = Composed::by_dequantized_blocks(&x, weight, axis, |block, _| {
+                    product::<Composed>(&x, block, axis == 0)
+                });
+                assert_close("product", body, cpu);
+            }
+        }
     }
 }

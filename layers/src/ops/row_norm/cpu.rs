@@ -1,24 +1,70 @@
-//! Normalization of rows.
-use super::{
-    CpuElement, parallel,
-    sums::{self, LANES},
+//! Fused loops: the statistics of a row are computed while it is in the cache.
+use super::{RowNorm, RowNormKernels};
+use crate::backend::{
+    NormGrads,
+    cpu::{
+        CpuBackend, CpuElement, parallel,
+        sums::{self, LANES},
+        with_element,
+    },
 };
-use crate::backend::RowNorm;
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Shape, bf16, f16};
 use num_traits::{One, Zero};
 
+impl<B: CpuBackend> RowNormKernels for B {
+    fn row_norm(
+        x: FloatTensor<B>,
+        gamma: Option<FloatTensor<B>>,
+        beta: Option<FloatTensor<B>>,
+        norm: &RowNorm,
+    ) -> FloatTensor<B> {
+        let (x, gamma, beta) = (B::contiguous(x), gamma.map(B::contiguous), beta.map(B::contiguous));
+        with_element!(x.dtype(), "row_norm", E => {
+            let [gamma, beta] = [&gamma, &beta].map(|tensor| tensor.as_ref().map(B::as_slice::<E>));
+            let parameters = Parameters::new(norm, gamma, beta);
+            B::from_vec(forward(B::as_slice::<E>(&x), norm, &parameters), x.shape())
+        })
+    }
+
+    fn row_norm_backward(
+        x: FloatTensor<B>,
+        gamma: Option<FloatTensor<B>>,
+        norm: &RowNorm,
+        dy: FloatTensor<B>,
+        wanted: [bool; 3],
+    ) -> NormGrads<B> {
+        let (x, gamma, mut dy) = (B::contiguous(x), gamma.map(B::contiguous), B::contiguous(dy));
+        let [wants_x, of_parameters @ ..] = wanted;
+        with_element!(x.dtype(), "row_norm", E => {
+            let parameters = Parameters::new(norm, gamma.as_ref().map(B::as_slice::<E>), None);
+            let x = B::as_slice::<E>(&x);
+            let grads = match wants_x {
+                true => backward(x, norm, &parameters, B::as_slice_mut(&mut dy), of_parameters),
+                false => parameters_backward(x, norm, &parameters, B::as_slice(&dy), of_parameters),
+            };
+            let [gamma_grad, beta_grad] = grads.into_vecs::<E>();
+            let parameter = |wanted: bool, grad| {
+                wanted.then(|| B::from_vec(grad, Shape::new([norm.parameters()])))
+            };
+            NormGrads {
+                gamma: parameter(wanted[1], gamma_grad),
+                beta: parameter(wanted[2], beta_grad),
+                x: wants_x.then_some(dy),
+            }
+        })
+    }
+}
+
 /// The parameters of a normalization, in the type that it computes in.
-pub(super) struct Parameters<A> {
+struct Parameters<A> {
     gamma: Vec<A>,
     beta: Vec<A>,
 }
 
 impl<A: CpuElement<Acc = A>> Parameters<A> {
     /// Those that are missing change nothing.
-    pub(super) fn new<E: CpuElement<Acc = A>>(
-        norm: &RowNorm,
-        gamma: Option<&[E]>,
-        beta: Option<&[E]>,
-    ) -> Self {
+    fn new<E: CpuElement<Acc = A>>(norm: &RowNorm, gamma: Option<&[E]>, beta: Option<&[E]>) -> Self {
         let widened = |values: Option<&[E]>, otherwise: A| match values {
             Some(values) => values.iter().map(|value| value.widen()).collect(),
             None => vec![otherwise; norm.parameters()],
@@ -44,7 +90,7 @@ fn of_row<'a, T>(values: &'a [T], norm: &RowNorm, at: usize) -> &'a [T] {
 }
 
 /// `(x - mean) / std * gamma + beta`
-pub(super) fn forward<E: CpuElement>(x: &[E], norm: &RowNorm, parameters: &Parameters<E::Acc>) -> Vec<E> {
+fn forward<E: CpuElement>(x: &[E], norm: &RowNorm, parameters: &Parameters<E::Acc>) -> Vec<E> {
     let size = norm.row();
     if x.is_empty() {
         return vec![];
@@ -73,7 +119,7 @@ pub(super) fn forward<E: CpuElement>(x: &[E], norm: &RowNorm, parameters: &Param
 }
 
 /// Sums over rows, one per parameter.
-pub(super) struct ParameterGrads {
+struct ParameterGrads {
     gamma: Vec<f64>,
     beta: Vec<f64>,
 }
@@ -93,7 +139,7 @@ impl ParameterGrads {
     }
 
     /// The gradients of gamma and of beta.
-    pub(super) fn into_vecs<E: CpuElement>(self) -> [Vec<E>; 2] {
+    fn into_vecs<E: CpuElement>(self) -> [Vec<E>; 2] {
         [self.gamma, self.beta].map(|sums| sums.into_iter().map(E::from_f64).collect())
     }
 }
@@ -236,7 +282,7 @@ fn add_elements<E: CpuElement>(
 }
 
 /// The gradients of the parameters.
-pub(super) fn parameters_backward<E: CpuElement>(
+fn parameters_backward<E: CpuElement>(
     x: &[E],
     norm: &RowNorm,
     parameters: &Parameters<E::Acc>,
@@ -257,7 +303,7 @@ pub(super) fn parameters_backward<E: CpuElement>(
 }
 
 /// The gradients of the parameters; `dy` becomes the gradient of `x`. One pass over both tensors.
-pub(super) fn backward<E: CpuElement>(
+fn backward<E: CpuElement>(
     x: &[E],
     norm: &RowNorm,
     parameters: &Parameters<E::Acc>,

@@ -1,0 +1,46 @@
+//! How an operation is reached: by one method of an extension trait of Burn's backends.
+
+/// Declares an extension trait, which Burn routes to the backend of the tensors, and implements it by one body: for the plain
+/// backends, and for `Autodiff` over those with the given kernels. In the body, [`Self::run`](super::step::Run::run) runs an
+/// operation, recording it or not, and [`Self::plain`](super::step::Run::plain) takes a tensor that no gradient flows to.
+macro_rules! extension {
+    (
+        $(#[$docs:meta])*
+        pub trait $ops:ident($kernels:ident) {
+            $(
+                $(#[$method_docs:meta])*
+                fn $method:ident(
+                    $($(#[$attribute:meta])* $argument:ident: $type:ident $(<$parameter:tt>)?),* $(,)?
+                ) -> $output:ident $(<$output_parameter:tt>)? $body:block
+            )+
+        }
+    ) => {
+        $(#[$docs])*
+        #[burn::backend::backend_extension(
+            Flex: cfg(feature = "flex"),
+            NdArray: cfg(feature = "ndarray"),
+            Cube: cfg(any(feature = "wgpu", feature = "cuda")),
+            Remote: cfg(feature = "remote"),
+            Autodiff
+        )]
+        pub trait $ops: burn::backend::Backend {
+            $(
+                $(#[$method_docs])*
+                fn $method($($(#[$attribute])* $argument: $type $(<$parameter>)?),*) -> $output $(<$output_parameter>)?;
+            )+
+        }
+
+        $crate::backend::plain_backends!($ops {
+            $(fn $method($($argument: $type $(<$parameter>)?),*) -> $output $(<$output_parameter>)? $body)+
+        });
+
+        impl<B, C> $ops for burn::backend::autodiff::Autodiff<B, C>
+        where
+            B: $kernels,
+            C: burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy,
+        {
+            $(fn $method($($argument: $type $(<$parameter>)?),*) -> $output $(<$output_parameter>)? $body)+
+        }
+    };
+}
+pub(crate) use extension;

@@ -1,0 +1,174 @@
+//! Fused loops: every element is read once.
+use super::{PiecewiseLinear, PiecewiseLinearKernels};
+use crate::backend::cpu::{
+    BitMask, CpuBackend, CpuElement,
+    bit_mask::{BITS, TASK, pack},
+    parallel, with_element,
+};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, bf16, f16};
+use num_traits::{One, Zero};
+
+impl<B: CpuBackend> PiecewiseLinearKernels for B {
+    fn piecewise_linear_with_mask(x: FloatTensor<B>, f: PiecewiseLinear) -> (FloatTensor<B>, BitMask) {
+        let mut x = B::contiguous(x);
+        with_element!(x.dtype(), "piecewise_linear", E => {
+            if x.can_mut() {
+                let words = f.with(ApplyInPlace(B::as_slice_mut::<E>(&mut x)));
+                (x, BitMask::from_words(words))
+            } else {
+                let (y, words) = f.with(Apply(B::as_slice::<E>(&x)));
+                (B::from_vec(y, x.shape()), BitMask::from_words(words))
+            }
+        })
+    }
+
+    fn piecewise_mask(x: FloatTensor<B>, f: PiecewiseLinear) -> BitMask {
+        let x = B::contiguous(x);
+        let words = with_element!(x.dtype(), "piecewise_linear", E => f.with(Bits(B::as_slice::<E>(&x))));
+        BitMask::from_words(words)
+    }
+}
+
+impl PiecewiseLinear {
+    /// Calls the visitor with the function in the arithmetic of `T`: `x -> (value, bit)`. One call per variant, so that each
+    /// gets a loop of its own.
+    #[inline(always)]
+    fn with<T: CpuElement, R>(self, visitor: impl Visitor<T, R>) -> R {
+        let zero = T::zero();
+        let num = |v: f64| T::from(v).expect("every float type can be made from f64");
+        match self {
+            Self::Relu => visitor.visit(move |x| {
+                let on = x > zero || x.is_nan(); // a NaN stays, and passes its gradient, as in Burn
+                (if on { x } else { zero }, on)
+            }),
+            Self::LeakyRelu { negative_slope } => {
+                let slope = num(negative_slope);
+                visitor.visit(move |x| {
+                    let on = x >= zero || x.is_nan();
+                    (if on { x } else { slope * x }, on)
+                })
+            }
+            Self::Clamp { min, max } => {
+                let (min, max) = (num(min), num(max));
+                visitor.visit(move |x| {
+                    let (low, high) = (x < min, x > max);
+                    (
+                        if high {
+                            max
+                        } else if low {
+                            min
+                        } else {
+                            x
+                        },
+                        !(low | high),
+                    )
+                })
+            }
+            Self::HardSigmoid { alpha, beta } => {
+                let [alpha, beta] = [alpha, beta].map(<T::Acc as CpuElement>::from_f64);
+                visitor.visit(move |x| {
+                    let y = alpha * x.widen() + beta; // rounded once, as in Burn
+                    let (low, high) = (y < T::Acc::zero(), y > T::Acc::one());
+                    (
+                        if high {
+                            T::one()
+                        } else if low {
+                            zero
+                        } else {
+                            T::narrow(y)
+                        },
+                        !(low | high),
+                    )
+                })
+            }
+            Self::Shrink { lambda, bias } => {
+                let (lambda, bias) = (num(lambda), num(bias));
+                visitor.visit(move |x| {
+                    let on = x.abs() > lambda || x.is_nan();
+                    let shift = if x > zero {
+                        bias
+                    } else if x < zero {
+                        -bias
+                    } else {
+                        zero
+                    };
+                    (if on { x - shift } else { zero }, on)
+                })
+            }
+            Self::Threshold { threshold, value } => {
+                let (threshold, value) = (num(threshold), num(value));
+                visitor.visit(move |x| {
+                    let on = x > threshold || x.is_nan();
+                    (if on { x } else { value }, on)
+                })
+            }
+        }
+    }
+}
+/// What to do with a function `x -> (value, bit)` whose type is known only inside.
+trait Visitor<T, R> {
+    fn visit(self, f: impl Fn(T) -> (T, bool) + Copy + Send + Sync) -> R;
+}
+
+struct Bits<'a, E>(&'a [E]);
+
+impl<E: CpuElement> Visitor<E, Vec<u64>> for Bits<'_, E> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
+        let mut words = vec![0; self.0.len().div_ceil(BITS)];
+        parallel::chunks_mut(&mut words, TASK, self.0.len(), |task, words| {
+            let (full, rest) = self.0[task * TASK * BITS..].as_chunks::<BITS>();
+            if let Some(word) = words.get_mut(full.len()) {
+                *word = pack(rest.iter(), |&v| f(v).1);
+            }
+            full.iter().zip(words).for_each(|(values, word)| *word = pack(values.iter(), |&v| f(v).1));
+        });
+        words
+    }
+}
+
+struct Apply<'a, E>(&'a [E]);
+
+impl<E: CpuElement> Visitor<E, (Vec<E>, Vec<u64>)> for Apply<'_, E> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> (Vec<E>, Vec<u64>) {
+        let mut words = vec![0; self.0.len().div_ceil(BITS)];
+        let out = parallel::zip_copied(self.0, &mut words, [TASK * BITS, TASK], |_, out, words| {
+            for_words(out, words, |values| replace(values, f));
+        });
+        (out, words)
+    }
+}
+
+struct ApplyInPlace<'a, E>(&'a mut [E]);
+
+impl<E: CpuElement> Visitor<E, Vec<u64>> for ApplyInPlace<'_, E> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
+        let work = self.0.len();
+        let mut words = vec![0; work.div_ceil(BITS)];
+        parallel::zip_chunks_mut(self.0, &mut words, [TASK * BITS, TASK], work, |_, values, words| {
+            for_words(values, words, |values| replace(values, f));
+        });
+        words
+    }
+}
+
+/// Replaces up to 64 values by `f` of them; their bits.
+#[inline(always)]
+fn replace<E: Copy>(values: &mut [E], f: impl Fn(E) -> (E, bool)) -> u64 {
+    pack(values.iter_mut(), |value| {
+        let (y, bit) = f(*value);
+        *value = y;
+        bit
+    })
+}
+
+/// Calls `f(values, word)` for every 64 values and the word of their bits; the number of values is known where `f` is
+/// inlined, but for the rest at the end.
+#[inline(always)]
+fn for_words<E>(values: &mut [E], words: &mut [u64], f: impl Fn(&mut [E]) -> u64) {
+    let (full, rest) = values.as_chunks_mut::<BITS>();
+    if let Some(word) = words.get_mut(full.len()) {
+        *word = f(rest);
+    }
+    full.iter_mut().zip(words).for_each(|(values, word)| *word = f(values));
+}

@@ -1,0 +1,229 @@
+//! Activations made of pieces of a line: ReLU and its kin.
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | `y = f(x)`, `f` a [`PiecewiseLinear`] function |
+//! | keeps | 1 bit per element (which piece) if `x` is tracked, else nothing |
+//! | backward | `dx = dy * slope[bit]` |
+//!
+//! Where `x` is kept by another step, or computed again, the output is offered for [recomputation](super::recompute).
+//!
+//! Stock Burn keeps `x` for ReLU, and booleans and intermediate tensors for the others. An infinite `x` passes its gradient;
+//! a NaN does as in stock.
+use super::{
+    extension::extension,
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
+use crate::backend::{Masks, device_backends};
+use burn::backend::{TensorMetadata, get_or_init_device_settings, ops::ActivationOps, tensor::FloatTensor};
+
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
+
+/// A function of one variable made of pieces of a line, with at most two slopes: one bit per element is enough for its
+/// backward pass.
+///
+/// Each variant is the function of the same name in [`burn::tensor::activation`], with the same treatment of ties and NaN.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PiecewiseLinear {
+    /// `max(x, 0)`
+    Relu,
+    /// `x` if `x >= 0`, else `negative_slope * x`
+    LeakyRelu {
+        /// The slope below zero.
+        negative_slope: f64,
+    },
+    /// `min(max(x, min), max)`
+    Clamp {
+        /// The lower bound.
+        min: f64,
+        /// The upper bound, not below `min`.
+        max: f64,
+    },
+    /// `min(max(alpha x + beta, 0), 1)`
+    HardSigmoid {
+        /// The slope.
+        alpha: f64,
+        /// The value at zero.
+        beta: f64,
+    },
+    /// `x - bias` if `x > lambda`, `x + bias` if `x < -lambda`, else 0
+    Shrink {
+        /// Half the width of the zero piece.
+        lambda: f64,
+        /// What is taken off outside of it.
+        bias: f64,
+    },
+    /// `x` if `x > threshold`, else `value`
+    Threshold {
+        /// The end of the constant piece.
+        threshold: f64,
+        /// The value up to there.
+        value: f64,
+    },
+}
+
+impl PiecewiseLinear {
+    /// The slope where the bit is clear, and where it is set.
+    pub fn slopes(self) -> [f64; 2] {
+        match self {
+            Self::LeakyRelu { negative_slope } => [negative_slope, 1.0],
+            Self::HardSigmoid { alpha, .. } => [0.0, alpha],
+            _ => [0.0, 1.0],
+        }
+    }
+
+    /// Whether the pieces come in the order that the formula supposes.
+    pub fn is_ordered(self) -> bool {
+        match self {
+            Self::Clamp { min, max } => min <= max,
+            Self::Shrink { lambda, .. } => lambda >= 0.0,
+            _ => true,
+        }
+    }
+}
+
+extension! {
+    /// Piecewise linear activations.
+    pub trait PiecewiseLinearOps(PiecewiseLinearKernels) {
+        /// `f(x)`, element by element; any shape.
+        fn memsave_piecewise_linear(x: FloatTensor<Self>, f: PiecewiseLinear) -> FloatTensor<Self> {
+            // Where the device's strategy computes x again, stock keeps nothing at all for a ReLU, and a mask would be more.
+            if f == PiecewiseLinear::Relu && Self::is_recomputed(&x) {
+                return <Self as ActivationOps<Self>>::relu(x);
+            }
+            Self::run(f, [Some(x)])
+        }
+    }
+}
+
+const X: usize = 0;
+
+impl<B: PiecewiseLinearKernels> Operation<B, 1> for PiecewiseLinear {
+    const INPUTS: [&'static str; 1] = ["x"];
+    type Saved = SavedMask<B>;
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Relu => "relu",
+            Self::LeakyRelu { .. } => "leaky_relu",
+            Self::Clamp { .. } => "hardtanh",
+            Self::HardSigmoid { .. } => "hard_sigmoid",
+            Self::Shrink { .. } => "shrink",
+            Self::Threshold { .. } => "threshold",
+        }
+    }
+
+    fn plan(&self, inputs: &Tracking<B, 1>) -> Plan<1> {
+        Plan::nothing().offer_if(inputs.available(X))
+    }
+
+    fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
+        B::piecewise_linear(given(x), *self)
+    }
+
+    fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, SavedMask<B>) {
+        let (y, mask) = B::piecewise_linear_with_mask(given(x), *self);
+        (y, SavedMask { mask: recorder.ledger().state("mask", mask, "x is tracked"), slopes: self.slopes() })
+    }
+
+    fn backward(SavedMask { mask, slopes }: SavedMask<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
+        pass.give(X, B::scale_by_mask(dy, &mask, slopes));
+    }
+}
+
+/// What the backward pass reads.
+#[derive(Clone, Debug)]
+pub struct SavedMask<B: Masks> {
+    /// The bit that chooses the slope, per element.
+    mask: B::Mask,
+    /// The slope where the bit is clear, and where it is set.
+    slopes: [f64; 2],
+}
+
+/// The kernels.
+pub trait PiecewiseLinearKernels: Masks {
+    /// `f(x)`.
+    fn piecewise_linear(x: FloatTensor<Self>, f: PiecewiseLinear) -> FloatTensor<Self> {
+        let bools = get_or_init_device_settings::<Self>(&x.device()).bool_dtype;
+        match f {
+            PiecewiseLinear::Relu => Self::relu(x),
+            PiecewiseLinear::LeakyRelu { negative_slope } => Self::leaky_relu(x, negative_slope.into()),
+            PiecewiseLinear::Clamp { min, max } => Self::float_clamp(x, min.into(), max.into()),
+            PiecewiseLinear::HardSigmoid { alpha, beta } => Self::hard_sigmoid(x, alpha.into(), beta.into()),
+            PiecewiseLinear::Shrink { lambda, bias } => {
+                let zero = Self::float_lower_equal_elem(Self::float_abs(x.clone()), lambda.into(), bools);
+                let shift = Self::float_mul_scalar(Self::float_sign(x.clone()), bias.into());
+                Self::float_mask_fill(Self::float_sub(x, shift), zero, 0.into())
+            }
+            PiecewiseLinear::Threshold { threshold, value } => {
+                let constant = Self::float_lower_equal_elem(x.clone(), threshold.into(), bools);
+                Self::float_mask_fill(x, constant, value.into())
+            }
+        }
+    }
+
+    /// `f(x)` and, per element, the bit that chooses the slope of `f` there.
+    fn piecewise_linear_with_mask(
+        x: FloatTensor<Self>,
+        f: PiecewiseLinear,
+    ) -> (FloatTensor<Self>, Self::Mask) {
+        let mask = Self::piecewise_mask(x.clone(), f);
+        (Self::piecewise_linear(x, f), mask)
+    }
+
+    /// The bit that chooses the slope of `f` at every element of `x`.
+    fn piecewise_mask(x: FloatTensor<Self>, f: PiecewiseLinear) -> Self::Mask {
+        let bools = get_or_init_device_settings::<Self>(&x.device()).bool_dtype;
+        let below = |x: FloatTensor<Self>, v: f64| Self::float_lower_elem(x, v.into(), bools);
+        let outside = |x: FloatTensor<Self>, low: f64, high: f64| {
+            Self::bool_or(below(x.clone(), low), Self::float_greater_elem(x, high.into(), bools))
+        };
+        let clear = match f {
+            PiecewiseLinear::Relu => Self::float_lower_equal_elem(x, 0.into(), bools),
+            PiecewiseLinear::LeakyRelu { .. } => below(x, 0.0),
+            PiecewiseLinear::Clamp { min, max } => outside(x, min, max),
+            PiecewiseLinear::HardSigmoid { alpha, beta } => outside(
+                Self::float_add_scalar(Self::float_mul_scalar(x, alpha.into()), beta.into()),
+                0.0,
+                1.0,
+            ),
+            PiecewiseLinear::Shrink { lambda, .. } => {
+                Self::float_lower_equal_elem(Self::float_abs(x), lambda.into(), bools)
+            }
+            PiecewiseLinear::Threshold { threshold, .. } => {
+                Self::float_lower_equal_elem(x, threshold.into(), bools)
+            }
+        };
+        Self::pack(Self::bool_not(clear))
+    }
+}
+device_backends!(PiecewiseLinearKernels);
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::backend::Saved;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::Flex;
+
+    #[test]
+    fn default_bodies_equal_the_kernels() {
+        for f in [
+            PiecewiseLinear::Relu,
+            PiecewiseLinear::LeakyRelu { negative_slope: 0.1 },
+            PiecewiseLinear::Clamp { min: -0.5, max: 0.7 },
+            PiecewiseLinear::HardSigmoid { alpha: 0.9, beta: 0.4 },
+            PiecewiseLinear::Shrink { lambda: 0.5, bias: 0.2 },
+            PiecewiseLinear::Threshold { threshold: 0.3, value: 0.1 },
+        ] {
+            let (x, dy) = (random(&[5, 13]), random(&[5, 13])); // 65 bits: one more than a word
+            let (y, mask) = Flex::piecewise_linear_with_mask(x.clone(), f);
+            let (body, packed) = Composed::piecewise_linear_with_mask(composed(&x), f);
+            assert_close("y", body, y);
+            assert_eq!(packed.bytes(), 4 * 65usize.div_ceil(32));
+            let body = Composed::scale_by_mask(composed(&dy), &packed, f.slopes());
+            assert_close("dx", body, Flex::scale_by_mask(dy, &mask, f.slopes()));
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! The runner: records a step of the autodiff graph for an operation, once for all operations.
+//!
+//! An [`Operation`] says what it computes, which inputs its backward pass reads and why, and how the gradients follow. The
+//! runner alone
+//!
+//! - hands the inputs that are to be kept to Burn's checkpointer, so that the strategy of the device still applies;
+//! - offers the output for [recomputation](super::recompute);
+//! - reports what is kept to the [ledger](crate::ledger);
+//! - registers the gradients.
+//!
+//! Without autodiff, [`Run::run`] is [`Operation::forward`] and nothing else.
+use super::{
+    kept::{Kept, Ledger},
+    recompute::{self, Offered, is_available, offer, recomputes},
+};
+use burn::backend::{
+    Backend, TensorMetadata,
+    autodiff::{
+        Autodiff, NodeId,
+        checkpoint::{
+            base::Checkpointer,
+            strategy::{BalancedCheckpointing, CheckpointStrategy},
+        },
+        grads::Gradients,
+        ops::{Backward, NodeGuard, Ops, OpsKind},
+    },
+    tensor::FloatTensor,
+};
+use burn::tensor::Shape;
+use core::marker::PhantomData;
+
+/// The inputs of an operation that gradients may flow to; `None` where an optional one is not given.
+pub type Inputs<B, const N: usize> = [Option<FloatTensor<B>>; N];
+
+/// An input that is always given.
+pub fn given<T>(input: Option<T>) -> T {
+    input.expect("an input that is not optional")
+}
+
+/// An operation with a backward pass of its own, with `N` inputs that gradients may flow to.
+///
+/// The value holds the options, and inputs that no gradient flows to.
+pub trait Operation<B: Backend, const N: usize>: Clone + Send + 'static {
+    /// The names of the inputs in the ledger.
+    const INPUTS: [&'static str; N];
+    /// Which of the inputs are parameters of a module. The ledger finds the module by the first that is given.
+    const PARAMETERS: &'static [usize] = &[];
+
+    /// What the backward pass reads besides inputs: masks, statistics, options.
+    type Saved: Clone + Send + core::fmt::Debug + 'static;
+
+    /// The name in the ledger.
+    fn name(&self) -> &'static str;
+
+    /// Which inputs the backward pass reads, and whether the output can be computed again from them. It may ask for no others.
+    fn plan(&self, inputs: &Tracking<B, N>) -> Plan<N>;
+
+    /// The output.
+    ///
+    /// An input is the only handle of its tensor if nobody else needs it: then the output may take its place.
+    fn forward(&self, inputs: Inputs<B, N>) -> FloatTensor<B>;
+
+    /// The output, and what the backward pass reads besides inputs, as `recorder` is told.
+    fn forward_saving(&self, inputs: Inputs<B, N>, recorder: &Recorder<N>) -> (FloatTensor<B>, Self::Saved);
+
+    /// Computes the output again from the inputs.
+    fn recompute(self, _saved: &Self::Saved) -> impl Fn(Inputs<B, N>) -> FloatTensor<B> + Send + 'static {
+        move |inputs| self.forward(inputs)
+    }
+
+    /// Gives the gradients that are wanted, from that of the output.
+    fn backward(saved: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, N>);
+}
+
+/// What is known of the inputs in the forward pass.
+pub struct Tracking<'a, B: Backend, const N: usize> {
+    inputs: &'a Inputs<Autodiff<B>, N>,
+    recomputes: bool,
+}
+
+impl<B: Backend, const N: usize> Tracking<'_, B, N> {
+    /// Whether the input is tracked: part of a recorded graph.
+    pub fn tracked(&self, input: usize) -> bool {
+        self.inputs[input].as_ref().is_some_and(|input| input.is_tracked())
+    }
+
+    /// Whether the backward pass can have the input without a byte being kept for it: another step keeps it, or it is
+    /// computed again.
+    pub fn available(&self, input: usize) -> bool {
+        self.inputs[input].as_ref().is_some_and(|input| is_available::<B>(input, self.recomputes))
+    }
+}
+
+/// What a step keeps of its inputs.
+pub struct Plan<const N: usize> {
+    /// The reason to keep an input.
+    reasons: [Option<&'static str>; N],
+    offers: bool,
+}
+
+impl<const N: usize> Plan<N> {
+    /// Nothing is kept.
+    pub fn nothing() -> Self {
+        Self { reasons: [None; N], offers: false }
+    }
+
+    /// Keeps an input if the backward pass reads it, and it is given.
+    pub fn keep_if(mut self, read: bool, input: usize, reason: &'static str) -> Self {
+        if read {
+            self.reasons[input] = Some(reason);
+        }
+        self
+    }
+
+    /// Offers the output for recomputation. Every input but the smallest must be kept by this step, or
+    /// [available](Tracking::available).
+    pub fn offer_if(mut self, offers: bool) -> Self {
+        self.offers = offers;
+        self
+    }
+}
+
+/// Knows what is kept of a step, and reports it to the ledger.
+pub struct Recorder<const N: usize> {
+    tracked: [bool; N],
+    plan: Plan<N>,
+    ledger: Ledger,
+}
+
+impl<const N: usize> Recorder<N> {
+    /// Whether the input is tracked.
+    pub fn tracked(&self, input: usize) -> bool {
+        self.tracked[input]
+    }
+
+    /// Whether the input is kept.
+    pub fn keeps(&self, input: usize) -> bool {
+        self.plan.reasons[input].is_some()
+    }
+
+    /// Reports what the operation saves.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+}
+
+/// The backward pass of a step.
+pub struct BackwardPass<'a, B: Backend, const N: usize> {
+    wanted: [Option<NodeId>; N],
+    kept: [Option<Kept>; N],
+    shapes: [Option<Shape>; N],
+    checkpointer: &'a mut Checkpointer,
+    gradients: &'a mut Gradients,
+    backend: PhantomData<B>,
+}
+
+impl<B: Backend, const N: usize> BackwardPass<'_, B, N> {
+    /// Whether the gradient of the input is wanted: whether it was tracked.
+    pub fn wants(&self, input: usize) -> bool {
+        self.wanted[input].is_some()
+    }
+
+    /// The shape of an input that was given.
+    pub fn shape(&self, input: usize) -> Shape {
+        self.shapes[input].clone().expect("the input was given")
+    }
+
+    /// An input, if it was kept; to be taken once. It may be computed for this, and is dropped with the last handle.
+    pub fn take(&mut self, input: usize) -> Option<FloatTensor<B>> {
+        Some(self.kept[input].take()?.get::<B>(self.checkpointer))
+    }
+
+    /// Gives the gradient of an input, if it is wanted.
+    pub fn give(&mut self, input: usize, gradient: FloatTensor<B>) {
+        if let Some(node) = self.wanted[input] {
+            self.gradients.register::<B>(node, gradient);
+        }
+    }
+
+    /// Gives the gradients that are there.
+    pub fn give_all(&mut self, gradients: [Option<FloatTensor<B>>; N]) {
+        for (input, gradient) in gradients.into_iter().enumerate() {
+            if let Some(gradient) = gradient {
+                self.give(input, gradient);
+            }
+        }
+    }
+}
+
+/// A backend that runs operations: as they are, or recording them.
+pub trait Run: Backend {
+    /// The backend without autodiff.
+    type Plain: Backend;
+
+    /// The output of an operation.
+    fn run<O: Operation<Self::Plain, N>, const N: usize>(
+        operation: O,
+        inputs: [Option<FloatTensor<Self>>; N],
+    ) -> FloatTensor<Self>;
+
+    /// A tensor that no gradient flows to.
+    fn plain(tensor: FloatTensor<Self>) -> FloatTensor<Self::Plain>;
+
+    /// A tensor of the backend without autodiff, untracked.
+    fn untracked(tensor: FloatTensor<Self::Plain>) -> FloatTensor<Self>;
+
+    /// Whether the strategy of the device computes this tensor again when a backward pass asks for it.
+    fn is_recomputed(tensor: &FloatTensor<Self>) -> bool;
+}
+
+crate::backend::plain_backends!(Run {
+    type Plain = Self;
+
+    fn run<O: Operation<Self, N>, const N: usize>(operation: O, inputs: Inputs<Self, N>) -> FloatTensor<Self> {
+        operation.forward(inputs)
+    }
+
+    fn plain(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        tensor
+    }
+
+    fn untracked(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        tensor
+    }
+
+    fn is_recomputed(_: &FloatTensor<Self>) -> bool {
+        false
+    }
+});
+
+impl<B: Backend, C: CheckpointStrategy> Run for Autodiff<B, C> {
+    type Plain = B;
+
+    fn run<O: Operation<B, N>, const N: usize>(operation: O, inputs: Inputs<Self, N>) -> FloatTensor<Self> {
+        record::<B, O, N>(operation, inputs, recomputes::<C>())
+    }
+
+    fn plain(tensor: FloatTensor<Self>) -> FloatTensor<B> {
+        tensor.into_primitive()
+    }
+
+    fn untracked(tensor: FloatTensor<B>) -> FloatTensor<Self> {
+        FloatTensor::<Self>::new(tensor)
+    }
+
+    fn is_recomputed(tensor: &FloatTensor<Self>) -> bool {
+        recomputes::<C>() && recompute::is_recomputed::<B>(tensor)
+    }
+}
+
+/// `recomputes`: whether the strategy of the device computes some outputs again instead of keeping them.
+fn record<B: Backend, O: Operation<B, N>, const N: usize>(
+    operation: O,
+    inputs: Inputs<Autodiff<B>, N>,
+    recomputes: bool,
+) -> FloatTensor<Autodiff<B>> {
+    let nodes = nodes(&inputs);
+    let step = Step::<O>(PhantomData);
+    let plain =
+        |inputs: Inputs<Autodiff<B>, N>| inputs.map(|input| input.map(|input| input.into_primitive()));
+    let tracked = inputs.each_ref().map(|input| input.as_ref().is_some_and(|input| input.is_tracked()));
+    if !tracked.contains(&true) {
+        let y = operation.forward(plain(inputs));
+        return match step.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
+            OpsKind::UnTracked(prep) => prep.finish(y),
+            OpsKind::Tracked(_) => unreachable!("no input is tracked"),
+        };
+    }
+    let plan = operation.plan(&Tracking { inputs: &inputs, recomputes });
+    let module = O::PARAMETERS.iter().find_map(|&input| Some(inputs[input].as_ref()?.id()));
+    let ledger = Ledger::new(operation.name(), module);
+    let shapes = inputs.each_ref().map(|input| input.as_ref().map(|input| input.shape()));
+    // Handles of what is needed later: what nobody needs, the forward pass may overwrite.
+    let mut held: Inputs<Autodiff<B>, N> = [const { None }; N];
+    for (input, tensor) in inputs.iter().enumerate() {
+        let Some(tensor) = tensor else { continue };
+        if let Some(reason) = plan.reasons[input] {
+            ledger.input::<B>(O::INPUTS[input], tensor, reason);
+        }
+        if plan.offers || plan.reasons[input].is_some() {
+            held[input] = Some(tensor.clone());
+        }
+    }
+    let recorder = Recorder { tracked, plan, ledger };
+    let (y, saved) = operation.forward_saving(plain(inputs), &recorder);
+    let Recorder { plan, .. } = recorder;
+
+    let prep = step.prepare::<BalancedCheckpointing>(nodes);
+    let prep = match plan.offers {
+        true => offer(prep, &held, operation.recompute(&saved)),
+        false => prep.compute_bound(),
+    };
+    let OpsKind::Tracked(mut prep) = prep.stateful() else { unreachable!("an input is tracked") };
+    let kept = core::array::from_fn(|input| {
+        plan.reasons[input]?;
+        held[input].as_ref().map(|tensor| Kept::new(&mut prep, tensor))
+    });
+    let offered = Offered::new(plan.offers);
+    let y = prep.finish(State { kept, shapes, saved, _offered: offered.clone() }, y);
+    offered.promise(y.id());
+    y
+}
+
+/// The nodes of the inputs; for one that is not given a node that nothing depends on.
+fn nodes<B: Backend, const N: usize>(inputs: &Inputs<Autodiff<B>, N>) -> [NodeGuard; N] {
+    let given = inputs.iter().flatten().next().expect("an operation has an input");
+    inputs.each_ref().map(|input| match input {
+        Some(input) => input.node(),
+        None => FloatTensor::<Autodiff<B>>::new(given.primitive().clone()).node(),
+    })
+}
+
+/// The recorded step of an operation.
+struct Step<O>(PhantomData<fn() -> O>);
+
+impl<O> core::fmt::Debug for Step<O> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(core::any::type_name::<O>())
+    }
+}
+
+/// What a step keeps.
+#[derive(Clone, Debug)]
+struct State<S, const N: usize> {
+    /// The inputs that the backward pass reads.
+    kept: [Option<Kept>; N],
+    /// The shapes of all inputs.
+    shapes: [Option<Shape>; N],
+    saved: S,
+    /// Says, as long as the step lives, that the output can be computed again.
+    _offered: Offered,
+}
+
+impl<B: Backend, O: Operation<B, N>, const N: usize> Backward<B, N> for Step<O> {
+    type State = State<O::Saved, N>;
+
+    fn backward(self, ops: Ops<Self::State, N>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let dy = gradients.consume::<B>(&ops.node);
+        let State { kept, shapes, saved, _offered } = ops.state;
+        let wanted = ops.parents.map(|parent| parent.map(|node| node.id));
+        let mut pass = BackwardPass { wanted, kept, shapes, checkpointer, gradients, backend: PhantomData };
+        O::backward(saved, dy, &mut pass);
+        debug_assert!(pass.kept.iter().all(Option::is_none), "an input is kept that nobody reads");
+    }
+}

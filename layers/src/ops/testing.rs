@@ -1,0 +1,29 @@
+//! For tests of kernels: their default bodies, which run on any backend, against those of the CPU.
+use burn::backend::{
+    Autodiff, Distribution, Flex, flex::FlexDevice, ops::FloatTensorOps, read_sync, tensor::FloatTensor,
+};
+use burn::tensor::{FloatDType, Shape};
+
+/// A backend whose kernels are the default bodies: Burn's operations on Flex, under an autodiff that records nothing.
+pub(crate) type Composed = Autodiff<Flex>;
+
+/// Normally distributed numbers, the same tensor for both backends.
+pub(crate) fn random(shape: &[usize]) -> FloatTensor<Flex> {
+    let shape = Shape::from(shape.to_vec());
+    Flex::float_random(shape, Distribution::Normal(0.0, 1.0), &FlexDevice, FloatDType::F32)
+}
+
+/// A tensor for the default bodies.
+pub(crate) fn composed(x: &FloatTensor<Flex>) -> FloatTensor<Composed> {
+    FloatTensor::<Composed>::new(x.clone())
+}
+
+/// Fails where the default bodies and the kernels of the CPU differ.
+pub(crate) fn assert_close(what: &str, composed: FloatTensor<Composed>, cpu: FloatTensor<Flex>) {
+    let [composed, cpu] =
+        [composed.into_primitive(), cpu].map(|x| read_sync(Flex::float_into_data(x)).expect("a CPU tensor"));
+    assert_eq!(composed.shape(), cpu.shape(), "{what}");
+    for (composed, cpu) in composed.iter::<f32>().zip(cpu.iter::<f32>()) {
+        assert!((composed - cpu).abs() <= 3e-5 * cpu.abs().max(1.0), "{what}: {composed}, kernel {cpu}");
+    }
+}
