@@ -1,5 +1,5 @@
 //! What every drop-in module has in common.
-use burn::module::{Content, DisplaySettings, ModuleDisplay};
+use burn::module::{Content, ModuleDisplay};
 
 /// Converts a module from its stock twin and back, field by field, and displays it as the twin does, under its long name.
 ///
@@ -100,22 +100,6 @@ pub(crate) fn display(stock: &impl ModuleDisplay, content: Content, name: &str) 
     let own = stock.custom_content(content);
     let content = own.or_else(|| stock.content(Content::new(settings.clone())));
     Some(content.unwrap_or_else(|| Content::new(settings)).set_top_level_type(name))
-}
-
-/// A private field of a stock module, read from what the module displays: numbers are written so that they read back the
-/// same.
-///
-/// # Panics
-///
-/// Panics if the module does not display such a field, which would be a newer Burn.
-pub(crate) fn displayed<T: core::str::FromStr>(module: &impl ModuleDisplay, field: &str) -> T {
-    let new = || Content::new(DisplaySettings::default());
-    let read = |content: Option<Content>| {
-        let attribute = content?.attributes.into_iter().find(|attribute| attribute.name == field);
-        attribute?.value.trim().parse().ok()
-    };
-    let value = read(module.custom_content(new())).or_else(|| read(module.content(new())));
-    value.unwrap_or_else(|| panic!("burn 0.22.1 displays the field {field}, this one does not"))
 }
 
 /// Converts a config from its stock twin and back, field by field.

@@ -1,5 +1,6 @@
+use crate::burn_internals::displayed;
 use crate::functional;
-use crate::nn::drop_in::{config_twin, displayed, drop_in};
+use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, assert_shape};
@@ -44,10 +45,9 @@ pub struct RotaryEncoding {
 
 drop_in!(
     RotaryEncoding = burn::nn::RotaryEncoding,
-    from_nn_rotary_encoding = |stock: burn::nn::RotaryEncoding| Self {
-        start_offset: displayed(&stock, "start_offset"),
-        freq_complex: stock.freq_complex,
-        theta: stock.theta,
+    from_nn_rotary_encoding = |stock| {
+        let start_offset = displayed(&stock, "start_offset");
+        from_stock(stock, start_offset)
     },
     into_nn_rotary_encoding = |ours: Self| {
         let [positions, d_model, _] = ours.freq_complex.dims();
@@ -62,6 +62,11 @@ drop_in!(
     }
 );
 
+fn from_stock(stock: burn::nn::RotaryEncoding, start_offset: usize) -> RotaryEncoding {
+    let burn::nn::RotaryEncoding { freq_complex, theta, .. } = stock;
+    RotaryEncoding { freq_complex, theta, start_offset }
+}
+
 impl RotaryEncodingConfig {
     /// Initializes the module, as the stock config does.
     ///
@@ -69,7 +74,7 @@ impl RotaryEncodingConfig {
     ///
     /// Panics for the values that the stock config refuses, with its message.
     pub fn init(&self, device: &Device) -> RotaryEncoding {
-        burn::nn::RotaryEncodingConfig::from(self.clone()).init(device).into()
+        from_stock(burn::nn::RotaryEncodingConfig::from(self.clone()).init(device), 0)
     }
 
     /// Initializes the module with a function of its frequencies, as the stock config does: for extensions of the encoding.
@@ -83,7 +88,7 @@ impl RotaryEncodingConfig {
         device: &Device,
     ) -> RotaryEncoding {
         let config = burn::nn::RotaryEncodingConfig::from(self.clone());
-        config.init_with_frequency_scaling(scaling, device).into()
+        from_stock(config.init_with_frequency_scaling(scaling, device), 0)
     }
 }
 
@@ -127,17 +132,17 @@ impl RotaryEncoding {
     ///
     /// Panics if the window does not move forward.
     pub fn shift(&mut self, start: usize) {
-        self.as_stock(|stock| stock.shift(start));
+        self.as_stock(start, |stock| stock.shift(start));
     }
 
     /// Shifts the window of precomputed positions back to 0.
     pub fn reset(&mut self) {
-        self.as_stock(burn::nn::RotaryEncoding::reset);
+        self.as_stock(0, burn::nn::RotaryEncoding::reset);
     }
 
-    fn as_stock(&mut self, f: impl FnOnce(&mut burn::nn::RotaryEncoding)) {
+    fn as_stock(&mut self, start_offset: usize, f: impl FnOnce(&mut burn::nn::RotaryEncoding)) {
         let mut stock = self.clone().into_nn_rotary_encoding();
         f(&mut stock);
-        *self = stock.into();
+        *self = from_stock(stock, start_offset);
     }
 }

@@ -1,5 +1,6 @@
+use crate::burn_internals::displayed;
 use crate::functional;
-use crate::nn::drop_in::{displayed, drop_in};
+use crate::nn::drop_in::drop_in;
 use burn::module::Module;
 use burn::tensor::{AsIndex, Tensor};
 

@@ -1,6 +1,7 @@
 use super::weights::{Heads, scores, weight_dropout};
+use crate::burn_internals::{displayed, displayed_in};
 use crate::nn::cache::TensorCache;
-use crate::nn::drop_in::{config_twin, displayed, drop_in};
+use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::{Dropout, Linear};
 use burn::config::Config;
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
@@ -128,15 +129,12 @@ impl CrossAttention {
         let mut linear = || parameters.linear().expect("burn 0.22.1 has four dense layers with a bias here");
         let (query, key, value, output) = (linear(), linear(), linear(), linear());
         let training = parameters.next().expect("burn 0.22.1 has a flag in a dropout layer");
-        let dropout: String = displayed(&stock, "dropout");
-        let prob = dropout.split("prob: ").nth(1).and_then(|rest| rest.split(['}', ',']).next());
-        let prob = prob.and_then(|prob| prob.trim().parse().ok());
         Self {
             query,
             key,
             value,
             output,
-            dropout: Dropout { prob: prob.expect("burn 0.22.1 displays the rate of a dropout"), training },
+            dropout: Dropout { prob: displayed_in(&stock, "dropout", "prob"), training },
             n_heads: displayed(&stock, "n_heads"),
             n_heads_kv: displayed(&stock, "n_heads_kv"),
             d_head: displayed(&stock, "d_head"),

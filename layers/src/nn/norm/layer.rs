@@ -1,5 +1,6 @@
+use crate::burn_internals::displayed;
 use crate::functional;
-use crate::nn::drop_in::{config_twin, displayed, drop_in};
+use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Tensor, assert_shape};
@@ -62,7 +63,8 @@ fn into_stock(ours: LayerNorm) -> burn::nn::LayerNorm {
 impl LayerNormConfig {
     /// Initializes the module, as the stock config does.
     pub fn init(&self, device: &Device) -> LayerNorm {
-        burn::nn::LayerNormConfig::from(self.clone()).init(device).into()
+        let stock = burn::nn::LayerNormConfig::from(self.clone()).init(device);
+        LayerNorm { gamma: stock.gamma, beta: stock.beta, epsilon: self.epsilon }
     }
 }
 

@@ -1,5 +1,6 @@
+use crate::burn_internals::displayed;
 use crate::functional;
-use crate::nn::drop_in::{config_twin, displayed, drop_in};
+use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Tensor, assert_shape};
@@ -70,7 +71,9 @@ impl LocalResponseNormConfig {
     ///
     /// Panics if `size` is 0.
     pub fn init(&self) -> LocalResponseNorm {
-        burn::nn::LocalResponseNormConfig::from(self.clone()).init().into()
+        let Self { size, alpha, beta, k } = *self;
+        assert!(size > 0, "size must be greater than 0.");
+        LocalResponseNorm { size, alpha, beta, k }
     }
 }
 
