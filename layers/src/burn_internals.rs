@@ -1,22 +1,26 @@
 //! What this library reads of Burn 0.22.1 that Burn does not offer: all of it, and nothing of it elsewhere.
 //!
-//! Each reading is of text that Burn prints. It is exact for the one version that `Cargo.toml` pins (`=0.22.1`), and has a
+//! Most readings are of text that Burn prints. They are exact for the one version that `Cargo.toml` pins (`=0.22.1`), and each has a
 //! test below that fails if another version prints something else.
 //!
 //! | What is read | From | If Burn prints something else |
 //! | --- | --- | --- |
-//! | [a private field](displayed) of a stock module, and [a field of a module in it](displayed_in) | what the module displays | the conversion panics |
-//! | [whether a parameter is changed on loading](is_changed_by) | `Debug` of its [`ParamMapper`] | it counts as changed: a lazy weight is kept for the backward pass |
-//! | [whether the `Balanced` strategy recomputes a tensor](is_recomputed_by_strategy) | `Debug` of a [`CheckpointerBuilder`] | it counts as kept: less is recomputed |
-//! | [the container of a reparameterization](REPARAMETERIZATION) | paths of visitors | adapters of lazy weights have other paths |
-//!
-//! [`CheckpointerBuilder`]: burn::backend::autodiff::checkpoint::builder::CheckpointerBuilder
+//! | a private field (`displayed`) of a stock module, and a field of a module in it (`displayed_in`) | what the module displays | the conversion panics |
+//! | private parameters (`Parameters`) of a stock module | a visitor, which sees them in the order of the fields | the conversion panics |
+//! | whether a parameter is changed on loading (`is_changed_by`) | `Debug` of its `ParamMapper` | it counts as changed: a lazy weight is kept for the backward pass |
+//! | whether the `Balanced` strategy recomputes a tensor (`is_recomputed_by_strategy`) | `Debug` of a `CheckpointerBuilder` | it counts as kept: less is recomputed |
+//! | the container of a reparameterization (`REPARAMETERIZATION`) | paths of visitors | adapters of lazy weights have other paths |
 use burn::backend::{
     Backend,
     autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy},
     tensor::FloatTensor,
 };
-use burn::module::{Content, DisplaySettings, ModuleDisplay, ParamMapper, ParameterValue};
+use burn::module::{
+    Content, DisplaySettings, Flag, Module, ModuleDisplay, ModuleMapper, ModuleVisitor, Param, ParamMapper,
+    ParameterValue,
+};
+use burn::tensor::Tensor;
+use core::any::Any;
 use core::fmt::Write;
 use core::str::FromStr;
 
@@ -42,6 +46,47 @@ pub(crate) fn displayed_in<T: FromStr>(module: &impl ModuleDisplay, inner: &str,
     // `Dropout {prob: 0.1}`, `Dropout {prob: 0.1, training: false}`
     let rest = text.as_ref().and_then(|text| text.split_once(&format!("{field}: ")));
     parsed(field, rest.and_then(|(_, rest)| rest.split([',', '}']).next()))
+}
+
+/// Parameters and flags of a module in the order of its fields, taken one by one: of a stock module with private fields, and, as
+/// a mapper, into one.
+pub(crate) struct Parameters(std::vec::IntoIter<Box<dyn Any>>);
+
+impl Parameters {
+    pub(crate) fn of(module: &impl Module) -> Self {
+        #[derive(Default)]
+        struct Found(Vec<Box<dyn Any>>);
+        impl ModuleVisitor for Found {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                self.0.push(Box::new(param.clone()));
+            }
+            fn visit_flag(&mut self, flag: &Param<Flag>) {
+                self.0.push(Box::new(flag.clone()));
+            }
+        }
+        let mut found = Found::default();
+        module.visit(&mut found);
+        Self(found.0.into_iter())
+    }
+
+    /// The next parameter.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it has another type.
+    pub(crate) fn next<T: 'static>(&mut self) -> T {
+        let parameter = self.0.next().and_then(|parameter| parameter.downcast().ok());
+        *parameter.expect("the parameters of burn 0.22.1, in its order")
+    }
+}
+
+impl ModuleMapper for Parameters {
+    fn map_float<const D: usize>(&mut self, _: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.next()
+    }
+    fn map_flag(&mut self, _: Param<Flag>) -> Param<Flag> {
+        self.next()
+    }
 }
 
 fn attribute(module: &impl ModuleDisplay, field: &str) -> Option<String> {
@@ -95,9 +140,9 @@ mod tests {
     use super::*;
     use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
     use burn::backend::{AutodiffBackend, Scalar, TensorMetadata, ops::FloatTensorOps};
-    use burn::module::{Lora, Module, ModuleVisitor, Param};
+    use burn::module::Lora;
     use burn::nn::{self, attention::CrossAttentionConfig};
-    use burn::tensor::{Device, Tensor};
+    use burn::tensor::Device;
 
     /// Takes all its digits to read back the same.
     const THIRD: f64 = 1.0 / 3.0;
@@ -135,6 +180,18 @@ mod tests {
         assert_eq!(displayed_in::<f64>(&attention, "dropout", "prob"), THIRD);
         // A frozen layer displays its flag, too.
         assert_eq!(displayed_in::<f64>(&attention.freeze(), "dropout", "prob"), THIRD);
+    }
+
+    #[test]
+    fn private_parameters_come_in_the_order_of_the_fields() {
+        let attention = CrossAttentionConfig::new(8, 6, 4, 2, 3).init(&Device::flex());
+        let mut parameters = Parameters::of(&attention);
+        for [d_input, d_output] in [[8, 12], [6, 6], [6, 6], [12, 8]] {
+            assert_eq!(parameters.next::<Param<Tensor<2>>>().dims(), [d_input, d_output]);
+            assert_eq!(parameters.next::<Param<Tensor<1>>>().dims(), [d_output]);
+        }
+        assert!(parameters.next::<Param<Flag>>().is_enabled());
+        assert_eq!(parameters.0.len(), 0);
     }
 
     #[test]

@@ -31,9 +31,9 @@ pub use activation::{
     SoftShrink, SoftShrinkConfig, Softplus, SoftplusConfig, Softsign, SwiGlu, SwiGluConfig, Tanh,
     ThresholdedRelu, ThresholdedReluConfig,
 };
-pub use dropout::{Dropout, Dropout as MemSaveDropout, DropoutConfig};
-pub use embedding::{Embedding, Embedding as MemSaveEmbedding, EmbeddingConfig};
-pub use linear::{Linear, Linear as MemSaveLinear, LinearConfig};
+pub use dropout::{Dropout, DropoutConfig, MemSaveDropout};
+pub use embedding::{Embedding, EmbeddingConfig, MemSaveEmbedding};
+pub use linear::{Linear, LinearConfig, MemSaveLinear};
 pub use norm::{
     BatchNorm, BatchNormConfig, GroupNorm, GroupNormConfig, InstanceNorm, InstanceNormConfig, LayerNorm,
     LayerNormConfig, LocalResponseNorm, LocalResponseNormConfig, MemSaveBatchNorm, MemSaveGroupNorm,
@@ -44,7 +44,7 @@ pub use rnn::{
     LstmConfig, MemSaveBiGru, MemSaveBiLstm, MemSaveBiRnn, MemSaveGateController, MemSaveGru, MemSaveLstm,
     MemSaveRnn, Rnn, RnnConfig, basic, gru, lstm,
 };
-pub use rotary_encoding::{RotaryEncoding, RotaryEncoding as MemSaveRotaryEncoding, RotaryEncodingConfig};
+pub use rotary_encoding::{MemSaveRotaryEncoding, RotaryEncoding, RotaryEncodingConfig};
 
 /// The modules of this namespace by the path that Burn has for them, too.
 pub mod modules {

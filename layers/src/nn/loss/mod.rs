@@ -9,16 +9,13 @@ mod linear_cross_entropy;
 mod mse;
 
 pub use binary_cross_entropy::{
-    BinaryCrossEntropyLoss, BinaryCrossEntropyLoss as MemSaveBinaryCrossEntropyLoss,
-    BinaryCrossEntropyLossConfig,
+    BinaryCrossEntropyLoss, BinaryCrossEntropyLossConfig, MemSaveBinaryCrossEntropyLoss,
 };
-pub use cross_entropy::{
-    CrossEntropyLoss, CrossEntropyLoss as MemSaveCrossEntropyLoss, CrossEntropyLossConfig,
-};
-pub use huber::{HuberLoss, HuberLoss as MemSaveHuberLoss, HuberLossConfig};
-pub use kldiv::{KLDivLoss, KLDivLoss as MemSaveKLDivLoss, KLDivLossConfig};
+pub use cross_entropy::{CrossEntropyLoss, CrossEntropyLossConfig, MemSaveCrossEntropyLoss};
+pub use huber::{HuberLoss, HuberLossConfig, MemSaveHuberLoss};
+pub use kldiv::{KLDivLoss, KLDivLossConfig, MemSaveKLDivLoss};
 pub use linear_cross_entropy::{FusedLinearCrossEntropy, FusedLinearCrossEntropyConfig};
-pub use mse::{MseLoss, MseLoss as MemSaveMseLoss};
+pub use mse::{MemSaveMseLoss, MseLoss};
 
 use burn::tensor::{DType, Tensor};
 
