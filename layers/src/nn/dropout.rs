@@ -14,10 +14,10 @@ config_twin! {
 }
 
 drop_in! {
-    /// Zeroes elements at random during training, and divides the others by the probability to be kept.
+    /// Zeroes elements at random during training, and divides the others by the probability that an element is kept.
     ///
-    /// Keeps one bit per element for the backward pass; [`burn::nn::Dropout`] keeps a float. The same seed drops the same
-    /// elements as there.
+    /// Keeps one bit per element for the backward pass; [`burn::nn::Dropout`] keeps a float. With the same seed both drop
+    /// the same elements.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -39,7 +39,7 @@ drop_in! {
 }
 
 impl Dropout {
-    /// Applies the layer: on an autodiff device while `training` is enabled, else returns its input.
+    /// Applies the layer on an autodiff device while `training` is enabled; returns its input otherwise.
     ///
     /// # Shapes
     ///

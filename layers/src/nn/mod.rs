@@ -1,7 +1,7 @@
 //! Drop-in modules under the names of [`burn::nn`]: every path that exists there exists here.
 //!
-//! What has a version that keeps less is replaced, under its own name and under a long one (`Linear` and `MemSaveLinear`);
-//! everything else is Burn's. Configs, fields, records, panics and displays (but for the long name) are those of the
+//! A module that has a version here is replaced, under its own name and under a long one (`Linear` and `MemSaveLinear`);
+//! everything else is Burn's. Configs, fields, records, panics and displays (except for the long name) are those of the
 //! stock modules. Each converts from its twin and back (`from_nn_linear`, `into_nn_linear`, `From`).
 pub use burn::nn::*;
 
@@ -46,7 +46,7 @@ pub use rnn::{
 };
 pub use rotary_encoding::{MemSaveRotaryEncoding, RotaryEncoding, RotaryEncodingConfig};
 
-/// The modules of this namespace by the path that Burn has for them, too.
+/// The modules of this namespace under their second path, as in Burn.
 pub mod modules {
     pub use super::{
         BatchNorm, BatchNormConfig, BiGru, BiGruConfig, BiLstm, BiLstmConfig, BiRnn, BiRnnConfig, Dropout,

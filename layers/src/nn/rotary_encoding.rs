@@ -23,8 +23,8 @@ drop_in! {
     /// Rotary positional encoding, after [arXiv 2104.09864](https://arxiv.org/abs/2104.09864): every pair of features is rotated
     /// by an angle that grows with the position.
     ///
-    /// Keeps nothing but handles of its own constants, and works in place where it can; [`burn::nn::RotaryEncoding`] has
-    /// several tensors twice the size of its input on the way.
+    /// Keeps nothing but handles of its own constants, and works in place where it can; [`burn::nn::RotaryEncoding`] makes
+    /// several tensors of twice the size of its input along the way.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

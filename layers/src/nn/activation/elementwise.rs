@@ -148,7 +148,7 @@ elementwise! {
 elementwise! {
     /// `1.0507 * (x if x > 0, else 1.6733 * (exp(x) - 1))`, element by element.
     ///
-    /// Keeps for the backward pass its input; [`burn::nn::activation::Selu`] keeps more than that.
+    /// Keeps its input for the backward pass; [`burn::nn::activation::Selu`] keeps more than that.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -165,7 +165,7 @@ elementwise! {
 elementwise! {
     /// `x * sigmoid(x)`, element by element.
     ///
-    /// Keeps for the backward pass its input; [`burn::nn::activation::SiLU`] keeps two tensors of that size.
+    /// Keeps its input for the backward pass; [`burn::nn::activation::SiLU`] keeps two tensors of that size.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -182,7 +182,7 @@ elementwise! {
 elementwise! {
     /// `x * tanh(log(1 + exp(x)))`, element by element.
     ///
-    /// Keeps for the backward pass its input; [`burn::nn::activation::Mish`] keeps five tensors of that size.
+    /// Keeps its input for the backward pass; [`burn::nn::activation::Mish`] keeps five tensors of that size.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -221,7 +221,7 @@ elementwise! {
 elementwise! {
     /// `x / (1 + |x|)`, element by element.
     ///
-    /// Keeps for the backward pass its input; [`burn::nn::activation::Softsign`] keeps three tensors of that size.
+    /// Keeps its input for the backward pass; [`burn::nn::activation::Softsign`] keeps three tensors of that size.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -238,7 +238,8 @@ elementwise! {
 elementwise! {
     /// `1 / (1 + exp(-x))`, element by element.
     ///
-    /// Keeps for the backward pass its output, which a layer behind it shares; [`burn::nn::activation::Sigmoid`] keeps its input.
+    /// Keeps its output for the backward pass, which the next layer shares; [`burn::nn::activation::Sigmoid`] keeps its
+    /// input.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -255,7 +256,7 @@ elementwise! {
 elementwise! {
     /// `log(sigmoid(x))`, element by element.
     ///
-    /// Keeps for the backward pass its input, as [`burn::nn::activation::LogSigmoid`].
+    /// Keeps its input for the backward pass, as [`burn::nn::activation::LogSigmoid`] does.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -285,7 +286,7 @@ elementwise! {
 elementwise! {
     /// `x * min(max(x / 6 + 1/2, 0), 1)`, element by element.
     ///
-    /// Keeps for the backward pass its input; [`burn::nn::activation::HardSwish`] keeps more than two tensors of that size.
+    /// Keeps its input for the backward pass; [`burn::nn::activation::HardSwish`] keeps more than two tensors of that size.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -302,7 +303,7 @@ elementwise! {
 elementwise! {
     /// The hyperbolic tangent, element by element.
     ///
-    /// Keeps for the backward pass its output, which a layer behind it shares; [`burn::nn::activation::Tanh`] keeps its input.
+    /// Keeps its output for the backward pass, which the next layer shares; [`burn::nn::activation::Tanh`] keeps its input.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -319,7 +320,7 @@ elementwise! {
 elementwise! {
     /// `x - tanh(x)`, element by element.
     ///
-    /// Keeps for the backward pass its input, as [`burn::nn::activation::Tanhshrink`].
+    /// Keeps its input for the backward pass, as [`burn::nn::activation::Tanhshrink`] does.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};

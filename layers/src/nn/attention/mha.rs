@@ -55,9 +55,9 @@ drop_in! {
     /// Multi-head attention after [Attention Is All You Need](https://arxiv.org/abs/1706.03762):
     /// `softmax(q k^T / sqrt(d_k)) v` in every head, between dense layers.
     ///
-    /// Keeps, beyond what its dense layers keep, queries, keys and values and one number per query and head; one bit per weight
-    /// under dropout. [`burn::nn::attention::MultiHeadAttention`] keeps several tensors of queries times keys. The same seed
-    /// drops the same weights as there.
+    /// Keeps, beyond what its dense layers keep, queries, keys and values and one number per query and head; one bit per
+    /// weight under dropout. [`burn::nn::attention::MultiHeadAttention`] keeps several tensors of queries times keys. With
+    /// the same seed both drop the same weights.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

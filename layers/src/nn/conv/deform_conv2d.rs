@@ -47,7 +47,7 @@ config_twin! {
 drop_in! {
     /// Deformable convolution over two axes.
     ///
-    /// Keeps only the inputs that the wanted gradients read; [`burn::nn::conv::DeformConv2d`] keeps all of them.
+    /// Keeps only the inputs that the requested gradients read; [`burn::nn::conv::DeformConv2d`] keeps all of them.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

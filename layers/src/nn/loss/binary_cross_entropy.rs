@@ -23,10 +23,12 @@ config_twin! {
 }
 
 drop_in! {
-    /// Binary cross entropy, the mean of `-t log(p) - (1 - t) log(1 - p)`, `p` the input or its sigmoid. Logarithms end at -100.
+    /// Binary cross entropy, the mean of `-t log(p) - (1 - t) log(1 - p)`, where `p` is the input or its sigmoid.
+    /// Logarithms are clamped at -100.
     ///
-    /// Keeps for the backward pass the slope of every element, one tensor; [`burn::nn::loss::BinaryCrossEntropyLoss`] keeps
-    /// several of that size. Where its gradient is NaN (a probability of exactly 0 or 1), that of this one is a number.
+    /// Keeps one tensor for the backward pass, the slope of every element; [`burn::nn::loss::BinaryCrossEntropyLoss`] keeps
+    /// several of that size. Where the gradient of the stock loss is NaN (a probability of exactly 0 or 1), this one is
+    /// finite.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor, Tolerance};

@@ -24,12 +24,13 @@ config_twin! {
 }
 
 drop_in! {
-    /// Cross entropy of classes, the mean of `-sum(q w log p)` over the rows: `p` the softmax of the logits, `q` 1 at the target,
-    /// `w` the weights of the classes. With weights or padding the mean is that of rows with the weights of their targets.
+    /// Cross entropy of classes, the mean of `-sum(q w log p)` over the rows, where `p` is the softmax of the logits, `q`
+    /// is 1 at the target, and `w` are the weights of the classes. With weights or padding it is a weighted mean: every row
+    /// has the weight of its target, and a padded row has none.
     ///
-    /// Keeps the logits for the backward pass (no copy) and one number per row; the gradient is made in place if nobody else holds
-    /// the logits. [`burn::nn::loss::CrossEntropyLoss`] keeps a tensor of that size, and needs two at the peak. Of probabilities it keeps one number
-    /// per row, or with smoothing the probabilities.
+    /// Keeps the logits for the backward pass (no copy) and one number per row; the gradient is computed in place if
+    /// nothing else holds the logits. [`burn::nn::loss::CrossEntropyLoss`] keeps a tensor of that size, and needs two at
+    /// the peak. For probabilities instead of logits it keeps one number per row or, with smoothing, the probabilities.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor, Tolerance};

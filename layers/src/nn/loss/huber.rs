@@ -19,8 +19,8 @@ config_twin! {
 drop_in! {
     /// Huber loss of the residual `r = t - x` of every element: `r^2 / 2` if `|r| <= delta`, else `delta |r| - delta^2 / 2`.
     ///
-    /// Keeps the residuals for the backward pass, and makes the gradient of them in place; [`burn::nn::loss::HuberLoss`] keeps
-    /// several tensors of that size.
+    /// Keeps the residuals for the backward pass and computes the gradient in their place; [`burn::nn::loss::HuberLoss`]
+    /// keeps several tensors of that size.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

@@ -19,7 +19,8 @@ pub use mse::{MemSaveMseLoss, MseLoss};
 
 use burn::tensor::{DType, Tensor};
 
-/// Whether two tensors are operands of one element-wise loss as they are: nothing to broadcast, to convert or to dequantize.
+/// Whether two tensors can be the operands of an element-wise loss as they are, with nothing to broadcast, convert or
+/// dequantize.
 fn are_alike<const D: usize>(a: &Tensor<D>, b: &Tensor<D>) -> bool {
     let float = !matches!(a.dtype(), DType::QFloat(_));
     float && a.dims() == b.dims() && a.dtype() == b.dtype() && a.shape().num_elements() > 0

@@ -8,8 +8,8 @@ use burn::tensor::Tensor;
 drop_in! {
     /// Mean squared error, `(x - t)^2` of every element.
     ///
-    /// Keeps the difference for the backward pass, and makes the gradient of it in place; [`burn::nn::loss::MseLoss`] keeps the
-    /// same, and needs more at the peak.
+    /// Keeps the difference for the backward pass and computes the gradient in its place; [`burn::nn::loss::MseLoss`] keeps
+    /// the same, but needs more at the peak.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -65,7 +65,7 @@ pub(super) fn is_recorded<const D: usize>(a: &Tensor<D>, b: &Tensor<D>) -> bool 
     (a.is_tracked() || b.is_tracked()) && elements(a) > 0 && elements(b) > 0
 }
 
-/// What the sum of the losses of all elements is multiplied with.
+/// The factor of the sum over the losses of all elements: 1, or for a mean 1 / their number.
 ///
 /// # Panics
 ///

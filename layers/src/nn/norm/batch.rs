@@ -26,11 +26,12 @@ drop_in! {
     /// Batch normalization over `[batch_size, channels, ...]`, `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta`, after
     /// [arXiv 1502.03167](https://arxiv.org/abs/1502.03167).
     ///
-    /// Uses the statistics of the batch, and updates the running ones, on an autodiff device while `training` is enabled;
-    /// else the running statistics, as [`burn::nn::BatchNorm`].
+    /// Uses the statistics of the batch, and updates the running statistics, on an autodiff device while `training` is
+    /// enabled; uses the running statistics otherwise, as [`burn::nn::BatchNorm`] does.
     ///
-    /// Keeps for the backward pass: with the statistics of the batch its input and tensors of size `[channels]`; with running
-    /// statistics its input only if `gamma` is trainable, and never two tensors of that size at once.
+    /// With the statistics of the batch it keeps its input and tensors of size `[channels]` for the backward pass; with
+    /// running statistics it keeps its input only if `gamma` is trainable. It never keeps two tensors of the size of its
+    /// input.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

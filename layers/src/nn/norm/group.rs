@@ -75,7 +75,7 @@ impl GroupNorm {
     }
 }
 
-/// Scale and shift, if they are asked for; `None` for what is the business of the stock module: inputs that it refuses, and
+/// Scale and shift, where they are asked for; `None` for what is left to the stock module: inputs that it refuses, and
 /// parameters that are missing or of another dtype.
 pub(super) fn affine_parameters<const D: usize>(
     input: &Tensor<D>,

@@ -71,9 +71,9 @@ config_twin! {
 drop_in! {
     /// Recurrent layer, `h = tanh(x W + b + h U + d)` step by step.
     ///
-    /// Keeps its input for the backward pass if its weights are trainable, and its output; with `clip` the values before they are
-    /// clipped, too. [`burn::nn::Rnn`] keeps some tensors of the size of the state at every step. With an activation other than
-    /// tanh, or operands of different types, this is Burn's own forward pass.
+    /// Keeps its input for the backward pass if its weights are trainable, and its output; with `clip` also the values
+    /// before they are clipped. [`burn::nn::Rnn`] keeps some tensors of the size of the state at every step. With an
+    /// activation other than tanh, or operands of different dtypes, this is Burn's own forward pass.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -103,8 +103,8 @@ drop_in! {
 }
 
 impl Rnn {
-    /// Applies the layer to a sequence, from a hidden state or from zeros: the hidden state after every step, and after the
-    /// last.
+    /// Applies the layer to a sequence, from a hidden state or from zeros. Returns the hidden state after every step, and
+    /// the one after the last.
     ///
     /// # Shapes
     ///
@@ -115,9 +115,10 @@ impl Rnn {
         self.forward_with(batched_input, state, None)
     }
 
-    /// [`forward`](Self::forward), but keeps a state every so many steps instead of gates, which the backward pass computes again
-    /// for one stretch of steps at a time: less to keep, for the time of one more forward pass. About the square root of the
-    /// number of steps needs the least at the peak. The input and the parameters are kept too (no copies).
+    /// [`forward`](Self::forward), but keeps one state for `every` steps instead of the gates. The backward pass computes
+    /// the gates again, for one stretch of steps at a time: there is less to keep, for the time of one more forward pass.
+    /// With `every` near the square root of the number of steps the peak is lowest. The input and the parameters are kept,
+    /// too (no copies).
     ///
     /// # Panics
     ///
@@ -159,7 +160,7 @@ impl Rnn {
 }
 
 drop_in! {
-    /// Two recurrent layers over a sequence, in both directions, their outputs beside each other.
+    /// Two recurrent layers that run over a sequence in opposite directions; their outputs are concatenated.
     ///
     /// Keeps for the backward pass what two [`Rnn`] keep.
     ///
@@ -187,8 +188,8 @@ drop_in! {
 }
 
 impl BiRnn {
-    /// Applies the layers to a sequence, from a hidden state per direction or from zeros: the hidden states after every step,
-    /// and after the last of either direction.
+    /// Applies the layers to a sequence, from a hidden state per direction or from zeros. Returns the hidden states after
+    /// every step, and the one after the last step of either direction.
     ///
     /// # Shapes
     ///

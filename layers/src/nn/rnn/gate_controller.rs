@@ -31,7 +31,7 @@ impl GateController {
         burn::nn::GateController::new(d_input, d_output, bias, initializer, device).into()
     }
 
-    /// `input W + hidden U`, with the biases that there are.
+    /// `input W + hidden U`, plus the biases, if there are any.
     pub fn gate_product(&self, input: Tensor<2>, hidden: Tensor<2>) -> Tensor<2> {
         self.input_transform.forward(input) + self.hidden_transform.forward(hidden)
     }

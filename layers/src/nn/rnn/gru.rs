@@ -89,9 +89,9 @@ drop_in! {
     /// `r = sigmoid(a_r)`, `z = sigmoid(a_z)`, `n = tanh(x W + b + r * (h U + d))` (or, if it resets before the product,
     /// `tanh(x W + b + (r h) U + d)`), `h = (1 - z) n + z h`, step by step.
     ///
-    /// Keeps for the backward pass its gates, three tensors of the size of the output, and its input if the weights are trainable;
-    /// [`burn::nn::Gru`] keeps a dozen such tensors. With activations other than sigmoid and tanh, or operands of
-    /// different types, this is Burn's own forward pass.
+    /// Keeps its gates for the backward pass, three tensors of the size of the output, and its input if the weights are
+    /// trainable; [`burn::nn::Gru`] keeps a dozen such tensors. With activations other than sigmoid and tanh, or operands
+    /// of different dtypes, this is Burn's own forward pass.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -123,7 +123,7 @@ drop_in! {
 }
 
 impl Gru {
-    /// Applies the layer to a sequence, from a hidden state or from zeros: the hidden state after every step.
+    /// Applies the layer to a sequence, from a hidden state or from zeros. Returns the hidden state after every step.
     ///
     /// # Shapes
     ///
@@ -134,9 +134,10 @@ impl Gru {
         self.forward_with(batched_input, state, None)
     }
 
-    /// [`forward`](Self::forward), but keeps a state every so many steps instead of gates, which the backward pass computes again
-    /// for one stretch of steps at a time: less to keep, for the time of one more forward pass. About the square root of the
-    /// number of steps needs the least at the peak. The input and the parameters are kept too (no copies).
+    /// [`forward`](Self::forward), but keeps one state for `every` steps instead of the gates. The backward pass computes
+    /// the gates again, for one stretch of steps at a time: there is less to keep, for the time of one more forward pass.
+    /// With `every` near the square root of the number of steps the peak is lowest. The input and the parameters are kept,
+    /// too (no copies).
     ///
     /// # Panics
     ///
@@ -179,7 +180,7 @@ impl Gru {
 }
 
 drop_in! {
-    /// Two gated recurrent units over a sequence, in both directions, their outputs beside each other.
+    /// Two gated recurrent units that run over a sequence in opposite directions; their outputs are concatenated.
     ///
     /// Keeps for the backward pass what two [`Gru`] keep.
     ///
@@ -207,8 +208,8 @@ drop_in! {
 }
 
 impl BiGru {
-    /// Applies the layers to a sequence, from a hidden state per direction or from zeros: the hidden states after every step,
-    /// and after the last of either direction.
+    /// Applies the layers to a sequence, from a hidden state per direction or from zeros. Returns the hidden states after
+    /// every step, and the one after the last step of either direction.
     ///
     /// # Shapes
     ///

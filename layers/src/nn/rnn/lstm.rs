@@ -94,9 +94,9 @@ drop_in! {
     /// `a = x W + b + h U + d`, `i, f, o = sigmoid(a_i, a_f, a_o)`, `g = tanh(a_g)`, `c = f c + i g`, `h = o tanh(c)`, step by step; with
     /// `input_forget` `f = 1 - i`.
     ///
-    /// Keeps for the backward pass its gates, four tensors of the size of the output (three with `input_forget`), and its input if
-    /// the weights are trainable; [`burn::nn::Lstm`] keeps a dozen such tensors. With activations other than sigmoid
-    /// and tanh, or operands of different types, this is Burn's own forward pass.
+    /// Keeps its gates for the backward pass, four tensors of the size of the output (three with `input_forget`), and its
+    /// input if the weights are trainable; [`burn::nn::Lstm`] keeps a dozen such tensors. With activations other than
+    /// sigmoid and tanh, or operands of different dtypes, this is Burn's own forward pass.
     ///
     /// Checkpoints are compatible as [`burn::nn::Lstm`] says.
     ///
@@ -141,8 +141,8 @@ drop_in! {
 }
 
 impl Lstm {
-    /// Applies the layer to a sequence, from a state or from zeros: the hidden state after every step, and the state after the
-    /// last.
+    /// Applies the layer to a sequence, from a state or from zeros. Returns the hidden state after every step, and the
+    /// state after the last.
     ///
     /// # Shapes
     ///
@@ -157,9 +157,10 @@ impl Lstm {
         self.forward_with(batched_input, state, None)
     }
 
-    /// [`forward`](Self::forward), but keeps a state every so many steps instead of gates, which the backward pass computes again
-    /// for one stretch of steps at a time: less to keep, for the time of one more forward pass. About the square root of the
-    /// number of steps needs the least at the peak. The input and the parameters are kept too (no copies).
+    /// [`forward`](Self::forward), but keeps one state for `every` steps instead of the gates. The backward pass computes
+    /// the gates again, for one stretch of steps at a time: there is less to keep, for the time of one more forward pass.
+    /// With `every` near the square root of the number of steps the peak is lowest. The input and the parameters are kept,
+    /// too (no copies).
     ///
     /// # Panics
     ///
@@ -185,7 +186,7 @@ impl Lstm {
         }
     }
 
-    /// Applies the layer to steps one by one; see [`burn::nn::Lstm::forward_iter`], which this is: it keeps what that keeps.
+    /// Applies the layer to steps one by one. This is [`burn::nn::Lstm::forward_iter`], and keeps what that keeps.
     pub fn forward_iter<I: Iterator<Item = (usize, Tensor<3>)>>(
         &self,
         input_timestep_iter: I,
@@ -220,7 +221,7 @@ impl Lstm {
 }
 
 drop_in! {
-    /// Two LSTMs over a sequence, in both directions, their outputs beside each other.
+    /// Two LSTMs that run over a sequence in opposite directions; their outputs are concatenated.
     ///
     /// Keeps for the backward pass what two [`Lstm`] keep.
     ///

@@ -178,7 +178,7 @@ drop_in! {
 }
 
 impl TransformerDecoderLayer {
-    /// A layer of the decoder that the config describes.
+    /// Initializes a layer of the decoder that the config describes.
     pub fn new(config: &TransformerDecoderConfig, device: &Device) -> Self {
         let attention = MultiHeadAttentionConfig::new(config.d_model, config.n_heads)
             .with_initializer(config.initializer.clone())

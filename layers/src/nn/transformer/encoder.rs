@@ -90,7 +90,7 @@ pub struct TransformerEncoderInput {
     masks: Masks,
 }
 
-/// What attention does not see.
+/// Positions that attention must not see.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Masks {
     /// `[batch, keys]`
@@ -112,13 +112,13 @@ impl TransformerEncoderInput {
         Self { tensor, masks: Masks::default() }
     }
 
-    /// Hides positions from all others: true for padding, `[batch_size, seq_length]`.
+    /// Hides padding from all positions: the mask is true for padding, `[batch_size, seq_length]`.
     pub fn mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
         self.masks.pad = Some(mask_pad);
         self
     }
 
-    /// Hides positions from others: where true, `[batch_size, seq_length, seq_length]`.
+    /// Hides keys from queries where the mask is true, `[batch_size, seq_length, seq_length]`.
     pub fn mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
         self.masks.attn = Some(mask_attn);
         self
@@ -187,7 +187,7 @@ drop_in! {
 }
 
 impl TransformerEncoderLayer {
-    /// A layer of the encoder that the config describes.
+    /// Initializes a layer of the encoder that the config describes.
     pub fn new(config: &TransformerEncoderConfig, device: &Device) -> Self {
         let norm = LayerNormConfig::new(config.d_model).with_epsilon(config.layer_norm_eps);
         Self {
