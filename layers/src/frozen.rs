@@ -49,6 +49,7 @@
 //! let y = linear.forward(Tensor::<2>::ones([1, 4], &device));
 //! y.into_data().assert_eq(&TensorData::new(vec![4.0f32; 8], [1, 8]), true);
 //! ```
+use crate::burn_internals::{REPARAMETERIZATION, is_changed_by};
 use crate::ops::node_id;
 #[cfg(feature = "ndarray")]
 use burn::backend::DispatchDevice;
@@ -120,9 +121,6 @@ pub struct LazyWeight {
     replaced: OnceLock<bool>,
 }
 
-/// What Burn calls the container of a reparameterization.
-const CONTAINER: &str = "Reparameterization";
-
 impl LazyWeight {
     /// Gives a parameter this weight, without initializing it: the parameter with a stand-in, and what makes it lazy.
     ///
@@ -136,8 +134,8 @@ impl LazyWeight {
         LOADED.take();
         let (shape, dtype) = (weight.shape(), weight.dtype());
         let (_, _, mapper) = param.transform_for_load(stand_in(shape.clone(), dtype, &device), id).consume();
-        // A mapper does not say whether it does anything, but shows it (burn-core 0.22); ours, of a weight before, says it.
-        let maps = LOADED.take().map_or(!format!("{mapper:?}").contains("load: false"), |loaded| loaded.maps);
+        // Ours, of a weight before, is always there, and says whether the one below it does anything.
+        let maps = LOADED.take().map_or_else(|| is_changed_by(&mapper), |loaded| loaded.maps);
         let mapper = Arc::new(mapper);
 
         let on_init = mapper.clone();
@@ -277,11 +275,11 @@ impl Module for LazyWeight {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         if let Some(adapter) = &self.adapter {
             // As if it were the only reparameterization.
-            visitor.exit_module(Self::NAME, CONTAINER);
-            visitor.enter_module(LoraAdapter::NAME, CONTAINER);
+            visitor.exit_module(Self::NAME, REPARAMETERIZATION);
+            visitor.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
             adapter.visit(visitor);
-            visitor.exit_module(LoraAdapter::NAME, CONTAINER);
-            visitor.enter_module(Self::NAME, CONTAINER);
+            visitor.exit_module(LoraAdapter::NAME, REPARAMETERIZATION);
+            visitor.enter_module(Self::NAME, REPARAMETERIZATION);
         }
     }
 
@@ -289,18 +287,18 @@ impl Module for LazyWeight {
         self.replaced = OnceLock::new();
         let loaded = LOADED.take().filter(|loaded| loaded.id == self.id);
         self.dtype = loaded.map_or(self.dtype, |loaded| loaded.dtype);
-        mapper.exit_module(Self::NAME, CONTAINER);
+        mapper.exit_module(Self::NAME, REPARAMETERIZATION);
         match self.adapter.take() {
             Some(adapter) => {
-                mapper.enter_module(LoraAdapter::NAME, CONTAINER);
+                mapper.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
                 self.adapter = Some(adapter.map(mapper));
-                mapper.exit_module(LoraAdapter::NAME, CONTAINER);
+                mapper.exit_module(LoraAdapter::NAME, REPARAMETERIZATION);
             }
             // A record has the parameter once, and its base just took that.
             None if loaded.is_none() => self.offer(mapper),
             None => (),
         }
-        mapper.enter_module(Self::NAME, CONTAINER);
+        mapper.enter_module(Self::NAME, REPARAMETERIZATION);
         self
     }
 

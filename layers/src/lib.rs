@@ -22,6 +22,8 @@
 )]
 
 pub mod backend;
+#[doc(hidden)] // the other crate of this workspace reads it, too
+pub mod burn_internals;
 pub mod frozen;
 pub mod functional;
 pub mod ledger;

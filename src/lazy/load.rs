@@ -8,6 +8,7 @@ use burn::module::{
 use burn::tensor::{
     AllocationProperty, Bool, BoolStore, Bytes, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic,
 };
+use burn_memsave_layers::burn_internals::REPARAMETERIZATION;
 use burn_memsave_layers::frozen::{FrozenWeight, LazyWeight, Recorded};
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -126,8 +127,6 @@ impl Targets {
         self.targets.push(Target { path, short_path, containers, kind, shape, rank, reparameterized: false });
     }
 }
-
-const REPARAMETERIZATION: &str = "Reparameterization";
 
 impl ModuleVisitor for Targets {
     fn enter_module(&mut self, name: &str, container_type: &str) {

@@ -12,12 +12,13 @@ impl<const D: usize> TensorCache<D> {
         Self { value: None }
     }
 
-    /// Whether nothing was computed yet.
+    /// Whether nothing has been computed yet.
     pub(crate) fn is_empty(&self) -> bool {
         self.value.is_none()
     }
 
-    /// `f(x)` `[batch, length, ..]` the first time; then `f` of the last position alone, after what was cached along `dim`.
+    /// The first time `f(x)`, for `x` `[batch, length, ..]`; from then on `f` of the last position alone, appended to what
+    /// is cached along `dim`.
     pub(crate) fn extend(
         &mut self,
         x: Tensor<3>,
@@ -34,7 +35,7 @@ impl<const D: usize> TensorCache<D> {
         self.value.insert(value).clone()
     }
 
-    /// `f(x)` the first time; then the same.
+    /// `f(x)` the first time, and the same value from then on.
     pub(crate) fn once(&mut self, x: Tensor<3>, f: impl FnOnce(Tensor<3>) -> Tensor<D>) -> Tensor<D> {
         self.value.get_or_insert_with(|| f(x)).clone()
     }

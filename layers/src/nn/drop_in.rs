@@ -1,64 +1,197 @@
-//! What every drop-in module has in common.
-use burn::module::{Content, DisplaySettings, ModuleDisplay};
+//! What every drop-in module and its config have in common, made from one list of fields each.
+//!
+//! [`config_twin!`] and [`drop_in!`] take a struct as it is written in Rust, with the name of its twin in Burn beside its own.
+//! A field that is missing in the list, or new in Burn, is a compile error.
+use burn::module::{Content, ModuleDisplay};
 
-/// Converts a module from its stock twin and back, field by field, and displays it as the twin does, under its long name.
+/// The config of a module: the struct, conversions from its stock twin and back, and `init`.
+///
+/// ```ignore
+/// config_twin! {
+///     #[derive(Config, Debug)]
+///     pub struct LinearConfig = burn::nn::LinearConfig {
+///         /// The size of the input features.
+///         pub d_input: usize,
+///     }
+///     pub fn init(&self, device: &Device) -> Linear;
+/// }
+/// ```
+///
+/// `init` makes the stock module and converts it. It may end with `, or panics` where the stock config refuses values, and
+/// with `= function`, which makes the module of the config and the stock module, where the latter has private fields.
+macro_rules! config_twin {
+    (
+        #[derive($($derive:tt)*)] // the caller's tokens, or a default could not name another field
+        pub struct $config:ident = $stock:path { $($fields:tt)* }
+        pub fn init($($arguments:tt)*) -> $module:ident $(, or $panics:ident)? $(= $make:ident)?;
+    ) => {
+        #[doc = concat!("Configuration of [`", stringify!($module), "`]; the same as [`", stringify!($stock), "`].")]
+        #[derive($($derive)*)]
+        pub struct $config {
+            $($fields)*
+        }
+
+        crate::nn::drop_in::config_twin!(@conversions $config = $stock { $($fields)* });
+
+        impl $config {
+            crate::nn::drop_in::config_twin!(@init
+                /// Initializes the module, as the stock config does.
+                $(#[doc = crate::nn::drop_in::config_twin!(@$panics)])?
+                ($($arguments)*) -> $module, $stock $(, $make)?
+            );
+        }
+    };
+    (@conversions $config:ident = $stock:path {
+        $($(#[$meta:meta])* pub $field:ident: $type:ty),* $(,)?
+    }) => {
+        #[allow(clippy::useless_conversion)] // most fields have the same type in both
+        impl From<$stock> for $config {
+            fn from(config: $stock) -> Self {
+                let $stock { $($field),* } = config;
+                Self { $($field: $field.into()),* }
+            }
+        }
+
+        #[allow(clippy::useless_conversion)]
+        impl From<$config> for $stock {
+            fn from(config: $config) -> Self {
+                let $config { $($field),* } = config;
+                Self { $($field: $field.into()),* }
+            }
+        }
+    };
+    (@init $(#[$doc:meta])* (&self, device: &$device:ident) -> $module:ident, $stock:path $(, $make:ident)?) => {
+        $(#[$doc])*
+        pub fn init(&self, device: &$device) -> $module {
+            let stock = <$stock>::from(self.clone()).init(device);
+            crate::nn::drop_in::config_twin!(@make self, stock $(, $make)?)
+        }
+    };
+    (@init $(#[$doc:meta])* (&self) -> $module:ident, $stock:path $(, $make:ident)?) => {
+        $(#[$doc])*
+        pub fn init(&self) -> $module {
+            let stock = <$stock>::from(self.clone()).init();
+            crate::nn::drop_in::config_twin!(@make self, stock $(, $make)?)
+        }
+    };
+    (@init $(#[$doc:meta])* (self) -> $module:ident, $stock:path) => {
+        $(#[$doc])*
+        pub fn init(self) -> $module {
+            <$stock>::from(self).init().into()
+        }
+    };
+    (@make $config:ident, $module:ident) => { $module.into() };
+    (@make $config:ident, $module:ident, $make:ident) => { $make($config, $module) };
+    (@panics) => { "\n# Panics\n\nPanics for the values that the stock config refuses, with its message." };
+}
+pub(crate) use config_twin;
+
+/// A module: the struct, its long name, conversions from its stock twin and back, and its display: what the twin displays,
+/// under the long name.
+///
+/// ```ignore
+/// drop_in! {
+///     /// Dense layer.
+///     #[derive(Module, Debug)]
+///     pub struct Linear as MemSaveLinear = burn::nn::Linear, from_nn_linear, into_nn_linear {
+///         /// Matrix of shape `[d_input, d_output]`
+///         pub weight: Param<Tensor<2>>,
+///     }
+/// }
+/// ```
 ///
 /// The module itself has the name of the twin: by the names of modules, Burn's stores know what to transpose or rename in a
 /// file of PyTorch.
 ///
-/// The fields are listed once; a field that is missing here, or new in Burn, is a compile error.
-///
-/// `[field]` is a vector of modules.
+/// Where the twin has private fields, the conversions are functions: `from_nn_x = function, into_nn_x = function`. With
+/// `own display` the modules inside are displayed as what they are, under their long names.
 macro_rules! drop_in {
-    ($module:ident = $stock:path, $from:ident, $into:ident {
-        $([$modules:ident],)* $($field:ident),* $(,)?
-    }) => {
-        drop_in!(@conversions $module = $stock, $from, $into { $([$modules],)* $($field),* });
-        drop_in!(@display $module, $into);
+    (
+        $(#[$meta:meta])*
+        pub struct $module:ident as $long:ident = $stock:path, $from:ident, $into:ident
+            $(, $own:ident display)? { $($fields:tt)* }
+    ) => {
+        $(#[$meta])*
+        #[module(custom_display)]
+        pub struct $module {
+            $($fields)*
+        }
+
+        crate::nn::drop_in::drop_in!(@fields $module as $long = $stock, $from, $into { $($fields)* });
+        crate::nn::drop_in::drop_in!(@display $module as $long, $into $(, $own)?);
     };
-    // Where the stock module has private fields: the two conversions as functions.
-    ($module:ident = $stock:path, $from:ident = $from_stock:expr, $into:ident = $into_stock:expr) => {
+    (
+        $(#[$meta:meta])*
+        pub struct $module:ident as $long:ident = $stock:path, $from:ident, $into:ident;
+    ) => {
+        $(#[$meta])*
+        #[module(custom_display)]
+        pub struct $module;
+
+        impl $module {
+            /// Creates the module.
+            pub fn new() -> Self {
+                Self
+            }
+        }
+
+        crate::nn::drop_in::drop_in!(@fields $module as $long = $stock, $from, $into {});
+        crate::nn::drop_in::drop_in!(@display $module as $long, $into);
+    };
+    (
+        $(#[$meta:meta])*
+        pub struct $module:ident as $long:ident = $stock:path,
+            $from:ident = $from_stock:ident, $into:ident = $into_stock:ident
+            $(, $own:ident display)? { $($fields:tt)* }
+    ) => {
+        $(#[$meta])*
+        #[module(custom_display)]
+        pub struct $module {
+            $($fields)*
+        }
+
+        crate::nn::drop_in::drop_in!(
+            @conversions $module as $long = $stock,
+            $from(stock) { $from_stock(stock) },
+            $into(module) { $into_stock(module) }
+        );
+        crate::nn::drop_in::drop_in!(@display $module as $long, $into $(, $own)?);
+    };
+    (@fields $module:ident as $long:ident = $stock:path, $from:ident, $into:ident {
+        $($(#[$meta:meta])* pub $field:ident: $type:ty),* $(,)?
+    }) => {
+        crate::nn::drop_in::drop_in!(
+            @conversions $module as $long = $stock,
+            $from(stock) {
+                let $stock { $($field),* } = stock;
+                Self { $($field: crate::nn::drop_in::convert!($field)),* }
+            },
+            $into(module) {
+                let Self { $($field),* } = module;
+                $stock { $($field: crate::nn::drop_in::convert!($field)),* }
+            }
+        );
+    };
+    (
+        @conversions $module:ident as $long:ident = $stock:path,
+        $from:ident($theirs:ident) { $($from_stock:tt)* },
+        $into:ident($ours:ident) { $($into_stock:tt)* }
+    ) => {
+        pub use self::$module as $long;
+
         impl $module {
             /// Converts the stock module; parameters keep their ids, values and settings, and stay shared with others.
-            pub fn $from(stock: $stock) -> Self {
-                $from_stock(stock)
+            pub fn $from($theirs: $stock) -> Self {
+                $($from_stock)*
             }
 
             /// Converts back to the stock module.
             pub fn $into(self) -> $stock {
-                $into_stock(self)
+                let $ours = self;
+                $($into_stock)*
             }
         }
-        drop_in!(@from $module = $stock, $from, $into);
-        drop_in!(@display $module, $into);
-    };
-    (@conversions $module:ident = $stock:path, $from:ident, $into:ident {
-        $([$modules:ident],)* $($field:ident),* $(,)?
-    }) => {
-        impl $module {
-            /// Converts the stock module; parameters keep their ids, values and settings, and stay shared with others.
-            #[allow(clippy::useless_conversion)] // most fields have the same type in both
-            pub fn $from(stock: $stock) -> Self {
-                let $stock { $($modules,)* $($field),* } = stock;
-                Self {
-                    $($modules: $modules.into_iter().map(Into::into).collect(),)*
-                    $($field: $field.into()),*
-                }
-            }
 
-            /// Converts back to the stock module.
-            #[allow(clippy::useless_conversion)]
-            pub fn $into(self) -> $stock {
-                let Self { $($modules,)* $($field),* } = self;
-                $stock {
-                    $($modules: $modules.into_iter().map(Into::into).collect(),)*
-                    $($field: $field.into()),*
-                }
-            }
-        }
-        drop_in!(@from $module = $stock, $from, $into);
-    };
-    (@from $module:ident = $stock:path, $from:ident, $into:ident) => {
         impl From<$stock> for $module {
             fn from(stock: $stock) -> Self {
                 Self::$from(stock)
@@ -71,23 +204,22 @@ macro_rules! drop_in {
             }
         }
     };
-    // What is inside is displayed as what it is.
-    (@display $module:ident) => {
-        impl burn::module::ModuleDisplay for $module {
-            fn custom_content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
-                let content = burn::module::ModuleDisplayDefault::content(self, content)?;
-                Some(content.set_top_level_type(concat!("MemSave", stringify!($module))))
-            }
-        }
-    };
-    (@display $module:ident, $into:ident) => {
+    (@display $module:ident as $long:ident, $into:ident) => {
         impl burn::module::ModuleDisplay for $module {
             fn custom_settings(&self) -> Option<burn::module::DisplaySettings> {
                 burn::module::ModuleDisplay::custom_settings(&self.clone().$into())
             }
+
             fn custom_content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
-                let stock = self.clone().$into();
-                crate::nn::drop_in::display(&stock, content, concat!("MemSave", stringify!($module)))
+                crate::nn::drop_in::display(&self.clone().$into(), content, stringify!($long))
+            }
+        }
+    };
+    (@display $module:ident as $long:ident, $into:ident, own) => {
+        impl burn::module::ModuleDisplay for $module {
+            fn custom_content(&self, content: burn::module::Content) -> Option<burn::module::Content> {
+                let content = burn::module::ModuleDisplayDefault::content(self, content)?;
+                Some(content.set_top_level_type(stringify!($long)))
             }
         }
     };
@@ -102,59 +234,181 @@ pub(crate) fn display(stock: &impl ModuleDisplay, content: Content, name: &str) 
     Some(content.unwrap_or_else(|| Content::new(settings)).set_top_level_type(name))
 }
 
-/// A private field of a stock module, read from what the module displays: numbers are written so that they read back the
-/// same.
-///
-/// # Panics
-///
-/// Panics if the module does not display such a field, which would be a newer Burn.
-pub(crate) fn displayed<T: core::str::FromStr>(module: &impl ModuleDisplay, field: &str) -> T {
-    let new = || Content::new(DisplaySettings::default());
-    let read = |content: Option<Content>| {
-        let attribute = content?.attributes.into_iter().find(|attribute| attribute.name == field);
-        attribute?.value.trim().parse().ok()
-    };
-    let value = read(module.custom_content(new())).or_else(|| read(module.content(new())));
-    value.unwrap_or_else(|| panic!("burn 0.22.1 displays the field {field}, this one does not"))
+/// The value of a field as the twin has it: converted; in a vector or an option what is inside.
+macro_rules! convert {
+    ($field:ident) => {{
+        #[allow(unused_imports)] // vectors and options have the method themselves
+        use crate::nn::drop_in::Convert as _;
+        crate::nn::drop_in::Field($field).convert()
+    }};
+}
+pub(crate) use convert;
+
+/// See [`convert!`].
+pub(crate) struct Field<T>(pub T);
+
+impl<T> Field<Option<T>> {
+    pub(crate) fn convert<U: From<T>>(self) -> Option<U> {
+        self.0.map(U::from)
+    }
 }
 
-/// Converts a config from its stock twin and back, field by field.
-macro_rules! config_twin {
-    ($config:ident = $stock:path { $($field:ident),* $(,)? }) => {
-        crate::nn::drop_in::config_into_stock!($config = $stock { $($field),* });
+impl<T> Field<Vec<T>> {
+    pub(crate) fn convert<U: From<T>>(self) -> Vec<U> {
+        self.0.into_iter().map(U::from).collect()
+    }
+}
 
-        impl From<$stock> for $config {
-            fn from(config: $stock) -> Self {
-                let $stock { $($field),* } = config;
-                Self { $($field),* }
+/// The method of every other [`Field`].
+pub(crate) trait Convert<U> {
+    fn convert(self) -> U;
+}
+
+impl<T: Into<U>, U> Convert<U> for Field<T> {
+    fn convert(self) -> U {
+        self.0.into()
+    }
+}
+
+/// The enum of modules of a kind and the enum of their configs: conversions of both from their stock twins and back, `init`
+/// and `forward`.
+///
+/// One line per variant says the module and how it is initialized: `Relu(Relu) => Relu::new();` or, with a config,
+/// `PRelu(PRelu) from config: PReluConfig => config.init(device);`. A config that makes a module of another variant stands on
+/// that variant's line, after `or`.
+macro_rules! any_of {
+    (
+        $(#[$meta:meta])*
+        pub enum $module:ident as $long:ident = $stock:path, $from:ident, $into:ident;
+        #[derive($($derive:tt)*)]
+        pub enum $config:ident = $stock_config:path;
+        $(#[$forward:meta])*
+        pub fn forward;
+        $device:ident:
+        $(
+            $variant:ident($type:ident) $(from $payload:ident: $payload_type:ident)? => $init:expr
+            $(, or $more:ident ($more_doc:literal) => $more_init:expr)?;
+        )*
+    ) => {
+        #[doc = concat!("Configuration of any [`", stringify!($module), "`]; the same as [`", stringify!($stock_config), "`].")]
+        #[derive($($derive)*)]
+        #[non_exhaustive]
+        pub enum $config {
+            $(
+                #[doc = concat!("[`", stringify!($type), "`].")]
+                $variant $(($payload_type))?,
+                $(#[doc = $more_doc] $more,)?
+            )*
+        }
+
+        $($(
+            impl From<$payload_type> for $config {
+                fn from(config: $payload_type) -> Self {
+                    Self::$variant(config)
+                }
+            }
+        )?)*
+
+        impl $config {
+            /// Initializes the module.
+            pub fn init(&self, $device: &burn::tensor::Device) -> $module {
+                match self {
+                    $(
+                        Self::$variant $(($payload))? => $init.into(),
+                        $(Self::$more => $more_init.into(),)?
+                    )*
+                }
             }
         }
-    };
-}
-pub(crate) use config_twin;
 
-/// Converts a config to its stock twin, field by field.
-macro_rules! config_into_stock {
-    ($config:ident = $stock:path { $($field:ident),* $(,)? }) => {
-        #[allow(clippy::useless_conversion)] // most fields have the same type in both
-        impl From<$config> for $stock {
+        impl From<$stock_config> for $config {
+            /// # Panics
+            ///
+            /// Panics for a variant that Burn 0.22.1 does not have.
+            fn from(config: $stock_config) -> Self {
+                type Stock = $stock_config;
+                match config {
+                    $(
+                        Stock::$variant $(($payload))? => Self::$variant $(($payload.into()))?,
+                        $(Stock::$more => Self::$more,)?
+                    )*
+                    other => panic!("{other:?} is newer than burn 0.22.1"),
+                }
+            }
+        }
+
+        impl From<$config> for $stock_config {
             fn from(config: $config) -> Self {
-                let $config { $($field),* } = config;
-                $stock { $($field: $field.into()),* }
+                match config {
+                    $(
+                        $config::$variant $(($payload))? => Self::$variant $(($payload.into()))?,
+                        $($config::$more => Self::$more,)?
+                    )*
+                }
+            }
+        }
+
+        $(#[$meta])*
+        #[non_exhaustive]
+        pub enum $module {
+            $(
+                #[doc = concat!("[`", stringify!($type), "`].")]
+                $variant($type),
+            )*
+        }
+
+        $(
+            impl From<$type> for $module {
+                fn from(module: $type) -> Self {
+                    Self::$variant(module)
+                }
+            }
+        )*
+
+        #[allow(clippy::useless_conversion)] // some variants hold modules of Burn
+        impl $module {
+            /// Converts the stock module; parameters keep their ids, values and settings.
+            ///
+            /// # Panics
+            ///
+            /// Panics for a variant that Burn 0.22.1 does not have.
+            pub fn $from(module: $stock) -> Self {
+                type Stock = $stock;
+                match module {
+                    $(Stock::$variant(module) => Self::$variant(module.into()),)*
+                    other => panic!("{}: {other:?} is newer than burn 0.22.1", stringify!($from)),
+                }
+            }
+
+            /// Converts back to the stock module.
+            pub fn $into(self) -> $stock {
+                type Stock = $stock;
+                match self {
+                    $(Self::$variant(module) => Stock::$variant(module.into()),)*
+                }
+            }
+
+            $(#[$forward])*
+            pub fn forward<const D: usize>(&self, input: burn::tensor::Tensor<D>) -> burn::tensor::Tensor<D> {
+                match self {
+                    $(Self::$variant(module) => module.forward(input),)*
+                }
+            }
+        }
+
+        pub use self::$module as $long;
+
+        impl From<$stock> for $module {
+            fn from(module: $stock) -> Self {
+                Self::$from(module)
+            }
+        }
+
+        impl From<$module> for $stock {
+            fn from(module: $module) -> Self {
+                module.$into()
             }
         }
     };
 }
-pub(crate) use config_into_stock;
-
-/// Implements `From<inner> for outer` for every variant of an enum that wraps one value.
-macro_rules! wraps {
-    ($outer:ident { $($variant:ident($inner:ty)),* $(,)? }) => {$(
-        impl From<$inner> for $outer {
-            fn from(inner: $inner) -> Self {
-                Self::$variant(inner)
-            }
-        }
-    )*};
-}
-pub(crate) use wraps;
+pub(crate) use any_of;

@@ -4,54 +4,42 @@ use burn::config::Config;
 use burn::module::{Flag, Module, Param};
 use burn::tensor::Tensor;
 
-/// Configuration of [`Dropout`]; the same as [`burn::nn::DropoutConfig`].
-#[derive(Config, Debug)]
-pub struct DropoutConfig {
-    /// The probability of randomly zeroes some elements of the input tensor during training.
-    pub prob: f64,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct DropoutConfig = burn::nn::DropoutConfig {
+        /// The probability of randomly zeroes some elements of the input tensor during training.
+        pub prob: f64,
+    }
+    pub fn init(&self) -> Dropout, or panics;
 }
 
-config_twin!(DropoutConfig = burn::nn::DropoutConfig { prob });
-
-/// Zeroes elements at random during training, and divides the others by the probability to be kept.
-///
-/// Keeps one bit per element for the backward pass; [`burn::nn::Dropout`] keeps a float. The same seed drops the same
-/// elements as there.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::DropoutConfig;
-///
-/// let x = Tensor::<1>::ones([8], &Device::flex());
-/// let y = DropoutConfig::new(0.5).init().forward(x.clone()); // no autodiff: no dropout
-/// y.to_data().assert_eq(&x.to_data(), true);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct Dropout {
-    /// The probability of randomly zeroes some elements of the input tensor during training.
-    pub prob: f64,
-    /// Whether to behave as during training. Cleared by
-    /// [`freeze`](burn::module::Module::freeze) and matching
-    /// [`freeze_group`](burn::module::Module::freeze_group) traversals.
-    pub training: Param<Flag>,
-}
-
-drop_in!(Dropout = burn::nn::Dropout, from_nn_dropout, into_nn_dropout { prob, training });
-
-impl DropoutConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// Zeroes elements at random during training, and divides the others by the probability that an element is kept.
     ///
-    /// # Panics
+    /// Keeps one bit per element for the backward pass; [`burn::nn::Dropout`] keeps a float. With the same seed both drop
+    /// the same elements.
     ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self) -> Dropout {
-        burn::nn::DropoutConfig::from(self.clone()).init().into()
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::DropoutConfig;
+    ///
+    /// let x = Tensor::<1>::ones([8], &Device::flex());
+    /// let y = DropoutConfig::new(0.5).init().forward(x.clone()); // no autodiff: no dropout
+    /// y.to_data().assert_eq(&x.to_data(), true);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct Dropout as MemSaveDropout = burn::nn::Dropout, from_nn_dropout, into_nn_dropout {
+        /// The probability of randomly zeroes some elements of the input tensor during training.
+        pub prob: f64,
+        /// Whether to behave as during training. Cleared by
+        /// [`freeze`](burn::module::Module::freeze) and matching
+        /// [`freeze_group`](burn::module::Module::freeze_group) traversals.
+        pub training: Param<Flag>,
     }
 }
 
 impl Dropout {
-    /// Applies the layer: on an autodiff device while `training` is enabled, else returns its input.
+    /// Applies the layer on an autodiff device while `training` is enabled; returns its input otherwise.
     ///
     /// # Shapes
     ///

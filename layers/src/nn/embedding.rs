@@ -6,49 +6,41 @@ use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Int, Tensor};
 
-/// Configuration of [`Embedding`]; the same as [`burn::nn::EmbeddingConfig`].
-#[derive(Config, Debug)]
-pub struct EmbeddingConfig {
-    /// The number of embedding vectors.
-    pub n_embedding: usize,
-    /// The size of each vector.
-    pub d_model: usize,
-    /// The type of function used to initialize neural network parameters
-    #[config(default = "Initializer::Normal{mean:0.0, std:1.0}")]
-    pub initializer: Initializer,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct EmbeddingConfig = burn::nn::EmbeddingConfig {
+        /// The number of embedding vectors.
+        pub n_embedding: usize,
+        /// The size of each vector.
+        pub d_model: usize,
+        /// The type of function used to initialize neural network parameters
+        #[config(default = "Initializer::Normal{mean:0.0, std:1.0}")]
+        pub initializer: Initializer,
+    }
+    pub fn init(&self, device: &Device) -> Embedding;
 }
 
-config_twin!(EmbeddingConfig = burn::nn::EmbeddingConfig { n_embedding, d_model, initializer });
-
-/// Lookup table of vectors.
-///
-/// Keeps the indices for the backward pass if the table is trainable; [`burn::nn::Embedding`] keeps the table's handle, too.
-/// With a [LoRA adapter](burn::module::LoraAdapter) the effective table is never made: see
-/// [`embedding_lora`](functional::embedding_lora).
-///
-/// ```
-/// use burn::tensor::{Device, Int, Tensor};
-/// use burn_memsave_layers::nn::EmbeddingConfig;
-///
-/// let device = Device::flex();
-/// let embedding = EmbeddingConfig::new(10, 4).init(&device);
-/// let indices = Tensor::<2, Int>::from_ints([[1, 2, 3], [9, 9, 0]], &device);
-/// assert_eq!(embedding.forward(indices).dims(), [2, 3, 4]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct Embedding {
-    /// The learnable weights of the module of shape `[n_embedding, d_model]` initialized
-    /// from a normal distribution `N(0, 1)`.
-    pub weight: Param<Tensor<2>>,
-}
-
-drop_in!(Embedding = burn::nn::Embedding, from_nn_embedding, into_nn_embedding { weight });
-
-impl EmbeddingConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> Embedding {
-        burn::nn::EmbeddingConfig::from(self.clone()).init(device).into()
+drop_in! {
+    /// Lookup table of vectors.
+    ///
+    /// Keeps the indices for the backward pass if the table is trainable; [`burn::nn::Embedding`] keeps the table's handle, too.
+    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective table is never made: see
+    /// [`embedding_lora`](functional::embedding_lora).
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Int, Tensor};
+    /// use burn_memsave_layers::nn::EmbeddingConfig;
+    ///
+    /// let device = Device::flex();
+    /// let embedding = EmbeddingConfig::new(10, 4).init(&device);
+    /// let indices = Tensor::<2, Int>::from_ints([[1, 2, 3], [9, 9, 0]], &device);
+    /// assert_eq!(embedding.forward(indices).dims(), [2, 3, 4]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct Embedding as MemSaveEmbedding = burn::nn::Embedding, from_nn_embedding, into_nn_embedding {
+        /// The learnable weights of the module of shape `[n_embedding, d_model]` initialized
+        /// from a normal distribution `N(0, 1)`.
+        pub weight: Param<Tensor<2>>,
     }
 }
 
@@ -75,8 +67,8 @@ impl Embedding {
 
     /// The logits of a head that is tied to the table, `input weight^T`.
     ///
-    /// A [lazy](crate::frozen) table is read, multiplied and dropped block by block, also in the backward pass: 16 MiB of it are in
-    /// memory at a time. (One with an adapter is made as a whole.)
+    /// A [lazy](crate::frozen) table is read, multiplied and dropped block by block, also in the backward pass: 16 MiB of
+    /// it are in memory at a time. (A table with an adapter is read as a whole.)
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -104,5 +96,5 @@ impl Embedding {
     }
 }
 
-/// So much of a lazy table is in memory at a time.
+/// How many bytes of a lazy table are in memory at a time.
 const BLOCK_BYTES: usize = 16 << 20;

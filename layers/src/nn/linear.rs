@@ -6,62 +6,54 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, LinearLayout};
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`Linear`]; the same as [`burn::nn::LinearConfig`].
-#[derive(Config, Debug)]
-pub struct LinearConfig {
-    /// The size of the input features.
-    pub d_input: usize,
-    /// The size of the output features.
-    pub d_output: usize,
-    /// If a bias should be applied during the linear transformation.
-    #[config(default = true)]
-    pub bias: bool,
-    /// The type of function used to initialize neural network parameters
-    #[config(
-        default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0), fan_out_only:false}"
-    )]
-    pub initializer: Initializer,
-    /// The layout in which the linear parameters are stored.
-    #[config(default = "LinearLayout::Row")]
-    pub layout: LinearLayout,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct LinearConfig = burn::nn::LinearConfig {
+        /// The size of the input features.
+        pub d_input: usize,
+        /// The size of the output features.
+        pub d_output: usize,
+        /// If a bias should be applied during the linear transformation.
+        #[config(default = true)]
+        pub bias: bool,
+        /// The type of function used to initialize neural network parameters
+        #[config(
+            default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0), fan_out_only:false}"
+        )]
+        pub initializer: Initializer,
+        /// The layout in which the linear parameters are stored.
+        #[config(default = "LinearLayout::Row")]
+        pub layout: LinearLayout,
+    }
+    pub fn init(&self, device: &Device) -> Linear;
 }
 
-config_twin!(LinearConfig = burn::nn::LinearConfig { d_input, d_output, bias, initializer, layout });
-
-/// Dense layer, `y = x weight + bias`.
-///
-/// Keeps `x` `[..., d_input]` for the backward pass if the weight is trainable, the weight's handle if `x` is tracked, and
-/// nothing else. [`burn::nn::Linear`] keeps the same, but its backward pass builds one weight gradient per batch row: 576 MiB
-/// at the peak where this one needs 100 (1024 features, 64 x 128 rows).
-///
-/// With a [LoRA adapter](burn::module::LoraAdapter), which [`Module::apply_lora`] attaches, the effective weight and its
-/// gradient are never made: see [`linear_lora`](functional::linear_lora). A quantized weight stays packed.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::LinearConfig;
-///
-/// let device = Device::flex();
-/// let linear = LinearConfig::new(4, 8).init(&device);
-/// assert_eq!(linear.forward(Tensor::<3>::ones([2, 3, 4], &device)).dims(), [2, 3, 8]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct Linear {
-    /// Matrix of shape `[d_input, d_output]` initialized from a uniform distribution:
-    ///     `U(-k, k)`, where `k = sqrt(1 / d_input)`
-    pub weight: Param<Tensor<2>>,
-    /// Vector of size `d_output` initialized from a uniform distribution:
-    ///     `U(-k, k)`, where `k = sqrt(1 / d_input)`
-    pub bias: Option<Param<Tensor<1>>>,
-}
-
-drop_in!(Linear = burn::nn::Linear, from_nn_linear, into_nn_linear { weight, bias });
-
-impl LinearConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> Linear {
-        burn::nn::LinearConfig::from(self.clone()).init(device).into()
+drop_in! {
+    /// Dense layer, `y = x weight + bias`.
+    ///
+    /// Keeps `x` `[..., d_input]` for the backward pass if the weight is trainable, the weight's handle if `x` is tracked, and
+    /// nothing else. [`burn::nn::Linear`] keeps the same, but its backward pass builds one weight gradient per batch row: 576 MiB
+    /// at the peak where this one needs 100 (1024 features, 64 x 128 rows).
+    ///
+    /// With a [LoRA adapter](burn::module::LoraAdapter), which [`Module::apply_lora`] attaches, the effective weight and its
+    /// gradient are never made: see [`linear_lora`](functional::linear_lora). A quantized weight stays packed.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::LinearConfig;
+    ///
+    /// let device = Device::flex();
+    /// let linear = LinearConfig::new(4, 8).init(&device);
+    /// assert_eq!(linear.forward(Tensor::<3>::ones([2, 3, 4], &device)).dims(), [2, 3, 8]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct Linear as MemSaveLinear = burn::nn::Linear, from_nn_linear, into_nn_linear {
+        /// Matrix of shape `[d_input, d_output]` initialized from a uniform distribution:
+        ///     `U(-k, k)`, where `k = sqrt(1 / d_input)`
+        pub weight: Param<Tensor<2>>,
+        /// Vector of size `d_output` initialized from a uniform distribution:
+        ///     `U(-k, k)`, where `k = sqrt(1 / d_input)`
+        pub bias: Option<Param<Tensor<1>>>,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Drop-in modules under the names of [`burn::nn`]: every path that exists there exists here.
 //!
-//! What has a version that keeps less is replaced, under its own name and under a long one (`Linear` and `MemSaveLinear`);
-//! everything else is Burn's. Configs, fields, records, panics and displays (but for the long name) are those of the
+//! A module that has a version here is replaced, under its own name and under a long one (`Linear` and `MemSaveLinear`);
+//! everything else is Burn's. Configs, fields, records, panics and displays (except for the long name) are those of the
 //! stock modules. Each converts from its twin and back (`from_nn_linear`, `into_nn_linear`, `From`).
 pub use burn::nn::*;
 
@@ -31,9 +31,9 @@ pub use activation::{
     SoftShrink, SoftShrinkConfig, Softplus, SoftplusConfig, Softsign, SwiGlu, SwiGluConfig, Tanh,
     ThresholdedRelu, ThresholdedReluConfig,
 };
-pub use dropout::{Dropout, Dropout as MemSaveDropout, DropoutConfig};
-pub use embedding::{Embedding, Embedding as MemSaveEmbedding, EmbeddingConfig};
-pub use linear::{Linear, Linear as MemSaveLinear, LinearConfig};
+pub use dropout::{Dropout, DropoutConfig, MemSaveDropout};
+pub use embedding::{Embedding, EmbeddingConfig, MemSaveEmbedding};
+pub use linear::{Linear, LinearConfig, MemSaveLinear};
 pub use norm::{
     BatchNorm, BatchNormConfig, GroupNorm, GroupNormConfig, InstanceNorm, InstanceNormConfig, LayerNorm,
     LayerNormConfig, LocalResponseNorm, LocalResponseNormConfig, MemSaveBatchNorm, MemSaveGroupNorm,
@@ -44,9 +44,9 @@ pub use rnn::{
     LstmConfig, MemSaveBiGru, MemSaveBiLstm, MemSaveBiRnn, MemSaveGateController, MemSaveGru, MemSaveLstm,
     MemSaveRnn, Rnn, RnnConfig, basic, gru, lstm,
 };
-pub use rotary_encoding::{RotaryEncoding, RotaryEncoding as MemSaveRotaryEncoding, RotaryEncodingConfig};
+pub use rotary_encoding::{MemSaveRotaryEncoding, RotaryEncoding, RotaryEncodingConfig};
 
-/// The modules of this namespace by the path that Burn has for them, too.
+/// The modules of this namespace under their second path, as in Burn.
 pub mod modules {
     pub use super::{
         BatchNorm, BatchNormConfig, BiGru, BiGruConfig, BiLstm, BiLstmConfig, BiRnn, BiRnnConfig, Dropout,

@@ -1,7 +1,8 @@
 //! The padding that a config asks for, as Burn computes it.
 use burn::nn::{PaddingConfig1d, PaddingConfig2d, PaddingConfig3d};
 
-/// Padding before and after an axis that keeps `ceil(size / stride)` outputs; an odd one goes to the end (ONNX).
+/// Padding before and after an axis that makes `ceil(size / stride)` outputs; if its sum is odd, the extra element goes to
+/// the end (ONNX).
 fn same(size: usize, kernel: usize, stride: usize) -> (usize, usize) {
     let out = size.div_ceil(stride);
     let total = if out == 0 { 0 } else { ((out - 1) * stride + kernel).saturating_sub(size) };

@@ -1,77 +1,76 @@
+use crate::burn_internals::displayed;
 use crate::functional;
-use crate::nn::drop_in::{config_twin, displayed, drop_in};
+use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`RotaryEncoding`]; the same as [`burn::nn::RotaryEncodingConfig`].
-#[derive(Config, Debug)]
-pub struct RotaryEncodingConfig {
-    /// Maximum sequence length of input
-    pub max_sequence_length: usize,
-    /// Size of the input embedding or hidden dimension
-    pub d_model: usize,
-    /// Scaling factor for frequency computation. Defaults to 10000.0
-    #[config(default = "10000.0")]
-    pub theta: f32,
-}
-
-config_twin!(RotaryEncodingConfig = burn::nn::RotaryEncodingConfig { max_sequence_length, d_model, theta });
-
-/// Rotary positional encoding, after [arXiv 2104.09864](https://arxiv.org/abs/2104.09864): every pair of features is rotated
-/// by an angle that grows with the position.
-///
-/// Keeps nothing but handles of its own constants, and works in place where it can; [`burn::nn::RotaryEncoding`] has
-/// several tensors twice the size of its input on the way.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::RotaryEncodingConfig;
-///
-/// let device = Device::flex();
-/// let encoding = RotaryEncodingConfig::new(16, 4).init(&device);
-/// assert_eq!(encoding.forward(Tensor::<3>::ones([2, 5, 4], &device)).dims(), [2, 5, 4]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct RotaryEncoding {
-    /// Complex frequency tensor of shape (max_sequence_length, d_model, 2) with real and imaginary components
-    pub freq_complex: Tensor<3>,
-    /// Frequency vector used to compute/apply the complex rotations.
-    pub theta: Tensor<1>,
-    start_offset: usize,
-}
-
-drop_in!(
-    RotaryEncoding = burn::nn::RotaryEncoding,
-    from_nn_rotary_encoding = |stock: burn::nn::RotaryEncoding| Self {
-        start_offset: displayed(&stock, "start_offset"),
-        freq_complex: stock.freq_complex,
-        theta: stock.theta,
-    },
-    into_nn_rotary_encoding = |ours: Self| {
-        let [positions, d_model, _] = ours.freq_complex.dims();
-        let mut stock =
-            burn::nn::RotaryEncodingConfig::new(positions, d_model).init(&ours.freq_complex.device());
-        stock.theta = ours.theta;
-        if ours.start_offset > 0 {
-            stock.shift(ours.start_offset); // the field is private
-        }
-        stock.freq_complex = ours.freq_complex;
-        stock
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct RotaryEncodingConfig = burn::nn::RotaryEncodingConfig {
+        /// Maximum sequence length of input
+        pub max_sequence_length: usize,
+        /// Size of the input embedding or hidden dimension
+        pub d_model: usize,
+        /// Scaling factor for frequency computation. Defaults to 10000.0
+        #[config(default = "10000.0")]
+        pub theta: f32,
     }
-);
+    pub fn init(&self, device: &Device) -> RotaryEncoding, or panics = from_config;
+}
+
+drop_in! {
+    /// Rotary positional encoding, after [arXiv 2104.09864](https://arxiv.org/abs/2104.09864): every pair of features is rotated
+    /// by an angle that grows with the position.
+    ///
+    /// Keeps nothing but handles of its own constants, and works in place where it can; [`burn::nn::RotaryEncoding`] makes
+    /// several tensors of twice the size of its input along the way.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::RotaryEncodingConfig;
+    ///
+    /// let device = Device::flex();
+    /// let encoding = RotaryEncodingConfig::new(16, 4).init(&device);
+    /// assert_eq!(encoding.forward(Tensor::<3>::ones([2, 5, 4], &device)).dims(), [2, 5, 4]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct RotaryEncoding as MemSaveRotaryEncoding = burn::nn::RotaryEncoding,
+        from_nn_rotary_encoding = from_displayed, into_nn_rotary_encoding = into_stock {
+        /// Complex frequency tensor of shape (max_sequence_length, d_model, 2) with real and imaginary components
+        pub freq_complex: Tensor<3>,
+        /// Frequency vector used to compute/apply the complex rotations.
+        pub theta: Tensor<1>,
+        start_offset: usize,
+    }
+}
+
+fn from_config(_: &RotaryEncodingConfig, stock: burn::nn::RotaryEncoding) -> RotaryEncoding {
+    from_stock(stock, 0)
+}
+
+fn from_displayed(stock: burn::nn::RotaryEncoding) -> RotaryEncoding {
+    let start_offset = displayed(&stock, "start_offset");
+    from_stock(stock, start_offset)
+}
+
+fn into_stock(ours: RotaryEncoding) -> burn::nn::RotaryEncoding {
+    let [positions, d_model, _] = ours.freq_complex.dims();
+    let mut stock = burn::nn::RotaryEncodingConfig::new(positions, d_model).init(&ours.freq_complex.device());
+    stock.theta = ours.theta;
+    if ours.start_offset > 0 {
+        stock.shift(ours.start_offset); // the field is private
+    }
+    stock.freq_complex = ours.freq_complex;
+    stock
+}
+
+fn from_stock(stock: burn::nn::RotaryEncoding, start_offset: usize) -> RotaryEncoding {
+    let burn::nn::RotaryEncoding { freq_complex, theta, .. } = stock;
+    RotaryEncoding { freq_complex, theta, start_offset }
+}
 
 impl RotaryEncodingConfig {
-    /// Initializes the module, as the stock config does.
-    ///
-    /// # Panics
-    ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> RotaryEncoding {
-        burn::nn::RotaryEncodingConfig::from(self.clone()).init(device).into()
-    }
-
     /// Initializes the module with a function of its frequencies, as the stock config does: for extensions of the encoding.
     ///
     /// # Panics
@@ -83,7 +82,7 @@ impl RotaryEncodingConfig {
         device: &Device,
     ) -> RotaryEncoding {
         let config = burn::nn::RotaryEncodingConfig::from(self.clone());
-        config.init_with_frequency_scaling(scaling, device).into()
+        from_stock(config.init_with_frequency_scaling(scaling, device), 0)
     }
 }
 
@@ -127,17 +126,17 @@ impl RotaryEncoding {
     ///
     /// Panics if the window does not move forward.
     pub fn shift(&mut self, start: usize) {
-        self.as_stock(|stock| stock.shift(start));
+        self.as_stock(start, |stock| stock.shift(start));
     }
 
     /// Shifts the window of precomputed positions back to 0.
     pub fn reset(&mut self) {
-        self.as_stock(burn::nn::RotaryEncoding::reset);
+        self.as_stock(0, burn::nn::RotaryEncoding::reset);
     }
 
-    fn as_stock(&mut self, f: impl FnOnce(&mut burn::nn::RotaryEncoding)) {
+    fn as_stock(&mut self, start_offset: usize, f: impl FnOnce(&mut burn::nn::RotaryEncoding)) {
         let mut stock = self.clone().into_nn_rotary_encoding();
         f(&mut stock);
-        *self = stock.into();
+        *self = from_stock(stock, start_offset);
     }
 }

@@ -12,6 +12,7 @@
 //!
 //! [available]: is_available
 use super::step::Inputs;
+use crate::burn_internals::is_recomputed_by_strategy;
 use burn::backend::{
     Backend,
     autodiff::{
@@ -26,7 +27,6 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 use core::any::TypeId;
-use core::fmt::Write;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -170,30 +170,6 @@ pub(crate) fn recomputes<C: CheckpointStrategy>() -> bool {
 }
 
 /// Whether a strategy that [recomputes] computes this tensor again when it is asked for in the backward pass.
-///
-/// Burn has no accessor for it. The public hook of the strategy is run on a throw-away builder, whose `Debug` form names
-/// the action it would take (burn-autodiff 0.22); a form that names neither counts as "kept".
 pub(crate) fn is_recomputed<B: Backend>(x: &FloatTensor<Autodiff<B>>) -> bool {
-    /// Finds the first of the two words; stops the formatting there.
-    struct Scan(bool);
-    impl Write for Scan {
-        fn write_str(&mut self, text: &str) -> core::fmt::Result {
-            match text {
-                "Recompute" => self.0 = true,
-                "Computed" => {}
-                _ => return Ok(()),
-            }
-            Err(core::fmt::Error)
-        }
-    }
-    if !x.is_tracked() {
-        return false;
-    }
-    let mut builder = Default::default();
-    if BalancedCheckpointing::checkpoint_parents([x], &mut builder).is_err() {
-        return false;
-    }
-    let mut scan = Scan(false);
-    let _ = write!(scan, "{builder:?}"); // the error is how the scan stops
-    scan.0
+    x.is_tracked() && is_recomputed_by_strategy::<B, BalancedCheckpointing>(x)
 }

@@ -3,28 +3,27 @@ use crate::nn::drop_in::drop_in;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Gaussian error linear unit, `x / 2 * (1 + erf(x / sqrt(2)))`, or its approximation by tanh, after
-/// [arXiv 1606.08415](https://arxiv.org/abs/1606.08415).
-///
-/// Keeps its input for the backward pass; so does [`burn::nn::activation::Gelu`], whose approximation keeps several tensors of that
-/// size.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor, Tolerance};
-/// use burn_memsave_layers::nn::activation::Gelu;
-///
-/// let x = Tensor::<1>::from_floats([0.0, 1.0], &Device::flex());
-/// let y = Gelu::new().forward(x);
-/// y.to_data().assert_approx_eq::<f32>(&[0.0f32, 0.841345].into(), Tolerance::absolute(1e-5));
-/// ```
-#[derive(Module, Debug, Default)]
-#[module(custom_display)]
-pub struct Gelu {
-    /// Whether to use the approximation by tanh.
-    pub approximate: bool,
+drop_in! {
+    /// Gaussian error linear unit, `x / 2 * (1 + erf(x / sqrt(2)))`, or its approximation by tanh, after
+    /// [arXiv 1606.08415](https://arxiv.org/abs/1606.08415).
+    ///
+    /// Keeps its input for the backward pass; so does [`burn::nn::activation::Gelu`], whose approximation keeps several tensors of that
+    /// size.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor, Tolerance};
+    /// use burn_memsave_layers::nn::activation::Gelu;
+    ///
+    /// let x = Tensor::<1>::from_floats([0.0, 1.0], &Device::flex());
+    /// let y = Gelu::new().forward(x);
+    /// y.to_data().assert_approx_eq::<f32>(&[0.0f32, 0.841345].into(), Tolerance::absolute(1e-5));
+    /// ```
+    #[derive(Module, Debug, Default)]
+    pub struct Gelu as MemSaveGelu = burn::nn::activation::Gelu, from_nn_gelu, into_nn_gelu {
+        /// Whether to use the approximation by tanh.
+        pub approximate: bool,
+    }
 }
-
-drop_in!(Gelu = burn::nn::activation::Gelu, from_nn_gelu, into_nn_gelu { approximate });
 
 impl Gelu {
     /// Creates the module.

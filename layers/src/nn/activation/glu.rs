@@ -1,40 +1,36 @@
+use crate::burn_internals::displayed;
 use crate::functional;
-use crate::nn::drop_in::{displayed, drop_in};
+use crate::nn::drop_in::drop_in;
 use burn::module::Module;
 use burn::tensor::{AsIndex, Tensor};
 
-/// Gated linear unit, `a * sigmoid(b)` of the two halves of its input along an axis, after
-/// [arXiv 1612.08083](https://arxiv.org/abs/1612.08083).
-///
-/// Keeps the two halves for the backward pass; [`burn::nn::activation::GLU`] keeps several tensors of their size.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::activation::GLU;
-///
-/// let x = Tensor::<1>::from_floats([2.0, 0.0], &Device::flex());
-/// GLU::new(0).forward(x).to_data().assert_eq(&[1.0f32].into(), true);
-/// ```
-#[derive(Module, Debug, Default)]
-#[module(custom_display)]
-pub struct GLU {
-    dim: isize,
-}
-
-impl GLU {
-    /// Converts the stock module.
-    pub fn from_nn_glu(stock: burn::nn::activation::GLU) -> Self {
-        Self { dim: displayed(&stock, "dim") }
-    }
-
-    /// Converts back to the stock module.
-    pub fn into_nn_glu(self) -> burn::nn::activation::GLU {
-        burn::nn::activation::GLU::new(self.dim)
+drop_in! {
+    /// Gated linear unit, `a * sigmoid(b)` of the two halves of its input along an axis, after
+    /// [arXiv 1612.08083](https://arxiv.org/abs/1612.08083).
+    ///
+    /// Keeps the two halves for the backward pass; [`burn::nn::activation::GLU`] keeps several tensors of their size.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::activation::GLU;
+    ///
+    /// let x = Tensor::<1>::from_floats([2.0, 0.0], &Device::flex());
+    /// GLU::new(0).forward(x).to_data().assert_eq(&[1.0f32].into(), true);
+    /// ```
+    #[derive(Module, Debug, Default)]
+    pub struct GLU as MemSaveGLU = burn::nn::activation::GLU,
+        from_nn_glu = from_stock, into_nn_glu = into_stock {
+        dim: isize,
     }
 }
 
-drop_in!(@from GLU = burn::nn::activation::GLU, from_nn_glu, into_nn_glu);
-drop_in!(@display GLU, into_nn_glu);
+fn from_stock(stock: burn::nn::activation::GLU) -> GLU {
+    GLU { dim: displayed(&stock, "dim") }
+}
+
+fn into_stock(ours: GLU) -> burn::nn::activation::GLU {
+    burn::nn::activation::GLU::new(ours.dim)
+}
 
 impl GLU {
     /// Creates the module; `dim` is the axis that is halved, counted from the end if it is negative.

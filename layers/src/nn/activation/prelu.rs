@@ -4,40 +4,32 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor};
 
-/// Configuration of [`PRelu`]; the same as [`burn::nn::activation::PReluConfig`].
-#[derive(Config, Debug)]
-pub struct PReluConfig {
-    /// The number of parameters.
-    #[config(default = "1")]
-    pub num_parameters: usize,
-    /// The learnable weight alpha. Default is 0.25
-    #[config(default = "0.25")]
-    pub alpha: f64,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct PReluConfig = burn::nn::activation::PReluConfig {
+        /// The number of parameters.
+        #[config(default = "1")]
+        pub num_parameters: usize,
+        /// The learnable weight alpha. Default is 0.25
+        #[config(default = "0.25")]
+        pub alpha: f64,
+    }
+    pub fn init(&self, device: &Device) -> PRelu;
 }
 
-config_twin!(PReluConfig = burn::nn::activation::PReluConfig { num_parameters, alpha });
+drop_in! {
+    /// Parametric rectified linear unit: `x` if `x >= 0`, else `alpha x`, with one slope or one per channel.
+    ///
+    /// Keeps its input for the backward pass if `alpha` is trainable, else one bit per element;
+    /// [`burn::nn::activation::PRelu`] keeps more than its input in both cases.
+    #[derive(Module, Debug)]
+    pub struct PRelu as MemSavePRelu = burn::nn::activation::PRelu, from_nn_prelu, into_nn_prelu {
+        /// the weights learnt for PReLu. can be of shape \[1\] or \[num_parameters\] in which case it must
+        /// be the same as number of channels in the input tensor
+        pub alpha: Param<Tensor<1>>,
 
-/// Parametric rectified linear unit: `x` if `x >= 0`, else `alpha x`, with one slope or one per channel.
-///
-/// Keeps its input for the backward pass if `alpha` is trainable, else one bit per element;
-/// [`burn::nn::activation::PRelu`] keeps more than its input in both cases.
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct PRelu {
-    /// the weights learnt for PReLu. can be of shape \[1\] or \[num_parameters\] in which case it must
-    /// be the same as number of channels in the input tensor
-    pub alpha: Param<Tensor<1>>,
-
-    /// Alpha value for the PRelu layer
-    pub alpha_value: f64,
-}
-
-drop_in!(PRelu = burn::nn::activation::PRelu, from_nn_prelu, into_nn_prelu { alpha, alpha_value });
-
-impl PReluConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> PRelu {
-        burn::nn::activation::PReluConfig::from(self.clone()).init(device).into()
+        /// Alpha value for the PRelu layer
+        pub alpha_value: f64,
     }
 }
 

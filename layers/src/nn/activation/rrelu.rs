@@ -4,47 +4,35 @@ use burn::config::Config;
 use burn::module::{Flag, Module, Param};
 use burn::tensor::{Distribution, Tensor};
 
-/// Configuration of [`RRelu`]; the same as [`burn::nn::activation::RReluConfig`].
-#[derive(Config, Debug)]
-pub struct RReluConfig {
-    /// The lower bound of the uniform slope range. Default: 1/8 = 0.125.
-    #[config(default = "0.125")]
-    pub lower: f64,
-    /// The upper bound of the uniform slope range. Default: 1/3.
-    #[config(default = "1.0 / 3.0")]
-    pub upper: f64,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct RReluConfig = burn::nn::activation::RReluConfig {
+        /// The lower bound of the uniform slope range. Default: 1/8 = 0.125.
+        #[config(default = "0.125")]
+        pub lower: f64,
+        /// The upper bound of the uniform slope range. Default: 1/3.
+        #[config(default = "1.0 / 3.0")]
+        pub upper: f64,
+    }
+    pub fn init(&self) -> RRelu, or panics;
 }
 
-config_twin!(RReluConfig = burn::nn::activation::RReluConfig { lower, upper });
-
-/// Randomized leaky rectified linear unit: `x` if `x >= 0`, else `slope x`, with a slope drawn per element during training
-/// and the mean of its bounds otherwise.
-///
-/// Keeps one float per element for the backward pass while training, one bit otherwise;
-/// [`burn::nn::activation::RRelu`] keeps several floats.
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct RRelu {
-    /// The lower bound of the uniform slope range.
-    pub lower: f64,
-    /// The upper bound of the uniform slope range.
-    pub upper: f64,
-    /// Whether to behave as during training. Cleared by
-    /// [`freeze`](burn::module::Module::freeze) and matching
-    /// [`freeze_group`](burn::module::Module::freeze_group) traversals.
-    pub training: Param<Flag>,
-}
-
-drop_in!(RRelu = burn::nn::activation::RRelu, from_nn_rrelu, into_nn_rrelu { lower, upper, training });
-
-impl RReluConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// Randomized leaky rectified linear unit: `x` if `x >= 0`, else `slope x`, with a slope drawn per element during training
+    /// and the mean of its bounds otherwise.
     ///
-    /// # Panics
-    ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self) -> RRelu {
-        burn::nn::activation::RReluConfig::from(self.clone()).init().into()
+    /// Keeps one float per element for the backward pass while training, one bit otherwise;
+    /// [`burn::nn::activation::RRelu`] keeps several floats.
+    #[derive(Module, Debug)]
+    pub struct RRelu as MemSaveRRelu = burn::nn::activation::RRelu, from_nn_rrelu, into_nn_rrelu {
+        /// The lower bound of the uniform slope range.
+        pub lower: f64,
+        /// The upper bound of the uniform slope range.
+        pub upper: f64,
+        /// Whether to behave as during training. Cleared by
+        /// [`freeze`](burn::module::Module::freeze) and matching
+        /// [`freeze_group`](burn::module::Module::freeze_group) traversals.
+        pub training: Param<Flag>,
     }
 }
 

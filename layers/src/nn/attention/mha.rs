@@ -7,124 +7,95 @@ use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Bool, Device, Tensor, assert_shape};
 
-/// Configuration of [`MultiHeadAttention`]; the same as [`burn::nn::attention::MultiHeadAttentionConfig`].
-#[derive(Config, Debug)]
-pub struct MultiHeadAttentionConfig {
-    /// The size of each linear layer.
-    pub d_model: usize,
-    /// The number of heads.
-    pub n_heads: usize,
-    /// The dropout rate. Default: 0.1
-    #[config(default = 0.1)]
-    pub dropout: f64,
-    /// The minimum value a float can take. Default: -1.0e4
-    /// This is used to mask attention scores before calculating attention weights.
-    /// A value too low might result in NaN.
-    #[config(default = -1.0e4)]
-    pub min_float: f64,
-    /// Use "quiet softmax" instead of regular softmax.
-    ///
-    /// - Usage may improve performance by allowing attention heads to deposit no information (if the sequence contains no information relevant to that head).
-    /// - Usage may reduce the entropy of weights in the model, enhancing quantization and compression.
-    ///
-    /// Reference: <https://www.evanmiller.org/attention-is-off-by-one.html>
-    #[config(default = false)]
-    pub quiet_softmax: bool,
-    /// The type of function used to initialize neural network parameters
-    #[config(
-        default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0), fan_out_only:false}"
-    )]
-    pub initializer: Initializer,
-    /// Enable bias for the key [`Linear`] layer.
-    #[config(default = true)]
-    pub key_bias: bool,
-    /// Enable bias for the value [`Linear`] layer.
-    #[config(default = true)]
-    pub value_bias: bool,
-    /// Enable bias for the query [`Linear`] layer.
-    #[config(default = true)]
-    pub query_bias: bool,
-    /// Enable bias for the output [`Linear`] layer.
-    #[config(default = true)]
-    pub output_bias: bool,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct MultiHeadAttentionConfig = burn::nn::attention::MultiHeadAttentionConfig {
+        /// The size of each linear layer.
+        pub d_model: usize,
+        /// The number of heads.
+        pub n_heads: usize,
+        /// The dropout rate. Default: 0.1
+        #[config(default = 0.1)]
+        pub dropout: f64,
+        /// The minimum value a float can take. Default: -1.0e4
+        /// This is used to mask attention scores before calculating attention weights.
+        /// A value too low might result in NaN.
+        #[config(default = -1.0e4)]
+        pub min_float: f64,
+        /// Use "quiet softmax" instead of regular softmax.
+        ///
+        /// - Usage may improve performance by allowing attention heads to deposit no information (if the sequence contains no information relevant to that head).
+        /// - Usage may reduce the entropy of weights in the model, enhancing quantization and compression.
+        ///
+        /// Reference: <https://www.evanmiller.org/attention-is-off-by-one.html>
+        #[config(default = false)]
+        pub quiet_softmax: bool,
+        /// The type of function used to initialize neural network parameters
+        #[config(
+            default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0), fan_out_only:false}"
+        )]
+        pub initializer: Initializer,
+        /// Enable bias for the key [`Linear`] layer.
+        #[config(default = true)]
+        pub key_bias: bool,
+        /// Enable bias for the value [`Linear`] layer.
+        #[config(default = true)]
+        pub value_bias: bool,
+        /// Enable bias for the query [`Linear`] layer.
+        #[config(default = true)]
+        pub query_bias: bool,
+        /// Enable bias for the output [`Linear`] layer.
+        #[config(default = true)]
+        pub output_bias: bool,
+    }
+    pub fn init(&self, device: &Device) -> MultiHeadAttention;
 }
 
-config_twin!(
-    MultiHeadAttentionConfig = burn::nn::attention::MultiHeadAttentionConfig {
-        d_model,
-        n_heads,
-        dropout,
-        min_float,
-        quiet_softmax,
-        initializer,
-        key_bias,
-        value_bias,
-        query_bias,
-        output_bias
+drop_in! {
+    /// Multi-head attention after [Attention Is All You Need](https://arxiv.org/abs/1706.03762):
+    /// `softmax(q k^T / sqrt(d_k)) v` in every head, between dense layers.
+    ///
+    /// Keeps, beyond what its dense layers keep, queries, keys and values and one number per query and head; one bit per
+    /// weight under dropout. [`burn::nn::attention::MultiHeadAttention`] keeps several tensors of queries times keys. With
+    /// the same seed both drop the same weights.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::attention::{MhaInput, MultiHeadAttentionConfig};
+    ///
+    /// let device = Device::flex();
+    /// let attention = MultiHeadAttentionConfig::new(8, 2).init(&device);
+    /// let output = attention.forward(MhaInput::self_attn(Tensor::ones([3, 5, 8], &device)));
+    /// assert_eq!(output.context.dims(), [3, 5, 8]);
+    /// assert_eq!(output.weights.dims(), [3, 2, 5, 5]); // computed here
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct MultiHeadAttention as MemSaveMultiHeadAttention = burn::nn::attention::MultiHeadAttention,
+        from_nn_multi_head_attention, into_nn_multi_head_attention {
+        /// Linear layer to transform the input features into the query space.
+        pub query: Linear,
+        /// Linear layer to transform the input features into the key space.
+        pub key: Linear,
+        /// Linear layer to transform the input features into the value space.
+        pub value: Linear,
+        /// Linear layer to transform the output features back to the original space.
+        pub output: Linear,
+        /// Dropout layer.
+        pub dropout: Dropout,
+        /// Activation function.
+        pub activation: Gelu,
+        /// The size of each linear layer.
+        pub d_model: usize,
+        /// The number of heads.
+        pub n_heads: usize,
+        /// Size of the key and query vectors.
+        pub d_k: usize,
+        /// Minimum value a float can take.
+        pub min_float: f64,
+        /// Use "quiet softmax" instead of regular softmax.
+        pub quiet_softmax: bool,
     }
-);
-
-/// Multi-head attention after [Attention Is All You Need](https://arxiv.org/abs/1706.03762):
-/// `softmax(q k^T / sqrt(d_k)) v` in every head, between dense layers.
-///
-/// Keeps, beyond what its dense layers keep, queries, keys and values and one number per query and head; one bit per weight
-/// under dropout. [`burn::nn::attention::MultiHeadAttention`] keeps several tensors of queries times keys. The same seed
-/// drops the same weights as there.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::attention::{MhaInput, MultiHeadAttentionConfig};
-///
-/// let device = Device::flex();
-/// let attention = MultiHeadAttentionConfig::new(8, 2).init(&device);
-/// let output = attention.forward(MhaInput::self_attn(Tensor::ones([3, 5, 8], &device)));
-/// assert_eq!(output.context.dims(), [3, 5, 8]);
-/// assert_eq!(output.weights.dims(), [3, 2, 5, 5]); // computed here
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct MultiHeadAttention {
-    /// Linear layer to transform the input features into the query space.
-    pub query: Linear,
-    /// Linear layer to transform the input features into the key space.
-    pub key: Linear,
-    /// Linear layer to transform the input features into the value space.
-    pub value: Linear,
-    /// Linear layer to transform the output features back to the original space.
-    pub output: Linear,
-    /// Dropout layer.
-    pub dropout: Dropout,
-    /// Activation function.
-    pub activation: Gelu,
-    /// The size of each linear layer.
-    pub d_model: usize,
-    /// The number of heads.
-    pub n_heads: usize,
-    /// Size of the key and query vectors.
-    pub d_k: usize,
-    /// Minimum value a float can take.
-    pub min_float: f64,
-    /// Use "quiet softmax" instead of regular softmax.
-    pub quiet_softmax: bool,
 }
-
-drop_in!(
-    MultiHeadAttention = burn::nn::attention::MultiHeadAttention,
-    from_nn_multi_head_attention,
-    into_nn_multi_head_attention {
-        query,
-        key,
-        value,
-        output,
-        dropout,
-        activation,
-        d_model,
-        n_heads,
-        d_k,
-        min_float,
-        quiet_softmax
-    }
-);
 
 /// Input of a [`MultiHeadAttention`].
 #[derive(Debug, Clone)]
@@ -194,13 +165,6 @@ pub struct MhaOutput {
 impl Clone for MhaOutput {
     fn clone(&self) -> Self {
         Self { weights: (*self.weights).clone().into(), context: self.context.clone() }
-    }
-}
-
-impl MultiHeadAttentionConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> MultiHeadAttention {
-        burn::nn::attention::MultiHeadAttentionConfig::from(self.clone()).init(device).into()
     }
 }
 

@@ -5,11 +5,8 @@ mod cross_attention;
 mod mha;
 mod weights;
 
-pub use cross_attention::{
-    CrossAttention, CrossAttention as MemSaveCrossAttention, CrossAttentionCache, CrossAttentionConfig,
-};
+pub use cross_attention::{CrossAttention, CrossAttentionCache, CrossAttentionConfig, MemSaveCrossAttention};
 pub use mha::{
-    MhaCache, MhaInput, MhaOutput, MultiHeadAttention, MultiHeadAttention as MemSaveMultiHeadAttention,
-    MultiHeadAttentionConfig,
+    MemSaveMultiHeadAttention, MhaCache, MhaInput, MhaOutput, MultiHeadAttention, MultiHeadAttentionConfig,
 };
 pub use weights::AttentionWeights;

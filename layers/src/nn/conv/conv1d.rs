@@ -7,104 +7,76 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, PaddingConfig1d};
 use burn::tensor::{Device, Tensor, ops::ConvOptions};
 
-/// Configuration of [`Conv1d`]; the same as [`burn::nn::conv::Conv1dConfig`].
-#[derive(Config, Debug)]
-pub struct Conv1dConfig {
-    /// The number of input channels.
-    pub channels_in: usize,
-    /// The number of output channels.
-    pub channels_out: usize,
-    /// The size of the kernel.
-    pub kernel_size: usize,
-    /// The stride of the convolution.
-    #[config(default = "1")]
-    pub stride: usize,
-    /// Spacing between kernel elements.
-    #[config(default = "1")]
-    pub dilation: usize,
-    /// Controls the connections between input and output channels.
-    #[config(default = "1")]
-    pub groups: usize,
-    /// The padding configuration.
-    ///
-    /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
-    /// will automatically use asymmetric padding to preserve input dimensions.
-    #[config(default = "PaddingConfig1d::Valid")]
-    pub padding: PaddingConfig1d,
-    /// If bias should be added to the output.
-    #[config(default = true)]
-    pub bias: bool,
-    /// The type of function used to initialize neural network parameters
-    #[config(
-        default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0),fan_out_only:false}"
-    )]
-    pub initializer: Initializer,
-}
-
-config_twin!(
-    Conv1dConfig = burn::nn::conv::Conv1dConfig {
-        channels_in,
-        channels_out,
-        kernel_size,
-        stride,
-        dilation,
-        groups,
-        padding,
-        bias,
-        initializer
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct Conv1dConfig = burn::nn::conv::Conv1dConfig {
+        /// The number of input channels.
+        pub channels_in: usize,
+        /// The number of output channels.
+        pub channels_out: usize,
+        /// The size of the kernel.
+        pub kernel_size: usize,
+        /// The stride of the convolution.
+        #[config(default = "1")]
+        pub stride: usize,
+        /// Spacing between kernel elements.
+        #[config(default = "1")]
+        pub dilation: usize,
+        /// Controls the connections between input and output channels.
+        #[config(default = "1")]
+        pub groups: usize,
+        /// The padding configuration.
+        ///
+        /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
+        /// will automatically use asymmetric padding to preserve input dimensions.
+        #[config(default = "PaddingConfig1d::Valid")]
+        pub padding: PaddingConfig1d,
+        /// If bias should be added to the output.
+        #[config(default = true)]
+        pub bias: bool,
+        /// The type of function used to initialize neural network parameters
+        #[config(
+            default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0),fan_out_only:false}"
+        )]
+        pub initializer: Initializer,
     }
-);
-
-/// Convolution over one axis.
-///
-/// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
-/// tracked; [`burn::nn::conv::Conv1d`] always keeps its input. A frozen convolution keeps nothing.
-///
-/// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
-/// [`conv1d_lora`](functional::conv1d_lora). A quantized weight stays packed.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::conv::Conv1dConfig;
-///
-/// let device = Device::flex();
-/// let conv = Conv1dConfig::new(3, 8, 3).init(&device);
-/// assert_eq!(conv.forward(Tensor::<3>::ones([2, 3, 10], &device)).dims(), [2, 8, 8]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct Conv1d {
-    /// Tensor of shape `[channels_out, channels_in / groups, kernel_size]`
-    pub weight: Param<Tensor<3>>,
-    /// Tensor of shape `[channels_out]`
-    pub bias: Option<Param<Tensor<1>>>,
-    /// Stride of the convolution.
-    pub stride: usize,
-    /// Size of the kernel.
-    pub kernel_size: usize,
-    /// Spacing between kernel elements.
-    pub dilation: usize,
-    /// Controls the connections between input and output channels.
-    pub groups: usize,
-    /// Padding configuration.
-    #[module(skip)]
-    pub padding: PaddingConfig1d,
+    pub fn init(&self, device: &Device) -> Conv1d, or panics;
 }
 
-drop_in!(
-    Conv1d = burn::nn::conv::Conv1d,
-    from_nn_conv1d,
-    into_nn_conv1d { weight, bias, stride, kernel_size, dilation, groups, padding }
-);
-
-impl Conv1dConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// Convolution over one axis.
     ///
-    /// # Panics
+    /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
+    /// tracked; [`burn::nn::conv::Conv1d`] always keeps its input. A frozen convolution keeps nothing.
     ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> Conv1d {
-        burn::nn::conv::Conv1dConfig::from(self.clone()).init(device).into()
+    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
+    /// [`conv1d_lora`](functional::conv1d_lora). A quantized weight stays packed.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::conv::Conv1dConfig;
+    ///
+    /// let device = Device::flex();
+    /// let conv = Conv1dConfig::new(3, 8, 3).init(&device);
+    /// assert_eq!(conv.forward(Tensor::<3>::ones([2, 3, 10], &device)).dims(), [2, 8, 8]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct Conv1d as MemSaveConv1d = burn::nn::conv::Conv1d, from_nn_conv1d, into_nn_conv1d {
+        /// Tensor of shape `[channels_out, channels_in / groups, kernel_size]`
+        pub weight: Param<Tensor<3>>,
+        /// Tensor of shape `[channels_out]`
+        pub bias: Option<Param<Tensor<1>>>,
+        /// Stride of the convolution.
+        pub stride: usize,
+        /// Size of the kernel.
+        pub kernel_size: usize,
+        /// Spacing between kernel elements.
+        pub dilation: usize,
+        /// Controls the connections between input and output channels.
+        pub groups: usize,
+        /// Padding configuration.
+        #[module(skip)]
+        pub padding: PaddingConfig1d,
     }
 }
 

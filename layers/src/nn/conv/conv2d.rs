@@ -7,101 +7,74 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, PaddingConfig2d};
 use burn::tensor::{Device, Tensor, ops::ConvOptions};
 
-/// Configuration of [`Conv2d`]; the same as [`burn::nn::conv::Conv2dConfig`].
-#[derive(Config, Debug)]
-pub struct Conv2dConfig {
-    /// The number of channels.
-    pub channels: [usize; 2],
-    /// The size of the kernel.
-    pub kernel_size: [usize; 2],
-    /// The stride of the convolution.
-    #[config(default = "[1, 1]")]
-    pub stride: [usize; 2],
-    /// Spacing between kernel elements.
-    #[config(default = "[1, 1]")]
-    pub dilation: [usize; 2],
-    /// Controls the connections between input and output channels.
-    #[config(default = "1")]
-    pub groups: usize,
-    /// The padding configuration.
-    ///
-    /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
-    /// will automatically use asymmetric padding to preserve input dimensions.
-    #[config(default = "PaddingConfig2d::Valid")]
-    pub padding: PaddingConfig2d,
-    /// If bias should be added to the output.
-    #[config(default = true)]
-    pub bias: bool,
-    /// The type of function used to initialize neural network parameters
-    #[config(
-        default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0),fan_out_only:false}"
-    )]
-    pub initializer: Initializer,
-}
-
-config_twin!(
-    Conv2dConfig = burn::nn::conv::Conv2dConfig {
-        channels,
-        kernel_size,
-        stride,
-        dilation,
-        groups,
-        padding,
-        bias,
-        initializer
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct Conv2dConfig = burn::nn::conv::Conv2dConfig {
+        /// The number of channels.
+        pub channels: [usize; 2],
+        /// The size of the kernel.
+        pub kernel_size: [usize; 2],
+        /// The stride of the convolution.
+        #[config(default = "[1, 1]")]
+        pub stride: [usize; 2],
+        /// Spacing between kernel elements.
+        #[config(default = "[1, 1]")]
+        pub dilation: [usize; 2],
+        /// Controls the connections between input and output channels.
+        #[config(default = "1")]
+        pub groups: usize,
+        /// The padding configuration.
+        ///
+        /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
+        /// will automatically use asymmetric padding to preserve input dimensions.
+        #[config(default = "PaddingConfig2d::Valid")]
+        pub padding: PaddingConfig2d,
+        /// If bias should be added to the output.
+        #[config(default = true)]
+        pub bias: bool,
+        /// The type of function used to initialize neural network parameters
+        #[config(
+            default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0),fan_out_only:false}"
+        )]
+        pub initializer: Initializer,
     }
-);
-
-/// Convolution over two axes.
-///
-/// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
-/// tracked; [`burn::nn::conv::Conv2d`] always keeps its input. A frozen convolution keeps nothing.
-///
-/// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
-/// [`conv2d_lora`](functional::conv2d_lora). A quantized weight stays packed.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::conv::Conv2dConfig;
-///
-/// let device = Device::flex();
-/// let conv = Conv2dConfig::new([3, 8], [3, 3]).init(&device);
-/// assert_eq!(conv.forward(Tensor::<4>::ones([2, 3, 10, 10], &device)).dims(), [2, 8, 8, 8]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct Conv2d {
-    /// Tensor of shape `[channels_out, channels_in / groups, kernel_size_1, kernel_size_2]`
-    pub weight: Param<Tensor<4>>,
-    /// Tensor of shape `[channels_out]`
-    pub bias: Option<Param<Tensor<1>>>,
-    /// Stride of the convolution.
-    pub stride: [usize; 2],
-    /// Size of the kernel.
-    pub kernel_size: [usize; 2],
-    /// Spacing between kernel elements.
-    pub dilation: [usize; 2],
-    /// Controls the connections between input and output channels.
-    pub groups: usize,
-    /// The padding configuration.
-    #[module(skip)]
-    pub padding: PaddingConfig2d,
+    pub fn init(&self, device: &Device) -> Conv2d, or panics;
 }
 
-drop_in!(
-    Conv2d = burn::nn::conv::Conv2d,
-    from_nn_conv2d,
-    into_nn_conv2d { weight, bias, stride, kernel_size, dilation, groups, padding }
-);
-
-impl Conv2dConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// Convolution over two axes.
     ///
-    /// # Panics
+    /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
+    /// tracked; [`burn::nn::conv::Conv2d`] always keeps its input. A frozen convolution keeps nothing.
     ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> Conv2d {
-        burn::nn::conv::Conv2dConfig::from(self.clone()).init(device).into()
+    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
+    /// [`conv2d_lora`](functional::conv2d_lora). A quantized weight stays packed.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::conv::Conv2dConfig;
+    ///
+    /// let device = Device::flex();
+    /// let conv = Conv2dConfig::new([3, 8], [3, 3]).init(&device);
+    /// assert_eq!(conv.forward(Tensor::<4>::ones([2, 3, 10, 10], &device)).dims(), [2, 8, 8, 8]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct Conv2d as MemSaveConv2d = burn::nn::conv::Conv2d, from_nn_conv2d, into_nn_conv2d {
+        /// Tensor of shape `[channels_out, channels_in / groups, kernel_size_1, kernel_size_2]`
+        pub weight: Param<Tensor<4>>,
+        /// Tensor of shape `[channels_out]`
+        pub bias: Option<Param<Tensor<1>>>,
+        /// Stride of the convolution.
+        pub stride: [usize; 2],
+        /// Size of the kernel.
+        pub kernel_size: [usize; 2],
+        /// Spacing between kernel elements.
+        pub dilation: [usize; 2],
+        /// Controls the connections between input and output channels.
+        pub groups: usize,
+        /// The padding configuration.
+        #[module(skip)]
+        pub padding: PaddingConfig2d,
     }
 }
 

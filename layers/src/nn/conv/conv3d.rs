@@ -7,98 +7,71 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, PaddingConfig3d};
 use burn::tensor::{Device, Tensor, ops::ConvOptions};
 
-/// Configuration of [`Conv3d`]; the same as [`burn::nn::conv::Conv3dConfig`].
-#[derive(Config, Debug)]
-pub struct Conv3dConfig {
-    /// The number of channels.
-    pub channels: [usize; 2],
-    /// The size of the kernel.
-    pub kernel_size: [usize; 3],
-    /// The stride of the convolution.
-    #[config(default = "[1, 1, 1]")]
-    pub stride: [usize; 3],
-    /// Spacing between kernel elements.
-    #[config(default = "[1, 1, 1]")]
-    pub dilation: [usize; 3],
-    /// Controls the connections between input and output channels.
-    #[config(default = "1")]
-    pub groups: usize,
-    /// The padding configuration.
-    #[config(default = "PaddingConfig3d::Valid")]
-    pub padding: PaddingConfig3d,
-    /// If bias should be added to the output.
-    #[config(default = true)]
-    pub bias: bool,
-    /// The type of function used to initialize neural network parameters
-    #[config(
-        default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0),fan_out_only:false}"
-    )]
-    pub initializer: Initializer,
-}
-
-config_twin!(
-    Conv3dConfig = burn::nn::conv::Conv3dConfig {
-        channels,
-        kernel_size,
-        stride,
-        dilation,
-        groups,
-        padding,
-        bias,
-        initializer
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct Conv3dConfig = burn::nn::conv::Conv3dConfig {
+        /// The number of channels.
+        pub channels: [usize; 2],
+        /// The size of the kernel.
+        pub kernel_size: [usize; 3],
+        /// The stride of the convolution.
+        #[config(default = "[1, 1, 1]")]
+        pub stride: [usize; 3],
+        /// Spacing between kernel elements.
+        #[config(default = "[1, 1, 1]")]
+        pub dilation: [usize; 3],
+        /// Controls the connections between input and output channels.
+        #[config(default = "1")]
+        pub groups: usize,
+        /// The padding configuration.
+        #[config(default = "PaddingConfig3d::Valid")]
+        pub padding: PaddingConfig3d,
+        /// If bias should be added to the output.
+        #[config(default = true)]
+        pub bias: bool,
+        /// The type of function used to initialize neural network parameters
+        #[config(
+            default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0),fan_out_only:false}"
+        )]
+        pub initializer: Initializer,
     }
-);
-
-/// Convolution over three axes.
-///
-/// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
-/// tracked; [`burn::nn::conv::Conv3d`] always keeps its input. A frozen convolution keeps nothing.
-///
-/// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
-/// [`conv3d_lora`](functional::conv3d_lora). A quantized weight stays packed.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::conv::Conv3dConfig;
-///
-/// let device = Device::flex();
-/// let conv = Conv3dConfig::new([3, 8], [3, 3, 3]).init(&device);
-/// assert_eq!(conv.forward(Tensor::<5>::ones([2, 3, 5, 5, 5], &device)).dims(), [2, 8, 3, 3, 3]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct Conv3d {
-    /// Tensor of shape `[channels_out, channels_in / groups, kernel_size_1, kernel_size_2, kernel_size_3]`
-    pub weight: Param<Tensor<5>>,
-    /// Tensor of shape `[channels_out]`
-    pub bias: Option<Param<Tensor<1>>>,
-    /// Stride of the convolution.
-    pub stride: [usize; 3],
-    /// Size of the kernel.
-    pub kernel_size: [usize; 3],
-    /// Spacing between kernel elements.
-    pub dilation: [usize; 3],
-    /// Controls the connections between input and output channels.
-    pub groups: usize,
-    /// The padding configuration.
-    #[module(skip)]
-    pub padding: PaddingConfig3d,
+    pub fn init(&self, device: &Device) -> Conv3d, or panics;
 }
 
-drop_in!(
-    Conv3d = burn::nn::conv::Conv3d,
-    from_nn_conv3d,
-    into_nn_conv3d { weight, bias, stride, kernel_size, dilation, groups, padding }
-);
-
-impl Conv3dConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// Convolution over three axes.
     ///
-    /// # Panics
+    /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
+    /// tracked; [`burn::nn::conv::Conv3d`] always keeps its input. A frozen convolution keeps nothing.
     ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> Conv3d {
-        burn::nn::conv::Conv3dConfig::from(self.clone()).init(device).into()
+    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
+    /// [`conv3d_lora`](functional::conv3d_lora). A quantized weight stays packed.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::conv::Conv3dConfig;
+    ///
+    /// let device = Device::flex();
+    /// let conv = Conv3dConfig::new([3, 8], [3, 3, 3]).init(&device);
+    /// assert_eq!(conv.forward(Tensor::<5>::ones([2, 3, 5, 5, 5], &device)).dims(), [2, 8, 3, 3, 3]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct Conv3d as MemSaveConv3d = burn::nn::conv::Conv3d, from_nn_conv3d, into_nn_conv3d {
+        /// Tensor of shape `[channels_out, channels_in / groups, kernel_size_1, kernel_size_2, kernel_size_3]`
+        pub weight: Param<Tensor<5>>,
+        /// Tensor of shape `[channels_out]`
+        pub bias: Option<Param<Tensor<1>>>,
+        /// Stride of the convolution.
+        pub stride: [usize; 3],
+        /// Size of the kernel.
+        pub kernel_size: [usize; 3],
+        /// Spacing between kernel elements.
+        pub dilation: [usize; 3],
+        /// Controls the connections between input and output channels.
+        pub groups: usize,
+        /// The padding configuration.
+        #[module(skip)]
+        pub padding: PaddingConfig3d,
     }
 }
 

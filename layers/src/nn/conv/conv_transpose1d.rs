@@ -6,115 +6,78 @@ use burn::module::{Module, Param};
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor, ops::ConvTransposeOptions};
 
-/// Configuration of [`ConvTranspose1d`]; the same as [`burn::nn::conv::ConvTranspose1dConfig`].
-#[derive(Config, Debug)]
-pub struct ConvTranspose1dConfig {
-    /// The number of channels.
-    pub channels: [usize; 2],
-    /// The size of the kernel.
-    pub kernel_size: usize,
-    /// The stride of the convolution.
-    #[config(default = "1")]
-    pub stride: usize,
-    /// Spacing between kernel elements.
-    #[config(default = "1")]
-    pub dilation: usize,
-    /// Controls the connections between input and output channels.
-    #[config(default = "1")]
-    pub groups: usize,
-    /// The padding configuration.
-    #[config(default = "0")]
-    pub padding: usize,
-    /// The padding output configuration.
-    #[config(default = "0")]
-    pub padding_out: usize,
-    /// If bias should be added to the output.
-    #[config(default = true)]
-    pub bias: bool,
-    /// The type of function used to initialize neural network parameters
-    #[config(
-        default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0),fan_out_only:false}"
-    )]
-    pub initializer: Initializer,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct ConvTranspose1dConfig = burn::nn::conv::ConvTranspose1dConfig {
+        /// The number of channels.
+        pub channels: [usize; 2],
+        /// The size of the kernel.
+        pub kernel_size: usize,
+        /// The stride of the convolution.
+        #[config(default = "1")]
+        pub stride: usize,
+        /// Spacing between kernel elements.
+        #[config(default = "1")]
+        pub dilation: usize,
+        /// Controls the connections between input and output channels.
+        #[config(default = "1")]
+        pub groups: usize,
+        /// The padding configuration.
+        #[config(default = "0")]
+        pub padding: usize,
+        /// The padding output configuration.
+        #[config(default = "0")]
+        pub padding_out: usize,
+        /// If bias should be added to the output.
+        #[config(default = true)]
+        pub bias: bool,
+        /// The type of function used to initialize neural network parameters
+        #[config(
+            default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0),fan_out_only:false}"
+        )]
+        pub initializer: Initializer,
+    }
+    pub fn init(&self, device: &Device) -> ConvTranspose1d, or panics;
 }
 
-config_twin!(
-    ConvTranspose1dConfig = burn::nn::conv::ConvTranspose1dConfig {
-        channels,
-        kernel_size,
-        stride,
-        dilation,
-        groups,
-        padding,
-        padding_out,
-        bias,
-        initializer
-    }
-);
-
-/// Transposed convolution over one axis.
-///
-/// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
-/// tracked; [`burn::nn::conv::ConvTranspose1d`] always keeps its input.
-///
-/// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
-/// [`conv_transpose1d_lora`](functional::conv_transpose1d_lora). A quantized weight stays packed.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::conv::ConvTranspose1dConfig;
-///
-/// let device = Device::flex();
-/// let conv = ConvTranspose1dConfig::new([3, 8], 3).init(&device);
-/// assert_eq!(conv.forward(Tensor::<3>::ones([2, 3, 10], &device)).dims(), [2, 8, 12]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct ConvTranspose1d {
-    /// Tensor of shape `[channels_in, channels_out / groups, kernel_size]`
-    pub weight: Param<Tensor<3>>,
-    /// Tensor of shape `[channels_out]`
-    pub bias: Option<Param<Tensor<1>>>,
-    /// Stride of the convolution.
-    pub stride: usize,
-    /// Size of the kernel.
-    pub kernel_size: usize,
-    /// Spacing between kernel elements.
-    pub dilation: usize,
-    /// Controls the connections between input and output channels.
-    pub groups: usize,
-    /// The padding configuration.
-    pub padding: usize,
-    /// The padding output configuration.
-    pub padding_out: usize,
-    /// The number of channels.
-    pub channels: [usize; 2],
-}
-
-drop_in!(
-    ConvTranspose1d = burn::nn::conv::ConvTranspose1d,
-    from_nn_conv_transpose1d,
-    into_nn_conv_transpose1d {
-        weight,
-        bias,
-        stride,
-        kernel_size,
-        dilation,
-        groups,
-        padding,
-        padding_out,
-        channels
-    }
-);
-
-impl ConvTranspose1dConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// Transposed convolution over one axis.
     ///
-    /// # Panics
+    /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
+    /// tracked; [`burn::nn::conv::ConvTranspose1d`] always keeps its input.
     ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> ConvTranspose1d {
-        burn::nn::conv::ConvTranspose1dConfig::from(self.clone()).init(device).into()
+    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
+    /// [`conv_transpose1d_lora`](functional::conv_transpose1d_lora). A quantized weight stays packed.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::conv::ConvTranspose1dConfig;
+    ///
+    /// let device = Device::flex();
+    /// let conv = ConvTranspose1dConfig::new([3, 8], 3).init(&device);
+    /// assert_eq!(conv.forward(Tensor::<3>::ones([2, 3, 10], &device)).dims(), [2, 8, 12]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct ConvTranspose1d as MemSaveConvTranspose1d = burn::nn::conv::ConvTranspose1d,
+        from_nn_conv_transpose1d, into_nn_conv_transpose1d {
+        /// Tensor of shape `[channels_in, channels_out / groups, kernel_size]`
+        pub weight: Param<Tensor<3>>,
+        /// Tensor of shape `[channels_out]`
+        pub bias: Option<Param<Tensor<1>>>,
+        /// Stride of the convolution.
+        pub stride: usize,
+        /// Size of the kernel.
+        pub kernel_size: usize,
+        /// Spacing between kernel elements.
+        pub dilation: usize,
+        /// Controls the connections between input and output channels.
+        pub groups: usize,
+        /// The padding configuration.
+        pub padding: usize,
+        /// The padding output configuration.
+        pub padding_out: usize,
+        /// The number of channels.
+        pub channels: [usize; 2],
     }
 }
 

@@ -6,114 +6,78 @@ use burn::module::{Module, Param};
 use burn::nn::{Initializer, PaddingConfig2d};
 use burn::tensor::{Device, Tensor, ops::DeformConvOptions};
 
-/// Configuration of [`DeformConv2d`]; the same as [`burn::nn::conv::DeformConv2dConfig`].
-#[derive(Config, Debug)]
-pub struct DeformConv2dConfig {
-    /// The number of channels.
-    pub channels: [usize; 2],
-    /// The size of the kernel.
-    pub kernel_size: [usize; 2],
-    /// The stride of the convolution.
-    #[config(default = "[1, 1]")]
-    pub stride: [usize; 2],
-    /// Spacing between kernel elements.
-    #[config(default = "[1, 1]")]
-    pub dilation: [usize; 2],
-    /// Controls the connections between input and output channels.
-    #[config(default = "1")]
-    pub weight_groups: usize,
-    /// Offset groups.
-    #[config(default = "1")]
-    pub offset_groups: usize,
-    /// The padding configuration.
-    ///
-    /// ### Warning
-    /// Only symmetric padding is currently supported. As such, using `Same` padding with an even kernel
-    /// size is not supported as it will not produce the same output size.
-    #[config(default = "PaddingConfig2d::Valid")]
-    pub padding: PaddingConfig2d,
-    /// If bias should be added to the output.
-    #[config(default = true)]
-    pub bias: bool,
-    /// The type of function used to initialize neural network parameters
-    #[config(
-        default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0),fan_out_only:false}"
-    )]
-    pub initializer: Initializer,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct DeformConv2dConfig = burn::nn::conv::DeformConv2dConfig {
+        /// The number of channels.
+        pub channels: [usize; 2],
+        /// The size of the kernel.
+        pub kernel_size: [usize; 2],
+        /// The stride of the convolution.
+        #[config(default = "[1, 1]")]
+        pub stride: [usize; 2],
+        /// Spacing between kernel elements.
+        #[config(default = "[1, 1]")]
+        pub dilation: [usize; 2],
+        /// Controls the connections between input and output channels.
+        #[config(default = "1")]
+        pub weight_groups: usize,
+        /// Offset groups.
+        #[config(default = "1")]
+        pub offset_groups: usize,
+        /// The padding configuration.
+        ///
+        /// ### Warning
+        /// Only symmetric padding is currently supported. As such, using `Same` padding with an even kernel
+        /// size is not supported as it will not produce the same output size.
+        #[config(default = "PaddingConfig2d::Valid")]
+        pub padding: PaddingConfig2d,
+        /// If bias should be added to the output.
+        #[config(default = true)]
+        pub bias: bool,
+        /// The type of function used to initialize neural network parameters
+        #[config(
+            default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0),fan_out_only:false}"
+        )]
+        pub initializer: Initializer,
+    }
+    pub fn init(&self, device: &Device) -> DeformConv2d, or panics;
 }
 
-config_twin!(
-    DeformConv2dConfig = burn::nn::conv::DeformConv2dConfig {
-        channels,
-        kernel_size,
-        stride,
-        dilation,
-        weight_groups,
-        offset_groups,
-        padding,
-        bias,
-        initializer
-    }
-);
-
-/// Deformable convolution over two axes.
-///
-/// Keeps only the inputs that the wanted gradients read; [`burn::nn::conv::DeformConv2d`] keeps all of them.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::conv::DeformConv2dConfig;
-///
-/// let device = Device::flex();
-/// let conv = DeformConv2dConfig::new([3, 8], [3, 3]).init(&device);
-/// let offset = Tensor::<4>::zeros([2, 18, 8, 8], &device);
-/// assert_eq!(conv.forward(Tensor::ones([2, 3, 10, 10], &device), offset, None).dims(), [2, 8, 8, 8]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct DeformConv2d {
-    /// Tensor of shape `[channels_out, channels_in / groups, kernel_size_1, kernel_size_2]`
-    pub weight: Param<Tensor<4>>,
-    /// Tensor of shape `[channels_out]`
-    pub bias: Option<Param<Tensor<1>>>,
-    /// Stride of the convolution.
-    pub stride: [usize; 2],
-    /// Size of the kernel.
-    pub kernel_size: [usize; 2],
-    /// Spacing between kernel elements.
-    pub dilation: [usize; 2],
-    /// Controls the connections between input and output channels.
-    pub weight_groups: usize,
-    /// Offset groups.
-    pub offset_groups: usize,
-    /// The padding configuration.
-    #[module(skip)]
-    pub padding: PaddingConfig2d,
-}
-
-drop_in!(
-    DeformConv2d = burn::nn::conv::DeformConv2d,
-    from_nn_deform_conv2d,
-    into_nn_deform_conv2d {
-        weight,
-        bias,
-        stride,
-        kernel_size,
-        dilation,
-        weight_groups,
-        offset_groups,
-        padding
-    }
-);
-
-impl DeformConv2dConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// Deformable convolution over two axes.
     ///
-    /// # Panics
+    /// Keeps only the inputs that the requested gradients read; [`burn::nn::conv::DeformConv2d`] keeps all of them.
     ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> DeformConv2d {
-        burn::nn::conv::DeformConv2dConfig::from(self.clone()).init(device).into()
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::conv::DeformConv2dConfig;
+    ///
+    /// let device = Device::flex();
+    /// let conv = DeformConv2dConfig::new([3, 8], [3, 3]).init(&device);
+    /// let offset = Tensor::<4>::zeros([2, 18, 8, 8], &device);
+    /// assert_eq!(conv.forward(Tensor::ones([2, 3, 10, 10], &device), offset, None).dims(), [2, 8, 8, 8]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct DeformConv2d as MemSaveDeformConv2d = burn::nn::conv::DeformConv2d,
+        from_nn_deform_conv2d, into_nn_deform_conv2d {
+        /// Tensor of shape `[channels_out, channels_in / groups, kernel_size_1, kernel_size_2]`
+        pub weight: Param<Tensor<4>>,
+        /// Tensor of shape `[channels_out]`
+        pub bias: Option<Param<Tensor<1>>>,
+        /// Stride of the convolution.
+        pub stride: [usize; 2],
+        /// Size of the kernel.
+        pub kernel_size: [usize; 2],
+        /// Spacing between kernel elements.
+        pub dilation: [usize; 2],
+        /// Controls the connections between input and output channels.
+        pub weight_groups: usize,
+        /// Offset groups.
+        pub offset_groups: usize,
+        /// The padding configuration.
+        #[module(skip)]
+        pub padding: PaddingConfig2d,
     }
 }
 

@@ -6,65 +6,49 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 
-/// Configuration of [`BinaryCrossEntropyLoss`]; the same as [`burn::nn::loss::BinaryCrossEntropyLossConfig`].
-#[derive(Config, Debug)]
-pub struct BinaryCrossEntropyLossConfig {
-    /// A weight for each class: the loss of a sample is multiplied by that of its label.
-    pub weights: Option<Vec<f32>>,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct BinaryCrossEntropyLossConfig = burn::nn::loss::BinaryCrossEntropyLossConfig {
+        /// A weight for each class: the loss of a sample is multiplied by that of its label.
+        pub weights: Option<Vec<f32>>,
 
-    /// Label smoothing, [arXiv 1906.02629](https://arxiv.org/abs/1906.02629): labels `y` become `y (1 - a) + a / num_classes`.
-    pub smoothing: Option<f32>,
+        /// Label smoothing, [arXiv 1906.02629](https://arxiv.org/abs/1906.02629): labels `y` become `y (1 - a) + a / num_classes`.
+        pub smoothing: Option<f32>,
 
-    /// Treat the inputs as logits, applying a sigmoid activation when computing the loss.
-    #[config(default = false)]
-    pub logits: bool,
+        /// Treat the inputs as logits, applying a sigmoid activation when computing the loss.
+        #[config(default = false)]
+        pub logits: bool,
+    }
+    pub fn init(&self, device: &Device) -> BinaryCrossEntropyLoss, or panics;
 }
 
-config_twin!(
-    BinaryCrossEntropyLossConfig =
-        burn::nn::loss::BinaryCrossEntropyLossConfig { weights, smoothing, logits }
-);
-
-/// Binary cross entropy, the mean of `-t log(p) - (1 - t) log(1 - p)`, `p` the input or its sigmoid. Logarithms end at -100.
-///
-/// Keeps for the backward pass the slope of every element, one tensor; [`burn::nn::loss::BinaryCrossEntropyLoss`] keeps
-/// several of that size. Where its gradient is NaN (a probability of exactly 0 or 1), that of this one is a number.
-///
-/// ```
-/// use burn::tensor::{Device, Int, Tensor, Tolerance};
-/// use burn_memsave_layers::nn::loss::BinaryCrossEntropyLossConfig;
-///
-/// let device = Device::flex();
-/// let loss = BinaryCrossEntropyLossConfig::new().with_logits(true).init(&device);
-/// let x = Tensor::<1>::from_floats([0.0, 1.0], &device);
-/// let loss = loss.forward(x, Tensor::<1, Int>::from_ints([0, 1], &device));
-/// loss.to_data().assert_approx_eq::<f32>(&[0.5032044f32].into(), Tolerance::default());
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct BinaryCrossEntropyLoss {
-    /// Weights for cross-entropy.
-    pub weights: Option<Tensor<1>>,
-    /// Label smoothing alpha.
-    pub smoothing: Option<f32>,
-    /// Treat the inputs as logits
-    pub logits: bool,
-}
-
-drop_in!(
-    BinaryCrossEntropyLoss = burn::nn::loss::BinaryCrossEntropyLoss,
-    from_nn_binary_cross_entropy_loss,
-    into_nn_binary_cross_entropy_loss { weights, smoothing, logits }
-);
-
-impl BinaryCrossEntropyLossConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// Binary cross entropy, the mean of `-t log(p) - (1 - t) log(1 - p)`, where `p` is the input or its sigmoid.
+    /// Logarithms are clamped at -100.
     ///
-    /// # Panics
+    /// Keeps one tensor for the backward pass, the slope of every element; [`burn::nn::loss::BinaryCrossEntropyLoss`] keeps
+    /// several of that size. Where the gradient of the stock loss is NaN (a probability of exactly 0 or 1), this one is
+    /// finite.
     ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> BinaryCrossEntropyLoss {
-        burn::nn::loss::BinaryCrossEntropyLossConfig::from(self.clone()).init(device).into()
+    /// ```
+    /// use burn::tensor::{Device, Int, Tensor, Tolerance};
+    /// use burn_memsave_layers::nn::loss::BinaryCrossEntropyLossConfig;
+    ///
+    /// let device = Device::flex();
+    /// let loss = BinaryCrossEntropyLossConfig::new().with_logits(true).init(&device);
+    /// let x = Tensor::<1>::from_floats([0.0, 1.0], &device);
+    /// let loss = loss.forward(x, Tensor::<1, Int>::from_ints([0, 1], &device));
+    /// loss.to_data().assert_approx_eq::<f32>(&[0.5032044f32].into(), Tolerance::default());
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct BinaryCrossEntropyLoss as MemSaveBinaryCrossEntropyLoss =
+        burn::nn::loss::BinaryCrossEntropyLoss, from_nn_binary_cross_entropy_loss, into_nn_binary_cross_entropy_loss {
+        /// Weights for cross-entropy.
+        pub weights: Option<Tensor<1>>,
+        /// Label smoothing alpha.
+        pub smoothing: Option<f32>,
+        /// Treat the inputs as logits
+        pub logits: bool,
     }
 }
 

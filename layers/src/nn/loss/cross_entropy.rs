@@ -5,71 +5,54 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
-/// Configuration of [`CrossEntropyLoss`]; the same as [`burn::nn::loss::CrossEntropyLossConfig`].
-#[derive(Config, Debug)]
-pub struct CrossEntropyLossConfig {
-    /// Targets that do not count. A batch without any other has the loss NaN: a mean of nothing.
-    pub pad_tokens: Option<Vec<usize>>,
-    /// A weight for each class, in the order of the classes.
-    pub weights: Option<Vec<f32>>,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct CrossEntropyLossConfig = burn::nn::loss::CrossEntropyLossConfig {
+        /// Targets that do not count. A batch without any other has the loss NaN: a mean of nothing.
+        pub pad_tokens: Option<Vec<usize>>,
+        /// A weight for each class, in the order of the classes.
+        pub weights: Option<Vec<f32>>,
 
-    /// Label smoothing: labels `y` of 0 and 1 become `y (1 - a) + a / nr_classes`.
-    pub smoothing: Option<f32>,
+        /// Label smoothing: labels `y` of 0 and 1 become `y (1 - a) + a / nr_classes`.
+        pub smoothing: Option<f32>,
 
-    /// Whether the inputs are logits, else probabilities.
-    #[config(default = true)]
-    pub logits: bool,
+        /// Whether the inputs are logits, else probabilities.
+        #[config(default = true)]
+        pub logits: bool,
+    }
+    pub fn init(&self, device: &Device) -> CrossEntropyLoss, or panics;
 }
 
-config_twin!(
-    CrossEntropyLossConfig =
-        burn::nn::loss::CrossEntropyLossConfig { pad_tokens, weights, smoothing, logits }
-);
-
-/// Cross entropy of classes, the mean of `-sum(q w log p)` over the rows: `p` the softmax of the logits, `q` 1 at the target,
-/// `w` the weights of the classes. With weights or padding the mean is that of rows with the weights of their targets.
-///
-/// Keeps the logits for the backward pass (no copy) and one number per row; the gradient is made in place if nobody else holds
-/// the logits. [`burn::nn::loss::CrossEntropyLoss`] keeps a tensor of that size, and needs two at the peak. Of probabilities it keeps one number
-/// per row, or with smoothing the probabilities.
-///
-/// ```
-/// use burn::tensor::{Device, Int, Tensor, Tolerance};
-/// use burn_memsave_layers::nn::loss::CrossEntropyLossConfig;
-///
-/// let device = Device::flex();
-/// let loss = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![0])).init(&device);
-/// let logits = Tensor::<2>::from_floats([[0.0, 1.0], [0.0, 1.0]], &device);
-/// let loss = loss.forward(logits, Tensor::<1, Int>::from_ints([0, 1], &device));
-/// loss.to_data().assert_approx_eq::<f32>(&[0.3132617f32].into(), Tolerance::default());
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct CrossEntropyLoss {
-    /// Pad tokens to ignore in the loss calculation.
-    pub pad_tokens: Option<Vec<usize>>,
-    /// Weights for cross-entropy.
-    pub weights: Option<Tensor<1>>,
-    /// Label smoothing factor.
-    pub smoothing: Option<f32>,
-    /// Use logits as input.
-    pub logits: bool,
-}
-
-drop_in!(
-    CrossEntropyLoss = burn::nn::loss::CrossEntropyLoss,
-    from_nn_cross_entropy_loss,
-    into_nn_cross_entropy_loss { pad_tokens, weights, smoothing, logits }
-);
-
-impl CrossEntropyLossConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// Cross entropy of classes, the mean of `-sum(q w log p)` over the rows, where `p` is the softmax of the logits, `q`
+    /// is 1 at the target, and `w` are the weights of the classes. With weights or padding it is a weighted mean: every row
+    /// has the weight of its target, and a padded row has none.
     ///
-    /// # Panics
+    /// Keeps the logits for the backward pass (no copy) and one number per row; the gradient is computed in place if
+    /// nothing else holds the logits. [`burn::nn::loss::CrossEntropyLoss`] keeps a tensor of that size, and needs two at
+    /// the peak. For probabilities instead of logits it keeps one number per row or, with smoothing, the probabilities.
     ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> CrossEntropyLoss {
-        burn::nn::loss::CrossEntropyLossConfig::from(self.clone()).init(device).into()
+    /// ```
+    /// use burn::tensor::{Device, Int, Tensor, Tolerance};
+    /// use burn_memsave_layers::nn::loss::CrossEntropyLossConfig;
+    ///
+    /// let device = Device::flex();
+    /// let loss = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![0])).init(&device);
+    /// let logits = Tensor::<2>::from_floats([[0.0, 1.0], [0.0, 1.0]], &device);
+    /// let loss = loss.forward(logits, Tensor::<1, Int>::from_ints([0, 1], &device));
+    /// loss.to_data().assert_approx_eq::<f32>(&[0.3132617f32].into(), Tolerance::default());
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct CrossEntropyLoss as MemSaveCrossEntropyLoss = burn::nn::loss::CrossEntropyLoss,
+        from_nn_cross_entropy_loss, into_nn_cross_entropy_loss {
+        /// Pad tokens to ignore in the loss calculation.
+        pub pad_tokens: Option<Vec<usize>>,
+        /// Weights for cross-entropy.
+        pub weights: Option<Tensor<1>>,
+        /// Label smoothing factor.
+        pub smoothing: Option<f32>,
+        /// Use logits as input.
+        pub logits: bool,
     }
 }
 

@@ -7,48 +7,37 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`HuberLoss`]; the same as [`burn::nn::loss::HuberLossConfig`].
-#[derive(Config, Debug)]
-pub struct HuberLossConfig {
-    /// The bound where the Huber loss function changes from quadratic to linear behaviour.
-    pub delta: f32,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct HuberLossConfig = burn::nn::loss::HuberLossConfig {
+        /// The bound where the Huber loss function changes from quadratic to linear behaviour.
+        pub delta: f32,
+    }
+    pub fn init(&self) -> HuberLoss, or panics;
 }
 
-config_twin!(HuberLossConfig = burn::nn::loss::HuberLossConfig { delta });
-
-/// Huber loss of the residual `r = t - x` of every element: `r^2 / 2` if `|r| <= delta`, else `delta |r| - delta^2 / 2`.
-///
-/// Keeps the residuals for the backward pass, and makes the gradient of them in place; [`burn::nn::loss::HuberLoss`] keeps
-/// several tensors of that size.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::loss::{HuberLossConfig, Reduction};
-///
-/// let device = Device::flex();
-/// let [x, t] = [[1.0, 2.0], [1.5, 6.0]].map(|x| Tensor::<1>::from_floats(x, &device));
-/// let loss = HuberLossConfig::new(1.0).init().forward(x, t, Reduction::Sum);
-/// assert_eq!(loss.into_scalar::<f32>(), 0.125 + 3.5);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct HuberLoss {
-    /// The bound where the Huber loss function changes from quadratic to linear behaviour.
-    pub delta: f32,
-    /// Precomputed value for the linear bias.
-    pub lin_bias: f32,
-}
-
-drop_in!(HuberLoss = burn::nn::loss::HuberLoss, from_nn_huber_loss, into_nn_huber_loss { delta, lin_bias });
-
-impl HuberLossConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// Huber loss of the residual `r = t - x` of every element: `r^2 / 2` if `|r| <= delta`, else `delta |r| - delta^2 / 2`.
     ///
-    /// # Panics
+    /// Keeps the residuals for the backward pass and computes the gradient in their place; [`burn::nn::loss::HuberLoss`]
+    /// keeps several tensors of that size.
     ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self) -> HuberLoss {
-        burn::nn::loss::HuberLossConfig::from(self.clone()).init().into()
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::loss::{HuberLossConfig, Reduction};
+    ///
+    /// let device = Device::flex();
+    /// let [x, t] = [[1.0, 2.0], [1.5, 6.0]].map(|x| Tensor::<1>::from_floats(x, &device));
+    /// let loss = HuberLossConfig::new(1.0).init().forward(x, t, Reduction::Sum);
+    /// assert_eq!(loss.into_scalar::<f32>(), 0.125 + 3.5);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct HuberLoss as MemSaveHuberLoss = burn::nn::loss::HuberLoss,
+        from_nn_huber_loss, into_nn_huber_loss {
+        /// The bound where the Huber loss function changes from quadratic to linear behaviour.
+        pub delta: f32,
+        /// Precomputed value for the linear bias.
+        pub lin_bias: f32,
     }
 }
 

@@ -6,44 +6,37 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
-/// Configuration of [`KLDivLoss`]; the same as [`burn::nn::loss::KLDivLossConfig`].
-#[derive(Config, Debug)]
-pub struct KLDivLossConfig {
-    /// Specifies whether target is the log space. Default: False.
-    #[config(default = false)]
-    pub log_target: bool,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct KLDivLossConfig = burn::nn::loss::KLDivLossConfig {
+        /// Specifies whether target is the log space. Default: False.
+        #[config(default = false)]
+        pub log_target: bool,
+    }
+    pub fn init(&self) -> KLDivLoss;
 }
 
-config_twin!(KLDivLossConfig = burn::nn::loss::KLDivLossConfig { log_target });
-
-/// Kullback-Leibler divergence, `t (log(t) - x)` of every element, of predictions `x` that are logarithms; with `log_target`
-/// the targets are, too: `exp(t) (t - x)`.
-///
-/// Keeps the targets for the backward pass, and the predictions if the targets are tracked; [`burn::nn::loss::KLDivLoss`]
-/// keeps several tensors of that size if the targets are tracked.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor, Tolerance};
-/// use burn_memsave_layers::nn::loss::{KLDivLossConfig, Reduction};
-///
-/// let device = Device::flex();
-/// let [x, t] = [[-0.5, -1.0], [1.0, 0.5]].map(|x| Tensor::<1>::from_floats(x, &device));
-/// let loss = KLDivLossConfig::new().init().forward(x, t, Reduction::Sum);
-/// loss.to_data().assert_approx_eq::<f32>(&[0.6534264f32].into(), Tolerance::default());
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct KLDivLoss {
-    /// Specifies whether target is the log space. Default: False.
-    pub log_target: bool,
-}
-
-drop_in!(KLDivLoss = burn::nn::loss::KLDivLoss, from_nn_kl_div_loss, into_nn_kl_div_loss { log_target });
-
-impl KLDivLossConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> KLDivLoss {
-        burn::nn::loss::KLDivLossConfig::from(self.clone()).init().into()
+drop_in! {
+    /// Kullback-Leibler divergence, `t (log(t) - x)` of every element, of predictions `x` that are logarithms; with `log_target`
+    /// the targets are, too: `exp(t) (t - x)`.
+    ///
+    /// Keeps the targets for the backward pass, and the predictions if the targets are tracked; [`burn::nn::loss::KLDivLoss`]
+    /// keeps several tensors of that size if the targets are tracked.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor, Tolerance};
+    /// use burn_memsave_layers::nn::loss::{KLDivLossConfig, Reduction};
+    ///
+    /// let device = Device::flex();
+    /// let [x, t] = [[-0.5, -1.0], [1.0, 0.5]].map(|x| Tensor::<1>::from_floats(x, &device));
+    /// let loss = KLDivLossConfig::new().init().forward(x, t, Reduction::Sum);
+    /// loss.to_data().assert_approx_eq::<f32>(&[0.6534264f32].into(), Tolerance::default());
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct KLDivLoss as MemSaveKLDivLoss = burn::nn::loss::KLDivLoss,
+        from_nn_kl_div_loss, into_nn_kl_div_loss {
+        /// Specifies whether target is the log space. Default: False.
+        pub log_target: bool,
     }
 }
 

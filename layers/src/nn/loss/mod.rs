@@ -9,20 +9,18 @@ mod linear_cross_entropy;
 mod mse;
 
 pub use binary_cross_entropy::{
-    BinaryCrossEntropyLoss, BinaryCrossEntropyLoss as MemSaveBinaryCrossEntropyLoss,
-    BinaryCrossEntropyLossConfig,
+    BinaryCrossEntropyLoss, BinaryCrossEntropyLossConfig, MemSaveBinaryCrossEntropyLoss,
 };
-pub use cross_entropy::{
-    CrossEntropyLoss, CrossEntropyLoss as MemSaveCrossEntropyLoss, CrossEntropyLossConfig,
-};
-pub use huber::{HuberLoss, HuberLoss as MemSaveHuberLoss, HuberLossConfig};
-pub use kldiv::{KLDivLoss, KLDivLoss as MemSaveKLDivLoss, KLDivLossConfig};
+pub use cross_entropy::{CrossEntropyLoss, CrossEntropyLossConfig, MemSaveCrossEntropyLoss};
+pub use huber::{HuberLoss, HuberLossConfig, MemSaveHuberLoss};
+pub use kldiv::{KLDivLoss, KLDivLossConfig, MemSaveKLDivLoss};
 pub use linear_cross_entropy::{FusedLinearCrossEntropy, FusedLinearCrossEntropyConfig};
-pub use mse::{MseLoss, MseLoss as MemSaveMseLoss};
+pub use mse::{MemSaveMseLoss, MseLoss};
 
 use burn::tensor::{DType, Tensor};
 
-/// Whether two tensors are operands of one element-wise loss as they are: nothing to broadcast, to convert or to dequantize.
+/// Whether two tensors can be the operands of an element-wise loss as they are, with nothing to broadcast, convert or
+/// dequantize.
 fn are_alike<const D: usize>(a: &Tensor<D>, b: &Tensor<D>) -> bool {
     let float = !matches!(a.dtype(), DType::QFloat(_));
     float && a.dims() == b.dims() && a.dtype() == b.dtype() && a.shape().num_elements() > 0

@@ -5,32 +5,26 @@ use crate::nn::drop_in::drop_in;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Mean squared error, `(x - t)^2` of every element.
-///
-/// Keeps the difference for the backward pass, and makes the gradient of it in place; [`burn::nn::loss::MseLoss`] keeps the
-/// same, and needs more at the peak.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::loss::{MseLoss, Reduction};
-///
-/// let device = Device::flex();
-/// let [x, t] = [[1.0, 2.0], [1.0, 4.0]].map(|x| Tensor::<1>::from_floats(x, &device));
-/// let loss = MseLoss::new().forward(x, t, Reduction::Mean);
-/// assert_eq!(loss.into_scalar::<f32>(), 2.0);
-/// ```
-#[derive(Module, Debug, Default)]
-#[module(custom_display)]
-pub struct MseLoss;
-
-drop_in!(MseLoss = burn::nn::loss::MseLoss, from_nn_mse_loss, into_nn_mse_loss {});
+drop_in! {
+    /// Mean squared error, `(x - t)^2` of every element.
+    ///
+    /// Keeps the difference for the backward pass and computes the gradient in its place; [`burn::nn::loss::MseLoss`] keeps
+    /// the same, but needs more at the peak.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::loss::{MseLoss, Reduction};
+    ///
+    /// let device = Device::flex();
+    /// let [x, t] = [[1.0, 2.0], [1.0, 4.0]].map(|x| Tensor::<1>::from_floats(x, &device));
+    /// let loss = MseLoss::new().forward(x, t, Reduction::Mean);
+    /// assert_eq!(loss.into_scalar::<f32>(), 2.0);
+    /// ```
+    #[derive(Module, Debug, Default)]
+    pub struct MseLoss as MemSaveMseLoss = burn::nn::loss::MseLoss, from_nn_mse_loss, into_nn_mse_loss;
+}
 
 impl MseLoss {
-    /// Creates the criterion.
-    pub fn new() -> Self {
-        Self
-    }
-
     /// Computes the loss, reduced to one number; `Reduction::Auto` is the mean.
     ///
     /// # Shapes
@@ -71,7 +65,7 @@ pub(super) fn is_recorded<const D: usize>(a: &Tensor<D>, b: &Tensor<D>) -> bool 
     (a.is_tracked() || b.is_tracked()) && elements(a) > 0 && elements(b) > 0
 }
 
-/// What the sum of the losses of all elements is multiplied with.
+/// The factor of the sum over the losses of all elements: 1, or for a mean 1 / their number.
 ///
 /// # Panics
 ///

@@ -4,75 +4,60 @@ use burn::config::Config;
 use burn::module::{Flag, Module, Param, RunningState};
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`BatchNorm`]; the same as [`burn::nn::BatchNormConfig`].
-#[derive(Config, Debug)]
-pub struct BatchNormConfig {
-    /// The number of features. Must be greater than zero.
-    pub num_features: usize,
-    /// A finite, positive value required for numerical stability. Default: 1e-5
-    #[config(default = 1e-5)]
-    pub epsilon: f64,
-    /// A finite momentum in `[0, 1]` used to update the running statistics. Default: 0.1
-    ///
-    /// A value of 0 preserves the running statistics; 1 replaces them with the current
-    /// batch statistics.
-    #[config(default = 0.1)]
-    pub momentum: f64,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct BatchNormConfig = burn::nn::BatchNormConfig {
+        /// The number of features. Must be greater than zero.
+        pub num_features: usize,
+        /// A finite, positive value required for numerical stability. Default: 1e-5
+        #[config(default = 1e-5)]
+        pub epsilon: f64,
+        /// A finite momentum in `[0, 1]` used to update the running statistics. Default: 0.1
+        ///
+        /// A value of 0 preserves the running statistics; 1 replaces them with the current
+        /// batch statistics.
+        #[config(default = 0.1)]
+        pub momentum: f64,
+    }
+    pub fn init(&self, device: &Device) -> BatchNorm, or panics;
 }
 
-config_twin!(BatchNormConfig = burn::nn::BatchNormConfig { num_features, epsilon, momentum });
-
-/// Batch normalization over `[batch_size, channels, ...]`, `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta`, after
-/// [arXiv 1502.03167](https://arxiv.org/abs/1502.03167).
-///
-/// Uses the statistics of the batch, and updates the running ones, on an autodiff device while `training` is enabled;
-/// else the running statistics, as [`burn::nn::BatchNorm`].
-///
-/// Keeps for the backward pass: with the statistics of the batch its input and tensors of size `[channels]`; with running
-/// statistics its input only if `gamma` is trainable, and never two tensors of that size at once.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::BatchNormConfig;
-///
-/// let device = Device::flex().autodiff();
-/// let norm = BatchNormConfig::new(1).init(&device);
-/// let y = norm.forward(Tensor::<2>::from_floats([[1.0], [3.0]], &device));
-/// y.to_data().assert_approx_eq::<f32>(&[[-1.0f32], [1.0]].into(), burn::tensor::Tolerance::default());
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct BatchNorm {
-    /// The learnable weight gamma.
-    pub gamma: Param<Tensor<1>>,
-    /// The learnable weight beta.
-    pub beta: Param<Tensor<1>>,
-    /// Whether training behavior is enabled for this layer.
-    pub training: Param<Flag>,
-    /// The running mean.
-    pub running_mean: RunningState<Tensor<1>>,
-    /// The running variance.
-    pub running_var: RunningState<Tensor<1>>,
-    /// Momentum used to update the metrics.
-    pub momentum: f64,
-    /// A value required for numerical stability.
-    pub epsilon: f64,
-}
-
-drop_in!(
-    BatchNorm = burn::nn::BatchNorm,
-    from_nn_batch_norm,
-    into_nn_batch_norm { gamma, beta, training, running_mean, running_var, momentum, epsilon }
-);
-
-impl BatchNormConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// Batch normalization over `[batch_size, channels, ...]`, `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta`, after
+    /// [arXiv 1502.03167](https://arxiv.org/abs/1502.03167).
     ///
-    /// # Panics
+    /// Uses the statistics of the batch, and updates the running statistics, on an autodiff device while `training` is
+    /// enabled; uses the running statistics otherwise, as [`burn::nn::BatchNorm`] does.
     ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> BatchNorm {
-        burn::nn::BatchNormConfig::from(self.clone()).init(device).into()
+    /// With the statistics of the batch it keeps its input and tensors of size `[channels]` for the backward pass; with
+    /// running statistics it keeps its input only if `gamma` is trainable. It never keeps two tensors of the size of its
+    /// input.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::BatchNormConfig;
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let norm = BatchNormConfig::new(1).init(&device);
+    /// let y = norm.forward(Tensor::<2>::from_floats([[1.0], [3.0]], &device));
+    /// y.to_data().assert_approx_eq::<f32>(&[[-1.0f32], [1.0]].into(), burn::tensor::Tolerance::default());
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct BatchNorm as MemSaveBatchNorm = burn::nn::BatchNorm, from_nn_batch_norm, into_nn_batch_norm {
+        /// The learnable weight gamma.
+        pub gamma: Param<Tensor<1>>,
+        /// The learnable weight beta.
+        pub beta: Param<Tensor<1>>,
+        /// Whether training behavior is enabled for this layer.
+        pub training: Param<Flag>,
+        /// The running mean.
+        pub running_mean: RunningState<Tensor<1>>,
+        /// The running variance.
+        pub running_var: RunningState<Tensor<1>>,
+        /// Momentum used to update the metrics.
+        pub momentum: f64,
+        /// A value required for numerical stability.
+        pub epsilon: f64,
     }
 }
 

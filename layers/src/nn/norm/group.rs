@@ -4,70 +4,54 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`GroupNorm`]; the same as [`burn::nn::GroupNormConfig`].
-#[derive(Config, Debug)]
-pub struct GroupNormConfig {
-    /// The number of groups to separate the channels into
-    pub num_groups: usize,
-    /// The number of channels expected in the input
-    pub num_channels: usize,
-    /// A value required for numerical stability. Default: 1e-5
-    #[config(default = 1e-5)]
-    pub epsilon: f64,
-    /// A boolean value that when set to `true`, this module has learnable
-    /// per-channel affine parameters initialized to ones (for weights)
-    /// and zeros (for biases). Default: `true`
-    #[config(default = true)]
-    pub affine: bool,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct GroupNormConfig = burn::nn::GroupNormConfig {
+        /// The number of groups to separate the channels into
+        pub num_groups: usize,
+        /// The number of channels expected in the input
+        pub num_channels: usize,
+        /// A value required for numerical stability. Default: 1e-5
+        #[config(default = 1e-5)]
+        pub epsilon: f64,
+        /// A boolean value that when set to `true`, this module has learnable
+        /// per-channel affine parameters initialized to ones (for weights)
+        /// and zeros (for biases). Default: `true`
+        #[config(default = true)]
+        pub affine: bool,
+    }
+    pub fn init(&self, device: &Device) -> GroupNorm, or panics;
 }
 
-config_twin!(GroupNormConfig = burn::nn::GroupNormConfig { num_groups, num_channels, epsilon, affine });
-
-/// Group normalization of `[batch_size, num_channels, ...]`: `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta` over
-/// the channels of a group, after [arXiv 1803.08494](https://arxiv.org/abs/1803.08494).
-///
-/// Keeps its input for the backward pass; [`burn::nn::GroupNorm`] keeps two tensors of that size.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor, Tolerance};
-/// use burn_memsave_layers::nn::GroupNormConfig;
-///
-/// let device = Device::flex();
-/// let norm = GroupNormConfig::new(1, 2).init(&device);
-/// let y = norm.forward(Tensor::<3>::from_floats([[[1.0, 3.0], [1.0, 3.0]]], &device));
-/// y.to_data().assert_approx_eq::<f32>(&[[[-1.0f32, 1.0], [-1.0, 1.0]]].into(), Tolerance::default());
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct GroupNorm {
-    /// The learnable weight
-    pub gamma: Option<Param<Tensor<1>>>,
-    /// The learnable bias
-    pub beta: Option<Param<Tensor<1>>>,
-    /// The number of groups to separate the channels into
-    pub num_groups: usize,
-    /// The number of channels expected in the input
-    pub num_channels: usize,
-    /// A value required for numerical stability
-    pub epsilon: f64,
-    /// A boolean value that when set to `true`, this module has learnable
-    pub affine: bool,
-}
-
-drop_in!(
-    GroupNorm = burn::nn::GroupNorm,
-    from_nn_group_norm,
-    into_nn_group_norm { gamma, beta, num_groups, num_channels, epsilon, affine }
-);
-
-impl GroupNormConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// Group normalization of `[batch_size, num_channels, ...]`: `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta` over
+    /// the channels of a group, after [arXiv 1803.08494](https://arxiv.org/abs/1803.08494).
     ///
-    /// # Panics
+    /// Keeps its input for the backward pass; [`burn::nn::GroupNorm`] keeps two tensors of that size.
     ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> GroupNorm {
-        burn::nn::GroupNormConfig::from(self.clone()).init(device).into()
+    /// ```
+    /// use burn::tensor::{Device, Tensor, Tolerance};
+    /// use burn_memsave_layers::nn::GroupNormConfig;
+    ///
+    /// let device = Device::flex();
+    /// let norm = GroupNormConfig::new(1, 2).init(&device);
+    /// let y = norm.forward(Tensor::<3>::from_floats([[[1.0, 3.0], [1.0, 3.0]]], &device));
+    /// y.to_data().assert_approx_eq::<f32>(&[[[-1.0f32, 1.0], [-1.0, 1.0]]].into(), Tolerance::default());
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct GroupNorm as MemSaveGroupNorm = burn::nn::GroupNorm, from_nn_group_norm, into_nn_group_norm {
+        /// The learnable weight
+        pub gamma: Option<Param<Tensor<1>>>,
+        /// The learnable bias
+        pub beta: Option<Param<Tensor<1>>>,
+        /// The number of groups to separate the channels into
+        pub num_groups: usize,
+        /// The number of channels expected in the input
+        pub num_channels: usize,
+        /// A value required for numerical stability
+        pub epsilon: f64,
+        /// A boolean value that when set to `true`, this module has learnable
+        pub affine: bool,
     }
 }
 
@@ -91,7 +75,7 @@ impl GroupNorm {
     }
 }
 
-/// Scale and shift, if they are asked for; `None` for what is the business of the stock module: inputs that it refuses, and
+/// Scale and shift, where they are asked for; `None` for what is left to the stock module: inputs that it refuses, and
 /// parameters that are missing or of another dtype.
 pub(super) fn affine_parameters<const D: usize>(
     input: &Tensor<D>,

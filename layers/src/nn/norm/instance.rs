@@ -5,62 +5,51 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`InstanceNorm`]; the same as [`burn::nn::InstanceNormConfig`].
-#[derive(Config, Debug)]
-pub struct InstanceNormConfig {
-    /// The number of channels expected in the input
-    pub num_channels: usize,
-    /// A value required for numerical stability. Default: 1e-5
-    #[config(default = 1e-5)]
-    pub epsilon: f64,
-    /// A boolean value that when set to `true`, this module has learnable
-    /// per-channel affine parameters initialized to ones (for weights)
-    /// and zeros (for biases). Default: `true`
-    #[config(default = true)]
-    pub affine: bool,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct InstanceNormConfig = burn::nn::InstanceNormConfig {
+        /// The number of channels expected in the input
+        pub num_channels: usize,
+        /// A value required for numerical stability. Default: 1e-5
+        #[config(default = 1e-5)]
+        pub epsilon: f64,
+        /// A boolean value that when set to `true`, this module has learnable
+        /// per-channel affine parameters initialized to ones (for weights)
+        /// and zeros (for biases). Default: `true`
+        #[config(default = true)]
+        pub affine: bool,
+    }
+    pub fn init(&self, device: &Device) -> InstanceNorm;
 }
 
-config_twin!(InstanceNormConfig = burn::nn::InstanceNormConfig { num_channels, epsilon, affine });
-
-/// Instance normalization of `[batch_size, num_channels, ...]`: `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta` over
-/// every channel of every element of the batch, after [arXiv 1607.08022](https://arxiv.org/abs/1607.08022).
-///
-/// Keeps its input for the backward pass; [`burn::nn::InstanceNorm`] keeps two tensors of that size.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor, Tolerance};
-/// use burn_memsave_layers::nn::InstanceNormConfig;
-///
-/// let device = Device::flex();
-/// let norm = InstanceNormConfig::new(2).init(&device);
-/// let y = norm.forward(Tensor::<3>::from_floats([[[1.0, 3.0], [5.0, 3.0]]], &device));
-/// y.to_data().assert_approx_eq::<f32>(&[[[-1.0f32, 1.0], [1.0, -1.0]]].into(), Tolerance::default());
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct InstanceNorm {
-    /// The learnable weight
-    pub gamma: Option<Param<Tensor<1>>>,
-    /// The learnable bias
-    pub beta: Option<Param<Tensor<1>>>,
-    /// The number of channels expected in the input
-    pub num_channels: usize,
-    /// A value required for numerical stability
-    pub epsilon: f64,
-    /// A boolean value that when set to `true`, this module has learnable
-    pub affine: bool,
-}
-
-drop_in!(
-    InstanceNorm = burn::nn::InstanceNorm,
-    from_nn_instance_norm,
-    into_nn_instance_norm { gamma, beta, num_channels, epsilon, affine }
-);
-
-impl InstanceNormConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> InstanceNorm {
-        burn::nn::InstanceNormConfig::from(self.clone()).init(device).into()
+drop_in! {
+    /// Instance normalization of `[batch_size, num_channels, ...]`: `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta` over
+    /// every channel of every element of the batch, after [arXiv 1607.08022](https://arxiv.org/abs/1607.08022).
+    ///
+    /// Keeps its input for the backward pass; [`burn::nn::InstanceNorm`] keeps two tensors of that size.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor, Tolerance};
+    /// use burn_memsave_layers::nn::InstanceNormConfig;
+    ///
+    /// let device = Device::flex();
+    /// let norm = InstanceNormConfig::new(2).init(&device);
+    /// let y = norm.forward(Tensor::<3>::from_floats([[[1.0, 3.0], [5.0, 3.0]]], &device));
+    /// y.to_data().assert_approx_eq::<f32>(&[[[-1.0f32, 1.0], [1.0, -1.0]]].into(), Tolerance::default());
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct InstanceNorm as MemSaveInstanceNorm = burn::nn::InstanceNorm,
+        from_nn_instance_norm, into_nn_instance_norm {
+        /// The learnable weight
+        pub gamma: Option<Param<Tensor<1>>>,
+        /// The learnable bias
+        pub beta: Option<Param<Tensor<1>>>,
+        /// The number of channels expected in the input
+        pub num_channels: usize,
+        /// A value required for numerical stability
+        pub epsilon: f64,
+        /// A boolean value that when set to `true`, this module has learnable
+        pub affine: bool,
     }
 }
 

@@ -1,77 +1,75 @@
+use crate::burn_internals::displayed;
 use crate::functional;
-use crate::nn::drop_in::{config_twin, displayed, drop_in};
+use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Tensor, assert_shape};
 
-/// Configuration of [`LocalResponseNorm`]; the same as [`burn::nn::LocalResponseNormConfig`].
-#[derive(Config, Debug)]
-pub struct LocalResponseNormConfig {
-    /// Number of channels in the sliding normalization window.
-    pub size: usize,
-    /// Scaling parameter. Default: 0.0001
-    #[config(default = 0.0001)]
-    pub alpha: f64,
-    /// Exponent. Default: 0.75
-    #[config(default = 0.75)]
-    pub beta: f64,
-    /// Bias constant (called `bias` in ONNX). Default: 1.0
-    #[config(default = 1.0)]
-    pub k: f64,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct LocalResponseNormConfig = burn::nn::LocalResponseNormConfig {
+        /// Number of channels in the sliding normalization window.
+        pub size: usize,
+        /// Scaling parameter. Default: 0.0001
+        #[config(default = 0.0001)]
+        pub alpha: f64,
+        /// Exponent. Default: 0.75
+        #[config(default = 0.75)]
+        pub beta: f64,
+        /// Bias constant (called `bias` in ONNX). Default: 1.0
+        #[config(default = 1.0)]
+        pub k: f64,
+    }
+    pub fn init(&self) -> LocalResponseNorm, or panics = from_config;
 }
 
-config_twin!(LocalResponseNormConfig = burn::nn::LocalResponseNormConfig { size, alpha, beta, k });
-
-/// Local response normalization, `y = x / (k + alpha / size * sum(x^2))^beta`, the sum over a window of `size` channels around
-/// each (one more behind than before if `size` is even), after
-/// [ImageNet Classification with Deep Convolutional Neural Networks](https://papers.nips.cc/paper/2012/hash/c399862d3b9d6b76c8436e924a68c45b-Abstract.html).
-///
-/// Keeps its input for the backward pass; [`burn::nn::LocalResponseNorm`] keeps four tensors of that size.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor, Tolerance};
-/// use burn_memsave_layers::nn::LocalResponseNormConfig;
-///
-/// let norm = LocalResponseNormConfig::new(2).with_alpha(1.0).with_beta(1.0).with_k(0.0).init();
-/// let y = norm.forward(Tensor::<3>::from_floats([[[1.0], [2.0], [4.0]]], &Device::flex()));
-/// y.to_data().assert_approx_eq::<f32>(&[[[0.4f32], [0.2], [0.5]]].into(), Tolerance::default());
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct LocalResponseNorm {
-    /// Number of channels in the sliding window.
-    size: usize,
-    /// Scaling parameter.
-    alpha: f64,
-    /// Exponent.
-    beta: f64,
-    /// Bias constant.
-    k: f64,
+drop_in! {
+    /// Local response normalization, `y = x / (k + alpha / size * sum(x^2))^beta`, the sum over a window of `size` channels
+    /// around each (one more after it than before it if `size` is even), after [ImageNet Classification with Deep
+    /// Convolutional Neural
+    /// Networks](https://papers.nips.cc/paper/2012/hash/c399862d3b9d6b76c8436e924a68c45b-Abstract.html).
+    ///
+    /// Keeps its input for the backward pass; [`burn::nn::LocalResponseNorm`] keeps four tensors of that size.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor, Tolerance};
+    /// use burn_memsave_layers::nn::LocalResponseNormConfig;
+    ///
+    /// let norm = LocalResponseNormConfig::new(2).with_alpha(1.0).with_beta(1.0).with_k(0.0).init();
+    /// let y = norm.forward(Tensor::<3>::from_floats([[[1.0], [2.0], [4.0]]], &Device::flex()));
+    /// y.to_data().assert_approx_eq::<f32>(&[[[0.4f32], [0.2], [0.5]]].into(), Tolerance::default());
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct LocalResponseNorm as MemSaveLocalResponseNorm = burn::nn::LocalResponseNorm,
+        from_nn_local_response_norm = from_stock, into_nn_local_response_norm = into_stock {
+        /// Number of channels in the sliding window.
+        size: usize,
+        /// Scaling parameter.
+        alpha: f64,
+        /// Exponent.
+        beta: f64,
+        /// Bias constant.
+        k: f64,
+    }
 }
 
-drop_in!(
-    LocalResponseNorm = burn::nn::LocalResponseNorm,
-    from_nn_local_response_norm = |stock| LocalResponseNorm {
+fn from_config(config: &LocalResponseNormConfig, _: burn::nn::LocalResponseNorm) -> LocalResponseNorm {
+    let LocalResponseNormConfig { size, alpha, beta, k } = *config;
+    LocalResponseNorm { size, alpha, beta, k }
+}
+
+fn from_stock(stock: burn::nn::LocalResponseNorm) -> LocalResponseNorm {
+    LocalResponseNorm {
         size: displayed(&stock, "size"),
         alpha: displayed(&stock, "alpha"),
         beta: displayed(&stock, "beta"),
         k: displayed(&stock, "k"),
-    },
-    into_nn_local_response_norm = |ours| {
-        let LocalResponseNorm { size, alpha, beta, k } = ours;
-        burn::nn::LocalResponseNormConfig { size, alpha, beta, k }.init()
     }
-);
+}
 
-impl LocalResponseNormConfig {
-    /// Initializes the module, as the stock config does.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `size` is 0.
-    pub fn init(&self) -> LocalResponseNorm {
-        burn::nn::LocalResponseNormConfig::from(self.clone()).init().into()
-    }
+fn into_stock(ours: LocalResponseNorm) -> burn::nn::LocalResponseNorm {
+    let LocalResponseNorm { size, alpha, beta, k } = ours;
+    burn::nn::LocalResponseNormConfig { size, alpha, beta, k }.init()
 }
 
 impl LocalResponseNorm {

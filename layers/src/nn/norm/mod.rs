@@ -7,12 +7,10 @@ mod local_response;
 mod normalization_wrapper;
 mod rms;
 
-pub use batch::{BatchNorm, BatchNorm as MemSaveBatchNorm, BatchNormConfig};
-pub use group::{GroupNorm, GroupNorm as MemSaveGroupNorm, GroupNormConfig};
-pub use instance::{InstanceNorm, InstanceNorm as MemSaveInstanceNorm, InstanceNormConfig};
-pub use layer::{LayerNorm, LayerNorm as MemSaveLayerNorm, LayerNormConfig};
-pub use local_response::{
-    LocalResponseNorm, LocalResponseNorm as MemSaveLocalResponseNorm, LocalResponseNormConfig,
-};
-pub use normalization_wrapper::{Normalization, Normalization as MemSaveNormalization, NormalizationConfig};
-pub use rms::{RmsNorm, RmsNorm as MemSaveRmsNorm, RmsNormConfig};
+pub use batch::*;
+pub use group::*;
+pub use instance::*;
+pub use layer::*;
+pub use local_response::*;
+pub use normalization_wrapper::*;
+pub use rms::*;

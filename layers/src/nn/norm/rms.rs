@@ -4,51 +4,39 @@ use burn::config::Config;
 use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`RmsNorm`]; the same as [`burn::nn::RmsNormConfig`].
-#[derive(Config, Debug)]
-pub struct RmsNormConfig {
-    /// The size of the input features.
-    pub d_model: usize,
-    /// A value required for numerical stability. Default: 1e-5
-    #[config(default = 1e-5)]
-    pub epsilon: f64,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct RmsNormConfig = burn::nn::RmsNormConfig {
+        /// The size of the input features.
+        pub d_model: usize,
+        /// A value required for numerical stability. Default: 1e-5
+        #[config(default = 1e-5)]
+        pub epsilon: f64,
+    }
+    pub fn init(&self, device: &Device) -> RmsNorm, or panics;
 }
 
-config_twin!(RmsNormConfig = burn::nn::RmsNormConfig { d_model, epsilon });
-
-/// RMS normalization over the last axis, `y = x / sqrt(mean(x^2) + epsilon) * gamma`, after
-/// [arXiv 1910.07467](https://arxiv.org/abs/1910.07467).
-///
-/// Keeps its input for the backward pass; [`burn::nn::RmsNorm`] keeps two tensors of that size.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor, Tolerance};
-/// use burn_memsave_layers::nn::RmsNormConfig;
-///
-/// let device = Device::flex();
-/// let norm = RmsNormConfig::new(2).init(&device);
-/// let y = norm.forward(Tensor::<1>::from_floats([1.0, 1.0], &device));
-/// y.to_data().assert_approx_eq::<f32>(&[1.0f32, 1.0].into(), Tolerance::absolute(1e-4));
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct RmsNorm {
-    /// The learnable parameter to scale the normalized tensor
-    pub gamma: Param<Tensor<1>>,
-    /// A value required for numerical stability
-    pub epsilon: f64,
-}
-
-drop_in!(RmsNorm = burn::nn::RmsNorm, from_nn_rms_norm, into_nn_rms_norm { gamma, epsilon });
-
-impl RmsNormConfig {
-    /// Initializes the module, as the stock config does.
+drop_in! {
+    /// RMS normalization over the last axis, `y = x / sqrt(mean(x^2) + epsilon) * gamma`, after
+    /// [arXiv 1910.07467](https://arxiv.org/abs/1910.07467).
     ///
-    /// # Panics
+    /// Keeps its input for the backward pass; [`burn::nn::RmsNorm`] keeps two tensors of that size.
     ///
-    /// Panics for the values that the stock config refuses, with its message.
-    pub fn init(&self, device: &Device) -> RmsNorm {
-        burn::nn::RmsNormConfig::from(self.clone()).init(device).into()
+    /// ```
+    /// use burn::tensor::{Device, Tensor, Tolerance};
+    /// use burn_memsave_layers::nn::RmsNormConfig;
+    ///
+    /// let device = Device::flex();
+    /// let norm = RmsNormConfig::new(2).init(&device);
+    /// let y = norm.forward(Tensor::<1>::from_floats([1.0, 1.0], &device));
+    /// y.to_data().assert_approx_eq::<f32>(&[1.0f32, 1.0].into(), Tolerance::absolute(1e-4));
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct RmsNorm as MemSaveRmsNorm = burn::nn::RmsNorm, from_nn_rms_norm, into_nn_rms_norm {
+        /// The learnable parameter to scale the normalized tensor
+        pub gamma: Param<Tensor<1>>,
+        /// A value required for numerical stability
+        pub epsilon: f64,
     }
 }
 

@@ -4,44 +4,33 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`AdaptiveAvgPool1d`]; the same as [`burn::nn::pool::AdaptiveAvgPool1dConfig`].
-#[derive(Config, Debug)]
-pub struct AdaptiveAvgPool1dConfig {
-    /// The size of the output.
-    pub output_size: usize,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct AdaptiveAvgPool1dConfig = burn::nn::pool::AdaptiveAvgPool1dConfig {
+        /// The size of the output.
+        pub output_size: usize,
+    }
+    pub fn init(&self) -> AdaptiveAvgPool1d;
 }
 
-config_twin!(AdaptiveAvgPool1dConfig = burn::nn::pool::AdaptiveAvgPool1dConfig { output_size });
-
-/// Average pool over one axis to a given size.
-///
-/// Keeps nothing for the backward pass; [`burn::nn::pool::AdaptiveAvgPool1d`] keeps its input.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::pool::AdaptiveAvgPool1dConfig;
-///
-/// let device = Device::flex();
-/// let pool = AdaptiveAvgPool1dConfig::new(3).init();
-/// assert_eq!(pool.forward(Tensor::<3>::ones([2, 3, 10], &device)).dims(), [2, 3, 3]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct AdaptiveAvgPool1d {
-    /// The size of the output.
-    pub output_size: usize,
-}
-
-drop_in!(
-    AdaptiveAvgPool1d = burn::nn::pool::AdaptiveAvgPool1d,
-    from_nn_adaptive_avg_pool1d,
-    into_nn_adaptive_avg_pool1d { output_size }
-);
-
-impl AdaptiveAvgPool1dConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> AdaptiveAvgPool1d {
-        burn::nn::pool::AdaptiveAvgPool1dConfig::from(self.clone()).init().into()
+drop_in! {
+    /// Average pool over one axis to a given size.
+    ///
+    /// Keeps nothing for the backward pass; [`burn::nn::pool::AdaptiveAvgPool1d`] keeps its input.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::pool::AdaptiveAvgPool1dConfig;
+    ///
+    /// let device = Device::flex();
+    /// let pool = AdaptiveAvgPool1dConfig::new(3).init();
+    /// assert_eq!(pool.forward(Tensor::<3>::ones([2, 3, 10], &device)).dims(), [2, 3, 3]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct AdaptiveAvgPool1d as MemSaveAdaptiveAvgPool1d = burn::nn::pool::AdaptiveAvgPool1d,
+        from_nn_adaptive_avg_pool1d, into_nn_adaptive_avg_pool1d {
+        /// The size of the output.
+        pub output_size: usize,
     }
 }
 

@@ -4,44 +4,33 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// Configuration of [`AdaptiveAvgPool3d`]; the same as [`burn::nn::pool::AdaptiveAvgPool3dConfig`].
-#[derive(Config, Debug)]
-pub struct AdaptiveAvgPool3dConfig {
-    /// The size of the output.
-    pub output_size: [usize; 3],
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct AdaptiveAvgPool3dConfig = burn::nn::pool::AdaptiveAvgPool3dConfig {
+        /// The size of the output.
+        pub output_size: [usize; 3],
+    }
+    pub fn init(&self) -> AdaptiveAvgPool3d;
 }
 
-config_twin!(AdaptiveAvgPool3dConfig = burn::nn::pool::AdaptiveAvgPool3dConfig { output_size });
-
-/// Average pool over three axes to a given size.
-///
-/// Keeps nothing for the backward pass; [`burn::nn::pool::AdaptiveAvgPool3d`] keeps its input.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::pool::AdaptiveAvgPool3dConfig;
-///
-/// let device = Device::flex();
-/// let pool = AdaptiveAvgPool3dConfig::new([3, 3, 3]).init();
-/// assert_eq!(pool.forward(Tensor::<5>::ones([2, 3, 10, 10, 10], &device)).dims(), [2, 3, 3, 3, 3]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct AdaptiveAvgPool3d {
-    /// The size of the output.
-    pub output_size: [usize; 3],
-}
-
-drop_in!(
-    AdaptiveAvgPool3d = burn::nn::pool::AdaptiveAvgPool3d,
-    from_nn_adaptive_avg_pool3d,
-    into_nn_adaptive_avg_pool3d { output_size }
-);
-
-impl AdaptiveAvgPool3dConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> AdaptiveAvgPool3d {
-        burn::nn::pool::AdaptiveAvgPool3dConfig::from(self.clone()).init().into()
+drop_in! {
+    /// Average pool over three axes to a given size.
+    ///
+    /// Keeps nothing for the backward pass; [`burn::nn::pool::AdaptiveAvgPool3d`] keeps its input.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::pool::AdaptiveAvgPool3dConfig;
+    ///
+    /// let device = Device::flex();
+    /// let pool = AdaptiveAvgPool3dConfig::new([3, 3, 3]).init();
+    /// assert_eq!(pool.forward(Tensor::<5>::ones([2, 3, 10, 10, 10], &device)).dims(), [2, 3, 3, 3, 3]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct AdaptiveAvgPool3d as MemSaveAdaptiveAvgPool3d = burn::nn::pool::AdaptiveAvgPool3d,
+        from_nn_adaptive_avg_pool3d, into_nn_adaptive_avg_pool3d {
+        /// The size of the output.
+        pub output_size: [usize; 3],
     }
 }
 

@@ -6,71 +6,57 @@ use burn::module::Module;
 use burn::nn::PaddingConfig1d;
 use burn::tensor::{Tensor, ops::AvgPoolOptions};
 
-/// Configuration of [`AvgPool1d`]; the same as [`burn::nn::pool::AvgPool1dConfig`].
-#[derive(Config, Debug)]
-pub struct AvgPool1dConfig {
-    /// The size of the kernel.
-    pub kernel_size: usize,
-    /// The stride.
-    #[config(default = "kernel_size")]
-    pub stride: usize,
-    /// The padding configuration.
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct AvgPool1dConfig = burn::nn::pool::AvgPool1dConfig {
+        /// The size of the kernel.
+        pub kernel_size: usize,
+        /// The stride.
+        #[config(default = "kernel_size")]
+        pub stride: usize,
+        /// The padding configuration.
+        ///
+        /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
+        /// will automatically use asymmetric padding to preserve input dimensions.
+        #[config(default = "PaddingConfig1d::Valid")]
+        pub padding: PaddingConfig1d,
+        /// If the padding is counted in the denominator when computing the average.
+        #[config(default = "true")]
+        pub count_include_pad: bool,
+        /// If true, use ceiling instead of floor for output size calculation.
+        #[config(default = "false")]
+        pub ceil_mode: bool,
+    }
+    pub fn init(&self) -> AvgPool1d;
+}
+
+drop_in! {
+    /// Average of every window over one axis.
     ///
-    /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
-    /// will automatically use asymmetric padding to preserve input dimensions.
-    #[config(default = "PaddingConfig1d::Valid")]
-    pub padding: PaddingConfig1d,
-    /// If the padding is counted in the denominator when computing the average.
-    #[config(default = "true")]
-    pub count_include_pad: bool,
-    /// If true, use ceiling instead of floor for output size calculation.
-    #[config(default = "false")]
-    pub ceil_mode: bool,
-}
-
-config_twin!(
-    AvgPool1dConfig =
-        burn::nn::pool::AvgPool1dConfig { kernel_size, stride, padding, count_include_pad, ceil_mode }
-);
-
-/// Average of every window over one axis.
-///
-/// Keeps nothing for the backward pass; [`burn::nn::pool::AvgPool1d`] keeps its input.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::pool::AvgPool1dConfig;
-///
-/// let device = Device::flex();
-/// let pool = AvgPool1dConfig::new(2).init();
-/// assert_eq!(pool.forward(Tensor::<3>::ones([2, 3, 10], &device)).dims(), [2, 3, 5]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct AvgPool1d {
-    /// The stride.
-    pub stride: usize,
-    /// The size of the kernel.
-    pub kernel_size: usize,
-    /// The padding configuration.
-    #[module(skip)]
-    pub padding: PaddingConfig1d,
-    /// If the padding is counted in the denominator when computing the average.
-    pub count_include_pad: bool,
-    /// If true, use ceiling instead of floor for output size calculation.
-    pub ceil_mode: bool,
-}
-
-drop_in!(
-    AvgPool1d = burn::nn::pool::AvgPool1d,
-    from_nn_avg_pool1d,
-    into_nn_avg_pool1d { stride, kernel_size, padding, count_include_pad, ceil_mode }
-);
-
-impl AvgPool1dConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> AvgPool1d {
-        burn::nn::pool::AvgPool1dConfig::from(self.clone()).init().into()
+    /// Keeps nothing for the backward pass; [`burn::nn::pool::AvgPool1d`] keeps its input.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::pool::AvgPool1dConfig;
+    ///
+    /// let device = Device::flex();
+    /// let pool = AvgPool1dConfig::new(2).init();
+    /// assert_eq!(pool.forward(Tensor::<3>::ones([2, 3, 10], &device)).dims(), [2, 3, 5]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct AvgPool1d as MemSaveAvgPool1d = burn::nn::pool::AvgPool1d,
+        from_nn_avg_pool1d, into_nn_avg_pool1d {
+        /// The stride.
+        pub stride: usize,
+        /// The size of the kernel.
+        pub kernel_size: usize,
+        /// The padding configuration.
+        #[module(skip)]
+        pub padding: PaddingConfig1d,
+        /// If the padding is counted in the denominator when computing the average.
+        pub count_include_pad: bool,
+        /// If true, use ceiling instead of floor for output size calculation.
+        pub ceil_mode: bool,
     }
 }
 

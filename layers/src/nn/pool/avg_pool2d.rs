@@ -6,71 +6,57 @@ use burn::module::Module;
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Tensor, ops::AvgPoolOptions};
 
-/// Configuration of [`AvgPool2d`]; the same as [`burn::nn::pool::AvgPool2dConfig`].
-#[derive(Config, Debug)]
-pub struct AvgPool2dConfig {
-    /// The size of the kernel.
-    pub kernel_size: [usize; 2],
-    /// The strides.
-    #[config(default = "kernel_size")]
-    pub strides: [usize; 2],
-    /// The padding configuration.
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct AvgPool2dConfig = burn::nn::pool::AvgPool2dConfig {
+        /// The size of the kernel.
+        pub kernel_size: [usize; 2],
+        /// The strides.
+        #[config(default = "kernel_size")]
+        pub strides: [usize; 2],
+        /// The padding configuration.
+        ///
+        /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
+        /// will automatically use asymmetric padding to preserve input dimensions.
+        #[config(default = "PaddingConfig2d::Valid")]
+        pub padding: PaddingConfig2d,
+        /// If the padding is counted in the denominator when computing the average.
+        #[config(default = "true")]
+        pub count_include_pad: bool,
+        /// If true, use ceiling instead of floor for output size calculation.
+        #[config(default = "false")]
+        pub ceil_mode: bool,
+    }
+    pub fn init(&self) -> AvgPool2d;
+}
+
+drop_in! {
+    /// Average of every window over two axes.
     ///
-    /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
-    /// will automatically use asymmetric padding to preserve input dimensions.
-    #[config(default = "PaddingConfig2d::Valid")]
-    pub padding: PaddingConfig2d,
-    /// If the padding is counted in the denominator when computing the average.
-    #[config(default = "true")]
-    pub count_include_pad: bool,
-    /// If true, use ceiling instead of floor for output size calculation.
-    #[config(default = "false")]
-    pub ceil_mode: bool,
-}
-
-config_twin!(
-    AvgPool2dConfig =
-        burn::nn::pool::AvgPool2dConfig { kernel_size, strides, padding, count_include_pad, ceil_mode }
-);
-
-/// Average of every window over two axes.
-///
-/// Keeps nothing for the backward pass; [`burn::nn::pool::AvgPool2d`] keeps its input.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::pool::AvgPool2dConfig;
-///
-/// let device = Device::flex();
-/// let pool = AvgPool2dConfig::new([2, 2]).init();
-/// assert_eq!(pool.forward(Tensor::<4>::ones([2, 3, 10, 10], &device)).dims(), [2, 3, 5, 5]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct AvgPool2d {
-    /// Stride of the pooling.
-    pub stride: [usize; 2],
-    /// Size of the kernel.
-    pub kernel_size: [usize; 2],
-    /// Padding configuration.
-    #[module(skip)]
-    pub padding: PaddingConfig2d,
-    /// If the padding is counted in the denominator when computing the average.
-    pub count_include_pad: bool,
-    /// If true, use ceiling instead of floor for output size calculation.
-    pub ceil_mode: bool,
-}
-
-drop_in!(
-    AvgPool2d = burn::nn::pool::AvgPool2d,
-    from_nn_avg_pool2d,
-    into_nn_avg_pool2d { stride, kernel_size, padding, count_include_pad, ceil_mode }
-);
-
-impl AvgPool2dConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> AvgPool2d {
-        burn::nn::pool::AvgPool2dConfig::from(self.clone()).init().into()
+    /// Keeps nothing for the backward pass; [`burn::nn::pool::AvgPool2d`] keeps its input.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::pool::AvgPool2dConfig;
+    ///
+    /// let device = Device::flex();
+    /// let pool = AvgPool2dConfig::new([2, 2]).init();
+    /// assert_eq!(pool.forward(Tensor::<4>::ones([2, 3, 10, 10], &device)).dims(), [2, 3, 5, 5]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct AvgPool2d as MemSaveAvgPool2d = burn::nn::pool::AvgPool2d,
+        from_nn_avg_pool2d, into_nn_avg_pool2d {
+        /// Stride of the pooling.
+        pub stride: [usize; 2],
+        /// Size of the kernel.
+        pub kernel_size: [usize; 2],
+        /// Padding configuration.
+        #[module(skip)]
+        pub padding: PaddingConfig2d,
+        /// If the padding is counted in the denominator when computing the average.
+        pub count_include_pad: bool,
+        /// If true, use ceiling instead of floor for output size calculation.
+        pub ceil_mode: bool,
     }
 }
 

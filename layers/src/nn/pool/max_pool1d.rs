@@ -6,71 +6,58 @@ use burn::module::Module;
 use burn::nn::PaddingConfig1d;
 use burn::tensor::{Tensor, ops::MaxPoolOptions};
 
-/// Configuration of [`MaxPool1d`]; the same as [`burn::nn::pool::MaxPool1dConfig`].
-#[derive(Config, Debug)]
-pub struct MaxPool1dConfig {
-    /// The size of the kernel.
-    pub kernel_size: usize,
-    /// The stride.
-    #[config(default = "kernel_size")]
-    pub stride: usize,
-    /// The padding configuration.
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct MaxPool1dConfig = burn::nn::pool::MaxPool1dConfig {
+        /// The size of the kernel.
+        pub kernel_size: usize,
+        /// The stride.
+        #[config(default = "kernel_size")]
+        pub stride: usize,
+        /// The padding configuration.
+        ///
+        /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
+        /// will automatically use asymmetric padding to preserve input dimensions.
+        #[config(default = "PaddingConfig1d::Valid")]
+        pub padding: PaddingConfig1d,
+        /// The dilation.
+        #[config(default = "1")]
+        pub dilation: usize,
+        /// If true, use ceiling instead of floor for output size calculation.
+        #[config(default = "false")]
+        pub ceil_mode: bool,
+    }
+    pub fn init(&self) -> MaxPool1d;
+}
+
+drop_in! {
+    /// Maximum of every window over one axis.
     ///
-    /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
-    /// will automatically use asymmetric padding to preserve input dimensions.
-    #[config(default = "PaddingConfig1d::Valid")]
-    pub padding: PaddingConfig1d,
-    /// The dilation.
-    #[config(default = "1")]
-    pub dilation: usize,
-    /// If true, use ceiling instead of floor for output size calculation.
-    #[config(default = "false")]
-    pub ceil_mode: bool,
-}
-
-config_twin!(
-    MaxPool1dConfig = burn::nn::pool::MaxPool1dConfig { kernel_size, stride, padding, dilation, ceil_mode }
-);
-
-/// Maximum of every window over one axis.
-///
-/// Keeps where each maximum lies in its window, one byte per output (windows of up to 255 elements);
-/// [`burn::nn::pool::MaxPool1d`] keeps its input and eight bytes per output.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::pool::MaxPool1dConfig;
-///
-/// let device = Device::flex();
-/// let pool = MaxPool1dConfig::new(2).init();
-/// assert_eq!(pool.forward(Tensor::<3>::ones([2, 3, 10], &device)).dims(), [2, 3, 5]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct MaxPool1d {
-    /// The stride.
-    pub stride: usize,
-    /// The size of the kernel.
-    pub kernel_size: usize,
-    /// The padding configuration.
-    #[module(skip)]
-    pub padding: PaddingConfig1d,
-    /// The dilation.
-    pub dilation: usize,
-    /// If true, use ceiling instead of floor for output size calculation.
-    pub ceil_mode: bool,
-}
-
-drop_in!(
-    MaxPool1d = burn::nn::pool::MaxPool1d,
-    from_nn_max_pool1d,
-    into_nn_max_pool1d { stride, kernel_size, padding, dilation, ceil_mode }
-);
-
-impl MaxPool1dConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MaxPool1d {
-        burn::nn::pool::MaxPool1dConfig::from(self.clone()).init().into()
+    /// Keeps where each maximum lies in its window, one byte per output (windows of up to 255 elements);
+    /// [`burn::nn::pool::MaxPool1d`] keeps its input and eight bytes per output.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::pool::MaxPool1dConfig;
+    ///
+    /// let device = Device::flex();
+    /// let pool = MaxPool1dConfig::new(2).init();
+    /// assert_eq!(pool.forward(Tensor::<3>::ones([2, 3, 10], &device)).dims(), [2, 3, 5]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct MaxPool1d as MemSaveMaxPool1d = burn::nn::pool::MaxPool1d,
+        from_nn_max_pool1d, into_nn_max_pool1d {
+        /// The stride.
+        pub stride: usize,
+        /// The size of the kernel.
+        pub kernel_size: usize,
+        /// The padding configuration.
+        #[module(skip)]
+        pub padding: PaddingConfig1d,
+        /// The dilation.
+        pub dilation: usize,
+        /// If true, use ceiling instead of floor for output size calculation.
+        pub ceil_mode: bool,
     }
 }
 

@@ -6,71 +6,58 @@ use burn::module::Module;
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Tensor, ops::MaxPoolOptions};
 
-/// Configuration of [`MaxPool2d`]; the same as [`burn::nn::pool::MaxPool2dConfig`].
-#[derive(Config, Debug)]
-pub struct MaxPool2dConfig {
-    /// The size of the kernel.
-    pub kernel_size: [usize; 2],
-    /// The strides.
-    #[config(default = "kernel_size")]
-    pub strides: [usize; 2],
-    /// The padding configuration.
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct MaxPool2dConfig = burn::nn::pool::MaxPool2dConfig {
+        /// The size of the kernel.
+        pub kernel_size: [usize; 2],
+        /// The strides.
+        #[config(default = "kernel_size")]
+        pub strides: [usize; 2],
+        /// The padding configuration.
+        ///
+        /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
+        /// will automatically use asymmetric padding to preserve input dimensions.
+        #[config(default = "PaddingConfig2d::Valid")]
+        pub padding: PaddingConfig2d,
+        /// The dilation.
+        #[config(default = "[1, 1]")]
+        pub dilation: [usize; 2],
+        /// If true, use ceiling instead of floor for output size calculation.
+        #[config(default = "false")]
+        pub ceil_mode: bool,
+    }
+    pub fn init(&self) -> MaxPool2d;
+}
+
+drop_in! {
+    /// Maximum of every window over two axes.
     ///
-    /// Supports symmetric and asymmetric padding. `Same` padding with even kernel sizes
-    /// will automatically use asymmetric padding to preserve input dimensions.
-    #[config(default = "PaddingConfig2d::Valid")]
-    pub padding: PaddingConfig2d,
-    /// The dilation.
-    #[config(default = "[1, 1]")]
-    pub dilation: [usize; 2],
-    /// If true, use ceiling instead of floor for output size calculation.
-    #[config(default = "false")]
-    pub ceil_mode: bool,
-}
-
-config_twin!(
-    MaxPool2dConfig = burn::nn::pool::MaxPool2dConfig { kernel_size, strides, padding, dilation, ceil_mode }
-);
-
-/// Maximum of every window over two axes.
-///
-/// Keeps where each maximum lies in its window, one byte per output (windows of up to 255 elements);
-/// [`burn::nn::pool::MaxPool2d`] keeps its input and eight bytes per output.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::pool::MaxPool2dConfig;
-///
-/// let device = Device::flex();
-/// let pool = MaxPool2dConfig::new([2, 2]).init();
-/// assert_eq!(pool.forward(Tensor::<4>::ones([2, 3, 10, 10], &device)).dims(), [2, 3, 5, 5]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct MaxPool2d {
-    /// The strides.
-    pub stride: [usize; 2],
-    /// The size of the kernel.
-    pub kernel_size: [usize; 2],
-    /// The padding configuration.
-    #[module(skip)]
-    pub padding: PaddingConfig2d,
-    /// The dilation.
-    pub dilation: [usize; 2],
-    /// If true, use ceiling instead of floor for output size calculation.
-    pub ceil_mode: bool,
-}
-
-drop_in!(
-    MaxPool2d = burn::nn::pool::MaxPool2d,
-    from_nn_max_pool2d,
-    into_nn_max_pool2d { stride, kernel_size, padding, dilation, ceil_mode }
-);
-
-impl MaxPool2dConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self) -> MaxPool2d {
-        burn::nn::pool::MaxPool2dConfig::from(self.clone()).init().into()
+    /// Keeps where each maximum lies in its window, one byte per output (windows of up to 255 elements);
+    /// [`burn::nn::pool::MaxPool2d`] keeps its input and eight bytes per output.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::pool::MaxPool2dConfig;
+    ///
+    /// let device = Device::flex();
+    /// let pool = MaxPool2dConfig::new([2, 2]).init();
+    /// assert_eq!(pool.forward(Tensor::<4>::ones([2, 3, 10, 10], &device)).dims(), [2, 3, 5, 5]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct MaxPool2d as MemSaveMaxPool2d = burn::nn::pool::MaxPool2d,
+        from_nn_max_pool2d, into_nn_max_pool2d {
+        /// The strides.
+        pub stride: [usize; 2],
+        /// The size of the kernel.
+        pub kernel_size: [usize; 2],
+        /// The padding configuration.
+        #[module(skip)]
+        pub padding: PaddingConfig2d,
+        /// The dilation.
+        pub dilation: [usize; 2],
+        /// If true, use ceiling instead of floor for output size calculation.
+        pub ceil_mode: bool,
     }
 }
 

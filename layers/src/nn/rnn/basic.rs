@@ -5,147 +5,106 @@ use super::GateController;
 use super::sequence::{self, Outcome, are_usual, direction, run};
 use crate::backend::{Cell, Recurrence};
 use crate::nn::activation::{Activation, ActivationConfig};
-use crate::nn::drop_in::{config_into_stock, drop_in};
+use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 
-/// Configuration of [`Rnn`]; the same as [`burn::nn::RnnConfig`].
-#[derive(Config, Debug)]
-pub struct RnnConfig {
-    /// The size of the input features.
-    pub d_input: usize,
-    /// The size of the hidden state.
-    pub d_hidden: usize,
-    /// If a bias should be applied during the Rnn transformation.
-    pub bias: bool,
-    /// Rnn initializer
-    #[config(default = "Initializer::XavierNormal{gain:1.0}")]
-    pub initializer: Initializer,
-    /// If true, the input tensor is expected to be `[batch_size, seq_length, input_size]`.
-    /// If false, the input tensor is expected to be `[seq_length, batch_size, input_size]`.
-    #[config(default = true)]
-    pub batch_first: bool,
-    /// If true, process the sequence in reverse order.
-    /// This is useful for implementing reverse-direction RNNs (e.g., ONNX reverse direction).
-    #[config(default = false)]
-    pub reverse: bool,
-    /// Optional hidden state clip threshold. If provided, hidden state values are clipped
-    /// to the range `[-clip, +clip]` after each timestep. This can help prevent
-    /// exploding values during inference.
-    pub clip: Option<f64>,
-    /// Activation function applied to the hidden state before computing hidden output.
-    /// Default is Tanh, which is standard for Rnn.
-    #[config(default = "ActivationConfig::Tanh")]
-    pub hidden_activation: ActivationConfig,
-}
-
-config_into_stock!(
-    RnnConfig = burn::nn::RnnConfig {
-        d_input,
-        d_hidden,
-        bias,
-        initializer,
-        batch_first,
-        reverse,
-        clip,
-        hidden_activation
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct RnnConfig = burn::nn::RnnConfig {
+        /// The size of the input features.
+        pub d_input: usize,
+        /// The size of the hidden state.
+        pub d_hidden: usize,
+        /// If a bias should be applied during the Rnn transformation.
+        pub bias: bool,
+        /// Rnn initializer
+        #[config(default = "Initializer::XavierNormal{gain:1.0}")]
+        pub initializer: Initializer,
+        /// If true, the input tensor is expected to be `[batch_size, seq_length, input_size]`.
+        /// If false, the input tensor is expected to be `[seq_length, batch_size, input_size]`.
+        #[config(default = true)]
+        pub batch_first: bool,
+        /// If true, process the sequence in reverse order.
+        /// This is useful for implementing reverse-direction RNNs (e.g., ONNX reverse direction).
+        #[config(default = false)]
+        pub reverse: bool,
+        /// Optional hidden state clip threshold. If provided, hidden state values are clipped
+        /// to the range `[-clip, +clip]` after each timestep. This can help prevent
+        /// exploding values during inference.
+        pub clip: Option<f64>,
+        /// Activation function applied to the hidden state before computing hidden output.
+        /// Default is Tanh, which is standard for Rnn.
+        #[config(default = "ActivationConfig::Tanh")]
+        pub hidden_activation: ActivationConfig,
     }
-);
+    pub fn init(&self, device: &Device) -> Rnn;
+}
 
-impl RnnConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> Rnn {
-        burn::nn::RnnConfig::from(self.clone()).init(device).into()
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct BiRnnConfig = burn::nn::BiRnnConfig {
+        /// The size of the input features.
+        pub d_input: usize,
+        /// The size of the hidden state.
+        pub d_hidden: usize,
+        /// If a bias should be applied during the BiRnn transformation.
+        pub bias: bool,
+        /// BiRnn initializer
+        #[config(default = "Initializer::XavierNormal{gain:1.0}")]
+        pub initializer: Initializer,
+        /// If true, the input tensor is expected to be `[batch_size, seq_length, input_size]`.
+        /// If false, the input tensor is expected to be `[seq_length, batch_size, input_size]`.
+        #[config(default = true)]
+        pub batch_first: bool,
+        /// Optional hidden state clip threshold.
+        pub clip: Option<f64>,
+        /// Activation function applied to the hidden state before computing hidden output.
+        #[config(default = "ActivationConfig::Tanh")]
+        pub hidden_activation: ActivationConfig,
+    }
+    pub fn init(&self, device: &Device) -> BiRnn;
+}
+
+drop_in! {
+    /// Recurrent layer, `h = tanh(x W + b + h U + d)` step by step.
+    ///
+    /// Keeps its input for the backward pass if its weights are trainable, and its output; with `clip` also the values
+    /// before they are clipped. [`burn::nn::Rnn`] keeps some tensors of the size of the state at every step. With an
+    /// activation other than tanh, or operands of different dtypes, this is Burn's own forward pass.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::RnnConfig;
+    ///
+    /// let device = Device::flex();
+    /// let rnn = RnnConfig::new(3, 4, true).init(&device);
+    /// let (y, state) = rnn.forward(Tensor::ones([2, 5, 3], &device), None);
+    /// assert_eq!((y.dims(), state.hidden.dims()), ([2, 5, 4], [2, 4]));
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct Rnn as MemSaveRnn = burn::nn::Rnn, from_nn_rnn, into_nn_rnn {
+        /// gate controller for Rnn (has single gate).
+        pub gate: GateController,
+        /// The hidden state of the Rnn.
+        pub d_hidden: usize,
+        /// If true, input is `[batch_size, seq_length, input_size]`.
+        /// If false, input is `[seq_length, batch_size, input_size]`.
+        pub batch_first: bool,
+        /// If true, process the sequence in reverse order.
+        pub reverse: bool,
+        /// Optional hidden state clip threshold.
+        pub clip: Option<f64>,
+        /// Activation function for hidden output.
+        pub hidden_activation: Activation,
     }
 }
-
-/// Configuration of [`BiRnn`]; the same as [`burn::nn::BiRnnConfig`].
-#[derive(Config, Debug)]
-pub struct BiRnnConfig {
-    /// The size of the input features.
-    pub d_input: usize,
-    /// The size of the hidden state.
-    pub d_hidden: usize,
-    /// If a bias should be applied during the BiRnn transformation.
-    pub bias: bool,
-    /// BiRnn initializer
-    #[config(default = "Initializer::XavierNormal{gain:1.0}")]
-    pub initializer: Initializer,
-    /// If true, the input tensor is expected to be `[batch_size, seq_length, input_size]`.
-    /// If false, the input tensor is expected to be `[seq_length, batch_size, input_size]`.
-    #[config(default = true)]
-    pub batch_first: bool,
-    /// Optional hidden state clip threshold.
-    pub clip: Option<f64>,
-    /// Activation function applied to the hidden state before computing hidden output.
-    #[config(default = "ActivationConfig::Tanh")]
-    pub hidden_activation: ActivationConfig,
-}
-
-config_into_stock!(
-    BiRnnConfig =
-        burn::nn::BiRnnConfig { d_input, d_hidden, bias, initializer, batch_first, clip, hidden_activation }
-);
-
-impl BiRnnConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> BiRnn {
-        burn::nn::BiRnnConfig::from(self.clone()).init(device).into()
-    }
-}
-
-/// Recurrent layer, `h = tanh(x W + b + h U + d)` step by step.
-///
-/// Keeps its input for the backward pass if its weights are trainable, and its output; with `clip` the values before they are
-/// clipped, too. [`burn::nn::Rnn`] keeps some tensors of the size of the state at every step. With an activation other than
-/// tanh, or operands of different types, this is Burn's own forward pass.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::RnnConfig;
-///
-/// let device = Device::flex();
-/// let rnn = RnnConfig::new(3, 4, true).init(&device);
-/// let (y, state) = rnn.forward(Tensor::ones([2, 5, 3], &device), None);
-/// assert_eq!((y.dims(), state.hidden.dims()), ([2, 5, 4], [2, 4]));
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct Rnn {
-    /// gate controller for Rnn (has single gate).
-    pub gate: GateController,
-    /// The hidden state of the Rnn.
-    pub d_hidden: usize,
-    /// If true, input is `[batch_size, seq_length, input_size]`.
-    /// If false, input is `[seq_length, batch_size, input_size]`.
-    pub batch_first: bool,
-    /// If true, process the sequence in reverse order.
-    pub reverse: bool,
-    /// Optional hidden state clip threshold.
-    pub clip: Option<f64>,
-    /// Activation function for hidden output.
-    pub hidden_activation: Activation,
-}
-
-drop_in!(
-    Rnn = burn::nn::Rnn,
-    from_nn_rnn = |stock| {
-        let burn::nn::Rnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation } = stock;
-        let (gate, hidden_activation) = (gate.into(), hidden_activation.into());
-        Rnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation }
-    },
-    into_nn_rnn = |ours| {
-        let Rnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation } = ours;
-        let (gate, hidden_activation) = (gate.into(), hidden_activation.into());
-        burn::nn::Rnn { gate, d_hidden, batch_first, reverse, clip, hidden_activation }
-    }
-);
 
 impl Rnn {
-    /// Applies the layer to a sequence, from a hidden state or from zeros: the hidden state after every step, and after the
-    /// last.
+    /// Applies the layer to a sequence, from a hidden state or from zeros. Returns the hidden state after every step, and
+    /// the one after the last.
     ///
     /// # Shapes
     ///
@@ -156,9 +115,10 @@ impl Rnn {
         self.forward_with(batched_input, state, None)
     }
 
-    /// [`forward`](Self::forward), but keeps a state every so many steps instead of gates, which the backward pass computes again
-    /// for one stretch of steps at a time: less to keep, for the time of one more forward pass. About the square root of the
-    /// number of steps needs the least at the peak. The input and the parameters are kept too (no copies).
+    /// [`forward`](Self::forward), but keeps one state for `every` steps instead of the gates. The backward pass computes
+    /// the gates again, for one stretch of steps at a time: there is less to keep, for the time of one more forward pass.
+    /// With `every` near the square root of the number of steps the peak is lowest. The input and the parameters are kept,
+    /// too (no copies).
     ///
     /// # Panics
     ///
@@ -199,48 +159,37 @@ impl Rnn {
     }
 }
 
-/// Two recurrent layers over a sequence, in both directions, their outputs beside each other.
-///
-/// Keeps for the backward pass what two [`Rnn`] keep.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::BiRnnConfig;
-///
-/// let device = Device::flex();
-/// let rnn = BiRnnConfig::new(3, 4, true).init(&device);
-/// let (y, state) = rnn.forward(Tensor::ones([2, 5, 3], &device), None);
-/// assert_eq!((y.dims(), state.hidden.dims()), ([2, 5, 8], [2, 2, 4]));
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct BiRnn {
-    /// RNN for the forward direction.
-    pub forward: Rnn,
-    /// RNN for the reverse direction.
-    pub reverse: Rnn,
-    /// The size of the hidden state.
-    pub d_hidden: usize,
-    /// If true, input is `[batch_size, seq_length, input_size]`.
-    /// If false, input is `[seq_length, batch_size, input_size]`.
-    pub batch_first: bool,
+drop_in! {
+    /// Two recurrent layers that run over a sequence in opposite directions; their outputs are concatenated.
+    ///
+    /// Keeps for the backward pass what two [`Rnn`] keep.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::BiRnnConfig;
+    ///
+    /// let device = Device::flex();
+    /// let rnn = BiRnnConfig::new(3, 4, true).init(&device);
+    /// let (y, state) = rnn.forward(Tensor::ones([2, 5, 3], &device), None);
+    /// assert_eq!((y.dims(), state.hidden.dims()), ([2, 5, 8], [2, 2, 4]));
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct BiRnn as MemSaveBiRnn = burn::nn::BiRnn, from_nn_birnn, into_nn_birnn {
+        /// RNN for the forward direction.
+        pub forward: Rnn,
+        /// RNN for the reverse direction.
+        pub reverse: Rnn,
+        /// The size of the hidden state.
+        pub d_hidden: usize,
+        /// If true, input is `[batch_size, seq_length, input_size]`.
+        /// If false, input is `[seq_length, batch_size, input_size]`.
+        pub batch_first: bool,
+    }
 }
 
-drop_in!(
-    BiRnn = burn::nn::BiRnn,
-    from_nn_birnn = |stock| {
-        let burn::nn::BiRnn { forward, reverse, d_hidden, batch_first } = stock;
-        BiRnn { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
-    },
-    into_nn_birnn = |ours| {
-        let BiRnn { forward, reverse, d_hidden, batch_first } = ours;
-        burn::nn::BiRnn { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
-    }
-);
-
 impl BiRnn {
-    /// Applies the layers to a sequence, from a hidden state per direction or from zeros: the hidden states after every step,
-    /// and after the last of either direction.
+    /// Applies the layers to a sequence, from a hidden state per direction or from zeros. Returns the hidden states after
+    /// every step, and the one after the last step of either direction.
     ///
     /// # Shapes
     ///

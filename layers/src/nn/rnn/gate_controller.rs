@@ -3,31 +3,21 @@ use crate::nn::{Initializer, Linear};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
-/// A gate of a recurrent layer: one dense layer for the input and one for the hidden state; the twin of
-/// [`burn::nn::GateController`].
-///
-/// The recurrent layers read its parameters; what [`gate_product`](Self::gate_product) keeps is what two
-/// [`Linear`](crate::nn::Linear) keep.
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct GateController {
-    /// Represents the affine transformation applied to input vector
-    pub input_transform: Linear,
-    /// Represents the affine transformation applied to the hidden state
-    pub hidden_transform: Linear,
-}
-
-drop_in!(
-    GateController = burn::nn::GateController,
-    from_nn_gate_controller = |stock: burn::nn::GateController| GateController {
-        input_transform: stock.input_transform.into(),
-        hidden_transform: stock.hidden_transform.into(),
-    },
-    into_nn_gate_controller = |ours: GateController| burn::nn::GateController {
-        input_transform: ours.input_transform.into(),
-        hidden_transform: ours.hidden_transform.into(),
+drop_in! {
+    /// A gate of a recurrent layer: one dense layer for the input and one for the hidden state; the twin of
+    /// [`burn::nn::GateController`].
+    ///
+    /// The recurrent layers read its parameters; what [`gate_product`](Self::gate_product) keeps is what two
+    /// [`Linear`](crate::nn::Linear) keep.
+    #[derive(Module, Debug)]
+    pub struct GateController as MemSaveGateController = burn::nn::GateController,
+        from_nn_gate_controller, into_nn_gate_controller {
+        /// Represents the affine transformation applied to input vector
+        pub input_transform: Linear,
+        /// Represents the affine transformation applied to the hidden state
+        pub hidden_transform: Linear,
     }
-);
+}
 
 impl GateController {
     /// Initializes a gate, as [`burn::nn::GateController::new`] does.
@@ -41,7 +31,7 @@ impl GateController {
         burn::nn::GateController::new(d_input, d_output, bias, initializer, device).into()
     }
 
-    /// `input W + hidden U`, with the biases that there are.
+    /// `input W + hidden U`, plus the biases, if there are any.
     pub fn gate_product(&self, input: Tensor<2>, hidden: Tensor<2>) -> Tensor<2> {
         self.input_transform.forward(input) + self.hidden_transform.forward(hidden)
     }

@@ -4,197 +4,126 @@ use super::GateController;
 use super::sequence::{self, Outcome, are_usual, direction, run};
 use crate::backend::{Cell, Recurrence};
 use crate::nn::activation::{Activation, ActivationConfig};
-use crate::nn::drop_in::{config_into_stock, drop_in};
+use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 
-/// Configuration of [`Gru`]; the same as [`burn::nn::GruConfig`].
-#[derive(Config, Debug)]
-pub struct GruConfig {
-    /// The size of the input features.
-    pub d_input: usize,
-    /// The size of the hidden state.
-    pub d_hidden: usize,
-    /// If a bias should be applied during the Gru transformation.
-    pub bias: bool,
-    /// If reset gate should be applied after weight multiplication.
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct GruConfig = burn::nn::GruConfig {
+        /// The size of the input features.
+        pub d_input: usize,
+        /// The size of the hidden state.
+        pub d_hidden: usize,
+        /// If a bias should be applied during the Gru transformation.
+        pub bias: bool,
+        /// If reset gate should be applied after weight multiplication.
+        ///
+        /// This configuration option controls how the reset gate is applied to the hidden state.
+        /// * `true` - (Default) Match the initial arXiv version of the paper [Learning Phrase Representations using RNN Encoder-Decoder for
+        ///   Statistical Machine Translation (v1)](https://arxiv.org/abs/1406.1078v1) and apply the reset gate after multiplication by
+        ///   the weights. This matches the behavior of [PyTorch GRU](https://pytorch.org/docs/stable/generated/torch.nn.GRU.html#torch.nn.GRU).
+        /// * `false` - Match the most recent revision of [Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine
+        ///   Translation (v3)](https://arxiv.org/abs/1406.1078) and apply the reset gate before the weight multiplication.
+        ///
+        /// The differing implementations can give slightly different numerical results and have different efficiencies. For more
+        /// motivation for why the `true` can be more efficient see [Optimizing RNNs with Differentiable Graphs](https://svail.github.io/diff_graphs).
+        ///
+        /// To set this field to `false` use [`with_reset_after`](`GruConfig::with_reset_after`).
+        #[config(default = "true")]
+        pub reset_after: bool,
+        /// Gru initializer
+        #[config(default = "Initializer::XavierNormal{gain:1.0}")]
+        pub initializer: Initializer,
+        /// Activation function for the update and reset gates.
+        /// Default is Sigmoid, which is standard for GRU gates.
+        #[config(default = "ActivationConfig::Sigmoid")]
+        pub gate_activation: ActivationConfig,
+        /// Activation function for the new/candidate gate.
+        /// Default is Tanh, which is standard for GRU.
+        #[config(default = "ActivationConfig::Tanh")]
+        pub hidden_activation: ActivationConfig,
+        /// Optional hidden state clip threshold. If provided, hidden state values are clipped
+        /// to the range `[-clip, +clip]` after each timestep. This can help prevent
+        /// exploding values during inference.
+        pub clip: Option<f64>,
+    }
+    pub fn init(&self, device: &Device) -> Gru;
+}
+
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct BiGruConfig = burn::nn::BiGruConfig {
+        /// The size of the input features.
+        pub d_input: usize,
+        /// The size of the hidden state.
+        pub d_hidden: usize,
+        /// If a bias should be applied during the BiGru transformation.
+        pub bias: bool,
+        /// If reset gate should be applied after weight multiplication.
+        #[config(default = "true")]
+        pub reset_after: bool,
+        /// BiGru initializer
+        #[config(default = "Initializer::XavierNormal{gain:1.0}")]
+        pub initializer: Initializer,
+        /// If true, the input tensor is expected to be `[batch_size, seq_length, input_size]`.
+        /// If false, the input tensor is expected to be `[seq_length, batch_size, input_size]`.
+        #[config(default = true)]
+        pub batch_first: bool,
+        /// Activation function for the update and reset gates.
+        #[config(default = "ActivationConfig::Sigmoid")]
+        pub gate_activation: ActivationConfig,
+        /// Activation function for the new/candidate gate.
+        #[config(default = "ActivationConfig::Tanh")]
+        pub hidden_activation: ActivationConfig,
+        /// Optional hidden state clip threshold.
+        pub clip: Option<f64>,
+    }
+    pub fn init(&self, device: &Device) -> BiGru;
+}
+
+drop_in! {
+    /// Gated recurrent unit, after [arXiv 1406.1078](https://arxiv.org/abs/1406.1078): per gate `a = x W + b + h U + d`,
+    /// `r = sigmoid(a_r)`, `z = sigmoid(a_z)`, `n = tanh(x W + b + r * (h U + d))` (or, if it resets before the product,
+    /// `tanh(x W + b + (r h) U + d)`), `h = (1 - z) n + z h`, step by step.
     ///
-    /// This configuration option controls how the reset gate is applied to the hidden state.
-    /// * `true` - (Default) Match the initial arXiv version of the paper [Learning Phrase Representations using RNN Encoder-Decoder for
-    ///   Statistical Machine Translation (v1)](https://arxiv.org/abs/1406.1078v1) and apply the reset gate after multiplication by
-    ///   the weights. This matches the behavior of [PyTorch GRU](https://pytorch.org/docs/stable/generated/torch.nn.GRU.html#torch.nn.GRU).
-    /// * `false` - Match the most recent revision of [Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine
-    ///   Translation (v3)](https://arxiv.org/abs/1406.1078) and apply the reset gate before the weight multiplication.
+    /// Keeps its gates for the backward pass, three tensors of the size of the output, and its input if the weights are
+    /// trainable; [`burn::nn::Gru`] keeps a dozen such tensors. With activations other than sigmoid and tanh, or operands
+    /// of different dtypes, this is Burn's own forward pass.
     ///
-    /// The differing implementations can give slightly different numerical results and have different efficiencies. For more
-    /// motivation for why the `true` can be more efficient see [Optimizing RNNs with Differentiable Graphs](https://svail.github.io/diff_graphs).
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::GruConfig;
     ///
-    /// To set this field to `false` use [`with_reset_after`](`GruConfig::with_reset_after`).
-    #[config(default = "true")]
-    pub reset_after: bool,
-    /// Gru initializer
-    #[config(default = "Initializer::XavierNormal{gain:1.0}")]
-    pub initializer: Initializer,
-    /// Activation function for the update and reset gates.
-    /// Default is Sigmoid, which is standard for GRU gates.
-    #[config(default = "ActivationConfig::Sigmoid")]
-    pub gate_activation: ActivationConfig,
-    /// Activation function for the new/candidate gate.
-    /// Default is Tanh, which is standard for GRU.
-    #[config(default = "ActivationConfig::Tanh")]
-    pub hidden_activation: ActivationConfig,
-    /// Optional hidden state clip threshold. If provided, hidden state values are clipped
-    /// to the range `[-clip, +clip]` after each timestep. This can help prevent
-    /// exploding values during inference.
-    pub clip: Option<f64>,
-}
-
-config_into_stock!(
-    GruConfig = burn::nn::GruConfig {
-        d_input,
-        d_hidden,
-        bias,
-        reset_after,
-        initializer,
-        gate_activation,
-        hidden_activation,
-        clip
+    /// let device = Device::flex();
+    /// let gru = GruConfig::new(3, 4, true).init(&device);
+    /// assert_eq!(gru.forward(Tensor::ones([2, 5, 3], &device), None).dims(), [2, 5, 4]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct Gru as MemSaveGru = burn::nn::Gru, from_nn_gru, into_nn_gru {
+        /// The update gate controller.
+        pub update_gate: GateController,
+        /// The reset gate controller.
+        pub reset_gate: GateController,
+        /// The new gate controller.
+        pub new_gate: GateController,
+        /// The size of the hidden state.
+        pub d_hidden: usize,
+        /// If reset gate should be applied after weight multiplication.
+        pub reset_after: bool,
+        /// Activation function for gates (update, reset).
+        pub gate_activation: Activation,
+        /// Activation function for new/candidate gate.
+        pub hidden_activation: Activation,
+        /// Optional hidden state clip threshold.
+        pub clip: Option<f64>,
     }
-);
-
-impl GruConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> Gru {
-        burn::nn::GruConfig::from(self.clone()).init(device).into()
-    }
-}
-
-/// Configuration of [`BiGru`]; the same as [`burn::nn::BiGruConfig`].
-#[derive(Config, Debug)]
-pub struct BiGruConfig {
-    /// The size of the input features.
-    pub d_input: usize,
-    /// The size of the hidden state.
-    pub d_hidden: usize,
-    /// If a bias should be applied during the BiGru transformation.
-    pub bias: bool,
-    /// If reset gate should be applied after weight multiplication.
-    #[config(default = "true")]
-    pub reset_after: bool,
-    /// BiGru initializer
-    #[config(default = "Initializer::XavierNormal{gain:1.0}")]
-    pub initializer: Initializer,
-    /// If true, the input tensor is expected to be `[batch_size, seq_length, input_size]`.
-    /// If false, the input tensor is expected to be `[seq_length, batch_size, input_size]`.
-    #[config(default = true)]
-    pub batch_first: bool,
-    /// Activation function for the update and reset gates.
-    #[config(default = "ActivationConfig::Sigmoid")]
-    pub gate_activation: ActivationConfig,
-    /// Activation function for the new/candidate gate.
-    #[config(default = "ActivationConfig::Tanh")]
-    pub hidden_activation: ActivationConfig,
-    /// Optional hidden state clip threshold.
-    pub clip: Option<f64>,
-}
-
-config_into_stock!(
-    BiGruConfig = burn::nn::BiGruConfig {
-        d_input,
-        d_hidden,
-        bias,
-        reset_after,
-        initializer,
-        batch_first,
-        gate_activation,
-        hidden_activation,
-        clip
-    }
-);
-
-impl BiGruConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> BiGru {
-        burn::nn::BiGruConfig::from(self.clone()).init(device).into()
-    }
-}
-
-/// Gated recurrent unit, after [arXiv 1406.1078](https://arxiv.org/abs/1406.1078): per gate `a = x W + b + h U + d`,
-/// `r = sigmoid(a_r)`, `z = sigmoid(a_z)`, `n = tanh(x W + b + r * (h U + d))` (or, if it resets before the product,
-/// `tanh(x W + b + (r h) U + d)`), `h = (1 - z) n + z h`, step by step.
-///
-/// Keeps for the backward pass its gates, three tensors of the size of the output, and its input if the weights are trainable;
-/// [`burn::nn::Gru`] keeps a dozen such tensors. With activations other than sigmoid and tanh, or operands of
-/// different types, this is Burn's own forward pass.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::GruConfig;
-///
-/// let device = Device::flex();
-/// let gru = GruConfig::new(3, 4, true).init(&device);
-/// assert_eq!(gru.forward(Tensor::ones([2, 5, 3], &device), None).dims(), [2, 5, 4]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct Gru {
-    /// The update gate controller.
-    pub update_gate: GateController,
-    /// The reset gate controller.
-    pub reset_gate: GateController,
-    /// The new gate controller.
-    pub new_gate: GateController,
-    /// The size of the hidden state.
-    pub d_hidden: usize,
-    /// If reset gate should be applied after weight multiplication.
-    pub reset_after: bool,
-    /// Activation function for gates (update, reset).
-    pub gate_activation: Activation,
-    /// Activation function for new/candidate gate.
-    pub hidden_activation: Activation,
-    /// Optional hidden state clip threshold.
-    pub clip: Option<f64>,
-}
-
-drop_in!(Gru = burn::nn::Gru, from_nn_gru = from_stock, into_nn_gru = into_stock);
-
-macro_rules! convert {
-    ($module:expr, $from:path => $into:path) => {{
-        let $from {
-            update_gate,
-            reset_gate,
-            new_gate,
-            d_hidden,
-            reset_after,
-            gate_activation,
-            hidden_activation,
-            clip,
-        } = $module;
-        $into {
-            update_gate: update_gate.into(),
-            reset_gate: reset_gate.into(),
-            new_gate: new_gate.into(),
-            d_hidden,
-            reset_after,
-            gate_activation: gate_activation.into(),
-            hidden_activation: hidden_activation.into(),
-            clip,
-        }
-    }};
-}
-
-fn from_stock(stock: burn::nn::Gru) -> Gru {
-    convert!(stock, burn::nn::Gru => Gru)
-}
-
-fn into_stock(ours: Gru) -> burn::nn::Gru {
-    convert!(ours, Gru => burn::nn::Gru)
 }
 
 impl Gru {
-    /// Applies the layer to a sequence, from a hidden state or from zeros: the hidden state after every step.
+    /// Applies the layer to a sequence, from a hidden state or from zeros. Returns the hidden state after every step.
     ///
     /// # Shapes
     ///
@@ -205,9 +134,10 @@ impl Gru {
         self.forward_with(batched_input, state, None)
     }
 
-    /// [`forward`](Self::forward), but keeps a state every so many steps instead of gates, which the backward pass computes again
-    /// for one stretch of steps at a time: less to keep, for the time of one more forward pass. About the square root of the
-    /// number of steps needs the least at the peak. The input and the parameters are kept too (no copies).
+    /// [`forward`](Self::forward), but keeps one state for `every` steps instead of the gates. The backward pass computes
+    /// the gates again, for one stretch of steps at a time: there is less to keep, for the time of one more forward pass.
+    /// With `every` near the square root of the number of steps the peak is lowest. The input and the parameters are kept,
+    /// too (no copies).
     ///
     /// # Panics
     ///
@@ -249,48 +179,37 @@ impl Gru {
     }
 }
 
-/// Two gated recurrent units over a sequence, in both directions, their outputs beside each other.
-///
-/// Keeps for the backward pass what two [`Gru`] keep.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::BiGruConfig;
-///
-/// let device = Device::flex();
-/// let gru = BiGruConfig::new(3, 4, true).init(&device);
-/// let (y, state) = gru.forward(Tensor::ones([2, 5, 3], &device), None);
-/// assert_eq!((y.dims(), state.dims()), ([2, 5, 8], [2, 2, 4]));
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct BiGru {
-    /// GRU for the forward direction.
-    pub forward: Gru,
-    /// GRU for the reverse direction.
-    pub reverse: Gru,
-    /// The size of the hidden state.
-    pub d_hidden: usize,
-    /// If true, input is `[batch_size, seq_length, input_size]`.
-    /// If false, input is `[seq_length, batch_size, input_size]`.
-    pub batch_first: bool,
+drop_in! {
+    /// Two gated recurrent units that run over a sequence in opposite directions; their outputs are concatenated.
+    ///
+    /// Keeps for the backward pass what two [`Gru`] keep.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::BiGruConfig;
+    ///
+    /// let device = Device::flex();
+    /// let gru = BiGruConfig::new(3, 4, true).init(&device);
+    /// let (y, state) = gru.forward(Tensor::ones([2, 5, 3], &device), None);
+    /// assert_eq!((y.dims(), state.dims()), ([2, 5, 8], [2, 2, 4]));
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct BiGru as MemSaveBiGru = burn::nn::BiGru, from_nn_bigru, into_nn_bigru {
+        /// GRU for the forward direction.
+        pub forward: Gru,
+        /// GRU for the reverse direction.
+        pub reverse: Gru,
+        /// The size of the hidden state.
+        pub d_hidden: usize,
+        /// If true, input is `[batch_size, seq_length, input_size]`.
+        /// If false, input is `[seq_length, batch_size, input_size]`.
+        pub batch_first: bool,
+    }
 }
 
-drop_in!(
-    BiGru = burn::nn::BiGru,
-    from_nn_bigru = |stock| {
-        let burn::nn::BiGru { forward, reverse, d_hidden, batch_first } = stock;
-        BiGru { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
-    },
-    into_nn_bigru = |ours| {
-        let BiGru { forward, reverse, d_hidden, batch_first } = ours;
-        burn::nn::BiGru { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
-    }
-);
-
 impl BiGru {
-    /// Applies the layers to a sequence, from a hidden state per direction or from zeros: the hidden states after every step,
-    /// and after the last of either direction.
+    /// Applies the layers to a sequence, from a hidden state per direction or from zeros. Returns the hidden states after
+    /// every step, and the one after the last step of either direction.
     ///
     /// # Shapes
     ///

@@ -5,227 +5,144 @@ use super::GateController;
 use super::sequence::{self, Outcome, are_usual, direction, run};
 use crate::backend::{Cell, Recurrence};
 use crate::nn::activation::{Activation, ActivationConfig};
-use crate::nn::drop_in::{config_into_stock, drop_in};
+use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 
-/// Configuration of [`Lstm`]; the same as [`burn::nn::LstmConfig`].
-#[derive(Config, Debug)]
-pub struct LstmConfig {
-    /// The size of the input features.
-    pub d_input: usize,
-    /// The size of the hidden state.
-    pub d_hidden: usize,
-    /// If a bias should be applied during the Lstm transformation.
-    pub bias: bool,
-    /// Lstm initializer
-    #[config(default = "Initializer::XavierNormal{gain:1.0}")]
-    pub initializer: Initializer,
-    /// If true, the input tensor is expected to be `[batch_size, seq_length, input_size]`.
-    /// If false, the input tensor is expected to be `[seq_length, batch_size, input_size]`.
-    #[config(default = true)]
-    pub batch_first: bool,
-    /// If true, process the sequence in reverse order.
-    /// This is useful for implementing reverse-direction LSTMs (e.g., ONNX reverse direction).
-    #[config(default = false)]
-    pub reverse: bool,
-    /// Optional cell state clip threshold. If provided, cell state values are clipped
-    /// to the range `[-clip, +clip]` after each timestep. This can help prevent
-    /// exploding values during inference.
-    pub clip: Option<f64>,
-    /// If true, couples the input and forget gates: `f_t = 1 - i_t`.
-    /// The separate forget gate is omitted, reducing the gate parameters by one quarter.
-    #[config(default = false)]
-    pub input_forget: bool,
-    /// Activation function for the input, forget, and output gates.
-    /// Default is Sigmoid, which is standard for LSTM gates.
-    #[config(default = "ActivationConfig::Sigmoid")]
-    pub gate_activation: ActivationConfig,
-    /// Activation function for the cell gate (candidate cell state).
-    /// Default is Tanh, which is standard for LSTM.
-    #[config(default = "ActivationConfig::Tanh")]
-    pub cell_activation: ActivationConfig,
-    /// Activation function applied to the cell state before computing hidden output.
-    /// Default is Tanh, which is standard for LSTM.
-    #[config(default = "ActivationConfig::Tanh")]
-    pub hidden_activation: ActivationConfig,
-}
-
-config_into_stock!(
-    LstmConfig = burn::nn::LstmConfig {
-        d_input,
-        d_hidden,
-        bias,
-        initializer,
-        batch_first,
-        reverse,
-        clip,
-        input_forget,
-        gate_activation,
-        cell_activation,
-        hidden_activation
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct LstmConfig = burn::nn::LstmConfig {
+        /// The size of the input features.
+        pub d_input: usize,
+        /// The size of the hidden state.
+        pub d_hidden: usize,
+        /// If a bias should be applied during the Lstm transformation.
+        pub bias: bool,
+        /// Lstm initializer
+        #[config(default = "Initializer::XavierNormal{gain:1.0}")]
+        pub initializer: Initializer,
+        /// If true, the input tensor is expected to be `[batch_size, seq_length, input_size]`.
+        /// If false, the input tensor is expected to be `[seq_length, batch_size, input_size]`.
+        #[config(default = true)]
+        pub batch_first: bool,
+        /// If true, process the sequence in reverse order.
+        /// This is useful for implementing reverse-direction LSTMs (e.g., ONNX reverse direction).
+        #[config(default = false)]
+        pub reverse: bool,
+        /// Optional cell state clip threshold. If provided, cell state values are clipped
+        /// to the range `[-clip, +clip]` after each timestep. This can help prevent
+        /// exploding values during inference.
+        pub clip: Option<f64>,
+        /// If true, couples the input and forget gates: `f_t = 1 - i_t`.
+        /// The separate forget gate is omitted, reducing the gate parameters by one quarter.
+        #[config(default = false)]
+        pub input_forget: bool,
+        /// Activation function for the input, forget, and output gates.
+        /// Default is Sigmoid, which is standard for LSTM gates.
+        #[config(default = "ActivationConfig::Sigmoid")]
+        pub gate_activation: ActivationConfig,
+        /// Activation function for the cell gate (candidate cell state).
+        /// Default is Tanh, which is standard for LSTM.
+        #[config(default = "ActivationConfig::Tanh")]
+        pub cell_activation: ActivationConfig,
+        /// Activation function applied to the cell state before computing hidden output.
+        /// Default is Tanh, which is standard for LSTM.
+        #[config(default = "ActivationConfig::Tanh")]
+        pub hidden_activation: ActivationConfig,
     }
-);
+    pub fn init(&self, device: &Device) -> Lstm;
+}
 
-impl LstmConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> Lstm {
-        burn::nn::LstmConfig::from(self.clone()).init(device).into()
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct BiLstmConfig = burn::nn::BiLstmConfig {
+        /// The size of the input features.
+        pub d_input: usize,
+        /// The size of the hidden state.
+        pub d_hidden: usize,
+        /// If a bias should be applied during the BiLstm transformation.
+        pub bias: bool,
+        /// BiLstm initializer
+        #[config(default = "Initializer::XavierNormal{gain:1.0}")]
+        pub initializer: Initializer,
+        /// If true, the input tensor is expected to be `[batch_size, seq_length, input_size]`.
+        /// If false, the input tensor is expected to be `[seq_length, batch_size, input_size]`.
+        #[config(default = true)]
+        pub batch_first: bool,
+        /// Optional cell state clip threshold.
+        pub clip: Option<f64>,
+        /// If true, couples the input and forget gates and omits the separate forget gate in both directions.
+        #[config(default = false)]
+        pub input_forget: bool,
+        /// Activation function for the input, forget, and output gates.
+        #[config(default = "ActivationConfig::Sigmoid")]
+        pub gate_activation: ActivationConfig,
+        /// Activation function for the cell gate (candidate cell state).
+        #[config(default = "ActivationConfig::Tanh")]
+        pub cell_activation: ActivationConfig,
+        /// Activation function applied to the cell state before computing hidden output.
+        #[config(default = "ActivationConfig::Tanh")]
+        pub hidden_activation: ActivationConfig,
     }
+    pub fn init(&self, device: &Device) -> BiLstm;
 }
 
-/// Configuration of [`BiLstm`]; the same as [`burn::nn::BiLstmConfig`].
-#[derive(Config, Debug)]
-pub struct BiLstmConfig {
-    /// The size of the input features.
-    pub d_input: usize,
-    /// The size of the hidden state.
-    pub d_hidden: usize,
-    /// If a bias should be applied during the BiLstm transformation.
-    pub bias: bool,
-    /// BiLstm initializer
-    #[config(default = "Initializer::XavierNormal{gain:1.0}")]
-    pub initializer: Initializer,
-    /// If true, the input tensor is expected to be `[batch_size, seq_length, input_size]`.
-    /// If false, the input tensor is expected to be `[seq_length, batch_size, input_size]`.
-    #[config(default = true)]
-    pub batch_first: bool,
-    /// Optional cell state clip threshold.
-    pub clip: Option<f64>,
-    /// If true, couples the input and forget gates and omits the separate forget gate in both directions.
-    #[config(default = false)]
-    pub input_forget: bool,
-    /// Activation function for the input, forget, and output gates.
-    #[config(default = "ActivationConfig::Sigmoid")]
-    pub gate_activation: ActivationConfig,
-    /// Activation function for the cell gate (candidate cell state).
-    #[config(default = "ActivationConfig::Tanh")]
-    pub cell_activation: ActivationConfig,
-    /// Activation function applied to the cell state before computing hidden output.
-    #[config(default = "ActivationConfig::Tanh")]
-    pub hidden_activation: ActivationConfig,
-}
-
-config_into_stock!(
-    BiLstmConfig = burn::nn::BiLstmConfig {
-        d_input,
-        d_hidden,
-        bias,
-        initializer,
-        batch_first,
-        clip,
-        input_forget,
-        gate_activation,
-        cell_activation,
-        hidden_activation
+drop_in! {
+    /// Long short-term memory, after [Hochreiter and Schmidhuber](https://www.researchgate.net/publication/13853244): per gate
+    /// `a = x W + b + h U + d`, `i, f, o = sigmoid(a_i, a_f, a_o)`, `g = tanh(a_g)`, `c = f c + i g`, `h = o tanh(c)`, step by step; with
+    /// `input_forget` `f = 1 - i`.
+    ///
+    /// Keeps its gates for the backward pass, four tensors of the size of the output (three with `input_forget`), and its
+    /// input if the weights are trainable; [`burn::nn::Lstm`] keeps a dozen such tensors. With activations other than
+    /// sigmoid and tanh, or operands of different dtypes, this is Burn's own forward pass.
+    ///
+    /// Checkpoints are compatible as [`burn::nn::Lstm`] says.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::LstmConfig;
+    ///
+    /// let device = Device::flex();
+    /// let lstm = LstmConfig::new(3, 4, true).init(&device);
+    /// let (y, state) = lstm.forward(Tensor::ones([2, 5, 3], &device), None);
+    /// assert_eq!((y.dims(), state.cell.dims()), ([2, 5, 4], [2, 4]));
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct Lstm as MemSaveLstm = burn::nn::Lstm, from_nn_lstm, into_nn_lstm {
+        /// The input gate regulates which information to update and store in the cell state at each time step.
+        pub input_gate: GateController,
+        /// The forget gate is used to control which information to discard or keep in the memory cell at each time step.
+        /// Absent when `input_forget` is true (forget = 1 - input).
+        pub forget_gate: Option<GateController>,
+        /// The output gate determines which information from the cell state to output at each time step.
+        pub output_gate: GateController,
+        /// The cell gate is used to compute the cell state that stores and carries information through time.
+        pub cell_gate: GateController,
+        /// The hidden state of the LSTM.
+        pub d_hidden: usize,
+        /// If true, input is `[batch_size, seq_length, input_size]`.
+        /// If false, input is `[seq_length, batch_size, input_size]`.
+        pub batch_first: bool,
+        /// If true, process the sequence in reverse order.
+        pub reverse: bool,
+        /// Optional cell state clip threshold.
+        pub clip: Option<f64>,
+        /// If true, couples input and forget gates: f_t = 1 - i_t.
+        pub input_forget: bool,
+        /// Activation function for gates (input, forget, output).
+        pub gate_activation: Activation,
+        /// Activation function for cell gate (candidate cell state).
+        pub cell_activation: Activation,
+        /// Activation function for hidden output.
+        pub hidden_activation: Activation,
     }
-);
-
-impl BiLstmConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> BiLstm {
-        burn::nn::BiLstmConfig::from(self.clone()).init(device).into()
-    }
-}
-
-/// Long short-term memory, after [Hochreiter and Schmidhuber](https://www.researchgate.net/publication/13853244): per gate
-/// `a = x W + b + h U + d`, `i, f, o = sigmoid(a_i, a_f, a_o)`, `g = tanh(a_g)`, `c = f c + i g`, `h = o tanh(c)`, step by step; with
-/// `input_forget` `f = 1 - i`.
-///
-/// Keeps for the backward pass its gates, four tensors of the size of the output (three with `input_forget`), and its input if
-/// the weights are trainable; [`burn::nn::Lstm`] keeps a dozen such tensors. With activations other than sigmoid
-/// and tanh, or operands of different types, this is Burn's own forward pass.
-///
-/// Checkpoints are compatible as [`burn::nn::Lstm`] says.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::LstmConfig;
-///
-/// let device = Device::flex();
-/// let lstm = LstmConfig::new(3, 4, true).init(&device);
-/// let (y, state) = lstm.forward(Tensor::ones([2, 5, 3], &device), None);
-/// assert_eq!((y.dims(), state.cell.dims()), ([2, 5, 4], [2, 4]));
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct Lstm {
-    /// The input gate regulates which information to update and store in the cell state at each time step.
-    pub input_gate: GateController,
-    /// The forget gate is used to control which information to discard or keep in the memory cell at each time step.
-    /// Absent when `input_forget` is true (forget = 1 - input).
-    pub forget_gate: Option<GateController>,
-    /// The output gate determines which information from the cell state to output at each time step.
-    pub output_gate: GateController,
-    /// The cell gate is used to compute the cell state that stores and carries information through time.
-    pub cell_gate: GateController,
-    /// The hidden state of the LSTM.
-    pub d_hidden: usize,
-    /// If true, input is `[batch_size, seq_length, input_size]`.
-    /// If false, input is `[seq_length, batch_size, input_size]`.
-    pub batch_first: bool,
-    /// If true, process the sequence in reverse order.
-    pub reverse: bool,
-    /// Optional cell state clip threshold.
-    pub clip: Option<f64>,
-    /// If true, couples input and forget gates: f_t = 1 - i_t.
-    pub input_forget: bool,
-    /// Activation function for gates (input, forget, output).
-    pub gate_activation: Activation,
-    /// Activation function for cell gate (candidate cell state).
-    pub cell_activation: Activation,
-    /// Activation function for hidden output.
-    pub hidden_activation: Activation,
-}
-
-drop_in!(Lstm = burn::nn::Lstm, from_nn_lstm = from_stock, into_nn_lstm = into_stock);
-
-macro_rules! convert {
-    ($module:expr, $from:path => $into:path) => {{
-        let $from {
-            input_gate,
-            forget_gate,
-            output_gate,
-            cell_gate,
-            d_hidden,
-            batch_first,
-            reverse,
-            clip,
-            input_forget,
-            gate_activation,
-            cell_activation,
-            hidden_activation,
-        } = $module;
-        $into {
-            input_gate: input_gate.into(),
-            forget_gate: forget_gate.map(Into::into),
-            output_gate: output_gate.into(),
-            cell_gate: cell_gate.into(),
-            d_hidden,
-            batch_first,
-            reverse,
-            clip,
-            input_forget,
-            gate_activation: gate_activation.into(),
-            cell_activation: cell_activation.into(),
-            hidden_activation: hidden_activation.into(),
-        }
-    }};
-}
-
-fn from_stock(stock: burn::nn::Lstm) -> Lstm {
-    convert!(stock, burn::nn::Lstm => Lstm)
-}
-
-fn into_stock(ours: Lstm) -> burn::nn::Lstm {
-    convert!(ours, Lstm => burn::nn::Lstm)
 }
 
 impl Lstm {
-    /// Applies the layer to a sequence, from a state or from zeros: the hidden state after every step, and the state after the
-    /// last.
+    /// Applies the layer to a sequence, from a state or from zeros. Returns the hidden state after every step, and the
+    /// state after the last.
     ///
     /// # Shapes
     ///
@@ -240,9 +157,10 @@ impl Lstm {
         self.forward_with(batched_input, state, None)
     }
 
-    /// [`forward`](Self::forward), but keeps a state every so many steps instead of gates, which the backward pass computes again
-    /// for one stretch of steps at a time: less to keep, for the time of one more forward pass. About the square root of the
-    /// number of steps needs the least at the peak. The input and the parameters are kept too (no copies).
+    /// [`forward`](Self::forward), but keeps one state for `every` steps instead of the gates. The backward pass computes
+    /// the gates again, for one stretch of steps at a time: there is less to keep, for the time of one more forward pass.
+    /// With `every` near the square root of the number of steps the peak is lowest. The input and the parameters are kept,
+    /// too (no copies).
     ///
     /// # Panics
     ///
@@ -268,7 +186,7 @@ impl Lstm {
         }
     }
 
-    /// Applies the layer to steps one by one; see [`burn::nn::Lstm::forward_iter`], which this is: it keeps what that keeps.
+    /// Applies the layer to steps one by one. This is [`burn::nn::Lstm::forward_iter`], and keeps what that keeps.
     pub fn forward_iter<I: Iterator<Item = (usize, Tensor<3>)>>(
         &self,
         input_timestep_iter: I,
@@ -302,44 +220,33 @@ impl Lstm {
     }
 }
 
-/// Two LSTMs over a sequence, in both directions, their outputs beside each other.
-///
-/// Keeps for the backward pass what two [`Lstm`] keep.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::BiLstmConfig;
-///
-/// let device = Device::flex();
-/// let lstm = BiLstmConfig::new(3, 4, true).init(&device);
-/// let (y, state) = lstm.forward(Tensor::ones([2, 5, 3], &device), None);
-/// assert_eq!((y.dims(), state.cell.dims()), ([2, 5, 8], [2, 2, 4]));
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct BiLstm {
-    /// LSTM for the forward direction.
-    pub forward: Lstm,
-    /// LSTM for the reverse direction.
-    pub reverse: Lstm,
-    /// The size of the hidden state.
-    pub d_hidden: usize,
-    /// If true, input is `[batch_size, seq_length, input_size]`.
-    /// If false, input is `[seq_length, batch_size, input_size]`.
-    pub batch_first: bool,
-}
-
-drop_in!(
-    BiLstm = burn::nn::BiLstm,
-    from_nn_bilstm = |stock| {
-        let burn::nn::BiLstm { forward, reverse, d_hidden, batch_first } = stock;
-        BiLstm { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
-    },
-    into_nn_bilstm = |ours| {
-        let BiLstm { forward, reverse, d_hidden, batch_first } = ours;
-        burn::nn::BiLstm { forward: forward.into(), reverse: reverse.into(), d_hidden, batch_first }
+drop_in! {
+    /// Two LSTMs that run over a sequence in opposite directions; their outputs are concatenated.
+    ///
+    /// Keeps for the backward pass what two [`Lstm`] keep.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::BiLstmConfig;
+    ///
+    /// let device = Device::flex();
+    /// let lstm = BiLstmConfig::new(3, 4, true).init(&device);
+    /// let (y, state) = lstm.forward(Tensor::ones([2, 5, 3], &device), None);
+    /// assert_eq!((y.dims(), state.cell.dims()), ([2, 5, 8], [2, 2, 4]));
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct BiLstm as MemSaveBiLstm = burn::nn::BiLstm, from_nn_bilstm, into_nn_bilstm {
+        /// LSTM for the forward direction.
+        pub forward: Lstm,
+        /// LSTM for the reverse direction.
+        pub reverse: Lstm,
+        /// The size of the hidden state.
+        pub d_hidden: usize,
+        /// If true, input is `[batch_size, seq_length, input_size]`.
+        /// If false, input is `[seq_length, batch_size, input_size]`.
+        pub batch_first: bool,
     }
-);
+}
 
 impl BiLstm {
     /// Applies the layers to a sequence, from a state per direction or from zeros: the hidden states after every step, and the

@@ -10,8 +10,8 @@ use burn::tensor::{DType, Tensor};
 /// Hidden states, and hidden and cell state after the last step.
 pub(super) type Outcome = (Tensor<3>, Tensor<2>, Tensor<2>);
 
-/// The result, if the operation has what it needs: sequences that are not empty, and operands that fit, of one type that
-/// computes.
+/// The result, if the operation can compute it: the sequences are not empty, and the operands fit and have one
+/// floating-point dtype.
 pub(super) fn run(
     recurrence: Recurrence,
     x: &Tensor<3>,
@@ -50,13 +50,13 @@ fn parameters(linear: &Linear) -> (Tensor<2>, Option<Tensor<1>>) {
     (linear.weight.val(), linear.bias.as_ref().map(|bias| bias.val()))
 }
 
-/// A checkpoint every so many steps.
+/// A checkpoint every `steps` steps.
 pub(super) fn every(steps: usize) -> Option<usize> {
     assert!(steps > 0, "forward_checkpointed: a checkpoint every 0 steps");
     Some(steps)
 }
 
-/// Whether the gates are sigmoids and the others hyperbolic tangents, as is usual.
+/// Whether the activations are the usual ones: sigmoids for the gates, hyperbolic tangents for the others.
 pub(super) fn are_usual(gates: &[&Activation], others: &[&Activation]) -> bool {
     gates.iter().all(|activation| matches!(activation, Activation::Sigmoid(_)))
         && others.iter().all(|activation| matches!(activation, Activation::Tanh(_)))

@@ -3,112 +3,86 @@ use super::{PositionWiseFeedForward, PositionWiseFeedForwardConfig};
 use crate::nn::activation::ActivationConfig;
 use crate::nn::attention::{MhaCache, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use crate::nn::cache::{TensorCache, cached};
-use crate::nn::drop_in::{config_into_stock, drop_in};
+use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::{Dropout, DropoutConfig, LayerNorm, LayerNormConfig};
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Bool, Device, Tensor};
 
-/// Configuration of [`TransformerDecoder`]; the same as [`burn::nn::transformer::TransformerDecoderConfig`].
-#[derive(Config, Debug)]
-pub struct TransformerDecoderConfig {
-    /// The size of the model.
-    pub d_model: usize,
-    /// The size of the position-wise feed-forward network.
-    pub d_ff: usize,
-    /// The number of attention heads.
-    pub n_heads: usize,
-    /// The number of layers.
-    pub n_layers: usize,
-    /// The dropout rate. Default: 0.1
-    #[config(default = 0.1)]
-    pub dropout: f64,
-    /// Layer norm will be applied first instead of after the other modules.
-    #[config(default = false)]
-    pub norm_first: bool,
-    /// Use "quiet softmax" instead of regular softmax.
-    ///
-    /// - Usage may improve performance by allowing attention heads to deposit no information (if the sequence contains no information relevant to that head).
-    /// - Usage may reduce the entropy of weights in the model, enhancing quantization and compression.
-    ///
-    /// Reference: <https://www.evanmiller.org/attention-is-off-by-one.html>
-    #[config(default = false)]
-    pub quiet_softmax: bool,
-    /// The type of function used to initialize neural network parameters
-    #[config(
-        default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0), fan_out_only:false}"
-    )]
-    pub initializer: Initializer,
-    /// The activation function used in the position-wise feed-forward network. Default: Gelu
-    #[config(default = "ActivationConfig::Gelu")]
-    pub activation: ActivationConfig,
-    /// The epsilon value for layer normalization. Default: 1e-5
-    #[config(default = 1e-5)]
-    pub layer_norm_eps: f64,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct TransformerDecoderConfig = burn::nn::transformer::TransformerDecoderConfig {
+        /// The size of the model.
+        pub d_model: usize,
+        /// The size of the position-wise feed-forward network.
+        pub d_ff: usize,
+        /// The number of attention heads.
+        pub n_heads: usize,
+        /// The number of layers.
+        pub n_layers: usize,
+        /// The dropout rate. Default: 0.1
+        #[config(default = 0.1)]
+        pub dropout: f64,
+        /// Layer norm will be applied first instead of after the other modules.
+        #[config(default = false)]
+        pub norm_first: bool,
+        /// Use "quiet softmax" instead of regular softmax.
+        ///
+        /// - Usage may improve performance by allowing attention heads to deposit no information (if the sequence contains no information relevant to that head).
+        /// - Usage may reduce the entropy of weights in the model, enhancing quantization and compression.
+        ///
+        /// Reference: <https://www.evanmiller.org/attention-is-off-by-one.html>
+        #[config(default = false)]
+        pub quiet_softmax: bool,
+        /// The type of function used to initialize neural network parameters
+        #[config(
+            default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0), fan_out_only:false}"
+        )]
+        pub initializer: Initializer,
+        /// The activation function used in the position-wise feed-forward network. Default: Gelu
+        #[config(default = "ActivationConfig::Gelu")]
+        pub activation: ActivationConfig,
+        /// The epsilon value for layer normalization. Default: 1e-5
+        #[config(default = 1e-5)]
+        pub layer_norm_eps: f64,
+    }
+    pub fn init(&self, device: &Device) -> TransformerDecoder;
 }
 
-config_into_stock!(
-    TransformerDecoderConfig = burn::nn::transformer::TransformerDecoderConfig {
-        d_model,
-        d_ff,
-        n_heads,
-        n_layers,
-        dropout,
-        norm_first,
-        quiet_softmax,
-        initializer,
-        activation,
-        layer_norm_eps
+drop_in! {
+    /// Transformer decoder after [Attention Is All You Need](https://arxiv.org/abs/1706.03762).
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::transformer::{TransformerDecoderConfig, TransformerDecoderInput};
+    ///
+    /// let device = Device::flex();
+    /// let decoder = TransformerDecoderConfig::new(8, 16, 2, 1).init(&device);
+    /// let (target, memory) = (Tensor::ones([2, 5, 8], &device), Tensor::ones([2, 7, 8], &device));
+    /// assert_eq!(decoder.forward(TransformerDecoderInput::new(target, memory)).dims(), [2, 5, 8]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct TransformerDecoder as MemSaveTransformerDecoder = burn::nn::transformer::TransformerDecoder,
+        from_nn_transformer_decoder, into_nn_transformer_decoder {
+        /// Transformer decoder layers.
+        pub layers: Vec<TransformerDecoderLayer>,
+        /// The size of the model.
+        pub d_model: usize,
+        /// The size of the position-wise feed-forward network.
+        pub d_ff: usize,
+        /// The number of attention heads.
+        pub n_heads: usize,
+        /// The number of layers.
+        pub n_layers: usize,
+        /// The dropout rate. Default: 0.1
+        pub dropout: f64,
+        /// Layer norm will be applied first instead of after the other modules.
+        pub norm_first: bool,
+        /// Use "quiet softmax" instead of regular softmax.
+        pub quiet_softmax: bool,
     }
-);
-
-/// Transformer decoder after [Attention Is All You Need](https://arxiv.org/abs/1706.03762).
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::transformer::{TransformerDecoderConfig, TransformerDecoderInput};
-///
-/// let device = Device::flex();
-/// let decoder = TransformerDecoderConfig::new(8, 16, 2, 1).init(&device);
-/// let (target, memory) = (Tensor::ones([2, 5, 8], &device), Tensor::ones([2, 7, 8], &device));
-/// assert_eq!(decoder.forward(TransformerDecoderInput::new(target, memory)).dims(), [2, 5, 8]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct TransformerDecoder {
-    /// Transformer decoder layers.
-    pub layers: Vec<TransformerDecoderLayer>,
-    /// The size of the model.
-    pub d_model: usize,
-    /// The size of the position-wise feed-forward network.
-    pub d_ff: usize,
-    /// The number of attention heads.
-    pub n_heads: usize,
-    /// The number of layers.
-    pub n_layers: usize,
-    /// The dropout rate. Default: 0.1
-    pub dropout: f64,
-    /// Layer norm will be applied first instead of after the other modules.
-    pub norm_first: bool,
-    /// Use "quiet softmax" instead of regular softmax.
-    pub quiet_softmax: bool,
 }
-
-drop_in!(
-    TransformerDecoder = burn::nn::transformer::TransformerDecoder,
-    from_nn_transformer_decoder,
-    into_nn_transformer_decoder {
-        [layers],
-        d_model,
-        d_ff,
-        n_heads,
-        n_layers,
-        dropout,
-        norm_first,
-        quiet_softmax
-    }
-);
 
 /// Input of a [`TransformerDecoder`].
 #[derive(Debug)]
@@ -150,13 +124,6 @@ impl TransformerDecoderInput {
     }
 }
 
-impl TransformerDecoderConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> TransformerDecoder {
-        burn::nn::transformer::TransformerDecoderConfig::from(self.clone()).init(device).into()
-    }
-}
-
 impl TransformerDecoder {
     /// Applies the layers.
     pub fn forward(&self, input: TransformerDecoderInput) -> Tensor<3> {
@@ -185,37 +152,33 @@ impl TransformerDecoder {
     }
 }
 
-/// Layer of a [`TransformerDecoder`]: attention to the target, to the memory, and a feed-forward network, each with a
-/// norm and a residual path.
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct TransformerDecoderLayer {
-    /// Cross-attention module.
-    pub cross_attn: MultiHeadAttention,
-    /// Self-attention module.
-    pub self_attn: MultiHeadAttention,
-    /// Position-wise feed-forward module.
-    pub pwff: PositionWiseFeedForward,
-    /// First layer norm.
-    pub norm_1: LayerNorm,
-    /// Second layer norm.
-    pub norm_2: LayerNorm,
-    /// Third layer norm.
-    pub norm_3: LayerNorm,
-    /// Dropout.
-    pub dropout: Dropout,
-    /// Whether to apply norm first.
-    pub norm_first: bool,
+drop_in! {
+    /// Layer of a [`TransformerDecoder`]: attention to the target, to the memory, and a feed-forward network, each with a
+    /// norm and a residual path.
+    #[derive(Module, Debug)]
+    pub struct TransformerDecoderLayer as MemSaveTransformerDecoderLayer =
+        burn::nn::transformer::TransformerDecoderLayer, from_nn_transformer_decoder_layer, into_nn_transformer_decoder_layer, own display {
+        /// Cross-attention module.
+        pub cross_attn: MultiHeadAttention,
+        /// Self-attention module.
+        pub self_attn: MultiHeadAttention,
+        /// Position-wise feed-forward module.
+        pub pwff: PositionWiseFeedForward,
+        /// First layer norm.
+        pub norm_1: LayerNorm,
+        /// Second layer norm.
+        pub norm_2: LayerNorm,
+        /// Third layer norm.
+        pub norm_3: LayerNorm,
+        /// Dropout.
+        pub dropout: Dropout,
+        /// Whether to apply norm first.
+        pub norm_first: bool,
+    }
 }
 
-drop_in!(@conversions TransformerDecoderLayer = burn::nn::transformer::TransformerDecoderLayer,
-    from_nn_transformer_decoder_layer,
-    into_nn_transformer_decoder_layer { cross_attn, self_attn, pwff, norm_1, norm_2, norm_3, dropout, norm_first }
-);
-drop_in!(@display TransformerDecoderLayer);
-
 impl TransformerDecoderLayer {
-    /// A layer of the decoder that the config describes.
+    /// Initializes a layer of the decoder that the config describes.
     pub fn new(config: &TransformerDecoderConfig, device: &Device) -> Self {
         let attention = MultiHeadAttentionConfig::new(config.d_model, config.n_heads)
             .with_initializer(config.initializer.clone())

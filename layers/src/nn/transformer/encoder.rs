@@ -2,112 +2,86 @@ use super::{PositionWiseFeedForward, PositionWiseFeedForwardConfig};
 use crate::nn::activation::ActivationConfig;
 use crate::nn::attention::{MhaCache, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use crate::nn::cache::{TensorCache, cached};
-use crate::nn::drop_in::{config_into_stock, drop_in};
+use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::{Dropout, DropoutConfig, LayerNorm, LayerNormConfig};
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Bool, Device, Tensor};
 
-/// Configuration of [`TransformerEncoder`]; the same as [`burn::nn::transformer::TransformerEncoderConfig`].
-#[derive(Config, Debug)]
-pub struct TransformerEncoderConfig {
-    /// The size of the model.
-    pub d_model: usize,
-    /// The size of the position-wise feed-forward network.
-    pub d_ff: usize,
-    /// The number of attention heads.
-    pub n_heads: usize,
-    /// The number of layers.
-    pub n_layers: usize,
-    /// The dropout rate. Default: 0.1
-    #[config(default = 0.1)]
-    pub dropout: f64,
-    /// Layer norm will be applied first instead of after the other modules.
-    #[config(default = false)]
-    pub norm_first: bool,
-    /// Use "quiet softmax" instead of regular softmax.
-    ///
-    /// - Usage may improve performance by allowing attention heads to deposit no information (if the sequence contains no information relevant to that head).
-    /// - Usage may reduce the entropy of weights in the model, enhancing quantization and compression.
-    ///
-    /// Reference: <https://www.evanmiller.org/attention-is-off-by-one.html>
-    #[config(default = false)]
-    pub quiet_softmax: bool,
-    /// The type of function used to initialize neural network parameters
-    #[config(
-        default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0), fan_out_only:false}"
-    )]
-    pub initializer: Initializer,
-    /// The activation function used in the position-wise feed-forward network. Default: Gelu
-    #[config(default = "ActivationConfig::Gelu")]
-    pub activation: ActivationConfig,
-    /// The epsilon value for layer normalization. Default: 1e-5
-    #[config(default = 1e-5)]
-    pub layer_norm_eps: f64,
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct TransformerEncoderConfig = burn::nn::transformer::TransformerEncoderConfig {
+        /// The size of the model.
+        pub d_model: usize,
+        /// The size of the position-wise feed-forward network.
+        pub d_ff: usize,
+        /// The number of attention heads.
+        pub n_heads: usize,
+        /// The number of layers.
+        pub n_layers: usize,
+        /// The dropout rate. Default: 0.1
+        #[config(default = 0.1)]
+        pub dropout: f64,
+        /// Layer norm will be applied first instead of after the other modules.
+        #[config(default = false)]
+        pub norm_first: bool,
+        /// Use "quiet softmax" instead of regular softmax.
+        ///
+        /// - Usage may improve performance by allowing attention heads to deposit no information (if the sequence contains no information relevant to that head).
+        /// - Usage may reduce the entropy of weights in the model, enhancing quantization and compression.
+        ///
+        /// Reference: <https://www.evanmiller.org/attention-is-off-by-one.html>
+        #[config(default = false)]
+        pub quiet_softmax: bool,
+        /// The type of function used to initialize neural network parameters
+        #[config(
+            default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0), fan_out_only:false}"
+        )]
+        pub initializer: Initializer,
+        /// The activation function used in the position-wise feed-forward network. Default: Gelu
+        #[config(default = "ActivationConfig::Gelu")]
+        pub activation: ActivationConfig,
+        /// The epsilon value for layer normalization. Default: 1e-5
+        #[config(default = 1e-5)]
+        pub layer_norm_eps: f64,
+    }
+    pub fn init(&self, device: &Device) -> TransformerEncoder;
 }
 
-config_into_stock!(
-    TransformerEncoderConfig = burn::nn::transformer::TransformerEncoderConfig {
-        d_model,
-        d_ff,
-        n_heads,
-        n_layers,
-        dropout,
-        norm_first,
-        quiet_softmax,
-        initializer,
-        activation,
-        layer_norm_eps
+drop_in! {
+    /// Transformer encoder after [Attention Is All You Need](https://arxiv.org/abs/1706.03762).
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::transformer::{TransformerEncoderConfig, TransformerEncoderInput};
+    ///
+    /// let device = Device::flex();
+    /// let encoder = TransformerEncoderConfig::new(8, 16, 2, 1).init(&device);
+    /// let x = Tensor::ones([2, 5, 8], &device);
+    /// assert_eq!(encoder.forward(TransformerEncoderInput::new(x)).dims(), [2, 5, 8]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct TransformerEncoder as MemSaveTransformerEncoder = burn::nn::transformer::TransformerEncoder,
+        from_nn_transformer_encoder, into_nn_transformer_encoder {
+        /// The transformer encoder layers.
+        pub layers: Vec<TransformerEncoderLayer>,
+        /// The size of the model.
+        pub d_model: usize,
+        /// The size of the position-wise feed-forward network.
+        pub d_ff: usize,
+        /// The number of attention heads.
+        pub n_heads: usize,
+        /// The number of layers.
+        pub n_layers: usize,
+        /// The dropout rate. Default: 0.1
+        pub dropout: f64,
+        /// Layer norm will be applied first instead of after the other modules.
+        pub norm_first: bool,
+        /// Use "quiet softmax" instead of regular softmax.
+        pub quiet_softmax: bool,
     }
-);
-
-/// Transformer encoder after [Attention Is All You Need](https://arxiv.org/abs/1706.03762).
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::transformer::{TransformerEncoderConfig, TransformerEncoderInput};
-///
-/// let device = Device::flex();
-/// let encoder = TransformerEncoderConfig::new(8, 16, 2, 1).init(&device);
-/// let x = Tensor::ones([2, 5, 8], &device);
-/// assert_eq!(encoder.forward(TransformerEncoderInput::new(x)).dims(), [2, 5, 8]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct TransformerEncoder {
-    /// The transformer encoder layers.
-    pub layers: Vec<TransformerEncoderLayer>,
-    /// The size of the model.
-    pub d_model: usize,
-    /// The size of the position-wise feed-forward network.
-    pub d_ff: usize,
-    /// The number of attention heads.
-    pub n_heads: usize,
-    /// The number of layers.
-    pub n_layers: usize,
-    /// The dropout rate. Default: 0.1
-    pub dropout: f64,
-    /// Layer norm will be applied first instead of after the other modules.
-    pub norm_first: bool,
-    /// Use "quiet softmax" instead of regular softmax.
-    pub quiet_softmax: bool,
 }
-
-drop_in!(
-    TransformerEncoder = burn::nn::transformer::TransformerEncoder,
-    from_nn_transformer_encoder,
-    into_nn_transformer_encoder {
-        [layers],
-        d_model,
-        d_ff,
-        n_heads,
-        n_layers,
-        dropout,
-        norm_first,
-        quiet_softmax
-    }
-);
 
 /// Input of a [`TransformerEncoder`].
 #[derive(Debug)]
@@ -116,7 +90,7 @@ pub struct TransformerEncoderInput {
     masks: Masks,
 }
 
-/// What attention does not see.
+/// Positions that attention must not see.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Masks {
     /// `[batch, keys]`
@@ -138,23 +112,16 @@ impl TransformerEncoderInput {
         Self { tensor, masks: Masks::default() }
     }
 
-    /// Hides positions from all others: true for padding, `[batch_size, seq_length]`.
+    /// Hides padding from all positions: the mask is true for padding, `[batch_size, seq_length]`.
     pub fn mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
         self.masks.pad = Some(mask_pad);
         self
     }
 
-    /// Hides positions from others: where true, `[batch_size, seq_length, seq_length]`.
+    /// Hides keys from queries where the mask is true, `[batch_size, seq_length, seq_length]`.
     pub fn mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
         self.masks.attn = Some(mask_attn);
         self
-    }
-}
-
-impl TransformerEncoderConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> TransformerEncoder {
-        burn::nn::transformer::TransformerEncoderConfig::from(self.clone()).init(device).into()
     }
 }
 
@@ -198,33 +165,29 @@ impl TransformerEncoder {
     }
 }
 
-/// Layer of a [`TransformerEncoder`]: attention and a feed-forward network, each with a norm and a residual path.
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct TransformerEncoderLayer {
-    /// Multi-head self-attention sub-layer.
-    pub mha: MultiHeadAttention,
-    /// Position-wise feed-forward sub-layer.
-    pub pwff: PositionWiseFeedForward,
-    /// Layer normalization applied around the feed-forward sub-layer.
-    pub norm_1: LayerNorm,
-    /// Layer normalization applied around the attention sub-layer.
-    pub norm_2: LayerNorm,
-    /// Dropout module applied to residual connections.
-    pub dropout: Dropout,
-    /// If `true`, apply layer normalization before sub-layers (pre-norm),
-    /// otherwise apply it after (post-norm).
-    pub norm_first: bool,
+drop_in! {
+    /// Layer of a [`TransformerEncoder`]: attention and a feed-forward network, each with a norm and a residual path.
+    #[derive(Module, Debug)]
+    pub struct TransformerEncoderLayer as MemSaveTransformerEncoderLayer =
+        burn::nn::transformer::TransformerEncoderLayer, from_nn_transformer_encoder_layer, into_nn_transformer_encoder_layer, own display {
+        /// Multi-head self-attention sub-layer.
+        pub mha: MultiHeadAttention,
+        /// Position-wise feed-forward sub-layer.
+        pub pwff: PositionWiseFeedForward,
+        /// Layer normalization applied around the feed-forward sub-layer.
+        pub norm_1: LayerNorm,
+        /// Layer normalization applied around the attention sub-layer.
+        pub norm_2: LayerNorm,
+        /// Dropout module applied to residual connections.
+        pub dropout: Dropout,
+        /// If `true`, apply layer normalization before sub-layers (pre-norm),
+        /// otherwise apply it after (post-norm).
+        pub norm_first: bool,
+    }
 }
 
-drop_in!(@conversions TransformerEncoderLayer = burn::nn::transformer::TransformerEncoderLayer,
-    from_nn_transformer_encoder_layer,
-    into_nn_transformer_encoder_layer { mha, pwff, norm_1, norm_2, dropout, norm_first }
-);
-drop_in!(@display TransformerEncoderLayer);
-
 impl TransformerEncoderLayer {
-    /// A layer of the encoder that the config describes.
+    /// Initializes a layer of the encoder that the config describes.
     pub fn new(config: &TransformerEncoderConfig, device: &Device) -> Self {
         let norm = LayerNormConfig::new(config.d_model).with_epsilon(config.layer_norm_eps);
         Self {

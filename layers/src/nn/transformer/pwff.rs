@@ -1,81 +1,62 @@
 use crate::nn::activation::{Activation, ActivationConfig};
-use crate::nn::drop_in::{config_into_stock, drop_in};
+use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::{Dropout, Linear};
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor, assert_shape};
 
-/// Configuration of [`PositionWiseFeedForward`]; the same as [`burn::nn::transformer::PositionWiseFeedForwardConfig`].
-#[derive(Config, Debug)]
-pub struct PositionWiseFeedForwardConfig {
-    /// The size of the input and output features.
-    pub d_model: usize,
-    /// The size of the hidden inner features.
-    pub d_ff: usize,
-    /// The dropout rate. Default: 0.1
-    #[config(default = 0.1)]
-    pub dropout: f64,
-    /// The type of function used to initialize neural network parameters
-    #[config(
-        default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0), fan_out_only:false}"
-    )]
-    pub initializer: Initializer,
-    /// The activation function used between the two linear layers. Default: Gelu
-    #[config(default = "ActivationConfig::Gelu")]
-    pub activation: ActivationConfig,
-}
-
-config_into_stock!(
-    PositionWiseFeedForwardConfig = burn::nn::transformer::PositionWiseFeedForwardConfig {
-        d_model,
-        d_ff,
-        dropout,
-        initializer,
-        activation
+config_twin! {
+    #[derive(Config, Debug)]
+    pub struct PositionWiseFeedForwardConfig = burn::nn::transformer::PositionWiseFeedForwardConfig {
+        /// The size of the input and output features.
+        pub d_model: usize,
+        /// The size of the hidden inner features.
+        pub d_ff: usize,
+        /// The dropout rate. Default: 0.1
+        #[config(default = 0.1)]
+        pub dropout: f64,
+        /// The type of function used to initialize neural network parameters
+        #[config(
+            default = "Initializer::KaimingUniform{gain:1.0/num_traits::Float::sqrt(3.0), fan_out_only:false}"
+        )]
+        pub initializer: Initializer,
+        /// The activation function used between the two linear layers. Default: Gelu
+        #[config(default = "ActivationConfig::Gelu")]
+        pub activation: ActivationConfig,
     }
-);
-
-/// Position-wise feed-forward network, `activation(x w1 + b1) w2 + b2`, after
-/// [Attention Is All You Need](https://arxiv.org/abs/1706.03762).
-///
-/// Keeps its input and the inner features before the activation (neither if frozen and untracked), and a bit per inner feature
-/// under dropout: what is behind the activation is computed again.
-///
-/// As in [`burn::nn::transformer::PositionWiseFeedForward`], the activation is not part of the record.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::nn::transformer::PositionWiseFeedForwardConfig;
-///
-/// let device = Device::flex();
-/// let layer = PositionWiseFeedForwardConfig::new(4, 16).init(&device);
-/// assert_eq!(layer.forward(Tensor::<3>::ones([2, 3, 4], &device)).dims(), [2, 3, 4]);
-/// ```
-#[derive(Module, Debug)]
-#[module(custom_display)]
-pub struct PositionWiseFeedForward {
-    /// Linear layer with `d_model` input features and `d_ff` output features.
-    pub linear_inner: Linear,
-    /// Linear layer with `d_ff` input features and `d_model` output features.
-    pub linear_outer: Linear,
-    /// Dropout layer.
-    pub dropout: Dropout,
-    /// Activation function.
-    #[module(skip)]
-    pub activation: Activation,
+    pub fn init(&self, device: &Device) -> PositionWiseFeedForward;
 }
 
-drop_in!(
-    PositionWiseFeedForward = burn::nn::transformer::PositionWiseFeedForward,
-    from_nn_position_wise_feed_forward,
-    into_nn_position_wise_feed_forward { linear_inner, linear_outer, dropout, activation }
-);
-
-impl PositionWiseFeedForwardConfig {
-    /// Initializes the module, as the stock config does.
-    pub fn init(&self, device: &Device) -> PositionWiseFeedForward {
-        burn::nn::transformer::PositionWiseFeedForwardConfig::from(self.clone()).init(device).into()
+drop_in! {
+    /// Position-wise feed-forward network, `activation(x w1 + b1) w2 + b2`, after
+    /// [Attention Is All You Need](https://arxiv.org/abs/1706.03762).
+    ///
+    /// Keeps its input and the inner features before the activation (neither if frozen and untracked), and a bit per inner
+    /// feature under dropout: the output of the activation is computed again.
+    ///
+    /// As in [`burn::nn::transformer::PositionWiseFeedForward`], the activation is not part of the record.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::transformer::PositionWiseFeedForwardConfig;
+    ///
+    /// let device = Device::flex();
+    /// let layer = PositionWiseFeedForwardConfig::new(4, 16).init(&device);
+    /// assert_eq!(layer.forward(Tensor::<3>::ones([2, 3, 4], &device)).dims(), [2, 3, 4]);
+    /// ```
+    #[derive(Module, Debug)]
+    pub struct PositionWiseFeedForward as MemSavePositionWiseFeedForward =
+        burn::nn::transformer::PositionWiseFeedForward, from_nn_position_wise_feed_forward, into_nn_position_wise_feed_forward {
+        /// Linear layer with `d_model` input features and `d_ff` output features.
+        pub linear_inner: Linear,
+        /// Linear layer with `d_ff` input features and `d_model` output features.
+        pub linear_outer: Linear,
+        /// Dropout layer.
+        pub dropout: Dropout,
+        /// Activation function.
+        #[module(skip)]
+        pub activation: Activation,
     }
 }
 

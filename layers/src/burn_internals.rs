@@ -1,0 +1,246 @@
+//! What this library reads of Burn 0.22.1 that Burn does not offer: all of it, and nothing of it elsewhere.
+//!
+//! Most readings are of text that Burn prints. They are exact for the one version that `Cargo.toml` pins (`=0.22.1`), and each has a
+//! test below that fails if another version prints something else.
+//!
+//! | What is read | From | If Burn prints something else |
+//! | --- | --- | --- |
+//! | a private field (`displayed`) of a stock module, and a field of a module in it (`displayed_in`) | what the module displays | the conversion panics |
+//! | private parameters (`Parameters`) of a stock module | a visitor, which sees them in the order of the fields | the conversion panics |
+//! | whether a parameter is changed on loading (`is_changed_by`) | `Debug` of its `ParamMapper` | it counts as changed: a lazy weight is kept for the backward pass |
+//! | whether the `Balanced` strategy recomputes a tensor (`is_recomputed_by_strategy`) | `Debug` of a `CheckpointerBuilder` | it counts as kept: less is recomputed |
+//! | the container of a reparameterization (`REPARAMETERIZATION`) | paths of visitors | adapters of lazy weights have other paths |
+use burn::backend::{
+    Backend,
+    autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy},
+    tensor::FloatTensor,
+};
+use burn::module::{
+    Content, DisplaySettings, Flag, Module, ModuleDisplay, ModuleMapper, ModuleVisitor, Param, ParamMapper,
+    ParameterValue,
+};
+use burn::tensor::Tensor;
+use core::any::Any;
+use core::fmt::Write;
+use core::str::FromStr;
+
+/// The type that Burn gives visitors and mappers for the container of a reparameterization.
+pub const REPARAMETERIZATION: &str = "Reparameterization";
+
+/// A private field of a stock module. Numbers are displayed so that they read back the same.
+///
+/// # Panics
+///
+/// Panics if the module does not display such a field.
+pub(crate) fn displayed<T: FromStr>(module: &impl ModuleDisplay, field: &str) -> T {
+    parsed(field, attribute(module, field).as_deref())
+}
+
+/// A field of a module that is itself a private field of a stock module.
+///
+/// # Panics
+///
+/// Panics if the modules do not display such fields.
+pub(crate) fn displayed_in<T: FromStr>(module: &impl ModuleDisplay, inner: &str, field: &str) -> T {
+    let text = attribute(module, inner);
+    // `Dropout {prob: 0.1}`, `Dropout {prob: 0.1, training: false}`
+    let rest = text.as_ref().and_then(|text| text.split_once(&format!("{field}: ")));
+    parsed(field, rest.and_then(|(_, rest)| rest.split([',', '}']).next()))
+}
+
+/// Parameters and flags of a module in the order of its fields, taken one by one: of a stock module with private fields, and, as
+/// a mapper, into one.
+pub(crate) struct Parameters(std::vec::IntoIter<Box<dyn Any>>);
+
+impl Parameters {
+    pub(crate) fn of(module: &impl Module) -> Self {
+        #[derive(Default)]
+        struct Found(Vec<Box<dyn Any>>);
+        impl ModuleVisitor for Found {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                self.0.push(Box::new(param.clone()));
+            }
+            fn visit_flag(&mut self, flag: &Param<Flag>) {
+                self.0.push(Box::new(flag.clone()));
+            }
+        }
+        let mut found = Found::default();
+        module.visit(&mut found);
+        Self(found.0.into_iter())
+    }
+
+    /// The next parameter.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it has another type.
+    pub(crate) fn next<T: 'static>(&mut self) -> T {
+        let parameter = self.0.next().and_then(|parameter| parameter.downcast().ok());
+        *parameter.expect("the parameters of burn 0.22.1, in its order")
+    }
+}
+
+impl ModuleMapper for Parameters {
+    fn map_float<const D: usize>(&mut self, _: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.next()
+    }
+    fn map_flag(&mut self, _: Param<Flag>) -> Param<Flag> {
+        self.next()
+    }
+}
+
+fn attribute(module: &impl ModuleDisplay, field: &str) -> Option<String> {
+    let new = || Content::new(DisplaySettings::default());
+    let find = |content: Option<Content>| {
+        content?.attributes.into_iter().find(|attribute| attribute.name == field).map(|found| found.value)
+    };
+    find(module.custom_content(new())).or_else(|| find(module.content(new())))
+}
+
+fn parsed<T: FromStr>(field: &str, text: Option<&str>) -> T {
+    let value = text.and_then(|text| text.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("burn 0.22.1 displays the field {field}, this one does not"))
+}
+
+/// Whether a module changes the values that it loads into a parameter (a transposed layout, for example).
+pub(crate) fn is_changed_by<T: ParameterValue>(mapper: &ParamMapper<T>) -> bool {
+    !format!("{mapper:?}").contains("load: false") // `ParamMapper { load: false, save: true }`
+}
+
+/// Whether the strategy computes this tracked tensor again when it is asked for in the backward pass.
+///
+/// The public hook of the strategy is run on a throw-away builder, whose `Debug` form names the action it would take:
+/// `Computed { .. }` or `Recompute { .. }`.
+pub(crate) fn is_recomputed_by_strategy<B: Backend, C: CheckpointStrategy>(
+    x: &FloatTensor<Autodiff<B, C>>,
+) -> bool {
+    /// Finds the first of the two words, and stops the formatting there: what follows may print a whole tensor.
+    struct FirstAction(bool);
+    impl Write for FirstAction {
+        fn write_str(&mut self, text: &str) -> core::fmt::Result {
+            match text {
+                "Recompute" => self.0 = true,
+                "Computed" => {}
+                _ => return Ok(()),
+            }
+            Err(core::fmt::Error)
+        }
+    }
+    let mut builder = Default::default();
+    if C::checkpoint_parents([x], &mut builder).is_err() {
+        return false;
+    }
+    let mut action = FirstAction(false);
+    let _ = write!(action, "{builder:?}"); // the error is how the formatting stops
+    action.0
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use burn::backend::autodiff::checkpoint::strategy::{BalancedCheckpointing, NoCheckpointing};
+    use burn::backend::{AutodiffBackend, Scalar, TensorMetadata, ops::FloatTensorOps};
+    use burn::module::Lora;
+    use burn::nn::{self, attention::CrossAttentionConfig};
+    use burn::tensor::Device;
+
+    /// Takes all its digits to read back the same.
+    const THIRD: f64 = 1.0 / 3.0;
+
+    #[test]
+    fn private_fields_are_displayed() {
+        let device = Device::flex();
+        let norm = nn::LayerNormConfig::new(4).with_epsilon(THIRD * 1e-9).init(&device);
+        assert_eq!(displayed::<f64>(&norm, "epsilon"), THIRD * 1e-9);
+
+        let config = nn::LocalResponseNormConfig::new(5).with_alpha(THIRD).with_beta(0.1).with_k(1e-300);
+        let norm = config.init();
+        assert_eq!(displayed::<usize>(&norm, "size"), 5);
+        let fields = ["alpha", "beta", "k"].map(|field| displayed::<f64>(&norm, field));
+        assert_eq!(fields, [THIRD, 0.1, 1e-300]);
+
+        let mut rotary = nn::RotaryEncodingConfig::new(8, 4).init(&device);
+        rotary.shift(3);
+        assert_eq!(displayed::<usize>(&rotary, "start_offset"), 3);
+
+        assert_eq!(displayed::<isize>(&nn::GLU::new(-2), "dim"), -2);
+
+        let config = CrossAttentionConfig::new(8, 6, 4, 2, 3).with_min_float(-THIRD).with_quiet_softmax(true);
+        let attention = config.init(&device);
+        let numbers = ["n_heads", "n_heads_kv", "d_head"].map(|field| displayed::<usize>(&attention, field));
+        assert_eq!(numbers, [4, 2, 3]);
+        assert_eq!(displayed::<f64>(&attention, "scale"), 3f64.sqrt().recip());
+        assert_eq!(displayed::<f64>(&attention, "min_float"), -THIRD);
+        assert!(displayed::<bool>(&attention, "quiet_softmax"));
+    }
+
+    #[test]
+    fn fields_of_private_modules_are_displayed() {
+        let attention = CrossAttentionConfig::new(8, 6, 4, 2, 3).with_dropout(THIRD).init(&Device::flex());
+        assert_eq!(displayed_in::<f64>(&attention, "dropout", "prob"), THIRD);
+        // A frozen layer displays its flag, too.
+        assert_eq!(displayed_in::<f64>(&attention.freeze(), "dropout", "prob"), THIRD);
+    }
+
+    #[test]
+    fn private_parameters_come_in_the_order_of_the_fields() {
+        let attention = CrossAttentionConfig::new(8, 6, 4, 2, 3).init(&Device::flex());
+        let mut parameters = Parameters::of(&attention);
+        for [d_input, d_output] in [[8, 12], [6, 6], [6, 6], [12, 8]] {
+            assert_eq!(parameters.next::<Param<Tensor<2>>>().dims(), [d_input, d_output]);
+            assert_eq!(parameters.next::<Param<Tensor<1>>>().dims(), [d_output]);
+        }
+        assert!(parameters.next::<Param<Flag>>().is_enabled());
+        assert_eq!(parameters.0.len(), 0);
+    }
+
+    #[test]
+    #[should_panic = "burn 0.22.1 displays the field dim, this one does not"]
+    fn a_field_that_is_not_displayed_panics() {
+        displayed::<isize>(&nn::Relu::new(), "dim");
+    }
+
+    #[test]
+    fn mappers_show_whether_they_load() {
+        let param = || Param::from_tensor(Tensor::<1>::ones([2], &Device::flex()));
+        let is_changed = |param: Param<Tensor<1>>| is_changed_by(&param.consume().2);
+        assert!(!is_changed(param()));
+        assert!(!is_changed(param().save_mapper(|value| value * 2)));
+        assert!(is_changed(param().load_mapper(|value| value * 2)));
+        assert!(is_changed(param().load_mapper(|value| value * 2).save_mapper(|value| value / 2)));
+    }
+
+    #[test]
+    fn builders_show_what_is_recomputed() {
+        fn check<C: CheckpointStrategy>(recomputes: bool) {
+            type Plain = burn::backend::Flex;
+            type Recorded<C> = Autodiff<Plain, C>;
+            let x = Plain::float_ones([2, 2].into(), &Default::default(), burn::tensor::FloatDType::F32);
+            let x = Recorded::<C>::from_inner(x);
+            let x = Recorded::<C>::float_set_require_grad(x, true);
+            assert!(!is_recomputed_by_strategy::<Plain, C>(&x), "a leaf");
+            let product = Recorded::<C>::float_matmul(x.clone(), x.clone());
+            assert!(!is_recomputed_by_strategy::<Plain, C>(&product), "bound by its computation");
+            let scaled = Recorded::<C>::float_mul_scalar(x, Scalar::Float(2.0));
+            assert_eq!(is_recomputed_by_strategy::<Plain, C>(&scaled), recomputes, "bound by its memory");
+            assert_eq!(scaled.shape().to_vec(), [2, 2]);
+        }
+        check::<BalancedCheckpointing>(true);
+        check::<NoCheckpointing>(false);
+    }
+
+    #[test]
+    fn reparameterizations_are_containers_of_their_name() {
+        #[derive(Default)]
+        struct Containers(Vec<(String, String)>);
+        impl ModuleVisitor for Containers {
+            fn enter_module(&mut self, name: &str, container: &str) {
+                self.0.push((name.into(), container.into()));
+            }
+        }
+        let linear = nn::LinearConfig::new(4, 4).with_bias(false).init(&Device::flex());
+        let mut found = Containers::default();
+        linear.apply_lora(Lora::new(2, 4.0)).visit(&mut found);
+        assert!(found.0.contains(&("lora".into(), REPARAMETERIZATION.into())), "{:?}", found.0);
+    }
+}
