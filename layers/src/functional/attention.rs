@@ -1,5 +1,5 @@
 //! Attention.
-use super::{are_floats, maybe};
+use super::guard::{are_floats, maybe};
 use crate::backend::Scores;
 use crate::ops::{Attention, AttentionOps, MaybeMask};
 use burn::backend::Dispatch;

@@ -1,5 +1,5 @@
 //! Layers with the low-rank adapter that [`Module::apply_lora`](burn::module::Module::apply_lora) attaches to a weight.
-use super::{are_floats, has_length, is_quantized, maybe, of_bias, of_weight};
+use super::guard::{are_floats, has_length, is_quantized, maybe, of_bias, of_weight};
 use crate::ops::{LoraFactors, LoraOps};
 use burn::backend::Dispatch;
 use burn::module::{LoraAdapter, Reparameterization};

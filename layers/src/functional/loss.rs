@@ -1,5 +1,5 @@
 //! Losses.
-use super::{has_length, maybe};
+use super::guard::{has_length, maybe};
 use crate::backend::ElementLoss;
 use crate::ops::{CrossEntropyOps, ElementLossOps, LinearCrossEntropy, LinearCrossEntropyOps};
 use burn::backend::Dispatch;

@@ -1,5 +1,5 @@
 //! Softmaxes.
-use super::has_floats;
+use super::guard::has_floats;
 use crate::backend::Softmax;
 use crate::ops::SoftmaxOps;
 use burn::backend::Dispatch;
