@@ -1,5 +1,5 @@
 //! Activations, gates and dropout.
-use super::guard::has_floats;
+use super::guard::{Misfit, NO_WEIGHT, accepts, require, require_floats};
 use crate::backend::{PiecewiseLinear, Smooth};
 use crate::ops::{DropoutOps, GateOps, PReluOps, PiecewiseLinearOps, SmoothOps};
 use burn::backend::Dispatch;
@@ -21,11 +21,13 @@ pub fn dropout<const D: usize>(x: Tensor<D>, prob: f64) -> Tensor<D> {
 }
 
 fn piecewise_linear<const D: usize>(
+    operation: &'static str,
     x: Tensor<D>,
     f: PiecewiseLinear,
     stock: impl FnOnce(Tensor<D>) -> Tensor<D>,
 ) -> Tensor<D> {
-    match x.is_tracked() && x.shape().num_elements() > 0 && f.is_ordered() {
+    let fit = require_floats(&x).and(require(f.is_ordered(), Misfit::Bounds));
+    match x.is_tracked() && accepts(operation, fit, true, NO_WEIGHT) {
         true => Tensor::from_dispatch(Dispatch::memsave_piecewise_linear(x.into_dispatch(), f)),
         false => stock(x),
     }
@@ -37,7 +39,7 @@ macro_rules! piecewise_linear {
         ///
         /// Keeps one bit per element.
         pub fn $function<const D: usize>(x: Tensor<D>, $($argument: f64),*) -> Tensor<D> {
-            piecewise_linear(x, $f, |x| activation::$function(x, $($argument),*))
+            piecewise_linear(stringify!($function), x, $f, |x| activation::$function(x, $($argument),*))
         }
     )+};
 }
@@ -60,7 +62,7 @@ macro_rules! smooth {
         ///
         #[doc = concat!("Keeps ", $kept, ".")]
         pub fn $function<const D: usize>(x: Tensor<D>, $($argument: f64),*) -> Tensor<D> {
-            match has_floats(&x) {
+            match accepts(stringify!($function), require_floats(&x), x.is_tracked(), NO_WEIGHT) {
                 true => Tensor::from_dispatch(Dispatch::memsave_smooth(x.into_dispatch(), $f)),
                 false => activation::$function(x, $($argument),*),
             }
@@ -95,8 +97,9 @@ smooth! {
 pub fn glu<const D: usize>(x: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
     let dim = dim.as_index();
     let axis = usize::try_from(if dim < 0 { dim + D as isize } else { dim }).ok();
-    match axis.filter(|&axis| axis < D && x.is_tracked() && has_floats(&x)) {
-        Some(axis) if x.dims()[axis].is_multiple_of(2) => {
+    let halves = |&axis: &usize| axis < D && x.dims()[axis].is_multiple_of(2);
+    match axis.filter(halves) {
+        Some(axis) if x.is_tracked() && accepts("glu", require_floats(&x), true, NO_WEIGHT) => {
             let half = x.dims()[axis] / 2;
             let [a, b] = [0, half].map(|start| x.clone().narrow(axis, start, half));
             gate(a, b, Smooth::Sigmoid)
@@ -117,8 +120,10 @@ pub fn glu<const D: usize>(x: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
 /// F::silu_gate(a, b).to_data().assert_approx_eq::<f32>(&[1.4621172f32].into(), Tolerance::default());
 /// ```
 pub fn silu_gate<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
-    let fits = a.dims() == b.dims() && a.dtype() == b.dtype() && has_floats(&a);
-    match fits {
+    let fit = require_floats(&a)
+        .and(require(a.dims() == b.dims(), Misfit::Shapes))
+        .and(require(a.dtype() == b.dtype(), Misfit::Dtypes));
+    match accepts("silu_gate", fit, a.is_tracked() || b.is_tracked(), NO_WEIGHT) {
         true => gate(a, b, Smooth::Silu),
         false => activation::silu(b) * a,
     }
@@ -133,9 +138,11 @@ fn gate<const D: usize>(a: Tensor<D>, b: Tensor<D>, f: Smooth) -> Tensor<D> {
 /// Keeps `x` for a tracked `alpha`, else one bit per element.
 pub fn prelu<const D: usize>(x: Tensor<D>, alpha: Tensor<1>) -> Tensor<D> {
     let [slopes] = alpha.dims();
-    let fits =
-        (slopes == 1 || (D >= 2 && x.dims()[1] == slopes)) && has_floats(&x) && alpha.dtype() == x.dtype();
-    if !fits || !(x.is_tracked() || alpha.is_tracked()) {
+    let fit = require_floats(&x)
+        .and(require(slopes == 1 || (D >= 2 && x.dims()[1] == slopes), Misfit::Shapes))
+        .and(require(alpha.dtype() == x.dtype(), Misfit::Dtypes));
+    let tracked = x.is_tracked() || alpha.is_tracked();
+    if !tracked || !accepts("prelu", fit, tracked, Some(&alpha)) {
         return activation::prelu(x, alpha);
     }
     Tensor::from_dispatch(Dispatch::memsave_prelu(x.into_dispatch(), alpha.into_dispatch()))

@@ -1,5 +1,8 @@
 //! The dense layer and the embedding.
-use super::guard::{are_floats, has_length, is_quantized, maybe, of_bias, of_weight};
+use super::guard::{
+    Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_quantized, is_tracked, require,
+    require_bias,
+};
 use crate::ops::{EmbeddingOps, LinearOps};
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor, module};
@@ -13,20 +16,20 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
     if D == 1 {
         return linear(x.unsqueeze::<2>(), weight, bias).squeeze_dim(0);
     }
-    let bias = of_bias(bias, x.dtype());
-    let fits = x.dims()[D - 1] == weight.dims()[0]
-        && weight.shape().num_elements() > 0
-        && has_length(&bias, weight.dims()[1])
-        && are_floats([x.dtype()]);
-    let tracked = || x.is_tracked() || bias.as_ref().is_some_and(Tensor::is_tracked);
+    let bias = dequantized_bias(bias, x.dtype());
+    let fit = require(!is_quantized(&x), Misfit::Quantized)
+        .and(require(x.dims()[D - 1] == weight.dims()[0], Misfit::Shapes))
+        .and(require(weight.shape().num_elements() > 0, Misfit::Empty))
+        .and(require_bias(&bias, weight.dims()[1]));
+    let tracked = x.is_tracked() || weight.is_tracked() || is_tracked(&bias);
     // Burn has its own product with a packed matrix.
-    if !fits || is_quantized(&weight) && !tracked() {
+    if !accepts("linear", fit, tracked, Some(&weight)) || is_quantized(&weight) && !tracked {
         return module::linear(x, weight, bias);
     }
     if x.shape().num_elements() == 0 {
         return empty_linear(x, weight, bias);
     }
-    Tensor::from_dispatch(Dispatch::memsave_linear(x.into_dispatch(), of_weight(weight), maybe(bias)))
+    Tensor::from_dispatch(Dispatch::memsave_linear(x.into_dispatch(), into_weight(weight), into_maybe(bias)))
 }
 
 /// The dense layer of an empty batch: an empty output, and gradients of zero. (A matrix product with an empty batch reads
@@ -41,7 +44,8 @@ fn empty_linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Te
 
 /// Rows of `weights`; see [`burn::tensor::module::embedding`]. Keeps the indices.
 pub fn embedding(weights: Tensor<2>, indices: Tensor<2, Int>) -> Tensor<3> {
-    if !weights.is_tracked() || indices.shape().num_elements() == 0 {
+    let fit = require(indices.shape().num_elements() > 0, Misfit::Empty);
+    if !weights.is_tracked() || !accepts("embedding", fit, true, Some(&weights)) {
         return module::embedding(weights, indices);
     }
     Tensor::from_dispatch(Dispatch::memsave_embedding(weights.into_dispatch(), indices.into_dispatch()))

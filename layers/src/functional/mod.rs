@@ -1,8 +1,9 @@
 //! The operations as functions of tensors, with the signatures of [`burn::tensor::module`] and
 //! [`burn::tensor::activation`].
 //!
-//! Where nothing is tracked, or an argument is one that Burn refuses, Burn's own function is called: the same result, or the
-//! same panic. What each function keeps for the backward pass is in the head of its file in [`crate::ops`].
+//! Where nothing is tracked, Burn's own function is called: the same result. So it is where arguments do not fit (a parameter of
+//! another dtype, a quantized input, shapes that Burn broadcasts or refuses): the same result, or the same panic; and if something
+//! is tracked, a row of the [ledger](crate::ledger) says which operation, and why.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -16,7 +17,7 @@
 mod activation;
 mod attention;
 mod conv;
-mod guard;
+pub(crate) mod guard;
 mod linear;
 mod lora;
 mod loss;

@@ -1,5 +1,7 @@
 //! Normalizations.
-use super::guard::{are_parameters, maybe, per_channel};
+use super::guard::{
+    Misfit, accepts, into_maybe, is_tracked, require, require_parameters, require_parameters_of_channels,
+};
 use crate::backend::{LocalResponse, RowNorm};
 use crate::ops::{BatchNormOps, LocalResponseOps, RowNormOps};
 use burn::backend::Dispatch;
@@ -16,9 +18,12 @@ pub fn batch_norm<const D: usize>(
     variance: Tensor<1>,
     epsilon: f64,
 ) -> Tensor<D> {
-    let tracked = x.is_tracked() || gamma.is_tracked() || beta.is_tracked();
     let statistics_tracked = mean.is_tracked() || variance.is_tracked();
-    if !per_channel(&x, &[&gamma, &beta, &mean, &variance]) || !tracked || statistics_tracked {
+    let tracked = x.is_tracked() || gamma.is_tracked() || beta.is_tracked() || statistics_tracked;
+    let parameters = [&gamma, &beta, &mean, &variance].map(Some);
+    let fit = require_parameters_of_channels(&x, &parameters)
+        .and(require(!statistics_tracked, Misfit::TrackedStatistics));
+    if !tracked || !accepts("batch_norm", fit, tracked, Some(&gamma)) {
         return module::batch_norm(x, gamma, beta, mean, variance, epsilon);
     }
     let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(Tensor::into_dispatch);
@@ -35,7 +40,9 @@ pub fn batch_norm_train<const D: usize>(
     beta: Tensor<1>,
     epsilon: f64,
 ) -> BatchNormTrainOutput<D> {
-    if !per_channel(&x, &[&gamma, &beta]) {
+    let tracked = x.is_tracked() || gamma.is_tracked() || beta.is_tracked();
+    let fit = require_parameters_of_channels(&x, &[Some(&gamma), Some(&beta)]);
+    if !accepts("batch_norm_train", fit, tracked, Some(&gamma)) {
         return module::batch_norm_train(x, gamma, beta, epsilon);
     }
     let (x, gamma, beta) = (x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch());
@@ -56,9 +63,10 @@ pub fn layer_norm<const D: usize>(
     beta: Option<Tensor<1>>,
     epsilon: f64,
 ) -> Tensor<D> {
-    let tracked = x.is_tracked() || gamma.is_tracked() || beta.as_ref().is_some_and(Tensor::is_tracked);
+    let tracked = x.is_tracked() || gamma.is_tracked() || is_tracked(&beta);
     let features = x.dims()[D - 1];
-    if !tracked || !are_parameters(&x, features, &[Some(&gamma), beta.as_ref()]) {
+    let fit = require_parameters(&x, features, &[Some(&gamma), beta.as_ref()]);
+    if !tracked || !accepts("layer_norm", fit, tracked, Some(&gamma)) {
         return module::layer_norm(x, gamma, beta, epsilon);
     }
     row_norm(x, Some(gamma), beta, RowNorm::over_last(features, true, epsilon))
@@ -80,7 +88,8 @@ pub fn layer_norm<const D: usize>(
 /// ```
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
     let features = x.dims()[D - 1];
-    if features == 0 || !are_parameters(&x, features, &[Some(&gamma)]) {
+    let fit = require(features > 0, Misfit::Empty).and(require_parameters(&x, features, &[Some(&gamma)]));
+    if !accepts("rms_norm", fit, x.is_tracked() || gamma.is_tracked(), Some(&gamma)) {
         let dtype = x.dtype();
         let rms = (x.clone().cast(DType::F32).square().mean_dim(D - 1) + epsilon).sqrt();
         return (x / rms.cast(dtype)) * gamma.unsqueeze();
@@ -111,7 +120,7 @@ pub fn group_norm<const D: usize>(
         "group_norm: axis 1 of {dims:?} cannot be {groups} groups"
     );
     assert!(
-        are_parameters(&x, channels, &[gamma.as_ref(), beta.as_ref()]),
+        require_parameters(&x, channels, &[gamma.as_ref(), beta.as_ref()]).is_ok(),
         "group_norm: gamma and beta must be [{channels}] of {:?}, not {:?} and {:?}",
         x.dtype(),
         gamma.as_ref().map(|gamma| (gamma.dims(), gamma.dtype())),
@@ -127,7 +136,12 @@ fn row_norm<const D: usize>(
     beta: Option<Tensor<1>>,
     norm: RowNorm,
 ) -> Tensor<D> {
-    Tensor::from_dispatch(Dispatch::memsave_row_norm(x.into_dispatch(), maybe(gamma), maybe(beta), norm))
+    Tensor::from_dispatch(Dispatch::memsave_row_norm(
+        x.into_dispatch(),
+        into_maybe(gamma),
+        into_maybe(beta),
+        norm,
+    ))
 }
 
 /// `x / (k + alpha / size * sum(x^2))^beta`, the sum over a window of `size` channels around each; as

@@ -1,4 +1,5 @@
 //! Pools and interpolation.
+use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, require};
 use crate::ops::{AvgPoolOps, InterpolateOps, MaxPoolOps};
 use burn::backend::Dispatch;
 use burn::tensor::{
@@ -19,7 +20,7 @@ pub fn max_pool1d(x: Tensor<3>, options: MaxPoolOptions<1>) -> Tensor<3> {
         dilation: [1, options.dilation[0]],
         ceil_mode: options.ceil_mode,
     };
-    match fits_max_pool(x.dims().into(), &options) {
+    match accepts("max_pool1d", max_pool_fits(&x.dims(), &options), true, NO_WEIGHT) {
         false => module::max_pool1d(x, options),
         true => Tensor::from_dispatch(Dispatch::memsave_max_pool2d(x.into_dispatch(), lifted)),
     }
@@ -30,20 +31,22 @@ pub fn max_pool1d(x: Tensor<3>, options: MaxPoolOptions<1>) -> Tensor<3> {
 /// Keeps the position of each maximum in its window: one byte per output for windows of up to 255 elements, else two
 /// or four.
 pub fn max_pool2d(x: Tensor<4>, options: MaxPoolOptions<2>) -> Tensor<4> {
-    match x.is_tracked() && fits_max_pool(x.dims().into(), &options) {
+    let fit = max_pool_fits(&x.dims(), &options);
+    match x.is_tracked() && accepts("max_pool2d", fit, true, NO_WEIGHT) {
         true => Tensor::from_dispatch(Dispatch::memsave_max_pool2d(x.into_dispatch(), options)),
         false => module::max_pool2d(x, options),
     }
 }
 
-/// Whether there are windows, and each fits into the padded input.
-fn fits_max_pool<const N: usize>(x: Vec<usize>, options: &MaxPoolOptions<N>) -> bool {
-    x.iter().product::<usize>() > 0
-        && (0..N).all(|axis| {
-            let (begin, end) = options.padding[axis];
-            let (kernel, stride) = (options.kernel_size[axis], options.stride[axis]);
-            kernel > 0 && stride > 0 && x[axis + 2] + begin + end > options.dilation[axis] * (kernel - 1)
-        })
+/// There are windows, and each fits into the padded input.
+fn max_pool_fits<const N: usize>(x: &[usize], options: &MaxPoolOptions<N>) -> Fit {
+    let windows = (0..N).all(|axis| {
+        let (begin, end) = options.padding[axis];
+        let (kernel, stride) = (options.kernel_size[axis], options.stride[axis]);
+        kernel > 0 && stride > 0 && x[axis + 2] + begin + end > options.dilation[axis] * (kernel - 1)
+    });
+    require(x.iter().product::<usize>() > 0, Misfit::Empty)?;
+    require(windows, Misfit::Shapes)
 }
 
 /// Average pool over one axis; see [`burn::tensor::module::avg_pool1d`]. Keeps nothing.

@@ -138,7 +138,7 @@ impl Keeper {
         let Self { operation, weight } = *self;
         ledger::report(|| {
             let (bytes, reason) = kept();
-            ledger::Entry { operation, tensor, bytes, reason, node, weight }
+            ledger::Entry { operation, tensor, bytes: Some(bytes), reason, node, weight }
         });
     }
 }
