@@ -98,7 +98,8 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) ->
 }
 
 /// Group normalization of `[batch, channels, ...]`, as [`burn::nn::GroupNorm`]; with as many groups as channels,
-/// instance normalization. A `beta` needs a `gamma`.
+/// instance normalization. `gamma` and `beta` may be missing, each by itself: without a `gamma` nothing is scaled, without a
+/// `beta` nothing is shifted.
 ///
 /// Keeps `x`, and nothing at all if only `beta` is tracked.
 ///
@@ -126,6 +127,8 @@ pub fn group_norm<const D: usize>(
         gamma.as_ref().map(|gamma| (gamma.dims(), gamma.dtype())),
         beta.as_ref().map(|beta| (beta.dims(), beta.dtype())),
     );
+    // The operation has a shift only beside a scale.
+    let gamma = gamma.or_else(|| beta.as_ref().map(Tensor::ones_like));
     let inner = dims[2..].iter().product();
     row_norm(x, gamma, beta, RowNorm { centered: true, epsilon, groups, channels: channels / groups, inner })
 }
