@@ -5,7 +5,9 @@
 pub mod lazy;
 pub mod measure;
 
-pub use burn_memsave_layers::{backend, frozen, functional, lora, nn, ops};
+#[doc(hidden)]
+pub use burn_memsave_layers::{backend, ops};
+pub use burn_memsave_layers::{frozen, functional, lora, nn};
 
 /// Every drop-in module by its long name: the same types as in [`nn`].
 pub mod layers {

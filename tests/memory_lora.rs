@@ -109,7 +109,7 @@ fn linear_keeps_what_it_says(device: &Device) {
             assert!(peak(&large) <= peak(&twin) + RECORDS, "{case}: {large:?}, stock {twin:?}");
             let totals = [1, 2].map(|batches| {
                 let x = input(batches);
-                ledger(&ours, || ours.forward(x)).1.total() as i64
+                ledger(&ours, x, |ours, x| ours.forward(x)).1.total() as i64
             });
             assert_eq!(totals, [said, 2 * said], "{case}: the ledger's totals");
         }

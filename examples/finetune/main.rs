@@ -145,11 +145,9 @@ fn fine_tune<M: Classifier>(
     let model = M::new(device).load_record(ModuleRecord::from_bytes(weights)?);
     let model = args.train.freeze(model)?;
     let first = digits::batch(&train[..args.batch_size.min(train.len())], device);
-    let step = || measure_step(&model, first.clone(), loss);
-    step(); // the first run also starts threads
-    let memory = step();
+    let memory = measure_step(&model, first.clone(), loss);
     if args.ledger {
-        let (_, ledger) = ledger(&model, || loss(&model, first.clone()));
+        let (_, ledger) = ledger(&model, first.clone(), loss);
         println!("{layers}\n{ledger}");
     }
     let (model, step_seconds) = fit(model, train, args.epochs, args.learning_rate, layers, args, device)?;

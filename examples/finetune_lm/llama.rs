@@ -33,6 +33,7 @@ pub trait LanguageModel: Module {
 pub mod stock {
     use burn::nn::{self, loss::CrossEntropyLossConfig};
     use burn::tensor::module::attention;
+    use nn::activation::{SwiGlu, SwiGluConfig};
     include!("model.rs");
 
     fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
@@ -45,6 +46,7 @@ pub mod stock {
 pub mod memsave {
     use burn_memsave::functional::attention;
     use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
+    use nn::activation::{SwiGlu, SwiGluConfig};
     include!("model.rs");
 
     fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {

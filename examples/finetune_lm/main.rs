@@ -185,11 +185,9 @@ fn fine_tune<M: LanguageModel>(
     let model = adapt(model, args, device)?;
     let first = passages(text::FINETUNE, vocabulary, args)?.next(device);
     let loss = |model: &M, (tokens, next): text::Batch| model.loss(tokens, next);
-    let step = || measure_step(&model, first.clone(), loss);
-    step(); // the first run also starts threads
-    let memory = step();
+    let memory = measure_step(&model, first.clone(), loss);
     if args.ledger {
-        let (_, ledger) = ledger(&model, || loss(&model, first.clone()));
+        let (_, ledger) = ledger(&model, first.clone(), loss);
         println!("{layers}\n{ledger}");
     }
     let run = Run { title: layers, steps: args.steps, learning_rate: args.learning_rate };

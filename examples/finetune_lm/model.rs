@@ -1,8 +1,7 @@
-// A Llama-style language model, written once. Whoever includes this file says which `nn` and `attention` it is made of, and has
-// `next_token_loss(head, x, next)`, the mean cross entropy of the outputs of the head.
+// A Llama-style language model, written once. Whoever includes this file says which `nn`, `attention`, `SwiGlu` and `SwiGluConfig`
+// it is made of, and has `next_token_loss(head, x, next)`, the mean cross entropy of the outputs of the head.
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
-use nn::activation::{SwiGlu, SwiGluConfig};
 use nn::{
     Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, RotaryEncoding, RotaryEncodingConfig,
 };

@@ -1,19 +1,20 @@
-//! A record of what each operation keeps for the backward pass, and why.
+//! A record of what each operation keeps for the backward pass, and why; and of the operations that Burn ran instead.
 //!
 //! Off, it costs one thread-local read per operation. `burn_memsave::measure::ledger` switches it on for one forward pass
 //! and prints it as a table.
 use burn_autodiff::NodeId;
 use core::cell::RefCell;
 
-/// One tensor (or mask, or index) that an operation keeps.
+/// One tensor (or mask, or index) that an operation keeps; or an operation whose arguments do not fit the one of this library,
+/// so that Burn records its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     /// The operation.
     pub operation: &'static str,
-    /// What is kept: `x`, `weight`, `mask`, ...
+    /// What is kept: `x`, `weight`, `mask`, ...; `Burn's operation` where Burn records its own.
     pub tensor: &'static str,
-    /// How many bytes.
-    pub bytes: usize,
+    /// How many bytes. `None` where Burn records its own operation: what that keeps is not known.
+    pub bytes: Option<usize>,
     /// Why.
     pub reason: &'static str,
     /// The node whose output is kept, for a tensor of the graph: two entries of one node share its memory.
@@ -35,7 +36,7 @@ thread_local! {
 /// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
 /// let (y, entries) = ledger::record(|| functional::relu(x.clone()));
 /// assert_eq!(y.dims(), [640]);
-/// assert_eq!((entries[0].operation, entries[0].tensor, entries[0].bytes), ("relu", "mask", 80));
+/// assert_eq!((entries[0].operation, entries[0].tensor, entries[0].bytes), ("relu", "mask", Some(80)));
 /// ```
 pub fn record<R>(f: impl FnOnce() -> R) -> (R, Vec<Entry>) {
     /// Restores the outer record, also when `f` panics.

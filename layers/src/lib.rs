@@ -6,11 +6,11 @@
 //! - [`nn`]: the modules, under the names of [`burn::nn`].
 //! - [`functional`]: the same as functions, with the signatures of [`burn::tensor::module`] and
 //!   [`burn::tensor::activation`].
-//! - [`ops`]: one file per operation: what it computes, what it keeps, its backward pass.
-//! - [`backend`]: what a plain backend (one without autodiff) provides beyond Burn's own operations.
 //! - [`ledger`]: a record of what each operation keeps, and why.
 //! - [`lora`]: fine-tuning with low-rank adapters.
 //! - [`frozen`]: weights that are read when a layer runs.
+//!
+//! The operations and their kernels are in `ops` and `backend`, which are public for Burn's backends and no part of the API.
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
@@ -21,6 +21,7 @@
     allow(unused_variables)
 )]
 
+#[doc(hidden)]
 pub mod backend;
 #[doc(hidden)] // the other crate of this workspace reads it, too
 pub mod burn_internals;
@@ -29,4 +30,5 @@ pub mod functional;
 pub mod ledger;
 pub mod lora;
 pub mod nn;
+#[doc(hidden)]
 pub mod ops;

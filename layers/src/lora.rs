@@ -21,7 +21,7 @@
 //!
 //! let x = Tensor::<2>::ones([10, 64], &device);
 //! let (y, kept) = ledger::record(|| model.forward(x.clone()));
-//! assert_eq!(kept.iter().map(|kept| kept.bytes).sum::<usize>(), 4 * 10 * 4); // x a
+//! assert_eq!(kept.iter().filter_map(|kept| kept.bytes).sum::<usize>(), 4 * 10 * 4); // x a
 //! let gradients = y.clone().sum().backward();
 //! let adapter = model.weight.adapter().unwrap();
 //! assert!(adapter.b.grad(&gradients).is_some() && adapter.a.grad(&gradients).is_none());

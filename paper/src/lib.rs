@@ -5,8 +5,6 @@
 use burn::module::{Module, ParamGroup};
 use burn::tensor::{Device, Tensor};
 
-/// Llama-style language models: those of the example `finetune_lm`.
-#[path = "../../examples/finetune_lm/llama.rs"]
 pub mod llama;
 pub mod report;
 

@@ -13,9 +13,8 @@ const MIB: u64 = 1 << 20;
 fn kept<M: ResNet>(case: Case, images: &Tensor<4>) -> u64 {
     let model = case.prepare(M::new(Depth::D18, &images.device()));
     let images = if case.tracks_input() { images.clone().require_grad() } else { images.clone() };
-    let step = || measure_step(&model, images.clone(), |model, images| model.forward(images).sum());
-    step();
-    step().kept.expect("the allocator counts")
+    let step = measure_step(&model, images, |model, images| model.forward(images).sum());
+    step.kept.expect("the allocator counts")
 }
 
 /// Batch 8 at 224x224, as in the table of the paper; one test, since memory is counted for the whole process.

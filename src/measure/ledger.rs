@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::{fmt, io};
 
-/// One tensor that an operation keeps for the backward pass.
+/// One tensor that an operation keeps for the backward pass; or an operation of Burn that ran in place of one of this library.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -22,23 +22,25 @@ use std::{fmt, io};
 /// let device = Device::flex().autodiff();
 /// let model = burn::nn::LinearConfig::new(8, 4).init(&device);
 /// let x = Tensor::<2>::ones([2, 8], &device).require_grad();
-/// let (_y, ledger) = ledger(&model, || functional::linear(x, model.weight.val(), None));
+/// let (_y, ledger) = ledger(&model, x, |model, x| functional::linear(x, model.weight.val(), None));
 /// let [x, weight] = &ledger.rows[..] else { panic!("two tensors") };
-/// assert_eq!((x.tensor, x.bytes, x.counts()), ("x", 64, true));
+/// assert_eq!((x.tensor, x.bytes, x.counts()), ("x", Some(64), true));
 /// assert_eq!((weight.tensor, weight.parameter, weight.counts()), ("weight", true, false));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LedgerRow {
-    /// Path of the module whose weight the operation uses, such as `encoder.layers.0.linear`; without one, the name of the
-    /// operation.
+    /// Path of the module whose weight the operation uses, such as `encoder.layers.0.linear`. Without a weight (an activation,
+    /// attention), path of the module around: the innermost one that has the weights used before and after. Where that is the
+    /// model itself, or nothing was used before or after, the name of the operation.
     pub module: String,
     /// The operation.
     pub operation: &'static str,
-    /// What is kept: `x`, `weight`, `mask`, ...
+    /// What is kept: `x`, `weight`, `mask`, ...; or `Burn's operation`.
     pub tensor: &'static str,
-    /// Its bytes.
-    pub bytes: u64,
-    /// Why it is kept.
+    /// Its bytes. `None` for an operation of Burn: arguments did not fit the one of this library, and what Burn's keeps is not
+    /// known.
+    pub bytes: Option<u64>,
+    /// Why it is kept; or what did not fit.
     pub reason: &'static str,
     /// An earlier row keeps the same tensor: no more memory is taken.
     pub shared: bool,
@@ -47,18 +49,18 @@ pub struct LedgerRow {
 }
 
 impl LedgerRow {
-    /// Whether this row takes memory: it is neither shared nor a parameter.
+    /// Whether this row takes memory that is known: it is neither shared nor a parameter, nor an operation of Burn.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
     /// use burn_memsave::{functional, measure::ledger};
     ///
     /// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
-    /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), || functional::relu(x));
+    /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), x, |_, x| functional::relu(x));
     /// assert!(ledger.rows[0].counts());
     /// ```
     pub fn counts(&self) -> bool {
-        !self.shared && !self.parameter
+        self.bytes.is_some() && !self.shared && !self.parameter
     }
 }
 
@@ -71,7 +73,7 @@ impl LedgerRow {
 /// use burn_memsave::{functional, measure::ledger};
 ///
 /// let x = Tensor::<1>::ones([64_000], &Device::flex().autodiff()).require_grad();
-/// let (_y, ledger) = ledger(&burn::nn::Relu::new(), || functional::relu(x));
+/// let (_y, ledger) = ledger(&burn::nn::Relu::new(), x, |_, x| functional::relu(x));
 /// assert!(ledger.to_string().contains("7.81 KiB"));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -81,18 +83,35 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Bytes kept for the backward pass. Each tensor counts once, parameters not at all.
+    /// Bytes kept for the backward pass. Each tensor counts once, parameters not at all; what [operations of
+    /// Burn](Self::fallbacks) keep is not in it.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
     /// use burn_memsave::{functional, measure::ledger};
     ///
     /// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
-    /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), || functional::relu(functional::relu(x)));
+    /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), x, |_, x| functional::relu(functional::relu(x)));
     /// assert_eq!(ledger.total(), 2 * 640 / 8);
     /// ```
     pub fn total(&self) -> u64 {
-        self.rows.iter().filter(|row| row.counts()).map(|row| row.bytes).sum()
+        self.rows.iter().filter(|row| row.counts()).filter_map(|row| row.bytes).sum()
+    }
+
+    /// The rows of operations that Burn ran, because arguments did not fit those of this library.
+    ///
+    /// ```
+    /// use burn::tensor::{DType, Device, Tensor};
+    /// use burn_memsave::{functional, measure::ledger};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let norm = burn::nn::LayerNormConfig::new(8).init(&device);
+    /// let (x, gamma) = (Tensor::<2>::ones([2, 8], &device).require_grad(), norm.gamma.val().slice(0..1));
+    /// let (_y, ledger) = ledger(&norm, x, |_, x| functional::layer_norm(x, gamma, None, 1e-5));
+    /// assert_eq!(ledger.fallbacks().next().unwrap().reason, "the shapes do not fit");
+    /// ```
+    pub fn fallbacks(&self) -> impl Iterator<Item = &LedgerRow> {
+        self.rows.iter().filter(|row| row.bytes.is_none())
     }
 
     /// The rows as CSV with a header, in the order of the forward pass.
@@ -102,7 +121,7 @@ impl Ledger {
     /// use burn_memsave::{functional, measure::ledger};
     ///
     /// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
-    /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), || functional::relu(x));
+    /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), x, |_, x| functional::relu(x));
     /// let csv = ledger.to_csv()?;
     /// assert_eq!(csv.lines().next(), Some("module,operation,tensor,bytes,reason,shared,parameter"));
     /// assert_eq!(csv.lines().nth(1), Some("relu,relu,mask,80,x is tracked,false,false"));
@@ -127,7 +146,7 @@ impl Ledger {
     /// use burn_memsave::{functional, measure::ledger};
     ///
     /// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
-    /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), || functional::relu(x));
+    /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), x, |_, x| functional::relu(x));
     /// assert!(ledger.to_json()?.contains(r#""bytes": 80"#));
     /// # Ok::<(), std::io::Error>(())
     /// ```
@@ -146,14 +165,18 @@ impl fmt::Display for Ledger {
         let mut table = Table::new();
         table.load_preset(presets::ASCII_MARKDOWN);
         table.set_header(["module", "operation", "keeps", "bytes", "because", ""]);
-        let bytes = |bytes| Cell::new(human_bytes(bytes)).set_alignment(CellAlignment::Right);
+        let bytes = |bytes: Option<u64>| {
+            let text = bytes.map_or_else(|| "unknown".into(), human_bytes);
+            Cell::new(text).set_alignment(CellAlignment::Right)
+        };
         for row in rows {
             let [module, operation, tensor, reason, note] =
                 [&row.module, row.operation, row.tensor, row.reason, note(row)].map(Cell::new);
             table.add_row([module, operation, tensor, bytes(row.bytes), reason, note]);
         }
         let [total, empty] = ["total", ""].map(Cell::new);
-        table.add_row([total, empty.clone(), empty.clone(), bytes(self.total()), empty.clone(), empty]);
+        let total_bytes = bytes(Some(self.total()));
+        table.add_row([total, empty.clone(), empty.clone(), total_bytes, empty.clone(), empty]);
         write!(f, "{table}")
     }
 }
@@ -161,17 +184,22 @@ impl fmt::Display for Ledger {
 /// Why a row takes no memory.
 fn note(row: &LedgerRow) -> &'static str {
     match row {
+        LedgerRow { bytes: None, .. } => "not counted",
         LedgerRow { parameter: true, .. } => "parameter",
         LedgerRow { shared: true, .. } => "shared",
         _ => "",
     }
 }
 
-/// Runs `forward`, and lists what the operations of this library that it calls keep for the backward pass.
+/// Runs `forward(model, input)`, and lists what the operations of this library that it calls keep for the backward pass.
 ///
-/// Operations of Burn itself are not seen; compare [`Ledger::total`] with [`measure_layer`](super::measure_layer)'s `kept`
-/// to see what they add. Operations are attributed to the modules of `model` by their weight. `forward` runs on this
-/// thread, and returns what it likes.
+/// Where arguments do not fit an operation of this library (a parameter of another dtype, a quantized input, ...), Burn's own
+/// one runs, and has a [row](Ledger::fallbacks) that says why. Other operations of Burn are not seen; compare
+/// [`Ledger::total`] with [`measure_layer`](super::measure_layer)'s `kept` to see what they add.
+///
+/// Operations are attributed to the modules of `model` by their weight, and those without a weight to the [module
+/// around](LedgerRow::module), which takes for granted that a module is not called again before others have run. `forward` runs
+/// on this thread, and returns what it likes.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -181,7 +209,7 @@ fn note(row: &LedgerRow) -> &'static str {
 /// let device = Device::flex().autodiff();
 /// let model = vec![LinearConfig::new(8, 4).init(&device), LinearConfig::new(8, 4).init(&device)];
 /// let x = Tensor::<2>::ones([2, 8], &device);
-/// let (_y, ledger) = ledger(&model, || {
+/// let (_y, ledger) = ledger(&model, x, |model, x| {
 ///     let y = functional::linear(x.clone(), model[0].weight.val(), None);
 ///     y + functional::linear(x, model[1].weight.val(), None)
 /// });
@@ -190,42 +218,67 @@ fn note(row: &LedgerRow) -> &'static str {
 /// assert_eq!((second.module.as_str(), second.shared), ("1", true)); // the same x
 /// assert_eq!(ledger.total(), 2 * 8 * 4);
 /// ```
-pub fn ledger<M: Module, R>(model: &M, forward: impl FnOnce() -> R) -> (R, Ledger) {
-    let (result, entries) = record(forward);
+pub fn ledger<M: Module, I, R>(model: &M, input: I, forward: impl FnOnce(&M, I) -> R) -> (R, Ledger) {
+    let (result, entries) = record(|| forward(model, input));
     // After the forward pass, which initializes lazy parameters.
     let modules = ModulePaths::of(model).modules;
     let mut seen = HashSet::new();
-    let rows = entries
-        .into_iter()
-        .map(|entry| {
-            let shared = entry.node.is_some_and(|node| !seen.insert(node));
-            row(entry, shared, &modules)
-        })
-        .collect();
+    let paths = paths(&entries, &modules);
+    let rows = entries.into_iter().zip(paths).map(|(entry, path)| {
+        let shared = entry.node.is_some_and(|node| !seen.insert(node));
+        row(entry, path, shared, &modules)
+    });
+    let rows = rows.collect();
     (result, Ledger { rows })
 }
 
-fn row(entry: Entry, shared: bool, modules: &HashMap<NodeId, String>) -> LedgerRow {
-    let Entry { operation, tensor, bytes, reason, node, weight } = entry;
-    let module = weight.and_then(|weight| modules.get(&weight)).filter(|path| !path.is_empty());
+/// The module of every entry; empty where it is not known.
+fn paths(entries: &[Entry], modules: &HashMap<NodeId, Path>) -> Vec<Path> {
+    let with_weight = |entry: &Entry| modules.get(&entry.weight?);
+    let mut before = None;
+    let mut paths = Vec::with_capacity(entries.len());
+    for (index, entry) in entries.iter().enumerate() {
+        if let Some(path) = with_weight(entry) {
+            before = Some(path);
+            paths.push(path.clone());
+            continue;
+        }
+        let after = entries[index..].iter().find_map(with_weight);
+        paths.push(before.zip(after).map_or_else(Path::new, |(before, after)| around(before, after)));
+    }
+    paths
+}
+
+/// The innermost module that contains both of two modules, and is neither: a module of weights calls nothing between them.
+fn around(a: &Path, b: &Path) -> Path {
+    let parent = |path: &Path| path.len().saturating_sub(1);
+    let [a, b] = [&a[..parent(a)], &b[..parent(b)]];
+    a.iter().zip(b).take_while(|(a, b)| a == b).map(|(name, _)| name.clone()).collect()
+}
+
+fn row(entry: Entry, path: Path, shared: bool, modules: &HashMap<NodeId, Path>) -> LedgerRow {
+    let Entry { operation, tensor, bytes, reason, node, weight: _ } = entry;
     LedgerRow {
-        module: module.cloned().unwrap_or_else(|| operation.into()),
+        module: if path.is_empty() { operation.into() } else { path.join(".") },
         operation,
         tensor,
-        bytes: bytes as u64,
+        bytes: bytes.map(|bytes| bytes as u64),
         reason,
         shared,
         parameter: node.is_some_and(|node| modules.contains_key(&node)),
     }
 }
 
+/// The names of modules from the model inwards.
+type Path = Vec<String>;
+
 /// Finds the module of every parameter.
 #[derive(Default)]
 struct ModulePaths {
     /// Where the visit is.
-    path: Vec<String>,
+    path: Path,
     /// The module of each parameter by the parameter's node; the first one for a parameter that is tied.
-    modules: HashMap<NodeId, String>,
+    modules: HashMap<NodeId, Path>,
 }
 
 impl ModulePaths {
@@ -250,7 +303,7 @@ impl ModuleVisitor for ModulePaths {
         }
         let module = self.path.split_last().map_or(&[][..], |(_parameter, module)| module);
         if let Some(node) = node_id(param.base()) {
-            self.modules.entry(node).or_insert_with(|| module.join("."));
+            self.modules.entry(node).or_insert_with(|| module.to_vec());
         }
     }
 }

@@ -155,9 +155,9 @@ impl<A: StepInput, B: StepInput> StepInput for (A, B) {
 ///
 /// The step runs on a copy of `input`, a leaf that requires a gradient if `input` is tracked; the backward pass ends there.
 ///
-/// Call it twice with the same shapes and use the second result: the first run also pays for lazily initialized parameters,
-/// thread pools and compiled kernels. Nothing else should run at the same time, as memory is counted for the whole program
-/// or device. A few hundred bytes per operation are the graph's own records. On devices with a memory pool the unused part
+/// The step runs twice, and the second time is measured: the first one also pays for lazily initialized parameters, thread
+/// pools and compiled kernels. (What a step does besides, it does twice: update running statistics, draw random numbers.)
+/// Nothing else should run at the same time, as memory is counted for the whole program or device. A few hundred bytes per operation are the graph's own records. On devices with a memory pool the unused part
 /// of the pool is released first, see [`peak_bytes`](super::peak_bytes), which the forward time may show.
 ///
 /// ```
@@ -171,18 +171,18 @@ impl<A: StepInput, B: StepInput> StepInput for (A, B) {
 /// let device = Device::flex().autodiff();
 /// let model = LinearConfig::new(256, 256).init(&device);
 /// let x = Tensor::<2>::ones([64, 256], &device);
-/// let step = || measure_step(&model, x.clone(), |model, x| model.forward(x).sum());
-/// step();
-/// let step = step();
+/// let step = measure_step(&model, x, |model, x| model.forward(x).sum());
 /// assert!(step.kept >= Some(64 * 256 * 4)); // x
 /// assert!(step.peak >= Some(step.gradients + 64 * 256 * 4)); // gradients and the output's gradient
 /// ```
 pub fn measure_step<M: Module, I: StepInput>(
     model: &M,
     input: I,
-    loss: impl FnOnce(&M, I) -> Tensor<1>,
+    loss: impl Fn(&M, I) -> Tensor<1>,
 ) -> Measurement {
-    let run = run(|| input.copy(), |input| loss(model, input), |loss| loss);
+    let step = || run(|| input.copy(), |input| loss(model, input), |loss| loss);
+    drop(step());
+    let run = step();
     Measurement {
         kept: run.memory.kept,
         peak: run.memory.peak,
@@ -198,7 +198,8 @@ pub fn measure_step<M: Module, I: StepInput>(
 /// less those before the input was made, less those of the output. The peaks also leave out the input. Without anything
 /// that requires a gradient, there is no backward pass.
 ///
-/// Call it twice with the same shapes and use the second result; the rest of what [`measure_step`] says holds here as well.
+/// It runs once: call it twice with the same shapes and use the second result. The rest of what [`measure_step`] says holds
+/// here as well.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

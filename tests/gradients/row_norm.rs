@@ -1,6 +1,6 @@
 use crate::batch_norm::with_gradient;
 use crate::common::*;
-use burn::tensor::{DType, Tensor, module};
+use burn::tensor::{DType, Tensor, Tolerance, module};
 use burn_memsave::functional as F;
 use proptest::prelude::*;
 
@@ -181,6 +181,28 @@ mod group_norm {
             check.compare::<3>(&ours(groups), &formula(groups));
             check.compare::<3>(&ours(channels), &formula(channels)); // instance normalization
         });
+    }
+
+    /// What is missing changes nothing, with autodiff and without.
+    #[test]
+    fn shifts_without_a_scale() {
+        let ours = |t: &Operands| F::group_norm(t.get::<3>(0), None, t.maybe(1), 2, EPSILON);
+        let truth = |t: &Operands| {
+            let rows = t.get::<3>(0).reshape([6, -1]);
+            let centered = rows.clone() - rows.mean_dim(1);
+            let std = (centered.clone().square().mean_dim(1) + EPSILON).sqrt();
+            (centered / std).reshape([3, 4, 8]) + t.get::<1>(1).reshape([1, 4, 1])
+        };
+        for_all(48, gradients(), |setting| {
+            let inputs = vec![Input::random([3, 4, 8]), Input::random([4])];
+            Check::new(inputs, setting).compare::<3>(&ours, &truth);
+        });
+        for device in Backend::ALL.map(Backend::device) {
+            let x = Tensor::<2>::from_floats([[1.0, 3.0]], &device);
+            let beta = Tensor::<1>::from_floats([10.0, 20.0], &device);
+            let y = F::group_norm(x, None, Some(beta), 1, 0.0);
+            y.into_data().assert_approx_eq::<f32>(&[[9.0f32, 21.0]].into(), Tolerance::default());
+        }
     }
 
     #[test]

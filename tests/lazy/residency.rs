@@ -128,9 +128,9 @@ fn a_tied_head_reads_blocks() {
     let (eager, lazy) = (eager.train().freeze(), lazy.train());
     let x = || Tensor::<3>::full([1, 2, 1024], 0.1, &device).require_grad();
     let (of_eager, of_lazy) = (x(), x());
-    let (y, kept) = ledger(&lazy, || lazy.logits(of_lazy.clone()));
+    let (y, kept) = ledger(&lazy, of_lazy.clone(), |lazy, x| lazy.logits(x));
     let reasons: Vec<_> = kept.rows.iter().map(|row| (row.bytes, row.reason)).collect();
-    assert_eq!(reasons, [(0, "read again"); 3], "{kept}");
+    assert_eq!(reasons, [(Some(0), "read again"); 3], "{kept}");
     let square = |y: Tensor<3>| y.powf_scalar(2.0).sum().backward();
     let (expected, gradients) = (square(eager.logits(of_eager.clone())), square(y));
     let [expected, dx] = [of_eager.grad(&expected), of_lazy.grad(&gradients)].map(Option::unwrap);

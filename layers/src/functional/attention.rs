@@ -1,5 +1,5 @@
 //! Attention.
-use super::{are_floats, maybe};
+use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, into_maybe, is_quantized, require};
 use crate::backend::Scores;
 use crate::ops::{Attention, AttentionOps, MaybeMask};
 use burn::backend::Dispatch;
@@ -18,8 +18,9 @@ pub fn attention(
     options: AttentionModuleOptions,
 ) -> Tensor<4> {
     let positive = options.softcap.is_none_or(|softcap| softcap > 0.0);
-    let fits = positive && shapes_fit(&query, &key, &value, &mask, &attn_bias);
-    if !fits || !query.device().is_autodiff() {
+    let fit = tensors_fit(&query, &key, &value, &mask, &attn_bias).and(require(positive, Misfit::Softcap));
+    let tracked = [&query, &key, &value].into_iter().chain(&attn_bias).any(Tensor::is_tracked);
+    if !query.device().is_autodiff() || !accepts("attention", fit, tracked, NO_WEIGHT) {
         return module::attention(query, key, value, mask, attn_bias, options);
     }
     let scores = Scores {
@@ -33,25 +34,27 @@ pub fn attention(
     weighted(query, key, value, mask, attn_bias, attention)
 }
 
-fn shapes_fit(
+fn tensors_fit(
     query: &Tensor<4>,
     key: &Tensor<4>,
     value: &Tensor<4>,
     mask: &Option<Tensor<4, Bool>>,
     bias: &Option<Tensor<4>>,
-) -> bool {
+) -> Fit {
     let [batch, heads, queries, width] = query.dims();
     let [_, _, keys, _] = key.dims();
     let [_, _, _, value_width] = value.dims();
     let weights = [batch, heads, queries, keys];
     let spreads = |dims: [usize; 4]| dims.iter().zip(weights).all(|(&dim, of)| dim == 1 || dim == of);
-    key.dims() == [batch, heads, keys, width]
+    let shapes = key.dims() == [batch, heads, keys, width]
         && value.dims() == [batch, heads, keys, value_width]
         && mask.as_ref().is_none_or(|mask| spreads(mask.dims()))
-        && bias.as_ref().is_none_or(|bias| spreads(bias.dims()) && bias.dtype() == query.dtype())
-        && weights.into_iter().chain([width, value_width]).all(|size| size > 0)
-        && are_floats([query.dtype(), key.dtype(), value.dtype()])
-        && [key.dtype(), value.dtype()] == [query.dtype(); 2]
+        && bias.as_ref().is_none_or(|bias| spreads(bias.dims()));
+    let mut others = [key, value].into_iter().chain(bias);
+    require(![query, key, value].into_iter().any(is_quantized), Misfit::Quantized)?;
+    require(others.all(|tensor| tensor.dtype() == query.dtype()), Misfit::Dtypes)?;
+    require(weights.into_iter().chain([width, value_width]).all(|size| size > 0), Misfit::Empty)?;
+    require(shapes, Misfit::Shapes)
 }
 
 /// The operation on tensors of fitting shapes, `[batch, queries, heads * width]` if `merged`; nothing is weighted where
@@ -76,5 +79,5 @@ pub(crate) fn weighted<const D: usize>(
     }
     let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
     let mask = MaybeMask::from(mask.map(Tensor::into_dispatch));
-    Tensor::from_dispatch(Dispatch::memsave_attention(query, key, value, mask, maybe(bias), attention))
+    Tensor::from_dispatch(Dispatch::memsave_attention(query, key, value, mask, into_maybe(bias), attention))
 }

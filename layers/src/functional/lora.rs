@@ -1,5 +1,8 @@
 //! Layers with the low-rank adapter that [`Module::apply_lora`](burn::module::Module::apply_lora) attaches to a weight.
-use super::{are_floats, has_length, is_quantized, maybe, of_bias, of_weight};
+use super::guard::{
+    Fit, Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_quantized, is_tracked, require,
+    require_bias, require_floats,
+};
 use crate::ops::{LoraFactors, LoraOps};
 use burn::backend::Dispatch;
 use burn::module::{LoraAdapter, Reparameterization};
@@ -35,18 +38,17 @@ pub fn linear_lora<const D: usize>(
     if D == 1 {
         return linear_lora(x.unsqueeze::<2>(), base, adapter, bias).squeeze_dim(0);
     }
-    let (a, b, bias) = (adapter.a.val(), adapter.b.val(), of_bias(bias, x.dtype()));
+    let (a, b, bias) = (adapter.a.val(), adapter.b.val(), dequantized_bias(bias, x.dtype()));
     let [d_input, d_output] = base.dims();
     let rank = a.dims()[1];
-    let fits = x.dims()[D - 1] == d_input
-        && (a.dims(), b.dims()) == ([d_input, rank], [rank, d_output])
-        && rank > 0
-        && x.shape().num_elements() > 0
-        && d_output > 0
-        && has_length(&bias, d_output)
-        && are_floats([x.dtype()])
-        && [a.dtype(), b.dtype()] == [x.dtype(); 2];
-    if !fits {
+    let shapes = x.dims()[D - 1] == d_input && (a.dims(), b.dims()) == ([d_input, rank], [rank, d_output]);
+    let fit = require_floats(&x)
+        .and(require(shapes, Misfit::Shapes))
+        .and(require(rank > 0 && d_output > 0, Misfit::Empty))
+        .and(require_bias(&bias, d_output))
+        .and(require([a.dtype(), b.dtype()] == [x.dtype(); 2], Misfit::Dtypes));
+    let tracked = x.is_tracked() || is_any_tracked(&base, [&a, &b]) || is_tracked(&bias);
+    if !accepts("linear_lora", fit, tracked, Some(&base)) {
         return super::linear(x, adapter.apply(base), bias);
     }
     let base = match base.is_tracked() {
@@ -54,8 +56,8 @@ pub fn linear_lora<const D: usize>(
         false => base,
     };
     let factors = LoraFactors { a: a.into_dispatch(), b: b.into_dispatch() };
-    let (x, bias) = (x.into_dispatch(), maybe(bias));
-    Tensor::from_dispatch(Dispatch::memsave_lora(x, of_weight(base), factors, adapter.scale, bias))
+    let (x, bias) = (x.into_dispatch(), into_maybe(bias));
+    Tensor::from_dispatch(Dispatch::memsave_lora(x, into_weight(base), factors, adapter.scale, bias))
 }
 
 /// Rows of `base + scale a b`: [`embedding`](super::embedding) with a low-rank adapter, whose effective table is never made.
@@ -66,11 +68,10 @@ pub fn embedding_lora(base: Tensor<2>, adapter: &LoraAdapter, indices: Tensor<2,
     let (a, b) = (adapter.a.val(), adapter.b.val());
     let [n_embedding, d_model] = base.dims();
     let rank = a.dims()[1];
-    let fits = (a.dims(), b.dims()) == ([n_embedding, rank], [rank, d_model])
-        && rank > 0
-        && indices.shape().num_elements() > 0
-        && a.dtype() == b.dtype();
-    if !fits {
+    let fit = require((a.dims(), b.dims()) == ([n_embedding, rank], [rank, d_model]), Misfit::Shapes)
+        .and(require(rank > 0 && indices.shape().num_elements() > 0, Misfit::Empty))
+        .and(require(a.dtype() == b.dtype(), Misfit::Dtypes));
+    if !accepts("embedding_lora", fit, is_any_tracked(&base, [&a, &b]), Some(&base)) {
         return super::embedding(adapter.apply(base), indices);
     }
     adapted_rows(rows_of(base, indices.clone()), adapter, indices)
@@ -99,20 +100,24 @@ fn in_every_group<const D: usize>(rows: Tensor<D>, groups: usize) -> Tensor<D> {
     }
 }
 
-/// Whether the factors are `[count, rank]` and `[rank, elements / count]`, and narrower than what they are between.
-fn fits<const D: usize>(
+fn is_any_tracked<const D: usize>(base: &Tensor<D>, factors: [&Tensor<2>; 2]) -> bool {
+    base.is_tracked() || factors.into_iter().any(Tensor::is_tracked)
+}
+
+/// The factors are `[count, rank]` and `[rank, elements / count]`, and narrower than what they are between.
+fn factors_fit<const D: usize>(
     weight: &Tensor<D>,
     [a, b]: [&Tensor<2>; 2],
     groups: usize,
     channels: [usize; 2],
-) -> bool {
+) -> Fit {
     let (count, rank) = (weight.dims()[0], a.dims()[1]);
     let rest = weight.shape().num_elements() / count.max(1);
-    (a.dims(), b.dims()) == ([count, rank], [rank, rest])
-        && rank > 0
-        && (!weight.is_tracked() || weight.dtype() == a.dtype())
-        && a.dtype() == b.dtype()
-        && channels.into_iter().all(|channels| rank * groups < channels)
+    let dtypes = a.dtype() == b.dtype() && (!weight.is_tracked() || weight.dtype() == a.dtype());
+    require((a.dims(), b.dims()) == ([count, rank], [rank, rest]), Misfit::Shapes)?;
+    require(rank > 0, Misfit::Empty)?;
+    require(dtypes, Misfit::Dtypes)?;
+    require(channels.into_iter().all(|channels| rank * groups < channels), Misfit::WideAdapter)
 }
 
 /// A dense weight in the dtype of its adapter.
@@ -142,7 +147,9 @@ macro_rules! conv {
             let options = options.into();
             let (a, b) = (adapter.a.val(), adapter.b.val());
             let (shape, groups) = (base.dims(), options.groups);
-            if !fits(&base, [&a, &b], groups, [shape[0], x.dims()[1]]) {
+            let fit = factors_fit(&base, [&a, &b], groups, [shape[0], x.dims()[1]]);
+            let tracked = x.is_tracked() || is_any_tracked(&base, [&a, &b]) || is_tracked(&bias);
+            if !accepts(stringify!($lora), fit, tracked, Some(&base)) {
                 return super::$conv(x, adapter.apply(base), bias, options);
             }
             let rank = a.dims()[1];
@@ -181,7 +188,9 @@ macro_rules! conv_transpose {
         ) -> Tensor<$dims> {
             let (a, b) = (adapter.a.val(), adapter.b.val());
             let (shape, groups) = (base.dims(), options.groups);
-            if !fits(&base, [&a, &b], groups, [shape[0], shape[1] * groups]) {
+            let fit = factors_fit(&base, [&a, &b], groups, [shape[0], shape[1] * groups]);
+            let tracked = x.is_tracked() || is_any_tracked(&base, [&a, &b]) || is_tracked(&bias);
+            if !accepts(stringify!($lora), fit, tracked, Some(&base)) {
                 return super::$conv_transpose(x, adapter.apply(base), bias, options);
             }
             let (rank, each) = (a.dims()[1], shape[0] / groups);

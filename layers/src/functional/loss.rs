@@ -1,5 +1,5 @@
 //! Losses.
-use super::{has_length, maybe};
+use super::guard::{into_maybe, require_bias};
 use crate::backend::ElementLoss;
 use crate::ops::{CrossEntropyOps, ElementLossOps, LinearCrossEntropy, LinearCrossEntropyOps};
 use burn::backend::Dispatch;
@@ -46,7 +46,7 @@ pub fn cross_entropy(
     Tensor::from_dispatch(Dispatch::memsave_cross_entropy(
         logits.into_dispatch(),
         targets.into_dispatch(),
-        maybe(weights),
+        into_maybe(weights),
         smoothing,
     ))
 }
@@ -128,7 +128,7 @@ pub fn linear_cross_entropy(
     assert_shape!(targets, [rows]);
     assert!(rows > 0 && classes > 0, "linear_cross_entropy: {rows} rows of {classes} classes have no mean");
     assert!(
-        x.dtype() == weight.dtype() && has_length(&bias, classes),
+        x.dtype() == weight.dtype() && require_bias(&bias, classes).is_ok(),
         "linear_cross_entropy: the weight must have the dtype of x, and the bias one number per class"
     );
     let class_weights = class_weights(options.class_weights, classes, &x);
@@ -143,10 +143,10 @@ pub fn linear_cross_entropy(
     Tensor::from_dispatch(Dispatch::memsave_linear_cross_entropy(
         x.into_dispatch(),
         weight.into_dispatch(),
-        maybe(bias),
+        into_maybe(bias),
         targets.into_dispatch(),
         factors.into_dispatch(),
-        maybe(class_weights),
+        into_maybe(class_weights),
         LinearCrossEntropy { smoothing: options.smoothing, chunk_bytes: options.chunk_bytes },
     ))
 }
@@ -157,7 +157,7 @@ pub(crate) fn element_loss<const D: usize>(
     targets: Option<Tensor<D>>,
     f: ElementLoss,
 ) -> Tensor<D> {
-    Tensor::from_dispatch(Dispatch::memsave_element_loss(x.into_dispatch(), maybe(targets), f, None))
+    Tensor::from_dispatch(Dispatch::memsave_element_loss(x.into_dispatch(), into_maybe(targets), f, None))
 }
 
 /// `scale` times the sum of [`element_loss`].
@@ -167,5 +167,10 @@ pub(crate) fn element_loss_sum<const D: usize>(
     f: ElementLoss,
     scale: f64,
 ) -> Tensor<1> {
-    Tensor::from_dispatch(Dispatch::memsave_element_loss(x.into_dispatch(), maybe(targets), f, Some(scale)))
+    Tensor::from_dispatch(Dispatch::memsave_element_loss(
+        x.into_dispatch(),
+        into_maybe(targets),
+        f,
+        Some(scale),
+    ))
 }

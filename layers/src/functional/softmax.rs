@@ -1,5 +1,5 @@
 //! Softmaxes.
-use super::has_floats;
+use super::guard::{NO_WEIGHT, accepts, require_floats};
 use crate::backend::Softmax;
 use crate::ops::SoftmaxOps;
 use burn::backend::Dispatch;
@@ -17,7 +17,8 @@ macro_rules! softmax {
         pub fn $function<const D: usize>(x: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
             let dim = dim.as_index();
             let axis = usize::try_from(if dim < 0 { dim + D as isize } else { dim }).ok();
-            match axis.filter(|&axis| axis < D && has_floats(&x)) {
+            let accepted = || accepts(stringify!($function), require_floats(&x), x.is_tracked(), NO_WEIGHT);
+            match axis.filter(|&axis| axis < D && accepted()) {
                 Some(axis) => Tensor::from_dispatch(Dispatch::memsave_softmax(x.into_dispatch(), $f, axis)),
                 None => activation::$function(x, dim),
             }

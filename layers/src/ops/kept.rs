@@ -122,7 +122,7 @@ impl Ledger {
         let Self { operation, module } = *self;
         ledger::report(|| {
             let (bytes, reason, node) = kept();
-            ledger::Entry { operation, tensor, bytes, reason, node, weight: module }
+            ledger::Entry { operation, tensor, bytes: Some(bytes), reason, node, weight: module }
         });
     }
 }
@@ -218,7 +218,7 @@ impl Keeper {
         let Self { operation, weight } = *self;
         ledger::report(|| {
             let (bytes, reason) = kept();
-            ledger::Entry { operation, tensor, bytes, reason, node, weight }
+            ledger::Entry { operation, tensor, bytes: Some(bytes), reason, node, weight }
         });
     }
 }

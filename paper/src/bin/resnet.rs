@@ -58,7 +58,5 @@ fn measure<M: ResNet>(depth: Depth, case: Case, args: &Args) -> Measurement {
     let shape = [args.batch_size, 3, args.size, args.size];
     let images = Tensor::<4>::random(shape, Distribution::Normal(0.0, 1.0), &device);
     let images = if case.tracks_input() { images.require_grad() } else { images };
-    let step = || measure_step(&model, images.clone(), |model, images| model.forward(images).sum());
-    step(); // the first run also initializes the parameters
-    step()
+    measure_step(&model, images, |model, images| model.forward(images).sum())
 }

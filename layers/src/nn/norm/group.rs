@@ -1,4 +1,7 @@
-use crate::functional;
+use crate::functional::{
+    self,
+    guard::{Misfit, accepts, require},
+};
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -68,7 +71,7 @@ impl GroupNorm {
     /// Panics if the input has a rank below 2 or its second axis is not `num_channels`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         assert_shape!(input, [_, self.num_channels, ..]);
-        match affine_parameters(&input, self.affine, &self.gamma, &self.beta) {
+        match affine_parameters("group_norm", &input, self.affine, &self.gamma, &self.beta) {
             Some([gamma, beta]) => functional::group_norm(input, gamma, beta, self.num_groups, self.epsilon),
             None => self.clone().into_nn_group_norm().forward(input),
         }
@@ -78,6 +81,7 @@ impl GroupNorm {
 /// Scale and shift, where they are asked for; `None` for what is left to the stock module: inputs that it refuses, and
 /// parameters that are missing or of another dtype.
 pub(super) fn affine_parameters<const D: usize>(
+    operation: &'static str,
     input: &Tensor<D>,
     affine: bool,
     gamma: &Option<Param<Tensor<1>>>,
@@ -89,7 +93,8 @@ pub(super) fn affine_parameters<const D: usize>(
     if !affine {
         return Some([None, None]);
     }
-    let fits = |parameter: &Tensor<1>| parameter.dtype() == input.dtype();
-    let parameter = |parameter: &Option<Param<Tensor<1>>>| parameter.as_ref().map(Param::val).filter(fits);
-    Some([Some(parameter(gamma)?), Some(parameter(beta)?)])
+    let (gamma, beta) = (gamma.as_ref()?.val(), beta.as_ref()?.val());
+    let fit = require([gamma.dtype(), beta.dtype()] == [input.dtype(); 2], Misfit::Dtypes);
+    let tracked = input.is_tracked() || gamma.is_tracked() || beta.is_tracked();
+    accepts(operation, fit, tracked, Some(&gamma)).then_some([Some(gamma), Some(beta)])
 }

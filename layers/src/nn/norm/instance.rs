@@ -66,7 +66,7 @@ impl InstanceNorm {
     /// Panics if the input has a rank below 2 or its second axis is not `num_channels`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         assert_shape!(input, [_, self.num_channels, ..]);
-        match affine_parameters(&input, self.affine, &self.gamma, &self.beta) {
+        match affine_parameters("instance_norm", &input, self.affine, &self.gamma, &self.beta) {
             Some([gamma, beta]) => {
                 functional::group_norm(input, gamma, beta, self.num_channels, self.epsilon)
             }

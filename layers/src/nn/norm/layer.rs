@@ -1,5 +1,8 @@
 use crate::burn_internals::displayed;
-use crate::functional;
+use crate::functional::{
+    self,
+    guard::{Misfit, accepts, require},
+};
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -82,7 +85,8 @@ impl LayerNorm {
         let beta = self.beta.as_ref().map(Param::val);
         let tracked =
             input.is_tracked() || gamma.is_tracked() || beta.as_ref().is_some_and(Tensor::is_tracked);
-        match gamma.dtype() == input.dtype() && (tracked || input.dtype() != DType::F16) {
+        let fit = require(gamma.dtype() == input.dtype(), Misfit::Dtypes);
+        match accepts("layer_norm", fit, tracked, Some(&gamma)) && (tracked || input.dtype() != DType::F16) {
             true => functional::layer_norm(input, gamma, beta, self.epsilon),
             false => self.clone().into_nn_layer_norm().forward(input), // widens where it must
         }

@@ -1,0 +1,149 @@
+//! Activations, gates and dropout.
+use super::guard::{Misfit, NO_WEIGHT, accepts, require, require_floats};
+use crate::backend::Smooth;
+use crate::ops::{DropoutOps, GateOps, PReluOps, PiecewiseLinear, PiecewiseLinearOps, SmoothOps};
+use burn::backend::Dispatch;
+use burn::tensor::{AsIndex, Tensor, activation};
+
+/// Zeroes elements with probability `prob` and divides the others by `1 - prob`, drawing as
+/// [`burn::nn::Dropout`] does. Keeps one bit per element.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::functional as F;
+///
+/// let x = Tensor::<1>::ones([1000], &Device::flex());
+/// let kept = F::dropout(x, 0.25).equal_elem(4.0 / 3.0).int().sum().into_scalar::<i64>();
+/// assert!((650..850).contains(&kept));
+/// ```
+pub fn dropout<const D: usize>(x: Tensor<D>, prob: f64) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::memsave_dropout(x.into_dispatch(), 1.0 - prob))
+}
+
+fn piecewise_linear<const D: usize>(
+    operation: &'static str,
+    x: Tensor<D>,
+    f: PiecewiseLinear,
+    stock: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Tensor<D> {
+    let fit = require_floats(&x).and(require(f.is_ordered(), Misfit::Bounds));
+    match x.is_tracked() && accepts(operation, fit, true, NO_WEIGHT) {
+        true => Tensor::from_dispatch(Dispatch::memsave_piecewise_linear(x.into_dispatch(), f)),
+        false => stock(x),
+    }
+}
+
+macro_rules! piecewise_linear {
+    ($($function:ident($($argument:ident),*) = $f:expr, $formula:literal;)+) => {$(
+        #[doc = concat!("`", $formula, "`; see [`burn::tensor::activation::", stringify!($function), "`].")]
+        ///
+        /// Keeps one bit per element.
+        pub fn $function<const D: usize>(x: Tensor<D>, $($argument: f64),*) -> Tensor<D> {
+            piecewise_linear(stringify!($function), x, $f, |x| activation::$function(x, $($argument),*))
+        }
+    )+};
+}
+piecewise_linear! {
+    relu() = PiecewiseLinear::Relu, "max(x, 0)";
+    leaky_relu(negative_slope) = PiecewiseLinear::LeakyRelu { negative_slope }, "x if x >= 0, else negative_slope x";
+    relu6() = PiecewiseLinear::Clamp { min: 0.0, max: 6.0 }, "min(max(x, 0), 6)";
+    hardtanh(min_val, max_val) = PiecewiseLinear::Clamp { min: min_val, max: max_val }, "min(max(x, min_val), max_val)";
+    hard_sigmoid(alpha, beta) = PiecewiseLinear::HardSigmoid { alpha, beta }, "min(max(alpha x + beta, 0), 1)";
+    hard_shrink(lambda) = PiecewiseLinear::Shrink { lambda, bias: 0.0 }, "x if |x| > lambda, else 0";
+    soft_shrink(lambda) = PiecewiseLinear::Shrink { lambda, bias: lambda }, "x - sign(x) lambda if |x| > lambda, else 0";
+    shrink(lambda, bias) = PiecewiseLinear::Shrink { lambda, bias }, "x - sign(x) bias if |x| > lambda, else 0";
+    threshold(threshold, value) = PiecewiseLinear::Threshold { threshold, value }, "x if x > threshold, else value";
+    thresholded_relu(alpha) = PiecewiseLinear::Threshold { threshold: alpha, value: 0.0 }, "x if x > alpha, else 0";
+}
+
+macro_rules! smooth {
+    ($($function:ident($($argument:ident),*) = $f:expr, $formula:literal, keeps $kept:literal;)+) => {$(
+        #[doc = concat!("`", $formula, "`; see [`burn::tensor::activation::", stringify!($function), "`].")]
+        ///
+        #[doc = concat!("Keeps ", $kept, ".")]
+        pub fn $function<const D: usize>(x: Tensor<D>, $($argument: f64),*) -> Tensor<D> {
+            match accepts(stringify!($function), require_floats(&x), x.is_tracked(), NO_WEIGHT) {
+                true => Tensor::from_dispatch(Dispatch::memsave_smooth(x.into_dispatch(), $f)),
+                false => activation::$function(x, $($argument),*),
+            }
+        }
+    )+};
+}
+smooth! {
+    gelu() = Smooth::Gelu, "x / 2 (1 + erf(x / sqrt(2)))", keeps "`x`";
+    gelu_approximate() = Smooth::GeluApproximate, "x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))", keeps "`x`";
+    silu() = Smooth::Silu, "x sigmoid(x)", keeps "`x`";
+    mish() = Smooth::Mish, "x tanh(log(1 + exp(x)))", keeps "`x`";
+    softplus(beta) = Smooth::Softplus { beta, threshold: activation::DEFAULT_SOFTPLUS_THRESHOLD }, "log(1 + exp(beta x)) / beta", keeps "`x`";
+    softplus_with_threshold(beta, threshold) = Smooth::Softplus { beta, threshold }, "x if beta x > threshold, else log(1 + exp(beta x)) / beta", keeps "`x`";
+    softsign() = Smooth::Softsign, "x / (1 + |x|)", keeps "`x`";
+    elu(alpha) = Smooth::Elu { alpha }, "x if x > 0, else alpha (exp(x) - 1)", keeps "`x`";
+    celu(alpha) = Smooth::Celu { alpha }, "x if x > 0, else alpha (exp(x / alpha) - 1)", keeps "`x`";
+    selu() = Smooth::Selu, "1.0507 (x if x > 0, else 1.6733 (exp(x) - 1))", keeps "`x`";
+    log_sigmoid() = Smooth::LogSigmoid, "log(sigmoid(x))", keeps "`x`";
+    hard_swish() = Smooth::HardSwish, "x min(max(x / 6 + 1/2, 0), 1)", keeps "`x`";
+    tanhshrink() = Smooth::Tanhshrink, "x - tanh(x)", keeps "`x`";
+    sigmoid() = Smooth::Sigmoid, "1 / (1 + exp(-x))", keeps "its output";
+    tanh() = Smooth::Tanh, "tanh(x)", keeps "its output";
+}
+
+/// `a sigmoid(b)` of the two halves of `x` along an axis; see [`burn::tensor::activation::glu`].
+///
+/// Keeps the two halves.
+///
+/// # Panics
+///
+/// Panics if the axis does not exist or has an odd length.
+pub fn glu<const D: usize>(x: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
+    let dim = dim.as_index();
+    let axis = usize::try_from(if dim < 0 { dim + D as isize } else { dim }).ok();
+    let halves = |&axis: &usize| axis < D && x.dims()[axis].is_multiple_of(2);
+    match axis.filter(halves) {
+        Some(axis) if x.is_tracked() && accepts("glu", require_floats(&x), true, NO_WEIGHT) => {
+            let half = x.dims()[axis] / 2;
+            let [a, b] = [0, half].map(|start| x.clone().narrow(axis, start, half));
+            gate(a, b, Smooth::Sigmoid)
+        }
+        _ => activation::glu(x, dim),
+    }
+}
+
+/// `a silu(b)`, the product of a SwiGLU, for tensors of one shape and dtype.
+///
+/// Keeps `b`, and `a` if `b` is tracked.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor, Tolerance};
+/// use burn_memsave_layers::functional as F;
+///
+/// let [a, b] = [[2.0], [1.0]].map(|x| Tensor::<1>::from_floats(x, &Device::flex()));
+/// F::silu_gate(a, b).to_data().assert_approx_eq::<f32>(&[1.4621172f32].into(), Tolerance::default());
+/// ```
+pub fn silu_gate<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
+    let fit = require_floats(&a)
+        .and(require(a.dims() == b.dims(), Misfit::Shapes))
+        .and(require(a.dtype() == b.dtype(), Misfit::Dtypes));
+    match accepts("silu_gate", fit, a.is_tracked() || b.is_tracked(), NO_WEIGHT) {
+        true => gate(a, b, Smooth::Silu),
+        false => activation::silu(b) * a,
+    }
+}
+
+fn gate<const D: usize>(a: Tensor<D>, b: Tensor<D>, f: Smooth) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::memsave_gate(a.into_dispatch(), b.into_dispatch(), f))
+}
+
+/// `x` if `x >= 0`, else `alpha x`, with one slope or one per channel; see [`burn::tensor::activation::prelu`].
+///
+/// Keeps `x` for a tracked `alpha`, else one bit per element.
+pub fn prelu<const D: usize>(x: Tensor<D>, alpha: Tensor<1>) -> Tensor<D> {
+    let [slopes] = alpha.dims();
+    let fit = require_floats(&x)
+        .and(require(slopes == 1 || (D >= 2 && x.dims()[1] == slopes), Misfit::Shapes))
+        .and(require(alpha.dtype() == x.dtype(), Misfit::Dtypes));
+    let tracked = x.is_tracked() || alpha.is_tracked();
+    if !tracked || !accepts("prelu", fit, tracked, Some(&alpha)) {
+        return activation::prelu(x, alpha);
+    }
+    Tensor::from_dispatch(Dispatch::memsave_prelu(x.into_dispatch(), alpha.into_dispatch()))
+}

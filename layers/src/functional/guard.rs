@@ -1,0 +1,143 @@
+//! Whether arguments fit the operations of this library.
+//!
+//! What does not fit goes to Burn's own function, for the same result or the same panic. That is decided here and nowhere
+//! else: a check returns a [`Fit`], [`accepts`] reads it, and where something is tracked, so that Burn records its own
+//! operation, the [ledger] has a row with the [reason](Misfit::reason).
+use crate::ledger;
+use crate::ops::{MaybeTensor, Weight, node_id};
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor};
+
+/// Why arguments do not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Misfit {
+    /// Shapes that Burn's function may broadcast, or refuse.
+    Shapes,
+    /// No element to compute with.
+    Empty,
+    /// The dtype of a parameter or a second input is not that of the input.
+    Dtypes,
+    /// Burn's function dequantizes it.
+    Quantized,
+    /// The given statistics have a gradient, which the operation here does not compute.
+    TrackedStatistics,
+    /// A three-dimensional convolution that pads its two ends differently.
+    AsymmetricPadding,
+    /// A lower bound above the upper one, or a bound that is no number.
+    Bounds,
+    /// Scores that are capped at nothing.
+    Softcap,
+    /// The rank of an adapter is not below the channels that it is between: two narrow convolutions would not be narrow.
+    WideAdapter,
+}
+
+impl Misfit {
+    /// As it reads in the ledger.
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::Shapes => "the shapes do not fit",
+            Self::Empty => "there are no elements",
+            Self::Dtypes => "the dtypes differ",
+            Self::Quantized => "a quantized input",
+            Self::TrackedStatistics => "the statistics are tracked",
+            Self::AsymmetricPadding => "the padding is asymmetric",
+            Self::Bounds => "the bounds are not in order",
+            Self::Softcap => "the softcap is not positive",
+            Self::WideAdapter => "the adapter is as wide as its layer",
+        }
+    }
+}
+
+/// Whether arguments fit.
+pub(crate) type Fit = Result<(), Misfit>;
+
+/// For an operation without a weight.
+pub(crate) const NO_WEIGHT: Option<&Tensor<1>> = None;
+
+/// Whether the operation of this library takes the arguments. If it does not although something is `tracked`, the ledger has
+/// a row, under the module of `weight`.
+pub(crate) fn accepts<const D: usize>(
+    operation: &'static str,
+    fit: Fit,
+    tracked: bool,
+    weight: Option<&Tensor<D>>,
+) -> bool {
+    let Err(misfit) = fit else { return true };
+    if tracked {
+        ledger::report(|| ledger::Entry {
+            operation,
+            tensor: "Burn's operation",
+            bytes: None,
+            reason: misfit.reason(),
+            node: None,
+            weight: weight.and_then(|weight| node_id(weight.clone())),
+        });
+    }
+    false
+}
+
+/// The arguments fit as far as `condition` goes.
+pub(crate) fn require(condition: bool, misfit: Misfit) -> Fit {
+    if condition { Ok(()) } else { Err(misfit) }
+}
+
+/// `x` has elements, and they are floats that are not quantized.
+pub(crate) fn require_floats<const D: usize>(x: &Tensor<D>) -> Fit {
+    require(x.shape().num_elements() > 0, Misfit::Empty)?;
+    require(!is_quantized(x), Misfit::Quantized)
+}
+
+/// A bias that is there is `[length]`. (It is not quantized: see [`dequantized_bias`].)
+pub(crate) fn require_bias(bias: &Option<Tensor<1>>, length: usize) -> Fit {
+    require(bias.as_ref().is_none_or(|bias| bias.dims() == [length]), Misfit::Shapes)?;
+    require(bias.as_ref().is_none_or(|bias| !is_quantized(bias)), Misfit::Quantized)
+}
+
+/// The parameters that are there are `[length]`, of the dtype of `x`, which is not quantized.
+pub(crate) fn require_parameters<const D: usize>(
+    x: &Tensor<D>,
+    length: usize,
+    parameters: &[Option<&Tensor<1>>],
+) -> Fit {
+    let mut parameters = parameters.iter().flatten();
+    require(!is_quantized(x), Misfit::Quantized)?;
+    require(parameters.clone().all(|parameter| parameter.dims() == [length]), Misfit::Shapes)?;
+    require(parameters.all(|parameter| parameter.dtype() == x.dtype()), Misfit::Dtypes)
+}
+
+/// [`require_parameters`], one per channel of `[batch, channels, ...]`, which has elements.
+pub(crate) fn require_parameters_of_channels<const D: usize>(
+    x: &Tensor<D>,
+    parameters: &[Option<&Tensor<1>>],
+) -> Fit {
+    require(D >= 2, Misfit::Shapes)?;
+    require(x.shape().num_elements() > 0, Misfit::Empty)?;
+    require_parameters(x, x.dims()[1], parameters)
+}
+
+pub(crate) fn is_quantized<const D: usize>(tensor: &Tensor<D>) -> bool {
+    matches!(tensor.dtype(), DType::QFloat(_))
+}
+
+/// Whether a tensor that may be missing is tracked.
+pub(crate) fn is_tracked<const D: usize>(tensor: &Option<Tensor<D>>) -> bool {
+    tensor.as_ref().is_some_and(Tensor::is_tracked)
+}
+
+/// A quantized bias as floats: it is small, even where the weight must stay packed.
+pub(crate) fn dequantized_bias(bias: Option<Tensor<1>>, dtype: DType) -> Option<Tensor<1>> {
+    bias.map(|bias| if is_quantized(&bias) { bias.dequantize().cast(dtype) } else { bias })
+}
+
+/// An optional tensor as an operation takes it.
+pub(crate) fn into_maybe<const D: usize>(tensor: Option<Tensor<D>>) -> MaybeTensor<Dispatch> {
+    tensor.map(Tensor::into_dispatch).into()
+}
+
+/// A weight as an operation takes it: dense, or quantized and packed.
+pub(crate) fn into_weight<const D: usize>(weight: Tensor<D>) -> Weight<Dispatch> {
+    match is_quantized(&weight) {
+        true => Weight::Quantized(weight.into_dispatch()),
+        false => Weight::Dense(weight.into_dispatch()),
+    }
+}

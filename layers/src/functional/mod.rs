@@ -1,0 +1,53 @@
+//! The operations as functions of tensors, with the signatures of [`burn::tensor::module`] and
+//! [`burn::tensor::activation`].
+//!
+//! Where nothing is tracked, Burn's own function is called: the same result. So it is where arguments do not fit (a parameter of
+//! another dtype, a quantized input, shapes that Burn broadcasts or refuses): the same result, or the same panic; and if something
+//! is tracked, a row of the [ledger](crate::ledger) says which operation, and why.
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use burn_memsave_layers::functional as F;
+//!
+//! let device = Device::flex().autodiff();
+//! let x = Tensor::<2>::from_floats([[-1.0, 2.0]], &device).require_grad();
+//! let gradients = F::relu(x.clone()).sum().backward();
+//! x.grad(&gradients).unwrap().to_data().assert_eq(&[[0.0f32, 1.0]].into(), true);
+//! ```
+mod activation;
+mod attention;
+mod conv;
+pub(crate) mod guard;
+mod linear;
+mod lora;
+mod loss;
+mod norm;
+mod pool;
+mod rotary;
+mod softmax;
+
+pub use activation::{
+    celu, dropout, elu, gelu, gelu_approximate, glu, hard_shrink, hard_sigmoid, hard_swish, hardtanh,
+    leaky_relu, log_sigmoid, mish, prelu, relu, relu6, selu, shrink, sigmoid, silu, silu_gate, soft_shrink,
+    softplus, softplus_with_threshold, softsign, tanh, tanhshrink, threshold, thresholded_relu,
+};
+pub use attention::attention;
+pub use conv::{conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d, conv2d, conv3d, deform_conv2d};
+pub use linear::{embedding, linear};
+pub use lora::{
+    conv_transpose1d_lora, conv_transpose2d_lora, conv_transpose3d_lora, conv1d_lora, conv2d_lora,
+    conv3d_lora, embedding_lora, linear_lora,
+};
+pub use loss::{LinearCrossEntropyOptions, cross_entropy, linear_cross_entropy};
+pub use norm::{batch_norm, batch_norm_train, group_norm, layer_norm, local_response_norm, rms_norm};
+pub use pool::{
+    adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d, avg_pool1d, avg_pool2d, interpolate,
+    max_pool1d, max_pool2d,
+};
+pub use rotary::rotary_encoding;
+pub use softmax::{log_softmax, quiet_softmax, softmax, softmin};
+
+pub(crate) use attention::weighted;
+pub(crate) use lora::adapted_rows;
+pub(crate) use loss::{CHUNK_BYTES, class_weights, element_loss, element_loss_sum};
+pub(crate) use pool::interpolate1d;

@@ -1,0 +1,176 @@
+//! Normalizations.
+use super::guard::{
+    Misfit, accepts, into_maybe, is_tracked, require, require_parameters, require_parameters_of_channels,
+};
+use crate::backend::LocalResponse;
+use crate::ops::{BatchNormOps, LocalResponseOps, RowNorm, RowNormOps};
+use burn::backend::Dispatch;
+use burn::tensor::{DType, Tensor, module, module::BatchNormTrainOutput};
+
+/// Batch normalization with given statistics, which must not be tracked; see [`burn::tensor::module::batch_norm`].
+///
+/// Keeps `x` only for a tracked `gamma`, else tensors of the size of `gamma`.
+pub fn batch_norm<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    mean: Tensor<1>,
+    variance: Tensor<1>,
+    epsilon: f64,
+) -> Tensor<D> {
+    let statistics_tracked = mean.is_tracked() || variance.is_tracked();
+    let tracked = x.is_tracked() || gamma.is_tracked() || beta.is_tracked() || statistics_tracked;
+    let parameters = [&gamma, &beta, &mean, &variance].map(Some);
+    let fit = require_parameters_of_channels(&x, &parameters)
+        .and(require(!statistics_tracked, Misfit::TrackedStatistics));
+    if !tracked || !accepts("batch_norm", fit, tracked, Some(&gamma)) {
+        return module::batch_norm(x, gamma, beta, mean, variance, epsilon);
+    }
+    let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(Tensor::into_dispatch);
+    let x = x.into_dispatch();
+    Tensor::from_dispatch(Dispatch::memsave_batch_norm(x, gamma, beta, mean, variance, epsilon))
+}
+
+/// Batch normalization with the statistics of the batch, and those; see [`burn::tensor::module::batch_norm_train`].
+///
+/// Keeps `x`, and nothing at all if only `beta` is tracked.
+pub fn batch_norm_train<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    epsilon: f64,
+) -> BatchNormTrainOutput<D> {
+    let tracked = x.is_tracked() || gamma.is_tracked() || beta.is_tracked();
+    let fit = require_parameters_of_channels(&x, &[Some(&gamma), Some(&beta)]);
+    if !accepts("batch_norm_train", fit, tracked, Some(&gamma)) {
+        return module::batch_norm_train(x, gamma, beta, epsilon);
+    }
+    let (x, gamma, beta) = (x.into_dispatch(), gamma.into_dispatch(), beta.into_dispatch());
+    let result = Dispatch::memsave_batch_norm_train(x, gamma, beta, epsilon);
+    BatchNormTrainOutput {
+        output: Tensor::from_dispatch(result.output),
+        mean: Tensor::from_dispatch(result.mean),
+        variance: Tensor::from_dispatch(result.variance),
+    }
+}
+
+/// Layer normalization over the last axis; see [`burn::tensor::module::layer_norm`].
+///
+/// Keeps `x`, and nothing at all if only `beta` is tracked.
+pub fn layer_norm<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    epsilon: f64,
+) -> Tensor<D> {
+    let tracked = x.is_tracked() || gamma.is_tracked() || is_tracked(&beta);
+    let features = x.dims()[D - 1];
+    let fit = require_parameters(&x, features, &[Some(&gamma), beta.as_ref()]);
+    if !tracked || !accepts("layer_norm", fit, tracked, Some(&gamma)) {
+        return module::layer_norm(x, gamma, beta, epsilon);
+    }
+    row_norm(x, Some(gamma), beta, RowNorm::over_last(features, true, epsilon))
+}
+
+/// RMS normalization over the last axis, `x / sqrt(mean(x^2) + epsilon) * gamma`, as [`burn::nn::RmsNorm`] (which computes
+/// the root in f32 whatever the dtype; here it is exact for f64).
+///
+/// Keeps `x`.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor, Tolerance};
+/// use burn_memsave_layers::functional as F;
+///
+/// let device = Device::flex();
+/// let (x, gamma) = (Tensor::<1>::from_floats([3.0, 4.0], &device), Tensor::ones([2], &device));
+/// let y = F::rms_norm(x, gamma, 0.0); // the root mean square is 5 / sqrt(2)
+/// y.to_data().assert_approx_eq::<f32>(&[0.8485281f32, 1.1313708].into(), Tolerance::default());
+/// ```
+pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    let features = x.dims()[D - 1];
+    let fit = require(features > 0, Misfit::Empty).and(require_parameters(&x, features, &[Some(&gamma)]));
+    if !accepts("rms_norm", fit, x.is_tracked() || gamma.is_tracked(), Some(&gamma)) {
+        let dtype = x.dtype();
+        let rms = (x.clone().cast(DType::F32).square().mean_dim(D - 1) + epsilon).sqrt();
+        return (x / rms.cast(dtype)) * gamma.unsqueeze();
+    }
+    row_norm(x, Some(gamma), None, RowNorm::over_last(features, false, epsilon))
+}
+
+/// Group normalization of `[batch, channels, ...]`, as [`burn::nn::GroupNorm`]; with as many groups as channels,
+/// instance normalization. `gamma` and `beta` may be missing, each by itself: without a `gamma` nothing is scaled, without a
+/// `beta` nothing is shifted.
+///
+/// Keeps `x`, and nothing at all if only `beta` is tracked.
+///
+/// # Panics
+///
+/// Panics if the channels cannot be divided into `groups`, or if `gamma` or `beta` is not one number per channel of the
+/// dtype of `x`.
+pub fn group_norm<const D: usize>(
+    x: Tensor<D>,
+    gamma: Option<Tensor<1>>,
+    beta: Option<Tensor<1>>,
+    groups: usize,
+    epsilon: f64,
+) -> Tensor<D> {
+    let dims = x.dims();
+    let channels = dims.get(1).copied().unwrap_or(0);
+    assert!(
+        D >= 2 && groups > 0 && channels.is_multiple_of(groups),
+        "group_norm: axis 1 of {dims:?} cannot be {groups} groups"
+    );
+    assert!(
+        require_parameters(&x, channels, &[gamma.as_ref(), beta.as_ref()]).is_ok(),
+        "group_norm: gamma and beta must be [{channels}] of {:?}, not {:?} and {:?}",
+        x.dtype(),
+        gamma.as_ref().map(|gamma| (gamma.dims(), gamma.dtype())),
+        beta.as_ref().map(|beta| (beta.dims(), beta.dtype())),
+    );
+    // The operation has a shift only beside a scale.
+    let gamma = gamma.or_else(|| beta.as_ref().map(Tensor::ones_like));
+    let inner = dims[2..].iter().product();
+    row_norm(x, gamma, beta, RowNorm { centered: true, epsilon, groups, channels: channels / groups, inner })
+}
+
+fn row_norm<const D: usize>(
+    x: Tensor<D>,
+    gamma: Option<Tensor<1>>,
+    beta: Option<Tensor<1>>,
+    norm: RowNorm,
+) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::memsave_row_norm(
+        x.into_dispatch(),
+        into_maybe(gamma),
+        into_maybe(beta),
+        norm,
+    ))
+}
+
+/// `x / (k + alpha / size * sum(x^2))^beta`, the sum over a window of `size` channels around each; as
+/// [`burn::nn::LocalResponseNorm`] computes it for an input `[batch, channels, ...]`. Keeps `x`.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor, Tolerance};
+/// use burn_memsave_layers::functional as F;
+///
+/// let x = Tensor::<3>::from_floats([[[1.0], [3.0]]], &Device::flex());
+/// let y = F::local_response_norm(x, 1, 1.0, 0.5, 0.0);
+/// y.to_data().assert_approx_eq::<f32>(&[[[1.0f32], [1.0]]].into(), Tolerance::default());
+/// ```
+///
+/// # Panics
+///
+/// Panics for an input of rank 1, and for an empty window.
+pub fn local_response_norm<const D: usize>(
+    x: Tensor<D>,
+    size: usize,
+    alpha: f64,
+    beta: f64,
+    k: f64,
+) -> Tensor<D> {
+    assert!(D >= 2, "local_response_norm: an input of rank {D} has no channels");
+    assert!(size > 0, "local_response_norm: the window must have a channel");
+    let norm = LocalResponse { size, alpha, beta, k };
+    Tensor::from_dispatch(Dispatch::memsave_local_response(x.into_dispatch(), norm))
+}

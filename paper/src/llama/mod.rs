@@ -1,0 +1,21 @@
+//! Llama-style language models: those of the example `finetune_lm`, and the same with feed-forward block and loss written out.
+#[path = "../../../examples/finetune_lm/llama.rs"]
+mod example;
+
+pub use example::{LanguageModel, Size, memsave, stock};
+
+/// Burn's layers, written as a user may have them: `silu(gate) * up` by hand, and the loss of all logits.
+pub mod written_out {
+    use burn::nn;
+    use burn::tensor::module::attention;
+    include!("written_out.rs");
+    include!("../../../examples/finetune_lm/model.rs");
+}
+
+/// The same files with the `use` lines changed, and nothing else.
+pub mod swapped {
+    use burn_memsave::functional::attention;
+    use burn_memsave::nn;
+    include!("written_out.rs");
+    include!("../../../examples/finetune_lm/model.rs");
+}
