@@ -195,12 +195,11 @@ fn a_clone_of_the_output_of_an_attention_computes_nothing() {
         })
     };
     assert!(peak_of(&|| drop(output.clone())) < 1024);
-    let reads = || drop(output.clone().weights.into_data());
+    let reads = || assert_eq!(output.clone().weights.dims(), [1, 2, 32, 32]);
     let first = Scope::start();
     reads();
     assert!(first.live() >= weights, "the weights are kept for all clones");
-    let again = peak_of(&reads); // they are copied out, and not computed
-    assert!(again < 2 * weights as u64, "{again} bytes");
+    assert!(peak_of(&reads) < 1024);
 }
 
 #[test]
