@@ -179,6 +179,29 @@ fn close(a: Option<u64>, b: Option<u64>) -> bool {
     a.zip(b).is_some_and(|(a, b)| a.abs_diff(b) < RECORDS)
 }
 
+/// The weights, 32 x 32 numbers of 4 bytes in each of 2 heads, are computed once they are read.
+#[test]
+fn a_clone_of_the_output_of_an_attention_computes_nothing() {
+    let _turn = alone();
+    let attention = burn_memsave::nn::attention::MultiHeadAttentionConfig::new(4, 2).init(&Device::flex());
+    let x = Tensor::<3>::ones([1, 32, 4], &Device::flex());
+    let output = attention.forward(burn_memsave::nn::attention::MhaInput::self_attn(x));
+    let weights = 2 * 32 * 32 * 4;
+    let peak_of = |f: &dyn Fn()| {
+        settled(|| {
+            let scope = Scope::start();
+            f();
+            scope.peak()
+        })
+    };
+    assert!(peak_of(&|| drop(output.clone())) < 1024);
+    let reads = || assert_eq!(output.clone().weights.dims(), [1, 2, 32, 32]);
+    let first = Scope::start();
+    reads();
+    assert!(first.live() >= weights, "the weights are kept for all clones");
+    assert!(peak_of(&reads) < 1024);
+}
+
 #[test]
 fn a_step_of_a_linear_layer() {
     let _alone = alone();

@@ -2,6 +2,7 @@ use crate::common::*;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData, module, ops::AttentionModuleOptions};
 use burn_memsave::functional as F;
 use proptest::prelude::*;
+use std::ops::Range;
 
 /// Sizes: batch, heads, queries, keys, width, width of the values.
 type Sizes = [usize; 6];
@@ -212,4 +213,93 @@ fn treats_odd_shapes_as_stock() {
     };
     check([[2, 2, 3, 4], [2, 2, 5, 3], [2, 2, 5, 4]]);
     check([[2, 4, 3, 4], [2, 1, 5, 4], [2, 1, 5, 4]]);
+}
+
+/// Gradients that many chunks add to, in half precision.
+mod sums_in_half_precision {
+    use super::*;
+
+    /// The root of the mean square of what is between a gradient and the truth.
+    fn distance(found: &[f64], truth: &[f64]) -> f64 {
+        let squares = found.iter().zip(truth).map(|(found, truth)| (found - truth).powi(2));
+        (squares.sum::<f64>() / truth.len() as f64).sqrt()
+    }
+
+    /// The gradients of ours are no further from those in f64, of the same numbers, than those of Burn's own operations.
+    fn check(case: &Case, ranges: [Range<f64>; 4]) {
+        let device = Device::flex().autodiff();
+        let [batch, heads, queries, keys, width, value_width] = case.sizes;
+        let [query, key, value] = [[queries, width], [keys, width], [keys, value_width]]
+            .map(|[rows, width]| [batch, heads, rows, width]);
+        let mut shapes = vec![query, key, value];
+        shapes.extend(case.bias.map(|ones| case.spread(ones)));
+        let output = [batch, heads, queries, value_width];
+        for dtype in HALF {
+            let rounded = |shape: [usize; 4], seed: usize, range: &Range<f64>| {
+                let values = uniform(shape.iter().product(), seed as u64, range.clone());
+                numbers(&tensor::<4>(values, &shape, &device, dtype).into_data())
+            };
+            let of_input = |at: usize| rounded(shapes[at], at, &ranges[at.min(2)]);
+            let inputs: Vec<_> = (0..shapes.len()).map(of_input).collect();
+            let dy = rounded(output, 9, &ranges[3]);
+            let gradients = |dtype: DType, ours: bool| -> Vec<Vec<f64>> {
+                let leaf =
+                    |at: usize| tensor::<4>(inputs[at].clone(), &shapes[at], &device, dtype).require_grad();
+                let leaves: Vec<_> = (0..shapes.len()).map(leaf).collect();
+                let [query, key, value] = [0, 1, 2].map(|at| leaves[at].clone());
+                let (mask, bias) = (case.mask(&device), leaves.get(3).cloned());
+                let y = match ours {
+                    true => F::attention(query, key, value, mask, bias, case.options),
+                    false => module::attention(query, key, value, mask, bias, case.options),
+                };
+                let dy = tensor(dy.clone(), &output, &device, dtype);
+                let gradients = (y * dy).sum().backward();
+                let of = |leaf: &Tensor<4>| numbers(&leaf.grad(&gradients).expect("tracked").into_data());
+                leaves.iter().map(of).collect()
+            };
+            let truth = gradients(DType::F64, false);
+            let (ours, stock) = (gradients(dtype, true), gradients(dtype, false));
+            for (index, truth) in truth.iter().enumerate() {
+                let [ours, stock] = [&ours, &stock].map(|found| distance(&found[index], truth));
+                let name = ["query", "key", "value", "bias"][index];
+                assert!(
+                    ours <= stock,
+                    "{case:?}, {dtype:?}: the gradient of the {name} is {ours:e} from that in f64, stock's {stock:e}"
+                );
+            }
+        }
+    }
+
+    /// Gradients of one sign, each small beside their sum.
+    const SAME_SIGN: [Range<f64>; 4] = [-2.0..2.0, -2.0..2.0, 0.0..1.0, 0.5..1.0];
+    /// Gradients that nearly cancel.
+    const ANY_SIGN: [Range<f64>; 4] = [-2.0..2.0, -2.0..2.0, -1.0..1.0, -1.0..1.0];
+
+    /// 16 chunks of queries.
+    #[test]
+    fn of_queries() {
+        for ranges in [SAME_SIGN, ANY_SIGN] {
+            check(&Case::new([1, 1, 1024, 4096, 4, 4]), ranges);
+        }
+    }
+
+    /// 16 chunks, of which the early ones see fewer keys; two heads.
+    #[test]
+    fn of_queries_that_see_some_keys() {
+        check(&Case::new([1, 2, 1024, 1024, 4, 4]).causal(), ANY_SIGN);
+    }
+
+    /// A bias of all queries, then of all heads: 16 chunks add to it.
+    #[test]
+    fn of_a_bias() {
+        for (sizes, ones) in [
+            ([1, 1, 1024, 4096, 4, 4], [true, true, true, false]),
+            ([1, 16, 64, 4096, 4, 4], [true, true, false, false]),
+            ([1, 2, 64, 4096, 4, 4], [false; 4]),
+        ] {
+            for ranges in [SAME_SIGN, ANY_SIGN] {
+                check(&Case { bias: Some(ones), ..Case::new(sizes) }, ranges);
+            }
+        }
+    }
 }

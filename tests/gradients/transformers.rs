@@ -176,7 +176,7 @@ mod multi_head_attention {
                     let mut outputs = vec![output.context];
                     if reads_weights {
                         let [batch, heads, queries, keys] = output.weights.dims();
-                        outputs.push(output.weights.clone().reshape([batch * heads, queries, keys]));
+                        outputs.push(output.weights.reshape([batch * heads, queries, keys]));
                     }
                     outputs
                 }
@@ -214,6 +214,92 @@ mod multi_head_attention {
         let config = stock::MultiHeadAttentionConfig::new(6, 1).with_dropout(0.0);
         run(&config, false, true, true);
         run(&config.with_quiet_softmax(true), true, true, true);
+    }
+
+    /// With a cache a dropped weight is one of all positions, read or not.
+    #[test]
+    fn drops_what_stock_drops_with_a_cache() {
+        const LENGTH: usize = 40; // more than one block of random numbers
+        for dropout in [0.0, 0.4] {
+            let config = stock::MultiHeadAttentionConfig::new(6, 2).with_dropout(dropout);
+            macro_rules! forward {
+                ($namespace:ident) => {
+                    |layer, x| {
+                        let mut cache = $namespace::MhaCache::autoregressive();
+                        let step = |length| {
+                            let input = $namespace::MhaInput::self_attn(x[0].clone().slice_dim(1, 0..length));
+                            let output = layer.forward_cache(input, &mut cache);
+                            let weights = output.weights.reshape([2 * 2, length, length]);
+                            [output.context, weights]
+                        };
+                        (LENGTH - 2..=LENGTH).flat_map(step).collect()
+                    }
+                };
+            }
+            compare::<_, MemSaveMultiHeadAttention>(
+                &format!("cached, dropout {dropout}"),
+                &[[2, LENGTH, 6]],
+                |device| config.init(device),
+                forward!(stock),
+                forward!(ours),
+            );
+        }
+    }
+
+    /// What is written for a tensor compiles for the weights: methods that take them by value, operators, formatting.
+    #[test]
+    fn the_weights_do_what_a_tensor_does() {
+        macro_rules! forward {
+            ($namespace:ident) => {
+                |layer, x| {
+                    let run = || layer.forward($namespace::MhaInput::self_attn(x[0].clone()));
+                    let _ = (run().weights.to_string(), format!("{:?}", run().weights));
+                    let [first, second] = [run(), run()];
+                    let copy = first.clone();
+                    let other: Tensor<4> = Tensor::from(copy.weights);
+                    let doubled: Tensor<4> = 2.0 * run().weights;
+                    let mut changed = run();
+                    changed.weights.inplace(|weights| weights * 3.0);
+                    vec![
+                        first.weights.mean_dim(3).squeeze_dim::<3>(3),
+                        second.weights.swap_dims(1, 2).flatten::<3>(2, 3),
+                        (doubled - run().weights / other.clone()).sum_dims_squeeze(&[1]),
+                        (other - run().weights + 1.0).select_dim::<3>(1, 0),
+                        (-run().weights).max_dim(1).squeeze(),
+                        run().weights.reshape([4, 5, 5]).matmul(changed.weights.reshape([4, 5, 5])),
+                    ]
+                }
+            };
+        }
+        let config = stock::MultiHeadAttentionConfig::new(6, 2).with_dropout(0.0);
+        compare::<_, MemSaveMultiHeadAttention>(
+            "weights",
+            &[[2, 5, 6]],
+            |device| config.init(device),
+            forward!(stock),
+            forward!(ours),
+        );
+        compare::<_, MemSaveMultiHeadAttention>(
+            "weights of the output of stock",
+            &[[2, 5, 6]],
+            |device| config.init(device),
+            |layer, x| vec![layer.forward(stock::MhaInput::self_attn(x[0].clone())).weights.select_dim(1, 0)],
+            |layer, x| {
+                let output: stock::MhaOutput = layer.forward(ours::MhaInput::self_attn(x[0].clone())).into();
+                let weights: Tensor<4> = output.weights;
+                vec![weights.select_dim(1, 0)]
+            },
+        );
+    }
+
+    #[test]
+    fn clones_share_their_weights() {
+        let device = Device::flex();
+        let layer = MemSaveMultiHeadAttention::from(stock::MultiHeadAttentionConfig::new(4, 2).init(&device));
+        let output = layer.forward(ours::MhaInput::self_attn(Tensor::ones([2, 3, 4], &device)));
+        let copy = output.clone();
+        let weights: [&Tensor<4>; 2] = [&output.weights, &copy.weights];
+        assert!(core::ptr::eq(weights[0], weights[1]));
     }
 
     #[test]

@@ -3,7 +3,7 @@ use burn::backend::{
     Backend, TensorMetadata,
     tensor::{BoolTensor, FloatTensor},
 };
-use burn::tensor::{Shape, Slice};
+use burn::tensor::{DType, FloatDType, Shape, Slice};
 use core::ops::Range;
 
 /// How the products of queries and keys become scores, and scores become weights.
@@ -58,7 +58,7 @@ pub struct ScoreGrads<B: Backend> {
     pub weights: FloatTensor<B>,
     /// Gradient of the products of queries and keys.
     pub products: FloatTensor<B>,
-    /// Gradient of the scores that the bias was added to, if wanted.
+    /// Gradient of the scores that the bias was added to, in f32 at least, if wanted.
     pub bias: Option<FloatTensor<B>>,
 }
 
@@ -158,7 +158,19 @@ fn part<B: Backend>(x: &FloatTensor<B>, ranges: [&Range<usize>; 4]) -> FloatTens
     }
 }
 
-/// A tensor that is filled, or added up, part by part. Where one part is all, nothing else is made.
+/// Half precision is too coarse for exponentials and for sums of partial results.
+pub(crate) fn widened<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    match x.dtype() {
+        DType::F16 | DType::BF16 => B::float_cast(x, FloatDType::F32),
+        _ => x,
+    }
+}
+
+pub(crate) fn narrowed<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    if x.dtype() == dtype { x } else { B::float_cast(x, dtype.into()) }
+}
+
+/// A tensor that is filled part by part. Where one part is all, nothing else is made.
 struct Parts<B: Backend> {
     shape: Shape,
     all: Option<FloatTensor<B>>,
@@ -198,6 +210,72 @@ impl<B: Backend> Parts<B> {
 
     fn finish(mut self, like: &FloatTensor<B>) -> FloatTensor<B> {
         self.all(like)
+    }
+}
+
+/// A gradient of keys or values, which the queries of a head add to: their chunks come in reverse order.
+struct KeyGrads<B: Backend> {
+    all: Parts<B>,
+    /// What the chunks of these heads add up to until now.
+    sum: Option<Parts<B>>,
+}
+
+impl<B: Backend> KeyGrads<B> {
+    fn new(shape: Shape) -> Self {
+        Self { all: Parts::new(shape), sum: None }
+    }
+
+    /// Adds `rows^T x` of a chunk of `queries` queries.
+    fn add(&mut self, chunk: &Chunk, queries: usize, rows: FloatTensor<B>, x: FloatTensor<B>) {
+        let (all_keys, width) = (0..self.all.shape[2], 0..self.all.shape[3]);
+        let ranges = [&chunk.batch, &chunk.heads, &all_keys, &width];
+        let rows = B::float_transpose(rows);
+        if chunk.queries == (0..queries) {
+            return self.all.put(ranges, B::float_matmul(rows, x));
+        }
+        // The products are widened before they are made: where they cancel out, it is their rounding that remains.
+        let dtype = x.dtype();
+        let more = B::float_matmul(widened::<B>(rows), widened::<B>(x));
+        let shape = [chunk.batch.len(), chunk.heads.len(), all_keys.len(), width.len()];
+        let sum = self.sum.get_or_insert_with(|| Parts::new(Shape::new(shape)));
+        sum.add([&(0..shape[0]), &(0..shape[1]), &(0..chunk.keys), &width], more);
+        if chunk.queries.start == 0
+            && let Some(Parts { all: Some(sum), .. }) = self.sum.take()
+        {
+            self.all.put(ranges, narrowed::<B>(sum, dtype));
+        }
+    }
+
+    fn finish(self, like: &FloatTensor<B>) -> FloatTensor<B> {
+        self.all.finish(like)
+    }
+}
+
+/// The gradient of a bias. Chunks add to it where it is 1 in place of an axis of theirs.
+struct BiasGrad<B: Backend> {
+    all: Parts<B>,
+    is_sum: bool,
+}
+
+impl<B: Backend> BiasGrad<B> {
+    fn new(bias: &FloatTensor<B>, sizes: &Sizes) -> Self {
+        let (shape, weights) = (bias.shape(), [sizes.batch, sizes.heads, sizes.queries, sizes.keys]);
+        let is_sum = shape.iter().zip(weights).any(|(&len, of)| len != of);
+        Self { all: Parts::new(shape), is_sum }
+    }
+
+    /// Adds gradients of scores, in f32 at least.
+    fn add(&mut self, chunk: &Chunk, scores: FloatTensor<B>, dtype: DType) {
+        let ranges = [&chunk.batch, &chunk.heads, &chunk.queries, &(0..chunk.keys)];
+        if !self.is_sum {
+            return self.all.put(ranges, narrowed::<B>(scores, dtype));
+        }
+        let sum = (0..4).filter(|&axis| self.all.shape[axis] == 1).fold(scores, B::float_sum_dim);
+        self.all.add(ranges, sum);
+    }
+
+    fn finish(self, like: &FloatTensor<B>) -> FloatTensor<B> {
+        narrowed::<B>(self.all.finish(like), like.dtype())
     }
 }
 
@@ -271,13 +349,13 @@ impl<B: MemBackend> Inputs<B> {
         dy: FloatTensor<B>,
     ) -> FloatTensor<B> {
         let [batch, heads, keys, _] = self.key.shape().dims();
-        let mut dvalue = Parts::<B>::new(Shape::new([batch, heads, keys, dy.shape()[3]]));
+        let mut dvalue = KeyGrads::<B>::new(Shape::new([batch, heads, keys, dy.shape()[3]]));
         for (index, chunk) in self.chunks(scores).iter().enumerate().rev() {
             let [query, key] = [chunk.queries_of::<B>(&self.query), chunk.keys_of::<B>(&self.key)];
             let products = B::float_matmul(query, B::float_transpose(key));
             let (weights, _) = B::attention_weights(products, &self.rows(scores, chunk));
             let weights = drop_some::<B>(weights, dropped, index);
-            chunk.add_to_keys(&mut dvalue, self.query.shape()[2], weights, chunk.queries_of::<B>(&dy));
+            dvalue.add(chunk, self.query.shape()[2], weights, chunk.queries_of::<B>(&dy));
         }
         dvalue.finish(&dy)
     }
@@ -293,10 +371,11 @@ impl<B: MemBackend> Inputs<B> {
         wanted: [bool; 4],
     ) -> [Option<FloatTensor<B>>; 4] {
         let [wants_query, wants_key, wants_value, wants_bias] = wanted;
-        let [mut dquery, mut dkey, mut dvalue] =
-            [&self.query, &self.key, &value].map(|x| Parts::<B>::new(x.shape()));
-        let mut dbias = self.bias.as_ref().map(|bias| Parts::<B>::new(bias.shape()));
-        let queries = self.query.shape()[2];
+        let sizes = Sizes::of::<B>(&self.query, &self.key);
+        let mut dquery = Parts::<B>::new(self.query.shape());
+        let [mut dkey, mut dvalue] = [&self.key, &value].map(|x| KeyGrads::<B>::new(x.shape()));
+        let mut dbias = self.bias.as_ref().map(|bias| BiasGrad::<B>::new(bias, &sizes));
+        let (queries, dtype) = (sizes.queries, self.query.dtype());
         for (index, chunk) in self.chunks(scores).iter().enumerate().rev() {
             let [query, key] = [chunk.queries_of::<B>(&self.query), chunk.keys_of::<B>(&self.key)];
             let dy = chunk.queries_of::<B>(&dy);
@@ -309,14 +388,13 @@ impl<B: MemBackend> Inputs<B> {
                 B::attention_weights_backward(products, dweights, log_sums, &rows, wants_bias);
             if wants_value {
                 let weights = drop_some::<B>(weights, dropped, index);
-                chunk.add_to_keys(&mut dvalue, queries, weights, dy);
+                dvalue.add(chunk, queries, weights, dy);
             }
             if let (Some(dbias), Some(bias)) = (&mut dbias, bias) {
-                let bias = (0..4).filter(|&axis| dbias.shape[axis] == 1).fold(bias, B::float_sum_dim);
-                dbias.add([&chunk.batch, &chunk.heads, &chunk.queries, &(0..chunk.keys)], bias);
+                dbias.add(chunk, bias, dtype);
             }
             if wants_key {
-                chunk.add_to_keys(&mut dkey, queries, products.clone(), query);
+                dkey.add(chunk, queries, products.clone(), query);
             }
             if wants_query {
                 let Chunk { batch, heads, queries, .. } = chunk;
@@ -342,24 +420,6 @@ impl Chunk {
     /// The part of `[batch, heads, keys, ..]`.
     fn keys_of<B: Backend>(&self, x: &FloatTensor<B>) -> FloatTensor<B> {
         part::<B>(x, [&self.batch, &self.heads, &(0..self.keys), &(0..x.shape()[3])])
-    }
-
-    /// Adds `rows^T x` of this chunk's rows to the part of `[batch, heads, keys, ..]`.
-    fn add_to_keys<B: Backend>(
-        &self,
-        sum: &mut Parts<B>,
-        queries: usize,
-        rows: FloatTensor<B>,
-        x: FloatTensor<B>,
-    ) {
-        let more = B::float_matmul(B::float_transpose(rows), x);
-        let (keys, all) = (0..self.keys, 0..more.shape()[3]);
-        let ranges = [&self.batch, &self.heads, &keys, &all];
-        // The chunks come in reverse order: the first one of a head sees all of its keys.
-        match self.queries.end == queries {
-            true => sum.put(ranges, more),
-            false => sum.add(ranges, more),
-        }
     }
 }
 

@@ -155,8 +155,8 @@ impl<E: CpuElement> Rows<'_, E> {
         gradients: &mut [E],
         log_sums: &[E::Acc],
         wants_scores: bool,
-    ) -> Option<Vec<E>> {
-        let mut of_scores = wants_scores.then(|| vec![E::zero(); products.len()]);
+    ) -> Option<Vec<E::Acc>> {
+        let mut of_scores = wants_scores.then(|| vec![<E::Acc as Zero>::zero(); products.len()]);
         let task = parallel::items_per_task(log_sums.len(), self.keys);
         let work = 2 * COST * products.len();
         let size = task * self.keys;
@@ -184,7 +184,7 @@ impl<E: CpuElement> Rows<'_, E> {
         products: &mut [E],
         gradients: &mut [E],
         log_sum: E::Acc,
-        of_scores: Option<&mut [E]>,
+        of_scores: Option<&mut [E::Acc]>,
         buffers: &mut Buffers<E::Acc>,
     ) {
         let place = self.place(row);
@@ -200,18 +200,19 @@ impl<E: CpuElement> Rows<'_, E> {
         let mean = sums::sum_pairs(weights, gradients, |weight, gradient| weight * gradient.widen());
         let mean = <E::Acc as CpuElement>::from_f64(mean);
         let scale = <E::Acc as CpuElement>::from_f64(self.scores.scale);
-        for ((product, gradient), &weight) in seen.iter_mut().zip(gradients.iter_mut()).zip(&*weights) {
-            *product = E::narrow(weight);
-            *gradient = E::narrow(weight * (gradient.widen() - mean));
+        for ((product, gradient), weight) in seen.iter_mut().zip(&*gradients).zip(&mut *weights) {
+            *product = E::narrow(*weight);
+            *weight = *weight * (gradient.widen() - mean);
         }
+        let of_row = weights; // each weight has become the gradient of its score
         if let Some(of_scores) = of_scores {
-            of_scores[..visible].copy_from_slice(gradients);
+            of_scores[..visible].copy_from_slice(of_row);
         }
-        gradients.iter_mut().for_each(|gradient| *gradient = E::narrow(gradient.widen() * scale));
+        of_row.iter_mut().for_each(|gradient| *gradient = *gradient * scale);
         if self.scores.softcap.is_some() {
-            let pairs = gradients.iter_mut().zip(slopes);
-            pairs.for_each(|(gradient, slope)| *gradient = E::narrow(gradient.widen() * *slope));
+            of_row.iter_mut().zip(slopes).for_each(|(gradient, slope)| *gradient = *gradient * *slope);
         }
+        gradients.iter_mut().zip(of_row).for_each(|(gradient, &mut value)| *gradient = E::narrow(value));
         // What is masked has a score of its own; where that is finite, it may have a weight.
         match self.mask.as_ref().map(|mask| mask.row(place)) {
             Some(Row::Each(hidden)) => {

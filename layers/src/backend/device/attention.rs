@@ -1,24 +1,12 @@
 //! Rows of scores and weights of an attention by Burn's operations.
-use crate::backend::{ScoreGrads, ScoreRows, Scores};
+use crate::backend::attention::{ScoreGrads, ScoreRows, Scores, narrowed, widened};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
 };
-use burn::tensor::{DType, FloatDType, Shape};
+use burn::tensor::{DType, Shape};
 
 type Float<B> = FloatTensor<B>;
-
-/// Exponentials of half precision are too coarse.
-fn widened<B: Backend>(x: Float<B>) -> Float<B> {
-    match x.dtype() {
-        DType::F16 | DType::BF16 => B::float_cast(x, FloatDType::F32),
-        _ => x,
-    }
-}
-
-fn narrowed<B: Backend>(x: Float<B>, dtype: DType) -> Float<B> {
-    if x.dtype() == dtype { x } else { B::float_cast(x, dtype.into()) }
-}
 
 /// The keys that a row does not see, `[1, 1, rows, keys]`.
 fn later<B: Backend>(rows: &ScoreRows<B>, keys: usize, device: &B::Device) -> Option<BoolTensor<B>> {
@@ -98,7 +86,7 @@ pub fn attention_weights_backward<B: Backend>(
     let gradients = widened::<B>(gradients);
     let mean = B::float_sum_dim(B::float_mul(weights.clone(), gradients.clone()), 3);
     let of_scores = B::float_mul(weights.clone(), B::float_sub(gradients, mean));
-    let bias = wants_bias.then(|| narrowed::<B>(of_scores.clone(), dtype));
+    let bias = wants_bias.then(|| of_scores.clone());
     let products = B::float_mul_scalar(of_scores, rows.scores.scale.into());
     let products = match slopes {
         Some(slopes) => B::float_mul(products, slopes),

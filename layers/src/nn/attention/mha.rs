@@ -152,8 +152,8 @@ impl MhaInput {
     }
 }
 
-/// Output of a [`MultiHeadAttention`].
-#[derive(Debug)]
+/// Output of a [`MultiHeadAttention`]. It converts into that of the stock layer, with the weights computed.
+#[derive(Debug, Clone)]
 pub struct MhaOutput {
     /// The attention weights `[batch_size, n_heads, seq_length_1, seq_length_2]`, computed when they are first read.
     /// During training, dropout is applied to these weights after softmax, so rows may not sum to 1.
@@ -162,9 +162,9 @@ pub struct MhaOutput {
     pub context: Tensor<3>,
 }
 
-impl Clone for MhaOutput {
-    fn clone(&self) -> Self {
-        Self { weights: (*self.weights).clone().into(), context: self.context.clone() }
+impl From<MhaOutput> for burn::nn::attention::MhaOutput {
+    fn from(MhaOutput { weights, context }: MhaOutput) -> Self {
+        Self { weights: weights.into_tensor(), context }
     }
 }
 
@@ -186,7 +186,8 @@ impl MultiHeadAttention {
         self.run(input, None)
     }
 
-    /// Applies the layer with a cache: after the first call, only the last position of the input is computed.
+    /// Applies the layer with a cache: after the first call, only the last position of the input is computed. (Under dropout the
+    /// weights of all positions are, as in the stock layer.)
     ///
     /// # Shapes
     ///
@@ -221,8 +222,9 @@ impl MultiHeadAttention {
                     grown(cache.fixed, &mut cache.key, input.key, key),
                     mask,
                 );
-                let known = !cache.output.is_empty(); // but for the last position
-                let queries = if known { heads.clone().last_query() } else { heads.clone() };
+                // All but the last position is known, but dropout is drawn for all of them at once, as in stock.
+                let last_only = !cache.output.is_empty() && heads.dropout.is_none();
+                let queries = if last_only { heads.clone().last_query() } else { heads.clone() };
                 let context = queries.merged(grown(cache.fixed, &mut cache.value, input.value, value));
                 (heads, cache.output.extend(context, 1, output))
             }

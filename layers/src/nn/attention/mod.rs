@@ -1,6 +1,7 @@
 //! Attention: the weights exist in blocks only, and are computed again in the backward pass.
 pub use burn::nn::attention::*;
 
+mod by_value;
 mod cross_attention;
 mod mha;
 mod weights;

@@ -4,7 +4,7 @@ use crate::nn::Dropout;
 use crate::ops::{Attention, WeightDropout};
 use burn::tensor::{Bool, Tensor};
 use core::ops::Deref;
-use std::sync::OnceLock;
+use std::sync::{Arc, LazyLock};
 
 /// Heads of queries and keys, and how they become weights.
 #[derive(Clone, Debug)]
@@ -58,34 +58,59 @@ pub(super) fn weight_dropout(dropout: &Dropout, query: &Tensor<4>) -> Option<Wei
     active.then(|| WeightDropout::new(dropout.prob))
 }
 
-/// The weights of an attention, `[batch, heads, queries, keys]`: computed when they are first read, and kept by nobody else.
+/// The weights of an attention, `[batch, heads, queries, keys]`: computed when they are first read.
 ///
-/// It dereferences to the tensor. Until it is read it holds handles of the queries and keys.
-#[derive(Debug)]
-pub struct AttentionWeights {
-    heads: Option<Box<Heads>>,
-    weights: OnceLock<Tensor<4>>,
-}
+/// Until then it holds handles of the queries and keys. Clones share what is computed.
+///
+/// # In place of a `Tensor<4>`
+///
+/// It dereferences to the tensor, has the methods of [`Tensor`] that take it by value, and its operators; all of them compute
+/// the weights. So `output.weights.dims()`, `output.weights.mean_dim(3)` and `output.weights * 2.0` are as in
+/// [`burn::nn::attention`]. What Rust converts for no type has to be said:
+///
+/// - `let w: Tensor<4> = output.weights`, and passing it where a `Tensor<4>` is asked for (a function, `Tensor::cat`, the second
+///   operand of a method, a field of a struct): [`into_tensor`](Self::into_tensor) or `into()`;
+/// - writing a tensor into the field of the output: `into()`;
+/// - functions of [`Tensor`] that are called by their path, `Tensor::sum(output.weights)`, and what is generic over it
+///   (serialization, `&mut Tensor<4>`): the same.
+///
+/// Code that is compiled for both takes the output of the stock layer, whose weights are a tensor (and computed):
+/// `let output: burn::nn::attention::MhaOutput = layer.forward(input).into()`.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::nn::attention::{MhaInput, MultiHeadAttentionConfig};
+///
+/// let device = Device::flex();
+/// let attention = MultiHeadAttentionConfig::new(8, 2).init(&device);
+/// let output = attention.forward(MhaInput::self_attn(Tensor::ones([3, 5, 8], &device)));
+/// let per_query: Tensor<3> = output.weights.clone().mean_dim(1).squeeze_dim(1);
+/// assert_eq!(per_query.dims(), [3, 5, 5]);
+/// let weights: Tensor<4> = output.weights.into();
+/// ```
+#[derive(Clone, Debug)]
+pub struct AttentionWeights(Arc<LazyLock<Tensor<4>, Compute>>);
+
+/// Computes the weights, and drops what they are computed from.
+type Compute = Box<dyn FnOnce() -> Tensor<4> + Send>;
 
 impl AttentionWeights {
     pub(super) fn new(heads: Heads) -> Self {
-        Self { heads: Some(Box::new(heads)), weights: OnceLock::new() }
-    }
-
-    /// The weights.
-    pub fn into_tensor(self) -> Tensor<4> {
-        self.tensor();
-        self.weights.into_inner().expect("just computed")
-    }
-
-    fn tensor(&self) -> &Tensor<4> {
-        self.weights.get_or_init(|| {
-            let heads = self.heads.as_ref().expect("there are heads, or weights").as_ref().clone();
+        Self::computed(move || {
             // Weighted rows of the identity are the weights, also after dropout.
             let [batch, n_heads, keys, _] = heads.key.dims();
             let rows = Tensor::<2>::eye(keys, &heads.key.device()).cast(heads.key.dtype());
             heads.weighted(rows.unsqueeze::<4>().expand([batch, n_heads, keys, keys]))
         })
+    }
+
+    fn computed(compute: impl FnOnce() -> Tensor<4> + Send + 'static) -> Self {
+        Self(Arc::new(LazyLock::new(Box::new(compute))))
+    }
+
+    /// The weights.
+    pub fn into_tensor(self) -> Tensor<4> {
+        (*self).clone()
     }
 }
 
@@ -93,13 +118,13 @@ impl Deref for AttentionWeights {
     type Target = Tensor<4>;
 
     fn deref(&self) -> &Tensor<4> {
-        self.tensor()
+        &self.0
     }
 }
 
 impl From<Tensor<4>> for AttentionWeights {
     fn from(weights: Tensor<4>) -> Self {
-        Self { heads: None, weights: OnceLock::from(weights) }
+        Self::computed(|| weights)
     }
 }
 
