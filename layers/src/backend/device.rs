@@ -2,30 +2,25 @@
 //!
 //! Bits are packed in 32-bit words of an integer tensor, so that they stay on the device.
 use super::Saved;
-use super::{BatchNormOutput, NormGrads};
 
 mod attention;
 mod cross_entropy;
 mod element_loss;
-mod local_response;
 mod low_rank;
 mod recurrent;
 mod rotary;
-mod smooth;
 mod softmax;
 
 pub use attention::{attention_weights, attention_weights_backward};
 pub use cross_entropy::{log_sum_exp, logits_gradient, sum_log_probabilities};
 pub use element_loss::{element_loss, element_loss_backward, element_loss_slopes, element_loss_sum, scale};
-pub use local_response::{normalize_response, normalize_response_backward};
 pub use low_rank::add_product;
 pub use recurrent::{recurrent_backward, recurrent_forward, recurrent_replay};
 pub use rotary::rotate;
-pub use smooth::{gate, gate_backward, smooth, smooth_backward};
 pub use softmax::{softmax_along, softmax_along_backward};
 
 use burn::backend::{
-    Backend, Distribution, Scalar, TensorMetadata, get_or_init_device_settings,
+    Backend, Distribution, TensorMetadata, get_or_init_device_settings,
     ops::{InterpolateOptions, PadMode},
     tensor::{BoolTensor, FloatTensor, IntTensor},
 };
@@ -133,16 +128,6 @@ fn sum_to<B: Backend>(x: FloatTensor<B>, shape: Shape) -> FloatTensor<B> {
     }
 }
 
-/// `[channels]` as it broadcasts against a tensor of rank `rank`.
-fn per_channel<B: Backend>(x: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
-    let shape = channel_shape(x.shape()[0], rank);
-    B::float_reshape(x, shape)
-}
-
-fn channel_shape(channels: usize, rank: usize) -> Shape {
-    Shape::from((0..rank).map(|axis| if axis == 1 { channels } else { 1 }).collect::<Vec<_>>())
-}
-
 /// See [`MemBackend::prelu_x_backward`](super::MemBackend::prelu_x_backward).
 pub fn prelu_x_backward<B: Backend>(
     mask: &DeviceMask<B>,
@@ -159,41 +144,6 @@ pub fn prelu_alpha_backward<B: Backend>(
     dy: FloatTensor<B>,
 ) -> FloatTensor<B> {
     sum_to::<B>(B::float_mul(B::float_clamp_max(x, 0.into()), dy), alpha)
-}
-
-/// See [`MemBackend::normalize_batch`](super::MemBackend::normalize_batch).
-pub fn normalize_batch<B: Backend>(
-    x: FloatTensor<B>,
-    gamma: FloatTensor<B>,
-    beta: FloatTensor<B>,
-    epsilon: f64,
-) -> BatchNormOutput<B> {
-    let result = B::batch_norm_train(x, gamma, beta, epsilon);
-    BatchNormOutput { output: result.output, mean: result.mean, variance: result.variance }
-}
-
-/// See [`MemBackend::normalize_backward`](super::MemBackend::normalize_backward).
-pub fn normalize_backward<B: super::ChannelSums>(
-    x: Option<FloatTensor<B>>,
-    gamma: FloatTensor<B>,
-    mean: FloatTensor<B>,
-    variance: FloatTensor<B>,
-    epsilon: f64,
-    dy: FloatTensor<B>,
-    wanted: [bool; 2],
-) -> NormGrads<B> {
-    let rank = dy.shape().num_dims();
-    let inv_std = B::float_recip(B::float_sqrt(B::float_add_scalar(variance, Scalar::Float(epsilon))));
-    let gamma_grad = x.map(|x| {
-        let centered = B::float_sub(x, per_channel::<B>(mean, rank));
-        B::float_mul(
-            <B as super::ChannelSums>::sum_to_channels(B::float_mul(centered, dy.clone())),
-            inv_std.clone(),
-        )
-    });
-    let beta_grad = wanted[1].then(|| <B as super::ChannelSums>::sum_to_channels(dy.clone()));
-    let x_grad = wanted[0].then(|| B::float_mul(dy, per_channel::<B>(B::float_mul(gamma, inv_std), rank)));
-    NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
 }
 
 /// Burn pads before it pools if the padding is asymmetric: the input as Burn pools it, and the padding that is left.
@@ -368,68 +318,6 @@ macro_rules! device_backend {
             ) -> FloatTensor<Self> {
                 prelu_alpha_backward::<Self>(x, alpha, dy)
             }
-            fn normalize_batch(
-                x: FloatTensor<Self>,
-                gamma: FloatTensor<Self>,
-                beta: FloatTensor<Self>,
-                epsilon: f64,
-            ) -> BatchNormOutput<Self> {
-                normalize_batch::<Self>(x, gamma, beta, epsilon)
-            }
-            fn normalize_batch_backward(
-                x: FloatTensor<Self>,
-                gamma: FloatTensor<Self>,
-                mean: FloatTensor<Self>,
-                variance: FloatTensor<Self>,
-                epsilon: f64,
-                dy: FloatTensor<Self>,
-                wanted: [bool; 3],
-            ) -> NormGrads<Self> {
-                let grads = <Self as burn::backend::ops::ModuleOps<Self>>::batch_norm_train_backward(
-                    x, gamma, mean, variance, epsilon, dy,
-                );
-                NormGrads {
-                    x: wanted[0].then_some(grads.x_grad),
-                    gamma: wanted[1].then_some(grads.gamma_grad),
-                    beta: wanted[2].then_some(grads.beta_grad),
-                }
-            }
-            fn normalize(
-                x: FloatTensor<Self>,
-                gamma: FloatTensor<Self>,
-                beta: FloatTensor<Self>,
-                mean: FloatTensor<Self>,
-                variance: FloatTensor<Self>,
-                epsilon: f64,
-            ) -> FloatTensor<Self> {
-                <Self as burn::backend::ops::ModuleOps<Self>>::batch_norm(
-                    x, gamma, beta, mean, variance, epsilon,
-                )
-            }
-            fn normalize_backward(
-                x: Option<FloatTensor<Self>>,
-                gamma: FloatTensor<Self>,
-                mean: FloatTensor<Self>,
-                variance: FloatTensor<Self>,
-                epsilon: f64,
-                dy: FloatTensor<Self>,
-                wanted: [bool; 2],
-            ) -> NormGrads<Self> {
-                normalize_backward::<Self>(x, gamma, mean, variance, epsilon, dy, wanted)
-            }
-            fn normalize_response(
-                x: FloatTensor<Self>,
-                norm: &crate::backend::LocalResponse,
-            ) -> FloatTensor<Self> {
-                normalize_response::<Self>(x, norm)
-            }
-            fn normalize_response_backward(
-                x: FloatTensor<Self>,
-                norm: &crate::backend::LocalResponse,
-                dy: FloatTensor<Self>,
-            ) -> FloatTensor<Self> {
-                normalize_response_backward::<Self>(x, norm, dy)
-            }
             fn recurrent_forward(
                 step: &crate::backend::RecurrentStep,
                 gates: &mut [FloatTensor<Self>],
@@ -454,32 +342,6 @@ macro_rules! device_backend {
                 grads: crate::backend::RecurrentState<Self>,
             ) -> crate::backend::RecurrentState<Self> {
                 recurrent_backward::<Self>(step, gates, extra, state, grads)
-            }
-            fn smooth(x: FloatTensor<Self>, f: crate::backend::Smooth) -> FloatTensor<Self> {
-                smooth::<Self>(x, f)
-            }
-            fn smooth_backward(
-                read: FloatTensor<Self>,
-                f: crate::backend::Smooth,
-                dy: FloatTensor<Self>,
-            ) -> FloatTensor<Self> {
-                smooth_backward::<Self>(read, f, dy)
-            }
-            fn gate(
-                a: FloatTensor<Self>,
-                b: FloatTensor<Self>,
-                f: crate::backend::Smooth,
-            ) -> FloatTensor<Self> {
-                gate::<Self>(a, b, f)
-            }
-            fn gate_backward(
-                a: Option<FloatTensor<Self>>,
-                b: FloatTensor<Self>,
-                f: crate::backend::Smooth,
-                dy: FloatTensor<Self>,
-                wants_a: bool,
-            ) -> [Option<FloatTensor<Self>>; 2] {
-                gate_backward::<Self>(a, b, f, dy, wants_a)
             }
             fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self> {
                 rotate::<Self>(x, factors, adjoint)
@@ -624,8 +486,8 @@ device_backend!(burn::backend::Remote);
 mod tests {
     use super::*;
     use crate::backend::{
-        Cell, ElementLoss, LocalResponse, LogitsGradient, MemBackend, RecurrentState, RecurrentStep,
-        ScoreGrads, ScoreRows, Scores, Side, Smooth, Softmax, Stage,
+        Cell, ElementLoss, LogitsGradient, MemBackend, RecurrentState, RecurrentStep, ScoreGrads, ScoreRows,
+        Scores, Side, Softmax, Stage,
     };
     use burn::backend::{
         Flex,
@@ -647,41 +509,6 @@ mod tests {
         assert_eq!(device.shape(), cpu.shape(), "{what}");
         for (device, cpu) in device.iter::<f32>().zip(cpu.iter::<f32>()) {
             assert!((device - cpu).abs() <= 3e-5 * cpu.abs().max(1.0), "{what}: {device}, kernel {cpu}");
-        }
-    }
-
-    #[test]
-    fn smooth_activations_equal_the_kernels() {
-        let functions = [
-            Smooth::Gelu,
-            Smooth::GeluApproximate,
-            Smooth::Silu,
-            Smooth::Mish,
-            Smooth::Softplus { beta: 1.5, threshold: 1.0 },
-            Smooth::Softsign,
-            Smooth::Elu { alpha: 1.5 },
-            Smooth::Celu { alpha: 1.5 },
-            Smooth::Selu,
-            Smooth::LogSigmoid,
-            Smooth::HardSwish,
-            Smooth::Tanhshrink,
-            Smooth::Sigmoid,
-            Smooth::Tanh,
-        ];
-        for f in functions {
-            let x = || Flex::float_mul_scalar(random(&[5, 13]), 3.0.into());
-            let (x, a, dy) = (x(), x(), x());
-            let y = Flex::smooth(x.clone(), f);
-            assert_close("y", smooth::<Flex>(x.clone(), f), y.clone());
-            let read = if f.reads_output() { y } else { x.clone() };
-            let device = smooth_backward::<Flex>(read.clone(), f, dy.clone());
-            assert_close("dx", device, Flex::smooth_backward(read, f, dy.clone()));
-            assert_close("gate", gate::<Flex>(a.clone(), x.clone(), f), Flex::gate(a.clone(), x.clone(), f));
-            let device = gate_backward::<Flex>(Some(a.clone()), x.clone(), f, dy.clone(), true);
-            let cpu = Flex::gate_backward(Some(a), x, f, dy, true);
-            for (device, cpu) in device.into_iter().zip(cpu) {
-                assert_close("gradients of a gate", device.expect("wanted"), cpu.expect("wanted"));
-            }
         }
     }
 
@@ -714,7 +541,7 @@ mod tests {
     #[test]
     fn losses_of_elements_equal_the_kernels() {
         let probabilities =
-            || Flex::smooth(Flex::float_mul_scalar(random(&[5, 13]), 3.0.into()), Smooth::Sigmoid);
+            || <Flex as ActivationOps<Flex>>::sigmoid(Flex::float_mul_scalar(random(&[5, 13]), 3.0.into()));
         let alone = [
             ElementLoss::Square,
             ElementLoss::Huber { delta: 0.5, bias: 0.125 },
@@ -763,47 +590,6 @@ mod tests {
                 let device = softmax_along_backward::<Flex>(y.clone(), f, dim, dy.clone());
                 assert_close("dx", device, Flex::softmax_along_backward(y, f, dim, dy));
             }
-        }
-    }
-
-    #[test]
-    fn local_response_normalization_equals_the_kernel() {
-        for (size, beta) in [(1, 0.75), (2, 0.5), (3, 1.0), (4, 1.3), (9, 0.75)] {
-            let norm = LocalResponse { size, alpha: 0.4, beta, k: 0.7 };
-            let (x, dy) = (random(&[2, 5, 3, 4]), random(&[2, 5, 3, 4]));
-            let device = normalize_response::<Flex>(x.clone(), &norm);
-            assert_close("y", device, Flex::normalize_response(x.clone(), &norm));
-            let device = normalize_response_backward::<Flex>(x.clone(), &norm, dy.clone());
-            assert_close("dx", device, Flex::normalize_response_backward(x, &norm, dy));
-        }
-    }
-
-    type Backward = fn(Option<Float>, Float, Float, Float, f64, Float, [bool; 2]) -> NormGrads<Flex>;
-
-    #[test]
-    fn batch_norm_equals_the_kernels() {
-        let [gamma, beta] = [random(&[3]), random(&[3])];
-        for shape in [&[6, 3][..], &[4, 3, 5], &[2, 3, 4, 4]] {
-            let (x, dy) = (random(shape), random(shape));
-            let device = normalize_batch::<Flex>(x.clone(), gamma.clone(), beta.clone(), 1e-5);
-            let cpu = Flex::normalize_batch(x.clone(), gamma.clone(), beta.clone(), 1e-5);
-            assert_close("y", device.output, cpu.output);
-            assert_close("mean", device.mean.clone(), cpu.mean);
-            assert_close("variance", device.variance.clone(), cpu.variance);
-            let (x, statistics) = (Some(x), (device.mean, device.variance));
-            let run = |backward: Backward| {
-                let (mean, variance) = statistics.clone();
-                backward(x.clone(), gamma.clone(), mean, variance, 1e-5, dy.clone(), [true, true])
-            };
-            let (device, cpu) = (run(normalize_backward::<Flex>), run(Flex::normalize_backward));
-            let pairs = [
-                ("dx", device.x, cpu.x),
-                ("dgamma", device.gamma, cpu.gamma),
-                ("dbeta", device.beta, cpu.beta),
-            ];
-            pairs
-                .into_iter()
-                .for_each(|(what, device, cpu)| assert_close(what, device.expect(what), cpu.expect(what)));
         }
     }
 

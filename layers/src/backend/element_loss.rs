@@ -1,7 +1,7 @@
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 use super::{
     cpu::CpuElement,
-    smooth::{log_1p, sigmoid},
+    cpu::exp::{log_1p, sigmoid},
 };
 
 /// The loss of an element `x`, most often given a target `t`.

@@ -54,11 +54,9 @@ pub mod device;
 mod element_loss;
 #[cfg(feature = "flex")]
 mod flex;
-mod local_response;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod recurrent;
-mod smooth;
 mod softmax;
 mod windows;
 
@@ -66,10 +64,8 @@ pub(crate) use crate::ops::PiecewiseLinear;
 pub(crate) use attention::{Dropped, Inputs};
 pub use attention::{ScoreGrads, ScoreRows, Scores};
 pub use element_loss::{ElementLoss, Side};
-pub use local_response::LocalResponse;
 pub use recurrent::{Cell, Gate, Recurrence, RecurrentState, RecurrentStep, Stage};
 pub(crate) use recurrent::{Keep, Wanted};
-pub use smooth::Smooth;
 pub use softmax::Softmax;
 pub(crate) use windows::pool_output_size;
 
@@ -152,16 +148,6 @@ pub struct LogitsGradient<B: Backend> {
     pub weights: Option<FloatTensor<B>>,
 }
 
-/// Output and statistics of a normalization over the batch.
-pub struct BatchNormOutput<B: Backend> {
-    /// The normalized input.
-    pub output: FloatTensor<B>,
-    /// The mean of every channel, `[channels]`.
-    pub mean: FloatTensor<B>,
-    /// The biased variance of every channel, `[channels]`.
-    pub variance: FloatTensor<B>,
-}
-
 /// What the backward passes of [`crate::ops`] need of a plain backend.
 ///
 /// Bits and elements are in logical (row-major) order, whatever the strides of the tensor. Functions that take a tensor by
@@ -182,57 +168,6 @@ pub trait MemBackend:
     /// Gradient of a parametric ReLU's slope, `sum(dy * min(x, 0))` over what `alpha` broadcasts over; the shape of
     /// `alpha`.
     fn prelu_alpha_backward(x: FloatTensor<Self>, alpha: Shape, dy: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// Batch normalization with the statistics of the batch.
-    fn normalize_batch(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> BatchNormOutput<Self>;
-
-    /// Gradients of [`normalize_batch`](Self::normalize_batch); `wanted` says which of x, gamma, beta.
-    fn normalize_batch_backward(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        mean: FloatTensor<Self>,
-        variance: FloatTensor<Self>,
-        epsilon: f64,
-        dy: FloatTensor<Self>,
-        wanted: [bool; 3],
-    ) -> NormGrads<Self>;
-
-    /// Batch normalization with given statistics.
-    fn normalize(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        mean: FloatTensor<Self>,
-        variance: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> FloatTensor<Self>;
-
-    /// Gradients of [`normalize`](Self::normalize); `x` is read for the gradient of gamma only, and given if it is
-    /// wanted. `wanted` says whether x's and beta's are.
-    fn normalize_backward(
-        x: Option<FloatTensor<Self>>,
-        gamma: FloatTensor<Self>,
-        mean: FloatTensor<Self>,
-        variance: FloatTensor<Self>,
-        epsilon: f64,
-        dy: FloatTensor<Self>,
-        wanted: [bool; 2],
-    ) -> NormGrads<Self>;
-
-    /// Local response normalization of `[batch, channels, ...]`.
-    fn normalize_response(x: FloatTensor<Self>, norm: &LocalResponse) -> FloatTensor<Self>;
-
-    /// Gradient of the input of [`normalize_response`](Self::normalize_response).
-    fn normalize_response_backward(
-        x: FloatTensor<Self>,
-        norm: &LocalResponse,
-        dy: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
 
     /// One step of a recurrent layer, element by element: its rows in the tensors of the gates, `[batch * steps, hidden]`, hold
     /// the products with the input and get the gates. `products`: those with the hidden state, zeros if there are none.
@@ -262,24 +197,6 @@ pub trait MemBackend:
         state: RecurrentState<Self>,
         grads: RecurrentState<Self>,
     ) -> RecurrentState<Self>;
-
-    /// `f(x)`.
-    fn smooth(x: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self>;
-
-    /// `dy * f'`, the slope read off the input of `f` or off its output, as `f` [says](Smooth::reads_output).
-    fn smooth_backward(read: FloatTensor<Self>, f: Smooth, dy: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// `a * f(b)`; both of one shape.
-    fn gate(a: FloatTensor<Self>, b: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self>;
-
-    /// Gradients of [`gate`](Self::gate): of `a` if wanted, of `b` if `a` is given.
-    fn gate_backward(
-        a: Option<FloatTensor<Self>>,
-        b: FloatTensor<Self>,
-        f: Smooth,
-        dy: FloatTensor<Self>,
-        wants_a: bool,
-    ) -> [Option<FloatTensor<Self>>; 2];
 
     /// Pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`;
     /// `adjoint`: back, as gradients are.

@@ -1,7 +1,6 @@
 //! Activations, gates and dropout.
 use super::guard::{Misfit, NO_WEIGHT, accepts, require, require_floats};
-use crate::backend::Smooth;
-use crate::ops::{DropoutOps, GateOps, PReluOps, PiecewiseLinear, PiecewiseLinearOps, SmoothOps};
+use crate::ops::{DropoutOps, GateOps, PReluOps, PiecewiseLinear, PiecewiseLinearOps, Smooth, SmoothOps};
 use burn::backend::Dispatch;
 use burn::tensor::{AsIndex, Tensor, activation};
 

@@ -2,8 +2,7 @@
 use super::guard::{
     Misfit, accepts, into_maybe, is_tracked, require, require_parameters, require_parameters_of_channels,
 };
-use crate::backend::LocalResponse;
-use crate::ops::{BatchNormOps, LocalResponseOps, RowNorm, RowNormOps};
+use crate::ops::{BatchNormOps, LocalResponse, LocalResponseOps, RowNorm, RowNormOps};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor, module, module::BatchNormTrainOutput};
 

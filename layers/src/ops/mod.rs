@@ -54,7 +54,7 @@ pub use gate::GateOps;
 pub use interpolate::InterpolateOps;
 pub use linear::{LinearKernels, LinearOps};
 pub use linear_cross_entropy::{LinearCrossEntropy, LinearCrossEntropyOps};
-pub use local_response::LocalResponseOps;
+pub use local_response::{LocalResponse, LocalResponseOps};
 pub use lora::{LoraFactors, LoraOps};
 pub use max_pool::MaxPoolOps;
 pub use node::{NodeOps, node_id};
@@ -63,7 +63,7 @@ pub use prelu::PReluOps;
 pub use recurrent::{RecurrentOps, Slots};
 pub use rotary::RotaryOps;
 pub use row_norm::{RowNorm, RowNormOps};
-pub use smooth::SmoothOps;
+pub use smooth::{Smooth, SmoothKernels, SmoothOps};
 pub use softmax::SoftmaxOps;
 
 /// A tensor that an operation may go without, such as a bias.

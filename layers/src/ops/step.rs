@@ -160,9 +160,9 @@ impl<B: Backend, const N: usize> BackwardPass<'_, B, N> {
         self.wanted[input].is_some()
     }
 
-    /// The shape of an input that was given.
+    /// The shape of an input whose gradient is wanted.
     pub fn shape(&self, input: usize) -> Shape {
-        self.shapes[input].clone().expect("the input was given")
+        self.shapes[input].clone().expect("the input is tracked")
     }
 
     /// An input, if it was kept; to be taken once. It may be computed for this, and is dropped with the last handle.
@@ -269,7 +269,8 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
     let plan = operation.plan(&Tracking { inputs: &inputs, recomputes });
     let module = O::PARAMETERS.iter().find_map(|&input| Some(inputs[input].as_ref()?.id()));
     let ledger = Ledger::new(operation.name(), module);
-    let shapes = inputs.each_ref().map(|input| input.as_ref().map(|input| input.shape()));
+    let shapes =
+        inputs.each_ref().map(|input| Some(input.as_ref().filter(|input| input.is_tracked())?.shape()));
     // Handles of what is needed later: what nobody needs, the forward pass may overwrite.
     let mut held: Inputs<Autodiff<B>, N> = [const { None }; N];
     for (input, tensor) in inputs.iter().enumerate() {
@@ -324,7 +325,7 @@ impl<O> core::fmt::Debug for Step<O> {
 struct State<S, const N: usize> {
     /// The inputs that the backward pass reads.
     kept: [Option<Kept>; N],
-    /// The shapes of all inputs.
+    /// The shapes of the inputs that are tracked.
     shapes: [Option<Shape>; N],
     saved: S,
     /// Says, as long as the step lives, that the output can be computed again.

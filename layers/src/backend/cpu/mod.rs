@@ -1,7 +1,7 @@
 //! Fused kernels on slices, shared by the CPU backends.
 use super::{
-    BatchNormOutput, ElementLoss, LocalResponse, LogitsGradient, MemBackend, NormGrads, RecurrentState,
-    RecurrentStep, ScoreGrads, ScoreRows, Side, Smooth, Softmax, device,
+    ElementLoss, LogitsGradient, MemBackend, RecurrentState, RecurrentStep, ScoreGrads, ScoreRows, Side,
+    Softmax, device,
 };
 use burn::backend::{
     Backend, TensorMetadata,
@@ -16,12 +16,11 @@ use num_traits::Float;
 
 mod attention;
 pub(crate) mod axis_map;
-mod batch_norm;
 pub(crate) mod bit_mask;
+pub(crate) mod channels;
 mod cross_entropy;
 mod element_loss;
 pub(crate) mod exp;
-mod local_response;
 mod low_rank;
 mod max_pool;
 pub(crate) mod parallel;
@@ -29,7 +28,6 @@ mod prelu;
 mod quantized;
 mod recurrent;
 mod rotary;
-mod smooth;
 mod softmax;
 pub(crate) mod sums;
 
@@ -174,7 +172,7 @@ impl<B: CpuBackend> super::ChannelSums for B {
     fn sum_to_channels(x: FloatTensor<B>) -> FloatTensor<B> {
         let x = B::contiguous(x);
         with_element!(x.dtype(), "sum", E => {
-            let sums = batch_norm::Channels::of(B::as_slice::<E>(&x), &x.shape()).sums();
+            let sums = channels::Channels::of(B::as_slice::<E>(&x), &x.shape()).sums();
             let shape = Shape::new([sums.len()]);
             B::from_vec(sums.into_iter().map(E::from_f64).collect(), shape)
         })
@@ -203,141 +201,6 @@ impl<B: CpuBackend> MemBackend for B {
         })
     }
 
-    fn normalize_batch(
-        x: FloatTensor<B>,
-        gamma: FloatTensor<B>,
-        beta: FloatTensor<B>,
-        epsilon: f64,
-    ) -> BatchNormOutput<B> {
-        let (x, gamma, beta) = (B::contiguous(x), B::contiguous(gamma), B::contiguous(beta));
-        let channels = gamma.shape();
-        with_element!(x.dtype(), "batch_norm", E => {
-            let view = batch_norm::Channels::of(B::as_slice::<E>(&x), &x.shape());
-            let (mean, variance) = view.statistics();
-            let output = view.normalize(B::as_slice(&gamma), B::as_slice(&beta), &mean, &variance, epsilon);
-            BatchNormOutput {
-                output: B::from_vec(output, x.shape()),
-                mean: B::from_vec(mean, channels.clone()),
-                variance: B::from_vec(variance, channels),
-            }
-        })
-    }
-
-    fn normalize_batch_backward(
-        x: FloatTensor<B>,
-        gamma: FloatTensor<B>,
-        mean: FloatTensor<B>,
-        variance: FloatTensor<B>,
-        epsilon: f64,
-        dy: FloatTensor<B>,
-        wanted: [bool; 3],
-    ) -> NormGrads<B> {
-        let (x, mut dy) = (B::contiguous(x), B::contiguous(dy));
-        let [gamma, mean, variance] = [gamma, mean, variance].map(B::contiguous);
-        let channels = gamma.shape();
-        with_element!(x.dtype(), "batch_norm", E => {
-            let view = batch_norm::Channels::of(B::as_slice::<E>(&x), &x.shape());
-            let inv_std = batch_norm::inv_std(B::as_slice::<E>(&variance), epsilon);
-            let sums = view.gradient_sums(B::as_slice(&mean), &inv_std, B::as_slice(&dy));
-            let gamma_grad = wanted[1].then(|| B::from_vec(sums.gamma::<E>(), channels.clone()));
-            let beta_grad = wanted[2].then(|| B::from_vec(sums.beta::<E>(), channels));
-            if wanted[0] {
-                let dx = B::as_slice_mut(&mut dy);
-                view.train_x_backward(B::as_slice(&gamma), B::as_slice(&mean), &inv_std, &sums, dx);
-            }
-            NormGrads { x: wanted[0].then_some(dy), gamma: gamma_grad, beta: beta_grad }
-        })
-    }
-
-    fn normalize(
-        x: FloatTensor<B>,
-        gamma: FloatTensor<B>,
-        beta: FloatTensor<B>,
-        mean: FloatTensor<B>,
-        variance: FloatTensor<B>,
-        epsilon: f64,
-    ) -> FloatTensor<B> {
-        let mut x = B::contiguous(x);
-        let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(B::contiguous);
-        let shape = x.shape();
-        with_element!(x.dtype(), "batch_norm", E => {
-            let affine = batch_norm::Affine::<E>::new(
-                B::as_slice(&gamma),
-                B::as_slice(&beta),
-                B::as_slice(&mean),
-                B::as_slice(&variance),
-                epsilon,
-            );
-            if x.can_mut() {
-                affine.apply_in_place(B::as_slice_mut(&mut x), &shape);
-                x
-            } else {
-                B::from_vec(affine.apply(B::as_slice(&x), &shape), shape)
-            }
-        })
-    }
-
-    fn normalize_backward(
-        x: Option<FloatTensor<B>>,
-        gamma: FloatTensor<B>,
-        mean: FloatTensor<B>,
-        variance: FloatTensor<B>,
-        epsilon: f64,
-        dy: FloatTensor<B>,
-        wanted: [bool; 2],
-    ) -> NormGrads<B> {
-        let mut dy = B::contiguous(dy);
-        let [gamma, mean, variance] = [gamma, mean, variance].map(B::contiguous);
-        let (shape, channels) = (dy.shape(), gamma.shape());
-        with_element!(dy.dtype(), "batch_norm", E => {
-            let inv_std = batch_norm::inv_std(B::as_slice::<E>(&variance), epsilon);
-            let gradient = B::as_slice::<E>(&dy);
-            let (gamma_grad, beta_grad) = match x.map(B::contiguous) {
-                Some(x) => {
-                    let view = batch_norm::Channels::of(B::as_slice::<E>(&x), &shape);
-                    let sums = view.gradient_sums(B::as_slice(&mean), &inv_std, gradient);
-                    (Some(sums.gamma()), wanted[1].then(|| sums.beta()))
-                }
-                None => {
-                    let sums = || batch_norm::Channels::of(gradient, &shape).sums();
-                    (None, wanted[1].then(|| sums().into_iter().map(E::from_f64).collect()))
-                }
-            };
-            if wanted[0] {
-                let dx = B::as_slice_mut::<E>(&mut dy);
-                batch_norm::scale_channels(dx, &shape, &batch_norm::scales(B::as_slice::<E>(&gamma), &inv_std));
-            }
-            let per_channel = |grad: Vec<E>| B::from_vec(grad, channels.clone());
-            NormGrads {
-                x: wanted[0].then_some(dy),
-                gamma: gamma_grad.map(per_channel),
-                beta: beta_grad.map(per_channel),
-            }
-        })
-    }
-
-    fn normalize_response(x: FloatTensor<B>, norm: &LocalResponse) -> FloatTensor<B> {
-        let x = B::contiguous(x);
-        let planes = local_response::Planes::of(&x.shape());
-        with_element!(x.dtype(), "local_response_norm", E => {
-            B::from_vec(local_response::forward(B::as_slice::<E>(&x), planes, norm), x.shape())
-        })
-    }
-
-    fn normalize_response_backward(
-        x: FloatTensor<B>,
-        norm: &LocalResponse,
-        dy: FloatTensor<B>,
-    ) -> FloatTensor<B> {
-        let (x, mut dy) = (B::contiguous(x), B::contiguous(dy));
-        let planes = local_response::Planes::of(&x.shape());
-        with_element!(x.dtype(), "local_response_norm", E => {
-            local_response::backward(B::as_slice::<E>(&x), planes, norm, B::as_slice_mut(&mut dy));
-        });
-        dy
-    }
-
-    // The half precisions go by Burn's operations: kernels for them, too, would double the time to compile these.
     fn recurrent_forward(
         step: &RecurrentStep,
         gates: &mut [FloatTensor<B>],
@@ -376,57 +239,6 @@ impl<B: CpuBackend> MemBackend for B {
             DType::F64 => recurrent::backward::<B, f64>(step, gates, extra, state, grads),
             _ => device::recurrent_backward::<B>(step, gates, extra, state, grads),
         }
-    }
-
-    fn smooth(x: FloatTensor<B>, f: Smooth) -> FloatTensor<B> {
-        let mut x = B::contiguous(x);
-        with_element!(x.dtype(), "smooth", E => {
-            if x.can_mut() {
-                smooth::forward_in_place(B::as_slice_mut::<E>(&mut x), f);
-                x
-            } else {
-                B::from_vec(smooth::forward(B::as_slice::<E>(&x), f), x.shape())
-            }
-        })
-    }
-
-    fn smooth_backward(read: FloatTensor<B>, f: Smooth, dy: FloatTensor<B>) -> FloatTensor<B> {
-        let (read, mut dy) = (B::contiguous(read), B::contiguous(dy));
-        with_element!(dy.dtype(), "smooth", E => {
-            smooth::backward(B::as_slice::<E>(&read), f, B::as_slice_mut(&mut dy));
-        });
-        dy
-    }
-
-    fn gate(a: FloatTensor<B>, b: FloatTensor<B>, f: Smooth) -> FloatTensor<B> {
-        let (a, b) = (B::contiguous(a), B::contiguous(b));
-        with_element!(a.dtype(), "gate", E => {
-            B::from_vec(smooth::gate(B::as_slice::<E>(&a), B::as_slice(&b), f), a.shape())
-        })
-    }
-
-    fn gate_backward(
-        a: Option<FloatTensor<B>>,
-        b: FloatTensor<B>,
-        f: Smooth,
-        dy: FloatTensor<B>,
-        wants_a: bool,
-    ) -> [Option<FloatTensor<B>>; 2] {
-        let (b, mut dy) = (B::contiguous(b), B::contiguous(dy));
-        with_element!(dy.dtype(), "gate", E => {
-            let (a_grad, b_grad) = match a.map(B::contiguous) {
-                Some(a) => {
-                    let (a, b) = (B::as_slice::<E>(&a), B::as_slice::<E>(&b));
-                    let da = smooth::gate_backward(a, b, f, B::as_slice_mut(&mut dy), wants_a);
-                    (da.map(|da| B::from_vec(da, dy.shape())), Some(dy))
-                }
-                None => {
-                    let da = || smooth::gate(B::as_slice::<E>(&dy), B::as_slice(&b), f);
-                    (wants_a.then(|| B::from_vec(da(), dy.shape())), None)
-                }
-            };
-            [a_grad, b_grad]
-        })
     }
 
     fn rotate(x: FloatTensor<B>, factors: FloatTensor<B>, adjoint: bool) -> FloatTensor<B> {

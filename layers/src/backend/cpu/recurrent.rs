@@ -1,6 +1,7 @@
 //! One step of a recurrent layer, element by element.
+use super::exp::sigmoid;
 use super::{CpuBackend, CpuElement, parallel};
-use crate::backend::{Cell, RecurrentState, RecurrentStep, Stage, smooth::sigmoid};
+use crate::backend::{Cell, RecurrentState, RecurrentStep, Stage};
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::Shape;
 use num_traits::{One, Zero};

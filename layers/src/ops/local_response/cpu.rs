@@ -1,23 +1,49 @@
-//! Local response normalization.
-use super::{CpuElement, parallel};
-use crate::backend::LocalResponse;
-use burn::tensor::Shape;
+//! Fused loops: a window of channels stays in the cache.
+use super::{LocalResponse, LocalResponseKernels};
+use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Shape, bf16, f16};
 use core::ops::Range;
 use num_traits::Zero;
+
+impl<B: CpuBackend> LocalResponseKernels for B {
+    fn local_response_norm(x: FloatTensor<B>, norm: &LocalResponse) -> FloatTensor<B> {
+        let x = B::contiguous(x);
+        let planes = Planes::of(&x.shape());
+        with_element!(x.dtype(), "local_response_norm", E => {
+            B::from_vec(forward(B::as_slice::<E>(&x), planes, norm), x.shape())
+        })
+    }
+
+    fn local_response_norm_backward(
+        x: FloatTensor<B>,
+        norm: &LocalResponse,
+        dy: FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        let (x, mut dy) = (B::contiguous(x), B::contiguous(dy));
+        let planes = Planes::of(&x.shape());
+        with_element!(x.dtype(), "local_response_norm", E => {
+            backward(B::as_slice::<E>(&x), planes, norm, B::as_slice_mut(&mut dy));
+        });
+        dy
+    }
+
+    // The half precisions go by Burn's operations: kernels for them, too, would double the time to compile these.
+}
 
 /// Elements of a channel that are worked on at once, so that a window of channels stays in the cache.
 const TILE: usize = 256;
 
 /// A tensor as channels, each of `inner` elements that follow each other.
 #[derive(Clone, Copy)]
-pub(crate) struct Planes {
+struct Planes {
     channels: usize,
     inner: usize,
 }
 
 impl Planes {
     /// Of `[batch, channels, ...]`.
-    pub(crate) fn of(shape: &Shape) -> Self {
+    fn of(shape: &Shape) -> Self {
         Self { channels: shape[1], inner: shape[2..].iter().product() }
     }
 }
@@ -44,8 +70,8 @@ fn with_power<A: CpuElement<Acc = A>, R>(beta: f64, visitor: impl Visitor<A, R>)
 }
 
 /// The channels of a window around `channel` that exist.
-fn window(channel: usize, [before, behind]: [usize; 2], channels: usize) -> Range<usize> {
-    channel.saturating_sub(before)..channels.min(channel + behind + 1)
+fn window(channel: usize, [before, after]: [usize; 2], channels: usize) -> Range<usize> {
+    channel.saturating_sub(before)..channels.min(channel + after + 1)
 }
 
 /// Writes `s` of the elements `tile` of a channel of `x`, one batch item.
@@ -76,7 +102,7 @@ fn for_tiles(inner: usize, mut f: impl FnMut(Range<usize>)) {
 }
 
 /// `x / s^beta`
-pub(crate) fn forward<E: CpuElement>(x: &[E], planes: Planes, norm: &LocalResponse) -> Vec<E> {
+fn forward<E: CpuElement>(x: &[E], planes: Planes, norm: &LocalResponse) -> Vec<E> {
     with_power(norm.beta, Forward { x, planes, norm })
 }
 
@@ -112,7 +138,7 @@ impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Forward<'_, E> {
 }
 
 /// Replaces `dy` by `dx`.
-pub(crate) fn backward<E: CpuElement>(x: &[E], planes: Planes, norm: &LocalResponse, dy: &mut [E]) {
+fn backward<E: CpuElement>(x: &[E], planes: Planes, norm: &LocalResponse, dy: &mut [E]) {
     with_power(norm.beta, Backward { x, planes, norm, dy });
 }
 
@@ -129,7 +155,7 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
         let Planes { channels, inner } = planes;
         let size = (channels * inner).max(1);
         let work = dy.len() * (2 * norm.size.min(channels) + 2);
-        let [before, behind] = norm.reach();
+        let [before, after] = norm.reach();
         let factor = <E::Acc as CpuElement>::from_f64(-2.0 * norm.alpha * norm.beta / norm.size as f64);
         parallel::chunks_mut(dy, size, work, |index, dy| {
             let x = &x[index * size..][..size];
@@ -154,7 +180,7 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
                     let sums = &mut scale[..width];
                     sums.fill(zero);
                     // The windows that a channel is in reach as far, the other way round.
-                    for other in window(channel, [behind, before], channels) {
+                    for other in window(channel, [after, before], channels) {
                         let products = &products[other * width..][..width];
                         sums.iter_mut().zip(products).for_each(|(sum, product)| *sum = *sum + *product);
                     }

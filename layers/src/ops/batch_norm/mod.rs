@@ -15,8 +15,12 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{BatchNormOutput, MemBackend, NormGrads};
+use crate::backend::{ChannelSums, NormGrads, device_backends};
 use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::Shape;
+
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
 
 /// Output and statistics of [`BatchNormOps::memsave_batch_norm_train`].
 #[derive(ExtensionType)]
@@ -31,7 +35,7 @@ pub struct BatchNormTrain<B: Backend> {
 
 extension! {
     /// Batch normalization.
-    pub trait BatchNormOps(MemBackend) {
+    pub trait BatchNormOps(BatchNormKernels) {
         /// With the statistics of the batch; `x` `[batch, channels, ...]`, the others `[channels]`.
         fn memsave_batch_norm_train(
             x: FloatTensor<Self>,
@@ -41,7 +45,7 @@ extension! {
         ) -> BatchNormTrain<Self> {
             let [plain_x, plain_gamma, plain_beta] = [&x, &gamma, &beta].map(|tensor| Self::plain(tensor.clone()));
             let BatchNormOutput { output, mean, variance } =
-                <Self as Run>::Plain::normalize_batch(plain_x, plain_gamma, plain_beta, epsilon);
+                <Self as Run>::Plain::train_batch_norm(plain_x, plain_gamma, plain_beta, epsilon);
             let [untracked_mean, untracked_variance] =
                 [&mean, &variance].map(|statistic| Self::untracked(statistic.clone()));
             let statistics = Statistics { mean, variance, epsilon };
@@ -97,12 +101,12 @@ impl<T: TensorMetadata + Clone> Statistics<T> {
 }
 
 /// `x`, `gamma` and `beta` to the output.
-fn normalize<B: MemBackend>(
+fn normalize<B: BatchNormKernels>(
     [x, gamma, beta]: Inputs<B, 3>,
     statistics: Statistics<FloatTensor<B>>,
 ) -> FloatTensor<B> {
     let Statistics { mean, variance, epsilon } = statistics;
-    B::normalize(given(x), given(gamma), given(beta), mean, variance, epsilon)
+    B::eval_batch_norm(given(x), given(gamma), given(beta), mean, variance, epsilon)
 }
 
 /// With the statistics of the batch, which are known already, as is the output.
@@ -112,7 +116,7 @@ pub struct WithBatchStatistics<T> {
     statistics: Statistics<T>,
 }
 
-impl<B: MemBackend> Operation<B, 3> for WithBatchStatistics<FloatTensor<B>> {
+impl<B: BatchNormKernels> Operation<B, 3> for WithBatchStatistics<FloatTensor<B>> {
     const INPUTS: [&'static str; 3] = INPUTS;
     const PARAMETERS: &'static [usize] = &[GAMMA];
     /// Nothing if only beta is tracked.
@@ -150,7 +154,7 @@ impl<B: MemBackend> Operation<B, 3> for WithBatchStatistics<FloatTensor<B>> {
         let wanted = [X, GAMMA, BETA].map(|input| pass.wants(input));
         let (x, gamma) = (given(pass.take(X)), given(pass.take(GAMMA)));
         let NormGrads { x, gamma, beta } =
-            B::normalize_batch_backward(x, gamma, mean, variance, epsilon, dy, wanted);
+            B::train_batch_norm_backward(x, gamma, mean, variance, epsilon, dy, wanted);
         pass.give_all([x, gamma, beta]);
     }
 }
@@ -159,7 +163,7 @@ impl<B: MemBackend> Operation<B, 3> for WithBatchStatistics<FloatTensor<B>> {
 #[derive(Clone)]
 pub struct WithGivenStatistics<T>(Statistics<T>);
 
-impl<B: MemBackend> Operation<B, 3> for WithGivenStatistics<FloatTensor<B>> {
+impl<B: BatchNormKernels> Operation<B, 3> for WithGivenStatistics<FloatTensor<B>> {
     const INPUTS: [&'static str; 3] = INPUTS;
     const PARAMETERS: &'static [usize] = &[GAMMA];
     /// Nothing if only beta is tracked.
@@ -192,7 +196,151 @@ impl<B: MemBackend> Operation<B, 3> for WithGivenStatistics<FloatTensor<B>> {
         let wanted = [X, BETA].map(|input| pass.wants(input));
         let (x, gamma) = (pass.take(X), given(pass.take(GAMMA)));
         let NormGrads { x, gamma, beta } =
-            B::normalize_backward(x, gamma, mean, variance, epsilon, dy, wanted);
+            B::eval_batch_norm_backward(x, gamma, mean, variance, epsilon, dy, wanted);
         pass.give_all([x, gamma, beta]);
+    }
+}
+
+/// Output and statistics of a normalization over the batch.
+pub struct BatchNormOutput<B: Backend> {
+    /// The normalized input.
+    pub output: FloatTensor<B>,
+    /// The mean of every channel, `[channels]`.
+    pub mean: FloatTensor<B>,
+    /// The biased variance of every channel, `[channels]`.
+    pub variance: FloatTensor<B>,
+}
+
+/// The kernels.
+pub trait BatchNormKernels: ChannelSums {
+    /// With the statistics of the batch.
+    fn train_batch_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> BatchNormOutput<Self> {
+        let result = Self::batch_norm_train(x, gamma, beta, epsilon);
+        BatchNormOutput { output: result.output, mean: result.mean, variance: result.variance }
+    }
+
+    /// Gradients of [`train_batch_norm`](Self::train_batch_norm); `wanted` says which of x, gamma, beta.
+    fn train_batch_norm_backward(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        epsilon: f64,
+        dy: FloatTensor<Self>,
+        wanted: [bool; 3],
+    ) -> NormGrads<Self> {
+        let grads = Self::batch_norm_train_backward(x, gamma, mean, variance, epsilon, dy);
+        NormGrads {
+            x: wanted[0].then_some(grads.x_grad),
+            gamma: wanted[1].then_some(grads.gamma_grad),
+            beta: wanted[2].then_some(grads.beta_grad),
+        }
+    }
+
+    /// With given statistics; in the place of `x`, if that is the only handle.
+    fn eval_batch_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        Self::batch_norm(x, gamma, beta, mean, variance, epsilon)
+    }
+
+    /// Gradients of [`normalize`](Self::normalize); `x` is read for the gradient of gamma only, and given if it is
+    /// wanted. `wanted` says whether those of x and of beta are.
+    fn eval_batch_norm_backward(
+        x: Option<FloatTensor<Self>>,
+        gamma: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        epsilon: f64,
+        dy: FloatTensor<Self>,
+        wanted: [bool; 2],
+    ) -> NormGrads<Self> {
+        let rank = dy.shape().num_dims();
+        let inv_std = Self::float_recip(Self::float_sqrt(Self::float_add_scalar(variance, epsilon.into())));
+        let gamma_grad = x.map(|x| {
+            let centered = Self::float_sub(x, per_channel::<Self>(mean, rank));
+            Self::float_mul(Self::sum_to_channels(Self::float_mul(centered, dy.clone())), inv_std.clone())
+        });
+        let beta_grad = wanted[1].then(|| Self::sum_to_channels(dy.clone()));
+        let x_grad = wanted[0]
+            .then(|| Self::float_mul(dy, per_channel::<Self>(Self::float_mul(gamma, inv_std), rank)));
+        NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
+    }
+}
+device_backends!(BatchNormKernels);
+
+/// `[channels]` as it broadcasts against a tensor of rank `rank`.
+fn per_channel<B: Backend>(x: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
+    let mut shape = vec![1; rank];
+    shape[1] = x.shape()[0];
+    B::float_reshape(x, Shape::from(shape))
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::Flex;
+
+    #[test]
+    fn default_bodies_equal_the_kernels() {
+        let [gamma, beta] = [(); 2].map(|()| random(&[3]));
+        for shape in [&[6, 3][..], &[4, 3, 5], &[2, 3, 4, 4]] {
+            let [x, dy] = [(); 2].map(|()| random(shape));
+            let body = Composed::train_batch_norm(composed(&x), composed(&gamma), composed(&beta), 1e-5);
+            let cpu = Flex::train_batch_norm(x.clone(), gamma.clone(), beta.clone(), 1e-5);
+            let (mean, variance) = (cpu.mean.clone(), cpu.variance.clone());
+            assert_close("y", body.output, cpu.output);
+            assert_close("mean", body.mean, cpu.mean);
+            assert_close("variance", body.variance, cpu.variance);
+            let [c_x, c_gamma, c_mean, c_variance, c_dy] = [&x, &gamma, &mean, &variance, &dy].map(composed);
+            let bodies = [
+                Composed::train_batch_norm_backward(
+                    c_x.clone(),
+                    c_gamma.clone(),
+                    c_mean.clone(),
+                    c_variance.clone(),
+                    1e-5,
+                    c_dy.clone(),
+                    [true; 3],
+                ),
+                Composed::eval_batch_norm_backward(
+                    Some(c_x),
+                    c_gamma,
+                    c_mean,
+                    c_variance,
+                    1e-5,
+                    c_dy,
+                    [true; 2],
+                ),
+            ];
+            let kernels = [
+                Flex::train_batch_norm_backward(
+                    x.clone(),
+                    gamma.clone(),
+                    mean.clone(),
+                    variance.clone(),
+                    1e-5,
+                    dy.clone(),
+                    [true; 3],
+                ),
+                Flex::eval_batch_norm_backward(Some(x), gamma.clone(), mean, variance, 1e-5, dy, [true; 2]),
+            ];
+            for (body, cpu) in bodies.into_iter().zip(kernels) {
+                for (body, cpu) in [(body.x, cpu.x), (body.gamma, cpu.gamma), (body.beta, cpu.beta)] {
+                    assert_close("gradients", body.expect("wanted"), cpu.expect("wanted"));
+                }
+            }
+        }
     }
 }

@@ -1,48 +1,143 @@
-//! Batch normalization of `[batch, channels, ...]`.
-use super::{CpuElement, parallel, sums};
-use burn::tensor::Shape;
-use core::ops::Range;
+//! Fused loops over channels.
+use super::{BatchNormKernels, BatchNormOutput};
+use crate::backend::{
+    NormGrads,
+    cpu::{CpuBackend, CpuElement, channels::Channels, parallel, sums, with_element},
+};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Shape, bf16, f16};
 
-/// A tensor `[batch, channels, inner]`.
-pub(crate) struct Channels<'a, E> {
-    values: &'a [E],
-    channels: usize,
-    inner: usize,
+impl<B: CpuBackend> BatchNormKernels for B {
+    fn train_batch_norm(
+        x: FloatTensor<B>,
+        gamma: FloatTensor<B>,
+        beta: FloatTensor<B>,
+        epsilon: f64,
+    ) -> BatchNormOutput<B> {
+        let (x, gamma, beta) = (B::contiguous(x), B::contiguous(gamma), B::contiguous(beta));
+        let channels = gamma.shape();
+        with_element!(x.dtype(), "batch_norm", E => {
+            let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
+            let (mean, variance) = view.statistics();
+            let output = view.normalize(B::as_slice(&gamma), B::as_slice(&beta), &mean, &variance, epsilon);
+            BatchNormOutput {
+                output: B::from_vec(output, x.shape()),
+                mean: B::from_vec(mean, channels.clone()),
+                variance: B::from_vec(variance, channels),
+            }
+        })
+    }
+
+    fn train_batch_norm_backward(
+        x: FloatTensor<B>,
+        gamma: FloatTensor<B>,
+        mean: FloatTensor<B>,
+        variance: FloatTensor<B>,
+        epsilon: f64,
+        dy: FloatTensor<B>,
+        wanted: [bool; 3],
+    ) -> NormGrads<B> {
+        let (x, mut dy) = (B::contiguous(x), B::contiguous(dy));
+        let [gamma, mean, variance] = [gamma, mean, variance].map(B::contiguous);
+        let channels = gamma.shape();
+        with_element!(x.dtype(), "batch_norm", E => {
+            let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
+            let inv_std = inv_std(B::as_slice::<E>(&variance), epsilon);
+            let sums = view.gradient_sums(B::as_slice(&mean), &inv_std, B::as_slice(&dy));
+            let gamma_grad = wanted[1].then(|| B::from_vec(sums.gamma::<E>(), channels.clone()));
+            let beta_grad = wanted[2].then(|| B::from_vec(sums.beta::<E>(), channels));
+            if wanted[0] {
+                let dx = B::as_slice_mut(&mut dy);
+                view.train_x_backward(B::as_slice(&gamma), B::as_slice(&mean), &inv_std, &sums, dx);
+            }
+            NormGrads { x: wanted[0].then_some(dy), gamma: gamma_grad, beta: beta_grad }
+        })
+    }
+
+    fn eval_batch_norm(
+        x: FloatTensor<B>,
+        gamma: FloatTensor<B>,
+        beta: FloatTensor<B>,
+        mean: FloatTensor<B>,
+        variance: FloatTensor<B>,
+        epsilon: f64,
+    ) -> FloatTensor<B> {
+        let mut x = B::contiguous(x);
+        let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(B::contiguous);
+        let shape = x.shape();
+        with_element!(x.dtype(), "batch_norm", E => {
+            let affine = Affine::<E>::new(
+                B::as_slice(&gamma),
+                B::as_slice(&beta),
+                B::as_slice(&mean),
+                B::as_slice(&variance),
+                epsilon,
+            );
+            if x.can_mut() {
+                affine.apply_in_place(B::as_slice_mut(&mut x), &shape);
+                x
+            } else {
+                B::from_vec(affine.apply(B::as_slice(&x), &shape), shape)
+            }
+        })
+    }
+
+    fn eval_batch_norm_backward(
+        x: Option<FloatTensor<B>>,
+        gamma: FloatTensor<B>,
+        mean: FloatTensor<B>,
+        variance: FloatTensor<B>,
+        epsilon: f64,
+        dy: FloatTensor<B>,
+        wanted: [bool; 2],
+    ) -> NormGrads<B> {
+        let mut dy = B::contiguous(dy);
+        let [gamma, mean, variance] = [gamma, mean, variance].map(B::contiguous);
+        let (shape, channels) = (dy.shape(), gamma.shape());
+        with_element!(dy.dtype(), "batch_norm", E => {
+            let inv_std = inv_std(B::as_slice::<E>(&variance), epsilon);
+            let gradient = B::as_slice::<E>(&dy);
+            let (gamma_grad, beta_grad) = match x.map(B::contiguous) {
+                Some(x) => {
+                    let view = Channels::of(B::as_slice::<E>(&x), &shape);
+                    let sums = view.gradient_sums(B::as_slice(&mean), &inv_std, gradient);
+                    (Some(sums.gamma()), wanted[1].then(|| sums.beta()))
+                }
+                None => {
+                    let sums = || Channels::of(gradient, &shape).sums();
+                    (None, wanted[1].then(|| sums().into_iter().map(E::from_f64).collect()))
+                }
+            };
+            if wanted[0] {
+                let dx = B::as_slice_mut::<E>(&mut dy);
+                scale_channels(dx, &shape, &scales(B::as_slice::<E>(&gamma), &inv_std));
+            }
+            let per_channel = |grad: Vec<E>| B::from_vec(grad, channels.clone());
+            NormGrads {
+                x: wanted[0].then_some(dy),
+                gamma: gamma_grad.map(per_channel),
+                beta: beta_grad.map(per_channel),
+            }
+        })
+    }
 }
 
 /// `sum(dy)` and `sum(dy * x_hat)` per channel.
-pub(crate) struct GradientSums(Vec<[f64; 2]>);
+struct GradientSums(Vec<[f64; 2]>);
 
 impl GradientSums {
-    pub(crate) fn beta<E: CpuElement>(&self) -> Vec<E> {
+    fn beta<E: CpuElement>(&self) -> Vec<E> {
         self.0.iter().map(|sums| E::from_f64(sums[0])).collect()
     }
 
-    pub(crate) fn gamma<E: CpuElement>(&self) -> Vec<E> {
+    fn gamma<E: CpuElement>(&self) -> Vec<E> {
         self.0.iter().map(|sums| E::from_f64(sums[1])).collect()
     }
 }
 
 impl<'a, E: CpuElement> Channels<'a, E> {
-    pub(crate) fn of(values: &'a [E], shape: &Shape) -> Self {
-        Self { values, channels: shape[1], inner: shape[2..].iter().product() }
-    }
-
-    /// Elements per channel.
-    fn count(&self) -> usize {
-        self.values.len() / self.channels.max(1)
-    }
-
-    /// The sum of every channel.
-    pub(crate) fn sums(&self) -> Vec<f64> {
-        self.reduce([0.0], |_, range| [sums::sum(&self.values[range], |x| x.widen())])
-            .into_iter()
-            .map(|[sum]| sum)
-            .collect()
-    }
-
     /// The mean and the biased variance of every channel, in two passes, so that a large mean costs no digits.
-    pub(crate) fn statistics(&self) -> (Vec<E>, Vec<E>) {
+    fn statistics(&self) -> (Vec<E>, Vec<E>) {
         let count = self.count() as f64;
         let mean: Vec<f64> = self.sums().into_iter().map(|sum| sum / count).collect();
         let squares = self.reduce([0.0], |channel, range| {
@@ -54,20 +149,13 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     }
 
     /// `(x - mean) / std * gamma + beta`
-    pub(crate) fn normalize(
-        &self,
-        gamma: &[E],
-        beta: &[E],
-        mean: &[E],
-        variance: &[E],
-        epsilon: f64,
-    ) -> Vec<E> {
+    fn normalize(&self, gamma: &[E], beta: &[E], mean: &[E], variance: &[E], epsilon: f64) -> Vec<E> {
         let shape = [self.count() / self.inner.max(1), self.channels, self.inner];
         Affine::new(gamma, beta, mean, variance, epsilon).apply(self.values, &Shape::new(shape))
     }
 
     /// `sum(dy)` and `sum(dy * x_hat)` per channel, `x_hat = (x - mean) / std`.
-    pub(crate) fn gradient_sums(&self, mean: &[E], inv_std: &[E::Acc], dy: &[E]) -> GradientSums {
+    fn gradient_sums(&self, mean: &[E], inv_std: &[E::Acc], dy: &[E]) -> GradientSums {
         let totals = self.reduce([0.0, 0.0], |channel, range| {
             let mean = mean[channel].widen();
             sums::moments(&self.values[range.clone()], &dy[range], mean)
@@ -78,7 +166,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     }
 
     /// `dx = gamma / std * (dy - mean(dy) - x_hat * mean(dy * x_hat))`, in place of `dy`.
-    pub(crate) fn train_x_backward(
+    fn train_x_backward(
         &self,
         gamma: &[E],
         mean: &[E],
@@ -121,32 +209,10 @@ impl<'a, E: CpuElement> Channels<'a, E> {
             }
         });
     }
-
-    /// Adds up `f(channel, elements)` over all runs of elements of a channel.
-    fn reduce<const N: usize>(
-        &self,
-        zero: [f64; N],
-        f: impl Fn(usize, Range<usize>) -> [f64; N] + Send + Sync,
-    ) -> Vec<[f64; N]> {
-        let row = self.channels * self.inner;
-        let size = parallel::items_per_job(self.channels, self.values.len());
-        let per_range = parallel::map_ranges(self.channels, size, |channels| {
-            let mut sums = vec![zero; channels.len()];
-            for start in (0..self.values.len()).step_by(row.max(1)) {
-                for (sums, channel) in sums.iter_mut().zip(channels.clone()) {
-                    let start = start + channel * self.inner;
-                    let part = f(channel, start..start + self.inner);
-                    sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
-                }
-            }
-            sums
-        });
-        per_range.into_iter().flatten().collect()
-    }
 }
 
 /// `1 / sqrt(variance + epsilon)`
-pub(crate) fn inv_std<E: CpuElement>(variance: &[E], epsilon: f64) -> Vec<E::Acc> {
+fn inv_std<E: CpuElement>(variance: &[E], epsilon: f64) -> Vec<E::Acc> {
     variance
         .iter()
         .map(|v| <E::Acc as CpuElement>::from_f64((v.into_f64() + epsilon).sqrt().recip()))
@@ -154,17 +220,17 @@ pub(crate) fn inv_std<E: CpuElement>(variance: &[E], epsilon: f64) -> Vec<E::Acc
 }
 
 /// `gamma / std`
-pub(crate) fn scales<E: CpuElement>(gamma: &[E], inv_std: &[E::Acc]) -> Vec<E::Acc> {
+fn scales<E: CpuElement>(gamma: &[E], inv_std: &[E::Acc]) -> Vec<E::Acc> {
     gamma.iter().zip(inv_std).map(|(gamma, &inv)| gamma.widen() * inv).collect()
 }
 
 /// Multiplies every channel of `[batch, channels, ...]` by its scale.
-pub(crate) fn scale_channels<E: CpuElement>(values: &mut [E], shape: &Shape, scales: &[E::Acc]) {
+fn scale_channels<E: CpuElement>(values: &mut [E], shape: &Shape, scales: &[E::Acc]) {
     map_channels(values, shape, scales, |&scale, x| E::narrow(x.widen() * scale));
 }
 
 /// `(x - mean) * scale + beta` per channel.
-pub(crate) struct Affine<E: CpuElement> {
+struct Affine<E: CpuElement> {
     channels: Vec<AffineChannel<E::Acc>>,
 }
 
@@ -177,7 +243,7 @@ struct AffineChannel<A> {
 
 impl<E: CpuElement> Affine<E> {
     /// Statistics and parameters of a batch norm.
-    pub(crate) fn new(gamma: &[E], beta: &[E], mean: &[E], variance: &[E], epsilon: f64) -> Self {
+    fn new(gamma: &[E], beta: &[E], mean: &[E], variance: &[E], epsilon: f64) -> Self {
         let scales = scales(gamma, &inv_std(variance, epsilon));
         let channel = |((&scale, mean), beta): ((&E::Acc, &E), &E)| AffineChannel {
             mean: mean.widen(),
@@ -192,11 +258,11 @@ impl<E: CpuElement> Affine<E> {
         E::narrow((x.widen() - channel.mean) * channel.scale + channel.beta)
     }
 
-    pub(crate) fn apply_in_place(&self, values: &mut [E], shape: &Shape) {
+    fn apply_in_place(&self, values: &mut [E], shape: &Shape) {
         map_channels(values, shape, &self.channels, Self::one);
     }
 
-    pub(crate) fn apply(&self, values: &[E], shape: &Shape) -> Vec<E> {
+    fn apply(&self, values: &[E], shape: &Shape) -> Vec<E> {
         let (channels, inner) = (shape[1], shape[2..].iter().product::<usize>());
         let size = channels * inner;
         if size == 0 {

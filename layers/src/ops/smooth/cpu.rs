@@ -1,75 +1,40 @@
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-use super::cpu::CpuElement;
+//! Fused loops: one pass.
+use super::{GELU_CUBE, SELU_ALPHA, SELU_SCALE, SOFTPLUS_THRESHOLD, SQRT_2_OVER_PI, Smooth, SmoothKernels};
+use crate::backend::cpu::{
+    CpuBackend, CpuElement,
+    exp::{log_1p, sigmoid},
+    parallel, with_element,
+};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, bf16, f16};
 
-/// A function of one variable whose slope is read off its input, or off its output.
-///
-/// Each variant is the function of the same name in [`burn::tensor::activation`], computed in f32 or in f64 as the tensor is,
-/// in one pass.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Smooth {
-    /// `x / 2 * (1 + erf(x / sqrt(2)))`
-    Gelu,
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`
-    GeluApproximate,
-    /// `x * sigmoid(x)`
-    Silu,
-    /// `x * tanh(softplus(x))`
-    Mish,
-    /// `log(1 + exp(beta x)) / beta`, and `x` if `beta x > threshold`
-    Softplus {
-        /// The steepness.
-        beta: f64,
-        /// From where on the function is the identity.
-        threshold: f64,
-    },
-    /// `x / (1 + |x|)`
-    Softsign,
-    /// `x` if `x > 0`, else `alpha * (exp(x) - 1)`
-    Elu {
-        /// The limit below, negated.
-        alpha: f64,
-    },
-    /// `x` if `x > 0`, else `alpha * (exp(x / alpha) - 1)`
-    Celu {
-        /// The limit below, negated.
-        alpha: f64,
-    },
-    /// `1.0507 * elu(x)` with `alpha = 1.6733`
-    Selu,
-    /// `log(sigmoid(x))`
-    LogSigmoid,
-    /// `x * min(max(x / 6 + 1/2, 0), 1)`
-    HardSwish,
-    /// `x - tanh(x)`
-    Tanhshrink,
-    /// `1 / (1 + exp(-x))`
-    Sigmoid,
-    /// The hyperbolic tangent.
-    Tanh,
-}
-
-/// The scale of SELU, <https://arxiv.org/abs/1706.02515>.
-pub(crate) const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
-/// The limit of SELU below, negated and without the scale.
-pub(crate) const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
-/// `sqrt(2 / pi)`
-pub(crate) const SQRT_2_OVER_PI: f64 = core::f64::consts::FRAC_2_SQRT_PI * core::f64::consts::FRAC_1_SQRT_2;
-/// The coefficient of the cube in the approximation of GELU.
-pub(crate) const GELU_CUBE: f64 = 0.044715;
-/// From where on `log(1 + exp(x))` is `x`.
-pub(crate) const SOFTPLUS_THRESHOLD: f64 = 20.0;
-
-impl Smooth {
-    /// Whether the slope is read off the output; else off the input.
-    pub fn reads_output(self) -> bool {
-        matches!(self, Self::Sigmoid | Self::Tanh)
+impl<B: CpuBackend> SmoothKernels for B {
+    fn smooth(x: FloatTensor<B>, f: Smooth) -> FloatTensor<B> {
+        let mut x = B::contiguous(x);
+        with_element!(x.dtype(), "smooth", E => {
+            if x.can_mut() {
+                f.with(ForwardInPlace(B::as_slice_mut::<E>(&mut x)));
+                x
+            } else {
+                B::from_vec(f.with(Forward(B::as_slice::<E>(&x))), x.shape())
+            }
+        })
     }
 
+    fn smooth_backward(read: FloatTensor<B>, f: Smooth, dy: FloatTensor<B>) -> FloatTensor<B> {
+        let (read, mut dy) = (B::contiguous(read), B::contiguous(dy));
+        with_element!(dy.dtype(), "smooth", E => {
+            f.with(Backward { read: B::as_slice::<E>(&read), dy: B::as_slice_mut(&mut dy) });
+        });
+        dy
+    }
+}
+
+impl Smooth {
     /// Calls the visitor with the function and its slope (of what it [reads](Self::reads_output)) in the arithmetic of `A`. One
     /// call per variant, so that each gets loops of its own.
-    #[cfg(any(feature = "flex", feature = "ndarray"))]
     #[inline(always)]
-    pub(crate) fn with<A: CpuElement<Acc = A>, R>(self, visitor: impl Visitor<A, R>) -> R {
+    pub fn with<A: CpuElement<Acc = A>, R>(self, visitor: impl Visitor<A, R>) -> R {
         let num = A::from_f64;
         let [zero, half, one] = [0.0, 0.5, 1.0].map(num);
         let exp_branch =
@@ -189,29 +154,67 @@ impl Smooth {
     }
 }
 
-/// `1 / (1 + exp(-x))` without overflow.
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-#[inline(always)]
-pub(crate) fn sigmoid<A: CpuElement<Acc = A>>(x: A) -> A {
-    let e = (-x.abs()).fast_exp();
-    let s = A::one() / (A::one() + e);
-    if x >= A::zero() { s } else { e * s }
-}
-
-/// `log(1 + x)` for `x >= 0`, to the last digits also where `1 + x` is 1, after Kahan: faster than the function of the platform.
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-#[inline(always)]
-pub(super) fn log_1p<A: CpuElement<Acc = A>>(x: A) -> A {
-    let sum = A::one() + x;
-    if sum == A::one() { x } else { sum.ln() * (x / (sum - A::one())) }
-}
-
 /// What to do with a function and its slope, whose types are known only inside.
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-pub(crate) trait Visitor<A, R> {
+pub trait Visitor<A, R> {
     fn visit(
         self,
         value: impl Fn(A) -> A + Copy + Send + Sync,
         slope: impl Fn(A) -> A + Copy + Send + Sync,
     ) -> R;
+}
+
+/// Elements per task.
+pub const TASK: usize = 1 << 12;
+/// How much longer an exponential takes than reading an element.
+pub const COST: usize = 16;
+
+struct Forward<'a, E>(&'a [E]);
+
+impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Forward<'_, E> {
+    fn visit(
+        self,
+        value: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+    ) -> Vec<E> {
+        let x = self.0;
+        parallel::filled(x.len(), E::zero(), TASK, COST * x.len(), |index, y| {
+            let pairs = y.iter_mut().zip(&x[index * TASK..]);
+            pairs.for_each(|(y, x)| *y = E::narrow(value(x.widen())));
+        })
+    }
+}
+
+struct ForwardInPlace<'a, E>(&'a mut [E]);
+
+impl<E: CpuElement> Visitor<E::Acc, ()> for ForwardInPlace<'_, E> {
+    fn visit(
+        self,
+        value: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+    ) {
+        let work = COST * self.0.len();
+        parallel::chunks_mut(self.0, TASK, work, |_, x| {
+            x.iter_mut().for_each(|x| *x = E::narrow(value(x.widen())));
+        });
+    }
+}
+
+struct Backward<'a, E> {
+    read: &'a [E],
+    dy: &'a mut [E],
+}
+
+impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
+    fn visit(
+        self,
+        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+        slope: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+    ) {
+        let Self { read, dy } = self;
+        let work = COST * dy.len();
+        parallel::chunks_mut(dy, TASK, work, |index, dy| {
+            let pairs = dy.iter_mut().zip(&read[index * TASK..]);
+            pairs.for_each(|(dy, read)| *dy = E::narrow(dy.widen() * slope(read.widen())));
+        });
+    }
 }
