@@ -199,7 +199,14 @@ pub trait Run: Backend {
     ) -> FloatTensor<Self>;
 
     /// A tensor that no gradient flows to.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it is tracked: its gradient would be lost.
     fn plain(tensor: FloatTensor<Self>) -> FloatTensor<Self::Plain>;
+
+    /// The tensor of the backend without autodiff, of an input that is recorded otherwise.
+    fn primitive(tensor: &FloatTensor<Self>) -> FloatTensor<Self::Plain>;
 
     /// A tensor of the backend without autodiff, untracked.
     fn untracked(tensor: FloatTensor<Self::Plain>) -> FloatTensor<Self>;
@@ -219,6 +226,10 @@ crate::backend::plain_backends!(Run {
         tensor
     }
 
+    fn primitive(tensor: &FloatTensor<Self>) -> FloatTensor<Self> {
+        tensor.clone()
+    }
+
     fn untracked(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         tensor
     }
@@ -236,7 +247,12 @@ impl<B: Backend, C: CheckpointStrategy> Run for Autodiff<B, C> {
     }
 
     fn plain(tensor: FloatTensor<Self>) -> FloatTensor<B> {
+        assert!(!tensor.is_tracked(), "a tensor that no gradient flows to must not be tracked");
         tensor.into_primitive()
+    }
+
+    fn primitive(tensor: &FloatTensor<Self>) -> FloatTensor<B> {
+        tensor.primitive().clone()
     }
 
     fn untracked(tensor: FloatTensor<B>) -> FloatTensor<Self> {

@@ -43,7 +43,7 @@ extension! {
             beta: FloatTensor<Self>,
             epsilon: f64,
         ) -> BatchNormTrain<Self> {
-            let [plain_x, plain_gamma, plain_beta] = [&x, &gamma, &beta].map(|tensor| Self::plain(tensor.clone()));
+            let [plain_x, plain_gamma, plain_beta] = [&x, &gamma, &beta].map(Self::primitive);
             let BatchNormOutput { output, mean, variance } =
                 <Self as Run>::Plain::train_batch_norm(plain_x, plain_gamma, plain_beta, epsilon);
             let [untracked_mean, untracked_variance] =
