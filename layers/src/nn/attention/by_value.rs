@@ -1,4 +1,4 @@
-//! What [`Tensor`] does by value, of [`AttentionWeights`]: `Deref` covers what takes a reference.
+//! The methods of [`Tensor`] that take it by value, for [`AttentionWeights`]; `Deref` covers those that take a reference.
 use super::AttentionWeights;
 use burn::tensor::{
     AsIndex, Bool, BroadcastArgs, Cast, DType, Device, DimIter, Element, ElementConversion, ExecutionError,
@@ -25,6 +25,7 @@ macro_rules! methods {
 }
 
 #[rustfmt::skip] // a table
+#[allow(clippy::should_implement_trait)] // the operators are implemented, too, below
 impl AttentionWeights {
     methods! {
         [] () -> Tensor<4>:

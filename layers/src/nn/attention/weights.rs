@@ -52,7 +52,8 @@ pub(super) fn scores(scale: f64, min_float: f64, quiet: bool) -> Scores {
     Scores { scale, softcap: None, causal: false, masked: min_float, quiet }
 }
 
-/// What a dropout layer does to weights: on an autodiff device while it is in training, as [`Dropout::forward`].
+/// The dropout of the weights by a dropout layer: on an autodiff device while its `training` is enabled, as in
+/// [`Dropout::forward`].
 pub(super) fn weight_dropout(dropout: &Dropout, query: &Tensor<4>) -> Option<WeightDropout> {
     let active = dropout.training.is_enabled() && query.device().is_autodiff() && dropout.prob > 0.0;
     active.then(|| WeightDropout::new(dropout.prob))
@@ -66,7 +67,7 @@ pub(super) fn weight_dropout(dropout: &Dropout, query: &Tensor<4>) -> Option<Wei
 ///
 /// It dereferences to the tensor, has the methods of [`Tensor`] that take it by value, and its operators; all of them compute
 /// the weights. So `output.weights.dims()`, `output.weights.mean_dim(3)` and `output.weights * 2.0` are as in
-/// [`burn::nn::attention`]. What Rust converts for no type has to be said:
+/// [`burn::nn::attention`]. Where Rust has no conversion that it applies by itself, write one:
 ///
 /// - `let w: Tensor<4> = output.weights`, and passing it where a `Tensor<4>` is asked for (a function, `Tensor::cat`, the second
 ///   operand of a method, a field of a struct): [`into_tensor`](Self::into_tensor) or `into()`;

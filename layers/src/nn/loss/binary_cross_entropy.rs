@@ -1,4 +1,4 @@
-use super::are_alike;
+use super::are_elementwise_operands;
 use crate::backend::ElementLoss;
 use crate::functional::{element_loss, element_loss_sum};
 use crate::nn::drop_in::{config_twin, drop_in};
@@ -69,7 +69,7 @@ impl BinaryCrossEntropyLoss {
             && logits.dims() == targets.dims()
             && self.weights.as_ref().is_none_or(|w| !w.is_tracked() && self.are_of_classes(w, &logits));
         let soft = || self.soft(&targets, &logits);
-        let Some(soft) = fits.then(soft).filter(|soft| are_alike(&logits, soft)) else {
+        let Some(soft) = fits.then(soft).filter(|soft| are_elementwise_operands(&logits, soft)) else {
             return self.clone().into_nn_binary_cross_entropy_loss().forward(logits, targets);
         };
         let f = if self.logits { ElementLoss::BinaryLogits } else { ElementLoss::BinaryProbabilities };

@@ -86,7 +86,7 @@ impl CrossEntropyLoss {
         let weights = class_weights(self.weights.clone(), classes, &logits);
         let losses = match self.logits {
             true => functional::cross_entropy(logits, targets.clone(), weights.clone(), self.smoothing),
-            false => of_probabilities(logits, targets.clone(), weights.clone(), self.smoothing),
+            false => cross_entropy_of_probabilities(logits, targets.clone(), weights.clone(), self.smoothing),
         };
         let weights = weights.map(|weights| weights.gather(0, targets.clone()));
         mean(losses, weights, padding(&self.pad_tokens, &targets))
@@ -94,7 +94,7 @@ impl CrossEntropyLoss {
 }
 
 /// [`functional::cross_entropy`] of probabilities.
-fn of_probabilities(
+fn cross_entropy_of_probabilities(
     probabilities: Tensor<2>,
     targets: Tensor<1, Int>,
     weights: Option<Tensor<1>>,
@@ -132,13 +132,13 @@ fn mean(losses: Tensor<1>, weights: Option<Tensor<1>>, padding: Option<Tensor<1,
     if weights.is_none() && padding.is_none() {
         return losses.mean();
     }
-    let losses = without(losses, &padding);
+    let losses = zero_where_padded(losses, &padding);
     let count = weights.unwrap_or_else(|| losses.ones_like());
-    losses.sum() / without(count, &padding).sum()
+    losses.sum() / zero_where_padded(count, &padding).sum()
 }
 
 /// Zero in the rows that are padding.
-pub(super) fn without(values: Tensor<1>, padding: &Option<Tensor<1, Bool>>) -> Tensor<1> {
+pub(super) fn zero_where_padded(values: Tensor<1>, padding: &Option<Tensor<1, Bool>>) -> Tensor<1> {
     match padding {
         Some(padding) => values.mask_fill(padding.clone(), 0),
         None => values,

@@ -1,4 +1,4 @@
-use super::{Reduction, are_alike};
+use super::{Reduction, are_elementwise_operands};
 use crate::backend::ElementLoss;
 use crate::functional::{element_loss, element_loss_sum};
 use crate::nn::drop_in::{config_twin, drop_in};
@@ -89,5 +89,5 @@ impl KLDivLoss {
 }
 
 fn is_recorded<const D: usize>(predictions: &Tensor<D>, targets: &Tensor<D>) -> bool {
-    (predictions.is_tracked() || targets.is_tracked()) && are_alike(predictions, targets)
+    (predictions.is_tracked() || targets.is_tracked()) && are_elementwise_operands(predictions, targets)
 }

@@ -1,4 +1,4 @@
-use super::cross_entropy::{padding, without};
+use super::cross_entropy::{padding, zero_where_padded};
 use super::{CrossEntropyLoss, CrossEntropyLossConfig};
 use crate::functional::{CHUNK_BYTES, LinearCrossEntropyOptions, linear, linear_cross_entropy};
 use crate::nn::Linear;
@@ -120,10 +120,10 @@ impl FusedLinearCrossEntropy {
         }
         let ones = Tensor::ones([rows], (&x.device(), x.dtype()));
         let count = class_weights.map_or(ones.clone(), |weights| weights.gather(0, targets.clone()));
-        let total = without(count, &mask).sum();
+        let total = zero_where_padded(count, &mask).sum();
         // Of padding alone the loss is NaN, as in stock, but the factors are 0: so is stock's gradient.
         let inverse = total.clone().recip().mask_fill(total.clone().equal_scalar(0), 0);
-        let factors = without(ones * inverse, &mask);
+        let factors = zero_where_padded(ones * inverse, &mask);
         let options = LinearCrossEntropyOptions { factors: Some(factors), ..options };
         let nothing = total.clone().mul_scalar(0.0) / total;
         linear_cross_entropy(x, weight, bias, targets, options) + nothing

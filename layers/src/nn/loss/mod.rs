@@ -21,7 +21,7 @@ use burn::tensor::{DType, Tensor};
 
 /// Whether two tensors can be the operands of an element-wise loss as they are, with nothing to broadcast, convert or
 /// dequantize.
-fn are_alike<const D: usize>(a: &Tensor<D>, b: &Tensor<D>) -> bool {
+fn are_elementwise_operands<const D: usize>(a: &Tensor<D>, b: &Tensor<D>) -> bool {
     let float = !matches!(a.dtype(), DType::QFloat(_));
     float && a.dims() == b.dims() && a.dtype() == b.dtype() && a.shape().num_elements() > 0
 }

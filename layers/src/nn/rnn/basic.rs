@@ -2,7 +2,7 @@
 pub use burn::nn::basic::*;
 
 use super::GateController;
-use super::sequence::{self, Outcome, are_usual, direction, run};
+use super::sequence::{self, Outcome, are_sigmoid_and_tanh, direction, run};
 use crate::backend::{Cell, Recurrence};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_twin, drop_in};
@@ -129,7 +129,7 @@ impl Rnn {
         state: Option<RnnState<2>>,
         every: usize,
     ) -> (Tensor<3>, RnnState<2>) {
-        self.forward_with(batched_input, state, sequence::every(every))
+        self.forward_with(batched_input, state, sequence::checkpoint_every(every))
     }
 
     fn forward_with(
@@ -154,8 +154,8 @@ impl Rnn {
         checkpoint: Option<usize>,
     ) -> Option<Outcome> {
         let recurrence = Recurrence { cell: Cell::Rnn, clip: self.clip, batch_first, reverse, checkpoint };
-        let usual = are_usual(&[], &[&self.hidden_activation]);
-        usual.then(|| run(recurrence, x, hidden, None, &[&self.gate])).flatten()
+        let supported = are_sigmoid_and_tanh(&[], &[&self.hidden_activation]);
+        supported.then(|| run(recurrence, x, hidden, None, &[&self.gate])).flatten()
     }
 }
 
@@ -211,7 +211,7 @@ impl BiRnn {
         state: Option<RnnState<3>>,
         every: usize,
     ) -> (Tensor<3>, RnnState<3>) {
-        self.forward_with(batched_input, state, sequence::every(every))
+        self.forward_with(batched_input, state, sequence::checkpoint_every(every))
     }
 
     fn forward_with(

@@ -1,7 +1,7 @@
 //! Gated recurrent units.
 
 use super::GateController;
-use super::sequence::{self, Outcome, are_usual, direction, run};
+use super::sequence::{self, Outcome, are_sigmoid_and_tanh, direction, run};
 use crate::backend::{Cell, Recurrence};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_twin, drop_in};
@@ -148,7 +148,7 @@ impl Gru {
         state: Option<Tensor<2>>,
         every: usize,
     ) -> Tensor<3> {
-        self.forward_with(batched_input, state, sequence::every(every))
+        self.forward_with(batched_input, state, sequence::checkpoint_every(every))
     }
 
     fn forward_with(
@@ -174,8 +174,8 @@ impl Gru {
         let cell = Cell::Gru { reset_after: self.reset_after };
         let recurrence = Recurrence { cell, clip: self.clip, batch_first, reverse, checkpoint };
         let gates = [&self.reset_gate, &self.update_gate, &self.new_gate];
-        let usual = are_usual(&[&self.gate_activation], &[&self.hidden_activation]);
-        usual.then(|| run(recurrence, x, state, None, &gates)).flatten()
+        let supported = are_sigmoid_and_tanh(&[&self.gate_activation], &[&self.hidden_activation]);
+        supported.then(|| run(recurrence, x, state, None, &gates)).flatten()
     }
 }
 
@@ -231,7 +231,7 @@ impl BiGru {
         state: Option<Tensor<3>>,
         every: usize,
     ) -> (Tensor<3>, Tensor<3>) {
-        self.forward_with(batched_input, state, sequence::every(every))
+        self.forward_with(batched_input, state, sequence::checkpoint_every(every))
     }
 
     fn forward_with(

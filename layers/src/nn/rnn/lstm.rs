@@ -2,7 +2,7 @@
 pub use burn::nn::lstm::*;
 
 use super::GateController;
-use super::sequence::{self, Outcome, are_usual, direction, run};
+use super::sequence::{self, Outcome, are_sigmoid_and_tanh, direction, run};
 use crate::backend::{Cell, Recurrence};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_twin, drop_in};
@@ -171,7 +171,7 @@ impl Lstm {
         state: Option<LstmState<2>>,
         every: usize,
     ) -> (Tensor<3>, LstmState<2>) {
-        self.forward_with(batched_input, state, sequence::every(every))
+        self.forward_with(batched_input, state, sequence::checkpoint_every(every))
     }
 
     fn forward_with(
@@ -215,8 +215,8 @@ impl Lstm {
         }
         let others = [&self.cell_activation, &self.hidden_activation];
         let (hidden, cell) = (state.map(|state| &state.hidden), state.map(|state| &state.cell));
-        let usual = are_usual(&[&self.gate_activation], &others);
-        usual.then(|| run(recurrence, x, hidden, cell, &gates)).flatten()
+        let supported = are_sigmoid_and_tanh(&[&self.gate_activation], &others);
+        supported.then(|| run(recurrence, x, hidden, cell, &gates)).flatten()
     }
 }
 
@@ -276,7 +276,7 @@ impl BiLstm {
         state: Option<LstmState<3>>,
         every: usize,
     ) -> (Tensor<3>, LstmState<3>) {
-        self.forward_with(batched_input, state, sequence::every(every))
+        self.forward_with(batched_input, state, sequence::checkpoint_every(every))
     }
 
     fn forward_with(

@@ -51,13 +51,13 @@ fn parameters(linear: &Linear) -> (Tensor<2>, Option<Tensor<1>>) {
 }
 
 /// A checkpoint every `steps` steps.
-pub(super) fn every(steps: usize) -> Option<usize> {
+pub(super) fn checkpoint_every(steps: usize) -> Option<usize> {
     assert!(steps > 0, "forward_checkpointed: a checkpoint every 0 steps");
     Some(steps)
 }
 
 /// Whether the activations are the usual ones: sigmoids for the gates, hyperbolic tangents for the others.
-pub(super) fn are_usual(gates: &[&Activation], others: &[&Activation]) -> bool {
+pub(super) fn are_sigmoid_and_tanh(gates: &[&Activation], others: &[&Activation]) -> bool {
     gates.iter().all(|activation| matches!(activation, Activation::Sigmoid(_)))
         && others.iter().all(|activation| matches!(activation, Activation::Tanh(_)))
 }
