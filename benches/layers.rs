@@ -12,50 +12,63 @@ use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::nn::LinearConfig;
-use cases::{Forward, Shapes, Visitor, initialize, variants, visit_layers};
 use comfy_table::{Table, presets};
 use criterion::Criterion;
 use std::error::Error;
+use std::fmt::Display;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
+use table::{
+    Check, Row, Visitor,
+    run::{initialize, variants},
+};
 
-mod cases;
+#[path = "../tests/table/mod.rs"]
+mod table;
 
 const SIDES: [&str; 2] = ["burn", "memsave"];
 
 struct Timing {
     device: Device,
     criterion: Criterion,
-    /// Begins the names of the groups.
-    prefix: &'static str,
+    /// On small shapes, which the names of the groups begin with.
+    small: bool,
     /// By group: the times of every turn, of both sides.
     turns: Vec<(String, Vec<[Duration; 2]>)>,
 }
 
 impl Visitor for Timing {
-    fn layer<const D: usize, const O: usize, S: Module, M: Module + From<S>>(
-        &mut self,
-        name: &str,
-        shape: [usize; D],
-        stock: S,
-        (forward_stock, forward_ours): (Forward<S, D, O>, Forward<M, D, O>),
-    ) {
+    fn row<const D: usize, const O: usize, S, M>(&mut self, row: Row<'_, D, O, S, M>)
+    where
+        S: Module + Display + From<M>,
+        M: Module + Display + From<S>,
+    {
+        if row.notes.leaves_out(Check::Time, &row.name) {
+            return;
+        }
+        let (of_stock, of_ours) = (&row.stock.forward, &row.ours.forward);
+        let shape = if self.small { row.shapes.small } else { row.shapes.usual };
         let x = Tensor::<D>::random(shape, Distribution::Normal(0.0, 1.0), &self.device);
-        initialize(shape, &self.device, |x| forward_stock(&stock, x));
+        let stock = (row.stock.init)(&self.device, shape);
+        initialize(shape, &self.device, |x| of_stock(&stock, x));
+        let name = format!("{}{}", self.prefix(), row.name);
         let (valid, ours) = (stock.valid(), M::from(stock.valid()));
-        let sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2] =
-            [&|x| forward_stock(&valid, x), &|x| forward_ours(&ours, x)];
-        self.time(format!("{}{name}, inference", self.prefix), sides, &x.clone().inner());
+        let sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2] = [&|x| of_stock(&valid, x), &|x| of_ours(&ours, x)];
+        self.time(format!("{name}, inference"), sides, &x.clone().inner());
         for (parameters, stock) in variants(stock) {
             let ours = M::from(stock.clone());
             let sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2] =
-                [&|x| forward_stock(&stock, x), &|x| forward_ours(&ours, x)];
-            self.time(format!("{}{name}, {parameters}, forward and backward", self.prefix), sides, &x);
+                [&|x| of_stock(&stock, x), &|x| of_ours(&ours, x)];
+            self.time(format!("{name}, {parameters}, forward and backward"), sides, &x);
         }
     }
 }
 
 impl Timing {
+    fn prefix(&self) -> &'static str {
+        if self.small { "small " } else { "" }
+    }
+
     /// A dense layer whose weight is lazy, in a cache that has room for it, beside Burn's with the weight in memory.
     fn lazy(&mut self, [rows, width]: [usize; 2]) -> Result<(), Box<dyn Error>> {
         let directory = tempfile::tempdir()?;
@@ -68,7 +81,7 @@ impl Timing {
         let ours = ours.freeze();
         let x = Tensor::<2>::random([rows, width], Distribution::Normal(0.0, 1.0), &self.device);
 
-        let name = format!("{}lazy Linear, cached", self.prefix);
+        let name = format!("{}lazy Linear, cached", self.prefix());
         let (valid_stock, valid) = (stock.valid(), ours.valid());
         let sides: [&dyn Fn(Tensor<2>) -> Tensor<2>; 2] =
             [&|x| valid_stock.forward(x), &|x| valid.forward(x)];
@@ -151,10 +164,10 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::flex().autodiff();
     let criterion = Criterion::default().configure_from_args();
-    let mut timing = Timing { device: device.clone(), criterion, prefix: "", turns: Vec::new() };
-    for (prefix, shapes, of_lazy) in [("", Shapes::USUAL, [64, 512]), ("small ", Shapes::SMALL, [4, 32])] {
-        timing.prefix = prefix;
-        visit_layers(&mut timing, &device, &shapes);
+    let mut timing = Timing { device, criterion, small: false, turns: Vec::new() };
+    for (small, of_lazy) in [(false, [64, 512]), (true, [4, 32])] {
+        timing.small = small;
+        table::visit(&mut timing);
         timing.lazy(of_lazy)?;
     }
     timing.criterion.final_summary();

@@ -8,13 +8,18 @@
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, measure_layer, mib};
-use cases::{Forward, Shapes, Visitor, initialize, variants, visit_layers};
 use clap::Parser;
 use comfy_table::{Table, presets};
 use serde::Serialize;
+use std::fmt::Display;
 use std::{error::Error, path::PathBuf};
+use table::{
+    Check, Row as TableRow, Visitor,
+    run::{initialize, variants},
+};
 
-mod cases;
+#[path = "../tests/table/mod.rs"]
+mod table;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
@@ -51,16 +56,17 @@ struct Memory {
 }
 
 impl Visitor for Memory {
-    fn layer<const D: usize, const O: usize, S: Module, M: Module + From<S>>(
-        &mut self,
-        name: &str,
-        shape: [usize; D],
-        stock: S,
-        (forward_stock, forward_ours): (Forward<S, D, O>, Forward<M, D, O>),
-    ) {
-        if !name.contains(&self.filter) {
+    fn row<const D: usize, const O: usize, S, M>(&mut self, row: TableRow<'_, D, O, S, M>)
+    where
+        S: Module + Display + From<M>,
+        M: Module + Display + From<S>,
+    {
+        if !row.name.contains(&self.filter) || row.notes.leaves_out(Check::Time, &row.name) {
             return;
         }
+        let (name, shape) = (row.name, row.shapes.usual);
+        let (forward_stock, forward_ours) = (&row.stock.forward, &row.ours.forward);
+        let stock = (row.stock.init)(&self.device, shape);
         initialize(shape, &self.device, |x| forward_stock(&stock, x));
         for (parameters, stock) in variants(stock) {
             let ours = M::from(stock.clone());
@@ -71,7 +77,7 @@ impl Visitor for Memory {
                 let burn = self.measure(shape, tracked, |x| forward_stock(&stock, x));
                 let ours = self.measure(shape, tracked, |x| forward_ours(&ours, x));
                 self.rows.push(Row {
-                    layer: name.into(),
+                    layer: name.clone(),
                     parameters,
                     input,
                     burn_kept: burn.kept,
@@ -102,8 +108,8 @@ impl Memory {
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let device = Device::flex().autodiff();
-    let mut memory = Memory { device: device.clone(), filter: args.filter, rows: Vec::new() };
-    visit_layers(&mut memory, &device, &Shapes::USUAL);
+    let mut memory = Memory { device, filter: args.filter, rows: Vec::new() };
+    table::visit(&mut memory);
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header([
         "layer",

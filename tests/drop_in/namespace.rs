@@ -1,594 +1,316 @@
-//! Every public path of `burn::nn` 0.22.1 exists in `burn_memsave::nn`: this file does not compile when one is missing, when
-//! the list names one that Burn does not have, or when one that is replaced leads to Burn's type all the same.
-use burn::tensor::Device;
-use burn_memsave::layers::*;
+//! Every public path of `burn::nn` 0.22.1 exists in `burn_memsave::nn`: this file does not compile when one is missing or when
+//! the list names one that Burn does not have. Of every layer of the table, every path leads to ours; of others, to Burn's.
+use crate::table::{self, Row, Visitor};
+use burn::config::Config;
+use burn::module::Module;
 use burn_memsave::nn::activation::ActivationConfig;
 use burn_memsave::nn::transformer::{
     PositionWiseFeedForwardConfig, TransformerDecoderConfig, TransformerEncoderConfig,
 };
 use burn_memsave::nn::{BiGruConfig, BiLstmConfig, BiRnnConfig, GruConfig, LstmConfig, RnnConfig};
+use std::any::type_name;
+use std::collections::HashMap;
+use std::fmt::Display;
 
-/// Imports every path from a namespace.
-macro_rules! import {
-    ($($($path:ident)::+),* $(,)?) => {
-        mod stock {
-            $(#[allow(unused_imports)] use burn::nn::$($path)::+ as _;)*
+/// A path and the types that it leads to: in Burn and here.
+type Path = (String, &'static str, &'static str);
+
+/// Types by their module; the rest is imported only.
+macro_rules! paths {
+    (
+        types { $($($module:ident)::+ { $($type:ident)+ })+ }
+        of_a_rank { $($($rank_module:ident)::+ { $($rank_type:ident)+ })+ }
+        others { $($($other_module:ident)::+ { $($other:ident)+ })+ }
+    ) => {
+        fn types() -> Vec<Path> {
+            let mut paths = vec![];
+            let mut add = |module: &str, names: &[&str], stock: Vec<&'static str>, ours: Vec<&'static str>| {
+                for (at, name) in names.iter().enumerate() {
+                    paths.push((format!("{module}::{name}"), stock[at], ours[at]));
+                }
+            };
+            $(add(
+                stringify!($($module)::+),
+                &[$(stringify!($type)),+],
+                {
+                    use burn::$($module)::+ as from;
+                    vec![$(type_name::<from::$type>()),+]
+                },
+                {
+                    use burn_memsave::$($module)::+ as from;
+                    vec![$(type_name::<from::$type>()),+]
+                },
+            );)+
+            $(add(
+                stringify!($($rank_module)::+),
+                &[$(stringify!($rank_type)),+],
+                {
+                    use burn::$($rank_module)::+ as from;
+                    vec![$(type_name::<from::$rank_type<1>>()),+]
+                },
+                {
+                    use burn_memsave::$($rank_module)::+ as from;
+                    vec![$(type_name::<from::$rank_type<1>>()),+]
+                },
+            );)+
+            paths
         }
-        mod ours {
-            $(#[allow(unused_imports)] use burn_memsave::nn::$($path)::+ as _;)*
+
+        mod others {
+            $(
+                #[allow(unused_imports)]
+                const _: () = {
+                    use burn::$($other_module)::+ as stock;
+                    use burn_memsave::$($other_module)::+ as ours;
+                    $(
+                        use ours::$other as _;
+                        use stock::$other as _;
+                    )+
+                };
+            )+
         }
-        /// How many paths there are.
-        const PATHS: usize = [$(stringify!($($path)::+)),*].len();
     };
 }
 
-import! {
-    BatchNorm,
-    BatchNormConfig,
-    BiGru,
-    BiGruConfig,
-    BiLstm,
-    BiLstmConfig,
-    BiRnn,
-    BiRnnConfig,
-    Celu,
-    CeluConfig,
-    CosineSimilarity,
-    CosineSimilarityConfig,
-    Dropout,
-    DropoutConfig,
-    Elu,
-    EluConfig,
-    Embedding,
-    EmbeddingConfig,
-    Fold4d,
-    Fold4dConfig,
-    GLU,
-    GateController,
-    GaussianNoise,
-    GaussianNoiseConfig,
-    Gelu,
-    GroupNorm,
-    GroupNormConfig,
-    Gru,
-    GruConfig,
-    HardShrink,
-    HardShrinkConfig,
-    HardSigmoid,
-    HardSigmoidConfig,
-    Identity,
-    Initializer,
-    InstanceNorm,
-    InstanceNormConfig,
-    LayerNorm,
-    LayerNormConfig,
-    LeakyRelu,
-    LeakyReluConfig,
-    Linear,
-    LinearConfig,
-    LinearLayout,
-    LocalResponseNorm,
-    LocalResponseNormConfig,
-    Lstm,
-    LstmConfig,
-    LstmState,
-    OptionalInitialLstmState,
-    PRelu,
-    PReluConfig,
-    PaddingConfig1d,
-    PaddingConfig2d,
-    PaddingConfig3d,
-    PairwiseDistance,
-    PairwiseDistanceConfig,
-    PixelShuffle,
-    PixelShuffleConfig,
-    PixelUnshuffle,
-    PixelUnshuffleConfig,
-    PositionalEncoding,
-    PositionalEncodingConfig,
-    Relu,
-    RmsNorm,
-    RmsNormConfig,
-    Rnn,
-    RnnConfig,
-    RnnState,
-    RotaryEncoding,
-    RotaryEncodingConfig,
-    Selu,
-    Shrink,
-    ShrinkConfig,
-    Sigmoid,
-    SoftShrink,
-    SoftShrinkConfig,
-    Softplus,
-    SoftplusConfig,
-    Softsign,
-    SwiGlu,
-    SwiGluConfig,
-    Tanh,
-    ThresholdedRelu,
-    ThresholdedReluConfig,
-    Unfold4d,
-    Unfold4dConfig,
-    activation,
-    activation::Activation,
-    activation::ActivationConfig,
-    activation::Celu,
-    activation::CeluConfig,
-    activation::Elu,
-    activation::EluConfig,
-    activation::GLU,
-    activation::Gelu,
-    activation::HardShrink,
-    activation::HardShrinkConfig,
-    activation::HardSigmoid,
-    activation::HardSigmoidConfig,
-    activation::HardSwish,
-    activation::Hardtanh,
-    activation::HardtanhConfig,
-    activation::LeakyRelu,
-    activation::LeakyReluConfig,
-    activation::LogSigmoid,
-    activation::Mish,
-    activation::PRelu,
-    activation::PReluConfig,
-    activation::RRelu,
-    activation::RReluConfig,
-    activation::Relu,
-    activation::Relu6,
-    activation::Selu,
-    activation::Shrink,
-    activation::ShrinkConfig,
-    activation::SiLU,
-    activation::Sigmoid,
-    activation::SoftShrink,
-    activation::SoftShrinkConfig,
-    activation::Softplus,
-    activation::SoftplusConfig,
-    activation::Softsign,
-    activation::SwiGlu,
-    activation::SwiGluConfig,
-    activation::Tanh,
-    activation::Tanhshrink,
-    activation::Threshold,
-    activation::ThresholdConfig,
-    activation::ThresholdedRelu,
-    activation::ThresholdedReluConfig,
-    attention,
-    attention::CrossAttention,
-    attention::CrossAttentionCache,
-    attention::CrossAttentionConfig,
-    attention::GeneratePaddingMask,
-    attention::MhaCache,
-    attention::MhaInput,
-    attention::MhaOutput,
-    attention::MultiHeadAttention,
-    attention::MultiHeadAttentionConfig,
-    attention::SeqLengthOption,
-    attention::generate_autoregressive_mask,
-    attention::generate_padding_mask,
-    basic,
-    basic::BiRnn,
-    basic::BiRnnConfig,
-    basic::Rnn,
-    basic::RnnConfig,
-    basic::RnnState,
-    cache,
-    cache::TensorCache,
-    conv,
-    conv::Conv1d,
-    conv::Conv1dConfig,
-    conv::Conv2d,
-    conv::Conv2dConfig,
-    conv::Conv3d,
-    conv::Conv3dConfig,
-    conv::ConvTranspose1d,
-    conv::ConvTranspose1dConfig,
-    conv::ConvTranspose2d,
-    conv::ConvTranspose2dConfig,
-    conv::ConvTranspose3d,
-    conv::ConvTranspose3dConfig,
-    conv::DeformConv2d,
-    conv::DeformConv2dConfig,
-    generate_sinusoids,
-    gru,
-    gru::BiGru,
-    gru::BiGruConfig,
-    gru::Gru,
-    gru::GruConfig,
-    interpolate,
-    interpolate::Interpolate1d,
-    interpolate::Interpolate1dConfig,
-    interpolate::Interpolate2d,
-    interpolate::Interpolate2dConfig,
-    interpolate::InterpolateMode,
-    loss,
-    loss::BinaryCrossEntropyLoss,
-    loss::BinaryCrossEntropyLossConfig,
-    loss::CTCLoss,
-    loss::CTCLossConfig,
-    loss::CosineEmbeddingLoss,
-    loss::CosineEmbeddingLossConfig,
-    loss::CrossEntropyLoss,
-    loss::CrossEntropyLossConfig,
-    loss::GaussianNLLLoss,
-    loss::GaussianNLLLossConfig,
-    loss::HingeEmbeddingLoss,
-    loss::HingeEmbeddingLossConfig,
-    loss::HuberLoss,
-    loss::HuberLossConfig,
-    loss::KLDivLoss,
-    loss::KLDivLossConfig,
-    loss::LpLoss,
-    loss::LpLossConfig,
-    loss::MarginRankingLoss,
-    loss::MarginRankingLossConfig,
-    loss::MseLoss,
-    loss::MultiMarginLoss,
-    loss::MultiMarginLossConfig,
-    loss::PoissonNllLoss,
-    loss::PoissonNllLossConfig,
-    loss::RNNTLoss,
-    loss::RNNTLossConfig,
-    loss::Reduction,
-    loss::SmoothL1Loss,
-    loss::SmoothL1LossConfig,
-    loss::SoftMarginLoss,
-    loss::TripletMarginLoss,
-    loss::TripletMarginLossConfig,
-    lstm,
-    lstm::BiLstm,
-    lstm::BiLstmConfig,
-    lstm::Lstm,
-    lstm::LstmConfig,
-    lstm::LstmState,
-    lstm::OptionalInitialLstmState,
-    modules,
-    modules::BatchNorm,
-    modules::BatchNormConfig,
-    modules::BiGru,
-    modules::BiGruConfig,
-    modules::BiLstm,
-    modules::BiLstmConfig,
-    modules::BiRnn,
-    modules::BiRnnConfig,
-    modules::CosineSimilarity,
-    modules::CosineSimilarityConfig,
-    modules::Dropout,
-    modules::DropoutConfig,
-    modules::Embedding,
-    modules::EmbeddingConfig,
-    modules::Fold4d,
-    modules::Fold4dConfig,
-    modules::GateController,
-    modules::GaussianNoise,
-    modules::GaussianNoiseConfig,
-    modules::GroupNorm,
-    modules::GroupNormConfig,
-    modules::Gru,
-    modules::GruConfig,
-    modules::Identity,
-    modules::InstanceNorm,
-    modules::InstanceNormConfig,
-    modules::LayerNorm,
-    modules::LayerNormConfig,
-    modules::Linear,
-    modules::LinearConfig,
-    modules::LinearLayout,
-    modules::LocalResponseNorm,
-    modules::LocalResponseNormConfig,
-    modules::Lstm,
-    modules::LstmConfig,
-    modules::LstmState,
-    modules::OptionalInitialLstmState,
-    modules::PairwiseDistance,
-    modules::PairwiseDistanceConfig,
-    modules::PixelShuffle,
-    modules::PixelShuffleConfig,
-    modules::PixelUnshuffle,
-    modules::PixelUnshuffleConfig,
-    modules::PositionalEncoding,
-    modules::PositionalEncodingConfig,
-    modules::RmsNorm,
-    modules::RmsNormConfig,
-    modules::Rnn,
-    modules::RnnConfig,
-    modules::RnnState,
-    modules::RotaryEncoding,
-    modules::RotaryEncodingConfig,
-    modules::Unfold4d,
-    modules::Unfold4dConfig,
-    modules::attention,
-    modules::attention::CrossAttention,
-    modules::attention::CrossAttentionCache,
-    modules::attention::CrossAttentionConfig,
-    modules::attention::GeneratePaddingMask,
-    modules::attention::MhaCache,
-    modules::attention::MhaInput,
-    modules::attention::MhaOutput,
-    modules::attention::MultiHeadAttention,
-    modules::attention::MultiHeadAttentionConfig,
-    modules::attention::SeqLengthOption,
-    modules::attention::generate_autoregressive_mask,
-    modules::attention::generate_padding_mask,
-    modules::basic,
-    modules::basic::BiRnn,
-    modules::basic::BiRnnConfig,
-    modules::basic::Rnn,
-    modules::basic::RnnConfig,
-    modules::basic::RnnState,
-    modules::cache,
-    modules::cache::TensorCache,
-    modules::conv,
-    modules::conv::Conv1d,
-    modules::conv::Conv1dConfig,
-    modules::conv::Conv2d,
-    modules::conv::Conv2dConfig,
-    modules::conv::Conv3d,
-    modules::conv::Conv3dConfig,
-    modules::conv::ConvTranspose1d,
-    modules::conv::ConvTranspose1dConfig,
-    modules::conv::ConvTranspose2d,
-    modules::conv::ConvTranspose2dConfig,
-    modules::conv::ConvTranspose3d,
-    modules::conv::ConvTranspose3dConfig,
-    modules::conv::DeformConv2d,
-    modules::conv::DeformConv2dConfig,
-    modules::generate_sinusoids,
-    modules::gru,
-    modules::gru::BiGru,
-    modules::gru::BiGruConfig,
-    modules::gru::Gru,
-    modules::gru::GruConfig,
-    modules::interpolate,
-    modules::interpolate::Interpolate1d,
-    modules::interpolate::Interpolate1dConfig,
-    modules::interpolate::Interpolate2d,
-    modules::interpolate::Interpolate2dConfig,
-    modules::interpolate::InterpolateMode,
-    modules::lstm,
-    modules::lstm::BiLstm,
-    modules::lstm::BiLstmConfig,
-    modules::lstm::Lstm,
-    modules::lstm::LstmConfig,
-    modules::lstm::LstmState,
-    modules::lstm::OptionalInitialLstmState,
-    modules::norm,
-    modules::norm::BatchNorm,
-    modules::norm::BatchNormConfig,
-    modules::norm::GroupNorm,
-    modules::norm::GroupNormConfig,
-    modules::norm::InstanceNorm,
-    modules::norm::InstanceNormConfig,
-    modules::norm::LayerNorm,
-    modules::norm::LayerNormConfig,
-    modules::norm::LocalResponseNorm,
-    modules::norm::LocalResponseNormConfig,
-    modules::norm::Normalization,
-    modules::norm::NormalizationConfig,
-    modules::norm::RmsNorm,
-    modules::norm::RmsNormConfig,
-    modules::pool,
-    modules::pool::AdaptiveAvgPool1d,
-    modules::pool::AdaptiveAvgPool1dConfig,
-    modules::pool::AdaptiveAvgPool2d,
-    modules::pool::AdaptiveAvgPool2dConfig,
-    modules::pool::AdaptiveAvgPool3d,
-    modules::pool::AdaptiveAvgPool3dConfig,
-    modules::pool::AvgPool1d,
-    modules::pool::AvgPool1dConfig,
-    modules::pool::AvgPool2d,
-    modules::pool::AvgPool2dConfig,
-    modules::pool::MaxPool1d,
-    modules::pool::MaxPool1dConfig,
-    modules::pool::MaxPool2d,
-    modules::pool::MaxPool2dConfig,
-    modules::transformer,
-    modules::transformer::PositionWiseFeedForward,
-    modules::transformer::PositionWiseFeedForwardConfig,
-    modules::transformer::TransformerDecoder,
-    modules::transformer::TransformerDecoderAutoregressiveCache,
-    modules::transformer::TransformerDecoderConfig,
-    modules::transformer::TransformerDecoderInput,
-    modules::transformer::TransformerDecoderLayer,
-    modules::transformer::TransformerDecoderLayerAutoregressiveCache,
-    modules::transformer::TransformerEncoder,
-    modules::transformer::TransformerEncoderAutoregressiveCache,
-    modules::transformer::TransformerEncoderConfig,
-    modules::transformer::TransformerEncoderInput,
-    modules::transformer::TransformerEncoderLayer,
-    modules::transformer::TransformerEncoderLayerAutoregressiveCache,
-    norm,
-    norm::BatchNorm,
-    norm::BatchNormConfig,
-    norm::GroupNorm,
-    norm::GroupNormConfig,
-    norm::InstanceNorm,
-    norm::InstanceNormConfig,
-    norm::LayerNorm,
-    norm::LayerNormConfig,
-    norm::LocalResponseNorm,
-    norm::LocalResponseNormConfig,
-    norm::Normalization,
-    norm::NormalizationConfig,
-    norm::RmsNorm,
-    norm::RmsNormConfig,
-    pool,
-    pool::AdaptiveAvgPool1d,
-    pool::AdaptiveAvgPool1dConfig,
-    pool::AdaptiveAvgPool2d,
-    pool::AdaptiveAvgPool2dConfig,
-    pool::AdaptiveAvgPool3d,
-    pool::AdaptiveAvgPool3dConfig,
-    pool::AvgPool1d,
-    pool::AvgPool1dConfig,
-    pool::AvgPool2d,
-    pool::AvgPool2dConfig,
-    pool::MaxPool1d,
-    pool::MaxPool1dConfig,
-    pool::MaxPool2d,
-    pool::MaxPool2dConfig,
-    transformer,
-    transformer::PositionWiseFeedForward,
-    transformer::PositionWiseFeedForwardConfig,
-    transformer::TransformerDecoder,
-    transformer::TransformerDecoderAutoregressiveCache,
-    transformer::TransformerDecoderConfig,
-    transformer::TransformerDecoderInput,
-    transformer::TransformerDecoderLayer,
-    transformer::TransformerDecoderLayerAutoregressiveCache,
-    transformer::TransformerEncoder,
-    transformer::TransformerEncoderAutoregressiveCache,
-    transformer::TransformerEncoderConfig,
-    transformer::TransformerEncoderInput,
-    transformer::TransformerEncoderLayer,
-    transformer::TransformerEncoderLayerAutoregressiveCache,
+paths! {
+    types {
+    nn {
+        BatchNorm BatchNormConfig BiGru BiGruConfig BiLstm BiLstmConfig BiRnn BiRnnConfig Celu CeluConfig
+        CosineSimilarity CosineSimilarityConfig Dropout DropoutConfig Elu EluConfig Embedding
+        EmbeddingConfig Fold4d Fold4dConfig GLU GateController GaussianNoise GaussianNoiseConfig Gelu
+        GroupNorm GroupNormConfig Gru GruConfig HardShrink HardShrinkConfig HardSigmoid HardSigmoidConfig
+        Identity Initializer InstanceNorm InstanceNormConfig LayerNorm LayerNormConfig LeakyRelu
+        LeakyReluConfig Linear LinearConfig LinearLayout LocalResponseNorm LocalResponseNormConfig Lstm
+        LstmConfig PRelu PReluConfig PaddingConfig1d PaddingConfig2d PaddingConfig3d PairwiseDistance
+        PairwiseDistanceConfig PixelShuffle PixelShuffleConfig PixelUnshuffle PixelUnshuffleConfig
+        PositionalEncoding PositionalEncodingConfig Relu RmsNorm RmsNormConfig Rnn RnnConfig RotaryEncoding
+        RotaryEncodingConfig Selu Shrink ShrinkConfig Sigmoid SoftShrink SoftShrinkConfig Softplus
+        SoftplusConfig Softsign SwiGlu SwiGluConfig Tanh ThresholdedRelu ThresholdedReluConfig Unfold4d
+        Unfold4dConfig
+    }
+    nn::activation {
+        Activation ActivationConfig Celu CeluConfig Elu EluConfig GLU Gelu HardShrink HardShrinkConfig
+        HardSigmoid HardSigmoidConfig HardSwish Hardtanh HardtanhConfig LeakyRelu LeakyReluConfig LogSigmoid
+        Mish PRelu PReluConfig RRelu RReluConfig Relu Relu6 Selu Shrink ShrinkConfig SiLU Sigmoid SoftShrink
+        SoftShrinkConfig Softplus SoftplusConfig Softsign SwiGlu SwiGluConfig Tanh Tanhshrink Threshold
+        ThresholdConfig ThresholdedRelu ThresholdedReluConfig
+    }
+    nn::attention {
+        CrossAttention CrossAttentionCache CrossAttentionConfig GeneratePaddingMask MhaCache MhaInput
+        MhaOutput MultiHeadAttention MultiHeadAttentionConfig SeqLengthOption
+    }
+    nn::basic {
+        BiRnn BiRnnConfig Rnn RnnConfig
+    }
+    nn::conv {
+        Conv1d Conv1dConfig Conv2d Conv2dConfig Conv3d Conv3dConfig ConvTranspose1d ConvTranspose1dConfig
+        ConvTranspose2d ConvTranspose2dConfig ConvTranspose3d ConvTranspose3dConfig DeformConv2d
+        DeformConv2dConfig
+    }
+    nn::gru {
+        BiGru BiGruConfig Gru GruConfig
+    }
+    nn::interpolate {
+        Interpolate1d Interpolate1dConfig Interpolate2d Interpolate2dConfig InterpolateMode
+    }
+    nn::loss {
+        BinaryCrossEntropyLoss BinaryCrossEntropyLossConfig CTCLoss CTCLossConfig CosineEmbeddingLoss
+        CosineEmbeddingLossConfig CrossEntropyLoss CrossEntropyLossConfig GaussianNLLLoss
+        GaussianNLLLossConfig HingeEmbeddingLoss HingeEmbeddingLossConfig HuberLoss HuberLossConfig
+        KLDivLoss KLDivLossConfig LpLoss LpLossConfig MarginRankingLoss MarginRankingLossConfig MseLoss
+        MultiMarginLoss MultiMarginLossConfig PoissonNllLoss PoissonNllLossConfig RNNTLoss RNNTLossConfig
+        Reduction SmoothL1Loss SmoothL1LossConfig SoftMarginLoss TripletMarginLoss TripletMarginLossConfig
+    }
+    nn::lstm {
+        BiLstm BiLstmConfig Lstm LstmConfig
+    }
+    nn::modules {
+        BatchNorm BatchNormConfig BiGru BiGruConfig BiLstm BiLstmConfig BiRnn BiRnnConfig CosineSimilarity
+        CosineSimilarityConfig Dropout DropoutConfig Embedding EmbeddingConfig Fold4d Fold4dConfig
+        GateController GaussianNoise GaussianNoiseConfig GroupNorm GroupNormConfig Gru GruConfig Identity
+        InstanceNorm InstanceNormConfig LayerNorm LayerNormConfig Linear LinearConfig LinearLayout
+        LocalResponseNorm LocalResponseNormConfig Lstm LstmConfig PairwiseDistance PairwiseDistanceConfig
+        PixelShuffle PixelShuffleConfig PixelUnshuffle PixelUnshuffleConfig PositionalEncoding
+        PositionalEncodingConfig RmsNorm RmsNormConfig Rnn RnnConfig RotaryEncoding RotaryEncodingConfig
+        Unfold4d Unfold4dConfig
+    }
+    nn::modules::attention {
+        CrossAttention CrossAttentionCache CrossAttentionConfig GeneratePaddingMask MhaCache MhaInput
+        MhaOutput MultiHeadAttention MultiHeadAttentionConfig SeqLengthOption
+    }
+    nn::modules::basic {
+        BiRnn BiRnnConfig Rnn RnnConfig
+    }
+    nn::modules::conv {
+        Conv1d Conv1dConfig Conv2d Conv2dConfig Conv3d Conv3dConfig ConvTranspose1d ConvTranspose1dConfig
+        ConvTranspose2d ConvTranspose2dConfig ConvTranspose3d ConvTranspose3dConfig DeformConv2d
+        DeformConv2dConfig
+    }
+    nn::modules::gru {
+        BiGru BiGruConfig Gru GruConfig
+    }
+    nn::modules::interpolate {
+        Interpolate1d Interpolate1dConfig Interpolate2d Interpolate2dConfig InterpolateMode
+    }
+    nn::modules::lstm {
+        BiLstm BiLstmConfig Lstm LstmConfig
+    }
+    nn::modules::norm {
+        BatchNorm BatchNormConfig GroupNorm GroupNormConfig InstanceNorm InstanceNormConfig LayerNorm
+        LayerNormConfig LocalResponseNorm LocalResponseNormConfig Normalization NormalizationConfig RmsNorm
+        RmsNormConfig
+    }
+    nn::modules::pool {
+        AdaptiveAvgPool1d AdaptiveAvgPool1dConfig AdaptiveAvgPool2d AdaptiveAvgPool2dConfig
+        AdaptiveAvgPool3d AdaptiveAvgPool3dConfig AvgPool1d AvgPool1dConfig AvgPool2d AvgPool2dConfig
+        MaxPool1d MaxPool1dConfig MaxPool2d MaxPool2dConfig
+    }
+    nn::modules::transformer {
+        PositionWiseFeedForward PositionWiseFeedForwardConfig TransformerDecoder
+        TransformerDecoderAutoregressiveCache TransformerDecoderConfig TransformerDecoderInput
+        TransformerDecoderLayer TransformerDecoderLayerAutoregressiveCache TransformerEncoder
+        TransformerEncoderAutoregressiveCache TransformerEncoderConfig TransformerEncoderInput
+        TransformerEncoderLayer TransformerEncoderLayerAutoregressiveCache
+    }
+    nn::norm {
+        BatchNorm BatchNormConfig GroupNorm GroupNormConfig InstanceNorm InstanceNormConfig LayerNorm
+        LayerNormConfig LocalResponseNorm LocalResponseNormConfig Normalization NormalizationConfig RmsNorm
+        RmsNormConfig
+    }
+    nn::pool {
+        AdaptiveAvgPool1d AdaptiveAvgPool1dConfig AdaptiveAvgPool2d AdaptiveAvgPool2dConfig
+        AdaptiveAvgPool3d AdaptiveAvgPool3dConfig AvgPool1d AvgPool1dConfig AvgPool2d AvgPool2dConfig
+        MaxPool1d MaxPool1dConfig MaxPool2d MaxPool2dConfig
+    }
+    nn::transformer {
+        PositionWiseFeedForward PositionWiseFeedForwardConfig TransformerDecoder
+        TransformerDecoderAutoregressiveCache TransformerDecoderConfig TransformerDecoderInput
+        TransformerDecoderLayer TransformerDecoderLayerAutoregressiveCache TransformerEncoder
+        TransformerEncoderAutoregressiveCache TransformerEncoderConfig TransformerEncoderInput
+        TransformerEncoderLayer TransformerEncoderLayerAutoregressiveCache
+    }
+    }
+    of_a_rank {
+    nn {
+        LstmState RnnState
+    }
+    nn::basic {
+        RnnState
+    }
+    nn::cache {
+        TensorCache
+    }
+    nn::lstm {
+        LstmState
+    }
+    nn::modules {
+        LstmState RnnState
+    }
+    nn::modules::basic {
+        RnnState
+    }
+    nn::modules::cache {
+        TensorCache
+    }
+    nn::modules::lstm {
+        LstmState
+    }
+    }
+    others {
+    nn {
+        OptionalInitialLstmState activation attention basic cache conv generate_sinusoids gru interpolate
+        loss lstm modules norm pool transformer
+    }
+    nn::attention {
+        generate_autoregressive_mask generate_padding_mask
+    }
+    nn::lstm {
+        OptionalInitialLstmState
+    }
+    nn::modules {
+        OptionalInitialLstmState attention basic cache conv generate_sinusoids gru interpolate lstm norm
+        pool transformer
+    }
+    nn::modules::attention {
+        generate_autoregressive_mask generate_padding_mask
+    }
+    nn::modules::lstm {
+        OptionalInitialLstmState
+    }
+    }
 }
 
-// The compiler has looked; what is left to see is that the list is not empty.
-const _: () = assert!(PATHS > 400);
+/// What belongs to layers of ours and is neither a module nor a config of the table: inputs, outputs, caches, and the configs
+/// that name other configs.
+const PARTS: [&str; 13] = [
+    "ActivationConfig",
+    "CrossAttentionCache",
+    "MhaCache",
+    "MhaInput",
+    "MhaOutput",
+    "NormalizationConfig",
+    "TensorCache",
+    "TransformerDecoderAutoregressiveCache",
+    "TransformerDecoderInput",
+    "TransformerDecoderLayerAutoregressiveCache",
+    "TransformerEncoderAutoregressiveCache",
+    "TransformerEncoderInput",
+    "TransformerEncoderLayerAutoregressiveCache",
+];
 
-/// Under each of some paths, a module is ours, and so is its config, which makes it.
-macro_rules! ours {
-    ($($($path:ident)::+),+ => $modules:tt) => {$(
-        const _: () = {
-            use burn_memsave::$($path)::+::*;
-            ours!(@ $modules);
+/// The modules and configs of the table: Burn's, and what takes its place.
+#[derive(Default)]
+struct Replaced(HashMap<&'static str, &'static str>);
+
+impl Visitor for Replaced {
+    fn row<const D: usize, const O: usize, S, M>(&mut self, _: Row<'_, D, O, S, M>)
+    where
+        S: Module + Display + From<M>,
+        M: Module + Display + From<S>,
+    {
+        self.0.insert(type_name::<S>(), type_name::<M>());
+    }
+
+    fn configs<S, C>(&mut self, _: &str, _: impl Fn() -> S, _: impl Fn() -> C)
+    where
+        S: Config + From<C>,
+        C: Config + From<S>,
+    {
+        self.0.insert(type_name::<S>(), type_name::<C>());
+    }
+
+    fn configs_one_way<S: Config + From<C>, C: Config>(
+        &mut self,
+        _: &str,
+        _: impl Fn() -> S,
+        _: impl Fn() -> C,
+    ) {
+        self.0.insert(type_name::<S>(), type_name::<C>());
+    }
+}
+
+#[test]
+fn every_path_of_a_replaced_layer_leads_to_ours() {
+    let mut replaced = Replaced::default();
+    table::visit(&mut replaced);
+    let mut wrong = vec![];
+    let paths = types();
+    assert!(paths.len() > 300, "{} paths", paths.len());
+    for (path, stock, ours) in paths {
+        let last = path.rsplit("::").next().unwrap_or(&path);
+        let (is_right, expected) = match PARTS.contains(&last) {
+            true => (ours.starts_with("burn_memsave_layers::"), "ours"),
+            false => {
+                let expected = replaced.0.get(stock).copied().unwrap_or(stock);
+                (ours == expected, expected)
+            }
         };
-    )+};
-    (@ { $($module:ident = $ours:ident $(by $config:ident($($device:ident: $type:ident)?))?;)+ }) => {$(
-        const _: fn($module) -> $ours = |same| same;
-        $(const _: fn($config $(, &$type)?) -> $ours = |config $(, $device)?| config.init($($device)?);)?
-    )+};
+        if !is_right {
+            wrong.push(format!("{path} is {ours}, not {expected}"));
+        }
+    }
+    assert!(wrong.is_empty(), "other types than the table says:\n{}", wrong.join("\n"));
 }
-
-ours!(nn, nn::modules => {
-    BatchNorm = MemSaveBatchNorm by BatchNormConfig(device: Device);
-    Dropout = MemSaveDropout by DropoutConfig();
-    Embedding = MemSaveEmbedding by EmbeddingConfig(device: Device);
-    GroupNorm = MemSaveGroupNorm by GroupNormConfig(device: Device);
-    InstanceNorm = MemSaveInstanceNorm by InstanceNormConfig(device: Device);
-    LayerNorm = MemSaveLayerNorm by LayerNormConfig(device: Device);
-    Linear = MemSaveLinear by LinearConfig(device: Device);
-    LocalResponseNorm = MemSaveLocalResponseNorm by LocalResponseNormConfig();
-    RmsNorm = MemSaveRmsNorm by RmsNormConfig(device: Device);
-    RotaryEncoding = MemSaveRotaryEncoding by RotaryEncodingConfig(device: Device);
-});
-
-ours!(nn::attention, nn::modules::attention => {
-    CrossAttention = MemSaveCrossAttention by CrossAttentionConfig(device: Device);
-    MultiHeadAttention = MemSaveMultiHeadAttention by MultiHeadAttentionConfig(device: Device);
-});
-
-ours!(nn::transformer, nn::modules::transformer => {
-    PositionWiseFeedForward = MemSavePositionWiseFeedForward by PositionWiseFeedForwardConfig(device: Device);
-    TransformerDecoder = MemSaveTransformerDecoder by TransformerDecoderConfig(device: Device);
-    TransformerDecoderLayer = MemSaveTransformerDecoderLayer;
-    TransformerEncoder = MemSaveTransformerEncoder by TransformerEncoderConfig(device: Device);
-    TransformerEncoderLayer = MemSaveTransformerEncoderLayer;
-});
-
-ours!(nn, nn::modules => {
-    BiGru = MemSaveBiGru by BiGruConfig(device: Device);
-    BiLstm = MemSaveBiLstm by BiLstmConfig(device: Device);
-    BiRnn = MemSaveBiRnn by BiRnnConfig(device: Device);
-    GateController = MemSaveGateController;
-    Gru = MemSaveGru by GruConfig(device: Device);
-    Lstm = MemSaveLstm by LstmConfig(device: Device);
-    Rnn = MemSaveRnn by RnnConfig(device: Device);
-});
-
-ours!(nn::basic, nn::modules::basic => {
-    BiRnn = MemSaveBiRnn by BiRnnConfig(device: Device);
-    Rnn = MemSaveRnn by RnnConfig(device: Device);
-});
-
-ours!(nn::gru, nn::modules::gru => {
-    BiGru = MemSaveBiGru by BiGruConfig(device: Device);
-    Gru = MemSaveGru by GruConfig(device: Device);
-});
-
-ours!(nn::lstm, nn::modules::lstm => {
-    BiLstm = MemSaveBiLstm by BiLstmConfig(device: Device);
-    Lstm = MemSaveLstm by LstmConfig(device: Device);
-});
-
-ours!(nn, nn::activation => {
-    Celu = MemSaveCelu by CeluConfig();
-    Elu = MemSaveElu by EluConfig();
-    GLU = MemSaveGLU;
-    Gelu = MemSaveGelu;
-    Selu = MemSaveSelu;
-    Sigmoid = MemSaveSigmoid;
-    Softplus = MemSaveSoftplus by SoftplusConfig();
-    Softsign = MemSaveSoftsign;
-    SwiGlu = MemSaveSwiGlu by SwiGluConfig(device: Device);
-    Tanh = MemSaveTanh;
-    HardShrink = MemSaveHardShrink by HardShrinkConfig();
-    HardSigmoid = MemSaveHardSigmoid by HardSigmoidConfig();
-    LeakyRelu = MemSaveLeakyRelu by LeakyReluConfig();
-    PRelu = MemSavePRelu by PReluConfig(device: Device);
-    Relu = MemSaveRelu;
-    Shrink = MemSaveShrink by ShrinkConfig();
-    SoftShrink = MemSaveSoftShrink by SoftShrinkConfig();
-    ThresholdedRelu = MemSaveThresholdedRelu by ThresholdedReluConfig();
-});
-
-ours!(nn::activation => {
-    Activation = MemSaveActivation by ActivationConfig(device: Device);
-    HardSwish = MemSaveHardSwish;
-    LogSigmoid = MemSaveLogSigmoid;
-    Mish = MemSaveMish;
-    SiLU = MemSaveSiLU;
-    Tanhshrink = MemSaveTanhshrink;
-    Hardtanh = MemSaveHardtanh by HardtanhConfig();
-    RRelu = MemSaveRRelu by RReluConfig();
-    Relu6 = MemSaveRelu6;
-    Threshold = MemSaveThreshold by ThresholdConfig();
-});
-
-ours!(nn::conv, nn::modules::conv => {
-    Conv1d = MemSaveConv1d by Conv1dConfig(device: Device);
-    Conv2d = MemSaveConv2d by Conv2dConfig(device: Device);
-    Conv3d = MemSaveConv3d by Conv3dConfig(device: Device);
-    ConvTranspose1d = MemSaveConvTranspose1d by ConvTranspose1dConfig(device: Device);
-    ConvTranspose2d = MemSaveConvTranspose2d by ConvTranspose2dConfig(device: Device);
-    ConvTranspose3d = MemSaveConvTranspose3d by ConvTranspose3dConfig(device: Device);
-    DeformConv2d = MemSaveDeformConv2d by DeformConv2dConfig(device: Device);
-});
-
-ours!(nn::interpolate, nn::modules::interpolate => {
-    Interpolate1d = MemSaveInterpolate1d by Interpolate1dConfig();
-    Interpolate2d = MemSaveInterpolate2d by Interpolate2dConfig();
-});
-
-ours!(nn::loss => {
-    BinaryCrossEntropyLoss = MemSaveBinaryCrossEntropyLoss by BinaryCrossEntropyLossConfig(device: Device);
-    CrossEntropyLoss = MemSaveCrossEntropyLoss by CrossEntropyLossConfig(device: Device);
-    HuberLoss = MemSaveHuberLoss by HuberLossConfig();
-    KLDivLoss = MemSaveKLDivLoss by KLDivLossConfig();
-    MseLoss = MemSaveMseLoss;
-});
-
-ours!(nn::norm, nn::modules::norm => {
-    BatchNorm = MemSaveBatchNorm by BatchNormConfig(device: Device);
-    GroupNorm = MemSaveGroupNorm by GroupNormConfig(device: Device);
-    InstanceNorm = MemSaveInstanceNorm by InstanceNormConfig(device: Device);
-    LayerNorm = MemSaveLayerNorm by LayerNormConfig(device: Device);
-    LocalResponseNorm = MemSaveLocalResponseNorm by LocalResponseNormConfig();
-    RmsNorm = MemSaveRmsNorm by RmsNormConfig(device: Device);
-    Normalization = MemSaveNormalization by NormalizationConfig(device: Device);
-});
-
-ours!(nn::pool, nn::modules::pool => {
-    AdaptiveAvgPool1d = MemSaveAdaptiveAvgPool1d by AdaptiveAvgPool1dConfig();
-    AdaptiveAvgPool2d = MemSaveAdaptiveAvgPool2d by AdaptiveAvgPool2dConfig();
-    AdaptiveAvgPool3d = MemSaveAdaptiveAvgPool3d by AdaptiveAvgPool3dConfig();
-    AvgPool1d = MemSaveAvgPool1d by AvgPool1dConfig();
-    AvgPool2d = MemSaveAvgPool2d by AvgPool2dConfig();
-    MaxPool1d = MemSaveMaxPool1d by MaxPool1dConfig();
-    MaxPool2d = MemSaveMaxPool2d by MaxPool2dConfig();
-});
 
 /// Configs of Burn's own modules that name an activation name ours, and are one type under every path.
 macro_rules! name_our_activation {

@@ -1,5 +1,10 @@
 //! One way to compare: the same function of the same inputs, once by this library and once by a truth, on every backend,
 //! with every checkpointing strategy, for every choice of tracked inputs.
+use crate::table::closeness::{Closeness, SMALLEST_SCALE};
+pub use crate::table::{
+    closeness::numbers,
+    run::{rounded, tensor, uniform},
+};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use proptest::{
     prelude::*,
@@ -22,23 +27,6 @@ pub fn for_all<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value)) {
         Ok(())
     });
     result.unwrap_or_else(|failure| panic!("{failure}"));
-}
-
-/// `len` numbers between `low` and `high`, by SplitMix64: the generators of the devices are shared among tests.
-pub fn uniform(len: usize, seed: u64, range: Range<f64>) -> Vec<f64> {
-    let number = |index: usize| {
-        let mut z = seed.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) as f64 / u64::MAX as f64
-    };
-    (0..len).map(|index| range.start + number(index) * (range.end - range.start)).collect()
-}
-
-/// Makes a tensor of the given values, rounded to `dtype`.
-pub fn tensor<const D: usize>(values: Vec<f64>, shape: &[usize], device: &Device, dtype: DType) -> Tensor<D> {
-    let data = TensorData::new(values, shape.to_vec()).convert_dtype(dtype);
-    Tensor::from_data(data, (device, dtype))
 }
 
 /// One input of an operation.
@@ -146,9 +134,10 @@ pub enum Reading {
 impl Reading {
     const ALL: [Self; 4] = [Self::Weighted, Self::Sum, Self::Transposed, Self::Twice];
 
-    fn loss<const D: usize>(self, y: Tensor<D>, seed: u64) -> Tensor<1> {
+    /// The weights are rounded to `precision`.
+    fn loss<const D: usize>(self, y: Tensor<D>, seed: u64, precision: DType) -> Tensor<1> {
         let weighted = |y: Tensor<D>| {
-            let weights = uniform(y.shape().num_elements(), seed, -1.0..1.0);
+            let weights = rounded(uniform(y.shape().num_elements(), seed, -1.0..1.0), precision);
             let weights = tensor(weights, &y.dims(), &y.device(), y.dtype());
             (y * weights).sum()
         };
@@ -266,10 +255,11 @@ impl Operands<'_> {
     }
 
     fn leaf<const D: usize>(&self, index: usize) -> Tensor<D> {
-        let Check { inputs, setting, .. } = self.check;
+        let Check { inputs, setting, precision, .. } = self.check;
         let input = &inputs[index];
         let shape = setting.form.leaf_shape(&input.shape);
-        let mut values = input.values(&shape, setting.seed.wrapping_add(1 + index as u64));
+        let values = input.values(&shape, setting.seed.wrapping_add(1 + index as u64));
+        let mut values = rounded(values, *precision);
         if let Some((moved, element, shift)) = self.moved
             && moved == index
         {
@@ -291,47 +281,6 @@ struct Outcome {
     gradients: Vec<Option<TensorData>>,
 }
 
-/// How close two tensors must be.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Closeness {
-    /// The same numbers; all NaN are one, as are 0 and -0.
-    Equal,
-    /// Relative to the largest magnitude.
-    Relative(f64),
-}
-
-/// Largest magnitudes below this count as this: inputs and weights are about 1, and of a sum of such that cancels no
-/// relative precision can be asked.
-const SMALLEST_SCALE: f64 = 0.1;
-
-impl Closeness {
-    fn compare(self, ours: &TensorData, truth: &TensorData) -> Result<(), String> {
-        if ours.shape() != truth.shape() || ours.dtype() != truth.dtype() {
-            let of = |data: &TensorData| format!("{:?} of {:?}", data.shape(), data.dtype());
-            return Err(format!("{} instead of {}", of(ours), of(truth)));
-        }
-        let (ours, truth) = (numbers(ours), numbers(truth));
-        let scale =
-            truth.iter().filter(|t| t.is_finite()).fold(SMALLEST_SCALE, |scale, t| scale.max(t.abs()));
-        let close = |a: f64, b: f64| match self {
-            _ if a.is_nan() || b.is_nan() => a.is_nan() && b.is_nan(),
-            Self::Relative(tolerance) if a.is_finite() && b.is_finite() => (a - b).abs() <= tolerance * scale,
-            Self::Equal | Self::Relative(_) => a == b,
-        };
-        match ours.iter().zip(&truth).position(|(&a, &b)| !close(a, b)) {
-            None => Ok(()),
-            Some(at) => Err(format!(
-                "element {at} is {:e} instead of {:e}, {self:?}, scale {scale:e}",
-                ours[at], truth[at]
-            )),
-        }
-    }
-}
-
-pub fn numbers(data: &TensorData) -> Vec<f64> {
-    data.iter::<f64>().collect()
-}
-
 /// A comparison of an operation with a truth.
 #[derive(Clone, Debug)]
 pub struct Check {
@@ -340,26 +289,22 @@ pub struct Check {
     backends: Vec<Backend>,
     output: Closeness,
     gradient: Closeness,
+    /// Inputs are rounded to it, whatever the dtype that is computed in.
+    precision: DType,
 }
 
 impl Check {
-    /// On both backends (those that have the dtype), with the tolerances of the dtype.
+    /// On both backends (those that have the dtype), with the tolerances of the dtype; in half precision against f64, with
+    /// errors not above those of the truth.
     pub fn new(inputs: impl Into<Vec<Input>>, setting: Setting) -> Self {
         let (output, gradient) = match setting.dtype {
-            DType::F64 => (1e-12, 1e-10),
-            DType::F32 => (1e-6, 1e-5),
-            DType::F16 => (2e-3, 5e-3),
-            _ => (2e-2, 2e-2),
+            DType::F64 => (Closeness::Relative(1e-12), Closeness::Relative(1e-10)),
+            DType::F32 => (Closeness::Relative(1e-6), Closeness::Relative(1e-5)),
+            _ => (Closeness::NotWorse, Closeness::NotWorse),
         };
         let backends =
             if HALF.contains(&setting.dtype) { vec![Backend::Flex] } else { Backend::ALL.to_vec() };
-        Self {
-            inputs: inputs.into(),
-            setting,
-            backends,
-            output: Closeness::Relative(output),
-            gradient: Closeness::Relative(gradient),
-        }
+        Self { inputs: inputs.into(), setting, backends, output, gradient, precision: setting.dtype }
     }
 
     /// Outputs must be equal.
@@ -396,8 +341,17 @@ impl Check {
     /// without autodiff.
     pub fn compare<const D: usize>(&self, ours: Op<D>, truth: Op<D>) {
         self.each_run(|device, tracked| {
-            self.outcomes_agree(&self.run(ours, device, tracked), &self.run(truth, device, tracked))
+            let exact = self.run_exactly(truth, device, tracked);
+            self.outcomes_agree(&self.run(ours, device, tracked), &self.run(truth, device, tracked), exact)
         });
+    }
+
+    /// The truth in f64, of the same inputs, where errors are compared.
+    fn run_exactly<const D: usize>(&self, truth: Op<D>, device: &Device, tracked: u32) -> Option<Outcome> {
+        let exactly = Self { setting: Setting { dtype: DType::F64, ..self.setting }, ..self.clone() };
+        [self.output, self.gradient]
+            .contains(&Closeness::NotWorse)
+            .then(|| exactly.run(truth, device, tracked))
     }
 
     /// The same, but where the truth panics, `ours` panics with the same message.
@@ -410,7 +364,9 @@ impl Check {
                 })
             };
             match (attempt(ours), attempt(truth)) {
-                (Ok(ours), Ok(truth)) => self.outcomes_agree(&ours, &truth),
+                (Ok(ours), Ok(outcome)) => {
+                    self.outcomes_agree(&ours, &outcome, self.run_exactly(truth, device, tracked))
+                }
                 (Err(ours), Err(truth)) if ours == truth => Ok(()),
                 (ours, truth) => {
                     let of = |result: Result<Outcome, String>| match result {
@@ -428,14 +384,15 @@ impl Check {
     pub fn differentiate<const D: usize>(&self, op: Op<D>) {
         const STEP: f64 = 1e-6;
         const ELEMENTS: usize = 5;
-        let this = Self { setting: Setting { dtype: DType::F64, ..self.setting }, ..self.clone() };
+        let setting = Setting { dtype: DType::F64, ..self.setting };
+        let this = Self { setting, precision: DType::F64, ..self.clone() };
         let tolerance = match self.gradient {
             Closeness::Relative(tolerance) => tolerance.max(1e-6),
-            exact => panic!("differences are not exact, {exact:?} cannot be"),
+            other => panic!("differences are not exact, {other:?} cannot be"),
         };
         let loss = |moved| {
             let y = op(&this.operands(&Backend::Flex.device(), 0, Some(moved)));
-            numbers(&this.setting.reading.loss(y, this.setting.seed).into_data())[0]
+            numbers(&this.loss(y).into_data())[0]
         };
         for backend in &this.backends {
             for device in backend.autodiff_devices() {
@@ -474,6 +431,10 @@ impl Check {
         }
     }
 
+    fn loss<const D: usize>(&self, y: Tensor<D>) -> Tensor<1> {
+        self.setting.reading.loss(y, self.setting.seed, self.precision)
+    }
+
     fn operands(&self, device: &Device, tracked: u32, moved: Option<(usize, usize, f64)>) -> Operands<'_> {
         let leaves = self.inputs.iter().map(|_| OnceCell::new()).collect();
         Operands { check: self, device: device.clone(), tracked, moved, leaves }
@@ -486,7 +447,7 @@ impl Check {
         let gradients = match tracked {
             false => self.inputs.iter().map(|_| None).collect(),
             true => {
-                let gradients = self.setting.reading.loss(y, self.setting.seed).backward();
+                let gradients = self.loss(y).backward();
                 let of = |leaf: &OnceCell<Box<dyn Leaf>>| leaf.get()?.gradient(&gradients);
                 operands.leaves.iter().map(of).collect()
             }
@@ -494,15 +455,21 @@ impl Check {
         Outcome { output, tracked, gradients }
     }
 
-    fn outcomes_agree(&self, ours: &Outcome, truth: &Outcome) -> Result<(), String> {
-        self.output.compare(&ours.output, &truth.output).map_err(|error| format!("output: {error}"))?;
+    fn outcomes_agree(&self, ours: &Outcome, truth: &Outcome, exact: Option<Outcome>) -> Result<(), String> {
+        let output = exact.as_ref().map(|exact| &exact.output);
+        self.output
+            .compare(&ours.output, &truth.output, output)
+            .map_err(|error| format!("output: {error}"))?;
         if ours.tracked != truth.tracked {
             return Err(format!("tracked: {} instead of {}", ours.tracked, truth.tracked));
         }
         for (index, pair) in ours.gradients.iter().zip(&truth.gradients).enumerate() {
             let agree = match pair {
                 (None, None) => Ok(()),
-                (Some(ours), Some(truth)) => self.gradient.compare(ours, truth),
+                (Some(ours), Some(truth)) => {
+                    let exact = exact.as_ref().and_then(|exact| exact.gradients[index].as_ref());
+                    self.gradient.compare(ours, truth, exact)
+                }
                 (Some(_), None) => Err("is there".into()),
                 (None, Some(_)) => Err("is missing".into()),
             };

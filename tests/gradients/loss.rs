@@ -141,7 +141,7 @@ mod cross_entropy {
     #[test]
     fn equals_stock_in_half_precision() {
         for dtype in HALF {
-            let check = Check::new([Input::between([5, 19], -4.0..4.0)], Setting::of(dtype)).within(4e-2);
+            let check = Check::new([Input::between([5, 19], -4.0..4.0)], Setting::of(dtype));
             compare(check, &ours::CrossEntropyLossConfig::new(), random_labels);
         }
     }
@@ -353,9 +353,12 @@ mod elementwise {
     }
 
     fn two<const D: usize>(shape: [usize; D], setting: Setting) -> Check {
-        let tolerance = if setting.dtype == DType::F64 { 1e-10 } else { 1e-5 };
-        Check::new([Input::between(shape, -2.0..2.0), Input::between(shape, -2.0..2.0)], setting)
-            .within(tolerance)
+        let check = Check::new([Input::between(shape, -2.0..2.0), Input::between(shape, -2.0..2.0)], setting);
+        match setting.dtype {
+            DType::F64 => check.within(1e-10),
+            DType::F32 => check.within(1e-5),
+            _ => check,
+        }
     }
 
     #[test]
@@ -403,7 +406,7 @@ mod elementwise {
     #[test]
     fn halves_equal_stock() {
         for dtype in HALF {
-            let check = || two([3, 7], Setting::of(dtype)).within(4e-2);
+            let check = || two([3, 7], Setting::of(dtype));
             compare!(check(), |t, nn| nn::MseLoss::new(), |x, y| (x, y));
             compare!(check(), |t, nn| nn::HuberLossConfig::new(0.5).init(), |x, y| (x, y));
         }
@@ -531,7 +534,7 @@ mod linear_cross_entropy {
     fn equals_stock_in_half_precision() {
         let config = ours::CrossEntropyLossConfig::new();
         for dtype in HALF {
-            let check = Check::new(operands(7, 5, 11, false), Setting::of(dtype)).within(4e-2);
+            let check = Check::new(operands(7, 5, 11, false), Setting::of(dtype));
             check.compare::<1>(&|t| ours(t, &config, 100), &|t| {
                 let logits = logits(t);
                 let targets = random_labels(&logits);

@@ -2,6 +2,9 @@
 //! which gradients there are.
 #![recursion_limit = "256"]
 
+#[path = "../table/mod.rs"]
+mod table;
+
 mod activations;
 mod attention;
 mod batch_norm;
@@ -20,4 +23,5 @@ mod recurrent;
 mod row_norm;
 mod smooth;
 mod softmax;
+mod table_walk;
 mod transformers;

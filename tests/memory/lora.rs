@@ -1,8 +1,8 @@
 //! What layers with a low-rank adapter keep and need at their peak: exactly what `ops/lora.rs` says, never more than stock, and
 //! never a tensor of the size of the weight.
 //!
-//! Memory is counted for the whole process, so this is one test. Kept bytes are compared as the difference of two batch sizes.
-#![recursion_limit = "256"]
+//! Kept bytes are compared as the difference of two batch sizes.
+use crate::meter::{RECORDS, alone, devices, measure};
 use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup, QLora, Quantizer};
 use burn::nn::{self, conv};
 use burn::tensor::{
@@ -11,32 +11,9 @@ use burn::tensor::{
 };
 use burn_memsave::layers::*;
 use burn_memsave::lora::ConvLora;
-use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, ledger, measure_layer};
-
-#[global_allocator]
-static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
-
-/// The graph's own records of one layer.
-const RECORDS: i64 = 2048;
+use burn_memsave::measure::{LayerMeasurement, ledger};
 
 const MIB: i64 = 1 << 20;
-
-/// The second of two runs: the first also pays for what is initialized lazily.
-fn measure<const D: usize, const O: usize>(
-    input: impl Fn() -> Tensor<D>,
-    forward: impl Fn(Tensor<D>) -> Tensor<O>,
-) -> LayerMeasurement {
-    let run = || {
-        // Burn frees the graph of a dropped tensor in the next backward pass.
-        let device = input().device();
-        if device.is_autodiff() {
-            drop(Tensor::<1>::ones([1], &device).require_grad().backward());
-        }
-        measure_layer(&input, &forward)
-    };
-    run();
-    run()
-}
 
 fn kept(measured: &LayerMeasurement) -> i64 {
     measured.kept.expect("the allocator counts") as i64
@@ -68,13 +45,10 @@ fn quantizer(device: &Device, blocks: bool) -> Quantizer {
     quantizer
 }
 
-/// How much more is kept for twice the batch; another pair tells where a table of the graph grew in between.
-fn growth(said: i64, measure: impl Fn(usize) -> LayerMeasurement) -> (i64, LayerMeasurement) {
-    let pair = || {
-        let [small, large] = [1, 2].map(&measure);
-        (kept(&large) - kept(&small), large)
-    };
-    (0..3).map(|_| pair()).find(|&(growth, _)| growth == said).unwrap_or_else(pair)
+/// How much more is kept for twice the batch.
+fn growth(measure: impl Fn(usize) -> LayerMeasurement) -> (i64, LayerMeasurement) {
+    let [small, large] = [1, 2].map(measure);
+    (kept(&large) - kept(&small), large)
 }
 
 /// All choices of what is tracked, on dense and on quantized bases.
@@ -102,7 +76,7 @@ fn linear_keeps_what_it_says(device: &Device) {
                 x_of.set_require_grad(x)
             };
             let case = format!("{dtype:?}, quantized {quantized}, tracked {tracked:#b}, {device:?}");
-            let (grown, large) = growth(said, |batches| measure(|| input(batches), |x| ours.forward(x)));
+            let (grown, large) = growth(|batches| measure(|| input(batches), |x| ours.forward(x)));
             assert_eq!(grown, said, "{case}");
             let twin = measure(|| input(2), |x| stock.forward(x));
             assert!(kept(&large) <= kept(&twin) + RECORDS, "{case}: {large:?}, stock {twin:?}");
@@ -194,13 +168,19 @@ fn the_targets_are_met(device: &Device) {
 }
 
 #[test]
-fn adapted_layers_keep_what_they_say() {
-    // Kernels of one thread: how much they take at once must not depend on who comes first.
-    rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("nothing has run yet");
-    for device in [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()] {
-        linear_keeps_what_it_says(&device);
-    }
-    let device = Device::flex().autodiff();
-    no_dense_weight_exists(&device);
-    the_targets_are_met(&device);
+fn adapted_linear_layers_keep_what_they_say() {
+    let _alone = alone();
+    devices().iter().for_each(linear_keeps_what_it_says);
+}
+
+#[test]
+fn adapted_layers_have_no_dense_weight() {
+    let _alone = alone();
+    no_dense_weight_exists(&Device::flex().autodiff());
+}
+
+#[test]
+fn adapted_layers_meet_their_targets() {
+    let _alone = alone();
+    the_targets_are_met(&Device::flex().autodiff());
 }

@@ -1,0 +1,17 @@
+//! What every layer keeps and needs at its peak: exactly what the head of its file says, and never more than stock.
+//!
+//! Memory is counted for the whole process, so every test holds a lock, see [`meter`].
+#![recursion_limit = "256"]
+use burn_memsave::measure::TrackingAllocator;
+
+#[path = "../table/mod.rs"]
+mod table;
+
+mod chains;
+mod lora;
+mod meter;
+mod table_walk;
+mod targets;
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();

@@ -1,0 +1,58 @@
+//! Measurements that count only if they can be repeated.
+use burn::tensor::{Device, Tensor};
+use burn_memsave::measure::{LayerMeasurement, measure_layer};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+
+/// The graph's own records of one layer: the slack of comparisons with stock, as they are of absolute sizes (what stock
+/// keeps is not always proportional to the batch). The two sides record different steps, of a few hundred bytes each.
+pub const RECORDS: i64 = 2048;
+
+/// Runs until two in a row agree. The first also pays for what is initialized lazily; now and then a table of the graph
+/// doubles, or the harness of the tests allocates for one that has ended.
+const ATTEMPTS: usize = 8;
+
+/// Memory is counted for the whole process: a test that measures holds this.
+static METER: Mutex<()> = Mutex::new(());
+
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ONE_THREAD: Once = Once::new();
+    let guard = METER.lock().unwrap_or_else(PoisonError::into_inner);
+    // How much kernels take at once must not depend on who comes first.
+    ONE_THREAD.call_once(|| {
+        rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("nothing has run yet");
+    });
+    guard
+}
+
+/// With Burn's gradient checkpointing and without.
+pub fn devices() -> [Device; 2] {
+    [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()]
+}
+
+/// What two runs in a row agree about.
+pub fn measure<const D: usize, const O: usize>(
+    input: impl Fn() -> Tensor<D>,
+    forward: impl Fn(Tensor<D>) -> Tensor<O>,
+) -> LayerMeasurement {
+    let run = || {
+        // Burn frees the graph of a dropped tensor in the next backward pass.
+        let device = input().device();
+        if device.is_autodiff() {
+            drop(Tensor::<1>::ones([1], &device).require_grad().backward());
+        }
+        measure_layer(&input, &forward)
+    };
+    let mut seen = vec![run()];
+    for attempt in 1..ATTEMPTS {
+        seen.push(run());
+        let [last, next] = [seen[attempt - 1], seen[attempt]];
+        if (last.kept, last.peak) == (next.kept, next.peak) {
+            return next;
+        }
+    }
+    panic!("no two runs in a row agree: {seen:?}");
+}
+
+pub fn bytes(measured: Option<u64>) -> i64 {
+    measured.expect("the allocator counts") as i64
+}

@@ -1,0 +1,186 @@
+//! The shapes and ceilings of the README's table, and attention to long sequences.
+use crate::meter::{RECORDS, alone, bytes, measure};
+use burn::module::Module;
+use burn::nn::PaddingConfig2d;
+use burn::tensor::{Device, Distribution, Int, Tensor, ops::AttentionModuleOptions};
+use burn_memsave::{functional, nn as memsave};
+
+const ANY: f64 = f64::INFINITY;
+const ROWS: [usize; 3] = [64, 128, 1024];
+const IMAGES: [usize; 4] = [16, 64, 56, 56];
+const LARGE: [usize; 4] = [16, 64, 112, 112];
+const AROUND: PaddingConfig2d = PaddingConfig2d::Explicit(1, 1, 1, 1);
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+fn random<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), &device()).require_grad()
+}
+
+/// Checks the ceilings of what a layer keeps and needs at its peak, in MiB with two decimals.
+fn within<const D: usize, const O: usize>(
+    name: &str,
+    shape: [usize; D],
+    (kept, peak): (f64, f64),
+    forward: impl Fn(Tensor<D>) -> Tensor<O>,
+) {
+    let measured = measure(|| random(shape), forward);
+    for (what, measured, ceiling) in [("keeps", measured.kept, kept), ("needs", measured.peak, peak)] {
+        let mib = bytes(measured) as f64 / f64::from(1 << 20);
+        assert!(mib < ceiling + 0.005, "{name} {what} {mib:.4} MiB, not {ceiling}");
+    }
+}
+
+#[test]
+fn dense_layers_meet_their_targets() {
+    let _alone = alone();
+    let linear = memsave::LinearConfig::new(1024, 1024).init(&device());
+    within("linear", ROWS, (32.0, 100.0), |x| linear.forward(x));
+    let gate = memsave::SwiGluConfig::new(1024, 1024).init(&device());
+    within("swiglu", ROWS, (96.01, ANY), |x| gate.forward(x));
+    let gate = gate.no_grad();
+    within("swiglu, frozen", ROWS, (64.0, ANY), |x| gate.forward(x));
+}
+
+#[test]
+fn convolutions_and_pools_meet_their_targets() {
+    let _alone = alone();
+    let conv = memsave::conv::Conv2dConfig::new([64, 64], [3, 3]).with_padding(AROUND).init(&device());
+    within("conv2d", IMAGES, (12.25, ANY), |x| conv.forward(x));
+    let conv = conv.no_grad();
+    within("conv2d, frozen", IMAGES, (0.0, ANY), |x| conv.forward(x));
+
+    let pool = memsave::pool::MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(AROUND).init();
+    within("max_pool2d", LARGE, (3.07, ANY), |x| pool.forward(x));
+    let pool = memsave::pool::AvgPool2dConfig::new([2, 2]).init();
+    within("avg_pool2d", LARGE, (0.0, ANY), |x| pool.forward(x));
+    let pool = memsave::pool::AdaptiveAvgPool2dConfig::new([1, 1]).init();
+    within("adaptive_avg_pool2d", LARGE, (0.0, ANY), |x| pool.forward(x));
+    let resize = memsave::interpolate::Interpolate2dConfig::new().with_output_size(Some([56, 56])).init();
+    within("interpolate2d", LARGE, (0.0, ANY), |x| resize.forward(x));
+}
+
+#[test]
+fn normalizations_meet_their_targets() {
+    let _alone = alone();
+    let norm = memsave::BatchNormConfig::new(64).init(&device());
+    within("batch_norm", IMAGES, (12.26, ANY), |x| norm.forward(x));
+    let norm = norm.freeze();
+    within("batch_norm, frozen", IMAGES, (0.01, ANY), |x| norm.forward(x));
+    let norm = norm.set_require_grad(true);
+    within("batch_norm, running statistics", IMAGES, (12.26, 13.0), |x| norm.forward(x));
+
+    let norm = memsave::LayerNormConfig::new(1024).init(&device());
+    within("layer_norm", ROWS, (32.07, 32.5), |x| norm.forward(x));
+    let norm = memsave::RmsNormConfig::new(1024).init(&device());
+    within("rms_norm", ROWS, (32.07, 32.5), |x| norm.forward(x));
+    let norm = memsave::GroupNormConfig::new(8, 64).init(&device());
+    within("group_norm", IMAGES, (12.26, 12.5), |x| norm.forward(x));
+}
+
+#[test]
+fn attention_and_encoder_meet_their_targets() {
+    let _alone = alone();
+    let tokens = [4, 512, 1024];
+    for (dropout, trainable, frozen) in [(0.0, 40.2, 32.2), (0.1, 43.0, 35.0)] {
+        let attention = memsave::attention::MultiHeadAttentionConfig::new(1024, 16).with_dropout(dropout);
+        let attention = attention.init(&device());
+        let own = memsave::attention::MhaInput::self_attn;
+        within("attention", tokens, (trainable, ANY), |x| attention.forward(own(x)).context);
+        let attention = attention.no_grad();
+        within("attention, frozen", tokens, (frozen, ANY), |x| attention.forward(own(x)).context);
+    }
+    for (dropout, trainable, frozen) in [(0.0, 82.0, 74.0), (0.1, 87.0, 79.0)] {
+        let config = memsave::transformer::TransformerEncoderConfig::new(1024, 4096, 16, 1);
+        let encoder = config.with_norm_first(true).with_dropout(dropout).init(&device());
+        let input = memsave::transformer::TransformerEncoderInput::new;
+        within("encoder", tokens, (trainable, ANY), |x| encoder.forward(input(x)));
+        let encoder = encoder.no_grad();
+        within("encoder, frozen", tokens, (frozen, ANY), |x| encoder.forward(input(x)));
+    }
+}
+
+#[test]
+fn activations_meet_their_targets() {
+    let _alone = alone();
+    for (name, f) in [
+        ("gelu", functional::gelu as fn(Tensor<4>) -> _),
+        ("silu", functional::silu),
+        ("mish", functional::mish),
+    ] {
+        within(name, IMAGES, (12.25, ANY), f);
+    }
+    let prelu = memsave::PReluConfig::new().with_num_parameters(64).init(&device());
+    within("prelu", IMAGES, (12.25, ANY), |x| prelu.forward(x));
+    let prelu = prelu.no_grad();
+    let masks: [(_, &dyn Fn(Tensor<4>) -> Tensor<4>); 7] = [
+        ("relu", &functional::relu),
+        ("leaky_relu", &|x| functional::leaky_relu(x, 0.01)),
+        ("relu6", &functional::relu6),
+        ("hardtanh", &|x| functional::hardtanh(x, -1.0, 1.0)),
+        ("hard_sigmoid", &|x| functional::hard_sigmoid(x, 0.2, 0.5)),
+        ("dropout", &|x| functional::dropout(x, 0.5)),
+        ("prelu, frozen", &|x| prelu.forward(x)),
+    ];
+    for (name, forward) in masks {
+        within(name, IMAGES, (0.39, ANY), forward);
+    }
+}
+
+#[test]
+fn losses_meet_their_targets() {
+    let _alone = alone();
+    let loss = memsave::loss::CrossEntropyLossConfig::new().init(&device());
+    within("cross_entropy", [512, 32_000], (62.51, 62.53), |x| {
+        let targets = Tensor::<1, Int>::ones([512], &x.device());
+        loss.forward(x, targets)
+    });
+
+    // The gradients: 1 MiB of x, 31.25 of the weight. Logits: 4 MiB at a time of 62.5.
+    let head = memsave::LinearConfig::new(256, 32_000).with_bias(false).init(&device());
+    let loss = memsave::loss::FusedLinearCrossEntropyConfig::new().with_chunk_bytes(4 << 20).init(&device());
+    let fused = |x: Tensor<2>, head: &memsave::Linear| {
+        let targets = Tensor::<1, Int>::ones([x.dims()[0]], &x.device());
+        loss.forward(head, x, targets)
+    };
+    let x = [512, 256];
+    within("linear and cross_entropy", x, (31.76, 42.0), |x| fused(x, &head));
+    // The input, and 15.63 MiB: the gradient of the logits of few rows. A product takes twice its size for a moment on Flex.
+    within("linear and cross_entropy, few rows", [128, 256], (15.76, 78.3), |x| fused(x, &head));
+    let head = head.no_grad();
+    within("linear and cross_entropy, frozen", x, (0.51, 8.5), |x| fused(x, &head));
+}
+
+/// What is kept and needed grows linearly with the length of the sequence: 16,384 tokens fit.
+#[test]
+fn attention_grows_linearly() {
+    let _alone = alone();
+    const WIDTH: usize = 64;
+    /// What a chunk of weights needs, with the products and gradients beside it: less than half of all scores of the shortest
+    /// sequence.
+    const CHUNK: i64 = 3 << 19;
+    let options = || AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
+    for length in [1024, 2048, 4096, 8192, 16_384] {
+        let measured = measure(
+            || random([1, 3, length, WIDTH]),
+            |x| {
+                let [query, key, value] = [0, 1, 2].map(|part| x.clone().slice_dim(1, part..part + 1));
+                functional::attention(query, key, value, None, None, options())
+            },
+        );
+        let tensor = (4 * length * WIDTH) as i64;
+        let log_sums = (4 * length) as i64;
+        let kept = bytes(measured.kept);
+        // The input is one tensor, of which queries, keys and values are views.
+        // (Three slices and the attention have records.)
+        assert!(
+            (kept - 3 * tensor - log_sums).abs() <= 4 * RECORDS,
+            "attention to {length} tokens keeps {kept} bytes"
+        );
+        let peak = bytes(measured.peak);
+        // Queries, keys, values, output and their gradients.
+        assert!(peak <= 8 * tensor + CHUNK, "attention to {length} tokens needs {peak} bytes");
+    }
+}

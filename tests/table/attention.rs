@@ -1,0 +1,120 @@
+//! Attention and transformers.
+use super::{Case, Check, Input, Notes, QUERIES, Shapes, TOKENS, Visitor, kept, row};
+use burn::tensor::{Bool, Tensor};
+
+const VARIANT: &[Check] = &[Check::Time];
+const SUM_OF_PARTS: &str = "the sum of its parts";
+
+fn heads(width: usize) -> usize {
+    (width / 2).min(16)
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    for dropout in [0.0, 0.1] {
+        // Four heads keep queries, keys, values and a number per query; under dropout a bit per weight; the dense layers
+        // what they keep.
+        let attended = move |case: Case, x: Input<3>| {
+            let [batch, length, width] = x.shape;
+            let queries = batch * heads(width) * length;
+            let log_sums = queries * x.dtype.size().max(size_of::<f32>());
+            let bits = 8 * (queries * length).div_ceil(64);
+            let attention = 3 * x.floats() + log_sums + if dropout > 0.0 { bits } else { 0 };
+            match case {
+                Case::Trainable | Case::InputUntracked => attention + 2 * x.floats(),
+                Case::Frozen | Case::BiasOnly => attention,
+                Case::Untracked => 0,
+            }
+        };
+        row! {
+            visitor, format!("multi-head attention, dropout {dropout}"), TOKENS, attended,
+            config(device) |nn, [.., n]| {
+                let attention = nn::attention::MultiHeadAttentionConfig::new(n, heads(n));
+                attention.with_dropout(dropout)
+            },
+            forward |nn, layer, x| layer.forward(nn::attention::MhaInput::self_attn(x)).context,
+            when(dropout > 0.0, Notes::draws)
+        }
+    }
+    for dropout in [0.0, 0.1] {
+        row! {
+            visitor, format!("transformer encoder, dropout {dropout}"), TOKENS, kept::nothing,
+            config_one_way(device) |nn, [.., n]| {
+                let encoder = nn::transformer::TransformerEncoderConfig::new(n, 4 * n, heads(n), 1);
+                encoder.with_norm_first(true).with_dropout(dropout)
+            },
+            forward |nn, layer, x| layer.forward(nn::transformer::TransformerEncoderInput::new(x)),
+            unstated(SUM_OF_PARTS), when(dropout > 0.0, Notes::draws)
+        }
+    }
+    row! {
+        visitor, "multi-head attention, quiet", TOKENS, kept::nothing,
+        config(device) |nn, [.., n]| {
+            let attention = nn::attention::MultiHeadAttentionConfig::new(n, heads(n)).with_quiet_softmax(true);
+            attention.with_dropout(0.0).with_key_bias(false)
+        },
+        forward |nn, layer, x| layer.forward(nn::attention::MhaInput::self_attn(x)).context,
+        unstated(SUM_OF_PARTS), without(VARIANT, "as multi-head attention")
+    }
+    row! {
+        visitor, "transformer decoder", TOKENS, kept::nothing,
+        config_one_way(device) |nn, [.., n]|
+            nn::transformer::TransformerDecoderConfig::new(n, 2 * n, heads(n), 2).with_dropout(0.0),
+        forward |nn, layer, x| {
+            let memory = x.clone();
+            layer.forward(nn::transformer::TransformerDecoderInput::new(x, memory))
+        },
+        unstated(SUM_OF_PARTS), without(VARIANT, "as the encoder")
+    }
+    row! {
+        visitor, "transformer encoder layer", TOKENS, kept::nothing,
+        module(device) |nn, [.., n]| {
+            let encoder = nn::transformer::TransformerEncoderConfig::new(n, 2 * n, heads(n), 2);
+            nn::transformer::TransformerEncoderLayer::new(&encoder.with_dropout(0.0), device)
+        },
+        forward |nn, layer, x| layer.forward(x, None, None),
+        unstated(SUM_OF_PARTS), unlike("what is inside is named"), without(VARIANT, "as the encoder")
+    }
+    row! {
+        visitor, "transformer decoder layer", TOKENS, kept::nothing,
+        module(device) |nn, [.., n]| {
+            let decoder = nn::transformer::TransformerDecoderConfig::new(n, 2 * n, heads(n), 2);
+            nn::transformer::TransformerDecoderLayer::new(&decoder.with_dropout(0.0), device)
+        },
+        forward |nn, _layer, x| x,
+        unlike("what is inside is named"), without(VARIANT, "as the encoder"),
+        without(&[Check::Bytes, Check::Gradients, Check::Wgpu], "its output cannot be read: as the decoder")
+    }
+    row! {
+        visitor, "position-wise feed-forward", TOKENS, kept::nothing,
+        config_one_way(device) |nn, [.., n]|
+            nn::transformer::PositionWiseFeedForwardConfig::new(n, 2 * n).with_dropout(0.0),
+        unstated(SUM_OF_PARTS), not_on_ndarray("it approximates the error function (0.22.1)"),
+        without(VARIANT, "as the encoder")
+    }
+    for quiet in [false, true] {
+        let name = if quiet { "cross attention, quiet" } else { "cross attention" };
+        row! {
+            visitor, name, TOKENS, kept::nothing,
+            config(device) |nn, [.., n]| {
+                let attention = nn::attention::CrossAttentionConfig::new(n, n, 4, 2, 5).with_dropout(0.0);
+                attention.with_quiet_softmax(quiet).with_min_float(-1e3)
+            },
+            forward |nn, layer, x| {
+                let context = x.clone();
+                layer.forward(x, context, None::<Tensor<2, Bool>>)
+            },
+            unstated(SUM_OF_PARTS), unlike("its scale is one of ours"),
+            without(VARIANT, "as multi-head attention")
+        }
+    }
+    row! {
+        visitor, "rotary encoding", QUERIES.test([2, 3, 9, 8]), kept::nothing,
+        config(device) |nn, [.., length, width]| nn::RotaryEncodingConfig::new(length, width),
+        without(VARIANT, "no part of the README's table")
+    }
+    row! {
+        visitor, "rotary encoding of rows", Shapes::only([2, 9, 8]), kept::nothing,
+        config(device) |nn, [.., length, width]| nn::RotaryEncodingConfig::new(length, width),
+        without(VARIANT, "no part of the README's table")
+    }
+}

@@ -1,0 +1,124 @@
+//! How close two results must be. In half precision a tolerance says little: what counts is the error against the same
+//! computation in f64, which must not be above that of stock.
+use burn::tensor::{DType, TensorData};
+
+/// How close two tensors must be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Closeness {
+    /// The same numbers; all NaN are one, as are 0 and -0.
+    Equal,
+    /// Relative to the largest magnitude.
+    Relative(f64),
+    /// The error against f64 is not above that of the truth: neither the largest nor the root mean square. An error of up to
+    /// one unit in the last place of the exact number is none.
+    NotWorse,
+}
+
+/// Largest magnitudes below this count as this: inputs and weights are about 1, and of a sum of such that cancels no
+/// relative precision can be asked.
+pub const SMALLEST_SCALE: f64 = 0.1;
+
+pub fn numbers(data: &TensorData) -> Vec<f64> {
+    data.iter::<f64>().collect()
+}
+
+/// One unit in the last place of `number` in half precision; 0 in other types, of which [`Closeness::NotWorse`] asks all.
+fn unit_in_last_place(number: f64, dtype: DType) -> f64 {
+    let (digits, smallest) = match dtype {
+        DType::F16 => (10, -14),
+        DType::BF16 => (7, -126),
+        _ => return 0.0,
+    };
+    let exponent = number.abs().log2().floor().max(f64::from(smallest));
+    2f64.powf(exponent - f64::from(digits))
+}
+
+/// The largest number of a type in half precision.
+fn largest(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 65504.0,
+        _ => f64::from(f32::MAX),
+    }
+}
+
+/// The largest and the root mean square.
+fn summary(errors: impl Iterator<Item = f64>) -> [f64; 2] {
+    let (count, largest, squares) = errors.fold((0usize, 0f64, 0f64), |(count, largest, squares), error| {
+        (count + 1, largest.max(error), squares + error * error)
+    });
+    [largest, (squares / count.max(1) as f64).sqrt()]
+}
+
+impl Closeness {
+    /// `exact` gives what the truth would be in f64, for [`Self::NotWorse`].
+    pub fn compare(
+        self,
+        ours: &TensorData,
+        truth: &TensorData,
+        exact: Option<&TensorData>,
+    ) -> Result<(), String> {
+        if ours.shape() != truth.shape() || ours.dtype() != truth.dtype() {
+            let of = |data: &TensorData| format!("{:?} of {:?}", data.shape(), data.dtype());
+            return Err(format!("{} instead of {}", of(ours), of(truth)));
+        }
+        let dtype = ours.dtype();
+        let (ours, truth) = (numbers(ours), numbers(truth));
+        match self {
+            Self::Equal => all_close(&ours, &truth, 0.0),
+            Self::Relative(tolerance) => all_close(&ours, &truth, tolerance),
+            Self::NotWorse => {
+                not_worse(dtype, &ours, &truth, &numbers(exact.expect("a truth has its twin in f64")))
+            }
+        }
+    }
+}
+
+fn all_close(ours: &[f64], truth: &[f64], tolerance: f64) -> Result<(), String> {
+    let scale = truth.iter().filter(|t| t.is_finite()).fold(SMALLEST_SCALE, |scale, t| scale.max(t.abs()));
+    let close = |a: f64, b: f64| match (a, b) {
+        _ if a.is_nan() || b.is_nan() => a.is_nan() && b.is_nan(),
+        _ if a.is_finite() && b.is_finite() => (a - b).abs() <= tolerance * scale,
+        _ => a == b,
+    };
+    match ours.iter().zip(truth).position(|(&a, &b)| !close(a, b)) {
+        None => Ok(()),
+        Some(at) => Err(format!(
+            "element {at} is {:e} instead of {:e}, tolerance {tolerance:e}, scale {scale:e}",
+            ours[at], truth[at]
+        )),
+    }
+}
+
+fn not_worse(dtype: DType, ours: &[f64], truth: &[f64], exact: &[f64]) -> Result<(), String> {
+    assert_eq!(truth.len(), exact.len(), "a truth has the same shape in f64");
+    let in_range = |number: f64| number.abs() <= largest(dtype);
+    let numbers = || ours.iter().zip(truth).zip(exact).map(|((&ours, &truth), &exact)| (ours, truth, exact));
+    // Where the truth is no number, or too large for the type, there is no error to compare.
+    if let Some((ours, truth, _)) =
+        numbers().find(|&(ours, truth, exact)| !(same(ours, truth) || in_range(truth) && in_range(exact)))
+    {
+        return Err(format!("{ours:e} instead of {truth:e}"));
+    }
+    let finite = || numbers().filter(|&(_, truth, exact)| in_range(truth) && in_range(exact));
+    let of_ours = summary(finite().map(|(ours, _, exact)| {
+        // A NaN is an error without bound.
+        let error = if ours.is_nan() { f64::INFINITY } else { (ours - exact).abs() };
+        (error - unit_in_last_place(exact, dtype)).max(0.0)
+    }));
+    let of_truth = summary(finite().map(|(_, truth, exact)| (truth - exact).abs()));
+    match of_ours.iter().zip(&of_truth).all(|(ours, truth)| ours <= truth) {
+        true => Ok(()),
+        false => Err(format!(
+            "errors against f64: largest {:.3e}, stock {:.3e}; root mean square {:.3e}, stock {:.3e}; scale {:.3e}",
+            of_ours[0],
+            of_truth[0],
+            of_ours[1],
+            of_truth[1],
+            exact.iter().fold(0f64, |scale, number| scale.max(number.abs())),
+        )),
+    }
+}
+
+fn same(a: f64, b: f64) -> bool {
+    a == b || a.is_nan() && b.is_nan()
+}

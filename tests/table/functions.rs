@@ -1,0 +1,77 @@
+//! Functions that are no layer's own.
+use super::{Case, Check, Input, Notes, QUERIES, ROWS, Row, Twin, Visitor, kept};
+use burn::module::Module;
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{activation, module};
+use burn_memsave::functional;
+
+/// The module of a function.
+#[derive(Module, Debug)]
+pub struct Function;
+
+/// A row of a function, which is called once in a namespace of Burn's and once in ours.
+macro_rules! function {
+    ($visitor:ident, $name:expr, $shapes:expr, $kept:expr, $stock:ident, |$f:ident, $x:ident| $forward:expr
+        $(, $note:ident ($($argument:expr),*))* $(,)?
+    ) => {
+        $visitor.row(Row {
+            name: String::from($name),
+            shapes: $shapes,
+            kept: Box::new($kept),
+            stock: Twin {
+                init: Box::new(|_, _| Function),
+                forward: Box::new(|_, $x| {
+                    use $stock as $f;
+                    $forward
+                }),
+            },
+            ours: Twin {
+                init: Box::new(|_, _| Function),
+                forward: Box::new(|_, $x| {
+                    use functional as $f;
+                    $forward
+                }),
+            },
+            notes: Notes::default().without(&[Check::Conversion], "a function")$(.$note($($argument),*))*,
+        })
+    };
+}
+
+pub fn visit(visitor: &mut impl Visitor) {
+    const VARIANT: &[Check] = &[Check::Time];
+    function! {
+        visitor, "softmax", ROWS, kept::input, activation, |f, x| f::softmax(x, 2), summed()
+    }
+    function! {
+        visitor, "softmax, first axis", ROWS, kept::input, activation, |f, x| f::softmax(x, 0), summed(),
+        known_peak("16 bytes per column of its own, more than a few rows need in place")
+    }
+    function! {
+        visitor, "log_softmax", ROWS, kept::input, activation, |f, x| f::log_softmax(x, 2), summed()
+    }
+    function! {
+        visitor, "softmin", ROWS, kept::input, activation, |f, x| f::softmin(x, 2), summed(),
+        without(VARIANT, "as softmax")
+    }
+    function! {
+        visitor, "quiet_softmax", ROWS, kept::input, activation, |f, x| f::quiet_softmax(x, 2), summed(),
+        without(VARIANT, "as softmax")
+    }
+    // The input, of which queries, keys and values are views, and the log-sum-exp of every query.
+    let attended = |case: Case, x: Input<4>| {
+        let [batch, heads, length, _] = x.shape;
+        let log_sums = batch * heads / 3 * length * x.dtype.size().max(size_of::<f32>());
+        if case.input() { x.floats() + log_sums } else { 0 }
+    };
+    for (name, is_causal) in [("attention", false), ("attention, causal", true)] {
+        function! {
+            visitor, name, QUERIES, attended, module, |f, x| {
+                let heads = x.dims()[1] / 3;
+                let [query, key, value] =
+                    [0, 1, 2].map(|part| x.clone().slice_dim(1, part * heads..(part + 1) * heads));
+                let options = AttentionModuleOptions { scale: None, softcap: None, is_causal };
+                f::attention(query, key, value, None, None, options)
+            }
+        }
+    }
+}

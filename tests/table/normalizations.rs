@@ -1,0 +1,100 @@
+//! Normalizations.
+use super::{Check, IMAGES, ROWS, Shapes, Visitor, kept, row};
+use burn::module::Module;
+
+const VARIANT: &[Check] = &[Check::Time];
+const OTHER_SIZES: &str = "the same kernels as the row before it";
+/// What is kept per channel is 8 numbers wide in tests.
+const NARROW: Shapes<3> = ROWS.test([4, 32, 8]);
+
+pub fn visit(visitor: &mut impl Visitor) {
+    use kept::normalized;
+    row! {
+        visitor, "batch_norm", IMAGES, normalized, config(device) |nn, [_, n, ..]| nn::BatchNormConfig::new(n)
+    }
+    row! {
+        visitor, "batch_norm, running statistics", IMAGES, kept::bilinear,
+        module(device) |nn, [_, n, ..]|
+            nn::BatchNormConfig::new(n).init(device).freeze().set_require_grad(true)
+    }
+    row! {
+        visitor, "layer_norm", NARROW, normalized, config(device) |nn, [.., n]| nn::LayerNormConfig::new(n)
+    }
+    row! {
+        visitor, "layer_norm, no bias", NARROW, normalized,
+        config(device) |nn, [.., n]| nn::LayerNormConfig::new(n).with_bias(false),
+        without(VARIANT, OTHER_SIZES)
+    }
+    for epsilon in [1.0 / 3.0, 0.0, 1e-300] {
+        row! {
+            visitor, format!("layer_norm, epsilon {epsilon:e}"), NARROW, normalized,
+            config(device) |nn, [.., n]| nn::LayerNormConfig::new(n).with_epsilon(epsilon),
+            without(VARIANT, OTHER_SIZES),
+            without(&[Check::Bytes, Check::Gradients, Check::Wgpu], "a number like another")
+        }
+    }
+    row! {
+        visitor, "rms_norm", NARROW, normalized,
+        config(device) |nn, [.., n]| nn::RmsNormConfig::new(n),
+        within(1e-5, "stock computes the root in f32")
+    }
+    row! {
+        visitor, "group_norm", IMAGES, normalized,
+        config(device) |nn, [_, n, ..]| nn::GroupNormConfig::new(n.div_ceil(8), n)
+    }
+    row! {
+        visitor, "group_norm, 2 groups", IMAGES, normalized,
+        config(device) |nn, [_, n, ..]| nn::GroupNormConfig::new(2, n),
+        without(VARIANT, OTHER_SIZES)
+    }
+    row! {
+        visitor, "instance_norm", IMAGES, normalized,
+        config(device) |nn, [_, n, ..]| nn::InstanceNormConfig::new(n)
+    }
+    row! {
+        visitor, "instance_norm, not affine", IMAGES, kept::input,
+        config(device) |nn, [_, n, ..]| nn::InstanceNormConfig::new(n).with_affine(false),
+        without(VARIANT, OTHER_SIZES)
+    }
+    row! {
+        visitor, "local_response_norm", IMAGES, kept::input,
+        config() |nn, _| nn::LocalResponseNormConfig::new(5)
+    }
+    for (size, alpha) in [(5, 0.0001), (2, 1.0 / 3.0)] {
+        row! {
+            visitor, format!("local_response_norm of {size}"), IMAGES, kept::input,
+            config() |nn, _| nn::LocalResponseNormConfig::new(size).with_alpha(alpha).with_k(1e-300),
+            without(VARIANT, OTHER_SIZES),
+            without(&[Check::Bytes, Check::Gradients, Check::Wgpu], "a power of nearly nothing has no digits")
+        }
+    }
+    macro_rules! wrapped {
+        ($($name:literal: |$nn:ident, $n:ident| $norm:expr, $kept:expr;)+) => {$(
+            row! {
+                visitor, concat!("normalization, ", $name), IMAGES, $kept,
+                module(device) |$nn, [_, $n, ..]| $nn::norm::NormalizationConfig::from($norm).init(device),
+                without(VARIANT, "as the module inside"),
+                unlike("what is inside is named")
+            }
+        )+};
+    }
+    wrapped! {
+        "batch": |nn, n| nn::BatchNormConfig::new(n), normalized;
+        "group": |nn, n| nn::GroupNormConfig::new(2, n), normalized;
+        "instance": |nn, n| nn::InstanceNormConfig::new(n), normalized;
+    }
+    macro_rules! wrapped_rows {
+        ($($name:literal: |$nn:ident, $n:ident| $norm:expr, $($note:ident($($argument:expr),*)),*;)+) => {$(
+            row! {
+                visitor, concat!("normalization, ", $name), NARROW, normalized,
+                module(device) |$nn, [.., $n]| $nn::norm::NormalizationConfig::from($norm).init(device),
+                without(VARIANT, "as the module inside"),
+                unlike("what is inside is named") $(, $note($($argument),*))*
+            }
+        )+};
+    }
+    wrapped_rows! {
+        "layer": |nn, n| nn::LayerNormConfig::new(n), ;
+        "rms": |nn, n| nn::RmsNormConfig::new(n), within(1e-5, "stock computes the root in f32");
+    }
+}

@@ -1,0 +1,163 @@
+//! What is done with a layer of any type, so that the rest is compiled once per rank.
+use super::Case;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
+use std::ops::Range;
+
+/// `len` numbers between `low` and `high`, by SplitMix64: the generators of the devices are shared among tests.
+pub fn uniform(len: usize, seed: u64, range: Range<f64>) -> Vec<f64> {
+    let number = |index: usize| {
+        let mut z = seed.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) as f64 / u64::MAX as f64
+    };
+    (0..len).map(|index| range.start + number(index) * (range.end - range.start)).collect()
+}
+
+/// The numbers that a type has for the given ones.
+pub fn rounded(values: Vec<f64>, precision: DType) -> Vec<f64> {
+    let len = values.len();
+    TensorData::new(values, [len]).convert_dtype(precision).iter::<f64>().collect()
+}
+
+/// Makes a tensor of the given values, rounded to `dtype`.
+pub fn tensor<const D: usize>(values: Vec<f64>, shape: &[usize], device: &Device, dtype: DType) -> Tensor<D> {
+    let data = TensorData::new(values, shape.to_vec()).convert_dtype(dtype);
+    Tensor::from_data(data, (device, dtype))
+}
+
+/// What a layer computes in, and what is tracked.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    pub device: Device,
+    pub case: Case,
+    pub dtype: DType,
+    /// Numbers are rounded to it, whatever the type that is computed in.
+    pub precision: DType,
+}
+
+impl Setting {
+    pub fn new(device: &Device, case: Case, dtype: DType) -> Self {
+        Self { device: device.clone(), case, dtype, precision: dtype }
+    }
+
+    /// Numbers that depend on the seed only, tracked or not.
+    pub fn input<const D: usize>(&self, shape: [usize; D], range: Range<f64>, seed: u64) -> Tensor<D> {
+        let values = rounded(uniform(shape.iter().product(), seed, range), self.precision);
+        tensor(values, &shape, &self.device, self.dtype)
+    }
+
+    /// The parameters as they are initialized, in the type of the setting.
+    pub fn cast<M: Module>(&self, module: M) -> M {
+        module.map(&mut Prepare { setting: self, fill: false, parameter: String::new(), count: 0 })
+    }
+
+    /// The parameters with numbers that are the same for every device.
+    pub fn fill<M: Module>(&self, module: M) -> M {
+        module.map(&mut Prepare { setting: self, fill: true, parameter: String::new(), count: 0 })
+    }
+}
+
+/// Gives the parameters of a module their type, and tracks those that the case says.
+struct Prepare<'a> {
+    setting: &'a Setting,
+    fill: bool,
+    /// The name of the current one.
+    parameter: String,
+    /// How many there were.
+    count: u64,
+}
+
+impl ModuleMapper for Prepare<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.parameter = name.into();
+    }
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Setting { case, dtype, .. } = *self.setting;
+        self.count += 1;
+        let range = match self.parameter.as_str() {
+            "gamma" | "running_var" => 0.5..1.5,
+            _ => -0.5..0.5,
+        };
+        let mapped = param.map(|tensor| match self.fill {
+            false => tensor.cast(dtype).detach(),
+            true => self.setting.input(tensor.dims(), range, 100 + self.count),
+        });
+        mapped.set_require_grad(case.parameter(&self.parameter))
+    }
+}
+
+/// A layer of which only the ranks are known.
+pub struct Layer<'a, const D: usize, const O: usize> {
+    pub forward: &'a dyn Fn(Tensor<D>) -> Tensor<O>,
+    /// See [`parameter_gradients`].
+    pub gradients: &'a dyn Fn(&Gradients) -> Vec<Named>,
+}
+
+/// A tensor and what it is; `None` for a gradient that is not there.
+pub type Named = (String, Option<TensorData>);
+
+/// Output and, if it is tracked, gradients of the input and of all parameters, of a weighted sum.
+pub fn outcome<const D: usize, const O: usize>(
+    layer: &Layer<D, O>,
+    setting: &Setting,
+    shape: [usize; D],
+) -> Vec<Named> {
+    let x = setting.input(shape, -2.0..2.0, 1);
+    let x = if setting.case.input() { x.require_grad() } else { x };
+    setting.device.seed(7);
+    let y = (layer.forward)(x.clone());
+    let mut results = vec![("output".into(), Some(y.to_data()))];
+    if y.is_tracked() {
+        let weights = setting.input(y.dims(), -1.0..1.0, 2).cast(y.dtype());
+        let gradients = (y * weights).sum().backward();
+        results.push(("gradient of x".into(), x.grad(&gradients).map(Tensor::into_data)));
+        results.extend((layer.gradients)(&gradients));
+    }
+    results
+}
+
+/// The gradients of the parameters of a module, by path.
+pub fn parameter_gradients(module: &impl Module, gradients: &Gradients) -> Vec<Named> {
+    let mut visitor = ParameterGradients { gradients, path: vec![], found: vec![] };
+    module.visit(&mut visitor);
+    visitor.found
+}
+
+struct ParameterGradients<'a> {
+    gradients: &'a Gradients,
+    path: Vec<String>,
+    found: Vec<Named>,
+}
+
+impl ModuleVisitor for ParameterGradients<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let gradient = param.grad(self.gradients).map(Tensor::into_data);
+        self.found.push((format!("gradient of {}", self.path.join(".")), gradient));
+    }
+}
+
+/// Runs a layer once, so that its parameters exist: clones of lazy ones share whether they require gradients.
+pub fn initialize<const D: usize, const O: usize>(
+    shape: [usize; D],
+    device: &Device,
+    forward: impl Fn(Tensor<D>) -> Tensor<O>,
+) {
+    forward(Tensor::zeros(shape, device));
+}
+
+/// The layer as it is, and with frozen parameters if it has any, by name. Frozen means that no parameter requires a
+/// gradient; batch norm uses its running statistics then.
+pub fn variants<S: Module>(stock: S) -> Vec<(&'static str, S)> {
+    match stock.num_params() {
+        0 => vec![("-", stock)],
+        _ => vec![("trainable", stock.clone()), ("frozen", stock.freeze())],
+    }
+}

@@ -1,0 +1,146 @@
+//! What is computed on Flex equals what is computed on wgpu: the form of an operation carries over to a device backend.
+//!
+//! Runs on any adapter, also on one in software (lavapipe): `cargo test -p burn-memsave --features wgpu --test wgpu`, and
+//! with `--features wgpu,fusion`.
+#![cfg(feature = "wgpu")]
+#![recursion_limit = "256"]
+use burn::module::Module;
+use burn::tensor::{DType, Device, DeviceKind, Tensor, TensorData, activation};
+use burn_memsave::functional as F;
+use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
+use burn_memsave::measure::{LayerMeasurement, bytes_in_use, measure_layer, peak_bytes};
+use burn_memsave::nn::conv::Conv2dConfig;
+use burn_memsave::nn::{EmbeddingConfig, LinearConfig};
+use operations::check;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+mod operations;
+#[path = "../table/mod.rs"]
+mod table;
+mod table_walk;
+
+/// The memory of a device is counted for the whole program: whoever measures it is alone.
+static DEVICE: RwLock<()> = RwLock::new(());
+
+fn among_others() -> RwLockReadGuard<'static, ()> {
+    DEVICE.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn wgpu() -> Device {
+    Device::wgpu(DeviceKind::DefaultDevice)
+}
+
+/// Deterministic values in -1..1, no two alike.
+fn values<const D: usize>(shape: [usize; D], seed: usize) -> TensorData {
+    let len = shape.iter().product::<usize>();
+    let value = |at: usize| ((at * 7919 + seed * 104_729) % 2003) as f32 / 1001.5 - 1.0;
+    TensorData::new((0..len).map(value).collect::<Vec<_>>(), shape)
+}
+
+fn tensor<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
+    Tensor::from_data(data, (device, DType::F32))
+}
+
+/// Relative to the largest magnitude.
+fn assert_close(what: &str, wgpu: &TensorData, flex: &TensorData) {
+    assert_eq!(wgpu.shape(), flex.shape(), "{what}");
+    let scale = flex.iter::<f32>().fold(1e-6f32, |scale, v| scale.max(v.abs()));
+    for (wgpu, flex) in wgpu.iter::<f32>().zip(flex.iter::<f32>()) {
+        assert!((wgpu - flex).abs() <= 1e-4 * scale, "{what}: {wgpu}, Flex {flex}");
+    }
+}
+
+/// What lazy layers need: a file of their weights.
+fn saved(module: impl Module) -> (tempfile::TempDir, WeightFile) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("model.bpk");
+    module.save_file(&path).expect("a burnpack");
+    (directory, WeightFile::open(path).expect("what was written"))
+}
+
+fn lazy<M: Module>(module: M, file: &WeightFile) -> M {
+    module.lazy_load(file, &LazyOptions::new().with_min_bytes(0).with_budget(0)).expect("the same module").0
+}
+
+#[test]
+fn lazy_weights_equal_flex() {
+    let linear = |device: &Device| LinearConfig::new(6, 5).init(device);
+    let (_directory, file) = saved(linear(&Device::flex()));
+    check("lazy linear", [2, 3, 6], |x: Tensor<3>, _| lazy(linear(&x.device()), &file).forward(x));
+
+    let conv = |device: &Device| Conv2dConfig::new([2, 4], [3, 3]).init(device);
+    let (_directory, file) = saved(conv(&Device::flex()));
+    check("lazy convolution", [1, 2, 5, 5], |x: Tensor<4>, _| lazy(conv(&x.device()), &file).forward(x));
+
+    let embedding = |device: &Device| EmbeddingConfig::new(9, 4).init(device);
+    let (_directory, file) = saved(embedding(&Device::flex()));
+    check("lazy embedding, tied to the head", [1, 3, 4], |x: Tensor<3>, _| {
+        let lazy = lazy(embedding(&x.device()), &file);
+        let rows = lazy.forward(Tensor::from_ints([[0, 8, 8]], &x.device()));
+        lazy.logits(rows + x)
+    });
+}
+
+/// A weight of 16 MiB, which nothing keeps between the passes.
+#[test]
+fn lazy_weights_leave_the_device() {
+    const WIDTH: usize = 2048;
+    let _alone = DEVICE.write().unwrap_or_else(PoisonError::into_inner);
+    let config = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
+    let (_directory, file) = saved(config.init(&Device::flex()));
+    let device = wgpu().autodiff();
+    let lazy = lazy(config.init(&device), &file);
+    let run = || measure_layer(|| Tensor::<2>::ones([1, WIDTH], &device).require_grad(), |x| lazy.forward(x));
+    run(); // compiles the kernels
+    let measured = run();
+    assert!(measured.kept.is_some_and(|kept| kept < 1 << 17), "{measured:?}");
+}
+
+/// The generators of the two backends differ; the gradient must belong to the output all the same.
+#[test]
+fn dropout_replays_its_bits() {
+    let _shared = among_others();
+    let device = wgpu().autodiff();
+    let x = Tensor::<2>::ones([40, 33], (&device, DType::F32)).require_grad();
+    let y = F::dropout(x.clone(), 0.3);
+    let gradients = y.clone().sum().backward();
+    x.grad(&gradients)
+        .expect("tracked")
+        .into_data()
+        .assert_approx_eq::<f32>(&y.clone().into_data(), burn::tensor::Tolerance::default());
+    let kept = y.greater_elem(0.0).int().sum().into_scalar::<i64>() as f64 / (40.0 * 33.0);
+    assert!((kept - 0.7).abs() < 0.06, "{kept} kept at a rate of 0.3");
+}
+
+/// An input of 16 MiB, of which stock's ReLU keeps all and ours 512 KiB.
+#[test]
+fn memory_is_measured_on_the_device() {
+    const ELEMENTS: u64 = 1 << 22;
+    /// What the pool rounds up, and its small tensors.
+    const NOISE: u64 = 1 << 17;
+    let _alone = DEVICE.write().unwrap_or_else(PoisonError::into_inner);
+    let device = wgpu().autodiff();
+    let ones = || Tensor::<1>::ones([ELEMENTS as usize], (&device, DType::F32));
+
+    let now = || {
+        device.sync().expect("the device works");
+        bytes_in_use(&device).zip(peak_bytes(&device)).expect("the pool counts")
+    };
+    let (before, _) = now();
+    let x = ones();
+    let (held, reserved) = now();
+    assert!((held - before).abs_diff(4 * ELEMENTS) < NOISE, "{held} bytes, {before} before");
+    assert!(reserved >= held, "{reserved} bytes reserved, {held} in use");
+    drop(x);
+
+    let measure = |relu: fn(Tensor<1>) -> Tensor<1>| {
+        let run = || measure_layer(|| ones().require_grad(), relu);
+        run(); // compiles the kernels
+        run()
+    };
+    let of_ours @ LayerMeasurement { kept, forward_peak, peak } = measure(F::relu);
+    assert!(kept.is_some_and(|kept| kept.abs_diff(ELEMENTS / 8) < NOISE), "{of_ours:?}");
+    assert!(kept <= forward_peak && forward_peak <= peak, "{of_ours:?}");
+    let of_stock = measure(activation::relu);
+    assert!(of_stock.kept.is_some_and(|kept| kept.abs_diff(4 * ELEMENTS) < NOISE), "{of_stock:?}");
+}
