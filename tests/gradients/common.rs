@@ -193,14 +193,20 @@ pub enum Backend {
 }
 
 impl Backend {
+    #[cfg(feature = "ndarray")]
     pub const ALL: [Self; 2] = [Self::Flex, Self::NdArray];
+    #[cfg(not(feature = "ndarray"))]
+    pub const ALL: [Self; 1] = [Self::Flex];
 
     /// Without autodiff.
     #[allow(deprecated)] // burn-ndarray is deprecated as a whole
     pub fn device(self) -> Device {
         match self {
             Self::Flex => Device::flex(),
+            #[cfg(feature = "ndarray")]
             Self::NdArray => Device::ndarray(),
+            #[cfg(not(feature = "ndarray"))]
+            Self::NdArray => panic!("the feature `ndarray` is off"),
         }
     }
 

@@ -408,7 +408,8 @@ mod deform_conv2d {
     fn equals_stock() {
         for_all(48, (deformed(), settings()), |(deformed, setting)| {
             let contiguous = Setting { form: Form::Leaf, ..setting };
-            for (backend, setting) in [(Backend::Flex, setting), (Backend::NdArray, contiguous)] {
+            for backend in Backend::ALL {
+                let setting = if backend == Backend::Flex { setting } else { contiguous };
                 let check = Check::new(deformed.inputs(), setting).on(backend).same_output();
                 let check = check.gradients_within(1e-5);
                 check.compare(&deformed.op(F::deform_conv2d), &deformed.op(module::deform_conv2d));
@@ -434,9 +435,8 @@ mod deform_conv2d {
 
     #[test]
     fn is_differentiated() {
-        differentiate(1, Backend::Flex);
+        Backend::ALL.map(|backend| differentiate(1, backend));
         differentiate(2, Backend::Flex);
-        differentiate(1, Backend::NdArray);
     }
 
     #[test]

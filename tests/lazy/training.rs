@@ -106,7 +106,7 @@ fn with_adapters(net: Net, of: &Net) -> Net {
 
 #[test]
 fn adapters_train_on_lazy_weights() {
-    for device in devices().map(Device::autodiff) {
+    for device in devices().into_iter().map(Device::autodiff) {
         let eager = Net::new(&device);
         let saved = Saved::new(&eager);
         let eager = eager.apply_lora(Lora::new(2, 4.0));
