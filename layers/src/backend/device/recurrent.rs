@@ -1,4 +1,7 @@
 //! One step of a recurrent layer by Burn's operations.
+//!
+//! A step writes its rows in place, which a backend can do only while nobody else holds the tensor. A slice may be a view,
+//! which holds it: no view of a gate may be alive when that gate is written, or every step copies all steps.
 use crate::backend::{Cell, RecurrentState, RecurrentStep, Stage};
 use burn::backend::{
     Backend, Scalar, TensorMetadata, get_or_init_device_settings,
@@ -22,7 +25,7 @@ impl RecurrentStep {
         if self.batch_first { [all, at, features] } else { [at, all, features] }
     }
 
-    /// The rows of this step in the tensor of a gate.
+    /// The rows of this step in the tensor of a gate: a view where the backend has them.
     fn read<B: Backend>(&self, values: &Float<B>) -> Float<B> {
         let values = B::float_reshape(values.clone(), self.sequence());
         B::float_reshape(B::float_slice(values, &self.slices()), Shape::new([self.batch, self.hidden]))
@@ -156,10 +159,13 @@ pub fn recurrent_forward<B: Backend>(
         };
         values.push(value);
     }
-    for (gate, value) in gates.iter_mut().zip(&values) {
-        step.write::<B>(gate, value.clone());
+    let next = update::<B>(step, &values, state);
+    // A view of what is there already is not written again.
+    let unchanged = usize::from(step.stage == Stage::New);
+    for (gate, value) in gates.iter_mut().zip(values).skip(unchanged) {
+        step.write::<B>(gate, value);
     }
-    update::<B>(step, &values, state)
+    next
 }
 
 /// See [`MemBackend::recurrent_replay`](crate::backend::MemBackend::recurrent_replay).
@@ -238,6 +244,7 @@ pub fn recurrent_backward<B: Backend>(
             (of_gates, before)
         }
     };
+    drop(values);
     for (gate, grad) in gates.iter_mut().zip(of_gates) {
         step.write::<B>(gate, grad);
     }
