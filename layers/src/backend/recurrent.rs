@@ -4,7 +4,7 @@
 //! made step by step, and what is left of a step is one function of the backend.
 use super::{MemBackend, zeros};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{Shape, Slice};
+use burn::tensor::{FloatDType, Shape, Slice};
 
 /// The kind of a recurrent layer, and so its gates, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -114,6 +114,17 @@ impl<B: Backend> Gate<B> {
             input_bias: plus(self.input_bias, other.input_bias),
             hidden: plus(self.hidden, other.hidden),
             hidden_bias: plus(self.hidden_bias, other.hidden_bias),
+        }
+    }
+
+    /// Gradients of another type.
+    fn cast(self, dtype: FloatDType) -> Self {
+        let cast = |grad: Option<FloatTensor<B>>| grad.map(|grad| B::float_cast(grad, dtype));
+        Self {
+            input: cast(self.input),
+            input_bias: cast(self.input_bias),
+            hidden: cast(self.hidden),
+            hidden_bias: cast(self.hidden_bias),
         }
     }
 }
@@ -304,6 +315,8 @@ impl Recurrence {
         wanted: &Wanted,
     ) -> RecurrentGrads<B> {
         let steps = x.shape()[self.axis()];
+        let dtype = FloatDType::from(x.dtype());
+        let sums = if starts.len() > 1 { wide(dtype) } else { dtype };
         let (mut dx, mut totals) = (vec![], Vec::<Gate<B>>::new());
         for (segment, start) in starts.into_iter().enumerate().rev() {
             let (first, last) = (segment * every, steps.min((segment + 1) * every));
@@ -312,7 +325,7 @@ impl Recurrence {
             let dy = self.slice::<B>(dy.clone(), steps.start, steps.end);
             let values = self.forward::<B>(x.clone(), parameters, start.clone(), Keep::Gates).gates;
             let wanted = Wanted { h: wanted.h || segment > 0, ..wanted.clone() };
-            let grads = self.backward::<B>(Some(x), parameters, values, start, dy, dstate, &wanted);
+            let grads = self.backward::<B>(Some(x), parameters, values, start, dy, dstate, &wanted, sums);
             dx.extend(grads.x);
             dstate = grads.state;
             totals = match totals.is_empty() {
@@ -324,10 +337,12 @@ impl Recurrence {
             dx.reverse();
         }
         let dx = wanted.x.then(|| B::float_cat(dx, self.axis()));
-        RecurrentGrads { x: dx, state: dstate, gates: totals }
+        let gates = totals.into_iter().map(|gate| gate.cast(dtype)).collect();
+        RecurrentGrads { x: dx, state: dstate, gates }
     }
 
-    /// The gradients, of the gates and the initial state; `gates` are overwritten. `dstate` is the gradient of the last state.
+    /// The gradients, of the gates and the initial state; `values` are overwritten. `dstate` is the gradient of the last state.
+    /// Those of parameters are `sums`: a caller who adds them up narrows the total once.
     #[allow(clippy::too_many_arguments)] // as many as the forward pass has inputs and outputs
     pub(crate) fn backward<B: MemBackend>(
         &self,
@@ -338,6 +353,7 @@ impl Recurrence {
         dy: FloatTensor<B>,
         dstate: RecurrentState<B>,
         wanted: &Wanted,
+        sums: FloatDType,
     ) -> RecurrentGrads<B> {
         let shape = dy.shape();
         let sizes = self.sizes(&shape, shape[2]);
@@ -394,8 +410,13 @@ impl Recurrence {
         }
         drop(dy);
 
-        let left = matrix::<B>(before);
-        let x_rows = x.map(matrix::<B>);
+        let widen = |values: &FloatTensor<B>| match FloatDType::from(values.dtype()) == sums {
+            true => values.clone(),
+            false => B::float_cast(values.clone(), sums),
+        };
+        let left = widen(&matrix::<B>(before));
+        let x_rows = x.filter(|_| wanted.gates.iter().any(|[input, ..]| *input));
+        let x_rows = x_rows.map(|x| widen(&matrix::<B>(x)));
         let mut dx = None;
         let mut grads = vec![];
         for (index, (parameters, wanted_of)) in parameters.iter().zip(&wanted.gates).enumerate() {
@@ -416,10 +437,10 @@ impl Recurrence {
                 });
             }
             let product = |left: &FloatTensor<B>, right: &FloatTensor<B>| {
-                B::float_matmul(B::float_swap_dims(left.clone(), 0, 1), right.clone())
+                B::float_matmul(B::float_swap_dims(widen(left), 0, 1), widen(right))
             };
             let sum = |values: &FloatTensor<B>| {
-                B::float_reshape(B::float_sum_dim(values.clone(), 0), Shape::new([sizes.hidden]))
+                B::float_reshape(B::float_sum_dim(widen(values), 0), Shape::new([sizes.hidden]))
             };
             let [input, input_bias, hidden, hidden_bias] = *wanted_of;
             grads.push(Gate {
@@ -493,6 +514,14 @@ impl Recurrence {
             grads.h = product(grads.h, rows(of_gate), gate);
         }
         grads
+    }
+}
+
+/// The type that many numbers are added up in.
+fn wide(dtype: FloatDType) -> FloatDType {
+    match dtype {
+        FloatDType::F16 | FloatDType::BF16 => FloatDType::F32,
+        wide => wide,
     }
 }
 

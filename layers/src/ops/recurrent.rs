@@ -354,7 +354,10 @@ impl<B: MemBackend> Backward<B, PARENTS> for Step {
                 let starts = core::iter::once(state).chain(checkpoints).collect();
                 recurrence.backward_by_segments::<B>(every, x, &gates, starts, dy, dstate, &wanted)
             }
-            (_, x) => recurrence.backward::<B>(x, &gates, values, state, dy, dstate, &wanted),
+            (_, x) => {
+                let sums = dy.dtype().into();
+                recurrence.backward::<B>(x, &gates, values, state, dy, dstate, &wanted, sums)
+            }
         };
         let of_gates = result
             .gates
