@@ -3,9 +3,9 @@ pub use burn::nn::lstm::*;
 
 use super::GateController;
 use super::sequence::{self, Outcome, are_sigmoid_and_tanh, direction, run};
-use crate::backend::{Cell, Recurrence};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_twin, drop_in};
+use crate::ops::{Cell, Recurrence};
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;

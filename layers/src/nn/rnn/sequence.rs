@@ -1,9 +1,8 @@
 //! Runs a recurrent layer over a sequence in one operation.
 use super::GateController;
-use crate::backend::Recurrence;
 use crate::nn::Linear;
 use crate::nn::activation::Activation;
-use crate::ops::{RecurrentOps, Slots};
+use crate::ops::{OptionalTensors, Recurrence, RecurrentOps, RecurrentOutput};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
@@ -42,7 +41,8 @@ pub(super) fn run(
             operands.extend([Some(weight.into_dispatch()), bias.map(Tensor::into_dispatch)]);
         }
     }
-    let (y, h, c) = Dispatch::memsave_recurrent(x.clone().into_dispatch(), Slots(operands), recurrence);
+    let x = x.clone().into_dispatch();
+    let RecurrentOutput { y, h, c } = Dispatch::memsave_recurrent(x, OptionalTensors(operands), recurrence);
     Some((Tensor::from_dispatch(y), Tensor::from_dispatch(h), Tensor::from_dispatch(c)))
 }
 
