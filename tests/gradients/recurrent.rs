@@ -636,7 +636,7 @@ impl ModuleMapper for Cast {
 }
 
 /// The time is linear in the number of steps: the second half of the steps allocates what the first does. (A step that copied
-/// all steps would allocate them.) In half precision a step goes by Burn's operations, as on devices.
+/// all steps would allocate them.) In half precision a step reads its rows as views.
 #[test]
 fn a_step_costs_the_same_however_many_there_are() {
     let device = Backend::Flex.autodiff_devices()[0].clone();
