@@ -385,6 +385,13 @@ impl Check {
         });
     }
 
+    /// The gradients of all inputs, on Flex.
+    pub fn gradients<const D: usize>(&self, op: Op<D>) -> Vec<Vec<f64>> {
+        let outcome = self.run(op, &Backend::Flex.autodiff_devices()[0], u32::MAX);
+        let numbers = |gradient: &Option<TensorData>| numbers(gradient.as_ref().expect("it is tracked"));
+        outcome.gradients.iter().map(numbers).collect()
+    }
+
     /// The gradients of `op` are its central differences in f64, at a few elements of every input. The truth reads
     /// outputs only, of runs without autodiff on Flex (some operations of NdArray 0.22.1 compute f64 in f32).
     pub fn differentiate<const D: usize>(&self, op: Op<D>) {

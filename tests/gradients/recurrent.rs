@@ -1,13 +1,15 @@
 //! Recurrent layers against the same recurrences step by step, of tensors, and against the stock layers.
 use crate::common::*;
-use burn::module::{Param, ParamId};
+use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::nn::{
     BiGruConfig, BiLstmConfig, BiRnnConfig, GateController, GruConfig, LstmConfig, LstmState, RnnConfig,
     RnnState, activation::ActivationConfig,
 };
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Tensor, TensorData};
 use burn_memsave::layers::*;
 use proptest::prelude::*;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 
 /// Inputs: of the layer, its state, and the parameters of all gates, each kind cut out of one tensor.
 const X: usize = 0;
@@ -354,6 +356,55 @@ fn half_precision_equals_the_steps() {
     }
 }
 
+/// Sums over many steps and many segments are narrowed once: their errors against f64 are far below those of autodiff's, which
+/// adds up step by step in half precision.
+#[test]
+fn sums_over_many_steps_are_made_in_f32() {
+    let rounded = |shape: [usize; 3], seed, range, dtype| {
+        let values = uniform(shape.iter().product(), seed, range);
+        let data = TensorData::new(values, shape).convert_dtype(dtype);
+        Input::given(shape, numbers(&data))
+    };
+    let error = |gradient: &[f64], truth: &[f64]| {
+        let squares = gradient.iter().zip(truth).map(|(gradient, truth)| (gradient - truth).powi(2));
+        squares.sum::<f64>().sqrt()
+    };
+    for dtype in HALF {
+        let check = |name: &str, options: Options, gates: usize, ours: Op<1>, steps: Op<1>| {
+            let Options { batch, steps: length, d_input, hidden, .. } = options;
+            let inputs = vec![
+                rounded([batch, length, d_input], 1, 0.5..1.0, dtype),
+                rounded([2, batch, hidden], 2, -1.0..1.0, dtype),
+                rounded([gates, d_input, hidden], 3, -0.5..0.5, dtype),
+                rounded([gates, hidden, hidden], 4, -0.5..0.5, dtype),
+                rounded([2 * gates, 1, hidden], 5, -0.5..0.5, dtype),
+            ];
+            let gradients = |dtype, op| {
+                let setting = Setting { reading: Reading::Sum, ..Setting::of(dtype) };
+                Check::new(inputs.clone(), setting).gradients(op)
+            };
+            let truth = gradients(DType::F64, steps);
+            let [ours, stock] = [ours, steps].map(|op| gradients(dtype, op));
+            for input in [INPUT, HIDDEN, BIAS] {
+                let [ours, stock] = [&ours, &stock].map(|all| error(&all[input], &truth[input]));
+                assert!(
+                    3.0 * ours < stock,
+                    "{name}, {dtype:?}, {options:?}: gradient of input {input}: error {ours:e}, by steps {stock:e}"
+                );
+            }
+        };
+        for checkpoint in [None, Some(1), Some(20)] {
+            let options = Options { steps: 400, variant: false, checkpoint, ..USUAL };
+            check("lstm", options, 4, &lstm(options), &lstm_by_steps(options));
+            check("rnn", options, 1, &rnn(options), &rnn_by_steps(options));
+            for variant in [false, true] {
+                let options = Options { variant, ..options };
+                check("gru", options, 3, &gru(options), &gru_by_steps(options));
+            }
+        }
+    }
+}
+
 #[test]
 fn layers_are_differentiated() {
     for (variant, clip) in [(false, None), (true, None), (false, Some(0.3)), (true, Some(0.3))] {
@@ -547,5 +598,75 @@ fn what_stock_refuses_is_refused() {
             refused(&|| drop(ours.forward(x(), state()))),
             refused(&|| drop(stock.forward(x(), state())))
         );
+    }
+}
+
+/// Counts the bytes that every thread asks for.
+struct Counting;
+
+thread_local! {
+    static ALLOCATED: Cell<usize> = const { Cell::new(0) };
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: everything goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that ends has no counter any more.
+        let _ = ALLOCATED.try_with(|bytes| bytes.set(bytes.get() + layout.size()));
+        // SAFETY: the caller's promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+/// Gives parameters a type.
+struct Cast(DType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|tensor| tensor.cast(self.0).detach().require_grad())
+    }
+}
+
+/// The time is linear in the number of steps: the second half of the steps allocates what the first does. (A step that copied
+/// all steps would allocate them.) In half precision a step reads its rows as views.
+#[test]
+fn a_step_costs_the_same_however_many_there_are() {
+    let device = Backend::Flex.autodiff_devices()[0].clone();
+    let [d_input, hidden] = [4, 16];
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let check = |name: &str, forward: &dyn Fn(Tensor<3>) -> Tensor<3>| {
+            let allocated = |steps: usize| {
+                let x = Tensor::<3>::ones([1, steps, d_input], (&device, dtype)).require_grad();
+                let before = ALLOCATED.get();
+                drop(forward(x).sum().backward());
+                ALLOCATED.get() - before
+            };
+            let [first, both] = [500, 1000].map(allocated);
+            assert!(
+                both - first < first + first / 10,
+                "{name} of {dtype:?}: {first} bytes for 500 steps, {both} for 1000"
+            );
+        };
+        for input_forget in [false, true] {
+            let config = LstmConfig::new(d_input, hidden, true).with_input_forget(input_forget);
+            let lstm = MemSaveLstm::from(config.init(&device)).map(&mut Cast(dtype));
+            check("lstm", &|x| lstm.forward(x, None).0);
+            check("lstm with checkpoints", &|x| lstm.forward_checkpointed(x, None, 30).0);
+        }
+        for reset_after in [false, true] {
+            let config = GruConfig::new(d_input, hidden, true).with_reset_after(reset_after);
+            let gru = MemSaveGru::from(config.init(&device)).map(&mut Cast(dtype));
+            check("gru", &|x| gru.forward(x, None));
+        }
+        let rnn = MemSaveRnn::from(RnnConfig::new(d_input, hidden, true).init(&device)).map(&mut Cast(dtype));
+        check("rnn", &|x| rnn.forward(x, None).0);
     }
 }

@@ -7,7 +7,6 @@ mod attention;
 mod cross_entropy;
 mod element_loss;
 mod low_rank;
-mod recurrent;
 mod rotary;
 mod softmax;
 
@@ -15,7 +14,6 @@ pub use attention::{attention_weights, attention_weights_backward};
 pub use cross_entropy::{log_sum_exp, logits_gradient, sum_log_probabilities};
 pub use element_loss::{element_loss, element_loss_backward, element_loss_slopes, element_loss_sum, scale};
 pub use low_rank::add_product;
-pub use recurrent::{recurrent_backward, recurrent_forward, recurrent_replay};
 pub use rotary::rotate;
 pub use softmax::{softmax_along, softmax_along_backward};
 
@@ -318,31 +316,6 @@ macro_rules! device_backend {
             ) -> FloatTensor<Self> {
                 prelu_alpha_backward::<Self>(x, alpha, dy)
             }
-            fn recurrent_forward(
-                step: &crate::backend::RecurrentStep,
-                gates: &mut [FloatTensor<Self>],
-                products: Vec<Option<FloatTensor<Self>>>,
-                biases: &[[Option<FloatTensor<Self>>; 2]],
-                state: crate::backend::RecurrentState<Self>,
-            ) -> crate::backend::RecurrentState<Self> {
-                recurrent_forward::<Self>(step, gates, products, biases, state)
-            }
-            fn recurrent_replay(
-                step: &crate::backend::RecurrentStep,
-                gates: &[FloatTensor<Self>],
-                state: crate::backend::RecurrentState<Self>,
-            ) -> crate::backend::RecurrentState<Self> {
-                recurrent_replay::<Self>(step, gates, state)
-            }
-            fn recurrent_backward(
-                step: &crate::backend::RecurrentStep,
-                gates: &mut [FloatTensor<Self>],
-                extra: Option<&mut FloatTensor<Self>>,
-                state: crate::backend::RecurrentState<Self>,
-                grads: crate::backend::RecurrentState<Self>,
-            ) -> crate::backend::RecurrentState<Self> {
-                recurrent_backward::<Self>(step, gates, extra, state, grads)
-            }
             fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self> {
                 rotate::<Self>(x, factors, adjoint)
             }
@@ -486,8 +459,7 @@ device_backend!(burn::backend::Remote);
 mod tests {
     use super::*;
     use crate::backend::{
-        Cell, ElementLoss, LogitsGradient, MemBackend, RecurrentState, RecurrentStep, ScoreGrads, ScoreRows,
-        Scores, Side, Softmax, Stage,
+        ElementLoss, LogitsGradient, MemBackend, ScoreGrads, ScoreRows, Scores, Side, Softmax,
     };
     use burn::backend::{
         Flex,
@@ -646,83 +618,6 @@ mod tests {
             let device = rotate::<Flex>(x.clone(), factors.clone(), adjoint);
             assert_close("rotation", device, Flex::rotate(x, factors, adjoint));
         }
-    }
-
-    #[test]
-    fn recurrent_steps_equal_the_kernels() {
-        let cells = [
-            Cell::Rnn,
-            Cell::Gru { reset_after: true },
-            Cell::Lstm { coupled: false },
-            Cell::Lstm { coupled: true },
-        ];
-        for batch_first in [true, false] {
-            for clip in [None, Some(0.3)] {
-                let step =
-                    |stage| RecurrentStep { stage, clip, batch_first, batch: 3, steps: 4, hidden: 5, at: 2 };
-                for cell in cells {
-                    recurrent_step_equals_the_kernels(&step(Stage::Whole(cell)), [cell.gates(); 2]);
-                }
-                recurrent_step_equals_the_kernels(&step(Stage::Reset), [2, 1]);
-                recurrent_step_equals_the_kernels(&step(Stage::New), [2, 2]);
-            }
-        }
-    }
-
-    /// `gates`: so many go forwards, and backwards.
-    fn recurrent_step_equals_the_kernels(step: &RecurrentStep, [forwards, backwards]: [usize; 2]) {
-        let matrix = || random(&[step.batch, step.hidden]);
-        let state = || RecurrentState::<Flex> { h: Some(matrix()), c: Some(matrix()) };
-        let gates = |count| -> Vec<Float> {
-            let values = (0..count).map(|_| random(&[step.batch * step.steps, step.hidden]));
-            values.map(<Flex as ActivationOps<Flex>>::sigmoid).collect()
-        };
-        let compare = |what: &str, device: RecurrentState<Flex>, cpu: RecurrentState<Flex>| {
-            for (device, cpu) in [(device.h, cpu.h), (device.c, cpu.c)] {
-                let zeros = || Flex::float_zeros(Shape::new([3, 5]), &FlexDevice, FloatDType::F32);
-                let [device, cpu] = [device, cpu].map(|state| state.unwrap_or_else(zeros));
-                assert_close(&format!("{what}, {step:?}"), device, cpu);
-            }
-        };
-        let compare_gates = |what: &str, device: Vec<Float>, cpu: Vec<Float>| {
-            for (device, cpu) in device.into_iter().zip(cpu) {
-                assert_close(&format!("{what}, {step:?}"), device, cpu);
-            }
-        };
-
-        for state in [state(), RecurrentState { h: None, c: None }] {
-            let inputs = gates(forwards);
-            let products: Vec<_> = (0..forwards).map(|_| state.h.is_some().then(matrix)).collect();
-            let biases: Vec<_> = (0..forwards)
-                .map(|gate| if gate == 0 { [None, None] } else { [Some(random(&[5])), Some(random(&[5]))] })
-                .collect();
-            let (mut of_device, mut of_cpu) = (inputs.clone(), inputs);
-            let device =
-                recurrent_forward::<Flex>(step, &mut of_device, products.clone(), &biases, state.clone());
-            let cpu = Flex::recurrent_forward(step, &mut of_cpu, products, &biases, state.clone());
-            compare("state", device, cpu);
-            compare_gates("gates", of_device, of_cpu.clone());
-            let device = recurrent_replay::<Flex>(step, &of_cpu, state.clone());
-            compare("replayed state", device, Flex::recurrent_replay(step, &of_cpu, state));
-        }
-
-        let (before, grads) = (state(), state());
-        let values = gates(backwards);
-        let extra = matches!(step.stage, Stage::Whole(Cell::Gru { .. })).then(|| gates(1).remove(0));
-        let (mut of_device, mut of_cpu) = (values.clone(), values);
-        let (mut extra_of_device, mut extra_of_cpu) = (extra.clone(), extra);
-        let device = recurrent_backward::<Flex>(
-            step,
-            &mut of_device,
-            extra_of_device.as_mut(),
-            before.clone(),
-            grads.clone(),
-        );
-        let cpu = Flex::recurrent_backward(step, &mut of_cpu, extra_of_cpu.as_mut(), before, grads);
-        compare("gradient of the state", device, cpu);
-        of_device.extend(extra_of_device);
-        of_cpu.extend(extra_of_cpu);
-        compare_gates("gradients of gates", of_device, of_cpu);
     }
 
     #[test]

@@ -56,7 +56,6 @@ mod element_loss;
 mod flex;
 #[cfg(feature = "ndarray")]
 mod ndarray;
-mod recurrent;
 mod softmax;
 mod windows;
 
@@ -64,8 +63,6 @@ pub(crate) use crate::ops::PiecewiseLinear;
 pub(crate) use attention::{Dropped, Inputs};
 pub use attention::{ScoreGrads, ScoreRows, Scores};
 pub use element_loss::{ElementLoss, Side};
-pub use recurrent::{Cell, Gate, Recurrence, RecurrentState, RecurrentStep, Stage};
-pub(crate) use recurrent::{Keep, Wanted};
 pub use softmax::Softmax;
 pub(crate) use windows::pool_output_size;
 
@@ -168,35 +165,6 @@ pub trait MemBackend:
     /// Gradient of a parametric ReLU's slope, `sum(dy * min(x, 0))` over what `alpha` broadcasts over; the shape of
     /// `alpha`.
     fn prelu_alpha_backward(x: FloatTensor<Self>, alpha: Shape, dy: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// One step of a recurrent layer, element by element: its rows in the tensors of the gates, `[batch * steps, hidden]`, hold
-    /// the products with the input and get the gates. `products`: those with the hidden state, zeros if there are none.
-    /// `biases`: of both products. `state`: before the step; returned is that behind it.
-    fn recurrent_forward(
-        step: &RecurrentStep,
-        gates: &mut [FloatTensor<Self>],
-        products: Vec<Option<FloatTensor<Self>>>,
-        biases: &[[Option<FloatTensor<Self>>; 2]],
-        state: RecurrentState<Self>,
-    ) -> RecurrentState<Self>;
-
-    /// The state after a step, from the gates.
-    fn recurrent_replay(
-        step: &RecurrentStep,
-        gates: &[FloatTensor<Self>],
-        state: RecurrentState<Self>,
-    ) -> RecurrentState<Self>;
-
-    /// One step back: its rows in the tensors of the gates become gradients of what went into them, those of `extra` (in a GRU
-    /// that resets after the product: the product that r gates) gradients of themselves. `state`: before the step; `grads`: of
-    /// that behind it; returned is that of the state before, as far as it does not go through the products.
-    fn recurrent_backward(
-        step: &RecurrentStep,
-        gates: &mut [FloatTensor<Self>],
-        extra: Option<&mut FloatTensor<Self>>,
-        state: RecurrentState<Self>,
-        grads: RecurrentState<Self>,
-    ) -> RecurrentState<Self>;
 
     /// Pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`;
     /// `adjoint`: back, as gradients are.

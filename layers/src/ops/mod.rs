@@ -60,7 +60,10 @@ pub use max_pool::MaxPoolOps;
 pub use node::{NodeOps, node_id};
 pub use piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels, PiecewiseLinearOps};
 pub use prelu::PReluOps;
-pub use recurrent::{RecurrentOps, Slots};
+pub use recurrent::{
+    Cell, OptionalTensors, Recurrence, RecurrentKernels, RecurrentOps, RecurrentOutput, RecurrentState,
+    RecurrentStep, Stage,
+};
 pub use rotary::RotaryOps;
 pub use row_norm::{RowNorm, RowNormOps};
 pub use smooth::{Smooth, SmoothKernels, SmoothOps};

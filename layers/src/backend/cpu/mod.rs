@@ -1,8 +1,5 @@
 //! Fused kernels on slices, shared by the CPU backends.
-use super::{
-    ElementLoss, LogitsGradient, MemBackend, RecurrentState, RecurrentStep, ScoreGrads, ScoreRows, Side,
-    Softmax, device,
-};
+use super::{ElementLoss, LogitsGradient, MemBackend, ScoreGrads, ScoreRows, Side, Softmax};
 use burn::backend::{
     Backend, TensorMetadata,
     ops::{InterpolateMode, InterpolateOptions},
@@ -26,7 +23,6 @@ mod max_pool;
 pub(crate) mod parallel;
 mod prelu;
 mod quantized;
-mod recurrent;
 mod rotary;
 mod softmax;
 pub(crate) mod sums;
@@ -199,46 +195,6 @@ impl<B: CpuBackend> MemBackend for B {
             let dalpha = prelu::alpha_backward::<E>(B::as_slice(&x), B::as_slice(&dy), alpha.num_elements(), inner);
             B::from_vec(dalpha, alpha)
         })
-    }
-
-    fn recurrent_forward(
-        step: &RecurrentStep,
-        gates: &mut [FloatTensor<B>],
-        products: Vec<Option<FloatTensor<B>>>,
-        biases: &[[Option<FloatTensor<B>>; 2]],
-        state: RecurrentState<B>,
-    ) -> RecurrentState<B> {
-        match gates[0].dtype() {
-            DType::F32 => recurrent::forward::<B, f32>(step, gates, products, biases, state),
-            DType::F64 => recurrent::forward::<B, f64>(step, gates, products, biases, state),
-            _ => device::recurrent_forward::<B>(step, gates, products, biases, state),
-        }
-    }
-
-    fn recurrent_replay(
-        step: &RecurrentStep,
-        gates: &[FloatTensor<B>],
-        state: RecurrentState<B>,
-    ) -> RecurrentState<B> {
-        match gates[0].dtype() {
-            DType::F32 => recurrent::replay::<B, f32>(step, gates, state),
-            DType::F64 => recurrent::replay::<B, f64>(step, gates, state),
-            _ => device::recurrent_replay::<B>(step, gates, state),
-        }
-    }
-
-    fn recurrent_backward(
-        step: &RecurrentStep,
-        gates: &mut [FloatTensor<B>],
-        extra: Option<&mut FloatTensor<B>>,
-        state: RecurrentState<B>,
-        grads: RecurrentState<B>,
-    ) -> RecurrentState<B> {
-        match gates[0].dtype() {
-            DType::F32 => recurrent::backward::<B, f32>(step, gates, extra, state, grads),
-            DType::F64 => recurrent::backward::<B, f64>(step, gates, extra, state, grads),
-            _ => device::recurrent_backward::<B>(step, gates, extra, state, grads),
-        }
     }
 
     fn rotate(x: FloatTensor<B>, factors: FloatTensor<B>, adjoint: bool) -> FloatTensor<B> {

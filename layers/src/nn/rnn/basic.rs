@@ -2,10 +2,10 @@
 pub use burn::nn::basic::*;
 
 use super::GateController;
-use super::sequence::{self, Outcome, are_sigmoid_and_tanh, direction, run};
-use crate::backend::{Cell, Recurrence};
+use super::sequence::{Outcome, are_sigmoid_and_tanh, direction, forward_methods, run};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_twin, drop_in};
+use crate::ops::{Cell, Recurrence};
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;
@@ -102,7 +102,7 @@ drop_in! {
     }
 }
 
-impl Rnn {
+forward_methods! {
     /// Applies the layer to a sequence, from a hidden state or from zeros. Returns the hidden state after every step, and
     /// the one after the last.
     ///
@@ -111,27 +111,10 @@ impl Rnn {
     /// - input: `[batch, steps, d_input]` if `batch_first`, else `[steps, batch, d_input]`
     /// - state: `[batch, d_hidden]`
     /// - output: as the input, with `d_hidden` features
-    pub fn forward(&self, batched_input: Tensor<3>, state: Option<RnnState<2>>) -> (Tensor<3>, RnnState<2>) {
-        self.forward_with(batched_input, state, None)
-    }
+    Rnn: RnnState<2> => (Tensor<3>, RnnState<2>)
+}
 
-    /// [`forward`](Self::forward), but keeps one state for `every` steps instead of the gates. The backward pass computes
-    /// the gates again, for one stretch of steps at a time: there is less to keep, for the time of one more forward pass.
-    /// With `every` near the square root of the number of steps the peak is lowest. The input and the parameters are kept,
-    /// too (no copies).
-    ///
-    /// # Panics
-    ///
-    /// Panics if `every` is 0.
-    pub fn forward_checkpointed(
-        &self,
-        batched_input: Tensor<3>,
-        state: Option<RnnState<2>>,
-        every: usize,
-    ) -> (Tensor<3>, RnnState<2>) {
-        self.forward_with(batched_input, state, sequence::checkpoint_every(every))
-    }
-
+impl Rnn {
     fn forward_with(
         &self,
         batched_input: Tensor<3>,
@@ -187,7 +170,7 @@ drop_in! {
     }
 }
 
-impl BiRnn {
+forward_methods! {
     /// Applies the layers to a sequence, from a hidden state per direction or from zeros. Returns the hidden states after
     /// every step, and the one after the last step of either direction.
     ///
@@ -196,24 +179,10 @@ impl BiRnn {
     /// - input: `[batch, steps, d_input]` if `batch_first`, else `[steps, batch, d_input]`
     /// - state: `[2, batch, d_hidden]`
     /// - output: as the input, with `2 * d_hidden` features
-    pub fn forward(&self, batched_input: Tensor<3>, state: Option<RnnState<3>>) -> (Tensor<3>, RnnState<3>) {
-        self.forward_with(batched_input, state, None)
-    }
+    BiRnn: RnnState<3> => (Tensor<3>, RnnState<3>)
+}
 
-    /// [`forward`](Self::forward), but keeps what two [`Rnn::forward_checkpointed`] keep.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `every` is 0.
-    pub fn forward_checkpointed(
-        &self,
-        batched_input: Tensor<3>,
-        state: Option<RnnState<3>>,
-        every: usize,
-    ) -> (Tensor<3>, RnnState<3>) {
-        self.forward_with(batched_input, state, sequence::checkpoint_every(every))
-    }
-
+impl BiRnn {
     fn forward_with(
         &self,
         batched_input: Tensor<3>,

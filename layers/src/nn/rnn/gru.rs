@@ -1,10 +1,10 @@
 //! Gated recurrent units.
 
 use super::GateController;
-use super::sequence::{self, Outcome, are_sigmoid_and_tanh, direction, run};
-use crate::backend::{Cell, Recurrence};
+use super::sequence::{Outcome, are_sigmoid_and_tanh, direction, forward_methods, run};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_twin, drop_in};
+use crate::ops::{Cell, Recurrence};
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;
@@ -122,7 +122,7 @@ drop_in! {
     }
 }
 
-impl Gru {
+forward_methods! {
     /// Applies the layer to a sequence, from a hidden state or from zeros. Returns the hidden state after every step.
     ///
     /// # Shapes
@@ -130,27 +130,10 @@ impl Gru {
     /// - input: `[batch, steps, d_input]`
     /// - state: `[batch, d_hidden]`
     /// - output: `[batch, steps, d_hidden]`
-    pub fn forward(&self, batched_input: Tensor<3>, state: Option<Tensor<2>>) -> Tensor<3> {
-        self.forward_with(batched_input, state, None)
-    }
+    Gru: Tensor<2> => Tensor<3>
+}
 
-    /// [`forward`](Self::forward), but keeps one state for `every` steps instead of the gates. The backward pass computes
-    /// the gates again, for one stretch of steps at a time: there is less to keep, for the time of one more forward pass.
-    /// With `every` near the square root of the number of steps the peak is lowest. The input and the parameters are kept,
-    /// too (no copies).
-    ///
-    /// # Panics
-    ///
-    /// Panics if `every` is 0.
-    pub fn forward_checkpointed(
-        &self,
-        batched_input: Tensor<3>,
-        state: Option<Tensor<2>>,
-        every: usize,
-    ) -> Tensor<3> {
-        self.forward_with(batched_input, state, sequence::checkpoint_every(every))
-    }
-
+impl Gru {
     fn forward_with(
         &self,
         batched_input: Tensor<3>,
@@ -207,7 +190,7 @@ drop_in! {
     }
 }
 
-impl BiGru {
+forward_methods! {
     /// Applies the layers to a sequence, from a hidden state per direction or from zeros. Returns the hidden states after
     /// every step, and the one after the last step of either direction.
     ///
@@ -216,24 +199,10 @@ impl BiGru {
     /// - input: `[batch, steps, d_input]` if `batch_first`, else `[steps, batch, d_input]`
     /// - state: `[2, batch, d_hidden]`
     /// - output: as the input, with `2 * d_hidden` features
-    pub fn forward(&self, batched_input: Tensor<3>, state: Option<Tensor<3>>) -> (Tensor<3>, Tensor<3>) {
-        self.forward_with(batched_input, state, None)
-    }
+    BiGru: Tensor<3> => (Tensor<3>, Tensor<3>)
+}
 
-    /// [`forward`](Self::forward), but keeps what two [`Gru::forward_checkpointed`] keep.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `every` is 0.
-    pub fn forward_checkpointed(
-        &self,
-        batched_input: Tensor<3>,
-        state: Option<Tensor<3>>,
-        every: usize,
-    ) -> (Tensor<3>, Tensor<3>) {
-        self.forward_with(batched_input, state, sequence::checkpoint_every(every))
-    }
-
+impl BiGru {
     fn forward_with(
         &self,
         batched_input: Tensor<3>,

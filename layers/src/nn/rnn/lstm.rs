@@ -2,10 +2,10 @@
 pub use burn::nn::lstm::*;
 
 use super::GateController;
-use super::sequence::{self, Outcome, are_sigmoid_and_tanh, direction, run};
-use crate::backend::{Cell, Recurrence};
+use super::sequence::{Outcome, are_sigmoid_and_tanh, direction, forward_methods, run};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_twin, drop_in};
+use crate::ops::{Cell, Recurrence};
 use burn::config::Config;
 use burn::module::Module;
 use burn::nn::Initializer;
@@ -140,7 +140,7 @@ drop_in! {
     }
 }
 
-impl Lstm {
+forward_methods! {
     /// Applies the layer to a sequence, from a state or from zeros. Returns the hidden state after every step, and the
     /// state after the last.
     ///
@@ -149,31 +149,10 @@ impl Lstm {
     /// - input: `[batch, steps, d_input]` if `batch_first`, else `[steps, batch, d_input]`
     /// - state: `[batch, d_hidden]` each
     /// - output: as the input, with `d_hidden` features
-    pub fn forward(
-        &self,
-        batched_input: Tensor<3>,
-        state: Option<LstmState<2>>,
-    ) -> (Tensor<3>, LstmState<2>) {
-        self.forward_with(batched_input, state, None)
-    }
+    Lstm: LstmState<2> => (Tensor<3>, LstmState<2>)
+}
 
-    /// [`forward`](Self::forward), but keeps one state for `every` steps instead of the gates. The backward pass computes
-    /// the gates again, for one stretch of steps at a time: there is less to keep, for the time of one more forward pass.
-    /// With `every` near the square root of the number of steps the peak is lowest. The input and the parameters are kept,
-    /// too (no copies).
-    ///
-    /// # Panics
-    ///
-    /// Panics if `every` is 0.
-    pub fn forward_checkpointed(
-        &self,
-        batched_input: Tensor<3>,
-        state: Option<LstmState<2>>,
-        every: usize,
-    ) -> (Tensor<3>, LstmState<2>) {
-        self.forward_with(batched_input, state, sequence::checkpoint_every(every))
-    }
-
+impl Lstm {
     fn forward_with(
         &self,
         batched_input: Tensor<3>,
@@ -248,7 +227,7 @@ drop_in! {
     }
 }
 
-impl BiLstm {
+forward_methods! {
     /// Applies the layers to a sequence, from a state per direction or from zeros: the hidden states after every step, and the
     /// states after the last of either direction.
     ///
@@ -257,28 +236,10 @@ impl BiLstm {
     /// - input: `[batch, steps, d_input]` if `batch_first`, else `[steps, batch, d_input]`
     /// - state: `[2, batch, d_hidden]` each
     /// - output: as the input, with `2 * d_hidden` features
-    pub fn forward(
-        &self,
-        batched_input: Tensor<3>,
-        state: Option<LstmState<3>>,
-    ) -> (Tensor<3>, LstmState<3>) {
-        self.forward_with(batched_input, state, None)
-    }
+    BiLstm: LstmState<3> => (Tensor<3>, LstmState<3>)
+}
 
-    /// [`forward`](Self::forward), but keeps what two [`Lstm::forward_checkpointed`] keep.
-    ///
-    /// # Panics
-    ///
-    /// Panics if `every` is 0.
-    pub fn forward_checkpointed(
-        &self,
-        batched_input: Tensor<3>,
-        state: Option<LstmState<3>>,
-        every: usize,
-    ) -> (Tensor<3>, LstmState<3>) {
-        self.forward_with(batched_input, state, sequence::checkpoint_every(every))
-    }
-
+impl BiLstm {
     fn forward_with(
         &self,
         batched_input: Tensor<3>,

@@ -1,9 +1,8 @@
 //! Runs a recurrent layer over a sequence in one operation.
 use super::GateController;
-use crate::backend::Recurrence;
 use crate::nn::Linear;
 use crate::nn::activation::Activation;
-use crate::ops::{RecurrentOps, Slots};
+use crate::ops::{OptionalTensors, Recurrence, RecurrentOps, RecurrentOutput};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
@@ -42,7 +41,8 @@ pub(super) fn run(
             operands.extend([Some(weight.into_dispatch()), bias.map(Tensor::into_dispatch)]);
         }
     }
-    let (y, h, c) = Dispatch::memsave_recurrent(x.clone().into_dispatch(), Slots(operands), recurrence);
+    let x = x.clone().into_dispatch();
+    let RecurrentOutput { y, h, c } = Dispatch::memsave_recurrent(x, OptionalTensors(operands), recurrence);
     Some((Tensor::from_dispatch(y), Tensor::from_dispatch(h), Tensor::from_dispatch(c)))
 }
 
@@ -50,11 +50,36 @@ fn parameters(linear: &Linear) -> (Tensor<2>, Option<Tensor<1>>) {
     (linear.weight.val(), linear.bias.as_ref().map(|bias| bias.val()))
 }
 
-/// A checkpoint every `steps` steps.
-pub(super) fn checkpoint_every(steps: usize) -> Option<usize> {
-    assert!(steps > 0, "forward_checkpointed: a checkpoint every 0 steps");
-    Some(steps)
+/// The two ways to run a layer over a sequence, which differ in what its `forward_with` keeps.
+macro_rules! forward_methods {
+    ($(#[$docs:meta])* $layer:ident: $state:ty => $output:ty) => {
+        impl $layer {
+            $(#[$docs])*
+            pub fn forward(&self, batched_input: Tensor<3>, state: Option<$state>) -> $output {
+                self.forward_with(batched_input, state, None)
+            }
+
+            /// [`forward`](Self::forward), but keeps one state for `every` steps instead of the gates. The backward pass
+            /// computes the gates again, for one stretch of steps at a time: there is less to keep, for the time of one more
+            /// forward pass. With `every` near the square root of the number of steps the peak is lowest. The input and the
+            /// parameters are kept, too (no copies).
+            ///
+            /// # Panics
+            ///
+            /// Panics if `every` is 0.
+            pub fn forward_checkpointed(
+                &self,
+                batched_input: Tensor<3>,
+                state: Option<$state>,
+                every: usize,
+            ) -> $output {
+                assert!(every > 0, "forward_checkpointed: a checkpoint every 0 steps");
+                self.forward_with(batched_input, state, Some(every))
+            }
+        }
+    };
 }
+pub(super) use forward_methods;
 
 /// Whether the activations are the usual ones: sigmoids for the gates, hyperbolic tangents for the others.
 pub(super) fn are_sigmoid_and_tanh(gates: &[&Activation], others: &[&Activation]) -> bool {

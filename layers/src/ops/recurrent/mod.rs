@@ -1,0 +1,391 @@
+//! Recurrent layers over a whole sequence: RNN, GRU and LSTM.
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | RNN: `h = tanh(a)` |
+//! | | GRU: `r = sigmoid(a_r)`, `z = sigmoid(a_z)`, `n = tanh(x W_n + b_n + r * (h U_n + d_n))`, `h = (1 - z) n + z h`; or `n = tanh(x W_n + b_n + (r h) U_n + d_n)` |
+//! | | LSTM: `i, o, f = sigmoid(a_i, a_o, a_f)`, `g = tanh(a_g)`, `c = f c + i g`, `h = o tanh(c)`; coupled: `f = 1 - i` |
+//! | | where `a = x W + b + h U + d` per gate, step by step; the state (`c` of an LSTM, else `h`) is clipped if asked for |
+//! | keeps | the gates after their activation, once (the gate of an RNN that does not clip is its output); the initial state and the weights (handles); `x` (a handle) if a `W` is tracked |
+//! | | with checkpoints every `k` steps: not the gates but the state after every `k`-th step; `x`, the initial state and all parameters (handles) |
+//! | backward | (with checkpoints, for one segment after the other, whose gates are computed again) from the last step: `da` of every gate in the place of the gate, `dh += sum(da U^T)`; then `dW = x^T da`, `dU = h^T da`, `db = dd = sum(da)`, `dx = sum(da W^T)`, each one matrix product over all steps |
+//!
+//! The states between the steps are computed again from the gates: `c` and `h` are no more than a few products away. So is
+//! `h U_n + d_n`, by one matrix product. Products with `x` are one per gate for all steps at once. Stock Burn records some
+//! forty operations per step, which keep ten tensors and more of the size of the state.
+//!
+//! The last state comes from small operations on the output that only hand their gradient over.
+//!
+//! Sums over steps and segments are made in f32 at least.
+use super::{
+    extension::extension,
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
+use burn::backend::{
+    Backend, BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, ExtensionType,
+    TensorMetadata, tensor::FloatTensor,
+};
+use burn::tensor::Shape;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+mod backward;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
+mod kernels;
+mod sequence;
+
+use backward::{Segment, Wanted};
+pub use kernels::{RecurrentKernels, RecurrentState, RecurrentStep, Stage};
+use sequence::{Forward, GateParameters, Keep};
+
+/// The kind of a recurrent layer, and so its gates, in this order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cell {
+    /// `h = tanh(a)`
+    Rnn,
+    /// Gates r, z and n: `h = (1 - z) n + z h`.
+    Gru {
+        /// Whether r gates the product of the hidden state with the weight of n, and not the state itself.
+        reset_after: bool,
+    },
+    /// Gates i, o, g and f: `c = f c + i g`, `h = o tanh(c)`.
+    Lstm {
+        /// Whether `f = 1 - i`, a gate that is not there.
+        coupled: bool,
+    },
+}
+
+impl Cell {
+    /// The number of gates.
+    pub fn gates(self) -> usize {
+        match self {
+            Self::Rnn => 1,
+            Self::Gru { .. } | Self::Lstm { coupled: true } => 3,
+            Self::Lstm { coupled: false } => 4,
+        }
+    }
+}
+
+/// A recurrent layer with its options.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Recurrence {
+    /// Its kind.
+    pub cell: Cell,
+    /// The largest magnitude of an element of the state: of c in an LSTM, else of h.
+    pub clip: Option<f64>,
+    /// Whether sequences are `[batch, steps, ...]`, else `[steps, batch, ...]`.
+    pub batch_first: bool,
+    /// Whether the last step comes first.
+    pub reverse: bool,
+    /// After how many steps a state is kept, instead of the gates; 1 at least.
+    pub checkpoint: Option<usize>,
+}
+
+/// Tensors, some of which may not be there.
+pub struct OptionalTensors<B: Backend>(pub Vec<Option<FloatTensor<B>>>);
+
+impl<B: Backend> ExtensionType<B> for OptionalTensors<B> {
+    type Target = OptionalTensors<burn::backend::Dispatch>;
+
+    fn map_to_dispatch<F>(self, map_kind: F, autodiff: DispatchAutodiffContext) -> Self::Target
+    where
+        F: Fn(BackendTensor<B>) -> DispatchTensorKind,
+    {
+        let wrap = |tensor| DispatchTensor { kind: map_kind(BackendTensor::Float(tensor)), autodiff };
+        OptionalTensors(self.0.into_iter().map(|tensor| tensor.map(wrap)).collect())
+    }
+
+    fn map_from_dispatch<F>(target: Self::Target, unwrap_kind: F) -> Self
+    where
+        F: Fn(DispatchTensor) -> BackendTensor<B>,
+    {
+        let unwrap = |tensor| unwrap_kind(tensor).float();
+        OptionalTensors(target.0.into_iter().map(|tensor| tensor.map(unwrap)).collect())
+    }
+
+    fn routing_tensor(target: &Self::Target) -> Option<&DispatchTensor> {
+        target.0.iter().flatten().next()
+    }
+
+    fn routing_float_tensor(target: &Self::Target) -> Option<&DispatchTensor> {
+        Self::routing_tensor(target)
+    }
+
+    fn autodiff_context(target: &Self::Target) -> DispatchAutodiffContext {
+        let contexts = target.0.iter().flatten().map(|tensor| tensor.autodiff);
+        contexts.fold(DispatchAutodiffContext::Disabled, |context, other| context.merge(other))
+    }
+}
+
+/// What a recurrent layer gives.
+#[derive(ExtensionType)]
+pub struct RecurrentOutput<B: Backend> {
+    /// The hidden state after every step.
+    pub y: FloatTensor<B>,
+    /// The hidden state after the last step.
+    pub h: FloatTensor<B>,
+    /// The cell state after the last step; where there is none, the hidden state once more.
+    pub c: FloatTensor<B>,
+}
+
+extension! {
+    /// Recurrent layers.
+    pub trait RecurrentOps(RecurrentKernels) {
+        /// Runs a layer over a sequence. `operands`: h and c before the first step; then of every gate the weight and the bias
+        /// for the input, and the weight and the bias for the hidden state.
+        fn memsave_recurrent(
+            x: FloatTensor<Self>,
+            #[extension_type] operands: OptionalTensors<Self>,
+            recurrence: Recurrence,
+        ) -> RecurrentOutput<Self> {
+            let steps = x.shape()[recurrence.axis()];
+            let side = SideChannel::default();
+            let mut inputs = core::iter::once(Some(x)).chain(operands.0);
+            let inputs = core::array::from_fn(|_| inputs.next().flatten());
+            let y = Self::run(Recurrent { recurrence, steps, side: side.clone() }, inputs);
+            let [h, c] = side.take();
+            let last = |index, value| Self::run(LastState { index, value, side: side.clone() }, [Some(y.clone())]);
+            let h = last(0, given(h));
+            let c = c.map_or_else(|| h.clone(), |c| last(1, c));
+            RecurrentOutput { y, h, c }
+        }
+    }
+}
+
+/// The input, the initial state, and of every gate (there are four at most) its [parameters](GateParameters).
+const INPUTS: usize = GATES + 4 * PER_GATE;
+const X: usize = 0;
+const H: usize = 1;
+const C: usize = 2;
+const GATES: usize = 3;
+const PER_GATE: usize = 4;
+
+/// The places of the parameters of a gate: the weight and the bias for the input, and for the hidden state.
+fn places(gate: usize) -> [usize; PER_GATE] {
+    core::array::from_fn(|parameter| GATES + gate * PER_GATE + parameter)
+}
+
+/// A recurrent layer over a sequence.
+#[derive(Clone)]
+struct Recurrent<B: Backend> {
+    recurrence: Recurrence,
+    /// The number of steps.
+    steps: usize,
+    /// Takes the last state out of the forward pass.
+    side: SideChannel<B>,
+}
+
+impl<B: RecurrentKernels> Recurrent<B> {
+    fn over(&self, inputs: Inputs<B, INPUTS>, keep: Keep) -> Forward<B> {
+        let mut inputs = inputs.into_iter();
+        let mut next = || inputs.next().flatten();
+        let x = given(next());
+        let state = RecurrentState { h: next(), c: next() };
+        let gates = (0..self.recurrence.cell.gates()).map(|_| GateParameters {
+            input: next(),
+            input_bias: next(),
+            hidden: next(),
+            hidden_bias: next(),
+        });
+        let gates: Vec<_> = gates.collect();
+        let result = self.recurrence.forward::<B>(x, &gates, state, keep);
+        let RecurrentState { h, c } = result.state.clone();
+        self.side.put([h, c]);
+        result
+    }
+}
+
+impl<B: RecurrentKernels> Operation<B, INPUTS> for Recurrent<B> {
+    const INPUTS: [&'static str; INPUTS] = {
+        let mut names = [""; INPUTS];
+        (names[X], names[H], names[C]) = ("x", "h", "c");
+        let mut gate = GATES;
+        while gate < INPUTS {
+            (names[gate], names[gate + 1]) = ("input weight", "input bias");
+            (names[gate + 2], names[gate + 3]) = ("hidden weight", "hidden bias");
+            gate += PER_GATE;
+        }
+        names
+    };
+    const PARAMETERS: &'static [usize] = &[GATES];
+    type Saved = Saved<B>;
+
+    fn name(&self) -> &'static str {
+        match self.recurrence.cell {
+            Cell::Rnn => "rnn",
+            Cell::Gru { .. } => "gru",
+            Cell::Lstm { .. } => "lstm",
+        }
+    }
+
+    fn plan(&self, inputs: &Tracking<B, INPUTS>) -> Plan<INPUTS> {
+        let Recurrence { cell, checkpoint, .. } = self.recurrence;
+        let recomputes = checkpoint.is_some();
+        let is_gru = matches!(cell, Cell::Gru { .. });
+        let any = |parameter: usize| (0..cell.gates()).any(|gate| inputs.tracked(places(gate)[parameter]));
+        let [input_weights, _, hidden_weights, _] = core::array::from_fn(any);
+        let plan = Plan::nothing()
+            .keep_if(recomputes || input_weights, X, "read by gradients of input weights, or by gates")
+            .keep_if(recomputes || is_gru || hidden_weights, H, "the states are computed again")
+            .keep_if(true, C, "the states are computed again");
+        (0..cell.gates()).fold(plan, |plan, gate| {
+            let [input, input_bias, hidden, hidden_bias] = places(gate);
+            let is_new = is_gru && gate == 2;
+            let goes_back = self.steps > 1 || inputs.tracked(H) || is_new;
+            let reads_bias = is_new && cell == (Cell::Gru { reset_after: true });
+            plan.keep_if(recomputes || inputs.tracked(X), input, "x is tracked")
+                .keep_if(recomputes, input_bias, "the gates are computed again")
+                .keep_if(recomputes || goes_back, hidden, "gradients go back through the steps")
+                .keep_if(recomputes || reads_bias, hidden_bias, "the product that r gates is computed again")
+        })
+    }
+
+    fn forward(&self, inputs: Inputs<B, INPUTS>) -> FloatTensor<B> {
+        self.over(inputs, Keep::Nothing).y
+    }
+
+    fn forward_saving(
+        &self,
+        inputs: Inputs<B, INPUTS>,
+        recorder: &Recorder<INPUTS>,
+    ) -> (FloatTensor<B>, Saved<B>) {
+        let recurrence = self.recurrence;
+        let result = self.over(inputs, recurrence.checkpoint.map_or(Keep::Gates, Keep::States));
+        let gates = match recurrence {
+            Recurrence { checkpoint: Some(_), .. } => vec![],
+            Recurrence { cell: Cell::Rnn, clip: None, .. } => {
+                vec![B::float_reshape(result.y.clone(), result.gates[0].shape())]
+            }
+            _ => result.gates,
+        };
+        let ledger = recorder.ledger();
+        let gates = gates.into_iter().map(|gate| ledger.tensor("gate", gate, "read by all gradients"));
+        let keep = |state: FloatTensor<B>| ledger.tensor("state", state, "the gates are computed again");
+        let checkpoints = result.checkpoints.into_iter();
+        let checkpoints = checkpoints.map(|RecurrentState { h, c }| [h.map(keep), c.map(keep)]);
+        let (gates, checkpoints) = (gates.collect(), checkpoints.collect());
+        (result.y, Saved { recurrence, gates, checkpoints, side: self.side.clone() })
+    }
+
+    fn backward(saved: Saved<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, INPUTS>) {
+        let Saved { recurrence, gates, checkpoints, side } = saved;
+        let mut take = |input| pass.take(input);
+        let (x, start) = (take(X), RecurrentState { h: take(H), c: take(C) });
+        let parameters: Vec<_> = (0..recurrence.cell.gates())
+            .map(|gate| {
+                let [input, input_bias, hidden, hidden_bias] = places(gate).map(&mut take);
+                GateParameters { input, input_bias, hidden, hidden_bias }
+            })
+            .collect();
+        let wanted = Wanted {
+            x: pass.wants(X),
+            h: pass.wants(H),
+            gates: (0..parameters.len())
+                .map(|gate| places(gate).map(|parameter| pass.wants(parameter)))
+                .collect(),
+        };
+        let [h, c] = side.take();
+        let whole = Segment { x, start, dy, dlast: RecurrentState { h, c } };
+        let grads = match recurrence.checkpoint {
+            Some(every) => {
+                let checkpoints = checkpoints.into_iter().map(|[h, c]| RecurrentState { h, c });
+                recurrence.backward_by_segments::<B>(
+                    every,
+                    whole,
+                    checkpoints.collect(),
+                    &parameters,
+                    &wanted,
+                )
+            }
+            None => recurrence.backward::<B>(whole, gates, &parameters, &wanted),
+        };
+        let mut give = |input, gradient| {
+            if let Some(gradient) = gradient {
+                pass.give(input, gradient);
+            }
+        };
+        give(X, grads.x);
+        give(H, grads.start.h);
+        give(C, grads.start.c);
+        for (index, gate) in grads.gates.into_iter().enumerate() {
+            let GateParameters { input, input_bias, hidden, hidden_bias } = gate;
+            let gradients = [input, input_bias, hidden, hidden_bias];
+            places(index).into_iter().zip(gradients).for_each(|(place, gradient)| give(place, gradient));
+        }
+    }
+}
+
+/// What the backward pass reads.
+#[derive(Clone, Debug)]
+struct Saved<B: Backend> {
+    recurrence: Recurrence,
+    /// The gates of all steps.
+    gates: Vec<FloatTensor<B>>,
+    /// Or the states, h and c, at checkpoints.
+    checkpoints: Vec<[Option<FloatTensor<B>>; 2]>,
+    /// Brings the gradients of the last state.
+    side: SideChannel<B>,
+}
+
+/// The last state, h and c: a step of the graph has one output, so that it leaves the forward pass beside the graph; and its
+/// gradients, on their way to the backward pass of the layer.
+#[derive(Clone, Debug)]
+struct SideChannel<B: Backend>(Arc<Mutex<[Option<FloatTensor<B>>; 2]>>);
+
+impl<B: Backend> Default for SideChannel<B> {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new([None, None])))
+    }
+}
+
+impl<B: Backend> SideChannel<B> {
+    fn lock(&self) -> MutexGuard<'_, [Option<FloatTensor<B>>; 2]> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, state: [Option<FloatTensor<B>>; 2]) {
+        *self.lock() = state;
+    }
+
+    fn take(&self) -> [Option<FloatTensor<B>>; 2] {
+        core::mem::take(&mut *self.lock())
+    }
+}
+
+/// The last hidden or cell state, as a step on the output: its backward pass runs before that of the layer, which takes the
+/// gradient.
+#[derive(Clone)]
+struct LastState<B: Backend> {
+    /// Of h or c.
+    index: usize,
+    value: FloatTensor<B>,
+    side: SideChannel<B>,
+}
+
+impl<B: Backend> Operation<B, 1> for LastState<B> {
+    const INPUTS: [&'static str; 1] = ["y"];
+    type Saved = (usize, SideChannel<B>);
+
+    fn name(&self) -> &'static str {
+        "last state"
+    }
+
+    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
+        Plan::nothing()
+    }
+
+    fn forward(&self, _: Inputs<B, 1>) -> FloatTensor<B> {
+        self.value.clone()
+    }
+
+    fn forward_saving(&self, inputs: Inputs<B, 1>, _: &Recorder<1>) -> (FloatTensor<B>, Self::Saved) {
+        (self.forward(inputs), (self.index, self.side.clone()))
+    }
+
+    fn backward((index, side): Self::Saved, gradient: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
+        // Zeros, so that the step of the layer runs if nothing else asks for it.
+        let zero = B::float_zeros(Shape::new([1; 3]), &gradient.device(), gradient.dtype().into());
+        pass.give(0, B::float_expand(zero, pass.shape(0)));
+        side.lock()[index] = Some(gradient);
+    }
+}

@@ -1,0 +1,211 @@
+//! Recurrent layers over a whole sequence, for any backend: its steps, and the loop over them.
+//!
+//! The products with the input are one matrix product per gate, of all steps at once; the products with the hidden state are
+//! made step by step, and what is left of a step is [one function of the backend](RecurrentKernels).
+use super::{Cell, Recurrence, RecurrentKernels, RecurrentState, RecurrentStep, Stage};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{Shape, Slice};
+
+/// The parameters of a gate, or their gradients.
+pub(super) struct GateParameters<B: Backend> {
+    /// `[d_input, hidden]`
+    pub input: Option<FloatTensor<B>>,
+    /// `[hidden]`
+    pub input_bias: Option<FloatTensor<B>>,
+    /// `[hidden, hidden]`
+    pub hidden: Option<FloatTensor<B>>,
+    /// `[hidden]`
+    pub hidden_bias: Option<FloatTensor<B>>,
+}
+
+impl<B: Backend> GateParameters<B> {
+    pub(super) fn map(self, f: impl Fn(FloatTensor<B>) -> FloatTensor<B>) -> Self {
+        let Self { input, input_bias, hidden, hidden_bias } = self;
+        Self {
+            input: input.map(&f),
+            input_bias: input_bias.map(&f),
+            hidden: hidden.map(&f),
+            hidden_bias: hidden_bias.map(&f),
+        }
+    }
+
+    /// The sum of gradients, of those that both have.
+    pub(super) fn plus(self, other: Self) -> Self {
+        let plus = |a: Option<FloatTensor<B>>, b| a.zip(b).map(|(a, b)| B::float_add(a, b));
+        Self {
+            input: plus(self.input, other.input),
+            input_bias: plus(self.input_bias, other.input_bias),
+            hidden: plus(self.hidden, other.hidden),
+            hidden_bias: plus(self.hidden_bias, other.hidden_bias),
+        }
+    }
+}
+
+/// What a forward pass keeps of the steps for a backward pass.
+#[derive(Clone, Copy)]
+pub(super) enum Keep {
+    Nothing,
+    /// All gates.
+    Gates,
+    /// The state after so many steps, and so on.
+    States(usize),
+}
+
+/// What a forward pass gives.
+pub(super) struct Forward<B: Backend> {
+    /// The hidden state after every step.
+    pub y: FloatTensor<B>,
+    /// The gates of the last chunk of steps.
+    pub gates: Vec<FloatTensor<B>>,
+    /// The state after the last step.
+    pub state: RecurrentState<B>,
+    /// The states at checkpoints.
+    pub checkpoints: Vec<RecurrentState<B>>,
+}
+
+/// Sizes of a sequence.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub batch: usize,
+    pub steps: usize,
+    pub hidden: usize,
+}
+
+impl Recurrence {
+    /// Steps whose products with the input are made at once where none are kept: they fill a tile of a matrix product, and
+    /// take no more memory than one step of a large batch.
+    fn chunk(batch: usize) -> usize {
+        const ROWS: usize = 32;
+        (ROWS / batch.max(1)).max(1)
+    }
+
+    pub(super) fn sizes(&self, sequence: &Shape, hidden: usize) -> Sizes {
+        let [first, second] = [sequence[0], sequence[1]];
+        let (batch, steps) = if self.batch_first { (first, second) } else { (second, first) };
+        Sizes { batch, steps, hidden }
+    }
+
+    /// The axis of the steps.
+    pub(super) fn axis(&self) -> usize {
+        usize::from(self.batch_first)
+    }
+
+    /// Steps `start..end` of a sequence.
+    pub(super) fn slice<B: Backend>(&self, x: FloatTensor<B>, start: usize, end: usize) -> FloatTensor<B> {
+        if start == 0 && end == x.shape()[self.axis()] {
+            return x;
+        }
+        let mut slices: Vec<Slice> = x.shape().iter().map(|&size| Slice::from(0..size)).collect();
+        slices[self.axis()] = Slice::from(start..end);
+        B::float_slice(x, &slices)
+    }
+
+    pub(super) fn at<B: Backend>(&self, x: &FloatTensor<B>, step: usize) -> FloatTensor<B> {
+        let batch = x.shape()[1 - self.axis()];
+        let rows = self.slice::<B>(x.clone(), step, step + 1);
+        let features = rows.shape()[2];
+        B::float_reshape(rows, Shape::new([batch, features]))
+    }
+
+    /// States `[batch, hidden]`, in the order of their steps, as one sequence.
+    pub(super) fn sequence<B: Backend>(&self, states: Vec<FloatTensor<B>>) -> FloatTensor<B> {
+        let unsqueezed = states.into_iter().map(|state| {
+            let [batch, hidden] = state.shape().dims();
+            let mut shape = vec![batch, hidden];
+            shape.insert(self.axis(), 1);
+            B::float_reshape(state, Shape::from(shape))
+        });
+        B::float_cat(unsqueezed.collect(), self.axis())
+    }
+
+    /// In the order of the computation.
+    pub(super) fn order(&self, steps: core::ops::Range<usize>) -> Vec<usize> {
+        let mut order: Vec<usize> = steps.collect();
+        if self.reverse {
+            order.reverse();
+        }
+        order
+    }
+
+    pub(super) fn step(&self, stage: Stage, sizes: Sizes, at: usize) -> RecurrentStep {
+        let Sizes { batch, steps, hidden } = sizes;
+        RecurrentStep { stage, clip: self.clip, batch_first: self.batch_first, batch, steps, hidden, at }
+    }
+
+    /// Runs over a sequence.
+    pub(super) fn forward<B: RecurrentKernels>(
+        &self,
+        x: FloatTensor<B>,
+        parameters: &[GateParameters<B>],
+        mut state: RecurrentState<B>,
+        keep: Keep,
+    ) -> Forward<B> {
+        let hidden = weight(&parameters[0].hidden).shape()[0];
+        let Sizes { batch, steps, .. } = self.sizes(&x.shape(), hidden);
+        let chunk = if matches!(keep, Keep::Gates) { steps } else { Self::chunk(batch) };
+        let biases: Vec<_> =
+            parameters.iter().map(|gate| [gate.input_bias.clone(), gate.hidden_bias.clone()]).collect();
+        let mut states = vec![None; steps];
+        let (mut last_gates, mut checkpoints) = (vec![], vec![]);
+        let is_checkpoint =
+            |made: usize| matches!(keep, Keep::States(every) if made > 0 && made.is_multiple_of(every));
+        let mut done = 0;
+        while done < steps {
+            let count = chunk.min(steps - done);
+            let start = if self.reverse { steps - done - count } else { done };
+            let rows = matrix::<B>(self.slice::<B>(x.clone(), start, start + count));
+            let product =
+                |gate: &GateParameters<B>| B::float_matmul(rows.clone(), weight(&gate.input).clone());
+            let mut gates: Vec<_> = parameters.iter().map(product).collect();
+            drop(rows);
+            let sizes = Sizes { batch, steps: count, hidden };
+            for (index, at) in self.order(0..count).into_iter().enumerate() {
+                if is_checkpoint(done + index) {
+                    checkpoints.push(state.clone());
+                }
+                state = self.step_forward::<B>(sizes, at, &mut gates, parameters, &biases, state);
+                states[start + at] = state.h.clone();
+            }
+            done += count;
+            last_gates = gates;
+        }
+        let states = states.into_iter().map(|state| state.expect("every step has been made")).collect();
+        Forward { y: self.sequence::<B>(states), gates: last_gates, state, checkpoints }
+    }
+
+    fn step_forward<B: RecurrentKernels>(
+        &self,
+        sizes: Sizes,
+        at: usize,
+        gates: &mut [FloatTensor<B>],
+        parameters: &[GateParameters<B>],
+        biases: &[[Option<FloatTensor<B>>; 2]],
+        state: RecurrentState<B>,
+    ) -> RecurrentState<B> {
+        let product = |h: &Option<FloatTensor<B>>, gate: &GateParameters<B>| {
+            h.as_ref().map(|h| B::float_matmul(h.clone(), weight(&gate.hidden).clone()))
+        };
+        if self.cell != (Cell::Gru { reset_after: false }) {
+            let products = parameters.iter().map(|gate| product(&state.h, gate)).collect();
+            let step = self.step(Stage::Whole(self.cell), sizes, at);
+            return B::recurrent_forward(&step, gates, products, biases, state);
+        }
+        let products = parameters[..2].iter().map(|gate| product(&state.h, gate)).collect();
+        let step = self.step(Stage::Reset, sizes, at);
+        let reset = B::recurrent_forward(&step, &mut gates[..2], products, &biases[..2], state.clone());
+        let products = vec![None, product(&reset.h.filter(|_| state.h.is_some()), &parameters[2])];
+        let step = self.step(Stage::New, sizes, at);
+        B::recurrent_forward(&step, &mut gates[1..], products, &[[None, None], biases[2].clone()], state)
+    }
+}
+
+/// A weight that the caller has kept, as it is read.
+pub(super) fn weight<T>(weight: &Option<T>) -> &T {
+    weight.as_ref().expect("a weight that is read is kept")
+}
+
+/// A sequence as rows of features.
+pub(super) fn matrix<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = x.shape();
+    B::float_reshape(x, Shape::new([shape[0] * shape[1], shape[2]]))
+}
