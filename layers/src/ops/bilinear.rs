@@ -120,14 +120,14 @@ const WEIGHT: usize = 1;
 const BIAS: usize = 2;
 
 /// `map(x, weight) + bias`, recorded or not.
-pub fn bilinear<B: Run, M: Bilinear<B::Plain>>(
+pub fn bilinear<B, M: Bilinear<B::Plain>>(
     map: M,
     x: FloatTensor<B>,
     weight: Weight<B>,
     bias: Option<FloatTensor<B>>,
 ) -> FloatTensor<B>
 where
-    B: Backend<QuantizedTensorPrimitive = QuantizedTensor<<B as Run>::Plain>>,
+    B: Run + Backend<QuantizedTensorPrimitive = QuantizedTensor<<B as Run>::Plain>>,
 {
     let (weight, quantized) = weight.into_parts();
     B::run(BilinearOperation::<B::Plain, M> { map, quantized }, [Some(x), weight, bias])
