@@ -1,12 +1,13 @@
 //! Layers with a low-rank adapter against stock layers of the effective weight.
 use crate::common::*;
-use burn::module::{LoraAdapter, Param, ParamId, Reparameterization};
+use burn::module::{Lora, LoraAdapter, Module, Param, ParamId, Reparameterization};
 use burn::tensor::{
-    DType, Device, Int, Tensor, TensorData, module,
+    DType, Device, FloatDType, Int, Tensor, TensorData, module,
     ops::{ConvOptions, ConvTransposeOptions},
     quantization::{Calibration, QuantScheme, QuantValue, ScaleDtype, compute_q_params, compute_range},
 };
 use burn_memsave::functional as F;
+use burn_memsave::{lora::ConvLora, measure::ledger, nn};
 use proptest::prelude::*;
 
 const SCALE: f64 = 1.5;
@@ -294,4 +295,39 @@ fn convolutions_with_quantized_weights_equal_stock() {
     check.compare::<4>(&|t| F::conv_transpose2d(t.get(0), weight(t), t.maybe(1), transposed()), &|t| {
         module::conv_transpose2d(t.get(0), weight(t).dequantize(), t.maybe(1), transposed())
     });
+}
+
+/// The gradients are those of the converted weight, which nothing keeps.
+#[test]
+fn convolutions_cast_a_frozen_weight_at_every_use() {
+    let options = || ConvOptions::new([2, 1], [1, 0], [1, 1], 1);
+    let transposed = || ConvTransposeOptions::new([2, 1], [1, 0], [1, 0], [1, 1], 1);
+    let base = |t: &Operands| {
+        tensor::<4>(uniform(8 * 8 * 3 * 2, 7, -1.0..1.0), &[8, 8, 3, 2], t.device(), DType::F64)
+    };
+    let inputs = [
+        Input::random([2, 8, 5, 4]),
+        Input::random([8, 2]),
+        Input::random([2, 8 * 3 * 2]),
+        Input::random([8]),
+    ];
+    let check = Check::new(inputs, Setting::default());
+    check.compare::<4>(
+        &|t| F::conv2d_lora(t.get(0), base(t), &adapter(t, 1, 2), t.maybe(3), options()),
+        &|t| module::conv2d(t.get(0), adapter(t, 1, 2).apply(base(t)), t.maybe(3), options()),
+    );
+    check.compare::<4>(
+        &|t| F::conv_transpose2d_lora(t.get(0), base(t), &adapter(t, 1, 2), t.maybe(3), transposed()),
+        &|t| module::conv_transpose2d(t.get(0), adapter(t, 1, 2).apply(base(t)), t.maybe(3), transposed()),
+    );
+
+    let device = Device::flex().autodiff();
+    let mut conv = nn::conv::Conv2dConfig::new([8, 8], [3, 2]).init(&device);
+    conv.weight = conv.weight.map(|weight| weight.cast(DType::F16));
+    let conv = conv.apply_reparameterization(ConvLora::new(Lora::new(2, 4.0).set_dtype(FloatDType::F32)));
+    let x = Tensor::<4>::ones([2, 8, 5, 4], &device).require_grad();
+    let (_, kept) = ledger(&conv, x, |conv, x| conv.forward(x));
+    let weight = kept.rows.iter().find(|row| row.operation == "conv2d" && row.tensor == "weight");
+    let weight = weight.unwrap_or_else(|| panic!("the weight is kept:\n{kept}"));
+    assert!(weight.parameter && weight.bytes == Some(2 * 8 * 8 * 3 * 2), "not a copy in f32:\n{kept}");
 }

@@ -2,8 +2,9 @@
 use crate::{Saved, all, devices, load};
 use burn::module::{Lora, Module, Param, ParamId};
 use burn::store::ModuleRecord;
-use burn::tensor::{DType, Device, Gradients, Tensor, TensorData, Tolerance};
+use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor, TensorData, Tolerance};
 use burn_memsave::lazy::LazyOptions;
+use burn_memsave::lora::ConvLora;
 use burn_memsave::measure::ledger;
 use burn_memsave::nn;
 
@@ -136,6 +137,24 @@ fn adapters_train_on_lazy_weights() {
         let x = Tensor::<3>::full([2, 4, 8], 0.1, &device.clone().inner());
         merged.forward(x).into_data().assert_approx_eq::<f32>(&y, Tolerance::default());
     }
+}
+
+/// A lazy weight in another dtype than its adapter is read again and cast again.
+#[test]
+fn a_lazy_convolution_keeps_no_converted_weight() {
+    let device = Device::flex().autodiff();
+    let config = nn::conv::Conv1dConfig::new(8, 8, 3).with_bias(false);
+    let new = || crate::cast(config.init(&device), DType::F16);
+    let saved = Saved::new(&new());
+    let adapter = || ConvLora::new(Lora::new(2, 4.0).set_dtype(FloatDType::F32));
+    let (lazy, report) = load(new(), &saved.safetensors(), &all().with_budget(0));
+    let lazy = lazy.apply_reparameterization(adapter());
+    let x = Tensor::<3>::ones([2, 8, 5], &device).require_grad();
+    let (y, kept) = ledger(&lazy, x, |lazy, x| lazy.forward(x));
+    let weight = kept.rows.iter().find(|row| row.operation == "conv1d" && row.reason == "read again");
+    assert!(weight.is_some_and(|row| row.bytes == Some(0)), "{kept}");
+    assert!(report.held().is_empty(), "{report}");
+    y.sum().backward();
 }
 
 #[test]

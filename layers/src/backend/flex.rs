@@ -1,5 +1,8 @@
 //! Slices of Flex tensors.
-use super::cpu::{CpuBackend, CpuElement, QuantizedMatrix};
+use super::{
+    Placeholders,
+    cpu::{CpuBackend, CpuElement, QuantizedMatrix},
+};
 use burn::backend::{
     Flex, TensorMetadata,
     flex::FlexDevice,
@@ -39,6 +42,17 @@ impl CpuBackend for Flex {
         x.bytes()
     }
 
+    fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>> {
+        let DType::QFloat(scheme) = weight.dtype() else { return None };
+        // The global scale of a two-level scheme is private (0.22.1).
+        let one_level = global_scale_dtype(&scheme).is_none();
+        let values = weight.tensor().as_slice::<i8>().filter(|_| one_level)?;
+        let blocks = scheme.block_size().map(|block| BlockLayout::new(&weight.shape(), &block));
+        Some(QuantizedMatrix { values, scales: weight.scales(), global: None, blocks })
+    }
+}
+
+impl Placeholders for Flex {
     fn shape_only(shape: Shape, dtype: DType, _: &FlexDevice) -> FloatTensor<Self> {
         let one = Shape::from(vec![1; shape.num_dims()]);
         let one = match dtype {
@@ -48,13 +62,5 @@ impl CpuBackend for Flex {
             _ => FlexTensor::filled_typed(one, dtype, 0f32),
         };
         <Self as burn::backend::ops::FloatTensorOps<Self>>::float_expand(one, shape) // a view of stride zero
-    }
-    fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>> {
-        let DType::QFloat(scheme) = weight.dtype() else { return None };
-        // The global scale of a two-level scheme is private (0.22.1).
-        let one_level = global_scale_dtype(&scheme).is_none();
-        let values = weight.tensor().as_slice::<i8>().filter(|_| one_level)?;
-        let blocks = scheme.block_size().map(|block| BlockLayout::new(&weight.shape(), &block));
-        Some(QuantizedMatrix { values, scales: weight.scales(), global: None, blocks })
     }
 }

@@ -4,13 +4,9 @@
 //! CPU backends share fused kernels on slices ([`cpu`]); any other backend composes Burn's operations ([`device`]).
 use burn::backend::{
     Backend, TensorMetadata,
-    ops::InterpolateOptions,
     tensor::{BoolTensor, FloatTensor},
 };
-use burn::tensor::{
-    DType, Shape,
-    ops::{AvgPoolOptions, MaxPoolOptions},
-};
+use burn::tensor::{DType, Shape};
 
 /// Implements an operation trait for every plain backend: by its default bodies, or by those given.
 macro_rules! plain_backends {
@@ -57,14 +53,11 @@ mod flex;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod softmax;
-mod windows;
 
-pub(crate) use crate::ops::PiecewiseLinear;
 pub(crate) use attention::{Dropped, Inputs};
 pub use attention::{ScoreGrads, ScoreRows, Scores};
 pub use element_loss::{ElementLoss, Side};
 pub use softmax::Softmax;
-pub(crate) use windows::pool_output_size;
 
 /// Something kept from the forward pass for the backward pass that is no tensor of the graph.
 pub trait Saved: Clone + Send + core::fmt::Debug + 'static {
@@ -114,6 +107,16 @@ pub trait ChannelSums: Backend {
 }
 device_backends!(ChannelSums);
 
+/// Placeholders of tensors.
+pub trait Placeholders: Backend {
+    /// A tensor for operations that read the shape, dtype and device of an argument but never its elements: nothing is
+    /// written, and where the backend has views of stride zero nothing of that size exists.
+    fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self> {
+        Self::float_empty(shape, device, dtype.into())
+    }
+}
+device_backends!(Placeholders);
+
 /// The half precisions as f32.
 pub(crate) fn widen<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     match x.dtype() {
@@ -150,22 +153,8 @@ pub struct LogitsGradient<B: Backend> {
 /// Bits and elements are in logical (row-major) order, whatever the strides of the tensor. Functions that take a tensor by
 /// value work in place when it is the only handle.
 pub trait MemBackend:
-    Masks + ChannelSums + crate::ops::PiecewiseLinearKernels + crate::ops::LinearKernels
+    Masks + ChannelSums + Placeholders + crate::ops::PiecewiseLinearKernels + crate::ops::LinearKernels
 {
-    /// The position of the winner in its window, for every output of a max pool.
-    type Offsets: Saved;
-
-    /// Gradient of a parametric ReLU's input: `dy` where the bit is set, `alpha * dy` where not; `alpha` broadcasts.
-    fn prelu_x_backward(
-        mask: &Self::Mask,
-        alpha: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
-
-    /// Gradient of a parametric ReLU's slope, `sum(dy * min(x, 0))` over what `alpha` broadcasts over; the shape of
-    /// `alpha`.
-    fn prelu_alpha_backward(x: FloatTensor<Self>, alpha: Shape, dy: FloatTensor<Self>) -> FloatTensor<Self>;
-
     /// Pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`;
     /// `adjoint`: back, as gradients are.
     fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self>;
@@ -189,10 +178,6 @@ pub trait MemBackend:
         rows: &ScoreRows<Self>,
         wants_bias: bool,
     ) -> ScoreGrads<Self>;
-
-    /// `y + u v`, of `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; where the backend can, in `y`, and
-    /// without the whole product.
-    fn add_product(y: FloatTensor<Self>, u: FloatTensor<Self>, v: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// `f(x)` along axis `dim`.
     fn softmax_along(x: FloatTensor<Self>, f: Softmax, dim: usize) -> FloatTensor<Self>;
@@ -253,36 +238,6 @@ pub trait MemBackend:
 
     /// `x * factor`, a tensor of one element.
     fn scale(x: FloatTensor<Self>, factor: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// Max pool of `[batch, channels, height, width]`, and where each maximum was. No window may be larger than the
-    /// padded input.
-    fn max_pool2d_with_offsets(
-        x: FloatTensor<Self>,
-        options: &MaxPoolOptions<2>,
-    ) -> (FloatTensor<Self>, Self::Offsets);
-
-    /// Gradient of a max pool's input of shape `x`.
-    fn max_pool2d_with_offsets_backward(
-        x: Shape,
-        offsets: &Self::Offsets,
-        dy: FloatTensor<Self>,
-        options: &MaxPoolOptions<2>,
-    ) -> FloatTensor<Self>;
-
-    /// Gradient of an average pool's input of shape `x`, `[batch, channels, height, width]`.
-    fn avg_pool2d_adjoint(x: Shape, dy: FloatTensor<Self>, options: &AvgPoolOptions<2>) -> FloatTensor<Self>;
-
-    /// Gradient of an adaptive average pool's input of shape `x`, `[batch, channels, ...]` with one to three spatial
-    /// axes.
-    fn adaptive_avg_pool_adjoint(x: Shape, dy: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// Gradient of an interpolation's input of shape `x`, `[batch, channels, height, width]`.
-    fn interpolate_adjoint(x: Shape, dy: FloatTensor<Self>, options: InterpolateOptions)
-    -> FloatTensor<Self>;
-
-    /// A tensor for operations that read the shape, dtype and device of an argument but never its elements: nothing is
-    /// written, and where the backend has views of stride zero nothing of that size exists.
-    fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self>;
 }
 
 /// Zeros of the dtype and device of another tensor: `float_zeros` of Flex 0.22.1 takes twice the memory for a moment.

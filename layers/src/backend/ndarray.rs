@@ -1,9 +1,11 @@
 //! Slices of NdArray tensors.
-use super::cpu::{CpuBackend, CpuElement, QuantizedMatrix};
+use super::{
+    Placeholders,
+    cpu::{CpuBackend, CpuElement, QuantizedMatrix},
+};
 use burn::backend::{
     NdArray, TensorMetadata,
-    ndarray::{NdArrayDevice, NdArrayTensor, SharedArray},
-    ops::FloatTensorOps,
+    ndarray::{NdArrayTensor, SharedArray},
     tensor::{BoolTensor, FloatTensor, QuantizedTensor},
 };
 use burn::tensor::{DType, Shape, quantization::BlockLayout};
@@ -80,10 +82,6 @@ impl CpuBackend for NdArray {
         }
     }
 
-    fn shape_only(shape: Shape, dtype: DType, device: &NdArrayDevice) -> FloatTensor<Self> {
-        // NdArray owns what it expands, so this one is real, for as long as one backward step takes.
-        Self::float_empty(shape, device, dtype.into())
-    }
     fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>> {
         let NdArrayTensor::I8(storage) = &weight.qtensor else { return None };
         let values = storage.view().to_slice()?;
@@ -91,3 +89,6 @@ impl CpuBackend for NdArray {
         Some(QuantizedMatrix { values, scales: &weight.qparams, global: weight.global, blocks })
     }
 }
+
+/// NdArray owns what it expands, so a placeholder is real, for as long as one backward step takes.
+impl Placeholders for NdArray {}

@@ -1,7 +1,7 @@
 //! Convolutions, their transposes, and the deformable one.
 use super::guard::{
     Fit, Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_quantized, is_tracked, require,
-    require_bias, require_floats,
+    require_bias, require_dtype, require_floats,
 };
 use crate::ops::{ConvOps, ConvTransposeOps, DeformConvOps};
 use burn::backend::Dispatch;
@@ -46,7 +46,7 @@ fn conv_transpose_fits<const D: usize>(
 }
 
 macro_rules! conv {
-    ($($conv:ident = $op:ident, $rank:literal, $dims:literal;)+) => {$(
+    ($($conv:ident, $with_frozen:ident = $op:ident, $rank:literal, $dims:literal;)+) => {$(
         #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
         ///
         /// Keeps `x` only for a tracked weight and the weight only for a tracked `x`.
@@ -57,9 +57,30 @@ macro_rules! conv {
             options: impl Into<ConvOptions<$rank>>,
         ) -> Tensor<$dims> {
             let (options, bias) = (options.into(), dequantized_bias(bias, x.dtype()));
-            let (fit, tracked) = (conv_fits(&x, &weight, &bias, &options), is_any_tracked(&x, &weight, &bias));
+            let fit = require_dtype(&x, &weight).and(conv_fits(&x, &weight, &bias, &options));
+            let tracked = is_any_tracked(&x, &weight, &bias);
             if !tracked || !accepts(stringify!($conv), fit, tracked, Some(&weight)) {
                 return module::$conv(x, weight, bias, options);
+            }
+            let (x, weight) = (x.into_dispatch(), into_weight(weight));
+            Tensor::from_dispatch(Dispatch::$op(x, weight, into_maybe(bias), options))
+        }
+
+        #[doc = concat!("[`", stringify!($conv), "`] with a frozen weight of any dtype: the operation casts it at every")]
+        /// use, so that nothing keeps a converted one.
+        pub(super) fn $with_frozen(
+            x: Tensor<$dims>,
+            weight: Tensor<$dims>,
+            bias: Option<Tensor<1>>,
+            options: ConvOptions<$rank>,
+        ) -> Tensor<$dims> {
+            if weight.is_tracked() || require_dtype(&x, &weight).is_ok() {
+                return $conv(x, weight, bias, options);
+            }
+            let bias = dequantized_bias(bias, x.dtype());
+            if conv_fits(&x, &weight, &bias, &options).is_err() {
+                let weight = weight.cast(x.dtype());
+                return $conv(x, weight, bias, options);
             }
             let (x, weight) = (x.into_dispatch(), into_weight(weight));
             Tensor::from_dispatch(Dispatch::$op(x, weight, into_maybe(bias), options))
@@ -67,13 +88,13 @@ macro_rules! conv {
     )+};
 }
 conv! {
-    conv1d = memsave_conv1d, 1, 3;
-    conv2d = memsave_conv2d, 2, 4;
-    conv3d = memsave_conv3d, 3, 5;
+    conv1d, conv1d_with_frozen = memsave_conv1d, 1, 3;
+    conv2d, conv2d_with_frozen = memsave_conv2d, 2, 4;
+    conv3d, conv3d_with_frozen = memsave_conv3d, 3, 5;
 }
 
 macro_rules! conv_transpose {
-    ($($conv:ident = $op:ident, $rank:literal, $dims:literal;)+) => {$(
+    ($($conv:ident, $with_frozen:ident = $op:ident, $rank:literal, $dims:literal;)+) => {$(
         #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
         ///
         /// Keeps `x` only for a tracked weight and the weight only for a tracked `x`.
@@ -84,7 +105,8 @@ macro_rules! conv_transpose {
             options: ConvTransposeOptions<$rank>,
         ) -> Tensor<$dims> {
             let bias = dequantized_bias(bias, x.dtype());
-            let fit = conv_transpose_fits(&x, &weight, &bias, options.groups);
+            let fit =
+                require_dtype(&x, &weight).and(conv_transpose_fits(&x, &weight, &bias, options.groups));
             let tracked = is_any_tracked(&x, &weight, &bias);
             if !tracked || !accepts(stringify!($conv), fit, tracked, Some(&weight)) {
                 return module::$conv(x, weight, bias, options);
@@ -92,12 +114,32 @@ macro_rules! conv_transpose {
             let (x, weight) = (x.into_dispatch(), into_weight(weight));
             Tensor::from_dispatch(Dispatch::$op(x, weight, into_maybe(bias), options))
         }
+
+        #[doc = concat!("[`", stringify!($conv), "`] with a frozen weight of any dtype: the operation casts it at every")]
+        /// use, so that nothing keeps a converted one.
+        pub(super) fn $with_frozen(
+            x: Tensor<$dims>,
+            weight: Tensor<$dims>,
+            bias: Option<Tensor<1>>,
+            options: ConvTransposeOptions<$rank>,
+        ) -> Tensor<$dims> {
+            if weight.is_tracked() || require_dtype(&x, &weight).is_ok() {
+                return $conv(x, weight, bias, options);
+            }
+            let bias = dequantized_bias(bias, x.dtype());
+            if conv_transpose_fits(&x, &weight, &bias, options.groups).is_err() {
+                let weight = weight.cast(x.dtype());
+                return $conv(x, weight, bias, options);
+            }
+            let (x, weight) = (x.into_dispatch(), into_weight(weight));
+            Tensor::from_dispatch(Dispatch::$op(x, weight, into_maybe(bias), options))
+        }
     )+};
 }
 conv_transpose! {
-    conv_transpose1d = memsave_conv_transpose1d, 1, 3;
-    conv_transpose2d = memsave_conv_transpose2d, 2, 4;
-    conv_transpose3d = memsave_conv_transpose3d, 3, 5;
+    conv_transpose1d, conv_transpose1d_with_frozen = memsave_conv_transpose1d, 1, 3;
+    conv_transpose2d, conv_transpose2d_with_frozen = memsave_conv_transpose2d, 2, 4;
+    conv_transpose3d, conv_transpose3d_with_frozen = memsave_conv_transpose3d, 3, 5;
 }
 
 /// See [`burn::tensor::module::deform_conv2d`].

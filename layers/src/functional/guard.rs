@@ -115,6 +115,11 @@ pub(crate) fn require_parameters_of_channels<const D: usize>(
     require_parameters(x, x.dims()[1], parameters)
 }
 
+/// `weight` is quantized, or of the dtype of `x`.
+pub(crate) fn require_dtype<const D: usize, const W: usize>(x: &Tensor<D>, weight: &Tensor<W>) -> Fit {
+    require(is_quantized(weight) || weight.dtype() == x.dtype(), Misfit::Dtypes)
+}
+
 pub(crate) fn is_quantized<const D: usize>(tensor: &Tensor<D>) -> bool {
     matches!(tensor.dtype(), DType::QFloat(_))
 }

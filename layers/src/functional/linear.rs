@@ -1,7 +1,7 @@
 //! The dense layer and the embedding.
 use super::guard::{
     Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_quantized, is_tracked, require,
-    require_bias,
+    require_bias, require_dtype,
 };
 use crate::ops::{EmbeddingOps, LinearOps};
 use burn::backend::Dispatch;
@@ -20,7 +20,8 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
     let fit = require(!is_quantized(&x), Misfit::Quantized)
         .and(require(x.dims()[D - 1] == weight.dims()[0], Misfit::Shapes))
         .and(require(weight.shape().num_elements() > 0, Misfit::Empty))
-        .and(require_bias(&bias, weight.dims()[1]));
+        .and(require_bias(&bias, weight.dims()[1]))
+        .and(require_dtype(&x, &weight));
     let tracked = x.is_tracked() || weight.is_tracked() || is_tracked(&bias);
     // Burn has its own product with a packed matrix.
     if !accepts("linear", fit, tracked, Some(&weight)) || is_quantized(&weight) && !tracked {

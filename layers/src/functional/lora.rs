@@ -1,7 +1,10 @@
 //! Layers with the low-rank adapter that [`Module::apply_lora`](burn::module::Module::apply_lora) attaches to a weight.
-use super::guard::{
-    Fit, Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_quantized, is_tracked, require,
-    require_bias, require_floats,
+use super::{
+    conv,
+    guard::{
+        Fit, Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_tracked, require, require_bias,
+        require_floats,
+    },
 };
 use crate::ops::{LoraFactors, LoraOps};
 use burn::backend::Dispatch;
@@ -120,23 +123,15 @@ fn factors_fit<const D: usize>(
     require(channels.into_iter().all(|channels| rank * groups < channels), Misfit::WideAdapter)
 }
 
-/// A dense weight in the dtype of its adapter.
-fn cast<const D: usize>(weight: Tensor<D>, like: &Tensor<2>) -> Tensor<D> {
-    match is_quantized(&weight) {
-        true => weight,
-        false => weight.cast(like.dtype()),
-    }
-}
-
 macro_rules! conv {
-    ($($lora:ident = $conv:ident, $rank:literal, $dims:literal;)+) => {$(
+    ($($lora:ident = $conv:ident, $with_frozen:ident, $rank:literal, $dims:literal;)+) => {$(
         #[doc = concat!("[`", stringify!($conv), "`](super::", stringify!($conv), ") with a low-rank adapter:")]
         /// `a` `[channels_out, rank]` and `b` `[rank, channels_in / groups * kernel size]`, of which the effective weight is
         /// `base + scale a b` in the shape of `base`.
         ///
         /// The effective weight is never made: `b` is a convolution to `rank` channels (of each group), `a` a pointwise one
         /// from there. Keeps `x` for a tracked `b`, and for a tracked `a` what is between the two. Other factors, or such
-        /// that are no narrower than the channels, are multiplied.
+        /// that are no narrower than the channels, are multiplied. A frozen base of another dtype than `x` is cast at every use.
         pub fn $lora(
             x: Tensor<$dims>,
             base: Tensor<$dims>,
@@ -156,8 +151,7 @@ macro_rules! conv {
             let (mut down, mut up) = (shape, [1; $dims]);
             down[0] = rank;
             up[..2].copy_from_slice(&[shape[0], rank]);
-            let base = cast(base, &a);
-            let y = super::$conv(x.clone(), base, bias, options.clone());
+            let y = conv::$with_frozen(x.clone(), base, bias, options.clone());
             let h = super::$conv(x, in_every_group(b.reshape(down), groups), None, options);
             let pointwise = ConvOptions::new([1; $rank], [0; $rank], [1; $rank], groups);
             y + super::$conv(h, (a * adapter.scale).reshape(up), None, pointwise)
@@ -165,20 +159,21 @@ macro_rules! conv {
     )+};
 }
 conv! {
-    conv1d_lora = conv1d, 1, 3;
-    conv2d_lora = conv2d, 2, 4;
-    conv3d_lora = conv3d, 3, 5;
+    conv1d_lora = conv1d, conv1d_with_frozen, 1, 3;
+    conv2d_lora = conv2d, conv2d_with_frozen, 2, 4;
+    conv3d_lora = conv3d, conv3d_with_frozen, 3, 5;
 }
 
 macro_rules! conv_transpose {
-    ($($lora:ident = $conv_transpose:ident, $conv:ident, $rank:literal, $dims:literal;)+) => {$(
+    ($($lora:ident = $conv_transpose:ident, $with_frozen:ident, $conv:ident, $rank:literal, $dims:literal;)+) => {$(
         #[doc = concat!("[`", stringify!($conv_transpose), "`](super::", stringify!($conv_transpose), ")")]
         /// with a low-rank adapter: `a` `[channels_in, rank]` and `b` `[rank, channels_out / groups * kernel size]`, of which
         /// the effective weight is `base + scale a b` in the shape of `base`.
         ///
         /// The effective weight is never made: `a` is a pointwise convolution to `rank` channels (of each group), `b` a
         /// transposed convolution from there. Keeps `x` for a tracked `a`, and for a tracked `b` what is between the two.
-        /// Other factors, or such that are no narrower than the channels, are multiplied.
+        /// Other factors, or such that are no narrower than the channels, are multiplied. A frozen base of another dtype than
+        /// `x` is cast at every use.
         pub fn $lora(
             x: Tensor<$dims>,
             base: Tensor<$dims>,
@@ -199,8 +194,7 @@ macro_rules! conv_transpose {
             up[0] = rank;
             // Per group: `[channels, rank]` to `[rank, channels]`.
             let a = a.reshape([groups, each, rank]).swap_dims(1, 2).reshape(down);
-            let base = cast(base, &b);
-            let y = super::$conv_transpose(x.clone(), base, bias, options.clone());
+            let y = conv::$with_frozen(x.clone(), base, bias, options.clone());
             let pointwise = ConvOptions::new([1; $rank], [0; $rank], [1; $rank], groups);
             let h = super::$conv(x, a * adapter.scale, None, pointwise);
             y + super::$conv_transpose(h, in_every_group(b.reshape(up), groups), None, options)
@@ -208,7 +202,7 @@ macro_rules! conv_transpose {
     )+};
 }
 conv_transpose! {
-    conv_transpose1d_lora = conv_transpose1d, conv1d, 1, 3;
-    conv_transpose2d_lora = conv_transpose2d, conv2d, 2, 4;
-    conv_transpose3d_lora = conv_transpose3d, conv3d, 3, 5;
+    conv_transpose1d_lora = conv_transpose1d, conv_transpose1d_with_frozen, conv1d, 1, 3;
+    conv_transpose2d_lora = conv_transpose2d, conv_transpose2d_with_frozen, conv2d, 2, 4;
+    conv_transpose3d_lora = conv_transpose3d, conv_transpose3d_with_frozen, conv3d, 3, 5;
 }

@@ -9,17 +9,10 @@
 //!
 //! This is the observation of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406), written once: each gradient reads the
 //! other factor only.
-use super::{
-    kept::Kept,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
+use super::step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given};
 use burn::backend::{
     AutodiffBackend, Backend, ExtensionType, TensorMetadata,
-    autodiff::{
-        Autodiff, NodeId,
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        ops::NodeGuard,
-    },
+    autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, ops::NodeGuard},
     tensor::{FloatTensor, QuantizedTensor},
 };
 use burn::tensor::{DType, Shape};
@@ -34,63 +27,19 @@ pub enum Weight<B: Backend> {
 }
 
 impl<B: Backend> Weight<B> {
-    /// As floats.
-    pub fn into_float(self, dtype: DType) -> FloatTensor<B> {
+    /// The weight as an input of a step, or as a tensor that no gradient flows to.
+    pub(crate) fn into_parts(self) -> (Option<FloatTensor<B>>, Option<QuantizedTensor<B>>) {
         match self {
-            Self::Dense(weight) => weight,
-            Self::Quantized(weight) => B::dequantize(weight, dtype.into()),
-        }
-    }
-}
-
-impl<B: Backend, C: CheckpointStrategy> Weight<Autodiff<B, C>> {
-    pub(crate) fn id(&self) -> Option<NodeId> {
-        match self {
-            Self::Dense(weight) => Some(weight.id()),
-            Self::Quantized(_) => None,
+            Self::Dense(weight) => (Some(weight), None),
+            Self::Quantized(weight) => (None, Some(weight)),
         }
     }
 
-    pub(crate) fn is_tracked(&self) -> bool {
-        matches!(self, Self::Dense(weight) if weight.is_tracked())
-    }
-
-    /// The node, or in its place one that nothing depends on.
-    pub(crate) fn node(&self, x: &FloatTensor<Autodiff<B, C>>) -> NodeGuard {
-        match self {
-            Self::Dense(weight) => weight.node(),
-            Self::Quantized(_) => no_node::<B, C>(x),
-        }
-    }
-
-    pub(crate) fn into_primitive(self) -> Weight<B> {
-        match self {
-            Self::Dense(weight) => Weight::Dense(weight.into_primitive()),
-            Self::Quantized(weight) => Weight::Quantized(weight),
-        }
-    }
-}
-
-/// A node that nothing depends on, in the place of an input that is not there.
-pub(crate) fn no_node<B: Backend, C: CheckpointStrategy>(like: &FloatTensor<Autodiff<B, C>>) -> NodeGuard {
-    Autodiff::<B, C>::from_inner(like.primitive().clone()).node()
-}
-
-/// A weight that the backward pass reads.
-#[derive(Clone, Debug)]
-pub(crate) enum KeptWeight<Quantized> {
-    Dense(Kept),
-    Quantized(Quantized),
-}
-
-impl<Quantized> KeptWeight<Quantized> {
-    pub(crate) fn get<B: Backend<QuantizedTensorPrimitive = Quantized>>(
-        self,
-        checkpointer: &mut Checkpointer,
-    ) -> Weight<B> {
-        match self {
-            Self::Dense(weight) => Weight::Dense(weight.get::<B>(checkpointer)),
-            Self::Quantized(weight) => Weight::Quantized(weight),
+    /// The one that is given.
+    pub(crate) fn from_parts(dense: Option<FloatTensor<B>>, quantized: Option<QuantizedTensor<B>>) -> Self {
+        match quantized {
+            Some(weight) => Self::Quantized(weight),
+            None => Self::Dense(given(dense)),
         }
     }
 }
@@ -133,6 +82,7 @@ pub trait Bilinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
         self.x_backward(x, B::dequantize(weight, dy.dtype().into()), dy)
     }
 
+    /// [`forward`](Self::forward) with a weight of any kind. A frozen one of another dtype than `x` is cast at every use.
     fn forward_with(
         &self,
         x: FloatTensor<B>,
@@ -140,16 +90,24 @@ pub trait Bilinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
         bias: Option<FloatTensor<B>>,
     ) -> FloatTensor<B> {
         match weight {
-            Weight::Dense(weight) => self.forward(x, weight, bias),
+            Weight::Dense(weight) => {
+                let weight = cast::<B>(weight, x.dtype());
+                self.forward(x, weight, bias)
+            }
             Weight::Quantized(weight) => self.forward_quantized(x, weight, bias),
         }
     }
+    /// [`x_backward`](Self::x_backward) with a weight of any kind.
     fn x_backward_with(&self, x: Shape, weight: Weight<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
         match weight {
-            Weight::Dense(weight) => self.x_backward(x, weight, dy),
+            Weight::Dense(weight) => self.x_backward(x, cast::<B>(weight, dy.dtype()), dy),
             Weight::Quantized(weight) => self.x_backward_quantized(x, weight, dy),
         }
     }
+}
+
+fn cast<B: Backend>(weight: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    if weight.dtype() == dtype { weight } else { B::float_cast(weight, dtype.into()) }
 }
 
 const X: usize = 0;
@@ -157,19 +115,16 @@ const WEIGHT: usize = 1;
 const BIAS: usize = 2;
 
 /// `map(x, weight) + bias`, recorded or not.
-pub fn bilinear<B: Run, M: Bilinear<B::Plain>>(
+pub fn bilinear<B, M: Bilinear<B::Plain>>(
     map: M,
     x: FloatTensor<B>,
     weight: Weight<B>,
     bias: Option<FloatTensor<B>>,
 ) -> FloatTensor<B>
 where
-    B: Backend<QuantizedTensorPrimitive = QuantizedTensor<<B as Run>::Plain>>,
+    B: Run + Backend<QuantizedTensorPrimitive = QuantizedTensor<<B as Run>::Plain>>,
 {
-    let (weight, quantized) = match weight {
-        Weight::Dense(weight) => (Some(weight), None),
-        Weight::Quantized(weight) => (None, Some(weight)),
-    };
+    let (weight, quantized) = weight.into_parts();
     B::run(BilinearOperation::<B::Plain, M> { map, quantized }, [Some(x), weight, bias])
 }
 
@@ -182,10 +137,7 @@ pub struct BilinearOperation<B: Backend, M> {
 
 impl<B: Backend, M: Bilinear<B>> BilinearOperation<B, M> {
     fn weight(&self, dense: Option<FloatTensor<B>>) -> Weight<B> {
-        match &self.quantized {
-            Some(weight) => Weight::Quantized(weight.clone()),
-            None => Weight::Dense(given(dense)),
-        }
+        Weight::from_parts(dense, self.quantized.clone())
     }
 }
 

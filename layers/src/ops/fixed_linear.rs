@@ -3,49 +3,70 @@
 //! | | |
 //! | --- | --- |
 //! | computes | `y = M x` |
-//! | keeps | the shape of `x` |
+//! | keeps | nothing but the shape of `x` |
 //! | backward | `dx = M^T dy` |
 //!
-//! The forward pass is Burn's own, on a tensor without autodiff; only what is recorded differs.
-use burn::backend::{
-    Backend, TensorMetadata,
-    autodiff::{
-        Autodiff,
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-        grads::Gradients,
-        ops::{Backward, Ops, OpsKind, unary},
-    },
-    tensor::FloatTensor,
-};
+//! The forward pass is Burn's own, on a tensor without autodiff; only what is recorded differs. Stock Burn keeps the input, of
+//! which it reads the shape.
+use super::step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
 /// The adjoint of a linear map. Implementors hold the options (stride, padding, ...).
-pub(crate) trait FixedLinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
+pub trait FixedLinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
+    /// The name of the operation.
+    const NAME: &'static str;
+
     /// Gradient of `x`, from its shape alone.
     fn adjoint(&self, x: Shape, dy: FloatTensor<B>) -> FloatTensor<B>;
 }
 
-/// Records that `y` is the image of `x`.
-pub(crate) fn fixed_linear<B, C, O>(
-    op: O,
-    x: FloatTensor<Autodiff<B, C>>,
-    y: FloatTensor<Autodiff<B, C>>,
-) -> FloatTensor<Autodiff<B, C>>
-where
-    B: Backend,
-    C: CheckpointStrategy,
-    O: FixedLinear<B>,
-{
-    let shape = x.shape();
-    match Step(op).prepare::<C>([x.node()]).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(Saved { shape }, y.into_primitive()),
-        OpsKind::UnTracked(prep) => prep.finish(y.into_primitive()),
+const X: usize = 0;
+
+/// Records, if anything is, that `y` is the image of `x`.
+pub fn fixed_linear<B: Run, M: FixedLinear<B::Plain>>(
+    map: M,
+    x: FloatTensor<B>,
+    y: FloatTensor<B>,
+) -> FloatTensor<B> {
+    B::run(Image { map, output: B::plain(y) }, [Some(x)])
+}
+
+/// The image of the input under a linear map, which is known already.
+#[derive(Clone)]
+pub struct Image<M, T> {
+    map: M,
+    output: T,
+}
+
+impl<B: Backend, M: FixedLinear<B>> Operation<B, 1> for Image<M, FloatTensor<B>> {
+    const INPUTS: [&'static str; 1] = ["x"];
+    type Saved = M;
+
+    fn name(&self) -> &'static str {
+        M::NAME
+    }
+
+    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
+        Plan::nothing()
+    }
+
+    fn forward(&self, _: Inputs<B, 1>) -> FloatTensor<B> {
+        self.output.clone()
+    }
+
+    fn forward_saving(&self, _: Inputs<B, 1>, _: &Recorder<1>) -> (FloatTensor<B>, M) {
+        (self.output.clone(), self.map.clone())
+    }
+
+    fn backward(map: M, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
+        pass.give(X, map.adjoint(pass.shape(X), dy));
     }
 }
 
 /// `[batch, channels, length]` as `[batch, channels, 1, length]`; any other shape as it is.
 ///
-/// Done in the step itself: Burn's own reshape would hold its input under gradient checkpointing.
+/// Done in the operation itself: Burn's own reshape would hold its input under gradient checkpointing.
 pub(crate) fn lift(shape: &Shape) -> Shape {
     match shape.num_dims() {
         3 => Shape::new([shape[0], shape[1], 1, shape[2]]),
@@ -64,23 +85,4 @@ pub(crate) fn lifted<B: Backend>(
     }
     let dy_shape = lift(&dy.shape());
     B::float_reshape(adjoint(lift(&x), B::float_reshape(dy, dy_shape)), x)
-}
-
-#[derive(Debug)]
-struct Step<O>(O);
-
-/// What the backward pass reads.
-#[derive(Clone, Debug)]
-struct Saved {
-    /// The shape of the input.
-    shape: Shape,
-}
-
-impl<B: Backend, O: FixedLinear<B>> Backward<B, 1> for Step<O> {
-    type State = Saved;
-
-    fn backward(self, ops: Ops<Saved, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let shape = ops.state.shape;
-        unary::<B, _>(ops.parents, ops.node, grads, |dy| self.0.adjoint(shape, dy));
-    }
 }

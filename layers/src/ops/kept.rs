@@ -1,8 +1,5 @@
 //! Keeping tensors of the graph for the backward pass, and saying so.
-use super::{
-    bilinear::{KeptWeight, Weight},
-    recompute::{RecomputeGuard, is_offered},
-};
+use super::recompute::{RecomputeGuard, is_offered};
 use crate::backend::Saved;
 use crate::frozen::Origin;
 use crate::ledger;
@@ -13,7 +10,7 @@ use burn::backend::{
         checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         ops::{Backward, OpsPrep, Tracked},
     },
-    tensor::{FloatTensor, QuantizedTensor},
+    tensor::FloatTensor,
 };
 use core::any::Any;
 use std::sync::Arc;
@@ -167,29 +164,6 @@ impl Keeper {
         self.report(name, kept, Some(tensor.id()));
         let node = prep.checkpoint(tensor);
         Kept::Node { node, _guard: tensor.is_tracked().then(|| Arc::new(RecomputeGuard::new(node))) }
-    }
-
-    /// Keeps a handle of a weight; that of a quantized one, which nothing can be computed from again, in the state of the
-    /// operation.
-    pub(crate) fn keep_weight<BO, B, S, C, const N: usize>(
-        &self,
-        prep: &mut OpsPrep<BO, B, S, C, N, Tracked>,
-        weight: &Weight<Autodiff<B, C>>,
-    ) -> KeptWeight<QuantizedTensor<B>>
-    where
-        B: Backend,
-        S: Clone + Send + core::fmt::Debug + 'static,
-        BO: Backward<B, N, State = S>,
-        C: CheckpointStrategy,
-    {
-        match weight {
-            Weight::Dense(weight) => KeptWeight::Dense(self.keep(prep, "weight", weight, "x is tracked")),
-            Weight::Quantized(weight) => {
-                // A quantized tensor is a parameter, of which there is no other kind.
-                self.report("weight", || (0, "a handle of the quantized parameter"), None);
-                KeptWeight::Quantized(weight.clone())
-            }
-        }
     }
 
     /// Reports what an operation keeps in its own state.

@@ -2,8 +2,9 @@
 //!
 //! `y[o] = sum_i weight[o, i] x[i]` per axis, and the product of that over the axes. A window of non-zero weights per
 //! output is all there is to know; the adjoint `dx[i] = sum_o weight[o, i] dy[o]` needs no input.
-use super::{CpuElement, parallel};
-use burn::tensor::Element;
+use super::{CpuBackend, CpuElement, parallel, with_element};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Element, Shape, bf16, f16};
 
 /// The weights of one axis.
 #[derive(Clone, Debug)]
@@ -224,8 +225,16 @@ fn coordinate(o: usize, size: usize, out: usize, align_corners: bool) -> f64 {
     }
 }
 
+/// `dx` of shape `x`, `[batch, channels, ...]`, from `dy`, one map per spatial axis.
+pub(crate) fn adjoint<B: CpuBackend>(x: Shape, dy: FloatTensor<B>, axes: &[AxisMap]) -> FloatTensor<B> {
+    let (dy, planes) = (B::contiguous(dy), x[..2].iter().product());
+    with_element!(dy.dtype(), "pool", E => {
+        B::from_vec(adjoint_of_planes(axes, planes, B::as_slice::<E>(&dy)), x)
+    })
+}
+
 /// The adjoint of the product of the maps, plane by plane; from the last axis to the first.
-pub(crate) fn adjoint<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -> Vec<E> {
+fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -> Vec<E> {
     let plane_out: usize = axes.iter().map(|axis| axis.windows.len()).product();
     let plane_in: usize = axes.iter().map(|axis| axis.size).product();
     if plane_in * plane_out == 0 {

@@ -1,14 +1,10 @@
 //! Fused kernels on slices, shared by the CPU backends.
-use super::{ElementLoss, LogitsGradient, MemBackend, ScoreGrads, ScoreRows, Side, Softmax};
+use super::{ElementLoss, LogitsGradient, MemBackend, Placeholders, ScoreGrads, ScoreRows, Side, Softmax};
 use burn::backend::{
-    Backend, TensorMetadata,
-    ops::{InterpolateMode, InterpolateOptions},
+    TensorMetadata,
     tensor::{BoolTensor, FloatTensor, QuantizedTensor},
 };
-use burn::tensor::{
-    DType, Element, Shape, bf16, f16,
-    ops::{AvgPoolOptions, MaxPoolOptions},
-};
+use burn::tensor::{DType, Element, Shape, bf16, f16};
 use num_traits::Float;
 
 mod attention;
@@ -18,18 +14,13 @@ pub(crate) mod channels;
 mod cross_entropy;
 mod element_loss;
 pub(crate) mod exp;
-mod low_rank;
-mod max_pool;
 pub(crate) mod parallel;
-mod prelu;
 mod quantized;
 mod rotary;
 mod softmax;
 pub(crate) mod sums;
 
-use axis_map::AxisMap;
 pub use bit_mask::BitMask;
-pub use max_pool::WindowOffsets;
 pub use quantized::QuantizedMatrix;
 
 /// An element type that kernels compute with: in `Acc`, which is f32 for the half precisions.
@@ -108,7 +99,7 @@ half_element!(f16);
 half_element!(bf16);
 
 /// A backend whose tensors are slices in memory.
-pub trait CpuBackend: Backend {
+pub trait CpuBackend: Placeholders {
     /// Whether a NaN wins its window in this backend's max pool.
     const NAN_WINS_MAX_POOL: bool;
 
@@ -129,9 +120,6 @@ pub trait CpuBackend: Backend {
 
     /// The bytes of [contiguous](Self::contiguous_bools) booleans.
     fn as_bytes(x: &BoolTensor<Self>) -> &[u8];
-
-    /// See [`MemBackend::shape_only`].
-    fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self>;
 
     /// The elements of a quantized matrix, if they lie in row-major order and its scales can be read.
     fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>>;
@@ -176,27 +164,6 @@ impl<B: CpuBackend> super::ChannelSums for B {
 }
 
 impl<B: CpuBackend> MemBackend for B {
-    type Offsets = WindowOffsets;
-
-    fn prelu_x_backward(mask: &BitMask, alpha: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
-        let alpha = B::contiguous(alpha);
-        let mut dx = B::contiguous(dy);
-        let inner = prelu::inner_size(&dx.shape(), &alpha.shape());
-        with_element!(dx.dtype(), "prelu", E => {
-            prelu::x_backward::<E>(mask, B::as_slice(&alpha), B::as_slice_mut(&mut dx), inner)
-        });
-        dx
-    }
-
-    fn prelu_alpha_backward(x: FloatTensor<B>, alpha: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
-        let (x, dy) = (B::contiguous(x), B::contiguous(dy));
-        let inner = prelu::inner_size(&dy.shape(), &alpha);
-        with_element!(dy.dtype(), "prelu", E => {
-            let dalpha = prelu::alpha_backward::<E>(B::as_slice(&x), B::as_slice(&dy), alpha.num_elements(), inner);
-            B::from_vec(dalpha, alpha)
-        })
-    }
-
     fn rotate(x: FloatTensor<B>, factors: FloatTensor<B>, adjoint: bool) -> FloatTensor<B> {
         let (mut x, factors) = (B::contiguous(x), B::contiguous(factors));
         let [_, features, _] = factors.shape().dims();
@@ -237,10 +204,6 @@ impl<B: CpuBackend> MemBackend for B {
             let bias = of_scores.map(|of_scores| B::from_vec(of_scores, shape));
             ScoreGrads { weights: products, products: gradients, bias }
         })
-    }
-
-    fn add_product(y: FloatTensor<B>, u: FloatTensor<B>, v: FloatTensor<B>) -> FloatTensor<B> {
-        with_element!(y.dtype(), "add_product", E => low_rank::add_product::<B, E>(y, u, v))
     }
 
     fn softmax_along(x: FloatTensor<B>, f: Softmax, dim: usize) -> FloatTensor<B> {
@@ -375,72 +338,6 @@ impl<B: CpuBackend> MemBackend for B {
         });
         x
     }
-
-    fn max_pool2d_with_offsets(
-        x: FloatTensor<B>,
-        options: &MaxPoolOptions<2>,
-    ) -> (FloatTensor<B>, WindowOffsets) {
-        let x = B::contiguous(x);
-        let geometry = max_pool::Geometry::new(&x.shape(), options);
-        with_element!(x.dtype(), "max_pool2d", E => {
-            let (y, offsets) = geometry.forward(B::as_slice::<E>(&x), B::NAN_WINS_MAX_POOL);
-            (B::from_vec(y, geometry.output_shape()), offsets)
-        })
-    }
-
-    fn max_pool2d_with_offsets_backward(
-        x: Shape,
-        offsets: &WindowOffsets,
-        dy: FloatTensor<B>,
-        options: &MaxPoolOptions<2>,
-    ) -> FloatTensor<B> {
-        let dy = B::contiguous(dy);
-        let geometry = max_pool::Geometry::new(&x, options);
-        with_element!(dy.dtype(), "max_pool2d", E => {
-            B::from_vec(geometry.backward(offsets, B::as_slice::<E>(&dy)), x)
-        })
-    }
-
-    fn avg_pool2d_adjoint(x: Shape, dy: FloatTensor<B>, options: &AvgPoolOptions<2>) -> FloatTensor<B> {
-        let out = dy.shape();
-        let axes: [AxisMap; 2] = core::array::from_fn(|axis| {
-            AxisMap::mean_windows(
-                x[axis + 2],
-                out[axis + 2],
-                options.kernel_size[axis],
-                options.stride[axis],
-                options.padding[axis],
-                options.count_include_pad,
-            )
-        });
-        adjoint::<B>(x, dy, &axes)
-    }
-
-    fn adaptive_avg_pool_adjoint(x: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
-        let out = dy.shape();
-        let axes: Vec<_> = (2..x.num_dims()).map(|axis| AxisMap::adaptive_mean(x[axis], out[axis])).collect();
-        adjoint::<B>(x, dy, &axes)
-    }
-
-    fn interpolate_adjoint(x: Shape, dy: FloatTensor<B>, options: InterpolateOptions) -> FloatTensor<B> {
-        let out = dy.shape();
-        let corners = options.align_corners;
-        let axes: [AxisMap; 2] = core::array::from_fn(|axis| {
-            let (size, out) = (x[axis + 2], out[axis + 2]);
-            match options.mode {
-                InterpolateMode::Nearest => AxisMap::nearest(size, out),
-                InterpolateMode::NearestExact => AxisMap::nearest_exact(size, out),
-                InterpolateMode::Bilinear => AxisMap::linear(size, out, corners),
-                InterpolateMode::Bicubic => AxisMap::cubic(size, out, corners),
-                InterpolateMode::Lanczos3 => AxisMap::lanczos3(size, out, corners),
-            }
-        });
-        adjoint::<B>(x, dy, &axes)
-    }
-
-    fn shape_only(shape: Shape, dtype: DType, device: &B::Device) -> FloatTensor<B> {
-        <B as CpuBackend>::shape_only(shape, dtype, device)
-    }
 }
 
 /// Calls `f` with rows of scores as slices.
@@ -462,10 +359,4 @@ fn with_rows<B: CpuBackend, E: CpuElement, R>(
         keys,
         all_keys: rows.all_keys,
     })
-}
-
-/// `dx` of shape `x` from `dy`, one map per spatial axis.
-fn adjoint<B: CpuBackend>(x: Shape, dy: FloatTensor<B>, axes: &[AxisMap]) -> FloatTensor<B> {
-    let (dy, planes) = (B::contiguous(dy), x[..2].iter().product());
-    with_element!(dy.dtype(), "pool", E => B::from_vec(axis_map::adjoint(axes, planes, B::as_slice::<E>(&dy)), x))
 }

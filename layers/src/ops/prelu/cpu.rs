@@ -1,11 +1,34 @@
-//! Gradients of a parametric ReLU.
-use super::{BitMask, CpuElement, parallel};
-use burn::tensor::Shape;
+//! Fused loops of the gradients.
+use super::PReluKernels;
+use crate::backend::cpu::{BitMask, CpuBackend, CpuElement, parallel, with_element};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Shape, bf16, f16};
+
+impl<B: CpuBackend> PReluKernels for B {
+    fn prelu_x_backward(mask: &BitMask, alpha: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+        let alpha = B::contiguous(alpha);
+        let mut dx = B::contiguous(dy);
+        let inner = inner_size(&dx.shape(), &alpha.shape());
+        with_element!(dx.dtype(), "prelu", E => {
+            x_backward::<E>(mask, B::as_slice(&alpha), B::as_slice_mut(&mut dx), inner)
+        });
+        dx
+    }
+
+    fn prelu_alpha_backward(x: FloatTensor<B>, alpha: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
+        let (x, dy) = (B::contiguous(x), B::contiguous(dy));
+        let inner = inner_size(&dy.shape(), &alpha);
+        with_element!(dy.dtype(), "prelu", E => {
+            let dalpha = alpha_backward::<E>(B::as_slice(&x), B::as_slice(&dy), alpha.num_elements(), inner);
+            B::from_vec(dalpha, alpha)
+        })
+    }
+}
 
 /// The number of consecutive elements of `x` that share a slope.
 ///
 /// `alpha` broadcasts against `x`: it has one element, or as many as `x` has channels (axis 1).
-pub(crate) fn inner_size(x: &Shape, alpha: &Shape) -> usize {
+fn inner_size(x: &Shape, alpha: &Shape) -> usize {
     match alpha.num_elements() {
         1 => x.num_elements().max(1),
         _ => x[2..].iter().product::<usize>().max(1),
@@ -13,7 +36,7 @@ pub(crate) fn inner_size(x: &Shape, alpha: &Shape) -> usize {
 }
 
 /// Multiplies `dy` by its slope where the bit is clear.
-pub(crate) fn x_backward<E: CpuElement>(mask: &BitMask, alpha: &[E], dy: &mut [E], inner: usize) {
+fn x_backward<E: CpuElement>(mask: &BitMask, alpha: &[E], dy: &mut [E], inner: usize) {
     if let [alpha] = alpha {
         return mask.scale(dy, [alpha.into_f64(), 1.0]);
     }
@@ -33,7 +56,7 @@ pub(crate) fn x_backward<E: CpuElement>(mask: &BitMask, alpha: &[E], dy: &mut [E
 }
 
 /// `sum(dy * min(x, 0))` per slope.
-pub(crate) fn alpha_backward<E: CpuElement>(x: &[E], dy: &[E], slopes: usize, inner: usize) -> Vec<E> {
+fn alpha_backward<E: CpuElement>(x: &[E], dy: &[E], slopes: usize, inner: usize) -> Vec<E> {
     // Parts of planes, so that one slope for everything is shared among the threads, too.
     const PART: usize = 1 << 12;
     let planes = x.len() / inner;

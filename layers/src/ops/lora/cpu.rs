@@ -1,7 +1,14 @@
 //! Products with factors of low rank, block by block.
-use super::{CpuBackend, CpuElement, parallel};
+use super::LoraKernels;
+use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{Shape, Slice};
+use burn::tensor::{DType, Shape, Slice, bf16, f16};
+
+impl<B: CpuBackend> LoraKernels for B {
+    fn add_product(y: FloatTensor<B>, u: FloatTensor<B>, v: FloatTensor<B>) -> FloatTensor<B> {
+        with_element!(y.dtype(), "add_product", E => add_product::<B, E>(y, u, v))
+    }
+}
 
 /// Elements of a block: few enough to be nothing beside the whole.
 const BLOCK: usize = 1 << 18;
@@ -13,7 +20,7 @@ const FEW_ROWS: usize = 16;
 const SMALL_RANK: usize = 32;
 
 /// `y + u v` in `y`.
-pub(crate) fn add_product<B: CpuBackend, E: CpuElement>(
+fn add_product<B: CpuBackend, E: CpuElement>(
     y: FloatTensor<B>,
     u: FloatTensor<B>,
     v: FloatTensor<B>,

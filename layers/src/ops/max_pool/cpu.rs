@@ -1,8 +1,42 @@
-//! Max pool of `[batch, channels, height, width]`, with the winner's position in its window.
-use super::{CpuElement, parallel};
-use crate::backend::{Saved, pool_output_size};
-use burn::tensor::{Shape, ops::MaxPoolOptions};
+//! Fused loops, tap by tap of the windows.
+use super::{MaxPoolKernels, output_shape};
+use crate::backend::{
+    Saved,
+    cpu::{CpuBackend, CpuElement, parallel, with_element},
+};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Shape, bf16, f16, ops::MaxPoolOptions};
 use std::sync::Arc;
+
+impl<B: CpuBackend> MaxPoolKernels for B {
+    type Offsets = WindowOffsets;
+
+    fn max_pool2d_with_offsets(
+        x: FloatTensor<B>,
+        options: &MaxPoolOptions<2>,
+    ) -> (FloatTensor<B>, WindowOffsets) {
+        let x = B::contiguous(x);
+        let shape = output_shape(&x.shape(), options);
+        let geometry = Geometry::new(&x.shape(), &shape, options);
+        with_element!(x.dtype(), "max_pool2d", E => {
+            let (y, offsets) = geometry.forward(B::as_slice::<E>(&x), B::NAN_WINS_MAX_POOL);
+            (B::from_vec(y, shape), offsets)
+        })
+    }
+
+    fn max_pool2d_with_offsets_backward(
+        x: Shape,
+        offsets: &WindowOffsets,
+        dy: FloatTensor<B>,
+        options: &MaxPoolOptions<2>,
+    ) -> FloatTensor<B> {
+        let dy = B::contiguous(dy);
+        let geometry = Geometry::new(&x, &dy.shape(), options);
+        with_element!(dy.dtype(), "max_pool2d", E => {
+            B::from_vec(geometry.backward(offsets, B::as_slice::<E>(&dy)), x)
+        })
+    }
+}
 
 /// For every output, the position of the winner in its window, row by row; one byte each for windows of up to 255
 /// elements.
@@ -80,39 +114,28 @@ impl Axis {
 
 /// Where the windows of a pool lie.
 #[derive(Debug)]
-pub(crate) struct Geometry {
-    planes: [usize; 2],
+struct Geometry {
+    planes: usize,
     rows: Axis,
     columns: Axis,
 }
 
 impl Geometry {
-    pub(crate) fn new(x: &Shape, options: &MaxPoolOptions<2>) -> Self {
+    /// Of a pool from shape `x` to shape `y`.
+    fn new(x: &Shape, y: &Shape, options: &MaxPoolOptions<2>) -> Self {
         let axis = |axis: usize| Axis {
             size: x[axis + 2],
-            out: pool_output_size(
-                x[axis + 2],
-                options.kernel_size[axis],
-                options.stride[axis],
-                options.padding[axis],
-                options.dilation[axis],
-                options.ceil_mode,
-                options.is_asymmetric(),
-            ),
+            out: y[axis + 2],
             kernel: options.kernel_size[axis],
             stride: options.stride[axis],
             padding: options.padding[axis].0,
             dilation: options.dilation[axis],
         };
-        Self { planes: [x[0], x[1]], rows: axis(0), columns: axis(1) }
-    }
-
-    pub(crate) fn output_shape(&self) -> Shape {
-        Shape::new([self.planes[0], self.planes[1], self.rows.out, self.columns.out])
+        Self { planes: x[0] * x[1], rows: axis(0), columns: axis(1) }
     }
 
     /// The maxima and where they are. If `nan_wins`, the last NaN of a window is its maximum; else NaN never is.
-    pub(crate) fn forward<E: CpuElement>(&self, x: &[E], nan_wins: bool) -> (Vec<E>, WindowOffsets) {
+    fn forward<E: CpuElement>(&self, x: &[E], nan_wins: bool) -> (Vec<E>, WindowOffsets) {
         match self.rows.kernel * self.columns.kernel {
             0..=0xff => {
                 let (y, offsets) = self.forward_as::<E, u8>(x, nan_wins);
@@ -130,7 +153,7 @@ impl Geometry {
     }
 
     /// Gradient of the input.
-    pub(crate) fn backward<E: CpuElement>(&self, offsets: &WindowOffsets, dy: &[E]) -> Vec<E> {
+    fn backward<E: CpuElement>(&self, offsets: &WindowOffsets, dy: &[E]) -> Vec<E> {
         match offsets {
             WindowOffsets::U8(offsets) => self.backward_as(offsets, dy),
             WindowOffsets::U16(offsets) => self.backward_as(offsets, dy),
@@ -144,7 +167,7 @@ impl Geometry {
 
     fn forward_as<E: CpuElement, O: Offset>(&self, x: &[E], nan_wins: bool) -> (Vec<E>, Vec<O>) {
         let [plane_in, plane_out] = self.plane_sizes();
-        let planes = self.planes[0] * self.planes[1];
+        let planes = self.planes;
         let len = planes * plane_out;
         let mut offsets = vec![O::EMPTY; len];
         let task = parallel::items_per_task(planes, plane_in);
@@ -215,7 +238,7 @@ impl Geometry {
     fn backward_as<E: CpuElement, O: Offset>(&self, offsets: &[O], dy: &[E]) -> Vec<E> {
         let (rows, columns) = (&self.rows, &self.columns);
         let [plane_in, plane_out] = self.plane_sizes();
-        let planes = self.planes[0] * self.planes[1];
+        let planes = self.planes;
         if planes * plane_in == 0 {
             return vec![];
         }

@@ -1,0 +1,74 @@
+//! Interpolation, a case of [`fixed_linear`](super::fixed_linear).
+//!
+//! On CPU backends every mode has a gradient here; stock has none for some (Lanczos on Flex, all but nearest on NdArray).
+use super::{
+    extension::extension,
+    fixed_linear::{FixedLinear, fixed_linear, lifted},
+};
+use crate::backend::{Placeholders, device_backends};
+use burn::backend::{TensorMetadata, ops::InterpolateOptions, tensor::FloatTensor};
+use burn::tensor::Shape;
+
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
+
+extension! {
+    /// Interpolation.
+    pub trait InterpolateOps(InterpolateKernels) {
+        /// Records that `y` is `x`, `[batch, channels, height, width]` or without the height, which counts as 1, resized.
+        fn memsave_interpolate(
+            x: FloatTensor<Self>,
+            y: FloatTensor<Self>,
+            options: InterpolateOptions,
+        ) -> FloatTensor<Self> {
+            fixed_linear::<Self, _>(Interpolate(options), x, y)
+        }
+    }
+}
+
+/// An interpolation.
+#[derive(Clone, Debug)]
+pub struct Interpolate(InterpolateOptions);
+
+impl<B: InterpolateKernels> FixedLinear<B> for Interpolate {
+    const NAME: &'static str = "interpolate";
+
+    fn adjoint(&self, x: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
+        lifted::<B>(x, dy, |x, dy| B::interpolate_adjoint(x, dy, self.0.clone()))
+    }
+}
+
+/// The kernels.
+pub trait InterpolateKernels: Placeholders {
+    /// Gradient of an interpolation's input of shape `x`, `[batch, channels, height, width]`.
+    fn interpolate_adjoint(
+        x: Shape,
+        dy: FloatTensor<Self>,
+        options: InterpolateOptions,
+    ) -> FloatTensor<Self> {
+        let out = [dy.shape()[2], dy.shape()[3]];
+        let like = Self::shape_only(x, dy.dtype(), &dy.device());
+        Self::interpolate_backward(like, dy, out, options)
+    }
+}
+device_backends!(InterpolateKernels);
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::{Flex, ops::InterpolateMode};
+
+    /// Lanczos has no gradient on Flex to compare with.
+    #[test]
+    fn default_bodies_equal_the_kernels() {
+        for mode in [InterpolateMode::Nearest, InterpolateMode::Bilinear, InterpolateMode::Bicubic] {
+            for (x, out) in [([2, 3, 4, 5], [7, 9]), ([2, 3, 7, 9], [4, 5])] {
+                let options = InterpolateOptions::new(mode.clone()).with_align_corners(false);
+                let (x, dy) = (Shape::new(x), random(&[2, 3, out[0], out[1]]));
+                let body = Composed::interpolate_adjoint(x.clone(), composed(&dy), options.clone());
+                assert_close("dx", body, Flex::interpolate_adjoint(x, dy, options));
+            }
+        }
+    }
+}

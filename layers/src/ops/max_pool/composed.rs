@@ -1,0 +1,90 @@
+//! By Burn's own pool with indices, for backends without kernels.
+use super::output_shape;
+use crate::backend::{Placeholders, Saved};
+use crate::ops::conv::crop;
+use burn::backend::{
+    Backend, TensorMetadata, get_or_init_device_settings,
+    ops::PadMode,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{Shape, ops::MaxPoolOptions};
+
+/// Where the winners are: Burn's indices.
+#[derive(Clone, Debug)]
+pub struct WinnerIndices<B: Backend> {
+    indices: IntTensor<B>,
+    /// The shape of the input as Burn pooled it, padded already if the padding is asymmetric.
+    pooled: Shape,
+}
+
+impl<B: Backend> Saved for WinnerIndices<B> {
+    fn bytes(&self) -> usize {
+        self.indices.dtype().size() * self.indices.shape().num_elements()
+    }
+}
+
+/// The padding that is left for Burn's pool: where it is asymmetric, Burn pads before.
+fn padding(options: &MaxPoolOptions<2>) -> [usize; 2] {
+    match options.is_asymmetric() {
+        true => [0; 2],
+        false => options.padding.map(|(begin, _)| begin),
+    }
+}
+
+/// See [`MaxPoolKernels::max_pool2d_with_offsets`](super::MaxPoolKernels::max_pool2d_with_offsets).
+pub(crate) fn forward<B: Backend>(
+    x: FloatTensor<B>,
+    options: &MaxPoolOptions<2>,
+) -> (FloatTensor<B>, WinnerIndices<B>) {
+    let out = output_shape(&x.shape(), options);
+    let x = match options.is_asymmetric() {
+        true => {
+            let [rows, columns] = options.padding;
+            B::float_pad(x, &[(0, 0), (0, 0), rows, columns], PadMode::Constant(f32::NEG_INFINITY))
+        }
+        false => x,
+    };
+    let pooled = x.shape();
+    let ints = get_or_init_device_settings::<B>(&x.device()).int_dtype;
+    let result = B::max_pool2d_with_indices(
+        x,
+        options.kernel_size,
+        options.stride,
+        padding(options),
+        options.dilation,
+        options.ceil_mode,
+        ints,
+    );
+    // The gradient of the windows that Burn drops is zero; their indices stay, so that the shapes agree.
+    (crop::<B>(result.output, &out, &[0; 2]), WinnerIndices { indices: result.indices, pooled })
+}
+
+/// See [`MaxPoolKernels::max_pool2d_with_offsets_backward`](super::MaxPoolKernels::max_pool2d_with_offsets_backward).
+pub(crate) fn backward<B: Placeholders>(
+    x: Shape,
+    WinnerIndices { indices, pooled }: &WinnerIndices<B>,
+    dy: FloatTensor<B>,
+    options: &MaxPoolOptions<2>,
+) -> FloatTensor<B> {
+    let windows = indices.shape();
+    let dropped = [0, 1, 2, 3].map(|axis| (0, windows[axis] - dy.shape()[axis]));
+    let dy = match dropped.iter().all(|&(_, end)| end == 0) {
+        true => dy,
+        false => B::float_pad(dy, &dropped, PadMode::Constant(0.0)),
+    };
+    let like = B::shape_only(pooled.clone(), dy.dtype(), &dy.device());
+    let dx = B::max_pool2d_with_indices_backward(
+        like,
+        options.kernel_size,
+        options.stride,
+        padding(options),
+        options.dilation,
+        options.ceil_mode,
+        dy,
+        indices.clone(),
+    );
+    match options.is_asymmetric() {
+        true => crop::<B>(dx.x_grad, &x, &options.padding.map(|(begin, _)| begin)),
+        false => dx.x_grad,
+    }
+}

@@ -1,0 +1,191 @@
+//! Max pool over one or two axes.
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | the maximum of every window |
+//! | keeps | the winner's position in its window if `x` is tracked: 1 byte per output for windows of up to 255 elements, else 2 or 4 (device backends: Burn's index) |
+//! | backward | every `dy` goes to its winner |
+//!
+//! Stock Burn keeps `x` and an index of 8 bytes per output.
+use super::{
+    extension::extension,
+    fixed_linear::{lift, lifted},
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
+use crate::backend::{Placeholders, Saved, device_backends};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{Shape, ops::MaxPoolOptions};
+
+#[allow(dead_code)] // without a device backend nobody calls it
+mod composed;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
+
+extension! {
+    /// Max pools.
+    pub trait MaxPoolOps(MaxPoolKernels) {
+        /// Max pool of `[batch, channels, height, width]` or without the height, which counts as 1. No window may be larger
+        /// than the padded input.
+        fn memsave_max_pool2d(x: FloatTensor<Self>, options: MaxPoolOptions<2>) -> FloatTensor<Self> {
+            Self::run(MaxPool(options), [Some(x)])
+        }
+    }
+}
+
+const X: usize = 0;
+
+/// A max pool.
+#[derive(Clone, Debug)]
+pub struct MaxPool(MaxPoolOptions<2>);
+
+impl MaxPool {
+    /// Pools over two axes, also where there is only one.
+    fn pool<B: MaxPoolKernels>(&self, x: FloatTensor<B>) -> (FloatTensor<B>, B::Offsets) {
+        let shape = x.shape();
+        let (y, offsets) = B::max_pool2d_with_offsets(B::float_reshape(x, lift(&shape)), &self.0);
+        match shape.num_dims() {
+            3 => {
+                let [batch, channels, _, length] = y.shape().dims();
+                (B::float_reshape(y, Shape::new([batch, channels, length])), offsets)
+            }
+            _ => (y, offsets),
+        }
+    }
+}
+
+impl<B: MaxPoolKernels> Operation<B, 1> for MaxPool {
+    const INPUTS: [&'static str; 1] = ["x"];
+    type Saved = Winners<B::Offsets>;
+
+    fn name(&self) -> &'static str {
+        "max_pool"
+    }
+
+    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
+        Plan::nothing()
+    }
+
+    fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
+        self.pool::<B>(given(x)).0
+    }
+
+    fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Self::Saved) {
+        let (y, offsets) = self.pool::<B>(given(x));
+        let offsets = recorder.ledger().state("offsets", offsets, "x is tracked");
+        (y, Winners { offsets, options: self.0.clone() })
+    }
+
+    fn backward(
+        Winners { offsets, options }: Self::Saved,
+        dy: FloatTensor<B>,
+        pass: &mut BackwardPass<B, 1>,
+    ) {
+        let dx = lifted::<B>(pass.shape(X), dy, |x, dy| {
+            B::max_pool2d_with_offsets_backward(x, &offsets, dy, &options)
+        });
+        pass.give(X, dx);
+    }
+}
+
+/// What the backward pass reads.
+#[derive(Clone, Debug)]
+pub struct Winners<Offsets> {
+    /// Where the maximum of every window is.
+    offsets: Offsets,
+    options: MaxPoolOptions<2>,
+}
+
+/// The kernels.
+pub trait MaxPoolKernels: Placeholders {
+    /// The position of the winner in its window, for every output.
+    type Offsets: Saved;
+
+    /// Max pool of `[batch, channels, height, width]`, and where each maximum was. No window may be larger than the padded
+    /// input.
+    fn max_pool2d_with_offsets(
+        x: FloatTensor<Self>,
+        options: &MaxPoolOptions<2>,
+    ) -> (FloatTensor<Self>, Self::Offsets);
+
+    /// Gradient of the input, of shape `x`.
+    fn max_pool2d_with_offsets_backward(
+        x: Shape,
+        offsets: &Self::Offsets,
+        dy: FloatTensor<Self>,
+        options: &MaxPoolOptions<2>,
+    ) -> FloatTensor<Self>;
+}
+device_backends!(MaxPoolKernels {
+    type Offsets = composed::WinnerIndices<Self>;
+
+    fn max_pool2d_with_offsets(
+        x: FloatTensor<Self>,
+        options: &MaxPoolOptions<2>,
+    ) -> (FloatTensor<Self>, composed::WinnerIndices<Self>) {
+        composed::forward::<Self>(x, options)
+    }
+
+    fn max_pool2d_with_offsets_backward(
+        x: Shape,
+        offsets: &composed::WinnerIndices<Self>,
+        dy: FloatTensor<Self>,
+        options: &MaxPoolOptions<2>,
+    ) -> FloatTensor<Self> {
+        composed::backward::<Self>(x, offsets, dy, options)
+    }
+});
+
+/// The shape of a max pool's output, as [`burn::tensor::module`] computes it. No window may be larger than the padded input.
+fn output_shape(x: &Shape, options: &MaxPoolOptions<2>) -> Shape {
+    let windows = |axis: usize| {
+        let (size, (begin, end)) = (x[axis + 2], options.padding[axis]);
+        let (padded, stride) = (size + begin + end, options.stride[axis]);
+        let span = padded - (options.dilation[axis] * (options.kernel_size[axis] - 1) + 1);
+        if !options.ceil_mode {
+            return span / stride + 1;
+        }
+        let mut windows = span.div_ceil(stride) + 1;
+        // The last window must start inside the input. Burn checks this twice: in the backend, which sees an input that is
+        // already padded where the padding of some axis is asymmetric, and once more with the true size.
+        let end_of_input = if options.is_asymmetric() { padded } else { size + begin };
+        if (windows - 1) * stride >= end_of_input {
+            windows -= 1;
+        }
+        if windows > 1 && (windows - 1) * stride >= size + begin {
+            windows -= 1;
+        }
+        windows
+    };
+    Shape::new([x[0], x[1], windows(0), windows(1)])
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::Flex;
+
+    #[test]
+    fn composed_bodies_equal_the_kernels() {
+        for padding in [[(1, 1), (0, 0)], [(0, 1), (1, 0)]] {
+            for ceil_mode in [false, true] {
+                let options = MaxPoolOptions {
+                    kernel_size: [3, 2],
+                    stride: [2, 3],
+                    padding,
+                    dilation: [1, 2],
+                    ceil_mode,
+                };
+                let x = random(&[2, 3, 8, 9]);
+                let (body, winners) = Composed::max_pool2d_with_offsets(composed(&x), &options);
+                let (cpu, offsets) = Flex::max_pool2d_with_offsets(x.clone(), &options);
+                let dy = random(&cpu.shape().to_vec());
+                assert_close("max pool", body, cpu);
+                let body =
+                    Composed::max_pool2d_with_offsets_backward(x.shape(), &winners, composed(&dy), &options);
+                let cpu = Flex::max_pool2d_with_offsets_backward(x.shape(), &offsets, dy, &options);
+                assert_close("max pool, dx", body, cpu);
+            }
+        }
+    }
+}

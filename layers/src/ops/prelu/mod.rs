@@ -1,0 +1,157 @@
+//! Parametric ReLU.
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | `y = x` if `x >= 0`, else `alpha * x`; `alpha` has one element or one per channel |
+//! | keeps | `x` if `alpha` is tracked, else 1 bit per element (`x < 0`); `alpha` (a handle) if `x` is tracked |
+//! | backward | `dx = dy` or `alpha * dy`, `dalpha = sum(dy * min(x, 0))` |
+//!
+//! Stock Burn keeps `x`, a boolean and more per element.
+use super::{
+    extension::extension,
+    piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels},
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
+use crate::backend::device_backends;
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::Shape;
+
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
+
+extension! {
+    /// Parametric ReLU.
+    pub trait PReluOps(PReluKernels) {
+        /// Parametric ReLU; `alpha` is `[1]` or `[channels]`.
+        fn memsave_prelu(x: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self> {
+            Self::run(PRelu, [Some(x), Some(alpha)])
+        }
+    }
+}
+
+const X: usize = 0;
+const ALPHA: usize = 1;
+
+/// Has the bits of a parametric ReLU.
+const LEAKY: PiecewiseLinear = PiecewiseLinear::LeakyRelu { negative_slope: 0.0 };
+
+/// Parametric ReLU.
+#[derive(Clone)]
+pub struct PRelu;
+
+impl<B: PReluKernels> Operation<B, 2> for PRelu {
+    const INPUTS: [&'static str; 2] = ["x", "alpha"];
+    const PARAMETERS: &'static [usize] = &[ALPHA];
+    type Saved = SavedMask<B::Mask>;
+
+    fn name(&self) -> &'static str {
+        "prelu"
+    }
+
+    fn plan(&self, inputs: &Tracking<B, 2>) -> Plan<2> {
+        Plan::nothing().keep_if(inputs.tracked(ALPHA), X, "alpha is tracked").keep_if(
+            inputs.tracked(X),
+            ALPHA,
+            "x is tracked",
+        )
+    }
+
+    fn forward(&self, [x, alpha]: Inputs<B, 2>) -> FloatTensor<B> {
+        let (x, alpha) = (given(x), given(alpha));
+        let shape = along_channels(&alpha.shape(), &x.shape());
+        B::prelu(x, B::float_reshape(alpha, shape))
+    }
+
+    fn forward_saving(&self, inputs: Inputs<B, 2>, recorder: &Recorder<2>) -> (FloatTensor<B>, Self::Saved) {
+        let mask = match recorder.keeps(X) {
+            true => None,
+            false => {
+                let mask = B::piecewise_mask(given(inputs[X].clone()), LEAKY);
+                Some(recorder.ledger().state("mask", mask, "x is tracked"))
+            }
+        };
+        (Operation::<B, 2>::forward(self, inputs), SavedMask { mask })
+    }
+
+    fn backward(SavedMask { mask }: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 2>) {
+        let alpha_shape = pass.shape(ALPHA);
+        let broadcast = along_channels(&alpha_shape, &dy.shape());
+        let mask = match pass.take(X) {
+            Some(x) => {
+                let mask = pass.wants(X).then(|| B::piecewise_mask(x.clone(), LEAKY));
+                let dalpha = B::prelu_alpha_backward(x, broadcast.clone(), dy.clone());
+                pass.give(ALPHA, B::float_reshape(dalpha, alpha_shape));
+                mask
+            }
+            None => mask,
+        };
+        if let (Some(mask), Some(alpha)) = (mask, pass.take(ALPHA)) {
+            pass.give(X, B::prelu_x_backward(&mask, B::float_reshape(alpha, broadcast), dy));
+        }
+    }
+}
+
+/// What the backward pass reads besides inputs.
+#[derive(Clone, Debug)]
+pub struct SavedMask<Mask> {
+    /// Where `x >= 0`, one bit per element: enough for the gradient of `x`. Made from `x` where that is kept.
+    mask: Option<Mask>,
+}
+
+/// The shape in which slopes of shape `alpha` broadcast along the channels (axis 1) of `x`. They are reshaped in the operation
+/// itself, so that what is kept is the parameter.
+fn along_channels(alpha: &Shape, x: &Shape) -> Shape {
+    let mut shape = vec![1; x.num_dims()];
+    shape[1.min(x.num_dims() - 1)] = alpha.num_elements();
+    shape.into()
+}
+
+/// The kernels.
+pub trait PReluKernels: PiecewiseLinearKernels {
+    /// Gradient of the input: `dy` where the bit is set, `alpha * dy` where not; `alpha` broadcasts.
+    fn prelu_x_backward(
+        mask: &Self::Mask,
+        alpha: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// Gradient of the slopes, `sum(dy * min(x, 0))` over what `alpha` broadcasts over; the shape of `alpha`.
+    fn prelu_alpha_backward(x: FloatTensor<Self>, alpha: Shape, dy: FloatTensor<Self>) -> FloatTensor<Self> {
+        let product = Self::float_mul(Self::float_clamp_max(x, 0.into()), dy);
+        let axes: Vec<usize> = (0..alpha.num_dims()).filter(|&axis| alpha[axis] == 1).collect();
+        Self::float_reshape(Self::float_sum_dims(product, &axes), alpha)
+    }
+}
+device_backends!(PReluKernels {
+    fn prelu_x_backward(
+        mask: &crate::backend::device::DeviceMask<Self>,
+        alpha: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        use burn::backend::ops::FloatTensorOps;
+        Self::float_mask_where(Self::float_mul(dy.clone(), alpha), mask.unpack(), dy)
+    }
+});
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::Flex;
+
+    #[test]
+    fn default_bodies_equal_the_kernels() {
+        for slopes in [1, 3] {
+            let (x, dy, alpha) = (random(&[4, 3, 7]), random(&[4, 3, 7]), random(&[1, slopes, 1]));
+            let body = Composed::prelu_x_backward(
+                &Composed::piecewise_mask(composed(&x), LEAKY),
+                composed(&alpha),
+                composed(&dy),
+            );
+            let mask = Flex::piecewise_mask(x.clone(), LEAKY);
+            assert_close("dx", body, Flex::prelu_x_backward(&mask, alpha.clone(), dy.clone()));
+            let body = Composed::prelu_alpha_backward(composed(&x), alpha.shape(), composed(&dy));
+            assert_close("dalpha", body, Flex::prelu_alpha_backward(x, alpha.shape(), dy));
+        }
+    }
+}
