@@ -11,8 +11,7 @@
 //! other factor only.
 use super::step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given};
 use burn::backend::{
-    AutodiffBackend, Backend, ExtensionType, TensorMetadata,
-    autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, ops::NodeGuard},
+    Backend, ExtensionType, TensorMetadata,
     tensor::{FloatTensor, QuantizedTensor},
 };
 use burn::tensor::{DType, Shape};
