@@ -3,20 +3,16 @@
 //! Bits are packed in 32-bit words of an integer tensor, so that they stay on the device.
 use super::Saved;
 
-mod attention;
 mod cross_entropy;
 mod element_loss;
 mod low_rank;
 mod recurrent;
-mod rotary;
 mod softmax;
 
-pub use attention::{attention_weights, attention_weights_backward};
 pub use cross_entropy::{log_sum_exp, logits_gradient, sum_log_probabilities};
 pub use element_loss::{element_loss, element_loss_backward, element_loss_slopes, element_loss_sum, scale};
 pub use low_rank::add_product;
 pub use recurrent::{recurrent_backward, recurrent_forward, recurrent_replay};
-pub use rotary::rotate;
 pub use softmax::{softmax_along, softmax_along_backward};
 
 use burn::backend::{
@@ -111,11 +107,14 @@ pub fn scale_by_mask<B: Backend>(
 }
 
 /// See [`Masks::bernoulli_mask`](super::Masks::bernoulli_mask).
-pub fn bernoulli_mask<B: Backend>(like: &FloatTensor<B>, probability: f64) -> DeviceMask<B> {
-    let device = like.device();
-    let bools = get_or_init_device_settings::<B>(&device).bool_dtype;
-    let bernoulli = Distribution::Bernoulli(probability);
-    let drawn = B::float_random(like.shape(), bernoulli, &device, like.dtype().into());
+pub fn bernoulli_mask<B: Backend>(
+    shape: Shape,
+    dtype: DType,
+    device: &B::Device,
+    probability: f64,
+) -> DeviceMask<B> {
+    let bools = get_or_init_device_settings::<B>(device).bool_dtype;
+    let drawn = B::float_random(shape, Distribution::Bernoulli(probability), device, dtype.into());
     pack::<B>(B::float_not_equal_elem(drawn, 0.into(), bools))
 }
 
@@ -343,27 +342,6 @@ macro_rules! device_backend {
             ) -> crate::backend::RecurrentState<Self> {
                 recurrent_backward::<Self>(step, gates, extra, state, grads)
             }
-            fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self> {
-                rotate::<Self>(x, factors, adjoint)
-            }
-
-            const ATTENTION_CHUNK: usize = 1 << 24; // launching kernels takes longer than on a CPU
-
-            fn attention_weights(
-                products: FloatTensor<Self>,
-                rows: &crate::backend::ScoreRows<Self>,
-            ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-                attention_weights::<Self>(products, rows)
-            }
-            fn attention_weights_backward(
-                products: FloatTensor<Self>,
-                gradients: FloatTensor<Self>,
-                log_sums: FloatTensor<Self>,
-                rows: &crate::backend::ScoreRows<Self>,
-                wants_bias: bool,
-            ) -> crate::backend::ScoreGrads<Self> {
-                attention_weights_backward::<Self>(products, gradients, log_sums, rows, wants_bias)
-            }
             fn add_product(
                 y: FloatTensor<Self>,
                 u: FloatTensor<Self>,
@@ -486,13 +464,12 @@ device_backend!(burn::backend::Remote);
 mod tests {
     use super::*;
     use crate::backend::{
-        Cell, ElementLoss, LogitsGradient, MemBackend, RecurrentState, RecurrentStep, ScoreGrads, ScoreRows,
-        Scores, Side, Softmax, Stage,
+        Cell, ElementLoss, LogitsGradient, MemBackend, RecurrentState, RecurrentStep, Side, Softmax, Stage,
     };
     use burn::backend::{
         Flex,
         flex::FlexDevice,
-        ops::{ActivationOps, BoolTensorOps, FloatTensorOps},
+        ops::{ActivationOps, FloatTensorOps},
         read_sync,
     };
     use burn::tensor::FloatDType;
@@ -590,61 +567,6 @@ mod tests {
                 let device = softmax_along_backward::<Flex>(y.clone(), f, dim, dy.clone());
                 assert_close("dx", device, Flex::softmax_along_backward(y, f, dim, dy));
             }
-        }
-    }
-
-    #[test]
-    fn attention_equals_the_kernels() {
-        let bools = |shape: &[usize], seed: usize| {
-            let hidden =
-                (0..shape.iter().product()).map(|at: usize| (at * 7 + seed) % 5 == 1).collect::<Vec<_>>();
-            Flex::bool_from_data(TensorData::new(hidden, shape.to_vec()), &Default::default())
-        };
-        for (softcap, causal, quiet, masked) in [
-            (None, false, false, f64::NEG_INFINITY),
-            (Some(1.5), true, false, -3.0),
-            (None, true, true, -2.0),
-        ] {
-            let rows = |mask: Option<&[usize]>, bias: Option<&[usize]>| ScoreRows::<Flex> {
-                scores: Scores { scale: 0.7, softcap, causal, masked, quiet },
-                mask: mask.map(|shape| bools(shape, 3)),
-                bias: bias.map(random),
-                queries: 2..5,
-                all_queries: 6,
-                all_keys: 7,
-            };
-            let full = &[2, 3, 3, 6][..];
-            for rows in [
-                rows(None, None),
-                rows(Some(full), Some(full)),
-                rows(Some(&[1, 3, 1, 6]), Some(&[2, 1, 3, 1])),
-                rows(Some(&[2, 1, 3, 1]), None),
-            ] {
-                let (products, gradients) = (random(full), random(full));
-                let device = attention_weights::<Flex>(products.clone(), &rows);
-                let cpu = Flex::attention_weights(products.clone(), &rows);
-                assert_close("weights", device.0, cpu.0);
-                assert_close("sums", device.1, cpu.1.clone());
-                let run = |backward: ScoresBackward| {
-                    backward(products.clone(), gradients.clone(), cpu.1.clone(), &rows, true)
-                };
-                let device = run(attention_weights_backward::<Flex>);
-                let cpu = run(Flex::attention_weights_backward);
-                assert_close("weights again", device.weights, cpu.weights);
-                assert_close("products", device.products, cpu.products);
-                assert_close("bias", device.bias.expect("wanted"), cpu.bias.expect("wanted"));
-            }
-        }
-    }
-
-    type ScoresBackward = fn(Float, Float, Float, &ScoreRows<Flex>, bool) -> ScoreGrads<Flex>;
-
-    #[test]
-    fn rotation_equals_the_kernel() {
-        for adjoint in [false, true] {
-            let (x, factors) = (random(&[2, 3, 5, 4]), random(&[5, 4, 2]));
-            let device = rotate::<Flex>(x.clone(), factors.clone(), adjoint);
-            assert_close("rotation", device, Flex::rotate(x, factors, adjoint));
         }
     }
 

@@ -47,7 +47,6 @@ macro_rules! device_backends {
 }
 pub(crate) use {device_backends, plain_backends};
 
-mod attention;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub mod cpu;
 pub mod device;
@@ -61,8 +60,6 @@ mod softmax;
 mod windows;
 
 pub(crate) use crate::ops::PiecewiseLinear;
-pub(crate) use attention::{Dropped, Inputs};
-pub use attention::{ScoreGrads, ScoreRows, Scores};
 pub use element_loss::{ElementLoss, Side};
 pub use recurrent::{Cell, Gate, Recurrence, RecurrentState, RecurrentStep, Stage};
 pub(crate) use recurrent::{Keep, Wanted};
@@ -87,9 +84,9 @@ pub trait Masks: Backend {
     /// for an infinite `x`. In the place of `x`, if that is the only handle.
     fn scale_by_mask(x: FloatTensor<Self>, mask: &Self::Mask, slopes: [f64; 2]) -> FloatTensor<Self>;
 
-    /// Bits that are set with probability `probability`, drawn exactly as `float_random` of `like`'s shape and dtype
+    /// Bits that are set with probability `probability`, drawn exactly as `float_random` of this shape and dtype
     /// would draw a Bernoulli tensor, without holding that tensor.
-    fn bernoulli_mask(like: &FloatTensor<Self>, probability: f64) -> Self::Mask;
+    fn bernoulli_mask(shape: Shape, dtype: DType, device: &Self::Device, probability: f64) -> Self::Mask;
 }
 
 device_backends!(Masks {
@@ -101,8 +98,13 @@ device_backends!(Masks {
     fn scale_by_mask(x: FloatTensor<Self>, mask: &device::DeviceMask<Self>, slopes: [f64; 2]) -> FloatTensor<Self> {
         device::scale_by_mask::<Self>(x, mask, slopes)
     }
-    fn bernoulli_mask(like: &FloatTensor<Self>, probability: f64) -> device::DeviceMask<Self> {
-        device::bernoulli_mask::<Self>(like, probability)
+    fn bernoulli_mask(
+        shape: Shape,
+        dtype: DType,
+        device: &Self::Device,
+        probability: f64,
+    ) -> device::DeviceMask<Self> {
+        device::bernoulli_mask::<Self>(shape, dtype, device, probability)
     }
 });
 
@@ -197,30 +199,6 @@ pub trait MemBackend:
         state: RecurrentState<Self>,
         grads: RecurrentState<Self>,
     ) -> RecurrentState<Self>;
-
-    /// Pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`;
-    /// `adjoint`: back, as gradients are.
-    fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self>;
-
-    /// How many weights of an attention are made at once.
-    const ATTENTION_CHUNK: usize;
-
-    /// The weights of an attention, from the products of queries and keys `[batch, heads, rows, keys]`, and the logarithm of the
-    /// sum of the exponentials of every row of scores, `[batch, heads, rows, 1]`, in f32 at least.
-    fn attention_weights(
-        products: FloatTensor<Self>,
-        rows: &ScoreRows<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
-
-    /// The weights again, and the gradients of the products from those of the weights; of the scores before the bias is added
-    /// if `wants_bias`.
-    fn attention_weights_backward(
-        products: FloatTensor<Self>,
-        gradients: FloatTensor<Self>,
-        log_sums: FloatTensor<Self>,
-        rows: &ScoreRows<Self>,
-        wants_bias: bool,
-    ) -> ScoreGrads<Self>;
 
     /// `y + u v`, of `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; where the backend can, in `y`, and
     /// without the whole product.

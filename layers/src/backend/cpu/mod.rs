@@ -1,8 +1,5 @@
 //! Fused kernels on slices, shared by the CPU backends.
-use super::{
-    ElementLoss, LogitsGradient, MemBackend, RecurrentState, RecurrentStep, ScoreGrads, ScoreRows, Side,
-    Softmax, device,
-};
+use super::{ElementLoss, LogitsGradient, MemBackend, RecurrentState, RecurrentStep, Side, Softmax, device};
 use burn::backend::{
     Backend, TensorMetadata,
     ops::{InterpolateMode, InterpolateOptions},
@@ -14,7 +11,6 @@ use burn::tensor::{
 };
 use num_traits::Float;
 
-mod attention;
 pub(crate) mod axis_map;
 pub(crate) mod bit_mask;
 pub(crate) mod channels;
@@ -27,7 +23,6 @@ pub(crate) mod parallel;
 mod prelu;
 mod quantized;
 mod recurrent;
-mod rotary;
 mod softmax;
 pub(crate) mod sums;
 
@@ -241,48 +236,6 @@ impl<B: CpuBackend> MemBackend for B {
         }
     }
 
-    fn rotate(x: FloatTensor<B>, factors: FloatTensor<B>, adjoint: bool) -> FloatTensor<B> {
-        let (mut x, factors) = (B::contiguous(x), B::contiguous(factors));
-        let [_, features, _] = factors.shape().dims();
-        with_element!(x.dtype(), "rotary_encoding", E => {
-            rotary::rotate(B::as_slice_mut::<E>(&mut x), B::as_slice(&factors), features, adjoint);
-        });
-        x
-    }
-
-    const ATTENTION_CHUNK: usize = 1 << 18; // the weights of a chunk stay in the cache
-
-    fn attention_weights(products: FloatTensor<B>, rows: &ScoreRows<B>) -> (FloatTensor<B>, FloatTensor<B>) {
-        let mut products = B::contiguous(products);
-        let [batch, heads, queries, keys] = products.shape().dims();
-        with_element!(products.dtype(), "attention", E => {
-            let log_sums = with_rows::<B, E, _>(rows, heads, keys, |rows| {
-                rows.weights(B::as_slice_mut::<E>(&mut products))
-            });
-            (products, B::from_vec(log_sums, Shape::new([batch, heads, queries, 1])))
-        })
-    }
-
-    fn attention_weights_backward(
-        products: FloatTensor<B>,
-        gradients: FloatTensor<B>,
-        log_sums: FloatTensor<B>,
-        rows: &ScoreRows<B>,
-        wants_bias: bool,
-    ) -> ScoreGrads<B> {
-        let (mut products, mut gradients) = (B::contiguous(products), B::contiguous(gradients));
-        let log_sums = B::contiguous(log_sums);
-        let shape = products.shape();
-        with_element!(products.dtype(), "attention", E => {
-            let of_scores = with_rows::<B, E, _>(rows, shape[1], shape[3], |rows| {
-                let weights = B::as_slice_mut::<E>(&mut products);
-                rows.backward(weights, B::as_slice_mut(&mut gradients), B::as_slice(&log_sums), wants_bias)
-            });
-            let bias = of_scores.map(|of_scores| B::from_vec(of_scores, shape));
-            ScoreGrads { weights: products, products: gradients, bias }
-        })
-    }
-
     fn add_product(y: FloatTensor<B>, u: FloatTensor<B>, v: FloatTensor<B>) -> FloatTensor<B> {
         with_element!(y.dtype(), "add_product", E => low_rank::add_product::<B, E>(y, u, v))
     }
@@ -485,27 +438,6 @@ impl<B: CpuBackend> MemBackend for B {
     fn shape_only(shape: Shape, dtype: DType, device: &B::Device) -> FloatTensor<B> {
         <B as CpuBackend>::shape_only(shape, dtype, device)
     }
-}
-
-/// Calls `f` with rows of scores as slices.
-fn with_rows<B: CpuBackend, E: CpuElement, R>(
-    rows: &ScoreRows<B>,
-    heads: usize,
-    keys: usize,
-    f: impl FnOnce(attention::Rows<'_, E>) -> R,
-) -> R {
-    let mask = rows.mask.clone().map(B::contiguous_bools);
-    let bias = rows.bias.clone().map(B::contiguous);
-    f(attention::Rows {
-        scores: &rows.scores,
-        mask: mask.as_ref().map(|mask| attention::Broadcast::new(B::as_bytes(mask), mask.shape().dims())),
-        bias: bias.as_ref().map(|bias| attention::Broadcast::new(B::as_slice(bias), bias.shape().dims())),
-        heads,
-        queries: rows.queries.clone(),
-        all_queries: rows.all_queries,
-        keys,
-        all_keys: rows.all_keys,
-    })
 }
 
 /// `dx` of shape `x` from `dy`, one map per spatial axis.
