@@ -21,6 +21,7 @@ impl<B: Backend> Parts<B> {
         self.all.take().unwrap_or_else(|| zeros::<B>(shape, like))
     }
 
+    /// Sets a part that is not set yet.
     pub(super) fn put(&mut self, ranges: [&Range<usize>; 4], part: FloatTensor<B>) {
         self.all = Some(match slices(&self.shape, ranges) {
             None => part,
@@ -28,6 +29,7 @@ impl<B: Backend> Parts<B> {
         });
     }
 
+    /// Adds to a part, which is 0 at first.
     pub(super) fn add(&mut self, ranges: [&Range<usize>; 4], more: FloatTensor<B>) {
         if self.all.is_none() && more.shape() == self.shape {
             self.all = Some(more);
@@ -43,6 +45,7 @@ impl<B: Backend> Parts<B> {
         });
     }
 
+    /// The tensor. Zeros, if there was no part, are of the dtype and device of `like`.
     pub(super) fn finish(mut self, like: &FloatTensor<B>) -> FloatTensor<B> {
         self.all(like)
     }
@@ -68,7 +71,7 @@ impl<B: Backend> KeyGrads<B> {
         if chunk.queries == (0..queries) {
             return self.all.put(ranges, B::float_matmul(rows, x));
         }
-        // The products are widen before they are made: where they cancel out, it is their rounding that remains.
+        // Widened before they are multiplied: where products cancel out, it is their rounding that remains.
         let dtype = x.dtype();
         let more = B::float_matmul(widen::<B>(rows), widen::<B>(x));
         let shape = [chunk.batch.len(), chunk.heads.len(), all_keys.len(), width.len()];
@@ -99,7 +102,7 @@ impl<B: Backend> BiasGrad<B> {
         Self { all: Parts::new(shape), is_sum }
     }
 
-    /// Adds gradients of scores, in f32 at least.
+    /// Adds gradients of scores, which are in f32 at least; `dtype`: that of the bias.
     pub(super) fn add(&mut self, chunk: &Chunk, scores: FloatTensor<B>, dtype: DType) {
         let ranges = [&chunk.batch, &chunk.heads, &chunk.queries, &(0..chunk.keys)];
         if !self.is_sum {
