@@ -2,10 +2,7 @@
 //!
 //! Nothing here is routed by Burn's dispatch: these traits only bound the `Autodiff` implementations in [`crate::ops`].
 //! CPU backends share fused kernels on slices ([`cpu`]); any other backend composes Burn's operations ([`device`]).
-use burn::backend::{
-    Backend, TensorMetadata,
-    tensor::{BoolTensor, FloatTensor},
-};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 
 /// Implements an operation trait for every plain backend: by its default bodies, or by those given.
@@ -43,20 +40,19 @@ macro_rules! device_backends {
 }
 pub(crate) use {device_backends, plain_backends};
 
-mod attention;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub mod cpu;
 pub mod device;
 mod element_loss;
 #[cfg(feature = "flex")]
 mod flex;
+mod mask;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 mod softmax;
 
-pub(crate) use attention::{Dropped, Inputs};
-pub use attention::{ScoreGrads, ScoreRows, Scores};
 pub use element_loss::{ElementLoss, Side};
+pub use mask::{DeviceMask, Masks};
 pub use softmax::Softmax;
 
 /// Something kept from the forward pass for the backward pass that is no tensor of the graph.
@@ -64,37 +60,6 @@ pub trait Saved: Clone + Send + core::fmt::Debug + 'static {
     /// The bytes it keeps alive.
     fn bytes(&self) -> usize;
 }
-
-/// Masks of one bit per element, in logical (row-major) order whatever the strides of the tensor.
-pub trait Masks: Backend {
-    /// One bit per element.
-    type Mask: Saved;
-
-    /// Packs booleans.
-    fn pack(bits: BoolTensor<Self>) -> Self::Mask;
-
-    /// `x * slope`, where the bit of the element chooses the slope: `[if clear, if set]`. A slope of 0 gives 0, even
-    /// for an infinite `x`. In the place of `x`, if that is the only handle.
-    fn scale_by_mask(x: FloatTensor<Self>, mask: &Self::Mask, slopes: [f64; 2]) -> FloatTensor<Self>;
-
-    /// Bits that are set with probability `probability`, drawn exactly as `float_random` of `like`'s shape and dtype
-    /// would draw a Bernoulli tensor, without holding that tensor.
-    fn bernoulli_mask(like: &FloatTensor<Self>, probability: f64) -> Self::Mask;
-}
-
-device_backends!(Masks {
-    type Mask = device::DeviceMask<Self>;
-
-    fn pack(bits: BoolTensor<Self>) -> device::DeviceMask<Self> {
-        device::pack::<Self>(bits)
-    }
-    fn scale_by_mask(x: FloatTensor<Self>, mask: &device::DeviceMask<Self>, slopes: [f64; 2]) -> FloatTensor<Self> {
-        device::scale_by_mask::<Self>(x, mask, slopes)
-    }
-    fn bernoulli_mask(like: &FloatTensor<Self>, probability: f64) -> device::DeviceMask<Self> {
-        device::bernoulli_mask::<Self>(like, probability)
-    }
-});
 
 /// Sums over all axes but the channels.
 pub trait ChannelSums: Backend {
@@ -155,29 +120,7 @@ pub struct LogitsGradient<B: Backend> {
 pub trait MemBackend:
     Masks + ChannelSums + Placeholders + crate::ops::PiecewiseLinearKernels + crate::ops::LinearKernels
 {
-    /// Pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`;
     /// `adjoint`: back, as gradients are.
-    fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self>;
-
-    /// How many weights of an attention are made at once.
-    const ATTENTION_CHUNK: usize;
-
-    /// The weights of an attention, from the products of queries and keys `[batch, heads, rows, keys]`, and the logarithm of the
-    /// sum of the exponentials of every row of scores, `[batch, heads, rows, 1]`, in f32 at least.
-    fn attention_weights(
-        products: FloatTensor<Self>,
-        rows: &ScoreRows<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
-
-    /// The weights again, and the gradients of the products from those of the weights; of the scores before the bias is added
-    /// if `wants_bias`.
-    fn attention_weights_backward(
-        products: FloatTensor<Self>,
-        gradients: FloatTensor<Self>,
-        log_sums: FloatTensor<Self>,
-        rows: &ScoreRows<Self>,
-        wants_bias: bool,
-    ) -> ScoreGrads<Self>;
 
     /// `f(x)` along axis `dim`.
     fn softmax_along(x: FloatTensor<Self>, f: Softmax, dim: usize) -> FloatTensor<Self>;

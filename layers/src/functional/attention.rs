@@ -1,7 +1,6 @@
 //! Attention.
 use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, into_maybe, is_quantized, require};
-use crate::backend::Scores;
-use crate::ops::{Attention, AttentionOps, MaybeMask};
+use crate::ops::{Attention, AttentionOps, MaybeMask, Scores};
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, Shape, Tensor, module, ops::AttentionModuleOptions};
 

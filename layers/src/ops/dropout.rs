@@ -56,7 +56,8 @@ impl<B: Masks> Operation<B, 1> for Dropout {
 
     fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Dropped<B>) {
         let x = given(x);
-        let mask = recorder.ledger().state("mask", B::bernoulli_mask(&x, self.keep), "x is tracked");
+        let mask = B::bernoulli_mask(x.shape(), x.dtype(), &x.device(), self.keep);
+        let mask = recorder.ledger().state("mask", mask, "x is tracked");
         let dropped = Dropped { mask, scale: 1.0 / self.keep };
         (dropped.apply(x), dropped)
     }

@@ -39,7 +39,9 @@ mod step;
 #[cfg(all(test, feature = "flex"))]
 pub(crate) mod testing;
 
-pub use attention::{Attention, AttentionOps, MaybeMask, WeightDropout};
+pub use attention::{
+    Attention, AttentionKernels, AttentionOps, MaybeMask, ScoreGrads, ScoreRows, Scores, WeightDropout,
+};
 pub use avg_pool::AvgPoolOps;
 pub use batch_norm::BatchNormOps;
 pub use bilinear::Weight;
@@ -64,7 +66,7 @@ pub use recurrent::{
     Cell, OptionalTensors, Recurrence, RecurrentKernels, RecurrentOps, RecurrentOutput, RecurrentState,
     RecurrentStep, Stage,
 };
-pub use rotary::RotaryOps;
+pub use rotary::{RotaryKernels, RotaryOps};
 pub use row_norm::{RowNorm, RowNormOps};
 pub use smooth::{Smooth, SmoothKernels, SmoothOps};
 pub use softmax::SoftmaxOps;

@@ -141,18 +141,17 @@ impl<B: CpuBackend> Masks for B {
         x
     }
 
-    fn bernoulli_mask(like: &FloatTensor<B>, probability: f64) -> BitMask {
+    fn bernoulli_mask(shape: Shape, dtype: DType, device: &B::Device, probability: f64) -> BitMask {
         /// Elements drawn at once: a multiple of 64, so that every draw fills whole words.
         const DRAW: usize = 1 << 14;
-        let (device, dtype) = (like.device(), like.dtype());
-        let mut mask = BitMask::with_capacity(like.shape().num_elements());
-        let mut left = like.shape().num_elements();
+        let mut left = shape.num_elements();
+        let mut mask = BitMask::with_capacity(left);
         while left > 0 {
             let draw = left.min(DRAW);
             let drawn = B::float_random(
                 Shape::new([draw]),
                 Distribution::Bernoulli(probability),
-                &device,
+                device,
                 dtype.into(),
             );
             with_element!(dtype, "dropout", E => mask.extend(B::as_slice::<E>(&B::contiguous(drawn))));

@@ -1,5 +1,5 @@
 //! Fused kernels on slices, shared by the CPU backends.
-use super::{ElementLoss, LogitsGradient, MemBackend, Placeholders, ScoreGrads, ScoreRows, Side, Softmax};
+use super::{ElementLoss, LogitsGradient, MemBackend, Placeholders, Side, Softmax};
 use burn::backend::{
     TensorMetadata,
     tensor::{BoolTensor, FloatTensor, QuantizedTensor},
@@ -7,7 +7,6 @@ use burn::backend::{
 use burn::tensor::{DType, Element, Shape, bf16, f16};
 use num_traits::Float;
 
-mod attention;
 pub(crate) mod axis_map;
 pub(crate) mod bit_mask;
 pub(crate) mod channels;
@@ -16,7 +15,6 @@ mod element_loss;
 pub(crate) mod exp;
 pub(crate) mod parallel;
 mod quantized;
-mod rotary;
 mod softmax;
 pub(crate) mod sums;
 
@@ -164,48 +162,6 @@ impl<B: CpuBackend> super::ChannelSums for B {
 }
 
 impl<B: CpuBackend> MemBackend for B {
-    fn rotate(x: FloatTensor<B>, factors: FloatTensor<B>, adjoint: bool) -> FloatTensor<B> {
-        let (mut x, factors) = (B::contiguous(x), B::contiguous(factors));
-        let [_, features, _] = factors.shape().dims();
-        with_element!(x.dtype(), "rotary_encoding", E => {
-            rotary::rotate(B::as_slice_mut::<E>(&mut x), B::as_slice(&factors), features, adjoint);
-        });
-        x
-    }
-
-    const ATTENTION_CHUNK: usize = 1 << 18; // the weights of a chunk stay in the cache
-
-    fn attention_weights(products: FloatTensor<B>, rows: &ScoreRows<B>) -> (FloatTensor<B>, FloatTensor<B>) {
-        let mut products = B::contiguous(products);
-        let [batch, heads, queries, keys] = products.shape().dims();
-        with_element!(products.dtype(), "attention", E => {
-            let log_sums = with_rows::<B, E, _>(rows, heads, keys, |rows| {
-                rows.weights(B::as_slice_mut::<E>(&mut products))
-            });
-            (products, B::from_vec(log_sums, Shape::new([batch, heads, queries, 1])))
-        })
-    }
-
-    fn attention_weights_backward(
-        products: FloatTensor<B>,
-        gradients: FloatTensor<B>,
-        log_sums: FloatTensor<B>,
-        rows: &ScoreRows<B>,
-        wants_bias: bool,
-    ) -> ScoreGrads<B> {
-        let (mut products, mut gradients) = (B::contiguous(products), B::contiguous(gradients));
-        let log_sums = B::contiguous(log_sums);
-        let shape = products.shape();
-        with_element!(products.dtype(), "attention", E => {
-            let of_scores = with_rows::<B, E, _>(rows, shape[1], shape[3], |rows| {
-                let weights = B::as_slice_mut::<E>(&mut products);
-                rows.backward(weights, B::as_slice_mut(&mut gradients), B::as_slice(&log_sums), wants_bias)
-            });
-            let bias = of_scores.map(|of_scores| B::from_vec(of_scores, shape));
-            ScoreGrads { weights: products, products: gradients, bias }
-        })
-    }
-
     fn softmax_along(x: FloatTensor<B>, f: Softmax, dim: usize) -> FloatTensor<B> {
         let mut x = B::contiguous(x);
         let axis = softmax::Axis::of(&x.shape(), dim);
@@ -338,25 +294,4 @@ impl<B: CpuBackend> MemBackend for B {
         });
         x
     }
-}
-
-/// Calls `f` with rows of scores as slices.
-fn with_rows<B: CpuBackend, E: CpuElement, R>(
-    rows: &ScoreRows<B>,
-    heads: usize,
-    keys: usize,
-    f: impl FnOnce(attention::Rows<'_, E>) -> R,
-) -> R {
-    let mask = rows.mask.clone().map(B::contiguous_bools);
-    let bias = rows.bias.clone().map(B::contiguous);
-    f(attention::Rows {
-        scores: &rows.scores,
-        mask: mask.as_ref().map(|mask| attention::Broadcast::new(B::as_bytes(mask), mask.shape().dims())),
-        bias: bias.as_ref().map(|bias| attention::Broadcast::new(B::as_slice(bias), bias.shape().dims())),
-        heads,
-        queries: rows.queries.clone(),
-        all_queries: rows.all_queries,
-        keys,
-        all_keys: rows.all_keys,
-    })
 }

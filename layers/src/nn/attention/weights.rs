@@ -1,7 +1,6 @@
-use crate::backend::Scores;
 use crate::functional;
 use crate::nn::Dropout;
-use crate::ops::{Attention, WeightDropout};
+use crate::ops::{Attention, Scores, WeightDropout};
 use burn::tensor::{Bool, Tensor};
 use core::ops::Deref;
 use std::sync::{Arc, LazyLock};

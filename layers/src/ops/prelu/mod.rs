@@ -124,7 +124,7 @@ pub trait PReluKernels: PiecewiseLinearKernels {
 }
 device_backends!(PReluKernels {
     fn prelu_x_backward(
-        mask: &crate::backend::device::DeviceMask<Self>,
+        mask: &crate::backend::DeviceMask<Self>,
         alpha: FloatTensor<Self>,
         dy: FloatTensor<Self>,
     ) -> FloatTensor<Self> {

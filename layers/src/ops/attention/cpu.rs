@@ -1,14 +1,72 @@
-//! Rows of scores and weights of an attention.
-use super::{CpuElement, parallel, sums};
-use crate::backend::Scores;
+//! Fused loops: a row of scores becomes weights while it is in the cache.
+use super::{AttentionKernels, ScoreGrads, ScoreRows, Scores};
+use crate::backend::cpu::{CpuBackend, CpuElement, parallel, sums, with_element};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Shape, bf16, f16};
 use core::ops::Range;
 use num_traits::{Float, Zero};
+
+impl<B: CpuBackend> AttentionKernels for B {
+    const CHUNK: usize = 1 << 18; // the weights of a chunk stay in the cache
+
+    fn attention_weights(products: FloatTensor<B>, rows: &ScoreRows<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+        let mut products = B::contiguous(products);
+        let [batch, heads, queries, keys] = products.shape().dims();
+        with_element!(products.dtype(), "attention", E => {
+            let log_sums = with_rows::<B, E, _>(rows, heads, keys, |rows| {
+                rows.weights(B::as_slice_mut::<E>(&mut products))
+            });
+            (products, B::from_vec(log_sums, Shape::new([batch, heads, queries, 1])))
+        })
+    }
+
+    fn attention_weights_backward(
+        products: FloatTensor<B>,
+        gradients: FloatTensor<B>,
+        log_sums: FloatTensor<B>,
+        rows: &ScoreRows<B>,
+        wants_bias: bool,
+    ) -> ScoreGrads<B> {
+        let (mut products, mut gradients) = (B::contiguous(products), B::contiguous(gradients));
+        let log_sums = B::contiguous(log_sums);
+        let shape = products.shape();
+        with_element!(products.dtype(), "attention", E => {
+            let score_grads = with_rows::<B, E, _>(rows, shape[1], shape[3], |rows| {
+                let weights = B::as_slice_mut::<E>(&mut products);
+                rows.backward(weights, B::as_slice_mut(&mut gradients), B::as_slice(&log_sums), wants_bias)
+            });
+            let bias = score_grads.map(|score_grads| B::from_vec(score_grads, shape));
+            ScoreGrads { weights: products, products: gradients, bias }
+        })
+    }
+}
+
+/// Calls `f` with rows of scores as slices.
+fn with_rows<B: CpuBackend, E: CpuElement, R>(
+    rows: &ScoreRows<B>,
+    heads: usize,
+    keys: usize,
+    f: impl FnOnce(Rows<'_, E>) -> R,
+) -> R {
+    let mask = rows.mask.clone().map(B::contiguous_bools);
+    let bias = rows.bias.clone().map(B::contiguous);
+    f(Rows {
+        scores: &rows.scores,
+        mask: mask.as_ref().map(|mask| Broadcast::new(B::as_bytes(mask), mask.shape().dims())),
+        bias: bias.as_ref().map(|bias| Broadcast::new(B::as_slice(bias), bias.shape().dims())),
+        heads,
+        queries: rows.queries.clone(),
+        all_queries: rows.all_queries,
+        keys,
+        all_keys: rows.all_keys,
+    })
+}
 
 /// How much longer the exponential of a score takes than reading it.
 const COST: usize = 4;
 
 /// A tensor `[batch, heads, rows, keys]`, or with 1 in place of any of them.
-pub(super) struct Broadcast<'a, T> {
+struct Broadcast<'a, T> {
     values: &'a [T],
     sizes: [usize; 4],
 }
@@ -20,7 +78,7 @@ enum Row<'a, T> {
 }
 
 impl<'a, T: Copy> Broadcast<'a, T> {
-    pub(super) fn new(values: &'a [T], sizes: [usize; 4]) -> Self {
+    fn new(values: &'a [T], sizes: [usize; 4]) -> Self {
         Self { values, sizes }
     }
 
@@ -35,18 +93,18 @@ impl<'a, T: Copy> Broadcast<'a, T> {
 }
 
 /// Consecutive rows of scores: of queries, of heads, of a batch.
-pub(super) struct Rows<'a, E> {
-    pub(super) scores: &'a Scores,
+struct Rows<'a, E> {
+    scores: &'a Scores,
     /// Zero where nothing is hidden.
-    pub(super) mask: Option<Broadcast<'a, u8>>,
-    pub(super) bias: Option<Broadcast<'a, E>>,
-    pub(super) heads: usize,
+    mask: Option<Broadcast<'a, u8>>,
+    bias: Option<Broadcast<'a, E>>,
+    heads: usize,
     /// Which of the queries of a head these are.
-    pub(super) queries: Range<usize>,
-    pub(super) all_queries: usize,
+    queries: Range<usize>,
+    all_queries: usize,
     /// The scores of a row.
-    pub(super) keys: usize,
-    pub(super) all_keys: usize,
+    keys: usize,
+    all_keys: usize,
 }
 
 /// The scores of one row, and how they depend on the products.
@@ -109,7 +167,7 @@ impl<E: CpuElement> Rows<'_, E> {
     }
 
     /// Replaces products by weights; the logarithms of the sums of the exponentials of the scores.
-    pub(super) fn weights(&self, products: &mut [E]) -> Vec<E::Acc> {
+    fn weights(&self, products: &mut [E]) -> Vec<E::Acc> {
         let rows = products.len() / self.keys;
         let task = parallel::items_per_task(rows, self.keys);
         let work = COST * products.len();
@@ -122,7 +180,7 @@ impl<E: CpuElement> Rows<'_, E> {
                 let place = self.place(row);
                 let (seen, hidden) = products.split_at_mut(self.visible(place));
                 self.score(place, seen, &mut buffers);
-                *log_sum = self.normalize(&mut buffers.scores[..seen.len()]);
+                *log_sum = self.softmax(&mut buffers.scores[..seen.len()]);
                 let weights = seen.iter_mut().zip(&buffers.scores);
                 weights.for_each(|(weight, &value)| *weight = E::narrow(value));
                 hidden.fill(E::zero());
@@ -132,7 +190,7 @@ impl<E: CpuElement> Rows<'_, E> {
 
     /// Replaces a row of scores by weights; the logarithm of the sum of the exponentials.
     #[inline(always)]
-    fn normalize(&self, scores: &mut [E::Acc]) -> E::Acc {
+    fn softmax(&self, scores: &mut [E::Acc]) -> E::Acc {
         // Finite, so that the exponentials of a row that is all masked are 0.
         let max = sums::larger(<E::Acc as Float>::min_value(), sums::max(scores));
         let mut sum = sums::map_and_sum(scores, |score| (score - max).fast_exp());
@@ -149,32 +207,33 @@ impl<E: CpuElement> Rows<'_, E> {
     }
 
     /// Replaces products by weights, and gradients of weights by gradients of products; gradients of the scores, if wanted.
-    pub(super) fn backward(
+    fn backward(
         &self,
         products: &mut [E],
         gradients: &mut [E],
         log_sums: &[E::Acc],
         wants_scores: bool,
     ) -> Option<Vec<E::Acc>> {
-        let mut of_scores = wants_scores.then(|| vec![<E::Acc as Zero>::zero(); products.len()]);
+        let mut score_grads = wants_scores.then(|| vec![<E::Acc as Zero>::zero(); products.len()]);
         let task = parallel::items_per_task(log_sums.len(), self.keys);
         let work = 2 * COST * products.len();
         let size = task * self.keys;
-        let mut wanted = of_scores.as_mut().map(|of_scores| of_scores.chunks_mut(size));
+        let mut wanted = score_grads.as_mut().map(|score_grads| score_grads.chunks_mut(size));
         let gradients = gradients.chunks_mut(size);
         let mut others: Vec<_> =
             gradients.map(|chunk| (chunk, wanted.as_mut().and_then(Iterator::next))).collect();
         parallel::zip_chunks_mut(products, &mut others, [size, 1], work, |index, products, others| {
-            let [(gradients, of_scores)] = others else { return };
+            let [(gradients, score_grads)] = others else { return };
             let mut buffers = self.buffers();
-            let mut of_scores = of_scores.as_mut().map(|of_scores| of_scores.chunks_exact_mut(self.keys));
+            let mut score_grads =
+                score_grads.as_mut().map(|score_grads| score_grads.chunks_exact_mut(self.keys));
             let rows = products.chunks_exact_mut(self.keys).zip(gradients.chunks_exact_mut(self.keys));
             for (row, (products, gradients)) in (index * task..).zip(rows) {
-                let of_scores = of_scores.as_mut().and_then(Iterator::next);
-                self.row_backward(row, products, gradients, log_sums[row], of_scores, &mut buffers);
+                let score_grads = score_grads.as_mut().and_then(Iterator::next);
+                self.row_backward(row, products, gradients, log_sums[row], score_grads, &mut buffers);
             }
         });
-        of_scores
+        score_grads
     }
 
     #[inline(always)]
@@ -184,35 +243,35 @@ impl<E: CpuElement> Rows<'_, E> {
         products: &mut [E],
         gradients: &mut [E],
         log_sum: E::Acc,
-        of_scores: Option<&mut [E::Acc]>,
+        score_grads: Option<&mut [E::Acc]>,
         buffers: &mut Buffers<E::Acc>,
     ) {
         let place = self.place(row);
         let visible = self.visible(place);
         let (seen, hidden) = products.split_at_mut(visible);
-        let (gradients, of_hidden) = gradients.split_at_mut(visible);
+        let (gradients, hidden_grads) = gradients.split_at_mut(visible);
         hidden.fill(E::zero());
-        of_hidden.fill(E::zero());
+        hidden_grads.fill(E::zero());
         self.score(place, seen, buffers);
         let Buffers { scores, slopes } = buffers;
         let weights = &mut scores[..visible];
         weights.iter_mut().for_each(|weight| *weight = (*weight - log_sum).fast_exp());
-        let mean = sums::sum_pairs(weights, gradients, |weight, gradient| weight * gradient.widen());
-        let mean = <E::Acc as CpuElement>::from_f64(mean);
+        let mean_grad = sums::sum_pairs(weights, gradients, |weight, gradient| weight * gradient.widen());
+        let mean_grad = <E::Acc as CpuElement>::from_f64(mean_grad);
         let scale = <E::Acc as CpuElement>::from_f64(self.scores.scale);
         for ((product, gradient), weight) in seen.iter_mut().zip(&*gradients).zip(&mut *weights) {
             *product = E::narrow(*weight);
-            *weight = *weight * (gradient.widen() - mean);
+            *weight = *weight * (gradient.widen() - mean_grad);
         }
-        let of_row = weights; // each weight has become the gradient of its score
-        if let Some(of_scores) = of_scores {
-            of_scores[..visible].copy_from_slice(of_row);
+        let row_grads = weights; // each weight has become the gradient of its score
+        if let Some(score_grads) = score_grads {
+            score_grads[..visible].copy_from_slice(row_grads);
         }
-        of_row.iter_mut().for_each(|gradient| *gradient = *gradient * scale);
+        row_grads.iter_mut().for_each(|gradient| *gradient = *gradient * scale);
         if self.scores.softcap.is_some() {
-            of_row.iter_mut().zip(slopes).for_each(|(gradient, slope)| *gradient = *gradient * *slope);
+            row_grads.iter_mut().zip(slopes).for_each(|(gradient, slope)| *gradient = *gradient * *slope);
         }
-        gradients.iter_mut().zip(of_row).for_each(|(gradient, &mut value)| *gradient = E::narrow(value));
+        gradients.iter_mut().zip(row_grads).for_each(|(gradient, &mut value)| *gradient = E::narrow(value));
         // What is masked has a score of its own; where that is finite, it may have a weight.
         match self.mask.as_ref().map(|mask| mask.row(place)) {
             Some(Row::Each(hidden)) => {

@@ -1,8 +1,22 @@
-//! Rotation of pairs.
-use super::{CpuElement, parallel};
+//! One loop over all pairs, in place.
+use super::RotaryKernels;
+use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, bf16, f16};
+
+impl<B: CpuBackend> RotaryKernels for B {
+    fn rotate(x: FloatTensor<B>, factors: FloatTensor<B>, adjoint: bool) -> FloatTensor<B> {
+        let (mut x, factors) = (B::contiguous(x), B::contiguous(factors));
+        let [_, features, _] = factors.shape().dims();
+        with_element!(x.dtype(), "rotary_encoding", E => {
+            rotate(B::as_slice_mut::<E>(&mut x), B::as_slice(&factors), features, adjoint);
+        });
+        x
+    }
+}
 
 /// Rotates rows of pairs, of which `factors` has those of every position in turn; `adjoint`: back.
-pub(super) fn rotate<E: CpuElement>(x: &mut [E], factors: &[E], features: usize, adjoint: bool) {
+fn rotate<E: CpuElement>(x: &mut [E], factors: &[E], features: usize, adjoint: bool) {
     let positions = factors.len() / (2 * features);
     let task = parallel::items_per_task(x.len() / features, features);
     let work = 2 * x.len();

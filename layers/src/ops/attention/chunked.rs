@@ -1,0 +1,175 @@
+//! Attention chunk by chunk, forward and backward.
+use super::{
+    AttentionKernels, ScoreGrads, ScoreRows, Scores,
+    chunks::{Chunk, Sizes, part, slices},
+    sums::{BiasGrad, KeyGrads, Parts},
+};
+use burn::backend::{
+    Backend, TensorMetadata,
+    tensor::{BoolTensor, FloatTensor},
+};
+use burn::tensor::Shape;
+
+/// What the weights are computed from.
+#[derive(Clone, Debug)]
+pub(super) struct Operands<B: Backend> {
+    /// `[batch, heads, queries, width]`
+    pub(super) query: FloatTensor<B>,
+    /// `[batch, heads, keys, width]`
+    pub(super) key: FloatTensor<B>,
+    /// `[batch, heads, queries, keys]`, or 1 in place of any of them.
+    pub(super) mask: Option<BoolTensor<B>>,
+    /// As the mask.
+    pub(super) bias: Option<FloatTensor<B>>,
+    pub(super) scores: Scores,
+}
+
+/// What was dropped from the weights, chunk by chunk.
+#[derive(Clone, Debug)]
+pub(super) struct DroppedWeights<M> {
+    /// The bits that are set where a weight was kept.
+    pub(super) masks: Vec<M>,
+    /// The probability of a weight to be kept.
+    pub(super) keep: f64,
+}
+
+impl<B: AttentionKernels> Operands<B> {
+    fn chunks(&self) -> Vec<Chunk> {
+        Sizes::of::<B>(&self.query, &self.key).chunks(&self.scores, B::CHUNK)
+    }
+
+    /// Draws what to drop.
+    pub(super) fn drop_weights(&self, keep: f64) -> DroppedWeights<B::Mask> {
+        let (device, dtype) = (self.query.device(), self.query.dtype());
+        let chunks = self.chunks().into_iter();
+        let masks = chunks.map(|Chunk { batch, heads, queries, keys }| {
+            let shape = Shape::new([batch.len(), heads.len(), queries.len(), keys]);
+            B::bernoulli_mask(shape, dtype, &device, keep)
+        });
+        DroppedWeights { masks: masks.collect(), keep }
+    }
+
+    fn rows(&self, chunk: &Chunk) -> ScoreRows<B> {
+        let Chunk { batch, heads, queries, keys } = chunk;
+        let ranges = [batch, heads, queries, &(0..*keys)];
+        ScoreRows {
+            scores: self.scores,
+            mask: self.mask.clone().map(|mask| match slices(&mask.shape(), ranges) {
+                Some(slices) => B::bool_slice(mask, &slices),
+                None => mask,
+            }),
+            bias: self.bias.as_ref().map(|bias| part::<B>(bias, ranges)),
+            queries: queries.clone(),
+            all_queries: self.query.shape()[2],
+            all_keys: self.key.shape()[2],
+        }
+    }
+
+    /// The output `[batch, heads, queries, value_width]` for values `[batch, heads, keys, value_width]`, and the logarithm of
+    /// the sum of the exponentials of every row of scores, `[batch, heads, queries, 1]`, if it is wanted.
+    pub(super) fn forward(
+        self,
+        value: FloatTensor<B>,
+        dropped: Option<&DroppedWeights<B::Mask>>,
+        wants_log_sums: bool,
+    ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
+        let [batch, heads, queries, _] = self.query.shape().dims();
+        let width = value.shape()[3];
+        // In memory the heads of a query follow each other: merging them is free.
+        let mut output = Parts::<B>::new(Shape::new([batch, queries, heads, width]));
+        let mut log_sums = Parts::<B>::new(Shape::new([batch, heads, queries, 1]));
+        for (index, chunk) in self.chunks().into_iter().enumerate() {
+            let [query, key] = [chunk.queries_of::<B>(&self.query), chunk.keys_of::<B>(&self.key)];
+            let products = B::float_matmul(query, B::float_transpose(key));
+            let (weights, sums) = B::attention_weights(products, &self.rows(&chunk));
+            let weights = apply_dropout::<B>(weights, dropped, index);
+            let part = B::float_matmul(weights, chunk.keys_of::<B>(&value));
+            let Chunk { batch, heads, queries, .. } = &chunk;
+            output.put([batch, queries, heads, &(0..width)], B::float_swap_dims(part, 1, 2));
+            if wants_log_sums {
+                log_sums.put([batch, heads, queries, &(0..1)], sums);
+            }
+        }
+        let log_sums = wants_log_sums.then(|| log_sums.finish(&self.query));
+        (B::float_swap_dims(output.finish(&self.query), 1, 2), log_sums)
+    }
+
+    /// The gradient of the values alone.
+    pub(super) fn value_backward(
+        self,
+        dropped: Option<&DroppedWeights<B::Mask>>,
+        dy: FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        let [batch, heads, keys, _] = self.key.shape().dims();
+        let mut dvalue = KeyGrads::<B>::new(Shape::new([batch, heads, keys, dy.shape()[3]]));
+        for (index, chunk) in self.chunks().iter().enumerate().rev() {
+            let [query, key] = [chunk.queries_of::<B>(&self.query), chunk.keys_of::<B>(&self.key)];
+            let products = B::float_matmul(query, B::float_transpose(key));
+            let (weights, _) = B::attention_weights(products, &self.rows(chunk));
+            let weights = apply_dropout::<B>(weights, dropped, index);
+            dvalue.add(chunk, self.query.shape()[2], weights, chunk.queries_of::<B>(&dy));
+        }
+        dvalue.finish(&dy)
+    }
+
+    /// The gradients that are wanted, of query, key, value and bias.
+    pub(super) fn backward(
+        self,
+        value: FloatTensor<B>,
+        dropped: Option<&DroppedWeights<B::Mask>>,
+        log_sums: FloatTensor<B>,
+        dy: FloatTensor<B>,
+        wanted: [bool; 4],
+    ) -> [Option<FloatTensor<B>>; 4] {
+        let [wants_query, wants_key, wants_value, wants_bias] = wanted;
+        let sizes = Sizes::of::<B>(&self.query, &self.key);
+        let mut dquery = Parts::<B>::new(self.query.shape());
+        let [mut dkey, mut dvalue] = [&self.key, &value].map(|x| KeyGrads::<B>::new(x.shape()));
+        let mut dbias = self.bias.as_ref().map(|bias| BiasGrad::<B>::new(bias, &sizes));
+        let (queries, dtype) = (sizes.queries, self.query.dtype());
+        for (index, chunk) in self.chunks().iter().enumerate().rev() {
+            let [query, key] = [chunk.queries_of::<B>(&self.query), chunk.keys_of::<B>(&self.key)];
+            let dy = chunk.queries_of::<B>(&dy);
+            let products = B::float_matmul(query.clone(), B::float_transpose(key.clone()));
+            let dweights = B::float_matmul(dy.clone(), B::float_transpose(chunk.keys_of::<B>(&value)));
+            let dweights = apply_dropout::<B>(dweights, dropped, index);
+            let log_sums = chunk.queries_of::<B>(&log_sums);
+            let rows = self.rows(chunk);
+            let ScoreGrads { weights, products, bias } =
+                B::attention_weights_backward(products, dweights, log_sums, &rows, wants_bias);
+            if wants_value {
+                let weights = apply_dropout::<B>(weights, dropped, index);
+                dvalue.add(chunk, queries, weights, dy);
+            }
+            if let (Some(dbias), Some(bias)) = (&mut dbias, bias) {
+                dbias.add(chunk, bias, dtype);
+            }
+            if wants_key {
+                dkey.add(chunk, queries, products.clone(), query);
+            }
+            if wants_query {
+                let Chunk { batch, heads, queries, .. } = chunk;
+                let all = 0..key.shape()[3];
+                dquery.put([batch, heads, queries, &all], B::float_matmul(products, key));
+            }
+        }
+        [
+            wants_query.then(|| dquery.finish(&dy)),
+            wants_key.then(|| dkey.finish(&dy)),
+            wants_value.then(|| dvalue.finish(&dy)),
+            dbias.filter(|_| wants_bias).map(|dbias| dbias.finish(&dy)),
+        ]
+    }
+}
+
+/// Zeroes what was dropped, and divides the rest by the probability to be kept.
+fn apply_dropout<B: AttentionKernels>(
+    x: FloatTensor<B>,
+    dropped: Option<&DroppedWeights<B::Mask>>,
+    chunk: usize,
+) -> FloatTensor<B> {
+    match dropped {
+        Some(dropped) => B::scale_by_mask(x, &dropped.masks[chunk], [0.0, 1.0 / dropped.keep]),
+        None => x,
+    }
+}

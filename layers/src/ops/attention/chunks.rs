@@ -1,0 +1,150 @@
+//! Chunks: attention makes a few MiB of weights at once.
+use super::Scores;
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{Shape, Slice};
+use core::ops::Range;
+
+/// Part of the queries of some heads: what is worked on at once.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Chunk {
+    pub(super) batch: Range<usize>,
+    pub(super) heads: Range<usize>,
+    pub(super) queries: Range<usize>,
+    /// The keys that these queries see.
+    pub(super) keys: usize,
+}
+
+/// A causal attention leaves out the keys that none of the queries of a chunk sees: so many chunks make that worth while.
+const CAUSAL_CHUNKS: usize = 8;
+/// Fewer queries than this waste a matrix product.
+const MIN_QUERIES: usize = 64;
+
+/// The sizes of an attention.
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) heads: usize,
+    pub(super) queries: usize,
+    pub(super) keys: usize,
+}
+
+impl Sizes {
+    pub(super) fn of<B: Backend>(query: &FloatTensor<B>, key: &FloatTensor<B>) -> Self {
+        let [batch, heads, queries, _] = query.shape().dims();
+        let [_, _, keys, _] = key.shape().dims();
+        Self { batch, heads, queries, keys }
+    }
+
+    /// The chunks, in the order of the weights: whole heads where several heads fit in `elements`, else part of one.
+    pub(super) fn chunks(&self, scores: &Scores, elements: usize) -> Vec<Chunk> {
+        let &Self { batch, heads, queries, keys } = self;
+        let fitting = elements / keys.max(1); // rows
+        let whole = (fitting / queries.max(1)).max(1); // heads
+        let step = match scores.causal {
+            true => fitting.min(queries.div_ceil(CAUSAL_CHUNKS)),
+            false => fitting,
+        };
+        let step = step.max(MIN_QUERIES);
+        let (batch_step, head_step, query_step) = if step < queries {
+            (1, 1, step)
+        } else {
+            ((whole / heads.max(1)).max(1), whole.min(heads.max(1)), queries.max(1))
+        };
+        let ranges = |len: usize, step: usize| (0..len).step_by(step).map(move |at| at..(at + step).min(len));
+        ranges(batch, batch_step)
+            .flat_map(|batch| ranges(heads, head_step).map(move |heads| (batch.clone(), heads)))
+            .flat_map(|(batch, heads)| {
+                ranges(queries, query_step).map(move |queries| (batch.clone(), heads.clone(), queries))
+            })
+            .map(|(batch, heads, queries)| {
+                let keys = scores.visible(queries.end.saturating_sub(1), self.queries, keys);
+                Chunk { batch, heads, queries, keys: keys.max(1) }
+            })
+            .collect()
+    }
+}
+
+/// The part of a tensor; of an axis of length 1, all.
+pub(super) fn slices(shape: &Shape, ranges: [&Range<usize>; 4]) -> Option<Vec<Slice>> {
+    let ranges = shape.iter().zip(ranges).map(|(&len, range)| if len == 1 { 0..1 } else { range.clone() });
+    let ranges: Vec<_> = ranges.collect();
+    let all = shape.iter().zip(&ranges).all(|(&len, range)| *range == (0..len));
+    (!all).then(|| ranges.into_iter().map(Slice::from).collect())
+}
+
+pub(super) fn part<B: Backend>(x: &FloatTensor<B>, ranges: [&Range<usize>; 4]) -> FloatTensor<B> {
+    match slices(&x.shape(), ranges) {
+        Some(slices) => B::float_slice(x.clone(), &slices),
+        None => x.clone(),
+    }
+}
+
+impl Chunk {
+    /// The part of `[batch, heads, queries, ..]`.
+    pub(super) fn queries_of<B: Backend>(&self, x: &FloatTensor<B>) -> FloatTensor<B> {
+        part::<B>(x, [&self.batch, &self.heads, &self.queries, &(0..x.shape()[3])])
+    }
+
+    /// The part of `[batch, heads, keys, ..]`.
+    pub(super) fn keys_of<B: Backend>(&self, x: &FloatTensor<B>) -> FloatTensor<B> {
+        part::<B>(x, [&self.batch, &self.heads, &(0..self.keys), &(0..x.shape()[3])])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCORES: Scores =
+        Scores { scale: 1.0, softcap: None, causal: false, masked: f64::NEG_INFINITY, quiet: false };
+
+    fn chunks(sizes: [usize; 4], causal: bool, elements: usize) -> Vec<Chunk> {
+        let [batch, heads, queries, keys] = sizes;
+        Sizes { batch, heads, queries, keys }.chunks(&Scores { causal, ..SCORES }, elements)
+    }
+
+    /// In row-major order every weight is in exactly one chunk, but for those that nobody sees.
+    #[test]
+    fn chunks_cover_the_weights_in_order() {
+        for (sizes, causal, elements) in [
+            ([2, 3, 5, 7], false, 1 << 20),
+            ([2, 3, 5, 7], false, 70),
+            ([4, 3, 5, 7], false, 4 * 3 * 5 * 7 / 2),
+            ([2, 2, 300, 200], false, 1 << 14),
+            ([1, 2, 600, 600], true, 1 << 20),
+            ([1, 1, 100, 300], true, 1),
+            ([1, 1, 300, 100], true, 1),
+        ] {
+            let [batch, heads, queries, keys] = sizes;
+            let mut rows = vec![];
+            for chunk in chunks(sizes, causal, elements) {
+                for batch in chunk.batch.clone() {
+                    for head in chunk.heads.clone() {
+                        rows.extend(chunk.queries.clone().map(|query| (batch, head, query, chunk.keys)));
+                    }
+                }
+            }
+            let scores = Scores { causal, ..SCORES };
+            assert_eq!(rows.len(), batch * heads * queries);
+            assert!(rows.is_sorted_by_key(|&(batch, head, query, _)| (batch, head, query)));
+            assert!(rows.iter().all(|&(_, _, query, seen)| seen >= scores.visible(query, queries, keys)));
+            if !causal {
+                assert!(rows.iter().all(|&(.., seen)| seen == keys));
+            }
+        }
+    }
+
+    #[test]
+    fn one_chunk_where_everything_fits() {
+        assert_eq!(
+            chunks([2, 3, 5, 7], false, 210),
+            [Chunk { batch: 0..2, heads: 0..3, queries: 0..5, keys: 7 }]
+        );
+    }
+
+    #[test]
+    fn the_last_query_is_aligned_with_the_last_key() {
+        let causal = Scores { causal: true, ..SCORES };
+        assert_eq!((0..3).map(|row| causal.visible(row, 3, 5)).collect::<Vec<_>>(), [3, 4, 5]);
+        assert_eq!((0..5).map(|row| causal.visible(row, 5, 3)).collect::<Vec<_>>(), [0, 0, 1, 2, 3]);
+    }
+}

@@ -1,0 +1,234 @@
+//! The kernels of attention: rows of products become rows of weights, and gradients of weights gradients of products.
+use crate::backend::{Masks, device_backends, widen};
+use burn::backend::{
+    Backend, TensorMetadata, get_or_init_device_settings,
+    tensor::{BoolTensor, FloatTensor},
+};
+use burn::tensor::{DType, Shape};
+use core::ops::Range;
+
+/// How the products of queries and keys become scores, and scores become weights.
+///
+/// `score = softcap * tanh(scale * product / softcap)`, or `scale * product` without a cap; then what is masked gets its own
+/// score, and the bias is added. A row of weights is the softmax of a row of scores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scores {
+    /// What the products are multiplied by.
+    pub scale: f64,
+    /// The limit of the absolute values.
+    pub softcap: Option<f64>,
+    /// Whether a query sees only the keys that are not after it; the last query is aligned with the last key.
+    pub causal: bool,
+    /// The score of what a mask hides: minus infinity, or finite.
+    pub masked: f64,
+    /// Whether `exp(0)` is added to the sum of a row: weights then may sum to less than 1
+    /// (<https://www.evanmiller.org/attention-is-off-by-one.html>).
+    pub quiet: bool,
+}
+
+impl Scores {
+    /// The number of keys that row number `row` of `rows` sees.
+    pub(super) fn visible(&self, row: usize, rows: usize, keys: usize) -> usize {
+        match self.causal {
+            true => (keys + row + 1).saturating_sub(rows).min(keys),
+            false => keys,
+        }
+    }
+}
+
+/// Some rows of the scores of an attention.
+#[derive(Clone, Debug)]
+pub struct ScoreRows<B: Backend> {
+    /// How scores are made.
+    pub scores: Scores,
+    /// What is hidden: `[batch, heads, rows, keys]` of these rows, or 1 in place of any of them.
+    pub mask: Option<BoolTensor<B>>,
+    /// What is added to the scores; as the mask.
+    pub bias: Option<FloatTensor<B>>,
+    /// Which of the queries these are.
+    pub queries: Range<usize>,
+    /// How many queries there are.
+    pub all_queries: usize,
+    /// How many keys there are; the rows may hold fewer, the first ones.
+    pub all_keys: usize,
+}
+
+/// Gradients of some rows of scores.
+pub struct ScoreGrads<B: Backend> {
+    /// The weights.
+    pub weights: FloatTensor<B>,
+    /// Gradient of the products of queries and keys.
+    pub products: FloatTensor<B>,
+    /// Gradient of the scores that the bias was added to, in f32 at least, if wanted.
+    pub bias: Option<FloatTensor<B>>,
+}
+
+/// The kernels; the default bodies compose Burn's operations.
+pub trait AttentionKernels: Masks {
+    /// How many weights are made at once.
+    const CHUNK: usize = 1 << 24; // launching kernels takes longer than on a CPU
+
+    /// The weights, from the products of queries and keys `[batch, heads, rows, keys]`, and the logarithm of the sum of the
+    /// exponentials of every row of scores, `[batch, heads, rows, 1]`, in f32 at least.
+    fn attention_weights(
+        products: FloatTensor<Self>,
+        rows: &ScoreRows<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let dtype = products.dtype();
+        let (scores, _) = score::<Self>(products, rows);
+        let (lowest, smallest) = match scores.dtype() {
+            DType::F64 => (f64::MIN, f64::MIN_POSITIVE),
+            _ => (f64::from(f32::MIN), f64::from(f32::MIN_POSITIVE)),
+        };
+        let max = Self::float_clamp_min(Self::float_max_dim(scores.clone(), 3), lowest.into());
+        let exponentials = Self::float_exp(Self::float_sub(scores, max.clone()));
+        let sums = Self::float_sum_dim(exponentials.clone(), 3);
+        let sums = match rows.scores.quiet {
+            true => Self::float_add(sums, Self::float_exp(Self::float_neg(max.clone()))),
+            false => sums,
+        };
+        let sums = Self::float_clamp_min(sums, smallest.into());
+        let weights = Self::float_cast(Self::float_div(exponentials, sums.clone()), dtype.into());
+        (weights, Self::float_add(Self::float_log(sums), max))
+    }
+
+    /// The weights again, and the gradients of the products from those of the weights; of the scores before the bias is added
+    /// if `wants_bias`.
+    fn attention_weights_backward(
+        products: FloatTensor<Self>,
+        gradients: FloatTensor<Self>,
+        log_sums: FloatTensor<Self>,
+        rows: &ScoreRows<Self>,
+        wants_bias: bool,
+    ) -> ScoreGrads<Self> {
+        let (dtype, shape) = (products.dtype(), products.shape());
+        let (scores, slopes) = score::<Self>(products, rows);
+        let weights = Self::float_exp(Self::float_sub(scores, log_sums));
+        let gradients = widen::<Self>(gradients);
+        let mean_grad = Self::float_sum_dim(Self::float_mul(weights.clone(), gradients.clone()), 3);
+        let score_grads = Self::float_mul(weights.clone(), Self::float_sub(gradients, mean_grad));
+        let bias = wants_bias.then(|| score_grads.clone());
+        let products = Self::float_mul_scalar(score_grads, rows.scores.scale.into());
+        let products = match slopes {
+            Some(slopes) => Self::float_mul(products, slopes),
+            None => products,
+        };
+        let products = match rows.mask.clone() {
+            Some(mask) => Self::float_mask_fill(products, Self::bool_expand(mask, shape), 0.0.into()),
+            None => products,
+        };
+        let [weights, products] = [weights, products].map(|x| Self::float_cast(x, dtype.into()));
+        ScoreGrads { weights, products, bias }
+    }
+}
+device_backends!(AttentionKernels);
+
+/// The keys that a row does not see, `[1, 1, rows, keys]`.
+fn causally_hidden<B: Backend>(
+    rows: &ScoreRows<B>,
+    keys: usize,
+    device: &B::Device,
+) -> Option<BoolTensor<B>> {
+    if !rows.scores.causal {
+        return None;
+    }
+    let settings = get_or_init_device_settings::<B>(device);
+    let offset = rows.all_keys as i64 - rows.all_queries as i64;
+    let range = rows.queries.start as i64 + offset..rows.queries.end as i64 + offset;
+    let shape = Shape::new([1, 1, rows.queries.len(), 1]);
+    let last = B::int_reshape(B::int_arange(range, device, settings.int_dtype), shape);
+    let keys_shape = Shape::new([1, 1, 1, keys]);
+    let key = B::int_reshape(B::int_arange(0..keys as i64, device, settings.int_dtype), keys_shape);
+    let shape = Shape::new([1, 1, rows.queries.len(), keys]);
+    let (last, key) = (B::int_expand(last, shape.clone()), B::int_expand(key, shape));
+    Some(B::int_lower(last, key, settings.bool_dtype))
+}
+
+/// The scores of products, and their slopes under a soft cap.
+fn score<B: Backend>(
+    products: FloatTensor<B>,
+    rows: &ScoreRows<B>,
+) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
+    let Scores { scale, softcap, masked, .. } = rows.scores;
+    let (device, shape) = (products.device(), products.shape());
+    let scores = B::float_mul_scalar(widen::<B>(products), scale.into());
+    let (scores, slopes) = match softcap {
+        Some(cap) => {
+            let tanh = B::float_tanh(B::float_div_scalar(scores, cap.into()));
+            let square = B::float_mul(tanh.clone(), tanh.clone());
+            let slopes = B::float_add_scalar(B::float_neg(square), 1.0.into());
+            (B::float_mul_scalar(tanh, cap.into()), Some(slopes))
+        }
+        None => (scores, None),
+    };
+    let fill = |scores, mask: Option<BoolTensor<B>>, value: f64| match mask {
+        Some(mask) => B::float_mask_fill(scores, B::bool_expand(mask, shape.clone()), value.into()),
+        None => scores,
+    };
+    let scores = fill(scores, rows.mask.clone(), masked);
+    let scores = fill(scores, causally_hidden::<B>(rows, shape[3], &device), f64::NEG_INFINITY);
+    let scores = match rows.bias.clone() {
+        Some(bias) => B::float_add(scores, widen::<B>(bias)),
+        None => scores,
+    };
+    (scores, slopes)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::{Flex, ops::BoolTensorOps};
+    use burn::tensor::TensorData;
+
+    #[test]
+    fn the_composed_attention_equals_the_kernels() {
+        let bools = |shape: &[usize], seed: usize| {
+            let hidden =
+                (0..shape.iter().product()).map(|at: usize| (at * 7 + seed) % 5 == 1).collect::<Vec<_>>();
+            Flex::bool_from_data(TensorData::new(hidden, shape.to_vec()), &Default::default())
+        };
+        for (softcap, causal, quiet, masked) in [
+            (None, false, false, f64::NEG_INFINITY),
+            (Some(1.5), true, false, -3.0),
+            (None, true, true, -2.0),
+        ] {
+            let full = &[2, 3, 3, 6][..];
+            for (mask, bias) in [
+                (None, None),
+                (Some(full), Some(full)),
+                (Some(&[1, 3, 1, 6][..]), Some(&[2, 1, 3, 1][..])),
+                (Some(&[2, 1, 3, 1]), None),
+            ] {
+                let rows = ScoreRows::<Flex> {
+                    scores: Scores { scale: 0.7, softcap, causal, masked, quiet },
+                    mask: mask.map(|shape| bools(shape, 3)),
+                    bias: bias.map(random),
+                    queries: 2..5,
+                    all_queries: 6,
+                    all_keys: 7,
+                };
+                let ScoreRows { scores, mask, bias, queries, all_queries, all_keys } = rows.clone();
+                let bias = bias.as_ref().map(composed);
+                let composed_rows =
+                    ScoreRows::<Composed> { scores, mask, bias, queries, all_queries, all_keys };
+                let (products, gradients) = (random(full), random(full));
+                let (weights, log_sums) = Flex::attention_weights(products.clone(), &rows);
+                let found = Composed::attention_weights(composed(&products), &composed_rows);
+                assert_close("weights", found.0, weights);
+                assert_close("log_sums", found.1, log_sums.clone());
+                let found = Composed::attention_weights_backward(
+                    composed(&products),
+                    composed(&gradients),
+                    composed(&log_sums),
+                    &composed_rows,
+                    true,
+                );
+                let kernel = Flex::attention_weights_backward(products, gradients, log_sums, &rows, true);
+                assert_close("weights again", found.weights, kernel.weights);
+                assert_close("products", found.products, kernel.products);
+                assert_close("bias", found.bias.expect("wanted"), kernel.bias.expect("wanted"));
+            }
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Scaled dot-product attention.
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | `y = dropout(softmax(scores(q k^T))) v` over the keys; see [`Scores`] |
+//! | keeps | handles of `q`, `k`, the mask and the bias if any input is tracked; |
+//! | | of `v` if `q`, `k` or the bias is; a number per query; 1 bit per weight under dropout |
+//! | backward | with `p` the weights, computed again from `q`, `k` and the number of the row: |
+//! | | `dv = p^T dy`, `ds = p (dy v^T - sum(p dy v^T))`, `dq = ds k`, `dk = ds^T q`, `dbias = ds` |
+//!
+//! Nothing of the size of the weights, queries times keys, exists at any time but for those bits: chunks of a few MiB are made
+//! and dropped, as in [arXiv 2112.05682](https://arxiv.org/abs/2112.05682) and
+//! [arXiv 2205.14135](https://arxiv.org/abs/2205.14135). Memory grows linearly with the length of the sequence; stock Burn
+//! keeps several tensors of the size of the weights.
+//!
+//! In this room: [`chunks`], which chunks there are; [`sums`], how their results become one; [`chunked`], the way through them;
+//! [`kernels`], what is computed of each.
+use super::{
+    MaybeTensor,
+    extension::extension,
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
+use burn::backend::{
+    Backend, ExtensionType, TensorMetadata,
+    tensor::{BoolTensor, FloatTensor},
+};
+use burn::tensor::Shape;
+use chunked::{DroppedWeights, Operands};
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
+
+mod chunked;
+mod chunks;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
+mod kernels;
+mod sums;
+
+pub use kernels::{AttentionKernels, ScoreGrads, ScoreRows, Scores};
+
+/// A mask that an operation may go without.
+#[derive(ExtensionType)]
+pub enum MaybeMask<B: Backend> {
+    /// It is there.
+    Some(BoolTensor<B>),
+    /// It is not.
+    None,
+}
+
+impl<B: Backend> From<Option<BoolTensor<B>>> for MaybeMask<B> {
+    fn from(mask: Option<BoolTensor<B>>) -> Self {
+        mask.map_or(Self::None, Self::Some)
+    }
+}
+
+impl<B: Backend> MaybeMask<B> {
+    /// As an option.
+    pub fn into_option(self) -> Option<BoolTensor<B>> {
+        match self {
+            Self::Some(mask) => Some(mask),
+            Self::None => None,
+        }
+    }
+}
+
+/// How values are weighted.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    /// How scores are made.
+    pub scores: Scores,
+    /// What is dropped from the weights.
+    pub dropout: Option<WeightDropout>,
+    /// Whether the heads of the output are merged.
+    pub merged: bool,
+}
+
+/// Dropout of the weights of an attention. What is dropped is drawn when it is first used; clones drop the same.
+#[derive(Clone, Debug)]
+pub struct WeightDropout {
+    /// The probability of a weight to be kept.
+    keep: f64,
+    drawn: Arc<Mutex<Option<Box<dyn Any + Send>>>>,
+}
+
+impl WeightDropout {
+    /// Zeroes weights with probability `prob`.
+    pub fn new(prob: f64) -> Self {
+        Self { keep: 1.0 - prob, drawn: Arc::default() }
+    }
+
+    /// What is dropped, drawn the first time. Every use is of queries and keys of the same shapes.
+    fn get<B: AttentionKernels>(&self, operands: &Operands<B>) -> DroppedWeights<B::Mask> {
+        let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = drawn.as_ref().and_then(|drawn| drawn.downcast_ref::<DroppedWeights<B::Mask>>());
+        let dropped = known.cloned().unwrap_or_else(|| operands.drop_weights(self.keep));
+        *drawn = Some(Box::new(dropped.clone()));
+        dropped
+    }
+}
+
+extension! {
+    /// Attention.
+    pub trait AttentionOps(AttentionKernels) {
+        /// The values, weighted, `[batch, heads, queries, value_width]`, or `[batch, queries, heads * value_width]` if merged;
+        /// query `[batch, heads, queries, width]`, key `[batch, heads, keys, width]`, value
+        /// `[batch, heads, keys, value_width]`, mask (true: hidden) and bias `[batch, heads, queries, keys]` or 1 in place of
+        /// any of them; nothing empty.
+        fn memsave_attention(
+            query: FloatTensor<Self>,
+            key: FloatTensor<Self>,
+            value: FloatTensor<Self>,
+            #[extension_type] mask: MaybeMask<Self>,
+            #[extension_type] bias: MaybeTensor<Self>,
+            attention: Attention,
+        ) -> FloatTensor<Self> {
+            let masked = MaskedAttention::<<Self as Run>::Plain> { attention, mask: mask.into_option() };
+            Self::run(masked, [Some(query), Some(key), Some(value), bias.into_option()])
+        }
+    }
+}
+
+/// An attention, and its mask.
+#[derive(Clone)]
+struct MaskedAttention<B: Backend> {
+    attention: Attention,
+    mask: Option<BoolTensor<B>>,
+}
+
+const QUERY: usize = 0;
+const KEY: usize = 1;
+const VALUE: usize = 2;
+const BIAS: usize = 3;
+
+/// The reason to keep what the weights are computed from.
+const TRACKED: &str = "an input is tracked";
+
+impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
+    const INPUTS: [&'static str; 4] = ["query", "key", "value", "bias"];
+    type Saved = Saved<B>;
+
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn plan(&self, inputs: &Tracking<B, 4>) -> Plan<4> {
+        let weights_change = [QUERY, KEY, BIAS].into_iter().any(|input| inputs.tracked(input));
+        Plan::nothing()
+            .keep_if(true, QUERY, TRACKED)
+            .keep_if(true, KEY, TRACKED)
+            .keep_if(true, BIAS, TRACKED)
+            .keep_if(weights_change, VALUE, "query, key or bias is tracked")
+    }
+
+    fn forward(&self, inputs: Inputs<B, 4>) -> FloatTensor<B> {
+        let (operands, value, dropped) = self.operands(inputs);
+        self.merge(operands.forward(value, dropped.as_ref(), false).0)
+    }
+
+    fn forward_saving(&self, inputs: Inputs<B, 4>, recorder: &Recorder<4>) -> (FloatTensor<B>, Saved<B>) {
+        let ledger = recorder.ledger();
+        let (operands, value, dropped) = self.operands(inputs);
+        let (y, log_sums) = operands.forward(value, dropped.as_ref(), recorder.keeps(VALUE));
+        let dropped = dropped.map(|DroppedWeights { masks, keep }| {
+            let masks = masks.into_iter().map(|mask| ledger.state("dropped", mask, TRACKED)).collect();
+            DroppedWeights { masks, keep }
+        });
+        let Attention { scores, merged, .. } = self.attention;
+        let mask = self.mask.clone().map(|mask| ledger.tensor("mask", mask, TRACKED));
+        let log_sums = log_sums.map(|sums| ledger.tensor("log_sums", sums, TRACKED));
+        (self.merge(y), Saved { scores, merged, mask, dropped, log_sums })
+    }
+
+    fn backward(saved: Saved<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 4>) {
+        let Saved { scores, merged, mask, dropped, log_sums } = saved;
+        let (query, key, bias) = (given(pass.take(QUERY)), given(pass.take(KEY)), pass.take(BIAS));
+        let operands = Operands::<B> { query, key, mask, bias, scores };
+        let dy = if merged { split_heads::<B>(dy, pass.shape(QUERY)[1]) } else { dy };
+        match (pass.take(VALUE), log_sums) {
+            (Some(value), Some(log_sums)) => {
+                let wanted = [QUERY, KEY, VALUE, BIAS].map(|input| pass.wants(input));
+                pass.give_all(operands.backward(value, dropped.as_ref(), log_sums, dy, wanted));
+            }
+            _ => pass.give(VALUE, operands.value_backward(dropped.as_ref(), dy)),
+        }
+    }
+}
+
+/// What the backward pass reads besides inputs.
+#[derive(Clone, Debug)]
+struct Saved<B: AttentionKernels> {
+    scores: Scores,
+    /// Whether the heads of the output are one axis.
+    merged: bool,
+    mask: Option<BoolTensor<B>>,
+    dropped: Option<DroppedWeights<B::Mask>>,
+    /// The logarithm of the sum of the exponentials of every row of scores, if the weights change: if the queries, the keys or
+    /// the bias are tracked.
+    log_sums: Option<FloatTensor<B>>,
+}
+
+impl<B: AttentionKernels> MaskedAttention<B> {
+    /// What the weights are computed from, the values, and what is dropped.
+    fn operands(
+        &self,
+        [query, key, value, bias]: Inputs<B, 4>,
+    ) -> (Operands<B>, FloatTensor<B>, Option<DroppedWeights<B::Mask>>) {
+        let (query, key, mask, scores) = (given(query), given(key), self.mask.clone(), self.attention.scores);
+        let operands = Operands { query, key, mask, bias, scores };
+        let dropped = self.attention.dropout.as_ref().map(|dropout| dropout.get(&operands));
+        (operands, given(value), dropped)
+    }
+
+    /// The output, with merged heads if that is asked for: they follow each other in memory.
+    fn merge(&self, y: FloatTensor<B>) -> FloatTensor<B> {
+        if !self.attention.merged {
+            return y;
+        }
+        let [batch, heads, queries, width] = y.shape().dims();
+        B::float_reshape(B::float_swap_dims(y, 1, 2), Shape::new([batch, queries, heads * width]))
+    }
+}
+
+/// `[batch, queries, heads * width]` to `[batch, heads, queries, width]`.
+fn split_heads<B: Backend>(dy: FloatTensor<B>, heads: usize) -> FloatTensor<B> {
+    let [batch, queries, width] = dy.shape().dims();
+    let split = Shape::new([batch, queries, heads, width / heads]);
+    B::float_swap_dims(B::float_reshape(dy, split), 1, 2)
+}

@@ -1,0 +1,118 @@
+//! Results that chunks are put into, or added up in: in half precision in f32, and narrowed once.
+use super::chunks::{Chunk, Sizes, slices};
+use crate::backend::{widen, zeros};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Shape};
+use core::ops::Range;
+
+/// A tensor that is filled part by part. Where one part is all, nothing else is made.
+pub(super) struct Parts<B: Backend> {
+    shape: Shape,
+    all: Option<FloatTensor<B>>,
+}
+
+impl<B: Backend> Parts<B> {
+    pub(super) fn new(shape: Shape) -> Self {
+        Self { shape, all: None }
+    }
+
+    fn all(&mut self, like: &FloatTensor<B>) -> FloatTensor<B> {
+        let shape = self.shape.clone();
+        self.all.take().unwrap_or_else(|| zeros::<B>(shape, like))
+    }
+
+    /// Sets a part that is not set yet.
+    pub(super) fn put(&mut self, ranges: [&Range<usize>; 4], part: FloatTensor<B>) {
+        self.all = Some(match slices(&self.shape, ranges) {
+            None => part,
+            Some(slices) => B::float_slice_assign(self.all(&part), &slices, part),
+        });
+    }
+
+    /// Adds to a part, which is 0 at first.
+    pub(super) fn add(&mut self, ranges: [&Range<usize>; 4], more: FloatTensor<B>) {
+        if self.all.is_none() && more.shape() == self.shape {
+            self.all = Some(more);
+            return;
+        }
+        let all = self.all(&more);
+        self.all = Some(match slices(&self.shape, ranges) {
+            None => B::float_add(all, more),
+            Some(slices) => {
+                let sum = B::float_add(more, B::float_slice(all.clone(), &slices));
+                B::float_slice_assign(all, &slices, sum)
+            }
+        });
+    }
+
+    /// The tensor. Zeros, if there was no part, are of the dtype and device of `like`.
+    pub(super) fn finish(mut self, like: &FloatTensor<B>) -> FloatTensor<B> {
+        self.all(like)
+    }
+}
+
+/// A gradient of keys or values, which the queries of a head add to: their chunks come in reverse order.
+pub(super) struct KeyGrads<B: Backend> {
+    all: Parts<B>,
+    /// What the chunks of these heads add up to until now.
+    sum: Option<Parts<B>>,
+}
+
+impl<B: Backend> KeyGrads<B> {
+    pub(super) fn new(shape: Shape) -> Self {
+        Self { all: Parts::new(shape), sum: None }
+    }
+
+    /// Adds `rows^T x` of a chunk of `queries` queries.
+    pub(super) fn add(&mut self, chunk: &Chunk, queries: usize, rows: FloatTensor<B>, x: FloatTensor<B>) {
+        let (all_keys, width) = (0..self.all.shape[2], 0..self.all.shape[3]);
+        let ranges = [&chunk.batch, &chunk.heads, &all_keys, &width];
+        let rows = B::float_transpose(rows);
+        if chunk.queries == (0..queries) {
+            return self.all.put(ranges, B::float_matmul(rows, x));
+        }
+        // Widened before they are multiplied: where products cancel out, it is their rounding that remains.
+        let dtype = x.dtype();
+        let more = B::float_matmul(widen::<B>(rows), widen::<B>(x));
+        let shape = [chunk.batch.len(), chunk.heads.len(), all_keys.len(), width.len()];
+        let sum = self.sum.get_or_insert_with(|| Parts::new(Shape::new(shape)));
+        sum.add([&(0..shape[0]), &(0..shape[1]), &(0..chunk.keys), &width], more);
+        if chunk.queries.start == 0
+            && let Some(Parts { all: Some(sum), .. }) = self.sum.take()
+        {
+            self.all.put(ranges, B::float_cast(sum, dtype.into()));
+        }
+    }
+
+    pub(super) fn finish(self, like: &FloatTensor<B>) -> FloatTensor<B> {
+        self.all.finish(like)
+    }
+}
+
+/// The gradient of a bias. Chunks add to it where it is 1 in place of an axis of theirs.
+pub(super) struct BiasGrad<B: Backend> {
+    all: Parts<B>,
+    is_sum: bool,
+}
+
+impl<B: Backend> BiasGrad<B> {
+    pub(super) fn new(bias: &FloatTensor<B>, sizes: &Sizes) -> Self {
+        let (shape, weights) = (bias.shape(), [sizes.batch, sizes.heads, sizes.queries, sizes.keys]);
+        let is_sum = shape.iter().zip(weights).any(|(&len, of)| len != of);
+        Self { all: Parts::new(shape), is_sum }
+    }
+
+    /// Adds gradients of scores, which are in f32 at least; `dtype`: that of the bias.
+    pub(super) fn add(&mut self, chunk: &Chunk, scores: FloatTensor<B>, dtype: DType) {
+        let ranges = [&chunk.batch, &chunk.heads, &chunk.queries, &(0..chunk.keys)];
+        if !self.is_sum {
+            return self.all.put(ranges, B::float_cast(scores, dtype.into()));
+        }
+        let sum = (0..4).filter(|&axis| self.all.shape[axis] == 1).fold(scores, B::float_sum_dim);
+        self.all.add(ranges, sum);
+    }
+
+    pub(super) fn finish(self, like: &FloatTensor<B>) -> FloatTensor<B> {
+        B::float_cast(self.all.finish(like), like.dtype().into())
+    }
+}

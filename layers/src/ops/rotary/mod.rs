@@ -1,0 +1,115 @@
+//! Rotary encoding: pairs of features are rotated by an angle that depends on the position.
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | `y[2i] = x[2i] c[2i] - x[2i+1] s[2i]`, `y[2i+1] = x[2i+1] c[2i+1] + x[2i] s[2i+1]` |
+//! | keeps | a handle of the factors `c` and `s`, if `x` is tracked |
+//! | backward | `dx[2i] = dy[2i] c[2i] + dy[2i+1] s[2i+1]`, `dx[2i+1] = dy[2i+1] c[2i+1] - dy[2i] s[2i]` |
+//!
+//! Stock Burn multiplies by a matrix of signs, and has four tensors twice the size of `x` on the way.
+use super::{
+    extension::extension,
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
+use crate::backend::device_backends;
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{Shape, Slice};
+
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
+
+extension! {
+    /// Rotary encoding.
+    pub trait RotaryOps(RotaryKernels) {
+        /// `x` `[..., positions, features]` rotated by `factors` `[positions, features, 2]`, which are constants: the cosine and
+        /// the sine of every feature.
+        fn memsave_rotary(x: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self> {
+            let factors = Self::plain(factors);
+            Self::run(Rotary::<<Self as Run>::Plain> { factors }, [Some(x)])
+        }
+    }
+}
+
+/// The rotation by these factors.
+#[derive(Clone)]
+struct Rotary<B: Backend> {
+    factors: FloatTensor<B>,
+}
+
+const X: usize = 0;
+
+impl<B: RotaryKernels> Operation<B, 1> for Rotary<B> {
+    const INPUTS: [&'static str; 1] = ["x"];
+    /// The factors.
+    type Saved = FloatTensor<B>;
+
+    fn name(&self) -> &'static str {
+        "rotary_encoding"
+    }
+
+    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
+        Plan::nothing()
+    }
+
+    fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
+        B::rotate(given(x), self.factors.clone(), false)
+    }
+
+    fn forward_saving(&self, x: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, FloatTensor<B>) {
+        (self.forward(x), recorder.ledger().tensor("factors", self.factors.clone(), "x is tracked"))
+    }
+
+    fn backward(factors: FloatTensor<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
+        pass.give(X, B::rotate(dy, factors, true));
+    }
+}
+
+/// The kernel.
+pub trait RotaryKernels: Backend {
+    /// Pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`;
+    /// `adjoint`: back, as gradients are. In the place of `x`, if that is the only handle.
+    fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self> {
+        let shape = x.shape();
+        let [positions, features, _] = factors.shape().dims();
+        let pairs =
+            Shape::new([shape.num_elements() / (positions * features).max(1), positions, features / 2, 2]);
+        let x = Self::float_reshape(x, pairs);
+        let one = |x: &FloatTensor<Self>, at: usize| {
+            let all = [0, 1, 2].map(|axis| Slice::from(0..x.shape()[axis]));
+            let [repeats, positions, pairs] = all;
+            Self::float_slice(x.clone(), &[repeats, positions, pairs, Slice::from(at..at + 1)])
+        };
+        let (a, b) = (one(&x, 0), one(&x, 1));
+        let factors = Self::float_reshape(factors, Shape::new([1, positions, features / 2, 4]));
+        let [cos_a, sin_a, cos_b, sin_b] = [0, 1, 2, 3].map(|at| one(&factors, at));
+        let product = |x: &FloatTensor<Self>, factor: FloatTensor<Self>| Self::float_mul(x.clone(), factor);
+        let rotated = match adjoint {
+            false => [
+                Self::float_sub(product(&a, cos_a), product(&b, sin_a)),
+                Self::float_add(product(&b, cos_b), product(&a, sin_b)),
+            ],
+            true => [
+                Self::float_add(product(&a, cos_a), product(&b, sin_b)),
+                Self::float_sub(product(&b, cos_b), product(&a, sin_a)),
+            ],
+        };
+        Self::float_reshape(Self::float_cat(rotated.to_vec(), 3), shape)
+    }
+}
+device_backends!(RotaryKernels);
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::Flex;
+
+    #[test]
+    fn the_composed_rotation_equals_the_kernel() {
+        for adjoint in [false, true] {
+            let (x, factors) = (random(&[2, 3, 5, 4]), random(&[5, 4, 2]));
+            let rotated = Composed::rotate(composed(&x), composed(&factors), adjoint);
+            assert_close("rotation", rotated, Flex::rotate(x, factors, adjoint));
+        }
+    }
+}

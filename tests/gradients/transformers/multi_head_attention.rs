@@ -1,0 +1,179 @@
+//! Queries of batch 2, keys of other length; rows that are all masked have equal weights.
+use super::*;
+
+fn run(config: &stock::MultiHeadAttentionConfig, pad: bool, attn: bool, reads_weights: bool) {
+    macro_rules! forward {
+        ($namespace:ident) => {
+            |layer, x| {
+                let mut input = $namespace::MhaInput::new(x[0].clone(), x[1].clone(), x[2].clone());
+                let device = x[0].device();
+                if pad {
+                    let all = Tensor::<1>::from_floats([1.0, 0.0], &device).equal_elem(1.0);
+                    let all = all.unsqueeze_dim::<2>(1).expand([2, 7]);
+                    input = input.mask_pad(mask([2, 7], &device, 3).bool_or(all));
+                }
+                if attn {
+                    input = input.mask_attn(mask([2, 5, 7], &device, 4));
+                }
+                let output = layer.forward(input);
+                let mut outputs = vec![output.context];
+                if reads_weights {
+                    let [batch, heads, queries, keys] = output.weights.dims();
+                    outputs.push(output.weights.reshape([batch * heads, queries, keys]));
+                }
+                outputs
+            }
+        };
+    }
+    compare::<_, MemSaveMultiHeadAttention>(
+        &format!("{config}, pad {pad}, attn {attn}, weights {reads_weights}"),
+        &[[2, 5, 6], [2, 7, 6], [2, 7, 6]],
+        |device| config.init(device),
+        forward!(stock),
+        forward!(ours),
+    );
+}
+
+#[test]
+fn equals_stock() {
+    let config = stock::MultiHeadAttentionConfig::new(6, 3);
+    for (pad, attn) in [(false, false), (true, false), (false, true), (true, true)] {
+        run(&config.clone().with_dropout(0.0), pad, attn, false);
+        run(&config.clone().with_dropout(0.0).with_quiet_softmax(true), pad, attn, false);
+    }
+    let no_bias = config.with_key_bias(false).with_value_bias(false).with_query_bias(false);
+    run(&no_bias.with_output_bias(false).with_dropout(0.0), false, false, false);
+}
+
+#[test]
+fn drops_what_stock_drops() {
+    let config = stock::MultiHeadAttentionConfig::new(6, 2).with_dropout(0.3);
+    run(&config, false, false, false);
+    run(&config, true, true, true);
+}
+
+#[test]
+fn has_the_weights_of_stock() {
+    let config = stock::MultiHeadAttentionConfig::new(6, 1).with_dropout(0.0);
+    run(&config, false, true, true);
+    run(&config.with_quiet_softmax(true), true, true, true);
+}
+
+/// With a cache a dropped weight is one of all positions, read or not.
+#[test]
+fn drops_what_stock_drops_with_a_cache() {
+    const LENGTH: usize = 40; // more than one block of random numbers
+    for dropout in [0.0, 0.4] {
+        let config = stock::MultiHeadAttentionConfig::new(6, 2).with_dropout(dropout);
+        macro_rules! forward {
+            ($namespace:ident) => {
+                |layer, x| {
+                    let mut cache = $namespace::MhaCache::autoregressive();
+                    let step = |length| {
+                        let input = $namespace::MhaInput::self_attn(x[0].clone().slice_dim(1, 0..length));
+                        let output = layer.forward_cache(input, &mut cache);
+                        let weights = output.weights.reshape([2 * 2, length, length]);
+                        [output.context, weights]
+                    };
+                    (LENGTH - 2..=LENGTH).flat_map(step).collect()
+                }
+            };
+        }
+        compare::<_, MemSaveMultiHeadAttention>(
+            &format!("cached, dropout {dropout}"),
+            &[[2, LENGTH, 6]],
+            |device| config.init(device),
+            forward!(stock),
+            forward!(ours),
+        );
+    }
+}
+
+/// What is written for a tensor compiles for the weights: methods that take them by value, operators, formatting.
+#[test]
+fn the_weights_do_what_a_tensor_does() {
+    macro_rules! forward {
+        ($namespace:ident) => {
+            |layer, x| {
+                let run = || layer.forward($namespace::MhaInput::self_attn(x[0].clone()));
+                let _ = (run().weights.to_string(), format!("{:?}", run().weights));
+                let [first, second] = [run(), run()];
+                let copy = first.clone();
+                let other: Tensor<4> = Tensor::from(copy.weights);
+                let doubled: Tensor<4> = 2.0 * run().weights;
+                let mut changed = run();
+                changed.weights.inplace(|weights| weights * 3.0);
+                vec![
+                    first.weights.mean_dim(3).squeeze_dim::<3>(3),
+                    second.weights.swap_dims(1, 2).flatten::<3>(2, 3),
+                    (doubled - run().weights / other.clone()).sum_dims_squeeze(&[1]),
+                    (other - run().weights + 1.0).select_dim::<3>(1, 0),
+                    (-run().weights).max_dim(1).squeeze(),
+                    run().weights.reshape([4, 5, 5]).matmul(changed.weights.reshape([4, 5, 5])),
+                ]
+            }
+        };
+    }
+    let config = stock::MultiHeadAttentionConfig::new(6, 2).with_dropout(0.0);
+    compare::<_, MemSaveMultiHeadAttention>(
+        "weights",
+        &[[2, 5, 6]],
+        |device| config.init(device),
+        forward!(stock),
+        forward!(ours),
+    );
+    compare::<_, MemSaveMultiHeadAttention>(
+        "weights of the output of stock",
+        &[[2, 5, 6]],
+        |device| config.init(device),
+        |layer, x| vec![layer.forward(stock::MhaInput::self_attn(x[0].clone())).weights.select_dim(1, 0)],
+        |layer, x| {
+            let output: stock::MhaOutput = layer.forward(ours::MhaInput::self_attn(x[0].clone())).into();
+            let weights: Tensor<4> = output.weights;
+            vec![weights.select_dim(1, 0)]
+        },
+    );
+}
+
+#[test]
+fn clones_share_their_weights() {
+    let device = Device::flex();
+    let layer = MemSaveMultiHeadAttention::from(stock::MultiHeadAttentionConfig::new(4, 2).init(&device));
+    let output = layer.forward(ours::MhaInput::self_attn(Tensor::ones([2, 3, 4], &device)));
+    let copy = output.clone();
+    let weights: [&Tensor<4>; 2] = [&output.weights, &copy.weights];
+    assert!(core::ptr::eq(weights[0], weights[1]));
+}
+
+#[test]
+fn one_seen_or_none() {
+    let config = stock::MultiHeadAttentionConfig::new(4, 4).with_dropout(0.0);
+    for shapes in [[[1, 1, 4]; 3], [[3, 1, 4], [3, 9, 4], [3, 9, 4]]] {
+        compare::<_, MemSaveMultiHeadAttention>(
+            "one query",
+            &shapes,
+            |device| config.init(device),
+            |layer, x| {
+                let input = stock::MhaInput::new(x[0].clone(), x[1].clone(), x[2].clone());
+                vec![layer.forward(input).context]
+            },
+            |layer, x| {
+                let input = ours::MhaInput::new(x[0].clone(), x[1].clone(), x[2].clone());
+                vec![layer.forward(input).context]
+            },
+        );
+    }
+    let device = Device::flex().autodiff();
+    let layer = MemSaveMultiHeadAttention::from(config.init(&device));
+    let x = Tensor::<3>::zeros([0, 3, 4], &device).require_grad();
+    assert_eq!(layer.forward(ours::MhaInput::self_attn(x)).context.dims(), [0, 3, 4]);
+}
+
+#[test]
+#[should_panic(expected = "axis 1")]
+fn a_mask_of_another_length_is_refused() {
+    let device = Device::flex();
+    let layer = MemSaveMultiHeadAttention::from(stock::MultiHeadAttentionConfig::new(4, 2).init(&device));
+    let input = ours::MhaInput::self_attn(Tensor::zeros([2, 3, 4], &device));
+    layer.forward(input.mask_pad(mask([2, 4], &device, 1)));
+}
