@@ -101,14 +101,17 @@ impl Ledger {
     /// The rows of operations that Burn ran, because arguments did not fit those of this library.
     ///
     /// ```
-    /// use burn::tensor::{DType, Device, Tensor};
+    /// use burn::tensor::{Device, Tensor};
     /// use burn_memsave::{functional, measure::ledger};
     ///
     /// let device = Device::flex().autodiff();
-    /// let norm = burn::nn::LayerNormConfig::new(8).init(&device);
-    /// let (x, gamma) = (Tensor::<2>::ones([2, 8], &device).require_grad(), norm.gamma.val().slice(0..1));
-    /// let (_y, ledger) = ledger(&norm, x, |_, x| functional::layer_norm(x, gamma, None, 1e-5));
-    /// assert_eq!(ledger.fallbacks().next().unwrap().reason, "the shapes do not fit");
+    /// let norm = burn::nn::BatchNormConfig::new(8).init(&device);
+    /// let x = Tensor::<2>::ones([2, 8], &device).require_grad();
+    /// let (_y, ledger) = ledger(&norm, x, |norm, x| {
+    ///     let mean = x.clone().mean_dim(0).squeeze_dim(0); // has a gradient
+    ///     functional::batch_norm(x, norm.gamma.val(), norm.beta.val(), mean, Tensor::ones([8], &device), 1e-5)
+    /// });
+    /// assert_eq!(ledger.fallbacks().next().unwrap().reason, "the statistics are tracked");
     /// ```
     pub fn fallbacks(&self) -> impl Iterator<Item = &LedgerRow> {
         self.rows.iter().filter(|row| row.bytes.is_none())
