@@ -1,8 +1,8 @@
 //! The shapes and ceilings of the README's table, and attention to long sequences.
 use crate::meter::{RECORDS, alone, bytes, measure};
 use burn::module::Module;
-use burn::nn::PaddingConfig2d;
-use burn::tensor::{Device, Distribution, Int, Tensor, ops::AttentionModuleOptions};
+use burn::nn::{PaddingConfig2d, loss::CrossEntropyLossConfig};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor, ops::AttentionModuleOptions};
 use burn_memsave::{functional, nn as memsave};
 
 const ANY: f64 = f64::INFINITY;
@@ -151,6 +151,33 @@ fn losses_meet_their_targets() {
     within("linear and cross_entropy, few rows", [128, 256], (15.76, 78.3), |x| fused(x, &head));
     let head = head.no_grad();
     within("linear and cross_entropy, frozen", x, (0.51, 8.5), |x| fused(x, &head));
+}
+
+/// What the chunks add up to needs f32.
+#[test]
+fn heads_of_half_precision_need_less_than_stock() {
+    let _alone = alone();
+    let config = memsave::loss::FusedLinearCrossEntropyConfig::new().with_chunk_bytes(1 << 20);
+    let (fused, stock) = (config.init(&device()), CrossEntropyLossConfig::new().init(&device()));
+    for dtype in [DType::F16, DType::BF16] {
+        for (rows, trainable) in [(512, true), (512, false), (128, true)] {
+            let head = memsave::LinearConfig::new(256, 8000).with_bias(false).init(&device());
+            let weight = head.weight.map(|weight| weight.cast(dtype).detach().require_grad());
+            let head = memsave::Linear { weight, bias: None };
+            let head = if trainable { head } else { head.freeze() };
+            let input = || random([rows, 256]).cast(dtype).detach().require_grad();
+            let targets = || Tensor::<1, Int>::ones([rows], &device());
+            let ours = measure(input, |x| fused.forward(&head, x, targets()));
+            let stock = measure(input, |x| stock.forward(head.forward(x), targets()));
+            for (what, ours, stock) in [("keeps", ours.kept, stock.kept), ("needs", ours.peak, stock.peak)] {
+                let [ours, stock] = [ours, stock].map(bytes);
+                assert!(
+                    ours <= stock,
+                    "{dtype:?}, {rows} rows, trainable {trainable}, {what} {ours}, stock {stock}"
+                );
+            }
+        }
+    }
 }
 
 /// What is kept and needed grows linearly with the length of the sequence: 16,384 tokens fit.

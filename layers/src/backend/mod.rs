@@ -114,11 +114,19 @@ pub trait ChannelSums: Backend {
 }
 device_backends!(ChannelSums);
 
-/// The half precisions as f32.
+/// The type that sums are made in: f32 for the half precisions.
+pub(crate) fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        dtype => dtype,
+    }
+}
+
+/// A tensor in the type that sums are made in.
 pub(crate) fn widen<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
-    match x.dtype() {
-        DType::F16 | DType::BF16 => B::float_cast(x, DType::F32.into()),
-        _ => x,
+    match wide(x.dtype()) {
+        dtype if dtype == x.dtype() => x,
+        dtype => B::float_cast(x, dtype.into()),
     }
 }
 
@@ -215,7 +223,7 @@ pub trait MemBackend:
         weights: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self>;
 
-    /// What `gradient` says of logits `[rows, classes]`.
+    /// What `gradient` says of logits `[rows, classes]`. A row with factors of 0, such as padding, gets 0, whatever its logits are.
     fn logits_gradient(x: FloatTensor<Self>, gradient: LogitsGradient<Self>) -> FloatTensor<Self>;
 
     /// The loss of every element.
@@ -233,7 +241,7 @@ pub trait MemBackend:
         scale: f64,
     ) -> FloatTensor<Self>;
 
-    /// The slope of the loss of every element on a side, times `factor`, a tensor of one element.
+    /// The slope of the loss of every element on a side, times `factor`, a tensor of one element, of any dtype.
     fn element_loss_slopes(
         x: FloatTensor<Self>,
         targets: Option<FloatTensor<Self>>,
@@ -251,7 +259,7 @@ pub trait MemBackend:
         dy: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
 
-    /// `x * factor`, a tensor of one element.
+    /// `x * factor`, a tensor of one element, of any dtype; rounded once to the dtype of `x`.
     fn scale(x: FloatTensor<Self>, factor: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// Max pool of `[batch, channels, height, width]`, and where each maximum was. No window may be larger than the

@@ -12,7 +12,7 @@ use super::{
     MaybeTensor,
     kept::{Keeper, Kept},
 };
-use crate::backend::{LogitsGradient, MemBackend, plain_backends};
+use crate::backend::{LogitsGradient, MemBackend, plain_backends, wide, widen};
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
@@ -21,8 +21,8 @@ use burn::backend::{
         grads::Gradients,
         ops::{Backward, Ops, OpsKind, unary},
     },
-    backend_extension,
-    tensor::{FloatTensor, IndexingUpdateOp, IntTensor},
+    backend_extension, get_or_init_device_settings,
+    tensor::{BoolTensor, FloatTensor, IndexingUpdateOp, IntTensor},
 };
 use burn::tensor::{Shape, Slice};
 use core::ops::Range;
@@ -74,7 +74,7 @@ impl<B: CrossEntropyOps + MemBackend, C: CheckpointStrategy> CrossEntropyOps for
                 let saved = Saved {
                     x: keeper.keep(&mut prep, "x", &x, "x is tracked"),
                     log_sum_exp: keeper.keep_tensor("log_sum_exp", log_sum_exp.clone(), "x is tracked"),
-                    labels: labels.clone().kept_by(&keeper),
+                    labels: labels.clone().kept_by(&keeper, "x is tracked"),
                 };
                 prep.finish(saved, labels.loss(x.into_primitive(), log_sum_exp))
             }
@@ -114,12 +114,17 @@ impl<B: MemBackend> Labels<B> {
     }
 
     /// Reports to the ledger what is kept of it.
-    fn kept_by(self, keeper: &Keeper) -> Self {
+    pub(crate) fn kept_by(self, keeper: &Keeper, reason: &'static str) -> Self {
         Self {
-            targets: keeper.keep_tensor("targets", self.targets, "x is tracked"),
-            weights: self.weights.map(|weights| keeper.keep_tensor("weights", weights, "x is tracked")),
+            targets: keeper.keep_tensor("targets", self.targets, reason),
+            weights: self.weights.map(|weights| keeper.keep_tensor("weights", weights, reason)),
             ..self
         }
+    }
+
+    /// The weights of the classes.
+    pub(crate) fn weights(&self) -> Option<&FloatTensor<B>> {
+        self.weights.as_ref()
     }
 
     /// Those of some rows.
@@ -149,45 +154,38 @@ impl<B: MemBackend> Labels<B> {
         }
     }
 
-    /// The gradient of logits of `log_sum_exp`, from `dloss` `[rows, 1]` of its dtype.
-    pub(crate) fn backward(
-        &self,
-        x: FloatTensor<B>,
-        log_sum_exp: FloatTensor<B>,
-        dloss: FloatTensor<B>,
-    ) -> FloatTensor<B> {
-        let (classes, dtype) = (x.shape()[1], x.dtype());
-        let of_target = self.times_target(dloss.clone());
-        let dx = B::logits_gradient(x, self.gradient(log_sum_exp, dloss, classes));
-        let of_target = B::float_cast(B::float_neg(of_target), dtype.into());
-        B::float_scatter(1, dx, self.targets.clone(), of_target, IndexingUpdateOp::Add)
-    }
-
-    /// The gradient of logits but for those of the targets, which get `-(1 - smoothing) w dloss` more.
-    fn gradient(
+    /// What makes gradients of logits of `classes` classes and of `log_sum_exp`, from `dloss` `[rows, 1]` of its dtype.
+    pub(crate) fn gradient(
         &self,
         log_sum_exp: FloatTensor<B>,
         dloss: FloatTensor<B>,
         classes: usize,
-    ) -> LogitsGradient<B> {
+    ) -> LabelsGradient<B> {
         let spread = self.spread(classes);
-        let of_probability = self.times_target(dloss.clone());
+        let of_target = self.times_target(dloss.clone());
         let of_probability = match spread {
-            None => of_probability,
+            None => of_target.clone(),
             Some(spread) => {
                 let all = B::float_mul_scalar(dloss.clone(), spread.into());
                 let all = match &self.weights {
                     None => B::float_mul_scalar(all, classes.into()),
                     Some(weights) => {
-                        let sum = B::float_reshape(B::float_sum(weights.clone()), Shape::new([1, 1]));
+                        let sum = B::float_sum(widen::<B>(weights.clone()));
+                        let sum = B::float_reshape(sum, Shape::new([1, 1]));
                         B::float_mul(all, B::float_cast(sum, dloss.dtype().into()))
                     }
                 };
-                B::float_add(of_probability, all)
+                B::float_add(of_target.clone(), all)
             }
         };
         let of_weight = spread.map(|spread| B::float_mul_scalar(dloss, (-spread).into()));
-        LogitsGradient { log_sum_exp, of_probability, of_weight, weights: self.weights.clone() }
+        let weights = self.weights.clone();
+        LabelsGradient {
+            of_logits: LogitsGradient { log_sum_exp, of_probability, of_weight, weights },
+            targets: self.targets.clone(),
+            of_target: B::float_neg(of_target),
+            elsewhere: None,
+        }
     }
 
     /// `(1 - smoothing) w` of the target, times `value` `[rows, 1]`.
@@ -212,6 +210,74 @@ impl<B: MemBackend> Labels<B> {
     }
 }
 
+/// How logits become their gradient.
+pub(crate) struct LabelsGradient<B: Backend> {
+    of_logits: LogitsGradient<B>,
+    /// `[rows, 1]`
+    targets: IntTensor<B>,
+    /// What the gradients of the targets get more, `[rows, 1]`.
+    of_target: FloatTensor<B>,
+    /// The rows whose target is no class of these, `[rows, 1]`; their `targets` are anything, and their `of_target` is 0.
+    elsewhere: Option<BoolTensor<B>>,
+}
+
+impl<B: MemBackend> LabelsGradient<B> {
+    /// The gradient of logits `[rows, classes]`, in place if nobody else holds them.
+    pub(crate) fn of(self, x: FloatTensor<B>) -> FloatTensor<B> {
+        let dtype = x.dtype();
+        let (x, of_target) =
+            if wide(dtype) == dtype { (x, self.of_target.clone()) } else { self.without_targets(x) };
+        let dx = B::logits_gradient(x, self.of_logits);
+        let of_target = B::float_cast(of_target, dtype.into());
+        B::float_scatter(1, dx, self.targets, of_target, IndexingUpdateOp::Add)
+    }
+
+    /// The logits without those of the targets, and the gradients of these: the difference `p - q` is made in f32, and rounded
+    /// once. In half precision `q dloss` is the same in many rows, and so would be its error.
+    fn without_targets(&self, x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+        let LogitsGradient { log_sum_exp, of_probability, .. } = &self.of_logits;
+        let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
+        let zero_if = |value, mask: BoolTensor<B>| B::float_mask_fill(value, mask, 0.into());
+        let here = |value| match &self.elsewhere {
+            Some(elsewhere) => zero_if(value, elsewhere.clone()),
+            None => value,
+        };
+        let of_probability = widen::<B>(of_probability.clone());
+        let nothing = B::float_equal_elem(of_probability.clone(), 0.into(), bools);
+        let picked = widen::<B>(B::float_gather(1, x.clone(), self.targets.clone()));
+        let probability = B::float_exp(B::float_sub(picked, widen::<B>(log_sum_exp.clone())));
+        let of_logit = here(zero_if(B::float_mul(probability, of_probability), nothing));
+        let of_target = B::float_add(widen::<B>(self.of_target.clone()), of_logit);
+        let shape = of_target.shape();
+        let infinity = B::float_full(shape, f32::NEG_INFINITY.into(), &x.device(), x.dtype().into());
+        let x = B::float_scatter(1, x, self.targets.clone(), here(infinity), IndexingUpdateOp::Add);
+        (x, of_target)
+    }
+
+    /// That of the logits of some classes.
+    pub(crate) fn columns(&self, columns: &Range<usize>) -> Self {
+        let LogitsGradient { log_sum_exp, of_probability, of_weight, weights } = &self.of_logits;
+        let bools = get_or_init_device_settings::<B>(&log_sum_exp.device()).bool_dtype;
+        let targets = B::int_sub_scalar(self.targets.clone(), columns.start.into());
+        let elsewhere = B::bool_or(
+            B::int_lower_elem(targets.clone(), 0.into(), bools),
+            B::int_greater_equal_elem(targets.clone(), columns.len().into(), bools),
+        );
+        let of_columns = |weights| B::float_slice(weights, &[Slice::from(columns.clone())]);
+        Self {
+            of_logits: LogitsGradient {
+                log_sum_exp: log_sum_exp.clone(),
+                of_probability: of_probability.clone(),
+                of_weight: of_weight.clone(),
+                weights: weights.clone().map(of_columns),
+            },
+            targets: B::int_mask_fill(targets, elsewhere.clone(), 0.into()),
+            of_target: B::float_mask_fill(self.of_target.clone(), elsewhere.clone(), 0.into()),
+            elsewhere: Some(elsewhere),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct CrossEntropy;
 
@@ -233,7 +299,8 @@ impl<B: MemBackend> Backward<B, 1> for CrossEntropy {
         unary::<B, _>(ops.parents, ops.node, grads, |dloss| {
             let shape = log_sum_exp.shape();
             let dloss = B::float_cast(B::float_reshape(dloss, shape), log_sum_exp.dtype().into());
-            labels.backward(x, log_sum_exp, dloss)
+            let classes = x.shape()[1];
+            labels.gradient(log_sum_exp, dloss, classes).of(x)
         });
     }
 }

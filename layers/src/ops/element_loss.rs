@@ -13,7 +13,7 @@ use super::{
     MaybeTensor,
     kept::{Keeper, Kept},
 };
-use crate::backend::{ElementLoss, MemBackend, Side, plain_backends};
+use crate::backend::{ElementLoss, MemBackend, Side, plain_backends, widen};
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
@@ -167,7 +167,8 @@ impl<B: MemBackend, const N: usize> Backward<B, N> for Step {
         let Self { f, scale } = self;
         let dloss = grads.consume::<B>(&ops.node);
         let dloss = match scale {
-            Some(scale) => B::float_mul_scalar(dloss, scale.into()),
+            // A gradient of half precision may get the range of f32 for a product that has its own.
+            Some(scale) => B::float_mul_scalar(widen::<B>(dloss), scale.into()),
             None => dloss,
         };
         let summed = scale.is_some();

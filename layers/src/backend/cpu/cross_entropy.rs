@@ -1,5 +1,6 @@
 //! Rows of a cross entropy.
 use super::{CpuElement, parallel, sums};
+use num_traits::Zero;
 
 /// How much longer an exponential takes than reading an element.
 const COST: usize = 16;
@@ -37,7 +38,7 @@ fn of_rows<E: CpuElement>(
 ) -> Vec<E::Acc> {
     let rows = x.len() / classes;
     let task = parallel::items_per_task(rows, classes);
-    parallel::filled(rows, <E::Acc as num_traits::Zero>::zero(), task, COST * x.len(), |index, results| {
+    parallel::filled(rows, <E::Acc as Zero>::zero(), task, COST * x.len(), |index, results| {
         let rows = (index * task..).zip(x[index * task * classes..].chunks_exact(classes));
         results.iter_mut().zip(rows).for_each(|(result, (at, row))| *result = f(at, row));
     })
@@ -77,6 +78,11 @@ impl<E: CpuElement> Gradient<'_, E> {
     fn rows(&self, start: usize, x: &mut [E], classes: usize) {
         for (at, row) in (start..).zip(x.chunks_exact_mut(classes)) {
             let (shift, scale) = (self.log_sum_exp[at], self.of_probability[at]);
+            let nothing = <E::Acc as Zero>::zero();
+            if scale == nothing && self.of_weight.is_none_or(|factors| factors[at] == nothing) {
+                row.fill(E::zero());
+                continue;
+            }
             let probability = |x: E| scale * (x.widen() - shift).fast_exp();
             match (self.of_weight, self.weights) {
                 (None, _) => row.iter_mut().for_each(|x| *x = E::narrow(probability(*x))),

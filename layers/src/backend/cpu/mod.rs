@@ -341,10 +341,10 @@ impl<B: CpuBackend> MemBackend for B {
         side: Side,
         factor: FloatTensor<B>,
     ) -> FloatTensor<B> {
-        let (mut x, targets, factor) = (B::contiguous(x), targets.map(B::contiguous), B::contiguous(factor));
+        let (mut x, targets) = (B::contiguous(x), targets.map(B::contiguous));
         with_element!(x.dtype(), "loss", E => {
-            let (factor, targets) = (B::as_slice::<E>(&factor)[0], targets.as_ref().map(B::as_slice::<E>));
-            element_loss::slopes(B::as_slice_mut(&mut x), targets, f, side, factor.widen());
+            let (factor, targets) = (scalar::<B, E>(factor), targets.as_ref().map(B::as_slice::<E>));
+            element_loss::slopes(B::as_slice_mut(&mut x), targets, f, side, factor);
         });
         x
     }
@@ -365,9 +365,9 @@ impl<B: CpuBackend> MemBackend for B {
     }
 
     fn scale(x: FloatTensor<B>, factor: FloatTensor<B>) -> FloatTensor<B> {
-        let (mut x, factor) = (B::contiguous(x), B::contiguous(factor));
+        let mut x = B::contiguous(x);
         with_element!(x.dtype(), "scale", E => {
-            let factor = B::as_slice::<E>(&factor)[0].widen();
+            let factor = scalar::<B, E>(factor);
             let work = x.shape().num_elements();
             parallel::chunks_mut(B::as_slice_mut::<E>(&mut x), 1 << 14, work, |_, x| {
                 x.iter_mut().for_each(|x| *x = E::narrow(x.widen() * factor));
@@ -441,6 +441,11 @@ impl<B: CpuBackend> MemBackend for B {
     fn shape_only(shape: Shape, dtype: DType, device: &B::Device) -> FloatTensor<B> {
         <B as CpuBackend>::shape_only(shape, dtype, device)
     }
+}
+
+/// The one element of a tensor of any dtype.
+fn scalar<B: CpuBackend, E: CpuElement>(x: FloatTensor<B>) -> E::Acc {
+    B::as_slice::<E::Acc>(&B::contiguous(B::float_cast(x, E::Acc::dtype().into())))[0]
 }
 
 /// Calls `f` with rows of scores as slices.

@@ -1,6 +1,6 @@
 //! Rows of a cross entropy by Burn's operations.
 use crate::backend::LogitsGradient;
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings, tensor::FloatTensor};
 use burn::tensor::Shape;
 
 /// `[1, classes]`: device backends broadcast tensors of one rank only.
@@ -35,10 +35,19 @@ pub fn sum_log_probabilities<B: Backend>(
 /// See [`MemBackend::logits_gradient`](crate::backend::MemBackend::logits_gradient).
 pub fn logits_gradient<B: Backend>(x: FloatTensor<B>, gradient: LogitsGradient<B>) -> FloatTensor<B> {
     let LogitsGradient { log_sum_exp, of_probability, of_weight, weights } = gradient;
+    let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
+    let is_zero = |factors: FloatTensor<B>| B::float_equal_elem(factors, 0.into(), bools);
+    let nothing = is_zero(of_probability.clone());
+    let nothing = match of_weight.clone() {
+        None => nothing,
+        Some(of_weight) => B::bool_and(nothing, is_zero(of_weight)),
+    };
     let dx = B::float_mul(B::float_exp(B::float_sub(x, log_sum_exp)), of_probability);
-    match (of_weight, weights) {
+    let dx = match (of_weight, weights) {
         (None, _) => dx,
         (Some(of_weight), None) => B::float_add(dx, of_weight),
         (Some(of_weight), Some(weights)) => B::float_add(dx, B::float_mul(of_weight, one_row::<B>(weights))),
-    }
+    };
+    let nothing = B::bool_expand(nothing, dx.shape());
+    B::float_mask_fill(dx, nothing, 0.into())
 }

@@ -1,5 +1,5 @@
 //! Losses of elements by Burn's operations.
-use crate::backend::{ElementLoss, Side, element_loss::LOWEST_LOG};
+use crate::backend::{ElementLoss, Side, element_loss::LOWEST_LOG, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -71,8 +71,11 @@ pub fn element_loss_sum<B: Backend>(
     f: ElementLoss,
     scale: f64,
 ) -> FloatTensor<B> {
-    let sum = B::float_sum(element_loss::<B>(x, targets, f));
-    B::float_mul_scalar(B::float_reshape(sum, Shape::new([1])), scale.into())
+    let (elements, dtype) = (x.shape().num_elements() as f64, x.dtype());
+    // Of the mean, since the sum of many may be more than f16 can hold.
+    let mean = widen::<B>(B::float_mean(element_loss::<B>(x, targets, f)));
+    let sum = B::float_mul_scalar(B::float_reshape(mean, Shape::new([1])), (elements * scale).into());
+    B::float_cast(sum, dtype.into())
 }
 
 fn slope<B: Backend>(x: Float<B>, targets: Option<Float<B>>, f: ElementLoss, side: Side) -> Float<B> {
@@ -127,6 +130,8 @@ pub fn element_loss_backward<B: Backend>(
 
 /// See [`MemBackend::scale`](crate::backend::MemBackend::scale).
 pub fn scale<B: Backend>(x: FloatTensor<B>, factor: FloatTensor<B>) -> FloatTensor<B> {
-    let ones = Shape::from(vec![1; x.shape().num_dims()]);
-    B::float_mul(x, B::float_reshape(factor, ones))
+    let (dtype, factor_dtype) = (x.dtype(), factor.dtype());
+    let factor = B::float_reshape(factor, Shape::from(vec![1; x.shape().num_dims()]));
+    let product = B::float_mul(B::float_cast(x, factor_dtype.into()), factor);
+    B::float_cast(product, dtype.into())
 }

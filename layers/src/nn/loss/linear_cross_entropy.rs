@@ -118,14 +118,17 @@ impl FusedLinearCrossEntropy {
         if class_weights.is_none() && mask.is_none() {
             return linear_cross_entropy(x, weight, bias, targets, options);
         }
-        let ones = Tensor::ones([rows], (&x.device(), x.dtype()));
-        let count = class_weights.map_or(ones.clone(), |weights| weights.gather(0, targets.clone()));
+        // In f32 at least: half precision has no large numbers of rows, nor their inverses.
+        let dtype = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let ones = Tensor::ones([rows], (&x.device(), dtype));
+        let count =
+            class_weights.map_or(ones.clone(), |weights| weights.cast(dtype).gather(0, targets.clone()));
         let total = zero_where_padded(count, &mask).sum();
         // Of padding alone the loss is NaN, as in stock, but the factors are 0: so is stock's gradient.
         let inverse = total.clone().recip().mask_fill(total.clone().equal_scalar(0), 0);
         let factors = zero_where_padded(ones * inverse, &mask);
         let options = LinearCrossEntropyOptions { factors: Some(factors), ..options };
-        let nothing = total.clone().mul_scalar(0.0) / total;
+        let nothing = (total.clone().mul_scalar(0.0) / total).cast(x.dtype());
         linear_cross_entropy(x, weight, bias, targets, options) + nothing
     }
 
