@@ -224,6 +224,19 @@ pub mod cross_entropy {
         }
     }
 
+    /// The sum is more than f16 can hold.
+    #[test]
+    fn many_rows_of_half_precision_have_a_mean() {
+        let device = Device::flex().autodiff();
+        let (rows, classes) = (20_000, 64);
+        let x = Tensor::<2>::zeros([rows, classes], (&device, DType::F16)).require_grad();
+        let loss = ours::CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![1])).init(&device);
+        let loss = loss.forward(x.clone(), Tensor::<1, Int>::zeros([rows], &device));
+        assert!((numbers(&loss.to_data())[0] - 64f64.ln()).abs() < 2e-3);
+        let dx = numbers(&x.grad(&loss.mul_scalar(1024).backward()).expect("tracked").into_data());
+        assert!((dx[1] / (1024.0 / 20_000.0 / 64.0) - 1.0).abs() < 2e-3, "{}", dx[1]);
+    }
+
     /// Whose gradient is NaN in stock.
     #[test]
     fn padding_may_hold_anything() {

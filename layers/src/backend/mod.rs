@@ -51,19 +51,15 @@ mod attention;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub mod cpu;
 pub mod device;
-mod element_loss;
 #[cfg(feature = "flex")]
 mod flex;
 #[cfg(feature = "ndarray")]
 mod ndarray;
-mod softmax;
 mod windows;
 
 pub(crate) use crate::ops::PiecewiseLinear;
 pub(crate) use attention::{Dropped, Inputs};
 pub use attention::{ScoreGrads, ScoreRows, Scores};
-pub use element_loss::{ElementLoss, Side};
-pub use softmax::Softmax;
 pub(crate) use windows::pool_output_size;
 
 /// Something kept from the forward pass for the backward pass that is no tensor of the graph.
@@ -114,6 +110,18 @@ pub trait ChannelSums: Backend {
 }
 device_backends!(ChannelSums);
 
+/// Products with one factor.
+pub trait Scaling: Backend {
+    /// `x * factor`, a tensor of one element, of any dtype; rounded once to the dtype of `x`. In place if `x` is the only handle.
+    fn scale(x: FloatTensor<Self>, factor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (dtype, factor_dtype) = (x.dtype(), factor.dtype());
+        let factor = Self::float_reshape(factor, Shape::from(vec![1; x.rank()]));
+        let product = Self::float_mul(Self::float_cast(x, factor_dtype.into()), factor);
+        Self::float_cast(product, dtype.into())
+    }
+}
+device_backends!(Scaling);
+
 /// The type that sums are made in: f32 for the half precisions.
 pub(crate) fn wide(dtype: DType) -> DType {
     match dtype {
@@ -138,19 +146,6 @@ pub struct NormGrads<B: Backend> {
     pub gamma: Option<FloatTensor<B>>,
     /// Gradient of the shift, `[channels]`.
     pub beta: Option<FloatTensor<B>>,
-}
-
-/// How logits of shape `[rows, classes]` become their gradient,
-/// `of_probability exp(x - log_sum_exp) + of_weight weights`.
-pub struct LogitsGradient<B: Backend> {
-    /// As [`MemBackend::log_sum_exp`] returns it, `[rows, 1]`.
-    pub log_sum_exp: FloatTensor<B>,
-    /// `[rows, 1]`, of the dtype of `log_sum_exp`.
-    pub of_probability: FloatTensor<B>,
-    /// The same; missing if 0.
-    pub of_weight: Option<FloatTensor<B>>,
-    /// `[classes]`, of the dtype of the logits; missing if all are 1.
-    pub weights: Option<FloatTensor<B>>,
 }
 
 /// What the backward passes of [`crate::ops`] need of a plain backend.
@@ -201,66 +196,6 @@ pub trait MemBackend:
     /// `y + u v`, of `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; where the backend can, in `y`, and
     /// without the whole product.
     fn add_product(y: FloatTensor<Self>, u: FloatTensor<Self>, v: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// `f(x)` along axis `dim`.
-    fn softmax_along(x: FloatTensor<Self>, f: Softmax, dim: usize) -> FloatTensor<Self>;
-
-    /// Gradient of the input of [`softmax_along`](Self::softmax_along), from its output.
-    fn softmax_along_backward(
-        y: FloatTensor<Self>,
-        f: Softmax,
-        dim: usize,
-        dy: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
-
-    /// `log(sum(exp(x)))` of every row of `[rows, classes]`: `[rows, 1]`, in f32 for half precision where the backend can.
-    fn log_sum_exp(x: FloatTensor<Self>) -> FloatTensor<Self>;
-
-    /// `sum(weights (x - log_sum_exp))` of every row of `[rows, classes]`: `[rows, 1]`, of the dtype of `log_sum_exp`.
-    fn sum_log_probabilities(
-        x: FloatTensor<Self>,
-        log_sum_exp: FloatTensor<Self>,
-        weights: Option<FloatTensor<Self>>,
-    ) -> FloatTensor<Self>;
-
-    /// What `gradient` says of logits `[rows, classes]`. A row with factors of 0, such as padding, gets 0, whatever its logits are.
-    fn logits_gradient(x: FloatTensor<Self>, gradient: LogitsGradient<Self>) -> FloatTensor<Self>;
-
-    /// The loss of every element.
-    fn element_loss(
-        x: FloatTensor<Self>,
-        targets: Option<FloatTensor<Self>>,
-        f: ElementLoss,
-    ) -> FloatTensor<Self>;
-
-    /// The sum of all losses times `scale`, `[1]`.
-    fn element_loss_sum(
-        x: FloatTensor<Self>,
-        targets: Option<FloatTensor<Self>>,
-        f: ElementLoss,
-        scale: f64,
-    ) -> FloatTensor<Self>;
-
-    /// The slope of the loss of every element on a side, times `factor`, a tensor of one element, of any dtype.
-    fn element_loss_slopes(
-        x: FloatTensor<Self>,
-        targets: Option<FloatTensor<Self>>,
-        f: ElementLoss,
-        side: Side,
-        factor: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
-
-    /// The slope of the loss of every element on a side, times its `dy`.
-    fn element_loss_backward(
-        x: FloatTensor<Self>,
-        targets: Option<FloatTensor<Self>>,
-        f: ElementLoss,
-        side: Side,
-        dy: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
-
-    /// `x * factor`, a tensor of one element, of any dtype; rounded once to the dtype of `x`.
-    fn scale(x: FloatTensor<Self>, factor: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// Max pool of `[batch, channels, height, width]`, and where each maximum was. No window may be larger than the
     /// padded input.

@@ -1,6 +1,6 @@
 //! Losses.
 use super::guard::{into_maybe, require_bias};
-use crate::backend::ElementLoss;
+use crate::ops::ElementLoss;
 use crate::ops::{CrossEntropyOps, ElementLossOps, LinearCrossEntropy, LinearCrossEntropyOps};
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor, assert_shape};

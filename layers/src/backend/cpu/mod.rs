@@ -1,5 +1,5 @@
 //! Fused kernels on slices, shared by the CPU backends.
-use super::{ElementLoss, LogitsGradient, MemBackend, ScoreGrads, ScoreRows, Side, Softmax};
+use super::{MemBackend, ScoreGrads, ScoreRows};
 use burn::backend::{
     Backend, TensorMetadata,
     ops::{InterpolateMode, InterpolateOptions},
@@ -15,8 +15,6 @@ mod attention;
 pub(crate) mod axis_map;
 pub(crate) mod bit_mask;
 pub(crate) mod channels;
-mod cross_entropy;
-mod element_loss;
 pub(crate) mod exp;
 mod low_rank;
 mod max_pool;
@@ -24,7 +22,6 @@ pub(crate) mod parallel;
 mod prelu;
 mod quantized;
 mod rotary;
-mod softmax;
 pub(crate) mod sums;
 
 use axis_map::AxisMap;
@@ -175,6 +172,20 @@ impl<B: CpuBackend> super::ChannelSums for B {
     }
 }
 
+impl<B: CpuBackend> super::Scaling for B {
+    fn scale(x: FloatTensor<B>, factor: FloatTensor<B>) -> FloatTensor<B> {
+        let mut x = B::contiguous(x);
+        with_element!(x.dtype(), "scale", E => {
+            let factor = scalar::<B, E>(factor);
+            let work = x.shape().num_elements();
+            parallel::chunks_mut(B::as_slice_mut::<E>(&mut x), 1 << 14, work, |_, x| {
+                x.iter_mut().for_each(|x| *x = E::narrow(x.widen() * factor));
+            });
+        });
+        x
+    }
+}
+
 impl<B: CpuBackend> MemBackend for B {
     type Offsets = WindowOffsets;
 
@@ -241,139 +252,6 @@ impl<B: CpuBackend> MemBackend for B {
 
     fn add_product(y: FloatTensor<B>, u: FloatTensor<B>, v: FloatTensor<B>) -> FloatTensor<B> {
         with_element!(y.dtype(), "add_product", E => low_rank::add_product::<B, E>(y, u, v))
-    }
-
-    fn softmax_along(x: FloatTensor<B>, f: Softmax, dim: usize) -> FloatTensor<B> {
-        let mut x = B::contiguous(x);
-        let axis = softmax::Axis::of(&x.shape(), dim);
-        with_element!(x.dtype(), "softmax", E => {
-            if x.can_mut() {
-                softmax::forward_in_place(B::as_slice_mut::<E>(&mut x), f, axis);
-                x
-            } else {
-                B::from_vec(softmax::forward(B::as_slice::<E>(&x), f, axis), x.shape())
-            }
-        })
-    }
-
-    fn softmax_along_backward(
-        y: FloatTensor<B>,
-        f: Softmax,
-        dim: usize,
-        dy: FloatTensor<B>,
-    ) -> FloatTensor<B> {
-        let (y, mut dy) = (B::contiguous(y), B::contiguous(dy));
-        let axis = softmax::Axis::of(&y.shape(), dim);
-        with_element!(dy.dtype(), "softmax", E => {
-            softmax::backward(B::as_slice::<E>(&y), f, axis, B::as_slice_mut(&mut dy));
-        });
-        dy
-    }
-
-    fn log_sum_exp(x: FloatTensor<B>) -> FloatTensor<B> {
-        let x = B::contiguous(x);
-        let [rows, classes] = x.shape().dims();
-        with_element!(x.dtype(), "log_sum_exp", E => {
-            B::from_vec(cross_entropy::log_sum_exp(B::as_slice::<E>(&x), classes), Shape::new([rows, 1]))
-        })
-    }
-
-    fn sum_log_probabilities(
-        x: FloatTensor<B>,
-        log_sum_exp: FloatTensor<B>,
-        weights: Option<FloatTensor<B>>,
-    ) -> FloatTensor<B> {
-        let (x, log_sum_exp, weights) =
-            (B::contiguous(x), B::contiguous(log_sum_exp), weights.map(B::contiguous));
-        with_element!(x.dtype(), "cross_entropy", E => {
-            let weights = weights.as_ref().map(B::as_slice::<E>);
-            let sums = cross_entropy::sum_log_probabilities(B::as_slice(&x), B::as_slice(&log_sum_exp), weights);
-            B::from_vec(sums, log_sum_exp.shape())
-        })
-    }
-
-    fn logits_gradient(x: FloatTensor<B>, gradient: LogitsGradient<B>) -> FloatTensor<B> {
-        let mut x = B::contiguous(x);
-        let [log_sum_exp, of_probability] =
-            [gradient.log_sum_exp, gradient.of_probability].map(B::contiguous);
-        let [of_weight, weights] = [gradient.of_weight, gradient.weights].map(|t| t.map(B::contiguous));
-        with_element!(x.dtype(), "cross_entropy", E => {
-            let gradient = cross_entropy::Gradient::<E> {
-                log_sum_exp: B::as_slice(&log_sum_exp),
-                of_probability: B::as_slice(&of_probability),
-                of_weight: of_weight.as_ref().map(B::as_slice),
-                weights: weights.as_ref().map(B::as_slice),
-            };
-            if x.can_mut() {
-                gradient.in_place(B::as_slice_mut(&mut x));
-                x
-            } else {
-                B::from_vec(gradient.of(B::as_slice(&x)), x.shape())
-            }
-        })
-    }
-
-    fn element_loss(x: FloatTensor<B>, targets: Option<FloatTensor<B>>, f: ElementLoss) -> FloatTensor<B> {
-        let (x, targets) = (B::contiguous(x), targets.map(B::contiguous));
-        with_element!(x.dtype(), "loss", E => {
-            let targets = targets.as_ref().map(B::as_slice::<E>);
-            B::from_vec(element_loss::each(B::as_slice(&x), targets, f), x.shape())
-        })
-    }
-
-    fn element_loss_sum(
-        x: FloatTensor<B>,
-        targets: Option<FloatTensor<B>>,
-        f: ElementLoss,
-        scale: f64,
-    ) -> FloatTensor<B> {
-        let (x, targets) = (B::contiguous(x), targets.map(B::contiguous));
-        with_element!(x.dtype(), "loss", E => {
-            let sum = element_loss::sum(B::as_slice(&x), targets.as_ref().map(B::as_slice::<E>), f);
-            B::from_vec(vec![E::from_f64(scale * sum)], Shape::new([1]))
-        })
-    }
-
-    fn element_loss_slopes(
-        x: FloatTensor<B>,
-        targets: Option<FloatTensor<B>>,
-        f: ElementLoss,
-        side: Side,
-        factor: FloatTensor<B>,
-    ) -> FloatTensor<B> {
-        let (mut x, targets) = (B::contiguous(x), targets.map(B::contiguous));
-        with_element!(x.dtype(), "loss", E => {
-            let (factor, targets) = (scalar::<B, E>(factor), targets.as_ref().map(B::as_slice::<E>));
-            element_loss::slopes(B::as_slice_mut(&mut x), targets, f, side, factor);
-        });
-        x
-    }
-
-    fn element_loss_backward(
-        x: FloatTensor<B>,
-        targets: Option<FloatTensor<B>>,
-        f: ElementLoss,
-        side: Side,
-        dy: FloatTensor<B>,
-    ) -> FloatTensor<B> {
-        let (x, targets, mut dy) = (B::contiguous(x), targets.map(B::contiguous), B::contiguous(dy));
-        with_element!(x.dtype(), "loss", E => {
-            let targets = targets.as_ref().map(B::as_slice::<E>);
-            element_loss::backward(B::as_slice(&x), targets, f, side, B::as_slice_mut(&mut dy));
-        });
-        dy
-    }
-
-    fn scale(x: FloatTensor<B>, factor: FloatTensor<B>) -> FloatTensor<B> {
-        let mut x = B::contiguous(x);
-        with_element!(x.dtype(), "scale", E => {
-            let factor = scalar::<B, E>(factor);
-            let work = x.shape().num_elements();
-            parallel::chunks_mut(B::as_slice_mut::<E>(&mut x), 1 << 14, work, |_, x| {
-                x.iter_mut().for_each(|x| *x = E::narrow(x.widen() * factor));
-            });
-        });
-        x
     }
 
     fn max_pool2d_with_offsets(
@@ -444,7 +322,7 @@ impl<B: CpuBackend> MemBackend for B {
 }
 
 /// The one element of a tensor of any dtype.
-fn scalar<B: CpuBackend, E: CpuElement>(x: FloatTensor<B>) -> E::Acc {
+pub(crate) fn scalar<B: CpuBackend, E: CpuElement>(x: FloatTensor<B>) -> E::Acc {
     B::as_slice::<E::Acc>(&B::contiguous(B::float_cast(x, E::Acc::dtype().into())))[0]
 }
 
