@@ -389,7 +389,7 @@ mod tests {
     use burn::backend::{
         Flex,
         flex::FlexDevice,
-        ops::{ActivationOps, BoolTensorOps, FloatTensorOps},
+        ops::{BoolTensorOps, FloatTensorOps},
         read_sync,
     };
     use burn::tensor::FloatDType;
