@@ -7,13 +7,13 @@ use ours::Reduction;
 use proptest::prelude::*;
 
 /// Whole numbers from 0 to `classes` (exclusive).
-fn labels<const D: usize>(shape: [usize; D], classes: usize, device: &Device) -> Tensor<D, Int> {
+pub fn labels<const D: usize>(shape: [usize; D], classes: usize, device: &Device) -> Tensor<D, Int> {
     let labels = uniform(shape.iter().product(), 7, 0.0..classes as f64);
     let labels = labels.into_iter().map(|label| (label as i64).min(classes as i64 - 1)).collect::<Vec<_>>();
     Tensor::from_data(burn::tensor::TensorData::new(labels, shape), device)
 }
 
-mod cross_entropy {
+pub mod cross_entropy {
     use super::*;
 
     pub fn configs() -> impl Strategy<Value = ours::CrossEntropyLossConfig> {
@@ -208,6 +208,50 @@ mod cross_entropy {
         compare(check(2, 3), &plain.clone().with_pad_tokens(Some(vec![7])), given(&[0, 7]));
         compare(check(2, 3), &plain.clone().with_weights(Some(vec![1.0, 2.0, 3.0])), given(&[0, 2]));
         compare(check(2, 1), &plain, given(&[0, 0]));
+    }
+
+    /// A padded row has an infinite loss, and the gradient 0.
+    #[test]
+    fn padding_of_infinite_loss_is_treated_as_stock_treats_it() {
+        let inf = f64::INFINITY;
+        let x = || Input::given([3, 3], [-inf, 0.5, 1.0, -inf, 1.0, 0.3, -inf, 2.0, 0.1]);
+        for (weights, targets) in [(None, [0i64, 1, 2]), (Some(vec![1.0, 2.0, 3.0]), [0, 1, 0])] {
+            let config =
+                ours::CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![0])).with_weights(weights);
+            let check =
+                Check::new([x()], Setting { reading: Reading::Sum, ..Setting::default() }).within(1e-5);
+            compare(check, &config, |x| Tensor::<1, Int>::from_data(targets, &x.device()));
+        }
+    }
+
+    /// The sum is more than f16 can hold.
+    #[test]
+    fn many_rows_of_half_precision_have_a_mean() {
+        let device = Device::flex().autodiff();
+        let (rows, classes) = (20_000, 64);
+        let x = Tensor::<2>::zeros([rows, classes], (&device, DType::F16)).require_grad();
+        let loss = ours::CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![1])).init(&device);
+        let loss = loss.forward(x.clone(), Tensor::<1, Int>::zeros([rows], &device));
+        assert!((numbers(&loss.to_data())[0] - 64f64.ln()).abs() < 2e-3);
+        let dx = numbers(&x.grad(&loss.mul_scalar(1024).backward()).expect("tracked").into_data());
+        assert!((dx[1] / (1024.0 / 20_000.0 / 64.0) - 1.0).abs() < 2e-3, "{}", dx[1]);
+    }
+
+    /// Whose gradient is NaN in stock.
+    #[test]
+    fn padding_may_hold_anything() {
+        for (backend, smoothing) in Backend::ALL.into_iter().flat_map(|b| [(b, None), (b, Some(0.1))]) {
+            let device = backend.device().autodiff();
+            let config = ours::CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![0]));
+            let loss = config.with_smoothing(smoothing).init(&device);
+            let gradient = |padded: f32| {
+                let x = Tensor::<2>::from_data([[padded, 1.0], [2.0, 0.5]], &device).require_grad();
+                let y = loss.forward(x.clone(), Tensor::<1, Int>::from_data([0i64, 1], &device));
+                x.grad(&y.backward()).expect("tracked").into_data()
+            };
+            gradient(f32::NAN).assert_eq(&gradient(1.0), true);
+            gradient(f32::INFINITY).assert_eq(&gradient(1.0), true);
+        }
     }
 
     #[test]
@@ -453,184 +497,6 @@ mod elementwise {
             compare!(check(), |t, nn| nn::MseLoss::new(), |x, y| (x, y));
             compare!(check(), |t, nn| nn::HuberLossConfig::new(0.5).init(), |x, y| (x, y));
             compare!(check(), |t, nn| nn::KLDivLossConfig::new().with_log_target(true).init(), |x, y| (x, y));
-        }
-    }
-}
-
-mod linear_cross_entropy {
-    use super::cross_entropy::{configs, defined, random_labels, weighted};
-    use super::*;
-    use burn::module::Module;
-    use burn_memsave::layers::MemSaveLinear;
-    use burn_memsave::nn::LinearConfig;
-
-    fn operands(rows: usize, d_input: usize, classes: usize, bias: bool) -> Vec<Input> {
-        let mut inputs = vec![Input::random([rows, d_input]), Input::random([d_input, classes])];
-        inputs.extend(bias.then(|| Input::random([classes])));
-        inputs
-    }
-
-    fn logits(t: &Operands) -> Tensor<2> {
-        let logits = t.get::<2>(0).matmul(t.get::<2>(1));
-        match t.maybe::<1>(2) {
-            Some(bias) => logits + bias.unsqueeze::<2>(),
-            None => logits,
-        }
-    }
-
-    fn ours(t: &Operands, config: &ours::CrossEntropyLossConfig, chunk_bytes: usize) -> Tensor<1> {
-        let (x, weight) = (t.get::<2>(0), t.get::<2>(1));
-        let ([rows, _], [_, classes]) = (x.dims(), weight.dims());
-        let targets = labels([rows], classes, t.device());
-        let class_weights: Option<Tensor<1>> = config.weights.clone().map(|weights| {
-            tensor(weights.into_iter().map(f64::from).collect(), &[classes], t.device(), x.dtype())
-        });
-        let factors = class_weights.clone().map(|weights| {
-            let weights = weights.gather(0, targets.clone());
-            weights.ones_like() / weights.sum()
-        });
-        let options =
-            F::LinearCrossEntropyOptions { factors, class_weights, smoothing: config.smoothing, chunk_bytes };
-        F::linear_cross_entropy(x, weight, t.maybe(2), targets, options)
-    }
-
-    #[test]
-    fn equals_its_definition() {
-        let shape = (1..9usize, 1..6usize, 1..20usize, any::<bool>());
-        let chunk = prop::sample::select(vec![1usize, 100, 1 << 20]);
-        for_all(
-            96,
-            (shape, configs(), chunk, settings()),
-            |((rows, d_input, classes, bias), config, chunk, setting)| {
-                let config = weighted(&config, classes).with_pad_tokens(None).with_logits(true);
-                let tolerance = if setting.dtype == DType::F64 { 1e-7 } else { 5e-5 };
-                let check = Check::new(operands(rows, d_input, classes, bias), setting).within(tolerance);
-                check.compare::<1>(&|t| ours(t, &config, chunk), &|t| {
-                    let logits = logits(t);
-                    let targets = random_labels(&logits);
-                    defined(logits, &config, targets)
-                });
-            },
-        );
-    }
-
-    #[test]
-    fn equals_stock_for_many_elements() {
-        let config = ours::CrossEntropyLossConfig::new();
-        for (rows, d_input, classes, chunk) in
-            [(70, 30, 900, 1 << 14), (70, 30, 900, 1 << 24), (20, 30, 900, 1 << 14), (70, 64, 5000, 1 << 19)]
-        {
-            let check = Check::new(operands(rows, d_input, classes, true), Setting::default());
-            let check = check.within(1e-5).on(Backend::Flex);
-            check.compare::<1>(&|t| ours(t, &config, chunk), &|t| {
-                let logits = logits(t);
-                let targets = random_labels(&logits);
-                stock::CrossEntropyLoss::new(None, t.device()).forward(logits, targets)
-            });
-        }
-    }
-
-    #[test]
-    fn equals_stock_in_half_precision() {
-        let config = ours::CrossEntropyLossConfig::new();
-        for dtype in HALF {
-            let check = Check::new(operands(7, 5, 11, false), Setting::of(dtype));
-            check.compare::<1>(&|t| ours(t, &config, 100), &|t| {
-                let logits = logits(t);
-                let targets = random_labels(&logits);
-                stock::CrossEntropyLoss::new(None, t.device()).forward(logits, targets)
-            });
-        }
-    }
-
-    #[test]
-    fn is_differentiated() {
-        let config = ours::CrossEntropyLossConfig::new().with_smoothing(Some(0.1));
-        Check::new(operands(5, 3, 7, true), Setting::default())
-            .differentiate::<1>(&|t| ours(t, &config, 100));
-    }
-
-    /// Loss and gradients of x, weight and bias, with the head trainable or frozen.
-    fn results(
-        frozen: bool,
-        device: &Device,
-        f: impl Fn(&MemSaveLinear, Tensor<3>, Tensor<2, Int>) -> Tensor<1>,
-    ) -> Vec<Option<Vec<f64>>> {
-        let head = LinearConfig::new(4, 9).init(device);
-        let values = |shape: &[usize], seed| uniform(shape.iter().product(), seed, -1.0..1.0);
-        let weight =
-            head.weight.map(|_| tensor::<2>(values(&[4, 9], 1), &[4, 9], device, DType::F32).require_grad());
-        let bias = head
-            .bias
-            .map(|bias| bias.map(|_| tensor::<1>(values(&[9], 2), &[9], device, DType::F32).require_grad()));
-        let head = MemSaveLinear { weight, bias };
-        let head = if frozen { head.freeze() } else { head };
-        let x = tensor::<3>(values(&[2, 5, 4], 3), &[2, 5, 4], device, DType::F32).require_grad();
-        let loss = f(&head, x.clone(), labels([2, 5], 9, device));
-        let gradients = loss.backward();
-        let bias = head.bias.as_ref().expect("a bias").val();
-        vec![
-            Some(numbers(&loss.into_data())),
-            x.grad(&gradients).map(|g| numbers(&g.into_data())),
-            head.weight.val().grad(&gradients).map(|g| numbers(&g.into_data())),
-            bias.grad(&gradients).map(|g| numbers(&g.into_data())),
-        ]
-    }
-
-    #[test]
-    fn module_equals_its_parts() {
-        let all = (0..9).collect();
-        let weights = || uniform(9, 5, 0.5..2.0).into_iter().map(|w| w as f32).collect::<Vec<_>>();
-        for pads in [None, Some(vec![0, 3]), Some(vec![]), Some(all)] {
-            for (weights, smoothing) in [(None, None), (Some(weights()), None), (Some(weights()), Some(0.1))]
-            {
-                let parts = ours::CrossEntropyLossConfig::new()
-                    .with_pad_tokens(pads.clone())
-                    .with_weights(weights.clone())
-                    .with_smoothing(smoothing);
-                let fused = ours::FusedLinearCrossEntropyConfig::new()
-                    .with_pad_tokens(pads.clone())
-                    .with_weights(weights.clone())
-                    .with_smoothing(smoothing)
-                    .with_chunk_bytes(80);
-                for (backend, frozen) in Backend::ALL.into_iter().flat_map(|b| [(b, false), (b, true)]) {
-                    let device = &backend.device().autodiff();
-                    let fused = results(frozen, device, |head, x, t| fused.init(device).forward(head, x, t));
-                    let parts = results(frozen, device, |head, x, t| {
-                        let parts = stock::CrossEntropyLossConfig::from(parts.clone()).init(device);
-                        parts.forward(head.forward(x).reshape([10, 9]), t.reshape([10]))
-                    });
-                    for (which, (fused, parts)) in fused.into_iter().zip(parts).enumerate() {
-                        let what =
-                            format!("{backend:?}, frozen {frozen}, {pads:?}, {smoothing:?}, result {which}");
-                        assert_eq!(fused.is_some(), parts.is_some(), "{what}");
-                        for (a, b) in fused.into_iter().flatten().zip(parts.into_iter().flatten()) {
-                            assert!(
-                                (a - b).abs() <= 1e-5 || a.is_nan() && b.is_nan(),
-                                "{what}: {a} instead of {b}"
-                            );
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn refuses_targets_of_another_shape() {
-        let device = Device::flex();
-        let head = LinearConfig::new(4, 9).init(&device);
-        let loss = ours::FusedLinearCrossEntropyConfig::new().init(&device);
-        let run = |shape: [usize; 2]| {
-            let x = Tensor::<3>::ones([2, 3, 4], &device);
-            loss.forward(&head, x, Tensor::<2, Int>::zeros(shape, &device));
-        };
-        run([2, 3]);
-        for shape in [[3, 2], [2, 4], [6, 1]] {
-            assert!(
-                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| run(shape))).is_err(),
-                "{shape:?}"
-            );
         }
     }
 }

@@ -14,6 +14,7 @@ mod conv;
 mod dropout;
 mod embedding;
 mod linear;
+mod linear_cross_entropy;
 mod local_response;
 mod lora;
 mod loss;

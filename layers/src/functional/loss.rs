@@ -1,6 +1,6 @@
 //! Losses.
 use super::guard::{into_maybe, require_bias};
-use crate::backend::ElementLoss;
+use crate::ops::ElementLoss;
 use crate::ops::{CrossEntropyOps, ElementLossOps, LinearCrossEntropy, LinearCrossEntropyOps};
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor, assert_shape};
@@ -67,7 +67,8 @@ pub(crate) fn class_weights<const D: usize>(
 /// Options of [`linear_cross_entropy`].
 #[derive(Clone, Debug)]
 pub struct LinearCrossEntropyOptions {
-    /// How much the loss of each row counts, `[rows]`. Default: all the same, so that the result is the mean.
+    /// How much the loss of each row counts, `[rows]`; in f32 for a half precision, where factors may be small. A row that counts 0
+    /// is not read. Default: all the same, so that the result is the mean.
     pub factors: Option<Tensor<1>>,
     /// The weights of the classes, `[classes]`. Default: all 1.
     pub class_weights: Option<Tensor<1>>,
@@ -90,7 +91,8 @@ impl Default for LinearCrossEntropyOptions {
 /// outputs never exist all at once.
 ///
 /// Keeps the gradients of what is tracked, which the forward pass makes; with a tracked weight and fewer rows than features the
-/// gradient of the logits instead, and `x` and the weight (no copies). The module is
+/// gradient of the logits instead, and `x` and the weight (no copies); with a tracked weight of half precision `x` and the weight
+/// instead of its gradient. The module is
 /// [`FusedLinearCrossEntropy`](crate::nn::loss::FusedLinearCrossEntropy).
 ///
 /// # Shapes
@@ -132,20 +134,16 @@ pub fn linear_cross_entropy(
         "linear_cross_entropy: the weight must have the dtype of x, and the bias one number per class"
     );
     let class_weights = class_weights(options.class_weights, classes, &x);
-    let factors = match options.factors {
-        Some(factors) => {
-            assert_shape!(factors, [rows]);
-            assert!(!factors.is_tracked(), "linear_cross_entropy: the factors have no gradient");
-            factors.cast(x.dtype())
-        }
-        None => Tensor::full([rows], (rows as f64).recip(), (&x.device(), x.dtype())),
-    };
+    if let Some(factors) = &options.factors {
+        assert_shape!(factors, [rows]);
+        assert!(!factors.is_tracked(), "linear_cross_entropy: the factors have no gradient");
+    }
     Tensor::from_dispatch(Dispatch::memsave_linear_cross_entropy(
         x.into_dispatch(),
         weight.into_dispatch(),
         into_maybe(bias),
         targets.into_dispatch(),
-        factors.into_dispatch(),
+        into_maybe(options.factors),
         into_maybe(class_weights),
         LinearCrossEntropy { smoothing: options.smoothing, chunk_bytes: options.chunk_bytes },
     ))

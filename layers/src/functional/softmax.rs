@@ -1,6 +1,6 @@
 //! Softmaxes.
 use super::guard::{NO_WEIGHT, accepts, require_floats};
-use crate::backend::Softmax;
+use crate::ops::Softmax;
 use crate::ops::SoftmaxOps;
 use burn::backend::Dispatch;
 use burn::tensor::{AsIndex, Tensor, activation};

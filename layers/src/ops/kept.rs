@@ -7,7 +7,7 @@ use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
         Autodiff, NodeId,
-        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        checkpoint::base::Checkpointer,
         ops::{Backward, OpsPrep, Tracked},
     },
     tensor::FloatTensor,
@@ -120,79 +120,6 @@ impl Ledger {
         ledger::report(|| {
             let (bytes, reason, node) = kept();
             ledger::Entry { operation, tensor, bytes: Some(bytes), reason, node, weight: module }
-        });
-    }
-}
-
-/// Keeps what one operation needs, and reports it to the [ledger].
-pub(crate) struct Keeper {
-    operation: &'static str,
-    weight: Option<NodeId>,
-}
-
-impl Keeper {
-    /// For an operation, and the node of its weight (if any), by which its module is found.
-    pub(crate) fn new(operation: &'static str, weight: Option<NodeId>) -> Self {
-        Self { operation, weight }
-    }
-
-    /// Keeps a tensor of the graph.
-    pub(crate) fn keep<BO, B, S, C, const N: usize>(
-        &self,
-        prep: &mut OpsPrep<BO, B, S, C, N, Tracked>,
-        name: &'static str,
-        tensor: &FloatTensor<Autodiff<B, C>>,
-        reason: &'static str,
-    ) -> Kept
-    where
-        B: Backend,
-        S: Clone + Send + core::fmt::Debug + 'static,
-        BO: Backward<B, N, State = S>,
-        C: CheckpointStrategy,
-    {
-        if !tensor.is_tracked()
-            && let Some(origin) = Origin::of(tensor.id())
-        {
-            self.report(name, || (0, "read again"), None);
-            return Kept::Frozen { origin, device: Arc::new(tensor.device()) };
-        }
-        // Looked up only while somebody records.
-        let kept = || match is_offered(tensor.id()) {
-            true => (0, "computed again"),
-            false => (bytes(tensor), reason),
-        };
-        self.report(name, kept, Some(tensor.id()));
-        let node = prep.checkpoint(tensor);
-        Kept::Node { node, _guard: tensor.is_tracked().then(|| Arc::new(RecomputeGuard::new(node))) }
-    }
-
-    /// Reports what an operation keeps in its own state.
-    pub(crate) fn keep_state<T: Saved>(&self, name: &'static str, saved: T, reason: &'static str) -> T {
-        self.report(name, || (saved.bytes(), reason), None);
-        saved
-    }
-
-    /// Reports a plain tensor that an operation keeps in its own state.
-    pub(crate) fn keep_tensor<T: TensorMetadata>(
-        &self,
-        name: &'static str,
-        tensor: T,
-        reason: &'static str,
-    ) -> T {
-        self.report(name, || (bytes(&tensor), reason), None);
-        tensor
-    }
-
-    fn report(
-        &self,
-        tensor: &'static str,
-        kept: impl FnOnce() -> (usize, &'static str),
-        node: Option<NodeId>,
-    ) {
-        let Self { operation, weight } = *self;
-        ledger::report(|| {
-            let (bytes, reason) = kept();
-            ledger::Entry { operation, tensor, bytes: Some(bytes), reason, node, weight }
         });
     }
 }

@@ -50,7 +50,7 @@ pub use conv_transpose::ConvTransposeOps;
 pub use cross_entropy::CrossEntropyOps;
 pub use deform_conv::DeformConvOps;
 pub use dropout::DropoutOps;
-pub use element_loss::ElementLossOps;
+pub use element_loss::{ElementLoss, ElementLossOps};
 pub use embedding::EmbeddingOps;
 pub use gate::GateOps;
 pub use interpolate::InterpolateOps;
@@ -69,7 +69,7 @@ pub use recurrent::{
 pub use rotary::{RotaryKernels, RotaryOps};
 pub use row_norm::{RowNorm, RowNormOps};
 pub use smooth::{Smooth, SmoothKernels, SmoothOps};
-pub use softmax::SoftmaxOps;
+pub use softmax::{Softmax, SoftmaxOps};
 
 /// A tensor that an operation may go without, such as a bias.
 #[derive(ExtensionType)]

@@ -1,5 +1,5 @@
 //! Fused kernels on slices, shared by the CPU backends.
-use super::{ElementLoss, LogitsGradient, MemBackend, Placeholders, Side, Softmax};
+use super::Placeholders;
 use burn::backend::{
     TensorMetadata,
     tensor::{BoolTensor, FloatTensor, QuantizedTensor},
@@ -10,12 +10,9 @@ use num_traits::Float;
 pub(crate) mod axis_map;
 pub(crate) mod bit_mask;
 pub(crate) mod channels;
-mod cross_entropy;
-mod element_loss;
 pub(crate) mod exp;
 pub(crate) mod parallel;
 mod quantized;
-mod softmax;
 pub(crate) mod sums;
 
 pub use bit_mask::BitMask;
@@ -161,132 +158,11 @@ impl<B: CpuBackend> super::ChannelSums for B {
     }
 }
 
-impl<B: CpuBackend> MemBackend for B {
-    fn softmax_along(x: FloatTensor<B>, f: Softmax, dim: usize) -> FloatTensor<B> {
-        let mut x = B::contiguous(x);
-        let axis = softmax::Axis::of(&x.shape(), dim);
-        with_element!(x.dtype(), "softmax", E => {
-            if x.can_mut() {
-                softmax::forward_in_place(B::as_slice_mut::<E>(&mut x), f, axis);
-                x
-            } else {
-                B::from_vec(softmax::forward(B::as_slice::<E>(&x), f, axis), x.shape())
-            }
-        })
-    }
-
-    fn softmax_along_backward(
-        y: FloatTensor<B>,
-        f: Softmax,
-        dim: usize,
-        dy: FloatTensor<B>,
-    ) -> FloatTensor<B> {
-        let (y, mut dy) = (B::contiguous(y), B::contiguous(dy));
-        let axis = softmax::Axis::of(&y.shape(), dim);
-        with_element!(dy.dtype(), "softmax", E => {
-            softmax::backward(B::as_slice::<E>(&y), f, axis, B::as_slice_mut(&mut dy));
-        });
-        dy
-    }
-
-    fn log_sum_exp(x: FloatTensor<B>) -> FloatTensor<B> {
-        let x = B::contiguous(x);
-        let [rows, classes] = x.shape().dims();
-        with_element!(x.dtype(), "log_sum_exp", E => {
-            B::from_vec(cross_entropy::log_sum_exp(B::as_slice::<E>(&x), classes), Shape::new([rows, 1]))
-        })
-    }
-
-    fn sum_log_probabilities(
-        x: FloatTensor<B>,
-        log_sum_exp: FloatTensor<B>,
-        weights: Option<FloatTensor<B>>,
-    ) -> FloatTensor<B> {
-        let (x, log_sum_exp, weights) =
-            (B::contiguous(x), B::contiguous(log_sum_exp), weights.map(B::contiguous));
-        with_element!(x.dtype(), "cross_entropy", E => {
-            let weights = weights.as_ref().map(B::as_slice::<E>);
-            let sums = cross_entropy::sum_log_probabilities(B::as_slice(&x), B::as_slice(&log_sum_exp), weights);
-            B::from_vec(sums, log_sum_exp.shape())
-        })
-    }
-
-    fn logits_gradient(x: FloatTensor<B>, gradient: LogitsGradient<B>) -> FloatTensor<B> {
-        let mut x = B::contiguous(x);
-        let [log_sum_exp, of_probability] =
-            [gradient.log_sum_exp, gradient.of_probability].map(B::contiguous);
-        let [of_weight, weights] = [gradient.of_weight, gradient.weights].map(|t| t.map(B::contiguous));
-        with_element!(x.dtype(), "cross_entropy", E => {
-            let gradient = cross_entropy::Gradient::<E> {
-                log_sum_exp: B::as_slice(&log_sum_exp),
-                of_probability: B::as_slice(&of_probability),
-                of_weight: of_weight.as_ref().map(B::as_slice),
-                weights: weights.as_ref().map(B::as_slice),
-            };
-            if x.can_mut() {
-                gradient.in_place(B::as_slice_mut(&mut x));
-                x
-            } else {
-                B::from_vec(gradient.of(B::as_slice(&x)), x.shape())
-            }
-        })
-    }
-
-    fn element_loss(x: FloatTensor<B>, targets: Option<FloatTensor<B>>, f: ElementLoss) -> FloatTensor<B> {
-        let (x, targets) = (B::contiguous(x), targets.map(B::contiguous));
-        with_element!(x.dtype(), "loss", E => {
-            let targets = targets.as_ref().map(B::as_slice::<E>);
-            B::from_vec(element_loss::each(B::as_slice(&x), targets, f), x.shape())
-        })
-    }
-
-    fn element_loss_sum(
-        x: FloatTensor<B>,
-        targets: Option<FloatTensor<B>>,
-        f: ElementLoss,
-        scale: f64,
-    ) -> FloatTensor<B> {
-        let (x, targets) = (B::contiguous(x), targets.map(B::contiguous));
-        with_element!(x.dtype(), "loss", E => {
-            let sum = element_loss::sum(B::as_slice(&x), targets.as_ref().map(B::as_slice::<E>), f);
-            B::from_vec(vec![E::from_f64(scale * sum)], Shape::new([1]))
-        })
-    }
-
-    fn element_loss_slopes(
-        x: FloatTensor<B>,
-        targets: Option<FloatTensor<B>>,
-        f: ElementLoss,
-        side: Side,
-        factor: FloatTensor<B>,
-    ) -> FloatTensor<B> {
-        let (mut x, targets, factor) = (B::contiguous(x), targets.map(B::contiguous), B::contiguous(factor));
-        with_element!(x.dtype(), "loss", E => {
-            let (factor, targets) = (B::as_slice::<E>(&factor)[0], targets.as_ref().map(B::as_slice::<E>));
-            element_loss::slopes(B::as_slice_mut(&mut x), targets, f, side, factor.widen());
-        });
-        x
-    }
-
-    fn element_loss_backward(
-        x: FloatTensor<B>,
-        targets: Option<FloatTensor<B>>,
-        f: ElementLoss,
-        side: Side,
-        dy: FloatTensor<B>,
-    ) -> FloatTensor<B> {
-        let (x, targets, mut dy) = (B::contiguous(x), targets.map(B::contiguous), B::contiguous(dy));
-        with_element!(x.dtype(), "loss", E => {
-            let targets = targets.as_ref().map(B::as_slice::<E>);
-            element_loss::backward(B::as_slice(&x), targets, f, side, B::as_slice_mut(&mut dy));
-        });
-        dy
-    }
-
+impl<B: CpuBackend> super::Scaling for B {
     fn scale(x: FloatTensor<B>, factor: FloatTensor<B>) -> FloatTensor<B> {
-        let (mut x, factor) = (B::contiguous(x), B::contiguous(factor));
+        let mut x = B::contiguous(x);
         with_element!(x.dtype(), "scale", E => {
-            let factor = B::as_slice::<E>(&factor)[0].widen();
+            let factor = scalar::<B, E>(factor);
             let work = x.shape().num_elements();
             parallel::chunks_mut(B::as_slice_mut::<E>(&mut x), 1 << 14, work, |_, x| {
                 x.iter_mut().for_each(|x| *x = E::narrow(x.widen() * factor));
@@ -294,4 +170,9 @@ impl<B: CpuBackend> MemBackend for B {
         });
         x
     }
+}
+
+/// The one element of a tensor of any dtype.
+pub(crate) fn scalar<B: CpuBackend, E: CpuElement>(x: FloatTensor<B>) -> E::Acc {
+    B::as_slice::<E::Acc>(&B::contiguous(B::float_cast(x, E::Acc::dtype().into())))[0]
 }

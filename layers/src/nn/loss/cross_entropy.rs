@@ -1,6 +1,6 @@
-use crate::backend::ElementLoss;
 use crate::functional::{self, class_weights, element_loss};
 use crate::nn::drop_in::{config_twin, drop_in};
+use crate::ops::ElementLoss;
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
@@ -132,9 +132,16 @@ fn mean(losses: Tensor<1>, weights: Option<Tensor<1>>, padding: Option<Tensor<1,
     if weights.is_none() && padding.is_none() {
         return losses.mean();
     }
-    let losses = zero_where_padded(losses, &padding);
-    let count = weights.unwrap_or_else(|| losses.ones_like());
-    losses.sum() / zero_where_padded(count, &padding).sum()
+    let dtype = losses.dtype();
+    let weights = weights.unwrap_or_else(|| losses.ones_like());
+    let [sum, count] =
+        [losses, weights].map(|values| zero_where_padded(values, &padding).cast(sum_type(dtype)).sum());
+    (sum / count).cast(dtype)
+}
+
+/// The type of sums over rows: half precision has no large numbers.
+pub(super) fn sum_type(dtype: DType) -> DType {
+    if dtype == DType::F64 { dtype } else { DType::F32 }
 }
 
 /// Zero in the rows that are padding.

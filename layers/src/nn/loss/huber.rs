@@ -1,8 +1,8 @@
 use super::Reduction;
 use super::mse::{is_recorded, mean_or_sum};
-use crate::backend::ElementLoss;
 use crate::functional::{element_loss, element_loss_sum};
 use crate::nn::drop_in::{config_twin, drop_in};
+use crate::ops::ElementLoss;
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;

@@ -1,7 +1,7 @@
 use super::{Reduction, are_elementwise_operands};
-use crate::backend::ElementLoss;
 use crate::functional::{element_loss, element_loss_sum};
 use crate::nn::drop_in::{config_twin, drop_in};
+use crate::ops::ElementLoss;
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};

@@ -1,7 +1,7 @@
 use super::Reduction;
-use crate::backend::ElementLoss;
 use crate::functional::{element_loss, element_loss_sum};
 use crate::nn::drop_in::drop_in;
+use crate::ops::ElementLoss;
 use burn::module::Module;
 use burn::tensor::Tensor;
 

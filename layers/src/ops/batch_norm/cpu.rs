@@ -1,9 +1,7 @@
 //! Fused loops over channels.
 use super::{BatchNormKernels, BatchNormOutput};
-use crate::backend::{
-    NormGrads,
-    cpu::{CpuBackend, CpuElement, channels::Channels, parallel, sums, with_element},
-};
+use crate::backend::cpu::{CpuBackend, CpuElement, channels::Channels, parallel, sums, with_element};
+use crate::ops::row_norm::NormGrads;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
 

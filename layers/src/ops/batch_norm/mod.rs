@@ -11,11 +11,12 @@
 //! at its peak with given ones. A frozen module uses its running statistics.
 //!
 //! Where `x` is kept, here or by another step, the output is offered for [recomputation](super::recompute).
+use super::row_norm::NormGrads;
 use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{ChannelSums, NormGrads, device_backends};
+use crate::backend::{ChannelSums, device_backends};
 use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 

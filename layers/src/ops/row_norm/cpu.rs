@@ -1,12 +1,9 @@
 //! Fused loops: the statistics of a row are computed while it is in the cache.
-use super::{RowNorm, RowNormKernels};
-use crate::backend::{
-    NormGrads,
-    cpu::{
-        CpuBackend, CpuElement, parallel,
-        sums::{self, LANES},
-        with_element,
-    },
+use super::{NormGrads, RowNorm, RowNormKernels};
+use crate::backend::cpu::{
+    CpuBackend, CpuElement, parallel,
+    sums::{self, LANES},
+    with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};

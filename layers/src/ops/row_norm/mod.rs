@@ -16,7 +16,7 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{ChannelSums, NormGrads, device_backends, widen};
+use crate::backend::{ChannelSums, device_backends, widen};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
@@ -56,6 +56,16 @@ impl RowNorm {
     pub fn parameters(&self) -> usize {
         self.groups * self.channels
     }
+}
+
+/// Gradients of a normalization: of its input, its scale and its shift, each if wanted.
+pub struct NormGrads<B: Backend> {
+    /// Gradient of the input.
+    pub x: Option<FloatTensor<B>>,
+    /// Gradient of the scale, `[channels]`.
+    pub gamma: Option<FloatTensor<B>>,
+    /// Gradient of the shift, `[channels]`.
+    pub beta: Option<FloatTensor<B>>,
 }
 
 extension! {

@@ -1,21 +1,51 @@
-//! Softmaxes along any axis.
-use super::{CpuElement, parallel, sums};
-use crate::backend::Softmax;
-use burn::tensor::Shape;
+//! Fused loops: along the last axis a row stays in the cache, along another one all columns go at once.
+use super::{Softmax, SoftmaxKernels};
+use crate::backend::cpu::{CpuBackend, CpuElement, parallel, sums, with_element};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Shape, bf16, f16};
 use num_traits::{Float, Zero};
+
+impl<B: CpuBackend> SoftmaxKernels for B {
+    fn softmax_along(x: FloatTensor<B>, f: Softmax, dim: usize) -> FloatTensor<B> {
+        let mut x = B::contiguous(x);
+        let axis = Axis::of(&x.shape(), dim);
+        with_element!(x.dtype(), "softmax", E => {
+            if x.can_mut() {
+                forward_in_place(B::as_slice_mut::<E>(&mut x), f, axis);
+                x
+            } else {
+                B::from_vec(forward(B::as_slice::<E>(&x), f, axis), x.shape())
+            }
+        })
+    }
+
+    fn softmax_along_backward(
+        y: FloatTensor<B>,
+        f: Softmax,
+        dim: usize,
+        dy: FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        let (y, mut dy) = (B::contiguous(y), B::contiguous(dy));
+        let axis = Axis::of(&y.shape(), dim);
+        with_element!(dy.dtype(), "softmax", E => {
+            backward(B::as_slice::<E>(&y), f, axis, B::as_slice_mut(&mut dy));
+        });
+        dy
+    }
+}
 
 /// How much longer an exponential takes than reading an element.
 const COST: usize = 16;
 
 /// The elements of a tensor, in order, are `[repeats, length, inner]`: `length` elements that are `inner` apart belong together.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Axis {
+struct Axis {
     length: usize,
     inner: usize,
 }
 
 impl Axis {
-    pub(super) fn of(shape: &Shape, dim: usize) -> Self {
+    fn of(shape: &Shape, dim: usize) -> Self {
         Self { length: shape[dim], inner: shape[dim + 1..].iter().product() }
     }
 
@@ -31,12 +61,12 @@ impl Axis {
 }
 
 /// `f(x)`
-pub(super) fn forward<E: CpuElement>(x: &[E], f: Softmax, axis: Axis) -> Vec<E> {
+fn forward<E: CpuElement>(x: &[E], f: Softmax, axis: Axis) -> Vec<E> {
     parallel::copied(x, axis.task(x.len()), COST * x.len(), |_, y| forward_blocks(y, f, axis))
 }
 
 /// Replaces every `x` by `f(x)`.
-pub(super) fn forward_in_place<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis) {
+fn forward_in_place<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis) {
     let work = COST * x.len();
     parallel::chunks_mut(x, axis.task(x.len()), work, |_, x| forward_blocks(x, f, axis));
 }
@@ -173,7 +203,7 @@ impl<A: CpuElement<Acc = A>> Columns<A> {
 }
 
 /// Replaces `dy` by the gradient of `x`, from `y = f(x)`.
-pub(super) fn backward<E: CpuElement>(y: &[E], f: Softmax, axis: Axis, dy: &mut [E]) {
+fn backward<E: CpuElement>(y: &[E], f: Softmax, axis: Axis, dy: &mut [E]) {
     match f {
         Softmax::LogSoftmax => backward_by(y, axis, dy, |_, dy| dy, |y, dy, sum| dy - y.fast_exp() * sum),
         Softmax::Softmin => backward_by(y, axis, dy, |y, dy| y * dy, |y, dy, sum| y * (sum - dy)),

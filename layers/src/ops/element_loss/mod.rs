@@ -1,0 +1,367 @@
+//! Losses of elements: squares, Huber's, binary cross entropies, divergences.
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | `loss = f(x, t)`, `f` an [`ElementLoss`]: of every element, or their scaled sum |
+//! | keeps | `x` (a handle), and `t` where there are targets; of a divergence `t` only, unless `t` is tracked; |
+//! | | of a binary cross entropy the slope, and neither `x` nor `t` |
+//! | backward | `dx = dloss * f'(x, t)`, `dt` alike, in place where nobody else holds what is read |
+//!
+//! A binary cross entropy makes its targets of integers: keeping those would be a tensor more. Stock Burn records up to nine
+//! operations for one loss, and forms every one of their results.
+use super::{
+    MaybeTensor,
+    extension::extension,
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
+use crate::backend::{Scaling, device_backends, widen};
+use burn::backend::{
+    Backend, TensorMetadata, get_or_init_device_settings,
+    tensor::{BoolTensor, FloatTensor},
+};
+use burn::tensor::Shape;
+
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
+
+/// The loss of an element `x`, most often given a target `t`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ElementLoss {
+    /// `x^2`
+    Square,
+    /// `x^2 / 2` if `|x| <= delta`, else `delta |x| - bias`
+    Huber {
+        /// From where on the loss is linear.
+        delta: f64,
+        /// `delta^2 / 2`
+        bias: f64,
+    },
+    /// `log(max(x, min))`
+    LogAbove {
+        /// The smallest argument of the logarithm.
+        min: f64,
+    },
+    /// `-t log(p) - (1 - t) log(1 - p)`, `p = sigmoid(x)`
+    BinaryLogits,
+    /// `-t log(x) - (1 - t) log(1 - x)`, no logarithm below -100
+    BinaryProbabilities,
+    /// `t (log(min(max(t, min), 1)) - x)`
+    Divergence {
+        /// The smallest argument of the logarithm.
+        min: f64,
+    },
+    /// `exp(t) (t - x)`
+    LogDivergence,
+}
+
+impl ElementLoss {
+    fn is_binary(self) -> bool {
+        matches!(self, Self::BinaryLogits | Self::BinaryProbabilities)
+    }
+
+    /// Whether the slope in `x` reads `x`.
+    fn reads_x(self) -> bool {
+        !matches!(self, Self::Divergence { .. } | Self::LogDivergence)
+    }
+}
+
+/// Where logarithms of probabilities end, in a binary cross entropy.
+const LOWEST_LOG: f64 = -100.0;
+
+/// An argument of a loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Argument {
+    /// What is scored, `x`.
+    Input,
+    /// What it is compared with, `t`.
+    Target,
+}
+
+extension! {
+    /// Losses of elements.
+    pub trait ElementLossOps(ElementLossKernels) {
+        /// `f(x, targets)` of every element, or with a `scale` its scaled sum, `[1]`. The targets have the shape of `x`; those of a
+        /// binary cross entropy are not tracked.
+        fn memsave_element_loss(
+            x: FloatTensor<Self>,
+            #[extension_type] targets: MaybeTensor<Self>,
+            f: ElementLoss,
+            scale: Option<f64>,
+        ) -> FloatTensor<Self> {
+            Self::run(Loss { f, scale }, [Some(x), targets.into_option()])
+        }
+    }
+}
+
+const X: usize = 0;
+const TARGETS: usize = 1;
+
+/// A loss of every element, or the scaled sum of all.
+#[derive(Clone, Copy, Debug)]
+pub struct Loss {
+    f: ElementLoss,
+    /// Of the sum, if the losses are summed.
+    scale: Option<f64>,
+}
+
+impl<B: ElementLossKernels> Operation<B, 2> for Loss {
+    const INPUTS: [&'static str; 2] = ["x", "targets"];
+    type Saved = Saved<FloatTensor<B>>;
+
+    fn name(&self) -> &'static str {
+        match self.f {
+            ElementLoss::Square => "mse_loss",
+            ElementLoss::Huber { .. } => "huber_loss",
+            ElementLoss::LogAbove { .. } => "cross_entropy",
+            ElementLoss::BinaryLogits | ElementLoss::BinaryProbabilities => "binary_cross_entropy",
+            ElementLoss::Divergence { .. } | ElementLoss::LogDivergence => "kl_div_loss",
+        }
+    }
+
+    fn plan(&self, inputs: &Tracking<B, 2>) -> Plan<2> {
+        const REASON: &str = "x or the targets are tracked";
+        if self.f.is_binary() {
+            return Plan::nothing();
+        }
+        let reads_x = self.f.reads_x() || inputs.tracked(TARGETS);
+        Plan::nothing().keep_if(reads_x, X, REASON).keep_if(true, TARGETS, REASON)
+    }
+
+    fn forward(&self, [x, targets]: Inputs<B, 2>) -> FloatTensor<B> {
+        match self.scale {
+            Some(scale) => B::element_loss_sum(given(x), targets, self.f, scale),
+            None => B::element_loss(given(x), targets, self.f),
+        }
+    }
+
+    fn forward_saving(&self, inputs: Inputs<B, 2>, recorder: &Recorder<2>) -> (FloatTensor<B>, Self::Saved) {
+        if !self.f.is_binary() {
+            return (Operation::<B, 2>::forward(self, inputs), Saved { loss: *self, slope: None });
+        }
+        let y = Operation::<B, 2>::forward(self, inputs.clone());
+        let [x, targets] = inputs;
+        let x = given(x);
+        let one = B::float_full(Shape::new([1]), 1.into(), &x.device(), x.dtype().into());
+        let slope = B::element_loss_slopes(x, targets, self.f, Argument::Input, one);
+        (y, Saved { loss: *self, slope: Some(recorder.ledger().tensor("slope", slope, "x is tracked")) })
+    }
+
+    fn backward(saved: Self::Saved, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 2>) {
+        let Saved { loss: Loss { f, scale }, slope } = saved;
+        let dloss = match scale {
+            // A gradient of half precision may get the range of f32 for a product that has its own.
+            Some(scale) => B::float_mul_scalar(widen::<B>(dloss), scale.into()),
+            None => dloss,
+        };
+        if let Some(slope) = slope {
+            let times = if scale.is_some() { B::scale } else { B::float_mul };
+            return pass.give(X, times(slope, dloss));
+        }
+        let (x, targets) = (pass.take(X), pass.take(TARGETS));
+        let x = given(x.or_else(|| targets.clone())); // where no slope reads `x`, only its shape is
+        let gradient = |x, argument, dloss| match scale {
+            Some(_) => B::element_loss_slopes(x, targets.clone(), f, argument, dloss),
+            None => B::element_loss_backward(x, targets.clone(), f, argument, dloss),
+        };
+        if pass.wants(TARGETS) {
+            pass.give(TARGETS, gradient(x.clone(), Argument::Target, dloss.clone()));
+        }
+        if pass.wants(X) {
+            pass.give(X, gradient(x, Argument::Input, dloss));
+        }
+    }
+}
+
+/// What the backward pass reads.
+#[derive(Clone, Debug)]
+pub struct Saved<T> {
+    loss: Loss,
+    /// Of a binary cross entropy; the others read their inputs.
+    slope: Option<T>,
+}
+
+/// The kernels.
+pub trait ElementLossKernels: Scaling {
+    /// The loss of every element.
+    fn element_loss(
+        x: FloatTensor<Self>,
+        targets: Option<FloatTensor<Self>>,
+        f: ElementLoss,
+    ) -> FloatTensor<Self> {
+        let clamp_log = |log: FloatTensor<Self>| Self::float_clamp_min(log, LOWEST_LOG.into());
+        match (f, targets) {
+            (ElementLoss::Huber { delta, bias }, _) => {
+                let outside = above::<Self>(Self::float_abs(x.clone()), delta);
+                let clamped = Self::float_clamp(x.clone(), (-delta).into(), delta.into());
+                let linear = Self::float_add_scalar(Self::float_mul(clamped, x.clone()), (-bias).into());
+                let square = Self::float_mul_scalar(Self::float_mul(x.clone(), x), 0.5.into());
+                Self::float_mask_where(square, outside, linear)
+            }
+            (ElementLoss::LogAbove { min }, _) => Self::float_log(Self::float_clamp_min(x, min.into())),
+            (ElementLoss::BinaryLogits, Some(t)) => {
+                let linear = Self::float_mul(rest::<Self>(t, 1.0), x.clone());
+                Self::float_sub(linear, Self::log_sigmoid(x))
+            }
+            (ElementLoss::BinaryProbabilities, Some(t)) => {
+                let negative = clamp_log(Self::float_log1p(Self::float_neg(x.clone())));
+                let negative = Self::float_mul(Self::float_add_scalar(t.clone(), (-1).into()), negative);
+                Self::float_sub(negative, Self::float_mul(t, clamp_log(Self::float_log(x))))
+            }
+            (ElementLoss::Divergence { min }, Some(t)) => {
+                let log = Self::float_log(Self::float_clamp(t.clone(), min.into(), 1.into()));
+                Self::float_mul(t, Self::float_sub(log, x))
+            }
+            (ElementLoss::LogDivergence, Some(t)) => {
+                Self::float_mul(Self::float_exp(t.clone()), Self::float_sub(t, x))
+            }
+            (ElementLoss::Square, _) | (_, None) => Self::float_mul(x.clone(), x),
+        }
+    }
+
+    /// The sum of all losses times `scale`, `[1]`.
+    fn element_loss_sum(
+        x: FloatTensor<Self>,
+        targets: Option<FloatTensor<Self>>,
+        f: ElementLoss,
+        scale: f64,
+    ) -> FloatTensor<Self> {
+        let (elements, dtype) = (x.shape().num_elements() as f64, x.dtype());
+        // Of the mean, since the sum of many may be more than f16 can hold.
+        let mean = widen::<Self>(Self::float_mean(Self::element_loss(x, targets, f)));
+        let sum =
+            Self::float_mul_scalar(Self::float_reshape(mean, Shape::new([1])), (elements * scale).into());
+        Self::float_cast(sum, dtype.into())
+    }
+
+    /// The slope of the loss of every element in an argument, times `factor`, a tensor of one element, of any dtype.
+    fn element_loss_slopes(
+        x: FloatTensor<Self>,
+        targets: Option<FloatTensor<Self>>,
+        f: ElementLoss,
+        argument: Argument,
+        factor: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::scale(slope::<Self>(x, targets, f, argument), factor)
+    }
+
+    /// The slope of the loss of every element in an argument, times its `dy`.
+    fn element_loss_backward(
+        x: FloatTensor<Self>,
+        targets: Option<FloatTensor<Self>>,
+        f: ElementLoss,
+        argument: Argument,
+        dy: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::float_mul(slope::<Self>(x, targets, f, argument), dy)
+    }
+}
+device_backends!(ElementLossKernels);
+
+fn below<B: Backend>(x: FloatTensor<B>, v: f64) -> BoolTensor<B> {
+    let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
+    B::float_lower_elem(x, v.into(), bools)
+}
+
+fn above<B: Backend>(x: FloatTensor<B>, v: f64) -> BoolTensor<B> {
+    let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
+    B::float_greater_elem(x, v.into(), bools)
+}
+
+/// `v - x`
+fn rest<B: Backend>(x: FloatTensor<B>, v: f64) -> FloatTensor<B> {
+    B::float_add_scalar(B::float_neg(x), v.into())
+}
+
+/// `weight / x`, and 0 where the logarithm of `x` is not above the lowest.
+fn log_slope<B: Backend>(weight: FloatTensor<B>, x: FloatTensor<B>) -> FloatTensor<B> {
+    let clamped = below::<B>(x.clone(), LOWEST_LOG.exp().max(f64::from(f32::MIN_POSITIVE)));
+    let x = B::float_mask_fill(x, clamped.clone(), 1.into());
+    B::float_mask_fill(B::float_div(weight, x), clamped, 0.into())
+}
+
+fn slope<B: Backend>(
+    x: FloatTensor<B>,
+    targets: Option<FloatTensor<B>>,
+    f: ElementLoss,
+    argument: Argument,
+) -> FloatTensor<B> {
+    match (f, targets, argument) {
+        (ElementLoss::Huber { delta, .. }, ..) => B::float_clamp(x, (-delta).into(), delta.into()),
+        (ElementLoss::LogAbove { min }, ..) => {
+            let clamped = below::<B>(x.clone(), min);
+            B::float_mask_fill(B::float_recip(x), clamped, 0.into())
+        }
+        (ElementLoss::BinaryLogits, Some(t), _) => B::float_sub(B::sigmoid(x), t),
+        (ElementLoss::BinaryProbabilities, Some(t), _) => {
+            let negative = log_slope::<B>(rest::<B>(t.clone(), 1.0), rest::<B>(x.clone(), 1.0));
+            B::float_sub(negative, log_slope::<B>(t, x))
+        }
+        (ElementLoss::Divergence { .. }, Some(t), Argument::Input) => B::float_neg(t),
+        (ElementLoss::Divergence { min }, Some(t), Argument::Target) => {
+            let log = B::float_log(B::float_clamp(t.clone(), min.into(), 1.into()));
+            let outside = B::bool_or(below::<B>(t.clone(), min), above::<B>(t.clone(), 1.0));
+            let inside = B::float_ones(t.shape(), &t.device(), t.dtype().into());
+            B::float_add(B::float_sub(log, x), B::float_mask_fill(inside, outside, 0.into()))
+        }
+        (ElementLoss::LogDivergence, Some(t), Argument::Input) => B::float_neg(B::float_exp(t)),
+        (ElementLoss::LogDivergence, Some(t), Argument::Target) => {
+            let factor = B::float_add_scalar(B::float_sub(t.clone(), x), 1.into());
+            B::float_mul(B::float_exp(t), factor)
+        }
+        (ElementLoss::Square, ..) | (_, None, _) => B::float_mul_scalar(x, 2.into()),
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::{
+        Flex,
+        ops::{ActivationOps, FloatTensorOps},
+    };
+
+    #[test]
+    fn default_bodies_equal_the_kernels() {
+        let probabilities =
+            || <Flex as ActivationOps<Flex>>::sigmoid(Flex::float_mul_scalar(random(&[5, 13]), 3.0.into()));
+        let alone = [
+            ElementLoss::Square,
+            ElementLoss::Huber { delta: 0.5, bias: 0.125 },
+            ElementLoss::LogAbove { min: 0.3 },
+        ];
+        let with_targets = [
+            ElementLoss::BinaryLogits,
+            ElementLoss::BinaryProbabilities,
+            ElementLoss::Divergence { min: 0.3 },
+            ElementLoss::LogDivergence,
+        ];
+        let cases = alone.map(|f| (f, None)).into_iter();
+        for (f, targets) in cases.chain(with_targets.map(|f| (f, Some(probabilities())))) {
+            let (x, dy, factor) = (probabilities(), random(&[5, 13]), random(&[1]));
+            let t = || targets.clone();
+            let composed_t = || targets.as_ref().map(composed);
+            let body = Composed::element_loss(composed(&x), composed_t(), f);
+            assert_close("loss", body, Flex::element_loss(x.clone(), t(), f));
+            let body = Composed::element_loss_sum(composed(&x), composed_t(), f, 0.5);
+            assert_close("sum", body, Flex::element_loss_sum(x.clone(), t(), f, 0.5));
+            // Targets of a binary cross entropy have no gradient.
+            let arguments = match targets.is_some() && !f.is_binary() {
+                true => &[Argument::Input, Argument::Target][..],
+                false => &[Argument::Input],
+            };
+            for &argument in arguments {
+                let body =
+                    Composed::element_loss_backward(composed(&x), composed_t(), f, argument, composed(&dy));
+                let cpu = Flex::element_loss_backward(x.clone(), t(), f, argument, dy.clone());
+                assert_close("dx", body, cpu);
+                let body =
+                    Composed::element_loss_slopes(composed(&x), composed_t(), f, argument, composed(&factor));
+                let cpu = Flex::element_loss_slopes(x.clone(), t(), f, argument, factor.clone());
+                assert_close("slope", body, cpu);
+            }
+            let body = Composed::scale(composed(&x), composed(&factor));
+            assert_close("scaled", body, Flex::scale(x, factor));
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The logits of a dense layer, a few rows or classes at a time.
+use super::LinearCrossEntropyKernels;
+use crate::{
+    backend::{wide, widen},
+    ops::{cross_entropy::Labels, kept::Ledger},
+};
+use burn::backend::{
+    Backend, TensorMetadata, get_or_init_device_settings,
+    tensor::{BoolTensor, FloatTensor},
+};
+use burn::tensor::{DType, FloatDType, Shape, Slice};
+use core::ops::Range;
+
+/// A dense layer, or some of its outputs.
+pub(super) struct Head<B: Backend> {
+    pub(super) weight: FloatTensor<B>,
+    pub(super) bias: Option<FloatTensor<B>>,
+}
+
+impl<B: Backend> Head<B> {
+    pub(super) fn classes(&self) -> usize {
+        self.weight.shape()[1]
+    }
+
+    pub(super) fn columns(&self, columns: &Range<usize>) -> Self {
+        let bias = self.bias.clone().map(|bias| B::float_slice(bias, &[Slice::from(columns.clone())]));
+        Self { weight: columns_of::<B>(&self.weight, columns), bias }
+    }
+
+    pub(super) fn logits(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        let logits = B::float_matmul(x, self.weight.clone());
+        match self.bias.clone() {
+            None => logits,
+            Some(bias) => B::float_add(logits, B::float_reshape(bias, Shape::new([1, self.classes()]))),
+        }
+    }
+}
+
+/// What the logits of the rows are compared with, and how much each row counts.
+#[derive(Clone, Debug)]
+pub(super) struct Loss<B: Backend> {
+    pub(super) labels: Labels<B>,
+    /// `[rows, 1]`, in f32 at least.
+    pub(super) factors: FloatTensor<B>,
+    /// The rows with a factor of 0, `[rows, 1]`, if there may be any.
+    pub(super) padding: Option<BoolTensor<B>>,
+    pub(super) chunk_bytes: usize,
+}
+
+/// The logits of some rows, and what their gradient is made of.
+pub(super) struct Chunk<B: Backend> {
+    pub(super) rows: Range<usize>,
+    /// `[rows, d_input]`
+    pub(super) x: FloatTensor<B>,
+    pub(super) logits: FloatTensor<B>,
+    pub(super) labels: Labels<B>,
+    pub(super) log_sum_exp: FloatTensor<B>,
+    pub(super) factors: FloatTensor<B>,
+}
+
+impl<B: LinearCrossEntropyKernels> Chunk<B> {
+    /// The gradient of the logits, for an upstream gradient of 1, or of that scale.
+    pub(super) fn dlogits(self, scale: Option<&FloatTensor<B>>) -> FloatTensor<B> {
+        let classes = self.logits.shape()[1];
+        let dloss = match scale {
+            None => self.factors,
+            Some(scale) => B::float_mul(self.factors, B::float_reshape(scale.clone(), Shape::new([1, 1]))),
+        };
+        let dloss = B::float_cast(dloss, self.log_sum_exp.dtype().into());
+        self.labels.gradient(self.log_sum_exp, dloss, classes).of(self.logits)
+    }
+}
+
+impl<B: LinearCrossEntropyKernels> Loss<B> {
+    /// Of so many rows of a device and dtype. Without factors every row counts the same, so that the sum is the mean.
+    pub(super) fn new(
+        labels: Labels<B>,
+        factors: Option<FloatTensor<B>>,
+        rows: usize,
+        (device, dtype): (&B::Device, DType),
+        chunk_bytes: usize,
+    ) -> Self {
+        let (shape, dtype) = (Shape::new([rows, 1]), wide(dtype).into());
+        let Some(factors) = factors else {
+            let factors = B::float_full(shape, (rows as f64).recip().into(), device, dtype);
+            return Self { labels, factors, padding: None, chunk_bytes };
+        };
+        let factors = B::float_reshape(B::float_cast(factors, dtype), shape);
+        let bools = get_or_init_device_settings::<B>(device).bool_dtype;
+        let padding = Some(B::float_equal_elem(factors.clone(), 0.into(), bools));
+        Self { labels, factors, padding, chunk_bytes }
+    }
+
+    /// Reports to the ledger what is kept of it.
+    pub(super) fn reported(self, ledger: &Ledger, reason: &'static str) -> Self {
+        Self {
+            labels: self.labels.reported(ledger, reason),
+            factors: ledger.tensor("factors", self.factors, reason),
+            padding: self.padding.map(|padding| ledger.tensor("padding", padding, reason)),
+            ..self
+        }
+    }
+
+    /// The sum over the rows, `[1]`. Hands over the logits of a chunk of rows after the other.
+    pub(super) fn sum(
+        &self,
+        head: &Head<B>,
+        x: &FloatTensor<B>,
+        visit: &mut dyn FnMut(Chunk<B>),
+    ) -> FloatTensor<B> {
+        let ([rows, _], dtype) = (x.shape().dims(), x.dtype());
+        let mut losses = Vec::new();
+        for chunk in chunks(rows, head.classes() * dtype.size(), self.chunk_bytes) {
+            let labels = self.labels.rows(&chunk);
+            let factors = rows_of::<B>(&self.factors, &chunk);
+            let padding = self.padding.clone();
+            let padding = padding.map(|all| B::bool_slice(all, &[Slice::from(chunk.clone())]));
+            let x = zero_rows::<B>(rows_of::<B>(x, &chunk), &padding);
+            let logits = head.logits(x.clone());
+            let log_sum_exp = B::log_sum_exp(logits.clone());
+            let loss = widen::<B>(labels.losses(logits.clone(), log_sum_exp.clone()));
+            losses.push(B::float_mul(zero_rows::<B>(loss, &padding), factors.clone()));
+            visit(Chunk { rows: chunk, x, logits, labels, log_sum_exp, factors });
+        }
+        let sum = B::float_reshape(B::float_sum(B::float_cat(losses, 0)), Shape::new([1]));
+        B::float_cast(sum, dtype.into())
+    }
+
+    /// What the gradient of the logits of f16 is multiplied with, `[1]`, in f32: the power of two with which neither it nor, given
+    /// the head, its product with the weight overflows. Other types have the range of f32.
+    pub(super) fn scale(&self, head: &Head<B>, of_product: bool) -> Option<FloatTensor<B>> {
+        if head.weight.dtype() != DType::F16 {
+            return None;
+        }
+        let one = |x: FloatTensor<B>| B::float_cast(B::float_reshape(x, Shape::new([1])), FloatDType::F32);
+        // Of a row, the absolute values of the gradient have a sum of 2 factors times the weight of a class.
+        let mut bound = one(B::float_max_abs(self.factors.clone()));
+        if let Some(weights) = self.labels.weights() {
+            bound = B::float_mul(bound, one(B::float_max_abs(weights.clone())));
+        }
+        if of_product {
+            // Not the largest absolute value: that of Flex and CubeCL makes a tensor of the size of the weight.
+            let extremes = [B::float_max(head.weight.clone()), B::float_min(head.weight.clone())];
+            let weight =
+                B::float_mul_scalar(one(B::float_max_abs(B::float_cat(extremes.into(), 0))), 2.into());
+            bound = B::float_mul(bound, B::float_clamp_min(weight, 1.into()));
+        }
+        let bound = B::float_clamp_min(bound, f64::from(f32::MIN_POSITIVE).sqrt().into());
+        let log = B::float_mul_scalar(B::float_log(bound), core::f64::consts::LOG2_E.into());
+        let exponent = B::float_floor(B::float_add_scalar(B::float_neg(log), LARGEST_EXPONENT.into()));
+        let two = B::float_full(exponent.shape(), 2.into(), &exponent.device(), FloatDType::F32);
+        Some(B::float_powf(two, exponent))
+    }
+}
+
+/// Twice 2 to this is just below what f16 can hold.
+const LARGEST_EXPONENT: f64 = 15.0;
+
+/// `x` `[rows, columns]` with zeros in the rows of padding.
+pub(super) fn zero_rows<B: Backend>(x: FloatTensor<B>, padding: &Option<BoolTensor<B>>) -> FloatTensor<B> {
+    match padding.clone() {
+        None => x,
+        Some(padding) => {
+            let padding = B::bool_expand(padding, x.shape());
+            B::float_mask_fill(x, padding, 0.into())
+        }
+    }
+}
+
+fn rows_of<B: Backend>(x: &FloatTensor<B>, rows: &Range<usize>) -> FloatTensor<B> {
+    B::float_slice(x.clone(), &[Slice::from(rows.clone())])
+}
+
+fn columns_of<B: Backend>(x: &FloatTensor<B>, columns: &Range<usize>) -> FloatTensor<B> {
+    B::float_slice(x.clone(), &[Slice::from(0..x.shape()[0]), Slice::from(columns.clone())])
+}
+
+/// Ranges that cover `0..len`, of so many items of `item` bytes as a chunk can have, and at most one item longer than others: a
+/// product with a single row is made in f16 on Flex.
+pub(super) fn chunks(len: usize, item: usize, chunk_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let most = (chunk_bytes / item.max(1)).clamp(1, len.max(1));
+    let count = len.div_ceil(most);
+    (0..count).map(move |chunk| len * chunk / count..len * (chunk + 1) / count)
+}
+
+/// `[classes]`, in f32 at least.
+pub(super) fn sum_of_rows<B: Backend>(dlogits: FloatTensor<B>) -> FloatTensor<B> {
+    let [rows, classes] = dlogits.shape().dims();
+    let wide = wide(dlogits.dtype());
+    let sums = if dlogits.dtype() == wide {
+        B::float_sum_dim(dlogits, 0)
+    } else {
+        let sum = |block| B::float_sum_dim(widen::<B>(columns_of::<B>(&dlogits, &block)), 0);
+        B::float_cat(chunks(classes, rows * wide.size(), BLOCK_BYTES).map(sum).collect(), 1)
+    };
+    B::float_reshape(sums, Shape::new([classes]))
+}
+
+/// The bytes of a product that is added to the gradient of the weight: it stays in the cache.
+const BLOCK_BYTES: usize = 1 << 20;
+
+/// `sum + u v` in `sum`, a few columns at a time.
+pub(super) fn add_product<B: Backend>(
+    mut sum: FloatTensor<B>,
+    u: FloatTensor<B>,
+    v: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let [rows, columns] = sum.shape().dims();
+    for block in chunks(columns, rows * sum.dtype().size(), BLOCK_BYTES) {
+        let product = B::float_matmul(u.clone(), columns_of::<B>(&v, &block));
+        let more = B::float_add(product, columns_of::<B>(&sum, &block));
+        sum = B::float_slice_assign(sum, &[Slice::from(0..rows), Slice::from(block)], more);
+    }
+    sum
+}

@@ -1,0 +1,313 @@
+//! Cross entropy of a dense layer's outputs, which never exist all at once.
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | `sum(factor loss)` over the rows of `logits = x weight + bias`, `loss` as in [`cross_entropy`](super::cross_entropy) |
+//! | keeps | the gradients of what is tracked, and nothing else, but |
+//! | | with `weight` tracked and fewer rows than `d_input`: `dlogits`, `x` (a handle), and, `x` tracked, `weight` (a handle); |
+//! | | with `weight` tracked in half precision: instead of its gradient `x`, `weight` (handles), `log(sum(exp(logits)))` per row |
+//! | backward | `dx = dlogits weight^T`, `dweight = x^T dlogits`, `dbias = sum(dlogits)` |
+//!
+//! The forward pass takes a few rows at a time, and makes the gradients at once, as
+//! [Liger-Kernel](https://arxiv.org/abs/2410.10989) does. Only for few rows would the gradient of the weight be more than the
+//! logits, which stock keeps: then their gradient, which takes their place, is kept, and the backward pass makes the rest.
+//!
+//! In half precision, what many chunks of rows add to the gradient of the weight would have to be added up in f32, at twice its
+//! size, of products that are rounded each. So the backward pass makes it block by block of the classes: every block is one product over
+//! all rows, as in stock, from logits that are computed again. What f16 keeps is scaled so that its largest possible value
+//! fills the range of f16: an upstream gradient that scales the loss finds what it would bring into this range.
+//!
+//! Rows with a factor of 0, such as padding, count as rows of zeros in `x`, whatever they hold, and have no loss.
+use super::{
+    MaybeTensor,
+    cross_entropy::{CrossEntropyKernels, Labels},
+    extension::extension,
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
+use crate::backend::{Scaling, wide, widen, zeros};
+use burn::backend::{
+    Backend, TensorMetadata,
+    tensor::{BoolTensor, FloatTensor, IntTensor},
+};
+use burn::tensor::{Shape, Slice};
+
+mod chunks;
+
+use chunks::{Chunk, Head, Loss, add_product, chunks, sum_of_rows, zero_rows};
+
+/// How a cross entropy of a dense layer is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinearCrossEntropy {
+    /// Label smoothing.
+    pub smoothing: Option<f32>,
+    /// The bytes of the logits that exist at a time; at least those of one row, and those of all rows if their gradient is kept.
+    pub chunk_bytes: usize,
+}
+
+extension! {
+    /// Cross entropies of dense layers.
+    pub trait LinearCrossEntropyOps(LinearCrossEntropyKernels) {
+        /// The sum of `factors` times the losses, `[1]`, or their mean; x `[rows, d_input]`, weight `[d_input, classes]`, bias
+        /// `[classes]`. Not tracked are targets and factors `[rows]`, and the weights of the classes `[classes]`.
+        fn memsave_linear_cross_entropy(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            #[extension_type] bias: MaybeTensor<Self>,
+            targets: IntTensor<Self>,
+            #[extension_type] factors: MaybeTensor<Self>,
+            #[extension_type] class_weights: MaybeTensor<Self>,
+            options: LinearCrossEntropy,
+        ) -> FloatTensor<Self> {
+            let [factors, class_weights] =
+                [factors, class_weights].map(|tensor| tensor.into_option().map(Self::plain));
+            let labels = Labels::<<Self as Run>::Plain>::new(targets, class_weights, options.smoothing);
+            let [rows, d_input] = x.shape().dims();
+            let is_half = wide(x.dtype()) != x.dtype();
+            let loss = Loss::new(labels, factors, rows, (&x.device(), x.dtype()), options.chunk_bytes);
+            Self::run(HeadLoss { loss, has_few_rows: rows < d_input, is_half }, [Some(x), Some(weight), bias.into_option()])
+        }
+    }
+}
+
+/// The kernels: those of others.
+pub trait LinearCrossEntropyKernels: CrossEntropyKernels + Scaling {}
+impl<B: CrossEntropyKernels + Scaling> LinearCrossEntropyKernels for B {}
+
+const X: usize = 0;
+const WEIGHT: usize = 1;
+const BIAS: usize = 2;
+
+/// The loss of a head.
+#[derive(Clone, Debug)]
+pub struct HeadLoss<B: Backend> {
+    loss: Loss<B>,
+    /// Fewer than `d_input`.
+    has_few_rows: bool,
+    /// Whether everything is of half precision.
+    is_half: bool,
+}
+
+/// How the gradient of the weight is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum WeightGradient {
+    /// In the forward pass, if it is wanted.
+    Ahead,
+    /// In the backward pass, from the gradient of the logits.
+    FromLogits,
+    /// In the backward pass, block by block, from logits that are computed again.
+    ByBlocks,
+}
+
+impl<B: LinearCrossEntropyKernels> HeadLoss<B> {
+    fn weight_gradient(&self, weight_is_tracked: bool) -> WeightGradient {
+        match weight_is_tracked {
+            true if self.has_few_rows => WeightGradient::FromLogits,
+            true if self.is_half => WeightGradient::ByBlocks,
+            _ => WeightGradient::Ahead,
+        }
+    }
+
+    /// The loss and the gradient of the logits of all rows.
+    fn with_logits_gradient(
+        self,
+        head: &Head<B>,
+        x: &FloatTensor<B>,
+        recorder: &Recorder<3>,
+    ) -> (FloatTensor<B>, Saved<B>) {
+        let (scale, padding) = (self.loss.scale(head, false), self.loss.padding.clone());
+        let whole = Loss { chunk_bytes: usize::MAX, ..self.loss };
+        let mut dlogits = None;
+        let sum = whole.sum(head, x, &mut |all| dlogits = Some(all.dlogits(scale.as_ref())));
+        let dlogits = dlogits.expect("there are rows");
+        let dlogits = recorder.ledger().tensor("dlogits", dlogits, AHEAD);
+        let padding =
+            padding.map(|padding| recorder.ledger().tensor("padding", padding, "weight is tracked"));
+        (sum, Saved { scale, gradients: SavedGradients::OfLogits { dlogits, padding } })
+    }
+}
+
+/// Why a gradient is kept.
+const AHEAD: &str = "made in the forward pass";
+
+impl<B: LinearCrossEntropyKernels> Operation<B, 3> for HeadLoss<B> {
+    const INPUTS: [&'static str; 3] = ["x", "weight", "bias"];
+    const PARAMETERS: &'static [usize] = &[WEIGHT];
+    type Saved = Saved<B>;
+
+    fn name(&self) -> &'static str {
+        "linear_cross_entropy"
+    }
+
+    fn plan(&self, inputs: &Tracking<B, 3>) -> Plan<3> {
+        const WEIGHT_IS_TRACKED: &str = "weight is tracked";
+        match self.weight_gradient(inputs.tracked(WEIGHT)) {
+            WeightGradient::Ahead => Plan::nothing(),
+            WeightGradient::FromLogits => {
+                let x_is_kept = Plan::nothing().keep_if(true, X, WEIGHT_IS_TRACKED);
+                x_is_kept.keep_if(inputs.tracked(X), WEIGHT, "x is tracked")
+            }
+            WeightGradient::ByBlocks => [X, WEIGHT, BIAS]
+                .into_iter()
+                .fold(Plan::nothing(), |plan, input| plan.keep_if(true, input, WEIGHT_IS_TRACKED)),
+        }
+    }
+
+    fn forward(&self, [x, weight, bias]: Inputs<B, 3>) -> FloatTensor<B> {
+        self.loss.sum(&Head { weight: given(weight), bias }, &given(x), &mut |_| ())
+    }
+
+    fn forward_saving(
+        &self,
+        [x, weight, bias]: Inputs<B, 3>,
+        recorder: &Recorder<3>,
+    ) -> (FloatTensor<B>, Saved<B>) {
+        let (x, head) = (given(x), Head { weight: given(weight), bias });
+        let by = self.weight_gradient(recorder.tracked(WEIGHT));
+        if by == WeightGradient::FromLogits {
+            return self.clone().with_logits_gradient(&head, &x, recorder);
+        }
+        let scale = self.loss.scale(&head, recorder.tracked(X));
+        let zeros =
+            |wanted: bool, shape, dtype| wanted.then(|| B::float_full(shape, 0.into(), &x.device(), dtype));
+        let (dtype, wide) = (x.dtype().into(), wide(x.dtype()).into());
+        let adds_to_weight = recorder.tracked(WEIGHT) && by == WeightGradient::Ahead;
+        let mut made = Made {
+            x: zeros(recorder.tracked(X), x.shape(), dtype),
+            weight: zeros(adds_to_weight, head.weight.shape(), dtype),
+            bias: zeros(recorder.tracked(BIAS), Shape::new([head.classes()]), wide),
+        };
+        let mut log_sum_exp = Vec::new();
+        let sum = self.loss.sum(&head, &x, &mut |chunk| {
+            if by == WeightGradient::ByBlocks {
+                log_sum_exp.push(chunk.log_sum_exp.clone());
+            }
+            made.add(&head, chunk, scale.as_ref());
+        });
+        let ledger = recorder.ledger();
+        let keep = |name, gradient: Option<FloatTensor<B>>| {
+            gradient.map(|gradient| ledger.tensor(name, gradient, AHEAD))
+        };
+        let made = Made {
+            x: keep("dx", made.x),
+            weight: keep("dweight", made.weight),
+            bias: keep("dbias", made.bias),
+        };
+        let blocks = (by == WeightGradient::ByBlocks).then(|| {
+            const REASON: &str = "weight is tracked";
+            Blocks {
+                log_sum_exp: ledger.tensor("log_sum_exp", B::float_cat(log_sum_exp, 0), REASON),
+                loss: self.loss.clone().reported(ledger, REASON),
+            }
+        });
+        (sum, Saved { scale, gradients: SavedGradients::Made(made, blocks) })
+    }
+
+    fn backward(saved: Saved<B>, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
+        let dtype = dloss.dtype();
+        let factor = match saved.scale {
+            None => dloss.clone(),
+            Some(scale) => B::float_div(widen::<B>(dloss.clone()), scale),
+        };
+        match saved.gradients {
+            SavedGradients::Made(made, blocks) => {
+                let scaled = |gradient| B::float_cast(B::scale(gradient, factor.clone()), dtype.into());
+                pass.give_all([made.x, made.weight, made.bias].map(|gradient| gradient.map(scaled)));
+                if let Some(blocks) = blocks {
+                    let [x, weight] = [X, WEIGHT].map(|input| given(pass.take(input)));
+                    let head = Head { weight, bias: pass.take(BIAS) };
+                    pass.give(WEIGHT, blocks.weight_gradient(x, &head, dloss));
+                }
+            }
+            SavedGradients::OfLogits { dlogits, padding } => {
+                let dlogits = B::scale(dlogits, factor);
+                if let Some(weight) = pass.take(WEIGHT) {
+                    pass.give(X, B::float_matmul(dlogits.clone(), B::float_transpose(weight)));
+                }
+                let x = zero_rows::<B>(given(pass.take(X)), &padding);
+                pass.give(WEIGHT, B::float_matmul(B::float_transpose(x), dlogits.clone()));
+                if pass.wants(BIAS) {
+                    pass.give(BIAS, B::float_cast(sum_of_rows::<B>(dlogits), dtype.into()));
+                }
+            }
+        }
+    }
+}
+
+/// What the backward pass reads besides inputs.
+#[derive(Clone, Debug)]
+pub struct Saved<B: Backend> {
+    /// The upstream gradient that the kept ones are for, `[1]`; else 1.
+    scale: Option<FloatTensor<B>>,
+    gradients: SavedGradients<B>,
+}
+
+#[derive(Clone, Debug)]
+enum SavedGradients<B: Backend> {
+    Made(Made<B>, Option<Blocks<B>>),
+    /// Of the logits of few rows.
+    OfLogits {
+        dlogits: FloatTensor<B>,
+        /// The rows of `x` that are not read.
+        padding: Option<BoolTensor<B>>,
+    },
+}
+
+/// Gradients that the forward pass makes, of those that are wanted.
+#[derive(Clone, Debug)]
+struct Made<B: Backend> {
+    x: Option<FloatTensor<B>>,
+    weight: Option<FloatTensor<B>>,
+    /// In f32 at least.
+    bias: Option<FloatTensor<B>>,
+}
+
+impl<B: LinearCrossEntropyKernels> Made<B> {
+    /// Adds what a chunk of rows adds.
+    fn add(&mut self, head: &Head<B>, chunk: Chunk<B>, scale: Option<&FloatTensor<B>>) {
+        if self.x.is_none() && self.weight.is_none() && self.bias.is_none() {
+            return;
+        }
+        let (rows, x) = (chunk.rows.clone(), chunk.x.clone());
+        let dlogits = chunk.dlogits(scale);
+        if let Some(sum) = self.weight.take() {
+            self.weight = Some(add_product::<B>(sum, B::float_transpose(x), dlogits.clone()));
+        }
+        if let Some(sum) = self.bias.take() {
+            self.bias = Some(B::float_add(sum, sum_of_rows::<B>(dlogits.clone())));
+        }
+        if let Some(all) = self.x.take() {
+            let dx = B::float_matmul(dlogits, B::float_transpose(head.weight.clone()));
+            self.x = Some(B::float_slice_assign(all, &[Slice::from(rows)], dx));
+        }
+    }
+}
+
+/// What the gradient of a weight of half precision is made of besides inputs, block by block of the classes.
+#[derive(Clone, Debug)]
+struct Blocks<B: Backend> {
+    /// Of the logits, `[rows, 1]`.
+    log_sum_exp: FloatTensor<B>,
+    loss: Loss<B>,
+}
+
+/// Of a block of a weight of half precision: a product with fewer is slow, and one with a single column is made in f16 on Flex.
+const FEWEST_COLUMNS: usize = 64;
+
+impl<B: LinearCrossEntropyKernels> Blocks<B> {
+    fn weight_gradient(self, x: FloatTensor<B>, head: &Head<B>, dloss: FloatTensor<B>) -> FloatTensor<B> {
+        let Self { log_sum_exp, loss } = self;
+        let x = zero_rows::<B>(x, &loss.padding);
+        let dloss = B::float_mul(loss.factors, B::float_reshape(widen::<B>(dloss), Shape::new([1, 1])));
+        let dloss = B::float_cast(dloss, log_sum_exp.dtype().into());
+        let gradient = loss.labels.gradient(log_sum_exp, dloss, head.classes());
+        let [rows, d_input] = x.shape().dims();
+        let column = rows * x.dtype().size();
+        let mut dweight = zeros::<B>(head.weight.shape(), &head.weight);
+        for block in chunks(head.classes(), column, loss.chunk_bytes.max(FEWEST_COLUMNS * column)) {
+            let dlogits = gradient.columns(&block).of(head.columns(&block).logits(x.clone()));
+            let product = B::float_matmul(B::float_transpose(x.clone()), dlogits);
+            dweight = B::float_slice_assign(dweight, &[Slice::from(0..d_input), Slice::from(block)], product);
+        }
+        dweight
+    }
+}
