@@ -42,13 +42,17 @@ pub(crate) use {device_backends, plain_backends};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda", feature = "remote", all(test, feature = "flex")))]
+mod device_mask;
 #[cfg(feature = "flex")]
 mod flex;
 mod mask;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 
-pub use mask::{DeviceMask, Masks};
+#[cfg(any(feature = "wgpu", feature = "cuda", feature = "remote", all(test, feature = "flex")))]
+pub use device_mask::DeviceMask;
+pub use mask::Masks;
 
 /// Something kept from the forward pass for the backward pass that is no tensor of the graph.
 pub trait Saved: Clone + Send + core::fmt::Debug + 'static {
