@@ -10,20 +10,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How weights come from their file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ReadMode {
-    /// Positioned reads into memory of this process, which the [budget](super::LazyOptions::with_budget) bounds. A file that shrinks
-    /// meanwhile is an error.
-    #[default]
-    Copy,
-    /// The tensors are the mapped file, where dtype and alignment allow it. Nothing is copied, and nothing is on the heap; what the
-    /// budget does not allow to stay is given back to the system.
-    ///
-    /// Nobody may write to the file or cut it off as long as the model lives: the process would see the change, or end.
-    Map,
-}
-
 /// A weight of the cache.
 #[derive(Debug)]
 pub(super) struct Weight {
@@ -101,7 +87,6 @@ pub(super) struct Settings {
     pub budget: usize,
     /// So many weights are read ahead.
     pub prefetch: usize,
-    pub mode: ReadMode,
     pub on_progress: Option<OnProgress>,
 }
 
@@ -449,8 +434,7 @@ impl Shared {
     /// The place of a weight.
     fn acquire(&self, index: usize) -> Held {
         let Weight { entry, dtype, .. } = &self.weights[index];
-        let mapped = (self.settings.mode == ReadMode::Map).then(|| entry.map(*dtype)).flatten();
-        let place = match mapped {
+        let place = match entry.map(*dtype) {
             Some(mapped) => {
                 self.pool.map(mapped.len());
                 Place::File { mapped, entry: entry.clone() }

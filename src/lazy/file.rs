@@ -1,6 +1,6 @@
 use super::LazyError;
 use super::format;
-use super::source::Entry;
+use super::source::{Entry, OpenFile};
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape};
 use burn_store::{KeyRemapper, ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, burn_pack};
 use std::fmt;
@@ -8,10 +8,32 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A file of weights, open, of which nothing but the header is in memory.
+/// How weights come from their file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadMode {
+    /// Positioned reads into memory of this process, which the [budget](super::LazyOptions::with_budget) bounds: what
+    /// [`WeightFile::open`] does.
+    #[default]
+    Copy,
+    /// The tensors are the mapped file: what [`WeightFile::open_mapped`] does.
+    Map,
+}
+
+/// An open file of weights, of which nothing but the header is in memory.
 ///
 /// Formats: [safetensors](https://github.com/huggingface/safetensors), one file or shards with their index; Burn's burnpack; PyTorch
 /// checkpoints, whose tensors are read through burn-store. Offsets, shapes and dtypes are checked when it is opened.
+///
+/// # If the file changes
+///
+/// A file that is *replaced* (another one is renamed to its path, as `save_file` and [`prepare`](super::prepare) do) stays what it was
+/// for whoever has it open. A file that is *rewritten in place*, or becomes shorter,
+/// is an error of the next tensor that is read from it, which says that the file was changed: outputs and gradients never mix
+/// the weights of two versions. What is in memory by then stays in use. The change is seen by the length of the file and the time
+/// when it was modified, so that one within the resolution of the file system's clock after opening goes unseen. PyTorch checkpoints are
+/// opened again for every tensor: here a replaced file is an error, too.
+///
+/// None of this holds for a [mapped](Self::open_mapped) file, which must not change.
 ///
 /// ```
 /// use burn::module::Module;
@@ -32,6 +54,7 @@ use std::sync::Arc;
 pub struct WeightFile {
     path: PathBuf,
     tensors: Arc<format::Tensors>,
+    mode: ReadMode,
     adapter: Option<Arc<dyn ModuleAdapter>>,
 }
 
@@ -55,8 +78,67 @@ impl WeightFile {
     ///
     /// Returns an error for a file that cannot be read, is no weight file, or whose header contradicts itself or the file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LazyError> {
-        let path = path.as_ref();
-        Ok(Self { path: path.to_path_buf(), tensors: Arc::new(format::open(path)?), adapter: None })
+        Self::open_by(path.as_ref(), ReadMode::Copy, &OpenFile::open)
+    }
+
+    /// The same, but maps the file into the memory of the process: its tensors are used where they lie in the file, without a
+    /// copy and without memory of the heap. What the [budget](super::LazyOptions::with_budget) does not allow to stay is given
+    /// back to the system.
+    ///
+    /// A tensor is copied nevertheless if it is converted to another dtype, changed by an adapter, not aligned in the file
+    /// ([`prepare`](super::prepare) aligns), or in a PyTorch checkpoint: see
+    /// [`ReportedParameter::mapped`](super::ReportedParameter::mapped).
+    ///
+    /// ```
+    /// use burn::module::Module;
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
+    /// use burn_memsave::nn::LinearConfig;
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("model.bpk");
+    /// let (device, config) = (Device::flex(), LinearConfig::new(256, 256));
+    /// config.init(&device).save_file(&path)?;
+    ///
+    /// // SAFETY: the file is in a directory of our own, and nobody else writes there.
+    /// let file = unsafe { WeightFile::open_mapped(&path)? };
+    /// let (linear, report) = config.init(&device).lazy_load(&file, &LazyOptions::new())?;
+    /// assert!(report.lazy[0].mapped);
+    /// linear.forward(Tensor::<2>::ones([1, 256], &device));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// No safe code maps a file:
+    ///
+    /// ```compile_fail,E0133
+    /// let file = burn_memsave::lazy::WeightFile::open_mapped("model.bpk");
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// No process may write to the file (or the shards) or truncate it as long as the `WeightFile`, a clone of it, a
+    /// module that was loaded from it, or a tensor of such a module lives. Rust takes the weights for memory that does not change: a
+    /// change is undefined behaviour, and after a truncation the system ends the process (`SIGBUS`). A private mapping would
+    /// not help, since it shows changes to pages that were not touched yet. Replacing the file by renaming another one to its path is
+    /// no change.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error as [`open`](Self::open) does, and if the system cannot map the file.
+    pub unsafe fn open_mapped(path: impl AsRef<Path>) -> Result<Self, LazyError> {
+        // SAFETY: the promise is the same.
+        let opener = |path| unsafe { OpenFile::open_mapped(path) };
+        Self::open_by(path.as_ref(), ReadMode::Map, &opener)
+    }
+
+    fn open_by(path: &Path, mode: ReadMode, opener: format::Opener<'_>) -> Result<Self, LazyError> {
+        let tensors = Arc::new(format::open(path, opener)?);
+        Ok(Self { path: path.to_path_buf(), tensors, mode, adapter: None })
+    }
+
+    /// How it was opened.
+    pub fn read_mode(&self) -> ReadMode {
+        self.mode
     }
 
     /// Renames the tensors: in every name, matches of the regular expression `from` become `to` (which may refer to groups, `$1`).

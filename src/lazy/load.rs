@@ -243,8 +243,8 @@ impl Plan {
         let largest =
             weights.iter().filter(|weight| !weight.by_rows).map(Weight::footprint).max().unwrap_or(0);
         let budget = options.budget.map_or(2 * largest, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-        let (mode, on_progress) = (options.mode, options.on_progress.clone());
-        let settings = Settings { budget, prefetch: options.prefetch, mode, on_progress };
+        let (prefetch, on_progress) = (options.prefetch, options.on_progress.clone());
+        let settings = Settings { budget, prefetch, on_progress };
         Arc::new(Cache::new(weights, settings))
     }
 
@@ -262,6 +262,7 @@ impl Plan {
             stored: planned.entry.tensor.dtype,
             dtype: planned.dtype,
             bytes: planned.entry.len_as(planned.dtype) as u64,
+            mapped: planned.index.is_some() && planned.entry.map(planned.dtype).is_some(),
         })
     }
 }

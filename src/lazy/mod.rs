@@ -25,9 +25,9 @@ mod quantized;
 mod report;
 mod source;
 
-pub use cache::{Progress, ReadMode, Statistics};
+pub use cache::{Progress, Statistics};
 pub use error::LazyError;
-pub use file::{TensorInfo, WeightFile};
+pub use file::{ReadMode, TensorInfo, WeightFile};
 pub use load::LazyLoad;
 pub use options::LazyOptions;
 pub use prepare::{PrepareOptions, PrepareProgress, PrepareSource, Prepared, prepare};

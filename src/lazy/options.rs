@@ -1,5 +1,5 @@
 use super::LazyError;
-use super::cache::{OnProgress, Progress, ReadMode};
+use super::cache::{OnProgress, Progress};
 use burn::tensor::DType;
 use glob::Pattern;
 use std::fmt;
@@ -19,7 +19,6 @@ pub struct LazyOptions {
     pub(super) dtype: Option<DType>,
     pub(super) budget: Option<u64>,
     pub(super) prefetch: usize,
-    pub(super) mode: ReadMode,
     pub(super) partial: bool,
     pub(super) on_progress: Option<OnProgress>,
 }
@@ -42,7 +41,6 @@ impl LazyOptions {
             dtype: None,
             budget: None,
             prefetch: 1,
-            mode: ReadMode::default(),
             partial: false,
             on_progress: None,
         }
@@ -96,12 +94,6 @@ impl LazyOptions {
     /// So many weights are read before they are needed, on a thread of their own, as far as the budget allows; 0 for none.
     pub fn with_prefetch(mut self, weights: usize) -> Self {
         self.prefetch = weights;
-        self
-    }
-
-    /// How weights come from their file.
-    pub fn with_read_mode(mut self, mode: ReadMode) -> Self {
-        self.mode = mode;
         self
     }
 
@@ -170,7 +162,6 @@ impl fmt::Debug for LazyOptions {
             .field("dtype", &self.dtype)
             .field("budget", &self.budget)
             .field("prefetch", &self.prefetch)
-            .field("mode", &self.mode)
             .field("partial", &self.partial)
             .finish_non_exhaustive()
     }

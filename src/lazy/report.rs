@@ -22,6 +22,8 @@ pub struct ReportedParameter {
     pub dtype: DType,
     /// Its bytes in memory.
     pub bytes: u64,
+    /// Whether it is lazy and used where it lies in a [mapped](super::WeightFile::open_mapped) file: its bytes are the file's.
+    pub mapped: bool,
 }
 
 /// What [`lazy_load`](super::LazyLoad::lazy_load) did, and what the lazy weights do since. Displays as a table. As long as it is kept, so
@@ -93,7 +95,8 @@ impl fmt::Display for LazyReport {
         table.set_header(["parameter", "in", "shape", "stored as", "in memory", "bytes"]);
         let rows = self.lazy.iter().map(|parameter| (parameter, "when used"));
         for (parameter, when) in rows.chain(self.resident.iter().map(|parameter| (parameter, "always"))) {
-            let ReportedParameter { path, module, shape, stored, dtype, bytes, .. } = parameter;
+            let ReportedParameter { path, module, shape, stored, dtype, bytes, mapped, .. } = parameter;
+            let when = if *mapped { "when used, mapped" } else { when };
             table.add_row([
                 Cell::new(path),
                 Cell::new(module),

@@ -3,10 +3,11 @@ use super::{LazyError, quantized};
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
 use burn_store::{bridge::data_len, burn_pack};
 use memmap2::{Advice, Mmap, UncheckedAdvice};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::time::SystemTime;
 
 /// A file that stays open.
 #[derive(Debug)]
@@ -14,7 +15,21 @@ pub(super) struct OpenFile {
     pub path: PathBuf,
     file: File,
     pub len: u64,
-    map: OnceLock<Option<Mapped>>,
+    version: Version,
+    map: Option<Mapped>,
+}
+
+/// What tells the contents of a file before and after it was written to, as far as its file system does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Version {
+    len: u64,
+    modified: Option<SystemTime>,
+}
+
+impl From<Metadata> for Version {
+    fn from(metadata: Metadata) -> Self {
+        Self { len: metadata.len(), modified: metadata.modified().ok() }
+    }
 }
 
 /// A file as memory.
@@ -29,11 +44,26 @@ impl AsRef<[u8]> for Mapped {
 
 impl OpenFile {
     pub fn open(path: PathBuf) -> Result<Self, LazyError> {
-        let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let opened = File::open(&path).and_then(|file| Ok((Version::from(file.metadata()?), file)));
         match opened {
-            Ok((len, file)) => Ok(Self { path, file, len, map: OnceLock::new() }),
+            Ok((version, file)) => Ok(Self { path, file, len: version.len, version, map: None }),
             Err(source) => Err(LazyError::Io { file: path, source }),
         }
+    }
+
+    /// Opens a file that is also memory.
+    ///
+    /// # Safety
+    ///
+    /// Nobody writes to the file or truncates it as long as this or bytes of [`Entry::map`] live.
+    pub unsafe fn open_mapped(path: PathBuf) -> Result<Self, LazyError> {
+        let mut opened = Self::open(path)?;
+        // SAFETY: the mapping is read-only, its bytes own it, and the file stays as it is, as the caller promises.
+        match unsafe { Mmap::map(&opened.file) } {
+            Ok(map) => opened.map = Some(Mapped(Arc::new(map))),
+            Err(source) => return Err(LazyError::Io { file: opened.path, source }),
+        }
+        Ok(opened)
     }
 
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
@@ -64,15 +94,21 @@ impl OpenFile {
         LazyError::Malformed { file: self.path.clone(), reason: reason.to_string() }
     }
 
-    /// The file as memory, if the system can map it.
-    fn map(&self) -> Option<&Mapped> {
-        let map = || {
-            // SAFETY: the mapping is read-only, and lives as long as its `Bytes`. That nobody writes to the file or cuts it off
-            // meanwhile is the condition on which `ReadMode::Map` is documented to be used.
-            let map = unsafe { Mmap::map(&self.file) };
-            map.ok().map(|map| Mapped(Arc::new(map)))
-        };
-        self.map.get_or_init(map).as_ref()
+    /// Whether the file is as it was when it was opened: to be asked after a read, whose bytes may be those of a writer.
+    pub fn check_unchanged(&self) -> io::Result<()> {
+        self.check(self.file.metadata()?)
+    }
+
+    /// The same for a reader that opens the file again, by its path.
+    pub fn check_not_replaced(&self) -> io::Result<()> {
+        self.check(std::fs::metadata(&self.path)?)
+    }
+
+    fn check(&self, now: Metadata) -> io::Result<()> {
+        match Version::from(now) == self.version {
+            true => Ok(()),
+            false => Err(io::Error::other("the file was changed after it was opened")),
+        }
     }
 }
 
@@ -95,6 +131,7 @@ impl Span {
     pub fn read(&self) -> io::Result<Bytes> {
         let mut words = words_for(self.len);
         self.read_at(&mut bytemuck::cast_slice_mut(&mut words)[..self.len], 0)?;
+        self.file.check_unchanged()?;
         Ok(into_bytes(words, self.len))
     }
 }
@@ -151,6 +188,13 @@ impl Source<'_> {
                 out.copy_from_slice(part);
                 Ok(())
             }
+        }
+    }
+
+    fn check_unchanged(&self) -> io::Result<()> {
+        match self {
+            Self::File(span) => span.file.check_unchanged(),
+            Self::Memory(_) => Ok(()),
         }
     }
 }
@@ -242,12 +286,14 @@ impl Entry {
             self.read_from(&source, dtype, first * width, part).map_err(|error| self.error(error))?;
             done += run;
         }
-        Ok(())
+        source.check_unchanged().map_err(|error| self.error(error))
     }
 
     /// Reads the elements from `first` on, as many as there is place for.
     pub fn read_range_as(&self, dtype: DType, first: usize, out: &mut [u8]) -> Result<(), LazyError> {
-        self.read_from(&self.source()?, dtype, first, out).map_err(|error| self.error(error))
+        let source = self.source()?;
+        let read = self.read_from(&source, dtype, first, out);
+        read.and_then(|()| source.check_unchanged()).map_err(|error| self.error(error))
     }
 
     fn source(&self) -> Result<Source<'_>, LazyError> {
@@ -304,11 +350,11 @@ impl Entry {
         }
     }
 
-    /// The bytes in the file's memory, if they need not be converted.
+    /// The bytes in the mapped file, if it is mapped and they need not be converted or aligned.
     pub fn map(&self, dtype: DType) -> Option<bytes::Bytes> {
         let span = self.span.as_ref().filter(|_| dtype == self.tensor.dtype)?;
         let start = usize::try_from(span.offset).ok()?;
-        let map = span.file.map()?;
+        let map = span.file.map.as_ref()?;
         let place = map.as_ref().get(start..start + span.len)?;
         let aligned = place.as_ptr().addr().is_multiple_of(dtype.size());
         aligned.then(|| bytes::Bytes::from_owner(map.clone()).slice(start..start + span.len))
@@ -325,14 +371,14 @@ impl Entry {
     /// Has the system forget its part of the mapped file, which stays in the file.
     pub fn forget(&self) {
         if let Some((map, start, len)) = self.mapped() {
-            // SAFETY: the pages of a read-only mapping of a file come back from the file.
+            // SAFETY: the pages of a read-only mapping come back from the file, which is as it was.
             let _ = unsafe { map.0.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) };
         }
     }
 
     fn mapped(&self) -> Option<(&Mapped, usize, usize)> {
         let span = self.span.as_ref()?;
-        Some((span.file.map.get()?.as_ref()?, span.offset as usize, span.len))
+        Some((span.file.map.as_ref()?, span.offset as usize, span.len))
     }
 }
 

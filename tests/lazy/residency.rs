@@ -1,5 +1,5 @@
 //! What is in memory, and when.
-use crate::{Saved, all, load};
+use crate::{Saved, all, load, open_mapped};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData, Tolerance};
 use burn_memsave::lazy::{LazyOptions, ReadMode};
@@ -44,10 +44,12 @@ fn the_budget_bounds_what_is_in_memory() {
     let eager = Tower::new(8, &device);
     let saved = Saved::new(&eager);
     let expected = eager.forward(&device);
-    for mode in [ReadMode::Copy, ReadMode::Map] {
+    for file in [saved.safetensors(), open_mapped(&saved.path("model.safetensors"))] {
+        let mode = file.read_mode();
         for (budget, prefetch) in [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (8, 2), (100, 4)] {
-            let options = all().with_budget(budget * WEIGHT).with_prefetch(prefetch).with_read_mode(mode);
-            let (lazy, report) = load(Tower::new(8, &device), &saved.safetensors(), &options);
+            let options = all().with_budget(budget * WEIGHT).with_prefetch(prefetch);
+            let (lazy, report) = load(Tower::new(8, &device), &file, &options);
+            assert!(report.lazy.iter().all(|parameter| parameter.mapped == (mode == ReadMode::Map)));
             assert_eq!(report.cached_bytes(), 0);
             for _ in 0..3 {
                 let x = Tensor::<2>::ones([2, WIDTH], &device);
