@@ -14,11 +14,12 @@ use std::sync::{Arc, OnceLock};
 
 /// The reparameterization of a parameter whose value is a [`FrozenWeight`].
 ///
-/// The parameter itself holds a placeholder of the right shape that takes no memory. It is frozen: using it while it requires
-/// a gradient panics. [`Module::apply_lora`] attaches its adapter to the lazy weight, under the path that the adapter of an ordinary
-/// weight has. Records hold the weight. A record that is loaded replaces the lazy weight by its own, in memory. Call
-/// [`materialize`](Module::materialize) before anything else that changes values (`cast`, `quantize_weights`). A weight that
-/// its module transposes when it is loaded ([`LinearLayout::Col`](burn::nn::LinearLayout)) is kept for the backward pass.
+/// The parameter itself holds a placeholder of the right shape that takes no memory. It is frozen: using it while it
+/// requires a gradient panics. [`Module::apply_lora`] attaches its adapter to the lazy weight, under the path that the
+/// adapter of an ordinary weight has. Records hold the weight. A record that is loaded replaces the lazy weight by its own,
+/// in memory. Call [`materialize`](Module::materialize) before anything else that changes values (`cast`,
+/// `quantize_weights`). A weight that its module transposes when it is loaded
+/// ([`LinearLayout::Col`](burn::nn::LinearLayout)) is kept for the backward pass.
 #[derive(Clone, Debug)]
 pub struct LazyWeight {
     weight: Arc<dyn FrozenWeight>,
@@ -37,8 +38,8 @@ pub struct LazyWeight {
 const CONTAINER: &str = "Reparameterization";
 
 impl LazyWeight {
-    /// Makes a parameter lazy, without initializing it: returns the parameter with a placeholder, and the reparameterization to attach to
-    /// it.
+    /// Makes a parameter lazy, without initializing it: returns the parameter with a placeholder, and the
+    /// reparameterization to attach to it.
     ///
     /// The weight has the shape that the parameter has in a record.
     pub fn attach<const D: usize>(
@@ -47,7 +48,8 @@ impl LazyWeight {
     ) -> (Param<Tensor<D>>, Self) {
         let (id, device) = (param.id, param.lazy_device());
         let (shape, dtype) = (weight.shape(), weight.dtype());
-        // Loading is the only way to the functions that neither initializes the parameter nor changes what its clones share with it.
+        // Loading is the only way to the functions that neither initializes the parameter nor changes what its clones share
+        // with it.
         let loaded = placeholder(shape.clone(), dtype, &device);
         let (_, _, mapper) = without_note(|| param.transform_for_load(loaded, id)).consume();
         let changes = changes_loaded(&mapper, shape.clone(), dtype, &device);
@@ -87,7 +89,8 @@ impl LazyWeight {
         self.adapter.as_ref()
     }
 
-    /// Reads the weight without its adapter; `base` is what the parameter holds, and returned if it is no longer the placeholder.
+    /// Reads the weight without its adapter; `base` is what the parameter holds, and returned if it is no longer the
+    /// placeholder.
     pub(super) fn read<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         if self.is_replaced(&base) {
             return base;
@@ -168,8 +171,8 @@ impl LazyWeight {
         device.clone().with_autodiff_context_from(&self.device)
     }
 
-    /// Offers the parameter to a mapper that may attach an adapter to it: when the mapper had the base, the lazy weight was detached,
-    /// and an adapter on the base is lost.
+    /// Offers the parameter to a mapper that may attach an adapter to it: when the mapper had the base, the lazy weight was
+    /// detached, and an adapter on the base is lost.
     fn offer<M: ModuleMapper>(&mut self, mapper: &mut M) {
         match self.weight.shape().num_dims() {
             2 => self.offer_rank::<2, _>(mapper),
@@ -193,8 +196,8 @@ fn load<const D: usize>(mapper: &ParamMapper<Tensor<D>>, value: Tensor<D>) -> Te
     without_note(|| mapper.on_load(value))
 }
 
-/// Whether a module changes what it loads. A function that returns the tensor it was given returns its autodiff node, and none that computes
-/// something does.
+/// Whether a module changes what it loads. A function that returns the tensor it was given returns its autodiff node, and
+/// none that computes something does.
 fn changes_loaded<const D: usize>(
     mapper: &ParamMapper<Tensor<D>>,
     shape: Shape,

@@ -86,8 +86,8 @@ pub(crate) fn rows_and_adapter<'a>(
     Some((lazy.read_rows(param.base(), indices.clone()), lazy.adapter()))
 }
 
-/// The rows of a lazy table in blocks of about `bytes` bytes, each transposed and read when the iterator arrives at it; `None` if the
-/// table is not lazy, or has an adapter.
+/// The rows of a lazy table in blocks of about `bytes` bytes, each transposed and read when the iterator arrives at it;
+/// `None` if the table is not lazy, or has an adapter.
 ///
 /// Operations read a block again in the backward pass, provided that it is used before the iterator goes on to the next.
 pub(crate) fn transposed_blocks(

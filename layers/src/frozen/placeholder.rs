@@ -4,8 +4,8 @@
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 
-/// All bytes of the first element of a placeholder: a NaN in every dtype, and still one after a cast to another dtype, but not the
-/// NaN that the arithmetic of a CPU produces.
+/// All bytes of the first element of a placeholder: a NaN in every dtype, and still one after a cast to another dtype, but
+/// not the NaN that the arithmetic of a CPU produces.
 const NAN_BYTE: u8 = 0xff;
 
 /// A tensor of this shape that takes no memory.
@@ -47,7 +47,8 @@ mod untouched {
     }
 }
 
-/// Whether a tensor is a placeholder, or was one before it was cast: a cast keeps the highest bits (from bf16, seven of the fraction).
+/// Whether a tensor is a placeholder, or was one before it was cast: a cast keeps the highest bits (from bf16, seven of the
+/// fraction).
 pub(super) fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
     let least = if tensor.dtype() == DType::F16 { 0xf8 } else { NAN_BYTE };
     tensor.dtype().is_float()

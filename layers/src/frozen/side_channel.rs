@@ -1,31 +1,34 @@
 //! How the two halves of a lazy parameter tell each other what Burn does not.
 //!
-//! To Burn, a parameter with a reparameterization is two things: a *base*, which is a tensor with two functions that Burn calls when
-//! it loads and when it saves the parameter (`ParamMapper`), and the *reparameterization*, here a `LazyWeight`. Mappers and
-//! visitors receive first the one and then the other, each without the other. Two facts must pass between them nevertheless.
-//! Each is left in a thread-local by a function of the base, for the call that follows on the same thread:
+//! To Burn, a parameter with a reparameterization is two things: a *base*, which is a tensor with two functions that Burn
+//! calls when it loads and when it saves the parameter (`ParamMapper`), and the *reparameterization*, here a `LazyWeight`.
+//! Mappers and visitors receive first the one and then the other, each without the other. Two facts must pass between them
+//! nevertheless. Each is left in a thread-local by a function of the base, for the call that follows on the same thread:
 //!
 //! ```text
-//! load_record, load_from, apply_lora, ...:
+//! A mapper: `load_record`, `load_from`, `apply_lora`, ...
 //!
-//!   Burn ── map_float(base) ───▶ base.load(value)              (only if the record has the parameter)
-//!    │                              └─ note_loaded(id) ────┐
-//!    │                                                  LOADED
-//!    │                                                     │
-//!    └───── LazyWeight::map(mapper) ◀── take_loaded(id) ───┘
-//!             a note: the base was loaded, and is done. A second tensor of its path the record does not have.
-//!             no note: the mapper may want to attach an adapter, and is offered the parameter (`LazyWeight::offer`).
+//!   Burn ──▶ mapper.map_float(base) ──▶ base.load(value)         only if a record has the parameter
+//!    │                                    └─ note_loaded(id) ───┐
+//!    │                                                       LOADED
+//!    │                                                          │
+//!    └─────▶ LazyWeight::map(mapper) ◀───── take_loaded(id) ────┘
 //!
-//! Recorded::of(param), which must not read the weight:
+//!   With a note, the base was loaded from a record, which has no second tensor under that path: that is all.
+//!   Without one, the mapper may be `apply_lora`: the parameter is offered to it for an adapter (`LazyWeight::offer`).
 //!
-//!   ask_for_weight ── ASKED = Asked ──▶ transform_for_save ──▶ base.save(placeholder), which has the weight
-//!    │                                                           └─ answer(weight): nobody asked (a record is made): false, reads it
-//!    │                                                                              asked: true, and returns the placeholder
-//!    └◀───────────────────────────── ASKED = Answered(weight) ──────┘
+//! A visitor that must not read the weight: `Recorded::of(param)`
+//!
+//!   ask_for_weight ── Asked ──▶ ASKED
+//!    ├────────────────────────────│──▶ param.transform_for_save() ──▶ base.save(placeholder)
+//!    │                            ◀──────── Answered(weight) ───────────┘ answer(weight)
+//!    └◀── weight ─────────────── ASKED
+//!
+//!   If nobody asked, Burn makes a record, and `base.save` reads the weight and returns it.
 //! ```
 //!
-//! A cell that base and reparameterization share would not do: the clones of a module share the functions of the base, and would
-//! find each other's notes.
+//! A cell that base and reparameterization share would not do: the clones of a module share the functions of the base, and
+//! would find each other's notes.
 use super::FrozenWeight;
 use burn::module::ParamId;
 use burn::tensor::DType;
