@@ -78,7 +78,7 @@ fn a_lazy_model_takes_its_budget() {
             running.peak() <= most,
             "{mode:?}, {budget} weights: {} bytes; {}",
             running.peak(),
-            report.statistics()
+            report.cache.statistics()
         );
     }
 }
@@ -133,7 +133,7 @@ fn what_an_adapter_leaves_alone_is_read_by_rows() {
     let path = directory.path().join("table.bpk");
     let config = EmbeddingConfig::new(WIDTH, WIDTH);
     config.init(&Device::flex()).save_file(&path).unwrap();
-    let file = WeightFile::open(&path).unwrap().from_pytorch();
+    let file = WeightFile::open(&path).unwrap().with_pytorch_adapter();
     let options = LazyOptions::new().with_budget(0);
     let (lazy, _) = config.init(&Device::flex()).lazy_load(&file, &options).unwrap();
     let scope = Scope::start();

@@ -206,7 +206,7 @@ fn measure(args: &Args, run: Run) -> Result<Outcome, Box<dyn Error>> {
         resident: process::memory("VmHWM")?.saturating_sub(idle),
         seconds_per_batch: seconds[0],
         check,
-        statistics: report.statistics().to_string(),
+        statistics: report.cache.statistics().to_string(),
     })
 }
 
@@ -219,6 +219,6 @@ fn embed(args: &Args, directory: &Path) -> Result<(), Box<dyn Error>> {
     let (model, report) = config.init(&device).lazy_load(&file, &options)?;
     let tokens = Tensor::<1, Int>::from_ints(&args.tokens[..], &device).unsqueeze::<2>();
     println!("{}", model.forward(tokens));
-    println!("{}", report.statistics());
+    println!("{}", report.cache.statistics());
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// The largest header that the format allows.
 const SAFETENSORS_HEADER: u64 = 100_000_000;
-/// Far more than any index has.
+/// The largest index of shards that is read: far more than any has.
 const INDEX_BYTES: u64 = 1 << 28;
 /// Bytes of the length in front of a safetensors header.
 const LENGTH: u64 = size_of::<u64>() as u64;
@@ -36,7 +36,7 @@ pub(super) fn open(path: &Path, opener: Opener<'_>) -> Result<Tensors, LazyError
     }
 }
 
-/// The tensors of a file that has some itself.
+/// The tensors of a file that is not an index.
 fn open_tensors(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
     match file.head(LENGTH + 1)?[..] {
         [0x4e, 0x52, 0x55, 0x42, ..] => burnpack(file),
@@ -162,7 +162,7 @@ fn dtype_of(dtype: Dtype) -> Option<DType> {
     })
 }
 
-/// Of the metadata of a burnpack, what its reader does not tell.
+/// The part of the metadata of a burnpack that its reader does not give: where the tensors are.
 #[derive(Deserialize)]
 struct Places {
     tensors: BTreeMap<String, Place>,
@@ -199,10 +199,10 @@ fn burnpack(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
     Ok(tensors)
 }
 
-/// Burn checks the length of all but packed tensors.
+/// Checks the length of a quantized tensor. (Burn checks those of all others.)
 fn check_packed(tensor: &burn_pack::Tensor) -> Result<(), String> {
     let DType::QFloat(scheme) = tensor.dtype else { return Ok(()) };
-    // As floats, too, it has a number of bytes.
+    // Dequantized, too, its bytes can be counted.
     let elements = tensor.shape.iter().try_fold(1usize, |product, axis| product.checked_mul(*axis));
     let fits = elements.and_then(|elements| elements.checked_mul(size_of::<f64>())).is_some();
     let is_ours = || scheme == quantized::scheme() && quantized::fits(&tensor.shape);
@@ -213,7 +213,7 @@ fn check_packed(tensor: &burn_pack::Tensor) -> Result<(), String> {
 }
 
 fn pytorch(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
-    // The reader of checkpoints is not free of panics.
+    // The reader of checkpoints may panic at damaged data.
     let read =
         || PytorchStore::from_file(&file.path).map_indices_contiguous(false).get_all_tensors().cloned();
     let tensors = catch_unwind(AssertUnwindSafe(read)).map_err(|_| file.malformed("a damaged checkpoint"))?;

@@ -1,7 +1,7 @@
 use super::cache::{Cache, Settings, Weight};
-use super::report::{LazyReport, ReportedParameter};
+use super::report::ReportedParameter;
 use super::source::{Entry, into_bytes};
-use super::{LazyError, LazyOptions, WeightFile};
+use super::{LazyError, LazyOptions, LazyReport, WeightFile};
 use burn::module::{
     Module, ModuleMapper, ModuleVisitor, Param, ParamId, Parameter, Reparameterization, Reparameterizer,
 };
@@ -16,14 +16,15 @@ use std::sync::Arc;
 
 /// Loading of a module, Burn's or this library's, whose weights stay in their file.
 pub trait LazyLoad: Module {
-    /// Makes parameters lazy: they are read from the file when their layer runs, and the others now. A module that was just
-    /// initialized is never allocated: its parameters are not initialized before they are used.
+    /// Loads a module: parameters that the options choose become lazy, which means that they are read from the file when
+    /// their layer runs; the others are read now. A module that was just initialized is never allocated, since Burn
+    /// initializes parameters when they are first used.
     ///
-    /// Load a module on the device where it will be: one that was used, cloned or got adapters takes a memory of the size of its
-    /// weights where it is moved to.
+    /// Load a module on the device where it will run: if it is moved after it was used or cloned, or after adapters were
+    /// attached, it takes memory of the size of its weights on the other device.
     ///
     /// Lazy parameters are frozen. In training, layers of this library read them again in the backward pass, where stock layers
-    /// keep them; see [`LazyReport::held`].
+    /// keep them; see [`LazyCache::held`](super::LazyCache::held).
     ///
     /// ```
     /// use burn::module::Module;
@@ -50,22 +51,24 @@ pub trait LazyLoad: Module {
     /// # Errors
     ///
     /// Returns an error if the file has no tensor for a parameter, or one of another shape or kind; if a parameter has a
-    /// reparameterization (attach adapters afterwards); and if a tensor that is read now cannot be read.
+    /// reparameterization already (attach adapters afterwards); and if a tensor that is read now cannot be read.
     fn lazy_load(self, file: &WeightFile, options: &LazyOptions) -> Result<(Self, LazyReport), LazyError> {
         let mut targets = Targets::default();
         self.visit(&mut targets);
         let plan = Plan::new(targets, file, options)?;
-        let (cache, unused, partial) = (plan.cache(options), plan.unused(file), plan.missing.clone());
+        let cache = plan.cache(options);
 
-        let mut attach = Attach { cache: cache.clone(), plan: &plan, error: None };
-        let module = self.apply_reparameterization(&mut attach);
-        attach.error.map_or(Ok(()), Err)?;
-        let mut rest = Rest { path: vec![], plan: &plan, lazy: is_lazy(&module), error: None };
+        let mut floats = LoadFloats { cache: cache.clone(), plan: &plan, error: None };
+        let module = self.apply_reparameterization(&mut floats);
+        floats.error.map_or(Ok(()), Err)?;
+        let mut rest = LoadRest { path: vec![], plan: &plan, lazy: lazy_paths(&module), error: None };
         let module = module.map(&mut rest);
         rest.error.map_or(Ok(()), Err)?;
-        let lazy = is_lazy(&module);
+
+        let lazy = lazy_paths(&module);
         let (lazy, resident) = plan.reported().partition(|parameter| lazy.contains(&parameter.path));
-        Ok((module, LazyReport::new(cache, lazy, resident, partial, unused)))
+        let (missing, unused, cache) = (plan.missing.clone(), plan.unused(file), cache.handle());
+        Ok((module, LazyReport { lazy, resident, missing, unused, cache }))
     }
 }
 
@@ -99,9 +102,9 @@ impl Kind {
 /// A parameter of the module.
 pub(super) struct Target {
     pub path: String,
-    /// Without the names of variants of enums, of which other frameworks know nothing.
+    /// The path without the names of enum variants, which other frameworks do not have.
     pub short_path: String,
-    /// What it is in, outermost first, such as `Struct:Linear`.
+    /// The types that it is in, outermost first, such as `Struct:Linear`.
     pub containers: Vec<String>,
     kind: Kind,
     shape: Shape,
@@ -143,7 +146,7 @@ impl ModuleVisitor for Targets {
         self.containers.pop();
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // What a record has: its module may hold it transposed.
+        // The shape in a record: the module may hold the parameter transposed.
         let shape = match param.is_initialized() {
             true => match Recorded::of(param) {
                 Recorded::Value(value) => value.shape(),
@@ -161,7 +164,7 @@ impl ModuleVisitor for Targets {
     }
 }
 
-/// What is to be done with a parameter.
+/// A parameter, and the tensor it is loaded from.
 struct Planned {
     path: String,
     /// The name of its tensor.
@@ -170,10 +173,11 @@ struct Planned {
     module: String,
     entry: Entry,
     dtype: DType,
-    /// Its number in the cache, if it is to be lazy.
+    /// Its index in the cache, if it becomes lazy.
     index: Option<usize>,
 }
 
+/// What is loaded from where, decided before anything is read.
 struct Plan {
     planned: Vec<Planned>,
     by_path: HashMap<String, usize>,
@@ -182,7 +186,7 @@ struct Plan {
 
 impl Plan {
     fn new(targets: Targets, file: &WeightFile, options: &LazyOptions) -> Result<Self, LazyError> {
-        let choice = options.choice()?;
+        let selection = options.selection()?;
         let mut plan = Self { planned: vec![], by_path: HashMap::new(), missing: vec![] };
         let mut count = 0;
         for target in targets.targets {
@@ -191,7 +195,7 @@ impl Plan {
                 return Err(LazyError::Reparameterized { parameter: path });
             }
             let Some((name, entry)) = file.find(&[path.clone(), short_path], &containers) else {
-                match options.partial {
+                match options.allow_partial {
                     true => plan.missing.push(path),
                     false => return Err(file.missing(path)),
                 }
@@ -217,7 +221,7 @@ impl Plan {
                 && rank > 1
                 && found.num_elements() > 1
                 && entry.len_as(dtype) >= options.min_bytes
-                && choice.matches(&path, &module);
+                && selection.matches(&path, &module);
             let index = lazy.then_some(count);
             count += usize::from(lazy);
             plan.by_path.insert(path.clone(), plan.planned.len());
@@ -268,7 +272,7 @@ impl Plan {
 }
 
 impl Planned {
-    /// The parameter with its tensor, read now.
+    /// Reads the tensor now, and returns it with the identifier that it has in the file, if any.
     fn load<const D: usize, K: Basic>(
         &self,
         device: &Device,
@@ -278,7 +282,7 @@ impl Planned {
         if let DType::Bool(BoolStore::Native | BoolStore::U8) = dtype
             && let Some(byte) = bytes.iter().find(|&&byte| byte > 1)
         {
-            return Err(entry.error(format!("{byte} is no bool")));
+            return Err(entry.error(format!("{byte} is not a bool")));
         }
         let data = TensorData::from_bytes(bytes, entry.tensor.shape.clone(), *dtype);
         // Not every backend knows every scheme of packed weights, and one that does not panics.
@@ -288,14 +292,14 @@ impl Planned {
     }
 }
 
-/// Gives the parameters their lazy weights, or their tensors.
-struct Attach<'a> {
+/// Loads the float parameters: attaches lazy weights to those that become lazy, and reads the others.
+struct LoadFloats<'a> {
     cache: Arc<Cache>,
     plan: &'a Plan,
     error: Option<LazyError>,
 }
 
-impl Reparameterizer for &mut Attach<'_> {
+impl Reparameterizer for &mut LoadFloats<'_> {
     type Reparam = LazyWeight;
 
     fn reparameterize<const D: usize>(
@@ -316,7 +320,7 @@ impl Reparameterizer for &mut Attach<'_> {
     }
 }
 
-/// The parameter with its tensor; if that cannot be read, or another one could not, as it is, and the first error says why.
+/// Loads the tensor into a parameter. After an error, the first of which is kept, parameters stay as they are.
 fn load_into<const D: usize, K: Basic>(
     planned: &Planned,
     param: Param<Tensor<D, K>>,
@@ -340,8 +344,8 @@ where
     }
 }
 
-/// Loads what the attachment of lazy weights does not reach: integers, booleans, and what drops a reparameterization.
-struct Rest<'a> {
+/// Loads what [`LoadFloats`] cannot: integers, booleans, and running statistics, which drop a reparameterization.
+struct LoadRest<'a> {
     path: Vec<String>,
     plan: &'a Plan,
     lazy: BTreeSet<String>,
@@ -359,7 +363,7 @@ macro_rules! load {
     };
 }
 
-impl ModuleMapper for Rest<'_> {
+impl ModuleMapper for LoadRest<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.push(name.into());
     }
@@ -380,7 +384,7 @@ impl ModuleMapper for Rest<'_> {
 }
 
 /// The paths of the lazy parameters of a module.
-fn is_lazy(module: &impl Module) -> BTreeSet<String> {
+fn lazy_paths(module: &impl Module) -> BTreeSet<String> {
     #[derive(Default)]
     struct Lazy {
         path: Vec<String>,
@@ -402,7 +406,7 @@ fn is_lazy(module: &impl Module) -> BTreeSet<String> {
     lazy.found
 }
 
-/// A weight of a file.
+/// A weight in a file, read through the cache.
 #[derive(Debug)]
 struct FileWeight {
     cache: Arc<Cache>,
@@ -411,7 +415,7 @@ struct FileWeight {
 
 impl FileWeight {
     fn weight(&self) -> &Weight {
-        &self.cache.weights()[self.index]
+        self.cache.weight(self.index)
     }
 }
 

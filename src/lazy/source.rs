@@ -83,7 +83,7 @@ impl OpenFile {
         }
     }
 
-    /// So many bytes from the beginning, fewer if the file is shorter.
+    /// The first `len` bytes, or fewer if the file is shorter.
     pub fn head(&self, len: u64) -> Result<Vec<u8>, LazyError> {
         let mut head = vec![0; len.min(self.len) as usize];
         self.read_at(&mut head, 0).map_err(|source| LazyError::Io { file: self.path.clone(), source })?;
@@ -136,12 +136,12 @@ impl Span {
     }
 }
 
-/// Memory for so many bytes, aligned for every dtype: a vector of bytes would be copied.
+/// Memory for `len` bytes that is aligned for every dtype. (Burn copies a vector of bytes that is not.)
 pub(super) fn words_for(len: usize) -> Vec<u64> {
     vec![0; len.div_ceil(size_of::<u64>())]
 }
 
-/// The first bytes of words, without a copy.
+/// The first `len` bytes of words, without a copy.
 pub(super) fn into_bytes(words: Vec<u64>, len: usize) -> Bytes {
     match size_of_val(&words[..]) == len {
         true => Bytes::from_elems(words),
@@ -165,11 +165,11 @@ impl AsRef<[u8]> for Words {
 /// A tensor of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    /// Its name in the file, dtype and shape; and its bytes, on demand.
+    /// Its name in the file, its dtype and shape, and its bytes on demand.
     pub tensor: burn_pack::Tensor,
     /// The file it is in.
     pub file: PathBuf,
-    /// Where it is, if its bytes are the file's.
+    /// Where it is in the file, if its bytes are there as they are.
     pub span: Option<Span>,
 }
 
@@ -210,7 +210,8 @@ impl Entry {
         Self { tensor, file, span: Some(span) }
     }
 
-    /// As which floats it is in memory; nothing for what is no float, or packed in another way than ours.
+    /// The float dtype that it has in memory by default; `None` for what is not a float, or is quantized by another scheme
+    /// than ours.
     pub fn float(&self) -> Option<DType> {
         match self.tensor.dtype {
             dtype if dtype.is_float() => Some(dtype),
@@ -221,7 +222,7 @@ impl Entry {
         }
     }
 
-    /// Its tensor; what we packed, as the floats that it stands for.
+    /// Its tensor, dequantized if it has our scheme.
     pub fn as_floats(&self) -> burn_pack::Tensor {
         let (DType::QFloat(_), Some(dtype)) = (self.tensor.dtype, self.float()) else {
             return self.tensor.clone();
@@ -245,7 +246,7 @@ impl Entry {
         LazyError::Tensor { file, tensor, reason: reason.to_string() }
     }
 
-    /// Reads it as `dtype` into memory of [that length](Self::len_as).
+    /// Reads it as `dtype` into `out`, which has the [length for that](Self::len_as).
     pub fn read_as(&self, dtype: DType, out: &mut [u8]) -> Result<(), LazyError> {
         self.read_range_as(dtype, 0, out)
     }
@@ -261,7 +262,7 @@ impl Entry {
         Ok(into_bytes(words, len))
     }
 
-    /// That it has these rows.
+    /// Returns an error if it does not have one of these rows.
     pub fn check_rows(&self, rows: &[usize]) -> Result<(), LazyError> {
         let count = self.tensor.shape[0];
         match rows.iter().find(|&&row| row >= count) {
@@ -270,12 +271,12 @@ impl Entry {
         }
     }
 
-    /// Reads rows (entries of the first axis), one behind the other.
+    /// Reads rows (entries of the first axis) into `out`, one after the other.
     pub fn read_rows_as(&self, dtype: DType, rows: &[usize], out: &mut [u8]) -> Result<(), LazyError> {
         self.check_rows(rows)?;
         let width = self.tensor.shape.num_elements() / self.tensor.shape[0].max(1);
         let source = self.source()?;
-        // Rows that follow each other are read at once.
+        // Consecutive rows are read at once.
         let mut out = out;
         let mut done = 0;
         while done < rows.len() {
@@ -289,7 +290,7 @@ impl Entry {
         source.check_unchanged().map_err(|error| self.error(error))
     }
 
-    /// Reads the elements from `first` on, as many as there is place for.
+    /// Reads elements, beginning with `first`, until `out` is full.
     pub fn read_range_as(&self, dtype: DType, first: usize, out: &mut [u8]) -> Result<(), LazyError> {
         let source = self.source()?;
         let read = self.read_from(&source, dtype, first, out);
@@ -306,7 +307,7 @@ impl Entry {
     fn read_from(&self, source: &Source<'_>, dtype: DType, first: usize, out: &mut [u8]) -> io::Result<()> {
         let stored = self.tensor.dtype;
         if stored == dtype {
-            // A packed tensor is read as a whole, and has no size of an element.
+            // (Elements of a quantized tensor have no size of their own, but it is read as a whole.)
             return source.read_at(out, first * stored.size());
         }
         if let DType::QFloat(_) = stored {
@@ -340,9 +341,9 @@ impl Entry {
         Ok(())
     }
 
-    /// The bytes of a tensor that is no span of a file.
+    /// The bytes of a tensor that are not as they are in a file.
     fn bytes(&self) -> Result<Bytes, LazyError> {
-        // Burn's readers of checkpoints are not all free of panics.
+        // Burn's readers of checkpoints may panic at damaged data.
         let read = std::panic::AssertUnwindSafe(|| self.tensor.to_bytes());
         match std::panic::catch_unwind(read) {
             Ok(bytes) => bytes.map_err(|error| self.error(error)),
@@ -360,7 +361,7 @@ impl Entry {
         aligned.then(|| bytes::Bytes::from_owner(map.clone()).slice(start..start + span.len))
     }
 
-    /// Has the system read its part of the mapped file ahead.
+    /// Has the system read its part of a mapped file into memory.
     pub fn read_ahead(&self) {
         if let Some((map, start, len)) = self.mapped() {
             let populate = map.0.advise_range(Advice::PopulateRead, start, len); // since Linux 5.14
@@ -368,7 +369,7 @@ impl Entry {
         }
     }
 
-    /// Has the system forget its part of the mapped file, which stays in the file.
+    /// Has the system free the memory of its part of a mapped file.
     pub fn forget(&self) {
         if let Some((map, start, len)) = self.mapped() {
             // SAFETY: the pages of a read-only mapping come back from the file, which is as it was.

@@ -100,7 +100,7 @@ fn a_checkpoint_of_pytorch_that_is_replaced_is_an_error() {
     let copy = |from: &str, to: &Path| std::fs::write(to, std::fs::read(data.join(from)).unwrap()).unwrap();
     copy("model.pt", &path);
     let config = LinearConfig::new(6, 6);
-    let file = open(&path).with_key_remapping(r"^first\.", "").unwrap().from_pytorch();
+    let file = open(&path).with_key_remapping(r"^first\.", "").unwrap().with_pytorch_adapter();
     let (lazy, _) = load(config.init(&device), &file, &all().with_budget(0).with_prefetch(0));
     let forward = || lazy.forward(Tensor::<2>::ones([1, 6], &device)).into_data();
     forward();

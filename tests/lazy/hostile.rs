@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-/// A safetensors file: the length of the header, the header, and so many bytes of data.
+/// A safetensors file: the length of the header, the header, and `data` bytes of data.
 fn safetensors(header: &str, data: usize) -> Vec<u8> {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend(header.as_bytes());
@@ -82,7 +82,7 @@ fn table() -> Vec<(&'static str, &'static str, Vec<u8>, &'static str)> {
             "16 bytes of tensors in the header, 15 in the file",
         ),
         (
-            "data behind the last tensor",
+            "data after the last tensor",
             "a.safetensors",
             {
                 let mut file = two("0,8", "8,16");
@@ -245,7 +245,7 @@ fn bools_are_zero_or_one() {
                     mask.mask.val().into_data().iter::<bool>().collect::<Vec<_>>(),
                     [false, false, true]
                 ),
-                Err(error) => assert!(!works && error.to_string().contains("is no bool"), "{error}"),
+                Err(error) => assert!(!works && error.to_string().contains("is not a bool"), "{error}"),
             }
         }
     }
