@@ -82,9 +82,9 @@ impl WeightFile {
         Self::open_by(path.as_ref(), ReadMode::Copy, &OpenFile::open)
     }
 
-    /// The same, but maps the file into the memory of the process: its tensors are used where they lie in the file, without a
-    /// copy and without memory of the heap. What the [budget](super::LazyOptions::with_budget) does not allow to stay is given
-    /// back to the system.
+    /// Opens a file as [`open`](Self::open) does, and maps it into the memory of the process: its tensors are used where
+    /// they lie in the file, without a copy and without memory of the heap. What the
+    /// [budget](super::LazyOptions::with_budget) does not allow to stay is given back to the system.
     ///
     /// A tensor is copied nevertheless if it is converted to another dtype, changed by an adapter, not aligned in the file
     /// ([`prepare`](super::prepare) aligns), or in a PyTorch checkpoint: see

@@ -196,6 +196,7 @@ fn burnpack(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
         entry.tensor.param_id = tensor.param_id;
         tensors.insert(tensor.name, entry);
     }
+    file.check_not_replaced().map_err(|error| malformed(&error))?;
     Ok(tensors)
 }
 
@@ -218,6 +219,7 @@ fn pytorch(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
         || PytorchStore::from_file(&file.path).map_indices_contiguous(false).get_all_tensors().cloned();
     let tensors = catch_unwind(AssertUnwindSafe(read)).map_err(|_| file.malformed("a damaged checkpoint"))?;
     let tensors = tensors.map_err(|error| file.malformed(format!("{error:?}")))?;
+    file.check_not_replaced().map_err(|error| file.malformed(error))?;
     let entry = |(name, tensor): (String, burn_pack::Tensor)| {
         // The reader opens the file again for every tensor.
         let burn_pack::Tensor { name: own_name, dtype, shape, param_id, .. } = tensor.clone();
