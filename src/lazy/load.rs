@@ -66,7 +66,7 @@ pub trait LazyLoad: Module {
         rest.error.map_or(Ok(()), Err)?;
 
         let lazy = lazy_paths(&module);
-        let (lazy, resident) = plan.reported().partition(|parameter| lazy.contains(&parameter.path));
+        let (lazy, resident) = plan.reported(&lazy).partition(|parameter| lazy.contains(&parameter.path));
         let (missing, unused, cache) = (plan.missing.clone(), plan.unused(file), cache.handle());
         Ok((module, LazyReport { lazy, resident, missing, unused, cache }))
     }
@@ -257,7 +257,7 @@ impl Plan {
         file.tensors().map(|tensor| tensor.name.to_owned()).filter(|name| !used.contains(&name[..])).collect()
     }
 
-    fn reported(&self) -> impl Iterator<Item = ReportedParameter> + '_ {
+    fn reported(&self, lazy: &BTreeSet<String>) -> impl Iterator<Item = ReportedParameter> {
         self.planned.iter().map(|planned| ReportedParameter {
             path: planned.path.clone(),
             module: planned.module.clone(),
@@ -266,7 +266,7 @@ impl Plan {
             stored: planned.entry.tensor.dtype,
             dtype: planned.dtype,
             bytes: planned.entry.len_as(planned.dtype) as u64,
-            mapped: planned.index.is_some() && planned.entry.map(planned.dtype).is_some(),
+            mapped: lazy.contains(&planned.path) && planned.entry.map(planned.dtype).is_some(),
         })
     }
 }
