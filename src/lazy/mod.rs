@@ -24,6 +24,7 @@ mod prepare;
 mod quantized;
 mod report;
 mod source;
+mod targets;
 
 pub use cache::{LazyCache, Progress, Statistics};
 pub use error::LazyError;

@@ -1,6 +1,6 @@
-use super::load::Targets;
 use super::quantized;
 use super::source::{Entry, into_bytes, words_for};
+use super::targets::Targets;
 use super::{LazyError, WeightFile};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Bytes, DType, Int, Tensor};
