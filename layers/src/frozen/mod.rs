@@ -58,7 +58,7 @@ mod weight;
 
 pub use lazy::LazyWeight;
 pub use recorded::Recorded;
-pub(crate) use source::WeightSource as Origin;
+pub(crate) use source::WeightSource;
 pub use weight::FrozenWeight;
 
 use burn::module::{LoraAdapter, Param};

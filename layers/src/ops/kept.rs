@@ -1,7 +1,7 @@
 //! Keeping tensors of the graph for the backward pass, and saying so.
 use super::recompute::{RecomputeGuard, is_offered};
 use crate::backend::Saved;
-use crate::frozen::Origin;
+use crate::frozen::WeightSource;
 use crate::ledger;
 use burn::backend::{
     Backend, TensorMetadata,
@@ -26,7 +26,7 @@ pub(crate) enum Kept {
     },
     /// A frozen weight, which is read again.
     Frozen {
-        origin: Origin,
+        source: WeightSource,
         /// The `Device<B>` of the backend that keeps it.
         device: Arc<dyn Any + Send + Sync>,
     },
@@ -43,8 +43,8 @@ impl Kept {
         S: Clone + Send + core::fmt::Debug + 'static,
         BO: Backward<B, N, State = S>,
     {
-        if let Some(origin) = origin::<B>(tensor) {
-            return Self::Frozen { origin, device: Arc::new(tensor.device()) };
+        if let Some(source) = source::<B>(tensor) {
+            return Self::Frozen { source, device: Arc::new(tensor.device()) };
         }
         let node = prep.checkpoint(tensor);
         Self::Node { node, _guard: tensor.is_tracked().then(|| Arc::new(RecomputeGuard::new(node))) }
@@ -54,16 +54,16 @@ impl Kept {
     pub(crate) fn get<B: Backend>(self, checkpointer: &mut Checkpointer) -> FloatTensor<B> {
         match self {
             Self::Node { node, .. } => checkpointer.retrieve_node_output(node),
-            Self::Frozen { origin, device } => {
-                origin.read::<B>(device.downcast_ref().expect("of the backend that keeps it"))
+            Self::Frozen { source, device } => {
+                source.read::<B>(device.downcast_ref().expect("of the backend that keeps it"))
             }
         }
     }
 }
 
 /// Where a frozen weight is read again.
-fn origin<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<Origin> {
-    if tensor.is_tracked() { None } else { Origin::of(tensor.id()) }
+fn source<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<WeightSource> {
+    if tensor.is_tracked() { None } else { WeightSource::of(tensor.id()) }
 }
 
 /// Reports what a step keeps to the [ledger].
@@ -87,7 +87,7 @@ impl Ledger {
     ) {
         // Looked up only while somebody records.
         self.report(name, || {
-            if origin::<B>(tensor).is_some() {
+            if source::<B>(tensor).is_some() {
                 (0, "read again", None)
             } else if is_offered(tensor.id()) {
                 (0, "computed again", Some(tensor.id()))
@@ -151,10 +151,10 @@ impl Keeper {
         C: CheckpointStrategy,
     {
         if !tensor.is_tracked()
-            && let Some(origin) = Origin::of(tensor.id())
+            && let Some(source) = WeightSource::of(tensor.id())
         {
             self.report(name, || (0, "read again"), None);
-            return Kept::Frozen { origin, device: Arc::new(tensor.device()) };
+            return Kept::Frozen { source, device: Arc::new(tensor.device()) };
         }
         // Looked up only while somebody records.
         let kept = || match is_offered(tensor.id()) {
