@@ -2,6 +2,7 @@ use super::placeholder::{is_placeholder, placeholder};
 use super::side_channel::{answer, note_loaded, take_loaded, without_note};
 use super::source::remember;
 use super::weight::{FrozenWeight, RowBlock, read_tensor};
+use crate::burn_internals::REPARAMETERIZATION;
 use crate::ops::node_id;
 use burn::module::{
     Content, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
@@ -33,9 +34,6 @@ pub struct LazyWeight {
     /// Whether the base is no longer the placeholder.
     replaced: OnceLock<bool>,
 }
-
-/// The type that Burn gives for a reparameterization, where a module has its own.
-const CONTAINER: &str = "Reparameterization";
 
 impl LazyWeight {
     /// Makes a parameter lazy, without initializing it: returns the parameter with a placeholder, and the
@@ -240,11 +238,11 @@ impl Module for LazyWeight {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         if let Some(adapter) = &self.adapter {
             // Under the path that it has where it is the only reparameterization.
-            visitor.exit_module(Self::NAME, CONTAINER);
-            visitor.enter_module(LoraAdapter::NAME, CONTAINER);
+            visitor.exit_module(Self::NAME, REPARAMETERIZATION);
+            visitor.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
             adapter.visit(visitor);
-            visitor.exit_module(LoraAdapter::NAME, CONTAINER);
-            visitor.enter_module(Self::NAME, CONTAINER);
+            visitor.exit_module(LoraAdapter::NAME, REPARAMETERIZATION);
+            visitor.enter_module(Self::NAME, REPARAMETERIZATION);
         }
     }
 
@@ -252,18 +250,18 @@ impl Module for LazyWeight {
         self.replaced = OnceLock::new();
         let loaded = take_loaded(self.id);
         self.dtype = loaded.unwrap_or(self.dtype);
-        mapper.exit_module(Self::NAME, CONTAINER);
+        mapper.exit_module(Self::NAME, REPARAMETERIZATION);
         match self.adapter.take() {
             Some(adapter) => {
-                mapper.enter_module(LoraAdapter::NAME, CONTAINER);
+                mapper.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
                 self.adapter = Some(adapter.map(mapper));
-                mapper.exit_module(LoraAdapter::NAME, CONTAINER);
+                mapper.exit_module(LoraAdapter::NAME, REPARAMETERIZATION);
             }
             // A record has the parameter once, and the base was loaded from it.
             None if loaded.is_none() => self.offer(mapper),
             None => (),
         }
-        mapper.enter_module(Self::NAME, CONTAINER);
+        mapper.enter_module(Self::NAME, REPARAMETERIZATION);
         self
     }
 
