@@ -167,6 +167,6 @@ fn fine_tune(args: &Args, lazy: bool) -> Result<Outcome, Box<dyn Error>> {
         heap: TrackingAllocator::peak() - idle_heap,
         resident: process::memory("VmHWM")?.saturating_sub(idle),
         seconds: begin.elapsed().as_secs_f64(),
-        statistics: report.statistics().to_string(),
+        statistics: report.cache.statistics().to_string(),
     })
 }

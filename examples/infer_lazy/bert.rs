@@ -92,5 +92,5 @@ pub fn of_hugging_face(file: WeightFile) -> Result<WeightFile, LazyError> {
         (r"\.output\.LayerNorm\.", ".norm_2."),
     ];
     let renamed = names.into_iter().try_fold(file, |file, (from, to)| file.with_key_remapping(from, to))?;
-    Ok(renamed.from_pytorch())
+    Ok(renamed.with_pytorch_adapter())
 }

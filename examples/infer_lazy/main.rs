@@ -65,19 +65,24 @@ struct Args {
 /// A way to run the model.
 struct Run {
     name: &'static str,
+    mode: ReadMode,
     options: LazyOptions,
 }
 
 fn runs() -> Vec<Run> {
-    let lazy = |mib: u64, ahead| LazyOptions::new().with_budget(mib << 20).with_prefetch(ahead);
+    let eager = |name| Run { name, mode: ReadMode::Copy, options: LazyOptions::new().exclude("*") };
+    let lazy = |name, mode, mib: u64, ahead| {
+        let options = LazyOptions::new().with_budget(mib << 20).with_prefetch(ahead);
+        Run { name, mode, options }
+    };
     vec![
-        Run { name: "eager", options: LazyOptions::new().exclude("*") },
-        Run { name: "lazy, 16 MiB", options: lazy(16, 1) }, // the largest weight
-        Run { name: "lazy, 24 MiB", options: lazy(24, 1) },
-        Run { name: "lazy, 188 MiB", options: lazy(188, 4) },
-        Run { name: "lazy, 2 GiB", options: lazy(2048, 4) },
-        Run { name: "mapped, 16 MiB", options: lazy(16, 1).with_read_mode(ReadMode::Map) },
-        Run { name: "eager, again", options: LazyOptions::new().exclude("*") }, // how much times vary
+        eager("eager"),
+        lazy("lazy, 16 MiB", ReadMode::Copy, 16, 1), // the largest weight
+        lazy("lazy, 24 MiB", ReadMode::Copy, 24, 1),
+        lazy("lazy, 188 MiB", ReadMode::Copy, 188, 4),
+        lazy("lazy, 2 GiB", ReadMode::Copy, 2048, 4),
+        lazy("mapped, 16 MiB", ReadMode::Map, 16, 1),
+        eager("eager, again"), // how much times vary
     ]
 }
 
@@ -175,7 +180,11 @@ fn compare(args: &Args) -> Result<(), Box<dyn Error>> {
 fn measure(args: &Args, run: Run) -> Result<Outcome, Box<dyn Error>> {
     let device = Device::flex();
     let (idle, idle_heap) = (process::memory("VmRSS")?, TrackingAllocator::live());
-    let file = WeightFile::open(&args.weights)?;
+    let file = match run.mode {
+        ReadMode::Copy => WeightFile::open(&args.weights)?,
+        // SAFETY: this program writes the file before it starts the processes that read it, and not again.
+        ReadMode::Map => unsafe { WeightFile::open_mapped(&args.weights)? },
+    };
     let (model, report) = config(args).init(&device).lazy_load(&file, &run.options)?;
     let building = process::memory("VmHWM")?.saturating_sub(idle);
     let tokens = |batch: usize| {
@@ -197,7 +206,7 @@ fn measure(args: &Args, run: Run) -> Result<Outcome, Box<dyn Error>> {
         resident: process::memory("VmHWM")?.saturating_sub(idle),
         seconds_per_batch: seconds[0],
         check,
-        statistics: report.statistics().to_string(),
+        statistics: report.cache.statistics().to_string(),
     })
 }
 
@@ -210,6 +219,6 @@ fn embed(args: &Args, directory: &Path) -> Result<(), Box<dyn Error>> {
     let (model, report) = config.init(&device).lazy_load(&file, &options)?;
     let tokens = Tensor::<1, Int>::from_ints(&args.tokens[..], &device).unsqueeze::<2>();
     println!("{}", model.forward(tokens));
-    println!("{}", report.statistics());
+    println!("{}", report.cache.statistics());
     Ok(())
 }

@@ -1,4 +1,4 @@
-// What programs of lazy weights share: a file to read, and a look at the process. For whoever includes this file.
+// What the examples of lazy weights share: a file of random weights, and the memory of the process.
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bytes, DType, Tensor};
 use burn_memsave::measure::mib;

@@ -7,7 +7,6 @@
 //! | --- | --- | --- |
 //! | a private field (`displayed`) of a stock module, and a field of a module in it (`displayed_in`) | what the module displays | the conversion panics |
 //! | private parameters (`Parameters`) of a stock module | a visitor, which sees them in the order of the fields | the conversion panics |
-//! | whether a parameter is changed on loading (`is_changed_by`) | `Debug` of its `ParamMapper` | it counts as changed: a lazy weight is kept for the backward pass |
 //! | whether the `Balanced` strategy recomputes a tensor (`is_recomputed_by_strategy`) | `Debug` of a `CheckpointerBuilder` | it counts as kept: less is recomputed |
 //! | the container of a reparameterization (`REPARAMETERIZATION`) | paths of visitors | adapters of lazy weights have other paths |
 use burn::backend::{
@@ -16,8 +15,7 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 use burn::module::{
-    Content, DisplaySettings, Flag, Module, ModuleDisplay, ModuleMapper, ModuleVisitor, Param, ParamMapper,
-    ParameterValue,
+    Content, DisplaySettings, Flag, Module, ModuleDisplay, ModuleMapper, ModuleVisitor, Param,
 };
 use burn::tensor::Tensor;
 use core::any::Any;
@@ -100,11 +98,6 @@ fn attribute(module: &impl ModuleDisplay, field: &str) -> Option<String> {
 fn parsed<T: FromStr>(field: &str, text: Option<&str>) -> T {
     let value = text.and_then(|text| text.trim().parse().ok());
     value.unwrap_or_else(|| panic!("burn 0.22.1 displays the field {field}, this one does not"))
-}
-
-/// Whether a module changes the values that it loads into a parameter (a transposed layout, for example).
-pub(crate) fn is_changed_by<T: ParameterValue>(mapper: &ParamMapper<T>) -> bool {
-    !format!("{mapper:?}").contains("load: false") // `ParamMapper { load: false, save: true }`
 }
 
 /// Whether the strategy computes this tracked tensor again when it is asked for in the backward pass.
@@ -198,16 +191,6 @@ mod tests {
     #[should_panic = "burn 0.22.1 displays the field dim, this one does not"]
     fn a_field_that_is_not_displayed_panics() {
         displayed::<isize>(&nn::Relu::new(), "dim");
-    }
-
-    #[test]
-    fn mappers_show_whether_they_load() {
-        let param = || Param::from_tensor(Tensor::<1>::ones([2], &Device::flex()));
-        let is_changed = |param: Param<Tensor<1>>| is_changed_by(&param.consume().2);
-        assert!(!is_changed(param()));
-        assert!(!is_changed(param().save_mapper(|value| value * 2)));
-        assert!(is_changed(param().load_mapper(|value| value * 2)));
-        assert!(is_changed(param().load_mapper(|value| value * 2).save_mapper(|value| value / 2)));
     }
 
     #[test]

@@ -2,7 +2,7 @@ use burn::tensor::DType;
 use std::io;
 use std::path::PathBuf;
 
-/// What can be wrong with a weight file, or with a file for a module.
+/// What can be wrong with a weight file, or with a file and the module that is loaded from it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LazyError {
@@ -11,7 +11,7 @@ pub enum LazyError {
     Io {
         /// The file.
         file: PathBuf,
-        /// Why.
+        /// The error of the system.
         source: io::Error,
     },
     /// The file is none of the formats that are known, or its header is damaged.
@@ -22,7 +22,7 @@ pub enum LazyError {
         /// What is wrong.
         reason: String,
     },
-    /// A tensor cannot be read: its file became shorter, the disk failed, or its data contradict its header.
+    /// A tensor cannot be read: its file was changed, the disk failed, or its data contradict its header.
     #[error("{}: tensor {tensor} cannot be read: {reason}", file.display())]
     Tensor {
         /// The file.
@@ -39,7 +39,7 @@ pub enum LazyError {
         file: PathBuf,
         /// Path of the parameter.
         parameter: String,
-        /// Names in the file that end alike.
+        /// Names in the file with the same ending.
         similar_names: Vec<String>,
     },
     /// The tensor of a parameter has another shape.
@@ -54,9 +54,9 @@ pub enum LazyError {
         tensor: String,
         /// Path of the parameter.
         parameter: String,
-        /// Of the parameter.
+        /// The shape of the parameter.
         expected: Box<[usize]>,
-        /// Of the tensor.
+        /// The shape of the tensor.
         found: Box<[usize]>,
     },
     /// The tensor of a parameter has a dtype of another kind.
@@ -68,18 +68,18 @@ pub enum LazyError {
         tensor: String,
         /// Path of the parameter.
         parameter: String,
-        /// What the parameter consists of: float, int or bool.
+        /// The kind of the parameter: float, int or bool.
         kind: &'static str,
-        /// Of the tensor.
+        /// The dtype of the tensor.
         found: DType,
     },
-    /// The parameter is reparameterized: it is lazy already, or has an adapter, which is attached after loading.
+    /// The parameter has a reparameterization: it is lazy already, or has an adapter, which must be attached after loading.
     #[error("the parameter {parameter} has a reparameterization already")]
     Reparameterized {
         /// Path of the parameter.
         parameter: String,
     },
-    /// The tensors of a file with an adapter are to be prepared without the module they are for.
+    /// A file with an adapter is to be prepared without the module that it is for.
     #[error(
         "{}: what the adapter changes depends on the module, see PrepareSource::for_module", file.display()
     )]
@@ -90,9 +90,9 @@ pub enum LazyError {
     /// A prepared file cannot be written.
     #[error("{} cannot be prepared from {}: {reason}", file.display(), source_file.display())]
     Prepare {
-        /// What was read.
+        /// The file that was read.
         source_file: PathBuf,
-        /// What was to be written.
+        /// The file that was to be written.
         file: PathBuf,
         /// What went wrong.
         reason: String,

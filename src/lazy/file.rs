@@ -1,6 +1,6 @@
 use super::LazyError;
 use super::format;
-use super::source::Entry;
+use super::source::{Entry, OpenFile};
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape};
 use burn_store::{KeyRemapper, ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, burn_pack};
 use std::fmt;
@@ -8,10 +8,33 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A file of weights, open, of which nothing but the header is in memory.
+/// How weights come from their file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadMode {
+    /// Positioned reads into memory of this process, which the [budget](super::LazyOptions::with_budget) bounds: what
+    /// [`WeightFile::open`] does.
+    #[default]
+    Copy,
+    /// The tensors are the mapped file: what [`WeightFile::open_mapped`] does.
+    Map,
+}
+
+/// An open file of weights, of which nothing but the header is in memory.
 ///
-/// Formats: [safetensors](https://github.com/huggingface/safetensors), one file or shards with their index; Burn's burnpack; PyTorch
-/// checkpoints, whose tensors are read through burn-store. Offsets, shapes and dtypes are checked when it is opened.
+/// Formats: [safetensors](https://github.com/huggingface/safetensors), one file or shards with their index; Burn's
+/// burnpack; PyTorch checkpoints, whose tensors are read through burn-store. Offsets, shapes and dtypes are checked when it
+/// is opened.
+///
+/// # If the file changes
+///
+/// A file that is *replaced* (another one is renamed to its path, as `save_file` and [`prepare`](super::prepare) do) stays
+/// what it was for whoever has it open. A file that is *rewritten in place*, or becomes shorter, is an error of the next
+/// tensor that is read from it, which says that the file was changed: outputs and gradients never mix the weights of two
+/// versions. What is in memory by then stays in use. The change is seen by the length of the file and the time when it was
+/// modified, so that one within the resolution of the file system's clock after opening goes unseen. PyTorch checkpoints
+/// are opened again for every tensor: here a replaced file is an error, too.
+///
+/// None of this holds for a [mapped](Self::open_mapped) file, which must not change.
 ///
 /// ```
 /// use burn::module::Module;
@@ -32,6 +55,7 @@ use std::sync::Arc;
 pub struct WeightFile {
     path: PathBuf,
     tensors: Arc<format::Tensors>,
+    mode: ReadMode,
     adapter: Option<Arc<dyn ModuleAdapter>>,
 }
 
@@ -55,11 +79,71 @@ impl WeightFile {
     ///
     /// Returns an error for a file that cannot be read, is no weight file, or whose header contradicts itself or the file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LazyError> {
-        let path = path.as_ref();
-        Ok(Self { path: path.to_path_buf(), tensors: Arc::new(format::open(path)?), adapter: None })
+        Self::open_by(path.as_ref(), ReadMode::Copy, &OpenFile::open)
     }
 
-    /// Renames the tensors: in every name, matches of the regular expression `from` become `to` (which may refer to groups, `$1`).
+    /// Opens a file as [`open`](Self::open) does, and maps it into the memory of the process: its tensors are used where
+    /// they lie in the file, without a copy and without memory of the heap. What the
+    /// [budget](super::LazyOptions::with_budget) does not allow to stay is given back to the system.
+    ///
+    /// A tensor is copied nevertheless if it is converted to another dtype, changed by an adapter, not aligned in the file
+    /// ([`prepare`](super::prepare) aligns), or in a PyTorch checkpoint: see
+    /// [`ReportedParameter::mapped`](super::ReportedParameter::mapped).
+    ///
+    /// ```
+    /// use burn::module::Module;
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
+    /// use burn_memsave::nn::LinearConfig;
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("model.bpk");
+    /// let (device, config) = (Device::flex(), LinearConfig::new(256, 256));
+    /// config.init(&device).save_file(&path)?;
+    ///
+    /// // SAFETY: the file is in a directory of our own, and nobody else writes there.
+    /// let file = unsafe { WeightFile::open_mapped(&path)? };
+    /// let (linear, report) = config.init(&device).lazy_load(&file, &LazyOptions::new())?;
+    /// assert!(report.lazy[0].mapped);
+    /// linear.forward(Tensor::<2>::ones([1, 256], &device));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// No safe code maps a file:
+    ///
+    /// ```compile_fail,E0133
+    /// let file = burn_memsave::lazy::WeightFile::open_mapped("model.bpk");
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// No process may write to the file (or the shards) or truncate it as long as the `WeightFile`, a clone of it, a module
+    /// that was loaded from it, or a tensor of such a module lives. Rust takes the weights for memory that does not change:
+    /// a change is undefined behaviour, and after a truncation the system ends the process (`SIGBUS`). A private mapping
+    /// would not help, since it shows changes to pages that were not touched yet. Replacing the file by renaming another
+    /// one to its path is no change.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error as [`open`](Self::open) does, and if the system cannot map the file.
+    pub unsafe fn open_mapped(path: impl AsRef<Path>) -> Result<Self, LazyError> {
+        // SAFETY: the promise is the same.
+        let opener = |path| unsafe { OpenFile::open_mapped(path) };
+        Self::open_by(path.as_ref(), ReadMode::Map, &opener)
+    }
+
+    fn open_by(path: &Path, mode: ReadMode, opener: format::Opener<'_>) -> Result<Self, LazyError> {
+        let tensors = Arc::new(format::open(path, opener)?);
+        Ok(Self { path: path.to_path_buf(), tensors, mode, adapter: None })
+    }
+
+    /// How it was opened: how tensors come from it.
+    pub fn read_mode(&self) -> ReadMode {
+        self.mode
+    }
+
+    /// Renames the tensors: in every name, matches of the regular expression `from` are replaced by `to`, which may refer
+    /// to groups as `$1`.
     ///
     /// # Errors
     ///
@@ -79,20 +163,21 @@ impl WeightFile {
         }
     }
 
-    /// Adapts the tensors to the modules they go to, such as [`PyTorchToBurnAdapter`] does. A tensor that an adapter changes is
-    /// read as a whole, and changed, at every use: [`prepare`](super::prepare) such a file once, instead, from
-    /// [`PrepareSource::for_module`](super::PrepareSource::for_module).
+    /// Adapts the tensors to the modules that they are loaded into, as [`PyTorchToBurnAdapter`] does. A tensor that the
+    /// adapter changes is read as a whole and changed at every use. To avoid that, [`prepare`](super::prepare) the file
+    /// once, from [`PrepareSource::for_module`](super::PrepareSource::for_module).
     pub fn with_adapter(self, adapter: impl ModuleAdapter + 'static) -> Self {
         Self { adapter: Some(Arc::new(adapter)), ..self }
     }
 
-    /// For files that PyTorch wrote, whatever their format: transposes the weights of linear layers, and knows the names of the
-    /// parameters of norms. PyTorch checkpoints want it, too.
-    pub fn from_pytorch(self) -> Self {
+    /// Adapts a file that PyTorch wrote, whatever its format, with Burn's [`PyTorchToBurnAdapter`]: transposes the weights
+    /// of linear layers, and finds the parameters of norms under the names that PyTorch gives them. PyTorch checkpoints
+    /// need it, too.
+    pub fn with_pytorch_adapter(self) -> Self {
         self.with_adapter(PyTorchToBurnAdapter)
     }
 
-    /// The path it was opened by.
+    /// The path that it was opened by.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -115,7 +200,8 @@ impl WeightFile {
         self.tensors.iter()
     }
 
-    /// The tensor for a parameter, as the adapter makes it, and its name; by the first of its paths that there is a tensor for.
+    /// The tensor for a parameter, as the adapter makes it, and its name in the file. The first of the paths that has a
+    /// tensor counts.
     pub(super) fn find(&self, paths: &[String], containers: &[String]) -> Option<(String, Entry)> {
         let context = ModuleContext::new(containers);
         for path in paths {
@@ -136,7 +222,7 @@ impl WeightFile {
         None
     }
 
-    /// That there is no tensor for a parameter.
+    /// The error that there is no tensor for a parameter.
     pub(super) fn missing(&self, parameter: String) -> LazyError {
         let mut parts = parameter.rsplitn(3, '.');
         let end = match (parts.next(), parts.next()) {
@@ -151,12 +237,12 @@ impl WeightFile {
     fn adapt(&self, entry: &Entry, path: &str, context: ModuleContext<'_>) -> Entry {
         let Some(adapter) = &self.adapter else { return entry.clone() };
         let named = renamed(&entry.as_floats(), path);
-        // What an adapter leaves alone keeps its bytes: this very byte.
+        // A tensor that the adapter leaves alone keeps its bytes, and so does a probe that has this one.
         static BYTE: [u8; 1] = [0];
         let byte = Bytes::from_shared(bytes::Bytes::from_static(&BYTE), AllocationProperty::Other);
         let (dtype, shape) = (named.dtype, named.shape.clone());
         let probe = burn_pack::Tensor::new(path.into(), dtype, shape.clone(), named.param_id, byte);
-        // An adapter that works at once may well panic at a tensor of one byte.
+        // An adapter that is not deferred may panic at a tensor of one byte.
         let is_same = catch_unwind(AssertUnwindSafe(|| {
             let probe = adapter.adapt(probe, context);
             (probe.byte_len(), probe.dtype, &probe.shape) == (BYTE.len(), dtype, &shape)

@@ -13,27 +13,30 @@ use std::sync::Arc;
 
 /// The largest header that the format allows.
 const SAFETENSORS_HEADER: u64 = 100_000_000;
-/// Far more than any index has.
+/// The largest index of shards that is read: far more than any has.
 const INDEX_BYTES: u64 = 1 << 28;
 /// Bytes of the length in front of a safetensors header.
 const LENGTH: u64 = size_of::<u64>() as u64;
 
 pub(super) type Tensors = BTreeMap<String, Entry>;
 
+/// How files are opened: mapped or not.
+pub(super) type Opener<'a> = &'a dyn Fn(PathBuf) -> Result<OpenFile, LazyError>;
+
 /// The tensors of a file, of the shards that an index names, or of what is in a directory.
-pub(super) fn open(path: &Path) -> Result<Tensors, LazyError> {
+pub(super) fn open(path: &Path, opener: Opener<'_>) -> Result<Tensors, LazyError> {
     if path.is_dir() {
-        return open_directory(path);
+        return open_directory(path, opener);
     }
-    let file = Arc::new(OpenFile::open(path.to_path_buf())?);
+    let file = Arc::new(opener(path.to_path_buf())?);
     match file.head(LENGTH + 1)?[..] {
         [_, _, _, _, _, _, _, _, b'{'] => open_tensors(file),
-        [b'{' | b'\n' | b' ', ..] => sharded(file),
+        [b'{' | b'\n' | b' ', ..] => sharded(file, opener),
         _ => open_tensors(file),
     }
 }
 
-/// The tensors of a file that has some itself.
+/// The tensors of a file that is not an index.
 fn open_tensors(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
     match file.head(LENGTH + 1)?[..] {
         [0x4e, 0x52, 0x55, 0x42, ..] => burnpack(file),
@@ -44,7 +47,7 @@ fn open_tensors(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
     }
 }
 
-fn open_directory(path: &Path) -> Result<Tensors, LazyError> {
+fn open_directory(path: &Path, opener: Opener<'_>) -> Result<Tensors, LazyError> {
     let error = |source| LazyError::Io { file: path.to_path_buf(), source };
     let files = std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(error)?;
     let mut names: Vec<PathBuf> = files.into_iter().map(|file| file.path()).collect();
@@ -53,18 +56,18 @@ fn open_directory(path: &Path) -> Result<Tensors, LazyError> {
         names.iter().filter(|name| name.to_string_lossy().ends_with(ending)).collect()
     };
     if let [index] = ending(".index.json")[..] {
-        return open(index);
+        return open(index, opener);
     }
     for kind in [".safetensors", ".bpk", ".bin", ".pt", ".pth"] {
         match ending(kind)[..] {
             [] => continue,
-            [file] => return open(file),
+            [file] => return open(file, opener),
             _ if kind != ".safetensors" => break,
             _ => (),
         }
         let mut tensors = Tensors::new();
         for file in ending(kind) {
-            for (name, entry) in open(file)? {
+            for (name, entry) in open(file, opener)? {
                 if let Some(other) = tensors.get(&name) {
                     let reason = format!("tensor {name} is in {}, too", other.file.display());
                     return Err(LazyError::Malformed { file: file.clone(), reason });
@@ -86,7 +89,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-fn sharded(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
+fn sharded(file: Arc<OpenFile>, opener: Opener<'_>) -> Result<Tensors, LazyError> {
     if file.len > INDEX_BYTES {
         return Err(file.malformed("too large for an index of shards"));
     }
@@ -101,7 +104,7 @@ fn sharded(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
             return Err(file.malformed(format!("tensor {name} is said to be in {shard:?}")));
         }
         if !shards.contains_key(&shard) {
-            let opened = open_tensors(Arc::new(OpenFile::open(directory.join(&shard))?))?;
+            let opened = open_tensors(Arc::new(opener(directory.join(&shard))?))?;
             shards.insert(shard.clone(), opened);
         }
         let entry = shards.get_mut(&shard).and_then(|tensors| tensors.remove(&name));
@@ -159,7 +162,7 @@ fn dtype_of(dtype: Dtype) -> Option<DType> {
     })
 }
 
-/// Of the metadata of a burnpack, what its reader does not tell.
+/// The part of the metadata of a burnpack that its reader does not give: where the tensors are.
 #[derive(Deserialize)]
 struct Places {
     tensors: BTreeMap<String, Place>,
@@ -193,13 +196,14 @@ fn burnpack(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
         entry.tensor.param_id = tensor.param_id;
         tensors.insert(tensor.name, entry);
     }
+    file.check_not_replaced().map_err(|error| malformed(&error))?;
     Ok(tensors)
 }
 
-/// Burn checks the length of all but packed tensors.
+/// Checks the length of a quantized tensor. (Burn checks those of all others.)
 fn check_packed(tensor: &burn_pack::Tensor) -> Result<(), String> {
     let DType::QFloat(scheme) = tensor.dtype else { return Ok(()) };
-    // As floats, too, it has a number of bytes.
+    // Dequantized, too, its bytes can be counted.
     let elements = tensor.shape.iter().try_fold(1usize, |product, axis| product.checked_mul(*axis));
     let fits = elements.and_then(|elements| elements.checked_mul(size_of::<f64>())).is_some();
     let is_ours = || scheme == quantized::scheme() && quantized::fits(&tensor.shape);
@@ -210,11 +214,23 @@ fn check_packed(tensor: &burn_pack::Tensor) -> Result<(), String> {
 }
 
 fn pytorch(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
-    // The reader of checkpoints is not free of panics.
+    // The reader of checkpoints may panic at damaged data.
     let read =
         || PytorchStore::from_file(&file.path).map_indices_contiguous(false).get_all_tensors().cloned();
     let tensors = catch_unwind(AssertUnwindSafe(read)).map_err(|_| file.malformed("a damaged checkpoint"))?;
     let tensors = tensors.map_err(|error| file.malformed(format!("{error:?}")))?;
-    let entry = |(name, tensor)| (name, Entry { tensor, file: file.path.clone(), span: None });
+    file.check_not_replaced().map_err(|error| file.malformed(error))?;
+    let entry = |(name, tensor): (String, burn_pack::Tensor)| {
+        // The reader opens the file again for every tensor.
+        let burn_pack::Tensor { name: own_name, dtype, shape, param_id, .. } = tensor.clone();
+        let (len, source) = (tensor.byte_len(), file.clone());
+        let read = move || {
+            let bytes = tensor.to_bytes()?;
+            let unchanged = source.check_not_replaced();
+            unchanged.map_err(|error| burn_pack::Error::IoError(error.to_string())).map(|()| bytes)
+        };
+        let tensor = burn_pack::Tensor::deferred(own_name, dtype, shape, param_id, len, read);
+        (name, Entry { tensor, file: file.path.clone(), span: None })
+    };
     Ok(tensors.into_iter().map(entry).collect())
 }

@@ -1,29 +1,28 @@
 use super::cache::{Cache, Settings, Weight};
-use super::report::{LazyReport, ReportedParameter};
+use super::report::ReportedParameter;
 use super::source::{Entry, into_bytes};
-use super::{LazyError, LazyOptions, WeightFile};
-use burn::module::{
-    Module, ModuleMapper, ModuleVisitor, Param, ParamId, Parameter, Reparameterization, Reparameterizer,
-};
+use super::targets::{Kind, Target, Targets, lazy_paths};
+use super::{LazyError, LazyOptions, LazyReport, WeightFile};
+use burn::module::{Module, ModuleMapper, Param, ParamId, Parameter, Reparameterizer};
 use burn::tensor::{
     AllocationProperty, Bool, BoolStore, Bytes, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic,
 };
-use burn_memsave_layers::burn_internals::REPARAMETERIZATION;
-use burn_memsave_layers::frozen::{FrozenWeight, LazyWeight, Recorded};
+use burn_memsave_layers::frozen::{FrozenWeight, LazyWeight};
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 /// Loading of a module, Burn's or this library's, whose weights stay in their file.
 pub trait LazyLoad: Module {
-    /// Makes parameters lazy: they are read from the file when their layer runs, and the others now. A module that was just
-    /// initialized is never allocated: its parameters are not initialized before they are used.
+    /// Loads a module: parameters that the options choose become lazy, which means that they are read from the file when
+    /// their layer runs; the others are read now. A module that was just initialized is never allocated, since Burn
+    /// initializes parameters when they are first used.
     ///
-    /// Load a module on the device where it will be: one that was used, cloned or got adapters takes a memory of the size of its
-    /// weights where it is moved to.
+    /// Load a module on the device where it will run: if it is moved after it was used or cloned, or after adapters were
+    /// attached, it takes memory of the size of its weights on the other device.
     ///
     /// Lazy parameters are frozen. In training, layers of this library read them again in the backward pass, where stock layers
-    /// keep them; see [`LazyReport::held`].
+    /// keep them; see [`LazyCache::held`](super::LazyCache::held).
     ///
     /// ```
     /// use burn::module::Module;
@@ -50,118 +49,30 @@ pub trait LazyLoad: Module {
     /// # Errors
     ///
     /// Returns an error if the file has no tensor for a parameter, or one of another shape or kind; if a parameter has a
-    /// reparameterization (attach adapters afterwards); and if a tensor that is read now cannot be read.
+    /// reparameterization already (attach adapters afterwards); and if a tensor that is read now cannot be read.
     fn lazy_load(self, file: &WeightFile, options: &LazyOptions) -> Result<(Self, LazyReport), LazyError> {
         let mut targets = Targets::default();
         self.visit(&mut targets);
         let plan = Plan::new(targets, file, options)?;
-        let (cache, unused, partial) = (plan.cache(options), plan.unused(file), plan.missing.clone());
+        let cache = plan.cache(options);
 
-        let mut attach = Attach { cache: cache.clone(), plan: &plan, error: None };
-        let module = self.apply_reparameterization(&mut attach);
-        attach.error.map_or(Ok(()), Err)?;
-        let mut rest = Rest { path: vec![], plan: &plan, lazy: is_lazy(&module), error: None };
+        let mut floats = LoadFloats { cache: cache.clone(), plan: &plan, error: None };
+        let module = self.apply_reparameterization(&mut floats);
+        floats.error.map_or(Ok(()), Err)?;
+        let mut rest = LoadRest { path: vec![], plan: &plan, lazy: lazy_paths(&module), error: None };
         let module = module.map(&mut rest);
         rest.error.map_or(Ok(()), Err)?;
-        let lazy = is_lazy(&module);
-        let (lazy, resident) = plan.reported().partition(|parameter| lazy.contains(&parameter.path));
-        Ok((module, LazyReport::new(cache, lazy, resident, partial, unused)))
+
+        let lazy = lazy_paths(&module);
+        let (lazy, resident) = plan.reported(&lazy).partition(|parameter| lazy.contains(&parameter.path));
+        let (missing, unused, cache) = (plan.missing.clone(), plan.unused(file), cache.handle());
+        Ok((module, LazyReport { lazy, resident, missing, unused, cache }))
     }
 }
 
 impl<M: Module> LazyLoad for M {}
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Float,
-    Int,
-    Bool,
-}
-
-impl Kind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Float => "float",
-            Self::Int => "int",
-            Self::Bool => "bool",
-        }
-    }
-
-    fn accepts(self, dtype: DType) -> bool {
-        match self {
-            Self::Float => dtype.is_float() || matches!(dtype, DType::QFloat(_)),
-            Self::Int => dtype.is_int() || dtype.is_uint(),
-            Self::Bool => dtype.is_bool() || matches!(dtype, DType::U8 | DType::U32),
-        }
-    }
-}
-
-/// A parameter of the module.
-pub(super) struct Target {
-    pub path: String,
-    /// Without the names of variants of enums, of which other frameworks know nothing.
-    pub short_path: String,
-    /// What it is in, outermost first, such as `Struct:Linear`.
-    pub containers: Vec<String>,
-    kind: Kind,
-    shape: Shape,
-    rank: usize,
-    reparameterized: bool,
-}
-
-/// Collects the parameters of a module, without initializing them.
-#[derive(Default)]
-pub(super) struct Targets {
-    names: Vec<String>,
-    containers: Vec<String>,
-    pub targets: Vec<Target>,
-}
-
-impl Targets {
-    fn add(&mut self, kind: Kind, shape: Shape, rank: usize) {
-        let (names, containers) = (&self.names, &self.containers);
-        let no_variant =
-            names.iter().zip(containers).filter(|(_, container)| !container.starts_with("Enum:"));
-        let short_path = no_variant.map(|(name, _)| &name[..]).collect::<Vec<_>>().join(".");
-        let (path, containers) = (names.join("."), containers.clone());
-        self.targets.push(Target { path, short_path, containers, kind, shape, rank, reparameterized: false });
-    }
-}
-
-impl ModuleVisitor for Targets {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        if container_type == REPARAMETERIZATION
-            && let Some(target) = self.targets.last_mut()
-        {
-            target.reparameterized = true;
-        }
-        self.names.push(name.into());
-        self.containers.push(container_type.into());
-    }
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.names.pop();
-        self.containers.pop();
-    }
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // What a record has: its module may hold it transposed.
-        let shape = match param.is_initialized() {
-            true => match Recorded::of(param) {
-                Recorded::Value(value) => value.shape(),
-                Recorded::Frozen(weight) => weight.shape(),
-            },
-            false => param.lazy_shape(),
-        };
-        self.add(Kind::Float, shape, D);
-    }
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.add(Kind::Int, param.lazy_shape(), D);
-    }
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.add(Kind::Bool, param.lazy_shape(), D);
-    }
-}
-
-/// What is to be done with a parameter.
+/// A parameter, and the tensor it is loaded from.
 struct Planned {
     path: String,
     /// The name of its tensor.
@@ -170,10 +81,11 @@ struct Planned {
     module: String,
     entry: Entry,
     dtype: DType,
-    /// Its number in the cache, if it is to be lazy.
+    /// Its index in the cache, if it becomes lazy.
     index: Option<usize>,
 }
 
+/// What is loaded from where, decided before anything is read.
 struct Plan {
     planned: Vec<Planned>,
     by_path: HashMap<String, usize>,
@@ -182,7 +94,7 @@ struct Plan {
 
 impl Plan {
     fn new(targets: Targets, file: &WeightFile, options: &LazyOptions) -> Result<Self, LazyError> {
-        let choice = options.choice()?;
+        let selection = options.selection()?;
         let mut plan = Self { planned: vec![], by_path: HashMap::new(), missing: vec![] };
         let mut count = 0;
         for target in targets.targets {
@@ -191,7 +103,7 @@ impl Plan {
                 return Err(LazyError::Reparameterized { parameter: path });
             }
             let Some((name, entry)) = file.find(&[path.clone(), short_path], &containers) else {
-                match options.partial {
+                match options.allow_partial {
                     true => plan.missing.push(path),
                     false => return Err(file.missing(path)),
                 }
@@ -217,7 +129,7 @@ impl Plan {
                 && rank > 1
                 && found.num_elements() > 1
                 && entry.len_as(dtype) >= options.min_bytes
-                && choice.matches(&path, &module);
+                && selection.matches(&path, &module);
             let index = lazy.then_some(count);
             count += usize::from(lazy);
             plan.by_path.insert(path.clone(), plan.planned.len());
@@ -243,8 +155,8 @@ impl Plan {
         let largest =
             weights.iter().filter(|weight| !weight.by_rows).map(Weight::footprint).max().unwrap_or(0);
         let budget = options.budget.map_or(2 * largest, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-        let (mode, on_progress) = (options.mode, options.on_progress.clone());
-        let settings = Settings { budget, prefetch: options.prefetch, mode, on_progress };
+        let (prefetch, on_progress) = (options.prefetch, options.on_progress.clone());
+        let settings = Settings { budget, prefetch, on_progress };
         Arc::new(Cache::new(weights, settings))
     }
 
@@ -253,7 +165,7 @@ impl Plan {
         file.tensors().map(|tensor| tensor.name.to_owned()).filter(|name| !used.contains(&name[..])).collect()
     }
 
-    fn reported(&self) -> impl Iterator<Item = ReportedParameter> + '_ {
+    fn reported(&self, lazy: &BTreeSet<String>) -> impl Iterator<Item = ReportedParameter> {
         self.planned.iter().map(|planned| ReportedParameter {
             path: planned.path.clone(),
             module: planned.module.clone(),
@@ -262,12 +174,13 @@ impl Plan {
             stored: planned.entry.tensor.dtype,
             dtype: planned.dtype,
             bytes: planned.entry.len_as(planned.dtype) as u64,
+            mapped: lazy.contains(&planned.path) && planned.entry.map(planned.dtype).is_some(),
         })
     }
 }
 
 impl Planned {
-    /// The parameter with its tensor, read now.
+    /// Reads the tensor now, and returns it with the identifier that it has in the file, if any.
     fn load<const D: usize, K: Basic>(
         &self,
         device: &Device,
@@ -277,7 +190,7 @@ impl Planned {
         if let DType::Bool(BoolStore::Native | BoolStore::U8) = dtype
             && let Some(byte) = bytes.iter().find(|&&byte| byte > 1)
         {
-            return Err(entry.error(format!("{byte} is no bool")));
+            return Err(entry.error(format!("{byte} is not a bool")));
         }
         let data = TensorData::from_bytes(bytes, entry.tensor.shape.clone(), *dtype);
         // Not every backend knows every scheme of packed weights, and one that does not panics.
@@ -287,14 +200,14 @@ impl Planned {
     }
 }
 
-/// Gives the parameters their lazy weights, or their tensors.
-struct Attach<'a> {
+/// Loads the float parameters: attaches lazy weights to those that become lazy, and reads the others.
+struct LoadFloats<'a> {
     cache: Arc<Cache>,
     plan: &'a Plan,
     error: Option<LazyError>,
 }
 
-impl Reparameterizer for &mut Attach<'_> {
+impl Reparameterizer for &mut LoadFloats<'_> {
     type Reparam = LazyWeight;
 
     fn reparameterize<const D: usize>(
@@ -315,7 +228,7 @@ impl Reparameterizer for &mut Attach<'_> {
     }
 }
 
-/// The parameter with its tensor; if that cannot be read, or another one could not, as it is, and the first error says why.
+/// Loads the tensor into a parameter. After an error, the first of which is kept, parameters stay as they are.
 fn load_into<const D: usize, K: Basic>(
     planned: &Planned,
     param: Param<Tensor<D, K>>,
@@ -339,8 +252,8 @@ where
     }
 }
 
-/// Loads what the attachment of lazy weights does not reach: integers, booleans, and what drops a reparameterization.
-struct Rest<'a> {
+/// Loads what [`LoadFloats`] cannot: integers, booleans, and running statistics, which drop a reparameterization.
+struct LoadRest<'a> {
     path: Vec<String>,
     plan: &'a Plan,
     lazy: BTreeSet<String>,
@@ -358,7 +271,7 @@ macro_rules! load {
     };
 }
 
-impl ModuleMapper for Rest<'_> {
+impl ModuleMapper for LoadRest<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.push(name.into());
     }
@@ -378,30 +291,7 @@ impl ModuleMapper for Rest<'_> {
     load!(map_bool, Bool);
 }
 
-/// The paths of the lazy parameters of a module.
-fn is_lazy(module: &impl Module) -> BTreeSet<String> {
-    #[derive(Default)]
-    struct Lazy {
-        path: Vec<String>,
-        found: BTreeSet<String>,
-    }
-    impl ModuleVisitor for Lazy {
-        fn enter_module(&mut self, name: &str, container_type: &str) {
-            if (name, container_type) == (LazyWeight::NAME, REPARAMETERIZATION) {
-                self.found.insert(self.path.join("."));
-            }
-            self.path.push(name.into());
-        }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
-        }
-    }
-    let mut lazy = Lazy::default();
-    module.visit(&mut lazy);
-    lazy.found
-}
-
-/// A weight of a file.
+/// A weight in a file, read through the cache.
 #[derive(Debug)]
 struct FileWeight {
     cache: Arc<Cache>,
@@ -410,7 +300,7 @@ struct FileWeight {
 
 impl FileWeight {
     fn weight(&self) -> &Weight {
-        &self.cache.weights()[self.index]
+        self.cache.weight(self.index)
     }
 }
 

@@ -1,33 +1,34 @@
 //! Frozen weights that stay in their file until a layer runs: inference and fine-tuning of models larger than memory.
 //!
-//! [`WeightFile`] opens a file without reading its tensors; [`LazyLoad::lazy_load`] makes the parameters of any module lazy. A
-//! lazy weight is read when its layer runs, and dropped behind it; within a byte budget weights stay, and the next ones
-//! are read ahead in the order that was learned from the pass before. What is evicted is what is used last: uses are cyclic.
+//! [`WeightFile`] opens a file without reading its tensors; [`LazyLoad::lazy_load`] makes the parameters of any module
+//! lazy. A lazy weight is read when its layer runs, and dropped afterwards. Within a byte budget weights stay in memory,
+//! and the next ones are read ahead, in the order that was learned from the pass before. Passes repeat, so the weight that
+//! is evicted is the one whose next use is farthest away: the one used last.
 //!
-//! The layers of this library go further than stock ones: an embedding reads the rows that are asked for, and in training a
+//! Layers of this library need less than stock ones: an embedding reads only the rows that its indices name, and in training a
 //! dense layer or a convolution reads its weight again in the backward pass, where a stock layer keeps it.
 //!
-//! - Adapters: [`Module::apply_lora`](burn::module::Module::apply_lora) *after* `lazy_load`.
+//! - Adapters: call [`Module::apply_lora`](burn::module::Module::apply_lora) *after* `lazy_load`.
 //! - [`Module::materialize`](burn::module::Module::materialize) makes a lazy module an ordinary one.
-//! - Records of a lazy module hold the weights, all at once, and adapters under the path they have on ordinary weights.
+//! - Records of a lazy module hold the weights, all at once, and adapters under the paths that they have on ordinary weights.
 //!   [`prepare`] with [`PrepareSource::of_module`] writes the same file with one weight in memory at a time.
 //!
-//! A read that fails during a forward pass panics, with the message of the [`LazyError`].
+//! A read that fails during a forward or backward pass panics with the message of the [`LazyError`].
 mod cache;
 mod error;
 mod file;
 mod format;
 mod load;
 mod options;
-mod order;
 mod prepare;
 mod quantized;
 mod report;
 mod source;
+mod targets;
 
-pub use cache::{Progress, ReadMode, Statistics};
+pub use cache::{LazyCache, Progress, Statistics};
 pub use error::LazyError;
-pub use file::{TensorInfo, WeightFile};
+pub use file::{ReadMode, TensorInfo, WeightFile};
 pub use load::LazyLoad;
 pub use options::LazyOptions;
 pub use prepare::{PrepareOptions, PrepareProgress, PrepareSource, Prepared, prepare};

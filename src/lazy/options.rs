@@ -1,5 +1,5 @@
 use super::LazyError;
-use super::cache::{OnProgress, Progress, ReadMode};
+use super::cache::{OnProgress, Progress};
 use burn::tensor::DType;
 use glob::Pattern;
 use std::fmt;
@@ -7,8 +7,18 @@ use std::sync::Arc;
 
 /// Which parameters become lazy, and how they are read.
 ///
-/// Patterns are globs: `*` is any text, `?` any character, `[abc]` one of these. A pattern matches a parameter, such as
-/// `encoder.layers.0.linear.weight`, and everything in a module, such as `encoder.layers.0`.
+/// Patterns are globs: `*` is any text, `?` any character, `[abc]` one of these characters. A pattern matches the path of a
+/// parameter, such as `encoder.layers.0.linear.weight`, or that of a module, such as `encoder.layers.0`, with everything in it.
+///
+/// ```
+/// use burn_memsave::lazy::LazyOptions;
+///
+/// let options = LazyOptions::new()
+///     .include("encoder.*")
+///     .exclude("*.word_embeddings")
+///     .with_budget(64 << 20) // 64 MiB of weights in memory at most,
+///     .with_prefetch(2); // the next two of them read ahead
+/// ```
 #[derive(Clone)]
 pub struct LazyOptions {
     pub(super) include: Vec<String>,
@@ -19,8 +29,7 @@ pub struct LazyOptions {
     pub(super) dtype: Option<DType>,
     pub(super) budget: Option<u64>,
     pub(super) prefetch: usize,
-    pub(super) mode: ReadMode,
-    pub(super) partial: bool,
+    pub(super) allow_partial: bool,
     pub(super) on_progress: Option<OnProgress>,
 }
 
@@ -31,7 +40,8 @@ impl Default for LazyOptions {
 }
 
 impl LazyOptions {
-    /// Every parameter of two axes and more, from 64 KiB on; a budget of two weights, one of which is read ahead.
+    /// All parameters of at least two axes and 64 KiB become lazy. The budget is twice the largest weight, and one weight
+    /// is read ahead.
     pub fn new() -> Self {
         Self {
             include: vec![],
@@ -42,87 +52,81 @@ impl LazyOptions {
             dtype: None,
             budget: None,
             prefetch: 1,
-            mode: ReadMode::default(),
-            partial: false,
+            allow_partial: false,
             on_progress: None,
         }
     }
 
-    /// Only parameters that this pattern matches, or another one that is included.
+    /// Makes only those parameters lazy that this pattern matches, or another one that was included.
     pub fn include(mut self, pattern: impl Into<String>) -> Self {
         self.include.push(pattern.into());
         self
     }
 
-    /// No parameter that this pattern matches.
+    /// Makes no parameter lazy that this pattern matches: it is read when the module is loaded.
     pub fn exclude(mut self, pattern: impl Into<String>) -> Self {
         self.exclude.push(pattern.into());
         self
     }
 
-    /// Only parameters of modules of this type (such as `Linear`), or of another one that is included.
+    /// Makes only parameters of modules of this type lazy (such as `Linear`), or of another one that was included.
     pub fn include_type(mut self, name: impl Into<String>) -> Self {
         self.include_types.push(name.into());
         self
     }
 
-    /// No parameters of modules of this type.
+    /// Makes no parameters of modules of this type lazy.
     pub fn exclude_type(mut self, name: impl Into<String>) -> Self {
         self.exclude_types.push(name.into());
         self
     }
 
-    /// No parameter of fewer bytes. Those of one axis, and running statistics, are never lazy.
+    /// Makes no parameter of fewer bytes lazy. Parameters of one axis and running statistics never are.
     pub fn with_min_bytes(mut self, bytes: usize) -> Self {
         self.min_bytes = bytes;
         self
     }
 
-    /// The dtype of all floats in memory, whatever the file has.
+    /// Converts all floats to this dtype when they are read. By default they have the dtype that they have in the file.
     pub fn with_dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// So many bytes of lazy weights may be in memory, used or not. What does not fit is read again in the next pass. A weight
-    /// that is larger than that is read nevertheless, and dropped behind its use.
+    /// The most bytes of lazy weights that may be in memory, in use or not. What does not fit is read again in the next
+    /// pass. A weight that is larger than the budget is read nevertheless, and dropped after its use.
     ///
-    /// Without a budget: twice the largest weight.
+    /// The default is twice the largest weight.
     pub fn with_budget(mut self, bytes: u64) -> Self {
         self.budget = Some(bytes);
         self
     }
 
-    /// So many weights are read before they are needed, on a thread of their own, as far as the budget allows; 0 for none.
+    /// The number of weights that are read before they are needed, as far as the budget allows. They are read on a thread
+    /// of their own; with 0 there is none. The default is 1.
     pub fn with_prefetch(mut self, weights: usize) -> Self {
         self.prefetch = weights;
         self
     }
 
-    /// How weights come from their file.
-    pub fn with_read_mode(mut self, mode: ReadMode) -> Self {
-        self.mode = mode;
+    /// Whether parameters that the file has no tensor for keep their initialization. By default they are an error.
+    pub fn with_allow_partial(mut self, allow_partial: bool) -> Self {
+        self.allow_partial = allow_partial;
         self
     }
 
-    /// Parameters that the file does not have keep their own initialization.
-    pub fn allow_partial(mut self) -> Self {
-        self.partial = true;
-        self
-    }
-
-    /// Is told of every lazy parameter when it is read for the first time, by the thread that read it.
+    /// Calls this function for every lazy parameter when it is read for the first time, on the thread that read it.
     pub fn with_progress(mut self, on_progress: impl Fn(Progress<'_>) + Send + Sync + 'static) -> Self {
         self.on_progress = Some(Arc::new(on_progress));
         self
     }
 
-    /// The rule by which parameters are chosen.
-    pub(super) fn choice(&self) -> Result<Choice, LazyError> {
+    /// The patterns, compiled.
+    pub(super) fn selection(&self) -> Result<Selection, LazyError> {
         let compile = |patterns: &[String]| {
             patterns.iter().map(|pattern| compile(pattern)).collect::<Result<Vec<_>, _>>()
         };
-        Ok(Choice {
+        Ok(Selection {
             include: compile(&self.include)?,
             exclude: compile(&self.exclude)?,
             include_types: self.include_types.clone(),
@@ -136,16 +140,16 @@ fn compile(pattern: &str) -> Result<Pattern, LazyError> {
         .map_err(|error| LazyError::Pattern { pattern: pattern.into(), reason: error.to_string() })
 }
 
-/// Names of parameters and of types of modules.
-pub(super) struct Choice {
+/// The parameters that become lazy, by their paths and the types of their modules.
+pub(super) struct Selection {
     include: Vec<Pattern>,
     exclude: Vec<Pattern>,
     include_types: Vec<String>,
     exclude_types: Vec<String>,
 }
 
-impl Choice {
-    /// Whether a parameter is chosen, by its path and the type of the module it is in.
+impl Selection {
+    /// Whether a parameter with this path, in a module of this type, is selected.
     pub fn matches(&self, path: &str, module: &str) -> bool {
         let ends = path.match_indices('.').map(|(end, _)| end).chain([path.len()]);
         let matched = |patterns: &[Pattern]| {
@@ -170,8 +174,7 @@ impl fmt::Debug for LazyOptions {
             .field("dtype", &self.dtype)
             .field("budget", &self.budget)
             .field("prefetch", &self.prefetch)
-            .field("mode", &self.mode)
-            .field("partial", &self.partial)
+            .field("allow_partial", &self.allow_partial)
             .finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
-use super::load::Targets;
 use super::quantized;
 use super::source::{Entry, into_bytes, words_for};
+use super::targets::Targets;
 use super::{LazyError, WeightFile};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Bytes, DType, Int, Tensor};
@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What [`prepare`] writes.
 pub struct PrepareSource {
-    /// Where it comes from, for messages.
+    /// The file that the tensors come from, for messages.
     path: PathBuf,
     tensors: Vec<(String, Entry)>,
 }
 
 impl PrepareSource {
-    /// The parameters of a module, in the order in which the module has them: mostly that of execution. Lazy ones are read one at
-    /// a time, so that the file may be larger than memory, where `save_file` makes a record of all of them first.
+    /// The parameters of a module, in the order of its fields, which is mostly that of execution. Lazy ones are read one at
+    /// a time, so that the file may be larger than memory; `save_file` makes a record of all of them first.
     pub fn of_module(module: &impl Module) -> Self {
         let path = PathBuf::from("a module");
         let mut collector = Collector::default();
@@ -32,8 +32,8 @@ impl PrepareSource {
         Self { tensors: collector.tensors.into_iter().map(entry).collect(), path }
     }
 
-    /// The tensors that a module has parameters for, under the names and in the layouts of the module, in its order. It takes no
-    /// memory: the module may be one that was just initialized.
+    /// The tensors that a module has parameters for, in the order of its fields, and with the names and layouts that it has
+    /// for them. The module may be one that was just initialized, which takes no memory.
     ///
     /// # Errors
     ///
@@ -50,7 +50,7 @@ impl PrepareSource {
     }
 }
 
-/// Collects the parameters of a module as they are in records, but without reading what is lazy.
+/// Collects the parameters of a module as they are in records, without reading lazy ones.
 #[derive(Default)]
 struct Collector {
     names: Vec<String>,
@@ -90,14 +90,16 @@ impl ModuleVisitor for Collector {
 impl TryFrom<&WeightFile> for PrepareSource {
     type Error = LazyError;
 
-    /// All tensors, as they are; `layers.2` before `layers.10`. An error for a file with an adapter, which goes by the modules that
-    /// tensors are for: see [`for_module`](Self::for_module).
+    /// All tensors as they are in the file, sorted by name, with numbers in names by their value (`layers.2` before
+    /// `layers.10`).
+    ///
+    /// Returns an error for a file with an adapter, which needs to know the module: see [`for_module`](Self::for_module).
     fn try_from(file: &WeightFile) -> Result<Self, LazyError> {
         if file.has_adapter() {
             return Err(LazyError::Adapter { file: file.path().to_path_buf() });
         }
         let mut tensors: Vec<_> = file.entries().map(|(name, entry)| (name.clone(), entry.clone())).collect();
-        tensors.sort_by_cached_key(|(name, _)| natural(name));
+        tensors.sort_by_cached_key(|(name, _)| natural_order(name));
         Ok(Self { path: file.path().to_path_buf(), tensors })
     }
 }
@@ -132,8 +134,8 @@ impl From<Infallible> for LazyError {
     }
 }
 
-/// The parts of a name, numbers as such.
-fn natural(name: &str) -> Vec<Result<u64, String>> {
+/// A key that sorts names with the numbers in them by their value.
+fn natural_order(name: &str) -> Vec<Result<u64, String>> {
     let part = |part: &str| part.parse().map_err(|_| part.to_owned());
     name.split('.').map(part).collect()
 }
@@ -151,39 +153,41 @@ type OnProgress = Arc<dyn Fn(PrepareProgress<'_>) + Send + Sync>;
 /// How far [`prepare`] has come.
 #[derive(Clone, Copy, Debug)]
 pub struct PrepareProgress<'a> {
-    /// The tensor that is next.
+    /// The name of the tensor that is written next.
     pub tensor: &'a str,
-    /// Bytes that are written.
+    /// Bytes that were written so far.
     pub bytes: u64,
-    /// Bytes that will be written.
+    /// Bytes that will be written in total.
     pub of: u64,
 }
 
 impl PrepareOptions {
-    /// Every tensor in its dtype.
+    /// Stores every tensor in the dtype that it has.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Stores floats of two axes and more as `dtype`: f64, f32, or rounded to bf16 or f16. Those of one axis keep their dtype.
+    /// Stores floats of two axes and more as `dtype`, rounded where it is narrower than theirs: f64, f32, bf16 or f16.
+    /// Those of one axis keep their dtype.
     ///
     /// # Panics
     ///
-    /// Panics for another dtype.
+    /// Panics for a dtype that is not a float.
     pub fn with_dtype(mut self, dtype: DType) -> Self {
         assert!(dtype.is_float(), "weights are stored as floats, not as {dtype:?}");
         (self.dtype, self.int8) = (Some(dtype), false);
         self
     }
 
-    /// Stores floats of two axes and more, whose last one is a multiple of 32, in eight bits per weight and one scale for every 32:
-    /// approximately, with an error of at most 1/254 of the largest weight of the 32. In memory they are f32.
+    /// Stores floats of at least two axes, the last of which is a multiple of 32, in eight bits per weight and one scale
+    /// for every 32 weights. This is approximate: the error is at most 1/254 of the largest of the 32. In memory they are
+    /// f32.
     pub fn with_approximate_int8(mut self) -> Self {
         (self.dtype, self.int8) = (None, true);
         self
     }
 
-    /// Is told of every tensor before it is written.
+    /// Calls this function for every tensor before it is written.
     pub fn with_progress(
         mut self,
         on_progress: impl Fn(PrepareProgress<'_>) + Send + Sync + 'static,
@@ -192,7 +196,7 @@ impl PrepareOptions {
         self
     }
 
-    /// As which a tensor is stored.
+    /// The dtype that a tensor is stored in.
     fn stored(&self, entry: &Entry) -> DType {
         let (dtype, shape) = (entry.tensor.dtype, &entry.tensor.shape);
         match entry.float() {
@@ -215,16 +219,16 @@ impl fmt::Debug for PrepareOptions {
 /// What [`prepare`] wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prepared {
-    /// Tensors.
+    /// The number of tensors.
     pub tensors: usize,
-    /// Their bytes.
+    /// Their bytes in the file.
     pub bytes: u64,
 }
 
-/// Writes weights into one burnpack, which [`WeightFile`] and Burn itself read: in order of execution, so that they are read one
-/// behind the other, converted, and aligned, so that they can be mapped.
+/// Writes weights into one burnpack, which both [`WeightFile`] and Burn read: converted, aligned so that they can be
+/// mapped, and in the order of their source, so that a pass over a module reads its file from the beginning to the end.
 ///
-/// One tensor is in memory at a time. The file appears as a whole, when it is complete, or not at all.
+/// One tensor is in memory at a time. The file appears when it is complete, or not at all.
 ///
 /// ```
 /// use burn::tensor::{DType, Device};
@@ -285,7 +289,7 @@ fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {
             let bytes = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
             let (values, scales) = bytes.split_at_mut(count); // whole blocks, so the scales are aligned
             let (values, scales) = (bytemuck::cast_slice_mut(values), bytemuck::cast_slice_mut(scales));
-            // What an adapter changes is read as a whole, once.
+            // A tensor that an adapter changes is read as a whole, so read it once.
             let chunk = if entry.span.is_some() { CHUNK.min(count) } else { count };
             let mut x = vec![0.0f32; chunk];
             let parts = values.chunks_mut(chunk).zip(scales.chunks_mut(chunk / quantized::BLOCK));
@@ -300,5 +304,5 @@ fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {
     }
 }
 
-/// Elements that are quantized at a time: whole blocks.
+/// Elements that are quantized at a time, a multiple of the block size.
 const CHUNK: usize = 1 << 20;

@@ -4,7 +4,7 @@
 use burn::tensor::Shape;
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
 
-/// Weights with one scale.
+/// The number of weights with one scale.
 pub(super) const BLOCK: usize = 32;
 
 pub(super) fn scheme() -> QuantScheme {
@@ -19,7 +19,7 @@ pub(super) fn fits(shape: &Shape) -> bool {
     shape.num_dims() > 1 && shape[shape.num_dims() - 1].is_multiple_of(BLOCK) && shape.num_elements() > 0
 }
 
-/// Quantizes whole blocks: the largest of a block becomes 127, what is between two numbers the nearer one.
+/// Quantizes whole blocks: the largest magnitude of a block becomes 127, and every quotient is rounded to the nearest integer.
 pub(super) fn quantize(x: &[f32], values: &mut [i8], scales: &mut [f32]) {
     for ((x, values), scale) in x.chunks_exact(BLOCK).zip(values.chunks_exact_mut(BLOCK)).zip(scales) {
         let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
@@ -30,7 +30,7 @@ pub(super) fn quantize(x: &[f32], values: &mut [i8], scales: &mut [f32]) {
     }
 }
 
-/// `scale q` of elements that begin at the `first`; of the scales those of the same blocks.
+/// `scale q` of the elements from `first` on, given the scales of their blocks.
 pub(super) fn dequantize(values: &[i8], scales: &[f32], first: usize, out: &mut [f32]) {
     for (index, (value, out)) in values.iter().zip(out).enumerate() {
         *out = f32::from(*value) * scales[(first % BLOCK + index) / BLOCK];

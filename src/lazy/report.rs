@@ -1,9 +1,8 @@
-use super::cache::{Cache, Statistics};
+use super::LazyCache;
 use crate::measure::human_bytes;
 use burn::tensor::{DType, Shape};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use std::fmt;
-use std::sync::Arc;
 
 /// A parameter that was loaded from a [`WeightFile`](super::WeightFile).
 #[derive(Clone, Debug)]
@@ -22,34 +21,26 @@ pub struct ReportedParameter {
     pub dtype: DType,
     /// Its bytes in memory.
     pub bytes: u64,
+    /// Whether it is lazy and used where it lies in a [mapped](super::WeightFile::open_mapped) file: its bytes are the file's.
+    pub mapped: bool,
 }
 
-/// What [`lazy_load`](super::LazyLoad::lazy_load) did, and what the lazy weights do since. Displays as a table. As long as it is kept, so
-/// is what the cache has.
+/// What [`lazy_load`](super::LazyLoad::lazy_load) did. Displays as a table.
 #[derive(Clone, Debug)]
 pub struct LazyReport {
-    /// The parameters that are read when they are used.
+    /// The lazy parameters, which are read when they are used.
     pub lazy: Vec<ReportedParameter>,
-    /// The parameters that were read.
+    /// The parameters that were read, and stay in memory.
     pub resident: Vec<ReportedParameter>,
-    /// The parameters that the file does not have.
+    /// The parameters that the file has no tensor for.
     pub missing: Vec<String>,
     /// The tensors of the file that no parameter has.
     pub unused: Vec<String>,
-    cache: Arc<Cache>,
+    /// What becomes of the lazy parameters from now on.
+    pub cache: LazyCache,
 }
 
 impl LazyReport {
-    pub(super) fn new(
-        cache: Arc<Cache>,
-        lazy: Vec<ReportedParameter>,
-        resident: Vec<ReportedParameter>,
-        missing: Vec<String>,
-        unused: Vec<String>,
-    ) -> Self {
-        Self { lazy, resident, missing, unused, cache }
-    }
-
     /// The bytes that the lazy parameters would have in memory.
     pub fn lazy_bytes(&self) -> u64 {
         self.lazy.iter().map(|parameter| parameter.bytes).sum()
@@ -58,31 +49,6 @@ impl LazyReport {
     /// The bytes of the parameters that were read.
     pub fn resident_bytes(&self) -> u64 {
         self.resident.iter().map(|parameter| parameter.bytes).sum()
-    }
-
-    /// The bytes of lazy weights that are in memory now.
-    pub fn cached_bytes(&self) -> u64 {
-        self.cache.resident() as u64
-    }
-
-    /// What was read since, and who had to wait.
-    pub fn statistics(&self) -> Statistics {
-        self.cache.statistics()
-    }
-
-    /// The lazy parameters that are in memory now.
-    pub fn cached(&self) -> Vec<&str> {
-        self.paths(self.cache.cached())
-    }
-
-    /// The lazy parameters that somebody holds at this moment. Between a forward pass and its backward pass these are the weights
-    /// of stock layers, which keep what layers of this library read again.
-    pub fn held(&self) -> Vec<&str> {
-        self.paths(self.cache.held())
-    }
-
-    fn paths(&self, weights: Vec<usize>) -> Vec<&str> {
-        weights.into_iter().map(|index| &self.cache.weights()[index].path[..]).collect()
     }
 }
 
@@ -93,7 +59,8 @@ impl fmt::Display for LazyReport {
         table.set_header(["parameter", "in", "shape", "stored as", "in memory", "bytes"]);
         let rows = self.lazy.iter().map(|parameter| (parameter, "when used"));
         for (parameter, when) in rows.chain(self.resident.iter().map(|parameter| (parameter, "always"))) {
-            let ReportedParameter { path, module, shape, stored, dtype, bytes, .. } = parameter;
+            let ReportedParameter { path, module, shape, stored, dtype, bytes, mapped, .. } = parameter;
+            let when = if *mapped { "when used, mapped" } else { when };
             table.add_row([
                 Cell::new(path),
                 Cell::new(module),
@@ -110,14 +77,6 @@ impl fmt::Display for LazyReport {
             if !names.is_empty() {
                 write!(f, "\n{} {what}: {}", names.len(), names.join(", "))?;
             }
-        }
-        let held = self.held();
-        if !held.is_empty() {
-            write!(
-                f,
-                "\nheld by somebody (stock layers do so until the backward pass): {}",
-                held.join(", ")
-            )?;
         }
         Ok(())
     }

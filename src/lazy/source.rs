@@ -3,10 +3,11 @@ use super::{LazyError, quantized};
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
 use burn_store::{bridge::data_len, burn_pack};
 use memmap2::{Advice, Mmap, UncheckedAdvice};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::time::SystemTime;
 
 /// A file that stays open.
 #[derive(Debug)]
@@ -14,7 +15,21 @@ pub(super) struct OpenFile {
     pub path: PathBuf,
     file: File,
     pub len: u64,
-    map: OnceLock<Option<Mapped>>,
+    version: Version,
+    map: Option<Mapped>,
+}
+
+/// What tells the contents of a file before and after it was written to, as far as its file system does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Version {
+    len: u64,
+    modified: Option<SystemTime>,
+}
+
+impl From<Metadata> for Version {
+    fn from(metadata: Metadata) -> Self {
+        Self { len: metadata.len(), modified: metadata.modified().ok() }
+    }
 }
 
 /// A file as memory.
@@ -29,11 +44,26 @@ impl AsRef<[u8]> for Mapped {
 
 impl OpenFile {
     pub fn open(path: PathBuf) -> Result<Self, LazyError> {
-        let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let opened = File::open(&path).and_then(|file| Ok((Version::from(file.metadata()?), file)));
         match opened {
-            Ok((len, file)) => Ok(Self { path, file, len, map: OnceLock::new() }),
+            Ok((version, file)) => Ok(Self { path, file, len: version.len, version, map: None }),
             Err(source) => Err(LazyError::Io { file: path, source }),
         }
+    }
+
+    /// Opens a file that is also memory.
+    ///
+    /// # Safety
+    ///
+    /// Nobody writes to the file or truncates it as long as this or bytes of [`Entry::map`] live.
+    pub unsafe fn open_mapped(path: PathBuf) -> Result<Self, LazyError> {
+        let mut opened = Self::open(path)?;
+        // SAFETY: the mapping is read-only, its bytes own it, and the file stays as it is, as the caller promises.
+        match unsafe { Mmap::map(&opened.file) } {
+            Ok(map) => opened.map = Some(Mapped(Arc::new(map))),
+            Err(source) => return Err(LazyError::Io { file: opened.path, source }),
+        }
+        Ok(opened)
     }
 
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
@@ -53,7 +83,7 @@ impl OpenFile {
         }
     }
 
-    /// So many bytes from the beginning, fewer if the file is shorter.
+    /// The first `len` bytes, or fewer if the file is shorter.
     pub fn head(&self, len: u64) -> Result<Vec<u8>, LazyError> {
         let mut head = vec![0; len.min(self.len) as usize];
         self.read_at(&mut head, 0).map_err(|source| LazyError::Io { file: self.path.clone(), source })?;
@@ -64,15 +94,21 @@ impl OpenFile {
         LazyError::Malformed { file: self.path.clone(), reason: reason.to_string() }
     }
 
-    /// The file as memory, if the system can map it.
-    fn map(&self) -> Option<&Mapped> {
-        let map = || {
-            // SAFETY: the mapping is read-only, and lives as long as its `Bytes`. That nobody writes to the file or cuts it off
-            // meanwhile is the condition on which `ReadMode::Map` is documented to be used.
-            let map = unsafe { Mmap::map(&self.file) };
-            map.ok().map(|map| Mapped(Arc::new(map)))
-        };
-        self.map.get_or_init(map).as_ref()
+    /// Whether the file is as it was when it was opened: to be asked after a read, whose bytes may be those of a writer.
+    pub fn check_unchanged(&self) -> io::Result<()> {
+        self.check(self.file.metadata()?)
+    }
+
+    /// The same for a reader that opens the file again, by its path.
+    pub fn check_not_replaced(&self) -> io::Result<()> {
+        self.check(std::fs::metadata(&self.path)?)
+    }
+
+    fn check(&self, now: Metadata) -> io::Result<()> {
+        match Version::from(now) == self.version {
+            true => Ok(()),
+            false => Err(io::Error::other("the file was changed after it was opened")),
+        }
     }
 }
 
@@ -95,16 +131,17 @@ impl Span {
     pub fn read(&self) -> io::Result<Bytes> {
         let mut words = words_for(self.len);
         self.read_at(&mut bytemuck::cast_slice_mut(&mut words)[..self.len], 0)?;
+        self.file.check_unchanged()?;
         Ok(into_bytes(words, self.len))
     }
 }
 
-/// Memory for so many bytes, aligned for every dtype: a vector of bytes would be copied.
+/// Memory for `len` bytes that is aligned for every dtype. (Burn copies a vector of bytes that is not.)
 pub(super) fn words_for(len: usize) -> Vec<u64> {
     vec![0; len.div_ceil(size_of::<u64>())]
 }
 
-/// The first bytes of words, without a copy.
+/// The first `len` bytes of words, without a copy.
 pub(super) fn into_bytes(words: Vec<u64>, len: usize) -> Bytes {
     match size_of_val(&words[..]) == len {
         true => Bytes::from_elems(words),
@@ -128,11 +165,11 @@ impl AsRef<[u8]> for Words {
 /// A tensor of a file.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    /// Its name in the file, dtype and shape; and its bytes, on demand.
+    /// Its name in the file, its dtype and shape, and its bytes on demand.
     pub tensor: burn_pack::Tensor,
     /// The file it is in.
     pub file: PathBuf,
-    /// Where it is, if its bytes are the file's.
+    /// Where it is in the file, if its bytes are there as they are.
     pub span: Option<Span>,
 }
 
@@ -153,6 +190,13 @@ impl Source<'_> {
             }
         }
     }
+
+    fn check_unchanged(&self) -> io::Result<()> {
+        match self {
+            Self::File(span) => span.file.check_unchanged(),
+            Self::Memory(_) => Ok(()),
+        }
+    }
 }
 
 /// Bytes that are converted at a time.
@@ -166,7 +210,8 @@ impl Entry {
         Self { tensor, file, span: Some(span) }
     }
 
-    /// As which floats it is in memory; nothing for what is no float, or packed in another way than ours.
+    /// The float dtype that it has in memory by default; `None` for what is not a float, or is quantized by another scheme
+    /// than ours.
     pub fn float(&self) -> Option<DType> {
         match self.tensor.dtype {
             dtype if dtype.is_float() => Some(dtype),
@@ -177,7 +222,7 @@ impl Entry {
         }
     }
 
-    /// Its tensor; what we packed, as the floats that it stands for.
+    /// Its tensor, dequantized if it has our scheme.
     pub fn as_floats(&self) -> burn_pack::Tensor {
         let (DType::QFloat(_), Some(dtype)) = (self.tensor.dtype, self.float()) else {
             return self.tensor.clone();
@@ -201,7 +246,7 @@ impl Entry {
         LazyError::Tensor { file, tensor, reason: reason.to_string() }
     }
 
-    /// Reads it as `dtype` into memory of [that length](Self::len_as).
+    /// Reads it as `dtype` into `out`, which has the [length for that](Self::len_as).
     pub fn read_as(&self, dtype: DType, out: &mut [u8]) -> Result<(), LazyError> {
         self.read_range_as(dtype, 0, out)
     }
@@ -217,7 +262,7 @@ impl Entry {
         Ok(into_bytes(words, len))
     }
 
-    /// That it has these rows.
+    /// Returns an error if it does not have one of these rows.
     pub fn check_rows(&self, rows: &[usize]) -> Result<(), LazyError> {
         let count = self.tensor.shape[0];
         match rows.iter().find(|&&row| row >= count) {
@@ -226,12 +271,12 @@ impl Entry {
         }
     }
 
-    /// Reads rows (entries of the first axis), one behind the other.
+    /// Reads rows (entries of the first axis) into `out`, one after the other.
     pub fn read_rows_as(&self, dtype: DType, rows: &[usize], out: &mut [u8]) -> Result<(), LazyError> {
         self.check_rows(rows)?;
         let width = self.tensor.shape.num_elements() / self.tensor.shape[0].max(1);
         let source = self.source()?;
-        // Rows that follow each other are read at once.
+        // Consecutive rows are read at once.
         let mut out = out;
         let mut done = 0;
         while done < rows.len() {
@@ -242,12 +287,14 @@ impl Entry {
             self.read_from(&source, dtype, first * width, part).map_err(|error| self.error(error))?;
             done += run;
         }
-        Ok(())
+        source.check_unchanged().map_err(|error| self.error(error))
     }
 
-    /// Reads the elements from `first` on, as many as there is place for.
+    /// Reads elements, beginning with `first`, until `out` is full.
     pub fn read_range_as(&self, dtype: DType, first: usize, out: &mut [u8]) -> Result<(), LazyError> {
-        self.read_from(&self.source()?, dtype, first, out).map_err(|error| self.error(error))
+        let source = self.source()?;
+        let read = self.read_from(&source, dtype, first, out);
+        read.and_then(|()| source.check_unchanged()).map_err(|error| self.error(error))
     }
 
     fn source(&self) -> Result<Source<'_>, LazyError> {
@@ -260,7 +307,7 @@ impl Entry {
     fn read_from(&self, source: &Source<'_>, dtype: DType, first: usize, out: &mut [u8]) -> io::Result<()> {
         let stored = self.tensor.dtype;
         if stored == dtype {
-            // A packed tensor is read as a whole, and has no size of an element.
+            // (Elements of a quantized tensor have no size of their own, but it is read as a whole.)
             return source.read_at(out, first * stored.size());
         }
         if let DType::QFloat(_) = stored {
@@ -294,9 +341,9 @@ impl Entry {
         Ok(())
     }
 
-    /// The bytes of a tensor that is no span of a file.
+    /// The bytes of a tensor that are not as they are in a file.
     fn bytes(&self) -> Result<Bytes, LazyError> {
-        // Burn's readers of checkpoints are not all free of panics.
+        // Burn's readers of checkpoints may panic at damaged data.
         let read = std::panic::AssertUnwindSafe(|| self.tensor.to_bytes());
         match std::panic::catch_unwind(read) {
             Ok(bytes) => bytes.map_err(|error| self.error(error)),
@@ -304,17 +351,17 @@ impl Entry {
         }
     }
 
-    /// The bytes in the file's memory, if they need not be converted.
+    /// The bytes in the mapped file, if it is mapped and they need not be converted or aligned.
     pub fn map(&self, dtype: DType) -> Option<bytes::Bytes> {
         let span = self.span.as_ref().filter(|_| dtype == self.tensor.dtype)?;
         let start = usize::try_from(span.offset).ok()?;
-        let map = span.file.map()?;
+        let map = span.file.map.as_ref()?;
         let place = map.as_ref().get(start..start + span.len)?;
         let aligned = place.as_ptr().addr().is_multiple_of(dtype.size());
         aligned.then(|| bytes::Bytes::from_owner(map.clone()).slice(start..start + span.len))
     }
 
-    /// Has the system read its part of the mapped file ahead.
+    /// Has the system read its part of a mapped file into memory.
     pub fn read_ahead(&self) {
         if let Some((map, start, len)) = self.mapped() {
             let populate = map.0.advise_range(Advice::PopulateRead, start, len); // since Linux 5.14
@@ -322,17 +369,17 @@ impl Entry {
         }
     }
 
-    /// Has the system forget its part of the mapped file, which stays in the file.
+    /// Has the system free the memory of its part of a mapped file.
     pub fn forget(&self) {
         if let Some((map, start, len)) = self.mapped() {
-            // SAFETY: the pages of a read-only mapping of a file come back from the file.
+            // SAFETY: the pages of a read-only mapping come back from the file, which is as it was.
             let _ = unsafe { map.0.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) };
         }
     }
 
     fn mapped(&self) -> Option<(&Mapped, usize, usize)> {
         let span = self.span.as_ref()?;
-        Some((span.file.map.get()?.as_ref()?, span.offset as usize, span.len))
+        Some((span.file.map.as_ref()?, span.offset as usize, span.len))
     }
 }
 

@@ -80,7 +80,7 @@ fn names_and_layouts_of_pytorch() {
             .with_to_adapter(BurnToPyTorchAdapter)
             .with_key_remapping("^", "bert.");
         eager.save_into(&mut store).unwrap();
-        let file = open(&path).with_key_remapping(r"^bert\.", "").unwrap().from_pytorch();
+        let file = open(&path).with_key_remapping(r"^bert\.", "").unwrap().with_pytorch_adapter();
         let (lazy, report) = load(Model::new(&device), &file, &all());
         assert_eq!((report.lazy.len(), report.unused.len()), (3, 0), "{report}");
         assert_eq!(lazy.forward(&device).into_data(), eager.forward(&device).into_data());
@@ -96,7 +96,7 @@ fn checkpoints_of_pytorch() {
     for (name, tolerance) in
         [("model.pt", 1e-5), ("legacy.pt", 1e-5), ("checkpoint.pth", 1e-5), ("half.pt", 1e-2)]
     {
-        let file = open(&data.join(name)).with_key_remapping(r"^model\.", "").unwrap().from_pytorch();
+        let file = open(&data.join(name)).with_key_remapping(r"^model\.", "").unwrap().with_pytorch_adapter();
         let stored = if name == "half.pt" { DType::F16 } else { DType::F32 };
         assert!(file.tensors().all(|tensor| tensor.dtype == stored), "{name}");
         for device in devices() {
@@ -252,7 +252,7 @@ fn what_does_not_fit_is_an_error_that_names_it() {
         matches!(&missing, LazyError::Missing { parameter, .. } if parameter == "second.weight"),
         "{missing}"
     );
-    let (_, report) = load(Model::new(&device), &renamed, &all().allow_partial());
+    let (_, report) = load(Model::new(&device), &renamed, &all().with_allow_partial(true));
     assert_eq!(report.missing, ["second.weight", "second.bias"]);
     assert_eq!(report.unused, ["third.bias", "third.weight"]);
 

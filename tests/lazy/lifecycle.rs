@@ -63,7 +63,7 @@ fn what_was_materialized_is_no_longer_the_file() {
     assert_eq!(packed.into_record().len(), 2);
 }
 
-/// A cast makes of a stand-in nothing that could be taken for a weight.
+/// A placeholder that was cast is not taken for a weight.
 #[test]
 fn what_was_cast_is_saved_from_the_file() {
     let all_floats = [DType::F16, DType::BF16, DType::F32, DType::F64];
@@ -153,7 +153,7 @@ fn records_are_loaded_into_lazy_modules() {
             if device.is_autodiff() && matches!(config.layout, LinearLayout::Row) {
                 let (_y, kept) = ledger(&lazy, x.require_grad(), |lazy, x| lazy.forward(x));
                 assert!(kept.rows.iter().all(|row| row.bytes == Some(0)), "{kept}");
-                assert!(report.held().is_empty());
+                assert!(report.cache.held().is_empty());
             }
         }
     }

@@ -2,6 +2,7 @@
 #![recursion_limit = "256"]
 #![allow(deprecated)] // burn-ndarray is deprecated as a whole
 
+mod changes;
 mod files;
 mod hostile;
 mod lifecycle;
@@ -56,6 +57,11 @@ impl Saved {
 
 fn open(path: &Path) -> WeightFile {
     WeightFile::open(path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn open_mapped(path: &Path) -> WeightFile {
+    // SAFETY: the file is in a directory of its test, which does not write to it again.
+    unsafe { WeightFile::open_mapped(path) }.unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn load<M: Module>(module: M, file: &WeightFile, options: &LazyOptions) -> (M, LazyReport) {

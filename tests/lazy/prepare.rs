@@ -110,13 +110,14 @@ fn layouts_of_pytorch_are_prepared_once() {
     let path = saved.path("pytorch.safetensors");
     let mut store = SafetensorsStore::from_file(&path).with_to_adapter(BurnToPyTorchAdapter);
     eager.save_into(&mut store).unwrap();
-    let file = open(&path).from_pytorch();
+    let file = open(&path).with_pytorch_adapter();
     // Without the module nobody knows which tensors to transpose.
     let error = prepare(&file, saved.path("prepared.bpk"), &PrepareOptions::new()).unwrap_err();
     assert!(matches!(&error, LazyError::Adapter { .. }), "{error}");
     // But they may be packed before.
     prepare(open(&path), saved.path("packed.bpk"), &PrepareOptions::new().with_approximate_int8()).unwrap();
-    let (lazy, _) = load(Model::new(&device), &open(&saved.path("packed.bpk")).from_pytorch(), &all());
+    let (lazy, _) =
+        load(Model::new(&device), &open(&saved.path("packed.bpk")).with_pytorch_adapter(), &all());
     lazy.forward().assert_approx_eq::<f32>(&eager.forward(), Tolerance::absolute(0.1));
 
     for (options, exact) in

@@ -1,5 +1,5 @@
 //! What is in memory, and when.
-use crate::{Saved, all, load};
+use crate::{Saved, all, load, open_mapped};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData, Tolerance};
 use burn_memsave::lazy::{LazyOptions, ReadMode};
@@ -44,28 +44,30 @@ fn the_budget_bounds_what_is_in_memory() {
     let eager = Tower::new(8, &device);
     let saved = Saved::new(&eager);
     let expected = eager.forward(&device);
-    for mode in [ReadMode::Copy, ReadMode::Map] {
+    for file in [saved.safetensors(), open_mapped(&saved.path("model.safetensors"))] {
+        let mode = file.read_mode();
         for (budget, prefetch) in [(0, 0), (1, 0), (2, 1), (3, 1), (4, 2), (8, 2), (100, 4)] {
-            let options = all().with_budget(budget * WEIGHT).with_prefetch(prefetch).with_read_mode(mode);
-            let (lazy, report) = load(Tower::new(8, &device), &saved.safetensors(), &options);
-            assert_eq!(report.cached_bytes(), 0);
+            let options = all().with_budget(budget * WEIGHT).with_prefetch(prefetch);
+            let (lazy, report) = load(Tower::new(8, &device), &file, &options);
+            assert!(report.lazy.iter().all(|parameter| parameter.mapped == (mode == ReadMode::Map)));
+            assert_eq!(report.cache.cached_bytes(), 0);
             for _ in 0..3 {
                 let x = Tensor::<2>::ones([2, WIDTH], &device);
                 let y = lazy.layers.iter().fold(x, |x, layer| {
                     let y = layer.forward(x);
-                    assert!(report.cached_bytes() <= budget * WEIGHT, "{mode:?}, {budget} weights");
+                    assert!(report.cache.cached_bytes() <= budget * WEIGHT, "{mode:?}, {budget} weights");
                     y
                 });
                 assert!(y.into_data() == expected, "{mode:?}, {budget} weights");
             }
-            assert!(report.held().is_empty());
-            let statistics = report.statistics();
+            assert!(report.cache.held().is_empty());
+            let statistics = report.cache.statistics();
             assert_eq!(statistics.hits + statistics.stalls, 24, "{statistics}");
             if budget >= 8 {
                 assert_eq!(statistics.reads, 8, "{budget} weights: {statistics}");
             }
             if prefetch == 0 {
-                // The first weights stay, those behind them come and go: what would be evicted is used last.
+                // The first weights stay and the later ones come and go: what is evicted is used last.
                 let again = 8 - (budget.max(1) - 1).min(8);
                 let reads = if budget >= 8 { 8 } else { 8 + 2 * again };
                 assert!(statistics.reads <= reads, "{budget} weights: {statistics}");
@@ -85,10 +87,10 @@ fn the_next_weights_are_read_ahead() {
         for (index, layer) in lazy.layers.iter().enumerate() {
             x = layer.forward(x);
             let next = format!("layers.{}.weight", (index + 1) % 6);
-            soon("the next weight is not read ahead", || report.cached().contains(&&next[..]));
+            soon("the next weight is not read ahead", || report.cache.cached().contains(&&next[..]));
         }
     }
-    let statistics = report.statistics();
+    let statistics = report.cache.statistics();
     assert_eq!((statistics.hits, statistics.stalls), (17, 1), "{statistics}");
 }
 
@@ -101,8 +103,8 @@ fn rows_are_read_without_their_table() {
     let (lazy, report) = load(config.init(&device), &saved.safetensors(), &LazyOptions::new());
     let indices = Tensor::from_ints([[5, 6, 7, 999, 0, 5]], &device);
     assert_eq!(lazy.forward(indices.clone()).into_data(), eager.forward(indices).into_data());
-    assert_eq!(report.statistics().bytes_read, 6 * 64 * 4);
-    assert_eq!(report.cached_bytes(), 0);
+    assert_eq!(report.cache.statistics().bytes_read, 6 * 64 * 4);
+    assert_eq!(report.cache.cached_bytes(), 0);
     let beyond = catch_unwind(AssertUnwindSafe(|| lazy.forward(Tensor::from_ints([[1000]], &device))));
     assert!(beyond.is_err());
 }
@@ -119,9 +121,9 @@ fn a_tied_head_reads_blocks() {
     let stock = x.clone().matmul(eager.weight.val().transpose().unsqueeze()).into_data();
     expected.assert_approx_eq::<f32>(&stock, Tolerance::default());
     lazy.logits(x).into_data().assert_approx_eq::<f32>(&expected, Tolerance::default());
-    let statistics = report.statistics();
+    let statistics = report.cache.statistics();
     assert_eq!((statistics.reads, statistics.bytes_read), (3, 9000 * 1024 * 4), "{statistics}");
-    assert_eq!(report.cached_bytes(), 0);
+    assert_eq!(report.cache.cached_bytes(), 0);
 
     // In training the blocks are read again.
     let device = device.autodiff();
@@ -135,7 +137,7 @@ fn a_tied_head_reads_blocks() {
     let (expected, gradients) = (square(eager.logits(of_eager.clone())), square(y));
     let [expected, dx] = [of_eager.grad(&expected), of_lazy.grad(&gradients)].map(Option::unwrap);
     dx.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::default());
-    assert_eq!(report.statistics().reads, 9);
+    assert_eq!(report.cache.statistics().reads, 9);
 }
 
 #[test]
@@ -182,7 +184,7 @@ fn clones_and_threads_share_the_cache() {
             scope.spawn(move || (0..20).for_each(|_| assert!(lazy.forward(device) == *expected)));
         }
     });
-    assert!(report.cached_bytes() <= 2 * WEIGHT, "{}", report.statistics());
+    assert!(report.cache.cached_bytes() <= 2 * WEIGHT, "{}", report.cache.statistics());
 }
 
 #[derive(Module, Debug)]
@@ -215,13 +217,17 @@ fn the_reading_thread_rests_when_nothing_fits() {
             assert_eq!(forward(), y);
             std::thread::sleep(Duration::from_millis(20));
             soon("the thread rests", || {
-                let reads = report.statistics().reads;
+                let reads = report.cache.statistics().reads;
                 std::thread::sleep(Duration::from_millis(20));
-                report.statistics().reads == reads
+                report.cache.statistics().reads == reads
             });
-            let after = report.statistics();
+            let after = report.cache.statistics();
             assert!(after.reads <= 16, "budget {budget}, {prefetch} ahead: {after}");
-            assert!(report.cached_bytes() <= budget, "budget {budget}: {}", report.cached_bytes());
+            assert!(
+                report.cache.cached_bytes() <= budget,
+                "budget {budget}: {}",
+                report.cache.cached_bytes()
+            );
         }
     }
 }
@@ -236,9 +242,9 @@ fn what_somebody_holds_is_not_read_again() {
         load(stock.init(&device), &saved.safetensors(), &all().with_budget(0).with_prefetch(0));
     let x = Tensor::<2>::ones([1, WIDTH], &device).require_grad();
     let y = (0..5).fold(x, |x, _| lazy.forward(x));
-    let statistics = report.statistics();
+    let statistics = report.cache.statistics();
     assert_eq!((statistics.reads, statistics.hits), (1, 4), "{statistics}");
-    assert_eq!(report.cached_bytes(), WEIGHT);
+    assert_eq!(report.cache.cached_bytes(), WEIGHT);
     y.sum().backward();
-    assert_eq!(report.cached_bytes(), 0);
+    assert_eq!(report.cache.cached_bytes(), 0);
 }

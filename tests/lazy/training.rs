@@ -59,11 +59,11 @@ fn gradients_flow_through_and_weights_are_read_again() {
                 let (lazy_y, lazy_dx, _) = gradient(&lazy, &device);
                 assert_eq!((lazy_y, lazy_dx), (y.clone(), dx.clone()), "{device:?}");
             }
-            assert_eq!(report.cached_bytes(), 0);
+            assert_eq!(report.cache.cached_bytes(), 0);
 
             let shift = Tensor::<3>::zeros([2, 4, 8], &device).require_grad();
             let (y, kept) = ledger(&lazy, shift, |lazy, shift| lazy.forward(shift));
-            assert_eq!(report.cached_bytes(), 0, "nothing holds a weight between the passes");
+            assert_eq!(report.cache.cached_bytes(), 0, "nothing holds a weight between the passes");
             assert!(kept.rows.iter().any(|row| row.reason == "read again" && row.bytes == Some(0)), "{kept}");
             drop(y);
         }
@@ -89,13 +89,13 @@ fn stock_layers_hold_their_weights(
     let (stock, report) = load(config.init(device), &saved.safetensors(), options);
     let x = Tensor::<2>::ones([2, 8], device).require_grad();
     let y = stock.forward(x.clone());
-    assert_eq!(report.held(), ["weight"]);
-    assert!(report.to_string().contains("held by somebody"));
+    assert_eq!(report.cache.held(), ["weight"]);
+    assert!(report.cache.to_string().contains("held by somebody"));
     y.sum().backward();
 
     let (ours, report) = load(nn::LinearConfig::new(8, 8).init(device), &saved.safetensors(), options);
     let _y = ours.forward(x);
-    assert!(report.held().is_empty());
+    assert!(report.cache.held().is_empty());
 }
 
 /// The factors of the adapters of one model in another.
@@ -153,7 +153,7 @@ fn a_lazy_convolution_keeps_no_converted_weight() {
     let (y, kept) = ledger(&lazy, x, |lazy, x| lazy.forward(x));
     let weight = kept.rows.iter().find(|row| row.operation == "conv1d" && row.reason == "read again");
     assert!(weight.is_some_and(|row| row.bytes == Some(0)), "{kept}");
-    assert!(report.held().is_empty(), "{report}");
+    assert!(report.cache.held().is_empty(), "{report}");
     y.sum().backward();
 }
 
@@ -218,5 +218,5 @@ fn validation_and_back() {
     let (y, dx, _) = gradient(&lazy, &device);
     let expected = gradient(&eager, &device);
     assert_eq!((y, dx), (expected.0, expected.1));
-    assert!(report.held().is_empty());
+    assert!(report.cache.held().is_empty());
 }

@@ -1,5 +1,5 @@
 //! Masks by Burn's operations: the bits are packed in 32-bit words of an integer tensor, so that they stay on the device.
-use super::{Masks, Saved, device_backends};
+use super::{Masks, Saved};
 use burn::backend::{
     Backend, Distribution, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor, IntTensor},

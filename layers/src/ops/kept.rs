@@ -1,7 +1,7 @@
 //! Keeping tensors of the graph for the backward pass, and saying so.
 use super::recompute::{RecomputeGuard, is_offered};
 use crate::backend::Saved;
-use crate::frozen::Origin;
+use crate::frozen::WeightSource;
 use crate::ledger;
 use burn::backend::{
     Backend, TensorMetadata,
@@ -26,15 +26,20 @@ pub(crate) enum Kept {
     },
     /// A frozen weight, which is read again.
     Frozen {
-        origin: Origin,
+        source: WeightSource,
         /// The `Device<B>` of the backend that keeps it.
         device: Arc<dyn Any + Send + Sync>,
     },
 }
 
 impl Kept {
+    /// Keeps a frozen weight that is read again: nothing but where it is. `None` for any other tensor.
+    pub(crate) fn frozen<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<Self> {
+        Some(Self::Frozen { source: source::<B>(tensor)?, device: Arc::new(tensor.device()) })
+    }
+
     /// Keeps a tensor of the graph.
-    pub(crate) fn new<BO, B, S, C, const N: usize>(
+    pub(crate) fn node<BO, B, S, C, const N: usize>(
         prep: &mut OpsPrep<BO, B, S, C, N, Tracked>,
         tensor: &FloatTensor<Autodiff<B>>,
     ) -> Self
@@ -43,9 +48,6 @@ impl Kept {
         S: Clone + Send + core::fmt::Debug + 'static,
         BO: Backward<B, N, State = S>,
     {
-        if let Some(origin) = origin::<B>(tensor) {
-            return Self::Frozen { origin, device: Arc::new(tensor.device()) };
-        }
         let node = prep.checkpoint(tensor);
         Self::Node { node, _guard: tensor.is_tracked().then(|| Arc::new(RecomputeGuard::new(node))) }
     }
@@ -54,16 +56,16 @@ impl Kept {
     pub(crate) fn get<B: Backend>(self, checkpointer: &mut Checkpointer) -> FloatTensor<B> {
         match self {
             Self::Node { node, .. } => checkpointer.retrieve_node_output(node),
-            Self::Frozen { origin, device } => {
-                origin.read::<B>(device.downcast_ref().expect("of the backend that keeps it"))
+            Self::Frozen { source, device } => {
+                source.read::<B>(device.downcast_ref().expect("of the backend that keeps it"))
             }
         }
     }
 }
 
 /// Where a frozen weight is read again.
-fn origin<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<Origin> {
-    if tensor.is_tracked() { None } else { Origin::of(tensor.id()) }
+fn source<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<WeightSource> {
+    if tensor.is_tracked() { None } else { WeightSource::of(tensor.id()) }
 }
 
 /// Reports what a step keeps to the [ledger].
@@ -87,7 +89,7 @@ impl Ledger {
     ) {
         // Looked up only while somebody records.
         self.report(name, || {
-            if origin::<B>(tensor).is_some() {
+            if source::<B>(tensor).is_some() {
                 (0, "read again", None)
             } else if is_offered(tensor.id()) {
                 (0, "computed again", Some(tensor.id()))

@@ -289,12 +289,14 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
         inputs.each_ref().map(|input| Some(input.as_ref().filter(|input| input.is_tracked())?.shape()));
     // Handles of what is needed later: what nobody needs, the forward pass may overwrite.
     let mut held: Inputs<Autodiff<B>, N> = [const { None }; N];
+    let mut kept = [const { None }; N];
     for (input, tensor) in inputs.iter().enumerate() {
         let Some(tensor) = tensor else { continue };
         if let Some(reason) = plan.reasons[input] {
             ledger.input::<B>(O::INPUTS[input], tensor, reason);
+            kept[input] = Kept::frozen::<B>(tensor);
         }
-        if plan.offers || plan.reasons[input].is_some() {
+        if plan.offers || plan.reasons[input].is_some() && kept[input].is_none() {
             held[input] = Some(tensor.clone());
         }
     }
@@ -308,10 +310,11 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
         false => prep.compute_bound(),
     };
     let OpsKind::Tracked(mut prep) = prep.stateful() else { unreachable!("an input is tracked") };
-    let kept = core::array::from_fn(|input| {
-        plan.reasons[input]?;
-        held[input].as_ref().map(|tensor| Kept::new(&mut prep, tensor))
-    });
+    for (input, tensor) in held.iter().enumerate() {
+        if let (Some(tensor), Some(_), None) = (tensor, plan.reasons[input], &kept[input]) {
+            kept[input] = Some(Kept::node(&mut prep, tensor));
+        }
+    }
     let offered = Offered::new(plan.offers);
     let y = prep.finish(State { kept, shapes, saved, _offered: offered.clone() }, y);
     offered.promise(y.id());

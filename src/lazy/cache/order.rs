@@ -1,30 +1,32 @@
-//! In which order weights are used: what was used after the same weights before will be used again.
+//! In which order weights are used. Passes over a model repeat: what followed a pair of weights the last time is expected
+//! again.
 use std::collections::HashSet;
 
-/// So many uses are remembered at least; a period (forward pass, or forward and backward) must be shorter to be learned.
+/// The number of uses that are remembered at least. A period (a forward pass, or a forward and a backward pass) must be
+/// shorter to be learned.
 const REMEMBERED: usize = 1 << 16;
 
-/// The uses so far, and where in them the next ones are expected.
+/// The uses so far, and the place in them from which they are expected to repeat.
 #[derive(Debug)]
 pub(super) struct Order {
-    /// Begins with a pass that was not yet made: the order of the parameters in the module.
+    /// Begins with the order of the parameters in the module, as if a pass had been made in that order.
     uses: Vec<usize>,
-    /// Where what comes next came before.
+    /// The index in `uses` of what is expected next.
     expected: usize,
-    /// How many expectations came true since the last that did not.
+    /// The number of expectations that came true since the last that did not.
     right: usize,
 }
 
-/// Expectations are trusted again after so many that came true.
+/// The number of expectations that must come true before the next ones are trusted.
 const TRUSTED: usize = 2;
 
 impl Order {
-    /// Of so many weights, expected one after the other.
+    /// For this number of weights, which are expected one after the other.
     pub fn new(weights: usize) -> Self {
         Self { uses: (0..weights).collect(), expected: 0, right: TRUSTED }
     }
 
-    /// The use of a weight.
+    /// Records the use of a weight.
     pub fn record(&mut self, weight: usize) {
         let previous = self.uses.last().copied();
         if self.uses.get(self.expected) == Some(&weight) {
@@ -45,13 +47,13 @@ impl Order {
         }
     }
 
-    /// Whether what is expected is likely.
+    /// Whether the expectations came true of late.
     pub fn is_trusted(&self) -> bool {
         self.right >= TRUSTED
     }
 
-    /// The weights that are expected next, each once, the first first.
-    pub fn next(&self) -> impl Iterator<Item = usize> + '_ {
+    /// The weights in the order in which they are expected, each once.
+    pub fn upcoming(&self) -> impl Iterator<Item = usize> + '_ {
         let mut seen = HashSet::new();
         self.uses[self.expected..].iter().copied().filter(move |weight| seen.insert(*weight))
     }
@@ -62,7 +64,7 @@ mod tests {
     use super::*;
 
     fn next(order: &Order, count: usize) -> Vec<usize> {
-        order.next().take(count).collect()
+        order.upcoming().take(count).collect()
     }
 
     #[test]

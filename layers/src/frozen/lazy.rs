@@ -1,0 +1,289 @@
+use super::placeholder::{is_placeholder, placeholder};
+use super::side_channel::{answer, note_loaded, take_loaded, without_note};
+use super::source::remember;
+use super::weight::{FrozenWeight, RowBlock, read_tensor};
+use crate::burn_internals::REPARAMETERIZATION;
+use crate::ops::node_id;
+use burn::module::{
+    Content, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
+    ParamId, ParamMapper, Reparameterization,
+};
+use burn::tensor::{DType, Device, Int, Shape, Tensor};
+use core::any::Any;
+use core::fmt::Debug;
+use std::sync::{Arc, OnceLock};
+
+/// The reparameterization of a parameter whose value is a [`FrozenWeight`].
+///
+/// The parameter itself holds a placeholder of the right shape that takes no memory. It is frozen: using it while it
+/// requires a gradient panics. [`Module::apply_lora`] attaches its adapter to the lazy weight, under the path that the
+/// adapter of an ordinary weight has. Records hold the weight. A record that is loaded replaces the lazy weight by its own,
+/// in memory. Call [`materialize`](Module::materialize) before anything else that changes values (`cast`,
+/// `quantize_weights`). A weight that its module transposes when it is loaded
+/// ([`LinearLayout::Col`](burn::nn::LinearLayout)) is kept for the backward pass.
+#[derive(Clone, Debug)]
+pub struct LazyWeight {
+    weight: Arc<dyn FrozenWeight>,
+    adapter: Option<LoraAdapter>,
+    /// The functions of the base, a `ParamMapper<Tensor<D>>`, if the one for loading changes what it loads.
+    mapper: Option<Arc<dyn Any + Send + Sync>>,
+    id: ParamId,
+    device: Device,
+    /// The dtype of the base.
+    dtype: DType,
+    /// Whether the base is no longer the placeholder.
+    replaced: OnceLock<bool>,
+}
+
+impl LazyWeight {
+    /// Makes a parameter lazy, without initializing it: returns the parameter with a placeholder, and the
+    /// reparameterization to attach to it.
+    ///
+    /// The weight has the shape that the parameter has in a record.
+    pub fn attach<const D: usize>(
+        param: Param<Tensor<D>>,
+        weight: Arc<dyn FrozenWeight>,
+    ) -> (Param<Tensor<D>>, Self) {
+        let (id, device) = (param.id, param.lazy_device());
+        let (shape, dtype) = (weight.shape(), weight.dtype());
+        // Loading is the only way to the functions that neither initializes the parameter nor changes what its clones share
+        // with it.
+        let loaded = placeholder(shape.clone(), dtype, &device);
+        let (_, _, mapper) = without_note(|| param.transform_for_load(loaded, id)).consume();
+        let changes = changes_loaded(&mapper, shape.clone(), dtype, &device);
+        let mapper = Arc::new(mapper);
+
+        let on_init = mapper.clone();
+        let init = move |device: &Device, require_grad| {
+            load(&on_init, placeholder(shape, dtype, device)).set_require_grad(require_grad)
+        };
+        let on_load = mapper.clone();
+        let param = Param::uninitialized(id, init, device.clone(), false, weight.shape());
+        let param = param.load_mapper(move |value| {
+            let value = load(&on_load, value);
+            note_loaded(id, value.dtype());
+            value
+        });
+        // A parameter that was materialized may outlive its weight.
+        let (weak, on_save) = (Arc::downgrade(&weight), mapper.clone());
+        let param = param.save_mapper(move |base| match is_placeholder(&base) {
+            true => {
+                let weight = weak.upgrade().expect("the module that is saved has its weights");
+                if answer(&weight) { base } else { read_tensor(&*weight, &base.device()) }
+            }
+            false => on_save.on_save(base),
+        });
+        let mapper = changes.then_some(mapper as Arc<dyn Any + Send + Sync>);
+        (param, Self { weight, adapter: None, mapper, id, device, dtype, replaced: OnceLock::new() })
+    }
+
+    /// The weight.
+    pub fn weight(&self) -> &Arc<dyn FrozenWeight> {
+        &self.weight
+    }
+
+    /// The low-rank adapter on the weight, if there is one.
+    pub fn adapter(&self) -> Option<&LoraAdapter> {
+        self.adapter.as_ref()
+    }
+
+    /// Reads the weight without its adapter; `base` is what the parameter holds, and returned if it is no longer the
+    /// placeholder.
+    pub(super) fn read<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        if self.is_replaced(&base) {
+            return base;
+        }
+        let weight = read_tensor(&*self.weight, &base.device());
+        if self.mapper.is_none() {
+            remember(&weight, &self.weight, false);
+        }
+        self.loaded(weight)
+    }
+
+    /// What the module makes of a weight when it loads it.
+    fn loaded<const D: usize>(&self, weight: Tensor<D>) -> Tensor<D> {
+        match self.mapper.as_ref().and_then(|mapper| mapper.downcast_ref::<ParamMapper<Tensor<D>>>()) {
+            Some(mapper) => load(mapper, weight),
+            None => weight,
+        }
+    }
+
+    /// Reads the rows `[batch, length, row]` with the indices `[batch, length]`.
+    pub(super) fn read_rows(&self, base: Tensor<2>, indices: Tensor<2, Int>) -> Tensor<3> {
+        let ([batch, length], device) = (indices.dims(), base.device());
+        if self.mapper.is_some() || self.is_replaced(&base) || batch * length == 0 {
+            return crate::functional::embedding(self.read(base), indices);
+        }
+        let [_, width] = base.dims();
+        let indices = indices.into_data().convert::<i64>();
+        let rows = indices.iter::<i64>().map(|row| usize::try_from(row).unwrap_or(usize::MAX));
+        let rows = self.weight.read_rows(&rows.collect::<Vec<_>>());
+        Tensor::<2>::from_data(rows, (&device, self.weight.dtype())).reshape([batch, length, width])
+    }
+
+    /// See [`transposed_blocks`](super::transposed_blocks).
+    pub(super) fn transposed_blocks(
+        &self,
+        base: Tensor<2>,
+        bytes: usize,
+    ) -> Option<impl Iterator<Item = Tensor<2>> + use<>> {
+        let [rows, width] = base.dims();
+        if self.adapter.is_some() || self.mapper.is_some() || rows * width == 0 || self.is_replaced(&base) {
+            return None;
+        }
+        let (table, device) = (self.weight.clone(), base.device());
+        let rows_of_block = (bytes / (width * table.dtype().size())).max(1);
+        let mut in_use: Option<Arc<dyn FrozenWeight>> = None;
+        Some((0..rows).step_by(rows_of_block).map(move |first| {
+            let rows = first..rows.min(first + rows_of_block);
+            // What is remembered is not kept alive: that is done here, until the next block.
+            let block = in_use.insert(Arc::new(RowBlock { table: table.clone(), rows }));
+            let transposed = read_tensor::<2>(&**block, &device).transpose();
+            remember(&transposed, block, true);
+            transposed
+        }))
+    }
+
+    /// Whether the base is no longer the placeholder: what it holds then is the value.
+    fn is_replaced<const D: usize>(&self, base: &Tensor<D>) -> bool {
+        *self.replaced.get_or_init(|| {
+            let (dtype, found) = (self.weight.dtype(), base.dtype());
+            // Of a packed tensor it cannot be told whether it was the placeholder.
+            let replaced = found.is_float() && !is_placeholder(base);
+            assert!(
+                replaced || found == dtype,
+                "a lazy weight {:?} of {dtype:?} cannot become {found:?}: `materialize` the module before",
+                self.weight.shape(),
+            );
+            assert!(
+                replaced || !base.is_require_grad(),
+                "a lazy weight {:?} is frozen: `materialize` the module to train it, or leave it out of `unfreeze`",
+                self.weight.shape(),
+            );
+            replaced
+        })
+    }
+
+    /// `device` with the autodiff context of the present device, as where a tensor is moved.
+    fn moved_to(&self, device: &Device) -> Device {
+        device.clone().with_autodiff_context_from(&self.device)
+    }
+
+    /// Offers the parameter to a mapper that may attach an adapter to it: when the mapper had the base, the lazy weight was
+    /// detached, and an adapter on the base is lost.
+    fn offer<M: ModuleMapper>(&mut self, mapper: &mut M) {
+        match self.weight.shape().num_dims() {
+            2 => self.offer_rank::<2, _>(mapper),
+            3 => self.offer_rank::<3, _>(mapper),
+            4 => self.offer_rank::<4, _>(mapper),
+            5 => self.offer_rank::<5, _>(mapper),
+            _ => (),
+        }
+    }
+
+    fn offer_rank<const D: usize, M: ModuleMapper>(&mut self, mapper: &mut M) {
+        let like = self.loaded(placeholder::<D>(self.weight.shape(), self.dtype, &self.device));
+        let shape = like.shape();
+        let param = Param::uninitialized(self.id, |_, _| like, self.device.clone(), false, shape);
+        self.adapter = mapper.map_float(param).reparameterization::<LoraAdapter>().cloned();
+    }
+}
+
+/// What a module makes of a value when it loads it.
+fn load<const D: usize>(mapper: &ParamMapper<Tensor<D>>, value: Tensor<D>) -> Tensor<D> {
+    without_note(|| mapper.on_load(value))
+}
+
+/// Whether a module changes what it loads. A function that returns the tensor it was given returns its autodiff node, and
+/// none that computes something does.
+fn changes_loaded<const D: usize>(
+    mapper: &ParamMapper<Tensor<D>>,
+    shape: Shape,
+    dtype: DType,
+    device: &Device,
+) -> bool {
+    let device = if device.is_autodiff() { device.clone() } else { device.clone().autodiff() };
+    let given = placeholder::<D>(shape, dtype, &device);
+    let node = node_id(given.clone());
+    node_id(load(mapper, given)) != node
+}
+
+impl Reparameterization for LazyWeight {
+    const NAME: &'static str = "lazy";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let weight = self.read(base);
+        match &self.adapter {
+            Some(adapter) => adapter.apply(weight),
+            None => weight,
+        }
+    }
+}
+
+impl Module for LazyWeight {
+    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+        self.adapter.collect_devices(devices)
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        let (device, adapter) = (self.moved_to(device), self.adapter.fork(device));
+        Self { adapter, device, ..self }
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        let (device, adapter) = (self.moved_to(device), self.adapter.to_device(device));
+        Self { adapter, device, ..self }
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        if let Some(adapter) = &self.adapter {
+            // Under the path that it has where it is the only reparameterization.
+            visitor.exit_module(Self::NAME, REPARAMETERIZATION);
+            visitor.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
+            adapter.visit(visitor);
+            visitor.exit_module(LoraAdapter::NAME, REPARAMETERIZATION);
+            visitor.enter_module(Self::NAME, REPARAMETERIZATION);
+        }
+    }
+
+    fn map<M: ModuleMapper>(mut self, mapper: &mut M) -> Self {
+        self.replaced = OnceLock::new();
+        let loaded = take_loaded(self.id);
+        self.dtype = loaded.unwrap_or(self.dtype);
+        mapper.exit_module(Self::NAME, REPARAMETERIZATION);
+        match self.adapter.take() {
+            Some(adapter) => {
+                mapper.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
+                self.adapter = Some(adapter.map(mapper));
+                mapper.exit_module(LoraAdapter::NAME, REPARAMETERIZATION);
+            }
+            // A record has the parameter once, and the base was loaded from it.
+            None if loaded.is_none() => self.offer(mapper),
+            None => (),
+        }
+        mapper.enter_module(Self::NAME, REPARAMETERIZATION);
+        self
+    }
+
+    fn valid(&self) -> Self {
+        let (adapter, device) = (self.adapter.valid(), self.device.clone().inner());
+        Self { adapter, device, ..self.clone() }
+    }
+
+    fn train(self) -> Self {
+        let (adapter, device) = (self.adapter.train(), self.device.clone().autodiff());
+        Self { adapter, device, replaced: OnceLock::new(), ..self }
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+}
+
+impl ModuleDisplayDefault for LazyWeight {
+    fn content(&self, content: Content) -> Option<Content> {
+        content.add("adapter", &self.adapter).optional()
+    }
+}
+
+impl ModuleDisplay for LazyWeight {}

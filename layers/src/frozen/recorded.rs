@@ -1,0 +1,22 @@
+use super::{FrozenWeight, side_channel};
+use burn::module::Param;
+use burn::tensor::Tensor;
+use std::sync::Arc;
+
+/// What a record holds of a parameter.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "returned to the caller, one at a time")]
+pub enum Recorded<const D: usize> {
+    /// The value of an ordinary parameter.
+    Value(Tensor<D>),
+    /// The weight of a lazy parameter, which was not read.
+    Frozen(Arc<dyn FrozenWeight>),
+}
+
+impl<const D: usize> Recorded<D> {
+    /// What a record holds of this parameter, which is as visitors see it. A lazy weight is not read.
+    pub fn of(param: &Param<Tensor<D>>) -> Self {
+        let (value, frozen) = side_channel::ask_for_weight(|| param.transform_for_save().into_value());
+        frozen.map_or(Self::Value(value), Self::Frozen)
+    }
+}

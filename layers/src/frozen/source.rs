@@ -1,0 +1,68 @@
+//! Which tensors were read from a frozen weight.
+//!
+//! A layer reads its weight into an ordinary tensor and hands that to an operation, several calls further down. An operation
+//! that needs the tensor in its backward pass asks here whether it can be read again instead, by the autodiff node of the
+//! tensor. Between the reading and the question there are the few operations of one layer, on one thread: the last reads of the
+//! thread are all that must be remembered, and a read that was forgotten costs memory, never a result.
+use super::FrozenWeight;
+use crate::ops::node_id;
+use burn::backend::{
+    Backend,
+    autodiff::NodeId,
+    tensor::{Device as BackendDevice, FloatTensor},
+};
+use burn::tensor::Tensor;
+use core::cell::RefCell;
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+/// The number of reads that are remembered: more than lie between any read and its use.
+const REMEMBERED: usize = 256;
+
+thread_local! {
+    static READS: RefCell<VecDeque<Read>> = RefCell::default();
+}
+
+/// A tensor that was read.
+struct Read {
+    node: NodeId,
+    weight: Weak<dyn FrozenWeight>,
+    transposed: bool,
+}
+
+/// Remembers that a tensor is this weight, or this weight transposed.
+pub(super) fn remember<const D: usize>(tensor: &Tensor<D>, weight: &Arc<dyn FrozenWeight>, transposed: bool) {
+    let Some(node) = node_id(tensor.clone()) else { return };
+    READS.with_borrow_mut(|reads| {
+        if reads.len() == REMEMBERED {
+            reads.pop_front();
+        }
+        reads.push_back(Read { node, weight: Arc::downgrade(weight), transposed });
+    });
+}
+
+/// What the tensor of a node is read from again.
+#[derive(Clone, Debug)]
+pub(crate) struct WeightSource {
+    weight: Arc<dyn FrozenWeight>,
+    transposed: bool,
+}
+
+impl WeightSource {
+    /// The source of a node, if a frozen weight was read into it.
+    pub(crate) fn of(node: NodeId) -> Option<Self> {
+        READS.with_borrow(|reads| {
+            let Read { weight, transposed, .. } = reads.iter().rev().find(|read| read.node == node)?;
+            Some(Self { weight: weight.upgrade()?, transposed: *transposed })
+        })
+    }
+
+    /// Reads the tensor.
+    pub(crate) fn read<B: Backend>(&self, device: &BackendDevice<B>) -> FloatTensor<B> {
+        let weight = B::float_from_data(self.weight.read(), device);
+        match self.transposed {
+            true => B::float_swap_dims(weight, 0, 1),
+            false => weight,
+        }
+    }
+}

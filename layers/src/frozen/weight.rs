@@ -1,0 +1,62 @@
+use burn::tensor::{Bytes, DType, Device, Shape, Tensor, TensorData};
+use core::fmt::Debug;
+use core::ops::Range;
+use std::sync::Arc;
+
+/// A weight that can be read any number of times, with the same result every time.
+pub trait FrozenWeight: Debug + Send + Sync {
+    /// The shape of the weight.
+    fn shape(&self) -> Shape;
+
+    /// The dtype in which the weight is read.
+    fn dtype(&self) -> DType;
+
+    /// Reads the weight.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the weight can no longer be read: a forward pass has no other way to fail.
+    fn read(&self) -> TensorData;
+
+    /// Reads the rows (entries of the first axis) with these indices, in the order of the indices.
+    ///
+    /// # Panics
+    ///
+    /// As [`read`](Self::read), and for an index beyond the last row.
+    fn read_rows(&self, rows: &[usize]) -> TensorData {
+        let (table, mut shape) = (self.read(), self.shape());
+        let size = table.bytes().len() / shape[0].max(1);
+        let bytes: Vec<u8> =
+            rows.iter().flat_map(|row| &table.bytes()[row * size..][..size]).copied().collect();
+        shape[0] = rows.len();
+        TensorData::from_bytes(Bytes::from_bytes_vec(bytes), shape, self.dtype())
+    }
+}
+
+/// Consecutive rows of a table, as a weight of their own.
+#[derive(Debug)]
+pub(super) struct RowBlock {
+    pub table: Arc<dyn FrozenWeight>,
+    pub rows: Range<usize>,
+}
+
+impl FrozenWeight for RowBlock {
+    fn shape(&self) -> Shape {
+        let mut shape = self.table.shape();
+        shape[0] = self.rows.len();
+        shape
+    }
+
+    fn dtype(&self) -> DType {
+        self.table.dtype()
+    }
+
+    fn read(&self) -> TensorData {
+        self.table.read_rows(&self.rows.clone().collect::<Vec<_>>())
+    }
+}
+
+/// Reads a weight as a tensor.
+pub(super) fn read_tensor<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> Tensor<D> {
+    Tensor::from_data(weight.read(), (device, weight.dtype()))
+}

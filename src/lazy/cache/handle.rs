@@ -1,0 +1,93 @@
+use super::{Shared, Slot, Statistics};
+use crate::measure::human_bytes;
+use std::fmt;
+use std::sync::Arc;
+
+/// A look at the lazy weights of a module, at any time: which are in memory, which somebody holds, what was read. Displays
+/// as a few lines.
+///
+/// It holds no weight: what the cache has is freed with the module and its clones.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
+/// use burn_memsave::nn::LinearConfig;
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("model.bpk");
+/// let (device, config) = (Device::flex(), LinearConfig::new(256, 256));
+/// config.init(&device).save_file(&path)?;
+/// let file = WeightFile::open(&path)?;
+/// let (linear, report) = config.init(&device).lazy_load(&file, &LazyOptions::new())?;
+///
+/// let cache = report.cache;
+/// assert_eq!(cache.cached_bytes(), 0);
+/// linear.forward(Tensor::<2>::ones([1, 256], &device));
+/// assert_eq!((cache.cached(), cache.statistics().reads), (vec!["weight"], 1));
+/// drop(linear);
+/// assert_eq!(cache.cached_bytes(), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct LazyCache(pub(super) Arc<Shared>);
+
+impl LazyCache {
+    /// The bytes of lazy weights that are in memory now, in use or not.
+    pub fn cached_bytes(&self) -> u64 {
+        self.0.pool.bytes() as u64
+    }
+
+    /// The most bytes of lazy weights that may be in memory.
+    pub fn budget(&self) -> u64 {
+        self.0.settings.budget as u64
+    }
+
+    /// What was read so far, and who had to wait.
+    pub fn statistics(&self) -> Statistics {
+        self.0.lock().statistics
+    }
+
+    /// The lazy parameters whose weights the cache has now.
+    pub fn cached(&self) -> Vec<&str> {
+        let state = self.0.lock();
+        self.paths(|index| matches!(state.slots[index], Slot::Present(_)))
+    }
+
+    /// The lazy parameters whose weights somebody else holds now. Between a forward pass and its backward pass these are the
+    /// weights of stock layers, which keep what layers of this library read again.
+    pub fn held(&self) -> Vec<&str> {
+        let state = self.0.lock();
+        self.paths(|index| {
+            let cached = matches!(state.slots[index], Slot::Present(_));
+            state.last_read[index].strong_count() > usize::from(cached)
+        })
+    }
+
+    fn paths(&self, of: impl Fn(usize) -> bool) -> Vec<&str> {
+        let weights = self.0.weights.iter().enumerate();
+        weights.filter(|(index, _)| of(*index)).map(|(_, weight)| &weight.path[..]).collect()
+    }
+}
+
+impl fmt::Display for LazyCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [cached, budget] = [self.cached_bytes(), self.budget()].map(human_bytes);
+        write!(f, "{cached} of lazy weights in memory, of at most {budget}\n{}", self.statistics())?;
+        let held = self.held();
+        if !held.is_empty() {
+            write!(
+                f,
+                "\nheld by somebody (stock layers do so until the backward pass): {}",
+                held.join(", ")
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LazyCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LazyCache({} weights)", self.0.weights.len())
+    }
+}

@@ -1,0 +1,121 @@
+//! The parameters of a module, as a file is looked up for them.
+use burn::module::{Module, ModuleVisitor, Param, Reparameterization};
+use burn::tensor::{Bool, DType, Int, Shape, Tensor};
+use burn_memsave_layers::burn_internals::REPARAMETERIZATION;
+use burn_memsave_layers::frozen::{LazyWeight, Recorded};
+use std::collections::BTreeSet;
+
+/// What a parameter consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Float,
+    Int,
+    Bool,
+}
+
+impl Kind {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float => "float",
+            Self::Int => "int",
+            Self::Bool => "bool",
+        }
+    }
+
+    pub fn accepts(self, dtype: DType) -> bool {
+        match self {
+            Self::Float => dtype.is_float() || matches!(dtype, DType::QFloat(_)),
+            Self::Int => dtype.is_int() || dtype.is_uint(),
+            Self::Bool => dtype.is_bool() || matches!(dtype, DType::U8 | DType::U32),
+        }
+    }
+}
+
+/// A parameter of the module.
+pub(super) struct Target {
+    pub path: String,
+    /// The path without the names of enum variants, which other frameworks do not have.
+    pub short_path: String,
+    /// The types that it is in, outermost first, such as `Struct:Linear`.
+    pub containers: Vec<String>,
+    pub kind: Kind,
+    /// The shape in a record.
+    pub shape: Shape,
+    pub rank: usize,
+    pub reparameterized: bool,
+}
+
+/// Collects the parameters of a module, without initializing them.
+#[derive(Default)]
+pub(super) struct Targets {
+    names: Vec<String>,
+    containers: Vec<String>,
+    pub targets: Vec<Target>,
+}
+
+impl Targets {
+    fn add(&mut self, kind: Kind, shape: Shape, rank: usize) {
+        let (names, containers) = (&self.names, &self.containers);
+        let no_variant =
+            names.iter().zip(containers).filter(|(_, container)| !container.starts_with("Enum:"));
+        let short_path = no_variant.map(|(name, _)| &name[..]).collect::<Vec<_>>().join(".");
+        let (path, containers) = (names.join("."), containers.clone());
+        self.targets.push(Target { path, short_path, containers, kind, shape, rank, reparameterized: false });
+    }
+}
+
+impl ModuleVisitor for Targets {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        if container_type == REPARAMETERIZATION
+            && let Some(target) = self.targets.last_mut()
+        {
+            target.reparameterized = true;
+        }
+        self.names.push(name.into());
+        self.containers.push(container_type.into());
+    }
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.names.pop();
+        self.containers.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // The shape in a record: the module may hold the parameter transposed.
+        let shape = match param.is_initialized() {
+            true => match Recorded::of(param) {
+                Recorded::Value(value) => value.shape(),
+                Recorded::Frozen(weight) => weight.shape(),
+            },
+            false => param.lazy_shape(),
+        };
+        self.add(Kind::Float, shape, D);
+    }
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.add(Kind::Int, param.lazy_shape(), D);
+    }
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.add(Kind::Bool, param.lazy_shape(), D);
+    }
+}
+
+/// The paths of the lazy parameters of a module.
+pub(super) fn lazy_paths(module: &impl Module) -> BTreeSet<String> {
+    #[derive(Default)]
+    struct Lazy {
+        path: Vec<String>,
+        found: BTreeSet<String>,
+    }
+    impl ModuleVisitor for Lazy {
+        fn enter_module(&mut self, name: &str, container_type: &str) {
+            if (name, container_type) == (LazyWeight::NAME, REPARAMETERIZATION) {
+                self.found.insert(self.path.join("."));
+            }
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+    }
+    let mut lazy = Lazy::default();
+    module.visit(&mut lazy);
+    lazy.found
+}
