@@ -72,6 +72,21 @@ pub(crate) fn erf(x: f32) -> f32 {
     if x.abs() > NEAR { far.copysign(x) } else { near }
 }
 
+/// `1 / (1 + exp(-x))` without overflow.
+#[inline(always)]
+pub(crate) fn sigmoid<A: CpuElement<Acc = A>>(x: A) -> A {
+    let e = (-x.abs()).fast_exp();
+    let s = A::one() / (A::one() + e);
+    if x >= A::zero() { s } else { e * s }
+}
+
+/// `log(1 + x)` for `x >= 0`, to the last digits also where `1 + x` is 1, after Kahan: faster than the function of the platform.
+#[inline(always)]
+pub(crate) fn log_1p<A: CpuElement<Acc = A>>(x: A) -> A {
+    let sum = A::one() + x;
+    if sum == A::one() { x } else { sum.ln() * (x / (sum - A::one())) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,19 +140,4 @@ mod tests {
         assert_eq!(exp(f32::MIN), 0.0);
         assert!(exp(f32::NAN).is_nan());
     }
-}
-
-/// `1 / (1 + exp(-x))` without overflow.
-#[inline(always)]
-pub(crate) fn sigmoid<A: CpuElement<Acc = A>>(x: A) -> A {
-    let e = (-x.abs()).fast_exp();
-    let s = A::one() / (A::one() + e);
-    if x >= A::zero() { s } else { e * s }
-}
-
-/// `log(1 + x)` for `x >= 0`, to the last digits also where `1 + x` is 1, after Kahan: faster than the function of the platform.
-#[inline(always)]
-pub(crate) fn log_1p<A: CpuElement<Acc = A>>(x: A) -> A {
-    let sum = A::one() + x;
-    if sum == A::one() { x } else { sum.ln() * (x / (sum - A::one())) }
 }

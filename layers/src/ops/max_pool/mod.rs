@@ -16,7 +16,7 @@ use crate::backend::{Placeholders, Saved, device_backends};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, ops::MaxPoolOptions};
 
-#[allow(dead_code)] // without a device backend nobody calls it
+#[cfg(any(feature = "wgpu", feature = "cuda", feature = "remote", all(test, feature = "flex")))]
 mod composed;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
