@@ -110,11 +110,13 @@ pub fn visit(visitor: &mut impl Visitor) {
     row! {
         visitor, "rotary encoding", QUERIES.test([2, 3, 9, 8]), kept::nothing,
         config(device) |nn, [.., length, width]| nn::RotaryEncodingConfig::new(length, width),
+        only_f32("its table of frequencies is in f32, and no parameter"),
         without(VARIANT, "no part of the README's table")
     }
     row! {
         visitor, "rotary encoding of rows", Shapes::only([2, 9, 8]), kept::nothing,
         config(device) |nn, [.., length, width]| nn::RotaryEncodingConfig::new(length, width),
+        only_f32("its table of frequencies is in f32, and no parameter"),
         without(VARIANT, "no part of the README's table")
     }
 }

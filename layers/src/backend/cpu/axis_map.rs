@@ -310,6 +310,6 @@ fn zeros<A: CpuElement>(values: &mut Vec<A>, len: usize) {
 }
 
 /// The values themselves, where sums are made in their own type.
-fn accumulators<E: CpuElement>(values: &mut [E]) -> Option<&mut [E::Acc]> {
+pub(crate) fn accumulators<E: CpuElement>(values: &mut [E]) -> Option<&mut [E::Acc]> {
     (E::dtype() == <E::Acc as Element>::dtype()).then(|| bytemuck::cast_slice_mut(values))
 }

@@ -2,10 +2,11 @@
 use super::{MaxPoolKernels, output_shape};
 use crate::backend::{
     Saved,
-    cpu::{CpuBackend, CpuElement, parallel, with_element},
+    cpu::{CpuBackend, CpuElement, axis_map::accumulators, parallel, with_element},
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16, ops::MaxPoolOptions};
+use num_traits::Zero;
 use std::sync::Arc;
 
 impl<B: CpuBackend> MaxPoolKernels for B {
@@ -252,19 +253,32 @@ impl Geometry {
         let tap = |position: usize| taps.get(position).copied().unwrap_or_else(|| tap(position));
         let padding = rows.padding * columns.size + columns.padding;
         let work = planes * (plane_in + 4 * plane_out); // reads through a table
+        // Windows that overlap add up in one element: in f32 at least, narrowed once.
+        let add = |dx: &mut [E::Acc], offsets: &[O], dy: &[E]| {
+            for oh in 0..rows.out {
+                let row = oh * columns.out..(oh + 1) * columns.out;
+                let mut first = oh * rows.stride * columns.size;
+                for (&offset, &dy) in offsets[row.clone()].iter().zip(&dy[row]) {
+                    if offset != O::EMPTY {
+                        let dx = &mut dx[first + tap(offset.position()) - padding];
+                        *dx = *dx + dy.widen();
+                    }
+                    first += columns.stride;
+                }
+            }
+        };
         parallel::filled(planes * plane_in, E::zero(), task * plane_in, work, |index, dx| {
+            let mut sums = vec![];
             for (plane, dx) in (index * task..).zip(dx.chunks_mut(plane_in)) {
                 let range = plane * plane_out..(plane + 1) * plane_out;
                 let (offsets, dy) = (&offsets[range.clone()], &dy[range]);
-                for oh in 0..rows.out {
-                    let row = oh * columns.out..(oh + 1) * columns.out;
-                    let mut first = oh * rows.stride * columns.size;
-                    for (&offset, &dy) in offsets[row.clone()].iter().zip(&dy[row]) {
-                        if offset != O::EMPTY {
-                            let dx = &mut dx[first + tap(offset.position()) - padding];
-                            *dx = *dx + dy;
-                        }
-                        first += columns.stride;
+                match accumulators(dx) {
+                    Some(dx) => add(dx, offsets, dy),
+                    None => {
+                        sums.clear();
+                        sums.resize(plane_in, <E::Acc as Zero>::zero());
+                        add(&mut sums, offsets, dy);
+                        dx.iter_mut().zip(&sums).for_each(|(dx, &sum)| *dx = E::narrow(sum));
                     }
                 }
             }
