@@ -15,7 +15,7 @@ use super::{
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::Masks;
-use burn::backend::{Distribution, TensorMetadata, tensor::FloatTensor};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
 
 extension! {
     /// Dropout.
@@ -35,6 +35,13 @@ pub struct Dropout {
     keep: f64,
 }
 
+impl Dropout {
+    fn draw<B: Masks>(self, like: &FloatTensor<B>) -> Dropped<B> {
+        let mask = B::bernoulli_mask(like.shape(), like.dtype(), &like.device(), self.keep);
+        Dropped { mask, scale: 1.0 / self.keep }
+    }
+}
+
 impl<B: Masks> Operation<B, 1> for Dropout {
     const INPUTS: [&'static str; 1] = ["x"];
     type Saved = Dropped<B>;
@@ -49,16 +56,13 @@ impl<B: Masks> Operation<B, 1> for Dropout {
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
         let x = given(x);
-        let bernoulli = Distribution::Bernoulli(self.keep);
-        let drawn = B::float_random(x.shape(), bernoulli, &x.device(), x.dtype().into());
-        B::float_mul_scalar(B::float_mul(x, drawn), (1.0 / self.keep).into())
+        self.draw::<B>(&x).apply(x)
     }
 
     fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Dropped<B>) {
         let x = given(x);
-        let mask = B::bernoulli_mask(x.shape(), x.dtype(), &x.device(), self.keep);
-        let mask = recorder.ledger().state("mask", mask, "x is tracked");
-        let dropped = Dropped { mask, scale: 1.0 / self.keep };
+        let Dropped { mask, scale } = self.draw::<B>(&x);
+        let dropped = Dropped { mask: recorder.ledger().state("mask", mask, "x is tracked"), scale };
         (dropped.apply(x), dropped)
     }
 

@@ -160,9 +160,9 @@ impl<B: Backend, const N: usize> BackwardPass<'_, B, N> {
         self.wanted[input].is_some()
     }
 
-    /// The shape of an input whose gradient is wanted.
+    /// The shape of an input that was given.
     pub fn shape(&self, input: usize) -> Shape {
-        self.shapes[input].clone().expect("the input is tracked")
+        self.shapes[input].clone().expect("the input was given")
     }
 
     /// An input, if it was kept; to be taken once. It may be computed for this, and is dropped with the last handle.
@@ -285,8 +285,7 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
     let plan = operation.plan(&Tracking { inputs: &inputs, recomputes });
     let module = O::PARAMETERS.iter().find_map(|&input| Some(inputs[input].as_ref()?.id()));
     let ledger = Ledger::new(operation.name(), module);
-    let shapes =
-        inputs.each_ref().map(|input| Some(input.as_ref().filter(|input| input.is_tracked())?.shape()));
+    let shapes = inputs.each_ref().map(|input| input.as_ref().map(|input| input.shape()));
     // Handles of what is needed later: what nobody needs, the forward pass may overwrite.
     let mut held: Inputs<Autodiff<B>, N> = [const { None }; N];
     let mut kept = [const { None }; N];
@@ -321,13 +320,18 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
     y
 }
 
-/// The nodes of the inputs; for one that is not given a node that nothing depends on.
+/// The nodes of the inputs; for one that is not given that of an untracked input, which nothing depends on, or else a new one.
 fn nodes<B: Backend, const N: usize>(inputs: &Inputs<Autodiff<B>, N>) -> [NodeGuard; N] {
-    let given = inputs.iter().flatten().next().expect("an operation has an input");
-    inputs.each_ref().map(|input| match input {
-        Some(input) => input.node(),
-        None => FloatTensor::<Autodiff<B>>::new(given.primitive().clone()).node(),
-    })
+    let given = || inputs.iter().flatten();
+    let placeholder = inputs.iter().any(Option::is_none).then(|| {
+        given().find(|input| !input.is_tracked()).cloned().unwrap_or_else(|| {
+            let input = given().next().expect("an operation has an input");
+            FloatTensor::<Autodiff<B>>::new(input.primitive().clone())
+        })
+    });
+    let node =
+        |input: &Option<FloatTensor<Autodiff<B>>>| input.as_ref().or(placeholder.as_ref()).map(|x| x.node());
+    inputs.each_ref().map(|input| node(input).expect("given, or in its place"))
 }
 
 /// The recorded step of an operation.
@@ -344,7 +348,7 @@ impl<O> core::fmt::Debug for Step<O> {
 struct State<S, const N: usize> {
     /// The inputs that the backward pass reads.
     kept: [Option<Kept>; N],
-    /// The shapes of the inputs that are tracked.
+    /// The shapes of the inputs that were given.
     shapes: [Option<Shape>; N],
     saved: S,
     /// Says, as long as the step lives, that the output can be computed again.
