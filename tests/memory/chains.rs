@@ -15,7 +15,7 @@ fn measure_tracked<const D: usize>(
     input: Input<D>,
     forward: &dyn Fn(Tensor<D>) -> Tensor<D>,
 ) -> LayerMeasurement {
-    measure(|| input.random(device).require_grad(), forward)
+    measure(device, || input.random(device).require_grad(), forward)
 }
 
 /// Under gradient checkpointing stock computes the input of a ReLU again if it can; a mask would be more than it keeps.

@@ -76,9 +76,9 @@ fn linear_keeps_what_it_says(device: &Device) {
                 x_of.set_require_grad(x)
             };
             let case = format!("{dtype:?}, quantized {quantized}, tracked {tracked:#b}, {device:?}");
-            let (grown, large) = growth(|batches| measure(|| input(batches), |x| ours.forward(x)));
+            let (grown, large) = growth(|batches| measure(device, || input(batches), |x| ours.forward(x)));
             assert_eq!(grown, said, "{case}");
-            let twin = measure(|| input(2), |x| stock.forward(x));
+            let twin = measure(device, || input(2), |x| stock.forward(x));
             assert!(kept(&large) <= kept(&twin) + RECORDS, "{case}: {large:?}, stock {twin:?}");
             assert!(peak(&large) <= peak(&twin) + RECORDS, "{case}: {large:?}, stock {twin:?}");
             let totals = [1, 2].map(|batches| {
@@ -97,22 +97,22 @@ fn no_dense_weight_exists(device: &Device) {
 
     let stock = nn::LinearConfig::new(4096, 1024).init(device).apply_lora(lora.clone()); // 16 MiB
     let ours = MemSaveLinear::from_nn_linear(stock);
-    let measured = measure(rows, |x| ours.forward(x));
+    let measured = measure(device, rows, |x| ours.forward(x));
     assert!(peak(&measured) < MIB, "linear: {measured:?}");
-    let measured = measure(|| rows().inner(), |x| ours.valid().forward(x));
+    let measured = measure(device, || rows().inner(), |x| ours.valid().forward(x));
     assert!(peak(&measured) < MIB, "linear, inference: {measured:?}");
 
     for blocks in [false, true] {
         let layer = nn::LinearConfig::new(4096, 1024).init(device);
         let quantized = || quantizer(device, blocks);
         let ours = MemSaveLinear::from_nn_linear(layer.clone().quantize_weights(&mut quantized()).freeze());
-        let measured = measure(rows, |x| ours.forward(x));
+        let measured = measure(device, rows, |x| ours.forward(x));
         assert!(peak(&measured) < 3 * MIB, "quantized linear, blocks {blocks}: {measured:?}");
         // Flex has no handle of block scales: a clone copies them (0.22.1).
         let scales = if blocks { 4 * 4096 * 1024 / 32 } else { 0 };
         assert!(kept(&measured) < scales + 2 * RECORDS, "quantized linear, blocks {blocks}: {measured:?}");
         let ours = MemSaveLinear::from_nn_linear(layer.apply_qlora(QLora::new(lora.clone(), quantized())));
-        let measured = measure(rows, |x| ours.forward(x));
+        let measured = measure(device, rows, |x| ours.forward(x));
         assert!(peak(&measured) < 3 * MIB, "linear on a quantized base, blocks {blocks}: {measured:?}");
         assert!(
             kept(&measured) < scales + 16 * 4096 * 4 + 2 * RECORDS,
@@ -124,7 +124,7 @@ fn no_dense_weight_exists(device: &Device) {
     let ours = MemSaveEmbedding::from_nn_embedding(embedding);
     let indices = Tensor::<2, Int>::from_ints([[1, 19_999, 4, 4], [0, 7, 1, 2]], device);
     let scaled = || Tensor::<3>::ones([1, 1, 1], device).require_grad();
-    let measured = measure(scaled, |scale| ours.forward(indices.clone()) * scale);
+    let measured = measure(device, scaled, |scale| ours.forward(indices.clone()) * scale);
     assert!(peak(&measured) < 2 * MIB, "embedding: {measured:?}"); // the gradient of a: 0.3 MiB
 
     // Burn's convolution packs the weight for itself; its gradient, or a product of factors, would be another two.
@@ -136,7 +136,7 @@ fn no_dense_weight_exists(device: &Device) {
             true => conv.clone().apply_reparameterization(ConvLora::new(lora.clone())),
         };
         let ours = MemSaveConv2d::from_nn_conv2d(conv);
-        measure(|| images().set_require_grad(tracked), |x| ours.forward(x))
+        measure(device, || images().set_require_grad(tracked), |x| ours.forward(x))
     };
     for tracked in [false, true] {
         let (adapted, plain) = (measured_with(true, tracked), measured_with(false, tracked));
@@ -149,12 +149,12 @@ fn the_targets_are_met(device: &Device) {
     let layer = nn::LinearConfig::new(1024, 1024).init(device).apply_lora(Lora::new(8, 16.0));
     let ours = MemSaveLinear::from_nn_linear(layer);
     let rows = || Tensor::<3>::random([64, 128, 1024], Distribution::Default, device);
-    let measured = measure(|| rows().require_grad(), |x| ours.forward(x));
+    let measured = measure(device, || rows().require_grad(), |x| ours.forward(x));
     assert!(kept(&measured) <= 323 * MIB / 10, "{measured:?}");
     assert!(peak(&measured) <= 104 * MIB, "{measured:?}");
     println!("linear with an adapter: {measured:?}");
     let ours = ours.freeze_group(burn_memsave::lora::first_factors());
-    let measured = measure(rows, |x| ours.forward(x));
+    let measured = measure(device, rows, |x| ours.forward(x));
     assert!(kept(&measured) <= 3 * MIB / 10, "{measured:?}");
     println!("the same, input untracked, a frozen: {measured:?}");
 
@@ -162,8 +162,8 @@ fn the_targets_are_met(device: &Device) {
     let qlora = QLora::new(Lora::new(8, 16.0), quantizer(device, false));
     let stock = nn::LinearConfig::new(1024, 1024).init(device).apply_qlora(qlora).freeze();
     let ours = MemSaveLinear::from_nn_linear(stock.clone());
-    let measured = measure(|| rows().require_grad(), |x| ours.forward(x));
-    let twin = measure(|| rows().require_grad(), |x| stock.forward(x));
+    let measured = measure(device, || rows().require_grad(), |x| ours.forward(x));
+    let twin = measure(device, || rows().require_grad(), |x| stock.forward(x));
     assert!(peak(&measured) <= peak(&twin) + RECORDS, "{measured:?}, stock {twin:?}");
 }
 

@@ -93,9 +93,9 @@ impl<const D: usize> Claim<'_, D> {
         let random = |input: Input<D>, device: &Device| input.random(device).set_require_grad(case.input());
         let measure_one = |input: Input<D>, forward: &dyn Fn(Tensor<D>) -> Tensor<O>| match self.notes.summed
         {
-            false => measure(|| random(input, device), forward),
+            false => measure(device, || random(input, device), forward),
             // The sum does not keep what it sums: the output lives for the layer only.
-            true => measure(|| random(input, device), |x| forward(x).sum_dim(O - 1)),
+            true => measure(device, || random(input, device), |x| forward(x).sum_dim(O - 1)),
         };
         let mut failures = vec![];
         let mut expect = |holds: bool, failure: String| failures.extend((!holds).then_some(failure));

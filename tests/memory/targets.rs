@@ -27,7 +27,7 @@ fn within<const D: usize, const O: usize>(
     (kept, peak): (f64, f64),
     forward: impl Fn(Tensor<D>) -> Tensor<O>,
 ) {
-    let measured = measure(|| random(shape), forward);
+    let measured = measure(&device(), || random(shape), forward);
     for (what, measured, ceiling) in [("keeps", measured.kept, kept), ("needs", measured.peak, peak)] {
         let mib = bytes(measured) as f64 / f64::from(1 << 20);
         assert!(mib < ceiling + 0.005, "{name} {what} {mib:.4} MiB, not {ceiling}");
@@ -167,8 +167,8 @@ fn heads_of_half_precision_need_no_more_than_stock() {
             let head = setting.cast(memsave::LinearConfig::new(256, 8000).init(device));
             let targets = || Tensor::<1, Int>::ones([rows], device);
             let x = || Input { shape: [rows, 256], dtype }.random(device).require_grad();
-            let ours = measure(x, |x| fused.forward(&head, x, targets()));
-            let stock = measure(x, |x| stock.forward(head.forward(x), targets()));
+            let ours = measure(device, x, |x| fused.forward(&head, x, targets()));
+            let stock = measure(device, x, |x| stock.forward(head.forward(x), targets()));
             for (what, ours, stock) in [("keeps", ours.kept, stock.kept), ("needs", ours.peak, stock.peak)] {
                 let [ours, stock] = [ours, stock].map(bytes);
                 assert!(
@@ -191,6 +191,7 @@ fn attention_grows_linearly() {
     let options = || AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
     for length in [1024, 2048, 4096, 8192, 16_384] {
         let measured = measure(
+            &device(),
             || random([1, 3, length, WIDTH]),
             |x| {
                 let [query, key, value] = [0, 1, 2].map(|part| x.clone().slice_dim(1, part..part + 1));
