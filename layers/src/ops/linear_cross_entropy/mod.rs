@@ -220,13 +220,13 @@ impl<B: LinearCrossEntropyKernels> Operation<B, 3> for HeadLoss<B> {
             }
             SavedGradients::OfLogits { dlogits, padding } => {
                 let dlogits = B::scale(dlogits, factor);
-                if let Some(weight) = pass.take(WEIGHT) {
-                    pass.give(X, B::float_matmul(dlogits.clone(), B::float_transpose(weight)));
-                }
                 let x = zero_rows::<B>(given(pass.take(X)), &padding);
                 pass.give(WEIGHT, B::float_matmul(B::float_transpose(x), dlogits.clone()));
                 if pass.wants(BIAS) {
-                    pass.give(BIAS, B::float_cast(sum_of_rows::<B>(dlogits), dtype.into()));
+                    pass.give(BIAS, B::float_cast(sum_of_rows::<B>(dlogits.clone()), dtype.into()));
+                }
+                if let Some(weight) = pass.take(WEIGHT) {
+                    pass.give(X, B::float_matmul(dlogits, B::float_transpose(weight)));
                 }
             }
         }
