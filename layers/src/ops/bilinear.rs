@@ -134,15 +134,10 @@ pub struct BilinearOperation<B: Backend, M> {
     quantized: Option<QuantizedTensor<B>>,
 }
 
-impl<B: Backend, M: Bilinear<B>> BilinearOperation<B, M> {
-    fn weight(&self, dense: Option<FloatTensor<B>>) -> Weight<B> {
-        Weight::from_parts(dense, self.quantized.clone())
-    }
-}
-
 impl<B: Backend, M: Bilinear<B>> Operation<B, 3> for BilinearOperation<B, M> {
     const INPUTS: [&'static str; 3] = ["x", "weight", "bias"];
     const PARAMETERS: &'static [usize] = &[WEIGHT];
+    const SHAPES: &'static [usize] = &[X, WEIGHT];
     /// Without the quantized weight if the input is not tracked.
     type Saved = Self;
 
@@ -151,15 +146,13 @@ impl<B: Backend, M: Bilinear<B>> Operation<B, 3> for BilinearOperation<B, M> {
     }
 
     fn plan(&self, inputs: &Tracking<B, 3>) -> Plan<3> {
-        Plan::nothing().keep_if(inputs.tracked(WEIGHT), X, "weight is tracked").keep_if(
-            inputs.tracked(X),
-            WEIGHT,
-            "x is tracked",
-        )
+        let [reads_x, reads_weight] = [WEIGHT, X].map(|input| inputs.tracked(input));
+        Plan::nothing().keep_if(reads_x, X, "weight is tracked").keep_if(reads_weight, WEIGHT, "x is tracked")
     }
 
     fn forward(&self, [x, weight, bias]: Inputs<B, 3>) -> FloatTensor<B> {
-        self.map.forward_with(given(x), self.weight(weight), bias)
+        let weight = Weight::from_parts(weight, self.quantized.clone());
+        self.map.forward_with(given(x), weight, bias)
     }
 
     fn forward_saving(&self, inputs: Inputs<B, 3>, recorder: &Recorder<3>) -> (FloatTensor<B>, Self) {
@@ -168,17 +161,17 @@ impl<B: Backend, M: Bilinear<B>> Operation<B, 3> for BilinearOperation<B, M> {
         (self.forward(inputs), Self { map: self.map.clone(), quantized })
     }
 
-    fn backward(saved: Self, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
+    fn backward(Self { map, quantized }: Self, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
         if let Some(x) = pass.take(X) {
-            let dweight = saved.map.weight_backward(x, pass.shape(WEIGHT), dy.clone());
+            let dweight = map.weight_backward(x, pass.shape(WEIGHT), dy.clone());
             pass.give(WEIGHT, dweight);
         }
         if pass.wants(BIAS) {
-            pass.give(BIAS, saved.map.bias_backward(dy.clone()));
+            pass.give(BIAS, map.bias_backward(dy.clone()));
         }
         if pass.wants(X) {
-            let weight = saved.weight(pass.take(WEIGHT));
-            pass.give(X, saved.map.x_backward_with(pass.shape(X), weight, dy));
+            let weight = Weight::from_parts(pass.take(WEIGHT), quantized);
+            pass.give(X, map.x_backward_with(pass.shape(X), weight, dy));
         }
     }
 }

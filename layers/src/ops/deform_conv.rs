@@ -53,6 +53,7 @@ pub struct DeformConv(DeformConvOptions<2>);
 impl<B: DeformConvKernels> Operation<B, 5> for DeformConv {
     const INPUTS: [&'static str; 5] = ["x", "offset", "weight", "mask", "bias"];
     const PARAMETERS: &'static [usize] = &[WEIGHT];
+    const SHAPES: &'static [usize] = &[X, OFFSET, WEIGHT, MASK, BIAS];
     type Saved = Self;
 
     fn name(&self) -> &'static str {

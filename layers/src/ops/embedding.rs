@@ -40,6 +40,7 @@ pub struct Embedding<Indices> {
 impl<B: Backend> Operation<B, 1> for Embedding<IntTensor<B>> {
     const INPUTS: [&'static str; 1] = ["weight"];
     const PARAMETERS: &'static [usize] = &[WEIGHT];
+    const SHAPES: &'static [usize] = &[WEIGHT];
     /// The indices.
     type Saved = Self;
 

@@ -41,6 +41,7 @@ pub struct Image<M, T> {
 
 impl<B: Backend, M: FixedLinear<B>> Operation<B, 1> for Image<M, FloatTensor<B>> {
     const INPUTS: [&'static str; 1] = ["x"];
+    const SHAPES: &'static [usize] = &[X];
     type Saved = M;
 
     fn name(&self) -> &'static str {

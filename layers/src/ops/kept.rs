@@ -25,17 +25,22 @@ pub(crate) enum Kept {
         _guard: Option<Arc<RecomputeGuard>>,
     },
     /// A frozen weight, which is read again.
-    Frozen {
-        source: WeightSource,
-        /// The `Device<B>` of the backend that keeps it.
-        device: Arc<dyn Any + Send + Sync>,
-    },
+    Frozen(Box<Frozen>),
+}
+
+/// Where a frozen weight is, for the backend that keeps it.
+#[derive(Clone, Debug)]
+pub(crate) struct Frozen {
+    source: WeightSource,
+    /// The `Device<B>`.
+    device: Arc<dyn Any + Send + Sync>,
 }
 
 impl Kept {
     /// Keeps a frozen weight that is read again: nothing but where it is. `None` for any other tensor.
     pub(crate) fn frozen<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<Self> {
-        Some(Self::Frozen { source: source::<B>(tensor)?, device: Arc::new(tensor.device()) })
+        let source = source::<B>(tensor)?;
+        Some(Self::Frozen(Box::new(Frozen { source, device: Arc::new(tensor.device()) })))
     }
 
     /// Keeps a tensor of the graph.
@@ -56,8 +61,9 @@ impl Kept {
     pub(crate) fn get<B: Backend>(self, checkpointer: &mut Checkpointer) -> FloatTensor<B> {
         match self {
             Self::Node { node, .. } => checkpointer.retrieve_node_output(node),
-            Self::Frozen { source, device } => {
-                source.read::<B>(device.downcast_ref().expect("of the backend that keeps it"))
+            Self::Frozen(frozen) => {
+                let device = frozen.device.downcast_ref().expect("of the backend that keeps it");
+                frozen.source.read::<B>(device)
             }
         }
     }

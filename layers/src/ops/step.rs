@@ -46,6 +46,9 @@ pub trait Operation<B: Backend, const N: usize>: Clone + Send + 'static {
     /// Which of the inputs are parameters of a module. The ledger finds the module by the first that is given.
     const PARAMETERS: &'static [usize] = &[];
 
+    /// The inputs whose shapes the backward pass reads for their gradients.
+    const SHAPES: &'static [usize] = &[];
+
     /// What the backward pass reads besides inputs: masks, statistics, options.
     type Saved: Clone + Send + core::fmt::Debug + 'static;
 
@@ -148,7 +151,7 @@ impl<const N: usize> Recorder<N> {
 pub struct BackwardPass<'a, B: Backend, const N: usize> {
     wanted: [Option<NodeId>; N],
     kept: [Option<Kept>; N],
-    shapes: [Option<Shape>; N],
+    shapes: [Option<Box<Shape>>; N],
     checkpointer: &'a mut Checkpointer,
     gradients: &'a mut Gradients,
     backend: PhantomData<B>,
@@ -160,9 +163,9 @@ impl<B: Backend, const N: usize> BackwardPass<'_, B, N> {
         self.wanted[input].is_some()
     }
 
-    /// The shape of an input that was given.
+    /// The shape of an input whose gradient is wanted, of those that [`Operation::SHAPES`] names.
     pub fn shape(&self, input: usize) -> Shape {
-        self.shapes[input].clone().expect("the input was given")
+        Shape::clone(self.shapes[input].as_ref().expect("a tracked input, whose shape is asked for"))
     }
 
     /// An input, if it was kept; to be taken once. It may be computed for this, and is dropped with the last handle.
@@ -285,7 +288,12 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
     let plan = operation.plan(&Tracking { inputs: &inputs, recomputes });
     let module = O::PARAMETERS.iter().find_map(|&input| Some(inputs[input].as_ref()?.id()));
     let ledger = Ledger::new(operation.name(), module);
-    let shapes = inputs.each_ref().map(|input| input.as_ref().map(|input| input.shape()));
+    let shape = |input: usize| {
+        let tensor =
+            inputs[input].as_ref().filter(|tensor| tensor.is_tracked() && O::SHAPES.contains(&input))?;
+        Some(Box::new(tensor.shape()))
+    };
+    let shapes = core::array::from_fn(shape);
     // Handles of what is needed later: what nobody needs, the forward pass may overwrite.
     let mut held: Inputs<Autodiff<B>, N> = [const { None }; N];
     let mut kept = [const { None }; N];
@@ -348,8 +356,8 @@ impl<O> core::fmt::Debug for Step<O> {
 struct State<S, const N: usize> {
     /// The inputs that the backward pass reads.
     kept: [Option<Kept>; N],
-    /// The shapes of the inputs that were given.
-    shapes: [Option<Shape>; N],
+    /// Shapes of inputs that are tracked.
+    shapes: [Option<Box<Shape>>; N],
     saved: S,
     /// Says, as long as the step lives, that the output can be computed again.
     _offered: Offered,

@@ -174,7 +174,7 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
         let Saved { scores, merged, mask, dropped, log_sums } = saved;
         let (query, key, bias) = (given(pass.take(QUERY)), given(pass.take(KEY)), pass.take(BIAS));
         let operands = Operands::<B> { query, key, mask, bias, scores };
-        let dy = if merged { split_heads::<B>(dy, pass.shape(QUERY)[1]) } else { dy };
+        let dy = if merged { split_heads::<B>(dy, operands.query.shape()[1]) } else { dy };
         match (pass.take(VALUE), log_sums) {
             (Some(value), Some(log_sums)) => {
                 let wanted = [QUERY, KEY, VALUE, BIAS].map(|input| pass.wants(input));

@@ -92,6 +92,7 @@ impl<B: LoraKernels> Lora<B> {
 impl<B: LoraKernels> Operation<B, 5> for Lora<B> {
     const INPUTS: [&'static str; 5] = ["x", "a", "b", "weight", "bias"];
     const PARAMETERS: &'static [usize] = &[WEIGHT, FACTOR_A];
+    const SHAPES: &'static [usize] = &[X];
     type Saved = SavedLora<B>;
 
     fn name(&self) -> &'static str {
@@ -121,11 +122,10 @@ impl<B: LoraKernels> Operation<B, 5> for Lora<B> {
 
     fn backward(SavedLora { h, lora }: SavedLora<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 5>) {
         let [x, a, b] = [X, FACTOR_A, FACTOR_B].map(|input| pass.take(input));
-        let rank = pass.shape(FACTOR_B)[0];
         let dh_of = |b: &FloatTensor<B>, dy: FloatTensor<B>| {
             let mut shape = dy.shape();
             let last = shape.num_dims() - 1;
-            shape[last] = rank;
+            shape[last] = b.shape()[0];
             lora.scaled(Linear.x_backward_with(shape, Weight::<B>::Dense(b.clone()), dy))
         };
         if pass.wants(FACTOR_B)

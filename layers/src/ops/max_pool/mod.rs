@@ -55,6 +55,7 @@ impl MaxPool {
 
 impl<B: MaxPoolKernels> Operation<B, 1> for MaxPool {
     const INPUTS: [&'static str; 1] = ["x"];
+    const SHAPES: &'static [usize] = &[X];
     type Saved = Winners<B::Offsets>;
 
     fn name(&self) -> &'static str {

@@ -42,6 +42,7 @@ pub struct PRelu;
 impl<B: PReluKernels> Operation<B, 2> for PRelu {
     const INPUTS: [&'static str; 2] = ["x", "alpha"];
     const PARAMETERS: &'static [usize] = &[ALPHA];
+    const SHAPES: &'static [usize] = &[ALPHA];
     type Saved = SavedMask<B::Mask>;
 
     fn name(&self) -> &'static str {
@@ -74,7 +75,8 @@ impl<B: PReluKernels> Operation<B, 2> for PRelu {
     }
 
     fn backward(SavedMask { mask }: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 2>) {
-        let alpha_shape = pass.shape(ALPHA);
+        let alpha = pass.take(ALPHA);
+        let alpha_shape = alpha.as_ref().map_or_else(|| pass.shape(ALPHA), |alpha| alpha.shape());
         let broadcast = along_channels(&alpha_shape, &dy.shape());
         let mask = match pass.take(X) {
             Some(x) => {
@@ -85,7 +87,7 @@ impl<B: PReluKernels> Operation<B, 2> for PRelu {
             }
             None => mask,
         };
-        if let (Some(mask), Some(alpha)) = (mask, pass.take(ALPHA)) {
+        if let (Some(mask), Some(alpha)) = (mask, alpha) {
             pass.give(X, B::prelu_x_backward(&mask, B::float_reshape(alpha, broadcast), dy));
         }
     }

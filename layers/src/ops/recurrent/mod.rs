@@ -364,6 +364,7 @@ struct LastState<B: Backend> {
 
 impl<B: Backend> Operation<B, 1> for LastState<B> {
     const INPUTS: [&'static str; 1] = ["y"];
+    const SHAPES: &'static [usize] = &[0];
     type Saved = (usize, SideChannel<B>);
 
     fn name(&self) -> &'static str {
