@@ -7,6 +7,7 @@ use core::ops::Range;
 use num_traits::{Float, Zero};
 
 impl<B: CpuBackend> AttentionKernels for B {
+    const WIDE_PRODUCTS: bool = true;
     const CHUNK: usize = 1 << 18; // the weights of a chunk stay in the cache
 
     fn attention_weights(products: FloatTensor<B>, rows: &ScoreRows<B>) -> (FloatTensor<B>, FloatTensor<B>) {

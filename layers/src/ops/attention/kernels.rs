@@ -65,6 +65,10 @@ pub struct ScoreGrads<B: Backend> {
 
 /// The kernels; the default bodies compose Burn's operations.
 pub trait AttentionKernels: Masks {
+    /// Whether products that are added up are made in f32, too: where they cancel out, it is their rounding that remains. A device has
+    /// units of its own for products of half precision, and more of each in one product.
+    const WIDE_PRODUCTS: bool = false;
+
     /// How many weights are made at once.
     const CHUNK: usize = 1 << 24; // launching kernels takes longer than on a CPU
 

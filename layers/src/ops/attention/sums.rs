@@ -1,5 +1,6 @@
 //! Results that chunks are put into, or added up in: in half precision in f32, and narrowed once.
 use super::chunks::{Chunk, Sizes, slices};
+use super::kernels::AttentionKernels;
 use crate::backend::{widen, zeros};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
@@ -58,7 +59,7 @@ pub(super) struct KeyGrads<B: Backend> {
     sum: Option<Parts<B>>,
 }
 
-impl<B: Backend> KeyGrads<B> {
+impl<B: AttentionKernels> KeyGrads<B> {
     pub(super) fn new(shape: Shape) -> Self {
         Self { all: Parts::new(shape), sum: None }
     }
@@ -71,9 +72,11 @@ impl<B: Backend> KeyGrads<B> {
         if chunk.queries == (0..queries) {
             return self.all.put(ranges, B::float_matmul(rows, x));
         }
-        // Widened before they are multiplied: where products cancel out, it is their rounding that remains.
         let dtype = x.dtype();
-        let more = B::float_matmul(widen::<B>(rows), widen::<B>(x));
+        let more = match B::WIDE_PRODUCTS {
+            true => B::float_matmul(widen::<B>(rows), widen::<B>(x)),
+            false => widen::<B>(B::float_matmul(rows, x)),
+        };
         let shape = [chunk.batch.len(), chunk.heads.len(), all_keys.len(), width.len()];
         let sum = self.sum.get_or_insert_with(|| Parts::new(Shape::new(shape)));
         sum.add([&(0..shape[0]), &(0..shape[1]), &(0..chunk.keys), &width], more);

@@ -19,6 +19,7 @@ use super::{
 use crate::backend::{ChannelSums, device_backends};
 use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
+use std::sync::Arc;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
@@ -89,14 +90,13 @@ pub struct Statistics<T> {
 
 impl<T: TensorMetadata + Clone> Statistics<T> {
     /// Reported to the ledger, if the backward pass reads them.
-    fn saved(&self, recorder: &Recorder<3>) -> Option<Self> {
+    fn saved(&self, recorder: &Recorder<3>) -> Option<Arc<Self>> {
         let read = recorder.tracked(X) || recorder.tracked(GAMMA);
         let save =
             |name, statistic: &T| recorder.ledger().tensor(name, statistic.clone(), "x or gamma is tracked");
-        read.then(|| Self {
-            mean: save("mean", &self.mean),
-            variance: save("variance", &self.variance),
-            epsilon: self.epsilon,
+        read.then(|| {
+            let (mean, variance) = (save("mean", &self.mean), save("variance", &self.variance));
+            Arc::new(Self { mean, variance, epsilon: self.epsilon })
         })
     }
 }
@@ -121,7 +121,7 @@ impl<B: BatchNormKernels> Operation<B, 3> for WithBatchStatistics<FloatTensor<B>
     const INPUTS: [&'static str; 3] = INPUTS;
     const PARAMETERS: &'static [usize] = &[GAMMA];
     /// Nothing if only beta is tracked.
-    type Saved = Option<Statistics<FloatTensor<B>>>;
+    type Saved = Option<Arc<Statistics<FloatTensor<B>>>>;
 
     fn name(&self) -> &'static str {
         "batch_norm"
@@ -143,13 +143,13 @@ impl<B: BatchNormKernels> Operation<B, 3> for WithBatchStatistics<FloatTensor<B>
         (self.output.clone(), self.statistics.saved(recorder))
     }
 
-    fn recompute(self, _: &Self::Saved) -> impl Fn(Inputs<B, 3>) -> FloatTensor<B> + Send + 'static {
-        let statistics = self.statistics;
-        move |inputs| normalize::<B>(inputs, statistics.clone())
+    fn recompute(self, saved: &Self::Saved) -> impl Fn(Inputs<B, 3>) -> FloatTensor<B> + Send + 'static {
+        let statistics = saved.clone().unwrap_or_else(|| Arc::new(self.statistics));
+        move |inputs| normalize::<B>(inputs, Statistics::clone(&statistics))
     }
 
     fn backward(saved: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
-        let Some(Statistics { mean, variance, epsilon }) = saved else {
+        let Some(Statistics { mean, variance, epsilon }) = saved.map(Arc::unwrap_or_clone) else {
             return pass.give(BETA, B::sum_to_channels(dy));
         };
         let wanted = [X, GAMMA, BETA].map(|input| pass.wants(input));
@@ -168,7 +168,7 @@ impl<B: BatchNormKernels> Operation<B, 3> for WithGivenStatistics<FloatTensor<B>
     const INPUTS: [&'static str; 3] = INPUTS;
     const PARAMETERS: &'static [usize] = &[GAMMA];
     /// Nothing if only beta is tracked.
-    type Saved = Option<Statistics<FloatTensor<B>>>;
+    type Saved = Option<Arc<Statistics<FloatTensor<B>>>>;
 
     fn name(&self) -> &'static str {
         "batch_norm"
@@ -190,8 +190,13 @@ impl<B: BatchNormKernels> Operation<B, 3> for WithGivenStatistics<FloatTensor<B>
         (normalize::<B>(inputs, self.0.clone()), self.0.saved(recorder))
     }
 
+    fn recompute(self, saved: &Self::Saved) -> impl Fn(Inputs<B, 3>) -> FloatTensor<B> + Send + 'static {
+        let statistics = saved.clone().unwrap_or_else(|| Arc::new(self.0));
+        move |inputs| normalize::<B>(inputs, Statistics::clone(&statistics))
+    }
+
     fn backward(saved: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
-        let Some(Statistics { mean, variance, epsilon }) = saved else {
+        let Some(Statistics { mean, variance, epsilon }) = saved.map(Arc::unwrap_or_clone) else {
             return pass.give(BETA, B::sum_to_channels(dy));
         };
         let wanted = [X, BETA].map(|input| pass.wants(input));

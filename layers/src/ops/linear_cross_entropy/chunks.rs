@@ -50,8 +50,9 @@ pub(super) struct Loss<B: Backend> {
 /// The logits of some rows, and what their gradient is made of.
 pub(super) struct Chunk<B: Backend> {
     pub(super) rows: Range<usize>,
-    /// `[rows, d_input]`
-    pub(super) x: FloatTensor<B>,
+    /// `[rows, d_input]`; to be read but for the rows of padding.
+    x: FloatTensor<B>,
+    padding: Option<BoolTensor<B>>,
     pub(super) logits: FloatTensor<B>,
     pub(super) labels: Labels<B>,
     pub(super) log_sum_exp: FloatTensor<B>,
@@ -59,6 +60,11 @@ pub(super) struct Chunk<B: Backend> {
 }
 
 impl<B: LinearCrossEntropyKernels> Chunk<B> {
+    /// `x` with zeros in the rows of padding.
+    pub(super) fn x(&self) -> FloatTensor<B> {
+        zero_rows::<B>(self.x.clone(), &self.padding)
+    }
+
     /// The gradient of the logits, for an upstream gradient of 1, or of that scale.
     pub(super) fn dlogits(self, scale: Option<&FloatTensor<B>>) -> FloatTensor<B> {
         let classes = self.logits.shape()[1];
@@ -108,19 +114,21 @@ impl<B: LinearCrossEntropyKernels> Loss<B> {
         x: &FloatTensor<B>,
         visit: &mut dyn FnMut(Chunk<B>),
     ) -> FloatTensor<B> {
-        let ([rows, _], dtype) = (x.shape().dims(), x.dtype());
+        let ([rows, d_input], dtype) = (x.shape().dims(), x.dtype());
         let mut losses = Vec::new();
-        for chunk in chunks(rows, head.classes() * dtype.size(), self.chunk_bytes) {
+        // Where there is padding, rows of `x` are copied, too.
+        let widest = if self.padding.is_some() { d_input.max(head.classes()) } else { head.classes() };
+        for chunk in chunks(rows, widest * dtype.size(), self.chunk_bytes) {
             let labels = self.labels.rows(&chunk);
             let factors = rows_of::<B>(&self.factors, &chunk);
             let padding = self.padding.clone();
             let padding = padding.map(|all| B::bool_slice(all, &[Slice::from(chunk.clone())]));
-            let x = zero_rows::<B>(rows_of::<B>(x, &chunk), &padding);
-            let logits = head.logits(x.clone());
+            let x = rows_of::<B>(x, &chunk);
+            let logits = zero_rows::<B>(head.logits(x.clone()), &padding);
             let log_sum_exp = B::log_sum_exp(logits.clone());
             let loss = widen::<B>(labels.losses(logits.clone(), log_sum_exp.clone()));
             losses.push(B::float_mul(zero_rows::<B>(loss, &padding), factors.clone()));
-            visit(Chunk { rows: chunk, x, logits, labels, log_sum_exp, factors });
+            visit(Chunk { rows: chunk, x, padding, logits, labels, log_sum_exp, factors });
         }
         let sum = B::float_reshape(B::float_sum(B::float_cat(losses, 0)), Shape::new([1]));
         B::float_cast(sum, dtype.into())

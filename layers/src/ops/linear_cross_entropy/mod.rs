@@ -267,9 +267,9 @@ impl<B: LinearCrossEntropyKernels> Made<B> {
         if self.x.is_none() && self.weight.is_none() && self.bias.is_none() {
             return;
         }
-        let (rows, x) = (chunk.rows.clone(), chunk.x.clone());
+        let (rows, x) = (chunk.rows.clone(), self.weight.is_some().then(|| chunk.x()));
         let dlogits = chunk.dlogits(scale);
-        if let Some(sum) = self.weight.take() {
+        if let (Some(sum), Some(x)) = (self.weight.take(), x) {
             self.weight = Some(add_product::<B>(sum, B::float_transpose(x), dlogits.clone()));
         }
         if let Some(sum) = self.bias.take() {
@@ -304,7 +304,8 @@ impl<B: LinearCrossEntropyKernels> Blocks<B> {
         let column = rows * x.dtype().size();
         let mut dweight = zeros::<B>(head.weight.shape(), &head.weight);
         for block in chunks(head.classes(), column, loss.chunk_bytes.max(FEWEST_COLUMNS * column)) {
-            let dlogits = gradient.columns(&block).of(head.columns(&block).logits(x.clone()));
+            let logits = zero_rows::<B>(head.columns(&block).logits(x.clone()), &loss.padding);
+            let dlogits = gradient.columns(&block).of(logits);
             let product = B::float_matmul(B::float_transpose(x.clone()), dlogits);
             dweight = B::float_slice_assign(dweight, &[Slice::from(0..d_input), Slice::from(block)], product);
         }

@@ -120,7 +120,8 @@ impl<B: LoraKernels> Operation<B, 5> for Lora<B> {
         (y, SavedLora { h, lora: Lora { scale: self.scale, quantized } })
     }
 
-    fn backward(SavedLora { h, lora }: SavedLora<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 5>) {
+    fn backward(SavedLora { h, mut lora }: SavedLora<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 5>) {
+        let quantized = lora.quantized.take();
         let [x, a, b] = [X, FACTOR_A, FACTOR_B].map(|input| pass.take(input));
         let dh_of = |b: &FloatTensor<B>, dy: FloatTensor<B>| {
             let mut shape = dy.shape();
@@ -149,7 +150,7 @@ impl<B: LoraKernels> Operation<B, 5> for Lora<B> {
         if pass.wants(X)
             && let (Some(a), Some(b)) = (a, b)
         {
-            let weight = Weight::<B>::from_parts(pass.take(WEIGHT), lora.quantized.clone());
+            let weight = Weight::<B>::from_parts(pass.take(WEIGHT), quantized);
             let dx = Linear.x_backward_with(pass.shape(X), weight, dy.clone());
             let dh = dh.unwrap_or_else(|| dh_of(&b, dy));
             pass.give(X, B::add_product(dx, dh, B::float_swap_dims(a, 0, 1)));
