@@ -137,6 +137,7 @@ device_backends!(MaxPoolKernels {
 });
 
 /// The shape of a max pool's output, as [`burn::tensor::module`] computes it. No window may be larger than the padded input.
+#[cfg(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda", feature = "remote"))]
 fn output_shape(x: &Shape, options: &MaxPoolOptions<2>) -> Shape {
     let windows = |axis: usize| {
         let (size, (begin, end)) = (x[axis + 2], options.padding[axis]);
