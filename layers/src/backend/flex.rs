@@ -22,6 +22,11 @@ impl CpuBackend for Flex {
         x.to_contiguous()
     }
 
+    fn is_contiguous(x: &FloatTensor<Self>) -> bool {
+        let whole = x.bytes().len() == x.layout().num_elements() * x.dtype().size();
+        x.is_contiguous() && x.layout().start_offset() == 0 && whole
+    }
+
     fn as_slice<E: CpuElement>(x: &FloatTensor<Self>) -> &[E] {
         x.storage::<E>()
     }

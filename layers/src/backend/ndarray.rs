@@ -32,6 +32,14 @@ impl CpuBackend for NdArray {
         }
     }
 
+    fn is_contiguous(x: &FloatTensor<Self>) -> bool {
+        match x {
+            NdArrayTensor::F32(storage) => storage.view().is_standard_layout(),
+            NdArrayTensor::F64(storage) => storage.view().is_standard_layout(),
+            _ => true,
+        }
+    }
+
     fn as_slice<E: CpuElement>(x: &FloatTensor<Self>) -> &[E] {
         assert_eq!(x.dtype(), E::dtype(), "NdArray: operands of one operation have one dtype");
         match x {

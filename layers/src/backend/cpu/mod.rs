@@ -101,6 +101,9 @@ pub trait CpuBackend: Placeholders {
     /// The tensor with its elements in row-major order and nothing else in its buffer, copied only if they are not.
     fn contiguous(x: FloatTensor<Self>) -> FloatTensor<Self>;
 
+    /// Whether [`contiguous`](Self::contiguous) copies nothing.
+    fn is_contiguous(x: &FloatTensor<Self>) -> bool;
+
     /// The elements of a [contiguous](Self::contiguous) tensor of dtype `E`.
     fn as_slice<E: CpuElement>(x: &FloatTensor<Self>) -> &[E];
 
