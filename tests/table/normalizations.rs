@@ -1,11 +1,18 @@
 //! Normalizations.
-use super::{Check, IMAGES, ROWS, Shapes, Visitor, kept, row};
+use super::{Check, IMAGES, Notes, ROWS, Row, Shapes, Twin, Visitor, kept, row};
 use burn::module::Module;
+use burn::tensor::Tensor;
 
 const VARIANT: &[Check] = &[Check::Time];
 const OTHER_SIZES: &str = "the same kernels as the row before it";
 /// What is kept per channel is 8 numbers wide in tests.
 const NARROW: Shapes<3> = ROWS.test([4, 32, 8]);
+
+/// The first and the second half of a batch.
+fn halves(x: Tensor<3>) -> [Tensor<3>; 2] {
+    let half = x.dims()[0] / 2;
+    [0, half].map(|start| x.clone().narrow(0, start, half))
+}
 
 pub fn visit(visitor: &mut impl Visitor) {
     use kept::normalized;
@@ -38,6 +45,31 @@ pub fn visit(visitor: &mut impl Visitor) {
         config(device) |nn, [.., n]| nn::RmsNormConfig::new(n),
         within(1e-5, "stock computes the root in f32")
     }
+    // The halves of the batch are added up; the outputs, so that both have a gradient.
+    visitor.row(Row {
+        name: String::from("add_rms_norm"),
+        shapes: NARROW,
+        kept: Box::new(|case, x| normalized(case, x) / 2),
+        stock: Twin {
+            init: Box::new(|device, [.., n]| burn::nn::RmsNormConfig::new(n).init(device)),
+            forward: Box::new(|norm, x| {
+                let [x, residual] = halves(x);
+                let sum = x + residual;
+                norm.forward(sum.clone()) + sum
+            }),
+        },
+        ours: Twin {
+            init: Box::new(|device, [.., n]| burn_memsave::nn::norm::AddRmsNormConfig::new(n).init(device)),
+            forward: Box::new(|norm: &burn_memsave::nn::norm::AddRmsNorm, x| {
+                let [x, residual] = halves(x);
+                let (sum, y) = norm.forward(x, residual);
+                y + sum
+            }),
+        },
+        notes: Notes::default()
+            .within(1e-5, "stock computes the root in f32")
+            .without(&[Check::Conversion], "as rms_norm, whose twin it shares"),
+    });
     row! {
         visitor, "group_norm", IMAGES, normalized,
         config(device) |nn, [_, n, ..]| nn::GroupNormConfig::new(n.div_ceil(8), n)

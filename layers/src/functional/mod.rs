@@ -39,7 +39,9 @@ pub use lora::{
     conv3d_lora, embedding_lora, linear_lora,
 };
 pub use loss::{LinearCrossEntropyOptions, cross_entropy, linear_cross_entropy};
-pub use norm::{batch_norm, batch_norm_train, group_norm, layer_norm, local_response_norm, rms_norm};
+pub use norm::{
+    add_rms_norm, batch_norm, batch_norm_train, group_norm, layer_norm, local_response_norm, rms_norm,
+};
 pub use pool::{
     adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d, avg_pool1d, avg_pool2d, interpolate,
     max_pool1d, max_pool2d,

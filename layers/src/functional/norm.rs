@@ -1,8 +1,9 @@
 //! Normalizations.
 use super::guard::{
-    Misfit, accepts, into_maybe, is_tracked, require, require_parameters, require_parameters_of_channels,
+    Misfit, accepts, into_maybe, is_tracked, require, require_floats, require_parameters,
+    require_parameters_of_channels,
 };
-use crate::ops::{BatchNormOps, LocalResponse, LocalResponseOps, RowNorm, RowNormOps};
+use crate::ops::{AddRmsNormOps, BatchNormOps, LocalResponse, LocalResponseOps, RowNorm, RowNormOps};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor, module, module::BatchNormTrainOutput};
 
@@ -94,6 +95,41 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) ->
         return (x / rms.cast(dtype)) * gamma.unsqueeze();
     }
     row_norm(x, Some(gamma), None, RowNorm::over_last(features, false, epsilon))
+}
+
+/// The residual sum `x + residual` and its [RMS norm](rms_norm), in one pass; `x` and `residual` of one shape.
+///
+/// Keeps the sum.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor, Tolerance};
+/// use burn_memsave_layers::functional as F;
+///
+/// let device = Device::flex();
+/// let [x, residual] = [[1.0, 3.0], [2.0, 1.0]].map(|x| Tensor::<1>::from_floats(x, &device));
+/// let (sum, norm) = F::add_rms_norm(x, residual, Tensor::ones([2], &device), 0.0);
+/// sum.to_data().assert_eq(&[3.0f32, 4.0].into(), true);
+/// norm.to_data().assert_approx_eq::<f32>(&[0.8485281f32, 1.1313708].into(), Tolerance::default());
+/// ```
+pub fn add_rms_norm<const D: usize>(
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    gamma: Tensor<1>,
+    epsilon: f64,
+) -> (Tensor<D>, Tensor<D>) {
+    let features = x.dims()[D - 1];
+    let fit = require_floats(&x)
+        .and(require(x.dims() == residual.dims(), Misfit::Shapes))
+        .and(require(x.dtype() == residual.dtype(), Misfit::Dtypes))
+        .and(require_parameters(&x, features, &[Some(&gamma)]));
+    let tracked = x.is_tracked() || residual.is_tracked() || gamma.is_tracked();
+    if !accepts("add_rms_norm", fit, tracked, Some(&gamma)) {
+        let sum = x + residual;
+        return (sum.clone(), rms_norm(sum, gamma, epsilon));
+    }
+    let [x, residual, gamma] = [x.into_dispatch(), residual.into_dispatch(), gamma.into_dispatch()];
+    let result = Dispatch::memsave_add_rms_norm(x, residual, gamma, epsilon);
+    (Tensor::from_dispatch(result.sum), Tensor::from_dispatch(result.norm))
 }
 
 /// Group normalization of `[batch, channels, ...]`, as [`burn::nn::GroupNorm`]; with as many groups as channels,

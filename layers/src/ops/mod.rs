@@ -5,6 +5,7 @@
 //! tensor, from whether the others are tracked: part of a recorded graph.
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 
+mod add_rms_norm;
 mod attention;
 mod avg_pool;
 mod batch_norm;
@@ -39,6 +40,7 @@ mod step;
 #[cfg(all(test, feature = "flex"))]
 pub(crate) mod testing;
 
+pub use add_rms_norm::AddRmsNormOps;
 pub use attention::{
     Attention, AttentionKernels, AttentionOps, MaybeMask, ScoreGrads, ScoreRows, Scores, WeightDropout,
 };

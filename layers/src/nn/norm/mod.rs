@@ -1,4 +1,5 @@
 //! Normalizations.
+mod add_rms;
 mod batch;
 mod group;
 mod instance;
@@ -7,6 +8,7 @@ mod local_response;
 mod normalization_wrapper;
 mod rms;
 
+pub use add_rms::*;
 pub use batch::*;
 pub use group::*;
 pub use instance::*;

@@ -72,7 +72,7 @@ impl<A: CpuElement<Acc = A>> Parameters<A> {
 
 /// The mean of a row (0 where it is not subtracted) and the inverse of its standard deviation.
 #[inline(always)]
-fn statistics<E: CpuElement>(row: &[E], norm: &RowNorm) -> [E::Acc; 2] {
+pub(crate) fn statistics<E: CpuElement>(row: &[E], norm: &RowNorm) -> [E::Acc; 2] {
     let count = row.len() as f64;
     let mean = if norm.centered { sums::sum(row, |x| x.widen()) / count } else { 0.0 };
     let mean = <E::Acc as CpuElement>::from_f64(mean);

@@ -21,7 +21,7 @@ use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
-mod cpu;
+pub mod cpu;
 
 /// A normalization over rows: which elements share statistics, and which parameters they meet.
 ///
