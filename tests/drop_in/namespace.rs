@@ -1,6 +1,6 @@
 //! Every public path of `burn::nn` 0.22.1 exists in `burn_memsave::nn`: this file does not compile when one is missing or when
 //! the list names one that Burn does not have. Of every layer of the table, every path leads to ours; of others, to Burn's.
-use crate::table::{self, Row, Visitor};
+use crate::table::{self, Check, Row, Visitor};
 use burn::config::Config;
 use burn::module::Module;
 use burn_memsave::nn::activation::ActivationConfig;
@@ -263,11 +263,14 @@ const PARTS: [&str; 13] = [
 struct Replaced(HashMap<&'static str, &'static str>);
 
 impl Visitor for Replaced {
-    fn row<const D: usize, const O: usize, S, M>(&mut self, _: Row<'_, D, O, S, M>)
+    fn row<const D: usize, const O: usize, S, M>(&mut self, row: Row<'_, D, O, S, M>)
     where
         S: Module + Display + From<M>,
         M: Module + Display + From<S>,
     {
+        if row.notes.leaves_out(Check::Conversion, &row.name) {
+            return; // a function, or a layer that takes the place of two
+        }
         self.0.insert(type_name::<S>(), type_name::<M>());
     }
 

@@ -260,6 +260,10 @@ pub struct Notes {
     pub only_f32: Option<&'static str>,
     /// Why NdArray cannot be compared.
     pub not_on_ndarray: Option<&'static str>,
+    /// What cancels out in a gradient, so that f32 has a digit less.
+    pub cancels: Option<&'static str>,
+    /// Why half precision cannot be compared.
+    pub not_in_half: Option<&'static str>,
     /// It draws numbers.
     pub draws: bool,
     /// Its output is what it keeps: bytes are compared for the sum of that over the last axis, which keeps nothing.
@@ -288,6 +292,12 @@ impl Notes {
     }
     pub fn not_on_ndarray(self, why: &'static str) -> Self {
         Self { not_on_ndarray: Some(why), ..self }
+    }
+    pub fn cancels(self, what: &'static str) -> Self {
+        Self { cancels: Some(what), ..self }
+    }
+    pub fn not_in_half(self, why: &'static str) -> Self {
+        Self { not_in_half: Some(why), ..self }
     }
     pub fn draws(self) -> Self {
         Self { draws: true, ..self }.without(&[Check::Wgpu], "the generators of two backends differ")

@@ -108,7 +108,10 @@ pub fn outcome<const D: usize, const O: usize>(
     let x = if setting.case.input() { x.require_grad() } else { x };
     setting.device.seed(7);
     let y = (layer.forward)(x.clone());
-    let mut results = vec![("output".into(), Some(y.to_data()))];
+    // A copy: the data of some devices is their memory, which the next operation may overwrite.
+    let data = y.to_data();
+    let data = TensorData::from_bytes_vec(data.as_bytes().to_vec(), data.shape(), data.dtype());
+    let mut results = vec![("output".into(), Some(data))];
     if y.is_tracked() {
         let weights = setting.input(y.dims(), -1.0..1.0, 2).cast(y.dtype());
         let gradients = (y * weights).sum().backward();
