@@ -74,7 +74,8 @@ pub struct LinearCrossEntropyOptions {
     pub class_weights: Option<Tensor<1>>,
     /// Label smoothing. Default: none.
     pub smoothing: Option<f32>,
-    /// The bytes of the logits that exist at a time; at least those of one row. Default: 16 MiB.
+    /// The bytes of the logits that exist at a time; at least those of one row, and for a trainable head of half
+    /// precision of 64 classes of all rows. Default: 16 MiB.
     pub chunk_bytes: usize,
 }
 

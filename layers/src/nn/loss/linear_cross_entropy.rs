@@ -15,7 +15,8 @@ pub struct FusedLinearCrossEntropyConfig {
     pub weights: Option<Vec<f32>>,
     /// Label smoothing: labels `y` of 0 and 1 become `y (1 - a) + a / nr_classes`.
     pub smoothing: Option<f32>,
-    /// The bytes of the logits that exist at a time; at least those of one row. Default: 16 MiB
+    /// The bytes of the logits that exist at a time; at least those of one row, and for a trainable head of half
+    /// precision of 64 classes of all rows. Default: 16 MiB
     #[config(default = "CHUNK_BYTES")]
     pub chunk_bytes: usize,
 }
