@@ -41,7 +41,7 @@ pub struct LinearCrossEntropy {
     /// Label smoothing.
     pub smoothing: Option<f32>,
     /// The bytes of the logits that exist at a time; at least those of one row, in half precision of
-    /// [`FEWEST_COLUMNS`] classes of all rows, and those of all rows if their gradient is kept.
+    /// 64 classes of all rows, and those of all rows if their gradient is kept.
     pub chunk_bytes: usize,
 }
 
