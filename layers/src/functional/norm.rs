@@ -162,8 +162,6 @@ pub fn group_norm<const D: usize>(
         gamma.as_ref().map(|gamma| (gamma.dims(), gamma.dtype())),
         beta.as_ref().map(|beta| (beta.dims(), beta.dtype())),
     );
-    // The operation has a shift only beside a scale.
-    let gamma = gamma.or_else(|| beta.as_ref().map(Tensor::ones_like));
     let inner = dims[2..].iter().product();
     row_norm(x, gamma, beta, RowNorm { centered: true, epsilon, groups, channels: channels / groups, inner })
 }
