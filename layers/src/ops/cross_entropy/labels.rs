@@ -54,7 +54,7 @@ impl<B: CrossEntropyKernels> Labels<B> {
     /// `-sum(q w log p)` of every row, `[rows, 1]`, of the dtype of `log_sum_exp`.
     pub(crate) fn losses(&self, x: FloatTensor<B>, log_sum_exp: FloatTensor<B>) -> FloatTensor<B> {
         let classes = x.shape()[1];
-        let picked = B::float_gather(1, x.clone(), self.targets.clone());
+        let picked = picked::<B>(x.clone(), self.targets.clone());
         let picked = B::float_cast(picked, log_sum_exp.dtype().into());
         let loss = self.times_target(B::float_sub(log_sum_exp.clone(), picked));
         match self.spread(classes) {
@@ -122,6 +122,17 @@ impl<B: CrossEntropyKernels> Labels<B> {
     }
 }
 
+/// Of every row of `x` `[rows, classes]` the element that `targets` `[rows, 1]` names, `[rows, 1]`.
+///
+/// A third axis sets the gather apart: Burn's fusion joins one of two axes with what is computed of the width of `x`, and then
+/// reads the targets of other rows (0.22.1; for `select` and `cat` it sees to that).
+fn picked<B: Backend>(x: FloatTensor<B>, targets: IntTensor<B>) -> FloatTensor<B> {
+    let [rows, classes] = x.shape().dims();
+    let x = B::float_reshape(x, Shape::new([rows, 1, classes]));
+    let picked = B::float_gather(2, x, B::int_reshape(targets, Shape::new([rows, 1, 1])));
+    B::float_reshape(picked, Shape::new([rows, 1]))
+}
+
 /// How logits become their gradient.
 pub(crate) struct LabelsGradient<B: Backend> {
     of_logits: LogitsGradient<B>,
@@ -156,7 +167,7 @@ impl<B: CrossEntropyKernels> LabelsGradient<B> {
         };
         let probability_factor = widen::<B>(probability_factor.clone());
         let nothing = B::float_equal_elem(probability_factor.clone(), 0.into(), bools);
-        let picked = widen::<B>(B::float_gather(1, x.clone(), self.targets.clone()));
+        let picked = widen::<B>(picked::<B>(x.clone(), self.targets.clone()));
         let probability = B::float_exp(B::float_sub(picked, widen::<B>(log_sum_exp.clone())));
         let of_logit = here(zero_if(B::float_mul(probability, probability_factor), nothing));
         let target_term = B::float_add(widen::<B>(self.target_term.clone()), of_logit);
