@@ -3,15 +3,90 @@ use super::guard::{
     Fit, Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_quantized, is_tracked, require,
     require_bias, require_dtype, require_floats,
 };
-use crate::ops::{ConvOps, ConvTransposeOps, DeformConvOps};
-use burn::backend::Dispatch;
+use crate::ops::{ConvOps, ConvTransposeOps, DeformConvOps, MaybeTensor, Weight};
+use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{
     Tensor, module,
     ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions},
 };
 
-fn is_any_tracked<const D: usize>(x: &Tensor<D>, weight: &Tensor<D>, bias: &Option<Tensor<1>>) -> bool {
-    x.is_tracked() || weight.is_tracked() || is_tracked(bias)
+/// A convolution, or its transpose, with options `O`: the operation here and Burn's function.
+pub(super) struct Convolution<const D: usize, O> {
+    name: &'static str,
+    fits: fn(&Tensor<D>, &Tensor<D>, &Option<Tensor<1>>, &O) -> Fit,
+    operation: fn(DispatchTensor, Weight<Dispatch>, MaybeTensor<Dispatch>, O) -> DispatchTensor,
+    stock: fn(Tensor<D>, Tensor<D>, Option<Tensor<1>>, O) -> Tensor<D>,
+}
+
+impl<const D: usize, O> Convolution<D, O> {
+    fn apply(&self, x: Tensor<D>, weight: Tensor<D>, bias: Option<Tensor<1>>, options: O) -> Tensor<D> {
+        let bias = dequantized_bias(bias, x.dtype());
+        let fit = require_dtype(&x, &weight).and((self.fits)(&x, &weight, &bias, &options));
+        let tracked = x.is_tracked() || weight.is_tracked() || is_tracked(&bias);
+        match tracked && accepts(self.name, fit, tracked, Some(&weight)) {
+            true => self.operate(x, weight, bias, options),
+            false => (self.stock)(x, weight, bias, options),
+        }
+    }
+
+    /// [`apply`](Self::apply) with a frozen weight of any dtype: the operation casts it at every use, so that nothing keeps a
+    /// converted one.
+    pub(super) fn apply_with_frozen(
+        &self,
+        x: Tensor<D>,
+        weight: Tensor<D>,
+        bias: Option<Tensor<1>>,
+        options: O,
+    ) -> Tensor<D> {
+        if weight.is_tracked() || require_dtype(&x, &weight).is_ok() {
+            return self.apply(x, weight, bias, options);
+        }
+        let bias = dequantized_bias(bias, x.dtype());
+        match (self.fits)(&x, &weight, &bias, &options) {
+            Ok(()) => self.operate(x, weight, bias, options),
+            Err(_) => {
+                let weight = weight.cast(x.dtype());
+                self.apply(x, weight, bias, options)
+            }
+        }
+    }
+
+    fn operate(&self, x: Tensor<D>, weight: Tensor<D>, bias: Option<Tensor<1>>, options: O) -> Tensor<D> {
+        let (x, weight) = (x.into_dispatch(), into_weight(weight));
+        Tensor::from_dispatch((self.operation)(x, weight, into_maybe(bias), options))
+    }
+}
+
+macro_rules! convolutions {
+    ($($conv:ident($argument:ty), $constant:ident = $op:ident, $fits:ident, $options:ty, $dims:literal;)+) => {$(
+        #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
+        ///
+        /// Keeps `x` only for a tracked weight and the weight only for a tracked `x`.
+        pub fn $conv(
+            x: Tensor<$dims>,
+            weight: Tensor<$dims>,
+            bias: Option<Tensor<1>>,
+            options: $argument,
+        ) -> Tensor<$dims> {
+            $constant.apply(x, weight, bias, options.into())
+        }
+
+        /// The operation, and the one of Burn.
+        pub(super) const $constant: Convolution<$dims, $options> = Convolution {
+            name: stringify!($conv),
+            fits: $fits,
+            operation: Dispatch::$op,
+            stock: |x, weight, bias, options| module::$conv(x, weight, bias, options),
+        };
+    )+};
+}
+convolutions! {
+    conv1d(impl Into<ConvOptions<1>>), CONV1D = memsave_conv1d, conv_fits, ConvOptions<1>, 3;
+    conv2d(impl Into<ConvOptions<2>>), CONV2D = memsave_conv2d, conv_fits, ConvOptions<2>, 4;
+    conv3d(impl Into<ConvOptions<3>>), CONV3D = memsave_conv3d, conv_fits, ConvOptions<3>, 5;
+    conv_transpose1d(ConvTransposeOptions<1>), CONV_TRANSPOSE1D = memsave_conv_transpose1d, conv_transpose_fits, ConvTransposeOptions<1>, 3;
+    conv_transpose2d(ConvTransposeOptions<2>), CONV_TRANSPOSE2D = memsave_conv_transpose2d, conv_transpose_fits, ConvTransposeOptions<2>, 4;
+    conv_transpose3d(ConvTransposeOptions<3>), CONV_TRANSPOSE3D = memsave_conv_transpose3d, conv_transpose_fits, ConvTransposeOptions<3>, 5;
 }
 
 fn conv_fits<const D: usize, const RANK: usize>(
@@ -33,113 +108,16 @@ fn conv_fits<const D: usize, const RANK: usize>(
     require(!(RANK == 3 && options.is_asymmetric()), Misfit::AsymmetricPadding)
 }
 
-fn conv_transpose_fits<const D: usize>(
+fn conv_transpose_fits<const D: usize, const RANK: usize>(
     x: &Tensor<D>,
     weight: &Tensor<D>,
     bias: &Option<Tensor<1>>,
-    groups: usize,
+    options: &ConvTransposeOptions<RANK>,
 ) -> Fit {
     let kernel = weight.dims();
     require_floats(x)?;
     require(x.dims()[1] == kernel[0], Misfit::Shapes)?;
-    require_bias(bias, kernel[1] * groups)
-}
-
-macro_rules! conv {
-    ($($conv:ident, $with_frozen:ident = $op:ident, $rank:literal, $dims:literal;)+) => {$(
-        #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
-        ///
-        /// Keeps `x` only for a tracked weight and the weight only for a tracked `x`.
-        pub fn $conv(
-            x: Tensor<$dims>,
-            weight: Tensor<$dims>,
-            bias: Option<Tensor<1>>,
-            options: impl Into<ConvOptions<$rank>>,
-        ) -> Tensor<$dims> {
-            let (options, bias) = (options.into(), dequantized_bias(bias, x.dtype()));
-            let fit = require_dtype(&x, &weight).and(conv_fits(&x, &weight, &bias, &options));
-            let tracked = is_any_tracked(&x, &weight, &bias);
-            if !tracked || !accepts(stringify!($conv), fit, tracked, Some(&weight)) {
-                return module::$conv(x, weight, bias, options);
-            }
-            let (x, weight) = (x.into_dispatch(), into_weight(weight));
-            Tensor::from_dispatch(Dispatch::$op(x, weight, into_maybe(bias), options))
-        }
-
-        #[doc = concat!("[`", stringify!($conv), "`] with a frozen weight of any dtype: the operation casts it at every")]
-        /// use, so that nothing keeps a converted one.
-        pub(super) fn $with_frozen(
-            x: Tensor<$dims>,
-            weight: Tensor<$dims>,
-            bias: Option<Tensor<1>>,
-            options: ConvOptions<$rank>,
-        ) -> Tensor<$dims> {
-            if weight.is_tracked() || require_dtype(&x, &weight).is_ok() {
-                return $conv(x, weight, bias, options);
-            }
-            let bias = dequantized_bias(bias, x.dtype());
-            if conv_fits(&x, &weight, &bias, &options).is_err() {
-                let weight = weight.cast(x.dtype());
-                return $conv(x, weight, bias, options);
-            }
-            let (x, weight) = (x.into_dispatch(), into_weight(weight));
-            Tensor::from_dispatch(Dispatch::$op(x, weight, into_maybe(bias), options))
-        }
-    )+};
-}
-conv! {
-    conv1d, conv1d_with_frozen = memsave_conv1d, 1, 3;
-    conv2d, conv2d_with_frozen = memsave_conv2d, 2, 4;
-    conv3d, conv3d_with_frozen = memsave_conv3d, 3, 5;
-}
-
-macro_rules! conv_transpose {
-    ($($conv:ident, $with_frozen:ident = $op:ident, $rank:literal, $dims:literal;)+) => {$(
-        #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
-        ///
-        /// Keeps `x` only for a tracked weight and the weight only for a tracked `x`.
-        pub fn $conv(
-            x: Tensor<$dims>,
-            weight: Tensor<$dims>,
-            bias: Option<Tensor<1>>,
-            options: ConvTransposeOptions<$rank>,
-        ) -> Tensor<$dims> {
-            let bias = dequantized_bias(bias, x.dtype());
-            let fit =
-                require_dtype(&x, &weight).and(conv_transpose_fits(&x, &weight, &bias, options.groups));
-            let tracked = is_any_tracked(&x, &weight, &bias);
-            if !tracked || !accepts(stringify!($conv), fit, tracked, Some(&weight)) {
-                return module::$conv(x, weight, bias, options);
-            }
-            let (x, weight) = (x.into_dispatch(), into_weight(weight));
-            Tensor::from_dispatch(Dispatch::$op(x, weight, into_maybe(bias), options))
-        }
-
-        #[doc = concat!("[`", stringify!($conv), "`] with a frozen weight of any dtype: the operation casts it at every")]
-        /// use, so that nothing keeps a converted one.
-        pub(super) fn $with_frozen(
-            x: Tensor<$dims>,
-            weight: Tensor<$dims>,
-            bias: Option<Tensor<1>>,
-            options: ConvTransposeOptions<$rank>,
-        ) -> Tensor<$dims> {
-            if weight.is_tracked() || require_dtype(&x, &weight).is_ok() {
-                return $conv(x, weight, bias, options);
-            }
-            let bias = dequantized_bias(bias, x.dtype());
-            if conv_transpose_fits(&x, &weight, &bias, options.groups).is_err() {
-                let weight = weight.cast(x.dtype());
-                return $conv(x, weight, bias, options);
-            }
-            let (x, weight) = (x.into_dispatch(), into_weight(weight));
-            Tensor::from_dispatch(Dispatch::$op(x, weight, into_maybe(bias), options))
-        }
-    )+};
-}
-conv_transpose! {
-    conv_transpose1d, conv_transpose1d_with_frozen = memsave_conv_transpose1d, 1, 3;
-    conv_transpose2d, conv_transpose2d_with_frozen = memsave_conv_transpose2d, 2, 4;
-    conv_transpose3d, conv_transpose3d_with_frozen = memsave_conv_transpose3d, 3, 5;
+    require_bias(bias, kernel[1] * options.groups)
 }
 
 /// See [`burn::tensor::module::deform_conv2d`].
@@ -153,7 +131,8 @@ pub fn deform_conv2d(
     bias: Option<Tensor<1>>,
     options: DeformConvOptions<2>,
 ) -> Tensor<4> {
-    let tracked = is_any_tracked(&x, &weight, &bias) || offset.is_tracked() || is_tracked(&mask);
+    let tracked =
+        [&x, &offset, &weight].into_iter().chain(&mask).any(Tensor::is_tracked) || is_tracked(&bias);
     let quantized = [&x, &offset, &weight].into_iter().chain(&mask).any(is_quantized);
     let channels = x.dims()[1] == weight.dims()[1] * options.weight_groups;
     let fit = require_floats(&x)

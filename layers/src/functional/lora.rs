@@ -124,7 +124,7 @@ fn factors_fit<const D: usize>(
 }
 
 macro_rules! conv {
-    ($($lora:ident = $conv:ident, $with_frozen:ident, $rank:literal, $dims:literal;)+) => {$(
+    ($($lora:ident = $conv:ident, $constant:ident, $rank:literal, $dims:literal;)+) => {$(
         #[doc = concat!("[`", stringify!($conv), "`](super::", stringify!($conv), ") with a low-rank adapter:")]
         /// `a` `[channels_out, rank]` and `b` `[rank, channels_in / groups * kernel size]`, of which the effective weight is
         /// `base + scale a b` in the shape of `base`.
@@ -151,7 +151,7 @@ macro_rules! conv {
             let (mut down, mut up) = (shape, [1; $dims]);
             down[0] = rank;
             up[..2].copy_from_slice(&[shape[0], rank]);
-            let y = conv::$with_frozen(x.clone(), base, bias, options.clone());
+            let y = conv::$constant.apply_with_frozen(x.clone(), base, bias, options.clone());
             let h = super::$conv(x, in_every_group(b.reshape(down), groups), None, options);
             let pointwise = ConvOptions::new([1; $rank], [0; $rank], [1; $rank], groups);
             y + super::$conv(h, (a * adapter.scale).reshape(up), None, pointwise)
@@ -159,13 +159,13 @@ macro_rules! conv {
     )+};
 }
 conv! {
-    conv1d_lora = conv1d, conv1d_with_frozen, 1, 3;
-    conv2d_lora = conv2d, conv2d_with_frozen, 2, 4;
-    conv3d_lora = conv3d, conv3d_with_frozen, 3, 5;
+    conv1d_lora = conv1d, CONV1D, 1, 3;
+    conv2d_lora = conv2d, CONV2D, 2, 4;
+    conv3d_lora = conv3d, CONV3D, 3, 5;
 }
 
 macro_rules! conv_transpose {
-    ($($lora:ident = $conv_transpose:ident, $with_frozen:ident, $conv:ident, $rank:literal, $dims:literal;)+) => {$(
+    ($($lora:ident = $conv_transpose:ident, $constant:ident, $conv:ident, $rank:literal, $dims:literal;)+) => {$(
         #[doc = concat!("[`", stringify!($conv_transpose), "`](super::", stringify!($conv_transpose), ")")]
         /// with a low-rank adapter: `a` `[channels_in, rank]` and `b` `[rank, channels_out / groups * kernel size]`, of which
         /// the effective weight is `base + scale a b` in the shape of `base`.
@@ -194,7 +194,7 @@ macro_rules! conv_transpose {
             up[0] = rank;
             // Per group: `[channels, rank]` to `[rank, channels]`.
             let a = a.reshape([groups, each, rank]).swap_dims(1, 2).reshape(down);
-            let y = conv::$with_frozen(x.clone(), base, bias, options.clone());
+            let y = conv::$constant.apply_with_frozen(x.clone(), base, bias, options.clone());
             let pointwise = ConvOptions::new([1; $rank], [0; $rank], [1; $rank], groups);
             let h = super::$conv(x, a * adapter.scale, None, pointwise);
             y + super::$conv_transpose(h, in_every_group(b.reshape(up), groups), None, options)
@@ -202,7 +202,7 @@ macro_rules! conv_transpose {
     )+};
 }
 conv_transpose! {
-    conv_transpose1d_lora = conv_transpose1d, conv_transpose1d_with_frozen, conv1d, 1, 3;
-    conv_transpose2d_lora = conv_transpose2d, conv_transpose2d_with_frozen, conv2d, 2, 4;
-    conv_transpose3d_lora = conv_transpose3d, conv_transpose3d_with_frozen, conv3d, 3, 5;
+    conv_transpose1d_lora = conv_transpose1d, CONV_TRANSPOSE1D, conv1d, 1, 3;
+    conv_transpose2d_lora = conv_transpose2d, CONV_TRANSPOSE2D, conv2d, 2, 4;
+    conv_transpose3d_lora = conv_transpose3d, CONV_TRANSPOSE3D, conv3d, 3, 5;
 }
