@@ -2,9 +2,11 @@
 use crate::{RECORDS, alone, cpu_devices, settled};
 use burn::module::Module;
 use burn::nn;
-use burn::tensor::{Device, Tensor, quantization::QuantValue};
+use burn::tensor::{Device, Int, Tensor, quantization::QuantValue};
 use burn_memsave::functional;
 use burn_memsave::measure::{ledger, measure_layer, measure_step};
+use burn_memsave::nn as ours;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Two layers that read the same x; the second one's ReLU.
 #[derive(Module, Debug)]
@@ -192,6 +194,134 @@ fn the_ledger_says_where_burns_own_operation_runs() {
         let row = fallback(x().require_grad(), &gate);
         assert_eq!(row.as_deref(), Some("silu_gate: silu_gate: the shapes do not fit"));
         assert_eq!(fallback(x(), &gate), None, "{device:?}: nothing is recorded");
+    }
+}
+
+/// The rows for operations of Burn of a module that is tracked, or not; some of them refuse what does not fit.
+fn fallbacks<M: Module>(tracked: bool, model: M, forward: impl Fn(&M)) -> Vec<String> {
+    let model = if tracked { model } else { model.no_grad() };
+    let run = |model: &M, ()| drop(catch_unwind(AssertUnwindSafe(|| forward(model))));
+    let ((), ledger) = ledger(&model, (), run);
+    ledger.fallbacks().map(|row| format!("{}: {}: {}", row.module, row.operation, row.reason)).collect()
+}
+
+/// Modules that leave their input to the stock module say so where something is tracked, and only there.
+#[test]
+fn the_ledger_says_where_a_stock_module_runs() {
+    use ours::activation::ActivationConfig::Relu;
+    use ours::loss::{
+        BinaryCrossEntropyLossConfig, CrossEntropyLossConfig, HuberLossConfig, KLDivLossConfig, MseLoss,
+    };
+    let _alone = alone();
+    for device in cpu_devices() {
+        let given = |x: Tensor<2>, tracked: bool| if tracked { x.require_grad() } else { x };
+        let ones = |shape: [usize; 2], tracked| given(Tensor::ones(shape, &device), tracked);
+        let weights = |tracked| Some(given(Tensor::ones([1, 4], &device), tracked).squeeze_dim::<1>(0));
+        let classes = || Tensor::<2, Int>::ones([3, 4], &device);
+        let sequence = || Tensor::<3>::ones([3, 2, 4], &device);
+        let states = |count| Tensor::<3>::ones([count, 3, 5], &device);
+
+        type Case<'a> = (&'static str, &'a dyn Fn(bool) -> Vec<String>);
+        let cases: &[Case] = &[
+            ("mse_loss: mse_loss: there are no elements", &|tracked| {
+                let x = ones([0, 4], tracked);
+                fallbacks(tracked, MseLoss::new(), |loss| {
+                    drop(loss.forward_no_reduction(x.clone(), x.clone()))
+                })
+            }),
+            ("huber_loss: huber_loss: there are no elements", &|tracked| {
+                let x = ones([0, 4], tracked);
+                let loss = HuberLossConfig::new(1.0).init();
+                fallbacks(tracked, loss, |loss| drop(loss.forward_residuals(x.clone())))
+            }),
+            ("kl_div_loss: kl_div_loss: the shapes do not fit", &|tracked| {
+                let (x, targets) = (ones([3, 4], tracked), ones([1, 4], false));
+                let loss = KLDivLossConfig::new().init();
+                fallbacks(tracked, loss, |loss| drop(loss.forward_no_reduction(x.clone(), targets.clone())))
+            }),
+            (
+                "binary_cross_entropy: binary_cross_entropy: the weights of the classes are tracked",
+                &|tracked| {
+                    let mut loss = BinaryCrossEntropyLossConfig::new().with_logits(true).init(&device);
+                    loss.weights = weights(tracked);
+                    fallbacks(tracked, loss, |loss| drop(loss.forward(ones([3, 4], false), classes())))
+                },
+            ),
+            ("cross_entropy: cross_entropy: the weights of the classes are tracked", &|tracked| {
+                let mut loss = CrossEntropyLossConfig::new().init(&device);
+                loss.weights = weights(tracked);
+                let targets = || Tensor::<1, Int>::ones([3], &device);
+                fallbacks(tracked, loss, |loss| drop(loss.forward(ones([3, 4], tracked), targets())))
+            }),
+            ("group_norm: group_norm: a parameter is missing", &|tracked| {
+                let mut norm = ours::GroupNormConfig::new(2, 4).init(&device);
+                norm.gamma = None;
+                fallbacks(tracked, norm, |norm| drop(norm.forward(ones([3, 4], tracked))))
+            }),
+            ("instance_norm: instance_norm: the shapes do not fit", &|tracked| {
+                let norm = ours::InstanceNormConfig::new(2).with_affine(false).init(&device);
+                fallbacks(tracked, norm, |norm| drop(norm.forward(ones([1, 2], tracked))))
+            }),
+            ("gate.input_transform: rnn: the activations are not sigmoid and tanh", &|tracked| {
+                let rnn = ours::RnnConfig::new(4, 5, true).with_hidden_activation(Relu).init(&device);
+                fallbacks(tracked, rnn, |rnn| drop(rnn.forward(sequence(), None)))
+            }),
+            ("reset_gate.input_transform: gru: the bounds are not in order", &|tracked| {
+                let gru = ours::GruConfig::new(4, 5, true).with_clip(Some(f64::NAN)).init(&device);
+                fallbacks(tracked, gru, |gru| drop(gru.forward(sequence(), None)))
+            }),
+            ("input_gate.input_transform: lstm: a parameter is missing", &|tracked| {
+                let mut lstm = ours::LstmConfig::new(4, 5, true).init(&device);
+                lstm.forget_gate = None;
+                fallbacks(tracked, lstm, |lstm| drop(lstm.forward(sequence(), None)))
+            }),
+            ("input_gate.input_transform: lstm: the steps come one by one", &|tracked| {
+                let lstm = ours::LstmConfig::new(4, 5, true).init(&device);
+                fallbacks(tracked, lstm, |lstm| {
+                    let steps = sequence().iter_dim(1).enumerate();
+                    drop(lstm.forward_iter(steps, None, 3, 2, &device));
+                })
+            }),
+            ("forward.gate.input_transform: rnn: a direction is not batch first", &|tracked| {
+                let mut rnn = ours::BiRnnConfig::new(4, 5, true).init(&device);
+                rnn.forward.batch_first = false;
+                fallbacks(tracked, rnn, |rnn| drop(rnn.forward(sequence(), None)))
+            }),
+            ("forward.reset_gate.input_transform: gru: the shapes do not fit", &|tracked| {
+                let gru = ours::BiGruConfig::new(4, 5, true).init(&device);
+                fallbacks(tracked, gru, |gru| drop(gru.forward(sequence(), Some(states(1)))))
+            }),
+            (
+                "forward.input_gate.input_transform: lstm: the activations are not sigmoid and tanh",
+                &|tracked| {
+                    let lstm = ours::BiLstmConfig::new(4, 5, true).with_cell_activation(Relu).init(&device);
+                    fallbacks(tracked, lstm, |lstm| drop(lstm.forward(sequence(), None)))
+                },
+            ),
+        ];
+        for (row, case) in cases {
+            assert_eq!(case(true), [*row], "{device:?}");
+            assert_eq!(case(false), [""; 0], "{device:?}: {row}: nothing is tracked");
+        }
+    }
+}
+
+/// A state that is tracked alone, before frozen layers: Burn's operations are recorded.
+#[test]
+fn a_tracked_state_is_recorded() {
+    let _alone = alone();
+    for device in cpu_devices() {
+        let lstm = ours::LstmConfig::new(4, 5, true).with_clip(Some(f64::NAN)).init(&device);
+        let rows = |tracked: bool| {
+            fallbacks(false, lstm.clone(), |lstm| {
+                let state = || Tensor::<2>::ones([3, 5], &device);
+                let cell = if tracked { state().require_grad() } else { state() };
+                drop(lstm.forward(Tensor::ones([3, 2, 4], &device), Some(nn::LstmState::new(cell, state()))))
+            })
+        };
+        let row = "input_gate.input_transform: lstm: the bounds are not in order";
+        assert_eq!(rows(true), [row], "{device:?}");
+        assert_eq!(rows(false), [""; 0], "{device:?}");
     }
 }
 

@@ -1,5 +1,5 @@
 //! Activations, gates and dropout.
-use super::guard::{Misfit, NO_WEIGHT, accepts, require, require_floats};
+use super::guard::{Misfit, NO_WEIGHT, accepts, require, require_alike, require_floats};
 use crate::ops::{DropoutOps, GateOps, PReluOps, PiecewiseLinear, PiecewiseLinearOps, Smooth, SmoothOps};
 use burn::backend::Dispatch;
 use burn::tensor::{AsIndex, Tensor, activation};
@@ -119,10 +119,7 @@ pub fn glu<const D: usize>(x: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
 /// F::silu_gate(a, b).to_data().assert_approx_eq::<f32>(&[1.4621172f32].into(), Tolerance::default());
 /// ```
 pub fn silu_gate<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
-    let fit = require_floats(&a)
-        .and(require(a.dims() == b.dims(), Misfit::Shapes))
-        .and(require(a.dtype() == b.dtype(), Misfit::Dtypes));
-    match accepts("silu_gate", fit, a.is_tracked() || b.is_tracked(), NO_WEIGHT) {
+    match accepts("silu_gate", require_alike(&a, &b), a.is_tracked() || b.is_tracked(), NO_WEIGHT) {
         true => gate(a, b, Smooth::Silu),
         false => activation::silu(b) * a,
     }

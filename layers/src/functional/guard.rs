@@ -19,8 +19,20 @@ pub(crate) enum Misfit {
     Dtypes,
     /// Burn's function dequantizes it.
     Quantized,
+    /// A dtype that the operation here does not compute with.
+    UnsupportedDtype,
     /// The given statistics have a gradient, which the operation here does not compute.
     TrackedStatistics,
+    /// The weights of the classes have a gradient, which the operation here does not compute.
+    TrackedClassWeights,
+    /// A parameter that the options ask for is not there.
+    MissingParameter,
+    /// A recurrent layer with other activations than sigmoids for the gates and hyperbolic tangents for the states.
+    Activations,
+    /// A direction of a bidirectional layer does not take its batch first, as Burn's code expects of it.
+    BatchFirst,
+    /// The steps of a sequence come one by one, not as one tensor.
+    StepByStep,
     /// A three-dimensional convolution that pads its two ends differently.
     AsymmetricPadding,
     /// A lower bound above the upper one, or a bound that is no number.
@@ -39,7 +51,13 @@ impl Misfit {
             Self::Empty => "there are no elements",
             Self::Dtypes => "the dtypes differ",
             Self::Quantized => "a quantized input",
+            Self::UnsupportedDtype => "the dtype is not supported",
             Self::TrackedStatistics => "the statistics are tracked",
+            Self::TrackedClassWeights => "the weights of the classes are tracked",
+            Self::MissingParameter => "a parameter is missing",
+            Self::Activations => "the activations are not sigmoid and tanh",
+            Self::BatchFirst => "a direction is not batch first",
+            Self::StepByStep => "the steps come one by one",
             Self::AsymmetricPadding => "the padding is asymmetric",
             Self::Bounds => "the bounds are not in order",
             Self::Softcap => "the softcap is not positive",
@@ -85,6 +103,13 @@ pub(crate) fn require(condition: bool, misfit: Misfit) -> Fit {
 pub(crate) fn require_floats<const D: usize>(x: &Tensor<D>) -> Fit {
     require(x.shape().num_elements() > 0, Misfit::Empty)?;
     require(!is_quantized(x), Misfit::Quantized)
+}
+
+/// [`require_floats`] of `x`, and `y` has its shape and dtype: nothing to broadcast or convert.
+pub(crate) fn require_alike<const D: usize>(x: &Tensor<D>, y: &Tensor<D>) -> Fit {
+    require_floats(x)?;
+    require(x.dims() == y.dims(), Misfit::Shapes)?;
+    require(x.dtype() == y.dtype(), Misfit::Dtypes)
 }
 
 /// A bias that is there is `[length]`. (It is not quantized: see [`dequantized_bias`].)

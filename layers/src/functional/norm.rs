@@ -1,6 +1,6 @@
 //! Normalizations.
 use super::guard::{
-    Misfit, accepts, into_maybe, is_tracked, require, require_floats, require_parameters,
+    Misfit, accepts, into_maybe, is_tracked, require, require_alike, require_parameters,
     require_parameters_of_channels,
 };
 use crate::ops::{AddRmsNormOps, BatchNormOps, LocalResponse, LocalResponseOps, RowNorm, RowNormOps};
@@ -118,10 +118,7 @@ pub fn add_rms_norm<const D: usize>(
     epsilon: f64,
 ) -> (Tensor<D>, Tensor<D>) {
     let features = x.dims()[D - 1];
-    let fit = require_floats(&x)
-        .and(require(x.dims() == residual.dims(), Misfit::Shapes))
-        .and(require(x.dtype() == residual.dtype(), Misfit::Dtypes))
-        .and(require_parameters(&x, features, &[Some(&gamma)]));
+    let fit = require_alike(&x, &residual).and(require_parameters(&x, features, &[Some(&gamma)]));
     let tracked = x.is_tracked() || residual.is_tracked() || gamma.is_tracked();
     if !accepts("add_rms_norm", fit, tracked, Some(&gamma)) {
         let sum = x + residual;

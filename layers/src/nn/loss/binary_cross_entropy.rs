@@ -1,5 +1,7 @@
-use super::are_elementwise_operands;
-use crate::functional::{element_loss, element_loss_sum};
+use crate::functional::{
+    element_loss, element_loss_sum,
+    guard::{Misfit, NO_WEIGHT, accepts, is_tracked, require, require_floats},
+};
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::ops::ElementLoss;
 use burn::config::Config;
@@ -65,13 +67,17 @@ impl BinaryCrossEntropyLoss {
     ///
     /// Panics if the shapes differ, or if there are not as many weights as classes.
     pub fn forward<const D: usize>(&self, logits: Tensor<D>, targets: Tensor<D, Int>) -> Tensor<1> {
-        let fits = logits.is_tracked()
-            && logits.dims() == targets.dims()
-            && self.weights.as_ref().is_none_or(|w| !w.is_tracked() && self.are_of_classes(w, &logits));
-        let soft = || self.soft(&targets, &logits);
-        let Some(soft) = fits.then(soft).filter(|soft| are_elementwise_operands(&logits, soft)) else {
+        let weights_tracked = is_tracked(&self.weights);
+        let tracked = logits.is_tracked() || weights_tracked;
+        let shapes = logits.dims() == targets.dims()
+            && self.weights.as_ref().is_none_or(|weights| self.are_of_classes(weights, &logits));
+        let fit = require_floats(&logits)
+            .and(require(shapes, Misfit::Shapes))
+            .and(require(!weights_tracked, Misfit::TrackedClassWeights));
+        if !tracked || !accepts("binary_cross_entropy", fit, tracked, NO_WEIGHT) {
             return self.clone().into_nn_binary_cross_entropy_loss().forward(logits, targets);
-        };
+        }
+        let soft = self.soft(&targets, &logits);
         let f = if self.logits { ElementLoss::BinaryLogits } else { ElementLoss::BinaryProbabilities };
         let Some(weights) = self.weights.clone() else {
             let scale = (logits.shape().num_elements() as f64).recip();

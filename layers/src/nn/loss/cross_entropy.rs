@@ -1,4 +1,7 @@
-use crate::functional::{self, class_weights, element_loss};
+use crate::functional::{
+    self, class_weights, element_loss,
+    guard::{Misfit, NO_WEIGHT, accepts, is_tracked, require, require_floats},
+};
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::ops::ElementLoss;
 use burn::config::Config;
@@ -75,12 +78,14 @@ impl CrossEntropyLoss {
     /// Panics if the shapes are others, or if a target is no class.
     pub fn forward(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
         let [batch_size, classes] = logits.dims();
-        let fits = logits.is_tracked()
-            && targets.dims() == [batch_size]
-            && logits.shape().num_elements() > 0
-            && !matches!(logits.dtype(), DType::QFloat(_))
-            && self.weights.as_ref().is_none_or(|w| !w.is_tracked() && w.dims() == [classes]);
-        if !fits {
+        let weights_tracked = is_tracked(&self.weights);
+        let tracked = logits.is_tracked() || weights_tracked;
+        let shapes = targets.dims() == [batch_size]
+            && self.weights.as_ref().is_none_or(|weights| weights.dims() == [classes]);
+        let fit = require_floats(&logits)
+            .and(require(shapes, Misfit::Shapes))
+            .and(require(!weights_tracked, Misfit::TrackedClassWeights));
+        if !tracked || !accepts("cross_entropy", fit, tracked, NO_WEIGHT) {
             return self.clone().into_nn_cross_entropy_loss().forward(logits, targets);
         }
         let weights = class_weights(self.weights.clone(), classes, &logits);

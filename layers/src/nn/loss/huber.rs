@@ -59,7 +59,7 @@ impl HuberLoss {
         targets: Tensor<D>,
         reduction: Reduction,
     ) -> Tensor<1> {
-        if !is_recorded(&predictions, &targets) {
+        if !is_recorded("huber_loss", [&predictions, &targets]) {
             return self.clone().into_nn_huber_loss().forward(predictions, targets, reduction);
         }
         let residuals = targets.sub(predictions);
@@ -78,7 +78,7 @@ impl HuberLoss {
 
     /// Computes the loss of every residual.
     pub fn forward_residuals<const D: usize>(&self, residuals: Tensor<D>) -> Tensor<D> {
-        match residuals.is_tracked() && residuals.shape().num_elements() > 0 {
+        match is_recorded("huber_loss", [&residuals]) {
             true => element_loss(residuals, None, self.loss()),
             false => self.clone().into_nn_huber_loss().forward_residuals(residuals),
         }

@@ -1,5 +1,8 @@
-use super::{Reduction, are_elementwise_operands};
-use crate::functional::{element_loss, element_loss_sum};
+use super::Reduction;
+use crate::functional::{
+    element_loss, element_loss_sum,
+    guard::{NO_WEIGHT, accepts, require_alike},
+};
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::ops::ElementLoss;
 use burn::config::Config;
@@ -89,5 +92,6 @@ impl KLDivLoss {
 }
 
 fn is_recorded<const D: usize>(predictions: &Tensor<D>, targets: &Tensor<D>) -> bool {
-    (predictions.is_tracked() || targets.is_tracked()) && are_elementwise_operands(predictions, targets)
+    let tracked = predictions.is_tracked() || targets.is_tracked();
+    tracked && accepts("kl_div_loss", require_alike(predictions, targets), tracked, NO_WEIGHT)
 }

@@ -16,12 +16,3 @@ pub use huber::{HuberLoss, HuberLossConfig, MemSaveHuberLoss};
 pub use kldiv::{KLDivLoss, KLDivLossConfig, MemSaveKLDivLoss};
 pub use linear_cross_entropy::{FusedLinearCrossEntropy, FusedLinearCrossEntropyConfig};
 pub use mse::{MemSaveMseLoss, MseLoss};
-
-use burn::tensor::{DType, Tensor};
-
-/// Whether two tensors can be the operands of an element-wise loss as they are, with nothing to broadcast, convert or
-/// dequantize.
-fn are_elementwise_operands<const D: usize>(a: &Tensor<D>, b: &Tensor<D>) -> bool {
-    let float = !matches!(a.dtype(), DType::QFloat(_));
-    float && a.dims() == b.dims() && a.dtype() == b.dtype() && a.shape().num_elements() > 0
-}

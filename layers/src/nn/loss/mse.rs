@@ -1,5 +1,8 @@
 use super::Reduction;
-use crate::functional::{element_loss, element_loss_sum};
+use crate::functional::{
+    element_loss, element_loss_sum,
+    guard::{Misfit, NO_WEIGHT, accepts, require},
+};
 use crate::nn::drop_in::drop_in;
 use crate::ops::ElementLoss;
 use burn::module::Module;
@@ -42,7 +45,7 @@ impl MseLoss {
         targets: Tensor<D>,
         reduction: Reduction,
     ) -> Tensor<1> {
-        if !is_recorded(&logits, &targets) {
+        if !is_recorded("mse_loss", [&logits, &targets]) {
             return burn::nn::loss::MseLoss.forward(logits, targets, reduction);
         }
         let difference = logits.sub(targets);
@@ -52,17 +55,21 @@ impl MseLoss {
 
     /// Computes the loss of every element.
     pub fn forward_no_reduction<const D: usize>(&self, logits: Tensor<D>, targets: Tensor<D>) -> Tensor<D> {
-        match is_recorded(&logits, &targets) {
+        match is_recorded("mse_loss", [&logits, &targets]) {
             true => element_loss(logits.sub(targets), None, ElementLoss::Square),
             false => burn::nn::loss::MseLoss.forward_no_reduction(logits, targets),
         }
     }
 }
 
-/// Whether there is something to keep of the difference.
-pub(super) fn is_recorded<const D: usize>(a: &Tensor<D>, b: &Tensor<D>) -> bool {
-    let elements = |x: &Tensor<D>| x.shape().num_elements();
-    (a.is_tracked() || b.is_tracked()) && elements(a) > 0 && elements(b) > 0
+/// Whether there is something to keep of the difference of operands.
+pub(super) fn is_recorded<const D: usize, const N: usize>(
+    operation: &'static str,
+    operands: [&Tensor<D>; N],
+) -> bool {
+    let elements = operands.iter().all(|x| x.shape().num_elements() > 0);
+    let tracked = operands.iter().any(|x| x.is_tracked());
+    tracked && accepts(operation, require(elements, Misfit::Empty), tracked, NO_WEIGHT)
 }
 
 /// The factor of the sum over the losses of all elements: 1, or for a mean 1 / their number.

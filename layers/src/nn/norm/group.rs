@@ -1,6 +1,6 @@
 use crate::functional::{
     self,
-    guard::{Misfit, accepts, require},
+    guard::{Misfit, accepts, is_tracked, require},
 };
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -78,8 +78,8 @@ impl GroupNorm {
     }
 }
 
-/// Scale and shift, where they are asked for; `None` for what is left to the stock module: inputs that it refuses, and
-/// parameters that are missing or of another dtype.
+/// Scale and shift, where they are asked for; `None` for what is left to the stock module: inputs of no more than two elements
+/// and missing parameters, which it refuses, and parameters of another dtype.
 pub(super) fn affine_parameters<const D: usize>(
     operation: &'static str,
     input: &Tensor<D>,
@@ -87,14 +87,12 @@ pub(super) fn affine_parameters<const D: usize>(
     gamma: &Option<Param<Tensor<1>>>,
     beta: &Option<Param<Tensor<1>>>,
 ) -> Option<[Option<Tensor<1>>; 2]> {
-    if input.shape().num_elements() <= 2 {
-        return None;
-    }
-    if !affine {
-        return Some([None, None]);
-    }
-    let (gamma, beta) = (gamma.as_ref()?.val(), beta.as_ref()?.val());
-    let fit = require([gamma.dtype(), beta.dtype()] == [input.dtype(); 2], Misfit::Dtypes);
-    let tracked = input.is_tracked() || gamma.is_tracked() || beta.is_tracked();
-    accepts(operation, fit, tracked, Some(&gamma)).then_some([Some(gamma), Some(beta)])
+    let parameters = [gamma, beta].map(|parameter| parameter.as_ref().filter(|_| affine).map(Param::val));
+    let missing = affine && parameters.iter().any(Option::is_none);
+    let dtypes = parameters.iter().flatten().all(|parameter| parameter.dtype() == input.dtype());
+    let fit = require(input.shape().num_elements() > 2, Misfit::Shapes)
+        .and(require(!missing, Misfit::MissingParameter))
+        .and(require(dtypes, Misfit::Dtypes));
+    let tracked = input.is_tracked() || parameters.iter().any(is_tracked);
+    accepts(operation, fit, tracked, parameters[0].as_ref()).then_some(parameters)
 }

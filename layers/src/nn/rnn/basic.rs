@@ -2,7 +2,8 @@
 pub use burn::nn::basic::*;
 
 use super::GateController;
-use super::sequence::{Outcome, are_sigmoid_and_tanh, direction, forward_methods, run};
+use super::sequence::{Outcome, accepted, direction, forward_methods, require_sigmoid_and_tanh, run};
+use crate::functional::guard::{Misfit, require};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::ops::{Cell, Recurrence};
@@ -122,7 +123,9 @@ impl Rnn {
         checkpoint: Option<usize>,
     ) -> (Tensor<3>, RnnState<2>) {
         let hidden = state.as_ref().map(|state| &state.hidden);
-        match self.run(&batched_input, hidden, self.batch_first, self.reverse, checkpoint) {
+        let tracked = batched_input.is_tracked() || hidden.is_some_and(Tensor::is_tracked);
+        let outcome = self.run(&batched_input, hidden, self.batch_first, self.reverse, checkpoint);
+        match accepted("rnn", outcome, tracked, self, &self.gate) {
             Some((y, hidden, _)) => (y, RnnState::new(hidden)),
             None => self.clone().into_nn_rnn().forward(batched_input, state),
         }
@@ -135,10 +138,10 @@ impl Rnn {
         batch_first: bool,
         reverse: bool,
         checkpoint: Option<usize>,
-    ) -> Option<Outcome> {
+    ) -> Result<Outcome, Misfit> {
+        require_sigmoid_and_tanh(&[], &[&self.hidden_activation])?;
         let recurrence = Recurrence { cell: Cell::Rnn, clip: self.clip, batch_first, reverse, checkpoint };
-        let supported = are_sigmoid_and_tanh(&[], &[&self.hidden_activation]);
-        supported.then(|| run(recurrence, x, hidden, None, &[&self.gate])).flatten()
+        run(recurrence, x, hidden, None, &[&self.gate])
     }
 }
 
@@ -200,8 +203,13 @@ impl BiRnn {
                 checkpoint,
             )
         };
-        let fits = self.forward.batch_first && state.as_ref().is_none_or(|state| state.hidden.dims()[0] == 2);
-        match fits.then(|| layer(&self.forward, 0).zip(layer(&self.reverse, 1))).flatten() {
+        let has_both = state.as_ref().is_none_or(|state| state.hidden.dims()[0] == 2);
+        let fit =
+            require(self.forward.batch_first, Misfit::BatchFirst).and(require(has_both, Misfit::Shapes));
+        let both = fit.and_then(|()| Ok((layer(&self.forward, 0)?, layer(&self.reverse, 1)?)));
+        let state_tracked = state.as_ref().is_some_and(|state| state.hidden.is_tracked());
+        let tracked = batched_input.is_tracked() || state_tracked;
+        match accepted("rnn", both, tracked, self, &self.forward.gate) {
             Some(((forward, last, _), (reverse, first, _))) => {
                 let hidden = Tensor::stack(vec![last, first], 0);
                 (Tensor::cat(vec![forward, reverse], 2), RnnState::new(hidden))

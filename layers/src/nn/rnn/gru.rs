@@ -1,7 +1,8 @@
 //! Gated recurrent units.
 
 use super::GateController;
-use super::sequence::{Outcome, are_sigmoid_and_tanh, direction, forward_methods, run};
+use super::sequence::{Outcome, accepted, direction, forward_methods, require_sigmoid_and_tanh, run};
+use crate::functional::guard::{Misfit, is_tracked, require};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::ops::{Cell, Recurrence};
@@ -140,7 +141,9 @@ impl Gru {
         state: Option<Tensor<2>>,
         checkpoint: Option<usize>,
     ) -> Tensor<3> {
-        match self.run(&batched_input, state.as_ref(), true, false, checkpoint) {
+        let tracked = batched_input.is_tracked() || is_tracked(&state);
+        let outcome = self.run(&batched_input, state.as_ref(), true, false, checkpoint);
+        match accepted("gru", outcome, tracked, self, &self.reset_gate) {
             Some((y, ..)) => y,
             None => self.clone().into_nn_gru().forward(batched_input, state),
         }
@@ -153,12 +156,12 @@ impl Gru {
         batch_first: bool,
         reverse: bool,
         checkpoint: Option<usize>,
-    ) -> Option<Outcome> {
+    ) -> Result<Outcome, Misfit> {
+        require_sigmoid_and_tanh(&[&self.gate_activation], &[&self.hidden_activation])?;
         let cell = Cell::Gru { reset_after: self.reset_after };
         let recurrence = Recurrence { cell, clip: self.clip, batch_first, reverse, checkpoint };
         let gates = [&self.reset_gate, &self.update_gate, &self.new_gate];
-        let supported = are_sigmoid_and_tanh(&[&self.gate_activation], &[&self.hidden_activation]);
-        supported.then(|| run(recurrence, x, state, None, &gates)).flatten()
+        run(recurrence, x, state, None, &gates)
     }
 }
 
@@ -213,9 +216,11 @@ impl BiGru {
             let state = state.as_ref().map(|state| direction(state, index));
             layer.run(&batched_input, state.as_ref(), self.batch_first, index == 1, checkpoint)
         };
-        let fits = state.as_ref().is_none_or(|state| state.dims()[0] == 2);
-        let both = fits.then(|| layer(&self.forward, 0).zip(layer(&self.reverse, 1))).flatten();
-        match both {
+        let has_both = state.as_ref().is_none_or(|state| state.dims()[0] == 2);
+        let fit = require(has_both, Misfit::Shapes);
+        let both = fit.and_then(|()| Ok((layer(&self.forward, 0)?, layer(&self.reverse, 1)?)));
+        let tracked = batched_input.is_tracked() || is_tracked(&state);
+        match accepted("gru", both, tracked, self, &self.forward.reset_gate) {
             Some(((forward, last, _), (reverse, first, _))) => {
                 (Tensor::cat(vec![forward, reverse], 2), Tensor::stack(vec![last, first], 0))
             }

@@ -2,7 +2,8 @@
 pub use burn::nn::lstm::*;
 
 use super::GateController;
-use super::sequence::{Outcome, are_sigmoid_and_tanh, direction, forward_methods, run};
+use super::sequence::{Outcome, accepted, direction, forward_methods, require_sigmoid_and_tanh, run};
+use crate::functional::guard::{Misfit, require};
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::ops::{Cell, Recurrence};
@@ -159,7 +160,9 @@ impl Lstm {
         state: Option<LstmState<2>>,
         checkpoint: Option<usize>,
     ) -> (Tensor<3>, LstmState<2>) {
-        match self.run(&batched_input, state.as_ref(), self.batch_first, self.reverse, checkpoint) {
+        let tracked = batched_input.is_tracked() || is_state_tracked(&state);
+        let outcome = self.run(&batched_input, state.as_ref(), self.batch_first, self.reverse, checkpoint);
+        match accepted("lstm", outcome, tracked, self, &self.input_gate) {
             Some((y, hidden, cell)) => (y, LstmState::new(cell, hidden)),
             None => self.clone().into_nn_lstm().forward(batched_input, state),
         }
@@ -174,8 +177,10 @@ impl Lstm {
         seq_length: usize,
         device: &Device,
     ) -> (Tensor<3>, LstmState<2>) {
-        let stock = self.clone().into_nn_lstm();
-        stock.forward_iter(input_timestep_iter, state, batch_size, seq_length, device)
+        let mut steps = input_timestep_iter.peekable();
+        let tracked = steps.peek().is_some_and(|(_, x)| x.is_tracked()) || is_state_tracked(&state);
+        accepted::<Outcome>("lstm", Err(Misfit::StepByStep), tracked, self, &self.input_gate);
+        self.clone().into_nn_lstm().forward_iter(steps, state, batch_size, seq_length, device)
     }
 
     fn run(
@@ -185,18 +190,22 @@ impl Lstm {
         batch_first: bool,
         reverse: bool,
         checkpoint: Option<usize>,
-    ) -> Option<Outcome> {
+    ) -> Result<Outcome, Misfit> {
+        let others = [&self.cell_activation, &self.hidden_activation];
+        require_sigmoid_and_tanh(&[&self.gate_activation], &others)?;
         let cell = Cell::Lstm { coupled: self.input_forget };
         let recurrence = Recurrence { cell, clip: self.clip, batch_first, reverse, checkpoint };
         let mut gates = vec![&self.input_gate, &self.output_gate, &self.cell_gate];
         if !self.input_forget {
-            gates.push(self.forget_gate.as_ref()?);
+            gates.push(self.forget_gate.as_ref().ok_or(Misfit::MissingParameter)?);
         }
-        let others = [&self.cell_activation, &self.hidden_activation];
         let (hidden, cell) = (state.map(|state| &state.hidden), state.map(|state| &state.cell));
-        let supported = are_sigmoid_and_tanh(&[&self.gate_activation], &others);
-        supported.then(|| run(recurrence, x, hidden, cell, &gates)).flatten()
+        run(recurrence, x, hidden, cell, &gates)
     }
+}
+
+fn is_state_tracked<const D: usize>(state: &Option<LstmState<D>>) -> bool {
+    state.as_ref().is_some_and(|state| state.cell.is_tracked() || state.hidden.is_tracked())
 }
 
 drop_in! {
@@ -260,9 +269,13 @@ impl BiLstm {
                 checkpoint,
             )
         };
-        let has_both = |state: &LstmState<3>| state.cell.dims()[0] == 2 && state.hidden.dims()[0] == 2;
-        let fits = self.forward.batch_first && state.as_ref().is_none_or(has_both);
-        match fits.then(|| layer(&self.forward, 0).zip(layer(&self.reverse, 1))).flatten() {
+        let two = |state: &LstmState<3>| state.cell.dims()[0] == 2 && state.hidden.dims()[0] == 2;
+        let has_both = state.as_ref().is_none_or(two);
+        let fit =
+            require(self.forward.batch_first, Misfit::BatchFirst).and(require(has_both, Misfit::Shapes));
+        let both = fit.and_then(|()| Ok((layer(&self.forward, 0)?, layer(&self.reverse, 1)?)));
+        let tracked = batched_input.is_tracked() || is_state_tracked(&state);
+        match accepted("lstm", both, tracked, self, &self.forward.input_gate) {
             Some(((forward, h, c), (reverse, first_h, first_c))) => {
                 let stack = |last, first| Tensor::stack(vec![last, first], 0);
                 (Tensor::cat(vec![forward, reverse], 2), LstmState::new(stack(c, first_c), stack(h, first_h)))

@@ -1,9 +1,11 @@
 //! Runs a recurrent layer over a sequence in one operation.
 use super::GateController;
+use crate::functional::guard::{Fit, Misfit, accepts, is_quantized, require, require_floats};
 use crate::nn::Linear;
 use crate::nn::activation::Activation;
 use crate::ops::{OptionalTensors, Recurrence, RecurrentOps, RecurrentOutput};
 use burn::backend::Dispatch;
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor};
 
 /// Hidden states, and hidden and cell state after the last step.
@@ -17,37 +19,73 @@ pub(super) fn run(
     h: Option<&Tensor<2>>,
     c: Option<&Tensor<2>>,
     gates: &[&GateController],
-) -> Option<Outcome> {
+) -> Result<Outcome, Misfit> {
     let dtype = x.dtype();
     let [first, second, d_input] = x.dims();
     let batch = if recurrence.batch_first { first } else { second };
-    let [_, hidden] = gates.first()?.input_transform.weight.shape().dims();
+    let [_, hidden] = gates[0].input_transform.weight.shape().dims();
     let floats = matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16);
-    let clips = recurrence.clip.is_none_or(|clip| clip >= 0.0);
-    let fits_state = |state: &&Tensor<2>| state.dims() == [batch, hidden] && state.dtype() == dtype;
-    let not_empty = first * second * d_input * hidden > 0;
-    if !(floats && clips && not_empty && h.iter().chain(&c).all(fits_state)) {
-        return None;
+    require_floats(x)?;
+    require(floats, Misfit::UnsupportedDtype)?;
+    require(hidden > 0, Misfit::Empty)?;
+    require(recurrence.clip.is_none_or(|clip| clip >= 0.0), Misfit::Bounds)?;
+    for state in h.into_iter().chain(c) {
+        require_operand(state, [batch, hidden], dtype)?;
     }
     let dispatch = |state: Option<&Tensor<2>>| state.map(|state| state.clone().into_dispatch());
     let mut operands = vec![dispatch(h), dispatch(c)];
     for gate in gates {
         for (linear, d_input) in [(&gate.input_transform, d_input), (&gate.hidden_transform, hidden)] {
             let (weight, bias) = parameters(linear);
-            let fits = weight.dims() == [d_input, hidden] && weight.dtype() == dtype;
-            if !(fits && bias.iter().all(|bias| bias.dims() == [hidden] && bias.dtype() == dtype)) {
-                return None;
-            }
+            require_operand(&weight, [d_input, hidden], dtype)?;
+            bias.iter().try_for_each(|bias| require_operand(bias, [hidden], dtype))?;
             operands.extend([Some(weight.into_dispatch()), bias.map(Tensor::into_dispatch)]);
         }
     }
     let x = x.clone().into_dispatch();
     let RecurrentOutput { y, h, c } = Dispatch::memsave_recurrent(x, OptionalTensors(operands), recurrence);
-    Some((Tensor::from_dispatch(y), Tensor::from_dispatch(h), Tensor::from_dispatch(c)))
+    Ok((Tensor::from_dispatch(y), Tensor::from_dispatch(h), Tensor::from_dispatch(c)))
+}
+
+/// A state or a parameter has the shape and the dtype that the operation reads.
+fn require_operand<const D: usize>(operand: &Tensor<D>, shape: [usize; D], dtype: DType) -> Fit {
+    require(!is_quantized(operand), Misfit::Quantized)?;
+    require(operand.dims() == shape, Misfit::Shapes)?;
+    require(operand.dtype() == dtype, Misfit::Dtypes)
 }
 
 fn parameters(linear: &Linear) -> (Tensor<2>, Option<Tensor<1>>) {
     (linear.weight.val(), linear.bias.as_ref().map(|bias| bias.val()))
+}
+
+/// What came out; `None` for what is left to the stock layer. If something is tracked, input and state or a parameter of the
+/// layer, the ledger says why, under the module of a gate.
+pub(super) fn accepted<T>(
+    operation: &'static str,
+    outcome: Result<T, Misfit>,
+    inputs_tracked: bool,
+    layer: &impl Module,
+    gate: &GateController,
+) -> Option<T> {
+    let misfit = match outcome {
+        Ok(outcome) => return Some(outcome),
+        Err(misfit) => misfit,
+    };
+    let tracked = inputs_tracked || is_any_parameter_tracked(layer);
+    accepts(operation, Err(misfit), tracked, Some(&gate.input_transform.weight.val()));
+    None
+}
+
+fn is_any_parameter_tracked(layer: &impl Module) -> bool {
+    struct Tracked(bool);
+    impl ModuleVisitor for Tracked {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0 |= param.val().is_tracked();
+        }
+    }
+    let mut tracked = Tracked(false);
+    layer.visit(&mut tracked);
+    tracked.0
 }
 
 /// The two ways to run a layer over a sequence, which differ in what its `forward_with` keeps.
@@ -81,10 +119,11 @@ macro_rules! forward_methods {
 }
 pub(super) use forward_methods;
 
-/// Whether the activations are the usual ones: sigmoids for the gates, hyperbolic tangents for the others.
-pub(super) fn are_sigmoid_and_tanh(gates: &[&Activation], others: &[&Activation]) -> bool {
-    gates.iter().all(|activation| matches!(activation, Activation::Sigmoid(_)))
-        && others.iter().all(|activation| matches!(activation, Activation::Tanh(_)))
+/// The activations are the usual ones: sigmoids for the gates, hyperbolic tangents for the others.
+pub(super) fn require_sigmoid_and_tanh(gates: &[&Activation], others: &[&Activation]) -> Fit {
+    let usual = gates.iter().all(|activation| matches!(activation, Activation::Sigmoid(_)))
+        && others.iter().all(|activation| matches!(activation, Activation::Tanh(_)));
+    require(usual, Misfit::Activations)
 }
 
 /// One direction of a state `[2, batch, hidden]`.
