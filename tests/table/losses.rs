@@ -62,7 +62,7 @@ pub fn visit(visitor: &mut impl Visitor) {
             },
             forward |nn, loss, x| { let targets = classes(&x); loss.forward(x, targets) },
             without(VARIANT, "as cross_entropy"),
-            without(&[Check::Bytes, Check::Gradients, Check::Wgpu], "options: tests/gradients/loss.rs")
+            without(&[Check::Bytes, Check::Gradients, Check::Wgpu], "options: tests/gradients/loss")
         }
         row! {
             visitor, format!("binary_cross_entropy, {name}"), Shapes::only([4, 2]), kept::nothing,
@@ -70,7 +70,7 @@ pub fn visit(visitor: &mut impl Visitor) {
                 nn::loss::BinaryCrossEntropyLossConfig::new().with_weights(weights.clone()).with_logits(true),
             forward |nn, loss, x| { let labels = labels(&x); loss.forward(x, labels) },
             without(VARIANT, "as binary_cross_entropy"),
-            without(&[Check::Bytes, Check::Gradients, Check::Wgpu], "options: tests/gradients/loss.rs")
+            without(&[Check::Bytes, Check::Gradients, Check::Wgpu], "options: tests/gradients/loss")
         }
     }
     visit_head(visitor);
