@@ -88,3 +88,39 @@ fn odd_arguments_are_treated_as_stock_treats_them() {
         );
     }
 }
+
+/// f16: what the upstream gradient and the mean bring into its range is there.
+mod half {
+    use super::*;
+
+    /// The gradient of every element, for targets that are all `target`, is that of `exact`, scaled by `upstream`; with weights of
+    /// the classes, which are 1, too.
+    fn check(logits: bool, x: &[f64], target: i64, upstream: f64, exact: impl Fn(f64) -> f64) {
+        let device = Device::flex().autodiff();
+        let len = x.len();
+        for weights in [None, Some(vec![1.0f32; len])] {
+            let leaf = tensor::<2>(x.to_vec(), &[1, len], &device, DType::F16).require_grad();
+            let loss = ours::BinaryCrossEntropyLossConfig::new().with_logits(logits).with_weights(weights);
+            let loss = loss.init(&device).forward(leaf.clone(), Tensor::full([1, len], target, &device));
+            let gradient = leaf.grad(&loss.mul_scalar(upstream).backward()).expect("tracked").into_data();
+            for (&x, ours) in x.iter().zip(numbers(&gradient)) {
+                let exact = exact(x) * upstream / len as f64;
+                assert!((ours - exact).abs() <= exact.abs() / 1000.0 + 1e-7, "{x}: {ours}, not {exact}");
+            }
+        }
+    }
+
+    /// Slopes of up to 2^24, of a mean of 4096.
+    #[test]
+    fn small_probabilities_have_finite_gradients() {
+        let x: Vec<f64> = (0..4096).map(|at| 2f64.powi(-(at % 25)).min(0.75)).collect();
+        check(false, &x, 1, 1.0, |x| -x.recip());
+    }
+
+    /// Slopes down to 2^-28, scaled by 2^15.
+    #[test]
+    fn certain_logits_have_gradients() {
+        let x: Vec<f64> = (0..20).map(|at| -f64::from(at)).collect();
+        check(true, &x, 0, 32768.0, |x| ((-x).exp() + 1.0).recip());
+    }
+}

@@ -7,8 +7,9 @@
 //! | | of a binary cross entropy the slope, and neither `x` nor `t` |
 //! | backward | `dx = dloss * f'(x, t)`, `dt` alike, in place where nobody else holds what is read |
 //!
-//! A binary cross entropy makes its targets of integers: keeping those would be a tensor more. Stock Burn records up to nine
-//! operations for one loss, and forms every one of their results.
+//! A binary cross entropy makes its targets of integers: keeping those would be a tensor more. In f16 the slope is kept scaled: of
+//! small probabilities it is more than f16 can hold, and of certain logits less, until the upstream gradient brings it back. Stock
+//! Burn records up to nine operations for one loss, and forms every one of their results.
 use super::{
     MaybeTensor,
     extension::extension,
@@ -19,7 +20,7 @@ use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
 };
-use burn::tensor::Shape;
+use burn::tensor::{DType, Shape};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
@@ -57,6 +58,17 @@ pub enum ElementLoss {
 impl ElementLoss {
     fn is_binary(self) -> bool {
         matches!(self, Self::BinaryLogits | Self::BinaryProbabilities)
+    }
+
+    /// What a slope is multiplied with while it is kept: in f16 a power of two with which the slope neither overflows nor vanishes.
+    fn slope_scale(self, dtype: DType) -> f64 {
+        match (self, dtype) {
+            // At most 1, as a difference of probabilities; labels up to 15 fit.
+            (Self::BinaryLogits, DType::F16) => 2f64.powi(12),
+            // From 1 to 2^24, as 1 / x.
+            (Self::BinaryProbabilities, DType::F16) => 2f64.powi(-9),
+            _ => 1.0,
+        }
     }
 
     /// Whether the slope in `x` reads `x`.
@@ -141,22 +153,21 @@ impl<B: ElementLossKernels> Operation<B, 2> for Loss {
         let y = Operation::<B, 2>::forward(self, inputs.clone());
         let [x, targets] = inputs;
         let x = given(x);
-        let one = B::float_full(Shape::new([1]), 1.into(), &x.device(), x.dtype().into());
-        let slope = B::element_loss_slopes(x, targets, self.f, Argument::Input, one);
+        let scale = self.f.slope_scale(x.dtype());
+        let scale = B::float_full(Shape::new([1]), scale.into(), &x.device(), x.dtype().into());
+        let slope = B::element_loss_slopes(x, targets, self.f, Argument::Input, scale);
         (y, Saved { loss: *self, slope: Some(recorder.ledger().tensor("slope", slope, "x is tracked")) })
     }
 
     fn backward(saved: Self::Saved, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 2>) {
         let Saved { loss: Loss { f, scale }, slope } = saved;
+        if let Some(slope) = slope {
+            return pass.give(X, times_slope::<B>(slope, dloss, f, scale));
+        }
         let dloss = match scale {
-            // A gradient of half precision may get the range of f32 for a product that has its own.
-            Some(scale) => B::float_mul_scalar(widen::<B>(dloss), scale.into()),
+            Some(scale) => in_range_of_f32::<B>(dloss, scale),
             None => dloss,
         };
-        if let Some(slope) = slope {
-            let times = if scale.is_some() { B::scale } else { B::float_mul };
-            return pass.give(X, times(slope, dloss));
-        }
         let (x, targets) = (pass.take(X), pass.take(TARGETS));
         let x = given(x.or_else(|| targets.clone())); // where no slope reads `x`, only its shape is
         let gradient = |x, argument, dloss| match scale {
@@ -172,11 +183,34 @@ impl<B: ElementLossKernels> Operation<B, 2> for Loss {
     }
 }
 
+/// `dloss` times the scale of a sum: of half precision it gets the range of f32 for a product that has its own.
+fn in_range_of_f32<B: Backend>(dloss: FloatTensor<B>, scale: f64) -> FloatTensor<B> {
+    B::float_mul_scalar(widen::<B>(dloss), scale.into())
+}
+
+/// The gradient of `x` from the kept slope of `f`.
+fn times_slope<B: ElementLossKernels>(
+    slope: FloatTensor<B>,
+    dloss: FloatTensor<B>,
+    f: ElementLoss,
+    scale: Option<f64>,
+) -> FloatTensor<B> {
+    let (dtype, slope_scale) = (slope.dtype(), f.slope_scale(slope.dtype()));
+    match scale {
+        Some(scale) => B::scale(slope, in_range_of_f32::<B>(dloss, scale / slope_scale)),
+        None if slope_scale == 1.0 => B::float_mul(slope, dloss),
+        None => {
+            let scaled = B::float_mul(widen::<B>(slope), widen::<B>(dloss));
+            B::float_cast(B::float_mul_scalar(scaled, slope_scale.recip().into()), dtype.into())
+        }
+    }
+}
+
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
 pub struct Saved<T> {
     loss: Loss,
-    /// Of a binary cross entropy; the others read their inputs.
+    /// Of a binary cross entropy, [scaled](ElementLoss::slope_scale); the others read their inputs.
     slope: Option<T>,
 }
 
@@ -241,7 +275,14 @@ pub trait ElementLossKernels: Scaling {
         argument: Argument,
         factor: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
-        Self::scale(slope::<Self>(x, targets, f, argument), factor)
+        match (f, targets) {
+            // Before the division, whose result may be more than f16 can hold.
+            (ElementLoss::BinaryProbabilities, Some(t)) => {
+                let [t, rest] = [t.clone(), rest::<Self>(t, 1.0)].map(|t| Self::scale(t, factor.clone()));
+                probability_slope::<Self>(x, t, rest)
+            }
+            (_, targets) => Self::scale(slope::<Self>(x, targets, f, argument), factor),
+        }
     }
 
     /// The slope of the loss of every element in an argument, times its `dy`.
@@ -274,9 +315,20 @@ fn rest<B: Backend>(x: FloatTensor<B>, v: f64) -> FloatTensor<B> {
 
 /// `weight / x`, and 0 where the logarithm of `x` is not above the lowest.
 fn log_slope<B: Backend>(weight: FloatTensor<B>, x: FloatTensor<B>) -> FloatTensor<B> {
-    let clamped = below::<B>(x.clone(), LOWEST_LOG.exp().max(f64::from(f32::MIN_POSITIVE)));
+    let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
+    let highest = LOWEST_LOG.exp().max(f64::from(f32::MIN_POSITIVE)); // 0 in f16, of which 0 itself is clamped
+    let clamped = B::float_lower_equal_elem(x.clone(), highest.into(), bools);
     let x = B::float_mask_fill(x, clamped.clone(), 1.into());
     B::float_mask_fill(B::float_div(weight, x), clamped, 0.into())
+}
+
+/// The slope of a binary cross entropy of probabilities, of targets `t` and `rest_of_t = 1 - t`.
+fn probability_slope<B: Backend>(
+    x: FloatTensor<B>,
+    t: FloatTensor<B>,
+    rest_of_t: FloatTensor<B>,
+) -> FloatTensor<B> {
+    B::float_sub(log_slope::<B>(rest_of_t, rest::<B>(x.clone(), 1.0)), log_slope::<B>(t, x))
 }
 
 fn slope<B: Backend>(
@@ -293,8 +345,7 @@ fn slope<B: Backend>(
         }
         (ElementLoss::BinaryLogits, Some(t), _) => B::float_sub(B::sigmoid(x), t),
         (ElementLoss::BinaryProbabilities, Some(t), _) => {
-            let negative = log_slope::<B>(rest::<B>(t.clone(), 1.0), rest::<B>(x.clone(), 1.0));
-            B::float_sub(negative, log_slope::<B>(t, x))
+            probability_slope::<B>(x, t.clone(), rest::<B>(t, 1.0))
         }
         (ElementLoss::Divergence { .. }, Some(t), Argument::Input) => B::float_neg(t),
         (ElementLoss::Divergence { min }, Some(t), Argument::Target) => {
@@ -318,8 +369,11 @@ mod tests {
     use crate::ops::testing::{Composed, assert_close, composed, random};
     use burn::backend::{
         Flex,
+        flex::FlexDevice,
         ops::{ActivationOps, FloatTensorOps},
+        read_sync,
     };
+    use burn::tensor::TensorData;
 
     #[test]
     fn default_bodies_equal_the_kernels() {
@@ -362,6 +416,46 @@ mod tests {
             }
             let body = Composed::scale(composed(&x), composed(&factor));
             assert_close("scaled", body, Flex::scale(x, factor));
+        }
+    }
+
+    /// A scaled slope of f16, of all small probabilities, and of 0 and 1.
+    #[test]
+    fn slopes_of_small_probabilities_are_finite() {
+        let f = ElementLoss::BinaryProbabilities;
+        let mut x: Vec<f32> = (0..=24).map(|exponent| 2f32.powi(-exponent)).collect();
+        x.push(0.0);
+        let exact = |x: f64, t: f64| {
+            let log_slope = |weight: f64, x: f64| if x > 0.0 { weight / x } else { 0.0 };
+            f.slope_scale(DType::F16) * (log_slope(1.0 - t, 1.0 - x) - log_slope(t, x))
+        };
+        for target in [0.0, 1.0] {
+            let make = |values: Vec<f32>| {
+                let shape = [values.len()];
+                let data = TensorData::new(values, shape).convert_dtype(DType::F16);
+                <Flex as FloatTensorOps<Flex>>::float_from_data(data, &FlexDevice)
+            };
+            let (t, factor) = (make(vec![target; x.len()]), make(vec![f.slope_scale(DType::F16) as f32]));
+            let x_f16 = make(x.clone());
+            let input = Argument::Input;
+            let cpu = Flex::element_loss_slopes(x_f16.clone(), Some(t.clone()), f, input, factor.clone());
+            let body = Composed::element_loss_slopes(
+                composed(&x_f16),
+                Some(composed(&t)),
+                f,
+                input,
+                composed(&factor),
+            );
+            for slopes in [cpu, body.into_primitive()] {
+                let slopes = read_sync(Flex::float_into_data(slopes)).expect("a CPU tensor");
+                for (&x, slope) in x.iter().zip(slopes.iter::<f64>()) {
+                    let exact = exact(f64::from(x), f64::from(target));
+                    assert!(
+                        (slope - exact).abs() <= exact.abs() / 1024.0,
+                        "{x}, {target}: {slope}, not {exact}"
+                    );
+                }
+            }
         }
     }
 }
