@@ -13,12 +13,12 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::device_backends;
+use crate::backend::{device_backends, wide, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::Shape;
+use burn::tensor::{DType, Shape};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
@@ -118,11 +118,16 @@ pub struct LogitsGradient<B: Backend> {
 
 /// The kernels.
 pub trait CrossEntropyKernels: Backend {
-    /// `log(sum(exp(x)))` of every row of `[rows, classes]`: `[rows, 1]`, in f32 for half precision where the backend can.
+    /// `log(sum(exp(x)))` of every row of `[rows, classes]`: `[rows, 1]`, in f32 at least.
     fn log_sum_exp(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (classes, dtype) = (x.shape()[1], x.dtype());
         let max = Self::float_max_dim(x.clone(), 1);
-        let sum = Self::float_sum_dim(Self::float_exp(Self::float_sub(x, max.clone())), 1);
-        Self::float_add(max, Self::float_log(sum))
+        let exp = Self::float_exp(Self::float_sub(x, max.clone()));
+        // The sum of more ones may be more than f16 can hold.
+        let parts = if dtype == DType::F16 { classes.div_ceil(1 << 15).next_power_of_two() } else { 1 };
+        let exp = if parts > 1 { Self::float_mul_scalar(exp, (parts as f64).recip().into()) } else { exp };
+        let sum = Self::float_mul_scalar(widen::<Self>(Self::float_sum_dim(exp, 1)), parts.into());
+        Self::float_add(widen::<Self>(max), Self::float_log(sum))
     }
 
     /// `sum(weights (x - log_sum_exp))` of every row of `[rows, classes]`: `[rows, 1]`, of the dtype of `log_sum_exp`.
@@ -131,14 +136,14 @@ pub trait CrossEntropyKernels: Backend {
         log_sum_exp: FloatTensor<Self>,
         weights: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        let log_probabilities = Self::float_sub(x, log_sum_exp);
-        Self::float_sum_dim(
-            match weights {
-                Some(weights) => Self::float_mul(log_probabilities, one_row::<Self>(weights)),
-                None => log_probabilities,
-            },
-            1,
-        )
+        let (classes, dtype) = (x.shape()[1], x.dtype());
+        let log_probabilities = Self::float_sub(x, Self::float_cast(log_sum_exp, dtype.into()));
+        let terms = match weights {
+            Some(weights) => Self::float_mul(log_probabilities, one_row::<Self>(weights)),
+            None => log_probabilities,
+        };
+        // By the mean, since the sum may be more than f16 can hold.
+        Self::float_mul_scalar(widen::<Self>(Self::float_mean_dim(terms, 1)), classes.into())
     }
 
     /// What `gradient` says of logits `[rows, classes]`. A row with factors of 0, such as padding, gets 0, whatever its logits are.
@@ -151,7 +156,19 @@ pub trait CrossEntropyKernels: Backend {
             None => nothing,
             Some(weight_factor) => Self::bool_and(nothing, is_zero(weight_factor)),
         };
-        let dx = Self::float_mul(Self::float_exp(Self::float_sub(x, log_sum_exp)), probability_factor);
+        let dtype = x.dtype();
+        let narrow = |of_rows| Self::float_cast(of_rows, dtype.into());
+        let shift = narrow(log_sum_exp.clone());
+        // What half precision loses of the shift is a factor of the row.
+        let probability_factor = match wide(dtype) == dtype {
+            true => probability_factor,
+            false => {
+                let lost = Self::float_sub(widen::<Self>(shift.clone()), log_sum_exp);
+                narrow(Self::float_mul(probability_factor, Self::float_exp(lost)))
+            }
+        };
+        let weight_factor = weight_factor.map(narrow);
+        let dx = Self::float_mul(Self::float_exp(Self::float_sub(x, shift)), probability_factor);
         let dx = match (weight_factor, weights) {
             (None, _) => dx,
             (Some(weight_factor), None) => Self::float_add(dx, weight_factor),
@@ -175,7 +192,13 @@ fn one_row<B: Backend>(weights: FloatTensor<B>) -> FloatTensor<B> {
 mod tests {
     use super::*;
     use crate::ops::testing::{Composed, assert_close, composed, random};
-    use burn::backend::{Flex, ops::FloatTensorOps};
+    use burn::backend::{
+        Distribution, Flex,
+        flex::FlexDevice,
+        ops::{FloatTensorOps, IntTensorOps},
+        read_sync,
+    };
+    use burn::tensor::{FloatDType, IntDType};
 
     #[test]
     fn default_bodies_equal_the_kernels() {
@@ -208,6 +231,49 @@ mod tests {
                 let in_place = Flex::logits_gradient(unique, gradient());
                 assert_close("dx in place", composed(&in_place), cpu);
             }
+        }
+    }
+
+    /// Sums over more classes than f16 has whole numbers: of exponentials, of weights, of logarithms.
+    #[test]
+    fn many_classes_do_not_overflow_in_half_precision() {
+        const CLASSES: usize = 80_000;
+        let smoothing = Some(0.1);
+        let random = |shape: &[usize], low, high| {
+            let shape = Shape::from(shape.to_vec());
+            Flex::float_random(shape, Distribution::Uniform(low, high), &FlexDevice, FloatDType::F32)
+        };
+        let numbers = |x: FloatTensor<Flex>| {
+            let data = read_sync(Flex::float_into_data(x)).expect("a CPU tensor");
+            data.iter::<f64>().collect::<Vec<_>>()
+        };
+        for dtype in [FloatDType::F16, FloatDType::BF16] {
+            let x = Flex::float_cast(random(&[2, CLASSES], -1.0, 1.0), dtype);
+            let weights = Flex::float_cast(random(&[CLASSES], 1.0, 2.0), dtype);
+            let dloss = || Flex::float_full(Shape::new([2, 1]), 4096.into(), &FlexDevice, FloatDType::F32);
+            let targets = Flex::int_zeros(Shape::new([2]), &FlexDevice, IntDType::I64);
+
+            let [x_f64, weights_f64] = [&x, &weights].map(|x| Flex::float_cast(x.clone(), FloatDType::F64));
+            let labels = Labels::<Flex>::new(targets.clone(), Some(weights_f64), smoothing);
+            let log = Flex::log_sum_exp(x_f64.clone());
+            let exact_losses = numbers(labels.losses(x_f64.clone(), log.clone()));
+            let dloss_f64 = Flex::float_cast(dloss(), FloatDType::F64);
+            let exact_dx = numbers(labels.gradient(log, dloss_f64, CLASSES).of(x_f64));
+
+            let labels = Labels::<Composed>::new(targets, Some(composed(&weights)), smoothing);
+            let (x, log) = (composed(&x), Composed::log_sum_exp(composed(&x)));
+            let losses = numbers(labels.losses(x.clone(), log.clone()).into_primitive());
+            let close = |what, found: Vec<f64>, exact: Vec<f64>, tolerance: f64| {
+                for (found, exact) in found.into_iter().zip(exact) {
+                    assert!((found - exact).abs() <= tolerance * exact.abs(), "{what}: {found}, not {exact}");
+                }
+            };
+            let is_f16 = dtype == FloatDType::F16;
+            close("losses", losses, exact_losses, if is_f16 { 1e-3 } else { 1e-2 });
+            let dloss = Composed::float_cast(composed(&dloss()), log.dtype().into());
+            let dx = labels.gradient(log, dloss, CLASSES).of(x).into_primitive();
+            // Probabilities of 1e-5, of which f16 has few digits, from logarithms of about -12, of which bf16 has.
+            close("dx", numbers(dx), exact_dx, if is_f16 { 0.03 } else { 0.1 });
         }
     }
 }
