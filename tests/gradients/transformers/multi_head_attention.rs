@@ -45,6 +45,40 @@ fn equals_stock() {
     run(&no_bias.with_output_bias(false).with_dropout(0.0), false, false, false);
 }
 
+/// The queries and keys of the heads, which are merged, are untracked then, and the values are not.
+#[test]
+fn equals_stock_where_only_values_and_output_are_trained() {
+    let _generator = generator();
+    macro_rules! forward {
+        ($namespace:ident) => {
+            |layer, x: &[Tensor<3>]| {
+                let input = $namespace::MhaInput::self_attn(x[0].clone());
+                vec![layer.forward(input.mask_attn(mask([2, 5, 5], &x[0].device(), 4))).context]
+            }
+        };
+    }
+    for (backend, dropout) in Backend::ALL.into_iter().flat_map(|b| [(b, 0.0), (b, 0.3)]) {
+        for (device, output) in
+            backend.autodiff_devices().into_iter().flat_map(|d| [(d.clone(), true), (d, false)])
+        {
+            let config = stock::MultiHeadAttentionConfig::new(6, 2).with_dropout(dropout);
+            let mut layer = filled(config.init(&device), Trainable::All);
+            [layer.query, layer.key] = [layer.query, layer.key].map(Module::no_grad);
+            layer.output = if output { layer.output } else { layer.output.no_grad() };
+            let converted = MemSaveMultiHeadAttention::from(layer.clone());
+            let x = [tensor::<3>(uniform(2 * 5 * 6, 77, -1.0..1.0), &[2, 5, 6], &device, DType::F64)];
+            device.seed(5);
+            let expected = outcome(&layer, &x, forward!(stock));
+            // The context, no gradient of x, and of the projections those of weight and bias.
+            let there: Vec<bool> = expected.iter().map(Option::is_some).collect();
+            assert_eq!(there, [true, false, false, false, false, false, true, true, output, output]);
+            device.seed(5);
+            let found = outcome(&converted, &x, forward!(ours));
+            agree(&format!("{device:?}, dropout {dropout}, output trained: {output}"), found, expected);
+        }
+    }
+}
+
 #[test]
 fn drops_what_stock_drops() {
     let config = stock::MultiHeadAttentionConfig::new(6, 2).with_dropout(0.3);
@@ -167,6 +201,47 @@ fn one_seen_or_none() {
     let layer = MemSaveMultiHeadAttention::from(config.init(&device));
     let x = Tensor::<3>::zeros([0, 3, 4], &device).require_grad();
     assert_eq!(layer.forward(ours::MhaInput::self_attn(x)).context.dims(), [0, 3, 4]);
+}
+
+/// Without keys the context is the bias of the output, whatever the queries are; also where their sum overflows.
+#[test]
+fn no_keys_have_no_weight() {
+    for (backend, dtype) in
+        [(Backend::Flex, DType::F16), (Backend::Flex, DType::F32), (Backend::NdArray, DType::F32)]
+    {
+        if !Backend::ALL.contains(&backend) {
+            continue;
+        }
+        for device in backend.autodiff_devices() {
+            let config = stock::MultiHeadAttentionConfig::new(4, 2).with_dropout(0.0);
+            let layer = config.init(&device).map(&mut Cast(dtype));
+            let layer = MemSaveMultiHeadAttention::from(layer);
+            for large in [1e4, f64::INFINITY] {
+                let query = Tensor::<3>::full([1, 9, 4], large, (&device, dtype)).require_grad();
+                let keys = Tensor::<3>::zeros([1, 0, 4], (&device, dtype));
+                let output = layer.forward(ours::MhaInput::new(query.clone(), keys.clone(), keys)).context;
+                let bias = numbers(&layer.output.bias.as_ref().expect("a bias").val().into_data());
+                for position in numbers(&output.to_data()).chunks(4) {
+                    assert_eq!(position, bias, "{device:?}, {dtype:?}, {large}");
+                }
+                let gradients = output.sum().backward();
+                let dquery = query.grad(&gradients).expect("tracked").into_data();
+                assert!(
+                    numbers(&dquery).iter().all(|dquery| *dquery == 0.0),
+                    "{device:?}, {dtype:?}, {large}"
+                );
+            }
+        }
+    }
+}
+
+/// Every parameter in a dtype.
+struct Cast(DType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|old| old.detach().set_require_grad(false).cast(self.0).require_grad())
+    }
 }
 
 #[test]
