@@ -147,10 +147,7 @@ impl<B: LinearCrossEntropyKernels> Loss<B> {
             bound = B::float_mul(bound, one(B::float_max_abs(weights.clone())));
         }
         if of_product {
-            // Not the largest absolute value: that of Flex and CubeCL makes a tensor of the size of the weight.
-            let extremes = [B::float_max(head.weight.clone()), B::float_min(head.weight.clone())];
-            let weight =
-                B::float_mul_scalar(one(B::float_max_abs(B::float_cat(extremes.into(), 0))), 2.into());
+            let weight = B::float_mul_scalar(one(B::largest_magnitude(head.weight.clone())), 2.into());
             bound = B::float_mul(bound, B::float_clamp_min(weight, 1.into()));
         }
         let bound = B::float_clamp_min(bound, f64::from(f32::MIN_POSITIVE).sqrt().into());

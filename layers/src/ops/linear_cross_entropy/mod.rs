@@ -24,7 +24,7 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{Scaling, wide, widen, zeros};
+use crate::backend::{Scaling, device_backends, wide, widen, zeros};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{BoolTensor, FloatTensor, IntTensor},
@@ -32,6 +32,8 @@ use burn::backend::{
 use burn::tensor::{Shape, Slice};
 
 mod chunks;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
 
 use chunks::{Chunk, Head, Loss, add_product, chunks, sum_of_rows, zero_rows};
 
@@ -70,9 +72,20 @@ extension! {
     }
 }
 
-/// The kernels: those of others.
-pub trait LinearCrossEntropyKernels: CrossEntropyKernels + Scaling {}
-impl<B: CrossEntropyKernels + Scaling> LinearCrossEntropyKernels for B {}
+/// The kernels, besides those of others.
+pub trait LinearCrossEntropyKernels: CrossEntropyKernels + Scaling {
+    /// The largest absolute value of a matrix of f16, `[1]`, in any dtype.
+    fn largest_magnitude(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        composed_largest_magnitude::<Self>(x)
+    }
+}
+device_backends!(LinearCrossEntropyKernels);
+
+/// Not by `float_max_abs`: that of Flex and CubeCL makes a tensor of the size of `x`.
+fn composed_largest_magnitude<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let extremes = [B::float_max(x.clone()), B::float_min(x)];
+    B::float_max_abs(B::float_cat(extremes.into(), 0))
+}
 
 const X: usize = 0;
 const WEIGHT: usize = 1;
@@ -311,5 +324,34 @@ impl<B: LinearCrossEntropyKernels> Blocks<B> {
             dweight = B::float_slice_assign(dweight, &[Slice::from(0..d_input), Slice::from(block)], product);
         }
         dweight
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::{Flex, ops::FloatTensorOps};
+    use burn::tensor::FloatDType;
+
+    #[test]
+    fn the_default_body_equals_the_kernel() {
+        for sign in [1.0, -1.0] {
+            let x = Flex::float_cast(random(&[300, 700]), FloatDType::F16);
+            let peak =
+                Flex::float_full(Shape::new([1, 700]), (7.0 * sign).into(), &x.device(), FloatDType::F16);
+            let x = Flex::float_cat(vec![x.clone(), peak, x], 0);
+            let views =
+                [x.clone(), Flex::float_transpose(x.clone()), Flex::float_slice(x, &[Slice::from(100..400)])];
+            for x in views {
+                let cpu = Flex::largest_magnitude(x.clone());
+                assert_close("largest", Composed::largest_magnitude(composed(&x)), cpu.clone());
+                assert_close(
+                    "largest",
+                    composed(&cpu),
+                    Flex::float_full(cpu.shape(), 7.0.into(), &x.device(), FloatDType::F16),
+                );
+            }
+        }
     }
 }
