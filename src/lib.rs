@@ -29,8 +29,8 @@ pub mod layers {
         MemSaveMseLoss,
     };
     pub use burn_memsave_layers::nn::norm::{
-        MemSaveBatchNorm, MemSaveGroupNorm, MemSaveInstanceNorm, MemSaveLayerNorm, MemSaveLocalResponseNorm,
-        MemSaveNormalization, MemSaveRmsNorm,
+        MemSaveAddRmsNorm, MemSaveBatchNorm, MemSaveGroupNorm, MemSaveInstanceNorm, MemSaveLayerNorm,
+        MemSaveLocalResponseNorm, MemSaveNormalization, MemSaveRmsNorm,
     };
     pub use burn_memsave_layers::nn::pool::{
         MemSaveAdaptiveAvgPool1d, MemSaveAdaptiveAvgPool2d, MemSaveAdaptiveAvgPool3d, MemSaveAvgPool1d,

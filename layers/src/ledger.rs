@@ -11,9 +11,10 @@ use core::cell::RefCell;
 pub struct Entry {
     /// The operation.
     pub operation: &'static str,
-    /// What is kept: `x`, `weight`, `mask`, ...; `Burn's operation` where Burn records its own.
+    /// What is kept: `x`, `weight`, `mask`, ...; `Burn's operation` where Burn records its own, or others of this library that
+    /// take its place.
     pub tensor: &'static str,
-    /// How many bytes. `None` where Burn records its own operation: what that keeps is not known.
+    /// How many bytes. `None` where others take its place: of Burn's it is not known, those of this library have entries.
     pub bytes: Option<usize>,
     /// Why.
     pub reason: &'static str,
@@ -51,6 +52,11 @@ pub fn record<R>(f: impl FnOnce() -> R) -> (R, Vec<Entry>) {
     let entries = ENTRIES.take().unwrap_or_default();
     drop(outer);
     (result, entries)
+}
+
+/// Whether recording is on.
+pub(crate) fn is_recording() -> bool {
+    ENTRIES.with_borrow(Option::is_some)
 }
 
 /// Adds an entry if recording is on.

@@ -35,10 +35,10 @@ pub struct LedgerRow {
     pub module: String,
     /// The operation.
     pub operation: &'static str,
-    /// What is kept: `x`, `weight`, `mask`, ...; or `Burn's operation`.
+    /// What is kept: `x`, `weight`, `mask`, ...; or what takes the place of the operation: `Burn's operation`, or others of this
+    /// library, which have rows of their own.
     pub tensor: &'static str,
-    /// Its bytes. `None` for an operation of Burn: arguments did not fit the one of this library, and what Burn's keeps is not
-    /// known.
+    /// Its bytes. `None` where arguments did not fit the operation: what Burn's keeps is not known.
     pub bytes: Option<u64>,
     /// Why it is kept; or what did not fit.
     pub reason: &'static str,

@@ -210,7 +210,8 @@ fn fallbacks<M: Module>(tracked: bool, model: M, forward: impl Fn(&M)) -> Vec<St
 fn the_ledger_says_where_a_stock_module_runs() {
     use ours::activation::ActivationConfig::Relu;
     use ours::loss::{
-        BinaryCrossEntropyLossConfig, CrossEntropyLossConfig, HuberLossConfig, KLDivLossConfig, MseLoss,
+        BinaryCrossEntropyLossConfig, CrossEntropyLossConfig, FusedLinearCrossEntropyConfig, HuberLossConfig,
+        KLDivLossConfig, MseLoss,
     };
     let _alone = alone();
     for device in cpu_devices() {
@@ -252,6 +253,13 @@ fn the_ledger_says_where_a_stock_module_runs() {
                 loss.weights = weights(tracked);
                 let targets = || Tensor::<1, Int>::ones([3], &device);
                 fallbacks(tracked, loss, |loss| drop(loss.forward(ones([3, 4], tracked), targets())))
+            }),
+            ("linear_cross_entropy: linear_cross_entropy: a quantized input", &|tracked| {
+                let mut head = ours::LinearConfig::new(4, 5).with_bias(false).init(&device);
+                head.weight = head.weight.no_grad().map(quantized);
+                let loss = FusedLinearCrossEntropyConfig::new().init(&device);
+                let targets = || Tensor::<1, Int>::ones([3], &device);
+                fallbacks(tracked, loss, |loss| drop(loss.forward(&head, ones([3, 4], tracked), targets())))
             }),
             ("group_norm: group_norm: a parameter is missing", &|tracked| {
                 let mut norm = ours::GroupNormConfig::new(2, 4).init(&device);

@@ -199,14 +199,21 @@ fn losses_equal_flex() {
                 let (loss, classes) = (config.init(&x.device()), classes(&x));
                 loss.forward(x, classes)
             });
+            check("cross_entropy of probabilities", [3, 5], |x: Tensor<2>, _| {
+                let (loss, classes) = (config.clone().with_logits(false).init(&x.device()), classes(&x));
+                loss.forward(activation::sigmoid(x), classes)
+            });
         }
     }
-    check("binary_cross_entropy", [3, 5], |x: Tensor<2>, _| {
-        let loss = BinaryCrossEntropyLossConfig::new().with_logits(true).init(&x.device());
-        let labels =
-            Tensor::<2, Int>::from_ints([[0, 1, 0, 1, 1], [1, 1, 0, 0, 1], [0, 0, 1, 0, 1]], &x.device());
-        loss.forward(x, labels)
-    });
+    for logits in [false, true] {
+        check("binary_cross_entropy", [3, 5], |x: Tensor<2>, _| {
+            let config = BinaryCrossEntropyLossConfig::new().with_logits(logits).with_smoothing(Some(0.1));
+            let loss = config.init(&x.device());
+            let labels =
+                Tensor::<2, Int>::from_ints([[0, 1, 0, 1, 1], [1, 1, 0, 0, 1], [0, 0, 1, 0, 1]], &x.device());
+            loss.forward(if logits { x } else { activation::sigmoid(x) }, labels)
+        });
+    }
     for frozen in [false, true] {
         check("linear and cross_entropy", [3, 6], |x: Tensor<2>, operands| {
             let (weight, bias) = (operands.kernel([1, 1, 6, 5]).reshape([6, 5]), operands.vector(5));

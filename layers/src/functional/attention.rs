@@ -68,7 +68,9 @@ pub(crate) fn weighted<const D: usize>(
 ) -> Tensor<D> {
     let [batch, heads, queries, _] = query.dims();
     let [_, _, keys, width] = value.dims();
-    if [batch, heads, queries, keys, width].contains(&0) {
+    let fit = require(![batch, heads, queries, keys, width].contains(&0), Misfit::Empty);
+    let tracked = [&query, &key, &value].into_iter().any(Tensor::is_tracked);
+    if !accepts("attention", fit, tracked, NO_WEIGHT) {
         // Tracked as they are, but none of their elements is read.
         let nothing = |x: Tensor<4>| {
             let all = Tensor::<1, Bool>::from_data([true], &x.device()).unsqueeze::<4>();

@@ -82,16 +82,29 @@ pub(crate) fn accepts<const D: usize>(
 ) -> bool {
     let Err(misfit) = fit else { return true };
     if tracked {
-        ledger::report(|| ledger::Entry {
-            operation,
-            tensor: "Burn's operation",
-            bytes: None,
-            reason: misfit.reason(),
-            node: None,
-            weight: weight.and_then(|weight| node_id(weight.clone())),
-        });
+        report_misfit(operation, BURNS_OPERATION, misfit, weight);
     }
     false
+}
+
+/// What most often takes the place of an operation.
+pub(crate) const BURNS_OPERATION: &str = "Burn's operation";
+
+/// A row in the ledger: other operations take the place of one that the arguments do not fit.
+pub(crate) fn report_misfit<const D: usize>(
+    operation: &'static str,
+    in_its_place: &'static str,
+    misfit: Misfit,
+    weight: Option<&Tensor<D>>,
+) {
+    ledger::report(|| ledger::Entry {
+        operation,
+        tensor: in_its_place,
+        bytes: None,
+        reason: misfit.reason(),
+        node: None,
+        weight: weight.and_then(|weight| node_id(weight.clone())),
+    });
 }
 
 /// The arguments fit as far as `condition` goes.

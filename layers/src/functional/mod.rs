@@ -1,9 +1,10 @@
 //! The operations as functions of tensors, with the signatures of [`burn::tensor::module`] and
 //! [`burn::tensor::activation`].
 //!
-//! Where nothing is tracked, Burn's own function is called: the same result. So it is where arguments do not fit (a parameter of
-//! another dtype, a quantized input, shapes that Burn broadcasts or refuses): the same result, or the same panic; and if something
-//! is tracked, a row of the [ledger](crate::ledger) says which operation, and why.
+//! Where nothing is tracked, Burn's own function is called but where the one here is faster in inference, too: the same result.
+//! Burn's is also called where arguments do not fit (a parameter of another dtype, a quantized input, shapes that Burn broadcasts
+//! or refuses): the same result, or the same panic; and if something is tracked, a row of the [ledger](crate::ledger) says which
+//! operation, and why.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};

@@ -1,4 +1,4 @@
-//! One file per operation: what it computes, what it keeps, its backward pass.
+//! One room per operation, a folder or a file: what it computes, what it keeps, its backward pass.
 //!
 //! Each operation is an extension trait of Burn's backends. On a plain backend its default body is Burn's own function; on
 //! `Autodiff` it records a step with a hand-written backward pass. What is kept is decided in the forward pass, tensor by

@@ -120,7 +120,7 @@ mod half {
     /// Slopes down to 2^-28, scaled by 2^15.
     #[test]
     fn certain_logits_have_gradients() {
-        let x: Vec<f64> = (0..20).map(|at| -f64::from(at)).collect();
+        let x: Vec<f64> = (0..17).map(|at| -f64::from(at)).collect();
         check(true, &x, 0, 32768.0, |x| ((-x).exp() + 1.0).recip());
     }
 }

@@ -108,7 +108,9 @@ fn cross_entropy_of_probabilities(
     let [batch_size, classes] = probabilities.dims();
     // What is not used is not clamped: nothing of the size of the probabilities is kept.
     let min = probabilities.dtype().finfo().map_or(0.0, |info| info.min_positive.sqrt());
-    let picked = probabilities.clone().gather(1, targets.clone().reshape([batch_size, 1]));
+    // A third axis sets the gather apart from what else Burn's fusion makes of the probabilities, as in `ops::cross_entropy`.
+    let indices = targets.clone().reshape([batch_size, 1, 1]);
+    let picked = probabilities.clone().unsqueeze_dim::<3>(1).gather(2, indices);
     let log = picked.clamp_min(min).log().reshape([batch_size]);
     let log = match &weights {
         Some(weights) => log * weights.clone().gather(0, targets),

@@ -1,10 +1,13 @@
 use super::cross_entropy::{padding, sum_type, zero_where_padded};
 use super::{CrossEntropyLoss, CrossEntropyLossConfig};
+use crate::functional::guard::{
+    Fit, Misfit, is_quantized, is_tracked, report_misfit, require, require_floats,
+};
 use crate::functional::{CHUNK_BYTES, LinearCrossEntropyOptions, linear, linear_cross_entropy};
 use crate::nn::Linear;
 use burn::config::Config;
 use burn::module::Module;
-use burn::tensor::{DType, Device, Int, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 
 /// Configuration of [`FusedLinearCrossEntropy`].
 #[derive(Config, Debug)]
@@ -100,7 +103,10 @@ impl FusedLinearCrossEntropy {
         let rows = dims[..D - 1].iter().product::<usize>();
         let x = x.reshape([rows, dims[D - 1]]);
         let targets = targets.reshape([rows]);
-        if !self.fits(&x, &weight) {
+        if let Err(misfit) = self.fits(&x, &weight) {
+            if x.is_tracked() || weight.is_tracked() || is_tracked(&bias) {
+                report_misfit("linear_cross_entropy", "linear and cross_entropy", misfit, Some(&weight));
+            }
             let loss = CrossEntropyLoss {
                 pad_tokens: self.pad_tokens.clone(),
                 weights: self.weights.clone(),
@@ -133,15 +139,16 @@ impl FusedLinearCrossEntropy {
         linear_cross_entropy(x, weight, bias, targets, options) + nothing
     }
 
-    /// Whether the whole can be fused; else the parts are what they are.
-    fn fits(&self, x: &Tensor<2>, weight: &Tensor<2>) -> bool {
-        let ([rows, d_input], [weight_input, classes]) = (x.dims(), weight.dims());
-        rows > 0
-            && d_input > 0
-            && classes > 0
-            && d_input == weight_input
-            && x.dtype() == weight.dtype()
-            && !matches!(x.dtype(), DType::QFloat(_))
-            && self.weights.as_ref().is_none_or(|w| !w.is_tracked() && w.dims() == [classes])
+    /// Whether the whole can be fused; else the parts are what they are, and the ledger says why.
+    fn fits(&self, x: &Tensor<2>, weight: &Tensor<2>) -> Fit {
+        let ([_, d_input], [weight_input, classes]) = (x.dims(), weight.dims());
+        let shapes = d_input == weight_input
+            && self.weights.as_ref().is_none_or(|weights| weights.dims() == [classes]);
+        require_floats(x)?;
+        require(classes > 0, Misfit::Empty)?;
+        require(!is_quantized(weight), Misfit::Quantized)?;
+        require(x.dtype() == weight.dtype(), Misfit::Dtypes)?;
+        require(shapes, Misfit::Shapes)?;
+        require(!is_tracked(&self.weights), Misfit::TrackedClassWeights)
     }
 }

@@ -1,6 +1,9 @@
 //! Runs a recurrent layer over a sequence in one operation.
 use super::GateController;
-use crate::functional::guard::{Fit, Misfit, accepts, is_quantized, require, require_floats};
+use crate::functional::guard::{
+    BURNS_OPERATION, Fit, Misfit, is_quantized, report_misfit, require, require_floats,
+};
+use crate::ledger;
 use crate::nn::Linear;
 use crate::nn::activation::Activation;
 use crate::ops::{OptionalTensors, Recurrence, RecurrentOps, RecurrentOutput};
@@ -67,13 +70,13 @@ pub(super) fn accepted<T>(
     layer: &impl Module,
     gate: &GateController,
 ) -> Option<T> {
-    let misfit = match outcome {
-        Ok(outcome) => return Some(outcome),
-        Err(misfit) => misfit,
-    };
-    let tracked = inputs_tracked || is_any_parameter_tracked(layer);
-    accepts(operation, Err(misfit), tracked, Some(&gate.input_transform.weight.val()));
-    None
+    if let Err(misfit) = outcome
+        && ledger::is_recording() // else no parameter is read for it
+        && (inputs_tracked || is_any_parameter_tracked(layer))
+    {
+        report_misfit(operation, BURNS_OPERATION, misfit, Some(&gate.input_transform.weight.val()));
+    }
+    outcome.ok()
 }
 
 fn is_any_parameter_tracked(layer: &impl Module) -> bool {

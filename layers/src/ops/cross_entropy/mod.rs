@@ -118,7 +118,7 @@ pub struct LogitsGradient<B: Backend> {
 
 /// The kernels.
 pub trait CrossEntropyKernels: Backend {
-    /// `log(sum(exp(x)))` of every row of `[rows, classes]`: `[rows, 1]`, in f32 at least.
+    /// `log(sum(exp(x)))` of every row of `[rows, classes]`: `[rows, 1]`, of f32 at least.
     fn log_sum_exp(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let (classes, dtype) = (x.shape()[1], x.dtype());
         let max = Self::float_max_dim(x.clone(), 1);
@@ -137,13 +137,21 @@ pub trait CrossEntropyKernels: Backend {
         weights: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
         let (classes, dtype) = (x.shape()[1], x.dtype());
-        let log_probabilities = Self::float_sub(x, Self::float_cast(log_sum_exp, dtype.into()));
-        let terms = match weights {
-            Some(weights) => Self::float_mul(log_probabilities, one_row::<Self>(weights)),
-            None => log_probabilities,
+        let shift = Self::float_cast(log_sum_exp.clone(), dtype.into());
+        // What half precision loses of the shift, which is the same in every term.
+        let lost = Self::float_sub(widen::<Self>(shift.clone()), log_sum_exp);
+        let terms = Self::float_sub(x, shift);
+        let (terms, lost) = match weights {
+            Some(weights) => {
+                let mean = widen::<Self>(Self::float_mean(weights.clone()));
+                let lost = Self::float_mul(lost, Self::float_reshape(mean, Shape::new([1, 1])));
+                (Self::float_mul(terms, one_row::<Self>(weights)), lost)
+            }
+            None => (terms, lost),
         };
         // By the mean, since the sum may be more than f16 can hold.
-        Self::float_mul_scalar(widen::<Self>(Self::float_mean_dim(terms, 1)), classes.into())
+        let mean = Self::float_add(widen::<Self>(Self::float_mean_dim(terms, 1)), lost);
+        Self::float_mul_scalar(mean, classes.into())
     }
 
     /// What `gradient` says of logits `[rows, classes]`. A row with factors of 0, such as padding, gets 0, whatever its logits are.
@@ -159,16 +167,17 @@ pub trait CrossEntropyKernels: Backend {
         let dtype = x.dtype();
         let narrow = |of_rows| Self::float_cast(of_rows, dtype.into());
         let shift = narrow(log_sum_exp.clone());
-        // What half precision loses of the shift is a factor of the row.
-        let probability_factor = match wide(dtype) == dtype {
-            true => probability_factor,
+        let probabilities = Self::float_exp(Self::float_sub(x, shift.clone()));
+        let probabilities = match wide(dtype) == dtype {
+            true => probabilities,
+            // What half precision loses of the shift is a factor of the row.
             false => {
-                let lost = Self::float_sub(widen::<Self>(shift.clone()), log_sum_exp);
-                narrow(Self::float_mul(probability_factor, Self::float_exp(lost)))
+                let lost = Self::float_sub(widen::<Self>(shift), log_sum_exp);
+                Self::float_mul(probabilities, narrow(Self::float_exp(lost)))
             }
         };
         let weight_factor = weight_factor.map(narrow);
-        let dx = Self::float_mul(Self::float_exp(Self::float_sub(x, shift)), probability_factor);
+        let dx = Self::float_mul(probabilities, narrow(probability_factor));
         let dx = match (weight_factor, weights) {
             (None, _) => dx,
             (Some(weight_factor), None) => Self::float_add(dx, weight_factor),
@@ -232,6 +241,24 @@ mod tests {
                 assert_close("dx in place", composed(&in_place), cpu);
             }
         }
+    }
+
+    /// A loss scale of 2^15 beside logits whose logarithm f16 rounds by nearly 1.
+    #[test]
+    fn large_logits_and_factors_do_not_overflow_in_half_precision() {
+        let full = |shape: [usize; 2], value: f32, dtype| {
+            Flex::float_full(Shape::new(shape), value.into(), &FlexDevice, dtype)
+        };
+        let x = composed(&full([1, 3], 2048.0, FloatDType::F16));
+        let gradient = LogitsGradient::<Composed> {
+            log_sum_exp: Composed::log_sum_exp(x.clone()),
+            probability_factor: composed(&full([1, 1], 32768.0, FloatDType::F32)),
+            weight_factor: None,
+            weights: None,
+        };
+        let dx = Composed::logits_gradient(x, gradient).into_primitive();
+        let dx = read_sync(Flex::float_into_data(dx)).expect("a CPU tensor");
+        assert!(dx.iter::<f32>().all(|dx| (dx / (32768.0 / 3.0) - 1.0).abs() < 2e-3), "{dx}");
     }
 
     /// Sums over more classes than f16 has whole numbers: of exponentials, of weights, of logarithms.

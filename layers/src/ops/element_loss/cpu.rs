@@ -60,6 +60,18 @@ impl<B: CpuBackend> ElementLossKernels for B {
         });
         dy
     }
+
+    fn scaled_product(x: FloatTensor<B>, y: FloatTensor<B>, factor: f64) -> FloatTensor<B> {
+        let (mut x, y) = (B::contiguous(x), B::contiguous(y));
+        with_element!(x.dtype(), "product", E => {
+            let (factor, y) = (<E as CpuElement>::Acc::from_f64(factor), B::as_slice::<E>(&y));
+            parallel::chunks_mut(B::as_slice_mut::<E>(&mut x), TASK, y.len(), |index, x| {
+                let pairs = x.iter_mut().zip(&y[index * TASK..]);
+                pairs.for_each(|(x, y)| *x = E::narrow(x.widen() * y.widen() * factor));
+            });
+        });
+        x
+    }
 }
 
 impl ElementLoss {

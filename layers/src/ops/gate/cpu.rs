@@ -10,9 +10,14 @@ use burn::tensor::{DType, bf16, f16};
 
 impl<B: CpuBackend> GateKernels for B {
     fn gate(a: FloatTensor<B>, b: FloatTensor<B>, f: Smooth) -> FloatTensor<B> {
-        let (a, b) = (B::contiguous(a), B::contiguous(b));
+        let (mut a, b) = (B::contiguous(a), B::contiguous(b));
         with_element!(a.dtype(), "gate", E => {
-            B::from_vec(f.with(Gated { a: B::as_slice::<E>(&a), b: B::as_slice(&b) }), a.shape())
+            if a.can_mut() {
+                f.with(GatedInPlace { a: B::as_slice_mut::<E>(&mut a), b: B::as_slice(&b) });
+                a
+            } else {
+                B::from_vec(f.with(Gated { a: B::as_slice::<E>(&a), b: B::as_slice(&b) }), a.shape())
+            }
         })
     }
 
@@ -59,6 +64,27 @@ impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Gated<'_, E> {
             let inputs = a[start..].iter().zip(&b[start..]);
             y.iter_mut().zip(inputs).for_each(|(y, (a, b))| *y = E::narrow(a.widen() * value(b.widen())));
         })
+    }
+}
+
+/// Replaces `a` by `a * f(b)`.
+struct GatedInPlace<'a, E> {
+    a: &'a mut [E],
+    b: &'a [E],
+}
+
+impl<E: CpuElement> Visitor<E::Acc, ()> for GatedInPlace<'_, E> {
+    fn visit(
+        self,
+        value: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
+    ) {
+        let Self { a, b } = self;
+        let work = COST * a.len();
+        parallel::chunks_mut(a, TASK, work, |index, a| {
+            let pairs = a.iter_mut().zip(&b[index * TASK..]);
+            pairs.for_each(|(a, b)| *a = E::narrow(a.widen() * value(b.widen())));
+        });
     }
 }
 

@@ -68,7 +68,7 @@ impl<B: GateKernels> Operation<B, 2> for Gate {
 
 /// The kernels.
 pub trait GateKernels: SmoothKernels {
-    /// `a * f(b)`; both of one shape.
+    /// `a * f(b)`; both of one shape. In the place of `a`, if that is the only handle.
     fn gate(a: FloatTensor<Self>, b: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self> {
         Self::float_mul(a, Self::smooth(b, f))
     }
@@ -96,14 +96,16 @@ mod tests {
         smooth::tests::ALL,
         testing::{Composed, assert_close, composed, random},
     };
-    use burn::backend::Flex;
+    use burn::backend::{Flex, ops::FloatTensorOps};
 
     #[test]
     fn default_bodies_equal_the_kernels() {
         for f in ALL {
             let [a, b, dy] = [(); 3].map(|()| random(&[5, 13]));
             let body = Composed::gate(composed(&a), composed(&b), f);
-            assert_close("gate", body, Flex::gate(a.clone(), b.clone(), f));
+            assert_close("gate", body.clone(), Flex::gate(a.clone(), b.clone(), f));
+            let unique = Flex::float_mul_scalar(a.clone(), 1.0.into());
+            assert_close("gate in place", body, Flex::gate(unique, b.clone(), f));
             let body = Composed::gate_backward(Some(composed(&a)), composed(&b), f, composed(&dy), true);
             let cpu = Flex::gate_backward(Some(a), b, f, dy, true);
             for (body, cpu) in body.into_iter().zip(cpu) {
