@@ -107,7 +107,7 @@ pub fn glu<const D: usize>(x: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
     }
 }
 
-/// `a silu(b)`, the product of a SwiGLU, for tensors of one shape and dtype.
+/// `a silu(b)`, the product in a SwiGLU; `a` and `b` of one shape and dtype.
 ///
 /// Keeps `b`, and `a` if `b` is tracked.
 ///

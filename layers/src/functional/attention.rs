@@ -6,8 +6,8 @@ use burn::tensor::{Bool, Shape, Tensor, module, ops::AttentionModuleOptions};
 
 /// `softmax(q k^T * scale) v`; see [`burn::tensor::module::attention`].
 ///
-/// Keeps handles of `q`, `k`, `v`, of the mask and the bias, and a number per query; nothing of the size queries times keys.
-/// The weights are computed in blocks, and again in the backward pass.
+/// Keeps handles of `q`, `k`, `v`, the mask and the bias, and one number per query and head; nothing of the size queries times
+/// keys. The weights are computed in blocks, and again in the backward pass.
 pub fn attention(
     query: Tensor<4>,
     key: Tensor<4>,
@@ -56,8 +56,7 @@ fn tensors_fit(
     require(shapes, Misfit::Shapes)
 }
 
-/// The operation on tensors of fitting shapes, `[batch, queries, heads * width]` if `merged`; nothing is weighted where
-/// there is nothing.
+/// The operation on tensors of fitting shapes, `[batch, queries, heads * width]` if `merged`; zeros if one of them is empty.
 pub(crate) fn weighted<const D: usize>(
     query: Tensor<4>,
     key: Tensor<4>,

@@ -1,4 +1,4 @@
-//! Convolutions, their transposes, and the deformable one.
+//! Convolutions: ordinary, transposed and deformable.
 use super::guard::{
     Fit, Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_quantized, is_tracked, require,
     require_bias, require_dtype, require_floats,
@@ -10,7 +10,7 @@ use burn::tensor::{
     ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions},
 };
 
-/// A convolution, or its transpose, with options `O`: the operation here and Burn's function.
+/// A convolution, or a transposed one, with options `O`: the operation here and Burn's function.
 pub(super) struct Convolution<const D: usize, O> {
     name: &'static str,
     fits: fn(&Tensor<D>, &Tensor<D>, &Option<Tensor<1>>, &O) -> Fit,
@@ -71,7 +71,7 @@ macro_rules! convolutions {
             $constant.apply(x, weight, bias, options.into())
         }
 
-        /// The operation, and the one of Burn.
+        /// The operation here, and Burn's.
         pub(super) const $constant: Convolution<$dims, $options> = Convolution {
             name: stringify!($conv),
             fits: $fits,

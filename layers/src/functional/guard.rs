@@ -1,8 +1,8 @@
 //! Whether arguments fit the operations of this library.
 //!
-//! What does not fit goes to Burn's own function, for the same result or the same panic. That is decided here and nowhere
-//! else: a check returns a [`Fit`], [`accepts`] reads it, and where something is tracked, so that Burn records its own
-//! operation, the [ledger] has a row with the [reason](Misfit::reason).
+//! Those that do not go to Burn's own function, for the same result or the same panic. That is decided here and nowhere else:
+//! a check returns a [`Fit`], [`accepts`] reads it, and if an argument is tracked, so that Burn records its own operation, the
+//! [ledger] gets an entry with the [reason](Misfit::reason).
 use crate::ledger;
 use crate::ops::{MaybeTensor, Weight, node_id};
 use burn::backend::Dispatch;
@@ -35,11 +35,11 @@ pub(crate) enum Misfit {
     StepByStep,
     /// A three-dimensional convolution that pads its two ends differently.
     AsymmetricPadding,
-    /// A lower bound above the upper one, or a bound that is no number.
+    /// A lower bound above the upper one, or a bound that is NaN.
     Bounds,
-    /// Scores that are capped at nothing.
+    /// A soft cap of the scores that is not positive.
     Softcap,
-    /// The rank of an adapter is not below the channels that it is between: two narrow convolutions would not be narrow.
+    /// The rank of an adapter is not below both numbers of channels: two narrow convolutions would not be narrow.
     WideAdapter,
 }
 
@@ -72,8 +72,8 @@ pub(crate) type Fit = Result<(), Misfit>;
 /// For an operation without a weight.
 pub(crate) const NO_WEIGHT: Option<&Tensor<1>> = None;
 
-/// Whether the operation of this library takes the arguments. If it does not although something is `tracked`, the ledger has
-/// a row, under the module of `weight`.
+/// Whether the operation of this library takes the arguments. If it does not and one is `tracked`, the ledger gets an entry,
+/// under the module of `weight`.
 pub(crate) fn accepts<const D: usize>(
     operation: &'static str,
     fit: Fit,
@@ -90,7 +90,7 @@ pub(crate) fn accepts<const D: usize>(
 /// What most often takes the place of an operation.
 pub(crate) const BURNS_OPERATION: &str = "Burn's operation";
 
-/// A row in the ledger: other operations take the place of one that the arguments do not fit.
+/// Adds an entry to the ledger: other operations take the place of one whose arguments do not fit.
 pub(crate) fn report_misfit<const D: usize>(
     operation: &'static str,
     in_its_place: &'static str,
@@ -107,7 +107,7 @@ pub(crate) fn report_misfit<const D: usize>(
     });
 }
 
-/// The arguments fit as far as `condition` goes.
+/// The arguments fit if `condition` holds; else `misfit` says why not.
 pub(crate) fn require(condition: bool, misfit: Misfit) -> Fit {
     if condition { Ok(()) } else { Err(misfit) }
 }
@@ -125,13 +125,13 @@ pub(crate) fn require_alike<const D: usize>(x: &Tensor<D>, y: &Tensor<D>) -> Fit
     require(x.dtype() == y.dtype(), Misfit::Dtypes)
 }
 
-/// A bias that is there is `[length]`. (It is not quantized: see [`dequantized_bias`].)
+/// The bias, if given, is `[length]`. (It is not quantized: see [`dequantized_bias`].)
 pub(crate) fn require_bias(bias: &Option<Tensor<1>>, length: usize) -> Fit {
     require(bias.as_ref().is_none_or(|bias| bias.dims() == [length]), Misfit::Shapes)?;
     require(bias.as_ref().is_none_or(|bias| !is_quantized(bias)), Misfit::Quantized)
 }
 
-/// The parameters that are there are `[length]`, of the dtype of `x`, which is not quantized.
+/// The parameters that are given are `[length]`, of the dtype of `x`, which is not quantized.
 pub(crate) fn require_parameters<const D: usize>(
     x: &Tensor<D>,
     length: usize,
@@ -143,7 +143,7 @@ pub(crate) fn require_parameters<const D: usize>(
     require(parameters.all(|parameter| parameter.dtype() == x.dtype()), Misfit::Dtypes)
 }
 
-/// [`require_parameters`], one per channel of `[batch, channels, ...]`, which has elements.
+/// [`require_parameters`], one per channel of `x` `[batch, channels, ...]`, which has elements.
 pub(crate) fn require_parameters_of_channels<const D: usize>(
     x: &Tensor<D>,
     parameters: &[Option<&Tensor<1>>],

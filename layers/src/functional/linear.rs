@@ -10,8 +10,8 @@ use burn::tensor::{Int, Tensor, module};
 /// `x weight + bias`; see [`burn::tensor::module::linear`].
 ///
 /// Keeps `x` only for a tracked weight and the weight only for a tracked `x`; its backward pass folds the batch into the
-/// rows, where stock builds one weight gradient per batch row. A quantized weight stays packed: it is dequantized here and
-/// again in the backward pass, on CPU backends block by block.
+/// rows, where stock builds one weight gradient per batch row. A quantized weight stays packed: it is dequantized in the
+/// forward pass and again in the backward pass, on CPU backends block by block.
 pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
     if D == 1 {
         return linear(x.unsqueeze::<2>(), weight, bias).squeeze_dim(0);
@@ -33,8 +33,8 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
     Tensor::from_dispatch(Dispatch::memsave_linear(x.into_dispatch(), into_weight(weight), into_maybe(bias)))
 }
 
-/// The dense layer of an empty batch: an empty output, and gradients of zero. (A matrix product with an empty batch reads
-/// beyond its operands on Flex 0.22.1, and ends the process.)
+/// The dense layer of an empty batch: an empty output, and gradients of zero. (On Flex 0.22.1 a matrix product with an empty
+/// batch reads beyond its operands and ends the process.)
 fn empty_linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
     let mut shape = x.dims();
     shape[D - 1] = weight.dims()[1];

@@ -17,7 +17,7 @@ use burn::tensor::{
 /// `x (base + scale a b) + bias`: [`linear`](super::linear) with a low-rank adapter, whose effective weight is never made.
 ///
 /// Keeps `x` for a tracked `a`, else the narrow `x a` for a tracked `b`, and handles of `base`, `a` and `b`. A quantized `base`
-/// is dequantized here and again in the backward pass.
+/// is dequantized in the forward pass and again in the backward pass.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -65,8 +65,8 @@ pub fn linear_lora<const D: usize>(
 
 /// Rows of `base + scale a b`: [`embedding`](super::embedding) with a low-rank adapter, whose effective table is never made.
 ///
-/// Keeps the indices for a tracked `a`, the rows of `a` for a tracked `b`, and a handle of `b`. Of a `base` quantized as a
-/// whole only the rows are dequantized; one quantized by blocks is dequantized for a moment.
+/// Keeps the indices for a tracked `a`, the rows of `a` for a tracked `b`, and a handle of `b`. If `base` is quantized per
+/// tensor, only the rows are dequantized; if per block, the whole table is, temporarily.
 pub fn embedding_lora(base: Tensor<2>, adapter: &LoraAdapter, indices: Tensor<2, Int>) -> Tensor<3> {
     let (a, b) = (adapter.a.val(), adapter.b.val());
     let [n_embedding, d_model] = base.dims();
@@ -80,7 +80,7 @@ pub fn embedding_lora(base: Tensor<2>, adapter: &LoraAdapter, indices: Tensor<2,
     adapted_rows(rows_of(base, indices.clone()), adapter, indices)
 }
 
-/// `rows` of a table, `[batch, length, d_model]`, and `scale` times those of `a b`.
+/// `rows` of a table, `[batch, length, d_model]`, plus `scale` times those of `a b`.
 pub(crate) fn adapted_rows(rows: Tensor<3>, adapter: &LoraAdapter, indices: Tensor<2, Int>) -> Tensor<3> {
     let (a, b) = (adapter.a.val(), adapter.b.val());
     let dtype = a.dtype();
@@ -90,7 +90,7 @@ pub(crate) fn adapted_rows(rows: Tensor<3>, adapter: &LoraAdapter, indices: Tens
 fn rows_of(table: Tensor<2>, indices: Tensor<2, Int>) -> Tensor<3> {
     let DType::QFloat(scheme) = table.dtype() else { return super::embedding(table, indices) };
     let ([batch, length], [_, d_model]) = (indices.dims(), table.dims());
-    // A choice of rows of blocks would have to be quantized anew.
+    // Rows selected from blocks would have to be quantized anew.
     let table = if scheme.block_size().is_some() { table.dequantize() } else { table };
     table.select(0, indices.flatten(0, 1)).dequantize().reshape([batch, length, d_model])
 }
@@ -107,7 +107,7 @@ fn is_any_tracked<const D: usize>(base: &Tensor<D>, factors: [&Tensor<2>; 2]) ->
     base.is_tracked() || factors.into_iter().any(Tensor::is_tracked)
 }
 
-/// The factors are `[count, rank]` and `[rank, elements / count]`, and narrower than what they are between.
+/// The factors are `[count, rank]` and `[rank, elements / count]`, and their rank, over all groups, is below both `channels`.
 fn factors_fit<const D: usize>(
     weight: &Tensor<D>,
     [a, b]: [&Tensor<2>; 2],
@@ -126,12 +126,12 @@ fn factors_fit<const D: usize>(
 macro_rules! conv {
     ($($lora:ident = $conv:ident, $constant:ident, $rank:literal, $dims:literal;)+) => {$(
         #[doc = concat!("[`", stringify!($conv), "`](super::", stringify!($conv), ") with a low-rank adapter:")]
-        /// `a` `[channels_out, rank]` and `b` `[rank, channels_in / groups * kernel size]`, of which the effective weight is
+        /// `a` `[channels_out, rank]` and `b` `[rank, channels_in / groups * kernel size]`. The effective weight is
         /// `base + scale a b` in the shape of `base`.
         ///
-        /// The effective weight is never made: `b` is a convolution to `rank` channels (of each group), `a` a pointwise one
-        /// from there. Keeps `x` for a tracked `b`, and for a tracked `a` what is between the two. Other factors, or such
-        /// that are no narrower than the channels, are multiplied. A frozen base of another dtype than `x` is cast at every use.
+        /// It is never made: `b` is a convolution to `rank` channels (per group), `a` a pointwise one from there. Keeps `x` for
+        /// a tracked `b`, and the result of `b` for a tracked `a`. Only factors of other shapes, or no narrower than the
+        /// channels, are multiplied. A frozen base of another dtype than `x` is cast at every use.
         pub fn $lora(
             x: Tensor<$dims>,
             base: Tensor<$dims>,
@@ -167,13 +167,12 @@ conv! {
 macro_rules! conv_transpose {
     ($($lora:ident = $conv_transpose:ident, $constant:ident, $conv:ident, $rank:literal, $dims:literal;)+) => {$(
         #[doc = concat!("[`", stringify!($conv_transpose), "`](super::", stringify!($conv_transpose), ")")]
-        /// with a low-rank adapter: `a` `[channels_in, rank]` and `b` `[rank, channels_out / groups * kernel size]`, of which
-        /// the effective weight is `base + scale a b` in the shape of `base`.
+        /// with a low-rank adapter: `a` `[channels_in, rank]` and `b` `[rank, channels_out / groups * kernel size]`. The
+        /// effective weight is `base + scale a b` in the shape of `base`.
         ///
-        /// The effective weight is never made: `a` is a pointwise convolution to `rank` channels (of each group), `b` a
-        /// transposed convolution from there. Keeps `x` for a tracked `a`, and for a tracked `b` what is between the two.
-        /// Other factors, or such that are no narrower than the channels, are multiplied. A frozen base of another dtype than
-        /// `x` is cast at every use.
+        /// It is never made: `a` is a pointwise convolution to `rank` channels (per group), `b` a transposed convolution from
+        /// there. Keeps `x` for a tracked `a`, and the result of `a` for a tracked `b`. Only factors of other shapes, or no
+        /// narrower than the channels, are multiplied. A frozen base of another dtype than `x` is cast at every use.
         pub fn $lora(
             x: Tensor<$dims>,
             base: Tensor<$dims>,

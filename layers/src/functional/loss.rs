@@ -5,8 +5,8 @@ use crate::ops::{CrossEntropyOps, ElementLossOps, LinearCrossEntropy, LinearCros
 use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor, assert_shape};
 
-/// The cross entropy of every row of logits, `-sum(q w log(softmax(logits)))`, with the weights `w` of the classes, and with
-/// `q` 1 at the target and 0 elsewhere, smoothed to `(1 - smoothing) q + smoothing / classes`.
+/// The cross entropy of every row of logits, `-sum(q w log(softmax(logits)))`, where `w` are the class weights, and `q` is 1 at
+/// the target and 0 elsewhere, smoothed to `(1 - smoothing) q + smoothing / classes`.
 ///
 /// Keeps the logits and one number per row. The module is [`CrossEntropyLoss`](crate::nn::loss::CrossEntropyLoss).
 ///
@@ -19,7 +19,7 @@ use burn::tensor::{Int, Tensor, assert_shape};
 ///
 /// # Panics
 ///
-/// Panics if the shapes are others, if there is no class, or if the weights are tracked.
+/// Panics if the shapes are not these, if there is no class, or if the weights are tracked.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -51,7 +51,7 @@ pub fn cross_entropy(
     ))
 }
 
-/// The weights of classes in the dtype of `like`.
+/// The class weights in the dtype of `like`.
 pub(crate) fn class_weights<const D: usize>(
     weights: Option<Tensor<1>>,
     classes: usize,
@@ -67,19 +67,19 @@ pub(crate) fn class_weights<const D: usize>(
 /// Options of [`linear_cross_entropy`].
 #[derive(Clone, Debug)]
 pub struct LinearCrossEntropyOptions {
-    /// How much the loss of each row counts, `[rows]`; in f32 for a half precision, where factors may be small. A row that counts 0
-    /// is not read. Default: all the same, so that the result is the mean.
+    /// How much the loss of each row counts, `[rows]`; in f32 if `x` is of half precision, since factors may be small. A row with
+    /// factor 0 counts nothing, whatever it holds. Default: `1 / rows`, so that the result is the mean.
     pub factors: Option<Tensor<1>>,
-    /// The weights of the classes, `[classes]`. Default: all 1.
+    /// The class weights, `[classes]`. Default: all 1.
     pub class_weights: Option<Tensor<1>>,
     /// Label smoothing. Default: none.
     pub smoothing: Option<f32>,
-    /// The bytes of the logits that exist at a time; at least those of one row, and for a trainable head of half
-    /// precision of 64 classes of all rows. Default: 16 MiB.
+    /// How many bytes of logits exist at a time; at least one row, for a tracked weight of half precision 64 classes of all
+    /// rows, and for a tracked weight and fewer rows than features all. Default: 16 MiB.
     pub chunk_bytes: usize,
 }
 
-/// The bytes of the logits that exist at a time.
+/// How many bytes of logits exist at a time.
 pub(crate) const CHUNK_BYTES: usize = 16 << 20;
 
 impl Default for LinearCrossEntropyOptions {
@@ -89,11 +89,11 @@ impl Default for LinearCrossEntropyOptions {
 }
 
 /// `sum(factors * cross_entropy(x weight + bias, targets))`, the [cross entropy](cross_entropy) of a dense layer, whose
-/// outputs never exist all at once.
+/// outputs are made in chunks.
 ///
-/// Keeps the gradients of what is tracked, which the forward pass makes; with a tracked weight and fewer rows than features the
-/// gradient of the logits instead, and `x` and the weight (no copies); with a tracked weight of half precision `x` and the weight
-/// instead of its gradient. The module is
+/// Keeps the gradients of what is tracked, which the forward pass makes. With a tracked weight and fewer rows than features, it
+/// keeps the gradient of the logits instead, and handles of `x` and the weight; else with a tracked weight of half precision,
+/// these handles instead of the weight's gradient. The module is
 /// [`FusedLinearCrossEntropy`](crate::nn::loss::FusedLinearCrossEntropy).
 ///
 /// # Shapes
@@ -106,8 +106,8 @@ impl Default for LinearCrossEntropyOptions {
 ///
 /// # Panics
 ///
-/// Panics if the shapes or dtypes do not fit, if there is no row or no class, if a target is no class, or if factors or
-/// weights of the classes are tracked.
+/// Panics if the shapes or dtypes do not fit, if there is no row or no class, if a target is not a class, or if factors or
+/// class weights are tracked.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor, Tolerance};

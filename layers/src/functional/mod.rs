@@ -1,10 +1,10 @@
 //! The operations as functions of tensors, with the signatures of [`burn::tensor::module`] and
-//! [`burn::tensor::activation`].
+//! [`burn::tensor::activation`] where Burn has them.
 //!
-//! Where nothing is tracked, Burn's own function is called but where the one here is faster in inference, too: the same result.
-//! Burn's is also called where arguments do not fit (a parameter of another dtype, a quantized input, shapes that Burn broadcasts
-//! or refuses): the same result, or the same panic; and if something is tracked, a row of the [ledger](crate::ledger) says which
-//! operation, and why.
+//! If no argument is tracked (part of an autodiff graph), nothing is kept, and Burn's own function is called unless the one here
+//! is faster in inference, too. Burn's is also called if arguments do not fit (a parameter of another dtype, a quantized input,
+//! shapes that Burn broadcasts or refuses), for the same result or the same panic; if one is tracked, an entry of the
+//! [ledger](crate::ledger) says which operation, and why. A handle that is kept is not a copy.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};

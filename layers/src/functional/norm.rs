@@ -7,9 +7,9 @@ use crate::ops::{AddRmsNormOps, BatchNormOps, LocalResponse, LocalResponseOps, R
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor, module, module::BatchNormTrainOutput};
 
-/// Batch normalization with given statistics, which must not be tracked; see [`burn::tensor::module::batch_norm`].
+/// Batch normalization with given statistics; see [`burn::tensor::module::batch_norm`]. With tracked ones it is Burn's own.
 ///
-/// Keeps `x` only for a tracked `gamma`, else tensors of the size of `gamma`.
+/// Keeps tensors of the size of `gamma`, and `x` only for a tracked `gamma`.
 pub fn batch_norm<const D: usize>(
     x: Tensor<D>,
     gamma: Tensor<1>,
@@ -31,7 +31,7 @@ pub fn batch_norm<const D: usize>(
     Tensor::from_dispatch(Dispatch::memsave_batch_norm(x, gamma, beta, mean, variance, epsilon))
 }
 
-/// Batch normalization with the statistics of the batch, and those; see [`burn::tensor::module::batch_norm_train`].
+/// Batch normalization with the statistics of the batch, and these statistics; see [`burn::tensor::module::batch_norm_train`].
 ///
 /// Keeps `x`, and nothing at all if only `beta` is tracked.
 pub fn batch_norm_train<const D: usize>(
@@ -72,8 +72,8 @@ pub fn layer_norm<const D: usize>(
     row_norm(x, Some(gamma), beta, RowNorm::over_last(features, true, epsilon))
 }
 
-/// RMS normalization over the last axis, `x / sqrt(mean(x^2) + epsilon) * gamma`, as [`burn::nn::RmsNorm`] (which computes
-/// the root in f32 whatever the dtype; here it is exact for f64).
+/// RMS normalization over the last axis, `x / sqrt(mean(x^2) + epsilon) * gamma`, as in [`burn::nn::RmsNorm`] (which computes
+/// the root in f32 whatever the dtype; here f64 stays f64).
 ///
 /// Keeps `x`.
 ///
@@ -129,9 +129,8 @@ pub fn add_rms_norm<const D: usize>(
     (Tensor::from_dispatch(result.sum), Tensor::from_dispatch(result.norm))
 }
 
-/// Group normalization of `[batch, channels, ...]`, as [`burn::nn::GroupNorm`]; with as many groups as channels,
-/// instance normalization. `gamma` and `beta` may be missing, each by itself: without a `gamma` nothing is scaled, without a
-/// `beta` nothing is shifted.
+/// Group normalization of `[batch, channels, ...]`, as in [`burn::nn::GroupNorm`]; with as many groups as channels, instance
+/// normalization. `gamma` and `beta` are each optional: without `gamma` nothing is scaled, without `beta` nothing is shifted.
 ///
 /// Keeps `x`, and nothing at all if only `beta` is tracked.
 ///
@@ -177,8 +176,8 @@ fn row_norm<const D: usize>(
     ))
 }
 
-/// `x / (k + alpha / size * sum(x^2))^beta`, the sum over a window of `size` channels around each; as
-/// [`burn::nn::LocalResponseNorm`] computes it for an input `[batch, channels, ...]`. Keeps `x`.
+/// `x / (k + alpha / size * sum(x^2))^beta` of `[batch, channels, ...]`, the sum over a window of `size` channels around each, as
+/// in [`burn::nn::LocalResponseNorm`]. Keeps `x`.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, Tolerance};

@@ -1,4 +1,4 @@
-//! Pools and interpolation.
+//! Pooling and interpolation.
 use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, require};
 use crate::ops::{AvgPoolOps, InterpolateOps, MaxPoolOps};
 use burn::backend::Dispatch;
@@ -7,8 +7,7 @@ use burn::tensor::{
     ops::{AvgPoolOptions, InterpolateOptions, MaxPoolOptions},
 };
 
-/// Max pool over one axis; see [`burn::tensor::module::max_pool1d`]. Keeps one byte per output, see
-/// [`max_pool2d`].
+/// Max pooling over one axis; see [`burn::tensor::module::max_pool1d`]. Keeps what [`max_pool2d`] keeps.
 pub fn max_pool1d(x: Tensor<3>, options: MaxPoolOptions<1>) -> Tensor<3> {
     if !x.is_tracked() {
         return module::max_pool1d(x, options);
@@ -26,10 +25,10 @@ pub fn max_pool1d(x: Tensor<3>, options: MaxPoolOptions<1>) -> Tensor<3> {
     }
 }
 
-/// Max pool over two axes; see [`burn::tensor::module::max_pool2d`].
+/// Max pooling over two axes; see [`burn::tensor::module::max_pool2d`].
 ///
 /// Keeps the position of each maximum in its window: one byte per output for windows of up to 255 elements, else two
-/// or four.
+/// or four; on device backends Burn's indices.
 pub fn max_pool2d(x: Tensor<4>, options: MaxPoolOptions<2>) -> Tensor<4> {
     let fit = max_pool_fits(&x.dims(), &options);
     match x.is_tracked() && accepts("max_pool2d", fit, true, NO_WEIGHT) {
@@ -38,7 +37,7 @@ pub fn max_pool2d(x: Tensor<4>, options: MaxPoolOptions<2>) -> Tensor<4> {
     }
 }
 
-/// There are windows, and each fits into the padded input.
+/// The input and the windows have elements, and each window fits into the padded input.
 fn max_pool_fits<const N: usize>(x: &[usize], options: &MaxPoolOptions<N>) -> Fit {
     let windows = (0..N).all(|axis| {
         let (begin, end) = options.padding[axis];
@@ -49,7 +48,7 @@ fn max_pool_fits<const N: usize>(x: &[usize], options: &MaxPoolOptions<N>) -> Fi
     require(windows, Misfit::Shapes)
 }
 
-/// Average pool over one axis; see [`burn::tensor::module::avg_pool1d`]. Keeps nothing.
+/// Average pooling over one axis; see [`burn::tensor::module::avg_pool1d`]. Keeps nothing.
 pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
     if !x.is_tracked() {
         return module::avg_pool1d(x, options);
@@ -65,7 +64,7 @@ pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
     Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), y.into_dispatch(), lifted))
 }
 
-/// Average pool over two axes; see [`burn::tensor::module::avg_pool2d`]. Keeps nothing.
+/// Average pooling over two axes; see [`burn::tensor::module::avg_pool2d`]. Keeps nothing.
 pub fn avg_pool2d(x: Tensor<4>, options: AvgPoolOptions<2>) -> Tensor<4> {
     if !x.is_tracked() {
         return module::avg_pool2d(x, options);

@@ -3,8 +3,8 @@ use crate::ops::RotaryOps;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-/// `x` `[..., positions, features]` with every pair of features rotated, by `factors` `[positions, features, 2]`: the cosine
-/// and the sine of every feature, as in [`freq_complex`](burn::nn::RotaryEncoding::freq_complex).
+/// Rotates every pair of features of `x` `[..., positions, features]` by `factors` `[positions, features, 2]`: the cosine and
+/// the sine for every feature, as in [`freq_complex`](burn::nn::RotaryEncoding::freq_complex).
 ///
 /// Keeps a handle of the factors.
 ///

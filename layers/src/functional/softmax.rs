@@ -1,4 +1,4 @@
-//! Softmaxes.
+//! Softmax and its variants.
 use super::guard::{NO_WEIGHT, accepts, require_floats};
 use crate::ops::Softmax;
 use crate::ops::SoftmaxOps;
