@@ -17,8 +17,8 @@ impl<const D: usize> TensorCache<D> {
         self.value.is_none()
     }
 
-    /// The first time `f(x)`, for `x` `[batch, length, ..]`; from then on `f` of the last position alone, appended to what
-    /// is cached along `dim`.
+    /// `f(x)` the first time, for `x` `[batch, length, ..]`; from then on `f` of the last position alone, appended along `dim`
+    /// to what is cached.
     pub(crate) fn extend(
         &mut self,
         x: Tensor<3>,

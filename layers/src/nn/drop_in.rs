@@ -1,7 +1,7 @@
 //! What every drop-in module and its config have in common, made from one list of fields each.
 //!
 //! [`config_twin!`] and [`drop_in!`] take a struct as it is written in Rust, with the name of its twin in Burn beside its own.
-//! A field that is missing in the list, or new in Burn, is a compile error.
+//! A field that is missing from the list, or new in Burn, is a compile error.
 use burn::module::{Content, ModuleDisplay};
 
 /// The config of a module: the struct, conversions from its stock twin and back, and `init`.
@@ -17,8 +17,8 @@ use burn::module::{Content, ModuleDisplay};
 /// }
 /// ```
 ///
-/// `init` makes the stock module and converts it. It may end with `, or panics` where the stock config refuses values, and
-/// with `= function`, which makes the module of the config and the stock module, where the latter has private fields.
+/// `init` makes the stock module and converts it. Its line may end with `, or panics` if the stock config refuses some values,
+/// and with `= function` if the stock module has private fields: the function makes the module from config and stock module.
 macro_rules! config_twin {
     (
         #[derive($($derive:tt)*)] // the caller's tokens, or a default could not name another field
@@ -100,11 +100,11 @@ pub(crate) use config_twin;
 /// }
 /// ```
 ///
-/// The module itself has the name of the twin: by the names of modules, Burn's stores know what to transpose or rename in a
-/// file of PyTorch.
+/// The module itself has the name of the twin: from the names of modules, Burn's stores know what to transpose or rename in a
+/// PyTorch file.
 ///
-/// Where the twin has private fields, the conversions are functions: `from_nn_x = function, into_nn_x = function`. With
-/// `own display` the modules inside are displayed as what they are, under their long names.
+/// If the twin has private fields, functions convert: `from_nn_x = function, into_nn_x = function`. With `own display` the
+/// modules inside are displayed as what they are, under their long names.
 macro_rules! drop_in {
     (
         $(#[$meta:meta])*
@@ -180,7 +180,7 @@ macro_rules! drop_in {
         pub use self::$module as $long;
 
         impl $module {
-            /// Converts the stock module; parameters keep their ids, values and settings, and stay shared with others.
+            /// Converts the stock module; parameters keep their ids, values and settings, and tied ones stay tied.
             pub fn $from($theirs: $stock) -> Self {
                 $($from_stock)*
             }
@@ -234,7 +234,7 @@ pub(crate) fn display(stock: &impl ModuleDisplay, content: Content, name: &str) 
     Some(content.unwrap_or_else(|| Content::new(settings)).set_top_level_type(name))
 }
 
-/// The value of a field as the twin has it: converted; in a vector or an option what is inside.
+/// The value of a field, converted to its type in the twin; for a vector or an option, the values inside.
 macro_rules! convert {
     ($field:ident) => {{
         #[allow(unused_imports)] // vectors and options have the method themselves
@@ -270,10 +270,10 @@ impl<T: Into<U>, U> Convert<U> for Field<T> {
     }
 }
 
-/// The enum of modules of a kind and the enum of their configs: conversions of both from their stock twins and back, `init`
-/// and `forward`.
+/// An enum of modules of one kind and the enum of their configs, with conversions from their stock twins and back, `init` and
+/// `forward`.
 ///
-/// One line per variant says the module and how it is initialized: `Relu(Relu) => Relu::new();` or, with a config,
+/// One line per variant names the module and initializes it: `Relu(Relu) => Relu::new();` or, with a config,
 /// `PRelu(PRelu) from config: PReluConfig => config.init(device);`. A config that makes a module of another variant stands on
 /// that variant's line, after `or`.
 macro_rules! any_of {

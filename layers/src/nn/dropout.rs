@@ -16,8 +16,8 @@ config_twin! {
 drop_in! {
     /// Zeroes elements at random during training, and divides the others by the probability that an element is kept.
     ///
-    /// Keeps one bit per element for the backward pass; [`burn::nn::Dropout`] keeps a float. With the same seed both drop
-    /// the same elements.
+    /// Keeps one bit per element for the backward pass, where [`burn::nn::Dropout`] keeps a float. With the same seed both
+    /// drop the same elements.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

@@ -67,8 +67,8 @@ impl Embedding {
 
     /// The logits of a head that is tied to the table, `input weight^T`.
     ///
-    /// A [lazy](crate::frozen) table is read, multiplied and dropped block by block, also in the backward pass: 16 MiB of
-    /// it are in memory at a time. (A table with an adapter is read as a whole.)
+    /// A [lazy](crate::frozen) table is read, multiplied and dropped block by block, also in the backward pass, so that only
+    /// 16 MiB of it are in memory at a time. (A table with an adapter is read as a whole.)
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -96,5 +96,5 @@ impl Embedding {
     }
 }
 
-/// How many bytes of a lazy table are in memory at a time.
+/// How many bytes of a lazy table are in memory at a time, for [`Embedding::logits`].
 const BLOCK_BYTES: usize = 16 << 20;

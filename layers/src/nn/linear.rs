@@ -33,7 +33,7 @@ drop_in! {
     ///
     /// Keeps `x` `[..., d_input]` for the backward pass if the weight is trainable, the weight's handle if `x` is tracked, and
     /// nothing else. [`burn::nn::Linear`] keeps the same, but its backward pass builds one weight gradient per batch row: 576 MiB
-    /// at the peak where this one needs 100 (1024 features, 64 x 128 rows).
+    /// at the peak where this one needs 96 (1024 features, 64 x 128 rows).
     ///
     /// With a [LoRA adapter](burn::module::LoraAdapter), which [`Module::apply_lora`] attaches, the effective weight and its
     /// gradient are never made: see [`linear_lora`](functional::linear_lora). A quantized weight stays packed.

@@ -71,7 +71,7 @@ fn from_stock(stock: burn::nn::RotaryEncoding, start_offset: usize) -> RotaryEnc
 }
 
 impl RotaryEncodingConfig {
-    /// Initializes the module with a function of its frequencies, as the stock config does: for extensions of the encoding.
+    /// Initializes the module with scaled frequencies, as the stock config does: for extensions of the encoding.
     ///
     /// # Panics
     ///
@@ -110,8 +110,8 @@ impl RotaryEncoding {
     ///
     /// # Panics
     ///
-    /// Panics if the input has fewer than 2 axes, if its last axis is not `d_model`, or if it has positions beyond the
-    /// longest sequence.
+    /// Panics if the input has fewer than 2 axes, if its last axis is not `d_model`, or if it has positions beyond
+    /// `max_sequence_length`.
     pub fn apply<const D: usize>(&self, x: Tensor<D>, start: usize) -> Tensor<D> {
         let [positions, d_model, _] = self.freq_complex.dims();
         assert_shape!(x, [.., _, d_model]);
@@ -120,7 +120,7 @@ impl RotaryEncoding {
         functional::rotary_encoding(x, self.freq_complex.clone().slice_dim(0, start..end))
     }
 
-    /// Shifts the window of precomputed positions: it begins at `start`.
+    /// Shifts the window of precomputed positions to begin at `start`.
     ///
     /// # Panics
     ///

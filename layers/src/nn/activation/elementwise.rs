@@ -1,12 +1,12 @@
-//! Activations of one element at a time whose only state is numbers: the table that they are made from.
+//! The table that element-wise activations are made from, whose only state is numbers.
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// A module whose forward pass is a function of the input and the fields, in their order; it is written as for [`drop_in!`].
-/// With fields it has a config, too, whose defaults stand beside them.
+/// A module whose forward pass is a function of the input and the fields, in their order; written as for [`drop_in!`]. With
+/// fields it has a config, too, whose defaults stand beside them.
 macro_rules! elementwise {
     (
         $(#[$meta:meta])*
@@ -238,8 +238,8 @@ elementwise! {
 elementwise! {
     /// `1 / (1 + exp(-x))`, element by element.
     ///
-    /// Keeps its output for the backward pass, which the next layer shares; [`burn::nn::activation::Sigmoid`] keeps its
-    /// input.
+    /// Keeps its output, which the next layer shares, for the backward pass, or nothing if its input is kept anyway;
+    /// [`burn::nn::activation::Sigmoid`] keeps its input.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -303,7 +303,8 @@ elementwise! {
 elementwise! {
     /// The hyperbolic tangent, element by element.
     ///
-    /// Keeps its output for the backward pass, which the next layer shares; [`burn::nn::activation::Tanh`] keeps its input.
+    /// Keeps its output, which the next layer shares, for the backward pass, or nothing if its input is kept anyway;
+    /// [`burn::nn::activation::Tanh`] keeps its input.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -385,7 +386,8 @@ elementwise! {
 elementwise! {
     /// `x` if `x > alpha`, else 0.
     ///
-    /// Keeps one bit per element for the backward pass; [`burn::nn::activation::ThresholdedRelu`] keeps tensors of the input's size.
+    /// Keeps one bit per element for the backward pass; [`burn::nn::activation::ThresholdedRelu`] keeps tensors of the input's
+    /// size.
     pub struct ThresholdedRelu as MemSaveThresholdedRelu, from_nn_thresholded_relu, into_nn_thresholded_relu {
         /// The alpha threshold.
         pub alpha: f64 = "1.0",

@@ -4,11 +4,11 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 drop_in! {
-    /// Gaussian error linear unit, `x / 2 * (1 + erf(x / sqrt(2)))`, or its approximation by tanh, after
+    /// Gaussian error linear unit, `x / 2 * (1 + erf(x / sqrt(2)))`, or its tanh approximation, after
     /// [arXiv 1606.08415](https://arxiv.org/abs/1606.08415).
     ///
-    /// Keeps its input for the backward pass; so does [`burn::nn::activation::Gelu`], whose approximation keeps several tensors of that
-    /// size.
+    /// Keeps its input for the backward pass; so does [`burn::nn::activation::Gelu`], whose approximation keeps several tensors
+    /// of that size.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -20,7 +20,7 @@ drop_in! {
     /// ```
     #[derive(Module, Debug, Default)]
     pub struct Gelu as MemSaveGelu = burn::nn::activation::Gelu, from_nn_gelu, into_nn_gelu {
-        /// Whether to use the approximation by tanh.
+        /// Whether to use the tanh approximation.
         pub approximate: bool,
     }
 }
@@ -31,7 +31,7 @@ impl Gelu {
         Self::default()
     }
 
-    /// Creates the module with the approximation by tanh.
+    /// Creates the module with the tanh approximation.
     pub fn new_approximate() -> Self {
         Self { approximate: true }
     }

@@ -33,7 +33,7 @@ fn into_stock(ours: GLU) -> burn::nn::activation::GLU {
 }
 
 impl GLU {
-    /// Creates the module; `dim` is the axis that is halved, counted from the end if it is negative.
+    /// Creates the module; `dim` is the axis to halve, counted from the end if negative.
     pub fn new(dim: impl AsIndex) -> Self {
         Self { dim: dim.as_index() }
     }

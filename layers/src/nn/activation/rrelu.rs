@@ -21,7 +21,7 @@ drop_in! {
     /// Randomized leaky rectified linear unit: `x` if `x >= 0`, else `slope x`, with a slope drawn per element during training
     /// and the mean of its bounds otherwise.
     ///
-    /// Keeps one float per element for the backward pass while training, one bit otherwise;
+    /// Keeps one float per element for the backward pass during training, one bit otherwise;
     /// [`burn::nn::activation::RRelu`] keeps several floats.
     #[derive(Module, Debug)]
     pub struct RRelu as MemSaveRRelu = burn::nn::activation::RRelu, from_nn_rrelu, into_nn_rrelu {
@@ -47,7 +47,7 @@ impl RRelu {
         if !self.training.is_enabled() || !input.device().is_autodiff() {
             return functional::leaky_relu(input, (self.lower + self.upper) / 2.0);
         }
-        // One factor per element, of which autodiff keeps nothing else: 1 where x is not negative.
+        // One factor per element, 1 where x is not negative: autodiff keeps nothing else.
         let x = input.clone().inner();
         let slope = x.random_like(Distribution::Uniform(self.lower, self.upper));
         let factor = slope.mask_fill(x.lower_scalar(0.0).bool_not(), 1.0);

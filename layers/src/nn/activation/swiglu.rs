@@ -29,7 +29,7 @@ drop_in! {
     /// Gated linear unit with a SiLU, `silu(inner(x)) * outer(x)`, after [arXiv 2002.05202](https://arxiv.org/abs/2002.05202).
     ///
     /// Keeps for the backward pass the outputs of its two linear layers, and its input if their weights are trainable;
-    /// [`burn::nn::activation::SwiGlu`] keeps two tensors more.
+    /// [`burn::nn::activation::SwiGlu`] keeps two more tensors.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

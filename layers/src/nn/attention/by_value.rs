@@ -8,7 +8,7 @@ use burn::tensor::{
 use core::fmt::{self, Display, Formatter};
 use core::ops::{Add, Div, Mul, Neg, Rem, Sub};
 
-/// Methods of one signature: generics, arguments, what is returned, names.
+/// Methods of one signature: generics, arguments, return type, names.
 macro_rules! methods {
     ($($generics:tt $arguments:tt -> $output:ty: $($name:ident)*;)*) => {
         $(methods!(@each $generics $arguments ($output) $($name)*);)*

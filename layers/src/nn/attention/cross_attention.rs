@@ -34,10 +34,10 @@ config_twin! {
 }
 
 drop_in! {
-    /// Attention of queries to a context, whose heads may serve several heads of queries each.
+    /// Attention of queries to a context, each of whose heads may serve several query heads.
     ///
-    /// Keeps what [`MultiHeadAttention`](super::MultiHeadAttention) keeps; keys and values are not repeated for the
-    /// heads that share them. [`burn::nn::attention::CrossAttention`] keeps the repeated ones and several tensors of queries times
+    /// Keeps what [`MultiHeadAttention`](super::MultiHeadAttention) keeps; keys and values are not repeated for the query
+    /// heads that share them. [`burn::nn::attention::CrossAttention`] keeps them repeated, and several tensors of size queries x
     /// keys.
     ///
     /// ```
@@ -138,7 +138,7 @@ impl CrossAttention {
         self.attend(query, key, self.split(context, &self.value), mask)
     }
 
-    /// [`forward`](Self::forward) with keys and values computed once, for the first context.
+    /// [`forward`](Self::forward) with keys and values computed once, from the first context.
     ///
     /// # Panics
     ///

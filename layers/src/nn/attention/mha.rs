@@ -55,9 +55,9 @@ drop_in! {
     /// Multi-head attention after [Attention Is All You Need](https://arxiv.org/abs/1706.03762):
     /// `softmax(q k^T / sqrt(d_k)) v` in every head, between dense layers.
     ///
-    /// Keeps, beyond what its dense layers keep, queries, keys and values and one number per query and head; one bit per
-    /// weight under dropout. [`burn::nn::attention::MultiHeadAttention`] keeps several tensors of queries times keys. With
-    /// the same seed both drop the same weights.
+    /// Keeps, beyond what its dense layers keep, queries, keys and values, one number per query and head, and under dropout
+    /// one bit per weight. [`burn::nn::attention::MultiHeadAttention`] keeps several tensors of size queries x keys. With the
+    /// same seed both drop the same weights.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -111,7 +111,7 @@ pub struct MhaInput {
 }
 
 impl MhaInput {
-    /// Queries, keys and values of one tensor.
+    /// Self-attention: queries, keys and values from one tensor.
     ///
     /// # Shapes
     ///
@@ -120,18 +120,18 @@ impl MhaInput {
         Self::new(tensor.clone(), tensor.clone(), tensor)
     }
 
-    /// Queries, keys and values.
+    /// Queries, keys and values from a tensor each.
     pub fn new(query: Tensor<3>, key: Tensor<3>, value: Tensor<3>) -> Self {
         Self { query, key, value, mask_pad: None, mask_attn: None }
     }
 
-    /// Hides keys from every query: true for padding, `[batch_size, seq_length_2]`.
+    /// Hides keys from every query where the mask `[batch_size, seq_length_2]` is true: padding.
     pub fn mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
         self.mask_pad = Some(mask_pad);
         self
     }
 
-    /// Hides keys from queries: where true, `[batch_size, seq_length_1, seq_length_2]`.
+    /// Hides keys from queries where the mask `[batch_size, seq_length_1, seq_length_2]` is true.
     pub fn mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
         self.mask_attn = Some(mask_attn);
         self
@@ -152,7 +152,7 @@ impl MhaInput {
     }
 }
 
-/// Output of a [`MultiHeadAttention`]. It converts into that of the stock layer, with the weights computed.
+/// Output of a [`MultiHeadAttention`]. Converting it into the output of the stock layer computes the weights.
 #[derive(Debug, Clone)]
 pub struct MhaOutput {
     /// The attention weights `[batch_size, n_heads, seq_length_1, seq_length_2]`, computed when they are first read.
@@ -186,8 +186,8 @@ impl MultiHeadAttention {
         self.run(input, None)
     }
 
-    /// Applies the layer with a cache: after the first call, only the last position of the input is computed. (Under dropout the
-    /// weights of all positions are, as in the stock layer.)
+    /// Applies the layer with a cache: after the first call, only the last position of the input is computed. (Under dropout
+    /// the attention of all positions is computed, as in the stock layer.)
     ///
     /// # Shapes
     ///
@@ -222,7 +222,7 @@ impl MultiHeadAttention {
                     grown(cache.fixed, &mut cache.key, input.key, key),
                     mask,
                 );
-                // All but the last position is known, but dropout is drawn for all of them at once, as in stock.
+                // All positions but the last are known, but dropout is drawn for all at once, as in stock.
                 let last_only = !cache.output.is_empty() && heads.dropout.is_none();
                 let queries = if last_only { heads.clone().last_query() } else { heads.clone() };
                 let context = queries.merged(grown(cache.fixed, &mut cache.value, input.value, value));
@@ -286,7 +286,7 @@ impl MhaCache {
     }
 }
 
-/// Keys or values with those of the input: of its last position, or, if they are fixed, of the first input.
+/// The cached keys or values, extended by the last position of the input; if they are fixed, those of the first input.
 fn grown(
     fixed: bool,
     cache: &mut TensorCache<4>,

@@ -1,4 +1,4 @@
-//! Attention: the weights exist in blocks only, and are computed again in the backward pass.
+//! Attention: the weights exist only in blocks, and are computed again in the backward pass.
 pub use burn::nn::attention::*;
 
 mod by_value;

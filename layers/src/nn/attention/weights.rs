@@ -46,7 +46,7 @@ impl Heads {
     }
 }
 
-/// Scores of a module: masked ones are `min_float`.
+/// The scores of a module, `min_float` where masked.
 pub(super) fn scores(scale: f64, min_float: f64, quiet: bool) -> Scores {
     Scores { scale, softcap: None, causal: false, masked: min_float, quiet }
 }
@@ -58,23 +58,23 @@ pub(super) fn weight_dropout(dropout: &Dropout, query: &Tensor<4>) -> Option<Wei
     active.then(|| WeightDropout::new(dropout.prob))
 }
 
-/// The weights of an attention, `[batch, heads, queries, keys]`: computed when they are first read.
+/// Attention weights, `[batch, heads, queries, keys]`, computed when they are first read.
 ///
-/// Until then it holds handles of the queries and keys. Clones share what is computed.
+/// Until then they are handles of the queries and keys. Clones share the result.
 ///
 /// # In place of a `Tensor<4>`
 ///
-/// It dereferences to the tensor, has the methods of [`Tensor`] that take it by value, and its operators; all of them compute
-/// the weights. So `output.weights.dims()`, `output.weights.mean_dim(3)` and `output.weights * 2.0` are as in
-/// [`burn::nn::attention`]. Where Rust has no conversion that it applies by itself, write one:
+/// They dereference to the tensor, and have the methods of [`Tensor`] that take it by value, and its operators; all of these
+/// compute the weights. So `output.weights.dims()`, `output.weights.mean_dim(3)` and `output.weights * 2.0` are as in
+/// [`burn::nn::attention`]. Where Rust does not convert implicitly, convert:
 ///
-/// - `let w: Tensor<4> = output.weights`, and passing it where a `Tensor<4>` is asked for (a function, `Tensor::cat`, the second
-///   operand of a method, a field of a struct): [`into_tensor`](Self::into_tensor) or `into()`;
-/// - writing a tensor into the field of the output: `into()`;
-/// - functions of [`Tensor`] that are called by their path, `Tensor::sum(output.weights)`, and what is generic over it
-///   (serialization, `&mut Tensor<4>`): the same.
+/// - `let w: Tensor<4> = output.weights`, and wherever else a `Tensor<4>` is expected (an argument of a function or of
+///   `Tensor::cat`, the second operand of a method, a field of a struct): [`into_tensor`](Self::into_tensor) or `into()`;
+/// - assigning a tensor to the field of the output: `into()`;
+/// - functions of [`Tensor`] called by their path, `Tensor::sum(output.weights)`, and code that is generic over it
+///   (serialization) or takes `&mut Tensor<4>`: as in the first case.
 ///
-/// Code that is compiled for both takes the output of the stock layer, whose weights are a tensor (and computed):
+/// Code that must compile with both layers converts to the output of the stock layer, whose weights are a (computed) tensor:
 /// `let output: burn::nn::attention::MhaOutput = layer.forward(input).into()`.
 ///
 /// ```
@@ -97,7 +97,7 @@ type Compute = Box<dyn FnOnce() -> Tensor<4> + Send>;
 impl AttentionWeights {
     pub(super) fn new(heads: Heads) -> Self {
         Self::computed(move || {
-            // Weighted rows of the identity are the weights, also after dropout.
+            // The weights, also after dropout, are the attention over rows of the identity matrix.
             let [batch, n_heads, keys, _] = heads.key.dims();
             let rows = Tensor::<2>::eye(keys, &heads.key.device()).cast(heads.key.dtype());
             heads.weighted(rows.unsqueeze::<4>().expand([batch, n_heads, keys, keys]))

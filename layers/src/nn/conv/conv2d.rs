@@ -45,7 +45,7 @@ drop_in! {
     /// Convolution over two axes.
     ///
     /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
-    /// tracked; [`burn::nn::conv::Conv2d`] always keeps its input. A frozen convolution keeps nothing.
+    /// tracked; [`burn::nn::conv::Conv2d`] always keeps its input. A frozen convolution copies nothing.
     ///
     /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
     /// [`conv2d_lora`](functional::conv2d_lora). A quantized weight stays packed.

@@ -28,9 +28,9 @@ drop_in! {
     /// Binary cross entropy, the mean of `-t log(p) - (1 - t) log(1 - p)`, where `p` is the input or its sigmoid.
     /// Logarithms are clamped at -100.
     ///
-    /// Keeps one tensor for the backward pass, the slope of every element; [`burn::nn::loss::BinaryCrossEntropyLoss`] keeps
-    /// several of that size. Where the gradient of the stock loss is NaN (a probability of exactly 0 or 1), this one is
-    /// finite.
+    /// Keeps one tensor for the backward pass, the derivative of every element's loss;
+    /// [`burn::nn::loss::BinaryCrossEntropyLoss`] keeps several of that size. Where its gradient is NaN (a probability of
+    /// exactly 0 or 1), the one here is finite.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -92,7 +92,7 @@ impl BinaryCrossEntropyLoss {
         (element_loss(logits, Some(soft), f) * weights.expand(shape)).mean()
     }
 
-    /// Whether there is a weight per class; in one dimension the targets are the classes.
+    /// Whether there is one weight per class; on a single axis the targets are the classes.
     fn are_of_classes<const D: usize>(&self, weights: &Tensor<1>, logits: &Tensor<D>) -> bool {
         D == 1 || weights.dims()[0] == logits.dims()[D - 1]
     }

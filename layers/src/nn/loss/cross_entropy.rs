@@ -11,7 +11,7 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor};
 config_twin! {
     #[derive(Config, Debug)]
     pub struct CrossEntropyLossConfig = burn::nn::loss::CrossEntropyLossConfig {
-        /// Targets that do not count. A batch without any other has the loss NaN: a mean of nothing.
+        /// Targets that do not count. The loss of a batch with no other is NaN, the mean of nothing.
         pub pad_tokens: Option<Vec<usize>>,
         /// A weight for each class, in the order of the classes.
         pub weights: Option<Vec<f32>>,
@@ -19,7 +19,7 @@ config_twin! {
         /// Label smoothing: labels `y` of 0 and 1 become `y (1 - a) + a / nr_classes`.
         pub smoothing: Option<f32>,
 
-        /// Whether the inputs are logits, else probabilities.
+        /// Whether the inputs are logits; if not, they are probabilities.
         #[config(default = true)]
         pub logits: bool,
     }
@@ -27,13 +27,13 @@ config_twin! {
 }
 
 drop_in! {
-    /// Cross entropy of classes, the mean of `-sum(q w log p)` over the rows, where `p` is the softmax of the logits, `q`
-    /// is 1 at the target, and `w` are the weights of the classes. With weights or padding it is a weighted mean: every row
-    /// has the weight of its target, and a padded row has none.
+    /// Cross entropy, the mean of `-sum(q w log p)` over the rows, where `p` is the softmax of the logits, `q` is 1 at the
+    /// target and 0 elsewhere (unless smoothed), and `w` are the class weights. With weights or padding it is a weighted mean:
+    /// every row has the weight of its target, and a padded row has weight 0.
     ///
     /// Keeps the logits for the backward pass (no copy) and one number per row; the gradient is computed in place if
-    /// nothing else holds the logits. [`burn::nn::loss::CrossEntropyLoss`] keeps a tensor of that size, and needs two at
-    /// the peak. For probabilities instead of logits it keeps one number per row or, with smoothing, the probabilities.
+    /// nothing else holds the logits. Of probabilities instead of logits it keeps one number per row or, with smoothing, the
+    /// probabilities. [`burn::nn::loss::CrossEntropyLoss`] keeps a tensor of the size of the logits, and needs two at the peak.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -75,7 +75,7 @@ impl CrossEntropyLoss {
     ///
     /// # Panics
     ///
-    /// Panics if the shapes are others, or if a target is no class.
+    /// Panics if the shapes are not these and, on CPU backends, if a target is not a class.
     pub fn forward(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
         let [batch_size, classes] = logits.dims();
         let weights_tracked = is_tracked(&self.weights);
@@ -134,7 +134,7 @@ pub(super) fn padding(pad_tokens: &Option<Vec<usize>>, targets: &Tensor<1, Int>)
     tokens.map(|&token| targets.clone().equal_scalar(token as i64)).reduce(|mask, other| mask.bool_or(other))
 }
 
-/// The mean of the rows that are not padding; their losses are weighted already, their number is not.
+/// The weighted mean of the rows that are not padding; the losses are multiplied by the `weights` already.
 fn mean(losses: Tensor<1>, weights: Option<Tensor<1>>, padding: Option<Tensor<1, Bool>>) -> Tensor<1> {
     if weights.is_none() && padding.is_none() {
         return losses.mean();

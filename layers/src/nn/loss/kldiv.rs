@@ -20,7 +20,7 @@ config_twin! {
 }
 
 drop_in! {
-    /// Kullback-Leibler divergence, `t (log(t) - x)` of every element, of predictions `x` that are logarithms; with `log_target`
+    /// Kullback-Leibler divergence of every element, `t (log(t) - x)`, where the predictions `x` are logarithms; with `log_target`
     /// the targets are, too: `exp(t) (t - x)`.
     ///
     /// Keeps the targets for the backward pass, and the predictions if the targets are tracked; [`burn::nn::loss::KLDivLoss`]

@@ -12,26 +12,27 @@ use burn::tensor::{Device, Int, Tensor};
 /// Configuration of [`FusedLinearCrossEntropy`].
 #[derive(Config, Debug)]
 pub struct FusedLinearCrossEntropyConfig {
-    /// Targets that do not count. A batch without any other has the loss NaN: a mean of nothing.
+    /// Targets that do not count. The loss of a batch with no other is NaN, the mean of nothing.
     pub pad_tokens: Option<Vec<usize>>,
     /// A weight for each class, in the order of the classes.
     pub weights: Option<Vec<f32>>,
     /// Label smoothing: labels `y` of 0 and 1 become `y (1 - a) + a / nr_classes`.
     pub smoothing: Option<f32>,
-    /// The bytes of the logits that exist at a time; at least those of one row, and for a trainable head of half
-    /// precision of 64 classes of all rows. Default: 16 MiB
+    /// How many bytes of logits exist at a time; at least one row, for a trainable head of half precision 64 classes of all
+    /// rows, and for a trainable head and fewer rows than features all. Default: 16 MiB
     #[config(default = "CHUNK_BYTES")]
     pub chunk_bytes: usize,
 }
 
-/// A dense layer, the head of a network, and the [cross entropy](CrossEntropyLoss) of its outputs, in one: the logits of
-/// all rows never exist at once.
+/// A dense layer, the head of a network, and the [cross entropy](CrossEntropyLoss) of its outputs, in one: the logits are made
+/// in chunks of rows.
 ///
 /// Keeps the gradients of what is tracked, which the forward pass makes: of `x`, and of the weight and the bias of a trainable
-/// head. Only for fewer rows than features, and a trainable head, does it keep the gradient of the logits, all at once: that is
-/// less than the gradient of the weight, and less than what stock keeps. Instead of the gradient of a weight of half precision
-/// it keeps `x`, and computes the logits again in the backward pass: sums over many chunks would lose small contributions. For 2048 rows of 1024 features and 32000 classes Burn
-/// needs 754 MiB at the peak, this one 165, of which 125 are the gradient of the weight.
+/// head. Only for a trainable head and fewer rows than features are the logits of all rows made at once, and their gradient
+/// kept: it is smaller than the gradient of the weight, and than what stock keeps. Instead of the gradient of a weight of half
+/// precision it keeps `x`, and computes the logits again in the backward pass: sums over many chunks would lose small
+/// contributions. For 2048 rows of 1024 features and 32000 classes Burn needs 754 MiB at the peak, this one 165, of which 125
+/// are the gradient of the weight.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor};
@@ -51,11 +52,11 @@ pub struct FusedLinearCrossEntropyConfig {
 pub struct FusedLinearCrossEntropy {
     /// Pad tokens to ignore in the loss calculation.
     pub pad_tokens: Option<Vec<usize>>,
-    /// The weights of the classes.
+    /// The class weights.
     pub weights: Option<Tensor<1>>,
     /// Label smoothing factor.
     pub smoothing: Option<f32>,
-    /// The bytes of the logits that exist at a time.
+    /// How many bytes of logits exist at a time.
     pub chunk_bytes: usize,
 }
 
@@ -86,7 +87,7 @@ impl FusedLinearCrossEntropy {
     ///
     /// # Panics
     ///
-    /// Panics if the shapes are others, or if a target is no class.
+    /// Panics if the shapes are not these and, on CPU backends, if a target is not a class.
     pub fn forward<const D: usize, const T: usize>(
         &self,
         head: &Linear,
@@ -131,7 +132,7 @@ impl FusedLinearCrossEntropy {
         let count =
             class_weights.map_or(ones.clone(), |weights| weights.cast(dtype).gather(0, targets.clone()));
         let total = zero_where_padded(count, &mask).sum();
-        // Of padding alone the loss is NaN, as in stock, but the factors are 0: so is stock's gradient.
+        // If all is padding, the loss is NaN, as in stock, but the factors are 0, since stock's gradient is.
         let inverse = total.clone().recip().mask_fill(total.clone().equal_scalar(0), 0);
         let factors = zero_where_padded(ones * inverse, &mask);
         let options = LinearCrossEntropyOptions { factors: Some(factors), ..options };
@@ -139,7 +140,7 @@ impl FusedLinearCrossEntropy {
         linear_cross_entropy(x, weight, bias, targets, options) + nothing
     }
 
-    /// Whether the whole can be fused; else the parts are what they are, and the ledger says why.
+    /// Whether head and loss can be fused; else they run one after the other, and the ledger says why.
     fn fits(&self, x: &Tensor<2>, weight: &Tensor<2>) -> Fit {
         let ([_, d_input], [weight_input, classes]) = (x.dims(), weight.dims());
         let shapes = d_input == weight_input

@@ -62,7 +62,7 @@ impl MseLoss {
     }
 }
 
-/// Whether there is something to keep of the difference of operands.
+/// Whether a step is recorded for the operands: one is tracked, and they have elements.
 pub(super) fn is_recorded<const D: usize, const N: usize>(
     operation: &'static str,
     operands: [&Tensor<D>; N],
@@ -72,7 +72,7 @@ pub(super) fn is_recorded<const D: usize, const N: usize>(
     tracked && accepts(operation, require(elements, Misfit::Empty), tracked, NO_WEIGHT)
 }
 
-/// The factor of the sum over the losses of all elements: 1, or for a mean 1 / their number.
+/// The factor of the sum of all losses: 1, or for a mean 1 / their number.
 ///
 /// # Panics
 ///

@@ -20,8 +20,8 @@ drop_in! {
     /// Residual sum and [RMS norm](super::RmsNorm) in one pass: `s = x + residual` and `y = s / sqrt(mean(s^2) + epsilon) * gamma`
     /// over the last axis.
     ///
-    /// Keeps `s` for the backward pass. A sum and [`burn::nn::RmsNorm`], from which it is converted, keep two tensors of that
-    /// size.
+    /// Keeps `s` for the backward pass. A sum and a [`burn::nn::RmsNorm`], which this module converts from, keep two tensors of
+    /// that size.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -43,7 +43,7 @@ drop_in! {
 }
 
 impl AddRmsNorm {
-    /// The sum, and the norm of it.
+    /// The sum, and its norm.
     ///
     /// # Shapes
     ///

@@ -29,9 +29,8 @@ drop_in! {
     /// Uses the statistics of the batch, and updates the running statistics, on an autodiff device while `training` is
     /// enabled; uses the running statistics otherwise, as [`burn::nn::BatchNorm`] does.
     ///
-    /// With the statistics of the batch it keeps its input and tensors of size `[channels]` for the backward pass; with
-    /// running statistics it keeps its input only if `gamma` is trainable. It never keeps two tensors of the size of its
-    /// input.
+    /// With the statistics of the batch it keeps its input and tensors of size `[channels]` for the backward pass; with the
+    /// running statistics it keeps its input only if `gamma` is trainable. It never needs two tensors of that size.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

@@ -78,8 +78,8 @@ impl GroupNorm {
     }
 }
 
-/// Scale and shift, where they are asked for; `None` for what is left to the stock module: inputs of no more than two elements
-/// and missing parameters, which it refuses, and parameters of another dtype.
+/// Scale and shift, if `affine`. `None` for what is left to the stock module: inputs of no more than two elements and missing
+/// parameters, which it refuses, and parameters of another dtype.
 pub(super) fn affine_parameters<const D: usize>(
     operation: &'static str,
     input: &Tensor<D>,

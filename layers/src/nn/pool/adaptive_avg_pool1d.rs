@@ -14,7 +14,7 @@ config_twin! {
 }
 
 drop_in! {
-    /// Average pool over one axis to a given size.
+    /// Average pooling over one axis to a given output size.
     ///
     /// Keeps nothing for the backward pass; [`burn::nn::pool::AdaptiveAvgPool1d`] keeps its input.
     ///

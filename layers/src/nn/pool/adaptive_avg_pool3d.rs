@@ -14,7 +14,7 @@ config_twin! {
 }
 
 drop_in! {
-    /// Average pool over three axes to a given size.
+    /// Average pooling over three axes to a given output size.
     ///
     /// Keeps nothing for the backward pass; [`burn::nn::pool::AdaptiveAvgPool3d`] keeps its input.
     ///

@@ -31,7 +31,7 @@ config_twin! {
 }
 
 drop_in! {
-    /// Average of every window over one axis.
+    /// Average pooling over one axis: the mean of every window.
     ///
     /// Keeps nothing for the backward pass; [`burn::nn::pool::AvgPool1d`] keeps its input.
     ///

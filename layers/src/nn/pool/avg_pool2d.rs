@@ -31,7 +31,7 @@ config_twin! {
 }
 
 drop_in! {
-    /// Average of every window over two axes.
+    /// Average pooling over two axes: the mean of every window.
     ///
     /// Keeps nothing for the backward pass; [`burn::nn::pool::AvgPool2d`] keeps its input.
     ///

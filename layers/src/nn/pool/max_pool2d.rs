@@ -31,10 +31,10 @@ config_twin! {
 }
 
 drop_in! {
-    /// Maximum of every window over two axes.
+    /// Max pooling over two axes: the maximum of every window.
     ///
-    /// Keeps where each maximum lies in its window, one byte per output (windows of up to 255 elements);
-    /// [`burn::nn::pool::MaxPool2d`] keeps its input and eight bytes per output.
+    /// Keeps where each maximum lies in its window, one byte per output (more for windows of more than 255 elements, Burn's
+    /// indices on device backends); [`burn::nn::pool::MaxPool2d`] keeps its input and eight bytes per output.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

@@ -1,4 +1,4 @@
-//! Pools.
+//! Pooling.
 
 mod adaptive_avg_pool1d;
 mod adaptive_avg_pool2d;

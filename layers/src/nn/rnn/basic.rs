@@ -72,9 +72,9 @@ config_twin! {
 drop_in! {
     /// Recurrent layer, `h = tanh(x W + b + h U + d)` step by step.
     ///
-    /// Keeps its input for the backward pass if its weights are trainable, and its output; with `clip` also the values
-    /// before they are clipped. [`burn::nn::Rnn`] keeps some tensors of the size of the state at every step. With an
-    /// activation other than tanh, or operands of different dtypes, this is Burn's own forward pass.
+    /// Keeps its output for the backward pass (with `clip` its values before clipping, instead), and its input if its weights
+    /// are trainable. [`burn::nn::Rnn`] keeps several tensors of the size of the state at every step. With an activation other
+    /// than tanh, or operands of different dtypes, this is Burn's own forward pass.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -175,7 +175,7 @@ drop_in! {
 
 forward_methods! {
     /// Applies the layers to a sequence, from a hidden state per direction or from zeros. Returns the hidden states after
-    /// every step, and the one after the last step of either direction.
+    /// every step, and the one after the last step of each direction.
     ///
     /// # Shapes
     ///
@@ -194,7 +194,7 @@ impl BiRnn {
     ) -> (Tensor<3>, RnnState<3>) {
         let layer = |layer: &Rnn, index| {
             let state = state.as_ref().map(|state| direction(&state.hidden, index));
-            // The second one runs backwards whatever it says itself, as in Burn.
+            // The second one runs backwards whatever its own `reverse` says, as in Burn.
             layer.run(
                 &batched_input,
                 state.as_ref(),

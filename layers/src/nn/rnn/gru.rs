@@ -87,7 +87,7 @@ config_twin! {
 
 drop_in! {
     /// Gated recurrent unit, after [arXiv 1406.1078](https://arxiv.org/abs/1406.1078): per gate `a = x W + b + h U + d`,
-    /// `r = sigmoid(a_r)`, `z = sigmoid(a_z)`, `n = tanh(x W + b + r * (h U + d))` (or, if it resets before the product,
+    /// `r = sigmoid(a_r)`, `z = sigmoid(a_z)`, `n = tanh(x W + b + r * (h U + d))` (or, without `reset_after`,
     /// `tanh(x W + b + (r h) U + d)`), `h = (1 - z) n + z h`, step by step.
     ///
     /// Keeps its gates for the backward pass, three tensors of the size of the output, and its input if the weights are
@@ -195,7 +195,7 @@ drop_in! {
 
 forward_methods! {
     /// Applies the layers to a sequence, from a hidden state per direction or from zeros. Returns the hidden states after
-    /// every step, and the one after the last step of either direction.
+    /// every step, and the one after the last step of each direction.
     ///
     /// # Shapes
     ///

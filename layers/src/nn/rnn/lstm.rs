@@ -92,14 +92,14 @@ config_twin! {
 
 drop_in! {
     /// Long short-term memory, after [Hochreiter and Schmidhuber](https://www.researchgate.net/publication/13853244): per gate
-    /// `a = x W + b + h U + d`, `i, f, o = sigmoid(a_i, a_f, a_o)`, `g = tanh(a_g)`, `c = f c + i g`, `h = o tanh(c)`, step by step; with
-    /// `input_forget` `f = 1 - i`.
+    /// `a = x W + b + h U + d`, `i, f, o = sigmoid(a_i, a_f, a_o)`, `g = tanh(a_g)`, `c = f c + i g`, `h = o tanh(c)`, step by
+    /// step; with `input_forget`, `f = 1 - i`.
     ///
     /// Keeps its gates for the backward pass, four tensors of the size of the output (three with `input_forget`), and its
     /// input if the weights are trainable; [`burn::nn::Lstm`] keeps a dozen such tensors. With activations other than
     /// sigmoid and tanh, or operands of different dtypes, this is Burn's own forward pass.
     ///
-    /// Checkpoints are compatible as [`burn::nn::Lstm`] says.
+    /// For which saved records are compatible, see [`burn::nn::Lstm`].
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -168,7 +168,7 @@ impl Lstm {
         }
     }
 
-    /// Applies the layer to steps one by one. This is [`burn::nn::Lstm::forward_iter`], and keeps what that keeps.
+    /// Applies the layer to steps that come one by one. This is [`burn::nn::Lstm::forward_iter`], and keeps what that keeps.
     pub fn forward_iter<I: Iterator<Item = (usize, Tensor<3>)>>(
         &self,
         input_timestep_iter: I,
@@ -237,8 +237,8 @@ drop_in! {
 }
 
 forward_methods! {
-    /// Applies the layers to a sequence, from a state per direction or from zeros: the hidden states after every step, and the
-    /// states after the last of either direction.
+    /// Applies the layers to a sequence, from a state per direction or from zeros. Returns the hidden states after every step,
+    /// and the state after the last step of each direction.
     ///
     /// # Shapes
     ///
@@ -260,7 +260,7 @@ impl BiLstm {
                 LstmState::new(direction(&state.cell, index), direction(&state.hidden, index))
             };
             let state = state.as_ref().map(of);
-            // The second one runs backwards whatever it says itself, as in Burn.
+            // The second one runs backwards whatever its own `reverse` says, as in Burn.
             layer.run(
                 &batched_input,
                 state.as_ref(),

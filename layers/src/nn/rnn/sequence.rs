@@ -11,7 +11,7 @@ use burn::backend::Dispatch;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor};
 
-/// Hidden states, and hidden and cell state after the last step.
+/// The hidden states of all steps, and the hidden and the cell state after the last.
 pub(super) type Outcome = (Tensor<3>, Tensor<2>, Tensor<2>);
 
 /// The result, if the operation can compute it: the sequences are not empty, and the operands fit and have one
@@ -61,8 +61,8 @@ fn parameters(linear: &Linear) -> (Tensor<2>, Option<Tensor<1>>) {
     (linear.weight.val(), linear.bias.as_ref().map(|bias| bias.val()))
 }
 
-/// What came out; `None` for what is left to the stock layer. If something is tracked, input and state or a parameter of the
-/// layer, the ledger says why, under the module of a gate.
+/// The outcome; `None` for what is left to the stock layer. If input, state or a parameter of the layer is tracked, the ledger
+/// then says why, under the module of a gate.
 pub(super) fn accepted<T>(
     operation: &'static str,
     outcome: Result<T, Misfit>,
@@ -100,10 +100,10 @@ macro_rules! forward_methods {
                 self.forward_with(batched_input, state, None)
             }
 
-            /// [`forward`](Self::forward), but keeps one state for `every` steps instead of the gates. The backward pass
-            /// computes the gates again, for one stretch of steps at a time: there is less to keep, for the time of one more
-            /// forward pass. With `every` near the square root of the number of steps the peak is lowest. The input and the
-            /// parameters are kept, too (no copies).
+            /// [`forward`](Self::forward) with checkpoints: keeps one state per `every` steps instead of the gates, and handles of
+            /// the input and the parameters. The backward pass computes the gates again, `every` steps at a time: less memory
+            /// for the time of one more forward pass. The peak is lowest with `every` near the square root of the number of
+            /// steps.
             ///
             /// # Panics
             ///

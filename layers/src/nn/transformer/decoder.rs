@@ -94,7 +94,7 @@ pub struct TransformerDecoderInput {
 }
 
 impl TransformerDecoderInput {
-    /// The input of a decoder: `[batch_size, seq_length, d_model]` of the target and of the memory.
+    /// The input of a decoder: target and memory, `[batch_size, seq_length, d_model]` each.
     pub fn new(target: Tensor<3>, memory: Tensor<3>) -> Self {
         Self { target, target_masks: Masks::default(), memory, memory_masks: Masks::default() }
     }
@@ -232,7 +232,7 @@ impl TransformerDecoderLayer {
         let mut norm_1 = |x| cached(norm_1.as_deref_mut(), x, |x| self.norm_1.forward(x));
         let mut norm_2 = |x| cached(norm_2.as_deref_mut(), x, |x| self.norm_2.forward(x));
         let mut norm_3 = |x| cached(norm_3.as_deref_mut(), x, |x| self.norm_3.forward(x));
-        // The norm between two sub-layers: what is added to, and what the next one reads.
+        // The norm between two sub-layers: the residual, and what the next sub-layer reads.
         let norm_first = self.norm_first;
         let between = |x: Tensor<3>, norm: &mut dyn FnMut(Tensor<3>) -> Tensor<3>| {
             if norm_first {

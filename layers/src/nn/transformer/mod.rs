@@ -1,4 +1,4 @@
-//! Transformers, of layers that keep less.
+//! Transformers, made of layers that keep less.
 
 mod decoder;
 mod encoder;

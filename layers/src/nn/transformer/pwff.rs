@@ -32,8 +32,8 @@ drop_in! {
     /// Position-wise feed-forward network, `activation(x w1 + b1) w2 + b2`, after
     /// [Attention Is All You Need](https://arxiv.org/abs/1706.03762).
     ///
-    /// Keeps its input and the inner features before the activation (neither if frozen and untracked), and a bit per inner
-    /// feature under dropout: the output of the activation is computed again.
+    /// Keeps its input (if its weights are trainable), the inner features before the activation, and under dropout a bit per
+    /// inner feature: the output of the activation is computed again.
     ///
     /// As in [`burn::nn::transformer::PositionWiseFeedForward`], the activation is not part of the record.
     ///
