@@ -1,7 +1,7 @@
-//! What this library reads of Burn 0.22.1 that Burn does not offer: all of it, and nothing of it elsewhere.
+//! All that this library reads from Burn 0.22.1 beyond its public interface; nothing of the kind is elsewhere.
 //!
-//! Most readings are of text that Burn prints. They are exact for the one version that `Cargo.toml` pins (`=0.22.1`), and each has a
-//! test below that fails if another version prints something else.
+//! Most of it is text that Burn prints. The readings are exact for the one version that `Cargo.toml` pins (`=0.22.1`), and each
+//! has a test below that fails if another version prints something else.
 //!
 //! | What is read | From | If Burn prints something else |
 //! | --- | --- | --- |
@@ -22,10 +22,10 @@ use core::any::Any;
 use core::fmt::Write;
 use core::str::FromStr;
 
-/// The type that Burn gives visitors and mappers for the container of a reparameterization.
+/// The type name that Burn gives visitors and mappers for the container of a reparameterization.
 pub const REPARAMETERIZATION: &str = "Reparameterization";
 
-/// A private field of a stock module. Numbers are displayed so that they read back the same.
+/// A private field of a stock module. Numbers are displayed with all digits, so that they parse to the same value.
 ///
 /// # Panics
 ///

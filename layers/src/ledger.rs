@@ -1,24 +1,24 @@
-//! A record of what each operation keeps for the backward pass, and why; and of the operations that Burn ran instead.
+//! A record of what each operation keeps for the backward pass, and why, and of the operations that were replaced by others.
 //!
-//! Off, it costs one thread-local read per operation. `burn_memsave::measure::ledger` switches it on for one forward pass
+//! While off, it costs one thread-local read per operation. `burn_memsave::measure::ledger` switches it on for one forward pass
 //! and prints it as a table.
 use burn_autodiff::NodeId;
 use core::cell::RefCell;
 
-/// One tensor (or mask, or index) that an operation keeps; or an operation whose arguments do not fit the one of this library,
-/// so that Burn records its own.
+/// One tensor (or mask, or index) that an operation keeps; or an operation whose arguments it does not accept, so that Burn's
+/// own, or others of this library, take its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     /// The operation.
     pub operation: &'static str,
-    /// What is kept: `x`, `weight`, `mask`, ...; `Burn's operation` where Burn records its own, or others of this library that
-    /// take its place.
+    /// What is kept: `x`, `weight`, `mask`, ...; or what takes the operation's place: `Burn's operation`, or the names of others
+    /// of this library.
     pub tensor: &'static str,
-    /// How many bytes. `None` where others take its place: of Burn's it is not known, those of this library have entries.
+    /// How many bytes. `None` if others take its place: what Burn's keeps is unknown, those of this library have their own entries.
     pub bytes: Option<usize>,
     /// Why.
     pub reason: &'static str,
-    /// The node whose output is kept, for a tensor of the graph: two entries of one node share its memory.
+    /// The node whose output is kept, if that is a tensor of the graph: entries with the same node share its memory.
     pub node: Option<NodeId>,
     /// The node of the operation's weight, by which its module is found.
     pub weight: Option<NodeId>,

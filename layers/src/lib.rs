@@ -1,21 +1,21 @@
-//! Operations and modules of [burn-memsave](https://docs.rs/burn-memsave): drop-in replacements of [`burn::nn`] whose
-//! backward pass keeps only what it reads, given which tensors require gradients.
+//! Operations and modules of [burn-memsave](https://docs.rs/burn-memsave): drop-in replacements for [`burn::nn`] that keep
+//! only what the backward pass reads, given which tensors require gradients.
 //!
 //! Most users depend on `burn-memsave`, which re-exports everything here and adds measurement and tools.
 //!
 //! - [`nn`]: the modules, under the names of [`burn::nn`].
 //! - [`functional`]: the same as functions, with the signatures of [`burn::tensor::module`] and
-//!   [`burn::tensor::activation`].
+//!   [`burn::tensor::activation`] where Burn has them.
 //! - [`ledger`]: a record of what each operation keeps, and why.
 //! - [`lora`]: fine-tuning with low-rank adapters.
 //! - [`frozen`]: weights that are read when a layer runs.
 //!
-//! The operations and their kernels are in `ops` and `backend`, which are public for Burn's backends and no part of the API.
+//! The operations and their kernels are in `ops` and `backend`, which are public for Burn's backends but not part of the API.
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 // burn-ndarray is deprecated as a whole
-// Without a backend there is nobody to hand the arguments of an operation to.
+// Without a backend nothing takes the arguments of an operation.
 #![cfg_attr(
     not(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda", feature = "remote")),
     allow(unused_variables)

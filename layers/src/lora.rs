@@ -1,13 +1,15 @@
 //! Fine-tuning with low-rank adapters ([LoRA](https://arxiv.org/abs/2106.09685)), with Burn's own tools.
 //!
-//! [`Module::apply_lora`](burn::module::Module::apply_lora) freezes a model and attaches an [adapter](LoraAdapter) to each of its matrices. Stock layers multiply
-//! the factors, `weight + scale a b`, at every use, keep the product, and compute its whole gradient; the layers of this
-//! library compute `x weight + scale (x a) b`. The same goes for [`Module::apply_qlora`](burn::module::Module::apply_qlora), where the frozen weight is quantized
-//! and stays so: it is dequantized at every use, on CPU backends block by block.
+//! [`Module::apply_lora`](burn::module::Module::apply_lora) freezes a model and attaches an [adapter](LoraAdapter) to each of
+//! its matrices. Stock layers compute the effective weight, `weight + scale a b`, at every use, keep it, and compute its full
+//! gradient; the layers of this library compute `x weight + scale (x a) b`. The same goes for
+//! [`Module::apply_qlora`](burn::module::Module::apply_qlora), where the frozen weight is quantized and stays so: it is
+//! dequantized at every use, on CPU backends block by block.
 //!
-//! - Merging: `model.valid().materialize()` folds the adapters into the weights ([`materialize`](burn::module::Module::materialize)).
+//! - Merging: `model.valid().materialize()` folds the adapters into the weights, see
+//!   [`materialize`](burn::module::Module::materialize).
 //! - Training only `b` ([LoRA-FA](https://arxiv.org/abs/2308.03303)): [freeze the group](burn::module::Module::freeze_group)
-//!   [`first_factors`]; what an adapted dense layer keeps is then `rank` elements per row.
+//!   [`first_factors`]; an adapted dense layer then keeps `rank` elements per row.
 //! - Adapters of convolutions: [`ConvLora`].
 //!
 //! ```
@@ -34,7 +36,7 @@
 use burn::module::{Lora, LoraAdapter, Param, ParamGroup, Reparameterizer};
 use burn::tensor::{Distribution, Tensor};
 
-/// The factors `a` of all adapters: the ones that an adapted dense layer or embedding applies first.
+/// The group of the factors `a` of all adapters: those that an adapted dense layer or embedding applies first.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -50,12 +52,12 @@ pub fn first_factors() -> ParamGroup {
     ParamGroup::from_regex(r"(^|\.)lora\.a$").expect("a regular expression")
 }
 
-/// [`Lora`] for convolutions, too: attaches adapters to all parameters of two axes and more that its group matches, by
-/// [`apply_reparameterization`](burn::module::Module::apply_reparameterization).
+/// [`Lora`] for convolutions, too: with [`apply_reparameterization`](burn::module::Module::apply_reparameterization) it attaches
+/// adapters to all parameters of rank 2 or more that its group matches.
 ///
-/// The adapter of a weight `[first, ...]` has `a` `[first, rank]` and `b` `[rank, ...]`, flattened, so that stock layers, too,
-/// compute `weight + scale a b`. The layers of this library apply them as two narrow convolutions, see
-/// [`conv2d_lora`](crate::functional::conv2d_lora). `b` begins as zero.
+/// The adapter of a weight `[first, rest...]` has `a` `[first, rank]` and `b` `[rank, product of rest]`, so that stock layers
+/// compute `weight + scale a b`, as usual. The layers of this library apply the factors as two narrow convolutions, see
+/// [`conv2d_lora`](crate::functional::conv2d_lora). `b` is initialized to zero.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
