@@ -17,15 +17,15 @@ use std::sync::{Arc, OnceLock};
 ///
 /// The parameter itself holds a placeholder of the right shape that takes no memory. It is frozen: using it while it
 /// requires a gradient panics. [`Module::apply_lora`] attaches its adapter to the lazy weight, under the path that the
-/// adapter of an ordinary weight has. Records hold the weight. A record that is loaded replaces the lazy weight by its own,
-/// in memory. Call [`materialize`](Module::materialize) before anything else that changes values (`cast`,
-/// `quantize_weights`). A weight that its module transposes when it is loaded
-/// ([`LinearLayout::Col`](burn::nn::LinearLayout)) is kept for the backward pass.
+/// adapter of an ordinary weight has. Records hold the weight. Loading a record replaces the lazy weight with the record's
+/// value, in memory. Call [`materialize`](Module::materialize) before anything else that changes values (`cast`,
+/// `quantize_weights`). A weight that its module transposes when loading it
+/// ([`LinearLayout::Col`](burn::nn::LinearLayout)) is kept for the backward pass, not read again.
 #[derive(Clone, Debug)]
 pub struct LazyWeight {
     weight: Arc<dyn FrozenWeight>,
     adapter: Option<LoraAdapter>,
-    /// The functions of the base, a `ParamMapper<Tensor<D>>`, if the one for loading changes what it loads.
+    /// The functions of the base, a `ParamMapper<Tensor<D>>`, if the loading one changes what it loads.
     mapper: Option<Arc<dyn Any + Send + Sync>>,
     id: ParamId,
     device: Device,
@@ -39,15 +39,15 @@ impl LazyWeight {
     /// Makes a parameter lazy, without initializing it: returns the parameter with a placeholder, and the
     /// reparameterization to attach to it.
     ///
-    /// The weight has the shape that the parameter has in a record.
+    /// The weight must have the shape that the parameter has in a record.
     pub fn attach<const D: usize>(
         param: Param<Tensor<D>>,
         weight: Arc<dyn FrozenWeight>,
     ) -> (Param<Tensor<D>>, Self) {
         let (id, device) = (param.id, param.lazy_device());
         let (shape, dtype) = (weight.shape(), weight.dtype());
-        // Loading is the only way to the functions that neither initializes the parameter nor changes what its clones share
-        // with it.
+        // Loading is the only way to get the functions that neither initializes the parameter nor changes what it shares with
+        // its clones.
         let loaded = placeholder(shape.clone(), dtype, &device);
         let (_, _, mapper) = without_note(|| param.transform_for_load(loaded, id)).consume();
         let changes = changes_loaded(&mapper, shape.clone(), dtype, &device);
@@ -87,7 +87,7 @@ impl LazyWeight {
         self.adapter.as_ref()
     }
 
-    /// Reads the weight without its adapter; `base` is what the parameter holds, and returned if it is no longer the
+    /// Reads the weight without its adapter. `base` is what the parameter holds; it is returned if it is no longer the
     /// placeholder.
     pub(super) fn read<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         if self.is_replaced(&base) {
@@ -136,7 +136,7 @@ impl LazyWeight {
         let mut in_use: Option<Arc<dyn FrozenWeight>> = None;
         Some((0..rows).step_by(rows_of_block).map(move |first| {
             let rows = first..rows.min(first + rows_of_block);
-            // What is remembered is not kept alive: that is done here, until the next block.
+            // What is remembered is not kept alive: this keeps it alive until the next block.
             let block = in_use.insert(Arc::new(RowBlock { table: table.clone(), rows }));
             let transposed = read_tensor::<2>(&**block, &device).transpose();
             remember(&transposed, block, true);
@@ -144,11 +144,11 @@ impl LazyWeight {
         }))
     }
 
-    /// Whether the base is no longer the placeholder: what it holds then is the value.
+    /// Whether the base is no longer the placeholder, but holds the value.
     fn is_replaced<const D: usize>(&self, base: &Tensor<D>) -> bool {
         *self.replaced.get_or_init(|| {
             let (dtype, found) = (self.weight.dtype(), base.dtype());
-            // Of a packed tensor it cannot be told whether it was the placeholder.
+            // Whether a packed tensor was the placeholder cannot be told.
             let replaced = found.is_float() && !is_placeholder(base);
             assert!(
                 replaced || found == dtype,
@@ -164,13 +164,13 @@ impl LazyWeight {
         })
     }
 
-    /// `device` with the autodiff context of the present device, as where a tensor is moved.
+    /// `device` with the autodiff context of the present device, as when a tensor is moved.
     fn moved_to(&self, device: &Device) -> Device {
         device.clone().with_autodiff_context_from(&self.device)
     }
 
-    /// Offers the parameter to a mapper that may attach an adapter to it: when the mapper had the base, the lazy weight was
-    /// detached, and an adapter on the base is lost.
+    /// Offers the parameter to a mapper that may attach an adapter to it: while the mapper had the base, the lazy weight was
+    /// detached, and an adapter on the base was lost.
     fn offer<M: ModuleMapper>(&mut self, mapper: &mut M) {
         match self.weight.shape().num_dims() {
             2 => self.offer_rank::<2, _>(mapper),
@@ -194,8 +194,8 @@ fn load<const D: usize>(mapper: &ParamMapper<Tensor<D>>, value: Tensor<D>) -> Te
     without_note(|| mapper.on_load(value))
 }
 
-/// Whether a module changes what it loads. A function that returns the tensor it was given returns its autodiff node, and
-/// none that computes something does.
+/// Whether a module changes what it loads. A function that returns the tensor it was given returns its autodiff node; one that
+/// computes something does not.
 fn changes_loaded<const D: usize>(
     mapper: &ParamMapper<Tensor<D>>,
     shape: Shape,
@@ -237,7 +237,7 @@ impl Module for LazyWeight {
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         if let Some(adapter) = &self.adapter {
-            // Under the path that it has where it is the only reparameterization.
+            // Under the path that it has when it is the only reparameterization.
             visitor.exit_module(Self::NAME, REPARAMETERIZATION);
             visitor.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
             adapter.visit(visitor);

@@ -1,8 +1,8 @@
-//! Frozen weights that are not in memory, but in a file for example, until a layer runs.
+//! Frozen weights that are not in memory until a layer runs, but in a file, for example.
 //!
-//! A [`FrozenWeight`] is read whenever its parameter is used, and dropped after the operation. It is attached to a parameter of
-//! any module, Burn's or this library's, as a [`LazyWeight`]. In the backward pass the layers of this library read it again,
-//! where a stock layer keeps the tensor; an embedding reads only the rows that its indices name.
+//! A [`FrozenWeight`] is read whenever its parameter is used, and the tensor is dropped after the operation. It is attached to a
+//! parameter of any module, Burn's or this library's, as a [`LazyWeight`]. In the backward pass the layers of this library read
+//! it again, where a stock layer keeps the tensor; an embedding reads only the rows that its indices name.
 //!
 //! `burn_memsave::lazy` reads frozen weights from files, through a cache.
 //!
@@ -86,10 +86,10 @@ pub(crate) fn rows_and_adapter<'a>(
     Some((lazy.read_rows(param.base(), indices.clone()), lazy.adapter()))
 }
 
-/// The rows of a lazy table in blocks of about `bytes` bytes, each transposed and read when the iterator arrives at it;
-/// `None` if the table is not lazy, or has an adapter.
+/// The rows of a lazy table in blocks of about `bytes` bytes, each read and transposed when the iterator arrives at it; `None`
+/// if the table is not lazy, or is read as a whole (for its adapter, for example).
 ///
-/// Operations read a block again in the backward pass, provided that it is used before the iterator goes on to the next.
+/// Operations read a block again in the backward pass, provided that it is used before the iterator moves on to the next.
 pub(crate) fn transposed_blocks(
     param: &Param<Tensor<2>>,
     bytes: usize,

@@ -1,11 +1,11 @@
-//! What a lazy parameter holds in the place of its weight: a tensor of the right shape, dtype and device that takes no memory
-//! (PyTorch has the *meta* device for this). It is recognized by its first element, with which no weight begins.
+//! What a lazy parameter holds in place of its weight: a tensor of the right shape, dtype and device that takes no memory
+//! (PyTorch has the *meta* device for this). It is recognized by its first element, a NaN that no weight begins with.
 #[cfg(feature = "ndarray")]
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 
-/// All bytes of the first element of a placeholder: a NaN in every dtype, and still one after a cast to another dtype, but
-/// not the NaN that the arithmetic of a CPU produces.
+/// Every byte of the first element of a placeholder: a NaN in every dtype, also after a cast to another, but not the NaN that
+/// the arithmetic of a CPU produces.
 const NAN_BYTE: u8 = 0xff;
 
 /// A tensor of this shape that takes no memory.
@@ -28,7 +28,7 @@ mod untouched {
     /// The largest mapping so far, which all placeholders share.
     static MAPPED: Mutex<bytes::Bytes> = Mutex::new(bytes::Bytes::new());
 
-    /// `len` bytes, the first of which are those of the NaN. Only their first page is in memory.
+    /// `len` bytes that begin with those of the NaN. Only their first page is in memory.
     pub(super) fn bytes(len: usize) -> Bytes {
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner); // replaced as a whole
         if mapped.len() < len {

@@ -14,7 +14,7 @@ pub enum Recorded<const D: usize> {
 }
 
 impl<const D: usize> Recorded<D> {
-    /// What a record holds of this parameter, which is as visitors see it. A lazy weight is not read.
+    /// What a record holds of this parameter, given as visitors see it. A lazy weight is not read.
     pub fn of(param: &Param<Tensor<D>>) -> Self {
         let (value, frozen) = side_channel::ask_for_weight(|| param.transform_for_save().into_value());
         frozen.map_or(Self::Value(value), Self::Frozen)

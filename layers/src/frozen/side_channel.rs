@@ -1,9 +1,9 @@
-//! How the two halves of a lazy parameter tell each other what Burn does not.
+//! How the two halves of a lazy parameter tell each other what Burn does not tell them.
 //!
 //! To Burn, a parameter with a reparameterization is two things: a *base*, which is a tensor with two functions that Burn
 //! calls when it loads and when it saves the parameter (`ParamMapper`), and the *reparameterization*, here a `LazyWeight`.
-//! Mappers and visitors receive first the one and then the other, each without the other. Two facts must pass between them
-//! nevertheless. Each is left in a thread-local by a function of the base, for the call that follows on the same thread:
+//! Mappers and visitors receive the base first, then the reparameterization, separately. Yet two facts must pass between the
+//! two. Each is left in a thread-local, for the call that follows on the same thread:
 //!
 //! ```text
 //! A mapper: `load_record`, `load_from`, `apply_lora`, ...
@@ -14,7 +14,7 @@
 //!    │                                                          │
 //!    └─────▶ LazyWeight::map(mapper) ◀───── take_loaded(id) ────┘
 //!
-//!   With a note, the base was loaded from a record, which has no second tensor under that path: that is all.
+//!   With a note, the base was loaded from a record, which has no second tensor under that path: nothing is left to do.
 //!   Without one, the mapper may be `apply_lora`: the parameter is offered to it for an adapter (`LazyWeight::offer`).
 //!
 //! A visitor that must not read the weight: `Recorded::of(param)`
@@ -27,7 +27,7 @@
 //!   If nobody asked, Burn makes a record, and `base.save` reads the weight and returns it.
 //! ```
 //!
-//! A cell that base and reparameterization share would not do: the clones of a module share the functions of the base, and
+//! A cell shared by base and reparameterization would not do: the clones of a module share the functions of the base, and
 //! would find each other's notes.
 use super::FrozenWeight;
 use burn::module::ParamId;
@@ -45,7 +45,7 @@ pub(super) fn note_loaded(id: ParamId, dtype: DType) {
     LOADED.set(Some((id, dtype)));
 }
 
-/// The dtype of the value that was just loaded into the base of this parameter, if one was. Whatever the note, it is removed.
+/// The dtype of the value that was just loaded into the base of this parameter, if one was. Removes the note, whosever it is.
 pub(super) fn take_loaded(id: ParamId) -> Option<DType> {
     LOADED.take().and_then(|(loaded, dtype)| (loaded == id).then_some(dtype))
 }

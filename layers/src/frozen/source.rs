@@ -1,9 +1,9 @@
 //! Which tensors were read from a frozen weight.
 //!
 //! A layer reads its weight into an ordinary tensor and hands that to an operation, several calls further down. An operation
-//! that needs the tensor in its backward pass asks here whether it can be read again instead, by the autodiff node of the
-//! tensor. Between the reading and the question there are the few operations of one layer, on one thread: the last reads of the
-//! thread are all that must be remembered, and a read that was forgotten costs memory, never a result.
+//! that needs the tensor in its backward pass asks here, by the tensor's autodiff node, whether it can be read again instead.
+//! Between the reading and the question lie only the few operations of one layer, on one thread, so that it is enough to
+//! remember the last reads of the thread; a read that was forgotten costs memory, but changes no result.
 use super::FrozenWeight;
 use crate::ops::node_id;
 use burn::backend::{
@@ -41,7 +41,7 @@ pub(super) fn remember<const D: usize>(tensor: &Tensor<D>, weight: &Arc<dyn Froz
     });
 }
 
-/// What the tensor of a node is read from again.
+/// What the tensor of a node can be read from again.
 #[derive(Clone, Debug)]
 pub(crate) struct WeightSource {
     weight: Arc<dyn FrozenWeight>,

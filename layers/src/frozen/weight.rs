@@ -15,7 +15,7 @@ pub trait FrozenWeight: Debug + Send + Sync {
     ///
     /// # Panics
     ///
-    /// Panics if the weight can no longer be read: a forward pass has no other way to fail.
+    /// Panics if the weight can no longer be read, since a forward pass has no other way to fail.
     fn read(&self) -> TensorData;
 
     /// Reads the rows (entries of the first axis) with these indices, in the order of the indices.

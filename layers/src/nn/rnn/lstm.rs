@@ -99,7 +99,7 @@ drop_in! {
     /// input if the weights are trainable; [`burn::nn::Lstm`] keeps a dozen such tensors. With activations other than
     /// sigmoid and tanh, or operands of different dtypes, this is Burn's own forward pass.
     ///
-    /// For which saved records are compatible, see [`burn::nn::Lstm`].
+    /// Checkpoint compatibility: see [`burn::nn::Lstm`].
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
