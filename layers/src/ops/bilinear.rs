@@ -3,12 +3,12 @@
 //! | | |
 //! | --- | --- |
 //! | computes | `y = op(x, weight) + bias` |
-//! | keeps | `x` if `weight` is tracked; `weight` (a handle) if `x` is tracked; never more than the shapes of the rest |
-//! | | of a quantized weight the handle of the packed one: it is dequantized here and in the backward pass |
+//! | keeps | `x` if `weight` is tracked; `weight` (a handle) if `x` is tracked; of the rest at most the shapes |
+//! | | a quantized weight stays packed, and is dequantized in the forward and again in the backward pass |
 //! | backward | `dweight = adjoint(x, dy)`, `dx = adjoint(weight, dy)`, `dbias = sum(dy)`; `x` is dropped before `dx` is made |
 //!
-//! This is the observation of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406), written once: each gradient reads the
-//! other factor only.
+//! This is the observation of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406), written once: each gradient reads only the
+//! other factor.
 use super::step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given};
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata,
@@ -54,9 +54,9 @@ pub trait Bilinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
         weight: FloatTensor<B>,
         bias: Option<FloatTensor<B>>,
     ) -> FloatTensor<B>;
-    /// Gradient of `x`, from its shape alone.
+    /// Gradient of `x`, of which only the shape is read.
     fn x_backward(&self, x: Shape, weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B>;
-    /// Gradient of `weight`, from its shape alone.
+    /// Gradient of `weight`, of which only the shape is read.
     fn weight_backward(&self, x: FloatTensor<B>, weight: Shape, dy: FloatTensor<B>) -> FloatTensor<B>;
     /// Gradient of the bias.
     fn bias_backward(&self, dy: FloatTensor<B>) -> FloatTensor<B>;
@@ -138,7 +138,7 @@ impl<B: Backend, M: Bilinear<B>> Operation<B, 3> for BilinearOperation<B, M> {
     const INPUTS: [&'static str; 3] = ["x", "weight", "bias"];
     const PARAMETERS: &'static [usize] = &[WEIGHT];
     const SHAPES: &'static [usize] = &[X, WEIGHT];
-    /// Without the quantized weight if the input is not tracked.
+    /// The operation, without the quantized weight if the input is not tracked.
     type Saved = Self;
 
     fn name(&self) -> &'static str {

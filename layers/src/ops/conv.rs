@@ -6,8 +6,8 @@
 //! | keeps | `x` if `weight` is tracked; `weight` (a handle) if `x` is tracked |
 //! | backward | `dx`: a transposed convolution of `dy`; `dweight`: a correlation of `x` with `dy` |
 //!
-//! Stock Burn keeps `x`, `weight` and `bias` whatever is tracked. Its weight gradient of grouped 1-D convolutions is wrong
-//! on Flex and panics on NdArray when the stride leaves a rest (Burn 0.22.1); this one does not.
+//! Stock Burn keeps `x`, `weight` and `bias` whatever is tracked. Its weight gradient of a grouped 1-D convolution whose stride
+//! leaves a remainder is wrong on Flex and panics on NdArray (Burn 0.22.1); the one here is right.
 use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight, bilinear},
@@ -20,7 +20,7 @@ use burn::tensor::{
     ops::{ConvOptions, ConvTransposeOptions, PadMode},
 };
 
-/// The convolutions of a backend over `N` axes, so that what follows is written once for all ranks.
+/// The convolutions of a backend over `N` axes, so that the rest is written once for all `N`.
 pub trait Convolution<const N: usize>: Backend {
     fn conv(
         x: FloatTensor<Self>,
@@ -99,8 +99,8 @@ impl<B: ChannelSums + Convolution<N>, const N: usize> Bilinear<B> for Conv<N> {
 
     fn x_backward(&self, x: Shape, weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
         let ConvOptions { stride, padding, dilation, groups } = self.0.clone();
-        // What a transposed convolution does not reach at the end of an axis is its output padding; what it computes
-        // beyond the ends is padding of the input. Only asymmetric padding has to be cut off.
+        // What a transposed convolution does not reach at the end of an axis is its output padding; what it computes beyond the
+        // ends is the padding of the input. Only asymmetric padding must be cut off.
         let cut = self.0.is_asymmetric();
         let begin = padding.map(|(begin, _)| if cut { 0 } else { begin });
         let size =
@@ -128,8 +128,8 @@ impl<B: ChannelSums + Convolution<N>, const N: usize> Bilinear<B> for Conv<N> {
     }
 }
 
-/// The gradient of a convolution's weight `[groups * o, i, kernel...]` from its input `signal` `[n, groups * i, ...]` and the
-/// gradient `taps` `[n, groups * o, ...]` of its output; of a transposed convolution's with the roles exchanged.
+/// The gradient of a convolution's weight `[groups * o, i, kernel...]`, from its input `signal` `[n, groups * i, ...]` and the
+/// gradient `taps` `[n, groups * o, ...]` of its output; for a transposed convolution the two are exchanged.
 ///
 /// `dweight[o, i, k] = sum_{n, t} taps[n, o, t] signal[n, i, stride t + dilation k - padding]`
 ///
@@ -156,7 +156,7 @@ pub(crate) fn correlate<B: Convolution<N>, const N: usize>(
         let [signal, taps] =
             [&signal, &taps].map(|x| B::float_swap_dims(channels::<B>(x, group, groups), 0, 1));
         let dweight = B::float_swap_dims(B::conv(signal, taps, None, options.clone()), 0, 1);
-        // Where the stride left a rest of the input unread, there are more taps than the kernel has.
+        // If the stride left a remainder of the input unread, there are more taps than the kernel has.
         match dweight.shape() == shape {
             true => dweight,
             false => crop::<B>(dweight, &shape, &[0; N]),

@@ -49,7 +49,7 @@ conv_transpose! {
 pub struct ConvTranspose<const N: usize>(ConvTransposeOptions<N>);
 
 impl<const N: usize> ConvTranspose<N> {
-    /// The options of the convolution that this is the transpose of.
+    /// The options of the convolution of which this is the transpose.
     fn adjoint(&self) -> ConvOptions<N> {
         let ConvTransposeOptions { stride, padding, dilation, groups, .. } = self.0.clone();
         ConvOptions { stride, padding: padding.map(|padding| (padding, padding)), dilation, groups }

@@ -3,11 +3,12 @@
 //! | | |
 //! | --- | --- |
 //! | computes | a convolution that samples `x` at positions moved by `offset` and weighted by `mask`, plus `bias` |
-//! | keeps | what the wanted gradients read: `x` for those of offset, weight, mask; `weight` for those of x, offset, mask; `offset` and `mask` for all but the bias |
+//! | keeps | what the wanted gradients read: `x` for those of offset, weight, mask; `weight` for those of x, offset, mask; |
+//! | | `offset` and `mask` for all but that of the bias |
 //! | backward | Burn's, which computes all gradients at once |
 //!
-//! Stock Burn keeps all of its inputs. Its backward pass, which this one calls, has faults: Flex 0.22.1 computes it in f32,
-//! also for f64, and NdArray 0.22.1 computes wrong gradients of offset and mask where there is more than one offset group
+//! Stock Burn keeps all of its inputs. Its backward pass, which this one calls, has faults: Flex 0.22.1 computes it in f32
+//! even for f64, and NdArray 0.22.1 computes wrong gradients of offset and mask if there is more than one offset group
 //! (`compute_offset_and_mask_gradient` reads the columns of the first group for all).
 use super::{
     MaybeTensor,
@@ -36,7 +37,7 @@ extension! {
     }
 }
 
-/// What the backward pass needs beside Burn's operations.
+/// What the backward pass needs besides Burn's operations.
 pub trait DeformConvKernels: ChannelSums + Placeholders {}
 impl<B: ChannelSums + Placeholders> DeformConvKernels for B {}
 
@@ -83,7 +84,7 @@ impl<B: DeformConvKernels> Operation<B, 5> for DeformConv {
         let Some(offset) = pass.take(OFFSET) else {
             return pass.give(BIAS, B::sum_to_channels(dy));
         };
-        // Of what no wanted gradient reads, Burn reads the shape.
+        // Of the inputs that no wanted gradient reads, Burn reads only the shape.
         let mut take = |input: usize| {
             let placeholder =
                 |pass: &BackwardPass<B, 5>| B::shape_only(pass.shape(input), dy.dtype(), &dy.device());

@@ -9,7 +9,7 @@
 //! Where `x` is kept by another step, or computed again, the output is offered for [recomputation](super::recompute).
 //!
 //! Stock Burn keeps a float per element. The bits are drawn as stock draws them: the same seed drops the same elements.
-//! What is dropped is 0, also where `x` is infinite or NaN; stock multiplies by 0, and has a NaN there.
+//! What is dropped is 0 even where `x` is infinite or NaN; stock multiplies by 0, and gets a NaN there.
 use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
@@ -79,9 +79,9 @@ impl<B: Masks> Operation<B, 1> for Dropout {
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
 pub struct Dropped<B: Masks> {
-    /// What was not dropped, one bit per element.
+    /// Which elements were not dropped, one bit per element.
     mask: B::Mask,
-    /// What it was multiplied by.
+    /// What these were multiplied by.
     scale: f64,
 }
 

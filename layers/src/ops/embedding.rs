@@ -6,8 +6,8 @@
 //! | keeps | the indices (a handle) if `weight` is tracked, else nothing |
 //! | backward | `dweight[i] = sum of dy[b, s] over all (b, s) with indices[b, s] = i`, in the dtype of `weight` |
 //!
-//! Stock Burn keeps the indices and the table, of which it reads the shape. It adds the rows by the same function, so that the
-//! two gradients are equal, in half precision, too.
+//! Stock Burn keeps the indices and the table, of which it reads only the shape. It adds the rows with the same function, so
+//! that its gradient equals the one here, also in half precision.
 use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},

@@ -1,8 +1,9 @@
 //! How an operation is reached: by one method of an extension trait of Burn's backends.
 
-/// Declares an extension trait, which Burn routes to the backend of the tensors, and implements it by one body: for the plain
-/// backends, and for `Autodiff` over those with the given kernels. In the body, [`Self::run`](super::step::Run::run) runs an
-/// operation, recording it or not, and [`Self::plain`](super::step::Run::plain) takes a tensor that no gradient flows to.
+/// Declares an extension trait, whose calls Burn routes to the backend of the tensors, and implements it with one body, both
+/// for the plain backends and for `Autodiff` over backends with the given kernels. In the body,
+/// [`Self::run`](super::step::Run::run) runs an operation, recording it or not, and [`Self::plain`](super::step::Run::plain)
+/// takes a tensor that no gradient flows to.
 macro_rules! extension {
     (
         $(#[$docs:meta])*

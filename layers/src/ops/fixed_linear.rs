@@ -1,4 +1,4 @@
-//! Operations that are linear in their input with fixed coefficients: average pools and interpolations.
+//! Operations that are linear in their input with fixed coefficients: average pooling and interpolation.
 //!
 //! | | |
 //! | --- | --- |
@@ -7,7 +7,7 @@
 //! | backward | `dx = M^T dy` |
 //!
 //! The forward pass is Burn's own, on a tensor without autodiff; only what is recorded differs. Stock Burn keeps the input, of
-//! which it reads the shape.
+//! which it reads only the shape.
 use super::step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
@@ -17,13 +17,13 @@ pub trait FixedLinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
     /// The name of the operation.
     const NAME: &'static str;
 
-    /// Gradient of `x`, from its shape alone.
+    /// Gradient of `x`, of which only the shape is read.
     fn adjoint(&self, x: Shape, dy: FloatTensor<B>) -> FloatTensor<B>;
 }
 
 const X: usize = 0;
 
-/// Records, if anything is, that `y` is the image of `x`.
+/// Records, if `x` is tracked, that `y` is the image of `x`.
 pub fn fixed_linear<B: Run, M: FixedLinear<B::Plain>>(
     map: M,
     x: FloatTensor<B>,
@@ -75,7 +75,7 @@ pub(crate) fn lift(shape: &Shape) -> Shape {
     }
 }
 
-/// The adjoint of a map over two spatial axes, also where there is only one.
+/// The adjoint of a map over two spatial axes, also for tensors that have only one.
 pub(crate) fn lifted<B: Backend>(
     x: Shape,
     dy: FloatTensor<B>,

@@ -18,17 +18,17 @@ use std::sync::Arc;
 /// A tensor of the graph that the backward pass reads.
 #[derive(Clone, Debug)]
 pub(crate) enum Kept {
-    /// It went through Burn's checkpointer, so that it is computed again where its own operation offers that.
+    /// It went through Burn's checkpointer, so that it is computed again if the operation that made it offers that.
     Node {
         node: NodeId,
-        /// Who asks for the tensor, too, keeps nothing more. (An untracked one is nobody's node.)
+        /// Says that another step can have the tensor, too, and keep nothing more. (An untracked tensor is not in the graph.)
         _guard: Option<Arc<RecomputeGuard>>,
     },
     /// A frozen weight, which is read again.
     Frozen(Box<Frozen>),
 }
 
-/// Where a frozen weight is, for the backend that keeps it.
+/// Where a frozen weight is read from, and to which device of the backend.
 #[derive(Clone, Debug)]
 pub(crate) struct Frozen {
     source: WeightSource,
@@ -37,7 +37,7 @@ pub(crate) struct Frozen {
 }
 
 impl Kept {
-    /// Keeps a frozen weight that is read again: nothing but where it is. `None` for any other tensor.
+    /// Keeps nothing of a frozen weight but where to read it again. `None` for any other tensor.
     pub(crate) fn frozen<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<Self> {
         let source = source::<B>(tensor)?;
         Some(Self::Frozen(Box::new(Frozen { source, device: Arc::new(tensor.device()) })))
@@ -69,7 +69,7 @@ impl Kept {
     }
 }
 
-/// Where a frozen weight is read again.
+/// Where a frozen weight can be read again, if the tensor is one.
 fn source<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<WeightSource> {
     if tensor.is_tracked() { None } else { WeightSource::of(tensor.id()) }
 }
@@ -81,7 +81,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Of an operation. `module`: the node of a parameter, by which its module is found.
+    /// For an operation. `module`: the node of a parameter, by which its module is found.
     pub(crate) fn new(operation: &'static str, module: Option<NodeId>) -> Self {
         Self { operation, module }
     }
@@ -105,19 +105,19 @@ impl Ledger {
         });
     }
 
-    /// Reports what a step has in a form of its own; returns it.
+    /// Reports what a step saves in a form of its own, such as a mask; returns it.
     pub(crate) fn state<T: Saved>(&self, name: &'static str, saved: T, reason: &'static str) -> T {
         self.report(name, || (saved.bytes(), reason, None));
         saved
     }
 
-    /// Reports a tensor that is no input, or that no gradient flows to; returns it.
+    /// Reports a tensor that is not an input, or that no gradient flows to; returns it.
     pub(crate) fn tensor<T: TensorMetadata>(&self, name: &'static str, tensor: T, reason: &'static str) -> T {
         self.report(name, || (bytes(&tensor), reason, None));
         tensor
     }
 
-    /// Reports a handle of a parameter that is quantized: there is no other copy, and nothing is kept.
+    /// Reports a handle of a quantized parameter, which is no copy: 0 bytes. Returns it.
     pub(crate) fn handle<T>(&self, name: &'static str, tensor: T) -> T {
         self.report(name, || (0, "a handle of the quantized parameter", None));
         tensor

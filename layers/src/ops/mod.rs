@@ -1,8 +1,9 @@
 //! One room per operation, a folder or a file: what it computes, what it keeps, its backward pass.
 //!
-//! Each operation is an extension trait of Burn's backends. On a plain backend its default body is Burn's own function; on
-//! `Autodiff` it records a step with a hand-written backward pass. What is kept is decided in the forward pass, tensor by
-//! tensor, from whether the others are tracked: part of a recorded graph.
+//! Each operation is a method of an extension trait of Burn's backends. On a plain backend it runs the kernels, whose default
+//! bodies compose Burn's operations; on `Autodiff` it also records a step with a hand-written backward pass. What is kept is
+//! decided in the forward pass, tensor by tensor, from which of the others are tracked, that is, part of an autodiff graph. "(a
+//! handle)" in the tables means no copy.
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 
 mod add_rms_norm;
@@ -73,7 +74,7 @@ pub use row_norm::{RowNorm, RowNormOps};
 pub use smooth::{Smooth, SmoothKernels, SmoothOps};
 pub use softmax::{Softmax, SoftmaxOps};
 
-/// A tensor that an operation may go without, such as a bias.
+/// An optional tensor of an operation, such as a bias.
 #[derive(ExtensionType)]
 pub enum MaybeTensor<B: Backend> {
     /// It is there.

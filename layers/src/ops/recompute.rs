@@ -1,14 +1,14 @@
-//! Outputs that are computed again in the backward pass, instead of being kept by the layer after.
+//! Outputs that are computed again in the backward pass, instead of being kept by the next layer.
 //!
 //! **The table here decides memory only, never gradients.** Whatever it says, Burn's checkpointer holds or computes every
 //! tensor that a backward pass asks for: a wrong entry would cost bytes or time, not a result.
 //!
 //! A normalization or an activation whose input is kept anyway offers its output for recomputation: `norm -> linear` and
-//! `conv -> batch norm -> relu -> conv` then keep one tensor. The condition is exact, an input that is [available]: kept by a
-//! step that lives, or itself computed again. Otherwise the output is as it would be without.
+//! `conv -> batch norm -> relu -> conv` then keep one tensor. The condition is that the input is [available]: kept by a step
+//! that is still alive, or itself computed again. Without that, the next layer keeps the output.
 //!
 //! This is Burn's own machinery of `Balanced` checkpointing, used operation by operation whatever the strategy of the device,
-//! and with untracked inputs, which Burn's does not have.
+//! and extended to untracked inputs.
 //!
 //! [available]: is_available
 use super::step::Inputs;
@@ -30,7 +30,7 @@ use core::any::TypeId;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// How many guards there are for a node, and whether its step offers to compute its tensor again.
+/// How many guards a node has, and whether its step offers to compute its tensor again.
 #[derive(Debug, Default)]
 struct Guards {
     count: usize,
@@ -43,8 +43,8 @@ fn available_nodes() -> MutexGuard<'static, HashMap<NodeId, Guards>> {
     AVAILABLE.lock().unwrap_or_else(PoisonError::into_inner) // a count is right after every statement
 }
 
-/// Says, as long as it lives, that the backward pass can have the tensor of a node without a byte being kept for it. It is part
-/// of the state of the step that keeps the tensor or computes it again, and ends with the step.
+/// Says, while it is alive, that the backward pass can have the tensor of a node without keeping another byte for it. It is
+/// part of the state of the step that keeps the tensor or computes it again, and is dropped with it.
 #[derive(Debug)]
 pub(crate) struct RecomputeGuard(NodeId);
 
@@ -74,8 +74,8 @@ impl Drop for RecomputeGuard {
     }
 }
 
-/// The guard of a step's output, if it is offered. It is part of the state of the step, which is made before the node of the
-/// output.
+/// The guard of a step's output, if the output is offered. It is part of the step's state, which is made before the node of the
+/// output, and so is empty at first.
 #[derive(Clone, Debug)]
 pub(crate) struct Offered(Option<Arc<OnceLock<RecomputeGuard>>>);
 
@@ -92,8 +92,8 @@ impl Offered {
     }
 }
 
-/// Whether the backward pass can have the tensor without a byte being kept for it. `recomputes`: whether the device's strategy
-/// [does](recomputes).
+/// Whether the backward pass can have the tensor without keeping another byte for it. `recomputes`: whether the device's
+/// strategy [recomputes].
 pub(crate) fn is_available<B: Backend>(x: &FloatTensor<Autodiff<B>>, recomputes: bool) -> bool {
     x.is_tracked() && (available_nodes().contains_key(&x.id()) || recomputes && is_recomputed::<B>(x))
 }
@@ -105,7 +105,7 @@ pub(crate) fn is_offered(node: NodeId) -> bool {
 
 /// Where a recomputation finds an input.
 enum Source<B: Backend> {
-    /// In the graph. Every tracked input is asked for exactly once: so Burn counts.
+    /// In the graph. Every tracked input must be asked for exactly once: Burn counts the requests.
     Node(NodeId),
     /// Untracked, so not in the graph.
     Held(FloatTensor<B>),
@@ -139,8 +139,8 @@ where
     }
 }
 
-/// Offers the output of an operation, of which an input is tracked, for recomputation by `forward` of `inputs`. All of them must
-/// be [available](is_available) or kept by the operation itself; small tensors apart.
+/// Offers the output of an operation with a tracked input for recomputation by `forward` of `inputs`. All of them but small
+/// tensors must be [available](is_available) or kept by the operation itself.
 pub(crate) fn offer<BO, B, S, F, const N: usize>(
     prep: OpsPrep<BO, B, S, BalancedCheckpointing, N, Init>,
     inputs: &Inputs<Autodiff<B>, N>,
@@ -159,7 +159,7 @@ where
         })
     });
     let recompute = Recompute::<B, F, N> { inputs: sources, forward };
-    // A handle of every tracked input, should nobody else ask for it.
+    // Handles of every tracked input, in case nothing else asks for it.
     let tracked = inputs.iter().flatten().filter(|input| input.is_tracked());
     prep.memory_bound().retro_forward(recompute).parents(tracked)
 }

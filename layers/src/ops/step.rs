@@ -3,7 +3,7 @@
 //! An [`Operation`] says what it computes, which inputs its backward pass reads and why, and how the gradients follow. The
 //! runner alone
 //!
-//! - hands the inputs that are to be kept to Burn's checkpointer, so that the strategy of the device still applies;
+//! - hands the inputs to keep to Burn's checkpointer, so that the strategy of the device still applies;
 //! - offers the output for [recomputation](super::recompute);
 //! - reports what is kept to the [ledger](crate::ledger);
 //! - registers the gradients.
@@ -29,7 +29,7 @@ use burn::backend::{
 use burn::tensor::Shape;
 use core::marker::PhantomData;
 
-/// The inputs of an operation that gradients may flow to; `None` where an optional one is not given.
+/// The inputs of an operation that gradients may flow to; `None` for an optional one that is not given.
 pub type Inputs<B, const N: usize> = [Option<FloatTensor<B>>; N];
 
 /// An input that is always given.
@@ -43,7 +43,7 @@ pub fn given<T>(input: Option<T>) -> T {
 pub trait Operation<B: Backend, const N: usize>: Clone + Send + 'static {
     /// The names of the inputs in the ledger.
     const INPUTS: [&'static str; N];
-    /// Which of the inputs are parameters of a module. The ledger finds the module by the first that is given.
+    /// Which inputs are parameters of a module. The ledger finds the module by the first one that is given.
     const PARAMETERS: &'static [usize] = &[];
 
     /// The inputs whose shapes the backward pass reads for their gradients.
@@ -55,15 +55,15 @@ pub trait Operation<B: Backend, const N: usize>: Clone + Send + 'static {
     /// The name in the ledger.
     fn name(&self) -> &'static str;
 
-    /// Which inputs the backward pass reads, and whether the output can be computed again from them. It may ask for no others.
+    /// Which inputs the backward pass reads (it can take no others), and whether the output can be computed again from them.
     fn plan(&self, inputs: &Tracking<B, N>) -> Plan<N>;
 
     /// The output.
     ///
-    /// An input is the only handle of its tensor if nobody else needs it: then the output may take its place.
+    /// An input that nothing else needs is the only handle of its tensor: the output may take its place.
     fn forward(&self, inputs: Inputs<B, N>) -> FloatTensor<B>;
 
-    /// The output, and what the backward pass reads besides inputs, as `recorder` is told.
+    /// The output, and what the backward pass reads besides inputs, which is also reported to `recorder`.
     fn forward_saving(&self, inputs: Inputs<B, N>, recorder: &Recorder<N>) -> (FloatTensor<B>, Self::Saved);
 
     /// Computes the output again from the inputs.
@@ -71,7 +71,7 @@ pub trait Operation<B: Backend, const N: usize>: Clone + Send + 'static {
         move |inputs| self.forward(inputs)
     }
 
-    /// Gives the gradients that are wanted, from that of the output.
+    /// Gives the gradients that are wanted, from `dy`, the gradient of the output.
     fn backward(saved: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, N>);
 }
 
@@ -107,7 +107,7 @@ impl<const N: usize> Plan<N> {
         Self { reasons: [None; N], offers: false }
     }
 
-    /// Keeps an input if the backward pass reads it, and it is given.
+    /// Keeps an input if it is given and the backward pass reads it.
     pub fn keep_if(mut self, read: bool, input: usize, reason: &'static str) -> Self {
         if read {
             self.reasons[input] = Some(reason);
@@ -115,7 +115,7 @@ impl<const N: usize> Plan<N> {
         self
     }
 
-    /// Offers the output for recomputation. Every input but the smallest must be kept by this step, or
+    /// Offers the output for recomputation. Every input that is not small must be kept by this step, or be
     /// [available](Tracking::available).
     pub fn offer_if(mut self, offers: bool) -> Self {
         self.offers = offers;
@@ -123,7 +123,7 @@ impl<const N: usize> Plan<N> {
     }
 }
 
-/// Knows what is kept of a step, and reports it to the ledger.
+/// Knows what a step keeps, and reports it to the ledger.
 pub struct Recorder<const N: usize> {
     tracked: [bool; N],
     plan: Plan<N>,
@@ -141,7 +141,7 @@ impl<const N: usize> Recorder<N> {
         self.plan.reasons[input].is_some()
     }
 
-    /// Reports what the operation saves.
+    /// Where the operation reports what it saves.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
@@ -168,7 +168,7 @@ impl<B: Backend, const N: usize> BackwardPass<'_, B, N> {
         Shape::clone(self.shapes[input].as_ref().expect("a tracked input, whose shape is asked for"))
     }
 
-    /// An input, if it was kept; to be taken once. It may be computed for this, and is dropped with the last handle.
+    /// An input, if it was kept; to be taken once. It may be computed only now, and is dropped with its last handle.
     pub fn take(&mut self, input: usize) -> Option<FloatTensor<B>> {
         Some(self.kept[input].take()?.get::<B>(self.checkpointer))
     }
@@ -208,7 +208,7 @@ pub trait Run: Backend {
     /// Panics if it is tracked: its gradient would be lost.
     fn plain(tensor: FloatTensor<Self>) -> FloatTensor<Self::Plain>;
 
-    /// The tensor of the backend without autodiff, of an input that is recorded otherwise.
+    /// The tensor on the backend without autodiff, of an input whose gradient a step takes care of.
     fn primitive(tensor: &FloatTensor<Self>) -> FloatTensor<Self::Plain>;
 
     /// A tensor of the backend without autodiff, untracked.
@@ -267,7 +267,7 @@ impl<B: Backend, C: CheckpointStrategy> Run for Autodiff<B, C> {
     }
 }
 
-/// `recomputes`: whether the strategy of the device computes some outputs again instead of keeping them.
+/// Runs and records an operation. `recomputes`: whether the device's strategy computes some outputs again instead of keeping them.
 fn record<B: Backend, O: Operation<B, N>, const N: usize>(
     operation: O,
     inputs: Inputs<Autodiff<B>, N>,
@@ -294,7 +294,7 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
         Some(Box::new(tensor.shape()))
     };
     let shapes = core::array::from_fn(shape);
-    // Handles of what is needed later: what nobody needs, the forward pass may overwrite.
+    // Handles of what is needed later: the forward pass may overwrite the rest.
     let mut held: Inputs<Autodiff<B>, N> = [const { None }; N];
     let mut kept = [const { None }; N];
     for (input, tensor) in inputs.iter().enumerate() {
@@ -328,7 +328,8 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
     y
 }
 
-/// The nodes of the inputs; for one that is not given that of an untracked input, which nothing depends on, or else a new one.
+/// The nodes of the inputs. In place of one that is not given, the node of an untracked input, or else a new one: no gradient
+/// flows to either.
 fn nodes<B: Backend, const N: usize>(inputs: &Inputs<Autodiff<B>, N>) -> [NodeGuard; N] {
     let given = || inputs.iter().flatten();
     let placeholder = inputs.iter().any(Option::is_none).then(|| {

@@ -1,4 +1,4 @@
-//! For tests of kernels: their default bodies, which run on any backend, against those of the CPU.
+//! For tests of kernels: the default bodies, which run on any backend, against the kernels of the CPU.
 use burn::backend::{
     Autodiff, Distribution, Flex, flex::FlexDevice, ops::FloatTensorOps, read_sync, tensor::FloatTensor,
 };
@@ -18,7 +18,7 @@ pub(crate) fn composed(x: &FloatTensor<Flex>) -> FloatTensor<Composed> {
     FloatTensor::<Composed>::new(x.clone())
 }
 
-/// Fails where the default bodies and the kernels of the CPU differ by more than two sums of the same numbers do.
+/// Fails if the default bodies and the kernels of the CPU differ by more than two sums of the same numbers in another order do.
 pub(crate) fn assert_close(what: &str, composed: FloatTensor<Composed>, cpu: FloatTensor<Flex>) {
     let [composed, cpu] =
         [composed.into_primitive(), cpu].map(|x| read_sync(Flex::float_into_data(x)).expect("a CPU tensor"));

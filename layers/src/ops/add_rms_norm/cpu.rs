@@ -1,4 +1,4 @@
-//! A fused loop: a row is added up and normalized while it is in the cache.
+//! A fused loop: a row of the sum is normalized while it is in the cache.
 use super::{AddRmsNormKernels, RowNorm, RowNormKernels};
 use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element};
 use crate::ops::row_norm::cpu::statistics;
@@ -15,7 +15,7 @@ impl<B: CpuBackend> AddRmsNormKernels for B {
     ) -> [FloatTensor<B>; 2] {
         let in_place = [&x, &residual].into_iter().any(|x| x.can_mut());
         if !in_place || ![&x, &residual].into_iter().all(B::is_contiguous) {
-            // Burn adds views without copies of them, and makes a sum in a place of its own.
+            // Burn adds views without copying them, and allocates the sum.
             let sum = B::float_add(x, residual);
             let y = B::row_norm(sum.clone(), Some(gamma), None, norm);
             return [sum, y];

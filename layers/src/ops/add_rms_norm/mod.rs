@@ -1,4 +1,4 @@
-//! Residual sum and RMS normalization in one pass, as at every block of a language model.
+//! Residual sum and RMS normalization in one pass, as in every block of a language model.
 //!
 //! | | |
 //! | --- | --- |
@@ -6,9 +6,9 @@
 //! | keeps | `s` if `x`, `residual` or `gamma` is tracked; `gamma` (a handle) if `x` or `residual` is |
 //! | backward | `ds += gradient of the norm`, see [`row_norm`](super::row_norm); `dx = dresidual = ds` |
 //!
-//! Both `s` and `y` are outputs, so there are two steps: the sum, which keeps nothing, and the norm of it. `s` is read once
-//! less than by two operations, and takes the place of an input that nobody else needs. Stock Burn keeps two tensors of its size.
-//! The model is Liger-Kernel's fused add and RMS norm, [arXiv 2410.10989](https://arxiv.org/abs/2410.10989).
+//! Both `s` and `y` are outputs, so there are two steps: the sum, which keeps nothing, and its norm. `s` is read once less than
+//! by two operations, and takes the place of an input that nothing else needs. Stock Burn keeps two tensors of its size. This
+//! follows Liger-Kernel's fused add and RMS norm, [arXiv 2410.10989](https://arxiv.org/abs/2410.10989).
 use super::{
     extension::extension,
     row_norm::{RowNorm, RowNormKernels},
@@ -26,7 +26,7 @@ mod cpu;
 pub struct SumAndNorm<B: Backend> {
     /// `x + residual`
     pub sum: FloatTensor<B>,
-    /// The norm of it.
+    /// Its norm.
     pub norm: FloatTensor<B>,
 }
 
@@ -52,7 +52,7 @@ extension! {
     }
 }
 
-/// The sum, whose forward pass makes the norm of it, too.
+/// The sum, whose forward pass makes its norm, too.
 #[derive(Clone)]
 pub struct Sum<T> {
     gamma: T,
@@ -127,7 +127,7 @@ impl<B: AddRmsNormKernels> Operation<B, 3> for NormOfSum<FloatTensor<B>> {
 
 /// The kernels.
 pub trait AddRmsNormKernels: RowNormKernels {
-    /// `x + residual`, and its norm; the sum in the place of an input, if that is the only handle.
+    /// `x + residual`, and its norm; the sum takes the place of an input that is the only handle of its tensor.
     fn add_rms_norm(
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,

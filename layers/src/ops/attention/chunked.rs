@@ -29,7 +29,7 @@ pub(super) struct Operands<B: Backend> {
 pub(super) struct DroppedWeights<M> {
     /// The bits that are set where a weight was kept.
     pub(super) masks: Vec<M>,
-    /// The probability of a weight to be kept.
+    /// The probability that a weight is kept.
     pub(super) keep: f64,
 }
 
@@ -75,7 +75,7 @@ impl<B: AttentionKernels> Operands<B> {
     ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
         let [batch, heads, queries, _] = self.query.shape().dims();
         let width = value.shape()[3];
-        // In memory the heads of a query follow each other: merging them is free.
+        // In memory the heads of a query lie side by side: merging them is free.
         let mut output = Parts::<B>::new(Shape::new([batch, queries, heads, width]));
         let mut log_sums = Parts::<B>::new(Shape::new([batch, heads, queries, 1]));
         for (index, chunk) in self.chunks().into_iter().enumerate() {
@@ -94,7 +94,7 @@ impl<B: AttentionKernels> Operands<B> {
         (B::float_swap_dims(output.finish(&self.query), 1, 2), log_sums)
     }
 
-    /// The gradient of the values alone.
+    /// Only the gradient of the values.
     pub(super) fn value_backward(
         self,
         dropped: Option<&DroppedWeights<B::Mask>>,
@@ -162,7 +162,7 @@ impl<B: AttentionKernels> Operands<B> {
     }
 }
 
-/// Zeroes what was dropped, and divides the rest by the probability to be kept.
+/// Zeroes what was dropped, and divides the rest by the probability that a weight is kept.
 fn apply_dropout<B: AttentionKernels>(
     x: FloatTensor<B>,
     dropped: Option<&DroppedWeights<B::Mask>>,

@@ -1,10 +1,10 @@
-//! Chunks: attention makes a few MiB of weights at once.
+//! Chunks: the weights that attention makes at a time.
 use super::Scores;
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, Slice};
 use core::ops::Range;
 
-/// Part of the queries of some heads: what is worked on at once.
+/// Some queries of some heads, which are worked on together.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Chunk {
     pub(super) batch: Range<usize>,
@@ -14,7 +14,7 @@ pub(super) struct Chunk {
     pub(super) keys: usize,
 }
 
-/// A causal attention leaves out the keys that none of the queries of a chunk sees: so many chunks make that worth while.
+/// Causal attention leaves out the keys that no query of a chunk sees: this many chunks make that worthwhile.
 const CAUSAL_CHUNKS: usize = 8;
 /// Fewer queries than this waste a matrix product.
 const MIN_QUERIES: usize = 64;
@@ -63,7 +63,7 @@ impl Sizes {
     }
 }
 
-/// The part of a tensor; of an axis of length 1, all.
+/// The slices that make a part of a tensor; of an axis of length 1, all. `None` if the part is the whole.
 pub(super) fn slices(shape: &Shape, ranges: [&Range<usize>; 4]) -> Option<Vec<Slice>> {
     let ranges = shape.iter().zip(ranges).map(|(&len, range)| if len == 1 { 0..1 } else { range.clone() });
     let ranges: Vec<_> = ranges.collect();
@@ -102,7 +102,7 @@ mod tests {
         Sizes { batch, heads, queries, keys }.chunks(&Scores { causal, ..SCORES }, elements)
     }
 
-    /// In row-major order every weight is in exactly one chunk, but for those that nobody sees.
+    /// In row-major order every weight is in exactly one chunk, except those that no query sees.
     #[test]
     fn chunks_cover_the_weights_in_order() {
         for (sizes, causal, elements) in [

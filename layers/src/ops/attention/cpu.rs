@@ -100,7 +100,7 @@ struct Rows<'a, E> {
     mask: Option<Broadcast<'a, u8>>,
     bias: Option<Broadcast<'a, E>>,
     heads: usize,
-    /// Which of the queries of a head these are.
+    /// Which queries of a head these are.
     queries: Range<usize>,
     all_queries: usize,
     /// The scores of a row.
@@ -167,7 +167,7 @@ impl<E: CpuElement> Rows<'_, E> {
         }
     }
 
-    /// Replaces products by weights; the logarithms of the sums of the exponentials of the scores.
+    /// Replaces products by weights; returns the logarithms of the sums of the exponentials of the scores.
     fn weights(&self, products: &mut [E]) -> Vec<E::Acc> {
         let rows = products.len() / self.keys;
         let task = parallel::items_per_task(rows, self.keys);
@@ -189,7 +189,7 @@ impl<E: CpuElement> Rows<'_, E> {
         })
     }
 
-    /// Replaces a row of scores by weights; the logarithm of the sum of the exponentials.
+    /// Replaces a row of scores by weights; returns the logarithm of the sum of the exponentials.
     #[inline(always)]
     fn softmax(&self, scores: &mut [E::Acc]) -> E::Acc {
         // Finite, so that the exponentials of a row that is all masked are 0.
@@ -207,7 +207,7 @@ impl<E: CpuElement> Rows<'_, E> {
         <E::Acc as CpuElement>::from_f64(sum.ln() + max)
     }
 
-    /// Replaces products by weights, and gradients of weights by gradients of products; gradients of the scores, if wanted.
+    /// Replaces products by weights, and gradients of weights by gradients of products; returns gradients of scores, if wanted.
     fn backward(
         &self,
         products: &mut [E],

@@ -1,4 +1,4 @@
-//! The kernels of attention: rows of products become rows of weights, and gradients of weights gradients of products.
+//! The kernels of attention: from rows of products to rows of weights, and from gradients of weights to gradients of products.
 use crate::backend::{Masks, device_backends, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
@@ -9,19 +9,19 @@ use core::ops::Range;
 
 /// How the products of queries and keys become scores, and scores become weights.
 ///
-/// `score = softcap * tanh(scale * product / softcap)`, or `scale * product` without a cap; then what is masked gets its own
-/// score, and the bias is added. A row of weights is the softmax of a row of scores.
+/// `score = softcap * tanh(scale * product / softcap)`, or `scale * product` without a cap; then masked scores are replaced by
+/// `masked`, and the bias is added. A row of weights is the softmax of a row of scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scores {
     /// What the products are multiplied by.
     pub scale: f64,
-    /// The limit of the absolute values.
+    /// The limit of the absolute values of the scores.
     pub softcap: Option<f64>,
     /// Whether a query sees only the keys that are not after it; the last query is aligned with the last key.
     pub causal: bool,
-    /// The score of what a mask hides: minus infinity, or finite.
+    /// The score where a mask hides a key: minus infinity, or finite.
     pub masked: f64,
-    /// Whether `exp(0)` is added to the sum of a row: weights then may sum to less than 1
+    /// Whether `exp(0)` is added to the sum of a row, so that weights may sum to less than 1
     /// (<https://www.evanmiller.org/attention-is-off-by-one.html>).
     pub quiet: bool,
 }
@@ -45,7 +45,7 @@ pub struct ScoreRows<B: Backend> {
     pub mask: Option<BoolTensor<B>>,
     /// What is added to the scores; as the mask.
     pub bias: Option<FloatTensor<B>>,
-    /// Which of the queries these are.
+    /// Which queries these are.
     pub queries: Range<usize>,
     /// How many queries there are.
     pub all_queries: usize,
@@ -65,11 +65,11 @@ pub struct ScoreGrads<B: Backend> {
 
 /// The kernels; the default bodies compose Burn's operations.
 pub trait AttentionKernels: Masks {
-    /// Whether products that are added up are made in f32, too: where they cancel out, it is their rounding that remains. A device has
-    /// units of its own for products of half precision, and more of each in one product.
+    /// Whether matrix products that are summed over chunks are made in f32, too: where they cancel out, their rounding errors
+    /// remain. A device has units for products of half precision, and fewer chunks.
     const WIDE_PRODUCTS: bool = false;
 
-    /// How many weights are made at once.
+    /// How many weights a chunk has.
     const CHUNK: usize = 1 << 24; // launching kernels takes longer than on a CPU
 
     /// The weights, from the products of queries and keys `[batch, heads, rows, keys]`, and the logarithm of the sum of the
@@ -96,8 +96,8 @@ pub trait AttentionKernels: Masks {
         (weights, Self::float_add(Self::float_log(sums), max))
     }
 
-    /// The weights again, and the gradients of the products from those of the weights; of the scores before the bias is added
-    /// if `wants_bias`.
+    /// The weights again, and the gradients of the products from those of the weights; if `wants_bias`, also those of the scores
+    /// that the bias was added to.
     fn attention_weights_backward(
         products: FloatTensor<Self>,
         gradients: FloatTensor<Self>,
@@ -127,7 +127,7 @@ pub trait AttentionKernels: Masks {
 }
 device_backends!(AttentionKernels);
 
-/// The keys that a row does not see, `[1, 1, rows, keys]`.
+/// The keys that rows do not see, `[1, 1, rows, keys]`.
 fn causally_hidden<B: Backend>(
     rows: &ScoreRows<B>,
     keys: usize,

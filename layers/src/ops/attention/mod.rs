@@ -3,18 +3,18 @@
 //! | | |
 //! | --- | --- |
 //! | computes | `y = dropout(softmax(scores(q k^T))) v` over the keys; see [`Scores`] |
-//! | keeps | handles of `q`, `k`, the mask and the bias if any input is tracked; |
-//! | | of `v` if `q`, `k` or the bias is; a number per query; 1 bit per weight under dropout |
+//! | keeps | handles of `q`, `k`, the mask and the bias if any input is tracked; 1 bit per weight under dropout; |
+//! | | a handle of `v` and a number per query and head if `q`, `k` or the bias is tracked |
 //! | backward | with `p` the weights, computed again from `q`, `k` and the number of the row: |
 //! | | `dv = p^T dy`, `ds = p (dy v^T - sum(p dy v^T))`, `dq = ds k`, `dk = ds^T q`, `dbias = ds` |
 //!
-//! Nothing of the size of the weights, queries times keys, exists at any time but for those bits: chunks of a few MiB are made
-//! and dropped, as in [arXiv 2112.05682](https://arxiv.org/abs/2112.05682) and
+//! Apart from those bits, nothing of the size of the weights, queries times keys, ever exists: chunks of about 1 MiB (64 MiB on
+//! device backends, in f32) are made and dropped, as in [arXiv 2112.05682](https://arxiv.org/abs/2112.05682) and
 //! [arXiv 2205.14135](https://arxiv.org/abs/2205.14135). Memory grows linearly with the length of the sequence; stock Burn
 //! keeps several tensors of the size of the weights.
 //!
-//! In this room: [`chunks`], which chunks there are; [`sums`], how their results become one; [`chunked`], the way through them;
-//! [`kernels`], what is computed of each.
+//! [`chunks`]: which chunks there are; [`sums`]: how their results are combined; [`chunked`]: the loop over them; [`kernels`]:
+//! what is computed for each.
 use super::{
     MaybeTensor,
     extension::extension,
@@ -38,7 +38,7 @@ mod sums;
 
 pub use kernels::{AttentionKernels, ScoreGrads, ScoreRows, Scores};
 
-/// A mask that an operation may go without.
+/// An optional mask of an operation.
 #[derive(ExtensionType)]
 pub enum MaybeMask<B: Backend> {
     /// It is there.
@@ -68,7 +68,7 @@ impl<B: Backend> MaybeMask<B> {
 pub struct Attention {
     /// How scores are made.
     pub scores: Scores,
-    /// What is dropped from the weights.
+    /// Dropout of the weights.
     pub dropout: Option<WeightDropout>,
     /// Whether the heads of the output are merged.
     pub merged: bool,
@@ -77,7 +77,7 @@ pub struct Attention {
 /// Dropout of the weights of an attention. What is dropped is drawn when it is first used; clones drop the same.
 #[derive(Clone, Debug)]
 pub struct WeightDropout {
-    /// The probability of a weight to be kept.
+    /// The probability that a weight is kept.
     keep: f64,
     drawn: Arc<Mutex<Option<Box<dyn Any + Send>>>>,
 }
@@ -88,7 +88,7 @@ impl WeightDropout {
         Self { keep: 1.0 - prob, drawn: Arc::default() }
     }
 
-    /// What is dropped, drawn the first time. Every use is of queries and keys of the same shapes.
+    /// What is dropped, drawn the first time. All uses must have queries and keys of the same shapes.
     fn get<B: AttentionKernels>(&self, operands: &Operands<B>) -> DroppedWeights<B::Mask> {
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
         let known = drawn.as_ref().and_then(|drawn| drawn.downcast_ref::<DroppedWeights<B::Mask>>());
@@ -101,7 +101,7 @@ impl WeightDropout {
 extension! {
     /// Attention.
     pub trait AttentionOps(AttentionKernels) {
-        /// The values, weighted, `[batch, heads, queries, value_width]`, or `[batch, queries, heads * value_width]` if merged;
+        /// The weighted values, `[batch, heads, queries, value_width]`, or `[batch, queries, heads * value_width]` if merged;
         /// query `[batch, heads, queries, width]`, key `[batch, heads, keys, width]`, value
         /// `[batch, heads, keys, value_width]`, mask (true: hidden) and bias `[batch, heads, queries, keys]` or 1 in place of
         /// any of them; nothing empty.
@@ -210,7 +210,7 @@ impl<B: AttentionKernels> MaskedAttention<B> {
         (operands, given(value), dropped)
     }
 
-    /// The output, with merged heads if that is asked for: they follow each other in memory.
+    /// The output, with merged heads if that is asked for, which lie side by side in memory.
     fn merge(&self, y: FloatTensor<B>) -> FloatTensor<B> {
         if !self.attention.merged {
             return y;

@@ -1,4 +1,4 @@
-//! Results that chunks are put into, or added up in: in half precision in f32, and narrowed once.
+//! Results that chunks are put into, or summed in: sums of half precision are in f32, and narrowed once.
 use super::chunks::{Chunk, Sizes, slices};
 use super::kernels::AttentionKernels;
 use crate::backend::{widen, zeros};
@@ -6,7 +6,7 @@ use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use core::ops::Range;
 
-/// A tensor that is filled part by part. Where one part is all, nothing else is made.
+/// A tensor that is filled part by part. If one part is the whole, nothing else is allocated.
 pub(super) struct Parts<B: Backend> {
     shape: Shape,
     all: Option<FloatTensor<B>>,
@@ -52,10 +52,10 @@ impl<B: Backend> Parts<B> {
     }
 }
 
-/// A gradient of keys or values, which the queries of a head add to: their chunks come in reverse order.
+/// A gradient of keys or values, a sum over the queries of a head, whose chunks come in reverse order.
 pub(super) struct KeyGrads<B: Backend> {
     all: Parts<B>,
-    /// What the chunks of these heads add up to until now.
+    /// The sum of the chunks of these heads so far.
     sum: Option<Parts<B>>,
 }
 
@@ -92,7 +92,7 @@ impl<B: AttentionKernels> KeyGrads<B> {
     }
 }
 
-/// The gradient of a bias. Chunks add to it where it is 1 in place of an axis of theirs.
+/// The gradient of a bias: a sum over chunks where an axis of the bias has length 1.
 pub(super) struct BiasGrad<B: Backend> {
     all: Parts<B>,
     is_sum: bool,
@@ -105,7 +105,7 @@ impl<B: Backend> BiasGrad<B> {
         Self { all: Parts::new(shape), is_sum }
     }
 
-    /// Adds gradients of scores, which are in f32 at least; `dtype`: that of the bias.
+    /// Adds gradients of scores, in f32 at least; `dtype`: that of the bias.
     pub(super) fn add(&mut self, chunk: &Chunk, scores: FloatTensor<B>, dtype: DType) {
         let ranges = [&chunk.batch, &chunk.heads, &chunk.queries, &(0..chunk.keys)];
         if !self.is_sum {

@@ -1,4 +1,4 @@
-//! Axis by axis, with exact windows.
+//! Gradients axis by axis, with exact windows.
 use super::AvgPoolKernels;
 use crate::backend::cpu::{
     CpuBackend,

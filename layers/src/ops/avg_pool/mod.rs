@@ -1,7 +1,7 @@
-//! Average pools, adaptive or not: the mean of every window. Two cases of [`fixed_linear`](super::fixed_linear).
+//! Average pooling, adaptive or not: the mean of every window. Two cases of [`fixed_linear`](super::fixed_linear).
 //!
-//! NdArray 0.22.1 finds the windows of its adaptive pools in f32, and errs by one on axes of more than 4096 elements or so; the
-//! windows of the gradient here are the exact ones.
+//! NdArray 0.22.1 computes the windows of adaptive pooling in f32, and is off by one on axes of more than about 4096 elements;
+//! the windows of the gradient here are exact.
 use super::{
     conv::crop,
     extension::extension,
@@ -15,7 +15,7 @@ use burn::tensor::{Shape, ops::AvgPoolOptions};
 mod cpu;
 
 extension! {
-    /// Average pools.
+    /// Average pooling.
     pub trait AvgPoolOps(AvgPoolKernels) {
         /// Records that `y` is the average pool of `x`, `[batch, channels, height, width]` or without the height, which counts
         /// as 1.
@@ -87,8 +87,8 @@ fn average_adjoint<B: Placeholders>(
     if !options.is_asymmetric() {
         return pool(x, dy, options.padding.map(|(begin, _)| begin), options.count_include_pad);
     }
-    // As Burn's forward pass: pool what is padded; where the padding does not count, divide by the share of the window
-    // that is input.
+    // As Burn's forward pass: pool the padded input; if the padding does not count, divide by the share of the window that is
+    // input.
     let [rows, columns] = options.padding;
     let padded = Shape::new([x[0], x[1], x[2] + rows.0 + rows.1, x[3] + columns.0 + columns.1]);
     let dy = match options.count_include_pad {

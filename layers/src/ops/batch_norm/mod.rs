@@ -3,12 +3,12 @@
 //! | | batch statistics | given statistics |
 //! | --- | --- | --- |
 //! | computes | `y = (x - mean(x)) / sqrt(var(x) + epsilon) * gamma + beta` | the same with given `mean`, `var` |
-//! | keeps | `x`, `gamma` (handles), mean and variance, `[channels]` each | `x` if `gamma` is tracked; `[channels]`-sized tensors |
+//! | keeps | `x`, `gamma` (handles), mean and variance, `[channels]` each | the same, but `x` only if `gamma` is tracked |
 //! | backward | `dx = gamma / std (dy - mean(dy) - x_hat mean(dy x_hat))` | `dx = gamma / std dy` |
 //! | | `dgamma = sum(dy x_hat)`, `dbeta = sum(dy)`, `x_hat = (x - mean) / std` | the same |
 //!
-//! With only `beta` tracked, nothing is kept. Stock Burn keeps as much with batch statistics, and two tensors of the size of `x`
-//! at its peak with given ones. A frozen module uses its running statistics.
+//! If only `beta` is tracked, nothing is kept. With batch statistics, stock Burn keeps as much; with given ones, it needs two
+//! tensors of the size of `x` at its peak. A frozen module uses its running statistics.
 //!
 //! Where `x` is kept, here or by another step, the output is offered for [recomputation](super::recompute).
 use super::row_norm::NormGrads;
@@ -89,7 +89,7 @@ pub struct Statistics<T> {
 }
 
 impl<T: TensorMetadata + Clone> Statistics<T> {
-    /// Reported to the ledger, if the backward pass reads them.
+    /// The statistics, reported to the ledger, if the backward pass reads them.
     fn saved(&self, recorder: &Recorder<3>) -> Option<Arc<Self>> {
         let read = recorder.tracked(X) || recorder.tracked(GAMMA);
         let save =
@@ -101,7 +101,7 @@ impl<T: TensorMetadata + Clone> Statistics<T> {
     }
 }
 
-/// `x`, `gamma` and `beta` to the output.
+/// The output, from `x`, `gamma` and `beta`.
 fn normalize<B: BatchNormKernels>(
     [x, gamma, beta]: Inputs<B, 3>,
     statistics: Statistics<FloatTensor<B>>,
@@ -248,7 +248,7 @@ pub trait BatchNormKernels: ChannelSums {
         }
     }
 
-    /// With given statistics; in the place of `x`, if that is the only handle.
+    /// With given statistics; in place of `x`, if that is the only handle of its tensor.
     fn eval_batch_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -260,8 +260,8 @@ pub trait BatchNormKernels: ChannelSums {
         Self::batch_norm(x, gamma, beta, mean, variance, epsilon)
     }
 
-    /// Gradients of [`normalize`](Self::normalize); `x` is read for the gradient of gamma only, and given if it is
-    /// wanted. `wanted` says whether those of x and of beta are.
+    /// Gradients of [`eval_batch_norm`](Self::eval_batch_norm). `x` is read only for the gradient of gamma, and given if that is
+    /// wanted; `wanted` says whether the gradients of x and of beta are.
     fn eval_batch_norm_backward(
         x: Option<FloatTensor<Self>>,
         gamma: FloatTensor<Self>,

@@ -93,8 +93,8 @@ fn of_rows<E: CpuElement>(
     })
 }
 
-/// What becomes of the logits in the backward pass: `probability_factor exp(x - log_sum_exp) + weight_factor weight`, the first factors
-/// one per row.
+/// What logits become in the backward pass: `probability_factor exp(x - log_sum_exp) + weight_factor weight`, with one of each
+/// but `weight` per row.
 struct Gradient<'a, E: CpuElement> {
     log_sum_exp: &'a [E::Acc],
     probability_factor: &'a [E::Acc],

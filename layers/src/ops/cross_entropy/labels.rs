@@ -11,7 +11,7 @@ use burn::backend::{
 use burn::tensor::{Shape, Slice};
 use core::ops::Range;
 
-/// What rows of logits are compared with. Nothing of it is tracked.
+/// What rows of logits are compared with; all of it untracked.
 #[derive(Clone, Debug)]
 pub struct Labels<B: Backend> {
     /// `[rows, 1]`
@@ -32,7 +32,7 @@ impl<B: CrossEntropyKernels> Labels<B> {
         Self { targets: B::int_reshape(targets, Shape::new([rows, 1])), weights, smoothing }
     }
 
-    /// Reports to the ledger what is kept of it.
+    /// Reports to the ledger what is kept, that is, all of it.
     pub(crate) fn reported(self, ledger: &Ledger, reason: &'static str) -> Self {
         Self {
             targets: ledger.tensor("targets", self.targets, reason),
@@ -41,12 +41,12 @@ impl<B: CrossEntropyKernels> Labels<B> {
         }
     }
 
-    /// The weights of the classes.
+    /// The class weights.
     pub(crate) fn weights(&self) -> Option<&FloatTensor<B>> {
         self.weights.as_ref()
     }
 
-    /// Those of some rows.
+    /// The labels of some rows.
     pub(crate) fn rows(&self, rows: &Range<usize>) -> Self {
         Self { targets: B::int_slice(self.targets.clone(), &[Slice::from(rows.clone())]), ..self.clone() }
     }
@@ -66,7 +66,7 @@ impl<B: CrossEntropyKernels> Labels<B> {
         }
     }
 
-    /// What makes gradients of logits of `classes` classes and of `log_sum_exp`, from `dloss` `[rows, 1]` of its dtype.
+    /// How logits of `classes` classes and with `log_sum_exp` become their gradient, given `dloss` `[rows, 1]` of its dtype.
     pub(crate) fn gradient(
         &self,
         log_sum_exp: FloatTensor<B>,
@@ -116,16 +116,16 @@ impl<B: CrossEntropyKernels> Labels<B> {
         B::float_mul(value, weights)
     }
 
-    /// What every class has of `q`, whatever the target.
+    /// The part of `q` that every class has, whatever the target.
     fn spread(&self, classes: usize) -> Option<f64> {
         self.smoothing.map(|smoothing| f64::from(smoothing / classes as f32))
     }
 }
 
-/// Of every row of `x` `[rows, classes]` the element that `targets` `[rows, 1]` names, `[rows, 1]`.
+/// The element of every row of `x` `[rows, classes]` that `targets` `[rows, 1]` names, `[rows, 1]`.
 ///
-/// A third axis sets the gather apart: Burn's fusion joins one of two axes with what is computed of the width of `x`, and then
-/// reads the targets of other rows (0.22.1; for `select` and `cat` it sees to that).
+/// A third axis sets the gather apart: Burn's fusion joins one of two axes with what is computed in the width of `x`, and then
+/// reads the targets of other rows (0.22.1; for `select` and `cat` it takes care of that).
 fn picked<B: Backend>(x: FloatTensor<B>, targets: IntTensor<B>) -> FloatTensor<B> {
     let [rows, classes] = x.shape().dims();
     let x = B::float_reshape(x, Shape::new([rows, 1, classes]));
@@ -138,14 +138,14 @@ pub(crate) struct LabelsGradient<B: Backend> {
     of_logits: LogitsGradient<B>,
     /// `[rows, 1]`
     targets: IntTensor<B>,
-    /// What the gradients of the targets get more, `[rows, 1]`.
+    /// What is added to the gradients of the logits of the targets, `[rows, 1]`.
     target_term: FloatTensor<B>,
-    /// The rows whose target is no class of these, `[rows, 1]`; their `targets` are anything, and their `target_term` is 0.
+    /// The rows whose target is none of these classes, `[rows, 1]`; their `targets` are anything, and their `target_term` is 0.
     elsewhere: Option<BoolTensor<B>>,
 }
 
 impl<B: CrossEntropyKernels> LabelsGradient<B> {
-    /// The gradient of logits `[rows, classes]`, in place if nobody else holds them.
+    /// The gradient of logits `[rows, classes]`, in place if nothing else holds them.
     pub(crate) fn of(self, x: FloatTensor<B>) -> FloatTensor<B> {
         let dtype = x.dtype();
         let (x, target_term) =
@@ -155,8 +155,8 @@ impl<B: CrossEntropyKernels> LabelsGradient<B> {
         B::float_scatter(1, dx, self.targets, target_term, IndexingUpdateOp::Add)
     }
 
-    /// The logits without those of the targets, and the gradients of these: the difference `p - q` is made in f32, and rounded
-    /// once. In half precision `q dloss` is the same in many rows, and so would be its error.
+    /// The logits without those of the targets, and the gradients of the latter: the difference `p - q` is made in f32, and
+    /// rounded once. In half precision `q dloss` is the same in many rows, and so would be its error.
     fn without_targets(&self, x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
         let LogitsGradient { log_sum_exp, probability_factor, .. } = &self.of_logits;
         let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
@@ -177,7 +177,7 @@ impl<B: CrossEntropyKernels> LabelsGradient<B> {
         (x, target_term)
     }
 
-    /// That of the logits of some classes.
+    /// The same for the logits of some classes.
     pub(crate) fn columns(&self, columns: &Range<usize>) -> Self {
         let LogitsGradient { log_sum_exp, probability_factor, weight_factor, weights } = &self.of_logits;
         let bools = get_or_init_device_settings::<B>(&log_sum_exp.device()).bool_dtype;

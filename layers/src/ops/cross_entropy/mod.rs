@@ -2,12 +2,12 @@
 //!
 //! | | |
 //! | --- | --- |
-//! | computes | `loss = -sum(q w log p)` per row; `p = softmax(x)`, `w` the weights of the classes, `q` 1 at the target, smoothed: |
+//! | computes | `loss = -sum(q w log p)` per row; `p = softmax(x)`, `w` the class weights, |
 //! | | `q = (1 - smoothing) [class is target] + smoothing / classes` |
 //! | keeps | `x` (a handle), `log(sum(exp(x)))` per row, the targets and the weights (handles) |
-//! | backward | `dx = dloss (p sum(q w) - q w)`, in place if nobody else holds `x` |
+//! | backward | `dx = dloss (p sum(q w) - q w)`, in place if nothing else holds `x` |
 //!
-//! Stock Burn takes the logarithm of the softmax first, in several steps, which need two tensors of the size of `x` at the peak.
+//! Stock Burn computes the log-softmax first, in several steps, which need two tensors of the size of `x` at the peak.
 use super::{
     MaybeTensor,
     extension::extension,
@@ -98,7 +98,7 @@ impl<B: CrossEntropyKernels> Operation<B, 1> for CrossEntropy<B> {
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
 pub struct Saved<B: Backend> {
-    /// Of every row, `[rows, 1]`.
+    /// `log(sum(exp(x)))` of every row, `[rows, 1]`.
     log_sum_exp: FloatTensor<B>,
     labels: Labels<B>,
 }
@@ -154,7 +154,7 @@ pub trait CrossEntropyKernels: Backend {
         Self::float_mul_scalar(mean, classes.into())
     }
 
-    /// What `gradient` says of logits `[rows, classes]`. A row with factors of 0, such as padding, gets 0, whatever its logits are.
+    /// The `gradient` of logits `x` `[rows, classes]`. A row with factors of 0, such as padding, gets 0, whatever its logits are.
     fn logits_gradient(x: FloatTensor<Self>, gradient: LogitsGradient<Self>) -> FloatTensor<Self> {
         let LogitsGradient { log_sum_exp, probability_factor, weight_factor, weights } = gradient;
         let bools = get_or_init_device_settings::<Self>(&x.device()).bool_dtype;
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// A loss scale of 2^15 beside logits whose logarithm f16 rounds by nearly 1.
+    /// A loss scale of 2^15, and logits whose `log_sum_exp` f16 rounds by nearly 1.
     #[test]
     fn large_logits_and_factors_do_not_overflow_in_half_precision() {
         let full = |shape: [usize; 2], value: f32, dtype| {
@@ -261,7 +261,7 @@ mod tests {
         assert!(dx.iter::<f32>().all(|dx| (dx / (32768.0 / 3.0) - 1.0).abs() < 2e-3), "{dx}");
     }
 
-    /// Sums over more classes than f16 has whole numbers: of exponentials, of weights, of logarithms.
+    /// Sums over more classes than f16 can count: of exponentials, of weights, of logarithms.
     #[test]
     fn many_classes_do_not_overflow_in_half_precision() {
         const CLASSES: usize = 80_000;

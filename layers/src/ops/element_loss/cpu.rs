@@ -75,7 +75,7 @@ impl<B: CpuBackend> ElementLossKernels for B {
 }
 
 impl ElementLoss {
-    /// How much longer than reading an element the loss takes, or its slope on a argument: logarithms and exponentials do.
+    /// How much longer than reading an element the loss takes, or its slope in an argument: logarithms and exponentials do.
     fn cost(self, slope: Option<Argument>) -> usize {
         let is_cheap = match self {
             Self::Square | Self::Huber { .. } => true,
@@ -184,13 +184,13 @@ fn sum<E: CpuElement>(x: &[E], t: Option<&[E]>, f: ElementLoss) -> f64 {
     f.with(Sum { x, t, work: f.cost(None) * x.len() })
 }
 
-/// Replaces every `x` by `factor` times the slope of its loss on a argument.
+/// Replaces every `x` by `factor` times the slope of its loss in an argument.
 fn slopes<E: CpuElement>(x: &mut [E], t: Option<&[E]>, f: ElementLoss, argument: Argument, factor: E::Acc) {
     let work = f.cost(Some(argument)) * x.len();
     f.with(Slopes { x, t, argument, factor, work });
 }
 
-/// Replaces every `dy` by its product with the slope of the loss of `x` on a argument.
+/// Replaces every `dy` by its product with the slope of the loss of `x` in an argument.
 fn backward<E: CpuElement>(x: &[E], t: Option<&[E]>, f: ElementLoss, argument: Argument, dy: &mut [E]) {
     f.with(Backward { x, t, argument, dy, work: f.cost(Some(argument)) * x.len() });
 }

@@ -1,15 +1,15 @@
-//! Losses of elements: squares, Huber's, binary cross entropies, divergences.
+//! Element-wise losses: squares, Huber's, binary cross entropies, divergences.
 //!
 //! | | |
 //! | --- | --- |
 //! | computes | `loss = f(x, t)`, `f` an [`ElementLoss`]: of every element, or their scaled sum |
-//! | keeps | `x` (a handle), and `t` where there are targets; of a divergence `t` only, unless `t` is tracked; |
-//! | | of a binary cross entropy the slope, and neither `x` nor `t` |
-//! | backward | `dx = dloss * f'(x, t)`, `dt` alike, in place where nobody else holds what is read |
+//! | keeps | `x` (a handle), and `t` if there are targets; for a divergence only `t`, unless `t` is tracked; |
+//! | | for a binary cross entropy the slope `f'`, and neither `x` nor `t` |
+//! | backward | `dx = dloss * f'(x, t)`, `dt` alike, in place if nothing else holds what is read |
 //!
-//! A binary cross entropy makes its targets of integers: keeping those would be a tensor more. In f16 the slope is kept scaled: of
-//! small probabilities it is more than f16 can hold, and of certain logits less, until the upstream gradient brings it back. Stock
-//! Burn records up to nine operations for one loss, and forms every one of their results.
+//! A binary cross entropy makes its targets from integers: keeping them would cost one more tensor. In f16 the slope is kept
+//! scaled: for small probabilities it is larger than f16 can hold, and for confident logits smaller, until it is multiplied by
+//! the upstream gradient. Stock Burn records up to nine operations for one loss, and materializes all of their results.
 use super::{
     MaybeTensor,
     extension::extension,
@@ -25,7 +25,7 @@ use burn::tensor::{DType, Shape};
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
 
-/// The loss of an element `x`, most often given a target `t`.
+/// The loss of an element `x`, for some variants given a target `t`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ElementLoss {
     /// `x^2`
@@ -44,7 +44,7 @@ pub enum ElementLoss {
     },
     /// `-t log(p) - (1 - t) log(1 - p)`, `p = sigmoid(x)`
     BinaryLogits,
-    /// `-t log(x) - (1 - t) log(1 - x)`, no logarithm below -100
+    /// `-t log(x) - (1 - t) log(1 - x)`, with logarithms of at least -100
     BinaryProbabilities,
     /// `t (log(min(max(t, min), 1)) - x)`
     Divergence {
@@ -60,7 +60,7 @@ impl ElementLoss {
         matches!(self, Self::BinaryLogits | Self::BinaryProbabilities)
     }
 
-    /// What a slope is multiplied with while it is kept: in f16 a power of two with which the slope neither overflows nor vanishes.
+    /// What a slope is multiplied by while it is kept: in f16 a power of two, so that the slope neither overflows nor vanishes.
     fn slope_scale(self, dtype: DType) -> f64 {
         match (self, dtype) {
             // A difference of a probability and a label, which may be up to 255.
@@ -77,7 +77,7 @@ impl ElementLoss {
     }
 }
 
-/// Where logarithms of probabilities end, in a binary cross entropy.
+/// The lower bound of logarithms of probabilities in a binary cross entropy.
 const LOWEST_LOG: f64 = -100.0;
 
 /// An argument of a loss.
@@ -90,7 +90,7 @@ pub enum Argument {
 }
 
 extension! {
-    /// Losses of elements.
+    /// Element-wise losses.
     pub trait ElementLossOps(ElementLossKernels) {
         /// `f(x, targets)` of every element, or with a `scale` its scaled sum, `[1]`. The targets have the shape of `x`; those of a
         /// binary cross entropy are not tracked.
@@ -112,7 +112,7 @@ const TARGETS: usize = 1;
 #[derive(Clone, Copy, Debug)]
 pub struct Loss {
     f: ElementLoss,
-    /// Of the sum, if the losses are summed.
+    /// The scale of the sum, if the losses are summed.
     scale: Option<f64>,
 }
 
@@ -183,7 +183,7 @@ impl<B: ElementLossKernels> Operation<B, 2> for Loss {
     }
 }
 
-/// `dloss` times the scale of a sum: of half precision it gets the range of f32 for a product that has its own.
+/// `dloss` times the scale of a sum: half precision is widened to f32, since the product may be out of its range.
 fn in_range_of_f32<B: Backend>(dloss: FloatTensor<B>, scale: f64) -> FloatTensor<B> {
     B::float_mul_scalar(widen::<B>(dloss), scale.into())
 }
@@ -207,7 +207,7 @@ fn times_slope<B: ElementLossKernels>(
 #[derive(Clone, Debug)]
 pub struct Saved<T> {
     loss: Loss,
-    /// Of a binary cross entropy, [scaled](ElementLoss::slope_scale); the others read their inputs.
+    /// The slope of a binary cross entropy, [scaled](ElementLoss::slope_scale); the other losses read their inputs.
     slope: Option<T>,
 }
 
@@ -273,7 +273,7 @@ pub trait ElementLossKernels: Scaling {
         factor: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         let dtype = x.dtype();
-        // Half precision may have the range and the digits for the product only.
+        // Half precision may have the range and the digits only for the product.
         let slope = slope::<Self>(widen::<Self>(x), targets.map(widen::<Self>), f, argument);
         Self::float_cast(Self::scale(slope, factor), dtype.into())
     }
@@ -313,7 +313,7 @@ fn rest<B: Backend>(x: FloatTensor<B>, v: f64) -> FloatTensor<B> {
     B::float_add_scalar(B::float_neg(x), v.into())
 }
 
-/// `weight / x`, and 0 where the logarithm of `x` is not above the lowest.
+/// `weight / x`, and 0 where the logarithm of `x` is not above [`LOWEST_LOG`].
 fn log_slope<B: Backend>(weight: FloatTensor<B>, x: FloatTensor<B>) -> FloatTensor<B> {
     let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
     let highest = LOWEST_LOG.exp().max(f64::from(f32::MIN_POSITIVE)); // 0 in f16, of which 0 itself is clamped
@@ -411,7 +411,7 @@ mod tests {
         }
     }
 
-    /// A scaled slope of f16, of all small probabilities, and of 0 and 1.
+    /// Scaled slopes in f16, for all small probabilities, and for 0 and 1.
     #[test]
     fn slopes_of_small_probabilities_are_finite() {
         let f = ElementLoss::BinaryProbabilities;

@@ -88,7 +88,7 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for GatedInPlace<'_, E> {
     }
 }
 
-/// Replaces `dy` by the gradient of `b`; that of `a`, if it is wanted. One pass.
+/// Replaces `dy` by the gradient of `b`; returns that of `a`, if wanted. One pass.
 struct GatedBackward<'a, E> {
     a: &'a [E],
     b: &'a [E],

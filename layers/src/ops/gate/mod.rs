@@ -6,7 +6,7 @@
 //! | keeps | `b` (a handle); `a` (a handle) if `b` is tracked |
 //! | backward | `da = dy * f(b)`, `db = dy * a * f'(b)` |
 //!
-//! The product is offered for [recomputation](super::recompute) if both are kept: the layer after it keeps nothing. Stock Burn
+//! The product is offered for [recomputation](super::recompute) if both are kept: the next layer then keeps nothing. Stock Burn
 //! keeps `a`, `b`, `f(b)` and more.
 use super::smooth::{Smooth, SmoothKernels, slope};
 use super::{
@@ -68,7 +68,7 @@ impl<B: GateKernels> Operation<B, 2> for Gate {
 
 /// The kernels.
 pub trait GateKernels: SmoothKernels {
-    /// `a * f(b)`; both of one shape. In the place of `a`, if that is the only handle.
+    /// `a * f(b)`; both of one shape. In place of `a`, if that is the only handle of its tensor.
     fn gate(a: FloatTensor<Self>, b: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self> {
         Self::float_mul(a, Self::smooth(b, f))
     }

@@ -1,4 +1,4 @@
-//! Axis by axis, all modes.
+//! Gradients axis by axis, for all modes.
 use super::InterpolateKernels;
 use crate::backend::cpu::{
     CpuBackend,

@@ -15,7 +15,7 @@ mod cpu;
 extension! {
     /// Interpolation.
     pub trait InterpolateOps(InterpolateKernels) {
-        /// Records that `y` is `x`, `[batch, channels, height, width]` or without the height, which counts as 1, resized.
+        /// Records that `y` is `x` resized, `[batch, channels, height, width]` or without the height, which counts as 1.
         fn memsave_interpolate(
             x: FloatTensor<Self>,
             y: FloatTensor<Self>,

@@ -11,10 +11,10 @@ use core::ops::Range;
 /// Elements of a block: few enough to be nothing beside the whole.
 const BLOCK: usize = 1 << 18;
 
-/// A block of a weight may also be this part of the result: joining the results of blocks costs a pass over them.
+/// A block may also have one element per this many of the result: joining the results of blocks costs a pass over them.
 const SMALL_PART: usize = 8;
 
-/// A matrix product with fewer columns than this wastes its time on packing the other operand.
+/// A matrix product with fewer columns than this spends its time packing the other operand.
 const NARROW: usize = 64;
 
 impl<B: CpuBackend> LinearKernels for B {
@@ -29,7 +29,7 @@ impl<B: CpuBackend> LinearKernels for B {
     }
 }
 
-/// See [`LinearKernels::by_dequantized_blocks`]; `result_rows`: of the result.
+/// See [`LinearKernels::by_dequantized_blocks`]; `result_rows`: the rows of the result.
 fn blocks<B: CpuBackend, E: CpuElement>(
     result_rows: usize,
     weight: &QuantizedTensor<B>,

@@ -1,8 +1,8 @@
 //! Dense layer: `y = x weight + bias`, one case of [`bilinear`].
 //!
 //! Stock `nn::Linear` is recorded as a broadcast matrix product, because burn-dispatch 0.22.1 does not forward
-//! `ModuleOps::linear`: its backward pass builds one weight gradient per batch row and sums them. Here the batch is folded
-//! into the rows.
+//! `ModuleOps::linear`; the backward pass of that product builds one weight gradient per batch row and sums them. Here the batch
+//! is folded into the rows.
 use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight, bilinear},
@@ -54,9 +54,9 @@ impl<B: LinearKernels> Bilinear<B> for Linear {
         let (shape, [d_input, d_output]) = (dy.shape(), weight.shape().dims());
         let rank = shape.num_dims();
         let transposed = |weight: FloatTensor<B>| B::float_swap_dims(weight, rank - 2, rank - 1);
-        // Views all the way: `B::linear_x_backward` copies the transposed weight, a fold copies a `dy` that is not
-        // contiguous. Only matrices of few rows are worth folding; in half precision a product packs all its rows, and the fold
-        // would need more than stock.
+        // Only views: `B::linear_x_backward` copies the transposed weight, folding copies a `dy` that is not contiguous. Only
+        // matrices of few rows are worth folding; in half precision a product packs all its rows, and the fold would need more
+        // than stock.
         let half = dy.dtype().size() < size_of::<f32>();
         if rank > 2 && (half || shape[rank - 2] >= FEW_ROWS) {
             let mut leading = vec![1; rank];
@@ -105,9 +105,9 @@ impl<B: LinearKernels> Bilinear<B> for Linear {
 
 /// The kernels.
 pub trait LinearKernels: Backend {
-    /// `f` of a quantized matrix; where the backend can, of one block along `axis` after the other, whose results are
-    /// concatenated along their last axis: the whole dense matrix does not exist then, unless it is small beside the result.
-    /// `f` multiplies the block with `x`, whose dtype the block has, and is also given its place.
+    /// `f` of a dequantized matrix; where the backend can, of one block along `axis` after the other, whose results are
+    /// concatenated along their last axis: then the whole dense matrix never exists, unless it is small beside the result.
+    /// `f` multiplies `x` by the block, which has the dtype of `x`, and is also given the block's range along `axis`.
     fn by_dequantized_blocks(
         x: &FloatTensor<Self>,
         weight: &QuantizedTensor<Self>,
@@ -135,7 +135,7 @@ mod tests {
         B::float_matmul(x.clone(), weight)
     }
 
-    /// Of one block and of several, of both axes; of a tensor whose elements do not lie in order, too.
+    /// In one block and in several, along both axes; also for a tensor whose elements do not lie in order.
     #[test]
     fn quantized_matrices_are_dequantized_as_by_the_kernel() {
         let scheme = QuantScheme::default().with_value(QuantValue::Q8S).with_store(QuantStore::Native);

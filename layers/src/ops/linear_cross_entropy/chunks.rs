@@ -50,7 +50,7 @@ pub(super) struct Loss<B: Backend> {
 /// The logits of some rows, and what their gradient is made of.
 pub(super) struct Chunk<B: Backend> {
     pub(super) rows: Range<usize>,
-    /// `[rows, d_input]`; to be read but for the rows of padding.
+    /// `[rows, d_input]`; the rows of padding must not be read.
     x: FloatTensor<B>,
     padding: Option<BoolTensor<B>>,
     pub(super) logits: FloatTensor<B>,
@@ -65,7 +65,7 @@ impl<B: LinearCrossEntropyKernels> Chunk<B> {
         zero_rows::<B>(self.x.clone(), &self.padding)
     }
 
-    /// The gradient of the logits, for an upstream gradient of 1, or of that scale.
+    /// The gradient of the logits for an upstream gradient of `scale`, or of 1.
     pub(super) fn dlogits(self, scale: Option<&FloatTensor<B>>) -> FloatTensor<B> {
         let classes = self.logits.shape()[1];
         let dloss = match scale {
@@ -78,7 +78,7 @@ impl<B: LinearCrossEntropyKernels> Chunk<B> {
 }
 
 impl<B: LinearCrossEntropyKernels> Loss<B> {
-    /// Of so many rows of a device and dtype. Without factors every row counts the same, so that the sum is the mean.
+    /// For this many rows of a device and dtype. Without factors every row counts `1 / rows`, so that the sum is the mean.
     pub(super) fn new(
         labels: Labels<B>,
         factors: Option<FloatTensor<B>>,
@@ -97,7 +97,7 @@ impl<B: LinearCrossEntropyKernels> Loss<B> {
         Self { labels, factors, padding, chunk_bytes }
     }
 
-    /// Reports to the ledger what is kept of it.
+    /// Reports to the ledger what is kept, that is, all of it.
     pub(super) fn reported(self, ledger: &Ledger, reason: &'static str) -> Self {
         Self {
             labels: self.labels.reported(ledger, reason),
@@ -107,7 +107,7 @@ impl<B: LinearCrossEntropyKernels> Loss<B> {
         }
     }
 
-    /// The sum over the rows, `[1]`. Hands over the logits of a chunk of rows after the other.
+    /// The sum over the rows, `[1]`. Calls `visit` with the logits of one chunk of rows after the other.
     pub(super) fn sum(
         &self,
         head: &Head<B>,
@@ -116,7 +116,7 @@ impl<B: LinearCrossEntropyKernels> Loss<B> {
     ) -> FloatTensor<B> {
         let ([rows, d_input], dtype) = (x.shape().dims(), x.dtype());
         let mut losses = Vec::new();
-        // Where there is padding, rows of `x` are copied, too.
+        // If there is padding, rows of `x` are copied, too.
         let widest = if self.padding.is_some() { d_input.max(head.classes()) } else { head.classes() };
         for chunk in chunks(rows, widest * dtype.size(), self.chunk_bytes) {
             let labels = self.labels.rows(&chunk);
@@ -134,14 +134,14 @@ impl<B: LinearCrossEntropyKernels> Loss<B> {
         B::float_cast(sum, dtype.into())
     }
 
-    /// What the gradient of the logits of f16 is multiplied with, `[1]`, in f32: the power of two with which neither it nor, given
-    /// the head, its product with the weight overflows. Other types have the range of f32.
+    /// What the gradient of logits of f16 is multiplied by, `[1]`, in f32: the largest power of two with which neither it nor, if
+    /// `of_product`, its product with the weight overflows. `None` for other types, which have the range of f32.
     pub(super) fn scale(&self, head: &Head<B>, of_product: bool) -> Option<FloatTensor<B>> {
         if head.weight.dtype() != DType::F16 {
             return None;
         }
         let one = |x: FloatTensor<B>| B::float_cast(B::float_reshape(x, Shape::new([1])), FloatDType::F32);
-        // Of a row, the absolute values of the gradient have a sum of 2 factors times the weight of a class.
+        // The absolute values of the gradient of a row sum to at most 2 times its factor times a class weight.
         let mut bound = one(B::float_max_abs(self.factors.clone()));
         if let Some(weights) = self.labels.weights() {
             bound = B::float_mul(bound, one(B::float_max_abs(weights.clone())));
@@ -158,7 +158,7 @@ impl<B: LinearCrossEntropyKernels> Loss<B> {
     }
 }
 
-/// Twice 2 to this is just below what f16 can hold.
+/// The exponent of the largest power of two that f16 can hold.
 const LARGEST_EXPONENT: f64 = 15.0;
 
 /// `x` `[rows, columns]` with zeros in the rows of padding.
@@ -180,15 +180,15 @@ fn columns_of<B: Backend>(x: &FloatTensor<B>, columns: &Range<usize>) -> FloatTe
     B::float_slice(x.clone(), &[Slice::from(0..x.shape()[0]), Slice::from(columns.clone())])
 }
 
-/// Ranges that cover `0..len`, of so many items of `item` bytes as a chunk can have, and at most one item longer than others: a
-/// product with a single row is made in f16 on Flex.
+/// Ranges that cover `0..len`, each of as many items of `item` bytes as a chunk can have, but of lengths that differ by at most
+/// one: none is left with a single row, whose product Flex makes in f16.
 pub(super) fn chunks(len: usize, item: usize, chunk_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let most = (chunk_bytes / item.max(1)).clamp(1, len.max(1));
     let count = len.div_ceil(most);
     (0..count).map(move |chunk| len * chunk / count..len * (chunk + 1) / count)
 }
 
-/// `[classes]`, in f32 at least.
+/// The sum of the rows, `[classes]`, in f32 at least.
 pub(super) fn sum_of_rows<B: Backend>(dlogits: FloatTensor<B>) -> FloatTensor<B> {
     let [rows, classes] = dlogits.shape().dims();
     let wide = wide(dlogits.dtype());
@@ -201,7 +201,7 @@ pub(super) fn sum_of_rows<B: Backend>(dlogits: FloatTensor<B>) -> FloatTensor<B>
     B::float_reshape(sums, Shape::new([classes]))
 }
 
-/// The bytes of a product that is added to the gradient of the weight: it stays in the cache.
+/// The bytes of a product that is added to a sum: it stays in the cache.
 const BLOCK_BYTES: usize = 1 << 20;
 
 /// `sum + u v` in `sum`, a few columns at a time.

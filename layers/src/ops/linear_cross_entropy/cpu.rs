@@ -15,7 +15,7 @@ impl<B: CpuBackend> LinearCrossEntropyKernels for B {
     }
 }
 
-/// The largest absolute value; NaN if there is one.
+/// The largest absolute value; NaN if any value is.
 fn largest_magnitude(values: &[f16]) -> f16 {
     const MAGNITUDE: u16 = 0x7fff; // all bits but the sign are ordered as the numbers are
     let largest = |values: &[f16]| values.iter().fold(0, |largest, x| (x.to_bits() & MAGNITUDE).max(largest));

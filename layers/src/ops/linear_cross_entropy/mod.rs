@@ -1,21 +1,21 @@
-//! Cross entropy of a dense layer's outputs, which never exist all at once.
+//! Cross entropy of a dense layer's outputs, which are made in chunks.
 //!
 //! | | |
 //! | --- | --- |
 //! | computes | `sum(factor loss)` over the rows of `logits = x weight + bias`, `loss` as in [`cross_entropy`](super::cross_entropy) |
-//! | keeps | the gradients of what is tracked, and nothing else, but |
-//! | | with `weight` tracked and fewer rows than `d_input`: `dlogits`, `x` (a handle), and, `x` tracked, `weight` (a handle); |
-//! | | with `weight` tracked in half precision: instead of its gradient `x`, `weight` (handles), `log(sum(exp(logits)))` per row |
+//! | keeps | the gradients of what is tracked; but |
+//! | | with `weight` tracked and fewer rows than `d_input` only `dlogits`, and handles of `x` and, if `x` is tracked, `weight`; |
+//! | | else with `weight` tracked in half precision, instead of its gradient, handles of the inputs and `log(sum(exp(logits)))` |
 //! | backward | `dx = dlogits weight^T`, `dweight = x^T dlogits`, `dbias = sum(dlogits)` |
 //!
-//! The forward pass takes a few rows at a time, and makes the gradients at once, as
-//! [Liger-Kernel](https://arxiv.org/abs/2410.10989) does. Only for few rows would the gradient of the weight be more than the
-//! logits, which stock keeps: then their gradient, which takes their place, is kept, and the backward pass makes the rest.
+//! The forward pass takes a few rows at a time, and makes the gradients right away, as
+//! [Liger-Kernel](https://arxiv.org/abs/2410.10989) does. Only for few rows would the gradient of the weight be larger than the
+//! logits, which stock keeps: then the gradient of the logits is kept, in their place, and the backward pass makes the rest.
 //!
-//! In half precision, what many chunks of rows add to the gradient of the weight would have to be added up in f32, at twice its
-//! size, of products that are rounded each. So the backward pass makes it block by block of the classes: every block is one product over
-//! all rows, as in stock, from logits that are computed again. What f16 keeps is scaled so that its largest possible value
-//! fills the range of f16: an upstream gradient that scales the loss finds what it would bring into this range.
+//! In half precision, the contributions of many chunks of rows to the gradient of the weight would have to be summed in f32, at
+//! twice its size, and each would be rounded. So the backward pass makes it in blocks of classes: every block is one product over
+//! all rows, as in stock, from logits that are computed again. What is kept in f16 is scaled so that its largest possible value
+//! fills the range of f16: small gradients, which a scaled loss would bring into that range, are not lost.
 //!
 //! Rows with a factor of 0, such as padding, count as rows of zeros in `x`, whatever they hold, and have no loss.
 use super::{
@@ -37,21 +37,21 @@ mod cpu;
 
 use chunks::{Chunk, Head, Loss, add_product, chunks, sum_of_rows, zero_rows};
 
-/// How a cross entropy of a dense layer is computed.
+/// The options of the cross entropy of a dense layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearCrossEntropy {
     /// Label smoothing.
     pub smoothing: Option<f32>,
-    /// The bytes of the logits that exist at a time; at least those of one row, in half precision of
-    /// 64 classes of all rows, and those of all rows if their gradient is kept.
+    /// How many bytes of logits exist at a time; at least one row, for a tracked weight of half precision 64 classes of all
+    /// rows, and all if their gradient is kept.
     pub chunk_bytes: usize,
 }
 
 extension! {
     /// Cross entropies of dense layers.
     pub trait LinearCrossEntropyOps(LinearCrossEntropyKernels) {
-        /// The sum of `factors` times the losses, `[1]`, or their mean; x `[rows, d_input]`, weight `[d_input, classes]`, bias
-        /// `[classes]`. Not tracked are targets and factors `[rows]`, and the weights of the classes `[classes]`.
+        /// The sum of `factors` times the losses, `[1]`, or without factors the mean; x `[rows, d_input]`, weight
+        /// `[d_input, classes]`, bias `[classes]`; untracked: targets and factors `[rows]`, class weights `[classes]`.
         fn memsave_linear_cross_entropy(
             x: FloatTensor<Self>,
             weight: FloatTensor<Self>,
@@ -91,11 +91,11 @@ const X: usize = 0;
 const WEIGHT: usize = 1;
 const BIAS: usize = 2;
 
-/// The loss of a head.
+/// The loss of a head, that is, of a dense layer's outputs.
 #[derive(Clone, Debug)]
 pub struct HeadLoss<B: Backend> {
     loss: Loss<B>,
-    /// Fewer than `d_input`.
+    /// Whether there are fewer rows than `d_input`.
     has_few_rows: bool,
     /// Whether everything is of half precision.
     is_half: bool,
@@ -250,7 +250,7 @@ impl<B: LinearCrossEntropyKernels> Operation<B, 3> for HeadLoss<B> {
 /// What the backward pass reads besides inputs.
 #[derive(Clone, Debug)]
 pub struct Saved<B: Backend> {
-    /// The upstream gradient that the kept ones are for, `[1]`; else 1.
+    /// What the kept gradients are multiplied by, `[1]`; 1 if `None`.
     scale: Option<FloatTensor<B>>,
     gradients: SavedGradients<B>,
 }
@@ -258,7 +258,7 @@ pub struct Saved<B: Backend> {
 #[derive(Clone, Debug)]
 enum SavedGradients<B: Backend> {
     Made(Made<B>, Option<Blocks<B>>),
-    /// Of the logits of few rows.
+    /// The gradient of the logits, if there are few rows.
     OfLogits {
         dlogits: FloatTensor<B>,
         /// The rows of `x` that are not read.
@@ -276,7 +276,7 @@ struct Made<B: Backend> {
 }
 
 impl<B: LinearCrossEntropyKernels> Made<B> {
-    /// Adds what a chunk of rows adds.
+    /// Adds what a chunk of rows contributes.
     fn add(&mut self, head: &Head<B>, chunk: Chunk<B>, scale: Option<&FloatTensor<B>>) {
         if self.x.is_none() && self.weight.is_none() && self.bias.is_none() {
             return;
@@ -299,12 +299,13 @@ impl<B: LinearCrossEntropyKernels> Made<B> {
 /// What the gradient of a weight of half precision is made of besides inputs, block by block of the classes.
 #[derive(Clone, Debug)]
 struct Blocks<B: Backend> {
-    /// Of the logits, `[rows, 1]`.
+    /// `log(sum(exp(logits)))`, `[rows, 1]`.
     log_sum_exp: FloatTensor<B>,
     loss: Loss<B>,
 }
 
-/// Of a block of a weight of half precision: a product with fewer is slow, and one with a single column is made in f16 on Flex.
+/// The columns of a block of a weight of half precision: a product with fewer is slow, and Flex makes one with a single column
+/// in f16.
 const FEWEST_COLUMNS: usize = 64;
 
 impl<B: LinearCrossEntropyKernels> Blocks<B> {

@@ -27,14 +27,12 @@ impl<B: CpuBackend> LocalResponseKernels for B {
         });
         dy
     }
-
-    // The half precisions go by Burn's operations: kernels for them, too, would double the time to compile these.
 }
 
 /// Elements of a channel that are worked on at once, so that a window of channels stays in the cache.
 const TILE: usize = 256;
 
-/// A tensor as channels, each of `inner` elements that follow each other.
+/// A tensor as channels, each of `inner` consecutive elements.
 #[derive(Clone, Copy)]
 struct Planes {
     channels: usize,
@@ -53,7 +51,7 @@ trait Visitor<A, R> {
     fn visit(self, power: impl Fn(A) -> A + Copy + Send + Sync) -> R;
 }
 
-/// The usual exponents by roots, which are as exact as a power and many times faster.
+/// Computes the usual exponents with roots, which are as exact as a power and many times faster.
 fn with_power<A: CpuElement<Acc = A>, R>(beta: f64, visitor: impl Visitor<A, R>) -> R {
     match beta {
         1.0 => visitor.visit(|s: A| s),
@@ -179,7 +177,7 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
                 for channel in 0..channels {
                     let sums = &mut scale[..width];
                     sums.fill(zero);
-                    // The windows that a channel is in reach as far, the other way round.
+                    // The windows that contain a channel are those of the channels in its mirrored window.
                     for other in window(channel, [after, before], channels) {
                         let products = &products[other * width..][..width];
                         sums.iter_mut().zip(products).for_each(|(sum, product)| *sum = *sum + *product);

@@ -6,8 +6,8 @@
 //! | keeps | `x` (a handle) |
 //! | backward | `dx = dy / s^beta - 2 alpha beta / size * x * sum(dy x / s^(beta + 1))` over the windows that the channel is in |
 //!
-//! The sums are computed again. The output is offered for [recomputation](super::recompute): the layer after it keeps nothing.
-//! Stock Burn records ten operations, which keep four tensors of the size of `x`.
+//! The backward pass computes the sums again. The output is offered for [recomputation](super::recompute): the next layer then
+//! keeps nothing. Stock Burn records ten operations, which keep four tensors of the size of `x`.
 use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
@@ -33,7 +33,7 @@ pub struct LocalResponse {
 }
 
 impl LocalResponse {
-    /// How many channels of the window are before its own and after it.
+    /// How many channels of the window come before the channel at its center, and how many after.
     pub fn reach(&self) -> [usize; 2] {
         [(self.size - 1) / 2, self.size / 2]
     }
@@ -107,7 +107,7 @@ pub trait LocalResponseKernels: Backend {
 }
 device_backends!(LocalResponseKernels);
 
-/// The mean of every window of channels that reaches so far before and after its own; x `[batch, channels, inner]`.
+/// The mean of the window around every channel, which extends by `reach` before and after it; x `[batch, channels, inner]`.
 fn window_means<B: Backend>(x: FloatTensor<B>, reach: [usize; 2]) -> FloatTensor<B> {
     let [batch, channels, inner] = x.shape().dims();
     let [before, after] = reach;

@@ -16,7 +16,7 @@ const BLOCK: usize = 1 << 18;
 /// A matrix product with fewer rows than this is not worth its call.
 const FEW_ROWS: usize = 16;
 
-/// Up to this rank a product costs less than to make it and to read it again.
+/// Up to this rank, adding a product directly costs less than writing it and reading it again.
 const SMALL_RANK: usize = 32;
 
 /// `y + u v` in `y`.

@@ -1,15 +1,15 @@
-//! Dense layer with a low-rank adapter ([LoRA](https://arxiv.org/abs/2106.09685)): the effective weight is
-//! `weight + scale a b`, and never exists.
+//! Dense layer with a low-rank adapter ([LoRA](https://arxiv.org/abs/2106.09685)): the effective weight,
+//! `weight + scale a b`, never exists.
 //!
 //! | | |
 //! | --- | --- |
 //! | computes | `y = x weight + scale (x a) b + bias`; a quantized weight is dequantized by blocks |
-//! | keeps | `x` if `a` (or `weight`) is tracked; else `x a`, of the rank's width, if `b` is; handles of `weight`, `a`, `b` |
+//! | keeps | `x` if `a` (or `weight`) is tracked; else `x a`, `rank` elements per row, if `b` is; handles of `weight`, `a`, `b` |
 //! | backward | `dh = scale dy b^T`, `dx = dy weight^T + dh a^T`, `da = x^T dh`, `db = scale (x a)^T dy`, `dbias = sum(dy)` |
 //!
-//! Stock Burn computes the effective weight at every use, keeps it, and computes its gradient, of the same size: from which
-//! those of `a` and `b` follow. Here low-rank products are added to `y` and `dx` block by block. Where `x` is kept, `x a` is
-//! computed again: it would be more than stock keeps of an untracked `x`.
+//! Stock Burn computes the effective weight at every use, keeps it, and computes its gradient, of the same size, from which
+//! those of `a` and `b` follow. Here low-rank products are added to `y` and `dx` block by block. If `x` is kept, `x a` is
+//! computed again: keeping it, too, would be more than stock keeps if `x` is untracked.
 use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight},
@@ -163,14 +163,14 @@ impl<B: LoraKernels> Operation<B, 5> for Lora<B> {
 pub struct SavedLora<B: Backend> {
     /// `x a`, if `b` is tracked and `x` is not kept.
     h: Option<FloatTensor<B>>,
-    /// Without the quantized weight if `x` is not tracked.
+    /// The operation, without the quantized weight if `x` is not tracked.
     lora: Lora<B>,
 }
 
 /// The kernels.
 pub trait LoraKernels: LinearKernels {
-    /// `y + u v`, of `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; where the backend can, in `y`, and
-    /// without the whole product.
+    /// `y + u v`, with `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; where the backend can, in `y`, and
+    /// without making the whole product.
     fn add_product(y: FloatTensor<Self>, u: FloatTensor<Self>, v: FloatTensor<Self>) -> FloatTensor<Self> {
         let ([rank, columns], shape) = (v.shape().dims(), y.shape());
         let rows = shape.num_elements() / columns;

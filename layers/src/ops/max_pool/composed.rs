@@ -1,4 +1,4 @@
-//! By Burn's own pool with indices, for backends without kernels.
+//! Burn's own max pooling with indices, for backends without kernels.
 use super::output_shape;
 use crate::backend::{Placeholders, Saved};
 use crate::ops::conv::crop;
@@ -13,7 +13,7 @@ use burn::tensor::{Shape, ops::MaxPoolOptions};
 #[derive(Clone, Debug)]
 pub struct WinnerIndices<B: Backend> {
     indices: IntTensor<B>,
-    /// The shape of the input as Burn pooled it, padded already if the padding is asymmetric.
+    /// The shape of the input that Burn pooled, which is already padded if the padding is asymmetric.
     pooled: Shape,
 }
 
@@ -23,7 +23,7 @@ impl<B: Backend> Saved for WinnerIndices<B> {
     }
 }
 
-/// The padding that is left for Burn's pool: where it is asymmetric, Burn pads before.
+/// The padding that is left to Burn's max pooling: none if it is asymmetric, for then the input is padded before.
 fn padding(options: &MaxPoolOptions<2>) -> [usize; 2] {
     match options.is_asymmetric() {
         true => [0; 2],

@@ -103,7 +103,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// The windows whose tap `tap` lies inside the input.
+    /// The windows whose tap number `tap` lies inside the input.
     fn windows(&self, tap: usize) -> core::ops::Range<usize> {
         let tap = tap * self.dilation;
         // inside: padding <= window * stride + tap < padding + size
@@ -122,7 +122,7 @@ struct Geometry {
 }
 
 impl Geometry {
-    /// Of a pool from shape `x` to shape `y`.
+    /// Of pooling from shape `x` to shape `y`.
     fn new(x: &Shape, y: &Shape, options: &MaxPoolOptions<2>) -> Self {
         let axis = |axis: usize| Axis {
             size: x[axis + 2],
@@ -135,7 +135,7 @@ impl Geometry {
         Self { planes: x[0] * x[1], rows: axis(0), columns: axis(1) }
     }
 
-    /// The maxima and where they are. If `nan_wins`, the last NaN of a window is its maximum; else NaN never is.
+    /// The maxima and where they are. If `nan_wins`, the last NaN of a window is its maximum; else a NaN never is.
     fn forward<E: CpuElement>(&self, x: &[E], nan_wins: bool) -> (Vec<E>, WindowOffsets) {
         match self.rows.kernel * self.columns.kernel {
             0..=0xff => {
@@ -244,7 +244,7 @@ impl Geometry {
             return vec![];
         }
         let task = parallel::items_per_task(planes, plane_in);
-        // How far the taps of a window lie from its first: from a table, as long as that is small.
+        // How far the taps of a window lie from its first: from a table, if that is small.
         let tap = |position: usize| {
             let (kh, kw) = (position / columns.kernel, position % columns.kernel);
             kh * rows.dilation * columns.size + kw * columns.dilation

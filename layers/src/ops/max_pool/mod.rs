@@ -1,9 +1,10 @@
-//! Max pool over one or two axes.
+//! Max pooling over one or two axes.
 //!
 //! | | |
 //! | --- | --- |
 //! | computes | the maximum of every window |
-//! | keeps | the winner's position in its window if `x` is tracked: 1 byte per output for windows of up to 255 elements, else 2 or 4 (device backends: Burn's index) |
+//! | keeps | the winner's position in its window if `x` is tracked: 1 byte per output for windows of up to 255 elements, |
+//! | | else 2 or 4 (device backends: Burn's index) |
 //! | backward | every `dy` goes to its winner |
 //!
 //! Stock Burn keeps `x` and an index of 8 bytes per output.
@@ -22,9 +23,9 @@ mod composed;
 mod cpu;
 
 extension! {
-    /// Max pools.
+    /// Max pooling.
     pub trait MaxPoolOps(MaxPoolKernels) {
-        /// Max pool of `[batch, channels, height, width]` or without the height, which counts as 1. No window may be larger
+        /// Max pooling of `[batch, channels, height, width]` or without the height, which counts as 1. No window may be larger
         /// than the padded input.
         fn memsave_max_pool2d(x: FloatTensor<Self>, options: MaxPoolOptions<2>) -> FloatTensor<Self> {
             Self::run(MaxPool(options), [Some(x)])
@@ -101,7 +102,7 @@ pub trait MaxPoolKernels: Placeholders {
     /// The position of the winner in its window, for every output.
     type Offsets: Saved;
 
-    /// Max pool of `[batch, channels, height, width]`, and where each maximum was. No window may be larger than the padded
+    /// Max pooling of `[batch, channels, height, width]`, and where each maximum is. No window may be larger than the padded
     /// input.
     fn max_pool2d_with_offsets(
         x: FloatTensor<Self>,
@@ -147,8 +148,8 @@ fn output_shape(x: &Shape, options: &MaxPoolOptions<2>) -> Shape {
             return span / stride + 1;
         }
         let mut windows = span.div_ceil(stride) + 1;
-        // The last window must start inside the input. Burn checks this twice: in the backend, which sees an input that is
-        // already padded where the padding of some axis is asymmetric, and once more with the true size.
+        // The last window must start inside the input. Burn checks this twice: in the backend, which sees an already padded
+        // input if the padding of some axis is asymmetric, and once more with the true size.
         let end_of_input = if options.is_asymmetric() { padded } else { size + begin };
         if (windows - 1) * stride >= end_of_input {
             windows -= 1;

@@ -152,7 +152,7 @@ impl<E: CpuElement> Visitor<E, Vec<u64>> for ApplyInPlace<'_, E> {
     }
 }
 
-/// Replaces up to 64 values by `f` of them; their bits.
+/// Replaces up to 64 values by `f` of them; returns their bits.
 #[inline(always)]
 fn replace<E: Copy>(values: &mut [E], f: impl Fn(E) -> (E, bool)) -> u64 {
     pack(values.iter_mut(), |value| {
@@ -162,8 +162,8 @@ fn replace<E: Copy>(values: &mut [E], f: impl Fn(E) -> (E, bool)) -> u64 {
     })
 }
 
-/// Calls `f(values, word)` for every 64 values and the word of their bits; the number of values is known where `f` is
-/// inlined, but for the rest at the end.
+/// Sets every word of bits to `f` of its 64 values; their number is a constant where `f` is inlined, except for the remainder at
+/// the end.
 #[inline(always)]
 fn for_words<E>(values: &mut [E], words: &mut [u64], f: impl Fn(&mut [E]) -> u64) {
     let (full, rest) = values.as_chunks_mut::<BITS>();

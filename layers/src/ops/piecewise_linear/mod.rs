@@ -1,4 +1,4 @@
-//! Activations made of pieces of a line: ReLU and its kin.
+//! Piecewise linear activations: ReLU and its kin.
 //!
 //! | | |
 //! | --- | --- |
@@ -8,8 +8,8 @@
 //!
 //! Where `x` is kept by another step, or computed again, the output is offered for [recomputation](super::recompute).
 //!
-//! Stock Burn keeps `x` for ReLU, and booleans and intermediate tensors for the others. An infinite `x` passes its gradient;
-//! a NaN does as in stock.
+//! Stock Burn keeps `x` for ReLU, and booleans and intermediate tensors for the others. The gradient passes through an infinite
+//! `x`; a NaN is treated as in stock.
 use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
@@ -20,8 +20,7 @@ use burn::backend::{TensorMetadata, get_or_init_device_settings, ops::Activation
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
 
-/// A function of one variable made of pieces of a line, with at most two slopes: one bit per element is enough for its
-/// backward pass.
+/// A piecewise linear function of one variable, with at most two slopes: one bit per element is enough for its backward pass.
 ///
 /// Each variant is the function of the same name in [`burn::tensor::activation`], with the same treatment of ties and NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +50,7 @@ pub enum PiecewiseLinear {
     Shrink {
         /// Half the width of the zero piece.
         lambda: f64,
-        /// What is taken off outside of it.
+        /// By how much values outside of it move toward zero.
         bias: f64,
     },
     /// `x` if `x > threshold`, else `value`
@@ -73,7 +72,7 @@ impl PiecewiseLinear {
         }
     }
 
-    /// Whether the pieces come in the order that the formula supposes.
+    /// Whether the pieces are in the order that the formula assumes.
     pub fn is_ordered(self) -> bool {
         match self {
             Self::Clamp { min, max } => min <= max,

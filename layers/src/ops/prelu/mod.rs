@@ -32,7 +32,7 @@ extension! {
 const X: usize = 0;
 const ALPHA: usize = 1;
 
-/// Has the bits of a parametric ReLU.
+/// The function whose bits are those of a parametric ReLU.
 const LEAKY: PiecewiseLinear = PiecewiseLinear::LeakyRelu { negative_slope: 0.0 };
 
 /// Parametric ReLU.
@@ -96,12 +96,12 @@ impl<B: PReluKernels> Operation<B, 2> for PRelu {
 /// What the backward pass reads besides inputs.
 #[derive(Clone, Debug)]
 pub struct SavedMask<Mask> {
-    /// Where `x >= 0`, one bit per element: enough for the gradient of `x`. Made from `x` where that is kept.
+    /// Where `x >= 0`, one bit per element: enough for the gradient of `x`. `None` if `x` is kept, from which it can be made.
     mask: Option<Mask>,
 }
 
-/// The shape in which slopes of shape `alpha` broadcast along the channels (axis 1) of `x`. They are reshaped in the operation
-/// itself, so that what is kept is the parameter.
+/// The shape in which slopes of shape `alpha` broadcast against `x`, along its channels (axis 1). They are reshaped in the
+/// operation itself, so that what is kept is the parameter.
 fn along_channels(alpha: &Shape, x: &Shape) -> Shape {
     let mut shape = vec![1; x.num_dims()];
     shape[1.min(x.num_dims() - 1)] = alpha.num_elements();

@@ -7,13 +7,13 @@ use burn::tensor::Shape;
 
 /// Steps that a backward pass goes back through.
 pub(super) struct Segment<B: Backend> {
-    /// The input, where it is read.
+    /// The input, if it is read.
     pub x: Option<FloatTensor<B>>,
     /// The state before the first step.
     pub start: RecurrentState<B>,
     /// The gradient of the hidden state after every step, as far as it comes from the output.
     pub dy: FloatTensor<B>,
-    /// The gradient of the state after the last step, beside that.
+    /// What is added to it for the state after the last step.
     pub dlast: RecurrentState<B>,
 }
 
@@ -36,8 +36,8 @@ pub(super) struct Wanted {
 }
 
 impl Recurrence {
-    /// The gradients of segments of `every` steps, from the states before them: the gates of one segment at a time are computed
-    /// again. Gradients of parameters are added up in f32 at least, and narrowed once.
+    /// The gradients, in segments of `every` steps, from the states before each: the gates are computed again, for one segment at
+    /// a time. Gradients of parameters are summed in f32 at least, and narrowed once.
     pub(super) fn backward_by_segments<B: RecurrentKernels>(
         &self,
         every: usize,
@@ -154,8 +154,8 @@ impl Recurrence {
         (self.sequence::<B>(states), cells)
     }
 
-    /// What r gates in a GRU that resets after the product, `h U_n + d_n`; in one that resets before it what U_n is multiplied
-    /// with, `r h`.
+    /// In a GRU that resets after the product, what r gates: `h U_n + d_n`; in one that resets before it, what U_n is multiplied
+    /// by: `r h`.
     fn gated<B: Backend>(
         &self,
         gates: &[FloatTensor<B>],
@@ -205,7 +205,7 @@ impl<B: RecurrentKernels> Pass<'_, B> {
         }
     }
 
-    /// `dh` and the gradient of the hidden state through its product with the weight of a gate.
+    /// `dh` plus the gradient of the hidden state through its product with the weight of a gate.
     fn through_product(&self, dh: Option<FloatTensor<B>>, gate: usize, at: usize) -> Option<FloatTensor<B>> {
         let gradient = self.rows(self.product_gradient(gate), at);
         let weight = weight(&self.parameters[gate].hidden).clone();
@@ -216,7 +216,7 @@ impl<B: RecurrentKernels> Pass<'_, B> {
         })
     }
 
-    /// One step back: the gradient of the state before, without that of its products if it is `unwanted`.
+    /// One step back: the gradient of the state before it, without the part through the products if it is `unwanted`.
     fn step_back(
         &mut self,
         at: usize,

@@ -117,7 +117,7 @@ impl RecurrentStep {
         RecurrentState { h: Some(tensor(h)), c: self.has_cell().then(|| tensor(c)) }
     }
 
-    /// Rows of a state, which has none if it is not there.
+    /// Rows of a state; empty ones if there is no state.
     fn rows_of<'a, E>(&self, state: &'a mut [E]) -> impl FnMut() -> &'a mut [E] {
         let mut rows = state.chunks_exact_mut(self.hidden);
         move || rows.next().unwrap_or_default()
@@ -133,7 +133,7 @@ impl RecurrentStep {
     }
 }
 
-/// The elements of tensors that are there, and zeros for those that are not.
+/// The elements of the tensors that are given, and zeros for those that are not.
 struct Slices<B: CpuBackend, E> {
     tensors: Vec<Option<FloatTensor<B>>>,
     zeros: Vec<E>,
@@ -147,7 +147,7 @@ impl<B: CpuBackend, E: CpuElement> Slices<B, E> {
         Self { tensors, zeros }
     }
 
-    /// Row number `row` of `len` elements, if there are so many.
+    /// Row number `row`, of `len` elements; empty if there are not that many rows.
     fn row(&self, row: usize, len: usize) -> &[E] {
         self.get(0).get(row * len..(row + 1) * len).unwrap_or_default()
     }
@@ -232,7 +232,7 @@ fn advance<E: CpuElement, const G: usize>(
     for at in 0..len {
         let input = core::array::from_fn(|g| gates[g][at].widen() + biases[g][0][at].widen());
         let hidden = core::array::from_fn(|g| products[g][at].widen() + biases[g][1][at].widen());
-        // Rounded, as the backward pass will read them.
+        // Rounded, as the backward pass will read the gates.
         let values = elements.activate(input, hidden).map(E::narrow);
         let [h, c] = elements.update(values.map(E::widen), read(state, has, at));
         (0..G).for_each(|g| gates[g][at] = values[g]);

@@ -9,14 +9,14 @@ use burn::tensor::{Shape, Slice};
 
 type Float<B> = FloatTensor<B>;
 
-/// What is computed in one step.
+/// Which part of a step is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Stage {
-    /// All of it, of any cell but a GRU that resets before the product.
+    /// All of it, for any cell but a GRU that resets before the product.
     Whole(Cell),
-    /// The gates r and z of such a GRU; the new state is `r h`.
+    /// The gates r and z of such a GRU (going back only r); the new state is `r h`.
     Reset,
-    /// Its gate n beside its gate z.
+    /// Its gate n, beside its gate z, which is made already.
     New,
 }
 
@@ -35,7 +35,7 @@ pub struct RecurrentStep {
     pub steps: usize,
     /// The size of the hidden state.
     pub hidden: usize,
-    /// Which of the steps.
+    /// Which step of the sequence.
     pub at: usize,
 }
 
@@ -59,14 +59,14 @@ impl RecurrentStep {
         B::float_reshape(B::float_slice(values, &self.slices()), Shape::new([self.batch, self.hidden]))
     }
 
-    /// Writes the rows of this step, in place if nobody else holds the tensor.
+    /// Writes the rows of this step, in place if nothing else holds the tensor.
     pub(super) fn write<B: Backend>(&self, values: &mut Float<B>, rows: Float<B>) {
         let shape = values.shape();
         let [batch, step] = [self.batch, 1];
         let in_sequence =
             if self.batch_first { [batch, step, self.hidden] } else { [step, batch, self.hidden] };
         let rows = B::float_reshape(rows, Shape::new(in_sequence));
-        // Nobody else holds the tensor while it is written to.
+        // Nothing else holds the tensor while it is written to.
         let sequence = B::float_reshape(core::mem::replace(values, rows.clone()), self.sequence());
         *values = B::float_reshape(B::float_slice_assign(sequence, &self.slices(), rows), shape);
     }
@@ -97,7 +97,7 @@ impl RecurrentStep {
     }
 }
 
-/// Hidden and cell state, `[batch, hidden]`, or their gradients; zeros if they are not there.
+/// Hidden and cell state, `[batch, hidden]`, or their gradients; `None` counts as zeros.
 #[derive(Clone, Debug)]
 pub struct RecurrentState<B: Backend> {
     /// The hidden state.
@@ -108,13 +108,13 @@ pub struct RecurrentState<B: Backend> {
 
 /// The kernels.
 ///
-/// The tensors of the gates, `[batch * steps, hidden]`, hold the rows of all steps. A step writes its own in place, which a
-/// backend can do only while nobody else holds the tensor. A slice may be a view, which holds it: no view of a gate may be alive
-/// when that gate is written, or every step copies all steps.
+/// The tensors of the gates, `[batch * steps, hidden]`, hold the rows of all steps. A step writes its rows in place, which a
+/// backend can do only while nothing else holds the tensor. A slice may be a view, which holds it: no view of a gate may be alive
+/// when that gate is written, or every step copies the rows of all steps.
 pub trait RecurrentKernels: Backend {
-    /// One step: its rows in the tensors of the gates hold the products with the input and get the gates. `products`: those with
-    /// the hidden state, zeros if there are none. `biases`: of both products. `state`: before the step; returned is that after
-    /// it.
+    /// One step: its rows in the tensors of the gates hold the products with the input, and are replaced by the gates. `products`:
+    /// those with the hidden state, zeros if there are none. `biases`: of both products. `state`: before the step; returns the
+    /// one after it.
     fn recurrent_forward(
         step: &RecurrentStep,
         gates: &mut [FloatTensor<Self>],
@@ -151,7 +151,7 @@ pub trait RecurrentKernels: Backend {
             values.push(value);
         }
         let next = update::<Self>(step, &values, state);
-        // A view of what is there already is not written again.
+        // What is there already is not written again: its value is a view of it.
         let unchanged = usize::from(step.stage == Stage::New);
         for (gate, value) in gates.iter_mut().zip(values).skip(unchanged) {
             step.write::<Self>(gate, value);
@@ -169,9 +169,9 @@ pub trait RecurrentKernels: Backend {
         update::<Self>(step, &gates, state)
     }
 
-    /// One step back: its rows in the tensors of the gates become gradients of what went into them. `reset_product`: in a GRU
+    /// One step back: its rows in the tensors of the gates become gradients of what went into the gates. `reset_product`: in a GRU
     /// that resets after the product, the product that r gates, whose rows become its gradient. `state`: before the step;
-    /// `grads`: of that after it; returned is that of the state before, as far as it does not go through the products.
+    /// `grads`: of the state after it. Returns the gradient of the state before, except for the part through the products.
     fn recurrent_backward(
         step: &RecurrentStep,
         gates: &mut [FloatTensor<Self>],
@@ -342,7 +342,7 @@ mod tests {
         }
     }
 
-    /// A slice may be a view: a gate that is written while a view of it lives is copied, with the rows of all steps.
+    /// A slice may be a view: a gate that is written while a view of it is alive is copied, with the rows of all steps.
     #[test]
     fn composed_steps_write_in_place() {
         let stages = [
@@ -354,7 +354,7 @@ mod tests {
             (Stage::Whole(Cell::Lstm { coupled: true }), [3, 3]),
         ];
         for (stage, [forwards, backwards]) in stages {
-            // Of one sequence the rows of a step are a view.
+            // In a batch of one sequence the rows of a step are a view.
             let step =
                 RecurrentStep { stage, clip: None, batch_first: true, batch: 1, steps: 4, hidden: 5, at: 2 };
             let gates = |count: usize| -> Vec<_> { (0..count).map(|_| fresh(&[4, 5])).collect() };
@@ -376,7 +376,7 @@ mod tests {
         }
     }
 
-    /// A tensor that nobody else holds.
+    /// A tensor that nothing else holds.
     fn fresh(shape: &[usize]) -> FloatTensor<Composed> {
         composed(&random(shape))
     }
@@ -389,7 +389,7 @@ mod tests {
         RecurrentState { h: state.h.as_ref().map(composed), c: state.c.as_ref().map(composed) }
     }
 
-    /// `gates`: so many go forwards, and backwards.
+    /// The numbers of gates in the forward and in the backward step.
     fn composed_step_equals_the_kernels(step: &RecurrentStep, [forwards, backwards]: [usize; 2]) {
         let matrix = || random(&[step.batch, step.hidden]);
         let state = || RecurrentState::<Flex> { h: Some(matrix()), c: Some(matrix()) };

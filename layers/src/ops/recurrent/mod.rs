@@ -3,18 +3,23 @@
 //! | | |
 //! | --- | --- |
 //! | computes | RNN: `h = tanh(a)` |
-//! | | GRU: `r = sigmoid(a_r)`, `z = sigmoid(a_z)`, `n = tanh(x W_n + b_n + r * (h U_n + d_n))`, `h = (1 - z) n + z h`; or `n = tanh(x W_n + b_n + (r h) U_n + d_n)` |
+//! | | GRU: `r = sigmoid(a_r)`, `z = sigmoid(a_z)`, `n = tanh(x W_n + b_n + r * (h U_n + d_n))`, `h = (1 - z) n + z h`; |
+//! | | or, if it resets before the product, `n = tanh(x W_n + b_n + (r h) U_n + d_n)` |
 //! | | LSTM: `i, o, f = sigmoid(a_i, a_o, a_f)`, `g = tanh(a_g)`, `c = f c + i g`, `h = o tanh(c)`; coupled: `f = 1 - i` |
 //! | | where `a = x W + b + h U + d` per gate, step by step; the state (`c` of an LSTM, else `h`) is clipped if asked for |
-//! | keeps | the gates after their activation, once (the gate of an RNN that does not clip is its output); the initial state and the weights (handles); `x` (a handle) if a `W` is tracked |
-//! | | with checkpoints every `k` steps: not the gates but the state after every `k`-th step; `x`, the initial state and all parameters (handles) |
-//! | backward | (with checkpoints, for one segment after the other, whose gates are computed again) from the last step: `da` of every gate in the place of the gate, `dh += sum(da U^T)`; then `dW = x^T da`, `dU = h^T da`, `db = dd = sum(da)`, `dx = sum(da W^T)`, each one matrix product over all steps |
+//! | keeps | the activated gates (that of an RNN that does not clip is its output); handles of the initial state, of every `U`, |
+//! | | of every `W` if `x` is tracked, and of `x` if a `W` is tracked |
+//! | | with checkpoints every `k` steps: instead of the gates the state after every `k`-th step; handles of `x`, the initial |
+//! | | state and all parameters |
+//! | backward | from the last step: `da` of every gate in place of the gate, `dh += sum(da U^T)`; then `dW = x^T da`, |
+//! | | `dU = h^T da`, `db = dd = sum(da)`, `dx = sum(da W^T)`, each one matrix product over all steps |
+//! | | with checkpoints: the same for one segment after the other, whose gates are computed again |
 //!
-//! The states between the steps are computed again from the gates: `c` and `h` are no more than a few products away. So is
-//! `h U_n + d_n`, by one matrix product. Products with `x` are one per gate for all steps at once. Stock Burn records some
+//! The states between the steps are computed again from the gates: `c` and `h` are only a few products away. So is
+//! `h U_n + d_n`, by one matrix product. The product with `x` is one per gate, for all steps at once. Stock Burn records some
 //! forty operations per step, which keep ten tensors and more of the size of the state.
 //!
-//! The last state comes from small operations on the output that only hand their gradient over.
+//! The last state is made by small steps on the output, which only hand its gradient to the step of the layer.
 //!
 //! Sums over steps and segments are made in f32 at least.
 use super::{
@@ -50,7 +55,7 @@ pub enum Cell {
     },
     /// Gates i, o, g and f: `c = f c + i g`, `h = o tanh(c)`.
     Lstm {
-        /// Whether `f = 1 - i`, a gate that is not there.
+        /// Whether `f = 1 - i`, without a gate of its own.
         coupled: bool,
     },
 }
@@ -66,7 +71,7 @@ impl Cell {
     }
 }
 
-/// A recurrent layer with its options.
+/// The options of a recurrent layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recurrence {
     /// Its kind.
@@ -77,7 +82,7 @@ pub struct Recurrence {
     pub batch_first: bool,
     /// Whether the last step comes first.
     pub reverse: bool,
-    /// After how many steps a state is kept, instead of the gates; 1 at least.
+    /// Keep a state after every so many steps (at least 1), instead of the gates.
     pub checkpoint: Option<usize>,
 }
 
@@ -131,8 +136,8 @@ pub struct RecurrentOutput<B: Backend> {
 extension! {
     /// Recurrent layers.
     pub trait RecurrentOps(RecurrentKernels) {
-        /// Runs a layer over a sequence. `operands`: h and c before the first step; then of every gate the weight and the bias
-        /// for the input, and the weight and the bias for the hidden state.
+        /// Runs a layer over a sequence. `operands`: h and c before the first step; then for every gate weight and bias for the
+        /// input, weight and bias for the hidden state.
         fn memsave_recurrent(
             x: FloatTensor<Self>,
             #[extension_type] operands: OptionalTensors<Self>,
@@ -152,7 +157,7 @@ extension! {
     }
 }
 
-/// The input, the initial state, and of every gate (there are four at most) its [parameters](GateParameters).
+/// The input, the initial state, and the [parameters](GateParameters) of every gate (four at most).
 const INPUTS: usize = GATES + 4 * PER_GATE;
 const X: usize = 0;
 const H: usize = 1;
@@ -171,7 +176,7 @@ struct Recurrent<B: Backend> {
     recurrence: Recurrence,
     /// The number of steps.
     steps: usize,
-    /// Takes the last state out of the forward pass.
+    /// Carries the last state out of the forward pass.
     side: SideChannel<B>,
 }
 
@@ -323,12 +328,12 @@ struct Saved<B: Backend> {
     gates: Vec<FloatTensor<B>>,
     /// Or the states, h and c, at checkpoints.
     checkpoints: Vec<[Option<FloatTensor<B>>; 2]>,
-    /// Brings the gradients of the last state.
+    /// Carries the gradients of the last state into the backward pass.
     side: SideChannel<B>,
 }
 
-/// The last state, h and c: a step of the graph has one output, so that it leaves the forward pass beside the graph; and its
-/// gradients, on their way to the backward pass of the layer.
+/// The last state, h and c, on its way out of the forward pass beside the graph, since a step has only one output; and later its
+/// gradients, on their way into the backward pass of the layer.
 #[derive(Clone, Debug)]
 struct SideChannel<B: Backend>(Arc<Mutex<[Option<FloatTensor<B>>; 2]>>);
 
@@ -384,7 +389,7 @@ impl<B: Backend> Operation<B, 1> for LastState<B> {
     }
 
     fn backward((index, side): Self::Saved, gradient: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
-        // Zeros, so that the step of the layer runs if nothing else asks for it.
+        // Zeros, so that the step of the layer runs even if it gets no other gradient.
         let zero = B::float_zeros(Shape::new([1; 3]), &gradient.device(), gradient.dtype().into());
         pass.give(0, B::float_expand(zero, pass.shape(0)));
         side.lock()[index] = Some(gradient);

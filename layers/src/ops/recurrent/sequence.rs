@@ -29,7 +29,7 @@ impl<B: Backend> GateParameters<B> {
         }
     }
 
-    /// The sum of gradients, of those that both have.
+    /// The sums of the gradients that both have.
     pub(super) fn plus(self, other: Self) -> Self {
         let plus = |a: Option<FloatTensor<B>>, b| a.zip(b).map(|(a, b)| B::float_add(a, b));
         Self {
@@ -47,7 +47,7 @@ pub(super) enum Keep {
     Nothing,
     /// All gates.
     Gates,
-    /// The state after so many steps, and so on.
+    /// The state after every so many steps.
     States(usize),
 }
 
@@ -55,7 +55,7 @@ pub(super) enum Keep {
 pub(super) struct Forward<B: Backend> {
     /// The hidden state after every step.
     pub y: FloatTensor<B>,
-    /// The gates of the last chunk of steps.
+    /// The gates of the last chunk of steps: of all steps, if they are kept.
     pub gates: Vec<FloatTensor<B>>,
     /// The state after the last step.
     pub state: RecurrentState<B>,
@@ -72,8 +72,8 @@ pub(super) struct Sizes {
 }
 
 impl Recurrence {
-    /// Steps whose products with the input are made at once where none are kept: they fill a tile of a matrix product, and
-    /// take no more memory than one step of a large batch.
+    /// How many steps have their products with the input made at once, if gates are not kept: they fill a tile of a matrix
+    /// product, and take no more memory than one step of a large batch.
     fn chunk(batch: usize) -> usize {
         const ROWS: usize = 32;
         (ROWS / batch.max(1)).max(1)
@@ -118,7 +118,7 @@ impl Recurrence {
         B::float_cat(unsqueezed.collect(), self.axis())
     }
 
-    /// In the order of the computation.
+    /// Steps in the order of the computation.
     pub(super) fn order(&self, steps: core::ops::Range<usize>) -> Vec<usize> {
         let mut order: Vec<usize> = steps.collect();
         if self.reverse {
@@ -199,7 +199,7 @@ impl Recurrence {
     }
 }
 
-/// A weight that the caller has kept, as it is read.
+/// A weight that is read, and so was kept.
 pub(super) fn weight<T>(weight: &Option<T>) -> &T {
     weight.as_ref().expect("a weight that is read is kept")
 }

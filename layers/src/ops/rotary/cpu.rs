@@ -15,7 +15,7 @@ impl<B: CpuBackend> RotaryKernels for B {
     }
 }
 
-/// Rotates rows of pairs, of which `factors` has those of every position in turn; `adjoint`: back.
+/// Rotates rows of pairs by `factors`, which holds those of every position in turn; `adjoint`: rotates back.
 fn rotate<E: CpuElement>(x: &mut [E], factors: &[E], features: usize, adjoint: bool) {
     let positions = factors.len() / (2 * features);
     let task = parallel::items_per_task(x.len() / features, features);

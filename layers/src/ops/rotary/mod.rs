@@ -6,7 +6,7 @@
 //! | keeps | a handle of the factors `c` and `s`, if `x` is tracked |
 //! | backward | `dx[2i] = dy[2i] c[2i] + dy[2i+1] s[2i+1]`, `dx[2i+1] = dy[2i+1] c[2i+1] - dy[2i] s[2i]` |
 //!
-//! Stock Burn multiplies by a matrix of signs, and has four tensors twice the size of `x` on the way.
+//! Stock Burn multiplies by a matrix of signs, and makes four tensors of twice the size of `x` along the way.
 use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
@@ -67,7 +67,7 @@ impl<B: RotaryKernels> Operation<B, 1> for Rotary<B> {
 /// The kernel.
 pub trait RotaryKernels: Backend {
     /// Pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`;
-    /// `adjoint`: back, as gradients are. In the place of `x`, if that is the only handle.
+    /// `adjoint`: rotated back, as gradients are. In place of `x`, if that is the only handle of its tensor.
     fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self> {
         let shape = x.shape();
         let [positions, features, _] = factors.shape().dims();

@@ -122,7 +122,7 @@ struct ParameterGrads {
 }
 
 impl ParameterGrads {
-    /// Zeros for the wanted ones of gamma and beta; nothing for the other.
+    /// Zeros for the wanted ones of gamma and beta; nothing for the others.
     fn new(norm: &RowNorm, wanted: [bool; 2]) -> Self {
         let [gamma, beta] = wanted.map(|wanted| if wanted { vec![0.0; norm.parameters()] } else { vec![] });
         Self { gamma, beta }
@@ -146,8 +146,8 @@ struct Visit<'a, E: CpuElement> {
     norm: &'a RowNorm,
     gamma: &'a [E::Acc],
     grads: ParameterGrads,
-    /// Where every element of a row has parameters of its own, and every row the same: sums of a few rows, for gamma and
-    /// beta, not yet in `grads`. Adding in this type is faster, but not exact for long.
+    /// If every element of a row has its own parameters, and every row the same: sums of a few rows, for gamma and beta, not yet
+    /// in `grads`. Adding in this type is faster, but loses precision over many rows.
     few: Option<[Vec<E::Acc>; 2]>,
     /// How many rows those are.
     rows: usize,
@@ -171,7 +171,7 @@ impl<'a, E: CpuElement> Visit<'a, E> {
         Self { norm, gamma, grads: ParameterGrads::new(norm, wanted), few, rows: 0 }
     }
 
-    /// Adds row number `at` to the gradients of the parameters; how to get its `dx`.
+    /// Adds row number `at` to the gradients of the parameters; returns how to get its `dx`.
     fn add(&mut self, at: usize, x: &[E], dy: &[E]) -> Line<E::Acc> {
         let [mean, inv_std] = statistics(x, self.norm);
         let start = at % self.norm.groups * self.norm.channels;
@@ -242,8 +242,8 @@ fn flush<A: CpuElement>(few: &mut [Vec<A>; 2], grads: &mut ParameterGrads) {
     }
 }
 
-/// Adds `dy * x_hat` and `dy` of every element to the sums of its parameter; the sums over the row of `gamma * dy` and of
-/// `gamma * dy * x_hat`.
+/// Adds `dy * x_hat` and `dy` of every element to the sums of its parameter; returns the sums over the row of `gamma * dy` and
+/// of `gamma * dy * x_hat`.
 #[inline(always)]
 fn add_elements<E: CpuElement>(
     x: &[E],

@@ -7,9 +7,9 @@
 //! | backward | `dx = (g - mean(g) - x_hat mean(g x_hat)) / std`, `g = gamma dy`, `x_hat = (x - mean) / std` |
 //! | | `dgamma = sum(dy x_hat)`, `dbeta = sum(dy)` |
 //!
-//! Where `x` is kept, the output is offered for [recomputation](super::recompute): the layer after it keeps nothing.
+//! Where `x` is kept, the output is offered for [recomputation](super::recompute): the next layer then keeps nothing.
 //!
-//! The statistics of a row are computed again, while it is in the cache for its gradient. Stock Burn records ten small
+//! The backward pass computes the statistics of a row again, while the row is in the cache. Stock Burn records ten small
 //! operations, which keep two tensors of the size of `x`.
 use super::{
     MaybeTensor,
@@ -23,7 +23,7 @@ use burn::tensor::Shape;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub mod cpu;
 
-/// A normalization over rows: which elements share statistics, and which parameters they meet.
+/// A normalization over rows: which elements share statistics, and which parameters they get.
 ///
 /// The elements of a tensor, in order, are `[repeats, groups, channels, inner]`: a row is `channels * inner` of them, and an
 /// element at `[.., group, channel, ..]` has the parameters at `group * channels + channel`.
@@ -33,11 +33,11 @@ pub struct RowNorm {
     pub centered: bool,
     /// Added to the variance.
     pub epsilon: f64,
-    /// Rows that follow each other with parameters of their own.
+    /// The number of consecutive rows with parameters of their own.
     pub groups: usize,
     /// Parameters per row.
     pub channels: usize,
-    /// Elements that follow each other with the same parameter.
+    /// The number of consecutive elements with the same parameter.
     pub inner: usize,
 }
 
@@ -47,7 +47,7 @@ impl RowNorm {
         Self { centered, epsilon, groups: 1, channels: features, inner: 1 }
     }
 
-    /// The elements of a row.
+    /// The number of elements of a row.
     pub fn row(&self) -> usize {
         self.channels * self.inner
     }
@@ -62,9 +62,9 @@ impl RowNorm {
 pub struct NormGrads<B: Backend> {
     /// Gradient of the input.
     pub x: Option<FloatTensor<B>>,
-    /// Gradient of the scale, `[channels]`.
+    /// Gradient of the scale, one per parameter.
     pub gamma: Option<FloatTensor<B>>,
-    /// Gradient of the shift, `[channels]`.
+    /// Gradient of the shift, one per parameter.
     pub beta: Option<FloatTensor<B>>,
 }
 
@@ -135,7 +135,7 @@ impl<B: RowNormKernels> Operation<B, 3> for RowNorm {
 
 /// The kernels.
 pub trait RowNormKernels: ChannelSums {
-    /// The rows of `x`, normalized; a parameter that is missing changes nothing.
+    /// The rows of `x`, normalized; a missing parameter changes nothing.
     fn row_norm(
         x: FloatTensor<Self>,
         gamma: Option<FloatTensor<Self>>,

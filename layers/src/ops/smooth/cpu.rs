@@ -31,8 +31,8 @@ impl<B: CpuBackend> SmoothKernels for B {
 }
 
 impl Smooth {
-    /// Calls the visitor with the function and its slope (of what it [reads](Self::reads_output)) in the arithmetic of `A`. One
-    /// call per variant, so that each gets loops of its own.
+    /// Calls the visitor with the function and its slope (from input or [output](Self::reads_output)) in the arithmetic of `A`.
+    /// One call per variant, so that each gets loops of its own.
     #[inline(always)]
     pub fn with<A: CpuElement<Acc = A>, R>(self, visitor: impl Visitor<A, R>) -> R {
         let num = A::from_f64;
@@ -86,7 +86,7 @@ impl Smooth {
                 )
             }
             Self::Softplus { beta, threshold } => {
-                // Beyond the capped one the function is the identity to the last digit.
+                // Beyond the capped threshold the function is the identity to the last digit.
                 let (beta, threshold) = (num(beta), num(threshold).min(A::max_value().ln()));
                 visitor.visit(
                     move |x| if beta * x > threshold { x } else { log_1p((beta * x).fast_exp()) / beta },

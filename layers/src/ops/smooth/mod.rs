@@ -6,7 +6,7 @@
 //! | keeps | `x` (a handle); for sigmoid and tanh `y`, unless `x` is available anyway |
 //! | backward | `dx = dy * f'(x)`, in place |
 //!
-//! Where `x` is kept, the output is offered for [recomputation](super::recompute): the layer after it keeps nothing. Stock Burn
+//! Where `x` is kept, the output is offered for [recomputation](super::recompute): the next layer then keeps nothing. Stock Burn
 //! records up to six operations for one function, each of which keeps a tensor.
 use super::{
     extension::extension,
@@ -21,7 +21,7 @@ use burn::backend::{
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub mod cpu;
 
-/// A function of one variable whose slope is read off its input, or off its output.
+/// A function of one variable whose slope (derivative) is computed from its input, or from its output.
 ///
 /// Each variant is the function of the same name in [`burn::tensor::activation`], computed in f32 or in f64 as the tensor is,
 /// in one pass.
@@ -69,7 +69,7 @@ pub enum Smooth {
 }
 
 impl Smooth {
-    /// Whether the slope is read off the output; else off the input.
+    /// Whether the slope is computed from the output; else from the input.
     pub fn reads_output(self) -> bool {
         matches!(self, Self::Sigmoid | Self::Tanh)
     }
@@ -137,13 +137,13 @@ impl<B: SmoothKernels> Operation<B, 1> for Smooth {
 #[derive(Clone, Debug)]
 pub struct SavedSmooth<T> {
     f: Smooth,
-    /// The output, if it is read and the input is not kept.
+    /// The output, if the slope reads it and the input is not kept.
     output: Option<T>,
 }
 
 /// The kernels.
 pub trait SmoothKernels: Backend {
-    /// `f(x)`; in the place of `x`, if that is the only handle.
+    /// `f(x)`; in place of `x`, if that is the only handle of its tensor.
     fn smooth(x: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self> {
         match f {
             Smooth::Gelu => Self::gelu(x),
@@ -173,7 +173,7 @@ pub trait SmoothKernels: Backend {
         }
     }
 
-    /// `dy * f'`, the slope read off the input of `f` or off its output, as `f` [says](Smooth::reads_output).
+    /// `dy * f'`, with the slope computed from `read`: the input of `f`, or its [output](Smooth::reads_output).
     fn smooth_backward(read: FloatTensor<Self>, f: Smooth, dy: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_mul(slope::<Self>(read, f), dy)
     }
@@ -252,7 +252,7 @@ fn hard_gate<B: Backend>(x: Float<B>) -> Float<B> {
     plus::<B>(times::<B>(x, 1.0 / 6.0), 0.5)
 }
 
-/// The slope of `f`, of what it reads.
+/// The slope of `f`, from its input or its [output](Smooth::reads_output).
 pub(super) fn slope<B: Backend>(read: FloatTensor<B>, f: Smooth) -> FloatTensor<B> {
     let x = read;
     match f {

@@ -91,7 +91,7 @@ fn shift<A: CpuElement<Acc = A>>(max: A, f: Softmax) -> A {
     if f == Softmax::QuietSoftmax && max == A::neg_infinity() { <A as Zero>::zero() } else { max }
 }
 
-/// What `exp(x - shift)` is multiplied with; of a log-softmax, what is subtracted from `x - shift`.
+/// What `exp(x - shift)` is multiplied by; for a log-softmax, what is subtracted from `x - shift`.
 #[inline(always)]
 fn finish<A: CpuElement<Acc = A>>(sum: f64, shift: A, f: Softmax) -> A {
     A::from_f64(match f {
@@ -155,7 +155,7 @@ fn forward_columns<E: CpuElement>(block: &mut [E], f: Softmax, inner: usize) {
     });
 }
 
-/// One sum per column. Adding in the type of the elements is faster, but not exact for long.
+/// One sum per column. Adding in the type of the elements is faster, but loses precision over many rows.
 struct Columns<A> {
     sums: Vec<f64>,
     few: Vec<A>,

@@ -91,7 +91,7 @@ pub struct Saved<T> {
 
 /// The kernels.
 pub trait SoftmaxKernels: Backend {
-    /// `f(x)` along axis `dim`, in place if `x` is the only handle.
+    /// `f(x)` along axis `dim`; in place of `x`, if that is the only handle of its tensor.
     fn softmax_along(x: FloatTensor<Self>, f: Softmax, dim: usize) -> FloatTensor<Self> {
         match f {
             Softmax::Softmax => Self::softmax(x, dim),

@@ -1,11 +1,11 @@
-//! The half precisions: the rows of a step go through the loops of f32, and are rounded once. (Loops for them, too, would double
-//! the time to compile these.)
+//! Half precisions: the rows of a step go through the loops of f32, and are rounded once. (Loops for them, too, would double the
+//! compile time of these.)
 use super::{RecurrentState, RecurrentStep};
 use crate::backend::{cpu::CpuBackend, widen};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::DType;
 
-/// The step, of a sequence that has no other.
+/// The same step in a sequence that has no other.
 fn alone(step: &RecurrentStep) -> RecurrentStep {
     RecurrentStep { steps: 1, at: 0, ..*step }
 }
