@@ -30,7 +30,7 @@ drop_in! {
     /// enabled; uses the running statistics otherwise, as [`burn::nn::BatchNorm`] does.
     ///
     /// With the statistics of the batch it keeps its input and tensors of size `[channels]` for the backward pass; with the
-    /// running statistics it keeps its input only if `gamma` is trainable. It never needs two tensors of that size.
+    /// running statistics it keeps its input only if `gamma` is trainable. It never keeps two tensors of that size.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
