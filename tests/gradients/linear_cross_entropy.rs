@@ -462,3 +462,20 @@ fn padding_is_not_read() {
         }
     }
 }
+
+/// Only the bias is quantized: head and loss run one after the other.
+#[test]
+fn takes_a_quantized_bias() {
+    for backend in Backend::ALL {
+        let device = &backend.device().autodiff();
+        let mut head = LinearConfig::new(3, 32).init(device);
+        let scheme = device.settings().quantization.scheme;
+        head.bias = head.bias.map(|bias| bias.no_grad().map(|bias| bias.quantize_dynamic(&scheme)));
+        let x = Tensor::<2>::ones([4, 3], device).require_grad();
+        let targets = Tensor::<1, Int>::zeros([4], device);
+        let parts = ours::CrossEntropyLossConfig::new().init(device);
+        let expected = parts.forward(head.forward(x.clone()), targets.clone());
+        let fused = ours::FusedLinearCrossEntropyConfig::new().init(device).forward(&head, x, targets);
+        assert_eq!(fused.into_data(), expected.into_data(), "{backend:?}");
+    }
+}

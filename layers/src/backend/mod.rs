@@ -64,9 +64,16 @@ pub trait Saved: Clone + Send + core::fmt::Debug + 'static {
 pub trait ChannelSums: Backend {
     /// `[batch, channels, ...]` to `[channels]`.
     fn sum_to_channels(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let channels = x.shape()[1];
-        let axes: Vec<usize> = (0..x.rank()).filter(|&axis| axis != 1).collect();
-        Self::float_reshape(Self::float_sum_dims(x, &axes), Shape::new([channels]))
+        let [channels, len] = [x.shape()[1], x.shape().num_elements()];
+        let sums = if wide(x.dtype()) == x.dtype() {
+            let axes: Vec<usize> = (0..x.rank()).filter(|&axis| axis != 1).collect();
+            Self::float_sum_dims(x, &axes)
+        } else {
+            // Along one axis, so that it is rounded once: sums along several are made one after the other.
+            let rows = Shape::new([channels, len / channels.max(1)]);
+            Self::float_sum_dim(Self::float_reshape(Self::float_swap_dims(x, 0, 1), rows), 1)
+        };
+        Self::float_reshape(sums, Shape::new([channels]))
     }
 }
 device_backends!(ChannelSums);

@@ -30,7 +30,7 @@ drop_in! {
     ///
     /// Keeps one tensor for the backward pass, the derivative of every element's loss;
     /// [`burn::nn::loss::BinaryCrossEntropyLoss`] keeps several of that size. Where its gradient is NaN (a probability of
-    /// exactly 0 or 1), the one here is finite.
+    /// exactly 0 or 1), the one here is finite. In f16, labels beyond 255 overflow.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor, Tolerance};

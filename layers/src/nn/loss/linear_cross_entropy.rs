@@ -1,7 +1,7 @@
 use super::cross_entropy::{padding, sum_type, zero_where_padded};
 use super::{CrossEntropyLoss, CrossEntropyLossConfig};
 use crate::functional::guard::{
-    Fit, Misfit, is_quantized, is_tracked, report_misfit, require, require_floats,
+    Fit, Misfit, is_quantized, is_tracked, report_misfit, require, require_bias, require_floats,
 };
 use crate::functional::{CHUNK_BYTES, LinearCrossEntropyOptions, linear, linear_cross_entropy};
 use crate::nn::Linear;
@@ -104,7 +104,7 @@ impl FusedLinearCrossEntropy {
         let rows = dims[..D - 1].iter().product::<usize>();
         let x = x.reshape([rows, dims[D - 1]]);
         let targets = targets.reshape([rows]);
-        if let Err(misfit) = self.fits(&x, &weight) {
+        if let Err(misfit) = self.fits(&x, &weight, &bias) {
             if x.is_tracked() || weight.is_tracked() || is_tracked(&bias) {
                 report_misfit("linear_cross_entropy", "linear and cross_entropy", misfit, Some(&weight));
             }
@@ -141,7 +141,7 @@ impl FusedLinearCrossEntropy {
     }
 
     /// Whether head and loss can be fused; else they run one after the other, and the ledger says why.
-    fn fits(&self, x: &Tensor<2>, weight: &Tensor<2>) -> Fit {
+    fn fits(&self, x: &Tensor<2>, weight: &Tensor<2>, bias: &Option<Tensor<1>>) -> Fit {
         let ([_, d_input], [weight_input, classes]) = (x.dims(), weight.dims());
         let shapes = d_input == weight_input
             && self.weights.as_ref().is_none_or(|weights| weights.dims() == [classes]);
@@ -149,6 +149,8 @@ impl FusedLinearCrossEntropy {
         require(classes > 0, Misfit::Empty)?;
         require(!is_quantized(weight), Misfit::Quantized)?;
         require(x.dtype() == weight.dtype(), Misfit::Dtypes)?;
+        require_bias(bias, classes)?;
+        require(bias.as_ref().is_none_or(|bias| bias.dtype() == x.dtype()), Misfit::Dtypes)?;
         require(shapes, Misfit::Shapes)?;
         require(!is_tracked(&self.weights), Misfit::TrackedClassWeights)
     }

@@ -275,7 +275,9 @@ pub trait BatchNormKernels: ChannelSums {
         let inv_std = Self::float_recip(Self::float_sqrt(Self::float_add_scalar(variance, epsilon.into())));
         let gamma_grad = x.map(|x| {
             let centered = Self::float_sub(x, per_channel::<Self>(mean, rank));
-            Self::float_mul(Self::sum_to_channels(Self::float_mul(centered, dy.clone())), inv_std.clone())
+            // Before the sum, of which f16 may not have the range.
+            let normalized = Self::float_mul(centered, per_channel::<Self>(inv_std.clone(), rank));
+            Self::sum_to_channels(Self::float_mul(normalized, dy.clone()))
         });
         let beta_grad = wanted[1].then(|| Self::sum_to_channels(dy.clone()));
         let x_grad = wanted[0]
@@ -296,7 +298,26 @@ fn per_channel<B: Backend>(x: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
 mod tests {
     use super::*;
     use crate::ops::testing::{Composed, assert_close, composed, random};
-    use burn::backend::Flex;
+    use burn::backend::{Flex, ops::FloatTensorOps};
+    use burn::tensor::FloatDType;
+
+    /// Sums of two images that cancel out, and of a large variance.
+    #[test]
+    fn channel_sums_do_not_overflow_in_half_precision() {
+        let full = |shape: &[usize], value: f32| {
+            let shape = Shape::from(shape.to_vec());
+            composed(&Flex::float_full(shape, value.into(), &Default::default(), FloatDType::F16))
+        };
+        let image = [1, 2, 56, 56];
+        let halves = |value| Composed::float_cat(vec![full(&image, value), full(&image, -value)], 0);
+        assert_close("sum", Composed::sum_to_channels(halves(30.0)), full(&[2], 0.0).into_primitive());
+        let [gamma, mean, variance] = [1.0, 0.0, 1e4].map(|value| full(&[2], value));
+        let (x, dy) = (Some(halves(100.0)), halves(0.25));
+        let gradients =
+            Composed::eval_batch_norm_backward(x, gamma, mean, variance, 1e-5, dy, [false, false]);
+        let exact = full(&[2], 2.0 * 56.0 * 56.0 * 0.25).into_primitive();
+        assert_close("gamma", gradients.gamma.expect("x is given"), exact);
+    }
 
     #[test]
     fn default_bodies_equal_the_kernels() {
