@@ -1,8 +1,6 @@
 //! Runs a recurrent layer over a sequence in one operation.
 use super::GateController;
-use crate::functional::guard::{
-    BURNS_OPERATION, Fit, Misfit, is_quantized, report_misfit, require, require_floats,
-};
+use crate::functional::guard::{BURNS_OPERATION, Fit, Misfit, report_misfit, require, require_floats};
 use crate::ledger;
 use crate::nn::Linear;
 use crate::nn::activation::Activation;
@@ -52,9 +50,12 @@ pub(super) fn run(
 
 /// A state or a parameter has the shape and the dtype that the operation reads.
 fn require_operand<const D: usize>(operand: &Tensor<D>, shape: [usize; D], dtype: DType) -> Fit {
-    require(!is_quantized(operand), Misfit::Quantized)?;
     require(operand.dims() == shape, Misfit::Shapes)?;
-    require(operand.dtype() == dtype, Misfit::Dtypes)
+    match operand.dtype() {
+        found if found == dtype => Ok(()),
+        DType::QFloat(_) => Err(Misfit::Quantized),
+        _ => Err(Misfit::Dtypes),
+    }
 }
 
 fn parameters(linear: &Linear) -> (Tensor<2>, Option<Tensor<1>>) {
