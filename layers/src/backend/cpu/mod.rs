@@ -175,6 +175,20 @@ impl<B: CpuBackend> super::Scaling for B {
     }
 }
 
+/// Replaces every `x` by `f(x, y)`, computed in the type of sums and rounded once, in tasks of so many elements.
+pub(crate) fn zip_in_place<E: CpuElement>(
+    x: &mut [E],
+    y: &[E],
+    task: usize,
+    work: usize,
+    f: impl Fn(E::Acc, E::Acc) -> E::Acc + Send + Sync,
+) {
+    parallel::chunks_mut(x, task, work, |index, x| {
+        let pairs = x.iter_mut().zip(&y[index * task..]);
+        pairs.for_each(|(x, y)| *x = E::narrow(f(x.widen(), y.widen())));
+    });
+}
+
 /// The one element of a tensor of any dtype.
 pub(crate) fn scalar<B: CpuBackend, E: CpuElement>(x: FloatTensor<B>) -> E::Acc {
     B::as_slice::<E::Acc>(&B::contiguous(B::float_cast(x, E::Acc::dtype().into())))[0]

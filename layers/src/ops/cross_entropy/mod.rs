@@ -136,21 +136,24 @@ pub trait CrossEntropyKernels: Backend {
         log_sum_exp: FloatTensor<Self>,
         weights: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        let (classes, dtype) = (x.shape()[1], x.dtype());
-        let shift = Self::float_cast(log_sum_exp.clone(), dtype.into());
-        // What half precision loses of the shift, which is the same in every term.
-        let lost = Self::float_sub(widen::<Self>(shift.clone()), log_sum_exp);
+        let classes = x.shape()[1];
+        let (shift, lost) = rounded::<Self>(log_sum_exp, x.dtype());
         let terms = Self::float_sub(x, shift);
-        let (terms, lost) = match weights {
-            Some(weights) => {
-                let mean = widen::<Self>(Self::float_mean(weights.clone()));
-                let lost = Self::float_mul(lost, Self::float_reshape(mean, Shape::new([1, 1])));
-                (Self::float_mul(terms, one_row::<Self>(weights)), lost)
-            }
-            None => (terms, lost),
+        let terms = match weights.clone() {
+            Some(weights) => Self::float_mul(terms, one_row::<Self>(weights)),
+            None => terms,
         };
         // By the mean, since the sum may be more than f16 can hold.
-        let mean = Self::float_add(widen::<Self>(Self::float_mean_dim(terms, 1)), lost);
+        let mean = widen::<Self>(Self::float_mean_dim(terms, 1));
+        let mean = match (lost, weights) {
+            (None, _) => mean,
+            (Some(lost), None) => Self::float_add(mean, lost),
+            (Some(lost), Some(weights)) => {
+                let weight =
+                    Self::float_reshape(widen::<Self>(Self::float_mean(weights)), Shape::new([1, 1]));
+                Self::float_add(mean, Self::float_mul(lost, weight))
+            }
+        };
         Self::float_mul_scalar(mean, classes.into())
     }
 
@@ -166,15 +169,11 @@ pub trait CrossEntropyKernels: Backend {
         };
         let dtype = x.dtype();
         let narrow = |of_rows| Self::float_cast(of_rows, dtype.into());
-        let shift = narrow(log_sum_exp.clone());
-        let probabilities = Self::float_exp(Self::float_sub(x, shift.clone()));
-        let probabilities = match wide(dtype) == dtype {
-            true => probabilities,
-            // What half precision loses of the shift is a factor of the row.
-            false => {
-                let lost = Self::float_sub(widen::<Self>(shift), log_sum_exp);
-                Self::float_mul(probabilities, narrow(Self::float_exp(lost)))
-            }
+        let (shift, lost) = rounded::<Self>(log_sum_exp, dtype);
+        let probabilities = Self::float_exp(Self::float_sub(x, shift));
+        let probabilities = match lost {
+            None => probabilities,
+            Some(lost) => Self::float_mul(probabilities, narrow(Self::float_exp(lost))),
         };
         let weight_factor = weight_factor.map(narrow);
         let dx = Self::float_mul(probabilities, narrow(probability_factor));
@@ -190,6 +189,19 @@ pub trait CrossEntropyKernels: Backend {
     }
 }
 device_backends!(CrossEntropyKernels);
+
+/// `log_sum_exp` in the dtype of the logits, and what half precision loses of it: the same for all of a row.
+fn rounded<B: Backend>(
+    log_sum_exp: FloatTensor<B>,
+    dtype: DType,
+) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
+    if wide(dtype) == dtype {
+        return (log_sum_exp, None);
+    }
+    let shift = B::float_cast(log_sum_exp.clone(), dtype.into());
+    let lost = B::float_sub(widen::<B>(shift.clone()), log_sum_exp);
+    (shift, Some(lost))
+}
 
 /// `[1, classes]`: device backends broadcast tensors of one rank only.
 fn one_row<B: Backend>(weights: FloatTensor<B>) -> FloatTensor<B> {

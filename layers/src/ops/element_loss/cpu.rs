@@ -3,7 +3,7 @@ use super::{Argument, ElementLoss, ElementLossKernels, LOWEST_LOG};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     exp::{log_1p, sigmoid},
-    parallel, scalar, sums, with_element,
+    parallel, scalar, sums, with_element, zip_in_place,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
@@ -65,10 +65,7 @@ impl<B: CpuBackend> ElementLossKernels for B {
         let (mut x, y) = (B::contiguous(x), B::contiguous(y));
         with_element!(x.dtype(), "product", E => {
             let (factor, y) = (<E as CpuElement>::Acc::from_f64(factor), B::as_slice::<E>(&y));
-            parallel::chunks_mut(B::as_slice_mut::<E>(&mut x), TASK, y.len(), |index, x| {
-                let pairs = x.iter_mut().zip(&y[index * TASK..]);
-                pairs.for_each(|(x, y)| *x = E::narrow(x.widen() * y.widen() * factor));
-            });
+            zip_in_place(B::as_slice_mut(&mut x), y, TASK, y.len(), |x, y| x * y * factor);
         });
         x
     }

@@ -1,6 +1,6 @@
 //! Fused loops: one pass.
 use super::GateKernels;
-use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element};
+use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element, zip_in_place};
 use crate::ops::smooth::{
     Smooth,
     cpu::{COST, TASK, Visitor},
@@ -81,10 +81,7 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for GatedInPlace<'_, E> {
     ) {
         let Self { a, b } = self;
         let work = COST * a.len();
-        parallel::chunks_mut(a, TASK, work, |index, a| {
-            let pairs = a.iter_mut().zip(&b[index * TASK..]);
-            pairs.for_each(|(a, b)| *a = E::narrow(a.widen() * value(b.widen())));
-        });
+        zip_in_place(a, b, TASK, work, |a, b| a * value(b));
     }
 }
 

@@ -3,7 +3,7 @@ use super::{GELU_CUBE, SELU_ALPHA, SELU_SCALE, SOFTPLUS_THRESHOLD, SQRT_2_OVER_P
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     exp::{log_1p, sigmoid},
-    parallel, with_element,
+    parallel, with_element, zip_in_place,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, bf16, f16};
@@ -212,9 +212,6 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
     ) {
         let Self { read, dy } = self;
         let work = COST * dy.len();
-        parallel::chunks_mut(dy, TASK, work, |index, dy| {
-            let pairs = dy.iter_mut().zip(&read[index * TASK..]);
-            pairs.for_each(|(dy, read)| *dy = E::narrow(dy.widen() * slope(read.widen())));
-        });
+        zip_in_place(dy, read, TASK, work, |dy, read| dy * slope(read));
     }
 }
