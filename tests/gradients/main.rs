@@ -11,6 +11,7 @@ mod batch_norm;
 mod chains;
 mod common;
 mod conv;
+mod conv_definition;
 mod dropout;
 mod embedding;
 mod linear;

@@ -23,7 +23,7 @@ impl<const D: usize, O> Convolution<D, O> {
         let bias = dequantized_bias(bias, x.dtype());
         let fit = require_dtype(&x, &weight).and((self.fits)(&x, &weight, &bias, &options));
         let tracked = x.is_tracked() || weight.is_tracked() || is_tracked(&bias);
-        match tracked && accepts(self.name, fit, tracked, Some(&weight)) {
+        match accepts(self.name, fit, tracked, Some(&weight)) {
             true => self.operate(x, weight, bias, options),
             false => (self.stock)(x, weight, bias, options),
         }

@@ -10,10 +10,9 @@
 use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight, bilinear},
-    conv::{Convolution, correlate, crop},
+    conv::{ConvKernels, Convolution, crop},
     extension::extension,
 };
-use crate::backend::ChannelSums;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{
     Shape,
@@ -24,7 +23,7 @@ macro_rules! conv_transpose {
     ($($op:ident = $conv:ident, $rank:literal;)+) => {
         extension! {
             /// Transposed convolutions.
-            pub trait ConvTransposeOps(ChannelSums) {$(
+            pub trait ConvTransposeOps(ConvKernels) {$(
                 #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
                 fn $op(
                     x: FloatTensor<Self>,
@@ -56,7 +55,7 @@ impl<const N: usize> ConvTranspose<N> {
     }
 }
 
-impl<B: ChannelSums + Convolution<N>, const N: usize> Bilinear<B> for ConvTranspose<N> {
+impl<B: ConvKernels + Convolution<N>, const N: usize> Bilinear<B> for ConvTranspose<N> {
     const NAME: &'static str = ["conv_transpose1d", "conv_transpose2d", "conv_transpose3d"][N - 1];
 
     fn forward(
@@ -65,11 +64,18 @@ impl<B: ChannelSums + Convolution<N>, const N: usize> Bilinear<B> for ConvTransp
         weight: FloatTensor<B>,
         bias: Option<FloatTensor<B>>,
     ) -> FloatTensor<B> {
-        B::conv_transpose(x, weight, bias, self.0.clone())
+        let ConvTransposeOptions { stride, padding, padding_out, dilation, .. } = &self.0;
+        let output = core::array::from_fn(|axis| {
+            let reached = (x.shape()[axis + 2] - 1) * stride[axis]
+                + dilation[axis] * (weight.shape()[axis + 2] - 1)
+                + 1;
+            reached + padding_out[axis] - 2 * padding[axis]
+        });
+        B::convolve_transposed(x, weight, bias, output, self.adjoint())
     }
 
     fn x_backward(&self, x: Shape, weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
-        let dx = B::conv(dy, weight, None, self.adjoint());
+        let dx = B::convolve(dy, weight, None, self.adjoint());
         // Output padding of a stride or more makes room for windows that no input belongs to.
         match dx.shape() == x {
             true => dx,
@@ -78,7 +84,7 @@ impl<B: ChannelSums + Convolution<N>, const N: usize> Bilinear<B> for ConvTransp
     }
 
     fn weight_backward(&self, x: FloatTensor<B>, weight: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
-        correlate::<B, N>(dy, x, &weight, &self.adjoint())
+        B::weight_gradient(dy, x, weight, self.adjoint())
     }
 
     fn bias_backward(&self, dy: FloatTensor<B>) -> FloatTensor<B> {

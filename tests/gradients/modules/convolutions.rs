@@ -56,7 +56,7 @@ macro_rules! convolutions {
                     .with_bias(bias);
                 let weight = [channels_out, group_in];
                 let inputs = channels.inputs::<_, $dims>(windows.sizes(), weight, windows.kernel());
-                let check = check(inputs, setting);
+                let check = Check::new(inputs, setting);
                 same_layers!(check, $ours, |t| with_parameters!(config, t), |layer| {
                     layer.forward(t.get(0))
                 });
@@ -77,7 +77,7 @@ macro_rules! convolutions {
                     .with_padding_out($each(windows.each(|axis| axis.padding_out)))
                     .with_bias(bias);
                 let (sizes, weight) = (windows.each(|axis| 1 + axis.room), [channels_in, group_out]);
-                let check = check(channels.inputs::<_, $dims>(sizes, weight, windows.kernel()), setting);
+                let check = Check::new(channels.inputs::<_, $dims>(sizes, weight, windows.kernel()), setting);
                 same_layers!(check, $transposed, |t| with_parameters!(config, t), |layer| {
                     layer.forward(t.get(0))
                 });

@@ -2,9 +2,9 @@
 //!
 //! `y[o] = sum_i weight[o, i] x[i]` per axis, and the product of that over the axes. A window of non-zero weights per
 //! output is all there is to know; the adjoint `dx[i] = sum_o weight[o, i] dy[o]` needs no input.
-use super::{CpuBackend, CpuElement, parallel, with_element};
+use super::{CpuBackend, CpuElement, accumulators, parallel, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{DType, Element, Shape, bf16, f16};
+use burn::tensor::{DType, Shape, bf16, f16};
 
 /// The weights of one axis.
 #[derive(Clone, Debug)]
@@ -307,9 +307,4 @@ fn selection(axes: &[AxisMap]) -> Option<(Vec<usize>, Vec<usize>)> {
 fn zeros<A: CpuElement>(values: &mut Vec<A>, len: usize) {
     values.clear();
     values.resize(len, A::zero());
-}
-
-/// The values themselves, where sums are made in their own type.
-pub(crate) fn accumulators<E: CpuElement>(values: &mut [E]) -> Option<&mut [E::Acc]> {
-    (E::dtype() == <E::Acc as Element>::dtype()).then(|| bytemuck::cast_slice_mut(values))
 }

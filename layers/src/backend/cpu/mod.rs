@@ -12,6 +12,7 @@ pub(crate) mod bit_mask;
 pub(crate) mod channels;
 pub(crate) mod exp;
 pub(crate) mod parallel;
+pub(crate) mod product;
 mod quantized;
 pub(crate) mod sums;
 
@@ -21,7 +22,7 @@ pub use quantized::QuantizedMatrix;
 /// An element type that kernels compute with: in `Acc`, which is f32 for the half precisions.
 pub trait CpuElement: Element + bytemuck::Pod + Float + Send + Sync {
     /// The type that sums and products are made in.
-    type Acc: CpuElement<Acc = Self::Acc>;
+    type Acc: CpuElement<Acc = Self::Acc> + product::Lanes;
     /// To the type that sums and products are made in.
     fn widen(self) -> Self::Acc;
     /// From the type that sums and products are made in.
@@ -192,4 +193,18 @@ pub(crate) fn zip_in_place<E: CpuElement>(
 /// The one element of a tensor of any dtype.
 pub(crate) fn scalar<B: CpuBackend, E: CpuElement>(x: FloatTensor<B>) -> E::Acc {
     B::as_slice::<E::Acc>(&B::contiguous(B::float_cast(x, E::Acc::dtype().into())))[0]
+}
+
+/// The values themselves, where sums are made in their own type.
+pub(crate) fn accumulators<E: CpuElement>(values: &mut [E]) -> Option<&mut [E::Acc]> {
+    is_wide::<E>().then(|| bytemuck::cast_slice_mut(values))
+}
+
+/// [`accumulators`], to be read.
+pub(crate) fn accumulators_of<E: CpuElement>(values: &[E]) -> Option<&[E::Acc]> {
+    is_wide::<E>().then(|| bytemuck::cast_slice(values))
+}
+
+fn is_wide<E: CpuElement>() -> bool {
+    E::dtype() == <E::Acc as Element>::dtype()
 }

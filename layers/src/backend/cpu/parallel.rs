@@ -209,6 +209,19 @@ fn map_each_chunk<T: Send, R: Send>(
     values.par_chunks_mut(size).enumerate().map(|(index, chunk)| f(index, chunk)).collect()
 }
 
+/// Calls `f` with every job.
+pub(crate) fn each<J: Send>(jobs: Vec<J>, work: usize, f: impl Fn(J) + Send + Sync) {
+    each_job(jobs, work, &|job| vectorized(|| f(job)));
+}
+
+fn each_job<J: Send>(jobs: Vec<J>, work: usize, f: &(dyn Fn(J) + Sync)) {
+    if work < WORTH_IT {
+        jobs.into_iter().for_each(f);
+    } else {
+        jobs.into_par_iter().for_each(f);
+    }
+}
+
 /// The number of items that a job should take if every job has a result of its own: all of them unless the work is worth it.
 pub(crate) fn items_per_job(items: usize, work: usize) -> usize {
     shared(items, work, 4)

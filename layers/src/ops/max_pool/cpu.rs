@@ -2,7 +2,7 @@
 use super::{MaxPoolKernels, output_shape};
 use crate::backend::{
     Saved,
-    cpu::{CpuBackend, CpuElement, axis_map::accumulators, parallel, with_element},
+    cpu::{CpuBackend, CpuElement, accumulators, parallel, with_element},
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16, ops::MaxPoolOptions};

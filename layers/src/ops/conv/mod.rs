@@ -13,12 +13,67 @@ use super::{
     bilinear::{Bilinear, Weight, bilinear},
     extension::extension,
 };
-use crate::backend::ChannelSums;
+use crate::backend::{ChannelSums, device_backends};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{
     Shape, Slice,
     ops::{ConvOptions, ConvTransposeOptions, PadMode},
 };
+
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod canvas;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod depthwise;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod geometry;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod implicit;
+
+/// Convolutions and their adjoints. The default bodies are Burn's operations.
+pub trait ConvKernels: ChannelSums {
+    /// `y[n, o, t] = sum_{i, k} weight[o, i, k] x[n, g(o) + i, stride t + dilation k - padding] + bias[o]`
+    fn convolve<const N: usize>(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        options: ConvOptions<N>,
+    ) -> FloatTensor<Self>
+    where
+        Self: Convolution<N>,
+    {
+        Self::conv(x, weight, bias, options)
+    }
+
+    /// The transpose of the convolution that `options` describe, with a result of the given sizes.
+    fn convolve_transposed<const N: usize>(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        output: [usize; N],
+        options: ConvOptions<N>,
+    ) -> FloatTensor<Self>
+    where
+        Self: Convolution<N>,
+    {
+        transposed::<Self, N>(x, weight, bias, output, options)
+    }
+
+    /// The gradient of the weight of a convolution that reads `signal`, or of a transposed one that makes it.
+    fn weight_gradient<const N: usize>(
+        signal: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        weight: Shape,
+        options: ConvOptions<N>,
+    ) -> FloatTensor<Self>
+    where
+        Self: Convolution<N>,
+    {
+        correlate::<Self, N>(signal, dy, &weight, &options)
+    }
+}
+device_backends!(ConvKernels);
 
 /// The convolutions of a backend over `N` axes, so that the rest is written once for all `N`.
 pub trait Convolution<const N: usize>: Backend {
@@ -40,7 +95,7 @@ macro_rules! conv {
     ($($op:ident = $conv:ident, $conv_transpose:ident, $rank:literal;)+) => {
         extension! {
             /// Convolutions.
-            pub trait ConvOps(ChannelSums) {$(
+            pub trait ConvOps(ConvKernels) {$(
                 #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
                 fn $op(
                     x: FloatTensor<Self>,
@@ -85,7 +140,7 @@ conv! {
 #[derive(Clone, Debug)]
 pub struct Conv<const N: usize>(ConvOptions<N>);
 
-impl<B: ChannelSums + Convolution<N>, const N: usize> Bilinear<B> for Conv<N> {
+impl<B: ConvKernels + Convolution<N>, const N: usize> Bilinear<B> for Conv<N> {
     const NAME: &'static str = ["conv1d", "conv2d", "conv3d"][N - 1];
 
     fn forward(
@@ -94,38 +149,55 @@ impl<B: ChannelSums + Convolution<N>, const N: usize> Bilinear<B> for Conv<N> {
         weight: FloatTensor<B>,
         bias: Option<FloatTensor<B>>,
     ) -> FloatTensor<B> {
-        B::conv(x, weight, bias, self.0.clone())
+        B::convolve(x, weight, bias, self.0.clone())
     }
 
     fn x_backward(&self, x: Shape, weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
-        let ConvOptions { stride, padding, dilation, groups } = self.0.clone();
-        // What a transposed convolution does not reach at the end of an axis is its output padding; what it computes beyond the
-        // ends is the padding of the input. Only asymmetric padding must be cut off.
-        let cut = self.0.is_asymmetric();
-        let begin = padding.map(|(begin, _)| if cut { 0 } else { begin });
-        let size =
-            |axis: usize| if cut { x[axis + 2] + padding[axis].0 + padding[axis].1 } else { x[axis + 2] };
-        let out = dy.shape();
-        let rest = core::array::from_fn(|axis| {
-            let kernel = dilation[axis] * (weight.shape()[axis + 2] - 1) + 1;
-            let reached = (out[axis + 2] - 1) * stride[axis] + kernel;
-            (size(axis) + 2 * begin[axis]) - reached
-        });
-        let options = ConvTransposeOptions { stride, padding: begin, padding_out: rest, dilation, groups };
-        let dx = B::conv_transpose(dy, weight, None, options);
-        match cut {
-            false => dx,
-            true => crop::<B>(dx, &x, &padding.map(|(begin, _)| begin)),
-        }
+        B::convolve_transposed(dy, weight, None, sizes(&x), self.0.clone())
     }
 
     fn weight_backward(&self, x: FloatTensor<B>, weight: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
-        correlate::<B, N>(x, dy, &weight, &self.0)
+        B::weight_gradient(x, dy, weight, self.0.clone())
     }
 
     fn bias_backward(&self, dy: FloatTensor<B>) -> FloatTensor<B> {
         B::sum_to_channels(dy)
     }
+}
+
+/// The sizes of the axes of a convolution.
+pub(super) fn sizes<const N: usize>(shape: &Shape) -> [usize; N] {
+    core::array::from_fn(|axis| shape[axis + 2])
+}
+
+/// [`ConvKernels::convolve_transposed`], by Burn's transposed convolution.
+fn transposed<B: Convolution<N>, const N: usize>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    output: [usize; N],
+    options: ConvOptions<N>,
+) -> FloatTensor<B> {
+    // What a transposed convolution does not reach at the end of an axis is its output padding; what it computes beyond the
+    // ends is the padding of the input. Only asymmetric padding must be cut off.
+    let cut = options.is_asymmetric();
+    let ConvOptions { stride, padding, dilation, groups } = options;
+    let begin = padding.map(|(begin, _)| if cut { 0 } else { begin });
+    let size =
+        |axis: usize| if cut { output[axis] + padding[axis].0 + padding[axis].1 } else { output[axis] };
+    let input = x.shape();
+    let rest = core::array::from_fn(|axis| {
+        let kernel = dilation[axis] * (weight.shape()[axis + 2] - 1) + 1;
+        let reached = (input[axis + 2] - 1) * stride[axis] + kernel;
+        (size(axis) + 2 * begin[axis]) - reached
+    });
+    let options = ConvTransposeOptions { stride, padding: begin, padding_out: rest, dilation, groups };
+    let y = B::conv_transpose(x, weight, bias, options);
+    if !cut {
+        return y;
+    }
+    let shape = Shape::from([&y.shape()[..2], &output].concat());
+    crop::<B>(y, &shape, &padding.map(|(begin, _)| begin))
 }
 
 /// The gradient of a convolution's weight `[groups * o, i, kernel...]`, from its input `signal` `[n, groups * i, ...]` and the

@@ -1,0 +1,155 @@
+//! The inner loop of convolutions: a product of rows with a block of columns, in vectors of the widest kind of the machine.
+use num_traits::Zero;
+use pulp::{Arch, Simd, WithSimd};
+
+/// The widest block of columns that a product takes at once. A multiple of the lanes of every machine times four.
+pub(crate) const COLUMNS: usize = 64;
+
+/// Rows of equal length that begin `pitch` elements apart.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a, A> {
+    pub(crate) values: &'a [A],
+    pub(crate) pitch: usize,
+}
+
+/// Rows of sums that begin `pitch` elements apart, all zero, whatever they hold, if this is the `first` summand.
+pub(crate) struct Sums<'a, A> {
+    pub(crate) values: &'a mut [A],
+    pub(crate) pitch: usize,
+    pub(crate) first: bool,
+}
+
+/// A type that products are summed in, in vectors.
+pub trait Lanes: Copy + Zero + 'static {
+    /// A vector of an instruction set.
+    type Vector<S: Simd>: Copy;
+    /// A vector of one value.
+    fn splat<S: Simd>(simd: S, value: Self) -> Self::Vector<S>;
+    /// `a + b`
+    fn plus<S: Simd>(simd: S, a: Self::Vector<S>, b: Self::Vector<S>) -> Self::Vector<S>;
+    /// `a * b + c`, rounded once where the machine can.
+    fn mul_add<S: Simd>(
+        simd: S,
+        a: Self::Vector<S>,
+        b: Self::Vector<S>,
+        c: Self::Vector<S>,
+    ) -> Self::Vector<S>;
+    /// As many whole vectors as there are.
+    fn vectors<S: Simd>(values: &[Self]) -> &[Self::Vector<S>];
+    /// As many whole vectors as there are.
+    fn vectors_mut<S: Simd>(values: &mut [Self]) -> &mut [Self::Vector<S>];
+}
+
+macro_rules! lanes {
+    ($float:ty, $vector:ident, $splat:ident, $add:ident, $mul_add:ident, $vectors:ident, $vectors_mut:ident) => {
+        impl Lanes for $float {
+            type Vector<S: Simd> = S::$vector;
+            #[inline(always)]
+            fn splat<S: Simd>(simd: S, value: Self) -> S::$vector {
+                simd.$splat(value)
+            }
+            #[inline(always)]
+            fn plus<S: Simd>(simd: S, a: S::$vector, b: S::$vector) -> S::$vector {
+                simd.$add(a, b)
+            }
+            #[inline(always)]
+            fn mul_add<S: Simd>(simd: S, a: S::$vector, b: S::$vector, c: S::$vector) -> S::$vector {
+                simd.$mul_add(a, b, c)
+            }
+            #[inline(always)]
+            fn vectors<S: Simd>(values: &[Self]) -> &[S::$vector] {
+                S::$vectors(values).0
+            }
+            #[inline(always)]
+            fn vectors_mut<S: Simd>(values: &mut [Self]) -> &mut [S::$vector] {
+                S::$vectors_mut(values).0
+            }
+        }
+    };
+}
+lanes!(f32, f32s, splat_f32s, add_f32s, mul_add_e_f32s, as_simd_f32s, as_mut_simd_f32s);
+lanes!(f64, f64s, splat_f64s, add_f64s, mul_add_e_f64s, as_simd_f64s, as_mut_simd_f64s);
+
+/// `sums[r][c] += sum_k rows[r][k] columns[k][c]` for `count` rows and the first `width` columns; what `sums` holds of further
+/// columns, up to the next whole vector, is lost.
+///
+/// The rows of `columns` and `sums` must have room for that vector.
+pub(crate) fn add_product<A: Lanes>(
+    rows: Rows<'_, A>,
+    [count, depth]: [usize; 2],
+    columns: Rows<'_, A>,
+    width: usize,
+    sums: Sums<'_, A>,
+) {
+    Arch::new().dispatch(AddProduct { rows, count, depth, columns, width, sums });
+}
+
+struct AddProduct<'a, A> {
+    rows: Rows<'a, A>,
+    count: usize,
+    depth: usize,
+    columns: Rows<'a, A>,
+    width: usize,
+    sums: Sums<'a, A>,
+}
+
+impl<A: Lanes> WithSimd for AddProduct<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let lanes = size_of::<A::Vector<S>>() / size_of::<A>();
+        let mut first = 0;
+        while first < self.width {
+            let vectors = (self.width - first).div_ceil(lanes);
+            // So many accumulators as there are registers for.
+            let done = match vectors {
+                4.. if S::REGISTER_COUNT >= 32 => self.columns_from::<S, 4>(simd, first),
+                2.. => self.columns_from::<S, 2>(simd, first),
+                _ => self.columns_from::<S, 1>(simd, first),
+            };
+            first += done * lanes;
+        }
+    }
+}
+
+impl<A: Lanes> AddProduct<'_, A> {
+    /// All rows of `V` vectors of columns.
+    #[inline(always)]
+    fn columns_from<S: Simd, const V: usize>(&mut self, simd: S, first: usize) -> usize {
+        let mut row = 0;
+        while row < self.count {
+            row += match self.count - row {
+                6.. => self.block::<S, 6, V>(simd, row, first),
+                2.. => self.block::<S, 2, V>(simd, row, first),
+                _ => self.block::<S, 1, V>(simd, row, first),
+            };
+        }
+        V
+    }
+
+    /// `R` rows of `V` vectors of columns, summed in registers.
+    #[inline(always)]
+    fn block<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, row: usize, first: usize) -> usize {
+        let Rows { values, pitch } = self.rows;
+        let rows: [&[A]; R] = core::array::from_fn(|r| &values[(row + r) * pitch..][..self.depth]);
+        let mut sums = [[A::splat(simd, A::zero()); V]; R];
+        let columns = self.columns.values.chunks_exact(self.columns.pitch);
+        for (k, columns) in columns.take(self.depth).enumerate() {
+            let columns = &A::vectors::<S>(&columns[first..])[..V];
+            for r in 0..R {
+                let factor = A::splat(simd, rows[r][k]);
+                for v in 0..V {
+                    sums[r][v] = A::mul_add(simd, factor, columns[v], sums[r][v]);
+                }
+            }
+        }
+        for (r, sums) in sums.iter().enumerate() {
+            let totals = &mut self.sums.values[(row + r) * self.sums.pitch..][first..];
+            for (total, &sum) in A::vectors_mut::<S>(totals)[..V].iter_mut().zip(sums) {
+                *total = if self.sums.first { sum } else { A::plus(simd, *total, sum) };
+            }
+        }
+        R
+    }
+}

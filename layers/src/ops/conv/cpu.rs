@@ -1,0 +1,164 @@
+//! Convolutions of slices, the same code over one, two and three axes: depthwise line by line, all others as products.
+use super::{
+    ConvKernels, Convolution, depthwise,
+    geometry::{Axes, Axis},
+    implicit::{self, Planes, Weighted},
+};
+use crate::backend::cpu::{CpuBackend, CpuElement, accumulators_of, with_element};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Shape, bf16, f16, ops::ConvOptions};
+use num_traits::Float;
+use std::borrow::Cow;
+
+impl<B: CpuBackend> ConvKernels for B {
+    fn convolve<const N: usize>(
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        bias: Option<FloatTensor<B>>,
+        options: ConvOptions<N>,
+    ) -> FloatTensor<B>
+    where
+        B: Convolution<N>,
+    {
+        let [input, kernel] = [x.shape(), weight.shape()];
+        let output = core::array::from_fn(|axis| {
+            let (begin, end) = options.padding[axis];
+            let extent = options.dilation[axis] * (kernel[axis + 2] - 1) + 1;
+            (input[axis + 2] + begin + end - extent) / options.stride[axis] + 1
+        });
+        let axes = axes(&input, &output, &kernel, &options);
+        let shape = with_sizes([input[0], kernel[0]], &output);
+        if is_empty(&[&input, &kernel, &shape]) {
+            return B::conv(x, weight, bias, options);
+        }
+        let [x, weight] = [x, weight].map(B::contiguous);
+        let bias = bias.map(B::contiguous);
+        with_element!(x.dtype(), "convolution", E => {
+            let weight = widened(B::as_slice::<E>(&weight));
+            let x = planes(B::as_slice::<E>(&x), &input, options.groups);
+            let bias = bias.as_ref().map(B::as_slice::<E>);
+            let result = convolution(x, kernel[0], &[(axes.convolution(), weight)], bias);
+            B::from_vec(result, shape)
+        })
+    }
+
+    fn convolve_transposed<const N: usize>(
+        x: FloatTensor<B>,
+        weight: FloatTensor<B>,
+        bias: Option<FloatTensor<B>>,
+        output: [usize; N],
+        options: ConvOptions<N>,
+    ) -> FloatTensor<B>
+    where
+        B: Convolution<N>,
+    {
+        let [input, kernel] = [x.shape(), weight.shape()];
+        let sizes: [usize; N] = core::array::from_fn(|axis| input[axis + 2]);
+        let channels = kernel[1] * options.groups;
+        let shape = with_sizes([input[0], channels], &output);
+        if is_empty(&[&input, &kernel, &shape]) {
+            return super::transposed::<B, N>(x, weight, bias, output, options);
+        }
+        let axes = axes(&shape, &sizes, &kernel, &options);
+        let [x, weight] = [x, weight].map(B::contiguous);
+        let bias = bias.map(B::contiguous);
+        with_element!(x.dtype(), "convolution", E => {
+            let weight = B::as_slice::<E>(&weight);
+            let x = planes(B::as_slice::<E>(&x), &input, options.groups);
+            let bias = bias.as_ref().map(B::as_slice::<E>);
+            let phases: Vec<Weighted<'_, _>> = axes
+                .transposed()
+                .into_iter()
+                .map(|phase| {
+                    let sizes = [kernel[0], kernel[1], kernel[2..].iter().product()];
+                    let rows = implicit::transposed_weight(weight, sizes, options.groups, &phase.taps);
+                    (phase, Cow::Owned(rows))
+                })
+                .collect();
+            B::from_vec(convolution(x, channels, &phases, bias), shape)
+        })
+    }
+
+    fn weight_gradient<const N: usize>(
+        signal: FloatTensor<B>,
+        dy: FloatTensor<B>,
+        weight: Shape,
+        options: ConvOptions<N>,
+    ) -> FloatTensor<B>
+    where
+        B: Convolution<N>,
+    {
+        let [input, output] = [signal.shape(), dy.shape()];
+        if is_empty(&[&input, &output, &weight]) {
+            return super::correlate::<B, N>(signal, dy, &weight, &options);
+        }
+        let sizes: [usize; N] = core::array::from_fn(|axis| output[axis + 2]);
+        let phase = axes(&input, &sizes, &weight, &options).convolution();
+        let [signal, dy] = [signal, dy].map(B::contiguous);
+        with_element!(dy.dtype(), "convolution", E => {
+            let signal = planes(B::as_slice::<E>(&signal), &input, options.groups);
+            let dy = planes(B::as_slice::<E>(&dy), &output, options.groups);
+            let gradient = match is_depthwise(signal, dy.channels) {
+                true => depthwise::weight_gradient(signal, dy, &phase),
+                false => implicit::weight_gradient(signal, dy, &phase),
+            };
+            B::from_vec(gradient, weight)
+        })
+    }
+}
+
+fn is_empty(shapes: &[&Shape]) -> bool {
+    shapes.iter().any(|shape| shape.num_elements() == 0)
+}
+
+fn with_sizes(leading: [usize; 2], sizes: &[usize]) -> Shape {
+    Shape::from(leading.iter().chain(sizes).copied().collect::<Vec<_>>())
+}
+
+/// The axes of a convolution with an input of shape `input` and a result of sizes `output`.
+fn axes<const N: usize>(
+    input: &Shape,
+    output: &[usize; N],
+    kernel: &Shape,
+    options: &ConvOptions<N>,
+) -> Axes {
+    let axis = |axis: usize| Axis {
+        input: input[axis + 2],
+        output: output[axis],
+        kernel: kernel[axis + 2],
+        stride: options.stride[axis],
+        dilation: options.dilation[axis],
+        padding: options.padding[axis].0,
+    };
+    Axes::new(&core::array::from_fn::<_, N, _>(axis))
+}
+
+fn planes<'a, E>(values: &'a [E], shape: &Shape, groups: usize) -> Planes<'a, E> {
+    Planes { values, channels: shape[1], groups, plane: shape[2..].iter().product() }
+}
+
+fn is_depthwise<E>(input: Planes<'_, E>, channels: usize) -> bool {
+    input.groups == input.channels && input.groups == channels
+}
+
+fn convolution<E: CpuElement>(
+    x: Planes<'_, E>,
+    channels: usize,
+    phases: &[Weighted<'_, E::Acc>],
+    bias: Option<&[E]>,
+) -> Vec<E> {
+    // An infinite weight times padding is not a number, which only a product finds out.
+    let finite = || phases.iter().all(|(_, weight)| weight.iter().all(|weight| weight.is_finite()));
+    match is_depthwise(x, channels) && finite() {
+        true => depthwise::convolve(x, phases, bias),
+        false => implicit::convolve(x, channels, phases, bias),
+    }
+}
+
+/// In the type that products are made in.
+fn widened<E: CpuElement>(values: &[E]) -> Cow<'_, [E::Acc]> {
+    match accumulators_of(values) {
+        Some(values) => Cow::Borrowed(values),
+        None => Cow::Owned(values.iter().map(|value| value.widen()).collect()),
+    }
+}

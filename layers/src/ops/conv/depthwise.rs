@@ -1,0 +1,123 @@
+//! Convolutions whose groups have one channel, which are no products: plane by plane with its padding, so that no loop asks
+//! where it ends.
+use super::{
+    canvas::Canvas,
+    geometry::{Phase, Run},
+    implicit::{Planes, Weighted},
+};
+use crate::backend::cpu::{CpuElement, parallel};
+use num_traits::Zero;
+
+/// Points that are computed at once: a multiple of the lanes of every machine.
+const LANES: usize = 16;
+
+/// The result `[batch, channels, ...]` of the convolution that phases with their weights describe: one element per channel and
+/// tap.
+pub(super) fn convolve<E: CpuElement>(
+    input: Planes<'_, E>,
+    phases: &[Weighted<'_, E::Acc>],
+    bias: Option<&[E]>,
+) -> Vec<E> {
+    let plane = phases[0].0.output_plane();
+    let planes = input.values.len() / input.plane;
+    let products: usize = phases.iter().map(|(phase, _)| phase.points() * phase.taps.len()).sum();
+    let task = parallel::items_per_task(planes, plane);
+    let laid_out: Vec<(Canvas, Vec<Run>)> =
+        phases.iter().map(|(phase, _)| (Canvas::new(phase, LANES), phase.lines())).collect();
+    parallel::filled(planes * plane, E::zero(), task * plane, planes * products, |index, results| {
+        let mut padded = vec![Vec::new(); phases.len()];
+        for (number, result) in (index * task..).zip(results.chunks_mut(plane)) {
+            let channel = number % input.channels;
+            let input = &input.values[number * input.plane..][..input.plane];
+            let bias = bias.map_or(E::Acc::zero(), |bias| bias[channel].widen());
+            for (((phase, weight), (canvas, lines)), padded) in phases.iter().zip(&laid_out).zip(&mut padded)
+            {
+                let weight = &weight[channel * phase.taps.len()..];
+                canvas.paint(input, padded);
+                for run in lines {
+                    let (origin, step) = (canvas.origin(run), phase.step());
+                    for first in (0..run.len).step_by(LANES) {
+                        let mut sums = [bias; LANES];
+                        for (offset, &weight) in canvas.taps().iter().zip(weight) {
+                            let values = &padded[origin + first + offset..][..LANES];
+                            for lane in 0..LANES {
+                                sums[lane] = sums[lane] + weight * values[lane];
+                            }
+                        }
+                        let results = &mut result[phase.target(run) + first * step..];
+                        let sums = &sums[..(run.len - first).min(LANES)];
+                        match step {
+                            1 => write(&mut results[..sums.len()], sums),
+                            step => write(results.iter_mut().step_by(step), sums),
+                        }
+                    }
+                }
+            }
+        }
+    })
+}
+
+#[inline(always)]
+fn write<'a, E: CpuElement>(results: impl IntoIterator<Item = &'a mut E>, sums: &[E::Acc]) {
+    results.into_iter().zip(sums).for_each(|(result, &sum)| *result = E::narrow(sum));
+}
+
+/// The gradient of the weight: an element per channel and tap.
+pub(super) fn weight_gradient<E: CpuElement>(
+    signal: Planes<'_, E>,
+    dy: Planes<'_, E>,
+    phase: &Phase,
+) -> Vec<E> {
+    let (channels, taps) = (signal.channels, phase.taps.len());
+    let mut gradient = vec![E::zero(); channels * taps];
+    let work = dy.values.len() * taps;
+    let task = parallel::items_per_job(channels, work);
+    let (canvas, lines) = (Canvas::new(phase, LANES), phase.lines());
+    parallel::chunks_mut(&mut gradient, task * taps, work, |index, gradient| {
+        let (mut padded, mut blocks) = (Vec::new(), Vec::new());
+        let mut sums = vec![[E::Acc::zero(); LANES]; taps];
+        for (channel, gradient) in (index * task..).zip(gradient.chunks_mut(taps)) {
+            sums.fill([E::Acc::zero(); LANES]);
+            let signals = signal.values[channel * signal.plane..].chunks(signal.channels * signal.plane);
+            let dys = dy.values[channel * dy.plane..].chunks(dy.channels * dy.plane);
+            for (signal, dy) in signals.zip(dys) {
+                canvas.paint(&signal[..canvas.plane()], &mut padded);
+                blocks.clear();
+                for run in &lines {
+                    let dy = &dy[phase.target(run)..][..run.len];
+                    let places = (canvas.origin(run)..).step_by(LANES);
+                    blocks.extend(dy.chunks(LANES).zip(places).map(|(dy, place)| {
+                        let mut block = [E::Acc::zero(); LANES];
+                        block.iter_mut().zip(dy).for_each(|(lane, dy)| *lane = dy.widen());
+                        (block, place, dy.len())
+                    }));
+                }
+                for (sums, offset) in sums.iter_mut().zip(canvas.taps()) {
+                    add_products(sums, &blocks, &padded[*offset..]);
+                }
+            }
+            for (gradient, sums) in gradient.iter_mut().zip(&sums) {
+                *gradient = E::narrow(sums.iter().fold(E::Acc::zero(), |sum, &lane| sum + lane));
+            }
+        }
+    });
+    gradient
+}
+
+/// Neighbouring elements of `dy`, where their points lie, and how many there are.
+type Block<A> = ([A; LANES], usize, usize);
+
+/// Adds products of blocks with what their points read.
+#[inline(always)]
+fn add_products<A: CpuElement<Acc = A>>(sums: &mut [A; LANES], blocks: &[Block<A>], padded: &[A]) {
+    let mut totals = *sums;
+    for (dy, place, len) in blocks {
+        let values = &padded[*place..][..LANES];
+        for lane in 0..LANES {
+            // What lies beyond the line may be infinite.
+            let value = if lane < *len { values[lane] } else { A::zero() };
+            totals[lane] = totals[lane] + dy[lane] * value;
+        }
+    }
+    *sums = totals;
+}

@@ -1,0 +1,268 @@
+//! Which elements of its input a result of a convolution reads, along three axes: one over fewer has leading axes of size 1.
+//!
+//! Along an axis, result `first + step t` reads input `stride t + shift` through every tap of the kernel, each with its own
+//! `shift`. A convolution is one such [`Phase`]. A transposed convolution of stride `s` is `s` of them per axis: results whose
+//! index leaves the same remainder modulo `s` read neighbouring inputs through the same taps.
+use core::ops::Range;
+
+/// The number of axes.
+pub(super) const AXES: usize = 3;
+
+/// One axis of a convolution: result `t` reads input `stride t + dilation tap - padding`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Axis {
+    pub(super) input: usize,
+    pub(super) output: usize,
+    pub(super) kernel: usize,
+    pub(super) stride: usize,
+    pub(super) dilation: usize,
+    pub(super) padding: usize,
+}
+
+/// Three axes of a convolution.
+#[derive(Clone, Debug)]
+pub(super) struct Axes([Axis; AXES]);
+
+impl Axes {
+    /// From at most three axes. Axes along which every result reads the one input at its own place become one.
+    pub(super) fn new(given: &[Axis]) -> Self {
+        let none = Axis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, padding: 0 };
+        let mut axes = [none; AXES];
+        let pointwise = |axis: &Axis| axis.kernel * axis.stride == 1 && axis.input == axis.output;
+        if given.iter().all(pointwise) {
+            let size = given.iter().map(|axis| axis.input).product();
+            axes[AXES - 1] = Axis { input: size, output: size, ..none };
+        } else {
+            axes[AXES - given.len()..].copy_from_slice(given);
+        }
+        Self(axes)
+    }
+
+    /// The convolution.
+    pub(super) fn convolution(&self) -> Phase {
+        let shift = |axis: &Axis, tap| (axis.dilation * tap) as isize - axis.padding as isize;
+        let taps = |axis: &Axis| (0..axis.kernel).map(|tap| (tap, shift(axis, tap))).collect();
+        let of_axis = |axis: &Axis| PhaseAxis {
+            input: axis.input,
+            output: axis.output,
+            first: 0,
+            step: 1,
+            count: axis.output,
+            stride: axis.stride,
+            taps: taps(axis),
+        };
+        self.phase([0, 1, 2].map(|axis| of_axis(&self.0[axis])))
+    }
+
+    /// The transpose of the convolution, which reads what is its output and makes what is its input.
+    pub(super) fn transposed(&self) -> Vec<Phase> {
+        let [first, second, third] = [0, 1, 2].map(|axis| PhaseAxis::transposed(&self.0[axis]));
+        let pairs = first.iter().flat_map(|first| second.iter().map(move |second| (first, second)));
+        let triples = pairs.flat_map(|(first, second)| third.iter().map(move |third| [first, second, third]));
+        triples.map(|axes| self.phase(axes.map(PhaseAxis::clone))).collect()
+    }
+
+    fn phase(&self, axes: [PhaseAxis; AXES]) -> Phase {
+        let mut taps = vec![Tap { index: 0, shifts: [0; AXES] }];
+        for (number, (axis, of_kernel)) in axes.iter().zip(&self.0).enumerate() {
+            let with = |tap: &Tap, &(index, shift): &(usize, isize)| {
+                let mut shifts = tap.shifts;
+                shifts[number] = shift;
+                Tap { index: tap.index * of_kernel.kernel + index, shifts }
+            };
+            taps = taps.iter().flat_map(|tap| axis.taps.iter().map(move |along| with(tap, along))).collect();
+        }
+        Phase { axes, taps }
+    }
+}
+
+/// One axis of a phase.
+#[derive(Clone, Debug)]
+struct PhaseAxis {
+    input: usize,
+    output: usize,
+    first: usize,
+    step: usize,
+    count: usize,
+    stride: usize,
+    /// Index in the kernel, and shift.
+    taps: Vec<(usize, isize)>,
+}
+
+impl PhaseAxis {
+    /// One per remainder modulo the stride.
+    fn transposed(axis: &Axis) -> Vec<Self> {
+        let stride = axis.stride as isize;
+        let of_remainder = |first: usize| {
+            let reached = |tap: usize| (first + axis.padding) as isize - (axis.dilation * tap) as isize;
+            let taps = (0..axis.kernel).filter(|&tap| reached(tap).rem_euclid(stride) == 0);
+            Self {
+                input: axis.output,
+                output: axis.input,
+                first,
+                step: axis.stride,
+                count: (axis.input - first).div_ceil(axis.stride),
+                stride: 1,
+                taps: taps.map(|tap| (tap, reached(tap).div_euclid(stride))).collect(),
+            }
+        };
+        (0..axis.stride.min(axis.input)).map(of_remainder).collect()
+    }
+}
+
+/// A tap of the kernel: its index there, and its shift along every axis.
+#[derive(Clone, Debug)]
+pub(super) struct Tap {
+    pub(super) index: usize,
+    pub(super) shifts: [isize; AXES],
+}
+
+/// Results that read the input through the same taps: a lattice, whose points are numbered in row-major order.
+#[derive(Clone, Debug)]
+pub(super) struct Phase {
+    axes: [PhaseAxis; AXES],
+    pub(super) taps: Vec<Tap>,
+}
+
+/// Neighbouring points along the last axis.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Run {
+    /// The image that they belong to.
+    pub(super) image: usize,
+    /// The first of them, by axis.
+    pub(super) point: [usize; AXES],
+    /// How many there are.
+    pub(super) len: usize,
+    /// The column of the first one in its tile.
+    pub(super) column: usize,
+}
+
+/// Points in consecutive columns.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Tile {
+    pub(super) runs: Vec<Run>,
+    pub(super) width: usize,
+}
+
+/// Points of one image.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub(super) image: usize,
+    pub(super) points: Range<usize>,
+}
+
+impl Phase {
+    /// Elements of an image's channel of the result, of all phases.
+    pub(super) fn output_plane(&self) -> usize {
+        self.axes.iter().map(|axis| axis.output).product()
+    }
+
+    /// The number of points.
+    pub(super) fn points(&self) -> usize {
+        self.axes.iter().map(|axis| axis.count).product()
+    }
+
+    /// Distance along the last axis between the inputs of neighbouring points.
+    pub(super) fn stride(&self) -> usize {
+        self.axes[AXES - 1].stride
+    }
+
+    /// Distance along the last axis between the results of neighbouring points.
+    pub(super) fn step(&self) -> usize {
+        self.axes[AXES - 1].step
+    }
+
+    /// Whether every point reads one input, that at its own place.
+    pub(super) fn is_pointwise(&self) -> bool {
+        let alike = |axis: &PhaseAxis| axis.stride * axis.step == 1 && axis.input == axis.output;
+        self.axes.iter().all(alike) && matches!(&self.taps[..], [Tap { shifts: [0, 0, 0], .. }])
+    }
+
+    /// The first axis along which there is more than one result.
+    fn split_axis(&self) -> usize {
+        self.axes.iter().position(|axis| axis.output > 1).unwrap_or(AXES - 1)
+    }
+
+    /// Where an image can be divided: into so many units, the same for all phases of a transposed convolution.
+    pub(super) fn units(&self) -> usize {
+        let axis = &self.axes[self.split_axis()];
+        axis.output.div_ceil(axis.step)
+    }
+
+    /// The points of the first `units` units.
+    pub(super) fn points_of(&self, units: usize) -> usize {
+        let split = self.split_axis();
+        let inner: usize = self.axes[split + 1..].iter().map(|axis| axis.count).product();
+        self.axes[split].count.min(units) * inner
+    }
+
+    /// The results of the first `units` units, of all phases.
+    pub(super) fn results_of(&self, units: usize) -> usize {
+        let split = self.split_axis();
+        let inner: usize = self.axes[split + 1..].iter().map(|axis| axis.output).product();
+        (self.axes[split].step * units).min(self.axes[split].output) * inner
+    }
+
+    /// The points of `pieces` in tiles of at most `size` columns.
+    pub(super) fn tiles(&self, pieces: &[Piece], size: usize) -> Vec<Tile> {
+        let [_, second, third] = [0, 1, 2].map(|axis| self.axes[axis].count);
+        let mut tiles: Vec<Tile> = Vec::new();
+        for Piece { image, points } in pieces {
+            let mut next = points.start;
+            while next < points.end {
+                let tile = match tiles.pop_if(|tile| tile.width < size) {
+                    Some(tile) => tiles.push_mut(tile),
+                    None => tiles.push_mut(Tile::default()),
+                };
+                let last = next % third;
+                let point = [next / third / second, next / third % second, last];
+                let len = (third - last).min(points.end - next).min(size - tile.width);
+                tile.runs.push(Run { image: *image, point, len, column: tile.width });
+                tile.width += len;
+                next += len;
+            }
+        }
+        tiles
+    }
+
+    /// Every line of points along the last axis.
+    pub(super) fn lines(&self) -> Vec<Run> {
+        let image = Piece { image: 0, points: 0..self.points() };
+        self.tiles(&[image], usize::MAX).into_iter().flat_map(|tile| tile.runs).collect()
+    }
+
+    /// Along an axis: the input, the number of points, and the distance between the inputs of neighbouring points.
+    pub(super) fn sizes(&self, axis: usize) -> [usize; 3] {
+        let PhaseAxis { input, count, stride, .. } = self.axes[axis];
+        [input, count, stride]
+    }
+
+    /// What a run reads through a tap: the offset in the plane of the input of the first element that is not padding, and which
+    /// points of the run read such elements.
+    pub(super) fn source(&self, run: &Run, tap: &Tap) -> Option<(usize, Range<usize>)> {
+        let mut offset = 0;
+        for axis in 0..AXES - 1 {
+            let PhaseAxis { input, stride, .. } = self.axes[axis];
+            let index = (stride * run.point[axis]) as isize + tap.shifts[axis];
+            let index = usize::try_from(index).ok().filter(|&index| index < input)?;
+            offset = offset * input + index;
+        }
+        let PhaseAxis { input, stride, .. } = self.axes[AXES - 1];
+        let first = (stride * run.point[AXES - 1]) as isize + tap.shifts[AXES - 1];
+        let reaching = |index: isize| {
+            let points = (index - first).max(0) as usize;
+            points.div_ceil(stride).min(run.len)
+        };
+        let points = reaching(0)..reaching(input as isize);
+        let index = first + (stride * points.start) as isize;
+        (!points.is_empty()).then(|| (offset * input + index as usize, points))
+    }
+
+    /// The offset in the plane of the result of a run's first point.
+    pub(super) fn target(&self, run: &Run) -> usize {
+        self.axes
+            .iter()
+            .zip(run.point)
+            .fold(0, |offset, (axis, point)| offset * axis.output + axis.first + axis.step * point)
+    }
+}

@@ -1,0 +1,402 @@
+//! Convolutions as products with a matrix that never exists: tiles of it are made in the cache.
+//!
+//! The matrix has a row per input channel and tap, and a column per point. A tile of it has [`COLUMNS`] points and about
+//! [`DEPTH`] rows. Sums are made in the type of sums, whatever the dtype, and rounded once.
+use super::geometry::{Phase, Piece, Run, Tap, Tile};
+use crate::backend::cpu::{
+    CpuElement, accumulators_of, parallel,
+    product::{COLUMNS, Lanes, Rows, Sums, add_product},
+};
+use core::ops::Range;
+use num_traits::Zero;
+use std::borrow::Cow;
+
+/// Rows of a tile: as many as stay in a first-level cache.
+const DEPTH: usize = 128;
+
+/// Sums of tiles that the same rows of a weight are multiplied for: as many as stay in a second-level cache.
+const SUMS: usize = 1 << 17;
+
+/// At most so many points contribute to the gradient of a weight at once: their columns stay in a first-level cache.
+const POINTS: usize = 160;
+
+/// Rows that are multiplied with one block of columns before the next block is.
+const ROWS: usize = 256;
+
+/// Columns per row are a multiple of this, and this is a multiple of the lanes of every machine.
+const ALIGNMENT: usize = 16;
+
+/// Multiplications that take as long as reading an element does elsewhere.
+const MULTIPLICATIONS: usize = 8;
+
+/// Bytes of gradients of one weight that may be summed beside each other.
+const PARTS: usize = 4 << 20;
+
+/// `[batch, channels, plane]`, the channels in groups.
+#[derive(Clone, Copy)]
+pub(super) struct Planes<'a, E> {
+    pub(super) values: &'a [E],
+    pub(super) channels: usize,
+    pub(super) groups: usize,
+    pub(super) plane: usize,
+}
+
+impl<'a, E> Planes<'a, E> {
+    fn batch(&self) -> usize {
+        self.values.len() / (self.channels * self.plane)
+    }
+
+    /// Channels of a group.
+    fn size(&self) -> usize {
+        self.channels / self.groups
+    }
+
+    /// The planes from a channel of a group on.
+    fn from(&self, image: usize, group: usize, channel: usize) -> &'a [E] {
+        &self.values[(image * self.channels + group * self.size() + channel) * self.plane..]
+    }
+}
+
+/// A phase and its weight: a row per channel of the result, in it for every input channel of the group an element per tap.
+pub(super) type Weighted<'a, A> = (Phase, Cow<'a, [A]>);
+
+/// A range of the units of an image.
+type Share = (usize, Range<usize>);
+
+/// The units of a batch, in ranges of so many.
+fn shares(batch: usize, units: usize, size: usize) -> impl Iterator<Item = Vec<Share>> {
+    (0..batch * units).step_by(size).map(move |start| {
+        let end = (start + size).min(batch * units);
+        let of_image = |image: usize| {
+            let first = image * units;
+            (image, start.max(first) - first..end.min(first + units) - first)
+        };
+        (start / units..end.div_ceil(units)).map(of_image).collect()
+    })
+}
+
+/// The points of units.
+fn pieces(phase: &Phase, shares: &[Share]) -> Vec<Piece> {
+    let of_share = |(image, units): &Share| Piece {
+        image: *image,
+        points: phase.points_of(units.start)..phase.points_of(units.end),
+    };
+    shares.iter().map(of_share).collect()
+}
+
+/// A part of the result of a convolution.
+struct Job<'a, E> {
+    group: usize,
+    shares: Vec<Share>,
+    /// For every share the results of the channels of the group.
+    rows: Vec<&'a mut [E]>,
+}
+
+/// The result `[batch, channels, ...]` of the convolution that phases with their weights describe.
+pub(super) fn convolve<E: CpuElement>(
+    input: Planes<'_, E>,
+    channels: usize,
+    phases: &[Weighted<'_, E::Acc>],
+    bias: Option<&[E]>,
+) -> Vec<E> {
+    let products: usize = phases.iter().map(|(phase, weight)| phase.points() * weight.len()).sum();
+    let work = input.batch() * products / MULTIPLICATIONS;
+    let mut result = vec![E::zero(); input.batch() * channels * phases[0].0.output_plane()];
+    parallel::each(jobs(input, channels, &phases[0].0, work, &mut result), work, |mut job: Job<'_, E>| {
+        phases.iter().for_each(|phase| job.run(input, phase, bias));
+    });
+    result
+}
+
+/// The result in parts that threads can work on.
+fn jobs<'a, E>(
+    input: Planes<'_, E>,
+    channels: usize,
+    phase: &Phase,
+    work: usize,
+    result: &'a mut [E],
+) -> Vec<Job<'a, E>> {
+    let (batch, units, plane) = (input.batch(), phase.units(), phase.output_plane());
+    // Enough tiles to read the weight seldom, but something to do for every thread.
+    let smallest = (4 * COLUMNS).div_ceil(phase.points_of(1).max(1));
+    let largest = parallel::items_per_thread(batch * units, work);
+    let size = parallel::items_per_job(batch * units * input.groups, work).max(smallest).min(largest);
+    let mut jobs: Vec<Job<'a, E>> = (0..input.groups)
+        .flat_map(|group| shares(batch, units, size).map(move |shares| Job { group, shares, rows: vec![] }))
+        .collect();
+    let per_group = jobs.len() / input.groups;
+    for (row, mut results) in result.chunks_mut(plane).enumerate() {
+        let (image, group) = (row / channels, row % channels / (channels / input.groups));
+        let of_image = image * units / size..((image + 1) * units).div_ceil(size);
+        for job in &mut jobs[group * per_group..][of_image] {
+            let (_, units) = job.shares.iter().find(|share| share.0 == image).expect("a share of it");
+            let len = phase.results_of(units.end) - phase.results_of(units.start);
+            let (of_job, rest) = results.split_at_mut(len);
+            job.rows.push(of_job);
+            results = rest;
+        }
+    }
+    jobs
+}
+
+impl<E: CpuElement> Job<'_, E> {
+    /// Writes the results of a phase.
+    #[inline(always)]
+    fn run(&mut self, input: Planes<'_, E>, (phase, weight): &Weighted<'_, E::Acc>, bias: Option<&[E]>) {
+        let (channels, taps) = (input.size(), phase.taps.len());
+        let size = self.rows.len() / self.shares.len();
+        let weight = &weight[self.group * size * channels * taps..];
+        let per_tile = (DEPTH / taps.max(1)).clamp(1, channels);
+        let tiles = phase.tiles(&pieces(phase, &self.shares), COLUMNS);
+        let at_once = (SUMS / (size * COLUMNS)).clamp(1, tiles.len().max(1));
+        let mut columns = vec![E::Acc::zero(); per_tile * taps * COLUMNS];
+        let mut sums = vec![E::Acc::zero(); at_once * size * COLUMNS];
+        for tiles in tiles.chunks(at_once) {
+            for start in (0..channels).step_by(per_tile) {
+                let block = start..(start + per_tile).min(channels);
+                let depth = block.len() * taps;
+                let rows = Rows { values: &weight[start * taps..], pitch: channels * taps };
+                for (tile, sums) in tiles.iter().zip(sums.chunks_exact_mut(size * COLUMNS)) {
+                    gather(input, self.group, block.clone(), phase, &tile.runs, &mut columns, COLUMNS);
+                    let columns = Rows { values: &columns, pitch: COLUMNS };
+                    let sums = Sums { values: sums, pitch: COLUMNS, first: start == 0 };
+                    add_product(rows, [size, depth], columns, tile.width, sums);
+                }
+            }
+            for (tile, sums) in tiles.iter().zip(sums.chunks_exact(size * COLUMNS)) {
+                self.write(phase, &tile.runs, sums, bias);
+            }
+        }
+    }
+
+    /// Writes the results of a tile from their sums, a row per channel.
+    #[inline(always)]
+    fn write(&mut self, phase: &Phase, runs: &[Run], sums: &[E::Acc], bias: Option<&[E]>) {
+        let size = self.rows.len() / self.shares.len();
+        let share = |run: &Run| run.image - self.shares[0].0;
+        let before = |run| phase.results_of(self.shares[share(run)].1.start);
+        let places: Vec<_> = runs.iter().map(|run| (share(run), phase.target(run) - before(run))).collect();
+        for (row, sums) in sums.as_chunks::<COLUMNS>().0.iter().enumerate() {
+            let bias = bias.map_or(E::Acc::zero(), |bias| bias[self.group * size + row].widen());
+            let values = sums.map(|sum| E::narrow(sum + bias));
+            for (run, (share, start)) in runs.iter().zip(&places) {
+                let results = &mut self.rows[share * size + row][*start..];
+                let values = &values[run.column..][..run.len];
+                match phase.step() {
+                    1 => results[..run.len].copy_from_slice(values),
+                    step => results.iter_mut().step_by(step).zip(values).for_each(|(y, value)| *y = *value),
+                }
+            }
+        }
+    }
+}
+
+/// A row per channel of a range of a group and tap, `pitch` elements apart: what the points of every run read through it.
+#[inline(always)]
+fn gather<E: CpuElement>(
+    input: Planes<'_, E>,
+    group: usize,
+    channels: Range<usize>,
+    phase: &Phase,
+    runs: &[Run],
+    tile: &mut [E::Acc],
+    pitch: usize,
+) {
+    let per_channel = phase.taps.len() * pitch;
+    for (number, tap) in phase.taps.iter().enumerate() {
+        for run in runs {
+            let source = phase.source(run, tap);
+            let planes = input.from(run.image, group, channels.start).chunks(input.plane);
+            let rows = tile[number * pitch..].chunks_mut(per_channel).take(channels.len());
+            for (row, plane) in rows.zip(planes) {
+                let row = &mut row[run.column..][..run.len];
+                let Some((offset, points)) = &source else {
+                    row.fill(E::Acc::zero());
+                    continue;
+                };
+                row[..points.start].fill(E::Acc::zero());
+                row[points.end..].fill(E::Acc::zero());
+                let (row, values) = (&mut row[points.clone()], &plane[*offset..]);
+                match phase.stride() {
+                    1 => copy(row, values),
+                    2 => read(row, values.chunks(2).map(|pair| &pair[0])),
+                    stride => read(row, values.iter().step_by(stride)),
+                }
+            }
+        }
+    }
+}
+
+/// The first of some values.
+#[inline(always)]
+fn copy<E: CpuElement>(row: &mut [E::Acc], values: &[E]) {
+    match accumulators_of(values) {
+        Some(values) => row.copy_from_slice(&values[..row.len()]),
+        None => read(row, values),
+    }
+}
+
+#[inline(always)]
+fn read<'a, E: CpuElement>(row: &mut [E::Acc], values: impl IntoIterator<Item = &'a E>) {
+    row.iter_mut().zip(values).for_each(|(element, value)| *element = value.widen());
+}
+
+/// The gradient of the weight of a convolution, a row per channel of `dy`; in it for every channel of the signal's group an
+/// element per tap.
+pub(super) fn weight_gradient<E: CpuElement>(
+    signal: Planes<'_, E>,
+    dy: Planes<'_, E>,
+    phase: &Phase,
+) -> Vec<E> {
+    // What is transposed should be little beside what is computed with it.
+    let exchanged = phase.is_pointwise() && signal.size() < dy.size();
+    let (signal, dy) = if exchanged { (dy, signal) } else { (signal, dy) };
+    let (batch, units, groups, taps) = (signal.batch(), phase.units(), signal.groups, phase.taps.len());
+    let (rows, columns) = (signal.size() * taps, dy.size());
+    let work = batch * phase.points() * groups * rows * columns / MULTIPLICATIONS;
+    let jobs = (batch * units).div_ceil(parallel::items_per_thread(batch * units, work));
+    let bytes = groups * rows * columns * size_of::<E::Acc>();
+    let parts = (PARTS / bytes).clamp(1, jobs);
+    let per_block = signal.size().div_ceil(jobs.div_ceil(parts * groups));
+
+    let mut partials = Vec::new();
+    for group in 0..groups {
+        for start in (0..signal.size()).step_by(per_block) {
+            let channels = start..(start + per_block).min(signal.size());
+            let of_part = |shares| Partial { group, channels: channels.clone(), shares, sums: vec![] };
+            partials.extend(shares(batch, units, (batch * units).div_ceil(parts)).map(of_part));
+        }
+    }
+    parallel::each(partials.iter_mut().collect(), work, |partial: &mut Partial<E::Acc>| {
+        partial.sum(signal, dy, phase);
+    });
+
+    let mut gradient = vec![E::zero(); groups * rows * columns];
+    let (per_group, of_groups) = (partials.len() / groups, gradient.chunks_mut(rows * columns));
+    for (of_group, gradient) in partials.chunks_mut(per_group).zip(of_groups) {
+        for of_block in of_group.chunk_by_mut(|a, b| a.channels == b.channels) {
+            let (partial, others) = of_block.split_first_mut().expect("at least one part");
+            for other in others {
+                let sums = partial.sums.iter_mut().zip(&other.sums);
+                sums.for_each(|(sum, &part)| *sum = *sum + part);
+            }
+            let (first, count, pitch) =
+                (partial.channels.start * taps, partial.channels.len() * taps, panel(columns));
+            for (column, values) in (0..columns).step_by(pitch).zip(partial.sums.chunks(count * pitch)) {
+                let width = (columns - column).min(pitch);
+                if exchanged {
+                    let rows = values.chunks(pitch).zip(gradient[first * columns..].chunks_mut(columns));
+                    for (sums, row) in rows {
+                        let pairs = row[column..][..width].iter_mut().zip(sums);
+                        pairs.for_each(|(element, &sum)| *element = E::narrow(sum));
+                    }
+                } else {
+                    let gradient = &mut gradient[column * rows + first..];
+                    transpose(Rows { values, pitch }, [count, width], gradient, rows, E::narrow);
+                }
+            }
+        }
+    }
+    gradient
+}
+
+/// The width of the panels that so many columns are divided into.
+fn panel(columns: usize) -> usize {
+    columns.next_multiple_of(ALIGNMENT).min(COLUMNS)
+}
+
+/// A part of the gradient of a weight: from some channels of the signal and some units.
+struct Partial<A> {
+    group: usize,
+    channels: Range<usize>,
+    shares: Vec<Share>,
+    /// Per panel of channels of `dy` a row per channel and tap.
+    sums: Vec<A>,
+}
+
+impl<A: CpuElement<Acc = A> + Lanes> Partial<A> {
+    #[inline(always)]
+    fn sum<E: CpuElement<Acc = A>>(&mut self, signal: Planes<'_, E>, dy: Planes<'_, E>, phase: &Phase) {
+        let (taps, pitch) = (phase.taps.len(), panel(dy.size()));
+        let (panels, of_panel) = (dy.size().div_ceil(pitch), self.channels.len() * taps * pitch);
+        let width = |panel: usize| (dy.size() - panel * pitch).min(pitch);
+        let pieces = pieces(phase, &self.shares);
+        let total: usize = pieces.iter().map(|piece| piece.points.len()).sum();
+        let size = total.div_ceil(total.div_ceil(POINTS));
+        let per_tile = ROWS.div_ceil(taps).min(self.channels.len());
+        let mut rows = vec![A::zero(); per_tile * taps * size];
+        let mut columns = vec![A::zero(); panels * size * pitch];
+        self.sums = vec![A::zero(); panels * of_panel];
+        for Tile { runs, width: points } in phase.tiles(&pieces, size) {
+            for (panel, columns) in columns.chunks_exact_mut(size * pitch).enumerate() {
+                for run in &runs {
+                    let values = &dy.from(run.image, self.group, panel * pitch)[phase.target(run)..];
+                    let values = Rows { values, pitch: dy.plane };
+                    let of_run = &mut columns[run.column * pitch..];
+                    transpose(values, [width(panel), run.len], of_run, pitch, E::widen);
+                }
+            }
+            for start in self.channels.clone().step_by(per_tile) {
+                let channels = start..(start + per_tile).min(self.channels.end);
+                let count = channels.len() * taps;
+                gather(signal, self.group, channels, phase, &runs, &mut rows, size);
+                let rows = Rows { values: &rows, pitch: size };
+                let first = (start - self.channels.start) * taps * pitch;
+                let of_panels = self.sums.chunks_exact_mut(of_panel).zip(columns.chunks_exact(size * pitch));
+                for (panel, (sums, values)) in of_panels.enumerate() {
+                    let sums = Sums { values: &mut sums[first..], pitch, first: false };
+                    add_product(rows, [count, points], Rows { values, pitch }, width(panel), sums);
+                }
+            }
+        }
+    }
+}
+
+/// The side of the blocks that matrices are transposed in.
+const BLOCK: usize = 8;
+
+/// `result[c][r] = f(values[r][c])`, for rows of `result` that begin `pitch` elements apart.
+#[inline(always)]
+fn transpose<T: Copy, U>(
+    values: Rows<'_, T>,
+    [rows, columns]: [usize; 2],
+    result: &mut [U],
+    pitch: usize,
+    f: impl Fn(T) -> U,
+) {
+    for first in (0..rows).step_by(BLOCK) {
+        let block = first..(first + BLOCK).min(rows);
+        for (column, result) in result.chunks_mut(pitch).take(columns).enumerate() {
+            for (result, row) in result[block.clone()].iter_mut().zip(block.clone()) {
+                *result = f(values.values[row * values.pitch + column]);
+            }
+        }
+    }
+}
+
+/// The weight `[groups * o, i, kernel]` as a transposed convolution reads it through some taps: `[groups, i, o, taps]`.
+pub(super) fn transposed_weight<E: CpuElement>(
+    weight: &[E],
+    [channels, size, kernel]: [usize; 3],
+    groups: usize,
+    taps: &[Tap],
+) -> Vec<E::Acc> {
+    let of_group = channels / groups;
+    let row = of_group * taps.len();
+    let len = groups * size * row;
+    parallel::filled(len, E::Acc::zero(), BLOCK * row.max(1), len, |index, rows| {
+        let first = index * BLOCK;
+        for o in 0..of_group {
+            for (number, row) in (first..).zip(rows.chunks_mut(row)) {
+                let (group, i) = (number / size, number % size);
+                let elements = &weight[((group * of_group + o) * size + i) * kernel..][..kernel];
+                let row = &mut row[o * taps.len()..][..taps.len()];
+                match (elements, &mut *row) {
+                    ([element], [place]) => *place = element.widen(),
+                    _ if kernel == taps.len() => copy(row, elements),
+                    _ => read(row, taps.iter().map(|tap| &elements[tap.index])),
+                }
+            }
+        }
+    })
+}
