@@ -2,7 +2,7 @@
 //! never a tensor of the size of the weight.
 //!
 //! Kept bytes are compared as the difference of two batch sizes.
-use crate::meter::{RECORDS, alone, devices, measure};
+use crate::meter::{RECORDS, SCRATCH, alone, devices, measure};
 use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup, QLora, Quantizer};
 use burn::nn::{self, conv};
 use burn::tensor::{
@@ -80,7 +80,9 @@ fn linear_keeps_what_it_says(device: &Device) {
             assert_eq!(grown, said, "{case}");
             let twin = measure(device, || input(2), |x| stock.forward(x));
             assert!(kept(&large) <= kept(&twin) + RECORDS, "{case}: {large:?}, stock {twin:?}");
-            assert!(peak(&large) <= peak(&twin) + RECORDS, "{case}: {large:?}, stock {twin:?}");
+            // Operands of half precision are packed first, in ours and in stock different ones.
+            let packed = if dtype == DType::F16 { SCRATCH } else { 0 };
+            assert!(peak(&large) <= peak(&twin) + RECORDS + packed, "{case}: {large:?}, stock {twin:?}");
             let totals = [1, 2].map(|batches| {
                 let x = input(batches);
                 ledger(&ours, x, |ours, x| ours.forward(x)).1.total() as i64

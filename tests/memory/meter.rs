@@ -7,6 +7,10 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 /// keeps is not always proportional to the batch). The two sides record different steps, of a few hundred bytes each.
 pub const RECORDS: i64 = 2048;
 
+/// What a thread works in beside its tensors, whatever their size: tiles of matrix products, planes with their padding. Of Burn's own
+/// products as of ours, for different ones of them: the slack of a peak that does not grow faster with the batch than stock's.
+pub const SCRATCH: i64 = 1 << 16;
+
 /// Runs until two agree. The first also pays for what is initialized lazily; now and then, or every other time, a table of the graph
 /// doubles, or the harness of the tests allocates for one that has ended.
 const ATTEMPTS: usize = 8;

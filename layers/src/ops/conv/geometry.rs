@@ -204,31 +204,33 @@ impl Phase {
     }
 
     /// The points of `pieces` in tiles of at most `size` columns.
-    pub(super) fn tiles(&self, pieces: &[Piece], size: usize) -> Vec<Tile> {
+    pub(super) fn tiles(&self, pieces: Vec<Piece>, size: usize) -> impl Iterator<Item = Tile> {
         let [_, second, third] = [0, 1, 2].map(|axis| self.axes[axis].count);
-        let mut tiles: Vec<Tile> = Vec::new();
-        for Piece { image, points } in pieces {
-            let mut next = points.start;
-            while next < points.end {
-                let tile = match tiles.pop_if(|tile| tile.width < size) {
-                    Some(tile) => tiles.push_mut(tile),
-                    None => tiles.push_mut(Tile::default()),
-                };
+        let mut pieces = pieces.into_iter().filter(|piece| !piece.points.is_empty()).peekable();
+        core::iter::from_fn(move || {
+            let mut tile = Tile::default();
+            while tile.width < size
+                && let Some(Piece { image, points }) = pieces.peek_mut()
+            {
+                let next = points.start;
                 let last = next % third;
                 let point = [next / third / second, next / third % second, last];
-                let len = (third - last).min(points.end - next).min(size - tile.width);
+                let len = (third - last).min(points.len()).min(size - tile.width);
                 tile.runs.push(Run { image: *image, point, len, column: tile.width });
                 tile.width += len;
-                next += len;
+                points.start += len;
+                if points.is_empty() {
+                    pieces.next();
+                }
             }
-        }
-        tiles
+            (tile.width > 0).then_some(tile)
+        })
     }
 
     /// Every line of points along the last axis.
     pub(super) fn lines(&self) -> Vec<Run> {
         let image = Piece { image: 0, points: 0..self.points() };
-        self.tiles(&[image], usize::MAX).into_iter().flat_map(|tile| tile.runs).collect()
+        self.tiles(vec![image], usize::MAX).flat_map(|tile| tile.runs).collect()
     }
 
     /// Along an axis: the input, the number of points, and the distance between the inputs of neighbouring points.

@@ -147,11 +147,17 @@ impl<E: CpuElement> Job<'_, E> {
         let size = self.rows.len() / self.shares.len();
         let weight = &weight[self.group * size * channels * taps..];
         let per_tile = (DEPTH / taps.max(1)).clamp(1, channels);
-        let tiles = phase.tiles(&pieces(phase, &self.shares), COLUMNS);
-        let at_once = (SUMS / (size * COLUMNS)).clamp(1, tiles.len().max(1));
+        let pieces = pieces(phase, &self.shares);
+        let points: usize = pieces.iter().map(|piece| piece.points.len()).sum();
+        let at_once = match channels <= per_tile {
+            true => 1,
+            false => (SUMS / (size * COLUMNS)).min(points.div_ceil(COLUMNS)).max(1),
+        };
+        let mut all_tiles = phase.tiles(pieces, COLUMNS);
         let mut columns = vec![E::Acc::zero(); per_tile * taps * COLUMNS];
         let mut sums = vec![E::Acc::zero(); at_once * size * COLUMNS];
-        for tiles in tiles.chunks(at_once) {
+        let mut next_tiles = || Some(all_tiles.by_ref().take(at_once).collect::<Vec<_>>());
+        while let Some(tiles) = next_tiles().filter(|tiles| !tiles.is_empty()) {
             for start in (0..channels).step_by(per_tile) {
                 let block = start..(start + per_tile).min(channels);
                 let depth = block.len() * taps;
@@ -327,7 +333,7 @@ impl<A: CpuElement<Acc = A> + Lanes> Partial<A> {
         let mut rows = vec![A::zero(); per_tile * taps * size];
         let mut columns = vec![A::zero(); panels * size * pitch];
         self.sums = vec![A::zero(); panels * of_panel];
-        for Tile { runs, width: points } in phase.tiles(&pieces, size) {
+        for Tile { runs, width: points } in phase.tiles(pieces, size) {
             for (panel, columns) in columns.chunks_exact_mut(size * pitch).enumerate() {
                 for run in &runs {
                     let values = &dy.from(run.image, self.group, panel * pitch)[phase.target(run)..];
