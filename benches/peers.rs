@@ -1,20 +1,19 @@
-//! Convolutions of PyTorch, stock Burn and this crate side by side, alternating in one run: milliseconds, medians.
+//! Steps of PyTorch, of stock Burn and of this crate side by side, in turns: milliseconds, medians.
 //!
-//! `cargo bench --bench peers`; PyTorch's column needs a `python3` that can import torch. `RAYON_NUM_THREADS` sets the threads of
-//! all.
+//! `cargo bench --bench peers [-- PART_OF_A_NAME]`. PyTorch's column needs a `python3` that can import torch. `RAYON_NUM_THREADS`
+//! sets the threads of all three.
 #![recursion_limit = "256"]
+use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor, module, ops::ConvOptions};
 use burn_memsave::functional as F;
+use burn_memsave_paper::{Case, Depth, ResNet, memsave, stock};
 use comfy_table::{Table, presets};
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-/// Rounds that a median is taken of.
-const ROUNDS: usize = 11;
-
-/// `[batch, in, out, size, kernel, stride, padding, groups]` of a convolution over images.
+/// Convolutions over images: `[batch, in, out, size, kernel, stride, padding, groups]`.
 const CONVOLUTIONS: [(&str, [usize; 8]); 14] = [
     ("3x3 64-64, 56x56", [8, 64, 64, 56, 3, 1, 1, 1]),
     ("3x3 128-128, 28x28", [8, 128, 128, 28, 3, 1, 1, 1]),
@@ -29,11 +28,18 @@ const CONVOLUTIONS: [(&str, [usize; 8]); 14] = [
     ("3x3 128-128 stride 2, 56x56", [8, 128, 128, 56, 3, 2, 1, 1]),
     ("3x3 depthwise 192, 28x28", [8, 192, 192, 28, 3, 1, 1, 192]),
     ("3x3 depthwise 192 stride 2, 56x56", [8, 192, 192, 56, 3, 2, 1, 192]),
-    ("3x3 128-128, 32 groups, 56x56", [8, 128, 128, 56, 3, 1, 1, 32]),
+    ("3x3 128-128 in 32 groups, 56x56", [8, 128, 128, 56, 3, 1, 1, 32]),
 ];
 
-/// What is wanted of a step.
+/// Batches that a convolution is also timed with, to see what a second thread brings.
+const BATCHES: [usize; 2] = [1, 32];
+
+/// What is wanted of a convolution: the result, or a gradient, too.
 const WANTED: [&str; 3] = ["forward", "dx", "dweight"];
+
+/// What requires a gradient in a step of a residual network.
+const CASES: [(&str, Case); 4] =
+    [("all", Case::All), ("input", Case::Input), ("running", Case::InputRunning), ("norm", Case::Norm)];
 
 /// PyTorch in another process.
 struct Torch {
@@ -57,30 +63,19 @@ impl Torch {
         Some(Self { _process: process, requests, answers })
     }
 
-    fn time(&mut self, case: &str) -> f64 {
-        writeln!(self.requests, "{case}").expect("PyTorch runs");
+    /// Milliseconds of a step.
+    fn time(&mut self, step: &str) -> f64 {
+        writeln!(self.requests, "{step}").expect("PyTorch runs");
         let mut answer = String::new();
         self.answers.read_line(&mut answer).expect("PyTorch runs");
-        answer.trim().parse().expect("milliseconds")
+        answer.trim().parse().unwrap_or_else(|_| panic!("PyTorch cannot run {step:?}"))
     }
 }
 
-type Conv = fn(Tensor<4>, Tensor<4>, ConvOptions<2>) -> Tensor<4>;
-
-/// Milliseconds of one step.
-fn time(conv: Conv, sizes: [usize; 8], wanted: &str, [x, weight]: [&Tensor<4>; 2]) -> f64 {
-    let [.., stride, padding, groups] = sizes;
-    let options = ConvOptions::new([stride; 2], [padding; 2], [1; 2], groups);
-    let [x, weight] = [(x, "dx"), (weight, "dweight")].map(|(x, gradient)| match wanted {
-        "forward" => x.clone().inner(),
-        wanted => x.clone().set_require_grad(wanted == gradient),
-    });
+/// Milliseconds of a step of ours or of Burn's.
+fn time(step: &dyn Fn()) -> f64 {
     let start = Instant::now();
-    let y = conv(x, weight, options);
-    match wanted {
-        "forward" => drop(black_box(y)),
-        _ => drop(black_box(y.backward())),
-    }
+    step();
     start.elapsed().as_secs_f64() * 1e3
 }
 
@@ -89,62 +84,115 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-fn main() {
-    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-'));
-    let device = Device::flex().autodiff();
-    let mut torch = Torch::start();
-    let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN).set_header([
-        "convolution",
-        "step",
-        "PyTorch",
-        "Burn",
-        "ours",
-        "ours / PyTorch",
-        "ours / Burn",
-    ]);
-    let mut ratios = vec![];
-    for (name, sizes) in CONVOLUTIONS {
-        if filter.as_ref().is_some_and(|filter| !name.contains(filter)) {
-            continue;
+/// The table, and who is in it.
+struct Peers {
+    torch: Option<Torch>,
+    filter: String,
+    table: Table,
+    /// Logarithms of ours / PyTorch.
+    ratios: Vec<f64>,
+}
+
+impl Peers {
+    /// Adds a row. `request`: the step, for PyTorch.
+    fn row(
+        &mut self,
+        [name, step]: [&str; 2],
+        request: &str,
+        rounds: usize,
+        burn: &dyn Fn(),
+        ours: &dyn Fn(),
+    ) {
+        if !format!("{name}, {step}").contains(&self.filter) {
+            return;
         }
-        let [batch, channels, out, size, kernel, .., groups] = sizes;
-        let random = |shape: [usize; 4]| Tensor::<4>::random(shape, Distribution::Default, &device);
-        let [x, weight] =
-            [[batch, channels, size, size], [out, channels / groups, kernel, kernel]].map(random);
-        let case = sizes.map(|size| size.to_string()).join(" ");
+        let mut times: [Vec<f64>; 3] = Default::default();
+        time(burn);
+        time(ours);
+        for _ in 0..rounds {
+            times[0].extend(self.torch.as_mut().map(|torch| torch.time(request)));
+            times[1].push(time(burn));
+            times[2].push(time(ours));
+        }
+        let [of_torch, of_burn, ours] = times.map(|times| (!times.is_empty()).then(|| median(times)));
+        let cell = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.2}"));
+        let ratio = |other: Option<f64>| ours.zip(other).map(|(ours, other)| ours / other);
+        self.ratios.extend(ratio(of_torch).map(f64::ln));
+        let cells = [of_torch, of_burn, ours, ratio(of_torch), ratio(of_burn)].map(cell);
+        self.table.add_row([name.into(), step.into()].into_iter().chain(cells));
+    }
+
+    fn convolution(&mut self, name: &str, sizes: [usize; 8]) {
+        let [batch, channels, out, size, kernel, stride, padding, groups] = sizes;
+        let options = ConvOptions::new([stride; 2], [padding; 2], [1; 2], groups);
+        let device = Device::flex();
+        let request = sizes.map(|size| size.to_string()).join(" ");
         for wanted in WANTED {
-            let mut times: [Vec<f64>; 3] = Default::default();
-            for _ in 0..ROUNDS {
-                let [of_torch, of_burn, ours] = &mut times;
-                of_torch.extend(torch.as_mut().map(|torch| torch.time(&format!("{case} {wanted}"))));
-                let burn: Conv = |x, weight, options| module::conv2d(x, weight, None, options);
-                of_burn.push(time(burn, sizes, wanted, [&x, &weight]));
-                ours.push(time(
-                    |x, weight, options| F::conv2d(x, weight, None, options),
-                    sizes,
-                    wanted,
-                    [&x, &weight],
-                ));
-            }
-            let [of_torch, of_burn, ours] = times.map(|times| (!times.is_empty()).then(|| median(times)));
-            let cell = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.2}"));
-            let ratio = |other: Option<f64>| ours.zip(other).map(|(ours, other)| ours / other);
-            ratios.extend(ratio(of_torch).map(f64::ln));
-            table.add_row([
-                name.into(),
-                wanted.into(),
-                cell(of_torch),
-                cell(of_burn),
-                cell(ours),
-                cell(ratio(of_torch)),
-                cell(ratio(of_burn)),
-            ]);
+            let device = if wanted == "forward" { device.clone() } else { device.clone().autodiff() };
+            let random = |shape: [usize; 4], gradient| {
+                let tensor = Tensor::<4>::random(shape, Distribution::Default, &device);
+                if wanted == gradient { tensor.require_grad() } else { tensor }
+            };
+            let x = random([batch, channels, size, size], "dx");
+            let weight = random([out, channels / groups, kernel, kernel], "dweight");
+            let step = |conv: &dyn Fn(Tensor<4>, Tensor<4>) -> Tensor<4>| {
+                let y = conv(x.clone(), weight.clone());
+                match wanted {
+                    "forward" => drop(black_box(y)),
+                    _ => drop(black_box(y.sum().backward())),
+                }
+            };
+            self.row(
+                [name, wanted],
+                &format!("conv {request} {wanted}"),
+                11,
+                &|| step(&|x, weight| module::conv2d(x, weight, None, options.clone())),
+                &|| step(&|x, weight| F::conv2d(x, weight, None, options.clone())),
+            );
         }
     }
-    println!("{} threads, milliseconds\n{table}", rayon::current_num_threads());
-    if !ratios.is_empty() {
-        let mean = (ratios.iter().sum::<f64>() / ratios.len() as f64).exp();
+
+    fn resnet(&mut self, depth: Depth, number: usize) {
+        let (batch, size) = (8, 224);
+        for (name, case) in CASES {
+            let device = Device::flex().autodiff();
+            let images = Tensor::<4>::random([batch, 3, size, size], Distribution::Default, &device);
+            let images = if case.tracks_input() { images.require_grad() } else { images };
+            fn step<M: ResNet>(model: &M, images: &Tensor<4>) {
+                drop(black_box(model.forward(images.clone()).sum().backward()));
+            }
+            let burn = case.prepare(stock::resnet::Net::new(depth, &device)).fork(&device);
+            let ours = case.prepare(memsave::resnet::Net::new(depth, &device)).fork(&device);
+            self.row(
+                [&format!("ResNet-{number}, {batch} x {size}x{size}"), name],
+                &format!("resnet {number} {batch} {size} {name}"),
+                3,
+                &|| step(&burn, &images),
+                &|| step(&ours, &images),
+            );
+        }
+    }
+}
+
+fn main() {
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN);
+    table.set_header(["what", "step", "PyTorch", "Burn", "ours", "ours / PyTorch", "ours / Burn"]);
+    let mut peers = Peers { torch: Torch::start(), filter, table, ratios: vec![] };
+    for (name, sizes) in CONVOLUTIONS {
+        peers.convolution(name, sizes);
+    }
+    for batch in BATCHES {
+        let (name, mut sizes) = CONVOLUTIONS[0];
+        sizes[0] = batch;
+        peers.convolution(&format!("{name}, batch {batch}"), sizes);
+    }
+    peers.resnet(Depth::D18, 18);
+    peers.resnet(Depth::D101, 101);
+    println!("{} threads, milliseconds\n{}", rayon::current_num_threads(), peers.table);
+    if !peers.ratios.is_empty() {
+        let mean = (peers.ratios.iter().sum::<f64>() / peers.ratios.len() as f64).exp();
         println!("geometric mean of ours / PyTorch: {mean:.2}");
     }
 }

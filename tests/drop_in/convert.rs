@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId, Quantizer};
 use burn::nn;
 use burn::store::ModuleRecord;
 use burn::tensor::{
-    Device, Distribution, Tensor, TensorData,
+    Device, Distribution, Tensor, TensorData, Tolerance,
     quantization::{Calibration, QuantValue},
 };
 use burn_memsave::layers::*;
@@ -190,7 +190,8 @@ fn quantized_layers_compute_as_stock() {
             let stock = quantized($stock.init(&device), &device);
             let ours = <$ours>::from(stock.clone());
             let [ours, stock] = [outcome(&x, |x| ours.forward(x)), outcome(&x, |x| stock.forward(x))];
-            ours.iter().zip(&stock).for_each(|(ours, stock)| ours.assert_eq(stock, true));
+            let close = Tolerance::<f32>::rel_abs(1e-5, 1e-5);
+            ours.iter().zip(&stock).for_each(|(ours, stock)| ours.assert_approx_eq::<f32>(stock, close));
         };
     }
     compare!([2, 3, 4, 32], nn::LinearConfig::new(32, 32) => MemSaveLinear);

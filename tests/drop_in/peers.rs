@@ -50,8 +50,9 @@ fn same_padding_of_even_kernels() {
         let [y, dx] = outcome(&x, |x| ours.forward(x));
         let [y_stock, dx_stock] = outcome(&x, |x| stock.forward(x));
         assert_eq!(y.shape().dims(), [2, 3, 7usize.div_ceil(stride[0]), 8usize.div_ceil(stride[1])]);
-        y.assert_eq(&y_stock, true);
-        dx.assert_approx_eq::<f32>(&dx_stock, Tolerance::rel_abs(1e-5, 1e-5));
+        for (ours, stock) in [(y, y_stock), (dx, dx_stock)] {
+            ours.assert_approx_eq::<f32>(&stock, Tolerance::rel_abs(1e-5, 1e-5));
+        }
     }
 }
 
@@ -172,7 +173,7 @@ const STOCK: Trunk = |x, weight| {
 
 /// An input and a weight.
 fn inputs(device: &Device) -> [Tensor<4>; 2] {
-    let normal = Distribution::Normal(0.0, 1.0);
+    let normal = Distribution::Normal(0.0, 0.3); // small enough that no exponential drowns the rest
     [[2, 3, 6, 6], [4, 3, 3, 3]].map(|shape| Tensor::random(shape, normal, device))
 }
 

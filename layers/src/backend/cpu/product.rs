@@ -5,11 +5,16 @@ use pulp::{Arch, Simd, WithSimd};
 /// The widest block of columns that a product takes at once. A multiple of the lanes of every machine times four.
 pub(crate) const COLUMNS: usize = 64;
 
-/// Rows of equal length that begin `pitch` elements apart.
+/// Rows that begin where `starts` says.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a, A> {
     pub(crate) values: &'a [A],
-    pub(crate) pitch: usize,
+    pub(crate) starts: &'a [usize],
+}
+
+/// Where so many rows begin that lie `pitch` elements apart.
+pub(crate) fn starts(count: usize, pitch: usize) -> Vec<usize> {
+    (0..count).map(|row| row * pitch).collect()
 }
 
 /// Rows of sums that begin `pitch` elements apart, all zero, whatever they hold, if this is the `first` summand.
@@ -70,24 +75,21 @@ macro_rules! lanes {
 lanes!(f32, f32s, splat_f32s, add_f32s, mul_add_e_f32s, as_simd_f32s, as_mut_simd_f32s);
 lanes!(f64, f64s, splat_f64s, add_f64s, mul_add_e_f64s, as_simd_f64s, as_mut_simd_f64s);
 
-/// `sums[r][c] += sum_k rows[r][k] columns[k][c]` for `count` rows and the first `width` columns; what `sums` holds of further
-/// columns, up to the next whole vector, is lost.
+/// `sums[r][c] += sum_k rows[r][k] columns[k][c]` for all rows and columns that begin somewhere, and the first `width` columns; what
+/// `sums` holds of further columns, up to the next whole vector, is lost.
 ///
 /// The rows of `columns` and `sums` must have room for that vector.
 pub(crate) fn add_product<A: Lanes>(
     rows: Rows<'_, A>,
-    [count, depth]: [usize; 2],
     columns: Rows<'_, A>,
     width: usize,
     sums: Sums<'_, A>,
 ) {
-    Arch::new().dispatch(AddProduct { rows, count, depth, columns, width, sums });
+    Arch::new().dispatch(AddProduct { rows, columns, width, sums });
 }
 
 struct AddProduct<'a, A> {
     rows: Rows<'a, A>,
-    count: usize,
-    depth: usize,
     columns: Rows<'a, A>,
     width: usize,
     sums: Sums<'a, A>,
@@ -117,9 +119,9 @@ impl<A: Lanes> AddProduct<'_, A> {
     /// All rows of `V` vectors of columns.
     #[inline(always)]
     fn columns_from<S: Simd, const V: usize>(&mut self, simd: S, first: usize) -> usize {
-        let mut row = 0;
-        while row < self.count {
-            row += match self.count - row {
+        let (mut row, count) = (0, self.rows.starts.len());
+        while row < count {
+            row += match count - row {
                 6.. => self.block::<S, 6, V>(simd, row, first),
                 2.. => self.block::<S, 2, V>(simd, row, first),
                 _ => self.block::<S, 1, V>(simd, row, first),
@@ -131,12 +133,12 @@ impl<A: Lanes> AddProduct<'_, A> {
     /// `R` rows of `V` vectors of columns, summed in registers.
     #[inline(always)]
     fn block<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, row: usize, first: usize) -> usize {
-        let Rows { values, pitch } = self.rows;
-        let rows: [&[A]; R] = core::array::from_fn(|r| &values[(row + r) * pitch..][..self.depth]);
+        let Rows { values, starts } = self.columns;
+        let rows: [&[A]; R] =
+            core::array::from_fn(|r| &self.rows.values[self.rows.starts[row + r]..][..starts.len()]);
         let mut sums = [[A::splat(simd, A::zero()); V]; R];
-        let columns = self.columns.values.chunks_exact(self.columns.pitch);
-        for (k, columns) in columns.take(self.depth).enumerate() {
-            let columns = &A::vectors::<S>(&columns[first..])[..V];
+        for (k, start) in starts.iter().enumerate() {
+            let columns = &A::vectors::<S>(&values[start + first..])[..V];
             for r in 0..R {
                 let factor = A::splat(simd, rows[r][k]);
                 for v in 0..V {

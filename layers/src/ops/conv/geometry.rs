@@ -203,13 +203,26 @@ impl Phase {
         (self.axes[split].step * units).min(self.axes[split].output) * inner
     }
 
-    /// The points of `pieces` in tiles of at most `size` columns.
-    pub(super) fn tiles(&self, pieces: Vec<Piece>, size: usize) -> impl Iterator<Item = Tile> {
+    /// Where the line begins in the plane of the input that the points of a run read by some shifts along the axes but the last.
+    pub(super) fn line(&self, run: &Run, shifts: [isize; AXES - 1]) -> Option<usize> {
+        let mut offset = 0;
+        for (axis, shift) in shifts.into_iter().enumerate() {
+            let PhaseAxis { input, stride, .. } = self.axes[axis];
+            let index = (stride * run.point[axis]) as isize + shift;
+            let index = usize::try_from(index).ok().filter(|&index| index < input)?;
+            offset = offset * input + index;
+        }
+        Some(offset * self.axes[AXES - 1].input)
+    }
+
+    /// The points of `pieces` in tiles of at most `size` columns, and of one run if it must be.
+    pub(super) fn tiles(&self, pieces: Vec<Piece>, size: usize, one_run: bool) -> impl Iterator<Item = Tile> {
         let [_, second, third] = [0, 1, 2].map(|axis| self.axes[axis].count);
         let mut pieces = pieces.into_iter().filter(|piece| !piece.points.is_empty()).peekable();
         core::iter::from_fn(move || {
             let mut tile = Tile::default();
             while tile.width < size
+                && !(one_run && tile.width > 0)
                 && let Some(Piece { image, points }) = pieces.peek_mut()
             {
                 let next = points.start;
@@ -219,7 +232,7 @@ impl Phase {
                 tile.runs.push(Run { image: *image, point, len, column: tile.width });
                 tile.width += len;
                 points.start += len;
-                if points.is_empty() {
+                if points.start == points.end {
                     pieces.next();
                 }
             }
@@ -230,7 +243,7 @@ impl Phase {
     /// Every line of points along the last axis.
     pub(super) fn lines(&self) -> Vec<Run> {
         let image = Piece { image: 0, points: 0..self.points() };
-        self.tiles(vec![image], usize::MAX).flat_map(|tile| tile.runs).collect()
+        self.tiles(vec![image], usize::MAX, false).flat_map(|tile| tile.runs).collect()
     }
 
     /// Along an axis: the input, the number of points, and the distance between the inputs of neighbouring points.
@@ -242,13 +255,8 @@ impl Phase {
     /// What a run reads through a tap: the offset in the plane of the input of the first element that is not padding, and which
     /// points of the run read such elements.
     pub(super) fn source(&self, run: &Run, tap: &Tap) -> Option<(usize, Range<usize>)> {
-        let mut offset = 0;
-        for axis in 0..AXES - 1 {
-            let PhaseAxis { input, stride, .. } = self.axes[axis];
-            let index = (stride * run.point[axis]) as isize + tap.shifts[axis];
-            let index = usize::try_from(index).ok().filter(|&index| index < input)?;
-            offset = offset * input + index;
-        }
+        let [outer, inner, _] = tap.shifts;
+        let line = self.line(run, [outer, inner])?;
         let PhaseAxis { input, stride, .. } = self.axes[AXES - 1];
         let first = (stride * run.point[AXES - 1]) as isize + tap.shifts[AXES - 1];
         let reaching = |index: isize| {
@@ -257,7 +265,7 @@ impl Phase {
         };
         let points = reaching(0)..reaching(input as isize);
         let index = first + (stride * points.start) as isize;
-        (!points.is_empty()).then(|| (offset * input + index as usize, points))
+        (!points.is_empty()).then(|| (line + index as usize, points))
     }
 
     /// The offset in the plane of the result of a run's first point.

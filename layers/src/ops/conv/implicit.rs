@@ -2,10 +2,13 @@
 //!
 //! The matrix has a row per input channel and tap, and a column per point. A tile of it has [`COLUMNS`] points and about
 //! [`DEPTH`] rows. Sums are made in the type of sums, whatever the dtype, and rounded once.
-use super::geometry::{Phase, Piece, Run, Tap, Tile};
+use super::{
+    geometry::{Phase, Piece, Run, Tap, Tile},
+    reader::{Reader, convert, copy},
+};
 use crate::backend::cpu::{
-    CpuElement, accumulators_of, parallel,
-    product::{COLUMNS, Lanes, Rows, Sums, add_product},
+    CpuElement, parallel,
+    product::{COLUMNS, Lanes, Rows, Sums, add_product, starts},
 };
 use core::ops::Range;
 use num_traits::Zero;
@@ -52,7 +55,7 @@ impl<'a, E> Planes<'a, E> {
     }
 
     /// The planes from a channel of a group on.
-    fn from(&self, image: usize, group: usize, channel: usize) -> &'a [E] {
+    pub(super) fn from(&self, image: usize, group: usize, channel: usize) -> &'a [E] {
         &self.values[(image * self.channels + group * self.size() + channel) * self.plane..]
     }
 }
@@ -147,26 +150,25 @@ impl<E: CpuElement> Job<'_, E> {
         let size = self.rows.len() / self.shares.len();
         let weight = &weight[self.group * size * channels * taps..];
         let per_tile = (DEPTH / taps.max(1)).clamp(1, channels);
+        let mut reader = Reader::new(phase, COLUMNS, per_tile, size);
+        let row_starts = starts(size, channels * taps);
         let pieces = pieces(phase, &self.shares);
         let points: usize = pieces.iter().map(|piece| piece.points.len()).sum();
         let at_once = match channels <= per_tile {
             true => 1,
             false => (SUMS / (size * COLUMNS)).min(points.div_ceil(COLUMNS)).max(1),
         };
-        let mut all_tiles = phase.tiles(pieces, COLUMNS);
-        let mut columns = vec![E::Acc::zero(); per_tile * taps * COLUMNS];
+        let mut all_tiles = phase.tiles(pieces, COLUMNS, reader.takes_one_run());
         let mut sums = vec![E::Acc::zero(); at_once * size * COLUMNS];
         let mut next_tiles = || Some(all_tiles.by_ref().take(at_once).collect::<Vec<_>>());
         while let Some(tiles) = next_tiles().filter(|tiles| !tiles.is_empty()) {
             for start in (0..channels).step_by(per_tile) {
                 let block = start..(start + per_tile).min(channels);
-                let depth = block.len() * taps;
-                let rows = Rows { values: &weight[start * taps..], pitch: channels * taps };
+                let rows = Rows { values: &weight[start * taps..], starts: &row_starts };
                 for (tile, sums) in tiles.iter().zip(sums.chunks_exact_mut(size * COLUMNS)) {
-                    gather(input, self.group, block.clone(), phase, &tile.runs, &mut columns, COLUMNS);
-                    let columns = Rows { values: &columns, pitch: COLUMNS };
+                    let columns = reader.read(input, self.group, block.clone(), phase, &tile.runs);
                     let sums = Sums { values: sums, pitch: COLUMNS, first: start == 0 };
-                    add_product(rows, [size, depth], columns, tile.width, sums);
+                    add_product(rows, columns, tile.width, sums);
                 }
             }
             for (tile, sums) in tiles.iter().zip(sums.chunks_exact(size * COLUMNS)) {
@@ -195,56 +197,6 @@ impl<E: CpuElement> Job<'_, E> {
             }
         }
     }
-}
-
-/// A row per channel of a range of a group and tap, `pitch` elements apart: what the points of every run read through it.
-#[inline(always)]
-fn gather<E: CpuElement>(
-    input: Planes<'_, E>,
-    group: usize,
-    channels: Range<usize>,
-    phase: &Phase,
-    runs: &[Run],
-    tile: &mut [E::Acc],
-    pitch: usize,
-) {
-    let per_channel = phase.taps.len() * pitch;
-    for (number, tap) in phase.taps.iter().enumerate() {
-        for run in runs {
-            let source = phase.source(run, tap);
-            let planes = input.from(run.image, group, channels.start).chunks(input.plane);
-            let rows = tile[number * pitch..].chunks_mut(per_channel).take(channels.len());
-            for (row, plane) in rows.zip(planes) {
-                let row = &mut row[run.column..][..run.len];
-                let Some((offset, points)) = &source else {
-                    row.fill(E::Acc::zero());
-                    continue;
-                };
-                row[..points.start].fill(E::Acc::zero());
-                row[points.end..].fill(E::Acc::zero());
-                let (row, values) = (&mut row[points.clone()], &plane[*offset..]);
-                match phase.stride() {
-                    1 => copy(row, values),
-                    2 => read(row, values.chunks(2).map(|pair| &pair[0])),
-                    stride => read(row, values.iter().step_by(stride)),
-                }
-            }
-        }
-    }
-}
-
-/// The first of some values.
-#[inline(always)]
-fn copy<E: CpuElement>(row: &mut [E::Acc], values: &[E]) {
-    match accumulators_of(values) {
-        Some(values) => row.copy_from_slice(&values[..row.len()]),
-        None => read(row, values),
-    }
-}
-
-#[inline(always)]
-fn read<'a, E: CpuElement>(row: &mut [E::Acc], values: impl IntoIterator<Item = &'a E>) {
-    row.iter_mut().zip(values).for_each(|(element, value)| *element = value.widen());
 }
 
 /// The gradient of the weight of a convolution, a row per channel of `dy`; in it for every channel of the signal's group an
@@ -298,7 +250,7 @@ pub(super) fn weight_gradient<E: CpuElement>(
                     }
                 } else {
                     let gradient = &mut gradient[column * rows + first..];
-                    transpose(Rows { values, pitch }, [count, width], gradient, rows, E::narrow);
+                    transpose(values, pitch, [count, width], gradient, rows, E::narrow);
                 }
             }
         }
@@ -330,28 +282,27 @@ impl<A: CpuElement<Acc = A> + Lanes> Partial<A> {
         let total: usize = pieces.iter().map(|piece| piece.points.len()).sum();
         let size = total.div_ceil(total.div_ceil(POINTS));
         let per_tile = ROWS.div_ceil(taps).min(self.channels.len());
-        let mut rows = vec![A::zero(); per_tile * taps * size];
+        let mut reader = Reader::new(phase, size, per_tile, dy.size());
         let mut columns = vec![A::zero(); panels * size * pitch];
+        let column_starts = starts(size, pitch);
         self.sums = vec![A::zero(); panels * of_panel];
-        for Tile { runs, width: points } in phase.tiles(pieces, size) {
+        for Tile { runs, width: points } in phase.tiles(pieces, size, reader.takes_one_run()) {
             for (panel, columns) in columns.chunks_exact_mut(size * pitch).enumerate() {
                 for run in &runs {
                     let values = &dy.from(run.image, self.group, panel * pitch)[phase.target(run)..];
-                    let values = Rows { values, pitch: dy.plane };
                     let of_run = &mut columns[run.column * pitch..];
-                    transpose(values, [width(panel), run.len], of_run, pitch, E::widen);
+                    transpose(values, dy.plane, [width(panel), run.len], of_run, pitch, E::widen);
                 }
             }
             for start in self.channels.clone().step_by(per_tile) {
                 let channels = start..(start + per_tile).min(self.channels.end);
-                let count = channels.len() * taps;
-                gather(signal, self.group, channels, phase, &runs, &mut rows, size);
-                let rows = Rows { values: &rows, pitch: size };
+                let rows = reader.read(signal, self.group, channels, phase, &runs);
                 let first = (start - self.channels.start) * taps * pitch;
                 let of_panels = self.sums.chunks_exact_mut(of_panel).zip(columns.chunks_exact(size * pitch));
                 for (panel, (sums, values)) in of_panels.enumerate() {
                     let sums = Sums { values: &mut sums[first..], pitch, first: false };
-                    add_product(rows, [count, points], Rows { values, pitch }, width(panel), sums);
+                    let columns = Rows { values, starts: &column_starts[..points] };
+                    add_product(rows, columns, width(panel), sums);
                 }
             }
         }
@@ -361,10 +312,11 @@ impl<A: CpuElement<Acc = A> + Lanes> Partial<A> {
 /// The side of the blocks that matrices are transposed in.
 const BLOCK: usize = 8;
 
-/// `result[c][r] = f(values[r][c])`, for rows of `result` that begin `pitch` elements apart.
+/// `result[c][r] = f(values[r][c])`, for rows that begin `pitch_of_values` and `pitch` elements apart.
 #[inline(always)]
 fn transpose<T: Copy, U>(
-    values: Rows<'_, T>,
+    values: &[T],
+    pitch_of_values: usize,
     [rows, columns]: [usize; 2],
     result: &mut [U],
     pitch: usize,
@@ -374,7 +326,7 @@ fn transpose<T: Copy, U>(
         let block = first..(first + BLOCK).min(rows);
         for (column, result) in result.chunks_mut(pitch).take(columns).enumerate() {
             for (result, row) in result[block.clone()].iter_mut().zip(block.clone()) {
-                *result = f(values.values[row * values.pitch + column]);
+                *result = f(values[row * pitch_of_values + column]);
             }
         }
     }
@@ -399,8 +351,8 @@ pub(super) fn transposed_weight<E: CpuElement>(
                 let row = &mut row[o * taps.len()..][..taps.len()];
                 match (elements, &mut *row) {
                     ([element], [place]) => *place = element.widen(),
-                    _ if kernel == taps.len() => copy(row, elements),
-                    _ => read(row, taps.iter().map(|tap| &elements[tap.index])),
+                    _ if kernel == taps.len() => copy(row, elements, 1),
+                    _ => convert(row, taps.iter().map(|tap| &elements[tap.index])),
                 }
             }
         }

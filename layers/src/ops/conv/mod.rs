@@ -30,6 +30,8 @@ mod depthwise;
 mod geometry;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod implicit;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod reader;
 
 /// Convolutions and their adjoints. The default bodies are Burn's operations.
 pub trait ConvKernels: ChannelSums {

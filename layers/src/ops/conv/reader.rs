@@ -1,0 +1,220 @@
+//! How the products of a convolution get at what a tile of points reads.
+use super::{
+    geometry::{AXES, Phase, Run, Tap},
+    implicit::Planes,
+};
+use crate::backend::cpu::{
+    CpuElement, accumulators_of,
+    product::{Rows, starts},
+};
+use core::ops::Range;
+use num_traits::Zero;
+
+/// Elements that are read beyond the last point: a multiple of the lanes of every machine.
+const SLACK: usize = 16;
+
+/// Products that take as long as copying an element does.
+const COPY: f64 = 8.0;
+
+/// What the points of a tile read of some channels, row by row: one per channel and tap.
+pub(super) struct Reader<A> {
+    layout: Layout,
+    values: Vec<A>,
+    /// Where the rows begin.
+    starts: Vec<usize>,
+}
+
+enum Layout {
+    /// A row for every channel and tap.
+    Gathered { pitch: usize },
+    /// Every element once, the rows overlapping. Only for tiles of one run.
+    Strip(Strip),
+}
+
+impl<A: CpuElement<Acc = A>> Reader<A> {
+    /// For tiles of at most so many points, and at most so many channels at once. `products`: of every element of a row.
+    pub(super) fn new(phase: &Phase, points: usize, channels: usize, products: usize) -> Self {
+        let strip = Strip::new(phase, points);
+        if strip.pays(phase, products) {
+            let size = strip.size();
+            let of_channel = |channel: usize| strip.taps.iter().map(move |tap| channel * size + tap);
+            let starts = (0..channels).flat_map(of_channel).collect();
+            let values = vec![A::zero(); channels * strip.size()];
+            return Self { layout: Layout::Strip(strip), values, starts };
+        }
+        let rows = channels * phase.taps.len();
+        let values = vec![A::zero(); rows * points];
+        Self { layout: Layout::Gathered { pitch: points }, values, starts: starts(rows, points) }
+    }
+
+    /// Whether tiles must be of one run.
+    pub(super) fn takes_one_run(&self) -> bool {
+        matches!(self.layout, Layout::Strip(_))
+    }
+
+    /// Reads some channels of a group.
+    #[inline(always)]
+    pub(super) fn read<E: CpuElement<Acc = A>>(
+        &mut self,
+        input: Planes<'_, E>,
+        group: usize,
+        channels: Range<usize>,
+        phase: &Phase,
+        runs: &[Run],
+    ) -> Rows<'_, A> {
+        let rows = channels.len() * phase.taps.len();
+        match &self.layout {
+            Layout::Strip(strip) => strip.paint(input, group, channels, phase, &runs[0], &mut self.values),
+            Layout::Gathered { pitch } => {
+                gather(input, group, channels, phase, runs, &mut self.values, *pitch)
+            }
+        }
+        Rows { values: &self.values, starts: &self.starts[..rows] }
+    }
+}
+
+/// A row per channel of a range of a group and tap, `pitch` elements apart: what the points of every run read through it.
+#[inline(always)]
+fn gather<E: CpuElement>(
+    input: Planes<'_, E>,
+    group: usize,
+    channels: Range<usize>,
+    phase: &Phase,
+    runs: &[Run],
+    tile: &mut [E::Acc],
+    pitch: usize,
+) {
+    let per_channel = phase.taps.len() * pitch;
+    for (number, tap) in phase.taps.iter().enumerate() {
+        for run in runs {
+            let source = phase.source(run, tap);
+            let planes = input.from(run.image, group, channels.start).chunks(input.plane);
+            let rows = tile[number * pitch..].chunks_mut(per_channel).take(channels.len());
+            for (row, plane) in rows.zip(planes) {
+                let row = &mut row[run.column..][..run.len];
+                let Some((offset, points)) = &source else {
+                    row.fill(E::Acc::zero());
+                    continue;
+                };
+                row[..points.start].fill(E::Acc::zero());
+                row[points.end..].fill(E::Acc::zero());
+                copy(&mut row[points.clone()], &plane[*offset..], phase.stride());
+            }
+        }
+    }
+}
+
+/// The lines of the input that neighbouring points read, padding included. Per channel and line there are as many rows as the stride,
+/// so that neighbouring points find what a tap reads next to one another.
+struct Strip {
+    /// Shifts of the lines along the axes but the last.
+    lines: Vec<[isize; AXES - 1]>,
+    /// The place in a row of what the first point reads through the first tap.
+    first: isize,
+    /// Elements that one point reads of a row.
+    reach: usize,
+    stride: usize,
+    /// Distance between rows.
+    pitch: usize,
+    /// Where among the elements of a channel lies what the first point reads through a tap.
+    taps: Vec<usize>,
+}
+
+impl Strip {
+    fn new(phase: &Phase, points: usize) -> Self {
+        let stride = phase.stride();
+        let split = |tap: &Tap| {
+            let (shift, stride) = (tap.shifts[AXES - 1], stride as isize);
+            (shift.div_euclid(stride), shift.rem_euclid(stride) as usize)
+        };
+        let places = || phase.taps.iter().map(|tap| split(tap).0);
+        let (first, last) = (places().min().unwrap_or(0), places().max().unwrap_or(0));
+        let reach = (last - first) as usize + 1;
+        let pitch = points + reach + SLACK;
+        let mut lines: Vec<[isize; AXES - 1]> = Vec::new();
+        let mut start = |tap: &Tap| {
+            let [outer, inner, _] = tap.shifts;
+            let line = lines.iter().position(|&line| line == [outer, inner]).unwrap_or_else(|| {
+                lines.push([outer, inner]);
+                lines.len() - 1
+            });
+            let (place, remainder) = split(tap);
+            (line * stride + remainder) * pitch + (place - first) as usize
+        };
+        let taps = phase.taps.iter().map(&mut start).collect();
+        Self { lines, first, reach, stride, pitch, taps }
+    }
+
+    /// Whether copying every element once saves more than what incomplete vectors at the end of lines cost.
+    fn pays(&self, phase: &Phase, products: usize) -> bool {
+        let [_, count, _] = phase.sizes(AXES - 1);
+        let copies = (self.lines.len() * self.stride) as f64 / self.taps.len().max(1) as f64;
+        let wasted = count.next_multiple_of(SLACK) as f64 / count as f64 - 1.0;
+        COPY * (1.0 - copies) > wasted * products as f64
+    }
+
+    /// Elements per channel.
+    fn size(&self) -> usize {
+        self.lines.len() * self.stride * self.pitch
+    }
+
+    /// Lays out what a run reads of some channels of a group.
+    #[inline(always)]
+    fn paint<E: CpuElement>(
+        &self,
+        input: Planes<'_, E>,
+        group: usize,
+        channels: Range<usize>,
+        phase: &Phase,
+        run: &Run,
+        strip: &mut [E::Acc],
+    ) {
+        let [width, ..] = phase.sizes(AXES - 1);
+        // Place `p` of a row holds element `stride (first + p) + remainder`.
+        let first = self.first + run.point[AXES - 1] as isize;
+        let before = (-first).max(0) as usize;
+        let places = run.len + self.reach - 1;
+        let planes = input.from(run.image, group, channels.start).chunks(input.plane);
+        let of_channels = strip.chunks_mut(self.size()).take(channels.len());
+        for (of_channel, plane) in of_channels.zip(planes) {
+            for (rows, line) in of_channel.chunks_mut(self.stride * self.pitch).zip(&self.lines) {
+                let source = phase.line(run, *line).map(|start| &plane[start..][..width]);
+                for (remainder, row) in rows.chunks_mut(self.pitch).enumerate() {
+                    let row = &mut row[..places];
+                    let start = first.max(0) as usize * self.stride + remainder;
+                    let values = source.and_then(|source| source.get(start..)).unwrap_or(&[]);
+                    let before = before.min(places);
+                    let end = (before + values.len().div_ceil(self.stride)).min(places);
+                    row[..before].fill(E::Acc::zero());
+                    row[end..].fill(E::Acc::zero());
+                    copy(&mut row[before..end], values, self.stride);
+                }
+            }
+        }
+    }
+}
+
+/// Every `stride`-th of some values.
+#[inline(always)]
+pub(super) fn copy<E: CpuElement>(row: &mut [E::Acc], values: &[E], stride: usize) {
+    match (accumulators_of(values), stride) {
+        (Some(values), 1) => row.copy_from_slice(&values[..row.len()]),
+        (_, 1) => convert(row, values),
+        (_, 2) => {
+            // Pairs are read in vectors. The last one may be half.
+            let (pairs, _) = values.as_chunks::<2>();
+            convert(row, pairs.iter().map(|[value, _]| value));
+            if let (Some(last), Some(value)) =
+                (row.len().checked_sub(1), values.get(2 * row.len().max(1) - 2))
+            {
+                row[last] = value.widen();
+            }
+        }
+        _ => convert(row, values.iter().step_by(stride)),
+    }
+}
+
+#[inline(always)]
+pub(super) fn convert<'a, E: CpuElement>(row: &mut [E::Acc], values: impl IntoIterator<Item = &'a E>) {
+    row.iter_mut().zip(values).for_each(|(element, value)| *element = value.widen());
+}
