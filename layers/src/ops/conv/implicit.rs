@@ -20,6 +20,9 @@ const DEPTH: usize = 128;
 /// Sums of tiles that the same rows of a weight are multiplied for: as many as stay in a second-level cache.
 const SUMS: usize = 1 << 17;
 
+/// Rows of sums that are made before they are written: as many as stay in a first-level cache.
+const ROWS_OF_SUMS: usize = 48;
+
 /// At most so many points contribute to the gradient of a weight at once: their columns stay in a first-level cache.
 const POINTS: usize = 160;
 
@@ -154,37 +157,44 @@ impl<E: CpuElement> Job<'_, E> {
         let row_starts = starts(size, channels * taps);
         let pieces = pieces(phase, &self.shares);
         let points: usize = pieces.iter().map(|piece| piece.points.len()).sum();
-        let at_once = match channels <= per_tile {
-            true => 1,
-            false => (SUMS / (size * COLUMNS)).min(points.div_ceil(COLUMNS)).max(1),
+        // Sums to which no other channels add are written while they are in the first-level cache, some rows after the others.
+        let (at_once, some) = match channels <= per_tile {
+            true => (1, ROWS_OF_SUMS.min(size)),
+            false => ((SUMS / (size * COLUMNS)).min(points.div_ceil(COLUMNS)).max(1), size),
         };
         let mut all_tiles = phase.tiles(pieces, COLUMNS, reader.takes_one_run());
-        let mut sums = vec![E::Acc::zero(); at_once * size * COLUMNS];
+        let mut sums = vec![E::Acc::zero(); at_once * some * COLUMNS];
         let mut next_tiles = || Some(all_tiles.by_ref().take(at_once).collect::<Vec<_>>());
         while let Some(tiles) = next_tiles().filter(|tiles| !tiles.is_empty()) {
-            for start in (0..channels).step_by(per_tile) {
-                let block = start..(start + per_tile).min(channels);
-                let rows = Rows { values: &weight[start * taps..], starts: &row_starts };
-                for (tile, sums) in tiles.iter().zip(sums.chunks_exact_mut(size * COLUMNS)) {
-                    let columns = reader.read(input, self.group, block.clone(), phase, &tile.runs);
-                    let sums = Sums { values: sums, pitch: COLUMNS, first: start == 0 };
-                    add_product(rows, columns, tile.width, sums);
+            for first in (0..size).step_by(some) {
+                let row_starts = &row_starts[first..(first + some).min(size)];
+                for start in (0..channels).step_by(per_tile) {
+                    let block = start..(start + per_tile).min(channels);
+                    let rows = Rows { values: &weight[start * taps..], starts: row_starts };
+                    for (tile, sums) in tiles.iter().zip(sums.chunks_exact_mut(some * COLUMNS)) {
+                        if first == 0 {
+                            reader.read(input, self.group, block.clone(), phase, &tile.runs);
+                        }
+                        let sums = Sums { values: sums, pitch: COLUMNS, first: start == 0 };
+                        add_product(rows, reader.rows(block.len() * taps), tile.width, sums);
+                    }
                 }
-            }
-            for (tile, sums) in tiles.iter().zip(sums.chunks_exact(size * COLUMNS)) {
-                self.write(phase, &tile.runs, sums, bias);
+                for (tile, sums) in tiles.iter().zip(sums.chunks_exact(some * COLUMNS)) {
+                    let sums = &sums[..row_starts.len() * COLUMNS];
+                    self.write(phase, &tile.runs, first, sums, bias);
+                }
             }
         }
     }
 
-    /// Writes the results of a tile from their sums, a row per channel.
+    /// Writes the results of a tile from their sums, a row per channel from one on.
     #[inline(always)]
-    fn write(&mut self, phase: &Phase, runs: &[Run], sums: &[E::Acc], bias: Option<&[E]>) {
+    fn write(&mut self, phase: &Phase, runs: &[Run], first: usize, sums: &[E::Acc], bias: Option<&[E]>) {
         let size = self.rows.len() / self.shares.len();
         let share = |run: &Run| run.image - self.shares[0].0;
         let before = |run| phase.results_of(self.shares[share(run)].1.start);
         let places: Vec<_> = runs.iter().map(|run| (share(run), phase.target(run) - before(run))).collect();
-        for (row, sums) in sums.as_chunks::<COLUMNS>().0.iter().enumerate() {
+        for (row, sums) in (first..).zip(sums.as_chunks::<COLUMNS>().0) {
             let bias = bias.map_or(E::Acc::zero(), |bias| bias[self.group * size + row].widen());
             let values = sums.map(|sum| E::narrow(sum + bias));
             for (run, (share, start)) in runs.iter().zip(&places) {
@@ -229,33 +239,46 @@ pub(super) fn weight_gradient<E: CpuElement>(
         partial.sum(signal, dy, phase);
     });
 
+    let (per_group, pitch) = (partials.len() / groups, panel(columns));
     let mut gradient = vec![E::zero(); groups * rows * columns];
-    let (per_group, of_groups) = (partials.len() / groups, gradient.chunks_mut(rows * columns));
-    for (of_group, gradient) in partials.chunks_mut(per_group).zip(of_groups) {
-        for of_block in of_group.chunk_by_mut(|a, b| a.channels == b.channels) {
-            let (partial, others) = of_block.split_first_mut().expect("at least one part");
-            for other in others {
-                let sums = partial.sums.iter_mut().zip(&other.sums);
-                sums.for_each(|(sum, &part)| *sum = *sum + part);
+    let mut jobs = Vec::new();
+    for (of_group, gradient) in partials.chunks(per_group).zip(gradient.chunks_mut(rows * columns)) {
+        // A panel is some whole rows of the gradient, unless rows and columns are exchanged.
+        let size = if exchanged { rows * columns } else { rows * pitch };
+        let panels = gradient.chunks_mut(size).enumerate();
+        jobs.extend(panels.map(|(panel, gradient)| (of_group, panel, gradient)));
+    }
+    let assemble = |(of_group, panel, gradient): (&[Partial<E::Acc>], usize, &mut [E])| {
+        for parts in of_group.chunk_by(|a, b| a.channels == b.channels) {
+            let (first, count) = (parts[0].channels.start * taps, parts[0].channels.len() * taps);
+            let sums = |panel: usize| total(parts, panel * count * pitch..(panel + 1) * count * pitch);
+            let width = |panel: usize| (columns - panel * pitch).min(pitch);
+            if !exchanged {
+                let sizes = [count, width(panel)];
+                transpose(&sums(panel), pitch, sizes, &mut gradient[first..], rows, E::narrow);
+                continue;
             }
-            let (first, count, pitch) =
-                (partial.channels.start * taps, partial.channels.len() * taps, panel(columns));
-            for (column, values) in (0..columns).step_by(pitch).zip(partial.sums.chunks(count * pitch)) {
-                let width = (columns - column).min(pitch);
-                if exchanged {
-                    let rows = values.chunks(pitch).zip(gradient[first * columns..].chunks_mut(columns));
-                    for (sums, row) in rows {
-                        let pairs = row[column..][..width].iter_mut().zip(sums);
-                        pairs.for_each(|(element, &sum)| *element = E::narrow(sum));
-                    }
-                } else {
-                    let gradient = &mut gradient[column * rows + first..];
-                    transpose(values, pitch, [count, width], gradient, rows, E::narrow);
+            for panel in 0..columns.div_ceil(pitch) {
+                let gradient_rows = gradient[first * columns..].chunks_mut(columns);
+                for (sums, row) in sums(panel).chunks(pitch).zip(gradient_rows) {
+                    let pairs = row[panel * pitch..][..width(panel)].iter_mut().zip(sums);
+                    pairs.for_each(|(element, &sum)| *element = E::narrow(sum));
                 }
             }
         }
-    }
+    };
+    parallel::each(jobs, groups * rows * columns, assemble);
     gradient
+}
+
+/// A range of the sums of all parts.
+fn total<A: CpuElement<Acc = A>>(parts: &[Partial<A>], range: Range<usize>) -> Cow<'_, [A]> {
+    let mut sums = Cow::Borrowed(&parts[0].sums[range.clone()]);
+    for part in &parts[1..] {
+        let pairs = sums.to_mut().iter_mut().zip(&part.sums[range.clone()]);
+        pairs.for_each(|(sum, &part)| *sum = *sum + part);
+    }
+    sums
 }
 
 /// The width of the panels that so many columns are divided into.
@@ -296,7 +319,9 @@ impl<A: CpuElement<Acc = A> + Lanes> Partial<A> {
             }
             for start in self.channels.clone().step_by(per_tile) {
                 let channels = start..(start + per_tile).min(self.channels.end);
-                let rows = reader.read(signal, self.group, channels, phase, &runs);
+                let count = channels.len() * taps;
+                reader.read(signal, self.group, channels, phase, &runs);
+                let rows = reader.rows(count);
                 let first = (start - self.channels.start) * taps * pitch;
                 let of_panels = self.sums.chunks_exact_mut(of_panel).zip(columns.chunks_exact(size * pitch));
                 for (panel, (sums, values)) in of_panels.enumerate() {

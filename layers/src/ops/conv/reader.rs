@@ -61,15 +61,18 @@ impl<A: CpuElement<Acc = A>> Reader<A> {
         channels: Range<usize>,
         phase: &Phase,
         runs: &[Run],
-    ) -> Rows<'_, A> {
-        let rows = channels.len() * phase.taps.len();
+    ) {
         match &self.layout {
             Layout::Strip(strip) => strip.paint(input, group, channels, phase, &runs[0], &mut self.values),
             Layout::Gathered { pitch } => {
                 gather(input, group, channels, phase, runs, &mut self.values, *pitch)
             }
         }
-        Rows { values: &self.values, starts: &self.starts[..rows] }
+    }
+
+    /// The first rows of what has been read.
+    pub(super) fn rows(&self, count: usize) -> Rows<'_, A> {
+        Rows { values: &self.values, starts: &self.starts[..count] }
     }
 }
 
@@ -148,7 +151,10 @@ impl Strip {
     /// Whether copying every element once saves more than what incomplete vectors at the end of lines cost.
     fn pays(&self, phase: &Phase, products: usize) -> bool {
         let [_, count, _] = phase.sizes(AXES - 1);
-        let copies = (self.lines.len() * self.stride) as f64 / self.taps.len().max(1) as f64;
+        if self.taps.is_empty() {
+            return false;
+        }
+        let copies = (self.lines.len() * self.stride) as f64 / self.taps.len() as f64;
         let wasted = count.next_multiple_of(SLACK) as f64 / count as f64 - 1.0;
         COPY * (1.0 - copies) > wasted * products as f64
     }
