@@ -5,10 +5,14 @@ use super::{
     implicit::{self, Planes, Weighted},
 };
 use crate::backend::cpu::{CpuBackend, CpuElement, accumulators_of, with_element};
+use crate::backend::wide;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16, ops::ConvOptions};
 use num_traits::Float;
 use std::borrow::Cow;
+
+/// Channels of a pointwise convolution to more of them that Burn's product makes faster (64 to 256 at 56x56: 4.7 ms for 6.3).
+const FEW: usize = 64;
 
 impl<B: CpuBackend> ConvKernels for B {
     fn convolve<const N: usize>(
@@ -28,7 +32,11 @@ impl<B: CpuBackend> ConvKernels for B {
         });
         let axes = axes(&input, &output, &kernel, &options);
         let shape = with_sizes([input[0], kernel[0]], &output);
-        if is_empty(&[&input, &kernel, &shape]) {
+        let phase = axes.convolution();
+        // One plain product, of which there is little but its result: Burn writes that faster.
+        let spreads =
+            phase.is_pointwise() && options.groups == 1 && kernel[1] <= FEW && kernel[1] < kernel[0];
+        if spreads && wide(x.dtype()) == x.dtype() || is_empty(&[&input, &kernel, &shape]) {
             return B::conv(x, weight, bias, options);
         }
         let [x, weight] = [x, weight].map(B::contiguous);
@@ -37,7 +45,7 @@ impl<B: CpuBackend> ConvKernels for B {
             let weight = widened(B::as_slice::<E>(&weight));
             let x = planes(B::as_slice::<E>(&x), &input, options.groups);
             let bias = bias.as_ref().map(B::as_slice::<E>);
-            let result = convolution(x, kernel[0], &[(axes.convolution(), weight)], bias);
+            let result = convolution(x, kernel[0], &[(phase, weight)], bias);
             B::from_vec(result, shape)
         })
     }

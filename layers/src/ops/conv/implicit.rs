@@ -21,7 +21,7 @@ const DEPTH: usize = 128;
 const SUMS: usize = 1 << 17;
 
 /// Rows of sums that are made before they are written: as many as stay in a first-level cache.
-const ROWS_OF_SUMS: usize = 48;
+const ROWS_OF_SUMS: usize = 24;
 
 /// At most so many points contribute to the gradient of a weight at once: their columns stay in a first-level cache.
 const POINTS: usize = 160;
