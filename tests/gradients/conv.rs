@@ -276,6 +276,8 @@ macro_rules! conv {
                 compare(&empty, empty.transposed_inputs::<$dims>());
                 compare(&conv, conv.inputs::<$dims>(3, [2, 1], 1)); // channels that do not match
                 compare(&conv, conv.inputs::<$dims>(2, [2, 1], 2)); // a bias that does not
+                let uneven = Convolution { groups: 2, ..conv.clone() }; // groups that channels do not divide into
+                compare(&uneven, uneven.inputs::<$dims>(3, [3, 1], 2));
                 let padded = fixed::<$rank>(1, 2, 1, (2, 2)); // more padding than there is output
                 compare(&padded, padded.transposed_inputs::<$dims>());
             }

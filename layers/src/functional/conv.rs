@@ -114,9 +114,16 @@ fn conv_transpose_fits<const D: usize, const RANK: usize>(
     bias: &Option<Tensor<1>>,
     options: &ConvTransposeOptions<RANK>,
 ) -> Fit {
-    let kernel = weight.dims();
+    let (sizes, kernel) = (x.dims(), weight.dims());
+    let channels = sizes[1] == kernel[0] && kernel[0].is_multiple_of(options.groups);
+    // What is not empty has a first and a last element; padding takes no more than there is.
+    let outputs = (0..RANK).all(|axis| {
+        let extent = options.dilation[axis] * (kernel[axis + 2].max(1) - 1) + 1;
+        let reached = sizes[axis + 2].max(1).saturating_sub(1) * options.stride[axis] + extent;
+        reached + options.padding_out[axis] > 2 * options.padding[axis]
+    });
     require_floats(x)?;
-    require(x.dims()[1] == kernel[0], Misfit::Shapes)?;
+    require(channels && outputs, Misfit::Shapes)?;
     require_bias(bias, kernel[1] * options.groups)
 }
 

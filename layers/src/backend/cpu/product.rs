@@ -2,7 +2,7 @@
 use num_traits::Zero;
 use pulp::{Arch, Simd, WithSimd};
 
-/// The widest block of columns that a product takes at once. A multiple of the lanes of every machine times four.
+/// Columns of a tile: a multiple of what a product sums at once, four vectors, on every machine.
 pub(crate) const COLUMNS: usize = 64;
 
 /// Rows that begin where `starts` says.

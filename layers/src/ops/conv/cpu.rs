@@ -1,4 +1,5 @@
-//! Convolutions of slices, the same code over one, two and three axes: depthwise line by line, all others as products.
+//! Convolutions of slices, the same code over one, two and three axes: depthwise plane by plane, all others as products. Where Burn's
+//! own are faster, they run: `cargo bench --bench layers -- conv` and `--bench peers` have such cases.
 use super::{
     ConvKernels, Convolution, depthwise,
     geometry::{Axes, Axis},
@@ -8,11 +9,22 @@ use crate::backend::cpu::{CpuBackend, CpuElement, accumulators_of, with_element}
 use crate::backend::wide;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16, ops::ConvOptions};
-use num_traits::Float;
 use std::borrow::Cow;
 
-/// Channels of a pointwise convolution to more of them that Burn's product makes faster (64 to 256 at 56x56: 4.7 ms for 6.3).
-const FEW: usize = 64;
+/// Points, of all images, that tiles of them are worth making for.
+const POINTS: usize = 64;
+
+/// Points of a transposed convolution that rearranging its weight is worth it for.
+const TRANSPOSED_POINTS: usize = 256;
+
+/// A pointwise convolution from few channels at many points is one plain product and little but its result, which Burn writes
+/// faster (64 to 256 channels at 56x56: 4.7 ms for 6.3).
+const FEW_CHANNELS: usize = 64;
+const MANY_POINTS: usize = 1 << 12;
+
+/// Elements of a kernel, or of a plane of a depthwise convolution, of which a thread holds no copies.
+const LARGEST_KERNEL: usize = 1 << 12;
+const LARGEST_PLANE: usize = 1 << 20;
 
 impl<B: CpuBackend> ConvKernels for B {
     fn convolve<const N: usize>(
@@ -33,10 +45,10 @@ impl<B: CpuBackend> ConvKernels for B {
         let axes = axes(&input, &output, &kernel, &options);
         let shape = with_sizes([input[0], kernel[0]], &output);
         let phase = axes.convolution();
-        // One plain product, of which there is little but its result: Burn writes that faster.
-        let spreads =
-            phase.is_pointwise() && options.groups == 1 && kernel[1] <= FEW && kernel[1] < kernel[0];
-        if spreads && wide(x.dtype()) == x.dtype() || is_empty(&[&input, &kernel, &shape]) {
+        let points = input[0] * phase.points();
+        let plain = phase.is_pointwise() && options.groups == 1 && wide(x.dtype()) == x.dtype();
+        let faster = points < POINTS || plain && kernel[1] <= FEW_CHANNELS && points >= MANY_POINTS;
+        if faster || is_empty(&[&input, &kernel, &shape]) || is_large(&input, &kernel, options.groups) {
             return B::conv(x, weight, bias, options);
         }
         let [x, weight] = [x, weight].map(B::contiguous);
@@ -64,11 +76,20 @@ impl<B: CpuBackend> ConvKernels for B {
         let sizes: [usize; N] = core::array::from_fn(|axis| input[axis + 2]);
         let channels = kernel[1] * options.groups;
         let shape = with_sizes([input[0], channels], &output);
-        if is_empty(&[&input, &kernel, &shape]) {
+        let points = input[0] * sizes.iter().product::<usize>();
+        let large = is_large(&input, &kernel, options.groups);
+        if points < TRANSPOSED_POINTS || is_empty(&[&input, &kernel, &shape]) || large {
             return super::transposed::<B, N>(x, weight, bias, output, options);
         }
         let axes = axes(&shape, &sizes, &kernel, &options);
         let [x, weight] = [x, weight].map(B::contiguous);
+        let finite = with_element!(weight.dtype(), "convolution", E => {
+            B::as_slice::<E>(&weight).iter().all(|weight| weight.is_finite())
+        });
+        // Beyond the ends zeros are read, which an infinite weight would make into no number.
+        if !finite {
+            return super::transposed::<B, N>(x, weight, bias, output, options);
+        }
         let bias = bias.map(B::contiguous);
         with_element!(x.dtype(), "convolution", E => {
             let weight = B::as_slice::<E>(&weight);
@@ -97,7 +118,7 @@ impl<B: CpuBackend> ConvKernels for B {
         B: Convolution<N>,
     {
         let [input, output] = [signal.shape(), dy.shape()];
-        if is_empty(&[&input, &output, &weight]) {
+        if is_empty(&[&input, &output, &weight]) || is_large(&input, &weight, options.groups) {
             return super::correlate::<B, N>(signal, dy, &weight, &options);
         }
         let sizes: [usize; N] = core::array::from_fn(|axis| output[axis + 2]);
@@ -117,6 +138,12 @@ impl<B: CpuBackend> ConvKernels for B {
 
 fn is_empty(shapes: &[&Shape]) -> bool {
     shapes.iter().any(|shape| shape.num_elements() == 0)
+}
+
+/// Whether the workspace of a thread would be large.
+fn is_large(input: &Shape, kernel: &Shape, groups: usize) -> bool {
+    let size = |shape: &Shape| shape[2..].iter().product::<usize>();
+    size(kernel) > LARGEST_KERNEL || groups == input[1] && size(input) > LARGEST_PLANE
 }
 
 fn with_sizes(leading: [usize; 2], sizes: &[usize]) -> Shape {
@@ -155,9 +182,7 @@ fn convolution<E: CpuElement>(
     phases: &[Weighted<'_, E::Acc>],
     bias: Option<&[E]>,
 ) -> Vec<E> {
-    // An infinite weight times padding is not a number, which only a product finds out.
-    let finite = || phases.iter().all(|(_, weight)| weight.iter().all(|weight| weight.is_finite()));
-    match is_depthwise(x, channels) && finite() {
+    match is_depthwise(x, channels) {
         true => depthwise::convolve(x, phases, bias),
         false => implicit::convolve(x, channels, phases, bias),
     }

@@ -28,12 +28,16 @@ impl Axes {
     pub(super) fn new(given: &[Axis]) -> Self {
         let none = Axis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, padding: 0 };
         let mut axes = [none; AXES];
-        let pointwise = |axis: &Axis| axis.kernel * axis.stride == 1 && axis.input == axis.output;
+        let pointwise =
+            |axis: &Axis| axis.kernel * axis.stride == 1 && axis.input == axis.output && axis.padding == 0;
         if given.iter().all(pointwise) {
             let size = given.iter().map(|axis| axis.input).product();
             axes[AXES - 1] = Axis { input: size, output: size, ..none };
         } else {
-            axes[AXES - given.len()..].copy_from_slice(given);
+            // Axes of size 1 are left out: points next to one another should have something next to them.
+            let long: Vec<Axis> =
+                given.iter().copied().filter(|axis| !(pointwise(axis) && axis.input == 1)).collect();
+            axes[AXES - long.len()..].copy_from_slice(&long);
         }
         Self(axes)
     }

@@ -14,16 +14,16 @@ use core::ops::Range;
 use num_traits::Zero;
 use std::borrow::Cow;
 
-/// Rows of a tile: as many as stay in a first-level cache.
+/// Rows of a tile: 32 KiB of f32, about a first-level cache.
 const DEPTH: usize = 128;
 
 /// Sums of tiles that the same rows of a weight are multiplied for: as many as stay in a second-level cache.
 const SUMS: usize = 1 << 17;
 
-/// Rows of sums that are made before they are written: as many as stay in a first-level cache.
+/// Rows of sums that are made before they are written: 6 KiB of f32.
 const ROWS_OF_SUMS: usize = 24;
 
-/// At most so many points contribute to the gradient of a weight at once: their columns stay in a first-level cache.
+/// At most so many points contribute to the gradient of a weight at once: their columns take up to 40 KiB of f32.
 const POINTS: usize = 160;
 
 /// Rows that are multiplied with one block of columns before the next block is.
@@ -135,7 +135,7 @@ fn jobs<'a, E>(
         let (image, group) = (row / channels, row % channels / (channels / input.groups));
         let of_image = image * units / size..((image + 1) * units).div_ceil(size);
         for job in &mut jobs[group * per_group..][of_image] {
-            let (_, units) = job.shares.iter().find(|share| share.0 == image).expect("a share of it");
+            let (_, units) = &job.shares[image - job.shares[0].0];
             let len = phase.results_of(units.end) - phase.results_of(units.start);
             let (of_job, rest) = results.split_at_mut(len);
             job.rows.push(of_job);
@@ -153,7 +153,6 @@ impl<E: CpuElement> Job<'_, E> {
         let size = self.rows.len() / self.shares.len();
         let weight = &weight[self.group * size * channels * taps..];
         let per_tile = (DEPTH / taps.max(1)).clamp(1, channels);
-        let mut reader = Reader::new(phase, COLUMNS, per_tile, size);
         let row_starts = starts(size, channels * taps);
         let pieces = pieces(phase, &self.shares);
         let points: usize = pieces.iter().map(|piece| piece.points.len()).sum();
@@ -162,6 +161,8 @@ impl<E: CpuElement> Job<'_, E> {
             true => (1, ROWS_OF_SUMS.min(size)),
             false => ((SUMS / (size * COLUMNS)).min(points.div_ceil(COLUMNS)).max(1), size),
         };
+        let width = points.next_multiple_of(ALIGNMENT).min(COLUMNS);
+        let mut reader = Reader::new(phase, width, per_tile, size);
         let mut all_tiles = phase.tiles(pieces, COLUMNS, reader.takes_one_run());
         let mut sums = vec![E::Acc::zero(); at_once * some * COLUMNS];
         let mut next_tiles = || Some(all_tiles.by_ref().take(at_once).collect::<Vec<_>>());

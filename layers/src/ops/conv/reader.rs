@@ -154,7 +154,9 @@ impl Strip {
         if self.taps.is_empty() {
             return false;
         }
-        let copies = (self.lines.len() * self.stride) as f64 / self.taps.len() as f64;
+        let points = self.pitch - self.reach - SLACK;
+        let copied = self.lines.len() * self.stride * (points + self.reach - 1);
+        let copies = copied as f64 / (self.taps.len() * points) as f64;
         let wasted = count.next_multiple_of(SLACK) as f64 / count as f64 - 1.0;
         COPY * (1.0 - copies) > wasted * products as f64
     }
