@@ -14,6 +14,9 @@ use std::borrow::Cow;
 /// Points, of all images, that tiles of them are worth making for.
 const POINTS: usize = 64;
 
+/// Products with the points of a line, per input channel and tap, that gathering the line takes as long as.
+const PRODUCTS_OF_LINE: usize = 128;
+
 /// Points of a transposed convolution that rearranging its weight is worth it for.
 const TRANSPOSED_POINTS: usize = 256;
 
@@ -47,7 +50,10 @@ impl<B: CpuBackend> ConvKernels for B {
         let phase = axes.convolution();
         let points = input[0] * phase.points();
         let plain = phase.is_pointwise() && options.groups == 1 && wide(x.dtype()) == x.dtype();
-        let faster = points < POINTS || plain && kernel[1] <= FEW_CHANNELS && points >= MANY_POINTS;
+        let short = !phase.is_pointwise()
+            && options.groups < input[1]
+            && output.last().is_some_and(|line| line * kernel[0] / options.groups <= PRODUCTS_OF_LINE);
+        let faster = points < POINTS || short || plain && kernel[1] <= FEW_CHANNELS && points >= MANY_POINTS;
         if faster || is_empty(&[&input, &kernel, &shape]) || is_large(&input, &kernel, options.groups) {
             return B::conv(x, weight, bias, options);
         }
