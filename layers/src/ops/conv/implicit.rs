@@ -2,6 +2,10 @@
 //!
 //! The matrix has a row per input channel and tap, and a column per point. A tile of it has [`COLUMNS`] points and about
 //! [`DEPTH`] rows. Sums are made in the type of sums, whatever the dtype, and rounded once.
+//!
+//! Beside its results, a thread has a tile of the matrix and the sums of one to some tiles ([`SUMS`]). The gradient of a weight has
+//! sums of its own size, and a copy for every further part of the points ([`PARTS`]); a transposed convolution, its weight in
+//! another order; half precision, its weight in f32. How a gradient of a weight is rounded depends on the number of threads.
 use super::{
     geometry::{Phase, Piece, Run, Tap, Tile},
     reader::{Reader, convert, copy},
