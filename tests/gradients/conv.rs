@@ -187,6 +187,20 @@ macro_rules! conv {
                 }
             }
 
+            /// Sums of many parts: several tiles of channels and of points, and few channels per group.
+            #[test]
+            fn sums_many_parts_in_half_precision() {
+                let size = [300, 18, 8][$rank - 1];
+                let many =
+                    Convolution { groups: 1, channels: [130, 40], ..fixed::<$rank>(size, 3, 1, (1, 1)) };
+                let depthwise = Convolution { groups: 6, channels: [1, 1], ..many.clone() };
+                for (dtype, conv) in HALF.into_iter().flat_map(|dtype| [(dtype, &many), (dtype, &depthwise)])
+                {
+                    let check = Check::new(conv.conv_inputs::<$dims>(), Setting::of(dtype));
+                    check.compare(&ours(conv.options()), &stock(conv.options()));
+                }
+            }
+
             #[test]
             fn is_differentiated() {
                 for padding in [(1, 1), (0, 2)] {
@@ -250,6 +264,18 @@ macro_rules! conv {
             fn equals_stock_in_half_precision() {
                 for dtype in HALF {
                     let conv = fixed::<$rank>(3, 3, 2, (1, 1));
+                    let check = Check::new(conv.transposed_inputs::<$dims>(), Setting::of(dtype));
+                    check.compare(&ours(conv.transposed_options()), &stock(conv.transposed_options()));
+                }
+            }
+
+            /// Sums of many parts: several tiles of channels and of points.
+            #[test]
+            fn sums_many_parts_in_half_precision() {
+                let size = [300, 17, 7][$rank - 1];
+                let conv =
+                    Convolution { groups: 1, channels: [130, 20], ..fixed::<$rank>(size, 3, 2, (1, 1)) };
+                for dtype in HALF {
                     let check = Check::new(conv.transposed_inputs::<$dims>(), Setting::of(dtype));
                     check.compare(&ours(conv.transposed_options()), &stock(conv.transposed_options()));
                 }
