@@ -14,9 +14,17 @@ use std::any::Any;
 use std::cell::OnceCell;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A function of some inputs, in terms of tensors that the harness makes.
 pub type Op<'a, const D: usize> = &'a dyn Fn(&Operands) -> Tensor<D>;
+
+/// Whatever draws holds this: the generators of the devices belong to the whole process, and a test that seeds one compares
+/// what it draws afterwards. Layers whose parameters are initialized at random draw, too.
+pub fn generator() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs `test` on `cases` values; the same ones every time.
 pub fn for_all<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value)) {

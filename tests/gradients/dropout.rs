@@ -1,17 +1,9 @@
-//! The generators of the devices belong to the whole process, so every test here holds a lock.
+//! Every test here draws, and holds the lock for that.
 use crate::common::*;
 use burn::nn::DropoutConfig;
 use burn::tensor::{DType, Distribution, Tensor};
 use burn_memsave::functional as F;
 use proptest::prelude::*;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// The generators of the devices belong to the whole process: a test that draws holds this.
-static GENERATOR: Mutex<()> = Mutex::new(());
-
-pub fn generator() -> MutexGuard<'static, ()> {
-    GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 fn ours<const D: usize>(t: &Operands, prob: f64, seed: u64) -> Tensor<D> {
     t.device().seed(seed);

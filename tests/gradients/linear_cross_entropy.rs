@@ -124,6 +124,7 @@ fn results(
 
 #[test]
 fn module_equals_its_parts() {
+    let _generator = generator();
     let all = (0..9).collect();
     let weights = || uniform(9, 5, 0.5..2.0).into_iter().map(|w| w as f32).collect::<Vec<_>>();
     for pads in [None, Some(vec![0, 3]), Some(vec![]), Some(all)] {
@@ -162,6 +163,7 @@ fn module_equals_its_parts() {
 
 #[test]
 fn refuses_targets_of_another_shape() {
+    let _generator = generator();
     let device = Device::flex();
     let head = LinearConfig::new(4, 9).init(&device);
     let loss = ours::FusedLinearCrossEntropyConfig::new().init(&device);
@@ -401,6 +403,7 @@ mod half {
 /// Padding whose own loss is infinite, and whose rows of x hold anything, changes nothing.
 #[test]
 fn padding_is_not_read() {
+    let _generator = generator();
     let (rows, d_input, classes) = (6, 3, 5);
     for (backend, few_rows) in Backend::ALL.into_iter().flat_map(|b| [(b, false), (b, true)]) {
         let device = &backend.device().autodiff();
@@ -466,6 +469,7 @@ fn padding_is_not_read() {
 /// Only the bias is quantized: head and loss run one after the other.
 #[test]
 fn takes_a_quantized_bias() {
+    let _generator = generator();
     for backend in Backend::ALL {
         let device = &backend.device().autodiff();
         let mut head = LinearConfig::new(3, 32).init(device);

@@ -321,6 +321,7 @@ fn convolutions_cast_a_frozen_weight_at_every_use() {
         &|t| module::conv_transpose2d(t.get(0), adapter(t, 1, 2).apply(base(t)), t.maybe(3), transposed()),
     );
 
+    let _generator = generator();
     let device = Device::flex().autodiff();
     let mut conv = nn::conv::Conv2dConfig::new([8, 8], [3, 2]).init(&device);
     conv.weight = conv.weight.map(|weight| weight.cast(DType::F16));

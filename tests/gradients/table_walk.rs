@@ -1,6 +1,5 @@
 //! Every row of the table against its twin: outputs, gradients of the input and of every parameter, whatever is tracked.
-use crate::common::{Backend, HALF};
-use crate::dropout::generator;
+use crate::common::{Backend, HALF, generator};
 use crate::table::{
     self, Case, Check, Notes, Row, Visitor,
     closeness::Closeness,

@@ -1,7 +1,6 @@
 //! Attention and transformer modules against the stock ones that they are made from: outputs, and the gradients of inputs and
 //! of all parameters, for several choices of trainable ones; in f64, so that differences mean something.
 use crate::common::*;
-use crate::dropout::generator;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{activation::ActivationConfig, attention as stock, transformer as stock_transformer};
 use burn::tensor::{Bool, DType, Device, Gradients, Tensor, TensorData, Tolerance};

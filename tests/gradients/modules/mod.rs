@@ -206,7 +206,6 @@ mod activations {
 /// Layers that draw.
 mod random {
     use super::*;
-    use crate::dropout::generator;
 
     #[test]
     fn dropout() {

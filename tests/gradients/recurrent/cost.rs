@@ -45,6 +45,7 @@ impl ModuleMapper for Cast {
 /// all steps would allocate them.) In half precision a step reads its rows as views.
 #[test]
 fn a_step_costs_the_same_however_many_there_are() {
+    let _generator = generator();
     let device = Backend::Flex.autodiff_devices()[0].clone();
     let [d_input, hidden] = [4, 16];
     for dtype in [DType::F16, DType::BF16, DType::F32] {

@@ -110,6 +110,7 @@ fn both_directions_equal_stock() {
 /// With other activations than the usual the forward pass is Burn's own.
 #[test]
 fn unusual_activations_equal_stock() {
+    let _generator = generator();
     let device = Backend::Flex.autodiff_devices()[0].clone();
     let x = || tensor::<3>(uniform(24, 1, -1.0..1.0), &[2, 4, 3], &device, DType::F32);
     let same = |ours: Tensor<3>, stock: Tensor<3>| ours.into_data().assert_eq(&stock.into_data(), true);
@@ -130,6 +131,7 @@ fn unusual_activations_equal_stock() {
 /// Step by step, as stock does it.
 #[test]
 fn an_lstm_runs_over_an_iterator() {
+    let _generator = generator();
     let device = Backend::Flex.device();
     let x = tensor::<3>(uniform(24, 1, -1.0..1.0), &[2, 4, 3], &device, DType::F32);
     let lstm = MemSaveLstm::from(LstmConfig::new(3, 5, true).init(&device));
@@ -143,6 +145,7 @@ fn an_lstm_runs_over_an_iterator() {
 /// What does not fit is for Burn to refuse.
 #[test]
 fn what_stock_refuses_is_refused() {
+    let _generator = generator();
     let device = Backend::Flex.device();
     let refused = |run: &dyn Fn()| {
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).expect_err("refused");

@@ -171,6 +171,7 @@ fn the_weights_do_what_a_tensor_does() {
 
 #[test]
 fn clones_share_their_weights() {
+    let _generator = generator();
     let device = Device::flex();
     let layer = MemSaveMultiHeadAttention::from(stock::MultiHeadAttentionConfig::new(4, 2).init(&device));
     let output = layer.forward(ours::MhaInput::self_attn(Tensor::ones([2, 3, 4], &device)));
@@ -197,6 +198,7 @@ fn one_seen_or_none() {
             },
         );
     }
+    let _generator = generator();
     let device = Device::flex().autodiff();
     let layer = MemSaveMultiHeadAttention::from(config.init(&device));
     let x = Tensor::<3>::zeros([0, 3, 4], &device).require_grad();
@@ -206,6 +208,7 @@ fn one_seen_or_none() {
 /// Without keys the context is the bias of the output, whatever the queries are; also where their sum overflows.
 #[test]
 fn no_keys_have_no_weight() {
+    let _generator = generator();
     for (backend, dtype) in
         [(Backend::Flex, DType::F16), (Backend::Flex, DType::F32), (Backend::NdArray, DType::F32)]
     {
@@ -247,6 +250,7 @@ impl ModuleMapper for Cast {
 #[test]
 #[should_panic(expected = "axis 1")]
 fn a_mask_of_another_length_is_refused() {
+    let _generator = generator();
     let device = Device::flex();
     let layer = MemSaveMultiHeadAttention::from(stock::MultiHeadAttentionConfig::new(4, 2).init(&device));
     let input = ours::MhaInput::self_attn(Tensor::zeros([2, 3, 4], &device));
