@@ -10,7 +10,7 @@
 use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight, bilinear},
-    conv::{ConvKernels, Convolution, crop},
+    conv::{ConvKernels, Convolution, crop, reached},
     extension::extension,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -64,13 +64,9 @@ impl<B: ConvKernels + Convolution<N>, const N: usize> Bilinear<B> for ConvTransp
         weight: FloatTensor<B>,
         bias: Option<FloatTensor<B>>,
     ) -> FloatTensor<B> {
-        let ConvTransposeOptions { stride, padding, padding_out, dilation, .. } = &self.0;
-        let output = core::array::from_fn(|axis| {
-            let reached = (x.shape()[axis + 2] - 1) * stride[axis]
-                + dilation[axis] * (weight.shape()[axis + 2] - 1)
-                + 1;
-            reached + padding_out[axis] - 2 * padding[axis]
-        });
+        let ConvTransposeOptions { stride, padding, padding_out, dilation, .. } = self.0.clone();
+        let reached = reached(&x.shape(), &weight.shape(), stride, dilation);
+        let output = core::array::from_fn(|axis| reached[axis] + padding_out[axis] - 2 * padding[axis]);
         B::convolve_transposed(x, weight, bias, output, self.adjoint())
     }
 

@@ -5,6 +5,9 @@ use pulp::{Arch, Simd, WithSimd};
 /// Columns of a tile: a multiple of what a product sums at once, four vectors, on every machine.
 pub(crate) const COLUMNS: usize = 64;
 
+/// A multiple of the lanes of every machine.
+pub(crate) const MOST_LANES: usize = 16;
+
 /// Rows that begin where `starts` says.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a, A> {

@@ -21,17 +21,7 @@ use burn::tensor::{
 };
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
-mod canvas;
-#[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-mod depthwise;
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-mod geometry;
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-mod implicit;
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-mod reader;
 
 /// Convolutions and their adjoints. The default bodies are Burn's operations.
 pub trait ConvKernels: ChannelSums {
@@ -172,6 +162,18 @@ pub(super) fn sizes<const N: usize>(shape: &Shape) -> [usize; N] {
     core::array::from_fn(|axis| shape[axis + 2])
 }
 
+/// The sizes that a transposed convolution of `input` makes, before padding.
+pub(super) fn reached<const N: usize>(
+    input: &Shape,
+    kernel: &Shape,
+    stride: [usize; N],
+    dilation: [usize; N],
+) -> [usize; N] {
+    core::array::from_fn(|axis| {
+        (input[axis + 2] - 1) * stride[axis] + dilation[axis] * (kernel[axis + 2] - 1) + 1
+    })
+}
+
 /// [`ConvKernels::convolve_transposed`], by Burn's transposed convolution.
 fn transposed<B: Convolution<N>, const N: usize>(
     x: FloatTensor<B>,
@@ -188,11 +190,8 @@ fn transposed<B: Convolution<N>, const N: usize>(
     let size =
         |axis: usize| if cut { output[axis] + padding[axis].0 + padding[axis].1 } else { output[axis] };
     let input = x.shape();
-    let rest = core::array::from_fn(|axis| {
-        let kernel = dilation[axis] * (weight.shape()[axis + 2] - 1) + 1;
-        let reached = (input[axis + 2] - 1) * stride[axis] + kernel;
-        (size(axis) + 2 * begin[axis]) - reached
-    });
+    let reached = reached(&input, &weight.shape(), stride, dilation);
+    let rest = core::array::from_fn(|axis| (size(axis) + 2 * begin[axis]) - reached[axis]);
     let options = ConvTransposeOptions { stride, padding: begin, padding_out: rest, dilation, groups };
     let y = B::conv_transpose(x, weight, bias, options);
     if !cut {

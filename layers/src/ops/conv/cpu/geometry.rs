@@ -4,6 +4,7 @@
 //! `shift`. A convolution is one such [`Phase`]. A transposed convolution of stride `s` is `s` of them per axis: results whose
 //! index leaves the same remainder modulo `s` read neighbouring inputs through the same taps.
 use core::ops::Range;
+use std::borrow::Cow;
 
 /// The number of axes.
 pub(super) const AXES: usize = 3;
@@ -280,3 +281,31 @@ impl Phase {
             .fold(0, |offset, (axis, point)| offset * axis.output + axis.first + axis.step * point)
     }
 }
+
+/// `[batch, channels, plane]`, the channels in groups.
+#[derive(Clone, Copy)]
+pub(super) struct Planes<'a, E> {
+    pub(super) values: &'a [E],
+    pub(super) channels: usize,
+    pub(super) groups: usize,
+    pub(super) plane: usize,
+}
+
+impl<'a, E> Planes<'a, E> {
+    pub(super) fn batch(&self) -> usize {
+        self.values.len() / (self.channels * self.plane)
+    }
+
+    /// Channels of a group.
+    pub(super) fn size(&self) -> usize {
+        self.channels / self.groups
+    }
+
+    /// The planes from a channel of a group on.
+    pub(super) fn from(&self, image: usize, group: usize, channel: usize) -> &'a [E] {
+        &self.values[(image * self.channels + group * self.size() + channel) * self.plane..]
+    }
+}
+
+/// A phase and its weight: a row per channel of the result, in it for every input channel of the group an element per tap.
+pub(super) type Weighted<'a, A> = (Phase, Cow<'a, [A]>);

@@ -1,17 +1,14 @@
 //! How the products of a convolution get at what a tile of points reads.
 use super::{
-    geometry::{AXES, Phase, Run, Tap},
-    implicit::Planes,
+    geometry::{AXES, Phase, Planes, Run, Tap},
+    rows::{copy, lay_out, split},
 };
 use crate::backend::cpu::{
-    CpuElement, accumulators_of,
-    product::{Rows, starts},
+    CpuElement,
+    product::{MOST_LANES, Rows, starts},
 };
 use core::ops::Range;
 use num_traits::Zero;
-
-/// Elements that are read beyond the last point: a multiple of the lanes of every machine.
-const SLACK: usize = 16;
 
 /// Products that take as long as copying an element does.
 const COPY: f64 = 8.0;
@@ -126,22 +123,18 @@ struct Strip {
 impl Strip {
     fn new(phase: &Phase, points: usize) -> Self {
         let stride = phase.stride();
-        let split = |tap: &Tap| {
-            let (shift, stride) = (tap.shifts[AXES - 1], stride as isize);
-            (shift.div_euclid(stride), shift.rem_euclid(stride) as usize)
-        };
-        let places = || phase.taps.iter().map(|tap| split(tap).0);
+        let places = || phase.taps.iter().map(|tap| split(tap.shifts[AXES - 1], stride).0);
         let (first, last) = (places().min().unwrap_or(0), places().max().unwrap_or(0));
         let reach = (last - first) as usize + 1;
-        let pitch = points + reach + SLACK;
+        let pitch = points + reach + MOST_LANES;
         let mut lines: Vec<[isize; AXES - 1]> = Vec::new();
         let mut start = |tap: &Tap| {
-            let [outer, inner, _] = tap.shifts;
+            let [outer, inner, shift] = tap.shifts;
             let line = lines.iter().position(|&line| line == [outer, inner]).unwrap_or_else(|| {
                 lines.push([outer, inner]);
                 lines.len() - 1
             });
-            let (place, remainder) = split(tap);
+            let (place, remainder) = split(shift, stride);
             (line * stride + remainder) * pitch + (place - first) as usize
         };
         let taps = phase.taps.iter().map(&mut start).collect();
@@ -154,10 +147,10 @@ impl Strip {
         if self.taps.is_empty() {
             return false;
         }
-        let points = self.pitch - self.reach - SLACK;
+        let points = self.pitch - self.reach - MOST_LANES;
         let copied = self.lines.len() * self.stride * (points + self.reach - 1);
         let copies = copied as f64 / (self.taps.len() * points) as f64;
-        let wasted = count.next_multiple_of(SLACK) as f64 / count as f64 - 1.0;
+        let wasted = count.next_multiple_of(MOST_LANES) as f64 / count as f64 - 1.0;
         COPY * (1.0 - copies) > wasted * products as f64
     }
 
@@ -178,51 +171,15 @@ impl Strip {
         strip: &mut [E::Acc],
     ) {
         let [width, ..] = phase.sizes(AXES - 1);
-        // Place `p` of a row holds element `stride (first + p) + remainder`.
         let first = self.first + run.point[AXES - 1] as isize;
-        let before = (-first).max(0) as usize;
         let places = run.len + self.reach - 1;
         let planes = input.from(run.image, group, channels.start).chunks(input.plane);
         let of_channels = strip.chunks_mut(self.size()).take(channels.len());
         for (of_channel, plane) in of_channels.zip(planes) {
             for (rows, line) in of_channel.chunks_mut(self.stride * self.pitch).zip(&self.lines) {
                 let source = phase.line(run, *line).map(|start| &plane[start..][..width]);
-                for (remainder, row) in rows.chunks_mut(self.pitch).enumerate() {
-                    let row = &mut row[..places];
-                    let start = first.max(0) as usize * self.stride + remainder;
-                    let values = source.and_then(|source| source.get(start..)).unwrap_or(&[]);
-                    let before = before.min(places);
-                    let end = (before + values.len().div_ceil(self.stride)).min(places);
-                    row[..before].fill(E::Acc::zero());
-                    row[end..].fill(E::Acc::zero());
-                    copy(&mut row[before..end], values, self.stride);
-                }
+                lay_out(source, first, self.stride, places, rows);
             }
         }
     }
-}
-
-/// Every `stride`-th of some values.
-#[inline(always)]
-pub(super) fn copy<E: CpuElement>(row: &mut [E::Acc], values: &[E], stride: usize) {
-    match (accumulators_of(values), stride) {
-        (Some(values), 1) => row.copy_from_slice(&values[..row.len()]),
-        (_, 1) => convert(row, values),
-        (_, 2) => {
-            // Pairs are read in vectors. The last one may be half.
-            let (pairs, _) = values.as_chunks::<2>();
-            convert(row, pairs.iter().map(|[value, _]| value));
-            if let (Some(last), Some(value)) =
-                (row.len().checked_sub(1), values.get(2 * row.len().max(1) - 2))
-            {
-                row[last] = value.widen();
-            }
-        }
-        _ => convert(row, values.iter().step_by(stride)),
-    }
-}
-
-#[inline(always)]
-pub(super) fn convert<'a, E: CpuElement>(row: &mut [E::Acc], values: impl IntoIterator<Item = &'a E>) {
-    row.iter_mut().zip(values).for_each(|(element, value)| *element = value.widen());
 }

@@ -1,15 +1,19 @@
 //! Convolutions of slices, the same code over one, two and three axes: depthwise plane by plane, all others as products. Where Burn's
 //! own are faster, they run: `cargo bench --bench layers -- conv` and `--bench peers` have such cases.
-use super::{
-    ConvKernels, Convolution, depthwise,
-    geometry::{Axes, Axis},
-    implicit::{self, Planes, Weighted},
-};
+use super::{ConvKernels, Convolution, correlate, sizes, transposed};
 use crate::backend::cpu::{CpuBackend, CpuElement, accumulators_of, with_element};
 use crate::backend::wide;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16, ops::ConvOptions};
+use geometry::{Axes, Axis, Planes, Weighted};
 use std::borrow::Cow;
+
+mod canvas;
+mod depthwise;
+mod geometry;
+mod implicit;
+mod reader;
+mod rows;
 
 /// Points, of all images, that tiles of them are worth making for.
 const POINTS: usize = 64;
@@ -81,13 +85,13 @@ impl<B: CpuBackend> ConvKernels for B {
         B: Convolution<N>,
     {
         let [input, kernel] = [x.shape(), weight.shape()];
-        let sizes: [usize; N] = core::array::from_fn(|axis| input[axis + 2]);
+        let sizes = sizes(&input);
         let channels = kernel[1] * options.groups;
         let shape = with_sizes([input[0], channels], &output);
         let points = input[0] * sizes.iter().product::<usize>();
         let large = is_large(&input, &kernel, options.groups);
         if points < TRANSPOSED_POINTS || is_empty(&[&input, &kernel, &shape]) || large {
-            return super::transposed::<B, N>(x, weight, bias, output, options);
+            return transposed::<B, N>(x, weight, bias, output, options);
         }
         let axes = axes(&shape, &sizes, &kernel, &options);
         let [x, weight] = [x, weight].map(B::contiguous);
@@ -96,7 +100,7 @@ impl<B: CpuBackend> ConvKernels for B {
         });
         // Beyond the ends zeros are read, which an infinite weight would make into no number.
         if !finite {
-            return super::transposed::<B, N>(x, weight, bias, output, options);
+            return transposed::<B, N>(x, weight, bias, output, options);
         }
         let bias = bias.map(B::contiguous);
         with_element!(x.dtype(), "convolution", E => {
@@ -127,10 +131,9 @@ impl<B: CpuBackend> ConvKernels for B {
     {
         let [input, output] = [signal.shape(), dy.shape()];
         if is_empty(&[&input, &output, &weight]) || is_large(&input, &weight, options.groups) {
-            return super::correlate::<B, N>(signal, dy, &weight, &options);
+            return correlate::<B, N>(signal, dy, &weight, &options);
         }
-        let sizes: [usize; N] = core::array::from_fn(|axis| output[axis + 2]);
-        let phase = axes(&input, &sizes, &weight, &options).convolution();
+        let phase = axes(&input, &sizes(&output), &weight, &options).convolution();
         let [signal, dy] = [signal, dy].map(B::contiguous);
         with_element!(dy.dtype(), "convolution", E => {
             let signal = planes(B::as_slice::<E>(&signal), &input, options.groups);

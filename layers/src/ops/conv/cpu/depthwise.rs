@@ -2,14 +2,11 @@
 //! where it ends.
 use super::{
     canvas::Canvas,
-    geometry::{Phase, Run},
-    implicit::{Planes, Weighted},
+    geometry::{Phase, Planes, Run, Weighted},
+    rows::round,
 };
-use crate::backend::cpu::{CpuElement, parallel};
+use crate::backend::cpu::{CpuElement, parallel, product::MOST_LANES as LANES};
 use num_traits::Zero;
-
-/// Points that are computed at once: a multiple of the lanes of every machine.
-const LANES: usize = 16;
 
 /// The result `[batch, channels, ...]` of the convolution that phases with their weights describe: one element per channel and
 /// tap.
@@ -47,19 +44,14 @@ pub(super) fn convolve<E: CpuElement>(
                         let results = &mut result[phase.target(run) + first * step..];
                         let sums = &sums[..(run.len - first).min(LANES)];
                         match step {
-                            1 => write(&mut results[..sums.len()], sums),
-                            step => write(results.iter_mut().step_by(step), sums),
+                            1 => round(&mut results[..sums.len()], sums),
+                            step => round(results.iter_mut().step_by(step), sums),
                         }
                     }
                 }
             }
         }
     })
-}
-
-#[inline(always)]
-fn write<'a, E: CpuElement>(results: impl IntoIterator<Item = &'a mut E>, sums: &[E::Acc]) {
-    results.into_iter().zip(sums).for_each(|(result, &sum)| *result = E::narrow(sum));
 }
 
 /// The gradient of the weight: an element per channel and tap.

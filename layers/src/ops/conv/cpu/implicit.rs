@@ -7,12 +7,13 @@
 //! sums of its own size, and a copy for every further part of the points ([`PARTS`]); a transposed convolution, its weight in
 //! another order; half precision, its weight in f32. How a gradient of a weight is rounded depends on the number of threads.
 use super::{
-    geometry::{Phase, Piece, Run, Tap, Tile},
-    reader::{Reader, convert, copy},
+    geometry::{Phase, Piece, Planes, Run, Tap, Tile, Weighted},
+    reader::Reader,
+    rows::{BLOCK, copy, round, transpose, widen},
 };
 use crate::backend::cpu::{
     CpuElement, parallel,
-    product::{COLUMNS, Lanes, Rows, Sums, add_product, starts},
+    product::{COLUMNS, Lanes, MOST_LANES, Rows, Sums, add_product, starts},
 };
 use core::ops::Range;
 use num_traits::Zero;
@@ -33,42 +34,11 @@ const POINTS: usize = 160;
 /// Rows that are multiplied with one block of columns before the next block is.
 const ROWS: usize = 256;
 
-/// Columns per row are a multiple of this, and this is a multiple of the lanes of every machine.
-const ALIGNMENT: usize = 16;
-
 /// Multiplications that take as long as reading an element does elsewhere.
 const MULTIPLICATIONS: usize = 8;
 
 /// Bytes of gradients of one weight that may be summed beside each other.
 const PARTS: usize = 4 << 20;
-
-/// `[batch, channels, plane]`, the channels in groups.
-#[derive(Clone, Copy)]
-pub(super) struct Planes<'a, E> {
-    pub(super) values: &'a [E],
-    pub(super) channels: usize,
-    pub(super) groups: usize,
-    pub(super) plane: usize,
-}
-
-impl<'a, E> Planes<'a, E> {
-    fn batch(&self) -> usize {
-        self.values.len() / (self.channels * self.plane)
-    }
-
-    /// Channels of a group.
-    fn size(&self) -> usize {
-        self.channels / self.groups
-    }
-
-    /// The planes from a channel of a group on.
-    pub(super) fn from(&self, image: usize, group: usize, channel: usize) -> &'a [E] {
-        &self.values[(image * self.channels + group * self.size() + channel) * self.plane..]
-    }
-}
-
-/// A phase and its weight: a row per channel of the result, in it for every input channel of the group an element per tap.
-pub(super) type Weighted<'a, A> = (Phase, Cow<'a, [A]>);
 
 /// A range of the units of an image.
 type Share = (usize, Range<usize>);
@@ -165,12 +135,16 @@ impl<E: CpuElement> Job<'_, E> {
             true => (1, ROWS_OF_SUMS.min(size)),
             false => ((SUMS / (size * COLUMNS)).min(points.div_ceil(COLUMNS)).max(1), size),
         };
-        let width = points.next_multiple_of(ALIGNMENT).min(COLUMNS);
+        let width = points.next_multiple_of(MOST_LANES).min(COLUMNS);
         let mut reader = Reader::new(phase, width, per_tile, size);
         let mut all_tiles = phase.tiles(pieces, COLUMNS, reader.takes_one_run());
         let mut sums = vec![E::Acc::zero(); at_once * some * COLUMNS];
-        let mut next_tiles = || Some(all_tiles.by_ref().take(at_once).collect::<Vec<_>>());
-        while let Some(tiles) = next_tiles().filter(|tiles| !tiles.is_empty()) {
+        loop {
+            let tiles: Vec<Tile> = all_tiles.by_ref().take(at_once).collect();
+            if tiles.is_empty() {
+                return;
+            }
+            let places: Vec<Vec<Place>> = tiles.iter().map(|tile| self.places(phase, &tile.runs)).collect();
             for first in (0..size).step_by(some) {
                 let row_starts = &row_starts[first..(first + some).min(size)];
                 for start in (0..channels).step_by(per_tile) {
@@ -184,34 +158,48 @@ impl<E: CpuElement> Job<'_, E> {
                         add_product(rows, reader.rows(block.len() * taps), tile.width, sums);
                     }
                 }
-                for (tile, sums) in tiles.iter().zip(sums.chunks_exact(some * COLUMNS)) {
+                for (places, sums) in places.iter().zip(sums.chunks_exact(some * COLUMNS)) {
                     let sums = &sums[..row_starts.len() * COLUMNS];
-                    self.write(phase, &tile.runs, first, sums, bias);
+                    self.write(phase.step(), places, first, sums, bias);
                 }
             }
         }
     }
 
+    /// Where the results of runs belong.
+    fn places(&self, phase: &Phase, runs: &[Run]) -> Vec<Place> {
+        let of_run = |run: &Run| {
+            let share = run.image - self.shares[0].0;
+            let start = phase.target(run) - phase.results_of(self.shares[share].1.start);
+            Place { share, start, columns: run.column..run.column + run.len }
+        };
+        runs.iter().map(of_run).collect()
+    }
+
     /// Writes the results of a tile from their sums, a row per channel from one on.
     #[inline(always)]
-    fn write(&mut self, phase: &Phase, runs: &[Run], first: usize, sums: &[E::Acc], bias: Option<&[E]>) {
+    fn write(&mut self, step: usize, places: &[Place], first: usize, sums: &[E::Acc], bias: Option<&[E]>) {
         let size = self.rows.len() / self.shares.len();
-        let share = |run: &Run| run.image - self.shares[0].0;
-        let before = |run| phase.results_of(self.shares[share(run)].1.start);
-        let places: Vec<_> = runs.iter().map(|run| (share(run), phase.target(run) - before(run))).collect();
         for (row, sums) in (first..).zip(sums.as_chunks::<COLUMNS>().0) {
             let bias = bias.map_or(E::Acc::zero(), |bias| bias[self.group * size + row].widen());
             let values = sums.map(|sum| E::narrow(sum + bias));
-            for (run, (share, start)) in runs.iter().zip(&places) {
+            for Place { share, start, columns } in places {
                 let results = &mut self.rows[share * size + row][*start..];
-                let values = &values[run.column..][..run.len];
-                match phase.step() {
-                    1 => results[..run.len].copy_from_slice(values),
+                let values = &values[columns.clone()];
+                match step {
+                    1 => results[..values.len()].copy_from_slice(values),
                     step => results.iter_mut().step_by(step).zip(values).for_each(|(y, value)| *y = *value),
                 }
             }
         }
     }
+}
+
+/// Where the results of some columns of a tile belong: in the rows of a share, from an element on.
+struct Place {
+    share: usize,
+    start: usize,
+    columns: Range<usize>,
 }
 
 /// The gradient of the weight of a convolution, a row per channel of `dy`; in it for every channel of the signal's group an
@@ -266,8 +254,7 @@ pub(super) fn weight_gradient<E: CpuElement>(
             for panel in 0..columns.div_ceil(pitch) {
                 let gradient_rows = gradient[first * columns..].chunks_mut(columns);
                 for (sums, row) in sums(panel).chunks(pitch).zip(gradient_rows) {
-                    let pairs = row[panel * pitch..][..width(panel)].iter_mut().zip(sums);
-                    pairs.for_each(|(element, &sum)| *element = E::narrow(sum));
+                    round(&mut row[panel * pitch..][..width(panel)], sums);
                 }
             }
         }
@@ -288,7 +275,7 @@ fn total<A: CpuElement<Acc = A>>(parts: &[Partial<A>], range: Range<usize>) -> C
 
 /// The width of the panels that so many columns are divided into.
 fn panel(columns: usize) -> usize {
-    columns.next_multiple_of(ALIGNMENT).min(COLUMNS)
+    columns.next_multiple_of(MOST_LANES).min(COLUMNS)
 }
 
 /// A part of the gradient of a weight: from some channels of the signal and some units.
@@ -339,29 +326,6 @@ impl<A: CpuElement<Acc = A> + Lanes> Partial<A> {
     }
 }
 
-/// The side of the blocks that matrices are transposed in.
-const BLOCK: usize = 8;
-
-/// `result[c][r] = f(values[r][c])`, for rows that begin `pitch_of_values` and `pitch` elements apart.
-#[inline(always)]
-fn transpose<T: Copy, U>(
-    values: &[T],
-    pitch_of_values: usize,
-    [rows, columns]: [usize; 2],
-    result: &mut [U],
-    pitch: usize,
-    f: impl Fn(T) -> U,
-) {
-    for first in (0..rows).step_by(BLOCK) {
-        let block = first..(first + BLOCK).min(rows);
-        for (column, result) in result.chunks_mut(pitch).take(columns).enumerate() {
-            for (result, row) in result[block.clone()].iter_mut().zip(block.clone()) {
-                *result = f(values[row * pitch_of_values + column]);
-            }
-        }
-    }
-}
-
 /// The weight `[groups * o, i, kernel]` as a transposed convolution reads it through some taps: `[groups, i, o, taps]`.
 pub(super) fn transposed_weight<E: CpuElement>(
     weight: &[E],
@@ -382,7 +346,7 @@ pub(super) fn transposed_weight<E: CpuElement>(
                 match (elements, &mut *row) {
                     ([element], [place]) => *place = element.widen(),
                     _ if kernel == taps.len() => copy(row, elements, 1),
-                    _ => convert(row, taps.iter().map(|tap| &elements[tap.index])),
+                    _ => widen(row, taps.iter().map(|tap| &elements[tap.index])),
                 }
             }
         }

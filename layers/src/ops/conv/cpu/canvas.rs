@@ -1,5 +1,8 @@
 //! A plane with its padding around it.
-use super::geometry::{AXES, Phase, Run};
+use super::{
+    geometry::{AXES, Phase, Run},
+    rows::{lay_out, split},
+};
 use crate::backend::cpu::CpuElement;
 use core::ops::Range;
 use num_traits::Zero;
@@ -36,15 +39,13 @@ impl Canvas {
             lowest..(stride * count.saturating_sub(1)) as isize + highest + 1
         });
         let (_, count, stride, lowest, highest) = axes[AXES - 1];
-        let [first, last] = [lowest, highest].map(|shift| shift.div_euclid(stride as isize));
+        let [first, last] = [lowest, highest].map(|shift| split(shift, stride).0);
         let pitch = count + (last - first) as usize + slack;
         let row = pitch * stride;
         let offset = |shifts: [isize; AXES]| {
             let [outer, inner] = [0, 1].map(|axis| (shifts[axis] - read[axis].start) as usize);
-            let shift = shifts[AXES - 1];
-            let remainder = shift.rem_euclid(stride as isize) as usize;
-            let place = (shift.div_euclid(stride as isize) - first) as usize;
-            (outer * read[1].len() + inner) * row + remainder * pitch + place
+            let (place, remainder) = split(shifts[AXES - 1], stride);
+            (outer * read[1].len() + inner) * row + remainder * pitch + (place - first) as usize
         };
         let taps = phase.taps.iter().map(|tap| offset(tap.shifts)).collect();
         Self { input: axes.map(|axis| axis.0), strides: axes.map(|axis| axis.2), read, first, pitch, taps }
@@ -68,6 +69,7 @@ impl Canvas {
     }
 
     /// Lays a plane out; `padded` is empty, or another plane laid out alike.
+    #[inline(always)]
     pub(super) fn paint<E: CpuElement>(&self, plane: &[E], padded: &mut Vec<E::Acc>) {
         let stride = self.strides[AXES - 1];
         let row = self.pitch * stride;
@@ -82,15 +84,8 @@ impl Canvas {
                 let source = &plane[(outer as usize * self.input[1] + inner as usize) * width..][..width];
                 let [outer, inner] =
                     [outer - self.read[0].start, inner - self.read[1].start].map(|index| index as usize);
-                let rows = padded[(outer * self.read[1].len() + inner) * row..].chunks_mut(self.pitch);
-                for (remainder, row) in rows.take(stride).enumerate() {
-                    // Place `p` of the row holds element `stride * (first + p) + remainder`.
-                    let skipped = (-self.first).max(0) as usize;
-                    let first = self.first.max(0) as usize * stride + remainder;
-                    let values = source[first.min(width)..].iter().step_by(stride);
-                    let places = row.iter_mut().skip(skipped);
-                    places.zip(values).for_each(|(place, value)| *place = value.widen());
-                }
+                let rows = &mut padded[(outer * self.read[1].len() + inner) * row..][..row];
+                lay_out(Some(source), self.first, stride, self.pitch, rows);
             }
         }
     }

@@ -1,0 +1,87 @@
+//! Copies of rows, from one type, layout or order into another.
+use crate::backend::cpu::{CpuElement, accumulators_of};
+use num_traits::Zero;
+
+/// What a row holds of a line that is read in steps of `stride`, and where: a shift divided by the stride, and the remainder.
+pub(super) fn split(shift: isize, stride: usize) -> (isize, usize) {
+    let stride = stride as isize;
+    (shift.div_euclid(stride), shift.rem_euclid(stride) as usize)
+}
+
+/// Lays a line out in `stride` rows: the first `places` of row `r` hold elements `stride (first + place) + r`, zeros beyond the ends
+/// of the line and where there is none.
+#[inline(always)]
+pub(super) fn lay_out<E: CpuElement>(
+    line: Option<&[E]>,
+    first: isize,
+    stride: usize,
+    places: usize,
+    rows: &mut [E::Acc],
+) {
+    let before = ((-first).max(0) as usize).min(places);
+    let pitch = rows.len() / stride;
+    for (remainder, row) in rows.chunks_mut(pitch).enumerate() {
+        let row = &mut row[..places];
+        let start = first.max(0) as usize * stride + remainder;
+        let values = line.and_then(|line| line.get(start..)).unwrap_or(&[]);
+        let end = (before + values.len().div_ceil(stride)).min(places);
+        row[..before].fill(E::Acc::zero());
+        row[end..].fill(E::Acc::zero());
+        copy(&mut row[before..end], values, stride);
+    }
+}
+
+/// Every `stride`-th of some values.
+#[inline(always)]
+pub(super) fn copy<E: CpuElement>(row: &mut [E::Acc], values: &[E], stride: usize) {
+    match (accumulators_of(values), stride) {
+        (Some(values), 1) => row.copy_from_slice(&values[..row.len()]),
+        (_, 1) => widen(row, values),
+        (_, 2) => {
+            // Pairs are read in vectors. The last one may be half.
+            let (pairs, _) = values.as_chunks::<2>();
+            widen(row, pairs.iter().map(|[value, _]| value));
+            if let (Some(last), Some(value)) =
+                (row.len().checked_sub(1), values.get(2 * row.len().max(1) - 2))
+            {
+                row[last] = value.widen();
+            }
+        }
+        _ => widen(row, values.iter().step_by(stride)),
+    }
+}
+
+/// Values in the type of sums.
+#[inline(always)]
+pub(super) fn widen<'a, E: CpuElement>(row: &mut [E::Acc], values: impl IntoIterator<Item = &'a E>) {
+    row.iter_mut().zip(values).for_each(|(element, value)| *element = value.widen());
+}
+
+/// Sums in the dtype of a tensor.
+#[inline(always)]
+pub(super) fn round<'a, E: CpuElement>(results: impl IntoIterator<Item = &'a mut E>, sums: &[E::Acc]) {
+    results.into_iter().zip(sums).for_each(|(result, &sum)| *result = E::narrow(sum));
+}
+
+/// The side of the blocks that matrices are transposed in.
+pub(super) const BLOCK: usize = 8;
+
+/// `result[c][r] = f(values[r][c])`, for rows that begin `pitch_of_values` and `pitch` elements apart.
+#[inline(always)]
+pub(super) fn transpose<T: Copy, U>(
+    values: &[T],
+    pitch_of_values: usize,
+    [rows, columns]: [usize; 2],
+    result: &mut [U],
+    pitch: usize,
+    f: impl Fn(T) -> U,
+) {
+    for first in (0..rows).step_by(BLOCK) {
+        let block = first..(first + BLOCK).min(rows);
+        for (column, result) in result.chunks_mut(pitch).take(columns).enumerate() {
+            for (result, row) in result[block.clone()].iter_mut().zip(block.clone()) {
+                *result = f(values[row * pitch_of_values + column]);
+            }
+        }
+    }
+}
