@@ -3,10 +3,11 @@
 //! `cargo bench --bench peers [-- PART_OF_A_NAME]`. PyTorch's column needs a `python3` that can import torch. `RAYON_NUM_THREADS`
 //! sets the threads of all three.
 #![recursion_limit = "256"]
-use burn::module::Module;
-use burn::tensor::{Device, Distribution, Tensor, module, ops::ConvOptions};
+use burn::module::{Lora, Module, ParamGroup};
+use burn::tensor::{Device, Distribution, Int, Tensor, module, ops::ConvOptions};
 use burn_memsave::functional as F;
-use burn_memsave_paper::{Case, Depth, ResNet, memsave, stock};
+use burn_memsave_paper::llama::{self, LanguageModel, Size};
+use burn_memsave_paper::{Case, Classifier, Depth, EfficientNet, Encoder, EncoderSize, memsave, stock};
 use comfy_table::{Table, presets};
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
@@ -37,7 +38,7 @@ const BATCHES: [usize; 2] = [1, 32];
 /// What is wanted of a convolution: the result, or a gradient, too.
 const WANTED: [&str; 3] = ["forward", "dx", "dweight"];
 
-/// What requires a gradient in a step of a residual network.
+/// What requires a gradient in a step of a network of convolutions.
 const CASES: [(&str, Case); 4] =
     [("all", Case::All), ("input", Case::Input), ("running", Case::InputRunning), ("norm", Case::Norm)];
 
@@ -152,26 +153,83 @@ impl Peers {
         }
     }
 
-    fn resnet(&mut self, depth: Depth, number: usize) {
+    fn classifier<V: Copy, S: Classifier<Variant = V>, M: Classifier<Variant = V>>(
+        &mut self,
+        [name, request]: [&str; 2],
+        variant: V,
+    ) {
         let (batch, size) = (8, 224);
-        for (name, case) in CASES {
+        for (case_name, case) in CASES {
             let device = Device::flex().autodiff();
             let images = Tensor::<4>::random([batch, 3, size, size], Distribution::Default, &device);
             let images = if case.tracks_input() { images.require_grad() } else { images };
-            fn step<M: ResNet>(model: &M, images: &Tensor<4>) {
+            fn step<M: Classifier>(model: &M, images: &Tensor<4>) {
                 drop(black_box(model.forward(images.clone()).sum().backward()));
             }
-            let burn = case.prepare(stock::resnet::Net::new(depth, &device)).fork(&device);
-            let ours = case.prepare(memsave::resnet::Net::new(depth, &device)).fork(&device);
+            let burn = case.prepare(S::new(variant, &device)).fork(&device);
+            let ours = case.prepare(M::new(variant, &device)).fork(&device);
             self.row(
-                [&format!("ResNet-{number}, {batch} x {size}x{size}"), name],
-                &format!("resnet {number} {batch} {size} {name}"),
+                [&format!("{name}, {batch} x {size}x{size}"), case_name],
+                &format!("{request} {batch} {size} {case_name}"),
                 3,
                 &|| step(&burn, &images),
                 &|| step(&ours, &images),
             );
         }
     }
+
+    fn encoder(&mut self) {
+        let (batch, length) = (8, 128);
+        for dropout in [0.0, 0.1] {
+            let device = Device::flex().autodiff();
+            let size = EncoderSize { dropout, ..EncoderSize::BERT_BASE };
+            let EncoderSize { vocabulary, width, hidden, heads, layers, .. } = size;
+            let tokens = tokens([batch, length], vocabulary, &device);
+            fn step<M: Encoder>(model: &M, tokens: &Tensor<2, Int>) {
+                drop(black_box(model.forward(tokens.clone()).sum().backward()));
+            }
+            let burn = stock::bert::Bert::new(&size, &device).fork(&device);
+            let ours = memsave::bert::Bert::new(&size, &device).fork(&device);
+            self.row(
+                [&format!("BERT-base, {batch} x {length}"), &format!("all, dropout {dropout}")],
+                &format!("encoder {vocabulary} {width} {hidden} {heads} {layers} {batch} {length} {dropout}"),
+                3,
+                &|| step(&burn, &tokens),
+                &|| step(&ours, &tokens),
+            );
+        }
+    }
+
+    fn language_model(&mut self) {
+        let (batch, length, rank) = (4, 512, 16);
+        let size = Size { vocabulary: 32_000, width: 1024, heads: 16, hidden: 2816, blocks: 8, length };
+        let device = Device::flex().autodiff();
+        fn adapted<M: LanguageModel>(size: &Size, rank: usize, device: &Device) -> M {
+            let projections = ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a valid pattern");
+            let lora = Lora::new(rank, 2.0 * rank as f64).set_param_group(projections);
+            M::new(size, device).apply_lora(lora).fork(device)
+        }
+        fn step<M: LanguageModel>(model: &M, tokens: &Tensor<2, Int>, next: &Tensor<2, Int>) {
+            drop(black_box(model.loss(tokens.clone(), next.clone()).backward()));
+        }
+        let (burn, ours) = (
+            adapted::<llama::stock::Llama>(&size, rank, &device),
+            adapted::<llama::memsave::Llama>(&size, rank, &device),
+        );
+        let [tokens, next] = [(); 2].map(|()| tokens([batch, length], size.vocabulary, &device));
+        let Size { vocabulary, width, heads, hidden, blocks, .. } = size;
+        self.row(
+            [&format!("language model, {batch} x {length}"), &format!("LoRA of rank {rank}")],
+            &format!("llama {vocabulary} {width} {hidden} {heads} {blocks} {batch} {length} {rank}"),
+            3,
+            &|| step(&burn, &tokens, &next),
+            &|| step(&ours, &tokens, &next),
+        );
+    }
+}
+
+fn tokens(shape: [usize; 2], vocabulary: usize, device: &Device) -> Tensor<2, Int> {
+    Tensor::random(shape, Distribution::Uniform(0.0, vocabulary as f64), device)
 }
 
 fn main() {
@@ -188,8 +246,16 @@ fn main() {
         sizes[0] = batch;
         peers.convolution(&format!("{name}, batch {batch}"), sizes);
     }
-    peers.resnet(Depth::D18, 18);
-    peers.resnet(Depth::D101, 101);
+    for (number, depth) in [(18, Depth::D18), (101, Depth::D101)] {
+        let names = [&format!("ResNet-{number}")[..], &format!("resnet {number}")];
+        peers.classifier::<_, stock::resnet::Net, memsave::resnet::Net>(names, depth);
+    }
+    peers.classifier::<_, stock::efficientnet::Net, memsave::efficientnet::Net>(
+        ["EfficientNetV2-S", "efficientnet"],
+        EfficientNet::V2S,
+    );
+    peers.encoder();
+    peers.language_model();
     println!("{} threads, milliseconds\n{}", rayon::current_num_threads(), peers.table);
     if !peers.ratios.is_empty() {
         let mean = (peers.ratios.iter().sum::<f64>() / peers.ratios.len() as f64).exp();

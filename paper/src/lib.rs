@@ -3,27 +3,55 @@
 #![recursion_limit = "256"]
 
 use burn::module::{Module, ParamGroup};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 
 pub mod llama;
 pub mod report;
 
-/// Models of Burn's layers.
-pub mod stock {
-    /// Residual networks.
-    pub mod resnet {
-        use burn::nn;
-        include!("resnet.rs");
-    }
+macro_rules! models {
+    ($(#[$doc:meta])* $namespace:ident, $nn:path) => {
+        $(#[$doc])*
+        pub mod $namespace {
+            /// Residual networks.
+            pub mod resnet {
+                use $nn;
+                include!("resnet.rs");
+            }
+
+            /// Networks that were searched for.
+            pub mod efficientnet {
+                use $nn;
+                include!("efficientnet.rs");
+            }
+
+            /// Encoders of text.
+            pub mod bert {
+                use $nn;
+                include!("bert.rs");
+            }
+        }
+    };
 }
 
-/// The same file with the one line changed.
-pub mod memsave {
-    /// Residual networks.
-    pub mod resnet {
-        use burn_memsave::nn;
-        include!("resnet.rs");
-    }
+models!(
+    /// Models of Burn's layers.
+    stock,
+    burn::nn
+);
+models!(
+    /// The same files with the one line changed.
+    memsave,
+    burn_memsave::nn
+);
+
+/// A network that says what is in images.
+pub trait Classifier: Module {
+    /// What there is of its kind.
+    type Variant: Copy;
+    /// With random weights.
+    fn new(variant: Self::Variant, device: &Device) -> Self;
+    /// Logits `[batch, 1000]` of images `[batch, 3, height, width]`.
+    fn forward(&self, images: Tensor<4>) -> Tensor<2>;
 }
 
 /// The depth of a residual network, as torchvision names it.
@@ -35,12 +63,63 @@ pub enum Depth {
     D101,
 }
 
-/// A residual network.
-pub trait ResNet: Module {
+/// An EfficientNetV2, as torchvision names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EfficientNet {
+    /// EfficientNetV2-S.
+    V2S,
+    /// EfficientNetV2-L.
+    V2L,
+}
+
+impl EfficientNet {
+    /// The dropout rate before the last layer.
+    pub fn dropout(self) -> f64 {
+        match self {
+            Self::V2S => 0.2,
+            Self::V2L => 0.4,
+        }
+    }
+}
+
+/// The size of an encoder of text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EncoderSize {
+    /// Tokens that there are.
+    pub vocabulary: usize,
+    /// Features.
+    pub width: usize,
+    /// Features between the two layers of a feed-forward block.
+    pub hidden: usize,
+    /// Heads of attention.
+    pub heads: usize,
+    /// Blocks of attention and feed-forward layers.
+    pub layers: usize,
+    /// The longest sequence.
+    pub length: usize,
+    /// The dropout rate.
+    pub dropout: f64,
+}
+
+impl EncoderSize {
+    /// BERT-base, uncased.
+    pub const BERT_BASE: Self = Self {
+        vocabulary: 30_522,
+        width: 768,
+        hidden: 3072,
+        heads: 12,
+        layers: 12,
+        length: 512,
+        dropout: 0.1,
+    };
+}
+
+/// An encoder of text.
+pub trait Encoder: Module {
     /// With random weights.
-    fn new(depth: Depth, device: &Device) -> Self;
-    /// Logits `[batch, 1000]` of images `[batch, 3, height, width]`.
-    fn forward(&self, images: Tensor<4>) -> Tensor<2>;
+    fn new(size: &EncoderSize, device: &Device) -> Self;
+    /// Features `[batch, length, width]` of tokens `[batch, length]`.
+    fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
 }
 
 /// What requires a gradient: the cases of the table in [arXiv 2404.12406](https://arxiv.org/abs/2404.12406).

@@ -1,6 +1,6 @@
 // Residual networks with the topology of torchvision (arXiv 1512.03385), written once. Whoever includes this file says which
 // `nn` they are made of.
-use crate::{Depth, ResNet};
+use crate::{Classifier, Depth};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use nn::conv::{Conv2d, Conv2dConfig};
@@ -87,7 +87,9 @@ pub struct Net {
     head: Linear,
 }
 
-impl ResNet for Net {
+impl Classifier for Net {
+    type Variant = Depth;
+
     fn new(depth: Depth, device: &Device) -> Self {
         type New = fn(usize, usize, usize, &Device) -> Block;
         let (blocks, expansion, block): ([usize; 4], usize, New) = match depth {

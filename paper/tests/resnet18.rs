@@ -3,14 +3,14 @@
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor, Tolerance};
 use burn_memsave::measure::{TrackingAllocator, measure_step};
-use burn_memsave_paper::{Case, Depth, ResNet, memsave, stock};
+use burn_memsave_paper::{Case, Classifier, Depth, memsave, stock};
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 
 const MIB: u64 = 1 << 20;
 
-fn kept<M: ResNet>(case: Case, images: &Tensor<4>) -> u64 {
+fn kept<M: Classifier<Variant = Depth>>(case: Case, images: &Tensor<4>) -> u64 {
     let model = case.prepare(M::new(Depth::D18, &images.device()));
     let images = if case.tracks_input() { images.clone().require_grad() } else { images.clone() };
     let step = measure_step(&model, images, |model, images| model.forward(images).sum());

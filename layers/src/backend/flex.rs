@@ -1,7 +1,7 @@
 //! Slices of Flex tensors.
 use super::{
     Placeholders,
-    cpu::{CpuBackend, CpuElement, QuantizedMatrix},
+    cpu::{CpuBackend, CpuElement, Matrix, QuantizedMatrix},
 };
 use burn::backend::{
     Flex, TensorMetadata,
@@ -29,6 +29,12 @@ impl CpuBackend for Flex {
 
     fn as_slice<E: CpuElement>(x: &FloatTensor<Self>) -> &[E] {
         x.storage::<E>()
+    }
+
+    fn matrix<E: CpuElement>(x: &FloatTensor<Self>) -> Option<Matrix<'_, E>> {
+        let strides = x.layout().strides().iter().map(|&stride| stride.try_into().ok());
+        let values = x.storage::<E>().get(x.layout().start_offset()..)?;
+        Matrix::of_rows(values, &x.shape(), &strides.collect::<Option<Vec<usize>>>()?)
     }
 
     fn as_slice_mut<E: CpuElement>(x: &mut FloatTensor<Self>) -> &mut [E] {

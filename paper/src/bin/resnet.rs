@@ -6,7 +6,7 @@
 #![recursion_limit = "256"]
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::measure::{Measurement, TrackingAllocator, measure_step};
-use burn_memsave_paper::{Case, Depth, ResNet, memsave, report::Report, stock};
+use burn_memsave_paper::{Case, Classifier, Depth, memsave, report::Report, stock};
 use clap::Parser;
 use std::{error::Error, path::PathBuf};
 
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn measure<M: ResNet>(depth: Depth, case: Case, args: &Args) -> Measurement {
+fn measure<M: Classifier<Variant = Depth>>(depth: Depth, case: Case, args: &Args) -> Measurement {
     let device = Device::flex().autodiff();
     device.seed(0);
     let model = case.prepare(M::new(depth, &device));

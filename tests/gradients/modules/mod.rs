@@ -106,13 +106,13 @@ mod dense {
         });
     }
 
-    /// The weight is a transposed view, and no leaf: the input alone is tracked.
+    /// The weight is a transposed view, and no leaf: the input alone is tracked. Burn multiplies batch by batch, ours all rows.
     #[test]
     fn linear_by_columns() {
         let config = LinearConfig::new(3, 5)
             .with_layout(LinearLayout::Col)
             .with_initializer(Initializer::Constant { value: 0.5 });
-        let check = check([Input::random([2, 4, 3])], Setting::default());
+        let check = Check::new([Input::random([2, 4, 3])], Setting::default());
         same_layers!(check, MemSaveLinear, |t| config.init(t.device()), |layer| layer.forward(t.get::<3>(0)));
     }
 

@@ -11,12 +11,14 @@ pub(crate) mod axis_map;
 pub(crate) mod bit_mask;
 pub(crate) mod channels;
 pub(crate) mod exp;
+pub(crate) mod gemm;
 pub(crate) mod parallel;
 pub(crate) mod product;
 mod quantized;
 pub(crate) mod sums;
 
 pub use bit_mask::BitMask;
+pub use gemm::Matrix;
 pub use quantized::QuantizedMatrix;
 
 /// An element type that kernels compute with: in `Acc`, which is f32 for the half precisions.
@@ -107,6 +109,12 @@ pub trait CpuBackend: Placeholders {
 
     /// The elements of a [contiguous](Self::contiguous) tensor of dtype `E`.
     fn as_slice<E: CpuElement>(x: &FloatTensor<Self>) -> &[E];
+
+    /// The elements of a tensor of dtype `E` as a matrix of all its rows, where they lie; `None` if there is no such view of them, or
+    /// if this backend multiplies matrices in its own way.
+    fn matrix<E: CpuElement>(_: &FloatTensor<Self>) -> Option<Matrix<'_, E>> {
+        None
+    }
 
     /// The elements of a [contiguous](Self::contiguous) tensor of dtype `E`; copied first if the tensor is shared.
     fn as_slice_mut<E: CpuElement>(x: &mut FloatTensor<Self>) -> &mut [E];

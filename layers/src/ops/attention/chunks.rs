@@ -34,7 +34,8 @@ impl Sizes {
         Self { batch, heads, queries, keys }
     }
 
-    /// The chunks, in the order of the weights: whole heads where several heads fit in `elements`, else part of one.
+    /// The chunks: whole heads where several heads fit in `elements`, else some queries of one. They are in the order of the weights,
+    /// which are drawn in it where some are dropped; causal attention drops none, and takes some queries of several heads.
     pub(super) fn chunks(&self, scores: &Scores, elements: usize) -> Vec<Chunk> {
         let &Self { batch, heads, queries, keys } = self;
         let fitting = elements / keys.max(1); // rows
@@ -45,7 +46,8 @@ impl Sizes {
         };
         let step = step.max(MIN_QUERIES);
         let (batch_step, head_step, query_step) = if step < queries {
-            (1, 1, step)
+            let several = elements / (step * keys.max(1));
+            (1, if scores.causal { several.clamp(1, heads.max(1)) } else { 1 }, step)
         } else {
             ((whole / heads.max(1)).max(1), whole.min(heads.max(1)), queries.max(1))
         };
@@ -102,7 +104,7 @@ mod tests {
         Sizes { batch, heads, queries, keys }.chunks(&Scores { causal, ..SCORES }, elements)
     }
 
-    /// In row-major order every weight is in exactly one chunk, except those that no query sees.
+    /// Every weight is in exactly one chunk, except those that no query sees; in row-major order, unless attention is causal.
     #[test]
     fn chunks_cover_the_weights_in_order() {
         for (sizes, causal, elements) in [
@@ -111,6 +113,7 @@ mod tests {
             ([4, 3, 5, 7], false, 4 * 3 * 5 * 7 / 2),
             ([2, 2, 300, 200], false, 1 << 14),
             ([1, 2, 600, 600], true, 1 << 20),
+            ([2, 5, 600, 600], true, 1 << 17),
             ([1, 1, 100, 300], true, 1),
             ([1, 1, 300, 100], true, 1),
         ] {
@@ -125,6 +128,10 @@ mod tests {
             }
             let scores = Scores { causal, ..SCORES };
             assert_eq!(rows.len(), batch * heads * queries);
+            if causal {
+                rows.sort_unstable();
+            }
+            rows.windows(2).for_each(|pair| assert_ne!(pair[0], pair[1]));
             assert!(rows.is_sorted_by_key(|&(batch, head, query, _)| (batch, head, query)));
             assert!(rows.iter().all(|&(_, _, query, seen)| seen >= scores.visible(query, queries, keys)));
             if !causal {

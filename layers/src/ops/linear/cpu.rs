@@ -1,6 +1,6 @@
-//! Blocks of a quantized matrix, dequantized one after the other.
-use super::LinearKernels;
-use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element};
+//! Products of all rows at once, and blocks of a quantized matrix, dequantized one after the other.
+use super::{LinearKernels, x_backward};
+use crate::backend::cpu::{CpuBackend, CpuElement, gemm, parallel, with_element};
 use burn::backend::{
     TensorMetadata,
     tensor::{FloatTensor, QuantizedTensor},
@@ -17,7 +17,68 @@ const SMALL_PART: usize = 8;
 /// A matrix product with fewer columns than this spends its time packing the other operand.
 const NARROW: usize = 64;
 
+/// The product of two matrices, each of all rows of a tensor or, `transposed`, of all its columns, plus a bias. `None` if one of them is
+/// no matrix where it lies, if they do not fit, or if sums are made in another dtype than theirs.
+fn product<B: CpuBackend>(
+    factors: [&FloatTensor<B>; 2],
+    transposed: [bool; 2],
+    bias: Option<&FloatTensor<B>>,
+) -> Option<FloatTensor<B>> {
+    let dtype = factors[0].dtype();
+    if factors.into_iter().chain(bias).any(|x| x.dtype() != dtype) {
+        return None;
+    }
+    match dtype {
+        DType::F32 => product_of::<B, f32>(factors, transposed, bias),
+        DType::F64 => product_of::<B, f64>(factors, transposed, bias),
+        _ => None,
+    }
+}
+
+fn product_of<B: CpuBackend, E: CpuElement>(
+    [left, right]: [&FloatTensor<B>; 2],
+    transposed: [bool; 2],
+    bias: Option<&FloatTensor<B>>,
+) -> Option<FloatTensor<B>> {
+    let (left, right) = (B::matrix::<E>(left)?, B::matrix::<E>(right)?);
+    let left = if transposed[0] { left.transpose() } else { left };
+    let right = if transposed[1] { right.transpose() } else { right };
+    let bias = bias.map(|bias| B::contiguous(bias.clone()));
+    let bias = bias.as_ref().map(|bias| B::as_slice::<E>(bias));
+    let fits = left.columns() == right.rows() && bias.is_none_or(|bias| bias.len() == right.columns());
+    let shape = Shape::new([left.rows(), right.columns()]);
+    fits.then(|| B::from_vec(gemm::product(left, right, bias), shape))
+}
+
+/// A matrix with a row for every row of `x`, in the shape of `x`.
+fn rows_of<B: CpuBackend>(x: &FloatTensor<B>, matrix: FloatTensor<B>) -> FloatTensor<B> {
+    let (mut shape, last) = (x.shape(), x.rank() - 1);
+    shape[last] = matrix.shape()[1];
+    B::float_reshape(matrix, shape)
+}
+
 impl<B: CpuBackend> LinearKernels for B {
+    fn dense(x: FloatTensor<B>, weight: FloatTensor<B>, bias: Option<FloatTensor<B>>) -> FloatTensor<B> {
+        match product::<B>([&x, &weight], [false, false], bias.as_ref()) {
+            Some(y) => rows_of::<B>(&x, y),
+            None => B::linear(x, weight, bias),
+        }
+    }
+
+    fn dense_x_backward(weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+        match product::<B>([&dy, &weight], [false, true], None) {
+            Some(dx) => rows_of::<B>(&dy, dx),
+            None => x_backward::<B>(weight, dy),
+        }
+    }
+
+    fn dense_weight_backward(x: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+        match product::<B>([&x, &dy], [true, false], None) {
+            Some(dweight) => dweight,
+            None => B::linear_weight_backward(x, dy),
+        }
+    }
+
     fn by_dequantized_blocks(
         x: &FloatTensor<B>,
         weight: &QuantizedTensor<B>,

@@ -2,7 +2,7 @@
 //!
 //! Stock `nn::Linear` is recorded as a broadcast matrix product, because burn-dispatch 0.22.1 does not forward
 //! `ModuleOps::linear`; the backward pass of that product builds one weight gradient per batch row and sums them. Here the batch
-//! is folded into the rows.
+//! is folded into the rows. On Flex the products write what no thread has filled with zeros before.
 use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight, bilinear},
@@ -48,30 +48,13 @@ impl<B: LinearKernels> Bilinear<B> for Linear {
         weight: FloatTensor<B>,
         bias: Option<FloatTensor<B>>,
     ) -> FloatTensor<B> {
-        B::linear(x, weight, bias)
+        B::dense(x, weight, bias)
     }
     fn x_backward(&self, _: Shape, weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
-        let (shape, [d_input, d_output]) = (dy.shape(), weight.shape().dims());
-        let rank = shape.num_dims();
-        let transposed = |weight: FloatTensor<B>| B::float_swap_dims(weight, rank - 2, rank - 1);
-        // Only views: `B::linear_x_backward` copies the transposed weight, folding copies a `dy` that is not contiguous. Only
-        // matrices of few rows are worth folding; in half precision a product packs all its rows, and the fold would need more
-        // than stock.
-        let half = dy.dtype().size() < size_of::<f32>();
-        if rank > 2 && (half || shape[rank - 2] >= FEW_ROWS) {
-            let mut leading = vec![1; rank];
-            leading[rank - 2..].copy_from_slice(&[d_input, d_output]);
-            return B::float_matmul(dy, transposed(B::float_reshape(weight, Shape::from(leading))));
-        }
-        let rows = shape.num_elements() / d_output;
-        let dy = B::float_reshape(dy, Shape::new([rows, d_output]));
-        let dx = B::float_matmul(dy, B::float_swap_dims(weight, 0, 1));
-        let mut x = shape.to_vec();
-        x[rank - 1] = d_input;
-        B::float_reshape(dx, Shape::from(x))
+        B::dense_x_backward(weight, dy)
     }
     fn weight_backward(&self, x: FloatTensor<B>, _: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
-        B::linear_weight_backward(x, dy)
+        B::dense_weight_backward(x, dy)
     }
     fn bias_backward(&self, dy: FloatTensor<B>) -> FloatTensor<B> {
         B::linear_bias_backward(dy)
@@ -85,7 +68,7 @@ impl<B: LinearKernels> Bilinear<B> for Linear {
         // Blocks of columns are columns of `y`.
         B::by_dequantized_blocks(&x, &weight, 1, |weight, columns| {
             let bias = bias.clone().map(|bias| B::float_slice(bias, &[Slice::from(columns)]));
-            B::linear(x.clone(), weight, bias)
+            B::dense(x.clone(), weight, bias)
         })
     }
     fn x_backward_quantized(
@@ -105,6 +88,25 @@ impl<B: LinearKernels> Bilinear<B> for Linear {
 
 /// The kernels.
 pub trait LinearKernels: Backend {
+    /// `x weight + bias`; x `[..., d_input]`, weight `[d_input, d_output]`, bias `[d_output]`.
+    fn dense(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        Self::linear(x, weight, bias)
+    }
+
+    /// `dy weight^T`
+    fn dense_x_backward(weight: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
+        x_backward::<Self>(weight, dy)
+    }
+
+    /// `x^T dy`, of all rows.
+    fn dense_weight_backward(x: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::linear_weight_backward(x, dy)
+    }
+
     /// `f` of a dequantized matrix; where the backend can, of one block along `axis` after the other, whose results are
     /// concatenated along their last axis: then the whole dense matrix never exists, unless it is small beside the result.
     /// `f` multiplies `x` by the block, which has the dtype of `x`, and is also given the block's range along `axis`.
@@ -119,6 +121,28 @@ pub trait LinearKernels: Backend {
     }
 }
 device_backends!(LinearKernels);
+
+/// `dy weight^T` by Burn's product.
+fn x_backward<B: Backend>(weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+    let (shape, [d_input, d_output]) = (dy.shape(), weight.shape().dims());
+    let rank = shape.num_dims();
+    let transposed = |weight: FloatTensor<B>| B::float_swap_dims(weight, rank - 2, rank - 1);
+    // Only views: `B::linear_x_backward` copies the transposed weight, folding copies a `dy` that is not contiguous. Only
+    // matrices of few rows are worth folding; in half precision a product packs all its rows, and the fold would need more
+    // than stock.
+    let half = dy.dtype().size() < size_of::<f32>();
+    if rank > 2 && (half || shape[rank - 2] >= FEW_ROWS) {
+        let mut leading = vec![1; rank];
+        leading[rank - 2..].copy_from_slice(&[d_input, d_output]);
+        return B::float_matmul(dy, transposed(B::float_reshape(weight, Shape::from(leading))));
+    }
+    let rows = shape.num_elements() / d_output;
+    let dy = B::float_reshape(dy, Shape::new([rows, d_output]));
+    let dx = B::float_matmul(dy, B::float_swap_dims(weight, 0, 1));
+    let mut x = shape.to_vec();
+    x[rank - 1] = d_input;
+    B::float_reshape(dx, Shape::from(x))
+}
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {

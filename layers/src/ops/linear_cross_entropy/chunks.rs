@@ -2,7 +2,7 @@
 use super::LinearCrossEntropyKernels;
 use crate::{
     backend::{wide, widen},
-    ops::{cross_entropy::Labels, kept::Ledger},
+    ops::{cross_entropy::Labels, kept::Ledger, linear::LinearKernels},
 };
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
@@ -17,7 +17,7 @@ pub(super) struct Head<B: Backend> {
     pub(super) bias: Option<FloatTensor<B>>,
 }
 
-impl<B: Backend> Head<B> {
+impl<B: LinearKernels> Head<B> {
     pub(super) fn classes(&self) -> usize {
         self.weight.shape()[1]
     }
@@ -28,11 +28,7 @@ impl<B: Backend> Head<B> {
     }
 
     pub(super) fn logits(&self, x: FloatTensor<B>) -> FloatTensor<B> {
-        let logits = B::float_matmul(x, self.weight.clone());
-        match self.bias.clone() {
-            None => logits,
-            Some(bias) => B::float_add(logits, B::float_reshape(bias, Shape::new([1, self.classes()]))),
-        }
+        B::dense(x, self.weight.clone(), self.bias.clone())
     }
 }
 

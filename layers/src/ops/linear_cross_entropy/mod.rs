@@ -22,6 +22,7 @@ use super::{
     MaybeTensor,
     cross_entropy::{CrossEntropyKernels, Labels},
     extension::extension,
+    linear::LinearKernels,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::{Scaling, device_backends, wide, widen, zeros};
@@ -73,7 +74,7 @@ extension! {
 }
 
 /// The kernels, besides those of others.
-pub trait LinearCrossEntropyKernels: CrossEntropyKernels + Scaling {
+pub trait LinearCrossEntropyKernels: CrossEntropyKernels + LinearKernels + Scaling {
     /// The largest absolute value of a matrix of f16, `[1]`, in any dtype.
     fn largest_magnitude(x: FloatTensor<Self>) -> FloatTensor<Self> {
         composed_largest_magnitude::<Self>(x)
@@ -235,12 +236,12 @@ impl<B: LinearCrossEntropyKernels> Operation<B, 3> for HeadLoss<B> {
             SavedGradients::OfLogits { dlogits, padding } => {
                 let dlogits = B::scale(dlogits, factor);
                 let x = zero_rows::<B>(given(pass.take(X)), &padding);
-                pass.give(WEIGHT, B::float_matmul(B::float_transpose(x), dlogits.clone()));
+                pass.give(WEIGHT, B::dense_weight_backward(x, dlogits.clone()));
                 if pass.wants(BIAS) {
                     pass.give(BIAS, B::float_cast(sum_of_rows::<B>(dlogits.clone()), dtype.into()));
                 }
                 if let Some(weight) = pass.take(WEIGHT) {
-                    pass.give(X, B::float_matmul(dlogits, B::float_transpose(weight)));
+                    pass.give(X, B::dense_x_backward(weight, dlogits));
                 }
             }
         }
@@ -290,7 +291,7 @@ impl<B: LinearCrossEntropyKernels> Made<B> {
             self.bias = Some(B::float_add(sum, sum_of_rows::<B>(dlogits.clone())));
         }
         if let Some(all) = self.x.take() {
-            let dx = B::float_matmul(dlogits, B::float_transpose(head.weight.clone()));
+            let dx = B::dense_x_backward(head.weight.clone(), dlogits);
             self.x = Some(B::float_slice_assign(all, &[Slice::from(rows)], dx));
         }
     }
@@ -321,7 +322,7 @@ impl<B: LinearCrossEntropyKernels> Blocks<B> {
         for block in chunks(head.classes(), column, loss.chunk_bytes.max(FEWEST_COLUMNS * column)) {
             let logits = zero_rows::<B>(head.columns(&block).logits(x.clone()), &loss.padding);
             let dlogits = gradient.columns(&block).of(logits);
-            let product = B::float_matmul(B::float_transpose(x.clone()), dlogits);
+            let product = B::dense_weight_backward(x.clone(), dlogits);
             dweight = B::float_slice_assign(dweight, &[Slice::from(0..d_input), Slice::from(block)], product);
         }
         dweight

@@ -79,7 +79,7 @@ impl<B: LoraKernels> Lora<B> {
         let [x, a, b, weight, bias] = inputs;
         let (x, weight) = (given(x), Weight::<B>::from_parts(weight, self.quantized.clone()));
         let y = Linear.forward_with(x.clone(), weight, bias); // first, since it needs the most
-        let h = B::linear(x, given(a), None);
+        let h = B::dense(x, given(a), None);
         let kept = keeps_h.then(|| h.clone());
         (B::add_product(y, self.scaled(h), given(b)), kept)
     }
@@ -130,19 +130,19 @@ impl<B: LoraKernels> Operation<B, 5> for Lora<B> {
             lora.scaled(Linear.x_backward_with(shape, Weight::<B>::Dense(b.clone()), dy))
         };
         if pass.wants(FACTOR_B)
-            && let Some(h) = h.or_else(|| Some(B::linear(x.clone()?, a.clone()?, None)))
+            && let Some(h) = h.or_else(|| Some(B::dense(x.clone()?, a.clone()?, None)))
         {
-            pass.give(FACTOR_B, lora.scaled(B::linear_weight_backward(h, dy.clone())));
+            pass.give(FACTOR_B, lora.scaled(B::dense_weight_backward(h, dy.clone())));
         }
         let mut dh = None;
         if pass.wants(FACTOR_A)
             && let (Some(x), Some(b)) = (&x, &b)
         {
             let dh = dh.insert(dh_of(b, dy.clone())).clone();
-            pass.give(FACTOR_A, B::linear_weight_backward(x.clone(), dh));
+            pass.give(FACTOR_A, B::dense_weight_backward(x.clone(), dh));
         }
         if let Some(x) = x.filter(|_| pass.wants(WEIGHT)) {
-            pass.give(WEIGHT, B::linear_weight_backward(x, dy.clone()));
+            pass.give(WEIGHT, B::dense_weight_backward(x, dy.clone()));
         }
         if pass.wants(BIAS) {
             pass.give(BIAS, B::linear_bias_backward(dy.clone()));

@@ -1,0 +1,245 @@
+//! Products of matrices by the crate that Flex multiplies with, but written once: no zeros and no copies of the result, and no
+//! thread that packs while the others wait. Every thread makes a part of the result by itself.
+use super::{CpuElement, is_wide, parallel};
+use burn::tensor::Shape;
+use core::{ops::Range, slice};
+use gemm::Parallelism;
+
+/// Below so many multiplications, one thread is faster than several.
+const WORTH_IT: usize = 192 * 192 * 192;
+
+/// A part of the result has at least so many columns,
+const COLUMNS: usize = 192;
+
+/// and so many rows, unless there are fewer.
+const ROWS: usize = 48;
+
+/// A matrix in memory.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a, E> {
+    values: &'a [E],
+    size: [usize; 2],
+    /// From a row to the next one, and from a column to the next one.
+    strides: [usize; 2],
+}
+
+impl<'a, E> Matrix<'a, E> {
+    /// A tensor as a matrix of all its rows; `None` if there is no such view of it, or if it is empty.
+    pub(crate) fn of_rows(values: &'a [E], shape: &Shape, strides: &[usize]) -> Option<Self> {
+        let columns = shape.num_dims().checked_sub(1)?;
+        let (mut rows, mut stride) = (1, 0);
+        for axis in (0..columns).rev().filter(|&axis| shape[axis] != 1) {
+            if rows == 1 {
+                stride = strides[axis];
+            } else if strides[axis] != rows * stride {
+                return None;
+            }
+            rows *= shape[axis];
+        }
+        let (size, strides) = ([rows, shape[columns]], [stride, strides[columns]]);
+        let last = rows.checked_sub(1)? * strides[0] + shape[columns].checked_sub(1)? * strides[1];
+        (last < values.len()).then_some(Self { values, size, strides })
+    }
+
+    /// Elements in row-major order; `None` if there are none.
+    pub(crate) fn in_order(values: &'a [E], [rows, columns]: [usize; 2]) -> Option<Self> {
+        Self::of_rows(values, &Shape::new([rows, columns]), &[columns, 1])
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.size[0]
+    }
+
+    pub(crate) fn columns(&self) -> usize {
+        self.size[1]
+    }
+
+    pub(crate) fn transpose(self) -> Self {
+        let ([rows, columns], [row, column]) = (self.size, self.strides);
+        Self { size: [columns, rows], strides: [column, row], ..self }
+    }
+}
+
+/// `a b + bias`, row after row.
+pub(crate) fn product<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, bias: Option<&[E]>) -> Vec<E> {
+    let len = a.rows() * b.columns();
+    let mut result = Vec::with_capacity(len);
+    let start = bias.map_or(Start::Nothing, Start::Row);
+    // SAFETY: there is room for all of the product, no element of which is read first.
+    unsafe { multiply(a, b, result.as_mut_ptr(), start) };
+    // SAFETY: all of it has been written.
+    unsafe { result.set_len(len) };
+    result
+}
+
+/// `y + a b` in `y`, row after row.
+pub(crate) fn add_product<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, y: &mut [E]) {
+    assert_eq!(y.len(), a.rows() * b.columns(), "a sum for every element of the product");
+    // SAFETY: `y` has as many elements as the product, all of them initialized.
+    unsafe { multiply(a, b, y.as_mut_ptr(), Start::Result) };
+}
+
+/// What a product is added to.
+#[derive(Clone, Copy)]
+enum Start<'a, E> {
+    Nothing,
+    /// The same in all rows.
+    Row(&'a [E]),
+    /// What the result holds.
+    Result,
+}
+
+/// A result that several threads write, each another part.
+struct Parts<E>(*mut E);
+
+// SAFETY: `multiply` gives no two threads the same element.
+unsafe impl<E: Send> Send for Parts<E> {}
+// SAFETY: as above.
+unsafe impl<E: Send> Sync for Parts<E> {}
+
+/// `start + a b`, row after row.
+///
+/// # Safety
+///
+/// There is room at `result` for all of the product, and it is initialized if the product is added to it.
+unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *mut E, start: Start<'_, E>) {
+    assert!(is_wide::<E>(), "sums in half precision would be rounded several times");
+    let ([rows, depth], columns) = (a.size, b.columns());
+    assert_eq!(depth, b.rows(), "as many columns as rows");
+    if let Start::Row(bias) = start {
+        assert_eq!(bias.len(), columns, "an element per column");
+    }
+    let result = Parts(result);
+    let part = |(of_rows, of_columns): (Range<usize>, Range<usize>)| {
+        let all = &result;
+        // SAFETY: within the result.
+        let target = unsafe { all.0.add(of_rows.start * columns + of_columns.start) };
+        let left = &a.values[of_rows.start * a.strides[0]..];
+        let right = &b.values[of_columns.start * b.strides[1]..];
+        let stride = |stride: usize| stride as isize;
+        // SAFETY: `Matrix` holds its last element, so these parts of both lie within their slices; what is written is this part of
+        // the result, which no other thread writes, and which is initialized if it is read.
+        unsafe {
+            gemm::gemm(
+                of_rows.len(),
+                of_columns.len(),
+                depth,
+                target,
+                1,
+                stride(columns),
+                matches!(start, Start::Result),
+                left.as_ptr(),
+                stride(a.strides[1]),
+                stride(a.strides[0]),
+                right.as_ptr(),
+                stride(b.strides[1]),
+                stride(b.strides[0]),
+                E::one(),
+                E::one(),
+                false,
+                false,
+                false,
+                Parallelism::None,
+            );
+        }
+        // Last, as Burn does: the same sums are rounded in the same order.
+        if let Start::Row(bias) = start {
+            let bias = &bias[of_columns];
+            for row in 0..of_rows.len() {
+                // SAFETY: a row of this part, which has just been written, and which no other thread reads or writes.
+                let row = unsafe { slice::from_raw_parts_mut(target.add(row * columns), bias.len()) };
+                row.iter_mut().zip(bias).for_each(|(sum, &bias)| *sum = *sum + bias);
+            }
+        }
+    };
+    let work = rows * columns * depth;
+    parallel::each(parts([rows, columns], work), work, part);
+}
+
+/// Parts of a result, about one per thread.
+fn parts([rows, columns]: [usize; 2], work: usize) -> Vec<(Range<usize>, Range<usize>)> {
+    let threads = if work < WORTH_IT { 1 } else { rayon::current_num_threads() };
+    let across = (columns / COLUMNS).clamp(1, threads);
+    let down = (threads / across).min(rows / ROWS).max(1);
+    // In the multiples that the inner loops of the crate make.
+    let height = rows.div_ceil(down).next_multiple_of(6);
+    let width = columns.div_ceil(across).next_multiple_of(64);
+    let ranges = |len: usize, size| (0..len).step_by(size).map(move |start| start..(start + size).min(len));
+    ranges(rows, height)
+        .flat_map(|rows| ranges(columns, width).map(move |columns| (rows.clone(), columns)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `a b + y` of `Matrix`es of all orders and of several parts, against sums in f64.
+    #[test]
+    fn products_are_sums_of_products() {
+        let number = |at: usize| ((at * 7919) % 2003) as f64 / 1001.0 - 1.0;
+        for [rows, depth, columns] in [
+            [1, 1, 1],
+            [5, 3, 2],
+            [7, 200, 1],
+            [1, 200, 300],
+            [97, 131, 391],
+            [260, 200, 500],
+            [500, 260, 70],
+        ] {
+            for transposed in 0..4 {
+                let matrix = |numbers: &[f64], [rows, columns]: [usize; 2], transposed: bool| {
+                    // One element more per row or column, as in a view of something larger.
+                    let strides = if transposed { [1, rows + 1] } else { [columns + 1, 1] };
+                    let mut values = vec![f64::NAN; (rows + 1) * (columns + 1)];
+                    for (at, number) in numbers.iter().enumerate() {
+                        values[at / columns * strides[0] + at % columns * strides[1]] = *number;
+                    }
+                    (values, strides)
+                };
+                let a: Vec<f64> = (0..rows * depth).map(number).collect();
+                let b: Vec<f64> = (0..depth * columns).map(|at| number(at + 5)).collect();
+                let bias: Vec<f64> = (0..columns).map(number).collect();
+                let sum = |row: usize, column: usize| -> f64 {
+                    (0..depth).map(|k| a[row * depth + k] * b[k * columns + column]).sum()
+                };
+                let (left, left_strides) = matrix(&a, [rows, depth], transposed & 1 == 1);
+                let (right, right_strides) = matrix(&b, [depth, columns], transposed & 2 == 2);
+                let left =
+                    Matrix::of_rows(&left, &Shape::new([rows, depth]), &left_strides).expect("a matrix");
+                let right =
+                    Matrix::of_rows(&right, &Shape::new([depth, columns]), &right_strides).expect("a matrix");
+                let plain = product(left, right, None);
+                let biased = product(left, right, Some(&bias));
+                let mut added: Vec<f64> = (0..rows * columns).map(number).collect();
+                add_product(left, right, &mut added);
+                for at in 0..rows * columns {
+                    let exact = sum(at / columns, at % columns);
+                    for (found, exact) in [
+                        (plain[at], exact),
+                        (biased[at], exact + bias[at % columns]),
+                        (added[at], exact + number(at)),
+                    ] {
+                        assert!(
+                            (found - exact).abs() < 1e-10,
+                            "{rows} {depth} {columns}, {at}: {found}, not {exact}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_matrix_is_none() {
+        let values = [0f32; 24];
+        let matrix =
+            |shape: [usize; 3], strides: [usize; 3]| Matrix::of_rows(&values, &Shape::new(shape), &strides);
+        assert!(matrix([2, 3, 4], [12, 4, 1]).is_some_and(|m| m.size == [6, 4] && m.strides == [4, 1]));
+        assert!(matrix([2, 1, 4], [12, 99, 1]).is_some_and(|m| m.size == [2, 4] && m.strides == [12, 1]));
+        assert!(matrix([1, 1, 4], [0, 0, 1]).is_some_and(|m| m.size == [1, 4]));
+        assert!(matrix([2, 3, 4], [4, 8, 1]).is_none(), "rows in another order");
+        assert!(matrix([2, 0, 4], [12, 4, 1]).is_none(), "empty");
+        assert!(matrix([2, 3, 4], [12, 4, 4]).is_none(), "beyond the end");
+    }
+}
