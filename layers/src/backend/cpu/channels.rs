@@ -1,5 +1,9 @@
 //! Channels of `[batch, channels, ...]`.
-use super::{CpuElement, parallel, sums};
+use super::{
+    CpuElement,
+    parallel::{self, vectorized},
+    sums::Sum,
+};
 use burn::tensor::Shape;
 use core::ops::Range;
 
@@ -22,7 +26,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
 
     /// The sum of every channel.
     pub(crate) fn sums(&self) -> Vec<f64> {
-        self.reduce([0.0], |_, range| [sums::sum(&self.values[range], |x| x.widen())])
+        self.reduce([0.0], |_, range| [vectorized(Sum { values: &self.values[range], f: |x: E| x.widen() })])
             .into_iter()
             .map(|[sum]| sum)
             .collect()

@@ -10,6 +10,7 @@ use num_traits::Float;
 pub(crate) mod axis_map;
 pub(crate) mod bit_mask;
 pub(crate) mod channels;
+pub(crate) mod elementwise;
 pub(crate) mod exp;
 pub(crate) mod gemm;
 pub(crate) mod parallel;

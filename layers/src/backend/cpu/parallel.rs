@@ -9,21 +9,39 @@ use std::mem::MaybeUninit;
 /// one after the other; what takes longer than that counts more.
 const WORTH_IT: usize = 1 << 17;
 
-/// `f()`, compiled for wider vectors where the machine has them.
+/// Something to do that is compiled for several widths of vectors, since its `run` is `#[inline(always)]`. A closure is one, too, but
+/// it is inlined only where it is small: a large one runs in the narrow vectors that every machine has.
+pub(crate) trait Job {
+    /// What it returns.
+    type Result;
+    /// Does it.
+    fn run(self) -> Self::Result;
+}
+
+impl<R, F: FnOnce() -> R> Job for F {
+    type Result = R;
+
+    #[inline(always)]
+    fn run(self) -> R {
+        self()
+    }
+}
+
+/// Runs a job, compiled for wider vectors where the machine has them.
 #[inline(always)]
-pub(crate) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
+pub(crate) fn vectorized<J: Job>(job: J) -> J::Result {
     #[cfg(target_arch = "x86_64")]
     {
         #[target_feature(enable = "avx2")]
-        fn avx2<R>(f: impl FnOnce() -> R) -> R {
-            f()
+        fn avx2<J: Job>(job: J) -> J::Result {
+            job.run()
         }
         if std::arch::is_x86_feature_detected!("avx2") {
             // SAFETY: the machine has AVX2.
-            return unsafe { avx2(f) };
+            return unsafe { avx2(job) };
         }
     }
-    f()
+    job.run()
 }
 
 /// Calls `f(index, chunk)` for every chunk of `size` elements.

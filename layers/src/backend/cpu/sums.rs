@@ -1,5 +1,5 @@
 //! Sums and maxima of slices, in several lanes.
-use super::CpuElement;
+use super::{CpuElement, parallel::Job};
 use num_traits::{Float, Zero};
 
 /// Partial sums per loop: enough to fill the vector registers, and to keep the error of long sums low.
@@ -18,30 +18,57 @@ pub(crate) fn total<A: CpuElement>(lanes: [A; LANES]) -> f64 {
 /// The sum of `f` over all values.
 #[inline(always)]
 pub(crate) fn sum<E: CpuElement>(values: &[E], f: impl Fn(E) -> E::Acc) -> f64 {
-    let mut sums = zeros::<E::Acc>();
-    let (chunks, rest) = values.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (sum, &value) in sums.iter_mut().zip(chunk) {
-            *sum = *sum + f(value);
-        }
-    }
-    total(sums) + rest.iter().map(|&value| f(value).into_f64()).sum::<f64>()
+    Sum { values, f }.run()
 }
 
-/// `sum(dy)` and `sum(dy * (x - mean))`.
-#[inline(always)]
-pub(crate) fn moments<E: CpuElement>(x: &[E], dy: &[E], mean: E::Acc) -> [f64; 2] {
-    let (mut sum, mut product) = (zeros::<E::Acc>(), zeros::<E::Acc>());
-    let mut add = |lane: usize, x: E, dy: E| {
-        let dy = dy.widen();
-        sum[lane] = sum[lane] + dy;
-        product[lane] = product[lane] + dy * (x.widen() - mean);
-    };
-    let (x, x_rest) = x.as_chunks::<LANES>();
-    let (dy, dy_rest) = dy.as_chunks::<LANES>();
-    x.iter().zip(dy).for_each(|(x, dy)| (0..LANES).for_each(|lane| add(lane, x[lane], dy[lane])));
-    x_rest.iter().zip(dy_rest).for_each(|(&x, &dy)| add(0, x, dy));
-    [total(sum), total(product)]
+/// [`sum`], to be compiled for wide vectors.
+pub(crate) struct Sum<'a, E, F> {
+    pub(crate) values: &'a [E],
+    pub(crate) f: F,
+}
+
+impl<E: CpuElement, F: Fn(E) -> E::Acc> Job for Sum<'_, E, F> {
+    type Result = f64;
+
+    #[inline(always)]
+    fn run(self) -> f64 {
+        let Self { values, f } = self;
+        let mut sums = zeros::<E::Acc>();
+        let (chunks, rest) = values.as_chunks::<LANES>();
+        for chunk in chunks {
+            for (sum, &value) in sums.iter_mut().zip(chunk) {
+                *sum = *sum + f(value);
+            }
+        }
+        total(sums) + rest.iter().map(|&value| f(value).into_f64()).sum::<f64>()
+    }
+}
+
+/// `sum(dy)` and `sum(dy * (x - mean))`
+pub(crate) struct Moments<'a, E: CpuElement> {
+    pub(crate) x: &'a [E],
+    pub(crate) dy: &'a [E],
+    pub(crate) mean: E::Acc,
+}
+
+impl<E: CpuElement> Job for Moments<'_, E> {
+    type Result = [f64; 2];
+
+    #[inline(always)]
+    fn run(self) -> [f64; 2] {
+        let Self { x, dy, mean } = self;
+        let (mut sum, mut product) = (zeros::<E::Acc>(), zeros::<E::Acc>());
+        let mut add = |lane: usize, x: E, dy: E| {
+            let dy = dy.widen();
+            sum[lane] = sum[lane] + dy;
+            product[lane] = product[lane] + dy * (x.widen() - mean);
+        };
+        let (x, x_rest) = x.as_chunks::<LANES>();
+        let (dy, dy_rest) = dy.as_chunks::<LANES>();
+        x.iter().zip(dy).for_each(|(x, dy)| (0..LANES).for_each(|lane| add(lane, x[lane], dy[lane])));
+        x_rest.iter().zip(dy_rest).for_each(|(&x, &dy)| add(0, x, dy));
+        [total(sum), total(product)]
+    }
 }
 
 /// The larger one; `a` if `b` is NaN.

@@ -1,6 +1,13 @@
 //! Fused loops over channels.
 use super::{BatchNormKernels, BatchNormOutput};
-use crate::backend::cpu::{CpuBackend, CpuElement, channels::Channels, parallel, sums, with_element};
+use crate::backend::cpu::{
+    CpuBackend, CpuElement,
+    channels::Channels,
+    elementwise::{Update, Update1},
+    parallel::{self, vectorized},
+    sums::{Moments, Sum},
+    with_element,
+};
 use crate::ops::row_norm::NormGrads;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
@@ -140,7 +147,10 @@ impl<'a, E: CpuElement> Channels<'a, E> {
         let mean: Vec<f64> = self.sums().into_iter().map(|sum| sum / count).collect();
         let squares = self.reduce([0.0], |channel, range| {
             let mean = <E::Acc as CpuElement>::from_f64(mean[channel]);
-            [sums::sum(&self.values[range], |x| (x.widen() - mean) * (x.widen() - mean))]
+            [vectorized(Sum {
+                values: &self.values[range],
+                f: |x: E| (x.widen() - mean) * (x.widen() - mean),
+            })]
         });
         let variance = squares.into_iter().map(|[sum]| E::from_f64(sum / count)).collect();
         (mean.into_iter().map(E::from_f64).collect(), variance)
@@ -156,7 +166,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     fn gradient_sums(&self, mean: &[E], inv_std: &[E::Acc], dy: &[E]) -> GradientSums {
         let totals = self.reduce([0.0, 0.0], |channel, range| {
             let mean = mean[channel].widen();
-            sums::moments(&self.values[range.clone()], &dy[range], mean)
+            vectorized(Moments { x: &self.values[range.clone()], dy: &dy[range], mean })
         });
         let scaled =
             totals.into_iter().zip(inv_std).map(|([dy, product], inv)| [dy, product * inv.into_f64()]);
@@ -193,17 +203,19 @@ impl<'a, E: CpuElement> Channels<'a, E> {
             }
         };
         let lines: Vec<_> = (0..self.channels).map(line).collect();
-        let apply = |line: &Line<E::Acc>, x: &E, dy: &mut E| {
-            *dy = E::narrow(line.scale * dy.widen() + (line.slope * (x.widen() - line.mean) + line.shift));
+        let apply = |line: &Line<E::Acc>, dy: E::Acc, x: E::Acc| {
+            line.scale * dy + (line.slope * (x - line.mean) + line.shift)
         };
         rows(dy, self.channels * self.inner, |start, row| {
             let x = &self.values[start..start + row.len()];
             if self.inner == 1 {
-                row.iter_mut().zip(x).zip(&lines).for_each(|((dy, x), line)| apply(line, x, dy));
+                let each = row.iter_mut().zip(x).zip(&lines);
+                each.for_each(|((dy, x), line)| *dy = E::narrow(apply(line, dy.widen(), x.widen())));
             } else {
                 let planes = row.chunks_mut(self.inner).zip(x.chunks(self.inner)).zip(&lines);
-                planes
-                    .for_each(|((dy, x), line)| dy.iter_mut().zip(x).for_each(|(dy, x)| apply(line, x, dy)));
+                for ((dy, x), line) in planes {
+                    vectorized(Update1 { x: dy, a: x, f: |dy, x| apply(line, dy, x) });
+                }
             }
         });
     }
@@ -224,7 +236,7 @@ fn scales<E: CpuElement>(gamma: &[E], inv_std: &[E::Acc]) -> Vec<E::Acc> {
 
 /// Multiplies every channel of `[batch, channels, ...]` by its scale.
 fn scale_channels<E: CpuElement>(values: &mut [E], shape: &Shape, scales: &[E::Acc]) {
-    map_channels(values, shape, scales, |&scale, x| E::narrow(x.widen() * scale));
+    map_channels(values, shape, scales, |&scale, x| x * scale);
 }
 
 /// `(x - mean) * scale + beta` per channel.
@@ -252,8 +264,8 @@ impl<E: CpuElement> Affine<E> {
     }
 
     #[inline(always)]
-    fn one(channel: &AffineChannel<E::Acc>, x: E) -> E {
-        E::narrow((x.widen() - channel.mean) * channel.scale + channel.beta)
+    fn one(channel: &AffineChannel<E::Acc>, x: E::Acc) -> E::Acc {
+        (x - channel.mean) * channel.scale + channel.beta
     }
 
     fn apply_in_place(&self, values: &mut [E], shape: &Shape) {
@@ -270,12 +282,12 @@ impl<E: CpuElement> Affine<E> {
             let x = &values[start..start + row.len()];
             if inner == 1 {
                 let triples = row.iter_mut().zip(x).zip(&self.channels);
-                triples.for_each(|((y, &x), channel)| *y = Self::one(channel, x));
+                triples.for_each(|((y, x), channel)| *y = E::narrow(Self::one(channel, x.widen())));
             } else {
                 let planes = row.chunks_mut(inner).zip(x.chunks(inner)).zip(&self.channels);
-                planes.for_each(|((y, x), channel)| {
-                    y.iter_mut().zip(x).for_each(|(y, &x)| *y = Self::one(channel, x));
-                });
+                for ((y, x), channel) in planes {
+                    vectorized(Update1 { x: y, a: x, f: |_, x| Self::one(channel, x) });
+                }
             }
         };
         let task = task(values.len(), size);
@@ -285,20 +297,21 @@ impl<E: CpuElement> Affine<E> {
     }
 }
 
-/// Replaces every element of a channel by `f(parameters, element)`.
+/// Replaces every element of a channel by `f(parameters, element)`, rounded once.
 fn map_channels<E: CpuElement, P: Sync>(
     values: &mut [E],
     shape: &Shape,
     parameters: &[P],
-    f: impl Fn(&P, E) -> E + Copy + Send + Sync,
+    f: impl Fn(&P, E::Acc) -> E::Acc + Copy + Send + Sync,
 ) {
     let inner = shape[2..].iter().product::<usize>();
     rows(values, shape[1] * inner, |_, row| {
         if inner == 1 {
-            row.iter_mut().zip(parameters).for_each(|(value, parameters)| *value = f(parameters, *value));
+            let each = row.iter_mut().zip(parameters);
+            each.for_each(|(value, parameters)| *value = E::narrow(f(parameters, value.widen())));
         } else {
             let planes = row.chunks_mut(inner).zip(parameters);
-            planes.for_each(|(plane, p)| plane.iter_mut().for_each(|value| *value = f(p, *value)));
+            planes.for_each(|(x, p)| vectorized(Update { x, f: |x| f(p, x) }));
         }
     });
 }

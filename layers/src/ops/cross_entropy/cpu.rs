@@ -1,6 +1,11 @@
 //! Fused loops over rows.
 use super::{CrossEntropyKernels, LogitsGradient};
-use crate::backend::cpu::{CpuBackend, CpuElement, parallel, sums, with_element};
+use crate::backend::cpu::{
+    CpuBackend, CpuElement,
+    parallel::{self, vectorized},
+    sums::{self, Sum},
+    with_element,
+};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
 use num_traits::Zero;
@@ -58,7 +63,7 @@ const COST: usize = 16;
 fn log_sum_exp<E: CpuElement>(x: &[E], classes: usize) -> Vec<E::Acc> {
     of_rows(x, classes, |_, row| {
         let max = sums::max(row);
-        let sum = sums::sum(row, |x| (x.widen() - max).fast_exp());
+        let sum = vectorized(Sum { values: row, f: |x: E| (x.widen() - max).fast_exp() });
         max + <E::Acc as CpuElement>::from_f64(sum.ln())
     })
 }
@@ -73,7 +78,7 @@ fn sum_log_probabilities<E: CpuElement>(
         let shift = log_sum_exp[at];
         <E::Acc as CpuElement>::from_f64(match weights {
             Some(weights) => sums::sum_pairs(row, weights, |x, weight| weight.widen() * (x.widen() - shift)),
-            None => sums::sum(row, |x| x.widen() - shift),
+            None => vectorized(Sum { values: row, f: |x: E| x.widen() - shift }),
         })
     })
 }

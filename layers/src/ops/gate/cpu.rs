@@ -1,9 +1,13 @@
 //! Fused loops: one pass.
 use super::GateKernels;
-use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element, zip_in_place};
+use crate::backend::cpu::{
+    CpuBackend, CpuElement,
+    parallel::{self, Job, vectorized},
+    with_element,
+};
 use crate::ops::smooth::{
     Smooth,
-    cpu::{COST, TASK, Visitor},
+    cpu::{COST, Curve, TASK, Visitor},
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, bf16, f16};
@@ -53,16 +57,11 @@ struct Gated<'a, E> {
 }
 
 impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Gated<'_, E> {
-    fn visit(
-        self,
-        value: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-    ) -> Vec<E> {
+    fn visit(self, curve: impl Curve<E::Acc>) -> Vec<E> {
         let Self { a, b } = self;
         parallel::filled(a.len(), E::zero(), TASK, COST * a.len(), |index, y| {
-            let start = index * TASK;
-            let inputs = a[start..].iter().zip(&b[start..]);
-            y.iter_mut().zip(inputs).for_each(|(y, (a, b))| *y = E::narrow(a.widen() * value(b.widen())));
+            y.copy_from_slice(&a[index * TASK..][..y.len()]);
+            vectorized(Gate { y, b: &b[index * TASK..], curve });
         })
     }
 }
@@ -74,14 +73,29 @@ struct GatedInPlace<'a, E> {
 }
 
 impl<E: CpuElement> Visitor<E::Acc, ()> for GatedInPlace<'_, E> {
-    fn visit(
-        self,
-        value: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-    ) {
+    fn visit(self, curve: impl Curve<E::Acc>) {
         let Self { a, b } = self;
         let work = COST * a.len();
-        zip_in_place(a, b, TASK, work, |a, b| a * value(b));
+        parallel::chunks_mut(a, TASK, work, |index, y| {
+            vectorized(Gate { y, b: &b[index * TASK..], curve });
+        });
+    }
+}
+
+/// Multiplies `y` by the function of `b`.
+struct Gate<'a, E, C> {
+    y: &'a mut [E],
+    b: &'a [E],
+    curve: C,
+}
+
+impl<E: CpuElement, C: Curve<E::Acc>> Job for Gate<'_, E, C> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { y, b, curve } = self;
+        y.iter_mut().zip(b).for_each(|(y, b)| *y = E::narrow(y.widen() * curve.value(b.widen())));
     }
 }
 
@@ -95,29 +109,44 @@ struct GatedBackward<'a, E> {
 }
 
 impl<E: CpuElement> Visitor<E::Acc, Option<Vec<E>>> for GatedBackward<'_, E> {
-    fn visit(
-        self,
-        value: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-        slope: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-    ) -> Option<Vec<E>> {
+    fn visit(self, curve: impl Curve<E::Acc>) -> Option<Vec<E>> {
         let Self { a, b, dy, reads_output, wants_a } = self;
-        let work = COST * dy.len();
-        let slope = move |b: E::Acc| slope(if reads_output { value(b) } else { b });
-        let of_b = move |dy: E, a: E, b: E| E::narrow(dy.widen() * a.widen() * slope(b.widen()));
+        let (len, work) = (dy.len(), COST * dy.len());
+        let part = |index: usize| [a, b].map(|input| &input[index * TASK..]);
         if !wants_a {
             parallel::chunks_mut(dy, TASK, work, |index, dy| {
-                let inputs = a[index * TASK..].iter().zip(&b[index * TASK..]);
-                dy.iter_mut().zip(inputs).for_each(|(dy, (&a, &b))| *dy = of_b(*dy, a, b));
+                let [a, b] = part(index);
+                vectorized(GateSlopes { dy, a, b, curve, reads_output });
             });
             return None;
         }
-        let len = dy.len();
         Some(parallel::zip_filled((len, E::zero()), dy, [TASK; 2], work, |index, da, dy| {
-            let inputs = a[index * TASK..].iter().zip(&b[index * TASK..]);
-            for ((da, dy), (&a, &b)) in da.iter_mut().zip(dy).zip(inputs) {
-                *da = E::narrow(dy.widen() * value(b.widen()));
-                *dy = of_b(*dy, a, b);
-            }
+            let [a, b] = part(index);
+            da.copy_from_slice(dy);
+            vectorized(Gate { y: da, b, curve });
+            vectorized(GateSlopes { dy, a, b, curve, reads_output });
         }))
+    }
+}
+
+/// Multiplies `dy` by `a` and the slope at `b`.
+struct GateSlopes<'a, E, C> {
+    dy: &'a mut [E],
+    a: &'a [E],
+    b: &'a [E],
+    curve: C,
+    reads_output: bool,
+}
+
+impl<E: CpuElement, C: Curve<E::Acc>> Job for GateSlopes<'_, E, C> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { dy, a, b, curve, reads_output } = self;
+        for ((dy, a), b) in dy.iter_mut().zip(a).zip(b) {
+            let read = if reads_output { curve.value(b.widen()) } else { b.widen() };
+            *dy = E::narrow(dy.widen() * a.widen() * curve.slope(read));
+        }
     }
 }

@@ -1,8 +1,9 @@
 //! Fused loops: the statistics of a row are computed while it is in the cache.
 use super::{NormGrads, RowNorm, RowNormKernels};
 use crate::backend::cpu::{
-    CpuBackend, CpuElement, parallel,
-    sums::{self, LANES},
+    CpuBackend, CpuElement,
+    parallel::{self, vectorized},
+    sums::{self, LANES, Moments, Sum},
     with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -74,9 +75,9 @@ impl<A: CpuElement<Acc = A>> Parameters<A> {
 #[inline(always)]
 pub(crate) fn statistics<E: CpuElement>(row: &[E], norm: &RowNorm) -> [E::Acc; 2] {
     let count = row.len() as f64;
-    let mean = if norm.centered { sums::sum(row, |x| x.widen()) / count } else { 0.0 };
+    let mean = if norm.centered { vectorized(Sum { values: row, f: |x: E| x.widen() }) / count } else { 0.0 };
     let mean = <E::Acc as CpuElement>::from_f64(mean);
-    let squares = sums::sum(row, |x| (x.widen() - mean) * (x.widen() - mean));
+    let squares = vectorized(Sum { values: row, f: |x: E| (x.widen() - mean) * (x.widen() - mean) });
     [mean, <E::Acc as CpuElement>::from_f64((squares / count + norm.epsilon).sqrt().recip())]
 }
 
@@ -189,7 +190,7 @@ impl<'a, E: CpuElement> Visit<'a, E> {
                 let inner = self.norm.inner;
                 let mut sums = [0.0; 2];
                 for (channel, (x, dy)) in (start..).zip(x.chunks_exact(inner).zip(dy.chunks_exact(inner))) {
-                    let [sum, product] = sums::moments(x, dy, mean);
+                    let [sum, product] = vectorized(Moments { x, dy, mean });
                     let gamma = self.gamma[channel].into_f64();
                     let parameters = [&mut self.grads.gamma, &mut self.grads.beta];
                     for (grads, value) in parameters.into_iter().zip([product * inv_std, sum]) {

@@ -3,7 +3,8 @@ use super::{GELU_CUBE, SELU_ALPHA, SELU_SCALE, SOFTPLUS_THRESHOLD, SQRT_2_OVER_P
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     exp::{log_1p, sigmoid},
-    parallel, with_element, zip_in_place,
+    parallel::{self, Job, vectorized},
+    with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, bf16, f16};
@@ -31,136 +32,207 @@ impl<B: CpuBackend> SmoothKernels for B {
 }
 
 impl Smooth {
-    /// Calls the visitor with the function and its slope (from input or [output](Self::reads_output)) in the arithmetic of `A`.
-    /// One call per variant, so that each gets loops of its own.
+    /// Calls the visitor with the function, in the arithmetic of `A`. One call per variant, so that each gets loops of its own.
     #[inline(always)]
     pub fn with<A: CpuElement<Acc = A>, R>(self, visitor: impl Visitor<A, R>) -> R {
         let num = A::from_f64;
-        let [zero, half, one] = [0.0, 0.5, 1.0].map(num);
-        let exp_branch =
-            move |x: A, alpha: A, width: A| if x > zero { x } else { alpha * ((x / width).fast_exp() - one) };
         match self {
-            Self::Gelu => {
-                let (sqrt_2, density) = (num(core::f64::consts::SQRT_2), num(SQRT_2_OVER_PI * 0.5));
-                let normal = move |x: A| half * (one + (x / sqrt_2).fast_erf());
-                visitor.visit(
-                    move |x| x * normal(x),
-                    move |x| normal(x) + x * density * (-half * x * x).fast_exp(),
-                )
-            }
-            Self::GeluApproximate => {
-                let (scale, cube) = (num(SQRT_2_OVER_PI), num(GELU_CUBE));
-                let tanh = move |x: A| (scale * (x + cube * x * x * x)).fast_tanh();
-                visitor.visit(
-                    move |x| half * x * (one + tanh(x)),
-                    move |x| {
-                        let t = tanh(x);
-                        let inner = scale * (one + num(3.0) * cube * x * x);
-                        half * (one + t) + half * x * (one - t * t) * inner
-                    },
-                )
-            }
-            Self::Silu => visitor.visit(
-                |x| x * sigmoid(x),
-                move |x| {
-                    let s = sigmoid(x);
-                    s * (one + x * (one - s))
-                },
-            ),
-            Self::Mish => {
-                // With e = exp(x) and n = e (e + 2): tanh(log(1 + e)) = n / (n + 2), so that one exponential is enough.
-                let capped = move |x: A| x.min(num(SOFTPLUS_THRESHOLD)).fast_exp();
-                let double = num(2.0);
-                visitor.visit(
-                    move |x| {
-                        let e = capped(x);
-                        let n = e * (e + double);
-                        x * (n / (n + double))
-                    },
-                    move |x| {
-                        let e = capped(x);
-                        let n = e * (e + double);
-                        let falling = num(4.0) * e * (one + e) / ((n + double) * (n + double));
-                        n / (n + double) + if x > num(SOFTPLUS_THRESHOLD) { zero } else { x * falling }
-                    },
-                )
-            }
+            Self::Gelu => visitor.visit(Gelu),
+            Self::GeluApproximate => visitor.visit(GeluApproximate),
+            Self::Silu => visitor.visit(Silu),
+            Self::Mish => visitor.visit(Mish),
             Self::Softplus { beta, threshold } => {
                 // Beyond the capped threshold the function is the identity to the last digit.
-                let (beta, threshold) = (num(beta), num(threshold).min(A::max_value().ln()));
-                visitor.visit(
-                    move |x| if beta * x > threshold { x } else { log_1p((beta * x).fast_exp()) / beta },
-                    move |x| if beta * x > threshold { one } else { sigmoid(beta * x) },
-                )
+                let threshold = num(threshold).min(A::max_value().ln());
+                visitor.visit(Softplus { beta: num(beta), threshold })
             }
-            Self::Softsign => visitor.visit(
-                move |x| x / (one + x.abs()),
-                move |x| {
-                    let inverse = one / (one + x.abs());
-                    inverse * inverse
-                },
-            ),
-            Self::Elu { alpha } => {
-                let alpha = num(alpha);
-                visitor.visit(
-                    move |x| exp_branch(x, alpha, one),
-                    move |x| if x > zero { one } else { alpha * x.fast_exp() },
-                )
-            }
-            Self::Celu { alpha } => {
-                let alpha = num(alpha);
-                visitor.visit(
-                    move |x| exp_branch(x, alpha, alpha),
-                    move |x| if x > zero { one } else { (x / alpha).fast_exp() },
-                )
-            }
-            Self::Selu => {
-                let (scale, alpha) = (num(SELU_SCALE), num(SELU_ALPHA));
-                visitor.visit(
-                    move |x| scale * exp_branch(x, alpha, one),
-                    move |x| scale * if x >= zero { one } else { alpha * x.fast_exp() },
-                )
-            }
-            Self::LogSigmoid => {
-                visitor.visit(move |x| x.min(zero) - log_1p((-x.abs()).fast_exp()), |x| sigmoid(-x))
-            }
-            Self::HardSwish => {
-                let sixth = num(1.0 / 6.0);
-                let gate = move |x: A| x * sixth + half;
-                visitor.visit(
-                    move |x| x * gate(x).max(zero).min(one),
-                    move |x| {
-                        let g = gate(x);
-                        if g < zero {
-                            zero
-                        } else if g > one {
-                            one
-                        } else {
-                            g + x * sixth
-                        }
-                    },
-                )
-            }
-            Self::Tanhshrink => visitor.visit(
-                |x| x - x.fast_tanh(),
-                |x| {
-                    let t = x.fast_tanh();
-                    t * t
-                },
-            ),
-            Self::Sigmoid => visitor.visit(sigmoid, move |y| y * (one - y)),
-            Self::Tanh => visitor.visit(|x| x.fast_tanh(), move |y| one - y * y),
+            Self::Softsign => visitor.visit(Softsign),
+            Self::Elu { alpha } => visitor.visit(Elu { alpha: num(alpha) }),
+            Self::Celu { alpha } => visitor.visit(Celu { alpha: num(alpha) }),
+            Self::Selu => visitor.visit(Selu),
+            Self::LogSigmoid => visitor.visit(LogSigmoid),
+            Self::HardSwish => visitor.visit(HardSwish),
+            Self::Tanhshrink => visitor.visit(Tanhshrink),
+            Self::Sigmoid => visitor.visit(Sigmoid),
+            Self::Tanh => visitor.visit(Tanh),
         }
     }
 }
 
-/// What to do with a function and its slope, whose types are known only inside.
+/// What to do with a function whose type is known only inside.
 pub trait Visitor<A, R> {
-    fn visit(
-        self,
-        value: impl Fn(A) -> A + Copy + Send + Sync,
-        slope: impl Fn(A) -> A + Copy + Send + Sync,
-    ) -> R;
+    fn visit(self, curve: impl Curve<A>) -> R;
+}
+
+/// A function and its slope, from the input or the [output](Smooth::reads_output). Both are `#[inline(always)]`, which closures cannot
+/// be: in loops they become vectors only then.
+pub trait Curve<A>: Copy + Send + Sync {
+    fn value(self, x: A) -> A;
+    fn slope(self, x: A) -> A;
+}
+
+macro_rules! curves {
+    ($($curve:ident $([$($field:ident),+])? {
+        value($x:ident) $value:block
+        slope($y:ident) $slope:block
+    })+) => {$(
+        curves!(@struct $curve $([$($field),+])?);
+        impl<A: CpuElement<Acc = A>> Curve<A> for curves!(@type $curve $([$($field),+])?) {
+            #[inline(always)]
+            fn value(self, $x: A) -> A {
+                $(let Self { $($field),+ } = self;)?
+                $value
+            }
+            #[inline(always)]
+            fn slope(self, $y: A) -> A {
+                $(#[allow(unused_variables, reason = "of the function only")]
+                let Self { $($field),+ } = self;)?
+                $slope
+            }
+        }
+    )+};
+    (@struct $curve:ident [$($field:ident),+]) => {
+        #[derive(Clone, Copy)]
+        struct $curve<A> { $($field: A),+ }
+    };
+    (@struct $curve:ident) => {
+        #[derive(Clone, Copy)]
+        struct $curve;
+    };
+    (@type $curve:ident [$($field:ident),+]) => { $curve<A> };
+    (@type $curve:ident) => { $curve };
+}
+
+/// A constant.
+#[inline(always)]
+fn num<A: CpuElement>(value: f64) -> A {
+    A::from_f64(value)
+}
+
+/// The distribution function of the normal distribution.
+#[inline(always)]
+fn normal<A: CpuElement>(x: A) -> A {
+    num::<A>(0.5) * (A::one() + (x / num(core::f64::consts::SQRT_2)).fast_erf())
+}
+
+/// `tanh` of the cubic of the approximate GELU.
+#[inline(always)]
+fn gelu_tanh<A: CpuElement>(x: A) -> A {
+    (num::<A>(SQRT_2_OVER_PI) * (x + num::<A>(GELU_CUBE) * x * x * x)).fast_tanh()
+}
+
+/// `e^x` where [`Mish`] is not the identity.
+#[inline(always)]
+fn capped_exp<A: CpuElement>(x: A) -> A {
+    x.min(num(SOFTPLUS_THRESHOLD)).fast_exp()
+}
+
+/// `x`, and below zero `alpha (e^(x / width) - 1)`.
+#[inline(always)]
+fn exp_branch<A: CpuElement>(x: A, alpha: A, width: A) -> A {
+    if x > A::zero() { x } else { alpha * ((x / width).fast_exp() - A::one()) }
+}
+
+/// Of [`HardSwish`].
+#[inline(always)]
+fn hard_gate<A: CpuElement>(x: A) -> A {
+    x * num(1.0 / 6.0) + num(0.5)
+}
+
+curves! {
+    Gelu {
+        value(x) { x * normal(x) }
+        slope(x) {
+            let density = num::<A>(SQRT_2_OVER_PI * 0.5);
+            normal(x) + x * density * (-num::<A>(0.5) * x * x).fast_exp()
+        }
+    }
+    GeluApproximate {
+        value(x) { num::<A>(0.5) * x * (A::one() + gelu_tanh(x)) }
+        slope(x) {
+            let (half, one, t) = (num::<A>(0.5), A::one(), gelu_tanh(x));
+            let inner = num::<A>(SQRT_2_OVER_PI) * (one + num::<A>(3.0) * num(GELU_CUBE) * x * x);
+            half * (one + t) + half * x * (one - t * t) * inner
+        }
+    }
+    Silu {
+        value(x) { x * sigmoid(x) }
+        slope(x) {
+            let s = sigmoid(x);
+            s * (A::one() + x * (A::one() - s))
+        }
+    }
+    // With e = exp(x) and n = e (e + 2): tanh(log(1 + e)) = n / (n + 2), so that one exponential is enough.
+    Mish {
+        value(x) {
+            let e = capped_exp(x);
+            let n = e * (e + num(2.0));
+            x * (n / (n + num(2.0)))
+        }
+        slope(x) {
+            let (e, double) = (capped_exp(x), num::<A>(2.0));
+            let n = e * (e + double);
+            let falling = num::<A>(4.0) * e * (A::one() + e) / ((n + double) * (n + double));
+            n / (n + double) + if x > num(SOFTPLUS_THRESHOLD) { A::zero() } else { x * falling }
+        }
+    }
+    Softplus [beta, threshold] {
+        value(x) { if beta * x > threshold { x } else { log_1p((beta * x).fast_exp()) / beta } }
+        slope(x) { if beta * x > threshold { A::one() } else { sigmoid(beta * x) } }
+    }
+    Softsign {
+        value(x) { x / (A::one() + x.abs()) }
+        slope(x) {
+            let inverse = A::one() / (A::one() + x.abs());
+            inverse * inverse
+        }
+    }
+    Elu [alpha] {
+        value(x) { exp_branch(x, alpha, A::one()) }
+        slope(x) { if x > A::zero() { A::one() } else { alpha * x.fast_exp() } }
+    }
+    Celu [alpha] {
+        value(x) { exp_branch(x, alpha, alpha) }
+        slope(x) { if x > A::zero() { A::one() } else { (x / alpha).fast_exp() } }
+    }
+    Selu {
+        value(x) { num::<A>(SELU_SCALE) * exp_branch(x, num(SELU_ALPHA), A::one()) }
+        slope(x) {
+            num::<A>(SELU_SCALE) * if x >= A::zero() { A::one() } else { num::<A>(SELU_ALPHA) * x.fast_exp() }
+        }
+    }
+    LogSigmoid {
+        value(x) { x.min(A::zero()) - log_1p((-x.abs()).fast_exp()) }
+        slope(x) { sigmoid(-x) }
+    }
+    HardSwish {
+        value(x) { x * hard_gate(x).max(A::zero()).min(A::one()) }
+        slope(x) {
+            let g = hard_gate(x);
+            if g < A::zero() {
+                A::zero()
+            } else if g > A::one() {
+                A::one()
+            } else {
+                g + x * num(1.0 / 6.0)
+            }
+        }
+    }
+    Tanhshrink {
+        value(x) { x - x.fast_tanh() }
+        slope(x) {
+            let t = x.fast_tanh();
+            t * t
+        }
+    }
+    Sigmoid {
+        value(x) { sigmoid(x) }
+        slope(y) { y * (A::one() - y) }
+    }
+    Tanh {
+        value(x) { x.fast_tanh() }
+        slope(y) { A::one() - y * y }
+    }
 }
 
 /// Elements per task.
@@ -171,31 +243,53 @@ pub const COST: usize = 16;
 struct Forward<'a, E>(&'a [E]);
 
 impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Forward<'_, E> {
-    fn visit(
-        self,
-        value: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-    ) -> Vec<E> {
+    fn visit(self, curve: impl Curve<E::Acc>) -> Vec<E> {
         let x = self.0;
         parallel::filled(x.len(), E::zero(), TASK, COST * x.len(), |index, y| {
-            let pairs = y.iter_mut().zip(&x[index * TASK..]);
-            pairs.for_each(|(y, x)| *y = E::narrow(value(x.widen())));
+            vectorized(Values { y, x: &x[index * TASK..], curve });
         })
+    }
+}
+
+/// Writes the function of `x` to `y`.
+struct Values<'a, E, C> {
+    y: &'a mut [E],
+    x: &'a [E],
+    curve: C,
+}
+
+impl<E: CpuElement, C: Curve<E::Acc>> Job for Values<'_, E, C> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { y, x, curve } = self;
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = E::narrow(curve.value(x.widen())));
     }
 }
 
 struct ForwardInPlace<'a, E>(&'a mut [E]);
 
 impl<E: CpuElement> Visitor<E::Acc, ()> for ForwardInPlace<'_, E> {
-    fn visit(
-        self,
-        value: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-    ) {
+    fn visit(self, curve: impl Curve<E::Acc>) {
         let work = COST * self.0.len();
-        parallel::chunks_mut(self.0, TASK, work, |_, x| {
-            x.iter_mut().for_each(|x| *x = E::narrow(value(x.widen())));
-        });
+        parallel::chunks_mut(self.0, TASK, work, |_, x| vectorized(ValuesInPlace { x, curve }));
+    }
+}
+
+/// Replaces `x` by the function of it.
+struct ValuesInPlace<'a, E, C> {
+    x: &'a mut [E],
+    curve: C,
+}
+
+impl<E: CpuElement, C: Curve<E::Acc>> Job for ValuesInPlace<'_, E, C> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { x, curve } = self;
+        x.iter_mut().for_each(|x| *x = E::narrow(curve.value(x.widen())));
     }
 }
 
@@ -205,13 +299,30 @@ struct Backward<'a, E> {
 }
 
 impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
-    fn visit(
-        self,
-        _: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-        slope: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync,
-    ) {
+    fn visit(self, curve: impl Curve<E::Acc>) {
         let Self { read, dy } = self;
         let work = COST * dy.len();
-        zip_in_place(dy, read, TASK, work, |dy, read| dy * slope(read));
+        parallel::chunks_mut(dy, TASK, work, |index, dy| {
+            vectorized(Slopes { dy, read: &read[index * TASK..], curve });
+        });
+    }
+}
+
+/// Multiplies `dy` by the slope.
+struct Slopes<'a, E, C> {
+    dy: &'a mut [E],
+    read: &'a [E],
+    curve: C,
+}
+
+impl<E: CpuElement, C: Curve<E::Acc>> Job for Slopes<'_, E, C> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { dy, read, curve } = self;
+        for (dy, read) in dy.iter_mut().zip(read) {
+            *dy = E::narrow(dy.widen() * curve.slope(read.widen()));
+        }
     }
 }

@@ -1,6 +1,11 @@
 //! Fused loops: along the last axis a row stays in the cache, along another one all columns go at once.
 use super::{Softmax, SoftmaxKernels};
-use crate::backend::cpu::{CpuBackend, CpuElement, parallel, sums, with_element};
+use crate::backend::cpu::{
+    CpuBackend, CpuElement,
+    parallel::{self, vectorized},
+    sums::{self, Sum},
+    with_element,
+};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
 use num_traits::{Float, Zero};
@@ -105,7 +110,8 @@ fn finish<A: CpuElement<Acc = A>>(sum: f64, shift: A, f: Softmax) -> A {
 fn forward_row<E: CpuElement>(row: &mut [E], f: Softmax) {
     let shift = shift(sums::max(row), f);
     if f == Softmax::LogSoftmax {
-        let log_sum = finish(sums::sum(row, |x| (x.widen() - shift).fast_exp()), shift, f);
+        let log_sum =
+            finish(vectorized(Sum { values: row, f: |x: E| (x.widen() - shift).fast_exp() }), shift, f);
         row.iter_mut().for_each(|x| *x = E::narrow(x.widen() - shift - log_sum));
     } else {
         let scale = finish(sums::map_and_sum(row, |x| (x - shift).fast_exp()), shift, f);

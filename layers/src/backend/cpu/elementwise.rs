@@ -1,0 +1,37 @@
+//! Loops over elements, each of which is computed in the type of sums and rounded once.
+use super::{CpuElement, parallel::Job};
+
+/// Replaces every `x` by `f(x)`.
+pub(crate) struct Update<'a, E, F> {
+    pub(crate) x: &'a mut [E],
+    pub(crate) f: F,
+}
+
+impl<E: CpuElement, F: Fn(E::Acc) -> E::Acc> Job for Update<'_, E, F> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { x, f } = self;
+        x.iter_mut().for_each(|x| *x = E::narrow(f(x.widen())));
+    }
+}
+
+/// Replaces every `x` by `f(x, a)`.
+pub(crate) struct Update1<'a, E, F> {
+    pub(crate) x: &'a mut [E],
+    pub(crate) a: &'a [E],
+    pub(crate) f: F,
+}
+
+impl<E: CpuElement, F: Fn(E::Acc, E::Acc) -> E::Acc> Job for Update1<'_, E, F> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { x, a, f } = self;
+        for (x, a) in x.iter_mut().zip(a) {
+            *x = E::narrow(f(x.widen(), a.widen()));
+        }
+    }
+}
