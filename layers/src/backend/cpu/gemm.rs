@@ -5,14 +5,9 @@ use burn::tensor::Shape;
 use core::{ops::Range, slice};
 use gemm::Parallelism;
 
-/// Below so many multiplications, one thread is faster than several.
+/// Below so many multiplications, one thread is faster than several. Every element of the result counts as some more.
 const WORTH_IT: usize = 192 * 192 * 192;
-
-/// A part of the result has at least so many columns,
-const COLUMNS: usize = 192;
-
-/// and so many rows, unless there are fewer.
-const ROWS: usize = 48;
+const PER_ELEMENT: usize = 16;
 
 /// A matrix in memory.
 #[derive(Clone, Copy)]
@@ -152,21 +147,33 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
             }
         }
     };
-    let work = rows * columns * depth;
-    parallel::each(parts([rows, columns], work), work, part);
+    let work = rows.saturating_mul(columns).saturating_mul(depth + PER_ELEMENT);
+    let threads = if work < WORTH_IT { 1 } else { rayon::current_num_threads() };
+    parallel::each(parts(a, columns, threads), work, part);
 }
 
-/// Parts of a result, about one per thread.
-fn parts([rows, columns]: [usize; 2], work: usize) -> Vec<(Range<usize>, Range<usize>)> {
-    let threads = if work < WORTH_IT { 1 } else { rayon::current_num_threads() };
-    let across = (columns / COLUMNS).clamp(1, threads);
-    let down = (threads / across).min(rows / ROWS).max(1);
+/// Parts of a result, about one per thread: of all ways to divide its rows and columns the one with the least to do per thread, in
+/// multiplications per summand.
+fn parts<E>(a: Matrix<'_, E>, columns: usize, threads: usize) -> Vec<(Range<usize>, Range<usize>)> {
+    let [rows, depth] = a.size;
+    // What a part packs, all parts beside it pack again: of `b` all its columns, of `a` all its rows unless they lie in order.
+    // The first costs time, the second memory, too.
+    let packing = [if a.strides[1] == 1 { 4 } else { 128 }, 32];
     // In the multiples that the inner loops of the crate make.
-    let height = rows.div_ceil(down).next_multiple_of(6);
-    let width = columns.div_ceil(across).next_multiple_of(64);
+    let height = |down: usize| rows.div_ceil(down).next_multiple_of(6);
+    let width = |across: usize| columns.div_ceil(across).next_multiple_of(16);
+    let cost = |&[down, across]: &[usize; 2]| {
+        let (height, width) = (height(down), width(across));
+        let rounds = (rows.div_ceil(height) * columns.div_ceil(width)).div_ceil(threads);
+        let ends = 512 * height / depth;
+        rounds * (height * width + packing[0] * height + packing[1] * width + ends)
+    };
+    let grids =
+        (1..=threads).flat_map(|across| [[threads / across, across], [threads.div_ceil(across), across]]);
+    let [down, across] = grids.min_by_key(cost).unwrap_or([1, 1]);
     let ranges = |len: usize, size| (0..len).step_by(size).map(move |start| start..(start + size).min(len));
-    ranges(rows, height)
-        .flat_map(|rows| ranges(columns, width).map(move |columns| (rows.clone(), columns)))
+    ranges(rows, height(down))
+        .flat_map(|rows| ranges(columns, width(across)).map(move |columns| (rows.clone(), columns)))
         .collect()
 }
 
@@ -241,5 +248,40 @@ mod tests {
         assert!(matrix([2, 3, 4], [4, 8, 1]).is_none(), "rows in another order");
         assert!(matrix([2, 0, 4], [12, 4, 1]).is_none(), "empty");
         assert!(matrix([2, 3, 4], [12, 4, 4]).is_none(), "beyond the end");
+    }
+
+    /// Every element of a result is in one part, and no thread has much more to do than the others.
+    #[test]
+    fn parts_are_even() {
+        let number = [0f32];
+        for threads in [1, 2, 3, 4, 6, 8, 12, 16, 32] {
+            for [rows, columns] in
+                [[64, 256], [2048, 400], [2048, 600], [2048, 1024], [16, 1024], [2048, 16], [1, 1], [7, 5000]]
+            {
+                for transposed in [false, true] {
+                    let strides = if transposed { [1, rows] } else { [256, 1] };
+                    let a = Matrix { values: &number[..], size: [rows, 256], strides };
+                    let parts = parts(a, columns, threads);
+                    let sizes = parts.iter().map(|(rows, columns)| rows.len() * columns.len());
+                    assert_eq!(sizes.clone().sum::<usize>(), rows * columns);
+                    let disjoint = |a: &Range<usize>, b: &Range<usize>| a.end <= b.start || b.end <= a.start;
+                    for (at, (r, c)) in parts.iter().enumerate() {
+                        assert!(
+                            parts[..at]
+                                .iter()
+                                .all(|(rows, columns)| disjoint(rows, r) || disjoint(columns, c))
+                        );
+                    }
+                    if rows * columns >= 1 << 18 {
+                        let most = sizes.max().unwrap_or(0) * parts.len().div_ceil(threads);
+                        let share = rows * columns / threads;
+                        assert!(
+                            10 * share >= 6 * most,
+                            "{rows} x {columns}, {threads} threads: {share} of {most}"
+                        );
+                    }
+                }
+            }
+        }
     }
 }

@@ -47,7 +47,8 @@ impl Sizes {
         let step = step.max(MIN_QUERIES);
         let (batch_step, head_step, query_step) = if step < queries {
             let several = elements / (step * keys.max(1));
-            (1, if scores.causal { several.clamp(1, heads.max(1)) } else { 1 }, step)
+            let groups = heads.div_ceil(several.clamp(1, heads.max(1)));
+            (1, if scores.causal { heads.div_ceil(groups.max(1)).max(1) } else { 1 }, step)
         } else {
             ((whole / heads.max(1)).max(1), whole.min(heads.max(1)), queries.max(1))
         };

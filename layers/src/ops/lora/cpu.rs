@@ -1,4 +1,4 @@
-//! Products with factors of low rank, block by block.
+//! Products with factors of low rank: in place, or in half precision block by block.
 use super::LoraKernels;
 use crate::backend::cpu::{CpuBackend, CpuElement, Matrix, gemm, parallel, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
