@@ -5,8 +5,10 @@ use burn::tensor::Shape;
 use core::{ops::Range, slice};
 use gemm::Parallelism;
 
-/// Below so many multiplications, one thread is faster than several. Every element of the result counts as some more.
+/// Below so many multiplications, one thread is faster than several.
 const WORTH_IT: usize = 192 * 192 * 192;
+
+/// Multiplications that take as long as writing an element of the result.
 const PER_ELEMENT: usize = 16;
 
 /// A matrix in memory.

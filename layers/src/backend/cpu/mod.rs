@@ -5,7 +5,9 @@ use burn::backend::{
     tensor::{BoolTensor, FloatTensor, QuantizedTensor},
 };
 use burn::tensor::{DType, Element, Shape, bf16, f16};
+use elementwise::{Update, Update1};
 use num_traits::Float;
+use parallel::vectorized;
 
 pub(crate) mod axis_map;
 pub(crate) mod bit_mask;
@@ -178,7 +180,7 @@ impl<B: CpuBackend> super::Scaling for B {
             let factor = scalar::<B, E>(factor);
             let work = x.shape().num_elements();
             parallel::chunks_mut(B::as_slice_mut::<E>(&mut x), 1 << 14, work, |_, x| {
-                x.iter_mut().for_each(|x| *x = E::narrow(x.widen() * factor));
+                vectorized(Update { x, f: |x| x * factor });
             });
         });
         x
@@ -194,8 +196,7 @@ pub(crate) fn zip_in_place<E: CpuElement>(
     f: impl Fn(E::Acc, E::Acc) -> E::Acc + Send + Sync,
 ) {
     parallel::chunks_mut(x, task, work, |index, x| {
-        let pairs = x.iter_mut().zip(&y[index * task..]);
-        pairs.for_each(|(x, y)| *x = E::narrow(f(x.widen(), y.widen())));
+        vectorized(Update1 { x, a: &y[index * task..], f: &f });
     });
 }
 
@@ -214,6 +215,7 @@ pub(crate) fn accumulators_of<E: CpuElement>(values: &[E]) -> Option<&[E::Acc]> 
     is_wide::<E>().then(|| bytemuck::cast_slice(values))
 }
 
-fn is_wide<E: CpuElement>() -> bool {
+/// Whether sums are made in the type itself.
+pub(crate) fn is_wide<E: CpuElement>() -> bool {
     E::dtype() == <E::Acc as Element>::dtype()
 }

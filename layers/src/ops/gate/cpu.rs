@@ -59,8 +59,7 @@ struct Gated<'a, E> {
 impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Gated<'_, E> {
     fn visit(self, curve: impl Curve<E::Acc>) -> Vec<E> {
         let Self { a, b } = self;
-        parallel::filled(a.len(), E::zero(), TASK, COST * a.len(), |index, y| {
-            y.copy_from_slice(&a[index * TASK..][..y.len()]);
+        parallel::copied(a, TASK, COST * a.len(), |index, y| {
             vectorized(Gate { y, b: &b[index * TASK..], curve });
         })
     }

@@ -1,6 +1,6 @@
 //! Products with factors of low rank: in place, or in half precision block by block.
 use super::LoraKernels;
-use crate::backend::cpu::{CpuBackend, CpuElement, Matrix, gemm, parallel, with_element};
+use crate::backend::cpu::{CpuBackend, CpuElement, Matrix, gemm, is_wide, parallel, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, Slice, bf16, f16};
 
@@ -25,7 +25,7 @@ fn add_product<B: CpuBackend, E: CpuElement>(
     let [rank, columns] = v.shape().dims();
     let (mut y, u) = (B::contiguous(y), B::contiguous(u));
     // Half precisions would be rounded several times.
-    if size_of::<E>() == size_of::<E::Acc>() {
+    if is_wide::<E>() {
         let v = B::contiguous(v);
         let (rows, sums) = (u.shape().num_elements() / rank.max(1), B::as_slice_mut::<E>(&mut y));
         let u = Matrix::in_order(B::as_slice(&u), [rows, rank]);

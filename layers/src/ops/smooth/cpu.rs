@@ -244,27 +244,7 @@ struct Forward<'a, E>(&'a [E]);
 
 impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Forward<'_, E> {
     fn visit(self, curve: impl Curve<E::Acc>) -> Vec<E> {
-        let x = self.0;
-        parallel::filled(x.len(), E::zero(), TASK, COST * x.len(), |index, y| {
-            vectorized(Values { y, x: &x[index * TASK..], curve });
-        })
-    }
-}
-
-/// Writes the function of `x` to `y`.
-struct Values<'a, E, C> {
-    y: &'a mut [E],
-    x: &'a [E],
-    curve: C,
-}
-
-impl<E: CpuElement, C: Curve<E::Acc>> Job for Values<'_, E, C> {
-    type Result = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let Self { y, x, curve } = self;
-        y.iter_mut().zip(x).for_each(|(y, x)| *y = E::narrow(curve.value(x.widen())));
+        parallel::copied(self.0, TASK, COST * self.0.len(), |_, x| vectorized(Values { x, curve }))
     }
 }
 
@@ -273,17 +253,17 @@ struct ForwardInPlace<'a, E>(&'a mut [E]);
 impl<E: CpuElement> Visitor<E::Acc, ()> for ForwardInPlace<'_, E> {
     fn visit(self, curve: impl Curve<E::Acc>) {
         let work = COST * self.0.len();
-        parallel::chunks_mut(self.0, TASK, work, |_, x| vectorized(ValuesInPlace { x, curve }));
+        parallel::chunks_mut(self.0, TASK, work, |_, x| vectorized(Values { x, curve }));
     }
 }
 
 /// Replaces `x` by the function of it.
-struct ValuesInPlace<'a, E, C> {
+struct Values<'a, E, C> {
     x: &'a mut [E],
     curve: C,
 }
 
-impl<E: CpuElement, C: Curve<E::Acc>> Job for ValuesInPlace<'_, E, C> {
+impl<E: CpuElement, C: Curve<E::Acc>> Job for Values<'_, E, C> {
     type Result = ();
 
     #[inline(always)]
