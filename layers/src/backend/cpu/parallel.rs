@@ -206,6 +206,13 @@ fn map_indices<R: Send>(len: usize, f: &(dyn Fn(usize) -> R + Sync)) -> Vec<R> {
     (0..len).into_par_iter().map(f).collect()
 }
 
+/// Whether all values are as they should be. All of them are looked at, several at a time.
+pub(crate) fn all<T: Sync>(values: &[T], f: impl Fn(&T) -> bool + Send + Sync) -> bool {
+    let of_range =
+        |range: core::ops::Range<usize>| values[range].iter().fold(true, |all, value| all & f(value));
+    map_ranges(values.len(), WORTH_IT, of_range).into_iter().all(|all| all)
+}
+
 /// `f(index, chunk)` for every chunk of `size` elements, in order.
 pub(crate) fn map_chunks_mut<T: Send, R: Send>(
     values: &mut [T],

@@ -1,4 +1,5 @@
 //! The inner loop of convolutions: a product of rows with a block of columns, in vectors of the widest kind of the machine.
+use core::ops::{Deref, DerefMut, Range};
 use num_traits::Zero;
 use pulp::{Arch, Simd, WithSimd};
 
@@ -7,6 +8,39 @@ pub(crate) const COLUMNS: usize = 64;
 
 /// A multiple of the lanes of every machine.
 pub(crate) const MOST_LANES: usize = 16;
+
+/// Bytes of a line of the cache. Vectors that lie across two of them take longer to read.
+const LINE: usize = 64;
+
+/// Elements for columns or sums, which begin where a line of the cache does.
+pub(crate) struct Workspace<A> {
+    values: Vec<A>,
+    range: Range<usize>,
+}
+
+impl<A: Lanes> Workspace<A> {
+    /// So many zeros.
+    pub(crate) fn new(len: usize) -> Self {
+        let slack = LINE / size_of::<A>();
+        let values = vec![A::zero(); len + slack];
+        let first = values.as_ptr().align_offset(LINE).min(slack);
+        Self { values, range: first..first + len }
+    }
+}
+
+impl<A> Deref for Workspace<A> {
+    type Target = [A];
+
+    fn deref(&self) -> &[A] {
+        &self.values[self.range.clone()]
+    }
+}
+
+impl<A> DerefMut for Workspace<A> {
+    fn deref_mut(&mut self) -> &mut [A] {
+        &mut self.values[self.range.clone()]
+    }
+}
 
 /// Rows that begin where `starts` says.
 #[derive(Clone, Copy)]

@@ -65,8 +65,15 @@ impl<E: CpuElement> Job for Moments<'_, E> {
         };
         let (x, x_rest) = x.as_chunks::<LANES>();
         let (dy, dy_rest) = dy.as_chunks::<LANES>();
-        x.iter().zip(dy).for_each(|(x, dy)| (0..LANES).for_each(|lane| add(lane, x[lane], dy[lane])));
-        x_rest.iter().zip(dy_rest).for_each(|(&x, &dy)| add(0, x, dy));
+        // Loops, not closures for an iterator to call, which would be compiled by themselves.
+        for (x, dy) in x.iter().zip(dy) {
+            for lane in 0..LANES {
+                add(lane, x[lane], dy[lane]);
+            }
+        }
+        for (lane, (&x, &dy)) in x_rest.iter().zip(dy_rest).enumerate() {
+            add(lane, x, dy);
+        }
         [total(sum), total(product)]
     }
 }

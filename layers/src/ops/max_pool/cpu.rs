@@ -2,7 +2,11 @@
 use super::{MaxPoolKernels, output_shape};
 use crate::backend::{
     Saved,
-    cpu::{CpuBackend, CpuElement, accumulators, parallel, with_element},
+    cpu::{
+        CpuBackend, CpuElement, accumulators,
+        parallel::{self, Job},
+        with_element,
+    },
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16, ops::MaxPoolOptions};
@@ -70,7 +74,8 @@ impl core::fmt::Debug for WindowOffsets {
 /// An unsigned integer that holds a position in a window; the largest one says that the window is empty.
 trait Offset: Copy + Send + Sync + Eq {
     const EMPTY: Self;
-    fn new(position: usize) -> Self;
+    /// [`EMPTY`](Self::EMPTY) of the largest number.
+    fn new(position: u32) -> Self;
     fn position(self) -> usize;
 }
 
@@ -79,7 +84,7 @@ macro_rules! offset {
         impl Offset for $int {
             const EMPTY: Self = <$int>::MAX;
             #[inline(always)]
-            fn new(position: usize) -> Self {
+            fn new(position: u32) -> Self {
                 position as $int
             }
             #[inline(always)]
@@ -186,54 +191,14 @@ impl Geometry {
                 let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out));
                 for (plane, (y, offsets)) in (index * task..).zip(planes) {
                     let x = &x[plane * plane_in..(plane + 1) * plane_in];
-                    if nan_wins {
-                        self.plane_forward::<E, O, true>(x, y, offsets);
-                    } else {
-                        self.plane_forward::<E, O, false>(x, y, offsets);
+                    match nan_wins {
+                        true => parallel::vectorized(PlaneForward::<_, _, true>(self, x, y, offsets)),
+                        false => parallel::vectorized(PlaneForward::<_, _, false>(self, x, y, offsets)),
                     }
                 }
             },
         );
         (y, offsets)
-    }
-
-    /// Tap by tap over whole rows of windows, so that the inner loop has no bounds to check.
-    fn plane_forward<E: CpuElement, O: Offset, const NAN_WINS: bool>(
-        &self,
-        x: &[E],
-        y: &mut [E],
-        offsets: &mut [O],
-    ) {
-        let (rows, columns) = (&self.rows, &self.columns);
-        for kh in 0..rows.kernel {
-            for kw in 0..columns.kernel {
-                let tap = O::new(kh * columns.kernel + kw);
-                let windows = columns.windows(kw);
-                if windows.is_empty() {
-                    continue;
-                }
-                let first = windows.start * columns.stride + kw * columns.dilation - columns.padding;
-                for oh in rows.windows(kh) {
-                    let ih = oh * rows.stride + kh * rows.dilation - rows.padding;
-                    let x = &x[ih * columns.size + first..(ih + 1) * columns.size];
-                    let out = oh * columns.out;
-                    let y = &mut y[out + windows.start..out + windows.end];
-                    let offsets = &mut offsets[out + windows.start..out + windows.end];
-                    // Without a branch: which element wins cannot be predicted.
-                    let update = |(y, offset): (&mut E, &mut O), x: E| {
-                        let first = (*offset == O::EMPTY) & (NAN_WINS | !x.is_nan());
-                        let wins = (x > *y) | first | (NAN_WINS & x.is_nan());
-                        *y = if wins { x } else { *y };
-                        *offset = if wins { tap } else { *offset };
-                    };
-                    let windows = y.iter_mut().zip(offsets);
-                    match columns.stride {
-                        1 => windows.zip(x).for_each(|(window, &x)| update(window, x)),
-                        stride => windows.zip(x.chunks(stride)).for_each(|(window, x)| update(window, x[0])),
-                    }
-                }
-            }
-        }
     }
 
     fn backward_as<E: CpuElement, O: Offset>(&self, offsets: &[O], dy: &[E]) -> Vec<E> {
@@ -283,5 +248,68 @@ impl Geometry {
                 }
             }
         })
+    }
+}
+
+/// Finds the maxima of a plane, and where they are.
+struct PlaneForward<'a, E, O, const NAN_WINS: bool>(&'a Geometry, &'a [E], &'a mut [E], &'a mut [O]);
+
+impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for PlaneForward<'_, E, O, NAN_WINS> {
+    type Result = ();
+
+    /// Row by row of windows, tap by tap, so that the inner loop has no bounds to check.
+    #[inline(always)]
+    fn run(self) {
+        let Self(Geometry { rows, columns, .. }, x, y, offsets) = self;
+        // As wide as the elements are: vectors of both have as many.
+        let mut winners = vec![u32::MAX; columns.out];
+        let of_rows = y.chunks_mut(columns.out).zip(offsets.chunks_mut(columns.out));
+        for (oh, (y, offsets)) in of_rows.enumerate() {
+            winners.fill(u32::MAX);
+            for kh in (0..rows.kernel).filter(|&kh| rows.windows(kh).contains(&oh)) {
+                let ih = oh * rows.stride + kh * rows.dilation - rows.padding;
+                let x = &x[ih * columns.size..][..columns.size];
+                for kw in 0..columns.kernel {
+                    let windows = columns.windows(kw);
+                    if windows.is_empty() {
+                        continue;
+                    }
+                    let first = windows.start * columns.stride + kw * columns.dilation - columns.padding;
+                    let tap = (kh * columns.kernel + kw) as u32;
+                    let (y, winners) = (&mut y[windows.clone()], &mut winners[windows]);
+                    match (&x[first..], columns.stride) {
+                        (x, 1) => update::<_, NAN_WINS>(y, winners, x, tap),
+                        (x, 2) => {
+                            // Pairs are read in vectors. The last one may be half.
+                            let (pairs, half) = x.as_chunks::<2>();
+                            let whole = pairs.len().min(y.len());
+                            update::<_, NAN_WINS>(y, winners, pairs.iter().map(|[x, _]| x), tap);
+                            update::<_, NAN_WINS>(&mut y[whole..], &mut winners[whole..], half, tap);
+                        }
+                        (x, stride) => update::<_, NAN_WINS>(y, winners, x.iter().step_by(stride), tap),
+                    }
+                }
+            }
+            for (offset, &winner) in offsets.iter_mut().zip(&winners) {
+                *offset = O::new(winner);
+            }
+        }
+    }
+}
+
+/// Lets one element of each window compete with those before it.
+#[inline(always)]
+fn update<'a, E: CpuElement, const NAN_WINS: bool>(
+    y: &mut [E],
+    winners: &mut [u32],
+    x: impl IntoIterator<Item = &'a E>,
+    tap: u32,
+) {
+    for ((y, winner), &x) in y.iter_mut().zip(winners).zip(x) {
+        // Without a branch: which element wins cannot be predicted.
+        let first = (*winner == u32::MAX) & (NAN_WINS | !x.is_nan());
+        let wins = (x > *y) | first | (NAN_WINS & x.is_nan());
+        *y = if wins { x } else { *y };
+        *winner = if wins { tap } else { *winner };
     }
 }

@@ -5,7 +5,11 @@ use super::{
     geometry::{Phase, Planes, Run, Weighted},
     rows::round,
 };
-use crate::backend::cpu::{CpuElement, parallel, product::MOST_LANES as LANES};
+use crate::backend::cpu::{
+    CpuElement,
+    parallel::{self, Job, vectorized},
+    product::MOST_LANES as LANES,
+};
 use num_traits::Zero;
 
 /// The result `[batch, channels, ...]` of the convolution that phases with their weights describe: one element per channel and
@@ -22,13 +26,35 @@ pub(super) fn convolve<E: CpuElement>(
     let laid_out: Vec<(Canvas, Vec<Run>)> =
         phases.iter().map(|(phase, _)| (Canvas::new(phase, LANES), phase.lines())).collect();
     parallel::filled(planes * plane, E::zero(), task * plane, planes * products, |index, results| {
+        let first = index * task;
+        vectorized(Convolve { input, phases, laid_out: &laid_out, bias, first, results });
+    })
+}
+
+/// Computes the results of some planes.
+struct Convolve<'a, E: CpuElement> {
+    input: Planes<'a, E>,
+    phases: &'a [Weighted<'a, E::Acc>],
+    laid_out: &'a [(Canvas, Vec<Run>)],
+    bias: Option<&'a [E]>,
+    /// The first plane.
+    first: usize,
+    results: &'a mut [E],
+}
+
+impl<E: CpuElement> Job for Convolve<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { input, phases, laid_out, bias, first, results } = self;
+        let plane = phases[0].0.output_plane();
         let mut padded = vec![Vec::new(); phases.len()];
-        for (number, result) in (index * task..).zip(results.chunks_mut(plane)) {
+        for (number, result) in (first..).zip(results.chunks_mut(plane)) {
             let channel = number % input.channels;
             let input = &input.values[number * input.plane..][..input.plane];
             let bias = bias.map_or(E::Acc::zero(), |bias| bias[channel].widen());
-            for (((phase, weight), (canvas, lines)), padded) in phases.iter().zip(&laid_out).zip(&mut padded)
-            {
+            for (((phase, weight), (canvas, lines)), padded) in phases.iter().zip(laid_out).zip(&mut padded) {
                 let weight = &weight[channel * phase.taps.len()..];
                 canvas.paint(input, padded);
                 for run in lines {
@@ -51,7 +77,7 @@ pub(super) fn convolve<E: CpuElement>(
                 }
             }
         }
-    })
+    }
 }
 
 /// The gradient of the weight: an element per channel and tap.
@@ -66,16 +92,41 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let task = parallel::items_per_job(channels, work);
     let (canvas, lines) = (Canvas::new(phase, LANES), phase.lines());
     parallel::chunks_mut(&mut gradient, task * taps, work, |index, gradient| {
+        let first = index * task;
+        vectorized(Correlate { signal, dy, phase, canvas: &canvas, lines: &lines, first, gradient });
+    });
+    gradient
+}
+
+/// Computes the gradients of some channels.
+struct Correlate<'a, E> {
+    signal: Planes<'a, E>,
+    dy: Planes<'a, E>,
+    phase: &'a Phase,
+    canvas: &'a Canvas,
+    lines: &'a [Run],
+    /// The first channel.
+    first: usize,
+    gradient: &'a mut [E],
+}
+
+impl<E: CpuElement> Job for Correlate<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { signal, dy, phase, canvas, lines, first, gradient } = self;
+        let taps = phase.taps.len();
         let (mut padded, mut blocks) = (Vec::new(), Vec::new());
         let mut sums = vec![[E::Acc::zero(); LANES]; taps];
-        for (channel, gradient) in (index * task..).zip(gradient.chunks_mut(taps)) {
+        for (channel, gradient) in (first..).zip(gradient.chunks_mut(taps)) {
             sums.fill([E::Acc::zero(); LANES]);
             let signals = signal.values[channel * signal.plane..].chunks(signal.channels * signal.plane);
             let dys = dy.values[channel * dy.plane..].chunks(dy.channels * dy.plane);
             for (signal, dy) in signals.zip(dys) {
                 canvas.paint(&signal[..canvas.plane()], &mut padded);
                 blocks.clear();
-                for run in &lines {
+                for run in lines {
                     let dy = &dy[phase.target(run)..][..run.len];
                     let places = (canvas.origin(run)..).step_by(LANES);
                     blocks.extend(dy.chunks(LANES).zip(places).map(|(dy, place)| {
@@ -92,8 +143,7 @@ pub(super) fn weight_gradient<E: CpuElement>(
                 *gradient = E::narrow(sums.iter().fold(E::Acc::zero(), |sum, &lane| sum + lane));
             }
         }
-    });
-    gradient
+    }
 }
 
 /// Neighbouring elements of `dy`, where their points lie, and how many there are.

@@ -142,6 +142,39 @@ pub(super) struct Run {
     pub(super) column: usize,
 }
 
+/// Columns of a tile, and where what belongs to them lies in the plane of an image: from an element on, in steps.
+#[derive(Clone, Debug)]
+pub(super) struct Span {
+    pub(super) image: usize,
+    pub(super) start: usize,
+    pub(super) columns: Range<usize>,
+}
+
+/// What the points of a tile read through a tap.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sources {
+    /// With the padding between lines that lie next to one another.
+    pub(super) spans: Vec<Span>,
+    /// The columns of points that read padding.
+    pub(super) padding: Vec<Range<usize>>,
+}
+
+impl Span {
+    /// Adds to spans, of whose last it may become a part.
+    fn add_to(self, spans: &mut Vec<Self>, step: usize) {
+        match spans.last_mut() {
+            Some(last)
+                if step == 1
+                    && last.image == self.image
+                    && last.start + self.columns.start == self.start + last.columns.start =>
+            {
+                last.columns.end = self.columns.end;
+            }
+            _ => spans.push(self),
+        }
+    }
+}
+
 /// Points in consecutive columns.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tile {
@@ -257,28 +290,51 @@ impl Phase {
         [input, count, stride]
     }
 
-    /// What a run reads through a tap: the offset in the plane of the input of the first element that is not padding, and which
-    /// points of the run read such elements.
-    pub(super) fn source(&self, run: &Run, tap: &Tap) -> Option<(usize, Range<usize>)> {
-        let [outer, inner, _] = tap.shifts;
-        let line = self.line(run, [outer, inner])?;
+    /// What runs read through a tap.
+    pub(super) fn sources(&self, runs: &[Run], tap: &Tap, sources: &mut Sources) {
+        let Sources { spans, padding } = sources;
+        spans.clear();
+        padding.clear();
         let PhaseAxis { input, stride, .. } = self.axes[AXES - 1];
-        let first = (stride * run.point[AXES - 1]) as isize + tap.shifts[AXES - 1];
-        let reaching = |index: isize| {
-            let points = (index - first).max(0) as usize;
-            points.div_ceil(stride).min(run.len)
-        };
-        let points = reaching(0)..reaching(input as isize);
-        let index = first + (stride * points.start) as isize;
-        (!points.is_empty()).then(|| (line + index as usize, points))
+        let [outer, inner, shift] = tap.shifts;
+        for run in runs {
+            let columns = run.column..run.column + run.len;
+            let Some(line) = self.line(run, [outer, inner]) else {
+                padding.push(columns);
+                continue;
+            };
+            let first = (stride * run.point[AXES - 1]) as isize + shift;
+            let reaching = |index: isize| {
+                let points = (index - first).max(0) as usize;
+                columns.start + points.div_ceil(stride).min(run.len)
+            };
+            let inside = reaching(0)..reaching(input as isize);
+            padding.extend([columns.start..inside.start, inside.end..columns.end]);
+            let index = first + (stride * (inside.start - columns.start)) as isize;
+            if !inside.is_empty() {
+                let span = Span { image: run.image, start: line + index as usize, columns: inside };
+                span.add_to(spans, stride);
+            }
+        }
+        padding.retain(|columns| !columns.is_empty());
+    }
+
+    /// Where the results of runs belong.
+    pub(super) fn targets(&self, runs: &[Run]) -> Vec<Span> {
+        let mut spans = Vec::new();
+        for run in runs {
+            let columns = run.column..run.column + run.len;
+            Span { image: run.image, start: self.target(run), columns }.add_to(&mut spans, self.step());
+        }
+        spans
     }
 
     /// The offset in the plane of the result of a run's first point.
     pub(super) fn target(&self, run: &Run) -> usize {
-        self.axes
-            .iter()
-            .zip(run.point)
-            .fold(0, |offset, (axis, point)| offset * axis.output + axis.first + axis.step * point)
+        let lie = |offset, (axis, point): (&PhaseAxis, usize)| {
+            offset * axis.output + axis.first + axis.step * point
+        };
+        self.axes.iter().zip(run.point).fold(0, lie)
     }
 }
 

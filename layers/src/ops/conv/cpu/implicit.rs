@@ -7,15 +7,16 @@
 //! sums of its own size, and a copy for every further part of the points ([`PARTS`]); a transposed convolution, its weight in
 //! another order; half precision, its weight in f32. How a gradient of a weight is rounded depends on the number of threads.
 use super::{
-    geometry::{Phase, Piece, Planes, Run, Tap, Tile, Weighted},
+    geometry::{Phase, Piece, Planes, Run, Span, Tap, Tile, Weighted},
     reader::Reader,
-    rows::{BLOCK, copy, round, transpose, widen},
+    rows::{transpose, widen},
 };
 use crate::backend::cpu::{
-    CpuElement, parallel,
-    product::{COLUMNS, Lanes, MOST_LANES, Rows, Sums, add_product, starts},
+    CpuElement,
+    parallel::{self, Job, vectorized},
+    product::{COLUMNS, Lanes, MOST_LANES, Rows, Sums, Workspace, add_product, starts},
 };
-use core::ops::Range;
+use core::{mem::MaybeUninit, ops::Range};
 use num_traits::Zero;
 use std::borrow::Cow;
 
@@ -33,6 +34,9 @@ const POINTS: usize = 160;
 
 /// Rows that are multiplied with one block of columns before the next block is.
 const ROWS: usize = 256;
+
+/// Rows of a weight that are rearranged at once: their elements next to one another are on the same pages.
+const ROWS_OF_WEIGHT: usize = 32;
 
 /// Multiplications that take as long as reading an element does elsewhere.
 const MULTIPLICATIONS: usize = 8;
@@ -65,11 +69,11 @@ fn pieces(phase: &Phase, shares: &[Share]) -> Vec<Piece> {
 }
 
 /// A part of the result of a convolution.
-struct Job<'a, E> {
+struct Part<'a, E> {
     group: usize,
     shares: Vec<Share>,
-    /// For every share the results of the channels of the group.
-    rows: Vec<&'a mut [E]>,
+    /// For every share the results of the channels of the group, not written yet.
+    rows: Vec<&'a mut [MaybeUninit<E>]>,
 }
 
 /// The result `[batch, channels, ...]` of the convolution that phases with their weights describe.
@@ -81,45 +85,70 @@ pub(super) fn convolve<E: CpuElement>(
 ) -> Vec<E> {
     let products: usize = phases.iter().map(|(phase, weight)| phase.points() * weight.len()).sum();
     let work = input.batch() * products / MULTIPLICATIONS;
-    let mut result = vec![E::zero(); input.batch() * channels * phases[0].0.output_plane()];
-    parallel::each(jobs(input, channels, &phases[0].0, work, &mut result), work, |mut job: Job<'_, E>| {
-        phases.iter().for_each(|phase| job.run(input, phase, bias));
+    let plane = phases[0].0.output_plane();
+    assert_eq!(phases.iter().map(|(phase, _)| phase.points()).sum::<usize>(), plane, "a phase per result");
+    let len = input.batch() * channels * plane;
+    let mut result = Vec::with_capacity(len);
+    let unwritten = &mut result.spare_capacity_mut()[..len];
+    parallel::each(parts(input, channels, &phases[0].0, work, unwritten), work, |part| {
+        vectorized(Convolve { part, input, phases, bias });
     });
+    // SAFETY: the rows of the parts are all of the result, and every element of a row is a point of one phase, whose run writes it.
+    unsafe { result.set_len(len) };
     result
 }
 
 /// The result in parts that threads can work on.
-fn jobs<'a, E>(
+fn parts<'a, E>(
     input: Planes<'_, E>,
     channels: usize,
     phase: &Phase,
     work: usize,
-    result: &'a mut [E],
-) -> Vec<Job<'a, E>> {
+    result: &'a mut [MaybeUninit<E>],
+) -> Vec<Part<'a, E>> {
     let (batch, units, plane) = (input.batch(), phase.units(), phase.output_plane());
     // Enough tiles to read the weight seldom, but something to do for every thread.
     let smallest = (4 * COLUMNS).div_ceil(phase.points_of(1).max(1));
     let largest = parallel::items_per_thread(batch * units, work);
     let size = parallel::items_per_job(batch * units * input.groups, work).max(smallest).min(largest);
-    let mut jobs: Vec<Job<'a, E>> = (0..input.groups)
-        .flat_map(|group| shares(batch, units, size).map(move |shares| Job { group, shares, rows: vec![] }))
+    let mut parts: Vec<Part<'a, E>> = (0..input.groups)
+        .flat_map(|group| shares(batch, units, size).map(move |shares| Part { group, shares, rows: vec![] }))
         .collect();
-    let per_group = jobs.len() / input.groups;
+    let per_group = parts.len() / input.groups;
     for (row, mut results) in result.chunks_mut(plane).enumerate() {
         let (image, group) = (row / channels, row % channels / (channels / input.groups));
         let of_image = image * units / size..((image + 1) * units).div_ceil(size);
-        for job in &mut jobs[group * per_group..][of_image] {
-            let (_, units) = &job.shares[image - job.shares[0].0];
+        for part in &mut parts[group * per_group..][of_image] {
+            let (_, units) = &part.shares[image - part.shares[0].0];
             let len = phase.results_of(units.end) - phase.results_of(units.start);
-            let (of_job, rest) = results.split_at_mut(len);
-            job.rows.push(of_job);
+            let (of_part, rest) = results.split_at_mut(len);
+            part.rows.push(of_part);
             results = rest;
         }
     }
-    jobs
+    parts
 }
 
-impl<E: CpuElement> Job<'_, E> {
+/// Computes a part of the result.
+struct Convolve<'a, E: CpuElement> {
+    part: Part<'a, E>,
+    input: Planes<'a, E>,
+    phases: &'a [Weighted<'a, E::Acc>],
+    bias: Option<&'a [E]>,
+}
+
+impl<E: CpuElement> Job for Convolve<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(mut self) {
+        for phase in self.phases {
+            self.part.run(self.input, phase, self.bias);
+        }
+    }
+}
+
+impl<E: CpuElement> Part<'_, E> {
     /// Writes the results of a phase.
     #[inline(always)]
     fn run(&mut self, input: Planes<'_, E>, (phase, weight): &Weighted<'_, E::Acc>, bias: Option<&[E]>) {
@@ -138,13 +167,13 @@ impl<E: CpuElement> Job<'_, E> {
         let width = points.next_multiple_of(MOST_LANES).min(COLUMNS);
         let mut reader = Reader::new(phase, width, per_tile, size);
         let mut all_tiles = phase.tiles(pieces, COLUMNS, reader.takes_one_run());
-        let mut sums = vec![E::Acc::zero(); at_once * some * COLUMNS];
+        let mut sums = Workspace::new(at_once * some * COLUMNS);
         loop {
             let tiles: Vec<Tile> = all_tiles.by_ref().take(at_once).collect();
             if tiles.is_empty() {
                 return;
             }
-            let places: Vec<Vec<Place>> = tiles.iter().map(|tile| self.places(phase, &tile.runs)).collect();
+            let places: Vec<Vec<Span>> = tiles.iter().map(|tile| self.places(phase, &tile.runs)).collect();
             for first in (0..size).step_by(some) {
                 let row_starts = &row_starts[first..(first + some).min(size)];
                 for start in (0..channels).step_by(per_tile) {
@@ -166,24 +195,25 @@ impl<E: CpuElement> Job<'_, E> {
         }
     }
 
-    /// Where the results of runs belong.
-    fn places(&self, phase: &Phase, runs: &[Run]) -> Vec<Place> {
-        let of_run = |run: &Run| {
-            let share = run.image - self.shares[0].0;
-            let start = phase.target(run) - phase.results_of(self.shares[share].1.start);
-            Place { share, start, columns: run.column..run.column + run.len }
-        };
-        runs.iter().map(of_run).collect()
+    /// Where the results of runs belong, in the rows of their share.
+    fn places(&self, phase: &Phase, runs: &[Run]) -> Vec<Span> {
+        let mut spans = phase.targets(runs);
+        for span in &mut spans {
+            let (_, units) = &self.shares[span.image - self.shares[0].0];
+            span.start -= phase.results_of(units.start);
+        }
+        spans
     }
 
     /// Writes the results of a tile from their sums, a row per channel from one on.
     #[inline(always)]
-    fn write(&mut self, step: usize, places: &[Place], first: usize, sums: &[E::Acc], bias: Option<&[E]>) {
+    fn write(&mut self, step: usize, places: &[Span], first: usize, sums: &[E::Acc], bias: Option<&[E]>) {
         let size = self.rows.len() / self.shares.len();
         for (row, sums) in (first..).zip(sums.as_chunks::<COLUMNS>().0) {
             let bias = bias.map_or(E::Acc::zero(), |bias| bias[self.group * size + row].widen());
-            let values = sums.map(|sum| E::narrow(sum + bias));
-            for Place { share, start, columns } in places {
+            let values = sums.map(|sum| MaybeUninit::new(E::narrow(sum + bias)));
+            for Span { image, start, columns } in places {
+                let share = image - self.shares[0].0;
                 let results = &mut self.rows[share * size + row][*start..];
                 let values = &values[columns.clone()];
                 match step {
@@ -193,13 +223,6 @@ impl<E: CpuElement> Job<'_, E> {
             }
         }
     }
-}
-
-/// Where the results of some columns of a tile belong: in the rows of a share, from an element on.
-struct Place {
-    share: usize,
-    start: usize,
-    columns: Range<usize>,
 }
 
 /// The gradient of the weight of a convolution, a row per channel of `dy`; in it for every channel of the signal's group an
@@ -224,47 +247,54 @@ pub(super) fn weight_gradient<E: CpuElement>(
     for group in 0..groups {
         for start in (0..signal.size()).step_by(per_block) {
             let channels = start..(start + per_block).min(signal.size());
-            let of_part = |shares| Partial { group, channels: channels.clone(), shares, sums: vec![] };
+            let of_part =
+                |shares| Partial { group, channels: channels.clone(), shares, sums: Workspace::new(0) };
             partials.extend(shares(batch, units, (batch * units).div_ceil(parts)).map(of_part));
         }
     }
-    parallel::each(partials.iter_mut().collect(), work, |partial: &mut Partial<E::Acc>| {
-        partial.sum(signal, dy, phase);
+    parallel::each(partials.iter_mut().collect(), work, |partial| {
+        vectorized(Correlate { partial, signal, dy, phase });
     });
 
     let (per_group, pitch) = (partials.len() / groups, panel(columns));
-    let mut gradient = vec![E::zero(); groups * rows * columns];
+    let len = groups * rows * columns;
+    let mut gradient = Vec::with_capacity(len);
     let mut jobs = Vec::new();
-    for (of_group, gradient) in partials.chunks(per_group).zip(gradient.chunks_mut(rows * columns)) {
+    let unwritten = &mut gradient.spare_capacity_mut()[..len];
+    for (of_group, gradient) in partials.chunks(per_group).zip(unwritten.chunks_mut(rows * columns)) {
         // A panel is some whole rows of the gradient, unless rows and columns are exchanged.
         let size = if exchanged { rows * columns } else { rows * pitch };
         let panels = gradient.chunks_mut(size).enumerate();
         jobs.extend(panels.map(|(panel, gradient)| (of_group, panel, gradient)));
     }
-    let assemble = |(of_group, panel, gradient): (&[Partial<E::Acc>], usize, &mut [E])| {
+    let narrow = |sum| MaybeUninit::new(E::narrow(sum));
+    let assemble = |(of_group, panel, gradient): (&[Partial<E::Acc>], usize, &mut [MaybeUninit<E>])| {
         for parts in of_group.chunk_by(|a, b| a.channels == b.channels) {
             let (first, count) = (parts[0].channels.start * taps, parts[0].channels.len() * taps);
             let sums = |panel: usize| total(parts, panel * count * pitch..(panel + 1) * count * pitch);
             let width = |panel: usize| (columns - panel * pitch).min(pitch);
             if !exchanged {
                 let sizes = [count, width(panel)];
-                transpose(&sums(panel), pitch, sizes, &mut gradient[first..], rows, E::narrow);
+                transpose(&sums(panel), pitch, sizes, &mut gradient[first..], rows, narrow);
                 continue;
             }
             for panel in 0..columns.div_ceil(pitch) {
                 let gradient_rows = gradient[first * columns..].chunks_mut(columns);
                 for (sums, row) in sums(panel).chunks(pitch).zip(gradient_rows) {
-                    round(&mut row[panel * pitch..][..width(panel)], sums);
+                    let row = &mut row[panel * pitch..][..width(panel)];
+                    row.iter_mut().zip(sums).for_each(|(element, &sum)| *element = narrow(sum));
                 }
             }
         }
     };
-    parallel::each(jobs, groups * rows * columns, assemble);
+    parallel::each(jobs, len, assemble);
+    // SAFETY: the panels are all of the gradient, and the channels of the parts all rows of a panel.
+    unsafe { gradient.set_len(len) };
     gradient
 }
 
 /// A range of the sums of all parts.
-fn total<A: CpuElement<Acc = A>>(parts: &[Partial<A>], range: Range<usize>) -> Cow<'_, [A]> {
+fn total<A: CpuElement<Acc = A> + Lanes>(parts: &[Partial<A>], range: Range<usize>) -> Cow<'_, [A]> {
     let mut sums = Cow::Borrowed(&parts[0].sums[range.clone()]);
     for part in &parts[1..] {
         let pairs = sums.to_mut().iter_mut().zip(&part.sums[range.clone()]);
@@ -284,7 +314,24 @@ struct Partial<A> {
     channels: Range<usize>,
     shares: Vec<Share>,
     /// Per panel of channels of `dy` a row per channel and tap.
-    sums: Vec<A>,
+    sums: Workspace<A>,
+}
+
+/// Computes a part of the gradient.
+struct Correlate<'a, E: CpuElement> {
+    partial: &'a mut Partial<E::Acc>,
+    signal: Planes<'a, E>,
+    dy: Planes<'a, E>,
+    phase: &'a Phase,
+}
+
+impl<E: CpuElement> Job for Correlate<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        self.partial.sum(self.signal, self.dy, self.phase);
+    }
 }
 
 impl<A: CpuElement<Acc = A> + Lanes> Partial<A> {
@@ -298,15 +345,16 @@ impl<A: CpuElement<Acc = A> + Lanes> Partial<A> {
         let size = total.div_ceil(total.div_ceil(POINTS));
         let per_tile = ROWS.div_ceil(taps).min(self.channels.len());
         let mut reader = Reader::new(phase, size, per_tile, dy.size());
-        let mut columns = vec![A::zero(); panels * size * pitch];
+        let mut columns = Workspace::new(panels * size * pitch);
         let column_starts = starts(size, pitch);
-        self.sums = vec![A::zero(); panels * of_panel];
+        self.sums = Workspace::new(panels * of_panel);
         for Tile { runs, width: points } in phase.tiles(pieces, size, reader.takes_one_run()) {
+            let spans = phase.targets(&runs);
             for (panel, columns) in columns.chunks_exact_mut(size * pitch).enumerate() {
-                for run in &runs {
-                    let values = &dy.from(run.image, self.group, panel * pitch)[phase.target(run)..];
-                    let of_run = &mut columns[run.column * pitch..];
-                    transpose(values, dy.plane, [width(panel), run.len], of_run, pitch, E::widen);
+                for span in &spans {
+                    let values = &dy.from(span.image, self.group, panel * pitch)[span.start..];
+                    let columns = &mut columns[span.columns.start * pitch..];
+                    transpose(values, dy.plane, [width(panel), span.columns.len()], columns, pitch, E::widen);
                 }
             }
             for start in self.channels.clone().step_by(per_tile) {
@@ -336,19 +384,53 @@ pub(super) fn transposed_weight<E: CpuElement>(
     let of_group = channels / groups;
     let row = of_group * taps.len();
     let len = groups * size * row;
-    parallel::filled(len, E::Acc::zero(), BLOCK * row.max(1), len, |index, rows| {
-        let first = index * BLOCK;
+    parallel::filled(len, E::Acc::zero(), ROWS_OF_WEIGHT * row.max(1), len, |index, rows| {
+        vectorized(TransposeWeight {
+            weight,
+            sizes: [of_group, size, kernel],
+            taps,
+            first: index * ROWS_OF_WEIGHT,
+            rows,
+        });
+    })
+}
+
+/// Rearranges some rows of a weight.
+struct TransposeWeight<'a, E: CpuElement> {
+    weight: &'a [E],
+    /// Channels of a group, of the rows, and elements of the kernel.
+    sizes: [usize; 3],
+    taps: &'a [Tap],
+    /// The first row.
+    first: usize,
+    rows: &'a mut [E::Acc],
+}
+
+impl<E: CpuElement> Job for TransposeWeight<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { weight, sizes: [of_group, size, kernel], taps, first, rows } = self;
+        let pitch = of_group * taps.len();
+        let count = rows.len() / pitch.max(1);
+        let (group, i) = (first / size, first % size);
+        if kernel == 1 && taps.len() == 1 && i + count <= size {
+            let weight = &weight[group * of_group * size + i..];
+            return transpose(weight, size, [of_group, count], rows, pitch, E::widen);
+        }
         for o in 0..of_group {
-            for (number, row) in (first..).zip(rows.chunks_mut(row)) {
+            for (number, row) in (first..).zip(rows.chunks_mut(pitch)) {
                 let (group, i) = (number / size, number % size);
                 let elements = &weight[((group * of_group + o) * size + i) * kernel..][..kernel];
                 let row = &mut row[o * taps.len()..][..taps.len()];
-                match (elements, &mut *row) {
-                    ([element], [place]) => *place = element.widen(),
-                    _ if kernel == taps.len() => copy(row, elements, 1),
+                match (elements.as_array::<9>(), row.as_mut_array::<9>()) {
+                    // A kernel of 3x3, at once.
+                    (Some(elements), Some(row)) => *row = elements.map(E::widen),
+                    _ if kernel == taps.len() => widen(row, elements),
                     _ => widen(row, taps.iter().map(|tap| &elements[tap.index])),
                 }
             }
         }
-    })
+    }
 }

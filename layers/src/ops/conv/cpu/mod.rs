@@ -1,7 +1,7 @@
 //! Convolutions of slices, the same code over one, two and three axes: depthwise plane by plane, all others as products. Where Burn's
 //! own are faster, they run: `cargo bench --bench layers -- conv` and `--bench peers` have such cases.
 use super::{ConvKernels, Convolution, correlate, sizes, transposed};
-use crate::backend::cpu::{CpuBackend, CpuElement, accumulators_of, with_element};
+use crate::backend::cpu::{CpuBackend, CpuElement, accumulators_of, parallel, with_element};
 use crate::backend::wide;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16, ops::ConvOptions};
@@ -96,7 +96,7 @@ impl<B: CpuBackend> ConvKernels for B {
         let axes = axes(&shape, &sizes, &kernel, &options);
         let [x, weight] = [x, weight].map(B::contiguous);
         let finite = with_element!(weight.dtype(), "convolution", E => {
-            B::as_slice::<E>(&weight).iter().all(|weight| weight.is_finite())
+            parallel::all(B::as_slice::<E>(&weight), |weight: &E| weight.is_finite())
         });
         // Beyond the ends zeros are read, which an infinite weight would make into no number.
         if !finite {

@@ -1,11 +1,11 @@
 //! How the products of a convolution get at what a tile of points reads.
 use super::{
-    geometry::{AXES, Phase, Planes, Run, Tap},
+    geometry::{AXES, Phase, Planes, Run, Sources, Span, Tap},
     rows::{copy, lay_out, split},
 };
 use crate::backend::cpu::{
     CpuElement,
-    product::{MOST_LANES, Rows, starts},
+    product::{Lanes, MOST_LANES, Rows, Workspace, starts},
 };
 use core::ops::Range;
 use num_traits::Zero;
@@ -16,19 +16,19 @@ const COPY: f64 = 8.0;
 /// What the points of a tile read of some channels, row by row: one per channel and tap.
 pub(super) struct Reader<A> {
     layout: Layout,
-    values: Vec<A>,
+    values: Workspace<A>,
     /// Where the rows begin.
     starts: Vec<usize>,
 }
 
 enum Layout {
     /// A row for every channel and tap.
-    Gathered { pitch: usize },
+    Gathered(Gather),
     /// Every element once, the rows overlapping. Only for tiles of one run.
     Strip(Strip),
 }
 
-impl<A: CpuElement<Acc = A>> Reader<A> {
+impl<A: CpuElement<Acc = A> + Lanes> Reader<A> {
     /// For tiles of at most so many points, and at most so many channels at once. `products`: of every element of a row.
     pub(super) fn new(phase: &Phase, points: usize, channels: usize, products: usize) -> Self {
         let strip = Strip::new(phase, points);
@@ -36,12 +36,13 @@ impl<A: CpuElement<Acc = A>> Reader<A> {
             let size = strip.size();
             let of_channel = |channel: usize| strip.taps.iter().map(move |tap| channel * size + tap);
             let starts = (0..channels).flat_map(of_channel).collect();
-            let values = vec![A::zero(); channels * strip.size()];
+            let values = Workspace::new(channels * strip.size());
             return Self { layout: Layout::Strip(strip), values, starts };
         }
         let rows = channels * phase.taps.len();
-        let values = vec![A::zero(); rows * points];
-        Self { layout: Layout::Gathered { pitch: points }, values, starts: starts(rows, points) }
+        let values = Workspace::new(rows * points);
+        let gather = Gather { pitch: points, sources: Sources::default() };
+        Self { layout: Layout::Gathered(gather), values, starts: starts(rows, points) }
     }
 
     /// Whether tiles must be of one run.
@@ -59,11 +60,10 @@ impl<A: CpuElement<Acc = A>> Reader<A> {
         phase: &Phase,
         runs: &[Run],
     ) {
-        match &self.layout {
-            Layout::Strip(strip) => strip.paint(input, group, channels, phase, &runs[0], &mut self.values),
-            Layout::Gathered { pitch } => {
-                gather(input, group, channels, phase, runs, &mut self.values, *pitch)
-            }
+        let values = &mut self.values;
+        match &mut self.layout {
+            Layout::Strip(strip) => strip.paint(input, group, channels, phase, &runs[0], values),
+            Layout::Gathered(gather) => gather.copy(input, group, channels, phase, runs, values),
         }
     }
 
@@ -73,32 +73,39 @@ impl<A: CpuElement<Acc = A>> Reader<A> {
     }
 }
 
-/// A row per channel of a range of a group and tap, `pitch` elements apart: what the points of every run read through it.
-#[inline(always)]
-fn gather<E: CpuElement>(
-    input: Planes<'_, E>,
-    group: usize,
-    channels: Range<usize>,
-    phase: &Phase,
-    runs: &[Run],
-    tile: &mut [E::Acc],
+/// Rows of what every point reads through one tap.
+struct Gather {
+    /// Distance between rows.
     pitch: usize,
-) {
-    let per_channel = phase.taps.len() * pitch;
-    for (number, tap) in phase.taps.iter().enumerate() {
-        for run in runs {
-            let source = phase.source(run, tap);
-            let planes = input.from(run.image, group, channels.start).chunks(input.plane);
-            let rows = tile[number * pitch..].chunks_mut(per_channel).take(channels.len());
-            for (row, plane) in rows.zip(planes) {
-                let row = &mut row[run.column..][..run.len];
-                let Some((offset, points)) = &source else {
-                    row.fill(E::Acc::zero());
-                    continue;
-                };
-                row[..points.start].fill(E::Acc::zero());
-                row[points.end..].fill(E::Acc::zero());
-                copy(&mut row[points.clone()], &plane[*offset..], phase.stride());
+    /// Of the tap whose rows are copied.
+    sources: Sources,
+}
+
+impl Gather {
+    /// Copies a row per channel and tap.
+    #[inline(always)]
+    fn copy<E: CpuElement>(
+        &mut self,
+        input: Planes<'_, E>,
+        group: usize,
+        channels: Range<usize>,
+        phase: &Phase,
+        runs: &[Run],
+        tile: &mut [E::Acc],
+    ) {
+        let per_channel = phase.taps.len() * self.pitch;
+        for (number, tap) in phase.taps.iter().enumerate() {
+            phase.sources(runs, tap, &mut self.sources);
+            let Sources { spans, padding } = &self.sources;
+            let rows = tile[number * self.pitch..].chunks_mut(per_channel);
+            for (row, channel) in rows.zip(channels.clone()) {
+                for Span { image, start, columns } in spans {
+                    let plane = &input.from(*image, group, channel)[..input.plane];
+                    copy(&mut row[columns.clone()], &plane[*start..], phase.stride());
+                }
+                for columns in padding {
+                    row[columns.clone()].fill(E::Acc::zero());
+                }
             }
         }
     }

@@ -77,9 +77,25 @@ pub(super) fn transpose<T: Copy, U>(
     f: impl Fn(T) -> U,
 ) {
     for first in (0..rows).step_by(BLOCK) {
-        let block = first..(first + BLOCK).min(rows);
-        for (column, result) in result.chunks_mut(pitch).take(columns).enumerate() {
-            for (result, row) in result[block.clone()].iter_mut().zip(block.clone()) {
+        let count = (rows - first).min(BLOCK);
+        let mut done = 0;
+        // Whole blocks go through registers.
+        while count == BLOCK && done + BLOCK <= columns {
+            let row = |row: usize| {
+                let values = &values[(first + row) * pitch_of_values + done..][..BLOCK];
+                core::array::from_fn::<T, BLOCK, _>(|column| values[column])
+            };
+            let block: [[T; BLOCK]; BLOCK] = core::array::from_fn(row);
+            for column in 0..BLOCK {
+                let result = &mut result[(done + column) * pitch + first..][..BLOCK];
+                for row in 0..BLOCK {
+                    result[row] = f(block[row][column]);
+                }
+            }
+            done += BLOCK;
+        }
+        for (column, result) in result.chunks_mut(pitch).take(columns).enumerate().skip(done) {
+            for (result, row) in result[first..first + count].iter_mut().zip(first..) {
                 *result = f(values[row * pitch_of_values + column]);
             }
         }
