@@ -1,9 +1,13 @@
 use crate::common::*;
+use burn::module::{Lora, Module};
+use burn::nn::PaddingConfig2d;
 use burn::tensor::{
-    DType, Tensor, module,
+    DType, Device, Distribution, Tensor, TensorData, Tolerance, activation, module,
     ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions},
 };
-use burn_memsave::functional as F;
+use burn_memsave::functional::{self as F, GivenNorm};
+use burn_memsave::lora::ConvLora;
+use burn_memsave::nn::{BatchNorm, BatchNormConfig, conv::Conv2dConfig};
 use proptest::prelude::*;
 
 /// One axis of a convolution.
@@ -313,6 +317,172 @@ macro_rules! conv {
 conv!(conv1d, conv_transpose1d, 1, 3, 128);
 conv!(conv2d, conv_transpose2d, 2, 4, 96);
 conv!(conv3d, conv_transpose3d, 3, 5, 48);
+
+/// In f64: elsewhere a rounding could move a sum across the kink of the ReLU.
+macro_rules! norm_relu {
+    ($conv_norm_relu:ident = $conv:ident, $rank:literal, $dims:literal, $cases:literal) => {
+        mod $conv_norm_relu {
+            use super::*;
+
+            const BETA: usize = 2;
+            /// The bias, or a `gamma` that may be tracked.
+            const LAST: usize = 3;
+
+            /// `x`, `weight`, `beta`, and `gamma` or the bias.
+            fn inputs(conv: &Convolution<$rank>, with_gamma: bool) -> Vec<Input> {
+                let channels = conv.groups * conv.channels[1];
+                let mut inputs = conv.conv_inputs::<$dims>();
+                inputs.insert(BETA, Input::random([channels]));
+                if with_gamma {
+                    inputs.truncate(LAST);
+                    inputs.push(Input::random([channels]));
+                }
+                inputs
+            }
+
+            /// Statistics, and a `gamma` that is no input, of numbers that half precision has.
+            fn norm(t: &Operands, with_gamma: bool) -> (Option<Tensor<1>>, GivenNorm) {
+                let weight = t.get::<$dims>(1);
+                let channels = weight.dims()[0];
+                let of = |seed, range| {
+                    let eighths = |value: f64| (8.0 * value).round() / 8.0;
+                    let values: Vec<f64> = uniform(channels, seed, range).into_iter().map(eighths).collect();
+                    tensor(values, &[channels], t.device(), weight.dtype())
+                };
+                let last = t.maybe(LAST);
+                let (bias, gamma) = if with_gamma { (None, last) } else { (last, None) };
+                let gamma = gamma.unwrap_or_else(|| of(9, -1.0..2.0));
+                let (mean, variance) = (of(7, -0.5..0.5), of(8, 0.5..1.5));
+                (bias, GivenNorm { gamma, beta: t.get(BETA), mean, variance, epsilon: 1e-3 })
+            }
+
+            fn ours(options: ConvOptions<$rank>, with_gamma: bool) -> impl Fn(&Operands) -> Tensor<$dims> {
+                move |t| {
+                    let (bias, norm) = norm(t, with_gamma);
+                    F::$conv_norm_relu(t.get(0), t.get(1), bias, norm, options.clone())
+                }
+            }
+
+            fn stock(options: ConvOptions<$rank>, with_gamma: bool) -> impl Fn(&Operands) -> Tensor<$dims> {
+                move |t| {
+                    let (bias, GivenNorm { gamma, beta, mean, variance, epsilon }) = norm(t, with_gamma);
+                    let z = module::$conv(t.get(0), t.get(1), bias, options.clone());
+                    activation::relu(module::batch_norm(z, gamma, beta, mean, variance, epsilon))
+                }
+            }
+
+            #[test]
+            fn equals_stock() {
+                let with_gamma = prop::bool::weighted(0.25);
+                let cases = (convolutions::<$rank>(), settings(), with_gamma);
+                for_all($cases, cases, |(conv, setting, with_gamma)| {
+                    let conv = match $rank {
+                        1 => Convolution { groups: 1, ..conv },
+                        2 => conv,
+                        _ => conv.symmetric(),
+                    };
+                    let setting = Setting { dtype: DType::F64, ..setting };
+                    let options = conv.options();
+                    Check::new(inputs(&conv, with_gamma), setting)
+                        .compare(&ours(options.clone(), with_gamma), &stock(options, with_gamma));
+                });
+            }
+
+            /// Convolutions that the kernels here compute, not Burn's: in tiles, and plane by plane.
+            #[test]
+            fn equals_stock_for_many_points() {
+                let size = [300, 18, 8][$rank - 1];
+                let many = Convolution { groups: 1, channels: [20, 7], ..fixed::<$rank>(size, 3, 1, (1, 1)) };
+                let depthwise = Convolution { groups: 6, channels: [1, 1], ..many.clone() };
+                for conv in [many, depthwise] {
+                    let options = conv.options();
+                    Check::new(inputs(&conv, false), Setting::of(DType::F64))
+                        .compare(&ours(options.clone(), false), &stock(options, false));
+                }
+            }
+
+            /// Errors against f64 not above stock's, which rounds after every step.
+            #[test]
+            fn equals_stock_in_half_precision() {
+                for dtype in HALF {
+                    let conv = Convolution { groups: 1, ..fixed::<$rank>(9, 3, 1, (1, 1)) };
+                    let options = conv.options();
+                    let check = Check::new(inputs(&conv, false), Setting::of(dtype));
+                    check.compare(&ours(options.clone(), false), &stock(options, false));
+                }
+            }
+
+            #[test]
+            fn is_differentiated() {
+                let conv = fixed::<$rank>(6, 3, 2, (1, 1));
+                let check = Check::new(inputs(&conv, false), Setting::default());
+                check.differentiate(&ours(conv.options(), false));
+            }
+
+            #[test]
+            fn treats_odd_shapes_as_stock() {
+                let conv = Convolution { groups: 1, ..fixed::<$rank>(3, 2, 1, (0, 0)) };
+                let compare = |inputs: Vec<Input>| {
+                    Check::new(inputs, Setting::default())
+                        .compare_panics(&ours(conv.options(), false), &stock(conv.options(), false));
+                };
+                compare(inputs(&Convolution { batch: 0, ..conv.clone() }, false));
+                for wrong in [BETA, LAST] {
+                    let mut inputs = inputs(&conv, false);
+                    inputs[wrong] = Input::random([2]);
+                    compare(inputs);
+                }
+            }
+        }
+    };
+}
+norm_relu!(conv1d_norm_relu = conv1d, 1, 3, 64);
+norm_relu!(conv2d_norm_relu = conv2d, 2, 4, 64);
+norm_relu!(conv3d_norm_relu = conv3d, 3, 5, 32);
+
+/// In whatever state the layers are, the method computes what they compute one after the other.
+#[test]
+fn forward_norm_relu_is_the_layers_one_after_the_other() {
+    let _seeded = generator();
+    let device = Device::flex().autodiff();
+    device.seed(5);
+    let config = Conv2dConfig::new([3, 6], [3, 3]).with_padding(PaddingConfig2d::Same);
+    let convs = [config.init(&device), config.with_bias(false).init(&device)];
+    let lora = convs[0].clone().apply_reparameterization(ConvLora::new(Lora::new(1, 4.0)));
+    let norm = BatchNormConfig::new(6).init(&device);
+    let x = || Tensor::<4>::random([2, 3, 12, 11], Distribution::Default, &device);
+    norm.forward(convs[0].forward(x())); // running statistics that are not those of the beginning
+    let frozen = norm.clone().freeze();
+    let of_beta = BatchNorm { beta: frozen.beta.clone().set_require_grad(true), ..frozen.clone() };
+    let of_gamma = BatchNorm { gamma: frozen.gamma.clone().set_require_grad(true), ..frozen.clone() };
+    let [first, second] = convs;
+    for conv in [first.clone(), second, first.freeze(), lora] {
+        for norm in [&norm, &frozen, &of_beta, &of_gamma] {
+            let x = x().require_grad();
+            let gradients = |y: Tensor<4>| {
+                let gradients = (y.clone() * y).sum().backward();
+                let of_weight = conv.weight.val().grad(&gradients);
+                let of_norm = [&norm.gamma, &norm.beta].map(|parameter| parameter.val().grad(&gradients));
+                (x.grad(&gradients), of_weight, of_norm)
+            };
+            let at_once = || conv.forward_norm_relu(x.clone(), norm);
+            let step_by_step = || F::relu(norm.forward(conv.forward(x.clone())));
+            let close = |a: TensorData, b: TensorData| a.assert_approx_eq::<f32>(&b, Tolerance::default());
+            close(at_once().into_data(), step_by_step().into_data());
+            let (a, b) = (gradients(at_once()), gradients(step_by_step()));
+            fn data<const D: usize>(gradient: Option<Tensor<D>>) -> Option<TensorData> {
+                gradient.map(Tensor::into_data)
+            }
+            let all = |(x, weight, [gamma, beta]): (_, _, [_; 2])| {
+                [data::<4>(x), data::<4>(weight), data::<1>(gamma), data::<1>(beta)]
+            };
+            for (a, b) in all(a).into_iter().zip(all(b)) {
+                assert_eq!(a.is_some(), b.is_some());
+                a.zip(b).into_iter().for_each(|(a, b)| close(a, b));
+            }
+        }
+    }
+}
 
 /// Stock's weight gradient of a grouped 1-D convolution is wrong where the stride leaves a rest (Flex 0.22.1), or panics
 /// (NdArray 0.22.1): the truth is one convolution without groups per group.

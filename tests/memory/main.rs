@@ -8,6 +8,7 @@ use burn_memsave::measure::TrackingAllocator;
 mod table;
 
 mod chains;
+mod conv_norm_relu;
 mod lora;
 mod meter;
 mod table_walk;

@@ -1,9 +1,11 @@
 //! Convolutions: ordinary, transposed and deformable.
+use super::activation::relu;
 use super::guard::{
     Fit, Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_quantized, is_tracked, require,
     require_bias, require_dtype, require_floats,
 };
-use crate::ops::{ConvOps, ConvTransposeOps, DeformConvOps, MaybeTensor, Weight};
+use super::norm::{GivenNorm, batch_norm};
+use crate::ops::{ConvNormReluOps, ConvOps, ConvTransposeOps, DeformConvOps, MaybeTensor, Weight};
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{
     Tensor, module,
@@ -87,6 +89,42 @@ convolutions! {
     conv_transpose1d(ConvTransposeOptions<1>), CONV_TRANSPOSE1D = memsave_conv_transpose1d, conv_transpose_fits, ConvTransposeOptions<1>, 3;
     conv_transpose2d(ConvTransposeOptions<2>), CONV_TRANSPOSE2D = memsave_conv_transpose2d, conv_transpose_fits, ConvTransposeOptions<2>, 4;
     conv_transpose3d(ConvTransposeOptions<3>), CONV_TRANSPOSE3D = memsave_conv_transpose3d, conv_transpose_fits, ConvTransposeOptions<3>, 5;
+}
+
+macro_rules! conv_norm_relu {
+    ($($name:ident = $conv:ident, $op:ident, $rank:literal, $dims:literal;)+) => {$(
+        /// A convolution, a batch normalization with given statistics and a ReLU:
+        #[doc = concat!("`relu(batch_norm(", stringify!($conv), "(x, weight, bias, options), ..))`,")]
+        /// in one pass over the result.
+        ///
+        /// Keeps `x` only for a tracked weight, the weight only for a tracked `x`, and one bit per element. With a tracked
+        /// `gamma`, whose gradient reads the result of the convolution, the three run one after the other.
+        pub fn $name(
+            x: Tensor<$dims>,
+            weight: Tensor<$dims>,
+            bias: Option<Tensor<1>>,
+            norm: GivenNorm,
+            options: impl Into<ConvOptions<$rank>>,
+        ) -> Tensor<$dims> {
+            let options = options.into();
+            let fits = norm.is_given(&x, weight.dims()[0])
+                && require_dtype(&x, &weight).and(conv_fits(&x, &weight, &bias, &options)).is_ok()
+                && bias.as_ref().is_none_or(|bias| require_dtype(&x, bias).is_ok());
+            let GivenNorm { gamma, beta, mean, variance, epsilon } = norm;
+            if !fits {
+                return relu(batch_norm($conv(x, weight, bias, options), gamma, beta, mean, variance, epsilon));
+            }
+            let [x, weight] = [x, weight].map(Tensor::into_dispatch);
+            let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(Tensor::into_dispatch);
+            let bias = into_maybe(bias);
+            Tensor::from_dispatch(Dispatch::$op(x, weight, bias, gamma, beta, mean, variance, epsilon, options))
+        }
+    )+};
+}
+conv_norm_relu! {
+    conv1d_norm_relu = conv1d, memsave_conv1d_norm_relu, 1, 3;
+    conv2d_norm_relu = conv2d, memsave_conv2d_norm_relu, 2, 4;
+    conv3d_norm_relu = conv3d, memsave_conv3d_norm_relu, 3, 5;
 }
 
 fn conv_fits<const D: usize, const RANK: usize>(

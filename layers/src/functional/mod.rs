@@ -33,7 +33,10 @@ pub use activation::{
     softplus, softplus_with_threshold, softsign, tanh, tanhshrink, threshold, thresholded_relu,
 };
 pub use attention::attention;
-pub use conv::{conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d, conv2d, conv3d, deform_conv2d};
+pub use conv::{
+    conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d, conv1d_norm_relu, conv2d, conv2d_norm_relu,
+    conv3d, conv3d_norm_relu, deform_conv2d,
+};
 pub use linear::{embedding, linear};
 pub use lora::{
     conv_transpose1d_lora, conv_transpose2d_lora, conv_transpose3d_lora, conv1d_lora, conv2d_lora,
@@ -41,7 +44,8 @@ pub use lora::{
 };
 pub use loss::{LinearCrossEntropyOptions, cross_entropy, linear_cross_entropy};
 pub use norm::{
-    add_rms_norm, batch_norm, batch_norm_train, group_norm, layer_norm, local_response_norm, rms_norm,
+    GivenNorm, add_rms_norm, batch_norm, batch_norm_train, group_norm, layer_norm, local_response_norm,
+    rms_norm,
 };
 pub use pool::{
     adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d, avg_pool1d, avg_pool2d, interpolate,

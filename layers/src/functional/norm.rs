@@ -1,11 +1,36 @@
 //! Normalizations.
 use super::guard::{
-    Misfit, accepts, into_maybe, is_tracked, require, require_alike, require_parameters,
+    Misfit, accepts, into_maybe, is_tracked, require, require_alike, require_dtype, require_parameters,
     require_parameters_of_channels,
 };
 use crate::ops::{AddRmsNormOps, BatchNormOps, LocalResponse, LocalResponseOps, RowNorm, RowNormOps};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor, module, module::BatchNormTrainOutput};
+
+/// A batch normalization with given statistics, as after training; tensors `[channels]`.
+#[derive(Clone, Debug)]
+pub struct GivenNorm {
+    /// The scale.
+    pub gamma: Tensor<1>,
+    /// What is added last.
+    pub beta: Tensor<1>,
+    /// The mean that is subtracted.
+    pub mean: Tensor<1>,
+    /// The variance whose root is divided by.
+    pub variance: Tensor<1>,
+    /// What is added to the variance.
+    pub epsilon: f64,
+}
+
+impl GivenNorm {
+    /// Whether it normalizes so many channels of the dtype of `x`, and no gradient flows to anything but `beta`.
+    pub(super) fn is_given<const D: usize>(&self, x: &Tensor<D>, channels: usize) -> bool {
+        let Self { gamma, beta, mean, variance, .. } = self;
+        let fits = |tensor: &Tensor<1>| tensor.dims() == [channels] && require_dtype(x, tensor).is_ok();
+        [gamma, beta, mean, variance].into_iter().all(fits)
+            && [gamma, mean, variance].into_iter().all(|tensor| !tensor.is_tracked())
+    }
+}
 
 /// Batch normalization with given statistics; see [`burn::tensor::module::batch_norm`]. With tracked ones it is Burn's own.
 ///

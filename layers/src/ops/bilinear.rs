@@ -162,16 +162,26 @@ impl<B: Backend, M: Bilinear<B>> Operation<B, 3> for BilinearOperation<B, M> {
     }
 
     fn backward(Self { map, quantized }: Self, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
-        if let Some(x) = pass.take(X) {
-            let dweight = map.weight_backward(x, pass.shape(WEIGHT), dy.clone());
-            pass.give(WEIGHT, dweight);
-        }
-        if pass.wants(BIAS) {
-            pass.give(BIAS, map.bias_backward(dy.clone()));
-        }
-        if pass.wants(X) {
-            let weight = Weight::from_parts(pass.take(WEIGHT), quantized);
-            pass.give(X, map.x_backward_with(pass.shape(X), weight, dy));
-        }
+        give_gradients(&map, quantized, dy, pass);
+    }
+}
+
+/// Gives the gradients of `x`, `weight` and `bias`, the first three inputs of a step, from that of the output of the map.
+pub(super) fn give_gradients<B: Backend, M: Bilinear<B>, const N: usize>(
+    map: &M,
+    quantized: Option<QuantizedTensor<B>>,
+    dy: FloatTensor<B>,
+    pass: &mut BackwardPass<B, N>,
+) {
+    if let Some(x) = pass.take(X) {
+        let dweight = map.weight_backward(x, pass.shape(WEIGHT), dy.clone());
+        pass.give(WEIGHT, dweight);
+    }
+    if pass.wants(BIAS) {
+        pass.give(BIAS, map.bias_backward(dy.clone()));
+    }
+    if pass.wants(X) {
+        let weight = Weight::from_parts(pass.take(WEIGHT), quantized);
+        pass.give(X, map.x_backward_with(pass.shape(X), weight, dy));
     }
 }

@@ -214,6 +214,9 @@ pub trait Run: Backend {
     /// A tensor of the backend without autodiff, untracked.
     fn untracked(tensor: FloatTensor<Self::Plain>) -> FloatTensor<Self>;
 
+    /// Whether the strategy of the device computes some outputs again instead of keeping them.
+    fn recomputes() -> bool;
+
     /// Whether the strategy of the device computes this tensor again when a backward pass asks for it.
     fn is_recomputed(tensor: &FloatTensor<Self>) -> bool;
 }
@@ -235,6 +238,10 @@ crate::backend::plain_backends!(Run {
 
     fn untracked(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         tensor
+    }
+
+    fn recomputes() -> bool {
+        false
     }
 
     fn is_recomputed(_: &FloatTensor<Self>) -> bool {
@@ -260,6 +267,10 @@ impl<B: Backend, C: CheckpointStrategy> Run for Autodiff<B, C> {
 
     fn untracked(tensor: FloatTensor<B>) -> FloatTensor<Self> {
         FloatTensor::<Self>::new(tensor)
+    }
+
+    fn recomputes() -> bool {
+        recomputes::<C>()
     }
 
     fn is_recomputed(tensor: &FloatTensor<Self>) -> bool {

@@ -1,5 +1,9 @@
 //! One bit per element.
-use super::{CpuBackend, CpuElement, parallel, with_element};
+use super::{
+    CpuBackend, CpuElement,
+    parallel::{self, Job},
+    with_element,
+};
 use crate::backend::{Masks, Saved};
 use burn::backend::{
     Distribution, TensorMetadata,
@@ -73,6 +77,14 @@ impl BitMask {
         });
     }
 
+    /// Multiplies every value of `[batch, channels, inner]` by the slope of its channel where its bit is set; 0 where it is not.
+    pub(crate) fn scale_channels<E: CpuElement>(&self, values: &mut [E], inner: usize, slopes: &[E::Acc]) {
+        parallel::chunks_mut(values, TASK * BITS, values.len(), |task, values| {
+            let words = &self.words[task * TASK..];
+            parallel::vectorized(ScaleChannels { words, values, first: task * TASK * BITS, inner, slopes });
+        });
+    }
+
     /// The packed bits.
     pub(crate) fn words(&self) -> &[u64] {
         &self.words
@@ -80,6 +92,45 @@ impl BitMask {
 
     pub(crate) fn from_words(words: Vec<u64>) -> Self {
         Self { words: Arc::new(words) }
+    }
+}
+
+/// Scales values of `[batch, channels, inner]`, from one at the beginning of a word on.
+struct ScaleChannels<'a, E: CpuElement> {
+    words: &'a [u64],
+    values: &'a mut [E],
+    first: usize,
+    inner: usize,
+    slopes: &'a [E::Acc],
+}
+
+impl<E: CpuElement> Job for ScaleChannels<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { words, values, first, inner, slopes } = self;
+        let slope = |at: usize| slopes[at / inner % slopes.len()];
+        let scale = |on: bool, value: E, slope: E::Acc| match on {
+            true => E::narrow(value.widen() * slope),
+            false => E::zero(),
+        };
+        for ((word, values), first) in words.iter().zip(values.chunks_mut(BITS)).zip((first..).step_by(BITS))
+        {
+            if first / inner != (first + values.len() - 1) / inner {
+                for (bit, value) in values.iter_mut().enumerate() {
+                    *value = scale(word >> bit & 1 == 1, *value, slope(first + bit));
+                }
+                continue;
+            }
+            let slope = slope(first);
+            for (byte, values) in values.chunks_mut(8).enumerate() {
+                let byte = (word >> (8 * byte)) as u32 & 0xff;
+                for (bit, value) in values.iter_mut().enumerate() {
+                    *value = scale(byte & 1 << bit != 0, *value, slope);
+                }
+            }
+        }
     }
 }
 

@@ -1,5 +1,23 @@
 //! Loops over elements, each of which is computed in the type of sums and rounded once.
 use super::{CpuElement, parallel::Job};
+use core::mem::MaybeUninit;
+
+/// Writes `f(x)`, for as many elements as there are on both sides.
+pub(crate) struct Map<'a, E, F> {
+    pub(crate) x: &'a [E],
+    pub(crate) y: &'a mut [MaybeUninit<E>],
+    pub(crate) f: F,
+}
+
+impl<E: CpuElement, F: Fn(E::Acc) -> E::Acc> Job for Map<'_, E, F> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { x, y, f } = self;
+        y.iter_mut().zip(x).for_each(|(y, x)| *y = MaybeUninit::new(E::narrow(f(x.widen()))));
+    }
+}
 
 /// Replaces every `x` by `f(x)`.
 pub(crate) struct Update<'a, E, F> {

@@ -92,6 +92,24 @@ fn each_pair<T: Send, U: Send>(a: &mut [T], b: &mut [U], sizes: [usize; 2], work
     }
 }
 
+/// A vector of `len` elements, chunk by chunk of `size` elements from `f(index, chunk)`.
+///
+/// # Safety
+///
+/// `f` writes every element of its chunk.
+pub(crate) unsafe fn written<T: Send>(
+    len: usize,
+    size: usize,
+    work: usize,
+    f: impl Fn(usize, &mut [MaybeUninit<T>]) + Send + Sync,
+) -> Vec<T> {
+    let mut values = Vec::with_capacity(len);
+    chunks_mut(&mut values.spare_capacity_mut()[..len], size, work, f);
+    // SAFETY: `chunks_mut` visits every chunk, and `f` writes all of it.
+    unsafe { values.set_len(len) };
+    values
+}
+
 /// A vector of `value` after `f(index, chunk)` for every chunk of `size` elements. Every chunk is filled by the thread that
 /// goes on to work on it, while it is in the cache.
 pub(crate) fn filled<T: Copy + Send + Sync>(
@@ -101,13 +119,8 @@ pub(crate) fn filled<T: Copy + Send + Sync>(
     work: usize,
     f: impl Fn(usize, &mut [T]) + Send + Sync,
 ) -> Vec<T> {
-    let mut values = Vec::with_capacity(len);
-    chunks_mut(&mut values.spare_capacity_mut()[..len], size, work, |index, chunk| {
-        f(index, fill(chunk, value))
-    });
-    // SAFETY: `chunks_mut` visits every chunk, and `fill` initializes every element of it.
-    unsafe { values.set_len(len) };
-    values
+    // SAFETY: `fill` writes all of the chunk.
+    unsafe { written(len, size, work, |index, chunk| f(index, fill(chunk, value))) }
 }
 
 /// [`filled`] with a copy of `source` instead of one value.
@@ -117,13 +130,10 @@ pub(crate) fn copied<T: Copy + Send + Sync>(
     work: usize,
     f: impl Fn(usize, &mut [T]) + Send + Sync,
 ) -> Vec<T> {
-    let mut values = Vec::with_capacity(source.len());
-    chunks_mut(&mut values.spare_capacity_mut()[..source.len()], size, work, |index, chunk| {
-        f(index, copy(chunk, &source[index * size..]))
-    });
-    // SAFETY: `chunks_mut` visits every chunk, and `copy` initializes every element of it.
-    unsafe { values.set_len(source.len()) };
-    values
+    // SAFETY: `copy` writes all of the chunk.
+    unsafe {
+        written(source.len(), size, work, |index, chunk| f(index, copy(chunk, &source[index * size..])))
+    }
 }
 
 /// [`filled`] beside the chunks of another slice, of which there must be as many.

@@ -1,4 +1,5 @@
-//! The inner loop of convolutions: a product of rows with a block of columns, in vectors of the widest kind of the machine.
+//! The inner loops of convolutions, in vectors of the widest kind of the machine: a product of rows with a block of columns, and
+//! sums of products of two slices.
 use core::ops::{Deref, DerefMut, Range};
 use num_traits::Zero;
 use pulp::{Arch, Simd, WithSimd};
@@ -80,10 +81,17 @@ pub trait Lanes: Copy + Zero + 'static {
     fn vectors<S: Simd>(values: &[Self]) -> &[Self::Vector<S>];
     /// As many whole vectors as there are.
     fn vectors_mut<S: Simd>(values: &mut [Self]) -> &mut [Self::Vector<S>];
+    /// Fewer values than a vector has lanes, then zeros.
+    fn partial<S: Simd>(simd: S, values: &[Self]) -> Self::Vector<S>;
+    /// The sum over the lanes.
+    fn sum<S: Simd>(simd: S, vector: Self::Vector<S>) -> Self;
 }
 
 macro_rules! lanes {
-    ($float:ty, $vector:ident, $splat:ident, $add:ident, $mul_add:ident, $vectors:ident, $vectors_mut:ident) => {
+    (
+        $float:ty, $vector:ident, $splat:ident, $add:ident, $mul_add:ident, $vectors:ident, $vectors_mut:ident, $partial:ident,
+        $sum:ident
+    ) => {
         impl Lanes for $float {
             type Vector<S: Simd> = S::$vector;
             #[inline(always)]
@@ -106,11 +114,39 @@ macro_rules! lanes {
             fn vectors_mut<S: Simd>(values: &mut [Self]) -> &mut [S::$vector] {
                 S::$vectors_mut(values).0
             }
+            #[inline(always)]
+            fn partial<S: Simd>(simd: S, values: &[Self]) -> S::$vector {
+                simd.$partial(values)
+            }
+            #[inline(always)]
+            fn sum<S: Simd>(simd: S, vector: S::$vector) -> $float {
+                simd.$sum(vector)
+            }
         }
     };
 }
-lanes!(f32, f32s, splat_f32s, add_f32s, mul_add_e_f32s, as_simd_f32s, as_mut_simd_f32s);
-lanes!(f64, f64s, splat_f64s, add_f64s, mul_add_e_f64s, as_simd_f64s, as_mut_simd_f64s);
+lanes!(
+    f32,
+    f32s,
+    splat_f32s,
+    add_f32s,
+    mul_add_e_f32s,
+    as_simd_f32s,
+    as_mut_simd_f32s,
+    partial_load_f32s,
+    reduce_sum_f32s
+);
+lanes!(
+    f64,
+    f64s,
+    splat_f64s,
+    add_f64s,
+    mul_add_e_f64s,
+    as_simd_f64s,
+    as_mut_simd_f64s,
+    partial_load_f64s,
+    reduce_sum_f64s
+);
 
 /// `sums[r][c] += sum_k rows[r][k] columns[k][c]` for all rows and columns that begin somewhere, and the first `width` columns; what
 /// `sums` holds of further columns, up to the next whole vector, is lost.
@@ -190,5 +226,72 @@ impl<A: Lanes> AddProduct<'_, A> {
             }
         }
         R
+    }
+}
+
+/// Elements that are multiplied one by one: from where on in both factors, and how many.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub(crate) starts: [usize; 2],
+    pub(crate) len: usize,
+}
+
+/// `sums[t] += sum_i a[i] b[shifts[t] + i]` over the elements of all segments.
+pub(crate) fn add_dots<A: Lanes>(a: &[A], b: &[A], segments: &[Segment], shifts: &[usize], sums: &mut [A]) {
+    Arch::new().dispatch(AddDots { a, b, segments, shifts, sums });
+}
+
+struct AddDots<'a, A> {
+    a: &'a [A],
+    b: &'a [A],
+    segments: &'a [Segment],
+    shifts: &'a [usize],
+    sums: &'a mut [A],
+}
+
+impl<A: Lanes> WithSimd for AddDots<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, simd: S) {
+        let mut first = 0;
+        while first < self.shifts.len() {
+            first += match self.shifts.len() - first {
+                9.. => self.shifts_from::<S, 9>(simd, first), // a kernel of 3x3
+                3.. => self.shifts_from::<S, 3>(simd, first),
+                _ => self.shifts_from::<S, 1>(simd, first),
+            };
+        }
+    }
+}
+
+impl<A: Lanes> AddDots<'_, A> {
+    /// `T` shifts, summed in registers.
+    #[inline(always)]
+    fn shifts_from<S: Simd, const T: usize>(&mut self, simd: S, first: usize) -> usize {
+        let lanes = size_of::<A::Vector<S>>() / size_of::<A>();
+        let mut sums = [A::splat(simd, A::zero()); T];
+        for Segment { starts: [a, b], len } in self.segments {
+            let a = &self.a[*a..][..*len];
+            let b: [&[A]; T] = core::array::from_fn(|t| &self.b[b + self.shifts[first + t]..][..*len]);
+            let whole = A::vectors::<S>(a);
+            let vectors: [&[A::Vector<S>]; T] = b.map(|b| &A::vectors::<S>(b)[..whole.len()]);
+            for (index, &factor) in whole.iter().enumerate() {
+                for t in 0..T {
+                    sums[t] = A::mul_add(simd, factor, vectors[t][index], sums[t]);
+                }
+            }
+            let done = whole.len() * lanes;
+            if done < *len {
+                let factor = A::partial(simd, &a[done..]);
+                for t in 0..T {
+                    sums[t] = A::mul_add(simd, factor, A::partial(simd, &b[t][done..]), sums[t]);
+                }
+            }
+        }
+        for (total, sum) in self.sums[first..].iter_mut().zip(sums) {
+            *total = *total + A::sum(simd, sum);
+        }
+        T
     }
 }

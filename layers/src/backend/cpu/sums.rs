@@ -57,24 +57,8 @@ impl<E: CpuElement> Job for Moments<'_, E> {
     #[inline(always)]
     fn run(self) -> [f64; 2] {
         let Self { x, dy, mean } = self;
-        let (mut sum, mut product) = (zeros::<E::Acc>(), zeros::<E::Acc>());
-        let mut add = |lane: usize, x: E, dy: E| {
-            let dy = dy.widen();
-            sum[lane] = sum[lane] + dy;
-            product[lane] = product[lane] + dy * (x.widen() - mean);
-        };
-        let (x, x_rest) = x.as_chunks::<LANES>();
-        let (dy, dy_rest) = dy.as_chunks::<LANES>();
-        // Loops, not closures for an iterator to call, which would be compiled by themselves.
-        for (x, dy) in x.iter().zip(dy) {
-            for lane in 0..LANES {
-                add(lane, x[lane], dy[lane]);
-            }
-        }
-        for (lane, (&x, &dy)) in x_rest.iter().zip(dy_rest).enumerate() {
-            add(lane, x, dy);
-        }
-        [total(sum), total(product)]
+        // One after the other: a loop for both is not made of vectors.
+        [sum(dy, E::widen), sum_pairs(x, dy, |x, dy| dy.widen() * (x.widen() - mean))]
     }
 }
 

@@ -1,4 +1,4 @@
-use crate::functional;
+use crate::functional::{self, GivenNorm};
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::{Flag, Module, Param, RunningState};
@@ -74,17 +74,36 @@ impl BatchNorm {
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let [num_features] = self.gamma.shape().dims();
         assert_shape!(input, [_, num_features, ..]);
-        match input.device().is_autodiff() && self.training.is_enabled() {
+        match self.uses_batch(&input.device()) {
             true => self.forward_train(input),
             false => self.forward_inference(input),
         }
     }
 
     fn forward_inference<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-        let device = input.device();
-        let mean = self.running_mean.value().to_device(&device);
-        let variance = self.running_var.value().to_device(&device);
-        functional::batch_norm(input, self.gamma.val(), self.beta.val(), mean, variance, self.epsilon)
+        let GivenNorm { gamma, beta, mean, variance, epsilon } = self.running(&input.device());
+        functional::batch_norm(input, gamma, beta, mean, variance, epsilon)
+    }
+
+    /// With the running statistics.
+    fn running(&self, device: &Device) -> GivenNorm {
+        GivenNorm {
+            gamma: self.gamma.val(),
+            beta: self.beta.val(),
+            mean: self.running_mean.value().to_device(device),
+            variance: self.running_var.value().to_device(device),
+            epsilon: self.epsilon,
+        }
+    }
+
+    /// What it does to inputs on a device, unless it uses their own statistics.
+    pub(crate) fn given(&self, device: &Device) -> Option<GivenNorm> {
+        (!self.uses_batch(device)).then(|| self.running(device))
+    }
+
+    /// Whether it uses the statistics of the batch.
+    fn uses_batch(&self, device: &Device) -> bool {
+        device.is_autodiff() && self.training.is_enabled()
     }
 
     fn forward_train<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {

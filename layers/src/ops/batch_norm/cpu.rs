@@ -3,7 +3,7 @@ use super::{BatchNormKernels, BatchNormOutput};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     channels::Channels,
-    elementwise::{Update, Update1},
+    elementwise::{Map, Update, Update1},
     parallel::{self, vectorized},
     sums::{Moments, Sum},
     with_element,
@@ -11,6 +11,7 @@ use crate::backend::cpu::{
 use crate::ops::row_norm::NormGrads;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
+use core::mem::MaybeUninit;
 
 impl<B: CpuBackend> BatchNormKernels for B {
     fn train_batch_norm(
@@ -239,22 +240,46 @@ fn scale_channels<E: CpuElement>(values: &mut [E], shape: &Shape, scales: &[E::A
     map_channels(values, shape, scales, |&scale, x| x * scale);
 }
 
-/// `(x - mean) * scale + beta` per channel.
-struct Affine<E: CpuElement> {
-    channels: Vec<AffineChannel<E::Acc>>,
+/// `gamma / sqrt(variance + epsilon)`
+pub(in crate::ops) fn channel_scales<E: CpuElement>(
+    gamma: &[E],
+    variance: &[E],
+    epsilon: f64,
+) -> Vec<E::Acc> {
+    scales(gamma, &inv_std(variance, epsilon))
 }
 
+/// `(x - mean) * scale + beta` per channel.
+pub(in crate::ops) struct Affine<E: CpuElement> {
+    pub(in crate::ops) channels: Vec<AffineChannel<E::Acc>>,
+}
+
+/// Of one channel.
 #[derive(Clone, Copy)]
-struct AffineChannel<A> {
+pub(in crate::ops) struct AffineChannel<A> {
     mean: A,
     scale: A,
     beta: A,
 }
 
+impl<A: CpuElement<Acc = A>> AffineChannel<A> {
+    /// The value, and 0 instead of one below; a NaN stays.
+    #[inline(always)]
+    pub(in crate::ops) fn relu(&self, x: A) -> A {
+        let y = self.of(x);
+        if y > A::zero() || y.is_nan() { y } else { A::zero() }
+    }
+
+    #[inline(always)]
+    fn of(&self, x: A) -> A {
+        (x - self.mean) * self.scale + self.beta
+    }
+}
+
 impl<E: CpuElement> Affine<E> {
     /// Statistics and parameters of a batch norm.
-    fn new(gamma: &[E], beta: &[E], mean: &[E], variance: &[E], epsilon: f64) -> Self {
-        let scales = scales(gamma, &inv_std(variance, epsilon));
+    pub(in crate::ops) fn new(gamma: &[E], beta: &[E], mean: &[E], variance: &[E], epsilon: f64) -> Self {
+        let scales = channel_scales(gamma, variance, epsilon);
         let channel = |((&scale, mean), beta): ((&E::Acc, &E), &E)| AffineChannel {
             mean: mean.widen(),
             scale,
@@ -263,13 +288,13 @@ impl<E: CpuElement> Affine<E> {
         Self { channels: scales.iter().zip(mean).zip(beta).map(channel).collect() }
     }
 
-    #[inline(always)]
-    fn one(channel: &AffineChannel<E::Acc>, x: E::Acc) -> E::Acc {
-        (x - channel.mean) * channel.scale + channel.beta
+    fn apply_in_place(&self, values: &mut [E], shape: &Shape) {
+        map_channels(values, shape, &self.channels, AffineChannel::of);
     }
 
-    fn apply_in_place(&self, values: &mut [E], shape: &Shape) {
-        map_channels(values, shape, &self.channels, Self::one);
+    /// Replaces values by the ReLU of what they become.
+    pub(in crate::ops) fn relu_in_place(&self, values: &mut [E], shape: &Shape) {
+        map_channels(values, shape, &self.channels, AffineChannel::relu);
     }
 
     fn apply(&self, values: &[E], shape: &Shape) -> Vec<E> {
@@ -278,22 +303,28 @@ impl<E: CpuElement> Affine<E> {
         if size == 0 {
             return vec![];
         }
-        let normalize = |start: usize, row: &mut [E]| {
+        let normalize = |start: usize, row: &mut [MaybeUninit<E>]| {
             let x = &values[start..start + row.len()];
             if inner == 1 {
                 let triples = row.iter_mut().zip(x).zip(&self.channels);
-                triples.for_each(|((y, x), channel)| *y = E::narrow(Self::one(channel, x.widen())));
+                triples.for_each(|((y, x), channel)| {
+                    y.write(E::narrow(channel.of(x.widen())));
+                });
             } else {
                 let planes = row.chunks_mut(inner).zip(x.chunks(inner)).zip(&self.channels);
                 for ((y, x), channel) in planes {
-                    vectorized(Update1 { x: y, a: x, f: |_, x| Self::one(channel, x) });
+                    vectorized(Map { x, y, f: |x| channel.of(x) });
                 }
             }
         };
         let task = task(values.len(), size);
-        parallel::filled(values.len(), E::zero(), task, values.len(), |index, chunk| {
-            each_row(index * task, chunk, size, normalize);
-        })
+        assert_eq!(self.channels.len(), channels, "parameters for every channel");
+        // SAFETY: a chunk is some whole rows of `size` elements, one per element of `x`, all of whose channels are written.
+        unsafe {
+            parallel::written(values.len(), task, values.len(), |index, chunk| {
+                each_row(index * task, chunk, size, normalize);
+            })
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use burn::tensor::Shape;
 use std::sync::Arc;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
-mod cpu;
+pub(super) mod cpu;
 
 /// Output and statistics of [`BatchNormOps::memsave_batch_norm_train`].
 #[derive(ExtensionType)]

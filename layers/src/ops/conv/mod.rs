@@ -21,7 +21,7 @@ use burn::tensor::{
 };
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
-mod cpu;
+pub(super) mod cpu;
 
 /// Convolutions and their adjoints. The default bodies are Burn's operations.
 pub trait ConvKernels: ChannelSums {
@@ -95,7 +95,7 @@ macro_rules! conv {
                     #[extension_type] bias: MaybeTensor<Self>,
                     options: ConvOptions<$rank>,
                 ) -> FloatTensor<Self> {
-                    bilinear::<Self, _>(Conv(options), x, weight, bias.into_option())
+                    bilinear::<Self, _>(Conv::new(options), x, weight, bias.into_option())
                 }
             )+}
         }
@@ -131,6 +131,16 @@ conv! {
 /// A convolution over `N` axes.
 #[derive(Clone, Debug)]
 pub struct Conv<const N: usize>(ConvOptions<N>);
+
+impl<const N: usize> Conv<N> {
+    pub(super) fn new(options: ConvOptions<N>) -> Self {
+        Self(options)
+    }
+
+    pub(super) fn options(&self) -> &ConvOptions<N> {
+        &self.0
+    }
+}
 
 impl<B: ConvKernels + Convolution<N>, const N: usize> Bilinear<B> for Conv<N> {
     const NAME: &'static str = ["conv1d", "conv2d", "conv3d"][N - 1];

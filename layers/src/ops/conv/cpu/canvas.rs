@@ -3,7 +3,7 @@ use super::{
     geometry::{AXES, Phase, Run},
     rows::{lay_out, split},
 };
-use crate::backend::cpu::CpuElement;
+use crate::backend::cpu::{CpuElement, product::MOST_LANES};
 use core::ops::Range;
 use num_traits::Zero;
 
@@ -26,8 +26,8 @@ pub(super) struct Canvas {
 }
 
 impl Canvas {
-    /// For a phase, with room for reading `slack` elements beyond the last point of a line.
-    pub(super) fn new(phase: &Phase, slack: usize) -> Self {
+    /// For a phase.
+    pub(super) fn new(phase: &Phase) -> Self {
         let axes = [0, 1, 2].map(|axis| {
             let shifts = || phase.taps.iter().map(move |tap| tap.shifts[axis]);
             let (lowest, highest) = (shifts().min().unwrap_or(0), shifts().max().unwrap_or(0));
@@ -40,7 +40,7 @@ impl Canvas {
         });
         let (_, count, stride, lowest, highest) = axes[AXES - 1];
         let [first, last] = [lowest, highest].map(|shift| split(shift, stride).0);
-        let pitch = count + (last - first) as usize + slack;
+        let pitch = count + (last - first) as usize;
         let row = pitch * stride;
         let offset = |shifts: [isize; AXES]| {
             let [outer, inner] = [0, 1].map(|axis| (shifts[axis] - read[axis].start) as usize);
@@ -73,7 +73,8 @@ impl Canvas {
     pub(super) fn paint<E: CpuElement>(&self, plane: &[E], padded: &mut Vec<E::Acc>) {
         let stride = self.strides[AXES - 1];
         let row = self.pitch * stride;
-        padded.resize(self.read[0].len() * self.read[1].len() * row, E::Acc::zero());
+        // With room for reading a vector beyond the last point.
+        padded.resize(self.read[0].len() * self.read[1].len() * row + MOST_LANES, E::Acc::zero());
         let inside = |axis: usize| {
             let end = (self.input[axis] as isize).min(self.read[axis].end);
             self.read[axis].start.max(0)..end

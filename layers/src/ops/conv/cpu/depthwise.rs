@@ -1,45 +1,93 @@
 //! Convolutions whose groups have one channel, which are no products: plane by plane with its padding, so that no loop asks
 //! where it ends.
 use super::{
+    Finish,
     canvas::Canvas,
     geometry::{Phase, Planes, Run, Weighted},
-    rows::round,
+    rows::{round, widen},
 };
 use crate::backend::cpu::{
-    CpuElement,
+    CpuElement, accumulators_of,
     parallel::{self, Job, vectorized},
-    product::MOST_LANES as LANES,
+    product::{MOST_LANES, Rows, Segment, Sums, Workspace, add_dots, add_product},
 };
+use core::mem::MaybeUninit;
 use num_traits::Zero;
+
+/// Columns that are summed at once, at most: 8 KiB of f32.
+const STRETCH: usize = 1 << 11;
 
 /// The result `[batch, channels, ...]` of the convolution that phases with their weights describe: one element per channel and
 /// tap.
 pub(super) fn convolve<E: CpuElement>(
     input: Planes<'_, E>,
     phases: &[Weighted<'_, E::Acc>],
-    bias: Option<&[E]>,
+    finish: Finish<'_, E>,
 ) -> Vec<E> {
     let plane = phases[0].0.output_plane();
     let planes = input.values.len() / input.plane;
     let products: usize = phases.iter().map(|(phase, _)| phase.points() * phase.taps.len()).sum();
     let task = parallel::items_per_task(planes, plane);
-    let laid_out: Vec<(Canvas, Vec<Run>)> =
-        phases.iter().map(|(phase, _)| (Canvas::new(phase, LANES), phase.lines())).collect();
-    parallel::filled(planes * plane, E::zero(), task * plane, planes * products, |index, results| {
-        let first = index * task;
-        vectorized(Convolve { input, phases, laid_out: &laid_out, bias, first, results });
-    })
+    let laid_out: Vec<LaidOut> = phases.iter().map(|(phase, _)| LaidOut::new(phase)).collect();
+    let points = phases.iter().map(|(phase, _)| phase.points()).sum::<usize>();
+    assert_eq!(points, plane, "a phase for every result");
+    // SAFETY: every element of a plane is a point of one phase, whose lines are written.
+    unsafe {
+        parallel::written(planes * plane, task * plane, planes * products, |index, results| {
+            let first = index * task;
+            vectorized(Convolve { input, phases, laid_out: &laid_out, finish, first, results });
+        })
+    }
+}
+
+/// A phase, laid out.
+struct LaidOut {
+    canvas: Canvas,
+    stretches: Vec<Stretch>,
+}
+
+/// Lines of points that lie close to one another on a canvas, and are computed as one, with what lies between them.
+struct Stretch {
+    origin: usize,
+    width: usize,
+    /// Where in the stretch a line begins, where in the plane of the result, and how many points it has.
+    lines: Vec<[usize; 3]>,
+}
+
+impl LaidOut {
+    fn new(phase: &Phase) -> Self {
+        let canvas = Canvas::new(phase);
+        let mut stretches: Vec<Stretch> = Vec::new();
+        for run in phase.lines() {
+            let (origin, target) = (canvas.origin(&run), phase.target(&run));
+            match stretches.last_mut() {
+                Some(Stretch { origin: start, width, lines })
+                    if 4 * (origin - *start - *width) <= run.len && origin - *start + run.len <= STRETCH =>
+                {
+                    *width = origin - *start + run.len;
+                    lines.push([origin - *start, target, run.len]);
+                }
+                _ => stretches.push(Stretch { origin, width: run.len, lines: vec![[0, target, run.len]] }),
+            }
+        }
+        Self { canvas, stretches }
+    }
+
+    /// As many sums as a stretch needs.
+    fn sums(&self) -> usize {
+        self.stretches.iter().map(|stretch| stretch.width.next_multiple_of(MOST_LANES)).max().unwrap_or(0)
+    }
 }
 
 /// Computes the results of some planes.
 struct Convolve<'a, E: CpuElement> {
     input: Planes<'a, E>,
     phases: &'a [Weighted<'a, E::Acc>],
-    laid_out: &'a [(Canvas, Vec<Run>)],
-    bias: Option<&'a [E]>,
+    laid_out: &'a [LaidOut],
+    finish: Finish<'a, E>,
     /// The first plane.
     first: usize,
-    results: &'a mut [E],
+    results: &'a mut [MaybeUninit<E>],
 }
 
 impl<E: CpuElement> Job for Convolve<'_, E> {
@@ -47,31 +95,34 @@ impl<E: CpuElement> Job for Convolve<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { input, phases, laid_out, bias, first, results } = self;
+        let Self { input, phases, laid_out, finish, first, results } = self;
         let plane = phases[0].0.output_plane();
         let mut padded = vec![Vec::new(); phases.len()];
+        let mut sums = Workspace::new(laid_out.iter().map(LaidOut::sums).max().unwrap_or(0));
         for (number, result) in (first..).zip(results.chunks_mut(plane)) {
             let channel = number % input.channels;
             let input = &input.values[number * input.plane..][..input.plane];
-            let bias = bias.map_or(E::Acc::zero(), |bias| bias[channel].widen());
-            for (((phase, weight), (canvas, lines)), padded) in phases.iter().zip(laid_out).zip(&mut padded) {
-                let weight = &weight[channel * phase.taps.len()..];
+            for (((phase, weight), laid_out), padded) in phases.iter().zip(laid_out).zip(&mut padded) {
+                let LaidOut { canvas, stretches } = laid_out;
                 canvas.paint(input, padded);
-                for run in lines {
-                    let (origin, step) = (canvas.origin(run), phase.step());
-                    for first in (0..run.len).step_by(LANES) {
-                        let mut sums = [bias; LANES];
-                        for (offset, &weight) in canvas.taps().iter().zip(weight) {
-                            let values = &padded[origin + first + offset..][..LANES];
-                            for lane in 0..LANES {
-                                sums[lane] = sums[lane] + weight * values[lane];
+                let rows = Rows { values: &weight[channel * phase.taps.len()..], starts: &[0] };
+                for Stretch { origin, width, lines } in stretches {
+                    let columns = Rows { values: &padded[*origin..], starts: canvas.taps() };
+                    add_product(
+                        rows,
+                        columns,
+                        *width,
+                        Sums { values: &mut sums, pitch: *width, first: true },
+                    );
+                    finish.apply(channel, &mut sums[..*width]);
+                    for &[place, target, len] in lines {
+                        let sums = sums[place..][..len].iter().map(|&sum| MaybeUninit::new(E::narrow(sum)));
+                        match phase.step() {
+                            1 => result[target..].iter_mut().zip(sums).for_each(|(y, sum)| *y = sum),
+                            step => {
+                                let results = result[target..].iter_mut().step_by(step);
+                                results.zip(sums).for_each(|(y, sum)| *y = sum);
                             }
-                        }
-                        let results = &mut result[phase.target(run) + first * step..];
-                        let sums = &sums[..(run.len - first).min(LANES)];
-                        match step {
-                            1 => round(&mut results[..sums.len()], sums),
-                            step => round(results.iter_mut().step_by(step), sums),
                         }
                     }
                 }
@@ -90,10 +141,12 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let mut gradient = vec![E::zero(); channels * taps];
     let work = dy.values.len() * taps;
     let task = parallel::items_per_job(channels, work);
-    let (canvas, lines) = (Canvas::new(phase, LANES), phase.lines());
+    let canvas = Canvas::new(phase);
+    let segment = |run: &Run| Segment { starts: [phase.target(run), canvas.origin(run)], len: run.len };
+    let segments: Vec<Segment> = phase.lines().iter().map(segment).collect();
     parallel::chunks_mut(&mut gradient, task * taps, work, |index, gradient| {
         let first = index * task;
-        vectorized(Correlate { signal, dy, phase, canvas: &canvas, lines: &lines, first, gradient });
+        vectorized(Correlate { signal, dy, canvas: &canvas, segments: &segments, first, gradient });
     });
     gradient
 }
@@ -102,9 +155,8 @@ pub(super) fn weight_gradient<E: CpuElement>(
 struct Correlate<'a, E> {
     signal: Planes<'a, E>,
     dy: Planes<'a, E>,
-    phase: &'a Phase,
     canvas: &'a Canvas,
-    lines: &'a [Run],
+    segments: &'a [Segment],
     /// The first channel.
     first: usize,
     gradient: &'a mut [E],
@@ -115,51 +167,28 @@ impl<E: CpuElement> Job for Correlate<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { signal, dy, phase, canvas, lines, first, gradient } = self;
-        let taps = phase.taps.len();
-        let (mut padded, mut blocks) = (Vec::new(), Vec::new());
-        let mut sums = vec![[E::Acc::zero(); LANES]; taps];
-        for (channel, gradient) in (first..).zip(gradient.chunks_mut(taps)) {
-            sums.fill([E::Acc::zero(); LANES]);
+        let Self { signal, dy, canvas, segments, first, gradient } = self;
+        let taps = canvas.taps();
+        let (mut padded, mut wide) = (Vec::new(), Vec::new());
+        let mut sums = vec![E::Acc::zero(); taps.len()];
+        for (channel, gradient) in (first..).zip(gradient.chunks_mut(taps.len())) {
+            sums.fill(E::Acc::zero());
             let signals = signal.values[channel * signal.plane..].chunks(signal.channels * signal.plane);
             let dys = dy.values[channel * dy.plane..].chunks(dy.channels * dy.plane);
-            for (signal, dy) in signals.zip(dys) {
+            for (signal, dys) in signals.zip(dys) {
                 canvas.paint(&signal[..canvas.plane()], &mut padded);
-                blocks.clear();
-                for run in lines {
-                    let dy = &dy[phase.target(run)..][..run.len];
-                    let places = (canvas.origin(run)..).step_by(LANES);
-                    blocks.extend(dy.chunks(LANES).zip(places).map(|(dy, place)| {
-                        let mut block = [E::Acc::zero(); LANES];
-                        block.iter_mut().zip(dy).for_each(|(lane, dy)| *lane = dy.widen());
-                        (block, place, dy.len())
-                    }));
-                }
-                for (sums, offset) in sums.iter_mut().zip(canvas.taps()) {
-                    add_products(sums, &blocks, &padded[*offset..]);
-                }
+                let dys = &dys[..dy.plane];
+                let dys = match accumulators_of(dys) {
+                    Some(dys) => dys,
+                    None => {
+                        wide.resize(dy.plane, E::Acc::zero());
+                        widen(&mut wide, dys);
+                        &wide
+                    }
+                };
+                add_dots(dys, &padded, segments, taps, &mut sums);
             }
-            for (gradient, sums) in gradient.iter_mut().zip(&sums) {
-                *gradient = E::narrow(sums.iter().fold(E::Acc::zero(), |sum, &lane| sum + lane));
-            }
+            round(gradient, &sums);
         }
     }
-}
-
-/// Neighbouring elements of `dy`, where their points lie, and how many there are.
-type Block<A> = ([A; LANES], usize, usize);
-
-/// Adds products of blocks with what their points read.
-#[inline(always)]
-fn add_products<A: CpuElement<Acc = A>>(sums: &mut [A; LANES], blocks: &[Block<A>], padded: &[A]) {
-    let mut totals = *sums;
-    for (dy, place, len) in blocks {
-        let values = &padded[*place..][..LANES];
-        for lane in 0..LANES {
-            // What lies beyond the line may be infinite.
-            let value = if lane < *len { values[lane] } else { A::zero() };
-            totals[lane] = totals[lane] + dy[lane] * value;
-        }
-    }
-    *sums = totals;
 }

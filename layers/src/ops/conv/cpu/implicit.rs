@@ -7,9 +7,10 @@
 //! sums of its own size, and a copy for every further part of the points ([`PARTS`]); a transposed convolution, its weight in
 //! another order; half precision, its weight in f32. How a gradient of a weight is rounded depends on the number of threads.
 use super::{
+    Finish,
     geometry::{Phase, Piece, Planes, Run, Span, Tap, Tile, Weighted},
     reader::Reader,
-    rows::{transpose, widen},
+    rows::transpose,
 };
 use crate::backend::cpu::{
     CpuElement,
@@ -17,7 +18,6 @@ use crate::backend::cpu::{
     product::{COLUMNS, Lanes, MOST_LANES, Rows, Sums, Workspace, add_product, starts},
 };
 use core::{mem::MaybeUninit, ops::Range};
-use num_traits::Zero;
 use std::borrow::Cow;
 
 /// Rows of a tile: 32 KiB of f32, about a first-level cache.
@@ -81,17 +81,21 @@ pub(super) fn convolve<E: CpuElement>(
     input: Planes<'_, E>,
     channels: usize,
     phases: &[Weighted<'_, E::Acc>],
-    bias: Option<&[E]>,
+    finish: Finish<'_, E>,
 ) -> Vec<E> {
     let products: usize = phases.iter().map(|(phase, weight)| phase.points() * weight.len()).sum();
     let work = input.batch() * products / MULTIPLICATIONS;
     let plane = phases[0].0.output_plane();
-    assert_eq!(phases.iter().map(|(phase, _)| phase.points()).sum::<usize>(), plane, "a phase per result");
+    assert_eq!(
+        phases.iter().map(|(phase, _)| phase.points()).sum::<usize>(),
+        plane,
+        "a phase for every result"
+    );
     let len = input.batch() * channels * plane;
     let mut result = Vec::with_capacity(len);
     let unwritten = &mut result.spare_capacity_mut()[..len];
     parallel::each(parts(input, channels, &phases[0].0, work, unwritten), work, |part| {
-        vectorized(Convolve { part, input, phases, bias });
+        vectorized(Convolve { part, input, phases, finish });
     });
     // SAFETY: the rows of the parts are all of the result, and every element of a row is a point of one phase, whose run writes it.
     unsafe { result.set_len(len) };
@@ -134,7 +138,7 @@ struct Convolve<'a, E: CpuElement> {
     part: Part<'a, E>,
     input: Planes<'a, E>,
     phases: &'a [Weighted<'a, E::Acc>],
-    bias: Option<&'a [E]>,
+    finish: Finish<'a, E>,
 }
 
 impl<E: CpuElement> Job for Convolve<'_, E> {
@@ -143,7 +147,7 @@ impl<E: CpuElement> Job for Convolve<'_, E> {
     #[inline(always)]
     fn run(mut self) {
         for phase in self.phases {
-            self.part.run(self.input, phase, self.bias);
+            self.part.run(self.input, phase, self.finish);
         }
     }
 }
@@ -151,7 +155,7 @@ impl<E: CpuElement> Job for Convolve<'_, E> {
 impl<E: CpuElement> Part<'_, E> {
     /// Writes the results of a phase.
     #[inline(always)]
-    fn run(&mut self, input: Planes<'_, E>, (phase, weight): &Weighted<'_, E::Acc>, bias: Option<&[E]>) {
+    fn run(&mut self, input: Planes<'_, E>, (phase, weight): &Weighted<'_, E::Acc>, finish: Finish<'_, E>) {
         let (channels, taps) = (input.size(), phase.taps.len());
         let size = self.rows.len() / self.shares.len();
         let weight = &weight[self.group * size * channels * taps..];
@@ -187,9 +191,9 @@ impl<E: CpuElement> Part<'_, E> {
                         add_product(rows, reader.rows(block.len() * taps), tile.width, sums);
                     }
                 }
-                for (places, sums) in places.iter().zip(sums.chunks_exact(some * COLUMNS)) {
-                    let sums = &sums[..row_starts.len() * COLUMNS];
-                    self.write(phase.step(), places, first, sums, bias);
+                for (places, sums) in places.iter().zip(sums.chunks_exact_mut(some * COLUMNS)) {
+                    let sums = &mut sums[..row_starts.len() * COLUMNS];
+                    self.write(phase.step(), places, first, sums, finish);
                 }
             }
         }
@@ -207,11 +211,18 @@ impl<E: CpuElement> Part<'_, E> {
 
     /// Writes the results of a tile from their sums, a row per channel from one on.
     #[inline(always)]
-    fn write(&mut self, step: usize, places: &[Span], first: usize, sums: &[E::Acc], bias: Option<&[E]>) {
+    fn write(
+        &mut self,
+        step: usize,
+        places: &[Span],
+        first: usize,
+        sums: &mut [E::Acc],
+        finish: Finish<'_, E>,
+    ) {
         let size = self.rows.len() / self.shares.len();
-        for (row, sums) in (first..).zip(sums.as_chunks::<COLUMNS>().0) {
-            let bias = bias.map_or(E::Acc::zero(), |bias| bias[self.group * size + row].widen());
-            let values = sums.map(|sum| MaybeUninit::new(E::narrow(sum + bias)));
+        for (row, sums) in (first..).zip(sums.as_chunks_mut::<COLUMNS>().0) {
+            finish.apply(self.group * size + row, sums);
+            let values = sums.map(|sum| MaybeUninit::new(E::narrow(sum)));
             for Span { image, start, columns } in places {
                 let share = image - self.shares[0].0;
                 let results = &mut self.rows[share * size + row][*start..];
@@ -384,15 +395,14 @@ pub(super) fn transposed_weight<E: CpuElement>(
     let of_group = channels / groups;
     let row = of_group * taps.len();
     let len = groups * size * row;
-    parallel::filled(len, E::Acc::zero(), ROWS_OF_WEIGHT * row.max(1), len, |index, rows| {
-        vectorized(TransposeWeight {
-            weight,
-            sizes: [of_group, size, kernel],
-            taps,
-            first: index * ROWS_OF_WEIGHT,
-            rows,
-        });
-    })
+    let sizes = [of_group, size, kernel];
+    // SAFETY: every row is written, for all of its channels and taps.
+    unsafe {
+        parallel::written(len, ROWS_OF_WEIGHT * row.max(1), len, |index, rows| {
+            let first = index * ROWS_OF_WEIGHT;
+            vectorized(TransposeWeight { weight, sizes, taps, first, rows });
+        })
+    }
 }
 
 /// Rearranges some rows of a weight.
@@ -403,7 +413,7 @@ struct TransposeWeight<'a, E: CpuElement> {
     taps: &'a [Tap],
     /// The first row.
     first: usize,
-    rows: &'a mut [E::Acc],
+    rows: &'a mut [MaybeUninit<E::Acc>],
 }
 
 impl<E: CpuElement> Job for TransposeWeight<'_, E> {
@@ -412,12 +422,13 @@ impl<E: CpuElement> Job for TransposeWeight<'_, E> {
     #[inline(always)]
     fn run(self) {
         let Self { weight, sizes: [of_group, size, kernel], taps, first, rows } = self;
+        let wide = |element: E| MaybeUninit::new(element.widen());
         let pitch = of_group * taps.len();
         let count = rows.len() / pitch.max(1);
         let (group, i) = (first / size, first % size);
         if kernel == 1 && taps.len() == 1 && i + count <= size {
             let weight = &weight[group * of_group * size + i..];
-            return transpose(weight, size, [of_group, count], rows, pitch, E::widen);
+            return transpose(weight, size, [of_group, count], rows, pitch, wide);
         }
         for o in 0..of_group {
             for (number, row) in (first..).zip(rows.chunks_mut(pitch)) {
@@ -426,9 +437,11 @@ impl<E: CpuElement> Job for TransposeWeight<'_, E> {
                 let row = &mut row[o * taps.len()..][..taps.len()];
                 match (elements.as_array::<9>(), row.as_mut_array::<9>()) {
                     // A kernel of 3x3, at once.
-                    (Some(elements), Some(row)) => *row = elements.map(E::widen),
-                    _ if kernel == taps.len() => widen(row, elements),
-                    _ => widen(row, taps.iter().map(|tap| &elements[tap.index])),
+                    (Some(elements), Some(row)) => *row = elements.map(wide),
+                    _ => {
+                        let places = row.iter_mut().zip(taps);
+                        places.for_each(|(place, tap)| *place = wide(elements[tap.index]));
+                    }
                 }
             }
         }

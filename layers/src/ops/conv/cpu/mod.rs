@@ -3,6 +3,7 @@
 use super::{ConvKernels, Convolution, correlate, sizes, transposed};
 use crate::backend::cpu::{CpuBackend, CpuElement, accumulators_of, parallel, with_element};
 use crate::backend::wide;
+use crate::ops::batch_norm::cpu::Affine;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16, ops::ConvOptions};
 use geometry::{Axes, Axis, Planes, Weighted};
@@ -44,34 +45,7 @@ impl<B: CpuBackend> ConvKernels for B {
     where
         B: Convolution<N>,
     {
-        let [input, kernel] = [x.shape(), weight.shape()];
-        let output = core::array::from_fn(|axis| {
-            let (begin, end) = options.padding[axis];
-            let extent = options.dilation[axis] * (kernel[axis + 2] - 1) + 1;
-            (input[axis + 2] + begin + end - extent) / options.stride[axis] + 1
-        });
-        let axes = axes(&input, &output, &kernel, &options);
-        let shape = with_sizes([input[0], kernel[0]], &output);
-        let phase = axes.convolution();
-        let points = input[0] * phase.points();
-        let plain = phase.is_pointwise() && options.groups == 1;
-        let writes = kernel[1] <= FEW_CHANNELS && wide(x.dtype()) == x.dtype() || x.dtype() == DType::F16;
-        let short = !phase.is_pointwise()
-            && options.groups < input[1]
-            && output.last().is_some_and(|line| line * kernel[0] / options.groups <= PRODUCTS_OF_LINE);
-        let faster = points < POINTS || short || plain && writes && points >= MANY_POINTS;
-        if faster || is_empty(&[&input, &kernel, &shape]) || is_large(&input, &kernel, options.groups) {
-            return B::conv(x, weight, bias, options);
-        }
-        let [x, weight] = [x, weight].map(B::contiguous);
-        let bias = bias.map(B::contiguous);
-        with_element!(x.dtype(), "convolution", E => {
-            let weight = widened(B::as_slice::<E>(&weight));
-            let x = planes(B::as_slice::<E>(&x), &input, options.groups);
-            let bias = bias.as_ref().map(B::as_slice::<E>);
-            let result = convolution(x, kernel[0], &[(phase, weight)], bias);
-            B::from_vec(result, shape)
-        })
+        with_element!(x.dtype(), "convolution", E => convolve::<B, E, N>(x, weight, bias, options, None))
     }
 
     fn convolve_transposed<const N: usize>(
@@ -116,7 +90,7 @@ impl<B: CpuBackend> ConvKernels for B {
                     (phase, Cow::Owned(rows))
                 })
                 .collect();
-            B::from_vec(convolution(x, channels, &phases, bias), shape)
+            B::from_vec(convolution(x, channels, &phases, Finish { bias, norm: None }), shape)
         })
     }
 
@@ -144,6 +118,68 @@ impl<B: CpuBackend> ConvKernels for B {
             };
             B::from_vec(gradient, weight)
         })
+    }
+}
+
+/// A convolution in dtype `E`, and if there is a norm, the ReLU of its result normalized.
+pub(in crate::ops) fn convolve<B: CpuBackend + Convolution<N>, E: CpuElement, const N: usize>(
+    x: FloatTensor<B>,
+    weight: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    options: ConvOptions<N>,
+    norm: Option<&Affine<E>>,
+) -> FloatTensor<B> {
+    let [input, kernel] = [x.shape(), weight.shape()];
+    let output = core::array::from_fn(|axis| {
+        let (begin, end) = options.padding[axis];
+        let extent = options.dilation[axis] * (kernel[axis + 2] - 1) + 1;
+        (input[axis + 2] + begin + end - extent) / options.stride[axis] + 1
+    });
+    let axes = axes(&input, &output, &kernel, &options);
+    let shape = with_sizes([input[0], kernel[0]], &output);
+    let phase = axes.convolution();
+    let points = input[0] * phase.points();
+    let plain = phase.is_pointwise() && options.groups == 1;
+    let writes = kernel[1] <= FEW_CHANNELS && wide(x.dtype()) == x.dtype() || x.dtype() == DType::F16;
+    let short = !phase.is_pointwise()
+        && options.groups < input[1]
+        && output.last().is_some_and(|line| line * kernel[0] / options.groups <= PRODUCTS_OF_LINE);
+    let faster = points < POINTS || short || plain && writes && points >= MANY_POINTS;
+    if faster || is_empty(&[&input, &kernel, &shape]) || is_large(&input, &kernel, options.groups) {
+        let mut y = B::conv(x, weight, bias, options);
+        if let Some(norm) = norm {
+            y = B::contiguous(y);
+            norm.relu_in_place(B::as_slice_mut(&mut y), &shape);
+        }
+        return y;
+    }
+    let [x, weight] = [x, weight].map(B::contiguous);
+    let bias = bias.map(B::contiguous);
+    let weight = widened(B::as_slice::<E>(&weight));
+    let x = planes(B::as_slice::<E>(&x), &input, options.groups);
+    let finish = Finish { bias: bias.as_ref().map(B::as_slice::<E>), norm };
+    B::from_vec(convolution(x, kernel[0], &[(phase, weight)], finish), shape)
+}
+
+/// What becomes of sums before they are written.
+#[derive(Clone, Copy)]
+struct Finish<'a, E: CpuElement> {
+    bias: Option<&'a [E]>,
+    norm: Option<&'a Affine<E>>,
+}
+
+impl<E: CpuElement> Finish<'_, E> {
+    /// Replaces the sums of a channel.
+    #[inline(always)]
+    fn apply(&self, channel: usize, sums: &mut [E::Acc]) {
+        if let Some(bias) = self.bias {
+            let bias = bias[channel].widen();
+            sums.iter_mut().for_each(|sum| *sum = *sum + bias);
+        }
+        if let Some(norm) = self.norm {
+            let norm = norm.channels[channel];
+            sums.iter_mut().for_each(|sum| *sum = norm.relu(*sum));
+        }
     }
 }
 
@@ -191,11 +227,11 @@ fn convolution<E: CpuElement>(
     x: Planes<'_, E>,
     channels: usize,
     phases: &[Weighted<'_, E::Acc>],
-    bias: Option<&[E]>,
+    finish: Finish<'_, E>,
 ) -> Vec<E> {
     match is_depthwise(x, channels) {
-        true => depthwise::convolve(x, phases, bias),
-        false => implicit::convolve(x, channels, phases, bias),
+        true => depthwise::convolve(x, phases, finish),
+        false => implicit::convolve(x, channels, phases, finish),
     }
 }
 

@@ -1,0 +1,253 @@
+//! A convolution, a batch normalization with given statistics and a ReLU, in one pass over the result.
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | `y = max((conv(x, weight) + bias - mean) scale + beta, 0)`, `scale = gamma / sqrt(variance + epsilon)` |
+//! | keeps | `x` if `weight` is tracked; `weight` (a handle) if `x` is tracked; 1 bit per element of `y`; |
+//! | | `gamma` (a handle) and `variance` unless only `beta` is tracked |
+//! | backward | `dbeta = sum(g)` with `g = dy where y > 0, else 0`; `dz = g scale`, also in one pass; then as a [convolution](super::conv) |
+//!
+//! The three one after the other keep as much, and write and read the result of the convolution twice more. `gamma` must not be
+//! tracked: its gradient reads that result. Stock Burn keeps it twice besides.
+use super::{
+    MaybeTensor,
+    batch_norm::{BatchNormKernels, BatchNormOps},
+    bilinear::{Weight, give_gradients},
+    conv::{Conv, ConvKernels, ConvOps, Convolution},
+    extension::extension,
+    piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels, PiecewiseLinearOps},
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
+use crate::backend::device_backends;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::ops::ConvOptions;
+
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
+
+macro_rules! conv_norm_relu {
+    ($($op:ident = $conv:ident, $rank:literal;)+) => {
+        extension! {
+            /// A convolution, a batch normalization with given statistics and a ReLU.
+            pub trait ConvNormReluOps(ConvNormReluKernels) {$(
+                #[doc = concat!("Over ", $rank, " axes. `gamma`, `mean` and `variance` must not be tracked.")]
+                fn $op(
+                    x: FloatTensor<Self>,
+                    weight: FloatTensor<Self>,
+                    #[extension_type] bias: MaybeTensor<Self>,
+                    gamma: FloatTensor<Self>,
+                    beta: FloatTensor<Self>,
+                    mean: FloatTensor<Self>,
+                    variance: FloatTensor<Self>,
+                    epsilon: f64,
+                    options: ConvOptions<$rank>,
+                ) -> FloatTensor<Self> {
+                    // A strategy that computes outputs again needs those between to keep less than a bit per element.
+                    if Self::recomputes() {
+                        let z = Self::$conv(x, Weight::Dense(weight), bias, options);
+                        let z = Self::memsave_batch_norm(z, gamma, beta, mean, variance, epsilon);
+                        return Self::memsave_piecewise_linear(z, PiecewiseLinear::Relu);
+                    }
+                    let norm = GivenNorm {
+                        gamma: Self::plain(gamma),
+                        mean: Self::plain(mean),
+                        variance: Self::plain(variance),
+                        epsilon,
+                    };
+                    let operation = ConvNormRelu { conv: Conv::new(options), norm };
+                    Self::run(operation, [Some(x), Some(weight), bias.into_option(), Some(beta)])
+                }
+            )+}
+        }
+    };
+}
+conv_norm_relu! {
+    memsave_conv1d_norm_relu = memsave_conv1d, 1;
+    memsave_conv2d_norm_relu = memsave_conv2d, 2;
+    memsave_conv3d_norm_relu = memsave_conv3d, 3;
+}
+
+const X: usize = 0;
+const WEIGHT: usize = 1;
+const BIAS: usize = 2;
+const BETA: usize = 3;
+
+/// A normalization with given statistics, without its `beta`; tensors `[channels]`.
+#[derive(Clone, Debug)]
+pub struct GivenNorm<T> {
+    gamma: T,
+    mean: T,
+    variance: T,
+    epsilon: f64,
+}
+
+/// The operation over `N` axes.
+#[derive(Clone, Debug)]
+pub struct ConvNormRelu<T, const N: usize> {
+    conv: Conv<N>,
+    norm: GivenNorm<T>,
+}
+
+/// What the backward pass reads.
+#[derive(Clone, Debug)]
+pub struct SavedConvNormRelu<B: ConvNormReluKernels, const N: usize> {
+    conv: Conv<N>,
+    /// Where the output is not zero.
+    mask: B::Mask,
+    /// `None` if only `beta` is tracked.
+    scale: Option<Scale<FloatTensor<B>>>,
+}
+
+/// `gamma / sqrt(variance + epsilon)`
+#[derive(Clone, Debug)]
+pub struct Scale<T> {
+    gamma: T,
+    variance: T,
+    epsilon: f64,
+}
+
+impl<B: ConvNormReluKernels + Convolution<N>, const N: usize> Operation<B, 4>
+    for ConvNormRelu<FloatTensor<B>, N>
+{
+    const INPUTS: [&'static str; 4] = ["x", "weight", "bias", "beta"];
+    const PARAMETERS: &'static [usize] = &[WEIGHT];
+    const SHAPES: &'static [usize] = &[X, WEIGHT];
+    type Saved = SavedConvNormRelu<B, N>;
+
+    fn name(&self) -> &'static str {
+        ["conv1d_norm_relu", "conv2d_norm_relu", "conv3d_norm_relu"][N - 1]
+    }
+
+    fn plan(&self, inputs: &Tracking<B, 4>) -> Plan<4> {
+        let [reads_x, reads_weight] = [WEIGHT, X].map(|input| inputs.tracked(input));
+        Plan::nothing().keep_if(reads_x, X, "weight is tracked").keep_if(reads_weight, WEIGHT, "x is tracked")
+    }
+
+    fn forward(&self, [x, weight, bias, beta]: Inputs<B, 4>) -> FloatTensor<B> {
+        B::conv_norm_relu(given(x), given(weight), bias, &self.conv, self.norm.clone(), given(beta))
+    }
+
+    fn forward_saving(&self, inputs: Inputs<B, 4>, recorder: &Recorder<4>) -> (FloatTensor<B>, Self::Saved) {
+        let y = Operation::<B, 4>::forward(self, inputs);
+        let ledger = recorder.ledger();
+        let mask = B::piecewise_mask(y.clone(), PiecewiseLinear::Relu);
+        let scaled = [X, WEIGHT, BIAS].into_iter().any(|input| recorder.tracked(input));
+        let GivenNorm { gamma, variance, epsilon, .. } = &self.norm;
+        let scale = scaled.then(|| Scale {
+            gamma: ledger.handle("gamma", gamma.clone()),
+            variance: ledger.tensor("variance", variance.clone(), "x, weight or bias is tracked"),
+            epsilon: *epsilon,
+        });
+        let mask = ledger.state("mask", mask, "an input is tracked");
+        (y, SavedConvNormRelu { conv: self.conv.clone(), mask, scale })
+    }
+
+    fn backward(saved: Self::Saved, mut dy: FloatTensor<B>, pass: &mut BackwardPass<B, 4>) {
+        let SavedConvNormRelu { conv, mask, scale } = saved;
+        if pass.wants(BETA) {
+            dy = B::scale_by_mask(dy, &mask, PiecewiseLinear::Relu.slopes());
+            pass.give(BETA, B::sum_to_channels(dy.clone()));
+        }
+        if let Some(scale) = scale {
+            let dz = B::norm_relu_backward(dy, &mask, scale);
+            drop(mask);
+            give_gradients(&conv, None, dz, pass);
+        }
+    }
+}
+
+/// The kernels.
+pub trait ConvNormReluKernels: ConvKernels + BatchNormKernels + PiecewiseLinearKernels {
+    /// `max(norm(conv(x, weight) + bias), 0)`
+    fn conv_norm_relu<const N: usize>(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+        conv: &Conv<N>,
+        norm: GivenNorm<FloatTensor<Self>>,
+        beta: FloatTensor<Self>,
+    ) -> FloatTensor<Self>
+    where
+        Self: Convolution<N>,
+    {
+        let GivenNorm { gamma, mean, variance, epsilon } = norm;
+        let z = Self::convolve(x, weight, bias, conv.options().clone());
+        let z = Self::eval_batch_norm(z, gamma, beta, mean, variance, epsilon);
+        Self::piecewise_linear(z, PiecewiseLinear::Relu)
+    }
+
+    /// `dy scale` where the mask is set, else 0; in place of `dy`, if that is the only handle of its tensor.
+    fn norm_relu_backward(
+        dy: FloatTensor<Self>,
+        mask: &Self::Mask,
+        scale: Scale<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        let Scale { gamma, variance, epsilon } = scale;
+        let dy = Self::scale_by_mask(dy, mask, PiecewiseLinear::Relu.slopes());
+        let mean = variance.clone(); // which only the gradient of gamma reads
+        given(Self::eval_batch_norm_backward(None, gamma, mean, variance, epsilon, dy, [true, false]).x)
+    }
+}
+device_backends!(ConvNormReluKernels);
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::{Flex, ops::FloatTensorOps};
+
+    #[test]
+    fn default_bodies_equal_the_kernels() {
+        // Of few points, which Burn's own convolution computes; with planes that are no multiple of a word; depthwise.
+        for (image, weight, groups) in [
+            ([1, 3, 5, 4], [6, 3, 3, 2], 1),
+            ([3, 4, 13, 11], [6, 2, 3, 3], 2),
+            ([2, 4, 17, 9], [4, 1, 3, 3], 4),
+            ([2, 70, 9, 8], [5, 70, 1, 1], 1),
+        ] {
+            let (x, weight) = (random(&image), random(&weight));
+            let channels = weight.shape()[0];
+            let [bias, gamma, beta, mean] = [(); 4].map(|()| random(&[channels]));
+            let variance = Flex::float_abs(random(&[channels]));
+            let conv = Conv::new(ConvOptions::new([1, 2], [1, 0], [1, 1], groups));
+            let norm = GivenNorm { gamma, mean, variance, epsilon: 0.1 };
+            let of_composed = GivenNorm {
+                gamma: composed(&norm.gamma),
+                mean: composed(&norm.mean),
+                variance: composed(&norm.variance),
+                epsilon: norm.epsilon,
+            };
+            for bias in [Some(bias), None] {
+                let y = Flex::conv_norm_relu(
+                    x.clone(),
+                    weight.clone(),
+                    bias.clone(),
+                    &conv,
+                    norm.clone(),
+                    beta.clone(),
+                );
+                let body = Composed::conv_norm_relu(
+                    composed(&x),
+                    composed(&weight),
+                    bias.as_ref().map(composed),
+                    &conv,
+                    of_composed.clone(),
+                    composed(&beta),
+                );
+                assert_close("y", body.clone(), y.clone());
+                let dy = random(y.shape().as_slice());
+                let mask = Flex::piecewise_mask(y, PiecewiseLinear::Relu);
+                let packed = Composed::piecewise_mask(body, PiecewiseLinear::Relu);
+                let [gamma, variance] = [&norm.gamma, &norm.variance].map(Clone::clone);
+                let scale = Scale { gamma, variance, epsilon: norm.epsilon };
+                let of_body = Scale {
+                    gamma: composed(&scale.gamma),
+                    variance: composed(&scale.variance),
+                    epsilon: scale.epsilon,
+                };
+                let body = Composed::norm_relu_backward(composed(&dy), &packed, of_body);
+                assert_close("dz", body, Flex::norm_relu_backward(dy, &mask, scale));
+            }
+        }
+    }
+}
