@@ -4,8 +4,9 @@
 //! sets the threads of all three.
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ParamGroup};
-use burn::tensor::{Device, Distribution, Int, Tensor, module, ops::ConvOptions};
-use burn_memsave::functional as F;
+use burn::nn::PaddingConfig2d;
+use burn::tensor::{Device, Distribution, Int, Tensor, activation, module, ops::ConvOptions};
+use burn_memsave::{functional as F, nn};
 use burn_memsave_paper::llama::{self, LanguageModel, Size};
 use burn_memsave_paper::{Case, Classifier, Depth, EfficientNet, Encoder, EncoderSize, memsave, stock};
 use comfy_table::{Table, presets};
@@ -95,6 +96,11 @@ struct Peers {
 }
 
 impl Peers {
+    /// Whether a row is wanted.
+    fn wants(&self, name: &str, step: &str) -> bool {
+        format!("{name}, {step}").contains(&self.filter)
+    }
+
     /// Adds a row. `request`: the step, for PyTorch.
     fn row(
         &mut self,
@@ -104,7 +110,7 @@ impl Peers {
         burn: &dyn Fn(),
         ours: &dyn Fn(),
     ) {
-        if !format!("{name}, {step}").contains(&self.filter) {
+        if !self.wants(name, step) {
             return;
         }
         let mut times: [Vec<f64>; 3] = Default::default();
@@ -153,6 +159,36 @@ impl Peers {
         }
     }
 
+    /// A convolution, a batch norm with running statistics and a ReLU, all frozen.
+    fn norm_relu(&mut self, name: &str, [batch, channels, out, size, kernel]: [usize; 5]) {
+        let request = [batch, channels, out, size, kernel].map(|size| size.to_string()).join(" ");
+        for wanted in ["forward", "dx"] {
+            let device = Device::flex();
+            let device = if wanted == "forward" { device } else { device.autodiff() };
+            let pad = kernel / 2;
+            let conv = nn::conv::Conv2dConfig::new([channels, out], [kernel; 2])
+                .with_padding(PaddingConfig2d::Explicit(pad, pad, pad, pad))
+                .with_bias(false)
+                .init(&device)
+                .freeze();
+            let norm = nn::BatchNormConfig::new(out).init(&device).freeze();
+            let (burn_conv, burn_norm) = (conv.clone().into_nn_conv2d(), norm.clone().into_nn_batch_norm());
+            let x = Tensor::<4>::random([batch, channels, size, size], Distribution::Default, &device);
+            let x = if wanted == "dx" { x.require_grad() } else { x };
+            let step = |y: Tensor<4>| match wanted {
+                "forward" => drop(black_box(y)),
+                _ => drop(black_box(y.sum().backward())),
+            };
+            self.row(
+                [&format!("{name}, norm, ReLU"), wanted],
+                &format!("norm_relu {request} {wanted}"),
+                11,
+                &|| step(activation::relu(burn_norm.forward(burn_conv.forward(x.clone())))),
+                &|| step(conv.forward_norm_relu(x.clone(), &norm)),
+            );
+        }
+    }
+
     fn classifier<V: Copy, S: Classifier<Variant = V>, M: Classifier<Variant = V>>(
         &mut self,
         [name, request]: [&str; 2],
@@ -160,6 +196,10 @@ impl Peers {
     ) {
         let (batch, size) = (8, 224);
         for (case_name, case) in CASES {
+            let name = format!("{name}, {batch} x {size}x{size}");
+            if !self.wants(&name, case_name) {
+                continue;
+            }
             let device = Device::flex().autodiff();
             let images = Tensor::<4>::random([batch, 3, size, size], Distribution::Default, &device);
             let images = if case.tracks_input() { images.require_grad() } else { images };
@@ -169,7 +209,7 @@ impl Peers {
             let burn = case.prepare(S::new(variant, &device)).fork(&device);
             let ours = case.prepare(M::new(variant, &device)).fork(&device);
             self.row(
-                [&format!("{name}, {batch} x {size}x{size}"), case_name],
+                [&name, case_name],
                 &format!("{request} {batch} {size} {case_name}"),
                 3,
                 &|| step(&burn, &images),
@@ -181,6 +221,11 @@ impl Peers {
     fn encoder(&mut self) {
         let (batch, length) = (8, 128);
         for dropout in [0.0, 0.1] {
+            let (name, step_name) =
+                (format!("BERT-base, {batch} x {length}"), format!("all, dropout {dropout}"));
+            if !self.wants(&name, &step_name) {
+                continue;
+            }
             let device = Device::flex().autodiff();
             let size = EncoderSize { dropout, ..EncoderSize::BERT_BASE };
             let EncoderSize { vocabulary, width, hidden, heads, layers, .. } = size;
@@ -191,7 +236,7 @@ impl Peers {
             let burn = stock::bert::Bert::new(&size, &device).fork(&device);
             let ours = memsave::bert::Bert::new(&size, &device).fork(&device);
             self.row(
-                [&format!("BERT-base, {batch} x {length}"), &format!("all, dropout {dropout}")],
+                [&name, &step_name],
                 &format!("encoder {vocabulary} {width} {hidden} {heads} {layers} {batch} {length} {dropout}"),
                 3,
                 &|| step(&burn, &tokens),
@@ -202,6 +247,11 @@ impl Peers {
 
     fn language_model(&mut self) {
         let (batch, length, rank) = (4, 512, 16);
+        let (name, step_name) =
+            (format!("language model, {batch} x {length}"), format!("LoRA of rank {rank}"));
+        if !self.wants(&name, &step_name) {
+            return;
+        }
         let size = Size { vocabulary: 32_000, width: 1024, heads: 16, hidden: 2816, blocks: 8, length };
         let device = Device::flex().autodiff();
         fn adapted<M: LanguageModel>(size: &Size, rank: usize, device: &Device) -> M {
@@ -219,7 +269,7 @@ impl Peers {
         let [tokens, next] = [(); 2].map(|()| tokens([batch, length], size.vocabulary, &device));
         let Size { vocabulary, width, heads, hidden, blocks, .. } = size;
         self.row(
-            [&format!("language model, {batch} x {length}"), &format!("LoRA of rank {rank}")],
+            [&name, &step_name],
             &format!("llama {vocabulary} {width} {hidden} {heads} {blocks} {batch} {length} {rank}"),
             3,
             &|| step(&burn, &tokens, &next),
@@ -245,6 +295,13 @@ fn main() {
         let (name, mut sizes) = CONVOLUTIONS[0];
         sizes[0] = batch;
         peers.convolution(&format!("{name}, batch {batch}"), sizes);
+    }
+    for (name, sizes) in [
+        ("3x3 64-64, 56x56", [8, 64, 64, 56, 3]),
+        ("3x3 256-256, 14x14", [8, 256, 256, 14, 3]),
+        ("1x1 256-64, 56x56", [8, 256, 64, 56, 1]),
+    ] {
+        peers.norm_relu(name, sizes);
     }
     for (number, depth) in [(18, Depth::D18), (101, Depth::D101)] {
         let names = [&format!("ResNet-{number}")[..], &format!("resnet {number}")];

@@ -2,6 +2,7 @@
 
 Reads a step per line and answers with milliseconds:
 - `conv batch in out size kernel stride padding groups wanted`; what is wanted is one of `forward`, `dx` and `dweight`;
+- `norm_relu batch in out size kernel wanted`: a frozen convolution, batch norm with running statistics and ReLU;
 - `resnet depth batch size case` and `efficientnet batch size case`; the case is one of `all`, `input`, `running` and `norm`;
 - `encoder vocabulary width hidden heads layers batch length dropout`;
 - `llama vocabulary width hidden heads blocks batch length rank`: only LoRA of all projections of the blocks requires a gradient.
@@ -33,6 +34,20 @@ def convolution(batch, channels, out, size, kernel, stride, padding, groups, wan
 def conv_norm(channels, out, kernel, stride=1, groups=1, eps=1e-5):
     conv = nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(out, eps))
+
+
+def norm_relu(batch, channels, out, size, kernel, wanted):
+    batch, channels, out, size, kernel = map(int, (batch, channels, out, size, kernel))
+    model = nn.Sequential(conv_norm(channels, out, kernel), nn.ReLU()).eval().requires_grad_(False)
+    x = torch.randn(batch, channels, size, size, requires_grad=wanted == "dx")
+
+    def run():
+        y = model(x)
+        if y.requires_grad:
+            x.grad = None
+            y.sum().backward()
+
+    return run
 
 
 class Block(nn.Module):
@@ -252,7 +267,8 @@ line, run = None, None
 for request in sys.stdin:
     if request != line:
         kind, *arguments = request.split()
-        kinds = {"conv": convolution, "resnet": resnet, "efficientnet": efficientnet, "encoder": encoder, "llama": llama}
+        kinds = {"conv": convolution, "norm_relu": norm_relu, "resnet": resnet, "efficientnet": efficientnet}
+        kinds |= {"encoder": encoder, "llama": llama}
         line, run = request, kinds[kind](*arguments)
         run()
     start = time.perf_counter()

@@ -1,7 +1,7 @@
 //! Slices of Flex tensors.
 use super::{
     Placeholders,
-    cpu::{CpuBackend, CpuElement, Matrix, QuantizedMatrix},
+    cpu::{CpuBackend, CpuElement, Matrix, QuantizedMatrix, parallel},
 };
 use burn::backend::{
     Flex, TensorMetadata,
@@ -13,6 +13,9 @@ use burn::tensor::{
     quantization::{BlockLayout, global_scale_dtype},
 };
 use burn_flex::{FlexTensor, Layout};
+
+/// Elements of a shared tensor that are copied at once.
+const COPIED: usize = 1 << 14;
 
 impl CpuBackend for Flex {
     const NAN_WINS_MAX_POOL: bool = true;
@@ -38,6 +41,11 @@ impl CpuBackend for Flex {
     }
 
     fn as_slice_mut<E: CpuElement>(x: &mut FloatTensor<Self>) -> &mut [E] {
+        if !x.can_mut() {
+            // Flex would copy on this thread alone.
+            let values = Self::as_slice::<E>(x);
+            *x = Self::from_vec(parallel::copied(values, COPIED, values.len(), |_, _| ()), x.shape());
+        }
         x.storage_mut::<E>()
     }
 

@@ -61,8 +61,15 @@ fn each_chunk<T: Send>(values: &mut [T], size: usize, work: usize, f: &(dyn Fn(u
     if work < WORTH_IT {
         values.chunks_mut(size).enumerate().for_each(|(index, chunk)| f(index, chunk));
     } else {
-        values.par_chunks_mut(size).enumerate().for_each(|(index, chunk)| f(index, chunk));
+        let most = together(values.len(), size);
+        let chunks = values.par_chunks_mut(size).with_max_len(most);
+        chunks.enumerate().for_each(|(index, chunk)| f(index, chunk));
     }
+}
+
+/// Chunks of `size` elements that a thread takes at once: few enough to leave some to a thread that has nothing left to do.
+fn together(len: usize, size: usize) -> usize {
+    (len.div_ceil(size) / (8 * rayon::current_num_threads())).max(1)
 }
 
 /// Calls `f(index, a, b)` for every pair of chunks, of `sizes[0]` elements of `a` and `sizes[1]` of `b`.
@@ -87,7 +94,8 @@ fn each_pair<T: Send, U: Send>(a: &mut [T], b: &mut [U], sizes: [usize; 2], work
         let pairs = a.chunks_mut(sizes[0]).zip(b.chunks_mut(sizes[1]));
         pairs.enumerate().for_each(|(index, (a, b))| f(index, a, b));
     } else {
-        let pairs = a.par_chunks_mut(sizes[0]).zip(b.par_chunks_mut(sizes[1]));
+        let most = together(a.len(), sizes[0]);
+        let pairs = a.par_chunks_mut(sizes[0]).zip(b.par_chunks_mut(sizes[1])).with_max_len(most);
         pairs.enumerate().for_each(|(index, (a, b))| f(index, a, b));
     }
 }
@@ -213,7 +221,7 @@ pub(crate) fn map_ranges<R: Send>(
 }
 
 fn map_indices<R: Send>(len: usize, f: &(dyn Fn(usize) -> R + Sync)) -> Vec<R> {
-    (0..len).into_par_iter().map(f).collect()
+    (0..len).into_par_iter().with_max_len(1).map(f).collect()
 }
 
 /// Whether all values are as they should be. All of them are looked at, several at a time.
@@ -241,7 +249,8 @@ fn map_each_chunk<T: Send, R: Send>(
     size: usize,
     f: &(dyn Fn(usize, &mut [T]) -> R + Sync),
 ) -> Vec<R> {
-    values.par_chunks_mut(size).enumerate().map(|(index, chunk)| f(index, chunk)).collect()
+    let chunks = values.par_chunks_mut(size).with_max_len(1);
+    chunks.enumerate().map(|(index, chunk)| f(index, chunk)).collect()
 }
 
 /// Calls `f` with every job.
@@ -253,7 +262,8 @@ fn each_job<J: Send>(jobs: Vec<J>, work: usize, f: &(dyn Fn(J) + Sync)) {
     if work < WORTH_IT {
         jobs.into_iter().for_each(f);
     } else {
-        jobs.into_par_iter().for_each(f);
+        // One by one: of jobs that rayon puts together, none can go to a thread that has nothing left to do.
+        jobs.into_par_iter().with_max_len(1).for_each(f);
     }
 }
 
