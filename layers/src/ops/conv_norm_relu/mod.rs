@@ -194,7 +194,7 @@ device_backends!(ConvNormReluKernels);
 mod tests {
     use super::*;
     use crate::ops::testing::{Composed, assert_close, composed, random};
-    use burn::backend::{Flex, ops::FloatTensorOps};
+    use burn::backend::{Flex, TensorMetadata, ops::FloatTensorOps};
 
     #[test]
     fn default_bodies_equal_the_kernels() {
