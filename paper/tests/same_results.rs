@@ -37,15 +37,8 @@ fn efficient_networks() {
 #[test]
 fn encoders() {
     let device = Device::flex();
-    let size = EncoderSize {
-        vocabulary: 50,
-        width: 24,
-        hidden: 40,
-        heads: 3,
-        layers: 2,
-        length: 12,
-        dropout: 0.1,
-    };
+    let size =
+        EncoderSize { vocabulary: 50, width: 24, hidden: 40, heads: 3, layers: 2, length: 12, dropout: 0.1 };
     let stock = stock::bert::Bert::new(&size, &device);
     let ours = memsave::bert::Bert::new(&size, &device).load_record(stock.clone().into_record());
     let tokens = Tensor::<2, Int>::random([3, 10], Distribution::Uniform(0.0, 50.0), &device);

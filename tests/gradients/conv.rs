@@ -1,9 +1,10 @@
 use crate::common::*;
-use burn::module::{Lora, Module};
+use burn::module::{Lora, Module, Quantizer};
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{
     DType, Device, Distribution, Tensor, TensorData, Tolerance, activation, module,
     ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions},
+    quantization::{Calibration, QuantValue},
 };
 use burn_memsave::functional::{self as F, GivenNorm};
 use burn_memsave::lora::ConvLora;
@@ -318,6 +319,18 @@ conv!(conv1d, conv_transpose1d, 1, 3, 128);
 conv!(conv2d, conv_transpose2d, 2, 4, 96);
 conv!(conv3d, conv_transpose3d, 3, 5, 48);
 
+/// A line with its padding that is longer than what is summed at once.
+#[test]
+fn depthwise_convolutions_of_long_lines_equal_stock() {
+    let conv = Convolution { channels: [1, 1], ..fixed::<1>(5000, 4, 1, (1, 1)) };
+    for setting in [DType::F32, DType::F64].map(Setting::of) {
+        Check::new(conv.conv_inputs::<3>(), setting)
+            .compare::<3>(&|t| F::conv1d(t.get(0), t.get(1), t.maybe(2), conv.options()), &|t| {
+                module::conv1d(t.get(0), t.get(1), t.maybe(2), conv.options())
+            });
+    }
+}
+
 /// In f64: elsewhere a rounding could move a sum across the kink of the ReLU.
 macro_rules! norm_relu {
     ($conv_norm_relu:ident = $conv:ident, $rank:literal, $dims:literal, $cases:literal) => {
@@ -446,18 +459,24 @@ fn forward_norm_relu_is_the_layers_one_after_the_other() {
     let _seeded = generator();
     let device = Device::flex().autodiff();
     device.seed(5);
-    let config = Conv2dConfig::new([3, 6], [3, 3]).with_padding(PaddingConfig2d::Same);
+    let config = Conv2dConfig::new([32, 32], [3, 3]).with_padding(PaddingConfig2d::Same);
     let convs = [config.init(&device), config.with_bias(false).init(&device)];
     let lora = convs[0].clone().apply_reparameterization(ConvLora::new(Lora::new(1, 4.0)));
-    let norm = BatchNormConfig::new(6).init(&device);
-    let x = || Tensor::<4>::random([2, 3, 12, 11], Distribution::Default, &device);
+    let norm = BatchNormConfig::new(32).init(&device);
+    let x = || Tensor::<4>::random([2, 32, 12, 11], Distribution::Default, &device);
     norm.forward(convs[0].forward(x())); // running statistics that are not those of the beginning
     let frozen = norm.clone().freeze();
     let of_beta = BatchNorm { beta: frozen.beta.clone().set_require_grad(true), ..frozen.clone() };
     let of_gamma = BatchNorm { gamma: frozen.gamma.clone().set_require_grad(true), ..frozen.clone() };
+    let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
+    let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
     let [first, second] = convs;
-    for conv in [first.clone(), second, first.freeze(), lora] {
-        for norm in [&norm, &frozen, &of_beta, &of_gamma] {
+    let quantized = first.clone().freeze().quantize_weights(&mut quantizer);
+    let quantized_norm = frozen.clone().quantize_weights(&mut quantizer);
+    assert_ne!(quantized.weight.val().dtype(), DType::F32);
+    assert_ne!(quantized_norm.gamma.val().dtype(), DType::F32);
+    for conv in [first.clone(), second, first.freeze(), lora, quantized] {
+        for norm in [&norm, &frozen, &of_beta, &of_gamma, &quantized_norm] {
             let x = x().require_grad();
             let gradients = |y: Tensor<4>| {
                 let gradients = (y.clone() * y).sum().backward();

@@ -107,9 +107,10 @@ macro_rules! conv_norm_relu {
             options: impl Into<ConvOptions<$rank>>,
         ) -> Tensor<$dims> {
             let options = options.into();
-            let fits = norm.is_given(&x, weight.dims()[0])
-                && require_dtype(&x, &weight).and(conv_fits(&x, &weight, &bias, &options)).is_ok()
-                && bias.as_ref().is_none_or(|bias| require_dtype(&x, bias).is_ok());
+            let dtype = x.dtype();
+            let fits = norm.is_given(dtype, weight.dims()[0])
+                && conv_fits(&x, &weight, &bias, &options).is_ok()
+                && [weight.dtype()].into_iter().chain(bias.as_ref().map(Tensor::dtype)).all(|of| of == dtype);
             let GivenNorm { gamma, beta, mean, variance, epsilon } = norm;
             if !fits {
                 return relu(batch_norm($conv(x, weight, bias, options), gamma, beta, mean, variance, epsilon));

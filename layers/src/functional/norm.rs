@@ -1,6 +1,6 @@
 //! Normalizations.
 use super::guard::{
-    Misfit, accepts, into_maybe, is_tracked, require, require_alike, require_dtype, require_parameters,
+    Misfit, accepts, into_maybe, is_tracked, require, require_alike, require_parameters,
     require_parameters_of_channels,
 };
 use crate::ops::{AddRmsNormOps, BatchNormOps, LocalResponse, LocalResponseOps, RowNorm, RowNormOps};
@@ -23,10 +23,10 @@ pub struct GivenNorm {
 }
 
 impl GivenNorm {
-    /// Whether it normalizes so many channels of the dtype of `x`, and no gradient flows to anything but `beta`.
-    pub(super) fn is_given<const D: usize>(&self, x: &Tensor<D>, channels: usize) -> bool {
+    /// Whether it normalizes so many channels of a dtype, and no gradient flows to anything but `beta`.
+    pub(super) fn is_given(&self, dtype: DType, channels: usize) -> bool {
         let Self { gamma, beta, mean, variance, .. } = self;
-        let fits = |tensor: &Tensor<1>| tensor.dims() == [channels] && require_dtype(x, tensor).is_ok();
+        let fits = |tensor: &Tensor<1>| tensor.dims() == [channels] && tensor.dtype() == dtype;
         [gamma, beta, mean, variance].into_iter().all(fits)
             && [gamma, mean, variance].into_iter().all(|tensor| !tensor.is_tracked())
     }

@@ -110,25 +110,31 @@ impl<E: CpuElement> Job for ScaleChannels<'_, E> {
     #[inline(always)]
     fn run(self) {
         let Self { words, values, first, inner, slopes } = self;
-        let slope = |at: usize| slopes[at / inner % slopes.len()];
         let scale = |on: bool, value: E, slope: E::Acc| match on {
             true => E::narrow(value.widen() * slope),
             false => E::zero(),
         };
-        for ((word, values), first) in words.iter().zip(values.chunks_mut(BITS)).zip((first..).step_by(BITS))
-        {
-            if first / inner != (first + values.len() - 1) / inner {
-                for (bit, value) in values.iter_mut().enumerate() {
-                    *value = scale(word >> bit & 1 == 1, *value, slope(first + bit));
+        let mut channel = first / inner % slopes.len();
+        // Elements of the channel that are left.
+        let mut left = inner - first % inner;
+        for (word, values) in words.iter().zip(values.chunks_mut(BITS)) {
+            if values.len() <= left {
+                for (byte, values) in values.chunks_mut(8).enumerate() {
+                    let byte = (word >> (8 * byte)) as u32 & 0xff;
+                    for (bit, value) in values.iter_mut().enumerate() {
+                        *value = scale(byte & 1 << bit != 0, *value, slopes[channel]);
+                    }
                 }
+                left -= values.len();
                 continue;
             }
-            let slope = slope(first);
-            for (byte, values) in values.chunks_mut(8).enumerate() {
-                let byte = (word >> (8 * byte)) as u32 & 0xff;
-                for (bit, value) in values.iter_mut().enumerate() {
-                    *value = scale(byte & 1 << bit != 0, *value, slope);
+            for (bit, value) in values.iter_mut().enumerate() {
+                if left == 0 {
+                    channel = (channel + 1) % slopes.len();
+                    left = inner;
                 }
+                *value = scale(word >> bit & 1 == 1, *value, slopes[channel]);
+                left -= 1;
             }
         }
     }

@@ -236,7 +236,8 @@ pub(crate) struct Segment {
     pub(crate) len: usize,
 }
 
-/// `sums[t] += sum_i a[i] b[shifts[t] + i]` over the elements of all segments.
+/// `sums[t] += sum_i a[i] b[shifts[t] + i]` over the elements of all segments, in as many partial sums as a vector has lanes (one
+/// where the machine has no vectors that `pulp` knows).
 pub(crate) fn add_dots<A: Lanes>(a: &[A], b: &[A], segments: &[Segment], shifts: &[usize], sums: &mut [A]) {
     Arch::new().dispatch(AddDots { a, b, segments, shifts, sums });
 }

@@ -1,9 +1,10 @@
 use crate::frozen::weight_and_adapter;
 use crate::functional;
+use crate::nn::conv::norm_relu::norm_relu;
 use crate::nn::drop_in::{config_twin, drop_in};
-use crate::nn::{BatchNorm, padding};
+use crate::nn::padding;
 use burn::config::Config;
-use burn::module::{Module, Param};
+use burn::module::{LoraAdapter, Module, Param};
 use burn::nn::{Initializer, PaddingConfig1d};
 use burn::tensor::{Device, Tensor, ops::ConvOptions};
 
@@ -92,29 +93,17 @@ impl Conv1d {
     ///
     /// Panics if the input does not have `channels_in` channels.
     pub fn forward(&self, input: Tensor<3>) -> Tensor<3> {
+        let (weight, adapter) = weight_and_adapter(&self.weight);
+        self.forward_with(input, weight, adapter)
+    }
+
+    fn forward_with(&self, input: Tensor<3>, weight: Tensor<3>, adapter: Option<&LoraAdapter>) -> Tensor<3> {
         let options = self.options(&input);
         let bias = self.bias.as_ref().map(|bias| bias.val());
-        let (weight, adapter) = weight_and_adapter(&self.weight);
         match adapter {
             Some(adapter) => functional::conv1d_lora(input, weight, adapter, bias, options),
             None => functional::conv1d(input, weight, bias, options),
         }
-    }
-
-    /// `relu(norm.forward(self.forward(input)))`. If the norm uses its running statistics and its `gamma` is frozen, that is one
-    /// pass over the result of the convolution, which is not kept; see [`conv1d_norm_relu`](functional::conv1d_norm_relu).
-    ///
-    /// # Panics
-    ///
-    /// Panics if the input or the norm does not have the channels of the layer.
-    pub fn forward_norm_relu(&self, input: Tensor<3>, norm: &BatchNorm) -> Tensor<3> {
-        let (weight, adapter) = weight_and_adapter(&self.weight);
-        let (Some(norm), None) = (norm.given(&input.device()), adapter) else {
-            return functional::relu(norm.forward(self.forward(input)));
-        };
-        let options = self.options(&input);
-        let bias = self.bias.as_ref().map(|bias| bias.val());
-        functional::conv1d_norm_relu(input, weight, bias, norm, options)
     }
 
     fn options(&self, input: &Tensor<3>) -> ConvOptions<1> {
@@ -123,3 +112,5 @@ impl Conv1d {
         ConvOptions::new_with_padding([self.stride], [padding], [self.dilation], self.groups)
     }
 }
+
+norm_relu!(Conv1d, conv1d_norm_relu, 3);

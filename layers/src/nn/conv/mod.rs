@@ -7,6 +7,7 @@ mod conv_transpose1d;
 mod conv_transpose2d;
 mod conv_transpose3d;
 mod deform_conv2d;
+mod norm_relu;
 
 pub use conv_transpose1d::*;
 pub use conv_transpose2d::*;

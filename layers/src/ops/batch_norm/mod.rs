@@ -82,10 +82,10 @@ const INPUTS: [&str; 3] = ["x", "gamma", "beta"];
 #[derive(Clone, Debug)]
 pub struct Statistics<T> {
     /// The mean, `[channels]`.
-    mean: T,
+    pub(super) mean: T,
     /// The biased variance, `[channels]`.
-    variance: T,
-    epsilon: f64,
+    pub(super) variance: T,
+    pub(super) epsilon: f64,
 }
 
 impl<T: TensorMetadata + Clone> Statistics<T> {

@@ -1,8 +1,11 @@
 //! Fused loops.
-use super::{ConvNormReluKernels, GivenNorm, Scale};
+use super::{ConvNormReluKernels, Scale};
 use crate::backend::cpu::{BitMask, CpuBackend, with_element};
 use crate::ops::{
-    batch_norm::cpu::{Affine, channel_scales},
+    batch_norm::{
+        Statistics,
+        cpu::{Affine, channel_scales},
+    },
     conv::{Conv, Convolution, cpu::convolve},
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -14,13 +17,12 @@ impl<B: CpuBackend> ConvNormReluKernels for B {
         weight: FloatTensor<B>,
         bias: Option<FloatTensor<B>>,
         conv: &Conv<N>,
-        norm: GivenNorm<FloatTensor<B>>,
-        beta: FloatTensor<B>,
+        (gamma, beta, statistics): (FloatTensor<B>, FloatTensor<B>, Statistics<FloatTensor<B>>),
     ) -> FloatTensor<B>
     where
         B: Convolution<N>,
     {
-        let GivenNorm { gamma, mean, variance, epsilon } = norm;
+        let Statistics { mean, variance, epsilon } = statistics;
         let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(B::contiguous);
         with_element!(x.dtype(), "conv_norm_relu", E => {
             let [gamma, beta, mean, variance] = [&gamma, &beta, &mean, &variance].map(|x| B::as_slice::<E>(x));

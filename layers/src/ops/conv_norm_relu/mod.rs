@@ -11,7 +11,7 @@
 //! tracked: its gradient reads that result. Stock Burn keeps it twice besides.
 use super::{
     MaybeTensor,
-    batch_norm::{BatchNormKernels, BatchNormOps},
+    batch_norm::{BatchNormKernels, BatchNormOps, Statistics},
     bilinear::{Weight, give_gradients},
     conv::{Conv, ConvKernels, ConvOps, Convolution},
     extension::extension,
@@ -48,13 +48,9 @@ macro_rules! conv_norm_relu {
                         let z = Self::memsave_batch_norm(z, gamma, beta, mean, variance, epsilon);
                         return Self::memsave_piecewise_linear(z, PiecewiseLinear::Relu);
                     }
-                    let norm = GivenNorm {
-                        gamma: Self::plain(gamma),
-                        mean: Self::plain(mean),
-                        variance: Self::plain(variance),
-                        epsilon,
-                    };
-                    let operation = ConvNormRelu { conv: Conv::new(options), norm };
+                    let [gamma, mean, variance] = [gamma, mean, variance].map(Self::plain);
+                    let statistics = Statistics { mean, variance, epsilon };
+                    let operation = ConvNormRelu { conv: Conv::new(options), gamma, statistics };
                     Self::run(operation, [Some(x), Some(weight), bias.into_option(), Some(beta)])
                 }
             )+}
@@ -72,20 +68,13 @@ const WEIGHT: usize = 1;
 const BIAS: usize = 2;
 const BETA: usize = 3;
 
-/// A normalization with given statistics, without its `beta`; tensors `[channels]`.
-#[derive(Clone, Debug)]
-pub struct GivenNorm<T> {
-    gamma: T,
-    mean: T,
-    variance: T,
-    epsilon: f64,
-}
-
 /// The operation over `N` axes.
 #[derive(Clone, Debug)]
 pub struct ConvNormRelu<T, const N: usize> {
     conv: Conv<N>,
-    norm: GivenNorm<T>,
+    /// `[channels]`
+    gamma: T,
+    statistics: Statistics<T>,
 }
 
 /// What the backward pass reads.
@@ -124,7 +113,9 @@ impl<B: ConvNormReluKernels + Convolution<N>, const N: usize> Operation<B, 4>
     }
 
     fn forward(&self, [x, weight, bias, beta]: Inputs<B, 4>) -> FloatTensor<B> {
-        B::conv_norm_relu(given(x), given(weight), bias, &self.conv, self.norm.clone(), given(beta))
+        let Self { conv, gamma, statistics } = self;
+        let norm = (gamma.clone(), given(beta), statistics.clone());
+        B::conv_norm_relu(given(x), given(weight), bias, conv, norm)
     }
 
     fn forward_saving(&self, inputs: Inputs<B, 4>, recorder: &Recorder<4>) -> (FloatTensor<B>, Self::Saved) {
@@ -132,10 +123,13 @@ impl<B: ConvNormReluKernels + Convolution<N>, const N: usize> Operation<B, 4>
         let ledger = recorder.ledger();
         let mask = B::piecewise_mask(y.clone(), PiecewiseLinear::Relu);
         let scaled = [X, WEIGHT, BIAS].into_iter().any(|input| recorder.tracked(input));
-        let GivenNorm { gamma, variance, epsilon, .. } = &self.norm;
+        let save = |name, tensor: &FloatTensor<B>| {
+            ledger.tensor(name, tensor.clone(), "x, weight or bias is tracked")
+        };
+        let Statistics { variance, epsilon, .. } = &self.statistics;
         let scale = scaled.then(|| Scale {
-            gamma: ledger.handle("gamma", gamma.clone()),
-            variance: ledger.tensor("variance", variance.clone(), "x, weight or bias is tracked"),
+            gamma: save("gamma", &self.gamma),
+            variance: save("variance", variance),
             epsilon: *epsilon,
         });
         let mask = ledger.state("mask", mask, "an input is tracked");
@@ -158,19 +152,18 @@ impl<B: ConvNormReluKernels + Convolution<N>, const N: usize> Operation<B, 4>
 
 /// The kernels.
 pub trait ConvNormReluKernels: ConvKernels + BatchNormKernels + PiecewiseLinearKernels {
-    /// `max(norm(conv(x, weight) + bias), 0)`
+    /// `max(norm(conv(x, weight) + bias), 0)`; of the norm: gamma, beta and its statistics.
     fn conv_norm_relu<const N: usize>(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
         conv: &Conv<N>,
-        norm: GivenNorm<FloatTensor<Self>>,
-        beta: FloatTensor<Self>,
+        (gamma, beta, statistics): (FloatTensor<Self>, FloatTensor<Self>, Statistics<FloatTensor<Self>>),
     ) -> FloatTensor<Self>
     where
         Self: Convolution<N>,
     {
-        let GivenNorm { gamma, mean, variance, epsilon } = norm;
+        let Statistics { mean, variance, epsilon } = statistics;
         let z = Self::convolve(x, weight, bias, conv.options().clone());
         let z = Self::eval_batch_norm(z, gamma, beta, mean, variance, epsilon);
         Self::piecewise_linear(z, PiecewiseLinear::Relu)
@@ -204,42 +197,30 @@ mod tests {
             ([3, 4, 13, 11], [6, 2, 3, 3], 2),
             ([2, 4, 17, 9], [4, 1, 3, 3], 4),
             ([2, 70, 9, 8], [5, 70, 1, 1], 1),
+            ([8, 16, 13, 27], [64, 16, 3, 3], 1),
         ] {
             let (x, weight) = (random(&image), random(&weight));
             let channels = weight.shape()[0];
             let [bias, gamma, beta, mean] = [(); 4].map(|()| random(&[channels]));
             let variance = Flex::float_abs(random(&[channels]));
             let conv = Conv::new(ConvOptions::new([1, 2], [1, 0], [1, 1], groups));
-            let norm = GivenNorm { gamma, mean, variance, epsilon: 0.1 };
-            let of_composed = GivenNorm {
-                gamma: composed(&norm.gamma),
-                mean: composed(&norm.mean),
-                variance: composed(&norm.variance),
-                epsilon: norm.epsilon,
+            let norm = (gamma, beta, Statistics { mean, variance, epsilon: 0.1 });
+            let of_composed = {
+                let (gamma, beta, Statistics { mean, variance, epsilon }) = &norm;
+                let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(composed);
+                (gamma, beta, Statistics { mean, variance, epsilon: *epsilon })
             };
             for bias in [Some(bias), None] {
-                let y = Flex::conv_norm_relu(
-                    x.clone(),
-                    weight.clone(),
-                    bias.clone(),
-                    &conv,
-                    norm.clone(),
-                    beta.clone(),
-                );
-                let body = Composed::conv_norm_relu(
-                    composed(&x),
-                    composed(&weight),
-                    bias.as_ref().map(composed),
-                    &conv,
-                    of_composed.clone(),
-                    composed(&beta),
-                );
+                let y = Flex::conv_norm_relu(x.clone(), weight.clone(), bias.clone(), &conv, norm.clone());
+                let of_body = (composed(&x), composed(&weight), bias.as_ref().map(composed));
+                let body =
+                    Composed::conv_norm_relu(of_body.0, of_body.1, of_body.2, &conv, of_composed.clone());
                 assert_close("y", body.clone(), y.clone());
                 let dy = random(y.shape().as_slice());
                 let mask = Flex::piecewise_mask(y, PiecewiseLinear::Relu);
                 let packed = Composed::piecewise_mask(body, PiecewiseLinear::Relu);
-                let [gamma, variance] = [&norm.gamma, &norm.variance].map(Clone::clone);
-                let scale = Scale { gamma, variance, epsilon: norm.epsilon };
+                let (gamma, _, Statistics { variance, epsilon, .. }) = norm.clone();
+                let scale = Scale { gamma, variance, epsilon };
                 let of_body = Scale {
                     gamma: composed(&scale.gamma),
                     variance: composed(&scale.variance),

@@ -10,6 +10,7 @@ use crate::backend::{
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16, ops::MaxPoolOptions};
+use core::ops::Range;
 use num_traits::Zero;
 use std::sync::Arc;
 
@@ -109,7 +110,7 @@ struct Axis {
 
 impl Axis {
     /// The windows whose tap number `tap` lies inside the input.
-    fn windows(&self, tap: usize) -> core::ops::Range<usize> {
+    fn windows(&self, tap: usize) -> Range<usize> {
         let tap = tap * self.dilation;
         // inside: padding <= window * stride + tap < padding + size
         let first = self.padding.saturating_sub(tap).div_ceil(self.stride);
@@ -188,13 +189,10 @@ impl Geometry {
             [size, size],
             work,
             |index, y, offsets| {
-                let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out));
-                for (plane, (y, offsets)) in (index * task..).zip(planes) {
-                    let x = &x[plane * plane_in..(plane + 1) * plane_in];
-                    match nan_wins {
-                        true => parallel::vectorized(PlaneForward::<_, _, true>(self, x, y, offsets)),
-                        false => parallel::vectorized(PlaneForward::<_, _, false>(self, x, y, offsets)),
-                    }
+                let x = &x[index * task * plane_in..];
+                match nan_wins {
+                    true => parallel::vectorized(Forward::<_, _, true>(self, x, y, offsets)),
+                    false => parallel::vectorized(Forward::<_, _, false>(self, x, y, offsets)),
                 }
             },
         );
@@ -251,47 +249,53 @@ impl Geometry {
     }
 }
 
-/// Finds the maxima of a plane, and where they are.
-struct PlaneForward<'a, E, O, const NAN_WINS: bool>(&'a Geometry, &'a [E], &'a mut [E], &'a mut [O]);
+/// Finds the maxima of planes, and where they are.
+struct Forward<'a, E, O, const NAN_WINS: bool>(&'a Geometry, &'a [E], &'a mut [E], &'a mut [O]);
 
-impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for PlaneForward<'_, E, O, NAN_WINS> {
+impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, NAN_WINS> {
     type Result = ();
 
     /// Row by row of windows, tap by tap, so that the inner loop has no bounds to check.
     #[inline(always)]
     fn run(self) {
-        let Self(Geometry { rows, columns, .. }, x, y, offsets) = self;
-        // As wide as the elements are: vectors of both have as many.
+        let Self(geometry, x, y, offsets) = self;
+        let Geometry { rows, columns, .. } = geometry;
+        let [plane_in, plane_out] = geometry.plane_sizes();
+        let of_row: Vec<Range<usize>> = (0..rows.kernel).map(|tap| rows.windows(tap)).collect();
+        let of_column: Vec<Range<usize>> = (0..columns.kernel).map(|tap| columns.windows(tap)).collect();
+        // As wide as f32: vectors of both have as many elements.
         let mut winners = vec![u32::MAX; columns.out];
-        let of_rows = y.chunks_mut(columns.out).zip(offsets.chunks_mut(columns.out));
-        for (oh, (y, offsets)) in of_rows.enumerate() {
-            winners.fill(u32::MAX);
-            for kh in (0..rows.kernel).filter(|&kh| rows.windows(kh).contains(&oh)) {
-                let ih = oh * rows.stride + kh * rows.dilation - rows.padding;
-                let x = &x[ih * columns.size..][..columns.size];
-                for kw in 0..columns.kernel {
-                    let windows = columns.windows(kw);
-                    if windows.is_empty() {
-                        continue;
-                    }
-                    let first = windows.start * columns.stride + kw * columns.dilation - columns.padding;
-                    let tap = (kh * columns.kernel + kw) as u32;
-                    let (y, winners) = (&mut y[windows.clone()], &mut winners[windows]);
-                    match (&x[first..], columns.stride) {
-                        (x, 1) => update::<_, NAN_WINS>(y, winners, x, tap),
-                        (x, 2) => {
-                            // Pairs are read in vectors. The last one may be half.
-                            let (pairs, half) = x.as_chunks::<2>();
-                            let whole = pairs.len().min(y.len());
-                            update::<_, NAN_WINS>(y, winners, pairs.iter().map(|[x, _]| x), tap);
-                            update::<_, NAN_WINS>(&mut y[whole..], &mut winners[whole..], half, tap);
+        let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out)).zip(x.chunks(plane_in));
+        for ((y, offsets), x) in planes {
+            let windows = y.chunks_mut(columns.out).zip(offsets.chunks_mut(columns.out));
+            for (oh, (y, offsets)) in windows.enumerate() {
+                winners.fill(u32::MAX);
+                for kh in (0..rows.kernel).filter(|&kh| of_row[kh].contains(&oh)) {
+                    let ih = oh * rows.stride + kh * rows.dilation - rows.padding;
+                    let x = &x[ih * columns.size..][..columns.size];
+                    for (kw, windows) in of_column.iter().enumerate() {
+                        if windows.is_empty() {
+                            continue;
                         }
-                        (x, stride) => update::<_, NAN_WINS>(y, winners, x.iter().step_by(stride), tap),
+                        let first = windows.start * columns.stride + kw * columns.dilation - columns.padding;
+                        let tap = (kh * columns.kernel + kw) as u32;
+                        let (y, winners) = (&mut y[windows.clone()], &mut winners[windows.clone()]);
+                        match (&x[first..], columns.stride) {
+                            (x, 1) => update::<_, NAN_WINS>(y, winners, x, tap),
+                            (x, 2) => {
+                                // Pairs are read in vectors. The last one may be half.
+                                let (pairs, half) = x.as_chunks::<2>();
+                                let whole = pairs.len().min(y.len());
+                                update::<_, NAN_WINS>(y, winners, pairs.iter().map(|[x, _]| x), tap);
+                                update::<_, NAN_WINS>(&mut y[whole..], &mut winners[whole..], half, tap);
+                            }
+                            (x, stride) => update::<_, NAN_WINS>(y, winners, x.iter().step_by(stride), tap),
+                        }
                     }
                 }
-            }
-            for (offset, &winner) in offsets.iter_mut().zip(&winners) {
-                *offset = O::new(winner);
+                for (offset, &winner) in offsets.iter_mut().zip(&winners) {
+                    *offset = O::new(winner);
+                }
             }
         }
     }

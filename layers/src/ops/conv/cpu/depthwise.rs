@@ -46,7 +46,8 @@ struct LaidOut {
     stretches: Vec<Stretch>,
 }
 
-/// Lines of points that lie close to one another on a canvas, and are computed as one, with what lies between them.
+/// Lines of points, or parts of one, that lie close to one another on a canvas, and are computed as one, with what lies between
+/// them.
 struct Stretch {
     origin: usize,
     width: usize,
@@ -59,15 +60,19 @@ impl LaidOut {
         let canvas = Canvas::new(phase);
         let mut stretches: Vec<Stretch> = Vec::new();
         for run in phase.lines() {
-            let (origin, target) = (canvas.origin(&run), phase.target(&run));
-            match stretches.last_mut() {
-                Some(Stretch { origin: start, width, lines })
-                    if 4 * (origin - *start - *width) <= run.len && origin - *start + run.len <= STRETCH =>
-                {
-                    *width = origin - *start + run.len;
-                    lines.push([origin - *start, target, run.len]);
+            for first in (0..run.len).step_by(STRETCH) {
+                let len = (run.len - first).min(STRETCH);
+                let origin = canvas.origin(&run) + first;
+                let target = phase.target(&run) + first * phase.step();
+                match stretches.last_mut() {
+                    Some(Stretch { origin: start, width, lines })
+                        if 4 * (origin - *start - *width) <= len && origin - *start + len <= STRETCH =>
+                    {
+                        *width = origin - *start + len;
+                        lines.push([origin - *start, target, len]);
+                    }
+                    _ => stretches.push(Stretch { origin, width: len, lines: vec![[0, target, len]] }),
                 }
-                _ => stretches.push(Stretch { origin, width: run.len, lines: vec![[0, target, run.len]] }),
             }
         }
         Self { canvas, stretches }

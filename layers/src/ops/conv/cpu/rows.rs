@@ -64,7 +64,7 @@ pub(super) fn round<'a, E: CpuElement>(results: impl IntoIterator<Item = &'a mut
 }
 
 /// The side of the blocks that matrices are transposed in.
-pub(super) const BLOCK: usize = 8;
+const BLOCK: usize = 8;
 
 /// `result[c][r] = f(values[r][c])`, for rows that begin `pitch_of_values` and `pitch` elements apart.
 #[inline(always)]
