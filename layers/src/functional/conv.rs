@@ -5,7 +5,7 @@ use super::guard::{
     require_bias, require_dtype, require_floats,
 };
 use super::norm::{GivenNorm, batch_norm};
-use crate::ops::{ConvNormReluOps, ConvOps, ConvTransposeOps, DeformConvOps, MaybeTensor, Weight};
+use crate::ops::{self, ConvNormReluOps, ConvOps, ConvTransposeOps, DeformConvOps, MaybeTensor, Weight};
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{
     Tensor, module,
@@ -118,7 +118,8 @@ macro_rules! conv_norm_relu {
             let [x, weight] = [x, weight].map(Tensor::into_dispatch);
             let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(Tensor::into_dispatch);
             let bias = into_maybe(bias);
-            Tensor::from_dispatch(Dispatch::$op(x, weight, bias, gamma, beta, mean, variance, epsilon, options))
+            let norm = ops::GivenNorm { gamma, beta, mean, variance };
+            Tensor::from_dispatch(Dispatch::$op(x, weight, bias, norm, epsilon, options))
         }
     )+};
 }

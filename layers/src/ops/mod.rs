@@ -50,7 +50,7 @@ pub use avg_pool::AvgPoolOps;
 pub use batch_norm::BatchNormOps;
 pub use bilinear::Weight;
 pub use conv::ConvOps;
-pub use conv_norm_relu::ConvNormReluOps;
+pub use conv_norm_relu::{ConvNormReluOps, GivenNorm};
 pub use conv_transpose::ConvTransposeOps;
 pub use cross_entropy::CrossEntropyOps;
 pub use deform_conv::DeformConvOps;

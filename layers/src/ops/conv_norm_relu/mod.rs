@@ -19,7 +19,7 @@ use super::{
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::device_backends;
-use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 use burn::tensor::ops::ConvOptions;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -35,13 +35,11 @@ macro_rules! conv_norm_relu {
                     x: FloatTensor<Self>,
                     weight: FloatTensor<Self>,
                     #[extension_type] bias: MaybeTensor<Self>,
-                    gamma: FloatTensor<Self>,
-                    beta: FloatTensor<Self>,
-                    mean: FloatTensor<Self>,
-                    variance: FloatTensor<Self>,
+                    #[extension_type] norm: GivenNorm<Self>,
                     epsilon: f64,
                     options: ConvOptions<$rank>,
                 ) -> FloatTensor<Self> {
+                    let GivenNorm { gamma, beta, mean, variance } = norm;
                     // A strategy that computes outputs again needs those between to keep less than a bit per element.
                     if Self::recomputes() {
                         let z = Self::$conv(x, Weight::Dense(weight), bias, options);
@@ -61,6 +59,19 @@ conv_norm_relu! {
     memsave_conv1d_norm_relu = memsave_conv1d, 1;
     memsave_conv2d_norm_relu = memsave_conv2d, 2;
     memsave_conv3d_norm_relu = memsave_conv3d, 3;
+}
+
+/// A batch normalization with given statistics; tensors `[channels]`.
+#[derive(Clone, Debug, ExtensionType)]
+pub struct GivenNorm<B: Backend> {
+    /// The scale.
+    pub gamma: FloatTensor<B>,
+    /// What is added last.
+    pub beta: FloatTensor<B>,
+    /// The mean that is subtracted.
+    pub mean: FloatTensor<B>,
+    /// The variance whose root is divided by.
+    pub variance: FloatTensor<B>,
 }
 
 const X: usize = 0;

@@ -279,7 +279,7 @@ pub(super) fn weight_gradient<E: CpuElement>(
         jobs.extend(panels.map(|(panel, gradient)| (of_group, panel, gradient)));
     }
     let narrow = |sum| MaybeUninit::new(E::narrow(sum));
-    let assemble = |(of_group, panel, gradient): (&[Partial<E::Acc>], usize, &mut [MaybeUninit<E>])| {
+    let assemble = |(of_group, panel, gradient): Panel<'_, E>| {
         for parts in of_group.chunk_by(|a, b| a.channels == b.channels) {
             let (first, count) = (parts[0].channels.start * taps, parts[0].channels.len() * taps);
             let sums = |panel: usize| total(parts, panel * count * pitch..(panel + 1) * count * pitch);
@@ -303,6 +303,9 @@ pub(super) fn weight_gradient<E: CpuElement>(
     unsafe { gradient.set_len(len) };
     gradient
 }
+
+/// A panel of the gradient of a group: the parts of all its panels, its number, and where it is to be written.
+type Panel<'a, E> = (&'a [Partial<<E as CpuElement>::Acc>], usize, &'a mut [MaybeUninit<E>]);
 
 /// A range of the sums of all parts.
 fn total<A: CpuElement<Acc = A> + Lanes>(parts: &[Partial<A>], range: Range<usize>) -> Cow<'_, [A]> {
