@@ -279,6 +279,24 @@ fn batch_norm_equals_flex() {
     });
 }
 
+/// With and without a bias, also where the strategy of the device computes outputs again.
+#[test]
+fn convolutions_with_norm_and_relu_equal_flex() {
+    for autodiff in [Device::autodiff as Strategy, |device| device.autodiff().gradient_checkpointing()] {
+        for with_bias in [true, false] {
+            check_with(autodiff, "conv2d_norm_relu", [2, 4, 7, 6], |x: Tensor<4>, operands| {
+                let weight = operands.kernel([6, 2, 3, 2]);
+                let bias = with_bias.then(|| operands.vector(6));
+                let given = |seed| tensor::<1>(values([6], seed), &operands.device);
+                let (gamma, mean, variance) = (given(21), given(22), given(23).abs() + 0.5);
+                let norm = F::GivenNorm { gamma, mean, variance, beta: operands.vector(6), epsilon: 1e-5 };
+                let options = ConvOptions::new([1, 2], [1, 0], [1, 1], 2);
+                F::conv2d_norm_relu(x, weight, bias, norm, options)
+            });
+        }
+    }
+}
+
 #[test]
 fn normalizations_over_rows_equal_flex() {
     check("layer_norm", [4, 3, 6], |x: Tensor<3>, operands| {
