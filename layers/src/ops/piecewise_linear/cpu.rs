@@ -3,8 +3,7 @@ use super::{PiecewiseLinear, PiecewiseLinearKernels};
 use crate::backend::cpu::{
     BitMask, CpuBackend, CpuElement,
     bit_mask::{BITS, TASK, pack},
-    parallel::{self, Job},
-    with_element,
+    parallel, with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, bf16, f16};
@@ -118,7 +117,11 @@ impl<E: CpuElement> Visitor<E, Vec<u64>> for Bits<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
         let mut words = vec![0; self.0.len().div_ceil(BITS)];
         parallel::chunks_mut(&mut words, TASK, self.0.len(), |task, words| {
-            parallel::vectorized(Pack { x: &self.0[task * TASK * BITS..], words, f });
+            let (full, rest) = self.0[task * TASK * BITS..].as_chunks::<BITS>();
+            if let Some(word) = words.get_mut(full.len()) {
+                *word = pack(rest.iter(), |&v| f(v).1);
+            }
+            full.iter().zip(words).for_each(|(values, word)| *word = pack(values.iter(), |&v| f(v).1));
         });
         words
     }
@@ -129,8 +132,8 @@ struct Apply<'a, E>(&'a [E]);
 impl<E: CpuElement> Visitor<E, (Vec<E>, Vec<u64>)> for Apply<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> (Vec<E>, Vec<u64>) {
         let mut words = vec![0; self.0.len().div_ceil(BITS)];
-        let out = parallel::zip_copied(self.0, &mut words, [TASK * BITS, TASK], |_, values, words| {
-            parallel::vectorized(Replace { values, words, f });
+        let out = parallel::zip_copied(self.0, &mut words, [TASK * BITS, TASK], |_, out, words| {
+            for_words(out, words, |values| replace(values, f));
         });
         (out, words)
     }
@@ -143,56 +146,9 @@ impl<E: CpuElement> Visitor<E, Vec<u64>> for ApplyInPlace<'_, E> {
         let work = self.0.len();
         let mut words = vec![0; work.div_ceil(BITS)];
         parallel::zip_chunks_mut(self.0, &mut words, [TASK * BITS, TASK], work, |_, values, words| {
-            parallel::vectorized(Replace { values, words, f });
+            for_words(values, words, |values| replace(values, f));
         });
         words
-    }
-}
-
-/// Sets words to the bits of values.
-struct Pack<'a, E, F> {
-    x: &'a [E],
-    words: &'a mut [u64],
-    f: F,
-}
-
-impl<E: CpuElement, F: Fn(E) -> (E, bool)> Job for Pack<'_, E, F> {
-    type Result = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let Self { x, words, f } = self;
-        let (full, rest) = x.as_chunks::<BITS>();
-        if let Some(word) = words.get_mut(full.len()) {
-            *word = pack(rest.iter(), |&v| f(v).1);
-        }
-        for (values, word) in full.iter().zip(words) {
-            *word = pack(values.iter(), |&v| f(v).1);
-        }
-    }
-}
-
-/// Replaces values by `f` of them, and sets words to their bits.
-struct Replace<'a, E, F> {
-    values: &'a mut [E],
-    words: &'a mut [u64],
-    f: F,
-}
-
-impl<E: CpuElement, F: Fn(E) -> (E, bool)> Job for Replace<'_, E, F> {
-    type Result = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let Self { values, words, f } = self;
-        // Of whole words the number of values is a constant.
-        let (full, rest) = values.as_chunks_mut::<BITS>();
-        if let Some(word) = words.get_mut(full.len()) {
-            *word = replace(rest, &f);
-        }
-        for (values, word) in full.iter_mut().zip(words) {
-            *word = replace(values, &f);
-        }
     }
 }
 
@@ -204,4 +160,15 @@ fn replace<E: Copy>(values: &mut [E], f: impl Fn(E) -> (E, bool)) -> u64 {
         *value = y;
         bit
     })
+}
+
+/// Sets every word of bits to `f` of its 64 values; their number is a constant where `f` is inlined, except for the remainder at
+/// the end.
+#[inline(always)]
+fn for_words<E>(values: &mut [E], words: &mut [u64], f: impl Fn(&mut [E]) -> u64) {
+    let (full, rest) = values.as_chunks_mut::<BITS>();
+    if let Some(word) = words.get_mut(full.len()) {
+        *word = f(rest);
+    }
+    full.iter_mut().zip(words).for_each(|(values, word)| *word = f(values));
 }
