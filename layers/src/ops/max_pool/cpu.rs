@@ -249,6 +249,9 @@ impl Geometry {
     }
 }
 
+/// Taps along an axis whose windows are in a table.
+const TABLE: usize = 64;
+
 /// Finds the maxima of planes, and where they are.
 struct Forward<'a, E, O, const NAN_WINS: bool>(&'a Geometry, &'a [E], &'a mut [E], &'a mut [O]);
 
@@ -261,8 +264,13 @@ impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, N
         let Self(geometry, x, y, offsets) = self;
         let Geometry { rows, columns, .. } = geometry;
         let [plane_in, plane_out] = geometry.plane_sizes();
-        let of_row: Vec<Range<usize>> = (0..rows.kernel).map(|tap| rows.windows(tap)).collect();
-        let of_column: Vec<Range<usize>> = (0..columns.kernel).map(|tap| columns.windows(tap)).collect();
+        // From tables, if those are small.
+        let table = |axis: &Axis| -> Vec<Range<usize>> {
+            (0..axis.kernel.min(TABLE)).map(|tap| axis.windows(tap)).collect()
+        };
+        let (of_rows, of_columns) = (table(rows), table(columns));
+        let of_row = |tap: usize| of_rows.get(tap).cloned().unwrap_or_else(|| rows.windows(tap));
+        let of_column = |tap: usize| of_columns.get(tap).cloned().unwrap_or_else(|| columns.windows(tap));
         // As wide as f32: vectors of both have as many elements.
         let mut winners = vec![u32::MAX; columns.out];
         let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out)).zip(x.chunks(plane_in));
@@ -270,16 +278,17 @@ impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, N
             let windows = y.chunks_mut(columns.out).zip(offsets.chunks_mut(columns.out));
             for (oh, (y, offsets)) in windows.enumerate() {
                 winners.fill(u32::MAX);
-                for kh in (0..rows.kernel).filter(|&kh| of_row[kh].contains(&oh)) {
+                for kh in (0..rows.kernel).filter(|&kh| of_row(kh).contains(&oh)) {
                     let ih = oh * rows.stride + kh * rows.dilation - rows.padding;
                     let x = &x[ih * columns.size..][..columns.size];
-                    for (kw, windows) in of_column.iter().enumerate() {
+                    for kw in 0..columns.kernel {
+                        let windows = of_column(kw);
                         if windows.is_empty() {
                             continue;
                         }
                         let first = windows.start * columns.stride + kw * columns.dilation - columns.padding;
                         let tap = (kh * columns.kernel + kw) as u32;
-                        let (y, winners) = (&mut y[windows.clone()], &mut winners[windows.clone()]);
+                        let (y, winners) = (&mut y[windows.clone()], &mut winners[windows]);
                         match (&x[first..], columns.stride) {
                             (x, 1) => update::<_, NAN_WINS>(y, winners, x, tap),
                             (x, 2) => {
