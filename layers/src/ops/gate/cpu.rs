@@ -7,7 +7,7 @@ use crate::backend::cpu::{
 };
 use crate::ops::smooth::{
     Smooth,
-    cpu::{COST, Curve, TASK, Visitor},
+    cpu::{COST, Curve, Multiplied, Multiply, TASK, Visitor},
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, bf16, f16};
@@ -17,7 +17,7 @@ impl<B: CpuBackend> GateKernels for B {
         let (mut a, b) = (B::contiguous(a), B::contiguous(b));
         with_element!(a.dtype(), "gate", E => {
             if a.can_mut() {
-                f.with(GatedInPlace { a: B::as_slice_mut::<E>(&mut a), b: B::as_slice(&b) });
+                f.with(Multiplied::<_, false> { y: B::as_slice_mut::<E>(&mut a), read: B::as_slice(&b) });
                 a
             } else {
                 B::from_vec(f.with(Gated { a: B::as_slice::<E>(&a), b: B::as_slice(&b) }), a.shape())
@@ -60,41 +60,8 @@ impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Gated<'_, E> {
     fn visit(self, curve: impl Curve<E::Acc>) -> Vec<E> {
         let Self { a, b } = self;
         parallel::copied(a, TASK, COST * a.len(), |index, y| {
-            vectorized(Gate { y, b: &b[index * TASK..], curve });
+            vectorized(Multiply::<_, _, false> { y, read: &b[index * TASK..], curve });
         })
-    }
-}
-
-/// Replaces `a` by `a * f(b)`.
-struct GatedInPlace<'a, E> {
-    a: &'a mut [E],
-    b: &'a [E],
-}
-
-impl<E: CpuElement> Visitor<E::Acc, ()> for GatedInPlace<'_, E> {
-    fn visit(self, curve: impl Curve<E::Acc>) {
-        let Self { a, b } = self;
-        let work = COST * a.len();
-        parallel::chunks_mut(a, TASK, work, |index, y| {
-            vectorized(Gate { y, b: &b[index * TASK..], curve });
-        });
-    }
-}
-
-/// Multiplies `y` by the function of `b`.
-struct Gate<'a, E, C> {
-    y: &'a mut [E],
-    b: &'a [E],
-    curve: C,
-}
-
-impl<E: CpuElement, C: Curve<E::Acc>> Job for Gate<'_, E, C> {
-    type Result = ();
-
-    #[inline(always)]
-    fn run(self) {
-        let Self { y, b, curve } = self;
-        y.iter_mut().zip(b).for_each(|(y, b)| *y = E::narrow(y.widen() * curve.value(b.widen())));
     }
 }
 
@@ -122,7 +89,7 @@ impl<E: CpuElement> Visitor<E::Acc, Option<Vec<E>>> for GatedBackward<'_, E> {
         Some(parallel::zip_filled((len, E::zero()), dy, [TASK; 2], work, |index, da, dy| {
             let [a, b] = part(index);
             da.copy_from_slice(dy);
-            vectorized(Gate { y: da, b, curve });
+            vectorized(Multiply::<_, _, false> { y: da, read: b, curve });
             vectorized(GateSlopes { dy, a, b, curve, reads_output });
         }))
     }

@@ -25,7 +25,7 @@ impl<B: CpuBackend> SmoothKernels for B {
     fn smooth_backward(read: FloatTensor<B>, f: Smooth, dy: FloatTensor<B>) -> FloatTensor<B> {
         let (read, mut dy) = (B::contiguous(read), B::contiguous(dy));
         with_element!(dy.dtype(), "smooth", E => {
-            f.with(Backward { read: B::as_slice::<E>(&read), dy: B::as_slice_mut(&mut dy) });
+            f.with(Multiplied::<_, true> { y: B::as_slice_mut::<E>(&mut dy), read: B::as_slice(&read) });
         });
         dy
     }
@@ -273,36 +273,38 @@ impl<E: CpuElement, C: Curve<E::Acc>> Job for Values<'_, E, C> {
     }
 }
 
-struct Backward<'a, E> {
-    read: &'a [E],
-    dy: &'a mut [E],
+/// Replaces `y` by its product with the slope at `read`, or with the value there.
+pub struct Multiplied<'a, E, const SLOPE: bool> {
+    pub y: &'a mut [E],
+    pub read: &'a [E],
 }
 
-impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
+impl<E: CpuElement, const SLOPE: bool> Visitor<E::Acc, ()> for Multiplied<'_, E, SLOPE> {
     fn visit(self, curve: impl Curve<E::Acc>) {
-        let Self { read, dy } = self;
-        let work = COST * dy.len();
-        parallel::chunks_mut(dy, TASK, work, |index, dy| {
-            vectorized(Slopes { dy, read: &read[index * TASK..], curve });
+        let Self { y, read } = self;
+        let work = COST * y.len();
+        parallel::chunks_mut(y, TASK, work, |index, y| {
+            vectorized(Multiply::<_, _, SLOPE> { y, read: &read[index * TASK..], curve });
         });
     }
 }
 
-/// Multiplies `dy` by the slope.
-struct Slopes<'a, E, C> {
-    dy: &'a mut [E],
-    read: &'a [E],
-    curve: C,
+/// [`Multiplied`], of a chunk.
+pub struct Multiply<'a, E, C, const SLOPE: bool> {
+    pub y: &'a mut [E],
+    pub read: &'a [E],
+    pub curve: C,
 }
 
-impl<E: CpuElement, C: Curve<E::Acc>> Job for Slopes<'_, E, C> {
+impl<E: CpuElement, C: Curve<E::Acc>, const SLOPE: bool> Job for Multiply<'_, E, C, SLOPE> {
     type Result = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { dy, read, curve } = self;
-        for (dy, read) in dy.iter_mut().zip(read) {
-            *dy = E::narrow(dy.widen() * curve.slope(read.widen()));
+        let Self { y, read, curve } = self;
+        for (y, read) in y.iter_mut().zip(read) {
+            let factor = if SLOPE { curve.slope(read.widen()) } else { curve.value(read.widen()) };
+            *y = E::narrow(y.widen() * factor);
         }
     }
 }
