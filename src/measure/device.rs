@@ -1,5 +1,5 @@
 //! Memory of any device behind one interface.
-use super::{Scope, TrackingAllocator};
+use super::{Scope, TrackingAllocator, launches::Launches};
 use burn::tensor::Device;
 
 /// Bytes in use on a device.
@@ -62,6 +62,14 @@ fn is_host(device: &Device) -> bool {
     }
 }
 
+/// What is watched on a device, whose launches are slower for it.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Watch {
+    /// The number of launches, and the memory at each.
+    Launches,
+    Nothing,
+}
+
 /// Watches one device during a step whose input was just made.
 ///
 /// Bytes are relative to those before the input was made, so that an input counts exactly while somebody keeps it.
@@ -70,19 +78,24 @@ pub(super) struct Meter {
     base: Option<u64>,
     /// Lowers the allocator's peak to what is live after the input was made, so that making it does not count.
     _scope: Scope,
+    launches: Option<Launches>,
 }
 
 impl Meter {
     /// `live_before` is the allocator's count before the input was made. A device's pool is known only once there is a
     /// tensor on it, and counts no more than the bytes of its tensors: there, the input's are subtracted.
-    pub(super) fn start(device: Device, input_bytes: u64, live_before: u64) -> Self {
+    pub(super) fn start(watch: Watch, device: Device, input_bytes: u64, live_before: u64) -> Self {
         settle(&device);
         device.memory_cleanup();
         let base = match device.memory_pool_usage() {
             Some(pool) => Some(pool.bytes_in_use.saturating_sub(input_bytes)),
             None => is_counted(&device).then_some(live_before),
         };
-        Self { device, base, _scope: Scope::start() }
+        let launches = match watch {
+            Watch::Launches => Launches::watch(&device),
+            Watch::Nothing => None,
+        };
+        Self { device, base, _scope: Scope::start(), launches }
     }
 
     /// Waits for the device, so that clocks and counts see finished work.
@@ -95,9 +108,23 @@ impl Meter {
         Some(bytes_in_use(&self.device)?.saturating_sub(self.base?))
     }
 
-    /// The highest [`live`](Self::live) so far.
+    /// The highest [`live`](Self::live) so far; on a device, at the launches of its kernels and now.
     pub(super) fn peak(&self) -> Option<u64> {
-        Some(peak_bytes(&self.device)?.saturating_sub(self.base?))
+        let peak = match &self.launches {
+            Some(launches) => launches.most_bytes(),
+            None => peak_bytes(&self.device)?,
+        };
+        Some(peak.saturating_sub(self.base?))
+    }
+
+    /// The bytes that the pool of a device has reserved.
+    pub(super) fn reserved(&self) -> Option<u64> {
+        Some(self.device.memory_pool_usage()?.bytes_reserved)
+    }
+
+    /// The kernels launched so far, on a device.
+    pub(super) fn launches(&self) -> Option<u64> {
+        Some(self.launches.as_ref()?.count())
     }
 }
 

@@ -27,6 +27,8 @@
 mod allocator;
 mod bytes;
 mod device;
+#[cfg_attr(not(any(feature = "wgpu", feature = "cuda")), path = "no_launches.rs")]
+mod launches;
 mod ledger;
 mod step;
 

@@ -1,7 +1,7 @@
 //! Memory and time of one forward and backward pass.
 use super::allocator::TrackingAllocator;
 use super::bytes::{human_bytes, tensor_bytes};
-use super::device::Meter;
+use super::device::{Meter, Watch};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Device, Gradients, Int, Tensor};
 use comfy_table::{Cell, CellAlignment, Table, presets};
@@ -29,8 +29,13 @@ pub struct Measurement {
     /// Bytes that live after the forward pass when only the loss is held, and did not before: what the graph keeps. The
     /// input counts if the graph keeps it; parameters and the loss do not.
     pub kept: Option<u64>,
-    /// The most bytes alive at one time during the forward and backward pass, beyond parameters and input. Gradients count.
+    /// The most bytes alive at one time during the forward and backward pass, beyond parameters and input. Gradients count. On a
+    /// device, at the launch of a kernel.
     pub peak: Option<u64>,
+    /// Bytes that the memory pool of a device had reserved after the step, for whatever there is.
+    pub reserved: Option<u64>,
+    /// Kernels launched on a device.
+    pub launches: Option<u64>,
     /// Bytes of the gradients of the model's parameters.
     pub gradients: u64,
     /// Time of the forward pass and the loss.
@@ -56,9 +61,14 @@ impl fmt::Display for Measurement {
             ("forward", time(self.forward_time)),
             ("backward", time(self.backward_time)),
         ];
+        let of_device = [
+            ("reserved by the device's pool", self.reserved.map(human_bytes)),
+            ("kernels launched", self.launches.map(|launches| launches.to_string())),
+        ];
+        let of_device = of_device.into_iter().filter_map(|(name, value)| Some((name, value?)));
         let mut table = Table::new();
         table.load_preset(presets::ASCII_MARKDOWN).set_header(["one step", ""]);
-        for (name, value) in rows {
+        for (name, value) in rows.into_iter().chain(of_device) {
             table.add_row([Cell::new(name), Cell::new(value).set_alignment(CellAlignment::Right)]);
         }
         write!(f, "{table}")
@@ -84,6 +94,10 @@ pub struct LayerMeasurement {
     pub forward_peak: Option<u64>,
     /// The same for the forward and the backward pass.
     pub peak: Option<u64>,
+    /// Bytes that the memory pool of a device had reserved afterwards, for whatever there is.
+    pub reserved: Option<u64>,
+    /// Kernels launched on a device.
+    pub launches: Option<u64>,
 }
 
 /// Input of a measured step: a tensor of any kind, a pair of inputs, or your own batch type.
@@ -156,7 +170,7 @@ impl<A: StepInput, B: StepInput> StepInput for (A, B) {
 /// The step runs on a copy of `input`, a leaf that requires a gradient if `input` is tracked; the backward pass ends there.
 ///
 /// The step runs twice, and the second time is measured: the first one also pays for lazily initialized parameters, thread
-/// pools and compiled kernels. (What a step does besides, it does twice: update running statistics, draw random numbers.)
+/// pools and compiled kernels. On a device the times are those of a third run, as the memory is looked at with every launch. (What a step does besides, it does each time: update running statistics, draw random numbers.)
 /// Nothing else should run at the same time, as memory is counted for the whole program or device. A few hundred bytes per operation are the graph's own records. On devices with a memory pool the unused part
 /// of the pool is released first, see [`peak_bytes`](super::peak_bytes), which the forward time may show.
 ///
@@ -180,15 +194,21 @@ pub fn measure_step<M: Module, I: StepInput>(
     input: I,
     loss: impl Fn(&M, I) -> Tensor<1>,
 ) -> Measurement {
-    let step = || run(|| input.copy(), |input| loss(model, input), |loss| loss);
-    drop(step());
-    let run = step();
+    let step = |watch| run(watch, || input.copy(), |input| loss(model, input), |loss| loss);
+    drop(step(Watch::Nothing));
+    let run = step(Watch::Launches);
+    // Looking at the memory of a device takes time, which is no time of the step.
+    let times = run.memory.launches.map(|_| step(Watch::Nothing));
+    let [forward_time, backward_time] = times.as_ref().unwrap_or(&run).times;
+    let LayerMeasurement { kept, peak, reserved, launches, .. } = run.memory;
     Measurement {
-        kept: run.memory.kept,
-        peak: run.memory.peak,
+        kept,
+        peak,
+        reserved,
+        launches,
         gradients: run.gradients.map_or(0, |gradients| gradient_bytes(model, &gradients)),
-        forward_time: run.forward_time,
-        backward_time: run.backward_time,
+        forward_time,
+        backward_time,
     }
 }
 
@@ -221,18 +241,19 @@ pub fn measure_layer<const D: usize, const O: usize>(
     input: impl FnOnce() -> Tensor<D>,
     forward: impl Fn(Tensor<D>) -> Tensor<O>,
 ) -> LayerMeasurement {
-    run(input, forward, |output| output.sum()).memory
+    run(Watch::Launches, input, forward, |output| output.sum()).memory
 }
 
 struct Run {
     memory: LayerMeasurement,
     gradients: Option<Gradients>,
-    forward_time: Duration,
-    backward_time: Duration,
+    /// Forward and backward.
+    times: [Duration; 2],
 }
 
 /// One forward and, if the output is tracked, one backward pass from `scalar(output)`.
 fn run<I: StepInput, const O: usize>(
+    watch: Watch,
     input: impl FnOnce() -> I,
     forward: impl FnOnce(I) -> Tensor<O>,
     scalar: impl FnOnce(Tensor<O>) -> Tensor<1>,
@@ -240,7 +261,7 @@ fn run<I: StepInput, const O: usize>(
     let live_before = TrackingAllocator::live();
     let input = input();
     let input_bytes = input.bytes();
-    let meter = Meter::start(input.device(), input_bytes, live_before);
+    let meter = Meter::start(watch, input.device(), input_bytes, live_before);
     let peak = || Some(meter.peak()?.saturating_sub(input_bytes));
 
     let start = Instant::now();
@@ -254,8 +275,9 @@ fn run<I: StepInput, const O: usize>(
     let gradients = output.is_tracked().then(|| scalar(output).backward());
     meter.settle();
     let backward_time = if gradients.is_some() { start.elapsed() } else { Duration::ZERO };
-    let memory = LayerMeasurement { kept, forward_peak, peak: peak() };
-    Run { memory, gradients, forward_time, backward_time }
+    let (launches, peak, reserved) = (meter.launches(), peak(), meter.reserved());
+    let memory = LayerMeasurement { kept, forward_peak, peak, reserved, launches };
+    Run { memory, gradients, times: [forward_time, backward_time] }
 }
 
 /// Bytes of the gradients of a model's parameters; a parameter that is tied counts once.

@@ -287,17 +287,33 @@ fn measurements_are_written_as_csv_and_as_json() {
         let csv = String::from_utf8(csv.into_inner().expect("flushed")).expect("plain text");
         [csv, serde_json::to_string(&measurement).expect("plain numbers")]
     }
-    let layer = LayerMeasurement { kept: Some(80), forward_peak: Some(120), peak: None };
+    let layer = LayerMeasurement {
+        kept: Some(80),
+        forward_peak: Some(120),
+        peak: None,
+        reserved: None,
+        launches: Some(3),
+    };
     let [csv, json] = written(layer);
-    assert_eq!(csv, "kept,forward_peak,peak\n80,120,\n");
-    assert_eq!(json, r#"{"kept":80,"forward_peak":120,"peak":null}"#);
+    assert_eq!(csv, "kept,forward_peak,peak,reserved,launches\n80,120,,,3\n");
+    assert_eq!(json, r#"{"kept":80,"forward_peak":120,"peak":null,"reserved":null,"launches":3}"#);
 
     let (forward_time, backward_time) = (Duration::from_millis(250), Duration::ZERO);
-    let step = Measurement { kept: None, peak: Some(1 << 40), gradients: 8, forward_time, backward_time };
+    let step = Measurement {
+        kept: None,
+        peak: Some(1 << 40),
+        reserved: Some(9),
+        launches: None,
+        gradients: 8,
+        forward_time,
+        backward_time,
+    };
     let [csv, json] = written(step);
-    assert_eq!(csv, "kept,peak,gradients,forward_seconds,backward_seconds\n,1099511627776,8,0.25,0.0\n");
-    let numbers = r#""peak":1099511627776,"gradients":8,"forward_seconds":0.25,"backward_seconds":0.0"#;
-    assert_eq!(json, format!(r#"{{"kept":null,{numbers}}}"#));
+    let names = "kept,peak,reserved,launches,gradients,forward_seconds,backward_seconds";
+    assert_eq!(csv, format!("{names}\n,1099511627776,9,,8,0.25,0.0\n"));
+    let memory = r#""kept":null,"peak":1099511627776,"reserved":9,"launches":null"#;
+    let rest = r#""gradients":8,"forward_seconds":0.25,"backward_seconds":0.0"#;
+    assert_eq!(json, format!("{{{memory},{rest}}}"));
 }
 
 #[test]

@@ -56,7 +56,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         without(BY_PARTS, ADAPTED)
     }
     let indices = |case: Case, x: Input<2>| {
-        let index = Tensor::<1, Int>::zeros([1], &Device::flex()).dtype().size();
+        let index = Tensor::<1, Int>::zeros([1], &Device::default()).dtype().size();
         if case.weight() { x.elements() * index } else { 0 }
     };
     row! {

@@ -31,7 +31,7 @@ fn like(x: &Tensor<2>, value: f32) -> Tensor<2> {
 }
 
 fn index_size() -> usize {
-    Tensor::<1, Int>::zeros([1], &Device::flex()).dtype().size()
+    Tensor::<1, Int>::zeros([1], &Device::default()).dtype().size()
 }
 
 pub fn visit(visitor: &mut impl Visitor) {

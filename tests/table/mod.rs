@@ -207,6 +207,13 @@ impl<const D: usize> Shapes<D> {
     pub const fn test(self, test: [usize; D]) -> Self {
         Self { test, ..self }
     }
+    /// The usual one with a smaller batch, which has about a million elements, or as many as there are.
+    pub fn of_devices(self) -> [usize; D] {
+        let [batch, rest @ ..] = self.usual.as_slice() else { return self.usual };
+        let mut shape = self.usual;
+        shape[0] = (1usize << 20).div_ceil(rest.iter().product()).min(*batch);
+        shape
+    }
     /// Without benches, for a row that is `without(&[Check::Time], ..)`.
     pub const fn only(test: [usize; D]) -> Self {
         Self { test, usual: test, small: test }

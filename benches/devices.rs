@@ -1,0 +1,280 @@
+//! Every layer and three models on a device, Burn's beside ours: bytes kept, the most bytes in use and bytes reserved, kernels
+//! launched, and the time of a step, forward and backward.
+//!
+//! ```sh
+//! cargo bench --bench devices --no-default-features --features wgpu -- conv2d
+//! cargo bench --bench devices --no-default-features --features wgpu,fusion -- --csv fused.csv
+//! ```
+//!
+//! With `cuda` in the place of `wgpu` it runs on CUDA. Bytes in use are read whenever a kernel is launched; "kept" is what lives
+//! after the forward pass beside parameters and output, "peak" the most in use beyond parameters and input. Ratios are ours to Burn's:
+//! above 1 is a bug.
+#![recursion_limit = "256"]
+use burn::module::{Lora, Module, ParamGroup};
+use burn::tensor::{Device, Distribution, Int, Tensor};
+use burn_memsave::measure::{LayerMeasurement, measure_layer, mib};
+use burn_memsave_paper::llama::{self, LanguageModel, Size};
+use burn_memsave_paper::{Classifier, Depth, memsave, stock};
+use clap::Parser;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use std::error::Error;
+use std::fmt::Display;
+use std::hint::black_box;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use table::{
+    Check, Row as TableRow, Visitor,
+    run::{initialize, variants},
+};
+
+#[path = "../tests/table/mod.rs"]
+mod table;
+
+/// Memory, launches and times on a device of every layer beside its stock twin.
+#[derive(Parser)]
+struct Args {
+    /// Also writes the table to this file.
+    #[arg(long)]
+    csv: Option<PathBuf>,
+    /// Turns of both sides, of which the medians are reported; 0 measures no times.
+    #[arg(long, default_value_t = 7)]
+    turns: usize,
+    /// Only layers whose name contains this.
+    #[arg(default_value = "")]
+    filter: String,
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// One of two sides.
+struct Side {
+    memory: LayerMeasurement,
+    milliseconds: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    layer: String,
+    parameters: &'static str,
+    burn_kept: u64,
+    ours_kept: u64,
+    burn_peak: u64,
+    ours_peak: u64,
+    burn_reserved: u64,
+    ours_reserved: u64,
+    burn_launches: u64,
+    ours_launches: u64,
+    burn_milliseconds: Option<f64>,
+    ours_milliseconds: Option<f64>,
+}
+
+struct Devices {
+    device: Device,
+    args: Args,
+    rows: Vec<Row>,
+}
+
+impl Visitor for Devices {
+    fn row<const D: usize, const O: usize, S, M>(&mut self, row: TableRow<'_, D, O, S, M>)
+    where
+        S: Module + Display + From<M>,
+        M: Module + Display + From<S>,
+    {
+        if !self.wants(&row.name) || row.notes.leaves_out(Check::Time, &row.name) {
+            return;
+        }
+        let (forward_stock, forward_ours) = (&row.stock.forward, &row.ours.forward);
+        let shape = row.shapes.of_devices();
+        let stock = (row.stock.init)(&self.device, shape);
+        initialize(shape, &self.device, |x| forward_stock(&stock, x));
+        for (parameters, stock) in variants(stock) {
+            let ours = M::from(stock.clone());
+            let sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2] =
+                [&|x| forward_stock(&stock, x), &|x| forward_ours(&ours, x)];
+            self.measure(&row.name, parameters, shape, sides);
+        }
+    }
+}
+
+impl Devices {
+    fn wants(&self, name: &str) -> bool {
+        name.contains(&self.args.filter)
+    }
+
+    fn measure<const D: usize, const O: usize>(
+        &mut self,
+        name: &str,
+        parameters: &'static str,
+        shape: [usize; D],
+        sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2],
+    ) {
+        let input =
+            || Tensor::<D>::random(shape, Distribution::Normal(0.0, 1.0), &self.device).require_grad();
+        let memory = sides.map(|forward| {
+            measure_layer(input, forward); // compiles the kernels
+            measure_layer(input, forward)
+        });
+        let mut times = [vec![], vec![]];
+        for turn in 0..self.args.turns {
+            for side in [turn % 2, 1 - turn % 2] {
+                times[side].push(self.time(input(), sides[side]));
+            }
+        }
+        let [burn, ours] = [0, 1].map(|side| Side {
+            memory: memory[side],
+            milliseconds: median(&mut times[side]).map(|time| time.as_secs_f64() * 1e3),
+        });
+        let bytes = |bytes: Option<u64>| bytes.expect("a device with a memory pool");
+        let row = Row {
+            layer: name.into(),
+            parameters,
+            burn_kept: bytes(burn.memory.kept),
+            ours_kept: bytes(ours.memory.kept),
+            burn_peak: bytes(burn.memory.peak),
+            ours_peak: bytes(ours.memory.peak),
+            burn_reserved: bytes(burn.memory.reserved),
+            ours_reserved: bytes(ours.memory.reserved),
+            burn_launches: bytes(burn.memory.launches),
+            ours_launches: bytes(ours.memory.launches),
+            burn_milliseconds: burn.milliseconds,
+            ours_milliseconds: ours.milliseconds,
+        };
+        eprintln!("{}", row.cells().join(" | "));
+        self.rows.push(row);
+    }
+
+    fn time<const D: usize, const O: usize>(
+        &self,
+        x: Tensor<D>,
+        forward: &dyn Fn(Tensor<D>) -> Tensor<O>,
+    ) -> Duration {
+        let finish = || self.device.sync().expect("the device works");
+        finish();
+        let start = Instant::now();
+        let y = black_box(forward(x));
+        drop(black_box(y.is_tracked().then(|| y.sum().backward())));
+        finish();
+        start.elapsed()
+    }
+
+    fn resnet(&mut self) {
+        let name = "ResNet-18, 2 x 64";
+        if !self.wants(name) {
+            return;
+        }
+        let device = self.device.clone();
+        let burn = stock::resnet::Net::new(Depth::D18, &device).fork(&device);
+        for (parameters, burn) in variants(burn) {
+            // The same weights, through a record.
+            let ours = memsave::resnet::Net::new(Depth::D18, &device).fork(&device);
+            let ours = if parameters == "frozen" { ours.freeze() } else { ours };
+            let sides: [&dyn Fn(Tensor<4>) -> Tensor<2>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
+            self.measure(name, parameters, [2, 3, 64, 64], sides);
+        }
+    }
+
+    fn language_model(&mut self) {
+        let (name, batch, length, rank) = ("language model, 2 x 128", 2, 128, 8);
+        if !self.wants(name) {
+            return;
+        }
+        let size = Size { vocabulary: 4096, width: 256, heads: 8, hidden: 704, blocks: 4, length };
+        fn of<M: LanguageModel>(size: &Size, rank: Option<usize>, device: &Device) -> M {
+            let model = M::new(size, device);
+            let Some(rank) = rank else { return model.fork(device) };
+            let projections = ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a valid pattern");
+            model.apply_lora(Lora::new(rank, 16.0).set_param_group(projections)).fork(device)
+        }
+        let device = self.device.clone();
+        for (parameters, rank) in [("trainable", None), ("LoRA", Some(rank))] {
+            let burn = of::<llama::stock::Llama>(&size, rank, &device);
+            let ours = of::<llama::memsave::Llama>(&size, rank, &device);
+            let [tokens, next] = [(); 2].map(|()| {
+                let uniform = Distribution::Uniform(0.0, size.vocabulary as f64);
+                Tensor::<2, Int>::random([batch, length], uniform, &device)
+            });
+            // The input stands for the tokens, which require no gradient.
+            let sides: [&dyn Fn(Tensor<1>) -> Tensor<1>; 2] = [
+                &|_| burn.loss(tokens.clone(), next.clone()),
+                &|_| ours.loss(tokens.clone(), next.clone()),
+            ];
+            self.measure(name, parameters, [1], sides);
+        }
+    }
+}
+
+fn median(times: &mut [Duration]) -> Option<Duration> {
+    times.sort();
+    times.get(times.len() / 2).copied()
+}
+
+const HEADER: [&str; 8] = [
+    "layer",
+    "parameters",
+    "kept, MiB: Burn, ours",
+    "peak, MiB: Burn, ours",
+    "reserved, MiB: Burn, ours",
+    "launches: Burn, ours",
+    "step, ms: Burn, ours",
+    "ratios: peak, step",
+];
+
+impl Row {
+    fn peak_ratio(&self) -> f64 {
+        self.ours_peak as f64 / self.burn_peak.max(1) as f64
+    }
+    fn time_ratio(&self) -> Option<f64> {
+        Some(self.ours_milliseconds? / self.burn_milliseconds?)
+    }
+
+    fn cells(&self) -> [String; HEADER.len()] {
+        let pair = |burn: u64, ours: u64| format!("{}, {}", mib(burn), mib(ours));
+        let (times, ratio) = match (self.burn_milliseconds, self.ours_milliseconds, self.time_ratio()) {
+            (Some(burn), Some(ours), Some(ratio)) => (format!("{burn:.2}, {ours:.2}"), format!("{ratio:.2}")),
+            _ => ("-".into(), "-".into()),
+        };
+        [
+            self.layer.clone(),
+            self.parameters.into(),
+            pair(self.burn_kept, self.ours_kept),
+            pair(self.burn_peak, self.ours_peak),
+            pair(self.burn_reserved, self.ours_reserved),
+            format!("{}, {}", self.burn_launches, self.ours_launches),
+            times,
+            format!("{:.2}, {ratio}", self.peak_ratio()),
+        ]
+    }
+}
+
+fn geometric_mean(ratios: impl Iterator<Item = f64>) -> f64 {
+    let logarithms: Vec<f64> = ratios.map(f64::ln).collect();
+    (logarithms.iter().sum::<f64>() / logarithms.len().max(1) as f64).exp()
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let device = Device::default();
+    if device.memory_pool_usage().is_none() {
+        return Err("this bench is for devices: --no-default-features --features wgpu, or cuda".into());
+    }
+    let mut devices = Devices { device: device.autodiff(), args, rows: vec![] };
+    table::visit(&mut devices);
+    devices.resnet();
+    devices.language_model();
+
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN).set_header(HEADER);
+    table.add_rows(devices.rows.iter().map(Row::cells));
+    println!("{table}");
+    let times = geometric_mean(devices.rows.iter().filter_map(Row::time_ratio));
+    println!("geometric means: peak {:.2}, step {times:.2}", geometric_mean(devices.rows.iter().map(Row::peak_ratio)));
+    if let Some(path) = devices.args.csv {
+        let mut writer =
+            csv::Writer::from_path(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        devices.rows.iter().try_for_each(|row| writer.serialize(row))?;
+        writer.flush()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! The launches of kernels on a device, and the memory in use at each.
+//!
+//! A pool says how much is in use now, and how much it has reserved; neither is the most that was in use at one time. CubeCL
+//! calls an observer before every launch, when the tensors that the kernel reads and writes exist, and that is where the memory
+//! is read.
+use burn::backend::DispatchDevice;
+use burn::cubecl::{MemoryScope, client::Client, logging::{LaunchObservation, LaunchObserver}};
+use burn::tensor::Device;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Watches the launches of the whole process while it lives.
+pub(super) struct Launches {
+    watched: Arc<Watched>,
+    _observation: LaunchObservation,
+}
+
+impl Launches {
+    /// Starts to watch, if kernels are launched on such a device.
+    pub(super) fn watch(device: &Device) -> Option<Self> {
+        let device = device.clone().without_autodiff();
+        #[allow(irrefutable_let_patterns)] // without any other backend
+        let DispatchDevice::Cube(device) = device.as_dispatch() else { return None };
+        let watched = Arc::new(Watched::new(device.client()));
+        Some(Self { watched: watched.clone(), _observation: LaunchObservation::new(watched) })
+    }
+
+    /// How many there were.
+    pub(super) fn count(&self) -> u64 {
+        self.watched.count.load(Relaxed)
+    }
+
+    /// The most bytes in use on the device at one of them, or now.
+    pub(super) fn most_bytes(&self) -> u64 {
+        self.watched.look();
+        self.watched.most_bytes.load(Relaxed)
+    }
+}
+
+struct Watched {
+    client: Client,
+    count: AtomicU64,
+    most_bytes: AtomicU64,
+}
+
+impl Watched {
+    fn new(client: Client) -> Self {
+        Self { client, count: AtomicU64::new(0), most_bytes: AtomicU64::new(0) }
+    }
+
+    fn look(&self) {
+        let usage = self.client.memory_report(MemoryScope::Device).usage();
+        self.most_bytes.fetch_max(usage.bytes_in_use, Relaxed);
+    }
+}
+
+impl LaunchObserver for Watched {
+    fn launched(&self, _kernel: &'static str) {
+        self.count.fetch_add(1, Relaxed);
+        self.look();
+    }
+}
