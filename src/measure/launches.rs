@@ -4,7 +4,11 @@
 //! calls an observer before every launch, when the tensors that the kernel reads and writes exist, and that is where the memory
 //! is read.
 use burn::backend::DispatchDevice;
-use burn::cubecl::{MemoryScope, client::Client, logging::{LaunchObservation, LaunchObserver}};
+use burn::cubecl::{
+    MemoryScope,
+    client::Client,
+    logging::{LaunchObservation, LaunchObserver},
+};
 use burn::tensor::Device;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -6,7 +6,7 @@ use burn::backend::{
 };
 use burn::tensor::{DType, IntDType, Shape, Slice, TensorData};
 
-device_backends!(Masks {
+composing_backends!(Masks {
     type Mask = DeviceMask<Self>;
 
     fn pack(bits: BoolTensor<Self>) -> DeviceMask<Self> {

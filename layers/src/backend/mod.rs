@@ -42,7 +42,9 @@ pub(crate) use {device_backends, plain_backends};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub mod cpu;
-#[cfg(any(feature = "wgpu", feature = "cuda", feature = "remote", all(test, feature = "flex")))]
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+pub mod cube;
+#[cfg(any(feature = "remote", all(test, feature = "flex")))]
 mod device_mask;
 #[cfg(feature = "flex")]
 mod flex;
@@ -50,9 +52,23 @@ mod mask;
 #[cfg(feature = "ndarray")]
 mod ndarray;
 
-#[cfg(any(feature = "wgpu", feature = "cuda", feature = "remote", all(test, feature = "flex")))]
+#[cfg(any(feature = "remote", all(test, feature = "flex")))]
 pub use device_mask::DeviceMask;
 pub use mask::Masks;
+
+/// Implements kernels for the backends that have neither loops nor kernels of ours, by their default bodies or by those given.
+macro_rules! composing_backends {
+    ($kernels:ident) => {
+        composing_backends!($kernels {});
+    };
+    ($kernels:ident $bodies:tt) => {
+        #[cfg(feature = "remote")]
+        impl $kernels for burn::backend::Remote $bodies
+        #[cfg(all(test, feature = "flex"))]
+        impl $kernels for crate::ops::testing::Composed $bodies
+    };
+}
+pub(crate) use composing_backends;
 
 /// Something kept from the forward pass for the backward pass that is no tensor of the graph.
 pub trait Saved: Clone + Send + core::fmt::Debug + 'static {

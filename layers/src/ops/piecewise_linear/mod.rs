@@ -14,11 +14,13 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{Masks, device_backends};
+use crate::backend::{Masks, composing_backends};
 use burn::backend::{TensorMetadata, get_or_init_device_settings, ops::ActivationOps, tensor::FloatTensor};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 
 /// A piecewise linear function of one variable, with at most two slopes: one bit per element is enough for its backward pass.
 ///
@@ -197,7 +199,7 @@ pub trait PiecewiseLinearKernels: Masks {
         Self::pack(Self::bool_not(clear))
     }
 }
-device_backends!(PiecewiseLinearKernels);
+composing_backends!(PiecewiseLinearKernels);
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {

@@ -12,12 +12,14 @@ use super::{
     piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels},
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::device_backends;
+use crate::backend::composing_backends;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 
 extension! {
     /// Parametric ReLU.
@@ -124,7 +126,7 @@ pub trait PReluKernels: PiecewiseLinearKernels {
         Self::float_reshape(Self::float_sum_dims(product, &axes), alpha)
     }
 }
-device_backends!(PReluKernels {
+composing_backends!(PReluKernels {
     fn prelu_x_backward(
         mask: &crate::backend::DeviceMask<Self>,
         alpha: FloatTensor<Self>,

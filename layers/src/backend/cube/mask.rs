@@ -1,0 +1,290 @@
+//! Masks of one bit per element.
+//!
+//! A word holds the bits of 32 elements, and one unit of a kernel makes or reads it. The elements are not neighbours: at each
+//! of eight turns the units of 32 words take 32 neighbouring groups of [`GROUP`] elements, so that a device reads whole lines. Which bit belongs to
+//! which element depends on nothing but the number of the element in logical order.
+use super::{Output, address_type, empty, random, types, units, vector_size};
+use crate::backend::{Masks, Saved};
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::{
+    Backend, Cube, Distribution, TensorMetadata, backend_extension,
+    ops::IntTensorOps,
+    tensor::{BoolTensor, FloatTensor, IntTensor},
+};
+use burn::tensor::{DType, IntDType, Shape};
+use burn_cubecl::cubecl::{
+    self,
+    ir::ElemType,
+    prelude::*,
+    std::tensor::layout::linear::{LinearView, LinearViewMut},
+};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+
+/// Elements next to one another whose bits are.
+pub(crate) const GROUP: usize = 4;
+/// Units that take neighbouring groups.
+const LANES: usize = 32;
+/// Groups of a unit.
+pub(crate) const TURNS: usize = 8;
+/// Bits of a word.
+const BITS_PER_UNIT: usize = GROUP * TURNS;
+
+/// The number of words for so many elements.
+pub(crate) fn words(elements: usize) -> usize {
+    let block = LANES * BITS_PER_UNIT;
+    elements / block * LANES + (elements % block).div_ceil(GROUP).min(LANES)
+}
+
+/// The number, in groups, of the group that the unit of a word takes at a turn.
+#[cube]
+pub(crate) fn group_of_unit(word: usize, #[comptime] turn: usize) -> usize {
+    (word / LANES * TURNS + turn) * LANES + word % LANES
+}
+
+/// The bits of a mask.
+#[derive(Clone, Debug)]
+pub struct CubeMask(Bits);
+
+#[derive(Clone, Debug)]
+enum Bits {
+    /// Written down.
+    Words(IntTensor<Cube>),
+    /// Drawn with a probability, again whenever they are read.
+    Drawn { seed: IntTensor<Cube>, probability: f64 },
+}
+
+impl CubeMask {
+    /// Of the words that a kernel wrote.
+    pub(crate) fn of_words(words: IntTensor<Cube>) -> Self {
+        Self(Bits::Words(words))
+    }
+
+    /// The words of a mask that is no random one.
+    pub(crate) fn written(&self) -> IntTensor<Cube> {
+        match &self.0 {
+            Bits::Words(words) => words.clone(),
+            Bits::Drawn { .. } => unreachable!("only dropout draws, which scales and nothing else"),
+        }
+    }
+}
+
+impl Saved for CubeMask {
+    fn bytes(&self) -> usize {
+        match &self.0 {
+            Bits::Words(tensor) | Bits::Drawn { seed: tensor, .. } => {
+                size_of::<u32>() * tensor.shape().num_elements()
+            }
+        }
+    }
+}
+
+impl Masks for Cube {
+    type Mask = CubeMask;
+
+    fn pack(bits: BoolTensor<Self>) -> CubeMask {
+        CubeMask::of_words(Self::cube_pack(bits))
+    }
+
+    fn scale_by_mask(x: FloatTensor<Self>, mask: &CubeMask, slopes: [f64; 2]) -> FloatTensor<Self> {
+        match &mask.0 {
+            Bits::Words(words) => Self::cube_scale_by_words(x, words.clone(), slopes),
+            Bits::Drawn { seed, probability } => {
+                Self::cube_scale_by_draw(x, seed.clone(), *probability, slopes)
+            }
+        }
+    }
+
+    fn bernoulli_mask(_: Shape, _: DType, device: &Self::Device, probability: f64) -> CubeMask {
+        let halves = Distribution::Uniform(0.0, f64::from(1 << 16));
+        let seed = Self::int_random(Shape::new([random::SEED_WORDS]), halves, device, IntDType::I32);
+        CubeMask(Bits::Drawn { seed, probability })
+    }
+}
+
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+pub trait MaskKernels: Backend {
+    /// The words of booleans.
+    #[fusion(dtype = DType::I32, shape = Shape::new([words(bits.num_elements())]))]
+    fn cube_pack(bits: BoolTensor<Self>) -> IntTensor<Self>;
+
+    /// See [`Masks::scale_by_mask`].
+    #[fusion(dtype = x, shape = x)]
+    fn cube_scale_by_words(
+        x: FloatTensor<Self>,
+        words: IntTensor<Self>,
+        slopes: [f64; 2],
+    ) -> FloatTensor<Self>;
+
+    /// The same, of bits that are drawn.
+    #[fusion(dtype = x, shape = x)]
+    fn cube_scale_by_draw(
+        x: FloatTensor<Self>,
+        seed: IntTensor<Self>,
+        probability: f64,
+        slopes: [f64; 2],
+    ) -> FloatTensor<Self>;
+}
+
+impl MaskKernels for CubeBackend {
+    fn cube_pack(bits: BoolTensor<Self>) -> IntTensor<Self> {
+        let len = bits.shape().num_elements();
+        let packed = empty(&bits, Shape::new([words(len)]), DType::I32);
+        if len > 0 {
+            let size = vector_size(&[&bits], GROUP);
+            let (count, dim) = units(&bits.client, words(len));
+            pack_kernel::launch(
+                &packed.client.clone(),
+                count,
+                dim,
+                address_type(&[&bits]),
+                size,
+                bits.clone().into_linear_view(),
+                packed.clone().into_linear_view(),
+                dtype_to_storage_type(bits.dtype),
+            );
+        }
+        packed
+    }
+
+    fn cube_scale_by_words(
+        x: FloatTensor<Self>,
+        words: IntTensor<Self>,
+        slopes: [f64; 2],
+    ) -> FloatTensor<Self> {
+        scale(x, words, slopes, None)
+    }
+
+    fn cube_scale_by_draw(
+        x: FloatTensor<Self>,
+        seed: IntTensor<Self>,
+        probability: f64,
+        slopes: [f64; 2],
+    ) -> FloatTensor<Self> {
+        scale(x, seed, slopes, Some(probability))
+    }
+}
+
+/// `bits`: the words, or the seed that bits of the given probability are drawn from.
+fn scale(x: CubeTensor, bits: CubeTensor, slopes: [f64; 2], drawn: Option<f64>) -> CubeTensor {
+    let len = x.shape().num_elements();
+    let y = Output::replacing(&x, 0);
+    if len == 0 {
+        return y.tensor;
+    }
+    let slopes = match drawn {
+        Some(probability) if probability <= 0.0 => [slopes[0]; 2],
+        Some(probability) if probability >= 1.0 => [slopes[1]; 2],
+        _ => slopes,
+    };
+    let size = vector_size(&[&x, &y.tensor], GROUP);
+    let (count, dim) = units(&x.client, words(len));
+    let dtypes = types(x.dtype);
+    let [off, on] = slopes.map(|slope| InputScalar::new(slope, dtypes[1]));
+    scale_kernel::launch(
+        &x.client.clone(),
+        count,
+        dim,
+        address_type(&[&x, &bits]),
+        size,
+        x.into_linear_view(),
+        y.view(),
+        bits.into_linear_view(),
+        off,
+        on,
+        drawn.map_or(0, random::threshold),
+        drawn.is_some(),
+        slopes[0] == 0.0,
+        dtypes,
+    );
+    y.tensor
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn scale_kernel<T: Float, W: Float, N: Size>(
+    x: LinearView<'_, Vector<T, N>>,
+    mut y: LinearViewMut<'_, Vector<T, N>>,
+    bits: LinearView<'_, u32>,
+    off: InputScalar,
+    on: InputScalar,
+    threshold: u32,
+    #[comptime] drawn: bool,
+    #[comptime] off_is_zero: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    let mut word = 0u32;
+    if comptime!(!drawn) {
+        word = bits.read_checked(ABSOLUTE_POS);
+    }
+    let size = N::value().comptime();
+    let vectors = comptime!(GROUP / size);
+    #[unroll]
+    for turn in 0..TURNS {
+        let group = group_of_unit(ABSOLUTE_POS, turn);
+        if comptime!(drawn) && y.is_in_bounds(group * vectors) {
+            word = random::bits(&bits, group, threshold) << comptime!((turn * GROUP) as u32);
+        }
+        #[unroll]
+        for part in 0..vectors {
+            let at = group * vectors + part;
+            if y.is_in_bounds(at) {
+                let set = spread::<N>(word, comptime!(turn * GROUP + part * size));
+                let x = Vector::<W, N>::cast_from(x.read(at));
+                let mut low = Vector::<W, N>::new(W::new(0.0));
+                if comptime!(!off_is_zero) {
+                    low = x * Vector::new(off.get::<W>());
+                }
+                let high = x * Vector::new(on.get::<W>());
+                y.write(at, Vector::cast_from(select_many(Vector::cast_from(set), high, low)));
+            }
+        }
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn pack_kernel<B: Int, N: Size>(
+    bits: LinearView<'_, Vector<B, N>>,
+    mut packed: LinearViewMut<'_, u32>,
+    #[define(B)] _dtype: ElemType,
+) {
+    if !packed.is_in_bounds(ABSOLUTE_POS) {
+        terminate!();
+    }
+    let mut word = 0u32;
+    let size = N::value().comptime();
+    let vectors = comptime!(GROUP / size);
+    #[unroll]
+    for turn in 0..TURNS {
+        let group = group_of_unit(ABSOLUTE_POS, turn);
+        #[unroll]
+        for part in 0..vectors {
+            let at = group * vectors + part;
+            if bits.is_in_bounds(at) {
+                let set = Vector::<u32, N>::cast_from(bits.read(at));
+                word |= gather(set, comptime!(turn * GROUP + part * size));
+            }
+        }
+    }
+    packed.write(ABSOLUTE_POS, word);
+}
+
+/// The bits of a vector of zeros and ones in a word, the first of them at `first`.
+#[cube]
+pub(crate) fn gather<N: Size>(set: Vector<u32, N>, #[comptime] first: usize) -> u32 {
+    let mut word = 0u32;
+    #[unroll]
+    for i in 0..N::value() {
+        word |= set.extract(i) << comptime!((first + i) as u32);
+    }
+    word
+}
+
+/// Zeros and ones of the bits of a word, from `first`.
+#[cube]
+pub(crate) fn spread<N: Size>(word: u32, #[comptime] first: usize) -> Vector<u32, N> {
+    let mut set = Vector::<u32, N>::new(0);
+    #[unroll]
+    for i in 0..N::value() {
+        set.insert(i, (word >> comptime!((first + i) as u32)) & 1);
+    }
+    set
+}

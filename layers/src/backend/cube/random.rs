@@ -1,0 +1,54 @@
+//! Random numbers that depend on a seed and a position only: drawn again, they are the same, in whatever order.
+//!
+//! Philox4x32-10 of Salmon, Moraes, Dror and Shaw, Parallel random numbers: as easy as 1, 2, 3 (SC 2011): four numbers for a key
+//! of two words and a counter.
+use super::mask::GROUP;
+use burn_cubecl::cubecl::{self, prelude::*, std::tensor::layout::linear::LinearView};
+
+/// The elements of a seed, numbers of 16 bits.
+pub(crate) const SEED_WORDS: usize = 4;
+
+const ROUNDS: usize = 10;
+const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+
+/// Numbers below it have the probability; one that is neither 0 nor 1.
+pub(crate) fn threshold(probability: f64) -> u32 {
+    // The conversion saturates.
+    (probability * 2f64.powi(32)).round() as u32
+}
+
+/// One bit for each element of a group: whether its number is below the threshold.
+#[cube]
+pub(crate) fn bits(seed: &LinearView<'_, u32>, group: usize, threshold: u32) -> u32 {
+    let mut key0 = seed.read(0usize) | (seed.read(1usize) << 16);
+    let mut key1 = seed.read(2usize) | (seed.read(3usize) << 16);
+    let mut c0 = u32::cast_from(group);
+    let mut c1 = 0u32;
+    let mut c2 = 0u32;
+    let mut c3 = 0u32;
+    #[unroll]
+    for _ in 0..ROUNDS {
+        let high0 = u32::mul_hi(c0, MULTIPLIERS[0]);
+        let low0 = c0 * MULTIPLIERS[0];
+        let high1 = u32::mul_hi(c2, MULTIPLIERS[1]);
+        let low1 = c2 * MULTIPLIERS[1];
+        c0 = high1 ^ c1 ^ key0;
+        c1 = low1;
+        c2 = high0 ^ c3 ^ key1;
+        c3 = low0;
+        key0 += WEYL[0];
+        key1 += WEYL[1];
+    }
+    below(c0, threshold)
+        | (below(c1, threshold) << 1)
+        | (below(c2, threshold) << 2)
+        | (below(c3, threshold) << 3)
+}
+
+#[cube]
+fn below(number: u32, threshold: u32) -> u32 {
+    u32::cast_from(number < threshold)
+}
+
+const _: () = assert!(GROUP == 4, "a counter gives four numbers");

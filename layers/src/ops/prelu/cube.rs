@@ -1,0 +1,103 @@
+//! Kernels for devices: the gradient of the input in one pass over that of the output.
+use super::PReluKernels;
+use crate::backend::cube::{
+    CubeMask, GROUP, Output, TURNS, address_type, group_of_unit, spread, types, units, vector_size, words,
+};
+use burn::backend::{
+    Backend, Cube, TensorMetadata, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::cubecl::{
+    self,
+    ir::ElemType,
+    prelude::*,
+    std::tensor::layout::linear::{LinearView, LinearViewMut},
+};
+
+impl PReluKernels for Cube {
+    fn prelu_x_backward(
+        mask: &CubeMask,
+        alpha: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::cube_prelu_x_backward(dy, alpha, mask.written())
+    }
+}
+
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+pub trait PReluCube: Backend {
+    /// See [`PReluKernels::prelu_x_backward`].
+    #[fusion(dtype = dy, shape = dy)]
+    fn cube_prelu_x_backward(
+        dy: FloatTensor<Self>,
+        alpha: FloatTensor<Self>,
+        packed: IntTensor<Self>,
+    ) -> FloatTensor<Self>;
+}
+
+impl PReluCube for CubeBackend {
+    fn cube_prelu_x_backward(
+        dy: FloatTensor<Self>,
+        alpha: FloatTensor<Self>,
+        packed: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let dx = Output::replacing(&dy, 0);
+        let words = words(dy.shape().num_elements());
+        if words > 0 {
+            let size = vector_size(&[&dy, &dx.tensor], GROUP);
+            let (count, dim) = units(&dy.client, words);
+            let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy]), types(dy.dtype));
+            // Read one by one: slopes do not lie along the last axis.
+            let alpha = alpha.into_linear_view_like(&dx.tensor);
+            let packed = packed.into_linear_view();
+            x_backward_kernel::launch(
+                &client,
+                count,
+                dim,
+                at,
+                size,
+                dy.into_linear_view(),
+                dx.view(),
+                alpha,
+                packed,
+                dtypes,
+            );
+        }
+        dx.tensor
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn x_backward_kernel<T: Float, W: Float, N: Size>(
+    dy: LinearView<'_, Vector<T, N>>,
+    mut dx: LinearViewMut<'_, Vector<T, N>>,
+    alpha: LinearView<'_, T>,
+    packed: LinearView<'_, u32>,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if !packed.is_in_bounds(ABSOLUTE_POS) {
+        terminate!();
+    }
+    let word = packed.read(ABSOLUTE_POS);
+    let size = N::value().comptime();
+    let vectors = comptime!(GROUP / size);
+    #[unroll]
+    for turn in 0..TURNS {
+        let group = group_of_unit(ABSOLUTE_POS, turn);
+        #[unroll]
+        for part in 0..vectors {
+            let at = group * vectors + part;
+            if dx.is_in_bounds(at) {
+                let mut slopes = Vector::<W, N>::new(W::new(0.0));
+                #[unroll]
+                for i in 0..size {
+                    slopes.insert(i, W::cast_from(alpha.read(at * size + i)));
+                }
+                let set = spread::<N>(word, comptime!(turn * GROUP + part * size));
+                let dy = Vector::<W, N>::cast_from(dy.read(at));
+                dx.write(at, Vector::cast_from(select_many(Vector::cast_from(set), dy, dy * slopes)));
+            }
+        }
+    }
+}
