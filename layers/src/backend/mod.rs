@@ -59,7 +59,7 @@ pub use mask::Masks;
 /// Implements kernels for the backends that have neither loops nor kernels of ours, by their default bodies or by those given.
 macro_rules! composing_backends {
     ($kernels:ident) => {
-        composing_backends!($kernels {});
+        $crate::backend::composing_backends!($kernels {});
     };
     ($kernels:ident $bodies:tt) => {
         #[cfg(feature = "remote")]
@@ -69,6 +69,17 @@ macro_rules! composing_backends {
     };
 }
 pub(crate) use composing_backends;
+
+/// [`composing_backends`], and devices where operations are fused: there, Burn makes one kernel of a composition of elementwise
+/// operations, and of those around it.
+macro_rules! fusing_backends {
+    ($kernels:ident) => {
+        $crate::backend::composing_backends!($kernels);
+        #[cfg(all(any(feature = "wgpu", feature = "cuda"), feature = "fusion"))]
+        impl $kernels for burn::backend::Cube {}
+    };
+}
+pub(crate) use fusing_backends;
 
 /// Something kept from the forward pass for the backward pass that is no tensor of the graph.
 pub trait Saved: Clone + Send + core::fmt::Debug + 'static {

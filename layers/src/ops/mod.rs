@@ -78,6 +78,7 @@ pub use softmax::{Softmax, SoftmaxOps};
 
 /// An optional tensor of an operation, such as a bias.
 #[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum MaybeTensor<B: Backend> {
     /// It is there.
     Some(FloatTensor<B>),

@@ -14,9 +14,13 @@ use burn_cubecl::ops::numeric::empty_device_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
 mod mask;
+mod order;
 mod random;
+mod reduce;
 
 pub use mask::CubeMask;
+pub(crate) use order::in_memory_order;
+pub(crate) use reduce::{Pair, cubes, sum_of_vector, sum_over_cube, units_of_row};
 pub(crate) use mask::{GROUP, TURNS, gather, group_of_unit, spread, words};
 
 /// A tensor whose elements nobody has written.

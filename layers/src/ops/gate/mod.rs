@@ -13,11 +13,13 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::device_backends;
+use crate::backend::fusing_backends;
 use burn::backend::tensor::FloatTensor;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
+#[cfg(all(any(feature = "wgpu", feature = "cuda"), not(feature = "fusion")))]
+mod cube;
 
 extension! {
     /// Gates.
@@ -87,7 +89,7 @@ pub trait GateKernels: SmoothKernels {
         [wants_a.then(|| Self::float_mul(dy, value)), db]
     }
 }
-device_backends!(GateKernels);
+fusing_backends!(GateKernels);
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {

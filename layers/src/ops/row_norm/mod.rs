@@ -16,12 +16,14 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{ChannelSums, device_backends, widen};
+use crate::backend::{ChannelSums, composing_backends, widen};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 
 /// A normalization over rows: which elements share statistics, and which parameters they get.
 ///
@@ -181,7 +183,7 @@ pub trait RowNormKernels: ChannelSums {
         NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
     }
 }
-device_backends!(RowNormKernels);
+composing_backends!(RowNormKernels);
 
 /// The rows, centered if asked for, and their standard deviations, `[rows, 1]`; in a type that can hold squares.
 fn rows<B: Backend>(x: FloatTensor<B>, norm: &RowNorm) -> (FloatTensor<B>, FloatTensor<B>) {

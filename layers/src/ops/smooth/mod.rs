@@ -12,7 +12,7 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::device_backends;
+use crate::backend::fusing_backends;
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -20,6 +20,8 @@ use burn::backend::{
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub mod cpu;
+#[cfg(all(any(feature = "wgpu", feature = "cuda"), not(feature = "fusion")))]
+pub mod cube;
 
 /// A function of one variable whose slope (derivative) is computed from its input, or from its output.
 ///
@@ -178,7 +180,7 @@ pub trait SmoothKernels: Backend {
         Self::float_mul(slope::<Self>(read, f), dy)
     }
 }
-device_backends!(SmoothKernels);
+fusing_backends!(SmoothKernels);
 
 /// The scale of SELU, <https://arxiv.org/abs/1706.02515>.
 const SELU_SCALE: f64 = 1.050_700_987_355_480_5;

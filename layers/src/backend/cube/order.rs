@@ -1,0 +1,31 @@
+//! Elementwise kernels walk their tensors as these lie in memory: what a convolution returns has its channels last there.
+use burn_cubecl::ops::permute;
+use burn_cubecl::tensor::CubeTensor;
+
+/// Runs an elementwise kernel on tensors of one shape whose axes are in the order in which the first one lies in memory, and gives
+/// the results their axes back.
+pub(crate) fn in_memory_order<const N: usize, const M: usize>(
+    tensors: [CubeTensor; N],
+    launch: impl FnOnce([CubeTensor; N]) -> [CubeTensor; M],
+) -> [CubeTensor; M] {
+    let Some(axes) = memory_order(&tensors[0]) else { return launch(tensors) };
+    let mut back = vec![0; axes.len()];
+    for (position, &axis) in axes.iter().enumerate() {
+        back[axis] = position;
+    }
+    launch(tensors.map(|tensor| permute(tensor, &axes))).map(|tensor| permute(tensor, &back))
+}
+
+/// The axes from the one whose elements are farthest apart to the nearest ones; `None` if that is their order anyway, or if
+/// elements share memory.
+fn memory_order(tensor: &CubeTensor) -> Option<Vec<usize>> {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let mut axes: Vec<usize> = (0..shape.num_dims()).collect();
+    if axes.iter().any(|&axis| strides[axis] == 0 && shape[axis] > 1) {
+        return None;
+    }
+    // Axes of one element lie anywhere: first, so that the last one is one to read along.
+    axes.sort_by_key(|&axis| if shape[axis] == 1 { (0, 0) } else { (1, usize::MAX - strides[axis]) });
+    let moves = axes.iter().filter(|&&axis| shape[axis] > 1).zip(axes.iter().filter(|&&axis| shape[axis] > 1).skip(1));
+    moves.into_iter().any(|(before, after)| before > after).then_some(axes)
+}

@@ -1,0 +1,480 @@
+//! Kernels for devices: one cube for every row, which reads it three times, from memory once.
+//!
+//! Of a composition Burn's fusion makes several kernels, one for each sum: ours are taken there, too.
+use super::{NormGrads, RowNorm, RowNormKernels};
+use crate::backend::cube::{
+    Output, Pair, address_type, cubes, empty, sum_of_vector, sum_over_cube, types, units, units_of_row, vector_size,
+};
+use crate::backend::{ChannelSums, wide};
+use crate::ops::MaybeTensor;
+use burn::backend::{
+    Backend, Cube, TensorMetadata, backend_extension,
+    ops::FloatTensorOps,
+    tensor::FloatTensor,
+};
+use burn::tensor::Shape;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::cubecl::{
+    self,
+    ir::ElemType,
+    prelude::*,
+    std::tensor::layout::linear::{LinearView, LinearViewMut},
+};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+
+impl RowNormKernels for Cube {
+    fn row_norm(
+        x: FloatTensor<Self>,
+        gamma: Option<FloatTensor<Self>>,
+        beta: Option<FloatTensor<Self>>,
+        norm: &RowNorm,
+    ) -> FloatTensor<Self> {
+        Self::cube_row_norm(x, gamma.into(), beta.into(), *norm)
+    }
+
+    fn row_norm_backward(
+        x: FloatTensor<Self>,
+        gamma: Option<FloatTensor<Self>>,
+        norm: &RowNorm,
+        dy: FloatTensor<Self>,
+        wanted: [bool; 3],
+    ) -> NormGrads<Self> {
+        let dtype = x.dtype();
+        let [gamma_grad, beta_grad] = match wanted {
+            [_, true, _] => {
+                let parts = Self::cube_row_norm_parameters(x.clone(), dy.clone(), *norm);
+                let sums = Self::float_reshape(Self::float_sum_dim(parts, 0), Shape::new([2, norm.parameters()]));
+                [0, 1].map(|row| {
+                    let sum = Self::float_slice(sums.clone(), &[(row..row + 1).into(), (0..norm.parameters()).into()]);
+                    let sum = Self::float_reshape(sum, Shape::new([norm.parameters()]));
+                    wanted[1 + row].then(|| Self::float_cast(sum, dtype.into()))
+                })
+            }
+            [_, false, true] => {
+                let dy = Self::float_reshape(dy.clone(), super::channels_of(&x.shape(), norm));
+                [None, Some(Self::sum_to_channels(dy))]
+            }
+            [_, false, false] => [None, None],
+        };
+        let x_grad = wanted[0].then(|| Self::cube_row_norm_x_backward(dy, x, gamma.into(), *norm));
+        NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
+    }
+}
+
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+pub trait RowNormCube: Backend {
+    /// See [`RowNormKernels::row_norm`].
+    #[fusion(dtype = x, shape = x)]
+    fn cube_row_norm(
+        x: FloatTensor<Self>,
+        #[extension_type] gamma: MaybeTensor<Self>,
+        #[extension_type] beta: MaybeTensor<Self>,
+        norm: RowNorm,
+    ) -> FloatTensor<Self>;
+
+    /// The gradient of `x`.
+    #[fusion(dtype = dy, shape = dy)]
+    fn cube_row_norm_x_backward(
+        dy: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        #[extension_type] gamma: MaybeTensor<Self>,
+        norm: RowNorm,
+    ) -> FloatTensor<Self>;
+
+    /// Parts of the gradients of gamma and beta, `[parts, 2, parameters]`, to be summed over the first axis.
+    #[fusion(dtype = wide(x), shape = parts_shape(x, &norm))]
+    fn cube_row_norm_parameters(x: FloatTensor<Self>, dy: FloatTensor<Self>, norm: RowNorm) -> FloatTensor<Self>;
+}
+
+impl RowNormCube for CubeBackend {
+    fn cube_row_norm(
+        x: FloatTensor<Self>,
+        gamma: MaybeTensor<Self>,
+        beta: MaybeTensor<Self>,
+        norm: RowNorm,
+    ) -> FloatTensor<Self> {
+        let x = into_contiguous(x);
+        let y = Output::replacing(&x, 0);
+        let [gamma, beta] = [gamma, beta].map(|tensor| parameters(tensor.into_option(), &x));
+        if let Some(rows) = Rows::of(&[&x, &y.tensor], &norm) {
+            let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
+            forward_kernel::launch(
+                &client,
+                cubes(rows.count),
+                CubeDim::new_1d(rows.units as u32),
+                at,
+                rows.size,
+                x.into_linear_view(),
+                y.view(),
+                gamma.map(CubeTensor::into_buffer_arg).into(),
+                beta.map(CubeTensor::into_buffer_arg).into(),
+                rows.shape(&norm),
+                InputScalar::new(norm.epsilon, dtypes[1]),
+                norm.centered,
+                norm.inner == 1,
+                rows.units,
+                dtypes,
+            );
+        }
+        y.tensor
+    }
+
+    fn cube_row_norm_x_backward(
+        dy: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        gamma: MaybeTensor<Self>,
+        norm: RowNorm,
+    ) -> FloatTensor<Self> {
+        let (x, dy) = (into_contiguous(x), into_contiguous(dy));
+        let dx = Output::replacing(&dy, 0);
+        let gamma = parameters(gamma.into_option(), &x);
+        if let Some(rows) = Rows::of(&[&x, &dy, &dx.tensor], &norm) {
+            let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
+            x_backward_kernel::launch(
+                &client,
+                cubes(rows.count),
+                CubeDim::new_1d(rows.units as u32),
+                at,
+                rows.size,
+                dy.into_linear_view(),
+                x.into_linear_view(),
+                dx.view(),
+                gamma.map(CubeTensor::into_buffer_arg).into(),
+                rows.shape(&norm),
+                InputScalar::new(norm.epsilon, dtypes[1]),
+                norm.centered,
+                norm.inner == 1,
+                rows.units,
+                dtypes,
+            );
+        }
+        dx.tensor
+    }
+
+    fn cube_row_norm_parameters(x: FloatTensor<Self>, dy: FloatTensor<Self>, norm: RowNorm) -> FloatTensor<Self> {
+        let (x, dy) = (into_contiguous(x), into_contiguous(dy));
+        let parts = empty(&x, parts_shape(&x.shape(), &norm), wide(x.dtype));
+        let Some(rows) = Rows::of(&[&x], &norm) else { return parts };
+        let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
+        let statistics = empty(&x, Shape::new([rows.count, 2]), wide(x.dtype));
+        statistics_kernel::launch(
+            &client,
+            cubes(rows.count),
+            CubeDim::new_1d(rows.units as u32),
+            at,
+            rows.size,
+            x.clone().into_linear_view(),
+            statistics.clone().into_linear_view(),
+            rows.shape(&norm),
+            InputScalar::new(norm.epsilon, dtypes[1]),
+            norm.centered,
+            rows.units,
+            dtypes,
+        );
+        let Parts { count, length } = Parts::of(&x.shape(), &norm);
+        let size = if norm.inner == 1 { rows.size } else { 1 };
+        let (grid, dim) = units(&client, count * norm.parameters() / size);
+        parameters_kernel::launch(
+            &client,
+            grid,
+            dim,
+            at,
+            size,
+            x.into_linear_view(),
+            dy.into_linear_view(),
+            statistics.into_linear_view(),
+            parts.clone().into_linear_view(),
+            rows.shape(&norm),
+            norm.parameters(),
+            length,
+            dtypes,
+        );
+        parts
+    }
+}
+
+/// The parameters in a row of memory.
+fn parameters(tensor: Option<CubeTensor>, like: &CubeTensor) -> Option<CubeTensor> {
+    let tensor = into_contiguous(tensor?);
+    Some(if tensor.dtype == like.dtype { tensor } else { burn_cubecl::kernel::cast(tensor, like.dtype) })
+}
+
+/// How rows are divided among units.
+struct Rows {
+    count: usize,
+    /// Elements of a vector.
+    size: usize,
+    /// Units of a cube.
+    units: usize,
+}
+
+impl Rows {
+    /// `None` if there are no elements.
+    fn of(tensors: &[&CubeTensor], norm: &RowNorm) -> Option<Self> {
+        let row = norm.row();
+        let elements = tensors[0].shape().num_elements();
+        if elements == 0 {
+            return None;
+        }
+        // A vector is of one row.
+        let fits = |size: &usize| row.is_multiple_of(*size);
+        let size = (0..3).rev().map(|log| 1 << log).filter(fits).find(|&size| size <= longest(tensors)).unwrap_or(1);
+        Some(Self { count: elements / row, size, units: units_of_row(row / size) })
+    }
+
+    fn shape(&self, norm: &RowNorm) -> RowShapeLaunch {
+        RowShapeLaunch::new(self.count, norm.row(), norm.groups, norm.channels, norm.inner)
+    }
+}
+
+/// The longest vectors of contiguous tensors, whatever their shapes.
+fn longest(tensors: &[&CubeTensor]) -> usize {
+    let flat = |tensor: &&CubeTensor| {
+        let flat = burn_cubecl::ops::reshape((*tensor).clone(), Shape::new([tensor.shape().num_elements()]));
+        vector_size(&[&flat], 4)
+    };
+    tensors.iter().map(flat).min().unwrap_or(1)
+}
+
+/// How the sums over all repeats are divided.
+struct Parts {
+    count: usize,
+    /// Repeats of a part.
+    length: usize,
+}
+
+impl Parts {
+    /// So many that there is work for all units of a device.
+    fn of(x: &Shape, norm: &RowNorm) -> Self {
+        const UNITS: usize = 1 << 14;
+        let repeats = x.num_elements() / (norm.parameters() * norm.inner).max(1);
+        let length = repeats.div_ceil(UNITS.div_ceil(norm.parameters()).min(repeats).max(1)).max(1);
+        Self { count: repeats.div_ceil(length), length }
+    }
+}
+
+fn parts_shape(x: &Shape, norm: &RowNorm) -> Shape {
+    Shape::new([Parts::of(x, norm).count, 2, norm.parameters()])
+}
+
+/// Rows, and which elements share a parameter: see [`RowNorm`].
+#[derive(CubeType, CubeLaunch)]
+struct RowShape {
+    rows: usize,
+    row: usize,
+    groups: usize,
+    channels: usize,
+    inner: usize,
+}
+
+/// Of one row.
+#[derive(CubeType, Clone, Copy)]
+struct Statistics<W: Float> {
+    mean: W,
+    inverse_std: W,
+}
+
+/// The statistics of the row of this cube.
+#[cube]
+fn statistics<T: Float, W: Float, N: Size>(
+    x: &LinearView<'_, Vector<T, N>>,
+    row: usize,
+    epsilon: W,
+    #[comptime] centered: bool,
+    #[comptime] units: usize,
+) -> Statistics<W> {
+    let size = N::value().comptime();
+    let vectors = row / size;
+    let start = CUBE_POS * vectors;
+    let zero = W::new(0.0);
+    let mut mean = zero;
+    if comptime!(centered) {
+        let mut sum = Vector::<W, N>::new(zero);
+        let mut at = UNIT_POS as usize;
+        while at < vectors {
+            sum += Vector::cast_from(x.read(start + at));
+            at += units;
+        }
+        let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: zero };
+        mean = sum_over_cube::<W>(of_unit, units).a / W::cast_from(row);
+    }
+    let mut squares = Vector::<W, N>::new(zero);
+    let mut at = UNIT_POS as usize;
+    while at < vectors {
+        let x = Vector::<W, N>::cast_from(x.read(start + at)) - Vector::new(mean);
+        squares += x * x;
+        at += units;
+    }
+    let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(squares), b: zero };
+    let variance = sum_over_cube::<W>(of_unit, units).a / W::cast_from(row);
+    Statistics::<W> { mean, inverse_std: W::new(1.0) / (variance + epsilon).sqrt() }
+}
+
+/// The parameters of the vector that begins at an element of the row of this cube, or what changes nothing.
+#[cube]
+fn read_parameters<T: Float, W: Float, N: Size>(
+    parameters: &ComptimeOption<&[T]>,
+    element: usize,
+    shape: &RowShape,
+    #[comptime] inner_is_one: bool,
+    #[comptime] missing: f32,
+) -> Vector<W, N> {
+    let size = N::value().comptime();
+    let group = CUBE_POS % shape.groups * shape.channels;
+    let mut read = Vector::<W, N>::new(W::new(0.0));
+    #[unroll]
+    for i in 0..size {
+        let mut channel = element + i;
+        if comptime!(!inner_is_one) {
+            channel /= shape.inner;
+        }
+        let parameter: ComptimeOption<T> = parameters.as_ref().map(|parameters| parameters[group + channel]);
+        read.insert(i, W::cast_from(parameter.unwrap_or(T::new(missing))));
+    }
+    read
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn forward_kernel<T: Float, W: Float, N: Size>(
+    x: LinearView<'_, Vector<T, N>>,
+    mut y: LinearViewMut<'_, Vector<T, N>>,
+    gamma: ComptimeOption<&[T]>,
+    beta: ComptimeOption<&[T]>,
+    shape: RowShape,
+    epsilon: InputScalar,
+    #[comptime] centered: bool,
+    #[comptime] inner_is_one: bool,
+    #[comptime] units: usize,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if CUBE_POS >= shape.rows {
+        terminate!();
+    }
+    let statistics = statistics::<T, W, N>(&x, shape.row, epsilon.get::<W>(), centered, units);
+    let size = N::value().comptime();
+    let vectors = shape.row / size;
+    let start = CUBE_POS * vectors;
+    let mut at = UNIT_POS as usize;
+    while at < vectors {
+        let x = Vector::<W, N>::cast_from(x.read(start + at));
+        let mut normalized = (x - Vector::new(statistics.mean)) * Vector::new(statistics.inverse_std);
+        normalized *= read_parameters::<T, W, N>(&gamma, at * size, &shape, inner_is_one, 1.0);
+        normalized += read_parameters::<T, W, N>(&beta, at * size, &shape, inner_is_one, 0.0);
+        y.write(start + at, Vector::cast_from(normalized));
+        at += units;
+    }
+}
+
+#[cube(launch, address_type = "dynamic")]
+fn x_backward_kernel<T: Float, W: Float, N: Size>(
+    dy: LinearView<'_, Vector<T, N>>,
+    x: LinearView<'_, Vector<T, N>>,
+    mut dx: LinearViewMut<'_, Vector<T, N>>,
+    gamma: ComptimeOption<&[T]>,
+    shape: RowShape,
+    epsilon: InputScalar,
+    #[comptime] centered: bool,
+    #[comptime] inner_is_one: bool,
+    #[comptime] units: usize,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if CUBE_POS >= shape.rows {
+        terminate!();
+    }
+    let statistics = statistics::<T, W, N>(&x, shape.row, epsilon.get::<W>(), centered, units);
+    let size = N::value().comptime();
+    let vectors = shape.row / size;
+    let start = CUBE_POS * vectors;
+    let (mean, inverse_std) = (Vector::<W, N>::new(statistics.mean), Vector::<W, N>::new(statistics.inverse_std));
+    let mut sum = Vector::<W, N>::new(W::new(0.0));
+    let mut products = Vector::<W, N>::new(W::new(0.0));
+    let mut at = UNIT_POS as usize;
+    while at < vectors {
+        let mut g = Vector::<W, N>::cast_from(dy.read(start + at));
+        g *= read_parameters::<T, W, N>(&gamma, at * size, &shape, inner_is_one, 1.0);
+        sum += g;
+        products += g * ((Vector::cast_from(x.read(start + at)) - mean) * inverse_std);
+        at += units;
+    }
+    let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: sum_of_vector::<W, N>(products) };
+    let total = sum_over_cube::<W>(of_unit, units);
+    let length = W::cast_from(shape.row);
+    let mut mean_g = W::new(0.0);
+    if comptime!(centered) {
+        mean_g = total.a / length;
+    }
+    let mean_product = total.b / length;
+    let mut at = UNIT_POS as usize;
+    while at < vectors {
+        let mut g = Vector::<W, N>::cast_from(dy.read(start + at));
+        g *= read_parameters::<T, W, N>(&gamma, at * size, &shape, inner_is_one, 1.0);
+        let normalized = (Vector::cast_from(x.read(start + at)) - mean) * inverse_std;
+        let gradient = (g - Vector::new(mean_g) - normalized * Vector::new(mean_product)) * inverse_std;
+        dx.write(start + at, Vector::cast_from(gradient));
+        at += units;
+    }
+}
+
+/// Mean and inverse standard deviation of every row.
+#[cube(launch, address_type = "dynamic")]
+fn statistics_kernel<T: Float, W: Float, N: Size>(
+    x: LinearView<'_, Vector<T, N>>,
+    mut of_rows: LinearViewMut<'_, W>,
+    shape: RowShape,
+    epsilon: InputScalar,
+    #[comptime] centered: bool,
+    #[comptime] units: usize,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if CUBE_POS >= shape.rows {
+        terminate!();
+    }
+    let statistics = statistics::<T, W, N>(&x, shape.row, epsilon.get::<W>(), centered, units);
+    if UNIT_POS == 0 {
+        of_rows.write(2 * CUBE_POS, statistics.mean);
+        of_rows.write(2 * CUBE_POS + 1, statistics.inverse_std);
+    }
+}
+
+/// One unit for every vector of parameters and part: sums over the repeats of the part, and over `inner`.
+#[cube(launch, address_type = "dynamic")]
+fn parameters_kernel<T: Float, W: Float, N: Size>(
+    x: LinearView<'_, Vector<T, N>>,
+    dy: LinearView<'_, Vector<T, N>>,
+    of_rows: LinearView<'_, W>,
+    mut parts: LinearViewMut<'_, Vector<W, N>>,
+    shape: RowShape,
+    parameters: usize,
+    length: usize,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    let size = N::value().comptime();
+    let vectors = parameters / size;
+    let part = ABSOLUTE_POS / vectors;
+    let vector = ABSOLUTE_POS % vectors;
+    let repeats = shape.rows / shape.groups;
+    if part * length >= repeats {
+        terminate!();
+    }
+    let zero = Vector::<W, N>::new(W::new(0.0));
+    let (mut gamma, mut beta) = (zero, zero);
+    let group = vector * size / shape.channels;
+    for repeat in part * length..min((part + 1) * length, repeats) {
+        let row = repeat * shape.groups + group;
+        let mean = Vector::<W, N>::new(of_rows.read(2 * row));
+        let inverse_std = Vector::<W, N>::new(of_rows.read(2 * row + 1));
+        // Of one row in sums of their own, so that a part of many elements is as exact as one of few.
+        let (mut gamma_of_row, mut beta_of_row) = (zero, zero);
+        let start = (repeat * vectors + vector) * shape.inner;
+        for at in start..start + shape.inner {
+            let dy = Vector::<W, N>::cast_from(dy.read(at));
+            beta_of_row += dy;
+            gamma_of_row += dy * ((Vector::cast_from(x.read(at)) - mean) * inverse_std);
+        }
+        gamma += gamma_of_row;
+        beta += beta_of_row;
+    }
+    parts.write(2 * part * vectors + vector, gamma);
+    parts.write((2 * part + 1) * vectors + vector, beta);
+}
