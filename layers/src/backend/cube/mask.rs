@@ -1,8 +1,8 @@
 //! Masks of one bit per element.
 //!
 //! A word holds the bits of 32 elements, and one unit of a kernel makes or reads it. The elements are not neighbours: at each
-//! of eight turns the units of 32 words take 32 neighbouring groups of [`GROUP`] elements, so that a device reads whole lines. Which bit belongs to
-//! which element depends on nothing but the number of the element in logical order.
+//! of eight turns the units of 32 words take 32 neighbouring groups of [`GROUP`] elements, so that a device reads whole lines; each
+//! element of a group has a byte of the word. Which bit belongs to which element depends on nothing but the number of the element in logical order.
 use super::{Output, address_type, empty, random, types, units, vector_size};
 use crate::backend::{Masks, Saved};
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -132,16 +132,19 @@ impl MaskKernels for CubeBackend {
         if len > 0 {
             let size = vector_size(&[&bits], GROUP);
             let (count, dim) = units(&bits.client, words(len));
-            pack_kernel::launch(
-                &packed.client.clone(),
-                count,
-                dim,
-                address_type(&[&bits]),
-                size,
-                bits.clone().into_linear_view(),
-                packed.clone().into_linear_view(),
-                dtype_to_storage_type(bits.dtype),
-            );
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe {
+                pack_kernel::launch_unchecked(
+                    &packed.client.clone(),
+                    count,
+                    dim,
+                    address_type(&[&bits]),
+                    size,
+                    bits.clone().into_linear_view(),
+                    packed.clone().into_linear_view(),
+                    dtype_to_storage_type(bits.dtype),
+                );
+            }
         }
         packed
     }
@@ -164,6 +167,34 @@ impl MaskKernels for CubeBackend {
     }
 }
 
+/// What a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Slope {
+    Zero,
+    One,
+    Other,
+}
+
+impl Slope {
+    fn of(slope: f64) -> Self {
+        match slope {
+            0.0 => Self::Zero,
+            1.0 => Self::One,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// `x * slope`; 0 for a slope of 0, whatever `x` is.
+#[cube]
+fn times<W: Float, N: Size>(x: Vector<W, N>, slope: W, #[comptime] kind: Slope) -> Vector<W, N> {
+    match comptime!(kind) {
+        Slope::Zero => Vector::new(W::new(0.0)),
+        Slope::One => x,
+        Slope::Other => x * Vector::new(slope),
+    }
+}
+
 /// `bits`: the words, or the seed that bits of the given probability are drawn from.
 fn scale(x: CubeTensor, bits: CubeTensor, slopes: [f64; 2], drawn: Option<f64>) -> CubeTensor {
     let len = x.shape().num_elements();
@@ -180,26 +211,29 @@ fn scale(x: CubeTensor, bits: CubeTensor, slopes: [f64; 2], drawn: Option<f64>) 
     let (count, dim) = units(&x.client, words(len));
     let dtypes = types(x.dtype);
     let [off, on] = slopes.map(|slope| InputScalar::new(slope, dtypes[1]));
-    scale_kernel::launch(
-        &x.client.clone(),
-        count,
-        dim,
-        address_type(&[&x, &bits]),
-        size,
-        x.into_linear_view(),
-        y.view(),
-        bits.into_linear_view(),
-        off,
-        on,
-        drawn.map_or(0, random::threshold),
-        drawn.is_some(),
-        slopes[0] == 0.0,
-        dtypes,
-    );
+    // SAFETY: the kernel compares every position with the shapes.
+    unsafe {
+        scale_kernel::launch_unchecked(
+            &x.client.clone(),
+            count,
+            dim,
+            address_type(&[&x, &bits]),
+            size,
+            x.into_linear_view(),
+            y.view(),
+            bits.into_linear_view(),
+            off,
+            on,
+            drawn.map_or(0, random::threshold),
+            drawn.is_some(),
+            slopes.map(Slope::of),
+            dtypes,
+        );
+    }
     y.tensor
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn scale_kernel<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
     mut y: LinearViewMut<'_, Vector<T, N>>,
@@ -208,12 +242,12 @@ fn scale_kernel<T: Float, W: Float, N: Size>(
     on: InputScalar,
     threshold: u32,
     #[comptime] drawn: bool,
-    #[comptime] off_is_zero: bool,
+    #[comptime] slopes: [Slope; 2],
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    let mut word = 0u32;
+    let mut lanes = Vector::<u32, N>::new(0);
     if comptime!(!drawn) {
-        word = bits.read_checked(ABSOLUTE_POS);
+        lanes = split::<N>(bits.read_checked(ABSOLUTE_POS));
     }
     let size = N::value().comptime();
     let vectors = comptime!(GROUP / size);
@@ -221,26 +255,23 @@ fn scale_kernel<T: Float, W: Float, N: Size>(
     for turn in 0..TURNS {
         let group = group_of_unit(ABSOLUTE_POS, turn);
         if comptime!(drawn) && y.is_in_bounds(group * vectors) {
-            word = random::bits(&bits, group, threshold) << comptime!((turn * GROUP) as u32);
+            lanes = split::<N>(random::bits(&bits, group, threshold) << comptime!(turn as u32));
         }
         #[unroll]
         for part in 0..vectors {
             let at = group * vectors + part;
             if y.is_in_bounds(at) {
-                let set = spread::<N>(word, comptime!(turn * GROUP + part * size));
+                let set = is_set::<N>(lanes, comptime!(bit(turn, part, size)));
                 let x = Vector::<W, N>::cast_from(x.read(at));
-                let mut low = Vector::<W, N>::new(W::new(0.0));
-                if comptime!(!off_is_zero) {
-                    low = x * Vector::new(off.get::<W>());
-                }
-                let high = x * Vector::new(on.get::<W>());
-                y.write(at, Vector::cast_from(select_many(Vector::cast_from(set), high, low)));
+                let low = times::<W, N>(x, off.get::<W>(), comptime!(slopes[0]));
+                let high = times::<W, N>(x, on.get::<W>(), comptime!(slopes[1]));
+                y.write(at, Vector::cast_from(select_many(set, high, low)));
             }
         }
     }
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn pack_kernel<B: Int, N: Size>(
     bits: LinearView<'_, Vector<B, N>>,
     mut packed: LinearViewMut<'_, u32>,
@@ -249,7 +280,7 @@ fn pack_kernel<B: Int, N: Size>(
     if !packed.is_in_bounds(ABSOLUTE_POS) {
         terminate!();
     }
-    let mut word = 0u32;
+    let mut lanes = Vector::<u32, N>::new(0);
     let size = N::value().comptime();
     let vectors = comptime!(GROUP / size);
     #[unroll]
@@ -259,32 +290,47 @@ fn pack_kernel<B: Int, N: Size>(
         for part in 0..vectors {
             let at = group * vectors + part;
             if bits.is_in_bounds(at) {
-                let set = Vector::<u32, N>::cast_from(bits.read(at));
-                word |= gather(set, comptime!(turn * GROUP + part * size));
+                let set = Vector::<bool, N>::cast_from(bits.read(at));
+                let bit = Vector::new(comptime!(bit(turn, part, size)));
+                lanes |= select_many(set, bit, Vector::new(0u32));
             }
         }
     }
-    packed.write(ABSOLUTE_POS, word);
+    packed.write(ABSOLUTE_POS, join::<N>(lanes));
 }
 
-/// The bits of a vector of zeros and ones in a word, the first of them at `first`.
+/// The bit, in the word of a lane, of the elements that a unit reads as a vector of `size` at a turn; the words of the lanes
+/// follow one another in the word of the mask by bytes.
+pub(crate) fn bit(turn: usize, part: usize, size: usize) -> u32 {
+    1 << (turn + TURNS * size * part)
+}
+
+/// The word of the mask, of the words of the lanes.
 #[cube]
-pub(crate) fn gather<N: Size>(set: Vector<u32, N>, #[comptime] first: usize) -> u32 {
-    let mut word = 0u32;
+pub(crate) fn join<N: Size>(lanes: Vector<u32, N>) -> u32 {
+    let size = N::value().comptime();
+    let mut word = lanes.extract(0usize);
     #[unroll]
-    for i in 0..N::value() {
-        word |= set.extract(i) << comptime!((first + i) as u32);
+    for lane in 1..size {
+        word |= lanes.extract(lane) << comptime!((TURNS * lane) as u32);
     }
     word
 }
 
-/// Zeros and ones of the bits of a word, from `first`.
+/// The words of the lanes, with bits of others above theirs.
 #[cube]
-pub(crate) fn spread<N: Size>(word: u32, #[comptime] first: usize) -> Vector<u32, N> {
-    let mut set = Vector::<u32, N>::new(0);
+pub(crate) fn split<N: Size>(word: u32) -> Vector<u32, N> {
+    let size = N::value().comptime();
+    let mut lanes = Vector::<u32, N>::new(word);
     #[unroll]
-    for i in 0..N::value() {
-        set.insert(i, (word >> comptime!((first + i) as u32)) & 1);
+    for lane in 1..size {
+        lanes.insert(lane, word >> comptime!((TURNS * lane) as u32));
     }
-    set
+    lanes
+}
+
+/// Where a bit is set in the words of the lanes.
+#[cube]
+pub(crate) fn is_set<N: Size>(lanes: Vector<u32, N>, #[comptime] bit: u32) -> Vector<bool, N> {
+    (lanes & Vector::new(bit)).greater_than(&Vector::new(0u32))
 }

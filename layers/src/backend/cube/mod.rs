@@ -19,9 +19,9 @@ mod random;
 mod reduce;
 
 pub use mask::CubeMask;
+pub(crate) use mask::{GROUP, TURNS, bit, group_of_unit, is_set, join, split, words};
 pub(crate) use order::in_memory_order;
 pub(crate) use reduce::{Pair, cubes, sum_of_vector, sum_over_cube, units_of_row};
-pub(crate) use mask::{GROUP, TURNS, gather, group_of_unit, spread, words};
 
 /// A tensor whose elements nobody has written.
 pub(crate) fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {

@@ -26,6 +26,9 @@ fn memory_order(tensor: &CubeTensor) -> Option<Vec<usize>> {
     }
     // Axes of one element lie anywhere: first, so that the last one is one to read along.
     axes.sort_by_key(|&axis| if shape[axis] == 1 { (0, 0) } else { (1, usize::MAX - strides[axis]) });
-    let moves = axes.iter().filter(|&&axis| shape[axis] > 1).zip(axes.iter().filter(|&&axis| shape[axis] > 1).skip(1));
+    let moves = axes
+        .iter()
+        .filter(|&&axis| shape[axis] > 1)
+        .zip(axes.iter().filter(|&&axis| shape[axis] > 1).skip(1));
     moves.into_iter().any(|(before, after)| before > after).then_some(axes)
 }

@@ -2,7 +2,7 @@
 //!
 //! Philox4x32-10 of Salmon, Moraes, Dror and Shaw, Parallel random numbers: as easy as 1, 2, 3 (SC 2011): four numbers for a key
 //! of two words and a counter.
-use super::mask::GROUP;
+use super::mask::{GROUP, TURNS};
 use burn_cubecl::cubecl::{self, prelude::*, std::tensor::layout::linear::LinearView};
 
 /// The elements of a seed, numbers of 16 bits.
@@ -18,7 +18,7 @@ pub(crate) fn threshold(probability: f64) -> u32 {
     (probability * 2f64.powi(32)).round() as u32
 }
 
-/// One bit for each element of a group: whether its number is below the threshold.
+/// One bit for each element of a group, the first of its byte in the word of a mask: whether its number is below the threshold.
 #[cube]
 pub(crate) fn bits(seed: &LinearView<'_, u32>, group: usize, threshold: u32) -> u32 {
     let mut key0 = seed.read(0usize) | (seed.read(1usize) << 16);
@@ -41,9 +41,9 @@ pub(crate) fn bits(seed: &LinearView<'_, u32>, group: usize, threshold: u32) -> 
         key1 += WEYL[1];
     }
     below(c0, threshold)
-        | (below(c1, threshold) << 1)
-        | (below(c2, threshold) << 2)
-        | (below(c3, threshold) << 3)
+        | (below(c1, threshold) << comptime!((1 * TURNS) as u32))
+        | (below(c2, threshold) << comptime!((2 * TURNS) as u32))
+        | (below(c3, threshold) << comptime!((3 * TURNS) as u32))
 }
 
 #[cube]

@@ -45,13 +45,46 @@ impl GateKernels for Cube {
                 let reads_output = f.reads_output();
                 if wants_a {
                     let da = da.clone().into_linear_view();
-                    backward_kernel::launch(
-                        &client, count, dim, at, size, dy, a, b, db.view(), da, p, q, kind, reads_output, dtypes,
-                    );
+                    // SAFETY: the kernel compares every position with the shapes.
+                    unsafe {
+                        backward_kernel::launch_unchecked(
+                            &client,
+                            count,
+                            dim,
+                            at,
+                            size,
+                            dy,
+                            a,
+                            b,
+                            db.view(),
+                            da,
+                            p,
+                            q,
+                            kind,
+                            reads_output,
+                            dtypes,
+                        );
+                    }
                 } else {
-                    gate_backward_kernel::launch(
-                        &client, count, dim, at, size, dy, a, b, db.view(), p, q, kind, reads_output, dtypes,
-                    );
+                    // SAFETY: the kernel compares every position with the shapes.
+                    unsafe {
+                        gate_backward_kernel::launch_unchecked(
+                            &client,
+                            count,
+                            dim,
+                            at,
+                            size,
+                            dy,
+                            a,
+                            b,
+                            db.view(),
+                            p,
+                            q,
+                            kind,
+                            reads_output,
+                            dtypes,
+                        );
+                    }
                 }
             }
             [da, db.tensor]
@@ -71,12 +104,28 @@ fn times_value(a: CubeTensor, b: CubeTensor, f: Smooth) -> CubeTensor {
         let (client, at, dtypes) = (a.client.clone(), address_type(&[&a, &b]), types(a.dtype));
         let [p, q] = parameters.map(|parameter| InputScalar::new(parameter, dtypes[1]));
         let [a, b] = [a, b].map(CubeTensor::into_linear_view);
-        product_kernel::launch(&client, count, dim, at, size, a, b, y.view(), p, q, kind, dtypes);
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe {
+            product_kernel::launch_unchecked(
+                &client,
+                count,
+                dim,
+                at,
+                size,
+                a,
+                b,
+                y.view(),
+                p,
+                q,
+                kind,
+                dtypes,
+            );
+        }
     }
     y.tensor
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn product_kernel<T: Float, W: Float, N: Size>(
     a: LinearView<'_, Vector<T, N>>,
     b: LinearView<'_, Vector<T, N>>,
@@ -110,7 +159,7 @@ fn gate_slope<W: Float, N: Size>(
     slope::<W, N>(read, p, q, kind)
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn backward_kernel<T: Float, W: Float, N: Size>(
     dy: LinearView<'_, Vector<T, N>>,
     a: LinearView<'_, Vector<T, N>>,
@@ -134,7 +183,7 @@ fn backward_kernel<T: Float, W: Float, N: Size>(
     db.write(ABSOLUTE_POS, Vector::cast_from(dy * a * gate_slope::<W, N>(b, p, q, kind, reads_output)));
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn gate_backward_kernel<T: Float, W: Float, N: Size>(
     dy: LinearView<'_, Vector<T, N>>,
     a: LinearView<'_, Vector<T, N>>,

@@ -3,7 +3,7 @@
 //! Without bits, the composition is as good where operations are fused; elsewhere it is one kernel, too.
 use super::{PiecewiseLinear, PiecewiseLinearKernels};
 use crate::backend::cube::{
-    CubeMask, GROUP, Output, TURNS, address_type, empty, gather, group_of_unit, types, units, vector_size,
+    CubeMask, GROUP, Output, TURNS, address_type, bit, empty, group_of_unit, join, types, units, vector_size,
     words,
 };
 use burn::backend::{
@@ -70,19 +70,22 @@ impl PiecewiseLinearCube for CubeBackend {
             let (kind, [p, q]) = kind(f, dtypes[1]);
             let at = address_type(&[&x]);
             let client = x.client.clone();
-            value_kernel::launch(
-                &client,
-                count,
-                dim,
-                at,
-                size,
-                x.into_linear_view(),
-                y.view(),
-                p,
-                q,
-                kind,
-                dtypes,
-            );
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe {
+                value_kernel::launch_unchecked(
+                    &client,
+                    count,
+                    dim,
+                    at,
+                    size,
+                    x.into_linear_view(),
+                    y.view(),
+                    p,
+                    q,
+                    kind,
+                    dtypes,
+                );
+            }
         }
         y.tensor
     }
@@ -97,7 +100,12 @@ impl PiecewiseLinearCube for CubeBackend {
             let size = vector_size(&[&x, &y.tensor], GROUP);
             let (client, at) = (x.client.clone(), address_type(&[&x]));
             let (x, y, packed) = (x.into_linear_view(), y.view(), packed.clone().into_linear_view());
-            both_kernel::launch(&client, count, dim, at, size, x, y, packed, p, q, kind, dtypes);
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe {
+                both_kernel::launch_unchecked(
+                    &client, count, dim, at, size, x, y, packed, p, q, kind, dtypes,
+                );
+            }
         }
         (y.tensor, packed)
     }
@@ -108,7 +116,10 @@ impl PiecewiseLinearCube for CubeBackend {
             let size = vector_size(&[&x], GROUP);
             let (client, at) = (x.client.clone(), address_type(&[&x]));
             let (x, packed) = (x.into_linear_view(), packed.clone().into_linear_view());
-            words_kernel::launch(&client, count, dim, at, size, x, packed, p, q, kind, dtypes);
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe {
+                words_kernel::launch_unchecked(&client, count, dim, at, size, x, packed, p, q, kind, dtypes);
+            }
         }
         packed
     }
@@ -157,7 +168,7 @@ fn kind(f: PiecewiseLinear, dtype: ElemType) -> (Kind, [InputScalar; 2]) {
     (kind, parameters.map(|parameter| InputScalar::new(parameter, dtype)))
 }
 
-/// The values of the function, and ones where the bit is set.
+/// The values of the function, and the bit where it is set.
 #[derive(CubeType)]
 struct Piece<W: Float, N: Size> {
     y: Vector<W, N>,
@@ -165,10 +176,16 @@ struct Piece<W: Float, N: Size> {
 }
 
 #[cube]
-fn piece<W: Float, N: Size>(x: Vector<W, N>, p: W, q: W, #[comptime] kind: Kind) -> Piece<W, N> {
+fn piece<W: Float, N: Size>(
+    x: Vector<W, N>,
+    p: W,
+    q: W,
+    #[comptime] bit: u32,
+    #[comptime] kind: Kind,
+) -> Piece<W, N> {
     let (p, q) = (Vector::<W, N>::new(p), Vector::<W, N>::new(q));
     let (zero, one) = (Vector::<W, N>::new(W::new(0.0)), Vector::<W, N>::new(W::new(1.0)));
-    let (clear, set) = (Vector::<u32, N>::new(0), Vector::<u32, N>::new(1));
+    let (clear, set) = (Vector::<u32, N>::new(0), Vector::<u32, N>::new(bit));
     match comptime!(kind) {
         Kind::Relu => {
             let off = x.less_equal(&zero);
@@ -178,8 +195,8 @@ fn piece<W: Float, N: Size>(x: Vector<W, N>, p: W, q: W, #[comptime] kind: Kind)
             let off = x.less_than(&zero);
             Piece::<W, N> { y: select_many(off, x * p, x), set: select_many(off, clear, set) }
         }
-        Kind::Clamp => clamped::<W, N>(x, p, q),
-        Kind::HardSigmoid => clamped::<W, N>(x * p + q, zero, one),
+        Kind::Clamp => clamped::<W, N>(x, p, q, bit),
+        Kind::HardSigmoid => clamped::<W, N>(x * p + q, zero, one, bit),
         Kind::Shrink => {
             let off = x.abs().less_equal(&p);
             let shrunk = select_many(x.less_than(&zero), x + q, x - q);
@@ -193,8 +210,13 @@ fn piece<W: Float, N: Size>(x: Vector<W, N>, p: W, q: W, #[comptime] kind: Kind)
 }
 
 #[cube]
-fn clamped<W: Float, N: Size>(x: Vector<W, N>, min: Vector<W, N>, max: Vector<W, N>) -> Piece<W, N> {
-    let (clear, set) = (Vector::<u32, N>::new(0), Vector::<u32, N>::new(1));
+fn clamped<W: Float, N: Size>(
+    x: Vector<W, N>,
+    min: Vector<W, N>,
+    max: Vector<W, N>,
+    #[comptime] bit: u32,
+) -> Piece<W, N> {
+    let (clear, set) = (Vector::<u32, N>::new(0), Vector::<u32, N>::new(bit));
     let (below, above) = (x.less_than(&min), x.greater_than(&max));
     Piece::<W, N> {
         y: select_many(below, min, select_many(above, max, x)),
@@ -202,7 +224,7 @@ fn clamped<W: Float, N: Size>(x: Vector<W, N>, min: Vector<W, N>, max: Vector<W,
     }
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn value_kernel<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
     mut y: LinearViewMut<'_, Vector<T, N>>,
@@ -215,11 +237,11 @@ fn value_kernel<T: Float, W: Float, N: Size>(
         terminate!();
     }
     let x = Vector::<W, N>::cast_from(x.read(ABSOLUTE_POS));
-    let piece = piece::<W, N>(x, p.get::<W>(), q.get::<W>(), kind);
+    let piece = piece::<W, N>(x, p.get::<W>(), q.get::<W>(), 0u32, kind);
     y.write(ABSOLUTE_POS, Vector::cast_from(piece.y));
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn both_kernel<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
     mut y: LinearViewMut<'_, Vector<T, N>>,
@@ -232,7 +254,7 @@ fn both_kernel<T: Float, W: Float, N: Size>(
     if !packed.is_in_bounds(ABSOLUTE_POS) {
         terminate!();
     }
-    let mut word = 0u32;
+    let mut lanes = Vector::<u32, N>::new(0);
     let size = N::value().comptime();
     let vectors = comptime!(GROUP / size);
     #[unroll]
@@ -243,16 +265,17 @@ fn both_kernel<T: Float, W: Float, N: Size>(
             let at = group * vectors + part;
             if y.is_in_bounds(at) {
                 let x = Vector::<W, N>::cast_from(x.read(at));
-                let piece = piece::<W, N>(x, p.get::<W>(), q.get::<W>(), kind);
+                let bit = comptime!(bit(turn, part, size));
+                let piece = piece::<W, N>(x, p.get::<W>(), q.get::<W>(), bit, kind);
                 y.write(at, Vector::cast_from(piece.y));
-                word |= gather::<N>(piece.set, comptime!(turn * GROUP + part * size));
+                lanes |= piece.set;
             }
         }
     }
-    packed.write(ABSOLUTE_POS, word);
+    packed.write(ABSOLUTE_POS, join::<N>(lanes));
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn words_kernel<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
     mut packed: LinearViewMut<'_, u32>,
@@ -264,7 +287,7 @@ fn words_kernel<T: Float, W: Float, N: Size>(
     if !packed.is_in_bounds(ABSOLUTE_POS) {
         terminate!();
     }
-    let mut word = 0u32;
+    let mut lanes = Vector::<u32, N>::new(0);
     let size = N::value().comptime();
     let vectors = comptime!(GROUP / size);
     #[unroll]
@@ -275,10 +298,11 @@ fn words_kernel<T: Float, W: Float, N: Size>(
             let at = group * vectors + part;
             if x.is_in_bounds(at) {
                 let x = Vector::<W, N>::cast_from(x.read(at));
-                let piece = piece::<W, N>(x, p.get::<W>(), q.get::<W>(), kind);
-                word |= gather::<N>(piece.set, comptime!(turn * GROUP + part * size));
+                let bit = comptime!(bit(turn, part, size));
+                let piece = piece::<W, N>(x, p.get::<W>(), q.get::<W>(), bit, kind);
+                lanes |= piece.set;
             }
         }
     }
-    packed.write(ABSOLUTE_POS, word);
+    packed.write(ABSOLUTE_POS, join::<N>(lanes));
 }

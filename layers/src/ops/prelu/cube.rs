@@ -1,7 +1,8 @@
 //! Kernels for devices: the gradient of the input in one pass over that of the output.
 use super::PReluKernels;
 use crate::backend::cube::{
-    CubeMask, GROUP, Output, TURNS, address_type, group_of_unit, spread, types, units, vector_size, words,
+    CubeMask, GROUP, Output, TURNS, address_type, bit, group_of_unit, is_set, split, types, units,
+    vector_size, words,
 };
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,
@@ -51,24 +52,27 @@ impl PReluCube for CubeBackend {
             // Read one by one: slopes do not lie along the last axis.
             let alpha = alpha.into_linear_view_like(&dx.tensor);
             let packed = packed.into_linear_view();
-            x_backward_kernel::launch(
-                &client,
-                count,
-                dim,
-                at,
-                size,
-                dy.into_linear_view(),
-                dx.view(),
-                alpha,
-                packed,
-                dtypes,
-            );
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe {
+                x_backward_kernel::launch_unchecked(
+                    &client,
+                    count,
+                    dim,
+                    at,
+                    size,
+                    dy.into_linear_view(),
+                    dx.view(),
+                    alpha,
+                    packed,
+                    dtypes,
+                );
+            }
         }
         dx.tensor
     }
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn x_backward_kernel<T: Float, W: Float, N: Size>(
     dy: LinearView<'_, Vector<T, N>>,
     mut dx: LinearViewMut<'_, Vector<T, N>>,
@@ -79,7 +83,7 @@ fn x_backward_kernel<T: Float, W: Float, N: Size>(
     if !packed.is_in_bounds(ABSOLUTE_POS) {
         terminate!();
     }
-    let word = packed.read(ABSOLUTE_POS);
+    let lanes = split::<N>(packed.read(ABSOLUTE_POS));
     let size = N::value().comptime();
     let vectors = comptime!(GROUP / size);
     #[unroll]
@@ -94,9 +98,9 @@ fn x_backward_kernel<T: Float, W: Float, N: Size>(
                 for i in 0..size {
                     slopes.insert(i, W::cast_from(alpha.read(at * size + i)));
                 }
-                let set = spread::<N>(word, comptime!(turn * GROUP + part * size));
+                let set = is_set::<N>(lanes, comptime!(bit(turn, part, size)));
                 let dy = Vector::<W, N>::cast_from(dy.read(at));
-                dx.write(at, Vector::cast_from(select_many(Vector::cast_from(set), dy, dy * slopes)));
+                dx.write(at, Vector::cast_from(select_many(set, dy, dy * slopes)));
             }
         }
     }

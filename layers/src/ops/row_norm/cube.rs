@@ -3,14 +3,13 @@
 //! Of a composition Burn's fusion makes several kernels, one for each sum: ours are taken there, too.
 use super::{NormGrads, RowNorm, RowNormKernels};
 use crate::backend::cube::{
-    Output, Pair, address_type, cubes, empty, sum_of_vector, sum_over_cube, types, units, units_of_row, vector_size,
+    Output, Pair, address_type, cubes, empty, sum_of_vector, sum_over_cube, types, units, units_of_row,
+    vector_size,
 };
 use crate::backend::{ChannelSums, wide};
 use crate::ops::MaybeTensor;
 use burn::backend::{
-    Backend, Cube, TensorMetadata, backend_extension,
-    ops::FloatTensorOps,
-    tensor::FloatTensor,
+    Backend, Cube, TensorMetadata, backend_extension, ops::FloatTensorOps, tensor::FloatTensor,
 };
 use burn::tensor::Shape;
 use burn_cubecl::CubeBackend;
@@ -44,9 +43,13 @@ impl RowNormKernels for Cube {
         let [gamma_grad, beta_grad] = match wanted {
             [_, true, _] => {
                 let parts = Self::cube_row_norm_parameters(x.clone(), dy.clone(), *norm);
-                let sums = Self::float_reshape(Self::float_sum_dim(parts, 0), Shape::new([2, norm.parameters()]));
+                let sums =
+                    Self::float_reshape(Self::float_sum_dim(parts, 0), Shape::new([2, norm.parameters()]));
                 [0, 1].map(|row| {
-                    let sum = Self::float_slice(sums.clone(), &[(row..row + 1).into(), (0..norm.parameters()).into()]);
+                    let sum = Self::float_slice(
+                        sums.clone(),
+                        &[(row..row + 1).into(), (0..norm.parameters()).into()],
+                    );
                     let sum = Self::float_reshape(sum, Shape::new([norm.parameters()]));
                     wanted[1 + row].then(|| Self::float_cast(sum, dtype.into()))
                 })
@@ -84,7 +87,11 @@ pub trait RowNormCube: Backend {
 
     /// Parts of the gradients of gamma and beta, `[parts, 2, parameters]`, to be summed over the first axis.
     #[fusion(dtype = wide(x), shape = parts_shape(x, &norm))]
-    fn cube_row_norm_parameters(x: FloatTensor<Self>, dy: FloatTensor<Self>, norm: RowNorm) -> FloatTensor<Self>;
+    fn cube_row_norm_parameters(
+        x: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        norm: RowNorm,
+    ) -> FloatTensor<Self>;
 }
 
 impl RowNormCube for CubeBackend {
@@ -99,23 +106,26 @@ impl RowNormCube for CubeBackend {
         let [gamma, beta] = [gamma, beta].map(|tensor| parameters(tensor.into_option(), &x));
         if let Some(rows) = Rows::of(&[&x, &y.tensor], &norm) {
             let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
-            forward_kernel::launch(
-                &client,
-                cubes(rows.count),
-                CubeDim::new_1d(rows.units as u32),
-                at,
-                rows.size,
-                x.into_linear_view(),
-                y.view(),
-                gamma.map(CubeTensor::into_buffer_arg).into(),
-                beta.map(CubeTensor::into_buffer_arg).into(),
-                rows.shape(&norm),
-                InputScalar::new(norm.epsilon, dtypes[1]),
-                norm.centered,
-                norm.inner == 1,
-                rows.units,
-                dtypes,
-            );
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe {
+                forward_kernel::launch_unchecked(
+                    &client,
+                    cubes(rows.count),
+                    CubeDim::new_1d(rows.units as u32),
+                    at,
+                    rows.size,
+                    x.into_linear_view(),
+                    y.view(),
+                    gamma.map(CubeTensor::into_buffer_arg).into(),
+                    beta.map(CubeTensor::into_buffer_arg).into(),
+                    rows.shape(&norm),
+                    InputScalar::new(norm.epsilon, dtypes[1]),
+                    norm.centered,
+                    norm.inner == 1,
+                    rows.units,
+                    dtypes,
+                );
+            }
         }
         y.tensor
     }
@@ -131,65 +141,78 @@ impl RowNormCube for CubeBackend {
         let gamma = parameters(gamma.into_option(), &x);
         if let Some(rows) = Rows::of(&[&x, &dy, &dx.tensor], &norm) {
             let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
-            x_backward_kernel::launch(
-                &client,
-                cubes(rows.count),
-                CubeDim::new_1d(rows.units as u32),
-                at,
-                rows.size,
-                dy.into_linear_view(),
-                x.into_linear_view(),
-                dx.view(),
-                gamma.map(CubeTensor::into_buffer_arg).into(),
-                rows.shape(&norm),
-                InputScalar::new(norm.epsilon, dtypes[1]),
-                norm.centered,
-                norm.inner == 1,
-                rows.units,
-                dtypes,
-            );
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe {
+                x_backward_kernel::launch_unchecked(
+                    &client,
+                    cubes(rows.count),
+                    CubeDim::new_1d(rows.units as u32),
+                    at,
+                    rows.size,
+                    dy.into_linear_view(),
+                    x.into_linear_view(),
+                    dx.view(),
+                    gamma.map(CubeTensor::into_buffer_arg).into(),
+                    rows.shape(&norm),
+                    InputScalar::new(norm.epsilon, dtypes[1]),
+                    norm.centered,
+                    norm.inner == 1,
+                    rows.units,
+                    dtypes,
+                );
+            }
         }
         dx.tensor
     }
 
-    fn cube_row_norm_parameters(x: FloatTensor<Self>, dy: FloatTensor<Self>, norm: RowNorm) -> FloatTensor<Self> {
+    fn cube_row_norm_parameters(
+        x: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        norm: RowNorm,
+    ) -> FloatTensor<Self> {
         let (x, dy) = (into_contiguous(x), into_contiguous(dy));
         let parts = empty(&x, parts_shape(&x.shape(), &norm), wide(x.dtype));
         let Some(rows) = Rows::of(&[&x], &norm) else { return parts };
         let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
         let statistics = empty(&x, Shape::new([rows.count, 2]), wide(x.dtype));
-        statistics_kernel::launch(
-            &client,
-            cubes(rows.count),
-            CubeDim::new_1d(rows.units as u32),
-            at,
-            rows.size,
-            x.clone().into_linear_view(),
-            statistics.clone().into_linear_view(),
-            rows.shape(&norm),
-            InputScalar::new(norm.epsilon, dtypes[1]),
-            norm.centered,
-            rows.units,
-            dtypes,
-        );
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe {
+            statistics_kernel::launch_unchecked(
+                &client,
+                cubes(rows.count),
+                CubeDim::new_1d(rows.units as u32),
+                at,
+                rows.size,
+                x.clone().into_linear_view(),
+                statistics.clone().into_linear_view(),
+                rows.shape(&norm),
+                InputScalar::new(norm.epsilon, dtypes[1]),
+                norm.centered,
+                rows.units,
+                dtypes,
+            );
+        }
         let Parts { count, length } = Parts::of(&x.shape(), &norm);
         let size = if norm.inner == 1 { rows.size } else { 1 };
         let (grid, dim) = units(&client, count * norm.parameters() / size);
-        parameters_kernel::launch(
-            &client,
-            grid,
-            dim,
-            at,
-            size,
-            x.into_linear_view(),
-            dy.into_linear_view(),
-            statistics.into_linear_view(),
-            parts.clone().into_linear_view(),
-            rows.shape(&norm),
-            norm.parameters(),
-            length,
-            dtypes,
-        );
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe {
+            parameters_kernel::launch_unchecked(
+                &client,
+                grid,
+                dim,
+                at,
+                size,
+                x.into_linear_view(),
+                dy.into_linear_view(),
+                statistics.into_linear_view(),
+                parts.clone().into_linear_view(),
+                rows.shape(&norm),
+                norm.parameters(),
+                length,
+                dtypes,
+            );
+        }
         parts
     }
 }
@@ -219,7 +242,8 @@ impl Rows {
         }
         // A vector is of one row.
         let fits = |size: &usize| row.is_multiple_of(*size);
-        let size = (0..3).rev().map(|log| 1 << log).filter(fits).find(|&size| size <= longest(tensors)).unwrap_or(1);
+        let size =
+            (0..3).rev().map(|log| 1 << log).filter(fits).find(|&size| size <= longest(tensors)).unwrap_or(1);
         Some(Self { count: elements / row, size, units: units_of_row(row / size) })
     }
 
@@ -335,7 +359,7 @@ fn read_parameters<T: Float, W: Float, N: Size>(
     read
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn forward_kernel<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
     mut y: LinearViewMut<'_, Vector<T, N>>,
@@ -366,7 +390,7 @@ fn forward_kernel<T: Float, W: Float, N: Size>(
     }
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn x_backward_kernel<T: Float, W: Float, N: Size>(
     dy: LinearView<'_, Vector<T, N>>,
     x: LinearView<'_, Vector<T, N>>,
@@ -386,7 +410,8 @@ fn x_backward_kernel<T: Float, W: Float, N: Size>(
     let size = N::value().comptime();
     let vectors = shape.row / size;
     let start = CUBE_POS * vectors;
-    let (mean, inverse_std) = (Vector::<W, N>::new(statistics.mean), Vector::<W, N>::new(statistics.inverse_std));
+    let (mean, inverse_std) =
+        (Vector::<W, N>::new(statistics.mean), Vector::<W, N>::new(statistics.inverse_std));
     let mut sum = Vector::<W, N>::new(W::new(0.0));
     let mut products = Vector::<W, N>::new(W::new(0.0));
     let mut at = UNIT_POS as usize;
@@ -417,7 +442,7 @@ fn x_backward_kernel<T: Float, W: Float, N: Size>(
 }
 
 /// Mean and inverse standard deviation of every row.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn statistics_kernel<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
     mut of_rows: LinearViewMut<'_, W>,
@@ -438,7 +463,7 @@ fn statistics_kernel<T: Float, W: Float, N: Size>(
 }
 
 /// One unit for every vector of parameters and part: sums over the repeats of the part, and over `inner`.
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn parameters_kernel<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
     dy: LinearView<'_, Vector<T, N>>,

@@ -22,9 +22,22 @@ impl SmoothKernels for Cube {
                 let (count, dim) = units(&x.client, len / size);
                 let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
                 let [p, q] = parameters.map(|parameter| InputScalar::new(parameter, dtypes[1]));
-                value_kernel::launch(
-                    &client, count, dim, at, size, x.into_linear_view(), y.view(), p, q, kind, dtypes,
-                );
+                // SAFETY: the kernel compares every position with the shapes.
+                unsafe {
+                    value_kernel::launch_unchecked(
+                        &client,
+                        count,
+                        dim,
+                        at,
+                        size,
+                        x.into_linear_view(),
+                        y.view(),
+                        p,
+                        q,
+                        kind,
+                        dtypes,
+                    );
+                }
             }
             [y.tensor]
         });
@@ -42,7 +55,23 @@ impl SmoothKernels for Cube {
                 let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy, &read]), types(dy.dtype));
                 let [p, q] = parameters.map(|parameter| InputScalar::new(parameter, dtypes[1]));
                 let (dy, read) = (dy.into_linear_view(), read.into_linear_view());
-                slope_kernel::launch(&client, count, dim, at, size, dy, read, dx.view(), p, q, kind, dtypes);
+                // SAFETY: the kernel compares every position with the shapes.
+                unsafe {
+                    slope_kernel::launch_unchecked(
+                        &client,
+                        count,
+                        dim,
+                        at,
+                        size,
+                        dy,
+                        read,
+                        dx.view(),
+                        p,
+                        q,
+                        kind,
+                        dtypes,
+                    );
+                }
             }
             [dx.tensor]
         });
@@ -157,9 +186,7 @@ pub fn value<W: Float, N: Size>(x: Vector<W, N>, p: W, q: W, #[comptime] kind: K
         }
         Kind::Softsign => x / (one + x.abs()),
         Kind::Elu => select_many(x.greater_than(&zero), x, p * ((x / q).exp() - one)),
-        Kind::Selu => {
-            number::<W, N>(SELU_SCALE) * select_many(x.greater_than(&zero), x, p * (x.exp() - one))
-        }
+        Kind::Selu => number::<W, N>(SELU_SCALE) * select_many(x.greater_than(&zero), x, p * (x.exp() - one)),
         Kind::LogSigmoid => -log_1p_exp::<W, N>(-x),
         Kind::HardSwish => x * hard_gate::<W, N>(x).max(zero).min(one),
         Kind::Tanhshrink => x - x.tanh(),
@@ -200,9 +227,7 @@ pub fn slope<W: Float, N: Size>(x: Vector<W, N>, p: W, q: W, #[comptime] kind: K
             inverse * inverse
         }
         Kind::Elu => select_many(x.greater_than(&zero), one, (x / q).exp() * (p / q)),
-        Kind::Selu => {
-            number::<W, N>(SELU_SCALE) * select_many(x.greater_equal(&zero), one, p * x.exp())
-        }
+        Kind::Selu => number::<W, N>(SELU_SCALE) * select_many(x.greater_equal(&zero), one, p * x.exp()),
         Kind::LogSigmoid => sigmoid::<W, N>(-x),
         Kind::HardSwish => {
             let gate = hard_gate::<W, N>(x);
@@ -219,7 +244,7 @@ pub fn slope<W: Float, N: Size>(x: Vector<W, N>, p: W, q: W, #[comptime] kind: K
     }
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn value_kernel<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
     mut y: LinearViewMut<'_, Vector<T, N>>,
@@ -235,7 +260,7 @@ fn value_kernel<T: Float, W: Float, N: Size>(
     y.write(ABSOLUTE_POS, Vector::cast_from(value::<W, N>(x, p.get::<W>(), q.get::<W>(), kind)));
 }
 
-#[cube(launch, address_type = "dynamic")]
+#[cube(launch_unchecked, address_type = "dynamic")]
 fn slope_kernel<T: Float, W: Float, N: Size>(
     dy: LinearView<'_, Vector<T, N>>,
     read: LinearView<'_, Vector<T, N>>,
