@@ -40,22 +40,6 @@ macro_rules! device_backends {
 }
 pub(crate) use {device_backends, plain_backends};
 
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-pub mod cpu;
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
-pub mod cube;
-#[cfg(any(feature = "remote", all(test, feature = "flex")))]
-mod device_mask;
-#[cfg(feature = "flex")]
-mod flex;
-mod mask;
-#[cfg(feature = "ndarray")]
-mod ndarray;
-
-#[cfg(any(feature = "remote", all(test, feature = "flex")))]
-pub use device_mask::DeviceMask;
-pub use mask::Masks;
-
 /// Implements kernels for the backends that have neither loops nor kernels of ours, by their default bodies or by those given.
 macro_rules! composing_backends {
     ($kernels:ident) => {
@@ -81,6 +65,22 @@ macro_rules! fusing_backends {
 }
 pub(crate) use fusing_backends;
 
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+pub mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+pub mod cube;
+#[cfg(any(feature = "remote", all(test, feature = "flex")))]
+mod device_mask;
+#[cfg(feature = "flex")]
+mod flex;
+mod mask;
+#[cfg(feature = "ndarray")]
+mod ndarray;
+
+#[cfg(any(feature = "remote", all(test, feature = "flex")))]
+pub use device_mask::DeviceMask;
+pub use mask::Masks;
+
 /// Something kept from the forward pass for the backward pass that is no tensor of the graph.
 pub trait Saved: Clone + Send + core::fmt::Debug + 'static {
     /// The bytes it keeps alive.
@@ -103,7 +103,7 @@ pub trait ChannelSums: Backend {
         Self::float_reshape(sums, Shape::new([channels]))
     }
 }
-device_backends!(ChannelSums);
+composing_backends!(ChannelSums);
 
 /// Placeholders of tensors.
 pub trait Placeholders: Backend {

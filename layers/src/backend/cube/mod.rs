@@ -13,6 +13,7 @@ use burn_cubecl::cubecl::{
 use burn_cubecl::ops::numeric::empty_device_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
+pub(crate) mod channels;
 mod mask;
 mod order;
 mod random;

@@ -16,13 +16,15 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{ChannelSums, device_backends};
+use crate::backend::{ChannelSums, composing_backends};
 use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 use std::sync::Arc;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub(super) mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 
 /// Output and statistics of [`BatchNormOps::memsave_batch_norm_train`].
 #[derive(ExtensionType)]
@@ -285,7 +287,7 @@ pub trait BatchNormKernels: ChannelSums {
         NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
     }
 }
-device_backends!(BatchNormKernels);
+composing_backends!(BatchNormKernels);
 
 /// `[channels]` as it broadcasts against a tensor of rank `rank`.
 fn per_channel<B: Backend>(x: FloatTensor<B>, rank: usize) -> FloatTensor<B> {

@@ -1,0 +1,391 @@
+//! Sums over all axes but the channels, for tensors whose channels are the second axis in memory, or the last.
+use super::{Pair, address_type, cubes, empty, sum_of_vector, sum_over_cube, types, units, units_of_row};
+use crate::backend::{ChannelSums, wide};
+use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::cubecl::{
+    self,
+    ir::ElemType,
+    prelude::*,
+    std::tensor::layout::linear::{LinearView, LinearViewMut},
+};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::ops::permute;
+use burn_cubecl::tensor::CubeTensor;
+
+impl ChannelSums for Cube {
+    fn sum_to_channels(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::cube_sum_to_channels(x)
+    }
+}
+
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+pub trait ChannelSumsCube: Backend {
+    /// See [`ChannelSums::sum_to_channels`].
+    #[fusion(dtype = x, shape = Shape::new([x[1]]))]
+    fn cube_sum_to_channels(x: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+impl ChannelSumsCube for CubeBackend {
+    fn cube_sum_to_channels(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let dtype = x.dtype();
+        let parts = sums(&ByChannels::of(x), None);
+        merge(parts, dtype).a
+    }
+}
+
+/// A tensor whose elements lie in memory as `[repeats, channels, inner]`.
+pub(crate) struct ByChannels {
+    pub tensor: CubeTensor,
+    pub shape: Channels,
+    /// Whether the channels are the last axis of the tensor, which is the second one of the original.
+    last: bool,
+}
+
+/// `[repeats, channels, inner]`
+#[derive(Clone, Copy)]
+pub(crate) struct Channels {
+    pub repeats: usize,
+    pub channels: usize,
+    pub inner: usize,
+}
+
+impl ByChannels {
+    /// Copies only what lies in neither order.
+    pub fn of(tensor: CubeTensor) -> Self {
+        let last = !tensor.is_contiguous() && permute(tensor.clone(), &to_last(&tensor)).is_contiguous();
+        Self::as_in(tensor, last)
+    }
+
+    /// In the order of another tensor of this shape.
+    pub fn like(&self, tensor: CubeTensor) -> Self {
+        Self::as_in(tensor, self.last)
+    }
+
+    fn as_in(tensor: CubeTensor, last: bool) -> Self {
+        let shape = tensor.shape();
+        let (channels, elements) = (shape[1], shape.num_elements());
+        let inner = if last { 1 } else { shape[2..].iter().product() };
+        let repeats = elements / (channels * inner).max(1);
+        let axes = to_last(&tensor);
+        let tensor = into_contiguous(if last { permute(tensor, &axes) } else { tensor });
+        Self { tensor, shape: Channels { repeats, channels, inner }, last }
+    }
+
+    /// The axes as they were.
+    pub fn restore(&self, tensor: CubeTensor) -> CubeTensor {
+        if !self.last {
+            return tensor;
+        }
+        let rank = tensor.meta.num_dims();
+        let axes: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
+        permute(tensor, &axes)
+    }
+
+    /// The longest vectors whose elements have one channel, or neighbouring ones.
+    pub fn vector_size(&self) -> usize {
+        let along = if self.shape.inner > 1 { self.shape.inner } else { self.shape.channels };
+        let sizes = self.tensor.client.io_optimized_vector_sizes(self.tensor.dtype.size());
+        sizes.filter(|&size| size <= 4 && along.is_multiple_of(size)).max().unwrap_or(1)
+    }
+}
+
+/// The axes with the channels last.
+fn to_last(tensor: &CubeTensor) -> Vec<usize> {
+    let rank = tensor.meta.num_dims();
+    [0].into_iter().chain(2..rank).chain([1]).collect()
+}
+
+/// How repeats are divided, where each unit adds up a column.
+pub(crate) struct Parts {
+    pub count: usize,
+    /// Repeats of a part.
+    pub length: usize,
+}
+
+impl Channels {
+    /// One repeat each where a cube adds up the inner elements; else so many that there is work for all units of a device.
+    pub fn parts(&self) -> Parts {
+        const UNITS: usize = 1 << 12;
+        if self.inner > 1 {
+            return Parts { count: self.repeats, length: 1 };
+        }
+        let most = UNITS.div_ceil(self.channels.max(1)).clamp(1, self.repeats.max(1));
+        let length = self.repeats.div_ceil(most).max(1);
+        Parts { count: self.repeats.div_ceil(length), length }
+    }
+
+    pub fn launch(&self) -> ChannelsShapeLaunch {
+        ChannelsShapeLaunch::new(self.repeats, self.channels, self.inner, self.parts().length)
+    }
+
+    /// The cubes, and their units, for a kernel with two numbers per part and channel; `size` is that of vectors.
+    pub fn grid(&self, client: &cubecl::client::Client, size: usize) -> (CubeCount, CubeDim) {
+        if self.inner > 1 {
+            (cubes(self.repeats * self.channels), CubeDim::new_1d(self.units(size) as u32))
+        } else {
+            units(client, self.parts().count * self.channels / size)
+        }
+    }
+
+    /// The units of a cube that adds up the inner elements.
+    pub fn units(&self, size: usize) -> usize {
+        units_of_row(self.inner / size)
+    }
+}
+
+/// See [`Channels`].
+#[derive(CubeType, CubeLaunch)]
+pub(crate) struct ChannelsShape {
+    pub repeats: usize,
+    pub channels: usize,
+    pub inner: usize,
+    pub length: usize,
+}
+
+/// The tensor that a gradient is multiplied with, normalized: [`sums`].
+pub(crate) struct Normalized<'a> {
+    pub x: &'a ByChannels,
+    pub mean: CubeTensor,
+    pub variance: CubeTensor,
+    pub epsilon: f64,
+}
+
+/// Parts of `sum(dy)` and `sum(dy * normalized)` by channels, `[parts, 2, channels]`; without the latter zeros.
+pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeTensor {
+    let Channels { channels, inner, .. } = dy.shape;
+    let shape = Shape::new([dy.shape.parts().count, 2, channels]);
+    let parts = empty(&dy.tensor, shape, wide(dy.tensor.dtype));
+    if parts.shape().num_elements() == 0 {
+        return parts;
+    }
+    let size = dy.vector_size();
+    let (count, dim) = dy.shape.grid(&parts.client, size);
+    let (client, at, dtypes) = (parts.client.clone(), address_type(&[&dy.tensor]), types(dy.tensor.dtype));
+    let epsilon = normalized.as_ref().map_or(1.0, |normalized| normalized.epsilon);
+    let (mut x, mut mean, mut variance) = (None, None, None);
+    if let Some(of) = normalized {
+        x = Some(of.x.tensor.clone().into_linear_view());
+        mean = Some(of.mean.into_buffer_arg());
+        variance = Some(of.variance.into_buffer_arg());
+    }
+    let written = parts.clone();
+    // SAFETY: the kernels compare every position with the shapes.
+    unsafe {
+        if inner > 1 {
+            sums_of_cubes::launch_unchecked(
+                &client,
+                count,
+                dim,
+                at,
+                size,
+                dy.tensor.clone().into_linear_view(),
+                x.into(),
+                mean.into(),
+                variance.into(),
+                written.into_linear_view(),
+                dy.shape.launch(),
+                InputScalar::new(epsilon, dtypes[1]),
+                dy.shape.units(size),
+                dtypes,
+            );
+        } else {
+            sums_of_units::launch_unchecked(
+                &client,
+                count,
+                dim,
+                at,
+                size,
+                dy.tensor.clone().into_linear_view(),
+                x.into(),
+                mean.into(),
+                variance.into(),
+                // Vectors of channels.
+                written.into_linear_view(),
+                dy.shape.launch(),
+                InputScalar::new(epsilon, dtypes[1]),
+                dtypes,
+            );
+        }
+    }
+    parts
+}
+
+/// Two numbers per channel.
+pub(crate) struct Merged {
+    pub a: CubeTensor,
+    pub b: CubeTensor,
+    /// Both, `[2, channels]`, in the type that sums are made in.
+    pub wide: CubeTensor,
+}
+
+/// The sums over parts, `[parts, 2, channels]`.
+pub(crate) fn merge(parts: CubeTensor, dtype: DType) -> Merged {
+    let channels = parts.shape()[2];
+    let [a, b] = [(); 2].map(|()| empty(&parts, Shape::new([channels]), dtype));
+    let both = empty(&parts, Shape::new([2, channels]), parts.dtype);
+    if channels > 0 {
+        let (count, dim) = units(&parts.client, channels);
+        let client = parts.client.clone();
+        let at = address_type(&[&parts]);
+        let number = parts.shape()[0];
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe {
+            merge_kernel::launch_unchecked(
+                &client,
+                count,
+                dim,
+                at,
+                parts.into_linear_view(),
+                a.clone().into_linear_view(),
+                b.clone().into_linear_view(),
+                both.clone().into_linear_view(),
+                number,
+                channels,
+                types(dtype),
+            );
+        }
+    }
+    Merged { a, b, wide: both }
+}
+
+/// `dy` and its product with `x`, normalized.
+#[cube]
+fn products<T: Float, W: Float, N: Size>(
+    dy: &LinearView<'_, Vector<T, N>>,
+    x: &ComptimeOption<LinearView<'_, Vector<T, N>>>,
+    at: usize,
+    mean: Vector<W, N>,
+    inverse_std: Vector<W, N>,
+) -> Products<W, N> {
+    let dy = Vector::<W, N>::cast_from(dy.read(at));
+    let x: ComptimeOption<Vector<T, N>> = x.as_ref().map(|x| x.read(at));
+    let x = Vector::<W, N>::cast_from(x.unwrap_or(Vector::new(T::new(0.0))));
+    Products::<W, N> { dy, product: dy * ((x - mean) * inverse_std) }
+}
+
+#[derive(CubeType, Clone, Copy)]
+struct Products<W: Float, N: Size> {
+    dy: Vector<W, N>,
+    product: Vector<W, N>,
+}
+
+/// Of the channels that begin at one of them.
+#[cube]
+pub(crate) fn read_channels<T: Float, W: Float, N: Size>(
+    values: &ComptimeOption<&[T]>,
+    channel: usize,
+    #[comptime] one: bool,
+) -> Vector<W, N> {
+    let size = N::value().comptime();
+    let mut read = Vector::<W, N>::new(W::new(0.0));
+    #[unroll]
+    for i in 0..size {
+        let mut of = channel;
+        if comptime!(!one) {
+            of += i;
+        }
+        let value: ComptimeOption<T> = values.as_ref().map(|values| values[of]);
+        read.insert(i, W::cast_from(value.unwrap_or(T::new(0.0))));
+    }
+    read
+}
+
+/// One cube for every repeat and channel.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn sums_of_cubes<T: Float, W: Float, N: Size>(
+    dy: LinearView<'_, Vector<T, N>>,
+    x: ComptimeOption<LinearView<'_, Vector<T, N>>>,
+    mean: ComptimeOption<&[T]>,
+    variance: ComptimeOption<&[T]>,
+    mut parts: LinearViewMut<'_, W>,
+    shape: ChannelsShape,
+    epsilon: InputScalar,
+    #[comptime] units: usize,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if CUBE_POS >= shape.repeats * shape.channels {
+        terminate!();
+    }
+    let (repeat, channel) = (CUBE_POS / shape.channels, CUBE_POS % shape.channels);
+    let mean = read_channels::<T, W, N>(&mean, channel, true);
+    let variance = read_channels::<T, W, N>(&variance, channel, true);
+    let inverse_std = Vector::new(W::new(1.0)) / (variance + Vector::new(epsilon.get::<W>())).sqrt();
+    let size = N::value().comptime();
+    let vectors = shape.inner / size;
+    let start = CUBE_POS * vectors;
+    let mut sum = Vector::<W, N>::new(W::new(0.0));
+    let mut product = Vector::<W, N>::new(W::new(0.0));
+    let mut at = UNIT_POS as usize;
+    while at < vectors {
+        let products = products::<T, W, N>(&dy, &x, start + at, mean, inverse_std);
+        sum += products.dy;
+        product += products.product;
+        at += units;
+    }
+    let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: sum_of_vector::<W, N>(product) };
+    let total = sum_over_cube::<W>(of_unit, units);
+    if UNIT_POS == 0 {
+        parts.write(2 * repeat * shape.channels + channel, total.a);
+        parts.write((2 * repeat + 1) * shape.channels + channel, total.b);
+    }
+}
+
+/// One unit for every part and vector of channels.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn sums_of_units<T: Float, W: Float, N: Size>(
+    dy: LinearView<'_, Vector<T, N>>,
+    x: ComptimeOption<LinearView<'_, Vector<T, N>>>,
+    mean: ComptimeOption<&[T]>,
+    variance: ComptimeOption<&[T]>,
+    mut parts: LinearViewMut<'_, Vector<W, N>>,
+    shape: ChannelsShape,
+    epsilon: InputScalar,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    let size = N::value().comptime();
+    let vectors = shape.channels / size;
+    let (part, vector) = (ABSOLUTE_POS / vectors, ABSOLUTE_POS % vectors);
+    if part * shape.length >= shape.repeats {
+        terminate!();
+    }
+    let mean = read_channels::<T, W, N>(&mean, vector * size, false);
+    let variance = read_channels::<T, W, N>(&variance, vector * size, false);
+    let inverse_std = Vector::new(W::new(1.0)) / (variance + Vector::new(epsilon.get::<W>())).sqrt();
+    let mut sum = Vector::<W, N>::new(W::new(0.0));
+    let mut product = Vector::<W, N>::new(W::new(0.0));
+    for repeat in part * shape.length..min((part + 1) * shape.length, shape.repeats) {
+        let products = products::<T, W, N>(&dy, &x, repeat * vectors + vector, mean, inverse_std);
+        sum += products.dy;
+        product += products.product;
+    }
+    parts.write(2 * part * vectors + vector, sum);
+    parts.write((2 * part + 1) * vectors + vector, product);
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn merge_kernel<T: Float, W: Float>(
+    parts: LinearView<'_, W>,
+    mut a: LinearViewMut<'_, T>,
+    mut b: LinearViewMut<'_, T>,
+    mut both: LinearViewMut<'_, W>,
+    number: usize,
+    channels: usize,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    let channel = ABSOLUTE_POS;
+    if channel >= channels {
+        terminate!();
+    }
+    let mut sum = W::new(0.0);
+    let mut product = W::new(0.0);
+    for part in 0..number {
+        sum += parts.read(2 * part * channels + channel);
+        product += parts.read((2 * part + 1) * channels + channel);
+    }
+    a.write(channel, T::cast_from(sum));
+    b.write(channel, T::cast_from(product));
+    both.write(channel, sum);
+    both.write(channels + channel, product);
+}
