@@ -12,18 +12,23 @@ use burn_memsave::measure::{LayerMeasurement, bytes_in_use, measure_layer, peak_
 use burn_memsave::nn::conv::Conv2dConfig;
 use burn_memsave::nn::{EmbeddingConfig, LinearConfig};
 use operations::check;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+mod layouts;
 mod operations;
 #[path = "../table/mod.rs"]
 mod table;
 mod table_walk;
 
-/// The memory of a device is counted for the whole program: whoever measures it is alone.
+/// The memory of a device is counted for the whole program, and its generator is one: whoever measures or seeds is alone.
 static DEVICE: RwLock<()> = RwLock::new(());
 
 fn among_others() -> RwLockReadGuard<'static, ()> {
     DEVICE.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    DEVICE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn wgpu() -> Device {
@@ -85,7 +90,7 @@ fn lazy_weights_equal_flex() {
 #[test]
 fn lazy_weights_leave_the_device() {
     const WIDTH: usize = 2048;
-    let _alone = DEVICE.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let config = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
     let (_directory, file) = saved(config.init(&Device::flex()));
     let device = wgpu().autodiff();
@@ -118,7 +123,7 @@ fn memory_is_measured_on_the_device() {
     const ELEMENTS: u64 = 1 << 22;
     /// What the pool rounds up, and its small tensors.
     const NOISE: u64 = 1 << 17;
-    let _alone = DEVICE.write().unwrap_or_else(PoisonError::into_inner);
+    let _alone = alone();
     let device = wgpu().autodiff();
     let ones = || Tensor::<1>::ones([ELEMENTS as usize], (&device, DType::F32));
 

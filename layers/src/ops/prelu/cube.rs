@@ -1,5 +1,9 @@
-//! Kernels for devices: the gradient of the input in one pass over that of the output.
+//! Kernels for devices: the output in one pass, and the gradient of the input in one over that of the output.
+//!
+//! Where operations are fused the output is Burn's, which joins those around it.
 use super::PReluKernels;
+#[cfg(not(feature = "fusion"))]
+use crate::backend::cube::in_memory_order;
 use crate::backend::cube::{
     CubeMask, GROUP, Output, TURNS, address_type, bit, group_of_unit, is_set, split, types, units,
     vector_size, words,
@@ -17,6 +21,27 @@ use burn_cubecl::cubecl::{
 };
 
 impl PReluKernels for Cube {
+    #[cfg(not(feature = "fusion"))]
+    fn prelu_of(x: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [y] = in_memory_order([x, alpha], |[x, alpha]| {
+            let y = Output::replacing(&x, 0);
+            let len = x.meta.num_elements();
+            if len > 0 {
+                let size = vector_size(&[&x, &y.tensor], GROUP);
+                let (count, dim) = units(&x.client, len / size);
+                let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
+                let alpha = alpha.into_linear_view_like(&y.tensor);
+                let x = x.into_linear_view();
+                // SAFETY: the kernel compares every position with the shapes.
+                unsafe {
+                    value_kernel::launch_unchecked(&client, count, dim, at, size, x, y.view(), alpha, dtypes);
+                }
+            }
+            [y.tensor]
+        });
+        y
+    }
+
     fn prelu_x_backward(
         mask: &CubeMask,
         alpha: FloatTensor<Self>,
@@ -49,7 +74,6 @@ impl PReluCube for CubeBackend {
             let size = vector_size(&[&dy, &dx.tensor], GROUP);
             let (count, dim) = units(&dy.client, words);
             let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy]), types(dy.dtype));
-            // Read one by one: slopes do not lie along the last axis.
             let alpha = alpha.into_linear_view_like(&dx.tensor);
             let packed = packed.into_linear_view();
             // SAFETY: the kernel compares every position with the shapes.
@@ -70,6 +94,35 @@ impl PReluCube for CubeBackend {
         }
         dx.tensor
     }
+}
+
+/// The slopes of the elements of a vector, read one by one: they do not lie along the last axis.
+#[cube]
+fn slopes<T: Float, W: Float, N: Size>(alpha: &LinearView<'_, T>, vector: usize) -> Vector<W, N> {
+    let size = N::value().comptime();
+    let mut slopes = Vector::<W, N>::new(W::new(0.0));
+    #[unroll]
+    for i in 0..size {
+        slopes.insert(i, W::cast_from(alpha.read(vector * size + i)));
+    }
+    slopes
+}
+
+#[cfg(not(feature = "fusion"))]
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn value_kernel<T: Float, W: Float, N: Size>(
+    x: LinearView<'_, Vector<T, N>>,
+    mut y: LinearViewMut<'_, Vector<T, N>>,
+    alpha: LinearView<'_, T>,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if !y.is_in_bounds(ABSOLUTE_POS) {
+        terminate!();
+    }
+    let x = Vector::<W, N>::cast_from(x.read(ABSOLUTE_POS));
+    let below = x.less_than(&Vector::new(W::new(0.0)));
+    let scaled = x * slopes::<T, W, N>(&alpha, ABSOLUTE_POS);
+    y.write(ABSOLUTE_POS, Vector::cast_from(select_many(below, scaled, x)));
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -93,11 +146,7 @@ fn x_backward_kernel<T: Float, W: Float, N: Size>(
         for part in 0..vectors {
             let at = group * vectors + part;
             if dx.is_in_bounds(at) {
-                let mut slopes = Vector::<W, N>::new(W::new(0.0));
-                #[unroll]
-                for i in 0..size {
-                    slopes.insert(i, W::cast_from(alpha.read(at * size + i)));
-                }
+                let slopes = slopes::<T, W, N>(&alpha, at);
                 let set = is_set::<N>(lanes, comptime!(bit(turn, part, size)));
                 let dy = Vector::<W, N>::cast_from(dy.read(at));
                 dx.write(at, Vector::cast_from(select_many(set, dy, dy * slopes)));

@@ -62,7 +62,7 @@ impl<B: PReluKernels> Operation<B, 2> for PRelu {
     fn forward(&self, [x, alpha]: Inputs<B, 2>) -> FloatTensor<B> {
         let (x, alpha) = (given(x), given(alpha));
         let shape = along_channels(&alpha.shape(), &x.shape());
-        B::prelu(x, B::float_reshape(alpha, shape))
+        B::prelu_of(x, B::float_reshape(alpha, shape))
     }
 
     fn forward_saving(&self, inputs: Inputs<B, 2>, recorder: &Recorder<2>) -> (FloatTensor<B>, Self::Saved) {
@@ -112,6 +112,11 @@ fn along_channels(alpha: &Shape, x: &Shape) -> Shape {
 
 /// The kernels.
 pub trait PReluKernels: PiecewiseLinearKernels {
+    /// `x` where it is not negative, else `alpha * x`; `alpha` broadcasts.
+    fn prelu_of(x: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::prelu(x, alpha)
+    }
+
     /// Gradient of the input: `dy` where the bit is set, `alpha * dy` where not; `alpha` broadcasts.
     fn prelu_x_backward(
         mask: &Self::Mask,

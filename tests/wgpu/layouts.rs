@@ -1,0 +1,251 @@
+//! The kernels for devices on tensors of any shape and layout: sizes around those that the kernels divide their work by, channels
+//! last in memory, slices, broadcasts. (Not for empty tensors: Burn 0.22.1 does not take them on this backend.) What is tracked varies, too.
+use crate::{alone, among_others, assert_close, tensor, values, wgpu};
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_memsave::functional as F;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+/// How a tensor lies in memory.
+#[derive(Clone, Copy, Debug)]
+enum Layout {
+    Contiguous,
+    /// The second axis is the nearest: what convolutions return.
+    ChannelsLast,
+    /// The axes from the last to the first.
+    Reversed,
+    /// Without its first column and row.
+    Sliced,
+    /// One row for all.
+    Expanded,
+}
+
+const LAYOUTS: [Layout; 5] =
+    [Layout::Contiguous, Layout::ChannelsLast, Layout::Reversed, Layout::Sliced, Layout::Expanded];
+
+impl Layout {
+    /// A leaf, of which [`view`](Self::view) makes the tensor.
+    fn leaf(self, shape: [usize; 3], seed: usize, device: &Device) -> Tensor<3> {
+        let [a, b, c] = shape;
+        let shape = match self {
+            Self::Contiguous => shape,
+            Self::ChannelsLast => [a, c, b],
+            Self::Reversed => [c, b, a],
+            Self::Sliced => [a + 1, b, c + 1],
+            Self::Expanded => [1, b, c],
+        };
+        tensor(values(shape, seed), device)
+    }
+
+    fn view(self, leaf: Tensor<3>, shape: [usize; 3]) -> Tensor<3> {
+        match self {
+            Self::Contiguous => leaf,
+            Self::ChannelsLast => leaf.permute([0, 2, 1]),
+            Self::Reversed => leaf.permute([2, 1, 0]),
+            Self::Sliced => leaf.slice([1..shape[0] + 1, 0..shape[1], 1..shape[2] + 1]),
+            Self::Expanded => leaf.expand(shape),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    shape: [usize; 3],
+    x: Layout,
+    dy: Layout,
+    /// Whether the parameters are.
+    tracked: bool,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    // Rows of one vector, of some, of more than all units of a cube take at once, and of odd lengths.
+    let row = prop_oneof![Just(1usize), 2usize..9, Just(12), Just(31), Just(64), Just(257), Just(1030)];
+    let layout = prop::sample::select(&LAYOUTS[..]);
+    let shape = (1usize..4, 1usize..7, row, any::<bool>());
+    (shape, layout.clone(), layout, any::<bool>()).prop_map(
+        |((batch, channels, row, wide), x, dy, tracked)| {
+            let (channels, row) = if wide { (row.min(260), channels) } else { (channels, row) };
+            Case { shape: [batch, channels, row], x, dy, tracked }
+        },
+    )
+}
+
+/// An operation of a tensor and of parameters, one per channel: outputs, and whatever else is compared.
+type Op = fn(Tensor<3>, &[Tensor<1>]) -> Tensor<3>;
+
+/// Output and gradients, of `x` and of the parameters.
+fn run(op: Op, case: &Case, parameters: usize, device: &Device) -> Vec<TensorData> {
+    let Case { shape, x, dy, tracked } = *case;
+    let leaf = x.leaf(shape, 1, device).require_grad();
+    let vectors: Vec<Tensor<1>> = (0..2)
+        // Positive: some are variances.
+        .map(|seed| tensor::<1>(values([parameters], 5 + seed), device).abs() + 0.5)
+        .map(|vector| if tracked { vector.require_grad() } else { vector })
+        .collect();
+    let y = op(x.view(leaf.clone(), shape), &vectors);
+    // Of the layout that is asked for, where the backward pass begins.
+    let upstream = dy.leaf(y.dims(), 2, device);
+    let gradients = (y.clone() * dy.view(upstream, y.dims())).sum().backward();
+    let mut results = vec![y.into_data(), leaf.grad(&gradients).expect("tracked").into_data()];
+    results.extend(vectors.iter().filter_map(|vector| vector.grad(&gradients)).map(Tensor::into_data));
+    results
+}
+
+fn compare(name: &str, op: Op, case: &Case, parameters: usize) {
+    let _shared = among_others();
+    let [wgpu, flex] = [wgpu(), Device::flex()].map(|device| run(op, case, parameters, &device.autodiff()));
+    assert_eq!(wgpu.len(), flex.len(), "{name}, {case:?}");
+    for (which, (wgpu, flex)) in wgpu.iter().zip(&flex).enumerate() {
+        assert_close(&format!("{name}, {case:?}: result {which}"), wgpu, flex);
+    }
+}
+
+/// Runs every operation on some cases; `parameters` says how many each takes for a shape.
+fn check(number: u32, ops: &[(&str, Op)], parameters: fn([usize; 3]) -> usize, fits: fn(&Case) -> bool) {
+    for (name, op) in ops {
+        let mut runner =
+            TestRunner::new(Config { cases: number, failure_persistence: None, ..Config::default() });
+        let outcome = runner.run(&cases().prop_filter("fits", fits), |case| {
+            compare(name, *op, &case, parameters(case.shape));
+            Ok(())
+        });
+        outcome.unwrap_or_else(|failure| panic!("{failure}"));
+    }
+}
+
+#[test]
+fn activations_of_any_layout_equal_flex() {
+    let ops: [(&str, Op); 12] = [
+        ("relu", |x, _| F::relu(x)),
+        ("leaky_relu", |x, _| F::leaky_relu(x, 0.1)),
+        ("hardtanh", |x, _| F::hardtanh(x, -0.5, 0.25)),
+        ("hard_sigmoid", |x, _| F::hard_sigmoid(x, 0.9, 0.4)),
+        ("shrink", |x, _| F::shrink(x, 0.25, 0.125)),
+        ("threshold", |x, _| F::threshold(x, 0.25, -2.0)),
+        ("gelu", |x, _| F::gelu(x)),
+        ("silu", |x, _| F::silu(x)),
+        ("mish", |x, _| F::mish(x)),
+        ("tanh", |x, _| F::tanh(x)),
+        ("sigmoid", |x, _| F::sigmoid(x)),
+        ("silu_gate", |x, _| F::silu_gate(x.clone() * 0.5, x)),
+    ];
+    check(12, &ops, |_| 1, |_| true);
+}
+
+#[test]
+fn channels_of_any_layout_equal_flex() {
+    let ops: [(&str, Op); 3] = [
+        ("prelu", |x, p| F::prelu(x, p[0].clone())),
+        ("batch_norm_train", |x, p| F::batch_norm_train(x, p[0].clone(), p[1].clone(), 1e-3).output),
+        ("batch_norm", |x, p| {
+            let [gamma, beta] = [p[0].clone(), p[1].clone()];
+            let [mean, variance] = [&gamma, &beta].map(|p| p.clone().detach());
+            F::batch_norm(x, gamma, beta, mean, variance, 1e-3)
+        }),
+    ];
+    // Of one or two elements the variance may be so small that f32 has few digits of the gradient.
+    check(24, &ops, |shape| shape[1], |case| case.shape[2] > 2);
+    for case in LAYOUTS.map(|dy| Case { shape: [3, 5, 12], x: Layout::Contiguous, dy, tracked: true }) {
+        let _shared = among_others();
+        let [wgpu, flex] = [wgpu(), Device::flex()].map(|device| {
+            let device = device.autodiff();
+            let beta = tensor::<1>(values([5], 6), &device).require_grad();
+            let fixed = tensor::<1>(values([5], 5), &device).abs() + 0.5;
+            let x = case.x.leaf(case.shape, 1, &device);
+            let y = F::batch_norm(x, fixed.clone(), beta.clone(), fixed.clone(), fixed, 1e-3);
+            let dy = case.dy.view(case.dy.leaf(case.shape, 2, &device), case.shape);
+            beta.grad(&(y * dy).sum().backward()).expect("tracked").into_data()
+        });
+        assert_close(&format!("beta alone, {case:?}"), &wgpu, &flex);
+    }
+}
+
+#[test]
+fn rows_of_any_layout_equal_flex() {
+    let over_last: [(&str, Op); 2] = [
+        ("layer_norm", |x, p| F::layer_norm(x, p[0].clone(), Some(p[1].clone()), 1e-3)),
+        ("rms_norm", |x, p| F::rms_norm(x, p[0].clone(), 1e-3)),
+    ];
+    // Of rows of one or two elements the variance may be so small that f32 has few digits of the gradient.
+    check(24, &over_last, |shape| shape[2], |case| case.shape[2] > 2);
+    let over_groups: [(&str, Op); 2] = [
+        ("instance_norm", |x, p| {
+            let channels = x.dims()[1];
+            F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), channels, 1e-3)
+        }),
+        ("group_norm of one group", |x, p| F::group_norm(x, Some(p[0].clone()), None, 1, 1e-3)),
+    ];
+    check(24, &over_groups, |shape| shape[1], |case| case.shape[2] > 2);
+}
+
+/// Which elements are dropped depends on the seed and their place alone: not on the layout of the input, nor on that of the
+/// gradient, nor on when they are drawn.
+#[test]
+fn dropout_draws_by_place() {
+    let _alone = alone();
+    let device = wgpu().autodiff();
+    for shape in [[1, 1, 1], [3, 5, 7], [2, 64, 33], [4, 16, 256]] {
+        for x in LAYOUTS {
+            let run = |x: Layout, dy: Layout| {
+                device.seed(11);
+                let leaf = x.leaf(shape, 1, &device).require_grad();
+                let y = F::dropout(x.view(leaf, shape).mul_scalar(0.0).add_scalar(1.0), 0.25);
+                let ones = Tensor::ones(shape, (&device, DType::F32)).require_grad();
+                device.seed(11);
+                let of_ones = F::dropout(ones.clone(), 0.25);
+                let dy = dy.view(dy.leaf(shape, 2, &device), shape).mul_scalar(0.0).add_scalar(1.0);
+                let gradient = ones.grad(&(of_ones * dy).sum().backward()).expect("tracked");
+                [y, gradient].map(|tensor| tensor.into_data().try_to_vec::<f32>().expect("floats"))
+            };
+            let [contiguous, _] = run(Layout::Contiguous, Layout::Contiguous);
+            assert_eq!(run(x, x), [contiguous.clone(), contiguous], "{shape:?}, {x:?}");
+        }
+    }
+}
+
+/// About as many as the rate says, and no pattern in the low bits of the position.
+#[test]
+fn dropout_is_fair() {
+    let _alone = alone();
+    const LEN: usize = 1 << 18;
+    let device = wgpu();
+    for rate in [0.1, 0.5, 0.9] {
+        device.seed(5);
+        let x = Tensor::<1>::ones([LEN], (&device.clone().autodiff(), DType::F32)).require_grad();
+        let y = F::dropout(x, rate).into_data().try_to_vec::<f32>().expect("floats");
+        let share = |step: usize, first: usize| {
+            let some: Vec<f32> = y.iter().copied().skip(first).step_by(step).collect();
+            some.iter().filter(|&&y| y == 0.0).count() as f64 / some.len() as f64
+        };
+        // Five standard deviations.
+        let within =
+            |share: f64, of: usize| (share - rate).abs() < 5.0 * (rate * (1.0 - rate) / of as f64).sqrt();
+        assert!(within(share(1, 0), LEN), "{rate}: {}", share(1, 0));
+        for (step, first) in [(4, 0), (4, 3), (32, 7), (128, 127), (1024, 5)] {
+            assert!(
+                within(share(step, first), LEN / step),
+                "{rate}, {first} of {step}: {}",
+                share(step, first)
+            );
+        }
+        // Neighbours are independent: both are dropped with the product of the rates.
+        let pairs = y.windows(2).filter(|pair| pair == &[0.0, 0.0]).count() as f64 / (LEN - 1) as f64;
+        assert!((pairs - rate * rate).abs() < 0.01, "{rate}: {pairs}");
+    }
+}
+
+/// A second pass draws other numbers, the same seed the same ones.
+#[test]
+fn dropout_follows_the_seed() {
+    let _alone = alone();
+    let device = wgpu();
+    let drawn = || {
+        let x = Tensor::<1>::ones([4096], (&device.clone().autodiff(), DType::F32)).require_grad();
+        F::dropout(x, 0.5).into_data().try_to_vec::<f32>().expect("floats")
+    };
+    device.seed(3);
+    let (first, second) = (drawn(), drawn());
+    device.seed(3);
+    assert_eq!(first, drawn());
+    assert_ne!(first, second);
+}
