@@ -18,7 +18,7 @@ pub trait Masks: Backend {
     /// for an infinite `x`. In the place of `x`, if that is the only handle.
     fn scale_by_mask(x: FloatTensor<Self>, mask: &Self::Mask, slopes: [f64; 2]) -> FloatTensor<Self>;
 
-    /// Bits that are set with probability `probability`, drawn exactly as `float_random` of this shape and dtype would draw a
-    /// Bernoulli tensor, without holding that tensor.
+    /// Bits that are set with probability `probability`: on CPU backends drawn exactly as `float_random` of this shape and dtype
+    /// would draw a Bernoulli tensor, without holding that tensor; on devices from a seed that `float_random`'s generator gives.
     fn bernoulli_mask(shape: Shape, dtype: DType, device: &Self::Device, probability: f64) -> Self::Mask;
 }

@@ -4,8 +4,8 @@ use crate::ops::{DropoutOps, GateOps, PReluOps, PiecewiseLinear, PiecewiseLinear
 use burn::backend::Dispatch;
 use burn::tensor::{AsIndex, Tensor, activation};
 
-/// Zeroes elements with probability `prob` and divides the others by `1 - prob`, drawing as
-/// [`burn::nn::Dropout`] does. Keeps one bit per element.
+/// Zeroes elements with probability `prob` and divides the others by `1 - prob`. Keeps one bit per element, and draws as
+/// [`burn::nn::Dropout`] does; on wgpu and CUDA devices it keeps a seed of 16 bytes, from which the backward pass draws again.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

@@ -17,7 +17,8 @@ drop_in! {
     /// Zeroes elements at random during training, and divides the others by the probability that an element is kept.
     ///
     /// Keeps one bit per element for the backward pass, where [`burn::nn::Dropout`] keeps a float. With the same seed both
-    /// drop the same elements.
+    /// drop the same elements. On wgpu and CUDA devices it keeps a seed instead, from which the backward pass draws again, and drops
+    /// other elements than Burn does.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
