@@ -142,7 +142,8 @@ impl Visitor for Devices {
         S: Module + Display + From<M>,
         M: Module + Display + From<S>,
     {
-        if !self.wants(&row.name) || row.notes.leaves_out(Check::Time, &row.name) {
+        let leaves_out = |check| row.notes.leaves_out(check, &row.name);
+        if !self.wants(&row.name) || leaves_out(Check::Time) || leaves_out(Check::TimeOnDevices) {
             return;
         }
         let (forward_stock, forward_ours) = (&row.stock.forward, &row.ours.forward);

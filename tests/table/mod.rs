@@ -255,6 +255,8 @@ pub enum Check {
     Wgpu,
     /// The benches.
     Time,
+    /// The bench of devices.
+    TimeOnDevices,
 }
 
 /// What does not hold for a row, and why.

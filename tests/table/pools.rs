@@ -111,7 +111,7 @@ pub fn visit(visitor: &mut impl Visitor) {
             let resize = nn::interpolate::Interpolate1dConfig::new().with_output_size(Some(length / 2));
             resize.with_mode(nn::interpolate::InterpolateMode::Linear)
         },
-        not_on_ndarray(NO_GRADIENTS), without(&[Check::Wgpu], NO_GRADIENTS)
+        not_on_ndarray(NO_GRADIENTS), without(&[Check::TimeOnDevices], NO_GRADIENTS)
     }
     row! {
         visitor, "interpolate1d, nearest", SIGNAL, nothing,
@@ -134,8 +134,8 @@ pub fn visit(visitor: &mut impl Visitor) {
     }
     interpolate! {
         "interpolate, nearest": Nearest;
-        "interpolate, linear": Linear, not_on_ndarray(NO_GRADIENTS), without(&[Check::Wgpu], NO_GRADIENTS);
-        "interpolate, cubic": Cubic, not_on_ndarray(NO_GRADIENTS), without(&[Check::Wgpu], NO_GRADIENTS);
+        "interpolate, linear": Linear, not_on_ndarray(NO_GRADIENTS), without(&[Check::TimeOnDevices], NO_GRADIENTS);
+        "interpolate, cubic": Cubic, not_on_ndarray(NO_GRADIENTS), without(&[Check::TimeOnDevices], NO_GRADIENTS);
     }
     row! {
         visitor, "interpolate, uneven", IMAGES, nothing,

@@ -1,8 +1,13 @@
 //! The kernels for devices on tensors of any shape and layout: sizes around those that the kernels divide their work by, channels
 //! last in memory, slices, broadcasts. (Not for empty tensors: Burn 0.22.1 does not take them on this backend.) What is tracked varies, too.
 use crate::{alone, among_others, assert_close, tensor, values, wgpu};
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::nn::loss::Reduction;
+use burn::tensor::ops::{
+    AttentionModuleOptions, AvgPoolOptions, InterpolateMode, InterpolateOptions, MaxPoolOptions,
+};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_memsave::functional as F;
+use burn_memsave::nn::loss::{BinaryCrossEntropyLossConfig, HuberLossConfig, KLDivLossConfig, MseLoss};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -176,6 +181,138 @@ fn rows_of_any_layout_equal_flex() {
         ("group_norm of one group", |x, p| F::group_norm(x, Some(p[0].clone()), None, 1, 1e-3)),
     ];
     check(24, &over_groups, |shape| shape[1], |case| case.shape[2] > 2);
+}
+
+/// Attention of the rows of a case, with the batch as heads; the bias is not tracked.
+#[test]
+fn attention_of_any_layout_equals_flex() {
+    fn attend(x: Tensor<3>, hides: bool, options: AttentionModuleOptions) -> Tensor<3> {
+        let [_, rows, _] = x.dims();
+        let numbers = |seed| tensor::<4>(values([1, 1, rows, rows], seed), &x.device());
+        // The first key is never hidden: of nothing there is no softmax.
+        let hidden = || numbers(21).greater_elem(0.4).slice_fill([0..1, 0..1, 0..rows, 0..1], false);
+        let (mask, bias) = if hides { (Some(hidden()), Some(numbers(22))) } else { (None, None) };
+        let x = x.unsqueeze_dim::<4>(0);
+        let (query, key) = (x.clone(), x.clone() * 0.5);
+        F::attention(query, key, x + 1.0, mask, bias, options).squeeze_dim(0)
+    }
+    let ops: [(&str, Op); 3] = [
+        ("attention", |x, _| attend(x, false, AttentionModuleOptions::default())),
+        ("attention, causal", |x, _| {
+            attend(x, false, AttentionModuleOptions { is_causal: true, ..Default::default() })
+        }),
+        ("attention, masked", |x, _| {
+            attend(x, true, AttentionModuleOptions { scale: Some(0.7), softcap: Some(2.0), is_causal: true })
+        }),
+    ];
+    check(12, &ops, |_| 1, |_| true);
+}
+
+/// The cross entropy of rows, which are those of a case, with what it is made of.
+#[test]
+fn cross_entropies_of_any_layout_equal_flex() {
+    fn loss(x: Tensor<3>, weights: Option<Tensor<1>>, smoothing: Option<f32>) -> Tensor<3> {
+        let [batch, rows, classes] = x.dims();
+        let target = |row: usize| (row * 7 + 3) as i64 % classes as i64;
+        let targets: Vec<i64> = (0..batch * rows).map(target).collect();
+        let logits = x.clone().reshape([batch * rows, classes]) * 5.0;
+        let targets = Tensor::from_data(TensorData::new(targets, [batch * rows]), &x.device());
+        F::cross_entropy(logits, targets, weights, smoothing).reshape([batch, rows, 1])
+    }
+    let ops: [(&str, Op); 4] = [
+        ("cross_entropy", |x, _| loss(x, None, None)),
+        ("cross_entropy, smoothed", |x, _| loss(x, None, Some(0.1))),
+        ("cross_entropy, weighted", |x, p| loss(x, Some(p[0].clone().detach()), None)),
+        ("cross_entropy, both", |x, p| loss(x, Some(p[0].clone().detach()), Some(0.2))),
+    ];
+    // With one class every gradient is 0.
+    check(12, &ops, |shape| shape[2], |case| !case.tracked && case.shape[2] > 1);
+}
+
+/// Pools and interpolations of planes: the channels and the row of a case.
+#[test]
+fn planes_of_any_layout_equal_flex() {
+    fn of_planes(x: Tensor<3>, f: impl FnOnce(Tensor<4>) -> Tensor<4>) -> Tensor<3> {
+        f(x.unsqueeze_dim(0)).squeeze_dim(0)
+    }
+    fn resized(x: Tensor<3>, mode: InterpolateMode) -> Tensor<3> {
+        let [_, height, width] = x.dims();
+        let options = InterpolateOptions::new(mode).with_align_corners(false);
+        let options = options.with_output_size([height + 2, width.div_ceil(2)]);
+        of_planes(x, |x| F::interpolate(x, options))
+    }
+    let ops: [(&str, Op); 8] = [
+        ("max_pool2d", |x, _| {
+            let mut options = MaxPoolOptions::new([3, 2]);
+            (options.stride, options.padding) = ([1, 2], [(1, 2), (1, 0)]);
+            of_planes(x, |x| F::max_pool2d(x, options))
+        }),
+        ("max_pool2d, dilated", |x, _| {
+            let mut options = MaxPoolOptions::new([2, 2]);
+            (options.stride, options.padding, options.dilation) = ([1, 1], [(1, 1), (1, 1)], [2, 2]);
+            options.ceil_mode = true;
+            of_planes(x, |x| F::max_pool2d(x, options))
+        }),
+        ("max_pool2d of large windows", |x, _| {
+            let mut options = MaxPoolOptions::new([16, 17]);
+            (options.stride, options.padding) = ([3, 1], [(8, 8), (8, 8)]);
+            of_planes(x, |x| F::max_pool2d(x, options))
+        }),
+        ("avg_pool2d", |x, _| {
+            let mut options = AvgPoolOptions::new([3, 2]);
+            (options.stride, options.padding) = ([2, 1], [(1, 1), (1, 1)]);
+            options.count_include_pad = false;
+            of_planes(x, |x| F::avg_pool2d(x, options))
+        }),
+        ("adaptive_avg_pool2d", |x, _| of_planes(x, |x| F::adaptive_avg_pool2d(x, [2, 3]))),
+        ("interpolate, nearest", |x, _| resized(x, InterpolateMode::Nearest)),
+        ("interpolate, linear", |x, _| resized(x, InterpolateMode::Bilinear)),
+        ("interpolate, cubic", |x, _| resized(x, InterpolateMode::Bicubic)),
+    ];
+    check(12, &ops, |_| 1, |_| true);
+}
+
+#[test]
+fn losses_of_any_layout_equal_flex() {
+    fn number(loss: Tensor<1>) -> Tensor<3> {
+        loss.reshape([1, 1, 1])
+    }
+    fn labels(x: &Tensor<3>) -> Tensor<3, Int> {
+        x.clone().detach().mul_scalar(1.7).greater_elem(0.1).int()
+    }
+    let ops: [(&str, Op); 9] = [
+        ("mse", |x, _| number(MseLoss::new().forward(x.clone() * 0.5, x + 1.0, Reduction::Mean))),
+        ("mse of every element", |x, _| MseLoss::new().forward_no_reduction(x.clone() * 0.5, x + 1.0)),
+        ("huber", |x, _| {
+            let targets = x.clone() * 3.0;
+            number(HuberLossConfig::new(0.5).init().forward(x, targets, Reduction::Sum))
+        }),
+        ("huber of every element", |x, _| {
+            let targets = x.clone() * 3.0;
+            HuberLossConfig::new(0.5).init().forward_no_reduction(x, targets)
+        }),
+        ("binary cross entropy of logits", |x, _| {
+            let (targets, loss) = (labels(&x), BinaryCrossEntropyLossConfig::new().with_logits(true));
+            number(loss.init(&x.device()).forward(x, targets))
+        }),
+        ("binary cross entropy", |x, _| {
+            let (targets, loss) = (labels(&x), BinaryCrossEntropyLossConfig::new());
+            number(loss.init(&x.device()).forward(F::sigmoid(x), targets))
+        }),
+        ("divergence", |x, _| {
+            let targets = F::sigmoid(x.clone() * 2.0);
+            number(KLDivLossConfig::new().init().forward(x, targets, Reduction::Sum))
+        }),
+        ("divergence of every element", |x, _| {
+            let targets = F::sigmoid(x.clone() * 2.0);
+            KLDivLossConfig::new().init().forward_no_reduction(x, targets)
+        }),
+        ("divergence of logarithms", |x, _| {
+            let targets = x.clone() * 0.25;
+            KLDivLossConfig::new().with_log_target(true).init().forward_no_reduction(x, targets)
+        }),
+    ];
+    check(12, &ops, |_| 1, |_| true);
 }
 
 /// Which elements are dropped depends on the seed and their place alone: not on the layout of the input, nor on that of the

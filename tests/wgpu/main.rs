@@ -19,6 +19,7 @@ mod operations;
 #[path = "../table/mod.rs"]
 mod table;
 mod table_walk;
+mod training;
 
 /// The memory of a device is counted for the whole program, and its generator is one: whoever measures or seeds is alone.
 static DEVICE: RwLock<()> = RwLock::new(());

@@ -391,21 +391,20 @@ fn pools_equal_flex() {
     check("interpolate", [2, 3, 6, 7], |x: Tensor<4>, _| F::interpolate(x, options.clone()));
 }
 
-/// Without gradients: CubeCL has those of the nearest modes only (cubek-interpolate 0.3.1), and stock panics for these.
+/// Stock panics for these: CubeCL has gradients of the nearest modes only (cubek-interpolate 0.3.1).
 #[test]
-fn outputs_of_smooth_interpolations_equal_flex() {
-    let _shared = among_others();
+fn smooth_interpolations_equal_flex() {
     for mode in [InterpolateMode::Bilinear, InterpolateMode::Bicubic] {
-        let options = InterpolateOptions::new(mode).with_output_size([9, 4]);
-        let [wgpu, flex] = [wgpu(), Device::flex()].map(|device| {
-            let x = tensor::<4>(values([2, 3, 6, 7], 1), &device.autodiff()).require_grad();
-            F::interpolate(x, options.clone()).into_data()
-        });
-        assert_close(&format!("interpolate, {:?}", options.mode), &wgpu, &flex);
+        for align_corners in [false, true] {
+            let options = InterpolateOptions::new(mode.clone()).with_align_corners(align_corners);
+            for size in [[9, 4], [3, 15], [1, 1]] {
+                let options = options.clone().with_output_size(size);
+                check("interpolate", [2, 3, 6, 7], |x: Tensor<4>, _| F::interpolate(x, options.clone()));
+            }
+        }
     }
 }
 
-/// The inputs of the ReLU and of the convolution are computed again, and the ReLU's mask from its own.
 #[test]
 fn gradient_checkpointing_equals_flex() {
     let checkpointing = |device: Device| device.autodiff().gradient_checkpointing();

@@ -65,6 +65,8 @@ macro_rules! fusing_backends {
 }
 pub(crate) use fusing_backends;
 
+#[cfg(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda"))]
+pub mod axis_map;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 pub mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -117,16 +119,18 @@ device_backends!(Placeholders);
 
 /// Products with one factor.
 pub trait Scaling: Backend {
-    /// `x * factor`, a tensor of one element, of any dtype; rounded once to the dtype of `x`. In place if `x` is the only handle.
-    fn scale(x: FloatTensor<Self>, factor: FloatTensor<Self>) -> FloatTensor<Self> {
+    /// `x * factor * by`, `factor` a tensor of one element, of any dtype; rounded once to the dtype of `x`. In place if `x` is the
+    /// only handle.
+    fn scale(x: FloatTensor<Self>, factor: FloatTensor<Self>, by: f64) -> FloatTensor<Self> {
         let dtype = x.dtype();
         let common = if factor.dtype().size() > dtype.size() { factor.dtype() } else { dtype };
         let factor = Self::float_reshape(factor, Shape::from(vec![1; x.rank()]));
         let [x, factor] = [x, factor].map(|x| Self::float_cast(x, wide(common).into()));
+        let factor = if by == 1.0 { factor } else { Self::float_mul_scalar(factor, by.into()) };
         Self::float_cast(Self::float_mul(x, factor), dtype.into())
     }
 }
-device_backends!(Scaling);
+fusing_backends!(Scaling);
 
 /// The type that sums are made in: f32 for the half precisions.
 pub(crate) fn wide(dtype: DType) -> DType {

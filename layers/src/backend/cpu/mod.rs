@@ -174,10 +174,10 @@ impl<B: CpuBackend> super::ChannelSums for B {
 }
 
 impl<B: CpuBackend> super::Scaling for B {
-    fn scale(x: FloatTensor<B>, factor: FloatTensor<B>) -> FloatTensor<B> {
+    fn scale(x: FloatTensor<B>, factor: FloatTensor<B>, by: f64) -> FloatTensor<B> {
         let mut x = B::contiguous(x);
         with_element!(x.dtype(), "scale", E => {
-            let factor = scalar::<B, E>(factor);
+            let factor = scalar::<B, E>(factor) * <E as CpuElement>::Acc::from_f64(by);
             let work = x.shape().num_elements();
             parallel::chunks_mut(B::as_slice_mut::<E>(&mut x), 1 << 14, work, |_, x| {
                 vectorized(Update { x, f: |x| x * factor });

@@ -10,23 +10,36 @@ use burn_cubecl::cubecl::{
     self, calculate_cube_count_elemwise, ir::ElemType, prelude::*,
     std::tensor::layout::linear::LinearViewLaunch, tensor_vector_size_parallel,
 };
-use burn_cubecl::ops::numeric::empty_device_dtype;
+use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
+mod axis_map;
 pub(crate) mod channels;
 mod mask;
+mod math;
+#[cfg(not(feature = "fusion"))]
 mod order;
 mod random;
 mod reduce;
+#[cfg(not(feature = "fusion"))]
+mod scaling;
+mod volume;
 
 pub use mask::CubeMask;
 pub(crate) use mask::{GROUP, TURNS, bit, group_of_unit, is_set, join, split, words};
+#[cfg(not(feature = "fusion"))]
+pub(crate) use math::sigmoid;
+pub(crate) use math::{log_1p_exp, number};
+#[cfg(not(feature = "fusion"))]
 pub(crate) use order::in_memory_order;
-pub(crate) use reduce::{Pair, cubes, sum_of_vector, sum_over_cube, units_of_row};
+pub(crate) use reduce::{
+    Pair, cubes, max_of_vector, max_over_cube, sum_of_vector, sum_over_cube, units_of_row,
+};
+pub(crate) use volume::{Place, Volume, address, channels_last, empty_in_order, place, volume};
 
-/// A tensor whose elements nobody has written.
+/// A tensor whose elements nobody has written, without gaps: kernels may read its rows as one.
 pub(crate) fn empty(like: &CubeTensor, shape: Shape, dtype: DType) -> CubeTensor {
-    empty_device_dtype(like.client.clone(), like.device.clone(), shape, dtype)
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape, dtype)
 }
 
 /// Where a kernel writes a result of the shape and dtype of one of its inputs.
@@ -39,7 +52,7 @@ pub(crate) struct Output {
 impl Output {
     /// In the place of the input, which has this number, if nobody else holds it.
     pub fn replacing(x: &CubeTensor, input: usize) -> Self {
-        if x.can_mut() && x.is_contiguous() && x.is_contiguous_buffer() {
+        if x.can_mut() && x.is_contiguous() {
             Self { tensor: x.clone(), replaces: Some(input) }
         } else {
             Self { tensor: empty(x, x.shape(), x.dtype), replaces: None }
@@ -58,20 +71,25 @@ impl Output {
 /// The longest vectors, up to `most` elements, in which all tensors can be read along their last axis.
 pub(crate) fn vector_size(tensors: &[&CubeTensor], most: usize) -> usize {
     let longest = |tensor: &&CubeTensor| {
-        let sizes = tensor.client.io_optimized_vector_sizes(tensor.dtype.size()).filter(|&size| size <= most);
-        tensor_vector_size_parallel(
-            sizes,
-            tensor.meta.shape(),
-            tensor.meta.strides(),
-            tensor.meta.num_dims() - 1,
-        )
+        let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+        let last = shape.num_dims() - 1;
+        // Of overlapping windows vectors may begin anywhere.
+        let begins_with_vectors =
+            |size: usize| (0..last).all(|axis| shape[axis] == 1 || strides[axis].is_multiple_of(size));
+        let sizes = tensor.client.io_optimized_vector_sizes(tensor.dtype.size());
+        let sizes = sizes.filter(|&size| size <= most && begins_with_vectors(size));
+        tensor_vector_size_parallel(sizes, shape, strides, last)
     };
     tensors.iter().map(longest).min().unwrap_or(1)
 }
 
 /// The type of indices that reach all elements.
 pub(crate) fn address_type(tensors: &[&CubeTensor]) -> AddressType {
-    tensors.iter().map(|tensor| tensor.required_address_type()).max().unwrap_or_default()
+    let needed = |tensor: &&CubeTensor| {
+        // An expanded tensor has more elements than its memory.
+        tensor.required_address_type().max(AddressType::from_len(tensor.meta.num_elements()))
+    };
+    tensors.iter().map(needed).max().unwrap_or_default()
 }
 
 /// As many cubes as have the given number of units, and their size.

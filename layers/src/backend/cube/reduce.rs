@@ -48,6 +48,40 @@ pub(crate) fn sum_over_cube<W: Float>(of_unit: Pair<W>, #[comptime] units: usize
     total
 }
 
+/// The largest number of all units, for every unit.
+#[cube]
+pub(crate) fn max_over_cube<W: Float>(of_unit: W, #[comptime] units: usize) -> W {
+    let mut largest = Shared::<[W]>::new_slice(units);
+    let unit = UNIT_POS as usize;
+    largest[unit] = of_unit;
+    sync_cube();
+    let steps = comptime!(units.ilog2() as usize);
+    #[unroll]
+    for step in 0..steps {
+        let half = comptime!(units >> (step + 1));
+        if unit < half {
+            largest[unit] = max(largest[unit], largest[unit + half]);
+        }
+        sync_cube();
+    }
+    let largest_of_all = largest[0];
+    // The next reduction may take the same memory.
+    sync_cube();
+    largest_of_all
+}
+
+/// The largest element of a vector.
+#[cube]
+pub(crate) fn max_of_vector<W: Float, N: Size>(vector: Vector<W, N>) -> W {
+    let mut largest = vector.extract(0usize);
+    let size = N::value().comptime();
+    #[unroll]
+    for i in 1..size {
+        largest = max(largest, vector.extract(i));
+    }
+    largest
+}
+
 /// The sum of the elements of a vector.
 #[cube]
 pub(crate) fn sum_of_vector<W: Float, N: Size>(vector: Vector<W, N>) -> W {

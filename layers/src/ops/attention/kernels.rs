@@ -1,5 +1,5 @@
 //! The kernels of attention: from rows of products to rows of weights, and from gradients of weights to gradients of products.
-use crate::backend::{Masks, device_backends, widen};
+use crate::backend::{Masks, composing_backends, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -105,27 +105,38 @@ pub trait AttentionKernels: Masks {
         rows: &ScoreRows<Self>,
         wants_bias: bool,
     ) -> ScoreGrads<Self> {
-        let (dtype, shape) = (products.dtype(), products.shape());
-        let (scores, slopes) = score::<Self>(products, rows);
-        let weights = Self::float_exp(Self::float_sub(scores, log_sums));
-        let gradients = widen::<Self>(gradients);
-        let mean_grad = Self::float_sum_dim(Self::float_mul(weights.clone(), gradients.clone()), 3);
-        let score_grads = Self::float_mul(weights.clone(), Self::float_sub(gradients, mean_grad));
-        let bias = wants_bias.then(|| score_grads.clone());
-        let products = Self::float_mul_scalar(score_grads, rows.scores.scale.into());
-        let products = match slopes {
-            Some(slopes) => Self::float_mul(products, slopes),
-            None => products,
-        };
-        let products = match rows.mask.clone() {
-            Some(mask) => Self::float_mask_fill(products, Self::bool_expand(mask, shape), 0.0.into()),
-            None => products,
-        };
-        let [weights, products] = [weights, products].map(|x| Self::float_cast(x, dtype.into()));
-        ScoreGrads { weights, products, bias }
+        composed_backward::<Self>(products, gradients, log_sums, rows, wants_bias)
     }
 }
-device_backends!(AttentionKernels);
+composing_backends!(AttentionKernels);
+
+/// See [`AttentionKernels::attention_weights_backward`].
+pub(super) fn composed_backward<B: Backend>(
+    products: FloatTensor<B>,
+    gradients: FloatTensor<B>,
+    log_sums: FloatTensor<B>,
+    rows: &ScoreRows<B>,
+    wants_bias: bool,
+) -> ScoreGrads<B> {
+    let (dtype, shape) = (products.dtype(), products.shape());
+    let (scores, slopes) = score::<B>(products, rows);
+    let weights = B::float_exp(B::float_sub(scores, log_sums));
+    let gradients = widen::<B>(gradients);
+    let mean_grad = B::float_sum_dim(B::float_mul(weights.clone(), gradients.clone()), 3);
+    let score_grads = B::float_mul(weights.clone(), B::float_sub(gradients, mean_grad));
+    let bias = wants_bias.then(|| score_grads.clone());
+    let products = B::float_mul_scalar(score_grads, rows.scores.scale.into());
+    let products = match slopes {
+        Some(slopes) => B::float_mul(products, slopes),
+        None => products,
+    };
+    let products = match rows.mask.clone() {
+        Some(mask) => B::float_mask_fill(products, B::bool_expand(mask, shape), 0.0.into()),
+        None => products,
+    };
+    let [weights, products] = [weights, products].map(|x| B::float_cast(x, dtype.into()));
+    ScoreGrads { weights, products, bias }
+}
 
 /// The keys that rows do not see, `[1, 1, rows, keys]`.
 fn causally_hidden<B: Backend>(

@@ -33,6 +33,8 @@ mod chunked;
 mod chunks;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 mod kernels;
 mod sums;
 
@@ -40,6 +42,7 @@ pub use kernels::{AttentionKernels, ScoreGrads, ScoreRows, Scores};
 
 /// An optional mask of an operation.
 #[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum MaybeMask<B: Backend> {
     /// It is there.
     Some(BoolTensor<B>),

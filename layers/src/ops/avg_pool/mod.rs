@@ -7,12 +7,12 @@ use super::{
     extension::extension,
     fixed_linear::{FixedLinear, fixed_linear, lifted},
 };
-use crate::backend::{Placeholders, device_backends};
+use crate::backend::{Placeholders, composing_backends};
 use burn::backend::{TensorMetadata, get_or_init_device_settings, ops::PadMode, tensor::FloatTensor};
 use burn::tensor::{Shape, ops::AvgPoolOptions};
 
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-mod cpu;
+#[cfg(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda"))]
+mod axes;
 
 extension! {
     /// Average pooling.
@@ -69,7 +69,7 @@ pub trait AvgPoolKernels: Placeholders {
         adaptive_adjoint::<Self>(x, dy)
     }
 }
-device_backends!(AvgPoolKernels);
+composing_backends!(AvgPoolKernels);
 
 // Free functions, so that the tests can run them on a backend that has kernels: Burn differentiates no gradient of a pool.
 

@@ -478,7 +478,7 @@ fn merge_moments<T: Float, W: Float>(
         let distance = parts.read(2 * part * channels + channel) - merged;
         let share = of_part / (before + of_part);
         merged += distance * share;
-        squares += parts.read((2 * part + 1) * channels + channel) + distance * distance * before * share;
+        squares += parts.read((2 * part + 1) * channels + channel) + distance * before * distance * share;
     }
     mean.write(channel, T::cast_from(merged));
     variance.write(channel, T::cast_from(squares / W::cast_from(total)));

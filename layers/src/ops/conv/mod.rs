@@ -216,7 +216,8 @@ fn transposed<B: Convolution<N>, const N: usize>(
 ///
 /// `dweight[o, i, k] = sum_{n, t} taps[n, o, t] signal[n, i, stride t + dilation k - padding]`
 ///
-/// is itself a convolution: over the batch as channels, with stride and dilation exchanged; one per group.
+/// is itself a convolution: over the batch as channels, with stride and dilation exchanged; one per group, or, if every input
+/// channel is a group, one in all, with the groups of the channels that `n` makes of each of them.
 pub(crate) fn correlate<B: Convolution<N>, const N: usize>(
     signal: FloatTensor<B>,
     taps: FloatTensor<B>,
@@ -233,17 +234,26 @@ pub(crate) fn correlate<B: Convolution<N>, const N: usize>(
         }
     };
     let options = ConvOptions { stride: options.dilation, padding, dilation: options.stride, groups: 1 };
+    let gradient = |signal: FloatTensor<B>, taps: FloatTensor<B>, shape: &Shape, options: ConvOptions<N>| {
+        let dweight = B::float_swap_dims(B::conv(signal, taps, None, options), 0, 1);
+        // If the stride left a remainder of the input unread, there are more taps than the kernel has.
+        match dweight.shape() == *shape {
+            true => dweight,
+            false => crop::<B>(dweight, shape, &[0; N]),
+        }
+    };
+    if weight[1] == 1 {
+        let [signal, taps] = [signal, taps].map(|x| B::float_swap_dims(x, 0, 1));
+        let mut image = signal.shape();
+        (image[0], image[1]) = (1, image[0] * image[1]);
+        return gradient(B::float_reshape(signal, image), taps, weight, ConvOptions { groups, ..options });
+    }
     let mut shape = weight.clone();
     shape[0] /= groups;
     let of_group = |group: usize| {
         let [signal, taps] =
             [&signal, &taps].map(|x| B::float_swap_dims(channels::<B>(x, group, groups), 0, 1));
-        let dweight = B::float_swap_dims(B::conv(signal, taps, None, options.clone()), 0, 1);
-        // If the stride left a remainder of the input unread, there are more taps than the kernel has.
-        match dweight.shape() == shape {
-            true => dweight,
-            false => crop::<B>(dweight, &shape, &[0; N]),
-        }
+        gradient(signal, taps, &shape, options.clone())
     };
     match groups {
         1 => of_group(0),

@@ -15,10 +15,10 @@ use core::ops::Range;
 #[derive(Clone, Debug)]
 pub struct Labels<B: Backend> {
     /// `[rows, 1]`
-    targets: IntTensor<B>,
+    pub(super) targets: IntTensor<B>,
     /// `[classes]`
-    weights: Option<FloatTensor<B>>,
-    smoothing: Option<f32>,
+    pub(super) weights: Option<FloatTensor<B>>,
+    pub(super) smoothing: Option<f32>,
 }
 
 impl<B: CrossEntropyKernels> Labels<B> {

@@ -13,15 +13,18 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{device_backends, wide, widen};
+use crate::backend::{composing_backends, wide, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{DType, Shape};
+use core::ops::Range;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 mod labels;
 
 pub use labels::Labels;
@@ -52,11 +55,11 @@ pub struct CrossEntropy<B: Backend> {
 }
 
 impl<B: CrossEntropyKernels> CrossEntropy<B> {
-    /// The losses, of the dtype of `x`, from its logits.
-    fn losses(&self, x: FloatTensor<B>, log_sum_exp: FloatTensor<B>) -> FloatTensor<B> {
+    /// The losses, of the dtype of `x`, and [`RowLosses::log_sum_exp`].
+    fn losses(&self, x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
         let ([rows, _], dtype) = (x.shape().dims(), x.dtype());
-        let losses = self.labels.losses(x, log_sum_exp);
-        B::float_reshape(B::float_cast(losses, dtype.into()), Shape::new([rows]))
+        let RowLosses { losses, log_sum_exp } = B::row_losses(x, &self.labels);
+        (B::float_reshape(B::float_cast(losses, dtype.into()), Shape::new([rows])), log_sum_exp)
     }
 }
 
@@ -73,17 +76,15 @@ impl<B: CrossEntropyKernels> Operation<B, 1> for CrossEntropy<B> {
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
-        let x = given(x);
-        let log_sum_exp = B::log_sum_exp(x.clone());
-        self.losses(x, log_sum_exp)
+        self.losses(given(x)).0
     }
 
     fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Saved<B>) {
         const REASON: &str = "x is tracked";
-        let x = given(x);
-        let log_sum_exp = recorder.ledger().tensor("log_sum_exp", B::log_sum_exp(x.clone()), REASON);
+        let (losses, log_sum_exp) = self.losses(given(x));
+        let log_sum_exp = recorder.ledger().tensor("log_sum_exp", log_sum_exp, REASON);
         let labels = self.labels.clone().reported(recorder.ledger(), REASON);
-        (self.losses(x, log_sum_exp.clone()), Saved { log_sum_exp, labels })
+        (losses, Saved { log_sum_exp, labels })
     }
 
     fn backward(saved: Saved<B>, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
@@ -91,7 +92,7 @@ impl<B: CrossEntropyKernels> Operation<B, 1> for CrossEntropy<B> {
         let x = given(pass.take(X));
         let classes = x.shape()[1];
         let dloss = B::float_cast(B::float_reshape(dloss, log_sum_exp.shape()), log_sum_exp.dtype().into());
-        pass.give(X, labels.gradient(log_sum_exp, dloss, classes).of(x));
+        pass.give(X, B::row_gradients(x, &labels, log_sum_exp, dloss, Classes::all(classes)));
     }
 }
 
@@ -101,6 +102,30 @@ pub struct Saved<B: Backend> {
     /// `log(sum(exp(x)))` of every row, `[rows, 1]`.
     log_sum_exp: FloatTensor<B>,
     labels: Labels<B>,
+}
+
+/// The losses of rows, and what their gradient is made of; both `[rows, 1]`, of f32 at least.
+pub struct RowLosses<B: Backend> {
+    /// `-sum(q w log p)`
+    pub losses: FloatTensor<B>,
+    /// `log(sum(exp(x)))`
+    pub log_sum_exp: FloatTensor<B>,
+}
+
+/// The classes that columns of logits belong to.
+#[derive(Clone, Debug)]
+pub struct Classes {
+    /// Those of the columns.
+    pub range: Range<usize>,
+    /// How many there are in all.
+    pub of: usize,
+}
+
+impl Classes {
+    /// All of them.
+    pub fn all(of: usize) -> Self {
+        Self { range: 0..of, of }
+    }
 }
 
 /// How logits of shape `[rows, classes]` become their gradient,
@@ -118,6 +143,28 @@ pub struct LogitsGradient<B: Backend> {
 
 /// The kernels.
 pub trait CrossEntropyKernels: Backend {
+    /// The losses of all rows of `[rows, classes]`.
+    fn row_losses(x: FloatTensor<Self>, labels: &Labels<Self>) -> RowLosses<Self> {
+        let log_sum_exp = Self::log_sum_exp(x.clone());
+        RowLosses { losses: labels.losses(x, log_sum_exp.clone()), log_sum_exp }
+    }
+
+    /// The gradient of logits `[rows, classes]`, in place if nothing else holds them. A row with a `dloss` of 0, such as padding,
+    /// gets 0, whatever its logits are. `log_sum_exp` and `dloss` are `[rows, 1]`, of f32 at least.
+    fn row_gradients(
+        x: FloatTensor<Self>,
+        labels: &Labels<Self>,
+        log_sum_exp: FloatTensor<Self>,
+        dloss: FloatTensor<Self>,
+        classes: Classes,
+    ) -> FloatTensor<Self> {
+        let gradient = labels.gradient(log_sum_exp, dloss, classes.of);
+        match classes.range.len() == classes.of {
+            true => gradient.of(x),
+            false => gradient.columns(&classes.range).of(x),
+        }
+    }
+
     /// `log(sum(exp(x)))` of every row of `[rows, classes]`: `[rows, 1]`, of f32 at least.
     fn log_sum_exp(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let (classes, dtype) = (x.shape()[1], x.dtype());
@@ -188,7 +235,7 @@ pub trait CrossEntropyKernels: Backend {
         Self::float_mask_fill(dx, nothing, 0.into())
     }
 }
-device_backends!(CrossEntropyKernels);
+composing_backends!(CrossEntropyKernels);
 
 /// `log_sum_exp` in the dtype of the logits, and what half precision loses of it: the same for all of a row.
 fn rounded<B: Backend>(

@@ -1,5 +1,5 @@
 //! Fused loops: one pass.
-use super::{Argument, ElementLoss, ElementLossKernels, LOWEST_LOG};
+use super::{Argument, ElementLoss, ElementLossKernels, Factor, LOWEST_LOG};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     exp::{log_1p, sigmoid},
@@ -36,11 +36,13 @@ impl<B: CpuBackend> ElementLossKernels for B {
         targets: Option<FloatTensor<B>>,
         f: ElementLoss,
         argument: Argument,
-        factor: FloatTensor<B>,
+        Factor { tensor: factor, by }: Factor<B>,
     ) -> FloatTensor<B> {
         let (mut x, targets) = (B::contiguous(x), targets.map(B::contiguous));
         with_element!(x.dtype(), "loss", E => {
-            let (factor, targets) = (scalar::<B, E>(factor), targets.as_ref().map(B::as_slice::<E>));
+            let by = <E as CpuElement>::Acc::from_f64(by);
+            let factor = factor.map_or(by, |factor| scalar::<B, E>(factor) * by);
+            let targets = targets.as_ref().map(B::as_slice::<E>);
             slopes(B::as_slice_mut(&mut x), targets, f, argument, factor);
         });
         x

@@ -15,7 +15,7 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{Scaling, device_backends, widen};
+use crate::backend::{Scaling, composing_backends, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -24,6 +24,8 @@ use burn::tensor::{DType, Shape};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 
 /// The loss of an element `x`, for some variants given a target `t`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -154,8 +156,8 @@ impl<B: ElementLossKernels> Operation<B, 2> for Loss {
         let [x, targets] = inputs;
         let x = given(x);
         let scale = self.f.slope_scale(x.dtype());
-        let scale = B::float_full(Shape::new([1]), scale.into(), &x.device(), x.dtype().into());
-        let slope = B::element_loss_slopes(x, targets, self.f, Argument::Input, scale);
+        let slope =
+            B::element_loss_slopes(x, targets, self.f, Argument::Input, Factor { tensor: None, by: scale });
         (y, Saved { loss: *self, slope: Some(recorder.ledger().tensor("slope", slope, "x is tracked")) })
     }
 
@@ -164,14 +166,12 @@ impl<B: ElementLossKernels> Operation<B, 2> for Loss {
         if let Some(slope) = slope {
             return pass.give(X, times_slope::<B>(slope, dloss, f, scale));
         }
-        let dloss = match scale {
-            Some(scale) => in_range_of_f32::<B>(dloss, scale),
-            None => dloss,
-        };
         let (x, targets) = (pass.take(X), pass.take(TARGETS));
         let x = given(x.or_else(|| targets.clone())); // where no slope reads `x`, only its shape is
         let gradient = |x, argument, dloss| match scale {
-            Some(_) => B::element_loss_slopes(x, targets.clone(), f, argument, dloss),
+            Some(by) => {
+                B::element_loss_slopes(x, targets.clone(), f, argument, Factor { tensor: Some(dloss), by })
+            }
             None => B::element_loss_backward(x, targets.clone(), f, argument, dloss),
         };
         if pass.wants(TARGETS) {
@@ -183,11 +183,6 @@ impl<B: ElementLossKernels> Operation<B, 2> for Loss {
     }
 }
 
-/// `dloss` times the scale of a sum: half precision is widened to f32, since the product may be out of its range.
-fn in_range_of_f32<B: Backend>(dloss: FloatTensor<B>, scale: f64) -> FloatTensor<B> {
-    B::float_mul_scalar(widen::<B>(dloss), scale.into())
-}
-
 /// The gradient of `x` from the kept slope of `f`.
 fn times_slope<B: ElementLossKernels>(
     slope: FloatTensor<B>,
@@ -197,7 +192,7 @@ fn times_slope<B: ElementLossKernels>(
 ) -> FloatTensor<B> {
     let slope_scale = f.slope_scale(slope.dtype());
     match scale {
-        Some(scale) => B::scale(slope, in_range_of_f32::<B>(dloss, scale / slope_scale)),
+        Some(scale) => B::scale(slope, dloss, scale / slope_scale),
         None if slope_scale == 1.0 => B::float_mul(slope, dloss),
         None => B::scaled_product(slope, dloss, slope_scale.recip()),
     }
@@ -209,6 +204,13 @@ pub struct Saved<T> {
     loss: Loss,
     /// The slope of a binary cross entropy, [scaled](ElementLoss::slope_scale); the other losses read their inputs.
     slope: Option<T>,
+}
+
+/// `tensor * by`, a number.
+pub struct Factor<B: Backend> {
+    /// Of one element, of any dtype; 1 if missing.
+    pub tensor: Option<FloatTensor<B>>,
+    pub by: f64,
 }
 
 /// The kernels.
@@ -264,18 +266,23 @@ pub trait ElementLossKernels: Scaling {
         Self::float_cast(sum, dtype.into())
     }
 
-    /// The slope of the loss of every element in an argument, times `factor`, a tensor of one element, of any dtype.
+    /// The slope of the loss of every element in an argument, times `factor`.
     fn element_loss_slopes(
         x: FloatTensor<Self>,
         targets: Option<FloatTensor<Self>>,
         f: ElementLoss,
         argument: Argument,
-        factor: FloatTensor<Self>,
+        factor: Factor<Self>,
     ) -> FloatTensor<Self> {
         let dtype = x.dtype();
         // Half precision may have the range and the digits only for the product.
         let slope = slope::<Self>(widen::<Self>(x), targets.map(widen::<Self>), f, argument);
-        Self::float_cast(Self::scale(slope, factor), dtype.into())
+        let product = match factor {
+            Factor { tensor: Some(factor), by } => Self::scale(slope, factor, by),
+            Factor { tensor: None, by: 1.0 } => slope,
+            Factor { tensor: None, by } => Self::float_mul_scalar(slope, by.into()),
+        };
+        Self::float_cast(product, dtype.into())
     }
 
     /// `x y factor` of every element, rounded once.
@@ -296,7 +303,7 @@ pub trait ElementLossKernels: Scaling {
         Self::float_mul(slope::<Self>(x, targets, f, argument), dy)
     }
 }
-device_backends!(ElementLossKernels);
+composing_backends!(ElementLossKernels);
 
 fn below<B: Backend>(x: FloatTensor<B>, v: f64) -> BoolTensor<B> {
     let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
@@ -401,13 +408,16 @@ mod tests {
                     Composed::element_loss_backward(composed(&x), composed_t(), f, argument, composed(&dy));
                 let cpu = Flex::element_loss_backward(x.clone(), t(), f, argument, dy.clone());
                 assert_close("dx", body, cpu);
-                let body =
-                    Composed::element_loss_slopes(composed(&x), composed_t(), f, argument, composed(&factor));
-                let cpu = Flex::element_loss_slopes(x.clone(), t(), f, argument, factor.clone());
-                assert_close("slope", body, cpu);
+                for (tensor, by) in [(None, 1.0), (None, 2.5), (Some(&factor), 0.5)] {
+                    let of = Factor::<Composed> { tensor: tensor.map(composed), by };
+                    let body = Composed::element_loss_slopes(composed(&x), composed_t(), f, argument, of);
+                    let of = Factor { tensor: tensor.cloned(), by };
+                    let cpu = Flex::element_loss_slopes(x.clone(), t(), f, argument, of);
+                    assert_close("slope", body, cpu);
+                }
             }
-            let body = Composed::scale(composed(&x), composed(&factor));
-            assert_close("scaled", body, Flex::scale(x, factor));
+            let body = Composed::scale(composed(&x), composed(&factor), 3.0);
+            assert_close("scaled", body, Flex::scale(x, factor, 3.0));
         }
     }
 
@@ -427,16 +437,23 @@ mod tests {
                 let data = TensorData::new(values, shape).convert_dtype(DType::F16);
                 <Flex as FloatTensorOps<Flex>>::float_from_data(data, &FlexDevice)
             };
-            let (t, factor) = (make(vec![target; x.len()]), make(vec![f.slope_scale(DType::F16) as f32]));
+            let t = make(vec![target; x.len()]);
+            let by = f.slope_scale(DType::F16);
             let x_f16 = make(x.clone());
             let input = Argument::Input;
-            let cpu = Flex::element_loss_slopes(x_f16.clone(), Some(t.clone()), f, input, factor.clone());
+            let cpu = Flex::element_loss_slopes(
+                x_f16.clone(),
+                Some(t.clone()),
+                f,
+                input,
+                Factor { tensor: None, by },
+            );
             let body = Composed::element_loss_slopes(
                 composed(&x_f16),
                 Some(composed(&t)),
                 f,
                 input,
-                composed(&factor),
+                Factor { tensor: None, by },
             );
             for slopes in [cpu, body.into_primitive()] {
                 let slopes = read_sync(Flex::float_into_data(slopes)).expect("a CPU tensor");

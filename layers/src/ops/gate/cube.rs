@@ -143,7 +143,7 @@ fn product_kernel<T: Float, W: Float, N: Size>(
     y.write(ABSOLUTE_POS, Vector::cast_from(a * value::<W, N>(b, p.get::<W>(), q.get::<W>(), kind)));
 }
 
-/// `dy * a * f'(b)`
+/// `f'(b)`
 #[cube]
 fn gate_slope<W: Float, N: Size>(
     b: Vector<W, N>,

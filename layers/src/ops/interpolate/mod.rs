@@ -5,12 +5,12 @@ use super::{
     extension::extension,
     fixed_linear::{FixedLinear, fixed_linear, lifted},
 };
-use crate::backend::{Placeholders, device_backends};
+use crate::backend::{Placeholders, composing_backends};
 use burn::backend::{TensorMetadata, ops::InterpolateOptions, tensor::FloatTensor};
 use burn::tensor::Shape;
 
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-mod cpu;
+#[cfg(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda"))]
+mod axes;
 
 extension! {
     /// Interpolation.
@@ -49,7 +49,7 @@ pub trait InterpolateKernels: Placeholders {
         adjoint::<Self>(x, dy, options)
     }
 }
-device_backends!(InterpolateKernels);
+composing_backends!(InterpolateKernels);
 
 /// A free function, so that the test can run it on a backend that has a kernel: Burn differentiates no gradient of an
 /// interpolation.

@@ -2,7 +2,11 @@
 use super::LinearCrossEntropyKernels;
 use crate::{
     backend::{wide, widen},
-    ops::{cross_entropy::Labels, kept::Ledger, linear::LinearKernels},
+    ops::{
+        cross_entropy::{Classes, Labels, RowLosses},
+        kept::Ledger,
+        linear::LinearKernels,
+    },
 };
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
@@ -69,7 +73,7 @@ impl<B: LinearCrossEntropyKernels> Chunk<B> {
             Some(scale) => B::float_mul(self.factors, B::float_reshape(scale.clone(), Shape::new([1, 1]))),
         };
         let dloss = B::float_cast(dloss, self.log_sum_exp.dtype().into());
-        self.labels.gradient(self.log_sum_exp, dloss, classes).of(self.logits)
+        B::row_gradients(self.logits, &self.labels, self.log_sum_exp, dloss, Classes::all(classes))
     }
 }
 
@@ -121,9 +125,8 @@ impl<B: LinearCrossEntropyKernels> Loss<B> {
             let padding = padding.map(|all| B::bool_slice(all, &[Slice::from(chunk.clone())]));
             let x = rows_of::<B>(x, &chunk);
             let logits = zero_rows::<B>(head.logits(x.clone()), &padding);
-            let log_sum_exp = B::log_sum_exp(logits.clone());
-            let loss = widen::<B>(labels.losses(logits.clone(), log_sum_exp.clone()));
-            losses.push(B::float_mul(zero_rows::<B>(loss, &padding), factors.clone()));
+            let RowLosses { losses: of_rows, log_sum_exp } = B::row_losses(logits.clone(), &labels);
+            losses.push(B::float_mul(zero_rows::<B>(widen::<B>(of_rows), &padding), factors.clone()));
             visit(Chunk { rows: chunk, x, padding, logits, labels, log_sum_exp, factors });
         }
         let sum = B::float_reshape(B::float_sum(B::float_cat(losses, 0)), Shape::new([1]));

@@ -20,7 +20,7 @@
 //! Rows with a factor of 0, such as padding, count as rows of zeros in `x`, whatever they hold, and have no loss.
 use super::{
     MaybeTensor,
-    cross_entropy::{CrossEntropyKernels, Labels},
+    cross_entropy::{Classes, CrossEntropyKernels, Labels},
     extension::extension,
     linear::LinearKernels,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
@@ -225,7 +225,7 @@ impl<B: LinearCrossEntropyKernels> Operation<B, 3> for HeadLoss<B> {
         };
         match saved.gradients {
             SavedGradients::Made(made, blocks) => {
-                let scaled = |gradient| B::float_cast(B::scale(gradient, factor.clone()), dtype.into());
+                let scaled = |gradient| B::float_cast(B::scale(gradient, factor.clone(), 1.0), dtype.into());
                 pass.give_all([made.x, made.weight, made.bias].map(|gradient| gradient.map(scaled)));
                 if let Some(blocks) = blocks {
                     let [x, weight] = [X, WEIGHT].map(|input| given(pass.take(input)));
@@ -234,7 +234,7 @@ impl<B: LinearCrossEntropyKernels> Operation<B, 3> for HeadLoss<B> {
                 }
             }
             SavedGradients::OfLogits { dlogits, padding } => {
-                let dlogits = B::scale(dlogits, factor);
+                let dlogits = B::scale(dlogits, factor, 1.0);
                 let x = zero_rows::<B>(given(pass.take(X)), &padding);
                 pass.give(WEIGHT, B::dense_weight_backward(x, dlogits.clone()));
                 if pass.wants(BIAS) {
@@ -315,13 +315,13 @@ impl<B: LinearCrossEntropyKernels> Blocks<B> {
         let x = zero_rows::<B>(x, &loss.padding);
         let dloss = B::float_mul(loss.factors, B::float_reshape(widen::<B>(dloss), Shape::new([1, 1])));
         let dloss = B::float_cast(dloss, log_sum_exp.dtype().into());
-        let gradient = loss.labels.gradient(log_sum_exp, dloss, head.classes());
         let [rows, d_input] = x.shape().dims();
         let column = rows * x.dtype().size();
         let mut dweight = zeros::<B>(head.weight.shape(), &head.weight);
         for block in chunks(head.classes(), column, loss.chunk_bytes.max(FEWEST_COLUMNS * column)) {
             let logits = zero_rows::<B>(head.columns(&block).logits(x.clone()), &loss.padding);
-            let dlogits = gradient.columns(&block).of(logits);
+            let classes = Classes { range: block.clone(), of: head.classes() };
+            let dlogits = B::row_gradients(logits, &loss.labels, log_sum_exp.clone(), dloss.clone(), classes);
             let product = B::dense_weight_backward(x.clone(), dlogits);
             dweight = B::float_slice_assign(dweight, &[Slice::from(0..d_input), Slice::from(block)], product);
         }

@@ -12,12 +12,14 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{device_backends, widen};
+use crate::backend::{composing_backends, widen};
 use burn::backend::{Backend, TensorMetadata, ops::PadMode, tensor::FloatTensor};
 use burn::tensor::Shape;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 
 /// A local response normalization: `x / (k + alpha / size * sum(x^2))^beta`, the sum over a window of channels.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,7 +107,7 @@ pub trait LocalResponseKernels: Backend {
         Self::float_reshape(Self::float_cast(dx, dtype.into()), shape)
     }
 }
-device_backends!(LocalResponseKernels);
+composing_backends!(LocalResponseKernels);
 
 /// The mean of the window around every channel, which extends by `reach` before and after it; x `[batch, channels, inner]`.
 fn window_means<B: Backend>(x: FloatTensor<B>, reach: [usize; 2]) -> FloatTensor<B> {

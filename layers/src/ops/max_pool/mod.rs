@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | computes | the maximum of every window |
 //! | keeps | the winner's position in its window if `x` is tracked: 1 byte per output for windows of up to 255 elements, |
-//! | | else 2 or 4 (device backends: Burn's index) |
+//! | | else 2 or 4 (on wgpu and CUDA always 4, and 4 bytes besides; on remote devices Burn's index) |
 //! | backward | every `dy` goes to its winner |
 //!
 //! Stock Burn keeps `x` and an index of 8 bytes per output.
@@ -13,14 +13,16 @@ use super::{
     fixed_linear::{lift, lifted},
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{Placeholders, Saved, device_backends};
+use crate::backend::{Placeholders, Saved, composing_backends};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, ops::MaxPoolOptions};
 
-#[cfg(any(feature = "wgpu", feature = "cuda", feature = "remote", all(test, feature = "flex")))]
+#[cfg(any(feature = "remote", all(test, feature = "flex")))]
 mod composed;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 
 extension! {
     /// Max pooling.
@@ -117,7 +119,7 @@ pub trait MaxPoolKernels: Placeholders {
         options: &MaxPoolOptions<2>,
     ) -> FloatTensor<Self>;
 }
-device_backends!(MaxPoolKernels {
+composing_backends!(MaxPoolKernels {
     type Offsets = composed::WinnerIndices<Self>;
 
     fn max_pool2d_with_offsets(

@@ -23,7 +23,7 @@ use burn_cubecl::tensor::CubeTensor;
 impl PiecewiseLinearKernels for Cube {
     #[cfg(not(feature = "fusion"))]
     fn piecewise_linear(x: FloatTensor<Self>, f: PiecewiseLinear) -> FloatTensor<Self> {
-        Self::cube_piecewise_linear(x, f)
+        values(x, f)
     }
 
     fn piecewise_linear_with_mask(x: FloatTensor<Self>, f: PiecewiseLinear) -> (FloatTensor<Self>, CubeMask) {
@@ -38,10 +38,6 @@ impl PiecewiseLinearKernels for Cube {
 
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait PiecewiseLinearCube: Backend {
-    /// `f(x)`.
-    #[fusion(dtype = x, shape = x)]
-    fn cube_piecewise_linear(x: FloatTensor<Self>, f: PiecewiseLinear) -> FloatTensor<Self>;
-
     /// `f(x)`, and the words of its mask.
     #[fusion(meta = |x, _f| {
         let mut of_words = x.clone();
@@ -60,36 +56,6 @@ pub trait PiecewiseLinearCube: Backend {
 }
 
 impl PiecewiseLinearCube for CubeBackend {
-    fn cube_piecewise_linear(x: FloatTensor<Self>, f: PiecewiseLinear) -> FloatTensor<Self> {
-        let len = x.shape().num_elements();
-        let y = Output::replacing(&x, 0);
-        if len > 0 {
-            let size = vector_size(&[&x, &y.tensor], GROUP);
-            let (count, dim) = units(&x.client, len / size);
-            let dtypes = types(x.dtype);
-            let (kind, [p, q]) = kind(f, dtypes[1]);
-            let at = address_type(&[&x]);
-            let client = x.client.clone();
-            // SAFETY: the kernel compares every position with the shapes.
-            unsafe {
-                value_kernel::launch_unchecked(
-                    &client,
-                    count,
-                    dim,
-                    at,
-                    size,
-                    x.into_linear_view(),
-                    y.view(),
-                    p,
-                    q,
-                    kind,
-                    dtypes,
-                );
-            }
-        }
-        y.tensor
-    }
-
     fn cube_piecewise_linear_with_words(
         x: FloatTensor<Self>,
         f: PiecewiseLinear,
@@ -123,6 +89,38 @@ impl PiecewiseLinearCube for CubeBackend {
         }
         packed
     }
+}
+
+/// `f(x)`.
+#[cfg(not(feature = "fusion"))]
+fn values(x: CubeTensor, f: PiecewiseLinear) -> CubeTensor {
+    let len = x.shape().num_elements();
+    let y = Output::replacing(&x, 0);
+    if len > 0 {
+        let size = vector_size(&[&x, &y.tensor], GROUP);
+        let (count, dim) = units(&x.client, len / size);
+        let dtypes = types(x.dtype);
+        let (kind, [p, q]) = kind(f, dtypes[1]);
+        let at = address_type(&[&x]);
+        let client = x.client.clone();
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe {
+            value_kernel::launch_unchecked(
+                &client,
+                count,
+                dim,
+                at,
+                size,
+                x.into_linear_view(),
+                y.view(),
+                p,
+                q,
+                kind,
+                dtypes,
+            );
+        }
+    }
+    y.tensor
 }
 
 fn empty_words(x: &CubeTensor) -> CubeTensor {

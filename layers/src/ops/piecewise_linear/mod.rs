@@ -16,6 +16,7 @@ use super::{
 };
 use crate::backend::{Masks, composing_backends};
 use burn::backend::{TensorMetadata, get_or_init_device_settings, ops::ActivationOps, tensor::FloatTensor};
+use burn::tensor::{DType, bf16, f16};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
@@ -74,6 +75,21 @@ impl PiecewiseLinear {
         }
     }
 
+    /// With the ends of the pieces as numbers of a dtype, which `x` is compared with: a bound is no place outside of itself.
+    fn with_ends_in(self, dtype: DType) -> Self {
+        let end = |end: f64| match dtype {
+            DType::F16 => f16::from_f64(end).to_f64(),
+            DType::BF16 => bf16::from_f64(end).to_f64(),
+            _ => end,
+        };
+        match self {
+            Self::Clamp { min, max } => Self::Clamp { min: end(min), max: end(max) },
+            Self::Shrink { lambda, bias } => Self::Shrink { lambda: end(lambda), bias },
+            Self::Threshold { threshold, value } => Self::Threshold { threshold: end(threshold), value },
+            other => other,
+        }
+    }
+
     /// Whether the pieces are in the order that the formula assumes.
     pub fn is_ordered(self) -> bool {
         match self {
@@ -93,6 +109,7 @@ extension! {
             if f == PiecewiseLinear::Relu && Self::is_recomputed(&x) {
                 return <Self as ActivationOps<Self>>::relu(x);
             }
+            let f = f.with_ends_in(x.dtype());
             Self::run(f, [Some(x)])
         }
     }

@@ -49,6 +49,14 @@ impl PReluKernels for Cube {
     ) -> FloatTensor<Self> {
         Self::cube_prelu_x_backward(dy, alpha, mask.written())
     }
+
+    fn prelu_x_backward_of(
+        x: FloatTensor<Self>,
+        alpha: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::cube_prelu_x_backward_of(dy, alpha, x)
+    }
 }
 
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
@@ -59,6 +67,14 @@ pub trait PReluCube: Backend {
         dy: FloatTensor<Self>,
         alpha: FloatTensor<Self>,
         packed: IntTensor<Self>,
+    ) -> FloatTensor<Self>;
+
+    /// See [`PReluKernels::prelu_x_backward_of`].
+    #[fusion(dtype = dy, shape = dy)]
+    fn cube_prelu_x_backward_of(
+        dy: FloatTensor<Self>,
+        alpha: FloatTensor<Self>,
+        x: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
 }
 
@@ -88,6 +104,38 @@ impl PReluCube for CubeBackend {
                     dx.view(),
                     alpha,
                     packed,
+                    dtypes,
+                );
+            }
+        }
+        dx.tensor
+    }
+
+    fn cube_prelu_x_backward_of(
+        dy: FloatTensor<Self>,
+        alpha: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let dx = Output::replacing(&dy, 0);
+        let len = dy.meta.num_elements();
+        if len > 0 {
+            let size = vector_size(&[&dy, &x, &dx.tensor], GROUP);
+            let (count, dim) = units(&dy.client, len / size);
+            let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy, &x]), types(dy.dtype));
+            let alpha = alpha.into_linear_view_like(&dx.tensor);
+            let (dy, x) = (dy.into_linear_view(), x.into_linear_view());
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe {
+                x_backward_of_kernel::launch_unchecked(
+                    &client,
+                    count,
+                    dim,
+                    at,
+                    size,
+                    dy,
+                    dx.view(),
+                    alpha,
+                    x,
                     dtypes,
                 );
             }
@@ -153,4 +201,21 @@ fn x_backward_kernel<T: Float, W: Float, N: Size>(
             }
         }
     }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn x_backward_of_kernel<T: Float, W: Float, N: Size>(
+    dy: LinearView<'_, Vector<T, N>>,
+    mut dx: LinearViewMut<'_, Vector<T, N>>,
+    alpha: LinearView<'_, T>,
+    x: LinearView<'_, Vector<T, N>>,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if !dx.is_in_bounds(ABSOLUTE_POS) {
+        terminate!();
+    }
+    let below = Vector::<W, N>::cast_from(x.read(ABSOLUTE_POS)).less_than(&Vector::new(W::new(0.0)));
+    let dy = Vector::<W, N>::cast_from(dy.read(ABSOLUTE_POS));
+    let slopes = slopes::<T, W, N>(&alpha, ABSOLUTE_POS);
+    dx.write(ABSOLUTE_POS, Vector::cast_from(select_many(below, dy * slopes, dy)));
 }

@@ -80,17 +80,19 @@ impl<B: PReluKernels> Operation<B, 2> for PRelu {
         let alpha = pass.take(ALPHA);
         let alpha_shape = alpha.as_ref().map_or_else(|| pass.shape(ALPHA), |alpha| alpha.shape());
         let broadcast = along_channels(&alpha_shape, &dy.shape());
-        let mask = match pass.take(X) {
-            Some(x) => {
-                let mask = pass.wants(X).then(|| B::piecewise_mask(x.clone(), LEAKY));
-                let dalpha = B::prelu_alpha_backward(x, broadcast.clone(), dy.clone());
-                pass.give(ALPHA, B::float_reshape(dalpha, alpha_shape));
-                mask
-            }
-            None => mask,
-        };
-        if let (Some(mask), Some(alpha)) = (mask, alpha) {
-            pass.give(X, B::prelu_x_backward(&mask, B::float_reshape(alpha, broadcast), dy));
+        let x = pass.take(X);
+        if let Some(x) = x.clone() {
+            let dalpha = B::prelu_alpha_backward(x, broadcast.clone(), dy.clone());
+            pass.give(ALPHA, B::float_reshape(dalpha, alpha_shape));
+        }
+        if let Some(alpha) = alpha.map(|alpha| B::float_reshape(alpha, broadcast)) {
+            pass.give(
+                X,
+                match (mask, x) {
+                    (Some(mask), _) => B::prelu_x_backward(&mask, alpha, dy),
+                    (None, x) => B::prelu_x_backward_of(given(x), alpha, dy),
+                },
+            );
         }
     }
 }
@@ -123,6 +125,15 @@ pub trait PReluKernels: PiecewiseLinearKernels {
         alpha: FloatTensor<Self>,
         dy: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
+
+    /// The same from the input, of which the bits are.
+    fn prelu_x_backward_of(
+        x: FloatTensor<Self>,
+        alpha: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::prelu_x_backward(&Self::piecewise_mask(x, LEAKY), alpha, dy)
+    }
 
     /// Gradient of the slopes, `sum(dy * min(x, 0))` over what `alpha` broadcasts over; the shape of `alpha`.
     fn prelu_alpha_backward(x: FloatTensor<Self>, alpha: Shape, dy: FloatTensor<Self>) -> FloatTensor<Self> {

@@ -11,12 +11,14 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::device_backends;
+use crate::backend::composing_backends;
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, Slice};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 
 extension! {
     /// Rotary encoding.
@@ -96,7 +98,7 @@ pub trait RotaryKernels: Backend {
         Self::float_reshape(Self::float_cat(rotated.to_vec(), 3), shape)
     }
 }
-device_backends!(RotaryKernels);
+composing_backends!(RotaryKernels);
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {

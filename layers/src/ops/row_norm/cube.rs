@@ -273,7 +273,7 @@ impl Parts {
     fn of(x: &Shape, norm: &RowNorm) -> Self {
         const UNITS: usize = 1 << 14;
         let repeats = x.num_elements() / (norm.parameters() * norm.inner).max(1);
-        let length = repeats.div_ceil(UNITS.div_ceil(norm.parameters()).min(repeats).max(1)).max(1);
+        let length = repeats.div_ceil(UNITS.div_ceil(norm.parameters().max(1)).min(repeats).max(1)).max(1);
         Self { count: repeats.div_ceil(length), length }
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! Only where operations are not fused: fusion makes one kernel of the composition, and of what is around it.
 use super::{GELU_CUBE, SELU_ALPHA, SELU_SCALE, SOFTPLUS_THRESHOLD, SQRT_2_OVER_PI, Smooth, SmoothKernels};
-use crate::backend::cube::{Output, address_type, in_memory_order, types, units, vector_size};
+use crate::backend::cube::{
+    Output, address_type, in_memory_order, log_1p_exp, number, sigmoid, types, units, vector_size,
+};
 use burn::backend::{Cube, tensor::FloatTensor};
 use burn_cubecl::cubecl::{
     self,
@@ -116,28 +118,6 @@ pub fn kind(f: Smooth) -> (Kind, [f64; 2]) {
         Smooth::Sigmoid => (Kind::Sigmoid, [0.0; 2]),
         Smooth::Tanh => (Kind::Tanh, [0.0; 2]),
     }
-}
-
-#[cube]
-fn number<W: Float, N: Size>(#[comptime] value: f64) -> Vector<W, N> {
-    // In two parts, for f64.
-    let high = comptime!(value as f32);
-    let low = comptime!((value - value as f32 as f64) as f32);
-    Vector::new(W::new(high) + W::new(low))
-}
-
-#[cube]
-fn sigmoid<W: Float, N: Size>(x: Vector<W, N>) -> Vector<W, N> {
-    let one = number::<W, N>(1.0);
-    one / (one + (-x).exp())
-}
-
-/// `log(1 + e^x)` for `x` up to a threshold.
-#[cube]
-fn log_1p_exp<W: Float, N: Size>(x: Vector<W, N>) -> Vector<W, N> {
-    // With the larger of 0 and x before the logarithm nothing overflows and nothing is lost.
-    let falling = (-x.abs()).exp();
-    x.max(number::<W, N>(0.0)) + falling.log1p()
 }
 
 /// The distribution function of the normal distribution.

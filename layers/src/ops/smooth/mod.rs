@@ -292,7 +292,13 @@ pub(super) fn slope<B: Backend>(read: FloatTensor<B>, f: Smooth) -> FloatTensor<
         Smooth::Softsign => square::<B>(B::float_recip(plus::<B>(B::float_abs(x), 1.0))),
         Smooth::Elu { alpha } => exp_branch_slope::<B>(x, alpha, 1.0),
         Smooth::Celu { alpha } => exp_branch_slope::<B>(x, alpha, alpha),
-        Smooth::Selu => times::<B>(exp_branch_slope::<B>(x, SELU_ALPHA, 1.0), SELU_SCALE),
+        Smooth::Selu => {
+            // At 0 the slope is that of the line, as in stock.
+            let below = times::<B>(exp_below::<B>(x.clone(), 1.0), SELU_ALPHA);
+            let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
+            let line = B::float_greater_equal_elem(x, 0.into(), bools);
+            times::<B>(B::float_mask_fill(below, line, 1.0.into()), SELU_SCALE)
+        }
         Smooth::LogSigmoid => B::sigmoid(B::float_neg(x)),
         Smooth::HardSwish => {
             let gate = hard_gate::<B>(x.clone());
@@ -333,6 +339,11 @@ pub(crate) mod tests {
     fn default_bodies_equal_the_kernels() {
         for f in ALL {
             let [x, dy] = [(); 2].map(|()| Flex::float_mul_scalar(random(&[5, 13]), 3.0.into()));
+            let x = Flex::float_mask_fill(
+                x.clone(),
+                above::<Flex>(Flex::float_neg(Flex::float_abs(x)), -0.5),
+                0.0.into(),
+            );
             let y = Flex::smooth(x.clone(), f);
             assert_close("y", Composed::smooth(composed(&x), f), y.clone());
             let read = if f.reads_output() { y } else { x };

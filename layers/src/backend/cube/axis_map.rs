@@ -1,0 +1,231 @@
+//! Adjoints of linear maps along spatial axes, gathered element by element of the input.
+use super::volume::{Place, Volume, address, channels_last, empty_in_order, place_on_line, volume};
+use super::{address_type, types, units};
+use crate::backend::axis_map::{AxisMap, AxisMaps, Shift, Weights};
+use crate::backend::wide;
+use burn::backend::{
+    Backend, Cube, TensorMetadata, backend_extension,
+    ops::{FloatTensorOps, IntTensorOps},
+    tensor::FloatTensor,
+};
+use burn::tensor::{Shape, TensorData};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*, std::FastDivmod};
+
+impl AxisMaps for Cube {
+    fn nearest_input(output: usize, shift: Shift, size: usize, out: usize) -> usize {
+        match shift {
+            Shift::None => output * size / out,
+            Shift::Half => (2 * output + 1) * size / (2 * out),
+        }
+    }
+
+    fn axis_adjoint(x: Shape, dy: FloatTensor<Self>, axes: Vec<AxisMap>) -> FloatTensor<Self> {
+        Self::cube_axis_adjoint(dy, x, axes)
+    }
+}
+
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+pub trait AxisMapsCube: Backend {
+    /// See [`AxisMaps::axis_adjoint`].
+    #[fusion(dtype = dy, shape = x.clone())]
+    fn cube_axis_adjoint(dy: FloatTensor<Self>, x: Shape, axes: Vec<AxisMap>) -> FloatTensor<Self>;
+}
+
+impl AxisMapsCube for CubeBackend {
+    fn cube_axis_adjoint(dy: FloatTensor<Self>, x: Shape, axes: Vec<AxisMap>) -> FloatTensor<Self> {
+        let (last, elements) = (channels_last(&dy), x.num_elements());
+        let dx = empty_in_order(&dy, x, dy.dtype, last);
+        if elements == 0 {
+            return dx;
+        }
+        let mut table = Table::default();
+        let [columns, rows, depth] = {
+            let mut axes = axes.iter().rev();
+            [(); 3].map(|()| table.push(axes.next().unwrap_or(&AxisMap::identity())))
+        };
+        let (places, weights) = table.upload(&dy);
+        let line = dx.meta.shape()[if last { 1 } else { dx.meta.num_dims() - 1 }];
+        let (lines, units_of_line) = (elements / line, line.div_ceil(LANES));
+        let (count, dim) = units(&dy.client, lines * units_of_line);
+        let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy, &dx]), types(dy.dtype));
+        let (of_dy, of_dx) = (volume(&dy), volume(&dx));
+        // SAFETY: the kernel compares every position with the shapes, and the ranges end with those of `dy`.
+        unsafe {
+            adjoint_kernel::launch_unchecked(
+                &client,
+                count,
+                dim,
+                at,
+                dy.into_buffer_arg(),
+                dx.clone().into_buffer_arg(),
+                places.into_buffer_arg(),
+                weights.into_buffer_arg(),
+                of_dy,
+                of_dx,
+                AxesLaunch::new(depth, rows, columns),
+                lines,
+                units_of_line,
+                axes.len() > 2,
+                last,
+                dtypes,
+            );
+        }
+        dx
+    }
+}
+
+/// The outputs of every input and their weights, for all axes.
+#[derive(Default)]
+struct Table {
+    /// For every input of an axis the first output, and where its weights begin; at the end of the axis where they end.
+    places: Vec<i32>,
+    weights: Vec<f64>,
+}
+
+impl Table {
+    /// Where the axis begins in the places.
+    fn push(&mut self, axis: &AxisMap) -> usize {
+        let begin = self.places.len();
+        let mut outputs = vec![usize::MAX..0; axis.size];
+        for (output, window) in axis.windows.iter().enumerate() {
+            for of_input in &mut outputs[window.start..window.start + window.len] {
+                *of_input = of_input.start.min(output)..output + 1;
+            }
+        }
+        for (input, range) in outputs.into_iter().enumerate() {
+            self.places
+                .extend([range.clone().next().unwrap_or(0), self.weights.len()].map(|place| place as i32));
+            self.weights.extend(range.map(|output| axis.weight(output, input)));
+        }
+        self.places.extend([0, self.weights.len() as i32]);
+        begin
+    }
+
+    fn upload(self, like: &FloatTensor<CubeBackend>) -> (FloatTensor<CubeBackend>, FloatTensor<CubeBackend>) {
+        let (device, lens) = (like.device(), [[self.places.len()], [self.weights.len()]]);
+        let weights = TensorData::new(self.weights, lens[1]).convert_dtype(wide(like.dtype));
+        let places = CubeBackend::int_from_data(TensorData::new(self.places, lens[0]), &device);
+        (places, CubeBackend::float_from_data(weights, &device))
+    }
+}
+
+impl AxisMap {
+    /// Of an axis that a tensor lacks.
+    fn identity() -> Self {
+        Self::equal(1, [(0, 1, 1.0)].into_iter())
+    }
+
+    /// Of an input in an output; 0 outside of its window.
+    fn weight(&self, output: usize, input: usize) -> f64 {
+        let window = self.windows[output];
+        if !(window.start..window.start + window.len).contains(&input) {
+            return 0.0;
+        }
+        match window.weights {
+            Weights::Equal(weight) => weight,
+            Weights::From(first) => self.weights[first + input - window.start],
+        }
+    }
+}
+
+/// Where the axes begin in the places of a [`Table`].
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+struct Axes {
+    depth: usize,
+    rows: usize,
+    columns: usize,
+}
+
+/// The outputs of an input, and where their weights are.
+#[derive(CubeType, Clone, Copy)]
+struct Outputs {
+    first: usize,
+    weights: usize,
+    len: usize,
+}
+
+#[cube]
+fn outputs(places: &[u32], axis: usize, input: usize) -> Outputs {
+    let at = axis + 2 * input;
+    let weights = places[at + 1];
+    Outputs {
+        first: usize::cast_from(places[at]),
+        weights: usize::cast_from(weights),
+        len: usize::cast_from(places[at + 3] - weights),
+    }
+}
+
+/// Elements of a unit, next to one another along a line.
+const LANES: usize = 4;
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn adjoint_kernel<T: Float, W: Float>(
+    dy: &[T],
+    dx: &mut [T],
+    places: &[u32],
+    weights: &[W],
+    of_dy: Volume,
+    of_dx: Volume,
+    axes: Axes,
+    lines: usize,
+    units_of_line: FastDivmod<usize>,
+    #[comptime] has_depth: bool,
+    #[comptime] channels_last: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    let (line, unit) = units_of_line.div_mod(ABSOLUTE_POS);
+    if line >= lines {
+        terminate!();
+    }
+    let mut len = of_dx.width;
+    if comptime!(channels_last) {
+        len = of_dx.channels;
+    }
+    #[unroll]
+    for lane in 0..LANES {
+        let along = unit * LANES + lane;
+        if along < len {
+            let to = place_on_line(&of_dx, line, along, channels_last);
+            let rows = outputs(places, axes.rows, to.row);
+            let columns = outputs(places, axes.columns, to.column);
+            let mut sum = W::new(0.0);
+            if comptime!(has_depth) {
+                let slices = outputs(places, axes.depth, to.depth);
+                for i in 0..slices.len {
+                    let weight = weights[slices.weights + i];
+                    sum += weight
+                        * sum_of_plane::<T, W>(dy, weights, &of_dy, &to, slices.first + i, &rows, &columns);
+                }
+            } else {
+                sum = sum_of_plane::<T, W>(dy, weights, &of_dy, &to, 0usize.runtime(), &rows, &columns);
+            }
+            dx[address(&of_dx, &to)] = T::cast_from(sum);
+        }
+    }
+}
+
+#[cube]
+fn sum_of_plane<T: Float, W: Float>(
+    dy: &[T],
+    weights: &[W],
+    of_dy: &Volume,
+    to: &Place,
+    depth: usize,
+    rows: &Outputs,
+    columns: &Outputs,
+) -> W {
+    let mut sum = W::new(0.0);
+    for j in 0..rows.len {
+        let mut of_row = W::new(0.0);
+        let (row, column) = (rows.first + j, columns.first);
+        let first = Place { batch: to.batch, channel: to.channel, depth, row, column };
+        let mut at = address(of_dy, &first);
+        for k in 0..columns.len {
+            of_row += weights[columns.weights + k] * W::cast_from(dy[at]);
+            at += of_dy.stride_of_width;
+        }
+        sum += weights[rows.weights + j] * of_row;
+    }
+    sum
+}

@@ -1,0 +1,63 @@
+//! Products with one factor, in one pass. Where operations are fused, Burn's is one pass, too.
+use super::{Output, address_type, in_memory_order, types, units, vector_size};
+use crate::backend::Scaling;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::{Cube, tensor::FloatTensor};
+use burn_cubecl::cubecl::{
+    self,
+    ir::ElemType,
+    prelude::*,
+    std::tensor::layout::linear::{LinearView, LinearViewMut},
+};
+
+impl Scaling for Cube {
+    fn scale(x: FloatTensor<Self>, factor: FloatTensor<Self>, by: f64) -> FloatTensor<Self> {
+        let [y] = in_memory_order([x], |[x]| {
+            let y = Output::replacing(&x, 0);
+            let len = x.meta.num_elements();
+            if len > 0 {
+                let size = vector_size(&[&x, &y.tensor], usize::MAX);
+                let (count, dim) = units(&x.client, len / size);
+                let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
+                let by = InputScalar::new(by, dtypes[1]);
+                let of_factor = dtype_to_storage_type(factor.dtype);
+                let (x, factor) = (x.into_linear_view(), factor.into_buffer_arg());
+                // SAFETY: the kernel compares every position with the shapes.
+                unsafe {
+                    scale_kernel::launch_unchecked(
+                        &client,
+                        count,
+                        dim,
+                        at,
+                        size,
+                        x,
+                        y.view(),
+                        factor,
+                        by,
+                        dtypes,
+                        of_factor,
+                    );
+                }
+            }
+            [y.tensor]
+        });
+        y
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn scale_kernel<T: Float, W: Float, F: Float, N: Size>(
+    x: LinearView<'_, Vector<T, N>>,
+    mut y: LinearViewMut<'_, Vector<T, N>>,
+    factor: &[F],
+    by: InputScalar,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+    #[define(F)] _of_factor: ElemType,
+) {
+    if !y.is_in_bounds(ABSOLUTE_POS) {
+        terminate!();
+    }
+    let factor = W::cast_from(factor[0]) * by.get::<W>();
+    let x = Vector::<W, N>::cast_from(x.read(ABSOLUTE_POS));
+    y.write(ABSOLUTE_POS, Vector::cast_from(x * Vector::new(factor)));
+}

@@ -1,0 +1,117 @@
+//! Tensors `[batch, channels, ...]` with up to three spatial axes, whose kernels walk them as they lie in memory.
+use super::empty;
+use burn::tensor::{DType, Shape};
+use burn_cubecl::cubecl::{self, prelude::*, std::FastDivmod};
+use burn_cubecl::ops::permute;
+use burn_cubecl::tensor::CubeTensor;
+
+/// The sizes of `[batch, channels, depth, height, width]` and its strides; spatial axes that a tensor lacks come first and have one
+/// element.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(crate) struct Volume {
+    pub channels: usize,
+    pub height: usize,
+    pub width: usize,
+    stride_of_batch: usize,
+    stride_of_channel: usize,
+    stride_of_depth: usize,
+    stride_of_height: usize,
+    pub stride_of_width: usize,
+    by_channels: FastDivmod<usize>,
+    by_depth: FastDivmod<usize>,
+    by_height: FastDivmod<usize>,
+    by_width: FastDivmod<usize>,
+}
+
+/// The place of an element.
+#[derive(CubeType, Clone, Copy)]
+pub(crate) struct Place {
+    pub batch: usize,
+    pub channel: usize,
+    pub depth: usize,
+    pub row: usize,
+    pub column: usize,
+}
+
+/// For the launch.
+pub(crate) fn volume(tensor: &CubeTensor) -> VolumeLaunch {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let missing = 5 - shape.num_dims();
+    let axis = |axis: usize| match axis {
+        0 | 1 => (shape[axis], strides[axis]),
+        _ if axis - 2 < missing => (1, 0),
+        _ => (shape[axis - missing], strides[axis - missing]),
+    };
+    let [batch, channels, depth, height, width] = [0, 1, 2, 3, 4].map(axis);
+    VolumeLaunch::new(
+        channels.0, height.0, width.0, batch.1, channels.1, depth.1, height.1, width.1, channels.0, depth.0,
+        height.0, width.0,
+    )
+}
+
+/// Whether the channels are nearer to one another in memory than the elements of a row.
+pub(crate) fn channels_last(tensor: &CubeTensor) -> bool {
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    let last = shape.num_dims() - 1;
+    shape[1] > 1 && shape[last] > 1 && strides[1] < strides[last]
+}
+
+/// A tensor in one of the two orders.
+pub(crate) fn empty_in_order(
+    like: &CubeTensor,
+    shape: Shape,
+    dtype: DType,
+    channels_last: bool,
+) -> CubeTensor {
+    if !channels_last {
+        return empty(like, shape, dtype);
+    }
+    let rank = shape.num_dims();
+    let axes: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();
+    let back: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
+    let tensor = empty(like, Shape::from(axes.iter().map(|&axis| shape[axis]).collect::<Vec<_>>()), dtype);
+    permute(tensor, &back)
+}
+
+/// The place of the element with this number in one of the two orders.
+#[cube]
+pub(crate) fn place(volume: &Volume, number: usize, #[comptime] channels_last: bool) -> Place {
+    if comptime!(channels_last) {
+        let (pixel, channel) = volume.by_channels.div_mod(number);
+        place_on_line(volume, pixel, channel, channels_last)
+    } else {
+        let (row, column) = volume.by_width.div_mod(number);
+        place_on_line(volume, row, column, channels_last)
+    }
+}
+
+/// The place on the line with this number, along the channels or the columns.
+#[cube]
+pub(crate) fn place_on_line(
+    volume: &Volume,
+    line: usize,
+    along: usize,
+    #[comptime] channels_last: bool,
+) -> Place {
+    if comptime!(channels_last) {
+        let (row, column) = volume.by_width.div_mod(line);
+        let (slice, row) = volume.by_height.div_mod(row);
+        let (batch, depth) = volume.by_depth.div_mod(slice);
+        Place { batch, channel: along, depth, row, column }
+    } else {
+        let (slice, row) = volume.by_height.div_mod(line);
+        let (plane, depth) = volume.by_depth.div_mod(slice);
+        let (batch, channel) = volume.by_channels.div_mod(plane);
+        Place { batch, channel, depth, row, column: along }
+    }
+}
+
+/// Where an element lies in memory.
+#[cube]
+pub(crate) fn address(volume: &Volume, place: &Place) -> usize {
+    place.batch * volume.stride_of_batch
+        + place.channel * volume.stride_of_channel
+        + place.depth * volume.stride_of_depth
+        + place.row * volume.stride_of_height
+        + place.column * volume.stride_of_width
+}

@@ -1,0 +1,416 @@
+//! Kernels for devices: one cube for every row of weights, which are made in the place of the products, and their gradients in the
+//! place of those of the weights. All of it is computed in f32 at least, and rounded once.
+//!
+//! Burn's fusion makes several kernels of the composition, one for each sum: ours are taken there, too. Only where the bias has a
+//! gradient the composition makes the gradients.
+use super::{AttentionKernels, MaybeMask, ScoreGrads, ScoreRows, kernels::composed_backward};
+use crate::backend::cube::{
+    Output, Pair, address_type, cubes, empty, max_of_vector, max_over_cube, number, sum_of_vector,
+    sum_over_cube, types, units_of_row, vector_size,
+};
+use crate::backend::wide;
+use crate::ops::MaybeTensor;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::{
+    Backend, Cube, TensorMetadata, backend_extension,
+    tensor::{BoolTensor, FloatTensor},
+};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::cubecl::{
+    self,
+    ir::ElemType,
+    prelude::*,
+    std::tensor::layout::linear::{LinearView, LinearViewLaunch, LinearViewMut},
+};
+use burn_cubecl::tensor::CubeTensor;
+
+impl AttentionKernels for Cube {
+    fn attention_weights(
+        products: FloatTensor<Self>,
+        rows: &ScoreRows<Self>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let options = Options::of(rows);
+        let ScoreRows { mask, bias, .. } = rows.clone();
+        Self::cube_attention_weights(products, mask.into(), bias.into(), options)
+    }
+
+    fn attention_weights_backward(
+        products: FloatTensor<Self>,
+        gradients: FloatTensor<Self>,
+        log_sums: FloatTensor<Self>,
+        rows: &ScoreRows<Self>,
+        wants_bias: bool,
+    ) -> ScoreGrads<Self> {
+        if wants_bias {
+            return composed_backward::<Self>(products, gradients, log_sums, rows, wants_bias);
+        }
+        let options = Options::of(rows);
+        let ScoreRows { mask, bias, .. } = rows.clone();
+        let (weights, products) = Self::cube_attention_weights_backward(
+            products,
+            gradients,
+            log_sums,
+            mask.into(),
+            bias.into(),
+            options,
+        );
+        ScoreGrads { weights, products, bias: None }
+    }
+}
+
+/// How the rows of a chunk become weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    scale: f64,
+    softcap: Option<f64>,
+    masked: f64,
+    quiet: bool,
+    /// The last key that the first of the rows sees, if attention is causal; negative if it sees none.
+    last_of_first: Option<i64>,
+}
+
+impl Options {
+    fn of<B: Backend>(rows: &ScoreRows<B>) -> Self {
+        let scores = rows.scores;
+        let offset = rows.all_keys as i64 - rows.all_queries as i64;
+        Self {
+            scale: scores.scale,
+            softcap: scores.softcap,
+            masked: scores.masked,
+            quiet: scores.quiet,
+            last_of_first: scores.causal.then_some(rows.queries.start as i64 + offset),
+        }
+    }
+}
+
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+pub trait AttentionCube: Backend {
+    /// See [`AttentionKernels::attention_weights`].
+    #[fusion(meta = |products, _mask, _bias, _options| {
+        let mut log_sums = products.clone();
+        log_sums.shape = of_rows(&products.shape);
+        log_sums.dtype = wide(products.dtype);
+        (products.clone(), log_sums)
+    })]
+    fn cube_attention_weights(
+        products: FloatTensor<Self>,
+        #[extension_type] mask: MaybeMask<Self>,
+        #[extension_type] bias: MaybeTensor<Self>,
+        options: Options,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The weights, and the gradients of the products.
+    #[fusion(meta = |products, gradients, _log_sums, _mask, _bias, _options| (products.clone(), gradients.clone()))]
+    fn cube_attention_weights_backward(
+        products: FloatTensor<Self>,
+        gradients: FloatTensor<Self>,
+        log_sums: FloatTensor<Self>,
+        #[extension_type] mask: MaybeMask<Self>,
+        #[extension_type] bias: MaybeTensor<Self>,
+        options: Options,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+}
+
+/// The shape of a number per row.
+fn of_rows(products: &Shape) -> Shape {
+    let [batch, heads, queries, _] = products.dims();
+    Shape::new([batch, heads, queries, 1])
+}
+
+impl AttentionCube for CubeBackend {
+    fn cube_attention_weights(
+        products: FloatTensor<Self>,
+        mask: MaybeMask<Self>,
+        bias: MaybeTensor<Self>,
+        options: Options,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let weights = Output::replacing(&products, 0);
+        let log_sums = empty(&products, of_rows(&products.shape()), wide(products.dtype));
+        let launch = Launch::new(&[&products, &weights.tensor], mask, bias, options);
+        let (client, dtypes) = (products.client.clone(), types(products.dtype));
+        let lowest = InputScalar::new(
+            if dtypes[1] == types(DType::F64)[1] { f64::MIN } else { f64::from(f32::MIN) },
+            dtypes[1],
+        );
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe {
+            weights_kernel::launch_unchecked(
+                &client,
+                cubes(launch.rows),
+                CubeDim::new_1d(launch.of.units as u32),
+                launch.addresses,
+                launch.size,
+                products.into_linear_view(),
+                weights.view(),
+                log_sums.clone().into_linear_view(),
+                launch.mask.into(),
+                launch.bias.into(),
+                launch.shape,
+                lowest,
+                launch.of,
+                dtypes,
+                launch.of_mask,
+                launch.of_bias,
+            );
+        }
+        (weights.tensor, log_sums)
+    }
+
+    fn cube_attention_weights_backward(
+        products: FloatTensor<Self>,
+        gradients: FloatTensor<Self>,
+        log_sums: FloatTensor<Self>,
+        mask: MaybeMask<Self>,
+        bias: MaybeTensor<Self>,
+        options: Options,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let (weights, of_products) = (Output::replacing(&products, 0), Output::replacing(&gradients, 1));
+        let tensors = [&products, &gradients, &weights.tensor, &of_products.tensor];
+        let launch = Launch::new(&tensors, mask, bias, options);
+        let (client, dtypes) = (products.client.clone(), types(products.dtype));
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe {
+            gradients_kernel::launch_unchecked(
+                &client,
+                cubes(launch.rows),
+                CubeDim::new_1d(launch.of.units as u32),
+                launch.addresses,
+                launch.size,
+                products.into_linear_view(),
+                gradients.into_linear_view(),
+                weights.view(),
+                of_products.view(),
+                log_sums.into_linear_view(),
+                launch.mask.into(),
+                launch.bias.into(),
+                launch.shape,
+                launch.of,
+                dtypes,
+                launch.of_mask,
+                launch.of_bias,
+            );
+        }
+        (weights.tensor, of_products.tensor)
+    }
+}
+
+/// What a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Of {
+    units: usize,
+    capped: bool,
+    causal: bool,
+    quiet: bool,
+}
+
+/// What both launches have in common.
+struct Launch {
+    rows: usize,
+    size: usize,
+    addresses: AddressType,
+    mask: Option<LinearViewLaunch>,
+    bias: Option<LinearViewLaunch>,
+    of_mask: ElemType,
+    of_bias: ElemType,
+    shape: RowsLaunch,
+    of: Of,
+}
+
+impl Launch {
+    /// For kernels over these tensors, of which the first are products.
+    fn new(
+        tensors: &[&CubeTensor],
+        mask: MaybeMask<CubeBackend>,
+        bias: MaybeTensor<CubeBackend>,
+        options: Options,
+    ) -> Self {
+        let products = tensors[0];
+        let [batch, heads, queries, keys] = products.shape().dims();
+        let (mask, bias): (Option<BoolTensor<CubeBackend>>, _) = (mask.into_option(), bias.into_option());
+        let size = vector_size(tensors, 4);
+        let Options { scale, softcap, masked, quiet, last_of_first } = options;
+        let wide = types(products.dtype)[1];
+        let [scale, cap, masked, unseen] = [scale, softcap.unwrap_or(1.0), masked, f64::NEG_INFINITY]
+            .map(|number| InputScalar::new(number, wide));
+        let last = last_of_first.unwrap_or(0).clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32;
+        Self {
+            rows: batch * heads * queries,
+            size,
+            addresses: address_type(tensors),
+            of_mask: dtype_to_storage_type(mask.as_ref().map_or(DType::I32, |mask| mask.dtype)),
+            of_bias: dtype_to_storage_type(bias.as_ref().map_or(products.dtype, |bias| bias.dtype)),
+            mask: mask.map(|mask| mask.into_linear_view_like(products)),
+            bias: bias.map(|bias| bias.into_linear_view_like(products)),
+            shape: RowsLaunch::new(batch * heads * queries, queries, keys, scale, cap, masked, unseen, last),
+            of: Of {
+                units: units_of_row(keys / size),
+                capped: softcap.is_some(),
+                causal: last_of_first.is_some(),
+                quiet,
+            },
+        }
+    }
+}
+
+/// Rows of products, and how they become scores.
+#[derive(CubeType, CubeLaunch)]
+struct Rows {
+    rows: usize,
+    /// Of a head.
+    queries: usize,
+    keys: usize,
+    scale: InputScalar,
+    cap: InputScalar,
+    masked: InputScalar,
+    /// Minus infinity, of which WGSL has no constant.
+    unseen: InputScalar,
+    last_of_first: i32,
+}
+
+/// Scores, and their slopes: the derivatives by the products.
+#[derive(CubeType, Clone, Copy)]
+struct Scored<W: Float, N: Size> {
+    score: Vector<W, N>,
+    slope: Vector<W, N>,
+}
+
+#[cube]
+fn scored<W: Float, M: Int, V: Float, N: Size>(
+    products: Vector<W, N>,
+    vector: usize,
+    mask: &ComptimeOption<LinearView<'_, M>>,
+    bias: &ComptimeOption<LinearView<'_, V>>,
+    rows: &Rows,
+    #[comptime] of: Of,
+) -> Scored<W, N> {
+    let scale = Vector::<W, N>::new(rows.scale.get::<W>());
+    let mut score = products * scale;
+    let mut slope = scale;
+    if comptime!(of.capped) {
+        let cap = Vector::<W, N>::new(rows.cap.get::<W>());
+        let tanh = (score / cap).tanh();
+        score = cap * tanh;
+        slope = scale * (number::<W, N>(1.0) - tanh * tanh);
+    }
+    let size = N::value().comptime();
+    let row = CUBE_POS % rows.queries;
+    let first_key = (vector - CUBE_POS * (rows.keys / size)) * size;
+    #[unroll]
+    for lane in 0..size {
+        let at = vector * size + lane;
+        let hidden: ComptimeOption<bool> = mask.as_ref().map(|mask| mask.read(at) != M::new(0));
+        if hidden.unwrap_or(false) {
+            score.insert(lane, rows.masked.get::<W>());
+            slope.insert(lane, W::new(0.0));
+        }
+        if comptime!(of.causal) {
+            if i32::cast_from(first_key + lane) > rows.last_of_first + i32::cast_from(row) {
+                score.insert(lane, rows.unseen.get::<W>());
+            }
+        }
+        let bias: ComptimeOption<V> = bias.as_ref().map(|bias| bias.read(at));
+        let biased = score.extract(lane) + W::cast_from(bias.unwrap_or(V::new(0.0)));
+        score.insert(lane, biased);
+    }
+    Scored::<W, N> { score, slope }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn weights_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
+    products: LinearView<'_, Vector<T, N>>,
+    mut weights: LinearViewMut<'_, Vector<T, N>>,
+    mut log_sums: LinearViewMut<'_, W>,
+    mask: ComptimeOption<LinearView<'_, M>>,
+    bias: ComptimeOption<LinearView<'_, V>>,
+    rows: Rows,
+    lowest: InputScalar,
+    #[comptime] of: Of,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+    #[define(M)] _of_mask: ElemType,
+    #[define(V)] _of_bias: ElemType,
+) {
+    if CUBE_POS >= rows.rows {
+        terminate!();
+    }
+    let units = comptime!(of.units);
+    let size = N::value().comptime();
+    let vectors = rows.keys / size;
+    let start = CUBE_POS * vectors;
+    // Finite, so that the exponentials of a row that is all masked are 0.
+    let lowest = lowest.get::<W>();
+    let mut largest = Vector::<W, N>::new(lowest);
+    let mut sum = Vector::<W, N>::new(W::new(0.0));
+    let mut at = UNIT_POS as usize;
+    while at < vectors {
+        let products = Vector::<W, N>::cast_from(products.read(start + at));
+        let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of).score;
+        let before = largest;
+        largest = largest.max(score);
+        sum = sum * (before - largest).exp() + (score - largest).exp();
+        at += units;
+    }
+    let largest_of_all = max_over_cube::<W>(max_of_vector::<W, N>(largest), units);
+    let sum = sum_of_vector::<W, N>(sum * (largest - Vector::new(largest_of_all)).exp());
+    let mut sum = sum_over_cube::<W>(Pair::<W> { a: sum, b: W::new(0.0) }, units).a;
+    if comptime!(of.quiet) {
+        sum += (-largest_of_all).exp();
+    }
+    let sum = max(sum, W::new(comptime!(f32::MIN_POSITIVE)));
+    let mut at = UNIT_POS as usize;
+    while at < vectors {
+        let products = Vector::<W, N>::cast_from(products.read(start + at));
+        let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of).score;
+        let weight = (score - Vector::new(largest_of_all)).exp() / Vector::new(sum);
+        weights.write(start + at, Vector::cast_from(weight));
+        at += units;
+    }
+    if UNIT_POS == 0 {
+        log_sums.write(CUBE_POS, sum.ln() + largest_of_all);
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn gradients_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
+    products: LinearView<'_, Vector<T, N>>,
+    gradients: LinearView<'_, Vector<T, N>>,
+    mut weights: LinearViewMut<'_, Vector<T, N>>,
+    mut of_products: LinearViewMut<'_, Vector<T, N>>,
+    log_sums: LinearView<'_, W>,
+    mask: ComptimeOption<LinearView<'_, M>>,
+    bias: ComptimeOption<LinearView<'_, V>>,
+    rows: Rows,
+    #[comptime] of: Of,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+    #[define(M)] _of_mask: ElemType,
+    #[define(V)] _of_bias: ElemType,
+) {
+    if CUBE_POS >= rows.rows {
+        terminate!();
+    }
+    let units = comptime!(of.units);
+    let size = N::value().comptime();
+    let vectors = rows.keys / size;
+    let start = CUBE_POS * vectors;
+    let log_sum = Vector::<W, N>::new(log_sums.read(CUBE_POS));
+    let mut sum = Vector::<W, N>::new(W::new(0.0));
+    let mut at = UNIT_POS as usize;
+    while at < vectors {
+        let products = Vector::<W, N>::cast_from(products.read(start + at));
+        let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of).score;
+        sum += (score - log_sum).exp() * Vector::<W, N>::cast_from(gradients.read(start + at));
+        at += units;
+    }
+    let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: W::new(0.0) };
+    let mean = Vector::<W, N>::new(sum_over_cube::<W>(of_unit, units).a);
+    let mut at = UNIT_POS as usize;
+    while at < vectors {
+        let products = Vector::<W, N>::cast_from(products.read(start + at));
+        let scored = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of);
+        let weight = (scored.score - log_sum).exp();
+        let gradient = Vector::<W, N>::cast_from(gradients.read(start + at));
+        weights.write(start + at, Vector::cast_from(weight));
+        of_products.write(start + at, Vector::cast_from(weight * (gradient - mean) * scored.slope));
+        at += units;
+    }
+}

@@ -1,0 +1,336 @@
+//! Kernels for devices: one cube for every row of logits, which reads it once for the loss and once for the gradient (with label
+//! smoothing once more for the loss). Everything is computed in f32 at least, and rounded once.
+//!
+//! Burn's fusion makes several kernels of the composition, one for each sum: ours are taken there, too.
+use super::{Classes, CrossEntropyKernels, Labels, RowLosses};
+use crate::backend::cube::{
+    Output, Pair, address_type, cubes, empty, max_of_vector, max_over_cube, sum_of_vector, sum_over_cube,
+    types, units_of_row, vector_size,
+};
+use crate::backend::wide;
+use crate::ops::MaybeTensor;
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::{
+    Backend, Cube, TensorMetadata, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::Shape;
+use burn_cubecl::CubeBackend;
+use burn_cubecl::cubecl::{
+    self,
+    ir::ElemType,
+    prelude::*,
+    std::tensor::layout::linear::{LinearView, LinearViewMut},
+};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+
+impl CrossEntropyKernels for Cube {
+    fn row_losses(x: FloatTensor<Self>, labels: &Labels<Self>) -> RowLosses<Self> {
+        let Labels { targets, weights, smoothing } = labels.clone();
+        let (losses, log_sum_exp) = Self::cube_row_losses(x, targets, weights.into(), smoothing);
+        RowLosses { losses, log_sum_exp }
+    }
+
+    fn row_gradients(
+        x: FloatTensor<Self>,
+        labels: &Labels<Self>,
+        log_sum_exp: FloatTensor<Self>,
+        dloss: FloatTensor<Self>,
+        classes: Classes,
+    ) -> FloatTensor<Self> {
+        let Labels { targets, weights, smoothing } = labels.clone();
+        let options = Gradient { smoothing, classes };
+        Self::cube_row_gradients(x, targets, weights.into(), log_sum_exp, dloss, options)
+    }
+}
+
+/// Of a gradient.
+#[derive(Clone, Debug)]
+pub struct Gradient {
+    smoothing: Option<f32>,
+    /// Of the columns.
+    classes: Classes,
+}
+
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+pub trait CrossEntropyCube: Backend {
+    /// See [`CrossEntropyKernels::row_losses`].
+    #[fusion(meta = |x, _targets, _weights, _smoothing| {
+        let mut of_rows = x.clone();
+        of_rows.shape = Shape::new([x.shape[0], 1]);
+        of_rows.dtype = wide(x.dtype);
+        (of_rows.clone(), of_rows)
+    })]
+    fn cube_row_losses(
+        x: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        #[extension_type] weights: MaybeTensor<Self>,
+        smoothing: Option<f32>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// See [`CrossEntropyKernels::row_gradients`].
+    #[fusion(dtype = x, shape = x)]
+    fn cube_row_gradients(
+        x: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        #[extension_type] weights: MaybeTensor<Self>,
+        log_sum_exp: FloatTensor<Self>,
+        dloss: FloatTensor<Self>,
+        options: Gradient,
+    ) -> FloatTensor<Self>;
+}
+
+/// What a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Of {
+    units: usize,
+    smoothed: bool,
+    weighted: bool,
+}
+
+impl CrossEntropyCube for CubeBackend {
+    fn cube_row_losses(
+        x: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        weights: MaybeTensor<Self>,
+        smoothing: Option<f32>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let ([rows, classes], dtypes) = (x.shape().dims(), types(x.dtype));
+        let [losses, log_sum_exp] = [(); 2].map(|()| empty(&x, Shape::new([rows, 1]), wide(x.dtype)));
+        let weights = weights.into_option().map(into_contiguous);
+        if rows * classes > 0 {
+            let size = vector_size(&[&x], 4);
+            let units = units_of_row(classes / size);
+            let of = Of { units, smoothed: smoothing.is_some(), weighted: weights.is_some() };
+            let label_dtypes = label_dtypes(&targets, weights.as_ref(), &x);
+            let (client, at) = (x.client.clone(), address_type(&[&x]));
+            let [rest, spread] = shares(smoothing, classes).map(|share| InputScalar::new(share, dtypes[1]));
+            // SAFETY: the kernel compares every position with the shapes, and targets with the number of classes.
+            unsafe {
+                loss_kernel::launch_unchecked(
+                    &client,
+                    cubes(rows),
+                    CubeDim::new_1d(units as u32),
+                    at,
+                    size,
+                    x.into_linear_view(),
+                    targets.into_linear_view(),
+                    weights.map(CubeTensor::into_buffer_arg).into(),
+                    losses.clone().into_linear_view(),
+                    log_sum_exp.clone().into_linear_view(),
+                    rows,
+                    classes,
+                    rest,
+                    spread,
+                    of,
+                    dtypes,
+                    label_dtypes,
+                );
+            }
+        }
+        (losses, log_sum_exp)
+    }
+
+    fn cube_row_gradients(
+        x: FloatTensor<Self>,
+        targets: IntTensor<Self>,
+        weights: MaybeTensor<Self>,
+        log_sum_exp: FloatTensor<Self>,
+        dloss: FloatTensor<Self>,
+        Gradient { smoothing, classes }: Gradient,
+    ) -> FloatTensor<Self> {
+        let ([rows, columns], dtypes) = (x.shape().dims(), types(x.dtype));
+        let dx = Output::replacing(&x, 0);
+        let weights = weights.into_option().map(into_contiguous);
+        if rows * columns > 0 {
+            let size = vector_size(&[&x, &dx.tensor], 4);
+            let units = units_of_row(columns / size);
+            let of = Of { units, smoothed: smoothing.is_some(), weighted: weights.is_some() };
+            let label_dtypes = label_dtypes(&targets, weights.as_ref(), &x);
+            let (client, at) = (x.client.clone(), address_type(&[&x]));
+            let [rest, spread] =
+                shares(smoothing, classes.of).map(|share| InputScalar::new(share, dtypes[1]));
+            // SAFETY: the kernel compares every position with the shapes, and targets with the number of classes.
+            unsafe {
+                gradient_kernel::launch_unchecked(
+                    &client,
+                    cubes(rows),
+                    CubeDim::new_1d(units as u32),
+                    at,
+                    size,
+                    x.into_linear_view(),
+                    dx.view(),
+                    targets.into_linear_view(),
+                    weights.map(CubeTensor::into_buffer_arg).into(),
+                    log_sum_exp.into_linear_view(),
+                    dloss.into_linear_view(),
+                    ColumnsLaunch::new(rows, columns, classes.range.start, classes.of),
+                    rest,
+                    spread,
+                    of,
+                    dtypes,
+                    label_dtypes,
+                );
+            }
+        }
+        dx.tensor
+    }
+}
+
+/// Of the targets, and of the weights.
+fn label_dtypes(targets: &CubeTensor, weights: Option<&CubeTensor>, x: &CubeTensor) -> [ElemType; 2] {
+    [targets.dtype, weights.unwrap_or(x).dtype].map(dtype_to_storage_type)
+}
+
+/// The share of the target, and what every class has besides.
+fn shares(smoothing: Option<f32>, classes: usize) -> [f64; 2] {
+    let smoothing = smoothing.unwrap_or(0.0);
+    [1.0 - smoothing, smoothing / classes as f32].map(f64::from)
+}
+
+/// Of a class, or 1 without weights.
+#[cube]
+fn weight<V: Float, W: Float>(weights: &ComptimeOption<&[V]>, class: usize) -> W {
+    let weight: ComptimeOption<V> = weights.as_ref().map(|weights| weights[class]);
+    W::cast_from(weight.unwrap_or(V::new(1.0)))
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
+    x: LinearView<'_, Vector<T, N>>,
+    targets: LinearView<'_, I>,
+    weights: ComptimeOption<&[V]>,
+    mut losses: LinearViewMut<'_, W>,
+    mut log_sum_exp: LinearViewMut<'_, W>,
+    rows: usize,
+    classes: usize,
+    rest: InputScalar,
+    spread: InputScalar,
+    #[comptime] of: Of,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+    #[define(I, V)] _label_dtypes: [ElemType; 2],
+) {
+    let row = CUBE_POS;
+    if row >= rows {
+        terminate!();
+    }
+    let units = comptime!(of.units);
+    let size = N::value().comptime();
+    let vectors = classes / size;
+    let target = min(usize::cast_from(targets.read(row)), classes - 1);
+    // Not infinite: the difference of two infinities is no number.
+    let mut largest = Vector::<W, N>::new(W::min_value());
+    let mut sum = Vector::<W, N>::new(W::new(0.0));
+    let mut picked = W::new(0.0);
+    let mut at = UNIT_POS as usize;
+    while at < vectors {
+        let x = Vector::<W, N>::cast_from(x.read(row * vectors + at));
+        let before = largest;
+        largest = largest.max(x);
+        sum = sum * (before - largest).exp() + (x - largest).exp();
+        if at == target / size {
+            #[unroll]
+            for lane in 0..size {
+                picked = select(target % size == lane, x.extract(lane), picked);
+            }
+        }
+        at += units;
+    }
+    let largest_of_all = max_over_cube::<W>(max_of_vector::<W, N>(largest), units);
+    let sum = sum_of_vector::<W, N>(sum * (largest - Vector::new(largest_of_all)).exp());
+    let total = sum_over_cube::<W>(Pair::<W> { a: sum, b: picked }, units);
+    let log = largest_of_all + total.a.ln();
+    let mut loss = rest.get::<W>() * weight::<V, W>(&weights, target) * (log - total.b);
+    if comptime!(of.smoothed) {
+        let mut sum = W::new(0.0);
+        let mut at = UNIT_POS as usize;
+        while at < vectors {
+            let x = Vector::<W, N>::cast_from(x.read(row * vectors + at));
+            #[unroll]
+            for lane in 0..size {
+                sum += weight::<V, W>(&weights, at * size + lane) * (x.extract(lane) - log);
+            }
+            at += units;
+        }
+        loss -= spread.get::<W>() * sum_over_cube::<W>(Pair::<W> { a: sum, b: W::new(0.0) }, units).a;
+    }
+    if UNIT_POS == 0 {
+        losses.write(row, loss);
+        log_sum_exp.write(row, log);
+    }
+}
+
+/// Rows of logits, and the classes that their columns belong to.
+#[derive(CubeType, CubeLaunch)]
+struct Columns {
+    rows: usize,
+    columns: usize,
+    first_class: usize,
+    classes: usize,
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn gradient_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
+    x: LinearView<'_, Vector<T, N>>,
+    mut dx: LinearViewMut<'_, Vector<T, N>>,
+    targets: LinearView<'_, I>,
+    weights: ComptimeOption<&[V]>,
+    log_sum_exp: LinearView<'_, W>,
+    dloss: LinearView<'_, W>,
+    shape: Columns,
+    rest: InputScalar,
+    spread: InputScalar,
+    #[comptime] of: Of,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+    #[define(I, V)] _label_dtypes: [ElemType; 2],
+) {
+    let row = CUBE_POS;
+    if row >= shape.rows {
+        terminate!();
+    }
+    let units = comptime!(of.units);
+    let size = N::value().comptime();
+    let vectors = shape.columns / size;
+    let target = min(usize::cast_from(targets.read(row)), shape.classes - 1);
+    let (log, dloss) = (log_sum_exp.read(row), dloss.read(row));
+    let (rest, spread) = (rest.get::<W>(), spread.get::<W>());
+    // `q w` of the target beyond that of every class, and `sum(q w)`.
+    let of_target = rest * weight::<V, W>(&weights, target);
+    let mut total = of_target;
+    if comptime!(of.smoothed) {
+        let mut all = W::cast_from(shape.classes);
+        if comptime!(of.weighted) {
+            let mut sum = W::new(0.0);
+            let mut class = UNIT_POS as usize;
+            while class < shape.classes {
+                sum += weight::<V, W>(&weights, class);
+                class += units;
+            }
+            all = sum_over_cube::<W>(Pair::<W> { a: sum, b: W::new(0.0) }, units).a;
+        }
+        total += spread * all;
+    }
+    let nothing = dloss == W::new(0.0);
+    let mut at = UNIT_POS as usize;
+    while at < vectors {
+        let x = Vector::<W, N>::cast_from(x.read(row * vectors + at));
+        let probability = (x - Vector::new(log)).exp();
+        let mut gradient = Vector::<W, N>::new(W::new(0.0));
+        #[unroll]
+        for lane in 0..size {
+            let class = shape.first_class + at * size + lane;
+            let mut share = select(class == target, of_target, W::new(0.0));
+            if comptime!(of.smoothed) {
+                share += spread * weight::<V, W>(&weights, class);
+            }
+            gradient.insert(lane, dloss * (probability.extract(lane) * total - share));
+        }
+        // Whatever the logits are.
+        if nothing {
+            gradient = Vector::new(W::new(0.0));
+        }
+        dx.write(row * vectors + at, Vector::cast_from(gradient));
+        at += units;
+    }
+}

@@ -1,0 +1,91 @@
+//! A kernel for devices: one pass, with fusion and without (of the slices and concatenations of the composition, fusion makes
+//! several).
+use super::RotaryKernels;
+use crate::backend::cube::{Output, address_type, types, units};
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::cubecl::{
+    self,
+    ir::ElemType,
+    prelude::*,
+    std::tensor::layout::linear::{LinearView, LinearViewMut},
+};
+use burn_cubecl::kernel::into_contiguous;
+
+impl RotaryKernels for Cube {
+    fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self> {
+        Self::cube_rotate(x, factors, adjoint)
+    }
+}
+
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+pub trait RotaryCube: Backend {
+    /// See [`RotaryKernels::rotate`].
+    #[fusion(dtype = x, shape = x)]
+    fn cube_rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self>;
+}
+
+impl RotaryCube for CubeBackend {
+    fn cube_rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self> {
+        let y = Output::replacing(&x, 0);
+        let factors = into_contiguous(factors);
+        let [positions, features, _] = factors.shape().dims();
+        let pairs = x.shape().num_elements() / 2;
+        if pairs > 0 {
+            let (count, dim) = units(&x.client, pairs);
+            let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
+            let of_factors = dtype_to_storage_type(factors.dtype);
+            // SAFETY: the kernel compares every position with the number of pairs.
+            unsafe {
+                rotate_kernel::launch_unchecked(
+                    &client,
+                    count,
+                    dim,
+                    at,
+                    x.into_linear_view(),
+                    y.view(),
+                    factors.into_buffer_arg(),
+                    pairs,
+                    positions,
+                    features / 2,
+                    adjoint,
+                    dtypes,
+                    of_factors,
+                );
+            }
+        }
+        y.tensor
+    }
+}
+
+/// One unit for every pair.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn rotate_kernel<T: Float, W: Float, V: Float>(
+    x: LinearView<'_, T>,
+    mut y: LinearViewMut<'_, T>,
+    factors: &[V],
+    pairs: usize,
+    positions: usize,
+    pairs_of_position: usize,
+    #[comptime] adjoint: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+    #[define(V)] _of_factors: ElemType,
+) {
+    let pair = ABSOLUTE_POS;
+    if pair >= pairs {
+        terminate!();
+    }
+    let position = pair / pairs_of_position % positions;
+    let first = 4 * (position * pairs_of_position + pair % pairs_of_position);
+    let (cos_a, sin_a) = (W::cast_from(factors[first]), W::cast_from(factors[first + 1]));
+    let (cos_b, sin_b) = (W::cast_from(factors[first + 2]), W::cast_from(factors[first + 3]));
+    let (a, b) = (W::cast_from(x.read(2 * pair)), W::cast_from(x.read(2 * pair + 1)));
+    if comptime!(adjoint) {
+        y.write(2 * pair, T::cast_from(a * cos_a + b * sin_b));
+        y.write(2 * pair + 1, T::cast_from(b * cos_b - a * sin_a));
+    } else {
+        y.write(2 * pair, T::cast_from(a * cos_a - b * sin_a));
+        y.write(2 * pair + 1, T::cast_from(b * cos_b + a * sin_b));
+    }
+}

@@ -1,0 +1,67 @@
+//! Training on the device: what is in use after a step stays the same, step after step. (Without random numbers: CubeCL 0.11.3
+//! keeps the 48 bytes of seeds and sizes that it launched a generator with.)
+use crate::{alone, tensor, values, wgpu};
+use burn::module::Module;
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::{Device, Distribution, Int, Tensor};
+use burn_memsave::functional as F;
+use burn_memsave::measure::bytes_in_use;
+use burn_memsave_paper::llama::{self, LanguageModel, Size};
+use burn_memsave_paper::{Classifier, Depth, memsave};
+
+const STEPS: usize = 64;
+/// Steps after which kernels are chosen and the optimizer has its state.
+const WARM_UP: usize = 4;
+
+/// Bytes in use after every step.
+fn train<M: Module>(name: &str, model: M, device: &Device, loss: impl Fn(&M) -> Tensor<1>) {
+    let mut optimizer = SgdConfig::new().init();
+    let mut model = model;
+    let mut in_use = vec![];
+    for _ in 0..STEPS {
+        let gradients = GradientsParams::from_grads(loss(&model).backward(), &model);
+        model = optimizer.step(1e-3, model, gradients);
+        device.sync().expect("the device works");
+        in_use.push(bytes_in_use(device).expect("the pool counts"));
+    }
+    let steady = in_use[WARM_UP];
+    assert!(steady > 0 && in_use[WARM_UP..].iter().all(|&bytes| bytes == steady), "{name}: {in_use:?}");
+}
+
+#[test]
+fn bytes_in_use_stay_the_same() {
+    let _alone = alone();
+    let device = wgpu().autodiff();
+
+    let net = memsave::resnet::Net::new(Depth::D18, &device).fork(&device);
+    train("ResNet-18", net, &device, |net| {
+        let images = tensor::<4>(values([1, 3, 32, 32], 1), &device);
+        F::cross_entropy(net.forward(images), Tensor::from_ints([1], &device), None, None)
+    });
+
+    let size = Size { vocabulary: 97, width: 32, heads: 4, hidden: 48, blocks: 2, length: 16 };
+    let model = llama::memsave::Llama::new(&size, &device).fork(&device);
+    train("language model", model, &device, |model| {
+        let tokens = |first: i64| {
+            let tokens = Tensor::<1, Int>::arange(first..first + 2 * size.length as i64, &device);
+            tokens.mul_scalar(7).remainder_scalar(size.vocabulary as i64).reshape([2, size.length])
+        };
+        model.loss(tokens(0), tokens(1))
+    });
+}
+
+/// The bits of a dropout are drawn again from the same seed, also where its output is computed again.
+#[test]
+fn dropout_is_the_same_in_checkpoints() {
+    let _alone = alone();
+    let run = |device: Device| {
+        device.seed(17);
+        let x = Tensor::<2>::random([37, 65], Distribution::Default, &device).require_grad();
+        let y = F::dropout(F::silu(x.clone()) * 2.0, 0.3);
+        let loss = (F::silu(y.clone()) * y.clone()).sum();
+        let gradient = x.grad(&loss.backward()).expect("tracked");
+        [y, gradient].map(|tensor| tensor.into_data())
+    };
+    let device = wgpu();
+    assert_eq!(run(device.clone().autodiff()), run(device.autodiff().gradient_checkpointing()));
+}
