@@ -182,20 +182,27 @@ fn adjoint_kernel<T: Float, W: Float>(
     if comptime!(channels_last) {
         len = of_dx.channels;
     }
+    let first = place_on_line(&of_dx, line, unit * LANES, channels_last);
+    let rows = outputs(places, axes.rows, first.row);
+    let slices = outputs(places, axes.depth, first.depth);
     #[unroll]
     for lane in 0..LANES {
         let along = unit * LANES + lane;
         if along < len {
-            let to = place_on_line(&of_dx, line, along, channels_last);
-            let rows = outputs(places, axes.rows, to.row);
-            let columns = outputs(places, axes.columns, to.column);
+            let (mut channel, mut column) = (first.channel, first.column);
+            if comptime!(channels_last) {
+                channel = along;
+            } else {
+                column = along;
+            }
+            let to = Place { batch: first.batch, channel, depth: first.depth, row: first.row, column };
+            let columns = outputs(places, axes.columns, column);
             let mut sum = W::new(0.0);
             if comptime!(has_depth) {
-                let slices = outputs(places, axes.depth, to.depth);
                 for i in 0..slices.len {
                     let weight = weights[slices.weights + i];
-                    sum += weight
-                        * sum_of_plane::<T, W>(dy, weights, &of_dy, &to, slices.first + i, &rows, &columns);
+                    let depth = slices.first + i;
+                    sum += weight * sum_of_plane::<T, W>(dy, weights, &of_dy, &to, depth, &rows, &columns);
                 }
             } else {
                 sum = sum_of_plane::<T, W>(dy, weights, &of_dy, &to, 0usize.runtime(), &rows, &columns);

@@ -188,29 +188,26 @@ pub(super) fn chunks(len: usize, item: usize, chunk_bytes: usize) -> impl Iterat
 }
 
 /// The sum of the rows, `[classes]`, in f32 at least.
-pub(super) fn sum_of_rows<B: Backend>(dlogits: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn sum_of_rows<B: LinearCrossEntropyKernels>(dlogits: FloatTensor<B>) -> FloatTensor<B> {
     let [rows, classes] = dlogits.shape().dims();
     let wide = wide(dlogits.dtype());
     let sums = if dlogits.dtype() == wide {
         B::float_sum_dim(dlogits, 0)
     } else {
         let sum = |block| B::float_sum_dim(widen::<B>(columns_of::<B>(&dlogits, &block)), 0);
-        B::float_cat(chunks(classes, rows * wide.size(), BLOCK_BYTES).map(sum).collect(), 1)
+        B::float_cat(chunks(classes, rows * wide.size(), B::BLOCK_BYTES).map(sum).collect(), 1)
     };
     B::float_reshape(sums, Shape::new([classes]))
 }
 
-/// The bytes of a product that is added to a sum: it stays in the cache.
-const BLOCK_BYTES: usize = 1 << 20;
-
 /// `sum + u v` in `sum`, a few columns at a time.
-pub(super) fn add_product<B: Backend>(
+pub(super) fn add_product<B: LinearCrossEntropyKernels>(
     mut sum: FloatTensor<B>,
     u: FloatTensor<B>,
     v: FloatTensor<B>,
 ) -> FloatTensor<B> {
     let [rows, columns] = sum.shape().dims();
-    for block in chunks(columns, rows * sum.dtype().size(), BLOCK_BYTES) {
+    for block in chunks(columns, rows * sum.dtype().size(), B::BLOCK_BYTES) {
         let product = B::float_matmul(u.clone(), columns_of::<B>(&v, &block));
         let more = B::float_add(product, columns_of::<B>(&sum, &block));
         sum = B::float_slice_assign(sum, &[Slice::from(0..rows), Slice::from(block)], more);

@@ -5,6 +5,9 @@ use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, f16};
 
 impl<B: CpuBackend> LinearCrossEntropyKernels for B {
+    /// They stay in the cache.
+    const BLOCK_BYTES: usize = 1 << 20;
+
     fn largest_magnitude(x: FloatTensor<B>) -> FloatTensor<B> {
         // A weight that is shared with an embedding is transposed.
         let handles = [x.clone(), B::float_transpose(x.clone())];

@@ -75,6 +75,9 @@ extension! {
 
 /// The kernels, besides those of others.
 pub trait LinearCrossEntropyKernels: CrossEntropyKernels + LinearKernels + Scaling {
+    /// The bytes of a product that is added to a sum.
+    const BLOCK_BYTES: usize = 1 << 24; // launching kernels takes longer than on a CPU
+
     /// The largest absolute value of a matrix of f16, `[1]`, in any dtype.
     fn largest_magnitude(x: FloatTensor<Self>) -> FloatTensor<Self> {
         composed_largest_magnitude::<Self>(x)
