@@ -6,7 +6,7 @@
 //! cargo bench --bench devices --no-default-features --features wgpu,fusion -- --csv fused.csv
 //! ```
 //!
-//! With `cuda` in the place of `wgpu` it runs on CUDA. Bytes in use are read whenever a kernel is launched; "kept" is what lives
+//! With `cuda` in the place of `wgpu` it runs on CUDA; `--large` measures whole models of the size of a GPU instead. Bytes in use are read whenever a kernel is launched; "kept" is what lives
 //! after the forward pass beside parameters, "peak" the most in use beyond parameters, input and the gradient of the output. That
 //! gradient is there when the backward pass begins, and the output is written before it does, as in a network where products are
 //! around a layer: fusion cannot join it with the sum that a test would end with. Ratios are ours to Burn's: above 1 is a bug.
@@ -41,6 +41,8 @@ use table::{
     run::{initialize, variants},
 };
 
+#[path = "devices/large.rs"]
+mod large;
 #[path = "../tests/table/mod.rs"]
 mod table;
 
@@ -50,6 +52,17 @@ struct Args {
     /// Also writes the table to this file.
     #[arg(long)]
     csv: Option<PathBuf>,
+    /// Also writes it to this file, with the name of the device.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// How the device is called in that file.
+    #[arg(long, default_value = "")]
+    card: String,
+    /// Whole models and layers of the size of a GPU, instead of the table.
+    #[arg(long)]
+    large: bool,
+    #[command(flatten)]
+    sizes: large::Sizes,
     /// Turns of both sides, of which the medians are reported, fewer where they take seconds; 0 measures no times.
     #[arg(long, default_value_t = 9)]
     turns: usize,
@@ -154,7 +167,7 @@ impl Visitor for Devices {
             let ours = M::from(stock.clone());
             let sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2] =
                 [&|x| forward_stock(&stock, x), &|x| forward_ours(&ours, x)];
-            self.measure(&row.name, parameters, shape, sides);
+            self.measure(&row.name, parameters, (shape, true), sides);
         }
     }
 }
@@ -168,11 +181,11 @@ impl Devices {
         &mut self,
         name: &str,
         parameters: &'static str,
-        shape: [usize; D],
+        (shape, tracks_input): ([usize; D], bool),
         sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2],
     ) {
         let normal = Distribution::Normal(0.0, 1.0);
-        let input = || Tensor::<D>::random(shape, normal, &self.device).require_grad();
+        let input = || Tensor::<D>::random(shape, normal, &self.device).set_require_grad(tracks_input);
         let of_output = sides[0](input()).dims();
         let dy = || Tensor::<O>::random(of_output, normal, &self.device);
         let memory = sides.map(|forward| {
@@ -256,7 +269,7 @@ impl Devices {
             let ours = memsave::resnet::Net::new(Depth::D18, &device).fork(&device);
             let ours = if parameters == "frozen" { ours.freeze() } else { ours };
             let sides: [&dyn Fn(Tensor<4>) -> Tensor<2>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
-            self.measure(name, parameters, [2, 3, 64, 64], sides);
+            self.measure(name, parameters, ([2, 3, 64, 64], true), sides);
         }
     }
 
@@ -283,7 +296,7 @@ impl Devices {
             // The input stands for the tokens, which require no gradient.
             let sides: [&dyn Fn(Tensor<1>) -> Tensor<1>; 2] =
                 [&|_| burn.loss(tokens.clone(), next.clone()), &|_| ours.loss(tokens.clone(), next.clone())];
-            self.measure(name, parameters, [1], sides);
+            self.measure(name, parameters, ([1], true), sides);
         }
     }
 }
@@ -343,9 +356,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("this bench is for devices: --no-default-features --features wgpu, or cuda".into());
     }
     let mut devices = Devices { device: device.autodiff(), args, rows: vec![] };
-    table::visit(&mut devices);
-    devices.resnet();
-    devices.language_model();
+    if devices.args.large {
+        devices.large(devices.args.sizes);
+    } else {
+        table::visit(&mut devices);
+        devices.resnet();
+        devices.language_model();
+    }
 
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN).set_header(HEADER);
@@ -356,6 +373,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         "geometric means: peak {:.2}, step {times:.2}",
         geometric_mean(devices.rows.iter().map(Row::peak_ratio))
     );
+    if let Some(path) = devices.args.json {
+        let results = serde_json::json!({ "device": devices.args.card, "rows": devices.rows });
+        std::fs::write(&path, serde_json::to_string_pretty(&results)?)
+            .map_err(|error| format!("{}: {error}", path.display()))?;
+    }
     if let Some(path) = devices.args.csv {
         let mut writer =
             csv::Writer::from_path(&path).map_err(|error| format!("{}: {error}", path.display()))?;

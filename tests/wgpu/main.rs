@@ -1,11 +1,11 @@
 //! What is computed on Flex equals what is computed on wgpu: the form of an operation carries over to a device backend.
 //!
 //! Runs on any adapter, also on one in software (lavapipe): `cargo test -p burn-memsave --features wgpu --test wgpu`, and
-//! with `--features wgpu,fusion`.
-#![cfg(feature = "wgpu")]
+//! with `--features wgpu,fusion`; with `cuda` in the place of `wgpu` on CUDA.
+#![cfg(any(feature = "wgpu", feature = "cuda"))]
 #![recursion_limit = "256"]
 use burn::module::Module;
-use burn::tensor::{DType, Device, DeviceKind, Tensor, TensorData, activation};
+use burn::tensor::{DType, Device, Tensor, TensorData, activation};
 use burn_memsave::functional as F;
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::measure::{LayerMeasurement, bytes_in_use, measure_layer, peak_bytes};
@@ -32,8 +32,11 @@ fn alone() -> RwLockWriteGuard<'static, ()> {
     DEVICE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn wgpu() -> Device {
-    Device::wgpu(DeviceKind::DefaultDevice)
+fn gpu() -> Device {
+    #[cfg(feature = "wgpu")]
+    return Device::wgpu(burn::tensor::DeviceKind::DefaultDevice);
+    #[cfg(not(feature = "wgpu"))]
+    return Device::cuda(0);
 }
 
 /// Deterministic values in -1..1, no two alike.
@@ -94,7 +97,7 @@ fn lazy_weights_leave_the_device() {
     let _alone = alone();
     let config = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
     let (_directory, file) = saved(config.init(&Device::flex()));
-    let device = wgpu().autodiff();
+    let device = gpu().autodiff();
     let lazy = lazy(config.init(&device), &file);
     let run = || measure_layer(|| Tensor::<2>::ones([1, WIDTH], &device).require_grad(), |x| lazy.forward(x));
     run(); // compiles the kernels
@@ -106,7 +109,7 @@ fn lazy_weights_leave_the_device() {
 #[test]
 fn dropout_replays_its_bits() {
     let _shared = among_others();
-    let device = wgpu().autodiff();
+    let device = gpu().autodiff();
     let x = Tensor::<2>::ones([40, 33], (&device, DType::F32)).require_grad();
     let y = F::dropout(x.clone(), 0.3);
     let gradients = y.clone().sum().backward();
@@ -125,7 +128,7 @@ fn memory_is_measured_on_the_device() {
     /// What the pool rounds up, and its small tensors.
     const NOISE: u64 = 1 << 17;
     let _alone = alone();
-    let device = wgpu().autodiff();
+    let device = gpu().autodiff();
     let ones = || Tensor::<1>::ones([ELEMENTS as usize], (&device, DType::F32));
 
     let now = || {

@@ -1,5 +1,5 @@
 //! One small case per operation, with options that the rows of the table do not have.
-use crate::{among_others, assert_close, tensor, values, wgpu};
+use crate::{among_others, assert_close, gpu, tensor, values};
 use burn::module::{LoraAdapter, Module, Param, ParamId};
 use burn::tensor::{
     Device, Int, Tensor, TensorData, activation,
@@ -68,7 +68,7 @@ fn check_with<const D: usize, const O: usize>(
     f: impl Fn(Tensor<D>, &mut Operands) -> Tensor<O>,
 ) {
     let _shared = among_others();
-    let [wgpu, flex] = [wgpu(), Device::flex()].map(|device| run(&autodiff(device), shape, &f));
+    let [wgpu, flex] = [gpu(), Device::flex()].map(|device| run(&autodiff(device), shape, &f));
     for (which, (wgpu, flex)) in wgpu.iter().zip(&flex).enumerate() {
         assert_close(&format!("{name}: result {which}"), wgpu, flex);
     }

@@ -4,7 +4,7 @@ use crate::table::{
     closeness::Closeness,
     run::{Layer, Named, Setting, outcome, parameter_gradients},
 };
-use crate::{among_others, wgpu};
+use crate::{among_others, gpu};
 use burn::module::Module;
 use burn::tensor::{DType, Device};
 use std::fmt::Display;
@@ -42,7 +42,7 @@ impl Visitor for Layers {
             outcome(&Layer { forward: &forward, gradients: &gradients }, &setting, row.shapes.test)
         };
         for case in [Case::Trainable, Case::Frozen] {
-            let failures = differences(run(wgpu(), case), run(Device::flex(), case));
+            let failures = differences(run(gpu(), case), run(Device::flex(), case));
             self.failures.extend(failures.map(|failure| format!("{}, {case:?}: {failure}", row.name)));
         }
     }

@@ -1,6 +1,6 @@
 //! Training on the device: what is in use after a step stays the same, step after step. (Without random numbers: CubeCL 0.11.3
 //! keeps the 48 bytes of seeds and sizes that it launched a generator with.)
-use crate::{alone, assert_close, tensor, values, wgpu};
+use crate::{alone, assert_close, gpu, tensor, values};
 use burn::module::Module;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -31,7 +31,7 @@ fn train<M: Module>(name: &str, model: M, device: &Device, loss: impl Fn(&M) -> 
 #[test]
 fn bytes_in_use_stay_the_same() {
     let _alone = alone();
-    let device = wgpu().autodiff();
+    let device = gpu().autodiff();
 
     let net = memsave::resnet::Net::new(Depth::D18, &device).fork(&device);
     train("ResNet-18", net, &device, |net| {
@@ -63,7 +63,7 @@ fn dropout_is_the_same_in_checkpoints() {
         let gradient = x.grad(&loss.backward()).expect("tracked");
         [y, gradient].map(|tensor| tensor.into_data())
     };
-    let device = wgpu();
+    let device = gpu();
     let (kept, again) = (run(device.clone().autodiff()), run(device.autodiff().gradient_checkpointing()));
     for (kept, again) in kept.iter().zip(&again) {
         assert_close("computed again", again, kept);

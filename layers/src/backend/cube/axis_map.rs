@@ -87,15 +87,15 @@ impl Table {
     /// Where the axis begins in the places.
     fn push(&mut self, axis: &AxisMap) -> usize {
         let begin = self.places.len();
-        let mut outputs = vec![usize::MAX..0; axis.size];
+        let mut outputs = vec![0..0; axis.size];
         for (output, window) in axis.windows.iter().enumerate() {
             for of_input in &mut outputs[window.start..window.start + window.len] {
-                *of_input = of_input.start.min(output)..output + 1;
+                let first = if of_input.end == 0 { output } else { of_input.start };
+                *of_input = first..output + 1;
             }
         }
         for (input, range) in outputs.into_iter().enumerate() {
-            self.places
-                .extend([range.clone().next().unwrap_or(0), self.weights.len()].map(|place| place as i32));
+            self.places.extend([range.start, self.weights.len()].map(|place| place as i32));
             self.weights.extend(range.map(|output| axis.weight(output, input)));
         }
         self.places.extend([0, self.weights.len() as i32]);

@@ -41,7 +41,7 @@ pub(crate) fn bits(seed: &LinearView<'_, u32>, group: usize, threshold: u32) -> 
         key1 += WEYL[1];
     }
     below(c0, threshold)
-        | (below(c1, threshold) << comptime!((1 * TURNS) as u32))
+        | (below(c1, threshold) << comptime!(TURNS as u32))
         | (below(c2, threshold) << comptime!((2 * TURNS) as u32))
         | (below(c3, threshold) << comptime!((3 * TURNS) as u32))
 }

@@ -305,7 +305,8 @@ fn scored<W: Float, M: Int, V: Float, N: Size>(
             slope.insert(lane, W::new(0.0));
         }
         if comptime!(of.causal) {
-            if i32::cast_from(first_key + lane) > rows.last_of_first + i32::cast_from(row) {
+            let last = rows.last_of_first + i32::cast_from(row);
+            if i32::cast_from(first_key + lane) > last {
                 score.insert(lane, rows.unseen.get::<W>());
             }
         }
