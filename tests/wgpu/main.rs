@@ -14,6 +14,7 @@ use burn_memsave::nn::{EmbeddingConfig, LinearConfig};
 use operations::check;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+mod half;
 mod layouts;
 mod operations;
 #[path = "../table/mod.rs"]

@@ -53,8 +53,8 @@ pub trait MaxPoolCube: Backend {
     /// The maxima and the words of their offsets.
     #[fusion(meta = |x, options| {
         let [mut y, mut words] = [x.clone(), x.clone()];
-        y.shape = output_shape(&x.shape, &options);
-        words.shape = Shape::new([Packing::of(&options).words(y.shape.num_elements()) + 1]);
+        y.shape = output_shape(&x.shape, options);
+        words.shape = Shape::new([Packing::of(options).words(y.shape.num_elements()) + 1]);
         words.dtype = DType::I32;
         (y, words)
     })]

@@ -86,7 +86,7 @@ pub trait RowNormCube: Backend {
     ) -> FloatTensor<Self>;
 
     /// Parts of the gradients of gamma and beta, `[parts, 2, parameters]`, to be summed over the first axis.
-    #[fusion(dtype = wide(x), shape = parts_shape(x, &norm))]
+    #[fusion(dtype = wide(x), shape = parts_shape(x, norm))]
     fn cube_row_norm_parameters(
         x: FloatTensor<Self>,
         dy: FloatTensor<Self>,
