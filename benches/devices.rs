@@ -264,12 +264,13 @@ impl Devices {
         }
         let device = self.device.clone();
         let burn = stock::resnet::Net::new(Depth::D18, &device).fork(&device);
+        let shape = [2, 3, 64, 64];
+        initialize(shape, &device, |x| burn.forward(x));
         for (parameters, burn) in variants(burn) {
-            // The same weights, through a record.
             let ours = memsave::resnet::Net::new(Depth::D18, &device).fork(&device);
             let ours = if parameters == "frozen" { ours.freeze() } else { ours };
             let sides: [&dyn Fn(Tensor<4>) -> Tensor<2>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
-            self.measure(name, parameters, ([2, 3, 64, 64], true), sides);
+            self.measure(name, parameters, (shape, true), sides);
         }
     }
 

@@ -1,11 +1,17 @@
 //! Kernels for devices: one pass over `x` for the output and the bits, where the composition has ten.
 //!
-//! Without bits, the composition is as good where operations are fused; elsewhere it is one kernel, too.
+//! | | fused | not fused |
+//! | --- | --- | --- |
+//! | without bits | Burn's, which joins what is around it | one kernel of ours |
+//! | ReLU with bits | Burn's, and a kernel for the bits of its output: after a norm and a sum that is a pass less | one kernel of ours |
+//! | others with bits | one kernel of ours | one kernel of ours |
 use super::{PiecewiseLinear, PiecewiseLinearKernels};
 use crate::backend::cube::{
     CubeMask, GROUP, Output, TURNS, address_type, bit, empty, group_of_unit, join, types, units, vector_size,
     words,
 };
+#[cfg(feature = "fusion")]
+use burn::backend::ops::ActivationOps;
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,
     tensor::{FloatTensor, IntTensor},
@@ -27,6 +33,13 @@ impl PiecewiseLinearKernels for Cube {
     }
 
     fn piecewise_linear_with_mask(x: FloatTensor<Self>, f: PiecewiseLinear) -> (FloatTensor<Self>, CubeMask) {
+        #[cfg(feature = "fusion")]
+        if f == PiecewiseLinear::Relu {
+            // Joined with the norm and the sum before it; the bits of the output are those of the input.
+            let y = Self::relu(x);
+            let words = Self::cube_piecewise_words(y.clone(), f);
+            return (y, CubeMask::of_words(words));
+        }
         let (y, words) = Self::cube_piecewise_linear_with_words(x, f);
         (y, CubeMask::of_words(words))
     }
