@@ -75,18 +75,35 @@ struct Args {
 }
 
 /// The rest of a network, which reads an output and has a gradient for it.
-#[backend_extension(Cube, Autodiff)]
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
+    Remote: cfg(feature = "remote"),
+    Autodiff
+)]
 trait Rest: Backend {
     /// A number, of which `dy` is the gradient with respect to `y`.
     fn rest(y: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-#[cfg(any(feature = "wgpu", feature = "cuda"))]
-impl Rest for burn::backend::Cube {
-    fn rest(y: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
-        use burn::backend::ops::FloatTensorOps;
-        Self::float_zeros([1].into(), &y.device(), y.dtype().into())
-    }
+macro_rules! rest_on {
+    ($($(#[$condition:meta])* $backend:ident),*) => {$(
+        $(#[$condition])*
+        impl Rest for burn::backend::$backend {
+            fn rest(y: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+                use burn::backend::ops::FloatTensorOps;
+                Self::float_zeros([1].into(), &y.device(), y.dtype().into())
+            }
+        }
+    )*};
+}
+rest_on! {
+    #[cfg(feature = "flex")]
+    Flex,
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    Cube,
+    #[cfg(feature = "remote")]
+    Remote
 }
 
 impl<B: Rest, C: CheckpointStrategy> Rest for Autodiff<B, C> {

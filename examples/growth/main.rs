@@ -325,7 +325,8 @@ fn plot(path: &Path, steps: &[Step]) -> Result<(), Box<dyn Error>> {
     chart.configure_mesh().x_desc("step").y_desc("MiB").label_style(("sans-serif", 14)).draw()?;
     // Colours that differ in grey, too.
     let (burn, ours) = (RGBColor(213, 94, 0), RGBColor(0, 60, 120));
-    let lines: [(Side, fn(&Step) -> u64, &str, RGBColor, u32); 4] = [
+    type Line = (Side, fn(&Step) -> u64, &'static str, RGBColor, u32);
+    let lines: [Line; 4] = [
         (Side::Burn, |step| step.reserved, "Burn, reserved", burn, 3),
         (Side::Burn, |step| step.in_use, "Burn, in use", burn, 1),
         (Side::Ours, |step| step.reserved, "ours, reserved", ours, 3),
