@@ -1,13 +1,14 @@
 //! Memory of any device behind one interface.
-use super::{Scope, TrackingAllocator, launches::Launches};
+use super::launches::{Launches, tensor_bytes};
+use super::{Scope, TrackingAllocator};
 use burn::tensor::Device;
 
 /// Bytes in use on a device.
 ///
 /// - CPU devices (Flex, NdArray): live bytes of the [`TrackingAllocator`], which are those of the whole program; `None` if it
 ///   is not installed.
-/// - Device backends (CUDA, WebGPU, ...): bytes in use of the device's memory pool, without padding. Burn queues work:
-///   [`Device::sync`] first.
+/// - Device backends (CUDA, WebGPU, ...): bytes in use of the device's memory pools, without padding and without the buffers
+///   that CubeCL keeps beside them for launches and reads. Burn queues work: [`Device::sync`] first.
 /// - Others (remote ones): `None`.
 ///
 /// ```
@@ -18,7 +19,7 @@ use burn::tensor::Device;
 /// ```
 pub fn bytes_in_use(device: &Device) -> Option<u64> {
     match device.memory_pool_usage() {
-        Some(pool) => Some(pool.bytes_in_use),
+        Some(pool) => Some(tensor_bytes(device).unwrap_or(pool.bytes_in_use)),
         None => is_counted(device).then(TrackingAllocator::live),
     }
 }
@@ -87,9 +88,9 @@ impl Meter {
     pub(super) fn start(watch: Watch, device: Device, input_bytes: u64, live_before: u64) -> Self {
         settle(&device);
         device.memory_cleanup();
-        let base = match device.memory_pool_usage() {
-            Some(pool) => Some(pool.bytes_in_use.saturating_sub(input_bytes)),
-            None => is_counted(&device).then_some(live_before),
+        let base = match is_host(&device) {
+            true => is_counted(&device).then_some(live_before),
+            false => bytes_in_use(&device).map(|bytes| bytes.saturating_sub(input_bytes)),
         };
         let launches = match watch {
             Watch::Launches => Launches::watch(&device),

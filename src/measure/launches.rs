@@ -1,4 +1,4 @@
-//! The launches of kernels on a device, and the memory in use at each.
+//! The launches of kernels on a device, and the memory of tensors in use at each.
 //!
 //! A pool says how much is in use now, and how much it has reserved; neither is the most that was in use at one time. CubeCL
 //! calls an observer before every launch, when the tensors that the kernel reads and writes exist, and that is where the memory
@@ -13,6 +13,25 @@ use burn::tensor::Device;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+/// Bytes in use of the tensors on a device that kernels are launched on.
+pub(super) fn tensor_bytes(device: &Device) -> Option<u64> {
+    Some(in_use(&client(device)?))
+}
+
+/// Without what CubeCL keeps for itself: read buffers, and the sizes, strides and scalars of the 512 launches last seen, which
+/// differ from one run to another.
+fn in_use(client: &Client) -> u64 {
+    let report = client.memory_report(MemoryScope::Device);
+    report.streams.iter().map(|stream| stream.pools.usage().bytes_in_use).sum()
+}
+
+fn client(device: &Device) -> Option<Client> {
+    let device = device.clone().without_autodiff();
+    #[allow(irrefutable_let_patterns)] // without any other backend
+    let DispatchDevice::Cube(device) = device.as_dispatch() else { return None };
+    Some(device.client())
+}
+
 /// Watches the launches of the whole process while it lives.
 pub(super) struct Launches {
     watched: Arc<Watched>,
@@ -22,10 +41,7 @@ pub(super) struct Launches {
 impl Launches {
     /// Starts to watch, if kernels are launched on such a device.
     pub(super) fn watch(device: &Device) -> Option<Self> {
-        let device = device.clone().without_autodiff();
-        #[allow(irrefutable_let_patterns)] // without any other backend
-        let DispatchDevice::Cube(device) = device.as_dispatch() else { return None };
-        let watched = Arc::new(Watched::new(device.client()));
+        let watched = Arc::new(Watched::new(client(device)?));
         Some(Self { watched: watched.clone(), _observation: LaunchObservation::new(watched) })
     }
 
@@ -53,8 +69,7 @@ impl Watched {
     }
 
     fn look(&self) {
-        let usage = self.client.memory_report(MemoryScope::Device).usage();
-        self.most_bytes.fetch_max(usage.bytes_in_use, Relaxed);
+        self.most_bytes.fetch_max(in_use(&self.client), Relaxed);
     }
 }
 

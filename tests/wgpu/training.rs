@@ -1,5 +1,4 @@
-//! Training on the device: what is in use after a step stays the same, step after step. (Without random numbers: CubeCL 0.11.3
-//! keeps the 48 bytes of seeds and sizes that it launched a generator with.)
+//! Training on the device: what is in use after a step stays the same, step after step.
 use crate::{alone, assert_close, gpu, tensor, values};
 use burn::module::Module;
 use burn::optim::{GradientsParams, SgdConfig};
