@@ -4,6 +4,7 @@
 
 pub mod lazy;
 pub mod measure;
+pub mod parallel;
 
 #[doc(hidden)]
 pub use burn_memsave_layers::{backend, ops};

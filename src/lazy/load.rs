@@ -7,7 +7,7 @@ use burn::module::{Module, ModuleMapper, Param, ParamId, Parameter, Reparameteri
 use burn::tensor::{
     AllocationProperty, Bool, BoolStore, Bytes, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic,
 };
-use burn_memsave_layers::frozen::{FrozenWeight, LazyWeight};
+use burn_memsave_layers::frozen::{DeviceBudget, FrozenWeight, LazyWeight, Resident};
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -144,19 +144,21 @@ impl Plan {
 
     fn cache(&self, options: &LazyOptions) -> Arc<Cache> {
         let lazy = self.planned.iter().filter(|planned| planned.index.is_some());
+        let device_budget = DeviceBudget::new(options.device_budget);
         let weights: Vec<_> = lazy
             .map(|planned| Weight {
                 path: planned.path.clone(),
                 entry: planned.entry.clone(),
                 dtype: planned.dtype,
                 by_rows: planned.module == "Embedding",
+                resident: Resident::new(device_budget.clone(), planned.entry.len_as(planned.dtype) as u64),
             })
             .collect();
         let largest =
             weights.iter().filter(|weight| !weight.by_rows).map(Weight::footprint).max().unwrap_or(0);
         let budget = options.budget.map_or(2 * largest, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         let (prefetch, on_progress) = (options.prefetch, options.on_progress.clone());
-        let settings = Settings { budget, prefetch, on_progress };
+        let settings = Settings { budget, device_budget, prefetch, on_progress };
         Arc::new(Cache::new(weights, settings))
     }
 
@@ -311,6 +313,10 @@ impl FrozenWeight for FileWeight {
 
     fn dtype(&self) -> DType {
         self.weight().dtype
+    }
+
+    fn resident(&self) -> Option<&Resident> {
+        Some(&self.weight().resident)
     }
 
     fn read(&self) -> TensorData {

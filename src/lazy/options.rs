@@ -28,6 +28,7 @@ pub struct LazyOptions {
     pub(super) min_bytes: usize,
     pub(super) dtype: Option<DType>,
     pub(super) budget: Option<u64>,
+    pub(super) device_budget: u64,
     pub(super) prefetch: usize,
     pub(super) allow_partial: bool,
     pub(super) on_progress: Option<OnProgress>,
@@ -51,6 +52,7 @@ impl LazyOptions {
             min_bytes: 1 << 16,
             dtype: None,
             budget: None,
+            device_budget: 0,
             prefetch: 1,
             allow_partial: false,
             on_progress: None,
@@ -99,6 +101,16 @@ impl LazyOptions {
     /// The default is twice the largest weight.
     pub fn with_budget(mut self, bytes: u64) -> Self {
         self.budget = Some(bytes);
+        self
+    }
+
+    /// The most bytes of lazy weights that stay on a device (CUDA, WebGPU, a compute server) after their use, on each if the
+    /// module is on several. The weights that are used first stay until the module is dropped; the others are sent to the device
+    /// whenever they are used, and are there only while a layer uses them.
+    ///
+    /// The default is 0. On the CPU nothing is sent, and only [`with_budget`](Self::with_budget) counts.
+    pub fn with_device_budget(mut self, bytes: u64) -> Self {
+        self.device_budget = bytes;
         self
     }
 
@@ -173,6 +185,7 @@ impl fmt::Debug for LazyOptions {
             .field("min_bytes", &self.min_bytes)
             .field("dtype", &self.dtype)
             .field("budget", &self.budget)
+            .field("device_budget", &self.device_budget)
             .field("prefetch", &self.prefetch)
             .field("allow_partial", &self.allow_partial)
             .finish_non_exhaustive()

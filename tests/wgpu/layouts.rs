@@ -1,6 +1,6 @@
 //! The kernels for devices on tensors of any shape and layout: sizes around those that the kernels divide their work by, channels
 //! last in memory, slices, broadcasts. (Not for empty tensors: Burn 0.22.1 does not take them on this backend.) What is tracked varies, too.
-use crate::{alone, among_others, assert_close, gpu, tensor, values};
+use crate::{alone, among_others, assert_close, assert_close_beside, gpu, tensor, values};
 use burn::nn::loss::Reduction;
 use burn::tensor::ops::{
     AttentionModuleOptions, AvgPoolOptions, InterpolateMode, InterpolateOptions, MaxPoolOptions,
@@ -101,7 +101,8 @@ fn compare(name: &str, op: Op, case: &Case, parameters: usize) {
     let [wgpu, flex] = [gpu(), Device::flex()].map(|device| run(op, case, parameters, &device.autodiff()));
     assert_eq!(wgpu.len(), flex.len(), "{name}, {case:?}");
     for (which, (wgpu, flex)) in wgpu.iter().zip(&flex).enumerate() {
-        assert_close(&format!("{name}, {case:?}: result {which}"), wgpu, flex);
+        // Gradients of norms of few elements nearly cancel: their terms are of the order of one.
+        assert_close_beside(0.1, &format!("{name}, {case:?}: result {which}"), wgpu, flex);
     }
 }
 

@@ -53,8 +53,13 @@ fn tensor<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
 
 /// Relative to the largest magnitude.
 fn assert_close(what: &str, wgpu: &TensorData, flex: &TensorData) {
+    assert_close_beside(1e-6, what, wgpu, flex);
+}
+
+/// Relative to the largest magnitude, and at least to that of terms that may cancel.
+fn assert_close_beside(terms: f32, what: &str, wgpu: &TensorData, flex: &TensorData) {
     assert_eq!(wgpu.shape(), flex.shape(), "{what}");
-    let scale = flex.iter::<f32>().fold(1e-6f32, |scale, v| scale.max(v.abs()));
+    let scale = flex.iter::<f32>().fold(terms, |scale, v| scale.max(v.abs()));
     for (wgpu, flex) in wgpu.iter::<f32>().zip(flex.iter::<f32>()) {
         assert!((wgpu - flex).abs() <= 1e-4 * scale, "{what}: {wgpu}, Flex {flex}");
     }

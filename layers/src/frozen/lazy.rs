@@ -1,6 +1,6 @@
 use super::placeholder::{is_placeholder, placeholder};
 use super::side_channel::{answer, note_loaded, take_loaded, without_note};
-use super::source::remember;
+use super::source::{Read, remember};
 use super::weight::{FrozenWeight, RowBlock, read_tensor};
 use crate::burn_internals::REPARAMETERIZATION;
 use crate::ops::node_id;
@@ -69,7 +69,7 @@ impl LazyWeight {
         let param = param.save_mapper(move |base| match is_placeholder(&base) {
             true => {
                 let weight = weak.upgrade().expect("the module that is saved has its weights");
-                if answer(&weight) { base } else { read_tensor(&*weight, &base.device()) }
+                if answer(&weight) { base } else { read_tensor(&*weight, &base.device()).0 }
             }
             false => on_save.on_save(base),
         });
@@ -93,9 +93,9 @@ impl LazyWeight {
         if self.is_replaced(&base) {
             return base;
         }
-        let weight = read_tensor(&*self.weight, &base.device());
+        let (weight, stays) = read_tensor(&*self.weight, &base.device());
         if self.mapper.is_none() {
-            remember(&weight, &self.weight, false);
+            remember(&weight, &self.weight, Read { transposed: false, stays });
         }
         self.loaded(weight)
     }
@@ -138,8 +138,9 @@ impl LazyWeight {
             let rows = first..rows.min(first + rows_of_block);
             // What is remembered is not kept alive: this keeps it alive until the next block.
             let block = in_use.insert(Arc::new(RowBlock { table: table.clone(), rows }));
-            let transposed = read_tensor::<2>(&**block, &device).transpose();
-            remember(&transposed, block, true);
+            let (rows, stays) = read_tensor::<2>(&**block, &device);
+            let transposed = rows.transpose();
+            remember(&transposed, block, Read { transposed: true, stays });
             transposed
         }))
     }

@@ -52,12 +52,14 @@
 mod lazy;
 mod placeholder;
 mod recorded;
+mod resident;
 mod side_channel;
 mod source;
 mod weight;
 
 pub use lazy::LazyWeight;
 pub use recorded::Recorded;
+pub use resident::{DeviceBudget, Resident};
 pub(crate) use source::WeightSource;
 pub use weight::FrozenWeight;
 

@@ -20,24 +20,26 @@ use std::sync::{Arc, Weak};
 const REMEMBERED: usize = 256;
 
 thread_local! {
-    static READS: RefCell<VecDeque<Read>> = RefCell::default();
+    static READS: RefCell<VecDeque<(NodeId, Weak<dyn FrozenWeight>, Read)>> = RefCell::default();
 }
 
-/// A tensor that was read.
-struct Read {
-    node: NodeId,
-    weight: Weak<dyn FrozenWeight>,
-    transposed: bool,
+/// How a tensor was read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Read {
+    /// Whether it is the weight transposed.
+    pub transposed: bool,
+    /// Whether the weight stays on the device.
+    pub stays: bool,
 }
 
-/// Remembers that a tensor is this weight, or this weight transposed.
-pub(super) fn remember<const D: usize>(tensor: &Tensor<D>, weight: &Arc<dyn FrozenWeight>, transposed: bool) {
+/// Remembers what a tensor was read from.
+pub(super) fn remember<const D: usize>(tensor: &Tensor<D>, weight: &Arc<dyn FrozenWeight>, read: Read) {
     let Some(node) = node_id(tensor.clone()) else { return };
     READS.with_borrow_mut(|reads| {
         if reads.len() == REMEMBERED {
             reads.pop_front();
         }
-        reads.push_back(Read { node, weight: Arc::downgrade(weight), transposed });
+        reads.push_back((node, Arc::downgrade(weight), read));
     });
 }
 
@@ -45,22 +47,27 @@ pub(super) fn remember<const D: usize>(tensor: &Tensor<D>, weight: &Arc<dyn Froz
 #[derive(Clone, Debug)]
 pub(crate) struct WeightSource {
     weight: Arc<dyn FrozenWeight>,
-    transposed: bool,
+    read: Read,
 }
 
 impl WeightSource {
     /// The source of a node, if a frozen weight was read into it.
     pub(crate) fn of(node: NodeId) -> Option<Self> {
         READS.with_borrow(|reads| {
-            let Read { weight, transposed, .. } = reads.iter().rev().find(|read| read.node == node)?;
-            Some(Self { weight: weight.upgrade()?, transposed: *transposed })
+            let (_, weight, read) = reads.iter().rev().find(|(of, ..)| *of == node)?;
+            Some(Self { weight: weight.upgrade()?, read: *read })
         })
+    }
+
+    /// Whether the tensor stays on its device, so that to hold it takes no memory.
+    pub(crate) fn stays(&self) -> bool {
+        self.read.stays
     }
 
     /// Reads the tensor.
     pub(crate) fn read<B: Backend>(&self, device: &BackendDevice<B>) -> FloatTensor<B> {
         let weight = B::float_from_data(self.weight.read(), device);
-        match self.transposed {
+        match self.read.transposed {
             true => B::float_swap_dims(weight, 0, 1),
             false => weight,
         }

@@ -1,3 +1,4 @@
+use super::Resident;
 use burn::tensor::{Bytes, DType, Device, Shape, Tensor, TensorData};
 use core::fmt::Debug;
 use core::ops::Range;
@@ -17,6 +18,11 @@ pub trait FrozenWeight: Debug + Send + Sync {
     ///
     /// Panics if the weight can no longer be read, since a forward pass has no other way to fail.
     fn read(&self) -> TensorData;
+
+    /// Where the weight may stay on a device between its uses. By default it does not.
+    fn resident(&self) -> Option<&Resident> {
+        None
+    }
 
     /// Reads the rows (entries of the first axis) with these indices, in the order of the indices.
     ///
@@ -56,7 +62,13 @@ impl FrozenWeight for RowBlock {
     }
 }
 
-/// Reads a weight as a tensor.
-pub(super) fn read_tensor<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> Tensor<D> {
-    Tensor::from_data(weight.read(), (device, weight.dtype()))
+/// A weight as a tensor, and whether it stays on the device.
+pub(super) fn read_tensor<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> (Tensor<D>, bool) {
+    let resident = weight.resident();
+    if let Some(tensor) = resident.and_then(|resident| resident.get(device)) {
+        return (tensor, true);
+    }
+    let tensor = Tensor::from_data(weight.read(), (device, weight.dtype()));
+    let stays = resident.is_some_and(|resident| resident.keep(&tensor));
+    (tensor, stays)
 }

@@ -26,6 +26,8 @@ pub(crate) enum Kept {
     },
     /// A frozen weight, which is read again.
     Frozen(Box<Frozen>),
+    /// A frozen weight that stays on its device, a `FloatTensor<B>`.
+    Staying(Arc<dyn Any + Send + Sync>),
 }
 
 /// Where a frozen weight is read from, and to which device of the backend.
@@ -37,10 +39,13 @@ pub(crate) struct Frozen {
 }
 
 impl Kept {
-    /// Keeps nothing of a frozen weight but where to read it again. `None` for any other tensor.
+    /// Keeps nothing of a frozen weight but where it is. `None` for any other tensor.
     pub(crate) fn frozen<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<Self> {
         let source = source::<B>(tensor)?;
-        Some(Self::Frozen(Box::new(Frozen { source, device: Arc::new(tensor.device()) })))
+        Some(match source.stays() {
+            true => Self::Staying(Arc::new(tensor.primitive().clone())),
+            false => Self::Frozen(Box::new(Frozen { source, device: Arc::new(tensor.device()) })),
+        })
     }
 
     /// Keeps a tensor of the graph.
@@ -64,6 +69,9 @@ impl Kept {
             Self::Frozen(frozen) => {
                 let device = frozen.device.downcast_ref().expect("of the backend that keeps it");
                 frozen.source.read::<B>(device)
+            }
+            Self::Staying(tensor) => {
+                tensor.downcast_ref::<FloatTensor<B>>().expect("of the backend that keeps it").clone()
             }
         }
     }

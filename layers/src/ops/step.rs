@@ -150,6 +150,7 @@ impl<const N: usize> Recorder<N> {
 /// The backward pass of a step.
 pub struct BackwardPass<'a, B: Backend, const N: usize> {
     wanted: [Option<NodeId>; N],
+    given: [bool; N],
     kept: [Option<Kept>; N],
     shapes: [Option<Box<Shape>>; N],
     checkpointer: &'a mut Checkpointer,
@@ -173,9 +174,12 @@ impl<B: Backend, const N: usize> BackwardPass<'_, B, N> {
         Some(self.kept[input].take()?.get::<B>(self.checkpointer))
     }
 
-    /// Gives the gradient of an input, if it is wanted.
+    /// Gives the gradient of an input, if it is wanted: once, as Burn's distributed training counts the gradients of a parameter
+    /// to know when it is complete.
     pub fn give(&mut self, input: usize, gradient: FloatTensor<B>) {
         if let Some(node) = self.wanted[input] {
+            debug_assert!(!self.given[input], "a gradient is given twice");
+            self.given[input] = true;
             self.gradients.register::<B>(node, gradient);
         }
     }
@@ -382,8 +386,11 @@ impl<B: Backend, O: Operation<B, N>, const N: usize> Backward<B, N> for Step<O> 
         let dy = gradients.consume::<B>(&ops.node);
         let State { kept, shapes, saved, _offered } = ops.state;
         let wanted = ops.parents.map(|parent| parent.map(|node| node.id));
-        let mut pass = BackwardPass { wanted, kept, shapes, checkpointer, gradients, backend: PhantomData };
+        let given = [false; N];
+        let mut pass =
+            BackwardPass { wanted, given, kept, shapes, checkpointer, gradients, backend: PhantomData };
         O::backward(saved, dy, &mut pass);
+        debug_assert!(pass.wanted.map(|node| node.is_some()) == pass.given, "a gradient is not given");
         debug_assert!(pass.kept.iter().all(Option::is_none), "an input is kept that nobody reads");
     }
 }

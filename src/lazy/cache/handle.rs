@@ -43,6 +43,11 @@ impl LazyCache {
         self.0.settings.budget as u64
     }
 
+    /// The bytes of lazy weights that stay on devices now.
+    pub fn device_bytes(&self) -> u64 {
+        self.0.settings.device_budget.used()
+    }
+
     /// What was read so far, and who had to wait.
     pub fn statistics(&self) -> Statistics {
         self.0.lock().statistics
@@ -74,6 +79,9 @@ impl fmt::Display for LazyCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [cached, budget] = [self.cached_bytes(), self.budget()].map(human_bytes);
         write!(f, "{cached} of lazy weights in memory, of at most {budget}\n{}", self.statistics())?;
+        if self.device_bytes() > 0 {
+            write!(f, "\n{} stay on devices", human_bytes(self.device_bytes()))?;
+        }
         let held = self.held();
         if !held.is_empty() {
             write!(

@@ -14,6 +14,7 @@ pub use statistics::{Progress, Statistics};
 use super::LazyError;
 use super::source::{Entry, words_for};
 use burn::tensor::DType;
+use burn_memsave_layers::frozen::{DeviceBudget, Resident};
 use order::Order;
 use policy::{Idle, Residence, Room};
 use pool::{Pool, WeightBytes};
@@ -33,6 +34,8 @@ pub(super) struct Weight {
     pub dtype: DType,
     /// Whether only rows of it are read, as far as is known.
     pub by_rows: bool,
+    /// Where it stays on devices.
+    pub resident: Resident,
 }
 
 impl Weight {
@@ -49,6 +52,7 @@ impl Weight {
 /// How the cache works.
 pub(super) struct Settings {
     pub budget: usize,
+    pub device_budget: Arc<DeviceBudget>,
     /// The number of weights that are read ahead.
     pub prefetch: usize,
     pub on_progress: Option<OnProgress>,
@@ -97,6 +101,7 @@ impl Drop for Cache {
         state.stopped = true;
         state.slots.fill_with(|| Slot::Absent);
         self.0.pool.close();
+        self.0.weights.iter().for_each(|weight| weight.resident.clear());
         self.0.changed.notify_all();
     }
 }

@@ -1,0 +1,71 @@
+//! What a run needs to go on: the adapters and the state of the optimizer. (The frozen weights are what they were.)
+use burn::module::{Module, ParamGroup};
+use burn::optim::ModuleOptimizer;
+use burn::store::ModuleRecord;
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A folder with a folder for every checkpoint, `step-10`, which appears when it is whole.
+pub struct Checkpoint {
+    folder: PathBuf,
+}
+
+const ADAPTERS: &str = "adapters.bpk";
+const OPTIMIZER: &str = "optimizer.bpk";
+
+impl Checkpoint {
+    pub fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    /// The steps of the last one.
+    pub fn last(&self) -> Option<usize> {
+        let entries = fs::read_dir(&self.folder).ok()?;
+        let steps = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok();
+        entries.filter_map(Result::ok).filter_map(steps).max()
+    }
+
+    fn of(&self, steps: usize) -> PathBuf {
+        self.folder.join(format!("step-{steps}"))
+    }
+
+    /// Saves a checkpoint; the one before goes when the new one is whole.
+    pub fn save(
+        &self,
+        model: &impl Module,
+        optimizer: &ModuleOptimizer,
+        steps: usize,
+    ) -> Result<(), Box<dyn Error>> {
+        let (before, partial) = (self.last(), self.folder.join("partial"));
+        if partial.exists() {
+            fs::remove_dir_all(&partial)?; // of a run that ended while it saved
+        }
+        fs::create_dir_all(&partial)?;
+        let adapters = ParamGroup::from_regex(r"(^|\.)lora\.").map_err(|error| format!("{error:?}"))?;
+        model.clone().into_record_group(adapters).save(partial.join(ADAPTERS))?;
+        optimizer.save(partial.join(OPTIMIZER))?;
+        fs::rename(&partial, self.of(steps))?;
+        match before.filter(|before| *before != steps) {
+            Some(before) => Ok(fs::remove_dir_all(self.of(before))?),
+            None => Ok(()),
+        }
+    }
+
+    /// The model and the optimizer of the last checkpoint, and its steps.
+    pub fn load<M: Module>(
+        &self,
+        model: M,
+        optimizer: ModuleOptimizer,
+    ) -> Result<(M, ModuleOptimizer, usize), Box<dyn Error>> {
+        let steps = self.last().ok_or_else(|| format!("{}: no checkpoint", self.folder.display()))?;
+        let named = |path: &Path, error: &dyn Error| format!("{}: {error}", path.display());
+        let path = self.of(steps).join(ADAPTERS);
+        let record = ModuleRecord::load(&path).map_err(|error| named(&path, &error))?;
+        let model =
+            model.try_load_record(record.allow_partial(true)).map_err(|error| named(&path, &error))?;
+        let path = self.of(steps).join(OPTIMIZER);
+        let optimizer = optimizer.load(&path).map_err(|error| named(&path, &error))?;
+        Ok((model, optimizer, steps))
+    }
+}

@@ -1,0 +1,42 @@
+//! A compute server on this machine, in a process of its own.
+use std::env;
+use std::io::{self, BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+/// Ends when it is dropped.
+pub struct LocalServer {
+    process: Child,
+    address: String,
+}
+
+impl LocalServer {
+    /// Starts this program as a server, and waits until it listens.
+    pub fn start() -> io::Result<Self> {
+        let mut process = Command::new(env::current_exe()?)
+            .args(["--serve", "0"])
+            .env("RUST_LOG", "off") // its peers end before it does
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let stdout = process.stdout.take().ok_or_else(|| io::Error::other("a server without output"))?;
+        let mut server = Self { process, address: String::new() };
+        BufReader::new(stdout).read_line(&mut server.address)?;
+        server.address.truncate(server.address.trim_end().len());
+        match server.address.starts_with("ws://") {
+            true => Ok(server),
+            false => Err(io::Error::other(format!("a compute server did not start: {:?}", server.address))),
+        }
+    }
+
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+}
+
+impl Drop for LocalServer {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,128 @@
+//! Weights that stay on a device between their uses.
+use burn::backend::DispatchDevice;
+use burn::tensor::{Device, Tensor};
+use core::any::Any;
+use core::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The bytes of weights that may stay on a device, on each if there are several.
+///
+/// The weights that are used first stay, and none makes room for another: of a model that does not fit, which is used from the
+/// first layer to the last again and again, no other choice finds more of them on the device.
+#[derive(Debug)]
+pub struct DeviceBudget {
+    bytes: u64,
+    used: Mutex<Vec<(Device, u64)>>,
+}
+
+impl DeviceBudget {
+    /// For this many bytes.
+    pub fn new(bytes: u64) -> Arc<Self> {
+        Arc::new(Self { bytes, used: Mutex::default() })
+    }
+
+    /// The bytes that stay now, on all devices.
+    pub fn used(&self) -> u64 {
+        lock(&self.used).iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Whether there is room for these bytes, which are then used.
+    fn take(&self, device: &Device, bytes: u64) -> bool {
+        let mut used = lock(&self.used);
+        let at = used.iter().position(|(of, _)| of == device).unwrap_or_else(|| {
+            used.push((device.clone(), 0));
+            used.len() - 1
+        });
+        let used = &mut used[at].1;
+        let fits = used.checked_add(bytes).is_some_and(|sum| sum <= self.bytes);
+        *used += if fits { bytes } else { 0 };
+        fits
+    }
+
+    fn give_back(&self, device: &Device, bytes: u64) {
+        let mut used = lock(&self.used);
+        if let Some((_, used)) = used.iter_mut().find(|(of, _)| of == device) {
+            *used = used.saturating_sub(bytes);
+        }
+    }
+}
+
+/// The tensors of one weight, one per device that it stays on.
+///
+/// Nothing stays on CPU devices, which use the weight where it was read.
+pub struct Resident {
+    budget: Arc<DeviceBudget>,
+    bytes: u64,
+    /// A `Tensor<D>` without autodiff per device.
+    tensors: Mutex<Vec<(Device, Box<dyn Any + Send + Sync>)>>,
+}
+
+impl Resident {
+    /// Of a weight of this many bytes.
+    pub fn new(budget: Arc<DeviceBudget>, bytes: u64) -> Self {
+        Self { budget, bytes, tensors: Mutex::default() }
+    }
+
+    /// Lets go of all tensors.
+    pub fn clear(&self) {
+        for (device, _) in lock(&self.tensors).drain(..) {
+            self.budget.give_back(&device, self.bytes);
+        }
+    }
+
+    /// The weight, if it is on the device.
+    pub(super) fn get<const D: usize>(&self, device: &Device) -> Option<Tensor<D>> {
+        let plain = device.clone().without_autodiff();
+        let tensors = lock(&self.tensors);
+        let (_, tensor) = tensors.iter().find(|(of, _)| *of == plain)?;
+        let tensor = tensor.downcast_ref::<Tensor<D>>()?.clone();
+        Some(match device.gradient_checkpointing_strategy() {
+            Some(strategy) => tensor.autodiff().with_gradient_checkpointing_strategy(strategy),
+            None => tensor,
+        })
+    }
+
+    /// Keeps the weight on its device, if there is room; returns whether it does.
+    pub(super) fn keep<const D: usize>(&self, tensor: &Tensor<D>) -> bool {
+        let device = tensor.device().without_autodiff();
+        let mut tensors = lock(&self.tensors);
+        if tensors.iter().any(|(of, _)| *of == device) {
+            return false; // from another thread, meanwhile
+        }
+        let keeps = !is_host(&device) && self.budget.take(&device, self.bytes);
+        if keeps {
+            tensors.push((device, Box::new(tensor.clone().without_autodiff())));
+        }
+        keeps
+    }
+}
+
+impl Drop for Resident {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl fmt::Debug for Resident {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resident").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+/// What is behind the lock changes as a whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether tensors of the device are in the memory of the program.
+#[allow(clippy::match_single_binding)] // without a CPU backend
+fn is_host(device: &Device) -> bool {
+    match device.as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => true,
+        #[cfg(feature = "ndarray")]
+        DispatchDevice::NdArray(_) => true,
+        #[allow(unreachable_patterns)] // without any other backend
+        _ => false,
+    }
+}

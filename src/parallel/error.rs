@@ -1,0 +1,67 @@
+use burn::tensor::{Device, ExecutionError};
+use std::fmt;
+
+/// What can be wrong with the replicas of a module, or happen to them.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParallelError {
+    /// There is no device to put a replica on.
+    #[error("replicas need at least one device")]
+    NoDevices,
+    /// Nothing can be trained on such a device.
+    #[error("device {index} ({device:?}) records no gradients: call `Device::autodiff` on it")]
+    NotAutodiff {
+        /// Its position among the devices.
+        index: usize,
+        /// The device.
+        device: Device,
+    },
+    /// A batch norm that would normalize with the statistics of a part of the batch, and leave each replica with its own.
+    #[error(
+        "{path} is a batch norm in training mode, whose statistics would be those of a part of the batch: freeze it \
+         (`Module::freeze`), or take a norm that does not depend on the batch"
+    )]
+    BatchNorm {
+        /// Path of the batch norm in the module.
+        path: String,
+    },
+    /// A batch was cut into more parts than there are replicas, or into none.
+    #[error("a batch of {parts} parts for {replicas} replicas")]
+    Parts {
+        /// Of the batch.
+        parts: usize,
+        /// Of the module.
+        replicas: usize,
+    },
+    /// A batch without items has no mean loss.
+    #[error("the parts of the batch have no items")]
+    NoItems,
+    /// Devices failed, or their servers cannot be reached any more. What was computed on them is lost. A device fails, too, when
+    /// one is gone that sends to it.
+    #[error("{}", list(failed))]
+    Devices {
+        /// Each of them.
+        failed: Vec<DeviceFailure>,
+    },
+}
+
+/// What is wrong with a device.
+#[derive(Debug)]
+pub struct DeviceFailure {
+    /// Its position among the devices.
+    pub index: usize,
+    /// The device.
+    pub device: Device,
+    /// What Burn says.
+    pub error: ExecutionError,
+}
+
+impl fmt::Display for DeviceFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device {} ({:?}) failed: {}", self.index, self.device, self.error)
+    }
+}
+
+fn list(failed: &[DeviceFailure]) -> String {
+    failed.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,287 @@
+//! One module on several devices of this machine or of others: each computes the gradients of its part of a batch.
+//!
+//! ```
+//! use burn::nn::LinearConfig;
+//! use burn::optim::SgdConfig;
+//! use burn::tensor::{Device, Tensor};
+//! use burn_memsave::parallel::Replicas;
+//!
+//! let device = Device::flex().autodiff(); // with compute servers: `Device::remote_options(&host).init()?.autodiff()`
+//! let devices = [device.clone(), device.clone()];
+//! let mut replicas = Replicas::new(&LinearConfig::new(8, 4).init(&device), devices)?;
+//! let mut optimizer = SgdConfig::new().init();
+//!
+//! let x = Tensor::<2>::ones([3, 8], &device);
+//! let parts = [(x.clone().slice([0..2]), 2), (x.slice([2..3]), 1)]; // on the devices of the replicas
+//! let (loss, gradients) = replicas.backward(parts, |model, x| model.forward(x).powf_scalar(2.0).mean())?;
+//! replicas.update(|model| optimizer.step(0.1, model, gradients));
+//! replicas.sync()?; // a device that failed, or a server that is gone, shows here or where the loss is read
+//! # let _ = loss;
+//! # Ok::<(), burn_memsave::parallel::ParallelError>(())
+//! ```
+//!
+//! # What is sent
+//!
+//! Of every parameter that requires gradients, each step moves the gradient from each further device to the first, and the new
+//! value back. Frozen parameters are sent once, when the replicas are made. Remote devices send to one another; nothing passes
+//! through the program that drives them.
+//!
+//! # Beside `ExecutionStrategy::ddp`
+//!
+//! Burn's own strategy reduces gradients with NCCL, on the CUDA devices of one machine, also of one that serves them to others
+//! ([`RemoteServer`](https://docs.rs/burn/0.22.1/burn/server/struct.RemoteServer.html)); our layers train under it like Burn's.
+//! Burn 0.22.1 refuses to reduce across servers, and panics on every other backend. `ExecutionStrategy::multi` works anywhere
+//! and moves the whole module, frozen weights too, to every device in every step.
+mod error;
+
+pub use error::{DeviceFailure, ParallelError};
+
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::GradientsParams;
+use burn::tensor::{Bool, Device, Float, FloatDType, Int, Tensor, kind::Autodiff};
+use std::any::Any;
+
+/// One module on several devices, with the same parameters on each.
+///
+/// The optimizer runs on the first device alone, so its state exists once.
+#[derive(Debug)]
+pub struct Replicas<M> {
+    devices: Vec<Device>,
+    modules: Vec<M>,
+}
+
+impl<M: Module> Replicas<M> {
+    /// Copies a module to each device. What requires gradients in it does so in the replicas.
+    ///
+    /// # Errors
+    ///
+    /// Without devices, with one that records no gradients, or if the module has a batch norm in training mode: a replica would
+    /// normalize with the statistics of its part, and Burn's running statistics are shared between the clones of a module.
+    pub fn new(module: &M, devices: impl IntoIterator<Item = Device>) -> Result<Self, ParallelError> {
+        let devices: Vec<Device> = devices.into_iter().collect();
+        if devices.is_empty() {
+            return Err(ParallelError::NoDevices);
+        }
+        if let Some((index, device)) = devices.iter().enumerate().find(|(_, device)| !device.is_autodiff()) {
+            return Err(ParallelError::NotAutodiff { index, device: device.clone() });
+        }
+        if let Some(path) = batch_norm_in_training(module) {
+            return Err(ParallelError::BatchNorm { path });
+        }
+        // Through `valid`, as running statistics are shared with a clone.
+        let replica =
+            |device: &Device| module.valid().train().fork(device).map(&mut Checkpointing::of(device));
+        let modules = devices.iter().map(replica).collect();
+        Ok(Self { devices, modules })
+    }
+
+    /// Where the replicas are; the optimizer runs on the first.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
+    }
+
+    /// The replica on the first device.
+    pub fn module(&self) -> &M {
+        &self.modules[0]
+    }
+
+    /// The mean loss of a batch and its gradients, both on the first device: those that one device computes of the whole batch,
+    /// to rounding.
+    ///
+    /// `parts`: for each replica, in the order of [`devices`](Self::devices), its part of the batch and the number of items in
+    /// it, over which `loss` takes the mean. There may be fewer parts than replicas. A part is on the device of its replica.
+    ///
+    /// # Errors
+    ///
+    /// If there are no parts, more than replicas, or no items in them.
+    pub fn backward<T>(
+        &self,
+        parts: impl IntoIterator<Item = (T, usize)>,
+        loss: impl Fn(&M, T) -> Tensor<1>,
+    ) -> Result<(Tensor<1>, GradientsParams), ParallelError> {
+        let parts: Vec<(T, usize)> = parts.into_iter().collect();
+        if parts.is_empty() || parts.len() > self.modules.len() {
+            return Err(ParallelError::Parts { parts: parts.len(), replicas: self.modules.len() });
+        }
+        let items: usize = parts.iter().map(|(_, items)| items).sum();
+        if items == 0 {
+            return Err(ParallelError::NoItems);
+        }
+        // Every device has all of its work before anything is moved.
+        let (losses, gradients): (Vec<_>, Vec<_>) = self
+            .modules
+            .iter()
+            .zip(parts)
+            .filter(|(_, (_, part_items))| *part_items > 0) // whose mean loss is not a number
+            .map(|(module, (part, part_items))| {
+                let loss = loss(module, part).mul_scalar(part_items as f64 / items as f64);
+                let gradients = GradientsParams::from_grads(loss.backward(), module);
+                (loss.inner(), gradients)
+            })
+            .unzip();
+        let device = self.devices[0].clone().without_autodiff();
+        let loss = sum(losses, &device).expect("at least one part");
+        let mut sums = Sums { parts: gradients, device, sums: GradientsParams::new() };
+        self.module().visit(&mut sums);
+        Ok((loss, sums.sums))
+    }
+
+    /// Replaces the replica on the first device, usually by what an optimizer makes of it, and gives its trainable parameters to
+    /// the others.
+    ///
+    /// # Panics
+    ///
+    /// If `step` returns a module with other parameters.
+    pub fn update(&mut self, step: impl FnOnce(M) -> M) {
+        // Taken, not cloned, so that parameters can change in place.
+        let mut modules = std::mem::take(&mut self.modules).into_iter();
+        let first = step(modules.next().expect("a replica per device"));
+        let mut trained = Trained::default();
+        first.visit(&mut trained);
+        let others = modules
+            .zip(&self.devices[1..])
+            .map(|(module, device)| module.map(&mut Assign { values: trained.values.iter(), device }));
+        self.modules = std::iter::once(first).chain(others).collect();
+    }
+
+    /// Waits for every device.
+    ///
+    /// # Errors
+    ///
+    /// The devices that failed; a server that is gone.
+    pub fn sync(&self) -> Result<(), ParallelError> {
+        let failure = |(index, device): (usize, &Device)| {
+            let error = device.sync().err()?;
+            Some(DeviceFailure { index, device: device.clone(), error })
+        };
+        let failed: Vec<_> = self.devices.iter().enumerate().filter_map(failure).collect();
+        if failed.is_empty() { Ok(()) } else { Err(ParallelError::Devices { failed }) }
+    }
+
+    /// The replica on the first device.
+    pub fn into_module(mut self) -> M {
+        self.modules.swap_remove(0)
+    }
+}
+
+/// The path of the first batch norm in training mode, in Burn's or our layers.
+fn batch_norm_in_training(module: &impl Module) -> Option<String> {
+    #[derive(Default)]
+    struct Search {
+        path: Vec<String>,
+        containers: Vec<String>,
+        found: Option<String>,
+    }
+    impl ModuleVisitor for Search {
+        fn enter_module(&mut self, name: &str, container_type: &str) {
+            self.path.push(name.into());
+            self.containers.push(container_type.into());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+            self.containers.pop();
+        }
+        fn visit_flag(&mut self, flag: &Param<Flag>) {
+            let is_batch_norm = self.containers.last().is_some_and(|of| of.ends_with("BatchNorm"));
+            if is_batch_norm && flag.is_enabled() && self.found.is_none() {
+                self.found = self.path.split_last().map(|(_field, path)| path.join("."));
+            }
+        }
+    }
+    let mut search = Search::default();
+    module.visit(&mut search);
+    search.found
+}
+
+/// Of tensors on any devices; in f32 at least, rounded once.
+fn sum<const D: usize>(parts: Vec<Tensor<D>>, device: &Device) -> Option<Tensor<D>> {
+    let dtype = parts.first()?.dtype();
+    let is_one = parts.len() == 1;
+    let wide = |part: Tensor<D>| match is_one || dtype.size() >= 4 {
+        true => part,
+        false => part.cast(FloatDType::F32),
+    };
+    let sum = parts.into_iter().map(|part| wide(part.to_device(device))).reduce(|a, b| a + b)?;
+    Some(if sum.dtype() == dtype { sum } else { sum.cast(dtype) })
+}
+
+/// Sums the gradients of every parameter that it visits.
+struct Sums {
+    parts: Vec<GradientsParams>,
+    device: Device,
+    sums: GradientsParams,
+}
+
+impl ModuleVisitor for Sums {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let parts = self.parts.iter_mut().filter_map(|part| part.remove::<D>(param.id)).collect();
+        // None for what is frozen, unused, or visited before, as a parameter that two layers share.
+        if let Some(sum) = sum(parts, &self.device) {
+            self.sums.register(param.id, sum);
+        }
+    }
+}
+
+/// The values of the parameters that require gradients, of every place in a module: Burn's optimizers update a parameter that
+/// two layers share in the first.
+#[derive(Default)]
+struct Trained {
+    values: Vec<(ParamId, Option<Box<dyn Any>>)>,
+}
+
+impl ModuleVisitor for Trained {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.is_require_grad().then(|| Box::new(param.base().inner()) as Box<dyn Any>);
+        self.values.push((param.id, value));
+    }
+}
+
+/// Gives them to a module on another device.
+struct Assign<'a> {
+    values: std::slice::Iter<'a, (ParamId, Option<Box<dyn Any>>)>,
+    device: &'a Device,
+}
+
+impl ModuleMapper for Assign<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let value = self.values.next().filter(|(id, _)| *id == param.id);
+        let (_, value) = value.expect("a step changes the values of parameters, not which there are");
+        let Some(value) = value.as_ref().and_then(|value| value.downcast_ref::<Tensor<D>>()) else {
+            return param;
+        };
+        let value = value.clone().to_device(&self.device.clone().without_autodiff());
+        param.map(|_| checkpointed(value, self.device).require_grad())
+    }
+}
+
+/// Gives the tensors of a module the checkpointing strategy of a device: `Module::train` gives them the default.
+struct Checkpointing<'a> {
+    device: &'a Device,
+}
+
+impl<'a> Checkpointing<'a> {
+    fn of(device: &'a Device) -> Self {
+        Self { device }
+    }
+}
+
+macro_rules! checkpointed {
+    ($map:ident, $kind:ty) => {
+        fn $map<const D: usize>(&mut self, param: Param<Tensor<D, $kind>>) -> Param<Tensor<D, $kind>> {
+            param.map(|value| checkpointed(value, self.device))
+        }
+    };
+}
+
+impl ModuleMapper for Checkpointing<'_> {
+    checkpointed!(map_float, Float);
+    checkpointed!(map_int, Int);
+    checkpointed!(map_bool, Bool);
+}
+
+fn checkpointed<const D: usize, K: Autodiff>(tensor: Tensor<D, K>, device: &Device) -> Tensor<D, K> {
+    match device.gradient_checkpointing_strategy() {
+        Some(strategy) => tensor.autodiff().with_gradient_checkpointing_strategy(strategy),
+        None => tensor,
+    }
+}

@@ -1,0 +1,253 @@
+//! Layers on Burn's compute servers, and replicas of a module on several of them.
+//!
+//! `cargo test -p burn-memsave --features remote-server --test remote`; the servers are on this machine and compute on Flex.
+#![recursion_limit = "256"]
+use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
+use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
+use burn::remote::RemoteHost;
+use burn::server::{
+    RemoteServer, WebSocketTransport,
+    telemetry::{TelemetryEvent, TelemetryProbe, TelemetrySubscription, TransferPhase},
+};
+use burn::tensor::{Device, Int, Tensor};
+use burn_memsave::parallel::{ParallelError, Replicas};
+use burn_memsave_paper::llama::{LanguageModel, Size, memsave::Llama};
+use checkpoint::Checkpoint;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::{env, fs, thread};
+
+#[path = "../../examples/finetune_ddp/checkpoint.rs"]
+mod checkpoint;
+#[path = "../table/mod.rs"]
+mod table;
+#[path = "../wgpu/table_walk.rs"]
+mod table_walk;
+
+/// A server in a thread of this process, until it ends.
+fn serve(server: RemoteServer) -> Device {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = format!("ws://{}", listener.local_addr().expect("its address"));
+    thread::spawn(move || server.serve(WebSocketTransport::from_listener(listener)));
+    connect(&address)
+}
+
+fn connect(address: &str) -> Device {
+    Device::remote_options(&RemoteHost::websocket(address)).init().expect("a server that listens")
+}
+
+/// What the rows of the table are computed on.
+fn gpu() -> Device {
+    static SERVER: OnceLock<Device> = OnceLock::new();
+    SERVER.get_or_init(|| serve(RemoteServer::new([Device::flex()]))).clone()
+}
+
+/// Nothing here measures or seeds what others use.
+fn among_others() {}
+
+/// With adapters whose second factors are not zero, so that the first have gradients.
+fn language_model(device: &Device) -> Llama {
+    device.seed(5);
+    let size = Size { vocabulary: 31, width: 16, heads: 2, hidden: 24, blocks: 2, length: 8 };
+    let group = ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a regular expression");
+    struct Shift;
+    impl burn::module::ModuleMapper for Shift {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            match param.is_require_grad() {
+                true => param.map(|value| (value.inner() + 0.05).autodiff().require_grad()),
+                false => param,
+            }
+        }
+    }
+    Llama::new(&size, device).apply_lora(Lora::new(2, 4.0).set_param_group(group)).map(&mut Shift)
+}
+
+/// Two factors of seven matrices in two blocks.
+const ADAPTER_FACTORS: usize = 2 * 7 * 2;
+
+type Batch = (Tensor<2, Int>, Tensor<2, Int>);
+
+fn tokens(step: usize, items: usize, device: &Device) -> Batch {
+    let of = |first: usize| {
+        let tokens: Vec<i64> = (0..items * 8).map(|at| ((first + at * 7 + at / 8) % 31) as i64).collect();
+        Tensor::<1, Int>::from_data(tokens.as_slice(), device).reshape([items, 8])
+    };
+    (of(step), of(step + 3))
+}
+
+/// Three passages on the first device, two on the second.
+fn divide((input, next): &Batch, devices: &[Device]) -> [(Batch, usize); 2] {
+    [(0, 0..3), (1, 3..5)].map(|(device, rows)| {
+        let part = |tensor: &Tensor<2, Int>| tensor.clone().slice([rows.clone()]).to_device(&devices[device]);
+        ((part(input), part(next)), rows.len())
+    })
+}
+
+/// Relative to the largest gradient; all adapter factors have gradients, and nothing else.
+fn difference(module: &impl Module, ours: &GradientsParams, whole: &GradientsParams) -> f32 {
+    struct Compare<'a> {
+        ours: &'a GradientsParams,
+        whole: &'a GradientsParams,
+        largest: f32,
+        difference: f32,
+    }
+    impl ModuleVisitor for Compare<'_> {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(whole) = self.whole.get::<D>(param.id) {
+                let ours = self.ours.get::<D>(param.id).expect("a gradient").to_device(&whole.device());
+                let max = |tensor: Tensor<D>| tensor.abs().max().into_scalar::<f32>();
+                self.largest = self.largest.max(max(whole.clone()));
+                self.difference = self.difference.max(max(ours - whole));
+            }
+        }
+    }
+    assert_eq!((ours.len(), whole.len()), (ADAPTER_FACTORS, ADAPTER_FACTORS));
+    let mut compare = Compare { ours, whole, largest: 0.0, difference: 0.0 };
+    module.visit(&mut compare);
+    compare.difference / compare.largest
+}
+
+/// Transfers that a server began since it was last asked.
+fn transfers(subscription: &mut TelemetrySubscription) -> usize {
+    let mut events = vec![];
+    subscription.drain_into(&mut events);
+    let began = |event: &TelemetryEvent| {
+        matches!(event, TelemetryEvent::Transfer { phase: TransferPhase::Started, .. })
+    };
+    events.iter().filter(|event| began(event)).count()
+}
+
+/// Gradients of twenty steps, and what is sent from server to server in them.
+#[test]
+fn two_servers_equal_one_device() {
+    let (probes, mut subscriptions): (Vec<_>, Vec<_>) =
+        (0..2).map(|_| TelemetryProbe::channel(1 << 20)).unzip();
+    let devices = probes
+        .into_iter()
+        .map(|probe| serve(RemoteServer::new([Device::flex()]).with_telemetry(probe)).autodiff());
+    let host = Device::flex().autodiff();
+    let mut one = language_model(&host);
+    let mut replicas = Replicas::new(&one, devices).expect("two servers");
+    let (mut optimizer, mut of_replicas) = (AdamConfig::new().init(), AdamConfig::new().init());
+    for step in 0..20 {
+        let batch = tokens(step, 5, &host);
+        let (loss, gradients) = replicas
+            .backward(divide(&batch, replicas.devices()), |model, (input, next)| model.loss(input, next))
+            .expect("two parts");
+        let (input, next) = batch;
+        let whole_loss = one.loss(input, next);
+        let whole = GradientsParams::from_grads(whole_loss.clone().backward(), &one);
+        assert!((loss.into_scalar::<f32>() - whole_loss.into_scalar::<f32>()).abs() < 1e-5);
+        let difference = difference(&one, &gradients, &whole);
+        assert!(difference < 1e-5, "step {step}: {difference}");
+
+        one = optimizer.step(1e-2, one, whole);
+        replicas.update(|model| of_replicas.step(1e-2, model, gradients));
+        replicas.sync().expect("both servers");
+        // Gradients and the loss to the first, values to the second: nothing of what is frozen. (Both ends report.)
+        let sent: Vec<usize> = subscriptions.iter_mut().map(transfers).collect();
+        assert_eq!(sent, [2 * ADAPTER_FACTORS + 1; 2], "step {step}");
+    }
+}
+
+/// A server in a process of its own.
+struct Server(Child);
+
+impl Server {
+    fn start() -> (Self, Device) {
+        let mut process = Command::new(env::current_exe().expect("this program"))
+            .args(["--exact", "a_server", "--ignored", "--nocapture"])
+            .env("RUST_LOG", "off")
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program runs");
+        let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
+        let address = lines.find_map(|line| {
+            let line = line.expect("text");
+            line.find("ws://").map(|at| line[at..].trim().to_string())
+        });
+        (Self(process), connect(&address.expect("an address")))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().expect("a process that runs");
+        self.0.wait().expect("its end");
+    }
+}
+
+#[test]
+#[ignore = "what `Server` runs"]
+fn a_server() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    println!("ws://{}", listener.local_addr().expect("its address"));
+    RemoteServer::new([Device::flex()]).serve(WebSocketTransport::from_listener(listener)).expect("serves");
+}
+
+/// A step with Adam; the loss, if the servers live.
+fn step(
+    replicas: &mut Replicas<Llama>,
+    optimizer: &mut ModuleOptimizer,
+    at: usize,
+) -> Result<f32, ParallelError> {
+    let parts = divide(&tokens(at, 5, &Device::flex().autodiff()), replicas.devices());
+    let (loss, gradients) = replicas.backward(parts, |model, (input, next)| model.loss(input, next))?;
+    replicas.sync()?;
+    replicas.update(|model| optimizer.step(1e-2, model, gradients));
+    replicas.sync()?;
+    Ok(loss.into_scalar::<f32>())
+}
+
+fn two_servers() -> (Vec<Server>, Vec<Device>) {
+    (0..2).map(|_| Server::start()).map(|(server, device)| (server, device.autodiff())).unzip()
+}
+
+/// The error names the server that is gone, nothing waits for it, and the run goes on from its checkpoint as if nothing had been.
+#[test]
+fn a_run_goes_on_after_a_server_died() {
+    let host = Device::flex().autodiff();
+    let model = language_model(&host);
+    let adam = || AdamConfig::new().init();
+    let (mut whole, mut optimizer) = (Replicas::new(&model, [host.clone(), host]).expect("replicas"), adam());
+    let expected: Vec<f32> =
+        (0..6).map(|at| step(&mut whole, &mut optimizer, at).expect("Flex lives")).collect();
+
+    for dies in [0, 1] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let checkpoints = Checkpoint::new(folder.path().join("run"));
+        assert!(checkpoints.last().is_none() && checkpoints.load(model.clone(), adam()).is_err());
+        let (mut servers, devices) = two_servers();
+        let (mut replicas, mut optimizer) = (Replicas::new(&model, devices).expect("two servers"), adam());
+        let mut losses = vec![];
+        for at in 0..3 {
+            losses.push(step(&mut replicas, &mut optimizer, at).expect("both servers live"));
+            checkpoints.save(replicas.module(), &optimizer, at + 1).expect("saved");
+        }
+        drop(servers.remove(dies));
+        let error = step(&mut replicas, &mut optimizer, 3).expect_err("one server is gone");
+        let ParallelError::Devices { failed } = error else { panic!("{error}") };
+        assert!(failed.iter().any(|failure| failure.index == dies), "{failed:?}");
+        // Neither a checkpoint of what is lost, nor one that was not finished, is in the way.
+        let saving = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            checkpoints.save(replicas.module(), &optimizer, 4).is_ok()
+        }));
+        assert!(!saving.unwrap_or(false), "what is lost cannot be saved");
+        let entries = |path| fs::read_dir(path).expect("a folder").count();
+        assert!(entries(folder.path().join("run").join("step-3")) == 2 && checkpoints.last() == Some(3));
+
+        let (model, mut optimizer, done) = checkpoints.load(model.clone(), adam()).expect("the checkpoint");
+        let (_servers, devices) = two_servers();
+        let mut replicas = Replicas::new(&model, devices).expect("two servers");
+        for at in done..6 {
+            losses.push(step(&mut replicas, &mut optimizer, at).expect("both servers live"));
+            checkpoints.save(replicas.module(), &optimizer, at + 1).expect("saved");
+        }
+        assert_eq!(entries(folder.path().join("run")), 1, "the last checkpoint");
+        for (at, (loss, expected)) in losses.iter().zip(&expected).enumerate() {
+            assert!((loss - expected).abs() < 1e-5, "step {at}: {loss}, {expected}");
+        }
+    }
+}
