@@ -4,18 +4,14 @@
 //! with `--features wgpu,fusion`; with `cuda` in the place of `wgpu` on CUDA.
 #![cfg(any(feature = "wgpu", feature = "cuda"))]
 #![recursion_limit = "256"]
-use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData, activation};
 use burn_memsave::functional as F;
-use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::measure::{LayerMeasurement, bytes_in_use, measure_layer, peak_bytes};
-use burn_memsave::nn::conv::Conv2dConfig;
-use burn_memsave::nn::{EmbeddingConfig, LinearConfig};
-use operations::check;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 mod half;
 mod layouts;
+mod lazy;
 mod operations;
 #[path = "../table/mod.rs"]
 mod table;
@@ -63,52 +59,6 @@ fn assert_close_beside(terms: f32, what: &str, wgpu: &TensorData, flex: &TensorD
     for (wgpu, flex) in wgpu.iter::<f32>().zip(flex.iter::<f32>()) {
         assert!((wgpu - flex).abs() <= 1e-4 * scale, "{what}: {wgpu}, Flex {flex}");
     }
-}
-
-/// What lazy layers need: a file of their weights.
-fn saved(module: impl Module) -> (tempfile::TempDir, WeightFile) {
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("model.bpk");
-    module.save_file(&path).expect("a burnpack");
-    (directory, WeightFile::open(path).expect("what was written"))
-}
-
-fn lazy<M: Module>(module: M, file: &WeightFile) -> M {
-    module.lazy_load(file, &LazyOptions::new().with_min_bytes(0).with_budget(0)).expect("the same module").0
-}
-
-#[test]
-fn lazy_weights_equal_flex() {
-    let linear = |device: &Device| LinearConfig::new(6, 5).init(device);
-    let (_directory, file) = saved(linear(&Device::flex()));
-    check("lazy linear", [2, 3, 6], |x: Tensor<3>, _| lazy(linear(&x.device()), &file).forward(x));
-
-    let conv = |device: &Device| Conv2dConfig::new([2, 4], [3, 3]).init(device);
-    let (_directory, file) = saved(conv(&Device::flex()));
-    check("lazy convolution", [1, 2, 5, 5], |x: Tensor<4>, _| lazy(conv(&x.device()), &file).forward(x));
-
-    let embedding = |device: &Device| EmbeddingConfig::new(9, 4).init(device);
-    let (_directory, file) = saved(embedding(&Device::flex()));
-    check("lazy embedding, tied to the head", [1, 3, 4], |x: Tensor<3>, _| {
-        let lazy = lazy(embedding(&x.device()), &file);
-        let rows = lazy.forward(Tensor::from_ints([[0, 8, 8]], &x.device()));
-        lazy.logits(rows + x)
-    });
-}
-
-/// A weight of 16 MiB, which nothing keeps between the passes.
-#[test]
-fn lazy_weights_leave_the_device() {
-    const WIDTH: usize = 2048;
-    let _alone = alone();
-    let config = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
-    let (_directory, file) = saved(config.init(&Device::flex()));
-    let device = gpu().autodiff();
-    let lazy = lazy(config.init(&device), &file);
-    let run = || measure_layer(|| Tensor::<2>::ones([1, WIDTH], &device).require_grad(), |x| lazy.forward(x));
-    run(); // compiles the kernels
-    let measured = run();
-    assert!(measured.kept.is_some_and(|kept| kept < 1 << 17), "{measured:?}");
 }
 
 /// The generators of the two backends differ; the gradient must belong to the output all the same.
