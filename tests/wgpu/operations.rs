@@ -2,7 +2,7 @@
 use crate::{among_others, assert_close, gpu, tensor, values};
 use burn::module::{LoraAdapter, Module, Param, ParamId};
 use burn::tensor::{
-    Device, Int, Tensor, TensorData, activation,
+    DType, Device, Int, Tensor, TensorData, activation,
     ops::{
         AttentionModuleOptions, AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions,
         InterpolateMode, InterpolateOptions, MaxPoolOptions,
@@ -186,6 +186,24 @@ fn smooth_activations_equal_flex() {
     for (name, f) in functions {
         check(name, [3, 4, 5], |x: Tensor<3>, _| f(x));
     }
+}
+
+/// Burn's gradient of GELU on devices is that of the approximation by tanh; ours is that of GELU.
+#[test]
+fn the_gradient_of_gelu_is_exact() {
+    let _shared = among_others();
+    let gradient = |gelu: fn(Tensor<1>) -> Tensor<1>, device: Device, dtype| {
+        let x = TensorData::new((-600..=600).map(|at| at as f32 / 100.0).collect::<Vec<_>>(), [1201]);
+        let x = Tensor::<1>::from_data(x.convert_dtype(dtype), (&device.autodiff(), dtype)).require_grad();
+        x.grad(&gelu(x.clone()).sum().backward()).expect("tracked").into_data().convert::<f64>()
+    };
+    let exact = gradient(F::gelu, Device::flex(), DType::F64);
+    let error = |of: TensorData| {
+        of.iter::<f64>().zip(exact.iter::<f64>()).map(|(of, exact)| (of - exact).abs()).fold(0.0, f64::max)
+    };
+    let ours = error(gradient(F::gelu, gpu(), DType::F32));
+    let stock = error(gradient(activation::gelu, gpu(), DType::F32));
+    assert!(ours < 2e-6 && stock > 2e-4, "ours is off by {ours}, Burn's by {stock}");
 }
 
 #[test]

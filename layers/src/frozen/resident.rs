@@ -1,5 +1,4 @@
 //! Weights that stay on a device between their uses.
-use burn::backend::DispatchDevice;
 use burn::tensor::{Device, Tensor};
 use core::any::Any;
 use core::fmt;
@@ -119,9 +118,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 fn is_host(device: &Device) -> bool {
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
-        DispatchDevice::Flex(_) => true,
+        burn::backend::DispatchDevice::Flex(_) => true,
         #[cfg(feature = "ndarray")]
-        DispatchDevice::NdArray(_) => true,
+        burn::backend::DispatchDevice::NdArray(_) => true,
         #[allow(unreachable_patterns)] // without any other backend
         _ => false,
     }

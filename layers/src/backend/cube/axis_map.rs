@@ -39,11 +39,12 @@ impl AxisMapsCube for CubeBackend {
         if elements == 0 {
             return dx;
         }
-        let mut table = Table::default();
+        let mut table = Table { places: vec![], weights: vec![], apart: true };
         let [columns, rows, depth] = {
             let mut axes = axes.iter().rev();
             [(); 3].map(|()| table.push(axes.next().unwrap_or(&AxisMap::identity())))
         };
+        let apart = table.apart;
         let (places, weights) = table.upload(&dy);
         let line = dx.meta.shape()[if last { 1 } else { dx.meta.num_dims() - 1 }];
         let (lines, units_of_line) = (elements / line, line.div_ceil(LANES));
@@ -68,6 +69,7 @@ impl AxisMapsCube for CubeBackend {
                 units_of_line,
                 axes.len() > 2,
                 last,
+                apart,
                 dtypes,
             );
         }
@@ -76,11 +78,12 @@ impl AxisMapsCube for CubeBackend {
 }
 
 /// The outputs of every input and their weights, for all axes.
-#[derive(Default)]
 struct Table {
     /// For every input of an axis the first output, and where its weights begin; at the end of the axis where they end.
     places: Vec<i32>,
     weights: Vec<f64>,
+    /// Whether the windows of all axes are apart, so that an input has one output at most.
+    apart: bool,
 }
 
 impl Table {
@@ -94,6 +97,7 @@ impl Table {
                 *of_input = first..output + 1;
             }
         }
+        self.apart &= outputs.iter().all(|range| range.len() <= 1);
         for (input, range) in outputs.into_iter().enumerate() {
             self.places.extend([range.start, self.weights.len()].map(|place| place as i32));
             self.weights.extend(range.map(|output| axis.weight(output, input)));
@@ -172,6 +176,7 @@ fn adjoint_kernel<T: Float, W: Float>(
     units_of_line: FastDivmod<usize>,
     #[comptime] has_depth: bool,
     #[comptime] channels_last: bool,
+    #[comptime] apart: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
     let (line, unit) = units_of_line.div_mod(ABSOLUTE_POS);
@@ -198,7 +203,21 @@ fn adjoint_kernel<T: Float, W: Float>(
             let to = Place { batch: first.batch, channel, depth: first.depth, row: first.row, column };
             let columns = outputs(places, axes.columns, column);
             let mut sum = W::new(0.0);
-            if comptime!(has_depth) {
+            if comptime!(apart) {
+                if slices.len * rows.len * columns.len > 0 {
+                    let from = Place {
+                        batch: to.batch,
+                        channel,
+                        depth: slices.first,
+                        row: rows.first,
+                        column: columns.first,
+                    };
+                    sum = weights[slices.weights]
+                        * weights[rows.weights]
+                        * weights[columns.weights]
+                        * W::cast_from(dy[address(&of_dy, &from)]);
+                }
+            } else if comptime!(has_depth) {
                 for i in 0..slices.len {
                     let weight = weights[slices.weights + i];
                     let depth = slices.first + i;

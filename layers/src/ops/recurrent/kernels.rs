@@ -1,6 +1,6 @@
 //! One step of a recurrent layer, element by element: what a backend computes between the matrix products.
 use super::Cell;
-use crate::backend::device_backends;
+use crate::backend::fusing_backends;
 use burn::backend::{
     Backend, Scalar, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -251,7 +251,7 @@ pub trait RecurrentKernels: Backend {
         before
     }
 }
-device_backends!(RecurrentKernels);
+fusing_backends!(RecurrentKernels);
 
 /// `1 - x`
 fn one_minus<B: Backend>(x: Float<B>) -> Float<B> {

@@ -1,0 +1,651 @@
+//! Kernels for devices: one per gate of a step, and one for its state.
+//!
+//! | | launches of a step, beside the products | Burn's operations |
+//! | --- | --- | --- |
+//! | RNN, forward and backward | 2 and 1 | 7 and more |
+//! | GRU | 4 and 2 | some thirty |
+//! | LSTM | 5 and 1 | some forty |
+//!
+//! Only where operations are not fused: a kernel that writes rows of a tensor in place would have to give back all of it.
+use super::{Cell, RecurrentKernels, RecurrentState, RecurrentStep, Stage};
+use crate::backend::cube::{address_type, empty, types, units};
+use burn::backend::{Cube, tensor::FloatTensor};
+use burn::tensor::Shape;
+use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*, std::FastDivmod};
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+
+impl RecurrentKernels for Cube {
+    fn recurrent_forward(
+        step: &RecurrentStep,
+        gates: &mut [FloatTensor<Self>],
+        products: Vec<Option<FloatTensor<Self>>>,
+        biases: &[[Option<FloatTensor<Self>>; 2]],
+        state: RecurrentState<Self>,
+    ) -> RecurrentState<Self> {
+        for (index, (product, biases)) in products.into_iter().zip(biases).enumerate() {
+            let (is_sigmoid, reset) = match (step.stage, index) {
+                (Stage::New, 0) => continue, // z is there already
+                (Stage::Whole(Cell::Rnn), _) | (Stage::Whole(Cell::Lstm { .. }), 2) | (Stage::New, _) => {
+                    (false, None)
+                }
+                (Stage::Whole(Cell::Gru { .. }), 2) => (false, Some(gates[0].clone())),
+                _ => (true, None),
+            };
+            let gate = step.writable(&mut gates[index]);
+            if let Some(Launch { client, count, dim, at, rows, dtypes }) = step.launch(&gate) {
+                let [input_bias, hidden_bias] = biases.clone();
+                let arg =
+                    |tensor: Option<CubeTensor>| tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg);
+                // SAFETY: the kernel compares every position with the number of elements of a step, whose rows all tensors have.
+                unsafe {
+                    gate_kernel::launch_unchecked(
+                        &client,
+                        count,
+                        dim,
+                        at,
+                        gate.into_buffer_arg(),
+                        arg(product).into(),
+                        arg(input_bias).into(),
+                        arg(hidden_bias).into(),
+                        arg(reset).into(),
+                        rows,
+                        is_sigmoid,
+                        dtypes,
+                    );
+                }
+            }
+        }
+        Self::recurrent_replay(step, gates, state)
+    }
+
+    fn recurrent_replay(
+        step: &RecurrentStep,
+        gates: &[FloatTensor<Self>],
+        state: RecurrentState<Self>,
+    ) -> RecurrentState<Self> {
+        let new = || empty(&gates[0], Shape::new([step.batch, step.hidden]), gates[0].dtype);
+        let h = new();
+        let Some(launch) = step.launch(&gates[0]) else { return RecurrentState { c: state.c, h: Some(h) } };
+        let Launch { client, count, dim, at, rows, dtypes } = launch;
+        let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+        let state_arg =
+            |tensor: Option<CubeTensor>| tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg);
+        let clip = step.clip_scalar(dtypes[1]);
+        let (a, b, kind) = match step.stage {
+            Stage::Whole(Cell::Lstm { coupled }) => {
+                let c = new();
+                let forget = (!coupled).then(|| arg(&gates[3]));
+                // SAFETY: as above.
+                unsafe {
+                    lstm_state_kernel::launch_unchecked(
+                        &client,
+                        count,
+                        dim,
+                        at,
+                        arg(&gates[0]),
+                        arg(&gates[1]),
+                        arg(&gates[2]),
+                        forget.into(),
+                        state_arg(state.c).into(),
+                        arg(&h),
+                        arg(&c),
+                        rows,
+                        clip,
+                        step.clip.is_some(),
+                        dtypes,
+                    );
+                }
+                return RecurrentState { h: Some(h), c: Some(c) };
+            }
+            Stage::Whole(Cell::Rnn) => (&gates[0], None, Update::Gate),
+            Stage::Whole(Cell::Gru { .. }) => (&gates[1], Some(&gates[2]), Update::Mix),
+            Stage::New => (&gates[0], Some(&gates[1]), Update::Mix),
+            Stage::Reset => (&gates[0], None, Update::Reset),
+        };
+        // SAFETY: as above.
+        unsafe {
+            state_kernel::launch_unchecked(
+                &client,
+                count,
+                dim,
+                at,
+                arg(a),
+                b.map(arg).into(),
+                state_arg(state.h.filter(|_| kind != Update::Gate)).into(),
+                arg(&h),
+                rows,
+                clip,
+                // What was reset is not the state after the step.
+                step.clip.is_some() && kind != Update::Reset,
+                kind,
+                dtypes,
+            );
+        }
+        RecurrentState { h: Some(h), c: None }
+    }
+
+    fn recurrent_backward(
+        step: &RecurrentStep,
+        gates: &mut [FloatTensor<Self>],
+        reset_product: Option<&mut FloatTensor<Self>>,
+        state: RecurrentState<Self>,
+        grads: RecurrentState<Self>,
+    ) -> RecurrentState<Self> {
+        let gates: Vec<CubeTensor> = gates.iter_mut().map(|gate| step.writable(gate)).collect();
+        let before = empty(&gates[0], Shape::new([step.batch, step.hidden]), gates[0].dtype);
+        let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+        let state_arg =
+            |tensor: Option<CubeTensor>| tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg);
+        let is_clipped = step.clip.is_some();
+        let launch = || step.launch(&gates[0]);
+        let (h, dh) = (state.h, grads.h);
+        match step.stage {
+            Stage::Whole(Cell::Rnn) => {
+                if let Some(Launch { client, count, dim, at, rows, dtypes }) = launch() {
+                    // SAFETY: as above.
+                    unsafe {
+                        rnn_backward_kernel::launch_unchecked(
+                            &client,
+                            count,
+                            dim,
+                            at,
+                            arg(&gates[0]),
+                            state_arg(dh).into(),
+                            rows,
+                            step.clip_scalar(dtypes[1]),
+                            is_clipped,
+                            dtypes,
+                        );
+                    }
+                }
+                RecurrentState { h: None, c: None }
+            }
+            Stage::Reset => {
+                if let Some(Launch { client, count, dim, at, rows, dtypes }) = launch() {
+                    // SAFETY: as above.
+                    unsafe {
+                        reset_backward_kernel::launch_unchecked(
+                            &client,
+                            count,
+                            dim,
+                            at,
+                            arg(&gates[0]),
+                            state_arg(h).into(),
+                            state_arg(dh).into(),
+                            arg(&before),
+                            rows,
+                            dtypes,
+                        );
+                    }
+                }
+                RecurrentState { h: Some(before), c: None }
+            }
+            Stage::New | Stage::Whole(Cell::Gru { .. }) => {
+                let [z, n] = if step.stage == Stage::New { [0, 1] } else { [1, 2] };
+                if let Some(Launch { client, count, dim, at, rows, dtypes }) = launch() {
+                    // SAFETY: as above.
+                    unsafe {
+                        mix_backward_kernel::launch_unchecked(
+                            &client,
+                            count,
+                            dim,
+                            at,
+                            arg(&gates[z]),
+                            arg(&gates[n]),
+                            state_arg(h).into(),
+                            state_arg(dh).into(),
+                            arg(&before),
+                            rows,
+                            step.clip_scalar(dtypes[1]),
+                            is_clipped,
+                            dtypes,
+                        );
+                    }
+                }
+                if let (Some(product), Some(launch)) = (reset_product, launch()) {
+                    let Launch { client, count, dim, at, rows, dtypes } = launch;
+                    let product = step.writable(product);
+                    // SAFETY: as above.
+                    unsafe {
+                        gated_backward_kernel::launch_unchecked(
+                            &client,
+                            count,
+                            dim,
+                            at,
+                            arg(&gates[0]),
+                            product.into_buffer_arg(),
+                            arg(&gates[n]),
+                            rows,
+                            dtypes,
+                        );
+                    }
+                }
+                RecurrentState { h: Some(before), c: None }
+            }
+            Stage::Whole(Cell::Lstm { coupled }) => {
+                if let Some(Launch { client, count, dim, at, rows, dtypes }) = launch() {
+                    let clip = step.clip_scalar(dtypes[1]);
+                    let [i, o, g] = [0, 1, 2].map(|gate| arg(&gates[gate]));
+                    let (c, dh, dc) = (state_arg(state.c), state_arg(dh), state_arg(grads.c));
+                    // SAFETY: as above.
+                    unsafe {
+                        match coupled {
+                            true => coupled_backward_kernel::launch_unchecked(
+                                &client,
+                                count,
+                                dim,
+                                at,
+                                i,
+                                o,
+                                g,
+                                c.into(),
+                                dh.into(),
+                                dc.into(),
+                                arg(&before),
+                                rows,
+                                clip,
+                                is_clipped,
+                                dtypes,
+                            ),
+                            false => lstm_backward_kernel::launch_unchecked(
+                                &client,
+                                count,
+                                dim,
+                                at,
+                                i,
+                                o,
+                                g,
+                                arg(&gates[3]),
+                                c.into(),
+                                dh.into(),
+                                dc.into(),
+                                arg(&before),
+                                rows,
+                                clip,
+                                is_clipped,
+                                dtypes,
+                            ),
+                        }
+                    }
+                }
+                RecurrentState { h: None, c: Some(before) }
+            }
+        }
+    }
+}
+
+/// What every launch for a step takes.
+struct Launch {
+    client: cubecl::client::Client,
+    count: CubeCount,
+    dim: CubeDim,
+    at: AddressType,
+    rows: RowsLaunch,
+    dtypes: [ElemType; 2],
+}
+
+impl RecurrentStep {
+    /// One unit for every element of the state; `None` if it has none.
+    fn launch(&self, gate: &CubeTensor) -> Option<Launch> {
+        let elements = self.batch * self.hidden;
+        let (first, stride) = match self.batch_first {
+            true => (self.at, self.steps),
+            false => (self.at * self.batch, 1),
+        };
+        let (count, dim) = units(&gate.client, elements);
+        (elements > 0).then(|| Launch {
+            client: gate.client.clone(),
+            count,
+            dim,
+            at: address_type(&[gate]),
+            rows: RowsLaunch::new(first * self.hidden, stride * self.hidden, self.hidden, elements),
+            dtypes: types(gate.dtype),
+        })
+    }
+
+    /// The tensor of a gate, which others do not read while its rows are written.
+    fn writable(&self, gate: &mut CubeTensor) -> CubeTensor {
+        if !gate.is_contiguous() {
+            *gate = into_contiguous(gate.clone());
+        }
+        if !gate.can_mut() {
+            *gate = gate.copy();
+        }
+        gate.clone()
+    }
+
+    fn clip_scalar(&self, dtype: ElemType) -> InputScalar {
+        InputScalar::new(self.clip.unwrap_or(0.0), dtype)
+    }
+}
+
+/// The rows of a step in the tensors of the gates.
+#[derive(CubeType, CubeLaunch)]
+struct Rows {
+    /// The first element.
+    first: usize,
+    /// From one row to the next.
+    stride: usize,
+    hidden: FastDivmod<usize>,
+    /// In the state.
+    elements: usize,
+}
+
+#[cube]
+fn in_gates(rows: &Rows, at: usize) -> usize {
+    let (row, feature) = rows.hidden.div_mod(at);
+    rows.first + row * rows.stride + feature
+}
+
+/// An element of a tensor, 0 without it.
+#[cube]
+fn or_zero<T: Float, W: Float>(of: &ComptimeOption<&[T]>, at: usize) -> W {
+    let value: ComptimeOption<T> = of.as_ref().map(|of| of[at]);
+    W::cast_from(value.unwrap_or(T::new(0.0)))
+}
+
+/// The gradient of what was clipped.
+#[cube]
+fn clip_gradient<W: Float>(raw: W, dy: W, clip: &InputScalar, #[comptime] is_clipped: bool) -> W {
+    let mut gradient = dy;
+    if comptime!(is_clipped) {
+        gradient = select(raw.abs() > clip.get::<W>(), W::new(0.0), dy);
+    }
+    gradient
+}
+
+#[cube]
+fn clipped<W: Float>(x: W, clip: &InputScalar, #[comptime] is_clipped: bool) -> W {
+    let mut value = x;
+    if comptime!(is_clipped) {
+        let clip = clip.get::<W>();
+        value = clamp(x, -clip, clip);
+    }
+    value
+}
+
+#[cube]
+fn sigmoid_slope<W: Float>(x: W) -> W {
+    x * (W::new(1.0) - x)
+}
+
+#[cube]
+fn tanh_slope<W: Float>(x: W) -> W {
+    W::new(1.0) - x * x
+}
+
+/// The product with the input becomes the gate.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn gate_kernel<T: Float, W: Float>(
+    gate: &mut [T],
+    product: ComptimeOption<&[T]>,
+    input_bias: ComptimeOption<&[T]>,
+    hidden_bias: ComptimeOption<&[T]>,
+    reset: ComptimeOption<&[T]>,
+    rows: Rows,
+    #[comptime] is_sigmoid: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let (_, feature) = rows.hidden.div_mod(ABSOLUTE_POS);
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let factor: ComptimeOption<T> = reset.as_ref().map(|reset| reset[at]);
+    let factor = W::cast_from(factor.unwrap_or(T::new(1.0)));
+    let of_input = W::cast_from(gate[at]) + or_zero::<T, W>(&input_bias, feature);
+    let of_state = or_zero::<T, W>(&product, ABSOLUTE_POS) + or_zero::<T, W>(&hidden_bias, feature);
+    let x = of_input + factor * of_state;
+    let value = match comptime!(is_sigmoid) {
+        true => W::new(1.0) / (W::new(1.0) + (-x).exp()),
+        false => x.tanh(),
+    };
+    gate[at] = T::cast_from(value);
+}
+
+/// How the hidden state comes from the gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Update {
+    /// `a`
+    Gate,
+    /// `a h`
+    Reset,
+    /// `(1 - a) b + a h`
+    Mix,
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn state_kernel<T: Float, W: Float>(
+    a: &[T],
+    b: ComptimeOption<&[T]>,
+    h: ComptimeOption<&[T]>,
+    next: &mut [T],
+    rows: Rows,
+    clip: InputScalar,
+    #[comptime] is_clipped: bool,
+    #[comptime] update: Update,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let a = W::cast_from(a[at]);
+    let value = match comptime!(update) {
+        Update::Gate => a,
+        Update::Reset => a * or_zero::<T, W>(&h, ABSOLUTE_POS),
+        Update::Mix => (W::new(1.0) - a) * or_zero::<T, W>(&b, at) + a * or_zero::<T, W>(&h, ABSOLUTE_POS),
+    };
+    next[ABSOLUTE_POS] = T::cast_from(clipped::<W>(value, &clip, is_clipped));
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn lstm_state_kernel<T: Float, W: Float>(
+    i: &[T],
+    o: &[T],
+    g: &[T],
+    f: ComptimeOption<&[T]>,
+    c: ComptimeOption<&[T]>,
+    next_h: &mut [T],
+    next_c: &mut [T],
+    rows: Rows,
+    clip: InputScalar,
+    #[comptime] is_clipped: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let i = W::cast_from(i[at]);
+    let f: ComptimeOption<T> = f.as_ref().map(|f| f[at]);
+    let f = W::cast_from(f.unwrap_or(T::cast_from(W::new(1.0) - i)));
+    let c = f * or_zero::<T, W>(&c, ABSOLUTE_POS) + i * W::cast_from(g[at]);
+    // In the hidden state as it is kept.
+    let c = T::cast_from(clipped::<W>(c, &clip, is_clipped));
+    next_c[ABSOLUTE_POS] = c;
+    next_h[ABSOLUTE_POS] = T::cast_from(W::cast_from(o[at]) * W::cast_from(c).tanh());
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn rnn_backward_kernel<T: Float, W: Float>(
+    gate: &mut [T],
+    dh: ComptimeOption<&[T]>,
+    rows: Rows,
+    clip: InputScalar,
+    #[comptime] is_clipped: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let h = W::cast_from(gate[at]);
+    let dh = clip_gradient::<W>(h, or_zero::<T, W>(&dh, ABSOLUTE_POS), &clip, is_clipped);
+    gate[at] = T::cast_from(dh * tanh_slope::<W>(h));
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn reset_backward_kernel<T: Float, W: Float>(
+    r: &mut [T],
+    h: ComptimeOption<&[T]>,
+    dh: ComptimeOption<&[T]>,
+    before: &mut [T],
+    rows: Rows,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let value = W::cast_from(r[at]);
+    let dh = or_zero::<T, W>(&dh, ABSOLUTE_POS);
+    r[at] = T::cast_from(dh * or_zero::<T, W>(&h, ABSOLUTE_POS) * sigmoid_slope::<W>(value));
+    before[ABSOLUTE_POS] = T::cast_from(dh * value);
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn mix_backward_kernel<T: Float, W: Float>(
+    z: &mut [T],
+    n: &mut [T],
+    h: ComptimeOption<&[T]>,
+    dh: ComptimeOption<&[T]>,
+    before: &mut [T],
+    rows: Rows,
+    clip: InputScalar,
+    #[comptime] is_clipped: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let (of_z, of_n) = (W::cast_from(z[at]), W::cast_from(n[at]));
+    let h = or_zero::<T, W>(&h, ABSOLUTE_POS);
+    let raw = (W::new(1.0) - of_z) * of_n + of_z * h;
+    let dh = clip_gradient::<W>(raw, or_zero::<T, W>(&dh, ABSOLUTE_POS), &clip, is_clipped);
+    n[at] = T::cast_from(dh * (W::new(1.0) - of_z) * tanh_slope::<W>(of_n));
+    z[at] = T::cast_from(dh * sigmoid_slope::<W>(of_z) * (h - of_n));
+    before[ABSOLUTE_POS] = T::cast_from(dh * of_z);
+}
+
+/// Of r and of the product that it gates, from the gradient of n.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn gated_backward_kernel<T: Float, W: Float>(
+    r: &mut [T],
+    product: &mut [T],
+    dn: &[T],
+    rows: Rows,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let (of_r, dn) = (W::cast_from(r[at]), W::cast_from(dn[at]));
+    r[at] = T::cast_from(dn * W::cast_from(product[at]) * sigmoid_slope::<W>(of_r));
+    product[at] = T::cast_from(dn * of_r);
+}
+
+/// The gates of an element of an LSTM.
+#[derive(CubeType, Clone, Copy)]
+struct Lstm<W: Float> {
+    i: W,
+    o: W,
+    g: W,
+    f: W,
+}
+
+/// Its gradients: those of o and g, and that of the cell state before it was clipped.
+#[derive(CubeType, Clone, Copy)]
+struct LstmGradients<W: Float> {
+    o: W,
+    g: W,
+    c: W,
+}
+
+#[cube]
+fn lstm_gradients<W: Float>(
+    gates: &Lstm<W>,
+    c: W,
+    dh: W,
+    dc: W,
+    clip: &InputScalar,
+    #[comptime] is_clipped: bool,
+) -> LstmGradients<W> {
+    let raw = gates.f * c + gates.i * gates.g;
+    let tanh = clipped::<W>(raw, clip, is_clipped).tanh();
+    let through_h = dh * gates.o * tanh_slope::<W>(tanh);
+    let dc = clip_gradient::<W>(raw, dc + through_h, clip, is_clipped);
+    LstmGradients::<W> {
+        o: dh * tanh * sigmoid_slope::<W>(gates.o),
+        g: dc * gates.i * tanh_slope::<W>(gates.g),
+        c: dc,
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn lstm_backward_kernel<T: Float, W: Float>(
+    i: &mut [T],
+    o: &mut [T],
+    g: &mut [T],
+    f: &mut [T],
+    c: ComptimeOption<&[T]>,
+    dh: ComptimeOption<&[T]>,
+    dc: ComptimeOption<&[T]>,
+    before: &mut [T],
+    rows: Rows,
+    clip: InputScalar,
+    #[comptime] is_clipped: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let gates = Lstm::<W> {
+        i: W::cast_from(i[at]),
+        o: W::cast_from(o[at]),
+        g: W::cast_from(g[at]),
+        f: W::cast_from(f[at]),
+    };
+    let c = or_zero::<T, W>(&c, ABSOLUTE_POS);
+    let (dh, dc) = (or_zero::<T, W>(&dh, ABSOLUTE_POS), or_zero::<T, W>(&dc, ABSOLUTE_POS));
+    let gradients = lstm_gradients::<W>(&gates, c, dh, dc, &clip, is_clipped);
+    i[at] = T::cast_from(gradients.c * gates.g * sigmoid_slope::<W>(gates.i));
+    o[at] = T::cast_from(gradients.o);
+    g[at] = T::cast_from(gradients.g);
+    f[at] = T::cast_from(gradients.c * c * sigmoid_slope::<W>(gates.f));
+    before[ABSOLUTE_POS] = T::cast_from(gradients.c * gates.f);
+}
+
+/// Where `f = 1 - i`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn coupled_backward_kernel<T: Float, W: Float>(
+    i: &mut [T],
+    o: &mut [T],
+    g: &mut [T],
+    c: ComptimeOption<&[T]>,
+    dh: ComptimeOption<&[T]>,
+    dc: ComptimeOption<&[T]>,
+    before: &mut [T],
+    rows: Rows,
+    clip: InputScalar,
+    #[comptime] is_clipped: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let of_i = W::cast_from(i[at]);
+    let gates = Lstm::<W> { i: of_i, o: W::cast_from(o[at]), g: W::cast_from(g[at]), f: W::new(1.0) - of_i };
+    let c = or_zero::<T, W>(&c, ABSOLUTE_POS);
+    let (dh, dc) = (or_zero::<T, W>(&dh, ABSOLUTE_POS), or_zero::<T, W>(&dc, ABSOLUTE_POS));
+    let gradients = lstm_gradients::<W>(&gates, c, dh, dc, &clip, is_clipped);
+    i[at] = T::cast_from(gradients.c * (gates.g - c) * sigmoid_slope::<W>(gates.i));
+    o[at] = T::cast_from(gradients.o);
+    g[at] = T::cast_from(gradients.g);
+    before[ABSOLUTE_POS] = T::cast_from(gradients.c * gates.f);
+}
