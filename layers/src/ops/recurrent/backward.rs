@@ -101,8 +101,9 @@ impl Recurrence {
         let shape = dy.shape();
         let sizes = self.sizes(&shape, shape[2]);
         let order = self.order(0..sizes.steps);
-        let (states, mut cells) = self.states_before::<B>(sizes, &order, &gates, start, &dy);
-        let gated = self.gated::<B>(&gates, &states, parameters);
+        let reads_hidden = wanted.gates.iter().any(|[_, _, hidden, _]| *hidden);
+        let (states, mut cells) = self.states_before::<B>(sizes, &order, &gates, start, &dy, reads_hidden);
+        let gated = self.gated::<B>(&gates, states.as_ref(), parameters);
         let mut pass = Pass { recurrence: *self, sizes, parameters, gates, gated };
 
         let RecurrentState { h: mut dh, c: mut dc } = dlast;
@@ -112,7 +113,8 @@ impl Recurrence {
                 Some(dh) => B::float_add(dh, dy),
                 None => dy,
             };
-            let before = RecurrentState { h: Some(self.at::<B>(&states, at)), c: cells.pop().flatten() };
+            let h = states.as_ref().map(|states| self.at::<B>(states, at));
+            let before = RecurrentState { h, c: cells.pop().flatten() };
             let grads = RecurrentState { h: Some(total), c: dc.take() };
             let unwanted = at == order[0] && !wanted.h;
             RecurrentState { h: dh, c: dc } = pass.step_back(at, before, grads, unwanted);
@@ -126,8 +128,8 @@ impl Recurrence {
         Gradients { x: dx.map(sequence), start: RecurrentState { h: dh, c: dc }, gates }
     }
 
-    /// The states before every step, from the gates: the hidden ones as a sequence, the cell states in the order of the
-    /// computation.
+    /// The states before every step, from the gates: the hidden ones as a sequence, if a GRU or the gradient of a weight reads
+    /// them; the cell states in the order of the computation.
     fn states_before<B: RecurrentKernels>(
         &self,
         sizes: Sizes,
@@ -135,7 +137,12 @@ impl Recurrence {
         gates: &[FloatTensor<B>],
         start: RecurrentState<B>,
         like: &FloatTensor<B>,
-    ) -> (FloatTensor<B>, Vec<Option<FloatTensor<B>>>) {
+        reads_hidden: bool,
+    ) -> (Option<FloatTensor<B>>, Vec<Option<FloatTensor<B>>>) {
+        let reads_hidden = reads_hidden || matches!(self.cell, Cell::Gru { .. });
+        if !reads_hidden && self.cell == Cell::Rnn {
+            return (None, vec![]);
+        }
         let mut states = vec![None; sizes.steps];
         let mut cells = vec![];
         let mut current = start;
@@ -146,12 +153,12 @@ impl Recurrence {
                 false => B::recurrent_replay(&step, gates, current.clone()),
             };
             let nothing = || zeros::<B>(Shape::new([sizes.batch, sizes.hidden]), like);
-            states[at] = Some(current.h.unwrap_or_else(nothing));
+            states[at] = reads_hidden.then(|| current.h.unwrap_or_else(nothing));
             cells.push(current.c);
             current = next;
         }
-        let states = states.into_iter().map(|state| state.expect("every step has been made")).collect();
-        (self.sequence::<B>(states), cells)
+        let states: Option<Vec<_>> = states.into_iter().collect();
+        (states.map(|states| self.sequence::<B>(states)), cells)
     }
 
     /// In a GRU that resets after the product, what r gates: `h U_n + d_n`; in one that resets before it, what U_n is multiplied
@@ -159,10 +166,10 @@ impl Recurrence {
     fn gated<B: Backend>(
         &self,
         gates: &[FloatTensor<B>],
-        states: &FloatTensor<B>,
+        states: Option<&FloatTensor<B>>,
         parameters: &[GateParameters<B>],
     ) -> Option<FloatTensor<B>> {
-        let Cell::Gru { reset_after } = self.cell else { return None };
+        let (Cell::Gru { reset_after }, Some(states)) = (self.cell, states) else { return None };
         let states = matrix::<B>(states.clone());
         if !reset_after {
             return Some(B::float_mul(gates[0].clone(), states));
@@ -251,7 +258,7 @@ impl<B: RecurrentKernels> Pass<'_, B> {
     fn gradients(
         self,
         x: Option<FloatTensor<B>>,
-        states: FloatTensor<B>,
+        states: Option<FloatTensor<B>>,
         wanted: &Wanted,
         of_sum: bool,
     ) -> (Option<FloatTensor<B>>, Vec<GateParameters<B>>) {
@@ -265,15 +272,15 @@ impl<B: RecurrentKernels> Pass<'_, B> {
         };
         let x = x.filter(|_| wanted.gates.iter().any(|[input, ..]| *input));
         let x = x.map(|x| summand(matrix::<B>(x)));
-        let states = summand(matrix::<B>(states));
+        let states = states.map(|states| summand(matrix::<B>(states)));
         let mut dx = None;
         let gates =
             wanted.gates.iter().enumerate().map(|(gate, &[input, input_bias, hidden, hidden_bias])| {
                 let gradient = &self.gates[gate];
                 let of_product = self.product_gradient(gate);
                 let factor = match (self.recurrence.cell, gate, &self.gated) {
-                    (Cell::Gru { reset_after: false }, 2, Some(reset_state)) => reset_state,
-                    _ => &states,
+                    (Cell::Gru { reset_after: false }, 2, Some(reset_state)) => Some(reset_state),
+                    _ => states.as_ref(),
                 };
                 if wanted.x {
                     let weight = weight(&self.parameters[gate].input).clone();
@@ -286,7 +293,7 @@ impl<B: RecurrentKernels> Pass<'_, B> {
                 GateParameters {
                     input: x.as_ref().filter(|_| input).map(|x| product(x, gradient)),
                     input_bias: input_bias.then(|| sum(gradient)),
-                    hidden: hidden.then(|| product(factor, of_product)),
+                    hidden: factor.filter(|_| hidden).map(|factor| product(factor, of_product)),
                     hidden_bias: hidden_bias.then(|| sum(of_product)),
                 }
             });

@@ -145,6 +145,8 @@ impl Recurrence {
         let chunk = if matches!(keep, Keep::Gates) { steps } else { Self::chunk(batch) };
         let biases: Vec<_> =
             parameters.iter().map(|gate| [gate.input_bias.clone(), gate.hidden_bias.clone()]).collect();
+        // Where the gate is the state, the gates of all steps are the output.
+        let is_output = self.cell == Cell::Rnn && self.clip.is_none() && (1..=chunk).contains(&steps);
         let mut states = vec![None; steps];
         let (mut last_gates, mut checkpoints) = (vec![], vec![]);
         let is_checkpoint =
@@ -164,13 +166,19 @@ impl Recurrence {
                     checkpoints.push(state.clone());
                 }
                 state = self.step_forward::<B>(sizes, at, &mut gates, parameters, &biases, state);
-                states[start + at] = state.h.clone();
+                states[start + at] = state.h.clone().filter(|_| !is_output);
             }
             done += count;
             last_gates = gates;
         }
-        let states = states.into_iter().map(|state| state.expect("every step has been made")).collect();
-        Forward { y: self.sequence::<B>(states), gates: last_gates, state, checkpoints }
+        let y = match is_output {
+            true => {
+                let [first, second, _] = x.shape().dims();
+                B::float_reshape(last_gates[0].clone(), Shape::new([first, second, hidden]))
+            }
+            false => self.sequence::<B>(states.into_iter().flatten().collect()),
+        };
+        Forward { y, gates: last_gates, state, checkpoints }
     }
 
     fn step_forward<B: RecurrentKernels>(
