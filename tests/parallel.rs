@@ -90,7 +90,7 @@ fn twenty_steps_equal_one_device() {
         let parts = [4, 1, 2].map(|items| {
             let rows = start..start + items;
             start += items;
-            ((input.clone().slice([rows.clone()]), next.clone().slice([rows])), items)
+            ((input.clone().slice(rows.clone()), next.clone().slice(rows)), items)
         });
         let (mean, gradients) =
             replicas.backward(parts, |model, (input, next)| model.loss(input, next)).expect("three parts");
@@ -113,8 +113,7 @@ fn replicas_stay_the_same() {
     let loss = |model: &Llama| model.loss(input.clone(), next.clone()).into_scalar::<f32>();
     let before = loss(replicas.module());
     let mut optimizer = AdamConfig::new().init();
-    let parts =
-        [0, 1].map(|row| ((input.clone().slice([row..row + 1]), next.clone().slice([row..row + 1])), 1));
+    let parts = [0, 1].map(|row| ((input.clone().slice(row..row + 1), next.clone().slice(row..row + 1)), 1));
     let (_, gradients) =
         replicas.backward(parts, |model, (input, next)| model.loss(input, next)).expect("two parts");
     replicas.update(|model| optimizer.step(0.1, model, gradients));
@@ -124,7 +123,7 @@ fn replicas_stay_the_same() {
     for replica in 0..2 {
         let part = |index: usize| match index == replica {
             true => ((input.clone(), next.clone()), 2),
-            false => ((input.clone().slice([0..1]), next.clone().slice([0..1])), 0),
+            false => ((input.clone().slice(0..1), next.clone().slice(0..1)), 0),
         };
         let (mean, gradients) = replicas
             .backward([part(0), part(1)], |model, (input, next)| model.loss(input, next))
@@ -174,7 +173,7 @@ proptest! {
         let mut start = 0;
         let parts: Vec<_> = items.iter().map(|&items| {
             start += items;
-            (x.clone().slice([start - items..start]), items)
+            (x.clone().slice(start - items..start), items)
         }).collect();
         let (_, gradients) = replicas.backward(parts, loss).expect("parts");
         let whole = GradientsParams::from_grads(loss(&model, x.clone()).backward(), &model);
@@ -234,7 +233,7 @@ fn frozen_batch_norms_are_replicated() {
     let x = Tensor::<4>::random([4, 2, 3, 3], Distribution::Default, &device());
     let loss = |model: &Normed, x: Tensor<4>| model.forward(x).powf_scalar(2.0).mean();
     let whole = GradientsParams::from_grads(loss(&module, x.clone()).backward(), &module);
-    let parts = [(x.clone().slice([0..3]), 3), (x.slice([3..4]), 1)];
+    let parts = [(x.clone().slice(0..3), 3), (x.slice(3..4), 1)];
     let (_, gradients) = replicas.backward(parts, loss).expect("two parts");
     let (difference, count) = difference(&module, &gradients, &whole);
     assert_eq!(count, 2);
@@ -246,7 +245,7 @@ fn wrong_devices_and_parts() {
     let module = LinearConfig::new(2, 2).init(&device());
     assert!(matches!(Replicas::new(&module, []), Err(ParallelError::NoDevices)));
     let inner = [device(), Device::flex()];
-    assert!(matches!(Replicas::new(&module, inner), Err(ParallelError::NotAutodiff { index: 1, .. })));
+    assert!(matches!(Replicas::new(&module, inner), Err(ParallelError::NotAutodiff { index: 1 })));
 
     let replicas = Replicas::new(&module, devices(2)).expect("two replicas");
     let part = |items| (Tensor::<2>::ones([1, 2], &device()), items);

@@ -240,8 +240,7 @@ fn divide((tokens, next): &Batch, devices: &[Device]) -> Vec<(Batch, usize)> {
     let [batch, _] = tokens.dims();
     let part = |(index, device): (usize, &Device)| {
         let rows = batch * index / devices.len()..batch * (index + 1) / devices.len();
-        let of =
-            |tensor: &Tensor<2, burn::tensor::Int>| tensor.clone().slice([rows.clone()]).to_device(device);
+        let of = |tensor: &Tensor<2, burn::tensor::Int>| tensor.clone().slice(rows.clone()).to_device(device);
         let items = rows.len();
         ((of(tokens), of(next)), items)
     };

@@ -9,12 +9,10 @@ pub enum ParallelError {
     #[error("replicas need at least one device")]
     NoDevices,
     /// Nothing can be trained on such a device.
-    #[error("device {index} ({device:?}) records no gradients: call `Device::autodiff` on it")]
+    #[error("device {index} records no gradients: call `Device::autodiff` on it")]
     NotAutodiff {
         /// Its position among the devices.
         index: usize,
-        /// The device.
-        device: Device,
     },
     /// A batch norm that would normalize with the statistics of a part of the batch, and leave each replica with its own.
     #[error(

@@ -12,7 +12,7 @@
 //! let mut optimizer = SgdConfig::new().init();
 //!
 //! let x = Tensor::<2>::ones([3, 8], &device);
-//! let parts = [(x.clone().slice([0..2]), 2), (x.slice([2..3]), 1)]; // on the devices of the replicas
+//! let parts = [(x.clone().slice(0..2), 2), (x.slice(2..3), 1)]; // on the devices of the replicas
 //! let (loss, gradients) = replicas.backward(parts, |model, x| model.forward(x).powf_scalar(2.0).mean())?;
 //! replicas.update(|model| optimizer.step(0.1, model, gradients));
 //! replicas.sync()?; // a device that failed, or a server that is gone, shows here or where the loss is read
@@ -62,8 +62,8 @@ impl<M: Module> Replicas<M> {
         if devices.is_empty() {
             return Err(ParallelError::NoDevices);
         }
-        if let Some((index, device)) = devices.iter().enumerate().find(|(_, device)| !device.is_autodiff()) {
-            return Err(ParallelError::NotAutodiff { index, device: device.clone() });
+        if let Some(index) = devices.iter().position(|device| !device.is_autodiff()) {
+            return Err(ParallelError::NotAutodiff { index });
         }
         if let Some(path) = batch_norm_in_training(module) {
             return Err(ParallelError::BatchNorm { path });

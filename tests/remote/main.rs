@@ -45,7 +45,9 @@ fn gpu() -> Device {
 }
 
 /// Nothing here measures or seeds what others use.
-fn among_others() {}
+fn among_others() -> impl Sized {
+    thread::current()
+}
 
 /// With adapters whose second factors are not zero, so that the first have gradients.
 fn language_model(device: &Device) -> Llama {
@@ -80,7 +82,7 @@ fn tokens(step: usize, items: usize, device: &Device) -> Batch {
 /// Three passages on the first device, two on the second.
 fn divide((input, next): &Batch, devices: &[Device]) -> [(Batch, usize); 2] {
     [(0, 0..3), (1, 3..5)].map(|(device, rows)| {
-        let part = |tensor: &Tensor<2, Int>| tensor.clone().slice([rows.clone()]).to_device(&devices[device]);
+        let part = |tensor: &Tensor<2, Int>| tensor.clone().slice(rows.clone()).to_device(&devices[device]);
         ((part(input), part(next)), rows.len())
     })
 }

@@ -20,7 +20,14 @@ use std::sync::{Arc, Weak};
 const REMEMBERED: usize = 256;
 
 thread_local! {
-    static READS: RefCell<VecDeque<(NodeId, Weak<dyn FrozenWeight>, Read)>> = RefCell::default();
+    static READS: RefCell<VecDeque<Remembered>> = RefCell::default();
+}
+
+/// A tensor that was read, by its node.
+struct Remembered {
+    node: NodeId,
+    weight: Weak<dyn FrozenWeight>,
+    read: Read,
 }
 
 /// How a tensor was read.
@@ -39,7 +46,7 @@ pub(super) fn remember<const D: usize>(tensor: &Tensor<D>, weight: &Arc<dyn Froz
         if reads.len() == REMEMBERED {
             reads.pop_front();
         }
-        reads.push_back((node, Arc::downgrade(weight), read));
+        reads.push_back(Remembered { node, weight: Arc::downgrade(weight), read });
     });
 }
 
@@ -54,7 +61,7 @@ impl WeightSource {
     /// The source of a node, if a frozen weight was read into it.
     pub(crate) fn of(node: NodeId) -> Option<Self> {
         READS.with_borrow(|reads| {
-            let (_, weight, read) = reads.iter().rev().find(|(of, ..)| *of == node)?;
+            let Remembered { weight, read, .. } = reads.iter().rev().find(|read| read.node == node)?;
             Some(Self { weight: weight.upgrade()?, read: *read })
         })
     }
