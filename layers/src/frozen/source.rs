@@ -4,7 +4,7 @@
 //! that needs the tensor in its backward pass asks here, by the tensor's autodiff node, whether it can be read again instead.
 //! Between the reading and the question lie only the few operations of one layer, on one thread, so that it is enough to
 //! remember the last reads of the thread; a read that was forgotten costs memory, but changes no result.
-use super::FrozenWeight;
+use super::{FrozenWeight, weight::QUEUED};
 use crate::ops::node_id;
 use burn::backend::{
     Backend,
@@ -73,6 +73,9 @@ impl WeightSource {
 
     /// Reads the tensor.
     pub(crate) fn read<B: Backend>(&self, device: &BackendDevice<B>) -> FloatTensor<B> {
+        if QUEUED {
+            let _ = B::flush(device); // a failure of the device shows in the next operation
+        }
         let weight = B::float_from_data(self.weight.read(), device);
         match self.read.transposed {
             true => B::float_swap_dims(weight, 0, 1),

@@ -62,11 +62,17 @@ impl FrozenWeight for RowBlock {
     }
 }
 
+/// Whether operations may wait in a queue, and with them the weights that they read: they run before the next weight is sent.
+pub(super) const QUEUED: bool = cfg!(feature = "fusion");
+
 /// A weight as a tensor, and whether it stays on the device.
 pub(super) fn read_tensor<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> (Tensor<D>, bool) {
     let resident = weight.resident();
     if let Some(tensor) = resident.and_then(|resident| resident.get(device)) {
         return (tensor, true);
+    }
+    if QUEUED {
+        let _ = device.flush(); // a failure of the device shows in the next operation
     }
     let tensor = Tensor::from_data(weight.read(), (device, weight.dtype()));
     let stays = resident.is_some_and(|resident| resident.keep(&tensor));
