@@ -3,20 +3,23 @@ use burn::module::{Module, ParamGroup};
 use burn::optim::ModuleOptimizer;
 use burn::store::ModuleRecord;
 use std::error::Error;
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 /// A folder with a folder for every checkpoint, `step-10`, which appears when it is whole.
 pub struct Checkpoint {
     folder: PathBuf,
+    /// What the frozen weights and the batches of the run are made of.
+    run: String,
 }
 
 const ADAPTERS: &str = "adapters.bpk";
 const OPTIMIZER: &str = "optimizer.bpk";
+const RUN: &str = "run.txt";
 
 impl Checkpoint {
-    pub fn new(folder: PathBuf) -> Self {
-        Self { folder }
+    pub fn new(folder: PathBuf, run: String) -> Self {
+        Self { folder, run }
     }
 
     /// The steps of the last one.
@@ -45,6 +48,9 @@ impl Checkpoint {
         let adapters = ParamGroup::from_regex(r"(^|\.)lora\.").map_err(|error| format!("{error:?}"))?;
         model.clone().into_record_group(adapters).save(partial.join(ADAPTERS))?;
         optimizer.save(partial.join(OPTIMIZER))?;
+        fs::write(partial.join(RUN), &self.run)?;
+        // On the disk before it has its name.
+        [ADAPTERS, OPTIMIZER, RUN].iter().try_for_each(|file| File::open(partial.join(file))?.sync_all())?;
         fs::rename(&partial, self.of(steps))?;
         match before.filter(|before| *before != steps) {
             Some(before) => Ok(fs::remove_dir_all(self.of(before))?),
@@ -60,6 +66,13 @@ impl Checkpoint {
     ) -> Result<(M, ModuleOptimizer, usize), Box<dyn Error>> {
         let steps = self.last().ok_or_else(|| format!("{}: no checkpoint", self.folder.display()))?;
         let named = |path: &Path, error: &dyn Error| format!("{}: {error}", path.display());
+        let path = self.of(steps).join(RUN);
+        let run = fs::read_to_string(&path).map_err(|error| named(&path, &error))?;
+        if run != self.run {
+            return Err(
+                format!("{}: another run, of {run}; this one is of {}", path.display(), self.run).into()
+            );
+        }
         let path = self.of(steps).join(ADAPTERS);
         let record = ModuleRecord::load(&path).map_err(|error| named(&path, &error))?;
         let model =

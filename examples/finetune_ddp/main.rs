@@ -154,7 +154,14 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
     let model = Llama::new(&size, &host).apply_lora(Lora::new(args.rank, 16.0).set_param_group(group));
     let mut passages = Passages::new(vocabulary.tokens(FINETUNE), [args.batch_size, args.length], args.seed)?;
 
-    let checkpoints = args.checkpoint.as_ref().map(|folder| Checkpoint::new(folder.clone()));
+    let Args { seed, width, blocks, length, rank, batch_size, learning_rate, .. } = *args;
+    let run = format!(
+        "seed {seed}, width {width}, {blocks} blocks, length {length}, rank {rank}, batch size {batch_size}, rate {learning_rate}"
+    );
+    let checkpoints = args.checkpoint.as_ref().map(|folder| Checkpoint::new(folder.clone(), run));
+    if let Some(steps) = checkpoints.as_ref().and_then(Checkpoint::last).filter(|_| !args.resume) {
+        return Err(format!("the folder has a checkpoint of {steps} steps: --resume goes on after it").into());
+    }
     let (model, mut optimizer, done) = match (&checkpoints, args.resume) {
         (Some(checkpoints), true) => checkpoints.load(model, AdamConfig::new().init())?,
         _ => (model, AdamConfig::new().init(), 0),
@@ -205,7 +212,7 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
         if let Some((model, optimizer)) = one.take() {
             let (tokens, next) = batch;
             let whole = GradientsParams::from_grads(model.loss(tokens, next).backward(), &model);
-            largest_difference = largest_difference.max(difference(&model, &gradients, &whole));
+            largest_difference = worse(largest_difference, difference(&model, &gradients, &whole));
             let mut optimizer = optimizer;
             let model = optimizer.step(args.learning_rate, model, whole);
             one = Some((model, optimizer));
@@ -261,7 +268,12 @@ fn trainable_bytes(model: &impl Module) -> u64 {
     bytes.0
 }
 
-/// The largest difference of gradients, relative to the largest gradient. NaN if they are of other parameters.
+/// The larger number, or NaN if one is.
+fn worse(a: f32, b: f32) -> f32 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
+/// The largest difference of gradients, relative to the largest gradient. Infinite if they are of other parameters.
 fn difference(model: &impl Module, ours: &GradientsParams, whole: &GradientsParams) -> f32 {
     struct Compare<'a> {
         ours: &'a GradientsParams,
@@ -275,8 +287,8 @@ fn difference(model: &impl Module, ours: &GradientsParams, whole: &GradientsPara
                 (Some(ours), Some(whole)) => {
                     let (ours, whole) = (ours.to_device(&whole.device()), whole.cast(FloatDType::F32));
                     let max = |tensor: Tensor<D>| tensor.abs().max().into_scalar::<f32>();
-                    self.largest = self.largest.max(max(whole.clone()));
-                    self.difference = self.difference.max(max(ours - whole));
+                    self.largest = worse(self.largest, max(whole.clone()));
+                    self.difference = worse(self.difference, max(ours - whole));
                 }
                 (None, None) => {}
                 _ => self.difference = f32::INFINITY,

@@ -106,7 +106,8 @@ impl LazyOptions {
 
     /// The most bytes of lazy weights that stay on a device (CUDA, WebGPU, a compute server) after their use, on each if the
     /// module is on several. The weights that are used first stay until the module is dropped; the others are sent to the device
-    /// whenever they are used, and are there only while a layer uses them.
+    /// whenever they are used, and are there only while a layer uses them. So are the rows of embeddings, and the blocks of rows that a
+    /// head reads of one that it is tied to.
     ///
     /// The default is 0. On the CPU nothing is sent, and only [`with_budget`](Self::with_budget) counts.
     pub fn with_device_budget(mut self, bytes: u64) -> Self {

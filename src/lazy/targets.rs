@@ -98,7 +98,7 @@ impl ModuleVisitor for Targets {
 }
 
 /// The paths of the lazy parameters of a module.
-pub(super) fn lazy_paths(module: &impl Module) -> BTreeSet<String> {
+pub(crate) fn lazy_paths(module: &impl Module) -> BTreeSet<String> {
     #[derive(Default)]
     struct Lazy {
         path: Vec<String>,

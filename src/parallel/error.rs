@@ -23,6 +23,22 @@ pub enum ParallelError {
         /// Path of the batch norm in the module.
         path: String,
     },
+    /// A parameter that two places of the module share and that requires gradients. Burn's optimizers update it in one of them.
+    #[error("{path} is a parameter that is also elsewhere in the module: freeze it, or keep it in one place")]
+    Shared {
+        /// Path of the second place.
+        path: String,
+    },
+    /// A lazy weight, of a module that is on another backend than a device, where it would be in memory as a whole.
+    #[error(
+        "{path} is lazy, and cannot be lazy on device {index}: load the module on a device of the same backend"
+    )]
+    Lazy {
+        /// Path of the weight in the module.
+        path: String,
+        /// The position of the device.
+        index: usize,
+    },
     /// A batch was cut into more parts than there are replicas, or into none.
     #[error("a batch of {parts} parts for {replicas} replicas")]
     Parts {

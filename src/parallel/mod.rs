@@ -36,10 +36,15 @@ mod error;
 
 pub use error::{DeviceFailure, ParallelError};
 
+use crate::lazy::lazy_paths;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+use burn::backend::DispatchDevice;
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Device, Float, FloatDType, Int, Tensor, kind::Autodiff};
 use std::any::Any;
+use std::collections::HashSet;
+use std::iter::Peekable;
 
 /// One module on several devices, with the same parameters on each.
 ///
@@ -55,8 +60,11 @@ impl<M: Module> Replicas<M> {
     ///
     /// # Errors
     ///
-    /// Without devices, with one that records no gradients, or if the module has a batch norm in training mode: a replica would
-    /// normalize with the statistics of its part, and Burn's running statistics are shared between the clones of a module.
+    /// - Without devices, or with one that records no gradients.
+    /// - If the module has a batch norm in training mode: a replica would normalize with the statistics of its part, and Burn's
+    ///   running statistics are shared between the clones of a module.
+    /// - If a parameter that requires gradients is in two places of the module.
+    /// - If it has lazy weights, and is neither on the device nor are both CUDA or WebGPU devices.
     pub fn new(module: &M, devices: impl IntoIterator<Item = Device>) -> Result<Self, ParallelError> {
         let devices: Vec<Device> = devices.into_iter().collect();
         if devices.is_empty() {
@@ -65,8 +73,20 @@ impl<M: Module> Replicas<M> {
         if let Some(index) = devices.iter().position(|device| !device.is_autodiff()) {
             return Err(ParallelError::NotAutodiff { index });
         }
-        if let Some(path) = batch_norm_in_training(module) {
+        let mut search = Search::default();
+        module.visit(&mut search);
+        if let Some(path) = search.batch_norm {
             return Err(ParallelError::BatchNorm { path });
+        }
+        if let Some(path) = search.shared {
+            return Err(ParallelError::Shared { path });
+        }
+        if let Some(path) = lazy_paths(module).into_iter().next() {
+            let from = module.devices();
+            let far = |to: &Device| from.iter().any(|from| !stays_lazy(from, to));
+            if let Some(index) = devices.iter().position(far) {
+                return Err(ParallelError::Lazy { path, index });
+            }
         }
         // Through `valid`, as running statistics are shared with a clone.
         let replica =
@@ -131,16 +151,16 @@ impl<M: Module> Replicas<M> {
     ///
     /// # Panics
     ///
-    /// If `step` returns a module with other parameters.
+    /// If `step` returns a module with other parameters. If it panics itself, the replicas are lost: there is none left.
     pub fn update(&mut self, step: impl FnOnce(M) -> M) {
         // Taken, not cloned, so that parameters can change in place.
         let mut modules = std::mem::take(&mut self.modules).into_iter();
         let first = step(modules.next().expect("a replica per device"));
         let mut trained = Trained::default();
         first.visit(&mut trained);
-        let others = modules
-            .zip(&self.devices[1..])
-            .map(|(module, device)| module.map(&mut Assign { values: trained.values.iter(), device }));
+        let others = modules.zip(&self.devices[1..]).map(|(module, device)| {
+            module.map(&mut Assign { values: trained.values.iter().peekable(), device })
+        });
         self.modules = std::iter::once(first).chain(others).collect();
     }
 
@@ -164,33 +184,48 @@ impl<M: Module> Replicas<M> {
     }
 }
 
-/// The path of the first batch norm in training mode, in Burn's or our layers.
-fn batch_norm_in_training(module: &impl Module) -> Option<String> {
-    #[derive(Default)]
-    struct Search {
-        path: Vec<String>,
-        containers: Vec<String>,
-        found: Option<String>,
+/// What replicas cannot have.
+#[derive(Default)]
+struct Search {
+    path: Vec<String>,
+    containers: Vec<String>,
+    seen: HashSet<ParamId>,
+    /// The path of the first batch norm in training mode, of Burn's or of ours.
+    batch_norm: Option<String>,
+    /// The path of the first trainable parameter that was seen before.
+    shared: Option<String>,
+}
+
+impl ModuleVisitor for Search {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.path.push(name.into());
+        self.containers.push(container_type.into());
     }
-    impl ModuleVisitor for Search {
-        fn enter_module(&mut self, name: &str, container_type: &str) {
-            self.path.push(name.into());
-            self.containers.push(container_type.into());
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
-            self.containers.pop();
-        }
-        fn visit_flag(&mut self, flag: &Param<Flag>) {
-            let is_batch_norm = self.containers.last().is_some_and(|of| of.ends_with("BatchNorm"));
-            if is_batch_norm && flag.is_enabled() && self.found.is_none() {
-                self.found = self.path.split_last().map(|(_field, path)| path.join("."));
-            }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+        self.containers.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.is_require_grad() && !self.seen.insert(param.id) && self.shared.is_none() {
+            self.shared = Some(self.path.join("."));
         }
     }
-    let mut search = Search::default();
-    module.visit(&mut search);
-    search.found
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        let is_batch_norm = self.containers.last().is_some_and(|of| of.ends_with("BatchNorm"));
+        if is_batch_norm && flag.is_enabled() && self.batch_norm.is_none() {
+            self.batch_norm = self.path.split_last().map(|(_field, path)| path.join("."));
+        }
+    }
+}
+
+/// Whether what a lazy parameter holds in place of its weight takes no memory where it is moved to, either.
+fn stays_lazy(from: &Device, to: &Device) -> bool {
+    let [from, to] = [from, to].map(|device| device.clone().without_autodiff());
+    #[cfg(any(feature = "wgpu", feature = "cuda"))]
+    if let (DispatchDevice::Cube(_), DispatchDevice::Cube(_)) = (from.as_dispatch(), to.as_dispatch()) {
+        return true;
+    }
+    from == to
 }
 
 /// Of tensors on any devices; in f32 at least, rounded once.
@@ -215,15 +250,14 @@ struct Sums {
 impl ModuleVisitor for Sums {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let parts = self.parts.iter_mut().filter_map(|part| part.remove::<D>(param.id)).collect();
-        // None for what is frozen, unused, or visited before, as a parameter that two layers share.
+        // None for what is frozen or unused.
         if let Some(sum) = sum(parts, &self.device) {
             self.sums.register(param.id, sum);
         }
     }
 }
 
-/// The values of the parameters that require gradients, of every place in a module: Burn's optimizers update a parameter that
-/// two layers share in the first.
+/// All parameters in order, and the values of those that require gradients.
 #[derive(Default)]
 struct Trained {
     values: Vec<(ParamId, Option<Box<dyn Any>>)>,
@@ -236,21 +270,28 @@ impl ModuleVisitor for Trained {
     }
 }
 
-/// Gives them to a module on another device.
+/// Gives them to a module on another device, which requires gradients of the same.
 struct Assign<'a> {
-    values: std::slice::Iter<'a, (ParamId, Option<Box<dyn Any>>)>,
+    values: Peekable<std::slice::Iter<'a, (ParamId, Option<Box<dyn Any>>)>>,
     device: &'a Device,
 }
 
 impl ModuleMapper for Assign<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let value = self.values.next().filter(|(id, _)| *id == param.id);
-        let (_, value) = value.expect("a step changes the values of parameters, not which there are");
-        let Some(value) = value.as_ref().and_then(|value| value.downcast_ref::<Tensor<D>>()) else {
+        let Some((_, value)) = self.values.next_if(|(id, _)| *id == param.id) else {
+            // A lazy weight offers itself once more, for an adapter.
+            assert!(!param.is_require_grad(), "a step changes the values of parameters, not which there are");
             return param;
         };
-        let value = value.clone().to_device(&self.device.clone().without_autodiff());
-        param.map(|_| checkpointed(value, self.device).require_grad())
+        let value = value.as_ref().map(|value| {
+            let value = value.downcast_ref::<Tensor<D>>().expect("a parameter keeps its rank").clone();
+            checkpointed(value.to_device(&self.device.clone().without_autodiff()), self.device)
+        });
+        match value {
+            Some(value) => param.map(|_| value.require_grad()).set_require_grad(true),
+            None if param.is_require_grad() => param.set_require_grad(false),
+            None => param,
+        }
     }
 }
 

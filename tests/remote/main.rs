@@ -10,6 +10,7 @@ use burn::server::{
     telemetry::{TelemetryEvent, TelemetryProbe, TelemetrySubscription, TransferPhase},
 };
 use burn::tensor::{Device, Int, Tensor};
+use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::parallel::{ParallelError, Replicas};
 use burn_memsave_paper::llama::{LanguageModel, Size, memsave::Llama};
 use checkpoint::Checkpoint;
@@ -87,6 +88,11 @@ fn divide((input, next): &Batch, devices: &[Device]) -> [(Batch, usize); 2] {
     })
 }
 
+/// The larger number, or NaN if one is.
+fn worse(a: f32, b: f32) -> f32 {
+    if a.is_nan() || a > b { a } else { b }
+}
+
 /// Relative to the largest gradient; all adapter factors have gradients, and nothing else.
 fn difference(module: &impl Module, ours: &GradientsParams, whole: &GradientsParams) -> f32 {
     struct Compare<'a> {
@@ -100,14 +106,15 @@ fn difference(module: &impl Module, ours: &GradientsParams, whole: &GradientsPar
             if let Some(whole) = self.whole.get::<D>(param.id) {
                 let ours = self.ours.get::<D>(param.id).expect("a gradient").to_device(&whole.device());
                 let max = |tensor: Tensor<D>| tensor.abs().max().into_scalar::<f32>();
-                self.largest = self.largest.max(max(whole.clone()));
-                self.difference = self.difference.max(max(ours - whole));
+                self.largest = worse(self.largest, max(whole.clone()));
+                self.difference = worse(self.difference, max(ours - whole));
             }
         }
     }
     assert_eq!((ours.len(), whole.len()), (ADAPTER_FACTORS, ADAPTER_FACTORS));
     let mut compare = Compare { ours, whole, largest: 0.0, difference: 0.0 };
     module.visit(&mut compare);
+    assert!(compare.largest > 0.0, "there are gradients");
     compare.difference / compare.largest
 }
 
@@ -152,6 +159,21 @@ fn two_servers_equal_one_device() {
         let sent: Vec<usize> = subscriptions.iter_mut().map(transfers).collect();
         assert_eq!(sent, [2 * ADAPTER_FACTORS + 1; 2], "step {step}");
     }
+}
+
+/// On a server it would be in memory as a whole.
+#[test]
+fn lazy_weights_of_another_backend_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("model.bpk");
+    let host = Device::flex().autodiff();
+    language_model(&host).freeze().save_file(&path).expect("a burnpack");
+    let file = WeightFile::open(&path).expect("what was written");
+    let options = LazyOptions::new().with_min_bytes(0).with_allow_partial(true);
+    let size = Size { vocabulary: 31, width: 16, heads: 2, hidden: 24, blocks: 2, length: 8 };
+    let (model, _) = Llama::new(&size, &host).freeze().lazy_load(&file, &options).expect("the same module");
+    let refused = Replicas::new(&model, [host, gpu().autodiff()]).expect_err("another backend");
+    assert!(matches!(&refused, ParallelError::Lazy { index: 1, .. }), "{refused}");
 }
 
 /// A server in a process of its own.
@@ -219,7 +241,7 @@ fn a_run_goes_on_after_a_server_died() {
 
     for dies in [0, 1] {
         let folder = tempfile::tempdir().expect("a folder");
-        let checkpoints = Checkpoint::new(folder.path().join("run"));
+        let checkpoints = Checkpoint::new(folder.path().join("run"), "a run".into());
         assert!(checkpoints.last().is_none() && checkpoints.load(model.clone(), adam()).is_err());
         let (mut servers, devices) = two_servers();
         let (mut replicas, mut optimizer) = (Replicas::new(&model, devices).expect("two servers"), adam());
@@ -238,7 +260,9 @@ fn a_run_goes_on_after_a_server_died() {
         }));
         assert!(!saving.unwrap_or(false), "what is lost cannot be saved");
         let entries = |path| fs::read_dir(path).expect("a folder").count();
-        assert!(entries(folder.path().join("run").join("step-3")) == 2 && checkpoints.last() == Some(3));
+        assert!(entries(folder.path().join("run").join("step-3")) == 3 && checkpoints.last() == Some(3));
+        let another = Checkpoint::new(folder.path().join("run"), "another run".into());
+        assert!(another.load(model.clone(), adam()).is_err());
 
         let (model, mut optimizer, done) = checkpoints.load(model.clone(), adam()).expect("the checkpoint");
         let (_servers, devices) = two_servers();

@@ -103,8 +103,8 @@ impl Ledger {
     ) {
         // Looked up only while somebody records.
         self.report(name, || {
-            if source::<B>(tensor).is_some() {
-                (0, "read again", None)
+            if let Some(source) = source::<B>(tensor) {
+                (0, if source.stays() { "stays on the device" } else { "read again" }, None)
             } else if is_offered(tensor.id()) {
                 (0, "computed again", Some(tensor.id()))
             } else {

@@ -306,12 +306,11 @@ impl RecurrentStep {
 
     /// The tensor of a gate, which others do not read while its rows are written.
     fn writable(&self, gate: &mut CubeTensor) -> CubeTensor {
-        if !gate.is_contiguous() {
-            *gate = into_contiguous(gate.clone());
-        }
         if !gate.can_mut() {
             *gate = gate.copy();
         }
+        // A copy may have gaps between its rows (CUDA).
+        *gate = into_contiguous(gate.clone());
         gate.clone()
     }
 
@@ -459,8 +458,8 @@ fn lstm_state_kernel<T: Float, W: Float>(
     }
     let at = in_gates(&rows, ABSOLUTE_POS);
     let i = W::cast_from(i[at]);
-    let f: ComptimeOption<T> = f.as_ref().map(|f| f[at]);
-    let f = W::cast_from(f.unwrap_or(T::cast_from(W::new(1.0) - i)));
+    let f: ComptimeOption<W> = f.as_ref().map(|f| W::cast_from(f[at]));
+    let f = f.unwrap_or(W::new(1.0) - i);
     let c = f * or_zero::<T, W>(&c, ABSOLUTE_POS) + i * W::cast_from(g[at]);
     // In the hidden state as it is kept.
     let c = T::cast_from(clipped::<W>(c, &clip, is_clipped));
