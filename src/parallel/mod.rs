@@ -257,10 +257,13 @@ impl ModuleVisitor for Sums {
     }
 }
 
+/// A parameter, and its value (a tensor) if it requires gradients.
+type Value = (ParamId, Option<Box<dyn Any>>);
+
 /// All parameters in order, and the values of those that require gradients.
 #[derive(Default)]
 struct Trained {
-    values: Vec<(ParamId, Option<Box<dyn Any>>)>,
+    values: Vec<Value>,
 }
 
 impl ModuleVisitor for Trained {
@@ -272,7 +275,7 @@ impl ModuleVisitor for Trained {
 
 /// Gives them to a module on another device, which requires gradients of the same.
 struct Assign<'a> {
-    values: Peekable<std::slice::Iter<'a, (ParamId, Option<Box<dyn Any>>)>>,
+    values: Peekable<std::slice::Iter<'a, Value>>,
     device: &'a Device,
 }
 
