@@ -285,6 +285,7 @@ impl Devices {
         initialize(shape, &device, |x| burn.forward(x));
         for (parameters, burn) in variants(burn) {
             let ours = memsave::resnet::Net::new(Depth::D18, &device).fork(&device);
+            initialize(shape, &device, |x| ours.forward(x));
             let ours = if parameters == "frozen" { ours.freeze() } else { ours };
             let sides: [&dyn Fn(Tensor<4>) -> Tensor<2>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
             self.measure(name, parameters, (shape, true), sides);

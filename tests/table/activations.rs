@@ -55,7 +55,7 @@ pub fn visit(visitor: &mut impl Visitor) {
     row! {
         visitor, "rrelu", IMAGES, input,
         config() |nn, _| nn::activation::RReluConfig::new(),
-        draws(), unseen("the product with what is drawn is Burn's own")
+        draws()
     }
     row! {
         visitor, "rrelu, evaluation", IMAGES, mask,

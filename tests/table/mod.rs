@@ -280,8 +280,6 @@ pub struct Notes {
     /// Why there is no formula of the kept bytes: what is measured is compared with the ledger, and with stock. (With stock only
     /// under gradient checkpointing, where Burn's own operations in between hold what they read, which the ledger does not see.)
     pub unstated: Option<&'static str>,
-    /// Why the ledger sees nothing of what is kept.
-    pub unseen: Option<&'static str>,
     /// A known fault: why it needs more than stock where the input is not tracked.
     pub known_peak: Option<&'static str>,
     /// Why it is displayed unlike its twin.
@@ -319,9 +317,6 @@ impl Notes {
     }
     pub fn unstated(self, why: &'static str) -> Self {
         Self { unstated: Some(why), ..self }
-    }
-    pub fn unseen(self, why: &'static str) -> Self {
-        Self { unseen: Some(why), ..self }
     }
     pub fn known_peak(self, why: &'static str) -> Self {
         Self { known_peak: Some(why), ..self }

@@ -394,3 +394,41 @@ fn dropout_follows_the_seed() {
     assert_eq!(first, drawn());
     assert_ne!(first, second);
 }
+
+/// A slope depends on the seed and the place of its element alone. The gradient has the slopes of the output.
+#[test]
+fn random_slopes_are_drawn_by_place() {
+    let _alone = alone();
+    let device = gpu().autodiff();
+    let [lower, upper] = [-0.5, 0.25];
+    let floats = |tensor: Tensor<3>| tensor.into_data().try_to_vec::<f32>().expect("floats");
+    // The output and the factors that the gradient is multiplied by.
+    let run = |x: &Tensor<3>, dy: Tensor<3>| {
+        device.seed(11);
+        let x = x.clone().detach().require_grad();
+        let y = F::rrelu(x.clone(), lower, upper);
+        let factors = x.grad(&(y.clone() * dy).sum().backward()).expect("tracked");
+        [y, factors].map(floats)
+    };
+    for shape in [[1, 1, 1], [3, 5, 7], [2, 64, 33], [4, 16, 256]] {
+        let ones = Tensor::<3>::ones(shape, (&device, DType::F32));
+        let [of_ones, slopes] = run(&-ones.clone(), ones.clone());
+        let of_ones: Vec<f32> = of_ones.iter().map(|y| -y).collect();
+        assert_eq!(of_ones, slopes, "{shape:?}");
+        assert!(slopes.iter().all(|&slope| (lower..upper).contains(&f64::from(slope))), "{shape:?}");
+        let mean = slopes.iter().map(|&slope| f64::from(slope)).sum::<f64>() / slopes.len() as f64;
+        let deviation = (upper - lower) / 12f64.sqrt() / (slopes.len() as f64).sqrt();
+        assert!((mean - (lower + upper) / 2.0).abs() < 5.0 * deviation, "{shape:?}: {mean}");
+        for layout in LAYOUTS {
+            let x = layout.view(layout.leaf(shape, 1, &device), shape);
+            let dy = layout.view(layout.leaf(shape, 2, &device), shape).mul_scalar(0.0).add_scalar(1.0);
+            let factor = |(&x, &slope): (&f32, &f32)| if x < 0.0 { slope } else { 1.0 };
+            let values = floats(x.clone());
+            let expected: Vec<f32> = values.iter().zip(&slopes).map(factor).collect();
+            let [y, factors] = run(&x, dy);
+            assert_eq!(factors, expected, "{shape:?}, {layout:?}");
+            let expected: Vec<f32> = values.iter().zip(expected).map(|(x, factor)| x * factor).collect();
+            assert_eq!(y, expected, "{shape:?}, {layout:?}");
+        }
+    }
+}

@@ -130,7 +130,7 @@ pub trait Scaling: Backend {
         Self::float_cast(Self::float_mul(x, factor), dtype.into())
     }
 }
-fusing_backends!(Scaling);
+composing_backends!(Scaling);
 
 /// The type that sums are made in: f32 for the half precisions.
 pub(crate) fn wide(dtype: DType) -> DType {

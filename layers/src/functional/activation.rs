@@ -1,7 +1,10 @@
 //! Activations, gates and dropout.
 use super::guard::{Misfit, NO_WEIGHT, accepts, require, require_alike, require_floats};
-use crate::ops::{DropoutOps, GateOps, PReluOps, PiecewiseLinear, PiecewiseLinearOps, Smooth, SmoothOps};
+use crate::ops::{
+    DropoutOps, GateOps, PReluOps, PiecewiseLinear, PiecewiseLinearOps, RReluOps, Smooth, SmoothOps,
+};
 use burn::backend::Dispatch;
+use burn::nn::activation::RReluConfig;
 use burn::tensor::{AsIndex, Tensor, activation};
 
 /// Zeroes elements with probability `prob` and divides the others by `1 - prob`. Keeps one bit per element, and draws as
@@ -142,4 +145,25 @@ pub fn prelu<const D: usize>(x: Tensor<D>, alpha: Tensor<1>) -> Tensor<D> {
         return activation::prelu(x, alpha);
     }
     Tensor::from_dispatch(Dispatch::memsave_prelu(x.into_dispatch(), alpha.into_dispatch()))
+}
+
+/// `x` if `x >= 0`, else `slope x` with a slope drawn per element from `lower..upper`, as [`burn::nn::activation::RRelu`] does
+/// during training; the same slopes from the same seed, but on wgpu and CUDA devices.
+///
+/// Keeps one float per element; on wgpu and CUDA devices one bit per element and a seed of 16 bytes, from which the backward
+/// pass draws again.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::functional as F;
+///
+/// let y = F::rrelu(Tensor::<1>::from_floats([-4.0, 1.0], &Device::flex()), 0.25, 0.5);
+/// let y = y.into_data().try_to_vec::<f32>().unwrap();
+/// assert!((-2.0..=-1.0).contains(&y[0]) && y[1] == 1.0);
+/// ```
+pub fn rrelu<const D: usize>(x: Tensor<D>, lower: f64, upper: f64) -> Tensor<D> {
+    match accepts("rrelu", require_floats(&x), x.is_tracked(), NO_WEIGHT) {
+        true => Tensor::from_dispatch(Dispatch::memsave_rrelu(x.into_dispatch(), lower, upper)),
+        false => RReluConfig::new().with_lower(lower).with_upper(upper).init().forward(x),
+    }
 }

@@ -36,6 +36,7 @@ mod recompute;
 mod recurrent;
 mod rotary;
 mod row_norm;
+mod rrelu;
 mod smooth;
 mod softmax;
 mod step;
@@ -73,6 +74,7 @@ pub use recurrent::{
 };
 pub use rotary::{RotaryKernels, RotaryOps};
 pub use row_norm::{RowNorm, RowNormOps};
+pub use rrelu::RReluOps;
 pub use smooth::{Smooth, SmoothKernels, SmoothOps};
 pub use softmax::{Softmax, SoftmaxOps};
 

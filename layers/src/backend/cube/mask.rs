@@ -6,8 +6,10 @@
 use super::{Output, address_type, empty, random, types, units, vector_size};
 use crate::backend::{Masks, Saved};
 use burn::backend::cubecl::dtype_to_storage_type;
+#[cfg(feature = "fusion")]
+use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::{
-    Backend, Cube, Distribution, TensorMetadata, backend_extension,
+    Backend, BackendTypes, Cube, Distribution, TensorMetadata, backend_extension,
     ops::IntTensorOps,
     tensor::{BoolTensor, FloatTensor, IntTensor},
 };
@@ -33,6 +35,17 @@ const BITS_PER_UNIT: usize = GROUP * TURNS;
 pub(crate) fn words(elements: usize) -> usize {
     let block = LANES * BITS_PER_UNIT;
     elements / block * LANES + (elements % block).div_ceil(GROUP).min(LANES)
+}
+
+/// The words of a mask of `x`, which nobody has written.
+pub(crate) fn empty_words(x: &CubeTensor) -> CubeTensor {
+    empty(x, Shape::new([words(x.shape().num_elements())]), DType::I32)
+}
+
+/// The words of a mask of `x`, for the stream of operations that are fused.
+#[cfg(feature = "fusion")]
+pub(crate) fn described_words(x: &TensorSpec) -> TensorSpec {
+    TensorSpec { shape: Shape::new([words(x.shape.num_elements())]), dtype: DType::I32, ..x.clone() }
 }
 
 /// The number, in groups, of the group that the unit of a word takes at a turn.
@@ -95,10 +108,14 @@ impl Masks for Cube {
     }
 
     fn bernoulli_mask(_: Shape, _: DType, device: &Self::Device, probability: f64) -> CubeMask {
-        let halves = Distribution::Uniform(0.0, f64::from(1 << 16));
-        let seed = Self::int_random(Shape::new([random::SEED_WORDS]), halves, device, IntDType::I32);
-        CubeMask(Bits::Drawn { seed, probability })
+        CubeMask(Bits::Drawn { seed: draw_seed(device), probability })
     }
+}
+
+/// What kernels draw numbers from.
+pub(crate) fn draw_seed(device: &<Cube as BackendTypes>::Device) -> IntTensor<Cube> {
+    let halves = Distribution::Uniform(0.0, f64::from(1 << 16));
+    Cube::int_random(Shape::new([random::SEED_WORDS]), halves, device, IntDType::I32)
 }
 
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
@@ -128,7 +145,7 @@ pub trait MaskKernels: Backend {
 impl MaskKernels for CubeBackend {
     fn cube_pack(bits: BoolTensor<Self>) -> IntTensor<Self> {
         let len = bits.shape().num_elements();
-        let packed = empty(&bits, Shape::new([words(len)]), DType::I32);
+        let packed = empty_words(&bits);
         if len > 0 {
             let size = vector_size(&[&bits], GROUP);
             let (count, dim) = units(&bits.client, words(len));

@@ -11,7 +11,6 @@ pub(crate) fn number<W: Float, N: Size>(#[comptime] value: f64) -> Vector<W, N> 
 }
 
 /// `1 / (1 + e^-x)`
-#[cfg(not(feature = "fusion"))]
 #[cube]
 pub(crate) fn sigmoid<W: Float, N: Size>(x: Vector<W, N>) -> Vector<W, N> {
     let one = number::<W, N>(1.0);

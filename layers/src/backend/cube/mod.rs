@@ -17,20 +17,17 @@ mod axis_map;
 pub(crate) mod channels;
 mod mask;
 mod math;
-#[cfg(not(feature = "fusion"))]
 mod order;
-mod random;
+pub(crate) mod random;
 mod reduce;
-#[cfg(not(feature = "fusion"))]
 mod scaling;
 mod volume;
 
 pub use mask::CubeMask;
-pub(crate) use mask::{GROUP, TURNS, bit, group_of_unit, is_set, join, split, words};
-#[cfg(not(feature = "fusion"))]
-pub(crate) use math::sigmoid;
-pub(crate) use math::{log_1p_exp, number};
-#[cfg(not(feature = "fusion"))]
+#[cfg(feature = "fusion")]
+pub(crate) use mask::described_words;
+pub(crate) use mask::{GROUP, TURNS, bit, draw_seed, empty_words, group_of_unit, is_set, join, split, words};
+pub(crate) use math::{log_1p_exp, number, sigmoid};
 pub(crate) use order::in_memory_order;
 pub(crate) use reduce::{
     Pair, cubes, max_of_vector, max_over_cube, sum_of_vector, sum_over_cube, units_of_row,

@@ -18,9 +18,31 @@ pub(crate) fn threshold(probability: f64) -> u32 {
     (probability * 2f64.powi(32)).round() as u32
 }
 
-/// One bit for each element of a group, the first of its byte in the word of a mask: whether its number is below the threshold.
+/// One number for each element of a group.
+#[derive(CubeType)]
+pub(crate) struct Numbers {
+    first: u32,
+    second: u32,
+    third: u32,
+    fourth: u32,
+}
+
 #[cube]
-pub(crate) fn bits(seed: &LinearView<'_, u32>, group: usize, threshold: u32) -> u32 {
+impl Numbers {
+    /// The number of an element of the group.
+    pub fn get(&self, #[comptime] element: usize) -> u32 {
+        match comptime!(element) {
+            0 => self.first,
+            1 => self.second,
+            2 => self.third,
+            _ => self.fourth,
+        }
+    }
+}
+
+/// The numbers of a group.
+#[cube]
+pub(crate) fn numbers(seed: &LinearView<'_, u32>, group: usize) -> Numbers {
     let mut key0 = seed.read(0usize) | (seed.read(1usize) << 16);
     let mut key1 = seed.read(2usize) | (seed.read(3usize) << 16);
     let mut c0 = u32::cast_from(group);
@@ -40,15 +62,26 @@ pub(crate) fn bits(seed: &LinearView<'_, u32>, group: usize, threshold: u32) -> 
         key0 += WEYL[0];
         key1 += WEYL[1];
     }
-    below(c0, threshold)
-        | (below(c1, threshold) << comptime!(TURNS as u32))
-        | (below(c2, threshold) << comptime!((2 * TURNS) as u32))
-        | (below(c3, threshold) << comptime!((3 * TURNS) as u32))
+    Numbers { first: c0, second: c1, third: c2, fourth: c3 }
 }
 
+/// One bit for each element of a group, the first of its byte in the word of a mask: whether its number is below the threshold.
 #[cube]
-fn below(number: u32, threshold: u32) -> u32 {
-    u32::cast_from(number < threshold)
+pub(crate) fn bits(seed: &LinearView<'_, u32>, group: usize, threshold: u32) -> u32 {
+    let numbers = numbers(seed, group);
+    let mut bits = 0u32;
+    #[unroll]
+    for element in 0..GROUP {
+        bits |= u32::cast_from(numbers.get(element) < threshold) << comptime!((element * TURNS) as u32);
+    }
+    bits
+}
+
+/// Uniform in `0..1`, of a number.
+#[cube]
+pub(crate) fn unit<W: Float>(number: u32) -> W {
+    // As many bits as an f32 has.
+    W::cast_from(number >> 8u32) * W::new(comptime!(1.0 / (1 << 24) as f32))
 }
 
 const _: () = assert!(GROUP == 4, "a counter gives four numbers");

@@ -1,8 +1,10 @@
-//! Products with one factor, in one pass. Where operations are fused, Burn's is one pass, too.
+//! Products with one factor, in one pass and in place. Where operations are fused, too: what is scaled was kept, so that there
+//! is nothing to join it with.
 use super::{Output, address_type, in_memory_order, types, units, vector_size};
 use crate::backend::Scaling;
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::backend::{Cube, tensor::FloatTensor};
+use burn::backend::{Backend, Cube, backend_extension, tensor::FloatTensor};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{
     self,
     ir::ElemType,
@@ -12,6 +14,19 @@ use burn_cubecl::cubecl::{
 
 impl Scaling for Cube {
     fn scale(x: FloatTensor<Self>, factor: FloatTensor<Self>, by: f64) -> FloatTensor<Self> {
+        Self::cube_scale(x, factor, by)
+    }
+}
+
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+pub trait ScalingCube: Backend {
+    /// See [`Scaling::scale`].
+    #[fusion(dtype = x, shape = x)]
+    fn cube_scale(x: FloatTensor<Self>, factor: FloatTensor<Self>, by: f64) -> FloatTensor<Self>;
+}
+
+impl ScalingCube for CubeBackend {
+    fn cube_scale(x: FloatTensor<Self>, factor: FloatTensor<Self>, by: f64) -> FloatTensor<Self> {
         let [y] = in_memory_order([x], |[x]| {
             let y = Output::replacing(&x, 0);
             let len = x.meta.num_elements();

@@ -2,7 +2,7 @@ use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::{Flag, Module, Param};
-use burn::tensor::{Distribution, Tensor};
+use burn::tensor::Tensor;
 
 config_twin! {
     #[derive(Config, Debug)]
@@ -21,8 +21,8 @@ drop_in! {
     /// Randomized leaky rectified linear unit: `x` if `x >= 0`, else `slope x`, with a slope drawn per element during training
     /// and the mean of its bounds otherwise.
     ///
-    /// Keeps one float per element for the backward pass during training, one bit otherwise;
-    /// [`burn::nn::activation::RRelu`] keeps several floats.
+    /// Keeps one float per element for the backward pass during training (on wgpu and CUDA devices one bit, and a seed of 16
+    /// bytes), one bit otherwise; [`burn::nn::activation::RRelu`] keeps several floats.
     #[derive(Module, Debug)]
     pub struct RRelu as MemSaveRRelu = burn::nn::activation::RRelu, from_nn_rrelu, into_nn_rrelu {
         /// The lower bound of the uniform slope range.
@@ -47,10 +47,6 @@ impl RRelu {
         if !self.training.is_enabled() || !input.device().is_autodiff() {
             return functional::leaky_relu(input, (self.lower + self.upper) / 2.0);
         }
-        // One factor per element, 1 where x is not negative: autodiff keeps nothing else.
-        let x = input.clone().inner();
-        let slope = x.random_like(Distribution::Uniform(self.lower, self.upper));
-        let factor = slope.mask_fill(x.lower_scalar(0.0).bool_not(), 1.0);
-        input * factor
+        functional::rrelu(input, self.lower, self.upper)
     }
 }

@@ -2,15 +2,16 @@
 //!
 //! | | fused | not fused |
 //! | --- | --- | --- |
-//! | sum of losses | two kernels of ours | two kernels of ours |
+//! | sum of losses, with the slopes or without | two kernels of ours | two kernels of ours |
 //! | losses, slopes, products | Burn's fusion makes one of the composition | one kernel of ours |
 #[cfg(not(feature = "fusion"))]
 use super::{Argument, Factor};
 use super::{ElementLoss, ElementLossKernels, LOWEST_LOG};
 #[cfg(not(feature = "fusion"))]
-use crate::backend::cube::{Output, in_memory_order, sigmoid, units};
+use crate::backend::cube::{Output, in_memory_order, units};
 use crate::backend::cube::{
-    Pair, address_type, cubes, empty, log_1p_exp, number, sum_of_vector, sum_over_cube, types, vector_size,
+    Pair, address_type, cubes, empty, log_1p_exp, number, sigmoid, sum_of_vector, sum_over_cube, types,
+    vector_size,
 };
 use crate::backend::wide;
 use crate::ops::MaybeTensor;
@@ -35,6 +36,16 @@ impl ElementLossKernels for Cube {
         scale: f64,
     ) -> FloatTensor<Self> {
         Self::cube_element_loss_sum(x, targets.into(), f, scale)
+    }
+
+    fn element_loss_sum_with_slopes(
+        x: FloatTensor<Self>,
+        targets: Option<FloatTensor<Self>>,
+        f: ElementLoss,
+        scale: f64,
+        slope_scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        Self::cube_element_loss_sum_with_slopes(x, targets.into(), f, scale, slope_scale)
     }
 
     #[cfg(not(feature = "fusion"))]
@@ -112,6 +123,20 @@ pub trait ElementLossCube: Backend {
         f: ElementLoss,
         scale: f64,
     ) -> FloatTensor<Self>;
+
+    /// See [`ElementLossKernels::element_loss_sum_with_slopes`].
+    #[fusion(meta = |x, _targets, _f, _scale, _slope_scale| {
+        let mut of_sum = x.clone();
+        of_sum.shape = [1].into();
+        (of_sum, x.clone())
+    })]
+    fn cube_element_loss_sum_with_slopes(
+        x: FloatTensor<Self>,
+        #[extension_type] targets: MaybeTensor<Self>,
+        f: ElementLoss,
+        scale: f64,
+        slope_scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
 /// Units of a cube.
@@ -124,49 +149,92 @@ impl ElementLossCube for CubeBackend {
         f: ElementLoss,
         scale: f64,
     ) -> FloatTensor<Self> {
-        const MOST_PARTS: usize = 256;
-        const VECTORS: usize = 8;
-        let (len, dtypes) = (x.shape().num_elements(), types(x.dtype));
-        let targets = targets.into_option();
-        let read: Vec<&CubeTensor> = [&x].into_iter().chain(&targets).collect();
-        let (at, size) = (address_type(&read), vector_size(&read, 4));
-        let parts = (len / size).div_ceil(VECTORS * UNITS).clamp(1, MOST_PARTS);
-        let sums = empty(&x, Shape::new([parts]), wide(x.dtype));
-        let sum = empty(&x, Shape::new([1]), x.dtype);
-        let client = x.client.clone();
-        let (kind, parameters) = kind(f);
-        let [p, q] = parameters.map(|parameter| InputScalar::new(parameter, dtypes[1]));
-        // SAFETY: the kernels compare every position with the shapes.
-        unsafe {
-            sum_kernel::launch_unchecked(
+        sum(x, targets.into_option(), f, scale, None)
+    }
+
+    fn cube_element_loss_sum_with_slopes(
+        x: FloatTensor<Self>,
+        targets: MaybeTensor<Self>,
+        f: ElementLoss,
+        scale: f64,
+        slope_scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let slopes = empty(&x, x.shape(), x.dtype);
+        (sum(x, targets.into_option(), f, scale, Some((&slopes, slope_scale))), slopes)
+    }
+}
+
+/// The sum of losses times `scale`; slopes are written, times another number, in the same pass.
+fn sum(
+    x: CubeTensor,
+    targets: Option<CubeTensor>,
+    f: ElementLoss,
+    scale: f64,
+    slopes: Option<(&CubeTensor, f64)>,
+) -> CubeTensor {
+    const MOST_PARTS: usize = 256;
+    const VECTORS: usize = 8;
+    let (len, dtypes) = (x.shape().num_elements(), types(x.dtype));
+    let read: Vec<&CubeTensor> = [&x].into_iter().chain(&targets).collect();
+    let (at, size) = (address_type(&read), vector_size(&read, 4));
+    let parts = (len / size).div_ceil(VECTORS * UNITS).clamp(1, MOST_PARTS);
+    let sums = empty(&x, Shape::new([parts]), wide(x.dtype));
+    let sum = empty(&x, Shape::new([1]), x.dtype);
+    let client = x.client.clone();
+    let (kind, parameters) = kind(f);
+    let [p, q, scale] =
+        [parameters[0], parameters[1], scale].map(|number| InputScalar::new(number, dtypes[1]));
+    let (count, dim) = (cubes(parts), CubeDim::new_1d(UNITS as u32));
+    let (x, targets) = (x.into_linear_view(), targets.map(CubeTensor::into_linear_view));
+    let parts_of_sum = sums.clone().into_linear_view();
+    // SAFETY: the kernels compare every position with the shapes, or with the number of vectors.
+    unsafe {
+        match slopes {
+            None => sum_kernel::launch_unchecked(
                 &client,
-                cubes(parts),
-                CubeDim::new_1d(UNITS as u32),
+                count,
+                dim,
                 at,
                 size,
-                x.into_linear_view(),
-                targets.map(CubeTensor::into_linear_view).into(),
-                sums.clone().into_linear_view(),
+                x,
+                targets.into(),
+                parts_of_sum,
                 len / size,
                 p,
                 q,
                 kind,
                 dtypes,
-            );
-            total_kernel::launch_unchecked(
+            ),
+            Some((slopes, slope_scale)) => sum_with_slopes_kernel::launch_unchecked(
                 &client,
-                cubes(1),
-                CubeDim::new_1d(UNITS as u32),
+                count,
+                dim,
                 at,
-                sums.into_linear_view(),
-                sum.clone().into_linear_view(),
-                parts,
-                InputScalar::new(scale, dtypes[1]),
+                size,
+                x,
+                targets.into(),
+                parts_of_sum,
+                slopes.clone().into_linear_view(),
+                p,
+                q,
+                InputScalar::new(slope_scale, dtypes[1]),
+                kind,
                 dtypes,
-            );
+            ),
         }
-        sum
+        total_kernel::launch_unchecked(
+            &client,
+            cubes(1),
+            CubeDim::new_1d(UNITS as u32),
+            at,
+            sums.into_linear_view(),
+            sum.clone().into_linear_view(),
+            parts,
+            scale,
+            dtypes,
+        );
     }
+    sum
 }
 
 /// The loss without its numbers, for which a kernel is compiled.
@@ -250,7 +318,40 @@ fn sum_kernel<T: Float, W: Float, N: Size>(
         sum += loss::<W, N>(x, t, p.get::<W>(), q.get::<W>(), kind);
         at += sums.shape() * UNITS;
     }
-    let total = sum_over_cube::<W>(Pair::<W> { a: sum_of_vector::<W, N>(sum), b: W::new(0.0) }, UNITS);
+    write_sum::<W, N>(sum, &mut sums);
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn sum_with_slopes_kernel<T: Float, W: Float, N: Size>(
+    x: LinearView<'_, Vector<T, N>>,
+    targets: ComptimeOption<LinearView<'_, Vector<T, N>>>,
+    mut sums: LinearViewMut<'_, W>,
+    mut slopes: LinearViewMut<'_, Vector<T, N>>,
+    p: InputScalar,
+    q: InputScalar,
+    slope_scale: InputScalar,
+    #[comptime] kind: Kind,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    let (p, q) = (p.get::<W>(), q.get::<W>());
+    let slope_scale = Vector::new(slope_scale.get::<W>());
+    let mut sum = Vector::<W, N>::new(W::new(0.0));
+    let mut at = CUBE_POS * UNITS + UNIT_POS as usize;
+    while at < slopes.shape() {
+        let t = target::<T, W, N>(&targets, at);
+        let x = Vector::<W, N>::cast_from(x.read(at));
+        sum += loss::<W, N>(x, t, p, q, kind);
+        slopes.write(at, Vector::cast_from(slope_of_input::<W, N>(x, t, p, kind) * slope_scale));
+        at += sums.shape() * UNITS;
+    }
+    write_sum::<W, N>(sum, &mut sums);
+}
+
+/// The sum of all units of a cube.
+#[cube]
+fn write_sum<W: Float, N: Size>(of_unit: Vector<W, N>, sums: &mut LinearViewMut<'_, W>) {
+    let pair = Pair::<W> { a: sum_of_vector::<W, N>(of_unit), b: W::new(0.0) };
+    let total = sum_over_cube::<W>(pair, UNITS);
     if UNIT_POS == 0 && sums.is_in_bounds(CUBE_POS) {
         sums.write(CUBE_POS, total.a);
     }
@@ -384,14 +485,12 @@ fn elementwise(
 }
 
 /// `weight / x`, and 0 where the logarithm of `x` is not above [`LOWEST_LOG`].
-#[cfg(not(feature = "fusion"))]
 #[cube]
 fn log_slope<W: Float, N: Size>(weight: Vector<W, N>, x: Vector<W, N>) -> Vector<W, N> {
     let highest = number::<W, N>(comptime!(LOWEST_LOG.exp().max(f64::from(f32::MIN_POSITIVE))));
     select_many(x.less_equal(&highest), number::<W, N>(0.0), weight / x)
 }
 
-#[cfg(not(feature = "fusion"))]
 #[cube]
 fn slope_of_input<W: Float, N: Size>(
     x: Vector<W, N>,

@@ -152,12 +152,17 @@ impl<B: ElementLossKernels> Operation<B, 2> for Loss {
         if !self.f.is_binary() {
             return (Operation::<B, 2>::forward(self, inputs), Saved { loss: *self, slope: None });
         }
-        let y = Operation::<B, 2>::forward(self, inputs.clone());
         let [x, targets] = inputs;
-        let x = given(x);
-        let scale = self.f.slope_scale(x.dtype());
-        let slope =
-            B::element_loss_slopes(x, targets, self.f, Argument::Input, Factor { tensor: None, by: scale });
+        let (x, f) = (given(x), self.f);
+        let slope_scale = f.slope_scale(x.dtype());
+        let (y, slope) = match self.scale {
+            Some(scale) => B::element_loss_sum_with_slopes(x, targets, f, scale, slope_scale),
+            None => {
+                let factor = Factor { tensor: None, by: slope_scale };
+                let y = B::element_loss(x.clone(), targets.clone(), f);
+                (y, B::element_loss_slopes(x, targets, f, Argument::Input, factor))
+            }
+        };
         (y, Saved { loss: *self, slope: Some(recorder.ledger().tensor("slope", slope, "x is tracked")) })
     }
 
@@ -266,6 +271,19 @@ pub trait ElementLossKernels: Scaling {
         Self::float_cast(sum, dtype.into())
     }
 
+    /// The sum of all losses times `scale`, `[1]`, and the slope of every element's in `x`, times `slope_scale`.
+    fn element_loss_sum_with_slopes(
+        x: FloatTensor<Self>,
+        targets: Option<FloatTensor<Self>>,
+        f: ElementLoss,
+        scale: f64,
+        slope_scale: f64,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let factor = Factor { tensor: None, by: slope_scale };
+        let sum = Self::element_loss_sum(x.clone(), targets.clone(), f, scale);
+        (sum, Self::element_loss_slopes(x, targets, f, Argument::Input, factor))
+    }
+
     /// The slope of the loss of every element in an argument, times `factor`.
     fn element_loss_slopes(
         x: FloatTensor<Self>,
@@ -278,7 +296,12 @@ pub trait ElementLossKernels: Scaling {
         // Half precision may have the range and the digits only for the product.
         let slope = slope::<Self>(widen::<Self>(x), targets.map(widen::<Self>), f, argument);
         let product = match factor {
-            Factor { tensor: Some(factor), by } => Self::scale(slope, factor, by),
+            // Composed, so that fusion joins it with the slope.
+            Factor { tensor: Some(factor), by } => {
+                let factor = Self::float_reshape(factor, Shape::from(vec![1; slope.rank()]));
+                let factor = Self::float_cast(factor, slope.dtype().into());
+                Self::float_mul(slope, Self::float_mul_scalar(factor, by.into()))
+            }
             Factor { tensor: None, by: 1.0 } => slope,
             Factor { tensor: None, by } => Self::float_mul_scalar(slope, by.into()),
         };

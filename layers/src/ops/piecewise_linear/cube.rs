@@ -7,8 +7,8 @@
 //! | others with bits | one kernel of ours | one kernel of ours |
 use super::{PiecewiseLinear, PiecewiseLinearKernels};
 use crate::backend::cube::{
-    CubeMask, GROUP, Output, TURNS, address_type, bit, empty, group_of_unit, join, types, units, vector_size,
-    words,
+    CubeMask, GROUP, Output, TURNS, address_type, bit, empty_words, group_of_unit, join, types, units,
+    vector_size, words,
 };
 #[cfg(feature = "fusion")]
 use burn::backend::ops::ActivationOps;
@@ -16,7 +16,6 @@ use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{
     self,
@@ -52,19 +51,14 @@ impl PiecewiseLinearKernels for Cube {
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait PiecewiseLinearCube: Backend {
     /// `f(x)`, and the words of its mask.
-    #[fusion(meta = |x, _f| {
-        let mut of_words = x.clone();
-        of_words.shape = Shape::new([words(x.shape.num_elements())]);
-        of_words.dtype = DType::I32;
-        (x.clone(), of_words)
-    })]
+    #[fusion(meta = |x, _f| (x.clone(), crate::backend::cube::described_words(x)))]
     fn cube_piecewise_linear_with_words(
         x: FloatTensor<Self>,
         f: PiecewiseLinear,
     ) -> (FloatTensor<Self>, IntTensor<Self>);
 
     /// The words of the mask.
-    #[fusion(dtype = DType::I32, shape = Shape::new([words(x.num_elements())]))]
+    #[fusion(meta = |x, _f| crate::backend::cube::described_words(x))]
     fn cube_piecewise_words(x: FloatTensor<Self>, f: PiecewiseLinear) -> IntTensor<Self>;
 }
 
@@ -134,10 +128,6 @@ fn values(x: CubeTensor, f: PiecewiseLinear) -> CubeTensor {
         }
     }
     y.tensor
-}
-
-fn empty_words(x: &CubeTensor) -> CubeTensor {
-    empty(x, Shape::new([words(x.shape().num_elements())]), DType::I32)
 }
 
 /// What the kernels with bits are launched with.

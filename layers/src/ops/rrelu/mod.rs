@@ -1,0 +1,85 @@
+//! Randomized leaky ReLU.
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | `y = x` if `x >= 0`, else `slope * x`, a slope drawn for every element |
+//! | keeps | if `x` is tracked the factor, 1 or the slope, of every element; with kernels for devices 1 bit per element, and a seed of 16 bytes |
+//! | backward | `dx = dy * factor` |
+//!
+//! Where `x` is kept by another step, or computed again, the output is offered for [recomputation](super::recompute).
+//!
+//! Stock Burn keeps several tensors. On CPU backends slopes are drawn as stock draws them; on devices by place, and drawn again
+//! in the backward pass.
+use super::{
+    extension::extension,
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
+use crate::backend::Saved;
+use burn::backend::{Backend, tensor::FloatTensor};
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
+#[cfg(any(feature = "flex", feature = "ndarray", feature = "remote"))]
+mod factors;
+
+extension! {
+    /// Randomized leaky ReLU.
+    pub trait RReluOps(RReluKernels) {
+        /// `x`, times a slope between the bounds where it is negative; any shape.
+        fn memsave_rrelu(x: FloatTensor<Self>, lower: f64, upper: f64) -> FloatTensor<Self> {
+            Self::run(RRelu { bounds: [lower, upper] }, [Some(x)])
+        }
+    }
+}
+
+const X: usize = 0;
+
+/// Randomized leaky ReLU.
+#[derive(Clone, Copy, Debug)]
+pub struct RRelu {
+    /// The least slope and the one that all are below.
+    bounds: [f64; 2],
+}
+
+impl<B: RReluKernels> Operation<B, 1> for RRelu {
+    const INPUTS: [&'static str; 1] = ["x"];
+    type Saved = B::Slopes;
+
+    fn name(&self) -> &'static str {
+        "rrelu"
+    }
+
+    fn plan(&self, inputs: &Tracking<B, 1>) -> Plan<1> {
+        Plan::nothing().offer_if(inputs.available(X))
+    }
+
+    fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
+        B::rrelu(given(x), self.bounds).0
+    }
+
+    fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, B::Slopes) {
+        let (y, slopes) = B::rrelu(given(x), self.bounds);
+        (y, recorder.ledger().state("slopes", slopes, "x is tracked"))
+    }
+
+    fn recompute(self, slopes: &B::Slopes) -> impl Fn(Inputs<B, 1>) -> FloatTensor<B> + Send + 'static {
+        let slopes = slopes.clone();
+        move |[x]| B::rrelu_times(given(x), &slopes)
+    }
+
+    fn backward(slopes: B::Slopes, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
+        pass.give(X, B::rrelu_times(dy, &slopes));
+    }
+}
+
+/// The kernels.
+pub trait RReluKernels: Backend {
+    /// The factors of all elements, in some form.
+    type Slopes: Saved;
+
+    /// Draws slopes; `x` times its factors, and these.
+    fn rrelu(x: FloatTensor<Self>, bounds: [f64; 2]) -> (FloatTensor<Self>, Self::Slopes);
+
+    /// `x` times the factors.
+    fn rrelu_times(x: FloatTensor<Self>, slopes: &Self::Slopes) -> FloatTensor<Self>;
+}
