@@ -2,9 +2,11 @@
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
 
+pub mod checkpoint;
 pub mod lazy;
 pub mod measure;
 pub mod parallel;
+mod strategy;
 
 #[doc(hidden)]
 pub use burn_memsave_layers::{backend, ops};

@@ -52,7 +52,7 @@ fn is_counted(device: &Device) -> bool {
 
 /// Whether tensors of a device live in this process's own memory.
 #[allow(clippy::match_single_binding)] // without a backend
-fn is_host(device: &Device) -> bool {
+pub(crate) fn is_host(device: &Device) -> bool {
     match device.clone().without_autodiff().as_dispatch() {
         #[cfg(feature = "flex")]
         burn::backend::DispatchDevice::Flex(_) => true,

@@ -37,11 +37,12 @@ mod error;
 pub use error::{DeviceFailure, ParallelError};
 
 use crate::lazy::lazy_paths;
+use crate::strategy::{WithStrategy, with_strategy};
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::backend::DispatchDevice;
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bool, Device, Float, FloatDType, Int, Tensor, kind::Autodiff};
+use burn::tensor::{Device, FloatDType, Tensor};
 use std::any::Any;
 use std::collections::HashSet;
 use std::iter::Peekable;
@@ -89,8 +90,7 @@ impl<M: Module> Replicas<M> {
             }
         }
         // Through `valid`, as running statistics are shared with a clone.
-        let replica =
-            |device: &Device| module.valid().train().fork(device).map(&mut Checkpointing::of(device));
+        let replica = |device: &Device| module.valid().train().fork(device).map(&mut WithStrategy { device });
         let modules = devices.iter().map(replica).collect();
         Ok(Self { devices, modules })
     }
@@ -288,44 +288,12 @@ impl ModuleMapper for Assign<'_> {
         };
         let value = value.as_ref().map(|value| {
             let value = value.downcast_ref::<Tensor<D>>().expect("a parameter keeps its rank").clone();
-            checkpointed(value.to_device(&self.device.clone().without_autodiff()), self.device)
+            with_strategy(value.to_device(&self.device.clone().without_autodiff()), self.device)
         });
         match value {
             Some(value) => param.map(|_| value.require_grad()).set_require_grad(true),
             None if param.is_require_grad() => param.set_require_grad(false),
             None => param,
         }
-    }
-}
-
-/// Gives the tensors of a module the checkpointing strategy of a device: `Module::train` gives them the default.
-struct Checkpointing<'a> {
-    device: &'a Device,
-}
-
-impl<'a> Checkpointing<'a> {
-    fn of(device: &'a Device) -> Self {
-        Self { device }
-    }
-}
-
-macro_rules! checkpointed {
-    ($map:ident, $kind:ty) => {
-        fn $map<const D: usize>(&mut self, param: Param<Tensor<D, $kind>>) -> Param<Tensor<D, $kind>> {
-            param.map(|value| checkpointed(value, self.device))
-        }
-    };
-}
-
-impl ModuleMapper for Checkpointing<'_> {
-    checkpointed!(map_float, Float);
-    checkpointed!(map_int, Int);
-    checkpointed!(map_bool, Bool);
-}
-
-fn checkpointed<const D: usize, K: Autodiff>(tensor: Tensor<D, K>, device: &Device) -> Tensor<D, K> {
-    match device.gradient_checkpointing_strategy() {
-        Some(strategy) => tensor.autodiff().with_gradient_checkpointing_strategy(strategy),
-        None => tensor,
     }
 }

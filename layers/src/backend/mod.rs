@@ -89,6 +89,12 @@ pub trait Saved: Clone + Send + core::fmt::Debug + 'static {
     fn bytes(&self) -> usize;
 }
 
+impl<S: Saved> Saved for Vec<S> {
+    fn bytes(&self) -> usize {
+        self.iter().map(Saved::bytes).sum()
+    }
+}
+
 /// Sums over all axes but the channels.
 pub trait ChannelSums: Backend {
     /// `[batch, channels, ...]` to `[channels]`.

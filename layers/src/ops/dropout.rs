@@ -13,6 +13,7 @@
 //! What is dropped is 0 even where `x` is infinite or NaN; stock multiplies by 0, and gets a NaN there.
 use super::{
     extension::extension,
+    replay,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::Masks;
@@ -38,7 +39,7 @@ pub struct Dropout {
 
 impl Dropout {
     fn draw<B: Masks>(self, like: &FloatTensor<B>) -> Dropped<B> {
-        let mask = B::bernoulli_mask(like.shape(), like.dtype(), &like.device(), self.keep);
+        let mask = replay::draw(|| B::bernoulli_mask(like.shape(), like.dtype(), &like.device(), self.keep));
         Dropped { mask, scale: 1.0 / self.keep }
     }
 }

@@ -34,9 +34,11 @@ mod piecewise_linear;
 mod prelu;
 mod recompute;
 mod recurrent;
+pub mod replay;
 mod rotary;
 mod row_norm;
 mod rrelu;
+mod segment;
 mod smooth;
 mod softmax;
 mod step;
@@ -75,6 +77,7 @@ pub use recurrent::{
 pub use rotary::{RotaryKernels, RotaryOps};
 pub use row_norm::{RowNorm, RowNormOps};
 pub use rrelu::RReluOps;
+pub use segment::{Replay, SegmentOps, Slots};
 pub use smooth::{Smooth, SmoothKernels, SmoothOps};
 pub use softmax::{Softmax, SoftmaxOps};
 

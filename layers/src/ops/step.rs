@@ -12,6 +12,7 @@
 use super::{
     kept::{Kept, Ledger},
     recompute::{self, Offered, is_available, offer, recomputes},
+    replay,
 };
 use burn::backend::{
     Backend, TensorMetadata,
@@ -295,6 +296,7 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
     let tracked = inputs.each_ref().map(|input| input.as_ref().is_some_and(|input| input.is_tracked()));
     if !tracked.contains(&true) {
         let y = operation.forward(plain(inputs));
+        replay::did(operation.name(), &y);
         return match step.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
             OpsKind::UnTracked(prep) => prep.finish(y),
             OpsKind::Tracked(_) => unreachable!("no input is tracked"),
@@ -324,6 +326,7 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
     }
     let recorder = Recorder { tracked, plan, ledger };
     let (y, saved) = operation.forward_saving(plain(inputs), &recorder);
+    replay::did(operation.name(), &y);
     let Recorder { plan, .. } = recorder;
 
     let prep = step.prepare::<BalancedCheckpointing>(nodes);

@@ -45,7 +45,7 @@ pub(crate) fn empty_words(x: &CubeTensor) -> CubeTensor {
 /// The words of a mask of `x`, for the stream of operations that are fused.
 #[cfg(feature = "fusion")]
 pub(crate) fn described_words(x: &TensorSpec) -> TensorSpec {
-    TensorSpec { shape: Shape::new([words(x.shape.num_elements())]), dtype: DType::I32, ..x.clone() }
+    TensorSpec { shape: Shape::new([words(x.shape.num_elements())]), dtype: DType::I32 }
 }
 
 /// The number, in groups, of the group that the unit of a word takes at a turn.

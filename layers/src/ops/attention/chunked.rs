@@ -4,6 +4,7 @@ use super::{
     chunks::{Chunk, Sizes, part, slices},
     sums::{BiasGrad, KeyGrads, Parts},
 };
+use crate::ops::replay;
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{BoolTensor, FloatTensor},
@@ -46,7 +47,7 @@ impl<B: AttentionKernels> Operands<B> {
             let shape = Shape::new([batch.len(), heads.len(), queries.len(), keys]);
             B::bernoulli_mask(shape, dtype, &device, keep)
         });
-        DroppedWeights { masks: masks.collect(), keep }
+        DroppedWeights { masks: replay::draw(|| masks.collect()), keep }
     }
 
     fn rows(&self, chunk: &Chunk) -> ScoreRows<B> {

@@ -12,6 +12,7 @@
 //! in the backward pass.
 use super::{
     extension::extension,
+    replay,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::Saved;
@@ -41,6 +42,18 @@ pub struct RRelu {
     bounds: [f64; 2],
 }
 
+impl RRelu {
+    fn draw<B: RReluKernels>(self, x: FloatTensor<B>) -> (FloatTensor<B>, B::Slopes) {
+        let (mut x, mut y) = (Some(x), None);
+        let slopes = replay::draw(|| {
+            let (drawn, slopes) = B::rrelu(given(x.take()), self.bounds);
+            y = Some(drawn);
+            slopes
+        });
+        (y.unwrap_or_else(|| B::rrelu_times(given(x), &slopes)), slopes)
+    }
+}
+
 impl<B: RReluKernels> Operation<B, 1> for RRelu {
     const INPUTS: [&'static str; 1] = ["x"];
     type Saved = B::Slopes;
@@ -54,11 +67,11 @@ impl<B: RReluKernels> Operation<B, 1> for RRelu {
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
-        B::rrelu(given(x), self.bounds).0
+        self.draw::<B>(given(x)).0
     }
 
     fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, B::Slopes) {
-        let (y, slopes) = B::rrelu(given(x), self.bounds);
+        let (y, slopes) = self.draw::<B>(given(x));
         (y, recorder.ledger().state("slopes", slopes, "x is tracked"))
     }
 

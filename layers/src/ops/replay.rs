@@ -1,0 +1,155 @@
+//! What a segment does in its forward pass, so that it does the same when it is computed again.
+//!
+//! Operations that draw random numbers do so through [`draw`]: what was drawn is kept, and the replay finds it, without touching
+//! the generator. Every operation says that it [ran](did): a segment that does something else the second time is an error.
+use super::kept::Ledger;
+use crate::backend::Saved;
+use burn::backend::TensorMetadata;
+use burn::tensor::{DType, Shape};
+use core::any::Any;
+use core::cell::RefCell;
+use std::vec::IntoIter;
+
+/// What a segment did.
+#[derive(Debug, Default)]
+pub struct Tape {
+    operations: Vec<Done>,
+    draws: Vec<Box<dyn Any + Send>>,
+}
+
+/// An operation, and its output.
+#[derive(Clone, Debug, PartialEq)]
+struct Done {
+    operation: &'static str,
+    shape: Shape,
+    dtype: DType,
+}
+
+impl core::fmt::Display for Done {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{}, which gives {:?} of {:?}", self.operation, self.shape, self.dtype)
+    }
+}
+
+/// A segment of which this thread runs the forward pass.
+enum Frame {
+    Recording(Tape),
+    Replaying { operations: IntoIter<Done>, draws: IntoIter<Box<dyn Any + Send>> },
+}
+
+thread_local! {
+    /// From the outermost segment to the innermost.
+    static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(vec![]) };
+}
+
+/// Runs the forward pass of a segment for the first time.
+pub fn record<R>(forward: impl FnOnce() -> R) -> (R, Tape) {
+    let entered = Entered::new(Frame::Recording(Tape::default()));
+    let result = forward();
+    match entered.leave() {
+        Frame::Recording(tape) => (result, tape),
+        Frame::Replaying { .. } => unreachable!("frames are left in order"),
+    }
+}
+
+/// Runs it again.
+///
+/// # Panics
+///
+/// Panics if it does not do what it did.
+pub fn replay<R>(Tape { operations, draws }: Tape, forward: impl FnOnce() -> R) -> R {
+    let (operations, draws) = (operations.into_iter(), draws.into_iter());
+    let entered = Entered::new(Frame::Replaying { operations, draws });
+    let result = forward();
+    if let Frame::Replaying { mut operations, .. } = entered.leave()
+        && let Some(missing) = operations.next()
+    {
+        panic!("checkpoint: computed again, a segment ends before {missing}");
+    }
+    result
+}
+
+/// While it is there, the last frame is that of its segment.
+struct Entered;
+
+impl Entered {
+    fn new(frame: Frame) -> Self {
+        FRAMES.with_borrow_mut(|frames| frames.push(frame));
+        Self
+    }
+
+    fn leave(self) -> Frame {
+        core::mem::forget(self);
+        FRAMES.with_borrow_mut(|frames| frames.pop()).expect("one that was entered")
+    }
+}
+
+impl Drop for Entered {
+    /// After a panic.
+    fn drop(&mut self) {
+        FRAMES.with_borrow_mut(|frames| frames.pop());
+    }
+}
+
+/// The frames that hear of what happens: the innermost one that is replayed, and those inside of it, which record.
+fn hearing(frames: &mut [Frame]) -> (Option<&mut Frame>, &mut [Frame]) {
+    match frames.iter().rposition(|frame| matches!(frame, Frame::Replaying { .. })) {
+        None => (None, frames),
+        Some(replaying) => {
+            let (before, recording) = frames.split_at_mut(replaying + 1);
+            (before.last_mut(), recording)
+        }
+    }
+}
+
+/// What is drawn; in a segment that is computed again what was drawn there before.
+pub(crate) fn draw<T: Saved>(draw: impl FnOnce() -> T) -> T {
+    let known = FRAMES.with_borrow_mut(|frames| match hearing(frames) {
+        (Some(Frame::Replaying { draws, .. }), _) => {
+            let known = draws.next().and_then(|drawn| drawn.downcast::<T>().ok());
+            Some(
+                *known.expect("checkpoint: computed again, a segment draws other random numbers than before"),
+            )
+        }
+        _ => None,
+    });
+    let drawn = known.unwrap_or_else(draw);
+    FRAMES.with_borrow_mut(|frames| {
+        for frame in hearing(frames).1 {
+            if let Frame::Recording(tape) = frame {
+                let ledger = Ledger::new("checkpoint", None);
+                tape.draws.push(Box::new(ledger.state(
+                    "drawn",
+                    drawn.clone(),
+                    "the segment is computed again",
+                )));
+            }
+        }
+    });
+    drawn
+}
+
+/// Says that an operation ran.
+pub(crate) fn did(operation: &'static str, output: &impl TensorMetadata) {
+    FRAMES.with_borrow_mut(|frames| {
+        if frames.is_empty() {
+            return;
+        }
+        let done = Done { operation, shape: output.shape(), dtype: output.dtype() };
+        let (replaying, recording) = hearing(frames);
+        if let Some(Frame::Replaying { operations, .. }) = replaying {
+            match operations.next() {
+                Some(before) if before == done => {}
+                Some(before) => {
+                    panic!("checkpoint: computed again, a segment runs {done}, in the place of {before}")
+                }
+                None => panic!("checkpoint: computed again, a segment runs {done}, more than before"),
+            }
+        }
+        for frame in recording {
+            if let Frame::Recording(tape) = frame {
+                tape.operations.push(done.clone());
+            }
+        }
+    });
+}

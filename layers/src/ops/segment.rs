@@ -1,0 +1,325 @@
+//! The graph of a part of a network that is computed again in the backward pass.
+//!
+//! A segment has any number of inputs, parameters and outputs, but a step of Burn has a fixed number of parents and one output.
+//! So it is a chain of steps that compute nothing, along which an empty token is passed:
+//!
+//! | steps | in the backward pass, from the last |
+//! | --- | --- |
+//! | one per output | puts the gradient of the output where the replay finds it |
+//! | one per kept input | puts the input there, which Burn may have to compute again |
+//! | one | runs the replay, which leaves a gradient for every parent |
+//! | one per parent: tracked inputs and parameters | gives the parent its gradient, once |
+//!
+//! No gradient flows along the token.
+use super::kept::{Kept, Ledger};
+use crate::backend::plain_backends;
+use burn::backend::{
+    Backend,
+    autodiff::{
+        Autodiff,
+        checkpoint::{
+            base::Checkpointer,
+            strategy::{BalancedCheckpointing, CheckpointStrategy},
+        },
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use core::any::Any;
+use core::fmt;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Tensors without autodiff by number, of one backend.
+#[derive(Clone, Default)]
+pub struct Slots(Arc<Mutex<HashMap<usize, Box<dyn Any + Send>>>>);
+
+impl fmt::Debug for Slots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Slots")
+    }
+}
+
+impl Slots {
+    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Box<dyn Any + Send>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
+    }
+
+    /// Adds a tensor to the one that is there, if there is one: whether there is.
+    fn add<B: Backend>(&self, slot: usize, tensor: FloatTensor<B>) -> bool {
+        let before = self.take::<B>(slot);
+        let is_more = before.is_some();
+        let sum = match before {
+            Some(sum) => B::float_add(sum, tensor),
+            None => tensor,
+        };
+        self.lock().insert(slot, Box::new(sum));
+        is_more
+    }
+
+    fn take<B: Backend>(&self, slot: usize) -> Option<FloatTensor<B>> {
+        let tensor = self.lock().remove(&slot)?;
+        Some(*tensor.downcast().expect("a tensor of the backend of the segment"))
+    }
+
+    /// Whether there is one.
+    pub fn has(&self, slot: usize) -> bool {
+        self.lock().contains_key(&slot)
+    }
+}
+
+/// Computes a segment again, with its gradients; once.
+#[derive(Clone)]
+pub struct Replay(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+
+impl Replay {
+    /// Runs a function.
+    pub fn new(replay: impl FnOnce() + Send + 'static) -> Self {
+        Self(Arc::new(Mutex::new(Some(Box::new(replay)))))
+    }
+
+    fn run(self) {
+        let replay = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        replay.expect("a step runs once")();
+    }
+}
+
+impl fmt::Debug for Replay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Replay")
+    }
+}
+
+/// The steps of a segment; see the [module](self). Without autodiff, tokens and outputs pass unchanged.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
+    Remote: cfg(feature = "remote"),
+    Autodiff
+)]
+pub trait SegmentOps: Backend {
+    /// The token of a chain that has one more parent, whose gradient will be in the slot, or nowhere if it has none.
+    fn memsave_segment_parent(
+        token: FloatTensor<Self>,
+        parent: FloatTensor<Self>,
+        gradients: Slots,
+        slot: usize,
+    ) -> FloatTensor<Self>;
+
+    /// The token of a chain whose parents are complete.
+    fn memsave_segment_replay(token: FloatTensor<Self>, replay: Replay) -> FloatTensor<Self>;
+
+    /// The token of a chain that keeps an input for the replay.
+    fn memsave_segment_input(
+        token: FloatTensor<Self>,
+        input: FloatTensor<Self>,
+        inputs: Slots,
+        slot: usize,
+    ) -> FloatTensor<Self>;
+
+    /// An output, as one of the segment.
+    fn memsave_segment_output(
+        output: FloatTensor<Self>,
+        token: FloatTensor<Self>,
+        gradients: Slots,
+        slot: usize,
+    ) -> FloatTensor<Self>;
+
+    /// Something to call `backward` on: `before`, and the output with the gradient in the slot.
+    fn memsave_segment_seed(
+        before: FloatTensor<Self>,
+        output: FloatTensor<Self>,
+        gradients: Slots,
+        slot: usize,
+    ) -> FloatTensor<Self>;
+
+    /// Puts a tensor without autodiff into a slot; adds it to the one that is there, if there is one: whether there is.
+    fn memsave_segment_put(tensor: FloatTensor<Self>, slots: Slots, slot: usize) -> bool;
+
+    /// Takes it from there; `like` is any tensor of the backend.
+    fn memsave_segment_take(like: FloatTensor<Self>, slots: Slots, slot: usize) -> FloatTensor<Self>;
+}
+
+plain_backends!(SegmentOps {
+    fn memsave_segment_parent(
+        token: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: Slots,
+        _: usize,
+    ) -> FloatTensor<Self> {
+        token
+    }
+    fn memsave_segment_replay(token: FloatTensor<Self>, _: Replay) -> FloatTensor<Self> {
+        token
+    }
+    fn memsave_segment_input(
+        token: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: Slots,
+        _: usize,
+    ) -> FloatTensor<Self> {
+        token
+    }
+    fn memsave_segment_output(
+        output: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: Slots,
+        _: usize,
+    ) -> FloatTensor<Self> {
+        output
+    }
+    fn memsave_segment_seed(
+        before: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: Slots,
+        _: usize,
+    ) -> FloatTensor<Self> {
+        before
+    }
+    fn memsave_segment_put(tensor: FloatTensor<Self>, slots: Slots, slot: usize) -> bool {
+        slots.add::<Self>(slot, tensor)
+    }
+    fn memsave_segment_take(_: FloatTensor<Self>, slots: Slots, slot: usize) -> FloatTensor<Self> {
+        slots.take::<Self>(slot).expect("a tensor was put there")
+    }
+});
+
+impl<B: SegmentOps, C: CheckpointStrategy> SegmentOps for Autodiff<B, C> {
+    fn memsave_segment_parent(
+        token: FloatTensor<Self>,
+        parent: FloatTensor<Self>,
+        gradients: Slots,
+        slot: usize,
+    ) -> FloatTensor<Self> {
+        let nodes = [token.node(), parent.node()];
+        match ParentStep.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((gradients, slot), token.into_primitive()),
+            OpsKind::UnTracked(prep) => prep.finish(token.into_primitive()),
+        }
+    }
+
+    fn memsave_segment_replay(token: FloatTensor<Self>, replay: Replay) -> FloatTensor<Self> {
+        match ReplayStep.prepare::<BalancedCheckpointing>([token.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(replay, token.into_primitive()),
+            OpsKind::UnTracked(prep) => prep.finish(token.into_primitive()),
+        }
+    }
+
+    fn memsave_segment_input(
+        token: FloatTensor<Self>,
+        input: FloatTensor<Self>,
+        inputs: Slots,
+        slot: usize,
+    ) -> FloatTensor<Self> {
+        let ledger = Ledger::new("checkpoint", None);
+        ledger.input::<B>("input", &input, "the segment is computed again from it");
+        match InputStep.prepare::<BalancedCheckpointing>([token.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let kept = Kept::node(&mut prep, &input);
+                prep.finish((kept, inputs, slot), token.into_primitive())
+            }
+            OpsKind::UnTracked(prep) => prep.finish(token.into_primitive()),
+        }
+    }
+
+    fn memsave_segment_output(
+        output: FloatTensor<Self>,
+        token: FloatTensor<Self>,
+        gradients: Slots,
+        slot: usize,
+    ) -> FloatTensor<Self> {
+        match OutputStep.prepare::<BalancedCheckpointing>([token.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((gradients, slot), output.into_primitive()),
+            OpsKind::UnTracked(prep) => prep.finish(output.into_primitive()),
+        }
+    }
+
+    fn memsave_segment_seed(
+        before: FloatTensor<Self>,
+        output: FloatTensor<Self>,
+        gradients: Slots,
+        slot: usize,
+    ) -> FloatTensor<Self> {
+        let nodes = [before.node(), output.node()];
+        match SeedStep.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish((gradients, slot), before.into_primitive()),
+            OpsKind::UnTracked(prep) => prep.finish(before.into_primitive()),
+        }
+    }
+
+    fn memsave_segment_put(tensor: FloatTensor<Self>, slots: Slots, slot: usize) -> bool {
+        slots.add::<B>(slot, tensor.into_primitive())
+    }
+
+    fn memsave_segment_take(_: FloatTensor<Self>, slots: Slots, slot: usize) -> FloatTensor<Self> {
+        FloatTensor::<Self>::new(slots.take::<B>(slot).expect("a tensor was put there"))
+    }
+}
+
+#[derive(Debug)]
+struct ParentStep;
+
+impl<B: Backend> Backward<B, 2> for ParentStep {
+    type State = (Slots, usize);
+
+    fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let (slots, slot) = ops.state;
+        let [_, parent] = ops.parents;
+        if let Some((parent, gradient)) = parent.zip(slots.take::<B>(slot)) {
+            gradients.register::<B>(parent.id, gradient);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ReplayStep;
+
+impl<B: Backend> Backward<B, 1> for ReplayStep {
+    type State = Replay;
+
+    fn backward(self, ops: Ops<Self::State, 1>, _: &mut Gradients, _: &mut Checkpointer) {
+        ops.state.run();
+    }
+}
+
+#[derive(Debug)]
+struct InputStep;
+
+impl<B: Backend> Backward<B, 1> for InputStep {
+    type State = (Kept, Slots, usize);
+
+    fn backward(self, ops: Ops<Self::State, 1>, _: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let (kept, slots, slot) = ops.state;
+        slots.add::<B>(slot, kept.get::<B>(checkpointer));
+    }
+}
+
+#[derive(Debug)]
+struct OutputStep;
+
+impl<B: Backend> Backward<B, 1> for OutputStep {
+    type State = (Slots, usize);
+
+    fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let (slots, slot) = ops.state;
+        slots.add::<B>(slot, gradients.consume::<B>(&ops.node));
+    }
+}
+
+#[derive(Debug)]
+struct SeedStep;
+
+impl<B: Backend> Backward<B, 2> for SeedStep {
+    type State = (Slots, usize);
+
+    fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let (slots, slot) = ops.state;
+        let [_, output] = ops.parents;
+        if let Some((output, gradient)) = output.zip(slots.take::<B>(slot)) {
+            gradients.register::<B>(output.id, gradient);
+        }
+    }
+}

@@ -1,0 +1,453 @@
+//! One segment.
+use super::tensors::{TensorMapper, Tensors};
+use crate::measure::is_host;
+use crate::ops::replay::{self, Tape};
+use crate::ops::{Replay, SegmentOps, Slots, node_id};
+use crate::strategy::{WithStrategy, with_strategy};
+use burn::backend::Dispatch;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{Bool, Device, Gradients, Int, Slice, Tensor, TensorData};
+use std::any::{TypeId, type_name};
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+/// Only floats have gradients.
+macro_rules! untouched {
+    () => {
+        fn map_int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+            tensor
+        }
+        fn map_bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+            tensor
+        }
+    };
+}
+
+/// `forward(module, input)`, of which nothing is kept but the inputs that are tracked: it is computed again in the backward pass.
+/// See the [module](super) for what that means.
+///
+/// If neither an input nor a parameter is tracked, it is just that.
+///
+/// # Panics
+///
+/// In the backward pass, if the segment does something else when it is computed again.
+pub fn checkpoint<M, I, O, F>(module: &M, input: I, forward: F) -> O
+where
+    M: Module + 'static,
+    I: Tensors,
+    O: Tensors,
+    F: Fn(&M, I) -> O + Copy + Send + Sync + 'static,
+{
+    let mut parents = Parents::default();
+    module.visit(&mut parents);
+    let input = input.map_tensors(&mut parents);
+    let Some(device) = parents.device else {
+        return forward(module, input);
+    };
+    let plain = device.clone().without_autodiff();
+    let token = || with_strategy(Tensor::<1>::zeros([1], &plain), &device);
+    let of_replay = module.valid(); // before the forward pass, which may change what the module remembers
+
+    // As without a checkpoint, on a graph of its own, which ends here.
+    let mut fresh = Fresh { probe: token().require_grad(), leaves: vec![] };
+    let (output, tape) = {
+        let module = module.clone().map(&mut fresh);
+        let input = input.clone().map_tensors(&mut fresh);
+        replay::record(|| forward(&module, input))
+    };
+    let mut finished = Finished { device: &device, is_checked: is_checked::<F>(&device), samples: vec![] };
+    let output = output.map_tensors(&mut finished);
+    let samples = finished.samples;
+    fresh.forget();
+
+    let [gradients, inputs, of_outputs] = [(); 3].map(|()| Slots::default());
+    let mut skeleton = Skeleton { plain: &plain, tracked: vec![] };
+    let segment = Segment {
+        module: of_replay,
+        input: input.map_tensors(&mut skeleton),
+        tracked: skeleton.tracked,
+        forward,
+        tape,
+        device: device.clone(),
+        parameters: parents.parameters,
+        first_input: parents.first_input,
+        gradients: gradients.clone(),
+        inputs: inputs.clone(),
+        of_outputs: of_outputs.clone(),
+        samples,
+    };
+    let mut token = token();
+    for (slot, link) in parents.links.into_iter().enumerate() {
+        token = link(token, gradients.clone(), slot);
+    }
+    let replay = Replay::new(move || segment.replay());
+    token = Tensor::from_dispatch(Dispatch::memsave_segment_replay(token.into_dispatch(), replay));
+    for (number, keep) in parents.keeps.into_iter().enumerate() {
+        token = keep(token, inputs.clone(), number);
+    }
+    output.map_tensors(&mut Outputs { token, of_outputs, number: 0 })
+}
+
+/// What is needed to compute a segment again.
+struct Segment<M, I, F> {
+    /// Without autodiff, so that it holds no node of the graph.
+    module: M,
+    /// With placeholders for what is tracked.
+    input: I,
+    /// Which of the floats in the input are tracked.
+    tracked: Vec<bool>,
+    forward: F,
+    tape: Tape,
+    device: Device,
+    parameters: Parameters,
+    /// The slot of the gradient of the first tracked input.
+    first_input: usize,
+    /// Of parameters and tracked inputs.
+    gradients: Slots,
+    /// The tracked inputs.
+    inputs: Slots,
+    /// The gradients of the outputs.
+    of_outputs: Slots,
+    samples: Vec<Option<TensorData>>,
+}
+
+impl<M, I, F> Segment<M, I, F> {
+    fn replay<O>(self)
+    where
+        M: Module + 'static,
+        I: Tensors,
+        O: Tensors,
+        F: Fn(&M, I) -> O + Copy + Send + Sync + 'static,
+    {
+        let device = &self.device;
+        let token = with_strategy(Tensor::<1>::zeros([1], &device.clone().without_autodiff()), device);
+        let mut filled = Filled {
+            probe: token.clone().require_grad(),
+            device,
+            tracked: self.tracked.into_iter(),
+            inputs: self.inputs,
+            number: 0,
+            gradients: self.gradients.clone(),
+            slot: self.first_input,
+            zeros: vec![],
+        };
+        let input = self.input.map_tensors(&mut filled);
+        let zeros = filled.zeros;
+        let module = self.module.train().map(&mut WithStrategy { device });
+        let output = replay::replay(self.tape, || (self.forward)(&module, input));
+        let (of_outputs, samples) = (self.of_outputs, self.samples.into_iter());
+        let mut seeds = Seeds { root: token, of_outputs, number: 0, samples, name: type_name::<F>() };
+        drop(output.map_tensors(&mut seeds));
+        if seeds.root.is_tracked() {
+            let found = seeds.root.backward();
+            let gradients = self.gradients;
+            module.visit(&mut Collect {
+                found,
+                seen: Seen::default(),
+                parameters: self.parameters,
+                gradients,
+            });
+        }
+        zeros.into_iter().for_each(|fill| fill());
+    }
+}
+
+/// How often a parameter was seen.
+#[derive(Default)]
+struct Seen(HashMap<ParamId, usize>);
+
+impl Seen {
+    /// A parameter, and how often it was seen before.
+    fn see(&mut self, id: ParamId) -> (ParamId, usize) {
+        let seen = self.0.entry(id).or_default();
+        *seen += 1;
+        (id, *seen - 1)
+    }
+}
+
+/// The slots of the gradients of parameters. One that is in several places of a module may be one leaf of the graph, or several.
+type Parameters = HashMap<(ParamId, usize), usize>;
+
+/// Records a step on a token.
+type Link = Box<dyn FnOnce(Tensor<1>, Slots, usize) -> Tensor<1>>;
+
+fn link<const D: usize>(parent: Tensor<D>) -> Link {
+    Box::new(|token, slots, slot| {
+        let (token, parent) = (token.into_dispatch(), parent.into_dispatch());
+        Tensor::from_dispatch(Dispatch::memsave_segment_parent(token, parent, slots, slot))
+    })
+}
+
+/// Finds what is tracked.
+#[derive(Default)]
+struct Parents {
+    /// Of the first one.
+    device: Option<Device>,
+    seen: Seen,
+    parameters: Parameters,
+    first_input: usize,
+    /// To make them parents of the segment: parameters, then inputs.
+    links: Vec<Link>,
+    /// To keep the inputs.
+    keeps: Vec<Link>,
+    nodes: HashMap<u64, usize>,
+}
+
+impl ModuleVisitor for Parents {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !param.is_require_grad() {
+            return;
+        }
+        let leaf = param.base();
+        self.device.get_or_insert_with(|| leaf.device());
+        let node = node_id(leaf.clone()).expect("a tracked tensor is a node").value;
+        let slot = *self.nodes.entry(node).or_insert(self.links.len());
+        if slot == self.links.len() {
+            self.links.push(link(leaf));
+        }
+        self.parameters.insert(self.seen.see(param.id), slot);
+        self.first_input = self.links.len();
+    }
+}
+
+impl TensorMapper for Parents {
+    fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        if tensor.is_tracked() {
+            self.device.get_or_insert_with(|| tensor.device());
+            self.links.push(link(tensor.clone()));
+            let kept = tensor.clone();
+            self.keeps.push(Box::new(|token, slots, slot| {
+                let (token, kept) = (token.into_dispatch(), kept.into_dispatch());
+                Tensor::from_dispatch(Dispatch::memsave_segment_input(token, kept, slots, slot))
+            }));
+        }
+        tensor
+    }
+    untouched!();
+}
+
+/// Gives a forward pass leaves of its own.
+struct Fresh {
+    /// Tracked: what inputs come from.
+    probe: Tensor<1>,
+    /// To make the leaves parents of a step.
+    leaves: Vec<Link>,
+}
+
+impl Fresh {
+    /// Drops the graph: Burn frees graphs in backward passes only, so here is one that reaches every leaf and nothing else.
+    fn forget(self) {
+        let mut token = link(self.probe.clone())(self.probe, Slots::default(), 0);
+        for leaf in self.leaves {
+            token = leaf(token, Slots::default(), 0);
+        }
+        drop(token.backward());
+    }
+}
+
+impl ModuleMapper for Fresh {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match param.is_require_grad() {
+            true => param.map(|leaf| {
+                let leaf = leaf.detach().set_require_grad(true);
+                self.leaves.push(link(leaf.clone()));
+                leaf
+            }),
+            false => param,
+        }
+    }
+}
+
+impl TensorMapper for Fresh {
+    fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        match tensor.is_tracked() {
+            true => from_probe(tensor.detach().set_require_grad(false), &self.probe, Slots::default(), 0),
+            false => tensor,
+        }
+    }
+    untouched!();
+}
+
+/// A tensor whose gradient goes into a slot.
+fn from_probe<const D: usize>(
+    tensor: Tensor<D>,
+    probe: &Tensor<1>,
+    gradients: Slots,
+    slot: usize,
+) -> Tensor<D> {
+    let (tensor, probe) = (tensor.into_dispatch(), probe.clone().into_dispatch());
+    Tensor::from_dispatch(Dispatch::memsave_segment_output(tensor, probe, gradients, slot))
+}
+
+/// Takes outputs from their graph.
+struct Finished<'a> {
+    device: &'a Device,
+    is_checked: bool,
+    samples: Vec<Option<TensorData>>,
+}
+
+impl TensorMapper for Finished<'_> {
+    fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let tensor = if tensor.is_autodiff() { tensor.inner() } else { tensor };
+        self.samples.push(self.is_checked.then(|| sample(tensor.clone())));
+        with_strategy(tensor, self.device)
+    }
+    untouched!();
+}
+
+/// Replaces what is tracked by placeholders.
+struct Skeleton<'a> {
+    plain: &'a Device,
+    tracked: Vec<bool>,
+}
+
+impl TensorMapper for Skeleton<'_> {
+    fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.tracked.push(tensor.is_tracked());
+        if tensor.is_tracked() { Tensor::zeros([1; D], self.plain) } else { tensor }
+    }
+    untouched!();
+}
+
+/// Makes outputs of a segment.
+struct Outputs {
+    token: Tensor<1>,
+    of_outputs: Slots,
+    number: usize,
+}
+
+impl TensorMapper for Outputs {
+    fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.number += 1;
+        from_probe(tensor, &self.token, self.of_outputs.clone(), self.number - 1)
+    }
+    untouched!();
+}
+
+/// Puts the inputs in the place of the placeholders.
+struct Filled<'a> {
+    probe: Tensor<1>,
+    device: &'a Device,
+    tracked: std::vec::IntoIter<bool>,
+    inputs: Slots,
+    number: usize,
+    gradients: Slots,
+    slot: usize,
+    /// To fill the slots of inputs that the segment does not read: other steps wait for their gradients.
+    zeros: Vec<Box<dyn FnOnce()>>,
+}
+
+impl TensorMapper for Filled<'_> {
+    fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        if self.tracked.next() != Some(true) {
+            return tensor;
+        }
+        let (number, slot, gradients) = (self.number, self.slot, self.gradients.clone());
+        self.number += 1;
+        self.slot += 1;
+        let taken = Dispatch::memsave_segment_take(tensor.into_dispatch(), self.inputs.clone(), number);
+        let input = Tensor::<D>::from_dispatch(taken);
+        let (shape, dtype, plain) = (input.shape(), input.dtype(), input.device());
+        let to_fill = gradients.clone();
+        self.zeros.push(Box::new(move || {
+            if !to_fill.has(slot) {
+                put(Tensor::<D>::zeros(shape, (&plain, dtype)), &to_fill, slot);
+            }
+        }));
+        from_probe(with_strategy(input, self.device), &self.probe, gradients, slot)
+    }
+    untouched!();
+}
+
+fn put<const D: usize>(gradient: Tensor<D>, slots: &Slots, slot: usize) {
+    Dispatch::memsave_segment_put(gradient.into_dispatch(), slots.clone(), slot);
+}
+
+/// Seeds the gradients of outputs, after a look at these.
+struct Seeds {
+    root: Tensor<1>,
+    of_outputs: Slots,
+    number: usize,
+    samples: std::vec::IntoIter<Option<TensorData>>,
+    name: &'static str,
+}
+
+impl TensorMapper for Seeds {
+    fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let number = self.number;
+        self.number += 1;
+        if let Some(before) = self.samples.next().flatten() {
+            let now = sample(if tensor.is_autodiff() { tensor.clone().inner() } else { tensor.clone() });
+            assert!(
+                is_same(&now, &before),
+                "checkpoint: computed again, output {number} of {} is another: it draws random numbers that are not this \
+                 library's, or reads something that has changed since",
+                self.name
+            );
+        }
+        if tensor.is_tracked() && self.of_outputs.has(number) {
+            let (root, output) = (self.root.clone().into_dispatch(), tensor.clone().into_dispatch());
+            let seed = Dispatch::memsave_segment_seed(root, output, self.of_outputs.clone(), number);
+            self.root = Tensor::from_dispatch(seed);
+        }
+        tensor
+    }
+    untouched!();
+}
+
+/// Collects the gradients of parameters.
+struct Collect {
+    found: Gradients,
+    seen: Seen,
+    parameters: Parameters,
+    gradients: Slots,
+}
+
+impl ModuleVisitor for Collect {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !param.is_require_grad() {
+            return;
+        }
+        let slot = self.parameters.get(&self.seen.see(param.id));
+        if let (Some(&slot), Some(gradient)) = (slot, param.base().grad_remove(&mut self.found)) {
+            put(gradient, &self.gradients, slot);
+        }
+    }
+}
+
+/// A few elements of a tensor, spread over it.
+fn sample<const D: usize>(mut tensor: Tensor<D>) -> TensorData {
+    const PER_AXIS: [usize; 4] = [64, 8, 4, 3];
+    let most = PER_AXIS.get(D - 1).copied().unwrap_or(2);
+    for (axis, len) in tensor.dims().into_iter().enumerate() {
+        if len > most {
+            tensor = tensor.slice_dim(axis, Slice::new(0, None, len.div_ceil(most) as isize));
+        }
+    }
+    tensor.into_data()
+}
+
+/// Whether two samples are those of one computation, but for rounding: kernels may be others the second time.
+fn is_same(now: &TensorData, before: &TensorData) -> bool {
+    const ROUNDING: f64 = 1e-2;
+    let scale = before.iter::<f64>().filter(|v| v.is_finite()).fold(0.0, |scale: f64, v| scale.max(v.abs()));
+    let close = |(now, before): (f64, f64)| {
+        now == before || (now - before).abs() <= ROUNDING * scale || !before.is_finite() && !now.is_finite()
+    };
+    now.shape() == before.shape()
+        && now.dtype() == before.dtype()
+        && now.iter::<f64>().zip(before.iter::<f64>()).all(close)
+}
+
+/// Whether the outputs of a segment are compared: always where that costs nothing, else the first times.
+fn is_checked<F: 'static>(device: &Device) -> bool {
+    const TIMES: usize = 2;
+    static CHECKED: LazyLock<Mutex<HashMap<TypeId, usize>>> = LazyLock::new(Mutex::default);
+    if is_host(device) {
+        return true;
+    }
+    let mut checked = CHECKED.lock().unwrap_or_else(PoisonError::into_inner); // counts are whole
+    let times = checked.entry(TypeId::of::<F>()).or_default();
+    *times += 1;
+    *times <= TIMES
+}

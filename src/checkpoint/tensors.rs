@@ -1,0 +1,98 @@
+//! What goes into a segment and comes out of it.
+use burn::tensor::{Bool, Int, Tensor};
+
+/// A tensor, or some tensors in a structure: what goes into a [checkpointed](super::checkpoint) segment and comes out of it.
+///
+/// Tuples, arrays, vectors and options of such structures are ones, and numbers, which are no tensors. For a structure of your
+/// own, name the fields:
+///
+/// ```
+/// use burn::tensor::{Bool, Tensor};
+/// use burn_memsave::checkpoint::{TensorMapper, Tensors};
+///
+/// #[derive(Clone)]
+/// struct Batch {
+///     tokens: Tensor<3>,
+///     mask: Option<Tensor<2, Bool>>,
+/// }
+///
+/// impl Tensors for Batch {
+///     fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
+///         Self { tokens: self.tokens.map_tensors(mapper), mask: self.mask.map_tensors(mapper) }
+///     }
+/// }
+/// ```
+pub trait Tensors: Clone + Send + 'static {
+    /// Gives every tensor to the mapper, always in the same order, and takes what it returns.
+    fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self;
+}
+
+/// Replaces tensors.
+pub trait TensorMapper {
+    /// Replaces a tensor of floats.
+    fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D>;
+    /// Replaces a tensor of integers.
+    fn map_int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int>;
+    /// Replaces a tensor of booleans.
+    fn map_bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool>;
+}
+
+impl<const D: usize> Tensors for Tensor<D> {
+    fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
+        mapper.map_float(self)
+    }
+}
+
+impl<const D: usize> Tensors for Tensor<D, Int> {
+    fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
+        mapper.map_int(self)
+    }
+}
+
+impl<const D: usize> Tensors for Tensor<D, Bool> {
+    fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
+        mapper.map_bool(self)
+    }
+}
+
+impl<T: Tensors> Tensors for Option<T> {
+    fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
+        self.map(|tensors| tensors.map_tensors(mapper))
+    }
+}
+
+impl<T: Tensors> Tensors for Vec<T> {
+    fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
+        self.into_iter().map(|tensors| tensors.map_tensors(mapper)).collect()
+    }
+}
+
+impl<T: Tensors, const N: usize> Tensors for [T; N] {
+    fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
+        self.map(|tensors| tensors.map_tensors(mapper))
+    }
+}
+
+macro_rules! tuples {
+    ($(($($name:ident),*))+) => {$(
+        impl<$($name: Tensors),*> Tensors for ($($name,)*) {
+            #[allow(non_snake_case, unused_variables, clippy::unused_unit)]
+            fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
+                let ($($name,)*) = self;
+                ($($name.map_tensors(mapper),)*)
+            }
+        }
+    )+};
+}
+tuples!(()(A)(A, B)(A, B, C)(A, B, C, E)(A, B, C, E, F)(A, B, C, E, F, G));
+
+macro_rules! numbers {
+    ($($number:ty),+) => {$(
+        impl Tensors for $number {
+            fn map_tensors(self, _: &mut impl TensorMapper) -> Self {
+                self
+            }
+        }
+    )+};
+}
+numbers!(bool, usize, u32, u64, i32, i64, f32, f64);

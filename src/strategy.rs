@@ -1,0 +1,33 @@
+//! The checkpointing strategy of tensors. Burn decides by it how an operation is recorded; `Module::train` gives the default.
+use burn::module::{ModuleMapper, Param};
+use burn::tensor::{Bool, Device, Float, Int, Tensor, kind::Autodiff};
+
+/// A tensor with autodiff, and the strategy of a device.
+pub(crate) fn with_strategy<const D: usize, K: Autodiff>(
+    tensor: Tensor<D, K>,
+    device: &Device,
+) -> Tensor<D, K> {
+    match device.gradient_checkpointing_strategy() {
+        Some(strategy) => tensor.autodiff().with_gradient_checkpointing_strategy(strategy),
+        None => tensor,
+    }
+}
+
+/// Gives the tensors of a module the strategy of a device.
+pub(crate) struct WithStrategy<'a> {
+    pub(crate) device: &'a Device,
+}
+
+macro_rules! with_strategy {
+    ($map:ident, $kind:ty) => {
+        fn $map<const D: usize>(&mut self, param: Param<Tensor<D, $kind>>) -> Param<Tensor<D, $kind>> {
+            param.map(|value| with_strategy(value, self.device))
+        }
+    };
+}
+
+impl ModuleMapper for WithStrategy<'_> {
+    with_strategy!(map_float, Float);
+    with_strategy!(map_int, Int);
+    with_strategy!(map_bool, Bool);
+}

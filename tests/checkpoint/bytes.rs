@@ -1,0 +1,1 @@
+//! What a segment keeps.
