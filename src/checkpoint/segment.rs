@@ -55,10 +55,14 @@ where
         let input = input.clone().map_tensors(&mut fresh);
         replay::record(|| forward(&module, input))
     };
-    let mut finished = Finished { device: &device, is_checked: is_checked::<F>(&device), samples: vec![] };
+    let is_checked = is_checked::<F>(&device);
+    let mut finished = Finished { device: &device, is_checked, tracked: vec![], samples: vec![] };
     let output = output.map_tensors(&mut finished);
-    let samples = finished.samples;
+    let Finished { tracked, samples, .. } = finished;
     fresh.forget();
+    if !tracked.contains(&true) {
+        return output;
+    }
 
     let [gradients, inputs, of_outputs] = [(); 3].map(|()| Slots::default());
     let mut skeleton = Skeleton { plain: &plain, tracked: vec![] };
@@ -85,7 +89,7 @@ where
     for (number, keep) in parents.keeps.into_iter().enumerate() {
         token = keep(token, inputs.clone(), number);
     }
-    output.map_tensors(&mut Outputs { token, of_outputs, number: 0 })
+    output.map_tensors(&mut Outputs { token, tracked: tracked.into_iter(), of_outputs, number: 0 })
 }
 
 /// What is needed to compute a segment again.
@@ -283,11 +287,14 @@ fn from_probe<const D: usize>(
 struct Finished<'a> {
     device: &'a Device,
     is_checked: bool,
+    /// Which outputs are.
+    tracked: Vec<bool>,
     samples: Vec<Option<TensorData>>,
 }
 
 impl TensorMapper for Finished<'_> {
     fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.tracked.push(tensor.is_tracked());
         let tensor = if tensor.is_autodiff() { tensor.inner() } else { tensor };
         self.samples.push(self.is_checked.then(|| sample(tensor.clone())));
         with_strategy(tensor, self.device)
@@ -309,17 +316,22 @@ impl TensorMapper for Skeleton<'_> {
     untouched!();
 }
 
-/// Makes outputs of a segment.
+/// Makes what is tracked outputs of a segment.
 struct Outputs {
     token: Tensor<1>,
+    tracked: std::vec::IntoIter<bool>,
     of_outputs: Slots,
     number: usize,
 }
 
 impl TensorMapper for Outputs {
     fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        let number = self.number;
         self.number += 1;
-        from_probe(tensor, &self.token, self.of_outputs.clone(), self.number - 1)
+        match self.tracked.next() {
+            Some(true) => from_probe(tensor, &self.token, self.of_outputs.clone(), number),
+            _ => tensor,
+        }
     }
     untouched!();
 }

@@ -1,16 +1,14 @@
 //! What a segment may be.
 use super::*;
+use burn::module::Lora;
 use burn::nn;
 use burn::tensor::{Bool, DType, Int};
 use burn_memsave::checkpoint::{TensorMapper, Tensors};
 use burn_memsave::nn as ours;
-
-fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
-    Tensor::random(shape, burn::tensor::Distribution::Normal(0.0, 1.0), device)
-}
+use std::thread;
 
 #[derive(Module, Debug)]
-struct Block {
+pub struct Block {
     norm: ours::RmsNorm,
     up: ours::Linear,
     down: ours::Linear,
@@ -18,67 +16,294 @@ struct Block {
 }
 
 impl Block {
-    fn new(device: &Device) -> Self {
+    pub fn new(width: usize, dropout: f64, device: &Device) -> Self {
         Self {
-            norm: ours::RmsNormConfig::new(6).init(device),
-            up: ours::LinearConfig::new(6, 12).init(device),
-            down: ours::LinearConfig::new(12, 6).init(device),
-            dropout: ours::DropoutConfig::new(0.3).init(),
+            norm: ours::RmsNormConfig::new(width).init(device),
+            up: ours::LinearConfig::new(width, 2 * width).init(device),
+            down: ours::LinearConfig::new(2 * width, width).init(device),
+            dropout: ours::DropoutConfig::new(dropout).init(),
         }
     }
 
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         let hidden = ours::activation::Relu::new().forward(self.up.forward(self.norm.forward(x.clone())));
         x + self.down.forward(self.dropout.forward(hidden))
     }
-}
 
-/// Runs both ways from the same seed, and compares the output and all gradients, bit by bit.
-#[track_caller]
-fn same<M: Module>(
-    module: &M,
-    x: Tensor<2>,
-    plain: impl Fn(&M, Tensor<2>) -> Tensor<2>,
-    checked: impl Fn(&M, Tensor<2>) -> Tensor<2>,
-) {
-    let device = x.device();
-    drop(plain(module, x.clone())); // initializes the parameters
-    let run = |forward: &dyn Fn(&M, Tensor<2>) -> Tensor<2>| {
-        let x = x.clone().detach().require_grad();
-        device.seed(7);
-        let y = forward(module, x.clone());
-        let gradients = (y.clone() * y.clone()).sum().backward();
-        let after = random([3], &device.clone().without_autodiff()).into_data();
-        (y.into_data(), x.grad(&gradients).map(Tensor::into_data), gradients_of(module, &gradients), after)
-    };
-    assert_eq!(run(&plain), run(&checked));
+    fn twice(&self, x: Tensor<2>) -> Tensor<2> {
+        self.forward(self.forward(x))
+    }
 }
 
 #[test]
-fn a_block() {
+fn twice_nested_and_beside() {
     let _alone = alone();
     for device in devices() {
-        let block = Block::new(&device);
+        let block = Block::new(6, 0.3, &device);
         let x = random([5, 6], &device);
-        same(&block, x.clone(), Block::forward, |block, x| checkpoint(block, x, Block::forward));
-        // Twice, and nested.
-        let twice = |block: &Block, x| block.forward(block.forward(x));
-        same(&block, x.clone(), twice, |block, x| {
-            checkpoint(block, checkpoint(block, x, Block::forward), Block::forward)
+        let once = |block: &Block, x| checkpoint(block, x, Block::forward);
+        same(&block, x.clone(), true, Block::forward, once);
+        same(&block, x.clone(), false, Block::forward, once);
+        same(&block, x.clone(), true, Block::twice, |block, x| once(block, once(block, x)));
+        same(&block, x.clone(), true, Block::twice, |block, x| checkpoint(block, x, Block::twice));
+        same(&block, x.clone(), true, Block::twice, |block, x| {
+            checkpoint(block, x, move |block, x| block.forward(once(block, x)))
         });
-        same(&block, x.clone(), twice, |block, x| checkpoint(block, x, twice));
-        same(&block, x.clone(), twice, |block, x| {
-            checkpoint(block, x, |block, x| block.forward(checkpoint(block, x, Block::forward)))
+        same(&block, x.clone(), true, Block::twice, |block, x| {
+            checkpoint(block, x, move |block, x| once(block, block.forward(x)))
         });
-        // Parameters that are used outside, too, and frozen ones.
-        same(
-            &block,
-            x.clone(),
-            |block, x| block.up.forward(block.forward(x)),
-            |block, x| block.up.forward(checkpoint(block, x, Block::forward)),
-        );
-        let frozen = Block { up: block.up.clone().freeze(), ..block.clone() };
-        same(&frozen, x.clone(), Block::forward, |block, x| checkpoint(block, x, Block::forward));
-        same(&block.freeze(), x, Block::forward, |block, x| checkpoint(block, x, Block::forward));
+        // Parameters that are used outside, too.
+        let beside = |block: &Block, x| block.down.forward(block.up.forward(block.forward(x)));
+        same(&block, x.clone(), true, beside, |block, x| {
+            block.down.forward(block.up.forward(checkpoint(block, x, Block::forward)))
+        });
+    }
+}
+
+#[test]
+fn frozen_parameters_stay_frozen() {
+    let _alone = alone();
+    for device in devices() {
+        let block = Block::new(6, 0.3, &device);
+        let once = |block: &Block, x| checkpoint(block, x, Block::forward);
+        let frozen = [
+            Block { up: block.up.clone().freeze(), ..block.clone() },
+            Block { norm: block.norm.clone().freeze(), down: block.down.clone().freeze(), ..block.clone() },
+            block.clone().freeze(),
+        ];
+        for block in frozen {
+            for tracked in [true, false] {
+                same(&block, random([5, 6], &device), tracked, Block::forward, once);
+            }
+        }
+    }
+}
+
+#[test]
+fn adapters_are_trained() {
+    let _alone = alone();
+    for device in devices() {
+        let block = Block::new(6, 0.3, &device).apply_lora(Lora::new(2, 4.0));
+        same(&block, random([5, 6], &device), true, Block::forward, |block, x| {
+            checkpoint(block, x, Block::forward)
+        });
+    }
+}
+
+#[test]
+fn layers_of_burn() {
+    #[derive(Module, Debug)]
+    struct Stock {
+        linear: nn::Linear,
+        norm: nn::LayerNorm,
+        gelu: nn::Gelu,
+    }
+    fn forward(stock: &Stock, x: Tensor<2>) -> Tensor<2> {
+        x.clone() * stock.gelu.forward(stock.norm.forward(stock.linear.forward(x)))
+    }
+    let _alone = alone();
+    for device in devices() {
+        let stock = Stock {
+            linear: nn::LinearConfig::new(6, 6).init(&device),
+            norm: nn::LayerNormConfig::new(6).init(&device),
+            gelu: nn::Gelu::new(),
+        };
+        let x = random([5, 6], &device);
+        same(&stock, x, true, forward, |stock, x| checkpoint(stock, x, forward));
+    }
+}
+
+/// A parameter that is in two places of a module, as one leaf of the graph and as two.
+#[test]
+fn tied_parameters() {
+    #[derive(Module, Debug)]
+    struct Tied {
+        first: ours::Linear,
+        second: ours::Linear,
+    }
+    fn forward(tied: &Tied, x: Tensor<2>) -> Tensor<2> {
+        tied.second.forward(tied.first.forward(x).tanh())
+    }
+    let _alone = alone();
+    for device in devices() {
+        let first: ours::Linear = ours::LinearConfig::new(6, 6).init(&device);
+        drop(first.forward(random([1, 6], &device)));
+        let one_leaf = Tied { second: first.clone(), first };
+        let two_leaves = one_leaf.valid().train();
+        for tied in [one_leaf, two_leaves] {
+            let device = tied.first.weight.val().device();
+            let x = random([5, 6], &device);
+            same(&tied, x, true, forward, |tied, x| checkpoint(tied, x, forward));
+        }
+    }
+}
+
+#[test]
+fn running_statistics_are_updated_once() {
+    let _alone = alone();
+    for device in devices() {
+        let x = random([5, 4, 3], &device);
+        let statistics = |norm: &ours::BatchNorm| {
+            [norm.running_mean.value_sync(), norm.running_var.value_sync()].map(Tensor::into_data)
+        };
+        let [plain, checked, untouched] = [(); 3].map(|()| ours::BatchNormConfig::new(4).init(&device));
+        plain.forward(x.clone().require_grad()).sum().backward();
+        checkpoint(&checked, x.clone().require_grad(), |norm, x: Tensor<3>| norm.forward(x)).sum().backward();
+        assert_eq!(statistics(&plain), statistics(&checked));
+        assert_ne!(statistics(&untouched), statistics(&checked));
+    }
+}
+
+/// Several inputs, of which one is not read, one is not tracked and one comes twice; several outputs, of which one is not used and
+/// one is an input.
+#[derive(Clone)]
+struct Inputs {
+    x: Tensor<2>,
+    again: Tensor<2>,
+    unread: Tensor<1>,
+    scale: Option<Tensor<2>>,
+    hidden: Tensor<2, Bool>,
+    rows: Vec<Tensor<1, Int>>,
+}
+
+impl Tensors for Inputs {
+    fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
+        Self {
+            x: self.x.map_tensors(mapper),
+            again: self.again.map_tensors(mapper),
+            unread: self.unread.map_tensors(mapper),
+            scale: self.scale.map_tensors(mapper),
+            hidden: self.hidden.map_tensors(mapper),
+            rows: self.rows.map_tensors(mapper),
+        }
+    }
+}
+
+type Outputs = (Tensor<2>, [Tensor<2>; 2], Tensor<1, Int>);
+
+fn several(block: &Block, inputs: Inputs) -> Outputs {
+    let Inputs { x, again, scale, hidden, rows, .. } = inputs;
+    let y = block.forward(x.clone() * again).mask_fill(hidden, 0.0).select(0, rows[0].clone());
+    let unused = y.clone() * 2.0;
+    let y = y * scale.expect("given");
+    let largest = y.clone().argmax(1).flatten(0, 1);
+    (y, [x, unused], largest)
+}
+
+#[test]
+fn several_inputs_and_outputs() {
+    let _alone = alone();
+    for device in devices() {
+        let block = Block::new(6, 0.3, &device);
+        drop(block.forward(random([1, 6], &device)));
+        let run = |forward: &dyn Fn(&Block, Inputs) -> Outputs| {
+            device.seed(3);
+            let leaf = random([5, 6], &device).require_grad();
+            let read = random([4], &device).require_grad();
+            let x = leaf.clone() * 3.0; // no leaf
+            let inputs = Inputs {
+                again: x.clone(),
+                x,
+                unread: read.clone() * 2.0,
+                scale: Some(random([3, 6], &device)),
+                hidden: random([5, 6], &device).greater_elem(1.0),
+                rows: vec![Tensor::from_ints([4, 0, 4], &device)],
+            };
+            let unread = inputs.unread.clone();
+            let (y, [x, _], largest) = forward(&block, inputs);
+            let gradients = ((y.clone() * y).sum() + x.sum() + unread.sum()).backward();
+            let of_leaves =
+                [leaf.grad(&gradients).unwrap().into_data(), read.grad(&gradients).unwrap().into_data()];
+            (of_leaves, gradients_of(&block, &gradients), largest.into_data())
+        };
+        assert_eq!(run(&several), run(&|block, inputs| checkpoint(block, inputs, several)));
+    }
+}
+
+/// A parameter that takes no part has no gradient, an input has zeros.
+#[test]
+fn what_takes_no_part() {
+    let _alone = alone();
+    for device in devices() {
+        let block = Block::new(6, 0.0, &device);
+        let x = random([5, 6], &device).require_grad();
+        let y = checkpoint(&block, (x.clone() * 2.0, x.clone()), |block, (_, x)| block.up.forward(x));
+        let gradients = y.sum().backward();
+        assert!(block.down.weight.grad(&gradients).is_none() && block.up.weight.grad(&gradients).is_some());
+        // Constants are not tracked.
+        let y = checkpoint(&block, x.clone() * 2.0, |_, x| x.zeros_like() + 1.0);
+        assert!(y.is_autodiff() && !y.is_tracked());
+        // Without autodiff.
+        let plain = block.valid();
+        let y = checkpoint(&plain, x.clone().inner(), Block::forward);
+        assert!(!y.is_autodiff());
+        assert_eq!(y.into_data(), plain.forward(x.inner()).into_data());
+    }
+}
+
+#[test]
+fn attention_with_dropout_and_random_slopes() {
+    #[derive(Module, Debug)]
+    struct Attending {
+        attention: ours::attention::MultiHeadAttention,
+        slopes: ours::activation::RRelu,
+    }
+    fn forward(attending: &Attending, x: Tensor<3>) -> Tensor<3> {
+        let x = attending.slopes.forward(x);
+        attending.attention.forward(ours::attention::MhaInput::self_attn(x)).context
+    }
+    let _alone = alone();
+    for device in devices() {
+        let attending = Attending {
+            attention: ours::attention::MultiHeadAttentionConfig::new(8, 2).with_dropout(0.4).init(&device),
+            slopes: ours::activation::RReluConfig::new().init(),
+        };
+        let x = random([2, 5, 8], &device);
+        same(&attending, x, true, forward, |attending, x| checkpoint(attending, x, forward));
+    }
+}
+
+#[test]
+fn other_precisions() {
+    let _alone = alone();
+    for device in devices() {
+        for dtype in [DType::F64, DType::F16, DType::BF16] {
+            let float = burn::tensor::FloatDType::from(dtype);
+            let block = Block::new(6, 0.3, &device);
+            drop(block.forward(random([1, 6], &device)));
+            struct Cast(burn::tensor::FloatDType);
+            impl burn::module::ModuleMapper for Cast {
+                fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+                    param.map(|value| value.detach().set_require_grad(false).cast(self.0).require_grad())
+                }
+            }
+            let block = block.map(&mut Cast(float));
+            let x = random([5, 6], &device).cast(float);
+            same(&block, x, true, Block::forward, |block, x| checkpoint(block, x, Block::forward));
+        }
+    }
+}
+
+/// Threads share a generator: what each drew must be what it finds again.
+#[test]
+fn four_threads_at_once() {
+    let _alone = alone();
+    for device in devices() {
+        let train = || {
+            let dropout = ours::DropoutConfig::new(0.5).init();
+            let block = Block::new(6, 0.0, &device);
+            for _ in 0..30 {
+                let x = random([40, 6], &device).abs().add_scalar(1.0).require_grad();
+                let y = checkpoint(&dropout, x.clone(), |dropout, x| dropout.forward(x) * 3.0);
+                let dx = x.grad(&y.clone().sum().backward()).unwrap();
+                (dx * x.clone().inner())
+                    .into_data()
+                    .assert_approx_eq::<f32>(&y.into_data(), Default::default());
+                let gradients = |y: Tensor<2>| gradients_of(&block, &(y.clone() * y).sum().backward());
+                let plain = gradients(block.forward(x.clone()));
+                assert_eq!(plain, gradients(checkpoint(&block, x, Block::forward)));
+            }
+        };
+        thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(train))));
     }
 }
