@@ -36,6 +36,10 @@ pub mod stock {
     use nn::activation::{SwiGlu, SwiGluConfig};
     include!("model.rs");
 
+    fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
+        block.forward(x, rotary)
+    }
+
     fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
         let logits = head.forward(x).flatten(0, 1);
         CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, next.flatten(0, 1))
@@ -48,6 +52,10 @@ pub mod memsave {
     use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
     use nn::activation::{SwiGlu, SwiGluConfig};
     include!("model.rs");
+
+    fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
+        block.forward(x, rotary)
+    }
 
     fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
         FusedLinearCrossEntropyConfig::new().init(&x.device()).forward(head, x, next)

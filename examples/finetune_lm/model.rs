@@ -1,5 +1,6 @@
 // A Llama-style language model, written once. Whoever includes this file says which `nn`, `attention`, `SwiGlu` and `SwiGluConfig`
-// it is made of, and has `next_token_loss(head, x, next)`, the mean cross entropy of the outputs of the head.
+// it is made of, and has `next_token_loss(head, x, next)`, the mean cross entropy of the outputs of the head, and
+// `run_block(block, x, rotary)`, which is `block.forward(x, rotary)` in some way.
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
 use nn::{
@@ -78,7 +79,7 @@ impl Llama {
     /// What the head reads, `[batch, length, width]`.
     fn hidden(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let x = self.embedding.forward(tokens);
-        let x = self.blocks.iter().fold(x, |x, block| block.forward(x, &self.rotary));
+        let x = self.blocks.iter().fold(x, |x, block| run_block(block, x, &self.rotary));
         self.norm.forward(x)
     }
 }

@@ -2,7 +2,8 @@
 //! beside burn-memsave's. The base is frozen; the adapters are what Burn's `apply_lora` attaches.
 //!
 //! Twice: the model with `silu(gate) * up` and the loss of all logits written out, where only `use` lines differ; and the model
-//! with `SwiGlu`, and for burn-memsave `FusedLinearCrossEntropy`.
+//! with `SwiGlu`, and for burn-memsave `FusedLinearCrossEntropy`. A third row has the latter beside itself with blocks that are
+//! computed again in the backward pass.
 //!
 //! ```sh
 //! cargo run --release -p burn-memsave-paper --bin llama -- --blocks 2
@@ -11,7 +12,7 @@
 use burn::module::{Lora, ParamGroup};
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::measure::{Measurement, TrackingAllocator, measure_step};
-use burn_memsave_paper::llama::{LanguageModel, Size, memsave, stock, swapped, written_out};
+use burn_memsave_paper::llama::{LanguageModel, Size, checkpointed, memsave, stock, swapped, written_out};
 use burn_memsave_paper::report::Report;
 use clap::Parser;
 use std::{error::Error, path::PathBuf};
@@ -65,6 +66,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     report.add("the swap alone", pair);
     let pair = [measure::<stock::Llama>(&size, &args)?, measure::<memsave::Llama>(&size, &args)?];
     report.add("with SwiGlu and FusedLinearCrossEntropy", pair);
+    let pair = [measure::<memsave::Llama>(&size, &args)?, measure::<checkpointed::Llama>(&size, &args)?];
+    report.add("ours beside ours with every block checkpointed", pair);
     println!("{size:?}, batch {batch_size}, LoRA of rank {rank}\n{}", report.table());
     if let Some(path) = &args.json {
         report.write(path)?;

@@ -19,3 +19,20 @@ pub mod swapped {
     include!("written_out.rs");
     include!("../../../examples/finetune_lm/model.rs");
 }
+
+/// The model of our layers, whose blocks are computed again in the backward pass.
+pub mod checkpointed {
+    use burn_memsave::checkpoint::checkpoint;
+    use burn_memsave::functional::attention;
+    use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
+    use nn::activation::{SwiGlu, SwiGluConfig};
+    include!("../../../examples/finetune_lm/model.rs");
+
+    fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
+        checkpoint(&(block.clone(), rotary.clone()), x, |(block, rotary), x| block.forward(x, rotary))
+    }
+
+    fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
+        FusedLinearCrossEntropyConfig::new().init(&x.device()).forward(head, x, next)
+    }
+}

@@ -37,3 +37,7 @@ fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<
     let logits = head.forward(x).flatten(0, 1);
     CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, next.flatten(0, 1))
 }
+
+fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
+    block.forward(x, rotary)
+}
