@@ -35,8 +35,12 @@
 //!
 //! `Device::gradient_checkpointing` computes single operations again, and gives up where a parent is frozen. Segments are any part
 //! of a network, work with that strategy and without, and with frozen parameters.
+mod modules;
 mod segment;
 mod tensors;
+mod tiled;
 
+pub use modules::{Checkpointed, checkpoint_sequential};
 pub use segment::checkpoint;
 pub use tensors::{TensorMapper, Tensors};
+pub use tiled::tiled;

@@ -6,7 +6,7 @@ use crate::ops::{Replay, SegmentOps, Slots, node_id};
 use crate::strategy::{WithStrategy, with_strategy};
 use burn::backend::Dispatch;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, Device, Gradients, Int, Slice, Tensor, TensorData};
+use burn::tensor::{Bool, Device, FloatDType, Gradients, Int, Slice, Tensor, TensorData};
 use std::any::{TypeId, type_name};
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -41,30 +41,16 @@ where
     let mut parents = Parents::default();
     module.visit(&mut parents);
     let input = input.map_tensors(&mut parents);
-    let Some(device) = parents.device else {
+    let Some(device) = parents.device.clone() else {
         return forward(module, input);
     };
-    let plain = device.clone().without_autodiff();
-    let token = || with_strategy(Tensor::<1>::zeros([1], &plain), &device);
     let of_replay = module.valid(); // before the forward pass, which may change what the module remembers
-
-    // As without a checkpoint, on a graph of its own, which ends here.
-    let mut fresh = Fresh { probe: token().require_grad(), leaves: vec![] };
-    let (output, tape) = {
-        let module = module.clone().map(&mut fresh);
-        let input = input.clone().map_tensors(&mut fresh);
-        replay::record(|| forward(&module, input))
-    };
-    let is_checked = is_checked::<F>(&device);
-    let mut finished = Finished { device: &device, is_checked, tracked: vec![], samples: vec![] };
-    let output = output.map_tensors(&mut finished);
-    let Finished { tracked, samples, .. } = finished;
-    fresh.forget();
+    let FirstRun { output, tracked, samples, tape } = first_run(module, input.clone(), &device, forward);
     if !tracked.contains(&true) {
         return output;
     }
-
     let [gradients, inputs, of_outputs] = [(); 3].map(|()| Slots::default());
+    let plain = device.clone().without_autodiff();
     let mut skeleton = Skeleton { plain: &plain, tracked: vec![] };
     let segment = Segment {
         module: of_replay,
@@ -73,23 +59,55 @@ where
         forward,
         tape,
         device: device.clone(),
-        parameters: parents.parameters,
+        parameters: std::mem::take(&mut parents.parameters),
         first_input: parents.first_input,
         gradients: gradients.clone(),
         inputs: inputs.clone(),
         of_outputs: of_outputs.clone(),
         samples,
     };
-    let mut token = token();
-    for (slot, link) in parents.links.into_iter().enumerate() {
-        token = link(token, gradients.clone(), slot);
-    }
-    let replay = Replay::new(move || segment.replay());
-    token = Tensor::from_dispatch(Dispatch::memsave_segment_replay(token.into_dispatch(), replay));
-    for (number, keep) in parents.keeps.into_iter().enumerate() {
-        token = keep(token, inputs.clone(), number);
-    }
+    let token = parents.chain(&device, gradients, inputs, Replay::new(move || segment.replay()));
     output.map_tensors(&mut Outputs { token, tracked: tracked.into_iter(), of_outputs, number: 0 })
+}
+
+/// What carries no value along a chain of steps.
+pub(super) fn token(device: &Device) -> Tensor<1> {
+    with_strategy(Tensor::zeros([1], &device.clone().without_autodiff()), device)
+}
+
+/// What a segment does the first time.
+pub(super) struct FirstRun<O> {
+    /// Not tracked.
+    pub(super) output: O,
+    /// Which of the floats in it are by right.
+    pub(super) tracked: Vec<bool>,
+    pub(super) samples: Samples,
+    pub(super) tape: Tape,
+}
+
+/// A few elements of every float in the output, if it is to be compared.
+pub(super) type Samples = Vec<Option<TensorData>>;
+
+/// As without a checkpoint, on a graph of its own, which ends here.
+pub(super) fn first_run<M, I, O, F>(module: &M, input: I, device: &Device, forward: F) -> FirstRun<O>
+where
+    M: Module,
+    I: Tensors,
+    O: Tensors,
+    F: Fn(&M, I) -> O + 'static,
+{
+    let mut fresh = Fresh { probe: token(device).require_grad(), leaves: vec![] };
+    let (output, tape) = {
+        let module = module.clone().map(&mut fresh);
+        let input = input.map_tensors(&mut fresh);
+        replay::record(|| forward(&module, input))
+    };
+    let is_checked = is_checked::<F>(device);
+    let mut finished = Finished { device, is_checked, tracked: vec![], samples: vec![] };
+    let output = output.map_tensors(&mut finished);
+    let Finished { tracked, samples, .. } = finished;
+    fresh.forget();
+    FirstRun { output, tracked, samples, tape }
 }
 
 /// What is needed to compute a segment again.
@@ -112,21 +130,20 @@ struct Segment<M, I, F> {
     inputs: Slots,
     /// The gradients of the outputs.
     of_outputs: Slots,
-    samples: Vec<Option<TensorData>>,
+    samples: Samples,
 }
 
 impl<M, I, F> Segment<M, I, F> {
     fn replay<O>(self)
     where
-        M: Module + 'static,
+        M: Module,
         I: Tensors,
         O: Tensors,
-        F: Fn(&M, I) -> O + Copy + Send + Sync + 'static,
+        F: Fn(&M, I) -> O,
     {
         let device = &self.device;
-        let token = with_strategy(Tensor::<1>::zeros([1], &device.clone().without_autodiff()), device);
         let mut filled = Filled {
-            probe: token.clone().require_grad(),
+            probe: token(device).require_grad(),
             device,
             tracked: self.tracked.into_iter(),
             inputs: self.inputs,
@@ -137,22 +154,50 @@ impl<M, I, F> Segment<M, I, F> {
         };
         let input = self.input.map_tensors(&mut filled);
         let zeros = filled.zeros;
-        let module = self.module.train().map(&mut WithStrategy { device });
-        let output = replay::replay(self.tape, || (self.forward)(&module, input));
-        let (of_outputs, samples) = (self.of_outputs, self.samples.into_iter());
-        let mut seeds = Seeds { root: token, of_outputs, number: 0, samples, name: type_name::<F>() };
+        let (parameters, gradients, of_outputs) = (&self.parameters, &self.gradients, &self.of_outputs);
+        Again { device, parameters, gradients, of_outputs, is_part: false }.run(
+            self.module,
+            input,
+            self.forward,
+            self.tape,
+            self.samples,
+        );
+        zeros.into_iter().for_each(|fill| fill());
+    }
+}
+
+/// Runs a segment again, with its backward pass.
+pub(super) struct Again<'a> {
+    pub(super) device: &'a Device,
+    pub(super) parameters: &'a Parameters,
+    /// Of the parameters.
+    pub(super) gradients: &'a Slots,
+    pub(super) of_outputs: &'a Slots,
+    /// Whether gradients are parts of sums, which are made in f32 at least.
+    pub(super) is_part: bool,
+}
+
+impl Again<'_> {
+    pub(super) fn run<M, I, O, F>(self, module: M, input: I, forward: F, tape: Tape, samples: Samples)
+    where
+        M: Module,
+        O: Tensors,
+        F: Fn(&M, I) -> O,
+    {
+        let module = module.train().map(&mut WithStrategy { device: self.device });
+        let output = replay::replay(tape, || forward(&module, input));
+        let mut seeds = Seeds {
+            root: token(self.device),
+            of_outputs: self.of_outputs.clone(),
+            number: 0,
+            samples: samples.into_iter(),
+            name: type_name::<F>(),
+        };
         drop(output.map_tensors(&mut seeds));
         if seeds.root.is_tracked() {
             let found = seeds.root.backward();
-            let gradients = self.gradients;
-            module.visit(&mut Collect {
-                found,
-                seen: Seen::default(),
-                parameters: self.parameters,
-                gradients,
-            });
+            module.visit(&mut Collect { found, seen: Seen::default(), again: &self });
         }
-        zeros.into_iter().for_each(|fill| fill());
     }
 }
 
@@ -170,7 +215,7 @@ impl Seen {
 }
 
 /// The slots of the gradients of parameters. One that is in several places of a module may be one leaf of the graph, or several.
-type Parameters = HashMap<(ParamId, usize), usize>;
+pub(super) type Parameters = HashMap<(ParamId, usize), usize>;
 
 /// Records a step on a token.
 type Link = Box<dyn FnOnce(Tensor<1>, Slots, usize) -> Tensor<1>>;
@@ -182,19 +227,39 @@ fn link<const D: usize>(parent: Tensor<D>) -> Link {
     })
 }
 
+/// Gives a gradient that was summed in f32 the type of its parameter.
+pub(super) type Narrow = Box<dyn FnOnce(&Tensor<1>, &Slots) + Send>;
+
 /// Finds what is tracked.
 #[derive(Default)]
-struct Parents {
+pub(super) struct Parents {
     /// Of the first one.
-    device: Option<Device>,
+    pub(super) device: Option<Device>,
     seen: Seen,
-    parameters: Parameters,
-    first_input: usize,
+    pub(super) parameters: Parameters,
+    pub(super) first_input: usize,
     /// To make them parents of the segment: parameters, then inputs.
     links: Vec<Link>,
     /// To keep the inputs.
     keeps: Vec<Link>,
+    /// Of parameters in half precision.
+    pub(super) narrow: Vec<Narrow>,
     nodes: HashMap<u64, usize>,
+}
+
+impl Parents {
+    /// The token from which the outputs of a segment come.
+    pub(super) fn chain(self, device: &Device, gradients: Slots, inputs: Slots, replay: Replay) -> Tensor<1> {
+        let mut token = token(device);
+        for (slot, link) in self.links.into_iter().enumerate() {
+            token = link(token, gradients.clone(), slot);
+        }
+        token = Tensor::from_dispatch(Dispatch::memsave_segment_replay(token.into_dispatch(), replay));
+        for (number, keep) in self.keeps.into_iter().enumerate() {
+            token = keep(token, inputs.clone(), number);
+        }
+        token
+    }
 }
 
 impl ModuleVisitor for Parents {
@@ -207,6 +272,15 @@ impl ModuleVisitor for Parents {
         let node = node_id(leaf.clone()).expect("a tracked tensor is a node").value;
         let slot = *self.nodes.entry(node).or_insert(self.links.len());
         if slot == self.links.len() {
+            let dtype = leaf.dtype();
+            if dtype.size() < 4 {
+                self.narrow.push(Box::new(move |like, gradients| {
+                    if gradients.has(slot) {
+                        let sum: Tensor<D> = take(like, gradients, slot);
+                        put(sum.cast(FloatDType::from(dtype)), gradients, slot);
+                    }
+                }));
+            }
             self.links.push(link(leaf));
         }
         self.parameters.insert(self.seen.see(param.id), slot);
@@ -273,7 +347,7 @@ impl TensorMapper for Fresh {
 }
 
 /// A tensor whose gradient goes into a slot.
-fn from_probe<const D: usize>(
+pub(super) fn from_probe<const D: usize>(
     tensor: Tensor<D>,
     probe: &Tensor<1>,
     gradients: Slots,
@@ -289,7 +363,7 @@ struct Finished<'a> {
     is_checked: bool,
     /// Which outputs are.
     tracked: Vec<bool>,
-    samples: Vec<Option<TensorData>>,
+    samples: Samples,
 }
 
 impl TensorMapper for Finished<'_> {
@@ -357,8 +431,7 @@ impl TensorMapper for Filled<'_> {
         let (number, slot, gradients) = (self.number, self.slot, self.gradients.clone());
         self.number += 1;
         self.slot += 1;
-        let taken = Dispatch::memsave_segment_take(tensor.into_dispatch(), self.inputs.clone(), number);
-        let input = Tensor::<D>::from_dispatch(taken);
+        let input: Tensor<D> = take(&tensor, &self.inputs, number);
         let (shape, dtype, plain) = (input.shape(), input.dtype(), input.device());
         let to_fill = gradients.clone();
         self.zeros.push(Box::new(move || {
@@ -371,8 +444,18 @@ impl TensorMapper for Filled<'_> {
     untouched!();
 }
 
-fn put<const D: usize>(gradient: Tensor<D>, slots: &Slots, slot: usize) {
+pub(super) fn put<const D: usize>(gradient: Tensor<D>, slots: &Slots, slot: usize) {
     Dispatch::memsave_segment_put(gradient.into_dispatch(), slots.clone(), slot);
+}
+
+/// `like`: any tensor of the backend.
+pub(super) fn take<const D: usize, const E: usize>(
+    like: &Tensor<D>,
+    slots: &Slots,
+    slot: usize,
+) -> Tensor<E> {
+    let like = like.clone().into_dispatch();
+    Tensor::from_dispatch(Dispatch::memsave_segment_take(like, slots.clone(), slot))
 }
 
 /// Seeds the gradients of outputs, after a look at these.
@@ -408,21 +491,22 @@ impl TensorMapper for Seeds {
 }
 
 /// Collects the gradients of parameters.
-struct Collect {
+struct Collect<'a> {
     found: Gradients,
     seen: Seen,
-    parameters: Parameters,
-    gradients: Slots,
+    again: &'a Again<'a>,
 }
 
-impl ModuleVisitor for Collect {
+impl ModuleVisitor for Collect<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if !param.is_require_grad() {
             return;
         }
-        let slot = self.parameters.get(&self.seen.see(param.id));
+        let slot = self.again.parameters.get(&self.seen.see(param.id));
         if let (Some(&slot), Some(gradient)) = (slot, param.base().grad_remove(&mut self.found)) {
-            put(gradient, &self.gradients, slot);
+            let widens = self.again.is_part && gradient.dtype().size() < 4;
+            let gradient = if widens { gradient.cast(FloatDType::F32) } else { gradient };
+            put(gradient, self.again.gradients, slot);
         }
     }
 }

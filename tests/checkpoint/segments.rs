@@ -1,9 +1,9 @@
 //! What a segment may be.
 use super::*;
-use burn::module::Lora;
+use burn::module::{Lora, ModuleMapper};
 use burn::nn;
-use burn::tensor::{Bool, DType, Int};
-use burn_memsave::checkpoint::{TensorMapper, Tensors};
+use burn::tensor::{Bool, DType, FloatDType, Int, Tolerance};
+use burn_memsave::checkpoint::{Checkpointed, TensorMapper, Tensors, checkpoint_sequential, tiled};
 use burn_memsave::nn as ours;
 use std::thread;
 
@@ -263,20 +263,22 @@ fn attention_with_dropout_and_random_slopes() {
     }
 }
 
+struct Cast(FloatDType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| value.detach().set_require_grad(false).cast(self.0).require_grad())
+    }
+}
+
 #[test]
 fn other_precisions() {
     let _alone = alone();
     for device in devices() {
         for dtype in [DType::F64, DType::F16, DType::BF16] {
-            let float = burn::tensor::FloatDType::from(dtype);
+            let float = FloatDType::from(dtype);
             let block = Block::new(6, 0.3, &device);
             drop(block.forward(random([1, 6], &device)));
-            struct Cast(burn::tensor::FloatDType);
-            impl burn::module::ModuleMapper for Cast {
-                fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-                    param.map(|value| value.detach().set_require_grad(false).cast(self.0).require_grad())
-                }
-            }
             let block = block.map(&mut Cast(float));
             let x = random([5, 6], &device).cast(float);
             same(&block, x, true, Block::forward, |block, x| checkpoint(block, x, Block::forward));
@@ -306,4 +308,102 @@ fn four_threads_at_once() {
         };
         thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(train))));
     }
+}
+
+#[test]
+fn a_wrapper_has_the_record_of_its_module() {
+    #[derive(Module, Debug)]
+    struct Plain {
+        block: Block,
+        head: ours::Linear,
+    }
+    #[derive(Module, Debug)]
+    struct Wrapped {
+        block: Checkpointed<Block>,
+        head: ours::Linear,
+    }
+    let _alone = alone();
+    for device in devices() {
+        let head = || ours::LinearConfig::new(6, 2).init(&device);
+        let plain = Plain { block: Block::new(6, 0.0, &device), head: head() };
+        let wrapped = Wrapped { block: Checkpointed::new(Block::new(6, 0.0, &device)), head: head() };
+        let wrapped = wrapped.load_record(plain.clone().into_record());
+        let x = random([5, 6], &device);
+        let y = wrapped.head.forward(wrapped.block.run(x.clone(), Block::forward));
+        assert_eq!(plain.head.forward(plain.block.forward(x)).into_data(), y.into_data());
+        assert_eq!(wrapped.num_params(), plain.num_params());
+        let back = plain.load_record(wrapped.clone().into_record());
+        assert_eq!(back.block.up.weight.val().into_data(), wrapped.block.up.weight.val().into_data());
+        let shown = format!("{wrapped}");
+        assert!(shown.contains("up: MemSaveLinear"), "{shown}");
+    }
+}
+
+#[test]
+fn sequences() {
+    let _alone = alone();
+    for device in devices() {
+        for blocks in [0, 1, 2, 5, 9] {
+            let blocks: Vec<Block> = (0..blocks).map(|_| Block::new(6, 0.3, &device)).collect();
+            let plain = |blocks: &Vec<Block>, x| blocks.iter().fold(x, |x, block| block.forward(x));
+            same(&blocks, random([5, 6], &device), true, plain, |blocks, x| {
+                checkpoint_sequential(blocks, x, Block::forward)
+            });
+        }
+    }
+}
+
+/// The same but for the order of sums over tiles.
+#[test]
+fn tiles() {
+    let _alone = alone();
+    for device in devices() {
+        for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F64, 1e-10), (DType::BF16, 2e-2)] {
+            let block = Block::new(6, 0.0, &device);
+            drop(block.forward(random([1, 6], &device)));
+            let block = block.map(&mut Cast(dtype.into()));
+            let frozen = Block { up: block.up.clone().freeze(), ..block.clone() };
+            for (block, tracked) in [(&block, true), (&frozen, true), (&block, false)] {
+                let x = random([13, 6], &device).cast(FloatDType::from(dtype));
+                let run = |tile: Option<usize>| {
+                    let x = x.clone().detach().set_require_grad(tracked);
+                    let y = match tile {
+                        Some(tile) => tiled(block, x.clone(), 0, tile, Block::forward),
+                        None => block.forward(x.clone()),
+                    };
+                    let gradients = (y.clone() * y.clone()).sum().backward();
+                    let of_x = x.grad(&gradients).map(Tensor::into_data);
+                    let mut all = vec![Some(y.into_data()), of_x];
+                    all.extend(gradients_of(block, &gradients).into_iter().map(|(_, gradient)| gradient));
+                    all
+                };
+                let whole = run(None);
+                for tile in [1, 4, 13, 20] {
+                    for (tiled, whole) in run(Some(tile)).into_iter().zip(&whole) {
+                        assert_eq!(tiled.is_some(), whole.is_some());
+                        let Some((tiled, whole)) = tiled.zip(whole.clone()) else { continue };
+                        assert_eq!((tiled.dtype(), tiled.shape()), (whole.dtype(), whole.shape()));
+                        let scale = whole.iter::<f64>().fold(0.0, |scale: f64, v| scale.max(v.abs()));
+                        for (a, b) in tiled.iter::<f64>().zip(whole.iter::<f64>()) {
+                            assert!((a - b).abs() <= tolerance * scale, "{dtype:?}, {tile}: {a}, {b}");
+                        }
+                    }
+                }
+            }
+        }
+        // Nothing is tracked.
+        let block = Block::new(6, 0.0, &device).freeze();
+        let x = random([13, 6], &device);
+        let y = tiled(&block, x.clone(), 0, 4, Block::forward);
+        assert!(!y.is_tracked());
+        y.into_data().assert_approx_eq::<f32>(&block.forward(x).into_data(), Tolerance::default());
+    }
+}
+
+#[test]
+#[should_panic = "a tile of 4 gives 3 along axis 0"]
+fn tiles_that_lose_elements() {
+    let [device, _] = devices();
+    let x = random([8, 6], &device).require_grad();
+    tiled(&Vec::<ours::Linear>::new(), x, 0, 4, |_, x| x.slice(0..3));
 }
