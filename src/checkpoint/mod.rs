@@ -19,17 +19,33 @@
 //! pass runs it again, from the same inputs and parameters, and gives the same gradients, to the last bit on CPU backends.
 //!
 //! - **Random numbers** of this library's layers (dropout, also of attention weights, and random slopes) are those of the first
-//!   time: what was drawn is kept, a bit per element, or a seed on wgpu and CUDA devices. The generator is not touched. Burn's own
-//!   layers that draw, such as [`burn::nn::Dropout`], would draw anew: this is noticed, and an error.
+//!   time, and the generator is not touched: what was drawn is kept, a bit per element (a float for random slopes), on wgpu and
+//!   CUDA devices a seed of 16 bytes.
 //! - **Running statistics** are updated once.
 //! - **Frozen** parameters stay frozen, weights of [lazy](crate::lazy) models are read again, adapters are trained.
 //! - Segments may be nested, and use parameters that others use, too.
 //!
 //! # What is refused
 //!
-//! `forward` is [`Copy`], so that it cannot hold a tensor: what it computes with is an argument, of which the segment knows.
-//! A segment that does something else the second time (other operations, other shapes, other results) panics in the
-//! backward pass, and says what; so does Burn on a second backward pass through the same graph.
+//! - A tensor in the closure: it does not compile, since `forward` is [`Copy`]. What a segment computes with are its arguments.
+//!
+//!   ```compile_fail,E0277
+//!   # use burn::tensor::{Device, Tensor};
+//!   # use burn_memsave::{checkpoint::checkpoint, nn::LinearConfig};
+//!   # let device = Device::flex().autodiff();
+//!   # let linear = LinearConfig::new(4, 4).init(&device);
+//!   let scale = Tensor::<2>::ones([1, 4], &device).require_grad();
+//!   checkpoint(&linear, Tensor::ones([2, 4], &device), move |linear, x: Tensor<2>| linear.forward(x) * scale.clone());
+//!   ```
+//! - A segment that does something else the second time: the backward pass panics, and says what. Operations of this library are
+//!   compared by name and shape, outputs by some of their elements (where that takes time, on devices, the first times only). So it
+//!   is with Burn's own layers that draw random numbers, such as [`burn::nn::Dropout`]: they would draw others.
+//! - Training under Burn's `ExecutionStrategy::ddp`, which waits for all devices at the end of every backward pass, and so of those of
+//!   segments: [`Replicas`](crate::parallel::Replicas) train with segments.
+//! - A second backward pass through a segment, from another output, as through any graph of Burn's.
+//!
+//! One thing is not seen: a tensor in a module that is tracked and no parameter gets no gradient (and in a field with
+//! `#[module(skip)]` the backward pass waits for itself). Make it an argument.
 //!
 //! # Beside Burn's strategy
 //!

@@ -1,6 +1,7 @@
 //! A module over one part of its input after the other.
 use super::segment::{
-    Again, FirstRun, Narrow, Parameters, Parents, Samples, first_run, from_probe, put, take, token,
+    Again, Finish, FirstRun, Parameters, Parents, Remembered, Samples, first_run, from_probe, put, take,
+    token,
 };
 use super::tensors::Tensors;
 use crate::ops::replay::Tape;
@@ -62,7 +63,7 @@ where
         }
         return whole.tensor();
     };
-    let of_replay = module.valid();
+    let of_replay = Remembered::of(module);
     let tracks_x = x.is_tracked();
     let plain = if x.is_autodiff() { x.clone().inner() } else { x };
     let (mut whole, mut runs, mut is_tracked) = (Whole::new(tiles), vec![], false);
@@ -71,7 +72,7 @@ where
         let x = if tracks_x { from_probe(x, &token(&device).require_grad(), Slots::default(), 0) } else { x };
         let FirstRun { output, tracked, samples, tape } = first_run(module, x, &device, forward);
         is_tracked |= tracked.contains(&true);
-        whole.put(&range, output.inner());
+        whole.put(&range, if output.is_autodiff() { output.inner() } else { output });
         runs.push((range, tape, samples));
     }
     let y = with_strategy(whole.tensor(), &device);
@@ -87,7 +88,10 @@ where
         runs,
         device: device.clone(),
         parameters: std::mem::take(&mut parents.parameters),
-        narrow: std::mem::take(&mut parents.narrow),
+        finish: std::mem::take(&mut parents.zeros)
+            .into_iter()
+            .chain(std::mem::take(&mut parents.narrow))
+            .collect(),
         of_x: parents.first_input,
         gradients: gradients.clone(),
         inputs: inputs.clone(),
@@ -147,7 +151,7 @@ impl<const D: usize> Whole<D> {
 
 /// What is needed to compute the tiles again.
 struct Tiled<M, F, const D: usize> {
-    module: M,
+    module: Remembered<M>,
     /// If it is not tracked.
     x: Option<Tensor<D>>,
     tiles: Tiles,
@@ -155,7 +159,7 @@ struct Tiled<M, F, const D: usize> {
     runs: Vec<(Range<usize>, Tape, Samples)>,
     device: Device,
     parameters: Parameters,
-    narrow: Vec<Narrow>,
+    finish: Vec<Finish>,
     /// The slot of the gradient of `x`.
     of_x: usize,
     gradients: Slots,
@@ -166,8 +170,8 @@ struct Tiled<M, F, const D: usize> {
 impl<M, F, const D: usize> Tiled<M, F, D> {
     fn replay<const E: usize>(self)
     where
-        M: Module,
-        F: Fn(&M, Tensor<D>) -> Tensor<E> + Copy,
+        M: Module + 'static,
+        F: Fn(&M, Tensor<D>) -> Tensor<E> + Copy + 'static,
     {
         let Self {
             module,
@@ -177,7 +181,7 @@ impl<M, F, const D: usize> Tiled<M, F, D> {
             runs,
             device,
             parameters,
-            narrow,
+            finish,
             of_x,
             gradients,
             inputs,
@@ -219,6 +223,6 @@ impl<M, F, const D: usize> Tiled<M, F, D> {
         if tracks_x {
             put(dx.tensor(), &gradients, of_x);
         }
-        narrow.into_iter().for_each(|narrow| narrow(&like, &gradients));
+        finish.into_iter().for_each(|finish| finish(&like, &gradients));
     }
 }

@@ -101,3 +101,25 @@ fn after_a_panic() {
         assert!(x.grad(&y.sum().backward()).is_some());
     }
 }
+
+#[test]
+fn other_outputs() {
+    let _alone = alone();
+    let none: Vec<Dropout> = vec![];
+    for device in devices() {
+        for (first, then, expected) in [(2, 1, "has fewer outputs"), (1, 2, "has more outputs")] {
+            TIMES.store(0, Ordering::Relaxed);
+            let x = random([3, 4], &device).require_grad();
+            let y: Vec<Tensor<2>> = checkpoint(&none, (x, first, then), |_, (x, first, then)| {
+                vec![F::relu(x); if is_first() { first } else { then }]
+            });
+            let message = message(y[0].clone());
+            assert!(message.contains(expected), "{message}");
+        }
+        TIMES.store(0, Ordering::Relaxed);
+        let x = random([3, 4], &device).require_grad();
+        let y = checkpoint(&none, x, |_, x| if is_first() { x * 2.0 } else { x.detach() * 2.0 });
+        let message = message(y);
+        assert!(message.contains("output 0") && message.contains("is not tracked"), "{message}");
+    }
+}

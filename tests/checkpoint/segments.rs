@@ -294,6 +294,7 @@ fn four_threads_at_once() {
         let train = || {
             let dropout = ours::DropoutConfig::new(0.5).init();
             let block = Block::new(6, 0.0, &device);
+            block.forward(random([1, 6], &device)).sum().backward();
             for _ in 0..30 {
                 let x = random([40, 6], &device).abs().add_scalar(1.0).require_grad();
                 let y = checkpoint(&dropout, x.clone(), |dropout, x| dropout.forward(x) * 3.0);
@@ -406,4 +407,67 @@ fn tiles_that_lose_elements() {
     let [device, _] = devices();
     let x = random([8, 6], &device).require_grad();
     tiled(&Vec::<ours::Linear>::new(), x, 0, 4, |_, x| x.slice(0..3));
+}
+
+/// What `Module::train` would not give back: a parameter that requires gradients though it was frozen, and a module for validation
+/// in a graph.
+#[test]
+fn modules_are_as_they_were() {
+    let _alone = alone();
+    for device in devices() {
+        let block = Block::new(6, 0.3, &device);
+        drop(block.forward(random([1, 6], &device)));
+        let up = block.up.clone().freeze();
+        let up = ours::Linear { weight: up.weight.clone().map(Tensor::require_grad), ..up };
+        let thawed = Block { up, ..block.clone() };
+        assert!(thawed.up.weight.val().is_require_grad());
+        let once = |block: &Block, x| checkpoint(block, x, Block::forward);
+        same(&thawed, random([5, 6], &device), true, Block::forward, once);
+        same(&block.valid(), random([5, 6], &device), true, Block::forward, once);
+    }
+}
+
+/// Parameters that are results of other operations: as after a step of an optimizer that is differentiated.
+#[test]
+fn parameters_that_are_no_leaves() {
+    let _alone = alone();
+    for device in devices() {
+        let block = Block::new(6, 0.3, &device);
+        drop(block.forward(random([1, 6], &device)));
+        let run = |forward: &dyn Fn(&Block, Tensor<2>) -> Tensor<2>| {
+            device.seed(5);
+            let leaf = random([6, 12], &device).require_grad();
+            let weight = block.up.weight.clone().map(|_| leaf.clone() * 2.0);
+            let up = ours::Linear { weight, ..block.up.clone() };
+            let block = Block { up, ..block.clone() };
+            let gradients = forward(&block, random([5, 6], &device)).sum().backward();
+            (leaf.grad(&gradients).map(Tensor::into_data), gradients_of(&block.down, &gradients))
+        };
+        let checked = run(&|block, x| checkpoint(block, x, Block::forward));
+        assert!(checked.0.is_some());
+        assert_eq!(run(&Block::forward), checked);
+        let unread =
+            |block: &Block, x: Tensor<2>| block.down.forward(block.dropout.forward(x.repeat_dim(1, 2)));
+        let (of_leaf, _) = run(&|block, x| checkpoint(block, x, unread));
+        assert_eq!(of_leaf.unwrap(), Tensor::<2>::zeros([6, 12], &device).into_data());
+    }
+}
+
+/// Tensors in a module that are no parameters.
+#[test]
+fn constants() {
+    let _alone = alone();
+    for device in devices() {
+        let rotary: ours::RotaryEncoding = ours::RotaryEncodingConfig::new(5, 8).init(&device);
+        let x = random([2, 5, 8], &device);
+        let forward = |rotary: &ours::RotaryEncoding, x: Tensor<3>| rotary.forward(x);
+        same(&rotary, x.clone(), true, forward, |rotary, x| {
+            checkpoint(rotary, x, |rotary, x| rotary.forward(x))
+        });
+        let stock: nn::PositionalEncoding = nn::PositionalEncodingConfig::new(8).init(&device);
+        let forward = |encoding: &nn::PositionalEncoding, x: Tensor<3>| encoding.forward(x).tanh();
+        same(&stock, x, true, forward, |encoding, x| {
+            checkpoint(encoding, x, |encoding, x| encoding.forward(x).tanh())
+        });
+    }
 }

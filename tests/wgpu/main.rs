@@ -9,6 +9,7 @@ use burn_memsave::functional as F;
 use burn_memsave::measure::{LayerMeasurement, bytes_in_use, measure_layer, peak_bytes};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+mod checkpoint;
 mod half;
 mod layouts;
 mod lazy;

@@ -1,14 +1,14 @@
 //! The graph of a part of a network that is computed again in the backward pass.
 //!
 //! A segment has any number of inputs, parameters and outputs, but a step of Burn has a fixed number of parents and one output.
-//! So it is a chain of steps that compute nothing, along which an empty token is passed:
+//! So it is steps that compute nothing, along which an empty token is passed:
 //!
 //! | steps | in the backward pass, from the last |
 //! | --- | --- |
 //! | one per output | puts the gradient of the output where the replay finds it |
 //! | one per kept input | puts the input there, which Burn may have to compute again |
 //! | one | runs the replay, which leaves a gradient for every parent |
-//! | one per parent: tracked inputs and parameters | gives the parent its gradient, once |
+//! | one per parent: tracked inputs and parameters; and a tree of steps that joins these | gives the parent its gradient, once |
 //!
 //! No gradient flows along the token.
 use super::kept::{Kept, Ledger};
@@ -72,7 +72,9 @@ impl Slots {
 
 /// Computes a segment again, with its gradients; once.
 #[derive(Clone)]
-pub struct Replay(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+pub struct Replay(Arc<Mutex<Option<Run>>>);
+
+type Run = Box<dyn FnOnce() + Send>;
 
 impl Replay {
     /// Runs a function.
