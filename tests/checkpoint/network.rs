@@ -69,6 +69,10 @@ impl Network {
     }
 }
 
+/// The layers: of what kind, whether frozen, whether a segment begins there. Which strategy; whether the input is tracked, whether
+/// layers drop, whether segments are in segments.
+type Case = (Vec<(usize, bool, bool)>, usize, bool, bool, bool);
+
 #[test]
 fn gradients_are_those_of_the_network() {
     let _alone = alone();
@@ -76,43 +80,42 @@ fn gradients_are_those_of_the_network() {
     let strategy =
         (prop::collection::vec(layer, 1..9), 0..2usize, any::<bool>(), any::<bool>(), any::<bool>());
     let mut runner = TestRunner::new(Config { cases: 96, ..Config::default() });
-    let run =
-        |(kinds, strategy, tracked, drops, nested): (Vec<(usize, bool, bool)>, usize, bool, bool, bool)| {
-            let device = &devices()[strategy];
-            let dropout = if drops { 0.4 } else { 0.0 };
-            let layers = kinds.iter().map(|&(kind, is_frozen, _)| {
-                let layer = Layer::new(kind, dropout, device);
-                if is_frozen { layer.freeze() } else { layer }
-            });
-            let network = Network { layers: layers.collect() };
-            let mut ends: Vec<usize> = (1..kinds.len()).filter(|&at| kinds[at].2).collect();
-            ends.push(kinds.len());
-            let x = random([3, TOKENS, WIDTH], device);
-            same(
-                &network,
-                x,
-                tracked,
-                |network, x| network.run([0, network.layers.len()], x),
-                |network, x| {
-                    let all = |network: &Network, x| {
-                        let mut start = 0;
-                        ends.iter().fold(x, |x, &end| {
-                            let range = [start, end];
-                            start = end;
-                            checkpoint(network, x, move |network, x| network.run(range, x))
-                        })
-                    };
-                    match nested {
-                        false => all(network, x),
-                        true => checkpoint(network, x, |network, x| {
-                            let middle = network.layers.len() / 2;
-                            let x = checkpoint(network, x, move |network, x| network.run([0, middle], x));
-                            network.run([middle, network.layers.len()], x)
-                        }),
-                    }
-                },
-            );
-            Ok(())
-        };
+    let run = |(kinds, strategy, tracked, drops, nested): Case| {
+        let device = &devices()[strategy];
+        let dropout = if drops { 0.4 } else { 0.0 };
+        let layers = kinds.iter().map(|&(kind, is_frozen, _)| {
+            let layer = Layer::new(kind, dropout, device);
+            if is_frozen { layer.freeze() } else { layer }
+        });
+        let network = Network { layers: layers.collect() };
+        let mut ends: Vec<usize> = (1..kinds.len()).filter(|&at| kinds[at].2).collect();
+        ends.push(kinds.len());
+        let x = random([3, TOKENS, WIDTH], device);
+        same(
+            &network,
+            x,
+            tracked,
+            |network, x| network.run([0, network.layers.len()], x),
+            |network, x| {
+                let all = |network: &Network, x| {
+                    let mut start = 0;
+                    ends.iter().fold(x, |x, &end| {
+                        let range = [start, end];
+                        start = end;
+                        checkpoint(network, x, move |network, x| network.run(range, x))
+                    })
+                };
+                match nested {
+                    false => all(network, x),
+                    true => checkpoint(network, x, |network, x| {
+                        let middle = network.layers.len() / 2;
+                        let x = checkpoint(network, x, move |network, x| network.run([0, middle], x));
+                        network.run([middle, network.layers.len()], x)
+                    }),
+                }
+            },
+        );
+        Ok(())
+    };
     runner.run(&strategy, run).unwrap();
 }
