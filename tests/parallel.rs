@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, conv::Conv2d, conv::Conv2dConfig};
 use burn_memsave::parallel::{ParallelError, Replicas};
-use burn_memsave_paper::llama::{LanguageModel, Size, memsave::Llama};
+use burn_memsave_paper::llama::{LanguageModel, Size, checkpointed, memsave::Llama};
 use proptest::prelude::*;
 
 fn device() -> Device {
@@ -56,11 +56,11 @@ fn difference(module: &impl Module, ours: &GradientsParams, whole: &GradientsPar
     (compare.difference / compare.largest, compare.count)
 }
 
-fn language_model(device: &Device) -> Llama {
+fn language_model<M: LanguageModel>(device: &Device) -> M {
     device.seed(5);
     let size = Size { vocabulary: 31, width: 16, heads: 2, hidden: 24, blocks: 2, length: 8 };
     let group = ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a regular expression");
-    let model = Llama::new(&size, device).apply_lora(Lora::new(2, 4.0).set_param_group(group));
+    let model = M::new(&size, device).apply_lora(Lora::new(2, 4.0).set_param_group(group));
     // The second factors are zero before training, and with them the gradients of the first.
     struct Shift;
     impl burn::module::ModuleMapper for Shift {
@@ -84,11 +84,21 @@ fn tokens(step: usize, items: usize) -> (Tensor<2, Int>, Tensor<2, Int>) {
 
 #[test]
 fn twenty_steps_equal_one_device() {
+    train::<Llama>(20);
+}
+
+/// Whose blocks are computed again in the backward passes.
+#[test]
+fn replicas_train_with_segments() {
+    train::<checkpointed::Llama>(3);
+}
+
+fn train<M: LanguageModel>(steps: usize) {
     let device = device();
-    let mut one = language_model(&device);
+    let mut one: M = language_model(&device);
     let mut replicas = Replicas::new(&one, devices(3)).expect("three replicas");
     let (mut optimizer, mut of_replicas) = (AdamConfig::new().init(), AdamConfig::new().init());
-    for step in 0..20 {
+    for step in 0..steps {
         let (input, next) = tokens(step, 7);
         let loss = one.loss(input.clone(), next.clone());
         let whole = GradientsParams::from_grads(loss.clone().backward(), &one);
@@ -115,7 +125,7 @@ fn twenty_steps_equal_one_device() {
 /// Every replica has the values of the first after an update, and what is frozen stays what it was.
 #[test]
 fn replicas_stay_the_same() {
-    let mut replicas = Replicas::new(&language_model(&device()), devices(2)).expect("two replicas");
+    let mut replicas = Replicas::new(&language_model::<Llama>(&device()), devices(2)).expect("two replicas");
     let (input, next) = tokens(0, 2);
     let loss = |model: &Llama| model.loss(input.clone(), next.clone()).into_scalar::<f32>();
     let before = loss(replicas.module());

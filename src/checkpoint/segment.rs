@@ -632,8 +632,8 @@ impl ModuleVisitor for Collect<'_> {
 
 /// Some elements of a tensor, spread over it.
 fn sample<const D: usize>(tensor: &Tensor<D>) -> TensorData {
-    const PER_AXIS: [usize; 4] = [1024, 32, 10, 6];
-    let most = PER_AXIS.get(D - 1).copied().unwrap_or(4);
+    const PER_AXIS: [usize; 4] = [256, 16, 6, 4];
+    let most = PER_AXIS.get(D - 1).copied().unwrap_or(3);
     let mut some = if tensor.is_autodiff() { tensor.clone().inner() } else { tensor.clone() };
     for (axis, len) in tensor.dims().into_iter().enumerate() {
         if len > most {

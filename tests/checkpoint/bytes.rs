@@ -1,6 +1,7 @@
 //! What a segment keeps.
 use super::segments::Block;
 use super::*;
+use burn_memsave::checkpoint::tiled;
 use burn_memsave::measure::{LayerMeasurement, measure_layer};
 
 const WIDTH: usize = 64;
@@ -67,5 +68,24 @@ fn dropped_segments_hold_nothing() {
         live();
         let after = live();
         assert!(after <= before + 4096, "{before} bytes before, {after} after");
+    }
+}
+
+/// A tiled feed-forward block keeps its input, and needs what one tile does.
+#[test]
+fn tiles_keep_their_input() {
+    let _alone = alone();
+    for device in devices() {
+        let block = Block::new(WIDTH, 0.0, &device);
+        let tile = |x| tiled(&block, x, 0, 64, Block::forward);
+        let [few, many] = [256, 1024].map(|rows| measure(rows, &device, tile));
+        let grown = 4 * (1024 - 256) * WIDTH as u64;
+        // And what every tile remembers of itself.
+        let kept = many.kept.unwrap() - few.kept.unwrap();
+        assert!((grown..grown + 2048 * (1024 - 256) / 64).contains(&kept), "{kept}, not {grown}");
+        // At the peak the input, its gradient, that of the output, and the output where it is summed.
+        assert!(many.peak.unwrap() - few.peak.unwrap() <= 4 * grown, "{:?}, {:?}", many.peak, few.peak);
+        let plain = measure(1024, &device, |x| block.forward(x));
+        assert!(many.peak < plain.peak, "{:?}, plain {:?}", many.peak, plain.peak);
     }
 }

@@ -1,11 +1,14 @@
 //! Random networks, cut at random places.
 use super::*;
+use burn::module::Lora;
+use burn::tensor::Int;
 use burn_memsave::nn::activation::{Gelu, RRelu, RReluConfig, Relu};
 use burn_memsave::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn_memsave::nn::{
     BatchNorm, BatchNormConfig, Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig,
     SwiGlu, SwiGluConfig,
 };
+use burn_memsave_paper::llama::{LanguageModel, Size, checkpointed, memsave};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -118,4 +121,28 @@ fn gradients_are_those_of_the_network() {
         Ok(())
     };
     runner.run(&strategy, run).unwrap();
+}
+
+/// Of adapters, in blocks that are computed again.
+#[test]
+fn a_language_model() {
+    let _alone = alone();
+    for device in devices() {
+        let size = Size { vocabulary: 31, width: 16, heads: 2, hidden: 24, blocks: 3, length: 8 };
+        let plain = memsave::Llama::new(&size, &device).apply_lora(Lora::new(2, 4.0));
+        let tokens = Tensor::<1, Int>::arange(0..16, &device).reshape([2, 8]);
+        drop(plain.loss(tokens.clone(), tokens.clone()));
+        let record = plain.clone().into_record();
+        let checked =
+            checkpointed::Llama::new(&size, &device).apply_lora(Lora::new(2, 4.0)).load_record(record);
+        fn run<M: LanguageModel>(
+            model: &M,
+            tokens: &Tensor<2, Int>,
+        ) -> (TensorData, Vec<Option<TensorData>>) {
+            let loss = model.loss(tokens.clone(), tokens.clone());
+            let gradients = gradients_of(model, &loss.clone().backward()).into_iter();
+            (loss.into_data(), gradients.map(|(_, gradient)| gradient).collect())
+        }
+        assert_eq!(run(&plain, &tokens), run(&checked, &tokens));
+    }
 }

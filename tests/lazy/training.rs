@@ -3,6 +3,7 @@ use crate::{Saved, all, devices, load};
 use burn::module::{Lora, Module, Param, ParamId};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor, TensorData, Tolerance};
+use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::lazy::LazyOptions;
 use burn_memsave::lora::ConvLora;
 use burn_memsave::measure::ledger;
@@ -38,8 +39,21 @@ impl Net {
 }
 
 fn gradient(net: &Net, device: &Device) -> (TensorData, TensorData, Gradients) {
+    gradient_of(net, device, Net::forward)
+}
+
+/// All of it computed again in the backward pass.
+fn gradient_of_segment(net: &Net, device: &Device) -> (TensorData, TensorData, Gradients) {
+    gradient_of(net, device, |net, shift| checkpoint(net, shift, Net::forward))
+}
+
+fn gradient_of(
+    net: &Net,
+    device: &Device,
+    forward: impl Fn(&Net, Tensor<3>) -> Tensor<3>,
+) -> (TensorData, TensorData, Gradients) {
     let shift = Tensor::<3>::full([2, 4, 8], 0.1, device).require_grad();
-    let y = net.forward(shift.clone());
+    let y = forward(net, shift.clone());
     let output = y.clone().into_data();
     let gradients = y.powf_scalar(2.0).sum().backward();
     (output, shift.grad(&gradients).unwrap().into_data(), gradients)
@@ -55,7 +69,7 @@ fn gradients_flow_through_and_weights_are_read_again() {
             let (lazy, report) = load(Net::new(&device), &saved.safetensors(), &all().with_budget(0));
             // Biases are resident, and frozen by hand.
             let lazy = lazy.freeze();
-            for _ in 0..2 {
+            for gradient in [gradient, gradient, gradient_of_segment] {
                 let (lazy_y, lazy_dx, _) = gradient(&lazy, &device);
                 assert_eq!((lazy_y, lazy_dx), (y.clone(), dx.clone()), "{device:?}");
             }
@@ -123,15 +137,15 @@ fn adapters_train_on_lazy_weights() {
 
         // The same adapters on both: their records have the same paths.
         let lazy = with_adapters(lazy, &eager);
-        let ((y, dx, of_eager), (lazy_y, lazy_dx, of_lazy)) =
-            (gradient(&eager, &device), gradient(&lazy, &device));
-        y.assert_approx_eq::<f32>(&lazy_y, Tolerance::default());
-        dx.assert_approx_eq::<f32>(&lazy_dx, Tolerance::default());
+        let (y, dx, of_eager) = gradient(&eager, &device);
         let db = b(&eager).grad(&of_eager).expect("b is trained").into_data();
-        db.assert_approx_eq::<f32>(
-            &b(&lazy).grad(&of_lazy).expect("b is trained").into_data(),
-            Tolerance::default(),
-        );
+        for gradient in [gradient, gradient_of_segment] {
+            let (lazy_y, lazy_dx, of_lazy) = gradient(&lazy, &device);
+            y.assert_approx_eq::<f32>(&lazy_y, Tolerance::default());
+            dx.assert_approx_eq::<f32>(&lazy_dx, Tolerance::default());
+            let lazy_db = b(&lazy).grad(&of_lazy).expect("b is trained").into_data();
+            db.assert_approx_eq::<f32>(&lazy_db, Tolerance::default());
+        }
 
         let merged = lazy.valid().materialize();
         let x = Tensor::<3>::full([2, 4, 8], 0.1, &device.clone().inner());
