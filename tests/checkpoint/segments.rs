@@ -404,6 +404,7 @@ fn tiles() {
 #[test]
 #[should_panic = "a tile of 4 gives 3 along axis 0"]
 fn tiles_that_lose_elements() {
+    let _alone = alone();
     let [device, _] = devices();
     let x = random([8, 6], &device).require_grad();
     tiled(&Vec::<ours::Linear>::new(), x, 0, 4, |_, x| x.slice(0..3));
