@@ -184,13 +184,20 @@ impl<M: Module> Replicas<M> {
     }
 }
 
+/// The path of the first batch norm in training mode, of Burn's or of ours.
+pub(crate) fn batch_norm_in_training(module: &impl Module) -> Option<String> {
+    let mut search = Search::default();
+    module.visit(&mut search);
+    search.batch_norm
+}
+
 /// What replicas cannot have.
 #[derive(Default)]
 struct Search {
     path: Vec<String>,
     containers: Vec<String>,
     seen: HashSet<ParamId>,
-    /// The path of the first batch norm in training mode, of Burn's or of ours.
+    /// See [`batch_norm_in_training`].
     batch_norm: Option<String>,
     /// The path of the first trainable parameter that was seen before.
     shared: Option<String>,

@@ -1,0 +1,165 @@
+//! Steps that fit into memory.
+#![cfg(feature = "flex")]
+#![recursion_limit = "256"]
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
+use burn_memsave::measure::{TrackingAllocator, measure_step};
+use burn_memsave::nn::{BatchNormConfig, Linear, LinearConfig, activation::Relu};
+use burn_memsave::plan::{PlanError, largest_batch, micro_batched};
+use proptest::prelude::*;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+/// Bytes are counted for the whole process.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Module, Debug)]
+struct Net {
+    first: Linear,
+    second: Linear,
+}
+
+impl Net {
+    fn new(width: usize, device: &Device) -> Self {
+        let linear = || LinearConfig::new(width, width).init(device);
+        Self { first: linear(), second: linear() }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let hidden = Relu::new().forward(self.first.forward(x));
+        self.second.forward(hidden).powf_scalar(2.0).mean()
+    }
+}
+
+struct Cast(FloatDType);
+
+impl ModuleMapper for Cast {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        param.map(|value| value.detach().set_require_grad(false).cast(self.0).require_grad())
+    }
+}
+
+/// Every gradient beside that of the whole batch.
+struct Compare<'a> {
+    parts: &'a GradientsParams,
+    whole: &'a GradientsParams,
+    tolerance: f64,
+    count: usize,
+}
+
+impl ModuleVisitor for Compare<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let [parts, whole] = [self.parts, self.whole].map(|of| of.get::<D>(param.id));
+        assert_eq!(parts.is_some(), whole.is_some());
+        let Some((parts, whole)) = parts.zip(whole) else { return };
+        assert_eq!(parts.dtype(), whole.dtype());
+        let [parts, whole] = [parts, whole].map(Tensor::into_data);
+        let scale = whole.iter::<f64>().fold(0.0, |scale: f64, v| scale.max(v.abs()));
+        for (a, b) in parts.iter::<f64>().zip(whole.iter::<f64>()) {
+            assert!((a - b).abs() <= self.tolerance * scale, "{a}, whole {b}");
+        }
+        self.count += 1;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn gradients_are_those_of_the_batch(sizes in prop::collection::vec(0..5usize, 1..6), dtype in 0..3usize, freezes: bool) {
+        let _alone = alone();
+        let items: usize = sizes.iter().sum();
+        let (dtype, tolerance) = [(DType::F32, 1e-5), (DType::F64, 1e-12), (DType::BF16, 2e-2)][dtype];
+        let device = Device::flex().autodiff();
+        let net = Net::new(6, &device);
+        drop(net.loss(Tensor::ones([1, 6], &device)));
+        let net = net.map(&mut Cast(dtype.into()));
+        let net = if freezes { Net { first: net.first.freeze(), ..net } } else { net };
+        let x = Tensor::<2>::random([items.max(1), 6], Distribution::Normal(0.0, 1.0), &device).cast(FloatDType::from(dtype));
+        let mut start = 0;
+        let parts = sizes.iter().map(|&items| {
+            start += items;
+            (x.clone().slice(start - items..start), items)
+        });
+        let result = micro_batched(&net, parts, Net::loss);
+        if items == 0 {
+            prop_assert!(matches!(result, Err(PlanError::NoItems)));
+            return Ok(());
+        }
+        let (loss, parts) = result.unwrap();
+        let whole = net.loss(x);
+        let difference = loss.into_scalar::<f64>() - whole.clone().into_scalar::<f64>();
+        prop_assert!(difference.abs() <= tolerance * whole.clone().into_scalar::<f64>());
+        let whole = GradientsParams::from_grads(whole.backward(), &net);
+        let mut compare = Compare { parts: &parts, whole: &whole, tolerance, count: 0 };
+        net.visit(&mut compare);
+        prop_assert_eq!(compare.count, if freezes { 2 } else { 4 });
+    }
+}
+
+#[test]
+fn batch_norms_are_refused() {
+    let device = Device::flex().autodiff();
+    let norm: burn_memsave::nn::BatchNorm = BatchNormConfig::new(4).init(&device);
+    let run = |norm: &burn_memsave::nn::BatchNorm| {
+        let part = (Tensor::<2>::ones([3, 4], &device), 3);
+        micro_batched(norm, [part], |norm, x| norm.forward(x).mean())
+    };
+    let error = run(&norm).err().expect("in training mode").to_string();
+    assert!(error.contains("batch norm in training mode"), "{error}");
+    let gamma = norm.gamma.clone();
+    let frozen = burn_memsave::nn::BatchNorm { gamma, ..norm.freeze() };
+    assert!(run(&frozen).is_ok());
+}
+
+/// The largest batch of a budget needs no more, and one more item would; as much memory is enough for any batch in parts.
+#[test]
+fn batches_fit_into_a_budget() {
+    const WIDTH: usize = 64;
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let net = Net::new(WIDTH, &device);
+    let mut asked = vec![];
+    let mut peak = |items: usize| {
+        let x = Tensor::<2>::ones([items, WIDTH], &device);
+        let peak = measure_step(&net, x, Net::loss).peak.expect("the allocator counts");
+        asked.push((items, peak));
+        peak
+    };
+    let budget = peak(3000);
+    let largest = largest_batch(budget, 100_000, &mut peak).expect("one item fits");
+    assert!((2900..=3100).contains(&largest), "{largest}: {asked:?}");
+    assert!(asked.iter().all(|&(_, peak)| peak <= budget + budget / 20), "{budget}: {asked:?}");
+    assert!(asked.len() < 24, "{asked:?}");
+}
+
+#[test]
+fn largest_batches() {
+    // Steps, bends and limits.
+    for (budget, limit, peak) in [
+        (10_000, 7, (|items| 100 * items as u64) as fn(usize) -> u64),
+        (10_000, 1000, |items| 100 * items as u64),
+        (10_000, 1000, |items| (items as u64).pow(2)),
+        (10_000, 1000, |items| 4096 * (items as u64).div_ceil(16)),
+        (10_000, 1000, |_| 10_000),
+        (10_000, 1000, |items| if items < 50 { 10 } else { 20_000 }),
+        (u64::MAX, usize::MAX, |items| items as u64),
+        (5, 1000, |_| 10),
+        (5, 0, |_| 1),
+    ] {
+        let found = largest_batch(budget, limit, peak);
+        let fits = |items: usize| items <= limit && peak(items) <= budget;
+        match found {
+            Some(items) => assert!(fits(items), "{items} of {budget}"),
+            None => assert!(!fits(1)),
+        }
+        // Within what the line through two sizes can tell.
+        let best = (1..=1000).take_while(|&items| fits(items)).last();
+        assert!(found >= best.map(|best| best.saturating_sub(15)), "{found:?}, {best:?}");
+    }
+}
