@@ -129,18 +129,18 @@ fn batches_fit_into_a_budget() {
         let x = Tensor::<2>::ones([items, WIDTH], &device);
         measure_step(&net, x, Net::loss).peak.expect("the allocator counts")
     };
-    measured(3000); // threads allocate what they work in
     let mut asked = vec![];
     let mut peak = |items: usize| {
         let peak = measured(items);
         asked.push((items, peak));
         peak
     };
-    let budget = peak(3000);
+    let budget = peak(30_000);
     let largest = largest_batch(budget, 100_000, &mut peak).expect("one item fits");
-    assert!((2900..=3100).contains(&largest), "{largest}: {asked:?}");
+    assert!((28_000..=32_000).contains(&largest), "{largest}: {asked:?}");
+    // A thread more that takes part needs a mebibyte to work in.
     assert!(asked.iter().all(|&(_, peak)| peak <= budget + budget / 20), "{budget}: {asked:?}");
-    assert!(asked.len() < 24, "{asked:?}");
+    assert!(asked.len() < 30, "{asked:?}");
 }
 
 #[test]
