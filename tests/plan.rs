@@ -111,7 +111,7 @@ fn batch_norms_are_refused() {
         let part = (Tensor::<2>::ones([3, 4], &device), 3);
         micro_batched(norm, [part], |norm, x| norm.forward(x).mean())
     };
-    let error = run(&norm).err().expect("in training mode").to_string();
+    let error = run(&norm).expect_err("in training mode").to_string();
     assert!(error.contains("batch norm in training mode"), "{error}");
     let gamma = norm.gamma.clone();
     let frozen = burn_memsave::nn::BatchNorm { gamma, ..norm.freeze() };

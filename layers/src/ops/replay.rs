@@ -1,7 +1,7 @@
 //! What a segment does in its forward pass, so that it does the same when it is computed again.
 //!
-//! Operations that draw random numbers do so through [`draw`]: what was drawn is kept, and the replay finds it, without touching
-//! the generator. Every operation says that it [ran](did): a segment that does something else the second time is an error.
+//! Operations that draw random numbers do so through `draw`: what was drawn is kept, and the replay finds it, without touching
+//! the generator. Every operation says through `did` that it ran: a segment that does something else the second time is an error.
 use super::kept::Ledger;
 use crate::backend::Saved;
 use burn::backend::TensorMetadata;

@@ -94,7 +94,7 @@ impl fmt::Debug for Replay {
     }
 }
 
-/// The steps of a segment; see the [module](self). Without autodiff, tokens and outputs pass unchanged.
+/// The steps of a segment. Without autodiff, tokens and outputs pass unchanged.
 #[backend_extension(
     Flex: cfg(feature = "flex"),
     NdArray: cfg(feature = "ndarray"),
