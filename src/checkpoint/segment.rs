@@ -597,14 +597,12 @@ impl TensorMapper for Seeds {
                  library's, or reads something that has changed since",
             );
         }
-        assert!(
-            tensor.is_tracked() || !self.of_outputs.has(number),
-            "checkpoint: computed again, output {number} of {name} is not tracked"
-        );
-        if tensor.is_tracked() && self.of_outputs.has(number) {
-            let (root, output) = (self.root.clone().into_dispatch(), tensor.clone().into_dispatch());
-            let seed = Dispatch::memsave_segment_seed(root, output, self.of_outputs.clone(), number);
-            self.root = Tensor::from_dispatch(seed);
+        if self.of_outputs.has(number) {
+            assert!(
+                tensor.is_tracked(),
+                "checkpoint: computed again, output {number} of {name} is not tracked"
+            );
+            self.root = link(tensor.clone())(self.root.clone(), self.of_outputs.clone(), number);
         }
         tensor
     }

@@ -103,7 +103,8 @@ impl fmt::Debug for Replay {
     Autodiff
 )]
 pub trait SegmentOps: Backend {
-    /// The token of a chain that has one more parent, whose gradient will be in the slot, or nowhere if it has none.
+    /// The token of a chain that has one more parent, whose gradient is in the slot, or nowhere if it has none: when the backward
+    /// pass comes by.
     fn memsave_segment_parent(
         token: FloatTensor<Self>,
         parent: FloatTensor<Self>,
@@ -126,14 +127,6 @@ pub trait SegmentOps: Backend {
     fn memsave_segment_output(
         output: FloatTensor<Self>,
         token: FloatTensor<Self>,
-        gradients: Slots,
-        slot: usize,
-    ) -> FloatTensor<Self>;
-
-    /// Something to call `backward` on: `before`, and the output with the gradient in the slot.
-    fn memsave_segment_seed(
-        before: FloatTensor<Self>,
-        output: FloatTensor<Self>,
         gradients: Slots,
         slot: usize,
     ) -> FloatTensor<Self>;
@@ -172,14 +165,6 @@ plain_backends!(SegmentOps {
         _: usize,
     ) -> FloatTensor<Self> {
         output
-    }
-    fn memsave_segment_seed(
-        before: FloatTensor<Self>,
-        _: FloatTensor<Self>,
-        _: Slots,
-        _: usize,
-    ) -> FloatTensor<Self> {
-        before
     }
     fn memsave_segment_put(tensor: FloatTensor<Self>, slots: Slots, slot: usize) -> bool {
         slots.add::<Self>(slot, tensor)
@@ -239,19 +224,6 @@ impl<B: SegmentOps, C: CheckpointStrategy> SegmentOps for Autodiff<B, C> {
         }
     }
 
-    fn memsave_segment_seed(
-        before: FloatTensor<Self>,
-        output: FloatTensor<Self>,
-        gradients: Slots,
-        slot: usize,
-    ) -> FloatTensor<Self> {
-        let nodes = [before.node(), output.node()];
-        match SeedStep.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((gradients, slot), before.into_primitive()),
-            OpsKind::UnTracked(prep) => prep.finish(before.into_primitive()),
-        }
-    }
-
     fn memsave_segment_put(tensor: FloatTensor<Self>, slots: Slots, slot: usize) -> bool {
         slots.add::<B>(slot, tensor.into_primitive())
     }
@@ -308,20 +280,5 @@ impl<B: Backend> Backward<B, 1> for OutputStep {
     fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let (slots, slot) = ops.state;
         slots.add::<B>(slot, gradients.consume::<B>(&ops.node));
-    }
-}
-
-#[derive(Debug)]
-struct SeedStep;
-
-impl<B: Backend> Backward<B, 2> for SeedStep {
-    type State = (Slots, usize);
-
-    fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
-        let (slots, slot) = ops.state;
-        let [_, output] = ops.parents;
-        if let Some((output, gradient)) = output.zip(slots.take::<B>(slot)) {
-            gradients.register::<B>(output.id, gradient);
-        }
     }
 }
