@@ -22,7 +22,7 @@ use burn::backend::{
             strategy::{BalancedCheckpointing, CheckpointStrategy},
         },
         grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
+        ops::{Backward, NodeGuard, Ops, OpsKind},
     },
     backend_extension,
     tensor::FloatTensor,
@@ -182,17 +182,11 @@ impl<B: SegmentOps, C: CheckpointStrategy> SegmentOps for Autodiff<B, C> {
         slot: usize,
     ) -> FloatTensor<Self> {
         let nodes = [token.node(), parent.node()];
-        match ParentStep.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((gradients, slot), token.into_primitive()),
-            OpsKind::UnTracked(prep) => prep.finish(token.into_primitive()),
-        }
+        recorded::<B, _, 2>(ParentStep, nodes, (gradients, slot), token)
     }
 
     fn memsave_segment_replay(token: FloatTensor<Self>, replay: Replay) -> FloatTensor<Self> {
-        match ReplayStep.prepare::<BalancedCheckpointing>([token.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(replay, token.into_primitive()),
-            OpsKind::UnTracked(prep) => prep.finish(token.into_primitive()),
-        }
+        recorded::<B, _, 1>(ReplayStep, [token.node()], replay, token)
     }
 
     fn memsave_segment_input(
@@ -218,10 +212,7 @@ impl<B: SegmentOps, C: CheckpointStrategy> SegmentOps for Autodiff<B, C> {
         gradients: Slots,
         slot: usize,
     ) -> FloatTensor<Self> {
-        match OutputStep.prepare::<BalancedCheckpointing>([token.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish((gradients, slot), output.into_primitive()),
-            OpsKind::UnTracked(prep) => prep.finish(output.into_primitive()),
-        }
+        recorded::<B, _, 1>(OutputStep, [token.node()], (gradients, slot), output)
     }
 
     fn memsave_segment_put(tensor: FloatTensor<Self>, slots: Slots, slot: usize) -> bool {
@@ -230,6 +221,19 @@ impl<B: SegmentOps, C: CheckpointStrategy> SegmentOps for Autodiff<B, C> {
 
     fn memsave_segment_take(_: FloatTensor<Self>, slots: Slots, slot: usize) -> FloatTensor<Self> {
         FloatTensor::<Self>::new(slots.take::<B>(slot).expect("a tensor was put there"))
+    }
+}
+
+/// A tensor as the output of a step.
+fn recorded<B: Backend, S: Backward<B, N>, const N: usize>(
+    step: S,
+    nodes: [NodeGuard; N],
+    state: S::State,
+    output: FloatTensor<Autodiff<B>>,
+) -> FloatTensor<Autodiff<B>> {
+    match step.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => prep.finish(state, output.into_primitive()),
+        OpsKind::UnTracked(prep) => prep.finish(output.into_primitive()),
     }
 }
 
