@@ -7,17 +7,15 @@ use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_memsave::measure::{TrackingAllocator, measure_step};
 use burn_memsave::nn::{BatchNormConfig, Linear, LinearConfig, activation::Relu};
 use burn_memsave::plan::{PlanError, largest_batch, micro_batched};
+use meter::alone;
 use proptest::prelude::*;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+#[path = "memory/meter.rs"]
+#[allow(dead_code, reason = "every test uses its part")]
+mod meter;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
-
-/// Bytes are counted for the whole process.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 #[derive(Module, Debug)]
 struct Net {

@@ -2,14 +2,12 @@
 use super::segments::Block;
 use super::*;
 use burn_memsave::checkpoint::tiled;
-use burn_memsave::measure::{LayerMeasurement, measure_layer};
+use burn_memsave::measure::LayerMeasurement;
 
 const WIDTH: usize = 64;
 
 fn measure(rows: usize, device: &Device, forward: impl Fn(Tensor<2>) -> Tensor<2>) -> LayerMeasurement {
-    let run = || measure_layer(|| random([rows, WIDTH], device).require_grad(), &forward);
-    run(); // initializes the parameters
-    run()
+    meter::measure(device, || random([rows, WIDTH], device).require_grad(), forward)
 }
 
 /// Nothing grows with the batch but the inputs, and a bit per element that is dropped.

@@ -4,27 +4,18 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Distribution, Gradients, Tensor, TensorData};
 use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::measure::TrackingAllocator;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use meter::{alone, devices};
 
 mod bytes;
+#[path = "../memory/meter.rs"]
+#[allow(dead_code, reason = "every test uses its part")]
+mod meter;
 mod misuse;
 mod network;
 mod segments;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
-
-/// Tests that draw numbers, or count bytes, run one after the other.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Both strategies of Burn.
-fn devices() -> [Device; 2] {
-    let device = Device::flex();
-    [device.clone().autodiff(), device.autodiff().gradient_checkpointing()]
-}
 
 fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)

@@ -1,4 +1,4 @@
-//! Measurements that count only if they can be repeated.
+//! Measurements that count only if they can be repeated. Other tests that count bytes use them, too.
 use burn::tensor::{Device, Tensor};
 use burn_memsave::measure::{LayerMeasurement, measure_layer};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
