@@ -11,7 +11,7 @@ mod strategy;
 
 #[doc(hidden)]
 pub use burn_memsave_layers::{backend, ops};
-pub use burn_memsave_layers::{frozen, functional, lora, nn};
+pub use burn_memsave_layers::{frozen, functional, lora, nn, saved};
 
 /// Every drop-in module by its long name: the same types as in [`nn`].
 pub mod layers {

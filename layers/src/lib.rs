@@ -9,6 +9,7 @@
 //! - [`ledger`]: a record of what each operation keeps, and why.
 //! - [`lora`]: fine-tuning with low-rank adapters.
 //! - [`frozen`]: weights that are read when a layer runs.
+//! - [`saved`]: kept tensors in fewer bits.
 //!
 //! The operations and their kernels are in `ops` and `backend`, which are public for Burn's backends but not part of the API.
 #![deny(missing_docs)]
@@ -32,3 +33,4 @@ pub mod lora;
 pub mod nn;
 #[doc(hidden)]
 pub mod ops;
+pub mod saved;

@@ -37,7 +37,7 @@ macro_rules! extension {
 
         impl<B, C> $ops for burn::backend::autodiff::Autodiff<B, C>
         where
-            B: $kernels,
+            B: $kernels + $crate::ops::packing::PackingKernels,
             C: burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy,
         {
             $(fn $method($($argument: $type $(<$parameter>)?),*) -> $output $(<$output_parameter>)? $body)+

@@ -1,4 +1,6 @@
 //! Keeping tensors of the graph for the backward pass, and saying so.
+use super::held::{AnyWaiting, Held};
+use super::packing::PackingKernels;
 use super::recompute::{RecomputeGuard, is_offered};
 use crate::backend::Saved;
 use crate::frozen::WeightSource;
@@ -28,6 +30,8 @@ pub(crate) enum Kept {
     Frozen(Box<Frozen>),
     /// A frozen weight that stays on its device, a `FloatTensor<B>`.
     Staying(Arc<dyn Any + Send + Sync>),
+    /// A tensor that waits in another form, outside of the graph.
+    Waiting(Arc<dyn AnyWaiting>),
 }
 
 /// Where a frozen weight is read from, and to which device of the backend.
@@ -62,6 +66,11 @@ impl Kept {
         Self::Node { node, _guard: tensor.is_tracked().then(|| Arc::new(RecomputeGuard::new(node))) }
     }
 
+    /// Keeps a tensor that waits, outside of the graph.
+    pub(crate) fn waiting<B: PackingKernels>(held: &Held<B>) -> Self {
+        Self::Waiting(held.outside())
+    }
+
     /// The tensor; to be called once.
     pub(crate) fn get<B: Backend>(self, checkpointer: &mut Checkpointer) -> FloatTensor<B> {
         match self {
@@ -73,6 +82,7 @@ impl Kept {
             Self::Staying(tensor) => {
                 tensor.downcast_ref::<FloatTensor<B>>().expect("of the backend that keeps it").clone()
             }
+            Self::Waiting(waiting) => *waiting.tensor().downcast().expect("of the backend that keeps it"),
         }
     }
 }
@@ -94,15 +104,21 @@ impl Ledger {
         Self { operation, module }
     }
 
-    /// Reports an input.
-    pub(crate) fn input<B: Backend>(
+    /// Reports an input, which may wait in another form.
+    pub(crate) fn input<B: PackingKernels>(
         &self,
         name: &'static str,
         tensor: &FloatTensor<Autodiff<B>>,
+        waiting: Option<&Held<B>>,
         reason: &'static str,
     ) {
         // Looked up only while somebody records.
         self.report(name, || {
+            if let Some(policy) = waiting.map(Held::policy)
+                && let Some(bytes) = policy.bytes(tensor.shape().num_elements(), tensor.dtype())
+            {
+                return (bytes, policy.reason(), Some(tensor.id()));
+            }
             if let Some(source) = source::<B>(tensor) {
                 (0, if source.stays() { "stays on the device" } else { "read again" }, None)
             } else if is_offered(tensor.id()) {

@@ -4,6 +4,7 @@
 //! the generator. Every operation says through `did` that it ran: a segment that does something else the second time is an error.
 use super::kept::Ledger;
 use crate::backend::Saved;
+use crate::saved::SavedPolicy;
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use core::any::Any;
@@ -42,10 +43,10 @@ thread_local! {
     static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(vec![]) };
 }
 
-/// Runs the forward pass of a segment for the first time.
+/// Runs the forward pass of a segment for the first time. Its graph is not for long: tensors of it stay as they are.
 pub fn record<R>(forward: impl FnOnce() -> R) -> (R, Tape) {
     let entered = Entered::new(Frame::Recording(Tape::default()));
-    let result = forward();
+    let result = SavedPolicy::Keep.scope(forward);
     match entered.leave() {
         Frame::Recording(tape) => (result, tape),
         Frame::Replaying { .. } => unreachable!("frames are left in order"),
@@ -60,7 +61,7 @@ pub fn record<R>(forward: impl FnOnce() -> R) -> (R, Tape) {
 pub fn replay<R>(Tape { operations, draws }: Tape, forward: impl FnOnce() -> R) -> R {
     let (operations, draws) = (operations.into_iter(), draws.into_iter());
     let entered = Entered::new(Frame::Replaying { operations, draws });
-    let result = forward();
+    let result = SavedPolicy::Keep.scope(forward);
     if let Frame::Replaying { mut operations, .. } = entered.leave()
         && let Some(missing) = operations.next()
     {

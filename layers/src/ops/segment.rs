@@ -11,7 +11,10 @@
 //! | one per parent: tracked inputs and parameters; and a tree of steps that joins these | gives the parent its gradient, once |
 //!
 //! No gradient flows along the token.
+use super::held;
 use super::kept::{Kept, Ledger};
+use super::packing::PackingKernels;
+use super::step::Run as _;
 use crate::backend::plain_backends;
 use burn::backend::{
     Backend,
@@ -174,7 +177,7 @@ plain_backends!(SegmentOps {
     }
 });
 
-impl<B: SegmentOps, C: CheckpointStrategy> SegmentOps for Autodiff<B, C> {
+impl<B: SegmentOps + PackingKernels, C: CheckpointStrategy> SegmentOps for Autodiff<B, C> {
     fn memsave_segment_parent(
         token: FloatTensor<Self>,
         parent: FloatTensor<Self>,
@@ -195,11 +198,18 @@ impl<B: SegmentOps, C: CheckpointStrategy> SegmentOps for Autodiff<B, C> {
         inputs: Slots,
         slot: usize,
     ) -> FloatTensor<Self> {
+        held::pack_idle();
+        let held = held::find(&input).or_else(|| held::hold(&input, Self::recomputes()));
         let ledger = Ledger::new("checkpoint", None);
-        ledger.input::<B>("input", &input, "the segment is computed again from it");
+        ledger.input::<B>("input", &input, held.as_ref(), "the segment is computed again from it");
         match InputStep.prepare::<BalancedCheckpointing>([token.node()]).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
-                let kept = Kept::node(&mut prep, &input);
+                let kept = match &held {
+                    Some(held) => Kept::waiting(held),
+                    None => Kept::node(&mut prep, &input),
+                };
+                drop((held, input)); // nobody else may hold it
+                held::pack_idle();
                 prep.finish((kept, inputs, slot), token.into_primitive())
             }
             OpsKind::UnTracked(prep) => prep.finish(token.into_primitive()),

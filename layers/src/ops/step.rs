@@ -10,7 +10,9 @@
 //!
 //! Without autodiff, [`Run::run`] is [`Operation::forward`] and nothing else.
 use super::{
+    held::{self, Held},
     kept::{Kept, Ledger},
+    packing::PackingKernels,
     recompute::{self, Offered, is_available, offer, recomputes},
     replay,
 };
@@ -76,22 +78,25 @@ pub trait Operation<B: Backend, const N: usize>: Clone + Send + 'static {
     fn backward(saved: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, N>);
 }
 
+/// The inputs in the graph.
+type InGraph<'a, B, const N: usize> = [Option<&'a FloatTensor<Autodiff<B>>>; N];
+
 /// What is known of the inputs in the forward pass.
 pub struct Tracking<'a, B: Backend, const N: usize> {
-    inputs: &'a Inputs<Autodiff<B>, N>,
+    inputs: InGraph<'a, B, N>,
     recomputes: bool,
 }
 
 impl<B: Backend, const N: usize> Tracking<'_, B, N> {
     /// Whether the input is tracked: part of a recorded graph.
     pub fn tracked(&self, input: usize) -> bool {
-        self.inputs[input].as_ref().is_some_and(|input| input.is_tracked())
+        self.inputs[input].is_some_and(|input| input.is_tracked())
     }
 
     /// Whether the backward pass can have the input without a byte being kept for it: another step keeps it, or it is
     /// computed again.
     pub fn available(&self, input: usize) -> bool {
-        self.inputs[input].as_ref().is_some_and(|input| is_available::<B>(input, self.recomputes))
+        self.inputs[input].is_some_and(|input| is_available::<B>(input, self.recomputes))
     }
 }
 
@@ -198,7 +203,7 @@ impl<B: Backend, const N: usize> BackwardPass<'_, B, N> {
 /// A backend that runs operations: as they are, or recording them.
 pub trait Run: Backend {
     /// The backend without autodiff.
-    type Plain: Backend;
+    type Plain: PackingKernels;
 
     /// The output of an operation.
     fn run<O: Operation<Self::Plain, N>, const N: usize>(
@@ -254,7 +259,7 @@ crate::backend::plain_backends!(Run {
     }
 });
 
-impl<B: Backend, C: CheckpointStrategy> Run for Autodiff<B, C> {
+impl<B: PackingKernels, C: CheckpointStrategy> Run for Autodiff<B, C> {
     type Plain = B;
 
     fn run<O: Operation<B, N>, const N: usize>(operation: O, inputs: Inputs<Self, N>) -> FloatTensor<Self> {
@@ -284,17 +289,17 @@ impl<B: Backend, C: CheckpointStrategy> Run for Autodiff<B, C> {
 }
 
 /// Runs and records an operation. `recomputes`: whether the device's strategy computes some outputs again instead of keeping them.
-fn record<B: Backend, O: Operation<B, N>, const N: usize>(
+fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     operation: O,
     inputs: Inputs<Autodiff<B>, N>,
     recomputes: bool,
 ) -> FloatTensor<Autodiff<B>> {
-    let nodes = nodes(&inputs);
     let step = Step::<O>(PhantomData);
     let plain =
         |inputs: Inputs<Autodiff<B>, N>| inputs.map(|input| input.map(|input| input.into_primitive()));
     let tracked = inputs.each_ref().map(|input| input.as_ref().is_some_and(|input| input.is_tracked()));
     if !tracked.contains(&true) {
+        let nodes = nodes(inputs.each_ref().map(Option::as_ref));
         let y = operation.forward(plain(inputs));
         replay::did(operation.name(), &y);
         return match step.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
@@ -302,7 +307,9 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
             OpsKind::Tracked(_) => unreachable!("no input is tracked"),
         };
     }
-    let plan = operation.plan(&Tracking { inputs: &inputs, recomputes });
+    held::pack_idle();
+    let mut waiting = inputs.each_ref().map(|input| held::find(input.as_ref()?));
+    let plan = operation.plan(&Tracking { inputs: in_graph(&inputs, &waiting), recomputes });
     let module = O::PARAMETERS.iter().find_map(|&input| Some(inputs[input].as_ref()?.id()));
     let ledger = Ledger::new(operation.name(), module);
     let shape = |input: usize| {
@@ -317,16 +324,30 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
     for (input, tensor) in inputs.iter().enumerate() {
         let Some(tensor) = tensor else { continue };
         if let Some(reason) = plan.reasons[input] {
-            ledger.input::<B>(O::INPUTS[input], tensor, reason);
             kept[input] = Kept::frozen::<B>(tensor);
+            let may_wait = kept[input].is_none() && !O::PARAMETERS.contains(&input);
+            if may_wait && waiting[input].is_none() {
+                waiting[input] = held::hold(tensor, recomputes);
+            }
+            ledger.input::<B>(O::INPUTS[input], tensor, waiting[input].as_ref(), reason);
+            // What offers its output needs an untracked tensor itself.
+            if let Some(held) = &waiting[input]
+                && held.stand_in().is_none()
+                && !plan.offers
+            {
+                kept[input] = Some(Kept::waiting(held));
+            }
         }
         if plan.offers || plan.reasons[input].is_some() && kept[input].is_none() {
-            held[input] = Some(tensor.clone());
+            held[input] = Some(waiting[input].as_ref().and_then(Held::stand_in).unwrap_or(tensor).clone());
         }
     }
+    let nodes = nodes(in_graph(&inputs, &waiting));
+    drop(waiting);
     let recorder = Recorder { tracked, plan, ledger };
     let (y, saved) = operation.forward_saving(plain(inputs), &recorder);
     replay::did(operation.name(), &y);
+    held::pack_idle();
     let Recorder { plan, .. } = recorder;
 
     let prep = step.prepare::<BalancedCheckpointing>(nodes);
@@ -346,19 +367,27 @@ fn record<B: Backend, O: Operation<B, N>, const N: usize>(
     y
 }
 
+/// The inputs, or what stands in for them.
+fn in_graph<'a, B: PackingKernels, const N: usize>(
+    inputs: &'a Inputs<Autodiff<B>, N>,
+    waiting: &'a [Option<Held<B>>; N],
+) -> InGraph<'a, B, N> {
+    let stand_in = |input: usize| waiting[input].as_ref().and_then(Held::stand_in);
+    core::array::from_fn(|input| stand_in(input).or(inputs[input].as_ref()))
+}
+
 /// The nodes of the inputs. In place of one that is not given, the node of an untracked input, or else a new one: no gradient
 /// flows to either.
-fn nodes<B: Backend, const N: usize>(inputs: &Inputs<Autodiff<B>, N>) -> [NodeGuard; N] {
+fn nodes<B: Backend, const N: usize>(inputs: InGraph<B, N>) -> [NodeGuard; N] {
     let given = || inputs.iter().flatten();
     let placeholder = inputs.iter().any(Option::is_none).then(|| {
-        given().find(|input| !input.is_tracked()).cloned().unwrap_or_else(|| {
+        given().find(|input| !input.is_tracked()).map(|&input| input.clone()).unwrap_or_else(|| {
             let input = given().next().expect("an operation has an input");
             FloatTensor::<Autodiff<B>>::new(input.primitive().clone())
         })
     });
-    let node =
-        |input: &Option<FloatTensor<Autodiff<B>>>| input.as_ref().or(placeholder.as_ref()).map(|x| x.node());
-    inputs.each_ref().map(|input| node(input).expect("given, or in its place"))
+    let node = |input: Option<&FloatTensor<Autodiff<B>>>| input.or(placeholder.as_ref()).map(|x| x.node());
+    inputs.map(|input| node(input).expect("given, or in its place"))
 }
 
 /// The recorded step of an operation.

@@ -88,7 +88,7 @@ macro_rules! half_element {
             f32,
             $half::to_f32,
             $half::from_f32,
-            $half::from_f64,
+            |v| $half::from_f32(to_odd(v)),
             $half::to_f64,
             |v| $half::from_f32(exp::exp($half::to_f32(v))),
             |v| $half::from_f32(exp::erf($half::to_f32(v))),
@@ -98,6 +98,16 @@ macro_rules! half_element {
 }
 half_element!(f16);
 half_element!(bf16);
+
+/// The nearest f32 with an odd last bit, if the number is none itself: then rounded to a half precision it is as if it were rounded
+/// once. (`half` 2 drops the lower half of an f64 before it looks for ties.)
+#[inline(always)]
+fn to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    let is_beyond = f64::from(nearest).abs() > value.abs();
+    let odd = f32::from_bits((nearest.to_bits() - u32::from(is_beyond)) | 1);
+    if f64::from(nearest) == value || value.is_nan() { nearest } else { odd }
+}
 
 /// A backend whose tensors are slices in memory.
 pub trait CpuBackend: Placeholders {
@@ -218,4 +228,27 @@ pub(crate) fn accumulators_of<E: CpuElement>(values: &[E]) -> Option<&[E::Acc]> 
 /// Whether sums are made in the type itself.
 pub(crate) fn is_wide<E: CpuElement>() -> bool {
     E::dtype() == <E::Acc as Element>::dtype()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_of_an_f64_are_rounded_once() {
+        let tie = f64::from(bf16::ONE) + 2f64.powi(-8);
+        let above = tie + 2f64.powi(-40);
+        assert_eq!(<bf16 as CpuElement>::from_f64(tie).to_f64(), 1.0);
+        assert_eq!(<bf16 as CpuElement>::from_f64(above).to_f64(), 1.0 + 2f64.powi(-7));
+        assert_eq!(<bf16 as CpuElement>::from_f64(-above).to_f64(), -1.0 - 2f64.powi(-7));
+        let tie = 1.0 + 2f64.powi(-11);
+        assert_eq!(<f16 as CpuElement>::from_f64(tie).to_f64(), 1.0);
+        assert_eq!(<f16 as CpuElement>::from_f64(tie + 2f64.powi(-50)).to_f64(), 1.0 + 2f64.powi(-10));
+        for value in [0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, 1.5] {
+            assert_eq!(<bf16 as CpuElement>::from_f64(value).to_f64().to_bits(), value.to_bits());
+        }
+        assert_eq!(<bf16 as CpuElement>::from_f64(1e300).to_f64(), f64::INFINITY);
+        assert_eq!(<bf16 as CpuElement>::from_f64(1e-300).to_f64(), 0.0);
+        assert!(<f16 as CpuElement>::from_f64(f64::NAN).is_nan());
+    }
 }

@@ -50,7 +50,7 @@ pub(crate) fn sum_over_cube<W: Float>(of_unit: Pair<W>, #[comptime] units: usize
 
 /// The largest number of all units, for every unit.
 #[cube]
-pub(crate) fn max_over_cube<W: Float>(of_unit: W, #[comptime] units: usize) -> W {
+pub(crate) fn max_over_cube<W: Numeric>(of_unit: W, #[comptime] units: usize) -> W {
     let mut largest = Shared::<[W]>::new_slice(units);
     let unit = UNIT_POS as usize;
     largest[unit] = of_unit;

@@ -1,0 +1,265 @@
+//! Tensors that wait for the backward pass in fewer bits or elsewhere, as the [policy](crate::saved) says.
+//!
+//! Burn's checkpointer holds a tensor as it is, or else computes it again from its parents. Here it "computes it again" from
+//! what was packed. For that, the input of a step is replaced in the graph, not in the forward pass, by a node of its own:
+//!
+//! ```text
+//! x <- token <- stand-in <- step
+//! ```
+//!
+//! Gradients pass through both as they are. The token is there because what computes a tensor again must find its parents in
+//! the checkpointer: of `x` that would be the tensor itself, of the token it is one element.
+//!
+//! A tensor is packed only when this holds the last handle of it, which is looked at whenever a step is recorded on this thread:
+//! packed earlier, it would take more memory, not less. Until then every step that keeps the tensor shares the stand-in; afterwards
+//! there is no tensor left for another step to take.
+use super::packing::PackingKernels;
+use super::recompute::is_available;
+use crate::saved::{self, SavedPolicy};
+use burn::backend::{
+    Backend, TensorMetadata,
+    autodiff::{
+        Autodiff, NodeId,
+        checkpoint::{
+            base::Checkpointer, retro_forward::RetroForward, state::BackwardStates,
+            strategy::BalancedCheckpointing,
+        },
+        grads::Gradients,
+        ops::{Backward, Ops},
+    },
+    tensor::FloatTensor,
+};
+use burn::tensor::{FloatDType, Shape};
+use core::any::Any;
+use core::cell::RefCell;
+use core::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How often a tensor is looked at before it is left as it is: somebody else may hold it for good.
+const LOOKS: usize = 256;
+
+/// A tensor on its way to the backward pass, which takes it once.
+struct Waiting<B: PackingKernels> {
+    state: Mutex<State<B>>,
+    policy: SavedPolicy,
+    /// Held by those who take it outside of the graph.
+    outside: Arc<()>,
+}
+
+enum State<B: PackingKernels> {
+    Whole(FloatTensor<B>),
+    Packed(B::Packed),
+    Taken,
+}
+
+impl<B: PackingKernels> Waiting<B> {
+    fn lock(&self) -> MutexGuard<'_, State<B>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner) // of a thread that panicked: `Taken`
+    }
+
+    /// Packs the tensor if nobody else holds it: whether there is nothing more to do.
+    fn pack(&self) -> bool {
+        let mut state = self.lock();
+        if matches!(&*state, State::Whole(x) if !x.can_mut()) {
+            return false;
+        }
+        *state = match core::mem::replace(&mut *state, State::Taken) {
+            State::Whole(x) => State::Packed(self.policy.store::<B>(x)),
+            other => other,
+        };
+        true
+    }
+
+    fn get(&self) -> FloatTensor<B> {
+        match &*self.lock() {
+            State::Whole(x) => x.clone(),
+            State::Packed(packed) => B::unpack(packed),
+            State::Taken => unreachable!("taken by the last one who asks"),
+        }
+    }
+
+    /// For the graph, which asks once.
+    fn take(&self) -> FloatTensor<B> {
+        if Arc::strong_count(&self.outside) > 1 {
+            return self.get();
+        }
+        match core::mem::replace(&mut *self.lock(), State::Taken) {
+            State::Whole(x) => x,
+            State::Packed(packed) => B::unpack(&packed),
+            State::Taken => unreachable!("the checkpointer computes a tensor once"),
+        }
+    }
+}
+
+/// A tensor that waits, outside of the graph, on any backend.
+pub(crate) trait AnyWaiting: fmt::Debug + Send + Sync {
+    /// The `FloatTensor<B>`.
+    fn tensor(&self) -> Box<dyn Any>;
+}
+
+struct Outside<B: PackingKernels> {
+    waiting: Arc<Waiting<B>>,
+    _outside: Arc<()>,
+}
+
+impl<B: PackingKernels> AnyWaiting for Outside<B> {
+    fn tensor(&self) -> Box<dyn Any> {
+        Box::new(self.waiting.get())
+    }
+}
+
+impl<B: PackingKernels> fmt::Debug for Outside<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Outside")
+    }
+}
+
+/// A tensor that waits, for steps that are about to keep it.
+pub(crate) struct Held<B: PackingKernels> {
+    waiting: Arc<Waiting<B>>,
+    /// What stands in for it in the graph, if it is tracked.
+    stand_in: Option<FloatTensor<Autodiff<B>>>,
+}
+
+impl<B: PackingKernels> Clone for Held<B> {
+    fn clone(&self) -> Self {
+        Self { waiting: self.waiting.clone(), stand_in: self.stand_in.clone() }
+    }
+}
+
+impl<B: PackingKernels> Held<B> {
+    /// What stands in for the tensor in the graph; `None` of one that is not tracked.
+    pub(crate) fn stand_in(&self) -> Option<&FloatTensor<Autodiff<B>>> {
+        self.stand_in.as_ref()
+    }
+
+    /// The tensor outside of the graph.
+    pub(crate) fn outside(&self) -> Arc<dyn AnyWaiting> {
+        Arc::new(Outside { waiting: self.waiting.clone(), _outside: self.waiting.outside.clone() })
+    }
+
+    /// How it waits.
+    pub(crate) fn policy(&self) -> &SavedPolicy {
+        &self.waiting.policy
+    }
+}
+
+/// A tensor that somebody else may still hold.
+struct Shared<B: PackingKernels> {
+    node: NodeId,
+    held: Held<B>,
+    looks: usize,
+}
+
+trait AnyShared {
+    /// Packs the tensor if nobody else holds it: whether there is nothing more to do.
+    fn pack(&mut self) -> bool;
+    /// The node of the tensor.
+    fn node(&self) -> NodeId;
+    /// A [`Held`].
+    fn held(&self) -> &dyn Any;
+}
+
+impl<B: PackingKernels> AnyShared for Shared<B> {
+    fn pack(&mut self) -> bool {
+        self.looks += 1;
+        self.held.waiting.pack() || self.looks > LOOKS
+    }
+
+    fn node(&self) -> NodeId {
+        self.node
+    }
+
+    fn held(&self) -> &dyn Any {
+        &self.held
+    }
+}
+
+thread_local! {
+    static SHARED: RefCell<Vec<Box<dyn AnyShared>>> = const { RefCell::new(vec![]) };
+}
+
+/// Packs what nobody else holds any more.
+pub(crate) fn pack_idle() {
+    let mut shared = SHARED.take();
+    shared.retain_mut(|shared| !shared.pack());
+    SHARED.set(shared);
+}
+
+/// Leaves everything as it is from now on.
+pub(crate) fn leave() {
+    drop(SHARED.take());
+}
+
+/// A tensor that waits, because a step keeps it.
+pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<Held<B>> {
+    SHARED.with_borrow(|shared| {
+        let found = shared.iter().find(|shared| shared.node() == x.id())?;
+        found.held().downcast_ref::<Held<B>>().cloned()
+    })
+}
+
+/// Has a tensor wait that a step is about to keep, if the policy says so. `recomputes`: whether the device's strategy computes
+/// some tensors again.
+pub(crate) fn hold<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>, recomputes: bool) -> Option<Held<B>> {
+    let policy = saved::current()?;
+    let elements = x.shape().num_elements();
+    if policy.bytes(elements, x.dtype()).is_none() || is_available::<B>(x, recomputes) {
+        return None;
+    }
+    let state = Mutex::new(State::Whole(x.primitive().clone()));
+    let waiting = Arc::new(Waiting { state, policy, outside: Arc::default() });
+    let stand_in = x.is_tracked().then(|| stand_in(x, waiting.clone()));
+    let held = Held { waiting, stand_in };
+    let shared = Shared { node: x.id(), held: held.clone(), looks: 0 };
+    SHARED.with_borrow_mut(|all| all.push(Box::new(shared)));
+    Some(held)
+}
+
+/// A node that computes its tensor from what waits.
+fn stand_in<B: PackingKernels>(
+    x: &FloatTensor<Autodiff<B>>,
+    waiting: Arc<Waiting<B>>,
+) -> FloatTensor<Autodiff<B>> {
+    let pass = |parent: &FloatTensor<Autodiff<B>>| {
+        Backward::<B, 1>::prepare::<BalancedCheckpointing>(Pass, [parent.node()])
+    };
+    let one = || B::float_empty(Shape::new([1]), &x.device(), FloatDType::F32);
+    let token = pass(x).compute_bound().stateless(one());
+    let unpack = Unpack { waiting, token: token.id() };
+    pass(&token).memory_bound().retro_forward(unpack).parents([&token]).stateless(one())
+}
+
+/// Passes a gradient on.
+#[derive(Debug)]
+struct Pass;
+
+impl<B: Backend> Backward<B, 1> for Pass {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = gradients.consume::<B>(&ops.node);
+        if let [Some(parent)] = ops.parents {
+            gradients.register::<B>(parent.id, gradient);
+        }
+    }
+}
+
+/// Takes a tensor that waits.
+struct Unpack<B: PackingKernels> {
+    waiting: Arc<Waiting<B>>,
+    token: NodeId,
+}
+
+impl<B: PackingKernels> fmt::Debug for Unpack<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Unpack")
+    }
+}
+
+impl<B: PackingKernels> RetroForward for Unpack<B> {
+    fn forward(&self, states: &mut BackwardStates, output: NodeId) {
+        drop(states.get_state::<FloatTensor<B>>(&self.token)); // Burn counts that it was asked for
+        states.save(output, self.waiting.take());
+    }
+}

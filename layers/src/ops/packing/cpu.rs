@@ -1,0 +1,160 @@
+//! Loops on slices.
+use super::{Format, GROUP, PackingKernels, noise};
+use crate::backend::Saved;
+use crate::backend::cpu::{
+    CpuBackend, CpuElement,
+    parallel::{self, Job, vectorized},
+    with_element,
+};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Shape, bf16, f16};
+use core::mem::MaybeUninit;
+
+/// Groups that a task takes.
+const GROUPS: usize = 64;
+/// Elements that a task takes.
+const TASK: usize = GROUPS * GROUP;
+
+/// A tensor in fewer bits.
+#[derive(Clone, Debug)]
+pub struct Packed {
+    bits: Bits,
+    shape: Shape,
+    dtype: DType,
+}
+
+#[derive(Clone, Debug)]
+enum Bits {
+    /// Of f32.
+    Bf16(Vec<bf16>),
+    /// Of f64.
+    F32(Vec<f32>),
+    Int8 {
+        values: Vec<i8>,
+        scales: Vec<f32>,
+    },
+}
+
+impl Saved for Packed {
+    fn bytes(&self) -> usize {
+        match &self.bits {
+            Bits::Bf16(values) => size_of_val(&values[..]),
+            Bits::F32(values) => size_of_val(&values[..]),
+            Bits::Int8 { values, scales } => size_of_val(&values[..]) + size_of_val(&scales[..]),
+        }
+    }
+}
+
+impl<B: CpuBackend> PackingKernels for B {
+    const IS_HOST: bool = true;
+    type Packed = Packed;
+
+    fn pack(x: FloatTensor<B>, format: Format, seed: u32) -> Packed {
+        let x = B::contiguous(x);
+        let (shape, dtype) = (x.shape(), x.dtype());
+        let bits = match (format, dtype) {
+            (Format::Half, DType::F64) => Bits::F32(narrowed(B::as_slice::<f64>(&x))),
+            (Format::Half, _) => Bits::Bf16(narrowed(B::as_slice::<f32>(&x))),
+            (Format::Int8, _) => with_element!(dtype, "pack", E => bytes(B::as_slice::<E>(&x), seed)),
+        };
+        Packed { bits, shape, dtype }
+    }
+
+    fn unpack(Packed { bits, shape, dtype }: &Packed) -> FloatTensor<B> {
+        let shape = shape.clone();
+        match bits {
+            Bits::Bf16(values) => B::from_vec::<f32>(narrowed(values), shape),
+            Bits::F32(values) => B::from_vec::<f64>(narrowed(values), shape),
+            Bits::Int8 { values, scales } => with_element!(*dtype, "unpack", E => {
+                B::from_vec::<E>(from_bytes(values, scales), shape)
+            }),
+        }
+    }
+}
+
+/// The same numbers in another type, rounded.
+fn narrowed<E: CpuElement, F: CpuElement>(x: &[E]) -> Vec<F> {
+    /// Converts as many elements as there are on both sides.
+    struct Convert<'a, E, F> {
+        x: &'a [E],
+        y: &'a mut [MaybeUninit<F>],
+    }
+
+    impl<E: CpuElement, F: CpuElement> Job for Convert<'_, E, F> {
+        type Result = ();
+
+        #[inline(always)]
+        fn run(self) {
+            let Self { x, y } = self;
+            y.iter_mut().zip(x).for_each(|(y, x)| *y = MaybeUninit::new(F::from_f64(x.into_f64())));
+        }
+    }
+
+    // SAFETY: there are as many elements of `x` from the beginning of a chunk on.
+    unsafe {
+        parallel::written(x.len(), TASK, x.len(), |index, y| vectorized(Convert { x: &x[index * TASK..], y }))
+    }
+}
+
+fn bytes<E: CpuElement>(x: &[E], seed: u32) -> Bits {
+    let mut scales = vec![0.0; x.len().div_ceil(GROUP)];
+    let values = parallel::zip_filled(
+        (x.len(), 0i8),
+        &mut scales,
+        [TASK, GROUPS],
+        2 * x.len(),
+        |index, values, scales| {
+            let groups = x[index * TASK..].chunks(GROUP).zip(values.chunks_mut(GROUP)).zip(scales);
+            for (group, ((x, values), scale)) in groups.enumerate() {
+                let start = (index * TASK + group * GROUP) as u32;
+                *scale = vectorized(Group { x, values, start, seed });
+            }
+        },
+    );
+    Bits::Int8 { values, scales }
+}
+
+/// Rounds a group of elements, of which the first has the position `start`, and returns its scale.
+struct Group<'a, E> {
+    x: &'a [E],
+    values: &'a mut [i8],
+    start: u32,
+    seed: u32,
+}
+
+impl<E: CpuElement> Job for Group<'_, E> {
+    type Result = f32;
+
+    #[inline(always)]
+    fn run(self) -> f32 {
+        let Self { x, values, start, seed } = self;
+        let single = |x: E| x.into_f64() as f32;
+        // Compared as integers, what is not a number is larger than all numbers.
+        let largest = x.iter().fold(0, |largest: u32, &x| largest.max(single(x).abs().to_bits()));
+        let scale = f32::from_bits(largest) / 127.0;
+        // Below, its inverse would be infinite.
+        let scale = if scale < f32::MIN_POSITIVE { 0.0 } else { scale };
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        for (index, (value, &x)) in values.iter_mut().zip(x).enumerate() {
+            let up = (noise(start.wrapping_add(index as u32), seed) >> 8) as f32 * (1.0 / (1 << 24) as f32);
+            *value = (single(x) * inverse + up).floor().clamp(-127.0, 127.0) as i8;
+        }
+        scale
+    }
+}
+
+fn from_bytes<E: CpuElement>(values: &[i8], scales: &[f32]) -> Vec<E> {
+    // SAFETY: there are as many values and scales from the beginning of a chunk on.
+    unsafe {
+        parallel::written(values.len(), TASK, values.len(), |index, x| {
+            let groups = x.chunks_mut(GROUP).zip(values[index * TASK..].chunks(GROUP));
+            for ((x, values), scale) in groups.zip(&scales[index * GROUPS..]) {
+                vectorized(|| {
+                    for (x, &value) in x.iter_mut().zip(values) {
+                        *x = MaybeUninit::new(E::from_f64((f32::from(value) * scale).into()));
+                    }
+                });
+            }
+        })
+    }
+}

@@ -1,0 +1,350 @@
+//! Kernels for devices. Both formats are words of 32 bits, so that no device needs numbers of 8 or 16 bits.
+use super::{Format, GROUP, PackingKernels};
+use crate::backend::Saved;
+use crate::backend::cube::{address_type, cubes, empty, max_over_cube, units, vector_size};
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::{
+    Backend, Cube, TensorMetadata, backend_extension,
+    ops::FloatTensorOps,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{DType, FloatDType, Shape};
+use burn_cubecl::cubecl::{
+    self,
+    ir::ElemType,
+    prelude::*,
+    std::tensor::layout::linear::{LinearView, LinearViewMut},
+};
+use burn_cubecl::{CubeBackend, tensor::CubeTensor};
+
+/// Elements in half as many bits that a unit takes, two words of them.
+const HALVES: usize = 4;
+/// Elements of 8 bits in a word.
+const BYTES: usize = 4;
+/// Units of a cube, which takes a group; a unit takes a word.
+const UNITS: usize = GROUP / BYTES;
+
+/// A tensor in fewer bits.
+#[derive(Clone, Debug)]
+pub struct Packed {
+    bits: Bits,
+    shape: Shape,
+    dtype: DType,
+}
+
+#[derive(Clone, Debug)]
+enum Bits {
+    /// bf16, of f32.
+    Halves(IntTensor<Cube>),
+    /// f32, of f64.
+    Single(FloatTensor<Cube>),
+    Int8 {
+        words: IntTensor<Cube>,
+        scales: FloatTensor<Cube>,
+    },
+}
+
+impl Saved for Packed {
+    fn bytes(&self) -> usize {
+        let of = |elements: Shape| size_of::<u32>() * elements.num_elements();
+        match &self.bits {
+            Bits::Halves(words) => of(words.shape()),
+            Bits::Single(values) => of(values.shape()),
+            Bits::Int8 { words, scales } => of(words.shape()) + of(scales.shape()),
+        }
+    }
+}
+
+impl PackingKernels for Cube {
+    const IS_HOST: bool = false;
+    type Packed = Packed;
+
+    fn pack(x: FloatTensor<Self>, format: Format, seed: u32) -> Packed {
+        let (shape, dtype) = (x.shape(), x.dtype());
+        let bits = match (format, dtype) {
+            (Format::Half, DType::F64) => Bits::Single(Self::float_cast(x, FloatDType::F32)),
+            (Format::Half, _) => Bits::Halves(Self::cube_to_halves(x)),
+            (Format::Int8, _) => {
+                let (words, scales) = Self::cube_to_bytes(x, seed);
+                Bits::Int8 { words, scales }
+            }
+        };
+        Packed { bits, shape, dtype }
+    }
+
+    fn unpack(packed: &Packed) -> FloatTensor<Self> {
+        let Packed { bits, shape, dtype } = packed.clone();
+        match bits {
+            Bits::Halves(words) => Self::cube_from_halves(words, shape),
+            Bits::Single(values) => Self::float_cast(values, dtype.into()),
+            Bits::Int8 { words, scales } => Self::cube_from_bytes(words, scales, shape, dtype),
+        }
+    }
+}
+
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+pub trait PackingCube: Backend {
+    /// An f32 tensor in bf16, two in a word.
+    #[fusion(dtype = DType::I32, shape = Shape::new([x.num_elements().div_ceil(2)]))]
+    fn cube_to_halves(x: FloatTensor<Self>) -> IntTensor<Self>;
+
+    /// An f32 tensor of words.
+    #[fusion(dtype = DType::F32, shape = shape.clone())]
+    fn cube_from_halves(words: IntTensor<Self>, shape: Shape) -> FloatTensor<Self>;
+
+    /// A tensor in bytes, four in a word, and the scales of the groups.
+    #[fusion(meta = |x, _seed| {
+        let described = |unit, dtype| burn::backend::fusion::custom::TensorSpec {
+            shape: Shape::new([x.shape.num_elements().div_ceil(unit)]),
+            dtype,
+        };
+        (described(BYTES, DType::I32), described(GROUP, DType::F32))
+    })]
+    fn cube_to_bytes(x: FloatTensor<Self>, seed: u32) -> (IntTensor<Self>, FloatTensor<Self>);
+
+    /// A tensor of words and scales.
+    #[fusion(dtype = *dtype, shape = shape.clone())]
+    fn cube_from_bytes(
+        words: IntTensor<Self>,
+        scales: FloatTensor<Self>,
+        shape: Shape,
+        dtype: DType,
+    ) -> FloatTensor<Self>;
+}
+
+impl PackingCube for CubeBackend {
+    fn cube_to_halves(x: FloatTensor<Self>) -> IntTensor<Self> {
+        let elements = x.shape().num_elements();
+        let words = empty(&x, Shape::new([elements.div_ceil(2)]), DType::I32);
+        let size = vector_size(&[&x], HALVES);
+        let (count, dim) = units(&x.client, elements.div_ceil(HALVES));
+        let (client, at) = (x.client.clone(), address_type(&[&x]));
+        let packed = words.clone().into_linear_view();
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe { to_halves::launch_unchecked(&client, count, dim, at, size, x.into_linear_view(), packed) }
+        words
+    }
+
+    fn cube_from_halves(words: IntTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+        let elements = shape.num_elements();
+        let x = empty(&words, shape, DType::F32);
+        let size = vector_size(&[&x], HALVES);
+        let (count, dim) = units(&x.client, elements.div_ceil(HALVES));
+        let (client, at) = (x.client.clone(), address_type(&[&x]));
+        let view = x.clone().into_linear_view();
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe {
+            from_halves::launch_unchecked(&client, count, dim, at, size, words.into_linear_view(), view)
+        }
+        x
+    }
+
+    fn cube_to_bytes(x: FloatTensor<Self>, seed: u32) -> (IntTensor<Self>, FloatTensor<Self>) {
+        let elements = x.shape().num_elements();
+        let groups = elements.div_ceil(GROUP);
+        let words = empty(&x, Shape::new([elements.div_ceil(BYTES)]), DType::I32);
+        let scales = empty(&x, Shape::new([groups]), DType::F32);
+        let size = vector_size(&[&x], BYTES);
+        let dim = CubeDim::new_1d(UNITS as u32);
+        let (client, at) = (x.client.clone(), address_type(&[&x]));
+        let dtype = dtype_to_storage_type(x.dtype);
+        let views = [&words, &scales].map(|tensor: &CubeTensor| tensor.clone().into_linear_view());
+        let [packed, of_groups] = views;
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe {
+            to_bytes::launch_unchecked(
+                &client,
+                cubes(groups),
+                dim,
+                at,
+                size,
+                x.into_linear_view(),
+                packed,
+                of_groups,
+                seed,
+                dtype,
+            );
+        }
+        (words, scales)
+    }
+
+    fn cube_from_bytes(
+        words: IntTensor<Self>,
+        scales: FloatTensor<Self>,
+        shape: Shape,
+        dtype: DType,
+    ) -> FloatTensor<Self> {
+        let elements = shape.num_elements();
+        let x = empty(&words, shape, dtype);
+        let size = vector_size(&[&x], BYTES);
+        let (count, dim) = units(&x.client, elements.div_ceil(BYTES));
+        let (client, at) = (x.client.clone(), address_type(&[&x]));
+        let views = [words, scales].map(CubeTensor::into_linear_view);
+        let [words, scales] = views;
+        let (view, dtype) = (x.clone().into_linear_view(), dtype_to_storage_type(dtype));
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe {
+            from_bytes::launch_unchecked(&client, count, dim, at, size, words, scales, view, dtype);
+        }
+        x
+    }
+}
+
+/// The upper half of the bits of an f32, rounded to the nearest, to even ones between two.
+#[cube]
+fn to_half(x: f32) -> u32 {
+    let bits = u32::reinterpret(x);
+    let rounded = (bits + 0x7FFFu32 + ((bits >> 16u32) & 1u32)) >> 16u32;
+    // Rounded up, what is not a number could become infinite.
+    let no_number = (bits & 0x7FFF_FFFFu32) > 0x7F80_0000u32;
+    select(no_number, (bits >> 16u32) | 0x40u32, rounded)
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn to_halves<N: Size>(x: LinearView<'_, Vector<f32, N>>, mut words: LinearViewMut<'_, u32>) {
+    let size = N::value().comptime();
+    let vectors = comptime!(HALVES / size);
+    let mut first = 0u32;
+    let mut second = 0u32;
+    #[unroll]
+    for part in 0..vectors {
+        let at = ABSOLUTE_POS * vectors + part;
+        if x.is_in_bounds(at) {
+            let values = x.read(at);
+            #[unroll]
+            for lane in 0..size {
+                let element = comptime!(part * size + lane);
+                let half = to_half(values.extract(lane)) << comptime!(16 * (element % 2) as u32);
+                if comptime!(element < 2) {
+                    first |= half;
+                } else {
+                    second |= half;
+                }
+            }
+        }
+    }
+    let at = ABSOLUTE_POS * 2;
+    if words.is_in_bounds(at) {
+        words.write(at, first);
+    }
+    if words.is_in_bounds(at + 1) {
+        words.write(at + 1, second);
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn from_halves<N: Size>(words: LinearView<'_, u32>, mut x: LinearViewMut<'_, Vector<f32, N>>) {
+    let size = N::value().comptime();
+    let vectors = comptime!(HALVES / size);
+    let first = words.read_checked(ABSOLUTE_POS * 2);
+    let second = words.read_checked(ABSOLUTE_POS * 2 + 1);
+    #[unroll]
+    for part in 0..vectors {
+        let at = ABSOLUTE_POS * vectors + part;
+        if x.is_in_bounds(at) {
+            let mut values = Vector::<f32, N>::new(0.0);
+            #[unroll]
+            for lane in 0..size {
+                let element = comptime!(part * size + lane);
+                let word = if comptime!(element < 2) { first } else { second };
+                let half = (word >> comptime!(16 * (element % 2) as u32)) << 16u32;
+                values.insert(lane, f32::reinterpret(half));
+            }
+            x.write(at, values);
+        }
+    }
+}
+
+/// See [`super::noise`].
+#[cube]
+fn noise(position: u32, seed: u32) -> u32 {
+    let mixed = position ^ (seed * 0x9E37_79B9u32);
+    let first = (mixed ^ (mixed >> 16u32)) * 0x7FEB_352Du32;
+    let second = (first ^ (first >> 15u32)) * 0x846C_A68Bu32;
+    second ^ (second >> 16u32)
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn to_bytes<T: Float, N: Size>(
+    x: LinearView<'_, Vector<T, N>>,
+    mut words: LinearViewMut<'_, u32>,
+    mut scales: LinearViewMut<'_, f32>,
+    seed: u32,
+    #[define(T)] _dtype: ElemType,
+) {
+    let group = CUBE_POS;
+    if !scales.is_in_bounds(group) {
+        terminate!();
+    }
+    let size = N::value().comptime();
+    let vectors = comptime!(BYTES / size);
+    let word = group * UNITS + UNIT_POS as usize;
+    // Compared as integers, what is not a number is larger than all numbers.
+    let mut largest = 0u32;
+    #[unroll]
+    for part in 0..vectors {
+        let at = word * vectors + part;
+        if x.is_in_bounds(at) {
+            let values = Vector::<f32, N>::cast_from(x.read(at));
+            #[unroll]
+            for lane in 0..size {
+                largest = max(largest, u32::reinterpret(values.extract(lane)) & 0x7FFF_FFFFu32);
+            }
+        }
+    }
+    let scale = f32::reinterpret(max_over_cube::<u32>(largest, UNITS)) / 127.0;
+    // Below, its inverse would be infinite.
+    let is_zero = scale < f32::new(comptime!(f32::MIN_POSITIVE));
+    let scale = select(is_zero, 0.0, scale);
+    let inverse = select(is_zero, 0.0, 1.0 / scale);
+    if UNIT_POS == 0 {
+        scales.write(group, scale);
+    }
+    let mut bytes = 0u32;
+    #[unroll]
+    for part in 0..vectors {
+        let at = word * vectors + part;
+        if x.is_in_bounds(at) {
+            let values = Vector::<f32, N>::cast_from(x.read(at));
+            #[unroll]
+            for lane in 0..size {
+                let element = comptime!(part * size + lane);
+                let position = u32::cast_from(word * BYTES + element);
+                let up = f32::cast_from(noise(position, seed) >> 8u32) * comptime!(1.0 / (1 << 24) as f32);
+                let rounded = (values.extract(lane) * inverse + up).floor();
+                // In 1..=255; the sign is in what is taken away later.
+                let byte = u32::cast_from(clamp(rounded, -127.0, 127.0) + 128.0);
+                bytes |= byte << comptime!(8 * element as u32);
+            }
+        }
+    }
+    if words.is_in_bounds(word) {
+        words.write(word, bytes);
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+fn from_bytes<T: Float, N: Size>(
+    words: LinearView<'_, u32>,
+    scales: LinearView<'_, f32>,
+    mut x: LinearViewMut<'_, Vector<T, N>>,
+    #[define(T)] _dtype: ElemType,
+) {
+    let size = N::value().comptime();
+    let vectors = comptime!(BYTES / size);
+    let bytes = words.read_checked(ABSOLUTE_POS);
+    let scale = scales.read_checked(ABSOLUTE_POS / UNITS);
+    #[unroll]
+    for part in 0..vectors {
+        let at = ABSOLUTE_POS * vectors + part;
+        if x.is_in_bounds(at) {
+            let mut values = Vector::<f32, N>::new(0.0);
+            #[unroll]
+            for lane in 0..size {
+                let byte = (bytes >> comptime!(8 * (part * size + lane) as u32)) & 0xFFu32;
+                values.insert(lane, (f32::cast_from(byte) - 128.0) * scale);
+            }
+            x.write(at, Vector::cast_from(values));
+        }
+    }
+}

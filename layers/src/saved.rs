@@ -1,0 +1,185 @@
+//! Where, and in which form, tensors wait for the backward pass.
+use crate::ops::{
+    held,
+    packing::{Format, PackingKernels},
+};
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::DType;
+use core::cell::{Cell, RefCell};
+use std::sync::{
+    PoisonError, RwLock,
+    atomic::{AtomicBool, Ordering},
+};
+
+/// Tensors of fewer bytes stay as they are.
+const SMALLEST: usize = 16 << 10;
+
+/// Where, and in which form, the inputs that operations keep wait for the backward pass.
+///
+/// | policy | bytes | comes back |
+/// | --- | --- | --- |
+/// | [`Keep`](Self::Keep) | all | as it was |
+/// | [`Half`](Self::Half) | 0.5 of f32 and f64 | rounded to bf16, from f64 to f32: each element is up to `2^-8` of itself off, or `2^-24` |
+/// | [`Int8`](Self::Int8) | 0.26 of f32, 0.52 of f16 and bf16 | each element up to `1/127` of the largest of its 128 neighbours off, and right in the mean |
+///
+/// **All but `Keep` change gradients**, by as much as the inputs of backward passes are rounded; outputs and the loss stay as they are. What it
+/// costs is a pass over the tensor in the forward pass, and one in the backward pass.
+///
+/// It holds for the inputs of operations of this library: not for masks, statistics and outputs that they keep, for parameters
+/// and frozen weights, for what is computed again, for tensors below 16 KiB, nor for operations of Burn. A tensor that somebody
+/// else holds (an operation of Burn, a variable of yours) stays as it is as long as that is so, since a second form of it would only take
+/// more memory. NdArray cannot tell, and keeps everything.
+///
+/// In a [checkpointed](https://docs.rs/burn-memsave/latest/burn_memsave/checkpoint) segment it holds for the inputs of the segment. Gradients
+/// of a tensor that several operations take are added up in another order.
+///
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_memsave_layers::{functional, saved::SavedPolicy};
+///
+/// let device = Device::flex().autodiff();
+/// let x = Tensor::<2>::random([256, 256], Distribution::Default, &device).require_grad();
+/// let run = || functional::gelu(functional::gelu(x.clone())).sum().backward();
+/// let exact = x.grad(&run()).unwrap();
+/// let close = x.grad(&SavedPolicy::Half.scope(run)).unwrap();
+/// let error = (exact - close).abs().max().into_scalar::<f32>();
+/// assert!(error > 0.0 && error < 0.01);
+/// ```
+///
+/// For a part of a model, open a scope in its forward pass; a policy can be a field:
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::tensor::Tensor;
+/// use burn_memsave_layers::nn::{Linear, activation::Gelu};
+/// use burn_memsave_layers::saved::SavedPolicy;
+///
+/// #[derive(Module, Debug)]
+/// struct Block {
+///     linear: Linear,
+///     #[module(skip)]
+///     saved: SavedPolicy,
+/// }
+///
+/// impl Block {
+///     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+///         self.saved.scope(|| Gelu::new().forward(self.linear.forward(x)))
+///     }
+/// }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SavedPolicy {
+    /// As it is.
+    #[default]
+    Keep,
+    /// In half as many bits.
+    Half,
+    /// In 8 bits, and a scale for every 128 elements, in memory order: `n + n / 32` bytes. Rounded up or down at random, by a generator of its own, which
+    /// starts anew with every thread.
+    Int8,
+}
+
+thread_local! {
+    /// From the outermost scope to the innermost.
+    static SCOPES: RefCell<Vec<SavedPolicy>> = const { RefCell::new(vec![]) };
+    /// How many tensors were rounded at random.
+    static ROUNDED: Cell<u32> = const { Cell::new(0) };
+}
+
+static GLOBAL: RwLock<SavedPolicy> = RwLock::new(SavedPolicy::Keep);
+/// Whether the global policy is another than [`SavedPolicy::Keep`].
+static IS_GLOBAL: AtomicBool = AtomicBool::new(false);
+
+/// The policy of this thread, if it is another than [`SavedPolicy::Keep`].
+pub(crate) fn current() -> Option<SavedPolicy> {
+    let scoped = SCOPES.with_borrow(|scopes| scopes.last().cloned());
+    let policy = scoped.or_else(|| {
+        let global = || GLOBAL.read().unwrap_or_else(PoisonError::into_inner).clone();
+        IS_GLOBAL.load(Ordering::Acquire).then(global)
+    })?;
+    (policy != SavedPolicy::Keep).then_some(policy)
+}
+
+/// Whether tensors that are kept now come back as they were.
+#[doc(hidden)] // for segments, whose results are compared
+pub fn is_exact() -> bool {
+    current().is_none()
+}
+
+impl SavedPolicy {
+    /// Runs a forward pass, of which tensors are kept so. Scopes are of a thread, and may be in one another: the innermost counts.
+    ///
+    /// ```
+    /// use burn_memsave_layers::saved::SavedPolicy;
+    ///
+    /// assert_eq!(SavedPolicy::Int8.scope(|| 1 + 1), 2);
+    /// ```
+    pub fn scope<R>(&self, forward: impl FnOnce() -> R) -> R {
+        /// Leaves the scope, also when the forward pass panics.
+        struct Entered;
+        impl Drop for Entered {
+            fn drop(&mut self) {
+                if !std::thread::panicking() {
+                    held::pack_idle();
+                }
+                let is_outermost = SCOPES.with_borrow_mut(|scopes| {
+                    scopes.pop();
+                    scopes.is_empty()
+                });
+                if is_outermost && !IS_GLOBAL.load(Ordering::Acquire) {
+                    held::leave();
+                }
+            }
+        }
+        SCOPES.with_borrow_mut(|scopes| scopes.push(self.clone()));
+        let _entered = Entered;
+        forward()
+    }
+
+    /// Holds for all threads from now on, outside of scopes.
+    ///
+    /// ```
+    /// use burn_memsave_layers::saved::SavedPolicy;
+    ///
+    /// SavedPolicy::Half.set_global();
+    /// SavedPolicy::Keep.set_global();
+    /// ```
+    pub fn set_global(self) {
+        let mut global = GLOBAL.write().unwrap_or_else(PoisonError::into_inner);
+        IS_GLOBAL.store(self != Self::Keep, Ordering::Release);
+        *global = self;
+    }
+
+    fn format(&self) -> Option<Format> {
+        match self {
+            Self::Keep => None,
+            Self::Half => Some(Format::Half),
+            Self::Int8 => Some(Format::Int8),
+        }
+    }
+
+    /// The bytes of a tensor; `None` if it stays as it is.
+    pub(crate) fn bytes(&self, elements: usize, dtype: DType) -> Option<usize> {
+        if elements * dtype.size() < SMALLEST {
+            return None;
+        }
+        self.format()?.bytes(elements, dtype)
+    }
+
+    /// What the ledger says of a tensor.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Keep => "as it is",
+            Self::Half => "in half as many bits",
+            Self::Int8 => "in 8 bits",
+        }
+    }
+
+    /// A tensor as it waits.
+    pub(crate) fn store<B: PackingKernels>(&self, x: FloatTensor<B>) -> B::Packed {
+        let seed = ROUNDED.get();
+        ROUNDED.set(seed.wrapping_add(1));
+        B::pack(x, self.format().expect("of a policy that packs"), seed)
+    }
+}

@@ -1,0 +1,354 @@
+//! Kept tensors in fewer bits: gradients, bytes, and who else holds them.
+#![cfg(feature = "flex")]
+#![recursion_limit = "256"]
+use burn::module::{Module, Param};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData, activation};
+use burn_memsave::checkpoint::checkpoint;
+use burn_memsave::functional;
+use burn_memsave::measure::{TrackingAllocator, ledger};
+use burn_memsave::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn_memsave::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn_memsave::saved::SavedPolicy;
+use meter::{alone, bytes, devices, measure};
+use proptest::prelude::*;
+
+#[path = "memory/meter.rs"]
+#[allow(dead_code, reason = "every test uses its part")]
+mod meter;
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+const PACKING: [SavedPolicy; 2] = [SavedPolicy::Half, SavedPolicy::Int8];
+/// So many rows that a tensor is large enough.
+const ROWS: usize = 128;
+const WIDTH: usize = 64;
+
+fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
+}
+
+/// The same numbers, which nobody else holds and Burn does not compute again.
+fn copied<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let width = x.dims()[D - 1];
+    let one = Tensor::<2>::eye(width, &x.device()).cast(FloatDType::from(x.dtype()));
+    functional::linear(x, one, None)
+}
+
+/// A transformer block.
+#[derive(Module, Debug)]
+struct Block {
+    attention: MultiHeadAttention,
+    norm: LayerNorm,
+    first: Linear,
+    second: Linear,
+}
+
+impl Block {
+    fn new(device: &Device) -> Self {
+        Self {
+            attention: MultiHeadAttentionConfig::new(WIDTH, 4).with_dropout(0.0).init(device),
+            norm: LayerNormConfig::new(WIDTH).init(device),
+            first: LinearConfig::new(WIDTH, 2 * WIDTH).init(device),
+            second: LinearConfig::new(2 * WIDTH, WIDTH).init(device),
+        }
+    }
+
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let y = self.attention.forward(MhaInput::self_attn(x.clone())).context + x;
+        let z = self.first.forward(self.norm.forward(y.clone()));
+        self.second.forward(functional::gelu(z)) + y
+    }
+}
+
+/// The output, and the gradients of the input and of some parameters.
+fn step(block: &Block, x: &Tensor<3>, policy: &SavedPolicy, segment: bool) -> [TensorData; 4] {
+    let x = x.clone().detach().require_grad();
+    let y = policy.scope(|| match segment {
+        true => checkpoint(block, copied(x.clone()), Block::forward),
+        false => block.forward(copied(x.clone())),
+    });
+    let weights = random([WIDTH], &y.device()).unsqueeze();
+    let gradients = (y.clone() * y.clone() * weights).sum().backward();
+    let of = |weight: &Param<Tensor<2>>| weight.grad(&gradients).unwrap().into_data();
+    [
+        y.into_data(),
+        x.grad(&gradients).unwrap().into_data(),
+        of(&block.first.weight),
+        of(&block.attention.query.weight),
+    ]
+}
+
+/// The norm of the difference over that of the expected.
+fn error(expected: &TensorData, found: &TensorData) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    let pairs = expected.iter::<f64>().zip(found.iter::<f64>());
+    norm(&mut pairs.map(|(a, b)| a - b)) / norm(&mut expected.iter::<f64>())
+}
+
+#[test]
+fn a_block_has_close_gradients() {
+    let _alone = alone();
+    for device in devices() {
+        let block = Block::new(&device);
+        let x = random([2, ROWS, WIDTH], &device);
+        let run = |policy: &SavedPolicy, segment| {
+            device.seed(5);
+            step(&block, &x, policy, segment)
+        };
+        run(&SavedPolicy::Keep, false); // initializes the parameters
+        for segment in [false, true] {
+            let exact = run(&SavedPolicy::Keep, segment);
+            for (policy, most) in [(SavedPolicy::Half, 0.01), (SavedPolicy::Int8, 0.05)] {
+                let close = run(&policy, segment);
+                assert_eq!(exact[0], close[0], "the output");
+                for (exact, close) in exact.iter().zip(&close).skip(1) {
+                    let error = error(exact, close);
+                    assert!(error > 0.0 && error < most, "{policy:?}, {segment}: {error}");
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    /// Nothing is rounded but what is kept: the gradient of a weight is that of rounded inputs, bit by bit.
+    #[test]
+    fn gradients_are_those_of_rounded_inputs(
+        rows in ROWS..2 * ROWS,
+        dtype in 0..4usize,
+        tracked: bool,
+        freezes: bool,
+        checkpointing: bool,
+        turned: bool,
+    ) {
+        let _alone = alone();
+        let (dtype, half) = [
+            (DType::F32, Some(DType::BF16)), (DType::F64, Some(DType::F32)), (DType::BF16, None), (DType::F16, None),
+        ][dtype];
+        let device = devices()[usize::from(checkpointing)].clone();
+        let cast = |x: Tensor<2>| x.cast(FloatDType::from(dtype));
+        let new = || {
+            let x = if turned { random([WIDTH, rows], &device).transpose() } else { random([rows, WIDTH], &device) };
+            cast(x)
+        };
+        let x = new();
+        let [first, second] = [(); 2].map(|()| cast(random([WIDTH, WIDTH], &device)));
+        let dy = cast(random([rows, WIDTH], &device));
+        let run = |x: &Tensor<2>, policy: &SavedPolicy| {
+            let x = x.clone().detach().set_require_grad(tracked);
+            let first = first.clone().set_require_grad(!freezes);
+            let second = second.clone().set_require_grad(true);
+            let y = policy.scope(|| {
+                let x = copied(x.clone());
+                functional::linear(x.clone(), first.clone(), None) + functional::linear(x, second.clone(), None)
+            });
+            let gradients = (y * dy.clone()).sum().backward();
+            [x, first, second].map(|of| of.grad(&gradients).map(Tensor::into_data))
+        };
+        let rounded = match half {
+            Some(half) => x.clone().cast(FloatDType::from(half)).cast(FloatDType::from(dtype)),
+            None => x.clone(),
+        };
+        // In row-major order, as it comes back.
+        let rounded = Tensor::from_data(rounded.into_data(), (&device, dtype));
+        let (expected, found) = (run(&rounded, &SavedPolicy::Keep), run(&x, &SavedPolicy::Half));
+        prop_assert_eq!(expected, found);
+        let [of_x, of_first, of_second] = run(&x, &SavedPolicy::Int8);
+        let exact = run(&x, &SavedPolicy::Keep);
+        prop_assert_eq!(&of_x, &exact[0]); // it takes no part
+        for (exact, close) in exact.iter().zip([of_x, of_first, of_second]).skip(1) {
+            prop_assert_eq!(exact.is_some(), close.is_some());
+            if let (Some(exact), Some(close)) = (exact, close) {
+                let error = error(exact, &close);
+                prop_assert!(error > 0.0 && error < 0.03, "{}", error);
+            }
+        }
+    }
+}
+
+/// Bytes that are kept, without the records of the graph.
+#[track_caller]
+fn kept(device: &Device, policy: &SavedPolicy, forward: impl Fn(Tensor<2>) -> Tensor<2>) -> i64 {
+    let measured = measure(
+        device,
+        || random([16 * ROWS, WIDTH], device).require_grad(),
+        |x| policy.scope(|| forward(x)),
+    );
+    bytes(measured.kept)
+}
+
+/// The records of a few steps.
+const SLACK: i64 = 32 << 10;
+
+#[track_caller]
+fn is_about(kept: i64, expected: i64) {
+    assert!((expected..=expected + SLACK).contains(&kept), "{kept}, not {expected}");
+}
+
+const ELEMENTS: i64 = (16 * ROWS * WIDTH) as i64;
+
+/// The bytes of a tensor.
+fn of(policy: &SavedPolicy) -> i64 {
+    match policy {
+        SavedPolicy::Half => 2 * ELEMENTS,
+        SavedPolicy::Int8 => ELEMENTS + 4 * ELEMENTS / 128,
+        _ => 4 * ELEMENTS,
+    }
+}
+
+#[test]
+fn inputs_take_fewer_bytes() {
+    let _alone = alone();
+    for device in devices() {
+        for policy in PACKING {
+            let gelus = |x| functional::silu(functional::gelu(functional::tanhshrink(x)));
+            // Outputs of activations are computed again from the first input.
+            is_about(kept(&device, &policy, gelus), of(&policy));
+            let weights = [(); 4].map(|()| random([WIDTH, WIDTH], &device).require_grad());
+            let layers = |x| weights.iter().fold(x, |x, weight| functional::linear(x, weight.clone(), None));
+            is_about(kept(&device, &policy, layers), 4 * of(&policy));
+        }
+    }
+    // Burn's own checkpointing would keep the terms of sums.
+    let device = Device::flex().autodiff();
+    let weights = [(); 4].map(|()| random([WIDTH, WIDTH], &device).require_grad());
+    let linear: Linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
+    for policy in PACKING {
+        // Steps that keep the same tensor share it.
+        let shared = |x: Tensor<2>| {
+            let y = weights.iter().map(|weight| functional::linear(x.clone(), weight.clone(), None));
+            y.reduce(|a, b| a + b).unwrap()
+        };
+        is_about(kept(&device, &policy, shared), of(&policy));
+        // A tensor that no gradient flows to.
+        let constant = |x: Tensor<2>| shared(x.clone().detach() * 2.0) + x;
+        is_about(kept(&device, &policy, constant), of(&policy));
+        // One that a segment is computed again from, and another step takes, too.
+        let with_segment =
+            |x: Tensor<2>| checkpoint(&linear, x.clone(), |linear, x| linear.forward(x)) + shared(x);
+        is_about(kept(&device, &policy, with_segment), of(&policy));
+    }
+}
+
+/// What others hold stays as it is, and nothing more is kept.
+#[test]
+fn tensors_of_others_stay() {
+    let _alone = alone();
+    for device in devices() {
+        let held = random([16 * ROWS, WIDTH], &device).require_grad();
+        let weight = random([WIDTH, WIDTH], &device).require_grad();
+        let linear = |x| functional::linear(x, weight.clone(), None);
+        for policy in PACKING {
+            let ours = |x| linear(held.clone()) + x;
+            let exact = kept(&device, &SavedPolicy::Keep, ours);
+            assert!(kept(&device, &policy, ours) <= exact + SLACK);
+            // Burn's operation keeps its input, and so does ours.
+            let with_burn = |x: Tensor<2>| linear(x.clone()) + activation::sigmoid(x).powi_scalar(3);
+            let exact = kept(&device, &SavedPolicy::Keep, with_burn);
+            assert!(kept(&device, &policy, with_burn) <= exact + SLACK);
+        }
+    }
+}
+
+/// At the end of its scope a policy is over; the innermost one counts; a global one counts outside of all.
+#[test]
+fn scopes() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let gelu = |x| functional::gelu(x);
+    let expect = |scope: &SavedPolicy, inner: &SavedPolicy, expected: &SavedPolicy| {
+        is_about(kept(&device, scope, |x| inner.scope(|| gelu(x))), of(expected));
+    };
+    let [half, int8, keep] = [SavedPolicy::Half, SavedPolicy::Int8, SavedPolicy::Keep];
+    expect(&half, &int8, &int8);
+    expect(&half, &keep, &keep);
+    expect(&keep, &half, &half);
+    half.clone().set_global();
+    let measured = measure(&device, || random([16 * ROWS, WIDTH], &device).require_grad(), gelu);
+    is_about(bytes(measured.kept), of(&half));
+    expect(&keep, &keep, &keep);
+    keep.set_global();
+    let measured = measure(&device, || random([16 * ROWS, WIDTH], &device).require_grad(), gelu);
+    is_about(bytes(measured.kept), 4 * ELEMENTS);
+    let caught = std::panic::catch_unwind(|| half.scope(|| panic!("in a scope")));
+    assert!(caught.is_err());
+    let measured = measure(&device, || random([16 * ROWS, WIDTH], &device).require_grad(), gelu);
+    is_about(bytes(measured.kept), 4 * ELEMENTS);
+}
+
+/// Forward passes without a backward pass are freed as Burn frees its own: in the next backward pass.
+#[test]
+fn abandoned_graphs_are_freed() {
+    let _alone = alone();
+    for device in devices() {
+        let weight = random([WIDTH, WIDTH], &device).require_grad();
+        let held = random([16 * ROWS, WIDTH], &device).require_grad();
+        let forward = || {
+            let x = random([16 * ROWS, WIDTH], &device).require_grad();
+            let y = functional::linear(functional::gelu(x), weight.clone(), None);
+            y + functional::linear(held.clone(), weight.clone(), None)
+        };
+        let live = |policy: &SavedPolicy| {
+            drop(policy.scope(forward).sum().backward());
+            TrackingAllocator::live()
+        };
+        for is_global in [false, true] {
+            let policy = if is_global { SavedPolicy::Keep } else { SavedPolicy::Int8 };
+            SavedPolicy::Int8.set_global();
+            live(&policy);
+            let before = live(&policy);
+            (0..50).for_each(|_| drop(policy.scope(forward)));
+            live(&policy);
+            live(&policy);
+            let after = live(&policy);
+            SavedPolicy::Keep.set_global();
+            assert!(after <= before + 4096, "{before} bytes before, {after} after");
+        }
+    }
+}
+
+/// The ledger says what waits in another form.
+#[test]
+fn the_ledger() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let weights = [(); 2].map(|()| random([WIDTH, WIDTH], &device).require_grad());
+    let linear = burn::nn::Relu::new();
+    for policy in PACKING {
+        let x = random([16 * ROWS, WIDTH], &device).require_grad();
+        let (_y, ledger) = ledger(&linear, x, |_, x| {
+            policy.scope(|| {
+                let y = weights.each_ref().map(|weight| functional::linear(x.clone(), weight.clone(), None));
+                y.into_iter().reduce(|a, b| a + b).unwrap()
+            })
+        });
+        let rows: Vec<_> = ledger.rows.iter().filter(|row| row.tensor == "x").collect();
+        assert_eq!(rows.iter().map(|row| row.bytes).collect::<Vec<_>>(), [Some(of(&policy) as u64); 2]);
+        assert!(rows[1].shared);
+        assert!(rows.iter().all(|row| row.reason.contains("bits")), "{ledger}");
+    }
+}
+
+/// Threads have scopes of their own, and give the same as one alone.
+#[test]
+fn threads() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let block = Block::new(&device);
+    let x = random([2, ROWS, WIDTH], &device);
+    step(&block, &x, &SavedPolicy::Keep, false);
+    let run = |policy: SavedPolicy| {
+        let (block, x) = (block.clone(), x.clone());
+        std::thread::spawn(move || {
+            let y = policy.scope(|| block.forward(x.require_grad()));
+            block.first.weight.grad(&(y.clone() * y).sum().backward()).unwrap().into_data()
+        })
+    };
+    let alone = PACKING.map(|policy| run(policy).join().unwrap());
+    let threads: Vec<_> = (0..4).map(|thread| run(PACKING[thread % 2].clone())).collect();
+    for (thread, found) in threads.into_iter().enumerate() {
+        assert_eq!(found.join().unwrap(), alone[thread % 2]);
+    }
+}

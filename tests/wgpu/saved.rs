@@ -1,0 +1,66 @@
+//! Kept tensors in fewer bits, on a device.
+use crate::{alone, gpu, tensor, values};
+use burn::tensor::{Device, FloatDType, Tensor, TensorData, Tolerance};
+use burn_memsave::functional as F;
+use burn_memsave::measure::measure_layer;
+use burn_memsave::saved::SavedPolicy;
+
+/// The gradient of a weight is that of rounded inputs; the formats are those of the CPU.
+#[test]
+fn kept_tensors_in_fewer_bits() {
+    let _alone = alone();
+    let gradient = |device: &Device, x: &TensorData, policy: &SavedPolicy| {
+        let x = Tensor::<2>::from_data(x.clone(), device);
+        let [rows, columns] = x.dims();
+        let weight = Tensor::<2>::from_data(values([columns, 24], 5), device).require_grad();
+        let one = || Tensor::<2>::eye(columns, device);
+        let y = policy.scope(|| {
+            // Nobody else holds what this gives.
+            let x = F::linear(x.require_grad(), one(), None);
+            F::linear(x, weight.clone(), None)
+        });
+        let dy = Tensor::<2>::from_data(values([rows, 24], 7), device);
+        weight.grad(&(y * dy).sum().backward()).unwrap().into_data()
+    };
+    let [host, device] = [Device::flex().autodiff(), gpu().autodiff()];
+    // Elements in vectors of four, two and one, and a rest.
+    for shape in [[64, 128], [130, 62], [67, 93]] {
+        let x = values(shape, 3);
+        let half = Tensor::<2>::from_data(x.clone(), &host).cast(FloatDType::BF16).cast(FloatDType::F32);
+        let exact = gradient(&device, &half.into_data(), &SavedPolicy::Keep);
+        let found = gradient(&device, &x, &SavedPolicy::Half);
+        found.assert_approx_eq::<f32>(&exact, Tolerance::rel_abs(1e-5, 1e-5));
+        let exact = gradient(&host, &x, &SavedPolicy::Keep);
+        let found = gradient(&device, &x, &SavedPolicy::Int8);
+        let mut largest = 0f64;
+        for (a, b) in exact.iter::<f64>().zip(found.iter::<f64>()) {
+            largest = largest.max((a - b).abs());
+        }
+        // Errors of the elements are below 1/127, of either sign.
+        let bound = 3.0 / 127.0 * (shape[0] as f64).sqrt();
+        assert!(largest > 0.0 && largest < bound, "{shape:?}: {largest}, {bound}");
+    }
+}
+
+#[test]
+fn kept_tensors_take_fewer_bytes() {
+    let _alone = alone();
+    let device = gpu().autodiff();
+    let weight: Tensor<2> = tensor(values([128, 128], 5), &device).require_grad();
+    let kept = |policy: &SavedPolicy| {
+        let run = || {
+            measure_layer(
+                || tensor(values([4096, 128], 3), &device).require_grad(),
+                |x| policy.scope(|| (0..4).fold(x, |x: Tensor<2>, _| F::linear(x, weight.clone(), None))),
+            )
+        };
+        run();
+        run().kept.expect("wgpu counts") as f64
+    };
+    let exact = kept(&SavedPolicy::Keep);
+    assert!(exact >= (4 * 4 * 4096 * 128) as f64, "{exact}");
+    for (policy, share) in [(SavedPolicy::Half, 0.5), (SavedPolicy::Int8, 0.26)] {
+        let found = kept(&policy) / exact;
+        assert!((share - 0.01..share + 0.01).contains(&found), "{policy:?}: {found}");
+    }
+}
