@@ -2,7 +2,7 @@
 //! and shows what was saved.
 //!
 //! The network is pretrained briefly on the digits 0 to 4, then fine-tuned to all ten. Both runs start from the same
-//! weights and see the same batches; their accuracy must be equal.
+//! weights and see the same batches; their accuracy must be equal, unless `--saved` has ours keep rounded inputs.
 //!
 //! ```sh
 //! cargo run --release --example finetune -- --train norm --json result.json
@@ -14,6 +14,7 @@ use burn::optim::{AdamConfig, GradientsParams};
 use burn::store::ModuleRecord;
 use burn::tensor::{Device, Tensor};
 use burn_memsave::measure::{Measurement, TrackingAllocator, ledger, measure_step, mib};
+use burn_memsave::saved::SavedPolicy;
 use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use digits::{Batch, Digit};
@@ -45,6 +46,16 @@ trait Classifier: Module {
     fn forward(&self, images: Tensor<4>) -> Tensor<2>;
 }
 
+/// How a network is trained.
+struct Training<'a> {
+    title: &'static str,
+    epochs: usize,
+    learning_rate: f64,
+    saved: SavedPolicy,
+    args: &'a Args,
+    device: &'a Device,
+}
+
 /// Fine-tunes a residual CNN on handwritten digits with part of it frozen: Burn's layers beside burn-memsave's.
 #[derive(Parser)]
 struct Args {
@@ -63,6 +74,9 @@ struct Args {
     /// Images per step.
     #[arg(long, default_value_t = 64)]
     batch_size: usize,
+    /// How our layers keep their inputs for the backward pass in the fine-tuning.
+    #[arg(long, value_enum, default_value_t = Saved::Keep)]
+    saved: Saved,
     /// Of weights and the order of images.
     #[arg(long, default_value_t = 42)]
     seed: u64,
@@ -101,6 +115,27 @@ impl Part {
     }
 }
 
+#[derive(Clone, Copy, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Saved {
+    /// As they are.
+    Keep,
+    /// In half as many bits.
+    Half,
+    /// In 8 bits.
+    Int8,
+}
+
+impl Saved {
+    fn policy(self) -> SavedPolicy {
+        match self {
+            Self::Keep => SavedPolicy::Keep,
+            Self::Half => SavedPolicy::Half,
+            Self::Int8 => SavedPolicy::Int8,
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Outcome {
     layers: &'static str,
@@ -116,74 +151,73 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (train, test) = digits::load()?;
 
     let low: Vec<Digit> = train.iter().filter(|digit| digit.label < 5).cloned().collect();
-    let model = stock::Net::new(&device);
-    let (model, _) = fit(model, &low, args.pretrain_epochs, 1e-2, "pretrain", &args, &device)?;
+    let (args, device) = (&args, &device);
+    let (epochs, learning_rate) = (args.epochs, args.learning_rate);
+    let training =
+        |title, saved: Saved| Training { title, epochs, learning_rate, saved: saved.policy(), args, device };
+    let pretraining =
+        Training { epochs: args.pretrain_epochs, learning_rate: 1e-2, ..training("pretrain", Saved::Keep) };
+    let (model, _) = pretraining.fit(stock::Net::new(device), &low)?;
     let weights = model.into_record().into_bytes()?;
 
     let outcomes = [
-        fine_tune::<stock::Net>("Burn", weights.clone(), &train, &test, &args, &device)?,
-        fine_tune::<memsave::Net>("burn-memsave", weights, &train, &test, &args, &device)?,
+        training("Burn", Saved::Keep).fine_tune::<stock::Net>(weights.clone(), &train, &test)?,
+        training("burn-memsave", args.saved).fine_tune::<memsave::Net>(weights, &train, &test)?,
     ];
     println!("{}", table(&outcomes));
     if let Some(path) = &args.json {
-        let result = serde_json::json!({ "train": args.train, "seed": args.seed, "outcomes": outcomes });
+        let result = serde_json::json!({ "train": args.train, "saved": args.saved, "seed": args.seed, "outcomes": outcomes });
         let text = serde_json::to_string_pretty(&result)?;
         fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;
     }
     Ok(())
 }
 
-/// Loads the pretrained weights, freezes, trains, tests and measures.
-fn fine_tune<M: Classifier>(
-    layers: &'static str,
-    weights: burn::tensor::Bytes,
-    train: &[Digit],
-    test: &[Digit],
-    args: &Args,
-    device: &Device,
-) -> Result<Outcome, Box<dyn Error>> {
-    let model = M::new(device).load_record(ModuleRecord::from_bytes(weights)?);
-    let model = args.train.freeze(model)?;
-    let first = digits::batch(&train[..args.batch_size.min(train.len())], device);
-    let memory = measure_step(&model, first.clone(), loss);
-    if args.ledger {
-        let (_, ledger) = ledger(&model, first.clone(), loss);
-        println!("{layers}\n{ledger}");
-    }
-    let (model, step_seconds) = fit(model, train, args.epochs, args.learning_rate, layers, args, device)?;
-    Ok(Outcome { layers, accuracy: accuracy(&model, test, device), step_seconds, memory })
-}
-
-fn loss<M: Classifier>(model: &M, (images, labels): Batch) -> Tensor<1> {
-    let device = images.device();
-    CrossEntropyLossConfig::new().init(&device).forward(model.forward(images), labels)
-}
-
-/// Trains with Adam; the model, and the mean time of a step.
-fn fit<M: Classifier>(
-    mut model: M,
-    digits: &[Digit],
-    epochs: usize,
-    learning_rate: f64,
-    title: &'static str,
-    args: &Args,
-    device: &Device,
-) -> Result<(M, f64), Box<dyn Error>> {
-    let mut optimizer = AdamConfig::new().init();
-    let steps = epochs * digits.len().div_ceil(args.batch_size);
-    let style = ProgressStyle::with_template("{msg:12} {bar:40} {pos}/{len} steps, {elapsed}")?;
-    let progress = ProgressBar::new(steps as u64).with_style(style).with_message(title);
-    let start = Instant::now();
-    for epoch in 0..epochs {
-        for digits in digits::shuffled(digits, args.seed + epoch as u64).chunks(args.batch_size) {
-            let gradients = loss(&model, digits::batch(digits, device)).backward();
-            let gradients = GradientsParams::from_grads(gradients, &model);
-            model = optimizer.step(learning_rate, model, gradients);
-            progress.inc(1);
+impl Training<'_> {
+    /// Loads the pretrained weights, freezes, trains, tests and measures.
+    fn fine_tune<M: Classifier>(
+        &self,
+        weights: burn::tensor::Bytes,
+        train: &[Digit],
+        test: &[Digit],
+    ) -> Result<Outcome, Box<dyn Error>> {
+        let &Self { title, args, device, .. } = self;
+        let model = M::new(device).load_record(ModuleRecord::from_bytes(weights)?);
+        let model = args.train.freeze(model)?;
+        let first = digits::batch(&train[..args.batch_size.min(train.len())], device);
+        let memory = measure_step(&model, first.clone(), |model, batch| self.loss(model, batch));
+        if args.ledger {
+            let (_, ledger) = ledger(&model, first.clone(), |model, batch| self.loss(model, batch));
+            println!("{title}\n{ledger}");
         }
+        let (model, step_seconds) = self.fit(model, train)?;
+        Ok(Outcome { layers: title, accuracy: accuracy(&model, test, device), step_seconds, memory })
     }
-    progress.finish();
-    Ok((model, start.elapsed().as_secs_f64() / steps.max(1) as f64))
+
+    fn loss<M: Classifier>(&self, model: &M, (images, labels): Batch) -> Tensor<1> {
+        let loss = CrossEntropyLossConfig::new().init(self.device);
+        self.saved.scope(|| loss.forward(model.forward(images), labels))
+    }
+
+    /// Trains with Adam; the model, and the mean time of a step.
+    fn fit<M: Classifier>(&self, mut model: M, digits: &[Digit]) -> Result<(M, f64), Box<dyn Error>> {
+        let &Self { title, epochs, learning_rate, args, device, .. } = self;
+        let mut optimizer = AdamConfig::new().init();
+        let steps = epochs * digits.len().div_ceil(args.batch_size);
+        let style = ProgressStyle::with_template("{msg:12} {bar:40} {pos}/{len} steps, {elapsed}")?;
+        let progress = ProgressBar::new(steps as u64).with_style(style).with_message(title);
+        let start = Instant::now();
+        for epoch in 0..epochs {
+            for digits in digits::shuffled(digits, args.seed + epoch as u64).chunks(args.batch_size) {
+                let gradients = self.loss(&model, digits::batch(digits, device)).backward();
+                let gradients = GradientsParams::from_grads(gradients, &model);
+                model = optimizer.step(learning_rate, model, gradients);
+                progress.inc(1);
+            }
+        }
+        progress.finish();
+        Ok((model, start.elapsed().as_secs_f64() / steps.max(1) as f64))
+    }
 }
 
 /// The share of digits that the model recognizes.

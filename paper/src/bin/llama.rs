@@ -2,8 +2,8 @@
 //! beside burn-memsave's. The base is frozen; the adapters are what Burn's `apply_lora` attaches.
 //!
 //! Twice: the model with `silu(gate) * up` and the loss of all logits written out, where only `use` lines differ; and the model
-//! with `SwiGlu`, and for burn-memsave `FusedLinearCrossEntropy`. A third row has the latter beside itself with blocks that are
-//! computed again in the backward pass.
+//! with `SwiGlu`, and for burn-memsave `FusedLinearCrossEntropy`. Further rows have the latter beside itself with less kept: in
+//! fewer bits, with blocks that are computed again in the backward pass, and both.
 //!
 //! ```sh
 //! cargo run --release -p burn-memsave-paper --bin llama -- --blocks 2
@@ -12,6 +12,7 @@
 use burn::module::{Lora, ParamGroup};
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::measure::{Measurement, TrackingAllocator, measure_step};
+use burn_memsave::saved::SavedPolicy;
 use burn_memsave_paper::llama::{LanguageModel, Size, checkpointed, memsave, stock, swapped, written_out};
 use burn_memsave_paper::report::Report;
 use clap::Parser;
@@ -61,13 +62,19 @@ fn main() -> Result<(), Box<dyn Error>> {
         );
     }
     let size = Size { vocabulary, width, heads, hidden, blocks, length };
+    let [keep, half, int8] = [SavedPolicy::Keep, SavedPolicy::Half, SavedPolicy::Int8];
+    let written_out = |keep| measure::<written_out::Llama>(&size, &args, keep);
+    let swapped = |keep| measure::<swapped::Llama>(&size, &args, keep);
+    let stock = |keep| measure::<stock::Llama>(&size, &args, keep);
+    let ours = |policy| measure::<memsave::Llama>(&size, &args, policy);
+    let checkpointed = |policy| measure::<checkpointed::Llama>(&size, &args, policy);
     let mut report = Report::default();
-    let pair = [measure::<written_out::Llama>(&size, &args)?, measure::<swapped::Llama>(&size, &args)?];
-    report.add("the swap alone", pair);
-    let pair = [measure::<stock::Llama>(&size, &args)?, measure::<memsave::Llama>(&size, &args)?];
-    report.add("with SwiGlu and FusedLinearCrossEntropy", pair);
-    let pair = [measure::<memsave::Llama>(&size, &args)?, measure::<checkpointed::Llama>(&size, &args)?];
-    report.add("ours beside ours with every block checkpointed", pair);
+    report.add("the swap alone", [written_out(&keep)?, swapped(&keep)?]);
+    report.add("with SwiGlu and FusedLinearCrossEntropy", [stock(&keep)?, ours(&keep)?]);
+    report.add("ours beside ours kept in half as many bits", [ours(&keep)?, ours(&half)?]);
+    report.add("ours beside ours kept in 8 bits", [ours(&keep)?, ours(&int8)?]);
+    report.add("ours beside ours with every block checkpointed", [ours(&keep)?, checkpointed(&keep)?]);
+    report.add("ours beside both, 8 bits and every block checkpointed", [ours(&keep)?, checkpointed(&int8)?]);
     println!("{size:?}, batch {batch_size}, LoRA of rank {rank}\n{}", report.table());
     if let Some(path) = &args.json {
         report.write(path)?;
@@ -75,7 +82,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn measure<M: LanguageModel>(size: &Size, args: &Args) -> Result<Measurement, Box<dyn Error>> {
+fn measure<M: LanguageModel>(
+    size: &Size,
+    args: &Args,
+    policy: &SavedPolicy,
+) -> Result<Measurement, Box<dyn Error>> {
     let device = Device::flex().autodiff();
     device.seed(0);
     let projections =
@@ -86,5 +97,7 @@ fn measure<M: LanguageModel>(size: &Size, args: &Args) -> Result<Measurement, Bo
     let tokens = tokens.mul_scalar(7919).remainder_scalar(args.vocabulary as i64);
     let tokens = tokens.reshape([args.batch_size, args.length]);
     let next = tokens.clone().add_scalar(1).remainder_scalar(args.vocabulary as i64);
-    Ok(measure_step(&model, (tokens, next), |model, (tokens, next)| model.loss(tokens, next)))
+    Ok(measure_step(&model, (tokens, next), |model, (tokens, next)| {
+        policy.scope(|| model.loss(tokens, next))
+    }))
 }
