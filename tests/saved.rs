@@ -5,7 +5,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData, activation};
 use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::functional;
-use burn_memsave::measure::{TrackingAllocator, ledger};
+use burn_memsave::measure::{TrackingAllocator, ledger, measure_layer};
 use burn_memsave::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn_memsave::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn_memsave::saved::SavedPolicy;
@@ -250,6 +250,49 @@ fn tensors_of_others_stay() {
             assert!(kept(&device, &policy, with_burn) <= exact + SLACK);
         }
     }
+}
+
+/// On disk, a tensor comes back as it was; no more than a few are in memory until they are written.
+#[test]
+fn tensors_in_a_file() {
+    const LAYERS: usize = 12;
+    let _alone = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let disk = SavedPolicy::disk(directory.path()).unwrap();
+    for device in devices() {
+        let weights = [(); LAYERS].map(|()| random([WIDTH, WIDTH], &device).require_grad());
+        let forward = |x| weights.iter().fold(x, |x, weight| functional::linear(x, weight.clone(), None));
+        assert!(kept(&device, &SavedPolicy::Keep, forward) >= LAYERS as i64 * 4 * ELEMENTS);
+        // How many are written by the end is a matter of time.
+        let start = || random([16 * ROWS, WIDTH], &device).require_grad();
+        let on_disk = measure_layer(start, |x| disk.scope(|| forward(x)));
+        assert!(bytes(on_disk.kept) <= 4 * 4 * ELEMENTS + SLACK);
+        let x = random([16 * ROWS, WIDTH], &device).require_grad();
+        let run = |policy: &SavedPolicy| {
+            let gradients = policy.scope(|| forward(x.clone())).sum().backward();
+            let of_weights = weights.iter().map(|weight| weight.grad(&gradients).unwrap().into_data());
+            (x.grad(&gradients).unwrap().into_data(), of_weights.collect::<Vec<_>>())
+        };
+        assert_eq!(run(&SavedPolicy::Keep), run(&disk));
+        // A tensor that several steps take, in and out of segments.
+        let block = Block::new(&device);
+        let x = random([2, ROWS, WIDTH], &device);
+        for segment in [false, true] {
+            let run = |policy: &SavedPolicy| {
+                device.seed(5);
+                step(&block, &x, policy, segment)
+            };
+            run(&SavedPolicy::Keep);
+            for (memory, disk) in run(&SavedPolicy::Keep).iter().zip(&run(&disk)) {
+                assert!(error(memory, disk) < 1e-5);
+            }
+        }
+    }
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0, "a file without a name");
+    assert!(SavedPolicy::disk(directory.path().join("missing")).is_err());
+    // What is on the host stays there.
+    let device = Device::flex().autodiff();
+    is_about(kept(&device, &SavedPolicy::Host, |x| functional::gelu(x)), 4 * ELEMENTS);
 }
 
 /// At the end of its scope a policy is over; the innermost one counts; a global one counts outside of all.

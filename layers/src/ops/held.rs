@@ -15,7 +15,7 @@
 //! there is no tensor left for another step to take.
 use super::packing::PackingKernels;
 use super::recompute::is_available;
-use crate::saved::{self, SavedPolicy};
+use crate::saved::{self, SavedPolicy, Stored};
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
@@ -33,10 +33,14 @@ use burn::tensor::{FloatDType, Shape};
 use core::any::Any;
 use core::cell::RefCell;
 use core::fmt;
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// How often a tensor is looked at before it is left as it is: somebody else may hold it for good.
 const LOOKS: usize = 256;
+
+/// Tensors that may be on their way to another place at the same time: until one is there, it takes memory here.
+const ON_THEIR_WAY: usize = 2;
 
 /// A tensor on its way to the backward pass, which takes it once.
 struct Waiting<B: PackingKernels> {
@@ -48,7 +52,7 @@ struct Waiting<B: PackingKernels> {
 
 enum State<B: PackingKernels> {
     Whole(FloatTensor<B>),
-    Packed(B::Packed),
+    Stored(Stored<B>),
     Taken,
 }
 
@@ -57,23 +61,36 @@ impl<B: PackingKernels> Waiting<B> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner) // of a thread that panicked: `Taken`
     }
 
-    /// Packs the tensor if nobody else holds it: whether there is nothing more to do.
-    fn pack(&self) -> bool {
+    /// Packs the tensor if nobody else holds it.
+    fn pack(&self) -> Progress {
         let mut state = self.lock();
         if matches!(&*state, State::Whole(x) if !x.can_mut()) {
-            return false;
+            return Progress::Held;
         }
         *state = match core::mem::replace(&mut *state, State::Taken) {
-            State::Whole(x) => State::Packed(self.policy.store::<B>(x)),
+            State::Whole(x) => State::Stored(self.policy.store::<B>(x)),
             other => other,
         };
-        true
+        match &mut *state {
+            State::Stored(stored) => match stored.is_there() {
+                true => Progress::Done,
+                false => Progress::OnItsWay,
+            },
+            State::Whole(_) | State::Taken => Progress::Done,
+        }
+    }
+
+    /// Waits until a tensor that is on its way is there.
+    fn arrive(&self) {
+        if let State::Stored(stored) = &mut *self.lock() {
+            stored.arrive();
+        }
     }
 
     fn get(&self) -> FloatTensor<B> {
-        match &*self.lock() {
+        match &mut *self.lock() {
             State::Whole(x) => x.clone(),
-            State::Packed(packed) => B::unpack(packed),
+            State::Stored(stored) => stored.load(),
             State::Taken => unreachable!("taken by the last one who asks"),
         }
     }
@@ -85,10 +102,21 @@ impl<B: PackingKernels> Waiting<B> {
         }
         match core::mem::replace(&mut *self.lock(), State::Taken) {
             State::Whole(x) => x,
-            State::Packed(packed) => B::unpack(&packed),
+            State::Stored(stored) => stored.into_tensor(),
             State::Taken => unreachable!("the checkpointer computes a tensor once"),
         }
     }
+}
+
+/// How far a tensor is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// Somebody else holds it.
+    Held,
+    /// It still takes memory where it was.
+    OnItsWay,
+    /// There is nothing more to do.
+    Done,
 }
 
 /// A tensor that waits, outside of the graph, on any backend.
@@ -152,8 +180,10 @@ struct Shared<B: PackingKernels> {
 }
 
 trait AnyShared {
-    /// Packs the tensor if nobody else holds it: whether there is nothing more to do.
-    fn pack(&mut self) -> bool;
+    /// See [`Waiting::pack`].
+    fn pack(&mut self) -> Progress;
+    /// See [`Waiting::arrive`].
+    fn arrive(&self);
     /// The node of the tensor.
     fn node(&self) -> NodeId;
     /// A [`Held`].
@@ -161,9 +191,16 @@ trait AnyShared {
 }
 
 impl<B: PackingKernels> AnyShared for Shared<B> {
-    fn pack(&mut self) -> bool {
+    fn pack(&mut self) -> Progress {
         self.looks += 1;
-        self.held.waiting.pack() || self.looks > LOOKS
+        match self.held.waiting.pack() {
+            Progress::Held if self.looks > LOOKS => Progress::Done,
+            progress => progress,
+        }
+    }
+
+    fn arrive(&self) {
+        self.held.waiting.arrive();
     }
 
     fn node(&self) -> NodeId {
@@ -181,9 +218,22 @@ thread_local! {
 
 /// Packs what nobody else holds any more.
 pub(crate) fn pack_idle() {
-    let mut shared = SHARED.take();
-    shared.retain_mut(|shared| !shared.pack());
-    SHARED.set(shared);
+    let mut waiting = vec![];
+    let mut on_their_way = VecDeque::new();
+    for mut shared in SHARED.take() {
+        match shared.pack() {
+            Progress::Held => waiting.push(shared),
+            Progress::OnItsWay => on_their_way.push_back(shared),
+            Progress::Done => {}
+        }
+    }
+    while on_their_way.len() > ON_THEIR_WAY
+        && let Some(first) = on_their_way.pop_front()
+    {
+        first.arrive();
+    }
+    waiting.extend(on_their_way);
+    SHARED.set(waiting);
 }
 
 /// Leaves everything as it is from now on.
@@ -204,7 +254,7 @@ pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<He
 pub(crate) fn hold<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>, recomputes: bool) -> Option<Held<B>> {
     let policy = saved::current()?;
     let elements = x.shape().num_elements();
-    if policy.bytes(elements, x.dtype()).is_none() || is_available::<B>(x, recomputes) {
+    if policy.bytes::<B>(elements, x.dtype()).is_none() || is_available::<B>(x, recomputes) {
         return None;
     }
     let state = Mutex::new(State::Whole(x.primitive().clone()));

@@ -115,7 +115,7 @@ impl Ledger {
         // Looked up only while somebody records.
         self.report(name, || {
             if let Some(policy) = waiting.map(Held::policy)
-                && let Some(bytes) = policy.bytes(tensor.shape().num_elements(), tensor.dtype())
+                && let Some(bytes) = policy.bytes::<B>(tensor.shape().num_elements(), tensor.dtype())
             {
                 return (bytes, policy.reason(), Some(tensor.id()));
             }

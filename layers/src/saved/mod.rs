@@ -1,15 +1,19 @@
 //! Where, and in which form, tensors wait for the backward pass.
-use crate::ops::{
-    held,
-    packing::{Format, PackingKernels},
-};
-use burn::backend::tensor::FloatTensor;
-use burn::tensor::DType;
-use core::cell::{Cell, RefCell};
+use crate::ops::held;
+use burn::tensor::Bytes;
+use core::cell::RefCell;
+use std::io;
+use std::path::Path;
 use std::sync::{
     PoisonError, RwLock,
     atomic::{AtomicBool, Ordering},
 };
+
+mod file;
+mod stored;
+
+pub use file::SavedFile;
+pub(crate) use stored::Stored;
 
 /// Tensors of fewer bytes stay as they are.
 const SMALLEST: usize = 16 << 10;
@@ -21,9 +25,12 @@ const SMALLEST: usize = 16 << 10;
 /// | [`Keep`](Self::Keep) | all | as it was |
 /// | [`Half`](Self::Half) | 0.5 of f32 and f64 | rounded to bf16, from f64 to f32: each element is up to `2^-8` of itself off, or `2^-24` |
 /// | [`Int8`](Self::Int8) | 0.26 of f32, 0.52 of f16 and bf16 | each element up to `1/127` of the largest of its 128 neighbours off, and right in the mean |
+/// | [`Host`](Self::Host) | none on the device | as it was, over the bus |
+/// | [`Disk`](Self::disk) | none in memory | as it was, from a file |
 ///
-/// **All but `Keep` change gradients**, by as much as the inputs of backward passes are rounded; outputs and the loss stay as they are. What it
-/// costs is a pass over the tensor in the forward pass, and one in the backward pass.
+/// **`Half` and `Int8` change gradients**, by as much as the inputs of backward passes are rounded; outputs and the loss stay as they are. What they
+/// cost is a pass over the tensor in the forward pass, and one in the backward pass; `Host` and `Disk` a copy each way, most of it while other
+/// operations run.
 ///
 /// It holds for the inputs of operations of this library: not for masks, statistics and outputs that they keep, for parameters
 /// and frozen weights, for what is computed again, for tensors below 16 KiB, nor for operations of Burn. A tensor that somebody
@@ -78,13 +85,16 @@ pub enum SavedPolicy {
     /// In 8 bits, and a scale for every 128 elements, in memory order: `n + n / 32` bytes. Rounded up or down at random, by a generator of its own, which
     /// starts anew with every thread.
     Int8,
+    /// In the memory of the host, copied there while the forward pass goes on. Tensors of a CPU are there, and stay as they are.
+    Host,
+    /// In a [file](Self::disk). It is written beside the forward pass, which waits where more than a few tensors are not written yet; in the backward pass
+    /// one tensor is read ahead.
+    Disk(SavedFile),
 }
 
 thread_local! {
     /// From the outermost scope to the innermost.
     static SCOPES: RefCell<Vec<SavedPolicy>> = const { RefCell::new(vec![]) };
-    /// How many tensors were rounded at random.
-    static ROUNDED: Cell<u32> = const { Cell::new(0) };
 }
 
 static GLOBAL: RwLock<SavedPolicy> = RwLock::new(SavedPolicy::Keep);
@@ -104,10 +114,36 @@ pub(crate) fn current() -> Option<SavedPolicy> {
 /// Whether tensors that are kept now come back as they were.
 #[doc(hidden)] // for segments, whose results are compared
 pub fn is_exact() -> bool {
-    current().is_none()
+    !matches!(current(), Some(SavedPolicy::Half | SavedPolicy::Int8))
 }
 
 impl SavedPolicy {
+    /// [`Disk`](Self::Disk), in a file without a name in this directory, which is gone with the process.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be made.
+    ///
+    /// # Panics
+    ///
+    /// The backward pass panics if the file could not be written, or read: the disk is full.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Distribution, Tensor};
+    /// use burn_memsave_layers::{functional, saved::SavedPolicy};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let x = Tensor::<2>::random([256, 256], Distribution::Default, &device).require_grad();
+    /// let run = || functional::gelu(functional::gelu(x.clone())).sum().backward();
+    /// let disk = SavedPolicy::disk(std::env::temp_dir())?;
+    /// let [memory, disk] = [run(), disk.scope(run)].map(|gradients| x.grad(&gradients).unwrap());
+    /// assert_eq!(memory.into_data(), disk.into_data());
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn disk(directory: impl AsRef<Path>) -> io::Result<Self> {
+        SavedFile::new(directory.as_ref()).map(Self::Disk)
+    }
+
     /// Runs a forward pass, of which tensors are kept so. Scopes are of a thread, and may be in one another: the innermost counts.
     ///
     /// ```
@@ -151,35 +187,23 @@ impl SavedPolicy {
         *global = self;
     }
 
-    fn format(&self) -> Option<Format> {
-        match self {
-            Self::Keep => None,
-            Self::Half => Some(Format::Half),
-            Self::Int8 => Some(Format::Int8),
-        }
-    }
-
-    /// The bytes of a tensor; `None` if it stays as it is.
-    pub(crate) fn bytes(&self, elements: usize, dtype: DType) -> Option<usize> {
-        if elements * dtype.size() < SMALLEST {
-            return None;
-        }
-        self.format()?.bytes(elements, dtype)
-    }
-
     /// What the ledger says of a tensor.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             Self::Keep => "as it is",
             Self::Half => "in half as many bits",
             Self::Int8 => "in 8 bits",
+            Self::Host => "on the host",
+            Self::Disk(_) => "in a file",
         }
     }
+}
 
-    /// A tensor as it waits.
-    pub(crate) fn store<B: PackingKernels>(&self, x: FloatTensor<B>) -> B::Packed {
-        let seed = ROUNDED.get();
-        ROUNDED.set(seed.wrapping_add(1));
-        B::pack(x, self.format().expect("of a policy that packs"), seed)
+/// Memory for so many bytes, aligned as elements of this width are.
+fn zeros(len: usize, width: usize) -> Bytes {
+    match width {
+        2 => Bytes::from_elems(vec![0u16; len / 2]),
+        4 => Bytes::from_elems(vec![0u32; len / 4]),
+        _ => Bytes::from_elems(vec![0u64; len / 8]),
     }
 }

@@ -1,0 +1,225 @@
+//! Tensors in a file, which a thread of its own writes and reads.
+use super::zeros;
+use burn::tensor::{Bytes, DType, Shape, TensorData};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+
+/// Tensors that may wait to be written, beside the one that is.
+const AHEAD: usize = 2;
+
+/// A file for tensors that wait for the backward pass. Clones are the same file. It has no name, and is gone with its last clone.
+#[derive(Clone, Debug)]
+pub struct SavedFile(Arc<Shared>);
+
+impl PartialEq for SavedFile {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for SavedFile {}
+
+#[derive(Debug)]
+struct Shared {
+    directory: PathBuf,
+    jobs: SyncSender<Job>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What is taken: lengths by beginnings.
+    taken: BTreeMap<u64, u64>,
+    /// What was put in last.
+    last: Weak<Slot>,
+}
+
+enum Job {
+    Write { start: u64, bytes: Bytes },
+    Read { start: u64, bytes: Bytes, reply: SyncSender<io::Result<Bytes>> },
+}
+
+impl SavedFile {
+    /// A file without a name, in this directory.
+    pub(super) fn new(directory: &Path) -> io::Result<Self> {
+        let file = tempfile::tempfile_in(directory)
+            .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", directory.display())))?;
+        let (jobs, todo) = mpsc::sync_channel(AHEAD);
+        thread::Builder::new().name("saved tensors".into()).spawn(move || serve(file, todo))?;
+        Ok(Self(Arc::new(Shared { directory: directory.into(), jobs, state: Mutex::default() })))
+    }
+
+    /// Has a tensor written; waits while there are too many before it.
+    pub(crate) fn put(&self, data: TensorData) -> OnFile {
+        let (bytes, shape, dtype) = data.into_parts();
+        let mut state = self.0.lock();
+        let start = state.taken.last_key_value().map_or(0, |(start, len)| start + len);
+        state.taken.insert(start, bytes.len() as u64);
+        let slot = Arc::new(Slot {
+            file: self.0.clone(),
+            start,
+            len: bytes.len(),
+            width: dtype.size(),
+            before: state.last.clone(),
+            asked: Mutex::new(None),
+        });
+        state.last = Arc::downgrade(&slot);
+        drop(state);
+        self.0.send(Job::Write { start, bytes });
+        OnFile { slot, shape, dtype }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
+    }
+
+    fn send(&self, job: Job) {
+        self.jobs.send(job).expect("the thread serves as long as there are jobs");
+    }
+}
+
+/// A tensor in a file.
+#[derive(Debug)]
+pub(crate) struct OnFile {
+    slot: Arc<Slot>,
+    shape: Shape,
+    dtype: DType,
+}
+
+impl OnFile {
+    /// The tensor. The one that was put in before it is read ahead.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the file could not be written or read.
+    pub(crate) fn load(&self) -> TensorData {
+        let reading = self.slot.ask();
+        if let Some(before) = self.slot.before.upgrade() {
+            let asked = before.ask();
+            *before.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(asked);
+        }
+        let directory = self.slot.file.directory.display();
+        let result = reading.recv().expect("the thread replies to every job");
+        let bytes = result.unwrap_or_else(|error| panic!("saved tensors in {directory}: {error}"));
+        TensorData::from_bytes(bytes, self.shape.clone(), self.dtype)
+    }
+}
+
+/// A part of a file.
+#[derive(Debug)]
+struct Slot {
+    file: Arc<Shared>,
+    start: u64,
+    len: usize,
+    /// Bytes of an element.
+    width: usize,
+    /// What was put in before.
+    before: Weak<Slot>,
+    /// It is being read.
+    asked: Mutex<Option<Receiver<io::Result<Bytes>>>>,
+}
+
+impl Slot {
+    /// Has it read, unless it is already.
+    fn ask(&self) -> Receiver<io::Result<Bytes>> {
+        if let Some(asked) = self.asked.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return asked;
+        }
+        let (reply, reading) = mpsc::sync_channel(1);
+        let bytes = zeros(self.len, self.width);
+        self.file.send(Job::Read { start: self.start, bytes, reply });
+        reading
+    }
+}
+
+impl Drop for Slot {
+    /// Its place is free. Whoever takes it is written after this was read, since jobs are done in order.
+    fn drop(&mut self) {
+        self.file.lock().taken.remove(&self.start);
+    }
+}
+
+/// Does jobs in order until there can be no more. What could not be written cannot be read.
+fn serve(mut file: File, jobs: Receiver<Job>) {
+    let mut failed: Option<(io::ErrorKind, String)> = None;
+    for job in jobs {
+        match job {
+            Job::Write { start, bytes } => {
+                let written = file.seek(SeekFrom::Start(start)).and_then(|_| file.write_all(&bytes));
+                if let Err(error) = written {
+                    failed.get_or_insert_with(|| (error.kind(), format!("cannot be written: {error}")));
+                }
+            }
+            Job::Read { start, mut bytes, reply } => {
+                let read = match &failed {
+                    Some((kind, message)) => Err(io::Error::new(*kind, message.clone())),
+                    None => file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(&mut bytes)),
+                };
+                let _ = reply.send(read.map(|()| bytes)); // who asked may be gone
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(len: usize, seed: usize) -> TensorData {
+        TensorData::new((0..len).map(|at| (at * 7 + seed) as f32).collect::<Vec<_>>(), [len])
+    }
+
+    fn end(file: &SavedFile) -> u64 {
+        file.0.lock().taken.last_key_value().map_or(0, |(start, len)| start + len)
+    }
+
+    /// In any order, with places that are free again in between.
+    #[test]
+    fn tensors_come_back() {
+        let file = SavedFile::new(&std::env::temp_dir()).expect("a directory for files that are temporary");
+        let mut slots: Vec<(usize, OnFile)> =
+            (1..40).map(|seed| (seed, file.put(data(100 * seed, seed)))).collect();
+        for seed in [40, 41, 42] {
+            let (seed_of_other, other) = slots.swap_remove(seed % slots.len());
+            assert_eq!(other.load(), data(100 * seed_of_other, seed_of_other));
+            assert_eq!(other.load(), data(100 * seed_of_other, seed_of_other)); // again
+            drop(other);
+            slots.push((seed, file.put(data(100 * seed, seed))));
+        }
+        while let Some((seed, slot)) = slots.pop() {
+            assert_eq!(slot.load(), data(100 * seed, seed));
+        }
+        assert_eq!(end(&file), 0);
+        // Backwards, the file does not grow.
+        for _ in 0..3 {
+            let slots: Vec<_> = (0..5).map(|seed| file.put(data(1000, seed))).collect();
+            assert_eq!(end(&file), 5 * 4000);
+            slots.into_iter().rev().for_each(|slot| drop(slot.load()));
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there() {
+        let error = SavedFile::new(Path::new("/no/such/directory")).expect_err("it is not there").to_string();
+        assert!(error.contains("/no/such/directory"), "{error}");
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    #[should_panic(expected = "saved tensors in /dev/full: cannot be written: No space left on device")]
+    fn a_disk_that_is_full() {
+        let file = File::options().read(true).write(true).open("/dev/full").expect("a device of Linux");
+        let (jobs, todo) = mpsc::sync_channel(AHEAD);
+        thread::spawn(move || serve(file, todo));
+        let file =
+            SavedFile(Arc::new(Shared { directory: "/dev/full".into(), jobs, state: Mutex::default() }));
+        file.put(data(100, 0)).load();
+    }
+}
