@@ -1,7 +1,8 @@
 //! Activations, gates and dropout.
 use super::guard::{Misfit, NO_WEIGHT, accepts, require, require_alike, require_floats};
 use crate::ops::{
-    DropoutOps, GateOps, PReluOps, PiecewiseLinear, PiecewiseLinearOps, RReluOps, Smooth, SmoothOps,
+    Approx, ApproxOps, DropoutOps, GateOps, PReluOps, PiecewiseLinear, PiecewiseLinearOps, RReluOps, Smooth,
+    SmoothOps,
 };
 use burn::backend::Dispatch;
 use burn::nn::activation::RReluConfig;
@@ -87,6 +88,24 @@ smooth! {
     tanhshrink() = Smooth::Tanhshrink, "x - tanh(x)", keeps "`x`";
     sigmoid() = Smooth::Sigmoid, "1 / (1 + exp(-x))", keeps "its output";
     tanh() = Smooth::Tanh, "tanh(x)", keeps "its output";
+}
+
+macro_rules! approx {
+    ($($function:ident = $f:expr, $exact:ident, $formula:literal;)+) => {$(
+        #[doc = concat!("`", $formula, "`, as [`", stringify!($exact), "`], with **approximate gradients**: every slope is one of four numbers.")]
+        ///
+        /// Keeps two bits per element; after [arXiv 2406.16282](https://arxiv.org/abs/2406.16282).
+        pub fn $function<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+            match x.is_tracked() && accepts(stringify!($function), require_floats(&x), true, NO_WEIGHT) {
+                true => Tensor::from_dispatch(Dispatch::memsave_approx(x.into_dispatch(), $f)),
+                false => $exact(x),
+            }
+        }
+    )+};
+}
+approx! {
+    approx_gelu = Approx::Gelu, gelu, "x / 2 (1 + erf(x / sqrt(2)))";
+    approx_silu = Approx::Silu, silu, "x sigmoid(x)";
 }
 
 /// `a sigmoid(b)` of the two halves of `x` along an axis; see [`burn::tensor::activation::glu`].

@@ -28,9 +28,10 @@ mod rotary;
 mod softmax;
 
 pub use activation::{
-    celu, dropout, elu, gelu, gelu_approximate, glu, hard_shrink, hard_sigmoid, hard_swish, hardtanh,
-    leaky_relu, log_sigmoid, mish, prelu, relu, relu6, rrelu, selu, shrink, sigmoid, silu, silu_gate,
-    soft_shrink, softplus, softplus_with_threshold, softsign, tanh, tanhshrink, threshold, thresholded_relu,
+    approx_gelu, approx_silu, celu, dropout, elu, gelu, gelu_approximate, glu, hard_shrink, hard_sigmoid,
+    hard_swish, hardtanh, leaky_relu, log_sigmoid, mish, prelu, relu, relu6, rrelu, selu, shrink, sigmoid,
+    silu, silu_gate, soft_shrink, softplus, softplus_with_threshold, softsign, tanh, tanhshrink, threshold,
+    thresholded_relu,
 };
 pub use attention::attention;
 pub use conv::{

@@ -7,6 +7,7 @@
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 
 mod add_rms_norm;
+mod approx;
 mod attention;
 mod avg_pool;
 mod batch_norm;
@@ -48,6 +49,7 @@ mod step;
 pub(crate) mod testing;
 
 pub use add_rms_norm::AddRmsNormOps;
+pub use approx::{Approx, ApproxKernels, ApproxOps};
 pub use attention::{
     Attention, AttentionKernels, AttentionOps, MaybeMask, ScoreGrads, ScoreRows, Scores, WeightDropout,
 };

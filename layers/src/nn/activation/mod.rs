@@ -1,5 +1,6 @@
 //! Activations.
 mod activation_wrapper;
+mod approx;
 mod elementwise;
 mod gelu;
 mod glu;
@@ -9,6 +10,7 @@ mod rrelu;
 mod swiglu;
 
 pub use activation_wrapper::*;
+pub use approx::*;
 pub use elementwise::*;
 pub use gelu::*;
 pub use glu::*;

@@ -76,7 +76,7 @@ impl PiecewiseLinear {
     }
 
     /// With the ends of the pieces as numbers of a dtype, which `x` is compared with: a bound is no place outside of itself.
-    fn with_ends_in(self, dtype: DType) -> Self {
+    pub(super) fn with_ends_in(self, dtype: DType) -> Self {
         let end = |end: f64| match dtype {
             DType::F16 => f16::from_f64(end).to_f64(),
             DType::BF16 => bf16::from_f64(end).to_f64(),

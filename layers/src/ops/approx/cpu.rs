@@ -1,0 +1,34 @@
+//! A fused loop.
+use super::{ApproxKernels, Pieces};
+use crate::backend::cpu::{
+    BitMask, CpuBackend, CpuElement,
+    bit_mask::{BITS, TASK},
+    parallel, with_element,
+};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, bf16, f16};
+use num_traits::{One, Zero};
+
+impl<B: CpuBackend> ApproxKernels for B {
+    fn approx_backward(dy: FloatTensor<B>, pieces: Pieces<BitMask>) -> FloatTensor<B> {
+        let mut dy = B::contiguous(dy);
+        with_element!(dy.dtype(), "approx", E => scale(B::as_slice_mut::<E>(&mut dy), &pieces));
+        dy
+    }
+}
+
+/// Multiplies every value by its slope.
+fn scale<E: CpuElement>(values: &mut [E], Pieces { positive, inner, slope }: &Pieces<BitMask>) {
+    let slope = <E::Acc as CpuElement>::from_f64(*slope);
+    let slopes = [[E::Acc::zero(), slope], [E::Acc::one(), E::Acc::one() - slope]];
+    parallel::chunks_mut(values, TASK * BITS, values.len(), |task, values| {
+        let words = |mask: &BitMask, index: usize| mask.words()[task * TASK + index];
+        for (index, values) in values.chunks_mut(BITS).enumerate() {
+            let [positive, inner] = [words(positive, index), words(inner, index)];
+            for (bit, value) in values.iter_mut().enumerate() {
+                let piece = |word: u64| (word >> bit & 1) as usize;
+                *value = E::narrow(value.widen() * slopes[piece(positive)][piece(inner)]);
+            }
+        }
+    });
+}
