@@ -10,8 +10,10 @@ use burn::server::{
     telemetry::{TelemetryEvent, TelemetryProbe, TelemetrySubscription, TransferPhase},
 };
 use burn::tensor::{Device, Int, Tensor};
+use burn_memsave::functional as F;
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::parallel::{ParallelError, Replicas};
+use burn_memsave::saved::SavedPolicy;
 use burn_memsave_paper::llama::{LanguageModel, Size, memsave::Llama};
 use checkpoint::Checkpoint;
 use std::io::{BufRead, BufReader};
@@ -65,6 +67,35 @@ fn language_model(device: &Device) -> Llama {
         }
     }
     Llama::new(&size, device).apply_lora(Lora::new(2, 4.0).set_param_group(group)).map(&mut Shift)
+}
+
+/// What is kept in fewer bits on a server, or comes here or goes into a file, comes back there.
+#[test]
+fn kept_tensors_in_fewer_bits_and_elsewhere() {
+    let device = gpu().autodiff();
+    let tensor = |shape: [usize; 2], divisor: f32| {
+        let x = Tensor::<1, Int>::arange(0..(shape[0] * shape[1]) as i64, &device);
+        (x * 7919 % 2003).float().div_scalar(divisor).sub_scalar(1.0).reshape(shape)
+    };
+    let (x, weight) = (tensor([130, 60], 1001.5), tensor([60, 24], 1001.5).require_grad());
+    let gradient = |policy: &SavedPolicy| {
+        let y = policy.scope(|| {
+            // Nobody else holds what this gives.
+            let x = F::linear(x.clone().require_grad(), Tensor::eye(60, &device), None);
+            F::linear(x, weight.clone(), None)
+        });
+        weight.grad(&y.sum().backward()).expect("tracked").into_data()
+    };
+    let exact = gradient(&SavedPolicy::Keep);
+    let disk = SavedPolicy::disk(env::temp_dir()).expect("a directory");
+    assert_eq!(gradient(&SavedPolicy::Host), exact);
+    assert_eq!(gradient(&disk), exact);
+    for (policy, bound) in [(SavedPolicy::Half, 130.0 / 256.0), (SavedPolicy::Int8, 130.0 / 127.0)] {
+        let found = gradient(&policy);
+        let errors = exact.iter::<f32>().zip(found.iter::<f32>()).map(|(a, b)| (a - b).abs());
+        let largest = errors.fold(0.0, worse);
+        assert!(largest > 0.0 && largest < bound, "{policy:?}: {largest}");
+    }
 }
 
 /// Two factors of seven matrices in two blocks.

@@ -76,6 +76,8 @@ fn check_with<const D: usize, const O: usize>(
 
 #[test]
 fn bilinear_operations_equal_flex() {
+    check("approx_gelu", [7, 33], |x: Tensor<2>, _| F::approx_gelu(x * 5));
+    check("approx_silu", [7, 33], |x: Tensor<2>, _| F::approx_silu(x * 9));
     check("linear", [2, 3, 6], |x: Tensor<3>, operands| {
         let weight = operands.kernel([1, 1, 6, 5]).reshape([6, 5]);
         F::linear(x, weight, Some(operands.vector(5)))

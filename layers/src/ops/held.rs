@@ -218,6 +218,9 @@ thread_local! {
 
 /// Packs what nobody else holds any more.
 pub(crate) fn pack_idle() {
+    if SHARED.with_borrow(Vec::is_empty) {
+        return;
+    }
     let mut waiting = vec![];
     let mut on_their_way = VecDeque::new();
     for mut shared in SHARED.take() {
