@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod lazy;
 pub mod measure;
 pub mod parallel;
+pub mod peft;
 pub mod plan;
 mod strategy;
 

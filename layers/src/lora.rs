@@ -11,6 +11,7 @@
 //! - Training only `b` ([LoRA-FA](https://arxiv.org/abs/2308.03303)): [freeze the group](burn::module::Module::freeze_group)
 //!   [`first_factors`]; an adapted dense layer then keeps `rank` elements per row.
 //! - Adapters of convolutions: [`ConvLora`].
+//! - [rsLoRA](https://arxiv.org/abs/2312.03732): [`rank_stabilized`].
 //!
 //! ```
 //! use burn::module::{Lora, Module};
@@ -50,6 +51,22 @@ use burn::tensor::{Distribution, Tensor};
 /// ```
 pub fn first_factors() -> ParamGroup {
     ParamGroup::from_regex(r"(^|\.)lora\.a$").expect("a regular expression")
+}
+
+/// [rsLoRA](https://arxiv.org/abs/2312.03732): a scale of `alpha / sqrt(rank)`, so that gradients are as large for a higher rank; Burn's is
+/// `alpha / rank`.
+///
+/// ```
+/// use burn::module::Module;
+/// use burn::tensor::Device;
+/// use burn_memsave_layers::{lora, nn::LinearConfig};
+///
+/// let linear = LinearConfig::new(32, 32).init(&Device::flex().autodiff());
+/// let linear = linear.apply_lora(lora::rank_stabilized(16, 8.0));
+/// assert_eq!(linear.weight.adapter().unwrap().scale, 2.0);
+/// ```
+pub fn rank_stabilized(rank: usize, alpha: f64) -> Lora {
+    Lora::new(rank, alpha * (rank as f64).sqrt())
 }
 
 /// [`Lora`] for convolutions, too: with [`apply_reparameterization`](burn::module::Module::apply_reparameterization) it attaches

@@ -1,0 +1,100 @@
+//! `adapter_config.json`.
+use super::{PeftError, means};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// What of a configuration of `peft` is read or written here.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Config {
+    peft_type: String,
+    base_model_name_or_path: Option<String>,
+    #[serde(default)]
+    task_type: Value,
+    #[serde(default)]
+    inference_mode: bool,
+    r: usize,
+    lora_alpha: f64,
+    #[serde(default)]
+    lora_dropout: f64,
+    /// Names, or one regular expression.
+    #[serde(default)]
+    target_modules: Value,
+    #[serde(default)]
+    bias: Option<String>,
+    #[serde(default)]
+    fan_in_fan_out: bool,
+    #[serde(default)]
+    use_rslora: bool,
+    #[serde(default)]
+    use_dora: bool,
+    #[serde(default)]
+    modules_to_save: Option<Value>,
+    #[serde(default)]
+    rank_pattern: BTreeMap<String, usize>,
+    #[serde(default)]
+    alpha_pattern: BTreeMap<String, f64>,
+}
+
+impl Config {
+    pub(super) fn new(rank: usize, alpha: f64, targets: BTreeSet<String>) -> Self {
+        Self {
+            peft_type: "LORA".into(),
+            base_model_name_or_path: None,
+            task_type: Value::Null,
+            inference_mode: true,
+            r: rank,
+            lora_alpha: alpha,
+            lora_dropout: 0.0,
+            target_modules: targets.into_iter().collect(),
+            bias: Some("none".into()),
+            fan_in_fan_out: false,
+            use_rslora: false,
+            use_dora: false,
+            modules_to_save: None,
+            rank_pattern: BTreeMap::new(),
+            alpha_pattern: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn read(file: &Path, bytes: &[u8]) -> Result<Self, PeftError> {
+        let error = |reason: String| PeftError::Config { file: file.into(), reason };
+        let config: Self = serde_json::from_slice(bytes).map_err(|reason| error(reason.to_string()))?;
+        let unsupported = [
+            (config.peft_type != "LORA", format!("peft_type {}", config.peft_type)),
+            (config.use_dora, "use_dora".into()),
+            (config.bias.as_deref().is_some_and(|bias| bias != "none"), "a trained bias".into()),
+            (config.fan_in_fan_out, "fan_in_fan_out".into()),
+            (config.modules_to_save.as_ref().is_some_and(|saved| !saved.is_null()), "modules_to_save".into()),
+            (!config.lora_alpha.is_finite(), "lora_alpha".into()),
+        ];
+        match unsupported.into_iter().find(|(is_there, _)| *is_there) {
+            Some((_, what)) => Err(error(format!("{what} is not supported"))),
+            None => Ok(config),
+        }
+    }
+
+    /// The factor of the product of a module's factors.
+    pub(super) fn scale(&self, name: &str, rank: usize) -> Result<f64, String> {
+        let expected = of_pattern(&self.rank_pattern, name)?.unwrap_or(self.r);
+        if rank != expected || rank == 0 {
+            return Err(format!(
+                "the adapter of {name} has the rank {rank}, its configuration says {expected}"
+            ));
+        }
+        let alpha = of_pattern(&self.alpha_pattern, name)?.unwrap_or(self.lora_alpha);
+        let rank = rank as f64;
+        Ok(alpha / if self.use_rslora { rank.sqrt() } else { rank })
+    }
+}
+
+/// What the first pattern that means the module says.
+fn of_pattern<T: Copy>(patterns: &BTreeMap<String, T>, name: &str) -> Result<Option<T>, String> {
+    for (pattern, &value) in patterns {
+        if means(pattern, name)? {
+            return Ok(Some(value));
+        }
+    }
+    Ok(None)
+}

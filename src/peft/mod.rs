@@ -1,0 +1,340 @@
+//! Adapters in the files of Python's [`peft`](https://github.com/huggingface/peft): trained here and used there, and the other way round.
+//!
+//! A directory with `adapter_config.json` and `adapter_model.safetensors`. Weights of Burn have their inputs first, those of PyTorch their
+//! outputs; factors are turned accordingly:
+//!
+//! | layer | factor of Burn | tensor in the file |
+//! | --- | --- | --- |
+//! | `Linear` | `a` `[inputs, rank]`, `b` `[rank, outputs]` | `lora_A.weight` `[rank, inputs]`, `lora_B.weight` `[outputs, rank]` |
+//! | `Embedding` | `a` `[entries, rank]`, `b` `[rank, width]` | `lora_embedding_A` `[rank, entries]`, `lora_embedding_B` `[width, rank]` |
+//! | convolutions ([`ConvLora`](crate::lora::ConvLora)) | `a` `[outputs, rank]`, `b` `[rank, inputs * size]` | `lora_B.weight` `[outputs, rank, 1..]`, `lora_A.weight` `[rank, inputs, size..]` |
+//!
+//! Modules have other paths there: a function gives the path in Python of a path here.
+//!
+//! ```
+//! use burn::module::{Lora, Module};
+//! use burn::tensor::{Device, Tensor};
+//! use burn_memsave::nn::{Linear, LinearConfig};
+//! use burn_memsave::peft;
+//!
+//! #[derive(Module, Debug)]
+//! struct Model {
+//!     query: Linear,
+//! }
+//!
+//! let device = Device::flex();
+//! let base = Model { query: LinearConfig::new(8, 4).init(&device) };
+//! let python = |path: &str| path.replace("query", "model.layers.0.self_attn.q_proj");
+//!
+//! let lora = Lora::new(2, 4.0);
+//! let adapted = base.clone().apply_lora(lora.clone());
+//! let directory = tempfile::tempdir()?;
+//! peft::save(&adapted, &lora, directory.path(), python)?;
+//! let loaded = peft::load(base, directory.path(), python)?;
+//! let x = Tensor::<2>::ones([1, 8], &device);
+//! assert_eq!(loaded.query.forward(x.clone()).into_data(), adapted.query.forward(x).into_data());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+use burn::module::{Lora, LoraAdapter, Module, ModuleVisitor, Param, ParamGroup, ParamId, Reparameterizer};
+use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
+use burn_memsave_layers::burn_internals::REPARAMETERIZATION;
+use bytemuck::pod_collect_to_vec;
+use config::Config;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::rc::Rc;
+
+mod config;
+mod error;
+
+pub use error::PeftError;
+
+const CONFIG: &str = "adapter_config.json";
+const TENSORS: &str = "adapter_model.safetensors";
+/// In front of the path of every module.
+const PREFIX: &str = "base_model.model.";
+
+/// What a tensor is called behind the path of its module: the first factor that is applied, and the second.
+#[derive(Clone, Copy)]
+struct Suffixes(&'static str, &'static str);
+
+const LAYER: Suffixes = Suffixes(".lora_A.weight", ".lora_B.weight");
+const EMBEDDING: Suffixes = Suffixes(".lora_embedding_A", ".lora_embedding_B");
+
+/// Writes the adapters of a module into a directory, which is made if it is not there. `lora`: what they were attached with, for their rank and alpha.
+/// `names`: the path in Python of the path of a module here.
+///
+/// # Errors
+///
+/// If there is no adapter, if one has another rank than `lora`, if two modules get one name, or if a file cannot be written.
+pub fn save<M: Module>(
+    module: &M,
+    lora: &Lora,
+    directory: impl AsRef<Path>,
+    names: impl Fn(&str) -> String,
+) -> Result<(), PeftError> {
+    let directory = directory.as_ref();
+    let mut found = Adapters::default();
+    module.visit(&mut found);
+    let mut tensors = BTreeMap::new();
+    let mut targets = BTreeSet::new();
+    for (path, adapter) in found.adapters {
+        let name = names(&path);
+        let Adapter { a: Some(a), b: Some(b), shape, is_embedding } = adapter else {
+            return Err(PeftError::Adapter { module: path, reason: "it has not both factors".into() });
+        };
+        if a.dims()[1] != lora.rank {
+            let reason = format!("it has the rank {}, but {} is given", a.dims()[1], lora.rank);
+            return Err(PeftError::Adapter { module: path, reason });
+        }
+        let Suffixes(first, second) = if is_embedding { EMBEDDING } else { LAYER };
+        let [of_first, of_second] = match &shape[..] {
+            [_, _] => [a.transpose().into_data(), b.transpose().into_data()],
+            [_, rest @ ..] => {
+                let ones = vec![1; rest.len() - 1];
+                let [outputs, rank] = a.dims();
+                let kernel = [&[rank], rest].concat();
+                [
+                    reshaped(b.into_data(), kernel),
+                    reshaped(a.into_data(), [vec![outputs, rank], ones].concat()),
+                ]
+            }
+            [] => return Err(PeftError::Adapter { module: path, reason: "its weight is a number".into() }),
+        };
+        for (suffix, data) in [(first, of_first), (second, of_second)] {
+            if tensors.insert(format!("{PREFIX}{name}{suffix}"), data).is_some() {
+                return Err(PeftError::Adapter { module: path, reason: format!("{name} is there twice") });
+            }
+        }
+        targets.insert(name);
+    }
+    if targets.is_empty() {
+        return Err(PeftError::NoAdapter);
+    }
+    let config = Config::new(lora.rank, lora.alpha, targets);
+    let text = serde_json::to_string_pretty(&config)
+        .map_err(|error| PeftError::Config { file: directory.join(CONFIG), reason: error.to_string() })?;
+    let io = |file: &Path| {
+        let file = file.to_path_buf();
+        move |source| PeftError::Io { file, source }
+    };
+    fs::create_dir_all(directory).map_err(io(directory))?;
+    let views: Vec<_> =
+        tensors.iter().map(|(name, data)| Ok((name, view(name, data)?))).collect::<Result<_, PeftError>>()?;
+    let format = [("format".to_string(), "pt".to_string())].into();
+    let file = directory.join(TENSORS);
+    let bytes = safetensors::serialize(views, Some(format))
+        .map_err(|error| PeftError::Tensors { file: file.clone(), reason: error.to_string() })?;
+    fs::write(&file, bytes).map_err(io(&file))?;
+    let file = directory.join(CONFIG);
+    fs::write(&file, text).map_err(io(&file))
+}
+
+/// Attaches the adapters in a directory to a module, which has none, and freezes its other parameters, as
+/// [`apply_lora`](Module::apply_lora) does. `names`: the path in Python of the path of a module here.
+///
+/// # Errors
+///
+/// If a file cannot be read, or is of another kind of adapter than LoRA; if it has an adapter for a module that is not there, or whose
+/// weight has another shape.
+pub fn load<M: Module>(
+    module: M,
+    directory: impl AsRef<Path>,
+    names: impl Fn(&str) -> String,
+) -> Result<M, PeftError> {
+    let directory = directory.as_ref();
+    let read = |file: &Path| fs::read(file).map_err(|source| PeftError::Io { file: file.into(), source });
+    let config = Config::read(&directory.join(CONFIG), &read(&directory.join(CONFIG))?)?;
+    let file = directory.join(TENSORS);
+    let bytes = read(&file)?;
+    let malformed = |reason: String| PeftError::Tensors { file: file.clone(), reason };
+    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| malformed(error.to_string()))?;
+    let mut left = BTreeMap::new();
+    for (name, view) in tensors.tensors() {
+        let data = data(&view).ok_or_else(|| malformed(format!("{name} is {:?}, no float", view.dtype())))?;
+        left.insert(name, data);
+    }
+    let attach = Rc::new(RefCell::new(Attach { config, names, left, error: None }));
+    let module = module.apply_reparameterization(Shared(attach.clone()));
+    let attach = attach.borrow();
+    match (&attach.error, attach.left.keys().next()) {
+        (Some(reason), _) => Err(malformed(reason.clone())),
+        (None, Some(name)) => Err(malformed(format!("no module for {name}"))),
+        (None, None) => Ok(module),
+    }
+}
+
+/// The factors of adapters, by the paths of their modules.
+#[derive(Default)]
+struct Adapters {
+    /// Names, and the types of what they are in.
+    path: Vec<(String, String)>,
+    /// Of the parameter that was visited last.
+    shape: Vec<usize>,
+    adapters: BTreeMap<String, Adapter>,
+}
+
+#[derive(Default)]
+struct Adapter {
+    a: Option<Tensor<2>>,
+    b: Option<Tensor<2>>,
+    /// Of the weight.
+    shape: Vec<usize>,
+    is_embedding: bool,
+}
+
+impl ModuleVisitor for Adapters {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.push((name.into(), container.into()));
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let is_adapter =
+            |(name, container): &(String, String)| name == "lora" && container == REPARAMETERIZATION;
+        let Some(lora) = self.path.iter().rposition(is_adapter) else {
+            self.shape = param.base().dims().to_vec();
+            return;
+        };
+        let [module @ .., (_, container)] = &self.path[..lora] else { return };
+        let path = module.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".");
+        let adapter = self.adapters.entry(path).or_default();
+        adapter.shape = self.shape.clone();
+        adapter.is_embedding = container.ends_with("Embedding");
+        let factor = param.val().without_autodiff();
+        let [rows, columns] = [0, 1].map(|axis| factor.dims().get(axis).copied().unwrap_or(1));
+        let factor = factor.reshape([rows, columns]);
+        match self.path.last().map(|(name, _)| name.as_str()) {
+            Some("a") => adapter.a = Some(factor),
+            Some("b") => adapter.b = Some(factor),
+            _ => {}
+        }
+    }
+}
+
+/// Attaches adapters.
+struct Attach<N> {
+    config: Config,
+    names: N,
+    /// Tensors that nobody has taken yet.
+    left: BTreeMap<String, TensorData>,
+    error: Option<String>,
+}
+
+struct Shared<N>(Rc<RefCell<Attach<N>>>);
+
+impl<N: Fn(&str) -> String> Reparameterizer for Shared<N> {
+    type Reparam = LoraAdapter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<LoraAdapter>) {
+        let mut attach = self.0.borrow_mut();
+        let adapter = attach.adapter(path, &param).unwrap_or_else(|reason| {
+            attach.error.get_or_insert(reason);
+            None
+        });
+        (param.set_require_grad(false), adapter)
+    }
+}
+
+impl<N: Fn(&str) -> String> Attach<N> {
+    /// The adapter of a weight, if there is one.
+    fn adapter<const D: usize>(
+        &mut self,
+        path: &str,
+        param: &Param<Tensor<D>>,
+    ) -> Result<Option<LoraAdapter>, String> {
+        let Some(module) = path.strip_suffix("weight").filter(|_| D >= 2) else { return Ok(None) };
+        let module = module.strip_suffix('.').unwrap_or(module);
+        let name = (self.names)(module);
+        let mut take = |Suffixes(first, second): Suffixes| {
+            let mut take = |suffix: &str| self.left.remove(&format!("{PREFIX}{name}{suffix}"));
+            match (take(first), take(second)) {
+                (None, None) => Ok(None),
+                (Some(first), Some(second)) => Ok(Some((first, second))),
+                _ => Err(format!("{name} has only one of {first} and {second}")),
+            }
+        };
+        let factors = match take(LAYER)? {
+            Some(factors) => Some(factors),
+            None => take(EMBEDDING)?,
+        };
+        let Some((first, second)) = factors else { return Ok(None) };
+        let base = param.base();
+        let shape = base.dims();
+        let rank = first.shape()[0];
+        let rest = &shape[1..];
+        let (expected_first, expected_second) = match D {
+            2 => (vec![rank, shape[0]], vec![shape[1], rank]),
+            _ => ([&[rank], rest].concat(), [&[shape[0], rank][..], &vec![1; D - 2]].concat()),
+        };
+        if first.shape()[..] != expected_first || second.shape()[..] != expected_second {
+            return Err(format!(
+                "the adapter of {name} has the shapes {:?} and {:?}, but the weight of {module} needs {expected_first:?} and \
+                 {expected_second:?}",
+                &first.shape()[..],
+                &second.shape()[..]
+            ));
+        }
+        let dtype = if base.dtype().is_float() { base.dtype() } else { first.dtype() };
+        let tensor = |data: TensorData, shape: [usize; 2]| {
+            Tensor::<2>::from_data(reshaped(data, shape.to_vec()), (&base.device(), dtype))
+        };
+        let (a, b) = match D {
+            2 => (tensor(first, [rank, shape[0]]).transpose(), tensor(second, [shape[1], rank]).transpose()),
+            _ => (tensor(second, [shape[0], rank]), tensor(first, [rank, rest.iter().product()])),
+        };
+        let scale = self.config.scale(&name, rank)?;
+        // In row-major order, as `Lora` makes them.
+        let param = |factor: Tensor<2>| {
+            let data = factor.into_data();
+            Param::from_tensor(Tensor::<2>::from_data(data, (&base.device(), dtype)))
+        };
+        Ok(Some(LoraAdapter { a: param(a), b: param(b), scale }))
+    }
+}
+
+fn view<'a>(name: &str, data: &'a TensorData) -> Result<TensorView<'a>, PeftError> {
+    let unsupported = |reason: String| PeftError::Adapter { module: name.into(), reason };
+    let dtype = match data.dtype() {
+        DType::F64 => Dtype::F64,
+        DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        dtype => return Err(unsupported(format!("it has the dtype {dtype:?}"))),
+    };
+    TensorView::new(dtype, data.shape().to_vec(), data.as_bytes())
+        .map_err(|error| unsupported(error.to_string()))
+}
+
+fn data(view: &TensorView<'_>) -> Option<TensorData> {
+    let (bytes, shape) = (view.data(), view.shape());
+    Some(match view.dtype() {
+        Dtype::F64 => TensorData::new(pod_collect_to_vec::<u8, f64>(bytes), shape),
+        Dtype::F32 => TensorData::new(pod_collect_to_vec::<u8, f32>(bytes), shape),
+        Dtype::F16 => TensorData::new(pod_collect_to_vec::<u8, f16>(bytes), shape),
+        Dtype::BF16 => TensorData::new(pod_collect_to_vec::<u8, bf16>(bytes), shape),
+        _ => return None,
+    })
+}
+
+fn reshaped(data: TensorData, shape: Vec<usize>) -> TensorData {
+    let (bytes, _, dtype) = data.into_parts();
+    TensorData::from_bytes(bytes, shape, dtype)
+}
+
+/// Whether a pattern of `peft` means a module: a regular expression for the end of its path, from a dot on.
+fn means(pattern: &str, name: &str) -> Result<bool, String> {
+    let group = ParamGroup::from_regex(&format!(r"^(.*\.)?({pattern})$"))
+        .map_err(|error| format!("the pattern {pattern}: {error:?}"))?;
+    Ok(group.matches(&ParamId::new(), Some(name)))
+}

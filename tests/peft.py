@@ -1,0 +1,53 @@
+"""Loads the adapter in `ours`, compares outputs, and writes another one to `theirs`. Called by `peft.rs`."""
+import json
+import pathlib
+import sys
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+directory = pathlib.Path(sys.argv[1])
+base = json.loads((directory / "base.json").read_text())
+
+
+def tensor(weight):
+    return torch.nn.Parameter(torch.tensor(weight["values"]).reshape(weight["shape"]))
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed_tokens = torch.nn.Embedding(9, 6)
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(6, 5), torch.nn.Linear(5, 8)])
+        self.conv = torch.nn.Conv2d(1, 4, (3, 2))
+        self.embed_tokens.weight = tensor(base["embedding"])
+        for layer, (weight, bias) in zip(self.layers, base["linear"]):
+            layer.weight, layer.bias = tensor(weight), tensor(bias)
+        self.conv.weight, self.conv.bias = map(tensor, base["conv"])
+
+    def forward(self, tokens):
+        x = self.embed_tokens(tokens)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.conv(x.unsqueeze(1))
+
+
+tokens = torch.arange(9).reshape(1, 9)
+ours = PeftModel.from_pretrained(Model(), directory / "ours")
+found, expected = ours(tokens).flatten(), torch.tensor(base["output"])
+assert torch.allclose(found, expected, atol=1e-4), (found, expected)
+
+torch.manual_seed(1)
+config = LoraConfig(
+    r=2,
+    lora_alpha=3,
+    target_modules=["embed_tokens", "layers.0", "layers.1", "conv"],
+    rank_pattern={"layers.1": 4},
+    use_rslora=True,
+)
+theirs = get_peft_model(Model(), config).eval()
+for name, parameter in theirs.named_parameters():
+    if "lora_" in name:
+        parameter.data.normal_()
+theirs.save_pretrained(directory / "theirs")
+(directory / "theirs.json").write_text(json.dumps(theirs(tokens).flatten().tolist()))
