@@ -45,10 +45,11 @@ const SMALLEST: usize = 16 << 10;
 /// use burn_memsave_layers::{functional, saved::SavedPolicy};
 ///
 /// let device = Device::flex().autodiff();
-/// let x = Tensor::<2>::random([256, 256], Distribution::Default, &device).require_grad();
-/// let run = || functional::gelu(functional::gelu(x.clone())).sum().backward();
-/// let exact = x.grad(&run()).unwrap();
-/// let close = x.grad(&SavedPolicy::Half.scope(run)).unwrap();
+/// let random = || Tensor::<2>::random([256, 256], Distribution::Normal(0.0, 0.1), &device);
+/// let (x, weight) = (random(), random().require_grad());
+/// let run = || functional::gelu(functional::linear(x.clone(), weight.clone(), None)).sum().backward();
+/// let exact = weight.grad(&run()).unwrap();
+/// let close = weight.grad(&SavedPolicy::Half.scope(run)).unwrap();
 /// let error = (exact - close).abs().max().into_scalar::<f32>();
 /// assert!(error > 0.0 && error < 0.01);
 /// ```
@@ -134,7 +135,7 @@ impl SavedPolicy {
     ///
     /// let device = Device::flex().autodiff();
     /// let x = Tensor::<2>::random([256, 256], Distribution::Default, &device).require_grad();
-    /// let run = || functional::gelu(functional::gelu(x.clone())).sum().backward();
+    /// let run = || functional::gelu(functional::softmax(x.clone(), 1)).sum().backward();
     /// let disk = SavedPolicy::disk(std::env::temp_dir())?;
     /// let [memory, disk] = [run(), disk.scope(run)].map(|gradients| x.grad(&gradients).unwrap());
     /// assert_eq!(memory.into_data(), disk.into_data());
