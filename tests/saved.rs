@@ -174,13 +174,13 @@ fn kept(device: &Device, policy: &SavedPolicy, forward: impl Fn(Tensor<2>) -> Te
     let measured = measure(
         device,
         || random([16 * ROWS, WIDTH], device).require_grad(),
-        |x| policy.scope(|| forward(x)),
+        |x| policy.scope(|| forward(copied(x))), // leaves stay as they are
     );
     bytes(measured.kept)
 }
 
-/// The records of a few steps.
-const SLACK: i64 = 32 << 10;
+/// The records of a few steps, and a weight that copies.
+const SLACK: i64 = 48 << 10;
 
 #[track_caller]
 fn is_about(kept: i64, expected: i64) {
@@ -309,16 +309,96 @@ fn scopes() {
     expect(&half, &keep, &keep);
     expect(&keep, &half, &half);
     half.clone().set_global();
-    let measured = measure(&device, || random([16 * ROWS, WIDTH], &device).require_grad(), gelu);
-    is_about(bytes(measured.kept), of(&half));
+    let outside = || {
+        let input = || random([16 * ROWS, WIDTH], &device).require_grad();
+        bytes(measure(&device, input, |x| gelu(copied(x))).kept)
+    };
+    is_about(outside(), of(&half));
     expect(&keep, &keep, &keep);
     keep.set_global();
-    let measured = measure(&device, || random([16 * ROWS, WIDTH], &device).require_grad(), gelu);
-    is_about(bytes(measured.kept), 4 * ELEMENTS);
+    is_about(outside(), 4 * ELEMENTS);
     let caught = std::panic::catch_unwind(|| half.scope(|| panic!("in a scope")));
     assert!(caught.is_err());
-    let measured = measure(&device, || random([16 * ROWS, WIDTH], &device).require_grad(), gelu);
-    is_about(bytes(measured.kept), 4 * ELEMENTS);
+    is_about(outside(), 4 * ELEMENTS);
+}
+
+/// A policy inside of another one, also in segments: what was kept for one is not taken for the other.
+#[test]
+fn exact_inside_of_rounded() {
+    let _alone = alone();
+    for device in devices() {
+        let linear: Linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
+        let x = random([16 * ROWS, WIDTH], &device);
+        let weights = [(); 2].map(|()| random([WIDTH, WIDTH], &device).require_grad());
+        let disk = SavedPolicy::disk(std::env::temp_dir()).unwrap();
+        for (outer, inner) in [(SavedPolicy::Int8, SavedPolicy::Keep), (SavedPolicy::Half, disk)] {
+            let run = |outer: &SavedPolicy| {
+                let y = outer.scope(|| {
+                    let h = copied(x.clone().require_grad());
+                    let a = functional::linear(h.clone(), weights[0].clone(), None);
+                    let b = inner.scope(|| functional::linear(h.clone(), weights[1].clone(), None));
+                    a + b + inner.scope(|| checkpoint(&linear, h, |linear, x| linear.forward(x)))
+                });
+                let gradients = y.sum().backward();
+                let of = |weight: &Tensor<2>| weight.grad(&gradients).unwrap().into_data();
+                [of(&weights[0]), of(&weights[1]), of(&linear.weight.val())]
+            };
+            let (exact, found) = (run(&SavedPolicy::Keep), run(&outer));
+            assert!(error(&exact[0], &found[0]) < 0.05);
+            assert!(error(&exact[1], &found[1]) < 1e-6 && error(&exact[2], &found[2]) < 1e-6);
+        }
+    }
+}
+
+/// Leaves and parameters are part of any number of graphs, one after the other.
+#[test]
+fn graphs_that_share_leaves() {
+    let _alone = alone();
+    for device in devices() {
+        let x = random([16 * ROWS, WIDTH], &device).require_grad();
+        let weights = [(); 2].map(|()| random([WIDTH, WIDTH], &device).require_grad());
+        let lstm: burn_memsave::nn::Lstm = burn_memsave::nn::LstmConfig::new(64, 64, true).init(&device);
+        let sequence = random([2, 8, 64], &device);
+        for policy in PACKING {
+            let ys = policy.scope(|| {
+                weights.each_ref().map(|weight| functional::linear(x.clone(), weight.clone(), None))
+            });
+            let gradients = ys.map(|y| y.sum().backward());
+            assert!(gradients.iter().all(|gradients| x.grad(gradients).is_some()));
+            let ys = policy.scope(|| [(); 2].map(|()| lstm.forward(sequence.clone(), None).0));
+            let gradients = ys.map(|y| y.sum().backward());
+            let weight = &lstm.output_gate.hidden_transform.weight;
+            assert_eq!(
+                weight.grad(&gradients[0]).unwrap().into_data(),
+                weight.grad(&gradients[1]).unwrap().into_data()
+            );
+        }
+    }
+}
+
+/// One tensor as two inputs; one that is many in memory; one that lives longer than the scope.
+#[test]
+fn odd_tensors() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let weight = random([WIDTH, WIDTH], &device).require_grad();
+    let linear = |x| functional::linear(x, weight.clone(), None);
+    for policy in PACKING {
+        let twice = |x: Tensor<2>| functional::silu_gate(x.clone(), x);
+        is_about(kept(&device, &policy, twice), of(&policy));
+        let expanded = |x: Tensor<2>| linear(copied(x.slice_dim(0, 0..1)).expand([16 * ROWS, WIDTH]));
+        let exact = kept(&device, &SavedPolicy::Keep, expanded);
+        assert!(kept(&device, &policy, expanded) <= exact + SLACK);
+        let blocks = |x: Tensor<2>| {
+            let x = copied(x);
+            // The residual is alive at the end of each scope.
+            (0..8).fold(x, |x, _| policy.scope(|| linear(x.clone())) + x)
+        };
+        let input = || random([16 * ROWS, WIDTH], &device).require_grad();
+        let kept = bytes(measure(&device, input, blocks).kept);
+        // The last one is looked at in the next step.
+        assert!(kept <= 7 * of(&policy) + 4 * ELEMENTS + SLACK, "{kept}");
+    }
 }
 
 /// Forward passes without a backward pass are freed as Burn frees its own: in the next backward pass.
@@ -333,19 +413,21 @@ fn abandoned_graphs_are_freed() {
             let y = functional::linear(functional::gelu(x), weight.clone(), None);
             y + functional::linear(held.clone(), weight.clone(), None)
         };
-        let live = |policy: &SavedPolicy| {
-            drop(policy.scope(forward).sum().backward());
-            TrackingAllocator::live()
-        };
         for is_global in [false, true] {
-            let policy = if is_global { SavedPolicy::Keep } else { SavedPolicy::Int8 };
-            SavedPolicy::Int8.set_global();
-            live(&policy);
-            let before = live(&policy);
-            (0..50).for_each(|_| drop(policy.scope(forward)));
-            live(&policy);
-            live(&policy);
-            let after = live(&policy);
+            let run = || if is_global { forward() } else { SavedPolicy::Int8.scope(forward) };
+            if is_global {
+                SavedPolicy::Int8.set_global();
+            }
+            let live = || {
+                drop(run().sum().backward());
+                TrackingAllocator::live()
+            };
+            live();
+            let before = live();
+            (0..50).for_each(|_| drop(run()));
+            live();
+            live();
+            let after = live();
             SavedPolicy::Keep.set_global();
             assert!(after <= before + 4096, "{before} bytes before, {after} after");
         }
@@ -363,6 +445,7 @@ fn the_ledger() {
         let x = random([16 * ROWS, WIDTH], &device).require_grad();
         let (_y, ledger) = ledger(&linear, x, |_, x| {
             policy.scope(|| {
+                let x = copied(x);
                 let y = weights.each_ref().map(|weight| functional::linear(x.clone(), weight.clone(), None));
                 y.into_iter().reduce(|a, b| a + b).unwrap()
             })

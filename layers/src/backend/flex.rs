@@ -30,6 +30,10 @@ impl CpuBackend for Flex {
         x.is_contiguous() && x.layout().start_offset() == 0 && whole
     }
 
+    fn buffer_bytes(x: &FloatTensor<Self>) -> Option<usize> {
+        Some(x.bytes().len())
+    }
+
     fn as_slice<E: CpuElement>(x: &FloatTensor<Self>) -> &[E] {
         x.storage::<E>()
     }

@@ -11,8 +11,11 @@
 //! the checkpointer: of `x` that would be the tensor itself, of the token it is one element.
 //!
 //! A tensor is packed only when this holds the last handle of it, which is looked at whenever a step is recorded on this thread:
-//! packed earlier, it would take more memory, not less. Until then every step that keeps the tensor shares the stand-in; afterwards
-//! there is no tensor left for another step to take.
+//! packed earlier, it would take more memory, not less. Until then every step that keeps the tensor under the same policy shares the
+//! stand-in; afterwards there is no tensor left for another step to take.
+//!
+//! Leaves stay as they are. Whoever made one has it, and Burn lets graphs that are used one after the other share a leaf, but no other
+//! node.
 use super::packing::PackingKernels;
 use super::recompute::is_available;
 use crate::saved::{self, SavedPolicy, Stored};
@@ -27,6 +30,7 @@ use burn::backend::{
         grads::Gradients,
         ops::{Backward, Ops},
     },
+    ops::FloatTensorOps,
     tensor::FloatTensor,
 };
 use burn::tensor::{FloatDType, Shape};
@@ -34,7 +38,10 @@ use core::any::Any;
 use core::cell::RefCell;
 use core::fmt;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicUsize, Ordering},
+};
 
 /// How often a tensor is looked at before it is left as it is: somebody else may hold it for good.
 const LOOKS: usize = 256;
@@ -68,6 +75,11 @@ impl<B: PackingKernels> Waiting<B> {
             return Progress::Held;
         }
         *state = match core::mem::replace(&mut *state, State::Taken) {
+            // Another form of elements that are one in memory would take more.
+            State::Whole(x) if B::is_expanded(&x) => {
+                *state = State::Whole(x);
+                return Progress::Done;
+            }
             State::Whole(x) => State::Stored(self.policy.store::<B>(x)),
             other => other,
         };
@@ -179,13 +191,15 @@ struct Shared<B: PackingKernels> {
     looks: usize,
 }
 
-trait AnyShared {
+trait AnyShared: Send {
     /// See [`Waiting::pack`].
     fn pack(&mut self) -> Progress;
     /// See [`Waiting::arrive`].
     fn arrive(&self);
     /// The node of the tensor.
     fn node(&self) -> NodeId;
+    /// How it waits.
+    fn policy(&self) -> &SavedPolicy;
     /// A [`Held`].
     fn held(&self) -> &dyn Any;
 }
@@ -207,23 +221,67 @@ impl<B: PackingKernels> AnyShared for Shared<B> {
         self.node
     }
 
+    fn policy(&self) -> &SavedPolicy {
+        self.held.policy()
+    }
+
     fn held(&self) -> &dyn Any {
         &self.held
     }
 }
 
+type List = Vec<Box<dyn AnyShared>>;
+
+/// What a thread holds.
+struct OfThread(RefCell<List>);
+
+impl Drop for OfThread {
+    /// Other threads go on.
+    fn drop(&mut self) {
+        leave(self.0.take());
+    }
+}
+
 thread_local! {
-    static SHARED: RefCell<Vec<Box<dyn AnyShared>>> = const { RefCell::new(vec![]) };
+    static SHARED: OfThread = const { OfThread(RefCell::new(vec![])) };
+}
+
+/// What threads held when their scopes, or they themselves, ended. Any thread looks at it.
+static LEFT: Mutex<List> = Mutex::new(vec![]);
+/// How much that is.
+static COUNT_OF_LEFT: AtomicUsize = AtomicUsize::new(0);
+
+fn leave(list: List) {
+    if !list.is_empty() {
+        let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+        left.extend(list);
+        COUNT_OF_LEFT.store(left.len(), Ordering::Relaxed);
+    }
+}
+
+/// Has any thread go on with what this one holds.
+pub(crate) fn leave_all() {
+    leave(SHARED.with(|shared| shared.0.take()));
 }
 
 /// Packs what nobody else holds any more.
 pub(crate) fn pack_idle() {
-    if SHARED.with_borrow(Vec::is_empty) {
-        return;
+    if COUNT_OF_LEFT.load(Ordering::Relaxed) > 0 {
+        let left = core::mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
+        COUNT_OF_LEFT.store(0, Ordering::Relaxed);
+        leave(packed(left));
     }
+    if SHARED.with(|shared| !shared.0.borrow().is_empty()) {
+        let list = packed(SHARED.with(|shared| shared.0.take()));
+        SHARED.with(|shared| shared.0.replace(list));
+    }
+}
+
+/// What is left to do, after what nobody else holds was packed.
+fn packed(list: List) -> List {
     let mut waiting = vec![];
     let mut on_their_way = VecDeque::new();
-    for mut shared in SHARED.take() {
+    for mut shared in list {
         match shared.pack() {
             Progress::Held => waiting.push(shared),
             Progress::OnItsWay => on_their_way.push_back(shared),
@@ -236,36 +294,38 @@ pub(crate) fn pack_idle() {
         first.arrive();
     }
     waiting.extend(on_their_way);
-    SHARED.set(waiting);
+    waiting
 }
 
-/// Leaves everything as it is from now on.
-pub(crate) fn leave() {
-    drop(SHARED.take());
-}
-
-/// A tensor that waits, because a step keeps it.
+/// A tensor that waits, because a step keeps it, as the policy says.
 pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<Held<B>> {
-    SHARED.with_borrow(|shared| {
-        let found = shared.iter().find(|shared| shared.node() == x.id())?;
+    let policy = saved::current()?;
+    SHARED.with(|shared| {
+        let shared = shared.0.borrow();
+        let found = shared.iter().find(|shared| shared.node() == x.id() && *shared.policy() == policy)?;
         found.held().downcast_ref::<Held<B>>().cloned()
     })
 }
 
-/// Has a tensor wait that a step is about to keep, if the policy says so. `recomputes`: whether the device's strategy computes
+/// Has a tensor wait that a step is about to keep, if the policy says so; one that waits already does not begin anew. `recomputes`: whether the device's strategy computes
 /// some tensors again.
 pub(crate) fn hold<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>, recomputes: bool) -> Option<Held<B>> {
     let policy = saved::current()?;
+    if let Some(held) = find(x) {
+        return Some(held);
+    }
     let elements = x.shape().num_elements();
-    if policy.bytes::<B>(elements, x.dtype()).is_none() || is_available::<B>(x, recomputes) {
+    let is_leaf = <Autodiff<B> as FloatTensorOps<Autodiff<B>>>::float_is_require_grad(x);
+    if is_leaf || policy.bytes::<B>(elements, x.dtype()).is_none() || is_available::<B>(x, recomputes) {
         return None;
     }
+    saved::will_round(&policy);
     let state = Mutex::new(State::Whole(x.primitive().clone()));
     let waiting = Arc::new(Waiting { state, policy, outside: Arc::default() });
     let stand_in = x.is_tracked().then(|| stand_in(x, waiting.clone()));
     let held = Held { waiting, stand_in };
     let shared = Shared { node: x.id(), held: held.clone(), looks: 0 };
-    SHARED.with_borrow_mut(|all| all.push(Box::new(shared)));
+    SHARED.with(|all| all.0.borrow_mut().push(Box::new(shared)));
     Some(held)
 }
 

@@ -46,7 +46,8 @@ pub fn given<T>(input: Option<T>) -> T {
 pub trait Operation<B: Backend, const N: usize>: Clone + Send + 'static {
     /// The names of the inputs in the ledger.
     const INPUTS: [&'static str; N];
-    /// Which inputs are parameters of a module. The ledger finds the module by the first one that is given.
+    /// Which inputs are parameters of a module: all of which the backward pass may read. The ledger finds the module by the first one
+    /// that is given; the [policy](crate::saved) leaves them as they are.
     const PARAMETERS: &'static [usize] = &[];
 
     /// The inputs whose shapes the backward pass reads for their gradients.
@@ -325,15 +326,13 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
         let Some(tensor) = tensor else { continue };
         if let Some(reason) = plan.reasons[input] {
             kept[input] = Kept::frozen::<B>(tensor);
-            let may_wait = kept[input].is_none() && !O::PARAMETERS.contains(&input);
-            if may_wait && waiting[input].is_none() {
-                waiting[input] = held::hold(tensor, recomputes);
-            }
-            ledger.input::<B>(O::INPUTS[input], tensor, waiting[input].as_ref(), reason);
             // What offers its output needs an untracked tensor itself.
+            let may_wait =
+                kept[input].is_none() && !O::PARAMETERS.contains(&input) && (tracked[input] || !plan.offers);
+            waiting[input] = if may_wait { held::hold(tensor, recomputes) } else { None };
+            ledger.input::<B>(O::INPUTS[input], tensor, waiting[input].as_ref(), reason);
             if let Some(held) = &waiting[input]
                 && held.stand_in().is_none()
-                && !plan.offers
             {
                 kept[input] = Some(Kept::waiting(held));
             }

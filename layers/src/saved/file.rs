@@ -37,7 +37,11 @@ struct State {
     taken: BTreeMap<u64, u64>,
     /// What was put in last.
     last: Weak<Slot>,
+    /// What is read ahead.
+    ahead: Option<(Weak<Slot>, Reading)>,
 }
+
+type Reading = Receiver<io::Result<Bytes>>;
 
 enum Job {
     Write { start: u64, bytes: Bytes },
@@ -66,11 +70,11 @@ impl SavedFile {
             len: bytes.len(),
             width: dtype.size(),
             before: state.last.clone(),
-            asked: Mutex::new(None),
         });
-        state.last = Arc::downgrade(&slot);
         drop(state);
         self.0.send(Job::Write { start, bytes });
+        // Not before: whoever finds it may have it read.
+        self.0.lock().last = Arc::downgrade(&slot);
         OnFile { slot, shape, dtype }
     }
 }
@@ -100,12 +104,14 @@ impl OnFile {
     ///
     /// Panics if the file could not be written or read.
     pub(crate) fn load(&self) -> TensorData {
-        let reading = self.slot.ask();
+        let file = &self.slot.file;
+        let ahead = file.lock().ahead.take().filter(|(slot, _)| slot.as_ptr() == Arc::as_ptr(&self.slot));
+        let reading = ahead.map_or_else(|| self.slot.read(), |(_, reading)| reading);
         if let Some(before) = self.slot.before.upgrade() {
-            let asked = before.ask();
-            *before.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(asked);
+            let ahead = (Arc::downgrade(&before), before.read());
+            file.lock().ahead = Some(ahead);
         }
-        let directory = self.slot.file.directory.display();
+        let directory = file.directory.display();
         let result = reading.recv().expect("the thread replies to every job");
         let bytes = result.unwrap_or_else(|error| panic!("saved tensors in {directory}: {error}"));
         TensorData::from_bytes(bytes, self.shape.clone(), self.dtype)
@@ -122,16 +128,11 @@ struct Slot {
     width: usize,
     /// What was put in before.
     before: Weak<Slot>,
-    /// It is being read.
-    asked: Mutex<Option<Receiver<io::Result<Bytes>>>>,
 }
 
 impl Slot {
-    /// Has it read, unless it is already.
-    fn ask(&self) -> Receiver<io::Result<Bytes>> {
-        if let Some(asked) = self.asked.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            return asked;
-        }
+    /// Has it read.
+    fn read(&self) -> Reading {
         let (reply, reading) = mpsc::sync_channel(1);
         let bytes = zeros(self.len, self.width);
         self.file.send(Job::Read { start: self.start, bytes, reply });
@@ -148,18 +149,19 @@ impl Drop for Slot {
 
 /// Does jobs in order until there can be no more. What could not be written cannot be read.
 fn serve(mut file: File, jobs: Receiver<Job>) {
-    let mut failed: Option<(io::ErrorKind, String)> = None;
+    let mut failed = BTreeMap::new();
     for job in jobs {
         match job {
             Job::Write { start, bytes } => {
                 let written = file.seek(SeekFrom::Start(start)).and_then(|_| file.write_all(&bytes));
-                if let Err(error) = written {
-                    failed.get_or_insert_with(|| (error.kind(), format!("cannot be written: {error}")));
+                match written {
+                    Ok(()) => drop(failed.remove(&start)),
+                    Err(error) => drop(failed.insert(start, error)),
                 }
             }
             Job::Read { start, mut bytes, reply } => {
-                let read = match &failed {
-                    Some((kind, message)) => Err(io::Error::new(*kind, message.clone())),
+                let read = match failed.get(&start) {
+                    Some(error) => Err(io::Error::new(error.kind(), format!("cannot be written: {error}"))),
                     None => file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(&mut bytes)),
                 };
                 let _ = reply.send(read.map(|()| bytes)); // who asked may be gone
@@ -203,6 +205,24 @@ mod tests {
             assert_eq!(end(&file), 5 * 4000);
             slots.into_iter().rev().for_each(|slot| drop(slot.load()));
         }
+    }
+
+    #[test]
+    fn threads_that_share_a_file() {
+        let file = SavedFile::new(&std::env::temp_dir()).expect("a directory for files that are temporary");
+        thread::scope(|scope| {
+            for thread in 0..4 {
+                let file = file.clone();
+                scope.spawn(move || {
+                    for seed in (0..300).map(|seed| thread * 100_000 + seed) {
+                        let slots = [seed, seed + 50_000].map(|seed| (seed, file.put(data(3000, seed))));
+                        for (seed, slot) in slots.iter().rev() {
+                            assert_eq!(slot.load(), data(3000, *seed));
+                        }
+                    }
+                });
+            }
+        });
     }
 
     #[test]

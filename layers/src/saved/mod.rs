@@ -23,7 +23,7 @@ const SMALLEST: usize = 16 << 10;
 /// | policy | bytes | comes back |
 /// | --- | --- | --- |
 /// | [`Keep`](Self::Keep) | all | as it was |
-/// | [`Half`](Self::Half) | 0.5 of f32 and f64 | rounded to bf16, from f64 to f32: each element is up to `2^-8` of itself off, or `2^-24` |
+/// | [`Half`](Self::Half) | 0.5 of f32 and f64 | rounded to bf16, from f64 to f32, infinite beyond its range: each element is up to `2^-8` of itself off, or `2^-24` |
 /// | [`Int8`](Self::Int8) | 0.26 of f32, 0.52 of f16 and bf16 | each element up to `1/127` of the largest of its 128 neighbours off, and right in the mean |
 /// | [`Host`](Self::Host) | none on the device | as it was, over the bus |
 /// | [`Disk`](Self::disk) | none in memory | as it was, from a file |
@@ -32,10 +32,10 @@ const SMALLEST: usize = 16 << 10;
 /// cost is a pass over the tensor in the forward pass, and one in the backward pass; `Host` and `Disk` a copy each way, most of it while other
 /// operations run.
 ///
-/// It holds for the inputs of operations of this library: not for masks, statistics and outputs that they keep, for parameters
+/// It holds for the inputs of operations of this library: not for leaves, masks, statistics and outputs that they keep, for parameters
 /// and frozen weights, for what is computed again, for tensors below 16 KiB, nor for operations of Burn. A tensor that somebody
-/// else holds (an operation of Burn, a variable of yours) stays as it is as long as that is so, since a second form of it would only take
-/// more memory. NdArray cannot tell, and keeps everything.
+/// else holds (an operation of Burn, a variable of yours, another part of the same memory) stays as it is as long as that is so, since a second
+/// form of it would only take more memory; so does an expanded one. NdArray cannot tell, and keeps everything.
 ///
 /// In a [checkpointed](https://docs.rs/burn-memsave/latest/burn_memsave/checkpoint) segment it holds for the inputs of the segment. Gradients
 /// of a tensor that several operations take are added up in another order.
@@ -112,10 +112,20 @@ pub(crate) fn current() -> Option<SavedPolicy> {
     (policy != SavedPolicy::Keep).then_some(policy)
 }
 
-/// Whether tensors that are kept now come back as they were.
+/// Whether a tensor was ever kept rounded.
+static HAS_ROUNDED: AtomicBool = AtomicBool::new(false);
+
+/// Says that a tensor is kept so.
+pub(crate) fn will_round(policy: &SavedPolicy) {
+    if matches!(policy, SavedPolicy::Half | SavedPolicy::Int8) {
+        HAS_ROUNDED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether all tensors come back as they were, so that what is computed again from them is the same.
 #[doc(hidden)] // for segments, whose results are compared
 pub fn is_exact() -> bool {
-    !matches!(current(), Some(SavedPolicy::Half | SavedPolicy::Int8))
+    !HAS_ROUNDED.load(Ordering::Relaxed) && !matches!(current(), Some(SavedPolicy::Half | SavedPolicy::Int8))
 }
 
 impl SavedPolicy {
@@ -157,15 +167,15 @@ impl SavedPolicy {
         struct Entered;
         impl Drop for Entered {
             fn drop(&mut self) {
-                if !std::thread::panicking() {
-                    held::pack_idle();
-                }
                 let is_outermost = SCOPES.with_borrow_mut(|scopes| {
                     scopes.pop();
                     scopes.is_empty()
                 });
+                if !std::thread::panicking() {
+                    held::pack_idle();
+                }
                 if is_outermost && !IS_GLOBAL.load(Ordering::Acquire) {
-                    held::leave();
+                    held::leave_all();
                 }
             }
         }

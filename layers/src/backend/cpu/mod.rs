@@ -120,6 +120,11 @@ pub trait CpuBackend: Placeholders {
     /// Whether [`contiguous`](Self::contiguous) copies nothing.
     fn is_contiguous(x: &FloatTensor<Self>) -> bool;
 
+    /// The bytes of the memory that a tensor is in, if that is known.
+    fn buffer_bytes(_: &FloatTensor<Self>) -> Option<usize> {
+        None
+    }
+
     /// The elements of a [contiguous](Self::contiguous) tensor of dtype `E`.
     fn as_slice<E: CpuElement>(x: &FloatTensor<Self>) -> &[E];
 

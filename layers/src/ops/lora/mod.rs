@@ -91,7 +91,7 @@ impl<B: LoraKernels> Lora<B> {
 
 impl<B: LoraKernels> Operation<B, 5> for Lora<B> {
     const INPUTS: [&'static str; 5] = ["x", "a", "b", "weight", "bias"];
-    const PARAMETERS: &'static [usize] = &[WEIGHT, FACTOR_A];
+    const PARAMETERS: &'static [usize] = &[WEIGHT, FACTOR_A, FACTOR_B];
     const SHAPES: &'static [usize] = &[X];
     type Saved = SavedLora<B>;
 

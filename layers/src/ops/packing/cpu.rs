@@ -49,6 +49,10 @@ impl<B: CpuBackend> PackingKernels for B {
     const IS_HOST: bool = true;
     type Packed = Packed;
 
+    fn is_expanded(x: &FloatTensor<B>) -> bool {
+        B::buffer_bytes(x).is_some_and(|bytes| bytes < x.shape().num_elements() * x.dtype().size())
+    }
+
     fn pack(x: FloatTensor<B>, format: Format, seed: u32) -> Packed {
         let x = B::contiguous(x);
         let (shape, dtype) = (x.shape(), x.dtype());

@@ -59,6 +59,11 @@ impl PackingKernels for Cube {
     const IS_HOST: bool = false;
     type Packed = Packed;
 
+    #[cfg(not(feature = "fusion"))]
+    fn is_expanded(x: &FloatTensor<Self>) -> bool {
+        x.meta.shape().iter().zip(x.meta.strides().iter()).any(|(&len, &stride)| len > 1 && stride == 0)
+    }
+
     fn pack(x: FloatTensor<Self>, format: Format, seed: u32) -> Packed {
         let (shape, dtype) = (x.shape(), x.dtype());
         let bits = match (format, dtype) {
@@ -292,13 +297,16 @@ fn to_bytes<T: Float, N: Size>(
             }
         }
     }
-    let scale = f32::reinterpret(max_over_cube::<u32>(largest, UNITS)) / 127.0;
+    let largest = max_over_cube::<u32>(largest, UNITS);
+    let is_finite = largest < 0x7F80_0000u32;
+    let scale = f32::reinterpret(select(is_finite, largest, 0u32)) / 127.0;
     // Below, its inverse would be infinite.
     let is_zero = scale < f32::new(comptime!(f32::MIN_POSITIVE));
     let scale = select(is_zero, 0.0, scale);
     let inverse = select(is_zero, 0.0, 1.0 / scale);
     if UNIT_POS == 0 {
-        scales.write(group, scale);
+        // Of what is not finite, the whole group is not a number.
+        scales.write(group, select(is_finite, scale, f32::reinterpret(0x7FC0_0000u32)));
     }
     let mut bytes = 0u32;
     #[unroll]
@@ -313,7 +321,7 @@ fn to_bytes<T: Float, N: Size>(
                 let up = f32::cast_from(noise(position, seed) >> 8u32) * comptime!(1.0 / (1 << 24) as f32);
                 let rounded = (values.extract(lane) * inverse + up).floor();
                 // In 1..=255; the sign is in what is taken away later.
-                let byte = u32::cast_from(clamp(rounded, -127.0, 127.0) + 128.0);
+                let byte = u32::cast_from(clamp(rounded, -127.0, 127.0) + 128.0) & 0xFFu32;
                 bytes |= byte << comptime!(8 * element as u32);
             }
         }

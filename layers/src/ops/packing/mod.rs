@@ -5,7 +5,8 @@
 //! | [`Format::Half`] | `2 n` of f32, `4 n` of f64 | bf16 of f32, f32 of f64: rounded to nearest, `abs(error) <= abs(x) / 2^8`, or `/ 2^24` |
 //! | [`Format::Int8`] | `n + 4 ceil(n / 128)` | a multiple of `s`, the largest `abs(x)` of its group of 128 elements over 127: rounded up or down at random, `abs(error) < s`, `x` in the mean |
 //!
-//! Where a group has an infinite element or one that is not a number, all of it comes back as not a number.
+//! Where a group has an infinite element or one that is not a number, or of f64 one that is infinite in f32, all of it comes back as not a
+//! number. Beyond the largest bf16, 3.39e38, `Half` gives infinity; of subnormal numbers errors are absolute ones.
 use crate::backend::Saved;
 #[cfg(any(feature = "remote", all(test, feature = "flex")))]
 use crate::backend::composing_backends;
@@ -52,6 +53,11 @@ pub trait PackingKernels: Backend {
     /// A tensor in fewer bits, with its shape and dtype.
     type Packed: Saved;
 
+    /// Whether several elements are one in memory, as far as is known.
+    fn is_expanded(_: &FloatTensor<Self>) -> bool {
+        false
+    }
+
     /// A tensor, which is not empty, of a dtype that the format [takes](Format::bytes). `seed`: which way elements are rounded.
     fn pack(x: FloatTensor<Self>, format: Format, seed: u32) -> Self::Packed;
 
@@ -64,8 +70,8 @@ composing_backends!(PackingKernels {
     const IS_HOST: bool = false;
     type Packed = composed::Packed<Self>;
 
-    fn pack(x: FloatTensor<Self>, format: Format, _: u32) -> Self::Packed {
-        composed::Packed::of(x, format)
+    fn pack(x: FloatTensor<Self>, format: Format, seed: u32) -> Self::Packed {
+        composed::Packed::of(x, format, seed)
     }
 
     fn unpack(packed: &Self::Packed) -> FloatTensor<Self> {
@@ -76,7 +82,7 @@ composing_backends!(PackingKernels {
 /// A number for every position and seed, all bits of which look random.
 ///
 /// The finalizer of C. Wellons, "Prospecting for Hash Functions" (2018), `lowbias32`.
-#[cfg(any(feature = "flex", feature = "ndarray"))]
+#[cfg(any(feature = "flex", feature = "ndarray", feature = "remote"))]
 #[inline(always)]
 fn noise(position: u32, seed: u32) -> u32 {
     let mut x = position ^ seed.wrapping_mul(0x9E37_79B9);

@@ -214,7 +214,18 @@ impl<B: RecurrentKernels> Operation<B, INPUTS> for Recurrent<B> {
         }
         names
     };
-    const PARAMETERS: &'static [usize] = &[GATES];
+    const PARAMETERS: &'static [usize] = {
+        const PARAMETERS: [usize; INPUTS - GATES] = {
+            let mut parameters = [0; INPUTS - GATES];
+            let mut parameter = GATES;
+            while parameter < INPUTS {
+                parameters[parameter - GATES] = parameter;
+                parameter += 1;
+            }
+            parameters
+        };
+        &PARAMETERS
+    };
     type Saved = Saved<B>;
 
     fn name(&self) -> &'static str {

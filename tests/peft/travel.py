@@ -1,4 +1,4 @@
-"""Loads the adapter in `ours`, compares outputs, and writes another one to `theirs`. Called by `peft.rs`."""
+"""Loads the adapter in `ours`, compares outputs, and writes another one to `theirs`. Called by `main.rs`."""
 import json
 import pathlib
 import sys

@@ -225,7 +225,7 @@ fn adapters_travel_to_python_and_back() {
         "output": floats(model.forward()),
     });
     fs::write(path.join("base.json"), base.to_string()).unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peft.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peft/travel.py");
     let output = Command::new(&python).arg(script).arg(path).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let loaded = load(Model::new(&device), path.join("theirs"), names).unwrap();
