@@ -24,6 +24,7 @@
 //! - **Running statistics** are updated once.
 //! - **Frozen** parameters stay frozen, weights of [lazy](crate::lazy) models are read again, adapters are trained.
 //! - Segments may be nested, and use parameters that others use, too.
+//! - Inputs wait as the [policy](crate::saved::SavedPolicy) of the thread says, nothing within segments does.
 //!
 //! # What is refused
 //!
@@ -39,7 +40,8 @@
 //!   ```
 //! - A segment that does something else the second time: the backward pass panics, and says what. Operations of this library are
 //!   compared by name and shape, outputs by some of their elements (where that takes time, on devices, the first times only). So it
-//!   is with Burn's own layers that draw random numbers, such as [`burn::nn::Dropout`]: they would draw others.
+//!   is with Burn's own layers that draw random numbers, such as [`burn::nn::Dropout`]: they would draw others. From the first tensor on
+//!   that a [policy](crate::saved::SavedPolicy) keeps rounded, outputs are not compared any more.
 //! - Training under Burn's `ExecutionStrategy::ddp`, which waits for all devices at the end of every backward pass, and so of those of
 //!   segments: [`Replicas`](crate::parallel::Replicas) train with segments.
 //! - A second backward pass through a segment, from another output, as through any graph of Burn's.
