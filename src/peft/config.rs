@@ -18,7 +18,7 @@ pub(super) struct Config {
     lora_alpha: f64,
     #[serde(default)]
     lora_dropout: f64,
-    /// Names, or one regular expression.
+    /// Names of which a module's may end, or one regular expression for all of it.
     #[serde(default)]
     target_modules: Value,
     #[serde(default)]
@@ -35,7 +35,28 @@ pub(super) struct Config {
     rank_pattern: BTreeMap<String, usize>,
     #[serde(default)]
     alpha_pattern: BTreeMap<String, f64>,
+    #[serde(default)]
+    init_lora_weights: Value,
+    #[serde(flatten)]
+    others: BTreeMap<String, Value>,
 }
+
+/// What else changes what an adapter computes, if it is neither null nor false.
+const OTHERS: [&str; 10] = [
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "layer_replication",
+    "lora_bias",
+    "monteclora_config",
+    "target_parameters",
+    "use_bdlora",
+    "use_qalora",
+    "velora_config",
+];
+
+/// Beginnings of initializations that change the base, too.
+const CHANGE_THE_BASE: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
 
 impl Config {
     pub(super) fn new(rank: usize, alpha: f64, targets: BTreeSet<String>) -> Self {
@@ -47,7 +68,11 @@ impl Config {
             r: rank,
             lora_alpha: alpha,
             lora_dropout: 0.0,
-            target_modules: targets.into_iter().collect(),
+            target_modules: format!(
+                "({})",
+                targets.iter().map(|name| escaped(name)).collect::<Vec<_>>().join("|")
+            )
+            .into(),
             bias: Some("none".into()),
             fan_in_fan_out: false,
             use_rslora: false,
@@ -55,6 +80,8 @@ impl Config {
             modules_to_save: None,
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
+            init_lora_weights: true.into(),
+            others: BTreeMap::new(),
         }
     }
 
@@ -69,7 +96,16 @@ impl Config {
             (config.modules_to_save.as_ref().is_some_and(|saved| !saved.is_null()), "modules_to_save".into()),
             (!config.lora_alpha.is_finite(), "lora_alpha".into()),
         ];
-        match unsupported.into_iter().find(|(is_there, _)| *is_there) {
+        let initial = config.init_lora_weights.as_str().unwrap_or_default().to_lowercase();
+        let changes_the_base = CHANGE_THE_BASE.iter().any(|kind| initial.starts_with(kind));
+        let is_set = |name: &&&str| {
+            let value = config.others.get(**name).unwrap_or(&Value::Null);
+            !matches!(value, Value::Null | Value::Bool(false))
+                && value.as_array().is_none_or(|array| !array.is_empty())
+        };
+        let other = OTHERS.iter().find(is_set).map(|name| (true, (*name).into()));
+        let initial = changes_the_base.then(|| (true, format!("init_lora_weights {initial}")));
+        match unsupported.into_iter().chain(other).chain(initial).find(|(is_there, _)| *is_there) {
             Some((_, what)) => Err(error(format!("{what} is not supported"))),
             None => Ok(config),
         }
@@ -87,6 +123,17 @@ impl Config {
         let rank = rank as f64;
         Ok(alpha / if self.use_rslora { rank.sqrt() } else { rank })
     }
+}
+
+/// A regular expression for a name.
+fn escaped(name: &str) -> String {
+    name.chars().fold(String::new(), |mut escaped, c| {
+        if !c.is_alphanumeric() && c != '_' {
+            escaped.push('\\');
+        }
+        escaped.push(c);
+        escaped
+    })
 }
 
 /// What the first pattern that means the module says.

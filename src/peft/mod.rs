@@ -9,7 +9,9 @@
 //! | `Embedding` | `a` `[entries, rank]`, `b` `[rank, width]` | `lora_embedding_A` `[rank, entries]`, `lora_embedding_B` `[width, rank]` |
 //! | convolutions ([`ConvLora`](crate::lora::ConvLora)) | `a` `[outputs, rank]`, `b` `[rank, inputs * size]` | `lora_B.weight` `[outputs, rank, 1..]`, `lora_A.weight` `[rank, inputs, size..]` |
 //!
-//! Modules have other paths there: a function gives the path in Python of a path here.
+//! Modules have other paths there: a function gives the path in Python of a path here. Factors get the precision of the weight, where `peft`
+//! has them in f32. `peft` knows no adapters of transposed and deformable convolutions, which are refused, and other ones of grouped
+//! convolutions, and with a dilation.
 //!
 //! ```
 //! use burn::module::{Lora, Module};
@@ -64,12 +66,13 @@ struct Suffixes(&'static str, &'static str);
 const LAYER: Suffixes = Suffixes(".lora_A.weight", ".lora_B.weight");
 const EMBEDDING: Suffixes = Suffixes(".lora_embedding_A", ".lora_embedding_B");
 
-/// Writes the adapters of a module into a directory, which is made if it is not there. `lora`: what they were attached with, for their rank and alpha.
-/// `names`: the path in Python of the path of a module here.
+/// Writes the adapters of a module into a directory, which is made if it is not there. `lora`: what they were attached with, for their rank and
+/// alpha, **which is taken as given**: it cannot be read from a module. `names`: the path in Python of the path of a module here.
 ///
 /// # Errors
 ///
-/// If there is no adapter, if one has another rank than `lora`, if two modules get one name, or if a file cannot be written.
+/// If there is no adapter, if one is not of a module's `weight`, has another rank than `lora`, or is of a module that `peft` has no adapters for;
+/// if two modules get one name, or if a file cannot be written.
 pub fn save<M: Module>(
     module: &M,
     lora: &Lora,
@@ -81,16 +84,25 @@ pub fn save<M: Module>(
     module.visit(&mut found);
     let mut tensors = BTreeMap::new();
     let mut targets = BTreeSet::new();
+    if let Some(path) = found.unnamed {
+        return Err(PeftError::Adapter { module: path, reason: "it is not of a weight".into() });
+    }
     for (path, adapter) in found.adapters {
         let name = names(&path);
-        let Adapter { a: Some(a), b: Some(b), shape, is_embedding } = adapter else {
+        let Adapter { a: Some(a), b: Some(b), shape, container } = adapter else {
             return Err(PeftError::Adapter { module: path, reason: "it has not both factors".into() });
         };
+        if ["ConvTranspose", "DeformConv"].iter().any(|kind| container.contains(kind)) {
+            return Err(PeftError::Adapter {
+                module: path,
+                reason: format!("peft has none for a {container}"),
+            });
+        }
         if a.dims()[1] != lora.rank {
             let reason = format!("it has the rank {}, but {} is given", a.dims()[1], lora.rank);
             return Err(PeftError::Adapter { module: path, reason });
         }
-        let Suffixes(first, second) = if is_embedding { EMBEDDING } else { LAYER };
+        let Suffixes(first, second) = if container.ends_with("Embedding") { EMBEDDING } else { LAYER };
         let [of_first, of_second] = match &shape[..] {
             [_, _] => [a.transpose().into_data(), b.transpose().into_data()],
             [_, rest @ ..] => {
@@ -138,13 +150,18 @@ pub fn save<M: Module>(
 ///
 /// # Errors
 ///
-/// If a file cannot be read, or is of another kind of adapter than LoRA; if it has an adapter for a module that is not there, or whose
-/// weight has another shape.
+/// If the module has an adapter already; if a file cannot be read, or is of another kind of adapter than LoRA; if it has an adapter for a module
+/// that is not there, for two of them, or for one whose weight has another shape.
 pub fn load<M: Module>(
     module: M,
     directory: impl AsRef<Path>,
     names: impl Fn(&str) -> String,
 ) -> Result<M, PeftError> {
+    let mut found = Adapters::default();
+    module.visit(&mut found);
+    if let Some(path) = found.adapters.into_keys().next().or(found.unnamed) {
+        return Err(PeftError::Adapter { module: path, reason: "it is there already".into() });
+    }
     let directory = directory.as_ref();
     let read = |file: &Path| fs::read(file).map_err(|source| PeftError::Io { file: file.into(), source });
     let config = Config::read(&directory.join(CONFIG), &read(&directory.join(CONFIG))?)?;
@@ -152,15 +169,16 @@ pub fn load<M: Module>(
     let bytes = read(&file)?;
     let malformed = |reason: String| PeftError::Tensors { file: file.clone(), reason };
     let tensors = SafeTensors::deserialize(&bytes).map_err(|error| malformed(error.to_string()))?;
-    let mut left = BTreeMap::new();
+    let mut given = BTreeMap::new();
     for (name, view) in tensors.tensors() {
         let data = data(&view).ok_or_else(|| malformed(format!("{name} is {:?}, no float", view.dtype())))?;
-        left.insert(name, data);
+        given.insert(name, data);
     }
-    let attach = Rc::new(RefCell::new(Attach { config, names, left, error: None }));
+    let attach = Rc::new(RefCell::new(Attach { config, names, given, taken: BTreeMap::new(), error: None }));
     let module = module.apply_reparameterization(Shared(attach.clone()));
     let attach = attach.borrow();
-    match (&attach.error, attach.left.keys().next()) {
+    let is_left = |name: &&String| !attach.taken.contains_key(*name);
+    match (&attach.error, attach.given.keys().find(is_left)) {
         (Some(reason), _) => Err(malformed(reason.clone())),
         (None, Some(name)) => Err(malformed(format!("no module for {name}"))),
         (None, None) => Ok(module),
@@ -175,6 +193,8 @@ struct Adapters {
     /// Of the parameter that was visited last.
     shape: Vec<usize>,
     adapters: BTreeMap<String, Adapter>,
+    /// A parameter with an adapter that is no `weight`.
+    unnamed: Option<String>,
 }
 
 #[derive(Default)]
@@ -183,7 +203,8 @@ struct Adapter {
     b: Option<Tensor<2>>,
     /// Of the weight.
     shape: Vec<usize>,
-    is_embedding: bool,
+    /// The type of the module.
+    container: String,
 }
 
 impl ModuleVisitor for Adapters {
@@ -202,11 +223,18 @@ impl ModuleVisitor for Adapters {
             self.shape = param.base().dims().to_vec();
             return;
         };
+        let joined = |path: &[(String, String)]| {
+            path.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
+        };
         let [module @ .., (_, container)] = &self.path[..lora] else { return };
-        let path = module.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".");
+        if !matches!(&self.path[..lora], [.., (name, _)] if name == "weight") {
+            self.unnamed = Some(joined(&self.path[..lora]));
+            return;
+        }
+        let path = joined(module);
         let adapter = self.adapters.entry(path).or_default();
         adapter.shape = self.shape.clone();
-        adapter.is_embedding = container.ends_with("Embedding");
+        adapter.container = container.trim_start_matches("Struct:").into();
         let factor = param.val().without_autodiff();
         let [rows, columns] = [0, 1].map(|axis| factor.dims().get(axis).copied().unwrap_or(1));
         let factor = factor.reshape([rows, columns]);
@@ -222,8 +250,9 @@ impl ModuleVisitor for Adapters {
 struct Attach<N> {
     config: Config,
     names: N,
-    /// Tensors that nobody has taken yet.
-    left: BTreeMap<String, TensorData>,
+    given: BTreeMap<String, TensorData>,
+    /// The paths of the parameters that took tensors.
+    taken: BTreeMap<String, String>,
     error: Option<String>,
 }
 
@@ -256,13 +285,21 @@ impl<N: Fn(&str) -> String> Attach<N> {
         let Some(module) = path.strip_suffix("weight").filter(|_| D >= 2) else { return Ok(None) };
         let module = module.strip_suffix('.').unwrap_or(module);
         let name = (self.names)(module);
+        // Some parameters are offered twice, and have the adapter of the second time: the same.
         let mut take = |Suffixes(first, second): Suffixes| {
-            let mut take = |suffix: &str| self.left.remove(&format!("{PREFIX}{name}{suffix}"));
-            match (take(first), take(second)) {
-                (None, None) => Ok(None),
-                (Some(first), Some(second)) => Ok(Some((first, second))),
-                _ => Err(format!("{name} has only one of {first} and {second}")),
+            let keys = [first, second].map(|suffix| format!("{PREFIX}{name}{suffix}"));
+            let [of_first, of_second] = keys.each_ref().map(|key| self.given.get(key).cloned());
+            let (of_first, of_second) = match (of_first, of_second) {
+                (None, None) => return Ok(None),
+                (Some(first), Some(second)) => (first, second),
+                _ => return Err(format!("{name} has only one of {first} and {second}")),
+            };
+            for key in keys {
+                if let Some(other) = self.taken.insert(key, path.into()).filter(|other| other != path) {
+                    return Err(format!("{name} is the name of {other} and of {path}"));
+                }
             }
+            Ok(Some((of_first, of_second)))
         };
         let factors = match take(LAYER)? {
             Some(factors) => Some(factors),
@@ -271,7 +308,8 @@ impl<N: Fn(&str) -> String> Attach<N> {
         let Some((first, second)) = factors else { return Ok(None) };
         let base = param.base();
         let shape = base.dims();
-        let rank = first.shape()[0];
+        let rank = first.shape().first().copied().unwrap_or(0);
+        let scale = self.config.scale(&name, rank)?;
         let rest = &shape[1..];
         let (expected_first, expected_second) = match D {
             2 => (vec![rank, shape[0]], vec![shape[1], rank]),
@@ -293,7 +331,6 @@ impl<N: Fn(&str) -> String> Attach<N> {
             2 => (tensor(first, [rank, shape[0]]).transpose(), tensor(second, [shape[1], rank]).transpose()),
             _ => (tensor(second, [shape[0], rank]), tensor(first, [rank, rest.iter().product()])),
         };
-        let scale = self.config.scale(&name, rank)?;
         // In row-major order, as `Lora` makes them.
         let param = |factor: Tensor<2>| {
             let data = factor.into_data();

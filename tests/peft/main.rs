@@ -2,14 +2,16 @@
 #![cfg(feature = "flex")]
 use burn::module::{Lora, LoraAdapter, Module, ModuleMapper, Param};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
+use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::lora::ConvLora;
-use burn_memsave::nn::conv::{Conv2d, Conv2dConfig};
+use burn_memsave::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn_memsave::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn_memsave::peft::{load, save};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Module, Debug)]
 struct Model {
@@ -36,6 +38,12 @@ impl Model {
         let x = self.blocks.iter().fold(self.embedding.forward(tokens), |x, block| block.forward(x).tanh());
         self.conv.forward(x.unsqueeze_dim(1)).into_data()
     }
+}
+
+/// Numbers are drawn from one generator.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn names(path: &str) -> String {
@@ -69,6 +77,7 @@ fn adapters(model: &Model) -> [&LoraAdapter; 4] {
 
 #[test]
 fn adapters_come_back() {
+    let _alone = alone();
     let device = Device::flex().autodiff();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("new").join("adapter");
@@ -91,6 +100,31 @@ fn adapters_come_back() {
     assert_eq!(inference.forward(), model.forward());
 }
 
+/// Weights that stay in their file have adapters, too.
+#[test]
+fn adapters_of_lazy_weights() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let directory = tempfile::tempdir().unwrap();
+    let lora = Lora::new(3, 5.0);
+    let model = adapted(&device, &lora);
+    save(&model, &lora, directory.path().join("adapter"), names).unwrap();
+    let file = directory.path().join("model.bpk");
+    let base = Model::new(&device);
+    let expected = load(base.clone(), directory.path().join("adapter"), names).unwrap().forward();
+    base.save_file(&file).unwrap();
+    let weights = WeightFile::open(&file).unwrap();
+    let (lazy, _) = Model::new(&device).lazy_load(&weights, &LazyOptions::default()).unwrap();
+    let lazy = load(lazy, directory.path().join("adapter"), names).unwrap();
+    for (found, expected) in lazy.forward().iter::<f32>().zip(expected.iter::<f32>()) {
+        assert!((found - expected).abs() < 1e-5, "{found}, {expected}");
+    }
+    save(&lazy, &lora, directory.path().join("again"), names).unwrap();
+    let [first, again] = ["adapter", "again"]
+        .map(|name| fs::read(directory.path().join(name).join("adapter_model.safetensors")).unwrap());
+    assert!(first == again);
+}
+
 /// A directory with adapters, and changes to its configuration.
 fn with_config(path: &Path, change: impl FnOnce(&mut Value)) {
     let file = path.join("adapter_config.json");
@@ -101,6 +135,7 @@ fn with_config(path: &Path, change: impl FnOnce(&mut Value)) {
 
 #[test]
 fn scales_of_configurations() {
+    let _alone = alone();
     let device = Device::flex().autodiff();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
@@ -129,6 +164,7 @@ fn scales_of_configurations() {
 
 #[test]
 fn what_is_refused() {
+    let _alone = alone();
     let device = Device::flex().autodiff();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();
@@ -150,6 +186,8 @@ fn what_is_refused() {
         ("r", json!("many"), "adapter_config.json"),
         ("r", json!(5), "its configuration says 5"),
         ("rank_pattern", json!({ "(": 4 }), "the pattern ("),
+        ("init_lora_weights", json!("pissa_niter_4"), "init_lora_weights pissa"),
+        ("alora_invocation_tokens", json!([1, 2]), "alora_invocation_tokens"),
     ] {
         write();
         with_config(path, |config| config[key] = value);
@@ -169,11 +207,15 @@ fn what_is_refused() {
         bytes[at..at + from.len()].copy_from_slice(to.as_bytes());
         fs::write(&file, bytes).unwrap();
     };
+    replaced("[4,6]", "[]   ");
+    refused("adapter_model.safetensors");
     replaced("layers.0.lora_A", "layers.7.lora_A");
     refused("layers.0 has only one of");
     replaced("[4,6]", "[6,4]");
+    refused("the adapter of layers.0 has the rank 6, its configuration says 4");
+    replaced("[5,4]", "[4,5]");
     refused(
-        "the adapter of layers.0 has the shapes [6, 4] and [5, 4], but the weight of blocks.0 needs [6, 6] and [5, 6]",
+        "the adapter of layers.0 has the shapes [4, 6] and [4, 5], but the weight of blocks.0 needs [4, 6] and [5, 4]",
     );
     replaced("F32", "I32");
     refused("no float");
@@ -181,6 +223,23 @@ fn what_is_refused() {
     let fewer = |_: &str| "elsewhere".to_string();
     let error = load(Model::new(&device), path, fewer).expect_err("no such module").to_string();
     assert!(error.contains("no module for base_model.model."), "{error}");
+    let one = |_: &str| "conv".to_string();
+    let error = load(Model::new(&device), path, one).expect_err("one name").to_string();
+    assert!(error.contains("adapter"), "{error}");
+    let error = load(adapted(&device, &lora), path, names).expect_err("it has some").to_string();
+    assert!(error.contains("it is there already"), "{error}");
+    #[derive(Module, Debug)]
+    struct Positions {
+        positions: Param<Tensor<2>>,
+    }
+    let positions = Positions { positions: Param::from_tensor(Tensor::ones([4, 4], &device)) };
+    let error =
+        save(&positions.apply_lora(lora.clone()), &lora, path, names).expect_err("no weight").to_string();
+    assert!(error.contains("positions: it is not of a weight"), "{error}");
+    let transposed = ConvTranspose2dConfig::new([2, 3], [2, 2]).init(&device);
+    let transposed: ConvTranspose2d = transposed.apply_reparameterization(ConvLora::new(lora.clone()));
+    let error = save(&transposed, &lora, path, names).expect_err("peft has none").to_string();
+    assert!(error.contains("ConvTranspose2d"), "{error}");
     let error = save(&model, &lora, path, fewer).expect_err("one name").to_string();
     assert!(error.contains("elsewhere is there twice"), "{error}");
     let error = save(&model, &Lora::new(5, 1.0), path, names).expect_err("another rank").to_string();
@@ -200,6 +259,7 @@ fn adapters_travel_to_python_and_back() {
         println!("skipped: {python} has no `peft` (`pip install peft`)");
         return;
     }
+    let _alone = alone();
     let device = Device::flex().autodiff();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path();

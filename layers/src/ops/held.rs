@@ -207,6 +207,10 @@ trait AnyShared: Send {
 impl<B: PackingKernels> AnyShared for Shared<B> {
     fn pack(&mut self) -> Progress {
         self.looks += 1;
+        // Outside of the graph, this may be the last one that knows of it.
+        if self.held.stand_in.is_none() && Arc::strong_count(&self.held.waiting) == 1 {
+            return Progress::Done;
+        }
         match self.held.waiting.pack() {
             Progress::Held if self.looks > LOOKS => Progress::Done,
             progress => progress,
@@ -259,6 +263,12 @@ fn leave(list: List) {
     }
 }
 
+fn take_left() -> List {
+    let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
+    COUNT_OF_LEFT.store(0, Ordering::Relaxed); // under the lock, as whoever adds to it counts
+    core::mem::take(&mut *left)
+}
+
 /// Has any thread go on with what this one holds.
 pub(crate) fn leave_all() {
     leave(SHARED.with(|shared| shared.0.take()));
@@ -267,9 +277,7 @@ pub(crate) fn leave_all() {
 /// Packs what nobody else holds any more.
 pub(crate) fn pack_idle() {
     if COUNT_OF_LEFT.load(Ordering::Relaxed) > 0 {
-        let left = core::mem::take(&mut *LEFT.lock().unwrap_or_else(PoisonError::into_inner));
-        COUNT_OF_LEFT.store(0, Ordering::Relaxed);
-        leave(packed(left));
+        leave(packed(take_left()));
     }
     if SHARED.with(|shared| !shared.0.borrow().is_empty()) {
         let list = packed(SHARED.with(|shared| shared.0.take()));
@@ -307,8 +315,8 @@ pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<He
     })
 }
 
-/// Has a tensor wait that a step is about to keep, if the policy says so; one that waits already does not begin anew. `recomputes`: whether the device's strategy computes
-/// some tensors again.
+/// Has a tensor wait that a step is about to keep, if the policy says so; one that waits already does not begin anew.
+/// `recomputes`: whether the device's strategy computes some tensors again.
 pub(crate) fn hold<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>, recomputes: bool) -> Option<Held<B>> {
     let policy = saved::current()?;
     if let Some(held) = find(x) {

@@ -34,7 +34,7 @@ const SMALLEST: usize = 16 << 10;
 ///
 /// It holds for the inputs of operations of this library: not for leaves, masks, statistics and outputs that they keep, for parameters
 /// and frozen weights, for what is computed again, for tensors below 16 KiB, nor for operations of Burn. A tensor that somebody
-/// else holds (an operation of Burn, a variable of yours, another part of the same memory) stays as it is as long as that is so, since a second
+/// else holds (an operation of Burn, a variable of yours, another part of the same memory, an operation in another scope) stays as it is as long as that is so, since a second
 /// form of it would only take more memory; so does an expanded one. NdArray cannot tell, and keeps everything.
 ///
 /// In a [checkpointed](https://docs.rs/burn-memsave/latest/burn_memsave/checkpoint) segment it holds for the inputs of the segment. Gradients

@@ -27,7 +27,9 @@ fn scale<E: CpuElement>(values: &mut [E], Pieces { positive, inner, slope }: &Pi
             let [positive, inner] = [words(positive, index), words(inner, index)];
             for (bit, value) in values.iter_mut().enumerate() {
                 let piece = |word: u64| (word >> bit & 1) as usize;
-                *value = E::narrow(value.widen() * slopes[piece(positive)][piece(inner)]);
+                let scaled = E::narrow(value.widen() * slopes[piece(positive)][piece(inner)]);
+                // 0 must be 0 for an infinite value, too.
+                *value = if (positive | inner) >> bit & 1 == 0 { E::zero() } else { scaled };
             }
         }
     });

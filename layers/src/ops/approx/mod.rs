@@ -5,7 +5,7 @@
 //! | computes | `y = f(x)`, exactly |
 //! | keeps | 2 bits per element if `x` is tracked, else nothing |
 //! | backward | `dx = dy * slope`, the slope of the piecewise linear function closest to `f` of those with three corners, `-c`, 0 and `c`: |
-//! | | 0 up to `-c`, then `s`, from 0 on `1 - s`, beyond `c` 1 |
+//! | | 0 up to `-c`, then `s` up to 0, then `1 - s` up to `c`, then 1 |
 //!
 //! **Gradients are approximate.** Exact ones need `x`, in f32 16 times as many bits.
 //!
@@ -123,7 +123,7 @@ device_backends!(ApproxKernels);
 mod tests {
     use super::*;
     use crate::ops::testing::{Composed, assert_close, composed, random};
-    use burn::backend::{Flex, ops::FloatTensorOps};
+    use burn::backend::{Flex, ops::FloatTensorOps, read_sync};
 
     #[test]
     fn the_default_body_equals_the_kernel() {
@@ -135,6 +135,11 @@ mod tests {
             let of_cpu = [threshold, clamp].map(|f| Flex::piecewise_mask(x.clone(), f));
             let of_bodies = [threshold, clamp].map(|f| Composed::piecewise_mask(composed(&x), f));
             let [positive, inner] = of_cpu;
+            let infinite = Flex::float_mul_scalar(dy.clone(), f64::INFINITY.into());
+            let pieces = Pieces { positive: positive.clone(), inner: inner.clone(), slope };
+            let of_infinite = Flex::approx_backward(infinite, pieces);
+            let of_infinite = read_sync(Flex::float_into_data(of_infinite)).expect("a CPU tensor");
+            assert!(of_infinite.iter::<f32>().all(|dx| dx == 0.0 || dx.is_infinite()));
             let dx = Flex::approx_backward(dy.clone(), Pieces { positive, inner, slope });
             let [positive, inner] = of_bodies;
             let body = Composed::approx_backward(composed(&dy), Pieces { positive, inner, slope });
