@@ -292,7 +292,7 @@ fn tensors_in_a_file() {
     assert!(SavedPolicy::disk(directory.path().join("missing")).is_err());
     // What is on the host stays there.
     let device = Device::flex().autodiff();
-    is_about(kept(&device, &SavedPolicy::Host, |x| functional::gelu(x)), 4 * ELEMENTS);
+    is_about(kept(&device, &SavedPolicy::Host, functional::gelu), 4 * ELEMENTS);
 }
 
 /// At the end of its scope a policy is over; the innermost one counts; a global one counts outside of all.

@@ -371,7 +371,7 @@ fn reshaped(data: TensorData, shape: Vec<usize>) -> TensorData {
 
 /// Whether a pattern of `peft` means a module: a regular expression for the end of its path, from a dot on.
 fn means(pattern: &str, name: &str) -> Result<bool, String> {
-    let group = ParamGroup::from_regex(&format!(r"^(.*\.)?({pattern})$"))
+    let group = ParamGroup::from_regex(format!(r"^(.*\.)?({pattern})$"))
         .map_err(|error| format!("the pattern {pattern}: {error:?}"))?;
     Ok(group.matches(&ParamId::new(), Some(name)))
 }

@@ -196,7 +196,7 @@ fn what_is_refused() {
     write();
     let file = path.join("adapter_model.safetensors");
     let whole = fs::read(&file).unwrap();
-    for damaged in [&b""[..], b"{}", &whole[..whole.len() / 2], &vec![255; 64]] {
+    for damaged in [&b""[..], b"{}", &whole[..whole.len() / 2], &[255; 64]] {
         fs::write(&file, damaged).unwrap();
         refused("adapter_model.safetensors");
     }

@@ -58,7 +58,7 @@ pub trait PackingKernels: Backend {
         false
     }
 
-    /// A tensor, which is not empty, of a dtype that the format [takes](Format::bytes). `seed`: which way elements are rounded.
+    /// A tensor, which is not empty, of a dtype that the format takes. `seed`: which way elements are rounded.
     fn pack(x: FloatTensor<Self>, format: Format, seed: u32) -> Self::Packed;
 
     /// The tensor again, in its dtype and row-major order.
