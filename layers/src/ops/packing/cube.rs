@@ -38,10 +38,13 @@ enum Bits {
     Halves(IntTensor<Cube>),
     /// f32, of f64.
     Single(FloatTensor<Cube>),
-    Int8 {
-        words: IntTensor<Cube>,
-        scales: FloatTensor<Cube>,
-    },
+    Int8(Box<Int8>),
+}
+
+#[derive(Clone, Debug)]
+struct Int8 {
+    words: IntTensor<Cube>,
+    scales: FloatTensor<Cube>,
 }
 
 impl Saved for Packed {
@@ -50,7 +53,7 @@ impl Saved for Packed {
         match &self.bits {
             Bits::Halves(words) => of(words.shape()),
             Bits::Single(values) => of(values.shape()),
-            Bits::Int8 { words, scales } => of(words.shape()) + of(scales.shape()),
+            Bits::Int8(packed) => of(packed.words.shape()) + of(packed.scales.shape()),
         }
     }
 }
@@ -71,7 +74,7 @@ impl PackingKernels for Cube {
             (Format::Half, _) => Bits::Halves(Self::cube_to_halves(x)),
             (Format::Int8, _) => {
                 let (words, scales) = Self::cube_to_bytes(x, seed);
-                Bits::Int8 { words, scales }
+                Bits::Int8(Box::new(Int8 { words, scales }))
             }
         };
         Packed { bits, shape, dtype }
@@ -82,7 +85,10 @@ impl PackingKernels for Cube {
         match bits {
             Bits::Halves(words) => Self::cube_from_halves(words, shape),
             Bits::Single(values) => Self::float_cast(values, dtype.into()),
-            Bits::Int8 { words, scales } => Self::cube_from_bytes(words, scales, shape, dtype),
+            Bits::Int8(packed) => {
+                let Int8 { words, scales } = *packed;
+                Self::cube_from_bytes(words, scales, shape, dtype)
+            }
         }
     }
 }
