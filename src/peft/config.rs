@@ -1,5 +1,6 @@
 //! `adapter_config.json`.
-use super::{PeftError, means};
+use super::PeftError;
+use burn::module::{ParamGroup, ParamId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -144,4 +145,11 @@ fn of_pattern<T: Copy>(patterns: &BTreeMap<String, T>, name: &str) -> Result<Opt
         }
     }
     Ok(None)
+}
+
+/// Whether a pattern of `peft` means a module: a regular expression for the end of its path, from a dot on.
+fn means(pattern: &str, name: &str) -> Result<bool, String> {
+    let group = ParamGroup::from_regex(format!(r"^(.*\.)?({pattern})$"))
+        .map_err(|error| format!("the pattern {pattern}: {error:?}"))?;
+    Ok(group.matches(&ParamId::new(), Some(name)))
 }

@@ -1,7 +1,8 @@
-//! Adapters in the files of Python's [`peft`](https://github.com/huggingface/peft): trained here and used there, and the other way round.
+//! Adapters in the files of Python's [`peft`](https://github.com/huggingface/peft): trained here and used there, and the other
+//! way round.
 //!
-//! A directory with `adapter_config.json` and `adapter_model.safetensors`. Weights of Burn have their inputs first, those of PyTorch their
-//! outputs; factors are turned accordingly:
+//! A directory with `adapter_config.json` and `adapter_model.safetensors`. Weights of Burn have their inputs first, those of
+//! PyTorch their outputs; factors are turned accordingly:
 //!
 //! | layer | factor of Burn | tensor in the file |
 //! | --- | --- | --- |
@@ -9,9 +10,9 @@
 //! | `Embedding` | `a` `[entries, rank]`, `b` `[rank, width]` | `lora_embedding_A` `[rank, entries]`, `lora_embedding_B` `[width, rank]` |
 //! | convolutions ([`ConvLora`](crate::lora::ConvLora)) | `a` `[outputs, rank]`, `b` `[rank, inputs * size]` | `lora_B.weight` `[outputs, rank, 1..]`, `lora_A.weight` `[rank, inputs, size..]` |
 //!
-//! Modules have other paths there: a function gives the path in Python of a path here. Factors get the precision of the weight, where `peft`
-//! has them in f32. `peft` knows no adapters of transposed and deformable convolutions, which are refused, and other ones of grouped
-//! convolutions, and with a dilation.
+//! Modules have other paths there: a function gives the path in Python of a path here. Factors get the precision of the weight,
+//! where `peft` has them in f32. `peft` knows no adapters of transposed and deformable convolutions, which are refused, and
+//! other ones of grouped convolutions, and with a dilation.
 //!
 //! ```
 //! use burn::module::{Lora, Module};
@@ -37,7 +38,7 @@
 //! assert_eq!(loaded.query.forward(x.clone()).into_data(), adapted.query.forward(x).into_data());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-use burn::module::{Lora, LoraAdapter, Module, ModuleVisitor, Param, ParamGroup, ParamId, Reparameterizer};
+use burn::module::{Lora, LoraAdapter, Module, ModuleVisitor, Param, Reparameterizer};
 use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
 use burn_memsave_layers::burn_internals::REPARAMETERIZATION;
 use bytemuck::pod_collect_to_vec;
@@ -66,13 +67,14 @@ struct Suffixes(&'static str, &'static str);
 const LAYER: Suffixes = Suffixes(".lora_A.weight", ".lora_B.weight");
 const EMBEDDING: Suffixes = Suffixes(".lora_embedding_A", ".lora_embedding_B");
 
-/// Writes the adapters of a module into a directory, which is made if it is not there. `lora`: what they were attached with, for their rank and
-/// alpha, **which is taken as given**: it cannot be read from a module. `names`: the path in Python of the path of a module here.
+/// Writes the adapters of a module into a directory, which is made if it is not there. `lora`: what they were attached with, for
+/// their rank and alpha, **which is taken as given**: it cannot be read from a module. `names`: the path in Python of the path
+/// of a module here.
 ///
 /// # Errors
 ///
-/// If there is no adapter, if one is not of a module's `weight`, has another rank than `lora`, or is of a module that `peft` has no adapters for;
-/// if two modules get one name, or if a file cannot be written.
+/// If there is no adapter, if one is not of a module's `weight`, has another rank than `lora`, or is of a module that `peft` has
+/// no adapters for; if two modules get one name, or if a file cannot be written.
 pub fn save<M: Module>(
     module: &M,
     lora: &Lora,
@@ -85,27 +87,24 @@ pub fn save<M: Module>(
     let mut tensors = BTreeMap::new();
     let mut targets = BTreeSet::new();
     if let Some(path) = found.unnamed {
-        return Err(PeftError::Adapter { module: path, reason: "it is not of a weight".into() });
+        return Err(refused(&path, "it is not of a weight"));
     }
     for (path, adapter) in found.adapters {
         let name = names(&path);
         let Adapter { a: Some(a), b: Some(b), shape, container } = adapter else {
-            return Err(PeftError::Adapter { module: path, reason: "it has not both factors".into() });
+            return Err(refused(&path, "it has not both factors"));
         };
         if ["ConvTranspose", "DeformConv"].iter().any(|kind| container.contains(kind)) {
-            return Err(PeftError::Adapter {
-                module: path,
-                reason: format!("peft has none for a {container}"),
-            });
+            return Err(refused(&path, format!("peft has none for a {container}")));
         }
         if a.dims()[1] != lora.rank {
             let reason = format!("it has the rank {}, but {} is given", a.dims()[1], lora.rank);
-            return Err(PeftError::Adapter { module: path, reason });
+            return Err(refused(&path, reason));
         }
         let Suffixes(first, second) = if container.ends_with("Embedding") { EMBEDDING } else { LAYER };
         let [of_first, of_second] = match &shape[..] {
             [_, _] => [a.transpose().into_data(), b.transpose().into_data()],
-            [_, rest @ ..] => {
+            [_, rest @ ..] if !rest.is_empty() => {
                 let ones = vec![1; rest.len() - 1];
                 let [outputs, rank] = a.dims();
                 let kernel = [&[rank], rest].concat();
@@ -114,11 +113,11 @@ pub fn save<M: Module>(
                     reshaped(a.into_data(), [vec![outputs, rank], ones].concat()),
                 ]
             }
-            [] => return Err(PeftError::Adapter { module: path, reason: "its weight is a number".into() }),
+            _ => return Err(refused(&path, "its weight has fewer than two axes")),
         };
         for (suffix, data) in [(first, of_first), (second, of_second)] {
             if tensors.insert(format!("{PREFIX}{name}{suffix}"), data).is_some() {
-                return Err(PeftError::Adapter { module: path, reason: format!("{name} is there twice") });
+                return Err(refused(&path, format!("{name} is there twice")));
             }
         }
         targets.insert(name);
@@ -150,8 +149,8 @@ pub fn save<M: Module>(
 ///
 /// # Errors
 ///
-/// If the module has an adapter already; if a file cannot be read, or is of another kind of adapter than LoRA; if it has an adapter for a module
-/// that is not there, for two of them, or for one whose weight has another shape.
+/// If the module has an adapter already; if a file cannot be read, or is of another kind of adapter than LoRA; if it has an
+/// adapter for a module that is not there, for two of them, or for one whose weight has another shape.
 pub fn load<M: Module>(
     module: M,
     directory: impl AsRef<Path>,
@@ -160,7 +159,7 @@ pub fn load<M: Module>(
     let mut found = Adapters::default();
     module.visit(&mut found);
     if let Some(path) = found.adapters.into_keys().next().or(found.unnamed) {
-        return Err(PeftError::Adapter { module: path, reason: "it is there already".into() });
+        return Err(refused(&path, "it is there already"));
     }
     let directory = directory.as_ref();
     let read = |file: &Path| fs::read(file).map_err(|source| PeftError::Io { file: file.into(), source });
@@ -340,17 +339,20 @@ impl<N: Fn(&str) -> String> Attach<N> {
     }
 }
 
+fn refused(module: &str, reason: impl Into<String>) -> PeftError {
+    PeftError::Adapter { module: module.into(), reason: reason.into() }
+}
+
 fn view<'a>(name: &str, data: &'a TensorData) -> Result<TensorView<'a>, PeftError> {
-    let unsupported = |reason: String| PeftError::Adapter { module: name.into(), reason };
     let dtype = match data.dtype() {
         DType::F64 => Dtype::F64,
         DType::F32 => Dtype::F32,
         DType::F16 => Dtype::F16,
         DType::BF16 => Dtype::BF16,
-        dtype => return Err(unsupported(format!("it has the dtype {dtype:?}"))),
+        dtype => return Err(refused(name, format!("it has the dtype {dtype:?}"))),
     };
     TensorView::new(dtype, data.shape().to_vec(), data.as_bytes())
-        .map_err(|error| unsupported(error.to_string()))
+        .map_err(|error| refused(name, error.to_string()))
 }
 
 fn data(view: &TensorView<'_>) -> Option<TensorData> {
@@ -367,11 +369,4 @@ fn data(view: &TensorView<'_>) -> Option<TensorData> {
 fn reshaped(data: TensorData, shape: Vec<usize>) -> TensorData {
     let (bytes, _, dtype) = data.into_parts();
     TensorData::from_bytes(bytes, shape, dtype)
-}
-
-/// Whether a pattern of `peft` means a module: a regular expression for the end of its path, from a dot on.
-fn means(pattern: &str, name: &str) -> Result<bool, String> {
-    let group = ParamGroup::from_regex(format!(r"^(.*\.)?({pattern})$"))
-        .map_err(|error| format!("the pattern {pattern}: {error:?}"))?;
-    Ok(group.matches(&ParamId::new(), Some(name)))
 }

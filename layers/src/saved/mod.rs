@@ -28,17 +28,18 @@ const SMALLEST: usize = 16 << 10;
 /// | [`Host`](Self::Host) | none on the device | as it was, over the bus |
 /// | [`Disk`](Self::disk) | none in memory | as it was, from a file |
 ///
-/// **`Half` and `Int8` change gradients**, by as much as the inputs of backward passes are rounded; outputs and the loss stay as they are. What they
-/// cost is a pass over the tensor in the forward pass, and one in the backward pass; `Host` and `Disk` a copy each way, most of it while other
-/// operations run.
+/// **`Half` and `Int8` change gradients**, by as much as the inputs of backward passes are rounded; outputs and the loss stay as
+/// they are. What they cost is a pass over the tensor in the forward pass, and one in the backward pass; `Host` and `Disk` a
+/// copy each way, most of it while other operations run.
 ///
-/// It holds for the inputs of operations of this library: not for leaves, masks, statistics and outputs that they keep, for parameters
-/// and frozen weights, for what is computed again, for tensors below 16 KiB, nor for operations of Burn. A tensor that somebody
-/// else holds (an operation of Burn, a variable of yours, another part of the same memory, an operation in another scope) stays as it is as long as that is so, since a second
-/// form of it would only take more memory; so does an expanded one. NdArray cannot tell, and keeps everything.
+/// It holds for the inputs of operations of this library: not for leaves, masks, statistics and outputs that they keep, for
+/// parameters and frozen weights, for what is computed again, for tensors below 16 KiB, nor for operations of Burn. A tensor
+/// that somebody else holds (an operation of Burn, a variable of yours, another part of the same memory, an operation in another
+/// scope) stays as it is as long as that is so, since a second form of it would only take more memory; so does an expanded one.
+/// NdArray cannot tell, and keeps everything.
 ///
-/// In a [checkpointed](https://docs.rs/burn-memsave/latest/burn_memsave/checkpoint) segment it holds for the inputs of the segment. Gradients
-/// of a tensor that several operations take are added up in another order.
+/// In a [checkpointed](https://docs.rs/burn-memsave/latest/burn_memsave/checkpoint) segment it holds for the inputs of the
+/// segment. Gradients of a tensor that several operations take are added up in another order.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -83,13 +84,13 @@ pub enum SavedPolicy {
     Keep,
     /// In half as many bits.
     Half,
-    /// In 8 bits, and a scale for every 128 elements, in memory order: `n + n / 32` bytes. Rounded up or down at random, by a generator of its own, which
-    /// starts anew with every thread.
+    /// In 8 bits, and a scale for every 128 elements, in memory order: `n + n / 32` bytes. Rounded up or down at random, by a
+    /// generator of its own, which starts anew with every thread.
     Int8,
     /// In the memory of the host, copied there while the forward pass goes on. Tensors of a CPU are there, and stay as they are.
     Host,
-    /// In a [file](Self::disk). It is written beside the forward pass, which waits where more than a few tensors are not written yet; in the backward pass
-    /// one tensor is read ahead.
+    /// In a [file](Self::disk). It is written beside the forward pass, which waits where more than a few tensors are not written
+    /// yet; in the backward pass one tensor is read ahead.
     Disk(SavedFile),
 }
 
@@ -155,7 +156,8 @@ impl SavedPolicy {
         SavedFile::new(directory.as_ref()).map(Self::Disk)
     }
 
-    /// Runs a forward pass, of which tensors are kept so. Scopes are of a thread, and may be in one another: the innermost counts.
+    /// Runs a forward pass, of which tensors are kept so. Scopes are of a thread, and may be in one another: the innermost
+    /// counts.
     ///
     /// ```
     /// use burn_memsave_layers::saved::SavedPolicy;

@@ -10,8 +10,8 @@
 //! **Gradients are approximate.** Exact ones need `x`, in f32 16 times as many bits.
 //!
 //! "Closest" is the least integral of the squared difference of the functions, as in
-//! [arXiv 2406.16282](https://arxiv.org/abs/2406.16282), which has nearly the same numbers: it does not ask for the symmetry that both
-//! functions have, `f(x) - f(-x) = x`. A test looks for better ones.
+//! [arXiv 2406.16282](https://arxiv.org/abs/2406.16282), which has nearly the same numbers: it does not ask for the symmetry
+//! that both functions have, `f(x) - f(-x) = x`. A test looks for better ones.
 use super::{
     extension::extension,
     piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels},

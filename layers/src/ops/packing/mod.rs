@@ -5,8 +5,8 @@
 //! | [`Format::Half`] | `2 n` of f32, `4 n` of f64 | bf16 of f32, f32 of f64: rounded to nearest, `abs(error) <= abs(x) / 2^8`, or `/ 2^24` |
 //! | [`Format::Int8`] | `n + 4 ceil(n / 128)` | a multiple of `s`, the largest `abs(x)` of its group of 128 elements over 127: rounded up or down at random, `abs(error) < s`, `x` in the mean |
 //!
-//! Where a group has an infinite element or one that is not a number, or of f64 one that is infinite in f32, all of it comes back as not a
-//! number. Beyond the largest bf16, 3.39e38, `Half` gives infinity; of subnormal numbers errors are absolute ones.
+//! Where a group has an infinite element or one that is not a number, or of f64 one that is infinite in f32, all of it comes
+//! back as not a number. Beyond the largest bf16, 3.39e38, `Half` gives infinity; of subnormal numbers errors are absolute ones.
 use crate::backend::Saved;
 #[cfg(any(feature = "remote", all(test, feature = "flex")))]
 use crate::backend::composing_backends;
