@@ -3,6 +3,7 @@
 use crate::{Classifier, Depth};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use burn_memsave::plan;
 use nn::conv::{Conv2d, Conv2dConfig};
 use nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig, MaxPool2d, MaxPool2dConfig};
 use nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, PaddingConfig2d, Relu};
@@ -120,7 +121,7 @@ impl Classifier for Net {
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let x = self.pool.forward(self.relu.forward(self.stem.forward(images)));
         let layers = [&self.layer1, &self.layer2, &self.layer3, &self.layer4];
-        let x = layers.into_iter().flatten().fold(x, |x, block| block.forward(x));
+        let x = layers.into_iter().flatten().fold(x, |x, block| plan::block(block, x, Block::forward));
         self.head.forward(self.mean.forward(x).flatten(1, 3))
     }
 }

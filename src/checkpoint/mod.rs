@@ -54,7 +54,7 @@
 //! `Device::gradient_checkpointing` computes single operations again, and gives up where a parent is frozen. Segments are any part
 //! of a network, work with that strategy and without, and with frozen parameters.
 mod modules;
-mod segment;
+pub(crate) mod segment;
 mod tensors;
 mod tiled;
 

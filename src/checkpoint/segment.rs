@@ -39,6 +39,22 @@ where
     O: Tensors,
     F: Fn(&M, I) -> O + Copy + Send + Sync + 'static,
 {
+    checkpoint_around(module, input, forward, |replay| replay())
+}
+
+/// [`checkpoint`], whose replay in the backward pass is run by `around`.
+pub(crate) fn checkpoint_around<M, I, O, F>(
+    module: &M,
+    input: I,
+    forward: F,
+    around: impl FnOnce(Box<dyn FnOnce() + Send>) + Send + 'static,
+) -> O
+where
+    M: Module + 'static,
+    I: Tensors,
+    O: Tensors,
+    F: Fn(&M, I) -> O + Copy + Send + Sync + 'static,
+{
     let mut parents = Parents::default();
     module.visit(&mut parents);
     let input = input.map_tensors(&mut parents);
@@ -68,12 +84,13 @@ where
         of_outputs: of_outputs.clone(),
         samples,
     };
-    let token = parents.chain(&device, gradients, inputs, Replay::new(move || segment.replay()));
+    let replay = Replay::new(move || around(Box::new(move || segment.replay())));
+    let token = parents.chain(&device, gradients, inputs, replay);
     output.map_tensors(&mut Outputs { token, tracked: tracked.into_iter(), of_outputs, number: 0 })
 }
 
 /// What carries no value along a chain of steps.
-pub(super) fn token(device: &Device) -> Tensor<1> {
+pub(crate) fn token(device: &Device) -> Tensor<1> {
     with_strategy(Tensor::zeros([1], &device.clone().without_autodiff()), device)
 }
 

@@ -129,6 +129,46 @@ impl Meter {
     }
 }
 
+/// The memory of one device from one point of a step to the next.
+pub(crate) struct Laps {
+    device: Device,
+    /// Since the last point: lowers the allocator's peak, or watches launches.
+    since: (Option<Scope>, Option<Launches>),
+}
+
+/// What was alive at its end, and the most since its start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Lap {
+    pub(crate) live: i64,
+    pub(crate) most: i64,
+}
+
+impl Laps {
+    /// `None` where bytes are not counted.
+    pub(crate) fn start(device: &Device) -> Option<Self> {
+        settle(device);
+        device.memory_cleanup();
+        bytes_in_use(device)?;
+        let mut laps = Self { device: device.clone(), since: (None, None) };
+        laps.lap();
+        Some(laps)
+    }
+
+    /// Ends a lap, and starts the next.
+    pub(crate) fn lap(&mut self) -> Lap {
+        settle(&self.device);
+        let most = match &self.since.1 {
+            Some(launches) => Some(launches.most_bytes()),
+            None => peak_bytes(&self.device),
+        };
+        let [live, most] = [bytes_in_use(&self.device), most].map(|bytes| bytes.unwrap_or(0) as i64);
+        // Scopes end before others start.
+        self.since = (None, None);
+        self.since = (Some(Scope::start()), Launches::watch(&self.device));
+        Lap { live, most: most.max(live) }
+    }
+}
+
 fn settle(device: &Device) {
     // A failure of the device shows in the next operation, with its own message.
     let _ = device.sync();

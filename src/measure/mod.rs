@@ -34,7 +34,7 @@ mod step;
 
 pub use allocator::{Scope, TrackingAllocator};
 pub use bytes::{human_bytes, mib};
-pub(crate) use device::is_host;
+pub(crate) use device::{Lap, Laps, is_host};
 pub use device::{bytes_in_use, peak_bytes};
 pub use ledger::{Ledger, LedgerRow, ledger};
 pub use step::{LayerMeasurement, Measurement, StepInput, measure_layer, measure_step};

@@ -92,6 +92,11 @@ impl Drop for Entered {
     }
 }
 
+/// Whether this thread runs the forward pass of a segment.
+pub fn is_within() -> bool {
+    FRAMES.with_borrow(|frames| !frames.is_empty())
+}
+
 /// The frames that hear of what happens: the innermost one that is replayed, and those inside of it, which record.
 fn hearing(frames: &mut [Frame]) -> (Option<&mut Frame>, &mut [Frame]) {
     match frames.iter().rposition(|frame| matches!(frame, Frame::Replaying { .. })) {

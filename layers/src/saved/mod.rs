@@ -201,7 +201,8 @@ impl SavedPolicy {
     }
 
     /// What the ledger says of a tensor.
-    pub(crate) fn reason(&self) -> &'static str {
+    #[doc(hidden)] // for plans
+    pub fn reason(&self) -> &'static str {
         match self {
             Self::Keep => "as it is",
             Self::Half => "in half as many bits",

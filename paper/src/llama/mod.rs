@@ -36,3 +36,20 @@ pub mod checkpointed {
         FusedLinearCrossEntropyConfig::new().init(&x.device()).forward(head, x, next)
     }
 }
+
+/// The model of our layers, whose blocks a plan may treat.
+pub mod planned {
+    use burn_memsave::functional::attention;
+    use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
+    use burn_memsave::plan;
+    use nn::activation::{SwiGlu, SwiGluConfig};
+    include!("../../../examples/finetune_lm/model.rs");
+
+    fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
+        plan::block(&(block.clone(), rotary.clone()), x, |(block, rotary), x| block.forward(x, rotary))
+    }
+
+    fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
+        FusedLinearCrossEntropyConfig::new().init(&x.device()).forward(head, x, next)
+    }
+}

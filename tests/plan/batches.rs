@@ -1,21 +1,12 @@
-//! Steps that fit into memory.
-#![cfg(feature = "flex")]
-#![recursion_limit = "256"]
+//! Batches in parts, and as large as fit.
+use super::meter::alone;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
-use burn_memsave::measure::{TrackingAllocator, measure_step};
+use burn_memsave::measure::measure_step;
 use burn_memsave::nn::{BatchNormConfig, Linear, LinearConfig, activation::Relu};
 use burn_memsave::plan::{PlanError, largest_batch, micro_batched};
-use meter::alone;
 use proptest::prelude::*;
-
-#[path = "memory/meter.rs"]
-#[allow(dead_code, reason = "every test uses its part")]
-mod meter;
-
-#[global_allocator]
-static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 
 #[derive(Module, Debug)]
 struct Net {

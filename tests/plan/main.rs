@@ -1,0 +1,14 @@
+//! Steps that fit into memory.
+#![cfg(feature = "flex")]
+#![recursion_limit = "256"]
+use burn_memsave::measure::TrackingAllocator;
+
+mod batches;
+#[path = "../memory/meter.rs"]
+#[allow(dead_code, reason = "every test uses its part")]
+mod meter;
+mod networks;
+mod plans;
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
