@@ -79,11 +79,14 @@ impl fmt::Display for Plan {
     }
 }
 
-/// How often a plan may turn out to need more than predicted.
+/// How often a plan for a budget is measured.
 const ATTEMPTS: usize = 4;
+/// How far a prediction may be off before another plan is tried.
+const CLOSE: f64 = 0.01;
 
 impl Profile {
-    /// A [plan](Self::plan) for a budget of which a step was measured: if it needs more, that for as much less.
+    /// A [plan](Self::plan) for a budget of which a step was measured. If that needs more than predicted, or much less, another plan is
+    /// made and measured, of which as much more or less is predicted.
     ///
     /// # Errors
     ///
@@ -95,17 +98,25 @@ impl Profile {
         budget: u64,
         loss: impl Fn(&M, I) -> Tensor<1>,
     ) -> Result<Plan, PlanError> {
-        let (mut planned_for, mut least) = (budget, self.least());
+        let (mut best, mut least, mut scale): (Option<Plan>, u64, f64) = (None, self.least(), 1.0);
         for _ in 0..ATTEMPTS {
-            let Ok(mut plan) = self.plan(planned_for) else { break };
+            let Ok(mut plan) = self.plan((budget as f64 / scale) as u64) else { break };
+            let unscaled = plan.predicted as f64;
+            plan.predicted = (unscaled * scale) as u64;
             let peak = plan.measure(model, input.copy(), &loss).peak.ok_or(PlanError::NotCounted)?;
-            if peak <= budget {
-                return Ok(plan);
+            let is_close = peak as f64 >= plan.predicted as f64 * (1.0 - CLOSE);
+            scale = peak as f64 / unscaled;
+            if peak > budget {
+                least = least.max(peak);
+                scale *= 1.0 + CLOSE / 10.0;
+            } else if best.as_ref().is_none_or(|best| plan.extra_time <= best.extra_time) {
+                best = Some(plan);
+                if is_close {
+                    break;
+                }
             }
-            least = least.max(peak);
-            planned_for = planned_for.min(plan.predicted).saturating_sub(peak - budget);
         }
-        Err(PlanError::Budget { budget, least })
+        best.ok_or(PlanError::Budget { budget, least })
     }
 }
 
