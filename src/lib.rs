@@ -5,6 +5,7 @@
 pub mod checkpoint;
 pub mod lazy;
 pub mod measure;
+pub mod mixed;
 pub mod parallel;
 pub mod peft;
 pub mod plan;
