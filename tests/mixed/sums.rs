@@ -160,7 +160,9 @@ fn outputs_are_summed_in_f32() {
 fn a_sum_in_half_precision_would_be_seen() {
     let _alone = alone();
     let device = Device::flex().autodiff();
-    for (precision, most) in BOTH.map(|precision: fn() -> Precision| precision()).into_iter().zip([256.0, 2048.0]) {
+    for (precision, most) in
+        BOTH.map(|precision: fn() -> Precision| precision()).into_iter().zip([256.0, 2048.0])
+    {
         let table = Tensor::<2>::ones([3, 4], &device).cast(precision.dtype()).detach().require_grad();
         let rows = burn::tensor::module::embedding(table.clone(), Tensor::ones([1, MANY], &device));
         let gradient = table.grad(&rows.cast(FloatDType::F32).sum().backward()).unwrap();
