@@ -4,7 +4,7 @@ use burn::module::{Lora, LoraAdapter, Module, Param, ParamGroup, ParamId, Quanti
 use burn::nn as stock;
 use burn::optim::GradientsParams;
 use burn::tensor::{
-    DType, Device, Tensor, Tolerance, module,
+    Device, Tensor, Tolerance, module,
     quantization::{Calibration, QuantValue},
 };
 use burn_memsave::functional as F;

@@ -9,6 +9,7 @@ use burn::tensor::{
 };
 use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::lazy::{LazyLoad, LazyOptions, PrepareOptions, PrepareSource, WeightFile, prepare};
+use burn_memsave::lora::Dora;
 use burn_memsave::mixed::{MixedError, Precision};
 use burn_memsave::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn_memsave::plan::micro_batched;
@@ -95,6 +96,25 @@ fn adapters_have_masters() {
             let (_, count) = compare(&model, &found, &exact, 4.0 * rounding(&precision));
             assert_eq!(count, 2);
         }
+    }
+}
+
+#[test]
+fn magnitudes_have_masters() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let model = LinearConfig::new(32, 16).init(&device).map(&mut Fill::default());
+    let dora = Dora::new(Lora::new(4, 8.0).set_dtype(FloatDType::F32));
+    let model = model.apply_reparameterization(dora).map(&mut Fill::default());
+    let x = values([7, 32], 1, &device);
+    let gradients = |of: &Linear, dtype: FloatDType| {
+        let loss = of.forward(x.clone().cast(dtype)).powf_scalar(2.0).sum();
+        GradientsParams::from_grads(loss.backward(), &model)
+    };
+    let exact = gradients(&model, FloatDType::F32);
+    for precision in BOTH.map(|precision| precision()) {
+        let found = gradients(&precision.half(&model).unwrap(), precision.dtype());
+        assert_eq!(compare(&model, &found, &exact, 4.0 * rounding(&precision)).1, 3);
     }
 }
 

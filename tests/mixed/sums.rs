@@ -5,8 +5,12 @@ use burn::module::{Lora, Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, FloatDType, Int, Tensor};
 use burn_memsave::functional as F;
-use burn_memsave::nn::conv::{Conv1dConfig, Conv2dConfig, ConvTranspose2dConfig};
-use burn_memsave::nn::loss::{CrossEntropyLossConfig, MseLoss, Reduction};
+use burn_memsave::lora::Dora;
+use burn_memsave::nn::conv::{Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose2dConfig};
+use burn_memsave::nn::loss::{
+    BinaryCrossEntropyLossConfig, CrossEntropyLossConfig, FusedLinearCrossEntropyConfig, HuberLossConfig,
+    KLDivLoss, MseLoss, Reduction,
+};
 use burn_memsave::nn::*;
 
 /// More than either type counts to, and a number of both.
@@ -145,6 +149,17 @@ fn outputs_are_summed_in_f32() {
         is("cross entropy of many classes", scalar(loss), (MANY as f64).ln());
         let loss = MseLoss::new().forward(ones([1, MANY]), -ones([1, MANY]), Reduction::Mean);
         is("mse", scalar(loss), 4.0);
+        let loss =
+            HuberLossConfig::new(0.5).init().forward(ones([1, MANY]), -ones([1, MANY]), Reduction::Mean);
+        is("huber", scalar(loss), 0.5 * (2.0 - 0.25));
+        let loss = KLDivLoss::new().forward(-ones([1, MANY]), ones([1, MANY]), Reduction::Mean);
+        is("kl divergence", scalar(loss), 1.0);
+        let loss = BinaryCrossEntropyLossConfig::new().with_logits(true).init(&device);
+        let loss = loss.forward(ones([MANY, 1]), Tensor::<2, Int>::ones([MANY, 1], &device));
+        is("binary cross entropy", scalar(loss), (1.0 + (-1f64).exp()).ln());
+        let [one, gamma] = [ones([1, MANY]), ones([1, MANY])];
+        let (_, norm) = F::add_rms_norm(one.clone(), one, gamma.reshape([MANY]), 1e-5);
+        is("residual sum and its norm", norm.slice([0..1, 0..1]).into_scalar::<f64>(), 1.0);
         let qkv = || ones([1, MANY]).reshape([1, 1, MANY, 1]);
         let one = Tensor::<4>::ones([1, 1, 1, 1], &device).cast(dtype);
         let context = F::attention(one, qkv(), qkv(), None, None, Default::default());

@@ -3,7 +3,7 @@
 //! | | |
 //! | --- | --- |
 //! | computes | `y = x * factor + bias`, `factor` and `bias` one number per column |
-//! | keeps | `x` if `factor` is tracked; `factor` (a handle) if `x` is |
+//! | keeps | `x` if `factor` is tracked; `factor`, `[columns]`, if `x` is |
 //! | backward | `dx = dy * factor`, `dfactor = sum(dy * x)`, `dbias = sum(dy)` |
 //!
 //! Products take the place of `dy` and `x`, where nobody else holds them.
