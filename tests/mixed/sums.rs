@@ -9,7 +9,7 @@ use burn_memsave::lora::Dora;
 use burn_memsave::nn::conv::{Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose2dConfig};
 use burn_memsave::nn::loss::{
     BinaryCrossEntropyLossConfig, CrossEntropyLossConfig, FusedLinearCrossEntropyConfig, HuberLossConfig,
-    KLDivLoss, MseLoss, Reduction,
+    KLDivLossConfig, MseLoss, Reduction,
 };
 use burn_memsave::nn::*;
 
@@ -110,6 +110,33 @@ fn gradients_of_parameters_are_summed_in_f32() {
     check("lstm", &LstmConfig::new(4, 2, true).init(&device), |m, t| {
         sum(m.forward(rows(4, t).reshape([MANY as i32 / 4, 4, 4]), None).0)
     });
+    check("rnn", &RnnConfig::new(4, 2, true).init(&device), |m, t| {
+        sum(m.forward(rows(4, t).reshape([MANY as i32 / 4, 4, 4]), None).0)
+    });
+    check("instance norm", &InstanceNormConfig::new(4).init(&device), |m, t| {
+        sum(m.forward(rows(4, t).reshape([MANY as i32 / 8, 4, 8])))
+    });
+    check(
+        "dora",
+        &LinearConfig::new(4, 3).init(&device).apply_reparameterization(Dora::new(Lora::new(2, 2.0))),
+        |m, t| sum(m.forward(rows(4, t))),
+    );
+    check("conv3d", &Conv3dConfig::new([1, 2], [1, 1, 1]).init(&device), |m, t| {
+        sum(m.forward(rows(1, t).reshape([8, 1, 16, 8, 8])))
+    });
+    check(
+        "attention",
+        &attention::MultiHeadAttentionConfig::new(4, 2).with_dropout(0.0).init(&device),
+        |m, t| {
+            let x = rows(4, t).reshape([MANY as i32 / 64, 64, 4]);
+            sum(m.forward(attention::MhaInput::self_attn(x)).context)
+        },
+    );
+    check("a head and its loss", &LinearConfig::new(4, 3).init(&device), |m, t| {
+        let targets = Tensor::<1, Int>::zeros([MANY], &device).reshape([1, MANY]);
+        let loss = FusedLinearCrossEntropyConfig::new().init(&device);
+        loss.forward(m, rows(4, t).reshape([1, MANY, 4]), targets).cast(FloatDType::F32) * MANY as f64
+    });
     check(
         "swiglu",
         &SwiGluConfig::new(4, 3).with_bias(true).init(&device),
@@ -152,10 +179,14 @@ fn outputs_are_summed_in_f32() {
         let loss =
             HuberLossConfig::new(0.5).init().forward(ones([1, MANY]), -ones([1, MANY]), Reduction::Mean);
         is("huber", scalar(loss), 0.5 * (2.0 - 0.25));
-        let loss = KLDivLoss::new().forward(-ones([1, MANY]), ones([1, MANY]), Reduction::Mean);
+        let loss = KLDivLossConfig::new().init().forward(-ones([1, MANY]), ones([1, MANY]), Reduction::Mean);
         is("kl divergence", scalar(loss), 1.0);
         let loss = BinaryCrossEntropyLossConfig::new().with_logits(true).init(&device);
         let loss = loss.forward(ones([MANY, 1]), Tensor::<2, Int>::ones([MANY, 1], &device));
+        let weighted =
+            CrossEntropyLossConfig::new().with_weights(Some(vec![1.0; 7])).with_smoothing(Some(0.1));
+        let found = weighted.init(&device).forward(ones([MANY, 7]), Tensor::<1, Int>::zeros([MANY], &device));
+        is("weighted and smoothed cross entropy", scalar(found), 7f64.ln());
         is("binary cross entropy", scalar(loss), (1.0 + (-1f64).exp()).ln());
         let [one, gamma] = [ones([1, MANY]), ones([1, MANY])];
         let (_, norm) = F::add_rms_norm(one.clone(), one, gamma.reshape([MANY]), 1e-5);
