@@ -3,7 +3,7 @@ use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, require};
 use crate::ops::{AvgPoolOps, InterpolateOps, MaxPoolOps};
 use burn::backend::Dispatch;
 use burn::tensor::{
-    DType, FloatDType, Tensor, module,
+    Tensor, module,
     ops::{AvgPoolOptions, InterpolateOptions, MaxPoolOptions},
 };
 
@@ -48,18 +48,10 @@ fn max_pool_fits<const N: usize>(x: &[usize], options: &MaxPoolOptions<N>) -> Fi
     require(windows, Misfit::Shapes)
 }
 
-/// A pool with means made in f32 at least: in half precision, Burn's make sums in it.
-fn averaged<const D: usize>(x: Tensor<D>, pool: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Tensor<D> {
-    match x.dtype() {
-        dtype @ (DType::F16 | DType::BF16) => pool(x.cast(FloatDType::F32)).cast(FloatDType::from(dtype)),
-        _ => pool(x),
-    }
-}
-
 /// Average pooling over one axis; see [`burn::tensor::module::avg_pool1d`]. Keeps nothing.
 pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
     if !x.is_tracked() {
-        return averaged(x, |x| module::avg_pool1d(x, options));
+        return module::avg_pool1d(x, options);
     }
     let lifted = AvgPoolOptions {
         kernel_size: [1, options.kernel_size[0]],
@@ -68,16 +60,16 @@ pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
         count_include_pad: options.count_include_pad,
         ceil_mode: options.ceil_mode,
     };
-    let y = averaged(x.clone().inner(), |x| module::avg_pool1d(x, options));
+    let y = module::avg_pool1d(x.clone().inner(), options);
     Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), y.into_dispatch(), lifted))
 }
 
 /// Average pooling over two axes; see [`burn::tensor::module::avg_pool2d`]. Keeps nothing.
 pub fn avg_pool2d(x: Tensor<4>, options: AvgPoolOptions<2>) -> Tensor<4> {
     if !x.is_tracked() {
-        return averaged(x, |x| module::avg_pool2d(x, options));
+        return module::avg_pool2d(x, options);
     }
-    let y = averaged(x.clone().inner(), |x| module::avg_pool2d(x, options.clone()));
+    let y = module::avg_pool2d(x.clone().inner(), options.clone());
     Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), y.into_dispatch(), options))
 }
 
@@ -86,9 +78,9 @@ macro_rules! adaptive_avg_pool {
         #[doc = concat!("See [`burn::tensor::module::", stringify!($pool), "`]. Keeps nothing.")]
         pub fn $pool(x: Tensor<$dims>, output_size: $size) -> Tensor<$dims> {
             if !x.is_tracked() {
-                return averaged(x, |x| module::$pool(x, output_size));
+                return module::$pool(x, output_size);
             }
-            let y = averaged(x.clone().inner(), |x| module::$pool(x, output_size));
+            let y = module::$pool(x.clone().inner(), output_size);
             Tensor::from_dispatch(Dispatch::memsave_adaptive_avg_pool(x.into_dispatch(), y.into_dispatch()))
         }
     )+};
