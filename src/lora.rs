@@ -5,11 +5,11 @@ pub use burn_memsave_layers::lora::*;
 
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord, module_lr_scheduler::ModuleLrScheduler};
 
-/// [LoRA+](https://arxiv.org/abs/2402.12354): the learning rates of `scheduler`, and for the factors `b` of adapters `ratio` times as
-/// much. The paper proposes 16, and a smaller rate for everything else.
+/// [LoRA+](https://arxiv.org/abs/2402.12354): the learning rates of `scheduler`, and for the factors `b` of adapters `ratio`
+/// times as much. The paper proposes 16, and a smaller rate for everything else.
 ///
-/// `scheduler`: a learning rate, a scheduler of Burn, or what the `init` of its config gives. If it has groups, the factors `b` follow the
-/// rate of everything else.
+/// `scheduler`: a learning rate, a scheduler of Burn, or what the `init` of its config gives. If it has groups, the factors `b`
+/// follow the rate of everything else.
 ///
 /// Of an adapter that [`ConvLora`] attaches to a convolution, `b` is the factor that is applied first, and begins as zeros.
 ///

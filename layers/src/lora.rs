@@ -13,8 +13,8 @@
 //! - Adapters of convolutions: [`ConvLora`].
 //! - [rsLoRA](https://arxiv.org/abs/2312.03732): [`rank_stabilized`].
 //! - [DoRA](https://arxiv.org/abs/2402.09353): [`Dora`].
-//! - [LoRA+](https://arxiv.org/abs/2402.12354), another learning rate for `b`: the group [`second_factors`]. `burn_memsave::lora::plus` makes a
-//!   schedule of it.
+//! - [LoRA+](https://arxiv.org/abs/2402.12354), another learning rate for `b`: the group [`second_factors`].
+//! `burn_memsave::lora::plus` makes a   schedule of it.
 //!
 //! ```
 //! use burn::module::{Lora, Module};
@@ -73,7 +73,8 @@ pub fn second_factors() -> ParamGroup {
     ParamGroup::from_regex(r"(^|\.)lora\.b$").expect("a regular expression")
 }
 
-/// [rsLoRA](https://arxiv.org/abs/2312.03732): a scale of `alpha / sqrt(rank)`, so that gradients are as large for a higher rank; Burn's is
+/// [rsLoRA](https://arxiv.org/abs/2312.03732): a scale of `alpha / sqrt(rank)`, so that gradients are as large for a higher rank;
+/// Burn's is
 /// `alpha / rank`.
 ///
 /// ```
@@ -148,11 +149,11 @@ impl Reparameterizer for ConvLora {
     }
 }
 
-/// [DoRA](https://arxiv.org/abs/2402.09353): with [`apply_reparameterization`](burn::module::Module::apply_reparameterization) it attaches a
-/// [`DoraAdapter`] to every matrix that the group of `lora` matches, and freezes everything else.
+/// [DoRA](https://arxiv.org/abs/2402.09353): with [`apply_reparameterization`](burn::module::Module::apply_reparameterization) it
+/// attaches a [`DoraAdapter`] to every matrix that the group of `lora` matches, and freezes everything else.
 ///
-/// The effective weight is `magnitude * v / |v|`, `v = weight + scale a b`, `|v|` the norm of each column (of each output of a dense
-/// layer). At first it is the weight. Dense layers of this library compute with the factors, see
+/// The effective weight is `magnitude * v / |v|`, `v = weight + scale a b`, `|v|` the norm of each column (of each output of a
+/// dense layer). At first it is the weight. Dense layers of this library compute with the factors, see
 /// [`linear_dora`](functional::linear_dora); every other layer, Burn's too, makes the effective weight.
 ///
 /// For a quantized base, quantize the weights first

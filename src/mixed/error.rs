@@ -6,8 +6,8 @@ use burn::tensor::{DType, Device, FloatDType};
 pub enum MixedError {
     /// The device does not compute in the type: Burn's `Device::supports_dtype` says so.
     #[error(
-        "{device:?} does not compute in {dtype:?}: it has no arithmetic in that type, or cannot store it. Take the other type of half \
-         precision, f32, or another device"
+        "{device:?} does not compute in {dtype:?}: it has no arithmetic in that type, or cannot store it. Take the other type of \
+         half precision, f32, or another device"
     )]
     Unsupported {
         /// The device.

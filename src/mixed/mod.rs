@@ -24,8 +24,8 @@
 //! # Ok::<(), burn_memsave::mixed::MixedError>(())
 //! ```
 //!
-//! [`Precision::half`] gives the module of one step: each parameter is cast by an operation of the graph, so gradients arrive at the
-//! parameters of the module that was given, in their type. There are no second leaves and no list of gradients to hand over;
+//! [`Precision::half`] gives the module of one step: each parameter is cast by an operation of the graph, so gradients arrive at
+//! the parameters of the module that was given, in their type. There are no second leaves and no list of gradients to hand over;
 //! [`checkpoint`](crate::checkpoint), [`plan::micro_batched`](crate::plan::micro_batched) and
 //! [`parallel::Replicas`](crate::parallel::Replicas) work inside and around it. A parameter that is in several places is cast in
 //! each, and its gradients are summed in f32.
@@ -35,8 +35,8 @@
 //!
 //! # What stays in f32
 //!
-//! Numbers go from layer to layer in half precision. Inside, the layers of this library compute sums of many numbers in f32, on CPU backends
-//! and on devices, and round once:
+//! Numbers go from layer to layer in half precision. Inside, the layers of this library compute sums of many numbers in f32, on
+//! CPU backends and on devices, and round once:
 //!
 //! | layer | in f32 | rounded to half |
 //! | --- | --- | --- |
@@ -53,11 +53,11 @@
 //! Of an average pool over many elements in f16, the input may be cast: `pool.forward(x.cast(DType::F32)).cast(DType::F16)`.
 //!
 //! A loss in half precision has two or three digits. To read more of it, or for a loss above 65504 in f16, cast the logits:
-//! `loss.forward(logits.cast(DType::F32), targets)`. What is computed of one parameter by calling its layer many times is summed in half
-//! precision, one rounding per call.
+//! `loss.forward(logits.cast(DType::F32), targets)`. What is computed of one parameter by calling its layer many times is summed
+//! in half precision, one rounding per call.
 //!
-//! Constants of layers that are no parameters (`RotaryEncoding`) are cast by the layers of this library when they are used. Burn's own layers
-//! do not all do so, nor do they take running statistics of another type than their input.
+//! Constants of layers that are no parameters (`RotaryEncoding`) are cast by the layers of this library when they are used.
+//! Burn's own layers do not all do so, nor do they take running statistics of another type than their input.
 mod error;
 mod scaler;
 
@@ -123,21 +123,23 @@ impl Precision {
         }
     }
 
-    /// The module in half precision, for one backward pass or for inference. Its parameters are casts of those of `module`, where the
-    /// gradients arrive: [`GradientsParams::from_grads`](burn::optim::GradientsParams::from_grads) takes `module`, not its copy.
+    /// The module in half precision, for one backward pass or for inference. Its parameters are casts of those of `module`, where
+    /// the gradients arrive: [`GradientsParams::from_grads`](burn::optim::GradientsParams::from_grads) takes `module`, not its
+    /// copy.
     ///
-    /// Running statistics, quantized and lazy weights are shared with `module`, and stay as they are. As the casts are part of the graph, a
-    /// second backward pass through the same copy panics, as Burn does for any graph: make a copy per backward pass.
+    /// Running statistics, quantized and lazy weights are shared with `module`, and stay as they are. As the casts are part of
+    /// the graph, a second backward pass through the same copy panics, as Burn does for any graph: make a copy per backward pass.
     ///
     /// # Errors
     ///
-    /// If a device does not compute in this precision, if a trainable parameter is in half precision itself, or if a lazy weight is of
-    /// another type.
+    /// If a device does not compute in this precision, if a trainable parameter is in half precision itself, or if a lazy weight
+    /// is of another type.
     pub fn half<M: Module>(&self, module: &M) -> Result<M, MixedError> {
         self.cast(module.clone(), |_| true)
     }
 
-    /// Casts the frozen parameters once, for all steps, which then need no copies of them. What requires gradients stays as it is.
+    /// Casts the frozen parameters once, for all steps, which then need no copies of them. What requires gradients stays as it
+    /// is.
     ///
     /// # Errors
     ///

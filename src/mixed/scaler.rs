@@ -9,13 +9,13 @@ const LARGEST_IN_F16: f64 = 32768.0;
 /// Below it, gradients of f16 that overflow are those of a model that diverges.
 const LEAST: f64 = 1.0 / LARGEST_IN_F16;
 
-/// Dynamic loss scaling, after [arXiv 1710.03740](https://arxiv.org/abs/1710.03740): the loss is multiplied by a scale, so that small
-/// gradients do not vanish in f16, and gradients are divided by it in f32.
+/// Dynamic loss scaling, after [arXiv 1710.03740](https://arxiv.org/abs/1710.03740): the loss is multiplied by a scale, so that
+/// small gradients do not vanish in f16, and gradients are divided by it in f32.
 ///
-/// A step whose gradients are not all finite is bad: it is to be skipped, and the scale is multiplied by the backoff factor, 1/2. After
-/// so many good steps in a row, 2000, it is multiplied by the growth factor, 2. The scale starts at 32768, the largest power of two in
-/// f16, and does not grow beyond: the gradient of a loss in f16 is the scale itself. Where the loss is computed in f32,
-/// [`with_max_scale`](Self::with_max_scale) allows more.
+/// A step whose gradients are not all finite is bad: it is to be skipped, and the scale is multiplied by the backoff factor, 1/2.
+/// After so many good steps in a row, 2000, it is multiplied by the growth factor, 2. The scale starts at 32768, the largest
+/// power of two in f16, and does not grow beyond: the gradient of a loss in f16 is the scale itself. Where the loss is computed
+/// in f32, [`with_max_scale`](Self::with_max_scale) allows more.
 ///
 /// The scaler is its own state: write it beside the optimizer's record, with serde.
 ///
@@ -118,11 +118,11 @@ impl LossScaler {
         widened(loss).mul_scalar(self.factor)
     }
 
-    /// The gradients of the parameters of a module, divided by the scale; `None` if one is infinite or no number, after which the scale
-    /// is lower. The scale must be that of [`scale`](Self::scale): call this once per step.
+    /// The gradients of the parameters of a module, divided by the scale; `None` if one is infinite or no number, after which the
+    /// scale is lower. The scale must be that of [`scale`](Self::scale): call this once per step.
     ///
-    /// They are divided in f32 at least, and of the type that they had. All of them are looked at on the devices that they are on, and
-    /// read once: one number per device.
+    /// They are divided in f32 at least, and of the type that they had. All of them are looked at on the devices that they are
+    /// on, and read once: one number per device.
     ///
     /// # Panics
     ///

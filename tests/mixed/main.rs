@@ -165,8 +165,8 @@ impl Language {
     }
 }
 
-/// Every gradient of one step beside that of another, by the norm of the difference, relative to that of the gradient. (What is zero but
-/// for rounding, as that of the bias of keys, is beside the largest.)
+/// Every gradient of one step beside that of another, by the norm of the difference, relative to that of the gradient. (What is
+/// zero but for rounding, as that of the bias of keys, is beside the largest.)
 struct Compare<'a> {
     found: &'a GradientsParams,
     exact: &'a GradientsParams,

@@ -65,12 +65,12 @@ pub fn linear_lora<const D: usize>(
 }
 
 /// `x weight + bias`, `weight = magnitude * v / |v|` with `v = base + scale a b` and `|v|` the norm of each of its columns:
-/// [`linear`](super::linear) with weight-decomposed low-rank adaptation ([DoRA](https://arxiv.org/abs/2402.09353)). As in its section
-/// 4.3, no gradient flows through `|v|`.
+/// [`linear`](super::linear) with weight-decomposed low-rank adaptation ([DoRA](https://arxiv.org/abs/2402.09353)). As in its
+/// section 4.3, no gradient flows through `|v|`.
 ///
-/// Computed as `(x base + scale (x a) b) * (magnitude / |v|) + bias`. Keeps what [`linear_lora`] keeps, and `x v`, of the size of the
-/// output, for a tracked magnitude. Norms are computed in every forward pass, in f32 at least, some rows of `v` after the other; a
-/// quantized `base` is dequantized for them as a whole, temporarily.
+/// Computed as `(x base + scale (x a) b) * (magnitude / |v|) + bias`. Keeps what [`linear_lora`] keeps, and `x v`, of the size of
+/// the output, for a tracked magnitude. Norms are computed in every forward pass, in f32 at least, some rows of `v` after the
+/// other; a quantized `base` is dequantized for them as a whole, temporarily.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
