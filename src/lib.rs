@@ -4,7 +4,9 @@
 
 pub mod checkpoint;
 pub mod lazy;
+pub mod lora;
 pub mod measure;
+pub mod mixed;
 pub mod parallel;
 pub mod peft;
 pub mod plan;
@@ -12,7 +14,7 @@ mod strategy;
 
 #[doc(hidden)]
 pub use burn_memsave_layers::{backend, ops};
-pub use burn_memsave_layers::{frozen, functional, lora, nn, saved};
+pub use burn_memsave_layers::{frozen, functional, nn, saved};
 
 /// Every drop-in module by its long name: the same types as in [`nn`].
 pub mod layers {

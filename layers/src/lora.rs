@@ -12,6 +12,9 @@
 //!   [`first_factors`]; an adapted dense layer then keeps `rank` elements per row.
 //! - Adapters of convolutions: [`ConvLora`].
 //! - [rsLoRA](https://arxiv.org/abs/2312.03732): [`rank_stabilized`].
+//! - [DoRA](https://arxiv.org/abs/2402.09353): [`Dora`].
+//! - [LoRA+](https://arxiv.org/abs/2402.12354), another learning rate for `b`: the group [`second_factors`].
+//! `burn_memsave::lora::plus` makes a   schedule of it.
 //!
 //! ```
 //! use burn::module::{Lora, Module};
@@ -34,8 +37,9 @@
 //! let (merged, adapted) = (merged.forward(x.inner()).into_data(), y.inner().into_data());
 //! merged.assert_approx_eq::<f32>(&adapted, Tolerance::default());
 //! ```
-use burn::module::{Lora, LoraAdapter, Param, ParamGroup, Reparameterizer};
-use burn::tensor::{Distribution, Tensor};
+use crate::functional;
+use burn::module::{Lora, LoraAdapter, Module, Param, ParamGroup, Reparameterization, Reparameterizer};
+use burn::tensor::{DType, Distribution, FloatDType, Tensor};
 
 /// The group of the factors `a` of all adapters: those that an adapted dense layer or embedding applies first.
 ///
@@ -53,7 +57,24 @@ pub fn first_factors() -> ParamGroup {
     ParamGroup::from_regex(r"(^|\.)lora\.a$").expect("a regular expression")
 }
 
-/// [rsLoRA](https://arxiv.org/abs/2312.03732): a scale of `alpha / sqrt(rank)`, so that gradients are as large for a higher rank; Burn's is
+/// The group of the factors `b` of all adapters: those that an adapted dense layer or embedding applies second.
+///
+/// ```
+/// use burn::module::{Lora, Module};
+/// use burn::tensor::Device;
+/// use burn_memsave_layers::{lora, nn::LinearConfig};
+///
+/// let linear = LinearConfig::new(8, 4).init(&Device::flex().autodiff()).apply_lora(Lora::new(2, 2.0));
+/// let linear = linear.freeze_group(lora::second_factors());
+/// let adapter = linear.weight.adapter().unwrap();
+/// assert!(adapter.a.is_require_grad() && !adapter.b.is_require_grad());
+/// ```
+pub fn second_factors() -> ParamGroup {
+    ParamGroup::from_regex(r"(^|\.)lora\.b$").expect("a regular expression")
+}
+
+/// [rsLoRA](https://arxiv.org/abs/2312.03732): a scale of `alpha / sqrt(rank)`, so that gradients are as large for a higher rank;
+/// Burn's is
 /// `alpha / rank`.
 ///
 /// ```
@@ -125,5 +146,92 @@ impl Reparameterizer for ConvLora {
         let (a, b) = (Param::from_tensor(a), Param::from_tensor(b));
         let adapter = LoraAdapter { a, b, scale: lora.alpha / lora.rank as f64 };
         (param.set_require_grad(false), Some(adapter))
+    }
+}
+
+/// [DoRA](https://arxiv.org/abs/2402.09353): with [`apply_reparameterization`](burn::module::Module::apply_reparameterization) it
+/// attaches a [`DoraAdapter`] to every matrix that the group of `lora` matches, and freezes everything else.
+///
+/// The effective weight is `magnitude * v / |v|`, `v = weight + scale a b`, `|v|` the norm of each column (of each output of a
+/// dense layer). At first it is the weight. Dense layers of this library compute with the factors, see
+/// [`linear_dora`](functional::linear_dora); every other layer, Burn's too, makes the effective weight.
+///
+/// For a quantized base, quantize the weights first
+/// ([`quantize_weights`](burn::module::Module::quantize_weights)). Lazy weights take no DoRA: attaching it panics.
+///
+/// ```
+/// use burn::module::{Lora, Module};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::{lora::{Dora, DoraAdapter}, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let linear = LinearConfig::new(8, 4).init(&device).apply_reparameterization(Dora::new(Lora::new(2, 4.0)));
+/// let gradients = linear.forward(Tensor::<2>::ones([3, 8], &device)).sum().backward();
+/// let adapter = linear.weight.reparameterization::<DoraAdapter>().unwrap();
+/// assert_eq!(adapter.magnitude.val().grad(&gradients).unwrap().dims(), [4]);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Dora(Lora);
+
+impl Dora {
+    /// With the settings of `lora`.
+    pub fn new(lora: Lora) -> Self {
+        Self(lora)
+    }
+}
+
+/// The adapter that [`Dora`] attaches.
+#[derive(Module, Debug)]
+pub struct DoraAdapter {
+    /// The factors `a` `[d_input, rank]` and `b` `[rank, d_output]`.
+    pub lora: LoraAdapter,
+    /// The norm of each column of the effective weight, `[d_output]` (trainable).
+    pub magnitude: Param<Tensor<1>>,
+}
+
+impl DoraAdapter {
+    /// For a weight `[d_input, d_output]`, with the magnitude that it has with these factors.
+    pub fn new(weight: Tensor<2>, lora: LoraAdapter) -> Self {
+        let dtype = FloatDType::from(lora.a.val().dtype());
+        let norms = functional::column_norms(weight, &lora);
+        let magnitude = Param::from_tensor(norms.cast(dtype));
+        Self { lora, magnitude }
+    }
+}
+
+impl Reparameterization for DoraAdapter {
+    const NAME: &'static str = "dora";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let [rows, columns] = [self.lora.a.dims()[0], self.lora.b.dims()[1]];
+        let norms = functional::column_norms(dense(base.clone()).reshape([rows, columns]), &self.lora);
+        let v = self.lora.apply(base);
+        let (dtype, mut row) = (v.dtype(), [1; D]);
+        row[D - 1] = columns;
+        let factor = self.magnitude.val().cast(FloatDType::from(norms.dtype())) / norms;
+        v * factor.cast(dtype).reshape(row)
+    }
+}
+
+fn dense<const D: usize>(weight: Tensor<D>) -> Tensor<D> {
+    if matches!(weight.dtype(), DType::QFloat(_)) { weight.dequantize() } else { weight }
+}
+
+impl Reparameterizer for Dora {
+    type Reparam = DoraAdapter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<DoraAdapter>) {
+        // Of matrices.
+        let (param, lora) = self.0.reparameterize(path, param);
+        let adapter = lora.map(|lora| {
+            let base = dense(param.base());
+            let [rows, columns] = [lora.a.dims()[0], lora.b.dims()[1]];
+            DoraAdapter::new(base.reshape([rows, columns]), lora)
+        });
+        (param, adapter)
     }
 }

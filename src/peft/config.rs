@@ -60,7 +60,7 @@ const OTHERS: [&str; 10] = [
 const CHANGE_THE_BASE: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
 
 impl Config {
-    pub(super) fn new(rank: usize, alpha: f64, targets: BTreeSet<String>) -> Self {
+    pub(super) fn new(rank: usize, alpha: f64, targets: BTreeSet<String>, use_dora: bool) -> Self {
         Self {
             peft_type: "LORA".into(),
             base_model_name_or_path: None,
@@ -77,7 +77,7 @@ impl Config {
             bias: Some("none".into()),
             fan_in_fan_out: false,
             use_rslora: false,
-            use_dora: false,
+            use_dora,
             modules_to_save: None,
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
@@ -91,7 +91,6 @@ impl Config {
         let config: Self = serde_json::from_slice(bytes).map_err(|reason| error(reason.to_string()))?;
         let unsupported = [
             (config.peft_type != "LORA", format!("peft_type {}", config.peft_type)),
-            (config.use_dora, "use_dora".into()),
             (config.bias.as_deref().is_some_and(|bias| bias != "none"), "a trained bias".into()),
             (config.fan_in_fan_out, "fan_in_fan_out".into()),
             (config.modules_to_save.as_ref().is_some_and(|saved| !saved.is_null()), "modules_to_save".into()),
@@ -110,6 +109,11 @@ impl Config {
             Some((_, what)) => Err(error(format!("{what} is not supported"))),
             None => Ok(config),
         }
+    }
+
+    /// Whether adapters have magnitudes.
+    pub(super) fn use_dora(&self) -> bool {
+        self.use_dora
     }
 
     /// The factor of the product of a module's factors.

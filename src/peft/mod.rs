@@ -8,11 +8,12 @@
 //! | --- | --- | --- |
 //! | `Linear` | `a` `[inputs, rank]`, `b` `[rank, outputs]` | `lora_A.weight` `[rank, inputs]`, `lora_B.weight` `[outputs, rank]` |
 //! | `Embedding` | `a` `[entries, rank]`, `b` `[rank, width]` | `lora_embedding_A` `[rank, entries]`, `lora_embedding_B` `[width, rank]` |
+//! | `Linear` with [DoRA](crate::lora::Dora) | the same, and `magnitude` `[outputs]` | the same, and `lora_magnitude_vector` `[outputs]` |
 //! | convolutions ([`ConvLora`](crate::lora::ConvLora)) | `a` `[outputs, rank]`, `b` `[rank, inputs * size]` | `lora_B.weight` `[outputs, rank, 1..]`, `lora_A.weight` `[rank, inputs, size..]` |
 //!
 //! Modules have other paths there: a function gives the path in Python of a path here. Factors get the precision of the weight,
 //! where `peft` has them in f32. `peft` knows no adapters of transposed and deformable convolutions, which are refused, and
-//! other ones of grouped convolutions, and with a dilation.
+//! other ones of grouped convolutions, and with a dilation. DoRA is for dense layers only, and for all adapters of a directory.
 //!
 //! ```
 //! use burn::module::{Lora, Module};
@@ -38,7 +39,9 @@
 //! assert_eq!(loaded.query.forward(x.clone()).into_data(), adapted.query.forward(x).into_data());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-use burn::module::{Lora, LoraAdapter, Module, ModuleVisitor, Param, Reparameterizer};
+use crate::lazy::lazy_paths;
+use crate::lora::DoraAdapter;
+use burn::module::{Lora, LoraAdapter, Module, ModuleVisitor, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
 use burn_memsave_layers::burn_internals::REPARAMETERIZATION;
 use bytemuck::pod_collect_to_vec;
@@ -65,6 +68,7 @@ const PREFIX: &str = "base_model.model.";
 struct Suffixes(&'static str, &'static str);
 
 const LAYER: Suffixes = Suffixes(".lora_A.weight", ".lora_B.weight");
+const MAGNITUDE: &str = ".lora_magnitude_vector";
 const EMBEDDING: Suffixes = Suffixes(".lora_embedding_A", ".lora_embedding_B");
 
 /// Writes the adapters of a module into a directory, which is made if it is not there. `lora`: what they were attached with, for
@@ -89,11 +93,22 @@ pub fn save<M: Module>(
     if let Some(path) = found.unnamed {
         return Err(refused(&path, "it is not of a weight"));
     }
+    let with_magnitude = |(_, adapter): &(&String, &Adapter)| adapter.magnitude.is_some();
+    let use_dora = found.adapters.iter().any(|adapter| with_magnitude(&adapter));
+    if let Some((path, _)) = found.adapters.iter().find(|adapter| use_dora && !with_magnitude(adapter)) {
+        return Err(refused(path, "it is LoRA, but others are DoRA"));
+    }
     for (path, adapter) in found.adapters {
         let name = names(&path);
-        let Adapter { a: Some(a), b: Some(b), shape, container } = adapter else {
+        let Adapter { a: Some(a), b: Some(b), magnitude, shape, container } = adapter else {
             return Err(refused(&path, "it has not both factors"));
         };
+        if use_dora && !container.ends_with("Linear") {
+            return Err(refused(
+                &path,
+                format!("its norms are other ones in peft, for a {container} with DoRA"),
+            ));
+        }
         if ["ConvTranspose", "DeformConv"].iter().any(|kind| container.contains(kind)) {
             return Err(refused(&path, format!("peft has none for a {container}")));
         }
@@ -115,7 +130,8 @@ pub fn save<M: Module>(
             }
             _ => return Err(refused(&path, "its weight has fewer than two axes")),
         };
-        for (suffix, data) in [(first, of_first), (second, of_second)] {
+        let magnitude = magnitude.map(|magnitude| (MAGNITUDE, magnitude.into_data()));
+        for (suffix, data) in [(first, of_first), (second, of_second)].into_iter().chain(magnitude) {
             if tensors.insert(format!("{PREFIX}{name}{suffix}"), data).is_some() {
                 return Err(refused(&path, format!("{name} is there twice")));
             }
@@ -125,7 +141,7 @@ pub fn save<M: Module>(
     if targets.is_empty() {
         return Err(PeftError::NoAdapter);
     }
-    let config = Config::new(lora.rank, lora.alpha, targets);
+    let config = Config::new(lora.rank, lora.alpha, targets, use_dora);
     let text = serde_json::to_string_pretty(&config)
         .map_err(|error| PeftError::Config { file: directory.join(CONFIG), reason: error.to_string() })?;
     let io = |file: &Path| {
@@ -173,8 +189,15 @@ pub fn load<M: Module>(
         let data = data(&view).ok_or_else(|| malformed(format!("{name} is {:?}, no float", view.dtype())))?;
         given.insert(name, data);
     }
+    let use_dora = config.use_dora();
     let attach = Rc::new(RefCell::new(Attach { config, names, given, taken: BTreeMap::new(), error: None }));
-    let module = module.apply_reparameterization(Shared(attach.clone()));
+    if use_dora && let Some(path) = lazy_paths(&module).into_iter().next() {
+        return Err(refused(&path, "a lazy weight takes no DoRA"));
+    }
+    let module = match use_dora {
+        false => module.apply_reparameterization(Shared(attach.clone())),
+        true => module.apply_reparameterization(SharedDora(attach.clone())),
+    };
     let attach = attach.borrow();
     let is_left = |name: &&String| !attach.taken.contains_key(*name);
     match (&attach.error, attach.given.keys().find(is_left)) {
@@ -200,6 +223,8 @@ struct Adapters {
 struct Adapter {
     a: Option<Tensor<2>>,
     b: Option<Tensor<2>>,
+    /// With DoRA.
+    magnitude: Option<Tensor<1>>,
     /// Of the weight.
     shape: Vec<usize>,
     /// The type of the module.
@@ -216,8 +241,9 @@ impl ModuleVisitor for Adapters {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let is_adapter =
-            |(name, container): &(String, String)| name == "lora" && container == REPARAMETERIZATION;
+        let is_adapter = |(name, container): &(String, String)| {
+            [LoraAdapter::NAME, DoraAdapter::NAME].contains(&name.as_str()) && container == REPARAMETERIZATION
+        };
         let Some(lora) = self.path.iter().rposition(is_adapter) else {
             self.shape = param.base().dims().to_vec();
             return;
@@ -234,6 +260,11 @@ impl ModuleVisitor for Adapters {
         let adapter = self.adapters.entry(path).or_default();
         adapter.shape = self.shape.clone();
         adapter.container = container.trim_start_matches("Struct:").into();
+        if self.path.last().is_some_and(|(name, _)| name == "magnitude") {
+            let magnitude = param.val().without_autodiff();
+            adapter.magnitude = Some(magnitude.flatten::<1>(0, D - 1));
+            return;
+        }
         let factor = param.val().without_autodiff();
         let [rows, columns] = [0, 1].map(|axis| factor.dims().get(axis).copied().unwrap_or(1));
         let factor = factor.reshape([rows, columns]);
@@ -255,6 +286,16 @@ struct Attach<N> {
     error: Option<String>,
 }
 
+impl<N: Fn(&str) -> String> Attach<N> {
+    /// What one of its functions returns, unless it fails.
+    fn or_error<T>(&mut self, result: Result<Option<T>, String>) -> Option<T> {
+        result.unwrap_or_else(|reason| {
+            self.error.get_or_insert(reason);
+            None
+        })
+    }
+}
+
 struct Shared<N>(Rc<RefCell<Attach<N>>>);
 
 impl<N: Fn(&str) -> String> Reparameterizer for Shared<N> {
@@ -266,15 +307,58 @@ impl<N: Fn(&str) -> String> Reparameterizer for Shared<N> {
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<LoraAdapter>) {
         let mut attach = self.0.borrow_mut();
-        let adapter = attach.adapter(path, &param).unwrap_or_else(|reason| {
-            attach.error.get_or_insert(reason);
-            None
-        });
-        (param.set_require_grad(false), adapter)
+        let adapter = attach.adapter(path, &param);
+        (param.set_require_grad(false), attach.or_error(adapter))
+    }
+}
+
+/// With magnitudes.
+struct SharedDora<N>(Rc<RefCell<Attach<N>>>);
+
+impl<N: Fn(&str) -> String> Reparameterizer for SharedDora<N> {
+    type Reparam = DoraAdapter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<DoraAdapter>) {
+        let mut attach = self.0.borrow_mut();
+        let adapter = attach.dora_adapter(path, &param);
+        (param.set_require_grad(false), attach.or_error(adapter))
     }
 }
 
 impl<N: Fn(&str) -> String> Attach<N> {
+    /// The adapter of a weight with its magnitude, if there is one.
+    fn dora_adapter<const D: usize>(
+        &mut self,
+        path: &str,
+        param: &Param<Tensor<D>>,
+    ) -> Result<Option<DoraAdapter>, String> {
+        let Some(lora) = self.adapter(path, param)? else { return Ok(None) };
+        let module = path.strip_suffix("weight").unwrap_or(path).trim_end_matches('.');
+        let name = (self.names)(module);
+        let key = format!("{PREFIX}{name}{MAGNITUDE}");
+        if D != 2 || self.taken.contains_key(&format!("{PREFIX}{name}{}", EMBEDDING.0)) {
+            return Err(format!("the adapter of {name} is DoRA, which is supported for dense layers only"));
+        }
+        let Some(magnitude) = self.given.get(&key).cloned() else {
+            return Err(format!("the adapter of {name} is DoRA without {key}"));
+        };
+        self.taken.insert(key, path.into());
+        let outputs = param.base().dims()[1];
+        let shape = magnitude.shape().to_vec();
+        if magnitude.num_elements() != outputs || shape.iter().filter(|&&len| len > 1).count() > 1 {
+            return Err(format!(
+                "the magnitudes of {name} have the shape {shape:?}, but {module} has {outputs} outputs"
+            ));
+        }
+        let (device, dtype) = (param.base().device(), lora.a.dtype());
+        let magnitude = Tensor::<1>::from_data(reshaped(magnitude, vec![outputs]), (&device, dtype));
+        Ok(Some(DoraAdapter { lora, magnitude: Param::from_tensor(magnitude) }))
+    }
+
     /// The adapter of a weight, if there is one.
     fn adapter<const D: usize>(
         &mut self,

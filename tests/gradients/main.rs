@@ -12,6 +12,7 @@ mod chains;
 mod common;
 mod conv;
 mod conv_definition;
+mod dora;
 mod dropout;
 mod embedding;
 mod linear;

@@ -10,7 +10,7 @@ use burn::tensor::{
     quantization::{Calibration, QuantValue, ScaleDtype},
 };
 use burn_memsave::layers::*;
-use burn_memsave::lora::ConvLora;
+use burn_memsave::lora::{ConvLora, Dora};
 use burn_memsave::measure::{LayerMeasurement, ledger};
 
 const MIB: i64 = 1 << 20;
@@ -90,6 +90,44 @@ fn linear_keeps_what_it_says(device: &Device) {
             assert_eq!(totals, [said, 2 * said], "{case}: the ledger's totals");
         }
     }
+}
+
+/// What LoRA keeps, and the product with `v` for a tracked magnitude: also where Burn keeps the effective weight.
+fn dora_keeps_what_it_says(device: &Device) {
+    const ROWS: i64 = 4 * 32;
+    for dtype in [DType::F32, DType::F16] {
+        let layer = nn::LinearConfig::new(64, 48).init(device).map(&mut Cast(dtype));
+        let layer = layer.apply_reparameterization(Dora::new(Lora::new(4, 8.0)));
+        for tracked in 0..16 {
+            let [x, a, b, magnitude] = [0, 1, 2, 3].map(|bit| tracked >> bit & 1 == 1);
+            let parts = [(a, r"lora\.a$"), (b, r"lora\.b$"), (magnitude, r"magnitude$")];
+            let stock = parts.into_iter().fold(layer.clone(), |layer, (tracked, part)| {
+                layer.set_require_grad_group(group(part), tracked)
+            });
+            let ours = MemSaveLinear::from_nn_linear(stock.clone());
+            let of_lora = if a { 64 } else { 4 * i64::from(b) };
+            let said = ROWS * (of_lora + 48 * i64::from(magnitude)) * dtype.size() as i64;
+            let input = |batches: usize| {
+                let x_of = Tensor::<3>::random([4 * batches, 32, 64], Distribution::Default, (device, dtype));
+                x_of.set_require_grad(x)
+            };
+            let case = format!("{dtype:?}, tracked {tracked:#b}, {device:?}");
+            let (grown, _) = growth(|batches| measure(device, || input(batches), |x| ours.forward(x)));
+            assert_eq!(grown, said, "{case}");
+            let totals = [1, 2]
+                .map(|batches| ledger(&ours, input(batches), |ours, x| ours.forward(x)).1.total() as i64);
+            // The factors of the columns, which are no parameter.
+            let factors = 48 * dtype.size() as i64 * i64::from(x || a || b);
+            assert_eq!(totals, [said + factors, 2 * said + factors], "{case}: the ledger's totals");
+        }
+    }
+    // Of a large weight: 16 MiB.
+    let stock =
+        nn::LinearConfig::new(4096, 1024).init(device).apply_reparameterization(Dora::new(Lora::new(4, 8.0)));
+    let ours = MemSaveLinear::from_nn_linear(stock);
+    let rows = || Tensor::<2>::random([16, 4096], Distribution::Default, device).require_grad();
+    let measured = measure(device, rows, |x| ours.forward(x));
+    assert!(peak(&measured) < 4 * MIB, "{measured:?}");
 }
 
 /// Of weights that are much larger than what goes through the layer.
@@ -173,6 +211,12 @@ fn the_targets_are_met(device: &Device) {
 fn adapted_linear_layers_keep_what_they_say() {
     let _alone = alone();
     devices().iter().for_each(linear_keeps_what_it_says);
+}
+
+#[test]
+fn layers_with_magnitudes_keep_what_they_say() {
+    let _alone = alone();
+    devices().iter().for_each(dora_keeps_what_it_says);
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Adapters in the files of Python's `peft`: there and back, what is refused, and `peft` itself where it is installed.
 #![cfg(feature = "flex")]
-use burn::module::{Lora, LoraAdapter, Module, ModuleMapper, Param};
+use burn::module::{Lora, LoraAdapter, Module, ModuleMapper, Param, ParamGroup};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
-use burn_memsave::lora::ConvLora;
+use burn_memsave::lora::{ConvLora, Dora, DoraAdapter};
 use burn_memsave::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn_memsave::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn_memsave::peft::{load, save};
@@ -51,19 +51,27 @@ fn names(path: &str) -> String {
 }
 
 /// Second factors are zero at first.
-fn adapted(device: &Device, lora: &Lora) -> Model {
-    struct Shake;
-    impl ModuleMapper for Shake {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            match param.is_require_grad() {
-                true => param.map(|value| {
-                    let shaken = value.clone().inner().random_like(Distribution::Normal(0.0, 1.0));
-                    shaken.autodiff().require_grad()
-                }),
-                false => param,
-            }
+struct Shake;
+
+impl ModuleMapper for Shake {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match param.is_require_grad() {
+            true => param.map(|value| {
+                let shaken = value.clone().inner().random_like(Distribution::Normal(0.0, 1.0));
+                shaken.autodiff().require_grad()
+            }),
+            false => param,
         }
     }
+}
+
+/// With DoRA on the dense layers.
+fn with_dora(device: &Device, lora: &Lora) -> Model {
+    let lora = lora.clone().set_param_group(ParamGroup::from_regex(r"^blocks\.\d\.weight$").unwrap());
+    Model::new(device).apply_reparameterization(Dora::new(lora)).map(&mut Shake)
+}
+
+fn adapted(device: &Device, lora: &Lora) -> Model {
     let model = Model::new(device).apply_reparameterization(ConvLora::new(lora.clone()));
     model.map(&mut Shake)
 }
@@ -98,6 +106,62 @@ fn adapters_come_back() {
     // A base of another precision has factors of it.
     let inference = load(Model::new(&Device::flex()), &path, names).unwrap();
     assert_eq!(inference.forward(), model.forward());
+}
+
+#[test]
+fn adapters_with_magnitudes_come_back() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let lora = Lora::new(3, 5.0);
+    let model = with_dora(&device, &lora);
+    save(&model, &lora, path, names).unwrap();
+    let loaded = load(Model::new(&device), path, names).unwrap();
+    assert_eq!(loaded.forward(), model.forward());
+    for (loaded, model) in loaded.blocks.iter().zip(&model.blocks) {
+        let [loaded, model] =
+            [loaded, model].map(|block| block.weight.reparameterization::<DoraAdapter>().unwrap());
+        assert_eq!(loaded.magnitude.val().into_data(), model.magnitude.val().into_data());
+        assert!(loaded.magnitude.is_require_grad() && loaded.lora.a.is_require_grad());
+    }
+    let refused = |part: &str| {
+        let error = load(Model::new(&device), path, names).expect_err(part).to_string();
+        assert!(error.contains(part), "{error}, not {part}");
+    };
+    let file = path.join("adapter_model.safetensors");
+    let whole = fs::read(&file).unwrap();
+    let text = String::from_utf8_lossy(&whole).into_owned();
+    let at = text.find("0.lora_magnitude").expect("it is there");
+    let mut bytes = whole.clone();
+    bytes[at] = b'7';
+    fs::write(&file, bytes).unwrap();
+    refused("the adapter of layers.0 is DoRA without base_model.model.layers.0.lora_magnitude_vector");
+    fs::write(&file, whole).unwrap();
+    with_config(path, |config| config["use_dora"] = json!(false));
+    refused("no module for base_model.model.layers.0.lora_magnitude_vector");
+    // Of some layers only, and of an embedding.
+    let mixed = Model { conv: adapted(&device, &lora).conv, ..with_dora(&device, &lora) };
+    let error = save(&mixed, &lora, path, names).expect_err("both").to_string();
+    assert!(error.contains("the adapter of conv: it is LoRA, but others are DoRA"), "{error}");
+    let all = Model::new(&device).apply_reparameterization(Dora::new(lora.clone()));
+    let error = save(&all, &lora, path, names).expect_err("an embedding").to_string();
+    assert!(error.contains("for a Embedding with DoRA"), "{error}");
+}
+
+/// Their norms are those of all of the weight.
+#[test]
+#[should_panic(expected = "takes no DoRA")]
+fn lazy_weights_take_no_magnitudes() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("model.bpk");
+    Model::new(&device).save_file(&file).unwrap();
+    let weights = WeightFile::open(&file).unwrap();
+    let options = LazyOptions::default().with_min_bytes(0);
+    let (lazy, _) = Model::new(&device).lazy_load(&weights, &options).unwrap();
+    let _ = lazy.apply_reparameterization(Dora::new(Lora::new(3, 5.0)));
 }
 
 /// Weights that stay in their file have adapters, too.
@@ -178,7 +242,11 @@ fn what_is_refused() {
     let write = || save(&model, &lora, path, names).unwrap();
     write();
     for (key, value, part) in [
-        ("use_dora", json!(true), "use_dora"),
+        (
+            "use_dora",
+            json!(true),
+            "the adapter of embed_tokens is DoRA, which is supported for dense layers only",
+        ),
         ("peft_type", json!("IA3"), "peft_type IA3"),
         ("bias", json!("all"), "a trained bias"),
         ("fan_in_fan_out", json!(true), "fan_in_fan_out"),
@@ -266,6 +334,8 @@ fn adapters_travel_to_python_and_back() {
     let lora = Lora::new(3, 5.0);
     let model = adapted(&device, &lora);
     save(&model, &lora, path.join("ours"), names).unwrap();
+    let dora = with_dora(&device, &lora);
+    save(&dora, &lora, path.join("ours_dora"), names).unwrap();
     let floats = |data: TensorData| data.iter::<f32>().collect::<Vec<_>>();
     let weight = |data: TensorData, shape: &[usize]| json!({ "values": floats(data), "shape": shape });
     let [first, second] = [0, 1].map(|index: usize| &model.blocks[index]);
@@ -283,14 +353,18 @@ fn adapters_travel_to_python_and_back() {
             weight(model.conv.bias.as_ref().expect("a bias").val().into_data(), &[4]),
         ],
         "output": floats(model.forward()),
+        "output_dora": floats(dora.forward()),
     });
     fs::write(path.join("base.json"), base.to_string()).unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peft/travel.py");
     let output = Command::new(&python).arg(script).arg(path).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let loaded = load(Model::new(&device), path.join("theirs"), names).unwrap();
-    let expected: Vec<f32> = serde_json::from_slice(&fs::read(path.join("theirs.json")).unwrap()).unwrap();
-    for (found, expected) in floats(loaded.forward()).into_iter().zip(expected) {
-        assert!((found - expected).abs() < 1e-4, "{found}, {expected}");
+    for theirs in ["theirs", "theirs_dora"] {
+        let loaded = load(Model::new(&device), path.join(theirs), names).unwrap();
+        let expected = fs::read(path.join(format!("{theirs}.json"))).unwrap();
+        let expected: Vec<f32> = serde_json::from_slice(&expected).unwrap();
+        for (found, expected) in floats(loaded.forward()).into_iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-4, "{theirs}: {found}, {expected}");
+        }
     }
 }

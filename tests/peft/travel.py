@@ -33,21 +33,28 @@ class Model(torch.nn.Module):
 
 
 tokens = torch.arange(9).reshape(1, 9)
-ours = PeftModel.from_pretrained(Model(), directory / "ours")
-found, expected = ours(tokens).flatten(), torch.tensor(base["output"])
-assert torch.allclose(found, expected, atol=1e-4), (found, expected)
+for name, output in (("ours", "output"), ("ours_dora", "output_dora")):
+    ours = PeftModel.from_pretrained(Model(), directory / name)
+    found, expected = ours(tokens).flatten(), torch.tensor(base[output])
+    assert torch.allclose(found, expected, atol=1e-4), (name, found, expected)
 
 torch.manual_seed(1)
-config = LoraConfig(
-    r=2,
-    lora_alpha=3,
-    target_modules=["embed_tokens", "layers.0", "layers.1", "conv"],
-    rank_pattern={"layers.1": 4},
-    use_rslora=True,
-)
-theirs = get_peft_model(Model(), config).eval()
-for name, parameter in theirs.named_parameters():
-    if "lora_" in name:
-        parameter.data.normal_()
-theirs.save_pretrained(directory / "theirs")
-(directory / "theirs.json").write_text(json.dumps(theirs(tokens).flatten().tolist()))
+layers = ["layers.0", "layers.1"]
+for name, targets, use_dora in (
+    ("theirs", ["embed_tokens", *layers, "conv"], False),
+    ("theirs_dora", layers, True),
+):
+    config = LoraConfig(
+        r=2,
+        lora_alpha=3,
+        target_modules=targets,
+        rank_pattern={"layers.1": 4},
+        use_rslora=True,
+        use_dora=use_dora,
+    )
+    theirs = get_peft_model(Model(), config).eval()
+    for parameter_name, parameter in theirs.named_parameters():
+        if "lora_" in parameter_name:
+            parameter.data.normal_()
+    theirs.save_pretrained(directory / name)
+    (directory / f"{name}.json").write_text(json.dumps(theirs(tokens).flatten().tolist()))

@@ -3,6 +3,7 @@ use super::{Case, Check, Input, ROWS, Shapes, Visitor, kept, row};
 use burn::module::{Lora, Module, QLora, Quantizer};
 use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{Device, Int, Tensor};
+use burn_memsave::lora::Dora;
 
 /// A table of as many rows as the text says: the input stands in for the indices, which no gradient flows to.
 const TEXT: Shapes<2> = Shapes { test: [4, 16], usual: [4, 512], small: [4, 512] };
@@ -49,6 +50,12 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor, "linear, LoRA", ROWS.test([2, 3, 4]), kept::nothing,
         module(device) |nn, [.., n]| nn::LinearConfig::new(n, n).init(device).apply_lora(Lora::new(8, 16.0)),
         without(BY_PARTS, ADAPTED)
+    }
+    row! {
+        visitor, "linear, DoRA", ROWS.test([2, 3, 4]), kept::nothing,
+        module(device) |nn, [.., n]|
+            nn::LinearConfig::new(n, n).init(device).apply_reparameterization(Dora::new(Lora::new(8, 16.0))),
+        without(BY_PARTS, "an adapter has parameters of its own: tests/memory/lora.rs, tests/gradients/dora.rs")
     }
     row! {
         visitor, "linear, QLoRA", ROWS.test([2, 3, 8]), kept::nothing,

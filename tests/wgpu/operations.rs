@@ -10,6 +10,7 @@ use burn::tensor::{
     quantization::{Calibration, QuantValue, compute_q_params, compute_range},
 };
 use burn_memsave::functional as F;
+use burn_memsave::lora::DoraAdapter;
 use burn_memsave::nn::activation::RReluConfig;
 use burn_memsave::nn::{GateController, GruConfig, Linear, LstmConfig, RnnConfig};
 
@@ -92,6 +93,12 @@ fn bilinear_operations_equal_flex() {
     check("linear with an adapter", [2, 3, 8], |x: Tensor<3>, operands| {
         let base = tensor::<2>(values([8, 16], 5), &x.device());
         F::linear_lora(x, base, &adapter(operands), Some(operands.vector(16)))
+    });
+    check("linear with an adapter and magnitudes", [2, 3, 8], |x: Tensor<3>, operands| {
+        let base = tensor::<2>(values([8, 16], 5), &x.device());
+        let magnitude = Param::initialized(ParamId::new(), operands.vector(16));
+        let adapter = DoraAdapter { lora: adapter(operands), magnitude };
+        F::linear_dora(x, base, &adapter, Some(operands.vector(16)))
     });
     check("linear with an adapter on a quantized base", [2, 3, 8], |x: Tensor<3>, operands| {
         let base = tensor::<2>(values([8, 16], 5), &x.device());

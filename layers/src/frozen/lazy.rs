@@ -3,6 +3,7 @@ use super::side_channel::{answer, note_loaded, take_loaded, without_note};
 use super::source::{Read, remember};
 use super::weight::{FrozenWeight, RowBlock, read_tensor};
 use crate::burn_internals::REPARAMETERIZATION;
+use crate::lora::DoraAdapter;
 use crate::ops::node_id;
 use burn::module::{
     Content, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
@@ -186,7 +187,13 @@ impl LazyWeight {
         let like = self.loaded(placeholder::<D>(self.weight.shape(), self.dtype, &self.device));
         let shape = like.shape();
         let param = Param::uninitialized(self.id, |_, _| like, self.device.clone(), false, shape);
-        self.adapter = mapper.map_float(param).reparameterization::<LoraAdapter>().cloned();
+        let param = mapper.map_float(param);
+        assert!(
+            param.reparameterization::<DoraAdapter>().is_none(),
+            "a lazy weight {:?} takes no DoRA, whose norms are those of all of it: `materialize` the module before, or take LoRA",
+            self.weight.shape(),
+        );
+        self.adapter = param.reparameterization::<LoraAdapter>().cloned();
     }
 }
 

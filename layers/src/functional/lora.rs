@@ -2,15 +2,16 @@
 use super::{
     conv,
     guard::{
-        Fit, Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_tracked, require, require_bias,
-        require_floats,
+        Fit, Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_quantized, is_tracked, require,
+        require_bias, require_floats,
     },
 };
-use crate::ops::{LoraFactors, LoraOps};
+use crate::lora::DoraAdapter;
+use crate::ops::{ColumnScaleOps, LoraFactors, LoraOps};
 use burn::backend::Dispatch;
 use burn::module::{LoraAdapter, Reparameterization};
 use burn::tensor::{
-    DType, Int, Tensor,
+    DType, FloatDType, Int, Tensor,
     ops::{ConvOptions, ConvTransposeOptions},
 };
 
@@ -61,6 +62,85 @@ pub fn linear_lora<const D: usize>(
     let factors = LoraFactors { a: a.into_dispatch(), b: b.into_dispatch() };
     let (x, bias) = (x.into_dispatch(), into_maybe(bias));
     Tensor::from_dispatch(Dispatch::memsave_lora(x, into_weight(base), factors, adapter.scale, bias))
+}
+
+/// `x weight + bias`, `weight = magnitude * v / |v|` with `v = base + scale a b` and `|v|` the norm of each of its columns:
+/// [`linear`](super::linear) with weight-decomposed low-rank adaptation ([DoRA](https://arxiv.org/abs/2402.09353)). As in its
+/// section 4.3, no gradient flows through `|v|`.
+///
+/// Computed as `(x base + scale (x a) b) * (magnitude / |v|) + bias`. Keeps what [`linear_lora`] keeps, and `x v`, of the size of
+/// the output, for a tracked magnitude. Norms are computed in every forward pass, in f32 at least, some rows of `v` after the
+/// other; a quantized `base` is dequantized for them as a whole, temporarily.
+///
+/// ```
+/// use burn::module::{Lora, Module};
+/// use burn::nn::LinearConfig;
+/// use burn::tensor::{Device, Tensor, Tolerance};
+/// use burn_memsave_layers::{functional as F, lora::{Dora, DoraAdapter}};
+///
+/// let device = Device::flex();
+/// let stock = LinearConfig::new(8, 4).with_bias(false).init(&device).apply_reparameterization(Dora::new(Lora::new(2, 4.0)));
+/// let adapter = stock.weight.reparameterization::<DoraAdapter>().unwrap();
+/// let x = Tensor::<2>::ones([3, 8], &device);
+/// let y = F::linear_dora(x.clone(), stock.weight.base(), adapter, None);
+/// y.into_data().assert_approx_eq::<f32>(&stock.forward(x).into_data(), Tolerance::default());
+/// ```
+pub fn linear_dora<const D: usize>(
+    x: Tensor<D>,
+    base: Tensor<2>,
+    adapter: &DoraAdapter,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
+    if D == 1 {
+        return linear_dora(x.unsqueeze::<2>(), base, adapter, bias).squeeze_dim(0);
+    }
+    let (magnitude, bias) = (adapter.magnitude.val(), dequantized_bias(bias, x.dtype()));
+    let [_, d_output] = base.dims();
+    let fit = require_floats(&x)
+        .and(require(magnitude.dims() == [d_output], Misfit::Shapes))
+        .and(require(d_output > 0, Misfit::Empty))
+        .and(require_bias(&bias, d_output))
+        .and(require(bias.as_ref().is_none_or(|bias| bias.dtype() == x.dtype()), Misfit::Dtypes))
+        .and(require(magnitude.dtype().is_float(), Misfit::Quantized));
+    let lora = &adapter.lora;
+    let tracked = x.is_tracked()
+        || is_any_tracked(&base, [&lora.a.val(), &lora.b.val()])
+        || magnitude.is_tracked()
+        || is_tracked(&bias);
+    if !accepts("linear_dora", fit, tracked, Some(&base)) {
+        return super::linear(x, adapter.apply(base), bias);
+    }
+    let norms = column_norms(base.clone(), lora);
+    let factor = (magnitude.cast(FloatDType::from(norms.dtype())) / norms).cast(x.dtype());
+    let y = linear_lora(x, base, lora, None);
+    let (y, factor) = (y.into_dispatch(), factor.into_dispatch());
+    Tensor::from_dispatch(Dispatch::memsave_column_scale(y, factor, into_maybe(bias)))
+}
+
+/// No fewer elements are computed at once.
+const BLOCK: usize = 1 << 18;
+
+/// In no more steps than these.
+const STEPS: usize = 16;
+
+/// The norms of the columns of `base + scale a b`, in f32 at least; not tracked, and not zero.
+pub(crate) fn column_norms(base: Tensor<2>, lora: &LoraAdapter) -> Tensor<1> {
+    let untracked = |x: Tensor<2>| x.detach().set_require_grad(false);
+    let (base, a, b) = (untracked(base), untracked(lora.a.val()), untracked(lora.b.val()));
+    let base = if is_quantized(&base) { base.dequantize() } else { base };
+    let is_double = [&base, &a, &b].into_iter().any(|x| x.dtype() == DType::F64);
+    let dtype = if is_double { DType::F64 } else { DType::F32 };
+    let ([rows, columns], b) = (base.dims(), b.cast(dtype) * lora.scale);
+    let step = BLOCK.max((rows * columns).div_ceil(STEPS)).div_ceil(columns.max(1));
+    let mut squares = Tensor::<2>::zeros([1, columns], (&b.device(), dtype));
+    for start in (0..rows).step_by(step) {
+        let end = (start + step).min(rows);
+        let part = |x: &Tensor<2>| x.clone().slice_dim(0, start..end).cast(dtype);
+        let v = part(&a).matmul(b.clone()) + part(&base);
+        squares = squares + v.square().sum_dim(0);
+    }
+    const LEAST: f64 = 1e-12;
+    squares.sqrt().clamp_min(LEAST).reshape([columns])
 }
 
 /// Rows of `base + scale a b`: [`embedding`](super::embedding) with a low-rank adapter, whose effective table is never made.

@@ -41,7 +41,7 @@ pub use conv::{
 pub use linear::{embedding, linear};
 pub use lora::{
     conv_transpose1d_lora, conv_transpose2d_lora, conv_transpose3d_lora, conv1d_lora, conv2d_lora,
-    conv3d_lora, embedding_lora, linear_lora,
+    conv3d_lora, embedding_lora, linear_dora, linear_lora,
 };
 pub use loss::{LinearCrossEntropyOptions, cross_entropy, linear_cross_entropy};
 pub use norm::{
@@ -56,6 +56,6 @@ pub use rotary::rotary_encoding;
 pub use softmax::{log_softmax, quiet_softmax, softmax, softmin};
 
 pub(crate) use attention::weighted;
-pub(crate) use lora::adapted_rows;
+pub(crate) use lora::{adapted_rows, column_norms};
 pub(crate) use loss::{CHUNK_BYTES, class_weights, element_loss, element_loss_sum};
 pub(crate) use pool::interpolate1d;

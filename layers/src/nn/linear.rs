@@ -1,5 +1,6 @@
 use crate::frozen::weight_and_adapter;
 use crate::functional;
+use crate::lora::DoraAdapter;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -36,7 +37,8 @@ drop_in! {
     /// at the peak where this one needs 96 (1024 features, 64 x 128 rows).
     ///
     /// With a [LoRA adapter](burn::module::LoraAdapter), which [`Module::apply_lora`] attaches, the effective weight and its
-    /// gradient are never made: see [`linear_lora`](functional::linear_lora). A quantized weight stays packed.
+    /// gradient are never made: see [`linear_lora`](functional::linear_lora), and [`linear_dora`](functional::linear_dora) for
+    /// [DoRA](crate::lora::Dora). A quantized weight stays packed.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -69,10 +71,15 @@ impl Linear {
     ///
     /// Panics if the last axis of `input` is not `d_input`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        let bias = self.bias.as_ref().map(|bias| bias.val());
+        if let Some(adapter) = self.weight.reparameterization::<DoraAdapter>() {
+            let [d_input, _] = self.weight.base().dims();
+            assert_shape!(input, [.., d_input]);
+            return functional::linear_dora(input, self.weight.base(), adapter, bias);
+        }
         let (weight, adapter) = weight_and_adapter(&self.weight);
         let [d_input, _] = weight.dims();
         assert_shape!(input, [.., d_input]);
-        let bias = self.bias.as_ref().map(|bias| bias.val());
         match adapter {
             Some(adapter) => functional::linear_lora(input, weight, adapter, bias),
             None => functional::linear(input, weight, bias),

@@ -4,20 +4,21 @@
 //! | --- | --- |
 //! | computes | `y[b, s] = weight[indices[b, s]]` |
 //! | keeps | the indices (a handle) if `weight` is tracked, else nothing |
-//! | backward | `dweight[i] = sum of dy[b, s] over all (b, s) with indices[b, s] = i`, in the dtype of `weight` |
+//! | backward | `dweight[i] = sum of dy[b, s] over all (b, s) with indices[b, s] = i` |
 //!
-//! Stock Burn keeps the indices and the table, of which it reads only the shape. It adds the rows with the same function, so
-//! that its gradient equals the one here, also in half precision.
+//! Stock Burn keeps the indices and the table, of which it reads only the shape. It adds the rows with the same function, in the
+//! dtype of `weight`, where in half precision the row of a frequent index stops to grow: here they are added in f32, some columns
+//! after the other, and rounded once.
 use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::zeros;
+use crate::backend::{wide, widen, zeros};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{FloatTensor, IndexingUpdateOp, IntTensor},
 };
-use burn::tensor::Shape;
+use burn::tensor::{Shape, Slice};
 
 extension! {
     /// Embedding.
@@ -65,7 +66,33 @@ impl<B: Backend> Operation<B, 1> for Embedding<IntTensor<B>> {
         let (shape, rows) = (pass.shape(WEIGHT), indices.shape().num_elements());
         let indices = B::int_reshape(indices, Shape::new([rows]));
         let dy = B::float_reshape(dy, Shape::new([rows, shape[1]]));
-        let zeros = zeros::<B>(shape, &dy);
-        pass.give(WEIGHT, B::float_select_assign(zeros, 0, indices, dy, IndexingUpdateOp::Add));
+        pass.give(WEIGHT, sums_of_rows::<B>(shape, indices, dy));
     }
+}
+
+/// A table of this many elements, or fewer, is summed in f32 as a whole.
+const SMALL: usize = 1 << 16;
+
+/// Into how many parts the columns of a larger one are cut: then no more exists than a second table.
+const PARTS: usize = 4;
+
+/// The table `shape` of the sums of those rows of `dy` `[rows, width]` that have the same index.
+fn sums_of_rows<B: Backend>(shape: Shape, indices: IntTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
+    let (dtype, [entries, width]) = (dy.dtype(), shape.dims());
+    let sums = |shape: Shape, dy: FloatTensor<B>| {
+        B::float_select_assign(zeros::<B>(shape, &dy), 0, indices.clone(), dy, IndexingUpdateOp::Add)
+    };
+    if wide(dtype) == dtype {
+        return sums(shape, dy);
+    }
+    let step = if entries * width <= SMALL { width } else { width.div_ceil(PARTS) };
+    let mut table = zeros::<B>(shape, &dy);
+    for start in (0..width).step_by(step.max(1)) {
+        let columns = start..(start + step).min(width);
+        let part = [Slice::full(), Slice::from(columns.clone())];
+        let dy = widen::<B>(B::float_slice(dy.clone(), &part));
+        let sums = sums(Shape::new([entries, columns.len()]), dy);
+        table = B::float_slice_assign(table, &part, B::float_cast(sums, dtype.into()));
+    }
+    table
 }

@@ -6,7 +6,7 @@ use crate::nn::drop_in::{config_twin, drop_in};
 use crate::ops::ElementLoss;
 use burn::config::Config;
 use burn::module::Module;
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 
 config_twin! {
     #[derive(Config, Debug)]
@@ -74,7 +74,9 @@ impl BinaryCrossEntropyLoss {
         let fit = require_floats(&logits)
             .and(require(shapes, Misfit::Shapes))
             .and(require(!weights_tracked, Misfit::TrackedClassWeights));
-        if !tracked || !accepts("binary_cross_entropy", fit, tracked, NO_WEIGHT) {
+        // Burn's computes in f32 only.
+        let is_burns = !tracked && logits.dtype() == DType::F32;
+        if is_burns || !accepts("binary_cross_entropy", fit, tracked, NO_WEIGHT) {
             return self.clone().into_nn_binary_cross_entropy_loss().forward(logits, targets);
         }
         let soft = self.soft(&targets, &logits);

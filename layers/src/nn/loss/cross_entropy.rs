@@ -85,7 +85,9 @@ impl CrossEntropyLoss {
         let fit = require_floats(&logits)
             .and(require(shapes, Misfit::Shapes))
             .and(require(!weights_tracked, Misfit::TrackedClassWeights));
-        if !tracked || !accepts("cross_entropy", fit, tracked, NO_WEIGHT) {
+        // Burn's computes in f32 only.
+        let is_burns = !tracked && logits.dtype() == DType::F32;
+        if is_burns || !accepts("cross_entropy", fit, tracked, NO_WEIGHT) {
             return self.clone().into_nn_cross_entropy_loss().forward(logits, targets);
         }
         let weights = class_weights(self.weights.clone(), classes, &logits);

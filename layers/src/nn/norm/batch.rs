@@ -32,6 +32,9 @@ drop_in! {
     /// With the statistics of the batch it keeps its input and tensors of size `[channels]` for the backward pass; with the
     /// running statistics it keeps its input only if `gamma` is trainable. It never keeps two tensors of that size.
     ///
+    /// Running statistics may be of another type than the parameters, in f32 beside half precision: those of a batch are added in
+    /// their type, and they are used in the type of `gamma`.
+    ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
     /// use burn_memsave_layers::nn::BatchNormConfig;
@@ -87,13 +90,14 @@ impl BatchNorm {
 
     /// With the running statistics.
     fn running(&self, device: &Device) -> GivenNorm {
-        GivenNorm {
-            gamma: self.gamma.val(),
-            beta: self.beta.val(),
-            mean: self.running_mean.value().to_device(device),
-            variance: self.running_var.value().to_device(device),
-            epsilon: self.epsilon,
-        }
+        let gamma = self.gamma.val();
+        // They stay in f32 while the parameters are cast to half precision.
+        let statistic = |state: &RunningState<Tensor<1>>| {
+            let value = state.value().to_device(device);
+            if gamma.dtype().is_float() { value.cast(gamma.dtype()) } else { value }
+        };
+        let [mean, variance] = [&self.running_mean, &self.running_var].map(statistic);
+        GivenNorm { gamma, beta: self.beta.val(), mean, variance, epsilon: self.epsilon }
     }
 
     /// What it does to inputs on a device, unless it uses their own statistics.
@@ -111,8 +115,9 @@ impl BatchNorm {
         let result = functional::batch_norm_train(input, self.gamma.val(), self.beta.val(), self.epsilon);
         let update = |state: &RunningState<Tensor<1>>, batch: Tensor<1>| {
             let running = state.value_sync().to_device(&device);
+            let batch = batch.detach().cast(running.dtype());
             let kept = running.mul_scalar(1.0 - self.momentum);
-            state.update(kept.add(batch.detach().mul_scalar(self.momentum)).detach());
+            state.update(kept.add(batch.mul_scalar(self.momentum)).detach());
         };
         update(&self.running_mean, result.mean);
         update(&self.running_var, result.variance);

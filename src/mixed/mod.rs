@@ -1,0 +1,262 @@
+//! Mixed precision: a step in bf16 or f16, with master weights, gradients and an optimizer in f32.
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::optim::{AdamConfig, GradientsParams};
+//! use burn::tensor::{DType, Device, Tensor};
+//! use burn_memsave::mixed::{LossScaler, Precision};
+//! use burn_memsave::nn::LinearConfig;
+//!
+//! let device = Device::flex().autodiff();
+//! let precision = Precision::f16(); // or `Precision::bf16()`, which needs no scaler
+//! let mut model = precision.narrow_frozen(LinearConfig::new(8, 4).init(&device))?;
+//! let (mut optimizer, mut scaler) = (AdamConfig::new().init(), LossScaler::new());
+//! for _ in 0..3 {
+//!     let half = precision.half(&model)?;
+//!     let x = Tensor::<2>::ones([2, 8], &device).cast(precision.dtype());
+//!     let loss = half.forward(x).powf_scalar(2.0).mean();
+//!     let gradients = GradientsParams::from_grads(scaler.scale(loss).backward(), &model); // of the masters
+//!     if let Some(gradients) = scaler.unscale(&model, gradients) {
+//!         model = optimizer.step(1e-3, model, gradients); // else the step was bad, and is skipped
+//!     }
+//! }
+//! assert_eq!(model.weight.val().dtype(), DType::F32);
+//! # Ok::<(), burn_memsave::mixed::MixedError>(())
+//! ```
+//!
+//! [`Precision::half`] gives the module of one step: each parameter is cast by an operation of the graph, so gradients arrive at
+//! the parameters of the module that was given, in their type. There are no second leaves and no list of gradients to hand over;
+//! [`checkpoint`](crate::checkpoint), [`plan::micro_batched`](crate::plan::micro_batched) and
+//! [`parallel::Replicas`](crate::parallel::Replicas) work inside and around it. A parameter that is in several places is cast in
+//! each, and its gradients are summed in f32.
+//!
+//! What a step needs beside one in f32: half of the bytes of everything that is kept; two bytes per trainable parameter for the
+//! copy, as long as it lives. Frozen parameters need no master: [`Precision::narrow_frozen`] casts them once, for good.
+//!
+//! # What stays in f32
+//!
+//! Numbers go from layer to layer in half precision. Inside, the layers of this library compute sums of many numbers in f32, on
+//! CPU backends and on devices, and round once:
+//!
+//! | layer | in f32 | rounded to half |
+//! | --- | --- | --- |
+//! | dense layers, adapters, convolutions, attention | the sums of each product of matrices | the output, each gradient once |
+//! | `LayerNorm`, `RmsNorm`, `GroupNorm`, `InstanceNorm`, `BatchNorm` | mean, variance, root, and the sums for gradients | the output, the gradients |
+//! | running statistics of `BatchNorm` | they are not cast: [`Precision`] leaves them; those of a batch are added in f32 | the statistics of a batch; for their use, the running ones |
+//! | `softmax` and its kin, the weights of attention | maximum, exponentials, sum | the output |
+//! | losses | everything; the mean | the loss itself and the gradient of the logits |
+//! | average pools | nothing: Burn's kernels sum in the type of the input on some backends (Flex in f16), see below | each sum |
+//! | `Embedding` | the sums of the rows of its gradient | that gradient |
+//! | recurrent layers | each product, and the sums over all steps for gradients of weights | gates and states of each step |
+//! | residual sums, elementwise operations | one operation at a time | each result |
+//!
+//! Of an average pool over many elements in f16, the input may be cast: `pool.forward(x.cast(DType::F32)).cast(DType::F16)`.
+//!
+//! A loss in half precision has two or three digits. To read more of it, or for a loss above 65504 in f16, cast the logits:
+//! `loss.forward(logits.cast(DType::F32), targets)`. What is computed of one parameter by calling its layer many times is summed
+//! in half precision, one rounding per call.
+//!
+//! Constants of layers that are no parameters (`RotaryEncoding`) are cast by the layers of this library when they are used.
+//! Burn's own layers do not all do so, nor do they take running statistics of another type than their input.
+mod error;
+mod scaler;
+
+pub use error::MixedError;
+pub use scaler::LossScaler;
+
+use crate::lazy::lazy_paths;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use burn::tensor::{Device, FloatDType, Tensor};
+use std::collections::BTreeSet;
+
+/// Which half precision, and what is exempt from it.
+#[derive(Clone, Debug)]
+pub struct Precision {
+    dtype: FloatDType,
+    exempt: Option<ParamGroup>,
+}
+
+impl Precision {
+    /// bf16: the range of f32, two to three digits. Needs no loss scaling.
+    pub fn bf16() -> Self {
+        Self { dtype: FloatDType::BF16, exempt: None }
+    }
+
+    /// f16: three to four digits, nothing above 65504 and nothing below 6e-8. Gradients need a [`LossScaler`].
+    pub fn f16() -> Self {
+        Self { dtype: FloatDType::F16, exempt: None }
+    }
+
+    /// Leaves the parameters of a group as they are: those of layers that are given inputs in f32.
+    ///
+    /// ```
+    /// use burn::module::ParamGroup;
+    /// use burn::tensor::{DType, Device};
+    /// use burn_memsave::{mixed::Precision, nn::LinearConfig};
+    ///
+    /// let group = ParamGroup::from_regex("bias$").expect("a regular expression");
+    /// let precision = Precision::bf16().with_exempt(group);
+    /// let half = precision.half(&LinearConfig::new(2, 2).init(&Device::flex()))?;
+    /// assert_eq!(half.weight.val().dtype(), DType::BF16);
+    /// assert_eq!(half.bias.map(|bias| bias.val().dtype()), Some(DType::F32));
+    /// # Ok::<(), burn_memsave::mixed::MixedError>(())
+    /// ```
+    pub fn with_exempt(mut self, group: ParamGroup) -> Self {
+        self.exempt = Some(group);
+        self
+    }
+
+    /// The type of activations: what inputs are to be cast to.
+    pub fn dtype(&self) -> FloatDType {
+        self.dtype
+    }
+
+    /// Whether a device computes in this precision.
+    ///
+    /// # Errors
+    ///
+    /// If it does not.
+    pub fn check(&self, device: &Device) -> Result<(), MixedError> {
+        match device.supports_dtype(self.dtype) {
+            true => Ok(()),
+            false => Err(MixedError::Unsupported { device: device.clone(), dtype: self.dtype }),
+        }
+    }
+
+    /// The module in half precision, for one backward pass or for inference. Its parameters are casts of those of `module`, where
+    /// the gradients arrive: [`GradientsParams::from_grads`](burn::optim::GradientsParams::from_grads) takes `module`, not its
+    /// copy.
+    ///
+    /// Running statistics, quantized and lazy weights are shared with `module`, and stay as they are. As the casts are part of
+    /// the graph, a second backward pass through the same copy panics, as Burn does for any graph: make a copy per backward pass.
+    ///
+    /// # Errors
+    ///
+    /// If a device does not compute in this precision, if a trainable parameter is in half precision itself, or if a lazy weight
+    /// is of another type.
+    pub fn half<M: Module>(&self, module: &M) -> Result<M, MixedError> {
+        self.cast(module.clone(), |_| true)
+    }
+
+    /// Casts the frozen parameters once, for all steps, which then need no copies of them. What requires gradients stays as it
+    /// is.
+    ///
+    /// # Errors
+    ///
+    /// As [`half`](Self::half); if the module is on a device without autodiff.
+    pub fn narrow_frozen<M: Module>(&self, module: M) -> Result<M, MixedError> {
+        let mut plain = Plain::default();
+        module.visit(&mut plain);
+        if let Some(path) = plain.first {
+            return Err(MixedError::NotAutodiff { path });
+        }
+        self.cast(module, |is_trainable| !is_trainable)
+    }
+
+    /// Casts the parameters that `is_cast`, by whether they are trainable.
+    fn cast<M: Module>(&self, module: M, is_cast: fn(bool) -> bool) -> Result<M, MixedError> {
+        for device in module.devices() {
+            self.check(&device)?;
+        }
+        let lazy = lazy_paths(&module).into_iter().collect();
+        let mut cast = Cast { precision: self, is_cast, lazy, path: Path::default(), error: None };
+        let module = module.map(&mut cast);
+        cast.error.map_or(Ok(module), Err)
+    }
+}
+
+/// Where a visitor is.
+#[derive(Default)]
+struct Path {
+    /// Names, and the types of what they are in.
+    names: Vec<(String, String)>,
+}
+
+impl Path {
+    fn enter(&mut self, name: &str, container: &str) {
+        self.names.push((name.into(), container.into()));
+    }
+
+    fn exit(&mut self) {
+        self.names.pop();
+    }
+
+    fn joined(&self) -> String {
+        self.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
+    }
+
+    /// Whether this is a running statistic of a batch norm, Burn's or ours. A mapper would change it in all clones of the module.
+    fn is_running(&self) -> bool {
+        self.names.last().is_some_and(|(name, container)| {
+            container.ends_with("BatchNorm") && ["running_mean", "running_var"].contains(&name.as_str())
+        })
+    }
+}
+
+/// Casts parameters by operations of the graph.
+struct Cast<'a> {
+    precision: &'a Precision,
+    is_cast: fn(bool) -> bool,
+    lazy: BTreeSet<String>,
+    path: Path,
+    /// The first one.
+    error: Option<MixedError>,
+}
+
+impl ModuleMapper for Cast<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (path, expected) = (self.path.joined(), self.precision.dtype);
+        let is_exempt =
+            self.precision.exempt.as_ref().is_some_and(|group| group.matches(&param.id, Some(&path)));
+        if is_exempt || self.path.is_running() {
+            return param;
+        }
+        let (found, is_trainable) = (param.dtype(), param.is_tracked());
+        if self.lazy.contains(&path) {
+            // A packed one is dequantized to the type of what it is multiplied with.
+            if found.is_float() && found != expected.into() {
+                self.error.get_or_insert(MixedError::Lazy { path, found, expected });
+            }
+            return param;
+        }
+        if is_trainable && found.is_float() && found.size() < 4 {
+            self.error.get_or_insert(MixedError::NarrowMaster { path, dtype: found });
+            return param;
+        }
+        match found.is_float() && (self.is_cast)(is_trainable) {
+            true => param.map(|value| value.cast(expected)),
+            false => param,
+        }
+    }
+}
+
+/// Finds a parameter without autodiff.
+#[derive(Default)]
+struct Plain {
+    path: Path,
+    first: Option<String>,
+}
+
+impl ModuleVisitor for Plain {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !param.lazy_device().is_autodiff() && self.first.is_none() && !self.path.is_running() {
+            self.first = Some(self.path.joined());
+        }
+    }
+}

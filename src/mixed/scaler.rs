@@ -1,0 +1,191 @@
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::{Bool, DType, Device, FloatDType, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// The largest power of two in f16.
+const LARGEST_IN_F16: f64 = 32768.0;
+
+/// Below it, gradients of f16 that overflow are those of a model that diverges.
+const LEAST: f64 = 1.0 / LARGEST_IN_F16;
+
+/// Dynamic loss scaling, after [arXiv 1710.03740](https://arxiv.org/abs/1710.03740): the loss is multiplied by a scale, so that
+/// small gradients do not vanish in f16, and gradients are divided by it in f32.
+///
+/// A step whose gradients are not all finite is bad: it is to be skipped, and the scale is multiplied by the backoff factor, 1/2.
+/// After so many good steps in a row, 2000, it is multiplied by the growth factor, 2. The scale starts at 32768, the largest
+/// power of two in f16, and does not grow beyond: the gradient of a loss in f16 is the scale itself. Where the loss is computed
+/// in f32, [`with_max_scale`](Self::with_max_scale) allows more.
+///
+/// The scaler is its own state: write it beside the optimizer's record, with serde.
+///
+/// ```
+/// use burn::optim::GradientsParams;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{mixed::LossScaler, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(2, 1).init(&device);
+/// let mut scaler = LossScaler::new();
+/// let loss = (model.forward(Tensor::<2>::ones([1, 2], &device)) * f32::INFINITY).mean();
+/// let gradients = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);
+/// assert!(scaler.unscale(&model, gradients).is_none());
+/// assert_eq!((scaler.factor(), scaler.skipped()), (16384.0, 1));
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScaler {
+    factor: f64,
+    growth: f64,
+    backoff: f64,
+    interval: usize,
+    max: f64,
+    /// Good steps since the factor changed.
+    good: usize,
+    skipped: usize,
+}
+
+impl Default for LossScaler {
+    fn default() -> Self {
+        let (factor, max) = (LARGEST_IN_F16, LARGEST_IN_F16);
+        Self { factor, growth: 2.0, backoff: 0.5, interval: 2000, max, good: 0, skipped: 0 }
+    }
+}
+
+impl LossScaler {
+    /// With the usual schedule.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The scale to start with; the largest, too, if it is larger than that.
+    ///
+    /// # Panics
+    ///
+    /// If it is not a positive finite number.
+    pub fn with_scale(mut self, scale: f64) -> Self {
+        assert!(scale > 0.0 && scale.is_finite(), "a scale of {scale}");
+        self.factor = scale;
+        self.max = self.max.max(scale);
+        self
+    }
+
+    /// The largest scale.
+    ///
+    /// # Panics
+    ///
+    /// If it is not a positive finite number.
+    pub fn with_max_scale(mut self, scale: f64) -> Self {
+        assert!(scale > 0.0 && scale.is_finite(), "a scale of {scale}");
+        self.max = scale;
+        self.factor = self.factor.min(scale);
+        self
+    }
+
+    /// After how many good steps in a row the scale grows, and by which factor.
+    ///
+    /// # Panics
+    ///
+    /// If there are no steps, or if the factor is below 1 or not finite.
+    pub fn with_growth(mut self, steps: usize, factor: f64) -> Self {
+        assert!(steps > 0 && factor >= 1.0 && factor.is_finite(), "growth by {factor} after {steps} steps");
+        (self.interval, self.growth) = (steps, factor);
+        self
+    }
+
+    /// What the scale is multiplied by after a bad step.
+    ///
+    /// # Panics
+    ///
+    /// If it is not between 0 and 1.
+    pub fn with_backoff(mut self, factor: f64) -> Self {
+        assert!(factor > 0.0 && factor < 1.0, "a backoff of {factor}");
+        self.backoff = factor;
+        self
+    }
+
+    /// The present scale.
+    pub fn factor(&self) -> f64 {
+        self.factor
+    }
+
+    /// How many steps were bad.
+    pub fn skipped(&self) -> usize {
+        self.skipped
+    }
+
+    /// The loss times the scale, of which to call `backward`; in f32 at least.
+    pub fn scale(&self, loss: Tensor<1>) -> Tensor<1> {
+        widened(loss).mul_scalar(self.factor)
+    }
+
+    /// The gradients of the parameters of a module, divided by the scale; `None` if one is infinite or no number, after which the
+    /// scale is lower. The scale must be that of [`scale`](Self::scale): call this once per step.
+    ///
+    /// They are divided in f32 at least, and of the type that they had. All of them are looked at on the devices that they are
+    /// on, and read once: one number per device.
+    ///
+    /// # Panics
+    ///
+    /// If there is a gradient of a parameter that the module does not have.
+    pub fn unscale<M: Module>(&mut self, module: &M, gradients: GradientsParams) -> Option<GradientsParams> {
+        let mut unscale = Unscale {
+            found: gradients,
+            factor: self.factor.recip(),
+            unscaled: GradientsParams::new(),
+            finite: vec![],
+        };
+        module.visit(&mut unscale);
+        let Unscale { found, unscaled, finite, .. } = unscale;
+        assert!(
+            found.is_empty(),
+            "{} gradients are of parameters that the module does not have",
+            found.len()
+        );
+        // Each device has all of its work before one is waited for.
+        let is_good = finite.into_iter().all(|(_, finite)| finite.into_scalar::<bool>());
+        self.update(is_good);
+        is_good.then_some(unscaled)
+    }
+
+    fn update(&mut self, is_good: bool) {
+        self.good = if is_good { self.good + 1 } else { 0 };
+        if !is_good {
+            self.skipped += 1;
+            self.factor = (self.factor * self.backoff).max(LEAST.min(self.factor));
+        } else if self.good == self.interval {
+            self.good = 0;
+            self.factor = (self.factor * self.growth).min(self.max);
+        }
+    }
+}
+
+/// In the type that losses and gradients are scaled in.
+fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+    match tensor.dtype() {
+        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
+        _ => tensor,
+    }
+}
+
+/// Scales gradients, and finds out whether they are finite.
+struct Unscale {
+    found: GradientsParams,
+    factor: f64,
+    unscaled: GradientsParams,
+    /// Whether all are, by device.
+    finite: Vec<(Device, Tensor<1, Bool>)>,
+}
+
+impl ModuleVisitor for Unscale {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some(gradient) = self.found.remove::<D>(param.id) else { return };
+        let dtype = FloatDType::from(gradient.dtype());
+        let gradient = widened(gradient).mul_scalar(self.factor).cast(dtype);
+        let (device, finite) = (gradient.device(), gradient.clone().is_finite().all());
+        match self.finite.iter_mut().find(|(of, _)| *of == device) {
+            Some((_, all)) => *all = all.clone().bool_and(finite),
+            None => self.finite.push((device, finite)),
+        }
+        self.unscaled.register(param.id, gradient);
+    }
+}
