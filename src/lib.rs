@@ -5,6 +5,7 @@
 pub mod checkpoint;
 pub mod lazy;
 pub mod measure;
+pub mod optim;
 pub mod parallel;
 pub mod peft;
 pub mod plan;
