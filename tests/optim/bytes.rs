@@ -9,6 +9,9 @@ use burn_memsave::optim::{AdamW8bitConfig, step_in_backward};
 /// Matrices of a chain, in elements: the largest is neither the first nor the last.
 const WIDTHS: [usize; 6] = [320, 256, 512, 384, 128, 256];
 
+/// Of the steps that look, and of the activations: a row of every width, and what a product works in.
+const SLACK: i64 = 3 * meter::RECORDS + meter::SCRATCH;
+
 fn gradients() -> Vec<i64> {
     WIDTHS.windows(2).map(|pair| 4 * (pair[0] * pair[1]) as i64).collect()
 }
@@ -68,14 +71,12 @@ fn peak<L: Layer>(is_within: bool, config: fn() -> ModuleOptimizer) -> i64 {
         }
         seen.push(next);
     }
-    panic!("no two runs agree: {seen:?}");
+    panic!("no two runs agree: {seen:?}")
 }
 
 /// All gradients but the largest are saved, to the bytes of the graph's records.
 #[test]
 fn gradients_never_coexist() {
-    /// Of the steps that look, and of the activations: a row of every width, and what a product works in.
-    const SLACK: i64 = 3 * meter::RECORDS + meter::SCRATCH;
     let _alone = alone();
     let config = || AdamW8bitConfig::new().init();
     let (all, largest) = (gradients().iter().sum::<i64>(), *gradients().iter().max().expect("some"));
@@ -85,14 +86,18 @@ fn gradients_never_coexist() {
     assert!((after - within - (all - largest)).abs() <= SLACK, "{after} - {within}, not {}", all - largest);
 }
 
-/// With Burn's layers likewise: they stand one above the other here.
+/// With Burn's layers likewise, one above the other as they are here; their gradients are views that the step has to copy.
 #[test]
 fn stock_layers_free_their_gradients() {
     let _alone = alone();
     let config = || AdamW8bitConfig::new().init();
     let [after, within] = [false, true].map(|is_within| peak::<stock::Linear>(is_within, config));
     let (all, largest) = (gradients().iter().sum::<i64>(), *gradients().iter().max().expect("some"));
-    assert!(after - within >= (all - largest) * 9 / 10, "{after}, {within}");
+    assert!((2 * largest..2 * largest + SLACK).contains(&within), "{within}, largest {largest}");
+    assert!(
+        (all + gradients()[0]..all + gradients()[0] + SLACK).contains(&after),
+        "{after}, gradients {all}"
+    );
 }
 
 /// Our fused step is in place; Burn's AdamW makes temporaries of the largest parameter.

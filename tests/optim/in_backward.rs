@@ -97,6 +97,7 @@ fn inputs(device: &Device) -> Vec<Tensor<2>> {
 
 #[test]
 fn modules_are_those_of_a_step() {
+    let _alone = alone();
     for device in meter::devices() {
         let (net, inputs) = (Net::new(&device), inputs(&device));
         for optimizer in optimizers() {
@@ -109,6 +110,7 @@ fn modules_are_those_of_a_step() {
 /// of its own.
 #[test]
 fn stock_layers_are_watched() {
+    let _alone = alone();
     #[derive(Module, Debug)]
     struct Branches {
         first: stock::Linear,
@@ -134,6 +136,7 @@ fn stock_layers_are_watched() {
 
 #[test]
 fn frozen_parameters_stay() {
+    let _alone = alone();
     let device = device();
     let mut net = Net::new(&device);
     net.first = net.first.freeze();
@@ -150,6 +153,7 @@ fn frozen_parameters_stay() {
 
 #[test]
 fn adapters_are_trained() {
+    let _alone = alone();
     let device = device();
     let net = Net::new(&device);
     let inputs = inputs(&device);
@@ -171,6 +175,7 @@ fn adapters_are_trained() {
 /// Segments that are computed again, one of them with a parameter that is used outside, too.
 #[test]
 fn segments_are_computed_again() {
+    let _alone = alone();
     for device in meter::devices() {
         let (net, inputs) = (Net::new(&device), inputs(&device));
         for optimizer in optimizers() {
@@ -198,6 +203,7 @@ impl Tied {
 /// One parameter in two places has the sum of the gradients, and stays one: as if it were used twice from one place.
 #[test]
 fn tied_parameters_stay_tied() {
+    let _alone = alone();
     let device = device();
     let table = EmbeddingConfig::new(16, 16).init(&device);
     let tokens = Tensor::<2, Int>::from_data([[1, 2, 3], [4, 1, 0]], &device);
@@ -225,6 +231,7 @@ fn tied_parameters_stay_tied() {
 
 #[test]
 fn what_is_refused() {
+    let _alone = alone();
     let device = device();
     let x = random([2, 16], &device);
     let mut optimizer = AdamW8bitConfig::new().init();
@@ -256,6 +263,7 @@ fn what_is_refused() {
 /// A backward pass that panics leaves the optimizer where it was.
 #[test]
 fn the_optimizer_survives_a_panic() {
+    let _alone = alone();
     let device = device();
     let (net, x) = (Net::new(&device), random([2, 16], &device));
     let loss = |net: &Net| net.forward(x.clone()).sum();

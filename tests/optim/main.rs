@@ -1,9 +1,9 @@
 //! Optimizers, and updates in the backward pass.
 #![cfg(feature = "flex")]
 #![recursion_limit = "256"]
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData};
+use burn::tensor::{Device, Distribution, FloatDType, Tensor, TensorData};
 use burn_memsave::measure::TrackingAllocator;
 use meter::alone;
 
@@ -57,14 +57,6 @@ fn values<M: Module>(module: &M) -> Vec<TensorData> {
     values.0
 }
 
-struct Cast(FloatDType);
-
-impl ModuleMapper for Cast {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| value.detach().set_require_grad(false).cast(self.0).require_grad())
-    }
-}
-
 fn f64s(data: &TensorData) -> Vec<f64> {
     data.iter::<f64>().collect()
 }
@@ -75,9 +67,4 @@ fn assert_near(a: &TensorData, b: &[f64], relative: f64, absolute: f64) {
     for (at, (a, b)) in a.iter::<f64>().zip(b).enumerate() {
         assert!((a - b).abs() <= relative * b.abs() + absolute, "at {at}: {a}, not {b}");
     }
-}
-
-/// The bytes of an optimizer's state in a record: tensors only.
-fn is_f32(data: &TensorData) -> bool {
-    data.dtype() == DType::F32
 }

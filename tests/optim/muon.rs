@@ -26,6 +26,7 @@ fn configs() -> Vec<(MuonConfig, Muon8bitConfig)> {
 /// A momentum in f32 is Burn's.
 #[test]
 fn small_matrices_are_burns_muon() {
+    let _alone = alone();
     let device = device();
     for (burn, ours) in configs() {
         for shape in [[20, 30], [30, 20]] {
@@ -53,6 +54,7 @@ fn rounded(momentum: &mut [f64]) {
 /// What Burn computes of a gradient that brings its momentum to where it is rounded.
 #[test]
 fn large_matrices_are_burns_muon_in_codes() {
+    let _alone = alone();
     let device = device();
     for shape in [[64, 65], [90, 60]] {
         let keep = 0.95;
@@ -80,6 +82,7 @@ fn large_matrices_are_burns_muon_in_codes() {
 
 #[test]
 fn records_are_exact() {
+    let _alone = alone();
     let device = device();
     for shape in [[20, 30], [90, 60]] {
         for dtype in [FloatDType::F32, FloatDType::BF16] {
@@ -102,6 +105,7 @@ fn records_are_exact() {
 #[test]
 #[should_panic = "parameters are matrices"]
 fn vectors_are_refused() {
+    let _alone = alone();
     let device = device();
     step_with(&mut Muon8bitConfig::new().init(), parameter(random([5], &device)), random([5], &device), LR);
 }

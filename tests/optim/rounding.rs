@@ -5,6 +5,7 @@ use burn_memsave::optim::{AdamW8bitConfig, Muon8bitConfig};
 /// In the mean over seeds a weight is what it is in f32, and never further away than the next number on either side.
 #[test]
 fn the_mean_is_right() {
+    let _alone = alone();
     const SEEDS: u64 = 2000;
     let device = device();
     for (dtype, bits) in [(FloatDType::BF16, 8), (FloatDType::F16, 11)] {
@@ -41,6 +42,7 @@ fn the_mean_is_right() {
 /// Changes that are too small for the type are not lost.
 #[test]
 fn small_changes_add_up() {
+    let _alone = alone();
     let device = device();
     let ones = || Tensor::<1>::ones([8192], &device).cast(FloatDType::BF16);
     let run = |is_random: bool| {
@@ -59,6 +61,7 @@ fn small_changes_add_up() {
 /// The same seed draws the same, another one something else; so with Muon.
 #[test]
 fn draws_depend_on_the_seed() {
+    let _alone = alone();
     let device = device();
     let (value, gradient) = (random([64, 80], &device), random([64, 80], &device));
     let [value, gradient] = [value, gradient].map(|x| x.cast(FloatDType::BF16));

@@ -91,7 +91,7 @@ pub use rrelu::RReluOps;
 pub use segment::{Replay, SegmentOps, Slots};
 pub use smooth::{Smooth, SmoothKernels, SmoothOps};
 pub use softmax::{Softmax, SoftmaxOps};
-pub use update::{GRADIENT, PARAMETER, UpdateOnce, UpdateOps, Updates};
+pub use update::{GRADIENT, PARAMETER, UpdateOnce, UpdateOps, Updates, is_entered};
 
 /// An optional tensor of an operation, such as a bias.
 #[derive(ExtensionType)]

@@ -33,6 +33,7 @@ use burn::tensor::{DType, Shape};
 use core::any::Any;
 use core::cell::RefCell;
 use core::fmt;
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The slot of a parameter in what an update is given.
@@ -57,7 +58,14 @@ struct Waiting {
 
 /// Parameters by number, whose gradients are waited for. An update is given the parameter and its gradient, without autodiff.
 #[derive(Clone, Default)]
-pub struct Updates(Arc<Mutex<Vec<Option<Waiting>>>>);
+pub struct Updates(Arc<All>);
+
+#[derive(Default)]
+struct All {
+    waiting: Mutex<Vec<Option<Waiting>>>,
+    /// The nodes of parameters that entered.
+    entered: Mutex<HashSet<u64>>,
+}
 
 impl fmt::Debug for Updates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -78,11 +86,16 @@ impl UpdateOnce {
 
 impl Updates {
     fn lock(&self) -> MutexGuard<'_, Vec<Option<Waiting>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
     }
 
-    /// Has the steps of this library look which gradients are complete while `backward` runs.
-    pub fn during<T>(&self, backward: impl FnOnce() -> T) -> T {
+    fn entered(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.0.entered.lock().unwrap_or_else(PoisonError::into_inner) // a set of numbers
+    }
+
+    /// While `pass` runs, a forward or a backward pass, [`is_entered`] knows the parameters, and the steps of this library look which
+    /// gradients are complete.
+    pub fn during<T>(&self, pass: impl FnOnce() -> T) -> T {
         /// Puts back what was there, also if the backward pass panics.
         struct Restore(Option<Updates>);
         impl Drop for Restore {
@@ -91,7 +104,7 @@ impl Updates {
             }
         }
         let _restore = Restore(CURRENT.replace(Some(self.clone())));
-        backward()
+        pass()
     }
 
     fn enroll<B: Backend>(&self, number: usize, parameter: FloatTensor<Autodiff<B>>, update: UpdateOnce) {
@@ -146,6 +159,11 @@ impl Updates {
 
 thread_local! {
     static CURRENT: RefCell<Option<Updates>> = const { RefCell::new(None) };
+}
+
+/// Whether a node is a parameter that entered a pass that is running: like a leaf, it may be left without a gradient.
+pub fn is_entered(node: u64) -> bool {
+    CURRENT.with_borrow(|current| current.as_ref().is_some_and(|updates| updates.entered().contains(&node)))
 }
 
 /// Changes the parameters whose gradients are complete, in a backward pass that does that: after a step has run.
@@ -218,9 +236,11 @@ impl<B: UpdateOps, C: CheckpointStrategy> UpdateOps for Autodiff<B, C> {
         number: usize,
     ) -> FloatTensor<Self> {
         let (shape, dtype) = (parameter.shape(), parameter.dtype());
-        let state = Entered { updates, number, shape, dtype, device: parameter.device() };
+        let state = Entered { updates: updates.clone(), number, shape, dtype, device: parameter.device() };
         let (primitive, node) = parameter.into_parts();
-        recorded::<B, _, 1>(Enter, [node], state, primitive)
+        let entered = recorded::<B, _, 1>(Enter, [node], state, primitive);
+        updates.entered().insert(entered.id().value);
+        entered
     }
 
     fn memsave_update_enroll(

@@ -286,3 +286,130 @@ device_backends!(OptimizerKernels);
 pub fn is_rounded(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::CpuBackend;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::{
+        Flex,
+        flex::FlexDevice,
+        ops::{FloatTensorOps, IntTensorOps},
+        read_sync,
+    };
+    use burn::tensor::IntDType;
+
+    const STEP: AdamWStep = AdamWStep {
+        lr: 0.01,
+        beta_1: 0.9,
+        beta_2: 0.99,
+        epsilon: 1e-5,
+        weight_decay: 0.1,
+        time: 1,
+        seed: None,
+    };
+
+    /// No element, a part of a block, many tasks.
+    const LENGTHS: [usize; 5] = [1, 255, 256, 5003, 1 << 18];
+
+    fn zeros(len: usize) -> FloatTensor<Flex> {
+        Flex::from_vec(vec![0f32; len], Shape::new([len]))
+    }
+
+    fn bytes(codes: IntTensor<Flex>) -> Vec<u8> {
+        read_sync(Flex::int_into_data(codes)).expect("a CPU tensor").as_bytes().to_vec()
+    }
+
+    fn codes(blocks: usize, dtype: IntDType) -> IntTensor<Flex> {
+        let len = if dtype == IntDType::U8 { blocks * BLOCK } else { blocks * BLOCK / CODES_OF_WORD };
+        Flex::int_zeros(Shape::new([len]), &FlexDevice, dtype)
+    }
+
+    /// Codes of both differ where a number is as near to one as to the next.
+    fn assert_near(what: &str, composed: IntTensor<Flex>, cpu: IntTensor<Flex>) {
+        let (composed, cpu) = (bytes(composed), bytes(cpu));
+        assert_eq!(composed.len(), cpu.len());
+        let steps: Vec<u8> = composed.iter().zip(&cpu).map(|(a, b)| a.abs_diff(*b)).collect();
+        assert!(steps.iter().all(|&step| step <= 1), "{what}");
+        let differing = steps.iter().filter(|&&step| step > 0).count();
+        assert!(differing * 1000 <= cpu.len(), "{what}: {differing} of {}", cpu.len());
+    }
+
+    #[test]
+    fn compositions_do_the_same() {
+        for len in LENGTHS {
+            let (weight, gradient) = (random(&[len]), random(&[len]));
+            let of = AdamWTensors { weight: weight.clone(), first: zeros(len), second: zeros(len) };
+            let cpu = Flex::adamw(gradient.clone(), of, STEP);
+            let [w, m, v] = [weight, zeros(len), zeros(len)].map(|x| composed(&x));
+            let other =
+                Composed::adamw(composed(&gradient), AdamWTensors { weight: w, first: m, second: v }, STEP);
+            assert_close("weight", other.weight, cpu.weight.clone());
+            assert_close("first", other.first, cpu.first);
+            assert_close("second", other.second, cpu.second);
+            let descent = Descent { keep: 0.9, lr: 0.1, seed: None };
+            let other = Composed::descend(composed(&cpu.weight), composed(&gradient), descent);
+            assert_close("descent", other, Flex::descend(cpu.weight, gradient, descent));
+        }
+    }
+
+    #[test]
+    fn compositions_round_to_the_same_codes() {
+        for len in LENGTHS {
+            let blocks = len.div_ceil(BLOCK);
+            let mut cpu = AdamW8bitTensors {
+                weight: random(&[len]),
+                first: codes(blocks, IntDType::U8),
+                first_scales: zeros(blocks),
+                second: codes(blocks, IntDType::U8),
+                second_scales: zeros(blocks),
+            };
+            let words = || codes(blocks, IntDType::I32);
+            let mut other = AdamW8bitTensors {
+                weight: composed(&cpu.weight),
+                first: words(),
+                first_scales: composed(&zeros(blocks)),
+                second: words(),
+                second_scales: composed(&zeros(blocks)),
+            };
+            for time in 1..=2 {
+                let (gradient, step) = (random(&[len]), AdamWStep { time, ..STEP });
+                cpu = Flex::adamw_8bit(gradient.clone(), cpu, step);
+                other = Composed::adamw_8bit(composed(&gradient), other, step);
+                assert_near("first", other.first.clone(), cpu.first.clone());
+                assert_near("second", other.second.clone(), cpu.second.clone());
+                assert_close("scales", other.first_scales.clone(), cpu.first_scales.clone());
+                assert_close("scales", other.second_scales.clone(), cpu.second_scales.clone());
+                if time == 1 {
+                    assert_close("weight", other.weight.clone(), cpu.weight.clone());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn compositions_have_the_same_momentum() {
+        for len in LENGTHS {
+            for nesterov in [false, true] {
+                let step = MomentumStep { momentum: 0.9, gradient: 0.7, nesterov };
+                let blocks = len.div_ceil(BLOCK);
+                let (mut cpu, mut scales) = (codes(blocks, IntDType::U8), zeros(blocks));
+                let (mut words, mut others) = (codes(blocks, IntDType::I32), composed(&scales));
+                for _ in 0..2 {
+                    let gradient = random(&[len]);
+                    let of = Flex::momentum_8bit(gradient.clone(), cpu, scales, step);
+                    let other = Composed::momentum_8bit(composed(&gradient), words, others, step);
+                    assert_near("momentum", other.codes.clone(), of.codes.clone());
+                    assert_close("scales", other.scales.clone(), of.scales.clone());
+                    // Of the second step, a code apart.
+                    let [a, b] = [other.direction.into_primitive(), of.direction]
+                        .map(|x| read_sync(Flex::float_into_data(x)).expect("a CPU tensor"));
+                    let close = |(a, b): (f32, f32)| (a - b).abs() < 0.06;
+                    assert!(a.iter::<f32>().zip(b.iter::<f32>()).all(close));
+                    (cpu, scales, words, others) = (of.codes, of.scales, other.codes, other.scales);
+                }
+            }
+        }
+    }
+}
