@@ -150,8 +150,8 @@ pub struct AdamW8bitState<const D: usize> {
 
 #[derive(Clone, Debug)]
 enum Moments<const D: usize> {
-    Single { first: Tensor<D>, second: Tensor<D> },
-    Coded { first: Coded, second: Coded },
+    Single(Box<[Tensor<D>; 2]>),
+    Coded(Box<[Coded; 2]>),
 }
 
 impl<const D: usize> Moments<D> {
@@ -161,32 +161,26 @@ impl<const D: usize> Moments<D> {
         if elements < min_8bit_size {
             // Of Flex, `zeros` takes twice the memory for a moment (0.22.1).
             let zeros = || Tensor::full(shape.clone(), 0.0, (&device, DType::F32));
-            return Self::Single { first: zeros(), second: zeros() };
+            return Self::Single(Box::new([zeros(), zeros()]));
         }
         let zeros = || Coded::zeros(elements, &device);
-        Self::Coded { first: zeros(), second: zeros() }
+        Self::Coded(Box::new([zeros(), zeros()]))
     }
 
     fn is_of(&self, tensor: &Tensor<D>) -> bool {
         match self {
-            Self::Single { first, second } => {
-                [first, second].iter().all(|moment| moment.shape() == tensor.shape())
-            }
-            Self::Coded { first, second } => {
+            Self::Single(moments) => moments.iter().all(|moment| moment.shape() == tensor.shape()),
+            Self::Coded(moments) => {
                 let elements = tensor.shape().num_elements();
-                first.is_of(elements) && second.is_of(elements)
+                moments.iter().all(|moment| moment.is_of(elements))
             }
         }
     }
 
-    fn to_device(self, device: &Device) -> Self {
+    fn moved(self, device: &Device) -> Self {
         match self {
-            Self::Single { first, second } => {
-                Self::Single { first: first.to_device(device), second: second.to_device(device) }
-            }
-            Self::Coded { first, second } => {
-                Self::Coded { first: first.to_device(device), second: second.to_device(device) }
-            }
+            Self::Single(moments) => Self::Single(Box::new(moments.map(|moment| moment.to_device(device)))),
+            Self::Coded(moments) => Self::Coded(Box::new(moments.map(|moment| moment.moved(device)))),
         }
     }
 }
@@ -195,11 +189,13 @@ impl<const D: usize> RecordState for AdamW8bitState<D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
         out.push_scalar(prefix, "time", u64::from(self.time).into());
         match &self.moments {
-            Moments::Single { first, second } => {
+            Moments::Single(moments) => {
+                let [first, second] = &**moments;
                 out.push_tensor(prefix, "first", first.to_data());
                 out.push_tensor(prefix, "second", second.to_data());
             }
-            Moments::Coded { first, second } => {
+            Moments::Coded(moments) => {
+                let [first, second] = &**moments;
                 first.flatten(prefix, "first", out);
                 second.flatten(prefix, "second", out);
             }
@@ -214,11 +210,11 @@ impl<const D: usize> RecordState for AdamW8bitState<D> {
             fits.then(|| Tensor::from_data(data, (device, DType::F32)))
         };
         let moments = match single("first") {
-            Some(first) => Moments::Single { first, second: single("second")? },
-            None => Moments::Coded {
-                first: Coded::unflatten(prefix, "first", source, device)?,
-                second: Coded::unflatten(prefix, "second", source, device)?,
-            },
+            Some(first) => Moments::Single(Box::new([first, single("second")?])),
+            None => Moments::Coded(Box::new([
+                Coded::unflatten(prefix, "first", source, device)?,
+                Coded::unflatten(prefix, "second", source, device)?,
+            ])),
         };
         Some(Self { time: u32::try_from(time).ok()?, moments })
     }
@@ -255,14 +251,14 @@ impl Optimizer for AdamW8bit {
         };
         let (gradient, weight) = (grad.into_dispatch(), tensor.into_dispatch());
         let (weight, moments) = match moments {
-            Moments::Single { first, second } => {
-                let tensors =
-                    AdamWTensors { weight, first: first.into_dispatch(), second: second.into_dispatch() };
+            Moments::Single(moments) => {
+                let [first, second] = moments.map(Tensor::into_dispatch);
+                let tensors = AdamWTensors { weight, first, second };
                 let AdamWTensors { weight, first, second } = Dispatch::memsave_adamw(gradient, tensors, step);
-                let [first, second] = [first, second].map(Tensor::from_dispatch);
-                (weight, Moments::Single { first, second })
+                (weight, Moments::Single(Box::new([first, second].map(Tensor::from_dispatch))))
             }
-            Moments::Coded { first, second } => {
+            Moments::Coded(moments) => {
+                let [first, second] = *moments;
                 let tensors = AdamW8bitTensors {
                     weight,
                     first: first.codes.into_dispatch(),
@@ -271,18 +267,18 @@ impl Optimizer for AdamW8bit {
                     second_scales: second.scales.into_dispatch(),
                 };
                 let of = Dispatch::memsave_adamw_8bit(gradient, tensors, step);
-                let coded = |codes, scales| Coded {
+                let moments = [(of.first, of.first_scales), (of.second, of.second_scales)];
+                let coded = |(codes, scales)| Coded {
                     codes: Tensor::from_dispatch(codes),
                     scales: Tensor::from_dispatch(scales),
                 };
-                let first = coded(of.first, of.first_scales);
-                (of.weight, Moments::Coded { first, second: coded(of.second, of.second_scales) })
+                (of.weight, Moments::Coded(Box::new(moments.map(coded))))
             }
         };
         (Tensor::from_dispatch(weight), Some(AdamW8bitState { time, moments }))
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
-        AdamW8bitState { moments: state.moments.to_device(device), ..state }
+        AdamW8bitState { moments: state.moments.moved(device), ..state }
     }
 }

@@ -28,7 +28,7 @@ impl Coded {
     }
 
     /// On another device, where codes may be stored in another way.
-    pub(super) fn to_device(self, device: &Device) -> Self {
+    pub(super) fn moved(self, device: &Device) -> Self {
         let Self { codes, scales } = self;
         let codes = match is_host(&codes.device()) == is_host(device) {
             true => codes.to_device(device),

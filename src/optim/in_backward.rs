@@ -8,7 +8,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use std::any::Any;
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, hash_map::Entry};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -205,8 +205,11 @@ struct Step {
     optimizer: Arc<Mutex<Option<ModuleOptimizer>>>,
     lr: ModuleLearningRate,
     /// New values without autodiff, tensors, and the devices of the old ones.
-    changed: Mutex<HashMap<ParamId, (Box<dyn Any + Send>, Device)>>,
+    changed: Mutex<Changed>,
 }
+
+/// By parameter.
+type Changed = HashMap<ParamId, (Box<dyn Any + Send>, Device)>;
 
 impl Step {
     /// Changes one parameter, as a part of the module that is at this path.
@@ -266,8 +269,8 @@ impl ModuleMapper for Leave {
         let device = value.device();
         let plain = device.clone().without_autodiff();
         let number = self.left.len();
-        if !self.left.contains_key(&id) {
-            self.left.insert(id, number);
+        if let Entry::Vacant(place) = self.left.entry(id) {
+            place.insert(number);
             let (step, path) = (self.step.clone(), self.path.clone());
             let update = UpdateOnce::new(move |slots| step.update::<D>(path, id, &device, &slots));
             let loss = self.loss.take().expect("put back by the parameter before").into_dispatch();
@@ -281,7 +284,7 @@ impl ModuleMapper for Leave {
 
 /// Puts new values into the module.
 struct Return {
-    changed: HashMap<ParamId, (Box<dyn Any + Send>, Device)>,
+    changed: Changed,
 }
 
 impl ModuleMapper for Return {

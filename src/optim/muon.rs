@@ -99,8 +99,8 @@ pub struct Muon8bitState<const D: usize> {
 
 #[derive(Clone, Debug)]
 enum Momentum<const D: usize> {
-    Single(Tensor<D>),
-    Coded(Coded),
+    Single(Box<Tensor<D>>),
+    Coded(Box<Coded>),
 }
 
 impl<const D: usize> RecordState for Muon8bitState<D> {
@@ -116,10 +116,10 @@ impl<const D: usize> RecordState for Muon8bitState<D> {
         let time = u64::try_from(source.take_scalar(prefix, "time")?).ok()?;
         let momentum = match source.take_tensor(prefix, "momentum") {
             Some(data) if data.dtype() == DType::F32 && data.shape().num_dims() == D => {
-                Momentum::Single(Tensor::from_data(data, (device, DType::F32)))
+                Momentum::Single(Box::new(Tensor::from_data(data, (device, DType::F32))))
             }
             Some(_) => return None,
-            None => Momentum::Coded(Coded::unflatten(prefix, "momentum", source, device)?),
+            None => Momentum::Coded(Box::new(Coded::unflatten(prefix, "momentum", source, device)?)),
         };
         Some(Self { time: u32::try_from(time).ok()?, momentum })
     }
@@ -143,9 +143,10 @@ impl Muon8bit {
                     true => momentum.clone().mul_scalar(keep) + gradient,
                     false => momentum.clone(),
                 };
-                (direction, Momentum::Single(momentum))
+                (direction, Momentum::Single(Box::new(momentum)))
             }
-            Momentum::Coded(Coded { codes, scales }) => {
+            Momentum::Coded(coded) => {
+                let Coded { codes, scales } = *coded;
                 let step = MomentumStep { momentum: keep as f32, gradient: factor as f32, nesterov };
                 let of = Dispatch::memsave_momentum_8bit(
                     gradient.into_dispatch(),
@@ -156,7 +157,7 @@ impl Muon8bit {
                 let MomentumTensors { direction, codes, scales } = of;
                 let coded =
                     Coded { codes: Tensor::from_dispatch(codes), scales: Tensor::from_dispatch(scales) };
-                (Tensor::from_dispatch(direction), Momentum::Coded(coded))
+                (Tensor::from_dispatch(direction), Momentum::Coded(Box::new(coded)))
             }
         }
     }
@@ -206,9 +207,10 @@ impl Optimizer for Muon8bit {
         let (time, momentum) = match state {
             Some(Muon8bitState { time, momentum }) => (time, momentum),
             None if elements < self.config.min_8bit_size => {
-                (0, Momentum::Single(Tensor::full(shape.clone(), 0.0, (&tensor.device(), DType::F32))))
+                let zeros = Tensor::full(shape.clone(), 0.0, (&tensor.device(), DType::F32));
+                (0, Momentum::Single(Box::new(zeros)))
             }
-            None => (0, Momentum::Coded(Coded::zeros(elements, &tensor.device()))),
+            None => (0, Momentum::Coded(Box::new(Coded::zeros(elements, &tensor.device())))),
         };
         let fits = match &momentum {
             Momentum::Single(momentum) => momentum.shape() == shape,
@@ -233,8 +235,8 @@ impl Optimizer for Muon8bit {
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
         let momentum = match state.momentum {
-            Momentum::Single(momentum) => Momentum::Single(momentum.to_device(device)),
-            Momentum::Coded(momentum) => Momentum::Coded(momentum.to_device(device)),
+            Momentum::Single(momentum) => Momentum::Single(Box::new(momentum.to_device(device))),
+            Momentum::Coded(momentum) => Momentum::Coded(Box::new(momentum.moved(device))),
         };
         Muon8bitState { momentum, ..state }
     }

@@ -37,36 +37,12 @@ fn dynamic(is_signed: bool) -> Vec<f32> {
 pub(super) struct Codes {
     /// The number of every code.
     pub(super) numbers: [f32; CODES],
-    /// Where the next magnitude begins to be nearer, for every magnitude; infinite for the last.
-    middles: [f32; CODES],
-    /// The magnitude nearest to the first number that has some leading bits.
-    cells: Vec<u8>,
     is_signed: bool,
 }
 
-/// Of the bits of an f32 those that tell which cell it is in are from here on: exponent and seven bits of the fraction.
-const CELL: u32 = 16;
-/// The first cell, of all numbers up to 2^-23.
-const FIRST: u32 = (127 - 23) << 7;
-/// The last one, of 1.
-const LAST: u32 = 127 << 7;
-
 impl Codes {
     fn new(is_signed: bool) -> Self {
-        let numbers: [f32; CODES] = dynamic(is_signed).try_into().expect("as many as there are codes");
-        let magnitudes: Vec<f32> = numbers.iter().copied().filter(|&number| number >= 0.0).collect();
-        let mut middles = [f32::INFINITY; CODES];
-        for (middle, pair) in middles.iter_mut().zip(magnitudes.windows(2)) {
-            *middle = f64::midpoint(pair[0].into(), pair[1].into()) as f32;
-        }
-        if !is_signed {
-            middles[0] = 0.0; // what is positive stays so
-        }
-        let first_of = |cell: u32| f32::from_bits(cell << CELL);
-        let nearest = |number: f32| middles.iter().filter(|&&middle| middle < number).count() as u8;
-        let cells =
-            (FIRST..=LAST).map(|cell| if cell == FIRST { 0 } else { nearest(first_of(cell)) }).collect();
-        Self { numbers, middles, cells, is_signed }
+        Self { numbers: dynamic(is_signed).try_into().expect("as many as there are codes"), is_signed }
     }
 
     /// With a sign, for first moments.
@@ -82,37 +58,103 @@ impl Codes {
     }
 
     /// The numbers between which the nearest code changes, in order: one less than there are codes.
-    #[cfg_attr(not(any(test, feature = "wgpu", feature = "cuda", feature = "remote")), allow(dead_code))]
     pub(super) fn thresholds(&self) -> Vec<f32> {
-        let of_magnitudes = self.middles.iter().copied().filter(|middle| middle.is_finite());
-        let mut thresholds: Vec<f32> = of_magnitudes.clone().collect();
-        if self.is_signed {
-            thresholds.extend(of_magnitudes.map(|middle| -middle).filter(|&middle| middle > self.numbers[0]));
+        let middle = |pair: &[f32]| f64::midpoint(pair[0].into(), pair[1].into()) as f32;
+        let mut thresholds: Vec<f32> = self.numbers.windows(2).map(middle).collect();
+        if !self.is_signed {
+            thresholds[0] = 0.0; // what is positive stays so
         }
-        thresholds.sort_by(f32::total_cmp);
         thresholds
     }
+}
 
-    /// The code of the number that is nearest to `x`, which is not above 1 but for rounding; without a sign, of 0 for nothing else.
-    #[inline(always)]
-    pub(super) fn nearest(&self, x: f32) -> u8 {
-        let magnitude = f32::from_bits(x.to_bits() & 0x7FFF_FFFF);
-        let cell = (magnitude.to_bits() >> CELL).clamp(FIRST, LAST) - FIRST;
-        let below = self.cells[cell as usize];
-        let nearest = below + u8::from(magnitude > self.middles[usize::from(below)]);
-        match self.is_signed {
-            false => nearest,
-            true if x.is_sign_negative() => SIGNED_ZERO - nearest.min(SIGNED_ZERO),
-            true => SIGNED_ZERO + nearest,
-        }
+/// The parts of a power of ten.
+#[derive(Clone, Copy)]
+struct Decade {
+    /// Where its first number begins to be nearer than the one before.
+    start: f32,
+    /// In parts, a magnitude `x` is `x * scale - shift` from the beginning.
+    scale: f32,
+    shift: f32,
+    /// The place of its first number among the magnitudes.
+    first: f32,
+}
+
+const SIGNED_DECADES: [Decade; DECADES as usize] = decades(1);
+const UNSIGNED_DECADES: [Decade; DECADES as usize] = decades(2);
+
+/// With so many parts in the lowest.
+const fn decades(lowest: u32) -> [Decade; DECADES as usize] {
+    const POWERS: [f64; DECADES as usize] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
+    let mut decades = [Decade { start: 0.0, scale: 0.0, shift: 0.0, first: 0.0 }; DECADES as usize];
+    let mut decade = 0;
+    while decade < decades.len() {
+        let parts = (lowest << decade) as f64;
+        // Halfway from 0 to the first number, or from the middle of the last part of half as many, ten times as small.
+        let start = if decade == 0 { (0.1 + 0.45 / parts) / 2.0 } else { 0.1 + 0.18 / parts };
+        decades[decade] = Decade {
+            start: (POWERS[decade] * start) as f32,
+            scale: (parts / 0.9 / POWERS[decade]) as f32,
+            shift: (parts / 9.0) as f32,
+            first: (1 + (lowest << decade) - lowest) as f32,
+        };
+        decade += 1;
     }
+    decades
+}
+
+/// The place among all magnitudes of the one that is nearest, if it is in these decades. Without branches, so that loops of it are
+/// compiled for vectors.
+#[inline(always)]
+fn place(magnitude: f32, decades: &[Decade; DECADES as usize]) -> f32 {
+    let Decade { mut scale, mut shift, mut first, .. } = decades[0];
+    for other in &decades[1..] {
+        let is_in = magnitude >= other.start;
+        scale = if is_in { other.scale } else { scale };
+        shift = if is_in { other.shift } else { shift };
+        first = if is_in { other.first } else { first };
+    }
+    let part = (magnitude * scale - shift).max(0.0);
+    // A decade has one part more than all before it, for each part of the lowest.
+    let last = 2.0 * first + (decades[1].first - 3.0);
+    (first + part.floor()).min(last)
+}
+
+/// Where 1 begins to be nearer than the number before, in so many parts.
+const fn start_of_one(parts: u32) -> f32 {
+    (1.0 - 0.45 / parts as f64 / 2.0) as f32
+}
+
+/// The code with a sign of the number that is nearest to `x`, whose magnitude is not above 1 but for rounding.
+#[inline(always)]
+pub(super) fn signed(x: f32) -> u8 {
+    const ONE: f32 = start_of_one(64);
+    let magnitude = x.abs();
+    let nearest = place(magnitude, &SIGNED_DECADES) + if x >= ONE { 1.0 } else { 0.0 };
+    let nearest = if magnitude >= SIGNED_DECADES[0].start { nearest } else { 0.0 };
+    to_byte(f32::from(SIGNED_ZERO) + nearest.copysign(x))
+}
+
+/// The code without a sign of the number that is nearest to `x`, which is not above 1 but for rounding; of 0 for nothing else.
+#[inline(always)]
+pub(super) fn unsigned(x: f32) -> u8 {
+    const ONE: f32 = start_of_one(128);
+    let nearest = place(x, &UNSIGNED_DECADES) + if x >= ONE { 1.0 } else { 0.0 };
+    to_byte(if x > 0.0 { nearest } else { 0.0 })
+}
+
+/// An integer in 0..=255.
+#[inline(always)]
+fn to_byte(x: f32) -> u8 {
+    /// Adding it puts an integer into the low bits.
+    const INTEGERS: f32 = (1 << 23) as f32;
+    (x + INTEGERS).to_bits() as u8
 }
 
 /// The linear code nearest to `x` in `-1..=1`: multiples of 1 / 127.
 #[inline(always)]
 pub(super) fn linear(x: f32) -> u8 {
-    // The conversion saturates.
-    (x * 127.0 + f32::from(SIGNED_ZERO) + 0.5).floor() as u8
+    to_byte((x * 127.0 + (f32::from(SIGNED_ZERO) + 0.5)).floor().clamp(0.0, 254.0))
 }
 
 /// The number of a linear code.
@@ -164,6 +206,10 @@ mod tests {
         }
     }
 
+    fn nearest(codes: &Codes, x: f32) -> u8 {
+        if codes.is_signed { signed(x) } else { unsigned(x) }
+    }
+
     #[test]
     fn the_nearest_code_is_found() {
         for codes in [Codes::signed(), Codes::unsigned()] {
@@ -175,17 +221,20 @@ mod tests {
             });
             let spread = (0..100_000).map(|at| (-(at as f32) * 1.7e-4).exp());
             for x in around.chain(spread.clone()).chain(spread.map(|x| sign * x)).chain([0.0, 1.0]) {
+                if !x.is_finite() || x < 0.0 && !codes.is_signed {
+                    continue; // beside the threshold 0
+                }
                 let distance = |code: u8| (f64::from(codes.numbers[usize::from(code)]) - f64::from(x)).abs();
                 let codes_of = if !codes.is_signed && x > 0.0 { 1..=255 } else { 0..=255 };
                 let best = codes_of.map(distance).fold(f64::INFINITY, f64::min);
-                let found = distance(codes.nearest(x));
-                // The middle of two numbers is rounded itself.
-                assert!(found <= best * (1.0 + 1e-6) + 1e-14, "{x}: {found}, not {best}");
+                let found = distance(nearest(codes, x));
+                // Between two numbers either may be found, as places are rounded themselves.
+                assert!(found <= best * (1.0 + 1e-4) + 1e-14, "{x}: {found}, not {best}");
             }
             for (code, &number) in codes.numbers.iter().enumerate() {
-                assert_eq!(usize::from(codes.nearest(number)), code);
+                assert_eq!(usize::from(nearest(codes, number)), code);
             }
-            assert_eq!(codes.nearest(1.000_000_1), 255);
+            assert_eq!(nearest(codes, 1.000_000_1), 255);
         }
     }
 

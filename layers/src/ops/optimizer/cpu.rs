@@ -1,5 +1,5 @@
 //! Loops on slices, in place, a block at a time.
-use super::codes::{Codes, linear, of_linear};
+use super::codes::{self, Codes, linear, of_linear};
 use super::{
     AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, Descent, Factors, MomentumStep, MomentumTensors,
     OptimizerKernels,
@@ -225,8 +225,8 @@ impl<E: Weight> Job for AdamW8bitJob<'_, E> {
             let len = gradient.len();
             // What is beyond the last element stays 0.
             step.block(gradient, weight, [&mut m[..len], &mut v[..len]], start + block * BLOCK);
-            first.encode(m, |x| signed.nearest(x));
-            second.encode(v, |x| unsigned.nearest(x));
+            first.encode(m, codes::signed);
+            second.encode(v, codes::unsigned);
         }
     }
 }
