@@ -36,8 +36,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// let mut optimizer = AdamW8bitConfig::new().init();
 /// let x = Tensor::<2>::ones([2, 8], &device);
 /// let loss = |model: &burn_memsave::nn::Linear| model.forward(x.clone()).powf_scalar(2.0).mean();
-/// let (model, first) = step_in_backward(model, &mut optimizer, 0.1, loss)?;
-/// let (_, second) = step_in_backward(model, &mut optimizer, 0.1, loss)?;
+/// let (model, first) = step_in_backward(model, &mut optimizer, 1e-3, loss)?;
+/// let (_, second) = step_in_backward(model, &mut optimizer, 1e-3, loss)?;
 /// assert!(second.into_scalar::<f32>() < first.into_scalar::<f32>());
 /// # Ok::<(), burn_memsave::optim::InBackwardError>(())
 /// ```
