@@ -7,6 +7,7 @@ pub mod lazy;
 pub mod lora;
 pub mod measure;
 pub mod mixed;
+pub mod optim;
 pub mod parallel;
 pub mod peft;
 pub mod plan;

@@ -9,7 +9,7 @@
 //! ```
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ParamGroup, QLora, Quantizer};
-use burn::optim::{AdamConfig, GradientsParams};
+use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::store::ModuleRecord;
 use burn::tensor::{
     Bytes, Device, Int, Tensor,
@@ -17,7 +17,8 @@ use burn::tensor::{
 };
 use burn_memsave::lora;
 use burn_memsave::measure::{Measurement, TrackingAllocator, ledger, measure_step, mib};
-use clap::Parser;
+use burn_memsave::optim::{AdamW8bitConfig, step_in_backward};
+use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use llama::{LanguageModel, Size, memsave, stock};
@@ -68,6 +69,12 @@ struct Args {
     /// Of the fine-tuning.
     #[arg(long, default_value_t = 5e-3)]
     learning_rate: f64,
+    /// Of pretraining and fine-tuning.
+    #[arg(long, value_enum, default_value_t = OptimizerKind::Adam)]
+    optimizer: OptimizerKind,
+    /// Updates every parameter in the backward pass, when its gradient is complete.
+    #[arg(long)]
+    in_backward: bool,
     /// Characters to generate.
     #[arg(long, default_value_t = 160)]
     generate: usize,
@@ -80,6 +87,24 @@ struct Args {
     /// Also prints what each layer keeps for the backward pass, and why.
     #[arg(long)]
     ledger: bool,
+}
+
+/// Burn's Adam or AdamW, or AdamW with moments of 8 bits.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OptimizerKind {
+    Adam,
+    Adamw,
+    Adamw8bit,
+}
+
+impl OptimizerKind {
+    fn init<M: Module>(self, model: &M) -> ModuleOptimizer {
+        match self {
+            Self::Adam => AdamConfig::new().init(),
+            Self::Adamw => AdamWConfig::new().init(),
+            Self::Adamw8bit => AdamW8bitConfig::new().init_for(model),
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -120,7 +145,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let passages = passages(text::PRETRAIN, &vocabulary, &args)?;
     let model = memsave::Llama::new(&size, &device);
-    let run = Run { title: "pretrain", steps: args.pretrain_steps, learning_rate: 3e-3 };
+    let (optimizer, in_backward) = (args.optimizer, args.in_backward);
+    let run =
+        Run { title: "pretrain", steps: args.pretrain_steps, learning_rate: 3e-3, optimizer, in_backward };
     let (model, losses, _) = fit(model, passages, &run, &device)?;
     println!("pretrained to a loss of {:.3}; writes:\n", losses.last().copied().unwrap_or(f32::NAN));
     println!("{}\n", sample(&model, &vocabulary, &size, &args, &device));
@@ -190,7 +217,8 @@ fn fine_tune<M: LanguageModel>(
         let (_, ledger) = ledger(&model, first.clone(), loss);
         println!("{layers}\n{ledger}");
     }
-    let run = Run { title: layers, steps: args.steps, learning_rate: args.learning_rate };
+    let Args { steps, learning_rate, optimizer, in_backward, .. } = *args;
+    let run = Run { title: layers, steps, learning_rate, optimizer, in_backward };
     let (model, losses, step_seconds) =
         fit(model, passages(text::FINETUNE, vocabulary, args)?, &run, device)?;
     let sample = sample(&model, vocabulary, size, args, device);
@@ -201,26 +229,35 @@ struct Run {
     title: &'static str,
     steps: usize,
     learning_rate: f64,
+    optimizer: OptimizerKind,
+    in_backward: bool,
 }
 
-/// Trains with Adam; the model, the losses, and the mean time of a step.
+/// Trains; the model, the losses, and the mean time of a step.
 fn fit<M: LanguageModel>(
     mut model: M,
     mut passages: Passages,
     run: &Run,
     device: &Device,
 ) -> Result<(M, Vec<f32>, f64), Box<dyn Error>> {
-    let mut optimizer = AdamConfig::new().init();
+    let mut optimizer = run.optimizer.init(&model);
     let style = ProgressStyle::with_template("{msg:12} {bar:40} {pos}/{len} steps, {elapsed}")?;
     let progress = ProgressBar::new(run.steps as u64).with_style(style).with_message(run.title);
     let mut losses = Vec::new();
     let start = Instant::now();
     for _ in 0..run.steps {
         let (tokens, next) = passages.next(device);
-        let loss = model.loss(tokens, next);
-        losses.push(loss.clone().into_scalar::<f32>());
-        let gradients = GradientsParams::from_grads(loss.backward(), &model);
-        model = optimizer.step(run.learning_rate, model, gradients);
+        let loss = |model: &M| model.loss(tokens.clone(), next.clone());
+        if run.in_backward {
+            let (updated, loss) = step_in_backward(model, &mut optimizer, run.learning_rate, loss)?;
+            model = updated;
+            losses.push(loss.into_scalar::<f32>());
+        } else {
+            let loss = loss(&model);
+            losses.push(loss.clone().into_scalar::<f32>());
+            let gradients = GradientsParams::from_grads(loss.backward(), &model);
+            model = optimizer.step(run.learning_rate, model, gradients);
+        }
         progress.inc(1);
     }
     progress.finish();

@@ -8,10 +8,11 @@
 //! | a private field (`displayed`) of a stock module, and a field of a module in it (`displayed_in`) | what the module displays | the conversion panics |
 //! | private parameters (`Parameters`) of a stock module | a visitor, which sees them in the order of the fields | the conversion panics |
 //! | whether the `Balanced` strategy recomputes a tensor (`is_recomputed_by_strategy`) | `Debug` of a `CheckpointerBuilder` | it counts as kept: less is recomputed |
+//! | how deep a tensor is in its graph (`depth`) | `Debug` of a `NodeGuard` | a step with updates in the backward pass panics |
 //! | the container of a reparameterization (`REPARAMETERIZATION`) | paths of visitors | adapters of lazy weights have other paths |
 use burn::backend::{
     Backend,
-    autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy},
+    autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, ops::NodeGuard},
     tensor::FloatTensor,
 };
 use burn::module::{
@@ -128,6 +129,25 @@ pub(crate) fn is_recomputed_by_strategy<B: Backend, C: CheckpointStrategy>(
     action.0
 }
 
+/// The depth of a tensor in its graph: more than that of every tensor it is computed from, of which a leaf has 0.
+pub(crate) fn depth(node: &NodeGuard) -> usize {
+    /// Collects what comes before the depth and some of what follows: that may print a whole tensor.
+    struct Beginning(String);
+    impl Write for Beginning {
+        fn write_str(&mut self, text: &str) -> core::fmt::Result {
+            self.0.push_str(text);
+            match self.0.find("order: ") {
+                Some(at) if self.0[at..].contains(',') => Err(core::fmt::Error),
+                _ => Ok(()),
+            }
+        }
+    }
+    let mut text = Beginning(String::new());
+    let _ = write!(text, "{node:?}"); // the error is how the formatting stops
+    let depth = text.0.split("order: ").nth(1).and_then(|rest| rest.split(',').next());
+    parsed("order", depth)
+}
+
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
@@ -210,6 +230,18 @@ mod tests {
         }
         check::<BalancedCheckpointing>(true);
         check::<NoCheckpointing>(false);
+    }
+
+    #[test]
+    fn nodes_show_their_depth() {
+        type Recorded = Autodiff<burn::backend::Flex>;
+        let x = Recorded::float_ones([2, 2].into(), &Default::default(), burn::tensor::FloatDType::F32);
+        let x = Recorded::float_set_require_grad(x, true);
+        assert_eq!(depth(&x.node()), 0);
+        let y = Recorded::float_matmul(x.clone(), x.clone());
+        assert_eq!(depth(&y.node()), 1);
+        let z = Recorded::float_exp(Recorded::float_mul(x, y));
+        assert_eq!(depth(&z.node()), 3);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 use super::tensors::{TensorMapper, Tensors};
 use crate::measure::is_host;
 use crate::ops::replay::{self, Tape};
-use crate::ops::{Replay, SegmentOps, Slots, node_id};
+use crate::ops::{Replay, SegmentOps, Slots, is_entered, node_id};
 use crate::saved::is_exact;
 use crate::strategy::with_strategy;
 use burn::backend::Dispatch;
@@ -412,7 +412,7 @@ impl ModuleVisitor for Parents {
         let slot = *self.nodes.entry(node).or_insert(self.links.len());
         if slot == self.links.len() {
             let (shape, dtype) = (leaf.shape(), leaf.dtype());
-            if !leaf.is_require_grad() {
+            if !leaf.is_require_grad() && !is_entered(node) {
                 // No leaf: the step that made it waits for a gradient.
                 self.zeros.push(Box::new(move |like, gradients| {
                     fill::<D>(shape, dtype, like, gradients, slot);

@@ -6,7 +6,7 @@ use super::{
 use burn::backend::{
     Flex, TensorMetadata,
     flex::FlexDevice,
-    tensor::{BoolTensor, FloatTensor, QuantizedTensor},
+    tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor},
 };
 use burn::tensor::{
     Bytes, DType, Shape, bf16, f16,
@@ -63,6 +63,11 @@ impl CpuBackend for Flex {
 
     fn as_bytes(x: &BoolTensor<Self>) -> &[u8] {
         x.bytes()
+    }
+
+    fn codes_mut(x: &mut IntTensor<Self>) -> &mut [u8] {
+        assert!(Self::is_contiguous(x), "codes are not a part of another tensor");
+        x.storage_mut::<u8>()
     }
 
     fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>> {

@@ -6,7 +6,7 @@ use super::{
 use burn::backend::{
     NdArray, TensorMetadata,
     ndarray::{NdArrayTensor, SharedArray},
-    tensor::{BoolTensor, FloatTensor, QuantizedTensor},
+    tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor},
 };
 use burn::tensor::{DType, Shape, quantization::BlockLayout};
 
@@ -87,6 +87,13 @@ impl CpuBackend for NdArray {
         match x {
             NdArrayTensor::Bool(x) => bytemuck::cast_slice(x.view().to_slice().expect("contiguous")),
             _ => unreachable!("a boolean tensor of NdArray is Bool"),
+        }
+    }
+
+    fn codes_mut(x: &mut IntTensor<Self>) -> &mut [u8] {
+        match x {
+            NdArrayTensor::U8(x) => x.ensure_owned().as_slice_mut().expect("contiguous"),
+            _ => panic!("NdArray: codes are of 8 bits"),
         }
     }
 

@@ -33,6 +33,7 @@ mod local_response;
 mod lora;
 mod max_pool;
 mod node;
+mod optimizer;
 pub(crate) mod packing;
 mod piecewise_linear;
 mod prelu;
@@ -48,6 +49,7 @@ mod softmax;
 mod step;
 #[cfg(all(test, feature = "flex"))]
 pub(crate) mod testing;
+mod update;
 
 pub use add_rms_norm::AddRmsNormOps;
 pub use approx::{Approx, ApproxKernels, ApproxOps};
@@ -74,6 +76,10 @@ pub use local_response::{LocalResponse, LocalResponseOps};
 pub use lora::{LoraFactors, LoraOps};
 pub use max_pool::MaxPoolOps;
 pub use node::{NodeOps, node_id};
+pub use optimizer::{
+    AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, CODES_OF_WORD, Descent, MomentumStep, MomentumTensors,
+    OptimizerKernels, OptimizerOps, is_rounded,
+};
 pub use packing::{Format, PackingKernels};
 pub use piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels, PiecewiseLinearOps};
 pub use prelu::PReluOps;
@@ -87,6 +93,7 @@ pub use rrelu::RReluOps;
 pub use segment::{Replay, SegmentOps, Slots};
 pub use smooth::{Smooth, SmoothKernels, SmoothOps};
 pub use softmax::{Softmax, SoftmaxOps};
+pub use update::{GRADIENT, PARAMETER, UpdateOnce, UpdateOps, Updates, is_entered};
 
 /// An optional tensor of an operation, such as a bias.
 #[derive(ExtensionType)]

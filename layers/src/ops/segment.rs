@@ -15,6 +15,7 @@ use super::held;
 use super::kept::{Kept, Ledger};
 use super::packing::PackingKernels;
 use super::step::Run as _;
+use super::update;
 use crate::backend::plain_backends;
 use burn::backend::{
     Backend,
@@ -51,7 +52,7 @@ impl Slots {
     }
 
     /// Adds a tensor to the one that is there, if there is one: whether there is.
-    fn add<B: Backend>(&self, slot: usize, tensor: FloatTensor<B>) -> bool {
+    pub(super) fn add<B: Backend>(&self, slot: usize, tensor: FloatTensor<B>) -> bool {
         let before = self.take::<B>(slot);
         let is_more = before.is_some();
         let sum = match before {
@@ -259,6 +260,7 @@ impl<B: Backend> Backward<B, 2> for ParentStep {
         if let Some((parent, gradient)) = parent.zip(slots.take::<B>(slot)) {
             gradients.register::<B>(parent.id, gradient);
         }
+        update::look::<B>(gradients);
     }
 }
 

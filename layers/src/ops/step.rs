@@ -14,7 +14,7 @@ use super::{
     kept::{Kept, Ledger},
     packing::PackingKernels,
     recompute::{self, Offered, is_available, offer, recomputes},
-    replay,
+    replay, update,
 };
 use burn::backend::{
     Backend, TensorMetadata,
@@ -423,5 +423,6 @@ impl<B: Backend, O: Operation<B, N>, const N: usize> Backward<B, N> for Step<O> 
         O::backward(saved, dy, &mut pass);
         debug_assert!(pass.wanted.map(|node| node.is_some()) == pass.given, "a gradient is not given");
         debug_assert!(pass.kept.iter().all(Option::is_none), "an input is kept that nobody reads");
+        update::look::<B>(gradients);
     }
 }

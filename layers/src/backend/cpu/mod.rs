@@ -2,7 +2,7 @@
 use super::Placeholders;
 use burn::backend::{
     TensorMetadata,
-    tensor::{BoolTensor, FloatTensor, QuantizedTensor},
+    tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor},
 };
 use burn::tensor::{DType, Element, Shape, bf16, f16};
 use elementwise::{Update, Update1};
@@ -145,6 +145,9 @@ pub trait CpuBackend: Placeholders {
 
     /// The bytes of [contiguous](Self::contiguous_bools) booleans.
     fn as_bytes(x: &BoolTensor<Self>) -> &[u8];
+
+    /// The bytes of a tensor of u8 that is the whole of its buffer; copied first if the tensor is shared.
+    fn codes_mut(x: &mut IntTensor<Self>) -> &mut [u8];
 
     /// The elements of a quantized matrix, if they lie in row-major order and its scales can be read.
     fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>>;

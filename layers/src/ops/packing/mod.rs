@@ -84,7 +84,7 @@ composing_backends!(PackingKernels {
 /// The finalizer of C. Wellons, "Prospecting for Hash Functions" (2018), `lowbias32`.
 #[cfg(any(feature = "flex", feature = "ndarray", feature = "remote"))]
 #[inline(always)]
-fn noise(position: u32, seed: u32) -> u32 {
+pub(crate) fn noise(position: u32, seed: u32) -> u32 {
     let mut x = position ^ seed.wrapping_mul(0x9E37_79B9);
     x = (x ^ (x >> 16)).wrapping_mul(0x7FEB_352D);
     x = (x ^ (x >> 15)).wrapping_mul(0x846C_A68B);

@@ -1,0 +1,251 @@
+//! Numbers of 8 bits.
+//!
+//! The dynamic codes are those of bitsandbytes (`create_dynamic_map`; Dettmers, 8-Bit Approximations for Parallelism in Deep Learning,
+//! arXiv 1511.04561): 0, 1, and for each of seven powers of ten, from 1e-6 to 1, the middles of so many equal parts of `0.1..1` times
+//! the power: 1, 2, 4, .. 64 parts with a sign, 2, 4, .. 128 without. There is no -1. Codes are the places in the sorted list.
+use std::sync::LazyLock;
+
+/// Codes that there are.
+pub(super) const CODES: usize = 256;
+
+/// Powers of ten.
+const DECADES: u32 = 7;
+
+/// The code of 0 among those with a sign; also of the linear codes.
+pub(super) const SIGNED_ZERO: u8 = 127;
+
+/// The numbers of dynamic codes, in order.
+fn dynamic(is_signed: bool) -> Vec<f32> {
+    let mut numbers = vec![0.0, 1.0];
+    for decade in 0..DECADES {
+        let parts = 1 << (decade + u32::from(!is_signed));
+        let power = 10f64.powi(decade as i32 + 1 - DECADES as i32);
+        for part in 0..parts {
+            let middle = 0.1 + 0.9 * (f64::from(part) + 0.5) / f64::from(parts);
+            let number = (power * middle) as f32;
+            numbers.push(number);
+            if is_signed {
+                numbers.push(-number);
+            }
+        }
+    }
+    numbers.sort_by(f32::total_cmp);
+    numbers
+}
+
+/// Codes of one kind.
+pub(super) struct Codes {
+    /// The number of every code.
+    pub(super) numbers: [f32; CODES],
+    is_signed: bool,
+}
+
+impl Codes {
+    fn new(is_signed: bool) -> Self {
+        Self { numbers: dynamic(is_signed).try_into().expect("as many as there are codes"), is_signed }
+    }
+
+    /// With a sign, for first moments.
+    pub(super) fn signed() -> &'static Self {
+        static SIGNED: LazyLock<Codes> = LazyLock::new(|| Codes::new(true));
+        &SIGNED
+    }
+
+    /// Without, for second moments.
+    pub(super) fn unsigned() -> &'static Self {
+        static UNSIGNED: LazyLock<Codes> = LazyLock::new(|| Codes::new(false));
+        &UNSIGNED
+    }
+
+    /// The numbers between which the nearest code changes, in order: one less than there are codes.
+    pub(super) fn thresholds(&self) -> Vec<f32> {
+        let middle = |pair: &[f32]| f64::midpoint(pair[0].into(), pair[1].into()) as f32;
+        let mut thresholds: Vec<f32> = self.numbers.windows(2).map(middle).collect();
+        if !self.is_signed {
+            thresholds[0] = 0.0; // what is positive stays so
+        }
+        thresholds
+    }
+}
+
+/// The parts of a power of ten.
+#[derive(Clone, Copy)]
+struct Decade {
+    /// Where its first number begins to be nearer than the one before.
+    start: f32,
+    /// In parts, a magnitude `x` is `x * scale - shift` from the beginning.
+    scale: f32,
+    shift: f32,
+    /// The place of its first number among the magnitudes.
+    first: f32,
+}
+
+const SIGNED_DECADES: [Decade; DECADES as usize] = decades(1);
+const UNSIGNED_DECADES: [Decade; DECADES as usize] = decades(2);
+
+/// With so many parts in the lowest.
+const fn decades(lowest: u32) -> [Decade; DECADES as usize] {
+    const POWERS: [f64; DECADES as usize] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
+    let mut decades = [Decade { start: 0.0, scale: 0.0, shift: 0.0, first: 0.0 }; DECADES as usize];
+    let mut decade = 0;
+    while decade < decades.len() {
+        let parts = (lowest << decade) as f64;
+        // Halfway from 0 to the first number, or from the middle of the last part of half as many, ten times as small.
+        let start = if decade == 0 { (0.1 + 0.45 / parts) / 2.0 } else { 0.1 + 0.18 / parts };
+        decades[decade] = Decade {
+            start: (POWERS[decade] * start) as f32,
+            scale: (parts / 0.9 / POWERS[decade]) as f32,
+            shift: (parts / 9.0) as f32,
+            first: (1 + (lowest << decade) - lowest) as f32,
+        };
+        decade += 1;
+    }
+    decades
+}
+
+/// The place among all magnitudes of the one that is nearest, if it is in these decades. Without branches, so that loops of it are
+/// compiled for vectors.
+#[inline(always)]
+fn place(magnitude: f32, decades: &[Decade; DECADES as usize]) -> f32 {
+    let Decade { mut scale, mut shift, mut first, .. } = decades[0];
+    for other in &decades[1..] {
+        let is_in = magnitude >= other.start;
+        scale = if is_in { other.scale } else { scale };
+        shift = if is_in { other.shift } else { shift };
+        first = if is_in { other.first } else { first };
+    }
+    let part = (magnitude * scale - shift).max(0.0);
+    // A decade has one part more than all before it, for each part of the lowest.
+    let last = 2.0 * first + (decades[1].first - 3.0);
+    (first + part.floor()).min(last)
+}
+
+/// Where 1 begins to be nearer than the number before, in so many parts.
+const fn start_of_one(parts: u32) -> f32 {
+    (1.0 - 0.45 / parts as f64 / 2.0) as f32
+}
+
+/// The code with a sign of the number that is nearest to `x`, whose magnitude is not above 1 but for rounding.
+#[inline(always)]
+pub(super) fn signed(x: f32) -> u8 {
+    const ONE: f32 = start_of_one(64);
+    let magnitude = x.abs();
+    let nearest = place(magnitude, &SIGNED_DECADES) + if x >= ONE { 1.0 } else { 0.0 };
+    let nearest = if magnitude >= SIGNED_DECADES[0].start { nearest } else { 0.0 };
+    to_byte(f32::from(SIGNED_ZERO) + nearest.copysign(x))
+}
+
+/// The code without a sign of the number that is nearest to `x`, which is not above 1 but for rounding; of 0 for nothing else.
+#[inline(always)]
+pub(super) fn unsigned(x: f32) -> u8 {
+    const ONE: f32 = start_of_one(128);
+    let nearest = place(x, &UNSIGNED_DECADES) + if x >= ONE { 1.0 } else { 0.0 };
+    to_byte(if x > 0.0 { nearest } else { 0.0 })
+}
+
+/// An integer in 0..=255.
+#[inline(always)]
+fn to_byte(x: f32) -> u8 {
+    /// Adding it puts an integer into the low bits.
+    const INTEGERS: f32 = (1 << 23) as f32;
+    (x + INTEGERS).to_bits() as u8
+}
+
+/// The linear code nearest to `x` in `-1..=1`: multiples of 1 / 127.
+#[inline(always)]
+pub(super) fn linear(x: f32) -> u8 {
+    to_byte((x * 127.0 + (f32::from(SIGNED_ZERO) + 0.5)).floor().clamp(0.0, 254.0))
+}
+
+/// The number of a linear code.
+#[inline(always)]
+pub(super) fn of_linear(code: u8) -> f32 {
+    (f32::from(code) - f32::from(SIGNED_ZERO)) * (1.0 / 127.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Entries as bitsandbytes has them.
+    #[test]
+    fn dynamic_codes_are_those_of_bitsandbytes() {
+        let (signed, unsigned) = (&Codes::signed().numbers, &Codes::unsigned().numbers);
+        let close = |a: f32, b: f64| assert!((f64::from(a) - b).abs() <= 1e-7 * b.abs(), "{a}, {b}");
+        // Signed: one part of 1e-6, two of 1e-5; 64 of 1.
+        for (code, number) in [
+            (0, -0.992_968_75),
+            (1, -0.978_906_25),
+            (63, -0.107_031_25),
+            (64, -0.098_593_75),
+            (126, -5.5e-7),
+            (127, 0.0),
+            (128, 5.5e-7),
+            (129, 3.25e-6),
+            (130, 7.75e-6),
+            (131, 2.125e-5),
+            (254, 0.992_968_75),
+            (255, 1.0),
+        ] {
+            close(signed[code], number);
+        }
+        for (code, number) in [
+            (0, 0.0),
+            (1, 3.25e-7),
+            (2, 7.75e-7),
+            (3, 2.125e-6),
+            (126, 0.099_296_875),
+            (127, 0.103_515_625),
+            (254, 0.996_484_375),
+            (255, 1.0),
+        ] {
+            close(unsigned[code], number);
+        }
+        for numbers in [signed, unsigned] {
+            assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]));
+        }
+    }
+
+    fn nearest(codes: &Codes, x: f32) -> u8 {
+        if codes.is_signed { signed(x) } else { unsigned(x) }
+    }
+
+    #[test]
+    fn the_nearest_code_is_found() {
+        for codes in [Codes::signed(), Codes::unsigned()] {
+            let sign = if codes.is_signed { -1.0 } else { 1.0 };
+            let thresholds = codes.thresholds();
+            assert_eq!(thresholds.len(), CODES - 1);
+            let around = thresholds.iter().flat_map(|&x| {
+                [-2, -1, 0, 1, 2].map(|step| f32::from_bits(x.to_bits().wrapping_add_signed(step)))
+            });
+            let spread = (0..100_000).map(|at| (-(at as f32) * 1.7e-4).exp());
+            for x in around.chain(spread.clone()).chain(spread.map(|x| sign * x)).chain([0.0, 1.0]) {
+                if !x.is_finite() || x < 0.0 && !codes.is_signed {
+                    continue; // beside the threshold 0
+                }
+                let distance = |code: u8| (f64::from(codes.numbers[usize::from(code)]) - f64::from(x)).abs();
+                let codes_of = if !codes.is_signed && x > 0.0 { 1..=255 } else { 0..=255 };
+                let best = codes_of.map(distance).fold(f64::INFINITY, f64::min);
+                let found = distance(nearest(codes, x));
+                // Between two numbers either may be found, as places are rounded themselves.
+                assert!(found <= best * (1.0 + 1e-4) + 1e-14, "{x}: {found}, not {best}");
+            }
+            for (code, &number) in codes.numbers.iter().enumerate() {
+                assert_eq!(usize::from(nearest(codes, number)), code);
+            }
+            assert_eq!(nearest(codes, 1.000_000_1), 255);
+        }
+    }
+
+    #[test]
+    fn linear_codes_are_multiples() {
+        for code in 0..=254 {
+            assert_eq!(linear(of_linear(code)), code);
+        }
+        assert_eq!((of_linear(0), of_linear(127), of_linear(254)), (-1.0, 0.0, 1.0));
+        assert_eq!(linear(0.5 / 127.0 - 1e-4), 127);
+        assert_eq!(linear(0.5 / 127.0 + 1e-4), 128);
+        assert_eq!(linear(-0.5 / 127.0 - 1e-4), 126);
+    }
+}

@@ -1,0 +1,377 @@
+//! Loops on slices, in place, a block at a time.
+use super::codes::{self, Codes, linear, of_linear};
+use super::{
+    AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, Descent, Factors, MomentumStep, MomentumTensors,
+    OptimizerKernels,
+};
+use crate::backend::cpu::{
+    CpuBackend, CpuElement,
+    parallel::{self, Job, vectorized},
+    with_element,
+};
+use crate::ops::packing::noise;
+use burn::backend::{
+    TensorMetadata,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{DType, bf16, f16};
+
+/// Blocks that a task takes.
+const BLOCKS: usize = 32;
+/// Elements that a task takes.
+const TASK: usize = BLOCKS * BLOCK;
+/// What a step takes beside reading an element, or more of them.
+const WORK: usize = 8;
+
+/// A type of weights.
+trait Weight: CpuElement {
+    /// In f32.
+    fn single(self) -> f32;
+    /// `keep self - change`, rounded; `up`: 32 random bits, or half of what is dropped.
+    fn moved(self, keep: f64, change: f32, up: Up) -> Self;
+}
+
+/// How a weight in half precision is rounded.
+#[derive(Clone, Copy)]
+enum Up {
+    Nearest,
+    /// Up with the probability that the mean is right, by these bits.
+    Random(u32),
+}
+
+impl Weight for f32 {
+    #[inline(always)]
+    fn single(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn moved(self, keep: f64, change: f32, _: Up) -> Self {
+        self * keep as f32 - change
+    }
+}
+
+impl Weight for f64 {
+    #[inline(always)]
+    fn single(self) -> f32 {
+        self as f32
+    }
+    #[inline(always)]
+    fn moved(self, keep: f64, change: f32, _: Up) -> Self {
+        self * keep - f64::from(change)
+    }
+}
+
+impl Weight for bf16 {
+    #[inline(always)]
+    fn single(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+    #[inline(always)]
+    fn moved(self, keep: f64, change: f32, up: Up) -> Self {
+        let x = self.single() * keep as f32 - change;
+        match up {
+            Up::Nearest => Self::from_f32(x),
+            Up::Random(_) if !x.is_finite() => Self::from_f32(x),
+            Up::Random(bits) => Self::from_bits((x.to_bits().wrapping_add(bits >> 16) >> 16) as u16),
+        }
+    }
+}
+
+impl Weight for f16 {
+    #[inline(always)]
+    fn single(self) -> f32 {
+        self.to_f32()
+    }
+    #[inline(always)]
+    fn moved(self, keep: f64, change: f32, up: Up) -> Self {
+        /// The distance of subnormal numbers, 2^-24; above 2^-14 there are 13 bits less than in an f32.
+        const STEPS: f32 = (1 << 24) as f32;
+        let x = self.single() * keep as f32 - change;
+        match up {
+            Up::Random(bits) if x.is_finite() => Self::from_f32(match x.abs() < 6.103_515_6e-5 {
+                true => (x * STEPS + unit(bits)).floor() / STEPS,
+                false => f32::from_bits(x.to_bits().wrapping_add(bits >> 19) & !0x1FFF),
+            }),
+            _ => Self::from_f32(x),
+        }
+    }
+}
+
+/// In 0..1.
+#[inline(always)]
+fn unit(bits: u32) -> f32 {
+    (bits >> 8) as f32 * (1.0 / (1 << 24) as f32)
+}
+
+/// Bits for every position.
+#[derive(Clone, Copy)]
+struct Noise(Option<u32>);
+
+impl Noise {
+    #[inline(always)]
+    fn at(self, position: usize) -> Up {
+        match self.0 {
+            Some(seed) => Up::Random(noise(position as u32, seed)),
+            None => Up::Nearest,
+        }
+    }
+}
+
+/// The elements of some blocks: the gradient, which the weight goes down by, from a position on.
+struct Part<'a, E> {
+    gradient: &'a [E],
+    weight: &'a mut [E],
+    start: usize,
+}
+
+/// Cuts as many elements as a task takes.
+fn parts<'a, E>(gradient: &'a [E], weight: &'a mut [E]) -> impl Iterator<Item = Part<'a, E>> {
+    let parts = gradient.chunks(TASK).zip(weight.chunks_mut(TASK)).enumerate();
+    parts.map(|(part, (gradient, weight))| Part { gradient, weight, start: part * TASK })
+}
+
+/// Codes and scales of some blocks.
+struct CodedPart<'a> {
+    codes: &'a mut [u8],
+    scales: &'a mut [f32],
+}
+
+fn coded_parts<'a>(codes: &'a mut [u8], scales: &'a mut [f32]) -> impl Iterator<Item = CodedPart<'a>> {
+    let parts = codes.chunks_mut(TASK).zip(scales.chunks_mut(BLOCKS));
+    parts.map(|(codes, scales)| CodedPart { codes, scales })
+}
+
+/// What a step of AdamW computes with, for every element.
+#[derive(Clone, Copy)]
+struct AdamW {
+    beta_1: f32,
+    beta_2: f32,
+    epsilon: f32,
+    factors: Factors,
+    noise: Noise,
+}
+
+impl AdamW {
+    fn of(step: &AdamWStep) -> Self {
+        let AdamWStep { beta_1, beta_2, epsilon, seed, .. } = *step;
+        Self { beta_1, beta_2, epsilon, factors: step.factors(), noise: Noise(seed) }
+    }
+
+    /// Changes moments and weights of one block, or of what is there of it; from a position on.
+    #[inline(always)]
+    fn block<E: Weight>(
+        self,
+        gradient: &[E],
+        weight: &mut [E],
+        [first, second]: [&mut [f32]; 2],
+        start: usize,
+    ) {
+        let Self { beta_1, beta_2, epsilon, factors, noise } = self;
+        let moments = first.iter_mut().zip(second);
+        for (at, ((weight, gradient), (first, second))) in
+            weight.iter_mut().zip(gradient).zip(moments).enumerate()
+        {
+            let gradient = gradient.single();
+            *first = beta_1 * *first + (1.0 - beta_1) * gradient;
+            *second = beta_2 * *second + (1.0 - beta_2) * (gradient * gradient);
+            let change = *first * factors.rate / (second.sqrt() * factors.root + epsilon);
+            *weight = weight.moved(factors.keep, change, noise.at(start + at));
+        }
+    }
+}
+
+/// A task of AdamW with moments in f32.
+struct AdamWJob<'a, E> {
+    part: Part<'a, E>,
+    moments: [&'a mut [f32]; 2],
+    step: AdamW,
+}
+
+impl<E: Weight> Job for AdamWJob<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { part: Part { gradient, weight, start }, moments, step } = self;
+        step.block(gradient, weight, moments, start);
+    }
+}
+
+/// A task of AdamW with moments in codes.
+struct AdamW8bitJob<'a, E> {
+    part: Part<'a, E>,
+    first: CodedPart<'a>,
+    second: CodedPart<'a>,
+    step: AdamW,
+}
+
+impl<E: Weight> Job for AdamW8bitJob<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { part: Part { gradient, weight, start }, first, second, step } = self;
+        let [signed, unsigned] = [Codes::signed(), Codes::unsigned()];
+        let blocks = gradient.chunks(BLOCK).zip(weight.chunks_mut(BLOCK));
+        let firsts = first.codes.chunks_exact_mut(BLOCK).zip(first.scales);
+        let seconds = second.codes.chunks_exact_mut(BLOCK).zip(second.scales);
+        for (block, (((gradient, weight), first), second)) in blocks.zip(firsts).zip(seconds).enumerate() {
+            let (first, second) =
+                (Coded { codes: first.0, scale: first.1 }, Coded { codes: second.0, scale: second.1 });
+            let mut moments = [[0.0; BLOCK]; 2];
+            let [m, v] = &mut moments;
+            first.decode(m, |code| signed.numbers[usize::from(code)]);
+            second.decode(v, |code| unsigned.numbers[usize::from(code)]);
+            let len = gradient.len();
+            // What is beyond the last element stays 0.
+            step.block(gradient, weight, [&mut m[..len], &mut v[..len]], start + block * BLOCK);
+            first.encode(m, codes::signed);
+            second.encode(v, codes::unsigned);
+        }
+    }
+}
+
+/// A block in codes.
+struct Coded<'a> {
+    codes: &'a mut [u8],
+    scale: &'a mut f32,
+}
+
+impl Coded<'_> {
+    #[inline(always)]
+    fn decode(&self, x: &mut [f32; BLOCK], number: impl Fn(u8) -> f32) {
+        x.iter_mut().zip(&*self.codes).for_each(|(x, &code)| *x = number(code) * *self.scale);
+    }
+
+    #[inline(always)]
+    fn encode(self, x: &[f32; BLOCK], code: impl Fn(f32) -> u8) {
+        // Compared as integers, what is not a number is larger than all numbers.
+        let largest = x.iter().fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
+        let scale = f32::from_bits(largest);
+        // Below, its inverse would be infinite; what is infinite spoils its block.
+        let scale = if scale < f32::MIN_POSITIVE { 0.0 } else { scale };
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        *self.scale = if scale.is_finite() { scale } else { f32::NAN };
+        self.codes.iter_mut().zip(x).for_each(|(to, x)| *to = code(x * inverse));
+    }
+}
+
+/// A task of momentum.
+struct MomentumJob<'a> {
+    /// The gradient, then the direction.
+    direction: &'a mut [f32],
+    momentum: CodedPart<'a>,
+    step: MomentumStep,
+}
+
+impl Job for MomentumJob<'_> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { direction, momentum, step: MomentumStep { momentum: keep, gradient: factor, nesterov } } =
+            self;
+        let blocks = momentum.codes.chunks_exact_mut(BLOCK).zip(momentum.scales);
+        for (direction, (codes, scale)) in direction.chunks_mut(BLOCK).zip(blocks) {
+            let coded = Coded { codes, scale };
+            let mut velocity = [0.0; BLOCK];
+            coded.decode(&mut velocity, of_linear);
+            for (velocity, direction) in velocity.iter_mut().zip(&mut *direction) {
+                let gradient = *direction;
+                *velocity = keep * *velocity + factor * gradient;
+                *direction = if nesterov { keep * *velocity + gradient } else { *velocity };
+            }
+            velocity[direction.len()..].fill(0.0);
+            coded.encode(&velocity, linear);
+        }
+    }
+}
+
+/// A task of a descent.
+struct DescentJob<'a, E> {
+    weight: &'a mut [E],
+    direction: &'a [f32],
+    descent: Descent,
+    start: usize,
+}
+
+impl<E: Weight> Job for DescentJob<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { weight, direction, descent: Descent { keep, lr, seed }, start } = self;
+        let (lr, noise) = (lr as f32, Noise(seed));
+        for (at, (weight, direction)) in weight.iter_mut().zip(direction).enumerate() {
+            *weight = weight.moved(keep, lr * direction, noise.at(start + at));
+        }
+    }
+}
+
+impl<B: CpuBackend> OptimizerKernels for B {
+    fn adamw(gradient: FloatTensor<B>, tensors: AdamWTensors<B>, step: AdamWStep) -> AdamWTensors<B> {
+        let AdamWTensors { weight, first, second } = tensors;
+        let gradient = B::contiguous(gradient);
+        let [mut weight, mut first, mut second] = [weight, first, second].map(B::contiguous);
+        with_element!(weight.dtype(), "adamw", E => {
+            let gradient = B::as_slice::<E>(&gradient);
+            let moments = [&mut first, &mut second].map(|moment| B::as_slice_mut::<f32>(moment).chunks_mut(TASK));
+            let [first, second] = moments;
+            let parts = parts(gradient, B::as_slice_mut::<E>(&mut weight)).zip(first).zip(second);
+            let step = AdamW::of(&step);
+            let jobs = parts.map(|((part, first), second)| AdamWJob { part, moments: [first, second], step });
+            parallel::each(jobs.collect(), WORK * gradient.len(), vectorized);
+        });
+        AdamWTensors { weight, first, second }
+    }
+
+    fn adamw_8bit(
+        gradient: FloatTensor<B>,
+        tensors: AdamW8bitTensors<B>,
+        step: AdamWStep,
+    ) -> AdamW8bitTensors<B> {
+        let AdamW8bitTensors { weight, mut first, first_scales, mut second, second_scales } = tensors;
+        let gradient = B::contiguous(gradient);
+        let [mut weight, mut first_scales, mut second_scales] =
+            [weight, first_scales, second_scales].map(B::contiguous);
+        with_element!(weight.dtype(), "adamw", E => {
+            let gradient = B::as_slice::<E>(&gradient);
+            let parts = parts(gradient, B::as_slice_mut::<E>(&mut weight));
+            let firsts = coded_parts(B::codes_mut(&mut first), B::as_slice_mut::<f32>(&mut first_scales));
+            let seconds = coded_parts(B::codes_mut(&mut second), B::as_slice_mut::<f32>(&mut second_scales));
+            let step = AdamW::of(&step);
+            let jobs = parts.zip(firsts).zip(seconds);
+            let jobs = jobs.map(|((part, first), second)| AdamW8bitJob { part, first, second, step });
+            parallel::each(jobs.collect(), WORK * gradient.len(), vectorized);
+        });
+        AdamW8bitTensors { weight, first, first_scales, second, second_scales }
+    }
+
+    fn momentum_8bit(
+        gradient: FloatTensor<B>,
+        mut codes: IntTensor<B>,
+        scales: FloatTensor<B>,
+        step: MomentumStep,
+    ) -> MomentumTensors<B> {
+        let [mut direction, mut scales] = [gradient, scales].map(B::contiguous);
+        let elements = direction.shape().num_elements();
+        let parts = B::as_slice_mut::<f32>(&mut direction).chunks_mut(TASK);
+        let momentum = coded_parts(B::codes_mut(&mut codes), B::as_slice_mut::<f32>(&mut scales));
+        let jobs = parts.zip(momentum).map(|(direction, momentum)| MomentumJob { direction, momentum, step });
+        parallel::each(jobs.collect(), WORK * elements, vectorized);
+        MomentumTensors { direction, codes, scales }
+    }
+
+    fn descend(weight: FloatTensor<B>, direction: FloatTensor<B>, descent: Descent) -> FloatTensor<B> {
+        let [mut weight, direction] = [weight, direction].map(B::contiguous);
+        with_element!(weight.dtype(), "descend", E => {
+            let direction = B::as_slice::<f32>(&direction);
+            let parts = B::as_slice_mut::<E>(&mut weight).chunks_mut(TASK).zip(direction.chunks(TASK)).enumerate();
+            let jobs = parts.map(|(part, (weight, direction))| {
+                DescentJob { weight, direction, descent, start: part * TASK }
+            });
+            parallel::each(jobs.collect(), WORK * direction.len(), vectorized);
+        });
+        weight
+    }
+}

@@ -1,0 +1,415 @@
+//! Steps of optimizers, in place: a weight, its gradient, and moments of 8 bits or of f32.
+//!
+//! | | computes, `t` the number of the step |
+//! | --- | --- |
+//! | [`memsave_adamw`](OptimizerOps::memsave_adamw) | `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g^2`, `w = (1 - lr decay) w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)` |
+//! | [`memsave_adamw_8bit`](OptimizerOps::memsave_adamw_8bit) | the same, with moments that are stored in dynamic codes |
+//! | [`memsave_momentum_8bit`](OptimizerOps::memsave_momentum_8bit) | `v = momentum v + (1 - dampening) g`, in linear codes, and `v`, or with Nesterov's momentum `g + momentum v` |
+//! | [`memsave_descend`](OptimizerOps::memsave_descend) | `w = keep w - lr u` |
+//!
+//! Codes stand for numbers times the largest magnitude in their block of 256 elements, one after the other in row-major order. What is
+//! computed with in a step are the moments before they are rounded. Moments are f32 while they are computed with, also of f64 weights.
+//! A positive second moment is not rounded to 0: its root is divided by. What is not a number spoils its block.
+//!
+//! Weights in half precision are computed in f32, and rounded to nearest or, with a seed, up or down at random so that the mean is
+//! right: which way depends on the seed and the position only.
+use crate::backend::{device_backends, plain_backends, wide, widen};
+use burn::backend::{
+    Backend, ExtensionType, TensorMetadata, backend_extension,
+    tensor::{FloatTensor, IntTensor},
+};
+use burn::tensor::{DType, FloatDType, Shape};
+
+mod codes;
+mod composed;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+mod cpu;
+
+/// Elements that have a scale.
+pub const BLOCK: usize = 256;
+
+/// Codes of 8 bits in a word, where a device has no bytes.
+pub const CODES_OF_WORD: usize = 4;
+
+/// What AdamW computes with in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamWStep {
+    /// The learning rate.
+    pub lr: f64,
+    /// Of the first moment.
+    pub beta_1: f32,
+    /// Of the second moment.
+    pub beta_2: f32,
+    /// Keeps the quotient finite.
+    pub epsilon: f32,
+    /// Decay of the weight, per unit of the learning rate.
+    pub weight_decay: f64,
+    /// The number of the step, from 1 on.
+    pub time: u32,
+    /// Rounds a weight in half precision at random.
+    pub seed: Option<u32>,
+}
+
+/// The factors of a step.
+#[derive(Clone, Copy)]
+struct Factors {
+    keep: f64,
+    /// Of the first moment.
+    rate: f32,
+    /// Of the root of the second moment.
+    root: f32,
+}
+
+impl AdamWStep {
+    fn factors(&self) -> Factors {
+        let power = |beta: f32| 1.0 - f64::from(beta).powi(i32::try_from(self.time).unwrap_or(i32::MAX));
+        Factors {
+            keep: 1.0 - self.lr * self.weight_decay,
+            rate: (self.lr / power(self.beta_1)) as f32,
+            root: power(self.beta_2).sqrt().recip() as f32,
+        }
+    }
+}
+
+/// What momentum is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct MomentumStep {
+    /// Of the momentum before.
+    pub momentum: f32,
+    /// Of the gradient.
+    pub gradient: f32,
+    /// Whether the result is Nesterov's.
+    pub nesterov: bool,
+}
+
+/// How a weight goes down.
+#[derive(Clone, Copy, Debug)]
+pub struct Descent {
+    /// The factor of the weight.
+    pub keep: f64,
+    /// The factor of what is subtracted.
+    pub lr: f64,
+    /// Rounds a weight in half precision at random.
+    pub seed: Option<u32>,
+}
+
+/// A weight and its moments, of the same shape.
+#[derive(ExtensionType)]
+pub struct AdamWTensors<B: Backend> {
+    /// The weight.
+    pub weight: FloatTensor<B>,
+    /// The first moment, in f32.
+    pub first: FloatTensor<B>,
+    /// The second moment, in f32.
+    pub second: FloatTensor<B>,
+}
+
+/// A weight and its moments in codes: of whole blocks, in u8 where tensors are in the memory of the host, else four in a word; and
+/// the scale of every block, in f32.
+#[derive(ExtensionType)]
+pub struct AdamW8bitTensors<B: Backend> {
+    /// The weight.
+    pub weight: FloatTensor<B>,
+    /// Codes of the first moment.
+    pub first: IntTensor<B>,
+    /// Their scales.
+    pub first_scales: FloatTensor<B>,
+    /// Codes of the second moment.
+    pub second: IntTensor<B>,
+    /// Their scales.
+    pub second_scales: FloatTensor<B>,
+}
+
+/// What momentum makes of a gradient, in f32, and the momentum in codes.
+#[derive(ExtensionType)]
+pub struct MomentumTensors<B: Backend> {
+    /// Of the gradient and the momentum.
+    pub direction: FloatTensor<B>,
+    /// Codes of the momentum.
+    pub codes: IntTensor<B>,
+    /// Their scales.
+    pub scales: FloatTensor<B>,
+}
+
+/// Steps of optimizers.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
+    Remote: cfg(feature = "remote")
+)]
+pub trait OptimizerOps: Backend {
+    /// AdamW with moments in f32.
+    fn memsave_adamw(
+        gradient: FloatTensor<Self>,
+        #[extension_type] tensors: AdamWTensors<Self>,
+        step: AdamWStep,
+    ) -> AdamWTensors<Self>;
+
+    /// AdamW with moments in dynamic codes.
+    fn memsave_adamw_8bit(
+        gradient: FloatTensor<Self>,
+        #[extension_type] tensors: AdamW8bitTensors<Self>,
+        step: AdamWStep,
+    ) -> AdamW8bitTensors<Self>;
+
+    /// Momentum in linear codes, of a gradient in f32.
+    fn memsave_momentum_8bit(
+        gradient: FloatTensor<Self>,
+        codes: IntTensor<Self>,
+        scales: FloatTensor<Self>,
+        step: MomentumStep,
+    ) -> MomentumTensors<Self>;
+
+    /// Subtracts what is in f32 from a weight.
+    fn memsave_descend(
+        weight: FloatTensor<Self>,
+        direction: FloatTensor<Self>,
+        descent: Descent,
+    ) -> FloatTensor<Self>;
+}
+
+plain_backends!(OptimizerOps {
+    fn memsave_adamw(
+        gradient: FloatTensor<Self>,
+        tensors: AdamWTensors<Self>,
+        step: AdamWStep,
+    ) -> AdamWTensors<Self> {
+        Self::adamw(gradient, tensors, step)
+    }
+
+    fn memsave_adamw_8bit(
+        gradient: FloatTensor<Self>,
+        tensors: AdamW8bitTensors<Self>,
+        step: AdamWStep,
+    ) -> AdamW8bitTensors<Self> {
+        Self::adamw_8bit(gradient, tensors, step)
+    }
+
+    fn memsave_momentum_8bit(
+        gradient: FloatTensor<Self>,
+        codes: IntTensor<Self>,
+        scales: FloatTensor<Self>,
+        step: MomentumStep,
+    ) -> MomentumTensors<Self> {
+        Self::momentum_8bit(gradient, codes, scales, step)
+    }
+
+    fn memsave_descend(
+        weight: FloatTensor<Self>,
+        direction: FloatTensor<Self>,
+        descent: Descent,
+    ) -> FloatTensor<Self> {
+        Self::descend(weight, direction, descent)
+    }
+});
+
+/// The kernels.
+pub trait OptimizerKernels: Backend {
+    /// See [`OptimizerOps::memsave_adamw`].
+    fn adamw(
+        gradient: FloatTensor<Self>,
+        tensors: AdamWTensors<Self>,
+        step: AdamWStep,
+    ) -> AdamWTensors<Self> {
+        let AdamWTensors { weight, first, second } = tensors;
+        let gradient = Self::float_cast(gradient, FloatDType::F32);
+        let [first, second] = composed::moments::<Self>(gradient, first, second, &step);
+        let weight = composed::adamw::<Self>(weight, first.clone(), second.clone(), &step);
+        AdamWTensors { weight, first, second }
+    }
+
+    /// See [`OptimizerOps::memsave_adamw_8bit`].
+    fn adamw_8bit(
+        gradient: FloatTensor<Self>,
+        tensors: AdamW8bitTensors<Self>,
+        step: AdamWStep,
+    ) -> AdamW8bitTensors<Self> {
+        let AdamW8bitTensors { weight, first, first_scales, second, second_scales } = tensors;
+        let (shape, elements) = (weight.shape(), weight.shape().num_elements());
+        let [signed, unsigned] = [codes::Codes::signed(), codes::Codes::unsigned()];
+        let gradient = composed::blocks::<Self>(Self::float_cast(gradient, FloatDType::F32));
+        let first = composed::decoded::<Self>(first, first_scales, signed);
+        let second = composed::decoded::<Self>(second, second_scales, unsigned);
+        let [first, second] = composed::moments::<Self>(gradient, first, second, &step);
+        let of_weight = |moment: &FloatTensor<Self>| {
+            let flat = Self::float_reshape(moment.clone(), Shape::new([moment.shape().num_elements()]));
+            Self::float_reshape(Self::float_slice(flat, &[(0..elements).into()]), shape.clone())
+        };
+        let weight = composed::adamw::<Self>(weight, of_weight(&first), of_weight(&second), &step);
+        let (first, first_scales) = composed::encoded::<Self>(first, signed);
+        let (second, second_scales) = composed::encoded::<Self>(second, unsigned);
+        AdamW8bitTensors { weight, first, first_scales, second, second_scales }
+    }
+
+    /// See [`OptimizerOps::memsave_momentum_8bit`].
+    fn momentum_8bit(
+        gradient: FloatTensor<Self>,
+        codes: IntTensor<Self>,
+        scales: FloatTensor<Self>,
+        step: MomentumStep,
+    ) -> MomentumTensors<Self> {
+        let (shape, elements) = (gradient.shape(), gradient.shape().num_elements());
+        let gradient = composed::blocks::<Self>(gradient);
+        let before = composed::decoded_linear::<Self>(codes, scales);
+        let momentum = Self::float_add(
+            Self::float_mul_scalar(before, step.momentum.into()),
+            Self::float_mul_scalar(gradient.clone(), step.gradient.into()),
+        );
+        let direction = match step.nesterov {
+            true => Self::float_add(Self::float_mul_scalar(momentum.clone(), step.momentum.into()), gradient),
+            false => momentum.clone(),
+        };
+        let flat = Self::float_reshape(direction, Shape::new([momentum.shape().num_elements()]));
+        let direction = Self::float_reshape(Self::float_slice(flat, &[(0..elements).into()]), shape);
+        let (codes, scales) = composed::encoded_linear::<Self>(momentum);
+        MomentumTensors { direction, codes, scales }
+    }
+
+    /// See [`OptimizerOps::memsave_descend`].
+    fn descend(
+        weight: FloatTensor<Self>,
+        direction: FloatTensor<Self>,
+        descent: Descent,
+    ) -> FloatTensor<Self> {
+        let dtype = weight.dtype();
+        composed::refuse_random(dtype, descent.seed);
+        let weight = Self::float_mul_scalar(widen::<Self>(weight), descent.keep.into());
+        let direction = Self::float_cast(direction, wide(dtype).into());
+        let weight = Self::float_sub(weight, Self::float_mul_scalar(direction, descent.lr.into()));
+        Self::float_cast(weight, dtype.into())
+    }
+}
+device_backends!(OptimizerKernels);
+
+/// Whether numbers of this type are rounded when a weight is written.
+pub fn is_rounded(dtype: DType) -> bool {
+    matches!(dtype, DType::F16 | DType::BF16)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::CpuBackend;
+    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use burn::backend::{
+        Flex,
+        flex::FlexDevice,
+        ops::{FloatTensorOps, IntTensorOps},
+        read_sync,
+    };
+    use burn::tensor::IntDType;
+
+    const STEP: AdamWStep = AdamWStep {
+        lr: 0.01,
+        beta_1: 0.9,
+        beta_2: 0.99,
+        epsilon: 1e-5,
+        weight_decay: 0.1,
+        time: 1,
+        seed: None,
+    };
+
+    /// No element, a part of a block, many tasks.
+    const LENGTHS: [usize; 5] = [1, 255, 256, 5003, 1 << 18];
+
+    fn zeros(len: usize) -> FloatTensor<Flex> {
+        Flex::from_vec(vec![0f32; len], Shape::new([len]))
+    }
+
+    fn bytes(codes: IntTensor<Flex>) -> Vec<u8> {
+        read_sync(Flex::int_into_data(codes)).expect("a CPU tensor").as_bytes().to_vec()
+    }
+
+    fn codes(blocks: usize, dtype: IntDType) -> IntTensor<Flex> {
+        let len = if dtype == IntDType::U8 { blocks * BLOCK } else { blocks * BLOCK / CODES_OF_WORD };
+        Flex::int_zeros(Shape::new([len]), &FlexDevice, dtype)
+    }
+
+    /// Codes of both differ where a number is as near to one as to the next.
+    fn assert_near(what: &str, composed: IntTensor<Flex>, cpu: IntTensor<Flex>) {
+        let (composed, cpu) = (bytes(composed), bytes(cpu));
+        assert_eq!(composed.len(), cpu.len());
+        let steps: Vec<u8> = composed.iter().zip(&cpu).map(|(a, b)| a.abs_diff(*b)).collect();
+        assert!(steps.iter().all(|&step| step <= 1), "{what}");
+        let differing = steps.iter().filter(|&&step| step > 0).count();
+        assert!(differing * 1000 <= cpu.len(), "{what}: {differing} of {}", cpu.len());
+    }
+
+    #[test]
+    fn compositions_do_the_same() {
+        for len in LENGTHS {
+            let (weight, gradient) = (random(&[len]), random(&[len]));
+            let of = AdamWTensors { weight: weight.clone(), first: zeros(len), second: zeros(len) };
+            let cpu = Flex::adamw(gradient.clone(), of, STEP);
+            let [w, m, v] = [weight, zeros(len), zeros(len)].map(|x| composed(&x));
+            let other =
+                Composed::adamw(composed(&gradient), AdamWTensors { weight: w, first: m, second: v }, STEP);
+            assert_close("weight", other.weight, cpu.weight.clone());
+            assert_close("first", other.first, cpu.first);
+            assert_close("second", other.second, cpu.second);
+            let descent = Descent { keep: 0.9, lr: 0.1, seed: None };
+            let other = Composed::descend(composed(&cpu.weight), composed(&gradient), descent);
+            assert_close("descent", other, Flex::descend(cpu.weight, gradient, descent));
+        }
+    }
+
+    #[test]
+    fn compositions_round_to_the_same_codes() {
+        for len in LENGTHS {
+            let blocks = len.div_ceil(BLOCK);
+            let mut cpu = AdamW8bitTensors {
+                weight: random(&[len]),
+                first: codes(blocks, IntDType::U8),
+                first_scales: zeros(blocks),
+                second: codes(blocks, IntDType::U8),
+                second_scales: zeros(blocks),
+            };
+            let words = || codes(blocks, IntDType::I32);
+            let mut other = AdamW8bitTensors {
+                weight: composed(&cpu.weight),
+                first: words(),
+                first_scales: composed(&zeros(blocks)),
+                second: words(),
+                second_scales: composed(&zeros(blocks)),
+            };
+            for time in 1..=2 {
+                let (gradient, step) = (random(&[len]), AdamWStep { time, ..STEP });
+                cpu = Flex::adamw_8bit(gradient.clone(), cpu, step);
+                other = Composed::adamw_8bit(composed(&gradient), other, step);
+                assert_near("first", other.first.clone(), cpu.first.clone());
+                assert_near("second", other.second.clone(), cpu.second.clone());
+                assert_close("scales", other.first_scales.clone(), cpu.first_scales.clone());
+                assert_close("scales", other.second_scales.clone(), cpu.second_scales.clone());
+                if time == 1 {
+                    assert_close("weight", other.weight.clone(), cpu.weight.clone());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn compositions_have_the_same_momentum() {
+        for len in LENGTHS {
+            for nesterov in [false, true] {
+                let step = MomentumStep { momentum: 0.9, gradient: 0.7, nesterov };
+                let blocks = len.div_ceil(BLOCK);
+                let (mut cpu, mut scales) = (codes(blocks, IntDType::U8), zeros(blocks));
+                let (mut words, mut others) = (codes(blocks, IntDType::I32), composed(&scales));
+                for _ in 0..2 {
+                    let gradient = random(&[len]);
+                    let of = Flex::momentum_8bit(gradient.clone(), cpu, scales, step);
+                    let other = Composed::momentum_8bit(composed(&gradient), words, others, step);
+                    assert_near("momentum", other.codes.clone(), of.codes.clone());
+                    assert_close("scales", other.scales.clone(), of.scales.clone());
+                    // Of the second step, a code apart.
+                    let [a, b] = [other.direction.into_primitive(), of.direction]
+                        .map(|x| read_sync(Flex::float_into_data(x)).expect("a CPU tensor"));
+                    let close = |(a, b): (f32, f32)| (a - b).abs() < 0.06;
+                    assert!(a.iter::<f32>().zip(b.iter::<f32>()).all(close));
+                    (cpu, scales, words, others) = (of.codes, of.scales, other.codes, other.scales);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! Parameters that change in the backward pass, each when its gradient is complete.
+//!
+//! | steps | in the backward pass |
+//! | --- | --- |
+//! | *enter*, one per parameter: the parameter as the network uses it | last: what is left to do, of parameters that nothing uses, too |
+//! | *enroll*, one per parameter, after the loss | first: remembers who waits for the gradient of the parameter |
+//! | *watch*, one per depth of the graph, along an empty token | looks which gradients are complete |
+//!
+//! Burn runs steps by their depth, the deepest first, and a parameter is at the bottom: a step right above it would run after all others,
+//! when all gradients are there. So others look whether a gradient is complete: it is when no step is left that has the parameter as a
+//! parent. A step owns a handle of the node of each parent until it runs, so that this is the number of handles. The steps of this
+//! library look, too, each when it has run.
+//!
+//! What nobody can have, a gradient that comes after the update, is looked for, and is a panic.
+use super::segment::Slots;
+use crate::backend::plain_backends;
+use crate::burn_internals::depth;
+use burn::backend::{
+    Backend, TensorMetadata,
+    autodiff::{
+        Autodiff,
+        checkpoint::{
+            base::Checkpointer,
+            strategy::{BalancedCheckpointing, CheckpointStrategy},
+        },
+        grads::Gradients,
+        ops::{Backward, NodeGuard, Ops, OpsKind},
+    },
+    backend_extension,
+    tensor::FloatTensor,
+};
+use burn::tensor::{DType, Shape};
+use core::any::Any;
+use core::cell::RefCell;
+use core::fmt;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The slot of a parameter in what an update is given.
+pub const PARAMETER: usize = 0;
+/// The slot of its gradient, if it has one.
+pub const GRADIENT: usize = 1;
+
+/// Handles of the node of a parameter that no other step uses: of the tensor, of the step that made it, and that by which they are
+/// counted.
+const OWN_HANDLES: usize = 3;
+
+type Update = Box<dyn FnOnce(Slots) + Send>;
+
+/// A parameter whose gradient is not complete.
+struct Waiting {
+    /// The tensor of the graph, the only handle: an `AutodiffTensor<B>`.
+    parameter: Box<dyn Any + Send>,
+    /// The number of handles of its node, as soon as it is known.
+    handles: Option<Box<dyn Fn() -> usize + Send>>,
+    update: Update,
+}
+
+/// Parameters by number, whose gradients are waited for. An update is given the parameter and its gradient, without autodiff.
+#[derive(Clone, Default)]
+pub struct Updates(Arc<All>);
+
+#[derive(Default)]
+struct All {
+    waiting: Mutex<Vec<Option<Waiting>>>,
+    /// The nodes of parameters that entered.
+    entered: Mutex<HashSet<u64>>,
+}
+
+impl fmt::Debug for Updates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Updates")
+    }
+}
+
+/// What is done with a parameter and its gradient, to be given once.
+#[derive(Clone)]
+pub struct UpdateOnce(Arc<Mutex<Option<Update>>>);
+
+impl UpdateOnce {
+    /// Runs a function.
+    pub fn new(update: impl FnOnce(Slots) + Send + 'static) -> Self {
+        Self(Arc::new(Mutex::new(Some(Box::new(update)))))
+    }
+}
+
+impl Updates {
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<Waiting>>> {
+        self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
+    }
+
+    fn entered(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.0.entered.lock().unwrap_or_else(PoisonError::into_inner) // a set of numbers
+    }
+
+    /// While `pass` runs, a forward or a backward pass, [`is_entered`] knows the parameters, and the steps of this library look which
+    /// gradients are complete.
+    pub fn during<T>(&self, pass: impl FnOnce() -> T) -> T {
+        /// Puts back what was there, also if the backward pass panics.
+        struct Restore(Option<Updates>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                CURRENT.set(self.0.take());
+            }
+        }
+        let _restore = Restore(CURRENT.replace(Some(self.clone())));
+        pass()
+    }
+
+    fn enroll<B: Backend>(&self, number: usize, parameter: FloatTensor<Autodiff<B>>, update: UpdateOnce) {
+        let update = update.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let update = update.expect("an update is given once");
+        let mut all = self.lock();
+        let count = all.len().max(number + 1);
+        all.resize_with(count, || None);
+        all[number] = Some(Waiting { parameter: Box::new(parameter), handles: None, update });
+    }
+
+    /// Changes the parameters whose gradients are complete.
+    fn look<B: Backend>(&self, gradients: &mut Gradients) {
+        let complete =
+            |waiting: &Waiting| waiting.handles.as_ref().is_some_and(|handles| handles() == OWN_HANDLES);
+        let numbers: Vec<usize> = {
+            let all = self.lock();
+            let all = all.iter().enumerate();
+            all.filter(|(_, waiting)| waiting.as_ref().is_some_and(complete))
+                .map(|(number, _)| number)
+                .collect()
+        };
+        for number in numbers {
+            self.finish::<B>(number, gradients, false);
+        }
+    }
+
+    /// Changes a parameter if there is a gradient. If it `is_last`, nothing more is waited for. Whether it had been changed before.
+    fn finish<B: Backend>(&self, number: usize, gradients: &mut Gradients, is_last: bool) -> bool {
+        let Some(waiting) = self.lock().get_mut(number).and_then(Option::take) else { return true };
+        // Of a graph with several backends, one of them has the gradient.
+        let parameter = waiting.parameter.downcast_ref::<FloatTensor<Autodiff<B>>>();
+        // It may be in another container: a graph within a step has its own.
+        let gradient = parameter.and_then(|parameter| parameter.grad_remove(gradients));
+        if gradient.is_none() && !is_last {
+            self.lock()[number] = Some(waiting);
+            return false;
+        }
+        let Waiting { parameter, handles, update } = waiting;
+        drop(handles);
+        let parameter =
+            parameter.downcast::<FloatTensor<Autodiff<B>>>().expect("a tensor of its own backend");
+        let slots = Slots::default();
+        slots.add::<B>(PARAMETER, parameter.into_primitive());
+        if let Some(gradient) = gradient {
+            slots.add::<B>(GRADIENT, gradient);
+        }
+        update(slots);
+        false
+    }
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Updates>> = const { RefCell::new(None) };
+}
+
+/// Whether a node is a parameter that entered a pass that is running: like a leaf, it may be left without a gradient.
+pub fn is_entered(node: u64) -> bool {
+    CURRENT.with_borrow(|current| current.as_ref().is_some_and(|updates| updates.entered().contains(&node)))
+}
+
+/// Changes the parameters whose gradients are complete, in a backward pass that does that: after a step has run.
+pub(crate) fn look<B: Backend>(gradients: &mut Gradients) {
+    let current = CURRENT.with_borrow(Clone::clone);
+    if let Some(updates) = current {
+        updates.look::<B>(gradients);
+    }
+}
+
+/// Parameters that change in the backward pass. Without autodiff, tensors pass unchanged.
+#[backend_extension(
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
+    Remote: cfg(feature = "remote"),
+    Autodiff
+)]
+pub trait UpdateOps: Backend {
+    /// A parameter as the network uses it.
+    fn memsave_update_enter(
+        parameter: FloatTensor<Self>,
+        updates: Updates,
+        number: usize,
+    ) -> FloatTensor<Self>;
+
+    /// The loss, with a parameter that [entered](Self::memsave_update_enter), of which this takes the only handle.
+    fn memsave_update_enroll(
+        loss: FloatTensor<Self>,
+        parameter: FloatTensor<Self>,
+        updates: Updates,
+        number: usize,
+        update: UpdateOnce,
+    ) -> FloatTensor<Self>;
+
+    /// The loss, with steps that look at every depth. `token` is a leaf that requires a gradient.
+    fn memsave_update_watch(
+        loss: FloatTensor<Self>,
+        token: FloatTensor<Self>,
+        updates: Updates,
+    ) -> FloatTensor<Self>;
+}
+
+plain_backends!(UpdateOps {
+    fn memsave_update_enter(parameter: FloatTensor<Self>, _: Updates, _: usize) -> FloatTensor<Self> {
+        parameter
+    }
+    fn memsave_update_enroll(
+        loss: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: Updates,
+        _: usize,
+        _: UpdateOnce,
+    ) -> FloatTensor<Self> {
+        loss
+    }
+    fn memsave_update_watch(
+        loss: FloatTensor<Self>,
+        _: FloatTensor<Self>,
+        _: Updates,
+    ) -> FloatTensor<Self> {
+        loss
+    }
+});
+
+impl<B: UpdateOps, C: CheckpointStrategy> UpdateOps for Autodiff<B, C> {
+    fn memsave_update_enter(
+        parameter: FloatTensor<Self>,
+        updates: Updates,
+        number: usize,
+    ) -> FloatTensor<Self> {
+        let (shape, dtype) = (parameter.shape(), parameter.dtype());
+        let state = Entered { updates: updates.clone(), number, shape, dtype, device: parameter.device() };
+        let (primitive, node) = parameter.into_parts();
+        let entered = recorded::<B, _, 1>(Enter, [node], state, primitive);
+        updates.entered().insert(entered.id().value);
+        entered
+    }
+
+    fn memsave_update_enroll(
+        loss: FloatTensor<Self>,
+        parameter: FloatTensor<Self>,
+        updates: Updates,
+        number: usize,
+        update: UpdateOnce,
+    ) -> FloatTensor<Self> {
+        let (primitive, node) = loss.into_parts();
+        let nodes = [node, parameter.node()];
+        updates.enroll::<B>(number, parameter, update);
+        recorded::<B, _, 2>(Enroll, nodes, (updates, number), primitive)
+    }
+
+    fn memsave_update_watch(
+        loss: FloatTensor<Self>,
+        token: FloatTensor<Self>,
+        updates: Updates,
+    ) -> FloatTensor<Self> {
+        let (primitive, node) = loss.into_parts();
+        let watched = (0..depth(&node)).fold(token, |token, _| {
+            let (primitive, node) = token.into_parts();
+            recorded::<B, _, 1>(Watch, [node], updates.clone(), primitive)
+        });
+        recorded::<B, _, 2>(Join, [node, watched.node()], (), primitive)
+    }
+}
+
+/// A tensor as the output of a step.
+fn recorded<B: Backend, S: Backward<B, N>, const N: usize>(
+    step: S,
+    nodes: [NodeGuard; N],
+    state: S::State,
+    output: FloatTensor<B>,
+) -> FloatTensor<Autodiff<B>> {
+    match step.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prep) => prep.finish(state, output),
+        OpsKind::UnTracked(prep) => prep.finish(output),
+    }
+}
+
+#[derive(Debug)]
+struct Enter;
+
+/// What is known of a parameter that entered.
+#[derive(Clone, Debug)]
+struct Entered<Device> {
+    updates: Updates,
+    number: usize,
+    shape: Shape,
+    dtype: DType,
+    device: Device,
+}
+
+impl<B: Backend> Backward<B, 1> for Enter {
+    type State = Entered<B::Device>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let Entered { updates, number, shape, dtype, device } = ops.state;
+        if updates.finish::<B>(number, gradients, true) && shape.num_elements() > 1 {
+            // Added to a gradient that is there, a single zero takes its shape.
+            let zero = Shape::from(vec![1; shape.num_dims()]);
+            gradients
+                .register::<B>(ops.node.id, B::float_full(zero.clone(), 0.0.into(), &device, dtype.into()));
+            let left = gradients.consume::<B>(&ops.node).shape();
+            assert!(
+                left == zero,
+                "a gradient of a parameter {shape:?} came after the parameter was changed by it: a step of the graph is not \
+                 counted"
+            );
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Enroll;
+
+impl<B: Backend> Backward<B, 2> for Enroll {
+    type State = (Updates, usize);
+
+    fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let (updates, number) = ops.state;
+        let gradient = gradients.consume::<B>(&ops.node);
+        let [loss, parameter] = ops.parents;
+        if let Some(loss) = loss {
+            gradients.register::<B>(loss.id, gradient);
+        }
+        if let (Some(node), Some(waiting)) = (parameter, &mut updates.lock()[number]) {
+            waiting.handles = Some(Box::new(move || Arc::strong_count(&node)));
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Watch;
+
+impl<B: Backend> Backward<B, 1> for Watch {
+    type State = Updates;
+
+    fn backward(self, ops: Ops<Updates, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        ops.state.look::<B>(gradients);
+    }
+}
+
+#[derive(Debug)]
+struct Join;
+
+impl<B: Backend> Backward<B, 2> for Join {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = gradients.consume::<B>(&ops.node);
+        if let [Some(loss), _] = ops.parents {
+            gradients.register::<B>(loss.id, gradient);
+        }
+    }
+}

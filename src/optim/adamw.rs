@@ -1,0 +1,284 @@
+//! AdamW with moments of 8 bits.
+use super::codes::Coded;
+use super::rounding;
+use crate::ops::{AdamW8bitTensors, AdamWStep, AdamWTensors, OptimizerOps};
+use burn::backend::Dispatch;
+use burn::config::Config;
+use burn::grad_clipping::GradientClippingConfig;
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
+use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
+use burn::tensor::{DType, Device, Tensor};
+
+/// Configuration of [`AdamW8bit`]: the fields and defaults of [`burn::optim::AdamWConfig`], and what concerns the state.
+///
+/// ```
+/// use burn::optim::GradientsParams;
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::nn::LinearConfig;
+/// use burn_memsave::optim::AdamW8bitConfig;
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(64, 64).init(&device);
+/// let mut optimizer = AdamW8bitConfig::new().with_weight_decay(0.01).init_for(&model);
+/// let loss = model.forward(Tensor::<2>::ones([2, 64], &device)).powf_scalar(2.0).mean();
+/// let gradients = GradientsParams::from_grads(loss.backward(), &model);
+/// let model = optimizer.step(1e-3, model, gradients);
+/// # let _ = model;
+/// ```
+#[derive(Config, Debug)]
+pub struct AdamW8bitConfig {
+    /// Decay of the first moment.
+    #[config(default = 0.9)]
+    pub beta_1: f32,
+    /// Decay of the second moment.
+    #[config(default = 0.999)]
+    pub beta_2: f32,
+    /// Added to the root of the second moment.
+    #[config(default = 1e-5)]
+    pub epsilon: f32,
+    /// Decay of the weights, times the learning rate.
+    #[config(default = 1e-4)]
+    pub weight_decay: f32,
+    /// Tensors of fewer elements have moments in f32.
+    #[config(default = 4096)]
+    pub min_8bit_size: usize,
+    /// Rounds weights in half precision at random, so that the mean is right; otherwise to nearest, where small changes are lost.
+    #[config(default = true)]
+    pub stochastic_rounding: bool,
+    /// Of that.
+    #[config(default = 0)]
+    pub seed: u64,
+    /// Clips every gradient by itself.
+    pub grad_clipping: Option<GradientClippingConfig>,
+}
+
+impl AdamW8bitConfig {
+    /// The optimizer of one parameter, for [`ModuleOptimizer::with_group`]. It does not clip gradients.
+    pub fn build(&self) -> AdamW8bit {
+        AdamW8bit { config: self.clone() }
+    }
+
+    /// The optimizer of a module. Embeddings are tensors like others: see [`init_for`](Self::init_for).
+    pub fn init(&self) -> ModuleOptimizer {
+        let optimizer = ModuleOptimizer::from(self.build());
+        match &self.grad_clipping {
+            Some(clipping) => optimizer.with_grad_clipping(clipping.init()),
+            None => optimizer,
+        }
+    }
+
+    /// The optimizer of this module: moments of embeddings are in f32, as bitsandbytes advises. An embedding is a module whose type has a
+    /// name that ends with `Embedding`.
+    pub fn init_for<M: Module>(&self, module: &M) -> ModuleOptimizer {
+        let mut embeddings = Embeddings::default();
+        module.visit(&mut embeddings);
+        if embeddings.parameters.is_empty() {
+            return self.init();
+        }
+        let single = self.clone().with_min_8bit_size(usize::MAX).build();
+        let clipping = self.grad_clipping.as_ref().map(GradientClippingConfig::init);
+        self.init().with_group(ParamGroup::from_paths(embeddings.parameters), single, clipping)
+    }
+}
+
+/// Finds the paths of the parameters of embeddings.
+#[derive(Default)]
+struct Embeddings {
+    path: Vec<String>,
+    containers: Vec<String>,
+    parameters: Vec<String>,
+}
+
+impl ModuleVisitor for Embeddings {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.path.push(name.into());
+        self.containers.push(container_type.into());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+        self.containers.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
+        if self.containers.last().is_some_and(|container| container.ends_with("Embedding")) {
+            self.parameters.push(self.path.join("."));
+        }
+    }
+}
+
+/// AdamW ([Loshchilov and Hutter, 2019](https://arxiv.org/abs/1711.05101)) whose moments take 8 bits
+/// ([Dettmers et al., 2022](https://arxiv.org/abs/2110.02861)), made by [`AdamW8bitConfig`].
+///
+/// With the gradient `g`, step `t` computes
+///
+/// ```text
+/// m = beta_1 m + (1 - beta_1) g
+/// v = beta_2 v + (1 - beta_2) g^2
+/// w = (1 - lr weight_decay) w - lr (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + epsilon)
+/// ```
+///
+/// in f32 (`w` of f64 in f64), and in place: on CPU backends in one pass over memory, elsewhere by Burn's operations.
+///
+/// # State
+///
+/// Two moments of every element, 2.03 bytes together where Burn's take 8: codes of 8 bits, and a scale per block of 256 elements. The codes
+/// are bitsandbytes' dynamic ones, signed for `m` and unsigned for `v`. Tensors with fewer than `min_8bit_size` elements have moments in
+/// f32, and so have embeddings with [`AdamW8bitConfig::init_for`]. A positive `v` is not rounded to 0 (that of bitsandbytes may
+/// be, and the step is then as large as `epsilon` is small).
+///
+/// Records hold the codes as bytes, whatever the device; from one that was saved and loaded, training goes on bit for bit.
+///
+/// # Weights in half precision
+///
+/// There is no copy of them in f32. A new weight is computed in f32, and rounded up or down at random so that its mean is right: which way
+/// depends on the seed, the step and the position only. Devices other than those of CPU backends do not do that yet.
+///
+/// # Panics
+///
+/// If the gradient has another dtype than the weight; if the state is that of a tensor of another size; with `stochastic_rounding` for a
+/// weight in half precision that is not on a CPU backend.
+#[derive(Clone, Debug)]
+pub struct AdamW8bit {
+    config: AdamW8bitConfig,
+}
+
+/// State of [`AdamW8bit`] for a parameter.
+#[derive(Clone, Debug)]
+pub struct AdamW8bitState<const D: usize> {
+    time: u32,
+    moments: Moments<D>,
+}
+
+#[derive(Clone, Debug)]
+enum Moments<const D: usize> {
+    Single(Box<[Tensor<D>; 2]>),
+    Coded(Box<[Coded; 2]>),
+}
+
+impl<const D: usize> Moments<D> {
+    fn zeros(of: &Tensor<D>, min_8bit_size: usize) -> Self {
+        let (shape, device) = (of.shape(), of.device());
+        let elements = shape.num_elements();
+        if elements < min_8bit_size {
+            // Of Flex, `zeros` takes twice the memory for a moment (0.22.1).
+            let zeros = || Tensor::full(shape.clone(), 0.0, (&device, DType::F32));
+            return Self::Single(Box::new([zeros(), zeros()]));
+        }
+        let zeros = || Coded::zeros(elements, &device);
+        Self::Coded(Box::new([zeros(), zeros()]))
+    }
+
+    fn is_of(&self, tensor: &Tensor<D>) -> bool {
+        match self {
+            Self::Single(moments) => moments.iter().all(|moment| moment.shape() == tensor.shape()),
+            Self::Coded(moments) => {
+                let elements = tensor.shape().num_elements();
+                moments.iter().all(|moment| moment.is_of(elements))
+            }
+        }
+    }
+
+    fn moved(self, device: &Device) -> Self {
+        match self {
+            Self::Single(moments) => Self::Single(Box::new(moments.map(|moment| moment.to_device(device)))),
+            Self::Coded(moments) => Self::Coded(Box::new(moments.map(|moment| moment.moved(device)))),
+        }
+    }
+}
+
+impl<const D: usize> RecordState for AdamW8bitState<D> {
+    fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
+        out.push_scalar(prefix, "time", u64::from(self.time).into());
+        match &self.moments {
+            Moments::Single(moments) => {
+                let [first, second] = &**moments;
+                out.push_tensor(prefix, "first", first.to_data());
+                out.push_tensor(prefix, "second", second.to_data());
+            }
+            Moments::Coded(moments) => {
+                let [first, second] = &**moments;
+                first.flatten(prefix, "first", out);
+                second.flatten(prefix, "second", out);
+            }
+        }
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        let time = u64::try_from(source.take_scalar(prefix, "time")?).ok()?;
+        let mut single = |name: &str| {
+            let data = source.take_tensor(prefix, name)?;
+            let fits = data.dtype() == DType::F32 && data.shape().num_dims() == D;
+            fits.then(|| Tensor::from_data(data, (device, DType::F32)))
+        };
+        let moments = match single("first") {
+            Some(first) => Moments::Single(Box::new([first, single("second")?])),
+            None => Moments::Coded(Box::new([
+                Coded::unflatten(prefix, "first", source, device)?,
+                Coded::unflatten(prefix, "second", source, device)?,
+            ])),
+        };
+        Some(Self { time: u32::try_from(time).ok()?, moments })
+    }
+}
+
+impl Optimizer for AdamW8bit {
+    type State<const D: usize> = AdamW8bitState<D>;
+
+    fn step<const D: usize>(
+        &self,
+        lr: LearningRate,
+        tensor: Tensor<D>,
+        grad: Tensor<D>,
+        state: Option<Self::State<D>>,
+    ) -> (Tensor<D>, Option<Self::State<D>>) {
+        let AdamW8bitConfig { beta_1, beta_2, epsilon, weight_decay, min_8bit_size, .. } = self.config;
+        let dtype = tensor.dtype();
+        assert_eq!(grad.dtype(), dtype, "AdamW8bit: the gradient has the dtype of its parameter");
+        assert_eq!(grad.shape(), tensor.shape(), "AdamW8bit: the gradient has the shape of its parameter");
+        let AdamW8bitState { time, moments } = state
+            .unwrap_or_else(|| AdamW8bitState { time: 0, moments: Moments::zeros(&tensor, min_8bit_size) });
+        let shape = tensor.shape();
+        assert!(moments.is_of(&tensor), "AdamW8bit: the state is that of a tensor that is not {shape:?}");
+        let time = time.saturating_add(1);
+        let of_optimizer = self.config.stochastic_rounding.then_some(self.config.seed);
+        let step = AdamWStep {
+            lr,
+            beta_1,
+            beta_2,
+            epsilon,
+            weight_decay: weight_decay.into(),
+            time,
+            seed: rounding::seed(of_optimizer, dtype, time),
+        };
+        let (gradient, weight) = (grad.into_dispatch(), tensor.into_dispatch());
+        let (weight, moments) = match moments {
+            Moments::Single(moments) => {
+                let [first, second] = moments.map(Tensor::into_dispatch);
+                let tensors = AdamWTensors { weight, first, second };
+                let AdamWTensors { weight, first, second } = Dispatch::memsave_adamw(gradient, tensors, step);
+                (weight, Moments::Single(Box::new([first, second].map(Tensor::from_dispatch))))
+            }
+            Moments::Coded(moments) => {
+                let [first, second] = *moments;
+                let tensors = AdamW8bitTensors {
+                    weight,
+                    first: first.codes.into_dispatch(),
+                    first_scales: first.scales.into_dispatch(),
+                    second: second.codes.into_dispatch(),
+                    second_scales: second.scales.into_dispatch(),
+                };
+                let of = Dispatch::memsave_adamw_8bit(gradient, tensors, step);
+                let moments = [(of.first, of.first_scales), (of.second, of.second_scales)];
+                let coded = |(codes, scales)| Coded {
+                    codes: Tensor::from_dispatch(codes),
+                    scales: Tensor::from_dispatch(scales),
+                };
+                (of.weight, Moments::Coded(Box::new(moments.map(coded))))
+            }
+        };
+        (Tensor::from_dispatch(weight), Some(AdamW8bitState { time, moments }))
+    }
+
+    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
+        AdamW8bitState { moments: state.moments.moved(device), ..state }
+    }
+}

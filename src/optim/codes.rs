@@ -1,0 +1,89 @@
+//! Moments in codes of 8 bits.
+use crate::measure::is_host;
+use crate::ops::{BLOCK, CODES_OF_WORD};
+use burn::optim::{StateSink, StateSource};
+use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
+
+/// A moment in codes, and the scales of its blocks. In records, codes are bytes of whole blocks, whatever the device.
+#[derive(Clone, Debug)]
+pub(super) struct Coded {
+    pub(super) codes: Tensor<1, Int>,
+    pub(super) scales: Tensor<1>,
+}
+
+impl Coded {
+    /// Zeros.
+    pub(super) fn zeros(elements: usize, device: &Device) -> Self {
+        let blocks = elements.div_ceil(BLOCK);
+        let (len, dtype) = layout(blocks, device);
+        Self {
+            codes: Tensor::zeros([len], (device, dtype)),
+            scales: Tensor::zeros([blocks], (device, DType::F32)),
+        }
+    }
+
+    /// Whether it is a moment of so many elements.
+    pub(super) fn is_of(&self, elements: usize) -> bool {
+        self.scales.dims()[0] == elements.div_ceil(BLOCK)
+    }
+
+    /// On another device, where codes may be stored in another way.
+    pub(super) fn moved(self, device: &Device) -> Self {
+        let Self { codes, scales } = self;
+        let codes = match is_host(&codes.device()) == is_host(device) {
+            true => codes.to_device(device),
+            false => to_codes(to_bytes(codes), device),
+        };
+        Self { codes, scales: scales.to_device(device) }
+    }
+
+    /// Records it under a name.
+    pub(super) fn flatten(&self, prefix: &str, name: &str, out: &mut StateSink) {
+        out.push_tensor(prefix, &format!("{name}_codes"), to_bytes(self.codes.clone()));
+        out.push_tensor(prefix, &format!("{name}_scales"), self.scales.to_data());
+    }
+
+    /// What was recorded; `None` if that is nothing, or damaged.
+    pub(super) fn unflatten(
+        prefix: &str,
+        name: &str,
+        source: &mut StateSource,
+        device: &Device,
+    ) -> Option<Self> {
+        let codes = source.take_tensor(prefix, &format!("{name}_codes"))?;
+        let scales = source.take_tensor(prefix, &format!("{name}_scales"))?;
+        let fits = codes.dtype() == DType::U8
+            && scales.dtype() == DType::F32
+            && scales.shape().num_dims() == 1
+            && codes.shape().as_slice() == [scales.shape()[0] * BLOCK];
+        fits.then(|| Self {
+            codes: to_codes(codes, device),
+            scales: Tensor::from_data(scales, (device, DType::F32)),
+        })
+    }
+}
+
+/// How codes of so many blocks are stored on a device: how many elements, and of which type.
+fn layout(blocks: usize, device: &Device) -> (usize, DType) {
+    match is_host(device) {
+        true => (blocks * BLOCK, DType::U8),
+        false => (blocks * BLOCK / CODES_OF_WORD, DType::I32),
+    }
+}
+
+/// One byte per code.
+fn to_bytes(codes: Tensor<1, Int>) -> TensorData {
+    let (bytes, ..) = codes.into_data().into_parts();
+    let len = bytes.len();
+    TensorData::from_bytes(bytes, [len], DType::U8)
+}
+
+fn to_codes(bytes: TensorData, device: &Device) -> Tensor<1, Int> {
+    let (len, dtype) = layout(bytes.shape()[0] / BLOCK, device);
+    // Words are aligned, bytes may not be.
+    let data = match dtype {
+        DType::I32 => Bytes::from_elems(bytemuck::pod_collect_to_vec::<u8, i32>(bytes.as_bytes())),
+        _ => bytes.into_parts().0,
+    };
+    Tensor::from_data(TensorData::from_bytes(data, [len], dtype), (device, dtype))
+}

@@ -1,0 +1,46 @@
+/// Why a step cannot update parameters in its backward pass.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InBackwardError {
+    /// Nothing in the loss requires a gradient.
+    #[error(
+        "the loss requires no gradient: no parameter that requires one was used, or the function took the backward pass itself"
+    )]
+    Untracked,
+    /// The loss is no number.
+    #[error("a loss is one number, this one has {elements} elements")]
+    NoScalar {
+        /// Its elements.
+        elements: usize,
+    },
+    /// Parameters with one id have several values.
+    #[error(
+        "{first} and {second} have one id, but different values: parameters that are tied have one (Burn's optimizers change only the \
+         first of them)"
+    )]
+    Untied {
+        /// Path of a parameter.
+        first: String,
+        /// Path of the other one.
+        second: String,
+    },
+    /// Two parameters are one tensor.
+    #[error(
+        "{first} and {second} are one tensor, but have different ids: which of them has the gradient is not defined"
+    )]
+    OneTensor {
+        /// Path of a parameter.
+        first: String,
+        /// Path of the other one.
+        second: String,
+    },
+    /// A parameter whose gradient is reduced over devices.
+    #[error(
+        "{path} is trained under Burn's ExecutionStrategy::ddp, which reduces gradients after they are complete: an update in the \
+         backward pass would not see the sum"
+    )]
+    Distributed {
+        /// Path of the parameter.
+        path: String,
+    },
+}

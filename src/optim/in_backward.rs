@@ -1,0 +1,364 @@
+//! Updates in the backward pass.
+use super::InBackwardError;
+use crate::ops::{GRADIENT, PARAMETER, SegmentOps, Slots, UpdateOnce, UpdateOps, Updates, node_id};
+use crate::strategy::with_strategy;
+use burn::backend::Dispatch;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
+use burn::tensor::{Device, Tensor};
+use std::any::Any;
+use std::collections::{HashMap, HashSet, hash_map::Entry};
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// One training step whose gradients never coexist: each parameter is changed as soon as its gradient is complete, in the middle of the
+/// backward pass, and the gradient is dropped ([LOMO, arXiv 2306.09782](https://arxiv.org/abs/2306.09782)).
+///
+/// Returns the module and the loss, which is not tracked. The module is the one that
+///
+/// ```text
+/// let gradients = GradientsParams::from_grads(loss(&module).backward(), &module);
+/// optimizer.step(lr, module, gradients)
+/// ```
+///
+/// returns, on CPU backends to the last bit, and so is the state of the optimizer, which is any of Burn's or of this library's. What is not
+/// used stays as it is. Parameters that are tied, that is, with one id in several places, stay tied (Burn's optimizers change the first
+/// only).
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::nn::LinearConfig;
+/// use burn_memsave::optim::{AdamW8bitConfig, step_in_backward};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(8, 4).init(&device);
+/// let mut optimizer = AdamW8bitConfig::new().init();
+/// let x = Tensor::<2>::ones([2, 8], &device);
+/// let loss = |model: &burn_memsave::nn::Linear| model.forward(x.clone()).powf_scalar(2.0).mean();
+/// let (model, first) = step_in_backward(model, &mut optimizer, 1e-3, loss)?;
+/// let (_, second) = step_in_backward(model, &mut optimizer, 1e-3, loss)?;
+/// assert!(second.into_scalar::<f32>() < first.into_scalar::<f32>());
+/// # Ok::<(), burn_memsave::optim::InBackwardError>(())
+/// ```
+///
+/// # Memory
+///
+/// Of all gradients one is there at a time: that of the last layer when that of the one before is computed is gone. With layers of this
+/// library that is exact; with others, which do not look themselves, those of layers side by side (the three projections of attention)
+/// may be there together, and so are those of a [checkpointed](crate::checkpoint) segment. A parameter is changed in place if nobody else
+/// holds it: the module is taken by value, so do not keep a clone of it.
+///
+/// # What cannot work here
+///
+/// Whatever needs all gradients before the first update has no gradients to work with: nothing in the arguments or in what is returned
+/// holds one. That is so of sums over several batches (accumulation), of clipping by the norm of all gradients together, and of loss
+/// scaling, whose scale would have to be divided out, and the step skipped where a gradient is infinite. Clipping of the optimizer itself
+/// ([`ModuleOptimizer::with_grad_clipping`]), which looks at one gradient at a time, works.
+///
+/// # Errors
+///
+/// See [`InBackwardError`]. The module is lost with an error; the optimizer is not changed.
+///
+/// # Panics
+///
+/// Where `loss`, its backward pass or the optimizer do; some parameters, and their states, are then changed, others not.
+pub fn step_in_backward<M: Module>(
+    module: M,
+    optimizer: &mut ModuleOptimizer,
+    lr: impl Into<ModuleLearningRate>,
+    loss: impl FnOnce(&M) -> Tensor<1>,
+) -> Result<(M, Tensor<1>), InBackwardError> {
+    if let Some(error) = Check::of(&module) {
+        return Err(error);
+    }
+    let updates = Updates::default();
+    let mut enter = Enter { updates: updates.clone(), entered: HashMap::new() };
+    let module = module.map(&mut enter);
+    let entered: HashSet<ParamId> = enter.entered.into_keys().collect();
+
+    let loss = updates.during(|| loss(&module));
+    let elements = loss.shape().num_elements();
+    if elements != 1 {
+        return Err(InBackwardError::NoScalar { elements });
+    }
+    if !loss.is_tracked() {
+        return Err(InBackwardError::Untracked);
+    }
+    let value = loss.clone().inner();
+    let device = loss.device();
+    let token = with_strategy(Tensor::<1>::zeros([1], &device.clone().without_autodiff()), &device);
+    let watched = Dispatch::memsave_update_watch(
+        loss.into_dispatch(),
+        token.require_grad().into_dispatch(),
+        updates.clone(),
+    );
+
+    let borrowed = Borrowed::new(optimizer);
+    let step =
+        Arc::new(Step { optimizer: borrowed.shared.clone(), lr: lr.into(), changed: Mutex::default() });
+    let mut leave = Leave {
+        path: vec![],
+        entered,
+        left: HashMap::new(),
+        loss: Some(Tensor::from_dispatch(watched)),
+        updates: updates.clone(),
+        step: step.clone(),
+    };
+    let module = module.map(&mut leave);
+    let loss = leave.loss.take().expect("put back by every parameter");
+    drop(leave);
+    drop(updates.during(|| loss.backward()));
+    drop(borrowed);
+    let changed = mem::take(&mut *lock(&step.changed));
+    Ok((module.map(&mut Return { changed }), value))
+}
+
+/// What is behind the locks here is replaced as a whole.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Finds what cannot be updated in the backward pass.
+#[derive(Default)]
+struct Check {
+    path: Vec<String>,
+    /// Of every id: path, node and value.
+    seen: HashMap<ParamId, (String, u64, Box<dyn Any>)>,
+    /// The parameter of every node.
+    nodes: HashMap<u64, (ParamId, String)>,
+    error: Option<InBackwardError>,
+}
+
+impl Check {
+    fn of(module: &impl Module) -> Option<InBackwardError> {
+        let mut check = Self::default();
+        module.visit(&mut check);
+        check.error
+    }
+}
+
+impl ModuleVisitor for Check {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.error.is_some() || !param.is_require_grad() {
+            return;
+        }
+        let (path, value) = (self.path.join("."), param.base());
+        if value.is_distributed() {
+            self.error = Some(InBackwardError::Distributed { path });
+            return;
+        }
+        let node = node_id(value.clone()).expect("what requires a gradient is a node").value;
+        if let Some((first, of_first, before)) = self.seen.get(&param.id) {
+            let same = *of_first == node
+                || before.downcast_ref::<Tensor<D>>().is_some_and(|before| {
+                    before.shape() == value.shape() && before.to_data() == value.to_data()
+                });
+            if !same {
+                self.error = Some(InBackwardError::Untied { first: first.clone(), second: path });
+            }
+            return;
+        }
+        if let Some((_, first)) = self.nodes.get(&node) {
+            self.error = Some(InBackwardError::OneTensor { first: first.clone(), second: path });
+            return;
+        }
+        self.nodes.insert(node, (param.id, path.clone()));
+        self.seen.insert(param.id, (path, node, Box::new(value)));
+    }
+}
+
+/// Puts the step that waits for the gradient on top of every parameter that requires one.
+struct Enter {
+    updates: Updates,
+    /// What the module has in their place: a tensor.
+    entered: HashMap<ParamId, Box<dyn Any>>,
+}
+
+impl ModuleMapper for Enter {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        // A lazy weight offers itself once more, for an adapter.
+        if !param.is_require_grad() {
+            return param;
+        }
+        let (id, value, mapper) = param.consume();
+        let number = self.entered.len();
+        let entered = self.entered.entry(id).or_insert_with(|| {
+            let value = value.into_dispatch();
+            let entered = Dispatch::memsave_update_enter(value, self.updates.clone(), number);
+            Box::new(Tensor::<D>::from_dispatch(entered))
+        });
+        let entered =
+            entered.downcast_ref::<Tensor<D>>().expect("parameters with one id have one rank").clone();
+        Param::from_mapped_value(id, entered, mapper)
+    }
+}
+
+/// What an update needs.
+struct Step {
+    optimizer: Arc<Mutex<Option<ModuleOptimizer>>>,
+    lr: ModuleLearningRate,
+    /// New values without autodiff, tensors, and the devices of the old ones.
+    changed: Mutex<Changed>,
+}
+
+/// By parameter.
+type Changed = HashMap<ParamId, (Box<dyn Any + Send>, Device)>;
+
+impl Step {
+    /// Changes one parameter, as a part of the module that is at this path.
+    fn update<const D: usize>(
+        &self,
+        path: Vec<(String, String)>,
+        id: ParamId,
+        device: &Device,
+        slots: &Slots,
+    ) {
+        let like = Tensor::<1>::zeros([1], &device.clone().without_autodiff());
+        let take = |slot: usize| {
+            let like = like.clone().into_dispatch();
+            Tensor::<D>::from_dispatch(Dispatch::memsave_segment_take(like, slots.clone(), slot))
+        };
+        let value = take(PARAMETER);
+        let value = match slots.has(GRADIENT) {
+            false => value, // it was not used
+            true => {
+                let mut gradients = GradientsParams::new();
+                gradients.register(id, take(GRADIENT));
+                let at = At { path, param: Param::initialized(id, with_strategy(value, device)) };
+                let mut optimizer = lock(&self.optimizer);
+                let optimizer = optimizer.as_mut().expect("borrowed for the whole backward pass");
+                optimizer.step(self.lr.clone(), at, gradients).param.into_value().inner()
+            }
+        };
+        lock(&self.changed).insert(id, (Box::new(value), device.clone()));
+    }
+}
+
+/// Takes the parameters out of the module, so that nobody holds them but the graph.
+struct Leave {
+    /// Names and types of modules.
+    path: Vec<(String, String)>,
+    entered: HashSet<ParamId>,
+    /// Those that were taken, and which number they have.
+    left: HashMap<ParamId, usize>,
+    loss: Option<Tensor<1>>,
+    updates: Updates,
+    step: Arc<Step>,
+}
+
+impl ModuleMapper for Leave {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        self.path.push((name.into(), container_type.into()));
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        // One with the same id that is frozen did not enter.
+        if !self.entered.contains(&param.id) || !param.base().is_tracked() {
+            return param;
+        }
+        let (id, value, mapper) = param.consume();
+        let device = value.device();
+        let plain = device.clone().without_autodiff();
+        let number = self.left.len();
+        if let Entry::Vacant(place) = self.left.entry(id) {
+            place.insert(number);
+            let (step, path) = (self.step.clone(), self.path.clone());
+            let update = UpdateOnce::new(move |slots| step.update::<D>(path, id, &device, &slots));
+            let loss = self.loss.take().expect("put back by the parameter before").into_dispatch();
+            let value = value.into_dispatch();
+            let loss = Dispatch::memsave_update_enroll(loss, value, self.updates.clone(), number, update);
+            self.loss = Some(Tensor::from_dispatch(loss));
+        }
+        Param::from_mapped_value(id, Tensor::zeros([1; D], &plain), mapper)
+    }
+}
+
+/// Puts new values into the module.
+struct Return {
+    changed: Changed,
+}
+
+impl ModuleMapper for Return {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        // What was taken out left a tensor without autodiff.
+        let changed = self.changed.get_mut(&param.id).filter(|_| !param.base().is_autodiff());
+        let Some((value, device)) = changed else { return param };
+        let value = value.downcast_mut::<Tensor<D>>().expect("parameters with one id have one rank");
+        if !value.is_require_grad() {
+            *value = with_strategy(value.clone(), device).require_grad();
+        }
+        let (id, _, mapper) = param.consume();
+        Param::from_mapped_value(id, value.clone(), mapper)
+    }
+}
+
+/// The optimizer, for steps of the graph, which own what they use.
+struct Borrowed<'a> {
+    place: &'a mut ModuleOptimizer,
+    shared: Arc<Mutex<Option<ModuleOptimizer>>>,
+}
+
+impl<'a> Borrowed<'a> {
+    fn new(place: &'a mut ModuleOptimizer) -> Self {
+        let optimizer = mem::replace(place, SgdConfig::new().init());
+        Self { place, shared: Arc::new(Mutex::new(Some(optimizer))) }
+    }
+}
+
+impl Drop for Borrowed<'_> {
+    /// Also if the backward pass panics.
+    fn drop(&mut self) {
+        if let Some(optimizer) = lock(&self.shared).take() {
+            *self.place = optimizer;
+        }
+    }
+}
+
+/// One parameter of a module, at its path.
+#[derive(Clone, Debug)]
+struct At<const D: usize> {
+    path: Vec<(String, String)>,
+    param: Param<Tensor<D>>,
+}
+
+impl<const D: usize> Module for At<D> {
+    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+        self.param.collect_devices(devices)
+    }
+    fn fork(self, device: &Device) -> Self {
+        Self { param: self.param.fork(device), ..self }
+    }
+    fn to_device(self, device: &Device) -> Self {
+        Self { param: self.param.to_device(device), ..self }
+    }
+    fn train(self) -> Self {
+        Self { param: self.param.train(), ..self }
+    }
+    fn valid(&self) -> Self {
+        Self { path: self.path.clone(), param: self.param.valid() }
+    }
+    fn materialize(self) -> Self {
+        self
+    }
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        self.path.iter().for_each(|(name, container)| visitor.enter_module(name, container));
+        self.param.visit(visitor);
+        self.path.iter().rev().for_each(|(name, container)| visitor.exit_module(name, container));
+    }
+    fn map<V: ModuleMapper>(self, mapper: &mut V) -> Self {
+        let Self { path, param } = self;
+        path.iter().for_each(|(name, container)| mapper.enter_module(name, container));
+        let param = Module::map(param, mapper);
+        path.iter().rev().for_each(|(name, container)| mapper.exit_module(name, container));
+        Self { path, param }
+    }
+}
