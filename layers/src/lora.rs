@@ -12,6 +12,7 @@
 //!   [`first_factors`]; an adapted dense layer then keeps `rank` elements per row.
 //! - Adapters of convolutions: [`ConvLora`].
 //! - [rsLoRA](https://arxiv.org/abs/2312.03732): [`rank_stabilized`].
+//! - The model as it was before, as the reference of a loss of preferences: [`without_adapters`].
 //!
 //! ```
 //! use burn::module::{Lora, Module};
@@ -34,7 +35,10 @@
 //! let (merged, adapted) = (merged.forward(x.inner()).into_data(), y.inner().into_data());
 //! merged.assert_approx_eq::<f32>(&adapted, Tolerance::default());
 //! ```
-use burn::module::{Lora, LoraAdapter, Param, ParamGroup, Reparameterizer};
+use crate::burn_internals::REPARAMETERIZATION;
+use burn::module::{
+    Lora, LoraAdapter, Module, ModuleMapper, Param, ParamGroup, Reparameterization, Reparameterizer,
+};
 use burn::tensor::{Distribution, Tensor};
 
 /// The group of the factors `a` of all adapters: those that an adapted dense layer or embedding applies first.
@@ -67,6 +71,71 @@ pub fn first_factors() -> ParamGroup {
 /// ```
 pub fn rank_stabilized(rank: usize, alpha: f64) -> Lora {
     Lora::new(rank, alpha * (rank as f64).sqrt())
+}
+
+/// The model that the adapters were attached to, frozen: the reference of [`dpo_loss`](crate::functional::dpo_loss), for example.
+///
+/// It shares all other parameters with `model`: base weights, dense, quantized or lazy, are not copied. Burn cannot detach an
+/// adapter, so in its place are factors of rank 1 that are 0, `d_input + d_output` numbers of a matrix: the result is the same,
+/// and a layer computes `x weight + (x 0) 0`. What was trained besides adapters, such as a bias or a norm, is as it is in `model`;
+/// training `model` further does not change what is returned here, nor the other way round.
+///
+/// With `model.valid()` it is a model without autodiff, and without dropout; else it keeps what it has of both, and nothing is kept
+/// for a backward pass, as long as its input is untracked, too.
+///
+/// ```
+/// use burn::module::{Lora, Module};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::{lora, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let base = LinearConfig::new(8, 4).init(&device);
+/// let mut model = base.clone().apply_lora(Lora::new(2, 4.0));
+/// model.weight = trained(model.weight);
+///
+/// let reference = lora::without_adapters(&model.valid());
+/// let x = Tensor::<2>::ones([3, 8], &device.inner());
+/// reference.forward(x.clone()).into_data().assert_eq(&base.valid().forward(x.clone()).into_data(), true);
+/// assert_ne!(model.valid().forward(x.clone()).into_data(), reference.forward(x).into_data());
+/// # use burn::module::{ModuleMapper, Param};
+/// # fn trained(weight: Param<Tensor<2>>) -> Param<Tensor<2>> {
+/// #     struct Train;
+/// #     impl ModuleMapper for Train {
+/// #         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+/// #             if param.is_require_grad() { param.map(|x| x.inner().add_scalar(1.0).autodiff().require_grad()) } else { param }
+/// #         }
+/// #     }
+/// #     weight.map(&mut Train)
+/// # }
+/// ```
+pub fn without_adapters<M: Module>(model: &M) -> M {
+    model.clone().map(&mut ZeroFactors { within: Vec::new() }).no_grad()
+}
+
+/// Puts factors of rank 1 that are 0 in place of those of adapters.
+struct ZeroFactors {
+    /// For every module around: the name of a field, and whether the field is one of an adapter.
+    within: Vec<(String, bool)>,
+}
+
+impl ModuleMapper for ZeroFactors {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        let is_adapter = container_type == REPARAMETERIZATION && name == LoraAdapter::NAME;
+        self.within.push((name.into(), is_adapter));
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.within.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !self.within.iter().any(|(_, is_adapter)| *is_adapter) {
+            return param;
+        }
+        // `a` is `[d_input, rank]`, `b` `[rank, d_output]`.
+        let is_first = self.within.last().is_some_and(|(name, _)| name == "a");
+        param.map(|factor| factor.narrow(if is_first { 1 } else { 0 }, 0, 1).zeros_like())
+    }
 }
 
 /// [`Lora`] for convolutions, too: with [`apply_reparameterization`](burn::module::Module::apply_reparameterization) it attaches
