@@ -2,7 +2,7 @@
 use crate::{among_others, assert_close, gpu, tensor, values};
 use burn::module::{LoraAdapter, Module, Param, ParamId};
 use burn::tensor::{
-    DType, Device, Int, Tensor, TensorData, activation,
+    Bool, DType, Device, Int, Tensor, TensorData, activation,
     ops::{
         AttentionModuleOptions, AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions,
         InterpolateMode, InterpolateOptions, MaxPoolOptions,
@@ -284,7 +284,7 @@ fn losses_equal_flex() {
     }
     check("linear and log_prob", [3, 6], |x: Tensor<2>, operands| {
         let (weight, bias) = (operands.kernel([1, 1, 6, 5]).reshape([6, 5]), operands.vector(5));
-        let mask = Tensor::from_bool([true, false, true].into(), &x.device());
+        let mask = Tensor::<1, Bool>::from_bool([true, false, true], &x.device());
         let options = F::LinearLogProbOptions { mask: Some(mask), chunk_bytes: 40 };
         let targets = classes(&x);
         F::linear_log_prob(x, weight, Some(bias), targets, options)

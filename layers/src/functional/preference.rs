@@ -26,7 +26,7 @@ pub enum SequenceReduction {
 ///
 /// let device = Device::flex();
 /// let log_probs = Tensor::<2>::from_floats([[-9.0, -1.0, -3.0], [-9.0, -2.0, -9.0]], &device);
-/// let mask = Tensor::from_bool([[false, true, true], [false, true, false]].into(), &device);
+/// let mask = Tensor::from_bool([[false, true, true], [false, true, false]], &device);
 /// let sums = sequence_log_prob(log_probs.clone(), mask.clone(), SequenceReduction::Sum);
 /// sums.into_data().assert_eq(&[-4.0f32, -2.0].into(), true);
 /// let means = sequence_log_prob(log_probs, mask, SequenceReduction::Mean);
@@ -215,7 +215,7 @@ impl Default for KtoOptions {
 ///
 /// let device = Device::flex();
 /// let [policy, reference] = [[-3.0, -3.0], [-8.0, -8.0]].map(|sums| Tensor::<1>::from_floats(sums, &device));
-/// let desirable = Tensor::from_bool([true, false].into(), &device);
+/// let desirable = Tensor::from_bool([true, false], &device);
 /// let loss = kto_loss(policy, reference, desirable, Tensor::zeros([1], &device), KtoOptions::default());
 /// loss.to_data().assert_approx_eq::<f32>(&[0.3775407f32, 0.6224593].into(), Tolerance::default());
 /// ```
