@@ -14,7 +14,8 @@
 //! - [rsLoRA](https://arxiv.org/abs/2312.03732): [`rank_stabilized`].
 //! - [DoRA](https://arxiv.org/abs/2402.09353): [`Dora`].
 //! - [LoRA+](https://arxiv.org/abs/2402.12354), another learning rate for `b`: the group [`second_factors`].
-//! `burn_memsave::lora::plus` makes a   schedule of it.
+//!   `burn_memsave::lora::plus` makes a schedule of it.
+//! - The model as it was before, as the reference of a loss of preferences: [`without_adapters`].
 //!
 //! ```
 //! use burn::module::{Lora, Module};
@@ -37,8 +38,11 @@
 //! let (merged, adapted) = (merged.forward(x.inner()).into_data(), y.inner().into_data());
 //! merged.assert_approx_eq::<f32>(&adapted, Tolerance::default());
 //! ```
+use crate::burn_internals::REPARAMETERIZATION;
 use crate::functional;
-use burn::module::{Lora, LoraAdapter, Module, Param, ParamGroup, Reparameterization, Reparameterizer};
+use burn::module::{
+    Lora, LoraAdapter, Module, ModuleMapper, Param, ParamGroup, Reparameterization, Reparameterizer,
+};
 use burn::tensor::{DType, Distribution, FloatDType, Tensor};
 
 /// The group of the factors `a` of all adapters: those that an adapted dense layer or embedding applies first.
@@ -88,6 +92,69 @@ pub fn second_factors() -> ParamGroup {
 /// ```
 pub fn rank_stabilized(rank: usize, alpha: f64) -> Lora {
     Lora::new(rank, alpha * (rank as f64).sqrt())
+}
+
+/// The model that the adapters were attached to, frozen: the reference of [`dpo_loss`](crate::functional::dpo_loss), for example.
+///
+/// It shares all other parameters with `model`: base weights, dense, quantized or lazy, are not copied. Burn cannot detach an
+/// adapter, so in its place are factors of rank 1 that are 0, `d_input + d_output` numbers of a matrix: the result is the same,
+/// and a layer computes `x weight + (x 0) 0`. What was trained besides adapters, such as a bias or a norm, is as it is in `model`;
+/// training `model` further does not change what is returned here, nor the other way round.
+///
+/// With `model.valid()` it is a model without autodiff, and without dropout; else it keeps what it has of both, and nothing is kept
+/// for a backward pass, as long as its input is untracked, too.
+///
+/// ```
+/// use burn::module::{Lora, Module};
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::{lora, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let base = LinearConfig::new(8, 4).init(&device);
+/// let model = base.clone().apply_lora(Lora::new(2, 4.0)); // and trained
+///
+/// let reference = lora::without_adapters(&model.valid());
+/// assert!(reference.weight.adapter().unwrap().b.val().into_data().iter::<f32>().all(|b| b == 0.0));
+/// let x = Tensor::<2>::ones([3, 8], &device.inner());
+/// reference.forward(x.clone()).into_data().assert_eq(&base.valid().forward(x).into_data(), true);
+/// ```
+///
+/// # Panics
+///
+/// Panics if the model has adapters of another kind, such as [`DoraAdapter`].
+pub fn without_adapters<M: Module>(model: &M) -> M {
+    model.clone().map(&mut ZeroFactors { within: Vec::new() }).no_grad()
+}
+
+/// Puts factors of rank 1 that are 0 in place of those of adapters.
+struct ZeroFactors {
+    /// For every module around: the name of a field, and whether the field is one of an adapter.
+    within: Vec<(String, bool)>,
+}
+
+impl ModuleMapper for ZeroFactors {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        let is_adapter = container_type == REPARAMETERIZATION;
+        assert!(
+            !is_adapter || name == LoraAdapter::NAME,
+            "without_adapters: {} has an adapter of another kind, {name:?}: what it adds is not a product of factors",
+            self.within.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
+        );
+        self.within.push((name.into(), is_adapter));
+    }
+
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.within.pop();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if !self.within.iter().any(|(_, is_adapter)| *is_adapter) {
+            return param;
+        }
+        // `a` is `[d_input, rank]`, `b` `[rank, d_output]`.
+        let is_first = self.within.last().is_some_and(|(name, _)| name == "a");
+        param.map(|factor| factor.narrow(if is_first { 1 } else { 0 }, 0, 1).zeros_like())
+    }
 }
 
 /// [`Lora`] for convolutions, too: with [`apply_reparameterization`](burn::module::Module::apply_reparameterization) it attaches

@@ -9,6 +9,7 @@ mod table;
 
 mod chains;
 mod conv_norm_relu;
+mod head_losses;
 mod lora;
 mod meter;
 mod table_walk;

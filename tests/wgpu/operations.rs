@@ -2,7 +2,7 @@
 use crate::{among_others, assert_close, gpu, tensor, values};
 use burn::module::{LoraAdapter, Module, Param, ParamId};
 use burn::tensor::{
-    DType, Device, Int, Tensor, TensorData, activation,
+    Bool, DType, Device, Int, Tensor, TensorData, activation,
     ops::{
         AttentionModuleOptions, AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions,
         InterpolateMode, InterpolateOptions, MaxPoolOptions,
@@ -267,6 +267,35 @@ fn losses_equal_flex() {
             }
         });
     }
+    for beta in [0.0, 0.3, 1.0] {
+        check("linear and divergence", [3, 6], |x: Tensor<2>, operands| {
+            let (weight, bias) = (operands.kernel([1, 1, 6, 5]).reshape([6, 5]), operands.vector(5));
+            let [of_teacher, head] = [([3, 4], 40), ([4, 5], 41)]
+                .map(|(shape, seed)| tensor::<2>(values(shape, seed), &x.device()));
+            let teacher = || F::Teacher { x: of_teacher.clone(), weight: head.clone(), bias: None };
+            let options = || F::DistillationOptions {
+                temperature: 1.5,
+                hard_labels: Some(F::HardLabels { targets: classes(&x), weight: 0.5 }),
+                chunk_bytes: 40,
+                ..Default::default()
+            };
+            let loss = |x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>| match beta {
+                0.0 => F::linear_kl_div(x, weight, bias, teacher(), F::KlDirection::Forward, options()),
+                1.0 => F::linear_kl_div(x, weight, bias, teacher(), F::KlDirection::Reverse, options()),
+                _ => F::linear_jsd(x, weight, bias, teacher(), beta, options()),
+            };
+            // Few rows with a tracked head, and a frozen one.
+            let frozen = Tensor::from_inner(weight.clone().inner());
+            loss(x.clone(), weight, Some(bias)) + loss(x.clone(), frozen, None)
+        });
+    }
+    check("linear and log_prob", [3, 6], |x: Tensor<2>, operands| {
+        let (weight, bias) = (operands.kernel([1, 1, 6, 5]).reshape([6, 5]), operands.vector(5));
+        let mask = Tensor::<1, Bool>::from_bool([true, false, true], &x.device());
+        let options = F::LinearLogProbOptions { mask: Some(mask), chunk_bytes: 40 };
+        let targets = classes(&x);
+        F::linear_log_prob(x, weight, Some(bias), targets, options)
+    });
     check("mse", [3, 5], |x: Tensor<2>, _| MseLoss::new().forward(x.clone() * 2.0, x, Reduction::Mean));
     let huber = HuberLossConfig::new(0.3).init();
     check("huber", [3, 5], |x: Tensor<2>, _| huber.forward(x.clone() * 2.0, x, Reduction::Sum));

@@ -1,9 +1,12 @@
 //! Losses.
-use super::guard::{into_maybe, require_bias};
+use super::guard::{into_maybe, is_tracked, require_bias};
 use crate::ops::ElementLoss;
-use crate::ops::{CrossEntropyOps, ElementLossOps, LinearCrossEntropy, LinearCrossEntropyOps};
+use crate::ops::{
+    CrossEntropyOps, Divergence, ElementLossOps, HardLabels as MaybeLabels, LinearCrossEntropy,
+    LinearCrossEntropyOps, LinearDivergence, LinearDivergenceOps, LinearLogProbOps, MaybeMask, TeacherHead,
+};
 use burn::backend::Dispatch;
-use burn::tensor::{Int, Tensor, assert_shape};
+use burn::tensor::{Bool, Int, Tensor, assert_shape};
 
 /// The cross entropy of every row of logits, `-sum(q w log(softmax(logits)))`, where `w` are the class weights, and `q` is 1 at
 /// the target and 0 elsewhere, smoothed to `(1 - smoothing) q + smoothing / classes`.
@@ -126,19 +129,10 @@ pub fn linear_cross_entropy(
     targets: Tensor<1, Int>,
     options: LinearCrossEntropyOptions,
 ) -> Tensor<1> {
-    let ([rows, d_input], [_, classes]) = (x.dims(), weight.dims());
-    assert_shape!(weight, [d_input, classes]);
-    assert_shape!(targets, [rows]);
-    assert!(rows > 0 && classes > 0, "linear_cross_entropy: {rows} rows of {classes} classes have no mean");
-    assert!(
-        x.dtype() == weight.dtype() && require_bias(&bias, classes).is_ok(),
-        "linear_cross_entropy: the weight must have the dtype of x, and the bias one number per class"
-    );
+    let classes = head_classes("linear_cross_entropy", &x, &weight, &bias);
+    assert_shape!(targets, [x.dims()[0]]);
     let class_weights = class_weights(options.class_weights, classes, &x);
-    if let Some(factors) = &options.factors {
-        assert_shape!(factors, [rows]);
-        assert!(!factors.is_tracked(), "linear_cross_entropy: the factors have no gradient");
-    }
+    check_factors("linear_cross_entropy", &options.factors, &x);
     Tensor::from_dispatch(Dispatch::memsave_linear_cross_entropy(
         x.into_dispatch(),
         weight.into_dispatch(),
@@ -147,6 +141,297 @@ pub fn linear_cross_entropy(
         into_maybe(options.factors),
         into_maybe(class_weights),
         LinearCrossEntropy { smoothing: options.smoothing, chunk_bytes: options.chunk_bytes },
+    ))
+}
+
+/// The number of classes of a dense layer with this input.
+///
+/// # Panics
+///
+/// Panics if there is no row or no class, or if shapes or dtypes do not fit.
+fn head_classes(function: &str, x: &Tensor<2>, weight: &Tensor<2>, bias: &Option<Tensor<1>>) -> usize {
+    let ([rows, d_input], [_, classes]) = (x.dims(), weight.dims());
+    assert_shape!(weight, [d_input, classes]);
+    assert!(rows > 0 && classes > 0, "{function}: {rows} rows of {classes} classes have no loss");
+    assert!(
+        x.dtype() == weight.dtype()
+            && require_bias(bias, classes).is_ok()
+            && bias.as_ref().is_none_or(|bias| bias.dtype() == x.dtype()),
+        "{function}: weight and bias must have the dtype of x, and the bias one number per class"
+    );
+    classes
+}
+
+fn check_factors(function: &str, factors: &Option<Tensor<1>>, x: &Tensor<2>) {
+    if let Some(factors) = factors {
+        assert_shape!(factors, [x.dims()[0]]);
+        assert!(!factors.is_tracked(), "{function}: the factors have no gradient");
+    }
+}
+
+/// The hidden states of a teacher and its head; no gradient flows to them.
+#[derive(Clone, Debug)]
+pub struct Teacher {
+    /// The input of the head, `[rows, d_teacher]`.
+    pub x: Tensor<2>,
+    /// `[d_teacher, classes]`
+    pub weight: Tensor<2>,
+    /// `[classes]`
+    pub bias: Option<Tensor<1>>,
+}
+
+/// Labels beside the probabilities of a teacher.
+#[derive(Clone, Debug)]
+pub struct HardLabels {
+    /// The class of every row, `[rows]`.
+    pub targets: Tensor<1, Int>,
+    /// What the cross entropy counts, where the divergence counts 1.
+    pub weight: f64,
+}
+
+/// Options of [`linear_kl_div`] and [`linear_jsd`].
+#[derive(Clone, Debug)]
+pub struct DistillationOptions {
+    /// What the logits of both are divided by before their softmax. The result is not multiplied by its square, as
+    /// [some do](https://arxiv.org/abs/1503.02531). Default: 1.
+    pub temperature: f64,
+    /// How much the loss of each row counts, `[rows]`; in f32 if `x` is of half precision, since factors may be small. A row with
+    /// factor 0 counts nothing, whatever it holds. Default: `1 / rows`, so that the result is the mean.
+    pub factors: Option<Tensor<1>>,
+    /// Adds to the loss of every row the [cross entropy](cross_entropy) of the student's logits, which are not divided by the
+    /// temperature. Default: none.
+    pub hard_labels: Option<HardLabels>,
+    /// How many bytes of logits of student and teacher together exist at a time; at least one row, and for a tracked weight of
+    /// half precision 64 classes of all rows. Default: 16 MiB.
+    pub chunk_bytes: usize,
+}
+
+impl Default for DistillationOptions {
+    fn default() -> Self {
+        Self { temperature: 1.0, factors: None, hard_labels: None, chunk_bytes: CHUNK_BYTES }
+    }
+}
+
+/// In which direction [`linear_kl_div`] compares; `p` are the probabilities of the teacher, `q` those of the student.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KlDirection {
+    /// `KL(p, q) = sum(p log(p / q))`, as in [distillation](https://arxiv.org/abs/1503.02531): the student covers all that the
+    /// teacher may say.
+    Forward,
+    /// `KL(q, p) = sum(q log(q / p))`, as in [MiniLLM](https://arxiv.org/abs/2306.08543): the student says nothing that the teacher
+    /// would not.
+    Reverse,
+}
+
+/// `sum(factors * KL)` between the outputs of a dense layer, `q = softmax((x weight + bias) / temperature)`, and the same of a
+/// [`Teacher`], `p`; the logits of both are made in chunks.
+///
+/// Keeps what [`linear_cross_entropy`] keeps: the gradients of what is tracked, which the forward pass makes, and for a tracked
+/// weight and fewer rows than features the gradient of the student's logits instead. For a tracked weight of half precision and
+/// more rows it keeps handles of `x`, the weight, and the teacher's, with three numbers per row.
+///
+/// # Shapes
+///
+/// - x: `[rows, d_input]`
+/// - weight: `[d_input, classes]`
+/// - bias: `[classes]`
+/// - output: `[1]`
+///
+/// # Panics
+///
+/// Panics if the shapes or dtypes (one for student and teacher) do not fit, if there is no row or no class, if the temperature is
+/// not above 0, if a target is not a class, or if the teacher or the factors are tracked.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor, Tolerance};
+/// use burn_memsave_layers::functional::{self as F, DistillationOptions, KlDirection, Teacher};
+///
+/// let device = Device::flex();
+/// let [x, weight] = [Tensor::<2>::ones([3, 4], &device), Tensor::<2>::zeros([4, 2], &device)];
+/// let teacher = Teacher {
+///     x: Tensor::from_floats([[1.0], [1.0], [1.0]], &device),
+///     weight: Tensor::from_floats([[0.0, 1.0986123]], &device), // the probabilities 1/4 and 3/4
+///     bias: None,
+/// };
+/// let loss = F::linear_kl_div(x, weight, None, teacher, KlDirection::Forward, DistillationOptions::default());
+/// loss.to_data().assert_approx_eq::<f32>(&[0.130812f32].into(), Tolerance::default());
+/// ```
+pub fn linear_kl_div(
+    x: Tensor<2>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    teacher: Teacher,
+    direction: KlDirection,
+    options: DistillationOptions,
+) -> Tensor<1> {
+    let divergence = match direction {
+        KlDirection::Forward => Divergence::Forward,
+        KlDirection::Reverse => Divergence::Reverse,
+    };
+    distillation("linear_kl_div", (x, weight, bias), teacher, divergence, options)
+}
+
+/// `sum(factors * JSD)`, the generalized Jensen-Shannon divergence of [GKD](https://arxiv.org/abs/2306.13649) between the outputs
+/// of a dense layer, `q`, and those of a [`Teacher`], `p`: `beta KL(p, m) + (1 - beta) KL(q, m)` with `m = beta p + (1 - beta) q`.
+///
+/// As `beta` goes to 0, it becomes `beta` times the forward divergence of [`linear_kl_div`], and as it goes to 1, `1 - beta` times
+/// the reverse one; at 0 and 1 it is 0. Keeps what [`linear_kl_div`] keeps.
+///
+/// # Shapes
+///
+/// - x: `[rows, d_input]`
+/// - weight: `[d_input, classes]`
+/// - bias: `[classes]`
+/// - output: `[1]`
+///
+/// # Panics
+///
+/// Panics if `beta` is not above 0 and below 1, and as [`linear_kl_div`].
+///
+/// ```
+/// use burn::tensor::{Device, Tensor, Tolerance};
+/// use burn_memsave_layers::functional::{self as F, DistillationOptions, Teacher};
+///
+/// let device = Device::flex();
+/// let [x, weight] = [Tensor::<2>::ones([3, 4], &device), Tensor::<2>::zeros([4, 2], &device)];
+/// let teacher = Teacher {
+///     x: Tensor::from_floats([[1.0], [1.0], [1.0]], &device),
+///     weight: Tensor::from_floats([[0.0, 1.0986123]], &device), // the probabilities 1/4 and 3/4
+///     bias: None,
+/// };
+/// let loss = F::linear_jsd(x, weight, None, teacher, 0.5, DistillationOptions::default());
+/// loss.to_data().assert_approx_eq::<f32>(&[0.033821f32].into(), Tolerance::default());
+/// ```
+pub fn linear_jsd(
+    x: Tensor<2>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    teacher: Teacher,
+    beta: f64,
+    options: DistillationOptions,
+) -> Tensor<1> {
+    assert!(beta > 0.0 && beta < 1.0, "linear_jsd: beta must be above 0 and below 1, not {beta}");
+    distillation("linear_jsd", (x, weight, bias), teacher, Divergence::JensenShannon { beta }, options)
+}
+
+fn distillation(
+    function: &str,
+    (x, weight, bias): (Tensor<2>, Tensor<2>, Option<Tensor<1>>),
+    teacher: Teacher,
+    divergence: Divergence,
+    options: DistillationOptions,
+) -> Tensor<1> {
+    let DistillationOptions { temperature, factors, hard_labels, chunk_bytes } = options;
+    let classes = head_classes(function, &x, &weight, &bias);
+    let classes_of_teacher = head_classes(function, &teacher.x, &teacher.weight, &teacher.bias);
+    let shapes = [[x.dims()[0], classes], [teacher.x.dims()[0], classes_of_teacher]];
+    assert!(
+        shapes[0] == shapes[1] && x.dtype() == teacher.x.dtype(),
+        "{function}: logits {:?} of {:?} are not those of the teacher, {:?} of {:?}",
+        shapes[0],
+        x.dtype(),
+        shapes[1],
+        teacher.x.dtype()
+    );
+    let tracked = teacher.x.is_tracked() || teacher.weight.is_tracked() || is_tracked(&teacher.bias);
+    assert!(!tracked, "{function}: the teacher has no gradient");
+    assert!(temperature > 0.0 && temperature.is_finite(), "{function}: a temperature of {temperature}");
+    check_factors(function, &factors, &x);
+    let (labels, hard_weight) = match hard_labels {
+        Some(HardLabels { targets, weight }) => {
+            assert_shape!(targets, [x.dims()[0]]);
+            (MaybeLabels::Some(targets.into_dispatch()), weight)
+        }
+        None => (MaybeLabels::None, 0.0),
+    };
+    let (teacher_x, weight_of_teacher) = (teacher.x.into_dispatch(), teacher.weight.into_dispatch());
+    let teacher = match teacher.bias {
+        Some(bias) => {
+            TeacherHead::Biased { x: teacher_x, weight: weight_of_teacher, bias: bias.into_dispatch() }
+        }
+        None => TeacherHead::Unbiased { x: teacher_x, weight: weight_of_teacher },
+    };
+    Tensor::from_dispatch(Dispatch::memsave_linear_divergence(
+        x.into_dispatch(),
+        weight.into_dispatch(),
+        into_maybe(bias),
+        teacher,
+        into_maybe(factors),
+        labels,
+        LinearDivergence { divergence, temperature, hard_weight, chunk_bytes },
+    ))
+}
+
+/// Options of [`linear_log_prob`].
+#[derive(Clone, Debug)]
+pub struct LinearLogProbOptions {
+    /// Which rows count, `[rows]`. The result of a row that does not is 0, whatever the row and its target hold. Default: all.
+    pub mask: Option<Tensor<1, Bool>>,
+    /// How many bytes of logits exist at a time; at least one row, and in the backward pass for a tracked weight of half precision
+    /// 64 classes of all rows. Default: 16 MiB.
+    pub chunk_bytes: usize,
+}
+
+impl Default for LinearLogProbOptions {
+    fn default() -> Self {
+        Self { mask: None, chunk_bytes: CHUNK_BYTES }
+    }
+}
+
+/// The logarithm of the probability that a dense layer gives to the target of every row, `log(softmax(x weight + bias))[target]`;
+/// the logits are made in chunks. [`sequence_log_prob`](super::sequence_log_prob) adds them up.
+///
+/// Keeps handles of `x`, the weight and the bias, `log(sum(exp(logits)))` per row, the targets and the mask. The backward pass
+/// computes the logits again, chunk by chunk (in half precision twice, if `x` and the weight are tracked).
+///
+/// # Shapes
+///
+/// - x: `[rows, d_input]`
+/// - weight: `[d_input, classes]`
+/// - bias: `[classes]`
+/// - targets: `[rows]`
+/// - output: `[rows]`, of f32 if `x` is of half precision, which is too coarse for the sums that preferences compare
+///
+/// # Panics
+///
+/// Panics if the shapes or dtypes do not fit, if there is no row or no class, or if the target of a row that counts is not a class.
+///
+/// ```
+/// use burn::tensor::{Device, Int, Tensor, Tolerance};
+/// use burn_memsave_layers::functional as F;
+///
+/// let device = Device::flex();
+/// let (x, weight) = (Tensor::<2>::ones([2, 1], &device), Tensor::from_floats([[0.0, 1.0986123]], &device));
+/// let targets = Tensor::<1, Int>::from_ints([0, 1], &device);
+/// let log_probs = F::linear_log_prob(x, weight, None, targets, Default::default());
+/// log_probs.exp().to_data().assert_approx_eq::<f32>(&[0.25f32, 0.75].into(), Tolerance::default());
+/// ```
+pub fn linear_log_prob(
+    x: Tensor<2>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+    targets: Tensor<1, Int>,
+    options: LinearLogProbOptions,
+) -> Tensor<1> {
+    let LinearLogProbOptions { mask, chunk_bytes } = options;
+    let rows = x.dims()[0];
+    head_classes("linear_log_prob", &x, &weight, &bias);
+    assert_shape!(targets, [rows]);
+    let (targets, padding) = match mask {
+        None => (targets, MaybeMask::None),
+        Some(mask) => {
+            assert_shape!(mask, [rows]);
+            let padding = mask.bool_not();
+            (targets.mask_fill(padding.clone(), 0), MaybeMask::Some(padding.into_dispatch()))
+        }
+    };
+    Tensor::from_dispatch(Dispatch::memsave_linear_log_prob(
+        x.into_dispatch(),
+        weight.into_dispatch(),
+        into_maybe(bias),
+        targets.into_dispatch(),
+        padding,
+        chunk_bytes,
     ))
 }
 

@@ -24,6 +24,7 @@ mod lora;
 mod loss;
 mod norm;
 mod pool;
+mod preference;
 mod rotary;
 mod softmax;
 
@@ -43,7 +44,10 @@ pub use lora::{
     conv_transpose1d_lora, conv_transpose2d_lora, conv_transpose3d_lora, conv1d_lora, conv2d_lora,
     conv3d_lora, embedding_lora, linear_dora, linear_lora,
 };
-pub use loss::{LinearCrossEntropyOptions, cross_entropy, linear_cross_entropy};
+pub use loss::{
+    DistillationOptions, HardLabels, KlDirection, LinearCrossEntropyOptions, LinearLogProbOptions, Teacher,
+    cross_entropy, linear_cross_entropy, linear_jsd, linear_kl_div, linear_log_prob,
+};
 pub use norm::{
     GivenNorm, add_rms_norm, batch_norm, batch_norm_train, group_norm, layer_norm, local_response_norm,
     rms_norm,
@@ -51,6 +55,10 @@ pub use norm::{
 pub use pool::{
     adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d, avg_pool1d, avg_pool2d, interpolate,
     max_pool1d, max_pool2d,
+};
+pub use preference::{
+    KtoOptions, Preferences, SequenceReduction, dpo_loss, kto_loss, kto_reference_point, orpo_loss,
+    sequence_log_prob, simpo_loss,
 };
 pub use rotary::rotary_encoding;
 pub use softmax::{log_softmax, quiet_softmax, softmax, softmin};

@@ -1,11 +1,13 @@
-//! Cross entropy of a dense layer's outputs, which are made in chunks.
+//! A dense layer and a loss of its outputs, which are made in chunks: what [cross entropy](super::linear_cross_entropy) and
+//! [divergences](super::linear_divergence) of heads share.
 //!
 //! | | |
 //! | --- | --- |
-//! | computes | `sum(factor loss)` over the rows of `logits = x weight + bias`, `loss` as in [`cross_entropy`](super::cross_entropy) |
+//! | computes | `sum(factor loss)` over the rows of `logits = x weight + bias`, `loss` by a [`RowLoss`] |
 //! | keeps | the gradients of what is tracked; but |
 //! | | with `weight` tracked and fewer rows than `d_input` only `dlogits`, and handles of `x` and, if `x` is tracked, `weight`; |
-//! | | else with `weight` tracked in half precision, instead of its gradient, handles of the inputs and `log(sum(exp(logits)))` |
+//! | | else with `weight` tracked in half precision, instead of its gradient, handles of the inputs, what the loss compares |
+//! | | with, and its numbers per row, such as `log(sum(exp(logits)))` |
 //! | backward | `dx = dlogits weight^T`, `dweight = x^T dlogits`, `dbias = sum(dlogits)` |
 //!
 //! The forward pass takes a few rows at a time, and makes the gradients right away, as
@@ -19,62 +21,63 @@
 //!
 //! Rows with a factor of 0, such as padding, count as rows of zeros in `x`, whatever they hold, and have no loss.
 use super::{
-    MaybeTensor,
-    cross_entropy::{Classes, CrossEntropyKernels, Labels},
-    extension::extension,
+    cross_entropy::{Classes, CrossEntropyKernels},
+    kept::Ledger,
     linear::LinearKernels,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Tracking, given},
 };
 use crate::backend::{Scaling, device_backends, wide, widen, zeros};
 use burn::backend::{
     Backend, TensorMetadata,
-    tensor::{BoolTensor, FloatTensor, IntTensor},
+    tensor::{BoolTensor, FloatTensor},
 };
-use burn::tensor::{Shape, Slice};
+use burn::tensor::{DType, Shape, Slice};
+use core::{fmt::Debug, ops::Range};
 
 mod chunks;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
 
-use chunks::{Chunk, Head, Loss, add_product, chunks, sum_of_rows, zero_rows};
+pub(super) use chunks::{Chunk, Head, Loss, one_wide, rows_of, zero_rows};
+use chunks::{add_product, chunks, sum_of_rows};
 
-/// The options of the cross entropy of a dense layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LinearCrossEntropy {
-    /// Label smoothing.
-    pub smoothing: Option<f32>,
-    /// How many bytes of logits exist at a time; at least one row, for a tracked weight of half precision 64 classes of all
-    /// rows, and all if their gradient is kept.
-    pub chunk_bytes: usize,
-}
+/// What rows of logits are compared with, and how that becomes losses and gradients.
+pub(crate) trait RowLoss<B: Backend>: Clone + Send + Debug + 'static {
+    /// The numbers per row that gradients are made of besides logits, as the ledger names them.
+    const STATISTICS: &'static [&'static str];
+    /// How many logits of a row and a class exist at a time: 1, and those that it makes itself. With 1, the gradient takes the place
+    /// of the logits.
+    const LOGITS: usize;
+    /// What some classes of some rows are compared with.
+    type Part: Clone;
 
-extension! {
-    /// Cross entropies of dense layers.
-    pub trait LinearCrossEntropyOps(LinearCrossEntropyKernels) {
-        /// The sum of `factors` times the losses, `[1]`, or without factors the mean; x `[rows, d_input]`, weight
-        /// `[d_input, classes]`, bias `[classes]`; untracked: targets and factors `[rows]`, class weights `[classes]`.
-        fn memsave_linear_cross_entropy(
-            x: FloatTensor<Self>,
-            weight: FloatTensor<Self>,
-            #[extension_type] bias: MaybeTensor<Self>,
-            targets: IntTensor<Self>,
-            #[extension_type] factors: MaybeTensor<Self>,
-            #[extension_type] class_weights: MaybeTensor<Self>,
-            options: LinearCrossEntropy,
-        ) -> FloatTensor<Self> {
-            let [factors, class_weights] =
-                [factors, class_weights].map(|tensor| tensor.into_option().map(Self::plain));
-            let labels = Labels::<<Self as Run>::Plain>::new(targets, class_weights, options.smoothing);
-            let [rows, d_input] = x.shape().dims();
-            let is_half = wide(x.dtype()) != x.dtype();
-            let loss = Loss::new(labels, factors, rows, (&x.device(), x.dtype()), options.chunk_bytes);
-            Self::run(HeadLoss { loss, has_few_rows: rows < d_input, is_half }, [Some(x), Some(weight), bias.into_option()])
-        }
-    }
+    /// The operation in the ledger.
+    fn name(&self) -> &'static str;
+
+    /// What these classes of these rows are compared with. `padding`: those of the rows that must not be read.
+    fn part(&self, rows: &Range<usize>, classes: Classes, padding: &Option<BoolTensor<B>>) -> Self::Part;
+
+    /// The losses of rows of logits of all classes, and the [statistics](Self::STATISTICS), each `[rows, 1]`, of f32 at least.
+    fn losses(part: &Self::Part, logits: FloatTensor<B>) -> (FloatTensor<B>, Vec<FloatTensor<B>>);
+
+    /// The gradient of logits, in place if nothing else holds them. A row with a `dloss` of 0 gets 0, whatever its logits are.
+    /// `dloss`: `[rows, 1]`, of f32 at least.
+    fn gradients(
+        part: Self::Part,
+        logits: FloatTensor<B>,
+        statistics: &[FloatTensor<B>],
+        dloss: FloatTensor<B>,
+    ) -> FloatTensor<B>;
+
+    /// What no element of the gradient exceeds, if no `dloss` exceeds `dloss` `[1]`; and the sum over a row at most twice.
+    fn bound(&self, dloss: FloatTensor<B>) -> FloatTensor<B>;
+
+    /// Reports to the ledger what is kept, that is, all of it.
+    fn reported(self, ledger: &Ledger, reason: &'static str) -> Self;
 }
 
 /// The kernels, besides those of others.
-pub trait LinearCrossEntropyKernels: CrossEntropyKernels + LinearKernels + Scaling {
+pub trait HeadLossKernels: CrossEntropyKernels + LinearKernels + Scaling {
     /// The bytes of a product that is added to a sum.
     const BLOCK_BYTES: usize = 1 << 24; // launching kernels takes longer than on a CPU
 
@@ -83,7 +86,7 @@ pub trait LinearCrossEntropyKernels: CrossEntropyKernels + LinearKernels + Scali
         composed_largest_magnitude::<Self>(x)
     }
 }
-device_backends!(LinearCrossEntropyKernels);
+device_backends!(HeadLossKernels);
 
 /// Not by `float_max_abs`: that of Flex and CubeCL makes a tensor of the size of `x`.
 fn composed_largest_magnitude<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
@@ -91,18 +94,35 @@ fn composed_largest_magnitude<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_max_abs(B::float_cat(extremes.into(), 0))
 }
 
-const X: usize = 0;
-const WEIGHT: usize = 1;
-const BIAS: usize = 2;
+/// The inputs.
+pub(super) const INPUTS: [&str; 3] = ["x", "weight", "bias"];
+pub(super) const X: usize = 0;
+pub(super) const WEIGHT: usize = 1;
+pub(super) const BIAS: usize = 2;
 
 /// The loss of a head, that is, of a dense layer's outputs.
 #[derive(Clone, Debug)]
-pub struct HeadLoss<B: Backend> {
-    loss: Loss<B>,
+pub(crate) struct HeadLoss<B: Backend, L> {
+    loss: Loss<B, L>,
     /// Whether there are fewer rows than `d_input`.
     has_few_rows: bool,
     /// Whether everything is of half precision.
     is_half: bool,
+}
+
+impl<B: HeadLossKernels, L: RowLoss<B>> HeadLoss<B, L> {
+    /// For `x` of a shape, device and dtype. `factors`: of the rows; without, the sum is the mean.
+    pub(crate) fn new(
+        what: L,
+        factors: Option<FloatTensor<B>>,
+        x: Shape,
+        (device, dtype): (&B::Device, DType),
+        chunk_bytes: usize,
+    ) -> Self {
+        let [rows, d_input] = x.dims();
+        let loss = Loss::new(what, factors, rows, (device, dtype), chunk_bytes);
+        Self { loss, has_few_rows: rows < d_input, is_half: wide(dtype) != dtype }
+    }
 }
 
 /// How the gradient of the weight is made.
@@ -116,7 +136,7 @@ enum WeightGradient {
     ByBlocks,
 }
 
-impl<B: LinearCrossEntropyKernels> HeadLoss<B> {
+impl<B: HeadLossKernels, L: RowLoss<B>> HeadLoss<B, L> {
     fn weight_gradient(&self, weight_is_tracked: bool) -> WeightGradient {
         match weight_is_tracked {
             true if self.has_few_rows => WeightGradient::FromLogits,
@@ -131,12 +151,24 @@ impl<B: LinearCrossEntropyKernels> HeadLoss<B> {
         head: &Head<B>,
         x: &FloatTensor<B>,
         recorder: &Recorder<3>,
-    ) -> (FloatTensor<B>, Saved<B>) {
+    ) -> (FloatTensor<B>, Saved<B, L>) {
         let (scale, padding) = (self.loss.scale(head, false), self.loss.padding.clone());
-        let whole = Loss { chunk_bytes: usize::MAX, ..self.loss };
-        let mut dlogits = None;
-        let sum = whole.sum(head, x, &mut |all| dlogits = Some(all.dlogits(scale.as_ref())));
-        let dlogits = dlogits.expect("there are rows");
+        let is_in_place = L::LOGITS == 1;
+        let chunk_bytes = if is_in_place { usize::MAX } else { self.loss.chunk_bytes };
+        let (loss, rows) = (Loss { chunk_bytes, ..self.loss }, x.shape()[0]);
+        let mut all: Option<FloatTensor<B>> = None;
+        let sum = loss.sum(head, x, &mut |chunk, statistics| {
+            let range = chunk.rows.clone();
+            let dlogits = chunk.dlogits(&statistics, scale.as_ref());
+            all = Some(match all.take() {
+                None if range.len() == rows => dlogits,
+                all => {
+                    let all = all.unwrap_or_else(|| zeros::<B>(Shape::new([rows, head.classes()]), x));
+                    B::float_slice_assign(all, &[Slice::from(range)], dlogits)
+                }
+            });
+        });
+        let dlogits = all.expect("there are rows");
         let dlogits = recorder.ledger().tensor("dlogits", dlogits, AHEAD);
         let padding =
             padding.map(|padding| recorder.ledger().tensor("padding", padding, "weight is tracked"));
@@ -147,13 +179,13 @@ impl<B: LinearCrossEntropyKernels> HeadLoss<B> {
 /// Why a gradient is kept.
 const AHEAD: &str = "made in the forward pass";
 
-impl<B: LinearCrossEntropyKernels> Operation<B, 3> for HeadLoss<B> {
-    const INPUTS: [&'static str; 3] = ["x", "weight", "bias"];
+impl<B: HeadLossKernels, L: RowLoss<B>> Operation<B, 3> for HeadLoss<B, L> {
+    const INPUTS: [&'static str; 3] = INPUTS;
     const PARAMETERS: &'static [usize] = &[WEIGHT];
-    type Saved = Saved<B>;
+    type Saved = Saved<B, L>;
 
     fn name(&self) -> &'static str {
-        "linear_cross_entropy"
+        self.loss.what.name()
     }
 
     fn plan(&self, inputs: &Tracking<B, 3>) -> Plan<3> {
@@ -171,35 +203,29 @@ impl<B: LinearCrossEntropyKernels> Operation<B, 3> for HeadLoss<B> {
     }
 
     fn forward(&self, [x, weight, bias]: Inputs<B, 3>) -> FloatTensor<B> {
-        self.loss.sum(&Head { weight: given(weight), bias }, &given(x), &mut |_| ())
+        self.loss.sum(&Head { weight: given(weight), bias }, &given(x), &mut |_, _| ())
     }
 
     fn forward_saving(
         &self,
         [x, weight, bias]: Inputs<B, 3>,
         recorder: &Recorder<3>,
-    ) -> (FloatTensor<B>, Saved<B>) {
+    ) -> (FloatTensor<B>, Saved<B, L>) {
         let (x, head) = (given(x), Head { weight: given(weight), bias });
         let by = self.weight_gradient(recorder.tracked(WEIGHT));
         if by == WeightGradient::FromLogits {
             return self.clone().with_logits_gradient(&head, &x, recorder);
         }
         let scale = self.loss.scale(&head, recorder.tracked(X));
-        let zeros =
-            |wanted: bool, shape, dtype| wanted.then(|| B::float_full(shape, 0.into(), &x.device(), dtype));
-        let (dtype, wide) = (x.dtype().into(), wide(x.dtype()).into());
         let adds_to_weight = recorder.tracked(WEIGHT) && by == WeightGradient::Ahead;
-        let mut made = Made {
-            x: zeros(recorder.tracked(X), x.shape(), dtype),
-            weight: zeros(adds_to_weight, head.weight.shape(), dtype),
-            bias: zeros(recorder.tracked(BIAS), Shape::new([head.classes()]), wide),
-        };
-        let mut log_sum_exp = Vec::new();
-        let sum = self.loss.sum(&head, &x, &mut |chunk| {
+        let wanted = [recorder.tracked(X), adds_to_weight, recorder.tracked(BIAS)];
+        let mut made = Made::zeros(wanted, &head, &x);
+        let mut of_rows = Vec::new();
+        let sum = self.loss.sum(&head, &x, &mut |chunk, statistics| {
+            made.add(&head, chunk, &statistics, scale.as_ref());
             if by == WeightGradient::ByBlocks {
-                log_sum_exp.push(chunk.log_sum_exp.clone());
+                of_rows.push(statistics);
             }
-            made.add(&head, chunk, scale.as_ref());
         });
         let ledger = recorder.ledger();
         let keep = |name, gradient: Option<FloatTensor<B>>| {
@@ -212,15 +238,14 @@ impl<B: LinearCrossEntropyKernels> Operation<B, 3> for HeadLoss<B> {
         };
         let blocks = (by == WeightGradient::ByBlocks).then(|| {
             const REASON: &str = "weight is tracked";
-            Blocks {
-                log_sum_exp: ledger.tensor("log_sum_exp", B::float_cat(log_sum_exp, 0), REASON),
-                loss: self.loss.clone().reported(ledger, REASON),
-            }
+            let statistics = joined::<B>(of_rows).into_iter().zip(L::STATISTICS);
+            let statistics = statistics.map(|(values, name)| ledger.tensor(name, values, REASON)).collect();
+            Blocks { statistics, loss: self.loss.clone().reported(ledger, REASON) }
         });
         (sum, Saved { scale, gradients: SavedGradients::Made(made, blocks) })
     }
 
-    fn backward(saved: Saved<B>, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
+    fn backward(saved: Saved<B, L>, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
         let dtype = dloss.dtype();
         let factor = match saved.scale {
             None => dloss.clone(),
@@ -253,15 +278,15 @@ impl<B: LinearCrossEntropyKernels> Operation<B, 3> for HeadLoss<B> {
 
 /// What the backward pass reads besides inputs.
 #[derive(Clone, Debug)]
-pub struct Saved<B: Backend> {
+pub(crate) struct Saved<B: Backend, L> {
     /// What the kept gradients are multiplied by, `[1]`; 1 if `None`.
     scale: Option<FloatTensor<B>>,
-    gradients: SavedGradients<B>,
+    gradients: SavedGradients<B, L>,
 }
 
 #[derive(Clone, Debug)]
-enum SavedGradients<B: Backend> {
-    Made(Made<B>, Option<Blocks<B>>),
+enum SavedGradients<B: Backend, L> {
+    Made(Made<B>, Option<Blocks<B, L>>),
     /// The gradient of the logits, if there are few rows.
     OfLogits {
         dlogits: FloatTensor<B>,
@@ -270,23 +295,50 @@ enum SavedGradients<B: Backend> {
     },
 }
 
-/// Gradients that the forward pass makes, of those that are wanted.
-#[derive(Clone, Debug)]
-struct Made<B: Backend> {
-    x: Option<FloatTensor<B>>,
-    weight: Option<FloatTensor<B>>,
-    /// In f32 at least.
-    bias: Option<FloatTensor<B>>,
+/// The statistics of all rows, from those of one chunk after the other.
+pub(super) fn joined<B: Backend>(chunks: Vec<Vec<FloatTensor<B>>>) -> Vec<FloatTensor<B>> {
+    let mut all: Vec<Vec<FloatTensor<B>>> = Vec::new();
+    for chunk in chunks {
+        all.resize_with(chunk.len(), Vec::new);
+        all.iter_mut().zip(chunk).for_each(|(all, values)| all.push(values));
+    }
+    all.into_iter().map(|values| B::float_cat(values, 0)).collect()
 }
 
-impl<B: LinearCrossEntropyKernels> Made<B> {
+/// Gradients that are made chunk by chunk, of those that are wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct Made<B: Backend> {
+    pub(super) x: Option<FloatTensor<B>>,
+    pub(super) weight: Option<FloatTensor<B>>,
+    /// In f32 at least.
+    pub(super) bias: Option<FloatTensor<B>>,
+}
+
+impl<B: HeadLossKernels> Made<B> {
+    /// Before the first chunk. `wanted`: of x, weight and bias.
+    pub(super) fn zeros(wanted: [bool; 3], head: &Head<B>, x: &FloatTensor<B>) -> Self {
+        let shapes = [x.shape(), head.weight.shape(), Shape::new([head.classes()])];
+        let dtypes = [x.dtype(), x.dtype(), wide(x.dtype())];
+        let [x, weight, bias] = core::array::from_fn(|input| {
+            let zeros = || B::float_full(shapes[input].clone(), 0.into(), &x.device(), dtypes[input].into());
+            wanted[input].then(zeros)
+        });
+        Self { x, weight, bias }
+    }
+
     /// Adds what a chunk of rows contributes.
-    fn add(&mut self, head: &Head<B>, chunk: Chunk<B>, scale: Option<&FloatTensor<B>>) {
+    pub(super) fn add<L: RowLoss<B>>(
+        &mut self,
+        head: &Head<B>,
+        chunk: Chunk<B, L>,
+        statistics: &[FloatTensor<B>],
+        scale: Option<&FloatTensor<B>>,
+    ) {
         if self.x.is_none() && self.weight.is_none() && self.bias.is_none() {
             return;
         }
         let (rows, x) = (chunk.rows.clone(), self.weight.is_some().then(|| chunk.x()));
-        let dlogits = chunk.dlogits(scale);
+        let dlogits = chunk.dlogits(statistics, scale);
         if let (Some(sum), Some(x)) = (self.weight.take(), x) {
             self.weight = Some(add_product::<B>(sum, B::float_transpose(x), dlogits.clone()));
         }
@@ -302,29 +354,35 @@ impl<B: LinearCrossEntropyKernels> Made<B> {
 
 /// What the gradient of a weight of half precision is made of besides inputs, block by block of the classes.
 #[derive(Clone, Debug)]
-struct Blocks<B: Backend> {
-    /// `log(sum(exp(logits)))`, `[rows, 1]`.
-    log_sum_exp: FloatTensor<B>,
-    loss: Loss<B>,
+pub(crate) struct Blocks<B: Backend, L> {
+    /// Of all rows, see [`RowLoss::STATISTICS`].
+    pub(super) statistics: Vec<FloatTensor<B>>,
+    pub(super) loss: Loss<B, L>,
 }
 
 /// The columns of a block of a weight of half precision: a product with fewer is slow, and Flex makes one with a single column
 /// in f16.
 const FEWEST_COLUMNS: usize = 64;
 
-impl<B: LinearCrossEntropyKernels> Blocks<B> {
-    fn weight_gradient(self, x: FloatTensor<B>, head: &Head<B>, dloss: FloatTensor<B>) -> FloatTensor<B> {
-        let Self { log_sum_exp, loss } = self;
+impl<B: HeadLossKernels, L: RowLoss<B>> Blocks<B, L> {
+    pub(super) fn weight_gradient(
+        self,
+        x: FloatTensor<B>,
+        head: &Head<B>,
+        dloss: FloatTensor<B>,
+    ) -> FloatTensor<B> {
+        let Self { statistics, loss } = self;
         let x = zero_rows::<B>(x, &loss.padding);
-        let dloss = B::float_mul(loss.factors, B::float_reshape(widen::<B>(dloss), Shape::new([1, 1])));
-        let dloss = B::float_cast(dloss, log_sum_exp.dtype().into());
+        let dloss = B::float_reshape(widen::<B>(dloss), Shape::new([1, 1]));
+        let dloss = B::float_mul(loss.factors, dloss);
         let [rows, d_input] = x.shape().dims();
-        let column = rows * x.dtype().size();
+        let column = L::LOGITS * rows * x.dtype().size();
         let mut dweight = zeros::<B>(head.weight.shape(), &head.weight);
         for block in chunks(head.classes(), column, loss.chunk_bytes.max(FEWEST_COLUMNS * column)) {
-            let logits = zero_rows::<B>(head.columns(&block).logits(x.clone()), &loss.padding);
             let classes = Classes { range: block.clone(), of: head.classes() };
-            let dlogits = B::row_gradients(logits, &loss.labels, log_sum_exp.clone(), dloss.clone(), classes);
+            let part = loss.what.part(&(0..rows), classes, &loss.padding);
+            let logits = zero_rows::<B>(head.columns(&block).logits(x.clone()), &loss.padding);
+            let dlogits = L::gradients(part, logits, &statistics, dloss.clone());
             let product = B::dense_weight_backward(x.clone(), dlogits);
             dweight = B::float_slice_assign(dweight, &[Slice::from(0..d_input), Slice::from(block)], product);
         }

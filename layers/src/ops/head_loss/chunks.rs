@@ -1,12 +1,8 @@
 //! The logits of a dense layer, a few rows or classes at a time.
-use super::LinearCrossEntropyKernels;
+use super::{HeadLossKernels, RowLoss};
 use crate::{
     backend::{wide, widen},
-    ops::{
-        cross_entropy::{Classes, Labels, RowLosses},
-        kept::Ledger,
-        linear::LinearKernels,
-    },
+    ops::{cross_entropy::Classes, kept::Ledger, linear::LinearKernels},
 };
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
@@ -16,71 +12,85 @@ use burn::tensor::{DType, FloatDType, Shape, Slice};
 use core::ops::Range;
 
 /// A dense layer, or some of its outputs.
-pub(super) struct Head<B: Backend> {
-    pub(super) weight: FloatTensor<B>,
-    pub(super) bias: Option<FloatTensor<B>>,
+#[derive(Clone, Debug)]
+pub(crate) struct Head<B: Backend> {
+    pub(crate) weight: FloatTensor<B>,
+    pub(crate) bias: Option<FloatTensor<B>>,
 }
 
 impl<B: LinearKernels> Head<B> {
-    pub(super) fn classes(&self) -> usize {
+    pub(crate) fn classes(&self) -> usize {
         self.weight.shape()[1]
     }
 
-    pub(super) fn columns(&self, columns: &Range<usize>) -> Self {
+    pub(crate) fn columns(&self, columns: &Range<usize>) -> Self {
         let bias = self.bias.clone().map(|bias| B::float_slice(bias, &[Slice::from(columns.clone())]));
         Self { weight: columns_of::<B>(&self.weight, columns), bias }
     }
 
-    pub(super) fn logits(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+    pub(crate) fn logits(&self, x: FloatTensor<B>) -> FloatTensor<B> {
         B::dense(x, self.weight.clone(), self.bias.clone())
     }
 }
 
 /// What the logits of the rows are compared with, and how much each row counts.
 #[derive(Clone, Debug)]
-pub(super) struct Loss<B: Backend> {
-    pub(super) labels: Labels<B>,
+pub(crate) struct Loss<B: Backend, L> {
+    pub(crate) what: L,
     /// `[rows, 1]`, in f32 at least.
-    pub(super) factors: FloatTensor<B>,
+    pub(crate) factors: FloatTensor<B>,
     /// The rows with a factor of 0, `[rows, 1]`, if there may be any.
-    pub(super) padding: Option<BoolTensor<B>>,
-    pub(super) chunk_bytes: usize,
+    pub(crate) padding: Option<BoolTensor<B>>,
+    pub(crate) chunk_bytes: usize,
 }
 
 /// The logits of some rows, and what their gradient is made of.
-pub(super) struct Chunk<B: Backend> {
+pub(crate) struct Chunk<B: Backend, L: RowLoss<B>> {
     pub(super) rows: Range<usize>,
     /// `[rows, d_input]`; the rows of padding must not be read.
     x: FloatTensor<B>,
     padding: Option<BoolTensor<B>>,
-    pub(super) logits: FloatTensor<B>,
-    pub(super) labels: Labels<B>,
-    pub(super) log_sum_exp: FloatTensor<B>,
-    pub(super) factors: FloatTensor<B>,
+    logits: FloatTensor<B>,
+    part: L::Part,
+    factors: FloatTensor<B>,
 }
 
-impl<B: LinearCrossEntropyKernels> Chunk<B> {
+impl<B: HeadLossKernels, L: RowLoss<B>> Chunk<B, L> {
+    /// Which rows.
+    pub(crate) fn rows(&self) -> &Range<usize> {
+        &self.rows
+    }
+
     /// `x` with zeros in the rows of padding.
     pub(super) fn x(&self) -> FloatTensor<B> {
         zero_rows::<B>(self.x.clone(), &self.padding)
     }
 
+    /// The losses of the rows times their factors, and the statistics of [`RowLoss::losses`].
+    pub(crate) fn losses(&self) -> (FloatTensor<B>, Vec<FloatTensor<B>>) {
+        let (losses, statistics) = L::losses(&self.part, self.logits.clone());
+        let losses = zero_rows::<B>(widen::<B>(losses), &self.padding);
+        (B::float_mul(losses, self.factors.clone()), statistics)
+    }
+
     /// The gradient of the logits for an upstream gradient of `scale`, or of 1.
-    pub(super) fn dlogits(self, scale: Option<&FloatTensor<B>>) -> FloatTensor<B> {
-        let classes = self.logits.shape()[1];
+    pub(super) fn dlogits(
+        self,
+        statistics: &[FloatTensor<B>],
+        scale: Option<&FloatTensor<B>>,
+    ) -> FloatTensor<B> {
         let dloss = match scale {
             None => self.factors,
             Some(scale) => B::float_mul(self.factors, B::float_reshape(scale.clone(), Shape::new([1, 1]))),
         };
-        let dloss = B::float_cast(dloss, self.log_sum_exp.dtype().into());
-        B::row_gradients(self.logits, &self.labels, self.log_sum_exp, dloss, Classes::all(classes))
+        L::gradients(self.part, self.logits, statistics, dloss)
     }
 }
 
-impl<B: LinearCrossEntropyKernels> Loss<B> {
+impl<B: HeadLossKernels, L: RowLoss<B>> Loss<B, L> {
     /// For this many rows of a device and dtype. Without factors every row counts `1 / rows`, so that the sum is the mean.
-    pub(super) fn new(
-        labels: Labels<B>,
+    pub(crate) fn new(
+        what: L,
         factors: Option<FloatTensor<B>>,
         rows: usize,
         (device, dtype): (&B::Device, DType),
@@ -89,48 +99,56 @@ impl<B: LinearCrossEntropyKernels> Loss<B> {
         let (shape, dtype) = (Shape::new([rows, 1]), wide(dtype).into());
         let Some(factors) = factors else {
             let factors = B::float_full(shape, (rows as f64).recip().into(), device, dtype);
-            return Self { labels, factors, padding: None, chunk_bytes };
+            return Self { what, factors, padding: None, chunk_bytes };
         };
         let factors = B::float_reshape(B::float_cast(factors, dtype), shape);
         let bools = get_or_init_device_settings::<B>(device).bool_dtype;
         let padding = Some(B::float_equal_elem(factors.clone(), 0.into(), bools));
-        Self { labels, factors, padding, chunk_bytes }
+        Self { what, factors, padding, chunk_bytes }
     }
 
     /// Reports to the ledger what is kept, that is, all of it.
     pub(super) fn reported(self, ledger: &Ledger, reason: &'static str) -> Self {
         Self {
-            labels: self.labels.reported(ledger, reason),
+            what: self.what.reported(ledger, reason),
             factors: ledger.tensor("factors", self.factors, reason),
             padding: self.padding.map(|padding| ledger.tensor("padding", padding, reason)),
             ..self
         }
     }
 
-    /// The sum over the rows, `[1]`. Calls `visit` with the logits of one chunk of rows after the other.
+    /// Calls `visit` with the logits of one chunk of rows after the other.
+    pub(crate) fn each(&self, head: &Head<B>, x: &FloatTensor<B>, visit: &mut dyn FnMut(Chunk<B, L>)) {
+        let ([rows, d_input], classes) = (x.shape().dims(), head.classes());
+        let of_row = L::LOGITS * classes;
+        // If there is padding, rows of `x` are copied, too.
+        let widest = if self.padding.is_some() { d_input.max(of_row) } else { of_row };
+        for chunk in chunks(rows, widest * x.dtype().size(), self.chunk_bytes) {
+            let factors = rows_of::<B>(&self.factors, &chunk);
+            let padding = self.padding.clone();
+            let padding = padding.map(|all| B::bool_slice(all, &[Slice::from(chunk.clone())]));
+            let part = self.what.part(&chunk, Classes::all(classes), &padding);
+            let x = rows_of::<B>(x, &chunk);
+            let logits = zero_rows::<B>(head.logits(x.clone()), &padding);
+            visit(Chunk { rows: chunk, x, padding, logits, part, factors });
+        }
+    }
+
+    /// The sum over the rows, `[1]`. Calls `visit` with one chunk of rows after the other and their statistics.
     pub(super) fn sum(
         &self,
         head: &Head<B>,
         x: &FloatTensor<B>,
-        visit: &mut dyn FnMut(Chunk<B>),
+        visit: &mut dyn FnMut(Chunk<B, L>, Vec<FloatTensor<B>>),
     ) -> FloatTensor<B> {
-        let ([rows, d_input], dtype) = (x.shape().dims(), x.dtype());
         let mut losses = Vec::new();
-        // If there is padding, rows of `x` are copied, too.
-        let widest = if self.padding.is_some() { d_input.max(head.classes()) } else { head.classes() };
-        for chunk in chunks(rows, widest * dtype.size(), self.chunk_bytes) {
-            let labels = self.labels.rows(&chunk);
-            let factors = rows_of::<B>(&self.factors, &chunk);
-            let padding = self.padding.clone();
-            let padding = padding.map(|all| B::bool_slice(all, &[Slice::from(chunk.clone())]));
-            let x = rows_of::<B>(x, &chunk);
-            let logits = zero_rows::<B>(head.logits(x.clone()), &padding);
-            let RowLosses { losses: of_rows, log_sum_exp } = B::row_losses(logits.clone(), &labels);
-            losses.push(B::float_mul(zero_rows::<B>(widen::<B>(of_rows), &padding), factors.clone()));
-            visit(Chunk { rows: chunk, x, padding, logits, labels, log_sum_exp, factors });
-        }
+        self.each(head, x, &mut |chunk| {
+            let (of_rows, statistics) = chunk.losses();
+            losses.push(of_rows);
+            visit(chunk, statistics);
+        });
         let sum = B::float_reshape(B::float_sum(B::float_cat(losses, 0)), Shape::new([1]));
-        B::float_cast(sum, dtype.into())
+        B::float_cast(sum, x.dtype().into())
     }
 
     /// What the gradient of logits of f16 is multiplied by, `[1]`, in f32: the largest power of two with which neither it nor, if
@@ -139,14 +157,11 @@ impl<B: LinearCrossEntropyKernels> Loss<B> {
         if head.weight.dtype() != DType::F16 {
             return None;
         }
-        let one = |x: FloatTensor<B>| B::float_cast(B::float_reshape(x, Shape::new([1])), FloatDType::F32);
-        // The absolute values of the gradient of a row sum to at most 2 times its factor times a class weight.
-        let mut bound = one(B::float_max_abs(self.factors.clone()));
-        if let Some(weights) = self.labels.weights() {
-            bound = B::float_mul(bound, one(B::float_max_abs(weights.clone())));
-        }
+        // The absolute values of the gradient of a row sum to at most 2 times its bound.
+        let mut bound = self.what.bound(one_wide::<B>(B::float_max_abs(self.factors.clone())));
         if of_product {
-            let weight = B::float_mul_scalar(one(B::largest_magnitude(head.weight.clone())), 2.into());
+            let weight = one_wide::<B>(B::largest_magnitude(head.weight.clone()));
+            let weight = B::float_mul_scalar(weight, 2.into());
             bound = B::float_mul(bound, B::float_clamp_min(weight, 1.into()));
         }
         let bound = B::float_clamp_min(bound, f64::from(f32::MIN_POSITIVE).sqrt().into());
@@ -157,11 +172,16 @@ impl<B: LinearCrossEntropyKernels> Loss<B> {
     }
 }
 
+/// One number, `[1]`, in f32.
+pub(crate) fn one_wide<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    B::float_cast(B::float_reshape(x, Shape::new([1])), FloatDType::F32)
+}
+
 /// The exponent of the largest power of two that f16 can hold.
 const LARGEST_EXPONENT: f64 = 15.0;
 
 /// `x` `[rows, columns]` with zeros in the rows of padding.
-pub(super) fn zero_rows<B: Backend>(x: FloatTensor<B>, padding: &Option<BoolTensor<B>>) -> FloatTensor<B> {
+pub(crate) fn zero_rows<B: Backend>(x: FloatTensor<B>, padding: &Option<BoolTensor<B>>) -> FloatTensor<B> {
     match padding.clone() {
         None => x,
         Some(padding) => {
@@ -171,7 +191,7 @@ pub(super) fn zero_rows<B: Backend>(x: FloatTensor<B>, padding: &Option<BoolTens
     }
 }
 
-fn rows_of<B: Backend>(x: &FloatTensor<B>, rows: &Range<usize>) -> FloatTensor<B> {
+pub(crate) fn rows_of<B: Backend>(x: &FloatTensor<B>, rows: &Range<usize>) -> FloatTensor<B> {
     B::float_slice(x.clone(), &[Slice::from(rows.clone())])
 }
 
@@ -188,7 +208,7 @@ pub(super) fn chunks(len: usize, item: usize, chunk_bytes: usize) -> impl Iterat
 }
 
 /// The sum of the rows, `[classes]`, in f32 at least.
-pub(super) fn sum_of_rows<B: LinearCrossEntropyKernels>(dlogits: FloatTensor<B>) -> FloatTensor<B> {
+pub(super) fn sum_of_rows<B: HeadLossKernels>(dlogits: FloatTensor<B>) -> FloatTensor<B> {
     let [rows, classes] = dlogits.shape().dims();
     let wide = wide(dlogits.dtype());
     let sums = if dlogits.dtype() == wide {
@@ -201,7 +221,7 @@ pub(super) fn sum_of_rows<B: LinearCrossEntropyKernels>(dlogits: FloatTensor<B>)
 }
 
 /// `sum + u v` in `sum`, a few columns at a time.
-pub(super) fn add_product<B: LinearCrossEntropyKernels>(
+pub(super) fn add_product<B: HeadLossKernels>(
     mut sum: FloatTensor<B>,
     u: FloatTensor<B>,
     v: FloatTensor<B>,

@@ -1,10 +1,10 @@
 //! A fused loop: one pass, on all threads.
-use super::{LinearCrossEntropyKernels, composed_largest_magnitude};
+use super::{HeadLossKernels, composed_largest_magnitude};
 use crate::backend::cpu::{CpuBackend, parallel};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, f16};
 
-impl<B: CpuBackend> LinearCrossEntropyKernels for B {
+impl<B: CpuBackend> HeadLossKernels for B {
     /// They stay in the cache.
     const BLOCK_BYTES: usize = 1 << 20;
 

@@ -1,0 +1,248 @@
+//! Fused loops over rows: nothing of the size of the logits exists besides them.
+use super::{Divergence, DivergenceKernels, RowDivergences, Tempered};
+use crate::backend::cpu::{
+    CpuBackend, CpuElement,
+    parallel::{self, Job, vectorized},
+    sums::{self, Sum},
+    with_element,
+};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::tensor::{DType, Shape, bf16, f16};
+use num_traits::{One, Zero};
+
+impl<B: CpuBackend> DivergenceKernels for B {
+    fn row_divergences(
+        student: FloatTensor<B>,
+        teacher: FloatTensor<B>,
+        divergence: Tempered,
+    ) -> RowDivergences<B> {
+        let (student, teacher) = (B::contiguous(student), B::contiguous(teacher));
+        let [rows, classes] = student.shape().dims();
+        with_element!(student.dtype(), "divergence", E => {
+            let of_rows = row_divergences::<E>(B::as_slice(&student), B::as_slice(&teacher), classes, divergence);
+            let column = |at: usize| {
+                B::from_vec(of_rows.iter().map(|row| row[at]).collect(), Shape::new([rows, 1]))
+            };
+            RowDivergences { losses: column(0), sums: [1, 2, 3].map(column) }
+        })
+    }
+
+    fn divergence_gradients(
+        student: FloatTensor<B>,
+        teacher: FloatTensor<B>,
+        sums: [FloatTensor<B>; 3],
+        dloss: FloatTensor<B>,
+        divergence: Tempered,
+    ) -> FloatTensor<B> {
+        let (mut student, teacher) = (B::contiguous(student), B::contiguous(teacher));
+        let (sums, dloss) = (sums.map(B::contiguous), B::contiguous(dloss));
+        with_element!(student.dtype(), "divergence", E => {
+            let gradient = Gradient::<E> {
+                teacher: B::as_slice(&teacher),
+                sums: sums.each_ref().map(B::as_slice),
+                dloss: B::as_slice(&dloss),
+                divergence,
+            };
+            if student.can_mut() {
+                gradient.in_place(B::as_slice_mut(&mut student));
+                student
+            } else {
+                B::from_vec(gradient.of(B::as_slice(&student)), student.shape())
+            }
+        })
+    }
+}
+
+/// How much longer the exponentials and logarithms take than reading an element.
+const COST: usize = 64;
+
+/// The loss of every row, and what its gradient is made of.
+fn row_divergences<E: CpuElement>(
+    student: &[E],
+    teacher: &[E],
+    classes: usize,
+    divergence: Tempered,
+) -> Vec<[E::Acc; 4]> {
+    let rows = student.len() / classes.max(1);
+    let task = parallel::items_per_task(rows, classes);
+    let zero = [<E::Acc as Zero>::zero(); 4];
+    parallel::filled(rows, zero, task, COST * student.len(), |index, results| {
+        for (result, at) in results.iter_mut().zip(index * task..) {
+            let range = at * classes..(at + 1) * classes;
+            *result =
+                vectorized(Row { student: &student[range.clone()], teacher: &teacher[range], divergence });
+        }
+    })
+}
+
+/// One row of logits.
+struct Row<'a, E> {
+    student: &'a [E],
+    teacher: &'a [E],
+    divergence: Tempered,
+}
+
+impl<E: CpuElement> Job for Row<'_, E> {
+    type Result = [E::Acc; 4];
+
+    #[inline(always)]
+    fn run(self) -> [E::Acc; 4] {
+        let Self { student, teacher, divergence: Tempered { divergence, inverse } } = self;
+        let inverse = <E::Acc as CpuElement>::from_f64(inverse);
+        let logs = [student, teacher].map(|x| log_sum_exp(x, inverse));
+        let of = |student: E, teacher: E| {
+            Probabilities::<E::Acc>::of(student.widen(), teacher.widen(), inverse, logs)
+        };
+        let (loss, mean) = match divergence {
+            Divergence::Forward => {
+                (sums::sum_pairs(student, teacher, |s, t| times(of(s, t).p, of(s, t).ratio)), 0.0)
+            }
+            Divergence::Reverse => {
+                let loss = sums::sum_pairs(student, teacher, |s, t| times(of(s, t).q, -of(s, t).ratio));
+                (loss, loss)
+            }
+            Divergence::JensenShannon { beta } => {
+                let share = <E::Acc as CpuElement>::from_f64(beta);
+                let of_student = sums::sum_pairs(student, teacher, |s, t| {
+                    let of = of(s, t);
+                    times(of.q, of.over_mixture(share)[0])
+                });
+                let of_teacher = sums::sum_pairs(student, teacher, |s, t| {
+                    let of = of(s, t);
+                    times(of.p, of.over_mixture(share)[1])
+                });
+                let mean = (1.0 - beta) * of_student;
+                (mean + beta * of_teacher, mean)
+            }
+        };
+        let [loss, mean] = [loss, mean].map(<E::Acc as CpuElement>::from_f64);
+        [loss, logs[0], logs[1], mean]
+    }
+}
+
+/// `log(sum(exp(x * inverse)))`
+#[inline(always)]
+fn log_sum_exp<E: CpuElement>(x: &[E], inverse: E::Acc) -> E::Acc {
+    let max = sums::max(x) * inverse;
+    let sum = Sum { values: x, f: |x: E| (x.widen() * inverse - max).fast_exp() }.run();
+    max + <E::Acc as CpuElement>::from_f64(sum.ln())
+}
+
+/// Of one class.
+struct Probabilities<A> {
+    q: A,
+    p: A,
+    /// `log(p / q)`
+    ratio: A,
+}
+
+impl<A: CpuElement<Acc = A>> Probabilities<A> {
+    #[inline(always)]
+    fn of(student: A, teacher: A, inverse: A, [log_q, log_p]: [A; 2]) -> Self {
+        let (log_q, log_p) = (student * inverse - log_q, teacher * inverse - log_p);
+        Self { q: log_q.fast_exp(), p: log_p.fast_exp(), ratio: log_p - log_q }
+    }
+
+    /// `log(q / m)` and `log(p / m)`, where `m` is the mixture.
+    #[inline(always)]
+    fn over_mixture(&self, beta: A) -> [A; 2] {
+        let (zero, one) = (<A as Zero>::zero(), <A as One>::one());
+        let above = self.ratio > zero;
+        let share = if above { one - beta } else { beta };
+        // `log(m)` less the larger of `log(p)` and `log(q)`.
+        let log = (one - share + share * (-self.ratio.abs()).fast_exp()).ln();
+        let (more, less) = if above { (self.ratio, zero) } else { (zero, self.ratio) };
+        [-(log + more), less - log]
+    }
+}
+
+/// `probability * log`; 0 where the probability is, whatever its logarithm.
+#[inline(always)]
+fn times<A: CpuElement>(probability: A, log: A) -> A {
+    if probability == <A as Zero>::zero() { probability } else { probability * log }
+}
+
+/// What the student's logits become in the backward pass.
+struct Gradient<'a, E: CpuElement> {
+    teacher: &'a [E],
+    sums: [&'a [E::Acc]; 3],
+    dloss: &'a [E::Acc],
+    divergence: Tempered,
+}
+
+impl<E: CpuElement> Gradient<'_, E> {
+    /// The gradient of `x`.
+    fn of(&self, x: &[E]) -> Vec<E> {
+        let (classes, task) = self.task(x);
+        parallel::copied(x, task * classes, COST * x.len(), |index, x| self.rows(index * task, x, classes))
+    }
+
+    /// Replaces `x` by its gradient.
+    fn in_place(&self, x: &mut [E]) {
+        let ((classes, task), work) = (self.task(x), COST * x.len());
+        parallel::chunks_mut(x, task * classes, work, |index, x| self.rows(index * task, x, classes));
+    }
+
+    /// The elements of a row and the rows of a task.
+    fn task(&self, x: &[E]) -> (usize, usize) {
+        let rows = self.dloss.len();
+        let classes = x.len() / rows;
+        (classes, parallel::items_per_task(rows, classes))
+    }
+
+    fn rows(&self, start: usize, x: &mut [E], classes: usize) {
+        for (at, row) in (start..).zip(x.chunks_exact_mut(classes)) {
+            let teacher = &self.teacher[at * classes..(at + 1) * classes];
+            let [log_q, log_p, mean] = self.sums.map(|of_rows| of_rows[at]);
+            let (logs, dloss, divergence) = ([log_q, log_p], self.dloss[at], self.divergence);
+            vectorized(GradientOfRow { student: row, teacher, logs, mean, dloss, divergence });
+        }
+    }
+}
+
+/// Replaces the student's logits.
+struct GradientOfRow<'a, E: CpuElement> {
+    student: &'a mut [E],
+    teacher: &'a [E],
+    logs: [E::Acc; 2],
+    mean: E::Acc,
+    dloss: E::Acc,
+    divergence: Tempered,
+}
+
+impl<E: CpuElement> Job for GradientOfRow<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { student, teacher, logs, mean, dloss, divergence: Tempered { divergence, inverse } } = self;
+        if dloss == <E::Acc as Zero>::zero() {
+            student.fill(E::zero());
+            return;
+        }
+        let inverse = <E::Acc as CpuElement>::from_f64(inverse);
+        let factor = dloss * inverse;
+        let of = |student: E, teacher: E| {
+            Probabilities::<E::Acc>::of(student.widen(), teacher.widen(), inverse, logs)
+        };
+        let pairs = student.iter_mut().zip(teacher);
+        match divergence {
+            Divergence::Forward => pairs.for_each(|(x, &t)| {
+                let of = of(*x, t);
+                *x = E::narrow(factor * (of.q - of.p));
+            }),
+            Divergence::Reverse => pairs.for_each(|(x, &t)| {
+                let of = of(*x, t);
+                *x = E::narrow(factor * times(of.q, -of.ratio - mean));
+            }),
+            Divergence::JensenShannon { beta } => {
+                let rest = <E::Acc as CpuElement>::from_f64(1.0 - beta);
+                let share = <E::Acc as CpuElement>::from_f64(beta);
+                pairs.for_each(|(x, &t)| {
+                    let of = of(*x, t);
+                    *x = E::narrow(factor * times(of.q, rest * of.over_mixture(share)[0] - mean));
+                });
+            }
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The logarithms of the probabilities that a dense layer's outputs give to targets; its outputs are made in chunks.
+//!
+//! | | |
+//! | --- | --- |
+//! | computes | `logits[target] - log(sum(exp(logits)))` per row of `logits = x weight + bias`, in f32 at least |
+//! | keeps | `x`, `weight` and `bias` (handles), `log(sum(exp(logits)))` per row, the targets, and which rows do not count |
+//! | backward | the logits again, a chunk at a time; `dlogits = dy (q - p)`, `q` 1 at the target and 0 elsewhere; |
+//! | | `dx = dlogits weight^T`, `dweight = x^T dlogits`, `dbias = sum(dlogits)` |
+//!
+//! Unlike a [`HeadLoss`](super::head_loss), whose rows have known factors, it cannot make its gradients in the forward pass. In
+//! half precision the gradient of the weight is made in blocks of classes, as there.
+//!
+//! Rows that do not count are as rows of zeros in `x`, whatever they hold; their result is 0.
+use super::{
+    MaybeTensor,
+    attention::MaybeMask,
+    cross_entropy::Labels,
+    extension::extension,
+    head_loss::{
+        BIAS, Blocks, Head, HeadLossKernels, INPUTS, Loss, Made, WEIGHT, X, joined, rows_of, zero_rows,
+    },
+    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
+use crate::backend::wide;
+use burn::backend::{
+    Backend, TensorMetadata,
+    tensor::{BoolTensor, FloatTensor, IntTensor},
+};
+use burn::tensor::{DType, Shape};
+
+extension! {
+    /// Logarithms of probabilities.
+    pub trait LinearLogProbOps(HeadLossKernels) {
+        /// The logarithm of the probability of every row's target, `[rows]`, in f32 at least; x `[rows, d_input]`, weight
+        /// `[d_input, classes]`, bias `[classes]`, targets `[rows]`; `padding` `[rows]`: which rows do not count.
+        fn memsave_linear_log_prob(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            #[extension_type] bias: MaybeTensor<Self>,
+            targets: IntTensor<Self>,
+            #[extension_type] padding: MaybeMask<Self>,
+            chunk_bytes: usize,
+        ) -> FloatTensor<Self> {
+            let padding = match padding {
+                MaybeMask::Some(padding) => Some(padding),
+                MaybeMask::None => None,
+            };
+            let operation = LinearLogProb::<<Self as Run>::Plain>::new(targets, padding, chunk_bytes);
+            Self::run(operation, [Some(x), Some(weight), bias.into_option()])
+        }
+    }
+}
+
+/// The logarithms of the probabilities of targets.
+#[derive(Clone, Debug)]
+pub(crate) struct LinearLogProb<B: Backend> {
+    labels: Labels<B>,
+    /// The rows that do not count, `[rows, 1]`.
+    padding: Option<BoolTensor<B>>,
+    chunk_bytes: usize,
+}
+
+impl<B: HeadLossKernels> LinearLogProb<B> {
+    /// `padding`: `[rows]`.
+    fn new(targets: IntTensor<B>, padding: Option<BoolTensor<B>>, chunk_bytes: usize) -> Self {
+        let shape = Shape::new([targets.shape().num_elements(), 1]);
+        let padding = padding.map(|padding| B::bool_reshape(padding, shape));
+        Self { labels: Labels::new(targets, None, None), padding, chunk_bytes }
+    }
+
+    /// The sum of the losses, that is, of the negative results, times `factors` `[rows, 1]`.
+    fn loss(self, factors: FloatTensor<B>) -> Loss<B, Labels<B>> {
+        let Self { labels, padding, chunk_bytes } = self;
+        Loss { what: labels, factors: zero_rows::<B>(factors, &padding), padding, chunk_bytes }
+    }
+
+    /// The results, and [`RowLoss::STATISTICS`](super::head_loss::RowLoss::STATISTICS) of chunks.
+    fn results(&self, head: &Head<B>, x: &FloatTensor<B>) -> (FloatTensor<B>, Vec<Vec<FloatTensor<B>>>) {
+        let rows = x.shape()[0];
+        let minus = B::float_full(Shape::new([rows, 1]), (-1).into(), &x.device(), wide(x.dtype()).into());
+        let (mut results, mut statistics) = (Vec::new(), Vec::new());
+        self.clone().loss(minus).each(head, x, &mut |chunk| {
+            let (of_rows, of_chunk) = chunk.losses();
+            results.push(of_rows);
+            statistics.push(of_chunk);
+        });
+        (B::float_reshape(B::float_cat(results, 0), Shape::new([rows])), statistics)
+    }
+}
+
+impl<B: HeadLossKernels> Operation<B, 3> for LinearLogProb<B> {
+    const INPUTS: [&'static str; 3] = INPUTS;
+    const PARAMETERS: &'static [usize] = &[WEIGHT];
+    type Saved = Saved<B>;
+
+    fn name(&self) -> &'static str {
+        "linear_log_prob"
+    }
+
+    fn plan(&self, _: &Tracking<B, 3>) -> Plan<3> {
+        let keep = |plan: Plan<3>, input| plan.keep_if(true, input, "the logits are computed again");
+        [X, WEIGHT, BIAS].into_iter().fold(Plan::nothing(), keep)
+    }
+
+    fn forward(&self, [x, weight, bias]: Inputs<B, 3>) -> FloatTensor<B> {
+        self.results(&Head { weight: given(weight), bias }, &given(x)).0
+    }
+
+    fn forward_saving(
+        &self,
+        [x, weight, bias]: Inputs<B, 3>,
+        recorder: &Recorder<3>,
+    ) -> (FloatTensor<B>, Saved<B>) {
+        const REASON: &str = "the logits are computed again";
+        let (results, statistics) = self.results(&Head { weight: given(weight), bias }, &given(x));
+        let ledger = recorder.ledger();
+        let statistics = joined::<B>(statistics).into_iter();
+        let statistics = statistics.map(|values| ledger.tensor("log_sum_exp", values, REASON)).collect();
+        let Self { labels, padding, chunk_bytes } = self.clone();
+        let labels = labels.reported(ledger, REASON);
+        let padding = padding.map(|padding| ledger.tensor("padding", padding, REASON));
+        (results, Saved { statistics, operation: Self { labels, padding, chunk_bytes } })
+    }
+
+    fn backward(
+        Saved { statistics, operation }: Saved<B>,
+        dy: FloatTensor<B>,
+        pass: &mut BackwardPass<B, 3>,
+    ) {
+        let [x, weight] = [X, WEIGHT].map(|input| given(pass.take(input)));
+        let head = Head { weight, bias: pass.take(BIAS) };
+        let dtype = x.dtype();
+        let by_blocks = pass.wants(WEIGHT) && wide(dtype) != dtype;
+        let loss = operation.loss(B::float_reshape(B::float_neg(dy), Shape::new([x.shape()[0], 1])));
+        let wanted = [pass.wants(X), pass.wants(WEIGHT) && !by_blocks, pass.wants(BIAS)];
+        if wanted.contains(&true) {
+            let mut made = Made::zeros(wanted, &head, &x);
+            loss.each(&head, &x, &mut |chunk| {
+                let of_chunk: Vec<_> = statistics.iter().map(|all| rows_of::<B>(all, chunk.rows())).collect();
+                made.add(&head, chunk, &of_chunk, None);
+            });
+            let Made { x, weight, bias } = made;
+            pass.give_all([x, weight, bias.map(|bias| B::float_cast(bias, dtype.into()))]);
+        }
+        if by_blocks {
+            let one = B::float_full(Shape::new([1]), 1.into(), &x.device(), DType::F32.into());
+            pass.give(WEIGHT, Blocks { statistics, loss }.weight_gradient(x, &head, one));
+        }
+    }
+}
+
+/// What the backward pass reads besides inputs.
+#[derive(Clone, Debug)]
+pub(crate) struct Saved<B: Backend> {
+    /// `log(sum(exp(logits)))`, `[rows, 1]`.
+    statistics: Vec<FloatTensor<B>>,
+    operation: LinearLogProb<B>,
+}
