@@ -3,7 +3,7 @@ use super::PlanError;
 use super::block::Treatment;
 use super::choose::{Chooser, Way, needs};
 use super::table::Plan;
-use super::trace::{Part, Trace, Tracer};
+use super::trace::{Block, Part, Trace, Tracer};
 use crate::measure::StepInput;
 use crate::saved::SavedPolicy;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -103,6 +103,9 @@ impl Profile {
     }
 }
 
+/// A profile runs a step for each block of a period.
+const LONGEST_PERIOD: usize = 6;
+
 /// Which plans a [profile](profile) is for.
 #[derive(Clone, Debug)]
 pub struct ProfileOptions {
@@ -129,7 +132,7 @@ impl ProfileOptions {
         self
     }
 
-    /// Steps that are run for the profile should not need more bytes than this, if they can.
+    /// Steps that are run for the profile should not need more bytes than this, if they can. If plans cannot, there is no profile.
     #[must_use]
     pub fn with_limit(mut self, bytes: u64) -> Self {
         self.limit = Some(bytes);
@@ -138,15 +141,15 @@ impl ProfileOptions {
 
     /// Of how many blocks `run` may be treated otherwise while the rest is computed again, within the limit: at least one more.
     fn period(&self, recomputed: &Trace, run: usize) -> usize {
-        let blocks = recomputed.blocks.len();
-        let fits = |period: usize| {
+        let fits = |&period: &usize| {
             let is_so = |number: usize, offset: usize| (number + offset) % period < run;
-            let of = |offset: usize| (0..blocks).filter(move |&number| is_so(number, offset));
+            let of =
+                |offset: usize| (0..recomputed.blocks.len()).filter(move |&number| is_so(number, offset));
             let more = |offset: usize| of(offset).map(|number| recomputed.keeps_at_most(number)).sum::<i64>();
             let most = recomputed.peak() + (0..period).map(more).max().unwrap_or(0);
             self.limit.is_none_or(|limit| most as u64 <= limit)
         };
-        (run + 1..blocks).find(|&period| fits(period)).unwrap_or(blocks.max(run + 1))
+        (run + 1..LONGEST_PERIOD).find(fits).unwrap_or(LONGEST_PERIOD)
     }
 
     fn treatments(&self) -> Vec<Treatment> {
@@ -158,13 +161,13 @@ impl ProfileOptions {
 /// Measures what each [block](super::block) of a model takes, as it is, computed again and kept as the options say.
 ///
 /// Runs steps of the model: two in which all blocks are computed again, two for each other treatment in which every other block is treated so,
-/// and three in which two of three are; more of them if they would need more than a [limit](ProfileOptions::with_limit). So a model
+/// and three in which two of three are; up to six of each if they would need more than a [limit](ProfileOptions::with_limit). So a model
 /// can be profiled that does not fit into memory as it is. What a step does besides (running statistics, random numbers), it does each
 /// time. Nothing else should run meanwhile, as memory is counted for the whole program or device.
 ///
 /// # Errors
 ///
-/// If the model runs no block, if the loss requires no gradient, or if bytes are not counted: on CPU devices, install the
+/// If the model runs no block, if the loss requires no gradient, if the limit is too small, or if bytes are not counted: on CPU devices, install the
 /// [`TrackingAllocator`](crate::measure::TrackingAllocator).
 ///
 /// ```
@@ -202,6 +205,14 @@ pub fn profile<M: Module, I: StepInput>(
     let tracer = Tracer { model, input: &input, loss, treatments: &treatments };
     tracer.trace(move |_| recomputed)?; // pays for what is there only once
     let mut traces = vec![tracer.trace(move |_| recomputed)?];
+    // Exact plans need little less than that in which everything is computed again, if at all.
+    let least = traces[0].peak() as u64;
+    if let Some(budget) = options.limit
+        && options.policies.len() == 1
+        && least - least / 20 > budget
+    {
+        return Err(PlanError::Budget { budget, least });
+    }
     let others = (0..treatments.len()).filter(|&treatment| treatment != recomputed);
     for treatment in others {
         // Each block between two that are computed again, and each after one that is treated the same.
@@ -217,9 +228,9 @@ pub fn profile<M: Module, I: StepInput>(
     if traces.iter().any(|trace| trace.blocks != *blocks) {
         return Err(PlanError::Blocks);
     }
-    let paths = Paths::of(model);
+    let paths = Paths::new(model);
     let profiled = (0..blocks.len()).map(|number| BlockProfile {
-        module: paths.around(&blocks[number].parameters).unwrap_or_else(|| blocks[number].name.into()),
+        module: paths.of(&blocks[number]),
         tracked: traces[0].was_replayed(number),
         costs: costs(number, &traces, &treatments),
     });
@@ -274,7 +285,7 @@ fn chain(blocks: &[BlockProfile], traces: &[Trace]) -> Vec<Vec<Way>> {
     chain
 }
 
-/// Where the parameters of a model are.
+/// The paths of the parameters of a model.
 #[derive(Default)]
 struct Paths {
     path: Vec<String>,
@@ -282,20 +293,22 @@ struct Paths {
 }
 
 impl Paths {
-    fn of<M: Module>(model: &M) -> Self {
+    fn new<M: Module>(model: &M) -> Self {
         let mut paths = Self::default();
         model.visit(&mut paths);
         paths
     }
 
-    /// The innermost module around parameters.
-    fn around(&self, parameters: &[ParamId]) -> Option<String> {
-        let mut paths = parameters.iter().map(|id| self.of.get(id));
-        let first = paths.next()??.clone();
-        let common = paths.flatten().fold(first, |common, path| {
-            common.into_iter().zip(path).take_while(|(a, b)| a == *b).map(|(name, _)| name).collect()
-        });
-        (!common.is_empty()).then(|| common.join("."))
+    /// The path of a block: that of its first parameter, without its path in the block. If it has none, the block's type.
+    fn of(&self, block: &Block) -> String {
+        let path = block.parameter.as_ref().and_then(|(id, within)| Some((self.of.get(id)?, within)));
+        path.map_or_else(
+            || block.name.into(),
+            |(path, within)| {
+                let same = path.iter().rev().zip(within.iter().rev()).take_while(|(a, b)| a == b).count();
+                path[..path.len() - same].join(".")
+            },
+        )
     }
 }
 
@@ -307,7 +320,6 @@ impl ModuleVisitor for Paths {
         self.path.pop();
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let module = self.path.split_last().map_or(&[][..], |(_parameter, module)| module);
-        self.of.entry(param.id).or_insert_with(|| module.to_vec());
+        self.of.entry(param.id).or_insert_with(|| self.path.clone());
     }
 }

@@ -26,7 +26,8 @@ pub(super) struct Trace {
 pub(super) struct Block {
     /// The type.
     pub(super) name: &'static str,
-    pub(super) parameters: Vec<ParamId>,
+    /// Its first parameter, and the path of that in it.
+    pub(super) parameter: Option<(ParamId, Vec<String>)>,
 }
 
 /// A block in a step, and what runs after it up to the next one; bytes beyond those before it.
@@ -199,9 +200,9 @@ impl Tracing {
         let number = self.blocks.len();
         let treatment = (self.of)(number);
         self.treatments.push(treatment);
-        let mut parameters = Parameters::default();
-        module.visit(&mut parameters);
-        self.blocks.push(Block { name: type_name::<M>(), parameters: parameters.0 });
+        let mut first = First::default();
+        module.visit(&mut first);
+        self.blocks.push(Block { name: type_name::<M>(), parameter: first.parameter });
 
         lock(&self.log).record(Event::Enter(number));
         let log = self.log.clone();
@@ -215,11 +216,21 @@ impl Tracing {
     }
 }
 
+/// Finds the first parameter.
 #[derive(Default)]
-struct Parameters(Vec<ParamId>);
+struct First {
+    path: Vec<String>,
+    parameter: Option<(ParamId, Vec<String>)>,
+}
 
-impl ModuleVisitor for Parameters {
+impl ModuleVisitor for First {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.path.push(name.into());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.pop();
+    }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.0.push(param.id);
+        self.parameter.get_or_insert_with(|| (param.id, self.path.clone()));
     }
 }
