@@ -77,7 +77,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         Model::Resnet101 => run(&args, resnet::Net::new(Depth::D101, &device), images, class_loss),
         Model::Encoder => {
             let config = TransformerEncoderConfig::new(512, 2048, 8, 24).with_dropout(0.1);
-            run(&args, config.init(&device).layers, features, encoder_loss)
+            run(&args, Encoder { layers: config.init(&device).layers }, features, encoder_loss)
         }
         Model::Language => {
             let length = args.length.unwrap_or(256);
@@ -105,9 +105,14 @@ fn features(args: &Args, batch: usize, device: &Device) -> Tensor<3> {
     Tensor::random([batch, args.length.unwrap_or(256), 512], Distribution::Normal(0.0, 1.0), device)
 }
 
-fn encoder_loss(model: &Vec<TransformerEncoderLayer>, x: Tensor<3>) -> Tensor<1> {
+#[derive(Module, Debug)]
+struct Encoder {
+    layers: Vec<TransformerEncoderLayer>,
+}
+
+fn encoder_loss(model: &Encoder, x: Tensor<3>) -> Tensor<1> {
     let run = |x, layer| block(layer, x, |layer: &TransformerEncoderLayer, x| layer.forward(x, None, None));
-    model.iter().fold(x, run).powf_scalar(2.0).mean()
+    model.layers.iter().fold(x, run).powf_scalar(2.0).mean()
 }
 
 fn tokens(args: &Args, batch: usize, device: &Device) -> (Tensor<2, Int>, Tensor<2, Int>) {

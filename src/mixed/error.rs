@@ -11,7 +11,7 @@ pub enum MixedError {
     )]
     Unsupported {
         /// The device.
-        device: Device,
+        device: Box<Device>,
         /// What it lacks.
         dtype: FloatDType,
     },

@@ -119,7 +119,7 @@ impl Precision {
     pub fn check(&self, device: &Device) -> Result<(), MixedError> {
         match device.supports_dtype(self.dtype) {
             true => Ok(()),
-            false => Err(MixedError::Unsupported { device: device.clone(), dtype: self.dtype }),
+            false => Err(MixedError::Unsupported { device: Box::new(device.clone()), dtype: self.dtype }),
         }
     }
 

@@ -30,7 +30,7 @@ pub struct Layers {
 }
 
 impl Encoder {
-    pub fn new(layers: usize, device: &Device) -> Layers {
+    pub fn model(layers: usize, device: &Device) -> Layers {
         let config = TransformerEncoderConfig::new(32, 128, 4, layers).with_dropout(0.1);
         Layers { layers: config.init(device).layers }
     }
@@ -50,7 +50,7 @@ impl Planned for Encoder {
 pub struct ResNet;
 
 impl ResNet {
-    pub fn new(device: &Device) -> resnet::Net {
+    pub fn model(device: &Device) -> resnet::Net {
         Case::Norm.prepare(resnet::Net::new(Depth::D101, device))
     }
 }
@@ -67,7 +67,7 @@ impl Planned for ResNet {
 pub struct Language;
 
 impl Language {
-    pub fn new(device: &Device) -> planned::Llama {
+    pub fn model(device: &Device) -> planned::Llama {
         let size = Size { vocabulary: 256, width: 64, heads: 4, hidden: 176, blocks: 6, length: 32 };
         let projections = ParamGroup::from_regex(r"^blocks\..*\.weight$").unwrap();
         planned::Llama::new(&size, device).apply_lora(Lora::new(4, 8.0).set_param_group(projections))
@@ -127,7 +127,7 @@ impl Link {
 }
 
 impl Chain {
-    pub fn new(seed: u64, blocks: usize, device: &Device) -> Links {
+    pub fn model(seed: u64, blocks: usize, device: &Device) -> Links {
         let mut draw = StdRng::seed_from_u64(seed);
         let mut width = 64;
         let links = (0..blocks).map(|_| {

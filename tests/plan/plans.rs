@@ -50,21 +50,21 @@ fn fits<P: Planned>(name: &str, model: &P::Model, input: &P::Input) {
 fn encoder_of_24_layers() {
     let _alone = alone();
     let device = Device::flex().autodiff();
-    fits::<Encoder>("encoder", &Encoder::new(24, &device), &random([4, 32, 32], &device));
+    fits::<Encoder>("encoder", &Encoder::model(24, &device), &random([4, 32, 32], &device));
 }
 
 #[test]
 fn resnet_101() {
     let _alone = alone();
     let device = Device::flex().autodiff();
-    fits::<ResNet>("ResNet-101", &ResNet::new(&device), &random([2, 3, 64, 64], &device));
+    fits::<ResNet>("ResNet-101", &ResNet::model(&device), &random([2, 3, 64, 64], &device));
 }
 
 #[test]
 fn language_model_with_lora() {
     let _alone = alone();
     let device = Device::flex().autodiff();
-    fits::<Language>("language model", &Language::new(&device), &Language::tokens(&device));
+    fits::<Language>("language model", &Language::model(&device), &Language::tokens(&device));
 }
 
 #[test]
@@ -72,7 +72,11 @@ fn random_chains() {
     let _alone = alone();
     let device = Device::flex().autodiff();
     for seed in 0..3 {
-        fits::<Chain>(&format!("chain {seed}"), &Chain::new(seed, 12, &device), &random([512, 64], &device));
+        fits::<Chain>(
+            &format!("chain {seed}"),
+            &Chain::model(seed, 12, &device),
+            &random([512, 64], &device),
+        );
     }
 }
 
@@ -93,7 +97,7 @@ fn gradients<M: Module>(model: &M, gradients: &Gradients) -> Vec<Option<TensorDa
 fn gradients_are_those_without_a_plan() {
     let _alone = alone();
     let device = Device::flex().autodiff();
-    let (model, tokens) = (Language::new(&device), Language::tokens(&device));
+    let (model, tokens) = (Language::model(&device), Language::tokens(&device));
     let profile = profile(&model, tokens.copy(), &ProfileOptions::new(), Language::loss).unwrap();
     let plan = profile.plan(profile.least().midpoint(profile.most())).unwrap();
     let recomputed = plan.blocks().filter(|(_, treatment)| treatment.recompute).count();
@@ -110,7 +114,7 @@ fn gradients_are_those_without_a_plan() {
 fn policies() {
     let _alone = alone();
     let device = Device::flex().autodiff();
-    let (model, x) = (Encoder::new(8, &device), random([8, 64, 32], &device));
+    let (model, x) = (Encoder::model(8, &device), random([8, 64, 32], &device));
     let exact = profile(&model, x.copy(), &ProfileOptions::new(), Encoder::loss).unwrap();
     let options = ProfileOptions::new().with_policy(SavedPolicy::Half);
     let rounded = profile(&model, x.copy(), &options, Encoder::loss).unwrap();
@@ -126,7 +130,7 @@ fn policies() {
 fn frozen_blocks_come_first() {
     let _alone = alone();
     let device = Device::flex().autodiff();
-    let mut model = Encoder::new(6, &device);
+    let mut model = Encoder::model(6, &device);
     model.layers = model
         .layers
         .into_iter()
@@ -146,15 +150,19 @@ fn frozen_blocks_come_first() {
 fn limits() {
     let _alone = alone();
     let device = Device::flex().autodiff();
-    let (model, x) = (Encoder::new(6, &device), random([4, 32, 32], &device));
+    let (model, x) = (Encoder::model(6, &device), random([4, 32, 32], &device));
     let known = profile(&model, x.copy(), &ProfileOptions::new(), Encoder::loss).unwrap();
     let budget = known.least() * 102 / 100;
     let plan = auto_checkpoint(&model, x, budget, &ProfileOptions::new(), Encoder::loss).unwrap();
     assert!(plan.measured <= Some(budget));
+
+    let (model, x) = (Encoder::model(6, &device), random([4, 32, 32], &device));
+    let result = auto_checkpoint(&model, x, budget / 2, &ProfileOptions::new(), Encoder::loss);
+    assert!(matches!(result, Err(PlanError::Budget { least, .. }) if least > budget / 2));
 }
 
 fn links(blocks: usize, device: &Device) -> (Links, Tensor<2>) {
-    (Chain::new(7, blocks, device), random([128, 64], device))
+    (Chain::model(7, blocks, device), random([128, 64], device))
 }
 
 #[test]
