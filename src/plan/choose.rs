@@ -12,8 +12,8 @@ pub(super) struct Way {
     /// Bytes alive after the block, beyond those before it, by the way in which the block before was run: one may keep a tensor that the
     /// other would free. Negative if the block keeps less than its input has.
     pub(super) grows: Vec<i64>,
-    /// The most bytes alive while it runs, forward or backward, beyond those before it.
-    pub(super) most: i64,
+    /// The most bytes alive while it runs, forward or backward, beyond those before it; by the same.
+    pub(super) most: Vec<i64>,
     /// Nanoseconds.
     pub(super) cost: u64,
 }
@@ -31,7 +31,7 @@ pub(super) fn needs(blocks: &[Vec<Way>], choice: &[usize]) -> Needs {
     let (mut live, mut before, mut needs) = (0, 0, Needs { peak: 0, cost: 0 });
     for (ways, &number) in blocks.iter().zip(choice) {
         let way = &ways[number];
-        needs.peak = needs.peak.max(live + way.most);
+        needs.peak = needs.peak.max(live + way.most[before]);
         needs.cost += way.cost;
         live += way.grows[before];
         before = number;
@@ -68,7 +68,7 @@ impl Chooser {
         let round = |bytes: i64| bytes.div_euclid(granule) + i64::from(bytes.rem_euclid(granule) > 0);
         let rounded = |way: &Way| Way {
             grows: way.grows.iter().map(|&bytes| round(bytes)).collect(),
-            most: round(way.most),
+            most: way.most.iter().map(|&bytes| round(bytes)).collect(),
             cost: way.cost,
         };
         let blocks: Vec<Vec<Way>> = blocks.iter().map(|ways| ways.iter().map(rounded).collect()).collect();
@@ -79,9 +79,8 @@ impl Chooser {
 
     /// The ways of the least cost whose peak is within a budget, and of these those of the lowest peak; `None` if there are none.
     pub(super) fn choose(&self, budget: i64) -> Option<Vec<usize>> {
-        let within = |most: i64| {
-            self.best(move |cost, live, way| (live + way.most <= most).then_some(cost + way.cost))
-        };
+        let within =
+            |most: i64| self.best(move |cost, reached, way| (reached <= most).then_some(cost + way.cost));
         let (mut best, cost) = within(budget.div_euclid(self.granule))?;
         while let Some((choice, same)) = within(self.peak(&best) - 1)
             && same == cost
@@ -93,7 +92,7 @@ impl Chooser {
 
     /// The least peak that any choice has.
     pub(super) fn least(&self) -> i64 {
-        let least = self.best(|peak, live, way| Some(peak.max((live + way.most).max(0) as u64)));
+        let least = self.best(|peak, reached, _| Some(peak.max(reached.max(0) as u64)));
         least.map_or(0, |(_, peak)| peak as i64) * self.granule
     }
 
@@ -102,7 +101,8 @@ impl Chooser {
         needs(&self.blocks, choice).peak
     }
 
-    /// The choice of the least value; `after` gives the value after a block from that before it, if the block may be run in that way.
+    /// The choice of the least value; `after` gives the value after a block from that before it and the most granules alive meanwhile,
+    /// if the block may be run in that way.
     fn best(&self, after: impl Fn(u64, i64, &Way) -> Option<u64>) -> Option<(Vec<usize>, u64)> {
         // By the way of the block before, and by granules alive.
         let state = |before: usize, live: i64| before * self.width + (live - self.lowest) as usize;
@@ -117,7 +117,7 @@ impl Chooser {
             for (index, &value) in values.iter().enumerate().filter(|&(_, &value)| value != NEVER) {
                 let (before, live) = (index / self.width, (index % self.width) as i64 + self.lowest);
                 for (number, way) in ways.iter().enumerate() {
-                    let Some(value) = after(value, live, way) else { continue };
+                    let Some(value) = after(value, live + way.most[before], way) else { continue };
                     let reached = state(number, live + way.grows[before]);
                     if value < next[reached] {
                         next[reached] = value;
@@ -175,7 +175,7 @@ mod tests {
                 let count = std::mem::replace(&mut before, ways.len());
                 let way = |(grows, joined, more, cost): (i64, i64, i64, u64)| Way {
                     grows: (0..count as i64).map(|before| grows - joined * before / 2).collect(),
-                    most: grows.max(0) + more,
+                    most: (0..count as i64).map(|before| grows.max(0) + more - joined * before / 3).collect(),
                     cost,
                 };
                 ways.into_iter().map(way).collect()
@@ -240,7 +240,7 @@ mod tests {
     /// Within 5 % of the best of all choices for twelve blocks, and under a second for a hundred.
     #[test]
     fn twelve_blocks_and_a_hundred() {
-        let way = |keeps: i64, most: i64, cost: u64| Way { grows: vec![keeps; 2], most, cost };
+        let way = |keeps: i64, most: i64, cost: u64| Way { grows: vec![keeps; 2], most: vec![most; 2], cost };
         let block = |number: i64| {
             let (keeps, time) =
                 (1_000_000 + 77_777 * (number * 37 % 11), 1000 + 313 * (number as u64 * 17 % 13));

@@ -255,7 +255,7 @@ fn costs(number: usize, traces: &[Trace], treatments: &[Treatment]) -> Vec<Block
 /// What runs before the blocks, and the ways of each.
 fn chain(blocks: &[BlockProfile], traces: &[Trace]) -> Vec<Vec<Way>> {
     let (grows, most) = traces[0].stem();
-    let mut chain = vec![vec![Way { grows: vec![grows], most, cost: 0 }]];
+    let mut chain = vec![vec![Way { grows: vec![grows], most: vec![most], cost: 0 }]];
     for (number, block) in blocks.iter().enumerate() {
         let ways_before = chain[number].len();
         let keeps = &block.costs[0];
@@ -266,17 +266,20 @@ fn chain(blocks: &[BlockProfile], traces: &[Trace]) -> Vec<Vec<Way>> {
                     let is_after = ways_before == 1 || trace.treatments[number - 1] == before;
                     is_after && (block.costs.len() == 1 || trace.treatments[number] == index)
                 };
-                traces.iter().find(is_so).map(|trace| trace.part(number).grows)
+                traces.iter().find(is_so).map(|trace| trace.part(number))
             };
-            let known: Vec<Option<i64>> = (0..ways_before).map(after).collect();
-            let most_known = known.iter().flatten().copied().max().unwrap_or(cost.kept);
+            let known: Vec<Option<Part>> = (0..ways_before).map(after).collect();
+            let each = |bytes: fn(&Part) -> i64| {
+                let most = known.iter().flatten().map(bytes).max().unwrap_or(0);
+                known.iter().map(|part| part.as_ref().map_or(most, bytes)).collect()
+            };
             let time = |cost: &BlockCost| cost.forward_time + cost.backward_time;
             let extra = time(cost).saturating_sub(time(keeps));
             // What runs twice takes longer, also where the clock does not show it.
             let extra = if cost.treatment.recompute { extra.max(keeps.forward_time) } else { extra };
             Way {
-                grows: known.into_iter().map(|grows| grows.unwrap_or(most_known)).collect(),
-                most: cost.most,
+                grows: each(|part| part.grows),
+                most: each(|part| part.most),
                 cost: if block.tracked { extra.as_nanos() as u64 } else { 0 },
             }
         };
