@@ -3,6 +3,7 @@
 #![recursion_limit = "256"]
 
 pub mod checkpoint;
+pub mod guide;
 pub mod lazy;
 pub mod lora;
 pub mod measure;
