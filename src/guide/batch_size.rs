@@ -2,7 +2,8 @@
 //!
 //! [`largest_batch`](crate::plan::largest_batch) asks for the peak of a step of one item, of two, and then of as many as the
 //! line through the last two says, until it has the most items within a budget of bytes. It never tries more than twice of what
-//! has fitted, so on a device nothing has to run out of memory to find out.
+//! has fitted, and where memory grows along a line hardly more than the budget, so that with a budget below the memory of a
+//! device nothing has to fail to find out.
 //!
 //! [`micro_batched`](crate::plan::micro_batched) computes the gradients of a batch from its parts, one after the other: those
 //! of the whole batch, to rounding, with the memory of one part and a second gradient of every parameter. Sums are made in f32
@@ -64,4 +65,4 @@
 //! # In PyTorch
 //!
 //! Gradient accumulation by hand, or `accelerate`'s `accumulate`. The search: Lightning's `BatchSizeFinder`, `accelerate`'s
-//! `find_executable_batch_size`, which halve after an error.
+//! `find_executable_batch_size`, which try until an error.

@@ -47,21 +47,22 @@
 //!
 //! # What it saves
 //!
-//! In MiB, two cores:
+//! In MiB, two cores; the first two rows by `cargo run --release -p burn-memsave-paper --bin llama`, the third by
+//! `--bin tiled`:
 //!
-//! | command | kept: without, with | peak: without, with | time |
+//! | what | kept: without, with | peak: without, with | time |
 //! | --- | --- | --- | --- |
-//! | `cargo run --release -p burn-memsave-paper --bin llama`: every block a segment | 753.21, 80.34 | 789.46, 200.76 | 1.15 |
-//! | the same, with [`SavedPolicy::Int8`](crate::saved::SavedPolicy::Int8) for the inputs of segments | 753.21, 32.85 | 789.46, 174.30 | 1.26 |
-//! | `cargo run --release -p burn-memsave-paper --bin tiled`: 16,384 tokens in tiles of 2,048 | | 779, 260 | 1.10 |
+//! | every block a segment | 753.21, 80.34 | 789.46, 200.76 | 1.15 |
+//! | the same, their inputs as [`SavedPolicy::Int8`](crate::saved::SavedPolicy::Int8) | 753.21, 32.85 | 789.46, 174.30 | 1.26 |
+//! | a feed-forward block, 16,384 tokens in tiles of 2,048 | | 779, 260 | 1.10 |
 //!
-//! `cargo test --test plan` asserts for an encoder, ResNet-101 and a language model with LoRA that the steps of twenty budgets
-//! each need no more than the budget, within 3 % of what was predicted, and that more memory never makes a plan slower.
+//! `cargo test --test plan` asserts for an encoder, ResNet-101 and a language model with LoRA that the steps of 21 budgets each
+//! need no more than the budget, within 3 % of what was predicted, and that more memory never makes a plan slower.
 //!
 //! # What it costs
 //!
 //! A second forward pass of what is recomputed: in the tables above 10 to 15 % of a step. A plan costs some measured steps
-//! once, before the training; it is for the shapes that it was measured with.
+//! once, before the training; its peak is that of the shapes that it was measured with.
 //!
 //! # When
 //!

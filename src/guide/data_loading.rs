@@ -6,8 +6,8 @@
 //!
 //! Without workers (`num_workers(0)`, the default) a batch is made when it is asked for, and none waits, but training waits for
 //! it. With workers Burn 0.22.1 queues up to 100 batches, whatever the number of workers. That is nothing for rows of numbers,
-//! and 15 GiB for batches of 256 images of 3x224x224 in f32. To have a few, run the loader without workers on one thread of
-//! your own, and let a channel of that length stop it:
+//! and 15 GB for batches of 256 images of 3x224x224 in f32. To have a few, run the loader without workers on one thread of your
+//! own, and let a channel of that length stop it:
 //!
 //! ```
 //! use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
@@ -60,11 +60,12 @@
 //!
 //! # What it saves
 //!
-//! All batches but four of those that would wait: the snippet counts them. On a device every thread that makes tensors has
-//! memory pools of its own, too. `cargo run --release --no-default-features --features wgpu --example growth -- --loaders 2`
-//! shows that (lavapipe, two cores): with threads that come and go the reserved bytes grow from 53 to 101 MiB in 32 steps with
-//! Burn's layers and from 37 to 85 with ours, of which 5 are in use; with `max_streams = 1` in the section `[streaming]` of a
-//! file `cubecl.toml` they stay at 37 and 21.
+//! Of the 100 batches that could wait, all but three: the snippet counts. Two are in the channel, and the next one is ready. On
+//! a device every thread that makes tensors has memory pools of its own, too.
+//! `cargo run --release --no-default-features --features wgpu --example growth -- --loaders 2` shows that (lavapipe, two
+//! cores): with threads that come and go the reserved bytes grow from 53 to 101 MiB in 32 steps with Burn's layers and from 37
+//! to 85 with ours, of which 5 are in use; with `max_streams = 1` in the section `[streaming]` of a file `cubecl.toml` they
+//! stay at 37 and 21.
 //!
 //! # What it costs
 //!

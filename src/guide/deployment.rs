@@ -8,7 +8,8 @@
 //!
 //! [`LazyLoad::lazy_load`](crate::lazy::LazyLoad::lazy_load) then runs it from that file: a weight is read when its layer runs,
 //! and a cache keeps as many as its budget allows. [`WeightFile::open_mapped`](crate::lazy::WeightFile::open_mapped) uses the
-//! pages of the file where they are, so that several processes share them. Loading takes no time then, and no memory.
+//! pages of the file where they are, so that several processes share them. Nothing but the header is read when such a file is
+//! loaded.
 //!
 //! ```
 //! use burn::module::{Lora, Module};

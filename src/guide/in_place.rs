@@ -9,10 +9,10 @@
 //! makes the gradient of the logits in the memory of the logits, if nobody else holds them: a `logits.clone()` for the accuracy
 //! that lives until after `backward` costs a tensor of that size. Compute metrics from it before, and drop it.
 //!
-//! A loss holds the whole graph. `backward` consumes it; a loss that is only collected (`losses.push(loss)`) keeps the
-//! activations of its step alive. Collect `loss.inner()` or the number. Of a graph whose loss is dropped without `backward`,
-//! Burn frees the memory in the next backward pass only: evaluate with [`Module::valid`](burn::module::Module::valid), which
-//! records none.
+//! A loss holds the whole graph. `backward` consumes it; a loss that is collected without one (`losses.push(loss)` in an
+//! evaluation) keeps the activations of its step alive. Collect `loss.inner()` or the number. Of a graph whose loss is dropped
+//! without `backward`, Burn frees the memory in the next backward pass only: evaluate with
+//! [`Module::valid`](burn::module::Module::valid), which records none.
 //!
 //! ```
 //! use burn::module::Module;
@@ -52,8 +52,8 @@
 //!
 //! # What it saves
 //!
-//! A tensor per place, at the peak; which one it is shows [profiling](super::profiling). `cargo bench --bench memory -- cross`
-//! has the peaks of the losses beside Burn's.
+//! A tensor per place, at the peak; which one it is shows [profiling](super::profiling).
+//! `cargo bench --bench memory -- entropy` has the peaks of the losses beside Burn's.
 //!
 //! # What it costs
 //!

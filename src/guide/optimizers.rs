@@ -1,6 +1,6 @@
 //! Optimizers with little state, and updates in the middle of the backward pass.
 //!
-//! AdamW keeps two numbers for each parameter, 8 bytes in f32, which is more than the parameter and its gradient together.
+//! AdamW keeps two numbers for each parameter, 8 bytes in f32, as much as the parameter and its gradient together.
 //! [`AdamW8bit`](crate::optim::AdamW8bit) keeps 2.03 bytes, and [`Muon8bit`](crate::optim::Muon8bit) 1.02 where Muon keeps 4.
 //! Both are optimizers of Burn's: records, groups of parameters and schedulers work as before. Weights in half precision are
 //! rounded at random, so that they need no master in f32 (CPU backends only, so far).

@@ -35,7 +35,8 @@
 //!
 //! let (_, ledger) = ledger(&blocks, x.clone(), loss);
 //! println!("{ledger}"); // also as CSV and JSON
-//! let of_first: u64 = ledger.rows.iter().filter(|row| row.module.starts_with("0") && row.counts()).filter_map(|row| row.bytes).sum();
+//! let first = ledger.rows.iter().filter(|row| row.module.starts_with("0") && row.counts());
+//! let of_first: u64 = first.filter_map(|row| row.bytes).sum();
 //! assert_eq!(of_first, 4 * 8 * 128 * (32 + 128)); // the inputs of its first layer and of its activation
 //! assert!(ledger.fallbacks().next().is_none()); // no operation of Burn ran in the place of one of ours
 //! assert!(ledger.total() <= step.kept.unwrap());
@@ -56,7 +57,7 @@
 //! # What it costs
 //!
 //! The allocator: one or two relaxed atomic operations per allocation, so it may stay installed. `measure_step` is two steps; a
-//! profile is several. On devices every launch of a measured step is waited for.
+//! profile is several. On devices the pools are read at every launch of a measured step.
 //!
 //! # When
 //!

@@ -137,8 +137,8 @@
 //!
 //! # When
 //!
-//! Seldom: 8 bits ([quantized weights](super::quantized_weights)) save as much as storing a quarter of the values, and cost
-//! less accuracy. Channels, if the model was trained or regularized for it.
+//! Seldom: 8 bits ([quantized weights](super::quantized_weights)) save as much as storing a quarter of the values, and usually
+//! cost less accuracy. Channels, if the model was trained or regularized for it.
 //!
 //! # In PyTorch
 //!

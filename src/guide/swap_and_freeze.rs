@@ -38,15 +38,16 @@
 //! # What it saves
 //!
 //! `cargo bench --bench memory` has the bytes of every layer beside Burn's, trainable and frozen, and the README has the table.
-//! Whole models, in MiB (f32, Flex, two cores):
+//! Whole models, in MiB (f32, Flex, two cores), by `cargo run --release -p burn-memsave-paper --bin ...` and
+//! `cargo run --release --example finetune`:
 //!
 //! | command | gradients of | kept: Burn, ours | peak: Burn, ours |
 //! | --- | --- | --- | --- |
-//! | `cargo run --release -p burn-memsave-paper --bin resnet -- --depth 101` | all parameters | 1412.92, 793.16 | 1481.72, 847.01 |
+//! | `--bin resnet -- --depth 101` | all parameters | 1412.92, 793.16 | 1481.72, 847.01 |
 //! | the same | the norm layers | 1408.26, 512.86 | 1409.84, 519.04 |
 //! | the same | the input, batch norm on running statistics | 917.26, 16.09 | 917.67, 63.01 |
-//! | `cargo run --release -p burn-memsave-paper --bin llama` | adapters | 3563.33, 1171.23 | 4063.38, 1429.21 |
-//! | `cargo run --release --example finetune` | norm layers and head | 5.91, 2.12 | 6.14, 2.66 |
+//! | `--bin llama` | adapters | 3563.33, 1171.23 | 4063.38, 1429.21 |
+//! | `--example finetune` | norm layers and head | 5.91, 2.12 | 6.14, 2.66 |
 //!
 //! # What it costs
 //!
