@@ -6,7 +6,7 @@
 //! | technique | saves | costs | page |
 //! | --- | --- | --- | --- |
 //! | to know where the bytes are | nothing by itself | two measured steps | [profiling] |
-//! | layers that keep what is read; frozen layers | 44 to 67 % of the activations of whole models | nothing | [swap_and_freeze] |
+//! | layers that keep what is read; frozen layers | of whole models 44 to 98 % of the activations | nothing | [swap_and_freeze] |
 //! | tensors that are moved, and dropped early | a tensor per place, at the peak | attention | [in_place] |
 //! | bf16 and f16, or only for what is kept | half of the activations, or three quarters | digits | [precision] |
 //! | parts that are computed again | up to nine tenths of the activations | 10 to 15 % of a step | [checkpointing] |
@@ -14,7 +14,7 @@
 //! | adapters of low rank | gradients and state of all but the factors | some quality, perhaps | [adapters] |
 //! | packed frozen weights | three quarters of them, in 8 bits | rounding, and time to unpack | [quantized_weights] |
 //! | pruned frozen weights | what is pruned, less a bit per weight | accuracy | [pruning] |
-//! | 8-bit optimizers; updates in the backward pass | three quarters of the state; all gradients but one | no accumulation | [optimizers] |
+//! | 8-bit optimizers; updates in the backward pass | three quarters of the state; gradients but one | no accumulation | [optimizers] |
 //! | weights and activations in files or on the host | weights, and what waits | time to move them | [offload] |
 //! | several devices and machines | activations of the other parts | gradients are sent | [devices] |
 //! | distillation from a teacher in its file | the teacher's weights, all logits | its forward pass | [distillation] |

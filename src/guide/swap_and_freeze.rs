@@ -51,8 +51,9 @@
 //!
 //! # What it costs
 //!
-//! Nothing in results: no layer approximates. The time of a step is mostly lower than with Burn's layers; the rows that are
-//! slower are in the README. Burn is pinned to one version, since a few things that it keeps private are read.
+//! Nothing in results: no layer approximates (but `ApproxGelu` and `ApproxSilu`, which say so). The time of a step is mostly
+//! lower than with Burn's layers; the rows that are slower are in the README. Burn is pinned to one version, since a few things
+//! that it keeps private are read.
 //!
 //! # When
 //!
