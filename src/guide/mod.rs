@@ -14,7 +14,7 @@
 //! | adapters of low rank | gradients and state of all but the factors | some quality, perhaps | [adapters] |
 //! | packed frozen weights | three quarters of them, in 8 bits | rounding, and time to unpack | [quantized_weights] |
 //! | pruned frozen weights | what is pruned, less a bit per weight | accuracy | [pruning] |
-//! | 8-bit optimizers; updates in the backward pass | three quarters of the state; gradients but one | no accumulation | [optimizers] |
+//! | 8-bit optimizers; updates in the backward pass | three quarters of the state; gradients | no accumulation | [optimizers] |
 //! | weights and activations in files or on the host | weights, and what waits | time to move them | [offload] |
 //! | several devices and machines | activations of the other parts | gradients are sent | [devices] |
 //! | distillation from a teacher in its file | the teacher's weights, all logits | its forward pass | [distillation] |

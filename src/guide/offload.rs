@@ -1,6 +1,6 @@
 //! Weights that wait in their file, and activations that wait on the host or in a file.
 //!
-//! What is not needed now can be elsewhere. **Frozen weights** change never: [`lazy`](crate::lazy) leaves them in their file
+//! What is not needed now can be elsewhere. **Frozen weights** never change: [`lazy`](crate::lazy) leaves them in their file
 //! until a layer runs, in the forward and again in the backward pass; a cache keeps what a budget allows, and reads the next
 //! ones ahead. On a device, [`with_device_budget`](crate::lazy::LazyOptions::with_device_budget) says how many bytes of them
 //! may stay there.
@@ -52,8 +52,9 @@
 //! | in memory | 3218.44 | 3233.82 | 4.25 |
 //! | lazy, budget of 132 MiB | 276.14 | 293.27 | 5.23 |
 //!
-//! Activations: `cargo test --test saved` asserts the bytes that each policy leaves in memory. `Host` saves nothing on a CPU,
-//! where tensors are in its memory already.
+//! Activations: `cargo test --test saved` asserts the bytes that each policy leaves in memory. The snippet keeps 10.02 MiB
+//! without a policy and 0.02 with the file; its peak is 12.34 and 5.22 MiB (two cores). `Host` saves nothing on a CPU, where
+//! tensors are in its memory already.
 //!
 //! # What it costs
 //!

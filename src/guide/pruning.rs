@@ -127,8 +127,9 @@
 //!
 //! # What it saves
 //!
-//! The bytes that the snippets assert: with a share `s` of a weight in f32, `s + 1/32` of it. There is no command that measures
-//! it at size: how much can be pruned is a question of the model. For numbers, measure the accuracy over shares.
+//! The bytes that the snippets assert: with a share `s` of a weight in f32, `s + 1/32` of it. In the second
+//! (`cargo test --doc pruning`) a tenth of the values takes 0.55 of 4 MiB (two cores). There is no command that measures it at
+//! size: how much can be pruned is a question of the model.
 //!
 //! # What it costs
 //!
