@@ -60,7 +60,7 @@
 //!
 //! Of every trainable parameter 5.97 bytes of AdamW's 8, or 2.98 of Muon's 4, and all gradients but the largest.
 //! `cargo test --test optim bytes` asserts the peak of a step, with the gradients and in the backward pass, to the bytes of the
-//! graph's records. In the snippet, whose gradients are 6.02 MiB, the peaks are 6.02 and 1.04 MiB (two cores).
+//! graph's records. In the snippet, whose gradients are 6.01 MiB, the peaks are 6.02 and 1.04 MiB (two cores).
 //! `cargo run --release --example finetune_lm -- --optimizer adamw8bit --in-backward` trains with both.
 //!
 //! # What it costs
