@@ -1,8 +1,13 @@
 #![doc = include_str!("../README.md")]
+//!
+//! # Guide
+//!
+//! The [guide] has a page for every technique: what it saves, what it costs, and when to use it.
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
 
 pub mod checkpoint;
+pub mod guide;
 pub mod lazy;
 pub mod lora;
 pub mod measure;

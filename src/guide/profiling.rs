@@ -1,0 +1,70 @@
+//! What a step needs, which layer keeps what, and why.
+//!
+//! Three questions, three functions. How much: [`measure_step`](crate::measure::measure_step) runs a step twice and says what
+//! the second kept after the forward pass, and what it needed at its peak, beyond parameters and input. Which layer:
+//! [`ledger`](crate::measure::ledger) lists every tensor that an operation of this library keeps, with the path of its module
+//! and the reason ("weight is trainable"). When: a [`profile`](crate::plan::profile) has the bytes and times of each block,
+//! forward and backward, kept and recomputed.
+//!
+//! On CPU devices [`TrackingAllocator`](crate::measure::TrackingAllocator) counts, exactly, and without it the answer is
+//! `None`, never 0. On CUDA and wgpu the same functions read the device's memory pools at every launch of a kernel, and count
+//! launches.
+//!
+//! ```
+//! use burn::tensor::{Device, Tensor};
+//! use burn_memsave::measure::{TrackingAllocator, ledger, measure_step};
+//! use burn_memsave::nn::transformer::{PositionWiseFeedForward, PositionWiseFeedForwardConfig};
+//! use burn_memsave::plan::{ProfileOptions, block, profile};
+//!
+//! #[global_allocator]
+//! static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+//!
+//! type Blocks = Vec<PositionWiseFeedForward>;
+//! fn loss(blocks: &Blocks, x: Tensor<3>) -> Tensor<1> {
+//!     blocks.iter().fold(x, |x, ff| block(ff, x, |ff, x: Tensor<3>| ff.forward(x))).mean()
+//! }
+//!
+//! let device = Device::flex().autodiff();
+//! let config = PositionWiseFeedForwardConfig::new(32, 128).with_dropout(0.0);
+//! let blocks: Blocks = (0..2).map(|_| config.init(&device)).collect();
+//! let x = Tensor::<3>::ones([8, 128, 32], &device);
+//!
+//! let step = measure_step(&blocks, x.clone(), loss);
+//! println!("{step}");
+//! assert!(step.peak > step.kept);
+//!
+//! let (_, ledger) = ledger(&blocks, x.clone(), loss);
+//! println!("{ledger}"); // also as CSV and JSON
+//! let first = ledger.rows.iter().filter(|row| row.module.starts_with("0") && row.counts());
+//! let of_first: u64 = first.filter_map(|row| row.bytes).sum();
+//! assert_eq!(of_first, 4 * 8 * 128 * (32 + 128)); // the inputs of its first layer and of its activation
+//! assert!(ledger.fallbacks().next().is_none()); // no operation of Burn ran in the place of one of ours
+//! assert!(ledger.total() <= step.kept.unwrap());
+//!
+//! let profile = profile(&blocks, x, &ProfileOptions::new(), loss)?;
+//! let [first, _] = &profile.blocks[..] else { panic!("two blocks") };
+//! let [kept, recomputed] = &first.costs[..] else { panic!("two ways to treat it") };
+//! assert!(recomputed.kept < kept.kept);
+//! # Ok::<(), burn_memsave::plan::PlanError>(())
+//! ```
+//!
+//! # What it saves
+//!
+//! Nothing by itself: it says where the bytes are. `--ledger` prints the ledger of the examples:
+//! `cargo run --release --example finetune -- --ledger`, and `--example finetune_lm -- --ledger`. `cargo bench --bench memory`
+//! measures layers, `cargo bench --bench devices` on a device.
+//!
+//! # What it costs
+//!
+//! The allocator: one or two relaxed atomic operations per allocation, so it may stay installed. `measure_step` is two steps; a
+//! profile is several. On devices the pools are read at every launch of a measured step.
+//!
+//! # When
+//!
+//! Before every other page of this guide, and after. The ledger sees operations of this library only; if its total is well
+//! below `kept`, Burn's own operations keep the rest: look for layers that were not swapped, and for elementwise arithmetic
+//! between them.
+//!
+//! # In PyTorch
+//!
+//! `torch.cuda.max_memory_allocated`, `torch.cuda.memory._snapshot`, `torch.profiler.profile(profile_memory=True)`.
