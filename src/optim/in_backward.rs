@@ -77,7 +77,7 @@ pub fn step_in_backward<M: Module>(
     let module = module.map(&mut enter);
     let entered: HashSet<ParamId> = enter.entered.into_keys().collect();
 
-    let loss = updates.during(|| loss(&module));
+    let loss = loss(&module);
     let elements = loss.shape().num_elements();
     if elements != 1 {
         return Err(InBackwardError::NoScalar { elements });
