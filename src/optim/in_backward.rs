@@ -56,6 +56,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// scaling, whose scale would have to be divided out, and the step skipped where a gradient is infinite. Clipping of the optimizer itself
 /// ([`ModuleOptimizer::with_grad_clipping`]), which looks at one gradient at a time, works.
 ///
+/// Nor may `loss` take a backward pass through the parameters itself, for a gradient penalty, say, and use them again: Burn panics, as
+/// it does for any graph. Take that one before, with the module as it is.
+///
 /// # Errors
 ///
 /// See [`InBackwardError`]. The module is lost with an error; the optimizer is not changed.
