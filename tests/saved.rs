@@ -350,6 +350,26 @@ fn exact_inside_of_rounded() {
     }
 }
 
+/// A bias from which logits are computed again is a parameter, also where it is no leaf, such as a cast one.
+#[test]
+fn biases_of_heads_stay() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let classes = ROWS * WIDTH;
+    let [x, weight] = [[8, WIDTH], [WIDTH, classes]].map(|shape| random(shape, &device).require_grad());
+    let bias = random::<1>([classes], &device).require_grad();
+    let run = |is_leaf: bool| {
+        let logs = SavedPolicy::Int8.scope(|| {
+            let bias = if is_leaf { bias.clone() } else { bias.clone() * 1.0 };
+            let targets = Tensor::zeros([8], &device);
+            functional::linear_log_prob(x.clone(), weight.clone(), Some(bias), targets, Default::default())
+        });
+        let gradients = logs.sum().backward();
+        x.grad(&gradients).unwrap().into_data()
+    };
+    assert_eq!(run(false), run(true));
+}
+
 /// Leaves and parameters are part of any number of graphs, one after the other.
 #[test]
 fn graphs_that_share_leaves() {

@@ -259,6 +259,7 @@ impl Optimizer for AdamW8bit {
             }
             Moments::Coded(moments) => {
                 let [first, second] = *moments;
+                let elements = first.elements;
                 let tensors = AdamW8bitTensors {
                     weight,
                     first: first.codes.into_dispatch(),
@@ -271,6 +272,7 @@ impl Optimizer for AdamW8bit {
                 let coded = |(codes, scales)| Coded {
                     codes: Tensor::from_dispatch(codes),
                     scales: Tensor::from_dispatch(scales),
+                    elements,
                 };
                 (of.weight, Moments::Coded(Box::new(moments.map(coded))))
             }

@@ -9,6 +9,8 @@ use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 pub(super) struct Coded {
     pub(super) codes: Tensor<1, Int>,
     pub(super) scales: Tensor<1>,
+    /// Of so many elements; the codes beyond are of zeros.
+    pub(super) elements: usize,
 }
 
 impl Coded {
@@ -19,28 +21,30 @@ impl Coded {
         Self {
             codes: Tensor::zeros([len], (device, dtype)),
             scales: Tensor::zeros([blocks], (device, DType::F32)),
+            elements,
         }
     }
 
     /// Whether it is a moment of so many elements.
     pub(super) fn is_of(&self, elements: usize) -> bool {
-        self.scales.dims()[0] == elements.div_ceil(BLOCK)
+        self.elements == elements
     }
 
     /// On another device, where codes may be stored in another way.
     pub(super) fn moved(self, device: &Device) -> Self {
-        let Self { codes, scales } = self;
+        let Self { codes, scales, elements } = self;
         let codes = match is_host(&codes.device()) == is_host(device) {
             true => codes.to_device(device),
             false => to_codes(to_bytes(codes), device),
         };
-        Self { codes, scales: scales.to_device(device) }
+        Self { codes, scales: scales.to_device(device), elements }
     }
 
     /// Records it under a name.
     pub(super) fn flatten(&self, prefix: &str, name: &str, out: &mut StateSink) {
         out.push_tensor(prefix, &format!("{name}_codes"), to_bytes(self.codes.clone()));
         out.push_tensor(prefix, &format!("{name}_scales"), self.scales.to_data());
+        out.push_scalar(prefix, &format!("{name}_elements"), (self.elements as u64).into());
     }
 
     /// What was recorded; `None` if that is nothing, or damaged.
@@ -52,13 +56,17 @@ impl Coded {
     ) -> Option<Self> {
         let codes = source.take_tensor(prefix, &format!("{name}_codes"))?;
         let scales = source.take_tensor(prefix, &format!("{name}_scales"))?;
+        let elements = u64::try_from(source.take_scalar(prefix, &format!("{name}_elements"))?).ok()?;
+        let elements = usize::try_from(elements).ok()?;
         let fits = codes.dtype() == DType::U8
             && scales.dtype() == DType::F32
             && scales.shape().num_dims() == 1
+            && scales.shape()[0] == elements.div_ceil(BLOCK)
             && codes.shape().as_slice() == [scales.shape()[0] * BLOCK];
         fits.then(|| Self {
             codes: to_codes(codes, device),
             scales: Tensor::from_data(scales, (device, DType::F32)),
+            elements,
         })
     }
 }

@@ -56,6 +56,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// scaling, whose scale would have to be divided out, and the step skipped where a gradient is infinite. Clipping of the optimizer itself
 /// ([`ModuleOptimizer::with_grad_clipping`]), which looks at one gradient at a time, works.
 ///
+/// Nor may `loss` take a backward pass through the parameters itself, for a gradient penalty, say, and use them again: Burn panics, as
+/// it does for any graph. Take that one before, with the module as it is.
+///
 /// # Errors
 ///
 /// See [`InBackwardError`]. The module is lost with an error; the optimizer is not changed.
@@ -77,7 +80,7 @@ pub fn step_in_backward<M: Module>(
     let module = module.map(&mut enter);
     let entered: HashSet<ParamId> = enter.entered.into_keys().collect();
 
-    let loss = updates.during(|| loss(&module));
+    let loss = loss(&module);
     let elements = loss.shape().num_elements();
     if elements != 1 {
         return Err(InBackwardError::NoScalar { elements });

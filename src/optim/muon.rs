@@ -146,7 +146,7 @@ impl Muon8bit {
                 (direction, Momentum::Single(Box::new(momentum)))
             }
             Momentum::Coded(coded) => {
-                let Coded { codes, scales } = *coded;
+                let Coded { codes, scales, elements } = *coded;
                 let step = MomentumStep { momentum: keep as f32, gradient: factor as f32, nesterov };
                 let of = Dispatch::memsave_momentum_8bit(
                     gradient.into_dispatch(),
@@ -155,8 +155,11 @@ impl Muon8bit {
                     step,
                 );
                 let MomentumTensors { direction, codes, scales } = of;
-                let coded =
-                    Coded { codes: Tensor::from_dispatch(codes), scales: Tensor::from_dispatch(scales) };
+                let coded = Coded {
+                    codes: Tensor::from_dispatch(codes),
+                    scales: Tensor::from_dispatch(scales),
+                    elements,
+                };
                 (Tensor::from_dispatch(direction), Momentum::Coded(Box::new(coded)))
             }
         }
@@ -203,6 +206,7 @@ impl Optimizer for Muon8bit {
         assert!(D == 2, "Muon8bit: parameters are matrices, this one has {D} axes");
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         assert_eq!(grad.dtype(), dtype, "Muon8bit: the gradient has the dtype of its parameter");
+        assert_eq!(grad.shape(), shape, "Muon8bit: the gradient has the shape of its parameter");
         let elements = shape.num_elements();
         let (time, momentum) = match state {
             Some(Muon8bitState { time, momentum }) => (time, momentum),

@@ -25,11 +25,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Runs a forward pass, whose blocks are treated as planned. It may run them without a gradient, too, and in any number of threads.
+    /// Runs one forward pass, whose blocks are treated as planned. It may run them without a gradient, too. A scope is of a thread:
+    /// several threads may each have one of the same plan, but blocks that the pass runs on other threads are not treated.
     ///
     /// # Panics
     ///
-    /// If its blocks are others than those that were profiled.
+    /// If its blocks are others than those that were profiled: of a second pass in the same scope, too, or on other threads.
     pub fn scope<R>(&self, forward: impl FnOnce() -> R) -> R {
         let treatments = self.blocks.iter().map(|(_, name, treatment)| (*name, treatment.clone())).collect();
         let (result, running) = with(Running::Planned { treatments, next: 0 }, forward);

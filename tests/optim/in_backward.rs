@@ -188,6 +188,23 @@ fn segments_are_computed_again() {
     }
 }
 
+/// A segment on another thread, too, leaves a parameter that it does not use without a gradient.
+#[test]
+fn segments_on_other_threads() {
+    let _alone = alone();
+    let device = device();
+    let (net, inputs) = (Net::new(&device), inputs(&device));
+    let before = values(&net.unused);
+    let decaying = AdamW8bitConfig::new().with_weight_decay(0.5);
+    let loss = |net: &Net| {
+        let (net, x) = (net.clone(), inputs[0].clone());
+        let forward = std::thread::spawn(move || checkpoint(&net, x, Net::forward).sum());
+        forward.join().expect("no panic")
+    };
+    let (net, _) = step_in_backward(net, &mut decaying.init(), LR, loss).expect("a step");
+    assert_eq!(values(&net.unused), before);
+}
+
 #[derive(Module, Debug)]
 struct Tied {
     table: Embedding,
@@ -239,6 +256,14 @@ fn what_is_refused() {
 
     let frozen = Net::new(&device).freeze();
     let refused = step_in_backward(frozen, &mut optimizer, LR, loss);
+    assert!(matches!(refused, Err(InBackwardError::Untracked)));
+
+    let own = |net: &Net| {
+        let loss = net.forward(x.clone()).sum();
+        drop(loss.clone().backward());
+        loss.detach()
+    };
+    let refused = step_in_backward(Net::new(&device), &mut optimizer, LR, own);
     assert!(matches!(refused, Err(InBackwardError::Untracked)));
 
     let many = |net: &Net| net.forward(x.clone()).reshape([32]);

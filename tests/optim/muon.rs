@@ -109,3 +109,15 @@ fn vectors_are_refused() {
     let device = device();
     step_with(&mut Muon8bitConfig::new().init(), parameter(random([5], &device)), random([5], &device), LR);
 }
+
+/// Of as many blocks.
+#[test]
+#[should_panic = "the state is that of a tensor that is not"]
+fn a_state_of_another_shape_is_refused() {
+    let _alone = alone();
+    let device = device();
+    let mut optimizer = Muon8bitConfig::new().init();
+    let ours = step_with(&mut optimizer, parameter(random([70, 70], &device)), random([70, 70], &device), LR);
+    let other = Param::initialized(ours.id, random::<2>([70, 71], &device).require_grad());
+    step_with(&mut optimizer, other, random([70, 71], &device), LR);
+}

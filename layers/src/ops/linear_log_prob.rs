@@ -90,7 +90,7 @@ impl<B: HeadLossKernels> LinearLogProb<B> {
 
 impl<B: HeadLossKernels> Operation<B, 3> for LinearLogProb<B> {
     const INPUTS: [&'static str; 3] = INPUTS;
-    const PARAMETERS: &'static [usize] = &[WEIGHT];
+    const PARAMETERS: &'static [usize] = &[WEIGHT, BIAS];
     type Saved = Saved<B>;
 
     fn name(&self) -> &'static str {

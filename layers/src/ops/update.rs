@@ -33,7 +33,7 @@ use burn::tensor::{DType, Shape};
 use core::any::Any;
 use core::cell::RefCell;
 use core::fmt;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The slot of a parameter in what an update is given.
@@ -46,6 +46,13 @@ pub const GRADIENT: usize = 1;
 const OWN_HANDLES: usize = 3;
 
 type Update = Box<dyn FnOnce(Slots) + Send>;
+
+/// The nodes of parameters that entered. Of all threads: a forward pass may have several.
+static ENTERED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+fn entered() -> MutexGuard<'static, BTreeSet<u64>> {
+    ENTERED.lock().unwrap_or_else(PoisonError::into_inner) // a set of numbers
+}
 
 /// A parameter whose gradient is not complete.
 struct Waiting {
@@ -63,8 +70,18 @@ pub struct Updates(Arc<All>);
 #[derive(Default)]
 struct All {
     waiting: Mutex<Vec<Option<Waiting>>>,
-    /// The nodes of parameters that entered.
-    entered: Mutex<HashSet<u64>>,
+    /// The nodes of parameters that entered, to be forgotten.
+    nodes: Mutex<Vec<u64>>,
+}
+
+impl Drop for All {
+    fn drop(&mut self) {
+        let nodes = self.nodes.get_mut().unwrap_or_else(PoisonError::into_inner); // numbers
+        let mut entered = entered();
+        for node in nodes {
+            entered.remove(node);
+        }
+    }
 }
 
 impl fmt::Debug for Updates {
@@ -89,12 +106,12 @@ impl Updates {
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
     }
 
-    fn entered(&self) -> MutexGuard<'_, HashSet<u64>> {
-        self.0.entered.lock().unwrap_or_else(PoisonError::into_inner) // a set of numbers
+    fn remember(&self, node: u64) {
+        self.0.nodes.lock().unwrap_or_else(PoisonError::into_inner).push(node);
+        entered().insert(node);
     }
 
-    /// While `pass` runs, a forward or a backward pass, [`is_entered`] knows the parameters, and the steps of this library look which
-    /// gradients are complete.
+    /// While `pass` runs, a backward pass, the steps of this library look which gradients are complete.
     pub fn during<T>(&self, pass: impl FnOnce() -> T) -> T {
         /// Puts back what was there, also if the backward pass panics.
         struct Restore(Option<Updates>);
@@ -132,9 +149,14 @@ impl Updates {
         }
     }
 
-    /// Changes a parameter if there is a gradient. If it `is_last`, nothing more is waited for. Whether it had been changed before.
+    /// Changes a parameter if there is a gradient. If it `is_last`, nothing more is waited for. Whether it had been changed before,
+    /// which it is not in a backward pass within the forward pass, where nothing is enrolled.
     fn finish<B: Backend>(&self, number: usize, gradients: &mut Gradients, is_last: bool) -> bool {
-        let Some(waiting) = self.lock().get_mut(number).and_then(Option::take) else { return true };
+        let waiting = match self.lock().get_mut(number) {
+            None => return false,
+            Some(waiting) => waiting.take(),
+        };
+        let Some(waiting) = waiting else { return true };
         // Of a graph with several backends, one of them has the gradient.
         let parameter = waiting.parameter.downcast_ref::<FloatTensor<Autodiff<B>>>();
         // It may be in another container: a graph within a step has its own.
@@ -161,9 +183,9 @@ thread_local! {
     static CURRENT: RefCell<Option<Updates>> = const { RefCell::new(None) };
 }
 
-/// Whether a node is a parameter that entered a pass that is running: like a leaf, it may be left without a gradient.
+/// Whether a node is a parameter that entered: like a leaf, it may be left without a gradient.
 pub fn is_entered(node: u64) -> bool {
-    CURRENT.with_borrow(|current| current.as_ref().is_some_and(|updates| updates.entered().contains(&node)))
+    entered().contains(&node)
 }
 
 /// Changes the parameters whose gradients are complete, in a backward pass that does that: after a step has run.
@@ -239,7 +261,7 @@ impl<B: UpdateOps, C: CheckpointStrategy> UpdateOps for Autodiff<B, C> {
         let state = Entered { updates: updates.clone(), number, shape, dtype, device: parameter.device() };
         let (primitive, node) = parameter.into_parts();
         let entered = recorded::<B, _, 1>(Enter, [node], state, primitive);
-        updates.entered().insert(entered.id().value);
+        updates.remember(entered.id().value);
         entered
     }
 

@@ -181,7 +181,7 @@ const AHEAD: &str = "made in the forward pass";
 
 impl<B: HeadLossKernels, L: RowLoss<B>> Operation<B, 3> for HeadLoss<B, L> {
     const INPUTS: [&'static str; 3] = INPUTS;
-    const PARAMETERS: &'static [usize] = &[WEIGHT];
+    const PARAMETERS: &'static [usize] = &[WEIGHT, BIAS];
     type Saved = Saved<B, L>;
 
     fn name(&self) -> &'static str {
