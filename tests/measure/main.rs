@@ -12,7 +12,10 @@ use serde::Serialize;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+mod explain;
+mod graphs;
 mod ledger;
+mod timeline;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();

@@ -1,0 +1,419 @@
+//! What a step keeps, why, and what would remove it.
+use super::bytes::{csv_of, human_bytes};
+use super::device::bytes_in_use;
+use super::graphs::free_abandoned;
+use super::ledger::{Ledger, LedgerRow, ledger};
+use super::step::StepInput;
+use crate::plan::{BlockProfile, ProfileOptions, profile};
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::Tensor;
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use serde::{Serialize, Serializer};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::time::Duration;
+use std::{fmt, io};
+
+/// What would remove bytes that are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Remedy {
+    /// [`Module::freeze`] of the module: it is not trained. A batch norm then normalizes with its running statistics.
+    Freeze,
+    /// The [block](crate::plan::block) is computed again in the backward pass, as [`checkpoint`](crate::checkpoint::checkpoint) does.
+    Checkpoint,
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Freeze => "freeze",
+            Self::Checkpoint => "checkpoint",
+        })
+    }
+}
+
+/// A remedy for a module, and what it gives. Shown as `freeze conv1: -12.25 MiB`, or `checkpoint layer3: -88.00 MiB, +4.000 ms`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Suggestion {
+    /// What to do.
+    pub remedy: Remedy,
+    /// Path of the module.
+    pub module: String,
+    /// So many bytes fewer are kept after the forward pass. For `Freeze`: by the ledgers of both forward passes, exactly, gradients not counted. For
+    /// `Checkpoint`: measured.
+    pub bytes: u64,
+    /// For `Freeze`: what a forward pass was measured to keep less, records of the graph included, where bytes are counted. Less than
+    /// [`bytes`](Self::bytes) if an operation of Burn keeps the same tensor.
+    pub measured: Option<i64>,
+    /// So much more time does a step take, measured; `None` if it takes none.
+    #[serde(rename = "extra_seconds", serialize_with = "maybe_seconds")]
+    pub extra_time: Option<Duration>,
+    /// The rows of the ledger that would go, by their number.
+    #[serde(skip)]
+    rows: Vec<usize>,
+}
+
+fn maybe_seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    match time {
+        Some(time) => serializer.serialize_some(&time.as_secs_f64()),
+        None => serializer.serialize_none(),
+    }
+}
+
+impl Suggestion {
+    /// Bytes per millisecond of extra time; infinite if it takes none.
+    pub fn bytes_per_ms(&self) -> f64 {
+        let time = self.extra_time.map_or(0.0, |time| time.as_secs_f64() * 1e3);
+        self.bytes as f64 / time
+    }
+}
+
+impl fmt::Display for Suggestion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: -{}", self.remedy, self.module, human_bytes(self.bytes))?;
+        match self.extra_time {
+            Some(time) => write!(f, ", +{:.3} ms", time.as_secs_f64() * 1e3),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A tensor that an operation keeps, and what would remove it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ExplainedRow {
+    /// As in a [ledger](LedgerRow::module).
+    pub module: String,
+    /// The operation.
+    pub operation: &'static str,
+    /// What is kept.
+    pub tensor: &'static str,
+    /// Its bytes, as in a [ledger](LedgerRow::bytes).
+    pub bytes: Option<u64>,
+    /// Why it is kept.
+    pub reason: &'static str,
+    /// An earlier row of the forward pass keeps the same tensor.
+    pub shared: bool,
+    /// It is a parameter.
+    pub parameter: bool,
+    /// The first of the suggestions that would remove it. That does not make it free: a tensor that other rows keep, too, stays.
+    pub suggestion: Option<String>,
+}
+
+impl ExplainedRow {
+    fn new(row: LedgerRow, suggestion: Option<&Suggestion>) -> Self {
+        let LedgerRow { module, operation, tensor, bytes, reason, shared, parameter } = row;
+        let suggestion = suggestion.map(Suggestion::to_string);
+        Self { module, operation, tensor, bytes, reason, shared, parameter, suggestion }
+    }
+}
+
+/// What a step keeps, why, and what would remove it. Made by [`explain`], shown as tables.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Explanation {
+    /// What is kept, most first; what takes no memory last.
+    pub rows: Vec<ExplainedRow>,
+    /// Bytes kept, as [`Ledger::total`] counts them.
+    pub total: u64,
+    /// What would remove bytes: first what takes no time, most bytes first, then by [bytes per millisecond](Suggestion::bytes_per_ms).
+    /// Each is meant alone: two together may give more than their sum, or less.
+    pub suggestions: Vec<Suggestion>,
+    /// What was not looked at, and why.
+    pub notes: Vec<String>,
+}
+
+/// Explains what a training step keeps: the [ledger](super::ledger()) of the forward pass, with suggestions that were tried.
+///
+/// - `freeze`: for every module with parameters that are trained, and for modules of them if that gives more than freezing those one by one,
+///   the forward pass runs again with that module frozen, and the difference of the ledgers is what it gives. Freezing one of several modules that
+///   read one tensor gives nothing, so freezing all of them is suggested.
+/// - `checkpoint`: if the forward pass runs [blocks](crate::plan::block), and bytes are counted, they are [profiled](crate::plan::profile()),
+///   and what each gives and costs is measured. Times of a few steps are rough.
+///
+/// Suggestions are for a step as it is: freezing is suggested whether or not the module should be trained. `loss` runs about once for every
+/// module, and some ten times for blocks. What a step does besides (running statistics, random numbers), it does each time. On this thread, as for a ledger.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{measure::explain, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let model = vec![LinearConfig::new(64, 128).init(&device), LinearConfig::new(128, 4).init(&device)];
+/// let x = Tensor::<2>::ones([32, 64], &device);
+/// let explanation = explain(&model, x, |model, x| model[1].forward(model[0].forward(x)).mean());
+/// let suggestions: Vec<_> = explanation.suggestions.iter().map(|suggestion| suggestion.to_string()).collect();
+/// assert_eq!(suggestions, ["freeze 1: -16.00 KiB", "freeze 0: -8.00 KiB"]);
+/// println!("{explanation}");
+/// ```
+pub fn explain<M: Module, I: StepInput>(
+    model: &M,
+    input: I,
+    loss: impl Fn(&M, I) -> Tensor<1>,
+) -> Explanation {
+    let step = Step { input: &input, loss: &loss };
+    let ledger = step.ledger(model);
+    let mut suggestions = step.freezing(model, &ledger);
+    let mut notes = vec![];
+    if ledger.fallbacks().next().is_some() {
+        notes.push("Operations of Burn that ran in place of those of this library are not counted.".into());
+    }
+    match profile(model, input.copy(), &ProfileOptions::new(), &loss) {
+        Ok(profile) => {
+            suggestions.extend(profile.blocks.iter().filter_map(|block| checkpointing(block, &ledger)))
+        }
+        Err(error) => notes.push(format!("No checkpoints are suggested: {error}.")),
+    }
+    // Infinite rates are equal.
+    suggestions
+        .sort_by(|a, b| b.bytes_per_ms().total_cmp(&a.bytes_per_ms()).then_with(|| b.bytes.cmp(&a.bytes)));
+
+    let total = ledger.total();
+    let mut order: Vec<usize> = (0..ledger.rows.len()).collect();
+    order.sort_by_key(|&number| Reverse((ledger.rows[number].counts(), ledger.rows[number].bytes)));
+    let explained = |number: usize| {
+        let suggestion = suggestions.iter().find(|suggestion| suggestion.rows.contains(&number));
+        ExplainedRow::new(ledger.rows[number].clone(), suggestion)
+    };
+    let rows = order.into_iter().map(explained).collect();
+    Explanation { rows, total, suggestions, notes }
+}
+
+/// A step that is run with one model and another.
+struct Step<'a, I, F> {
+    input: &'a I,
+    loss: F,
+}
+
+impl<I: StepInput, F> Step<'_, I, F> {
+    fn ledger<M: Module>(&self, model: &M) -> Ledger
+    where
+        F: Fn(&M, I) -> Tensor<1>,
+    {
+        let (loss, ledger) = ledger(model, self.input.copy(), &self.loss);
+        drop(loss);
+        free_abandoned(&self.input.device());
+        ledger
+    }
+
+    /// What is alive after the forward pass that was not before.
+    fn kept<M: Module>(&self, model: &M) -> Option<i64>
+    where
+        F: Fn(&M, I) -> Tensor<1>,
+    {
+        let device = self.input.device();
+        let settled = || {
+            let _ = device.sync(); // a failure of the device shows in the next operation
+            bytes_in_use(&device)
+        };
+        free_abandoned(&device);
+        let before = settled()?;
+        let loss = (self.loss)(model, self.input.copy());
+        let after = settled()?;
+        drop(loss);
+        free_abandoned(&device);
+        Some(after as i64 - before as i64)
+    }
+
+    /// What it gives to freeze modules.
+    fn freezing<M: Module>(&self, model: &M, ledger: &Ledger) -> Vec<Suggestion>
+    where
+        F: Fn(&M, I) -> Tensor<1>,
+    {
+        let mut trained = Trained::default();
+        model.visit(&mut trained);
+        // Those inside of others first.
+        trained.modules.sort_by_key(|path| Reverse(path.len()));
+        let kept = self.kept(model);
+        let mut suggestions = vec![];
+        // What is gained at most by freezing modules inside of one, one by one.
+        let mut inside: HashMap<Vec<String>, u64> = HashMap::new();
+        for path in trained.modules {
+            let frozen = model.clone().map(&mut Freeze { here: vec![], module: &path });
+            let without = self.ledger(&frozen);
+            let bytes = ledger.total().saturating_sub(without.total());
+            let of_parts = inside.remove(&path).unwrap_or(0);
+            if let Some((_, around)) = path.split_last() {
+                *inside.entry(around.to_vec()).or_default() += bytes.max(of_parts);
+            }
+            if bytes > of_parts {
+                let measured = kept.zip(self.kept(&frozen)).map(|(kept, without)| kept - without);
+                suggestions.push(Suggestion {
+                    remedy: Remedy::Freeze,
+                    module: path.join("."),
+                    bytes,
+                    measured,
+                    extra_time: None,
+                    rows: removed(ledger, &without),
+                });
+            }
+        }
+        suggestions
+    }
+}
+
+/// The rows of a ledger that another one does not have.
+fn removed(ledger: &Ledger, without: &Ledger) -> Vec<usize> {
+    fn key(row: &LedgerRow) -> (&str, &str, &str, Option<u64>) {
+        (&row.module, row.operation, row.tensor, row.bytes)
+    }
+    let mut left: HashMap<_, usize> = HashMap::new();
+    for row in &without.rows {
+        *left.entry(key(row)).or_default() += 1;
+    }
+    let mut removed = vec![];
+    for (number, row) in ledger.rows.iter().enumerate() {
+        match left.get_mut(&key(row)) {
+            Some(count) if *count > 0 => *count -= 1,
+            _ => removed.push(number),
+        }
+    }
+    removed
+}
+
+/// What it gives to compute a block again.
+fn checkpointing(block: &BlockProfile, ledger: &Ledger) -> Option<Suggestion> {
+    let kept = block.costs.first()?;
+    let again = block.costs.iter().find(|cost| cost.treatment.recompute)?;
+    let bytes = u64::try_from(kept.kept - again.kept).ok().filter(|bytes| *bytes > 0)?;
+    let [before, after] = [kept, again].map(|cost| cost.forward_time + cost.backward_time);
+    // What runs twice takes longer, also where the clock does not show it.
+    let extra_time = after.saturating_sub(before).max(kept.forward_time);
+    let of_block = format!("{}.", block.module);
+    let is_inside = |row: &LedgerRow| row.module == block.module || row.module.starts_with(&of_block);
+    let rows = (0..ledger.rows.len())
+        .filter(|&number| is_inside(&ledger.rows[number]) && ledger.rows[number].counts());
+    Some(Suggestion {
+        remedy: Remedy::Checkpoint,
+        module: block.module.clone(),
+        bytes,
+        measured: None,
+        extra_time: Some(extra_time),
+        rows: rows.collect(),
+    })
+}
+
+/// Finds modules with parameters that are trained, and those around them, but for the model itself.
+#[derive(Default)]
+struct Trained {
+    here: Vec<String>,
+    modules: Vec<Vec<String>>,
+}
+
+impl ModuleVisitor for Trained {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.here.push(name.into());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.here.pop();
+    }
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if !param.is_initialized() || !param.is_require_grad() {
+            return;
+        }
+        for depth in 1..self.here.len() {
+            let module = &self.here[..depth];
+            if !self.modules.iter().any(|known| known == module) {
+                self.modules.push(module.to_vec());
+            }
+        }
+    }
+}
+
+/// [`Module::freeze`] of a module in a model.
+struct Freeze<'a> {
+    here: Vec<String>,
+    module: &'a [String],
+}
+
+impl Freeze<'_> {
+    fn is_inside(&self) -> bool {
+        self.here.starts_with(self.module)
+    }
+}
+
+impl ModuleMapper for Freeze<'_> {
+    fn enter_module(&mut self, name: &str, _: &str) {
+        self.here.push(name.into());
+    }
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.here.pop();
+    }
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if self.is_inside() { param.set_require_grad(false) } else { param }
+    }
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        if self.is_inside() { flag.with_value(false) } else { flag }
+    }
+}
+
+impl Explanation {
+    /// The rows as CSV with a header.
+    ///
+    /// # Errors
+    /// None are known: the rows are plain text and numbers in memory.
+    pub fn to_csv(&self) -> io::Result<String> {
+        csv_of(&self.rows)
+    }
+
+    /// The suggestions as CSV with a header.
+    ///
+    /// # Errors
+    /// None are known: the rows are plain text and numbers in memory.
+    pub fn suggestions_to_csv(&self) -> io::Result<String> {
+        csv_of(&self.suggestions)
+    }
+
+    /// Everything as JSON: `{"rows": [...], "total": ..., "suggestions": [...], "notes": [...]}`.
+    ///
+    /// # Errors
+    /// None are known: the rows are plain text and numbers in memory.
+    pub fn to_json(&self) -> io::Result<String> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+        let table = |header: &[&str]| {
+            let mut table = Table::new();
+            table.load_preset(presets::ASCII_MARKDOWN).set_header(header);
+            table
+        };
+        let mut kept = table(&["module", "operation", "keeps", "bytes", "because", "", "would go with"]);
+        for row in &self.rows {
+            let bytes = row.bytes.map_or_else(|| "unknown".into(), human_bytes);
+            let note = match row {
+                ExplainedRow { bytes: None, .. } => "not counted",
+                ExplainedRow { parameter: true, .. } => "parameter",
+                ExplainedRow { shared: true, .. } => "shared",
+                _ => "",
+            };
+            let [module, operation, tensor] = [&row.module, row.operation, row.tensor].map(Cell::new);
+            let suggestion = row.suggestion.as_deref().unwrap_or("");
+            let [reason, note, suggestion] = [row.reason, note, suggestion].map(Cell::new);
+            kept.add_row([module, operation, tensor, number(bytes), reason, note, suggestion]);
+        }
+        let mut total: Vec<Cell> = ["total", "", "", "", "", "", ""].map(Cell::new).into();
+        total[3] = number(human_bytes(self.total));
+        kept.add_row(total);
+        writeln!(f, "{kept}")?;
+        let mut remedies = table(&["what would remove bytes", "bytes", "measured", "extra time"]);
+        for suggestion in &self.suggestions {
+            let what = format!("{} {}", suggestion.remedy, suggestion.module);
+            let measured = suggestion.measured.map_or_else(String::new, |bytes| {
+                let sign = if bytes > 0 { "-" } else { "+" };
+                format!("{sign}{}", human_bytes(bytes.unsigned_abs()))
+            });
+            let time = suggestion
+                .extra_time
+                .map_or_else(String::new, |time| format!("+{:.3} ms", time.as_secs_f64() * 1e3));
+            let [bytes, measured, time] =
+                [format!("-{}", human_bytes(suggestion.bytes)), measured, time].map(number);
+            remedies.add_row([Cell::new(what), bytes, measured, time]);
+        }
+        write!(f, "{remedies}")?;
+        self.notes.iter().try_for_each(|note| write!(f, "\n{note}"))
+    }
+}
