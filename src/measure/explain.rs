@@ -1,7 +1,6 @@
 //! What a step keeps, why, and what would remove it.
 use super::bytes::{csv_of, human_bytes};
 use super::device::bytes_in_use;
-use super::graphs::free_abandoned;
 use super::ledger::{Ledger, LedgerRow, ledger};
 use super::step::StepInput;
 use crate::plan::{BlockProfile, ProfileOptions, profile};
@@ -126,13 +125,13 @@ pub struct Explanation {
 /// Explains what a training step keeps: the [ledger](super::ledger()) of the forward pass, with suggestions that were tried.
 ///
 /// - `freeze`: for every module with parameters that are trained, and for modules of them if that gives more than freezing those one by one,
-///   the forward pass runs again with that module frozen, and the difference of the ledgers is what it gives. Freezing one of several modules that
+///   the step runs again with that module frozen, and the difference of the ledgers is what it gives. Freezing one of several modules that
 ///   read one tensor gives nothing, so freezing all of them is suggested.
 /// - `checkpoint`: if the forward pass runs [blocks](crate::plan::block), and bytes are counted, they are [profiled](crate::plan::profile()),
 ///   and what each gives and costs is measured. Times of a few steps are rough.
 ///
-/// Suggestions are for a step as it is: freezing is suggested whether or not the module should be trained. `loss` runs about once for every
-/// module, and some ten times for blocks. What a step does besides (running statistics, random numbers), it does each time. On this thread, as for a ledger.
+/// Suggestions are for a step as it is: freezing is suggested whether or not the module should be trained. A step runs about once for every
+/// module, twice if freezing it gives something, and some ten times for blocks. What a step does besides (running statistics, random numbers), it does each time. On this thread, as for a ledger.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -191,8 +190,7 @@ impl<I: StepInput, F> Step<'_, I, F> {
         F: Fn(&M, I) -> Tensor<1>,
     {
         let (loss, ledger) = ledger(model, self.input.copy(), &self.loss);
-        drop(loss);
-        free_abandoned(&self.input.device());
+        end(loss);
         ledger
     }
 
@@ -206,12 +204,10 @@ impl<I: StepInput, F> Step<'_, I, F> {
             let _ = device.sync(); // a failure of the device shows in the next operation
             bytes_in_use(&device)
         };
-        free_abandoned(&device);
         let before = settled()?;
         let loss = (self.loss)(model, self.input.copy());
         let after = settled()?;
-        drop(loss);
-        free_abandoned(&device);
+        end(loss);
         Some(after as i64 - before as i64)
     }
 
@@ -249,6 +245,13 @@ impl<I: StepInput, F> Step<'_, I, F> {
             }
         }
         suggestions
+    }
+}
+
+/// Frees the graph of a loss, by its backward pass: Burn does not free it at once if the loss is dropped.
+fn end(loss: Tensor<1>) {
+    if loss.is_tracked() {
+        drop(loss.backward());
     }
 }
 

@@ -4,6 +4,7 @@ use super::ledger::{ModulePaths, Path, paths, shown};
 use crate::checkpoint::segment::token;
 use burn::backend::autodiff::NodeId;
 use burn::module::Module;
+use burn::tensor::Device;
 use burn_memsave_layers::watch::Watch;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
@@ -27,8 +28,8 @@ pub struct GraphWatch {
 /// Begins to watch graphs: which of them stay alive after a step, and which modules are in them.
 ///
 /// A graph stays alive, with all that its operations keep, as long as a tensor in it does: a loss that is pushed to a list without
-/// [`inner`](burn::tensor::Tensor::inner), a state that is carried to the next step without `detach`. Burn frees graphs without
-/// tensors in the next backward pass, and what a backward pass went through at once.
+/// [`inner`](burn::tensor::Tensor::inner), a state that is carried to the next step without `detach`. What a backward
+/// pass went through is freed at once; graphs that nobody holds any more are freed at the end of a later backward pass, so look after one.
 ///
 /// Graphs are seen by the operations of this library in them, which this thread records while the watch lives; operations of Burn are not seen.
 /// Watches nest: the inner one sees what is recorded in it. A step costs a few hundred bytes more while it is watched.
@@ -66,11 +67,15 @@ impl GraphWatch {
         self.modules.extend(ModulePaths::of(model).modules);
     }
 
-    /// What is kept by graphs that are alive, largest first. Frees graphs without tensors before that, by a backward pass of one number.
+    /// What is kept by graphs that are alive, largest first. Before that, backward passes of one number have Burn free graphs that nobody holds;
+    /// those of parameters that had no backward pass yet stay until they have one.
     pub fn alive<M: Module>(&mut self, model: &M) -> LiveGraphs {
         self.before_step(model);
-        for device in model.devices() {
-            free_abandoned(&device);
+        // Of a graph, Burn frees one layer of operations at a time.
+        let mut before = usize::MAX;
+        while self.watch.alive().len() < before {
+            before = self.watch.alive().len();
+            model.devices().iter().for_each(sweep);
         }
         let steps = self.watch.alive();
         let paths = paths(steps.iter().map(|step| step.weight), &self.modules);
@@ -103,8 +108,8 @@ impl Drop for GraphWatch {
     }
 }
 
-/// Burn frees graphs whose tensors are gone in the next backward pass: this is one.
-pub(super) fn free_abandoned(device: &burn::tensor::Device) {
+/// Burn frees graphs whose tensors are gone at the end of other backward passes: this is one.
+pub(super) fn sweep(device: &Device) {
     drop(token(&device.clone().autodiff()).require_grad().backward());
 }
 

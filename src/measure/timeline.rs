@@ -1,7 +1,7 @@
 //! The memory over one step, by categories.
 use super::bytes::{csv_of, human_bytes};
 use super::device::{Laps, bytes_in_use};
-use super::graphs::free_abandoned;
+use super::graphs::sweep;
 use super::ledger::{ModulePaths, Path, paths, shown};
 use super::step::{StepInput, gradient_bytes, seconds};
 use burn::backend::autodiff::NodeId;
@@ -118,7 +118,7 @@ fn follow<M: Module, I: StepInput>(
     moments: usize,
 ) -> Timeline {
     let device = input.device();
-    free_abandoned(&device);
+    sweep(&device);
     let modules = ModulePaths::of(model).modules;
     let mut log = Log {
         laps: None,
