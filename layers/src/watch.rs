@@ -1,7 +1,10 @@
 //! The steps of graphs while they are alive, and what happens to them.
 //!
 //! While off, it costs one thread-local read per operation. `burn_memsave::measure::watch_graphs` and `timeline` switch it on.
+use crate::burn_internals::parents;
 use crate::ledger::Entry;
+use burn::backend::{Backend, TensorMetadata, autodiff::Autodiff, tensor::FloatTensor};
+use burn::tensor::{DType, Shape};
 use burn_autodiff::NodeId;
 use core::cell::RefCell;
 use core::fmt;
@@ -15,8 +18,42 @@ pub struct LiveStep {
     pub operation: &'static str,
     /// The node of the operation's weight, by which its module is found.
     pub weight: Option<NodeId>,
+    /// What it is computed from.
+    pub inputs: Vec<InputOfStep>,
+    /// The node of its output, once there is one.
+    pub output: Option<NodeId>,
     /// What it keeps.
     pub entries: Vec<Entry>,
+}
+
+/// An input of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputOfStep {
+    /// Its name.
+    pub name: &'static str,
+    /// Its node.
+    pub node: NodeId,
+    /// The nodes that it is computed from.
+    pub parents: Vec<NodeId>,
+    /// Its shape.
+    pub shape: Shape,
+    /// Its dtype.
+    pub dtype: DType,
+    /// Whether it is part of a recorded graph.
+    pub tracked: bool,
+}
+
+impl InputOfStep {
+    pub(crate) fn of<B: Backend>(name: &'static str, tensor: &FloatTensor<Autodiff<B>>) -> Self {
+        Self {
+            name,
+            node: tensor.id(),
+            parents: parents(&tensor.node()),
+            shape: tensor.shape(),
+            dtype: tensor.dtype(),
+            tracked: tensor.is_tracked(),
+        }
+    }
 }
 
 /// What an operation did.
@@ -150,6 +187,15 @@ pub(crate) fn recorded(step: impl FnOnce() -> LiveStep) -> Option<Arc<Alive>> {
     steps.1.insert(number, step());
     drop(steps);
     Some(Arc::new(Alive { watched, number }))
+}
+
+impl Alive {
+    /// The step has an output.
+    pub(crate) fn made(&self, output: NodeId) {
+        if let Some(step) = self.watched.steps().1.get_mut(&self.number) {
+            step.output = Some(output);
+        }
+    }
 }
 
 impl Drop for Alive {

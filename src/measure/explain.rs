@@ -1,11 +1,18 @@
 //! What a step keeps, why, and what would remove it.
 use super::bytes::{csv_of, human_bytes};
 use super::device::bytes_in_use;
-use super::ledger::{Ledger, LedgerRow, ledger};
+use super::ledger::{Ledger, LedgerRow, ModulePaths, Path, ledger, shown};
 use super::step::StepInput;
+use crate::functional::{LinearCrossEntropyOptions, linear_cross_entropy};
 use crate::plan::{BlockProfile, ProfileOptions, profile};
+use burn::backend::autodiff::NodeId;
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::Tensor;
+use burn::tensor::{Shape, Tensor};
+use burn_memsave_layers::{
+    ledger::{Entry, record},
+    ops::node_id,
+    watch::{InputOfStep, LiveStep, Watch},
+};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::{Serialize, Serializer};
 use std::cmp::Reverse;
@@ -20,8 +27,13 @@ use std::{fmt, io};
 pub enum Remedy {
     /// [`Module::freeze`] of the module: it is not trained. A batch norm then normalizes with its running statistics.
     Freeze,
-    /// The [block](crate::plan::block) is computed again in the backward pass, as [`checkpoint`](crate::checkpoint::checkpoint) does.
+    /// The [block](crate::plan::block) is computed again in the backward pass, as [`checkpoint`](crate::checkpoint::checkpoint)
+    /// does.
     Checkpoint,
+    /// [`linear_cross_entropy`](crate::functional::linear_cross_entropy), or `FusedLinearCrossEntropy`, in place of the dense
+    /// layer that makes logits and of their cross entropy: the logits never exist. It is found where nothing but at most one
+    /// operation, such as a reshape, is between both: it is for you to see that this changes no value.
+    LinearCrossEntropy,
 }
 
 impl fmt::Display for Remedy {
@@ -29,6 +41,7 @@ impl fmt::Display for Remedy {
         f.write_str(match self {
             Self::Freeze => "freeze",
             Self::Checkpoint => "checkpoint",
+            Self::LinearCrossEntropy => "linear_cross_entropy for",
         })
     }
 }
@@ -40,13 +53,14 @@ pub struct Suggestion {
     pub remedy: Remedy,
     /// Path of the module.
     pub module: String,
-    /// So many bytes fewer are kept after the forward pass. For `Freeze`: by the ledgers of both forward passes, exactly, gradients not counted. For
-    /// `Checkpoint`: measured.
+    /// So many bytes fewer are kept after the forward pass. For `Freeze`: by the ledgers of both forward passes, exactly,
+    /// gradients not counted. For `Checkpoint`: measured. For `LinearCrossEntropy`: by the ledger of one of the same shapes; the
+    /// peak falls by more, as the gradient of the logits is not made either.
     pub bytes: u64,
-    /// For `Freeze`: what a forward pass was measured to keep less, records of the graph included, where bytes are counted. Less than
-    /// [`bytes`](Self::bytes) if an operation of Burn keeps the same tensor.
+    /// For `Freeze`: what a forward pass was measured to keep less, records of the graph included, where bytes are counted. Less
+    /// than [`bytes`](Self::bytes) if an operation of Burn keeps the same tensor.
     pub measured: Option<i64>,
-    /// So much more time does a step take, measured; `None` if it takes none.
+    /// So much more time does a step take, measured; `None` if it takes none, and for `LinearCrossEntropy`, which is not timed.
     #[serde(rename = "extra_seconds", serialize_with = "maybe_seconds")]
     pub extra_time: Option<Duration>,
     /// The rows of the ledger that would go, by their number.
@@ -115,8 +129,8 @@ pub struct Explanation {
     pub rows: Vec<ExplainedRow>,
     /// Bytes kept, as [`Ledger::total`] counts them.
     pub total: u64,
-    /// What would remove bytes: first what takes no time, most bytes first, then by [bytes per millisecond](Suggestion::bytes_per_ms).
-    /// Each is meant alone: two together may give more than their sum, or less.
+    /// What would remove bytes: first what takes no time, most bytes first, then by [bytes per
+    /// millisecond](Suggestion::bytes_per_ms). Each is meant alone: two together may give more than their sum, or less.
     pub suggestions: Vec<Suggestion>,
     /// What was not looked at, and why.
     pub notes: Vec<String>,
@@ -124,14 +138,17 @@ pub struct Explanation {
 
 /// Explains what a training step keeps: the [ledger](super::ledger()) of the forward pass, with suggestions that were tried.
 ///
-/// - `freeze`: for every module with parameters that are trained, and for modules of them if that gives more than freezing those one by one,
-///   the step runs again with that module frozen, and the difference of the ledgers is what it gives. Freezing one of several modules that
-///   read one tensor gives nothing, so freezing all of them is suggested.
-/// - `checkpoint`: if the forward pass runs [blocks](crate::plan::block), and bytes are counted, they are [profiled](crate::plan::profile()),
-///   and what each gives and costs is measured. Times of a few steps are rough.
+/// - `freeze`: for every module with parameters that are trained, and for modules of them if that gives more than freezing those
+///   one by one, the step runs again with that module frozen, and the difference of the ledgers is what it gives. Freezing one of
+///   several modules that read one tensor gives nothing, so freezing all of them is suggested.
+/// - `checkpoint`: if the forward pass runs [blocks](crate::plan::block), and bytes are counted, they are
+///   [profiled](crate::plan::profile()), and what each gives and costs is measured. Times of a few steps are rough.
 ///
-/// Suggestions are for a step as it is: freezing is suggested whether or not the module should be trained. A step runs about once for every
-/// module, twice if freezing it gives something, and some ten times for blocks. What a step does besides (running statistics, random numbers), it does each time. On this thread, as for a ledger.
+/// - `linear_cross_entropy for`: for a dense layer whose outputs a cross entropy keeps, it runs once on zeros of the same shapes.
+///
+/// Suggestions are for a step as it is: freezing is suggested whether or not the module should be trained. A step runs about once
+/// for every module, twice if freezing it gives something, and some ten times for blocks. What a step does besides (running
+/// statistics, random numbers), it does each time. On this thread, as for a ledger.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -151,8 +168,12 @@ pub fn explain<M: Module, I: StepInput>(
     loss: impl Fn(&M, I) -> Tensor<1>,
 ) -> Explanation {
     let step = Step { input: &input, loss: &loss };
-    let ledger = step.ledger(model);
+    let watch = Watch::default();
+    let (result, ledger) = watch.during(|| ledger(model, input.copy(), &loss));
+    let heads = of_heads(model, &watch.alive(), &ledger);
+    end(result);
     let mut suggestions = step.freezing(model, &ledger);
+    suggestions.extend(heads);
     let mut notes = vec![];
     if ledger.fallbacks().next().is_some() {
         notes.push("Operations of Burn that ran in place of those of this library are not counted.".into());
@@ -294,6 +315,91 @@ fn checkpointing(block: &BlockProfile, ledger: &Ledger) -> Option<Suggestion> {
         extra_time: Some(extra_time),
         rows: rows.collect(),
     })
+}
+
+/// What it gives to make a head and its loss one.
+fn of_heads<M: Module>(model: &M, steps: &[LiveStep], ledger: &Ledger) -> Vec<Suggestion> {
+    let modules = ModulePaths::of(model).modules;
+    let Some(device) = model.devices().first().map(|device| device.clone().autodiff()) else { return vec![] };
+    let input = |step: &LiveStep, name: &str| step.inputs.iter().find(|input| input.name == name).cloned();
+    let mut suggestions = vec![];
+    for (at, loss) in steps.iter().enumerate().filter(|(_, step)| step.operation == "cross_entropy") {
+        let Some(logits) = input(loss, "x") else { continue };
+        let made = |step: &&LiveStep| {
+            let output = step.output.filter(|output| *output == logits.node || logits.parents == [*output]);
+            step.operation == "linear" && output.is_some()
+        };
+        let Some(head) = steps.iter().position(|step| made(&step)) else { continue };
+        let [x, weight, bias] = ["x", "weight", "bias"].map(|name| input(&steps[head], name));
+        let Some((x, weight)) = x.zip(weight) else { continue };
+        let [d_input, classes] = weight.shape.dims();
+        let rows = x.shape.num_elements() / d_input.max(1);
+        if logits.shape != Shape::new([rows, classes]) || rows * classes == 0 || x.dtype != weight.dtype {
+            continue;
+        }
+        let has_weights = loss.entries.iter().any(|entry| entry.tensor == "weights");
+        let weights = has_weights.then(|| Tensor::<1>::ones([classes], (&device, x.dtype)));
+        let zeros = |of: &InputOfStep, shape: [usize; 2]| {
+            let zeros = Tensor::<2>::zeros(shape, (&device, of.dtype));
+            if of.tracked { zeros.require_grad() } else { zeros }
+        };
+        let (of_x, of_weight) = (zeros(&x, [rows, d_input]), zeros(&weight, [d_input, classes]));
+        let of_bias = bias.map(|bias| {
+            let zeros = Tensor::<1>::zeros([classes], (&device, bias.dtype));
+            if bias.tracked { zeros.require_grad() } else { zeros }
+        });
+        let targets = Tensor::zeros([rows], &device);
+        let options = LinearCrossEntropyOptions { class_weights: weights, ..Default::default() };
+        let node = node_id(of_x.clone());
+        let (one, entries) = record(|| linear_cross_entropy(of_x, of_weight, of_bias, targets, options));
+        end(one);
+        // What the backward pass reads of x is what the head reads of it; parameters are there anyway.
+        let is_kept = |entry: &Entry| entry.node.is_none() || entry.node == node;
+        let in_place = entries.into_iter().filter(is_kept).map(|entry| {
+            let node = entry.node.map(|_| x.node);
+            Entry { node, ..entry }
+        });
+        let in_place: Vec<Entry> = in_place.collect();
+        let rest = steps.iter().enumerate().filter(|(number, _)| ![at, head].contains(number));
+        let without = total(rest.flat_map(|(_, step)| &step.entries).chain(&in_place), &modules);
+        let all = total(steps.iter().flat_map(|step| &step.entries), &modules);
+        let path = steps[head].weight.and_then(|weight| modules.get(&weight)).cloned().unwrap_or_default();
+        if all > without {
+            let is_logits = |row: &LedgerRow| {
+                row.operation == "cross_entropy" && row.tensor == "x" && row.bytes == Some(bytes(&logits))
+            };
+            suggestions.push(Suggestion {
+                remedy: Remedy::LinearCrossEntropy,
+                module: shown(&path, "linear"),
+                bytes: all - without,
+                measured: None,
+                extra_time: None,
+                rows: (0..ledger.rows.len()).filter(|&number| is_logits(&ledger.rows[number])).collect(),
+            });
+        }
+    }
+    suggestions
+}
+
+fn bytes(input: &InputOfStep) -> u64 {
+    (input.shape.num_elements() * input.dtype.size()) as u64
+}
+
+/// Bytes of what is kept, each tensor once, parameters not at all.
+fn total<'a>(entries: impl Iterator<Item = &'a Entry>, modules: &HashMap<NodeId, Path>) -> u64 {
+    let (mut tensors, mut total) = (HashMap::<NodeId, u64>::new(), 0);
+    for entry in entries {
+        let bytes = entry.bytes.unwrap_or(0) as u64;
+        match entry.node {
+            None => total += bytes,
+            Some(node) if modules.contains_key(&node) => {}
+            Some(node) => {
+                let most = tensors.entry(node).or_default();
+                *most = bytes.max(*most);
+            }
+        }
+    }
+    total + tensors.values().sum::<u64>()
 }
 
 /// Finds modules with parameters that are trained, and those around them, but for the model itself.

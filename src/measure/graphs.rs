@@ -27,12 +27,14 @@ pub struct GraphWatch {
 
 /// Begins to watch graphs: which of them stay alive after a step, and which modules are in them.
 ///
-/// A graph stays alive, with all that its operations keep, as long as a tensor in it does: a loss that is pushed to a list without
-/// [`inner`](burn::tensor::Tensor::inner), a state that is carried to the next step without `detach`. What a backward
-/// pass went through is freed at once; graphs that nobody holds any more are freed at the end of a later backward pass, so look after one.
+/// A graph stays alive, with all that its operations keep, as long as a tensor in it does: a loss that is pushed to a list
+/// without [`inner`](burn::tensor::Tensor::inner), a state that is carried to the next step without `detach`. What a backward
+/// pass went through is freed at once; graphs that nobody holds any more are freed at the end of a later backward pass, so look
+/// after one.
 ///
-/// Graphs are seen by the operations of this library in them, which this thread records while the watch lives; operations of Burn are not seen.
-/// Watches nest: the inner one sees what is recorded in it. A step costs a few hundred bytes more while it is watched.
+/// Graphs are seen by the operations of this library in them, which this thread records while the watch lives; operations of Burn
+/// are not seen. Watches nest: the inner one sees what is recorded in it. A step costs a few hundred bytes more while it is
+/// watched.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -52,6 +54,7 @@ pub struct GraphWatch {
 /// let alive = watch.alive(&model);
 /// assert_eq!((alive.rows[0].module.as_str(), alive.rows[0].steps), ("0", 3));
 /// drop(losses);
+/// drop(model[0].forward(Tensor::<2>::ones([2, 8], &device)).mean().backward()); // the next step has Burn free them
 /// assert!(watch.alive(&model).rows.is_empty());
 /// ```
 pub fn watch_graphs() -> GraphWatch {
@@ -61,14 +64,14 @@ pub fn watch_graphs() -> GraphWatch {
 }
 
 impl GraphWatch {
-    /// Learns the names of parameters. To be called before each step of a training run, as an optimizer makes new parameters; of graphs of
-    /// steps without it, operations are named, but not modules.
+    /// Learns the names of parameters. To be called before each step of a training run, as an optimizer makes new parameters; of
+    /// graphs of steps without it, operations are named, but not modules.
     pub fn before_step<M: Module>(&mut self, model: &M) {
         self.modules.extend(ModulePaths::of(model).modules);
     }
 
-    /// What is kept by graphs that are alive, largest first. Before that, backward passes of one number have Burn free graphs that nobody holds;
-    /// those of parameters that had no backward pass yet stay until they have one.
+    /// What is kept by graphs that are alive, largest first. Before that, backward passes of one number have Burn free graphs
+    /// that nobody holds; those of parameters that had no backward pass yet stay until they have one.
     pub fn alive<M: Module>(&mut self, model: &M) -> LiveGraphs {
         self.before_step(model);
         // Of a graph, Burn frees one layer of operations at a time.

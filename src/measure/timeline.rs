@@ -22,7 +22,8 @@ pub struct Moment {
     /// Since the step began, with the time that it takes to look.
     #[serde(rename = "seconds", serialize_with = "seconds")]
     pub time: Duration,
-    /// `start`, `forward` (the operation computed its output), `turn` (the loss is there), `backward` (it gave its gradients), or `end`.
+    /// `start`, `forward` (the operation computed its output), `turn` (the loss is there), `backward` (it gave its gradients), or
+    /// `end`.
     pub phase: &'static str,
     /// Path of the operation's module, as in a [ledger](super::LedgerRow::module).
     pub module: String,
@@ -38,7 +39,8 @@ pub struct Moment {
     pub activation: u64,
     /// Gradients of parameters.
     pub gradient: u64,
-    /// What else is alive: tensors between operations, what operations of Burn keep, and records of the graph. `None` where bytes are not counted.
+    /// What else is alive: tensors between operations, what operations of Burn keep, and records of the graph. `None` where bytes
+    /// are not counted.
     pub temporary: Option<u64>,
     /// The most bytes alive since the moment before, of all categories together.
     pub most: Option<u64>,
@@ -76,13 +78,14 @@ pub struct Timeline {
 
 /// Follows one training step: what is alive after each operation of this library, forward and backward.
 ///
-/// `loss` runs the forward pass and returns the loss; the backward pass follows if it is tracked. The step runs on a copy of the input, twice,
-/// and the second time is followed. Bytes are counted on CPU devices if the [`TrackingAllocator`](super::TrackingAllocator) is installed, and on
-/// devices with a memory pool; elsewhere only what is known without counting is there. Nothing else should run meanwhile.
+/// `loss` runs the forward pass and returns the loss; the backward pass follows if it is tracked. The step runs on a copy of the
+/// input, twice, and the second time is followed. Bytes are counted on CPU devices if the
+/// [`TrackingAllocator`](super::TrackingAllocator) is installed, and on devices with a memory pool; elsewhere only what is known
+/// without counting is there. Nothing else should run meanwhile.
 ///
-/// At each [moment](Moment) the sum is what is counted, exactly, and [`most`](Moment::most) is the peak since the moment before: so no peak is
-/// missed. What belongs to which category is exact for operations of this library; what others keep is `temporary`. Gradients of parameters that
-/// operations of Burn, or [segments](crate::checkpoint) give, are `temporary` until the end. An
+/// At each [moment](Moment) the sum is what is counted, exactly, and [`most`](Moment::most) is the peak since the moment before:
+/// so no peak is missed. What belongs to which category is exact for operations of this library; what others keep is `temporary`.
+/// Gradients of parameters that operations of Burn, or [segments](crate::checkpoint) give, are `temporary` until the end. An
 /// [update in the backward pass](crate::optim) frees gradients of which this does not know.
 ///
 /// ```
@@ -300,9 +303,10 @@ impl Timeline {
         Ok(serde_json::to_string_pretty(self)?)
     }
 
-    /// The moments in Chrome's [trace event format](https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), for
-    /// `chrome://tracing` and [Perfetto](https://ui.perfetto.dev): a counter of bytes by category, one of the most bytes, and an event for
-    /// each operation, from the moment before to its own.
+    /// The moments in Chrome's [trace event
+    /// format](https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), for `chrome://tracing` and
+    /// [Perfetto](https://ui.perfetto.dev): a counter of bytes by category, one of the most bytes, and an event for each
+    /// operation, from the moment before to its own.
     ///
     /// # Errors
     /// None are known: the rows are plain text and numbers in memory.
@@ -335,8 +339,8 @@ impl Timeline {
         Ok(serde_json::to_string(&json!({"traceEvents": events, "displayTimeUnit": "ms"}))?)
     }
 
-    /// A plot as SVG: the categories above each other over the moments of the step, in the colours of PyTorch's memory timeline, and the peaks
-    /// between moments as a line.
+    /// A plot as SVG: the categories above each other over the moments of the step, in the colours of PyTorch's memory timeline,
+    /// and the peaks between moments as a line.
     pub fn to_svg(&self) -> String {
         const WIDTH: f64 = 960.0;
         const HEIGHT: f64 = 480.0;

@@ -1,8 +1,10 @@
 //! What would remove what a step keeps.
 use crate::{RECORDS, alone, cpu_devices};
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
+use burn_memsave::functional::linear_cross_entropy;
 use burn_memsave::measure::{Remedy, explain, ledger};
+use burn_memsave::nn::loss::CrossEntropyLossConfig;
 use burn_memsave::nn::{Linear, LinearConfig, Relu};
 use burn_memsave::plan::block;
 
@@ -133,4 +135,48 @@ fn blocks_are_suggested_with_their_time() {
     let rates: Vec<f64> = explanation.suggestions.iter().map(|one| one.bytes_per_ms()).collect();
     assert!(rates.is_sorted_by(|a, b| a >= b), "{rates:?}");
     assert!(explanation.suggestions[0].extra_time.is_none(), "{explanation}");
+}
+
+/// The number is that of the ledgers of both: with a head that is trained and one that is not, with logits that are reshaped and
+/// without.
+#[test]
+fn a_head_and_its_loss_in_one_give_what_is_said() {
+    let _alone = alone();
+    for device in cpu_devices() {
+        let [rows, classes] = [512, 1000];
+        let layer = |outputs| LinearConfig::new(WIDE, outputs).init(&device);
+        let trained = vec![layer(WIDE), layer(classes)];
+        let frozen = vec![trained[0].clone(), trained[1].clone().freeze()];
+        let targets = Tensor::<1, Int>::zeros([rows], &device);
+        let cross_entropy = CrossEntropyLossConfig::new().init(&device);
+        let flat = |model: &Vec<Linear>, x: Tensor<2>| {
+            let logits = model[1].forward(model[0].forward(x));
+            cross_entropy.forward(logits, targets.clone())
+        };
+        let reshaped = |model: &Vec<Linear>, x: Tensor<2>| {
+            let logits = model[1].forward(model[0].forward(x.reshape([4, -1, WIDE as i32])));
+            cross_entropy.forward(logits.reshape([rows, classes]), targets.clone())
+        };
+        let in_one = |model: &Vec<Linear>, x: Tensor<2>| {
+            let bias = model[1].bias.as_ref().map(|bias| bias.val());
+            let (x, weight) = (model[0].forward(x), model[1].weight.val());
+            linear_cross_entropy(x, weight, bias, targets.clone(), Default::default())
+        };
+        for model in [&trained, &frozen] {
+            let x = || Tensor::<2>::ones([rows, WIDE], &device);
+            let [before, after] = [
+                ledger(model, x(), |model, x| flat(model, x)).1.total(),
+                ledger(model, x(), |model, x| in_one(model, x)).1.total(),
+            ];
+            assert!(before - after > (4 * rows * classes) as u64 / 2, "{before} {after}");
+            for explanation in [explain(model, x(), flat), explain(model, x(), reshaped)] {
+                let one = explanation.suggestions.iter().find(|one| one.remedy == Remedy::LinearCrossEntropy);
+                let one = one.unwrap_or_else(|| panic!("{explanation}"));
+                assert_eq!((one.module.as_str(), one.bytes), ("1", before - after), "{explanation}");
+                assert!(one.to_string().starts_with("linear_cross_entropy for 1: -"), "{one}");
+            }
+            let explanation = explain(model, x(), in_one);
+            assert!(explanation.suggestions.iter().all(|one| one.remedy == Remedy::Freeze), "{explanation}");
+        }
+    }
 }

@@ -167,10 +167,10 @@ impl Ledger {
     }
 
     /// The step is recorded now, of which this says what it keeps; `None` if nobody watches.
-    pub(crate) fn recorded(self) -> Option<Arc<watch::Alive>> {
+    pub(crate) fn recorded(self, inputs: Vec<watch::InputOfStep>) -> Option<Arc<watch::Alive>> {
         let Self { operation, module: weight, watched } = self;
         let entries = watched?.into_inner();
-        watch::recorded(|| watch::LiveStep { operation, weight, entries })
+        watch::recorded(|| watch::LiveStep { operation, weight, inputs, output: None, entries })
     }
 }
 

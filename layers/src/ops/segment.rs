@@ -212,7 +212,7 @@ impl<B: SegmentOps + PackingKernels, C: CheckpointStrategy> SegmentOps for Autod
                 };
                 drop((held, input)); // nobody else may hold it
                 held::pack_idle();
-                prep.finish((kept, inputs, slot, ledger.recorded()), token.into_primitive())
+                prep.finish((kept, inputs, slot, ledger.recorded(vec![])), token.into_primitive())
             }
             OpsKind::UnTracked(prep) => prep.finish(token.into_primitive()),
         }

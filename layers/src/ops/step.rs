@@ -16,7 +16,7 @@ use super::{
     recompute::{self, Offered, is_available, offer, recomputes},
     replay, update,
 };
-use crate::watch::{self, Alive};
+use crate::watch::{self, Alive, InputOfStep};
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
@@ -349,6 +349,14 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
             held[input] = Some(waiting[input].as_ref().and_then(Held::stand_in).unwrap_or(tensor).clone());
         }
     }
+    let watched_inputs = match watch::is_watching() {
+        true => O::INPUTS
+            .iter()
+            .zip(&inputs)
+            .filter_map(|(name, input)| Some(InputOfStep::of(name, input.as_ref()?)))
+            .collect(),
+        false => vec![],
+    };
     let nodes = nodes(in_graph(&inputs, &waiting));
     drop(waiting);
     let recorder = Recorder { tracked, plan, ledger };
@@ -370,9 +378,12 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
         }
     }
     let offered = Offered::new(plan.offers);
-    let state = State { kept, shapes, saved, alive: ledger.recorded(), _offered: offered.clone() };
-    let y = prep.finish(state, y);
+    let alive = ledger.recorded(watched_inputs);
+    let y = prep.finish(State { kept, shapes, saved, alive: alive.clone(), _offered: offered.clone() }, y);
     offered.promise(y.id());
+    if let Some(alive) = alive {
+        alive.made(y.id());
+    }
     drop(held);
     watch::computed(name, module);
     y
