@@ -325,11 +325,14 @@ fn of_heads<M: Module>(model: &M, steps: &[LiveStep], ledger: &Ledger) -> Vec<Su
     let mut suggestions = vec![];
     for (at, loss) in steps.iter().enumerate().filter(|(_, step)| step.operation == "cross_entropy") {
         let Some(logits) = input(loss, "x") else { continue };
-        let made = |step: &&LiveStep| {
-            let output = step.output.filter(|output| *output == logits.node || logits.parents == [*output]);
-            step.operation == "linear" && output.is_some()
+        let made = |node: NodeId| steps.iter().position(|step| step.output == Some(node));
+        // By a step of this library; or by one operation of Burn from the output of such a step.
+        let before = |logits: &InputOfStep| match logits.parents[..] {
+            [parent] => made(parent),
+            _ => None,
         };
-        let Some(head) = steps.iter().position(|step| made(&step)) else { continue };
+        let head = made(logits.node).or_else(|| before(&logits));
+        let Some(head) = head.filter(|&head| steps[head].operation == "linear") else { continue };
         let [x, weight, bias] = ["x", "weight", "bias"].map(|name| input(&steps[head], name));
         let Some((x, weight)) = x.zip(weight) else { continue };
         let [d_input, classes] = weight.shape.dims();
