@@ -21,6 +21,12 @@ use std::time::Duration;
 use std::{fmt, io};
 
 /// What would remove bytes that are kept.
+///
+/// ```
+/// use burn_memsave::measure::Remedy;
+///
+/// assert_eq!(Remedy::Freeze.to_string(), "freeze");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -47,6 +53,17 @@ impl fmt::Display for Remedy {
 }
 
 /// A remedy for a module, and what it gives. Shown as `freeze conv1: -12.25 MiB`, or `checkpoint layer3: -88.00 MiB, +4.000 ms`.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{measure::explain, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let model = vec![LinearConfig::new(8, 4).init(&device)];
+/// let x = Tensor::<2>::ones([2, 8], &device);
+/// let explanation = explain(&model, x, |model, x| model[0].forward(x).mean());
+/// assert_eq!(explanation.suggestions[0].to_string(), "freeze 0: -64 B");
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Suggestion {
     /// What to do.
@@ -77,6 +94,17 @@ fn maybe_seconds<S: Serializer>(time: &Option<Duration>, serializer: S) -> Resul
 
 impl Suggestion {
     /// Bytes per millisecond of extra time; infinite if it takes none.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::explain, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let explanation = explain(&model, x, |model, x| model[0].forward(x).mean());
+    /// assert_eq!(explanation.suggestions[0].bytes_per_ms(), f64::INFINITY); // freezing takes no time
+    /// ```
     pub fn bytes_per_ms(&self) -> f64 {
         let time = self.extra_time.map_or(0.0, |time| time.as_secs_f64() * 1e3);
         self.bytes as f64 / time
@@ -94,6 +122,17 @@ impl fmt::Display for Suggestion {
 }
 
 /// A tensor that an operation keeps, and what would remove it.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{measure::explain, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let model = vec![LinearConfig::new(8, 4).init(&device)];
+/// let x = Tensor::<2>::ones([2, 8], &device);
+/// let explanation = explain(&model, x, |model, x| model[0].forward(x).mean());
+/// assert_eq!(explanation.rows[0].suggestion.as_deref(), Some("freeze 0: -64 B"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExplainedRow {
     /// As in a [ledger](LedgerRow::module).
@@ -123,6 +162,17 @@ impl ExplainedRow {
 }
 
 /// What a step keeps, why, and what would remove it. Made by [`explain`], shown as tables.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{measure::explain, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let model = vec![LinearConfig::new(8, 4).init(&device)];
+/// let x = Tensor::<2>::ones([2, 8], &device);
+/// let explanation = explain(&model, x, |model, x| model[0].forward(x).mean());
+/// assert_eq!((explanation.total, explanation.suggestions.len()), (64, 1));
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Explanation {
     /// What is kept, most first; what takes no memory last.
@@ -462,6 +512,18 @@ impl ModuleMapper for Freeze<'_> {
 impl Explanation {
     /// The rows as CSV with a header.
     ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::explain, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let explanation = explain(&model, x, |model, x| model[0].forward(x).mean());
+    /// assert!(explanation.to_csv()?.contains("0,linear,x,64,weight is tracked,false,false,freeze 0: -64 B"));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// None are known: the rows are plain text and numbers in memory.
     pub fn to_csv(&self) -> io::Result<String> {
@@ -470,6 +532,18 @@ impl Explanation {
 
     /// The suggestions as CSV with a header.
     ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::explain, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let explanation = explain(&model, x, |model, x| model[0].forward(x).mean());
+    /// assert!(explanation.suggestions_to_csv()?.contains("freeze,0,64,"));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// None are known: the rows are plain text and numbers in memory.
     pub fn suggestions_to_csv(&self) -> io::Result<String> {
@@ -477,6 +551,18 @@ impl Explanation {
     }
 
     /// Everything as JSON: `{"rows": [...], "total": ..., "suggestions": [...], "notes": [...]}`.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::explain, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let explanation = explain(&model, x, |model, x| model[0].forward(x).mean());
+    /// assert!(explanation.to_json()?.contains(r#""total": 64"#));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     ///
     /// # Errors
     /// None are known: the rows are plain text and numbers in memory.

@@ -14,6 +14,19 @@ use std::marker::PhantomData;
 use std::{fmt, io};
 
 /// Watches the graphs that operations of this library record on this thread, until it is dropped. Made by [`watch_graphs`].
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{measure::watch_graphs, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let model = vec![LinearConfig::new(8, 4).init(&device)];
+/// let x = Tensor::<2>::ones([2, 8], &device);
+/// let mut watch = watch_graphs();
+/// let loss = model[0].forward(x).mean();
+/// drop(watch); // graphs that are recorded from here on are not seen
+/// # drop(loss);
+/// ```
 #[derive(Debug)]
 #[must_use = "graphs are watched until this is dropped"]
 pub struct GraphWatch {
@@ -66,12 +79,39 @@ pub fn watch_graphs() -> GraphWatch {
 impl GraphWatch {
     /// Learns the names of parameters. To be called before each step of a training run, as an optimizer makes new parameters; of
     /// graphs of steps without it, operations are named, but not modules.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::watch_graphs, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let mut watch = watch_graphs();
+    /// watch.before_step(&model);
+    /// let loss = model[0].forward(x).mean();
+    /// drop(loss.backward());
+    /// assert!(watch.alive(&model).rows.is_empty());
+    /// ```
     pub fn before_step<M: Module>(&mut self, model: &M) {
         self.modules.extend(ModulePaths::of(model).modules);
     }
 
     /// What is kept by graphs that are alive, largest first. Before that, backward passes of one number have Burn free graphs
     /// that nobody holds; those of parameters that had no backward pass yet stay until they have one.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::watch_graphs, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let mut watch = watch_graphs();
+    /// let loss = model[0].forward(x).mean();
+    /// assert_eq!(watch.alive(&model).rows[0].module, "0");
+    /// # drop(loss);
+    /// ```
     pub fn alive<M: Module>(&mut self, model: &M) -> LiveGraphs {
         self.before_step(model);
         // Of a graph, Burn frees one layer of operations at a time.
@@ -117,6 +157,19 @@ pub(super) fn sweep(device: &Device) {
 }
 
 /// An operation of a module in graphs that are alive.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{measure::watch_graphs, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let model = vec![LinearConfig::new(8, 4).init(&device)];
+/// let x = Tensor::<2>::ones([2, 8], &device);
+/// let mut watch = watch_graphs();
+/// let loss = model[0].forward(x).mean();
+/// assert_eq!(watch.alive(&model).rows[0].steps, 1);
+/// # drop(loss);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LiveGraphRow {
     /// Path of the module, as in a [ledger](super::LedgerRow::module).
@@ -130,6 +183,19 @@ pub struct LiveGraphRow {
 }
 
 /// What graphs that are alive keep. Made by [`GraphWatch::alive`], shown as a table.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{measure::watch_graphs, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let model = vec![LinearConfig::new(8, 4).init(&device)];
+/// let x = Tensor::<2>::ones([2, 8], &device);
+/// let mut watch = watch_graphs();
+/// let loss = model[0].forward(x).mean();
+/// println!("{}", watch.alive(&model));
+/// # drop(loss);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LiveGraphs {
     /// One row for every operation of every module, largest first.
@@ -138,11 +204,38 @@ pub struct LiveGraphs {
 
 impl LiveGraphs {
     /// Bytes that they keep.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::watch_graphs, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let mut watch = watch_graphs();
+    /// let loss = model[0].forward(x).mean();
+    /// assert_eq!(watch.alive(&model).total(), 64); // x
+    /// # drop(loss);
+    /// ```
     pub fn total(&self) -> u64 {
         self.rows.iter().map(|row| row.bytes).sum()
     }
 
     /// The rows as CSV with a header.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::watch_graphs, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let mut watch = watch_graphs();
+    /// let loss = model[0].forward(x).mean();
+    /// assert_eq!(watch.alive(&model).to_csv()?, "module,operation,steps,bytes\n0,linear,1,64\n");
+    /// # drop(loss);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     ///
     /// # Errors
     /// None are known: the rows are plain text and numbers in memory.
@@ -151,6 +244,20 @@ impl LiveGraphs {
     }
 
     /// The rows as JSON: `{"rows": [{"module": ..., "bytes": ..., ...}, ...]}`.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::watch_graphs, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let mut watch = watch_graphs();
+    /// let loss = model[0].forward(x).mean();
+    /// assert!(watch.alive(&model).to_json()?.contains(r#""bytes": 64"#));
+    /// # drop(loss);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     ///
     /// # Errors
     /// None are known: the rows are plain text and numbers in memory.

@@ -17,6 +17,18 @@ use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 /// What is alive after an operation of a step, in bytes by PyTorch's categories.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{measure::timeline, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let model = vec![LinearConfig::new(8, 4).init(&device)];
+/// let x = Tensor::<2>::ones([2, 8], &device);
+/// let timeline = timeline(&model, x, |model, x| model[0].forward(x).mean());
+/// let forward = &timeline.moments[1];
+/// assert_eq!((forward.module.as_str(), forward.operation, forward.input), ("0", "linear", 64));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Moment {
     /// Since the step began, with the time that it takes to look.
@@ -48,6 +60,17 @@ pub struct Moment {
 
 impl Moment {
     /// All categories together.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::timeline, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let timeline = timeline(&model, x, |model, x| model[0].forward(x).mean());
+    /// assert_eq!(timeline.moments[0].total(), 4 * (8 * 4 + 4) + 4 * 2 * 8); // parameters and the input
+    /// ```
     pub fn total(&self) -> u64 {
         self.categories().into_iter().sum()
     }
@@ -70,6 +93,18 @@ const CATEGORIES: [(&str, &str); 6] = [
 ];
 
 /// The memory over one training step. Made by [`timeline`], shown as a short table, written as CSV, JSON, a trace and a plot.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::{measure::timeline, nn::LinearConfig};
+///
+/// let device = Device::flex().autodiff();
+/// let model = vec![LinearConfig::new(8, 4).init(&device)];
+/// let x = Tensor::<2>::ones([2, 8], &device);
+/// let timeline = timeline(&model, x, |model, x| model[0].forward(x).mean());
+/// println!("{timeline}");
+/// assert_eq!(timeline.moments.len(), 5); // start, forward, turn, backward, end
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Timeline {
     /// In their order.
@@ -273,6 +308,18 @@ fn parameter_bytes<M: Module>(model: &M) -> u64 {
 
 impl Timeline {
     /// With so many bytes of the state of an optimizer, which is alive all the time.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::timeline, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let timeline = timeline(&model, x, |model, x| model[0].forward(x).mean());
+    /// let timeline = timeline.with_optimizer_state(2 * 4 * (8 * 4 + 4)); // of AdamW
+    /// assert_eq!(timeline.moments[0].optimizer_state, 288);
+    /// ```
     #[must_use]
     pub fn with_optimizer_state(mut self, bytes: u64) -> Self {
         for moment in &mut self.moments {
@@ -283,11 +330,34 @@ impl Timeline {
     }
 
     /// The most bytes alive at one time; `None` where bytes are not counted.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::timeline, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let timeline = timeline(&model, x, |model, x| model[0].forward(x).mean());
+    /// assert_eq!(timeline.peak(), None); // no `TrackingAllocator` is installed here
+    /// ```
     pub fn peak(&self) -> Option<u64> {
         self.moments.iter().filter_map(|moment| moment.most).max()
     }
 
     /// The moments as CSV with a header.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::timeline, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let timeline = timeline(&model, x, |model, x| model[0].forward(x).mean());
+    /// assert!(timeline.to_csv()?.starts_with("seconds,phase,module,operation,parameter"));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     ///
     /// # Errors
     /// None are known: the rows are plain text and numbers in memory.
@@ -296,6 +366,18 @@ impl Timeline {
     }
 
     /// The moments as JSON: `{"moments": [{"seconds": ..., "phase": ..., ...}, ...]}`.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::timeline, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let timeline = timeline(&model, x, |model, x| model[0].forward(x).mean());
+    /// assert!(timeline.to_json()?.contains(r#""phase": "turn""#));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     ///
     /// # Errors
     /// None are known: the rows are plain text and numbers in memory.
@@ -307,6 +389,18 @@ impl Timeline {
     /// format](https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), for `chrome://tracing` and
     /// [Perfetto](https://ui.perfetto.dev): a counter of bytes by category, one of the most bytes, and an event for each
     /// operation, from the moment before to its own.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::timeline, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let timeline = timeline(&model, x, |model, x| model[0].forward(x).mean());
+    /// assert!(timeline.to_chrome_trace()?.contains("traceEvents"));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     ///
     /// # Errors
     /// None are known: the rows are plain text and numbers in memory.
@@ -341,6 +435,17 @@ impl Timeline {
 
     /// A plot as SVG: the categories above each other over the moments of the step, in the colours of PyTorch's memory timeline,
     /// and the peaks between moments as a line.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::{measure::timeline, nn::LinearConfig};
+    ///
+    /// let device = Device::flex().autodiff();
+    /// let model = vec![LinearConfig::new(8, 4).init(&device)];
+    /// let x = Tensor::<2>::ones([2, 8], &device);
+    /// let timeline = timeline(&model, x, |model, x| model[0].forward(x).mean());
+    /// assert!(timeline.to_svg().starts_with("<svg"));
+    /// ```
     pub fn to_svg(&self) -> String {
         const WIDTH: f64 = 960.0;
         const HEIGHT: f64 = 480.0;

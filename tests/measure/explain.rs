@@ -109,6 +109,7 @@ fn rows_name_what_would_remove_them() {
     assert_eq!(json["total"], explanation.total);
 }
 
+#[allow(clippy::ptr_arg)] // a slice is no module
 fn blocks(model: &Vec<Vec<Linear>>, x: Tensor<2>) -> Tensor<1> {
     let run = |layers: &Vec<Linear>, x: Tensor<2>| {
         layers.iter().fold(x, |x, layer| burn_memsave::functional::gelu(layer.forward(x)))

@@ -8,6 +8,7 @@ use burn_memsave::nn::{Linear, LinearConfig};
 const ROWS: usize = 256;
 const WIDE: usize = 128;
 
+#[allow(clippy::ptr_arg)] // a slice is no module
 fn loss(model: &Vec<Linear>, x: Tensor<2>) -> Tensor<1> {
     model.iter().fold(x, |x, layer| layer.forward(x)).mean()
 }
