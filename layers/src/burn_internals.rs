@@ -8,11 +8,12 @@
 //! | a private field (`displayed`) of a stock module, and a field of a module in it (`displayed_in`) | what the module displays | the conversion panics |
 //! | private parameters (`Parameters`) of a stock module | a visitor, which sees them in the order of the fields | the conversion panics |
 //! | whether the `Balanced` strategy recomputes a tensor (`is_recomputed_by_strategy`) | `Debug` of a `CheckpointerBuilder` | it counts as kept: less is recomputed |
+//! | what a tensor is computed from (`parents`) | `Debug` of a `NodeGuard` | a head and its loss are not found to be one |
 //! | how deep a tensor is in its graph (`depth`) | `Debug` of a `NodeGuard` | a step with updates in the backward pass panics |
 //! | the container of a reparameterization (`REPARAMETERIZATION`) | paths of visitors | adapters of lazy weights have other paths |
 use burn::backend::{
     Backend,
-    autodiff::{Autodiff, checkpoint::strategy::CheckpointStrategy, ops::NodeGuard},
+    autodiff::{Autodiff, NodeId, checkpoint::strategy::CheckpointStrategy, ops::NodeGuard},
     tensor::FloatTensor,
 };
 use burn::module::{
@@ -131,6 +132,23 @@ pub(crate) fn is_recomputed_by_strategy<B: Backend, C: CheckpointStrategy>(
 
 /// The depth of a tensor in its graph: more than that of every tensor it is computed from, of which a leaf has 0.
 pub(crate) fn depth(node: &NodeGuard) -> usize {
+    let text = beginning(node);
+    let depth = text.split("order: ").nth(1).and_then(|rest| rest.split(',').next());
+    parsed("order", depth)
+}
+
+/// The nodes of the tensors that a tensor is computed from.
+pub(crate) fn parents(node: &NodeGuard) -> Vec<NodeId> {
+    let text = beginning(node);
+    let before = text.split("order: ").next().unwrap_or("");
+    let of_parents = before.split("parents: [").nth(1).unwrap_or("");
+    let values =
+        of_parents.split("value: ").skip(1).map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());
+    values.filter_map(|value| Some(NodeId { value: value?.parse().ok()? })).collect()
+}
+
+/// What Burn prints of a node up to its depth.
+fn beginning(node: &NodeGuard) -> String {
     /// Collects what comes before the depth and some of what follows: that may print a whole tensor.
     struct Beginning(String);
     impl Write for Beginning {
@@ -144,8 +162,7 @@ pub(crate) fn depth(node: &NodeGuard) -> usize {
     }
     let mut text = Beginning(String::new());
     let _ = write!(text, "{node:?}"); // the error is how the formatting stops
-    let depth = text.0.split("order: ").nth(1).and_then(|rest| rest.split(',').next());
-    parsed("order", depth)
+    text.0
 }
 
 #[cfg(all(test, feature = "flex"))]
@@ -233,14 +250,17 @@ mod tests {
     }
 
     #[test]
-    fn nodes_show_their_depth() {
+    fn nodes_show_their_depth_and_parents() {
         type Recorded = Autodiff<burn::backend::Flex>;
         let x = Recorded::float_ones([2, 2].into(), &Default::default(), burn::tensor::FloatDType::F32);
         let x = Recorded::float_set_require_grad(x, true);
         assert_eq!(depth(&x.node()), 0);
         let y = Recorded::float_matmul(x.clone(), x.clone());
         assert_eq!(depth(&y.node()), 1);
-        let z = Recorded::float_exp(Recorded::float_mul(x, y));
+        let product = Recorded::float_mul(x.clone(), y.clone());
+        assert_eq!(parents(&product.node()), [x.id(), y.id()]);
+        assert_eq!(parents(&x.node()), []);
+        let z = Recorded::float_exp(product);
         assert_eq!(depth(&z.node()), 3);
     }
 

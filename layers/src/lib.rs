@@ -34,3 +34,5 @@ pub mod nn;
 #[doc(hidden)]
 pub mod ops;
 pub mod saved;
+#[doc(hidden)] // `burn_memsave::measure` shows what it sees
+pub mod watch;

@@ -1,5 +1,7 @@
 //! Bytes of tensors, and bytes as text.
 use burn::tensor::{Tensor, kind::Basic};
+use serde::Serialize;
+use std::io;
 
 /// Bytes in MiB (2^20) with two decimals and no unit, for columns whose head names it.
 ///
@@ -30,4 +32,14 @@ pub fn human_bytes(bytes: u64) -> String {
 /// The bytes of a tensor's elements; of a view, those of the elements it shows.
 pub(super) fn tensor_bytes<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> u64 {
     (tensor.shape().num_elements() * tensor.dtype().size()) as u64
+}
+
+/// Rows as CSV with a header.
+pub(super) fn csv_of<T: Serialize>(rows: &[T]) -> io::Result<String> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    for row in rows {
+        writer.serialize(row)?;
+    }
+    let text = writer.into_inner().map_err(|error| error.into_error())?;
+    String::from_utf8(text).map_err(io::Error::other)
 }

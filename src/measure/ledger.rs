@@ -1,5 +1,5 @@
 //! What each operation of a forward pass keeps, and why.
-use super::bytes::human_bytes;
+use super::bytes::{csv_of, human_bytes};
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
@@ -134,12 +134,7 @@ impl Ledger {
     /// # Errors
     /// None are known: the rows are plain text and numbers in memory.
     pub fn to_csv(&self) -> io::Result<String> {
-        let mut writer = csv::Writer::from_writer(Vec::new());
-        for row in &self.rows {
-            writer.serialize(row)?;
-        }
-        let text = writer.into_inner().map_err(|error| error.into_error())?;
-        String::from_utf8(text).map_err(io::Error::other)
+        csv_of(&self.rows)
     }
 
     /// The rows as JSON: `{"rows": [{"module": ..., "bytes": ..., ...}, ...]}`.
@@ -226,7 +221,7 @@ pub fn ledger<M: Module, I, R>(model: &M, input: I, forward: impl FnOnce(&M, I) 
     // After the forward pass, which initializes lazy parameters.
     let modules = ModulePaths::of(model).modules;
     let mut seen = HashSet::new();
-    let paths = paths(&entries, &modules);
+    let paths = paths(entries.iter().map(|entry| entry.weight), &modules);
     let rows = entries.into_iter().zip(paths).map(|(entry, path)| {
         let shared = entry.node.is_some_and(|node| !seen.insert(node));
         row(entry, path, shared, &modules)
@@ -235,21 +230,29 @@ pub fn ledger<M: Module, I, R>(model: &M, input: I, forward: impl FnOnce(&M, I) 
     (result, Ledger { rows })
 }
 
-/// The module of every entry; empty where it is not known.
-fn paths(entries: &[Entry], modules: &HashMap<NodeId, Path>) -> Vec<Path> {
-    let with_weight = |entry: &Entry| modules.get(&entry.weight?);
+/// The module of every operation, given the nodes of their weights; empty where it is not known.
+pub(super) fn paths(
+    weights: impl Iterator<Item = Option<NodeId>>,
+    modules: &HashMap<NodeId, Path>,
+) -> Vec<Path> {
+    let known: Vec<Option<&Path>> = weights.map(|weight| modules.get(&weight?)).collect();
     let mut before = None;
-    let mut paths = Vec::with_capacity(entries.len());
-    for (index, entry) in entries.iter().enumerate() {
-        if let Some(path) = with_weight(entry) {
+    let mut paths = Vec::with_capacity(known.len());
+    for (index, of_weight) in known.iter().enumerate() {
+        if let Some(path) = *of_weight {
             before = Some(path);
             paths.push(path.clone());
             continue;
         }
-        let after = entries[index..].iter().find_map(with_weight);
+        let after = known[index..].iter().find_map(|path| *path);
         paths.push(before.zip(after).map_or_else(Path::new, |(before, after)| around(before, after)));
     }
     paths
+}
+
+/// A module as it is shown: an operation whose module is not known by its own name.
+pub(super) fn shown(path: &Path, operation: &str) -> String {
+    if path.is_empty() { operation.into() } else { path.join(".") }
 }
 
 /// The innermost module that contains both of two modules, and is neither: a module of weights calls nothing between them.
@@ -262,7 +265,7 @@ fn around(a: &Path, b: &Path) -> Path {
 fn row(entry: Entry, path: Path, shared: bool, modules: &HashMap<NodeId, Path>) -> LedgerRow {
     let Entry { operation, tensor, bytes, reason, node, weight: _ } = entry;
     LedgerRow {
-        module: if path.is_empty() { operation.into() } else { path.join(".") },
+        module: shown(&path, operation),
         operation,
         tensor,
         bytes: bytes.map(|bytes| bytes as u64),
@@ -273,19 +276,19 @@ fn row(entry: Entry, path: Path, shared: bool, modules: &HashMap<NodeId, Path>) 
 }
 
 /// The names of modules from the model inwards.
-type Path = Vec<String>;
+pub(super) type Path = Vec<String>;
 
 /// Finds the module of every parameter.
 #[derive(Default)]
-struct ModulePaths {
+pub(super) struct ModulePaths {
     /// Where the visit is.
     path: Path,
     /// The module of each parameter by the parameter's node; the first one for a parameter that is tied.
-    modules: HashMap<NodeId, Path>,
+    pub(super) modules: HashMap<NodeId, Path>,
 }
 
 impl ModulePaths {
-    fn of<M: Module>(model: &M) -> Self {
+    pub(super) fn of<M: Module>(model: &M) -> Self {
         let mut paths = Self::default();
         model.visit(&mut paths);
         paths

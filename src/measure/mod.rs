@@ -5,6 +5,9 @@
 //! - [`measure_step`]: memory, gradients and time of one training step of a model.
 //! - [`measure_layer`]: exact bytes of one layer, for tests and benchmarks.
 //! - [`ledger`]: what each operation of a forward pass keeps, and why.
+//! - [`explain`]: the same, with what would remove it.
+//! - [`timeline`]: the memory over a step by categories, as a plot or a trace.
+//! - [`watch_graphs`]: graphs that stay alive, named by the modules in them.
 //!
 //! Every number is in bytes. What cannot be known is `None`, never 0: on CPU devices, install the allocator.
 //!
@@ -27,14 +30,20 @@
 mod allocator;
 mod bytes;
 mod device;
+mod explain;
+mod graphs;
 #[cfg_attr(not(any(feature = "wgpu", feature = "cuda")), path = "no_launches.rs")]
 mod launches;
 mod ledger;
 mod step;
+mod timeline;
 
 pub use allocator::{Scope, TrackingAllocator};
 pub use bytes::{human_bytes, mib};
 pub(crate) use device::{Lap, Laps, is_host};
 pub use device::{bytes_in_use, peak_bytes};
+pub use explain::{ExplainedRow, Explanation, Remedy, Suggestion, explain};
+pub use graphs::{GraphWatch, LiveGraphRow, LiveGraphs, watch_graphs};
 pub use ledger::{Ledger, LedgerRow, ledger};
 pub use step::{LayerMeasurement, Measurement, StepInput, measure_layer, measure_step};
+pub use timeline::{Moment, Timeline, timeline};

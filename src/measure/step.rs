@@ -2,8 +2,10 @@
 use super::allocator::TrackingAllocator;
 use super::bytes::{human_bytes, tensor_bytes};
 use super::device::{Meter, Watch};
+use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Device, Gradients, Int, Tensor};
+use burn_memsave_layers::ops::node_id;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::{Serialize, Serializer};
 use std::collections::HashSet;
@@ -46,7 +48,7 @@ pub struct Measurement {
     pub backward_time: Duration,
 }
 
-fn seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(time.as_secs_f64())
 }
 
@@ -121,6 +123,11 @@ pub trait StepInput {
     fn bytes(&self) -> u64;
     /// Where they are.
     fn device(&self) -> Device;
+    /// The nodes of its tensors in graphs.
+    #[doc(hidden)]
+    fn nodes(&self) -> Vec<NodeId> {
+        vec![]
+    }
 }
 
 impl<const D: usize> StepInput for Tensor<D> {
@@ -133,6 +140,9 @@ impl<const D: usize> StepInput for Tensor<D> {
     }
     fn device(&self) -> Device {
         Tensor::device(self)
+    }
+    fn nodes(&self) -> Vec<NodeId> {
+        node_id(self.clone()).into_iter().collect()
     }
 }
 
@@ -162,6 +172,9 @@ impl<A: StepInput, B: StepInput> StepInput for (A, B) {
     }
     fn device(&self) -> Device {
         self.0.device()
+    }
+    fn nodes(&self) -> Vec<NodeId> {
+        [self.0.nodes(), self.1.nodes()].concat()
     }
 }
 
@@ -281,7 +294,7 @@ fn run<I: StepInput, const O: usize>(
 }
 
 /// Bytes of the gradients of a model's parameters; a parameter that is tied counts once.
-fn gradient_bytes<M: Module>(model: &M, gradients: &Gradients) -> u64 {
+pub(super) fn gradient_bytes<M: Module>(model: &M, gradients: &Gradients) -> u64 {
     let mut visitor = GradientBytes { gradients, seen: HashSet::new(), bytes: 0 };
     model.visit(&mut visitor);
     visitor.bytes

@@ -12,13 +12,16 @@ use serde::Serialize;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+mod explain;
+mod graphs;
 mod ledger;
+mod timeline;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 
 /// A generous limit for the graph's own records of a few operations: nodes, shapes, tables that grow.
-const RECORDS: u64 = 5000;
+const RECORDS: u64 = 6000;
 
 /// Memory is counted for the whole process: one test at a time.
 fn alone() -> MutexGuard<'static, ()> {

@@ -4,7 +4,7 @@ use super::packing::PackingKernels;
 use super::recompute::{RecomputeGuard, is_offered};
 use crate::backend::Saved;
 use crate::frozen::WeightSource;
-use crate::ledger;
+use crate::{ledger, watch};
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
@@ -15,6 +15,7 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 use core::any::Any;
+use core::cell::RefCell;
 use std::sync::Arc;
 
 /// A tensor of the graph that the backward pass reads.
@@ -96,12 +97,14 @@ fn source<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<WeightSource>
 pub(crate) struct Ledger {
     operation: &'static str,
     module: Option<NodeId>,
+    /// The entries, while steps are [watched](watch).
+    watched: Option<RefCell<Vec<ledger::Entry>>>,
 }
 
 impl Ledger {
     /// For an operation. `module`: the node of a parameter, by which its module is found.
     pub(crate) fn new(operation: &'static str, module: Option<NodeId>) -> Self {
-        Self { operation, module }
+        Self { operation, module, watched: watch::is_watching().then(RefCell::default) }
     }
 
     /// Reports an input, which may wait in another form.
@@ -148,11 +151,26 @@ impl Ledger {
     }
 
     fn report(&self, tensor: &'static str, kept: impl FnOnce() -> (usize, &'static str, Option<NodeId>)) {
-        let Self { operation, module } = *self;
-        ledger::report(|| {
+        let entry = || {
             let (bytes, reason, node) = kept();
-            ledger::Entry { operation, tensor, bytes: Some(bytes), reason, node, weight: module }
-        });
+            let Self { operation, module: weight, .. } = *self;
+            ledger::Entry { operation, tensor, bytes: Some(bytes), reason, node, weight }
+        };
+        match &self.watched {
+            None => ledger::report(entry),
+            Some(entries) => {
+                let entry = entry();
+                ledger::report(|| entry.clone());
+                entries.borrow_mut().push(entry);
+            }
+        }
+    }
+
+    /// The step is recorded now, of which this says what it keeps; `None` if nobody watches.
+    pub(crate) fn recorded(self, inputs: Vec<watch::InputOfStep>) -> Option<Arc<watch::Alive>> {
+        let Self { operation, module: weight, watched } = self;
+        let entries = watched?.into_inner();
+        watch::recorded(|| watch::LiveStep { operation, weight, inputs, output: None, entries })
     }
 }
 

@@ -17,6 +17,7 @@ use super::packing::PackingKernels;
 use super::step::Run as _;
 use super::update;
 use crate::backend::plain_backends;
+use crate::watch::Alive;
 use burn::backend::{
     Backend,
     autodiff::{
@@ -211,7 +212,7 @@ impl<B: SegmentOps + PackingKernels, C: CheckpointStrategy> SegmentOps for Autod
                 };
                 drop((held, input)); // nobody else may hold it
                 held::pack_idle();
-                prep.finish((kept, inputs, slot), token.into_primitive())
+                prep.finish((kept, inputs, slot, ledger.recorded(vec![])), token.into_primitive())
             }
             OpsKind::UnTracked(prep) => prep.finish(token.into_primitive()),
         }
@@ -279,10 +280,10 @@ impl<B: Backend> Backward<B, 1> for ReplayStep {
 struct InputStep;
 
 impl<B: Backend> Backward<B, 1> for InputStep {
-    type State = (Kept, Slots, usize);
+    type State = (Kept, Slots, usize, Option<Arc<Alive>>);
 
     fn backward(self, ops: Ops<Self::State, 1>, _: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let (kept, slots, slot) = ops.state;
+        let (kept, slots, slot, _alive) = ops.state;
         slots.add::<B>(slot, kept.get::<B>(checkpointer));
     }
 }

@@ -16,6 +16,7 @@ use super::{
     recompute::{self, Offered, is_available, offer, recomputes},
     replay, update,
 };
+use crate::watch::{self, Alive, InputOfStep};
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
@@ -31,6 +32,7 @@ use burn::backend::{
 };
 use burn::tensor::Shape;
 use core::marker::PhantomData;
+use std::sync::Arc;
 
 /// The inputs of an operation that gradients may flow to; `None` for an optional one that is not given.
 pub type Inputs<B, const N: usize> = [Option<FloatTensor<B>>; N];
@@ -162,6 +164,8 @@ pub struct BackwardPass<'a, B: Backend, const N: usize> {
     shapes: [Option<Box<Shape>>; N],
     checkpointer: &'a mut Checkpointer,
     gradients: &'a mut Gradients,
+    /// The bytes of gradients, while the step is [watched](watch).
+    watched: Option<Vec<(NodeId, usize)>>,
     backend: PhantomData<B>,
 }
 
@@ -187,6 +191,9 @@ impl<B: Backend, const N: usize> BackwardPass<'_, B, N> {
         if let Some(node) = self.wanted[input] {
             debug_assert!(!self.given[input], "a gradient is given twice");
             self.given[input] = true;
+            if let Some(watched) = &mut self.watched {
+                watched.push((node, gradient.shape().num_elements() * gradient.dtype().size()));
+            }
             self.gradients.register::<B>(node, gradient);
         }
     }
@@ -303,6 +310,7 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
         let nodes = nodes(inputs.each_ref().map(Option::as_ref));
         let y = operation.forward(plain(inputs));
         replay::did(operation.name(), &y);
+        watch::computed(operation.name(), None);
         return match step.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
             OpsKind::UnTracked(prep) => prep.finish(y),
             OpsKind::Tracked(_) => unreachable!("no input is tracked"),
@@ -341,13 +349,22 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
             held[input] = Some(waiting[input].as_ref().and_then(Held::stand_in).unwrap_or(tensor).clone());
         }
     }
+    let watched_inputs = match watch::is_watching() {
+        true => O::INPUTS
+            .iter()
+            .zip(&inputs)
+            .filter_map(|(name, input)| Some(InputOfStep::of(name, input.as_ref()?)))
+            .collect(),
+        false => vec![],
+    };
     let nodes = nodes(in_graph(&inputs, &waiting));
     drop(waiting);
     let recorder = Recorder { tracked, plan, ledger };
     let (y, saved) = operation.forward_saving(plain(inputs), &recorder);
     replay::did(operation.name(), &y);
     held::pack_idle();
-    let Recorder { plan, .. } = recorder;
+    let Recorder { plan, ledger, .. } = recorder;
+    let name = operation.name();
 
     let prep = step.prepare::<BalancedCheckpointing>(nodes);
     let prep = match plan.offers {
@@ -361,8 +378,14 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
         }
     }
     let offered = Offered::new(plan.offers);
-    let y = prep.finish(State { kept, shapes, saved, _offered: offered.clone() }, y);
+    let alive = ledger.recorded(watched_inputs);
+    let y = prep.finish(State { kept, shapes, saved, alive: alive.clone(), _offered: offered.clone() }, y);
     offered.promise(y.id());
+    if let Some(alive) = alive {
+        alive.made(y.id());
+    }
+    drop(held);
+    watch::computed(name, module);
     y
 }
 
@@ -406,6 +429,8 @@ struct State<S, const N: usize> {
     /// Shapes of inputs that are tracked.
     shapes: [Option<Box<Shape>>; N],
     saved: S,
+    /// Says that the step lives, while somebody watches.
+    alive: Option<Arc<Alive>>,
     /// Says, as long as the step lives, that the output can be computed again.
     _offered: Offered,
 }
@@ -415,14 +440,27 @@ impl<B: Backend, O: Operation<B, N>, const N: usize> Backward<B, N> for Step<O> 
 
     fn backward(self, ops: Ops<Self::State, N>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
         let dy = gradients.consume::<B>(&ops.node);
-        let State { kept, shapes, saved, _offered } = ops.state;
+        let State { kept, shapes, saved, alive, _offered } = ops.state;
         let wanted = ops.parents.map(|parent| parent.map(|node| node.id));
         let given = [false; N];
-        let mut pass =
-            BackwardPass { wanted, given, kept, shapes, checkpointer, gradients, backend: PhantomData };
+        let watched = alive.is_some().then(Vec::new);
+        let mut pass = BackwardPass {
+            wanted,
+            given,
+            kept,
+            shapes,
+            checkpointer,
+            gradients,
+            watched,
+            backend: PhantomData,
+        };
         O::backward(saved, dy, &mut pass);
         debug_assert!(pass.wanted.map(|node| node.is_some()) == pass.given, "a gradient is not given");
         debug_assert!(pass.kept.iter().all(Option::is_none), "an input is kept that nobody reads");
+        let given = pass.watched.take();
         update::look::<B>(gradients);
+        if let Some((alive, given)) = alive.zip(given) {
+            watch::ran_backward(alive, given);
+        }
     }
 }

@@ -1,0 +1,223 @@
+//! The steps of graphs while they are alive, and what happens to them.
+//!
+//! While off, it costs one thread-local read per operation. `burn_memsave::measure::watch_graphs` and `timeline` switch it on.
+use crate::burn_internals::parents;
+use crate::ledger::Entry;
+use burn::backend::{Backend, TensorMetadata, autodiff::Autodiff, tensor::FloatTensor};
+use burn::tensor::{DType, Shape};
+use burn_autodiff::NodeId;
+use core::cell::RefCell;
+use core::fmt;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A step of a graph that was recorded, and did not run backward yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LiveStep {
+    /// The operation.
+    pub operation: &'static str,
+    /// The node of the operation's weight, by which its module is found.
+    pub weight: Option<NodeId>,
+    /// What it is computed from.
+    pub inputs: Vec<InputOfStep>,
+    /// The node of its output, once there is one.
+    pub output: Option<NodeId>,
+    /// What it keeps.
+    pub entries: Vec<Entry>,
+}
+
+/// An input of a step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct InputOfStep {
+    /// Its name.
+    pub name: &'static str,
+    /// Its node.
+    pub node: NodeId,
+    /// The nodes that it is computed from.
+    pub parents: Vec<NodeId>,
+    /// Its shape.
+    pub shape: Shape,
+    /// Its dtype.
+    pub dtype: DType,
+    /// Whether it is part of a recorded graph.
+    pub tracked: bool,
+}
+
+impl InputOfStep {
+    pub(crate) fn of<B: Backend>(name: &'static str, tensor: &FloatTensor<Autodiff<B>>) -> Self {
+        Self {
+            name,
+            node: tensor.id(),
+            parents: parents(&tensor.node()),
+            shape: tensor.shape(),
+            dtype: tensor.dtype(),
+            tracked: tensor.is_tracked(),
+        }
+    }
+}
+
+/// What an operation did.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Phase {
+    /// It computed its output.
+    Forward,
+    /// It gave these gradients: the nodes, and the bytes.
+    Backward(Vec<(NodeId, usize)>),
+}
+
+/// An operation that did something.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Happened {
+    /// The operation.
+    pub operation: &'static str,
+    /// The node of the operation's weight.
+    pub weight: Option<NodeId>,
+    /// What it did.
+    pub phase: Phase,
+}
+
+/// Told what happened, and which steps are alive then, in the order in which they were recorded.
+pub type OnEvent = Box<dyn FnMut(Happened, &mut dyn Iterator<Item = &LiveStep>) + Send>;
+
+/// Watches the steps that operations on a thread record.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave_layers::{functional, watch::Watch};
+///
+/// let watch = Watch::default();
+/// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
+/// let y = watch.during(|| functional::relu(x));
+/// assert_eq!(watch.alive()[0].operation, "relu");
+/// y.backward();
+/// assert!(watch.alive().is_empty());
+/// ```
+#[derive(Clone, Default)]
+pub struct Watch(Arc<Watched>);
+
+#[derive(Default)]
+struct Watched {
+    /// By their number, in their order.
+    steps: Mutex<(u64, BTreeMap<u64, LiveStep>)>,
+    on_event: Option<Mutex<OnEvent>>,
+}
+
+impl fmt::Debug for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watched")
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watch")
+    }
+}
+
+thread_local! {
+    static WATCH: RefCell<Option<Watch>> = const { RefCell::new(None) };
+}
+
+impl Watch {
+    /// Tells what happens, too: also in backward passes after the watch has ended.
+    pub fn telling(on_event: OnEvent) -> Self {
+        Self(Arc::new(Watched { steps: Mutex::default(), on_event: Some(Mutex::new(on_event)) }))
+    }
+
+    /// Watches this thread, in place of another watch, which is given back.
+    pub fn start(&self) -> Option<Self> {
+        WATCH.replace(Some(self.clone()))
+    }
+
+    /// Ends what [`start`](Self::start) began, and goes on with the watch before.
+    pub fn end(before: Option<Self>) {
+        WATCH.set(before);
+    }
+
+    /// Watches this thread while `f` runs.
+    pub fn during<R>(&self, f: impl FnOnce() -> R) -> R {
+        /// Restores the outer watch, also when `f` panics.
+        struct Outer(Option<Watch>);
+        impl Drop for Outer {
+            fn drop(&mut self) {
+                Watch::end(self.0.take());
+            }
+        }
+        let _outer = Outer(self.start());
+        f()
+    }
+
+    /// The steps that are alive, in the order in which they were recorded.
+    pub fn alive(&self) -> Vec<LiveStep> {
+        self.0.steps().1.values().cloned().collect()
+    }
+}
+
+impl Watched {
+    fn steps(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, LiveStep>)> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
+    }
+
+    fn tell(&self, happened: Happened) {
+        if let Some(on_event) = &self.on_event {
+            let mut on_event = on_event.lock().unwrap_or_else(PoisonError::into_inner);
+            on_event(happened, &mut self.steps().1.values());
+        }
+    }
+}
+
+/// Whether steps are watched on this thread.
+pub(crate) fn is_watching() -> bool {
+    WATCH.with_borrow(Option::is_some)
+}
+
+/// Part of the state of a step that is watched, and dropped with it.
+#[derive(Debug)]
+pub(crate) struct Alive {
+    watched: Arc<Watched>,
+    number: u64,
+}
+
+/// A step that is recorded now; `None` if nobody watches.
+pub(crate) fn recorded(step: impl FnOnce() -> LiveStep) -> Option<Arc<Alive>> {
+    let Watch(watched) = WATCH.with_borrow(Option::clone)?;
+    let mut steps = watched.steps();
+    let number = steps.0;
+    steps.0 += 1;
+    steps.1.insert(number, step());
+    drop(steps);
+    Some(Arc::new(Alive { watched, number }))
+}
+
+impl Alive {
+    /// The step has an output.
+    pub(crate) fn made(&self, output: NodeId) {
+        if let Some(step) = self.watched.steps().1.get_mut(&self.number) {
+            step.output = Some(output);
+        }
+    }
+}
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        let step = self.watched.steps().1.remove(&self.number);
+        drop(step);
+    }
+}
+
+/// An operation computed its output.
+pub(crate) fn computed(operation: &'static str, weight: Option<NodeId>) {
+    if let Some(Watch(watched)) = WATCH.with_borrow(Option::clone) {
+        watched.tell(Happened { operation, weight, phase: Phase::Forward });
+    }
+}
+
+/// A step ran backward, gave these gradients, and keeps nothing any more.
+pub(crate) fn ran_backward(alive: Arc<Alive>, gradients: Vec<(NodeId, usize)>) {
+    let watched = alive.watched.clone();
+    let step = watched.steps().1.get(&alive.number).map(|step| (step.operation, step.weight));
+    drop(alive);
+    if let Some((operation, weight)) = step {
+        watched.tell(Happened { operation, weight, phase: Phase::Backward(gradients) });
+    }
+}
