@@ -56,6 +56,9 @@ pub(super) struct Chooser {
     width: usize,
     /// The most ways that a block has.
     ways: usize,
+    /// The cheapest way of each block, and the peak of them all in bytes: a budget of just that many is enough, though rounded up it is
+    /// not.
+    cheapest: (Vec<usize>, i64),
 }
 
 /// The value of a state that cannot be reached.
@@ -63,6 +66,9 @@ const NEVER: u64 = u64::MAX;
 
 impl Chooser {
     pub(super) fn new(blocks: &[Vec<Way>]) -> Self {
+        let cheapest = |ways: &Vec<Way>| (0..ways.len()).min_by_key(|&way| ways[way].cost).unwrap_or(0);
+        let cheapest: Vec<usize> = blocks.iter().map(cheapest).collect();
+        let cheapest_peak = needs(blocks, &cheapest).peak;
         let (lowest, highest) = range(blocks);
         let granule = ((highest - lowest) / STEPS).max(1);
         let round = |bytes: i64| bytes.div_euclid(granule) + i64::from(bytes.rem_euclid(granule) > 0);
@@ -74,11 +80,15 @@ impl Chooser {
         let blocks: Vec<Vec<Way>> = blocks.iter().map(|ways| ways.iter().map(rounded).collect()).collect();
         let (lowest, highest) = range(&blocks);
         let ways = blocks.iter().map(Vec::len).max().unwrap_or(0);
-        Self { blocks, granule, lowest, width: (highest - lowest + 1) as usize, ways }
+        let width = (highest - lowest + 1) as usize;
+        Self { blocks, granule, lowest, width, ways, cheapest: (cheapest, cheapest_peak) }
     }
 
     /// The ways of the least cost whose peak is within a budget, and of these those of the lowest peak; `None` if there are none.
     pub(super) fn choose(&self, budget: i64) -> Option<Vec<usize>> {
+        if self.cheapest.1 <= budget {
+            return Some(self.cheapest.0.clone());
+        }
         let within =
             |most: i64| self.best(move |cost, reached, way| (reached <= most).then_some(cost + way.cost));
         let (mut best, cost) = within(budget.div_euclid(self.granule))?;
