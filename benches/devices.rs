@@ -25,8 +25,8 @@ use burn::backend::{
 use burn::module::{Lora, Module, ParamGroup};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_memsave::measure::{LayerMeasurement, measure_layer, mib};
-use burn_memsave_paper::llama::{self, LanguageModel, Size};
-use burn_memsave_paper::{Classifier, Depth, memsave, stock};
+use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
+use burn_memsave_paper::vision::{Classifier, Depth, memsave, stock};
 use clap::Parser;
 use comfy_table::{Table, presets};
 use serde::Serialize;

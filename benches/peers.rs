@@ -7,8 +7,10 @@ use burn::module::{Lora, Module, ParamGroup};
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Device, Distribution, Int, Tensor, activation, module, ops::ConvOptions};
 use burn_memsave::{functional as F, nn};
-use burn_memsave_paper::llama::{self, LanguageModel, Size};
-use burn_memsave_paper::{Case, Classifier, Depth, EfficientNet, Encoder, EncoderSize, memsave, stock};
+use burn_memsave_paper::Case;
+use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
+use burn_memsave_paper::text::{self, Encoder, EncoderSize};
+use burn_memsave_paper::vision::{self, Classifier, Depth, EfficientNet};
 use comfy_table::{Table, presets};
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
@@ -233,8 +235,8 @@ impl Peers {
             fn step<M: Encoder>(model: &M, tokens: &Tensor<2, Int>) {
                 drop(black_box(model.forward(tokens.clone()).sum().backward()));
             }
-            let burn = stock::bert::Bert::new(&size, &device).fork(&device);
-            let ours = memsave::bert::Bert::new(&size, &device).fork(&device);
+            let burn = text::stock::bert::Bert::new(&size, &device).fork(&device);
+            let ours = text::memsave::bert::Bert::new(&size, &device).fork(&device);
             self.row(
                 [&name, &step_name],
                 &format!("encoder {vocabulary} {width} {hidden} {heads} {layers} {batch} {length} {dropout}"),
@@ -305,9 +307,9 @@ fn main() {
     }
     for (number, depth) in [(18, Depth::D18), (101, Depth::D101)] {
         let names = [&format!("ResNet-{number}")[..], &format!("resnet {number}")];
-        peers.classifier::<_, stock::resnet::Net, memsave::resnet::Net>(names, depth);
+        peers.classifier::<_, vision::stock::resnet::Net, vision::memsave::resnet::Net>(names, depth);
     }
-    peers.classifier::<_, stock::efficientnet::Net, memsave::efficientnet::Net>(
+    peers.classifier::<_, vision::stock::efficientnet::Net, vision::memsave::efficientnet::Net>(
         ["EfficientNetV2-S", "efficientnet"],
         EfficientNet::V2S,
     );

@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, conv::Conv2d, conv::Conv2dConfig};
 use burn_memsave::parallel::{ParallelError, Replicas};
-use burn_memsave_paper::llama::{LanguageModel, Size, checkpointed, memsave::Llama};
+use burn_memsave_paper::text::llama::{LanguageModel, Size, checkpointed, memsave::Llama};
 use proptest::prelude::*;
 
 fn device() -> Device {

@@ -4,8 +4,9 @@ use burn::module::{Lora, Module, ParamGroup};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Distribution, Int, Tensor, module, ops::AttentionModuleOptions};
 use burn_memsave::functional::{self as F, LinearCrossEntropyOptions};
-use burn_memsave_paper::llama::{self, LanguageModel, Size};
-use burn_memsave_paper::{Case, Classifier, Depth, memsave, stock};
+use burn_memsave_paper::Case;
+use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
+use burn_memsave_paper::vision::{Classifier, Depth, memsave, stock};
 use clap::Args;
 
 /// How large.

@@ -3,7 +3,8 @@
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor, Tolerance};
 use burn_memsave::measure::{TrackingAllocator, measure_step};
-use burn_memsave_paper::{Case, Classifier, Depth, memsave, stock};
+use burn_memsave_paper::Case;
+use burn_memsave_paper::vision::{Classifier, Depth, memsave, stock};
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();

@@ -8,7 +8,7 @@ use burn_memsave::nn::{
     BatchNorm, BatchNormConfig, Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig,
     SwiGlu, SwiGluConfig,
 };
-use burn_memsave_paper::llama::{LanguageModel, Size, checkpointed, memsave};
+use burn_memsave_paper::text::llama::{LanguageModel, Size, checkpointed, memsave};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 

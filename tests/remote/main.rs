@@ -14,7 +14,7 @@ use burn_memsave::functional as F;
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::parallel::{ParallelError, Replicas};
 use burn_memsave::saved::SavedPolicy;
-use burn_memsave_paper::llama::{LanguageModel, Size, memsave::Llama};
+use burn_memsave_paper::text::llama::{LanguageModel, Size, memsave::Llama};
 use checkpoint::Checkpoint;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;

@@ -5,8 +5,8 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_memsave::functional as F;
 use burn_memsave::measure::bytes_in_use;
-use burn_memsave_paper::llama::{self, LanguageModel, Size};
-use burn_memsave_paper::{Classifier, Depth, memsave};
+use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
+use burn_memsave_paper::vision::{Classifier, Depth, memsave};
 
 const STEPS: usize = 64;
 /// Steps after which kernels are chosen, and what fusion found worth joining.

@@ -13,8 +13,10 @@ use burn::module::{Lora, ParamGroup};
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::measure::{Measurement, TrackingAllocator, measure_step};
 use burn_memsave::saved::SavedPolicy;
-use burn_memsave_paper::llama::{LanguageModel, Size, checkpointed, memsave, stock, swapped, written_out};
 use burn_memsave_paper::report::Report;
+use burn_memsave_paper::text::llama::{
+    LanguageModel, Size, checkpointed, memsave, stock, swapped, written_out,
+};
 use clap::Parser;
 use std::{error::Error, path::PathBuf};
 

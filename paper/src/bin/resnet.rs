@@ -6,7 +6,8 @@
 #![recursion_limit = "256"]
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::measure::{Measurement, TrackingAllocator, measure_step};
-use burn_memsave_paper::{Case, Classifier, Depth, memsave, report::Report, stock};
+use burn_memsave_paper::vision::{Classifier, Depth, memsave, stock};
+use burn_memsave_paper::{Case, report::Report};
 use clap::Parser;
 use std::{error::Error, path::PathBuf};
 

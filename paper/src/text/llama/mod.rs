@@ -1,5 +1,5 @@
 //! Llama-style language models: those of the example `finetune_lm`, and the same with feed-forward block and loss written out.
-#[path = "../../../examples/finetune_lm/llama.rs"]
+#[path = "../../../../examples/finetune_lm/llama.rs"]
 mod example;
 
 pub use example::{LanguageModel, Size, memsave, stock};
@@ -9,7 +9,7 @@ pub mod written_out {
     use burn::nn;
     use burn::tensor::module::attention;
     include!("written_out.rs");
-    include!("../../../examples/finetune_lm/model.rs");
+    include!("../../../../examples/finetune_lm/model.rs");
 }
 
 /// The same files with the `use` lines changed, and nothing else.
@@ -17,7 +17,7 @@ pub mod swapped {
     use burn_memsave::functional::attention;
     use burn_memsave::nn;
     include!("written_out.rs");
-    include!("../../../examples/finetune_lm/model.rs");
+    include!("../../../../examples/finetune_lm/model.rs");
 }
 
 /// The model of our layers, whose blocks are computed again in the backward pass.
@@ -26,7 +26,7 @@ pub mod checkpointed {
     use burn_memsave::functional::attention;
     use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
     use nn::activation::{SwiGlu, SwiGluConfig};
-    include!("../../../examples/finetune_lm/model.rs");
+    include!("../../../../examples/finetune_lm/model.rs");
 
     fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
         checkpoint(&(block.clone(), rotary.clone()), x, |(block, rotary), x| block.forward(x, rotary))
@@ -43,7 +43,7 @@ pub mod planned {
     use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
     use burn_memsave::plan;
     use nn::activation::{SwiGlu, SwiGluConfig};
-    include!("../../../examples/finetune_lm/model.rs");
+    include!("../../../../examples/finetune_lm/model.rs");
 
     fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
         plan::block(&(block.clone(), rotary.clone()), x, |(block, rotary), x| block.forward(x, rotary))

@@ -1,6 +1,6 @@
 // Residual networks with the topology of torchvision (arXiv 1512.03385), written once. Whoever includes this file says which
 // `nn` they are made of.
-use crate::{Classifier, Depth};
+use crate::vision::{Classifier, Depth};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use burn_memsave::plan;

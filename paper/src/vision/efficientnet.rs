@@ -1,6 +1,6 @@
 // EfficientNetV2 with the topology of torchvision (arXiv 2104.00298), without stochastic depth, written once. Whoever includes this
 // file says which `nn` it is made of.
-use crate::{Classifier, EfficientNet};
+use crate::vision::{Classifier, EfficientNet};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use nn::activation::{SiLU, Sigmoid};

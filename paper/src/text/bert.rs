@@ -1,5 +1,5 @@
 // A BERT encoder (arXiv 1810.04805), written once. Whoever includes this file says which `nn` it is made of.
-use crate::{Encoder, EncoderSize};
+use crate::text::{Encoder, EncoderSize};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
