@@ -1,9 +1,58 @@
-#![doc = include_str!("../README.md")]
+//! Layers for [Burn](burn) that keep only what their backward pass reads, and a toolbox for training and running models in less memory.
 //!
-//! # Guide
+//! Burn's autodiff keeps tensors that the backward pass never reads, most of all when part of the model is frozen. The drop-in versions in
+//! [`nn`] have a backward pass of their own, which keeps what is needed, given which tensors require gradients: same fields, same records,
+//! same results.
 //!
-//! The [guide] has a page for every technique: what it saves, what it costs, and when to use it.
+#![doc = include_str!("../docs/step.svg")]
+//!
+//! ```
+//! // use burn::nn;
+//! use burn_memsave::nn;
+//!
+//! use burn::module::Module;
+//! use burn::tensor::{Device, Tensor};
+//! use nn::{Linear, LinearConfig, Relu};
+//!
+//! #[derive(Module, Debug)]
+//! struct Block {
+//!     linear: Linear,
+//!     relu: Relu,
+//! }
+//!
+//! let device = Device::flex().autodiff();
+//! let block = Block { linear: LinearConfig::new(64, 32).init(&device), relu: Relu::new() }.freeze();
+//! let x = Tensor::<2>::ones([8, 64], &device).require_grad();
+//! let y = block.relu.forward(block.linear.forward(x.clone())); // kept: one bit per element of `y`
+//! assert!(x.grad(&y.sum().backward()).is_some());
+//! ```
+//!
+//! # What is where
+//!
+//! | module | what it has |
+//! | --- | --- |
+//! | [`nn`] | the layers, under the paths of [`burn::nn`], with a table of what each keeps |
+//! | [`layers`] | the same by long names, to convert single layers |
+//! | [`functional`] | the same as functions; attention, heads and losses in one |
+//! | [`lazy`], [`frozen`] | frozen weights that stay in their file |
+//! | [`lora`], [`peft`] | adapters of low rank, and their files |
+//! | [`checkpoint`] | segments that are computed again |
+//! | [`saved`] | what is kept in fewer bits, or elsewhere |
+//! | [`plan`] | what to compute again so that a step fits a budget; batches in parts |
+//! | [`optim`] | 8-bit optimizers, updates in the backward pass |
+//! | [`mixed`] | steps in bf16 and f16 |
+//! | [`parallel`] | one model on several devices and machines |
+//! | [`measure`] | what a step keeps and needs, which layer keeps what, and what would remove it |
+//! | [`guide`] | a page per technique: what it saves, what it costs, when to use it |
+//!
+//! # Features
+//!
+//! `flex`, `rayon`, `simd` and `x86-v4` (default), `ndarray`, `wgpu`, `cuda`, `remote` and `fusion` turn on the features of Burn with the same
+//! names; `remote-server` is `remote` with Burn's servers and WebSocket; `cli` builds the program `memsave-prepare`. `ndarray`, which Burn has
+//! deprecated, adds ten CPU minutes to a first release build. `x86-v4` compiles matrix products and convolutions for AVX-512, too, and
+//! runs that code only on machines that have it. The `openblas` and `accelerate` of NdArray are features of `burn`: turn them on there.
 #![deny(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))] // shows which feature an item needs
 #![recursion_limit = "256"]
 
 pub mod checkpoint;
@@ -17,6 +66,11 @@ pub mod parallel;
 pub mod peft;
 pub mod plan;
 mod strategy;
+
+/// Its snippets are tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 #[doc(hidden)]
 pub use burn_memsave_layers::{backend, ops};

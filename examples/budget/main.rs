@@ -23,11 +23,13 @@ use burn_memsave_paper::vision::{Classifier, Depth};
 use bytesize::ByteSize;
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use plotters::prelude::*;
+use picture::sample;
 use std::error::Error;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Instant;
+
+#[path = "../picture/mod.rs"]
+mod picture;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
@@ -151,7 +153,9 @@ fn run<M: Module, I: StepInput>(
     let planned = |model: &M, input: I| plan.scope(|| loss(model, input));
     let without = measure_step(&model, input.copy(), loss);
     let [with, without_plan] = [sample(&model, &input, planned), sample(&model, &input, loss)];
-    plot(&args.plot, args.budget.as_u64(), &with, &without_plan)?;
+    let steps = [("without a plan", &without_plan[..]), ("with the plan", &with)];
+    let title = "Memory over a forward and backward pass";
+    picture::draw(&args.plot, title, Some(args.budget.as_u64()), steps)?;
     println!(
         "without a plan: {} at most; the picture is {}",
         without.peak.map_or("unknown".into(), human_bytes),
@@ -186,66 +190,5 @@ fn train<M: Module, I: StepInput>(
     bar.finish();
     let seconds = start.elapsed().as_secs_f64() / args.steps.max(1) as f64;
     println!("{} at most of {} MiB, {seconds:.3} s per step", human_bytes(most), mib(args.budget.as_u64()));
-    Ok(())
-}
-
-/// Seconds since the step began, and bytes alive beyond those before it.
-type Sample = (f64, f64);
-
-/// Looks at the memory every millisecond while a step runs.
-fn sample<M: Module, I: StepInput>(model: &M, input: &I, loss: impl Fn(&M, I) -> Tensor<1>) -> Vec<Sample> {
-    let input = input.copy();
-    let (base, start, done) = (TrackingAllocator::live(), Instant::now(), AtomicBool::new(false));
-    std::thread::scope(|threads| {
-        let samples = threads.spawn(|| {
-            let mut samples = vec![];
-            while !done.load(Ordering::Relaxed) {
-                let bytes = TrackingAllocator::live().saturating_sub(base);
-                samples.push((start.elapsed().as_secs_f64(), bytes as f64));
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            samples
-        });
-        drop(loss(model, input).backward());
-        done.store(true, Ordering::Relaxed);
-        samples.join().unwrap_or_default()
-    })
-}
-
-fn plot(path: &Path, budget: u64, with: &[Sample], without: &[Sample]) -> Result<(), Box<dyn Error>> {
-    let mib = |bytes: f64| bytes / f64::from(1 << 20);
-    let samples = || with.iter().chain(without);
-    let seconds = samples().map(|sample| sample.0).fold(1e-3, f64::max);
-    let most = samples().map(|sample| mib(sample.1)).fold(mib(budget as f64), f64::max);
-    let root = SVGBackend::new(path, (900, 500)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
-        .margin(16)
-        .caption("Memory over a forward and backward pass", ("sans-serif", 20))
-        .x_label_area_size(44)
-        .y_label_area_size(70)
-        .build_cartesian_2d(0.0..seconds, 0.0..most * 1.1)?;
-    chart.configure_mesh().x_desc("seconds").y_desc("MiB").label_style(("sans-serif", 14)).draw()?;
-    // Colours that differ in grey, too.
-    let (stock, ours) = (RGBColor(213, 94, 0), RGBColor(0, 60, 120));
-    let line = [(0.0, budget as f64), (seconds, budget as f64)];
-    for (name, points, style) in [
-        ("without a plan", without, stock.stroke_width(2)),
-        ("with the plan", with, ours.stroke_width(2)),
-        ("the budget", &line[..], BLACK.stroke_width(1)),
-    ] {
-        chart
-            .draw_series(LineSeries::new(points.iter().map(|&(at, bytes)| (at, mib(bytes))), style))?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 24, y)], style));
-    }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE.mix(0.8))
-        .border_style(BLACK)
-        .label_font(("sans-serif", 14))
-        .draw()?;
-    root.present()?;
     Ok(())
 }

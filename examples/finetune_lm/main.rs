@@ -28,6 +28,8 @@ use std::{error::Error, fs, path::PathBuf, time::Instant};
 use text::{Passages, Vocabulary};
 
 mod llama;
+#[path = "../picture/mod.rs"]
+mod picture;
 mod text;
 
 #[global_allocator]
@@ -84,6 +86,9 @@ struct Args {
     /// Also writes the result to this file.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// Also draws the memory over one step of either fine-tuning, as SVG.
+    #[arg(long)]
+    plot: Option<PathBuf>,
     /// Also prints what each layer keeps for the backward pass, and why.
     #[arg(long)]
     ledger: bool,
@@ -116,6 +121,9 @@ struct Outcome {
     memory: Measurement,
     /// What the model writes in the end.
     sample: String,
+    /// The memory over a step, if it is to be drawn.
+    #[serde(skip)]
+    memory_over_step: Vec<picture::Sample>,
 }
 
 const PROMPT: &str = "This ";
@@ -169,6 +177,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         let text = serde_json::to_string_pretty(&result)?;
         fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;
     }
+    if let Some(path) = &args.plot {
+        let title = "Memory over one step of fine-tuning a language model with LoRA";
+        let steps = [stock, ours].map(|outcome| (outcome.layers, &outcome.memory_over_step[..]));
+        picture::draw(path, title, None, steps)?;
+    }
     match difference < TOLERANCE {
         true => Ok(()),
         false => Err(format!("the losses differ by {difference}").into()),
@@ -213,6 +226,7 @@ fn fine_tune<M: LanguageModel>(
     let first = passages(text::FINETUNE, vocabulary, args)?.next(device);
     let loss = |model: &M, (tokens, next): text::Batch| model.loss(tokens, next);
     let memory = measure_step(&model, first.clone(), loss);
+    let memory_over_step = if args.plot.is_some() { picture::sample(&model, &first, loss) } else { vec![] };
     if args.ledger {
         let (_, ledger) = ledger(&model, first.clone(), loss);
         println!("{layers}\n{ledger}");
@@ -222,7 +236,7 @@ fn fine_tune<M: LanguageModel>(
     let (model, losses, step_seconds) =
         fit(model, passages(text::FINETUNE, vocabulary, args)?, &run, device)?;
     let sample = sample(&model, vocabulary, size, args, device);
-    Ok(Outcome { layers, losses, step_seconds, memory, sample })
+    Ok(Outcome { layers, losses, step_seconds, memory, sample, memory_over_step })
 }
 
 struct Run {

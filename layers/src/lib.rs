@@ -13,6 +13,7 @@
 //!
 //! The operations and their kernels are in `ops` and `backend`, which are public for Burn's backends but not part of the API.
 #![deny(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))] // shows which feature an item needs
 #![recursion_limit = "256"]
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
 // burn-ndarray is deprecated as a whole

@@ -3,7 +3,7 @@
 //! AdamW keeps two numbers for each parameter, 8 bytes in f32, as much as the parameter and its gradient together.
 //! [`AdamW8bit`](crate::optim::AdamW8bit) keeps 2.03 bytes, and [`Muon8bit`](crate::optim::Muon8bit) 1.02 where Muon keeps 4.
 //! Both are optimizers of Burn's: records, groups of parameters and schedulers work as before. Weights in half precision are
-//! rounded at random, so that they need no master in f32 (CPU backends only, so far).
+//! rounded at random, so that they need no master in f32 (not on remote devices).
 //!
 //! [`step_in_backward`](crate::optim::step_in_backward) takes any optimizer and changes each parameter as soon as its gradient
 //! is complete, then drops the gradient: one exists at a time. On CPU backends the result is, to the last bit, that of a

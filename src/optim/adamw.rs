@@ -9,7 +9,8 @@ use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{DType, Device, Tensor};
 
-/// Configuration of [`AdamW8bit`]: the fields and defaults of [`burn::optim::AdamWConfig`], and what concerns the state.
+/// Configuration of [`AdamW8bit`]: the fields and defaults of [`burn::optim::AdamWConfig`] but for
+/// `amsgrad`, which needs a third moment, and what concerns the state.
 ///
 /// ```
 /// use burn::optim::GradientsParams;
@@ -39,6 +40,10 @@ pub struct AdamW8bitConfig {
     /// Decay of the weights, times the learning rate.
     #[config(default = 1e-4)]
     pub weight_decay: f32,
+    /// Whether a weight decays only where it and the first moment have the same sign
+    /// ([Chen et al., 2025](https://arxiv.org/abs/2510.12402)).
+    #[config(default = false)]
+    pub cautious_weight_decay: bool,
     /// Tensors of fewer elements have moments in f32.
     #[config(default = 4096)]
     pub min_8bit_size: usize,
@@ -116,7 +121,7 @@ impl ModuleVisitor for Embeddings {
 /// w = (1 - lr weight_decay) w - lr (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + epsilon)
 /// ```
 ///
-/// in f32 (`w` of f64 in f64), and in place: on CPU backends in one pass over memory, elsewhere by Burn's operations.
+/// in f32 (`w` of f64 in f64), and in place: on CPU backends in one pass over memory, on wgpu and CUDA in one kernel, elsewhere by Burn's operations.
 ///
 /// # State
 ///
@@ -130,12 +135,12 @@ impl ModuleVisitor for Embeddings {
 /// # Weights in half precision
 ///
 /// There is no copy of them in f32. A new weight is computed in f32, and rounded up or down at random so that its mean is right: which way
-/// depends on the seed, the step and the position only. Devices other than those of CPU backends do not do that yet.
+/// depends on the seed, the step and the position only. Remote devices do not do that.
 ///
 /// # Panics
 ///
 /// If the gradient has another dtype than the weight; if the state is that of a tensor of another size; with `stochastic_rounding` for a
-/// weight in half precision that is not on a CPU backend.
+/// weight in half precision on a remote device.
 #[derive(Clone, Debug)]
 pub struct AdamW8bit {
     config: AdamW8bitConfig,
@@ -230,7 +235,15 @@ impl Optimizer for AdamW8bit {
         grad: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
-        let AdamW8bitConfig { beta_1, beta_2, epsilon, weight_decay, min_8bit_size, .. } = self.config;
+        let AdamW8bitConfig {
+            beta_1,
+            beta_2,
+            epsilon,
+            weight_decay,
+            cautious_weight_decay,
+            min_8bit_size,
+            ..
+        } = self.config;
         let dtype = tensor.dtype();
         assert_eq!(grad.dtype(), dtype, "AdamW8bit: the gradient has the dtype of its parameter");
         assert_eq!(grad.shape(), tensor.shape(), "AdamW8bit: the gradient has the shape of its parameter");
@@ -246,6 +259,7 @@ impl Optimizer for AdamW8bit {
             beta_2,
             epsilon,
             weight_decay: weight_decay.into(),
+            cautious: cautious_weight_decay,
             time,
             seed: rounding::seed(of_optimizer, dtype, time),
         };

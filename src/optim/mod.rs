@@ -28,8 +28,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! On CPU backends a step is one pass over memory, in place. On other devices it is composed of Burn's operations, and codes are stored
-//! four in a word of 32 bits.
+//! A step is one pass over memory, in place: a loop on CPU backends, a kernel on wgpu and CUDA, where codes are stored four in a word of 32
+//! bits. On remote devices it is composed of Burn's operations.
 mod adamw;
 mod codes;
 mod error;

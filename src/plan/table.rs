@@ -80,14 +80,16 @@ impl fmt::Display for Plan {
     }
 }
 
-/// How often a plan for a budget is measured.
-const ATTEMPTS: usize = 4;
-/// How far a prediction may be off before another plan is tried.
-const CLOSE: f64 = 0.01;
+/// How many plans for a budget are measured.
+const ATTEMPTS: usize = 6;
+/// A plan that needs this part of the budget, or more, is not improved.
+const CLOSE: f64 = 0.99;
+/// What a plan must be predicted to need less than one that did not fit.
+const LESS: f64 = 0.999;
 
 impl Profile {
-    /// A [plan](Self::plan) for a budget of which a step was measured. If that needs more than predicted, or much less, another plan is
-    /// made and measured, of which as much more or less is predicted.
+    /// A [plan](Self::plan) for a budget of which a step was measured. If that needs more than predicted, or much less, other plans are
+    /// made and measured, up to six.
     ///
     /// # Errors
     ///
@@ -99,23 +101,37 @@ impl Profile {
         budget: u64,
         loss: impl Fn(&M, I) -> Tensor<1>,
     ) -> Result<Plan, PlanError> {
-        let (mut best, mut least, mut scale): (Option<Plan>, u64, f64) = (None, self.least(), 1.0);
+        let (mut best, mut least): (Option<Plan>, u64) = (None, self.least());
+        // By the profile, what the largest plan that fits needs, and the smallest one that does not.
+        let (mut fits, mut fails): (Option<u64>, Option<u64>) = (None, None);
+        // `scale`: how far the last prediction was off.
+        let (mut next, mut scale) = (budget, 1.0);
         for _ in 0..ATTEMPTS {
-            let Ok(mut plan) = self.plan((budget as f64 / scale) as u64) else { break };
-            let unscaled = plan.predicted as f64;
-            plan.predicted = (unscaled * scale) as u64;
+            let Ok(mut plan) = self.plan(next) else { break };
+            let predicted = plan.predicted;
+            if Some(predicted) == fits {
+                break; // nothing lies between
+            }
+            plan.predicted = (predicted as f64 * scale) as u64;
             let peak = plan.measure(model, input.copy(), &loss).peak.ok_or(PlanError::NotCounted)?;
-            let is_close = peak as f64 >= plan.predicted as f64 * (1.0 - CLOSE);
-            scale = peak as f64 / unscaled;
+            scale = peak as f64 / predicted.max(1) as f64;
+            let corrected = (budget as f64 / scale) as u64;
             if peak > budget {
                 least = least.max(peak);
-                scale *= 1.0 + CLOSE / 10.0;
-            } else if best.as_ref().is_none_or(|best| plan.extra_time <= best.extra_time) {
+                fails = Some(predicted);
+            } else {
+                fits = Some(predicted);
+                let is_done = peak as f64 >= CLOSE * budget as f64 || plan.extra_time.is_zero();
                 best = Some(plan);
-                if is_close {
+                if is_done {
                     break;
                 }
             }
+            next = match (fits, fails) {
+                (Some(fits), Some(fails)) => fits.midpoint(fails),
+                (_, Some(_)) => (corrected as f64 * LESS) as u64,
+                _ => corrected,
+            };
         }
         best.ok_or(PlanError::Budget { budget, least })
     }

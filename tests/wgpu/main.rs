@@ -14,6 +14,7 @@ mod half;
 mod layouts;
 mod lazy;
 mod operations;
+mod optim;
 mod plan;
 mod saved;
 #[path = "../table/mod.rs"]

@@ -18,6 +18,15 @@ pub(crate) fn threshold(probability: f64) -> u32 {
     (probability * 2f64.powi(32)).round() as u32
 }
 
+/// 32 bits for a position, as [`packing::noise`](crate::ops::packing::noise) has them.
+#[cube]
+pub(crate) fn noise(position: u32, seed: u32) -> u32 {
+    let mixed = position ^ (seed * 0x9E37_79B9u32);
+    let first = (mixed ^ (mixed >> 16u32)) * 0x7FEB_352Du32;
+    let second = (first ^ (first >> 15u32)) * 0x846C_A68Bu32;
+    second ^ (second >> 16u32)
+}
+
 /// One number for each element of a group.
 #[derive(CubeType)]
 pub(crate) struct Numbers {

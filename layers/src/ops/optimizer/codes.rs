@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 pub(super) const CODES: usize = 256;
 
 /// Powers of ten.
-const DECADES: u32 = 7;
+pub(super) const DECADES: usize = 7;
 
 /// The code of 0 among those with a sign; also of the linear codes.
 pub(super) const SIGNED_ZERO: u8 = 127;
@@ -17,7 +17,7 @@ pub(super) const SIGNED_ZERO: u8 = 127;
 /// The numbers of dynamic codes, in order.
 fn dynamic(is_signed: bool) -> Vec<f32> {
     let mut numbers = vec![0.0, 1.0];
-    for decade in 0..DECADES {
+    for decade in 0..DECADES as u32 {
         let parts = 1 << (decade + u32::from(!is_signed));
         let power = 10f64.powi(decade as i32 + 1 - DECADES as i32);
         for part in 0..parts {
@@ -70,23 +70,23 @@ impl Codes {
 
 /// The parts of a power of ten.
 #[derive(Clone, Copy)]
-struct Decade {
+pub(super) struct Decade {
     /// Where its first number begins to be nearer than the one before.
-    start: f32,
+    pub(super) start: f32,
     /// In parts, a magnitude `x` is `x * scale - shift` from the beginning.
-    scale: f32,
-    shift: f32,
+    pub(super) scale: f32,
+    pub(super) shift: f32,
     /// The place of its first number among the magnitudes.
-    first: f32,
+    pub(super) first: f32,
 }
 
-const SIGNED_DECADES: [Decade; DECADES as usize] = decades(1);
-const UNSIGNED_DECADES: [Decade; DECADES as usize] = decades(2);
+pub(super) const SIGNED_DECADES: [Decade; DECADES] = decades(1);
+pub(super) const UNSIGNED_DECADES: [Decade; DECADES] = decades(2);
 
 /// With so many parts in the lowest.
-const fn decades(lowest: u32) -> [Decade; DECADES as usize] {
-    const POWERS: [f64; DECADES as usize] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
-    let mut decades = [Decade { start: 0.0, scale: 0.0, shift: 0.0, first: 0.0 }; DECADES as usize];
+const fn decades(lowest: u32) -> [Decade; DECADES] {
+    const POWERS: [f64; DECADES] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
+    let mut decades = [Decade { start: 0.0, scale: 0.0, shift: 0.0, first: 0.0 }; DECADES];
     let mut decade = 0;
     while decade < decades.len() {
         let parts = (lowest << decade) as f64;
@@ -106,7 +106,7 @@ const fn decades(lowest: u32) -> [Decade; DECADES as usize] {
 /// The place among all magnitudes of the one that is nearest, if it is in these decades. Without branches, so that loops of it are
 /// compiled for vectors.
 #[inline(always)]
-fn place(magnitude: f32, decades: &[Decade; DECADES as usize]) -> f32 {
+fn place(magnitude: f32, decades: &[Decade; DECADES]) -> f32 {
     let Decade { mut scale, mut shift, mut first, .. } = decades[0];
     for other in &decades[1..] {
         let is_in = magnitude >= other.start;
@@ -121,7 +121,7 @@ fn place(magnitude: f32, decades: &[Decade; DECADES as usize]) -> f32 {
 }
 
 /// Where 1 begins to be nearer than the number before, in so many parts.
-const fn start_of_one(parts: u32) -> f32 {
+pub(super) const fn start_of_one(parts: u32) -> f32 {
     (1.0 - 0.45 / parts as f64 / 2.0) as f32
 }
 

@@ -12,7 +12,7 @@ use burn::tensor::{DType, FloatDType, IntDType, Shape, TensorData};
 pub(super) fn refuse_random(dtype: DType, seed: Option<u32>) {
     assert!(
         seed.is_none() || !is_rounded(dtype),
-        "stochastic rounding: only CPU backends round weights in half precision at random; turn it off for {dtype:?} on this device"
+        "stochastic rounding: remote devices do not round weights in half precision at random; turn it off for {dtype:?}"
     );
 }
 
@@ -44,8 +44,17 @@ pub(super) fn adamw<B: Backend>(
     let factors = step.factors();
     let root = B::float_mul_scalar(B::float_sqrt(second), factors.root.into());
     let divisor = B::float_add_scalar(root, step.epsilon.into());
-    let change = B::float_div(B::float_mul_scalar(first, factors.rate.into()), divisor);
-    let weight = B::float_mul_scalar(widen::<B>(weight), factors.keep.into());
+    let change = B::float_div(B::float_mul_scalar(first.clone(), factors.rate.into()), divisor);
+    let weight = widen::<B>(weight);
+    let weight = match step.cautious {
+        false => B::float_mul_scalar(weight, factors.keep.into()),
+        true => {
+            let bools = get_or_init_device_settings::<B>(&weight.device()).bool_dtype;
+            let [a, b] = [weight.clone(), first].map(|x| B::float_greater_equal_elem(x, 0f32.into(), bools));
+            let decay = B::float_mul_scalar(weight.clone(), (1.0 - factors.keep).into());
+            B::float_sub(weight, B::float_mask_fill(decay, B::bool_not_equal(a, b), 0f32.into()))
+        }
+    };
     let weight = B::float_sub(weight, B::float_cast(change, wide(dtype).into()));
     B::float_cast(weight, dtype.into())
 }

@@ -148,13 +148,14 @@ struct AdamW {
     beta_2: f32,
     epsilon: f32,
     factors: Factors,
+    cautious: bool,
     noise: Noise,
 }
 
 impl AdamW {
     fn of(step: &AdamWStep) -> Self {
-        let AdamWStep { beta_1, beta_2, epsilon, seed, .. } = *step;
-        Self { beta_1, beta_2, epsilon, factors: step.factors(), noise: Noise(seed) }
+        let AdamWStep { beta_1, beta_2, epsilon, cautious, seed, .. } = *step;
+        Self { beta_1, beta_2, epsilon, factors: step.factors(), cautious, noise: Noise(seed) }
     }
 
     /// Changes moments and weights of one block, or of what is there of it; from a position on.
@@ -166,7 +167,7 @@ impl AdamW {
         [first, second]: [&mut [f32]; 2],
         start: usize,
     ) {
-        let Self { beta_1, beta_2, epsilon, factors, noise } = self;
+        let Self { beta_1, beta_2, epsilon, factors, cautious, noise } = self;
         let moments = first.iter_mut().zip(second);
         for (at, ((weight, gradient), (first, second))) in
             weight.iter_mut().zip(gradient).zip(moments).enumerate()
@@ -175,7 +176,8 @@ impl AdamW {
             *first = beta_1 * *first + (1.0 - beta_1) * gradient;
             *second = beta_2 * *second + (1.0 - beta_2) * (gradient * gradient);
             let change = *first * factors.rate / (second.sqrt() * factors.root + epsilon);
-            *weight = weight.moved(factors.keep, change, noise.at(start + at));
+            let stays = cautious & ((weight.single() >= 0.0) != (*first >= 0.0));
+            *weight = weight.moved(if stays { 1.0 } else { factors.keep }, change, noise.at(start + at));
         }
     }
 }

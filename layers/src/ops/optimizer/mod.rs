@@ -2,7 +2,7 @@
 //!
 //! | | computes, `t` the number of the step |
 //! | --- | --- |
-//! | [`memsave_adamw`](OptimizerOps::memsave_adamw) | `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g^2`, `w = (1 - lr decay) w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)` |
+//! | [`memsave_adamw`](OptimizerOps::memsave_adamw) | `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g^2`, `w = (1 - lr decay) w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)`; cautious: `decay` only where `w` and `m` have the same sign |
 //! | [`memsave_adamw_8bit`](OptimizerOps::memsave_adamw_8bit) | the same, with moments that are stored in dynamic codes |
 //! | [`memsave_momentum_8bit`](OptimizerOps::memsave_momentum_8bit) | `v = momentum v + (1 - dampening) g`, in linear codes, and `v`, or with Nesterov's momentum `g + momentum v` |
 //! | [`memsave_descend`](OptimizerOps::memsave_descend) | `w = keep w - lr u` |
@@ -13,17 +13,20 @@
 //!
 //! Weights in half precision are computed in f32, and rounded to nearest or, with a seed, up or down at random so that the mean is
 //! right: which way depends on the seed and the position only.
-use crate::backend::{device_backends, plain_backends, wide, widen};
+use crate::backend::{composing_backends, plain_backends, wide, widen};
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata, backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{DType, FloatDType, Shape};
 
+#[allow(dead_code, reason = "every backend uses its part")]
 mod codes;
 mod composed;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 
 /// Elements that have a scale.
 pub const BLOCK: usize = 256;
@@ -44,6 +47,8 @@ pub struct AdamWStep {
     pub epsilon: f32,
     /// Decay of the weight, per unit of the learning rate.
     pub weight_decay: f64,
+    /// Whether a weight decays only where it and the first moment have the same sign.
+    pub cautious: bool,
     /// The number of the step, from 1 on.
     pub time: u32,
     /// Rounds a weight in half precision at random.
@@ -280,7 +285,7 @@ pub trait OptimizerKernels: Backend {
         Self::float_cast(weight, dtype.into())
     }
 }
-device_backends!(OptimizerKernels);
+composing_backends!(OptimizerKernels);
 
 /// Whether numbers of this type are rounded when a weight is written.
 pub fn is_rounded(dtype: DType) -> bool {
@@ -306,6 +311,7 @@ mod tests {
         beta_2: 0.99,
         epsilon: 1e-5,
         weight_decay: 0.1,
+        cautious: false,
         time: 1,
         seed: None,
     };
@@ -341,10 +347,11 @@ mod tests {
         for len in LENGTHS {
             let (weight, gradient) = (random(&[len]), random(&[len]));
             let of = AdamWTensors { weight: weight.clone(), first: zeros(len), second: zeros(len) };
-            let cpu = Flex::adamw(gradient.clone(), of, STEP);
+            let step = AdamWStep { cautious: len % 2 == 1, ..STEP };
+            let cpu = Flex::adamw(gradient.clone(), of, step);
             let [w, m, v] = [weight, zeros(len), zeros(len)].map(|x| composed(&x));
             let other =
-                Composed::adamw(composed(&gradient), AdamWTensors { weight: w, first: m, second: v }, STEP);
+                Composed::adamw(composed(&gradient), AdamWTensors { weight: w, first: m, second: v }, step);
             assert_close("weight", other.weight, cpu.weight.clone());
             assert_close("first", other.first, cpu.first);
             assert_close("second", other.second, cpu.second);

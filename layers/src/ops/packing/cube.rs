@@ -1,7 +1,7 @@
 //! Kernels for devices. Both formats are words of 32 bits, so that no device needs numbers of 8 or 16 bits.
 use super::{Format, GROUP, PackingKernels};
 use crate::backend::Saved;
-use crate::backend::cube::{address_type, cubes, empty, max_over_cube, units, vector_size};
+use crate::backend::cube::{address_type, cubes, empty, max_over_cube, random::noise, units, vector_size};
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,
@@ -264,15 +264,6 @@ fn from_halves<N: Size>(words: LinearView<'_, u32>, mut x: LinearViewMut<'_, Vec
             x.write(at, values);
         }
     }
-}
-
-/// See [`super::noise`].
-#[cube]
-fn noise(position: u32, seed: u32) -> u32 {
-    let mixed = position ^ (seed * 0x9E37_79B9u32);
-    let first = (mixed ^ (mixed >> 16u32)) * 0x7FEB_352Du32;
-    let second = (first ^ (first >> 15u32)) * 0x846C_A68Bu32;
-    second ^ (second >> 16u32)
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]

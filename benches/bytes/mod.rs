@@ -1,0 +1,99 @@
+//! Bytes of every row of the table of layers, ours beside its stock twin.
+use crate::table::{
+    Check, Row as TableRow, Shapes, Visitor,
+    run::{initialize, variants},
+};
+use burn::module::Module;
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_memsave::measure::{LayerMeasurement, measure_layer};
+use std::fmt::Display;
+use std::time::{Duration, Instant};
+
+/// A layer and what is tracked.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub layer: String,
+    /// "trainable", "frozen", or "-" if there are none.
+    pub parameters: &'static str,
+    /// "tracked" or "untracked".
+    pub input: &'static str,
+    pub burn: LayerMeasurement,
+    pub ours: LayerMeasurement,
+    /// Of one pass forward and backward, Burn's and ours.
+    pub times: [Duration; 2],
+    /// Why the peak may be above Burn's, if it may.
+    pub known_peak: Option<&'static str>,
+}
+
+/// Measures every layer whose name contains `filter`: trainable and frozen on an input that requires a gradient, and trainable on one
+/// that does not, as in a first layer.
+pub struct Bytes<'a> {
+    pub device: &'a Device,
+    pub filter: &'a str,
+    /// Of about a million elements, in place of the usual shapes.
+    pub smaller: bool,
+    pub rows: Vec<Row>,
+}
+
+impl Visitor for Bytes<'_> {
+    fn row<const D: usize, const O: usize, S, M>(&mut self, row: TableRow<'_, D, O, S, M>)
+    where
+        S: Module + Display + From<M>,
+        M: Module + Display + From<S>,
+    {
+        if !row.name.contains(self.filter) || row.notes.leaves_out(Check::Time, &row.name) {
+            return;
+        }
+        let shape = self.shape(row.shapes);
+        let (forward_stock, forward_ours) = (&row.stock.forward, &row.ours.forward);
+        let stock = (row.stock.init)(self.device, shape);
+        initialize(shape, self.device, |x| forward_stock(&stock, x));
+        for (parameters, stock) in variants(stock) {
+            let ours = M::from(stock.clone());
+            // Of an input that requires no gradient only parameters make a graph.
+            let inputs = if parameters == "trainable" { &["tracked", "untracked"][..] } else { &["tracked"] };
+            for &input in inputs {
+                let tracked = input == "tracked";
+                let burn = self.measure(shape, tracked, &|x| forward_stock(&stock, x));
+                let ours = self.measure(shape, tracked, &|x| forward_ours(&ours, x));
+                self.rows.push(Row {
+                    layer: row.name.clone(),
+                    parameters,
+                    input,
+                    burn: burn.0,
+                    ours: ours.0,
+                    times: [burn.1, ours.1],
+                    known_peak: row.notes.known_peak.filter(|_| !tracked),
+                });
+            }
+        }
+    }
+}
+
+impl Bytes<'_> {
+    fn shape<const D: usize>(&self, shapes: Shapes<D>) -> [usize; D] {
+        if self.smaller { shapes.of_devices() } else { shapes.usual }
+    }
+
+    /// The second of two runs: the first one also initializes parameters.
+    fn measure<const D: usize, const O: usize>(
+        &self,
+        shape: [usize; D],
+        tracked: bool,
+        forward: &dyn Fn(Tensor<D>) -> Tensor<O>,
+    ) -> (LayerMeasurement, Duration) {
+        let normal = Distribution::Normal(0.0, 1.0);
+        let input = || Tensor::random(shape, normal, self.device).set_require_grad(tracked);
+        repeat(self.device, || measure_layer(input, forward))
+    }
+}
+
+/// The second of two runs, and how long it took.
+pub fn repeat<T>(device: &Device, run: impl Fn() -> T) -> (T, Duration) {
+    drop(run());
+    // Burn frees the graph of a dropped tensor in the next backward pass.
+    drop(Tensor::<1>::ones([1], device).require_grad().backward());
+    let start = Instant::now();
+    let measured = run();
+    (measured, start.elapsed())
+}

@@ -1,0 +1,133 @@
+//! One step of small models, with what requires a gradient as in the tables of the papers.
+use crate::Measured;
+use crate::bytes::repeat;
+use crate::record::Needs;
+use burn::module::{Lora, Module, ParamGroup};
+use burn::tensor::{Device, Distribution, Int, Tensor};
+use burn_memsave::measure::{Measurement, StepInput, measure_step};
+use burn_memsave_paper::Case;
+use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
+use burn_memsave_paper::text::{self, Encoder, EncoderSize};
+use burn_memsave_paper::vision::{self, Classifier, Depth, EfficientNet};
+
+/// Those whose name contains `filter`.
+pub fn measure(device: &Device, filter: &str) -> Result<Vec<Measured>, &'static str> {
+    let mut models = Models { device, filter, measured: vec![] };
+    models
+        .classifier::<_, vision::stock::resnet::Net, vision::memsave::resnet::Net>("ResNet-18", Depth::D18)?;
+    models.classifier::<_, vision::stock::efficientnet::Net, vision::memsave::efficientnet::Net>(
+        "EfficientNetV2-S",
+        EfficientNet::V2S,
+    )?;
+    models.encoder::<text::stock::bert::Bert, text::memsave::bert::Bert>("BERT")?;
+    models.language::<llama::stock::Llama, llama::memsave::Llama>("language model")?;
+    Ok(models.measured)
+}
+
+struct Models<'a> {
+    device: &'a Device,
+    filter: &'a str,
+    measured: Vec<Measured>,
+}
+
+impl Models<'_> {
+    fn classifier<V: Copy, S: Classifier<Variant = V>, M: Classifier<Variant = V>>(
+        &mut self,
+        model: &str,
+        variant: V,
+    ) -> Result<(), &'static str> {
+        for case in Case::ALL {
+            let images = Tensor::<4>::random([2, 3, 64, 64], Distribution::Default, self.device);
+            let images = if case.tracks_input() { images.require_grad() } else { images };
+            self.model(
+                format!("{model}, {}", case.name()),
+                images,
+                || case.prepare(S::new(variant, self.device)),
+                || case.prepare(M::new(variant, self.device)),
+                |model: &S, images| model.forward(images).sum(),
+                |model: &M, images| model.forward(images).sum(),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn encoder<S: Encoder, M: Encoder>(&mut self, model: &str) -> Result<(), &'static str> {
+        let size = EncoderSize {
+            vocabulary: 500,
+            width: 128,
+            hidden: 512,
+            heads: 4,
+            layers: 2,
+            length: 128,
+            dropout: 0.1,
+        };
+        let tokens = tokens([4, 128], size.vocabulary, self.device);
+        self.model(
+            format!("{model}, all trainable"),
+            tokens,
+            || S::new(&size, self.device),
+            || M::new(&size, self.device),
+            |model: &S, tokens| model.forward(tokens).sum(),
+            |model: &M, tokens| model.forward(tokens).sum(),
+        )
+    }
+
+    fn language<S: LanguageModel, M: LanguageModel>(&mut self, model: &str) -> Result<(), &'static str> {
+        let size = Size { vocabulary: 2000, width: 128, heads: 4, hidden: 352, blocks: 2, length: 128 };
+        let pair = [(); 2].map(|()| tokens([4, size.length], size.vocabulary, self.device));
+        fn adapted<L: LanguageModel>(size: &Size, device: &Device, lora: bool) -> L {
+            let model = L::new(size, device);
+            let projections = || ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a valid pattern");
+            if lora { model.apply_lora(Lora::new(8, 16.0).set_param_group(projections())) } else { model }
+        }
+        for (case, lora) in [("all trainable", false), ("LoRA", true)] {
+            let [tokens, next] = pair.clone();
+            self.model(
+                format!("{model}, {case}"),
+                (tokens, next),
+                || adapted::<S>(&size, self.device, lora),
+                || adapted::<M>(&size, self.device, lora),
+                |model: &S, (tokens, next)| model.loss(tokens, next),
+                |model: &M, (tokens, next)| model.loss(tokens, next),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn model<S: Module, M: Module, I: StepInput>(
+        &mut self,
+        name: String,
+        input: I,
+        stock: impl Fn() -> S,
+        ours: impl Fn() -> M,
+        stock_loss: impl Fn(&S, I) -> Tensor<1>,
+        our_loss: impl Fn(&M, I) -> Tensor<1>,
+    ) -> Result<(), &'static str> {
+        if !name.contains(self.filter) {
+            return Ok(());
+        }
+        fn step<M: Module, I: StepInput>(
+            device: &Device,
+            model: &M,
+            input: &I,
+            loss: impl Fn(&M, I) -> Tensor<1>,
+        ) -> Measurement {
+            repeat(device, || measure_step(model, input.copy(), &loss)).0
+        }
+        let burn = step(self.device, &stock(), &input, stock_loss);
+        let ours = step(self.device, &ours(), &input, our_loss);
+        let seconds = |step: &Measurement| (step.forward_time + step.backward_time).as_secs_f64();
+        self.measured.push(Measured {
+            name,
+            burn: Needs::of_step(&burn)?,
+            ours: Needs::of_step(&ours)?,
+            time: seconds(&ours) / seconds(&burn),
+            known_peak: None,
+        });
+        Ok(())
+    }
+}
+
+fn tokens(shape: [usize; 2], vocabulary: usize, device: &Device) -> Tensor<2, Int> {
+    Tensor::random(shape, Distribution::Uniform(0.0, vocabulary as f64), device)
+}
