@@ -6,6 +6,12 @@
 //! and the reason ("weight is trainable"). When: a [`profile`](crate::plan::profile) has the bytes and times of each block,
 //! forward and backward, kept and recomputed.
 //!
+//! And what to do about it: [`explain`](crate::measure::explain) adds to the ledger what would remove a row (to freeze it, to
+//! compute a block again, head and loss in one), by bytes per millisecond. [`timeline`](crate::measure::timeline) follows one step,
+//! operation by operation, in PyTorch's categories, as CSV, JSON, a Chrome trace or a plot.
+//! [`watch_graphs`](crate::measure::watch_graphs) finds graphs that stay alive after their backward pass, which a loss that is kept for
+//! later does.
+//!
 //! On CPU devices [`TrackingAllocator`](crate::measure::TrackingAllocator) counts, exactly, and without it the answer is
 //! `None`, never 0. On CUDA and wgpu the same functions read the device's memory pools at every launch of a kernel, and count
 //! launches.
