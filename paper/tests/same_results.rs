@@ -1,6 +1,5 @@
 //! Models of the two namespaces compute the same from the same record.
 #![recursion_limit = "256"]
-use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor, TensorData, Tolerance};
 use burn_memsave_paper::vision::{Classifier, Depth, EfficientNet, memsave, stock};
 

@@ -2,7 +2,7 @@
 #![recursion_limit = "256"]
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Device, Distribution, Gradients, Int, Tensor, TensorData};
-use burn_memsave::measure::TrackingAllocator;
+use burn_memsave::measure::{TrackingAllocator, measure_step};
 use burn_memsave::plan::{ProfileOptions, profile};
 use burn_memsave_paper::text::{
     Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Gpt2Size, T5Size, fused, memsave, stock,
@@ -78,6 +78,12 @@ impl ModuleMapper for Shake {
     }
 }
 
+/// Bytes that are kept, and the most of a step.
+fn step<M: Network>(model: &M, tokens: &Tokens) -> [u64; 2] {
+    let step = measure_step(model, tokens.clone(), |model, tokens| model.loss(tokens));
+    [step.kept, step.peak].map(|bytes| bytes.expect("the allocator counts"))
+}
+
 /// The gradients of all parameters.
 struct Collect<'a> {
     gradients: &'a Gradients,
@@ -134,7 +140,7 @@ fn assert_all_close(ours: &BTreeMap<String, TensorData>, stock: &BTreeMap<String
 }
 
 fn tokens(device: &Device) -> Tokens {
-    let draw = || Tensor::<2, Int>::random([64, 10], Distribution::Uniform(0.0, 50.0), device);
+    let draw = || Tensor::<2, Int>::random([32, 10], Distribution::Uniform(0.0, 50.0), device);
     (draw(), draw())
 }
 
@@ -167,6 +173,9 @@ impl<S: Network> Expected<S> {
         let loss = model.loss(self.tokens.clone()).into_data();
         assert_close("loss", &loss, &self.loss, largest(&self.loss));
         assert_all_close(&gradients(&model, self.tokens.clone()), &self.gradients);
+        let [ours, stock] = [step(&model, &self.tokens), step(&self.stock, &self.tokens)];
+        println!("{}: {ours:?}, stock {stock:?}", std::any::type_name::<M>());
+        assert!(ours[0] <= stock[0] && ours[1] <= stock[1], "{ours:?} bytes, stock {stock:?}");
         // And back.
         let stock = self.stock.clone().load_record(model.clone().into_record());
         assert_eq!(stock.outputs(self.tokens.clone()).into_data(), self.outputs);
@@ -179,8 +188,7 @@ impl<S: Network> Expected<S> {
         let profile = profile(model, self.tokens.clone(), &ProfileOptions::new(), loss).expect("blocks");
         let plan = profile.plan(profile.least()).expect("the least that is possible");
         let again = plan.blocks().filter(|(_, treatment)| treatment.recompute).count();
-        println!("{plan}");
-        assert!(plan.blocks().count() == blocks && again > 0);
+        assert!(plan.blocks().count() == blocks && again > 0, "{plan}");
         let loss = plan.scope(|| model.loss(self.tokens.clone()));
         assert_all_close(&gradients_of(model, loss), &self.gradients);
     }
@@ -225,4 +233,23 @@ fn llama_and_mistral() {
         expected.compare_planned(&ours, 2);
         expected.compare(|device| fused::decoder::Llama::new(&size, device));
     }
+}
+
+/// As many as `transformers` counts, but for what is after encoders. None of them is in memory: parameters are made when they are used.
+#[test]
+fn numbers_of_parameters() {
+    let device = Device::flex();
+    let bert = |size| memsave::bert::Bert::new(&size, &device).num_params();
+    assert_eq!(bert(EncoderSize::BERT_BASE), 108_891_648);
+    assert_eq!(bert(EncoderSize::ROBERTA_BASE), 124_055_040);
+    let gpt2 = |size| memsave::gpt2::Gpt2::new(&size, &device).num_params();
+    assert_eq!(gpt2(Gpt2Size::SMALL), 124_439_808);
+    assert_eq!(gpt2(Gpt2Size::XL), 1_557_611_200);
+    assert_eq!(memsave::t5::T5::new(&T5Size::BASE, &device).num_params(), 222_903_552);
+    let decoder = |size: DecoderSize| {
+        let size = DecoderSize { length: 8, ..size };
+        memsave::decoder::Llama::new(&size, &device).num_params()
+    };
+    assert_eq!(decoder(DecoderSize::LLAMA_3_2_1B), 1_235_814_400);
+    assert_eq!(decoder(DecoderSize::MISTRAL_7B), 7_241_732_096);
 }
