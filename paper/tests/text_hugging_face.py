@@ -34,14 +34,23 @@ def network(make, config):
     return model
 
 
-def write(name, model, inputs, pick, **options):
-    path = directory / name
-    if options.pop("save", True):
-        model.save_pretrained(path, **options)
+def expect(name, model, inputs, pick):
     with torch.no_grad():
         outputs = pick(model(**inputs))
     expected = {key: value.tolist() for key, value in inputs.items()}
-    (path / "expected.json").write_text(json.dumps(expected | {"outputs": outputs.flatten().tolist()}))
+    expected["outputs"] = outputs.flatten().tolist()
+    (directory / name / "expected.json").write_text(json.dumps(expected))
+
+
+def write(name, model, inputs, pick, **options):
+    model.save_pretrained(directory / name, **options)
+    expect(name, model, inputs, pick)
+
+
+def old(name, state):
+    """With names and tensors of checkpoints of older versions."""
+    (directory / f"{name}_old").mkdir()
+    torch.save(state, directory / f"{name}_old" / "pytorch_model.bin")
 
 
 def tokens(*shape):
@@ -63,27 +72,35 @@ encoder = dict(
 bert = BertConfig(**encoder, max_position_embeddings=12)
 write("bert", network(BertModel, bert), {"input_ids": tokens(3, 10)}, features)
 
-# As checkpoints were before safetensors.
 model = network(BertForPreTraining, bert)
 state = {
     name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
     for name, tensor in model.state_dict().items()
 }
-state["bert.embeddings.position_ids"] = torch.arange(12)[None]
-(directory / "bert_old").mkdir()
-torch.save(state, directory / "bert_old" / "pytorch_model.bin")
-write("bert_old", model.bert, {"input_ids": tokens(2, 12)}, features, save=False)
+old("bert", state | {"bert.embeddings.position_ids": torch.arange(12)[None]})
+expect("bert_old", model.bert, {"input_ids": tokens(2, 12)}, features)
 
 roberta = RobertaConfig(**encoder, max_position_embeddings=14, type_vocab_size=1, layer_norm_eps=1e-5)
 write("roberta", network(RobertaModel, roberta), {"input_ids": tokens(3, 12)}, features)
 
 gpt2 = GPT2Config(vocab_size=50, n_embd=24, n_head=3, n_layer=2, n_positions=12)
-write("gpt2", network(GPT2LMHeadModel, gpt2), {"input_ids": tokens(3, 12)}, logits)
+model = network(GPT2LMHeadModel, gpt2)
+write("gpt2", model, {"input_ids": tokens(3, 12)}, logits)
+state = {name.removeprefix("transformer."): tensor for name, tensor in model.state_dict().items()}
+masks = {f"h.{block}.attn.bias": torch.ones(1, 1, 12, 12, dtype=torch.uint8) for block in range(2)}
+masks |= {f"h.{block}.attn.masked_bias": torch.tensor(-1e4) for block in range(2)}
+old("gpt2", state | masks)
+expect("gpt2_old", model, {"input_ids": tokens(2, 9)}, logits)
 
 # Long enough for the class of the longest distances.
 t5 = T5Config(vocab_size=50, d_model=24, d_kv=8, d_ff=40, num_heads=4, num_layers=2)
 inputs = {"input_ids": tokens(2, 150), "decoder_input_ids": tokens(2, 140)}
-write("t5", network(T5ForConditionalGeneration, t5), inputs, logits)
+model = network(T5ForConditionalGeneration, t5)
+write("t5", model, inputs, logits)
+bias = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+old("t5", model.state_dict() | {bias: torch.ones(32, 4)})
+inputs = {"input_ids": tokens(1, 20), "decoder_input_ids": tokens(1, 30)}
+expect("t5_old", model, inputs, logits)
 
 decoder = dict(
     vocab_size=50,
@@ -106,6 +123,10 @@ rotary = dict(
 )
 llama = LlamaConfig(**decoder, tie_word_embeddings=True, rope_parameters=rotary)
 write("llama", network(LlamaForCausalLM, llama), {"input_ids": tokens(3, 40)}, logits)
+model = network(LlamaForCausalLM, LlamaConfig(**decoder))
+frequencies = {f"model.layers.{block}.self_attn.rotary_emb.inv_freq": torch.ones(4) for block in range(2)}
+old("llama", model.state_dict() | frequencies)
+expect("llama_old", model, {"input_ids": tokens(3, 40)}, logits)
 
 mistral = MistralConfig(**decoder, sliding_window=64)
 write("mistral", network(MistralForCausalLM, mistral), {"input_ids": tokens(3, 40)}, logits, max_shard_size="20KB")

@@ -86,10 +86,14 @@ fn networks_compute_what_transformers_does() {
     }
     encoder::<stock::bert::Bert>(&at("roberta"), EncoderSize::ROBERTA_BASE.tiny());
     encoder::<memsave::bert::Bert>(&at("roberta"), EncoderSize::ROBERTA_BASE.tiny());
-    decoder::<stock::gpt2::Gpt2>(&at("gpt2"), Gpt2Size::TINY);
-    decoder::<memsave::gpt2::Gpt2>(&at("gpt2"), Gpt2Size::TINY);
-    encoder_decoder::<stock::t5::T5>(&at("t5"));
-    encoder_decoder::<memsave::t5::T5>(&at("t5"));
+    for name in ["gpt2", "gpt2_old"] {
+        decoder::<stock::gpt2::Gpt2>(&at(name), Gpt2Size::TINY);
+        decoder::<memsave::gpt2::Gpt2>(&at(name), Gpt2Size::TINY);
+    }
+    for name in ["t5", "t5_old"] {
+        encoder_decoder::<stock::t5::T5>(&at(name));
+        encoder_decoder::<memsave::t5::T5>(&at(name));
+    }
     let stretch = RotaryStretch { factor: 4.0, low: 1.0, high: 4.0, original_length: 64.0 };
     let [llama, mistral] = [DecoderSize::LLAMA_3_2_1B, DecoderSize::MISTRAL_7B].map(|size| DecoderSize {
         width: 48,
@@ -99,8 +103,10 @@ fn networks_compute_what_transformers_does() {
     let llama = DecoderSize { theta: 100.0, stretch: Some(stretch), ..llama };
     decoder::<stock::decoder::Llama>(&at("llama"), llama);
     decoder::<memsave::decoder::Llama>(&at("llama"), llama);
-    decoder::<stock::decoder::Llama>(&at("mistral"), mistral);
-    decoder::<memsave::decoder::Llama>(&at("mistral"), mistral);
+    for name in ["mistral", "llama_old"] {
+        decoder::<stock::decoder::Llama>(&at(name), mistral);
+        decoder::<memsave::decoder::Llama>(&at(name), mistral);
+    }
 
     // A head that is not there, and one that is not expected.
     let device = Device::flex();

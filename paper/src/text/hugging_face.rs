@@ -1,4 +1,14 @@
 //! Weights of the checkpoints of Hugging Face: `model.safetensors`, its shards, or `pytorch_model.bin`.
+//!
+//! ```no_run
+//! use burn::tensor::Device;
+//! use burn_memsave_paper::text::{Decoder, DecoderSize, hugging_face, memsave::decoder::Llama};
+//!
+//! let size = DecoderSize { length: 2048, ..DecoderSize::LLAMA_3_2_1B };
+//! let model = Llama::new(&size, &Device::flex().autodiff());
+//! let model = hugging_face::load(model, "Llama-3.2-1B")?;
+//! # Ok::<(), hugging_face::LoadError>(())
+//! ```
 use burn::module::Module;
 use burn::tensor::{DType, TensorData};
 use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, LazyReport, WeightFile};
