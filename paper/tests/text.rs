@@ -1,6 +1,6 @@
 //! Networks for text of the two namespaces compute the same from the same record: outputs, losses and all gradients.
 #![recursion_limit = "256"]
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::{Device, Distribution, Gradients, Int, Tensor, TensorData};
 use burn_memsave::measure::{TrackingAllocator, measure_step};
 use burn_memsave::plan::{ProfileOptions, profile};
@@ -65,16 +65,19 @@ network!(
     |model: &Self, (tokens, next): Tokens| model.logits(Tensor::cat(vec![tokens.clone(), next], 1), tokens)
 );
 
-/// Norms do something.
-struct Shake;
+/// So that norms, biases and adapters do something.
+struct Shake(f64);
 
 impl ModuleMapper for Shake {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| {
-            let value = value.inner();
-            let noise = value.random_like(Distribution::Normal(0.0, 0.2));
-            (value + noise).autodiff().require_grad()
-        })
+        match param.is_require_grad() {
+            true => param.map(|value| {
+                let value = value.inner();
+                let noise = value.random_like(Distribution::Normal(0.0, self.0));
+                (value + noise).autodiff().require_grad()
+            }),
+            false => param,
+        }
     }
 }
 
@@ -84,7 +87,7 @@ fn step<M: Network>(model: &M, tokens: &Tokens) -> [u64; 2] {
     [step.kept, step.peak].map(|bytes| bytes.expect("the allocator counts"))
 }
 
-/// The gradients of all parameters.
+/// The gradients of all parameters that are trained.
 struct Collect<'a> {
     gradients: &'a Gradients,
     path: Vec<String>,
@@ -99,9 +102,9 @@ impl ModuleVisitor for Collect<'_> {
         self.path.pop();
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let path = self.path.join(".");
-        let gradient = param.val().grad(self.gradients).unwrap_or_else(|| panic!("no gradient of {path}"));
-        self.found.insert(path, gradient.into_data());
+        let gradient = param.val().grad(self.gradients);
+        assert!(gradient.is_some() == param.is_require_grad(), "{:?}", self.path);
+        self.found.extend(gradient.map(|gradient| (self.path.join("."), gradient.into_data())));
     }
 }
 
@@ -157,7 +160,7 @@ impl<S: Network> Expected<S> {
     fn new(new: impl Fn(&Device) -> S) -> Self {
         let device = Device::flex().autodiff();
         device.seed(7);
-        let stock = new(&device).map(&mut Shake);
+        let stock = new(&device).map(&mut Shake(0.2));
         let tokens = tokens(&device);
         let outputs = stock.outputs(tokens.clone()).into_data();
         let loss = stock.loss(tokens.clone()).into_data();
@@ -233,6 +236,68 @@ fn llama_and_mistral() {
         expected.compare_planned(&ours, 2);
         expected.compare(|device| fused::decoder::Llama::new(&size, device));
     }
+}
+
+/// With the same seed both drop the same.
+#[test]
+fn dropout() {
+    let _alone = alone();
+    fn run<M: Network>(model: &M, tokens: &Tokens) -> BTreeMap<String, TensorData> {
+        tokens.0.device().seed(11);
+        gradients(model, tokens.clone())
+    }
+    fn compare<S: Network, M: Network>(stock: impl Fn(&Device) -> S, ours: impl Fn(&Device) -> M) {
+        let expected = Expected::new(stock);
+        let ours = ours(&expected.tokens.0.device()).load_record(expected.stock.clone().into_record());
+        let [first, second] = [run(&expected.stock, &expected.tokens), run(&ours, &expected.tokens)];
+        assert_all_close(&second, &first);
+        assert!(first.iter().any(|(path, gradient)| *gradient != expected.gradients[path]));
+    }
+    let size = EncoderSize { dropout: 0.1, ..EncoderSize::BERT_BASE.tiny() };
+    compare(|device| stock::bert::Bert::new(&size, device), |device| memsave::bert::Bert::new(&size, device));
+    let size = Gpt2Size { dropout: 0.1, ..Gpt2Size::TINY };
+    compare(|device| stock::gpt2::Gpt2::new(&size, device), |device| memsave::gpt2::Gpt2::new(&size, device));
+    let size = T5Size { dropout: 0.1, ..T5Size::TINY };
+    compare(|device| stock::t5::T5::new(&size, device), |device| memsave::t5::T5::new(&size, device));
+}
+
+/// Adapters of all projections; nothing else is trained.
+#[test]
+fn adapters() {
+    let _alone = alone();
+    fn adapted<M: Network>(model: M, tokens: &Tokens) -> BTreeMap<String, TensorData> {
+        let projections = ParamGroup::from_regex(r"^(encoder\.|decoder\.)?blocks\..*\.weight$").unwrap();
+        let lora = Lora::new(2, 4.0).set_param_group(projections);
+        tokens.0.device().seed(13);
+        let model = model.apply_lora(lora).map(&mut Shake(0.05));
+        gradients(&model, tokens.clone())
+    }
+    fn compare<S: Network, M: Network>(
+        adapters: usize,
+        stock: impl Fn(&Device) -> S,
+        ours: impl Fn(&Device) -> M,
+    ) {
+        let Expected { stock, tokens, .. } = Expected::new(stock);
+        let ours = ours(&tokens.0.device()).load_record(stock.clone().into_record());
+        let [ours, stock] = [adapted(ours, &tokens), adapted(stock, &tokens)];
+        assert_eq!(stock.len(), 2 * adapters);
+        assert_all_close(&ours, &stock);
+    }
+    let size = Gpt2Size::TINY;
+    compare(
+        8,
+        |device| stock::gpt2::Gpt2::new(&size, device),
+        |device| fused::gpt2::Gpt2::new(&size, device),
+    );
+    let size = DecoderSize::LLAMA_3_2_1B.tiny();
+    let stock = |device: &Device| stock::decoder::Llama::new(&size, device);
+    compare(14, stock, |device| fused::decoder::Llama::new(&size, device));
+    let size = T5Size::TINY;
+    compare(
+        2 * 6 + 2 * 10,
+        |device| stock::t5::T5::new(&size, device),
+        |device| fused::t5::T5::new(&size, device),
+    );
 }
 
 /// As many as `transformers` counts, but for what is after encoders. None of them is in memory: parameters are made when they are used.

@@ -24,9 +24,8 @@ impl Encoder for Bert {
     fn new(size: &EncoderSize, device: &Device) -> Self {
         let &EncoderSize { vocabulary, width, hidden, heads, layers, length, first_position, .. } = size;
         let initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
-        let embedding = |count| {
-            EmbeddingConfig::new(count, width).with_initializer(initializer.clone()).init(device)
-        };
+        let embedding =
+            |count| EmbeddingConfig::new(count, width).with_initializer(initializer.clone()).init(device);
         let encoder = TransformerEncoderConfig::new(width, hidden, heads, layers)
             .with_dropout(size.dropout)
             .with_layer_norm_eps(size.epsilon);
@@ -49,7 +48,8 @@ impl Encoder for Bert {
         let first = self.first_position as i64;
         let positions = Tensor::<1, Int>::arange(first..first + length as i64, &device).unsqueeze::<2>();
         let segments = Tensor::zeros([batch, length], &device);
-        let x = self.words.forward(tokens) + self.positions.forward(positions) + self.segments.forward(segments);
+        let x =
+            self.words.forward(tokens) + self.positions.forward(positions) + self.segments.forward(segments);
         let x = self.dropout.forward(self.norm.forward(x));
         let layers = self.encoder.layers.iter();
         layers.fold(x, |x, layer| plan::block(layer, x, |layer, x| layer.forward(x, None, None)))

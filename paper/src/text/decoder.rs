@@ -56,7 +56,8 @@ impl Attention {
             1 => x,
             times => {
                 let x = x.unsqueeze_dim::<5>(2);
-                x.expand([batch, self.key_heads, times, length, head]).reshape([batch, self.heads, length, head])
+                x.expand([batch, self.key_heads, times, length, head])
+                    .reshape([batch, self.heads, length, head])
             }
         };
         let query = rotary.forward(split(&self.query, self.heads));
