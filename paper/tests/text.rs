@@ -123,8 +123,8 @@ fn largest(data: &TensorData) -> f32 {
     data.iter::<f32>().map(f32::abs).fold(0.0, f32::max)
 }
 
-/// Relative to the largest element, and some of the largest of all, since some gradients are 0 but for rounding: those of the biases of
-/// keys.
+/// Relative to the largest element, and some of the largest of all, since some gradients are 0 but for rounding: those of the
+/// biases of keys.
 fn assert_close(what: &str, ours: &TensorData, stock: &TensorData, of_all: f32) {
     assert_eq!(ours.shape(), stock.shape(), "{what}");
     let tolerance = 2e-5 * largest(stock) + 1e-6 * of_all;
@@ -300,7 +300,8 @@ fn adapters() {
     );
 }
 
-/// As many as `transformers` counts, but for what is after encoders. None of them is in memory: parameters are made when they are used.
+/// As many as `transformers` counts, but for what is after encoders. None of them is in memory: parameters are made when they are
+/// used.
 #[test]
 fn numbers_of_parameters() {
     let device = Device::flex();

@@ -1,5 +1,5 @@
-// Llama (arXiv 2407.21783) and Mistral (arXiv 2310.06825) with the topology of Hugging Face, written once. Whoever includes this file
-// says which `nn`, `attention` and `linear` it is made of, and has `next_token_loss`.
+// Llama (arXiv 2407.21783) and Mistral (arXiv 2310.06825) with the topology of Hugging Face, written once. Whoever includes this
+// file says which `nn`, `attention` and `linear` it is made of, and has `next_token_loss`.
 use crate::text::hugging_face::{HuggingFace, PairedRotations};
 use crate::text::{Decoder, DecoderSize, RotaryStretch};
 use burn::module::Module;

@@ -1,5 +1,5 @@
-// GPT-2 with the topology of Hugging Face, but for a dropout of attention weights, which `attention` has not, written once. Whoever
-// includes this file says which `nn`, `attention` and `linear` it is made of, and has `next_token_loss`.
+// GPT-2 with the topology of Hugging Face, but for a dropout of attention weights, which `attention` has not, written once.
+// Whoever includes this file says which `nn`, `attention` and `linear` it is made of, and has `next_token_loss`.
 use crate::text::hugging_face::HuggingFace;
 use crate::text::{Decoder, Gpt2Size};
 use burn::module::Module;

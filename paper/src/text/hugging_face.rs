@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 /// A network that Hugging Face has checkpoints of.
 pub trait HuggingFace: Module {
-    /// What is replaced in the names of their tensors, one after the other: regular expressions, and what takes the place of their
-    /// matches. What the network has not, and need not have, is renamed to something in `unused`.
+    /// What is replaced in the names of their tensors, one after the other: regular expressions, and what takes the place of
+    /// their matches. What the network has not, and need not have, is renamed to something in `unused`.
     const NAMES: &'static [(&'static str, &'static str)];
 
     /// How their tensors become parameters.
@@ -79,8 +79,8 @@ pub fn lazy_load<M: HuggingFace>(
     }
 }
 
-/// For rotary positions: Burn rotates features `2 i` and `2 i + 1` of a head by one angle, Hugging Face `i` and `i + head / 2`. So
-/// the rows of the weights that make queries and keys change their places, after which products of both are the same.
+/// For rotary positions: Burn rotates features `2 i` and `2 i + 1` of a head by one angle, Hugging Face `i` and `i + head / 2`.
+/// So the rows of the weights that make queries and keys change their places, after which products of both are the same.
 #[derive(Clone, Debug)]
 pub struct PairedRotations {
     /// Features of a head.

@@ -102,7 +102,8 @@ pub trait Decoder: Module {
 pub trait EncoderDecoder: Module {
     /// With random weights.
     fn new(size: &T5Size, device: &Device) -> Self;
-    /// `[batch, length, vocabulary]`, of the tokens of the given text, `[batch, other length]`, and of the other, `[batch, length]`.
+    /// `[batch, length, vocabulary]`, of the tokens of the given text, `[batch, other length]`, and of the other, `[batch,
+    /// length]`.
     fn logits(&self, source: Tensor<2, Int>, tokens: Tensor<2, Int>) -> Tensor<3>;
     /// The mean cross entropy of the tokens that follow, `[batch, length]`.
     fn loss(&self, source: Tensor<2, Int>, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1>;

@@ -1,5 +1,5 @@
-// T5 (arXiv 1910.10683) of version 1.0 with the topology of Hugging Face, but for a dropout of attention weights, which `attention`
-// has not, written once. Whoever includes this file says which `nn`, `attention` and `linear` it is made of, and has
+// T5 (arXiv 1910.10683) of version 1.0 with the topology of Hugging Face, but for a dropout of attention weights, which
+// `attention` has not, written once. Whoever includes this file says which `nn`, `attention` and `linear` it is made of, and has
 // `next_token_loss`.
 use crate::text::hugging_face::HuggingFace;
 use crate::text::{EncoderDecoder, T5Size};
