@@ -1,8 +1,6 @@
 //! Models of the two namespaces compute the same from the same record.
 #![recursion_limit = "256"]
-use burn::module::Module;
-use burn::tensor::{Device, Distribution, Int, Tensor, TensorData, Tolerance};
-use burn_memsave_paper::text::{self, Encoder, EncoderSize};
+use burn::tensor::{Device, Distribution, Tensor, TensorData, Tolerance};
 use burn_memsave_paper::vision::{Classifier, Depth, EfficientNet, memsave, stock};
 
 fn assert_close(ours: TensorData, stock: &TensorData) {
@@ -32,16 +30,4 @@ fn residual_networks() {
 #[test]
 fn efficient_networks() {
     compare_classifiers::<_, stock::efficientnet::Net, memsave::efficientnet::Net>(EfficientNet::V2S);
-}
-
-/// Without autodiff nothing is dropped out.
-#[test]
-fn encoders() {
-    let device = Device::flex();
-    let size =
-        EncoderSize { vocabulary: 50, width: 24, hidden: 40, heads: 3, layers: 2, length: 12, dropout: 0.1 };
-    let stock = text::stock::bert::Bert::new(&size, &device);
-    let ours = text::memsave::bert::Bert::new(&size, &device).load_record(stock.clone().into_record());
-    let tokens = Tensor::<2, Int>::random([3, 10], Distribution::Uniform(0.0, 50.0), &device);
-    assert_close(ours.forward(tokens.clone()).into_data(), &stock.forward(tokens).into_data());
 }

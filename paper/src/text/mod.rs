@@ -1,17 +1,56 @@
-//! Networks for text, each written once and compiled for both namespaces.
+//! Networks for text, each written once and compiled for both namespaces. Weights come from checkpoints of Hugging Face: see
+//! [`hugging_face`].
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 
+pub mod hugging_face;
 pub mod llama;
+mod size;
+
+pub use size::{DecoderSize, EncoderSize, Gpt2Size, RotaryStretch, T5Size};
 
 macro_rules! models {
-    ($(#[$doc:meta])* $namespace:ident, $nn:path) => {
+    ($(#[$doc:meta])* $namespace:ident, $nn:path, $functional:path, $loss:literal) => {
         $(#[$doc])*
         pub mod $namespace {
-            /// Encoders.
+            /// Encoders: BERT and RoBERTa.
             pub mod bert {
                 use $nn;
                 include!("bert.rs");
+            }
+
+            /// Decoders with learned positions.
+            pub mod gpt2 {
+                use $nn;
+                use $functional as functional;
+                use super::loss::next_token_loss;
+                use functional::{attention, linear};
+                include!("gpt2.rs");
+            }
+
+            /// Encoders with decoders.
+            pub mod t5 {
+                use $nn;
+                use $functional as functional;
+                use super::loss::next_token_loss;
+                use functional::{attention, linear};
+                include!("t5.rs");
+            }
+
+            /// Decoders with rotary positions: Llama and Mistral.
+            pub mod decoder {
+                use $nn;
+                use $functional as functional;
+                use super::loss::next_token_loss;
+                use functional::{attention, linear};
+                include!("decoder.rs");
+            }
+
+            mod loss {
+                #[allow(unused_imports)]
+                use $nn;
+                use $functional as functional;
+                include!($loss);
             }
         }
     };
@@ -20,50 +59,52 @@ macro_rules! models {
 models!(
     /// Of Burn's layers.
     stock,
-    burn::nn
+    burn::nn,
+    burn::tensor::module,
+    "loss.rs"
 );
 models!(
-    /// The same files with the one line changed.
+    /// The same files with these lines changed.
     memsave,
-    burn_memsave::nn
+    burn_memsave::nn,
+    burn_memsave::functional,
+    "loss.rs"
 );
-
-/// The size of an encoder of text.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct EncoderSize {
-    /// Tokens that there are.
-    pub vocabulary: usize,
-    /// Features.
-    pub width: usize,
-    /// Features between the two layers of a feed-forward block.
-    pub hidden: usize,
-    /// Heads of attention.
-    pub heads: usize,
-    /// Blocks of attention and feed-forward layers.
-    pub layers: usize,
-    /// The longest sequence.
-    pub length: usize,
-    /// The dropout rate.
-    pub dropout: f64,
-}
-
-impl EncoderSize {
-    /// BERT-base, uncased.
-    pub const BERT_BASE: Self = Self {
-        vocabulary: 30_522,
-        width: 768,
-        hidden: 3072,
-        heads: 12,
-        layers: 12,
-        length: 512,
-        dropout: 0.1,
-    };
-}
+models!(
+    /// The same, and heads and losses in one.
+    fused,
+    burn_memsave::nn,
+    burn_memsave::functional,
+    "fused_loss.rs"
+);
 
 /// An encoder of text.
 pub trait Encoder: Module {
     /// With random weights.
     fn new(size: &EncoderSize, device: &Device) -> Self;
-    /// Features `[batch, length, width]` of tokens `[batch, length]`.
+    /// Features `[batch, length, width]` of tokens `[batch, length]`, none of which is padding.
     fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
+}
+
+/// A network that says which token comes next.
+pub trait Decoder: Module {
+    /// What there is of its kind.
+    type Size: Copy;
+    /// With random weights.
+    fn new(size: &Self::Size, device: &Device) -> Self;
+    /// `[batch, length, vocabulary]`, of tokens `[batch, length]`.
+    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
+    /// The mean cross entropy of the tokens that follow, `[batch, length]`.
+    fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1>;
+}
+
+/// A network that says which token of a text comes next, given another one.
+pub trait EncoderDecoder: Module {
+    /// With random weights.
+    fn new(size: &T5Size, device: &Device) -> Self;
+    /// `[batch, length, vocabulary]`, of the tokens of the given text, `[batch, other length]`, and of the other, `[batch,
+    /// length]`.
+    fn logits(&self, source: Tensor<2, Int>, tokens: Tensor<2, Int>) -> Tensor<3>;
+    /// The mean cross entropy of the tokens that follow, `[batch, length]`.
+    fn loss(&self, source: Tensor<2, Int>, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1>;
 }

@@ -1,0 +1,145 @@
+// GPT-2 with the topology of Hugging Face, but for a dropout of attention weights, which `attention` has not, written once.
+// Whoever includes this file says which `nn`, `attention` and `linear` it is made of, and has `next_token_loss`.
+use crate::text::hugging_face::HuggingFace;
+use crate::text::{Decoder, Gpt2Size};
+use burn::module::Module;
+use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
+use burn_memsave::plan;
+use burn_store::{IdentityAdapter, ModuleAdapter};
+use nn::activation::Gelu;
+use nn::{
+    Dropout, DropoutConfig, Embedding, EmbeddingConfig, Initializer, LayerNorm, LayerNormConfig, Linear,
+    LinearConfig,
+};
+
+/// Causal attention.
+#[derive(Module, Debug)]
+pub struct Attention {
+    /// Queries, keys and values.
+    qkv: Linear,
+    output: Linear,
+    heads: usize,
+}
+
+impl Attention {
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let [batch, length, width] = x.dims();
+        let parts = self.qkv.forward(x).reshape([batch, length, 3, self.heads, width / self.heads]);
+        let part = |at| parts.clone().narrow(2, at, 1).squeeze_dim::<4>(2).swap_dims(1, 2);
+        let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
+        let context = attention(part(0), part(1), part(2), None, None, causal);
+        self.output.forward(context.swap_dims(1, 2).reshape([batch, length, width]))
+    }
+}
+
+/// `x + attention(norm(x))`, then `x + outer(gelu(inner(norm(x))))`.
+#[derive(Module, Debug)]
+pub struct Block {
+    norm_1: LayerNorm,
+    attention: Attention,
+    norm_2: LayerNorm,
+    inner: Linear,
+    gelu: Gelu,
+    outer: Linear,
+    dropout: Dropout,
+}
+
+impl Block {
+    fn new(size: &Gpt2Size, device: &Device) -> Self {
+        let width = size.width;
+        let linear = |input, output| LinearConfig::new(input, output).init(device);
+        let norm = || LayerNormConfig::new(width).init(device);
+        let (qkv, output) = (linear(width, 3 * width), linear(width, width));
+        Self {
+            norm_1: norm(),
+            attention: Attention { qkv, output, heads: size.heads },
+            norm_2: norm(),
+            inner: linear(width, 4 * width),
+            gelu: Gelu::new_approximate(),
+            outer: linear(4 * width, width),
+            dropout: DropoutConfig::new(size.dropout).init(),
+        }
+    }
+
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let y = self.attention.forward(self.norm_1.forward(x.clone()));
+        let x = x + self.dropout.forward(y);
+        let y = self.inner.forward(self.norm_2.forward(x.clone()));
+        x + self.dropout.forward(self.outer.forward(self.gelu.forward(y)))
+    }
+}
+
+/// The language model, whose head is its embedding.
+#[derive(Module, Debug)]
+pub struct Gpt2 {
+    words: Embedding,
+    positions: Embedding,
+    dropout: Dropout,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+}
+
+impl Gpt2 {
+    /// What the head reads, `[batch, length, width]`.
+    fn hidden(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let ([_, length], device) = (tokens.dims(), tokens.device());
+        let positions = Tensor::<1, Int>::arange(0..length as i64, &device).unsqueeze::<2>();
+        let x = self.dropout.forward(self.words.forward(tokens) + self.positions.forward(positions));
+        self.norm.forward(self.blocks.iter().fold(x, |x, block| plan::block(block, x, Block::forward)))
+    }
+
+    /// `[width, vocabulary]`
+    fn head(&self) -> Tensor<2> {
+        self.words.weight.val().transpose()
+    }
+}
+
+impl Decoder for Gpt2 {
+    type Size = Gpt2Size;
+
+    fn new(size: &Gpt2Size, device: &Device) -> Self {
+        let initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
+        let embedding = |count| {
+            EmbeddingConfig::new(count, size.width).with_initializer(initializer.clone()).init(device)
+        };
+        Self {
+            words: embedding(size.vocabulary),
+            positions: embedding(size.length),
+            dropout: DropoutConfig::new(size.dropout).init(),
+            blocks: (0..size.layers).map(|_| Block::new(size, device)).collect(),
+            norm: LayerNormConfig::new(size.width).init(device),
+        }
+    }
+
+    fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        linear(self.hidden(tokens), self.head(), None)
+    }
+
+    fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1> {
+        next_token_loss(self.hidden(tokens), self.head(), next)
+    }
+}
+
+impl HuggingFace for Gpt2 {
+    const NAMES: &'static [(&'static str, &'static str)] = &[
+        (r"^transformer\.", ""),
+        (r"^lm_head\.", "unused.lm_head."), // the embedding
+        (r"^h\.(\d+)\.attn\.(bias|masked_bias)$", "unused.$1.$2"), // constants
+        (r"^wte\.", "words."),
+        (r"^wpe\.", "positions."),
+        (r"^h\.", "blocks."),
+        (r"\.ln_(\d)\.weight$", ".norm_$1.gamma"),
+        (r"\.ln_(\d)\.bias$", ".norm_$1.beta"),
+        (r"^ln_f\.weight$", "norm.gamma"),
+        (r"^ln_f\.bias$", "norm.beta"),
+        (r"\.attn\.c_attn\.", ".attention.qkv."),
+        (r"\.attn\.c_proj\.", ".attention.output."),
+        (r"\.mlp\.c_fc\.", ".inner."),
+        (r"\.mlp\.c_proj\.", ".outer."),
+    ];
+
+    /// The weights of its dense layers, which are `Conv1D` there, are `[input, output]` as Burn's are.
+    fn adapter(&self) -> impl ModuleAdapter + 'static {
+        IdentityAdapter
+    }
+}

@@ -1,0 +1,205 @@
+/// The size of an encoder of text.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EncoderSize {
+    /// Tokens that there are.
+    pub vocabulary: usize,
+    /// Features.
+    pub width: usize,
+    /// Features between the two layers of a feed-forward block.
+    pub hidden: usize,
+    /// Heads of attention.
+    pub heads: usize,
+    /// Blocks of attention and feed-forward layers.
+    pub layers: usize,
+    /// The longest sequence.
+    pub length: usize,
+    /// The row of the table of positions that is the first token's.
+    pub first_position: usize,
+    /// Kinds of segments, of which all tokens are the first.
+    pub segments: usize,
+    /// What norms add to the variance.
+    pub epsilon: f64,
+    /// The dropout rate.
+    pub dropout: f64,
+}
+
+impl EncoderSize {
+    /// BERT-base, uncased.
+    pub const BERT_BASE: Self = Self {
+        vocabulary: 30_522,
+        width: 768,
+        hidden: 3072,
+        heads: 12,
+        layers: 12,
+        length: 512,
+        first_position: 0,
+        segments: 2,
+        epsilon: 1e-12,
+        dropout: 0.1,
+    };
+
+    /// RoBERTa-base. The first two rows of its table of positions are for padding, of which there is none here.
+    pub const ROBERTA_BASE: Self =
+        Self { vocabulary: 50_265, first_position: 2, segments: 1, epsilon: 1e-5, ..Self::BERT_BASE };
+
+    /// For tests, of either kind.
+    pub const fn tiny(self) -> Self {
+        Self { vocabulary: 50, width: 24, hidden: 40, heads: 3, layers: 2, length: 12, dropout: 0.0, ..self }
+    }
+}
+
+/// The size of a GPT-2.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gpt2Size {
+    /// Tokens that there are.
+    pub vocabulary: usize,
+    /// Features; four times as many between the two layers of a feed-forward block.
+    pub width: usize,
+    /// Heads of attention.
+    pub heads: usize,
+    /// Blocks of attention and feed-forward layers.
+    pub layers: usize,
+    /// The longest sequence.
+    pub length: usize,
+    /// The dropout rate.
+    pub dropout: f64,
+}
+
+impl Gpt2Size {
+    /// GPT-2 of 124 million parameters.
+    pub const SMALL: Self =
+        Self { vocabulary: 50_257, width: 768, heads: 12, layers: 12, length: 1024, dropout: 0.1 };
+
+    /// GPT-2 XL, of 1.6 billion parameters.
+    pub const XL: Self = Self { width: 1600, heads: 25, layers: 48, ..Self::SMALL };
+
+    /// For tests.
+    pub const TINY: Self = Self { vocabulary: 50, width: 24, heads: 3, layers: 2, length: 12, dropout: 0.0 };
+}
+
+/// The size of a T5.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct T5Size {
+    /// Tokens that there are.
+    pub vocabulary: usize,
+    /// Features.
+    pub width: usize,
+    /// Features between the two layers of a feed-forward block.
+    pub hidden: usize,
+    /// Heads of attention.
+    pub heads: usize,
+    /// Features of a head.
+    pub head: usize,
+    /// Blocks of the encoder, and as many of the decoder.
+    pub layers: usize,
+    /// Classes of distances between tokens.
+    pub buckets: usize,
+    /// The distance from which all are of one class.
+    pub distance: usize,
+    /// The dropout rate.
+    pub dropout: f64,
+}
+
+impl T5Size {
+    /// T5-base, of 223 million parameters.
+    pub const BASE: Self = Self {
+        vocabulary: 32_128,
+        width: 768,
+        hidden: 3072,
+        heads: 12,
+        head: 64,
+        layers: 12,
+        buckets: 32,
+        distance: 128,
+        dropout: 0.1,
+    };
+
+    /// For tests; its heads together are wider than its features.
+    pub const TINY: Self = Self {
+        vocabulary: 50,
+        width: 24,
+        hidden: 40,
+        heads: 4,
+        head: 8,
+        layers: 2,
+        dropout: 0.0,
+        ..Self::BASE
+    };
+}
+
+/// The size of a decoder in the style of Llama.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DecoderSize {
+    /// Tokens that there are.
+    pub vocabulary: usize,
+    /// Features.
+    pub width: usize,
+    /// Features between the two layers of a feed-forward block.
+    pub hidden: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values, each of which serves `heads / key_heads` heads of queries.
+    pub key_heads: usize,
+    /// Blocks of attention and feed-forward layers.
+    pub layers: usize,
+    /// The longest sequence: so many positions have their rotations in a table.
+    pub length: usize,
+    /// The base of the wavelengths of rotary positions.
+    pub theta: f32,
+    /// How these were stretched for longer sequences.
+    pub stretch: Option<RotaryStretch>,
+    /// What norms add to the mean square.
+    pub epsilon: f64,
+    /// Whether the head is the embedding.
+    pub tied: bool,
+}
+
+/// How the wavelengths of rotary positions are stretched: `rope_type` `llama3`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RotaryStretch {
+    /// By what factor the long ones are.
+    pub factor: f64,
+    /// Those are long that fit fewer times than this into the original length.
+    pub low: f64,
+    /// Those are short, and stay, that fit more times than this into it.
+    pub high: f64,
+    /// The longest sequence before.
+    pub original_length: f64,
+}
+
+impl DecoderSize {
+    /// Llama 3.2 of 1.2 billion parameters.
+    pub const LLAMA_3_2_1B: Self = Self {
+        vocabulary: 128_256,
+        width: 2048,
+        hidden: 8192,
+        heads: 32,
+        key_heads: 8,
+        layers: 16,
+        length: 131_072,
+        theta: 500_000.0,
+        stretch: Some(RotaryStretch { factor: 32.0, low: 1.0, high: 4.0, original_length: 8192.0 }),
+        epsilon: 1e-5,
+        tied: true,
+    };
+
+    /// Mistral 7B, version 0.1, for sequences within its sliding window.
+    pub const MISTRAL_7B: Self = Self {
+        vocabulary: 32_000,
+        width: 4096,
+        hidden: 14_336,
+        heads: 32,
+        key_heads: 8,
+        layers: 32,
+        length: 4096,
+        theta: 10_000.0,
+        stretch: None,
+        epsilon: 1e-5,
+        tied: false,
+    };
+
+    /// For tests, of either kind.
+    pub const fn tiny(self) -> Self {
+        Self { vocabulary: 50, width: 24, hidden: 40, heads: 6, key_heads: 2, layers: 2, length: 12, ..self }
+    }
+}

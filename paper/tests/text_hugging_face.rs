@@ -1,0 +1,186 @@
+//! Networks for text with the weights of checkpoints of Hugging Face compute what Python's `transformers` computes, where it is
+//! installed; and what is refused.
+#![recursion_limit = "256"]
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn_memsave::lazy::LazyOptions;
+use burn_memsave_paper::text::hugging_face::{HuggingFace, LoadError, lazy_load, load};
+use burn_memsave_paper::text::{
+    Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Gpt2Size, RotaryStretch, T5Size, memsave,
+    stock,
+};
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+
+/// Of one checkpoint, and what is to come out.
+struct Expected {
+    device: Device,
+    values: Value,
+}
+
+impl Expected {
+    fn read(path: &Path) -> Self {
+        let values = std::fs::read(path.join("expected.json")).unwrap();
+        Self { device: Device::flex().autodiff(), values: serde_json::from_slice(&values).unwrap() }
+    }
+
+    fn tokens(&self, name: &str) -> Tensor<2, Int> {
+        let rows: Vec<Vec<i64>> = serde_json::from_value(self.values[name].clone()).unwrap();
+        let shape = [rows.len(), rows[0].len()];
+        Tensor::from_data(TensorData::new(rows.concat(), shape), &self.device)
+    }
+
+    fn compare(&self, outputs: Tensor<3>) {
+        let expected: Vec<f32> = serde_json::from_value(self.values["outputs"].clone()).unwrap();
+        let outputs: Vec<f32> = outputs.into_data().iter::<f32>().collect();
+        assert_eq!(outputs.len(), expected.len());
+        let largest = expected.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
+        let off = outputs.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        println!("off by {:.1e} of the largest", off / largest);
+        assert!(off <= 1e-5 * largest, "off by {off}, the largest is {largest}");
+    }
+}
+
+fn encoder<M: Encoder + HuggingFace>(path: &Path, size: EncoderSize) {
+    let expected = Expected::read(path);
+    let model = load(M::new(&size, &expected.device), path).unwrap();
+    expected.compare(model.forward(expected.tokens("input_ids")));
+}
+
+fn decoder<M: Decoder + HuggingFace>(path: &Path, size: M::Size) {
+    let expected = Expected::read(path);
+    let model = load(M::new(&size, &expected.device), path).unwrap();
+    expected.compare(model.logits(expected.tokens("input_ids")));
+    // Weights that stay in the file.
+    let lazy = LazyOptions::new().with_min_bytes(0);
+    let (model, report) = lazy_load(M::new(&size, &expected.device), path, &lazy).unwrap();
+    assert!(report.lazy.len() > 4);
+    expected.compare(model.logits(expected.tokens("input_ids")));
+}
+
+fn encoder_decoder<M: EncoderDecoder + HuggingFace>(path: &Path) {
+    let expected = Expected::read(path);
+    let model = load(M::new(&T5Size::TINY, &expected.device), path).unwrap();
+    let [source, tokens] = ["input_ids", "decoder_input_ids"].map(|name| expected.tokens(name));
+    expected.compare(model.logits(source, tokens));
+}
+
+#[test]
+fn networks_compute_what_transformers_does() {
+    let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".into());
+    let has_it = Command::new(&python).args(["-c", "import torch, transformers, safetensors"]).output();
+    if !has_it.is_ok_and(|output| output.status.success()) {
+        println!("skipped: {python} has no `transformers` (`pip install transformers torch`)");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/text_hugging_face.py");
+    let output = Command::new(&python).arg(script).arg(directory.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let at = |name: &str| directory.path().join(name);
+
+    for name in ["bert", "bert_old"] {
+        encoder::<stock::bert::Bert>(&at(name), EncoderSize::BERT_BASE.tiny());
+        encoder::<memsave::bert::Bert>(&at(name), EncoderSize::BERT_BASE.tiny());
+    }
+    encoder::<stock::bert::Bert>(&at("roberta"), EncoderSize::ROBERTA_BASE.tiny());
+    encoder::<memsave::bert::Bert>(&at("roberta"), EncoderSize::ROBERTA_BASE.tiny());
+    for name in ["gpt2", "gpt2_old"] {
+        decoder::<stock::gpt2::Gpt2>(&at(name), Gpt2Size::TINY);
+        decoder::<memsave::gpt2::Gpt2>(&at(name), Gpt2Size::TINY);
+    }
+    for name in ["t5", "t5_old"] {
+        encoder_decoder::<stock::t5::T5>(&at(name));
+        encoder_decoder::<memsave::t5::T5>(&at(name));
+    }
+    let stretch = RotaryStretch { factor: 4.0, low: 1.0, high: 4.0, original_length: 64.0 };
+    let [llama, mistral] = [DecoderSize::LLAMA_3_2_1B, DecoderSize::MISTRAL_7B].map(|size| DecoderSize {
+        width: 48,
+        length: 64,
+        ..size.tiny()
+    });
+    let llama = DecoderSize { theta: 100.0, stretch: Some(stretch), ..llama };
+    decoder::<stock::decoder::Llama>(&at("llama"), llama);
+    decoder::<memsave::decoder::Llama>(&at("llama"), llama);
+    for name in ["mistral", "llama_old"] {
+        decoder::<stock::decoder::Llama>(&at(name), mistral);
+        decoder::<memsave::decoder::Llama>(&at(name), mistral);
+    }
+
+    // A head that is not there, and one that is not expected.
+    let device = Device::flex();
+    let new = |size| memsave::decoder::Llama::new(&size, &device);
+    refused(load(new(DecoderSize { tied: false, ..llama }), at("llama")), &["head.weight"], &[]);
+    refused(load(new(DecoderSize { tied: true, ..mistral }), at("mistral")), &[], &["head.weight"]);
+}
+
+fn refused<M>(loaded: Result<M, LoadError>, expected_missing: &[&str], expected_unused: &[&str]) {
+    match loaded {
+        Err(LoadError::Names { missing, unused, .. }) => {
+            assert_eq!(
+                (&missing[..], &unused[..]),
+                (&owned(expected_missing)[..], &owned(expected_unused)[..])
+            );
+        }
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("loaded"),
+    }
+}
+
+fn owned(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| name.to_string()).collect()
+}
+
+/// Networks are trained from the weights of a checkpoint on.
+struct Trained;
+
+impl ModuleVisitor for Trained {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        assert!(param.is_require_grad() && param.val().is_require_grad());
+    }
+}
+
+/// What the file has must be what the network has.
+#[test]
+fn what_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.bpk");
+    let device = Device::flex().autodiff();
+    let new = |size| memsave::gpt2::Gpt2::new(&size, &device);
+    let model = new(Gpt2Size::TINY);
+    model.clone().save_file(&path).unwrap();
+    let loaded = load(new(Gpt2Size::TINY), &path).unwrap();
+    let tokens = Tensor::<1, Int>::arange(0..12, &device).reshape([1, 12]);
+    assert_eq!(loaded.logits(tokens.clone()).into_data(), model.logits(tokens).into_data());
+    loaded.visit(&mut Trained);
+
+    let block = |number: usize| -> Vec<String> {
+        ["attention.output", "attention.qkv", "inner", "norm_1", "norm_2", "outer"]
+            .into_iter()
+            .flat_map(|layer| match layer.starts_with("norm") {
+                true => ["beta", "gamma"].map(|name| format!("blocks.{number}.{layer}.{name}")),
+                false => ["bias", "weight"].map(|name| format!("blocks.{number}.{layer}.{name}")),
+            })
+            .collect()
+    };
+    let names = |loaded: Result<_, LoadError>| match loaded {
+        Err(LoadError::Names { mut missing, mut unused, .. }) => {
+            missing.sort();
+            unused.sort();
+            (missing, unused)
+        }
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("loaded"),
+    };
+    let deeper = load(new(Gpt2Size { layers: 3, ..Gpt2Size::TINY }), &path);
+    assert!(deeper.as_ref().is_err_and(|error| error.to_string().contains("blocks.2.norm_1.gamma")));
+    assert_eq!(names(deeper), (block(2), vec![]));
+    let flatter = load(new(Gpt2Size { layers: 1, ..Gpt2Size::TINY }), &path);
+    assert!(flatter.as_ref().is_err_and(|error| error.to_string().contains("blocks.1.norm_1.gamma")));
+    assert_eq!(names(flatter), (vec![], block(1)));
+    let wider = load(new(Gpt2Size { width: 48, ..Gpt2Size::TINY }), &path);
+    assert!(wider.is_err_and(|error| error.to_string().contains("[50, 24]")));
+    let nothing = load(new(Gpt2Size::TINY), directory.path().join("nothing"));
+    assert!(nothing.is_err_and(|error| error.to_string().contains("nothing")));
+}
