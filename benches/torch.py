@@ -161,6 +161,7 @@ class Encoder(nn.Module):
         self.words, self.positions, self.segments = (nn.Embedding(count, width) for count in (vocabulary, length, 2))
         self.norm, self.dropout = nn.LayerNorm(width, 1e-12), nn.Dropout(dropout)
         layer = nn.TransformerEncoderLayer(width, heads, hidden, dropout, nn.functional.gelu, 1e-12, batch_first=True)
+        layer.dropout = nn.Identity()  # as in BERT, none between the dense layers
         self.encoder = nn.TransformerEncoder(layer, layers)
 
     def forward(self, tokens):

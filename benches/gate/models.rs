@@ -7,7 +7,9 @@ use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_memsave::measure::{Measurement, StepInput, measure_step};
 use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
-use burn_memsave_paper::text::{self, Encoder, EncoderSize};
+use burn_memsave_paper::text::{
+    Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Gpt2Size, T5Size, memsave, stock,
+};
 use burn_memsave_paper::vision::{self, Classifier, Depth, EfficientNet};
 
 /// Those whose name contains `filter`.
@@ -19,7 +21,12 @@ pub fn measure(device: &Device, filter: &str) -> Result<Vec<Measured>, &'static 
         "EfficientNetV2-S",
         EfficientNet::V2S,
     )?;
-    models.encoder::<text::stock::bert::Bert, text::memsave::bert::Bert>("BERT")?;
+    models.encoder::<stock::bert::Bert, memsave::bert::Bert>("BERT")?;
+    let size = Gpt2Size { vocabulary: 500, width: 64, heads: 4, layers: 2, length: 64, dropout: 0.1 };
+    models.decoder::<_, stock::gpt2::Gpt2, memsave::gpt2::Gpt2>("GPT-2", size)?;
+    let size = DecoderSize { width: 64, heads: 4, hidden: 176, length: 64, ..DecoderSize::MISTRAL_7B.tiny() };
+    models.decoder::<_, stock::decoder::Llama, memsave::decoder::Llama>("Mistral", size)?;
+    models.encoder_decoder::<stock::t5::T5, memsave::t5::T5>("T5")?;
     models.language::<llama::stock::Llama, llama::memsave::Llama>("language model")?;
     Ok(models.measured)
 }
@@ -59,7 +66,7 @@ impl Models<'_> {
             heads: 4,
             layers: 2,
             length: 128,
-            dropout: 0.1,
+            ..EncoderSize::BERT_BASE
         };
         let tokens = tokens([4, 128], size.vocabulary, self.device);
         self.model(
@@ -69,6 +76,37 @@ impl Models<'_> {
             || M::new(&size, self.device),
             |model: &S, tokens| model.forward(tokens).sum(),
             |model: &M, tokens| model.forward(tokens).sum(),
+        )
+    }
+
+    fn decoder<V: Copy, S: Decoder<Size = V>, M: Decoder<Size = V>>(
+        &mut self,
+        model: &str,
+        size: V,
+    ) -> Result<(), &'static str> {
+        let [tokens, next] = [(); 2].map(|()| tokens([4, 64], 50, self.device));
+        self.model(
+            format!("{model}, all trainable"),
+            (tokens, next),
+            || S::new(&size, self.device),
+            || M::new(&size, self.device),
+            |model: &S, (tokens, next)| model.loss(tokens, next),
+            |model: &M, (tokens, next)| model.loss(tokens, next),
+        )
+    }
+
+    fn encoder_decoder<S: EncoderDecoder, M: EncoderDecoder>(
+        &mut self,
+        model: &str,
+    ) -> Result<(), &'static str> {
+        let [source, tokens] = [(); 2].map(|()| tokens([4, 64], 50, self.device));
+        self.model(
+            format!("{model}, all trainable"),
+            (source, tokens),
+            || S::new(&T5Size::TINY, self.device),
+            || M::new(&T5Size::TINY, self.device),
+            |model: &S, (source, tokens)| model.loss(source, tokens.clone(), tokens),
+            |model: &M, (source, tokens)| model.loss(source, tokens.clone(), tokens),
         )
     }
 

@@ -308,6 +308,8 @@ impl Paths {
         path.map_or_else(
             || block.name.into(),
             |(path, within)| {
+                // A tuple was made for the block: its places are none of the model.
+                let within = &within[usize::from(block.name.starts_with('(')).min(within.len())..];
                 let same = path.iter().rev().zip(within.iter().rev()).take_while(|(a, b)| a == b).count();
                 path[..path.len() - same].join(".")
             },
