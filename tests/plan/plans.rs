@@ -11,8 +11,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const BUDGETS: u64 = 20;
 
-/// Whatever the budget: a step needs no more, and as much as predicted; and more memory never makes it slower. `tables`: bytes by which
-/// tables of a graph of this size may grow at once, when they double.
+/// Whatever the budget: a step needs no more, and as much as predicted; and more memory never makes it slower. `tables`: bytes that
+/// the prediction may miss besides, of what a backward pass makes for every operation that was kept: some hundred bytes each, whatever the
+/// size of tensors, and a profile keeps at most two of three blocks at a time.
 fn fits<P: Planned>(name: &str, model: &P::Model, input: &P::Input, tables: u64) {
     let profile = profile(model, input.copy(), &ProfileOptions::new(), P::loss).unwrap();
     let (least, most) = (profile.least(), profile.most());
