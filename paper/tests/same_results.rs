@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData, Tolerance};
 use burn_memsave_paper::text::{self, Encoder, EncoderSize};
-use burn_memsave_paper::vision::{Classifier, Depth, EfficientNet, memsave, stock};
+use burn_memsave_paper::vision::{Classifier, EfficientNet, ResNet, memsave, stock};
 
 fn assert_close(ours: TensorData, stock: &TensorData) {
     ours.assert_approx_eq::<f32>(stock, Tolerance::rel_abs(1e-3, 1e-4));
@@ -26,7 +26,7 @@ fn compare_classifiers<V: Copy, S: Classifier<Variant = V>, M: Classifier<Varian
 
 #[test]
 fn residual_networks() {
-    compare_classifiers::<_, stock::resnet::Net, memsave::resnet::Net>(Depth::D18);
+    compare_classifiers::<_, stock::resnet::Net, memsave::resnet::Net>(ResNet::D18);
 }
 
 #[test]
