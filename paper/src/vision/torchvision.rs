@@ -3,7 +3,8 @@ use burn::module::Module;
 use burn::tensor::TensorData;
 use burn_store::burn_pack::Tensor;
 use burn_store::{
-    KeyRemapper, ModuleSnapshot, ModuleStore, PyTorchToBurnAdapter, PytorchStore, SafetensorsStore, bridge,
+    ApplyError, KeyRemapper, ModuleSnapshot, ModuleStore, PyTorchToBurnAdapter, PytorchStore,
+    SafetensorsStore, bridge,
 };
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -127,11 +128,20 @@ pub fn load<M: Torchvision>(mut model: M, path: impl AsRef<Path>) -> Result<M, L
     }
     let result = model.apply(tensors, None, Some(Box::new(PyTorchToBurnAdapter)), true);
     let missing: Vec<_> = result.missing.into_iter().map(|(path, _)| path).collect();
-    let wrong: Vec<_> = result.errors.iter().map(ToString::to_string).collect();
+    let wrong: Vec<_> = result.errors.iter().map(wrong).collect();
     if missing.is_empty() && result.unused.is_empty() && wrong.is_empty() {
         return Ok(model);
     }
     Err(LoadError::Mismatch { path: path.into(), missing, unused: result.unused, wrong })
+}
+
+fn wrong(error: &ApplyError) -> String {
+    match error {
+        ApplyError::ShapeMismatch { path, expected, found } => {
+            format!("{path} ({:?} in the network, {:?} in the file)", &expected[..], &found[..])
+        }
+        other => other.to_string(),
+    }
 }
 
 /// The tensors of a file, whose bytes are read when they are needed.
