@@ -1,5 +1,6 @@
 //! Networks for images compute what torchvision's do with the same weights, and load its checkpoints or say why not.
 #![recursion_limit = "256"]
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_memsave_paper::vision::torchvision::{LoadError, Torchvision, load};
 use burn_memsave_paper::vision::{
@@ -7,6 +8,8 @@ use burn_memsave_paper::vision::{
     memsave::{convnext, deeplab, efficientnet, fcn, mobilenet, resnet, unet, vgg, vit},
 };
 use serde::Deserialize;
+use serde_json::json;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -136,6 +139,88 @@ fn sizes_are_those_of_torchvision() {
     fits(&directory, "deeplabv3_resnet101", deeplab::Net::new(DeepLab::D101, &device));
     fits(&directory, "fcn_resnet101", fcn::Net::new(Fcn::D101, &device));
     fits(&directory, "unet", unet::Net::new(UNet::CLASSIC, &device));
+}
+
+/// The values of parameters, by path.
+#[derive(Default)]
+struct Values {
+    path: Vec<String>,
+    found: BTreeMap<String, Vec<f32>>,
+}
+
+impl ModuleVisitor for Values {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.push(name.into());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.found.insert(self.path.join("."), param.val().into_data().iter().collect());
+    }
+}
+
+/// Without torchvision: a file of 0, 1, 2, ... Dense weights are transposed, and the projections of attention are in one tensor.
+#[test]
+fn every_number_is_where_it_belongs() {
+    let layer = "encoder.layers.encoder_layer_0";
+    let tensors: [(String, &[usize]); 20] = [
+        ("class_token".into(), &[1, 1, 2]),
+        ("conv_proj.weight".into(), &[2, 3, 1, 1]),
+        ("conv_proj.bias".into(), &[2]),
+        ("encoder.pos_embedding".into(), &[1, 5, 2]),
+        (format!("{layer}.ln_1.weight"), &[2]),
+        (format!("{layer}.ln_1.bias"), &[2]),
+        (format!("{layer}.self_attention.in_proj_weight"), &[6, 2]),
+        (format!("{layer}.self_attention.in_proj_bias"), &[6]),
+        (format!("{layer}.self_attention.out_proj.weight"), &[2, 2]),
+        (format!("{layer}.self_attention.out_proj.bias"), &[2]),
+        (format!("{layer}.ln_2.weight"), &[2]),
+        (format!("{layer}.ln_2.bias"), &[2]),
+        (format!("{layer}.mlp.0.weight"), &[3, 2]),
+        (format!("{layer}.mlp.0.bias"), &[3]),
+        (format!("{layer}.mlp.3.weight"), &[2, 3]),
+        (format!("{layer}.mlp.3.bias"), &[2]),
+        ("encoder.ln.weight".into(), &[2]),
+        ("encoder.ln.bias".into(), &[2]),
+        ("heads.head.weight".into(), &[1, 2]),
+        ("heads.head.bias".into(), &[1]),
+    ];
+    let mut header = serde_json::Map::new();
+    let mut bytes = vec![];
+    for (name, shape) in &tensors {
+        let start = bytes.len();
+        let first = start / 4;
+        let values = first..first + shape.iter().product::<usize>();
+        bytes.extend(values.flat_map(|value| (value as f32).to_le_bytes()));
+        let entry = json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, bytes.len()] });
+        header.insert(name.clone(), entry);
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &bytes].concat();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("vit.safetensors");
+    fs::write(&path, file).unwrap();
+
+    let net = Vit { image: 2, patch: 1, layers: 1, heads: 1, width: 2, hidden: 3, classes: 1, ..Vit::B16 };
+    let model = load(vit::Net::new(net, &Device::flex()), &path).unwrap_or_else(|error| panic!("{error}"));
+    let mut values = Values::default();
+    model.visit(&mut values);
+    let found = |path: &str| &values.found[path][..];
+    assert_eq!(found("positions"), [10., 11., 12., 13., 14., 15., 16., 17., 18., 19.]);
+    assert_eq!(found("blocks.0.attention_norm.gamma"), [20., 21.]);
+    assert_eq!(found("blocks.0.attention_norm.beta"), [22., 23.]);
+    assert_eq!(found("blocks.0.attention.query.weight"), [24., 26., 25., 27.]);
+    assert_eq!(found("blocks.0.attention.key.weight"), [28., 30., 29., 31.]);
+    assert_eq!(found("blocks.0.attention.value.weight"), [32., 34., 33., 35.]);
+    assert_eq!(found("blocks.0.attention.query.bias"), [36., 37.]);
+    assert_eq!(found("blocks.0.attention.value.bias"), [40., 41.]);
+    assert_eq!(found("blocks.0.attention.output.weight"), [42., 44., 43., 45.]);
+    assert_eq!(found("blocks.0.inner.weight"), [52., 54., 56., 53., 55., 57.]);
+    assert_eq!(found("head.bias").len(), 1);
+    assert_eq!(values.found.len(), 24);
 }
 
 #[test]

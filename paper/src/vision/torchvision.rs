@@ -164,7 +164,7 @@ fn read(path: &Path) -> Result<Vec<Tensor>, LoadError> {
 fn split_projections(tensor: Tensor) -> Vec<Tensor> {
     let Some((module, parameter)) = tensor.name.split_once(".in_proj_") else { return vec![tensor] };
     let mut shape = tensor.shape.clone();
-    if shape.rank() == 0 || shape[0] % 3 != 0 {
+    if shape.rank() == 0 || !shape[0].is_multiple_of(3) {
         return vec![tensor];
     }
     shape[0] /= 3;
