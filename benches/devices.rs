@@ -26,7 +26,7 @@ use burn::module::{Lora, Module, ParamGroup};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_memsave::measure::{LayerMeasurement, measure_layer, mib};
 use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
-use burn_memsave_paper::vision::{Classifier, Depth, memsave, stock};
+use burn_memsave_paper::vision::{Classifier, ResNet, memsave, stock};
 use clap::Parser;
 use comfy_table::{Table, presets};
 use serde::Serialize;
@@ -281,11 +281,11 @@ impl Devices {
             return;
         }
         let device = self.device.clone();
-        let burn = stock::resnet::Net::new(Depth::D18, &device).fork(&device);
+        let burn = stock::resnet::Net::new(ResNet::D18, &device).fork(&device);
         let shape = [2, 3, 64, 64];
         initialize(shape, &device, |x| burn.forward(x));
         for (parameters, burn) in variants(burn) {
-            let ours = memsave::resnet::Net::new(Depth::D18, &device).fork(&device);
+            let ours = memsave::resnet::Net::new(ResNet::D18, &device).fork(&device);
             let ours = if parameters == "frozen" { ours.freeze() } else { ours };
             let sides: [&dyn Fn(Tensor<4>) -> Tensor<2>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
             self.measure(name, parameters, (shape, true), sides);

@@ -10,7 +10,7 @@ use burn_memsave::{functional as F, nn};
 use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
 use burn_memsave_paper::text::{self, Encoder, EncoderSize};
-use burn_memsave_paper::vision::{self, Classifier, Depth, EfficientNet};
+use burn_memsave_paper::vision::{self, Classifier, EfficientNet, ResNet};
 use comfy_table::{Table, presets};
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
@@ -305,7 +305,7 @@ fn main() {
     ] {
         peers.norm_relu(name, sizes);
     }
-    for (number, depth) in [(18, Depth::D18), (101, Depth::D101)] {
+    for (number, depth) in [(18, ResNet::D18), (101, ResNet::D101)] {
         let names = [&format!("ResNet-{number}")[..], &format!("resnet {number}")];
         peers.classifier::<_, vision::stock::resnet::Net, vision::memsave::resnet::Net>(names, depth);
     }

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Distribution, Int, Tensor, module, ops::AttentionModu
 use burn_memsave::functional::{self as F, LinearCrossEntropyOptions};
 use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
-use burn_memsave_paper::vision::{Classifier, Depth, memsave, stock};
+use burn_memsave_paper::vision::{Classifier, ResNet, memsave, stock};
 use clap::Args;
 
 /// How large.
@@ -45,8 +45,8 @@ impl Devices {
         }
         let device = self.device.clone();
         for case in Case::ALL {
-            let burn = case.prepare(stock::resnet::Net::new(Depth::D101, &device).fork(&device));
-            let ours = case.prepare(memsave::resnet::Net::new(Depth::D101, &device).fork(&device));
+            let burn = case.prepare(stock::resnet::Net::new(ResNet::D101, &device).fork(&device));
+            let ours = case.prepare(memsave::resnet::Net::new(ResNet::D101, &device).fork(&device));
             let sides: [&dyn Fn(Tensor<4>) -> Tensor<2>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
             self.measure(&name, case.name(), ([batch, 3, image, image], case.tracks_input()), sides);
         }

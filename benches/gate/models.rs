@@ -10,17 +10,22 @@ use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
 use burn_memsave_paper::text::{
     Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Gpt2Size, T5Size, memsave, stock,
 };
-use burn_memsave_paper::vision::{self, Classifier, Depth, EfficientNet};
+use burn_memsave_paper::vision::{self, Classifier, ConvNext, EfficientNet, MobileNet, ResNet, Vgg, Vit};
 
 /// Those whose name contains `filter`.
 pub fn measure(device: &Device, filter: &str) -> Result<Vec<Measured>, &'static str> {
     let mut models = Models { device, filter, measured: vec![] };
+    use vision::{memsave as m, stock as s};
+    models.classifier::<_, s::resnet::Net, m::resnet::Net>("ResNet-18", ResNet::D18)?;
     models
-        .classifier::<_, vision::stock::resnet::Net, vision::memsave::resnet::Net>("ResNet-18", Depth::D18)?;
-    models.classifier::<_, vision::stock::efficientnet::Net, vision::memsave::efficientnet::Net>(
-        "EfficientNetV2-S",
-        EfficientNet::V2S,
-    )?;
+        .classifier::<_, s::efficientnet::Net, m::efficientnet::Net>("EfficientNetV2-S", EfficientNet::V2S)?;
+    let size = Vgg { stages: &[&[16, 16], &[32], &[32, 32]], hidden: 64, classes: 10, ..Vgg::D16_NORM };
+    models.classifier::<_, s::vgg::Net, m::vgg::Net>("VGG", size)?;
+    models.classifier::<_, s::mobilenet::Net, m::mobilenet::Net>("MobileNetV3", MobileNet::V3_LARGE)?;
+    let size = ConvNext { widths: [16, 32, 64, 128], blocks: [1, 1, 2, 1], classes: 10, ..ConvNext::TINY };
+    models.classifier::<_, s::convnext::Net, m::convnext::Net>("ConvNeXt", size)?;
+    let size = Vit { image: 64, patch: 8, layers: 2, heads: 4, width: 64, hidden: 256, ..Vit::B16 };
+    models.classifier::<_, s::vit::Net, m::vit::Net>("ViT", size)?;
     models.encoder::<stock::bert::Bert, memsave::bert::Bert>("BERT")?;
     let size = Gpt2Size { vocabulary: 500, width: 64, heads: 4, layers: 2, length: 64, dropout: 0.1 };
     models.decoder::<_, stock::gpt2::Gpt2, memsave::gpt2::Gpt2>("GPT-2", size)?;

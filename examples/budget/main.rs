@@ -19,7 +19,7 @@ use burn_memsave::plan::{Plan, PlanError, ProfileOptions, auto_checkpoint, block
 use burn_memsave::saved::SavedPolicy;
 use burn_memsave_paper::text::llama::{LanguageModel, Size, planned};
 use burn_memsave_paper::vision::memsave::resnet;
-use burn_memsave_paper::vision::{Classifier, Depth};
+use burn_memsave_paper::vision::{Classifier, ResNet};
 use bytesize::ByteSize;
 use clap::{Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -75,8 +75,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::flex().autodiff();
     device.seed(0);
     match args.model {
-        Model::Resnet18 => run(&args, resnet::Net::new(Depth::D18, &device), images, class_loss),
-        Model::Resnet101 => run(&args, resnet::Net::new(Depth::D101, &device), images, class_loss),
+        Model::Resnet18 => run(&args, resnet::Net::new(ResNet::D18, &device), images, class_loss),
+        Model::Resnet101 => run(&args, resnet::Net::new(ResNet::D101, &device), images, class_loss),
         Model::Encoder => {
             let config = TransformerEncoderConfig::new(512, 2048, 8, 24).with_dropout(0.1);
             run(&args, Encoder { layers: config.init(&device).layers }, features, encoder_loss)

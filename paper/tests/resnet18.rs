@@ -4,15 +4,15 @@ use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor, Tolerance};
 use burn_memsave::measure::{TrackingAllocator, measure_step};
 use burn_memsave_paper::Case;
-use burn_memsave_paper::vision::{Classifier, Depth, memsave, stock};
+use burn_memsave_paper::vision::{Classifier, ResNet, memsave, stock};
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 
 const MIB: u64 = 1 << 20;
 
-fn kept<M: Classifier<Variant = Depth>>(case: Case, images: &Tensor<4>) -> u64 {
-    let model = case.prepare(M::new(Depth::D18, &images.device()));
+fn kept<M: Classifier<Variant = ResNet>>(case: Case, images: &Tensor<4>) -> u64 {
+    let model = case.prepare(M::new(ResNet::D18, &images.device()));
     let images = if case.tracks_input() { images.clone().require_grad() } else { images.clone() };
     let step = measure_step(&model, images, |model, images| model.forward(images).sum());
     step.kept.expect("the allocator counts")
@@ -38,9 +38,9 @@ fn keeps_less() {
 #[test]
 fn computes_the_same() {
     let device = Device::flex();
-    let stock = stock::resnet::Net::new(Depth::D18, &device);
+    let stock = stock::resnet::Net::new(ResNet::D18, &device);
     let record = stock.clone().into_record();
-    let ours = memsave::resnet::Net::new(Depth::D18, &device).load_record(record);
+    let ours = memsave::resnet::Net::new(ResNet::D18, &device).load_record(record);
     let images = Tensor::<4>::random([1, 3, 32, 32], Distribution::Normal(0.0, 1.0), &device);
     let [ours, stock] = [ours.forward(images.clone()), stock.forward(images)].map(Tensor::into_data);
     ours.assert_approx_eq::<f32>(&stock, Tolerance::rel_abs(1e-4, 1e-5));

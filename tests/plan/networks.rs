@@ -9,7 +9,7 @@ use burn_memsave::plan::block;
 use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{LanguageModel, Size, planned};
 use burn_memsave_paper::vision::memsave::resnet;
-use burn_memsave_paper::vision::{Classifier, Depth};
+use burn_memsave_paper::vision::{self, Classifier};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 pub fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
@@ -52,7 +52,7 @@ pub struct ResNet;
 
 impl ResNet {
     pub fn model(device: &Device) -> resnet::Net {
-        Case::Norm.prepare(resnet::Net::new(Depth::D101, device))
+        Case::Norm.prepare(resnet::Net::new(vision::ResNet::D101, device))
     }
 }
 

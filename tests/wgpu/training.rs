@@ -6,7 +6,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_memsave::functional as F;
 use burn_memsave::measure::bytes_in_use;
 use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
-use burn_memsave_paper::vision::{Classifier, Depth, memsave};
+use burn_memsave_paper::vision::{Classifier, ResNet, memsave};
 
 const STEPS: usize = 64;
 /// Steps after which kernels are chosen, and what fusion found worth joining.
@@ -32,7 +32,7 @@ fn bytes_in_use_stay_the_same() {
     let _alone = alone();
     let device = gpu().autodiff();
 
-    let net = memsave::resnet::Net::new(Depth::D18, &device).fork(&device);
+    let net = memsave::resnet::Net::new(ResNet::D18, &device).fork(&device);
     train("ResNet-18", net, &device, |net| {
         let images = tensor::<4>(values([1, 3, 32, 32], 1), &device);
         F::cross_entropy(net.forward(images), Tensor::from_ints([1], &device), None, None)

@@ -6,7 +6,7 @@
 #![recursion_limit = "256"]
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::measure::{Measurement, TrackingAllocator, measure_step};
-use burn_memsave_paper::vision::{Classifier, Depth, memsave, stock};
+use burn_memsave_paper::vision::{Classifier, ResNet, memsave, stock};
 use burn_memsave_paper::{Case, report::Report};
 use clap::Parser;
 use std::{error::Error, path::PathBuf};
@@ -34,8 +34,8 @@ struct Args {
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     let depth = match args.depth {
-        18 => Depth::D18,
-        101 => Depth::D101,
+        18 => ResNet::D18,
+        101 => ResNet::D101,
         other => return Err(format!("--depth {other}: 18 or 101").into()),
     };
     let mut report = Report::default();
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn measure<M: Classifier<Variant = Depth>>(depth: Depth, case: Case, args: &Args) -> Measurement {
+fn measure<M: Classifier<Variant = ResNet>>(depth: ResNet, case: Case, args: &Args) -> Measurement {
     let device = Device::flex().autodiff();
     device.seed(0);
     let model = case.prepare(M::new(depth, &device));

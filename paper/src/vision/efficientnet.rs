@@ -1,47 +1,19 @@
 // EfficientNetV2 with the topology of torchvision (arXiv 2104.00298), without stochastic depth, written once. Whoever includes this
 // file says which `nn` it is made of.
-use crate::vision::{Classifier, EfficientNet};
+use super::conv_norm::ConvNorm;
+use crate::vision::torchvision::{Keys, Torchvision};
+use crate::vision::{Classifier, EfficientNet, EfficientStage};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
+use burn_memsave::plan;
 use nn::activation::{SiLU, Sigmoid};
 use nn::conv::{Conv2d, Conv2dConfig};
 use nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
-use nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, PaddingConfig2d};
+use nn::{BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig};
 
-/// A convolution, its batch norm and, if there is one, the activation.
-#[derive(Module, Debug)]
-pub struct ConvNorm {
-    conv: Conv2d,
-    norm: BatchNorm,
-    activation: Option<SiLU>,
-}
-
-impl ConvNorm {
-    fn new(channels: [usize; 2], kernel: usize, stride: usize, groups: usize, device: &Device) -> Self {
-        let pad = kernel / 2;
-        let conv = Conv2dConfig::new(channels, [kernel; 2])
-            .with_stride([stride; 2])
-            .with_padding(PaddingConfig2d::Explicit(pad, pad, pad, pad))
-            .with_groups(groups)
-            .with_bias(false);
-        Self {
-            conv: conv.init(device),
-            norm: BatchNormConfig::new(channels[1]).with_epsilon(1e-3).init(device),
-            activation: Some(SiLU::new()),
-        }
-    }
-
-    fn without_activation(self) -> Self {
-        Self { activation: None, ..self }
-    }
-
-    fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let y = self.norm.forward(self.conv.forward(x));
-        match &self.activation {
-            Some(activation) => activation.forward(y),
-            None => y,
-        }
-    }
+fn conv_norm(channels: [usize; 2], kernel: usize, stride: usize, groups: usize, device: &Device) -> ConvNorm {
+    let conv = Conv2dConfig::new(channels, [kernel; 2]).with_stride([stride; 2]).with_groups(groups);
+    ConvNorm::with_norm(conv, BatchNormConfig::new(channels[1]).with_epsilon(1e-3), device)
 }
 
 /// Scales channels by what their means say (arXiv 1709.01507).
@@ -76,15 +48,17 @@ impl SqueezeExcitation {
 #[derive(Module, Debug)]
 pub struct Block {
     convs: Vec<ConvNorm>,
+    silu: SiLU,
     excitation: Option<SqueezeExcitation>,
     project: Option<ConvNorm>,
     is_residual: bool,
 }
 
 impl Block {
-    fn new(fused: bool, expansion: usize, [input, output]: [usize; 2], stride: usize, device: &Device) -> Self {
+    fn new(stage: &EfficientStage, input: usize, stride: usize, device: &Device) -> Self {
+        let &EfficientStage { fused, expansion, width: output, .. } = stage;
         let inner = expansion * input;
-        let conv = |channels, kernel, stride, groups| ConvNorm::new(channels, kernel, stride, groups, device);
+        let conv = |channels, kernel, stride, groups| conv_norm(channels, kernel, stride, groups, device);
         let convs = match fused {
             true if expansion == 1 => vec![conv([input, output], 3, stride, 1)],
             true => vec![conv([input, inner], 3, stride, 1)],
@@ -93,25 +67,27 @@ impl Block {
         let projects = !fused || expansion > 1;
         Self {
             convs,
+            silu: SiLU::new(),
             excitation: (!fused).then(|| SqueezeExcitation::new(inner, (input / 4).max(1), device)),
-            project: projects.then(|| conv([inner, output], 1, 1, 1).without_activation()),
+            project: projects.then(|| conv([inner, output], 1, 1, 1)),
             is_residual: stride == 1 && input == output,
         }
     }
 
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let y = self.convs.iter().fold(x.clone(), |y, conv| conv.forward(y));
+        let y = self.convs.iter().fold(x.clone(), |y, conv| self.silu.forward(conv.forward(y)));
         let y = self.excitation.iter().fold(y, |y, excitation| excitation.forward(y));
         let y = self.project.iter().fold(y, |y, project| project.forward(y));
         if self.is_residual { y + x } else { y }
     }
 }
 
-/// An EfficientNetV2 for images of 1000 classes.
+/// An EfficientNetV2 that says what is in images.
 #[derive(Module, Debug)]
 pub struct Net {
     stem: ConvNorm,
-    blocks: Vec<Block>,
+    silu: SiLU,
+    stages: Vec<Vec<Block>>,
     last: ConvNorm,
     mean: AdaptiveAvgPool2d,
     dropout: Dropout,
@@ -121,51 +97,52 @@ pub struct Net {
 impl Classifier for Net {
     type Variant = EfficientNet;
 
-    fn new(variant: EfficientNet, device: &Device) -> Self {
-        // Fused or not, expansion, stride, channels, blocks.
-        type Stage = (bool, usize, usize, usize, usize);
-        let stages: &[Stage] = match variant {
-            EfficientNet::V2S => &[
-                (true, 1, 1, 24, 2),
-                (true, 4, 2, 48, 4),
-                (true, 4, 2, 64, 4),
-                (false, 4, 2, 128, 6),
-                (false, 6, 1, 160, 9),
-                (false, 6, 2, 256, 15),
-            ],
-            EfficientNet::V2L => &[
-                (true, 1, 1, 32, 4),
-                (true, 4, 2, 64, 7),
-                (true, 4, 2, 96, 7),
-                (false, 4, 2, 192, 10),
-                (false, 6, 1, 224, 19),
-                (false, 6, 2, 384, 25),
-                (false, 6, 1, 640, 7),
-            ],
-        };
-        let stem = stages[0].3;
-        let mut blocks = Vec::new();
+    fn new(net: EfficientNet, device: &Device) -> Self {
+        let stem = net.stages[0].width;
         let mut input = stem;
-        for &(fused, expansion, stride, output, count) in stages {
-            for at in 0..count {
-                let stride = if at == 0 { stride } else { 1 };
-                blocks.push(Block::new(fused, expansion, [input, output], stride, device));
-                input = output;
-            }
+        let mut stages = Vec::new();
+        for stage in net.stages {
+            let mut blocks = vec![Block::new(stage, input, stage.stride, device)];
+            blocks.extend((1..stage.blocks).map(|_| Block::new(stage, stage.width, 1, device)));
+            stages.push(blocks);
+            input = stage.width;
         }
         Self {
-            stem: ConvNorm::new([3, stem], 3, 2, 1, device),
-            blocks,
-            last: ConvNorm::new([input, 1280], 1, 1, 1, device),
+            stem: conv_norm([3, stem], 3, 2, 1, device),
+            silu: SiLU::new(),
+            stages,
+            last: conv_norm([input, net.features], 1, 1, 1, device),
             mean: AdaptiveAvgPool2dConfig::new([1, 1]).init(),
-            dropout: DropoutConfig::new(variant.dropout()).init(),
-            head: LinearConfig::new(1280, 1000).init(device),
+            dropout: DropoutConfig::new(net.dropout).init(),
+            head: LinearConfig::new(net.features, net.classes).init(device),
         }
     }
 
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = self.blocks.iter().fold(self.stem.forward(images), |x, block| block.forward(x));
-        let x = self.mean.forward(self.last.forward(x)).flatten(1, 3);
-        self.head.forward(self.dropout.forward(x))
+        let x = self.silu.forward(self.stem.forward(images));
+        let blocks = self.stages.iter().flatten();
+        let x = blocks.fold(x, |x, block| plan::block(block, x, Block::forward));
+        let x = self.mean.forward(self.silu.forward(self.last.forward(x)));
+        self.head.forward(self.dropout.forward(x.flatten(1, 3)))
+    }
+}
+
+impl Torchvision for Net {
+    fn keys(&self) -> Keys {
+        let mut keys = Keys::default().replace(r"^features\.0\.", "stem.");
+        for (at, stage) in self.stages.iter().enumerate() {
+            keys = keys.replace(format!(r"^features\.{}\.", at + 1), format!("stages.{at}."));
+            if stage.iter().all(|block| block.excitation.is_none()) {
+                keys = keys.replace(format!(r"^(stages\.{at}\.\d+)\.block\.1\."), "${1}.project.");
+            }
+        }
+        keys.replace(r"^features\.\d+\.", "last.")
+            .replace(r"\.block\.2\.fc1\.", ".excitation.reduce.")
+            .replace(r"\.block\.2\.fc2\.", ".excitation.expand.")
+            .replace(r"\.block\.3\.", ".project.")
+            .replace(r"\.block\.(\d)\.", ".convs.${1}.")
+            .replace(r"(stem|convs\.\d|project|last)\.0\.", "${1}.conv.")
+            .replace(r"(stem|convs\.\d|project|last)\.1\.", "${1}.norm.")
+            .replace(r"^classifier\.1\.", "head.")
     }
 }

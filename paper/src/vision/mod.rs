@@ -2,20 +2,81 @@
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
+pub mod torchvision;
+mod variants;
+
+pub use variants::{
+    ConvNext, DeepLab, EfficientNet, EfficientStage, Fcn, InvertedResidual, MobileNet, ResNet, UNet, Vgg, Vit,
+};
+
 macro_rules! models {
     ($(#[$doc:meta])* $namespace:ident, $nn:path) => {
         $(#[$doc])*
         pub mod $namespace {
+            /// Convolutions with their batch norms.
+            pub mod conv_norm {
+                use $nn;
+                include!("conv_norm.rs");
+            }
+
+            /// Enlarging images.
+            pub mod upsample {
+                use $nn;
+                include!("upsample.rs");
+            }
+
             /// Residual networks.
             pub mod resnet {
                 use $nn;
                 include!("resnet.rs");
             }
 
+            /// Networks of nothing but convolutions of 3x3, pools and dense layers.
+            pub mod vgg {
+                use $nn;
+                include!("vgg.rs");
+            }
+
             /// Networks that were searched for.
             pub mod efficientnet {
                 use $nn;
                 include!("efficientnet.rs");
+            }
+
+            /// Networks that were searched for, for phones.
+            pub mod mobilenet {
+                use $nn;
+                include!("mobilenet.rs");
+            }
+
+            /// Convolutional networks after the pattern of transformers.
+            pub mod convnext {
+                use $nn;
+                include!("convnext.rs");
+            }
+
+            /// Vision transformers.
+            pub mod vit {
+                use $nn;
+                include!("vit.rs");
+            }
+
+            /// Segmentation, seen at several rates of dilation.
+            pub mod deeplab {
+                use $nn;
+                include!("deeplab.rs");
+            }
+
+            /// Segmentation by a fully convolutional network.
+            pub mod fcn {
+                use $nn;
+                include!("fcn.rs");
+            }
+
+            /// Segmentation with what was seen on the way down.
+            pub mod unet {
+                use $nn;
+                include!("unet.rs");
             }
         }
     };
@@ -38,34 +99,16 @@ pub trait Classifier: Module {
     type Variant: Copy;
     /// With random weights.
     fn new(variant: Self::Variant, device: &Device) -> Self;
-    /// Logits `[batch, 1000]` of images `[batch, 3, height, width]`.
+    /// Logits `[batch, classes]` of images `[batch, 3, height, width]`.
     fn forward(&self, images: Tensor<4>) -> Tensor<2>;
 }
 
-/// The depth of a residual network, as torchvision names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Depth {
-    /// ResNet-18, of basic blocks.
-    D18,
-    /// ResNet-101, of bottlenecks.
-    D101,
-}
-
-/// An EfficientNetV2, as torchvision names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EfficientNet {
-    /// EfficientNetV2-S.
-    V2S,
-    /// EfficientNetV2-L.
-    V2L,
-}
-
-impl EfficientNet {
-    /// The dropout rate before the last layer.
-    pub fn dropout(self) -> f64 {
-        match self {
-            Self::V2S => 0.2,
-            Self::V2L => 0.4,
-        }
-    }
+/// A network that says what is at every pixel of images.
+pub trait Segmenter: Module {
+    /// What there is of its kind.
+    type Variant: Copy;
+    /// With random weights.
+    fn new(variant: Self::Variant, device: &Device) -> Self;
+    /// Logits `[batch, classes, height, width]` of images `[batch, 3, height, width]`.
+    fn forward(&self, images: Tensor<4>) -> Tensor<4>;
 }
