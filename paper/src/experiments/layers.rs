@@ -2,6 +2,7 @@
 //! by which of them are trained.
 //!
 //! The paper has inputs of `[64, 8, 256, 256]`; here a layer's input is of 2 MiB, so that ten of them fit anywhere.
+use super::step::NOT_COUNTED;
 use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
 use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
 use burn::module::Module;
@@ -79,7 +80,7 @@ fn chain<const D: usize, M: Module>(
     let measure = || measure_layer(input, |x| layers.iter().fold(x, |x, layer| forward(layer, x)));
     measure(); // initializes parameters
     let LayerMeasurement { kept: Some(kept), peak: Some(peak), .. } = measure() else {
-        return Err("bytes are not counted on this device".into());
+        return Err(NOT_COUNTED.into());
     };
     Ok([kept, peak])
 }

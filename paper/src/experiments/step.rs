@@ -1,8 +1,8 @@
 //! Steps of training, measured one after the other and timed in turns.
 use super::Failure;
 use burn::module::Module;
-use burn::tensor::Tensor;
-use burn_memsave::measure::{Measurement, StepInput, measure_step};
+use burn::tensor::{Device, Tensor};
+use burn_memsave::measure::{Measurement, StepInput, bytes_in_use, measure_step};
 use std::time::Instant;
 
 /// One way to make a step: a model, its input and its loss.
@@ -63,7 +63,7 @@ pub fn in_turns<const N: usize>(turns: usize, steps: [Box<dyn Step + '_>; N]) ->
     let mut taken = vec![];
     for step in &steps {
         let Measurement { kept: Some(kept), peak: Some(peak), .. } = step.memory() else {
-            return Err("bytes are not counted on this device".into());
+            return Err(NOT_COUNTED.into());
         };
         taken.push((kept, peak));
     }
@@ -76,6 +76,18 @@ pub fn in_turns<const N: usize>(turns: usize, steps: [Box<dyn Step + '_>; N]) ->
         let ((kept, peak), times) = taken.next().expect("one for each step");
         Taken { kept, peak, seconds: median(times) }
     }))
+}
+
+pub const NOT_COUNTED: &str = "bytes are not counted on this device";
+
+/// Bytes in use on a device when it has done what it was told.
+///
+/// # Errors
+///
+/// If they are not counted, or if the device fails.
+pub fn in_use(device: &Device) -> Result<u64, Failure> {
+    device.sync()?;
+    bytes_in_use(device).ok_or_else(|| NOT_COUNTED.into())
 }
 
 /// The median; of an even number the mean of the two in the middle.

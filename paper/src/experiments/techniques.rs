@@ -1,11 +1,11 @@
 //! Techniques, each alone and then together, on one language model: the bytes and the time of a whole step of training.
 use super::language::{Tuning, with_lora};
 use super::models::{parameter_bytes, tokens_of};
-use super::step::median;
+use super::step::{NOT_COUNTED, in_use, median};
 use super::{Failure, Measured, Output, Part, Settings, Table, mib, ratio};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::tensor::{Device, Int, Tensor};
-use burn_memsave::measure::{Scope, TrackingAllocator, measure_step};
+use burn_memsave::measure::{Scope, measure_step, peak_bytes};
 use burn_memsave::optim::{AdamW8bitConfig, step_in_backward};
 use burn_memsave::saved::SavedPolicy;
 use burn_memsave_paper::Case;
@@ -182,13 +182,17 @@ fn measure(name: &str, make: Make, settings: &Settings) -> Result<Vec<Row>, Fail
     // Nothing else is alive while memory is counted.
     let mut trainer = make(&tuning, &device);
     let kept_bytes = trainer.kept_bytes();
-    let before = TrackingAllocator::live();
+    let before = in_use(&device)?;
     trainer.step()?;
-    let state_bytes = TrackingAllocator::live().saturating_sub(before);
+    device.memory_cleanup(); // of a device the peak is what its pool reserved
+    let between = in_use(&device)?;
+    let state_bytes = between.saturating_sub(before);
     let parameter_bytes = trainer.parameter_bytes();
     let scope = Scope::start();
     trainer.step()?;
-    let most_bytes = parameter_bytes + state_bytes + scope.peak();
+    device.sync()?;
+    let peak = peak_bytes(&device).ok_or(NOT_COUNTED)?;
+    let most_bytes = parameter_bytes + state_bytes + peak.saturating_sub(between);
     drop(scope);
     let mut burn = burn(&tuning, &device);
     burn.step()?;

@@ -1,11 +1,10 @@
 //! Checkpointing, policies of saved tensors, plans and optimizers, each on an encoder or a few matrices.
-use super::step::{Taken, in_turns, median, step};
+use super::step::{Taken, in_turns, in_use, median, step};
 use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
 use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, MuonConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::checkpoint::checkpoint;
-use burn_memsave::measure::TrackingAllocator;
 use burn_memsave::nn::transformer::{TransformerEncoderConfig, TransformerEncoderLayer};
 use burn_memsave::nn::{Linear, LinearConfig};
 use burn_memsave::optim::{AdamW8bitConfig, Muon8bitConfig};
@@ -40,6 +39,9 @@ const OPTIMIZERS: &str = "optimizers";
 
 type Layers = Vec<TransformerEncoderLayer>;
 
+/// A way to run layers of an encoder.
+type Way = fn(&Layers, Tensor<3>) -> Tensor<1>;
+
 /// Layers of an encoder, and their input.
 fn encoder(settings: &Settings, device: &Device) -> (Layers, Tensor<3>) {
     let width = settings.pick(32, 128, 256);
@@ -62,14 +64,10 @@ fn in_segments(layers: &Layers, x: Tensor<3>, length: usize) -> Tensor<1> {
 }
 
 /// Ways to run the encoder, the first as it is.
-fn ways(
-    tool: &str,
-    settings: &Settings,
-    ways: [(&str, fn(&Layers, Tensor<3>) -> Tensor<1>); 4],
-) -> Result<Vec<Row>, Failure> {
+fn ways(tool: &str, settings: &Settings, ways: [(&str, Way); 4]) -> Result<Vec<Row>, Failure> {
     let (layers, x) = encoder(settings, &settings.autodiff());
     let plain = |layers: &Layers, x| run(layers, x).sum();
-    let all = |way: fn(&Layers, Tensor<3>) -> Tensor<1>| step(layers.clone(), x.clone(), way);
+    let all = |way: Way| step(layers.clone(), x.clone(), way);
     let [a, b, c, d] = ways.map(|(_, way)| all(way));
     let taken = in_turns(settings.turns(), [all(plain), a, b, c, d])?;
     let names = ["as it is"].into_iter().chain(ways.map(|(name, _)| name));
@@ -173,9 +171,9 @@ fn optimizers(settings: &Settings) -> Result<Vec<Row>, Failure> {
     for (name, mut optimizer) in made {
         let layers = init();
         drop(layers.iter().fold(x.clone(), |x, layer| layer.forward(x)).sum().backward()); // makes the weights
-        let before = TrackingAllocator::live();
+        let before = in_use(&device)?;
         let (layers, _) = step(layers, &mut optimizer);
-        let state = TrackingAllocator::live().saturating_sub(before);
+        let state = in_use(&device)?.saturating_sub(before);
         running.push((name, optimizer, Some(layers), state, vec![]));
     }
     for _ in 0..settings.turns() {
