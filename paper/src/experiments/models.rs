@@ -231,7 +231,7 @@ impl Measured for Models {
     }
 
     fn render(rows: &[Row]) -> Vec<Output> {
-        vec![table(rows), published_table(rows), Output::Figure(figure(rows))]
+        vec![table(rows), published_table(rows), peers_table(rows), Output::Figure(figure(rows))]
     }
 }
 
@@ -281,12 +281,64 @@ struct Published {
     memsave_seconds: f64,
 }
 
+/// What PyTorch and memsave_torch keep: `paper/peers.csv`.
+#[derive(Deserialize)]
+struct Peer {
+    model: String,
+    input: String,
+    case: String,
+    pytorch_mib: f64,
+    memsave_mib: f64,
+}
+
 /// The lines of a file whose head says where they are from.
-fn published() -> Vec<Published> {
-    let mut reader = csv::ReaderBuilder::new()
-        .comment(Some(b'#'))
-        .from_reader(include_str!("../../published.csv").as_bytes());
+fn lines<R: serde::de::DeserializeOwned>(text: &str) -> Vec<R> {
+    let mut reader = csv::ReaderBuilder::new().comment(Some(b'#')).from_reader(text.as_bytes());
     reader.deserialize().map(|row| row.expect("a test reads it")).collect()
+}
+
+fn published() -> Vec<Published> {
+    lines(include_str!("../../published.csv"))
+}
+
+fn peers() -> Vec<Peer> {
+    lines(include_str!("../../peers.csv"))
+}
+
+/// What is kept, beside PyTorch on the same input, and relative to PyTorch with everything trained.
+fn peers_table(rows: &[Row]) -> Output {
+    let header = [
+        "model, input",
+        "gradients of",
+        "PyTorch kept (MiB)",
+        "memsave_torch kept (MiB)",
+        "of PyTorch, all",
+        "Burn kept (MiB)",
+        "of PyTorch, all",
+        "ours kept (MiB)",
+        "of PyTorch, all",
+    ];
+    let mut table = Table::new(&header, 2);
+    let peers = peers();
+    for peer in &peers {
+        let is_same =
+            |row: &&Row| (&row.model, &row.input, &row.case) == (&peer.model, &peer.input, &peer.case);
+        let Some(row) = rows.iter().find(is_same) else { continue };
+        let all = peers.iter().find(|all| all.model == peer.model && all.case == Case::All.short_name());
+        let all = all.map_or(f64::NAN, |all| all.pytorch_mib);
+        table.add([
+            format!("{}, {}", peer.model, peer.input),
+            peer.case.clone(),
+            format!("{:.0}", peer.pytorch_mib),
+            format!("{:.0}", peer.memsave_mib),
+            ratio(peer.memsave_mib, all),
+            mib(row.burn_kept_bytes),
+            ratio(in_mib(row.burn_kept_bytes), all),
+            mib(row.ours_kept_bytes),
+            ratio(in_mib(row.ours_kept_bytes), all),
+        ]);
+    }
+    table.output("models-peers")
 }
 
 /// Relative to "all" of the framework that each builds on: the paper's numbers to PyTorch, ours to Burn.
@@ -400,6 +452,7 @@ mod tests {
         let published = published();
         let names: Vec<&str> = Case::ALL.iter().map(|case| case.short_name()).collect();
         assert!(published.iter().all(|row| names.contains(&row.case.as_str())));
+        assert!(peers().iter().all(|row| names.contains(&row.case.as_str())));
         let all = published.iter().find(|row| row.model == "ResNet-101" && row.case == "all").unwrap();
         assert_eq!(ratio(all.memsave_gb, all.pytorch_gb), "1.09");
         let Output::Table(_, table) = published_table(&[]) else { panic!("a table") };
