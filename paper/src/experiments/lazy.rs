@@ -1,0 +1,263 @@
+//! Frozen weights that stay in their file: peak against throughput over budgets, as in the table and the plot of Pylomin
+//! (<https://github.com/siahuat0727/pylomin>); a BERT-like encoder of random weights.
+//!
+//! Every run is a process of its own, of one computing thread; its memory is counted above that of the process before the model is made.
+use super::step::median;
+use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
+use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
+use bert::BertConfig;
+use burn::tensor::{Device, Int, Tensor};
+use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
+use burn_memsave::measure::TrackingAllocator;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+#[allow(dead_code)] // checkpoints of Hugging Face
+#[path = "../../../examples/infer_lazy/bert.rs"]
+mod bert;
+#[path = "../../../examples/infer_lazy/process.rs"]
+mod process;
+
+pub struct Lazy;
+
+/// A way to have the weights.
+#[derive(Serialize, Deserialize)]
+pub struct Row {
+    weights: String,
+    file_bytes: u64,
+    /// Of weights in memory; none: all of them, loaded before.
+    budget_bytes: Option<u64>,
+    read_ahead: usize,
+    heap_bytes: u64,
+    resident_bytes: u64,
+    building_bytes: u64,
+    seconds_per_batch: f64,
+    /// Of runs with all weights in memory, just before and after.
+    eager_seconds_per_batch: f64,
+    check: f32,
+}
+
+/// What a process is to do.
+#[derive(Clone, Serialize, Deserialize)]
+struct Run {
+    weights: PathBuf,
+    vocabulary: usize,
+    width: usize,
+    layers: usize,
+    length: usize,
+    batches: usize,
+    budget: Option<u64>,
+    read_ahead: usize,
+}
+
+/// What a process says; bytes above those of the idle process.
+#[derive(Serialize, Deserialize)]
+struct Outcome {
+    heap: u64,
+    resident: u64,
+    building: u64,
+    seconds_per_batch: f64,
+    check: f32,
+}
+
+impl Run {
+    fn of(settings: &Settings) -> Self {
+        let (vocabulary, width, layers) =
+            settings.pick((2000, 128, 4), (30_522, 768, 12), (119_547, 1024, 24));
+        let weights = format!("../target/paper-lazy-{vocabulary}-{width}-{layers}.bpk");
+        Self {
+            weights: Path::new(env!("CARGO_MANIFEST_DIR")).join(weights),
+            vocabulary,
+            width,
+            layers,
+            length: 128,
+            batches: settings.pick(2, 5, 7),
+            budget: None,
+            read_ahead: 0,
+        }
+    }
+
+    fn config(&self) -> BertConfig {
+        BertConfig {
+            vocab_size: self.vocabulary,
+            hidden_size: self.width,
+            intermediate_size: 4 * self.width,
+            num_attention_heads: (self.width / 64).max(1),
+            num_hidden_layers: self.layers,
+            ..BertConfig::large()
+        }
+    }
+
+    /// Bytes of the largest weight of a layer.
+    fn largest(&self) -> u64 {
+        (4 * self.width * 4 * self.width) as u64
+    }
+
+    fn in_process(&self) -> Result<Outcome, Failure> {
+        let output = Command::new(std::env::current_exe()?)
+            .args(["--child", &serde_json::to_string(self)?])
+            .env("RAYON_NUM_THREADS", "1")
+            .output()?;
+        serde_json::from_slice(&output.stdout)
+            .map_err(|_| format!("a process: {}", String::from_utf8_lossy(&output.stderr)).into())
+    }
+
+    fn measure(&self) -> Result<Outcome, Failure> {
+        let device = Device::flex();
+        let (idle, idle_heap) = (process::memory("VmRSS")?, TrackingAllocator::live());
+        let options = match self.budget {
+            Some(bytes) => LazyOptions::new().with_budget(bytes).with_prefetch(self.read_ahead),
+            None => LazyOptions::new().exclude("*"),
+        };
+        let file = WeightFile::open(&self.weights)?;
+        let (model, _report) = self.config().init(&device).lazy_load(&file, &options)?;
+        let building = process::memory("VmHWM")?.saturating_sub(idle);
+        let tokens = |batch: usize| {
+            let token = |index: usize| ((batch * 7919 + index * 104_729) % self.vocabulary) as i64;
+            let tokens: Vec<i64> = (0..self.length).map(token).collect();
+            Tensor::<1, Int>::from_ints(&tokens[..], &device).unsqueeze::<2>()
+        };
+        let mut check = model.forward(tokens(0)).abs().mean().into_scalar::<f32>();
+        let mut seconds = vec![];
+        for batch in 1..=self.batches {
+            let begin = Instant::now();
+            check += model.forward(tokens(batch)).abs().mean().into_scalar::<f32>();
+            seconds.push(begin.elapsed().as_secs_f64());
+        }
+        Ok(Outcome {
+            heap: TrackingAllocator::peak() - idle_heap,
+            resident: process::memory("VmHWM")?.saturating_sub(idle),
+            building,
+            seconds_per_batch: median(seconds),
+            check,
+        })
+    }
+}
+
+/// What a process of its own does, and says as JSON.
+pub fn in_child(run: &str) -> Result<String, Failure> {
+    Ok(serde_json::to_string(&serde_json::from_str::<Run>(run)?.measure()?)?)
+}
+
+/// Ways to have the weights: name, budget and weights that are read ahead.
+fn ways(settings: &Settings) -> Vec<(String, Option<u64>, usize)> {
+    let run = Run::of(settings);
+    let largest = run.largest();
+    let mut ways = vec![("in memory".into(), None, 0)];
+    for read_ahead in [0, 2] {
+        for times in [1, 2, 4, 16, 64] {
+            let name = if read_ahead > 0 { "lazy, read ahead" } else { "lazy" };
+            ways.push((name.into(), Some(times * largest), read_ahead));
+        }
+    }
+    ways
+}
+
+fn measure(
+    (weights, budget_bytes, read_ahead): (String, Option<u64>, usize),
+    settings: &Settings,
+) -> Result<Vec<Row>, Failure> {
+    let eager = Run::of(settings);
+    if !eager.weights.exists() {
+        process::write_random_weights(&eager.config().init(&Device::flex()), &eager.weights)?;
+    }
+    let run = Run { budget: budget_bytes, read_ahead, ..eager.clone() };
+    let [before, outcome, after] = [eager.in_process()?, run.in_process()?, eager.in_process()?];
+    if [before.check, after.check] != [outcome.check; 2] {
+        return Err("another result than with all weights in memory".into());
+    }
+    Ok(vec![Row {
+        weights,
+        file_bytes: std::fs::metadata(&eager.weights)?.len(),
+        budget_bytes,
+        read_ahead,
+        heap_bytes: outcome.heap,
+        resident_bytes: outcome.resident,
+        building_bytes: outcome.building,
+        seconds_per_batch: outcome.seconds_per_batch,
+        eager_seconds_per_batch: before.seconds_per_batch.midpoint(after.seconds_per_batch),
+        check: outcome.check,
+    }])
+}
+
+impl Measured for Lazy {
+    type Row = Row;
+    const NAME: &'static str = "lazy";
+    const ABOUT: &'static str =
+        "frozen weights that stay in their file: peak against throughput over budgets";
+
+    fn parts(settings: &Settings) -> Vec<Part<Row>> {
+        let part = |way: (String, Option<u64>, usize)| {
+            let settings = settings.clone();
+            let budget = way.1.map_or_else(String::new, |bytes| format!(", {} MiB", mib(bytes)));
+            Part::new(format!("{}{budget}", way.0), move || measure(way, &settings))
+        };
+        ways(settings).into_iter().map(part).collect()
+    }
+
+    fn render(rows: &[Row]) -> Vec<Output> {
+        vec![table(rows), Output::Figure(figure(rows))]
+    }
+}
+
+fn throughput(row: &Row) -> f64 {
+    row.eager_seconds_per_batch / row.seconds_per_batch
+}
+
+fn table(rows: &[Row]) -> Output {
+    let header = [
+        "weights",
+        "file (MiB)",
+        "budget (MiB)",
+        "heap peak (MiB)",
+        "resident peak (MiB)",
+        "resident while building (MiB)",
+        "throughput, of that in memory",
+    ];
+    let mut table = Table::new(&header, 1);
+    for row in rows {
+        table.add([
+            row.weights.clone(),
+            mib(row.file_bytes),
+            row.budget_bytes.map_or_else(|| "-".into(), mib),
+            mib(row.heap_bytes),
+            mib(row.resident_bytes),
+            mib(row.building_bytes),
+            ratio(throughput(row), 1.0),
+        ]);
+    }
+    table.output("lazy-table")
+}
+
+fn figure(rows: &[Row]) -> Figure {
+    let of = |(name, whose, marker): (&str, Whose, Marker)| Series {
+        name: name.into(),
+        style: Style { whose, marker },
+        points: rows
+            .iter()
+            .filter(|row| row.weights == name)
+            .map(|row| (in_mib(row.heap_bytes), throughput(row)))
+            .collect(),
+    };
+    let panel = Panel {
+        title: "".into(),
+        x: Axis::log("heap peak (MiB)", 2),
+        y: Axis::linear("throughput, of that in memory"),
+        series: [
+            ("in memory", Whose::Burn, Marker::Square),
+            ("lazy", Whose::Ours, Marker::Circle),
+            ("lazy, read ahead", Whose::Ours, Marker::Triangle),
+        ]
+        .map(of)
+        .into(),
+        bars: vec![],
+    };
+    Figure {
+        name: "lazy".into(),
+        title: "Weights in their file: peak against throughput".into(),
+        columns: 2,
+        panels: vec![panel],
+    }
+}

@@ -1,0 +1,307 @@
+//! Checkpointing, policies of saved tensors, plans and optimizers, each on an encoder or a few matrices.
+use super::step::{Taken, in_turns, in_use, median, step};
+use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
+use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
+use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, MuonConfig};
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_memsave::checkpoint::checkpoint;
+use burn_memsave::nn::transformer::{TransformerEncoderConfig, TransformerEncoderLayer};
+use burn_memsave::nn::{Linear, LinearConfig};
+use burn_memsave::optim::{AdamW8bitConfig, Muon8bitConfig};
+use burn_memsave::plan::{ProfileOptions, block, profile};
+use burn_memsave::saved::SavedPolicy;
+use serde::{Deserialize, Serialize};
+use std::time::Instant;
+
+pub struct Toolbox;
+
+/// A tool, and one of its ways.
+#[derive(Serialize, Deserialize)]
+pub struct Row {
+    tool: String,
+    way: String,
+    /// That a plan had.
+    budget_bytes: Option<u64>,
+    /// What a plan should need at most.
+    predicted_bytes: Option<u64>,
+    kept_bytes: Option<u64>,
+    peak_bytes: Option<u64>,
+    /// What an optimizer keeps between steps, and what it takes care of.
+    state_bytes: Option<u64>,
+    parameter_bytes: Option<u64>,
+    seconds: f64,
+}
+
+const CHECKPOINTS: &str = "checkpoints";
+const POLICIES: &str = "saved tensors";
+const PLANS: &str = "plans";
+const OPTIMIZERS: &str = "optimizers";
+
+type Layers = Vec<TransformerEncoderLayer>;
+
+/// A way to run layers of an encoder.
+type Way = fn(&Layers, Tensor<3>) -> Tensor<1>;
+
+/// Layers of an encoder, and their input.
+fn encoder(settings: &Settings, device: &Device) -> (Layers, Tensor<3>) {
+    let width = settings.pick(32, 128, 256);
+    let config =
+        TransformerEncoderConfig::new(width, 4 * width, 4, 8).with_dropout(0.1).with_norm_first(true);
+    // So many tokens that what is kept is more than the gradients of the weights.
+    let shape = [settings.pick(4, 8, 16), settings.pick(64, 256, 256), width];
+    (config.init(device).layers, Tensor::random(shape, Distribution::Normal(0.0, 1.0), device))
+}
+
+fn run(layers: &[TransformerEncoderLayer], x: Tensor<3>) -> Tensor<3> {
+    layers.iter().fold(x, |x, layer| layer.forward(x, None, None))
+}
+
+/// In segments of so many layers, computed again in the backward pass.
+fn in_segments(layers: &Layers, x: Tensor<3>, length: usize) -> Tensor<1> {
+    let segment =
+        |x, layers: &[TransformerEncoderLayer]| checkpoint(&layers.to_vec(), x, |layers, x| run(layers, x));
+    layers.chunks(length).fold(x, segment).sum()
+}
+
+/// Ways to run the encoder, the first as it is.
+fn ways(tool: &str, settings: &Settings, ways: [(&str, Way); 4]) -> Result<Vec<Row>, Failure> {
+    let (layers, x) = encoder(settings, &settings.autodiff());
+    let plain = |layers: &Layers, x| run(layers, x).sum();
+    let all = |way: Way| step(layers.clone(), x.clone(), way);
+    let [a, b, c, d] = ways.map(|(_, way)| all(way));
+    let taken = in_turns(settings.turns(), [all(plain), a, b, c, d])?;
+    let names = ["as it is"].into_iter().chain(ways.map(|(name, _)| name));
+    let row = |(way, taken): (&str, Taken)| Row {
+        tool: tool.into(),
+        way: way.into(),
+        budget_bytes: None,
+        predicted_bytes: None,
+        kept_bytes: Some(taken.kept),
+        peak_bytes: Some(taken.peak),
+        state_bytes: None,
+        parameter_bytes: None,
+        seconds: taken.seconds,
+    };
+    Ok(names.zip(taken).map(row).collect())
+}
+
+fn checkpoints(settings: &Settings) -> Result<Vec<Row>, Failure> {
+    ways(
+        CHECKPOINTS,
+        settings,
+        [
+            ("segments of 8 layers", |layers, x| in_segments(layers, x, 8)),
+            ("segments of 4 layers", |layers, x| in_segments(layers, x, 4)),
+            ("segments of 2 layers", |layers, x| in_segments(layers, x, 2)),
+            ("segments of 1 layer", |layers, x| in_segments(layers, x, 1)),
+        ],
+    )
+}
+
+fn policies(settings: &Settings) -> Result<Vec<Row>, Failure> {
+    ways(
+        POLICIES,
+        settings,
+        [
+            ("Half", |layers, x| SavedPolicy::Half.scope(|| run(layers, x)).sum()),
+            ("Int8", |layers, x| SavedPolicy::Int8.scope(|| run(layers, x)).sum()),
+            ("Disk", |layers, x| {
+                let policy = SavedPolicy::disk(std::env::temp_dir()).expect("a directory for files");
+                policy.scope(|| run(layers, x)).sum()
+            }),
+            ("Half, segments of 1 layer", |layers, x| SavedPolicy::Half.scope(|| in_segments(layers, x, 1))),
+        ],
+    )
+}
+
+/// Plans for budgets from the least to what the encoder needs as it is.
+fn plans(settings: &Settings) -> Result<Vec<Row>, Failure> {
+    let (layers, x) = encoder(settings, &settings.autodiff());
+    let loss = |layers: &Layers, x: Tensor<3>| {
+        let run =
+            |x, layer| block(layer, x, |layer: &TransformerEncoderLayer, x| layer.forward(x, None, None));
+        layers.iter().fold(x, run).sum()
+    };
+    let profile = profile(&layers, x.clone(), &ProfileOptions::new(), loss)?;
+    let least = profile.least();
+    let most = profile.most().max(least);
+    let count = settings.pick(4, 20, 20);
+    let mut rows = vec![];
+    for number in 0..count {
+        let budget = least + (most - least) * number / (count - 1);
+        let mut plan = profile.plan(budget)?;
+        let step = plan.measure(&layers, x.clone(), loss);
+        let recomputed = plan.blocks().filter(|(_, treatment)| treatment.recompute).count();
+        rows.push(Row {
+            tool: PLANS.into(),
+            way: format!("{recomputed} of {} blocks computed again", plan.blocks().count()),
+            budget_bytes: Some(budget),
+            predicted_bytes: Some(plan.predicted),
+            kept_bytes: step.kept,
+            peak_bytes: step.peak,
+            state_bytes: None,
+            parameter_bytes: None,
+            seconds: (step.forward_time + step.backward_time).as_secs_f64(),
+        });
+    }
+    Ok(rows)
+}
+
+/// Steps of optimizers of a few square matrices, in turns.
+fn optimizers(settings: &Settings) -> Result<Vec<Row>, Failure> {
+    let (width, device) = (settings.pick(128, 1024, 2048), settings.autodiff());
+    let init = || -> Vec<Linear> {
+        (0..4).map(|_| LinearConfig::new(width, width).with_bias(false).init(&device)).collect()
+    };
+    let x = Tensor::<2>::random([8, width], Distribution::Normal(0.0, 1.0), &device);
+    let made: [(&str, ModuleOptimizer); 4] = [
+        ("AdamW of Burn", AdamWConfig::new().init()),
+        ("AdamW8bit", AdamW8bitConfig::new().init()),
+        ("Muon of Burn", MuonConfig::new().init()),
+        ("Muon8bit", Muon8bitConfig::new().init()),
+    ];
+    let step = |layers: Vec<Linear>, optimizer: &mut ModuleOptimizer| {
+        let loss = layers.iter().fold(x.clone(), |x, layer| layer.forward(x)).powf_scalar(2.0).mean();
+        let gradients = GradientsParams::from_grads(loss.backward(), &layers);
+        let start = Instant::now();
+        let layers = optimizer.step(1e-3, layers, gradients);
+        (layers, start.elapsed().as_secs_f64())
+    };
+    let mut running = vec![];
+    for (name, mut optimizer) in made {
+        let layers = init();
+        drop(layers.iter().fold(x.clone(), |x, layer| layer.forward(x)).sum().backward()); // makes the weights
+        let before = in_use(&device)?;
+        let (layers, _) = step(layers, &mut optimizer);
+        let state = in_use(&device)?.saturating_sub(before);
+        running.push((name, optimizer, Some(layers), state, vec![]));
+    }
+    for _ in 0..settings.turns() {
+        for (_, optimizer, layers, _, times) in &mut running {
+            let (stepped, time) = step(layers.take().expect("put back"), optimizer);
+            *layers = Some(stepped);
+            times.push(time);
+        }
+    }
+    let mut rows = vec![];
+    for (name, _, _, state, times) in running {
+        rows.push(Row {
+            tool: OPTIMIZERS.into(),
+            way: name.into(),
+            budget_bytes: None,
+            predicted_bytes: None,
+            kept_bytes: None,
+            peak_bytes: None,
+            state_bytes: Some(state),
+            parameter_bytes: Some((4 * width * width * 4) as u64),
+            seconds: median(times),
+        });
+    }
+    Ok(rows)
+}
+
+impl Measured for Toolbox {
+    type Row = Row;
+    const NAME: &'static str = "toolbox";
+    const ABOUT: &'static str =
+        "checkpoints, policies of saved tensors, plans against what they predict, optimizers";
+
+    fn parts(settings: &Settings) -> Vec<Part<Row>> {
+        let part = |name, run: fn(&Settings) -> Result<Vec<Row>, Failure>| {
+            let settings = settings.clone();
+            Part::new(name, move || run(&settings))
+        };
+        vec![
+            part(CHECKPOINTS, checkpoints),
+            part(POLICIES, policies),
+            part(PLANS, plans),
+            part(OPTIMIZERS, optimizers),
+        ]
+    }
+
+    fn render(rows: &[Row]) -> Vec<Output> {
+        vec![ways_table(rows), plans_table(rows), optimizers_table(rows), Output::Figure(figure(rows))]
+    }
+}
+
+fn of<'a>(rows: &'a [Row], tool: &'a str) -> impl Iterator<Item = &'a Row> {
+    rows.iter().filter(move |row| row.tool == tool)
+}
+
+fn ways_table(rows: &[Row]) -> Output {
+    let header = ["tool", "way", "kept (MiB)", "ratio", "peak (MiB)", "ratio", "step (s)", "ratio"];
+    let mut table = Table::new(&header, 2);
+    for tool in [CHECKPOINTS, POLICIES] {
+        let first = of(rows, tool).next();
+        for row in of(rows, tool) {
+            let bytes = |of: fn(&Row) -> Option<u64>| {
+                let value = of(row).unwrap_or(0);
+                [mib(value), ratio(value as f64, first.and_then(of).unwrap_or(0) as f64)]
+            };
+            let (kept, peak) = (bytes(|row| row.kept_bytes), bytes(|row| row.peak_bytes));
+            let time = ratio(row.seconds, first.map_or(f64::NAN, |row| row.seconds));
+            let time = [format!("{:.3}", row.seconds), time];
+            table.add([tool.into(), row.way.clone()].into_iter().chain(kept).chain(peak).chain(time));
+        }
+    }
+    table.output("toolbox-ways")
+}
+
+fn plans_table(rows: &[Row]) -> Output {
+    let header = ["budget (MiB)", "predicted (MiB)", "measured (MiB)", "measured beyond predicted", "plan"];
+    let mut table = Table::new(&header, 0);
+    for row in of(rows, PLANS) {
+        let [budget, predicted, peak] =
+            [row.budget_bytes, row.predicted_bytes, row.peak_bytes].map(|bytes| bytes.unwrap_or(0));
+        let beyond = 100.0 * (peak as f64 / predicted as f64 - 1.0);
+        table.add([mib(budget), mib(predicted), mib(peak), format!("{beyond:+.2} %"), row.way.clone()]);
+    }
+    table.output("toolbox-plans")
+}
+
+fn optimizers_table(rows: &[Row]) -> Output {
+    let header = ["optimizer", "state (MiB)", "of the parameters", "step (s)"];
+    let mut table = Table::new(&header, 1);
+    for row in of(rows, OPTIMIZERS) {
+        let (state, parameters) = (row.state_bytes.unwrap_or(0), row.parameter_bytes.unwrap_or(0));
+        let share = ratio(state as f64, parameters as f64);
+        table.add([row.way.clone(), mib(state), share, format!("{:.4}", row.seconds)]);
+    }
+    table.output("toolbox-optimizers")
+}
+
+fn figure(rows: &[Row]) -> Figure {
+    let points = |y: fn(&Row) -> Option<f64>| {
+        of(rows, PLANS).filter_map(|row| Some((in_mib(row.budget_bytes?), y(row)?))).collect::<Vec<_>>()
+    };
+    let series = |name: &str, whose, points| Series {
+        name: name.into(),
+        style: Style { whose, marker: Marker::Circle },
+        points,
+    };
+    let budget = "budget (MiB)";
+    let peaks = Panel {
+        title: "memory".into(),
+        x: Axis::linear(budget),
+        y: Axis::linear("peak of a step (MiB)"),
+        series: vec![
+            series("the budget", Whose::Formula, points(|row| row.budget_bytes.map(in_mib))),
+            series("predicted", Whose::Burn, points(|row| row.predicted_bytes.map(in_mib))),
+            series("measured", Whose::Ours, points(|row| row.peak_bytes.map(in_mib))),
+        ],
+        bars: vec![],
+    };
+    let times = Panel {
+        title: "time".into(),
+        x: Axis::linear(budget),
+        y: Axis::linear("step (s)"),
+        series: vec![series("measured", Whose::Ours, points(|row| Some(row.seconds)))],
+        bars: vec![],
+    };
+    Figure {
+        name: "toolbox-plans-figure".into(),
+        title: "Plans for budgets: what they predict, and what a step needed".into(),
+        columns: 2,
+        panels: vec![peaks, times],
+    }
+}

@@ -1,0 +1,473 @@
+//! Figures of lines or bars, as SVG and PNG.
+//!
+//! What is Burn's is orange, dashed and hollow, what is ours blue, solid and filled, so that they differ in grey, too. Where both are the
+//! same, the dashes lie on the line.
+use plotters::backend::BitMapBackend;
+use plotters::chart::{ChartBuilder, ChartContext};
+use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
+use plotters::element::{Circle, Cross, PathElement, Rectangle, Text, TriangleMarker};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::{FontStyle, register_font};
+use std::error::Error;
+use std::fs;
+use std::io::BufWriter;
+use std::path::Path;
+
+/// A figure of one or more panels with one legend.
+pub struct Figure {
+    /// Of its files.
+    pub name: String,
+    pub title: String,
+    /// Panels beside each other.
+    pub columns: usize,
+    pub panels: Vec<Panel>,
+}
+
+/// A plot.
+pub struct Panel {
+    pub title: String,
+    pub x: Axis,
+    pub y: Axis,
+    pub series: Vec<Series>,
+    /// The names of the numbers 0, 1, ... on the x axis, whose points are bars then.
+    pub bars: Vec<String>,
+}
+
+/// What is on an axis, with its unit.
+#[derive(Clone)]
+pub struct Axis {
+    pub label: String,
+    pub scale: Scale,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    /// From zero.
+    Linear,
+    /// Each tick twice the one before, or ten times.
+    Log(u8),
+}
+
+impl Axis {
+    pub fn linear(label: &str) -> Self {
+        Self { label: label.into(), scale: Scale::Linear }
+    }
+
+    pub fn log(label: &str, base: u8) -> Self {
+        Self { label: label.into(), scale: Scale::Log(base) }
+    }
+}
+
+/// Points that belong together.
+#[derive(Clone)]
+pub struct Series {
+    pub name: String,
+    pub style: Style,
+    pub points: Vec<(f64, f64)>,
+}
+
+/// How points are drawn.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Style {
+    pub whose: Whose,
+    pub marker: Marker,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Whose {
+    Burn,
+    Ours,
+    /// Of a formula: no points, a wide pale line below the others.
+    Formula,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Marker {
+    Circle,
+    Square,
+    Triangle,
+    Cross,
+}
+
+impl Marker {
+    pub const ALL: [Self; 4] = [Self::Circle, Self::Square, Self::Triangle, Self::Cross];
+}
+
+impl Whose {
+    /// What is drawn first is below the rest.
+    const FROM_BELOW: [Self; 3] = [Self::Formula, Self::Ours, Self::Burn];
+
+    fn colour(self) -> RGBColor {
+        match self {
+            Self::Burn => RGBColor(230, 130, 0),
+            Self::Ours => RGBColor(0, 60, 130),
+            Self::Formula => RGBColor(170, 205, 245),
+        }
+    }
+}
+
+const PANEL: (u32, u32) = (380, 290);
+const LEGEND_ROW: u32 = 24;
+const TITLE: u32 = 40;
+const FONT: &str = "sans-serif";
+/// Pixels of the PNG per one of the SVG.
+const SCALE: u32 = 2;
+
+/// Writes `NAME.svg` and `NAME.png`.
+///
+/// # Errors
+///
+/// If a file cannot be written.
+pub fn write(figure: &Figure, directory: &Path) -> Result<(), Box<dyn Error>> {
+    let font = epaint_default_fonts::UBUNTU_LIGHT;
+    register_font(FONT, FontStyle::Normal, font).map_err(|_| "the font is none")?;
+    let path = directory.join(format!("{}.svg", figure.name));
+    let size = size(figure, 1);
+    {
+        let root = SVGBackend::new(&path, size).into_drawing_area();
+        draw(figure, &root, 1).map_err(|error| format!("{}: {error}", path.display()))?;
+        root.present().map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    let size = self::size(figure, SCALE);
+    let mut pixels = vec![0; (size.0 * size.1 * 3) as usize];
+    {
+        let root = BitMapBackend::with_buffer(&mut pixels, size).into_drawing_area();
+        draw(figure, &root, SCALE)?;
+        root.present()?;
+    }
+    let path = directory.join(format!("{}.png", figure.name));
+    let file = fs::File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let mut encoder = png::Encoder::new(BufWriter::new(file), size.0, size.1);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    encoder.write_header()?.write_image_data(&pixels)?;
+    Ok(())
+}
+
+/// The series of all panels, each style and name once.
+fn legend(figure: &Figure) -> Vec<(String, Style)> {
+    let mut entries: Vec<(String, Style)> = vec![];
+    for series in figure.panels.iter().flat_map(|panel| &panel.series) {
+        let entry = (series.name.clone(), series.style);
+        if !entries.contains(&entry) {
+            entries.push(entry);
+        }
+    }
+    entries
+}
+
+fn rows(count: usize, columns: usize) -> u32 {
+    count.div_ceil(columns.max(1)) as u32
+}
+
+/// As many entries of the legend beside each other.
+fn legend_columns(figure: &Figure) -> usize {
+    (columns(figure) as usize * PANEL.0 as usize / 250).max(1)
+}
+
+fn columns(figure: &Figure) -> u32 {
+    figure.columns.clamp(1, figure.panels.len().max(1)) as u32
+}
+
+fn size(figure: &Figure, scale: u32) -> (u32, u32) {
+    let legend = rows(legend(figure).len(), legend_columns(figure)) * LEGEND_ROW + 10;
+    let panels = rows(figure.panels.len(), columns(figure) as usize);
+    (scale * (columns(figure) * PANEL.0), scale * (TITLE + panels * PANEL.1 + legend))
+}
+
+type Area<DB> = DrawingArea<DB, plotters::coord::Shift>;
+
+fn draw<DB: DrawingBackend>(figure: &Figure, root: &Area<DB>, scale: u32) -> Result<(), Box<dyn Error>>
+where
+    DB::ErrorType: 'static,
+{
+    root.fill(&WHITE)?;
+    let font = |size: u32| (FONT, scale * size).into_font();
+    let centre = font(19).color(&BLACK).pos(Pos::new(HPos::Center, VPos::Center));
+    let width = root.dim_in_pixel().0 as i32;
+    root.draw(&Text::new(figure.title.clone(), (width / 2, (scale * TITLE / 2) as i32), centre))?;
+    let (_, below) = root.split_vertically(scale * TITLE);
+    let panels = rows(figure.panels.len(), columns(figure) as usize) * PANEL.1 * scale;
+    let (above, below) = below.split_vertically(panels);
+    let areas = above.split_evenly((
+        rows(figure.panels.len(), columns(figure) as usize) as usize,
+        columns(figure) as usize,
+    ));
+    for (panel, area) in figure.panels.iter().zip(&areas) {
+        draw_panel(panel, area, scale)?;
+    }
+    let count = legend_columns(figure);
+    let column = width / count as i32;
+    for (number, (name, style)) in legend(figure).into_iter().enumerate() {
+        let s = scale as i32;
+        let x = column * (number % count) as i32 + 24 * s;
+        let y = (LEGEND_ROW as i32 * (number / count) as i32 + 12) * s;
+        let is_bar = figure.panels.iter().any(|panel| !panel.bars.is_empty());
+        if is_bar && style.whose != Whose::Formula {
+            let colour = style.whose.colour();
+            below.draw(&Rectangle::new([(x, y - 6 * s), (x + 30 * s, y + 6 * s)], colour.filled()))?;
+        } else {
+            for dash in dashes(style.whose, x, x + 34 * s, s) {
+                below.draw(&PathElement::new(dash.map(|x| (x, y)), stroke(style.whose, scale)))?;
+            }
+            mark(&below, style, (x + 17 * s, y), scale)?;
+        }
+        let left = font(14).color(&BLACK).pos(Pos::new(HPos::Left, VPos::Center));
+        below.draw(&Text::new(name, (x + 42 * s, y), left))?;
+    }
+    Ok(())
+}
+
+fn stroke(whose: Whose, scale: u32) -> ShapeStyle {
+    whose.colour().stroke_width(if whose == Whose::Formula { 9 * scale } else { 2 * scale })
+}
+
+/// A horizontal line, or the dashes of it.
+fn dashes(whose: Whose, from: i32, to: i32, scale: i32) -> Vec<[i32; 2]> {
+    if whose != Whose::Burn {
+        return vec![[from, to]];
+    }
+    let (dash, gap) = (6 * scale, 4 * scale);
+    (from..to).step_by((dash + gap) as usize).map(|at| [at, (at + dash).min(to)]).collect()
+}
+
+fn mark<DB: DrawingBackend>(
+    area: &Area<DB>,
+    style: Style,
+    at: (i32, i32),
+    scale: u32,
+) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
+    let (colour, size) = (style.whose.colour(), 4 * scale as i32);
+    let [fill, line] = [colour.filled(), colour.stroke_width(scale)];
+    // Hollow: the line below does not show.
+    let ours = style.whose == Whose::Ours;
+    let inner = if ours { fill } else { WHITE.filled() };
+    let square = |size: i32| [(at.0 - size, at.1 - size), (at.0 + size, at.1 + size)];
+    match (style.whose, style.marker) {
+        (Whose::Formula, _) => Ok(()),
+        (_, Marker::Circle) => {
+            area.draw(&Circle::new(at, size, inner))?;
+            area.draw(&Circle::new(at, size, line))
+        }
+        (_, Marker::Square) => {
+            area.draw(&Rectangle::new(square(size), inner))?;
+            area.draw(&Rectangle::new(square(size), line))
+        }
+        (_, Marker::Triangle) => {
+            area.draw(&TriangleMarker::new(at, size * 3 / 2, fill))?;
+            if ours { Ok(()) } else { area.draw(&TriangleMarker::new(at, size * 3 / 4, inner)) }
+        }
+        (_, Marker::Cross) => area.draw(&Cross::new(at, size, colour.stroke_width(2 * scale))),
+    }
+}
+
+/// From the least to the most of the values, as the scale asks for.
+fn range(values: impl Iterator<Item = f64> + Clone, scale: Scale, room: f64) -> std::ops::Range<f64> {
+    let most = values.clone().fold(f64::MIN, f64::max).max(f64::MIN_POSITIVE);
+    match scale {
+        Scale::Linear => 0.0..if most > 1e-9 { most * room } else { 1.0 },
+        Scale::Log(base) => {
+            let least = values.filter(|&value| value > 0.0).fold(most, f64::min);
+            let base = f64::from(base);
+            let step = |value: f64, round: fn(f64) -> f64| base.powf(round(value.log(base) * 2.0) / 2.0);
+            let (low, high) = (step(least, f64::floor), step(most, f64::ceil));
+            if low < high { low..high } else { low / base..high * base }
+        }
+    }
+}
+
+fn draw_panel<DB: DrawingBackend>(panel: &Panel, area: &Area<DB>, scale: u32) -> Result<(), Box<dyn Error>>
+where
+    DB::ErrorType: 'static,
+{
+    let points = || panel.series.iter().flat_map(|series| &series.points);
+    let y = range(points().map(|point| point.1), panel.y.scale, 1.08);
+    if !panel.bars.is_empty() {
+        let x = -0.5..panel.bars.len() as f64 - 0.5;
+        return draw_chart(panel, area, scale, x, y);
+    }
+    let x = range(points().map(|point| point.0), panel.x.scale, 1.03);
+    let base = |base: u8| f64::from(base);
+    match (panel.x.scale, panel.y.scale) {
+        (Scale::Linear, Scale::Linear) => draw_chart(panel, area, scale, x, y),
+        (Scale::Log(b), Scale::Linear) => draw_chart(panel, area, scale, x.log_scale().base(base(b)), y),
+        (Scale::Linear, Scale::Log(b)) => draw_chart(panel, area, scale, x, y.log_scale().base(base(b))),
+        (Scale::Log(a), Scale::Log(b)) => {
+            draw_chart(panel, area, scale, x.log_scale().base(base(a)), y.log_scale().base(base(b)))
+        }
+    }
+}
+
+/// A number on an axis.
+fn tick(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        large if large >= 10.0 => format!("{value:.0}"),
+        middle if middle >= 1.0 => format!("{:.1}", value).trim_end_matches(".0").into(),
+        small if small >= 1e-3 => format!("{value:.4}").trim_end_matches('0').trim_end_matches('.').into(),
+        _ => format!("{value:.0e}"),
+    }
+}
+
+fn draw_chart<DB, X, Y>(panel: &Panel, area: &Area<DB>, scale: u32, x: X, y: Y) -> Result<(), Box<dyn Error>>
+where
+    DB: DrawingBackend,
+    DB::ErrorType: 'static,
+    X: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64>,
+    Y: AsRangedCoord<Value = f64>,
+    Y::CoordDescType: ValueFormatter<f64>,
+{
+    let font = |size: u32| (FONT, scale * size).into_font();
+    let is_bars = !panel.bars.is_empty();
+    let mut chart = ChartBuilder::on(area)
+        .margin(10 * scale)
+        .margin_right(18 * scale)
+        .caption(&panel.title, font(16))
+        .x_label_area_size(if is_bars { 62 } else { 44 } * scale)
+        .y_label_area_size(64 * scale)
+        .build_cartesian_2d(x, y)?;
+    let none = |_: &f64| String::new();
+    let mut mesh = chart.configure_mesh();
+    mesh.light_line_style(TRANSPARENT)
+        .bold_line_style(RGBColor(215, 215, 215).stroke_width(scale))
+        .axis_style(BLACK.stroke_width(scale))
+        .label_style(font(13))
+        .axis_desc_style(font(14))
+        .x_desc(&panel.x.label)
+        .y_desc(&panel.y.label)
+        .y_label_formatter(&|value: &f64| tick(*value))
+        .y_labels(7)
+        .x_labels(7);
+    if is_bars {
+        mesh.disable_x_mesh().x_label_formatter(&none).draw()?;
+    } else {
+        mesh.x_label_formatter(&|value: &f64| tick(*value)).draw()?;
+    }
+    if is_bars { draw_bars(panel, area, &mut chart, scale) } else { draw_lines(panel, area, &chart, scale) }
+}
+
+fn draw_lines<DB, X, Y>(
+    panel: &Panel,
+    area: &Area<DB>,
+    chart: &ChartContext<'_, DB, Cartesian2d<X, Y>>,
+    scale: u32,
+) -> Result<(), Box<dyn Error>>
+where
+    DB: DrawingBackend,
+    DB::ErrorType: 'static,
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+{
+    let corner = area.get_pixel_range();
+    let (left, top) = (corner.0.start, corner.1.start);
+    let of = |whose| panel.series.iter().filter(move |series| series.style.whose == whose);
+    for series in Whose::FROM_BELOW.into_iter().flat_map(of) {
+        let at = |point: &(f64, f64)| {
+            let (x, y) = chart.backend_coord(point);
+            (x - left, y - top)
+        };
+        let points: Vec<(i32, i32)> = series.points.iter().map(at).collect();
+        for dash in along(&points, series.style.whose, scale) {
+            area.draw(&PathElement::new(dash, stroke(series.style.whose, scale)))?;
+        }
+        for &point in &points {
+            mark(area, series.style, point, scale)?;
+        }
+    }
+    Ok(())
+}
+
+/// The lines from point to point, or the dashes of them.
+fn along(points: &[(i32, i32)], whose: Whose, scale: u32) -> Vec<[(i32, i32); 2]> {
+    let mut lines = vec![];
+    for pair in points.windows(2) {
+        let (from, to) = (pair[0], pair[1]);
+        let (dx, dy) = (f64::from(to.0 - from.0), f64::from(to.1 - from.1));
+        let length = dx.hypot(dy);
+        let place = |at: i32| {
+            let part = f64::from(at) / length;
+            (from.0 + (dx * part).round() as i32, from.1 + (dy * part).round() as i32)
+        };
+        if length >= 1.0 {
+            let dashes = dashes(whose, 0, length as i32, scale as i32);
+            lines.extend(dashes.into_iter().map(|dash| dash.map(place)));
+        }
+    }
+    lines
+}
+
+fn draw_bars<DB, X, Y>(
+    panel: &Panel,
+    area: &Area<DB>,
+    chart: &mut ChartContext<'_, DB, Cartesian2d<X, Y>>,
+    scale: u32,
+) -> Result<(), Box<dyn Error>>
+where
+    DB: DrawingBackend,
+    DB::ErrorType: 'static,
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+{
+    let groups = panel.series.len().max(1) as f64;
+    for (number, series) in panel.series.iter().enumerate() {
+        let colour = series.style.whose.colour();
+        for &(x, y) in &series.points {
+            let width = 0.8 / groups;
+            let from = x - 0.4 + number as f64 * width;
+            let bar = [(from, 0.0), (from + width * 0.92, y)];
+            chart.draw_series([Rectangle::new(bar, colour.filled())])?;
+        }
+    }
+    // Names in up to three lines below the bars.
+    let corner = area.get_pixel_range();
+    let style = (FONT, scale * 12).into_font().color(&BLACK).pos(Pos::new(HPos::Center, VPos::Top));
+    for (number, name) in panel.bars.iter().enumerate() {
+        let (x, y) = chart.backend_coord(&(number as f64, 0.0));
+        for (line, text) in name.split_whitespace().enumerate() {
+            let y = y - corner.1.start + (8 + 13 * line as i32) * scale as i32;
+            area.draw(&Text::new(text.to_string(), (x - corner.0.start, y), style.clone()))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_hold_their_values() {
+        assert_eq!(range([1.0, 4.0].into_iter(), Scale::Linear, 1.25), 0.0..5.0);
+        assert_eq!(range([3.0, 16.0].into_iter(), Scale::Log(2), 1.0), 2f64.powf(1.5)..16.0);
+        assert_eq!(range([4.0].into_iter(), Scale::Log(2), 1.0), 2.0..8.0);
+        assert_eq!(range([].into_iter(), Scale::Linear, 1.0), 0.0..1.0);
+    }
+
+    #[test]
+    fn numbers_on_axes_are_short() {
+        let ticks = [0.0, 0.05, 1.5, 2.0, 64.0, 1e-6].map(tick);
+        assert_eq!(ticks, ["0", "0.05", "1.5", "2", "64", "1e-6"]);
+    }
+
+    #[test]
+    fn both_files_are_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let style = Style { whose: Whose::Burn, marker: Marker::Circle };
+        let series = Series { name: "Burn".into(), style, points: vec![(1.0, 2.0), (2.0, 4.0)] };
+        let panel = |bars: Vec<String>| Panel {
+            title: "of two points".into(),
+            x: Axis::log("layers", 2),
+            y: Axis::linear("MiB"),
+            series: vec![series.clone()],
+            bars,
+        };
+        let panels = vec![panel(vec![]), panel(vec!["a".into(), "b".into(), "c d".into()])];
+        let figure = Figure { name: "small".into(), title: "Small".into(), columns: 2, panels };
+        write(&figure, directory.path()).unwrap();
+        let svg = fs::read_to_string(directory.path().join("small.svg")).unwrap();
+        assert!(svg.contains("of two points") && svg.contains("MiB"));
+        assert!(fs::read(directory.path().join("small.png")).unwrap().starts_with(b"\x89PNG"));
+    }
+}

@@ -1,0 +1,78 @@
+//! The experiments behind the tables and figures of `paper/README.md`, in one command.
+//!
+//! ```sh
+//! cargo run --release -p burn-memsave-paper -- all          # everything, at the usual sizes
+//! cargo run --release -p burn-memsave-paper -- layers       # one experiment
+//! cargo run --release -p burn-memsave-paper -- all --quick  # everything, small, into target/paper-quick
+//! cargo run --release -p burn-memsave-paper -- render       # tables, figures and README.md from the results that are there
+//! ```
+#![recursion_limit = "256"]
+use burn_memsave::measure::TrackingAllocator;
+use clap::Parser;
+use std::{error::Error, path::PathBuf};
+
+mod experiments;
+mod figures;
+mod runner;
+
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+
+/// Runs the experiments of the paper, and makes its tables and figures.
+#[derive(Parser)]
+#[command(name = "burn-memsave-paper")]
+struct Args {
+    /// Experiments (--list names them), `all`, or `render`: tables and figures of the results that are there.
+    #[arg(required_unless_present_any = ["list", "child"])]
+    names: Vec<String>,
+    /// Small sizes, whose times mean nothing: to see that everything runs. Written to target/paper-quick.
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// More and larger models.
+    #[arg(long)]
+    full: bool,
+    /// Where tensors are.
+    #[arg(long, value_enum, default_value_t)]
+    device: experiments::DeviceName,
+    /// Runs what has results already, too.
+    #[arg(long)]
+    again: bool,
+    /// Names the experiments, and what they are.
+    #[arg(long)]
+    list: bool,
+    /// The directory of `README.md`, `results` and `figures`.
+    #[arg(long)]
+    output: Option<PathBuf>,
+    /// A measurement that needs a process of its own, as JSON.
+    #[arg(long, hide = true)]
+    child: Option<String>,
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    if let Some(child) = &args.child {
+        println!("{}", experiments::lazy::in_child(child)?);
+        return Ok(());
+    }
+    if args.list {
+        experiments::ALL
+            .iter()
+            .for_each(|experiment| println!("{:12} {}", experiment.name, experiment.about));
+        return Ok(());
+    }
+    let paper = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let output = args.output.unwrap_or_else(|| match args.quick {
+        true => paper.join("../target/paper-quick"),
+        false => paper.clone(),
+    });
+    let size = match (args.quick, args.full) {
+        (true, _) => experiments::Size::Quick,
+        (_, true) => experiments::Size::Full,
+        _ => experiments::Size::Usual,
+    };
+    let settings = experiments::Settings { size, device: args.device };
+    if args.names != ["render"] {
+        runner::run(&args.names, &settings, args.again, &output)?;
+    }
+    runner::render(&paper.join("README.md"), &output)
+}
