@@ -10,7 +10,9 @@ use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
 use burn_memsave_paper::text::{
     Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Gpt2Size, T5Size, memsave, stock,
 };
-use burn_memsave_paper::vision::{self, Classifier, ConvNext, EfficientNet, MobileNet, ResNet, Vgg, Vit};
+use burn_memsave_paper::vision::{
+    self, Classifier, ConvNext, DeepLab, EfficientNet, Fcn, MobileNet, ResNet, Segmenter, UNet, Vgg, Vit,
+};
 
 /// Those whose name contains `filter`.
 pub fn measure(device: &Device, filter: &str) -> Result<Vec<Measured>, &'static str> {
@@ -26,6 +28,12 @@ pub fn measure(device: &Device, filter: &str) -> Result<Vec<Measured>, &'static 
     models.classifier::<_, s::convnext::Net, m::convnext::Net>("ConvNeXt", size)?;
     let size = Vit { image: 64, patch: 8, layers: 2, heads: 4, width: 64, hidden: 256, ..Vit::B16 };
     models.classifier::<_, s::vit::Net, m::vit::Net>("ViT", size)?;
+    let backbone = ResNet { blocks: [2, 1, 1, 1], width: 8, dilated: [false, true, true], ..ResNet::D50 };
+    let size = DeepLab { backbone, width: 12, classes: 3, ..DeepLab::D101 };
+    models.segmenter::<_, s::deeplab::Net, m::deeplab::Net>("DeepLabV3", size)?;
+    let size = Fcn { backbone, classes: 3, ..Fcn::D101 };
+    models.segmenter::<_, s::fcn::Net, m::fcn::Net>("FCN", size)?;
+    models.segmenter::<_, s::unet::Net, m::unet::Net>("U-Net", UNet { width: 8, ..UNet::CLASSIC })?;
     models.encoder::<stock::bert::Bert, memsave::bert::Bert>("BERT")?;
     let size = Gpt2Size { vocabulary: 500, width: 64, heads: 4, layers: 2, length: 64, dropout: 0.1 };
     models.decoder::<_, stock::gpt2::Gpt2, memsave::gpt2::Gpt2>("GPT-2", size)?;
@@ -48,16 +56,44 @@ impl Models<'_> {
         model: &str,
         variant: V,
     ) -> Result<(), &'static str> {
+        let device = self.device;
+        self.on_images(
+            model,
+            (&|| S::new(variant, device), |model: &S, images| model.forward(images).sum()),
+            (&|| M::new(variant, device), |model: &M, images| model.forward(images).sum()),
+        )
+    }
+
+    fn segmenter<V: Copy, S: Segmenter<Variant = V>, M: Segmenter<Variant = V>>(
+        &mut self,
+        model: &str,
+        variant: V,
+    ) -> Result<(), &'static str> {
+        let device = self.device;
+        self.on_images(
+            model,
+            (&|| S::new(variant, device), |model: &S, images| model.forward(images).sum()),
+            (&|| M::new(variant, device), |model: &M, images| model.forward(images).sum()),
+        )
+    }
+
+    /// Networks, and their losses, in every case.
+    fn on_images<S: Module, M: Module>(
+        &mut self,
+        model: &str,
+        (stock, stock_loss): (&dyn Fn() -> S, fn(&S, Tensor<4>) -> Tensor<1>),
+        (ours, our_loss): (&dyn Fn() -> M, fn(&M, Tensor<4>) -> Tensor<1>),
+    ) -> Result<(), &'static str> {
         for case in Case::ALL {
             let images = Tensor::<4>::random([2, 3, 64, 64], Distribution::Default, self.device);
             let images = if case.tracks_input() { images.require_grad() } else { images };
             self.model(
                 format!("{model}, {}", case.name()),
                 images,
-                || case.prepare(S::new(variant, self.device)),
-                || case.prepare(M::new(variant, self.device)),
-                |model: &S, images| model.forward(images).sum(),
-                |model: &M, images| model.forward(images).sum(),
+                || case.prepare(stock()),
+                || case.prepare(ours()),
+                stock_loss,
+                our_loss,
             )?;
         }
         Ok(())

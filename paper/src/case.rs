@@ -129,7 +129,7 @@ fn layers<M: Module>(model: &M) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vision::{Classifier, Depth, EfficientNet, memsave::efficientnet, memsave::resnet};
+    use crate::vision::{Classifier, EfficientNet, ResNet, memsave::efficientnet, memsave::resnet};
     use burn::tensor::Device;
 
     /// The paths of the parameters that require a gradient.
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn a_quarter_of_a_residual_network_is_a_stage() {
         let device = Device::flex().autodiff();
-        let of = |case: Case| trainable(&case.prepare(resnet::Net::new(Depth::D18, &device)));
+        let of = |case: Case| trainable(&case.prepare(resnet::Net::new(ResNet::D18, &device)));
         let starts = |path: &String, of: [&str; 2]| of.iter().any(|start| path.starts_with(start));
         let (first, last) = (of(Case::FirstQuarter), of(Case::LastQuarter));
         assert!(

@@ -99,37 +99,40 @@ struct Side<M> {
     forward: Forward<M>,
 }
 
-/// Training, and then evaluation with the running statistics that the training left: outputs and all gradients are `within`.
+/// Training, and then evaluation with the running statistics that the training left: outputs and all gradients are `within`; in f32
+/// outputs only, since rounding puts a number on the other side of the kink of a relu now and then, in stock's as in ours, and all
+/// gradients before it are others.
 fn compare<S: Module, M: Module>(
     (stock, ours): (&Side<S>, &Side<M>),
     size: usize,
     (dtype, within): (DType, f64),
-    seed: u64,
-) -> Result<(), String> {
+) {
     static GENERATOR: Mutex<()> = Mutex::new(());
     let device = Device::flex().autodiff();
     let turn = GENERATOR.lock().unwrap_or_else(PoisonError::into_inner);
-    device.seed(seed);
+    device.seed(7);
     let theirs = (stock.new)(&device).map(&mut Cast(dtype));
     let images = Tensor::<4>::random([4, 3, size, size], Distribution::Normal(0.0, 1.0), &device);
     drop(turn);
     let images = images.cast(dtype);
     let model = (ours.new)(&device).load_record(theirs.clone().into_record());
-    differences(&step(&model, ours.forward, &images), &step(&theirs, stock.forward, &images), within)?;
-    let (model, theirs) = (model.freeze(), theirs.freeze());
-    let (found, expected) = (step(&model, ours.forward, &images), step(&theirs, stock.forward, &images));
-    assert_eq!(found.len(), 2, "nothing but the input has a gradient");
-    differences(&found, &expected, within)
+    let agree = |model: &M, theirs: &S| {
+        let (mut found, mut expected) =
+            (step(model, ours.forward, &images), step(theirs, stock.forward, &images));
+        let gradients = found.len() - 1;
+        if dtype == DType::F32 {
+            [&mut found, &mut expected].map(|results| results.retain(|name, _| name == "the output"));
+        }
+        differences(&found, &expected, within).unwrap_or_else(|error| panic!("{dtype:?}: {error}"));
+        gradients
+    };
+    assert!(agree(&model, &theirs) > 1);
+    assert_eq!(agree(&model.freeze(), &theirs.freeze()), 1, "nothing but the input has a gradient");
 }
 
-/// In f64, and in f32. There, rounding puts a number on the other side of the kink of a relu now and then (in one run of 20), and all
-/// gradients before it are others: then other numbers are tried, twice.
 fn networks<S: Module, M: Module>(stock: Side<S>, ours: Side<M>, size: usize, within: f64) {
-    let sides = (&stock, &ours);
-    compare(sides, size, (DType::F64, within), 7).unwrap_or_else(|error| panic!("f64: {error}"));
-    let single = |seed| compare(sides, size, (DType::F32, 1e-4), seed);
-    let result = single(7).or_else(|_| single(8)).or_else(|_| single(9));
-    result.unwrap_or_else(|error| panic!("f32: {error}"));
+    compare((&stock, &ours), size, (DType::F64, within));
+    compare((&stock, &ours), size, (DType::F32, 1e-4));
 }
 
 fn classifier<M: Classifier<Variant: 'static>>(variant: M::Variant) -> Side<M> {
