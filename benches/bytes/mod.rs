@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 /// A layer and what is tracked.
 #[derive(Clone, Debug)]
+#[allow(dead_code, reason = "every bench uses its part")]
 pub struct Row {
     pub layer: String,
     /// "trainable", "frozen", or "-" if there are none.
