@@ -4,6 +4,7 @@ use super::{ConvKernels, Convolution, correlate, sizes, transposed};
 use crate::backend::cpu::{CpuBackend, CpuElement, accumulators_of, parallel, with_element};
 use crate::backend::wide;
 use crate::ops::batch_norm::cpu::Affine;
+use crate::ops::linear::LinearKernels;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16, ops::ConvOptions};
 use geometry::{Axes, Axis, Planes, Weighted};
@@ -108,6 +109,10 @@ impl<B: CpuBackend> ConvKernels for B {
             return correlate::<B, N>(signal, dy, &weight, &options);
         }
         let phase = axes(&input, &sizes(&output), &weight, &options).convolution();
+        let copied = input.num_elements() + output.num_elements();
+        if phase.is_pointwise() && options.groups == 1 && copied <= weight.num_elements() {
+            return B::float_reshape(B::dense_weight_backward(points::<B>(dy), points::<B>(signal)), weight);
+        }
         let [signal, dy] = [signal, dy].map(B::contiguous);
         with_element!(dy.dtype(), "convolution", E => {
             let signal = planes(B::as_slice::<E>(&signal), &input, options.groups);
@@ -119,6 +124,16 @@ impl<B: CpuBackend> ConvKernels for B {
             B::from_vec(gradient, weight)
         })
     }
+}
+
+/// A row of channels for every point of all images. Where they are fewer than a weight has elements, the product of two such copies writes
+/// its gradient at once, and [`implicit::weight_gradient`] would have sums of the same size beside it.
+fn points<B: CpuBackend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = x.shape();
+    let (batch, channels) = (shape[0], shape[1]);
+    let size = shape[2..].iter().product::<usize>();
+    let x = B::float_swap_dims(B::float_reshape(x, Shape::new([batch, channels, size])), 1, 2);
+    B::float_reshape(x, Shape::new([batch * size, channels]))
 }
 
 /// A convolution in dtype `E`, and if there is a norm, the ReLU of its result normalized.
