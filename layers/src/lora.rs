@@ -1,9 +1,9 @@
 //! Fine-tuning with low-rank adapters ([LoRA](https://arxiv.org/abs/2106.09685)), with Burn's own tools.
 //!
-//! [`Module::apply_lora`](burn::module::Module::apply_lora) freezes a model and attaches an [adapter](LoraAdapter) to each of
+//! [`Module::apply_lora`] freezes a model and attaches an [adapter](LoraAdapter) to each of
 //! its matrices. Stock layers compute the effective weight, `weight + scale a b`, at every use, keep it, and compute its full
 //! gradient; the layers of this library compute `x weight + scale (x a) b`. The same goes for
-//! [`Module::apply_qlora`](burn::module::Module::apply_qlora), where the frozen weight is quantized and stays so: it is
+//! [`Module::apply_qlora`], where the frozen weight is quantized and stays so: it is
 //! dequantized at every use, on CPU backends block by block.
 //!
 //! - Merging: `model.valid().materialize()` folds the adapters into the weights, see

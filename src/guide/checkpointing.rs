@@ -29,7 +29,7 @@
 //! let device = Device::flex().autodiff();
 //! let config = PositionWiseFeedForwardConfig::new(32, 128).with_dropout(0.0);
 //! let blocks: Blocks = (0..8).map(|_| config.init(&device)).collect();
-//! let x = Tensor::random([8, 128, 32], Distribution::Default, &device);
+//! let x = Tensor::random([64, 128, 32], Distribution::Default, &device);
 //!
 //! let whole = measure_step(&blocks, x.clone(), loss).peak.unwrap(); // outside of a plan a block is just itself
 //! let budget = whole * 6 / 10;

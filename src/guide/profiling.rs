@@ -33,7 +33,7 @@
 //! let device = Device::flex().autodiff();
 //! let config = PositionWiseFeedForwardConfig::new(32, 128).with_dropout(0.0);
 //! let blocks: Blocks = (0..2).map(|_| config.init(&device)).collect();
-//! let x = Tensor::<3>::ones([8, 128, 32], &device);
+//! let x = Tensor::<3>::ones([64, 128, 32], &device);
 //!
 //! let step = measure_step(&blocks, x.clone(), loss);
 //! println!("{step}");
@@ -43,7 +43,7 @@
 //! println!("{ledger}"); // also as CSV and JSON
 //! let first = ledger.rows.iter().filter(|row| row.module.starts_with("0") && row.counts());
 //! let of_first: u64 = first.filter_map(|row| row.bytes).sum();
-//! assert_eq!(of_first, 4 * 8 * 128 * (32 + 128)); // the inputs of its first layer and of its activation
+//! assert_eq!(of_first, 4 * 64 * 128 * (32 + 128)); // the inputs of its first layer and of its activation
 //! assert!(ledger.fallbacks().next().is_none()); // no operation of Burn ran in the place of one of ours
 //! assert!(ledger.total() <= step.kept.unwrap());
 //!

@@ -186,7 +186,7 @@ impl ProfileOptions {
 ///
 /// let device = Device::flex().autodiff();
 /// let model: Vec<Linear> = (0..8).map(|_| LinearConfig::new(64, 64).init(&device)).collect();
-/// let x = Tensor::ones([512, 64], &device);
+/// let x = Tensor::ones([8192, 64], &device);
 /// let profile = profile(&model, x, &ProfileOptions::new(), loss)?;
 /// assert_eq!((profile.blocks.len(), profile.blocks[3].module.as_str()), (8, "3"));
 /// let plan = profile.plan(profile.most() * 3 / 4)?;

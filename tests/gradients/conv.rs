@@ -183,6 +183,16 @@ macro_rules! conv {
                 });
             }
 
+            /// A weight that is larger than what it is multiplied with.
+            #[test]
+            fn of_few_points_equals_stock() {
+                let few = Convolution { groups: 1, channels: [40, 30], ..fixed::<$rank>(2, 1, 1, (0, 0)) };
+                for dtype in HALF.into_iter().chain([DType::F32, DType::F64]) {
+                    let check = Check::new(few.conv_inputs::<$dims>(), Setting::of(dtype));
+                    check.compare(&ours(few.options()), &stock(few.options()));
+                }
+            }
+
             #[test]
             fn equals_stock_in_half_precision() {
                 for dtype in HALF {

@@ -277,6 +277,15 @@ fn of_many_tiles() {
         Definition { small: square(16), stride: [1, 2, 2], ..base.clone() },
         Definition { kernel: square(1), padding: [0; AXES], channels: [129, 17], ..base.clone() },
         Definition { kernel: square(1), padding: [0; AXES], channels: [17, 129], ..base.clone() },
+        // A weight that is larger than what it is multiplied with.
+        Definition {
+            kernel: square(1),
+            padding: [0; AXES],
+            channels: [50, 70],
+            large: square(2),
+            small: square(2),
+            ..base.clone()
+        },
         Definition { groups: 40, channels: [1, 1], ..base.clone() },
         Definition { groups: 40, channels: [1, 1], small: square(16), stride: [1, 2, 2], ..base.clone() },
         Definition { groups: 4, channels: [5, 7], ..base.clone() },
