@@ -103,7 +103,7 @@ impl Chooser {
     /// The least peak that any choice has.
     pub(super) fn least(&self) -> i64 {
         let least = self.best(|peak, reached, _| Some(peak.max(reached.max(0) as u64)));
-        least.map_or(0, |(_, peak)| peak as i64) * self.granule
+        (least.map_or(0, |(_, peak)| peak as i64) * self.granule).min(self.cheapest.1)
     }
 
     /// In granules.
