@@ -106,10 +106,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let names: HashSet<&str> = measured.iter().map(|row| row.name.as_str()).collect();
     let gone = record.names().filter(|name| name.contains(&args.filter) && !names.contains(name));
     faults.extend(gone.map(|name| format!("{name} is recorded, and was not measured")));
-    match faults.is_empty() {
-        true => Ok(println!("{} rows need no more than recorded, and no more than Burn", measured.len())),
-        false => Err(format!("{}\nIf it is meant to be: --record", faults.join("\n")).into()),
+    if !faults.is_empty() {
+        return Err(format!("{}\nIf it is meant to be: --record", faults.join("\n")).into());
     }
+    println!("{} rows need no more than recorded, and no more than Burn", measured.len());
+    Ok(())
 }
 
 /// Everything whose name contains `filter`.

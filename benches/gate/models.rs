@@ -44,6 +44,9 @@ pub fn measure(device: &Device, filter: &str) -> Result<Vec<Measured>, &'static 
     Ok(models.measured)
 }
 
+/// Makes a network for images, and its loss.
+type OnImages<'a, M> = (&'a dyn Fn() -> M, fn(&M, Tensor<4>) -> Tensor<1>);
+
 struct Models<'a> {
     device: &'a Device,
     filter: &'a str,
@@ -81,8 +84,8 @@ impl Models<'_> {
     fn on_images<S: Module, M: Module>(
         &mut self,
         model: &str,
-        (stock, stock_loss): (&dyn Fn() -> S, fn(&S, Tensor<4>) -> Tensor<1>),
-        (ours, our_loss): (&dyn Fn() -> M, fn(&M, Tensor<4>) -> Tensor<1>),
+        (stock, stock_loss): OnImages<'_, S>,
+        (ours, our_loss): OnImages<'_, M>,
     ) -> Result<(), &'static str> {
         for case in Case::ALL {
             let images = Tensor::<4>::random([2, 3, 64, 64], Distribution::Default, self.device);
