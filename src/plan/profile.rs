@@ -173,20 +173,20 @@ impl ProfileOptions {
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_memsave::measure::TrackingAllocator;
-/// use burn_memsave::nn::{Linear, LinearConfig, activation::Gelu};
+/// use burn_memsave::nn::transformer::{PositionWiseFeedForward, PositionWiseFeedForwardConfig};
 /// use burn_memsave::plan::{ProfileOptions, block, profile};
 ///
 /// #[global_allocator]
 /// static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 ///
-/// fn loss(model: &Vec<Linear>, x: Tensor<2>) -> Tensor<1> {
-///     let x = model.iter().fold(x, |x, linear| block(linear, x, |linear, x: Tensor<2>| Gelu::new().forward(linear.forward(x))));
-///     x.mean()
+/// fn loss(model: &Vec<PositionWiseFeedForward>, x: Tensor<3>) -> Tensor<1> {
+///     model.iter().fold(x, |x, layer| block(layer, x, |layer, x: Tensor<3>| layer.forward(x))).mean()
 /// }
 ///
 /// let device = Device::flex().autodiff();
-/// let model: Vec<Linear> = (0..8).map(|_| LinearConfig::new(64, 64).init(&device)).collect();
-/// let x = Tensor::ones([8192, 64], &device);
+/// let config = PositionWiseFeedForwardConfig::new(32, 128).with_dropout(0.0);
+/// let model: Vec<PositionWiseFeedForward> = (0..8).map(|_| config.init(&device)).collect();
+/// let x = Tensor::ones([64, 128, 32], &device);
 /// let profile = profile(&model, x, &ProfileOptions::new(), loss)?;
 /// assert_eq!((profile.blocks.len(), profile.blocks[3].module.as_str()), (8, "3"));
 /// let plan = profile.plan(profile.most() * 3 / 4)?;

@@ -65,6 +65,7 @@ impl OptimizerKernels for Cube {
     }
 }
 
+#[allow(clippy::type_complexity, reason = "Burn's macro reads the tuple")]
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait OptimizerCube: Backend {
     /// The weight, and both moments.
