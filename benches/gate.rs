@@ -29,9 +29,12 @@ static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 /// The graph's own records, and tables that double: what bytes kept may differ by.
 const RECORDS: u64 = 4096;
 
-/// What a thread works in beside its tensors, of absolute size: tiles of matrix products, planes with their padding. They depend on the
-/// caches of the machine.
-const SCRATCH: u64 = 1 << 18;
+/// What a thread works in beside its tensors, of absolute size: tiles of matrix products, planes with their padding. Burn's and ours are
+/// not the same.
+const SCRATCH: u64 = 1 << 19;
+
+/// The same, as it was recorded on another machine, with other caches and vectors.
+const SCRATCH_OF_MACHINES: u64 = 1 << 20;
 
 /// Fails when a layer or a model needs more memory than it did, or than stock Burn.
 #[derive(Parser)]
@@ -75,7 +78,7 @@ impl Measured {
         match recorded {
             Some(recorded) => {
                 expect("keeps", self.ours.kept, recorded.kept + RECORDS, "recorded");
-                expect("peaks at", self.ours.peak, recorded.peak + SCRATCH, "recorded");
+                expect("peaks at", self.ours.peak, recorded.peak + SCRATCH_OF_MACHINES, "recorded");
             }
             None => faults.push(format!("{} is not recorded", self.name)),
         }
