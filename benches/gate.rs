@@ -119,8 +119,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// Everything whose name contains `filter`.
 fn measure(filter: &str) -> Result<Vec<Measured>, Box<dyn Error>> {
     let device = Device::flex().autodiff();
-    let mut layers = Bytes { device: &device, filter: "", smaller: true, rows: vec![] };
-    layers.filter = filter;
+    let mut layers = Bytes { device: &device, filter, smaller: true, rows: vec![] };
     table::visit(&mut layers);
     let mut measured = vec![];
     for row in layers.rows {

@@ -65,10 +65,6 @@ impl Profile {
     ///
     /// If no plan needs as little.
     pub fn plan(&self, budget: u64) -> Result<Plan, PlanError> {
-        let kept = vec![0; self.chain.len()];
-        if self.most() <= budget {
-            return Ok(self.planned(&kept));
-        }
         let chooser = Chooser::new(&self.chain);
         let choice = i64::try_from(budget).map_or(i64::MAX / 2, |budget| budget.min(i64::MAX / 2));
         let choice = chooser

@@ -105,56 +105,60 @@ fn subjects(settings: &Settings) -> Vec<Subject> {
     subjects
 }
 
-/// A network that says what is in images `[batch, 3, size, size]`.
+impl Subject {
+    /// In every case, of images `[batch, 3, size, size]`.
+    fn of_images(name: &'static str, [batch, size]: [usize; 2], burn: Make, ours: Make) -> Self {
+        Self { name, input: format!("{batch} x {size} x {size}"), cases: Case::ALL.into(), burn, ours }
+    }
+}
+
+/// A network that says what is in images.
 fn classifier<V, S, M>(name: &'static str, variant: V, images: [usize; 2]) -> Subject
 where
     V: Copy + 'static,
     S: Classifier<Variant = V> + 'static,
     M: Classifier<Variant = V> + 'static,
 {
-    fn make<M: Classifier + 'static>(variant: M::Variant, images: [usize; 2]) -> Make
-    where
-        M::Variant: 'static,
-    {
-        on_images(images, move |device| M::new(variant, device), |model, images| model.forward(images).sum())
-    }
-    let cases = Case::ALL.into();
-    Subject {
+    Subject::of_images(
         name,
-        input: size_of(images),
-        cases,
-        burn: make::<S>(variant, images),
-        ours: make::<M>(variant, images),
-    }
+        images,
+        on_images(
+            images,
+            move |device| S::new(variant, device),
+            |model: &S, images| model.forward(images).sum(),
+        ),
+        on_images(
+            images,
+            move |device| M::new(variant, device),
+            |model: &M, images| model.forward(images).sum(),
+        ),
+    )
 }
 
-/// A network that says what is at every pixel of images `[batch, 3, size, size]`.
+/// A network that says what is at every pixel of images.
 fn segmenter<V, S, M>(name: &'static str, variant: V, images: [usize; 2]) -> Subject
 where
     V: Copy + 'static,
     S: Segmenter<Variant = V> + 'static,
     M: Segmenter<Variant = V> + 'static,
 {
-    fn make<M: Segmenter + 'static>(variant: M::Variant, images: [usize; 2]) -> Make
-    where
-        M::Variant: 'static,
-    {
-        on_images(images, move |device| M::new(variant, device), |model, images| model.forward(images).sum())
-    }
-    let cases = Case::ALL.into();
-    Subject {
+    Subject::of_images(
         name,
-        input: size_of(images),
-        cases,
-        burn: make::<S>(variant, images),
-        ours: make::<M>(variant, images),
-    }
+        images,
+        on_images(
+            images,
+            move |device| S::new(variant, device),
+            |model: &S, images| model.forward(images).sum(),
+        ),
+        on_images(
+            images,
+            move |device| M::new(variant, device),
+            |model: &M, images| model.forward(images).sum(),
+        ),
+    )
 }
 
-fn size_of([batch, size]: [usize; 2]) -> String {
-    format!("{batch} x {size} x {size}")
-}
-
+/// Makes the step of a network and its loss.
 fn on_images<M: Module + 'static>(
     [batch, size]: [usize; 2],
     new: impl Fn(&Device) -> M + 'static,
