@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo bench --bench devices --no-default-features --features wgpu -- conv2d
-//! cargo bench --bench devices --no-default-features --features wgpu,fusion -- --csv fused.csv
+//! cargo bench --bench devices --no-default-features --features wgpu,fusion -- --csv fused.csv --card lavapipe
 //! ```
 //!
 //! With `cuda` in the place of `wgpu` it runs on CUDA; `--large` measures whole models of the size of a GPU instead. Bytes in use are read whenever a kernel is launched; "kept" is what lives
@@ -43,6 +43,7 @@ use table::{
 
 #[path = "devices/large.rs"]
 mod large;
+mod recorded;
 #[path = "../tests/table/mod.rs"]
 mod table;
 
@@ -55,8 +56,8 @@ struct Args {
     /// Also writes it to this file, with the name of the device.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// How the device is called in that file.
-    #[arg(long, default_value = "")]
+    /// How the device is called in these files.
+    #[arg(long, default_value = "a device")]
     card: String,
     /// Whole models and layers of the size of a GPU, instead of the table.
     #[arg(long)]
@@ -148,16 +149,18 @@ struct Side {
 struct Row {
     layer: String,
     parameters: &'static str,
-    burn_kept: u64,
-    ours_kept: u64,
-    burn_peak: u64,
-    ours_peak: u64,
-    burn_reserved: u64,
-    ours_reserved: u64,
+    burn_kept_bytes: u64,
+    ours_kept_bytes: u64,
+    burn_peak_bytes: u64,
+    ours_peak_bytes: u64,
+    burn_reserved_bytes: u64,
+    ours_reserved_bytes: u64,
     burn_launches: u64,
     ours_launches: u64,
     burn_milliseconds: Option<f64>,
     ours_milliseconds: Option<f64>,
+    peak_ratio: f64,
+    step_ratio: Option<f64>,
 }
 
 struct Devices {
@@ -234,19 +237,22 @@ impl Devices {
             milliseconds: median(&mut times[side]).map(|time| time.as_secs_f64() * 1e3),
         });
         let bytes = |bytes: Option<u64>| bytes.expect("a device with a memory pool");
+        let peaks = [burn.memory.peak, ours.memory.peak].map(bytes);
         let row = Row {
             layer: name.into(),
             parameters,
-            burn_kept: bytes(burn.memory.kept),
-            ours_kept: bytes(ours.memory.kept),
-            burn_peak: bytes(burn.memory.peak),
-            ours_peak: bytes(ours.memory.peak),
-            burn_reserved: bytes(burn.memory.reserved),
-            ours_reserved: bytes(ours.memory.reserved),
+            burn_kept_bytes: bytes(burn.memory.kept),
+            ours_kept_bytes: bytes(ours.memory.kept),
+            burn_peak_bytes: peaks[0],
+            ours_peak_bytes: peaks[1],
+            burn_reserved_bytes: bytes(burn.memory.reserved),
+            ours_reserved_bytes: bytes(ours.memory.reserved),
             burn_launches: bytes(burn.memory.launches),
             ours_launches: bytes(ours.memory.launches),
             burn_milliseconds: burn.milliseconds,
             ours_milliseconds: ours.milliseconds,
+            peak_ratio: peaks[1] as f64 / peaks[0].max(1) as f64,
+            step_ratio: ours.milliseconds.zip(burn.milliseconds).map(|(ours, burn)| ours / burn),
         };
         eprintln!("{}", row.cells().join(" | "));
         self.rows.push(row);
@@ -337,28 +343,21 @@ const HEADER: [&str; 8] = [
 ];
 
 impl Row {
-    fn peak_ratio(&self) -> f64 {
-        self.ours_peak as f64 / self.burn_peak.max(1) as f64
-    }
-    fn time_ratio(&self) -> Option<f64> {
-        Some(self.ours_milliseconds? / self.burn_milliseconds?)
-    }
-
     fn cells(&self) -> [String; HEADER.len()] {
         let pair = |burn: u64, ours: u64| format!("{}, {}", mib(burn), mib(ours));
-        let (times, ratio) = match (self.burn_milliseconds, self.ours_milliseconds, self.time_ratio()) {
+        let (times, ratio) = match (self.burn_milliseconds, self.ours_milliseconds, self.step_ratio) {
             (Some(burn), Some(ours), Some(ratio)) => (format!("{burn:.2}, {ours:.2}"), format!("{ratio:.2}")),
             _ => ("-".into(), "-".into()),
         };
         [
             self.layer.clone(),
             self.parameters.into(),
-            pair(self.burn_kept, self.ours_kept),
-            pair(self.burn_peak, self.ours_peak),
-            pair(self.burn_reserved, self.ours_reserved),
+            pair(self.burn_kept_bytes, self.ours_kept_bytes),
+            pair(self.burn_peak_bytes, self.ours_peak_bytes),
+            pair(self.burn_reserved_bytes, self.ours_reserved_bytes),
             format!("{}, {}", self.burn_launches, self.ours_launches),
             times,
-            format!("{:.2}, {ratio}", self.peak_ratio()),
+            format!("{:.2}, {ratio}", self.peak_ratio),
         ]
     }
 }
@@ -387,10 +386,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     table.load_preset(presets::ASCII_MARKDOWN).set_header(HEADER);
     table.add_rows(devices.rows.iter().map(Row::cells));
     println!("{table}");
-    let times = geometric_mean(devices.rows.iter().filter_map(Row::time_ratio));
+    let times = geometric_mean(devices.rows.iter().filter_map(|row| row.step_ratio));
     println!(
         "geometric means: peak {:.2}, step {times:.2}",
-        geometric_mean(devices.rows.iter().map(Row::peak_ratio))
+        geometric_mean(devices.rows.iter().map(|row| row.peak_ratio))
     );
     if let Some(path) = devices.args.json {
         let results = serde_json::json!({ "device": devices.args.card, "rows": devices.rows });
@@ -398,10 +397,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             .map_err(|error| format!("{}: {error}", path.display()))?;
     }
     if let Some(path) = devices.args.csv {
-        let mut writer =
-            csv::Writer::from_path(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        devices.rows.iter().try_for_each(|row| writer.serialize(row))?;
-        writer.flush()?;
+        let features = if cfg!(feature = "fusion") { "wgpu,fusion" } else { "wgpu" };
+        let features =
+            if cfg!(feature = "cuda") { features.replace("wgpu", "cuda") } else { features.into() };
+        let command = format!("cargo bench --bench devices --no-default-features --features {features}");
+        recorded::write(&path, &command, &devices.args.card, &devices.rows)?;
     }
     Ok(())
 }

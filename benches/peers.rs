@@ -1,6 +1,6 @@
 //! Steps of PyTorch, of stock Burn and of this crate side by side, in turns: milliseconds, medians.
 //!
-//! `cargo bench --bench peers [-- PART_OF_A_NAME]`. PyTorch's column needs a `python3` that can import torch. `RAYON_NUM_THREADS`
+//! `cargo bench --bench peers [-- [--csv FILE] [PART_OF_A_NAME]]`. PyTorch's column needs a `python3` that can import torch. `RAYON_NUM_THREADS`
 //! sets the threads of all three.
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ParamGroup};
@@ -11,11 +11,31 @@ use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
 use burn_memsave_paper::text::{self, Encoder, EncoderSize};
 use burn_memsave_paper::vision::{self, Classifier, EfficientNet, ResNet};
+use clap::Parser;
 use comfy_table::{Table, presets};
+use serde::Serialize;
+use std::error::Error;
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
+
+mod recorded;
+
+/// Steps of PyTorch, of stock Burn and of this crate side by side.
+#[derive(Parser)]
+struct Args {
+    /// Also writes the table to this file.
+    #[arg(long)]
+    csv: Option<PathBuf>,
+    /// Only steps whose name contains this.
+    #[arg(default_value = "")]
+    filter: String,
+    /// Given by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
 
 /// Convolutions over images: `[batch, in, out, size, kernel, stride, padding, groups]`.
 const CONVOLUTIONS: [(&str, [usize; 8]); 14] = [
@@ -85,16 +105,27 @@ fn time(step: &dyn Fn()) -> f64 {
 
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
+    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The table, and who is in it.
+/// A step.
+#[derive(Serialize)]
+struct Row {
+    what: String,
+    step: String,
+    /// None: PyTorch is not there.
+    pytorch_milliseconds: Option<f64>,
+    burn_milliseconds: f64,
+    ours_milliseconds: f64,
+    ours_to_pytorch: Option<f64>,
+    ours_to_burn: f64,
+}
+
+/// The rows, and who is in them.
 struct Peers {
     torch: Option<Torch>,
     filter: String,
-    table: Table,
-    /// Logarithms of ours / PyTorch.
-    ratios: Vec<f64>,
+    rows: Vec<Row>,
 }
 
 impl Peers {
@@ -123,12 +154,36 @@ impl Peers {
             times[1].push(time(burn));
             times[2].push(time(ours));
         }
-        let [of_torch, of_burn, ours] = times.map(|times| (!times.is_empty()).then(|| median(times)));
-        let cell = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.2}"));
-        let ratio = |other: Option<f64>| ours.zip(other).map(|(ours, other)| ours / other);
-        self.ratios.extend(ratio(of_torch).map(f64::ln));
-        let cells = [of_torch, of_burn, ours, ratio(of_torch), ratio(of_burn)].map(cell);
-        self.table.add_row([name.into(), step.into()].into_iter().chain(cells));
+        let [torch, burn, ours] = times.map(median);
+        let torch = self.torch.is_some().then_some(torch);
+        self.rows.push(Row {
+            what: name.into(),
+            step: step.into(),
+            pytorch_milliseconds: torch,
+            burn_milliseconds: burn,
+            ours_milliseconds: ours,
+            ours_to_pytorch: torch.map(|torch| ours / torch),
+            ours_to_burn: ours / burn,
+        });
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_preset(presets::ASCII_MARKDOWN);
+        table.set_header(["what", "step", "PyTorch", "Burn", "ours", "ours / PyTorch", "ours / Burn"]);
+        for row in &self.rows {
+            let numbers = [
+                row.pytorch_milliseconds,
+                Some(row.burn_milliseconds),
+                Some(row.ours_milliseconds),
+                row.ours_to_pytorch,
+                Some(row.ours_to_burn),
+            ];
+            let cells =
+                numbers.map(|number| number.map_or_else(|| "-".into(), |number| format!("{number:.2}")));
+            table.add_row([row.what.clone(), row.step.clone()].into_iter().chain(cells));
+        }
+        table
     }
 
     fn convolution(&mut self, name: &str, sizes: [usize; 8]) {
@@ -284,12 +339,9 @@ fn tokens(shape: [usize; 2], vocabulary: usize, device: &Device) -> Tensor<2, In
     Tensor::random(shape, Distribution::Uniform(0.0, vocabulary as f64), device)
 }
 
-fn main() {
-    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
-    let mut table = Table::new();
-    table.load_preset(presets::ASCII_MARKDOWN);
-    table.set_header(["what", "step", "PyTorch", "Burn", "ours", "ours / PyTorch", "ours / Burn"]);
-    let mut peers = Peers { torch: Torch::start(), filter, table, ratios: vec![] };
+fn main() -> Result<(), Box<dyn Error>> {
+    let args = Args::parse();
+    let mut peers = Peers { torch: Torch::start(), filter: args.filter, rows: vec![] };
     for (name, sizes) in CONVOLUTIONS {
         peers.convolution(name, sizes);
     }
@@ -315,9 +367,14 @@ fn main() {
     );
     peers.encoder();
     peers.language_model();
-    println!("{} threads, milliseconds\n{}", rayon::current_num_threads(), peers.table);
-    if !peers.ratios.is_empty() {
-        let mean = (peers.ratios.iter().sum::<f64>() / peers.ratios.len() as f64).exp();
+    println!("{} threads, milliseconds\n{}", rayon::current_num_threads(), peers.table());
+    let ratios: Vec<f64> = peers.rows.iter().filter_map(|row| row.ours_to_pytorch).map(f64::ln).collect();
+    if !ratios.is_empty() {
+        let mean = (ratios.iter().sum::<f64>() / ratios.len() as f64).exp();
         println!("geometric mean of ours / PyTorch: {mean:.2}");
     }
+    if let Some(path) = args.csv {
+        recorded::write(&path, "cargo bench --bench peers", "flex", &peers.rows)?;
+    }
+    Ok(())
 }

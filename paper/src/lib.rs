@@ -3,6 +3,7 @@
 #![recursion_limit = "256"]
 
 mod case;
+pub mod provenance;
 pub mod report;
 pub mod text;
 pub mod vision;

@@ -1,10 +1,10 @@
-//! The experiments behind the tables and figures of `paper/README.md`, in one command.
+//! The experiments behind the tables and figures of `paper/README.md` and `paper/RESULTS.md`, in one command.
 //!
 //! ```sh
 //! cargo run --release -p burn-memsave-paper -- all          # everything, at the usual sizes
 //! cargo run --release -p burn-memsave-paper -- layers       # one experiment
 //! cargo run --release -p burn-memsave-paper -- all --quick  # everything, small, into target/paper-quick
-//! cargo run --release -p burn-memsave-paper -- render       # tables, figures and README.md from the results that are there
+//! cargo run --release -p burn-memsave-paper -- render       # tables, figures and texts from the results that are there
 //! ```
 #![recursion_limit = "256"]
 use burn_memsave::measure::TrackingAllocator;
@@ -14,6 +14,8 @@ use std::{error::Error, path::PathBuf};
 mod experiments;
 mod figures;
 mod runner;
+#[path = "../../tests/table/mod.rs"]
+mod table;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
@@ -40,7 +42,7 @@ struct Args {
     /// Names the experiments, and what they are.
     #[arg(long)]
     list: bool,
-    /// The directory of `README.md`, `results` and `figures`.
+    /// The directory of `README.md`, `RESULTS.md`, `results` and `figures`.
     #[arg(long)]
     output: Option<PathBuf>,
     /// A measurement that needs a process of its own, as JSON.
@@ -51,7 +53,7 @@ struct Args {
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
     if let Some(child) = &args.child {
-        println!("{}", experiments::lazy::in_child(child)?);
+        println!("{}", experiments::child::in_child(child)?);
         return Ok(());
     }
     if args.list {
@@ -74,5 +76,5 @@ fn main() -> Result<(), Box<dyn Error>> {
     if args.names != ["render"] {
         runner::run(&args.names, &settings, args.again, &output)?;
     }
-    runner::render(&paper.join("README.md"), &output)
+    runner::render(&paper, &output)
 }

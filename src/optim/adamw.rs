@@ -5,9 +5,10 @@ use crate::ops::{AdamW8bitTensors, AdamWStep, AdamWTensors, OptimizerOps};
 use burn::backend::Dispatch;
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{DType, Device, Tensor};
+use std::collections::HashSet;
 
 /// Configuration of [`AdamW8bit`]: the fields and defaults of [`burn::optim::AdamWConfig`] but for
 /// `amsgrad`, which needs a third moment, and what concerns the state.
@@ -75,26 +76,31 @@ impl AdamW8bitConfig {
     /// The optimizer of this module: moments of embeddings are in f32, as bitsandbytes advises. An embedding is a module whose type has a
     /// name that ends with `Embedding`.
     pub fn init_for<M: Module>(&self, module: &M) -> ModuleOptimizer {
-        let mut embeddings = Embeddings::default();
-        module.visit(&mut embeddings);
-        if embeddings.parameters.is_empty() {
+        let mut parameters = Parameters::default();
+        module.visit(&mut parameters);
+        let Parameters { paths, embeddings, .. } = parameters;
+        // An optimizer finds a parameter that is in several modules by the first of its paths.
+        let paths: Vec<String> =
+            paths.into_iter().filter(|(id, _)| embeddings.contains(id)).map(|(_, path)| path).collect();
+        if paths.is_empty() {
             return self.init();
         }
         let single = self.clone().with_min_8bit_size(usize::MAX).build();
         let clipping = self.grad_clipping.as_ref().map(GradientClippingConfig::init);
-        self.init().with_group(ParamGroup::from_paths(embeddings.parameters), single, clipping)
+        self.init().with_group(ParamGroup::from_paths(paths), single, clipping)
     }
 }
 
-/// Finds the paths of the parameters of embeddings.
+/// The paths of all parameters, and which are those of embeddings.
 #[derive(Default)]
-struct Embeddings {
+struct Parameters {
     path: Vec<String>,
     containers: Vec<String>,
-    parameters: Vec<String>,
+    paths: Vec<(ParamId, String)>,
+    embeddings: HashSet<ParamId>,
 }
 
-impl ModuleVisitor for Embeddings {
+impl ModuleVisitor for Parameters {
     fn enter_module(&mut self, name: &str, container_type: &str) {
         self.path.push(name.into());
         self.containers.push(container_type.into());
@@ -103,9 +109,10 @@ impl ModuleVisitor for Embeddings {
         self.path.pop();
         self.containers.pop();
     }
-    fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.paths.push((param.id, self.path.join(".")));
         if self.containers.last().is_some_and(|container| container.ends_with("Embedding")) {
-            self.parameters.push(self.path.join("."));
+            self.embeddings.insert(param.id);
         }
     }
 }
@@ -129,6 +136,8 @@ impl ModuleVisitor for Embeddings {
 /// are bitsandbytes' dynamic ones, signed for `m` and unsigned for `v`. Tensors with fewer than `min_8bit_size` elements have moments in
 /// f32, and so have embeddings with [`AdamW8bitConfig::init_for`]. A positive `v` is not rounded to 0 (that of bitsandbytes may
 /// be, and the step is then as large as `epsilon` is small).
+///
+/// A gradient that is not finite spoils its block: all 256 weights are no numbers any more.
 ///
 /// Records hold the codes as bytes, whatever the device; from one that was saved and loaded, training goes on bit for bit.
 ///

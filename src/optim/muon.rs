@@ -84,7 +84,7 @@ impl Muon8bitConfig {
 ///
 /// If a parameter is no matrix: give biases, norms and embeddings another optimizer, with [`ModuleOptimizer::with_group`]. If the
 /// gradient has another dtype than the weight; if the state is that of a tensor of another size; with `stochastic_rounding` for a weight in
-/// half precision that is not on a CPU backend.
+/// half precision on a remote device.
 #[derive(Clone, Debug)]
 pub struct Muon8bit {
     config: Muon8bitConfig,

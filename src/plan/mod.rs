@@ -18,12 +18,14 @@ use crate::measure::human_bytes;
 mod batches;
 mod block;
 mod choose;
+mod estimate;
 mod profile;
 mod table;
 mod trace;
 
 pub use batches::{largest_batch, micro_batched};
 pub use block::{Treatment, block};
+pub use estimate::{Estimate, OptimizerState, estimate};
 pub use profile::{BlockCost, BlockProfile, Profile, ProfileOptions, profile};
 pub use table::{Plan, auto_checkpoint};
 

@@ -259,6 +259,49 @@ fn embeddings_are_not_rounded() {
     assert!((grown - 2 * (3 * 6400 - 100)).abs() < 1024, "{grown}");
 }
 
+/// A head that comes first, whose weight is that of the embedding.
+#[derive(Module, Debug)]
+struct Tied {
+    head: Linear,
+    table: Embedding,
+}
+
+/// An embedding has moments in f32 also where an optimizer finds it as the weight of another module.
+#[test]
+fn tied_embeddings_are_not_rounded() {
+    let _alone = alone();
+    let device = device();
+    let table = EmbeddingConfig::new(100, 64).init(&device);
+    let mut head = LinearConfig::new(100, 64).with_bias(false).init(&device);
+    head.weight = table.weight.clone();
+    let bytes = |mut optimizer: ModuleOptimizer| {
+        let net = Tied { head: head.clone(), table: table.clone() };
+        let y = net.head.forward(Tensor::<2>::ones([2, 100], &device));
+        let gradients = GradientsParams::from_grads(y.sum().backward(), &net);
+        optimizer.step(LR, net, gradients);
+        optimizer.into_bytes().expect("a record").len()
+    };
+    let net = Tied { head: head.clone(), table: table.clone() };
+    let (aware, unaware) = (bytes(config().init_for(&net)), bytes(config().init()));
+    assert!(aware > unaware + 2 * 2 * 6400, "{aware}, {unaware}");
+}
+
+/// The square of a gradient may be more than a number can be: that spoils nothing.
+#[test]
+fn a_huge_gradient_leaves_finite_weights() {
+    let _alone = alone();
+    let device = device();
+    let mut values = vec![1.0f32; 5000];
+    values[300] = 2e19;
+    let huge = Tensor::<1>::from_data(TensorData::new(values, [5000]), &device);
+    let mut optimizer = config().init();
+    let mut ours = step_with(&mut optimizer, parameter(random([5000], &device)), huge, LR);
+    for _ in 0..3 {
+        ours = step_with(&mut optimizer, ours, random([5000], &device), LR);
+    }
+    assert!(ours.val().into_data().iter::<f32>().all(f32::is_finite));
+}
+
 /// Of large tensors the state takes at most 0.26 of two f32.
 #[test]
 fn states_are_small() {

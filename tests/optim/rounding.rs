@@ -39,6 +39,23 @@ fn the_mean_is_right() {
     }
 }
 
+/// A weight that nothing changes stays what it is, whichever way others are rounded.
+#[test]
+fn weights_without_a_change_stay() {
+    let _alone = alone();
+    let device = device();
+    // Subnormal numbers of f16, of both signs.
+    let steps: Vec<f32> = (0..8192).map(|at| ((at % 2047) - 1023) as f32 / (1 << 24) as f32).collect();
+    for dtype in [FloatDType::F16, FloatDType::BF16] {
+        let value = Tensor::<1>::from_data(TensorData::new(steps.clone(), [8192]), &device).cast(dtype);
+        for seed in 0..100 {
+            let mut optimizer = AdamW8bitConfig::new().with_seed(seed).with_weight_decay(0.0).init();
+            let after = step_with(&mut optimizer, parameter(value.clone()), value.zeros_like(), 1e-2);
+            assert_eq!(after.val().into_data(), value.to_data());
+        }
+    }
+}
+
 /// Changes that are too small for the type are not lost.
 #[test]
 fn small_changes_add_up() {

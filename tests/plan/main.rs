@@ -4,6 +4,7 @@
 use burn_memsave::measure::TrackingAllocator;
 
 mod batches;
+mod estimate;
 #[path = "../memory/meter.rs"]
 #[allow(dead_code, reason = "every test uses its part")]
 mod meter;

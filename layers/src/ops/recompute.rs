@@ -111,10 +111,36 @@ enum Source<B: Backend> {
     Held(FloatTensor<B>),
 }
 
+/// How an output is computed again: known when it was computed, while the graph is told before that it can be.
+pub(crate) struct Again<F>(Arc<Mutex<Option<F>>>);
+
+impl<F> Again<F> {
+    /// By this function.
+    pub(crate) fn by(self, forward: F) {
+        *self.lock() = Some(forward);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<F>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner) // the function changes nothing
+    }
+}
+
+impl<F> Default for Again<F> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<F> Clone for Again<F> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
 /// Computes an output again.
 struct Recompute<B: Backend, F, const N: usize> {
     inputs: [Option<Source<B>>; N],
-    forward: F,
+    forward: Again<F>,
 }
 
 impl<B: Backend, F, const N: usize> core::fmt::Debug for Recompute<B, F, N> {
@@ -135,16 +161,19 @@ where
                 Source::Held(tensor) => tensor.clone(),
             })
         });
-        states.save(output, (self.forward)(inputs));
+        let forward = self.forward.lock();
+        let forward = forward.as_ref().expect("the output was computed once");
+        states.save(output, forward(inputs));
     }
 }
 
 /// Offers the output of an operation with a tracked input for recomputation by `forward` of `inputs`. All of them but small
-/// tensors must be [available](is_available) or kept by the operation itself.
+/// tensors must be [available](is_available) or kept by the operation itself. Of an input that is itself computed again the graph takes
+/// no handle.
 pub(crate) fn offer<BO, B, S, F, const N: usize>(
     prep: OpsPrep<BO, B, S, BalancedCheckpointing, N, Init>,
     inputs: &Inputs<Autodiff<B>, N>,
-    forward: F,
+    forward: Again<F>,
 ) -> OpsPrep<BO, B, S, BalancedCheckpointing, N, ComputePropertyDone>
 where
     B: Backend,

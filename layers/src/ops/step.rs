@@ -13,7 +13,7 @@ use super::{
     held::{self, Held},
     kept::{Kept, Ledger},
     packing::PackingKernels,
-    recompute::{self, Offered, is_available, offer, recomputes},
+    recompute::{self, Again, Offered, is_available, offer, recomputes},
     replay, update,
 };
 use crate::watch::{self, Alive, InputOfStep};
@@ -327,7 +327,7 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
         Some(Box::new(tensor.shape()))
     };
     let shapes = core::array::from_fn(shape);
-    // Handles of what is needed later: the forward pass may overwrite the rest.
+    // What is kept, or may be asked for.
     let mut held: Inputs<Autodiff<B>, N> = [const { None }; N];
     let mut kept = [const { None }; N];
     for (input, tensor) in inputs.iter().enumerate() {
@@ -357,18 +357,12 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
             .collect(),
         false => vec![],
     };
-    let nodes = nodes(in_graph(&inputs, &waiting));
+    // The graph takes handles of what is needed later, and no others: the forward pass may overwrite the rest.
+    let prep = step.prepare::<BalancedCheckpointing>(nodes(in_graph(&inputs, &waiting)));
     drop(waiting);
-    let recorder = Recorder { tracked, plan, ledger };
-    let (y, saved) = operation.forward_saving(plain(inputs), &recorder);
-    replay::did(operation.name(), &y);
-    held::pack_idle();
-    let Recorder { plan, ledger, .. } = recorder;
-    let name = operation.name();
-
-    let prep = step.prepare::<BalancedCheckpointing>(nodes);
+    let again = Again::default();
     let prep = match plan.offers {
-        true => offer(prep, &held, operation.recompute(&saved)),
+        true => offer(prep, &held, again.clone()),
         false => prep.compute_bound(),
     };
     let OpsKind::Tracked(mut prep) = prep.stateful() else { unreachable!("an input is tracked") };
@@ -377,6 +371,16 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
             kept[input] = Some(Kept::node(&mut prep, tensor));
         }
     }
+    drop(held);
+    let recorder = Recorder { tracked, plan, ledger };
+    let (y, saved) = operation.forward_saving(plain(inputs), &recorder);
+    replay::did(operation.name(), &y);
+    held::pack_idle();
+    let Recorder { plan, ledger, .. } = recorder;
+    let name = operation.name();
+    if plan.offers {
+        again.by(operation.recompute(&saved));
+    }
     let offered = Offered::new(plan.offers);
     let alive = ledger.recorded(watched_inputs);
     let y = prep.finish(State { kept, shapes, saved, alive: alive.clone(), _offered: offered.clone() }, y);
@@ -384,7 +388,6 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     if let Some(alive) = alive {
         alive.made(y.id());
     }
-    drop(held);
     watch::computed(name, module);
     y
 }

@@ -2,6 +2,7 @@
 //! (<https://github.com/siahuat0727/pylomin>); a BERT-like encoder of random weights.
 //!
 //! Every run is a process of its own, of one computing thread; its memory is counted above that of the process before the model is made.
+use super::child::{Task, process};
 use super::step::median;
 use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
 use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
@@ -11,14 +12,11 @@ use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::measure::TrackingAllocator;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
 #[allow(dead_code)] // checkpoints of Hugging Face
 #[path = "../../../examples/infer_lazy/bert.rs"]
 mod bert;
-#[path = "../../../examples/infer_lazy/process.rs"]
-mod process;
 
 pub struct Lazy;
 
@@ -39,9 +37,9 @@ pub struct Row {
     check: f32,
 }
 
-/// What a process is to do.
+/// An encoder and a way to have its weights.
 #[derive(Clone, Serialize, Deserialize)]
-struct Run {
+pub struct Run {
     weights: PathBuf,
     vocabulary: usize,
     width: usize,
@@ -54,7 +52,7 @@ struct Run {
 
 /// What a process says; bytes above those of the idle process.
 #[derive(Serialize, Deserialize)]
-struct Outcome {
+pub struct Outcome {
     heap: u64,
     resident: u64,
     building: u64,
@@ -96,15 +94,10 @@ impl Run {
     }
 
     fn in_process(&self) -> Result<Outcome, Failure> {
-        let output = Command::new(std::env::current_exe()?)
-            .args(["--child", &serde_json::to_string(self)?])
-            .env("RAYON_NUM_THREADS", "1")
-            .output()?;
-        serde_json::from_slice(&output.stdout)
-            .map_err(|_| format!("a process: {}", String::from_utf8_lossy(&output.stderr)).into())
+        Task::Lazy(self.clone()).in_process(None)
     }
 
-    fn measure(&self) -> Result<Outcome, Failure> {
+    pub fn measure(&self) -> Result<Outcome, Failure> {
         let device = Device::flex();
         let (idle, idle_heap) = (process::memory("VmRSS")?, TrackingAllocator::live());
         let options = match self.budget {
@@ -134,11 +127,6 @@ impl Run {
             check,
         })
     }
-}
-
-/// What a process of its own does, and says as JSON.
-pub fn in_child(run: &str) -> Result<String, Failure> {
-    Ok(serde_json::to_string(&serde_json::from_str::<Run>(run)?.measure()?)?)
 }
 
 /// Ways to have the weights: name, budget and weights that are read ahead.

@@ -7,15 +7,18 @@ use serde_json::Value;
 use std::error::Error;
 use std::fmt;
 
+pub mod child;
 mod fit;
 mod language;
 mod layers;
-pub mod lazy;
+mod lazy;
+mod limits;
 mod models;
 mod scaling;
 mod step;
 mod techniques;
 mod toolbox;
+mod twins;
 
 use crate::figures::Figure;
 
@@ -28,6 +31,8 @@ pub const ALL: &[Experiment] = &[
     experiment::<toolbox::Toolbox>(),
     experiment::<techniques::Techniques>(),
     experiment::<lazy::Lazy>(),
+    experiment::<limits::Limits>(),
+    experiment::<twins::Twins>(),
 ];
 
 /// How large models and inputs are.
@@ -263,6 +268,12 @@ pub fn ratio(of: f64, to: f64) -> String {
         ratio if ratio < 0.1 => format!("{ratio:.3}"),
         ratio => format!("{ratio:.2}"),
     }
+}
+
+/// Of those that are numbers.
+pub fn geometric_mean(ratios: impl Iterator<Item = f64>) -> f64 {
+    let logarithms: Vec<f64> = ratios.map(f64::ln).filter(|logarithm| logarithm.is_finite()).collect();
+    (logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp()
 }
 
 #[cfg(test)]

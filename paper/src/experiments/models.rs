@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{LanguageModel, Size, swapped, written_out};
-use burn_memsave_paper::text::{self, Encoder, EncoderSize};
+use burn_memsave_paper::text::{self, Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, T5Size};
 use burn_memsave_paper::vision::{
     Classifier, ConvNext, DeepLab, EfficientNet, Fcn, MobileNet, ResNet, Segmenter, UNet, Vgg, Vit, memsave,
     stock,
@@ -46,6 +46,8 @@ struct Subject {
     cases: Vec<Case>,
     burn: Make,
     ours: Make,
+    /// Whether a step takes so long that its time is taken once.
+    is_slow: bool,
 }
 
 /// The models. A new one is a line here.
@@ -67,27 +69,44 @@ fn subjects(settings: &Settings) -> Vec<Subject> {
         encoder::<text::stock::bert::Bert, text::memsave::bert::Bert>("BERT", bert, tokens),
         language::<written_out::Llama, swapped::Llama>("Llama-style", llama, llama_tokens),
     ];
+    use {memsave as m, stock as s};
     if settings.size >= Sizes::Usual {
-        subjects.extend([classifier::<_, stock::resnet::Net, memsave::resnet::Net>(
-            "ResNet-101",
-            ResNet::D101,
-            images,
-        )]);
+        let t5 = T5Size { vocabulary: 8000, layers: settings.pick(2, 6, 12), ..T5Size::BASE };
+        // A quarter of the width, and a quarter of the blocks.
+        let mistral = DecoderSize {
+            vocabulary: 8000,
+            width: 1024,
+            hidden: 3584,
+            heads: 8,
+            key_heads: 2,
+            layers: 8,
+            length: 256,
+            ..DecoderSize::MISTRAL_7B
+        };
+        let slow = |subject| Subject { is_slow: true, ..subject };
+        subjects.extend([
+            classifier::<_, s::resnet::Net, m::resnet::Net>("ResNet-101", ResNet::D101, images),
+            slow(classifier::<_, s::resnet::Net, m::resnet::Net>("ResNeXt-101", ResNet::NEXT101, images)),
+            slow(classifier::<_, s::efficientnet::Net, m::efficientnet::Net>(
+                "EfficientNetV2-L",
+                EfficientNet::V2L,
+                images,
+            )),
+            slow(encoder_decoder::<text::stock::t5::T5, text::memsave::t5::T5>("T5", t5, tokens)),
+            slow(decoder::<text::stock::decoder::Llama, text::memsave::decoder::Llama>(
+                "Mistral-7B",
+                mistral,
+                [2, 256],
+            )),
+        ]);
     }
     if settings.size == Sizes::Full {
-        use {memsave as m, stock as s};
         subjects.extend([
             classifier::<_, s::resnet::Net, m::resnet::Net>("ResNet-50", ResNet::D50, images),
-            classifier::<_, s::resnet::Net, m::resnet::Net>("ResNeXt-101 64x4d", ResNet::NEXT101, images),
             classifier::<_, s::vgg::Net, m::vgg::Net>("VGG-16", Vgg::D16, images),
             classifier::<_, s::efficientnet::Net, m::efficientnet::Net>(
                 "EfficientNetV2-S",
                 EfficientNet::V2S,
-                images,
-            ),
-            classifier::<_, s::efficientnet::Net, m::efficientnet::Net>(
-                "EfficientNetV2-L",
-                EfficientNet::V2L,
                 images,
             ),
             classifier::<_, s::mobilenet::Net, m::mobilenet::Net>(
@@ -108,7 +127,14 @@ fn subjects(settings: &Settings) -> Vec<Subject> {
 impl Subject {
     /// In every case, of images `[batch, 3, size, size]`.
     fn of_images(name: &'static str, [batch, size]: [usize; 2], burn: Make, ours: Make) -> Self {
-        Self { name, input: format!("{batch} x {size} x {size}"), cases: Case::ALL.into(), burn, ours }
+        Self {
+            name,
+            input: format!("{batch} x {size} x {size}"),
+            cases: Case::ALL.into(),
+            burn,
+            ours,
+            is_slow: false,
+        }
     }
 }
 
@@ -191,6 +217,7 @@ where
         cases: text_cases(),
         burn: make::<S>(size, tokens),
         ours: make::<M>(size, tokens),
+        is_slow: false,
     }
 }
 
@@ -200,12 +227,11 @@ where
     S: LanguageModel + 'static,
     M: LanguageModel + 'static,
 {
-    fn make<M: LanguageModel + 'static>(size: Size, [batch, length]: [usize; 2]) -> Make {
+    fn make<M: LanguageModel + 'static>(size: Size, tokens: [usize; 2]) -> Make {
         Box::new(move |case, device| {
             let model = on_tokens(case, M::new(&size, device));
-            let tokens = tokens_of([batch, length], size.vocabulary, device);
-            let next = tokens.clone().add_scalar(1).remainder_scalar(size.vocabulary as i64);
-            made(model, (tokens, next), |model, (tokens, next)| model.loss(tokens, next))
+            let tokens = with_next(tokens_of(tokens, size.vocabulary, device), size.vocabulary);
+            made(model, tokens, |model, (tokens, next)| model.loss(tokens, next))
         })
     }
     Subject {
@@ -214,6 +240,54 @@ where
         cases: text_cases(),
         burn: make::<S>(size, tokens),
         ours: make::<M>(size, tokens),
+        is_slow: false,
+    }
+}
+
+/// The same of a decoder with grouped queries, of a width and blocks that are less than those of its name.
+fn decoder<S, M>(name: &'static str, size: DecoderSize, tokens: [usize; 2]) -> Subject
+where
+    S: Decoder<Size = DecoderSize> + 'static,
+    M: Decoder<Size = DecoderSize> + 'static,
+{
+    fn make<M: Decoder<Size = DecoderSize> + 'static>(size: DecoderSize, tokens: [usize; 2]) -> Make {
+        Box::new(move |case, device| {
+            let model = on_tokens(case, M::new(&size, device));
+            let tokens = with_next(tokens_of(tokens, size.vocabulary, device), size.vocabulary);
+            made(model, tokens, |model, (tokens, next)| model.loss(tokens, next))
+        })
+    }
+    Subject {
+        name,
+        input: format!("{} blocks of {}, {} x {} tokens", size.layers, size.width, tokens[0], tokens[1]),
+        cases: text_cases(),
+        burn: make::<S>(size, tokens),
+        ours: make::<M>(size, tokens),
+        is_slow: false,
+    }
+}
+
+/// An encoder with a decoder, which read as many tokens each, and its loss.
+fn encoder_decoder<S, M>(name: &'static str, size: T5Size, tokens: [usize; 2]) -> Subject
+where
+    S: EncoderDecoder + 'static,
+    M: EncoderDecoder + 'static,
+{
+    fn make<M: EncoderDecoder + 'static>(size: T5Size, tokens: [usize; 2]) -> Make {
+        Box::new(move |case, device| {
+            let model = on_tokens(case, M::new(&size, device));
+            let source = tokens_of(tokens, size.vocabulary, device);
+            let tokens = with_next(source.clone().flip([1]), size.vocabulary);
+            made(model, (source, tokens), |model, (source, (tokens, next))| model.loss(source, tokens, next))
+        })
+    }
+    Subject {
+        name,
+        input: format!("2 x {} layers, {} x {} tokens, twice", size.layers, tokens[0], tokens[1]),
+        cases: text_cases(),
+        burn: make::<S>(size, tokens),
+        ours: make::<M>(size, tokens),
+        is_slow: false,
     }
 }
 
@@ -236,6 +310,12 @@ fn on_tokens<M: Module>(case: Case, model: M) -> M {
 pub fn tokens_of([batch, length]: [usize; 2], vocabulary: usize, device: &Device) -> Tensor<2, Int> {
     let tokens = Tensor::<1, Int>::arange(0..(batch * length) as i64, device);
     tokens.mul_scalar(7919).remainder_scalar(vocabulary as i64).reshape([batch, length])
+}
+
+/// Tokens, and others that follow them.
+fn with_next(tokens: Tensor<2, Int>, vocabulary: usize) -> (Tensor<2, Int>, Tensor<2, Int>) {
+    let next = tokens.clone().add_scalar(1).remainder_scalar(vocabulary as i64);
+    (tokens, next)
 }
 
 fn made<M: Module + 'static, I: burn_memsave::measure::StepInput + 'static>(
@@ -263,7 +343,7 @@ fn measure(subject: &Subject, case: Case, settings: &Settings) -> Result<Vec<Row
     let device = settings.autodiff();
     let [burn, ours] = [&subject.burn, &subject.ours].map(|make| make(case, &device));
     let parameter_bytes = burn.parameter_bytes;
-    let [burn, ours] = in_turns(settings.turns(), [burn.step, ours.step])?;
+    let [burn, ours] = in_turns(if subject.is_slow { 1 } else { settings.turns() }, [burn.step, ours.step])?;
     Ok(vec![Row {
         model: subject.name.into(),
         input: subject.input.clone(),

@@ -1,6 +1,8 @@
-//! Runs experiments part by part, goes on where it was stopped, and makes tables and figures of what there is.
-use crate::experiments::{self, Experiment, Output, Settings};
+//! Runs experiments part by part, goes on where it was stopped, and makes tables, figures and texts of what there is.
+use crate::experiments::{self, Experiment, Output, Settings, Size};
 use crate::figures;
+use blocks::Blocks;
+use burn_memsave_paper::provenance;
 use indicatif::{ProgressBar, ProgressStyle};
 use results::Results;
 use std::error::Error;
@@ -8,8 +10,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-pub mod provenance;
-pub mod readme;
+pub mod blocks;
+mod recorded;
 pub mod results;
 
 /// The experiments of these names, in the order of the table.
@@ -64,44 +66,67 @@ pub fn run(names: &[String], settings: &Settings, again: bool, output: &Path) ->
     Ok(())
 }
 
-/// Writes the tables, the figures and the README of the results that are there.
-pub fn render(template: &Path, output: &Path) -> Result<(), Box<dyn Error>> {
-    let text = fs::read_to_string(template).map_err(|error| format!("{}: {error}", template.display()))?;
+/// What to type for the results of an experiment.
+fn command(experiment: &str, settings: &Settings) -> String {
+    let size = match settings.size {
+        Size::Quick => " --quick",
+        Size::Usual => "",
+        Size::Full => " --full",
+    };
+    let device = match settings.device {
+        device if device == Default::default() => String::new(),
+        device => format!(" --device {device}"),
+    };
+    format!("cargo run --release -p burn-memsave-paper -- {experiment}{size}{device}")
+}
+
+/// Texts by hand, with generated parts.
+const TEXTS: [&str; 2] = ["README.md", "RESULTS.md"];
+
+/// Writes the tables and the figures of the results that are there, and the texts of the `paper` with them.
+pub fn render(paper: &Path, output: &Path) -> Result<(), Box<dyn Error>> {
     let directories = ["results", "figures"].map(|name| output.join(name));
     for directory in &directories {
         fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
     }
     let [results, figures] = directories;
-    let mut blocks = vec![];
+    let mut blocks = recorded::blocks(&paper.join("recorded"))?;
     for experiment in experiments::ALL {
         let found = Results::read(&results, experiment.name)?;
         let source = found.as_ref().map(Results::source_line);
         let rows = found.as_ref().map(|found| found.rows().cloned().collect::<Vec<_>>());
         for made in (experiment.render)(&rows.unwrap_or_default())? {
             let block = match (&made, &source) {
-                (_, None) => format!(
-                    "*Not measured yet: `{}`.*",
-                    provenance::command(experiment.name, &Settings::default())
-                ),
-                (Output::Table(_, table), Some(source)) => format!("{table}\n\n{source}"),
+                (_, None) => {
+                    format!("*Not measured yet: `{}`.*", command(experiment.name, &Settings::default()))
+                }
+                (Output::Table(name, table), Some(source)) => {
+                    let block = format!("{table}\n\n{source}");
+                    write(&results.join(format!("{name}.md")), &format!("{block}\n"))?;
+                    block
+                }
                 (Output::Figure(figure), Some(source)) => {
                     figures::write(figure, &figures)?;
                     format!("![{0}](figures/{1}.svg)\n\n{source}", figure.title, figure.name)
                 }
             };
-            if let (Output::Table(name, _), Some(_)) = (&made, &source) {
-                let path = results.join(format!("{name}.md"));
-                fs::write(&path, format!("{block}\n"))
-                    .map_err(|error| format!("{}: {error}", path.display()))?;
-            }
             blocks.push((made.name().to_string(), block));
         }
     }
-    let path = output.join("README.md");
-    fs::write(&path, readme::fill(&text, &blocks)?)
-        .map_err(|error| format!("{}: {error}", path.display()))?;
-    println!("{}", path.display());
-    Ok(())
+    let mut blocks = Blocks::new(blocks);
+    for text in TEXTS {
+        let (template, path) = (paper.join(text), output.join(text));
+        let text =
+            fs::read_to_string(&template).map_err(|error| format!("{}: {error}", template.display()))?;
+        let filled = blocks.fill(&text).map_err(|error| format!("{}: {error}", template.display()))?;
+        write(&path, &filled)?;
+        println!("{}", path.display());
+    }
+    Ok(blocks.all_have_places()?)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), String> {
+    fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 #[cfg(test)]
@@ -119,15 +144,17 @@ mod tests {
         assert!(names(&["layer"]).is_err_and(|error| error.starts_with("layer: no such experiment")));
     }
 
-    /// A table or a figure of each name is in the README once, and nothing else is.
+    /// A table or a figure of each name is in a text once, and nothing else is.
     #[test]
-    fn the_readme_has_a_place_for_everything() {
-        let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
-        let blocks: Vec<(String, String)> = experiments::ALL
-            .iter()
-            .flat_map(|experiment| (experiment.render)(&[]).unwrap())
-            .map(|made| (made.name().to_string(), String::new()))
-            .collect();
-        readme::fill(&text, &blocks).unwrap();
+    fn there_is_a_place_for_everything() {
+        let paper = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let made = experiments::ALL.iter().flat_map(|experiment| (experiment.render)(&[]).unwrap());
+        let made = made.map(|made| (made.name().to_string(), String::new()));
+        let mut blocks =
+            Blocks::new(recorded::blocks(&paper.join("recorded")).unwrap().into_iter().chain(made));
+        for text in TEXTS {
+            blocks.fill(&fs::read_to_string(paper.join(text)).unwrap()).unwrap();
+        }
+        blocks.all_have_places().unwrap();
     }
 }

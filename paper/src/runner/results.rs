@@ -1,6 +1,6 @@
 //! Files of results.
-use super::provenance::{self, Machine, Versions};
 use crate::experiments::{Experiment, Settings, Size};
+use burn_memsave_paper::provenance::{self, Machine, Versions};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::error::Error;
@@ -36,7 +36,7 @@ impl Results {
     pub fn begin(experiment: &Experiment, settings: &Settings, source: &Option<String>) -> Self {
         Self {
             experiment: experiment.name.into(),
-            command: provenance::command(experiment.name, settings),
+            command: super::command(experiment.name, settings),
             settings: settings.clone(),
             machine: provenance::machine(),
             date: provenance::today(),
@@ -86,23 +86,15 @@ impl Results {
     /// What one reads below a table.
     pub fn source_line(&self) -> String {
         let seconds = self.parts.iter().map(|part| part.seconds).sum::<f64>();
-        let commit = self.commit.as_deref().unwrap_or("unknown");
-        let (commit, changes) =
-            commit.split_once('+').map_or((commit, ""), |(commit, _)| (commit, ", changed"));
         let small = match self.settings.size {
             Size::Quick => "**Small sizes (`--quick`): times mean nothing.** ",
             _ => "",
         };
         let part = if self.complete { "" } else { "**Not all parts have run.** " };
-        format!(
-            "{small}{part}`{}`: {seconds:.0} s on {}, {} threads, {}; {}, commit {}{changes}.",
-            self.command,
-            self.machine.cpu,
-            self.machine.cores,
-            self.settings.device,
-            self.date,
-            &commit[..commit.len().min(10)],
-        )
+        let device = self.settings.device.to_string();
+        let source =
+            provenance::line(&self.command, &self.machine, &device, &self.date, self.commit.as_deref());
+        format!("{small}{part}{source} It took {seconds:.0} s.")
     }
 
     /// The results of an experiment, if there are any.

@@ -73,6 +73,10 @@ impl Gpt2Size {
     /// GPT-2 XL, of 1.6 billion parameters.
     pub const XL: Self = Self { width: 1600, heads: 25, layers: 48, ..Self::SMALL };
 
+    /// As large as GPT-J, of 6 billion parameters: its width, heads, layers, length and vocabulary.
+    pub const AS_GPT_J: Self =
+        Self { vocabulary: 50_400, width: 4096, heads: 16, layers: 28, length: 2048, ..Self::SMALL };
+
     /// For tests.
     pub const TINY: Self = Self { vocabulary: 50, width: 24, heads: 3, layers: 2, length: 12, dropout: 0.0 };
 }

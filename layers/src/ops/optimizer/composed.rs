@@ -1,6 +1,6 @@
 //! Of Burn's operations. Codes are four in a word, in rows of a block.
 use super::codes::{CODES, Codes, SIGNED_ZERO};
-use super::{AdamWStep, BLOCK, CODES_OF_WORD, is_rounded};
+use super::{AdamWStep, BLOCK, CODES_OF_WORD, LARGEST_SECOND, is_rounded};
 use crate::backend::{wide, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
@@ -30,6 +30,13 @@ pub(super) fn moments<B: Backend>(
     };
     let square = B::float_mul(gradient.clone(), gradient.clone());
     [mean(first, step.beta_1, gradient), mean(second, step.beta_2, square)]
+}
+
+/// See [`LARGEST_SECOND`]; what is not a number stays.
+pub(super) fn storable<B: Backend>(second: FloatTensor<B>) -> FloatTensor<B> {
+    let bools = get_or_init_device_settings::<B>(&second.device()).bool_dtype;
+    let is_more = B::float_greater_elem(second.clone(), LARGEST_SECOND.into(), bools);
+    B::float_mask_fill(second, is_more, LARGEST_SECOND.into())
 }
 
 /// The weight after a step.

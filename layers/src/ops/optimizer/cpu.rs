@@ -1,8 +1,8 @@
 //! Loops on slices, in place, a block at a time.
 use super::codes::{self, Codes, linear, of_linear};
 use super::{
-    AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, Descent, Factors, MomentumStep, MomentumTensors,
-    OptimizerKernels,
+    AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, Descent, Factors, LARGEST_SECOND, MomentumStep,
+    MomentumTensors, OptimizerKernels,
 };
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
@@ -89,7 +89,12 @@ impl Weight for f16 {
         let x = self.single() * keep as f32 - change;
         match up {
             Up::Random(bits) if x.is_finite() => Self::from_f32(match x.abs() < 6.103_515_6e-5 {
-                true => (x * STEPS + unit(bits)).floor() / STEPS,
+                true => {
+                    let steps = x * STEPS;
+                    let down = steps.floor();
+                    let up = unit(bits) < steps - down; // both exact, as their sum with `down` need not be
+                    (if up { down + 1.0 } else { down }) / STEPS
+                }
                 false => f32::from_bits(x.to_bits().wrapping_add(bits >> 19) & !0x1FFF),
             }),
             _ => Self::from_f32(x),
@@ -227,6 +232,7 @@ impl<E: Weight> Job for AdamW8bitJob<'_, E> {
             let len = gradient.len();
             // What is beyond the last element stays 0.
             step.block(gradient, weight, [&mut m[..len], &mut v[..len]], start + block * BLOCK);
+            v.iter_mut().for_each(|v| *v = if *v > LARGEST_SECOND { LARGEST_SECOND } else { *v });
             first.encode(m, codes::signed);
             second.encode(v, codes::unsigned);
         }

@@ -2,8 +2,8 @@
 //! no device needs numbers of 8 bits; a cube takes a block of them.
 use super::codes::{DECADES, Decade, SIGNED_DECADES, SIGNED_ZERO, UNSIGNED_DECADES, start_of_one};
 use super::{
-    AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, CODES_OF_WORD, Descent, Factors, MomentumStep,
-    MomentumTensors, OptimizerKernels, is_rounded,
+    AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, CODES_OF_WORD, Descent, Factors, LARGEST_SECOND,
+    MomentumStep, MomentumTensors, OptimizerKernels, is_rounded,
 };
 use crate::backend::cube::{
     Output, address_type, cubes, max_over_cube, random::noise, types, units, vector_size,
@@ -323,7 +323,8 @@ fn rounded<T: Float, W: Float>(x: W, position: usize, seed: u32, #[comptime] rou
             // Subnormal numbers are multiples of 2^-24; above 2^-14 there are 13 bits less than in an f32.
             let steps = f32::new(comptime!((1 << 24) as f32));
             let unit = f32::cast_from(up >> 8u32) / steps;
-            let subnormal = (x * steps + unit).floor() / steps;
+            let down = (x * steps).floor();
+            let subnormal = (down + select(unit < x * steps - down, 1.0, 0.0)) / steps;
             let normal = f32::reinterpret((bits + (up >> 19u32)) & 0xFFFF_E000u32);
             select(x.abs() < f32::new(6.103_515_6e-5), subnormal, normal)
         };
@@ -544,10 +545,12 @@ fn adamw_8bit<T: Float, W: Float, N: Size>(
                     second: number(byte(codes_2, element), false) * scale_2,
                 };
                 let after = moments(gradients.extract(lane), before, &step);
+                let most = f32::new(LARGEST_SECOND);
+                let second = select(after.second > most, most, after.second);
                 firsts[element] = after.first;
-                seconds[element] = after.second;
+                seconds[element] = second;
                 largest_1 = max(largest_1, ordered(after.first));
-                largest_2 = max(largest_2, ordered(after.second));
+                largest_2 = max(largest_2, ordered(second));
                 let kept = kept::<W>(weights.extract(lane), after.first, keep.get::<W>(), cautious);
                 let weight = kept - W::cast_from(change(after, &step));
                 let position = word * CODES_OF_WORD + element;

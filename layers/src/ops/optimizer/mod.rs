@@ -31,6 +31,10 @@ mod cube;
 /// Elements that have a scale.
 pub const BLOCK: usize = 256;
 
+/// What a second moment is stored as at most. The square of a gradient may be more than a number can be, and would spoil the block; and the
+/// inverse of a larger scale is none on devices that know no subnormal numbers.
+pub const LARGEST_SECOND: f32 = f32::MAX / 4.0;
+
 /// Codes of 8 bits in a word, where a device has no bytes.
 pub const CODES_OF_WORD: usize = 4;
 
@@ -243,7 +247,7 @@ pub trait OptimizerKernels: Backend {
         };
         let weight = composed::adamw::<Self>(weight, of_weight(&first), of_weight(&second), &step);
         let (first, first_scales) = composed::encoded::<Self>(first, signed);
-        let (second, second_scales) = composed::encoded::<Self>(second, unsigned);
+        let (second, second_scales) = composed::encoded::<Self>(composed::storable::<Self>(second), unsigned);
         AdamW8bitTensors { weight, first, first_scales, second, second_scales }
     }
 
@@ -316,7 +320,7 @@ mod tests {
         seed: None,
     };
 
-    /// No element, a part of a block, many tasks.
+    /// One element, a part of a block, many tasks.
     const LENGTHS: [usize; 5] = [1, 255, 256, 5003, 1 << 18];
 
     fn zeros(len: usize) -> FloatTensor<Flex> {

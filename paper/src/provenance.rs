@@ -1,5 +1,4 @@
 //! Where results come from: the machine, the day, the source and its versions.
-use crate::experiments::{Settings, Size};
 use serde::{Deserialize, Serialize};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
@@ -8,17 +7,24 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// What results depend on, besides settings and source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
+    /// The name of its processor.
     pub cpu: String,
+    /// Threads that run at one time.
     pub cores: usize,
+    /// Of the whole machine.
     pub memory_bytes: u64,
+    /// Operating system and architecture.
     pub system: String,
 }
 
 /// What was compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versions {
+    /// By the lock file.
     pub burn: String,
+    /// This workspace's.
     pub burn_memsave: String,
+    /// The compiler of now.
     pub rustc: String,
 }
 
@@ -29,6 +35,7 @@ fn line_of(path: &str, name: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_string())
 }
 
+/// This machine.
 pub fn machine() -> Machine {
     let kibibytes = line_of("/proc/meminfo", "MemTotal");
     let kibibytes = kibibytes.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
@@ -40,9 +47,10 @@ pub fn machine() -> Machine {
     }
 }
 
+/// The versions of now.
 pub fn versions() -> Versions {
     Versions {
-        burn: locked(include_str!("../../../Cargo.lock"), "burn").unwrap_or("unknown").into(),
+        burn: locked(include_str!("../../Cargo.lock"), "burn").unwrap_or("unknown").into(),
         burn_memsave: env!("CARGO_PKG_VERSION").into(),
         rustc: output("rustc", &["--version"]).unwrap_or_else(|| "unknown".into()),
     }
@@ -64,11 +72,12 @@ fn output(program: &str, arguments: &[&str]) -> Option<String> {
 }
 
 /// What the results depend on in the repository.
-const SOURCE: [&str; 9] = [
+const SOURCE: [&str; 10] = [
     "Cargo.toml",
     "Cargo.lock",
     "src",
     "layers",
+    "tests/table",
     "examples/finetune_lm",
     "examples/infer_lazy",
     "paper/Cargo.toml",
@@ -121,18 +130,15 @@ fn date(days: u64) -> (u64, u64, u64) {
     (year, month as u64 + 1, left + 1)
 }
 
-/// What to type for the results of an experiment.
-pub fn command(experiment: &str, settings: &Settings) -> String {
-    let size = match settings.size {
-        Size::Quick => " --quick",
-        Size::Usual => "",
-        Size::Full => " --full",
-    };
-    let device = match settings.device {
-        device if device == Default::default() => String::new(),
-        device => format!(" --device {device}"),
-    };
-    format!("cargo run --release -p burn-memsave-paper -- {experiment}{size}{device}")
+/// The line below a table: what made it, where and when.
+pub fn line(command: &str, machine: &Machine, device: &str, date: &str, commit: Option<&str>) -> String {
+    let commit = commit.unwrap_or("unknown");
+    let (commit, changes) = commit.split_once('+').map_or((commit, ""), |(commit, _)| (commit, ", changed"));
+    let short = &commit[..commit.len().min(10)];
+    format!(
+        "`{command}` on {}, {} threads, {device}; {date}, commit {short}{changes}.",
+        machine.cpu, machine.cores
+    )
 }
 
 #[cfg(test)]

@@ -1,0 +1,113 @@
+//! What training needs by its parameters alone.
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
+use burn::tensor::{DType, Tensor};
+
+/// What an optimizer keeps of a parameter between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OptimizerState {
+    /// Nothing: stochastic gradient descent.
+    None,
+    /// One number per element, of the parameter's type: descent with momentum, Muon, AdaGrad, RMSProp.
+    One,
+    /// Two: Adam, AdamW.
+    Two,
+    /// [`AdamW8bit`](crate::optim::AdamW8bit), as it is configured by default.
+    AdamW8bit,
+    /// [`Muon8bit`](crate::optim::Muon8bit), likewise.
+    Muon8bit,
+}
+
+impl OptimizerState {
+    /// Elements that have a scale of 4 bytes together.
+    const BLOCK: u64 = 256;
+    /// Of a smaller parameter the state is in f32.
+    const LEAST: u64 = 4096;
+
+    /// Of a parameter of so many elements, each of so many bytes.
+    fn bytes(self, elements: u64, element: u64) -> u64 {
+        let coded = |numbers: u64| match elements {
+            0..Self::LEAST => numbers * 4 * elements,
+            // Codes for whole blocks.
+            _ => numbers * elements.div_ceil(Self::BLOCK) * (Self::BLOCK + 4),
+        };
+        match self {
+            Self::None => 0,
+            Self::One => elements * element,
+            Self::Two => 2 * elements * element,
+            Self::AdamW8bit => coded(2),
+            Self::Muon8bit => coded(1),
+        }
+    }
+}
+
+/// Bytes that training needs whatever the batch is. Made by [`estimate`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Estimate {
+    /// Of all parameters.
+    pub parameters: u64,
+    /// Of the gradients of those that are trained, when the backward pass ends. With
+    /// [`step_in_backward`](crate::optim::step_in_backward) they never are all there.
+    pub gradients: u64,
+    /// Of the state of the optimizer.
+    pub optimizer: u64,
+}
+
+impl Estimate {
+    /// All three.
+    pub fn total(&self) -> u64 {
+        self.parameters + self.gradients + self.optimizer
+    }
+}
+
+/// What training needs by the parameters alone, of a model none of whose parameters need exist: one that was just made by its configs
+/// has shapes only, and nothing is allocated here.
+///
+/// `trained`: the parameters that will be trained. One that exists counts only if it requires a gradient, too; of one that does not exist
+/// Burn does not say it, and its elements count as f32. Weights that [stay in a file](crate::lazy) count as if they were in memory.
+///
+/// What a forward pass keeps, and the peak, depend on what runs: [`measure_step`](crate::measure::measure_step) of a batch of one item
+/// says it, and [`largest_batch`](super::largest_batch) how it grows.
+///
+/// ```
+/// use burn::module::ParamGroup;
+/// use burn::tensor::Device;
+/// use burn_memsave::nn::LinearConfig;
+/// use burn_memsave::plan::{OptimizerState, estimate};
+///
+/// // 16 GiB that are not there.
+/// let model = LinearConfig::new(65_536, 65_536).with_bias(false).init(&Device::flex());
+/// let needed = estimate(&model, &ParamGroup::all(), OptimizerState::Two);
+/// assert_eq!((needed.parameters, needed.total()), (16 << 30, 64 << 30));
+/// ```
+pub fn estimate<M: Module>(model: &M, trained: &ParamGroup, optimizer: OptimizerState) -> Estimate {
+    struct Sum<'a> {
+        trained: &'a ParamGroup,
+        optimizer: OptimizerState,
+        path: Vec<String>,
+        sum: Estimate,
+    }
+    impl ModuleVisitor for Sum<'_> {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            let (dtype, may_train) = match param.is_initialized() {
+                true => (param.base().dtype(), param.is_require_grad()),
+                false => (DType::F32, true),
+            };
+            let (elements, element) = (param.lazy_shape().num_elements() as u64, dtype.size() as u64);
+            self.sum.parameters += elements * element;
+            if may_train && self.trained.matches(&param.id, Some(&self.path.join("."))) {
+                self.sum.gradients += elements * element;
+                self.sum.optimizer += self.optimizer.bytes(elements, element);
+            }
+        }
+    }
+    let mut visitor = Sum { trained, optimizer, path: vec![], sum: Estimate::default() };
+    model.visit(&mut visitor);
+    visitor.sum
+}
