@@ -1,7 +1,7 @@
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::Tensor;
 
-/// What requires a gradient: the cases of the table in [arXiv 2404.12406](https://arxiv.org/abs/2404.12406).
+/// What requires a gradient: the cases of the table in [arXiv 2404.12406](https://arxiv.org/abs/2404.12406), and the last quarter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
     /// All parameters.
@@ -54,58 +54,56 @@ impl Case {
 
     /// Sets which parameters require gradients. A quarter of a residual network is one of its four stages, with what is before the
     /// first or after the last; of any other module a quarter of the layers that have parameters, in the order of its fields.
-    ///
-    /// # Panics
-    ///
-    /// Never: the patterns are valid.
     pub fn prepare<M: Module>(self, model: M) -> M {
         match self {
             Self::All => model,
             Self::Input => model.no_grad(),
             Self::InputRunning => model.freeze(),
-            Self::Norm => only(model, "norm"),
+            Self::Norm => only(model, ParamGroup::from_predicate("norm")),
             Self::FirstQuarter => {
                 let layers = layers(&model);
-                let pattern = match has_stages(&layers) {
-                    true => r"^(stem|layer1)\.".into(),
-                    false => any_of(&layers[..layers.len().div_ceil(4)]),
-                };
-                only(model, &pattern)
+                let count = layers.len().div_ceil(4);
+                only(model, quarter(&layers, ["stem.", "layer1."], &layers[..count]))
             }
             Self::LastQuarter => {
                 let layers = layers(&model);
-                let pattern = match has_stages(&layers) {
-                    true => r"^(layer4|head)\.".into(),
-                    false => any_of(&layers[layers.len() - layers.len().div_ceil(4)..]),
-                };
-                only(model, &pattern)
+                let count = layers.len().div_ceil(4);
+                only(model, quarter(&layers, ["layer4.", "head."], &layers[layers.len() - count..]))
             }
         }
     }
 }
 
-/// The parameters whose paths match require gradients, and no others.
-fn only<M: Module>(model: M, pattern: &str) -> M {
-    let group = ParamGroup::from_regex(pattern).expect("a valid pattern");
+/// The parameters of the group require gradients, and no others.
+fn only<M: Module>(model: M, group: ParamGroup) -> M {
     model.no_grad().set_require_grad_group(group, true)
 }
 
-fn has_stages(layers: &[String]) -> bool {
-    layers.iter().any(|layer| layer.starts_with("layer1."))
+/// What has parameters of its own: its path, and theirs.
+struct Layer {
+    path: String,
+    parameters: Vec<String>,
 }
 
-/// Matches the parameters of these layers.
-fn any_of(layers: &[String]) -> String {
-    let layers: Vec<String> = layers.iter().map(|layer| layer.replace('.', r"\.")).collect();
-    format!(r"^({})\.[^.]+$", layers.join("|"))
+/// The parameters of these layers; of a residual network those whose paths begin so.
+fn quarter(all: &[Layer], of_residual: [&str; 2], layers: &[Layer]) -> ParamGroup {
+    let parameters = |layers: &[Layer]| -> Vec<String> {
+        layers.iter().flat_map(|layer| layer.parameters.iter().cloned()).collect()
+    };
+    let is_residual = all.iter().any(|layer| layer.path.starts_with("layer1."));
+    let begins = |path: &String| of_residual.iter().any(|begin| path.starts_with(begin));
+    ParamGroup::from_paths(match is_residual {
+        true => parameters(all).into_iter().filter(begins).collect(),
+        false => parameters(layers),
+    })
 }
 
-/// The paths of what has parameters of its own.
-fn layers<M: Module>(model: &M) -> Vec<String> {
+/// The layers of a model.
+fn layers<M: Module>(model: &M) -> Vec<Layer> {
     #[derive(Default)]
     struct Layers {
         path: Vec<String>,
-        found: Vec<String>,
+        found: Vec<Layer>,
     }
     impl ModuleVisitor for Layers {
         fn enter_module(&mut self, name: &str, _: &str) {
@@ -115,9 +113,10 @@ fn layers<M: Module>(model: &M) -> Vec<String> {
             self.path.pop();
         }
         fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
-            let layer = self.path[..self.path.len() - 1].join(".");
-            if self.found.last() != Some(&layer) {
-                self.found.push(layer);
+            let (path, parameter) = (self.path[..self.path.len() - 1].join("."), self.path.join("."));
+            match self.found.last_mut().filter(|layer| layer.path == path) {
+                Some(layer) => layer.parameters.push(parameter),
+                None => self.found.push(Layer { path, parameters: vec![parameter] }),
             }
         }
     }
@@ -129,7 +128,8 @@ fn layers<M: Module>(model: &M) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vision::{Classifier, EfficientNet, ResNet, memsave::efficientnet, memsave::resnet};
+    use crate::vision::memsave::{convnext, efficientnet, resnet, vit};
+    use crate::vision::{Classifier, ConvNext, EfficientNet, ResNet, Vit};
     use burn::tensor::Device;
 
     /// The paths of the parameters that require a gradient.
@@ -185,5 +185,20 @@ mod tests {
         let (first, last) = (of(Case::FirstQuarter), of(Case::LastQuarter));
         assert_eq!((first.len(), last.len()), (all.div_ceil(4), all.div_ceil(4)));
         assert_eq!((first[0].as_str(), last[last.len() - 1].as_str()), ("stem.conv", "head"));
+    }
+    /// Parameters that a network has itself are of its first layer.
+    #[test]
+    fn the_first_quarter_has_what_comes_first() {
+        let device = Device::flex().autodiff();
+        let tiny =
+            Vit { image: 32, patch: 8, layers: 2, heads: 6, width: 24, hidden: 40, classes: 5, ..Vit::B16 };
+        let first = trainable(&Case::FirstQuarter.prepare(vit::Net::new(tiny, &device)));
+        assert!(["class_token", "positions"].iter().all(|path| first.contains(&(*path).into())), "{first:?}");
+        let tiny = ConvNext { widths: [8, 12, 16, 20], blocks: [1, 2, 1, 1], scale: 0.5, classes: 5 };
+        let last = trainable(&Case::LastQuarter.prepare(convnext::Net::new(tiny, &device)));
+        assert!(
+            last.iter().all(|path| !path.starts_with("stages.0") && !path.starts_with("stages.1")),
+            "{last:?}"
+        );
     }
 }

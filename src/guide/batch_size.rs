@@ -5,6 +5,9 @@
 //! has fitted, and where memory grows along a line hardly more than the budget, so that with a budget below the memory of a
 //! device nothing has to fail to find out.
 //!
+//! What does not depend on the batch, parameters, gradients and the state of the optimizer, [`estimate`](crate::plan::estimate) says of a
+//! model none of whose parameters are there yet.
+//!
 //! [`micro_batched`](crate::plan::micro_batched) computes the gradients of a batch from its parts, one after the other: those
 //! of the whole batch, to rounding, with the memory of one part and a second gradient of every parameter. Sums are made in f32
 //! at least, and parts may differ in size: each counts as many items as it has. A batch norm in training mode is an error,

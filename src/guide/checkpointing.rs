@@ -61,7 +61,7 @@
 //!
 //! # What it costs
 //!
-//! A second forward pass of what is recomputed: in the tables above 10 to 15 % of a step. A plan costs some measured steps
+//! A second forward pass of what is recomputed: in the table above 10 to 26 % of a step, in those of `paper/README.md` up to a half. A plan costs some measured steps
 //! once, before the training; its peak is that of the shapes that it was measured with.
 //!
 //! # When

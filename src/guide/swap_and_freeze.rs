@@ -37,7 +37,7 @@
 //!
 //! # What it saves
 //!
-//! `cargo bench --bench memory` has the bytes of every layer beside Burn's, trainable and frozen, and the README has the table.
+//! `cargo bench --bench memory` has the bytes of every layer beside Burn's, trainable and frozen, and `paper/RESULTS.md` has the table.
 //! Whole models, in MiB (f32, Flex, two cores), by `cargo run --release -p burn-memsave-paper --bin ...` and
 //! `cargo run --release --example finetune`:
 //!
@@ -52,7 +52,7 @@
 //! # What it costs
 //!
 //! Nothing in results: no layer approximates (but `ApproxGelu` and `ApproxSilu`, which say so). The time of a step is mostly
-//! lower than with Burn's layers; the rows that are slower are in the README. Burn is pinned to one version, since a few things
+//! lower than with Burn's layers; the rows that are slower are in `paper/RESULTS.md`. Burn is pinned to one version, since a few things
 //! that it keeps private are read.
 //!
 //! # When

@@ -40,6 +40,10 @@ pub enum Remedy {
     /// layer that makes logits and of their cross entropy: the logits never exist. It is found where nothing but at most one
     /// operation, such as a reshape, is between both: it is for you to see that this changes no value.
     LinearCrossEntropy,
+    /// [`SwiGlu`](crate::nn::activation::SwiGlu) in place of two dense layers, the SiLU of the first one's output, and its product with
+    /// that of the second: what is made of the product keeps nothing then. It is found where one operation of Burn makes one tensor
+    /// of those two: it is for you to see that this is a product.
+    SwiGlu,
 }
 
 impl fmt::Display for Remedy {
@@ -48,6 +52,7 @@ impl fmt::Display for Remedy {
             Self::Freeze => "freeze",
             Self::Checkpoint => "checkpoint",
             Self::LinearCrossEntropy => "linear_cross_entropy for",
+            Self::SwiGlu => "SwiGlu for",
         })
     }
 }
@@ -72,12 +77,12 @@ pub struct Suggestion {
     pub module: String,
     /// So many bytes fewer are kept after the forward pass. For `Freeze`: by the ledgers of both forward passes, exactly,
     /// gradients not counted. For `Checkpoint`: measured. For `LinearCrossEntropy`: by the ledger of one of the same shapes; the
-    /// peak falls by more, as the gradient of the logits is not made either.
+    /// peak falls by more, as the gradient of the logits is not made either. For `SwiGlu`: those of the product.
     pub bytes: u64,
     /// For `Freeze`: what a forward pass was measured to keep less, records of the graph included, where bytes are counted. Less
     /// than [`bytes`](Self::bytes) if an operation of Burn keeps the same tensor.
     pub measured: Option<i64>,
-    /// So much more time does a step take, measured; `None` if it takes none, and for `LinearCrossEntropy`, which is not timed.
+    /// So much more time does a step take, measured; `None` if it takes none, and for `LinearCrossEntropy` and `SwiGlu`, which are not timed.
     #[serde(rename = "extra_seconds", serialize_with = "maybe_seconds")]
     pub extra_time: Option<Duration>,
     /// The rows of the ledger that would go, by their number.
@@ -195,6 +200,7 @@ pub struct Explanation {
 ///   [profiled](crate::plan::profile()), and what each gives and costs is measured. Times of a few steps are rough.
 ///
 /// - `linear_cross_entropy for`: for a dense layer whose outputs a cross entropy keeps, it runs once on zeros of the same shapes.
+/// - `SwiGlu for`: for two dense layers of one input, whose outputs are joined after a SiLU of one, if the result is kept.
 ///
 /// Suggestions are for a step as it is: freezing is suggested whether or not the module should be trained. A step runs about once
 /// for every module, twice if freezing it gives something, and some ten times for blocks. What a step does besides (running
@@ -220,10 +226,11 @@ pub fn explain<M: Module, I: StepInput>(
     let step = Step { input: &input, loss: &loss };
     let watch = Watch::default();
     let (result, ledger) = watch.during(|| ledger(model, input.copy(), &loss));
-    let heads = of_heads(model, &watch.alive(), &ledger);
+    let steps = watch.alive();
+    let joined = [of_heads(model, &steps, &ledger), of_gates(model, &steps, &ledger)];
     end(result);
     let mut suggestions = step.freezing(model, &ledger);
-    suggestions.extend(heads);
+    suggestions.extend(joined.into_iter().flatten());
     let mut notes = vec![];
     if ledger.fallbacks().next().is_some() {
         notes.push("Operations of Burn that ran in place of those of this library are not counted.".into());
@@ -432,6 +439,49 @@ fn of_heads<M: Module>(model: &M, steps: &[LiveStep], ledger: &Ledger) -> Vec<Su
         }
     }
     suggestions
+}
+
+/// What it gives to make two dense layers and a gate between them one.
+fn of_gates<M: Module>(model: &M, steps: &[LiveStep], ledger: &Ledger) -> Vec<Suggestion> {
+    let modules = ModulePaths::of(model).modules;
+    let made = |node: NodeId| steps.iter().find(|step| step.output == Some(node));
+    // A dense layer, with adapters or without: its path and what it reads.
+    let dense = |step: &LiveStep| {
+        let is_dense = ["linear", "lora"].contains(&step.operation);
+        let x = step.inputs.iter().find(|input| input.name == "x").filter(|_| is_dense)?;
+        Some((modules.get(&step.weight?)?.clone(), x.node))
+    };
+    let mut suggestions: Vec<(NodeId, Suggestion)> = vec![];
+    for step in steps {
+        for product in &step.inputs {
+            let kept = step.entries.iter().find(|entry| entry.node == Some(product.node));
+            let kept = kept.and_then(|entry| entry.bytes).filter(|&bytes| bytes > 0);
+            let (Some(kept), &[a, b]) = (kept, &product.parents[..]) else { continue };
+            if made(product.node).is_some() || suggestions.iter().any(|(node, _)| *node == product.node) {
+                continue;
+            }
+            let found = [(a, b), (b, a)].into_iter().find_map(|(gate, value)| {
+                let silu = made(gate).filter(|step| step.operation == "silu")?;
+                let (of_gate, x) = dense(made(silu.inputs.first()?.node)?)?;
+                let (of_value, same) = dense(made(value)?)?;
+                (x == same).then(|| [of_gate, of_value].map(|path| shown(&path, "linear")).join(" and "))
+            });
+            let Some(module) = found else { continue };
+            // Several may keep one tensor.
+            let path = step.weight.and_then(|weight| modules.get(&weight)).cloned().unwrap_or_default();
+            let of_step = |row: &LedgerRow| {
+                row.bytes == Some(kept as u64)
+                    && row.operation == step.operation
+                    && row.module == shown(&path, step.operation)
+            };
+            let rows = (0..ledger.rows.len()).filter(|&number| of_step(&ledger.rows[number])).collect();
+            let bytes = kept as u64;
+            let (remedy, measured, extra_time) = (Remedy::SwiGlu, None, None);
+            suggestions
+                .push((product.node, Suggestion { remedy, module, bytes, measured, extra_time, rows }));
+        }
+    }
+    suggestions.into_iter().map(|(_, suggestion)| suggestion).collect()
 }
 
 fn bytes(input: &InputOfStep) -> u64 {

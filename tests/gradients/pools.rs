@@ -461,3 +461,40 @@ mod interpolate {
         check.compare_panics(&ours(sizeless.clone()), &stock(sizeless));
     }
 }
+
+/// Windows of more elements than f16 counts to, of planes that differ: Flex sums in f16, where they would be half as large.
+#[test]
+fn means_of_many_elements_in_half_precision() {
+    let plain = Device::flex();
+    for device in [plain.clone(), plain.autodiff()] {
+        let planes = Tensor::<1, burn::tensor::Int>::arange(0..36, &device).float().reshape([4, 9, 1, 1]);
+        let x = planes.clone().expand([4, 9, 64, 65]).cast(DType::F16);
+        let x = if device.is_autodiff() { x.detach().require_grad() } else { x };
+        let options = AvgPoolOptions {
+            kernel_size: [64, 65],
+            stride: [1, 1],
+            padding: [(0, 0); 2],
+            count_include_pad: true,
+            ceil_mode: false,
+        };
+        let row = |x: Tensor<4>| x.narrow(2, 0, 1).squeeze_dim::<3>(2).repeat_dim(2, 64);
+        let one = AvgPoolOptions {
+            kernel_size: [4160],
+            stride: [1],
+            padding: [(0, 0)],
+            count_include_pad: true,
+            ceil_mode: false,
+        };
+        let means = [
+            F::adaptive_avg_pool2d(x.clone(), [1, 1]),
+            F::avg_pool2d(x.clone(), options),
+            F::adaptive_avg_pool1d(row(x.clone()), 1).unsqueeze_dim(3),
+            F::avg_pool1d(row(x.clone()), one).unsqueeze_dim(3),
+            F::adaptive_avg_pool3d(x.unsqueeze_dim(2), [1, 1, 1]).squeeze_dim(2),
+        ];
+        for mean in means {
+            assert_eq!(mean.dtype(), DType::F16);
+            assert_eq!(mean.cast(DType::F32).into_data(), planes.to_data());
+        }
+    }
+}

@@ -2,8 +2,9 @@
 use crate::{RECORDS, alone, cpu_devices};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
-use burn_memsave::functional::linear_cross_entropy;
-use burn_memsave::measure::{Remedy, explain, ledger};
+use burn_memsave::functional::{self, linear_cross_entropy};
+use burn_memsave::measure::{Measurement, Remedy, explain, ledger, measure_step};
+use burn_memsave::nn::activation::{SwiGlu, SwiGluConfig};
 use burn_memsave::nn::loss::CrossEntropyLossConfig;
 use burn_memsave::nn::{Linear, LinearConfig, Relu};
 use burn_memsave::plan::block;
@@ -186,5 +187,41 @@ fn a_head_and_its_loss_in_one_give_what_is_said() {
             let explanation = explain(model, x(), in_one);
             assert!(explanation.suggestions.iter().all(|one| one.remedy == Remedy::Freeze), "{explanation}");
         }
+    }
+}
+
+/// The number is that of the bytes that a step keeps with the layers apart and in one; with adapters and without.
+#[test]
+fn a_gate_in_one_gives_what_is_said() {
+    let _alone = alone();
+    for device in cpu_devices() {
+        let layer = |inputs, outputs| LinearConfig::new(inputs, outputs).with_bias(false).init(&device);
+        let apart = vec![layer(WIDE, 4 * WIDE), layer(WIDE, 4 * WIDE), layer(4 * WIDE, WIDE)];
+        let gate = SwiGluConfig::new(WIDE, 4 * WIDE).with_bias(false).init(&device);
+        let in_one = (gate, layer(4 * WIDE, WIDE));
+        let x = || Tensor::<2>::ones([512, WIDE], &device);
+        let apart_loss = |model: &Vec<Linear>, x: Tensor<2>| {
+            let gate = functional::silu(model[0].forward(x.clone()));
+            model[2].forward(gate * model[1].forward(x)).mean()
+        };
+        let loss = |model: &(SwiGlu, Linear), x: Tensor<2>| model.1.forward(model.0.forward(x)).mean();
+        let kept = |step: Measurement| step.kept.expect("the allocator counts");
+        let before = kept(measure_step(&apart, x(), apart_loss));
+        let after = kept(measure_step(&in_one, x(), loss));
+        let explanation = explain(&apart, x(), apart_loss);
+        let one = explanation.suggestions.iter().find(|one| one.remedy == Remedy::SwiGlu);
+        let one = one.unwrap_or_else(|| panic!("{explanation}"));
+        assert_eq!((one.module.as_str(), one.bytes), ("0 and 1", (512 * 4 * WIDE * 4) as u64));
+        assert!((before - after).abs_diff(one.bytes) < 16 << 10, "{before}, {after}");
+        let row = explanation.rows.iter().find(|row| row.module == "2").expect("a row of the last layer");
+        assert!(row.suggestion.is_some(), "{explanation}");
+        let explanation = explain(&in_one, x(), loss);
+        assert!(explanation.suggestions.iter().all(|one| one.remedy != Remedy::SwiGlu), "{explanation}");
+        // Another sum of the same tensors is found only after a SiLU.
+        let sum = |model: &Vec<Linear>, x: Tensor<2>| {
+            let gate = functional::relu(model[0].forward(x.clone()));
+            model[2].forward(gate * model[1].forward(x)).mean()
+        };
+        assert!(explain(&apart, x(), sum).suggestions.iter().all(|one| one.remedy != Remedy::SwiGlu));
     }
 }

@@ -47,7 +47,8 @@ fn check<M: Module>(name: &str, model: &M, forward: impl Fn(&M, FloatDType) -> T
     for precision in BOTH.map(|precision: fn() -> Precision| precision()) {
         let found = magnitudes(forward(&precision.half(model).unwrap(), precision.dtype()));
         for ((path, found), (_, exact)) in found.iter().zip(&exact) {
-            let bound = 0.02 * exact.abs() + 1e-2;
+            // Slopes of saturated gates are a few roundings off; a sum that stops is off by a factor.
+            let bound = 0.05 * exact.abs() + 1e-2;
             assert!(
                 (found - exact).abs() <= bound,
                 "{name} {path}, {:?}: {found}, f32 {exact}",

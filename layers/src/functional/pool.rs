@@ -3,7 +3,7 @@ use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, require};
 use crate::ops::{AvgPoolOps, InterpolateOps, MaxPoolOps};
 use burn::backend::Dispatch;
 use burn::tensor::{
-    Tensor, module,
+    DType, Device, FloatDType, Tensor, module,
     ops::{AvgPoolOptions, InterpolateOptions, MaxPoolOptions},
 };
 
@@ -48,10 +48,11 @@ fn max_pool_fits<const N: usize>(x: &[usize], options: &MaxPoolOptions<N>) -> Fi
     require(windows, Misfit::Shapes)
 }
 
-/// Average pooling over one axis; see [`burn::tensor::module::avg_pool1d`]. Keeps nothing.
+/// Average pooling over one axis; see [`burn::tensor::module::avg_pool1d`]. Keeps nothing. Half precision is summed in f32.
 pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
+    let pool = |x| module::avg_pool1d(x, options.clone());
     if !x.is_tracked() {
-        return module::avg_pool1d(x, options);
+        return summed_in_f32(x, pool);
     }
     let lifted = AvgPoolOptions {
         kernel_size: [1, options.kernel_size[0]],
@@ -60,27 +61,71 @@ pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
         count_include_pad: options.count_include_pad,
         ceil_mode: options.ceil_mode,
     };
-    let y = module::avg_pool1d(x.clone().inner(), options);
+    let y = summed_in_f32(x.clone().inner(), pool);
     Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), y.into_dispatch(), lifted))
 }
 
-/// Average pooling over two axes; see [`burn::tensor::module::avg_pool2d`]. Keeps nothing.
+/// Average pooling over two axes; see [`burn::tensor::module::avg_pool2d`]. Keeps nothing. Half precision is summed in f32.
 pub fn avg_pool2d(x: Tensor<4>, options: AvgPoolOptions<2>) -> Tensor<4> {
+    let pool = |x| module::avg_pool2d(x, options.clone());
     if !x.is_tracked() {
-        return module::avg_pool2d(x, options);
+        return summed_in_f32(x, pool);
     }
-    let y = module::avg_pool2d(x.clone().inner(), options.clone());
+    let y = summed_in_f32(x.clone().inner(), pool);
     Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), y.into_dispatch(), options))
+}
+
+/// The average pool of an untracked tensor. Flex 0.22.1 sums windows of f16 in f16, where the sum of 2049 ones is 2048: there, some
+/// planes at a time are pooled in f32.
+fn summed_in_f32<const D: usize>(x: Tensor<D>, pool: impl Fn(Tensor<D>) -> Tensor<D>) -> Tensor<D> {
+    /// Bytes of the planes in f32.
+    const PART: usize = 1 << 18;
+    let [batch, channels, ref axes @ ..] = x.dims()[..] else { return pool(x) };
+    let (planes, plane) = (batch * channels, axes.iter().product::<usize>());
+    if x.dtype() != DType::F16 || !is_flex(&x.device()) || planes * plane == 0 {
+        return pool(x);
+    }
+    let device = x.device();
+    // `[planes, 1, ...]`
+    let shape = |planes: usize, channels: usize, of: &Tensor<D>| {
+        let mut shape = of.dims();
+        (shape[0], shape[1]) = (planes, channels);
+        shape
+    };
+    let as_planes = shape(planes, 1, &x);
+    let x = x.reshape(as_planes);
+    let at_once = (PART / (size_of::<f32>() * plane)).clamp(1, planes);
+    let mut y: Option<Tensor<D>> = None;
+    for begin in (0..planes).step_by(at_once) {
+        let count = at_once.min(planes - begin);
+        let part = pool(x.clone().narrow(0, begin, count).cast(FloatDType::F32)).cast(FloatDType::F16);
+        let whole = y.unwrap_or_else(|| Tensor::empty(shape(planes, 1, &part), (&device, DType::F16)));
+        y = Some(whole.slice_assign(begin..begin + count, part));
+    }
+    let y = y.expect("there are planes");
+    let as_images = shape(batch, channels, &y);
+    y.reshape(as_images)
+}
+
+/// Whether tensors of the device are Flex's.
+fn is_flex(device: &Device) -> bool {
+    match device.clone().without_autodiff().as_dispatch() {
+        #[cfg(feature = "flex")]
+        burn::backend::DispatchDevice::Flex(_) => true,
+        #[allow(unreachable_patterns)] // without any other backend
+        _ => false,
+    }
 }
 
 macro_rules! adaptive_avg_pool {
     ($($pool:ident, $dims:literal, $size:ty;)+) => {$(
-        #[doc = concat!("See [`burn::tensor::module::", stringify!($pool), "`]. Keeps nothing.")]
+        #[doc = concat!("See [`burn::tensor::module::", stringify!($pool), "`]. Keeps nothing. Half precision is summed in f32.")]
         pub fn $pool(x: Tensor<$dims>, output_size: $size) -> Tensor<$dims> {
+            let pool = |x| module::$pool(x, output_size);
             if !x.is_tracked() {
-                return module::$pool(x, output_size);
+                return summed_in_f32(x, pool);
             }
-            let y = module::$pool(x.clone().inner(), output_size);
+            let y = summed_in_f32(x.clone().inner(), pool);
             Tensor::from_dispatch(Dispatch::memsave_adaptive_avg_pool(x.into_dispatch(), y.into_dispatch()))
         }
     )+};

@@ -63,11 +63,16 @@ pub fn with_lora<M: Module>(model: M, rank: usize) -> M {
 type Make = fn(&Tuning, &Device) -> Box<dyn Step>;
 
 /// How the model may be built, and how it is drawn.
-const VARIANTS: [(&str, Make, Style); 4] = [
+const VARIANTS: [(&str, Make, Style); 5] = [
     (
         "Burn",
         |tuning, device| tuning.step::<written_out::Llama>(device),
         Style { whose: Whose::Burn, marker: Marker::Circle },
+    ),
+    (
+        "Burn, its gradient checkpointing",
+        |tuning, device| tuning.step::<written_out::Llama>(&device.clone().gradient_checkpointing()),
+        Style { whose: Whose::Burn, marker: Marker::Square },
     ),
     (
         "ours, the swap alone",

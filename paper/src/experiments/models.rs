@@ -103,7 +103,7 @@ fn subjects(settings: &Settings) -> Vec<Subject> {
     if settings.size == Sizes::Full {
         subjects.extend([
             classifier::<_, s::resnet::Net, m::resnet::Net>("ResNet-50", ResNet::D50, images),
-            classifier::<_, s::vgg::Net, m::vgg::Net>("VGG-16", Vgg::D16, images),
+            without_norm(classifier::<_, s::vgg::Net, m::vgg::Net>("VGG-16", Vgg::D16, images)),
             classifier::<_, s::efficientnet::Net, m::efficientnet::Net>(
                 "EfficientNetV2-S",
                 EfficientNet::V2S,
@@ -114,8 +114,12 @@ fn subjects(settings: &Settings) -> Vec<Subject> {
                 MobileNet::V3_LARGE,
                 images,
             ),
-            classifier::<_, s::convnext::Net, m::convnext::Net>("ConvNeXt-T", ConvNext::TINY, images),
-            classifier::<_, s::vit::Net, m::vit::Net>("ViT-B/16", Vit::B16, images),
+            of_layer_norm(classifier::<_, s::convnext::Net, m::convnext::Net>(
+                "ConvNeXt-T",
+                ConvNext::TINY,
+                images,
+            )),
+            of_layer_norm(classifier::<_, s::vit::Net, m::vit::Net>("ViT-B/16", Vit::B16, images)),
             segmenter::<_, s::deeplab::Net, m::deeplab::Net>("DeepLabV3-ResNet-101", DeepLab::D101, images),
             segmenter::<_, s::fcn::Net, m::fcn::Net>("FCN-ResNet-101", Fcn::D101, images),
             segmenter::<_, s::unet::Net, m::unet::Net>("U-Net", UNet::CLASSIC, images),
@@ -136,6 +140,16 @@ impl Subject {
             is_slow: false,
         }
     }
+}
+
+/// Without running statistics.
+fn of_layer_norm(subject: Subject) -> Subject {
+    Subject { cases: text_cases(), ..subject }
+}
+
+/// Without any norm.
+fn without_norm(subject: Subject) -> Subject {
+    Subject { cases: text_cases().into_iter().filter(|&case| case != Case::Norm).collect(), ..subject }
 }
 
 /// A network that says what is in images.
@@ -213,7 +227,7 @@ where
     }
     Subject {
         name,
-        input: format!("{} layers, {} x {} tokens", size.layers, tokens[0], tokens[1]),
+        input: format!("{} layers, {} x {} tokens of {}", size.layers, tokens[0], tokens[1], size.vocabulary),
         cases: text_cases(),
         burn: make::<S>(size, tokens),
         ours: make::<M>(size, tokens),
@@ -236,7 +250,10 @@ where
     }
     Subject {
         name,
-        input: format!("{} blocks of {}, {} x {} tokens", size.blocks, size.width, tokens[0], tokens[1]),
+        input: format!(
+            "{} blocks of {}, {} x {} tokens of {}",
+            size.blocks, size.width, tokens[0], tokens[1], size.vocabulary
+        ),
         cases: text_cases(),
         burn: make::<S>(size, tokens),
         ours: make::<M>(size, tokens),
@@ -259,7 +276,10 @@ where
     }
     Subject {
         name,
-        input: format!("{} blocks of {}, {} x {} tokens", size.layers, size.width, tokens[0], tokens[1]),
+        input: format!(
+            "{} blocks of {}, {} x {} tokens of {}",
+            size.layers, size.width, tokens[0], tokens[1], size.vocabulary
+        ),
         cases: text_cases(),
         burn: make::<S>(size, tokens),
         ours: make::<M>(size, tokens),
@@ -283,7 +303,10 @@ where
     }
     Subject {
         name,
-        input: format!("2 x {} layers, {} x {} tokens, twice", size.layers, tokens[0], tokens[1]),
+        input: format!(
+            "2 x {} layers, {} x {} tokens of {}, twice",
+            size.layers, tokens[0], tokens[1], size.vocabulary
+        ),
         cases: text_cases(),
         burn: make::<S>(size, tokens),
         ours: make::<M>(size, tokens),

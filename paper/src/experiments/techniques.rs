@@ -199,8 +199,10 @@ fn measure(name: &str, make: Make, settings: &Settings) -> Result<Vec<Row>, Fail
     let mut times = [vec![], vec![]];
     for _ in 0..settings.turns() {
         for (trainer, times) in [&mut burn, &mut trainer].into_iter().zip(&mut times) {
+            device.sync()?;
             let start = Instant::now();
             trainer.step()?;
+            device.sync()?;
             times.push(start.elapsed().as_secs_f64());
         }
     }

@@ -5,7 +5,9 @@ use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, MuonConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::checkpoint::checkpoint;
-use burn_memsave::nn::transformer::{TransformerEncoderConfig, TransformerEncoderLayer};
+use burn_memsave::nn::transformer::{
+    PositionWiseFeedForward, PositionWiseFeedForwardConfig, TransformerEncoderConfig, TransformerEncoderLayer,
+};
 use burn_memsave::nn::{Linear, LinearConfig};
 use burn_memsave::optim::{AdamW8bitConfig, Muon8bitConfig};
 use burn_memsave::plan::{ProfileOptions, block, profile};
@@ -35,6 +37,7 @@ pub struct Row {
 const CHECKPOINTS: &str = "checkpoints";
 const POLICIES: &str = "saved tensors";
 const PLANS: &str = "plans";
+const PLANNER: &str = "the planner";
 const OPTIMIZERS: &str = "optimizers";
 
 type Layers = Vec<TransformerEncoderLayer>;
@@ -147,6 +150,37 @@ fn plans(settings: &Settings) -> Result<Vec<Row>, Failure> {
     Ok(rows)
 }
 
+/// How long it takes to choose a plan for a chain of blocks.
+fn planner(settings: &Settings) -> Result<Vec<Row>, Failure> {
+    let device = settings.autodiff();
+    let mut rows = vec![];
+    for count in settings.pick(vec![4], vec![12, 50, 100], vec![12, 50, 100, 200]) {
+        let config = PositionWiseFeedForwardConfig::new(64, 256).with_dropout(0.0);
+        let blocks: Vec<PositionWiseFeedForward> = (0..count).map(|_| config.init(&device)).collect();
+        let x = Tensor::<3>::random([4, 64, 64], Distribution::Normal(0.0, 1.0), &device);
+        let profile = profile(&blocks, x, &ProfileOptions::new(), |blocks, x| {
+            let run = |x, layer| block(layer, x, |layer: &PositionWiseFeedForward, x| layer.forward(x));
+            blocks.iter().fold(x, run).sum()
+        })?;
+        let budget = profile.least().midpoint(profile.most().max(profile.least()));
+        let start = Instant::now();
+        let plan = profile.plan(budget)?;
+        let seconds = start.elapsed().as_secs_f64();
+        rows.push(Row {
+            tool: PLANNER.into(),
+            way: format!("{count} blocks"),
+            budget_bytes: Some(budget),
+            predicted_bytes: Some(plan.predicted),
+            kept_bytes: None,
+            peak_bytes: None,
+            state_bytes: None,
+            parameter_bytes: None,
+            seconds,
+        });
+    }
+    Ok(rows)
+}
+
 /// Steps of optimizers of a few square matrices, in turns.
 fn optimizers(settings: &Settings) -> Result<Vec<Row>, Failure> {
     let (width, device) = (settings.pick(128, 1024, 2048), settings.autodiff());
@@ -163,8 +197,11 @@ fn optimizers(settings: &Settings) -> Result<Vec<Row>, Failure> {
     let step = |layers: Vec<Linear>, optimizer: &mut ModuleOptimizer| {
         let loss = layers.iter().fold(x.clone(), |x, layer| layer.forward(x)).powf_scalar(2.0).mean();
         let gradients = GradientsParams::from_grads(loss.backward(), &layers);
+        // A device that fails here failed in the step, which says so.
+        let _ = device.sync();
         let start = Instant::now();
         let layers = optimizer.step(1e-3, layers, gradients);
+        let _ = device.sync();
         (layers, start.elapsed().as_secs_f64())
     };
     let mut running = vec![];
@@ -215,12 +252,19 @@ impl Measured for Toolbox {
             part(CHECKPOINTS, checkpoints),
             part(POLICIES, policies),
             part(PLANS, plans),
+            part(PLANNER, planner),
             part(OPTIMIZERS, optimizers),
         ]
     }
 
     fn render(rows: &[Row]) -> Vec<Output> {
-        vec![ways_table(rows), plans_table(rows), optimizers_table(rows), Output::Figure(figure(rows))]
+        vec![
+            ways_table(rows),
+            plans_table(rows),
+            planner_table(rows),
+            optimizers_table(rows),
+            Output::Figure(figure(rows)),
+        ]
     }
 }
 
@@ -257,6 +301,14 @@ fn plans_table(rows: &[Row]) -> Output {
         table.add([mib(budget), mib(predicted), mib(peak), format!("{beyond:+.2} %"), row.way.clone()]);
     }
     table.output("toolbox-plans")
+}
+
+fn planner_table(rows: &[Row]) -> Output {
+    let mut table = Table::new(&["chain", "choosing a plan (s)"], 1);
+    for row in of(rows, PLANNER) {
+        table.add([row.way.clone(), format!("{:.3}", row.seconds)]);
+    }
+    table.output("toolbox-planner")
 }
 
 fn optimizers_table(rows: &[Row]) -> Output {

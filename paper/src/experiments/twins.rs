@@ -132,12 +132,15 @@ impl Walk<'_> {
             // A tensor of its own for every run, that nobody else holds: a layer may work in place.
             let x = x.clone().inner().add_scalar(0.0);
             let x = Tensor::from_inner(x).set_require_grad(is_tracked);
+            // A device that fails here failed before, when bytes were measured, which says so.
+            let _ = self.device.sync();
             let start = Instant::now();
             let y = black_box(sides[side](x));
             // Of a frozen embedding there is no graph.
             if y.is_tracked() {
                 drop(black_box(y.sum().backward())); // frees the graph, too, whose time counts
             }
+            let _ = self.device.sync();
             start.elapsed().as_secs_f64()
         };
         let mut times = [vec![], vec![]];

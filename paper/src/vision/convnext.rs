@@ -69,14 +69,20 @@ impl Downsample {
     }
 }
 
+/// Blocks of one width.
+#[derive(Module, Debug)]
+pub struct Stage {
+    /// Of all stages but the first.
+    downsample: Option<Downsample>,
+    blocks: Vec<Block>,
+}
+
 /// A ConvNeXt that says what is in images.
 #[derive(Module, Debug)]
 pub struct Net {
     patches: Conv2d,
     patch_norm: LayerNorm,
-    stages: Vec<Vec<Block>>,
-    /// One between two stages.
-    downsamples: Vec<Downsample>,
+    stages: Vec<Stage>,
     mean: AdaptiveAvgPool2d,
     norm: LayerNorm,
     head: Linear,
@@ -86,14 +92,15 @@ impl Classifier for Net {
     type Variant = ConvNext;
 
     fn new(net: ConvNext, device: &Device) -> Self {
-        let stage = |(width, blocks)| (0..blocks).map(|_| Block::new(width, net.scale, device)).collect();
-        let downsample = |channels: &[usize]| Downsample::new([channels[0], channels[1]], device);
         let [first, .., last] = net.widths;
+        let stage = |at: usize| Stage {
+            downsample: (at > 0).then(|| Downsample::new([net.widths[at - 1], net.widths[at]], device)),
+            blocks: (0..net.blocks[at]).map(|_| Block::new(net.widths[at], net.scale, device)).collect(),
+        };
         Self {
             patches: Conv2dConfig::new([3, first], [4, 4]).with_stride([4, 4]).init(device),
             patch_norm: layer_norm(first, device),
-            stages: net.widths.into_iter().zip(net.blocks).map(stage).collect(),
-            downsamples: net.widths.windows(2).map(downsample).collect(),
+            stages: (0..net.widths.len()).map(stage).collect(),
             mean: AdaptiveAvgPool2dConfig::new([1, 1]).init(),
             norm: layer_norm(last, device),
             head: LinearConfig::new(last, net.classes).init(device),
@@ -102,11 +109,11 @@ impl Classifier for Net {
 
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let mut x = over_channels(&self.patch_norm, self.patches.forward(images));
-        for (at, stage) in self.stages.iter().enumerate() {
-            if at > 0 {
-                x = self.downsamples[at - 1].forward(x);
+        for stage in &self.stages {
+            if let Some(downsample) = &stage.downsample {
+                x = downsample.forward(x);
             }
-            x = stage.iter().fold(x, |x, block| plan::block(block, x, Block::forward));
+            x = stage.blocks.iter().fold(x, |x, block| plan::block(block, x, Block::forward));
         }
         self.head.forward(self.norm.forward(self.mean.forward(x).flatten::<2>(1, 3)))
     }
@@ -119,9 +126,9 @@ impl Torchvision for Net {
             .replace(r"^features\.0\.1\.", "patch_norm.");
         for at in 0..self.stages.len() {
             keys = keys
-                .replace(format!(r"^features\.{}\.", 2 * at + 1), format!("stages.{at}."))
-                .replace(format!(r"^features\.{}\.0\.", 2 * at + 2), format!("downsamples.{at}.norm."))
-                .replace(format!(r"^features\.{}\.1\.", 2 * at + 2), format!("downsamples.{at}.conv."));
+                .replace(format!(r"^features\.{}\.", 2 * at + 1), format!("stages.{at}.blocks."))
+                .replace(format!(r"^features\.{}\.0\.", 2 * at + 2), format!("stages.{}.downsample.norm.", at + 1))
+                .replace(format!(r"^features\.{}\.1\.", 2 * at + 2), format!("stages.{}.downsample.conv.", at + 1));
         }
         keys.replace(r"\.block\.0\.", ".conv.")
             .replace(r"\.block\.2\.", ".norm.")

@@ -33,8 +33,8 @@ config_twin! {
 drop_in! {
     /// Max pooling over two axes: the maximum of every window.
     ///
-    /// Keeps where each maximum lies in its window, one byte per output (more for windows of more than 255 elements, Burn's
-    /// indices on device backends); [`burn::nn::pool::MaxPool2d`] keeps its input and eight bytes per output.
+    /// Keeps where each maximum lies in its window, one byte per output (more for windows of more than 255 elements,
+    /// eight on devices); [`burn::nn::pool::MaxPool2d`] keeps its input and an index of four or eight bytes per output.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

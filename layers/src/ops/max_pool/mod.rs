@@ -7,7 +7,7 @@
 //! | | else 2 or 4 (on wgpu and CUDA always 4, and 4 bytes besides; on remote devices Burn's index) |
 //! | backward | every `dy` goes to its winner |
 //!
-//! Stock Burn keeps `x` and an index of 8 bytes per output.
+//! Stock Burn keeps `x` and an index of 8 bytes per output (on Flex 4).
 use super::{
     extension::extension,
     fixed_linear::{lift, lifted},
