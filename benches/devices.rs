@@ -400,8 +400,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let features = if cfg!(feature = "fusion") { "wgpu,fusion" } else { "wgpu" };
         let features =
             if cfg!(feature = "cuda") { features.replace("wgpu", "cuda") } else { features.into() };
-        let command = format!("cargo bench --bench devices --no-default-features --features {features}");
-        recorded::write(&path, &command, &devices.args.card, &devices.rows)?;
+        let filter = &devices.args.filter;
+        let command =
+            format!("cargo bench --bench devices --no-default-features --features {features} -- {filter}");
+        recorded::write(&path, command.trim_end_matches([' ', '-']), &devices.args.card, &devices.rows)?;
     }
     Ok(())
 }

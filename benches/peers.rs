@@ -374,7 +374,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("geometric mean of ours / PyTorch: {mean:.2}");
     }
     if let Some(path) = args.csv {
-        recorded::write(&path, "cargo bench --bench peers", "flex", &peers.rows)?;
+        let command = format!("cargo bench --bench peers -- {}", peers.filter);
+        recorded::write(&path, command.trim_end_matches([' ', '-']), "flex", &peers.rows)?;
     }
     Ok(())
 }

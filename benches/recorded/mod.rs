@@ -16,7 +16,8 @@ pub fn write<R: Serialize>(
     device: &str,
     rows: &[R],
 ) -> Result<(), Box<dyn Error>> {
-    let (machine, date, source) = (provenance::machine(), provenance::today(), provenance::source());
+    let (machine, date, source) =
+        (provenance::machine(), provenance::today(), provenance::source_with(&["benches"]));
     let named = |error: std::io::Error| format!("{}: {error}", path.display());
     let mut file = std::fs::File::create(path).map_err(named)?;
     let line = provenance::line(command, &machine, device, &date, source.as_deref());

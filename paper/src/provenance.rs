@@ -90,7 +90,12 @@ const EXPERIMENTS: [&str; 2] = ["paper/src/experiments", "paper/src/case.rs"];
 /// The last commit that changed the source; with `+` and a number that stands for them, if there are changes since then.
 /// `None` without git.
 pub fn source() -> Option<String> {
-    let paths = || SOURCE.into_iter().chain(EXPERIMENTS);
+    source_with(&[])
+}
+
+/// The same, if results depend on more.
+pub fn source_with(more: &[&str]) -> Option<String> {
+    let paths = || SOURCE.into_iter().chain(EXPERIMENTS).chain(more.iter().copied());
     let git = |arguments: &[&str]| {
         let arguments: Vec<&str> = arguments.iter().copied().chain(["--"]).chain(paths()).collect();
         output("git", &arguments)

@@ -42,7 +42,8 @@ pub enum Remedy {
     LinearCrossEntropy,
     /// [`SwiGlu`](crate::nn::activation::SwiGlu) in place of two dense layers, the SiLU of the first one's output, and its product with
     /// that of the second: what is made of the product keeps nothing then. It is found where one operation of Burn makes one tensor
-    /// of those two: it is for you to see that this is a product.
+    /// of those two: it is for you to see that this is a product, and no sum. (With Burn's gradient checkpointing it gives nothing: products
+    /// are computed again.)
     SwiGlu,
 }
 
@@ -200,7 +201,8 @@ pub struct Explanation {
 ///   [profiled](crate::plan::profile()), and what each gives and costs is measured. Times of a few steps are rough.
 ///
 /// - `linear_cross_entropy for`: for a dense layer whose outputs a cross entropy keeps, it runs once on zeros of the same shapes.
-/// - `SwiGlu for`: for two dense layers of one input, whose outputs are joined after a SiLU of one, if the result is kept.
+/// - `SwiGlu for`: for two dense layers of one input, whose outputs are multiplied (as far as the graph shows) after a SiLU of one, if
+///   the result is kept.
 ///
 /// Suggestions are for a step as it is: freezing is suggested whether or not the module should be trained. A step runs about once
 /// for every module, twice if freezing it gives something, and some ten times for blocks. What a step does besides (running
@@ -445,11 +447,12 @@ fn of_heads<M: Module>(model: &M, steps: &[LiveStep], ledger: &Ledger) -> Vec<Su
 fn of_gates<M: Module>(model: &M, steps: &[LiveStep], ledger: &Ledger) -> Vec<Suggestion> {
     let modules = ModulePaths::of(model).modules;
     let made = |node: NodeId| steps.iter().find(|step| step.output == Some(node));
-    // A dense layer, with adapters or without: its path and what it reads.
+    // A dense layer, with adapters or without: its path, and what its twin must have in common with it.
     let dense = |step: &LiveStep| {
         let is_dense = ["linear", "lora"].contains(&step.operation);
-        let x = step.inputs.iter().find(|input| input.name == "x").filter(|_| is_dense)?;
-        Some((modules.get(&step.weight?)?.clone(), x.node))
+        let input = |name: &str| step.inputs.iter().find(|input| input.name == name).filter(|_| is_dense);
+        let common = (input("x")?.node, input("weight")?.shape.clone(), input("bias").is_some());
+        Some((modules.get(&step.weight?)?.clone(), common))
     };
     let mut suggestions: Vec<(NodeId, Suggestion)> = vec![];
     for step in steps {

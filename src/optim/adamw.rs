@@ -137,7 +137,7 @@ impl ModuleVisitor for Parameters {
 /// f32, and so have embeddings with [`AdamW8bitConfig::init_for`]. A positive `v` is not rounded to 0 (that of bitsandbytes may
 /// be, and the step is then as large as `epsilon` is small).
 ///
-/// A gradient that is not finite spoils its block: all 256 weights are no numbers any more.
+/// A gradient that is not finite spoils its block: all 256 weights are no numbers any more. A finite one counts as 2^63 at most.
 ///
 /// Records hold the codes as bytes, whatever the device; from one that was saved and loaded, training goes on bit for bit.
 ///

@@ -1,6 +1,7 @@
 //! What training needs by its parameters alone.
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::tensor::{DType, Tensor};
+use std::collections::HashSet;
 
 /// What an optimizer keeps of a parameter between steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +65,8 @@ impl Estimate {
 /// has shapes only, and nothing is allocated here.
 ///
 /// `trained`: the parameters that will be trained. One that exists counts only if it requires a gradient, too; of one that does not exist
-/// Burn does not say it, and its elements count as f32. Weights that [stay in a file](crate::lazy) count as if they were in memory.
+/// Burn does not say it, and its elements count as f32. Weights that [stay in a file](crate::lazy) count as if they were in memory; scales
+/// of quantized ones do not count.
 ///
 /// What a forward pass keeps, and the peak, depend on what runs: [`measure_step`](crate::measure::measure_step) of a batch of one item
 /// says it, and [`largest_batch`](super::largest_batch) how it grows.
@@ -85,6 +87,7 @@ pub fn estimate<M: Module>(model: &M, trained: &ParamGroup, optimizer: Optimizer
         trained: &'a ParamGroup,
         optimizer: OptimizerState,
         path: Vec<String>,
+        seen: HashSet<ParamId>,
         sum: Estimate,
     }
     impl ModuleVisitor for Sum<'_> {
@@ -95,19 +98,27 @@ pub fn estimate<M: Module>(model: &M, trained: &ParamGroup, optimizer: Optimizer
             self.path.pop();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            // One that is in several modules is there once.
+            if !self.seen.insert(param.id) {
+                return;
+            }
             let (dtype, may_train) = match param.is_initialized() {
                 true => (param.base().dtype(), param.is_require_grad()),
                 false => (DType::F32, true),
             };
             let (elements, element) = (param.lazy_shape().num_elements() as u64, dtype.size() as u64);
-            self.sum.parameters += elements * element;
+            self.sum.parameters += match dtype {
+                DType::QFloat(scheme) => (elements * scheme.size_bits_value() as u64).div_ceil(8),
+                _ => elements * element,
+            };
             if may_train && self.trained.matches(&param.id, Some(&self.path.join("."))) {
                 self.sum.gradients += elements * element;
                 self.sum.optimizer += self.optimizer.bytes(elements, element);
             }
         }
     }
-    let mut visitor = Sum { trained, optimizer, path: vec![], sum: Estimate::default() };
+    let mut visitor =
+        Sum { trained, optimizer, path: vec![], seen: HashSet::new(), sum: Estimate::default() };
     model.visit(&mut visitor);
     visitor.sum
 }

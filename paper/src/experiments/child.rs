@@ -26,7 +26,7 @@ impl Task {
             None => Command::new(program),
             Some(bytes) => {
                 let mut shell = Command::new("sh");
-                shell.arg("-c").arg(format!("ulimit -v {}; exec \"$0\" \"$@\"", bytes >> 10)).arg(program);
+                shell.arg("-c").arg(format!("ulimit -v {} && exec \"$0\" \"$@\"", bytes >> 10)).arg(program);
                 shell
             }
         };

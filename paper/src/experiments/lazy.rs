@@ -173,6 +173,7 @@ fn measure(
 impl Measured for Lazy {
     type Row = Row;
     const NAME: &'static str = "lazy";
+    const IS_ON_CPU: bool = true;
     const ABOUT: &'static str =
         "frozen weights that stay in their file: peak against throughput over budgets";
 

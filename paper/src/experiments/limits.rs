@@ -269,13 +269,11 @@ fn measure(settings: &Settings, scenario: usize) -> Result<Vec<Row>, Failure> {
             loss: outcome.loss,
         })
     };
-    let mut rows = vec![];
     // With room for the weights, and as much again.
-    if 2 * file_bytes < available() {
-        rows.push(row(false)?);
-    }
-    rows.push(row(true)?);
+    let in_memory = (2 * file_bytes < available()).then(|| row(false));
+    let rows: Result<Vec<Row>, Failure> = in_memory.into_iter().chain([row(true)]).collect();
     std::fs::remove_file(at.weights())?;
+    let rows = rows?;
     if rows.iter().any(|row| !row.loss.is_finite() || row.loss != rows[0].loss) {
         return Err("another loss than with all weights in memory".into());
     }
@@ -285,6 +283,7 @@ fn measure(settings: &Settings, scenario: usize) -> Result<Vec<Row>, Failure> {
 impl Measured for Limits {
     type Row = Row;
     const NAME: &'static str = "limits";
+    const IS_ON_CPU: bool = true;
     const ABOUT: &'static str = "models of several times the memory that they may have";
 
     fn parts(settings: &Settings) -> Vec<Part<Row>> {

@@ -121,6 +121,8 @@ pub trait Measured {
     const NAME: &'static str;
     /// What it is, in a line.
     const ABOUT: &'static str;
+    /// Whether it measures on the CPU whatever the device is.
+    const IS_ON_CPU: bool = false;
     /// What there is to run. The names differ.
     fn parts(settings: &Settings) -> Vec<Part<Self::Row>>;
     /// Tables and figures, always the same ones, also of no rows.
@@ -159,13 +161,21 @@ impl Output {
 pub struct Experiment {
     pub name: &'static str,
     pub about: &'static str,
+    pub is_on_cpu: bool,
     pub parts: fn(&Settings) -> Vec<Part<Value>>,
     pub render: fn(&[Value]) -> Result<Vec<Output>, Failure>,
     pub csv: fn(&[Value]) -> Result<String, Failure>,
 }
 
 const fn experiment<E: Measured>() -> Experiment {
-    Experiment { name: E::NAME, about: E::ABOUT, parts: parts::<E>, render: render::<E>, csv: csv::<E> }
+    Experiment {
+        name: E::NAME,
+        about: E::ABOUT,
+        is_on_cpu: E::IS_ON_CPU,
+        parts: parts::<E>,
+        render: render::<E>,
+        csv: csv::<E>,
+    }
 }
 
 fn parts<E: Measured>(settings: &Settings) -> Vec<Part<Value>> {

@@ -75,7 +75,8 @@ impl Visitor for Walk<'_> {
                 let measured = self.measure(name, tracked, (usual, sides), (row.shapes.small, small));
                 match (&mut self.rows, measured) {
                     (Ok(rows), Ok(row)) => rows.push(row),
-                    (rows, measured) => *rows = measured.map(|row| vec![row]),
+                    (rows @ Ok(_), Err(error)) => *rows = Err(error),
+                    (Err(_), _) => {}
                 }
             }
         }

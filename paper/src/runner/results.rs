@@ -91,7 +91,11 @@ impl Results {
             _ => "",
         };
         let part = if self.complete { "" } else { "**Not all parts have run.** " };
-        let device = self.settings.device.to_string();
+        let is_on_cpu = || {
+            let mut all = crate::experiments::ALL.iter();
+            all.any(|experiment| experiment.name == self.experiment && experiment.is_on_cpu)
+        };
+        let device = if is_on_cpu() { Default::default() } else { self.settings.device }.to_string();
         let source =
             provenance::line(&self.command, &self.machine, &device, &self.date, self.commit.as_deref());
         format!("{small}{part}{source} It took {seconds:.0} s.")

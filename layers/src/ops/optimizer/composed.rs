@@ -1,6 +1,6 @@
 //! Of Burn's operations. Codes are four in a word, in rows of a block.
 use super::codes::{CODES, Codes, SIGNED_ZERO};
-use super::{AdamWStep, BLOCK, CODES_OF_WORD, LARGEST_SECOND, is_rounded};
+use super::{AdamWStep, BLOCK, CODES_OF_WORD, LARGEST_GRADIENT, is_rounded};
 use crate::backend::{wide, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
@@ -32,11 +32,20 @@ pub(super) fn moments<B: Backend>(
     [mean(first, step.beta_1, gradient), mean(second, step.beta_2, square)]
 }
 
-/// See [`LARGEST_SECOND`]; what is not a number stays.
-pub(super) fn storable<B: Backend>(second: FloatTensor<B>) -> FloatTensor<B> {
-    let bools = get_or_init_device_settings::<B>(&second.device()).bool_dtype;
-    let is_more = B::float_greater_elem(second.clone(), LARGEST_SECOND.into(), bools);
-    B::float_mask_fill(second, is_more, LARGEST_SECOND.into())
+/// See [`LARGEST_GRADIENT`]; what is not finite stays.
+pub(super) fn at_most_largest<B: Backend>(gradient: FloatTensor<B>) -> FloatTensor<B> {
+    let bools = get_or_init_device_settings::<B>(&gradient.device()).bool_dtype;
+    [LARGEST_GRADIENT, -LARGEST_GRADIENT].into_iter().fold(gradient, |gradient, limit| {
+        // The numbers between the limit and infinity.
+        let beyond = |limit: f32, x: FloatTensor<B>| match limit > 0.0 {
+            true => B::float_greater_elem(x, limit.into(), bools),
+            false => B::float_lower_elem(x, limit.into(), bools),
+        };
+        let most = f32::MAX.copysign(limit);
+        let is_finite = B::bool_not(beyond(most, gradient.clone()));
+        let is_beyond = B::bool_and(beyond(limit, gradient.clone()), is_finite);
+        B::float_mask_fill(gradient, is_beyond, limit.into())
+    })
 }
 
 /// The weight after a step.

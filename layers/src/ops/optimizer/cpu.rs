@@ -1,7 +1,7 @@
 //! Loops on slices, in place, a block at a time.
 use super::codes::{self, Codes, linear, of_linear};
 use super::{
-    AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, Descent, Factors, LARGEST_SECOND, MomentumStep,
+    AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, Descent, Factors, LARGEST_GRADIENT, MomentumStep,
     MomentumTensors, OptimizerKernels,
 };
 use crate::backend::cpu::{
@@ -155,12 +155,14 @@ struct AdamW {
     factors: Factors,
     cautious: bool,
     noise: Noise,
+    /// See [`LARGEST_GRADIENT`].
+    largest: f32,
 }
 
 impl AdamW {
-    fn of(step: &AdamWStep) -> Self {
+    fn of(step: &AdamWStep, largest: f32) -> Self {
         let AdamWStep { beta_1, beta_2, epsilon, cautious, seed, .. } = *step;
-        Self { beta_1, beta_2, epsilon, factors: step.factors(), cautious, noise: Noise(seed) }
+        Self { beta_1, beta_2, epsilon, factors: step.factors(), cautious, noise: Noise(seed), largest }
     }
 
     /// Changes moments and weights of one block, or of what is there of it; from a position on.
@@ -172,12 +174,14 @@ impl AdamW {
         [first, second]: [&mut [f32]; 2],
         start: usize,
     ) {
-        let Self { beta_1, beta_2, epsilon, factors, cautious, noise } = self;
+        let Self { beta_1, beta_2, epsilon, factors, cautious, noise, largest } = self;
         let moments = first.iter_mut().zip(second);
         for (at, ((weight, gradient), (first, second))) in
             weight.iter_mut().zip(gradient).zip(moments).enumerate()
         {
             let gradient = gradient.single();
+            let is_too_large = gradient.is_finite() & (gradient.abs() > largest);
+            let gradient = if is_too_large { largest.copysign(gradient) } else { gradient };
             *first = beta_1 * *first + (1.0 - beta_1) * gradient;
             *second = beta_2 * *second + (1.0 - beta_2) * (gradient * gradient);
             let change = *first * factors.rate / (second.sqrt() * factors.root + epsilon);
@@ -232,7 +236,6 @@ impl<E: Weight> Job for AdamW8bitJob<'_, E> {
             let len = gradient.len();
             // What is beyond the last element stays 0.
             step.block(gradient, weight, [&mut m[..len], &mut v[..len]], start + block * BLOCK);
-            v.iter_mut().for_each(|v| *v = if *v > LARGEST_SECOND { LARGEST_SECOND } else { *v });
             first.encode(m, codes::signed);
             second.encode(v, codes::unsigned);
         }
@@ -326,7 +329,7 @@ impl<B: CpuBackend> OptimizerKernels for B {
             let moments = [&mut first, &mut second].map(|moment| B::as_slice_mut::<f32>(moment).chunks_mut(TASK));
             let [first, second] = moments;
             let parts = parts(gradient, B::as_slice_mut::<E>(&mut weight)).zip(first).zip(second);
-            let step = AdamW::of(&step);
+            let step = AdamW::of(&step, f32::INFINITY);
             let jobs = parts.map(|((part, first), second)| AdamWJob { part, moments: [first, second], step });
             parallel::each(jobs.collect(), WORK * gradient.len(), vectorized);
         });
@@ -347,7 +350,7 @@ impl<B: CpuBackend> OptimizerKernels for B {
             let parts = parts(gradient, B::as_slice_mut::<E>(&mut weight));
             let firsts = coded_parts(B::codes_mut(&mut first), B::as_slice_mut::<f32>(&mut first_scales));
             let seconds = coded_parts(B::codes_mut(&mut second), B::as_slice_mut::<f32>(&mut second_scales));
-            let step = AdamW::of(&step);
+            let step = AdamW::of(&step, LARGEST_GRADIENT);
             let jobs = parts.zip(firsts).zip(seconds);
             let jobs = jobs.map(|((part, first), second)| AdamW8bitJob { part, first, second, step });
             parallel::each(jobs.collect(), WORK * gradient.len(), vectorized);

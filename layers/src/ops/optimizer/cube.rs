@@ -2,7 +2,7 @@
 //! no device needs numbers of 8 bits; a cube takes a block of them.
 use super::codes::{DECADES, Decade, SIGNED_DECADES, SIGNED_ZERO, UNSIGNED_DECADES, start_of_one};
 use super::{
-    AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, CODES_OF_WORD, Descent, Factors, LARGEST_SECOND,
+    AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, CODES_OF_WORD, Descent, Factors, LARGEST_GRADIENT,
     MomentumStep, MomentumTensors, OptimizerKernels, is_rounded,
 };
 use crate::backend::cube::{
@@ -492,6 +492,14 @@ fn scale_of(largest: u32) -> Scale {
     Scale { inverse, stored }
 }
 
+/// See [`LARGEST_GRADIENT`]; what is not finite stays.
+#[cube]
+fn at_most_largest(gradient: f32) -> f32 {
+    let most = f32::new(LARGEST_GRADIENT);
+    let is_finite = ordered(gradient) < 0x7F80_0000u32;
+    select(is_finite, clamp(gradient, -most, most), gradient)
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn adamw_8bit<T: Float, W: Float, N: Size>(
     gradient: LinearView<'_, Vector<T, N>>,
@@ -544,13 +552,11 @@ fn adamw_8bit<T: Float, W: Float, N: Size>(
                     first: number(byte(codes_1, element), true) * scale_1,
                     second: number(byte(codes_2, element), false) * scale_2,
                 };
-                let after = moments(gradients.extract(lane), before, &step);
-                let most = f32::new(LARGEST_SECOND);
-                let second = select(after.second > most, most, after.second);
+                let after = moments(at_most_largest(gradients.extract(lane)), before, &step);
                 firsts[element] = after.first;
-                seconds[element] = second;
+                seconds[element] = after.second;
                 largest_1 = max(largest_1, ordered(after.first));
-                largest_2 = max(largest_2, ordered(second));
+                largest_2 = max(largest_2, ordered(after.second));
                 let kept = kept::<W>(weights.extract(lane), after.first, keep.get::<W>(), cautious);
                 let weight = kept - W::cast_from(change(after, &step));
                 let position = word * CODES_OF_WORD + element;

@@ -31,9 +31,9 @@ mod cube;
 /// Elements that have a scale.
 pub const BLOCK: usize = 256;
 
-/// What a second moment is stored as at most. The square of a gradient may be more than a number can be, and would spoil the block; and the
-/// inverse of a larger scale is none on devices that know no subnormal numbers.
-pub const LARGEST_SECOND: f32 = f32::MAX / 4.0;
+/// What a finite gradient counts as at most where moments are codes, about 2^63. The square of a larger one may be more than a number can be,
+/// and would spoil its block; and the inverse of a scale beyond 2^126 is none on devices that know no subnormal numbers.
+pub const LARGEST_GRADIENT: f32 = (1u64 << 63) as f32;
 
 /// Codes of 8 bits in a word, where a device has no bytes.
 pub const CODES_OF_WORD: usize = 4;
@@ -237,7 +237,8 @@ pub trait OptimizerKernels: Backend {
         let AdamW8bitTensors { weight, first, first_scales, second, second_scales } = tensors;
         let (shape, elements) = (weight.shape(), weight.shape().num_elements());
         let [signed, unsigned] = [codes::Codes::signed(), codes::Codes::unsigned()];
-        let gradient = composed::blocks::<Self>(Self::float_cast(gradient, FloatDType::F32));
+        let gradient = composed::at_most_largest::<Self>(Self::float_cast(gradient, FloatDType::F32));
+        let gradient = composed::blocks::<Self>(gradient);
         let first = composed::decoded::<Self>(first, first_scales, signed);
         let second = composed::decoded::<Self>(second, second_scales, unsigned);
         let [first, second] = composed::moments::<Self>(gradient, first, second, &step);
@@ -247,7 +248,7 @@ pub trait OptimizerKernels: Backend {
         };
         let weight = composed::adamw::<Self>(weight, of_weight(&first), of_weight(&second), &step);
         let (first, first_scales) = composed::encoded::<Self>(first, signed);
-        let (second, second_scales) = composed::encoded::<Self>(composed::storable::<Self>(second), unsigned);
+        let (second, second_scales) = composed::encoded::<Self>(second, unsigned);
         AdamW8bitTensors { weight, first, first_scales, second, second_scales }
     }
 
