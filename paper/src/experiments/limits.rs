@@ -5,6 +5,7 @@ use super::child::{Task, process};
 use super::{Failure, Measured, Output, Part, Settings, Table, mib, ratio};
 use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{AdamConfig, GradientsParams};
+use burn::store::ModuleRecord;
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::measure::TrackingAllocator;
@@ -123,6 +124,11 @@ impl Scenario {
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../target/paper-limits-{name}.{kind}"))
     }
 
+    /// Those that the run with all weights in memory begins with.
+    fn adapters(&self) -> PathBuf {
+        self.weights().with_extension("adapters.bpk")
+    }
+
     fn write_weights(&self) -> Result<(), Failure> {
         let device = Device::flex();
         match &self.model {
@@ -169,10 +175,15 @@ impl Scenario {
             Model::Llama(size) => {
                 let device = Device::flex().autodiff();
                 let (model, _) = Llama::new(size, &device).lazy_load(&file, &self.options(is_lazy))?;
-                // The same adapters in every process.
-                device.seed(0);
                 let projections = ParamGroup::from_predicate("blocks");
                 let mut model = model.apply_lora(Lora::new(8, 16.0).set_param_group(projections));
+                // Both runs begin with the same adapters.
+                let (adapters, file) = (ParamGroup::from_predicate(".lora."), self.adapters());
+                if !is_lazy {
+                    model.clone().into_record_group(adapters).save(&file)?;
+                } else if file.exists() {
+                    model = model.load_record(ModuleRecord::load(&file)?.allow_partial(true));
+                }
                 let mut optimizer = AdamConfig::new().init();
                 for pass in 0..self.passes {
                     let [tokens, next] = self.tokens(pass, &device);
@@ -273,6 +284,9 @@ fn measure(settings: &Settings, scenario: usize) -> Result<Vec<Row>, Failure> {
     let in_memory = (2 * file_bytes < available()).then(|| row(false));
     let rows: Result<Vec<Row>, Failure> = in_memory.into_iter().chain([row(true)]).collect();
     std::fs::remove_file(at.weights())?;
+    if at.adapters().exists() {
+        std::fs::remove_file(at.adapters())?;
+    }
     let rows = rows?;
     if rows.iter().any(|row| !row.loss.is_finite() || row.loss != rows[0].loss) {
         return Err("another loss than with all weights in memory".into());
