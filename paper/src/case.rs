@@ -186,6 +186,7 @@ mod tests {
         assert_eq!((first.len(), last.len()), (all.div_ceil(4), all.div_ceil(4)));
         assert_eq!((first[0].as_str(), last[last.len() - 1].as_str()), ("stem.conv", "head"));
     }
+
     /// Parameters that a network has itself are of its first layer.
     #[test]
     fn the_first_quarter_has_what_comes_first() {

@@ -35,14 +35,24 @@ fn line_of(path: &str, name: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_string())
 }
 
+/// Bytes of this machine's memory by the name of a line, where it says so.
+fn memory(name: &str) -> u64 {
+    let kibibytes = line_of("/proc/meminfo", name);
+    let kibibytes = kibibytes.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
+    kibibytes.unwrap_or(0) << 10
+}
+
+/// Bytes of memory that are free on this machine, where it says so.
+pub fn available_bytes() -> u64 {
+    memory("MemAvailable")
+}
+
 /// This machine.
 pub fn machine() -> Machine {
-    let kibibytes = line_of("/proc/meminfo", "MemTotal");
-    let kibibytes = kibibytes.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
     Machine {
         cpu: line_of("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".into()),
         cores: std::thread::available_parallelism().map_or(0, usize::from),
-        memory_bytes: kibibytes.unwrap_or(0) << 10,
+        memory_bytes: memory("MemTotal"),
         system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
     }
 }

@@ -1,4 +1,6 @@
 //! What training needs by its parameters alone.
+use crate::ops::BLOCK;
+use crate::optim::{AdamW8bitConfig, Muon8bitConfig};
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::tensor::{DType, Tensor};
 use std::collections::HashSet;
@@ -20,24 +22,19 @@ pub enum OptimizerState {
 }
 
 impl OptimizerState {
-    /// Elements that have a scale of 4 bytes together.
-    const BLOCK: u64 = 256;
-    /// Of a smaller parameter the state is in f32.
-    const LEAST: u64 = 4096;
-
     /// Of a parameter of so many elements, each of so many bytes.
     fn bytes(self, elements: u64, element: u64) -> u64 {
-        let coded = |numbers: u64| match elements {
-            0..Self::LEAST => numbers * 4 * elements,
-            // Codes for whole blocks.
-            _ => numbers * elements.div_ceil(Self::BLOCK) * (Self::BLOCK + 4),
+        // Codes of whole blocks, and a scale of each; of a smaller parameter f32.
+        let coded = |least: usize| match elements < least as u64 {
+            true => 4 * elements,
+            false => elements.div_ceil(BLOCK as u64) * (BLOCK as u64 + 4),
         };
         match self {
             Self::None => 0,
             Self::One => elements * element,
             Self::Two => 2 * elements * element,
-            Self::AdamW8bit => coded(2),
-            Self::Muon8bit => coded(1),
+            Self::AdamW8bit => 2 * coded(AdamW8bitConfig::new().min_8bit_size),
+            Self::Muon8bit => coded(Muon8bitConfig::new().min_8bit_size),
         }
     }
 }

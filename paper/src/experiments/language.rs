@@ -1,5 +1,5 @@
 //! A language model that is fine-tuned with LoRA: by rank, length, heads and vocabulary, and what fits into a budget.
-use super::models::tokens_of;
+use super::models::{tokens_of, with_next};
 use super::step::{Step, Taken, in_turns, step};
 use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
 use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
@@ -48,9 +48,8 @@ impl Tuning {
     pub fn step<M: LanguageModel + 'static>(&self, device: &Device) -> Box<dyn Step> {
         let Self { size, batch, rank } = *self;
         let model = with_lora(M::new(&size, device), rank);
-        let tokens = tokens_of([batch, size.length], size.vocabulary, device);
-        let next = tokens.clone().add_scalar(1).remainder_scalar(size.vocabulary as i64);
-        step(model, (tokens, next), |model, (tokens, next)| model.loss(tokens, next))
+        let tokens = with_next(tokens_of([batch, size.length], size.vocabulary, device), size.vocabulary);
+        step(model, tokens, |model, (tokens, next)| model.loss(tokens, next))
     }
 }
 

@@ -9,6 +9,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::measure::TrackingAllocator;
+use burn_memsave_paper::provenance;
 use burn_memsave_paper::text::llama::{LanguageModel, Size, memsave::Llama};
 use burn_memsave_paper::text::{Decoder, Gpt2Size, fused::gpt2::Gpt2};
 use serde::{Deserialize, Serialize};
@@ -253,14 +254,6 @@ impl Run {
     }
 }
 
-/// Memory that is free on this machine, where it says so.
-fn available() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kibibytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
-    kibibytes.unwrap_or(0) << 10
-}
-
 fn measure(settings: &Settings, scenario: usize) -> Result<Vec<Row>, Failure> {
     let at = &scenarios(settings)[scenario];
     at.write_weights()?;
@@ -281,7 +274,7 @@ fn measure(settings: &Settings, scenario: usize) -> Result<Vec<Row>, Failure> {
         })
     };
     // With room for the weights, and as much again.
-    let in_memory = (2 * file_bytes < available()).then(|| row(false));
+    let in_memory = (2 * file_bytes < provenance::available_bytes()).then(|| row(false));
     let rows: Result<Vec<Row>, Failure> = in_memory.into_iter().chain([row(true)]).collect();
     std::fs::remove_file(at.weights())?;
     if at.adapters().exists() {

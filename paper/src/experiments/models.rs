@@ -129,6 +129,11 @@ fn subjects(settings: &Settings) -> Vec<Subject> {
 }
 
 impl Subject {
+    /// In every case that there is without running statistics.
+    fn of_text(name: &'static str, input: String, burn: Make, ours: Make) -> Self {
+        Self { name, input, cases: text_cases(), burn, ours, is_slow: false }
+    }
+
     /// In every case, of images `[batch, 3, size, size]`.
     fn of_images(name: &'static str, [batch, size]: [usize; 2], burn: Make, ours: Make) -> Self {
         Self {
@@ -225,14 +230,9 @@ where
             made(model, tokens, |model, tokens| model.forward(tokens).powf_scalar(2.0).mean())
         })
     }
-    Subject {
-        name,
-        input: format!("{} layers, {} x {} tokens of {}", size.layers, tokens[0], tokens[1], size.vocabulary),
-        cases: text_cases(),
-        burn: make::<S>(size, tokens),
-        ours: make::<M>(size, tokens),
-        is_slow: false,
-    }
+    let [batch, length] = tokens;
+    let input = format!("{} layers, {batch} x {length} tokens of {}", size.layers, size.vocabulary);
+    Subject::of_text(name, input, make::<S>(size, tokens), make::<M>(size, tokens))
 }
 
 /// A decoder of tokens `[batch, length]`, and its loss.
@@ -241,24 +241,13 @@ where
     S: LanguageModel + 'static,
     M: LanguageModel + 'static,
 {
-    fn make<M: LanguageModel + 'static>(size: Size, tokens: [usize; 2]) -> Make {
-        Box::new(move |case, device| {
-            let model = on_tokens(case, M::new(&size, device));
-            let tokens = with_next(tokens_of(tokens, size.vocabulary, device), size.vocabulary);
-            made(model, tokens, |model, (tokens, next)| model.loss(tokens, next))
-        })
-    }
-    Subject {
+    let Size { vocabulary, width, blocks, .. } = size;
+    Subject::of_text(
         name,
-        input: format!(
-            "{} blocks of {}, {} x {} tokens of {}",
-            size.blocks, size.width, tokens[0], tokens[1], size.vocabulary
-        ),
-        cases: text_cases(),
-        burn: make::<S>(size, tokens),
-        ours: make::<M>(size, tokens),
-        is_slow: false,
-    }
+        input_of_blocks(blocks, width, tokens, vocabulary),
+        on_next_tokens(vocabulary, tokens, move |device| S::new(&size, device), S::loss),
+        on_next_tokens(vocabulary, tokens, move |device| M::new(&size, device), M::loss),
+    )
 }
 
 /// The same of a decoder with grouped queries, of a width and blocks that are less than those of its name.
@@ -267,24 +256,31 @@ where
     S: Decoder<Size = DecoderSize> + 'static,
     M: Decoder<Size = DecoderSize> + 'static,
 {
-    fn make<M: Decoder<Size = DecoderSize> + 'static>(size: DecoderSize, tokens: [usize; 2]) -> Make {
-        Box::new(move |case, device| {
-            let model = on_tokens(case, M::new(&size, device));
-            let tokens = with_next(tokens_of(tokens, size.vocabulary, device), size.vocabulary);
-            made(model, tokens, |model, (tokens, next)| model.loss(tokens, next))
-        })
-    }
-    Subject {
+    let DecoderSize { vocabulary, width, layers, .. } = size;
+    Subject::of_text(
         name,
-        input: format!(
-            "{} blocks of {}, {} x {} tokens of {}",
-            size.layers, size.width, tokens[0], tokens[1], size.vocabulary
-        ),
-        cases: text_cases(),
-        burn: make::<S>(size, tokens),
-        ours: make::<M>(size, tokens),
-        is_slow: false,
-    }
+        input_of_blocks(layers, width, tokens, vocabulary),
+        on_next_tokens(vocabulary, tokens, move |device| S::new(&size, device), S::loss),
+        on_next_tokens(vocabulary, tokens, move |device| M::new(&size, device), M::loss),
+    )
+}
+
+fn input_of_blocks(blocks: usize, width: usize, [batch, length]: [usize; 2], vocabulary: usize) -> String {
+    format!("{blocks} blocks of {width}, {batch} x {length} tokens of {vocabulary}")
+}
+
+/// Makes the step of a network that says which token comes next, and its loss.
+fn on_next_tokens<M: Module + 'static>(
+    vocabulary: usize,
+    tokens: [usize; 2],
+    new: impl Fn(&Device) -> M + 'static,
+    loss: fn(&M, Tensor<2, Int>, Tensor<2, Int>) -> Tensor<1>,
+) -> Make {
+    Box::new(move |case, device| {
+        let model = on_tokens(case, new(device));
+        let tokens = with_next(tokens_of(tokens, vocabulary, device), vocabulary);
+        made(model, tokens, move |model, (tokens, next)| loss(model, tokens, next))
+    })
 }
 
 /// An encoder with a decoder, which read as many tokens each, and its loss.
@@ -301,17 +297,10 @@ where
             made(model, (source, tokens), |model, (source, (tokens, next))| model.loss(source, tokens, next))
         })
     }
-    Subject {
-        name,
-        input: format!(
-            "2 x {} layers, {} x {} tokens of {}, twice",
-            size.layers, tokens[0], tokens[1], size.vocabulary
-        ),
-        cases: text_cases(),
-        burn: make::<S>(size, tokens),
-        ours: make::<M>(size, tokens),
-        is_slow: false,
-    }
+    let [batch, length] = tokens;
+    let input =
+        format!("2 x {} layers, {batch} x {length} tokens of {}, twice", size.layers, size.vocabulary);
+    Subject::of_text(name, input, make::<S>(size, tokens), make::<M>(size, tokens))
 }
 
 /// Texts are normalized without running statistics.
@@ -336,7 +325,7 @@ pub fn tokens_of([batch, length]: [usize; 2], vocabulary: usize, device: &Device
 }
 
 /// Tokens, and others that follow them.
-fn with_next(tokens: Tensor<2, Int>, vocabulary: usize) -> (Tensor<2, Int>, Tensor<2, Int>) {
+pub fn with_next(tokens: Tensor<2, Int>, vocabulary: usize) -> (Tensor<2, Int>, Tensor<2, Int>) {
     let next = tokens.clone().add_scalar(1).remainder_scalar(vocabulary as i64);
     (tokens, next)
 }

@@ -1,6 +1,6 @@
 //! Techniques, each alone and then together, on one language model: the bytes and the time of a whole step of training.
 use super::language::{Tuning, with_lora};
-use super::models::{parameter_bytes, tokens_of};
+use super::models::{parameter_bytes, tokens_of, with_next};
 use super::step::{NOT_COUNTED, in_use, median};
 use super::{Failure, Measured, Output, Part, Settings, Table, mib, ratio};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
@@ -78,8 +78,8 @@ impl<M: LanguageModel> Trainer<M> {
             false => AdamWConfig::new().init(),
         };
         let tokens = tokens_of([tuning.batch, tuning.size.length], tuning.size.vocabulary, device);
-        let next = tokens.clone().add_scalar(1).remainder_scalar(tuning.size.vocabulary as i64);
-        Self { model: Some(model), optimizer, training, batch: (tokens, next) }
+        let batch = with_next(tokens, tuning.size.vocabulary);
+        Self { model: Some(model), optimizer, training, batch }
     }
 
     fn loss(model: &M, (tokens, next): (Tensor<2, Int>, Tensor<2, Int>), policy: &SavedPolicy) -> Tensor<1> {
