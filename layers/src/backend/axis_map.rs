@@ -1,7 +1,8 @@
 //! Linear maps along spatial axes with fixed weights: average pools and interpolations.
 //!
 //! `y[o] = sum_i weight[o, i] x[i]` per axis, and the product of that over the axes. A window of non-zero weights per
-//! output is all there is to know; the adjoint `dx[i] = sum_o weight[o, i] dy[o]` needs no input.
+//! output is all there is to know; the adjoint `dx[i] = sum_o weight[o, i] dy[o]` needs no input. The map itself is Burn's, but for
+//! half precision on the CPU.
 use burn::backend::{Backend, tensor::FloatTensor};
 use burn::tensor::Shape;
 
@@ -9,6 +10,11 @@ use burn::tensor::Shape;
 pub trait AxisMaps: Backend {
     /// `floor((output + shift) * size / out)`, as the backend computes it, where an axis of `size` is resized to `out`.
     fn nearest_input(output: usize, shift: Shift, size: usize, out: usize) -> usize;
+
+    /// `y` of `x`, `[batch, channels, ...]`, one map per spatial axis, summed in f32; none where Burn's own operation does that.
+    fn image_of_half(_: &FloatTensor<Self>, _: impl FnOnce() -> Vec<AxisMap>) -> Option<FloatTensor<Self>> {
+        None
+    }
 
     /// `dx` of shape `x`, `[batch, channels, ...]`, from `dy`, one map per spatial axis.
     fn axis_adjoint(x: Shape, dy: FloatTensor<Self>, axes: Vec<AxisMap>) -> FloatTensor<Self>;

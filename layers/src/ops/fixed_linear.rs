@@ -6,16 +6,19 @@
 //! | keeps | nothing but the shape of `x` |
 //! | backward | `dx = M^T dy` |
 //!
-//! The forward pass is Burn's own, on a tensor without autodiff; only what is recorded differs. Stock Burn keeps the input, of
-//! which it reads only the shape.
-use super::step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking};
+//! The forward pass is Burn's own, on a tensor without autodiff, but for means of half precision on Flex; only what is recorded
+//! differs. Stock Burn keeps the input, of which it reads only the shape.
+use super::step::{BackwardPass, Inputs, Operation, Plan, Recorder, Tracking, given};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
-/// The adjoint of a linear map. Implementors hold the options (stride, padding, ...).
+/// A linear map and its adjoint. Implementors hold the options (stride, padding, ...).
 pub trait FixedLinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
     /// The name of the operation.
     const NAME: &'static str;
+
+    /// `M x`
+    fn image(&self, x: FloatTensor<B>) -> FloatTensor<B>;
 
     /// Gradient of `x`, of which only the shape is read.
     fn adjoint(&self, x: Shape, dy: FloatTensor<B>) -> FloatTensor<B>;
@@ -23,23 +26,11 @@ pub trait FixedLinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
 
 const X: usize = 0;
 
-/// Records, if `x` is tracked, that `y` is the image of `x`.
-pub fn fixed_linear<B: Run, M: FixedLinear<B::Plain>>(
-    map: M,
-    x: FloatTensor<B>,
-    y: FloatTensor<B>,
-) -> FloatTensor<B> {
-    B::run(Image { map, output: B::plain(y) }, [Some(x)])
-}
+/// The image of the input under a linear map.
+#[derive(Clone, Debug)]
+pub struct Image<M>(pub M);
 
-/// The image of the input under a linear map, which is known already.
-#[derive(Clone)]
-pub struct Image<M, T> {
-    map: M,
-    output: T,
-}
-
-impl<B: Backend, M: FixedLinear<B>> Operation<B, 1> for Image<M, FloatTensor<B>> {
+impl<B: Backend, M: FixedLinear<B>> Operation<B, 1> for Image<M> {
     const INPUTS: [&'static str; 1] = ["x"];
     const SHAPES: &'static [usize] = &[X];
     type Saved = M;
@@ -52,12 +43,12 @@ impl<B: Backend, M: FixedLinear<B>> Operation<B, 1> for Image<M, FloatTensor<B>>
         Plan::nothing()
     }
 
-    fn forward(&self, _: Inputs<B, 1>) -> FloatTensor<B> {
-        self.output.clone()
+    fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
+        self.0.image(given(x))
     }
 
-    fn forward_saving(&self, _: Inputs<B, 1>, _: &Recorder<1>) -> (FloatTensor<B>, M) {
-        (self.output.clone(), self.map.clone())
+    fn forward_saving(&self, inputs: Inputs<B, 1>, _: &Recorder<1>) -> (FloatTensor<B>, M) {
+        (self.forward(inputs), self.0.clone())
     }
 
     fn backward(map: M, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
@@ -75,6 +66,20 @@ pub(crate) fn lift(shape: &Shape) -> Shape {
     }
 }
 
+/// The image of a map over two spatial axes, also for tensors that have only one.
+pub(crate) fn lifted_image<B: Backend>(
+    x: FloatTensor<B>,
+    image: impl FnOnce(FloatTensor<B>) -> FloatTensor<B>,
+) -> FloatTensor<B> {
+    let shape = x.shape();
+    if shape.num_dims() != 3 {
+        return image(x);
+    }
+    let y = image(B::float_reshape(x, lift(&shape)));
+    let [batch, channels, _, length] = y.shape().dims();
+    B::float_reshape(y, Shape::new([batch, channels, length]))
+}
+
 /// The adjoint of a map over two spatial axes, also for tensors that have only one.
 pub(crate) fn lifted<B: Backend>(
     x: Shape,
@@ -86,4 +91,36 @@ pub(crate) fn lifted<B: Backend>(
     }
     let dy_shape = lift(&dy.shape());
     B::float_reshape(adjoint(lift(&x), B::float_reshape(dy, dy_shape)), x)
+}
+
+/// The shape of the output of a pool, as [`burn::tensor::module`] computes it, for windows that span so many elements. No window may
+/// be larger than the padded input.
+pub(crate) fn pooled(
+    x: &Shape,
+    span: [usize; 2],
+    stride: [usize; 2],
+    padding: [(usize, usize); 2],
+    ceil_mode: bool,
+) -> Shape {
+    let is_asymmetric = padding.iter().any(|(begin, end)| begin != end);
+    let windows = |axis: usize| {
+        let (size, (begin, end), stride) = (x[axis + 2], padding[axis], stride[axis]);
+        let padded = size + begin + end;
+        let steps = padded - span[axis];
+        if !ceil_mode {
+            return steps / stride + 1;
+        }
+        let mut windows = steps.div_ceil(stride) + 1;
+        // The last window must start inside the input. Burn checks this twice: in the backend, which sees an already padded
+        // input if the padding of some axis is asymmetric, and once more with the true size.
+        let end_of_input = if is_asymmetric { padded } else { size + begin };
+        if (windows - 1) * stride >= end_of_input {
+            windows -= 1;
+        }
+        if windows > 1 && (windows - 1) * stride >= size + begin {
+            windows -= 1;
+        }
+        windows
+    };
+    Shape::new([x[0], x[1], windows(0), windows(1)])
 }

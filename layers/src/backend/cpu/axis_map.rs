@@ -1,6 +1,7 @@
-//! Adjoints of linear maps along spatial axes, one axis after the other.
-use super::{CpuBackend, CpuElement, accumulators, parallel, with_element};
+//! Linear maps along spatial axes and their adjoints, one axis after the other.
+use super::{CpuBackend, CpuElement, accumulators, parallel, sums, with_element};
 use crate::backend::axis_map::{AxisMap, AxisMaps, Shift, Weights, Window};
+use crate::backend::wide;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
 
@@ -24,6 +25,33 @@ impl AxisMap {
         };
         let windows: Option<Vec<_>> = self.windows.iter().map(merged).collect();
         Some(Self::equal(self.size * len, windows?.into_iter()))
+    }
+
+    /// `y[.., o, ..] = sum_i weight[o, i] x[.., i, ..]`; `x` is `[outer, axis, inner]`.
+    fn image<E: CpuElement>(&self, x: &[E], inner: usize) -> Vec<E::Acc> {
+        let outer = x.chunks_exact(self.size * inner);
+        let mut y = vec![<E::Acc as num_traits::Zero>::zero(); outer.len() * self.windows.len() * inner];
+        for (x, y) in outer.zip(y.chunks_exact_mut(self.windows.len() * inner)) {
+            for (window, y) in self.windows.iter().zip(y.chunks_exact_mut(inner)) {
+                let x = &x[window.start * inner..(window.start + window.len) * inner];
+                match (window.weights, y) {
+                    (Weights::Equal(weight), [y]) => {
+                        *y = E::Acc::from_f64(weight * sums::sum(x, E::widen));
+                    }
+                    (weights, y) => {
+                        for (input, x) in x.chunks_exact(inner).enumerate() {
+                            let weight = match weights {
+                                Weights::Equal(weight) => weight,
+                                Weights::From(first) => self.weights[first + input],
+                            };
+                            let weight = E::Acc::from_f64(weight);
+                            y.iter_mut().zip(x).for_each(|(y, x)| *y = *y + weight * x.widen());
+                        }
+                    }
+                }
+            }
+        }
+        y
     }
 
     /// Adds `weight[o, i] * dy[.., o, ..]` to `dx[.., i, ..]`; both are `[outer, axis, inner]`.
@@ -69,12 +97,46 @@ impl<B: CpuBackend> AxisMaps for B {
         ((output as f64 + shift) * (size as f64 / out as f64)).floor() as usize
     }
 
+    fn image_of_half(x: &FloatTensor<B>, axes: impl FnOnce() -> Vec<AxisMap>) -> Option<FloatTensor<B>> {
+        (wide(x.dtype()) != x.dtype() && x.shape().num_elements() > 0).then(|| {
+            let (x, axes) = (B::contiguous(x.clone()), axes());
+            let mut shape = x.shape();
+            (0..axes.len()).for_each(|axis| shape[axis + 2] = axes[axis].windows.len());
+            with_element!(x.dtype(), "pool", E => B::from_vec(image_of_planes(&axes, B::as_slice::<E>(&x)), shape))
+        })
+    }
+
     fn axis_adjoint(x: Shape, dy: FloatTensor<B>, axes: Vec<AxisMap>) -> FloatTensor<B> {
         let (dy, planes) = (B::contiguous(dy), x[..2].iter().product());
         with_element!(dy.dtype(), "pool", E => {
             B::from_vec(adjoint_of_planes(&axes, planes, B::as_slice::<E>(&dy)), x)
         })
     }
+}
+
+/// The image under the product of the maps, plane by plane; from the first axis to the last.
+fn image_of_planes<E: CpuElement>(axes: &[AxisMap], x: &[E]) -> Vec<E> {
+    let plane_out: usize = axes.iter().map(|axis| axis.windows.len()).product();
+    let plane_in: usize = axes.iter().map(|axis| axis.size).product();
+    if plane_in * plane_out == 0 {
+        return vec![];
+    }
+    let axes = merged(axes);
+    let (first, others) = axes.split_first().expect("a map has an axis");
+    let planes = x.len() / plane_in;
+    let task = parallel::items_per_task(planes, plane_in);
+    parallel::filled(planes * plane_out, E::zero(), task * plane_out, 4 * x.len(), |index, y| {
+        for (plane, y) in (index * task..).zip(y.chunks_exact_mut(plane_out)) {
+            let x = &x[plane * plane_in..(plane + 1) * plane_in];
+            let mut inner = plane_in / first.size;
+            let mut image = first.image(x, inner);
+            for axis in others {
+                inner /= axis.size;
+                image = axis.image(&image, inner);
+            }
+            y.iter_mut().zip(image).for_each(|(y, image)| *y = E::narrow(image));
+        }
+    })
 }
 
 /// The adjoint of the product of the maps, plane by plane; from the last axis to the first.

@@ -3,7 +3,8 @@
 //! On CPU backends every mode has a gradient here; stock has none for some (Lanczos on Flex, all but nearest on NdArray).
 use super::{
     extension::extension,
-    fixed_linear::{FixedLinear, fixed_linear, lifted},
+    fixed_linear::{FixedLinear, Image, lifted, lifted_image},
+    step::Run,
 };
 use crate::backend::{Placeholders, composing_backends};
 use burn::backend::{TensorMetadata, ops::InterpolateOptions, tensor::FloatTensor};
@@ -15,26 +16,33 @@ mod axes;
 extension! {
     /// Interpolation.
     pub trait InterpolateOps(InterpolateKernels) {
-        /// Records that `y` is `x` resized, `[batch, channels, height, width]` or without the height, which counts as 1.
+        /// Resizes `[batch, channels, height, width]`, or without the height, which counts as 1, to height and width `out`.
         fn memsave_interpolate(
             x: FloatTensor<Self>,
-            y: FloatTensor<Self>,
+            out: Shape,
             options: InterpolateOptions,
         ) -> FloatTensor<Self> {
-            fixed_linear::<Self, _>(Interpolate(options), x, y)
+            Self::run(Image(Interpolate { out: out.dims(), options }), [Some(x)])
         }
     }
 }
 
-/// An interpolation.
+/// An interpolation to height and width `out`.
 #[derive(Clone, Debug)]
-pub struct Interpolate(InterpolateOptions);
+pub struct Interpolate {
+    out: [usize; 2],
+    options: InterpolateOptions,
+}
 
 impl<B: InterpolateKernels> FixedLinear<B> for Interpolate {
     const NAME: &'static str = "interpolate";
 
+    fn image(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        lifted_image::<B>(x, |x| B::interpolate(x, self.out, self.options.clone()))
+    }
+
     fn adjoint(&self, x: Shape, dy: FloatTensor<B>) -> FloatTensor<B> {
-        lifted::<B>(x, dy, |x, dy| B::interpolate_adjoint(x, dy, self.0.clone()))
+        lifted::<B>(x, dy, |x, dy| B::interpolate_adjoint(x, dy, self.options.clone()))
     }
 }
 

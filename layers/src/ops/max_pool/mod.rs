@@ -10,7 +10,7 @@
 //! Stock Burn keeps `x` and an index of 8 bytes per output (on Flex 4).
 use super::{
     extension::extension,
-    fixed_linear::{lift, lifted},
+    fixed_linear::{lift, lifted, pooled},
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::{Placeholders, Saved, composing_backends};
@@ -139,29 +139,12 @@ composing_backends!(MaxPoolKernels {
     }
 });
 
-/// The shape of a max pool's output, as [`burn::tensor::module`] computes it. No window may be larger than the padded input.
+/// The shape of the output. No window may be larger than the padded input.
 #[cfg(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda", feature = "remote"))]
 fn output_shape(x: &Shape, options: &MaxPoolOptions<2>) -> Shape {
-    let windows = |axis: usize| {
-        let (size, (begin, end)) = (x[axis + 2], options.padding[axis]);
-        let (padded, stride) = (size + begin + end, options.stride[axis]);
-        let span = padded - (options.dilation[axis] * (options.kernel_size[axis] - 1) + 1);
-        if !options.ceil_mode {
-            return span / stride + 1;
-        }
-        let mut windows = span.div_ceil(stride) + 1;
-        // The last window must start inside the input. Burn checks this twice: in the backend, which sees an already padded
-        // input if the padding of some axis is asymmetric, and once more with the true size.
-        let end_of_input = if options.is_asymmetric() { padded } else { size + begin };
-        if (windows - 1) * stride >= end_of_input {
-            windows -= 1;
-        }
-        if windows > 1 && (windows - 1) * stride >= size + begin {
-            windows -= 1;
-        }
-        windows
-    };
-    Shape::new([x[0], x[1], windows(0), windows(1)])
+    let MaxPoolOptions { kernel_size, stride, padding, dilation, ceil_mode } = *options;
+    let span = [0, 1].map(|axis| dilation[axis] * (kernel_size[axis] - 1) + 1);
+    pooled(x, span, stride, padding, ceil_mode)
 }
 
 #[cfg(all(test, feature = "flex"))]
