@@ -92,11 +92,15 @@ fn linear_keeps_what_it_says(device: &Device) {
     }
 }
 
-/// What LoRA keeps, and the product with `v` for a tracked magnitude: also where Burn keeps the effective weight.
+/// What LoRA keeps; for a tracked magnitude also the product with `v`, or `x` where that is smaller and the weight is. Never more
+/// than Burn, which keeps `x` and the effective weight.
 fn dora_keeps_what_it_says(device: &Device) {
     const ROWS: i64 = 4 * 32;
-    for dtype in [DType::F32, DType::F16] {
-        let layer = nn::LinearConfig::new(64, 48).init(device).map(&mut Cast(dtype));
+    let widths = [(64, 48), (48, 64), (288, 160)]; // of fewer inputs than rows, and of more
+    for (dtype, (d_input, d_output)) in
+        [DType::F32, DType::F16].into_iter().flat_map(|dtype| widths.map(|widths| (dtype, widths)))
+    {
+        let layer = nn::LinearConfig::new(d_input, d_output).init(device).map(&mut Cast(dtype));
         let layer = layer.apply_reparameterization(Dora::new(Lora::new(4, 8.0)));
         for tracked in 0..16 {
             let [x, a, b, magnitude] = [0, 1, 2, 3].map(|bit| tracked >> bit & 1 == 1);
@@ -105,19 +109,27 @@ fn dora_keeps_what_it_says(device: &Device) {
                 layer.set_require_grad_group(group(part), tracked)
             });
             let ours = MemSaveLinear::from_nn_linear(stock.clone());
-            let of_lora = if a { 64 } else { 4 * i64::from(b) };
-            let said = ROWS * (of_lora + 48 * i64::from(magnitude)) * dtype.size() as i64;
+            let again = magnitude && (d_input as i64) < ROWS && (a || d_output > d_input);
+            let width = match (a || again, b) {
+                (true, _) => d_input as i64,
+                (false, b) => 4 * i64::from(b),
+            };
+            let product = if magnitude && !again { d_output as i64 } else { 0 };
+            let said = ROWS * (width + product) * dtype.size() as i64;
             let input = |batches: usize| {
-                let x_of = Tensor::<3>::random([4 * batches, 32, 64], Distribution::Default, (device, dtype));
+                let x_of =
+                    Tensor::<3>::random([4 * batches, 32, d_input], Distribution::Default, (device, dtype));
                 x_of.set_require_grad(x)
             };
-            let case = format!("{dtype:?}, tracked {tracked:#b}, {device:?}");
-            let (grown, _) = growth(|batches| measure(device, || input(batches), |x| ours.forward(x)));
+            let case = format!("{d_input} to {d_output}, {dtype:?}, tracked {tracked:#b}, {device:?}");
+            let (grown, large) = growth(|batches| measure(device, || input(batches), |x| ours.forward(x)));
             assert_eq!(grown, said, "{case}");
+            let twin = measure(device, || input(2), |x| stock.forward(x));
+            assert!(kept(&large) <= kept(&twin) + RECORDS, "{case}: {large:?}, stock {twin:?}");
             let totals = [1, 2]
                 .map(|batches| ledger(&ours, input(batches), |ours, x| ours.forward(x)).1.total() as i64);
             // The factors of the columns, which are no parameter.
-            let factors = 48 * dtype.size() as i64 * i64::from(x || a || b);
+            let factors = d_output as i64 * dtype.size() as i64 * i64::from(x || a || b);
             assert_eq!(totals, [said + factors, 2 * said + factors], "{case}: the ledger's totals");
         }
     }

@@ -7,7 +7,7 @@ use super::{
     },
 };
 use crate::lora::DoraAdapter;
-use crate::ops::{ColumnScaleOps, LoraFactors, LoraOps};
+use crate::ops::{LoraFactors, LoraOps};
 use burn::backend::Dispatch;
 use burn::module::{LoraAdapter, Reparameterization};
 use burn::tensor::{
@@ -42,34 +42,60 @@ pub fn linear_lora<const D: usize>(
     if D == 1 {
         return linear_lora(x.unsqueeze::<2>(), base, adapter, bias).squeeze_dim(0);
     }
-    let (a, b, bias) = (adapter.a.val(), adapter.b.val(), dequantized_bias(bias, x.dtype()));
-    let [d_input, d_output] = base.dims();
+    let bias = dequantized_bias(bias, x.dtype());
+    let tracked = is_any_tracked(&x, &base, adapter, &bias);
+    match accepts("linear_lora", lora_fits(&x, &base, adapter, &bias), tracked, Some(&base)) {
+        true => adapted(x, base, adapter, None, bias),
+        false => super::linear(x, adapter.apply(base), bias),
+    }
+}
+
+fn lora_fits<const D: usize>(
+    x: &Tensor<D>,
+    base: &Tensor<2>,
+    adapter: &LoraAdapter,
+    bias: &Option<Tensor<1>>,
+) -> Fit {
+    let (a, b, [d_input, d_output]) = (adapter.a.val(), adapter.b.val(), base.dims());
     let rank = a.dims()[1];
     let shapes = x.dims()[D - 1] == d_input && (a.dims(), b.dims()) == ([d_input, rank], [rank, d_output]);
-    let fit = require_floats(&x)
+    require_floats(x)
         .and(require(shapes, Misfit::Shapes))
         .and(require(rank > 0 && d_output > 0, Misfit::Empty))
-        .and(require_bias(&bias, d_output))
-        .and(require([a.dtype(), b.dtype()] == [x.dtype(); 2], Misfit::Dtypes));
-    let tracked = x.is_tracked() || is_any_tracked(&base, [&a, &b]) || is_tracked(&bias);
-    if !accepts("linear_lora", fit, tracked, Some(&base)) {
-        return super::linear(x, adapter.apply(base), bias);
-    }
+        .and(require_bias(bias, d_output))
+        .and(require([a.dtype(), b.dtype()] == [x.dtype(); 2], Misfit::Dtypes))
+}
+
+/// `x (base + scale a b) * factor + bias`, of arguments that fit.
+fn adapted<const D: usize>(
+    x: Tensor<D>,
+    base: Tensor<2>,
+    adapter: &LoraAdapter,
+    factor: Option<Tensor<1>>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
     let base = match base.is_tracked() {
         true => base.cast(x.dtype()), // the gradient is cast back
         false => base,
     };
-    let factors = LoraFactors { a: a.into_dispatch(), b: b.into_dispatch() };
-    let (x, bias) = (x.into_dispatch(), into_maybe(bias));
-    Tensor::from_dispatch(Dispatch::memsave_lora(x, into_weight(base), factors, adapter.scale, bias))
+    let factors = LoraFactors { a: adapter.a.val().into_dispatch(), b: adapter.b.val().into_dispatch() };
+    let (x, base, scale) = (x.into_dispatch(), into_weight(base), adapter.scale);
+    Tensor::from_dispatch(Dispatch::memsave_lora(
+        x,
+        base,
+        factors,
+        scale,
+        into_maybe(factor),
+        into_maybe(bias),
+    ))
 }
 
 /// `x weight + bias`, `weight = magnitude * v / |v|` with `v = base + scale a b` and `|v|` the norm of each of its columns:
 /// [`linear`](super::linear) with weight-decomposed low-rank adaptation ([DoRA](https://arxiv.org/abs/2402.09353)). As in its
 /// section 4.3, no gradient flows through `|v|`.
 ///
-/// Computed as `(x base + scale (x a) b) * (magnitude / |v|) + bias`. Keeps what [`linear_lora`] keeps, and `x v`, of the size of
-/// the output, for a tracked magnitude. Norms are computed in every forward pass, in f32 at least, some rows of `v` after the
+/// Computed as `(x base + scale (x a) b) * (magnitude / |v|) + bias`. Keeps what [`linear_lora`] keeps; for a tracked magnitude also
+/// `x v`, of the size of the output, or where that is larger than the weight `x` at most, of which it is computed again. Norms are computed in every forward pass, in f32 at least, some rows of `v` after the
 /// other; a quantized `base` is dequantized for them as a whole, temporarily.
 ///
 /// ```
@@ -95,26 +121,17 @@ pub fn linear_dora<const D: usize>(
         return linear_dora(x.unsqueeze::<2>(), base, adapter, bias).squeeze_dim(0);
     }
     let (magnitude, bias) = (adapter.magnitude.val(), dequantized_bias(bias, x.dtype()));
-    let [_, d_output] = base.dims();
-    let fit = require_floats(&x)
+    let (lora, [_, d_output]) = (&adapter.lora, base.dims());
+    let fit = lora_fits(&x, &base, lora, &bias)
         .and(require(magnitude.dims() == [d_output], Misfit::Shapes))
-        .and(require(d_output > 0, Misfit::Empty))
-        .and(require_bias(&bias, d_output))
-        .and(require(bias.as_ref().is_none_or(|bias| bias.dtype() == x.dtype()), Misfit::Dtypes))
         .and(require(magnitude.dtype().is_float(), Misfit::Quantized));
-    let lora = &adapter.lora;
-    let tracked = x.is_tracked()
-        || is_any_tracked(&base, [&lora.a.val(), &lora.b.val()])
-        || magnitude.is_tracked()
-        || is_tracked(&bias);
+    let tracked = is_any_tracked(&x, &base, lora, &bias) || magnitude.is_tracked();
     if !accepts("linear_dora", fit, tracked, Some(&base)) {
         return super::linear(x, adapter.apply(base), bias);
     }
     let norms = column_norms(base.clone(), lora);
     let factor = (magnitude.cast(FloatDType::from(norms.dtype())) / norms).cast(x.dtype());
-    let y = linear_lora(x, base, lora, None);
-    let (y, factor) = (y.into_dispatch(), factor.into_dispatch());
-    Tensor::from_dispatch(Dispatch::memsave_column_scale(y, factor, into_maybe(bias)))
+    adapted(x, base, lora, Some(factor), bias)
 }
 
 /// No fewer elements are computed at once.
@@ -154,7 +171,7 @@ pub fn embedding_lora(base: Tensor<2>, adapter: &LoraAdapter, indices: Tensor<2,
     let fit = require((a.dims(), b.dims()) == ([n_embedding, rank], [rank, d_model]), Misfit::Shapes)
         .and(require(rank > 0 && indices.shape().num_elements() > 0, Misfit::Empty))
         .and(require(a.dtype() == b.dtype(), Misfit::Dtypes));
-    if !accepts("embedding_lora", fit, is_any_tracked(&base, [&a, &b]), Some(&base)) {
+    if !accepts("embedding_lora", fit, is_any_tracked(&a, &base, adapter, &None), Some(&base)) {
         return super::embedding(adapter.apply(base), indices);
     }
     adapted_rows(rows_of(base, indices.clone()), adapter, indices)
@@ -183,8 +200,14 @@ fn in_every_group<const D: usize>(rows: Tensor<D>, groups: usize) -> Tensor<D> {
     }
 }
 
-fn is_any_tracked<const D: usize>(base: &Tensor<D>, factors: [&Tensor<2>; 2]) -> bool {
-    base.is_tracked() || factors.into_iter().any(Tensor::is_tracked)
+fn is_any_tracked<const X: usize, const D: usize>(
+    x: &Tensor<X>,
+    base: &Tensor<D>,
+    adapter: &LoraAdapter,
+    bias: &Option<Tensor<1>>,
+) -> bool {
+    let factors = [adapter.a.val(), adapter.b.val()];
+    x.is_tracked() || base.is_tracked() || factors.iter().any(Tensor::is_tracked) || is_tracked(bias)
 }
 
 /// The factors are `[count, rank]` and `[rank, elements / count]`, and their rank, over all groups, is below both `channels`.
@@ -223,7 +246,7 @@ macro_rules! conv {
             let (a, b) = (adapter.a.val(), adapter.b.val());
             let (shape, groups) = (base.dims(), options.groups);
             let fit = factors_fit(&base, [&a, &b], groups, [shape[0], x.dims()[1]]);
-            let tracked = x.is_tracked() || is_any_tracked(&base, [&a, &b]) || is_tracked(&bias);
+            let tracked = is_any_tracked(&x, &base, adapter, &bias);
             if !accepts(stringify!($lora), fit, tracked, Some(&base)) {
                 return super::$conv(x, adapter.apply(base), bias, options);
             }
@@ -263,7 +286,7 @@ macro_rules! conv_transpose {
             let (a, b) = (adapter.a.val(), adapter.b.val());
             let (shape, groups) = (base.dims(), options.groups);
             let fit = factors_fit(&base, [&a, &b], groups, [shape[0], shape[1] * groups]);
-            let tracked = x.is_tracked() || is_any_tracked(&base, [&a, &b]) || is_tracked(&bias);
+            let tracked = is_any_tracked(&x, &base, adapter, &bias);
             if !accepts(stringify!($lora), fit, tracked, Some(&base)) {
                 return super::$conv_transpose(x, adapter.apply(base), bias, options);
             }

@@ -12,7 +12,6 @@ mod attention;
 mod avg_pool;
 mod batch_norm;
 mod bilinear;
-mod column_scale;
 mod conv;
 mod conv_norm_relu;
 mod conv_transpose;
@@ -62,7 +61,6 @@ pub use attention::{
 pub use avg_pool::AvgPoolOps;
 pub use batch_norm::BatchNormOps;
 pub use bilinear::Weight;
-pub use column_scale::ColumnScaleOps;
 pub use conv::ConvOps;
 pub use conv_norm_relu::{ConvNormReluOps, GivenNorm};
 pub use conv_transpose::ConvTransposeOps;

@@ -1,15 +1,18 @@
 //! Dense layer with a low-rank adapter ([LoRA](https://arxiv.org/abs/2106.09685)): the effective weight,
-//! `weight + scale a b`, never exists.
+//! `weight + scale a b`, never exists. With a factor per column this is [DoRA](https://arxiv.org/abs/2402.09353).
 //!
 //! | | |
 //! | --- | --- |
-//! | computes | `y = x weight + scale (x a) b + bias`; a quantized weight is dequantized by blocks |
-//! | keeps | `x` if `a` (or `weight`) is tracked; else `x a`, `rank` elements per row, if `b` is; handles of `weight`, `a`, `b` |
-//! | backward | `dh = scale dy b^T`, `dx = dy weight^T + dh a^T`, `da = x^T dh`, `db = scale (x a)^T dy`, `dbias = sum(dy)` |
+//! | computes | `y = p * factor + bias`, `p = x weight + scale (x a) b`; a quantized weight is dequantized by blocks |
+//! | keeps | `x` if `a` (or `weight`) is tracked; else `x a`, `rank` elements per row, if `b` is; handles of `weight`, `a`, `b`; |
+//! | | if `factor` is tracked, `p`, or only `x` where `p` is larger than the weight |
+//! | backward | `dfactor = sum(dy * p)`, `dbias = sum(dy)`, `dp = dy * factor`, |
+//! | | `dh = scale dp b^T`, `dx = dp weight^T + dh a^T`, `da = x^T dh`, `db = scale (x a)^T dp` |
 //!
 //! Stock Burn computes the effective weight at every use, keeps it, and computes its gradient, of the same size, from which
 //! those of `a` and `b` follow. Here low-rank products are added to `y` and `dx` block by block. If `x` is kept, `x a` is
-//! computed again: keeping it, too, would be more than stock keeps if `x` is untracked.
+//! computed again: keeping it, too, would be more than stock keeps if `x` is untracked. So is `p` where it is larger than the
+//! effective weight that stock keeps beside `x`: for as many operations as stock needs for the gradient of that weight.
 use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight},
@@ -39,19 +42,26 @@ pub struct LoraFactors<B: Backend> {
 extension! {
     /// Dense layers with a low-rank adapter.
     pub trait LoraOps(LoraKernels) {
-        /// `x weight + scale (x a) b + bias`; x `[..., d_input]`, weight `[d_input, d_output]`, a `[d_input, rank]`, b
-        /// `[rank, d_output]`, bias `[d_output]`. A frozen weight of another dtype than `x` is cast at every use.
+        /// `(x weight + scale (x a) b) * factor + bias`; x `[..., d_input]`, weight `[d_input, d_output]`, a `[d_input, rank]`,
+        /// b `[rank, d_output]`, factor and bias `[d_output]`. A frozen weight of another dtype than `x` is cast at every use.
         fn memsave_lora(
             x: FloatTensor<Self>,
             #[extension_type] weight: Weight<Self>,
             #[extension_type] factors: LoraFactors<Self>,
             scale: f64,
+            #[extension_type] factor: MaybeTensor<Self>,
             #[extension_type] bias: MaybeTensor<Self>,
         ) -> FloatTensor<Self> {
             let LoraFactors { a, b } = factors;
+            let [d_input, d_output] = [a.shape()[0], b.shape()[1]];
             let (weight, quantized) = weight.into_parts();
-            let lora = Lora::<<Self as Run>::Plain> { scale, quantized };
-            Self::run(lora, [Some(x), Some(a), Some(b), weight, bias.into_option()])
+            let lora = Lora::<<Self as Run>::Plain> {
+                scale,
+                quantized,
+                product_exceeds_weight: x.shape().num_elements() > d_input * d_input,
+                product_exceeds_x: d_output > d_input,
+            };
+            Self::run(lora, [Some(x), Some(a), Some(b), weight, factor.into_option(), bias.into_option()])
         }
     }
 }
@@ -60,28 +70,52 @@ const X: usize = 0;
 const FACTOR_A: usize = 1;
 const FACTOR_B: usize = 2;
 const WEIGHT: usize = 3;
-const BIAS: usize = 4;
+const FACTOR: usize = 4;
+const BIAS: usize = 5;
 
 /// A dense layer with a low-rank adapter. The weight is an input of the step, or quantized, and no gradient flows to it.
 #[derive(Clone, Debug)]
 pub struct Lora<B: Backend> {
     scale: f64,
     quantized: Option<QuantizedTensor<B>>,
+    product_exceeds_weight: bool,
+    product_exceeds_x: bool,
 }
 
 impl<B: LoraKernels> Lora<B> {
-    /// The output; also `x a` if it is kept.
-    fn forward_keeping(
-        &self,
-        inputs: Inputs<B, 5>,
-        keeps_h: bool,
-    ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
-        let [x, a, b, weight, bias] = inputs;
+    /// `x weight + scale (x a) b`, plus the bias; also `x a`.
+    fn product(&self, [x, a, b, weight, bias]: [Option<FloatTensor<B>>; 5]) -> [FloatTensor<B>; 2] {
         let (x, weight) = (given(x), Weight::<B>::from_parts(weight, self.quantized.clone()));
-        let y = Linear.forward_with(x.clone(), weight, bias); // first, since it needs the most
+        let product = Linear.forward_with(x.clone(), weight, bias); // first, since it needs the most
         let h = B::dense(x, given(a), None);
-        let kept = keeps_h.then(|| h.clone());
-        (B::add_product(y, self.scaled(h), given(b)), kept)
+        [B::add_product(product, self.scaled(h.clone()), given(b)), h]
+    }
+
+    /// The output; also `x a` and the product, if they are kept.
+    fn forward_keeping(&self, inputs: Inputs<B, 6>, keeps: [bool; 2]) -> (FloatTensor<B>, KeptProducts<B>) {
+        let [x, a, b, weight, factor, bias] = inputs;
+        let Some(factor) = factor else {
+            let [y, h] = self.product([x, a, b, weight, bias]);
+            return (y, [keeps[0].then_some(h), None]);
+        };
+        let [product, h] = self.product([x, a, b, weight, None]);
+        let kept = [keeps[0].then_some(h), keeps[1].then(|| product.clone())];
+        let factor = as_row::<B>(factor, &product);
+        let y = B::float_mul(product, factor);
+        let y = match bias {
+            Some(bias) => {
+                let bias = as_row::<B>(bias, &y);
+                B::float_add(y, bias)
+            }
+            None => y,
+        };
+        (y, kept)
+    }
+
+    /// Whether the gradient of the factor has the product computed again, from `x`. `tracked`: whether an input is.
+    fn computes_product_again(&self, tracked: impl Fn(usize) -> bool) -> bool {
+        let keeps_x = tracked(FACTOR_A) || tracked(WEIGHT);
+        tracked(FACTOR) && self.product_exceeds_weight && (keeps_x || self.product_exceeds_x)
     }
 
     fn scaled(&self, x: FloatTensor<B>) -> FloatTensor<B> {
@@ -89,8 +123,15 @@ impl<B: LoraKernels> Lora<B> {
     }
 }
 
-impl<B: LoraKernels> Operation<B, 5> for Lora<B> {
-    const INPUTS: [&'static str; 5] = ["x", "a", "b", "weight", "bias"];
+/// A row in front of which there are as many axes as in front of those of `x`.
+fn as_row<B: Backend>(row: FloatTensor<B>, x: &FloatTensor<B>) -> FloatTensor<B> {
+    let mut shape = vec![1; x.rank()];
+    shape[x.rank() - 1] = row.shape()[0];
+    B::float_reshape(row, Shape::from(shape))
+}
+
+impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
+    const INPUTS: [&'static str; 6] = ["x", "a", "b", "weight", "factor", "bias"];
     const PARAMETERS: &'static [usize] = &[WEIGHT, FACTOR_A, FACTOR_B];
     const SHAPES: &'static [usize] = &[X];
     type Saved = SavedLora<B>;
@@ -99,30 +140,53 @@ impl<B: LoraKernels> Operation<B, 5> for Lora<B> {
         "lora"
     }
 
-    fn plan(&self, inputs: &Tracking<B, 5>) -> Plan<5> {
+    fn plan(&self, inputs: &Tracking<B, 6>) -> Plan<6> {
         let [x, a, b, weight] = [X, FACTOR_A, FACTOR_B, WEIGHT].map(|input| inputs.tracked(input));
+        let again = self.computes_product_again(|input| inputs.tracked(input));
+        let keeps_x = a || weight || again;
         Plan::nothing()
-            .keep_if(a || weight, X, "a or weight is tracked")
-            .keep_if(x || b && (a || weight), FACTOR_A, "x or b is tracked")
-            .keep_if(x || a, FACTOR_B, "x or a is tracked")
-            .keep_if(x, WEIGHT, "x is tracked")
+            .keep_if(keeps_x, X, if a || weight { "a or weight is tracked" } else { "factor is tracked" })
+            .keep_if(x || again || b && keeps_x, FACTOR_A, "x, b or factor is tracked")
+            .keep_if(x || again || a, FACTOR_B, "x, a or factor is tracked")
+            .keep_if(x || again, WEIGHT, "x or factor is tracked")
+            .keep_if(x || a || b || weight, FACTOR, "x, a, b or weight is tracked")
     }
 
-    fn forward(&self, inputs: Inputs<B, 5>) -> FloatTensor<B> {
-        self.forward_keeping(inputs, false).0
+    fn forward(&self, inputs: Inputs<B, 6>) -> FloatTensor<B> {
+        self.forward_keeping(inputs, [false; 2]).0
     }
 
-    fn forward_saving(&self, inputs: Inputs<B, 5>, recorder: &Recorder<5>) -> (FloatTensor<B>, SavedLora<B>) {
-        let quantized = self.quantized.clone().filter(|_| recorder.tracked(X));
+    fn forward_saving(&self, inputs: Inputs<B, 6>, recorder: &Recorder<6>) -> (FloatTensor<B>, SavedLora<B>) {
+        let again = self.computes_product_again(|input| recorder.tracked(input));
+        let quantized = self.quantized.clone().filter(|_| recorder.tracked(X) || again);
         let quantized = quantized.map(|weight| recorder.ledger().handle("weight", weight));
-        let (y, h) = self.forward_keeping(inputs, recorder.tracked(FACTOR_B) && !recorder.keeps(X));
+        let keeps = [recorder.tracked(FACTOR_B) && !recorder.keeps(X), recorder.tracked(FACTOR) && !again];
+        let (y, [h, product]) = self.forward_keeping(inputs, keeps);
         let h = h.map(|h| recorder.ledger().tensor("x a", h, "b is tracked"));
-        (y, SavedLora { h, lora: Lora { scale: self.scale, quantized } })
+        let product = product.map(|p| recorder.ledger().tensor("product", p, "factor is tracked"));
+        (y, SavedLora { h, product, lora: Lora { quantized, ..self.clone() } })
     }
 
-    fn backward(SavedLora { h, mut lora }: SavedLora<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 5>) {
+    fn backward(saved: SavedLora<B>, mut dy: FloatTensor<B>, pass: &mut BackwardPass<B, 6>) {
+        let SavedLora { h, product, mut lora } = saved;
+        let [x, a, b, factor] = [X, FACTOR_A, FACTOR_B, FACTOR].map(|input| pass.take(input));
+        let mut weight = None;
+        if pass.wants(BIAS) {
+            pass.give(BIAS, B::linear_bias_backward(dy.clone()));
+        }
+        if pass.wants(FACTOR) {
+            let product = product.unwrap_or_else(|| {
+                weight = pass.take(WEIGHT);
+                let [product, _] = lora.product([x.clone(), a.clone(), b.clone(), weight.clone(), None]);
+                product
+            });
+            pass.give(FACTOR, B::linear_bias_backward(B::float_mul(product, dy.clone())));
+        }
+        if let Some(factor) = factor {
+            let factor = as_row::<B>(factor, &dy);
+            dy = B::float_mul(dy, factor);
+        }
         let quantized = lora.quantized.take();
-        let [x, a, b] = [X, FACTOR_A, FACTOR_B].map(|input| pass.take(input));
         let dh_of = |b: &FloatTensor<B>, dy: FloatTensor<B>| {
             let mut shape = dy.shape();
             let last = shape.num_dims() - 1;
@@ -144,13 +208,10 @@ impl<B: LoraKernels> Operation<B, 5> for Lora<B> {
         if let Some(x) = x.filter(|_| pass.wants(WEIGHT)) {
             pass.give(WEIGHT, B::dense_weight_backward(x, dy.clone()));
         }
-        if pass.wants(BIAS) {
-            pass.give(BIAS, B::linear_bias_backward(dy.clone()));
-        }
         if pass.wants(X)
             && let (Some(a), Some(b)) = (a, b)
         {
-            let weight = Weight::<B>::from_parts(pass.take(WEIGHT), quantized);
+            let weight = Weight::<B>::from_parts(weight.or_else(|| pass.take(WEIGHT)), quantized);
             let dx = Linear.x_backward_with(pass.shape(X), weight, dy.clone());
             let dh = dh.unwrap_or_else(|| dh_of(&b, dy));
             pass.give(X, B::add_product(dx, dh, B::float_swap_dims(a, 0, 1)));
@@ -158,12 +219,17 @@ impl<B: LoraKernels> Operation<B, 5> for Lora<B> {
     }
 }
 
+/// `x a` and the product.
+type KeptProducts<B> = [Option<FloatTensor<B>>; 2];
+
 /// What the backward pass reads besides inputs.
 #[derive(Clone, Debug)]
 pub struct SavedLora<B: Backend> {
     /// `x a`, if `b` is tracked and `x` is not kept.
     h: Option<FloatTensor<B>>,
-    /// The operation, without the quantized weight if `x` is not tracked.
+    /// If `factor` is tracked, and it is not computed again.
+    product: Option<FloatTensor<B>>,
+    /// The operation, without the quantized weight if the backward pass does not read it.
     lora: Lora<B>,
 }
 
