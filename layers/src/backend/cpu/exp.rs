@@ -29,6 +29,35 @@ pub(crate) fn exp(x: f32) -> f32 {
     y * power(half) * power(n.wrapping_sub(half))
 }
 
+/// `ln(x)` to 2 units in the last place; of subnormal numbers, 0, infinities and NaN, too.
+///
+/// `x = 2^n m` with `sqrt(1/2) <= m < sqrt(2)`; the polynomial of `ln(m)` is that of Moshier's Cephes library (`logf`).
+#[inline(always)]
+pub(crate) fn ln(x: f32) -> f32 {
+    const SQRT_HALF: u32 = core::f32::consts::FRAC_1_SQRT_2.to_bits();
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    let is_subnormal = x < f32::MIN_POSITIVE;
+    let scaled = if is_subnormal { x * (1 << 23) as f32 } else { x };
+    let beyond = scaled.to_bits().wrapping_sub(SQRT_HALF);
+    let n = (beyond as i32 >> 23) as f32 - if is_subnormal { 23.0 } else { 0.0 };
+    let m = f32::from_bits((beyond & 0x7f_ffff).wrapping_add(SQRT_HALF)) - 1.0;
+    let p = 7.037_683_6e-2;
+    let p = p * m - 1.151_461e-1;
+    let p = p * m + 1.167_699_9e-1;
+    let p = p * m - 1.242_014_1e-1;
+    let p = p * m + 1.424_932_3e-1;
+    let p = p * m - 1.666_805_8e-1;
+    let p = p * m + 2.000_071_5e-1;
+    let p = p * m - 2.499_999_4e-1;
+    let p = p * m + 3.333_333_1e-1;
+    let square = m * m;
+    let y = p * m * square + n * LN_2_LOW - 0.5 * square + m + n * LN_2_HIGH;
+    let of_zero_or_less = if x == 0.0 { f32::NEG_INFINITY } else { f32::NAN };
+    let of_others = if x > 0.0 { x } else { of_zero_or_less };
+    if (x > 0.0) & (x < f32::INFINITY) { y } else { of_others }
+}
+
 /// The hyperbolic tangent to 2 units in the last place; the polynomial near 0 is Cephes' (`tanhf`).
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
@@ -84,7 +113,8 @@ pub(crate) fn sigmoid<A: CpuElement<Acc = A>>(x: A) -> A {
 #[inline(always)]
 pub(crate) fn log_1p<A: CpuElement<Acc = A>>(x: A) -> A {
     let sum = A::one() + x;
-    if sum == A::one() { x } else { sum.ln() * (x / (sum - A::one())) }
+    let log = sum.fast_ln() * (x / (sum - A::one()));
+    if sum == A::one() { x } else { log }
 }
 
 #[cfg(test)]
@@ -104,6 +134,24 @@ mod tests {
             assert!(ulps(exp(x), exact) <= 2, "exp({x}) = {}, exactly {exact}", exp(x));
             x += 0.000_7;
         }
+    }
+
+    #[test]
+    fn every_logarithm_is_within_two_units_in_the_last_place() {
+        let check = |x: f32| {
+            let exact = f64::from(x).ln() as f32;
+            assert!(ulps(ln(x), exact) <= 2, "ln({x}) = {}, exactly {exact}", ln(x));
+        };
+        // Of all sizes, subnormal ones included, and of those near 1.
+        (1..f32::INFINITY.to_bits()).step_by(997).map(f32::from_bits).for_each(check);
+        (-100_000..100_000)
+            .map(|step| f32::from_bits(1f32.to_bits().wrapping_add_signed(step)))
+            .for_each(check);
+        assert_eq!(
+            [ln(0.0), ln(-0.0), ln(f32::INFINITY), ln(1.0)],
+            [-f32::INFINITY, -f32::INFINITY, f32::INFINITY, 0.0]
+        );
+        assert!([-1.0, -1e-40, f32::NEG_INFINITY, f32::NAN].into_iter().all(|x| ln(x).is_nan()));
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub trait CpuElement: Element + bytemuck::Pod + Float + Send + Sync {
     fn into_f64(self) -> f64;
     /// `e^self`; in f32 by a function that loops of it are compiled for vectors with.
     fn fast_exp(self) -> Self;
+    /// The natural logarithm; in f32 likewise.
+    fn fast_ln(self) -> Self;
     /// The error function; in f32 likewise.
     fn fast_erf(self) -> Self;
     /// The hyperbolic tangent; in f32 likewise.
@@ -45,7 +47,7 @@ pub trait CpuElement: Element + bytemuck::Pod + Float + Send + Sync {
 }
 
 macro_rules! cpu_element {
-    ($element:ty, $acc:ty, $widen:expr, $narrow:expr, $from_f64:expr, $to_f64:expr, $exp:expr, $erf:expr, $tanh:expr) => {
+    ($element:ty, $acc:ty, $widen:expr, $narrow:expr, $from_f64:expr, $to_f64:expr, $exp:expr, $ln:expr, $erf:expr, $tanh:expr) => {
         impl CpuElement for $element {
             type Acc = $acc;
             #[inline(always)]
@@ -69,6 +71,10 @@ macro_rules! cpu_element {
                 $exp(self)
             }
             #[inline(always)]
+            fn fast_ln(self) -> Self {
+                $ln(self)
+            }
+            #[inline(always)]
             fn fast_erf(self) -> Self {
                 $erf(self)
             }
@@ -79,8 +85,8 @@ macro_rules! cpu_element {
         }
     };
 }
-cpu_element!(f32, f32, |v| v, |v| v, |v| v as f32, f64::from, exp::exp, exp::erf, exp::tanh);
-cpu_element!(f64, f64, |v| v, |v| v, |v| v, |v| v, f64::exp, libm::erf, f64::tanh);
+cpu_element!(f32, f32, |v| v, |v| v, |v| v as f32, f64::from, exp::exp, exp::ln, exp::erf, exp::tanh);
+cpu_element!(f64, f64, |v| v, |v| v, |v| v, |v| v, f64::exp, f64::ln, libm::erf, f64::tanh);
 macro_rules! half_element {
     ($half:ident) => {
         cpu_element!(
@@ -91,6 +97,7 @@ macro_rules! half_element {
             |v| $half::from_f32(to_odd(v)),
             $half::to_f64,
             |v| $half::from_f32(exp::exp($half::to_f32(v))),
+            |v| $half::from_f32(exp::ln($half::to_f32(v))),
             |v| $half::from_f32(exp::erf($half::to_f32(v))),
             |v| $half::from_f32(exp::tanh($half::to_f32(v)))
         );

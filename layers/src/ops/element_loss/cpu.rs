@@ -74,15 +74,16 @@ impl<B: CpuBackend> ElementLossKernels for B {
 }
 
 impl ElementLoss {
-    /// How much longer than reading an element the loss takes, or its slope in an argument: logarithms and exponentials do.
+    /// How much longer than reading an element the loss takes, or its slope in an argument: logarithms and exponentials do, those that
+    /// are not compiled for vectors most.
     fn cost(self, slope: Option<Argument>) -> usize {
-        let is_cheap = match self {
-            Self::Square | Self::Huber { .. } => true,
-            Self::LogAbove { .. } => slope.is_some(),
-            Self::Divergence { .. } => slope == Some(Argument::Input),
-            Self::BinaryLogits | Self::BinaryProbabilities | Self::LogDivergence => false,
-        };
-        if is_cheap { 1 } else { 16 }
+        match self {
+            Self::Square | Self::Huber { .. } => 1,
+            Self::LogAbove { .. } if slope.is_some() => 1,
+            Self::Divergence { .. } if slope == Some(Argument::Input) => 1,
+            Self::LogAbove { .. } | Self::Divergence { .. } | Self::LogDivergence | Self::BinaryLogits => 4,
+            Self::BinaryProbabilities => 16,
+        }
     }
 
     /// Calls the visitor with the loss and its slopes in `x` and in `t`, in the arithmetic of `A`. One call per variant, so that
@@ -112,9 +113,12 @@ impl ElementLoss {
                 )
             }
             Self::LogAbove { min } => {
-                let min = num(min);
+                let (min, lowest) = (num(min), num(min.ln()));
                 visitor.visit(
-                    move |x, _| if x < min { min.ln() } else { x.ln() },
+                    move |x, _| {
+                        let log = x.fast_ln();
+                        if x < min { lowest } else { log }
+                    },
                     move |x, _| if x < min { zero } else { one / x },
                     none,
                 )
@@ -129,21 +133,18 @@ impl ElementLoss {
                 let log = move |log: A| if log < lowest { lowest } else { log };
                 let slope = move |weight: A, x: A| if x < smallest { zero } else { weight / x };
                 visitor.visit(
-                    move |x, t| (t - one) * log((-x).ln_1p()) - t * log(x.ln()),
+                    move |x, t| (t - one) * log((-x).ln_1p()) - t * log(x.fast_ln()),
                     move |x, t| slope(one - t, one - x) - slope(t, x),
                     none,
                 )
             }
             Self::Divergence { min } => {
-                let min = num(min);
+                let (min, lowest) = (num(min), num(min.ln()));
+                // The logarithm in any case, so that no element needs a branch.
                 let log = move |t: A| {
-                    if t < min {
-                        min.ln()
-                    } else if t > one {
-                        zero
-                    } else {
-                        t.ln()
-                    }
+                    let log = t.fast_ln();
+                    let log = if t > one { zero } else { log };
+                    if t < min { lowest } else { log }
                 };
                 visitor.visit(
                     move |x, t| t * (log(t) - x),

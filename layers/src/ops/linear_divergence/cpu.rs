@@ -150,7 +150,7 @@ impl<A: CpuElement<Acc = A>> Probabilities<A> {
         let above = self.ratio > zero;
         let share = if above { one - beta } else { beta };
         // `log(m)` less the larger of `log(p)` and `log(q)`.
-        let log = (one - share + share * (-self.ratio.abs()).fast_exp()).ln();
+        let log = (one - share + share * (-self.ratio.abs()).fast_exp()).fast_ln();
         let (more, less) = if above { (self.ratio, zero) } else { (zero, self.ratio) };
         [-(log + more), less - log]
     }
