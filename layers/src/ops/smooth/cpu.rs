@@ -237,8 +237,8 @@ curves! {
 
 /// Elements per task.
 pub const TASK: usize = 1 << 12;
-/// How much longer an exponential takes than reading an element.
-pub const COST: usize = 16;
+/// How much longer a function and its slope take than reading an element, in loops for vectors.
+pub const COST: usize = 8;
 
 struct Forward<'a, E>(&'a [E]);
 
