@@ -82,6 +82,7 @@ impl ModuleVisitor for Split {
 fn equals_two_optimizers() {
     const RATIO: f64 = 16.0;
     let device = Device::flex().autodiff();
+    device.seed(42);
     let x = Tensor::<2>::random([5, 6], Distribution::Default, &device);
     let start = Model::new(&device);
     drop(start.gradients(&x)); // initializes the parameters

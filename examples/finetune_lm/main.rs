@@ -130,6 +130,8 @@ const PROMPT: &str = "This ";
 const HEADS: usize = 4;
 /// Losses of the two runs may drift apart by this much in a hundred steps: their sums are rounded differently.
 const TOLERANCE: f32 = 1e-2;
+/// Passages differ: the loss of the pretrained model is the mean of so many steps.
+const LAST: usize = 50;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
@@ -157,7 +159,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let run =
         Run { title: "pretrain", steps: args.pretrain_steps, learning_rate: 3e-3, optimizer, in_backward };
     let (model, losses, _) = fit(model, passages, &run, &device)?;
-    println!("pretrained to a loss of {:.3}; writes:\n", losses.last().copied().unwrap_or(f32::NAN));
+    println!(
+        "pretrained to a loss of {:.3}, the mean of the last {LAST} steps; writes:\n",
+        mean_of_last(&losses, LAST)
+    );
     println!("{}\n", sample(&model, &vocabulary, &size, &args, &device));
     let weights = model.into_record().into_bytes()?;
 
@@ -299,6 +304,11 @@ fn sample<M: LanguageModel>(
     vocabulary.text(&tokens)
 }
 
+fn mean_of_last(losses: &[f32], count: usize) -> f32 {
+    let last = &losses[losses.len().saturating_sub(count)..];
+    last.iter().sum::<f32>() / last.len() as f32
+}
+
 fn table(outcomes: &[Outcome; 2]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::ASCII_MARKDOWN);
@@ -310,13 +320,12 @@ fn table(outcomes: &[Outcome; 2]) -> Table {
         "time per step (ms)",
     ]);
     let size = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".into(), mib);
-    let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len().max(1) as f32;
     for outcome in outcomes {
         let losses = &outcome.losses;
-        let (first, last) = (&losses[..losses.len().min(10)], &losses[losses.len().saturating_sub(10)..]);
+        let first = &losses[..losses.len().min(10)];
         table.add_row([
             outcome.layers.into(),
-            format!("{:.3}, {:.3}", mean(first), mean(last)),
+            format!("{:.3}, {:.3}", mean_of_last(first, 10), mean_of_last(losses, 10)),
             size(outcome.memory.kept),
             size(outcome.memory.peak),
             format!("{:.1}", 1e3 * outcome.step_seconds),

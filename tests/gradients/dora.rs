@@ -78,7 +78,11 @@ fn norms_of_many_rows_equal_their_definition() {
 #[test]
 fn equals_its_definition_in_half_precision() {
     for dtype in HALF {
-        Check::new(inputs([2, 3, 16], 6, 2, true), Setting::of(dtype)).compare::<3>(&ours, &definition);
+        // Of fewer rows than columns, and of more.
+        for rows in [3, 12] {
+            Check::new(inputs([2, rows, 16], 6, 2, true), Setting::of(dtype))
+                .compare::<3>(&ours, &definition);
+        }
     }
 }
 
@@ -106,9 +110,13 @@ fn layers(device: &Device, quantizes: bool) -> Layers {
 #[test]
 fn layers_take_it() {
     let device = Device::flex().autodiff();
-    for quantizes in [false, true] {
+    // Of fewer rows than columns, and of more.
+    for (quantizes, rows, tracks_x) in
+        [(false, 5, true), (true, 5, true), (false, 40, true), (true, 40, true), (true, 40, false)]
+    {
         let (stock, ours) = layers(&device, quantizes);
-        let x = Tensor::<2>::random([5, 32], burn::tensor::Distribution::Default, &device).require_grad();
+        let x = Tensor::<2>::random([rows, 32], burn::tensor::Distribution::Default, &device);
+        let x = x.set_require_grad(tracks_x);
         let (found, ledger) = ledger(&ours, x.clone(), |ours, x| ours.forward(x));
         assert!(ledger.fallbacks().next().is_none(), "{ledger}");
         let expected = stock.forward(x);

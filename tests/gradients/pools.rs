@@ -1,7 +1,8 @@
 use crate::common::*;
 use burn::tensor::{
-    DType, Device, Tensor, module,
+    DType, Device, Distribution, Tensor, module,
     ops::{AvgPoolOptions, InterpolateMode, InterpolateOptions, MaxPoolOptions},
+    quantization::QuantValue,
 };
 use burn_memsave::functional as F;
 use proptest::prelude::*;
@@ -234,6 +235,21 @@ fn pools_of_many_elements_equal_stock() {
             module::interpolate(t.get(0), bilinear.clone())
         });
     }
+}
+
+/// Burn dequantizes them.
+#[test]
+fn quantized_inputs_are_burns() {
+    let device = Device::flex();
+    let x = Tensor::<4>::random([1, 2, 6, 6], Distribution::Default, &device);
+    let x = x.quantize_dynamic(&device.settings().quantization.scheme.with_value(QuantValue::Q8S));
+    let same = |ours: Tensor<4>, stock: Tensor<4>| assert_eq!(ours.into_data(), stock.into_data());
+    let (avg, max) = (AvgPoolOptions::new([2, 2]), MaxPoolOptions::new([2, 2]));
+    let nearest = InterpolateOptions::new(InterpolateMode::Nearest).with_output_size([3, 4]);
+    same(F::avg_pool2d(x.clone(), avg.clone()), module::avg_pool2d(x.clone(), avg));
+    same(F::max_pool2d(x.clone(), max.clone()), module::max_pool2d(x.clone(), max));
+    same(F::adaptive_avg_pool2d(x.clone(), [2, 3]), module::adaptive_avg_pool2d(x.clone(), [2, 3]));
+    same(F::interpolate(x.clone(), nearest.clone()), module::interpolate(x, nearest));
 }
 
 macro_rules! avg_pool {

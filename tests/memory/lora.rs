@@ -92,8 +92,8 @@ fn linear_keeps_what_it_says(device: &Device) {
     }
 }
 
-/// What LoRA keeps; for a tracked magnitude also the product with `v`, or `x` where that is smaller and the weight is. Never more
-/// than Burn, which keeps `x` and the effective weight.
+/// What LoRA keeps; for a tracked magnitude also the product with `v`, or of many rows `x`. Never more than Burn, which keeps `x` and
+/// the effective weight.
 fn dora_keeps_what_it_says(device: &Device) {
     const ROWS: i64 = 4 * 32;
     let widths = [(64, 48), (48, 64), (288, 160)]; // of fewer inputs than rows, and of more
@@ -109,7 +109,7 @@ fn dora_keeps_what_it_says(device: &Device) {
                 layer.set_require_grad_group(group(part), tracked)
             });
             let ours = MemSaveLinear::from_nn_linear(stock.clone());
-            let again = magnitude && (d_input as i64) < ROWS && (a || d_output > d_input);
+            let again = magnitude && (d_input as i64) < ROWS;
             let width = match (a || again, b) {
                 (true, _) => d_input as i64,
                 (false, b) => 4 * i64::from(b),

@@ -23,11 +23,12 @@ pub fn numbers(data: &TensorData) -> Vec<f64> {
     data.iter::<f64>().collect()
 }
 
-/// One unit in the last place of `number` in half precision; 0 in other types, of which [`Closeness::NotWorse`] asks all.
+/// One unit in the last place of `number`; 0 in f64, of which [`Closeness::NotWorse`] asks all.
 fn unit_in_last_place(number: f64, dtype: DType) -> f64 {
     let (digits, smallest) = match dtype {
         DType::F16 => (10, -14),
         DType::BF16 => (7, -126),
+        DType::F32 => (23, -126),
         _ => return 0.0,
     };
     let exponent = number.abs().log2().floor().max(f64::from(smallest));

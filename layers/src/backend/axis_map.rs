@@ -11,7 +11,7 @@ pub trait AxisMaps: Backend {
     /// `floor((output + shift) * size / out)`, as the backend computes it, where an axis of `size` is resized to `out`.
     fn nearest_input(output: usize, shift: Shift, size: usize, out: usize) -> usize;
 
-    /// `y` of `x`, `[batch, channels, ...]`, one map per spatial axis, summed in f32; none where Burn's own operation does that.
+    /// `y` of `x` in half precision, `[batch, channels, ...]`, one map per spatial axis, summed in f32; on CPU backends only.
     fn image_of_half(_: &FloatTensor<Self>, _: impl FnOnce() -> Vec<AxisMap>) -> Option<FloatTensor<Self>> {
         None
     }

@@ -95,7 +95,8 @@ fn adapted<const D: usize>(
 /// section 4.3, no gradient flows through `|v|`.
 ///
 /// Computed as `(x base + scale (x a) b) * (magnitude / |v|) + bias`. Keeps what [`linear_lora`] keeps; for a tracked magnitude also
-/// `x v`, of the size of the output, or where that is larger than the weight `x` at most, of which it is computed again. Norms are computed in every forward pass, in f32 at least, some rows of `v` after the
+/// `x v`, of the size of the output. For more rows than columns of `x`, it keeps `x` for a tracked magnitude, and computes `x v` again
+/// in the backward pass. Norms are computed in every forward pass, in f32 at least, some rows of `v` after the
 /// other; a quantized `base` is dequantized for them as a whole, temporarily.
 ///
 /// ```

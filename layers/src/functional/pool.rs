@@ -1,5 +1,5 @@
 //! Pooling and interpolation.
-use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, require};
+use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, is_quantized, require};
 use crate::ops::{AvgPoolOps, InterpolateOps, MaxPoolOps};
 use burn::backend::Dispatch;
 use burn::tensor::{
@@ -42,8 +42,9 @@ fn max_pool_fits<const N: usize>(x: &[usize], options: &MaxPoolOptions<N>) -> Fi
     windows_fit(x, options.kernel_size, options.stride, options.padding, options.dilation)
 }
 
-fn avg_pool_fits<const N: usize>(x: &[usize], options: &AvgPoolOptions<N>) -> Fit {
-    windows_fit(x, options.kernel_size, options.stride, options.padding, [1; N])
+fn avg_pool_fits<const D: usize, const N: usize>(x: &Tensor<D>, options: &AvgPoolOptions<N>) -> Fit {
+    require(!is_quantized(x), Misfit::Quantized)?;
+    windows_fit(&x.dims(), options.kernel_size, options.stride, options.padding, [1; N])
 }
 
 /// The input and the windows have elements, and each window fits into the padded input.
@@ -64,7 +65,7 @@ fn windows_fit<const N: usize>(
     require(windows, Misfit::Shapes)
 }
 
-/// Average pooling over one axis; see [`burn::tensor::module::avg_pool1d`]. Keeps nothing. Half precision is summed in f32.
+/// Average pooling over one axis; see [`burn::tensor::module::avg_pool1d`]. Keeps nothing. On the CPU half precision is summed in f32.
 pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
     let lifted = AvgPoolOptions {
         kernel_size: [1, options.kernel_size[0]],
@@ -73,15 +74,15 @@ pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
         count_include_pad: options.count_include_pad,
         ceil_mode: options.ceil_mode,
     };
-    match accepts("avg_pool1d", avg_pool_fits(&x.dims(), &options), x.is_tracked(), NO_WEIGHT) {
+    match accepts("avg_pool1d", avg_pool_fits(&x, &options), x.is_tracked(), NO_WEIGHT) {
         true => Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), lifted)),
         false => module::avg_pool1d(x, options),
     }
 }
 
-/// Average pooling over two axes; see [`burn::tensor::module::avg_pool2d`]. Keeps nothing. Half precision is summed in f32.
+/// Average pooling over two axes; see [`burn::tensor::module::avg_pool2d`]. Keeps nothing. On the CPU half precision is summed in f32.
 pub fn avg_pool2d(x: Tensor<4>, options: AvgPoolOptions<2>) -> Tensor<4> {
-    match accepts("avg_pool2d", avg_pool_fits(&x.dims(), &options), x.is_tracked(), NO_WEIGHT) {
+    match accepts("avg_pool2d", avg_pool_fits(&x, &options), x.is_tracked(), NO_WEIGHT) {
         true => Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), options)),
         false => module::avg_pool2d(x, options),
     }
@@ -89,8 +90,11 @@ pub fn avg_pool2d(x: Tensor<4>, options: AvgPoolOptions<2>) -> Tensor<4> {
 
 macro_rules! adaptive_avg_pool {
     ($($pool:ident, $dims:literal, $size:ty, $sizes:expr;)+) => {$(
-        #[doc = concat!("See [`burn::tensor::module::", stringify!($pool), "`]. Keeps nothing. Half precision is summed in f32.")]
+        #[doc = concat!("See [`burn::tensor::module::", stringify!($pool), "`]. Keeps nothing. On the CPU half precision is summed in f32.")]
         pub fn $pool(x: Tensor<$dims>, output_size: $size) -> Tensor<$dims> {
+            if is_quantized(&x) {
+                return module::$pool(x, output_size);
+            }
             let sizes = Shape::from($sizes(output_size));
             Tensor::from_dispatch(Dispatch::memsave_adaptive_avg_pool(x.into_dispatch(), sizes))
         }
@@ -105,25 +109,29 @@ adaptive_avg_pool! {
 /// See [`burn::tensor::module::interpolate`]. Keeps nothing.
 pub fn interpolate(x: Tensor<4>, options: InterpolateOptions) -> Tensor<4> {
     let [_, _, height, width] = x.dims();
-    let out = Shape::new(output_size([height, width], &options));
-    Tensor::from_dispatch(Dispatch::memsave_interpolate(x.into_dispatch(), out, options))
+    match output_size([height, width], &options).filter(|_| !is_quantized(&x)) {
+        Some(out) => Tensor::from_dispatch(Dispatch::memsave_interpolate(x.into_dispatch(), out, options)),
+        None => module::interpolate(x, options),
+    }
 }
 
 /// [`interpolate`] over the last axis of `[batch, channels, length]`.
 pub(crate) fn interpolate1d(x: Tensor<3>, options: InterpolateOptions) -> Tensor<3> {
-    let out = Shape::new(output_size([1, x.dims()[2]], &options));
-    Tensor::from_dispatch(Dispatch::memsave_interpolate(x.into_dispatch(), out, options))
+    match output_size([1, x.dims()[2]], &options).filter(|_| !is_quantized(&x)) {
+        Some(out) => Tensor::from_dispatch(Dispatch::memsave_interpolate(x.into_dispatch(), out, options)),
+        None => module::interpolate(x.unsqueeze_dim::<4>(2), options).squeeze_dim(2),
+    }
 }
 
-/// The height and width that an input of height and width `size` is resized to.
-///
-/// # Panics
-///
-/// Panics unless exactly one of `output_size` and `scale_factor` is set.
-fn output_size(size: [usize; 2], options: &InterpolateOptions) -> [usize; 2] {
+/// The height and width that an input of height and width `size` is resized to; none for options that Burn refuses.
+fn output_size(size: [usize; 2], options: &InterpolateOptions) -> Option<Shape> {
     match (options.output_size, options.scale_factor) {
-        (Some(size), None) => size,
-        (None, Some(scale)) => [0, 1].map(|axis| (size[axis] as f64 * f64::from(scale[axis])) as usize),
-        _ => panic!("interpolate: exactly one of `output_size` and `scale_factor` must be set"),
+        (Some(size), None) => Some(Shape::new(size)),
+        (None, Some(scale)) => {
+            let scaled = [0, 1].map(|axis| size[axis] as f64 * f64::from(scale[axis]));
+            let fits = scaled.iter().all(|&size| size <= usize::MAX as f64);
+            fits.then(|| Shape::new(scaled.map(|size| size as usize)))
+        }
+        _ => None,
     }
 }

@@ -94,13 +94,14 @@ pub(crate) fn lifted<B: Backend>(
 }
 
 /// The shape of the output of a pool, as [`burn::tensor::module`] computes it, for windows that span so many elements. No window may
-/// be larger than the padded input.
+/// be larger than the padded input. `checks_again`: whether Burn leaves out the last window once more.
 pub(crate) fn pooled(
     x: &Shape,
     span: [usize; 2],
     stride: [usize; 2],
     padding: [(usize, usize); 2],
     ceil_mode: bool,
+    checks_again: bool,
 ) -> Shape {
     let is_asymmetric = padding.iter().any(|(begin, end)| begin != end);
     let windows = |axis: usize| {
@@ -111,13 +112,13 @@ pub(crate) fn pooled(
             return steps / stride + 1;
         }
         let mut windows = steps.div_ceil(stride) + 1;
-        // The last window must start inside the input. Burn checks this twice: in the backend, which sees an already padded
-        // input if the padding of some axis is asymmetric, and once more with the true size.
+        // The last window must start inside the input. Burn checks this in the backend, which sees an already padded input if
+        // the padding of some axis is asymmetric, and where it can tell, once more with the true size.
         let end_of_input = if is_asymmetric { padded } else { size + begin };
         if (windows - 1) * stride >= end_of_input {
             windows -= 1;
         }
-        if windows > 1 && (windows - 1) * stride >= size + begin {
+        if checks_again && windows > 1 && (windows - 1) * stride >= size + begin {
             windows -= 1;
         }
         windows

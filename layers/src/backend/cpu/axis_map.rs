@@ -4,6 +4,7 @@ use crate::backend::axis_map::{AxisMap, AxisMaps, Shift, Weights, Window};
 use crate::backend::wide;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
+use core::ops::Range;
 
 impl AxisMap {
     /// Whether every output is one of the inputs.
@@ -27,12 +28,12 @@ impl AxisMap {
         Some(Self::equal(self.size * len, windows?.into_iter()))
     }
 
-    /// `y[.., o, ..] = sum_i weight[o, i] x[.., i, ..]`; `x` is `[outer, axis, inner]`.
-    fn image<E: CpuElement>(&self, x: &[E], inner: usize) -> Vec<E::Acc> {
-        let outer = x.chunks_exact(self.size * inner);
-        let mut y = vec![<E::Acc as num_traits::Zero>::zero(); outer.len() * self.windows.len() * inner];
-        for (x, y) in outer.zip(y.chunks_exact_mut(self.windows.len() * inner)) {
-            for (window, y) in self.windows.iter().zip(y.chunks_exact_mut(inner)) {
+    /// `y[.., o, ..] = sum_i weight[o, i] x[.., i, ..]` for the outputs in a range; `x` is `[outer, axis, inner]`.
+    fn image<E: CpuElement>(&self, outputs: Range<usize>, x: &[E], inner: usize) -> Vec<E::Acc> {
+        let (outer, windows) = (x.chunks_exact(self.size * inner), &self.windows[outputs]);
+        let mut y = vec![<E::Acc as num_traits::Zero>::zero(); outer.len() * windows.len() * inner];
+        for (x, y) in outer.zip(y.chunks_exact_mut(windows.len() * inner)) {
+            for (window, y) in windows.iter().zip(y.chunks_exact_mut(inner)) {
                 let x = &x[window.start * inner..(window.start + window.len) * inner];
                 match (window.weights, y) {
                     (Weights::Equal(weight), [y]) => {
@@ -128,13 +129,17 @@ fn image_of_planes<E: CpuElement>(axes: &[AxisMap], x: &[E]) -> Vec<E> {
     parallel::filled(planes * plane_out, E::zero(), task * plane_out, 4 * x.len(), |index, y| {
         for (plane, y) in (index * task..).zip(y.chunks_exact_mut(plane_out)) {
             let x = &x[plane * plane_in..(plane + 1) * plane_in];
-            let mut inner = plane_in / first.size;
-            let mut image = first.image(x, inner);
-            for axis in others {
-                inner /= axis.size;
-                image = axis.image(&image, inner);
+            // One output of the first axis after the other, so that no copy of a plane is made.
+            let outputs = first.windows.len();
+            for (output, y) in y.chunks_exact_mut(plane_out / outputs).enumerate() {
+                let mut inner = plane_in / first.size;
+                let mut image = first.image(output..output + 1, x, inner);
+                for axis in others {
+                    inner /= axis.size;
+                    image = axis.image(0..axis.windows.len(), &image, inner);
+                }
+                y.iter_mut().zip(image).for_each(|(y, image)| *y = E::narrow(image));
             }
-            y.iter_mut().zip(image).for_each(|(y, image)| *y = E::narrow(image));
         }
     })
 }

@@ -50,7 +50,7 @@ pub(crate) fn ln(x: f32) -> f32 {
     let p = p * m - 1.666_805_8e-1;
     let p = p * m + 2.000_071_5e-1;
     let p = p * m - 2.499_999_4e-1;
-    let p = p * m + 3.333_333_1e-1;
+    let p = p * m + 3.333_333e-1;
     let square = m * m;
     let y = p * m * square + n * LN_2_LOW - 0.5 * square + m + n * LN_2_HIGH;
     let of_zero_or_less = if x == 0.0 { f32::NEG_INFINITY } else { f32::NAN };

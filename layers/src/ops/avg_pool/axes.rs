@@ -1,18 +1,14 @@
 //! Means of half precision and gradients axis by axis, with exact windows.
-use super::{AvgPoolKernels, adaptive_average, average};
+use super::{AvgPoolKernels, adaptive_average, average, output_shape};
 use crate::backend::Placeholders;
 use crate::backend::axis_map::{AxisMap, AxisMaps};
-use crate::ops::fixed_linear::pooled;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, ops::AvgPoolOptions};
 
 impl<B: AxisMaps + Placeholders> AvgPoolKernels for B {
     fn mean_of_windows(x: FloatTensor<B>, options: &AvgPoolOptions<2>) -> FloatTensor<B> {
-        let image = B::image_of_half(&x, || {
-            let (kernel, stride) = (options.kernel_size, options.stride);
-            let out = pooled(&x.shape(), kernel, stride, options.padding, options.ceil_mode);
-            mean_windows(&x.shape(), &out, options)
-        });
+        let image =
+            B::image_of_half(&x, || mean_windows(&x.shape(), &output_shape(&x.shape(), options), options));
         image.unwrap_or_else(|| average::<B>(x, options))
     }
 

@@ -5,14 +5,14 @@
 //! | --- | --- |
 //! | computes | `y = p * factor + bias`, `p = x weight + scale (x a) b`; a quantized weight is dequantized by blocks |
 //! | keeps | `x` if `a` (or `weight`) is tracked; else `x a`, `rank` elements per row, if `b` is; handles of `weight`, `a`, `b`; |
-//! | | if `factor` is tracked, `p`, or only `x` where `p` is larger than the weight |
+//! | | if `factor` is tracked, `p`; or where there are more rows than columns of `x`, only `x` |
 //! | backward | `dfactor = sum(dy * p)`, `dbias = sum(dy)`, `dp = dy * factor`, |
 //! | | `dh = scale dp b^T`, `dx = dp weight^T + dh a^T`, `da = x^T dh`, `db = scale (x a)^T dp` |
 //!
 //! Stock Burn computes the effective weight at every use, keeps it, and computes its gradient, of the same size, from which
 //! those of `a` and `b` follow. Here low-rank products are added to `y` and `dx` block by block. If `x` is kept, `x a` is
 //! computed again: keeping it, too, would be more than stock keeps if `x` is untracked. So is `p` where it is larger than the
-//! effective weight that stock keeps beside `x`: for as many operations as stock needs for the gradient of that weight.
+//! effective weight, which stock keeps beside `x`: in as many operations as stock needs for the gradient of that weight.
 use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight},
@@ -53,13 +53,12 @@ extension! {
             #[extension_type] bias: MaybeTensor<Self>,
         ) -> FloatTensor<Self> {
             let LoraFactors { a, b } = factors;
-            let [d_input, d_output] = [a.shape()[0], b.shape()[1]];
+            let d_input = a.shape()[0];
             let (weight, quantized) = weight.into_parts();
             let lora = Lora::<<Self as Run>::Plain> {
                 scale,
                 quantized,
                 product_exceeds_weight: x.shape().num_elements() > d_input * d_input,
-                product_exceeds_x: d_output > d_input,
             };
             Self::run(lora, [Some(x), Some(a), Some(b), weight, factor.into_option(), bias.into_option()])
         }
@@ -79,27 +78,31 @@ pub struct Lora<B: Backend> {
     scale: f64,
     quantized: Option<QuantizedTensor<B>>,
     product_exceeds_weight: bool,
-    product_exceeds_x: bool,
 }
 
 impl<B: LoraKernels> Lora<B> {
-    /// `x weight + scale (x a) b`, plus the bias; also `x a`.
-    fn product(&self, [x, a, b, weight, bias]: [Option<FloatTensor<B>>; 5]) -> [FloatTensor<B>; 2] {
+    /// `x weight + scale (x a) b`, plus the bias; also `x a`, if it is kept.
+    fn product(
+        &self,
+        [x, a, b, weight, bias]: [Option<FloatTensor<B>>; 5],
+        keeps_h: bool,
+    ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
         let (x, weight) = (given(x), Weight::<B>::from_parts(weight, self.quantized.clone()));
         let product = Linear.forward_with(x.clone(), weight, bias); // first, since it needs the most
         let h = B::dense(x, given(a), None);
-        [B::add_product(product, self.scaled(h.clone()), given(b)), h]
+        let kept = keeps_h.then(|| h.clone());
+        (B::add_product(product, self.scaled(h), given(b)), kept)
     }
 
     /// The output; also `x a` and the product, if they are kept.
     fn forward_keeping(&self, inputs: Inputs<B, 6>, keeps: [bool; 2]) -> (FloatTensor<B>, KeptProducts<B>) {
         let [x, a, b, weight, factor, bias] = inputs;
         let Some(factor) = factor else {
-            let [y, h] = self.product([x, a, b, weight, bias]);
-            return (y, [keeps[0].then_some(h), None]);
+            let (y, h) = self.product([x, a, b, weight, bias], keeps[0]);
+            return (y, [h, None]);
         };
-        let [product, h] = self.product([x, a, b, weight, None]);
-        let kept = [keeps[0].then_some(h), keeps[1].then(|| product.clone())];
+        let (product, h) = self.product([x, a, b, weight, None], keeps[0]);
+        let kept = [h, keeps[1].then(|| product.clone())];
         let factor = as_row::<B>(factor, &product);
         let y = B::float_mul(product, factor);
         let y = match bias {
@@ -112,10 +115,9 @@ impl<B: LoraKernels> Lora<B> {
         (y, kept)
     }
 
-    /// Whether the gradient of the factor has the product computed again, from `x`. `tracked`: whether an input is.
-    fn computes_product_again(&self, tracked: impl Fn(usize) -> bool) -> bool {
-        let keeps_x = tracked(FACTOR_A) || tracked(WEIGHT);
-        tracked(FACTOR) && self.product_exceeds_weight && (keeps_x || self.product_exceeds_x)
+    /// Whether the product is computed again, from `x`, for the gradient of the factor.
+    fn computes_product_again(&self, tracks_factor: bool) -> bool {
+        tracks_factor && self.product_exceeds_weight
     }
 
     fn scaled(&self, x: FloatTensor<B>) -> FloatTensor<B> {
@@ -142,7 +144,7 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
 
     fn plan(&self, inputs: &Tracking<B, 6>) -> Plan<6> {
         let [x, a, b, weight] = [X, FACTOR_A, FACTOR_B, WEIGHT].map(|input| inputs.tracked(input));
-        let again = self.computes_product_again(|input| inputs.tracked(input));
+        let again = self.computes_product_again(inputs.tracked(FACTOR));
         let keeps_x = a || weight || again;
         Plan::nothing()
             .keep_if(keeps_x, X, if a || weight { "a or weight is tracked" } else { "factor is tracked" })
@@ -157,7 +159,7 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
     }
 
     fn forward_saving(&self, inputs: Inputs<B, 6>, recorder: &Recorder<6>) -> (FloatTensor<B>, SavedLora<B>) {
-        let again = self.computes_product_again(|input| recorder.tracked(input));
+        let again = self.computes_product_again(recorder.tracked(FACTOR));
         let quantized = self.quantized.clone().filter(|_| recorder.tracked(X) || again);
         let quantized = quantized.map(|weight| recorder.ledger().handle("weight", weight));
         let keeps = [recorder.tracked(FACTOR_B) && !recorder.keeps(X), recorder.tracked(FACTOR) && !again];
@@ -168,7 +170,7 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
     }
 
     fn backward(saved: SavedLora<B>, mut dy: FloatTensor<B>, pass: &mut BackwardPass<B, 6>) {
-        let SavedLora { h, product, mut lora } = saved;
+        let SavedLora { mut h, product, mut lora } = saved;
         let [x, a, b, factor] = [X, FACTOR_A, FACTOR_B, FACTOR].map(|input| pass.take(input));
         let mut weight = None;
         if pass.wants(BIAS) {
@@ -177,7 +179,9 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
         if pass.wants(FACTOR) {
             let product = product.unwrap_or_else(|| {
                 weight = pass.take(WEIGHT);
-                let [product, _] = lora.product([x.clone(), a.clone(), b.clone(), weight.clone(), None]);
+                let inputs = [x.clone(), a.clone(), b.clone(), weight.clone(), None];
+                let (product, of_product) = lora.product(inputs, pass.wants(FACTOR_B));
+                h = of_product;
                 product
             });
             pass.give(FACTOR, B::linear_bias_backward(B::float_mul(product, dy.clone())));

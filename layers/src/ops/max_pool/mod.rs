@@ -144,7 +144,7 @@ composing_backends!(MaxPoolKernels {
 fn output_shape(x: &Shape, options: &MaxPoolOptions<2>) -> Shape {
     let MaxPoolOptions { kernel_size, stride, padding, dilation, ceil_mode } = *options;
     let span = [0, 1].map(|axis| dilation[axis] * (kernel_size[axis] - 1) + 1);
-    pooled(x, span, stride, padding, ceil_mode)
+    pooled(x, span, stride, padding, ceil_mode, true)
 }
 
 #[cfg(all(test, feature = "flex"))]
