@@ -57,7 +57,7 @@
 //!
 //! An adapted model can be less good than one that was trained in full; rank and learning rate have to be tuned. Two narrow
 //! products per layer, forward; with merged weights ([deployment](super::deployment)) none. DoRA has to compute the norms of
-//! the columns of the effective weight in every step.
+//! the columns of the effective weight in every step, and for many rows the product with it once more, in the backward pass.
 //!
 //! # When
 //!
