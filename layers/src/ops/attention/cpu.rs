@@ -256,7 +256,9 @@ impl<E: CpuElement> Rows<'_, E> {
         self.score(place, seen, buffers);
         let Buffers { scores, slopes } = buffers;
         let weights = &mut scores[..visible];
-        weights.iter_mut().for_each(|weight| *weight = (*weight - log_sum).fast_exp());
+        for weight in &mut *weights {
+            *weight = (*weight - log_sum).fast_exp();
+        }
         let mean_grad = sums::sum_pairs(weights, gradients, |weight, gradient| weight * gradient.widen());
         let mean_grad = <E::Acc as CpuElement>::from_f64(mean_grad);
         let scale = <E::Acc as CpuElement>::from_f64(self.scores.scale);

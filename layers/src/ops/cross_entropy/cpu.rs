@@ -139,15 +139,22 @@ impl<E: CpuElement> Gradient<'_, E> {
             }
             let probability = |x: E| scale * (x.widen() - shift).fast_exp();
             match (self.weight_factor, self.weights) {
-                (None, _) => row.iter_mut().for_each(|x| *x = E::narrow(probability(*x))),
+                (None, _) => {
+                    for x in row {
+                        *x = E::narrow(probability(*x));
+                    }
+                }
                 (Some(weight_factor), None) => {
                     let add = weight_factor[at];
-                    row.iter_mut().for_each(|x| *x = E::narrow(probability(*x) + add));
+                    for x in row {
+                        *x = E::narrow(probability(*x) + add);
+                    }
                 }
                 (Some(weight_factor), Some(weights)) => {
                     let factor = weight_factor[at];
-                    let pairs = row.iter_mut().zip(weights);
-                    pairs.for_each(|(x, w)| *x = E::narrow(probability(*x) + factor * w.widen()));
+                    for (x, w) in row.iter_mut().zip(weights) {
+                        *x = E::narrow(probability(*x) + factor * w.widen());
+                    }
                 }
             }
         }

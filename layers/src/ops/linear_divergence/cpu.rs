@@ -227,21 +227,25 @@ impl<E: CpuElement> Job for GradientOfRow<'_, E> {
         };
         let pairs = student.iter_mut().zip(teacher);
         match divergence {
-            Divergence::Forward => pairs.for_each(|(x, &t)| {
-                let of = of(*x, t);
-                *x = E::narrow(factor * (of.q - of.p));
-            }),
-            Divergence::Reverse => pairs.for_each(|(x, &t)| {
-                let of = of(*x, t);
-                *x = E::narrow(factor * times(of.q, -of.ratio - mean));
-            }),
+            Divergence::Forward => {
+                for (x, &t) in pairs {
+                    let of = of(*x, t);
+                    *x = E::narrow(factor * (of.q - of.p));
+                }
+            }
+            Divergence::Reverse => {
+                for (x, &t) in pairs {
+                    let of = of(*x, t);
+                    *x = E::narrow(factor * times(of.q, -of.ratio - mean));
+                }
+            }
             Divergence::JensenShannon { beta } => {
                 let rest = <E::Acc as CpuElement>::from_f64(1.0 - beta);
                 let share = <E::Acc as CpuElement>::from_f64(beta);
-                pairs.for_each(|(x, &t)| {
+                for (x, &t) in pairs {
                     let of = of(*x, t);
                     *x = E::narrow(factor * times(of.q, rest * of.over_mixture(share)[0] - mean));
-                });
+                }
             }
         }
     }
