@@ -219,3 +219,29 @@ fn zeros<A: CpuElement>(values: &mut Vec<A>, len: usize) {
     values.clear();
     values.resize(len, A::zero());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `<image(x), dy> = <x, adjoint(dy)>`, with equal weights and with others, in one axis and in several.
+    #[test]
+    fn the_adjoint_is_that_of_the_image() {
+        let numbers = |len: usize| (0..len).map(|at| ((at * 7 % 11) as f64) - 5.0).collect::<Vec<_>>();
+        let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let mean = || AxisMap::mean_windows(7, 4, 3, 2, (1, 1), false);
+        for axes in [
+            vec![mean()],
+            vec![AxisMap::linear(5, 8, false), mean()],
+            vec![mean(), AxisMap::cubic(6, 4, true)],
+            vec![mean(), AxisMap::adaptive_mean(5, 2), AxisMap::linear(4, 6, true)],
+        ] {
+            const PLANES: usize = 3;
+            let size = |of: fn(&AxisMap) -> usize| PLANES * axes.iter().map(of).product::<usize>();
+            let (x, dy) = (numbers(size(|axis| axis.size)), numbers(size(|axis| axis.windows.len())));
+            let image = product(&image_of_planes(&axes, &x), &dy);
+            let adjoint = product(&x, &adjoint_of_planes(&axes, PLANES, &dy));
+            assert!((image - adjoint).abs() <= 1e-9 * image.abs().max(1.0), "{image}, {adjoint}");
+        }
+    }
+}

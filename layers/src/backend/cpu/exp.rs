@@ -1,6 +1,9 @@
 //! The exponential function and its kin in f32, without branches, so that loops of them are compiled for vectors.
 use super::CpuElement;
 
+/// How much longer one of them takes than reading an element, in loops for vectors.
+pub(crate) const COST: usize = 4;
+
 /// `e^x` to 2 units in the last place; subnormal results, infinities and NaN included.
 ///
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; the polynomial of `e^r` is that of Moshier's Cephes library (`expf`).

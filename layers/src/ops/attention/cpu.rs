@@ -1,6 +1,6 @@
 //! Fused loops: a row of scores becomes weights while it is in the cache.
 use super::{AttentionKernels, ScoreGrads, ScoreRows, Scores};
-use crate::backend::cpu::{CpuBackend, CpuElement, parallel, sums, with_element};
+use crate::backend::cpu::{CpuBackend, CpuElement, exp::COST, parallel, sums, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
 use core::ops::Range;
@@ -62,9 +62,6 @@ fn with_rows<B: CpuBackend, E: CpuElement, R>(
         all_keys: rows.all_keys,
     })
 }
-
-/// How much longer the exponential of a score takes than reading it.
-const COST: usize = 4;
 
 /// A tensor `[batch, heads, rows, keys]`, or with 1 in place of any of them.
 struct Broadcast<'a, T> {

@@ -2,6 +2,7 @@
 use super::{CrossEntropyKernels, LogitsGradient};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
+    exp::COST,
     parallel::{self, vectorized},
     sums::{self, Sum},
     with_element,
@@ -55,9 +56,6 @@ impl<B: CpuBackend> CrossEntropyKernels for B {
         })
     }
 }
-
-/// How much longer an exponential takes than reading an element, in loops for vectors.
-const COST: usize = 4;
 
 /// `log(sum(exp(x)))` of every row of `classes` elements.
 fn log_sum_exp<E: CpuElement>(x: &[E], classes: usize) -> Vec<E::Acc> {

@@ -2,7 +2,7 @@
 use super::{Argument, ElementLoss, ElementLossKernels, Factor, LOWEST_LOG};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
-    exp::{log_1p, sigmoid},
+    exp::{COST, log_1p, sigmoid},
     parallel, scalar, sums, with_element, zip_in_place,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -81,7 +81,9 @@ impl ElementLoss {
             Self::Square | Self::Huber { .. } => 1,
             Self::LogAbove { .. } if slope.is_some() => 1,
             Self::Divergence { .. } if slope == Some(Argument::Input) => 1,
-            Self::LogAbove { .. } | Self::Divergence { .. } | Self::LogDivergence | Self::BinaryLogits => 4,
+            Self::LogAbove { .. } | Self::Divergence { .. } | Self::LogDivergence | Self::BinaryLogits => {
+                COST
+            }
             Self::BinaryProbabilities => 16,
         }
     }

@@ -1,6 +1,6 @@
 //! Fused loops: one pass over the rows of a step.
 use super::{Cell, RecurrentKernels, RecurrentState, RecurrentStep, Stage};
-use crate::backend::cpu::{CpuBackend, CpuElement, parallel};
+use crate::backend::cpu::{CpuBackend, CpuElement, exp::COST, parallel};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use num_traits::Zero;
@@ -51,9 +51,6 @@ impl<B: CpuBackend> RecurrentKernels for B {
         }
     }
 }
-
-/// How much longer an exponential takes than reading an element, in loops for vectors.
-const COST: usize = 4;
 
 /// Does something with the functions of a stage.
 trait Visitor<A, R> {

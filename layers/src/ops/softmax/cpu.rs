@@ -2,6 +2,7 @@
 use super::{Softmax, SoftmaxKernels};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
+    exp::COST,
     parallel::{self, vectorized},
     sums::{self, Sum},
     with_element,
@@ -38,9 +39,6 @@ impl<B: CpuBackend> SoftmaxKernels for B {
         dy
     }
 }
-
-/// How much longer an exponential takes than reading an element, in loops for vectors.
-const COST: usize = 4;
 
 /// The elements of a tensor, in order, are `[repeats, length, inner]`: `length` elements that are `inner` apart belong together.
 #[derive(Clone, Copy, Debug)]
