@@ -9,6 +9,7 @@
 //! And what to do about it: [`explain`](crate::measure::explain) adds to the ledger what would remove a row (to freeze it, to
 //! compute a block again, head and loss in one), by bytes per millisecond. [`timeline`](crate::measure::timeline) follows one step,
 //! operation by operation, in PyTorch's categories, as CSV, JSON, a Chrome trace or a plot.
+//! [`RunMemory`](crate::measure::RunMemory) follows a whole run, step by step: what grows is seen there, and
 //! [`watch_graphs`](crate::measure::watch_graphs) finds graphs that stay alive after their backward pass, which a loss that is kept for
 //! later does.
 //!

@@ -120,13 +120,18 @@ impl Meter {
 
     /// The bytes that the pool of a device has reserved.
     pub(super) fn reserved(&self) -> Option<u64> {
-        Some(self.device.memory_pool_usage()?.bytes_reserved)
+        reserved(&self.device)
     }
 
     /// The kernels launched so far, on a device.
     pub(super) fn launches(&self) -> Option<u64> {
         Some(self.launches.as_ref()?.count())
     }
+}
+
+/// The bytes that the pool of a device has reserved.
+pub(super) fn reserved(device: &Device) -> Option<u64> {
+    Some(device.memory_pool_usage()?.bytes_reserved)
 }
 
 /// The memory of one device from one point of a step to the next.

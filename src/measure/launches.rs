@@ -7,6 +7,7 @@ use burn::backend::DispatchDevice;
 use burn::cubecl::{
     MemoryScope,
     client::Client,
+    dry_run::DryRun,
     logging::{LaunchObservation, LaunchObserver},
 };
 use burn::tensor::Device;
@@ -30,6 +31,28 @@ fn client(device: &Device) -> Option<Client> {
     #[allow(irrefutable_let_patterns)] // without any other backend
     let DispatchDevice::Cube(device) = device.as_dispatch() else { return None };
     Some(device.client())
+}
+
+/// While it lives, kernels are compiled and not launched, in the whole process, and pools count memory that they do not take.
+pub(crate) struct NoLaunches {
+    device: Device,
+    _dry_run: DryRun,
+}
+
+impl NoLaunches {
+    /// Begins, if kernels are launched on such a device, when those are launched that wait.
+    pub(crate) fn begin(device: &Device) -> Option<Self> {
+        let device = client(device).and(Some(device.clone()))?;
+        device.sync().ok()?;
+        Some(Self { device, _dry_run: DryRun::new() })
+    }
+}
+
+impl Drop for NoLaunches {
+    fn drop(&mut self) {
+        // What waits is dropped, too. There is nobody to tell what a device has to say that is broken.
+        let _ = self.device.sync();
+    }
 }
 
 /// Watches the launches of the whole process while it lives.

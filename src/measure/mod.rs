@@ -35,7 +35,9 @@ mod graphs;
 #[cfg_attr(not(any(feature = "wgpu", feature = "cuda")), path = "no_launches.rs")]
 mod launches;
 mod ledger;
+mod run;
 mod step;
+mod svg;
 mod timeline;
 
 pub use allocator::{Scope, TrackingAllocator};
@@ -44,6 +46,8 @@ pub(crate) use device::{Lap, Laps, is_host};
 pub use device::{bytes_in_use, peak_bytes};
 pub use explain::{ExplainedRow, Explanation, Remedy, Suggestion, explain};
 pub use graphs::{GraphWatch, LiveGraphRow, LiveGraphs, watch_graphs};
+pub(crate) use launches::NoLaunches;
 pub use ledger::{Ledger, LedgerRow, ledger};
+pub use run::{RunMemory, RunStep};
 pub use step::{LayerMeasurement, Measurement, StepInput, measure_layer, measure_step};
 pub use timeline::{Moment, Timeline, timeline};

@@ -4,6 +4,7 @@ use super::device::{Laps, bytes_in_use};
 use super::graphs::sweep;
 use super::ledger::{ModulePaths, Path, paths, shown};
 use super::step::{StepInput, gradient_bytes, seconds};
+use super::svg::Chart;
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
@@ -11,7 +12,6 @@ use burn_memsave_layers::watch::{Happened, LiveStep, Phase, Watch};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::{HashMap, HashSet};
-use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
@@ -447,26 +447,8 @@ impl Timeline {
     /// assert!(timeline.to_svg().starts_with("<svg"));
     /// ```
     pub fn to_svg(&self) -> String {
-        const WIDTH: f64 = 960.0;
-        const HEIGHT: f64 = 480.0;
-        const LEFT: f64 = 90.0;
-        const TOP: f64 = 40.0;
-        const BOTTOM: f64 = 50.0;
-        let plot = (WIDTH - LEFT - 20.0, HEIGHT - TOP - BOTTOM);
         let most = self.moments.iter().map(|moment| moment.total().max(moment.most.unwrap_or(0))).max();
-        let most = most.unwrap_or(0).max(1) as f64;
-        let last = self.moments.len().saturating_sub(1).max(1) as f64;
-        let x = |index: usize| LEFT + plot.0 * index as f64 / last;
-        let y = |bytes: u64| TOP + plot.1 * (1.0 - bytes as f64 / most);
-        let point = |index: usize, bytes: u64| format!("{:.1},{:.1} ", x(index), y(bytes));
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-             <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
-        );
-        let mut line = |text: String| {
-            svg.push_str(&text);
-            svg.push('\n');
-        };
+        let mut chart = Chart::new(self.moments.len(), most.unwrap_or(0));
         let mut below = vec![0u64; self.moments.len()];
         for (category, (name, colour)) in CATEGORIES.iter().enumerate() {
             let above: Vec<u64> = self
@@ -476,65 +458,21 @@ impl Timeline {
                 .map(|(moment, below)| below + moment.categories()[category])
                 .collect();
             if above != below {
-                let mut points = String::new();
-                for (index, bytes) in above.iter().enumerate() {
-                    points.push_str(&point(index, *bytes));
-                }
-                for (index, bytes) in below.iter().enumerate().rev() {
-                    points.push_str(&point(index, *bytes));
-                }
-                line(format!(
-                    "<polygon points=\"{}\" fill=\"{colour}\"><title>{name}</title></polygon>",
-                    points.trim_end()
-                ));
+                chart.area(&above, &below, colour, name);
             }
             below = above;
-            let at = LEFT + 130.0 * category as f64;
-            line(format!("<rect x=\"{at}\" y=\"12\" width=\"12\" height=\"12\" fill=\"{colour}\"/>"));
-            line(format!("<text x=\"{}\" y=\"22\">{name}</text>", at + 17.0));
+            chart.legend(category, colour, name);
         }
-        let mut peaks = String::new();
-        for (index, moment) in self.moments.iter().enumerate().skip(1) {
-            if let Some(most) = moment.most {
-                let _ = write!(peaks, "{:.1},{:.1} ", (x(index - 1) + x(index)) / 2.0, y(most)); // a string takes it
-            }
-        }
-        if !peaks.is_empty() {
-            let points = peaks.trim_end();
-            line(format!(
-                "<polyline points=\"{points}\" fill=\"none\" stroke=\"grey\"><title>peak</title></polyline>"
-            ));
-        }
-        for tick in 0..=4 {
-            let bytes = (most * f64::from(tick) / 4.0) as u64;
-            let (at, text) = (y(bytes), human_bytes(bytes));
-            line(format!(
-                "<line x1=\"{}\" y1=\"{at:.1}\" x2=\"{LEFT}\" y2=\"{at:.1}\" stroke=\"black\"/>",
-                LEFT - 5.0
-            ));
-            line(format!(
-                "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{text}</text>",
-                LEFT - 8.0,
-                at + 4.0
-            ));
-        }
+        let peaks = self.moments.iter().enumerate().skip(1);
+        let peaks = peaks.filter_map(|(index, moment)| Some((index as f64 - 0.5, moment.most?)));
+        chart.line(peaks, "grey", "peak");
         for (index, moment) in self.moments.iter().enumerate() {
             if ["start", "turn", "end"].contains(&moment.phase) {
-                let (at, low) = (x(index), HEIGHT - BOTTOM);
-                line(format!(
-                    "<line x1=\"{at:.1}\" y1=\"{TOP}\" x2=\"{at:.1}\" y2=\"{}\" stroke=\"black\"/>",
-                    low + 5.0
-                ));
                 let time = moment.time.as_secs_f64() * 1e3;
-                let text = format!("{}, {time:.2} ms", moment.phase);
-                line(format!(
-                    "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{text}</text>",
-                    low + 20.0
-                ));
+                chart.mark(index, &format!("{}, {time:.2} ms", moment.phase));
             }
         }
-        svg.push_str("</svg>\n");
-        svg
+        chart.finish()
     }
 }
 

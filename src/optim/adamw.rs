@@ -48,7 +48,8 @@ pub struct AdamW8bitConfig {
     /// Tensors of fewer elements have moments in f32.
     #[config(default = 4096)]
     pub min_8bit_size: usize,
-    /// Rounds weights in half precision at random, so that the mean is right; otherwise to nearest, where small changes are lost.
+    /// Rounds codes of the second moment and weights in half precision at random, so that the mean is right; otherwise to nearest, where
+    /// small changes are lost.
     #[config(default = true)]
     pub stochastic_rounding: bool,
     /// Of that.
@@ -137,14 +138,18 @@ impl ModuleVisitor for Parameters {
 /// f32, and so have embeddings with [`AdamW8bitConfig::init_for`]. A positive `v` is not rounded to 0 (that of bitsandbytes may
 /// be, and the step is then as large as `epsilon` is small).
 ///
+/// Codes of `v` are rounded up or down at random so that the mean is right. To nearest, as bitsandbytes does it, most of `v` would not
+/// change at all while the largest in its block is the same: a step changes it by a thousandth, and two codes differ by a hundredth or
+/// more. On remote devices, and without `stochastic_rounding`, they are rounded to nearest.
+///
 /// A gradient that is not finite spoils its block: all 256 weights are no numbers any more. A finite one counts as 2^63 at most.
 ///
 /// Records hold the codes as bytes, whatever the device; from one that was saved and loaded, training goes on bit for bit.
 ///
 /// # Weights in half precision
 ///
-/// There is no copy of them in f32. A new weight is computed in f32, and rounded up or down at random so that its mean is right: which way
-/// depends on the seed, the step and the position only. Remote devices do not do that.
+/// There is no copy of them in f32. A new weight is computed in f32, and rounded up or down at random so that its mean is right. Which way
+/// depends, here as for codes, on the seed, the step and the position only. Remote devices do not do that.
 ///
 /// # Panics
 ///
@@ -261,7 +266,7 @@ impl Optimizer for AdamW8bit {
         let shape = tensor.shape();
         assert!(moments.is_of(&tensor), "AdamW8bit: the state is that of a tensor that is not {shape:?}");
         let time = time.saturating_add(1);
-        let of_optimizer = self.config.stochastic_rounding.then_some(self.config.seed);
+        let random = self.config.stochastic_rounding;
         let step = AdamWStep {
             lr,
             beta_1,
@@ -270,7 +275,7 @@ impl Optimizer for AdamW8bit {
             weight_decay: weight_decay.into(),
             cautious: cautious_weight_decay,
             time,
-            seed: rounding::seed(of_optimizer, dtype, time),
+            seed: random.then(|| rounding::seed(self.config.seed, time)),
         };
         let (gradient, weight) = (grad.into_dispatch(), tensor.into_dispatch());
         let (weight, moments) = match moments {

@@ -226,11 +226,11 @@ impl Optimizer for Muon8bit {
         let direction = self.orthogonal(direction);
         let time = time.saturating_add(1);
         let penalty = self.config.weight_decay.as_ref().map_or(0.0, |decay| decay.penalty.into());
-        let of_optimizer = self.config.stochastic_rounding.then_some(self.config.seed);
+        let random = self.config.stochastic_rounding;
         let descent = Descent {
             keep: 1.0 - lr * penalty,
             lr: lr * self.adjusted([shape[0], shape[1]]),
-            seed: rounding::seed(of_optimizer, dtype, time),
+            seed: random.then(|| rounding::seed(self.config.seed, time)),
         };
         let (weight, direction) = (tensor.into_dispatch(), direction.into_dispatch());
         let weight = Tensor::from_dispatch(Dispatch::memsave_descend(weight, direction, descent));

@@ -66,7 +66,8 @@ impl Estimate {
 /// of quantized ones do not count.
 ///
 /// What a forward pass keeps, and the peak, depend on what runs: [`measure_step`](crate::measure::measure_step) of a batch of one item
-/// says it, and [`largest_batch`](super::largest_batch) how it grows.
+/// says it, and [`largest_batch`](super::largest_batch) how it grows; on wgpu and CUDA in a [`dry_run`](super::dry_run), before there is
+/// memory for it.
 ///
 /// ```
 /// use burn::module::ParamGroup;

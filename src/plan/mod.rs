@@ -18,13 +18,15 @@ use crate::measure::human_bytes;
 mod batches;
 mod block;
 mod choose;
+mod dry_run;
 mod estimate;
 mod profile;
 mod table;
 mod trace;
 
-pub use batches::{largest_batch, micro_batched};
+pub use batches::{largest_batch, micro_batched, retry_halved};
 pub use block::{Treatment, block};
+pub use dry_run::dry_run;
 pub use estimate::{Estimate, OptimizerState, estimate};
 pub use profile::{BlockCost, BlockProfile, Profile, ProfileOptions, profile};
 pub use table::{Plan, auto_checkpoint};
@@ -56,6 +58,17 @@ pub enum PlanError {
          servers do not say what they have"
     )]
     NotCounted,
+    /// There is no memory for one item.
+    #[error("the device has no memory for a batch of one item")]
+    OutOfMemory,
+    /// The device failed.
+    #[error("the device failed: {0}")]
+    Device(String),
+    /// Kernels that could be left out are those of wgpu and CUDA.
+    #[error(
+        "this device cannot run without launching kernels: that is for devices of wgpu and CUDA, with their features turned on"
+    )]
+    NoDryRun,
     /// No [`block`] ran in the forward pass.
     #[error("the forward pass runs no `plan::block`, so there is nothing to plan")]
     NoBlocks,

@@ -15,6 +15,7 @@ use std::time::Duration;
 mod explain;
 mod graphs;
 mod ledger;
+mod run;
 mod timeline;
 
 #[global_allocator]

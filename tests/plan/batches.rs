@@ -5,8 +5,9 @@ use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
 use burn_memsave::measure::measure_step;
 use burn_memsave::nn::{BatchNormConfig, Linear, LinearConfig, activation::Relu};
-use burn_memsave::plan::{PlanError, largest_batch, micro_batched};
+use burn_memsave::plan::{PlanError, largest_batch, micro_batched, retry_halved};
 use proptest::prelude::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[derive(Module, Debug)]
 struct Net {
@@ -156,4 +157,24 @@ fn largest_batches() {
         let best = (1..=1000).take_while(|&items| fits(items)).last();
         assert!(found >= best.map(|best| best.saturating_sub(15)), "{found:?}, {best:?}");
     }
+}
+
+/// Halves after panics that say so; others go on.
+#[test]
+fn what_runs_out_of_memory_is_halved() {
+    let device = Device::flex();
+    let step = |most: usize, words: &'static str| {
+        move |items: usize| {
+            assert!(items <= most, "{words} allocating {items} bytes");
+            items
+        }
+    };
+    assert_eq!(retry_halved(&device, 100, step(20, "out of device memory")).unwrap(), (12, 12));
+    assert_eq!(retry_halved(&device, 100, step(100, "")).unwrap(), (100, 100));
+    for items in [0, 3] {
+        let none = retry_halved(&device, items, step(0, "ERROR_OUT_OF_DEVICE_MEMORY: out of memory"));
+        assert!(matches!(none, Err(PlanError::OutOfMemory)));
+    }
+    let other = catch_unwind(AssertUnwindSafe(|| retry_halved(&device, 100, step(20, "no patience"))));
+    assert!(other.is_err());
 }

@@ -5,7 +5,7 @@
 //! the power: 1, 2, 4, .. 64 parts with a sign, 2, 4, .. 128 without. There is no -1. Codes are the places in the sorted list.
 use std::sync::LazyLock;
 
-/// Codes that there are.
+/// How many codes there are.
 pub(super) const CODES: usize = 256;
 
 /// Powers of ten.
@@ -68,16 +68,19 @@ impl Codes {
     }
 }
 
-/// The parts of a power of ten.
+/// The numbers of a power of ten, which are equally far from one another.
 #[derive(Clone, Copy)]
 pub(super) struct Decade {
-    /// Where its first number begins to be nearer than the one before.
-    pub(super) start: f32,
-    /// In parts, a magnitude `x` is `x * scale - shift` from the beginning.
+    /// The first of them.
+    pub(super) begin: f32,
+    /// Over the distance of two.
     pub(super) scale: f32,
-    pub(super) shift: f32,
-    /// The place of its first number among the magnitudes.
+    /// The place of the first among the magnitudes.
     pub(super) first: f32,
+    /// How many follow it.
+    pub(super) others: f32,
+    /// The distance of two over that from the last to the next decade, or to 1.
+    pub(super) beyond: f32,
 }
 
 pub(super) const SIGNED_DECADES: [Decade; DECADES] = decades(1);
@@ -86,61 +89,61 @@ pub(super) const UNSIGNED_DECADES: [Decade; DECADES] = decades(2);
 /// With so many parts in the lowest.
 const fn decades(lowest: u32) -> [Decade; DECADES] {
     const POWERS: [f64; DECADES] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
-    let mut decades = [Decade { start: 0.0, scale: 0.0, shift: 0.0, first: 0.0 }; DECADES];
+    let mut decades = [Decade { begin: 0.0, scale: 0.0, first: 0.0, others: 0.0, beyond: 0.0 }; DECADES];
     let mut decade = 0;
     while decade < decades.len() {
-        let parts = (lowest << decade) as f64;
-        // Halfway from 0 to the first number, or from the middle of the last part of half as many, ten times as small.
-        let start = if decade == 0 { (0.1 + 0.45 / parts) / 2.0 } else { 0.1 + 0.18 / parts };
+        let parts = lowest << decade;
+        let distance = 0.9 / parts as f64;
         decades[decade] = Decade {
-            start: (POWERS[decade] * start) as f32,
-            scale: (parts / 0.9 / POWERS[decade]) as f32,
-            shift: (parts / 9.0) as f32,
-            first: (1 + (lowest << decade) - lowest) as f32,
+            begin: (POWERS[decade] * (0.1 + distance / 2.0)) as f32,
+            scale: (1.0 / POWERS[decade] / distance) as f32,
+            first: (1 + parts - lowest) as f32,
+            others: (parts - 1) as f32,
+            // Half a distance, and half of the next, of which five are as long as one; up to 1 only the first half.
+            beyond: if decade + 1 < decades.len() { 1.0 / 3.0 } else { 2.0 },
         };
         decade += 1;
     }
     decades
 }
 
-/// The place among all magnitudes of the one that is nearest, if it is in these decades. Without branches, so that loops of it are
-/// compiled for vectors.
+/// The place of a magnitude among all, from 0 for 0 to that of 1: between two numbers, between their places. Without branches, so that
+/// loops of it are compiled for vectors.
 #[inline(always)]
 fn place(magnitude: f32, decades: &[Decade; DECADES]) -> f32 {
-    let Decade { mut scale, mut shift, mut first, .. } = decades[0];
-    for other in &decades[1..] {
-        let is_in = magnitude >= other.start;
-        scale = if is_in { other.scale } else { scale };
-        shift = if is_in { other.shift } else { shift };
-        first = if is_in { other.first } else { first };
+    let Decade { begin: least, beyond: mut of_gap, .. } = decades[0];
+    let Decade { mut begin, mut scale, mut first, mut others, .. } = decades[0];
+    for decade in &decades[1..] {
+        let is_in = magnitude >= decade.begin;
+        begin = if is_in { decade.begin } else { begin };
+        scale = if is_in { decade.scale } else { scale };
+        first = if is_in { decade.first } else { first };
+        others = if is_in { decade.others } else { others };
+        of_gap = if is_in { decade.beyond } else { of_gap };
     }
-    let part = (magnitude * scale - shift).max(0.0);
-    // A decade has one part more than all before it, for each part of the lowest.
-    let last = 2.0 * first + (decades[1].first - 3.0);
-    (first + part.floor()).min(last)
+    let at = (magnitude - begin) * scale;
+    let place = first + at.min(others) + (at - others).max(0.0) * of_gap;
+    if magnitude < least { magnitude / least } else { place }
 }
 
-/// Where 1 begins to be nearer than the number before, in so many parts.
-pub(super) const fn start_of_one(parts: u32) -> f32 {
-    (1.0 - 0.45 / parts as f64 / 2.0) as f32
-}
+/// To the nearest, if this is added before the fraction is dropped; what is drawn from 0..1 in its place makes the mean right.
+pub(super) const NEAREST: f32 = 0.5;
 
 /// The code with a sign of the number that is nearest to `x`, whose magnitude is not above 1 but for rounding.
 #[inline(always)]
 pub(super) fn signed(x: f32) -> u8 {
-    const ONE: f32 = start_of_one(64);
-    let magnitude = x.abs();
-    let nearest = place(magnitude, &SIGNED_DECADES) + if x >= ONE { 1.0 } else { 0.0 };
-    let nearest = if magnitude >= SIGNED_DECADES[0].start { nearest } else { 0.0 };
+    /// There is no -1.
+    const MOST: f32 = (CODES / 2 - 1) as f32;
+    let nearest = (place(x.abs(), &SIGNED_DECADES) + NEAREST).floor();
+    let nearest = nearest.min(if x < 0.0 { MOST } else { MOST + 1.0 });
     to_byte(f32::from(SIGNED_ZERO) + nearest.copysign(x))
 }
 
-/// The code without a sign of the number that is nearest to `x`, which is not above 1 but for rounding; of 0 for nothing else.
+/// The code without a sign of `x`, which is not above 1 but for rounding, `up` added to its place; of 0 for nothing else.
 #[inline(always)]
-pub(super) fn unsigned(x: f32) -> u8 {
-    const ONE: f32 = start_of_one(128);
-    let nearest = place(x, &UNSIGNED_DECADES) + if x >= ONE { 1.0 } else { 0.0 };
-    to_byte(if x > 0.0 { nearest } else { 0.0 })
+pub(super) fn unsigned(x: f32, up: f32) -> u8 {
+    let place = (place(x, &UNSIGNED_DECADES) + up).floor().clamp(1.0, (CODES - 1) as f32);
+    to_byte(if x > 0.0 { place } else { 0.0 })
 }
 
 /// An integer in 0..=255.
@@ -207,7 +210,27 @@ mod tests {
     }
 
     fn nearest(codes: &Codes, x: f32) -> u8 {
-        if codes.is_signed { signed(x) } else { unsigned(x) }
+        if codes.is_signed { signed(x) } else { unsigned(x, NEAREST) }
+    }
+
+    /// Between two numbers, the mean of the codes over what may be added is the number itself.
+    #[test]
+    fn what_is_added_makes_the_mean_right() {
+        const DRAWS: usize = 1 << 12;
+        let numbers = &Codes::unsigned().numbers;
+        for pair in numbers[1..].windows(2) {
+            for share in [0.1, 0.5, 0.8] {
+                let x = pair[0] + share * (pair[1] - pair[0]);
+                let draw = |at: usize| numbers[usize::from(unsigned(x, at as f32 / DRAWS as f32))];
+                let mean = (0..DRAWS).map(|at| f64::from(draw(at))).sum::<f64>() / DRAWS as f64;
+                let distance = f64::from(pair[1] - pair[0]);
+                assert!((mean - f64::from(x)).abs() < 1e-3 * distance, "{x}: {mean}, {pair:?}");
+            }
+        }
+        // What is positive stays so, and nothing is above 1.
+        let most = 1.0 - f32::EPSILON / 2.0;
+        assert_eq!([0.0, most].map(|up| unsigned(1e-20, up)), [1, 1]);
+        assert_eq!([unsigned(1.000_000_1, most), unsigned(0.0, most)], [255, 0]);
     }
 
     #[test]

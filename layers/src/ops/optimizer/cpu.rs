@@ -120,6 +120,15 @@ impl Noise {
             None => Up::Nearest,
         }
     }
+
+    /// What is added to the place of a code.
+    #[inline(always)]
+    fn unit(self, position: usize) -> f32 {
+        match self.0 {
+            Some(seed) => unit(noise(position as u32, seed)),
+            None => codes::NEAREST,
+        }
+    }
 }
 
 /// The elements of some blocks: the gradient, which the weight goes down by, from a position on.
@@ -155,6 +164,8 @@ struct AdamW {
     factors: Factors,
     cautious: bool,
     noise: Noise,
+    /// Of the second moment.
+    of_codes: Noise,
     /// See [`LARGEST_GRADIENT`].
     largest: f32,
 }
@@ -162,7 +173,8 @@ struct AdamW {
 impl AdamW {
     fn of(step: &AdamWStep, largest: f32) -> Self {
         let AdamWStep { beta_1, beta_2, epsilon, cautious, seed, .. } = *step;
-        Self { beta_1, beta_2, epsilon, factors: step.factors(), cautious, noise: Noise(seed), largest }
+        let [noise, of_codes] = [Noise(seed), Noise(step.seed_of_codes())];
+        Self { beta_1, beta_2, epsilon, factors: step.factors(), cautious, noise, of_codes, largest }
     }
 
     /// Changes moments and weights of one block, or of what is there of it; from a position on.
@@ -174,7 +186,7 @@ impl AdamW {
         [first, second]: [&mut [f32]; 2],
         start: usize,
     ) {
-        let Self { beta_1, beta_2, epsilon, factors, cautious, noise, largest } = self;
+        let Self { beta_1, beta_2, epsilon, factors, cautious, noise, largest, .. } = self;
         let moments = first.iter_mut().zip(second);
         for (at, ((weight, gradient), (first, second))) in
             weight.iter_mut().zip(gradient).zip(moments).enumerate()
@@ -236,8 +248,9 @@ impl<E: Weight> Job for AdamW8bitJob<'_, E> {
             let len = gradient.len();
             // What is beyond the last element stays 0.
             step.block(gradient, weight, [&mut m[..len], &mut v[..len]], start + block * BLOCK);
-            first.encode(m, codes::signed);
-            second.encode(v, codes::unsigned);
+            first.encode(m, |_, x| codes::signed(x));
+            let (start, noise) = (start + block * BLOCK, step.of_codes);
+            second.encode(v, |at, x| codes::unsigned(x, noise.unit(start + at)));
         }
     }
 }
@@ -255,7 +268,7 @@ impl Coded<'_> {
     }
 
     #[inline(always)]
-    fn encode(self, x: &[f32; BLOCK], code: impl Fn(f32) -> u8) {
+    fn encode(self, x: &[f32; BLOCK], code: impl Fn(usize, f32) -> u8) {
         // Compared as integers, what is not a number is larger than all numbers.
         let largest = x.iter().fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
         let scale = f32::from_bits(largest);
@@ -263,7 +276,9 @@ impl Coded<'_> {
         let scale = if scale < f32::MIN_POSITIVE { 0.0 } else { scale };
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         *self.scale = if scale.is_finite() { scale } else { f32::NAN };
-        self.codes.iter_mut().zip(x).for_each(|(to, x)| *to = code(x * inverse));
+        for (at, (to, x)) in self.codes.iter_mut().zip(x).enumerate() {
+            *to = code(at, x * inverse);
+        }
     }
 }
 
@@ -293,7 +308,7 @@ impl Job for MomentumJob<'_> {
                 *direction = if nesterov { keep * *velocity + gradient } else { *velocity };
             }
             velocity[direction.len()..].fill(0.0);
-            coded.encode(&velocity, linear);
+            coded.encode(&velocity, |_, x| linear(x));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Kernels for devices: one for a step, in place where nobody else holds a tensor. Codes are words of 32 bits, four codes each, so that
 //! no device needs numbers of 8 bits; a cube takes a block of them.
-use super::codes::{DECADES, Decade, SIGNED_DECADES, SIGNED_ZERO, UNSIGNED_DECADES, start_of_one};
+use super::codes::{DECADES, Decade, NEAREST, SIGNED_DECADES, SIGNED_ZERO, UNSIGNED_DECADES};
 use super::{
     AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, CODES_OF_WORD, Descent, Factors, LARGEST_GRADIENT,
     MomentumStep, MomentumTensors, OptimizerKernels, is_rounded,
@@ -139,12 +139,14 @@ struct Step {
     rate: f32,
     root: f32,
     seed: u32,
+    seed_of_codes: u32,
 }
 
 impl AdamWStep {
     fn launch(&self) -> StepLaunch {
         let Factors { rate, root, .. } = self.factors();
-        StepLaunch::new(self.beta_1, self.beta_2, self.epsilon, rate, root, self.seed.unwrap_or(0))
+        let [seed, of_codes] = [self.seed, self.seed_of_codes()].map(|seed| seed.unwrap_or(0));
+        StepLaunch::new(self.beta_1, self.beta_2, self.epsilon, rate, root, seed, of_codes)
     }
 }
 
@@ -231,6 +233,7 @@ impl OptimizerCube for CubeBackend {
                     keep,
                     step.cautious,
                     rounding,
+                    step.seed.is_some(),
                     dtypes,
                 );
             }
@@ -308,6 +311,12 @@ impl OptimizerCube for CubeBackend {
     }
 }
 
+/// In 0..1.
+#[cube]
+fn unit(bits: u32) -> f32 {
+    f32::cast_from(bits >> 8u32) * f32::new(comptime!(1.0 / (1 << 24) as f32))
+}
+
 /// A weight, rounded to its type as on CPU backends.
 #[cube]
 fn rounded<T: Float, W: Float>(x: W, position: usize, seed: u32, #[comptime] rounding: Rounding) -> T {
@@ -322,9 +331,8 @@ fn rounded<T: Float, W: Float>(x: W, position: usize, seed: u32, #[comptime] rou
         } else {
             // Subnormal numbers are multiples of 2^-24; above 2^-14 there are 13 bits less than in an f32.
             let steps = f32::new(comptime!((1 << 24) as f32));
-            let unit = f32::cast_from(up >> 8u32) / steps;
             let down = (x * steps).floor();
-            let subnormal = (down + select(unit < x * steps - down, 1.0, 0.0)) / steps;
+            let subnormal = (down + select(unit(up) < x * steps - down, 1.0, 0.0)) / steps;
             let normal = f32::reinterpret((bits + (up >> 19u32)) & 0xFFFF_E000u32);
             select(x.abs() < f32::new(6.103_515_6e-5), subnormal, normal)
         };
@@ -398,7 +406,7 @@ fn decade(is_signed: bool, decade: usize) -> Decade {
     if is_signed { SIGNED_DECADES[decade] } else { UNSIGNED_DECADES[decade] }
 }
 
-/// The place of 1 among the magnitudes.
+/// The place of the largest of the magnitudes, which is 1.
 fn place_of_one(is_signed: bool) -> f32 {
     if is_signed { 128.0 } else { 255.0 }
 }
@@ -406,20 +414,20 @@ fn place_of_one(is_signed: bool) -> f32 {
 /// The magnitude that has this place, which is an integer.
 #[cube]
 fn magnitude(place: f32, #[comptime] is_signed: bool) -> f32 {
+    let mut begin = f32::new(comptime!(decade(is_signed, 0).begin));
     let mut scale = f32::new(comptime!(decade(is_signed, 0).scale));
-    let mut shift = f32::new(comptime!(decade(is_signed, 0).shift));
     let mut first = f32::new(comptime!(decade(is_signed, 0).first));
     #[unroll]
     for next in 1..DECADES {
-        let begins = f32::new(comptime!(decade(is_signed, next).first));
-        let is_in = place >= begins;
+        let of_next = f32::new(comptime!(decade(is_signed, next).first));
+        let is_in = place >= of_next;
+        begin = select(is_in, f32::new(comptime!(decade(is_signed, next).begin)), begin);
         scale = select(is_in, f32::new(comptime!(decade(is_signed, next).scale)), scale);
-        shift = select(is_in, f32::new(comptime!(decade(is_signed, next).shift)), shift);
-        first = select(is_in, begins, first);
+        first = select(is_in, of_next, first);
     }
-    let middle = (place - first + 0.5 + shift) / scale;
+    let number = begin + (place - first) / scale;
     let is_one = place >= f32::new(comptime!(place_of_one(is_signed)));
-    select(place == 0.0, 0.0, select(is_one, 1.0, middle))
+    select(place == 0.0, 0.0, select(is_one, 1.0, number))
 }
 
 /// The number of a dynamic code.
@@ -434,31 +442,46 @@ fn number(code: u32, #[comptime] is_signed: bool) -> f32 {
     }
 }
 
-/// The dynamic code of the number that is nearest, as on CPU backends.
+/// The place of a magnitude among all, as on CPU backends.
 #[cube]
-fn code(x: f32, #[comptime] is_signed: bool) -> u32 {
-    let of = x.abs();
+fn place(magnitude: f32, #[comptime] is_signed: bool) -> f32 {
+    let least = f32::new(comptime!(decade(is_signed, 0).begin));
+    let mut begin = least;
     let mut scale = f32::new(comptime!(decade(is_signed, 0).scale));
-    let mut shift = f32::new(comptime!(decade(is_signed, 0).shift));
     let mut first = f32::new(comptime!(decade(is_signed, 0).first));
+    let mut others = f32::new(comptime!(decade(is_signed, 0).others));
+    let mut of_gap = f32::new(comptime!(decade(is_signed, 0).beyond));
     #[unroll]
     for next in 1..DECADES {
-        let is_in = of >= f32::new(comptime!(decade(is_signed, next).start));
+        let of_next = f32::new(comptime!(decade(is_signed, next).begin));
+        let is_in = magnitude >= of_next;
+        begin = select(is_in, of_next, begin);
         scale = select(is_in, f32::new(comptime!(decade(is_signed, next).scale)), scale);
-        shift = select(is_in, f32::new(comptime!(decade(is_signed, next).shift)), shift);
         first = select(is_in, f32::new(comptime!(decade(is_signed, next).first)), first);
+        others = select(is_in, f32::new(comptime!(decade(is_signed, next).others)), others);
+        of_gap = select(is_in, f32::new(comptime!(decade(is_signed, next).beyond)), of_gap);
     }
-    let part = max((of * scale - shift).floor(), 0.0);
-    let last = 2.0 * first + f32::new(comptime!(decade(is_signed, 1).first - 3.0));
-    let one = f32::new(comptime!(start_of_one(if is_signed { 64 } else { 128 })));
-    let place = min(first + part, last) + select(x >= one, 1.0, 0.0);
-    if comptime!(is_signed) {
-        let is_zero = of < f32::new(comptime!(decade(is_signed, 0).start));
-        let place = select(is_zero, 0.0, select(x < 0.0, -place, place));
-        u32::cast_from(place + f32::new(comptime!(f32::from(SIGNED_ZERO))))
-    } else {
-        u32::cast_from(select(x > 0.0, place, 0.0))
-    }
+    let at = (magnitude - begin) * scale;
+    let place = first + min(at, others) + max(at - others, 0.0) * of_gap;
+    select(magnitude < least, magnitude / least, place)
+}
+
+/// The code with a sign of the number that is nearest.
+#[cube]
+fn signed(x: f32) -> u32 {
+    let most = f32::new(comptime!(place_of_one(true)));
+    let nearest = (place(x.abs(), true) + f32::new(NEAREST)).floor();
+    // There is no -1.
+    let of_sign = select(x < 0.0, -min(nearest, most - 1.0), min(nearest, most));
+    u32::cast_from(of_sign + f32::new(comptime!(f32::from(SIGNED_ZERO))))
+}
+
+/// The code without a sign, `up` added to the place; of 0 for nothing else.
+#[cube]
+fn unsigned(x: f32, up: f32) -> u32 {
+    let place = (place(x, false) + up).floor();
+    let positive = clamp(place, 1.0, f32::new(comptime!(place_of_one(false))));
+    u32::cast_from(select(x > 0.0, positive, 0.0))
 }
 
 /// The code of a word.
@@ -517,6 +540,7 @@ fn adamw_8bit<T: Float, W: Float, N: Size>(
     keep: InputScalar,
     #[comptime] cautious: bool,
     #[comptime] rounding: Rounding,
+    #[comptime] random_codes: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
     let block = CUBE_POS;
@@ -576,8 +600,13 @@ fn adamw_8bit<T: Float, W: Float, N: Size>(
     #[unroll]
     for element in 0..CODES_OF_WORD {
         let shift = comptime!(8 * element as u32);
-        word_1 |= (code(firsts[element] * of_first.inverse, true) & 0xFFu32) << shift;
-        word_2 |= (code(seconds[element] * of_second.inverse, false) & 0xFFu32) << shift;
+        let up = if comptime!(random_codes) {
+            unit(noise(u32::cast_from(word * CODES_OF_WORD + element), step.seed_of_codes))
+        } else {
+            f32::new(NEAREST)
+        };
+        word_1 |= (signed(firsts[element] * of_first.inverse) & 0xFFu32) << shift;
+        word_2 |= (unsigned(seconds[element] * of_second.inverse, up) & 0xFFu32) << shift;
     }
     new_first.write(word, word_1);
     new_second.write(word, word_2);

@@ -11,8 +11,10 @@
 //! computed with in a step are the moments before they are rounded. Moments are f32 while they are computed with, also of f64 weights.
 //! A positive second moment is not rounded to 0: its root is divided by. What is not a number spoils its block.
 //!
-//! Weights in half precision are computed in f32, and rounded to nearest or, with a seed, up or down at random so that the mean is
-//! right: which way depends on the seed and the position only.
+//! Weights in half precision are computed in f32. They and the codes of second moments are rounded to nearest or, with a seed, up or down
+//! at random so that the mean is right: which way depends on the seed and the position only. To nearest, a second moment would stay as it
+//! is: with `b2` = 0.999 a step changes it by a thousandth, and two codes differ by a hundredth at least. Operations of Burn's round codes
+//! to nearest.
 use crate::backend::{composing_backends, plain_backends, wide, widen};
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata, backend_extension,
@@ -55,7 +57,7 @@ pub struct AdamWStep {
     pub cautious: bool,
     /// The number of the step, from 1 on.
     pub time: u32,
-    /// Rounds a weight in half precision at random.
+    /// Rounds at random: a weight in half precision, and codes of the second moment.
     pub seed: Option<u32>,
 }
 
@@ -77,6 +79,11 @@ impl AdamWStep {
             rate: (self.lr / power(self.beta_1)) as f32,
             root: power(self.beta_2).sqrt().recip() as f32,
         }
+    }
+
+    /// Codes are not rounded up where weights are.
+    fn seed_of_codes(&self) -> Option<u32> {
+        self.seed.map(|seed| !seed)
     }
 }
 

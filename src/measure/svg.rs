@@ -1,0 +1,105 @@
+//! Bytes over what comes one after the other, as SVG.
+use super::bytes::human_bytes;
+use std::fmt::Write;
+
+const WIDTH: f64 = 960.0;
+const HEIGHT: f64 = 480.0;
+const LEFT: f64 = 90.0;
+const RIGHT: f64 = WIDTH - 20.0;
+const TOP: f64 = 40.0;
+const BOTTOM: f64 = HEIGHT - 50.0;
+/// Between the entries of the legend.
+const ENTRY: f64 = 130.0;
+
+/// A picture that grows.
+pub(super) struct Chart {
+    svg: String,
+    /// The index at the right.
+    last: f64,
+    /// The bytes at the top.
+    most: f64,
+}
+
+impl Chart {
+    /// Of so many points, the highest at so many bytes; with the axis of bytes.
+    pub(super) fn new(points: usize, most: u64) -> Self {
+        let svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+             <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
+        );
+        let last = points.saturating_sub(1).max(1) as f64;
+        let mut chart = Self { svg, last, most: most.max(1) as f64 };
+        for tick in 0..=4 {
+            let bytes = (chart.most * f64::from(tick) / 4.0) as u64;
+            let (at, text) = (chart.y(bytes), human_bytes(bytes));
+            chart.push(&format!(
+                "<line x1=\"{}\" y1=\"{at:.1}\" x2=\"{LEFT}\" y2=\"{at:.1}\" stroke=\"black\"/>",
+                LEFT - 5.0
+            ));
+            let [x, y] = [LEFT - 8.0, at + 4.0];
+            chart.push(&format!("<text x=\"{x}\" y=\"{y:.1}\" text-anchor=\"end\">{text}</text>"));
+        }
+        chart
+    }
+
+    fn push(&mut self, element: &str) {
+        self.svg.push_str(element);
+        self.svg.push('\n');
+    }
+
+    fn x(&self, index: f64) -> f64 {
+        LEFT + (RIGHT - LEFT) * index / self.last
+    }
+
+    fn y(&self, bytes: u64) -> f64 {
+        TOP + (BOTTOM - TOP) * (1.0 - bytes as f64 / self.most)
+    }
+
+    fn points(&self, points: impl Iterator<Item = (f64, u64)>) -> String {
+        let mut text = String::new();
+        for (index, bytes) in points {
+            let _ = write!(text, "{:.1},{:.1} ", self.x(index), self.y(bytes)); // a string takes it
+        }
+        text.trim_end().into()
+    }
+
+    /// What is between two lines.
+    pub(super) fn area(&mut self, above: &[u64], below: &[u64], colour: &str, name: &str) {
+        let line = |bytes: &[u64]| -> Vec<_> {
+            bytes.iter().enumerate().map(|(index, &bytes)| (index as f64, bytes)).collect()
+        };
+        let points = self.points(line(above).into_iter().chain(line(below).into_iter().rev()));
+        self.push(&format!("<polygon points=\"{points}\" fill=\"{colour}\"><title>{name}</title></polygon>"));
+    }
+
+    /// A line through points; none without points.
+    pub(super) fn line(&mut self, points: impl Iterator<Item = (f64, u64)>, colour: &str, name: &str) {
+        let points = self.points(points);
+        if !points.is_empty() {
+            self.push(&format!(
+                "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\"><title>{name}</title></polyline>"
+            ));
+        }
+    }
+
+    /// Names a colour, at a place of the legend.
+    pub(super) fn legend(&mut self, place: usize, colour: &str, name: &str) {
+        let x = LEFT + ENTRY * place as f64;
+        self.push(&format!("<rect x=\"{x}\" y=\"12\" width=\"12\" height=\"12\" fill=\"{colour}\"/>"));
+        self.push(&format!("<text x=\"{}\" y=\"22\">{name}</text>", x + 17.0));
+    }
+
+    /// A line down to a text below.
+    pub(super) fn mark(&mut self, index: usize, text: &str) {
+        let x = self.x(index as f64);
+        let [low, below] = [BOTTOM + 5.0, BOTTOM + 20.0];
+        self.push(&format!("<line x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" y2=\"{low}\" stroke=\"black\"/>"));
+        self.push(&format!("<text x=\"{x:.1}\" y=\"{below}\" text-anchor=\"middle\">{text}</text>"));
+    }
+
+    /// The whole picture.
+    pub(super) fn finish(mut self) -> String {
+        self.push("</svg>");
+        self.svg
+    }
+}
