@@ -3,27 +3,11 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::collections::BTreeSet;
 
-/// What the model learns first: how this repository is described, and its guide.
+/// What the model learns first: how this repository is described.
 pub const PRETRAIN: &str = concat!(
     include_str!("../../README.md"),
     include_str!("../../CONTRIBUTING.md"),
-    include_str!("../../CHANGELOG.md"),
-    include_str!("../../src/guide/adapters.rs"),
-    include_str!("../../src/guide/batch_size.rs"),
-    include_str!("../../src/guide/checkpointing.rs"),
-    include_str!("../../src/guide/data_loading.rs"),
-    include_str!("../../src/guide/deployment.rs"),
-    include_str!("../../src/guide/devices.rs"),
-    include_str!("../../src/guide/distillation.rs"),
-    include_str!("../../src/guide/in_place.rs"),
-    include_str!("../../src/guide/mod.rs"),
-    include_str!("../../src/guide/offload.rs"),
-    include_str!("../../src/guide/optimizers.rs"),
-    include_str!("../../src/guide/precision.rs"),
-    include_str!("../../src/guide/profiling.rs"),
-    include_str!("../../src/guide/pruning.rs"),
-    include_str!("../../src/guide/quantized_weights.rs"),
-    include_str!("../../src/guide/swap_and_freeze.rs")
+    include_str!("../../CHANGELOG.md")
 );
 
 /// What it is fine-tuned to: legal prose.

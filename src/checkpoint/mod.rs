@@ -53,7 +53,10 @@
 //!
 //! `Device::gradient_checkpointing` computes single operations again, and gives up where a parent is frozen. Segments are any part
 //! of a network, work with that strategy and without, and with frozen parameters.
+mod compared;
 mod modules;
+pub(crate) mod parents;
+mod remembered;
 pub(crate) mod segment;
 mod tensors;
 mod tiled;

@@ -37,6 +37,19 @@ pub trait TensorMapper {
     fn map_bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool>;
 }
 
+/// Only floats have gradients.
+macro_rules! untouched {
+    () => {
+        fn map_int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int> {
+            tensor
+        }
+        fn map_bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool> {
+            tensor
+        }
+    };
+}
+pub(super) use untouched;
+
 impl<const D: usize> Tensors for Tensor<D> {
     fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
         mapper.map_float(self)

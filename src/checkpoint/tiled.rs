@@ -1,8 +1,8 @@
 //! A module over one part of its input after the other.
-use super::segment::{
-    Again, Finish, FirstRun, Parameters, Parents, Remembered, Samples, first_run, from_probe, put, take,
-    token,
-};
+use super::compared::Samples;
+use super::parents::{Finish, Parameters, Parents, from_probe, put, take, token};
+use super::remembered::Remembered;
+use super::segment::{Again, FirstRun, first_run};
 use super::tensors::Tensors;
 use crate::ops::replay::Tape;
 use crate::ops::{Replay, Slots};

@@ -1,7 +1,7 @@
 //! Graphs that are still alive, named by the modules in them.
 use super::bytes::{csv_of, human_bytes};
 use super::ledger::{ModulePaths, Path, paths, shown};
-use crate::checkpoint::segment::token;
+use crate::checkpoint::parents::token;
 use burn::backend::autodiff::NodeId;
 use burn::module::Module;
 use burn::tensor::Device;

@@ -2,7 +2,7 @@
 use super::PlanError;
 use super::block::{Running, Treatment, with};
 use crate::checkpoint::Tensors;
-use crate::checkpoint::segment::token;
+use crate::checkpoint::parents::token;
 use crate::measure::{Lap, Laps, StepInput, bytes_in_use};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
