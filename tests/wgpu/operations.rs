@@ -175,7 +175,8 @@ fn activations_equal_flex() {
 
 #[test]
 fn smooth_activations_equal_flex() {
-    let functions: [(&str, fn(Tensor<3>) -> Tensor<3>); 15] = [
+    type Function = fn(Tensor<3>) -> Tensor<3>;
+    let functions: [(&str, Function); 15] = [
         ("gelu", F::gelu),
         ("gelu_approximate", F::gelu_approximate),
         ("silu", F::silu),
@@ -310,7 +311,8 @@ fn losses_equal_flex() {
 
 #[test]
 fn softmaxes_equal_flex() {
-    let functions: [(_, fn(Tensor<3>, usize) -> Tensor<3>); 4] = [
+    type Function = fn(Tensor<3>, usize) -> Tensor<3>;
+    let functions: [(&str, Function); 4] = [
         ("softmax", F::softmax),
         ("log_softmax", F::log_softmax),
         ("softmin", F::softmin),

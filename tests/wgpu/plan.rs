@@ -7,6 +7,7 @@ use burn_memsave::plan::{PlanError, ProfileOptions, block, dry_run, profile, ret
 
 const WIDTH: usize = 128;
 
+#[allow(clippy::ptr_arg, reason = "a vector is a module, a slice is none")]
 fn loss(model: &Vec<Vec<Linear>>, x: Tensor<2>) -> Tensor<1> {
     let gelu = |x: Tensor<2>, linear: &Linear| Gelu::new().forward(linear.forward(x));
     let run = |x, linears| block(linears, x, move |linears: &Vec<Linear>, x| linears.iter().fold(x, gelu));
