@@ -8,7 +8,7 @@
 //! What does not depend on the batch, parameters, gradients and the state of the optimizer, [`estimate`](crate::plan::estimate) says of a
 //! model none of whose parameters are there yet. On wgpu and CUDA, [`dry_run`](crate::plan::dry_run) runs a step without launching a
 //! kernel and counts the memory that it would take, also of a model and a batch for which there is none: what the forward pass keeps, the
-//! peak, and with `largest_batch` the batch that will fit.
+//! peak beyond parameters, and with `largest_batch` the batch that will fit.
 //!
 //! [`micro_batched`](crate::plan::micro_batched) computes the gradients of a batch from its parts, one after the other: those
 //! of the whole batch, to rounding, with the memory of one part and a second gradient of every parameter. Sums are made in f32

@@ -7,7 +7,7 @@ use burn::backend::DispatchDevice;
 use burn::cubecl::{
     MemoryScope,
     client::Client,
-    dry_run::DryRun,
+    dry_run::{self, DryRun},
     logging::{LaunchObservation, LaunchObserver},
 };
 use burn::tensor::Device;
@@ -40,18 +40,26 @@ pub(crate) struct NoLaunches {
 }
 
 impl NoLaunches {
-    /// Begins, if kernels are launched on such a device, when those are launched that wait.
-    pub(crate) fn begin(device: &Device) -> Option<Self> {
-        let device = client(device).and(Some(device.clone()))?;
-        device.sync().ok()?;
-        Some(Self { device, _dry_run: DryRun::new() })
+    /// Begins, if kernels are launched on such a device, when those are launched that wait; or says what is wrong with the device.
+    pub(crate) fn begin(device: &Device) -> Option<Result<Self, String>> {
+        client(device)?;
+        let begin = |()| Self { device: device.clone(), _dry_run: DryRun::new() };
+        Some(device.sync().map(begin).map_err(|error| error.to_string()))
     }
+}
+
+/// Whether kernels are launched nowhere.
+pub(crate) fn is_dry() -> bool {
+    dry_run::dry_run()
 }
 
 impl Drop for NoLaunches {
     fn drop(&mut self) {
-        // What waits is dropped, too. There is nobody to tell what a device has to say that is broken.
-        let _ = self.device.sync();
+        if !std::thread::panicking() {
+            // What waits is dropped, too. There is nobody to tell what a device has to say that is broken.
+            let _ = self.device.sync();
+            self.device.memory_cleanup();
+        }
     }
 }
 

@@ -46,7 +46,7 @@ pub(crate) use device::{Lap, Laps, is_host};
 pub use device::{bytes_in_use, peak_bytes};
 pub use explain::{ExplainedRow, Explanation, Remedy, Suggestion, explain};
 pub use graphs::{GraphWatch, LiveGraphRow, LiveGraphs, watch_graphs};
-pub(crate) use launches::NoLaunches;
+pub(crate) use launches::{NoLaunches, is_dry};
 pub use ledger::{Ledger, LedgerRow, ledger};
 pub use run::{RunMemory, RunStep};
 pub use step::{LayerMeasurement, Measurement, StepInput, measure_layer, measure_step};

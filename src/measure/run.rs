@@ -26,8 +26,8 @@ pub struct RunStep {
 /// written as CSV and as a plot.
 ///
 /// Bytes are those of everything on the device: on CPU devices of everything in the program, if the
-/// [`TrackingAllocator`](super::TrackingAllocator) is installed. Each step waits for the device, and on a device every launch is
-/// watched, so that the run is slower for it.
+/// [`TrackingAllocator`](super::TrackingAllocator) is installed; there, a [`Scope`](super::Scope) of your own may not reach over the end of
+/// a step. Each step waits for the device, and on a device every launch is watched, so that the run is slower for it.
 ///
 /// ```
 /// use burn::module::Module;
@@ -86,7 +86,7 @@ impl RunMemory {
         &self.steps
     }
 
-    /// The steps as CSV with a header.
+    /// The steps as CSV with a header; without steps it is empty.
     ///
     /// # Errors
     /// None are known: the rows are numbers in memory.

@@ -8,6 +8,8 @@ const LEFT: f64 = 90.0;
 const RIGHT: f64 = WIDTH - 20.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = HEIGHT - 50.0;
+/// What a text below needs to either side.
+const HALF_LABEL: f64 = 70.0;
 /// Between the entries of the legend.
 const ENTRY: f64 = 130.0;
 
@@ -72,9 +74,13 @@ impl Chart {
         self.push(&format!("<polygon points=\"{points}\" fill=\"{colour}\"><title>{name}</title></polygon>"));
     }
 
-    /// A line through points; none without points.
+    /// A line through points, from a single one to the right; none without points.
     pub(super) fn line(&mut self, points: impl Iterator<Item = (f64, u64)>, colour: &str, name: &str) {
-        let points = self.points(points);
+        let mut points: Vec<_> = points.collect();
+        if let [(_, bytes)] = points[..] {
+            points.push((self.last, bytes));
+        }
+        let points = self.points(points.into_iter());
         if !points.is_empty() {
             self.push(&format!(
                 "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\"><title>{name}</title></polyline>"
@@ -93,8 +99,9 @@ impl Chart {
     pub(super) fn mark(&mut self, index: usize, text: &str) {
         let x = self.x(index as f64);
         let [low, below] = [BOTTOM + 5.0, BOTTOM + 20.0];
+        let anchor = if x > RIGHT - HALF_LABEL { "end" } else { "middle" };
         self.push(&format!("<line x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" y2=\"{low}\" stroke=\"black\"/>"));
-        self.push(&format!("<text x=\"{x:.1}\" y=\"{below}\" text-anchor=\"middle\">{text}</text>"));
+        self.push(&format!("<text x=\"{x:.1}\" y=\"{below}\" text-anchor=\"{anchor}\">{text}</text>"));
     }
 
     /// The whole picture.

@@ -52,7 +52,7 @@ pub struct AdamW8bitConfig {
     /// small changes are lost.
     #[config(default = true)]
     pub stochastic_rounding: bool,
-    /// Of that.
+    /// Seed of that rounding.
     #[config(default = 0)]
     pub seed: u64,
     /// Clips every gradient by itself.
@@ -135,12 +135,12 @@ impl ModuleVisitor for Parameters {
 ///
 /// Two moments of every element, 2.03 bytes together where Burn's take 8: codes of 8 bits, and a scale per block of 256 elements. The codes
 /// are bitsandbytes' dynamic ones, signed for `m` and unsigned for `v`. Tensors with fewer than `min_8bit_size` elements have moments in
-/// f32, and so have embeddings with [`AdamW8bitConfig::init_for`]. A positive `v` is not rounded to 0 (that of bitsandbytes may
-/// be, and the step is then as large as `epsilon` is small).
+/// f32, and so have embeddings with [`AdamW8bitConfig::init_for`]. A positive `v` is not rounded to 0, unless all of its block are below
+/// 1.2e-38 (that of bitsandbytes may be, and the step is then as large as `epsilon` is small).
 ///
-/// Codes of `v` are rounded up or down at random so that the mean is right. To nearest, as bitsandbytes does it, most of `v` would not
-/// change at all while the largest in its block is the same: a step changes it by a thousandth, and two codes differ by a hundredth or
-/// more. On remote devices, and without `stochastic_rounding`, they are rounded to nearest.
+/// Codes of `v` are rounded up or down at random so that the mean is right; below the least code, 3e-7 of the largest in the block, up.
+/// To nearest, as bitsandbytes does it, `v` would never fall while the largest in its block stays the same: a step lowers it by at most a
+/// thousandth, and codes are 0.35 % or more apart. On remote devices, and without `stochastic_rounding`, they are rounded to nearest.
 ///
 /// A gradient that is not finite spoils its block: all 256 weights are no numbers any more. A finite one counts as 2^63 at most.
 ///

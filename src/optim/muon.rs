@@ -51,7 +51,7 @@ pub struct Muon8bitConfig {
     /// Rounds weights in half precision at random, so that the mean is right; otherwise to nearest, where small changes are lost.
     #[config(default = true)]
     pub stochastic_rounding: bool,
-    /// Of that.
+    /// Seed of that rounding.
     #[config(default = 0)]
     pub seed: u64,
 }

@@ -3,9 +3,7 @@ use super::PlanError;
 use crate::parallel::batch_norm_in_training;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, FloatDType, Tensor};
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use burn::tensor::{DType, FloatDType, Tensor};
 
 /// The mean loss of a batch and its gradients, computed from one part of the batch after the other: those of the whole batch, to
 /// rounding, with the memory of one part, and of two gradients of every parameter.
@@ -89,76 +87,6 @@ impl ModuleVisitor for Scale<'_> {
             self.sums.register(param.id, sum.mul_scalar(self.factor).cast(dtype));
         }
     }
-}
-
-/// How many items there was memory for, and what `step` returned of them: of `items`, or of half as many, and so on, each tried after the
-/// one before ran out of the device's memory. Keep the number for the next step.
-///
-/// `step` runs what can be done again, such as the forward and backward pass, and changes nothing else: update parameters when it has
-/// succeeded. It must read something that it computed, such as the loss: a device tells what failed where something is read. With [`micro_batched`] the batch stays what it is, in parts of so many items.
-///
-/// Memory of a device is meant, of wgpu or CUDA. A program that runs out of the memory of the host ends, and there is nothing to catch:
-/// give [`largest_batch`] a budget.
-///
-/// ```
-/// use burn::tensor::{Device, Tensor};
-/// use burn_memsave::nn::LinearConfig;
-/// use burn_memsave::plan::{micro_batched, retry_halved};
-///
-/// let device = Device::flex().autodiff();
-/// let model = LinearConfig::new(8, 4).init(&device);
-/// let batch = Tensor::<2>::ones([64, 8], &device);
-/// let step = |items| {
-///     let parts = batch.clone().split(items, 0).into_iter().map(|part| (part.clone(), part.dims()[0]));
-///     let step = micro_batched(&model, parts, |model, x| model.forward(x).powf_scalar(2.0).mean());
-///     step.map(|(loss, gradients)| (loss.into_scalar::<f32>(), gradients))
-/// };
-/// let (items, step) = retry_halved(&device, 64, step)?;
-/// let (loss, gradients) = step?;
-/// # let _ = (loss, gradients);
-/// assert_eq!(items, 64);
-/// # Ok::<(), burn_memsave::plan::PlanError>(())
-/// ```
-///
-/// # Errors
-///
-/// If there is no memory for one item, or if the device fails for another reason.
-///
-/// # Panics
-///
-/// If `step` panics for another reason.
-pub fn retry_halved<R>(
-    device: &Device,
-    items: usize,
-    mut step: impl FnMut(usize) -> R,
-) -> Result<(usize, R), PlanError> {
-    let mut next = items;
-    while next > 0 {
-        // What a step leaves half done is its own; Burn's graphs and devices can be used again.
-        let run = catch_unwind(AssertUnwindSafe(|| step(next)));
-        let found = device.sync().map_err(|error| error.to_string());
-        match (run, found) {
-            (Ok(value), Ok(())) => return Ok((next, value)),
-            (Ok(_), Err(error)) if !is_out_of_memory(&error) => return Err(PlanError::Device(error)),
-            (Err(panic), _) if !message(&*panic).is_some_and(is_out_of_memory) => resume_unwind(panic),
-            _ => {}
-        }
-        device.memory_cleanup();
-        next /= 2;
-    }
-    Err(PlanError::OutOfMemory)
-}
-
-/// What a panic says.
-fn message(panic: &(dyn Any + Send)) -> Option<&str> {
-    panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())
-}
-
-/// Whether CubeCL, or a driver, says so.
-fn is_out_of_memory(message: &str) -> bool {
-    let message = message.to_lowercase();
-    let words = ["out of memory", "out-of-memory", "out of device memory", "can't allocate buffer of size"];
-    words.iter().any(|words| message.contains(words))
 }
 
 /// The most items in a batch, up to `limit`, whose step needs at most `budget` bytes; `None` if one item needs more.

@@ -21,14 +21,16 @@ mod choose;
 mod dry_run;
 mod estimate;
 mod profile;
+mod retry;
 mod table;
 mod trace;
 
-pub use batches::{largest_batch, micro_batched, retry_halved};
+pub use batches::{largest_batch, micro_batched};
 pub use block::{Treatment, block};
 pub use dry_run::dry_run;
 pub use estimate::{Estimate, OptimizerState, estimate};
 pub use profile::{BlockCost, BlockProfile, Profile, ProfileOptions, profile};
+pub use retry::retry_halved;
 pub use table::{Plan, auto_checkpoint};
 
 /// Why a step cannot be planned.

@@ -159,22 +159,35 @@ fn largest_batches() {
     }
 }
 
-/// Halves after panics that say so; others go on.
+/// Halves after panics and errors that say so; others go on.
 #[test]
 fn what_runs_out_of_memory_is_halved() {
-    let device = Device::flex();
-    let step = |most: usize, words: &'static str| {
-        move |items: usize| {
-            assert!(items <= most, "{words} allocating {items} bytes");
-            items
-        }
+    let device = Device::flex().autodiff();
+    let model = LinearConfig::new(4, 2).init(&device);
+    let run = |most: usize, items: usize, words: &'static str, panics: bool| {
+        let step = |items: usize| {
+            if items > most && panics {
+                panic!("{words} {items}");
+            }
+            if items > most {
+                return Err(PlanError::Device(format!("{words} {items}")));
+            }
+            let parts = [(Tensor::<2>::ones([items, 4], &device), items)];
+            micro_batched(&model, parts, |model, x| model.forward(x).mean())
+        };
+        retry_halved(&model, items, step)
     };
-    assert_eq!(retry_halved(&device, 100, step(20, "out of device memory")).unwrap(), (12, 12));
-    assert_eq!(retry_halved(&device, 100, step(100, "")).unwrap(), (100, 100));
-    for items in [0, 3] {
-        let none = retry_halved(&device, items, step(0, "ERROR_OUT_OF_DEVICE_MEMORY: out of memory"));
-        assert!(matches!(none, Err(PlanError::OutOfMemory)));
+    for panics in [false, true] {
+        let (items, loss, gradients) = run(20, 100, "out of device memory allocating", panics).unwrap();
+        assert_eq!((items, loss.dims(), gradients.len()), (12, [1], 2));
+        assert_eq!(run(100, 100, "", panics).unwrap().0, 100);
+        assert!(matches!(run(0, 3, "wgpu error: Out of Memory", panics), Err(PlanError::OutOfMemory)));
+        assert!(matches!(run(9, 0, "", panics), Err(PlanError::NoItems)));
     }
-    let other = catch_unwind(AssertUnwindSafe(|| retry_halved(&device, 100, step(20, "no patience"))));
+    assert!(matches!(
+        run(20, 100, "The device is poisoned: out of memory", false),
+        Err(PlanError::Device(_))
+    ));
+    let other = catch_unwind(AssertUnwindSafe(|| run(20, 100, "no patience for", true)));
     assert!(other.is_err());
 }

@@ -1,6 +1,10 @@
 //! Plans within a budget of a device's memory.
 use crate::{alone, gpu, tensor, values};
-use burn::tensor::{Device, Tensor};
+use burn::backend::DispatchDevice;
+use burn::cubecl::MemoryScope;
+use burn::optim::GradientsParams;
+use burn::tensor::{Device, Distribution, Tensor};
+use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::measure::{StepInput, measure_step};
 use burn_memsave::nn::{Linear, LinearConfig, activation::Gelu};
 use burn_memsave::plan::{PlanError, ProfileOptions, block, dry_run, profile, retry_halved};
@@ -52,6 +56,18 @@ fn dry_runs_count_what_steps_take() {
     assert_eq!(step(), expected); // kernels are launched again
 }
 
+/// Bytes that the pools of the device have taken.
+fn mapped_bytes() -> u64 {
+    #[allow(irrefutable_let_patterns, reason = "without any other backend")]
+    let DispatchDevice::Cube(device) = gpu().as_dispatch().clone() else { panic!("a device of CubeCL") };
+    let report = device.client().memory_report(MemoryScope::Device);
+    let pools = report.streams.into_iter().flat_map(|stream| {
+        stream.pools.dynamic.into_iter().chain([stream.pools.persistent, stream.pools.dedicated])
+    });
+    // Pages of a pool are about equal.
+    pools.map(|pool| pool.usage.bytes_reserved / pool.pages.max(1) * (pool.pages - pool.pages_unmapped)).sum()
+}
+
 /// Of a model that is larger than the memory.
 #[test]
 fn dry_runs_take_no_memory() {
@@ -63,12 +79,42 @@ fn dry_runs_take_no_memory() {
         let config = LinearConfig::new(LARGE, LARGE).with_bias(false);
         let model: Vec<Linear> = (0..LAYERS).map(|_| config.init(&device)).collect();
         let x = Tensor::<2>::ones([1, LARGE], &device).require_grad();
-        measure_step(&model, x, |model, x| model.iter().fold(x, |x, linear| linear.forward(x)).mean())
+        let step =
+            measure_step(&model, x, |model, x| model.iter().fold(x, |x, linear| linear.forward(x)).mean());
+        (step, mapped_bytes())
     };
-    let step = dry_run(&device, step).unwrap();
+    let before = mapped_bytes();
+    let (step, mapped) = dry_run(&device, step).unwrap();
     let weights = (LAYERS * LARGE * LARGE * 4) as u64; // 128 GiB
     assert_eq!(step.gradients, weights);
     assert!(step.peak.unwrap() >= weights, "{step}");
+    assert!(mapped <= before + (1 << 30), "{mapped}, {before} before");
+}
+
+/// What is computed again is not compared: there is nothing to compare.
+#[test]
+fn segments_run_dry() {
+    let _alone = alone();
+    let device = gpu().autodiff();
+    let step = || {
+        let model: Vec<Linear> = (0..4).map(|_| LinearConfig::new(WIDTH, WIDTH).init(&device)).collect();
+        // What dry tensors may lie on.
+        drop(Tensor::<2>::random([1024, WIDTH], Distribution::Default, &device));
+        measure_step(&model, Tensor::<2>::ones([1024, WIDTH], &device), |model, x| {
+            let run = |x, linear| {
+                checkpoint(linear, x, |linear: &Linear, x| Gelu::new().forward(linear.forward(x)))
+            };
+            model.iter().fold(x, run).mean()
+        })
+        .peak
+    };
+    for _ in 0..2 {
+        step();
+    }
+    let expected = step();
+    for _ in 0..3 {
+        assert_eq!(dry_run(&device, step).unwrap(), expected);
+    }
 }
 
 #[test]
@@ -76,26 +122,39 @@ fn only_devices_run_dry() {
     assert!(matches!(dry_run(&Device::flex(), || ()), Err(PlanError::NoDryRun)));
 }
 
-/// A batch for which there is no memory is halved; the device and graphs go on.
+/// A batch for which there is no memory is halved, also where only the backward pass has none; the device and graphs go on.
 #[test]
 fn batches_are_halved_where_there_is_no_memory() {
     const WIDE: usize = 1 << 16;
-    /// Rows of a tensor of 8 GiB: more than a buffer may have.
-    const HUGE: usize = 1 << 15;
+    /// Rows of a tensor that is larger than a buffer may be: 8 GiB, or 1 TiB.
+    const HUGE: usize = if cfg!(feature = "cuda") { 1 << 22 } else { 1 << 15 };
     let _alone = alone();
     let device = gpu().autodiff();
-    let weight = Tensor::<2>::ones([1, WIDE], &device).require_grad();
-    let mut tried = vec![];
-    let step = |items: usize| {
-        tried.push(items);
-        let x = Tensor::<2>::ones([if items > 16 { HUGE } else { items }, 1], &device);
-        let gradients = (x * weight.clone()).mean().backward();
-        weight.grad(&gradients).expect("it is tracked").sum().into_scalar::<f32>()
-    };
-    let (items, sum) = retry_halved(&device, 64, step).unwrap();
-    assert_eq!((items, &tried[..]), (16, &[64, 32, 16][..]));
-    assert!((sum - 1.0).abs() < 1e-3, "{sum}");
-    let read = |_| Tensor::<2>::ones([HUGE, WIDE], &device).sum().into_scalar::<f32>();
-    assert!(matches!(retry_halved(&device, 1, read), Err(PlanError::OutOfMemory)));
+    let model = vec![LinearConfig::new(8, 8).init(&device)];
+    let huge = |device: &Device| Tensor::<2>::ones([HUGE, WIDE], device).sum();
+    for fails_backward in [false, true] {
+        let mut tried = vec![];
+        let step = |items: usize| {
+            tried.push(items);
+            let loss = model[0].forward(Tensor::<2>::ones([items, 8], &device)).mean();
+            let mut gradients = GradientsParams::from_grads(loss.clone().backward(), &model);
+            if items <= 16 {
+                return Ok((loss, gradients));
+            }
+            // What is computed of what is not there.
+            let nothing = huge(&device.clone().without_autodiff());
+            if !fails_backward {
+                return Ok((loss.inner() + nothing, gradients));
+            }
+            let gradient = gradients.remove::<2>(model[0].weight.id).expect("it is tracked");
+            gradients.register(model[0].weight.id, gradient + nothing.unsqueeze());
+            Ok((loss, gradients))
+        };
+        let (items, loss, gradients) = retry_halved(&model, 64, step).unwrap();
+        assert_eq!((items, &tried[..], gradients.len()), (16, &[64, 32, 16][..], 2));
+        assert!(loss.into_scalar::<f32>().is_finite());
+    }
+    let nothing = retry_halved(&model, 1, |_| Ok((huge(&device), GradientsParams::new())));
+    assert!(matches!(nothing, Err(PlanError::OutOfMemory)));
     assert_eq!(Tensor::<1>::ones([3], &device).sum().into_scalar::<f32>(), 3.0);
 }

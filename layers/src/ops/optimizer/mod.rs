@@ -9,12 +9,13 @@
 //!
 //! Codes stand for numbers times the largest magnitude in their block of 256 elements, one after the other in row-major order. What is
 //! computed with in a step are the moments before they are rounded. Moments are f32 while they are computed with, also of f64 weights.
-//! A positive second moment is not rounded to 0: its root is divided by. What is not a number spoils its block.
+//! A positive second moment is not rounded to 0, but where all of its block are below 1.2e-38: its root is divided by. What is not a number
+//! spoils its block.
 //!
 //! Weights in half precision are computed in f32. They and the codes of second moments are rounded to nearest or, with a seed, up or down
-//! at random so that the mean is right: which way depends on the seed and the position only. To nearest, a second moment would stay as it
-//! is: with `b2` = 0.999 a step changes it by a thousandth, and two codes differ by a hundredth at least. Operations of Burn's round codes
-//! to nearest.
+//! at random so that the mean is right, which way depends on the seed and the position only; codes below the least, 3e-7 of the largest in
+//! the block, up. To nearest, a second moment would never fall beside a constant largest: with `b2` = 0.999 a step lowers it by at most a
+//! thousandth, and codes are 0.35 % or more apart. Operations of Burn's round codes to nearest.
 use crate::backend::{composing_backends, plain_backends, wide, widen};
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata, backend_extension,
@@ -81,7 +82,7 @@ impl AdamWStep {
         }
     }
 
-    /// Codes are not rounded up where weights are.
+    /// Another seed, so that codes do not go up at the positions where weights do.
     fn seed_of_codes(&self) -> Option<u32> {
         self.seed.map(|seed| !seed)
     }
