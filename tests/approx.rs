@@ -33,6 +33,8 @@ proptest! {
         let dtype = FloatDType::from([DType::F32, DType::F64, DType::F16, DType::BF16][dtype]);
         let device = devices()[usize::from(checkpointing)].clone();
         let random = |deviation| Tensor::<2>::random([rows, columns], Distribution::Normal(0.0, deviation), &device).cast(dtype);
+        /// Between numbers of f16 next to 0.
+        const STEP: f64 = 5.960_464_5e-8;
         let (x, dy) = (random(4.0), random(1.0));
         let x = if turned { x.transpose().reshape([columns, rows]).transpose() } else { x };
         for (approx, exact, corner, slope) in ROWS {
@@ -44,7 +46,7 @@ proptest! {
                 let expected = dy * if x.abs() < corner { inner } else { f64::from(x > 0.0) };
                 // The corner is a number of the dtype.
                 let is_near = (x.abs() - corner).abs() < 0.02;
-                prop_assert!(is_near || (dx - expected).abs() <= 0.005 * expected.abs(), "{}, {}, {}", x, dx, expected);
+                prop_assert!(is_near || (dx - expected).abs() <= 0.005 * expected.abs() + STEP, "{}, {}, {}", x, dx, expected);
             }
         }
     }

@@ -354,6 +354,46 @@ fn sequences() {
     }
 }
 
+/// Sums over many tiles are made in f32: no further from f64 than the whole input in half precision.
+#[test]
+fn many_tiles_in_half_precision_are_not_worse_than_the_whole() {
+    let _alone = alone();
+    for device in devices() {
+        device.seed(7);
+        for dtype in [FloatDType::BF16, FloatDType::F16] {
+            let block = Block::new(16, 0.0, &device);
+            drop(block.forward(random([1, 16], &device)));
+            let block = block.map(&mut Cast(dtype));
+            let of_f64 = block.clone().map(&mut Cast(FloatDType::F64));
+            let x = random([512, 16], &device).cast(dtype);
+            let run = |block: &Block, x: Tensor<2>, tile: Option<usize>| -> Vec<f64> {
+                let y = match tile {
+                    Some(tile) => tiled(block, x, 0, tile, Block::forward),
+                    None => block.forward(x),
+                };
+                let gradients = y.cast(FloatDType::F64).powf_scalar(2.0).mean().backward();
+                let all = gradients_of(block, &gradients).into_iter();
+                all.flat_map(|(_, gradient)| {
+                    gradient.expect("it is tracked").iter::<f64>().collect::<Vec<_>>()
+                })
+                .collect()
+            };
+            let exact = run(&of_f64, x.clone().cast(FloatDType::F64), None);
+            let error = |found: Vec<f64>| {
+                assert_eq!(found.len(), exact.len());
+                let square = |(a, b): (f64, &f64)| (a - b).powi(2);
+                let squares: f64 = found.into_iter().zip(&exact).map(square).sum();
+                (squares / exact.iter().map(|x| x * x).sum::<f64>()).sqrt()
+            };
+            let whole = error(run(&block, x.clone(), None));
+            for tile in [1, 2, 8] {
+                let tiles = error(run(&block, x.clone(), Some(tile)));
+                assert!(tiles <= 1.1 * whole, "{dtype:?}, {tile}: {tiles}, of the whole {whole}");
+            }
+        }
+    }
+}
+
 /// The same but for the order of sums over tiles.
 #[test]
 fn tiles() {

@@ -92,6 +92,53 @@ proptest! {
     }
 }
 
+/// Gradients of a module beside exact ones: the sum of squares of the differences, over that of the exact ones.
+struct Error<'a> {
+    found: &'a GradientsParams,
+    exact: &'a GradientsParams,
+    squares: [f64; 2],
+}
+
+impl ModuleVisitor for Error<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let [found, exact] =
+            [self.found, self.exact].map(|of| of.get::<D>(param.id).expect("it is tracked").into_data());
+        for (a, b) in found.iter::<f64>().zip(exact.iter::<f64>()) {
+            self.squares[0] += (a - b).powi(2);
+            self.squares[1] += b.powi(2);
+        }
+    }
+}
+
+/// Sums of many parts are made in f32: no further from f64 than the whole batch in half precision.
+#[test]
+fn many_parts_in_half_precision_are_not_worse_than_the_batch() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    device.seed(5);
+    for dtype in [FloatDType::BF16, FloatDType::F16] {
+        let net = Net::new(16, &device);
+        drop(net.loss(Tensor::ones([1, 16], &device)));
+        let net = net.map(&mut Cast(dtype));
+        let of_f64 = net.clone().map(&mut Cast(FloatDType::F64));
+        let x = Tensor::<2>::random([512, 16], Distribution::Normal(0.0, 1.0), &device).cast(dtype);
+        let gradients = |net: &Net, x| GradientsParams::from_grads(net.loss(x).backward(), net);
+        let exact = gradients(&of_f64, x.clone().cast(FloatDType::F64));
+        let error = |found: &GradientsParams| {
+            let mut error = Error { found, exact: &exact, squares: [0.0; 2] };
+            net.visit(&mut error);
+            (error.squares[0] / error.squares[1]).sqrt()
+        };
+        let whole = error(&gradients(&net, x.clone()));
+        for items in [1, 2, 8] {
+            let parts = x.clone().split(items, 0).into_iter().map(|part| (part, items));
+            let (_, parts) = micro_batched(&net, parts, Net::loss).unwrap();
+            let parts = error(&parts);
+            assert!(parts <= 1.1 * whole, "{dtype:?}, {items}: {parts}, of the whole batch {whole}");
+        }
+    }
+}
+
 #[test]
 fn batch_norms_are_refused() {
     let _alone = alone();
