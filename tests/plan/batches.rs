@@ -209,6 +209,7 @@ fn largest_batches() {
 /// Halves after panics and errors that say so; others go on.
 #[test]
 fn what_runs_out_of_memory_is_halved() {
+    let _alone = alone();
     let device = Device::flex().autodiff();
     let model = LinearConfig::new(4, 2).init(&device);
     let run = |most: usize, items: usize, words: &'static str, panics: bool| {
