@@ -75,55 +75,65 @@ pub(super) struct Decade {
     pub(super) begin: f32,
     /// Over the distance of two.
     pub(super) scale: f32,
-    /// The place of the first among the magnitudes.
-    pub(super) first: f32,
-    /// How many follow it.
-    pub(super) others: f32,
+    /// How many they are.
+    pub(super) parts: f32,
     /// The distance of two over that from the last to the next decade, or to 1.
     pub(super) beyond: f32,
 }
 
-pub(super) const SIGNED_DECADES: [Decade; DECADES] = decades(1);
-pub(super) const UNSIGNED_DECADES: [Decade; DECADES] = decades(2);
+/// The numbers of all magnitudes between 0 and 1. Each has a place among them: that of 0 is 0.
+pub(super) struct Decades {
+    pub(super) all: [Decade; DECADES],
+    /// What the place of the first number of a decade is less than one beyond its parts, that of the last less than twice its parts: how many
+    /// parts the lowest has.
+    pub(super) lowest: f32,
+}
+
+pub(super) const SIGNED_DECADES: Decades = decades(1);
+pub(super) const UNSIGNED_DECADES: Decades = decades(2);
 
 /// With so many parts in the lowest.
-const fn decades(lowest: u32) -> [Decade; DECADES] {
+const fn decades(lowest: u32) -> Decades {
     const POWERS: [f64; DECADES] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
-    let mut decades = [Decade { begin: 0.0, scale: 0.0, first: 0.0, others: 0.0, beyond: 0.0 }; DECADES];
+    let mut all = [Decade { begin: 0.0, scale: 0.0, parts: 0.0, beyond: 0.0 }; DECADES];
     let mut decade = 0;
-    while decade < decades.len() {
+    while decade < DECADES {
         let parts = lowest << decade;
         let distance = 0.9 / parts as f64;
-        decades[decade] = Decade {
+        all[decade] = Decade {
             begin: (POWERS[decade] * (0.1 + distance / 2.0)) as f32,
             scale: (1.0 / POWERS[decade] / distance) as f32,
-            first: (1 + parts - lowest) as f32,
-            others: (parts - 1) as f32,
+            parts: parts as f32,
             // Half a distance, and half of the next, of which five are as long as one; up to 1 only the first half.
-            beyond: if decade + 1 < decades.len() { 1.0 / 3.0 } else { 2.0 },
+            beyond: if decade + 1 < DECADES { 1.0 / 3.0 } else { 2.0 },
         };
         decade += 1;
     }
-    decades
+    Decades { all, lowest: lowest as f32 }
 }
 
+/// Where the line through the numbers of a decade meets 0, in places, but for `1 / 2 - lowest`, over its parts: its first number is
+/// `parts / 9 + 1 / 2` distances from 0.
+pub(super) const OFFSET: f32 = 8.0 / 9.0;
+
 /// The place of a magnitude among all, from 0 for 0 to that of 1: between two numbers, between their places. Without branches, so that
-/// loops of it are compiled for vectors.
+/// loops of it are compiled for vectors; a constant or a choice of two takes as long as a product there.
 #[inline(always)]
-fn place(magnitude: f32, decades: &[Decade; DECADES]) -> f32 {
-    let Decade { begin: least, beyond: mut of_gap, .. } = decades[0];
-    let Decade { mut begin, mut scale, mut first, mut others, .. } = decades[0];
-    for decade in &decades[1..] {
+fn place(magnitude: f32, decades: &Decades) -> f32 {
+    let Decades { all, lowest } = decades;
+    let Decade { begin: least, mut scale, beyond: mut of_gap, .. } = all[0];
+    let mut number = 0;
+    for decade in &all[1..] {
         let is_in = magnitude >= decade.begin;
-        begin = if is_in { decade.begin } else { begin };
+        number += u32::from(is_in);
         scale = if is_in { decade.scale } else { scale };
-        first = if is_in { decade.first } else { first };
-        others = if is_in { decade.others } else { others };
         of_gap = if is_in { decade.beyond } else { of_gap };
     }
-    let at = (magnitude - begin) * scale;
-    let place = first + at.min(others) + (at - others).max(0.0) * of_gap;
-    if magnitude < least { magnitude / least } else { place }
+    let parts = f32::from_bits(lowest.to_bits() + (number << (f32::MANTISSA_DIGITS - 1))); // twice as many for every decade
+    let at = magnitude * scale + (parts * OFFSET + (0.5 - lowest));
+    let gap = at - (2.0 * parts - lowest);
+    let place = at - if gap > 0.0 { gap } else { 0.0 } * (1.0 - of_gap);
+    if magnitude < least { magnitude * (1.0 / least) } else { place }
 }
 
 /// To the nearest, if this is added before the fraction is dropped; what is drawn from 0..1 in its place makes the mean right.
@@ -134,30 +144,35 @@ pub(super) const NEAREST: f32 = 0.5;
 pub(super) fn signed(x: f32) -> u8 {
     /// There is no -1.
     const MOST: f32 = (CODES / 2 - 1) as f32;
-    let nearest = (place(x.abs(), &SIGNED_DECADES) + NEAREST).floor();
-    let nearest = nearest.min(if x < 0.0 { MOST } else { MOST + 1.0 });
-    to_byte(f32::from(SIGNED_ZERO) + nearest.copysign(x))
+    let most = if x < 0.0 { MOST } else { MOST + 1.0 };
+    let place = place(x.abs(), &SIGNED_DECADES);
+    let place = if place < most { place } else { most };
+    nearest(place.copysign(x), SIGNED_ZERO)
 }
 
 /// The code without a sign of `x`, which is not above 1 but for rounding, `up` added to its place; of 0 for nothing else.
 #[inline(always)]
 pub(super) fn unsigned(x: f32, up: f32) -> u8 {
-    let place = (place(x, &UNSIGNED_DECADES) + up).floor().clamp(1.0, (CODES - 1) as f32);
-    to_byte(if x > 0.0 { place } else { 0.0 })
+    const MOST: f32 = (CODES - 1) as f32;
+    let place = place(x, &UNSIGNED_DECADES) + (up - NEAREST);
+    // A minimum and a maximum in an instruction each, unlike `clamp`.
+    let place = if place < MOST { place } else { MOST };
+    let place = if place > 1.0 { place } else { 1.0 };
+    nearest(if x > 0.0 { place } else { 0.0 }, 0)
 }
 
-/// An integer in 0..=255.
+/// The integer nearest to `x`, from `zero` on, in 0..=255.
 #[inline(always)]
-fn to_byte(x: f32) -> u8 {
-    /// Adding it puts an integer into the low bits.
+fn nearest(x: f32, zero: u8) -> u8 {
+    /// Adding it rounds, and puts the integer into the low bits.
     const INTEGERS: f32 = (1 << 23) as f32;
-    (x + INTEGERS).to_bits() as u8
+    (x + (INTEGERS + f32::from(zero))).to_bits() as u8
 }
 
 /// The linear code nearest to `x` in `-1..=1`: multiples of 1 / 127.
 #[inline(always)]
 pub(super) fn linear(x: f32) -> u8 {
-    to_byte((x * 127.0 + (f32::from(SIGNED_ZERO) + 0.5)).floor().clamp(0.0, 254.0))
+    nearest((x * 127.0).clamp(-127.0, 127.0), SIGNED_ZERO)
 }
 
 /// The number of a linear code.
@@ -209,7 +224,7 @@ mod tests {
         }
     }
 
-    fn nearest(codes: &Codes, x: f32) -> u8 {
+    fn rounded(codes: &Codes, x: f32) -> u8 {
         if codes.is_signed { signed(x) } else { unsigned(x, NEAREST) }
     }
 
@@ -250,14 +265,14 @@ mod tests {
                 let distance = |code: u8| (f64::from(codes.numbers[usize::from(code)]) - f64::from(x)).abs();
                 let codes_of = if !codes.is_signed && x > 0.0 { 1..=255 } else { 0..=255 };
                 let best = codes_of.map(distance).fold(f64::INFINITY, f64::min);
-                let found = distance(nearest(codes, x));
+                let found = distance(rounded(codes, x));
                 // Between two numbers either may be found, as places are rounded themselves.
                 assert!(found <= best * (1.0 + 1e-4) + 1e-14, "{x}: {found}, not {best}");
             }
             for (code, &number) in codes.numbers.iter().enumerate() {
-                assert_eq!(usize::from(nearest(codes, number)), code);
+                assert_eq!(usize::from(rounded(codes, number)), code);
             }
-            assert_eq!(nearest(codes, 1.000_000_1), 255);
+            assert_eq!(rounded(codes, 1.000_000_1), 255);
         }
     }
 

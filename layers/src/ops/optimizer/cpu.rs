@@ -238,11 +238,10 @@ impl<E: Weight> Job for AdamW8bitJob<'_, E> {
         let blocks = gradient.chunks(BLOCK).zip(weight.chunks_mut(BLOCK));
         let firsts = first.codes.chunks_exact_mut(BLOCK).zip(first.scales);
         let seconds = second.codes.chunks_exact_mut(BLOCK).zip(second.scales);
+        let [m, v] = &mut [[0.0; BLOCK]; 2];
         for (block, (((gradient, weight), first), second)) in blocks.zip(firsts).zip(seconds).enumerate() {
             let (first, second) =
                 (Coded { codes: first.0, scale: first.1 }, Coded { codes: second.0, scale: second.1 });
-            let mut moments = [[0.0; BLOCK]; 2];
-            let [m, v] = &mut moments;
             first.decode(m, |code| signed.numbers[usize::from(code)]);
             second.decode(v, |code| unsigned.numbers[usize::from(code)]);
             let len = gradient.len();
@@ -264,7 +263,13 @@ struct Coded<'a> {
 impl Coded<'_> {
     #[inline(always)]
     fn decode(&self, x: &mut [f32; BLOCK], number: impl Fn(u8) -> f32) {
-        x.iter_mut().zip(&*self.codes).for_each(|(x, &code)| *x = number(code) * *self.scale);
+        // In two loops: the first cannot be compiled for vectors.
+        for (x, &code) in x.iter_mut().zip(&*self.codes) {
+            *x = number(code);
+        }
+        for x in x {
+            *x *= *self.scale;
+        }
     }
 
     #[inline(always)]

@@ -1,6 +1,8 @@
 //! Kernels for devices: one for a step, in place where nobody else holds a tensor. Codes are words of 32 bits, four codes each, so that
 //! no device needs numbers of 8 bits; a cube takes a block of them.
-use super::codes::{DECADES, Decade, NEAREST, SIGNED_DECADES, SIGNED_ZERO, UNSIGNED_DECADES};
+use super::codes::{
+    DECADES, Decade, Decades, NEAREST, OFFSET, SIGNED_DECADES, SIGNED_ZERO, UNSIGNED_DECADES,
+};
 use super::{
     AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, CODES_OF_WORD, Descent, Factors, LARGEST_GRADIENT,
     MomentumStep, MomentumTensors, OptimizerKernels, is_rounded,
@@ -401,9 +403,13 @@ fn adamw<T: Float, W: Float>(
     new_weight.write(at, rounded::<T, W>(moved, at, step.seed, rounding));
 }
 
-/// A decade of the codes with a sign, or of those without.
+/// Of the codes with a sign, or of those without.
+const fn decades(is_signed: bool) -> Decades {
+    if is_signed { SIGNED_DECADES } else { UNSIGNED_DECADES }
+}
+
 fn decade(is_signed: bool, decade: usize) -> Decade {
-    if is_signed { SIGNED_DECADES[decade] } else { UNSIGNED_DECADES[decade] }
+    decades(is_signed).all[decade]
 }
 
 /// The place of the largest of the magnitudes, which is 1.
@@ -414,12 +420,13 @@ fn place_of_one(is_signed: bool) -> f32 {
 /// The magnitude that has this place, which is an integer.
 #[cube]
 fn magnitude(place: f32, #[comptime] is_signed: bool) -> f32 {
+    let lowest = comptime!(decades(is_signed).lowest);
     let mut begin = f32::new(comptime!(decade(is_signed, 0).begin));
     let mut scale = f32::new(comptime!(decade(is_signed, 0).scale));
-    let mut first = f32::new(comptime!(decade(is_signed, 0).first));
+    let mut first = f32::new(1.0);
     #[unroll]
     for next in 1..DECADES {
-        let of_next = f32::new(comptime!(decade(is_signed, next).first));
+        let of_next = f32::new(comptime!(decade(is_signed, next).parts + 1.0 - lowest));
         let is_in = place >= of_next;
         begin = select(is_in, f32::new(comptime!(decade(is_signed, next).begin)), begin);
         scale = select(is_in, f32::new(comptime!(decade(is_signed, next).scale)), scale);
@@ -445,25 +452,23 @@ fn number(code: u32, #[comptime] is_signed: bool) -> f32 {
 /// The place of a magnitude among all, as on CPU backends.
 #[cube]
 fn place(magnitude: f32, #[comptime] is_signed: bool) -> f32 {
-    let least = f32::new(comptime!(decade(is_signed, 0).begin));
-    let mut begin = least;
+    let lowest = comptime!(decades(is_signed).lowest);
+    let least = comptime!(decade(is_signed, 0).begin);
     let mut scale = f32::new(comptime!(decade(is_signed, 0).scale));
-    let mut first = f32::new(comptime!(decade(is_signed, 0).first));
-    let mut others = f32::new(comptime!(decade(is_signed, 0).others));
+    let mut parts = f32::new(comptime!(decade(is_signed, 0).parts));
     let mut of_gap = f32::new(comptime!(decade(is_signed, 0).beyond));
     #[unroll]
     for next in 1..DECADES {
-        let of_next = f32::new(comptime!(decade(is_signed, next).begin));
-        let is_in = magnitude >= of_next;
-        begin = select(is_in, of_next, begin);
+        let is_in = magnitude >= f32::new(comptime!(decade(is_signed, next).begin));
         scale = select(is_in, f32::new(comptime!(decade(is_signed, next).scale)), scale);
-        first = select(is_in, f32::new(comptime!(decade(is_signed, next).first)), first);
-        others = select(is_in, f32::new(comptime!(decade(is_signed, next).others)), others);
+        parts = select(is_in, f32::new(comptime!(decade(is_signed, next).parts)), parts);
         of_gap = select(is_in, f32::new(comptime!(decade(is_signed, next).beyond)), of_gap);
     }
-    let at = (magnitude - begin) * scale;
-    let place = first + min(at, others) + max(at - others, 0.0) * of_gap;
-    select(magnitude < least, magnitude / least, place)
+    let at = magnitude * scale + (parts * f32::new(OFFSET) + f32::new(comptime!(0.5 - lowest)));
+    let last = 2.0 * parts - f32::new(lowest);
+    let gap = at - last;
+    let place = select(gap > 0.0, last + gap * of_gap, at);
+    select(magnitude < f32::new(least), magnitude * f32::new(comptime!(1.0 / least)), place)
 }
 
 /// The code with a sign of the number that is nearest.
