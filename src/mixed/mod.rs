@@ -45,12 +45,12 @@
 //! | running statistics of `BatchNorm` | they are not cast: [`Precision`] leaves them; those of a batch are added in f32 | the statistics of a batch; for their use, the running ones |
 //! | `softmax` and its kin, the weights of attention | maximum, exponentials, sum | the output |
 //! | losses | everything; the mean | the loss itself and the gradient of the logits |
-//! | average pools | nothing: Burn's kernels sum in the type of the input on some backends (Flex in f16), see below | each sum |
+//! | average pools | the sums, on CPU backends; on devices Burn's kernels sum in the type of the input | the output, the gradient |
 //! | `Embedding` | the sums of the rows of its gradient | that gradient |
 //! | recurrent layers | each product, and the sums over all steps for gradients of weights | gates and states of each step |
 //! | residual sums, elementwise operations | one operation at a time | each result |
 //!
-//! Of an average pool over many elements in f16, the input may be cast: `pool.forward(x.cast(DType::F32)).cast(DType::F16)`.
+//! Of an average pool over many elements on a device, the input may be cast: `pool.forward(x.cast(DType::F32)).cast(DType::F16)`.
 //!
 //! A loss in half precision has two or three digits. To read more of it, or for a loss above 65504 in f16, cast the logits:
 //! `loss.forward(logits.cast(DType::F32), targets)`. What is computed of one parameter by calling its layer many times is summed

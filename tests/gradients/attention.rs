@@ -4,13 +4,15 @@ use burn_memsave::functional as F;
 use proptest::prelude::*;
 use std::ops::Range;
 
-/// Sizes: batch, heads, queries, keys, width, width of the values.
+/// Sizes: batch, heads of keys, queries, keys, width, width of the values.
 type Sizes = [usize; 6];
 
 /// What hides some keys, or not; and what is added to the scores.
 #[derive(Clone, Debug)]
 struct Case {
     sizes: Sizes,
+    /// How many heads of queries each head of keys and values is for.
+    shared: usize,
     options: AttentionModuleOptions,
     /// Which axes of the mask are 1.
     mask: Option<[bool; 4]>,
@@ -21,7 +23,11 @@ struct Case {
 impl Case {
     fn new(sizes: Sizes) -> Self {
         let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: false };
-        Self { sizes, options, mask: None, bias: None }
+        Self { sizes, shared: 1, options, mask: None, bias: None }
+    }
+
+    fn shared(self, shared: usize) -> Self {
+        Self { shared, ..self }
     }
 
     fn causal(mut self) -> Self {
@@ -39,17 +45,28 @@ impl Case {
 
     fn spread(&self, ones: [bool; 4]) -> [usize; 4] {
         let [batch, heads, queries, keys, ..] = self.sizes;
-        let sizes = [batch, heads, queries, keys];
+        let sizes = [batch, heads * self.shared, queries, keys];
         std::array::from_fn(|axis| if ones[axis] { 1 } else { sizes[axis] })
     }
 
-    fn inputs(&self) -> Vec<Input> {
+    /// Of query, key and value.
+    fn shapes(&self) -> [[usize; 4]; 3] {
         let [batch, heads, queries, keys, width, value_width] = self.sizes;
-        let shapes = [[queries, width], [keys, width], [keys, value_width]];
-        let mut inputs: Vec<_> =
-            shapes.map(|[rows, width]| Input::between([batch, heads, rows, width], -2.0..2.0)).to_vec();
+        [[heads * self.shared, queries, width], [heads, keys, width], [heads, keys, value_width]]
+            .map(|[heads, rows, width]| [batch, heads, rows, width])
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        let mut inputs = self.shapes().map(|shape| Input::between(shape, -2.0..2.0)).to_vec();
         inputs.extend(self.bias.map(|ones| Input::random(self.spread(ones))));
         inputs
+    }
+
+    /// Keys or values for every head of queries.
+    fn repeated(&self, x: Tensor<4>) -> Tensor<4> {
+        let [batch, heads, rows, width] = x.dims();
+        let x = x.unsqueeze_dim::<5>(2).expand([batch, heads, self.shared, rows, width]);
+        x.reshape([batch, heads * self.shared, rows, width])
     }
 
     /// A third is hidden, but not the first key, which every query sees: stock has no gradients where one sees nothing.
@@ -64,7 +81,8 @@ impl Case {
         let check = Check::new(self.inputs(), setting);
         let check = match (self.options.softcap, setting.dtype) {
             (Some(_), DType::F64) => check.gradients_within(1e-7), // stock divides by the cap in f32
-            // Sums that cancel out: a row of gradients of scores sums to 0.
+            // Sums that cancel out: a row of gradients of scores sums to 0, and is all that a bias for a whole row gets.
+            (_, DType::F32) if self.bias.is_some_and(|ones| ones[3]) => check.gradients_within(3e-4),
             (_, DType::F32) => check.gradients_within(5e-5),
             _ => check,
         };
@@ -76,8 +94,8 @@ impl Case {
     }
 
     fn stock(&self, t: &Operands) -> Tensor<4> {
-        let mask = self.mask(t.device());
-        module::attention(t.get(0), t.get(1), t.get(2), mask, t.maybe(3), self.options)
+        let (key, value, mask) = (self.repeated(t.get(1)), self.repeated(t.get(2)), self.mask(t.device()));
+        module::attention(t.get(0), key, value, mask, t.maybe(3), self.options)
     }
 }
 
@@ -90,9 +108,10 @@ fn cases() -> impl Strategy<Value = Case> {
     let scale = prop::option::of(0.1..1.0f64);
     let softcap = prop::option::of(0.5..3.0f64);
     let ones = || prop::option::of(prop::array::uniform4(any::<bool>()));
-    (sizes, scale, softcap, any::<bool>(), ones(), ones()).prop_map(
-        |(sizes, scale, softcap, is_causal, mask, bias)| Case {
+    (sizes, 1..4usize, scale, softcap, any::<bool>(), ones(), ones()).prop_map(
+        |(sizes, shared, scale, softcap, is_causal, mask, bias)| Case {
             sizes,
+            shared,
             options: AttentionModuleOptions { scale, softcap, is_causal },
             mask,
             bias,
@@ -115,6 +134,11 @@ fn equals_stock_for_long_sequences() {
         Case::new([1, 1, 40, 7000, 2, 2]).causal(),
         Case::new([1, 2, 530, 530, 4, 5]).causal(),
         Case { mask: spread, bias: spread, ..Case::new([1, 2, 300, 1000, 2, 3]).causal() },
+        // Chunks of all heads of a group, of half of them, and of one.
+        Case::new([1, 4, 140, 200, 2, 3]).shared(3).masked(),
+        Case::new([1, 2, 160, 400, 3, 2]).shared(6).causal(),
+        Case::new([1, 2, 300, 600, 2, 3]).shared(8).causal(),
+        Case::new([2, 1, 100, 3000, 2, 2]).shared(3).biased(),
     ] {
         case.check(Setting::default());
     }
@@ -157,9 +181,11 @@ fn a_query_that_sees_nothing_changes_nothing() {
 #[test]
 fn equals_stock_in_half_precision() {
     for dtype in HALF {
-        for case in
-            [Case::new([2, 2, 8, 8, 16, 16]).causal(), Case::new([1, 2, 5, 9, 8, 4]).masked().biased()]
-        {
+        for case in [
+            Case::new([2, 2, 8, 8, 16, 16]).causal(),
+            Case::new([1, 2, 5, 9, 8, 4]).masked().biased(),
+            Case::new([1, 2, 5, 9, 8, 4]).shared(2).masked(),
+        ] {
             let check = Check::new(case.inputs(), Setting::of(dtype));
             check.compare::<4>(&|t| case.ours(t), &|t| case.stock(t));
         }
@@ -175,7 +201,7 @@ fn is_differentiated() {
         bias: Some([false, true, true, false]),
         ..case.clone()
     };
-    for case in [case, masked] {
+    for case in [case, masked.clone(), masked.shared(2)] {
         Check::new(case.inputs(), Setting::default()).differentiate::<4>(&|t| case.ours(t));
     }
 }
@@ -201,6 +227,20 @@ fn treats_special_values_as_stock() {
     }
 }
 
+/// Queries or keys of nothing: Burn's function has no groups.
+#[test]
+fn takes_empty_groups() {
+    for sizes @ [batch, heads, queries, _, _, width] in
+        [[0, 2, 3, 4, 5, 2], [1, 2, 0, 4, 5, 2], [1, 2, 3, 0, 5, 2], [1, 2, 3, 4, 5, 0]]
+    {
+        let case = Case::new(sizes).shared(2);
+        Check::new(case.inputs(), Setting::default()).compare::<4>(&|t| case.ours(t), &|t| {
+            let nothing = t.get::<4>(0).sum() * 0 + t.get::<4>(1).sum() * 0 + t.get::<4>(2).sum() * 0;
+            Tensor::zeros([batch, heads * 2, queries, width], t.device()) + nothing.reshape([1; 4])
+        });
+    }
+}
+
 /// What does not fit is left to Burn.
 #[test]
 fn treats_odd_shapes_as_stock() {
@@ -213,6 +253,8 @@ fn treats_odd_shapes_as_stock() {
     };
     check([[2, 2, 3, 4], [2, 2, 5, 3], [2, 2, 5, 4]]);
     check([[2, 4, 3, 4], [2, 1, 5, 4], [2, 1, 5, 4]]);
+    check([[2, 4, 3, 4], [2, 3, 5, 4], [2, 3, 5, 4]]);
+    check([[2, 4, 3, 4], [2, 2, 5, 4], [2, 4, 5, 4]]);
 }
 
 /// Gradients that many chunks add to, in half precision.
@@ -228,12 +270,10 @@ mod sums_in_half_precision {
     /// The gradients of ours are no further from those in f64, of the same numbers, than those of Burn's own operations.
     fn check(case: &Case, ranges: [Range<f64>; 4]) {
         let device = Device::flex().autodiff();
-        let [batch, heads, queries, keys, width, value_width] = case.sizes;
-        let [query, key, value] = [[queries, width], [keys, width], [keys, value_width]]
-            .map(|[rows, width]| [batch, heads, rows, width]);
-        let mut shapes = vec![query, key, value];
+        let mut shapes = case.shapes().to_vec();
         shapes.extend(case.bias.map(|ones| case.spread(ones)));
-        let output = [batch, heads, queries, value_width];
+        let [batch, heads, queries, _] = shapes[0];
+        let output = [batch, heads, queries, case.sizes[5]];
         for dtype in HALF {
             let rounded = |shape: [usize; 4], seed: usize, range: &Range<f64>| {
                 let values = uniform(shape.iter().product(), seed as u64, range.clone());
@@ -250,7 +290,10 @@ mod sums_in_half_precision {
                 let (mask, bias) = (case.mask(&device), leaves.get(3).cloned());
                 let y = match ours {
                     true => F::attention(query, key, value, mask, bias, case.options),
-                    false => module::attention(query, key, value, mask, bias, case.options),
+                    false => {
+                        let [key, value] = [key, value].map(|x| case.repeated(x));
+                        module::attention(query, key, value, mask, bias, case.options)
+                    }
                 };
                 let dy = tensor(dy.clone(), &output, &device, dtype);
                 let gradients = (y * dy).sum().backward();
@@ -287,6 +330,14 @@ mod sums_in_half_precision {
     #[test]
     fn of_queries_that_see_some_keys() {
         check(&Case::new([1, 2, 1024, 1024, 4, 4]).causal(), ANY_SIGN);
+    }
+
+    /// Chunks of some heads of a group, whose queries see some keys.
+    #[test]
+    fn of_shared_heads() {
+        for ranges in [SAME_SIGN, ANY_SIGN] {
+            check(&Case::new([1, 2, 512, 1024, 4, 4]).shared(6).causal(), ranges);
+        }
     }
 
     /// A bias of all queries, then of all heads: 16 chunks add to it.

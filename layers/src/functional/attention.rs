@@ -8,6 +8,23 @@ use burn::tensor::{Bool, Shape, Tensor, module, ops::AttentionModuleOptions};
 ///
 /// Keeps handles of `q`, `k`, `v`, the mask and the bias, and one number per query and head; nothing of the size queries times
 /// keys. The weights are computed in blocks, and again in the backward pass.
+///
+/// Keys and values may have fewer heads than queries, which Burn's function refuses: each is then that of as many heads of queries, one
+/// after another (grouped queries, [arXiv 2305.13245](https://arxiv.org/abs/2305.13245)). They are not repeated, and kept as they are.
+///
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor, ops::AttentionModuleOptions};
+/// use burn_memsave_layers::functional::attention;
+///
+/// let device = Device::flex();
+/// let random = |heads: usize| Tensor::<4>::random([1, heads, 5, 8], Distribution::Default, &device);
+/// let (query, key, value) = (random(6), random(2), random(2));
+/// let repeated = |x: Tensor<4>| x.unsqueeze_dim::<5>(2).expand([1, 2, 3, 5, 8]).reshape([1, 6, 5, 8]);
+/// let options = AttentionModuleOptions::default;
+/// let grouped = attention(query.clone(), key.clone(), value.clone(), None, None, options());
+/// let whole = attention(query, repeated(key), repeated(value), None, None, options());
+/// assert!(grouped.all_close(whole, None, None));
+/// ```
 pub fn attention(
     query: Tensor<4>,
     key: Tensor<4>,
@@ -19,7 +36,13 @@ pub fn attention(
     let positive = options.softcap.is_none_or(|softcap| softcap > 0.0);
     let fit = tensors_fit(&query, &key, &value, &mask, &attn_bias).and(require(positive, Misfit::Softcap));
     let tracked = [&query, &key, &value].into_iter().chain(&attn_bias).any(Tensor::is_tracked);
-    if !query.device().is_autodiff() || !accepts("attention", fit, tracked, NO_WEIGHT) {
+    let grouped = query.dims()[1] != key.dims()[1];
+    let fit = match fit {
+        Err(Misfit::Empty) if grouped => Ok(()), // which Burn's function does not take
+        fit => fit,
+    };
+    let burns = !query.device().is_autodiff() && !grouped;
+    if burns || !accepts("attention", fit, tracked, NO_WEIGHT) {
         return module::attention(query, key, value, mask, attn_bias, options);
     }
     let scores = Scores {
@@ -41,19 +64,21 @@ fn tensors_fit(
     bias: &Option<Tensor<4>>,
 ) -> Fit {
     let [batch, heads, queries, width] = query.dims();
-    let [_, _, keys, _] = key.dims();
+    let [_, groups, keys, _] = key.dims();
     let [_, _, _, value_width] = value.dims();
     let weights = [batch, heads, queries, keys];
     let spreads = |dims: [usize; 4]| dims.iter().zip(weights).all(|(&dim, of)| dim == 1 || dim == of);
-    let shapes = key.dims() == [batch, heads, keys, width]
-        && value.dims() == [batch, heads, keys, value_width]
+    let shapes = groups > 0
+        && heads.is_multiple_of(groups)
+        && key.dims() == [batch, groups, keys, width]
+        && value.dims() == [batch, groups, keys, value_width]
         && mask.as_ref().is_none_or(|mask| spreads(mask.dims()))
         && bias.as_ref().is_none_or(|bias| spreads(bias.dims()));
     let mut others = [key, value].into_iter().chain(bias);
     require(![query, key, value].into_iter().any(is_quantized), Misfit::Quantized)?;
     require(others.all(|tensor| tensor.dtype() == query.dtype()), Misfit::Dtypes)?;
-    require(weights.into_iter().chain([width, value_width]).all(|size| size > 0), Misfit::Empty)?;
-    require(shapes, Misfit::Shapes)
+    require(shapes, Misfit::Shapes)?;
+    require(weights.into_iter().chain([width, value_width]).all(|size| size > 0), Misfit::Empty)
 }
 
 /// The operation on tensors of fitting shapes, `[batch, queries, heads * width]` if `merged`; zeros if one of them is empty.

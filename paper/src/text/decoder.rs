@@ -1,5 +1,5 @@
 // Llama (arXiv 2407.21783) and Mistral (arXiv 2310.06825) with the topology of Hugging Face, written once. Whoever includes this
-// file says which `nn`, `attention` and `linear` it is made of, and has `next_token_loss`.
+// file says which `nn`, `attention`, of grouped queries, and `linear` it is made of, and has `next_token_loss`.
 use crate::text::hugging_face::{HuggingFace, PairedRotations};
 use crate::text::{Decoder, DecoderSize, RotaryStretch};
 use burn::module::Module;
@@ -52,17 +52,9 @@ impl Attention {
         let split = |linear: &Linear, heads: usize| {
             linear.forward(x.clone()).reshape([batch, length, heads, head]).swap_dims(1, 2)
         };
-        let shared = |x: Tensor<4>| match self.heads / self.key_heads {
-            1 => x,
-            times => {
-                let x = x.unsqueeze_dim::<5>(2);
-                x.expand([batch, self.key_heads, times, length, head])
-                    .reshape([batch, self.heads, length, head])
-            }
-        };
         let query = rotary.forward(split(&self.query, self.heads));
-        let key = shared(rotary.forward(split(&self.key, self.key_heads)));
-        let value = shared(split(&self.value, self.key_heads));
+        let key = rotary.forward(split(&self.key, self.key_heads));
+        let value = split(&self.value, self.key_heads);
         let causal = AttentionModuleOptions { is_causal: true, ..Default::default() };
         let context = attention(query, key, value, None, None, causal);
         self.output.forward(context.swap_dims(1, 2).reshape([batch, length, width]))

@@ -5,12 +5,13 @@ use burn::tensor::{Device, Int, Tensor};
 
 pub mod hugging_face;
 pub mod llama;
+mod repeated;
 mod size;
 
 pub use size::{DecoderSize, EncoderSize, Gpt2Size, RotaryStretch, T5Size};
 
 macro_rules! models {
-    ($(#[$doc:meta])* $namespace:ident, $nn:path, $functional:path, $loss:literal) => {
+    ($(#[$doc:meta])* $namespace:ident, $nn:path, $functional:path, $grouped:path, $loss:literal) => {
         $(#[$doc])*
         pub mod $namespace {
             /// Encoders: BERT and RoBERTa.
@@ -41,8 +42,9 @@ macro_rules! models {
             pub mod decoder {
                 use $nn;
                 use $functional as functional;
+                use $grouped as attention;
                 use super::loss::next_token_loss;
-                use functional::{attention, linear};
+                use functional::linear;
                 include!("decoder.rs");
             }
 
@@ -61,6 +63,7 @@ models!(
     stock,
     burn::nn,
     burn::tensor::module,
+    crate::text::repeated::attention,
     "loss.rs"
 );
 models!(
@@ -68,6 +71,7 @@ models!(
     memsave,
     burn_memsave::nn,
     burn_memsave::functional,
+    burn_memsave::functional::attention,
     "loss.rs"
 );
 models!(
@@ -75,6 +79,7 @@ models!(
     fused,
     burn_memsave::nn,
     burn_memsave::functional,
+    burn_memsave::functional::attention,
     "fused_loss.rs"
 );
 

@@ -169,25 +169,13 @@ impl CrossAttention {
         if let Some(mask) = &mask {
             assert_shape!(mask, [batch, keys]);
         }
-        let (heads, shared, width) = (self.n_heads_kv, self.n_heads / self.n_heads_kv, self.d_head);
-        let query = self.query.forward(query).reshape([batch, queries, self.n_heads, width]).swap_dims(1, 2);
-        // Queries that share keys and values are more queries of one head.
-        let query = match shared {
-            1 => query,
-            _ => query.reshape([batch, heads, shared * queries, width]),
-        };
+        let query =
+            self.query.forward(query).reshape([batch, queries, self.n_heads, self.d_head]).swap_dims(1, 2);
         let dropout = weight_dropout(&self.dropout, &query);
         let scores = scores(self.scale, self.min_float, self.quiet_softmax);
         let mask = mask.map(|mask| mask.unsqueeze_dims::<4>(&[1, 1]));
         let heads = Heads { query, key, mask, scores, dropout };
-        let output = match shared {
-            1 => heads.merged(value),
-            _ => {
-                let output = heads.weighted(value).reshape([batch, self.n_heads, queries, width]);
-                output.swap_dims(1, 2).reshape([batch, queries, self.n_heads * width])
-            }
-        };
-        self.output.forward(output)
+        self.output.forward(heads.merged(value))
     }
 
     /// `[batch, length, d_context]` to `[batch, heads, length, d_head]`.

@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 pub(super) struct Heads {
     /// `[batch, heads, queries, width]`
     pub(super) query: Tensor<4>,
-    /// `[batch, heads, keys, width]`
+    /// `[batch, heads, keys, width]`, or fewer heads that several of the queries share
     pub(super) key: Tensor<4>,
     /// True where a key is hidden; `[batch, heads, queries, keys]`, or 1 in place of any of them.
     pub(super) mask: Option<Tensor<4, Bool>>,
@@ -19,7 +19,7 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    /// The values `[batch, heads, keys, width]`, weighted: `[batch, heads, queries, width]`.
+    /// The values, with heads as the keys, weighted: `[batch, heads, queries, width]`.
     pub(super) fn weighted(self, value: Tensor<4>) -> Tensor<4> {
         self.apply(value, false)
     }

@@ -16,7 +16,7 @@ use burn::tensor::Shape;
 pub(super) struct Operands<B: Backend> {
     /// `[batch, heads, queries, width]`
     pub(super) query: FloatTensor<B>,
-    /// `[batch, heads, keys, width]`
+    /// `[batch, groups, keys, width]`, each group for as many heads
     pub(super) key: FloatTensor<B>,
     /// `[batch, heads, queries, keys]`, or 1 in place of any of them.
     pub(super) mask: Option<BoolTensor<B>>,
@@ -35,23 +35,34 @@ pub(super) struct DroppedWeights<M> {
 }
 
 impl<B: AttentionKernels> Operands<B> {
+    fn sizes(&self) -> Sizes {
+        Sizes::of::<B>(&self.query, &self.key)
+    }
+
     fn chunks(&self) -> Vec<Chunk> {
-        Sizes::of::<B>(&self.query, &self.key).chunks(&self.scores, B::CHUNK)
+        self.sizes().chunks(&self.scores, B::CHUNK)
+    }
+
+    /// The queries of a chunk, by group, and its keys.
+    fn rows_and_keys(&self, chunk: &Chunk) -> (FloatTensor<B>, FloatTensor<B>) {
+        (chunk.by_group::<B>(chunk.queries_of::<B>(&self.query)), chunk.keys_of::<B>(&self.key))
     }
 
     /// Draws what to drop.
     pub(super) fn drop_weights(&self, keep: f64) -> DroppedWeights<B::Mask> {
         let (device, dtype) = (self.query.device(), self.query.dtype());
         let chunks = self.chunks().into_iter();
-        let masks = chunks.map(|Chunk { batch, heads, queries, keys }| {
+        let masks = chunks.map(|Chunk { batch, heads, queries, keys, .. }| {
             let shape = Shape::new([batch.len(), heads.len(), queries.len(), keys]);
             B::bernoulli_mask(shape, dtype, &device, keep)
         });
-        DroppedWeights { masks: replay::draw(|| masks.collect()), keep }
+        let mut masks: Vec<_> = replay::draw(|| masks.collect());
+        masks.shrink_to_fit(); // they were collected into the place of the chunks
+        DroppedWeights { masks, keep }
     }
 
     fn rows(&self, chunk: &Chunk) -> ScoreRows<B> {
-        let Chunk { batch, heads, queries, keys } = chunk;
+        let Chunk { batch, heads, queries, keys, .. } = chunk;
         let ranges = [batch, heads, queries, &(0..*keys)];
         ScoreRows {
             scores: self.scores,
@@ -66,7 +77,7 @@ impl<B: AttentionKernels> Operands<B> {
         }
     }
 
-    /// The output `[batch, heads, queries, value_width]` for values `[batch, heads, keys, value_width]`, and the logarithm of
+    /// The output `[batch, heads, queries, value_width]` for values `[batch, groups, keys, value_width]`, and the logarithm of
     /// the sum of the exponentials of every row of scores, `[batch, heads, queries, 1]`, if it is wanted.
     pub(super) fn forward(
         self,
@@ -80,11 +91,11 @@ impl<B: AttentionKernels> Operands<B> {
         let mut output = Parts::<B>::new(Shape::new([batch, queries, heads, width]));
         let mut log_sums = Parts::<B>::new(Shape::new([batch, heads, queries, 1]));
         for (index, chunk) in self.chunks().into_iter().enumerate() {
-            let [query, key] = [chunk.queries_of::<B>(&self.query), chunk.keys_of::<B>(&self.key)];
-            let products = B::float_matmul(query, B::float_transpose(key));
+            let (query, key) = self.rows_and_keys(&chunk);
+            let products = chunk.by_head::<B>(B::float_matmul(query, B::float_transpose(key)));
             let (weights, sums) = B::attention_weights(products, &self.rows(&chunk));
-            let weights = apply_dropout::<B>(weights, dropped, index);
-            let part = B::float_matmul(weights, chunk.keys_of::<B>(&value));
+            let weights = chunk.by_group::<B>(apply_dropout::<B>(weights, dropped, index));
+            let part = chunk.by_head::<B>(B::float_matmul(weights, chunk.keys_of::<B>(&value)));
             let Chunk { batch, heads, queries, .. } = &chunk;
             output.put([batch, queries, heads, &(0..width)], B::float_swap_dims(part, 1, 2));
             if wants_log_sums {
@@ -101,14 +112,15 @@ impl<B: AttentionKernels> Operands<B> {
         dropped: Option<&DroppedWeights<B::Mask>>,
         dy: FloatTensor<B>,
     ) -> FloatTensor<B> {
-        let [batch, heads, keys, _] = self.key.shape().dims();
-        let mut dvalue = KeyGrads::<B>::new(Shape::new([batch, heads, keys, dy.shape()[3]]));
+        let sizes = self.sizes();
+        let Sizes { batch, groups, keys, .. } = sizes;
+        let mut dvalue = KeyGrads::<B>::new(Shape::new([batch, groups, keys, dy.shape()[3]]));
         for (index, chunk) in self.chunks().iter().enumerate().rev() {
-            let [query, key] = [chunk.queries_of::<B>(&self.query), chunk.keys_of::<B>(&self.key)];
-            let products = B::float_matmul(query, B::float_transpose(key));
+            let (query, key) = self.rows_and_keys(chunk);
+            let products = chunk.by_head::<B>(B::float_matmul(query, B::float_transpose(key)));
             let (weights, _) = B::attention_weights(products, &self.rows(chunk));
-            let weights = apply_dropout::<B>(weights, dropped, index);
-            dvalue.add(chunk, self.query.shape()[2], weights, chunk.queries_of::<B>(&dy));
+            let weights = chunk.by_group::<B>(apply_dropout::<B>(weights, dropped, index));
+            dvalue.add(chunk, &sizes, weights, chunk.by_group::<B>(chunk.queries_of::<B>(&dy)));
         }
         dvalue.finish(&dy)
     }
@@ -123,16 +135,17 @@ impl<B: AttentionKernels> Operands<B> {
         wanted: [bool; 4],
     ) -> [Option<FloatTensor<B>>; 4] {
         let [wants_query, wants_key, wants_value, wants_bias] = wanted;
-        let sizes = Sizes::of::<B>(&self.query, &self.key);
+        let sizes = self.sizes();
         let mut dquery = Parts::<B>::new(self.query.shape());
         let [mut dkey, mut dvalue] = [&self.key, &value].map(|x| KeyGrads::<B>::new(x.shape()));
         let mut dbias = self.bias.as_ref().map(|bias| BiasGrad::<B>::new(bias, &sizes));
-        let (queries, dtype) = (sizes.queries, self.query.dtype());
+        let dtype = self.query.dtype();
         for (index, chunk) in self.chunks().iter().enumerate().rev() {
-            let [query, key] = [chunk.queries_of::<B>(&self.query), chunk.keys_of::<B>(&self.key)];
-            let dy = chunk.queries_of::<B>(&dy);
+            let (query, key) = self.rows_and_keys(chunk);
+            let dy = chunk.by_group::<B>(chunk.queries_of::<B>(&dy));
             let products = B::float_matmul(query.clone(), B::float_transpose(key.clone()));
             let dweights = B::float_matmul(dy.clone(), B::float_transpose(chunk.keys_of::<B>(&value)));
+            let [products, dweights] = [products, dweights].map(|x| chunk.by_head::<B>(x));
             let dweights = apply_dropout::<B>(dweights, dropped, index);
             let log_sums = chunk.queries_of::<B>(&log_sums);
             let rows = self.rows(chunk);
@@ -140,18 +153,20 @@ impl<B: AttentionKernels> Operands<B> {
                 B::attention_weights_backward(products, dweights, log_sums, &rows, wants_bias);
             if wants_value {
                 let weights = apply_dropout::<B>(weights, dropped, index);
-                dvalue.add(chunk, queries, weights, dy);
+                dvalue.add(chunk, &sizes, chunk.by_group::<B>(weights), dy);
             }
             if let (Some(dbias), Some(bias)) = (&mut dbias, bias) {
                 dbias.add(chunk, bias, dtype);
             }
+            let products = chunk.by_group::<B>(products);
             if wants_key {
-                dkey.add(chunk, queries, products.clone(), query);
+                dkey.add(chunk, &sizes, products.clone(), query);
             }
             if wants_query {
                 let Chunk { batch, heads, queries, .. } = chunk;
                 let all = 0..key.shape()[3];
-                dquery.put([batch, heads, queries, &all], B::float_matmul(products, key));
+                let part = chunk.by_head::<B>(B::float_matmul(products, key));
+                dquery.put([batch, heads, queries, &all], part);
             }
         }
         [

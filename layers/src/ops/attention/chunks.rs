@@ -9,6 +9,8 @@ use core::ops::Range;
 pub(super) struct Chunk {
     pub(super) batch: Range<usize>,
     pub(super) heads: Range<usize>,
+    /// The heads of the keys and values of these heads.
+    pub(super) groups: Range<usize>,
     pub(super) queries: Range<usize>,
     /// The keys that these queries see.
     pub(super) keys: usize,
@@ -23,6 +25,8 @@ const MIN_QUERIES: usize = 64;
 pub(super) struct Sizes {
     pub(super) batch: usize,
     pub(super) heads: usize,
+    /// The heads of keys and values. Each is that of as many heads of queries.
+    pub(super) groups: usize,
     pub(super) queries: usize,
     pub(super) keys: usize,
 }
@@ -30,14 +34,29 @@ pub(super) struct Sizes {
 impl Sizes {
     pub(super) fn of<B: Backend>(query: &FloatTensor<B>, key: &FloatTensor<B>) -> Self {
         let [batch, heads, queries, _] = query.shape().dims();
-        let [_, _, keys, _] = key.shape().dims();
-        Self { batch, heads, queries, keys }
+        let [_, groups, keys, _] = key.shape().dims();
+        Self { batch, heads, groups, queries, keys }
+    }
+
+    /// How many heads a group has.
+    fn of_group(&self) -> usize {
+        self.heads / self.groups.max(1)
+    }
+
+    /// So many heads at a time, or less, that they are whole groups or an equal part of one.
+    fn head_step(&self, most: usize) -> usize {
+        let of_group = self.of_group().max(1);
+        match most / of_group {
+            0 => (1..=most).rev().find(|step| of_group.is_multiple_of(*step)).unwrap_or(1),
+            groups => groups * of_group,
+        }
     }
 
     /// The chunks: whole heads where several heads fit in `elements`, else some queries of one. They are in the order of the weights,
-    /// which are drawn in it where some are dropped; causal attention drops none, and takes some queries of several heads.
+    /// which are drawn in it where some are dropped; causal attention drops none, and takes some queries of several heads. Those of a
+    /// group follow each other.
     pub(super) fn chunks(&self, scores: &Scores, elements: usize) -> Vec<Chunk> {
-        let &Self { batch, heads, queries, keys } = self;
+        let &Self { batch, heads, queries, keys, .. } = self;
         let fitting = elements / keys.max(1); // rows
         let whole = (fitting / queries.max(1)).max(1); // heads
         let step = match scores.causal {
@@ -47,11 +66,12 @@ impl Sizes {
         let step = step.max(MIN_QUERIES);
         let (batch_step, head_step, query_step) = if step < queries {
             let several = elements / (step * keys.max(1));
-            let groups = heads.div_ceil(several.clamp(1, heads.max(1)));
-            (1, if scores.causal { heads.div_ceil(groups.max(1)).max(1) } else { 1 }, step)
+            let steps = heads.div_ceil(several.clamp(1, heads.max(1)));
+            (1, if scores.causal { heads.div_ceil(steps.max(1)).max(1) } else { 1 }, step)
         } else {
             ((whole / heads.max(1)).max(1), whole.min(heads.max(1)), queries.max(1))
         };
+        let head_step = self.head_step(head_step);
         let ranges = |len: usize, step: usize| (0..len).step_by(step).map(move |at| at..(at + step).min(len));
         ranges(batch, batch_step)
             .flat_map(|batch| ranges(heads, head_step).map(move |heads| (batch.clone(), heads)))
@@ -60,7 +80,9 @@ impl Sizes {
             })
             .map(|(batch, heads, queries)| {
                 let keys = scores.visible(queries.end.saturating_sub(1), self.queries, keys);
-                Chunk { batch, heads, queries, keys: keys.max(1) }
+                let of_group = self.of_group().max(1);
+                let groups = heads.start / of_group..heads.end.div_ceil(of_group);
+                Chunk { batch, heads, groups, queries, keys: keys.max(1) }
             })
             .collect()
     }
@@ -87,9 +109,38 @@ impl Chunk {
         part::<B>(x, [&self.batch, &self.heads, &self.queries, &(0..x.shape()[3])])
     }
 
-    /// The part of `[batch, heads, keys, ..]`.
+    /// The part of `[batch, groups, keys, ..]`.
     pub(super) fn keys_of<B: Backend>(&self, x: &FloatTensor<B>) -> FloatTensor<B> {
-        part::<B>(x, [&self.batch, &self.heads, &(0..self.keys), &(0..x.shape()[3])])
+        part::<B>(x, [&self.batch, &self.groups, &(0..self.keys), &(0..x.shape()[3])])
+    }
+
+    /// The rows `[batch, heads, queries, ..]` of this chunk as those of the groups: `[batch, groups, heads of a group * queries, ..]`.
+    pub(super) fn by_group<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        self.with_heads::<B>(x, self.groups.len())
+    }
+
+    /// [`by_group`](Self::by_group), undone.
+    pub(super) fn by_head<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        self.with_heads::<B>(x, self.heads.len())
+    }
+
+    fn with_heads<B: Backend>(&self, x: FloatTensor<B>, heads: usize) -> FloatTensor<B> {
+        if self.heads.len() == self.groups.len() {
+            return x;
+        }
+        let rows = self.heads.len() * self.queries.len() / heads;
+        let shape = Shape::new([self.batch.len(), heads, rows, x.shape()[3]]);
+        B::float_reshape(x, shape)
+    }
+
+    /// Whether these are all queries of their groups.
+    pub(super) fn is_whole(&self, sizes: &Sizes) -> bool {
+        self.queries == (0..sizes.queries) && self.heads.len() == self.groups.len() * sizes.of_group()
+    }
+
+    /// Whether these are the first queries of their groups.
+    pub(super) fn is_first(&self, sizes: &Sizes) -> bool {
+        self.queries.start == 0 && self.heads.start == self.groups.start * sizes.of_group()
     }
 }
 
@@ -100,9 +151,12 @@ mod tests {
     const SCORES: Scores =
         Scores { scale: 1.0, softcap: None, causal: false, masked: f64::NEG_INFINITY, quiet: false };
 
-    fn chunks(sizes: [usize; 4], causal: bool, elements: usize) -> Vec<Chunk> {
-        let [batch, heads, queries, keys] = sizes;
-        Sizes { batch, heads, queries, keys }.chunks(&Scores { causal, ..SCORES }, elements)
+    fn sizes([batch, heads, queries, keys]: [usize; 4], groups: usize) -> Sizes {
+        Sizes { batch, heads, groups, queries, keys }
+    }
+
+    fn chunks(of: [usize; 4], causal: bool, elements: usize) -> Vec<Chunk> {
+        sizes(of, of[1]).chunks(&Scores { causal, ..SCORES }, elements)
     }
 
     /// Every weight is in exactly one chunk, except those that no query sees; in row-major order, unless attention is causal.
@@ -145,8 +199,35 @@ mod tests {
     fn one_chunk_where_everything_fits() {
         assert_eq!(
             chunks([2, 3, 5, 7], false, 210),
-            [Chunk { batch: 0..2, heads: 0..3, queries: 0..5, keys: 7 }]
+            [Chunk { batch: 0..2, heads: 0..3, groups: 0..3, queries: 0..5, keys: 7 }]
         );
+    }
+
+    /// The chunks of a group follow each other, from its first queries on; each has as many heads of every group.
+    #[test]
+    fn chunks_of_groups_are_whole_groups_or_parts_of_one() {
+        for of @ [_, heads, queries, _] in [[2, 12, 5, 7], [1, 12, 300, 200], [2, 6, 100, 1000]] {
+            for groups in (1..=heads).filter(|&groups| heads % groups == 0) {
+                for (causal, elements) in
+                    [(false, 1), (false, 500), (true, 1 << 14), (true, 1 << 17), (false, 1 << 20)]
+                {
+                    let sizes = sizes(of, groups);
+                    let mut rows = 0; // of the groups that are not done
+                    for chunk in sizes.chunks(&Scores { causal, ..SCORES }, elements) {
+                        let Chunk { heads, groups, queries: some, .. } = &chunk;
+                        assert!(heads.clone().all(|head| groups.contains(&(head / sizes.of_group()))));
+                        assert_eq!(heads.len() % groups.len(), 0);
+                        assert!(groups.len() == 1 || heads.len() == groups.len() * sizes.of_group());
+                        assert_eq!(chunk.is_first(&sizes), rows == 0);
+                        rows += heads.len() * some.len();
+                        let all = groups.len() * sizes.of_group() * queries;
+                        assert_eq!(chunk.is_whole(&sizes), chunk.is_first(&sizes) && rows == all);
+                        rows %= all;
+                    }
+                    assert_eq!(rows, 0);
+                }
+            }
+        }
     }
 
     #[test]

@@ -13,6 +13,9 @@
 //! [arXiv 2205.14135](https://arxiv.org/abs/2205.14135). Memory grows linearly with the length of the sequence; stock Burn
 //! keeps several tensors of the size of the weights.
 //!
+//! Heads may share keys and values in groups ([arXiv 2305.13245](https://arxiv.org/abs/2305.13245)): they are never repeated. In a chunk
+//! the queries of the heads of a group are rows of one product.
+//!
 //! [`chunks`]: which chunks there are; [`sums`]: how their results are combined; [`chunked`]: the loop over them; [`kernels`]:
 //! what is computed for each.
 use super::{
@@ -105,9 +108,9 @@ extension! {
     /// Attention.
     pub trait AttentionOps(AttentionKernels) {
         /// The weighted values, `[batch, heads, queries, value_width]`, or `[batch, queries, heads * value_width]` if merged;
-        /// query `[batch, heads, queries, width]`, key `[batch, heads, keys, width]`, value
-        /// `[batch, heads, keys, value_width]`, mask (true: hidden) and bias `[batch, heads, queries, keys]` or 1 in place of
-        /// any of them; nothing empty.
+        /// query `[batch, heads, queries, width]`, key `[batch, groups, keys, width]`, value
+        /// `[batch, groups, keys, value_width]`, each group for `heads / groups` heads that follow each other, mask (true: hidden)
+        /// and bias `[batch, heads, queries, keys]` or 1 in place of any of them; nothing empty.
         fn memsave_attention(
             query: FloatTensor<Self>,
             key: FloatTensor<Self>,

@@ -52,10 +52,10 @@ impl<B: Backend> Parts<B> {
     }
 }
 
-/// A gradient of keys or values, a sum over the queries of a head, whose chunks come in reverse order.
+/// A gradient of keys or values, a sum over the queries of a group, whose chunks come in reverse order.
 pub(super) struct KeyGrads<B: Backend> {
     all: Parts<B>,
-    /// The sum of the chunks of these heads so far.
+    /// The sum of the chunks of these groups so far.
     sum: Option<Parts<B>>,
 }
 
@@ -64,12 +64,12 @@ impl<B: AttentionKernels> KeyGrads<B> {
         Self { all: Parts::new(shape), sum: None }
     }
 
-    /// Adds `rows^T x` of a chunk of `queries` queries.
-    pub(super) fn add(&mut self, chunk: &Chunk, queries: usize, rows: FloatTensor<B>, x: FloatTensor<B>) {
+    /// Adds `rows^T x` of a chunk, both by group.
+    pub(super) fn add(&mut self, chunk: &Chunk, sizes: &Sizes, rows: FloatTensor<B>, x: FloatTensor<B>) {
         let (all_keys, width) = (0..self.all.shape[2], 0..self.all.shape[3]);
-        let ranges = [&chunk.batch, &chunk.heads, &all_keys, &width];
+        let ranges = [&chunk.batch, &chunk.groups, &all_keys, &width];
         let rows = B::float_transpose(rows);
-        if chunk.queries == (0..queries) {
+        if chunk.is_whole(sizes) {
             return self.all.put(ranges, B::float_matmul(rows, x));
         }
         let dtype = x.dtype();
@@ -77,10 +77,10 @@ impl<B: AttentionKernels> KeyGrads<B> {
             true => B::float_matmul(widen::<B>(rows), widen::<B>(x)),
             false => widen::<B>(B::float_matmul(rows, x)),
         };
-        let shape = [chunk.batch.len(), chunk.heads.len(), all_keys.len(), width.len()];
+        let shape = [chunk.batch.len(), chunk.groups.len(), all_keys.len(), width.len()];
         let sum = self.sum.get_or_insert_with(|| Parts::new(Shape::new(shape)));
         sum.add([&(0..shape[0]), &(0..shape[1]), &(0..chunk.keys), &width], more);
-        if chunk.queries.start == 0
+        if chunk.is_first(sizes)
             && let Some(Parts { all: Some(sum), .. }) = self.sum.take()
         {
             self.all.put(ranges, B::float_cast(sum, dtype.into()));

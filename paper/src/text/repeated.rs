@@ -1,0 +1,23 @@
+//! Attention of grouped queries as Burn's users write it.
+use burn::tensor::{Bool, Tensor, module, ops::AttentionModuleOptions};
+
+/// Burn's attention, with the heads of keys and values repeated for the heads of queries that share them.
+pub fn attention(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    mask: Option<Tensor<4, Bool>>,
+    bias: Option<Tensor<4>>,
+    options: AttentionModuleOptions,
+) -> Tensor<4> {
+    let heads = query.dims()[1];
+    let repeated = |x: Tensor<4>| match heads / x.dims()[1] {
+        1 => x,
+        times => {
+            let [batch, groups, length, width] = x.dims();
+            let x = x.unsqueeze_dim::<5>(2).expand([batch, groups, times, length, width]);
+            x.reshape([batch, heads, length, width])
+        }
+    };
+    module::attention(query, repeated(key), repeated(value), mask, bias, options)
+}
