@@ -176,6 +176,21 @@ mod cross_attention {
         }
     }
 
+    /// Chunks of some heads of a group, then of all; the weights are dropped in the order of stock's.
+    #[test]
+    fn drops_what_stock_drops_in_chunks() {
+        for heads in [12, 6] {
+            let config = stock::CrossAttentionConfig::new(6, 5, heads, 2, 3).with_dropout(0.3);
+            compare::<_, MemSaveCrossAttention>(
+                &config.to_string(),
+                &[[1, 100, 6], [1, 700, 5]],
+                |device| config.init(device),
+                |layer, x| vec![layer.forward(x[0].clone(), x[1].clone(), None)],
+                |layer, x| vec![layer.forward(x[0].clone(), x[1].clone(), None)],
+            );
+        }
+    }
+
     #[test]
     fn caches_the_context() {
         let config = stock::CrossAttentionConfig::new(6, 5, 4, 2, 3).with_dropout(0.0);

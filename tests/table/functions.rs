@@ -82,7 +82,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         if case.input() { x.floats() + log_sums } else { 0 }
     };
     function! {
-        visitor, "attention, grouped", QUERIES, grouped, repeating, |f, x| {
+        visitor, "attention, grouped", QUERIES.test([2, 12, 9, 8]), grouped, repeating, |f, x| {
             let sixth = x.dims()[1] / 6;
             let heads = |range: Range<usize>| x.clone().slice_dim(1, range.start * sixth..range.end * sixth);
             let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: true };

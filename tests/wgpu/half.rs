@@ -47,6 +47,14 @@ const OPS: [(&str, Op); 20] = [
         let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
         F::attention(x.clone(), x.clone() * 0.5, x + 1.0, None, None, options).squeeze_dim(0)
     }),
+    ("attention, grouped", |x, _| {
+        let x = x.unsqueeze_dim::<4>(0);
+        let [_, heads, rows, width] = x.dims();
+        let query =
+            x.clone().expand([2, heads, rows, width]).swap_dims(0, 1).reshape([1, 2 * heads, rows, width]);
+        let y = F::attention(query * 2.0, x.clone() * 0.5, x + 1.0, None, None, Default::default());
+        y.slice_dim(1, 1..heads + 1).squeeze_dim(0)
+    }),
 ];
 
 /// Output and gradients, in f64.

@@ -204,7 +204,14 @@ fn attention_of_any_layout_equals_flex() {
         let (query, key) = (x.clone(), x.clone() * 0.5);
         F::attention(query, key, x + 1.0, mask, bias, options).squeeze_dim(0)
     }
-    let ops: [(&str, Op); 3] = [
+    /// The keys and values of the first row of the batch, for all.
+    fn attend_in_a_group(x: Tensor<3>) -> Tensor<3> {
+        let x = x.unsqueeze_dim::<4>(0);
+        let first = x.clone().slice_dim(1, 0..1);
+        F::attention(x, first.clone() * 0.5, first + 1.0, None, None, Default::default()).squeeze_dim(0)
+    }
+    let ops: [(&str, Op); 4] = [
+        ("attention, grouped", |x, _| attend_in_a_group(x)),
         ("attention", |x, _| attend(x, false, AttentionModuleOptions::default())),
         ("attention, causal", |x, _| {
             attend(x, false, AttentionModuleOptions { is_causal: true, ..Default::default() })

@@ -380,6 +380,12 @@ fn attention_equals_flex() {
             F::attention(query, key, value, Some(mask), Some(bias), options)
         });
     }
+    let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
+    check("attention, grouped", [2, 10, 5, 3], |x: Tensor<4>, operands| {
+        let heads = |first: usize, len: usize| x.clone().slice_dim(1, first..first + len);
+        let bias = operands.kernel([2, 6, 1, 5]);
+        F::attention(heads(0, 6), heads(6, 2), heads(8, 2), None, Some(bias), options)
+    });
     check("rotary encoding", [2, 3, 5, 4], |x: Tensor<4>, _| {
         let factors = tensor::<3>(values([5, 4, 2], 30), &x.device());
         F::rotary_encoding(x, factors)

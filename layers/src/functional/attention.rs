@@ -1,16 +1,17 @@
 //! Attention.
 use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, into_maybe, is_quantized, require};
 use crate::ops::{Attention, AttentionOps, MaybeMask, Scores};
-use burn::backend::Dispatch;
-use burn::tensor::{Bool, Shape, Tensor, module, ops::AttentionModuleOptions};
+use burn::backend::{Dispatch, DispatchDevice};
+use burn::tensor::{Bool, Device, Shape, Tensor, module, ops::AttentionModuleOptions};
 
 /// `softmax(q k^T * scale) v`; see [`burn::tensor::module::attention`].
 ///
 /// Keeps handles of `q`, `k`, `v`, the mask and the bias, and one number per query and head; nothing of the size queries times
 /// keys. The weights are computed in blocks, and again in the backward pass.
 ///
-/// Keys and values may have fewer heads than queries, which Burn's function refuses: each is then that of as many heads of queries, one
-/// after another (grouped queries, [arXiv 2305.13245](https://arxiv.org/abs/2305.13245)). They are not repeated, and kept as they are.
+/// Keys and values may have fewer heads than queries: each is then that of as many heads of queries, one after another (grouped queries,
+/// [arXiv 2305.13245](https://arxiv.org/abs/2305.13245)). They are not repeated, and kept as they are. Burn's function takes any number of
+/// them on Flex without autodiff only; where it is called elsewhere, they are repeated for it.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor, ops::AttentionModuleOptions};
@@ -36,13 +37,8 @@ pub fn attention(
     let positive = options.softcap.is_none_or(|softcap| softcap > 0.0);
     let fit = tensors_fit(&query, &key, &value, &mask, &attn_bias).and(require(positive, Misfit::Softcap));
     let tracked = [&query, &key, &value].into_iter().chain(&attn_bias).any(Tensor::is_tracked);
-    let grouped = query.dims()[1] != key.dims()[1];
-    let fit = match fit {
-        Err(Misfit::Empty) if grouped => Ok(()), // which Burn's function does not take
-        fit => fit,
-    };
-    let burns = !query.device().is_autodiff() && !grouped;
-    if burns || !accepts("attention", fit, tracked, NO_WEIGHT) {
+    if !query.device().is_autodiff() || !accepts("attention", fit, tracked, NO_WEIGHT) {
+        let [key, value] = heads_for_burn(&query, key, value);
         return module::attention(query, key, value, mask, attn_bias, options);
     }
     let scores = Scores {
@@ -54,6 +50,31 @@ pub fn attention(
     };
     let attention = Attention { scores, dropout: None, merged: false };
     weighted(query, key, value, mask, attn_bias, attention)
+}
+
+/// Keys and values as Burn's function takes them.
+fn heads_for_burn(query: &Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> [Tensor<4>; 2] {
+    let ([_, heads, ..], [_, groups, ..]) = (query.dims(), key.dims());
+    let are_grouped =
+        groups != heads && groups > 0 && heads.is_multiple_of(groups) && value.dims()[1] == groups;
+    if !are_grouped || [&key, &value].into_iter().any(is_quantized) || takes_groups(&query.device()) {
+        return [key, value];
+    }
+    [key, value].map(|x| {
+        let [batch, _, rows, width] = x.dims();
+        let repeated = Shape::new([batch, groups, heads / groups, rows, width]);
+        x.unsqueeze_dim::<5>(2).expand::<5, _>(repeated).flatten(1, 2)
+    })
+}
+
+/// Whether the device has an attention of grouped queries.
+fn takes_groups(device: &Device) -> bool {
+    #[allow(clippy::match_like_matches_macro)] // without the feature there is no such variant
+    match device.as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => true,
+        _ => false,
+    }
 }
 
 fn tensors_fit(
@@ -68,8 +89,7 @@ fn tensors_fit(
     let [_, _, _, value_width] = value.dims();
     let weights = [batch, heads, queries, keys];
     let spreads = |dims: [usize; 4]| dims.iter().zip(weights).all(|(&dim, of)| dim == 1 || dim == of);
-    let shapes = groups > 0
-        && heads.is_multiple_of(groups)
+    let shapes = heads.is_multiple_of(groups) // not of 0
         && key.dims() == [batch, groups, keys, width]
         && value.dims() == [batch, groups, keys, value_width]
         && mask.as_ref().is_none_or(|mask| spreads(mask.dims()))
@@ -77,8 +97,8 @@ fn tensors_fit(
     let mut others = [key, value].into_iter().chain(bias);
     require(![query, key, value].into_iter().any(is_quantized), Misfit::Quantized)?;
     require(others.all(|tensor| tensor.dtype() == query.dtype()), Misfit::Dtypes)?;
-    require(shapes, Misfit::Shapes)?;
-    require(weights.into_iter().chain([width, value_width]).all(|size| size > 0), Misfit::Empty)
+    require(weights.into_iter().chain([width, value_width]).all(|size| size > 0), Misfit::Empty)?;
+    require(shapes, Misfit::Shapes)
 }
 
 /// The operation on tensors of fitting shapes, `[batch, queries, heads * width]` if `merged`; zeros if one of them is empty.

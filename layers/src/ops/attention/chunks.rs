@@ -133,13 +133,13 @@ impl Chunk {
         B::float_reshape(x, shape)
     }
 
-    /// Whether these are all queries of their groups.
-    pub(super) fn is_whole(&self, sizes: &Sizes) -> bool {
+    /// Whether these are all queries of the groups.
+    pub(super) fn holds_its_groups(&self, sizes: &Sizes) -> bool {
         self.queries == (0..sizes.queries) && self.heads.len() == self.groups.len() * sizes.of_group()
     }
 
-    /// Whether these are the first queries of their groups.
-    pub(super) fn is_first(&self, sizes: &Sizes) -> bool {
+    /// Whether these are the first queries of the groups.
+    pub(super) fn begins_its_groups(&self, sizes: &Sizes) -> bool {
         self.queries.start == 0 && self.heads.start == self.groups.start * sizes.of_group()
     }
 }
@@ -218,10 +218,13 @@ mod tests {
                         assert!(heads.clone().all(|head| groups.contains(&(head / sizes.of_group()))));
                         assert_eq!(heads.len() % groups.len(), 0);
                         assert!(groups.len() == 1 || heads.len() == groups.len() * sizes.of_group());
-                        assert_eq!(chunk.is_first(&sizes), rows == 0);
+                        assert_eq!(chunk.begins_its_groups(&sizes), rows == 0);
                         rows += heads.len() * some.len();
                         let all = groups.len() * sizes.of_group() * queries;
-                        assert_eq!(chunk.is_whole(&sizes), chunk.is_first(&sizes) && rows == all);
+                        assert_eq!(
+                            chunk.holds_its_groups(&sizes),
+                            chunk.begins_its_groups(&sizes) && rows == all
+                        );
                         rows %= all;
                     }
                     assert_eq!(rows, 0);

@@ -69,7 +69,7 @@ impl<B: AttentionKernels> KeyGrads<B> {
         let (all_keys, width) = (0..self.all.shape[2], 0..self.all.shape[3]);
         let ranges = [&chunk.batch, &chunk.groups, &all_keys, &width];
         let rows = B::float_transpose(rows);
-        if chunk.is_whole(sizes) {
+        if chunk.holds_its_groups(sizes) {
             return self.all.put(ranges, B::float_matmul(rows, x));
         }
         let dtype = x.dtype();
@@ -80,7 +80,7 @@ impl<B: AttentionKernels> KeyGrads<B> {
         let shape = [chunk.batch.len(), chunk.groups.len(), all_keys.len(), width.len()];
         let sum = self.sum.get_or_insert_with(|| Parts::new(Shape::new(shape)));
         sum.add([&(0..shape[0]), &(0..shape[1]), &(0..chunk.keys), &width], more);
-        if chunk.is_first(sizes)
+        if chunk.begins_its_groups(sizes)
             && let Some(Parts { all: Some(sum), .. }) = self.sum.take()
         {
             self.all.put(ranges, B::float_cast(sum, dtype.into()));
