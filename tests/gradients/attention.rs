@@ -245,7 +245,7 @@ fn groups_without_elements_are_as_in_stock() {
 #[test]
 fn groups_are_taken_in_inference() {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        for device in [Device::flex(), Device::ndarray()] {
+        for device in Backend::ALL.map(Backend::device) {
             if !device.supports_dtype(dtype) {
                 continue;
             }

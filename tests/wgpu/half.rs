@@ -9,7 +9,7 @@ use burn_memsave::nn::loss::MseLoss;
 /// Of a tensor, and a parameter per channel.
 type Op = fn(Tensor<3>, Tensor<1>) -> Tensor<3>;
 
-const OPS: [(&str, Op); 20] = [
+const OPS: [(&str, Op); 21] = [
     ("relu", |x, _| F::relu(x)),
     ("hardtanh", |x, _| F::hardtanh(x, -0.25, 0.25)),
     ("hard_sigmoid", |x, _| F::hard_sigmoid(x, 0.9, 0.4)),

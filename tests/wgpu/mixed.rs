@@ -2,7 +2,7 @@
 use crate::{alone, gpu, tensor, values};
 use burn::module::Module;
 use burn::optim::{AdamConfig, GradientsParams};
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{FloatDType, Int, Tensor};
 use burn_memsave::functional as F;
 use burn_memsave::mixed::{LossScaler, MixedError, Precision};
 use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
