@@ -303,6 +303,8 @@ pub struct Check {
     backends: Vec<Backend>,
     output: Closeness,
     gradient: Closeness,
+    /// Of one input.
+    gradient_of: Option<(usize, Closeness)>,
     /// Inputs are rounded to it, whatever the dtype that is computed in.
     precision: DType,
 }
@@ -318,7 +320,8 @@ impl Check {
         };
         let backends =
             if HALF.contains(&setting.dtype) { vec![Backend::Flex] } else { Backend::ALL.to_vec() };
-        Self { inputs: inputs.into(), setting, backends, output, gradient, precision: setting.dtype }
+        let (inputs, precision) = (inputs.into(), setting.dtype);
+        Self { inputs, setting, backends, output, gradient, gradient_of: None, precision }
     }
 
     /// Outputs must be equal.
@@ -342,6 +345,12 @@ impl Check {
     /// Another tolerance, for gradients.
     pub fn gradients_within(mut self, tolerance: f64) -> Self {
         self.gradient = Closeness::Relative(tolerance);
+        self
+    }
+
+    /// Another tolerance, for the gradient of one input.
+    pub fn gradient_within(mut self, input: usize, tolerance: f64) -> Self {
+        self.gradient_of = Some((input, Closeness::Relative(tolerance)));
         self
     }
 
@@ -489,7 +498,8 @@ impl Check {
                 (None, None) => Ok(()),
                 (Some(ours), Some(truth)) => {
                     let exact = exact.as_ref().and_then(|exact| exact.gradients[index].as_ref());
-                    self.gradient.compare(ours, truth, exact)
+                    let own = self.gradient_of.filter(|&(input, _)| input == index);
+                    own.map_or(self.gradient, |(_, own)| own).compare(ours, truth, exact)
                 }
                 (Some(_), None) => Err("is there".into()),
                 (None, Some(_)) => Err("is missing".into()),

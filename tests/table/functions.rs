@@ -2,8 +2,9 @@
 use super::{Case, Check, Input, Notes, QUERIES, ROWS, Row, Twin, Visitor, kept};
 use burn::module::Module;
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{Bool, Tensor, activation, module};
+use burn::tensor::{activation, module};
 use burn_memsave::functional;
+use burn_memsave_paper::text::repeated;
 use core::ops::Range;
 
 /// The module of a function.
@@ -82,34 +83,12 @@ pub fn visit(visitor: &mut impl Visitor) {
         if case.input() { x.floats() + log_sums } else { 0 }
     };
     function! {
-        visitor, "attention, grouped", QUERIES.test([2, 12, 9, 8]), grouped, repeating, |f, x| {
+        visitor, "attention, grouped", QUERIES.test([2, 12, 9, 8]), grouped, repeated, |f, x| {
             let sixth = x.dims()[1] / 6;
             let heads = |range: Range<usize>| x.clone().slice_dim(1, range.start * sixth..range.end * sixth);
             let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
             f::attention(heads(0..4), heads(4..5), heads(5..6), None, None, options)
         },
         without(VARIANT, "as causal attention")
-    }
-}
-
-/// Burn's functions, with keys and values for every head of queries.
-mod repeating {
-    use super::*;
-
-    pub fn attention(
-        query: Tensor<4>,
-        key: Tensor<4>,
-        value: Tensor<4>,
-        mask: Option<Tensor<4, Bool>>,
-        bias: Option<Tensor<4>>,
-        options: AttentionModuleOptions,
-    ) -> Tensor<4> {
-        let heads = query.dims()[1];
-        let [key, value] = [key, value].map(|x| {
-            let [batch, groups, rows, width] = x.dims();
-            let x = x.unsqueeze_dim::<5>(2).expand([batch, groups, heads / groups, rows, width]);
-            x.reshape([batch, heads, rows, width])
-        });
-        module::attention(query, key, value, mask, bias, options)
     }
 }

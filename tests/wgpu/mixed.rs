@@ -1,11 +1,11 @@
 //! Training in half precision on the device is as in f32.
+use crate::training::{language_loss, language_model};
 use crate::{alone, gpu, tensor, values};
 use burn::module::Module;
 use burn::optim::{AdamConfig, GradientsParams};
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 use burn_memsave::functional as F;
 use burn_memsave::mixed::{LossScaler, MixedError, Precision};
-use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
 use burn_memsave_paper::vision::{Classifier, ResNet, memsave};
 
 const STEPS: usize = 6;
@@ -65,15 +65,8 @@ fn trains_in_half_precision() {
     let device = gpu().autodiff();
     device.seed(7);
 
-    let size = Size { vocabulary: 97, width: 32, heads: 4, hidden: 48, blocks: 2, length: 16 };
-    let model = llama::memsave::Llama::new(&size, &device).fork(&device);
-    trains_alike("language model", model, STEPS, |model, _| {
-        let tokens = |first: i64| {
-            let tokens = Tensor::<1, Int>::arange(first..first + 2 * size.length as i64, &device);
-            tokens.mul_scalar(7).remainder_scalar(size.vocabulary as i64).reshape([2, size.length])
-        };
-        model.loss(tokens(0), tokens(1))
-    });
+    let model = language_model(&device);
+    trains_alike("language model", model, STEPS, |model, _| language_loss(model, &device));
 
     let net = memsave::resnet::Net::new(ResNet::D18, &device).fork(&device);
     // Norms of four numbers per channel at its end: after a step, what was rounded is large.

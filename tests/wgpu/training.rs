@@ -9,6 +9,8 @@ use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
 use burn_memsave_paper::vision::{Classifier, ResNet, memsave};
 
 const STEPS: usize = 64;
+const VOCABULARY: usize = 97;
+const LENGTH: usize = 16;
 /// Steps after which kernels are chosen, and what fusion found worth joining.
 const WARM_UP: usize = 20;
 
@@ -27,6 +29,21 @@ fn train<M: Module>(name: &str, model: M, device: &Device, loss: impl Fn(&M) -> 
     assert!(steady > 0 && in_use[WARM_UP..].iter().all(|&bytes| bytes == steady), "{name}: {in_use:?}");
 }
 
+/// A small language model.
+pub fn language_model(device: &Device) -> llama::memsave::Llama {
+    let size = Size { vocabulary: VOCABULARY, width: 32, heads: 4, hidden: 48, blocks: 2, length: LENGTH };
+    llama::memsave::Llama::new(&size, device).fork(device)
+}
+
+/// Its loss, of the same tokens in every step.
+pub fn language_loss(model: &llama::memsave::Llama, device: &Device) -> Tensor<1> {
+    let tokens = |first: i64| {
+        let tokens = Tensor::<1, Int>::arange(first..first + 2 * LENGTH as i64, device);
+        tokens.mul_scalar(7).remainder_scalar(VOCABULARY as i64).reshape([2, LENGTH])
+    };
+    model.loss(tokens(0), tokens(1))
+}
+
 #[test]
 fn bytes_in_use_stay_the_same() {
     let _alone = alone();
@@ -38,15 +55,7 @@ fn bytes_in_use_stay_the_same() {
         F::cross_entropy(net.forward(images), Tensor::from_ints([1], &device), None, None)
     });
 
-    let size = Size { vocabulary: 97, width: 32, heads: 4, hidden: 48, blocks: 2, length: 16 };
-    let model = llama::memsave::Llama::new(&size, &device).fork(&device);
-    train("language model", model, &device, |model| {
-        let tokens = |first: i64| {
-            let tokens = Tensor::<1, Int>::arange(first..first + 2 * size.length as i64, &device);
-            tokens.mul_scalar(7).remainder_scalar(size.vocabulary as i64).reshape([2, size.length])
-        };
-        model.loss(tokens(0), tokens(1))
-    });
+    train("language model", language_model(&device), &device, |model| language_loss(model, &device));
 }
 
 /// The bits of a dropout are drawn again from the same seed, also where its output is computed again. (With fusion, other numbers

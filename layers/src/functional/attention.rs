@@ -1,7 +1,7 @@
 //! Attention.
 use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, into_maybe, is_quantized, require};
 use crate::ops::{Attention, AttentionOps, MaybeMask, Scores};
-use burn::backend::{Dispatch, DispatchDevice};
+use burn::backend::Dispatch;
 use burn::tensor::{Bool, Device, Shape, Tensor, module, ops::AttentionModuleOptions};
 
 /// `softmax(q k^T * scale) v`; see [`burn::tensor::module::attention`].
@@ -68,11 +68,12 @@ fn heads_for_burn(query: &Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> [Tenso
 }
 
 /// Whether the device has an attention of grouped queries.
+#[allow(clippy::match_single_binding, clippy::match_like_matches_macro)] // without Flex
 fn takes_groups(device: &Device) -> bool {
-    #[allow(clippy::match_like_matches_macro)] // without the feature there is no such variant
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
-        DispatchDevice::Flex(_) => true,
+        burn::backend::DispatchDevice::Flex(_) => true,
+        #[allow(unreachable_patterns)] // without any other backend
         _ => false,
     }
 }

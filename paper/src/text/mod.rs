@@ -5,7 +5,7 @@ use burn::tensor::{Device, Int, Tensor};
 
 pub mod hugging_face;
 pub mod llama;
-mod repeated;
+pub mod repeated;
 mod size;
 
 pub use size::{DecoderSize, EncoderSize, Gpt2Size, RotaryStretch, T5Size};

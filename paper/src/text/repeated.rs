@@ -1,5 +1,5 @@
 //! Attention of grouped queries as Burn's users write it.
-use burn::tensor::{Bool, Tensor, module, ops::AttentionModuleOptions};
+use burn::tensor::{Bool, Shape, Tensor, module, ops::AttentionModuleOptions};
 
 /// Burn's attention, with the heads of keys and values repeated for the heads of queries that share them.
 pub fn attention(
@@ -15,8 +15,8 @@ pub fn attention(
         1 => x,
         times => {
             let [batch, groups, length, width] = x.dims();
-            let x = x.unsqueeze_dim::<5>(2).expand([batch, groups, times, length, width]);
-            x.reshape([batch, heads, length, width])
+            let shape = Shape::new([batch, groups, times, length, width]);
+            x.unsqueeze_dim::<5>(2).expand::<5, _>(shape).flatten(1, 2)
         }
     };
     module::attention(query, repeated(key), repeated(value), mask, bias, options)

@@ -40,12 +40,12 @@ impl Sizes {
 
     /// How many heads a group has.
     fn of_group(&self) -> usize {
-        self.heads / self.groups.max(1)
+        (self.heads / self.groups.max(1)).max(1)
     }
 
     /// So many heads at a time, or less, that they are whole groups or an equal part of one.
     fn head_step(&self, most: usize) -> usize {
-        let of_group = self.of_group().max(1);
+        let of_group = self.of_group();
         match most / of_group {
             0 => (1..=most).rev().find(|step| of_group.is_multiple_of(*step)).unwrap_or(1),
             groups => groups * of_group,
@@ -80,7 +80,7 @@ impl Sizes {
             })
             .map(|(batch, heads, queries)| {
                 let keys = scores.visible(queries.end.saturating_sub(1), self.queries, keys);
-                let of_group = self.of_group().max(1);
+                let of_group = self.of_group();
                 let groups = heads.start / of_group..heads.end.div_ceil(of_group);
                 Chunk { batch, heads, groups, queries, keys: keys.max(1) }
             })

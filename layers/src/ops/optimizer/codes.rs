@@ -81,26 +81,20 @@ pub(super) struct Decade {
     pub(super) beyond: f32,
 }
 
-/// The numbers of all magnitudes between 0 and 1. Each has a place among them: that of 0 is 0.
-pub(super) struct Decades {
-    pub(super) all: [Decade; DECADES],
-    /// What the place of the first number of a decade is less than one beyond its parts, that of the last less than twice its parts: how many
-    /// parts the lowest has.
-    pub(super) lowest: f32,
-}
-
-pub(super) const SIGNED_DECADES: Decades = decades(1);
-pub(super) const UNSIGNED_DECADES: Decades = decades(2);
+/// The numbers of all magnitudes between 0 and 1. Each has a place among them: that of 0 is 0. Less the parts of the lowest decade, the
+/// place of the first number of a decade is one beyond its parts, and that of the last twice its parts.
+pub(super) const SIGNED_DECADES: [Decade; DECADES] = decades(1);
+pub(super) const UNSIGNED_DECADES: [Decade; DECADES] = decades(2);
 
 /// With so many parts in the lowest.
-const fn decades(lowest: u32) -> Decades {
+const fn decades(lowest: u32) -> [Decade; DECADES] {
     const POWERS: [f64; DECADES] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
-    let mut all = [Decade { begin: 0.0, scale: 0.0, parts: 0.0, beyond: 0.0 }; DECADES];
+    let mut decades = [Decade { begin: 0.0, scale: 0.0, parts: 0.0, beyond: 0.0 }; DECADES];
     let mut decade = 0;
     while decade < DECADES {
         let parts = lowest << decade;
         let distance = 0.9 / parts as f64;
-        all[decade] = Decade {
+        decades[decade] = Decade {
             begin: (POWERS[decade] * (0.1 + distance / 2.0)) as f32,
             scale: (1.0 / POWERS[decade] / distance) as f32,
             parts: parts as f32,
@@ -109,7 +103,7 @@ const fn decades(lowest: u32) -> Decades {
         };
         decade += 1;
     }
-    Decades { all, lowest: lowest as f32 }
+    decades
 }
 
 /// Where the line through the numbers of a decade meets 0, in places, but for `1 / 2 - lowest`, over its parts: its first number is
@@ -119,11 +113,10 @@ pub(super) const OFFSET: f32 = 8.0 / 9.0;
 /// The place of a magnitude among all, from 0 for 0 to that of 1: between two numbers, between their places. Without branches, so that
 /// loops of it are compiled for vectors; a constant or a choice of two takes as long as a product there.
 #[inline(always)]
-fn place(magnitude: f32, decades: &Decades) -> f32 {
-    let Decades { all, lowest } = decades;
-    let Decade { begin: least, mut scale, beyond: mut of_gap, .. } = all[0];
+fn place(magnitude: f32, decades: &[Decade; DECADES]) -> f32 {
+    let Decade { begin: least, mut scale, parts: lowest, beyond: mut of_gap } = decades[0];
     let mut number = 0;
-    for decade in &all[1..] {
+    for decade in &decades[1..] {
         let is_in = magnitude >= decade.begin;
         number += u32::from(is_in);
         scale = if is_in { decade.scale } else { scale };

@@ -1,8 +1,6 @@
 //! Kernels for devices: one for a step, in place where nobody else holds a tensor. Codes are words of 32 bits, four codes each, so that
 //! no device needs numbers of 8 bits; a cube takes a block of them.
-use super::codes::{
-    DECADES, Decade, Decades, NEAREST, OFFSET, SIGNED_DECADES, SIGNED_ZERO, UNSIGNED_DECADES,
-};
+use super::codes::{DECADES, Decade, NEAREST, OFFSET, SIGNED_DECADES, SIGNED_ZERO, UNSIGNED_DECADES};
 use super::{
     AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, CODES_OF_WORD, Descent, Factors, LARGEST_GRADIENT,
     MomentumStep, MomentumTensors, OptimizerKernels, is_rounded,
@@ -403,13 +401,9 @@ fn adamw<T: Float, W: Float>(
     new_weight.write(at, rounded::<T, W>(moved, at, step.seed, rounding));
 }
 
-/// Of the codes with a sign, or of those without.
-const fn decades(is_signed: bool) -> Decades {
-    if is_signed { SIGNED_DECADES } else { UNSIGNED_DECADES }
-}
-
+/// A decade of the codes with a sign, or of those without.
 fn decade(is_signed: bool, decade: usize) -> Decade {
-    decades(is_signed).all[decade]
+    if is_signed { SIGNED_DECADES[decade] } else { UNSIGNED_DECADES[decade] }
 }
 
 /// The place of the largest of the magnitudes, which is 1.
@@ -420,7 +414,7 @@ fn place_of_one(is_signed: bool) -> f32 {
 /// The magnitude that has this place, which is an integer.
 #[cube]
 fn magnitude(place: f32, #[comptime] is_signed: bool) -> f32 {
-    let lowest = comptime!(decades(is_signed).lowest);
+    let lowest = comptime!(decade(is_signed, 0).parts);
     let mut begin = f32::new(comptime!(decade(is_signed, 0).begin));
     let mut scale = f32::new(comptime!(decade(is_signed, 0).scale));
     let mut first = f32::new(1.0);
@@ -452,7 +446,7 @@ fn number(code: u32, #[comptime] is_signed: bool) -> f32 {
 /// The place of a magnitude among all, as on CPU backends.
 #[cube]
 fn place(magnitude: f32, #[comptime] is_signed: bool) -> f32 {
-    let lowest = comptime!(decades(is_signed).lowest);
+    let lowest = comptime!(decade(is_signed, 0).parts);
     let least = comptime!(decade(is_signed, 0).begin);
     let mut scale = f32::new(comptime!(decade(is_signed, 0).scale));
     let mut parts = f32::new(comptime!(decade(is_signed, 0).parts));
