@@ -7,9 +7,10 @@
 //!
 //! **What is kept for the backward pass** is read once, and late. Within a scope of
 //! [`SavedPolicy::Host`](crate::saved::SavedPolicy::Host) the inputs that layers of this library keep go from the device to the
-//! host's memory, and with [`SavedPolicy::disk`](crate::saved::SavedPolicy::disk) into a file without a name, and come back
-//! when they are due: exactly. A tensor that somebody else holds stays where it is, and so do masks, statistics, and what
-//! Burn's own operations keep. Fewer bits, which are not exact, are the subject of [precision](super::precision).
+//! host's memory while the program goes on, and with [`SavedPolicy::disk`](crate::saved::SavedPolicy::disk) into a file without
+//! a name, and come back when they are due: exactly. A tensor that somebody else holds stays where it is, and so do masks,
+//! statistics, and what Burn's own operations keep. Fewer bits, which are not exact, are the subject of
+//! [precision](super::precision).
 //!
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor};
@@ -58,8 +59,10 @@
 //!
 //! # What it costs
 //!
-//! Time to move: of weights twice per step if they do not fit the budget, of activations once each way. Copies run beside the
-//! computation, but a step that computes little for each byte waits for the bus or the disk.
+//! Time to move: of weights twice per step if they do not fit the budget, of activations once each way. The program waits for
+//! no copy as long as few are on their way, and the disk is read and written beside the computation; a device does its copies
+//! between its operations. A step that computes little for each byte waits for the bus or the disk. In the backward pass `Host`
+//! has one tensor ahead, which takes its bytes on the device.
 //!
 //! # When
 //!

@@ -1,6 +1,7 @@
 //! Kept tensors in fewer bits, on a device.
 use crate::{alone, gpu, tensor, values};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData, Tolerance};
+use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::functional as F;
 use burn_memsave::measure::measure_layer;
 use burn_memsave::saved::SavedPolicy;
@@ -81,5 +82,64 @@ fn kept_tensors_take_fewer_bytes() {
         let found = kept(&elsewhere) / exact;
         // The last copies may be on their way.
         assert!(found <= 0.26, "{elsewhere:?}: {found}");
+    }
+}
+
+/// Tensors leave the device while others are computed, and come back ahead of their use: for the thread that computed them
+/// and for another one, in order and out of it.
+#[test]
+fn tensors_on_the_host() {
+    const LAYERS: usize = 10;
+    let _alone = alone();
+    let device = gpu().autodiff();
+    let weights: Vec<Tensor<2>> =
+        (0..LAYERS).map(|at| tensor(values([64, 64], at), &device).require_grad()).collect();
+    let linear: burn_memsave::nn::Linear = burn_memsave::nn::LinearConfig::new(64, 64).init(&device);
+    linear.weight.val(); // initializes it
+    let forward = |policy: &SavedPolicy, seed: usize| {
+        policy.scope(|| {
+            let x = tensor(values([512, 64], seed), &device).require_grad();
+            let x = F::linear(x, Tensor::eye(64, &device), None);
+            // Some in place, some taken twice, some in a segment.
+            let y = weights.iter().fold(x, |x, weight| {
+                let y = F::linear(x.clone(), weight.clone(), None).mul_scalar(0.5) + 0.25;
+                F::silu(y) + F::linear(x, weights[0].clone(), None)
+            });
+            let y = checkpoint(&linear, y, |linear, y| linear.forward(F::gelu(y)));
+            F::linear(y, weights[1].clone(), None)
+        })
+    };
+    let backward = |y: Tensor<2>| {
+        let gradients = y.sum().backward();
+        let mut of: Vec<_> =
+            weights.iter().map(|weight| weight.grad(&gradients).unwrap().into_data()).collect();
+        of.push(linear.weight.grad(&gradients).unwrap().into_data());
+        of
+    };
+    let close = |found: &[TensorData], exact: &[TensorData]| {
+        for (found, exact) in found.iter().zip(exact) {
+            found.assert_approx_eq::<f32>(exact, Tolerance::rel_abs(1e-5, 1e-5));
+        }
+    };
+    let exact = [0, 1].map(|seed| backward(forward(&SavedPolicy::Keep, seed)));
+    let disk = SavedPolicy::disk(std::env::temp_dir()).unwrap();
+    for policy in [SavedPolicy::Host, disk] {
+        for _ in 0..3 {
+            close(&backward(forward(&policy, 0)), &exact[0]);
+        }
+        // Two graphs, of which the first one is first.
+        let [first, second] = [0, 1].map(|seed| forward(&policy, seed));
+        close(&backward(first), &exact[0]);
+        drop(forward(&policy, 0)); // nobody asks for it
+        close(&backward(second), &exact[1]);
+        std::thread::scope(|scope| {
+            let y = forward(&policy, 1);
+            scope.spawn(|| close(&backward(y), &exact[1]));
+            for seed in [0, 1] {
+                let (policy, exact) = (&policy, &exact);
+                let run = move || close(&backward(forward(policy, seed)), &exact[seed]);
+                scope.spawn(run);
+            }
+        });
     }
 }

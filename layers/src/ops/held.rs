@@ -83,7 +83,7 @@ impl<B: PackingKernels> Waiting<B> {
             State::Whole(x) => State::Stored(self.policy.store::<B>(x)),
             other => other,
         };
-        match &mut *state {
+        match &*state {
             State::Stored(stored) => match stored.is_there() {
                 true => Progress::Done,
                 false => Progress::OnItsWay,
@@ -94,13 +94,13 @@ impl<B: PackingKernels> Waiting<B> {
 
     /// Waits until a tensor that is on its way is there.
     fn arrive(&self) {
-        if let State::Stored(stored) = &mut *self.lock() {
+        if let State::Stored(stored) = &*self.lock() {
             stored.arrive();
         }
     }
 
     fn get(&self) -> FloatTensor<B> {
-        match &mut *self.lock() {
+        match &*self.lock() {
             State::Whole(x) => x.clone(),
             State::Stored(stored) => stored.load(),
             State::Taken => unreachable!("taken by the last one who asks"),
@@ -114,7 +114,7 @@ impl<B: PackingKernels> Waiting<B> {
         }
         match core::mem::replace(&mut *self.lock(), State::Taken) {
             State::Whole(x) => x,
-            State::Stored(stored) => stored.into_tensor(),
+            State::Stored(stored) => stored.load(),
             State::Taken => unreachable!("the checkpointer computes a tensor once"),
         }
     }

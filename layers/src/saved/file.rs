@@ -1,6 +1,6 @@
 //! Tensors in a file, which a thread of its own writes and reads.
-use super::zeros;
-use burn::tensor::{Bytes, DType, Shape, TensorData};
+use super::{on_stream, zeros};
+use burn::tensor::{Bytes, DType, Shape, StreamId, TensorData};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -44,7 +44,7 @@ struct State {
 type Reading = Receiver<io::Result<Bytes>>;
 
 enum Job {
-    Write { start: u64, bytes: Bytes },
+    Write { start: u64, bytes: Bytes, stream: StreamId },
     Read { start: u64, bytes: Bytes, reply: SyncSender<io::Result<Bytes>> },
 }
 
@@ -72,7 +72,7 @@ impl SavedFile {
             before: state.last.clone(),
         });
         drop(state);
-        self.0.send(Job::Write { start, bytes });
+        self.0.send(Job::Write { start, bytes, stream: StreamId::current() });
         // Not before: whoever finds it may have it read.
         self.0.lock().last = Arc::downgrade(&slot);
         OnFile { slot, shape, dtype }
@@ -152,8 +152,11 @@ fn serve(mut file: File, jobs: Receiver<Job>) {
     let mut failed = BTreeMap::new();
     for job in jobs {
         match job {
-            Job::Write { start, bytes } => {
-                let written = file.seek(SeekFrom::Start(start)).and_then(|_| file.write_all(&bytes));
+            Job::Write { start, bytes, stream } => {
+                let written = file.seek(SeekFrom::Start(start)).and_then(|_| {
+                    on_stream(stream, || file.write_all(&bytes))
+                        .unwrap_or_else(|message| Err(io::Error::other(message)))
+                });
                 match written {
                     Ok(()) => drop(failed.remove(&start)),
                     Err(error) => drop(failed.insert(start, error)),
@@ -223,6 +226,19 @@ mod tests {
                 });
             }
         });
+    }
+
+    /// The thread looks at the bytes, and goes on after those that are not there.
+    #[test]
+    fn bytes_that_cannot_be_read() {
+        let file = SavedFile::new(&std::env::temp_dir()).expect("a directory for files that are temporary");
+        let missing = TensorData::from_bytes(Bytes::from_file("/no/such/file", 400, 0), [100], DType::F32);
+        let [missing, next] = [missing, data(100, 3)].map(|data| file.put(data));
+        assert_eq!(next.load(), data(100, 3));
+        let panic = thread::spawn(move || missing.load()).join().expect_err("there is nothing to load");
+        let message = super::super::message(panic);
+        assert!(message.contains("cannot be written: "), "{message}");
+        assert_eq!(next.load(), data(100, 3));
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Where, and in which form, tensors wait for the backward pass.
 use crate::ops::held;
-use burn::tensor::Bytes;
+use burn::tensor::{Bytes, StreamId};
+use core::any::Any;
 use core::cell::RefCell;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{
     PoisonError, RwLock,
@@ -10,6 +12,7 @@ use std::sync::{
 };
 
 mod file;
+mod host;
 mod stored;
 
 pub use file::SavedFile;
@@ -25,12 +28,12 @@ const SMALLEST: usize = 16 << 10;
 /// | [`Keep`](Self::Keep) | all | as it was |
 /// | [`Half`](Self::Half) | 0.5 of f32 and f64 | rounded to bf16, from f64 to f32, infinite beyond its range: each element is up to `2^-8` of itself off, or `2^-24` |
 /// | [`Int8`](Self::Int8) | 0.26 of f32, 0.52 of f16 and bf16 | each element up to `1/127` of the largest of its 128 neighbours off, and right in the mean |
-/// | [`Host`](Self::Host) | none on the device | as it was, over the bus |
+/// | [`Host`](Self::Host) | none on the device, but one tensor ahead in the backward pass | as it was, over the bus |
 /// | [`Disk`](Self::disk) | none in memory | as it was, from a file |
 ///
 /// **`Half` and `Int8` change gradients**, by as much as the inputs of backward passes are rounded; outputs and the loss stay as
 /// they are. What they cost is a pass over the tensor in the forward pass, and one in the backward pass; `Host` and `Disk` a
-/// copy each way, most of it while other operations run.
+/// copy each way, for which a thread of their own waits.
 ///
 /// It holds for the inputs of operations of this library: not for leaves, masks, statistics and outputs that they keep, for
 /// parameters and frozen weights, for what is computed again, for tensors below 16 KiB, nor for operations of Burn. A tensor
@@ -87,7 +90,21 @@ pub enum SavedPolicy {
     /// In 8 bits, and a scale for every 128 elements, in memory order: `n + n / 32` bytes. Rounded up or down at random, by a
     /// generator of its own, which starts anew with every thread.
     Int8,
-    /// In the memory of the host, copied there while the forward pass goes on. Tensors of a CPU are there, and stay as they are.
+    /// In the memory of the host. Tensors of a CPU are there, and stay as they are.
+    ///
+    /// The forward pass goes on while tensors are copied, and waits where more than two are on their way. In the backward pass
+    /// one tensor is fetched ahead: with the one that is asked for, the copy of the one that was kept before it begins, and
+    /// waits on the device until it is asked for, or its graph is gone. Every thread of forward passes has one of its own ahead.
+    /// It is the program that goes on, not the device: that does copies and operations one after the other, in the order in
+    /// which a thread began them.
+    ///
+    /// Copies go through buffers of CubeCL, which the device shares with the host and which are used again when their copy is
+    /// done. What waits for the backward pass is in ordinary memory, allocated for each tensor: Burn takes data for a device
+    /// for good, and has no way to give the memory back when the copy is done.
+    ///
+    /// # Panics
+    ///
+    /// The backward pass panics if the device could not be read.
     Host,
     /// In a [file](Self::disk). It is written beside the forward pass, which waits where more than a few tensors are not written
     /// yet; in the backward pass one tensor is read ahead.
@@ -219,5 +236,26 @@ fn zeros(len: usize, width: usize) -> Bytes {
         2 => Bytes::from_elems(vec![0u16; len / 2]),
         4 => Bytes::from_elems(vec![0u32; len / 4]),
         _ => Bytes::from_elems(vec![0u64; len / 8]),
+    }
+}
+
+/// Runs what looks at the bytes that a device was read into, on this stream; the message of a panic is the error.
+///
+/// CubeCL (0.11.3) begins the copy when the bytes are looked at (`read_lazy_async` in its `client.rs`), in order with the
+/// stream of whoever looks, and panics when the device fails. Nobody writes to the tensor any more, and the bytes hold it,
+/// so later is not too late. But on the stream of another thread it could be too early: a stream waits for another one up to
+/// where the memory of the tensor was allocated, not to where it was last written (`update_shared_bindings` in `stream/event.rs` of
+/// cubecl-server). On the stream of the thread that read the device, the copy comes after all that this thread did before.
+fn on_stream<R>(stream: StreamId, look: impl FnOnce() -> R) -> Result<R, String> {
+    catch_unwind(AssertUnwindSafe(|| stream.executes(look))).map_err(message)
+}
+
+/// What a panic says.
+fn message(panic: Box<dyn Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(message) => *message,
+        Err(panic) => {
+            panic.downcast::<&str>().map_or_else(|_| "a panic".into(), |message| message.to_string())
+        }
     }
 }

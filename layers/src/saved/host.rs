@@ -1,0 +1,371 @@
+//! Tensors of a device in the memory of the host.
+//!
+//! | | |
+//! | --- | --- |
+//! | forward | the copy begins; a thread of its own waits for it, and until then the tensor lives on the device |
+//! | kept | the elements, in memory of the host |
+//! | backward | whoever asks for a tensor begins the copy back, and that of the tensor that was stored before it, which waits on the device: one at most |
+//!
+//! All of a thread's copies out are of the stream of that thread, so that the device orders them after what wrote the tensor.
+//! Copies back are of the stream of the backward pass.
+use super::{on_stream, zeros};
+use burn::backend::{Backend, ExecutionError, TensorMetadata, read_sync, tensor::FloatTensor};
+use burn::tensor::{StreamId, TensorData};
+use core::any::Any;
+use core::task::{Context, Poll, Waker};
+use std::sync::mpsc::{self, Receiver, SendError, Sender, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+
+/// A tensor of a device in the memory of the host.
+pub(crate) struct OnHost<B: Backend>(Arc<Slot<B>>);
+
+struct Slot<B: Backend> {
+    shared: Arc<Shared>,
+    /// What it is called there.
+    id: u64,
+    device: B::Device,
+    copy: Mutex<Transfer>,
+    /// What was stored before.
+    before: Option<Weak<dyn Fetch>>,
+}
+
+enum Transfer {
+    /// On its way.
+    Copying(Receiver<Read>),
+    Copied(Read),
+}
+
+/// The elements, or why there are none.
+type Read = Result<TensorData, String>;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// What the tensors share that one thread stored. The backward pass may be of another thread.
+struct Shared {
+    jobs: Sender<Job>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many tensors were stored.
+    count: u64,
+    /// What was stored last.
+    last: Option<Weak<dyn Fetch>>,
+    /// The tensor that is on the device ahead of its use, a `FloatTensor<B>`.
+    ahead: Option<(u64, Box<dyn Any + Send>)>,
+}
+
+thread_local! {
+    static SHARED: Arc<Shared> = Arc::new(Shared::new());
+}
+
+impl Shared {
+    fn new() -> Self {
+        let (jobs, todo) = mpsc::channel::<Job>();
+        // Where there is no thread to be had, `send` does without.
+        let _ = thread::Builder::new()
+            .name("saved tensors".into())
+            .spawn(move || todo.into_iter().for_each(|job| job()));
+        Self { jobs, state: Mutex::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
+    }
+
+    fn send(&self, job: Job) {
+        if let Err(SendError(job)) = self.jobs.send(job) {
+            job();
+        }
+    }
+
+    /// What is on the device ahead of its use, if it is this one.
+    fn take_ahead(&self, id: u64) -> Option<Box<dyn Any + Send>> {
+        self.lock().ahead.take_if(|(ahead, _)| *ahead == id).map(|(_, x)| x)
+    }
+}
+
+impl<B: Backend> OnHost<B> {
+    /// Begins the copy.
+    pub(super) fn new(x: FloatTensor<B>) -> Self {
+        let device = x.device();
+        Self::reading(B::float_into_data(x), device)
+    }
+
+    fn reading(
+        reading: impl Future<Output = Result<TensorData, ExecutionError>> + Send + 'static,
+        device: B::Device,
+    ) -> Self {
+        let stream = StreamId::current();
+        let mut reading = Box::pin(reading);
+        // Here, so that all operations of this thread that wrote the tensor are before it.
+        let begun = reading.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let (reply, copying) = mpsc::sync_channel(1);
+        let job = move || {
+            let read = on_stream(stream, || {
+                let data = match begun {
+                    Poll::Ready(data) => data,
+                    Poll::Pending => read_sync(reading),
+                };
+                data.map(owned).map_err(|error| error.to_string())
+            });
+            let _ = reply.send(read.flatten()); // who asked may be gone
+        };
+        let shared = SHARED.with(Arc::clone);
+        shared.send(Box::new(job));
+        let mut state = shared.lock();
+        let slot = Arc::new(Slot {
+            shared: shared.clone(),
+            id: state.count,
+            device,
+            copy: Mutex::new(Transfer::Copying(copying)),
+            before: state.last.take(),
+        });
+        state.count += 1;
+        let last: Weak<dyn Fetch> = Arc::downgrade(&(slot.clone() as Arc<dyn Fetch>));
+        state.last = Some(last);
+        drop(state);
+        Self(slot)
+    }
+
+    /// Whether nothing of it is on the device any more.
+    pub(super) fn is_there(&self) -> bool {
+        matches!(&*self.0.copy(), Transfer::Copied(_))
+    }
+
+    /// Waits until that is so.
+    pub(super) fn arrive(&self) {
+        drop(self.0.arrived());
+    }
+
+    /// The tensor on its device. The one that was stored before it is fetched, too.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the device could not be read.
+    pub(super) fn load(&self) -> FloatTensor<B> {
+        let slot = &self.0;
+        let ahead = slot.shared.take_ahead(slot.id).and_then(|x| x.downcast().ok());
+        let x = ahead.map_or_else(
+            || match &*slot.arrived() {
+                Transfer::Copied(Ok(data)) => B::float_from_data(data.clone(), &slot.device),
+                Transfer::Copied(Err(error)) => panic!("saved tensors: reading from the device: {error}"),
+                Transfer::Copying(_) => unreachable!("it has arrived"),
+            },
+            |x| *x,
+        );
+        if let Some(before) = slot.before.as_ref().and_then(Weak::upgrade) {
+            before.fetch();
+        }
+        x
+    }
+}
+
+impl<B: Backend> Slot<B> {
+    /// As far as it is known.
+    fn copy(&self) -> MutexGuard<'_, Transfer> {
+        let mut copy = self.copy.lock().unwrap_or_else(PoisonError::into_inner); // it is replaced at once
+        if let Transfer::Copying(copying) = &*copy {
+            match copying.try_recv() {
+                Ok(read) => *copy = Transfer::Copied(read),
+                Err(TryRecvError::Disconnected) => *copy = Transfer::Copied(Err("the thread is gone".into())),
+                Err(TryRecvError::Empty) => {}
+            }
+        }
+        copy
+    }
+
+    /// Waits for it.
+    fn arrived(&self) -> MutexGuard<'_, Transfer> {
+        let mut copy = self.copy();
+        if let Transfer::Copying(copying) = &*copy {
+            *copy = Transfer::Copied(copying.recv().unwrap_or_else(|_| Err("the thread is gone".into())));
+        }
+        copy
+    }
+}
+
+impl<B: Backend> Drop for Slot<B> {
+    /// Nobody will ask for it.
+    fn drop(&mut self) {
+        drop(self.shared.take_ahead(self.id));
+    }
+}
+
+/// A tensor of any backend that can be on its device before it is asked for.
+trait Fetch: Send + Sync {
+    /// Begins the copy to the device, in the place of any other that is ahead.
+    fn fetch(&self);
+}
+
+impl<B: Backend> Fetch for Slot<B> {
+    fn fetch(&self) {
+        let mut state = self.shared.lock();
+        if state.ahead.as_ref().is_some_and(|(id, _)| *id == self.id) {
+            return;
+        }
+        let other = state.ahead.take();
+        drop(state);
+        drop(other); // first, so that there are never two
+        let data = match &*self.copy() {
+            Transfer::Copied(Ok(data)) => data.clone(),
+            // It is not waited for, and whoever asks for it hears of errors.
+            Transfer::Copied(Err(_)) | Transfer::Copying(_) => return,
+        };
+        let x = B::float_from_data(data, &self.device);
+        let other = self.shared.lock().ahead.replace((self.id, Box::new(x)));
+        drop(other); // of another thread
+    }
+}
+
+/// In memory of its own, of which copies are handles: devices read into buffers that they share with the host, of which there
+/// are few.
+fn owned(data: TensorData) -> TensorData {
+    let (bytes, shape, dtype) = data.into_parts();
+    let mut own = zeros(bytes.len(), dtype.size());
+    own.copy_from_slice(&bytes);
+    TensorData::from_bytes(own.shared(), shape, dtype)
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use burn::backend::ops::FloatTensorOps;
+    use burn::backend::{Flex, flex::FlexDevice};
+
+    fn data(seed: usize) -> TensorData {
+        TensorData::new((0..1000).map(|at| (at * 7 + seed) as f32).collect::<Vec<_>>(), [10, 100])
+    }
+
+    fn store(seed: usize) -> OnHost<Flex> {
+        OnHost::new(Flex::float_from_data(data(seed), &FlexDevice))
+    }
+
+    #[track_caller]
+    fn is(x: FloatTensor<Flex>, seed: usize) {
+        assert_eq!(read_sync(Flex::float_into_data(x)).expect("a CPU tensor"), data(seed));
+    }
+
+    /// What is on the device ahead of its use.
+    fn ahead(of: &OnHost<Flex>) -> Option<u64> {
+        of.0.shared.lock().ahead.as_ref().map(|(id, _)| *id)
+    }
+
+    #[test]
+    fn one_tensor_is_ahead() {
+        let mut stored: Vec<_> = (0..5).map(store).collect();
+        stored.iter().for_each(OnHost::arrive);
+        let ids: Vec<_> = stored.iter().map(|stored| stored.0.id).collect();
+        is(stored[4].load(), 4);
+        assert_eq!(ahead(&stored[4]), Some(ids[3]));
+        is(stored[4].load(), 4); // again
+        assert_eq!(ahead(&stored[4]), Some(ids[3]));
+        // Another one than was expected.
+        is(stored[2].load(), 2);
+        assert_eq!(ahead(&stored[2]), Some(ids[1]));
+        drop(stored.remove(1));
+        assert_eq!(ahead(&stored[0]), None, "nobody asks for it any more");
+        // What was stored before is gone.
+        is(stored[1].load(), 2);
+        assert_eq!(ahead(&stored[1]), None);
+        is(stored[3].load(), 4);
+        is(stored[2].load(), 3);
+        is(stored[0].load(), 0);
+        // What is on the device is what is given.
+        is(stored[2].load(), 3);
+        assert_eq!(ahead(&stored[1]), Some(ids[2]));
+        let marked = Box::new(Flex::float_from_data(data(77), &FlexDevice));
+        stored[1].0.shared.lock().ahead = Some((ids[2], marked));
+        is(stored[1].load(), 77);
+        is(stored[1].load(), 2);
+    }
+
+    #[test]
+    fn the_backward_pass_is_of_another_thread() {
+        for _ in 0..20 {
+            let stored: Vec<_> = (0..50).map(store).collect();
+            let shared = stored[0].0.shared.clone();
+            thread::scope(|scope| {
+                let stored = &stored;
+                // Two that ask for the same.
+                for _ in 0..2 {
+                    scope.spawn(move || (0..50).rev().for_each(|seed| is(stored[seed].load(), seed)));
+                }
+            });
+            drop(stored);
+            assert!(shared.lock().ahead.is_none());
+        }
+        let stored = thread::spawn(|| (0..3).map(store).collect::<Vec<_>>()).join().expect("no panic");
+        stored.iter().enumerate().rev().for_each(|(seed, stored)| is(stored.load(), seed));
+    }
+
+    /// A copy that is not done is waited for where it is asked for, not where it begins, and not to have it ahead.
+    #[test]
+    fn copies_take_their_time() {
+        let (done, waits) = mpsc::channel();
+        let mut waits = Some(waits);
+        let mut polls = 0;
+        let reading = core::future::poll_fn(move |context| {
+            polls += 1;
+            if polls == 1 {
+                return Poll::Pending;
+            }
+            if let Some(waits) = waits.take() {
+                waits.recv().expect("it is sent");
+            }
+            context.waker().wake_by_ref();
+            Poll::Ready(Ok(data(5)))
+        });
+        let slow = OnHost::<Flex>::reading(reading, FlexDevice);
+        let next = store(6);
+        assert!(!slow.is_there() && !next.is_there(), "copies are done in order");
+        done.send(()).expect("it is received");
+        is(next.load(), 6);
+        is(slow.load(), 5);
+        assert!(slow.is_there() && next.is_there());
+    }
+
+    /// A device fails when its bytes are asked for by a panic, or before by an error.
+    #[test]
+    fn errors_are_of_the_backward_pass() {
+        type Reading = core::pin::Pin<Box<dyn Future<Output = Result<TensorData, ExecutionError>> + Send>>;
+        let mut first = true;
+        let panics = core::future::poll_fn(move |_| {
+            if core::mem::take(&mut first) { Poll::Pending } else { panic!("the device is lost") }
+        });
+        let fails = async { Err(ExecutionError::WithContext { reason: "the device is lost".into() }) };
+        for reading in [Box::pin(panics) as Reading, Box::pin(fails)] {
+            let failed = OnHost::<Flex>::reading(reading, FlexDevice);
+            failed.arrive();
+            assert!(failed.is_there());
+            let next = store(1);
+            next.arrive();
+            is(next.load(), 1); // does not fetch what failed
+            for _ in 0..2 {
+                let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| failed.load()));
+                let message = super::super::message(panic.expect_err("there is nothing to load"));
+                assert!(message.starts_with("saved tensors: reading from the device"), "{message}");
+                assert!(message.contains("the device is lost"), "{message}");
+            }
+        }
+    }
+
+    /// Copies are of the stream of the thread that stored the tensor.
+    #[test]
+    fn streams() {
+        let (found, streams) = mpsc::channel();
+        let mut first = true;
+        let reading = core::future::poll_fn(move |_| {
+            found.send((StreamId::current(), thread::current().id())).expect("it is received");
+            if core::mem::take(&mut first) { Poll::Pending } else { Poll::Ready(Ok(data(3))) }
+        });
+        is(OnHost::<Flex>::reading(reading, FlexDevice).load(), 3);
+        let [begun, copied] =
+            [streams.recv(), streams.recv()].map(|found| found.expect("it was polled twice"));
+        assert_eq!(begun, (StreamId::current(), thread::current().id()));
+        assert_eq!(copied.0, begun.0);
+        assert_ne!(copied.1, begun.1);
+    }
+}
