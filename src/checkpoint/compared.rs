@@ -1,11 +1,50 @@
 //! Whether what is computed again is what it was.
-use burn::tensor::{Slice, Tensor, TensorData};
+use burn::tensor::{DType, Shape, Slice, Tensor, TensorData, kind::Basic};
 use std::any::TypeId;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// A few elements of every float in the output, if it is to be compared.
-pub(super) type Samples = Vec<Option<TensorData>>;
+/// What every tensor in the output is known by.
+pub(super) type Samples = Vec<Sample>;
+
+/// A tensor, in short.
+pub(super) struct Sample {
+    shape: Shape,
+    dtype: DType,
+    /// A few of its elements, if they are to be compared, too.
+    values: Option<TensorData>,
+}
+
+impl Sample {
+    pub(super) fn of<const D: usize, K: Basic>(tensor: &Tensor<D, K>, values: Option<TensorData>) -> Self {
+        Self { shape: tensor.shape(), dtype: tensor.dtype(), values }
+    }
+
+    /// Whether its elements are to be compared.
+    pub(super) fn has_values(&self) -> bool {
+        self.values.is_some()
+    }
+
+    /// # Panics
+    ///
+    /// Panics if output `number` of `name`, computed again, is another.
+    pub(super) fn check(self, now: Self, number: usize, name: &str) {
+        let Self { shape, dtype, values } = self;
+        assert!(
+            (&now.shape, now.dtype) == (&shape, dtype),
+            "checkpoint: computed again, output {number} of {name} is {:?} of {:?}, in the place of {shape:?} of {dtype:?}",
+            now.shape,
+            now.dtype,
+        );
+        if let Some((before, now)) = values.zip(now.values) {
+            assert!(
+                is_same(&now, &before),
+                "checkpoint: computed again, output {number} of {name} is another: it draws random numbers that are not this \
+                 library's, or reads something that has changed since",
+            );
+        }
+    }
+}
 
 /// Some elements of a tensor, spread over it.
 pub(super) fn sample<const D: usize>(tensor: &Tensor<D>) -> TensorData {
@@ -20,16 +59,15 @@ pub(super) fn sample<const D: usize>(tensor: &Tensor<D>) -> TensorData {
     some.into_data()
 }
 
-/// Whether two samples are those of one computation, but for rounding: sums may be made in another order the second time.
-pub(super) fn is_same(now: &TensorData, before: &TensorData) -> bool {
+/// Whether two samples, of one shape and dtype, are those of one computation, but for rounding: sums may be made in another order
+/// the second time.
+fn is_same(now: &TensorData, before: &TensorData) -> bool {
     let rounding = if before.dtype().size() < 4 { 1e-2 } else { 1e-5 };
     let scale = before.iter::<f64>().filter(|v| v.is_finite()).fold(0.0, |scale: f64, v| scale.max(v.abs()));
     let close = |(now, before): (f64, f64)| {
         now == before || (now - before).abs() <= rounding * scale || !before.is_finite() && !now.is_finite()
     };
-    now.shape() == before.shape()
-        && now.dtype() == before.dtype()
-        && now.iter::<f64>().zip(before.iter::<f64>()).all(close)
+    now.iter::<f64>().zip(before.iter::<f64>()).all(close)
 }
 
 /// How often the outputs of a segment are compared where that takes time.
@@ -42,4 +80,21 @@ pub(super) fn times<F: 'static>(more: usize) -> usize {
     let times = times.entry(TypeId::of::<F>()).or_default();
     *times += more;
     *times
+}
+
+/// The hashes of the parameters with which segments with a module and a function were searched for captured tensors.
+static SEARCHED: LazyLock<Mutex<HashMap<TypeId, HashSet<u64>>>> = LazyLock::new(Mutex::default);
+
+/// Whether segments with a module and a function are to be searched. A thousand of them are: what is remembered must not grow where
+/// every step has parameters of its own.
+pub(super) fn is_new<F: 'static>(parameters: u64) -> bool {
+    const MOST: usize = 1000;
+    let searched = SEARCHED.lock().unwrap_or_else(PoisonError::into_inner); // every statement leaves it whole
+    searched.get(&TypeId::of::<F>()).is_none_or(|found| found.len() < MOST && !found.contains(&parameters))
+}
+
+/// Nothing was found in them.
+pub(super) fn is_searched<F: 'static>(parameters: u64) {
+    let mut searched = SEARCHED.lock().unwrap_or_else(PoisonError::into_inner); // every statement leaves it whole
+    searched.entry(TypeId::of::<F>()).or_default().insert(parameters);
 }

@@ -38,16 +38,18 @@
 //!   let scale = Tensor::<2>::ones([1, 4], &device).require_grad();
 //!   checkpoint(&linear, Tensor::ones([2, 4], &device), move |linear, x: Tensor<2>| linear.forward(x) * scale.clone());
 //!   ```
+//! - A tracked tensor that comes another way, in a static or in a field of the module that is no parameter: the forward pass panics,
+//!   since the tensor would get no gradient, or the backward pass would wait for itself. To see it, a segment computes its output
+//!   once more, without a graph, the first time that its function runs with the parameters of a module. What is tracked only later is
+//!   not seen, nor, in a module with running statistics on a device with `gradient_checkpointing`, a tensor in a plain field, which
+//!   then gets no gradient.
 //! - A segment that does something else the second time: the backward pass panics, and says what. Operations of this library are
-//!   compared by name and shape, outputs by some of their elements (where that takes time, on devices, the first times only). So it
-//!   is with Burn's own layers that draw random numbers, such as [`burn::nn::Dropout`]: they would draw others. From the first tensor on
-//!   that a [policy](crate::saved::SavedPolicy) keeps rounded, outputs are not compared any more.
+//!   compared by name and shape, outputs by shape and dtype, and by some of their elements (where that takes time, on devices, the
+//!   first times only). So it is with Burn's own layers that draw random numbers, such as [`burn::nn::Dropout`]: they would draw
+//!   others. From the first tensor on that a [policy](crate::saved::SavedPolicy) keeps rounded, elements are not compared any more.
 //! - Training under Burn's `ExecutionStrategy::ddp`, which waits for all devices at the end of every backward pass, and so of those of
 //!   segments: [`Replicas`](crate::parallel::Replicas) train with segments.
 //! - A second backward pass through a segment, from another output, as through any graph of Burn's.
-//!
-//! One thing is not seen: a tensor in a module that is tracked and no parameter gets no gradient (and in a field with
-//! `#[module(skip)]` the backward pass waits for itself). Make it an argument.
 //!
 //! # Beside Burn's strategy
 //!

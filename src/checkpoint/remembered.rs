@@ -3,6 +3,7 @@ use crate::strategy::with_strategy;
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Device, Int, Tensor};
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// A module as it was: before its forward pass, which may change what it remembers.
 #[derive(Clone)]
@@ -18,6 +19,8 @@ struct States {
     seen: Seen,
     floats: HashMap<(ParamId, usize), State>,
     flags: HashMap<(ParamId, usize), bool>,
+    /// Of the parameters.
+    hash: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -31,6 +34,9 @@ impl ModuleVisitor for States {
         let value = param.base();
         let state = State { is_tracked: value.is_tracked(), is_autodiff: value.is_autodiff() };
         self.floats.insert(self.seen.see(param.id), state);
+        let mut hasher = DefaultHasher::new();
+        (self.hash, param.id).hash(&mut hasher);
+        self.hash = hasher.finish();
     }
     fn visit_flag(&mut self, flag: &Param<Flag>) {
         self.flags.insert(self.seen.see(flag.id), flag.is_enabled());
@@ -48,24 +54,80 @@ impl<M: Module> Remembered<M> {
     /// The module with leaves of its own.
     pub(super) fn module(self, device: &Device) -> M {
         let Self { module, states } = self;
-        module.map(&mut Restore { device, states })
+        module.map(&mut Restore { device, states, tracks: true })
     }
+
+    /// The module whose parameters are not tracked, while tensors in it that are no parameters are as they are. To be taken before
+    /// the forward pass; running it does not change what the module remembers.
+    pub(super) fn untracked(&self, module: &M, device: &Device) -> M {
+        let states = self.states.clone();
+        // In training a module has running statistics of its own, as in validation, and other tensors stay as they are; but what
+        // has no autodiff gets the strategy that is the default, which does not go with another one.
+        let module = if device.gradient_checkpointing_strategy() == Some(Default::default()) {
+            module.clone().map(&mut Untracked).train()
+        } else if may_remember(module) {
+            self.module.clone()
+        } else {
+            module.clone().map(&mut Untracked)
+        };
+        module.map(&mut Restore { device, states, tracks: false })
+    }
+
+    /// The same for the same parameters.
+    pub(super) fn hash(&self) -> u64 {
+        self.states.hash
+    }
+}
+
+/// Takes parameters out of their graph, and keeps training from asking for their gradients.
+struct Untracked;
+
+impl ModuleMapper for Untracked {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let param = match param.base().is_tracked() {
+            true => param.map(|value| value.detach().set_require_grad(false)),
+            false => param,
+        };
+        param.set_require_grad(false)
+    }
+}
+
+/// Whether a module may have running statistics, which it shares with its clones: Burn lets no mapper ask for their gradients.
+fn may_remember<M: Module>(module: &M) -> bool {
+    struct Ask;
+    impl ModuleMapper for Ask {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if param.base().is_tracked() { param } else { param.set_require_grad(true) }
+        }
+    }
+    struct Refused(bool);
+    impl ModuleVisitor for Refused {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0 |= !param.base().is_tracked();
+        }
+    }
+    let mut refused = Refused(false);
+    module.clone().map(&mut Ask).visit(&mut refused);
+    refused.0
 }
 
 /// Gives parameters and flags the state that they had.
 struct Restore<'a> {
     device: &'a Device,
     states: States,
+    /// Whether parameters are tracked again.
+    tracks: bool,
 }
 
 impl ModuleMapper for Restore<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let States { seen, floats, .. } = &mut self.states;
         match floats.get(&seen.see(param.id)) {
-            Some(State { is_tracked: true, .. }) => {
+            Some(State { is_tracked: true, .. }) if self.tracks => {
                 param.map(|value| with_strategy(value, self.device).require_grad()).set_require_grad(true)
             }
             Some(State { is_autodiff: true, .. }) => param.map(|value| with_strategy(value, self.device)),
+            Some(_) => param.map(Tensor::inner),
             // A lazy weight offers itself once more, for an adapter.
             _ => param,
         }

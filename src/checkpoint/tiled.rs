@@ -25,7 +25,7 @@ use std::ops::Range;
 /// # Panics
 ///
 /// Panics if a tile has no element, if the axis does not exist or has none, or if an output has not as many elements along it as
-/// its tile.
+/// its tile. And as [`checkpoint`](super::checkpoint) does.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -70,7 +70,7 @@ where
     for range in tiles.ranges() {
         let x = with_strategy(part(&plain, axis, &range), &device);
         let x = if tracks_x { from_probe(x, &token(&device).require_grad(), Slots::default(), 0) } else { x };
-        let FirstRun { output, tracked, samples, tape } = first_run(module, x, &device, forward);
+        let FirstRun { output, tracked, samples, tape } = first_run(module, &of_replay, x, &device, forward);
         is_tracked |= tracked.contains(&true);
         whole.put(&range, if output.is_autodiff() { output.inner() } else { output });
         runs.push((range, tape, samples));

@@ -5,6 +5,7 @@
 use super::kept::Ledger;
 use crate::backend::Saved;
 use crate::saved::SavedPolicy;
+use crate::{ledger, watch::Watch};
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
 use core::any::Any;
@@ -35,7 +36,15 @@ impl core::fmt::Display for Done {
 /// A segment of which this thread runs the forward pass.
 enum Frame {
     Recording(Tape),
-    Replaying { operations: IntoIter<Done>, draws: IntoIter<Box<dyn Any + Send>> },
+    Replaying {
+        operations: IntoIter<Done>,
+        draws: IntoIter<Box<dyn Any + Send>>,
+    },
+    /// Not for its results.
+    Probing {
+        draws: Vec<Box<dyn Any + Send>>,
+        next: usize,
+    },
 }
 
 thread_local! {
@@ -49,8 +58,20 @@ pub fn record<R>(forward: impl FnOnce() -> R) -> (R, Tape) {
     let result = SavedPolicy::Keep.scope(forward);
     match entered.leave() {
         Frame::Recording(tape) => (result, tape),
-        Frame::Replaying { .. } => unreachable!("frames are left in order"),
+        _ => unreachable!("frames are left in order"),
     }
+}
+
+/// Runs it once more, for what it is computed from, with the random numbers that it drew, which stay on the tape. Nobody hears of it:
+/// no outer segment, no ledger, no watch.
+pub fn probe<R>(tape: &mut Tape, forward: impl FnOnce() -> R) -> R {
+    let entered = Entered::new(Frame::Probing { draws: core::mem::take(&mut tape.draws), next: 0 });
+    let run = || Watch::default().during(|| SavedPolicy::Keep.scope(forward));
+    let (result, _) = ledger::record(run);
+    if let Frame::Probing { draws, .. } = entered.leave() {
+        tape.draws = draws;
+    }
+    result
 }
 
 /// Runs it again.
@@ -97,12 +118,12 @@ pub fn is_within() -> bool {
     FRAMES.with_borrow(|frames| !frames.is_empty())
 }
 
-/// The frames that hear of what happens: the innermost one that is replayed, and those inside of it, which record.
+/// The frames that hear of what happens: the innermost one that does not record, and those inside of it, which do.
 fn hearing(frames: &mut [Frame]) -> (Option<&mut Frame>, &mut [Frame]) {
-    match frames.iter().rposition(|frame| matches!(frame, Frame::Replaying { .. })) {
+    match frames.iter().rposition(|frame| !matches!(frame, Frame::Recording(_))) {
         None => (None, frames),
-        Some(replaying) => {
-            let (before, recording) = frames.split_at_mut(replaying + 1);
+        Some(last) => {
+            let (before, recording) = frames.split_at_mut(last + 1);
             (before.last_mut(), recording)
         }
     }
@@ -116,6 +137,10 @@ pub(crate) fn draw<T: Saved>(draw: impl FnOnce() -> T) -> T {
             Some(
                 *known.expect("checkpoint: computed again, a segment draws other random numbers than before"),
             )
+        }
+        (Some(Frame::Probing { draws, next }), _) => {
+            *next += 1;
+            draws.get(*next - 1)?.downcast_ref::<T>().cloned()
         }
         _ => None,
     });
