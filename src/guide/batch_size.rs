@@ -6,15 +6,16 @@
 //! device nothing has to fail to find out.
 //!
 //! What does not depend on the batch, parameters, gradients and the state of the optimizer, [`estimate`](crate::plan::estimate) says of a
-//! model none of whose parameters are there yet. On wgpu and CUDA, [`dry_run`](crate::plan::dry_run) runs a step without launching a
-//! kernel and counts the memory that it would take, also of a model and a batch for which there is none: what the forward pass keeps, the
-//! peak beyond parameters, and with `largest_batch` the batch that will fit.
+//! model none of whose parameters are there yet. On wgpu and CUDA, [`estimate_step`](crate::plan::estimate_step) adds what the forward pass
+//! keeps and the peak of a step, also of a model and a batch for which there is no memory: in a [`dry_run`](crate::plan::dry_run), which
+//! launches no kernel and counts the memory that it would take, and within which `largest_batch` finds the batch that will fit.
 //!
 //! [`micro_batched`](crate::plan::micro_batched) computes the gradients of a batch from its parts, one after the other: those
 //! of the whole batch, to rounding, with the memory of one part and a second gradient of every parameter. Sums are made in f32
 //! at least, and parts may differ in size: each counts as many items as it has. A batch norm in training mode is an error,
-//! since its statistics would be those of a part. (Burn's own `GradientsAccumulator` adds gradients up; the mean over parts is
-//! left to you.)
+//! since its statistics would be those of a part. [`micro_batched_within`](crate::plan::micro_batched_within) looks for the largest
+//! parts within a budget and runs the step in them: both of the above in one, for the first batch. (Burn's own
+//! `GradientsAccumulator` adds gradients up; the mean over parts is left to you.)
 //!
 //! ```
 //! use burn::module::Module;
@@ -54,8 +55,8 @@
 //! # What it saves
 //!
 //! The peak of a part in the place of that of the batch. `cargo test --test plan batches` asserts that the largest batch of a
-//! budget needs no more than that, and how often it asks. The peaks of the snippet are yours to print: they are those of your
-//! model.
+//! budget needs no more than that, and how often it asks, and that a step in parts within a budget stays within it. The peaks of
+//! the snippet are yours to print: they are those of your model.
 //!
 //! # What it costs
 //!

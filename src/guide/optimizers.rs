@@ -71,7 +71,8 @@
 //! to 4; one run differs by up to 3 %, either way); with `--width 64 --blocks 2` 0.651 and 0.651 (seeds 1 to 3; 0.665 to nearest, as
 //! bitsandbytes rounds).
 //! `cargo bench --bench optim` times a step beside Burn's; ours is one pass over memory. In the backward pass: nothing that
-//! needs all gradients at once: no accumulation, no clipping by their common norm, no loss scaling.
+//! needs all gradients at once: no accumulation, no clipping by their common norm, no loss scaling (a loss that a
+//! [`LossScaler`](crate::mixed::LossScaler) scaled is an error).
 //!
 //! # When
 //!

@@ -3,7 +3,8 @@
 //! [`mixed::Precision`](crate::mixed::Precision) casts the parameters for one step by operations of the graph. Activations are
 //! in half precision, and so is everything that is kept; gradients arrive at the parameters of the module, which stay in f32,
 //! and Burn's optimizers update those. Layers of this library sum in f32 inside. f16 needs a
-//! [`LossScaler`](crate::mixed::LossScaler), bf16 does not.
+//! [`LossScaler`](crate::mixed::LossScaler), bf16 does not, so that only bf16 goes with
+//! [updates in the backward pass](super::optimizers).
 //! [`Precision::narrow_frozen`](crate::mixed::Precision::narrow_frozen) casts frozen parameters once, for good: they need no
 //! master.
 //!

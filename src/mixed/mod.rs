@@ -63,6 +63,7 @@ mod scaler;
 
 pub use error::MixedError;
 pub use scaler::LossScaler;
+pub(crate) use scaler::watch_scaling;
 
 use crate::lazy::lazy_paths;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};

@@ -2,6 +2,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, DType, Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 
 /// The largest power of two in f16.
 const LARGEST_IN_F16: f64 = 32768.0;
@@ -16,6 +17,8 @@ const LEAST: f64 = 1.0 / LARGEST_IN_F16;
 /// After so many good steps in a row, 2000, it is multiplied by the growth factor, 2. The scale starts at 32768, the largest
 /// power of two in f16, and does not grow beyond: the gradient of a loss in f16 is the scale itself. Where the loss is computed
 /// in f32, [`with_max_scale`](Self::with_max_scale) allows more.
+///
+/// [`step_in_backward`](crate::optim::step_in_backward) has no gradients to divide, and refuses a loss that was scaled.
 ///
 /// The scaler is its own state: write it beside the optimizer's record, with serde.
 ///
@@ -115,6 +118,7 @@ impl LossScaler {
 
     /// The loss times the scale, of which to call `backward`; in f32 at least.
     pub fn scale(&self, loss: Tensor<1>) -> Tensor<1> {
+        SCALED.set(true);
         widened(loss).mul_scalar(self.factor)
     }
 
@@ -157,6 +161,25 @@ impl LossScaler {
             self.factor = (self.factor * self.growth).min(self.max);
         }
     }
+}
+
+thread_local! {
+    /// Whether this thread scaled a loss since somebody began to look.
+    static SCALED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What `f` returns, and whether this thread scaled a loss in it.
+pub(crate) fn watch_scaling<R>(f: impl FnOnce() -> R) -> (R, bool) {
+    /// Puts back what was known outside, also after a panic.
+    struct Outer(bool);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            SCALED.set(self.0);
+        }
+    }
+    let _outer = Outer(SCALED.replace(false));
+    let result = f();
+    (result, SCALED.get())
 }
 
 /// In the type that losses and gradients are scaled in.

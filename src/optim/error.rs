@@ -7,6 +7,13 @@ pub enum InBackwardError {
         "the loss requires no gradient: no parameter that requires one was used, or the function took the backward pass itself"
     )]
     Untracked,
+    /// The loss was scaled.
+    #[error(
+        "the loss was scaled by a `LossScaler`: an update in the backward pass cannot divide the gradients by the scale again, nor skip a \
+         step that is bad. Compute in bf16 or f32, which need no scale, or take the backward pass first and the step of the optimizer \
+         after `LossScaler::unscale`"
+    )]
+    Scaled,
     /// The loss is no number.
     #[error("a loss is one number, this one has {elements} elements")]
     NoScalar {

@@ -1,5 +1,6 @@
 //! Updates in the backward pass.
 use super::InBackwardError;
+use crate::mixed::watch_scaling;
 use crate::ops::{GRADIENT, PARAMETER, SegmentOps, Slots, UpdateOnce, UpdateOps, Updates, node_id};
 use crate::strategy::with_strategy;
 use burn::backend::Dispatch;
@@ -53,7 +54,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 ///
 /// Whatever needs all gradients before the first update has no gradients to work with: nothing in the arguments or in what is returned
 /// holds one. That is so of sums over several batches (accumulation), of clipping by the norm of all gradients together, and of loss
-/// scaling, whose scale would have to be divided out, and the step skipped where a gradient is infinite. Clipping of the optimizer itself
+/// scaling, whose scale would have to be divided out, and the step skipped where a gradient is infinite: if `loss` calls
+/// [`LossScaler::scale`](crate::mixed::LossScaler::scale), on the thread that it is called on, that is an error. A loss that is multiplied
+/// by hand nobody can tell from another one. bf16 needs no scale. Clipping of the optimizer itself
 /// ([`ModuleOptimizer::with_grad_clipping`]), which looks at one gradient at a time, works.
 ///
 /// Nor may `loss` take a backward pass through the parameters itself, for a gradient penalty, say, and use them again: Burn panics, as
@@ -80,7 +83,10 @@ pub fn step_in_backward<M: Module>(
     let module = module.map(&mut enter);
     let entered: HashSet<ParamId> = enter.entered.into_keys().collect();
 
-    let loss = loss(&module);
+    let (loss, is_scaled) = watch_scaling(|| loss(&module));
+    if is_scaled {
+        return Err(InBackwardError::Scaled);
+    }
     let elements = loss.shape().num_elements();
     if elements != 1 {
         return Err(InBackwardError::NoScalar { elements });

@@ -1,9 +1,12 @@
 //! Batches in parts, and as large as fit.
 use super::PlanError;
+use crate::measure::{Measurement, StepInput, measure_step};
 use crate::parallel::batch_norm_in_training;
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Tensor};
+use std::collections::HashSet;
+use std::ops::Range;
 
 /// The mean loss of a batch and its gradients, computed from one part of the batch after the other: those of the whole batch, to
 /// rounding, with the memory of one part, and of two gradients of every parameter.
@@ -42,6 +45,111 @@ pub fn micro_batched<M: Module, T>(
     let factor = (items as f64).recip();
     module.visit(&mut Scale { sums: &mut sums, factor });
     Ok((mean.mul_scalar(factor), sums))
+}
+
+/// [`micro_batched`], in the largest parts whose step fits into `budget` bytes. Returns the number of items in a part, the mean loss and
+/// the gradients.
+///
+/// `part`: the items of a range of the batch, which has `items`. The last part may be smaller.
+///
+/// Bytes count as in [`Measurement::peak`], beyond parameters and the input; the sums of gradients count. The size is found by
+/// [`largest_batch`], which asks [`measure_step`] for the first items of the batch, so each size that is tried runs some steps: look for it
+/// once, and give batches after that to [`micro_batched`] in parts of so many items. What a step does besides (random numbers), it does
+/// each time. Nothing else should run meanwhile, as memory is counted for the whole program or device.
+///
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use burn_memsave::measure::TrackingAllocator;
+/// use burn_memsave::nn::{Linear, LinearConfig};
+/// use burn_memsave::plan::micro_batched_within;
+///
+/// #[global_allocator]
+/// static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+///
+/// let device = Device::flex().autodiff();
+/// let layers: Vec<Linear> = (0..4).map(|_| LinearConfig::new(64, 64).init(&device)).collect();
+/// let (x, targets) = (Tensor::<2>::random([9000, 64], Distribution::Default, &device), Tensor::<2>::zeros([9000, 64], &device));
+/// let part = |items: std::ops::Range<usize>| (x.clone().slice(items.clone()), targets.clone().slice(items));
+/// let loss = |layers: &Vec<Linear>, (x, targets): (Tensor<2>, Tensor<2>)| {
+///     let y = layers.iter().fold(x, |x, layer| layer.forward(x).tanh());
+///     (y - targets).powf_scalar(2.0).mean()
+/// };
+/// let (items, mean, gradients) = micro_batched_within(&layers, part, 9000, 6 << 20, loss)?;
+/// assert!(items < 9000); // the whole batch keeps more than 9 MiB
+/// assert_eq!((mean.dims(), gradients.len()), ([1], 8));
+/// # Ok::<(), burn_memsave::plan::PlanError>(())
+/// ```
+///
+/// # Errors
+///
+/// If a step of one item needs more than the budget: [`PlanError::Budget`]. If bytes are not counted: on CPU devices, install the
+/// [`TrackingAllocator`](crate::measure::TrackingAllocator). If the module has a batch norm in training mode, or if there are no items.
+pub fn micro_batched_within<M: Module, I: StepInput>(
+    module: &M,
+    part: impl Fn(Range<usize>) -> I,
+    items: usize,
+    budget: u64,
+    loss: impl Fn(&M, I) -> Tensor<1>,
+) -> Result<(usize, Tensor<1>, GradientsParams), PlanError> {
+    // Before a measured step changes its statistics.
+    if let Some(path) = batch_norm_in_training(module) {
+        return Err(PlanError::BatchNorm { path });
+    }
+    if items == 0 {
+        return Err(PlanError::NoItems);
+    }
+    let needs = |of_part: usize| {
+        let Measurement { peak, gradients, .. } = measure_step(module, part(0..of_part), &loss);
+        Some(Sums::of(module).peak(peak?, gradients, of_part == items))
+    };
+    let least = needs(1).ok_or(PlanError::NotCounted)?;
+    let peak = |of_part| if of_part == 1 { least } else { needs(of_part).unwrap_or(u64::MAX) };
+    let of_part = largest_batch(budget, items, peak).ok_or(PlanError::Budget { budget, least })?;
+    let parts = (0..items).step_by(of_part).map(|start| start..items.min(start + of_part));
+    let (mean, gradients) =
+        micro_batched(module, parts.map(|range| (part(range.clone()), range.len())), loss)?;
+    Ok((of_part, mean, gradients))
+}
+
+/// At most, of a sum beside its numbers: its shape, its place in the table of gradients.
+const RECORD: u64 = 1 << 10;
+
+/// Bytes of the sums of gradients, whether or not a parameter has one.
+#[derive(Default)]
+struct Sums {
+    seen: HashSet<ParamId>,
+    all: u64,
+    largest: u64,
+}
+
+impl Sums {
+    fn of<M: Module>(module: &M) -> Self {
+        let mut sums = Self::default();
+        module.visit(&mut sums);
+        sums
+    }
+
+    /// What [`micro_batched`] needs of a step with such a peak and gradients.
+    fn peak(&self, of_step: u64, gradients: u64, is_whole: bool) -> u64 {
+        // One gradient is added: cast, scaled, and in the sum, if the backend does none of it in place.
+        let adding = 2 * self.largest;
+        match is_whole {
+            true => of_step.max(gradients.max(self.all) + adding), // gradients become sums one by one
+            false => self.all + of_step.max(gradients + adding),
+        }
+    }
+}
+
+impl ModuleVisitor for Sums {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        // One that does not exist yet took no part in a step.
+        if param.is_initialized() && param.is_require_grad() && self.seen.insert(param.id) {
+            let value = param.base();
+            let bytes = (value.shape().num_elements() * value.dtype().size().max(DType::F32.size())) as u64;
+            self.all += bytes + RECORD;
+            self.largest = self.largest.max(bytes);
+        }
+    }
 }
 
 /// In the type that sums are made in.

@@ -83,6 +83,9 @@ thread_local! {
 /// `forward(module, input)`, as a block that a plan may treat: within [`Plan::scope`](super::Plan::scope) it is kept, computed again in the
 /// backward pass, or kept in another form; anywhere else, and inside of blocks and of [segments](crate::checkpoint), it is just that.
 ///
+/// The model marks its blocks so because Burn has no hooks around the forward pass of a module: the module tree says how a block is
+/// called, not when it runs.
+///
 /// What goes in, what comes out and what the closure may do is as for [`checkpoint`](crate::checkpoint::checkpoint).
 ///
 /// # Panics

@@ -1,8 +1,10 @@
-//! What training needs by its parameters alone.
+//! What training needs by its parameters alone, and what a step does.
+use super::{PlanError, dry_run};
+use crate::measure::{StepInput, measure_step};
 use crate::ops::BLOCK;
 use crate::optim::{AdamW8bitConfig, Muon8bitConfig};
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use std::collections::HashSet;
 
 /// What an optimizer keeps of a parameter between steps.
@@ -65,9 +67,8 @@ impl Estimate {
 /// Burn does not say it, and its elements count as f32. Weights that [stay in a file](crate::lazy) count as if they were in memory; scales
 /// of quantized ones do not count.
 ///
-/// What a forward pass keeps, and the peak, depend on what runs: [`measure_step`](crate::measure::measure_step) of a batch of one item
-/// says it, and [`largest_batch`](super::largest_batch) how it grows; on wgpu and CUDA in a [`dry_run`](super::dry_run), before there is
-/// memory for it.
+/// What a forward pass keeps, and the peak, depend on what runs: [`measure_step`] of a batch of one item
+/// says it, and [`largest_batch`](super::largest_batch) how it grows; on wgpu and CUDA [`estimate_step`], before there is memory for it.
 ///
 /// ```
 /// use burn::module::ParamGroup;
@@ -119,4 +120,71 @@ pub fn estimate<M: Module>(model: &M, trained: &ParamGroup, optimizer: Optimizer
         Sum { trained, optimizer, path: vec![], seen: HashSet::new(), sum: Estimate::default() };
     model.visit(&mut visitor);
     visitor.sum
+}
+
+/// Bytes that a training step needs. Made by [`estimate_step`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepEstimate {
+    /// Whatever the batch is.
+    pub training: Estimate,
+    /// Of the input.
+    pub input: u64,
+    /// As [`Measurement::kept`](crate::measure::Measurement::kept): what the graph keeps after the forward pass.
+    pub kept: u64,
+    /// As [`Measurement::peak`](crate::measure::Measurement::peak): the most at one time, beyond parameters and input. Gradients count.
+    pub peak: u64,
+}
+
+impl StepEstimate {
+    /// The most at one time, with parameters, the state of the optimizer and the input.
+    pub fn total(&self) -> u64 {
+        self.training.parameters + self.training.optimizer + self.input + self.peak
+    }
+}
+
+/// What a training step needs, before anything of it is there: [`estimate`], and what is kept and the peak of a step of `loss` in a
+/// [`dry_run`], in which the model and the input are made, too.
+///
+/// `model` and `input` make theirs on `device`; what `model` makes is trained unless it is frozen. The step of the optimizer is not run:
+/// it needs its state, the gradients, and what it computes of one parameter.
+///
+/// What [`dry_run`] says about memory, values and other threads holds here: no memory is taken but by what comes from the
+/// host, by the input, which is read, and by what Burn tunes; all values are undefined, so that nothing may depend on them.
+///
+/// ```no_run
+/// # // Needs a device of wgpu or CUDA.
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::nn::{Linear, LinearConfig};
+/// use burn_memsave::plan::{OptimizerState, estimate_step};
+///
+/// # let device = Device::default();
+/// let device = device.autodiff();
+/// let model = || -> Vec<Linear> { (0..100).map(|_| LinearConfig::new(8192, 8192).init(&device)).collect() }; // 25 GiB
+/// let input = || Tensor::<2>::zeros([64, 8192], &device);
+/// let loss = |layers: &Vec<Linear>, x| layers.iter().fold(x, |x, layer| layer.forward(x)).mean();
+/// let needed = estimate_step(&device, model, input, loss, OptimizerState::AdamW8bit)?;
+/// println!("{} bytes, of which {} are kept by the graph", needed.total(), needed.kept);
+/// # Ok::<(), burn_memsave::plan::PlanError>(())
+/// ```
+///
+/// # Errors
+///
+/// On all devices but those of wgpu and CUDA: [`PlanError::NoDryRun`]. There measure a step of a small batch, with
+/// [`measure_step`]. And if the device has failed before.
+pub fn estimate_step<M: Module, I: StepInput>(
+    device: &Device,
+    model: impl FnOnce() -> M,
+    input: impl FnOnce() -> I,
+    loss: impl Fn(&M, I) -> Tensor<1>,
+    optimizer: OptimizerState,
+) -> Result<StepEstimate, PlanError> {
+    dry_run(device, || {
+        let (model, input) = (model(), input());
+        let bytes = input.bytes();
+        let step = measure_step(&model, input, loss);
+        // Parameters exist now, and say themselves whether they are trained.
+        let training = estimate(&model, &ParamGroup::all(), optimizer);
+        let (kept, peak) = step.kept.zip(step.peak).ok_or(PlanError::NotCounted)?;
+        Ok(StepEstimate { training, input: bytes, kept, peak })
+    })?
 }

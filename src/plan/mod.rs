@@ -1,5 +1,10 @@
 //! Training steps that fit into memory.
 //!
+//! A batch is cut into parts ([`micro_batched`], [`micro_batched_within`]), or blocks of the model are computed again ([`profile`],
+//! [`auto_checkpoint`]). What a block is the model says: its forward pass runs it through [`block`]. Blocks cannot be found from the
+//! module tree, because Burn has no hooks around the forward pass of a module, which is a method of any name and signature; of the tree are
+//! only their paths.
+//!
 //! ```
 //! use burn::tensor::{Device, Tensor};
 //! use burn_memsave::nn::LinearConfig;
@@ -25,10 +30,10 @@ mod retry;
 mod table;
 mod trace;
 
-pub use batches::{largest_batch, micro_batched};
+pub use batches::{largest_batch, micro_batched, micro_batched_within};
 pub use block::{Treatment, block};
 pub use dry_run::dry_run;
-pub use estimate::{Estimate, OptimizerState, estimate};
+pub use estimate::{Estimate, OptimizerState, StepEstimate, estimate, estimate_step};
 pub use profile::{BlockCost, BlockProfile, Profile, ProfileOptions, profile};
 pub use retry::retry_halved;
 pub use table::{Plan, auto_checkpoint};
@@ -68,11 +73,16 @@ pub enum PlanError {
     Device(String),
     /// Kernels that could be left out are those of wgpu and CUDA.
     #[error(
-        "this device cannot run without launching kernels: that is for devices of wgpu and CUDA, with their features turned on"
+        "this device has no dry runs, which leave out the launches of kernels: that is for devices of wgpu and CUDA, with their features \
+         turned on. Elsewhere measure a step of a small batch, with `measure::measure_step`"
     )]
     NoDryRun,
-    /// No [`block`] ran in the forward pass.
-    #[error("the forward pass runs no `plan::block`, so there is nothing to plan")]
+    /// No [`block`] ran in the forward pass. Blocks are what the forward pass runs through it, and are not found in the module tree:
+    /// Burn has no hooks around the forward pass of a module.
+    #[error(
+        "the forward pass runs no `plan::block`, so there is nothing to plan: call the layers that may be treated through it, as Burn \
+         has no hooks around the forward pass of a module"
+    )]
     NoBlocks,
     /// The blocks of two forward passes are not the same.
     #[error("the forward pass runs other blocks the second time")]

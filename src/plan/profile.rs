@@ -154,7 +154,8 @@ impl ProfileOptions {
     }
 }
 
-/// Measures what each [block](super::block) of a model takes, as it is, computed again and kept as the options say.
+/// Measures what each block of a model takes, that is, what its forward pass runs through [`block`](super::block()): as it is, computed
+/// again and kept as the options say.
 ///
 /// Runs steps of the model: two in which all blocks are computed again, two for each other treatment in which every other block is treated so,
 /// and three in which two of three are; up to six of each if they would need more than a [limit](ProfileOptions::with_limit). So a model

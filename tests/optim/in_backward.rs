@@ -6,6 +6,7 @@ use burn::nn as stock;
 use burn::optim::{AdamConfig, AdamWConfig, MuonConfig, SgdConfig};
 use burn::tensor::Int;
 use burn_memsave::checkpoint::checkpoint;
+use burn_memsave::mixed::LossScaler;
 use burn_memsave::nn::{
     Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, activation::Relu,
 };
@@ -283,6 +284,44 @@ fn what_is_refused() {
     one.second.weight = Param::initialized(ParamId::new(), one.first.weight.val());
     let refused = step_in_backward(one, &mut optimizer, LR, loss);
     assert!(matches!(refused, Err(InBackwardError::OneTensor { .. })));
+}
+
+/// Gradients of a scaled loss could not be unscaled; what is scaled elsewhere does not matter.
+#[test]
+fn loss_scaling_is_refused() {
+    let _alone = alone();
+    let device = device();
+    let x = random([2, 16], &device);
+    let scaler = LossScaler::new();
+    let mut optimizer = AdamW8bitConfig::new().init();
+    let loss = |net: &Net| net.forward(x.clone()).sum();
+    let scaled = |net: &Net| scaler.scale(loss(net));
+    let partly = |net: &Net| scaler.scale(loss(net)) + loss(net);
+    let refused = step_in_backward(Net::new(&device), &mut optimizer, LR, scaled);
+    let error = refused.expect_err("it is scaled");
+    assert!(matches!(error, InBackwardError::Scaled));
+    assert!(error.to_string().contains("LossScaler::unscale"), "{error}");
+    let refused = step_in_backward(Net::new(&device), &mut optimizer, LR, partly);
+    assert!(matches!(refused, Err(InBackwardError::Scaled)));
+    assert!(optimizer.to_record().is_empty(), "it is not changed");
+
+    // Neither a step that was refused, nor one that panicked, nor one without updates is remembered.
+    let mut passes = || step_in_backward(Net::new(&device), &mut optimizer, LR, loss).is_ok();
+    assert!(passes());
+    let panics = |net: &Net| -> Tensor<1> { panic!("{}", scaled(net)) };
+    let mut other = SgdConfig::new().init();
+    let step = || step_in_backward(Net::new(&device), &mut other, LR, panics).is_ok();
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)).is_err());
+    assert!(passes());
+    drop(scaled(&Net::new(&device)).backward());
+    assert!(passes());
+    // One in another's loss is refused for itself.
+    let nests = |net: &Net| {
+        let inner = step_in_backward(Net::new(&device), &mut other, LR, scaled);
+        assert!(matches!(inner, Err(InBackwardError::Scaled)));
+        loss(net)
+    };
+    assert!(step_in_backward(Net::new(&device), &mut optimizer, LR, nests).is_ok());
 }
 
 /// A backward pass that panics leaves the optimizer where it was.

@@ -3,10 +3,11 @@ use super::meter::alone;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
-use burn_memsave::measure::measure_step;
+use burn_memsave::measure::{Scope, measure_step};
 use burn_memsave::nn::{BatchNormConfig, Linear, LinearConfig, activation::Relu};
-use burn_memsave::plan::{PlanError, largest_batch, micro_batched, retry_halved};
+use burn_memsave::plan::{PlanError, largest_batch, micro_batched, micro_batched_within, retry_halved};
 use proptest::prelude::*;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 #[derive(Module, Debug)]
@@ -178,6 +179,65 @@ fn batches_fit_into_a_budget() {
     // A thread more that takes part needs a mebibyte to work in.
     assert!(asked.iter().all(|&(_, peak)| peak <= budget + budget / 20), "{budget}: {asked:?}");
     assert!(asked.len() < 30, "{asked:?}");
+}
+
+/// The step in parts that a budget allows needs no more, with the sums of gradients, and has the gradients of the batch.
+#[test]
+fn parts_fit_into_a_budget() {
+    const WIDTH: usize = 64;
+    const ITEMS: usize = 20_000;
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    for dtype in [FloatDType::F32, FloatDType::BF16] {
+        let tolerance = if dtype == FloatDType::F32 { 1e-5 } else { 2e-2 };
+        let net = Net::new(WIDTH, &device);
+        drop(net.loss(Tensor::ones([1, WIDTH], &device)));
+        let net = net.map(&mut Cast(dtype));
+        let x = Tensor::<2>::random([ITEMS, WIDTH], Distribution::Normal(0.0, 1.0), &device).cast(dtype);
+        let whole = measure_step(&net, x.clone(), Net::loss).peak.expect("the allocator counts");
+        let expected = GradientsParams::from_grads(net.loss(x.clone()).backward(), &net);
+        // The last one is enough for the whole batch.
+        for budget in [whole / 10, whole / 3, 2 * whole] {
+            let largest = Cell::new(0);
+            let part = |range: std::ops::Range<usize>| {
+                assert!(range.end <= ITEMS, "{range:?}");
+                largest.set(largest.get().max(range.len()));
+                x.clone().slice(range)
+            };
+            let (items, _, found) = micro_batched_within(&net, part, ITEMS, budget, Net::loss).unwrap();
+            let mut compare = Compare { parts: &found, whole: &expected, tolerance, count: 0 };
+            net.visit(&mut compare);
+            assert_eq!((compare.count, items == ITEMS), (4, budget > whole));
+            assert!(largest.get() >= items);
+
+            // Again without the search, as the function says to go on.
+            let parts = x.clone().split(items, 0).into_iter().map(|part| (part.clone(), part.dims()[0]));
+            let scope = Scope::start();
+            let run = micro_batched(&net, parts, Net::loss).unwrap();
+            let needed = scope.peak();
+            drop((scope, run));
+            assert!(needed <= budget, "{needed} of {budget}, {items} items of {dtype:?}");
+            assert!(
+                needed >= budget / 2 || items == ITEMS,
+                "{needed} of {budget}, {items} items of {dtype:?}"
+            );
+        }
+        let sums = 4 * 2 * (WIDTH * WIDTH + WIDTH) as u64;
+        for budget in [0, sums] {
+            let part = |range| x.clone().slice(range);
+            let refused = micro_batched_within(&net, part, ITEMS, budget, Net::loss);
+            assert!(
+                matches!(refused, Err(PlanError::Budget { budget: found, least }) if found == budget && least > sums)
+            );
+        }
+        let none = micro_batched_within(&net, |range| x.clone().slice(range), 0, whole, Net::loss);
+        assert!(matches!(none, Err(PlanError::NoItems)));
+    }
+    // Not even one step is run.
+    let norm: burn_memsave::nn::BatchNorm = BatchNormConfig::new(4).init(&device);
+    let part = |_| -> Tensor<2> { panic!("nothing is measured") };
+    let refused = micro_batched_within(&norm, part, 10, 1 << 30, |norm, x| norm.forward(x).mean());
+    assert!(matches!(refused, Err(PlanError::BatchNorm { .. })));
 }
 
 #[test]

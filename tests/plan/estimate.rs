@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use burn_memsave::measure::TrackingAllocator;
 use burn_memsave::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn_memsave::optim::{AdamW8bitConfig, Muon8bitConfig};
-use burn_memsave::plan::{Estimate, OptimizerState, estimate};
+use burn_memsave::plan::{Estimate, OptimizerState, PlanError, estimate, estimate_step};
 
 const WIDTH: usize = 300;
 /// What is no tensor: nodes, maps, optimizers of each parameter.
@@ -119,4 +119,16 @@ fn frozen_parameters_have_neither_gradients_nor_states() {
     assert_eq!((nothing.gradients, nothing.optimizer), (0, 0));
     assert_eq!(nothing.parameters, of_second.parameters);
     assert_eq!(nothing.total(), nothing.parameters);
+}
+
+/// On a CPU kernels cannot be left out, so a step has to run.
+#[test]
+fn steps_are_not_estimated_on_a_cpu() {
+    let device = Device::flex().autodiff();
+    let model = || -> Net { panic!("nothing is made") };
+    let input = || Tensor::ones([1, WIDTH], &device);
+    let refused = estimate_step(&device, model, input, Net::loss, OptimizerState::Two);
+    let error = refused.expect_err("a CPU device");
+    assert!(matches!(error, PlanError::NoDryRun));
+    assert!(error.to_string().contains("`measure::measure_step`"), "{error}");
 }

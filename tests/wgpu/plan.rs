@@ -2,12 +2,15 @@
 use crate::{alone, gpu, tensor, values};
 use burn::backend::DispatchDevice;
 use burn::cubecl::MemoryScope;
+use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::checkpoint::checkpoint;
-use burn_memsave::measure::{StepInput, measure_step};
+use burn_memsave::measure::{StepInput, bytes_in_use, measure_step};
 use burn_memsave::nn::{Linear, LinearConfig, activation::Gelu};
-use burn_memsave::plan::{PlanError, ProfileOptions, block, dry_run, profile, retry_halved};
+use burn_memsave::plan::{
+    OptimizerState, PlanError, ProfileOptions, block, dry_run, estimate_step, profile, retry_halved,
+};
 
 const WIDTH: usize = 128;
 
@@ -54,6 +57,41 @@ fn dry_runs_count_what_steps_take() {
     let expected = step();
     assert_eq!(dry_run(&device, step).unwrap(), expected);
     assert_eq!(step(), expected); // kernels are launched again
+}
+
+/// What is said before anything is there is what is measured afterwards.
+#[test]
+fn steps_are_estimated() {
+    let _alone = alone();
+    let device = gpu().autodiff();
+    let model = || -> Vec<Vec<Linear>> {
+        let linear = || LinearConfig::new(WIDTH, WIDTH).init(&device);
+        let mut model: Vec<Vec<Linear>> = (0..3).map(|_| (0..3).map(|_| linear()).collect()).collect();
+        model[0][0] = linear().freeze();
+        model
+    };
+    let input = || Tensor::<2>::ones([1024, WIDTH], &device);
+    let estimated = estimate_step(&device, model, input, loss, OptimizerState::Two).unwrap();
+
+    let before = bytes_in_use(&device).expect("a device counts");
+    let (model, x) = (model(), input());
+    drop(loss(&model, x.copy()).backward()); // parameters begin to be
+    device.sync().expect("the device works");
+    let parameters = bytes_in_use(&device).expect("a device counts") - before - x.bytes();
+    let step = measure_step(&model, x.copy(), loss);
+    assert_eq!((Some(estimated.kept), Some(estimated.peak)), (step.kept, step.peak));
+    assert_eq!(estimated.training.gradients, step.gradients);
+    assert_eq!(estimated.training.optimizer, 2 * step.gradients);
+    assert_eq!(estimated.training.parameters, step.gradients + (4 * WIDTH * (WIDTH + 1)) as u64);
+    assert!(
+        parameters.abs_diff(estimated.training.parameters) <= parameters / 20,
+        "{parameters}: {estimated:?}"
+    );
+    assert_eq!(estimated.input, x.bytes());
+    assert_eq!(
+        estimated.total(),
+        estimated.training.parameters + 2 * step.gradients + x.bytes() + estimated.peak
+    );
 }
 
 /// Bytes that the pools of the device have taken.
@@ -119,7 +157,12 @@ fn segments_run_dry() {
 
 #[test]
 fn only_devices_run_dry() {
-    assert!(matches!(dry_run(&Device::flex(), || ()), Err(PlanError::NoDryRun)));
+    let flex = Device::flex();
+    assert!(matches!(dry_run(&flex, || ()), Err(PlanError::NoDryRun)));
+    let none = || -> Vec<Vec<Linear>> { panic!("nothing is made") };
+    let input = || Tensor::ones([1, WIDTH], &flex);
+    let refused = estimate_step(&flex, none, input, loss, OptimizerState::None);
+    assert!(matches!(refused, Err(PlanError::NoDryRun)));
 }
 
 /// A batch for which there is no memory is halved, also where only the backward pass has none; the device and graphs go on.
