@@ -13,6 +13,7 @@ mod checkpoint;
 mod half;
 mod layouts;
 mod lazy;
+mod limits;
 mod mixed;
 mod operations;
 mod optim;

@@ -17,7 +17,8 @@ use super::{
     cross_entropy::Labels,
     extension::extension,
     head_loss::{
-        BIAS, Blocks, Head, HeadLossKernels, INPUTS, Loss, Made, WEIGHT, X, joined, rows_of, zero_rows,
+        BIAS, Blocks, Head, HeadLossKernels, INPUTS, Loss, Made, Making, WEIGHT, X, joined, rows_of,
+        zero_rows,
     },
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
@@ -134,12 +135,12 @@ impl<B: HeadLossKernels> Operation<B, 3> for LinearLogProb<B> {
         let loss = operation.loss(B::float_reshape(B::float_neg(dy), Shape::new([x.shape()[0], 1])));
         let wanted = [pass.wants(X), pass.wants(WEIGHT) && !by_blocks, pass.wants(BIAS)];
         if wanted.contains(&true) {
-            let mut made = Made::zeros(wanted, &head, &x);
+            let mut making = Making::new(wanted, &head, &x);
             loss.each(&head, &x, &mut |chunk| {
                 let of_chunk: Vec<_> = statistics.iter().map(|all| rows_of::<B>(all, chunk.rows())).collect();
-                made.add(&head, chunk, &of_chunk, None);
+                making.add(chunk, &of_chunk, None);
             });
-            let Made { x, weight, bias } = made;
+            let Made { x, weight, bias } = making.made();
             pass.give_all([x, weight, bias.map(|bias| B::float_cast(bias, dtype.into()))]);
         }
         if by_blocks {

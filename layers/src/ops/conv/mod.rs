@@ -17,7 +17,7 @@ use crate::backend::{ChannelSums, device_backends};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{
     Shape, Slice,
-    ops::{ConvOptions, ConvTransposeOptions, PadMode},
+    ops::{ConvOptions, ConvTransposeOptions},
 };
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -225,15 +225,12 @@ pub(crate) fn correlate<B: Convolution<N>, const N: usize>(
     options: &ConvOptions<N>,
 ) -> FloatTensor<B> {
     let groups = options.groups;
-    let (signal, padding) = match options.is_asymmetric() {
-        false => (signal, options.padding),
-        true => {
-            let mut padding = vec![(0, 0); 2];
-            padding.extend(options.padding);
-            (B::float_pad(signal, &padding, PadMode::Constant(0.0)), [(0, 0); N])
-        }
+    let options = ConvOptions {
+        stride: options.dilation,
+        padding: options.padding,
+        dilation: options.stride,
+        groups: 1,
     };
-    let options = ConvOptions { stride: options.dilation, padding, dilation: options.stride, groups: 1 };
     let gradient = |signal: FloatTensor<B>, taps: FloatTensor<B>, shape: &Shape, options: ConvOptions<N>| {
         let dweight = B::float_swap_dims(B::conv(signal, taps, None, options), 0, 1);
         // If the stride left a remainder of the input unread, there are more taps than the kernel has.

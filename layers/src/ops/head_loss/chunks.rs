@@ -229,6 +229,9 @@ pub(super) fn add_product<B: HeadLossKernels>(
     let [rows, columns] = sum.shape().dims();
     for block in chunks(columns, rows * sum.dtype().size(), B::BLOCK_BYTES) {
         let product = B::float_matmul(u.clone(), columns_of::<B>(&v, &block));
+        if block.len() == columns {
+            return B::float_add(sum, product);
+        }
         let more = B::float_add(product, columns_of::<B>(&sum, &block));
         sum = B::float_slice_assign(sum, &[Slice::from(0..rows), Slice::from(block)], more);
     }

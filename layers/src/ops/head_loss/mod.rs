@@ -219,15 +219,15 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Operation<B, 3> for HeadLoss<B, L> {
         let scale = self.loss.scale(&head, recorder.tracked(X));
         let adds_to_weight = recorder.tracked(WEIGHT) && by == WeightGradient::Ahead;
         let wanted = [recorder.tracked(X), adds_to_weight, recorder.tracked(BIAS)];
-        let mut made = Made::zeros(wanted, &head, &x);
+        let mut making = Making::new(wanted, &head, &x);
         let mut of_rows = Vec::new();
         let sum = self.loss.sum(&head, &x, &mut |chunk, statistics| {
-            made.add(&head, chunk, &statistics, scale.as_ref());
+            making.add(chunk, &statistics, scale.as_ref());
             if by == WeightGradient::ByBlocks {
                 of_rows.push(statistics);
             }
         });
-        let ledger = recorder.ledger();
+        let (made, ledger) = (making.made(), recorder.ledger());
         let keep = |name, gradient: Option<FloatTensor<B>>| {
             gradient.map(|gradient| ledger.tensor(name, gradient, AHEAD))
         };
@@ -305,7 +305,7 @@ pub(super) fn joined<B: Backend>(chunks: Vec<Vec<FloatTensor<B>>>) -> Vec<FloatT
     all.into_iter().map(|values| B::float_cat(values, 0)).collect()
 }
 
-/// Gradients that are made chunk by chunk, of those that are wanted.
+/// The gradients of those inputs for which they are wanted.
 #[derive(Clone, Debug)]
 pub(crate) struct Made<B: Backend> {
     pub(super) x: Option<FloatTensor<B>>,
@@ -314,40 +314,71 @@ pub(crate) struct Made<B: Backend> {
     pub(super) bias: Option<FloatTensor<B>>,
 }
 
-impl<B: HeadLossKernels> Made<B> {
+/// Gradients while they are made, chunk by chunk.
+pub(crate) struct Making<'a, B: Backend> {
+    head: &'a Head<B>,
+    x: &'a FloatTensor<B>,
+    /// Of x, weight and bias.
+    wanted: [bool; 3],
+    /// Nothing before the first chunk, which is added to nothing.
+    made: Made<B>,
+}
+
+impl<'a, B: HeadLossKernels> Making<'a, B> {
     /// Before the first chunk. `wanted`: of x, weight and bias.
-    pub(super) fn zeros(wanted: [bool; 3], head: &Head<B>, x: &FloatTensor<B>) -> Self {
-        let shapes = [x.shape(), head.weight.shape(), Shape::new([head.classes()])];
-        let dtypes = [x.dtype(), x.dtype(), wide(x.dtype())];
-        let [x, weight, bias] = core::array::from_fn(|input| {
-            let zeros = || B::float_full(shapes[input].clone(), 0.into(), &x.device(), dtypes[input].into());
-            wanted[input].then(zeros)
-        });
-        Self { x, weight, bias }
+    pub(super) fn new(wanted: [bool; 3], head: &'a Head<B>, x: &'a FloatTensor<B>) -> Self {
+        Self { head, x, wanted, made: Made { x: None, weight: None, bias: None } }
     }
 
     /// Adds what a chunk of rows contributes.
     pub(super) fn add<L: RowLoss<B>>(
         &mut self,
-        head: &Head<B>,
         chunk: Chunk<B, L>,
         statistics: &[FloatTensor<B>],
         scale: Option<&FloatTensor<B>>,
     ) {
-        if self.x.is_none() && self.weight.is_none() && self.bias.is_none() {
+        let (rows, made, [of_x, of_weight, of_bias]) = (chunk.rows.clone(), &mut self.made, self.wanted);
+        if !(of_x || of_weight || of_bias) {
             return;
         }
-        let (rows, x) = (chunk.rows.clone(), self.weight.is_some().then(|| chunk.x()));
+        let x = of_weight.then(|| chunk.x());
         let dlogits = chunk.dlogits(statistics, scale);
-        if let (Some(sum), Some(x)) = (self.weight.take(), x) {
-            self.weight = Some(add_product::<B>(sum, B::float_transpose(x), dlogits.clone()));
+        if let Some(x) = x {
+            made.weight = Some(match made.weight.take() {
+                None => B::dense_weight_backward(x, dlogits.clone()),
+                Some(sum) => add_product::<B>(sum, B::float_transpose(x), dlogits.clone()),
+            });
         }
-        if let Some(sum) = self.bias.take() {
-            self.bias = Some(B::float_add(sum, sum_of_rows::<B>(dlogits.clone())));
+        if of_bias {
+            let more = sum_of_rows::<B>(dlogits.clone());
+            made.bias = Some(match made.bias.take() {
+                None => more,
+                Some(sum) => B::float_add(sum, more),
+            });
         }
-        if let Some(all) = self.x.take() {
-            let dx = B::dense_x_backward(head.weight.clone(), dlogits);
-            self.x = Some(B::float_slice_assign(all, &[Slice::from(rows)], dx));
+        if of_x {
+            let dx = B::dense_x_backward(self.head.weight.clone(), dlogits);
+            made.x = Some(match made.x.take() {
+                None if rows.len() == self.x.shape()[0] => dx,
+                all => {
+                    let all = all.unwrap_or_else(|| zeros::<B>(self.x.shape(), self.x));
+                    B::float_slice_assign(all, &[Slice::from(rows)], dx)
+                }
+            });
+        }
+    }
+
+    /// After the last chunk: of no rows, zeros.
+    pub(super) fn made(self) -> Made<B> {
+        let Self { head, x, wanted, made } = self;
+        let of = |input: usize, made: Option<FloatTensor<B>>, shape: Shape, dtype: DType| {
+            let zeros = || B::float_full(shape, 0.into(), &x.device(), dtype.into());
+            wanted[input].then(|| made.unwrap_or_else(zeros))
+        };
+        Made {
+            x: of(X, made.x, x.shape(), x.dtype()),
+            weight: of(WEIGHT, made.weight, head.weight.shape(), x.dtype()),
+            bias: of(BIAS, made.bias, Shape::new([head.classes()]), wide(x.dtype())),
         }
     }
 }

@@ -1,11 +1,17 @@
 //! Products with factors of low rank: in place, or in half precision block by block.
-use super::LoraKernels;
+use super::{LoraKernels, scaled};
 use crate::backend::cpu::{CpuBackend, CpuElement, Matrix, gemm, is_wide, parallel, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, Slice, bf16, f16};
 
 impl<B: CpuBackend> LoraKernels for B {
-    fn add_product(y: FloatTensor<B>, u: FloatTensor<B>, v: FloatTensor<B>) -> FloatTensor<B> {
+    fn add_scaled_product(
+        y: FloatTensor<B>,
+        u: FloatTensor<B>,
+        v: FloatTensor<B>,
+        scale: f64,
+    ) -> FloatTensor<B> {
+        let u = scaled::<B>(u, scale);
         with_element!(y.dtype(), "add_product", E => add_product::<B, E>(y, u, v))
     }
 }

@@ -7,7 +7,7 @@
 //! | keeps | `x` if `a` (or `weight`) is tracked; else `x a`, `rank` elements per row, if `b` is; handles of `weight`, `a`, `b`; |
 //! | | if `factor` is tracked, `p`; or where there are more rows than columns of `x`, only `x` |
 //! | backward | `dfactor = sum(dy * p)`, `dbias = sum(dy)`, `dp = dy * factor`, |
-//! | | `dh = scale dp b^T`, `dx = dp weight^T + dh a^T`, `da = x^T dh`, `db = scale (x a)^T dp` |
+//! | | `dh = dp b^T`, `dx = dp weight^T + scale dh a^T`, `da = scale x^T dh`, `db = scale (x a)^T dp` |
 //!
 //! Stock Burn computes the effective weight at every use, keeps it, and computes its gradient, of the same size, from which
 //! those of `a` and `b` follow. Here low-rank products are added to `y` and `dx` block by block. If `x` is kept, `x a` is
@@ -20,7 +20,7 @@ use super::{
     linear::{Linear, LinearKernels},
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::device_backends;
+use crate::backend::composing_backends;
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata,
     tensor::{FloatTensor, QuantizedTensor},
@@ -29,6 +29,8 @@ use burn::tensor::Shape;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+mod cube;
 
 /// The factors of an adapter.
 #[derive(ExtensionType)]
@@ -91,7 +93,7 @@ impl<B: LoraKernels> Lora<B> {
         let product = Linear.forward_with(x.clone(), weight, bias); // first, since it needs the most
         let h = B::dense(x, given(a), None);
         let kept = keeps_h.then(|| h.clone());
-        (B::add_product(product, self.scaled(h), given(b)), kept)
+        (B::add_scaled_product(product, h, given(b), self.scale), kept)
     }
 
     /// The output; also `x a` and the product, if they are kept.
@@ -121,7 +123,7 @@ impl<B: LoraKernels> Lora<B> {
     }
 
     fn scaled(&self, x: FloatTensor<B>) -> FloatTensor<B> {
-        B::float_mul_scalar(x, self.scale.into())
+        scaled::<B>(x, self.scale)
     }
 }
 
@@ -195,7 +197,7 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
             let mut shape = dy.shape();
             let last = shape.num_dims() - 1;
             shape[last] = b.shape()[0];
-            lora.scaled(Linear.x_backward_with(shape, Weight::<B>::Dense(b.clone()), dy))
+            Linear.x_backward_with(shape, Weight::<B>::Dense(b.clone()), dy)
         };
         if pass.wants(FACTOR_B)
             && let Some(h) = h.or_else(|| Some(B::dense(x.clone()?, a.clone()?, None)))
@@ -207,7 +209,7 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
             && let (Some(x), Some(b)) = (&x, &b)
         {
             let dh = dh.insert(dh_of(b, dy.clone())).clone();
-            pass.give(FACTOR_A, B::dense_weight_backward(x.clone(), dh));
+            pass.give(FACTOR_A, lora.scaled(B::dense_weight_backward(x.clone(), dh)));
         }
         if let Some(x) = x.filter(|_| pass.wants(WEIGHT)) {
             pass.give(WEIGHT, B::dense_weight_backward(x, dy.clone()));
@@ -218,7 +220,7 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
             let weight = Weight::<B>::from_parts(weight.or_else(|| pass.take(WEIGHT)), quantized);
             let dx = Linear.x_backward_with(pass.shape(X), weight, dy.clone());
             let dh = dh.unwrap_or_else(|| dh_of(&b, dy));
-            pass.give(X, B::add_product(dx, dh, B::float_swap_dims(a, 0, 1)));
+            pass.give(X, B::add_scaled_product(dx, dh, B::float_swap_dims(a, 0, 1), lora.scale));
         }
     }
 }
@@ -239,16 +241,35 @@ pub struct SavedLora<B: Backend> {
 
 /// The kernels.
 pub trait LoraKernels: LinearKernels {
-    /// `y + u v`, with `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; where the backend can, in `y`, and
+    /// `y + scale u v`, with `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; where the backend can, in `y`, and
     /// without making the whole product.
-    fn add_product(y: FloatTensor<Self>, u: FloatTensor<Self>, v: FloatTensor<Self>) -> FloatTensor<Self> {
-        let ([rank, columns], shape) = (v.shape().dims(), y.shape());
-        let rows = shape.num_elements() / columns;
-        let product = Self::float_matmul(Self::float_reshape(u, Shape::new([rows, rank])), v);
-        Self::float_add(y, Self::float_reshape(product, shape))
+    fn add_scaled_product(
+        y: FloatTensor<Self>,
+        u: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        scale: f64,
+    ) -> FloatTensor<Self> {
+        composed_product::<Self>(y, u, v, scale)
     }
 }
-device_backends!(LoraKernels);
+composing_backends!(LoraKernels);
+
+fn composed_product<B: Backend>(
+    y: FloatTensor<B>,
+    u: FloatTensor<B>,
+    v: FloatTensor<B>,
+    scale: f64,
+) -> FloatTensor<B> {
+    let ([rank, columns], shape) = (v.shape().dims(), y.shape());
+    let rows = shape.num_elements() / columns;
+    let u = B::float_reshape(scaled::<B>(u, scale), Shape::new([rows, rank]));
+    let product = B::float_matmul(u, v);
+    B::float_add(y, B::float_reshape(product, shape))
+}
+
+fn scaled<B: Backend>(x: FloatTensor<B>, scale: f64) -> FloatTensor<B> {
+    if scale == 1.0 { x } else { B::float_mul_scalar(x, scale.into()) }
+}
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
@@ -259,8 +280,11 @@ mod tests {
     #[test]
     fn products_are_added_as_by_the_kernel() {
         let compare = |y: FloatTensor<Flex>, u: FloatTensor<Flex>, v: FloatTensor<Flex>| {
-            let body = Composed::add_product(composed(&y), composed(&u), composed(&v));
-            assert_close("y + u v", body, Flex::add_product(y, u, v));
+            for scale in [1.0, -0.75] {
+                let body = Composed::add_scaled_product(composed(&y), composed(&u), composed(&v), scale);
+                let cpu = Flex::add_scaled_product(y.clone(), u.clone(), v.clone(), scale);
+                assert_close("y + scale u v", body, cpu);
+            }
         };
         for (rows, columns, rank) in [(3, 7, 1), (400, 5, 4), (700, 1030, 7), (3, 9, 33), (700, 1030, 40)] {
             compare(random(&[2, rows, columns]), random(&[2, rows, rank]), random(&[rank, columns]));

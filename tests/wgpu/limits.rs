@@ -1,0 +1,95 @@
+//! Every row of the table on a device: ours keeps, needs and launches no more than Burn.
+//!
+//! Not where operations are fused: what is launched there, and what waits to be launched, depends on what is around a layer.
+//! `cargo bench --bench devices` measures that.
+#![cfg(not(feature = "fusion"))]
+use crate::table::{
+    self, Case, Check, Input, Row, Visitor,
+    run::{initialize, variants},
+};
+use crate::{alone, gpu};
+use burn::module::Module;
+use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_memsave::measure::{LayerMeasurement, measure_layer};
+use std::fmt::Display;
+
+/// What the pool rounds up, of tensors that an operation keeps or makes beside large ones: statistics, masks of a few words.
+const SLACK: u64 = 16 * 256;
+
+/// Launches beyond Burn's, where they are more than one: what the name of a row begins with, how many, and why.
+const MORE_LAUNCHES: [(&str, u64, &str); 4] = [
+    ("conv2d, LoRA", 8, "convolutions with the factors in the place of one with their product"),
+    ("linear, DoRA", 3, "products with the factors in the place of the product of the factors"),
+    ("linear, QLoRA", 3, "the same, and the weight is dequantized in both passes"),
+    ("cross_entropy of probabilities", 7, "a composition of more operations than Burn's"),
+];
+
+#[test]
+fn no_layer_needs_more_than_burn() {
+    let _alone = alone();
+    let mut limits = Limits { device: gpu().autodiff(), faults: vec![] };
+    table::visit(&mut limits);
+    assert!(limits.faults.is_empty(), "{}", limits.faults.join("\n"));
+}
+
+struct Limits {
+    device: Device,
+    faults: Vec<String>,
+}
+
+impl Visitor for Limits {
+    fn row<const D: usize, const O: usize, S, M>(&mut self, row: Row<'_, D, O, S, M>)
+    where
+        S: Module + Display + From<M>,
+        M: Module + Display + From<S>,
+    {
+        if row.notes.leaves_out(Check::TimeOnDevices, &row.name) {
+            return;
+        }
+        let (forward_stock, forward_ours) = (&row.stock.forward, &row.ours.forward);
+        let shape = row.shapes.test;
+        let stock = (row.stock.init)(&self.device, shape);
+        initialize(shape, &self.device, |x| forward_stock(&stock, x));
+        for (parameters, stock) in variants(stock) {
+            let ours = M::from(stock.clone());
+            let burn = self.measure(shape, &|x| forward_stock(&stock, x));
+            let ours = self.measure(shape, &|x| forward_ours(&ours, x));
+            let case = if parameters == "frozen" { Case::Frozen } else { Case::Trainable };
+            let formula = (row.kept)(case, Input { shape, dtype: DType::F32 }) as u64;
+            let mut expect = |what: &str, ours: Option<u64>, most: Option<u64>| {
+                let (Some(ours), Some(most)) = (ours, most) else { panic!("the pool counts") };
+                if ours > most {
+                    self.faults.push(format!("{}, {parameters}: {what} {ours}, at most {most}", row.name));
+                }
+            };
+            let slack = |bytes: Option<u64>| bytes.map(|bytes| bytes + SLACK);
+            expect("keeps", ours.kept, slack(burn.kept));
+            if !row.notes.leaves_out(Check::Bytes, &row.name)
+                && row.notes.unstated.is_none()
+                && !row.notes.summed
+            {
+                expect("keeps", ours.kept, Some(formula + SLACK));
+            }
+            expect("peaks at", ours.peak, slack(burn.peak));
+            let known = MORE_LAUNCHES.iter().find(|(begin, ..)| row.name.starts_with(begin));
+            let more = known.map_or(1, |(_, more, _)| *more);
+            expect("launches", ours.launches, burn.launches.map(|launches| launches + more));
+        }
+    }
+}
+
+impl Limits {
+    /// The second of two runs: the first one compiles kernels.
+    fn measure<const D: usize, const O: usize>(
+        &self,
+        shape: [usize; D],
+        forward: &dyn Fn(Tensor<D>) -> Tensor<O>,
+    ) -> LayerMeasurement {
+        let input = || Tensor::random(shape, Distribution::Normal(0.0, 1.0), &self.device).require_grad();
+        let run = || measure_layer(input, forward);
+        drop(run());
+        // Burn frees the graph of a dropped tensor in the next backward pass.
+        drop(Tensor::<1>::ones([1], &self.device).require_grad().backward());
+        run()
+    }
+}
