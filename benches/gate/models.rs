@@ -47,6 +47,9 @@ pub fn measure(device: &Device, filter: &str) -> Result<Vec<Measured>, &'static 
 /// Makes a network for images, and its loss.
 type OnImages<'a, M> = (&'a dyn Fn() -> M, fn(&M, Tensor<4>) -> Tensor<1>);
 
+/// The same of a network of tokens.
+type OnTokens<'a, M, I> = (&'a dyn Fn() -> M, fn(&M, I) -> Tensor<1>);
+
 struct Models<'a> {
     device: &'a Device,
     filter: &'a str,
@@ -102,6 +105,27 @@ impl Models<'_> {
         Ok(())
     }
 
+    /// Networks of tokens, which have no gradient and neither running statistics nor convolutions, in the other cases.
+    fn on_tokens<S: Module, M: Module, I: StepInput>(
+        &mut self,
+        model: &str,
+        input: I,
+        (stock, stock_loss): OnTokens<'_, S, I>,
+        (ours, our_loss): OnTokens<'_, M, I>,
+    ) -> Result<(), &'static str> {
+        for case in [Case::All, Case::Norm, Case::FirstQuarter, Case::LastQuarter] {
+            self.model(
+                format!("{model}, {}", case.name()),
+                input.copy(),
+                || case.prepare(stock()),
+                || case.prepare(ours()),
+                stock_loss,
+                our_loss,
+            )?;
+        }
+        Ok(())
+    }
+
     fn encoder<S: Encoder, M: Encoder>(&mut self, model: &str) -> Result<(), &'static str> {
         let size = EncoderSize {
             vocabulary: 500,
@@ -113,13 +137,11 @@ impl Models<'_> {
             ..EncoderSize::BERT_BASE
         };
         let tokens = tokens([4, 128], size.vocabulary, self.device);
-        self.model(
-            format!("{model}, all trainable"),
+        self.on_tokens(
+            model,
             tokens,
-            || S::new(&size, self.device),
-            || M::new(&size, self.device),
-            |model: &S, tokens| model.forward(tokens).sum(),
-            |model: &M, tokens| model.forward(tokens).sum(),
+            (&|| S::new(&size, self.device), |model: &S, tokens| model.forward(tokens).sum()),
+            (&|| M::new(&size, self.device), |model: &M, tokens| model.forward(tokens).sum()),
         )
     }
 
@@ -129,13 +151,11 @@ impl Models<'_> {
         size: V,
     ) -> Result<(), &'static str> {
         let [tokens, next] = [(); 2].map(|()| tokens([4, 64], 50, self.device));
-        self.model(
-            format!("{model}, all trainable"),
+        self.on_tokens(
+            model,
             (tokens, next),
-            || S::new(&size, self.device),
-            || M::new(&size, self.device),
-            |model: &S, (tokens, next)| model.loss(tokens, next),
-            |model: &M, (tokens, next)| model.loss(tokens, next),
+            (&|| S::new(&size, self.device), |model: &S, (tokens, next)| model.loss(tokens, next)),
+            (&|| M::new(&size, self.device), |model: &M, (tokens, next)| model.loss(tokens, next)),
         )
     }
 
@@ -144,36 +164,39 @@ impl Models<'_> {
         model: &str,
     ) -> Result<(), &'static str> {
         let [source, tokens] = [(); 2].map(|()| tokens([4, 64], 50, self.device));
-        self.model(
-            format!("{model}, all trainable"),
+        self.on_tokens(
+            model,
             (source, tokens),
-            || S::new(&T5Size::TINY, self.device),
-            || M::new(&T5Size::TINY, self.device),
-            |model: &S, (source, tokens)| model.loss(source, tokens.clone(), tokens),
-            |model: &M, (source, tokens)| model.loss(source, tokens.clone(), tokens),
+            (&|| S::new(&T5Size::TINY, self.device), |model: &S, (source, tokens)| {
+                model.loss(source, tokens.clone(), tokens)
+            }),
+            (&|| M::new(&T5Size::TINY, self.device), |model: &M, (source, tokens)| {
+                model.loss(source, tokens.clone(), tokens)
+            }),
         )
     }
 
     fn language<S: LanguageModel, M: LanguageModel>(&mut self, model: &str) -> Result<(), &'static str> {
         let size = Size { vocabulary: 2000, width: 128, heads: 4, hidden: 352, blocks: 2, length: 128 };
-        let pair = [(); 2].map(|()| tokens([4, size.length], size.vocabulary, self.device));
-        fn adapted<L: LanguageModel>(size: &Size, device: &Device, lora: bool) -> L {
-            let model = L::new(size, device);
-            let projections = || ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a valid pattern");
-            if lora { model.apply_lora(Lora::new(8, 16.0).set_param_group(projections())) } else { model }
+        let [tokens, next] = [(); 2].map(|()| tokens([4, size.length], size.vocabulary, self.device));
+        self.on_tokens(
+            model,
+            (tokens.clone(), next.clone()),
+            (&|| S::new(&size, self.device), |model: &S, (tokens, next)| model.loss(tokens, next)),
+            (&|| M::new(&size, self.device), |model: &M, (tokens, next)| model.loss(tokens, next)),
+        )?;
+        fn adapted<L: LanguageModel>(size: &Size, device: &Device) -> L {
+            let projections = ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a valid pattern");
+            L::new(size, device).apply_lora(Lora::new(8, 16.0).set_param_group(projections))
         }
-        for (case, lora) in [("all trainable", false), ("LoRA", true)] {
-            let [tokens, next] = pair.clone();
-            self.model(
-                format!("{model}, {case}"),
-                (tokens, next),
-                || adapted::<S>(&size, self.device, lora),
-                || adapted::<M>(&size, self.device, lora),
-                |model: &S, (tokens, next)| model.loss(tokens, next),
-                |model: &M, (tokens, next)| model.loss(tokens, next),
-            )?;
-        }
-        Ok(())
+        self.model(
+            format!("{model}, LoRA"),
+            (tokens, next),
+            || adapted::<S>(&size, self.device),
+            || adapted::<M>(&size, self.device),
+            |model: &S, (tokens, next)| model.loss(tokens, next),
+            |model: &M, (tokens, next)| model.loss(tokens, next),
+        )
     }
 
     fn model<S: Module, M: Module, I: StepInput>(

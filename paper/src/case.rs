@@ -10,6 +10,8 @@ pub enum Case {
     Input,
     /// The input only; batch norm uses its running statistics.
     InputRunning,
+    /// The parameters of convolutions over images, or over more axes.
+    Conv,
     /// The parameters of norm layers.
     Norm,
     /// The first quarter of the layers.
@@ -20,8 +22,15 @@ pub enum Case {
 
 impl Case {
     /// All cases.
-    pub const ALL: [Self; 6] =
-        [Self::All, Self::Input, Self::InputRunning, Self::Norm, Self::FirstQuarter, Self::LastQuarter];
+    pub const ALL: [Self; 7] = [
+        Self::All,
+        Self::Input,
+        Self::InputRunning,
+        Self::Conv,
+        Self::Norm,
+        Self::FirstQuarter,
+        Self::LastQuarter,
+    ];
 
     /// The name in tables.
     pub fn name(self) -> &'static str {
@@ -29,6 +38,7 @@ impl Case {
             Self::All => "all trainable",
             Self::Input => "only the input requires a gradient",
             Self::InputRunning => "the same, batch norm on running statistics",
+            Self::Conv => "only convolutions trainable",
             Self::Norm => "only norm layers trainable",
             Self::FirstQuarter => "only the first quarter of the layers trainable",
             Self::LastQuarter => "only the last quarter of the layers trainable",
@@ -41,6 +51,7 @@ impl Case {
             Self::All => "all",
             Self::Input => "input",
             Self::InputRunning => "input, running statistics",
+            Self::Conv => "conv",
             Self::Norm => "norm",
             Self::FirstQuarter => "first quarter",
             Self::LastQuarter => "last quarter",
@@ -59,6 +70,11 @@ impl Case {
             Self::All => model,
             Self::Input => model.no_grad(),
             Self::InputRunning => model.freeze(),
+            Self::Conv => {
+                let convolutions = layers(&model).into_iter().filter(|layer| layer.is_convolution);
+                let paths = convolutions.flat_map(|layer| layer.parameters).collect();
+                only(model, ParamGroup::from_paths(paths))
+            }
             Self::Norm => only(model, ParamGroup::from_predicate("norm")),
             Self::FirstQuarter => {
                 let layers = layers(&model);
@@ -83,6 +99,8 @@ fn only<M: Module>(model: M, group: ParamGroup) -> M {
 struct Layer {
     path: String,
     parameters: Vec<String>,
+    /// Whether its weight has two axes of channels and two or more of a kernel.
+    is_convolution: bool,
 }
 
 /// The parameters of these layers; of a residual network those whose paths begin so.
@@ -114,9 +132,13 @@ fn layers<M: Module>(model: &M) -> Vec<Layer> {
         }
         fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
             let (path, parameter) = (self.path[..self.path.len() - 1].join("."), self.path.join("."));
+            let is_convolution = D >= 4 && self.path.last().is_some_and(|name| name == "weight");
             match self.found.last_mut().filter(|layer| layer.path == path) {
-                Some(layer) => layer.parameters.push(parameter),
-                None => self.found.push(Layer { path, parameters: vec![parameter] }),
+                Some(layer) => {
+                    layer.parameters.push(parameter);
+                    layer.is_convolution |= is_convolution;
+                }
+                None => self.found.push(Layer { path, parameters: vec![parameter], is_convolution }),
             }
         }
     }
@@ -167,6 +189,22 @@ mod tests {
         assert!(last.len() == 17 && last.iter().all(|path| starts(path, ["layer4.", "head."])), "{last:?}");
         assert_eq!(of(Case::All).len(), 62);
         assert!(of(Case::InputRunning).is_empty());
+    }
+
+    #[test]
+    fn convolutions_are_trained_with_their_biases_and_nothing_else_is() {
+        let device = Device::flex().autodiff();
+        let of_resnet = trainable(&Case::Conv.prepare(resnet::Net::new(ResNet::D18, &device)));
+        assert_eq!(of_resnet.len(), 20, "{of_resnet:?}");
+        assert!(
+            of_resnet.iter().all(|path| path.ends_with(".weight") && !path.contains("norm")),
+            "{of_resnet:?}"
+        );
+        assert!(!of_resnet.iter().any(|path| path.starts_with("head.")), "{of_resnet:?}");
+        let tiny =
+            Vit { image: 32, patch: 8, layers: 2, heads: 6, width: 24, hidden: 40, classes: 5, ..Vit::B16 };
+        let of_vit = trainable(&Case::Conv.prepare(vit::Net::new(tiny, &device)));
+        assert_eq!(of_vit, ["patches.weight", "patches.bias"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Figures of lines or bars, as SVG and PNG.
 //!
 //! What is Burn's is orange, dashed and hollow, what is ours blue, solid and filled, so that they differ in grey, too. Where both are the
-//! same, the dashes lie on the line.
+//! same, the dashes lie on the line. What others measured are single hollow points in grey.
 use plotters::backend::BitMapBackend;
 use plotters::chart::{ChartBuilder, ChartContext};
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
@@ -45,7 +45,7 @@ pub struct Axis {
 pub enum Scale {
     /// From zero.
     Linear,
-    /// Each tick twice the one before, or ten times.
+    /// Each tick twice the one before, or ten times; a short axis has more of the latter (see [`ticks`]).
     Log(u8),
 }
 
@@ -78,8 +78,12 @@ pub struct Style {
 pub enum Whose {
     Burn,
     Ours,
-    /// Of a formula: no points, a wide pale line below the others.
+    /// Of a formula or a prediction: no points, a wide pale line below the others.
     Formula,
+    /// What must not be exceeded: no points, a thin line.
+    Limit,
+    /// Of another framework: points without a line.
+    Peer,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,18 +100,25 @@ impl Marker {
 
 impl Whose {
     /// What is drawn first is below the rest.
-    const FROM_BELOW: [Self; 3] = [Self::Formula, Self::Ours, Self::Burn];
+    const FROM_BELOW: [Self; 5] = [Self::Formula, Self::Limit, Self::Peer, Self::Ours, Self::Burn];
 
     fn colour(self) -> RGBColor {
         match self {
             Self::Burn => RGBColor(230, 130, 0),
             Self::Ours => RGBColor(0, 60, 130),
             Self::Formula => RGBColor(170, 205, 245),
+            Self::Limit | Self::Peer => RGBColor(110, 110, 110),
         }
+    }
+
+    fn has_points(self) -> bool {
+        !matches!(self, Self::Formula | Self::Limit)
     }
 }
 
 const PANEL: (u32, u32) = (380, 290);
+/// As many as have room beside each other, and below.
+const MOST_TICKS: usize = 9;
 const LEGEND_ROW: u32 = 24;
 const TITLE: u32 = 40;
 const FONT: &str = "sans-serif";
@@ -204,7 +215,7 @@ where
         let x = column * (number % count) as i32 + 24 * s;
         let y = (LEGEND_ROW as i32 * (number / count) as i32 + 12) * s;
         let is_bar = figure.panels.iter().any(|panel| !panel.bars.is_empty());
-        if is_bar && style.whose != Whose::Formula {
+        if is_bar && style.whose.has_points() {
             let colour = style.whose.colour();
             below.draw(&Rectangle::new([(x, y - 6 * s), (x + 30 * s, y + 6 * s)], colour.filled()))?;
         } else {
@@ -220,16 +231,24 @@ where
 }
 
 fn stroke(whose: Whose, scale: u32) -> ShapeStyle {
-    whose.colour().stroke_width(if whose == Whose::Formula { 9 * scale } else { 2 * scale })
+    let width = match whose {
+        Whose::Formula => 9,
+        Whose::Limit => 1,
+        Whose::Burn | Whose::Ours | Whose::Peer => 2,
+    };
+    whose.colour().stroke_width(width * scale)
 }
 
-/// A horizontal line, or the dashes of it.
+/// A horizontal line, or the dashes of it, if there are any.
 fn dashes(whose: Whose, from: i32, to: i32, scale: i32) -> Vec<[i32; 2]> {
-    if whose != Whose::Burn {
-        return vec![[from, to]];
-    }
     let (dash, gap) = (6 * scale, 4 * scale);
-    (from..to).step_by((dash + gap) as usize).map(|at| [at, (at + dash).min(to)]).collect()
+    match whose {
+        Whose::Burn => {
+            (from..to).step_by((dash + gap) as usize).map(|at| [at, (at + dash).min(to)]).collect()
+        }
+        Whose::Peer => vec![],
+        Whose::Ours | Whose::Formula | Whose::Limit => vec![[from, to]],
+    }
 }
 
 fn mark<DB: DrawingBackend>(
@@ -245,7 +264,7 @@ fn mark<DB: DrawingBackend>(
     let inner = if ours { fill } else { WHITE.filled() };
     let square = |size: i32| [(at.0 - size, at.1 - size), (at.0 + size, at.1 + size)];
     match (style.whose, style.marker) {
-        (Whose::Formula, _) => Ok(()),
+        (whose, _) if !whose.has_points() => Ok(()),
         (_, Marker::Circle) => {
             area.draw(&Circle::new(at, size, inner))?;
             area.draw(&Circle::new(at, size, line))
@@ -269,12 +288,26 @@ fn range(values: impl Iterator<Item = f64> + Clone, scale: Scale, room: f64) -> 
         Scale::Linear => 0.0..if most > 1e-9 { most * room } else { 1.0 },
         Scale::Log(base) => {
             let least = values.filter(|&value| value > 0.0).fold(most, f64::min);
-            let base = f64::from(base);
+            // Of less than two decades no half of one is left empty.
+            let base = if most < 100.0 * least { 2.0 } else { f64::from(base) };
             let step = |value: f64, round: fn(f64) -> f64| base.powf(round(value.log(base) * 2.0) / 2.0);
             let (low, high) = (step(least, f64::floor), step(most, f64::ceil));
             if low < high { low..high } else { low / base..high * base }
         }
     }
+}
+
+/// Where a logarithmic axis has ticks: at powers of the base; of less than two decades at 1, 2 and 5 in each.
+fn ticks(range: &std::ops::Range<f64>, base: u8) -> Vec<f64> {
+    let is_short = base == 10 && range.end < 100.0 * range.start;
+    let of_power: &[f64] = if is_short { &[1.0, 2.0, 5.0] } else { &[1.0] };
+    let base = f64::from(base);
+    let powers = range.start.log(base).floor() as i32..=range.end.log(base).ceil() as i32;
+    let within = range.start * (1.0 - 1e-9)..=range.end * (1.0 + 1e-9);
+    let all = powers.flat_map(|power| of_power.iter().map(move |times| times * base.powi(power)));
+    let ticks: Vec<f64> = all.filter(|tick| within.contains(tick)).collect();
+    let step = ticks.len().div_ceil(MOST_TICKS).max(1);
+    ticks.into_iter().step_by(step).collect()
 }
 
 fn draw_panel<DB: DrawingBackend>(panel: &Panel, area: &Area<DB>, scale: u32) -> Result<(), Box<dyn Error>>
@@ -288,14 +321,15 @@ where
         return draw_chart(panel, area, scale, x, y);
     }
     let x = range(points().map(|point| point.0), panel.x.scale, 1.03);
-    let base = |base: u8| f64::from(base);
+    let log = |range: std::ops::Range<f64>, base| {
+        let ticks = ticks(&range, base);
+        range.log_scale().with_key_points(ticks)
+    };
     match (panel.x.scale, panel.y.scale) {
         (Scale::Linear, Scale::Linear) => draw_chart(panel, area, scale, x, y),
-        (Scale::Log(b), Scale::Linear) => draw_chart(panel, area, scale, x.log_scale().base(base(b)), y),
-        (Scale::Linear, Scale::Log(b)) => draw_chart(panel, area, scale, x, y.log_scale().base(base(b))),
-        (Scale::Log(a), Scale::Log(b)) => {
-            draw_chart(panel, area, scale, x.log_scale().base(base(a)), y.log_scale().base(base(b)))
-        }
+        (Scale::Log(base), Scale::Linear) => draw_chart(panel, area, scale, log(x, base), y),
+        (Scale::Linear, Scale::Log(base)) => draw_chart(panel, area, scale, x, log(y, base)),
+        (Scale::Log(of_x), Scale::Log(of_y)) => draw_chart(panel, area, scale, log(x, of_x), log(y, of_y)),
     }
 }
 
@@ -443,6 +477,15 @@ mod tests {
         assert_eq!(range([3.0, 16.0].into_iter(), Scale::Log(2), 1.0), 2f64.powf(1.5)..16.0);
         assert_eq!(range([4.0].into_iter(), Scale::Log(2), 1.0), 2.0..8.0);
         assert_eq!(range([].into_iter(), Scale::Linear, 1.0), 0.0..1.0);
+    }
+
+    #[test]
+    fn a_logarithmic_axis_has_more_than_one_tick() {
+        assert_eq!(range([4.0, 30.0].into_iter(), Scale::Log(10), 1.0), 4.0..32.0);
+        assert_eq!(ticks(&(4.0..32.0), 10), [5.0, 10.0, 20.0]);
+        assert_eq!(ticks(&(1.0..1000.0), 10), [1.0, 10.0, 100.0, 1000.0]);
+        assert_eq!(ticks(&(16.0..64.0), 2), [16.0, 32.0, 64.0]);
+        assert_eq!(ticks(&(1.0..1024.0), 2).len(), 6); // every other one
     }
 
     #[test]

@@ -4,8 +4,10 @@
 use burn_memsave_paper::provenance;
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Instant;
 
 fn paper(arguments: &[&str], output: &Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_burn-memsave-paper"))
@@ -35,7 +37,11 @@ fn stems(directory: &Path, extension: &str) -> BTreeSet<String> {
 fn everything_in_small() {
     let directory = tempfile::tempdir().expect("a directory");
     let output = directory.path();
+    let start = Instant::now();
     stdout(&paper(&["all", "--quick"], output));
+    // Past what the test harness captures: it is read where the test passes.
+    let took = format!("all --quick took {:.0} s", start.elapsed().as_secs_f64());
+    writeln!(io::stderr(), "{took}").expect("stderr is there");
 
     let listed = stdout(&paper(&["--list"], output));
     let experiments: BTreeSet<String> =

@@ -6,10 +6,10 @@
 //! | technique | saves | costs | page |
 //! | --- | --- | --- | --- |
 //! | to know where the bytes are | nothing by itself | two measured steps | [profiling] |
-//! | layers that keep what is read; frozen layers | of whole models 44 to 98 % of the activations | nothing | [swap_and_freeze] |
+//! | layers that keep what is read; frozen layers | of whole models 41 to 98 % of the activations | nothing | [swap_and_freeze] |
 //! | tensors that are moved, and dropped early | a tensor per place, at the peak | attention | [in_place] |
 //! | bf16 and f16, or only for what is kept | half of the activations, or three quarters | digits | [precision] |
-//! | parts that are computed again | up to nine tenths of the activations | 10 to 15 % of a step | [checkpointing] |
+//! | parts that are computed again | up to nine tenths of the activations | 10 to 65 % of a step | [checkpointing] |
 //! | the largest batch that fits, in parts | activations of all parts but one | a second gradient | [batch_size] |
 //! | adapters of low rank | gradients and state of all but the factors | some quality, perhaps | [adapters] |
 //! | packed frozen weights | three quarters of them, in 8 bits | rounding, and time to unpack | [quantized_weights] |
@@ -24,6 +24,9 @@
 //! Bytes add up, and most techniques do, too. What was found to go together is on the pages: mixed precision with checkpointing
 //! and replicas, lazy or quantized weights with adapters, policies within segments for their inputs. What does not: updates in
 //! the backward pass with anything that needs all gradients first, batch norms in training mode with parts of a batch.
+//!
+//! In the table, whole models are those of `cargo run --release -p burn-memsave-paper -- models`, and what recomputation costs is
+//! of its `-- language` and of the page.
 //!
 //! Figures are of the commands next to them, on two cores of a shared x86-64 machine, or are asserted by the test that is
 //! named; shapes and other models are in the README. Snippets count bytes with

@@ -53,16 +53,28 @@ impl Tuning {
     }
 }
 
-/// With adapters on all projections of the blocks, and nothing else to train.
+/// All projections of the blocks.
+pub fn projections() -> ParamGroup {
+    ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a valid pattern")
+}
+
+/// Adapters on them, and nothing else to train.
+pub fn lora(rank: usize) -> Lora {
+    Lora::new(rank, 2.0 * rank as f64).set_param_group(projections())
+}
+
+/// With these adapters.
 pub fn with_lora<M: Module>(model: M, rank: usize) -> M {
-    let projections = ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a valid pattern");
-    model.apply_lora(Lora::new(rank, 2.0 * rank as f64).set_param_group(projections))
+    model.apply_lora(lora(rank))
 }
 
 type Make = fn(&Tuning, &Device) -> Box<dyn Step>;
 
-/// How the model may be built, and how it is drawn.
-const VARIANTS: [(&str, Make, Style); 5] = [
+/// Its name, what makes its step, and how it is drawn.
+type Variant = (&'static str, Make, Style);
+
+/// How the model may be built.
+const VARIANTS: [Variant; 5] = [
     (
         "Burn",
         |tuning, device| tuning.step::<written_out::Llama>(device),
@@ -95,12 +107,28 @@ const RANK: &str = "rank of the adapters";
 const HEADS: &str = "heads";
 const VOCABULARY: &str = "vocabulary (tokens)";
 
-/// All variants at one size, or all but Burn's.
+/// The longest sequence of Burn's variants. They keep queries times keys: towards four times as much for twice the length, GiB here.
+const LONGEST_OF_BURN: usize = 2048;
+
+/// All variants at one size; of longer sequences all but Burn's, timed once.
 fn compare(question: &str, value: usize, tuning: &Tuning, settings: &Settings) -> Result<Vec<Row>, Failure> {
+    if tuning.size.length <= LONGEST_OF_BURN {
+        return of(VARIANTS, settings.turns(), (question, value), tuning, settings);
+    }
+    let [_, _, ours @ ..] = VARIANTS;
+    of(ours, 1, (question, value), tuning, settings)
+}
+
+fn of<const N: usize>(
+    variants: [Variant; N],
+    turns: usize,
+    (question, value): (&str, usize),
+    tuning: &Tuning,
+    settings: &Settings,
+) -> Result<Vec<Row>, Failure> {
     let device = settings.autodiff();
-    let taken: [Taken; VARIANTS.len()] =
-        in_turns(settings.turns(), VARIANTS.map(|(_, make, _)| make(tuning, &device)))?;
-    let row = |((variant, _, _), taken): ((&str, Make, Style), Taken)| Row {
+    let taken = in_turns(turns, variants.map(|(_, make, _)| make(tuning, &device)))?;
+    let row = |((variant, _, _), taken): (Variant, Taken)| Row {
         question: question.into(),
         value,
         variant: variant.into(),
@@ -108,7 +136,7 @@ fn compare(question: &str, value: usize, tuning: &Tuning, settings: &Settings) -
         peak_bytes: Some(taken.peak),
         seconds: Some(taken.seconds),
     };
-    Ok(VARIANTS.into_iter().zip(taken).map(row).collect())
+    Ok(variants.into_iter().zip(taken).map(row).collect())
 }
 
 /// Tokens that a limit of the length is looked for in.
@@ -160,8 +188,10 @@ impl Measured for Language {
         add(RANK, settings.pick(vec![4, 16], vec![4, 16, 64], vec![4, 8, 16, 32, 64]), |tuning, rank| {
             tuning.rank = rank;
         });
-        let lengths = settings.pick(vec![64, 128], vec![256, 512, 1024, 2048], vec![512, 1024, 2048, 4096]);
-        add(LENGTH, lengths, |tuning, length| (tuning.batch, tuning.size.length) = (1, length));
+        let usual = vec![512, 1024, 2048, 4096, 8192];
+        add(LENGTH, settings.pick(vec![64, 128], usual.clone(), usual), |tuning, length| {
+            (tuning.batch, tuning.size.length) = (1, length)
+        });
         add(HEADS, settings.pick(vec![1, 2], vec![4, 8, 16], vec![8, 16, 32]), |tuning, heads| {
             tuning.size.heads = heads;
         });
@@ -188,27 +218,33 @@ fn table(rows: &[Row]) -> Output {
     let header =
         ["against", "", "variant", "kept (MiB)", "of Burn", "peak (MiB)", "of Burn", "step (s)", "of Burn"];
     let mut table = Table::new(&header, 3);
-    for row in rows {
-        let (Some(kept), Some(peak), Some(seconds)) = (row.kept_bytes, row.peak_bytes, row.seconds) else {
-            continue;
+    let mut sizes: Vec<(&str, usize)> = vec![];
+    for row in rows.iter().filter(|row| row.kept_bytes.is_some()) {
+        if !sizes.contains(&(&row.question, row.value)) {
+            sizes.push((&row.question, row.value));
+        }
+    }
+    let none = || String::from("-");
+    for (question, value) in sizes {
+        let find = |variant: &str| {
+            rows.iter().find(|row| {
+                (row.question.as_str(), row.value, row.variant.as_str()) == (question, value, variant)
+            })
         };
-        let is_burn = |other: &&Row| {
-            (&other.question, other.value, other.variant.as_str())
-                == (&row.question, row.value, VARIANTS[0].0)
-        };
-        let burn = rows.iter().find(is_burn);
-        let of = |value: f64, burn: Option<f64>| burn.map_or_else(String::new, |burn| ratio(value, burn));
-        table.add([
-            row.question.clone(),
-            row.value.to_string(),
-            row.variant.clone(),
-            mib(kept),
-            of(kept as f64, burn.and_then(|row| Some(row.kept_bytes? as f64))),
-            mib(peak),
-            of(peak as f64, burn.and_then(|row| Some(row.peak_bytes? as f64))),
-            format!("{seconds:.3}"),
-            of(seconds, burn.and_then(|row| row.seconds)),
-        ]);
+        let burn = find(VARIANTS[0].0);
+        for (variant, _, _) in VARIANTS {
+            let row = find(variant);
+            let cells = |number: fn(&Row) -> Option<f64>, shown: fn(f64) -> String| {
+                let (of, burn) = (row.and_then(number), burn.and_then(number));
+                let of_burn = of.zip(burn).map_or_else(none, |(of, burn)| ratio(of, burn));
+                [of.map_or_else(none, shown), of_burn]
+            };
+            let names = [question.to_string(), value.to_string(), variant.to_string()];
+            let kept = cells(|row| Some(row.kept_bytes? as f64), |bytes| mib(bytes as u64));
+            let peak = cells(|row| Some(row.peak_bytes? as f64), |bytes| mib(bytes as u64));
+            let seconds = cells(|row| row.seconds, |seconds| format!("{seconds:.3}"));
+            table.add(names.into_iter().chain(kept).chain(peak).chain(seconds));
+        }
     }
     table.output("language-table")
 }
@@ -223,7 +259,7 @@ fn limits(rows: &[Row]) -> Output {
 
 fn figure(rows: &[Row]) -> Figure {
     let panel = |title: &str, label: &str, value: fn(&Row) -> Option<f64>| {
-        let of = |(name, _, style): &(&str, Make, Style)| Series {
+        let of = |(name, _, style): &Variant| Series {
             name: (*name).into(),
             style: *style,
             points: rows

@@ -3,6 +3,7 @@
 //!
 //! Every run is a process of its own, of one computing thread; its memory is counted above that of the process before the model is made.
 use super::child::{Task, process};
+use super::models::lines;
 use super::step::median;
 use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
 use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
@@ -62,8 +63,8 @@ pub struct Outcome {
 
 impl Run {
     fn of(settings: &Settings) -> Self {
-        let (vocabulary, width, layers) =
-            settings.pick((2000, 128, 4), (30_522, 768, 12), (119_547, 1024, 24));
+        let large = (119_547, 1024, 24);
+        let (vocabulary, width, layers) = settings.pick((2000, 128, 4), large, large);
         let weights = format!("../target/paper-lazy-{vocabulary}-{width}-{layers}.bpk");
         Self {
             weights: Path::new(env!("CARGO_MANIFEST_DIR")).join(weights),
@@ -71,7 +72,7 @@ impl Run {
             width,
             layers,
             length: 128,
-            batches: settings.pick(2, 5, 7),
+            batches: settings.pick(2, 3, 7),
             budget: None,
             read_ahead: 0,
         }
@@ -131,13 +132,14 @@ impl Run {
 
 /// Ways to have the weights: name, budget and weights that are read ahead.
 fn ways(settings: &Settings) -> Vec<(String, Option<u64>, usize)> {
-    let run = Run::of(settings);
-    let largest = run.largest();
-    let mut ways = vec![("in memory".into(), None, 0)];
+    let largest = Run::of(settings).largest();
+    // The last is more than the weights are together.
+    let budgets = settings.pick(vec![1, 4, 128], vec![1, 4, 16, 128], vec![1, 2, 4, 16, 64, 128]);
+    let mut ways = vec![(IN_MEMORY.into(), None, 0)];
     for read_ahead in [0, 2] {
-        for times in [1, 2, 4, 16, 64] {
+        for times in &budgets {
             let name = if read_ahead > 0 { "lazy, read ahead" } else { "lazy" };
-            ways.push((name.into(), Some(times * largest), read_ahead));
+            ways.push((name.into(), Some(*times * largest), read_ahead));
         }
     }
     ways
@@ -191,6 +193,29 @@ impl Measured for Lazy {
     }
 }
 
+/// What other frameworks do with the same encoder: `paper/peers-lazy.csv`.
+#[derive(Deserialize)]
+struct Peer {
+    peer: String,
+    weights: String,
+    file_mib: f64,
+    heap_mib: f64,
+    resident_mib: f64,
+    building_mib: f64,
+    throughput: f64,
+}
+
+/// All weights in memory, of ours and of others.
+const IN_MEMORY: &str = "in memory";
+
+/// Those that ran the encoder of the rows. (Theirs has a layer more, a pooler, of 4 MiB.)
+fn peers(rows: &[Row]) -> Vec<Peer> {
+    let peers: Vec<Peer> = lines(include_str!("../../peers-lazy.csv"));
+    let is_same =
+        |peer: &Peer| rows.iter().any(|row| (in_mib(row.file_bytes) / peer.file_mib - 1.0).abs() < 0.01);
+    peers.into_iter().filter(is_same).collect()
+}
+
 fn throughput(row: &Row) -> f64 {
     row.eager_seconds_per_batch / row.seconds_per_batch
 }
@@ -217,6 +242,18 @@ fn table(rows: &[Row]) -> Output {
             ratio(throughput(row), 1.0),
         ]);
     }
+    for peer in peers(rows) {
+        let mib = |mib: f64| format!("{mib:.0}");
+        table.add([
+            format!("{}: {}", peer.peer, peer.weights),
+            mib(peer.file_mib),
+            "-".into(),
+            mib(peer.heap_mib),
+            mib(peer.resident_mib),
+            mib(peer.building_mib),
+            ratio(peer.throughput, 1.0),
+        ]);
+    }
     table.output("lazy-table")
 }
 
@@ -230,17 +267,26 @@ fn figure(rows: &[Row]) -> Figure {
             .map(|row| (in_mib(row.heap_bytes), throughput(row)))
             .collect(),
     };
+    // With all weights in memory both throughputs are 1 by definition.
+    let peers: Vec<Peer> = peers(rows).into_iter().filter(|peer| peer.weights != IN_MEMORY).collect();
+    let of_peer = |(name, marker): (&str, Marker)| Series {
+        name: name.into(),
+        style: Style { whose: Whose::Peer, marker },
+        points: peers
+            .iter()
+            .filter(|peer| peer.peer == name)
+            .map(|peer| (peer.heap_mib, peer.throughput))
+            .collect(),
+    };
+    let ours = [("lazy", Whose::Ours, Marker::Circle), ("lazy, read ahead", Whose::Ours, Marker::Triangle)];
+    let theirs =
+        [("Pylomin", Marker::Circle), ("PyTorch-LIT", Marker::Square), ("accelerate", Marker::Triangle)];
+    let series = ours.map(of).into_iter().chain(theirs.map(of_peer));
     let panel = Panel {
         title: "".into(),
         x: Axis::log("heap peak (MiB)", 2),
         y: Axis::linear("throughput, of that in memory"),
-        series: [
-            ("in memory", Whose::Burn, Marker::Square),
-            ("lazy", Whose::Ours, Marker::Circle),
-            ("lazy, read ahead", Whose::Ours, Marker::Triangle),
-        ]
-        .map(of)
-        .into(),
+        series: series.filter(|series| !series.points.is_empty()).collect(),
         bars: vec![],
     };
     Figure {
@@ -248,5 +294,37 @@ fn figure(rows: &[Row]) -> Figure {
         title: "Weights in their file: peak against throughput".into(),
         columns: 2,
         panels: vec![panel],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(file_bytes: u64) -> Row {
+        Row {
+            weights: IN_MEMORY.into(),
+            file_bytes,
+            budget_bytes: None,
+            read_ahead: 0,
+            heap_bytes: 0,
+            resident_bytes: 0,
+            building_bytes: 0,
+            seconds_per_batch: 1.0,
+            eager_seconds_per_batch: 1.0,
+            check: 0.0,
+        }
+    }
+
+    /// Others are shown beside the encoder that they ran, and beside no other; of the points each has a name that is drawn.
+    #[test]
+    fn peers_are_read() {
+        assert!(peers(&[row(415 << 20)]).is_empty());
+        let rows = [row(1622 << 20)];
+        assert_eq!(peers(&rows).len(), 6);
+        let Output::Table(_, table) = table(&rows) else { panic!("a table") };
+        assert!(table.lines().any(|line| line.contains("Pylomin: lazy") && line.contains("0.57")), "{table}");
+        let drawn: usize = figure(&rows).panels[0].series.iter().map(|series| series.points.len()).sum();
+        assert_eq!(drawn, 5);
     }
 }

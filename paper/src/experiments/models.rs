@@ -3,7 +3,7 @@ use super::step::{Step, in_turns, step};
 use super::{Failure, Measured, Output, Part, Settings, Size as Sizes, Table, in_mib, mib, ratio};
 use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
-use burn::tensor::{Device, Distribution, Int, Tensor};
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{LanguageModel, Size, swapped, written_out};
 use burn_memsave_paper::text::{self, Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, T5Size};
@@ -129,7 +129,7 @@ fn subjects(settings: &Settings) -> Vec<Subject> {
 }
 
 impl Subject {
-    /// In every case that there is without running statistics.
+    /// In every case that there is without running statistics and convolutions.
     fn of_text(name: &'static str, input: String, burn: Make, ours: Make) -> Self {
         Self { name, input, cases: text_cases(), burn, ours, is_slow: false }
     }
@@ -149,12 +149,12 @@ impl Subject {
 
 /// Without running statistics.
 fn of_layer_norm(subject: Subject) -> Subject {
-    Subject { cases: text_cases(), ..subject }
+    Subject { cases: all_but(&[Case::InputRunning]), ..subject }
 }
 
 /// Without any norm.
 fn without_norm(subject: Subject) -> Subject {
-    Subject { cases: text_cases().into_iter().filter(|&case| case != Case::Norm).collect(), ..subject }
+    Subject { cases: all_but(&[Case::InputRunning, Case::Norm]), ..subject }
 }
 
 /// A network that says what is in images.
@@ -303,9 +303,13 @@ where
     Subject::of_text(name, input, make::<S>(size, tokens), make::<M>(size, tokens))
 }
 
-/// Texts are normalized without running statistics.
+/// Networks for text have neither running statistics nor convolutions.
 fn text_cases() -> Vec<Case> {
-    Case::ALL.into_iter().filter(|&case| case != Case::InputRunning).collect()
+    all_but(&[Case::InputRunning, Case::Conv])
+}
+
+fn all_but(cases: &[Case]) -> Vec<Case> {
+    Case::ALL.into_iter().filter(|case| !cases.contains(case)).collect()
 }
 
 /// Tokens have no gradient: where the input requires one, the first layer is trained, the embedding, whose output does then.
@@ -343,7 +347,11 @@ pub fn parameter_bytes<M: Module>(model: &M) -> u64 {
     struct Bytes(u64);
     impl ModuleVisitor for Bytes {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0 += 4 * param.lazy_shape().num_elements() as u64; // all of them are f32
+            let packed = param.is_initialized().then(|| param.base());
+            self.0 += match packed.filter(|tensor| matches!(tensor.dtype(), DType::QFloat(_))) {
+                Some(packed) => packed.into_data().bytes().len() as u64, // its scales, too
+                None => 4 * param.lazy_shape().num_elements() as u64,    // all others are f32
+            };
         }
     }
     let mut bytes = Bytes(0);
@@ -450,7 +458,7 @@ struct Peer {
 }
 
 /// The lines of a file whose head says where they are from.
-fn lines<R: serde::de::DeserializeOwned>(text: &str) -> Vec<R> {
+pub fn lines<R: serde::de::DeserializeOwned>(text: &str) -> Vec<R> {
     let mut reader = csv::ReaderBuilder::new().comment(Some(b'#')).from_reader(text.as_bytes());
     reader.deserialize().map(|row| row.expect("a test reads it")).collect()
 }

@@ -1,12 +1,15 @@
 //! Techniques, each alone and then together, on one language model: the bytes and the time of a whole step of training.
-use super::language::{Tuning, with_lora};
+use super::language::{Tuning, lora, projections, with_lora};
 use super::models::{parameter_bytes, tokens_of, with_next};
 use super::step::{NOT_COUNTED, in_use, median};
 use super::{Failure, Measured, Output, Part, Settings, Table, mib, ratio};
+use burn::module::{QLora, Quantizer};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::measure::{Scope, measure_step, peak_bytes};
 use burn_memsave::optim::{AdamW8bitConfig, step_in_backward};
+use burn_memsave::plan::micro_batched;
 use burn_memsave::saved::SavedPolicy;
 use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{LanguageModel, checkpointed, memsave, swapped, written_out};
@@ -36,6 +39,8 @@ enum Trained {
     All,
     LastQuarter,
     Lora,
+    /// On a base of 8 bits.
+    QLora,
 }
 
 /// How a model is trained.
@@ -45,10 +50,23 @@ struct Training {
     policy: SavedPolicy,
     is_8bit: bool,
     in_backward: bool,
+    /// Parts of a batch, of which the gradients are made one after the other.
+    parts: usize,
 }
 
-const PLAIN: Training =
-    Training { trained: Trained::All, policy: SavedPolicy::Keep, is_8bit: false, in_backward: false };
+const PLAIN: Training = Training {
+    trained: Trained::All,
+    policy: SavedPolicy::Keep,
+    is_8bit: false,
+    in_backward: false,
+    parts: 1,
+};
+
+/// Tokens, and those that follow.
+type Batch = (Tensor<2, Int>, Tensor<2, Int>);
+
+/// The loss of a model.
+type Loss<M> = fn(&M, Tensor<2, Int>, Tensor<2, Int>) -> Tensor<1>;
 
 /// A model that is trained, a step at a time.
 struct Trainer<M> {
@@ -56,22 +74,30 @@ struct Trainer<M> {
     model: Option<M>,
     optimizer: ModuleOptimizer,
     training: Training,
-    batch: (Tensor<2, Int>, Tensor<2, Int>),
+    loss: Loss<M>,
+    batch: Batch,
 }
 
 trait Train {
     fn step(&mut self) -> Result<(), Failure>;
     fn parameter_bytes(&self) -> u64;
+    /// Of a batch, or of a part of it.
     fn kept_bytes(&self) -> Option<u64>;
 }
 
 impl<M: LanguageModel> Trainer<M> {
-    fn new(tuning: &Tuning, training: Training, device: &Device) -> Self {
+    fn new(tuning: &Tuning, training: Training, loss: Loss<M>, device: &Device) -> Self {
         let model = M::new(&tuning.size, device);
         let model = match training.trained {
             Trained::All => model,
             Trained::LastQuarter => Case::LastQuarter.prepare(model),
             Trained::Lora => with_lora(model, tuning.rank),
+            Trained::QLora => {
+                let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
+                let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
+                quantizer.set_param_group(projections());
+                model.apply_qlora(QLora::new(lora(tuning.rank), quantizer))
+            }
         };
         let optimizer = match training.is_8bit {
             true => AdamW8bitConfig::new().init_for(&model),
@@ -79,11 +105,20 @@ impl<M: LanguageModel> Trainer<M> {
         };
         let tokens = tokens_of([tuning.batch, tuning.size.length], tuning.size.vocabulary, device);
         let batch = with_next(tokens, tuning.size.vocabulary);
-        Self { model: Some(model), optimizer, training, batch }
+        Self { model: Some(model), optimizer, training, loss, batch }
     }
 
-    fn loss(model: &M, (tokens, next): (Tensor<2, Int>, Tensor<2, Int>), policy: &SavedPolicy) -> Tensor<1> {
-        policy.scope(|| model.loss(tokens, next))
+    /// What is computed of a batch, or of a part of it.
+    fn loss(&self) -> impl Fn(&M, Batch) -> Tensor<1> + use<M> {
+        let (loss, policy) = (self.loss, self.training.policy.clone());
+        move |model, (tokens, next)| policy.scope(|| loss(model, tokens, next))
+    }
+
+    /// The parts of the batch.
+    fn parts(&self) -> Vec<Batch> {
+        let (tokens, next) = self.batch.clone();
+        let size = tokens.dims()[0].div_ceil(self.training.parts);
+        tokens.split(size, 0).into_iter().zip(next.split(size, 0)).collect()
     }
 }
 
@@ -92,16 +127,20 @@ const LEARNING_RATE: f64 = 1e-5;
 
 impl<M: LanguageModel> Train for Trainer<M> {
     fn step(&mut self) -> Result<(), Failure> {
-        let (batch, policy) = (self.batch.clone(), self.training.policy.clone());
+        let (batch, loss) = (self.batch.clone(), self.loss());
         let model = self.model.take().ok_or("the step before failed")?;
-        self.model = Some(match self.training.in_backward {
-            true => {
-                let loss = |model: &M| Self::loss(model, batch, &policy);
-                step_in_backward(model, &mut self.optimizer, LEARNING_RATE, loss)?.0
+        self.model = Some(match &self.training {
+            Training { in_backward: true, .. } => {
+                step_in_backward(model, &mut self.optimizer, LEARNING_RATE, |model| loss(model, batch))?.0
             }
-            false => {
-                let gradients = Self::loss(&model, batch, &policy).backward();
-                let gradients = GradientsParams::from_grads(gradients, &model);
+            Training { parts: 1, .. } => {
+                let gradients = GradientsParams::from_grads(loss(&model, batch).backward(), &model);
+                self.optimizer.step(LEARNING_RATE, model, gradients)
+            }
+            _ => {
+                drop(batch);
+                let parts = self.parts().into_iter().map(|part| (part.clone(), part.0.dims()[0]));
+                let (_, gradients) = micro_batched(&model, parts, loss)?;
                 self.optimizer.step(LEARNING_RATE, model, gradients)
             }
         });
@@ -113,29 +152,30 @@ impl<M: LanguageModel> Train for Trainer<M> {
     }
 
     fn kept_bytes(&self) -> Option<u64> {
-        let (model, policy) = (self.model.as_ref()?, &self.training.policy);
-        measure_step(model, self.batch.clone(), |model, batch| Self::loss(model, batch, policy)).kept
+        measure_step(self.model.as_ref()?, self.parts().swap_remove(0), self.loss()).kept
     }
 }
 
-type Make = fn(&Tuning, &Device) -> Box<dyn Train>;
+type Made = Result<Box<dyn Train>, Failure>;
 
-fn trainer<M: LanguageModel + 'static>(
-    tuning: &Tuning,
-    training: Training,
-    device: &Device,
-) -> Box<dyn Train> {
-    Box::new(Trainer::<M>::new(tuning, training, device))
+type Make = fn(&Tuning, &Device) -> Made;
+
+fn trainer<M: LanguageModel + 'static>(tuning: &Tuning, training: Training, device: &Device) -> Made {
+    Ok(Box::new(Trainer::<M>::new(tuning, training, M::loss, device)))
 }
 
-fn burn(tuning: &Tuning, device: &Device) -> Box<dyn Train> {
+fn burn(tuning: &Tuning, device: &Device) -> Made {
     trainer::<written_out::Llama>(tuning, PLAIN, device)
 }
 
 /// The techniques. "+": beyond the swap, `SwiGlu` and the head and its loss in one.
-const TECHNIQUES: [(&str, Make); 15] = [
+const TECHNIQUES: [(&str, Make); 19] = [
     ("Burn, AdamW, all parameters", burn),
     ("the swap", |tuning, device| trainer::<swapped::Llama>(tuning, PLAIN, device)),
+    ("the swap, head and loss in one", |tuning, device| {
+        let loss = swapped::Llama::head_and_loss;
+        Ok(Box::new(Trainer::new(tuning, PLAIN, loss, device)))
+    }),
     ("the swap, SwiGlu, head and loss in one", |tuning, device| {
         trainer::<memsave::Llama>(tuning, PLAIN, device)
     }),
@@ -151,12 +191,22 @@ const TECHNIQUES: [(&str, Make); 15] = [
     ("+ LoRA of rank 16", |tuning, device| {
         trainer::<memsave::Llama>(tuning, Training { trained: Trained::Lora, ..PLAIN }, device)
     }),
+    ("+ QLoRA of rank 16, in 8 bits", |tuning, device| {
+        trainer::<memsave::Llama>(tuning, Training { trained: Trained::QLora, ..PLAIN }, device)
+    }),
+    ("+ the batch in two parts", |tuning, device| {
+        trainer::<memsave::Llama>(tuning, Training { parts: 2, ..PLAIN }, device)
+    }),
     ("+ every block checkpointed", |tuning, device| trainer::<checkpointed::Llama>(tuning, PLAIN, device)),
     ("+ saved tensors in half as many bits", |tuning, device| {
         trainer::<memsave::Llama>(tuning, Training { policy: SavedPolicy::Half, ..PLAIN }, device)
     }),
     ("+ saved tensors in 8 bits", |tuning, device| {
         trainer::<memsave::Llama>(tuning, Training { policy: SavedPolicy::Int8, ..PLAIN }, device)
+    }),
+    ("+ saved tensors on disk", |tuning, device| {
+        let policy = SavedPolicy::disk(std::env::temp_dir())?;
+        trainer::<memsave::Llama>(tuning, Training { policy, ..PLAIN }, device)
     }),
     ("+ AdamW8bit", |tuning, device| {
         trainer::<memsave::Llama>(tuning, Training { is_8bit: true, ..PLAIN }, device)
@@ -180,7 +230,7 @@ const TECHNIQUES: [(&str, Make); 15] = [
 fn measure(name: &str, make: Make, settings: &Settings) -> Result<Vec<Row>, Failure> {
     let (device, tuning) = (settings.autodiff(), Tuning::of(settings));
     // Nothing else is alive while memory is counted.
-    let mut trainer = make(&tuning, &device);
+    let mut trainer = make(&tuning, &device)?;
     let kept_bytes = trainer.kept_bytes();
     let before = in_use(&device)?;
     trainer.step()?;
@@ -194,7 +244,7 @@ fn measure(name: &str, make: Make, settings: &Settings) -> Result<Vec<Row>, Fail
     let peak = peak_bytes(&device).ok_or(NOT_COUNTED)?;
     let most_bytes = parameter_bytes + state_bytes + peak.saturating_sub(between);
     drop(scope);
-    let mut burn = burn(&tuning, &device);
+    let mut burn = burn(&tuning, &device)?;
     burn.step()?;
     let mut times = [vec![], vec![]];
     for _ in 0..settings.turns() {

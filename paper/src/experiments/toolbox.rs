@@ -328,7 +328,7 @@ fn figure(rows: &[Row]) -> Figure {
     };
     let series = |name: &str, whose, points| Series {
         name: name.into(),
-        style: Style { whose, marker: Marker::Circle },
+        style: Style { whose, marker: Marker::Cross },
         points,
     };
     let budget = "budget (MiB)";
@@ -337,8 +337,8 @@ fn figure(rows: &[Row]) -> Figure {
         x: Axis::linear(budget),
         y: Axis::linear("peak of a step (MiB)"),
         series: vec![
-            series("the budget", Whose::Formula, points(|row| row.budget_bytes.map(in_mib))),
-            series("predicted", Whose::Burn, points(|row| row.predicted_bytes.map(in_mib))),
+            series("the budget", Whose::Limit, points(|row| row.budget_bytes.map(in_mib))),
+            series("predicted", Whose::Formula, points(|row| row.predicted_bytes.map(in_mib))),
             series("measured", Whose::Ours, points(|row| row.peak_bytes.map(in_mib))),
         ],
         bars: vec![],

@@ -18,6 +18,14 @@ pub mod swapped {
     use burn_memsave::nn;
     include!("written_out.rs");
     include!("../../../../examples/finetune_lm/model.rs");
+
+    impl Llama {
+        /// The loss, whose logits are made in chunks.
+        pub fn head_and_loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1> {
+            let x = self.hidden(tokens);
+            nn::loss::FusedLinearCrossEntropyConfig::new().init(&x.device()).forward(&self.head, x, next)
+        }
+    }
 }
 
 /// The model of our layers, whose blocks are computed again in the backward pass.
