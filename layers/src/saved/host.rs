@@ -233,7 +233,7 @@ fn owned(data: TensorData) -> TensorData {
 mod tests {
     use super::*;
     use burn::backend::ops::FloatTensorOps;
-    use burn::backend::{Flex, flex::FlexDevice};
+    use burn::backend::{Flex, flex::FlexDevice, ops::FloatTensorOps};
 
     fn data(seed: usize) -> TensorData {
         TensorData::new((0..1000).map(|at| (at * 7 + seed) as f32).collect::<Vec<_>>(), [10, 100])
