@@ -232,7 +232,6 @@ fn owned(data: TensorData) -> TensorData {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use burn::backend::ops::FloatTensorOps;
     use burn::backend::{Flex, flex::FlexDevice, ops::FloatTensorOps};
 
     fn data(seed: usize) -> TensorData {
