@@ -35,7 +35,7 @@
 //! | `PRelu` | the input | 1 bit per element | more than the input |
 //! | `RRelu` | 4 bytes per element (on wgpu and CUDA: 1 bit, and a seed of 16 bytes) | 1 bit per element | several tensors |
 //! | `Dropout` | 1 bit per element (on wgpu and CUDA: a seed of 16 bytes) | nothing | 4 bytes per element |
-//! | `MaxPool1d`, `2d` | 1 byte per output (2 or 4 for windows of more than 255 elements; on devices 8) | - | the input and an index of 4 or 8 bytes per output |
+//! | `MaxPool1d`, `2d` | 1 byte per output (2 or 4 for windows of more than 255 elements; on remote devices 8) | - | the input and an index of 4 or 8 bytes per output |
 //! | `AvgPool1d`, `2d`, `AdaptiveAvgPool1d`, `2d`, `3d`, `Interpolate1d`, `2d` | nothing | - | the input |
 //! | `Embedding` | the indices | nothing | the indices, and two tables at the peak |
 //! | `CrossEntropyLoss` | the logits, two numbers per row; the gradient is made in place if nobody else holds them | - | a tensor of their size, two at the peak |
