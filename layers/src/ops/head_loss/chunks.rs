@@ -1,7 +1,7 @@
 //! The logits of a dense layer, a few rows or classes at a time.
 use super::{HeadLossKernels, RowLoss};
 use crate::{
-    backend::{wide, widen},
+    backend::{wide, widen, zeros},
     ops::{cross_entropy::Classes, kept::Ledger, linear::LinearKernels},
 };
 use burn::backend::{
@@ -193,6 +193,23 @@ pub(crate) fn zero_rows<B: Backend>(x: FloatTensor<B>, padding: &Option<BoolTens
 
 pub(crate) fn rows_of<B: Backend>(x: &FloatTensor<B>, rows: &Range<usize>) -> FloatTensor<B> {
     B::float_slice(x.clone(), &[Slice::from(rows.clone())])
+}
+
+/// `all`, of so many rows, with these in it. The first part makes it: it is the whole, or put into zeros.
+pub(super) fn put_rows<B: Backend>(
+    all: Option<FloatTensor<B>>,
+    count: usize,
+    rows: Range<usize>,
+    part: FloatTensor<B>,
+) -> FloatTensor<B> {
+    match all {
+        None if rows.len() == count => part,
+        all => {
+            let shape = Shape::new([count, part.shape()[1]]);
+            let all = all.unwrap_or_else(|| zeros::<B>(shape, &part));
+            B::float_slice_assign(all, &[Slice::from(rows)], part)
+        }
+    }
 }
 
 fn columns_of<B: Backend>(x: &FloatTensor<B>, columns: &Range<usize>) -> FloatTensor<B> {

@@ -39,7 +39,7 @@ mod chunks;
 mod cpu;
 
 pub(super) use chunks::{Chunk, Head, Loss, one_wide, rows_of, zero_rows};
-use chunks::{add_product, chunks, sum_of_rows};
+use chunks::{add_product, chunks, put_rows, sum_of_rows};
 
 /// What rows of logits are compared with, and how that becomes losses and gradients.
 pub(crate) trait RowLoss<B: Backend>: Clone + Send + Debug + 'static {
@@ -160,13 +160,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> HeadLoss<B, L> {
         let sum = loss.sum(head, x, &mut |chunk, statistics| {
             let range = chunk.rows.clone();
             let dlogits = chunk.dlogits(&statistics, scale.as_ref());
-            all = Some(match all.take() {
-                None if range.len() == rows => dlogits,
-                all => {
-                    let all = all.unwrap_or_else(|| zeros::<B>(Shape::new([rows, head.classes()]), x));
-                    B::float_slice_assign(all, &[Slice::from(range)], dlogits)
-                }
-            });
+            all = Some(put_rows::<B>(all.take(), rows, range, dlogits));
         });
         let dlogits = all.expect("there are rows");
         let dlogits = recorder.ledger().tensor("dlogits", dlogits, AHEAD);
@@ -358,13 +352,7 @@ impl<'a, B: HeadLossKernels> Making<'a, B> {
         }
         if of_x {
             let dx = B::dense_x_backward(self.head.weight.clone(), dlogits);
-            made.x = Some(match made.x.take() {
-                None if rows.len() == self.x.shape()[0] => dx,
-                all => {
-                    let all = all.unwrap_or_else(|| zeros::<B>(self.x.shape(), self.x));
-                    B::float_slice_assign(all, &[Slice::from(rows)], dx)
-                }
-            });
+            made.x = Some(put_rows::<B>(made.x.take(), self.x.shape()[0], rows, dx));
         }
     }
 
