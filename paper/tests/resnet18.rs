@@ -3,8 +3,8 @@
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor, Tolerance};
 use burn_memsave::measure::{TrackingAllocator, measure_step};
-use burn_memsave_paper::Case;
 use burn_memsave_paper::vision::{Classifier, ResNet, memsave, stock};
+use burn_memsave_paper::{Case, Tracked};
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
@@ -23,11 +23,11 @@ fn kept<M: Classifier<Variant = ResNet>>(case: Case, images: &Tensor<4>) -> u64 
 fn keeps_less() {
     let device = Device::flex().autodiff();
     let images = Tensor::<4>::random([8, 3, 224, 224], Distribution::Normal(0.0, 1.0), &device);
-    let running = kept::<memsave::resnet::Net>(Case::InputRunning, &images);
+    let running = kept::<memsave::resnet::Net>(Case::running(Tracked::Input), &images);
     assert!(running as f64 <= 4.2 * MIB as f64, "{running} bytes with running statistics");
     // Smaller images are enough to compare with stock in every case.
     let images = Tensor::<4>::random([2, 3, 64, 64], Distribution::Normal(0.0, 1.0), &device);
-    for case in Case::ALL {
+    for case in Case::all() {
         let (ours, stock) =
             (kept::<memsave::resnet::Net>(case, &images), kept::<stock::resnet::Net>(case, &images));
         assert!(ours <= stock, "{}: {ours} bytes, stock {stock}", case.name());

@@ -1,10 +1,12 @@
-"""Writes checkpoints of torchvision's networks for `vision_torchvision.rs`: with `small`, of networks with random numbers, and what they
-make of images; with `full`, of those that are published, without numbers: names and shapes."""
+"""What `vision_torchvision.rs` compares with. With `expected`: of small networks what their tensors are and what they make of images, which
+is committed in `torchvision/`; with `small`: that, and their checkpoints; with `full`: checkpoints of the networks that are published,
+without numbers: names and shapes."""
 import json
 import math
 import pathlib
 import sys
 
+import numpy
 import torch
 from torch import nn
 from torchvision import models
@@ -134,47 +136,57 @@ FULL = {
 }
 
 
-@torch.no_grad()
-def randomize(model, gain):
-    """Numbers that keep the size of features, about, and none of them as they are at first."""
-    for name, parameter in model.named_parameters():
-        if "layer_scale" in name or (parameter.dim() == 1 and name.endswith("weight")):
-            parameter.uniform_(gain - 0.3, gain + 0.3)
-        elif parameter.dim() == 1:
-            parameter.normal_(0, 0.1)
-        elif "pos_embedding" in name or "class_token" in name:
-            parameter.normal_(0, 0.5)
-        else:
-            parameter.normal_(0, math.sqrt(2 / parameter[0].numel()))
-    for name, buffer in model.named_buffers():
-        if name.endswith("running_mean"):
-            buffer.normal_(0, 0.1)
-        elif name.endswith("running_var"):
-            buffer.uniform_(0.5, 1.5)
-        else:
-            buffer.fill_(3)
+def numbers(position, shape, low, high):
+    """Numbers of the tensor at this position, which look random: the finalizer of MurmurHash3 makes them. The test makes the same ones."""
+    x = numpy.arange(math.prod(shape), dtype=numpy.uint32) + numpy.uint32(position * 0x9E3779B9 % 2**32)
+    x = (x ^ (x >> 16)) * numpy.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * numpy.uint32(0xC2B2AE35)
+    x ^= x >> 16
+    return torch.from_numpy((low + (high - low) * (x / 2**32)).astype(numpy.float32)).reshape(shape)
+
+
+def bounds(name, tensor, gain):
+    """Between which numbers features keep their size, about, and none of them is as it is at first."""
+    if name.endswith("num_batches_tracked"):
+        return 3, 3
+    if name.endswith("running_var"):
+        return 0.5, 1.5
+    if "layer_scale" in name or (tensor.dim() == 1 and name.endswith("weight")):
+        return gain - 0.3, gain + 0.3
+    if tensor.dim() == 1:
+        return -0.2, 0.2
+    if "pos_embedding" in name or "class_token" in name:
+        return -0.9, 0.9
+    bound = round(math.sqrt(6 / tensor[0].numel()), 4)
+    return -bound, bound
 
 
 @torch.no_grad()
 def small(name, new, size):
     with torch.device("meta"):
         model = new()
+    model = model.to_empty(device="cpu").eval()
     # EfficientNet has so many blocks that features, and rounding errors, explode with a larger gain.
-    randomize(model.to_empty(device="cpu").eval(), 0.77 if name.startswith("efficientnet") else 0.9)
-    images = torch.randn(2, 3, *size)
-    output = model(images)
+    gain = 0.77 if name.startswith("efficientnet") else 0.9
+    weights, tensors = model.state_dict(), []
+    for position, (key, tensor) in enumerate(weights.items()):
+        low, high = bounds(key, tensor, gain)
+        tensor.copy_(numbers(position, tensor.shape, low, high))
+        tensors.append([key, "I64" if tensor.dtype == torch.int64 else "F32", list(tensor.shape), low, high])
+    output = model(numbers(len(tensors), (2, 3, *size), -1.7, 1.7))
     output = output["out"] if isinstance(output, dict) else output
     # What the images are is seen in the result.
     assert (output[0] - output[1]).abs().max() > 1e-2 * output.abs().max(), name
-    weights = model.state_dict()
     if name == "vit_legacy":
-        weights = {
-            key.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): value
-            for key, value in weights.items()
-        }
-    torch.save(weights, directory / f"{name}.pth")
-    result = {"size": size, "images": images.flatten().tolist(), "output": output.flatten().tolist()}
-    (directory / f"{name}.json").write_text(json.dumps(result))
+        old = lambda key: key.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.")
+        weights = {old(key): value for key, value in weights.items()}
+        tensors = [[old(key), *rest] for key, *rest in tensors]
+    if mode == "small":
+        torch.save(weights, directory / f"{name}.pth")
+    every = -(-output.numel() // 1000)
+    output = [float(f"{value:.7g}") for value in output.flatten()[::every].tolist()]
+    result = {"size": size, "tensors": tensors, "every": every, "output": output}
+    (directory / f"{name}.json").write_text(json.dumps(result, separators=(",", ":")) + "\n")
 
 
 def full(name, new):
@@ -193,10 +205,9 @@ def full(name, new):
         file.truncate(8 + len(header) + end)
 
 
-torch.manual_seed(1)
-if mode == "small":
-    for name, (new, size) in SMALL.items():
-        small(name, new, size)
-else:
+if mode == "full":
     for name, new in FULL.items():
         full(name, new)
+else:
+    for name, (new, size) in SMALL.items():
+        small(name, new, size)

@@ -12,7 +12,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
@@ -33,70 +33,166 @@ fn written(mode: &str) -> Option<TempDir> {
     Some(directory)
 }
 
-/// What a network of torchvision makes of images.
+/// A network of torchvision, and what it makes of images.
 #[derive(Deserialize)]
 struct Expected {
     size: [usize; 2],
-    images: Vec<f32>,
+    tensors: Vec<Described>,
+    /// Of the output, one element in so many.
+    every: usize,
     output: Vec<f32>,
 }
 
-fn compare<M: Torchvision>(directory: &Path, name: &str, model: M, forward: fn(&M, Tensor<4>) -> TensorData) {
-    let expected = fs::read(directory.join(format!("{name}.json"))).unwrap();
-    let Expected { size: [height, width], images, output } = serde_json::from_slice(&expected).unwrap();
-    let model = load(model, directory.join(format!("{name}.pth"))).unwrap_or_else(|error| panic!("{error}"));
-    let images = TensorData::new(images, [2, 3, height, width]);
-    let found: Vec<f32> = forward(&model, Tensor::from_data(images, &Device::flex())).iter().collect();
+/// Name, type and shape of a tensor, and between which numbers its own are.
+#[derive(Deserialize)]
+struct Described(String, String, Vec<usize>, f64, f64);
+
+/// What `numbers` of the script makes, too.
+fn numbers(position: usize, count: usize, low: f64, high: f64) -> impl Iterator<Item = f32> {
+    let start = (position as u32).wrapping_mul(0x9E37_79B9);
+    (0..count as u32).map(move |index| {
+        let x = start.wrapping_add(index);
+        let x = (x ^ (x >> 16)).wrapping_mul(0x85EB_CA6B);
+        let x = (x ^ (x >> 13)).wrapping_mul(0xC2B2_AE35);
+        let x = x ^ (x >> 16);
+        (low + (high - low) * (f64::from(x) / 4_294_967_296.0)) as f32
+    })
+}
+
+impl Expected {
+    fn read(directory: &Path, name: &str) -> Self {
+        serde_json::from_slice(&fs::read(directory.join(format!("{name}.json"))).unwrap()).unwrap()
+    }
+
+    fn images(&self) -> Tensor<4> {
+        let [height, width] = self.size;
+        let shape = [2, 3, height, width];
+        let images: Vec<f32> = numbers(self.tensors.len(), shape.iter().product(), -1.7, 1.7).collect();
+        Tensor::from_data(TensorData::new(images, shape), &Device::flex())
+    }
+
+    /// Writes the tensors to a file.
+    fn write(&self, path: &Path) {
+        let tensors = self.tensors.iter().enumerate().map(|(position, tensor)| {
+            let Described(name, dtype, shape, low, high) = tensor;
+            let numbers = numbers(position, shape.iter().product(), *low, *high);
+            let bytes: Vec<u8> = match dtype.as_str() {
+                "I64" => numbers.flat_map(|value| (value as i64).to_le_bytes()).collect(),
+                _ => numbers.flat_map(f32::to_le_bytes).collect(),
+            };
+            (name.as_str(), dtype.as_str(), &shape[..], bytes)
+        });
+        write_safetensors(path, tensors);
+    }
+}
+
+/// Writes tensors to a file: their names, types, shapes and bytes.
+fn write_safetensors<'a>(
+    path: &Path,
+    tensors: impl Iterator<Item = (&'a str, &'a str, &'a [usize], Vec<u8>)>,
+) {
+    let (mut header, mut data) = (serde_json::Map::new(), vec![]);
+    for (name, dtype, shape, bytes) in tensors {
+        let start = data.len();
+        data.extend(bytes);
+        let entry = json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, data.len()] });
+        header.insert(name.into(), entry);
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    fs::write(path, [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()).unwrap();
+}
+
+/// Networks, and where their checkpoints are.
+struct Networks<'a> {
+    /// Of what is expected.
+    directory: &'a Path,
+    /// The file of a network, in which its weights are then.
+    checkpoint: &'a dyn Fn(&str, &Expected) -> PathBuf,
+}
+
+fn compare<M: Torchvision>(
+    networks: &Networks<'_>,
+    name: &str,
+    model: M,
+    forward: fn(&M, Tensor<4>) -> TensorData,
+) {
+    let expected = Expected::read(networks.directory, name);
+    let checkpoint = (networks.checkpoint)(name, &expected);
+    let model = load(model, checkpoint).unwrap_or_else(|error| panic!("{error}"));
+    let (every, output) = (expected.every, &expected.output);
+    let found: Vec<f32> = forward(&model, expected.images()).iter().step_by(every).collect();
     assert_eq!(found.len(), output.len(), "{name}");
     let largest = output.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
-    let differences = found.iter().zip(&output).map(|(found, expected)| (found - expected).abs());
+    let differences = found.iter().zip(output).map(|(found, expected)| (found - expected).abs());
     let difference = differences.max_by(f32::total_cmp).expect("there are numbers");
     assert!(difference <= 2e-5 * largest, "{name}: {difference:e} off, of {largest:e}");
     println!("{name}: {:.0e}", difference / largest);
 }
 
-fn classifier<M: Classifier + Torchvision>(directory: &Path, name: &str, variant: M::Variant) {
+fn classifier<M: Classifier + Torchvision>(networks: &Networks<'_>, name: &str, variant: M::Variant) {
     let model = M::new(variant, &Device::flex());
-    compare(directory, name, model, |model, images| model.forward(images).into_data());
+    compare(networks, name, model, |model, images| model.forward(images).into_data());
 }
 
-fn segmenter<M: Segmenter + Torchvision>(directory: &Path, name: &str, variant: M::Variant) {
+fn segmenter<M: Segmenter + Torchvision>(networks: &Networks<'_>, name: &str, variant: M::Variant) {
     let model = M::new(variant, &Device::flex());
-    compare(directory, name, model, |model, images| model.forward(images).into_data());
+    compare(networks, name, model, |model, images| model.forward(images).into_data());
 }
 
 const SEVEN: ResNet = ResNet { classes: 7, ..ResNet::D18 };
 
+/// Torchvision's outputs are committed, for numbers that are made here again.
 #[test]
 fn outputs_are_those_of_torchvision() {
+    let directory = tempfile::tempdir().unwrap();
+    let checkpoint = |name: &str, expected: &Expected| {
+        let path = directory.path().join(format!("{name}.safetensors"));
+        expected.write(&path);
+        path
+    };
+    let expected = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torchvision");
+    outputs_are_as_expected(&Networks { directory: &expected, checkpoint: &checkpoint });
+}
+
+/// The torchvision that is installed computes the same, and its files are read.
+#[test]
+fn outputs_are_those_of_the_torchvision_here() {
     let Some(directory) = written("small") else { return };
     let directory = directory.path();
-    classifier::<resnet::Net>(directory, "resnet_basic", ResNet { blocks: [2, 1, 1, 1], ..SEVEN });
+    let checkpoint = |name: &str, _: &Expected| directory.join(format!("{name}.pth"));
+    outputs_are_as_expected(&Networks { directory, checkpoint: &checkpoint });
+}
+
+fn outputs_are_as_expected(networks: &Networks<'_>) {
+    classifier::<resnet::Net>(networks, "resnet_basic", ResNet { blocks: [2, 1, 1, 1], ..SEVEN });
     let bottleneck = ResNet { bottleneck: true, blocks: [1, 2, 1, 1], ..SEVEN };
-    classifier::<resnet::Net>(directory, "resnet_bottleneck", bottleneck);
+    classifier::<resnet::Net>(networks, "resnet_bottleneck", bottleneck);
     let next = ResNet { blocks: [1; 4], groups: 8, group_width: 16, ..bottleneck };
-    classifier::<resnet::Net>(directory, "resnext", next);
+    classifier::<resnet::Net>(networks, "resnext", next);
     let plain = Vgg { stages: &[&[8, 12], &[16], &[24, 24]], hidden: 32, classes: 7, ..Vgg::D16 };
-    classifier::<vgg::Net>(directory, "vgg", plain);
-    classifier::<vgg::Net>(directory, "vgg_norm", Vgg { batch_norm: true, ..plain });
-    classifier::<efficientnet::Net>(directory, "efficientnet_v2_s", EfficientNet::V2S);
-    classifier::<mobilenet::Net>(directory, "mobilenet_v3_large", MobileNet::V3_LARGE);
+    classifier::<vgg::Net>(networks, "vgg", plain);
+    classifier::<vgg::Net>(networks, "vgg_norm", Vgg { batch_norm: true, ..plain });
+    classifier::<efficientnet::Net>(networks, "efficientnet_v2_s", EfficientNet::V2S);
+    classifier::<mobilenet::Net>(networks, "mobilenet_v3_large", MobileNet::V3_LARGE);
     let convnext = ConvNext { widths: [8, 12, 16, 20], blocks: [1, 2, 1, 1], classes: 7, ..ConvNext::TINY };
-    classifier::<convnext::Net>(directory, "convnext", convnext);
+    classifier::<convnext::Net>(networks, "convnext", convnext);
     let vit = Vit { image: 64, layers: 2, heads: 3, width: 24, hidden: 40, classes: 7, ..Vit::B16 };
-    classifier::<vit::Net>(directory, "vit", vit);
-    classifier::<vit::Net>(directory, "vit_legacy", vit);
+    classifier::<vit::Net>(networks, "vit", vit);
+    classifier::<vit::Net>(networks, "vit_legacy", vit);
     let backbone = ResNet { blocks: [1, 1, 2, 2], ..DeepLab::D101.backbone };
-    segmenter::<deeplab::Net>(directory, "deeplab", DeepLab { backbone, classes: 5, ..DeepLab::D101 });
-    segmenter::<fcn::Net>(directory, "fcn", Fcn { backbone, classes: 5, ..Fcn::D101 });
-    segmenter::<unet::Net>(directory, "unet", UNet { width: 4, classes: 3, ..UNet::CLASSIC });
+    segmenter::<deeplab::Net>(networks, "deeplab", DeepLab { backbone, classes: 5, ..DeepLab::D101 });
+    segmenter::<fcn::Net>(networks, "fcn", Fcn { backbone, classes: 5, ..Fcn::D101 });
+    segmenter::<unet::Net>(networks, "unet", UNet { width: 4, classes: 3, ..UNet::CLASSIC });
 
     // What does not belong together is named.
+    let expected = Expected::read(networks.directory, "resnet_basic");
+    let path = (networks.checkpoint)("resnet_basic", &expected);
     let mismatch = |net: ResNet| {
-        let error = load(resnet::Net::new(net, &Device::flex()), directory.join("resnet_basic.pth"));
+        let error = load(resnet::Net::new(net, &Device::flex()), &path);
         let error = error.map(|_| ()).expect_err("another network");
         let text = error.to_string();
-        assert!(text.contains("resnet_basic.pth: not the parameters of this network"), "{text}");
+        let begin = format!("{}: not the parameters of this network", path.display());
+        assert!(text.contains(&begin), "{text}");
         match error {
             LoadError::Mismatch { missing, unused, wrong, .. } => (text, [missing, unused, wrong]),
             other => panic!("{other}"),
@@ -191,21 +287,17 @@ fn every_number_is_where_it_belongs() {
         ("heads.head.weight".into(), &[1, 2]),
         ("heads.head.bias".into(), &[1]),
     ];
-    let mut header = serde_json::Map::new();
-    let mut bytes = vec![];
-    for (name, shape) in &tensors {
-        let start = bytes.len();
-        let first = start / 4;
-        let values = first..first + shape.iter().product::<usize>();
-        bytes.extend(values.flat_map(|value| (value as f32).to_le_bytes()));
-        let entry = json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, bytes.len()] });
-        header.insert(name.clone(), entry);
-    }
-    let header = serde_json::to_vec(&header).unwrap();
-    let file = [&(header.len() as u64).to_le_bytes()[..], &header, &bytes].concat();
+    let starts = tensors.iter().scan(0, |end, (_, shape)| {
+        *end += shape.iter().product::<usize>();
+        Some(*end - shape.iter().product::<usize>())
+    });
+    let written = tensors.iter().zip(starts).map(|((name, shape), start)| {
+        let values = start..start + shape.iter().product::<usize>();
+        (name.as_str(), "F32", *shape, values.flat_map(|value| (value as f32).to_le_bytes()).collect())
+    });
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("vit.safetensors");
-    fs::write(&path, file).unwrap();
+    write_safetensors(&path, written);
 
     let net = Vit { image: 2, patch: 1, layers: 1, heads: 1, width: 2, hidden: 3, classes: 1, ..Vit::B16 };
     let model = load(vit::Net::new(net, &Device::flex()), &path).unwrap_or_else(|error| panic!("{error}"));
