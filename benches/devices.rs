@@ -148,7 +148,7 @@ struct Side {
 #[derive(Serialize)]
 struct Row {
     layer: String,
-    parameters: &'static str,
+    parameters: String,
     burn_kept_bytes: u64,
     ours_kept_bytes: u64,
     burn_peak_bytes: u64,
@@ -200,7 +200,7 @@ impl Devices {
     fn measure<const D: usize, const O: usize>(
         &mut self,
         name: &str,
-        parameters: &'static str,
+        parameters: &str,
         (shape, tracks_input): ([usize; D], bool),
         sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2],
     ) {
@@ -240,7 +240,7 @@ impl Devices {
         let peaks = [burn.memory.peak, ours.memory.peak].map(bytes);
         let row = Row {
             layer: name.into(),
-            parameters,
+            parameters: parameters.into(),
             burn_kept_bytes: bytes(burn.memory.kept),
             ours_kept_bytes: bytes(ours.memory.kept),
             burn_peak_bytes: peaks[0],
@@ -351,7 +351,7 @@ impl Row {
         };
         [
             self.layer.clone(),
-            self.parameters.into(),
+            self.parameters.clone(),
             pair(self.burn_kept_bytes, self.ours_kept_bytes),
             pair(self.burn_peak_bytes, self.ours_peak_bytes),
             pair(self.burn_reserved_bytes, self.ours_reserved_bytes),

@@ -7,10 +7,10 @@ use burn::module::{Lora, Module, ParamGroup};
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Device, Distribution, Int, Tensor, activation, module, ops::ConvOptions};
 use burn_memsave::{functional as F, nn};
-use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
 use burn_memsave_paper::text::{self, Encoder, EncoderSize};
 use burn_memsave_paper::vision::{self, Classifier, EfficientNet, ResNet};
+use burn_memsave_paper::{Case, Tracked};
 use clap::Parser;
 use comfy_table::{Table, presets};
 use serde::Serialize;
@@ -62,8 +62,12 @@ const BATCHES: [usize; 2] = [1, 32];
 const WANTED: [&str; 3] = ["forward", "dx", "dweight"];
 
 /// What requires a gradient in a step of a network of convolutions.
-const CASES: [(&str, Case); 4] =
-    [("all", Case::All), ("input", Case::Input), ("running", Case::InputRunning), ("norm", Case::Norm)];
+const CASES: [(&str, Case); 4] = [
+    ("all", Case::batch(Tracked::All)),
+    ("input", Case::batch(Tracked::Input)),
+    ("running", Case::running(Tracked::Input)),
+    ("norm", Case::batch(Tracked::Norm)),
+];
 
 /// PyTorch in another process.
 struct Torch {

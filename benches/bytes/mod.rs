@@ -1,7 +1,7 @@
 //! Bytes of every row of the table of layers, ours beside its stock twin.
 use crate::table::{
     Check, Row as TableRow, Shapes, Visitor,
-    run::{initialize, variants},
+    run::{initialize, second, variants},
 };
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -76,7 +76,7 @@ impl Bytes<'_> {
         if self.smaller { shapes.of_devices() } else { shapes.usual }
     }
 
-    /// The second of two runs: the first one also initializes parameters.
+    /// Bytes, and how long it took.
     fn measure<const D: usize, const O: usize>(
         &self,
         shape: [usize; D],
@@ -85,16 +85,9 @@ impl Bytes<'_> {
     ) -> (LayerMeasurement, Duration) {
         let normal = Distribution::Normal(0.0, 1.0);
         let input = || Tensor::random(shape, normal, self.device).set_require_grad(tracked);
-        repeat(self.device, || measure_layer(input, forward))
+        second(self.device, || {
+            let start = Instant::now();
+            (measure_layer(input, forward), start.elapsed())
+        })
     }
-}
-
-/// The second of two runs, and how long it took.
-pub fn repeat<T>(device: &Device, run: impl Fn() -> T) -> (T, Duration) {
-    drop(run());
-    // Burn frees the graph of a dropped tensor in the next backward pass.
-    drop(Tensor::<1>::ones([1], device).require_grad().backward());
-    let start = Instant::now();
-    let measured = run();
-    (measured, start.elapsed())
 }

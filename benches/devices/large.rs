@@ -4,9 +4,9 @@ use burn::module::{Lora, Module, ParamGroup};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::tensor::{Device, Distribution, Int, Tensor, module, ops::AttentionModuleOptions};
 use burn_memsave::functional::{self as F, LinearCrossEntropyOptions};
-use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
 use burn_memsave_paper::vision::{Classifier, ResNet, memsave, stock};
+use burn_memsave_paper::{Case, Tracked};
 use clap::Args;
 
 /// How large.
@@ -44,11 +44,11 @@ impl Devices {
             return;
         }
         let device = self.device.clone();
-        for case in Case::ALL {
+        for case in Case::without_batch_norm().chain([Case::running(Tracked::Input)]) {
             let burn = case.prepare(stock::resnet::Net::new(ResNet::D101, &device).fork(&device));
             let ours = case.prepare(memsave::resnet::Net::new(ResNet::D101, &device).fork(&device));
             let sides: [&dyn Fn(Tensor<4>) -> Tensor<2>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
-            self.measure(&name, case.name(), ([batch, 3, image, image], case.tracks_input()), sides);
+            self.measure(&name, &case.name(), ([batch, 3, image, image], case.tracks_input()), sides);
         }
     }
 

@@ -1,11 +1,10 @@
 //! One step of small models, with what requires a gradient as in the tables of the papers.
 use crate::Measured;
-use crate::bytes::repeat;
 use crate::record::Needs;
+use crate::table::run::second;
 use burn::module::{Lora, Module, ParamGroup};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_memsave::measure::{Measurement, StepInput, measure_step};
-use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
 use burn_memsave_paper::text::{
     Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Gpt2Size, T5Size, memsave, stock,
@@ -13,21 +12,33 @@ use burn_memsave_paper::text::{
 use burn_memsave_paper::vision::{
     self, Classifier, ConvNext, DeepLab, EfficientNet, Fcn, MobileNet, ResNet, Segmenter, UNet, Vgg, Vit,
 };
+use burn_memsave_paper::{Case, Tracked};
 
 /// Those whose name contains `filter`.
 pub fn measure(device: &Device, filter: &str) -> Result<Vec<Measured>, &'static str> {
     let mut models = Models { device, filter, measured: vec![] };
     use vision::{memsave as m, stock as s};
-    models.classifier::<_, s::resnet::Net, m::resnet::Net>("ResNet-18", ResNet::D18)?;
-    models
-        .classifier::<_, s::efficientnet::Net, m::efficientnet::Net>("EfficientNetV2-S", EfficientNet::V2S)?;
+    models.classifier::<_, s::resnet::Net, m::resnet::Net>("ResNet-18", ResNet::D18, Case::all())?;
+    models.classifier::<_, s::efficientnet::Net, m::efficientnet::Net>(
+        "EfficientNetV2-S",
+        EfficientNet::V2S,
+        Case::all(),
+    )?;
     let size = Vgg { stages: &[&[16, 16], &[32], &[32, 32]], hidden: 64, classes: 10, ..Vgg::D16_NORM };
-    models.classifier::<_, s::vgg::Net, m::vgg::Net>("VGG", size)?;
-    models.classifier::<_, s::mobilenet::Net, m::mobilenet::Net>("MobileNetV3", MobileNet::V3_LARGE)?;
+    models.classifier::<_, s::vgg::Net, m::vgg::Net>("VGG", size, Case::all())?;
+    models.classifier::<_, s::mobilenet::Net, m::mobilenet::Net>(
+        "MobileNetV3",
+        MobileNet::V3_LARGE,
+        Case::all(),
+    )?;
     let size = ConvNext { widths: [16, 32, 64, 128], blocks: [1, 1, 2, 1], classes: 10, ..ConvNext::TINY };
-    models.classifier::<_, s::convnext::Net, m::convnext::Net>("ConvNeXt", size)?;
+    models.classifier::<_, s::convnext::Net, m::convnext::Net>(
+        "ConvNeXt",
+        size,
+        Case::without_batch_norm(),
+    )?;
     let size = Vit { image: 64, patch: 8, layers: 2, heads: 4, width: 64, hidden: 256, ..Vit::B16 };
-    models.classifier::<_, s::vit::Net, m::vit::Net>("ViT", size)?;
+    models.classifier::<_, s::vit::Net, m::vit::Net>("ViT", size, Case::without_batch_norm())?;
     let backbone = ResNet { blocks: [2, 1, 1, 1], width: 8, dilated: [false, true, true], ..ResNet::D50 };
     let size = DeepLab { backbone, width: 12, classes: 3, ..DeepLab::D101 };
     models.segmenter::<_, s::deeplab::Net, m::deeplab::Net>("DeepLabV3", size)?;
@@ -44,11 +55,8 @@ pub fn measure(device: &Device, filter: &str) -> Result<Vec<Measured>, &'static 
     Ok(models.measured)
 }
 
-/// Makes a network for images, and its loss.
-type OnImages<'a, M> = (&'a dyn Fn() -> M, fn(&M, Tensor<4>) -> Tensor<1>);
-
-/// The same of a network of tokens.
-type OnTokens<'a, M, I> = (&'a dyn Fn() -> M, fn(&M, I) -> Tensor<1>);
+/// Makes a network, and its loss.
+type Network<'a, M, I> = (&'a dyn Fn() -> M, fn(&M, I) -> Tensor<1>);
 
 struct Models<'a> {
     device: &'a Device,
@@ -61,10 +69,13 @@ impl Models<'_> {
         &mut self,
         model: &str,
         variant: V,
+        cases: impl Iterator<Item = Case>,
     ) -> Result<(), &'static str> {
         let device = self.device;
-        self.on_images(
+        self.in_cases(
             model,
+            cases,
+            |case| images(case, device),
             (&|| S::new(variant, device), |model: &S, images| model.forward(images).sum()),
             (&|| M::new(variant, device), |model: &M, images| model.forward(images).sum()),
         )
@@ -76,26 +87,28 @@ impl Models<'_> {
         variant: V,
     ) -> Result<(), &'static str> {
         let device = self.device;
-        self.on_images(
+        self.in_cases(
             model,
+            Case::all(),
+            |case| images(case, device),
             (&|| S::new(variant, device), |model: &S, images| model.forward(images).sum()),
             (&|| M::new(variant, device), |model: &M, images| model.forward(images).sum()),
         )
     }
 
-    /// Networks, and their losses, in every case.
-    fn on_images<S: Module, M: Module>(
+    /// Networks, and their losses, in cases, on an input for each.
+    fn in_cases<S: Module, M: Module, I: StepInput>(
         &mut self,
         model: &str,
-        (stock, stock_loss): OnImages<'_, S>,
-        (ours, our_loss): OnImages<'_, M>,
+        cases: impl Iterator<Item = Case>,
+        input: impl Fn(Case) -> I,
+        (stock, stock_loss): Network<'_, S, I>,
+        (ours, our_loss): Network<'_, M, I>,
     ) -> Result<(), &'static str> {
-        for case in Case::ALL {
-            let images = Tensor::<4>::random([2, 3, 64, 64], Distribution::Default, self.device);
-            let images = if case.tracks_input() { images.require_grad() } else { images };
+        for case in cases {
             self.model(
                 format!("{model}, {}", case.name()),
-                images,
+                input(case),
                 || case.prepare(stock()),
                 || case.prepare(ours()),
                 stock_loss,
@@ -105,25 +118,17 @@ impl Models<'_> {
         Ok(())
     }
 
-    /// Networks of tokens, which have no gradient and neither running statistics nor convolutions, in the other cases.
+    /// The same of tokens, which have no gradient, with neither batch norm nor convolutions.
     fn on_tokens<S: Module, M: Module, I: StepInput>(
         &mut self,
         model: &str,
         input: I,
-        (stock, stock_loss): OnTokens<'_, S, I>,
-        (ours, our_loss): OnTokens<'_, M, I>,
+        stock: Network<'_, S, I>,
+        ours: Network<'_, M, I>,
     ) -> Result<(), &'static str> {
-        for case in [Case::All, Case::Norm, Case::FirstQuarter, Case::LastQuarter] {
-            self.model(
-                format!("{model}, {}", case.name()),
-                input.copy(),
-                || case.prepare(stock()),
-                || case.prepare(ours()),
-                stock_loss,
-                our_loss,
-            )?;
-        }
-        Ok(())
+        use Tracked::{All, FirstQuarter, LastQuarter, Norm};
+        let cases = [All, Norm, FirstQuarter, LastQuarter].into_iter().map(Case::batch);
+        self.in_cases(model, cases, |_| input.copy(), stock, ours)
     }
 
     fn encoder<S: Encoder, M: Encoder>(&mut self, model: &str) -> Result<(), &'static str> {
@@ -217,7 +222,7 @@ impl Models<'_> {
             input: &I,
             loss: impl Fn(&M, I) -> Tensor<1>,
         ) -> Measurement {
-            repeat(device, || measure_step(model, input.copy(), &loss)).0
+            second(device, || measure_step(model, input.copy(), &loss))
         }
         let burn = step(self.device, &stock(), &input, stock_loss);
         let ours = step(self.device, &ours(), &input, our_loss);
@@ -231,6 +236,12 @@ impl Models<'_> {
         });
         Ok(())
     }
+}
+
+/// Images, which require a gradient if the case says so.
+fn images(case: Case, device: &Device) -> Tensor<4> {
+    let images = Tensor::<4>::random([2, 3, 64, 64], Distribution::Default, device);
+    if case.tracks_input() { images.require_grad() } else { images }
 }
 
 fn tokens(shape: [usize; 2], vocabulary: usize, device: &Device) -> Tensor<2, Int> {

@@ -1,15 +1,13 @@
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::Tensor;
 
-/// What requires a gradient: the cases of the table in [arXiv 2404.12406](https://arxiv.org/abs/2404.12406), and the last quarter.
+/// What requires a gradient: as in the tables of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406), and the last quarter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Case {
+pub enum Tracked {
     /// All parameters.
     All,
-    /// The input only; batch norm uses the statistics of the batch.
+    /// The input only.
     Input,
-    /// The input only; batch norm uses its running statistics.
-    InputRunning,
     /// The parameters of convolutions over images, or over more axes.
     Conv,
     /// The parameters of norm layers.
@@ -20,24 +18,14 @@ pub enum Case {
     LastQuarter,
 }
 
-impl Case {
-    /// All cases.
-    pub const ALL: [Self; 7] = [
-        Self::All,
-        Self::Input,
-        Self::InputRunning,
-        Self::Conv,
-        Self::Norm,
-        Self::FirstQuarter,
-        Self::LastQuarter,
-    ];
+impl Tracked {
+    const ALL: [Self; 6] =
+        [Self::All, Self::Input, Self::Conv, Self::Norm, Self::FirstQuarter, Self::LastQuarter];
 
-    /// The name in tables.
-    pub fn name(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Self::All => "all trainable",
             Self::Input => "only the input requires a gradient",
-            Self::InputRunning => "the same, batch norm on running statistics",
             Self::Conv => "only convolutions trainable",
             Self::Norm => "only norm layers trainable",
             Self::FirstQuarter => "only the first quarter of the layers trainable",
@@ -45,54 +33,105 @@ impl Case {
         }
     }
 
-    /// The name where there is little room.
-    pub fn short_name(self) -> &'static str {
+    fn short_name(self) -> &'static str {
         match self {
             Self::All => "all",
             Self::Input => "input",
-            Self::InputRunning => "input, running statistics",
             Self::Conv => "conv",
             Self::Norm => "norm",
             Self::FirstQuarter => "first quarter",
             Self::LastQuarter => "last quarter",
         }
     }
+}
+
+/// What batch norms normalize with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Statistics {
+    /// The statistics of the batch, which they then add to the running ones.
+    Batch,
+    /// The running ones, which stay as they are.
+    Running,
+}
+
+/// What requires a gradient, and what batch norms normalize with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// What requires a gradient.
+    pub tracked: Tracked,
+    /// What batch norms normalize with.
+    pub statistics: Statistics,
+}
+
+impl Case {
+    /// With the statistics of the batch.
+    pub const fn batch(tracked: Tracked) -> Self {
+        Self { tracked, statistics: Statistics::Batch }
+    }
+
+    /// With running statistics.
+    pub const fn running(tracked: Tracked) -> Self {
+        Self { tracked, statistics: Statistics::Running }
+    }
+
+    /// All cases.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Tracked::ALL.into_iter().flat_map(|tracked| [Self::batch(tracked), Self::running(tracked)])
+    }
+
+    /// All cases of a network without batch norm.
+    pub fn without_batch_norm() -> impl Iterator<Item = Self> {
+        Tracked::ALL.into_iter().map(Self::batch)
+    }
+
+    /// The name in tables.
+    pub fn name(self) -> String {
+        self.named(self.tracked.name(), "batch norm on running statistics")
+    }
+
+    /// The name where there is less room.
+    pub fn short_name(self) -> String {
+        self.named(self.tracked.short_name(), "running statistics")
+    }
+
+    fn named(self, tracked: &str, running: &str) -> String {
+        match self.statistics {
+            Statistics::Batch => tracked.into(),
+            Statistics::Running => format!("{tracked}, {running}"),
+        }
+    }
 
     /// Whether the input requires a gradient.
     pub fn tracks_input(self) -> bool {
-        matches!(self, Self::Input | Self::InputRunning)
+        self.tracked == Tracked::Input
     }
 
-    /// Sets which parameters require gradients. A quarter of a residual network is one of its four stages, with what is before the
-    /// first or after the last; of any other module a quarter of the layers that have parameters, in the order of its fields.
+    /// Sets which parameters require gradients, and what batch norms normalize with. A quarter of a residual network is one of its
+    /// four stages, with what is before the first or after the last; of any other module a quarter of the layers that have
+    /// parameters, in the order of its fields.
     pub fn prepare<M: Module>(self, model: M) -> M {
-        match self {
-            Self::All => model,
-            Self::Input => model.no_grad(),
-            Self::InputRunning => model.freeze(),
-            Self::Conv => {
-                let convolutions = layers(&model).into_iter().filter(|layer| layer.is_convolution);
-                let paths = convolutions.flat_map(|layer| layer.parameters).collect();
-                only(model, ParamGroup::from_paths(paths))
+        let layers = layers(&model);
+        let quarter_of = layers.len().div_ceil(4);
+        let trained = match self.tracked {
+            Tracked::All => ParamGroup::all(),
+            Tracked::Input => ParamGroup::from_paths(Vec::<String>::new()),
+            Tracked::Conv => {
+                let convolutions = layers.iter().filter(|layer| layer.is_convolution);
+                ParamGroup::from_paths(convolutions.flat_map(|layer| layer.parameters.clone()).collect())
             }
-            Self::Norm => only(model, ParamGroup::from_predicate("norm")),
-            Self::FirstQuarter => {
-                let layers = layers(&model);
-                let count = layers.len().div_ceil(4);
-                only(model, quarter(&layers, ["stem.", "layer1."], &layers[..count]))
+            Tracked::Norm => ParamGroup::from_predicate("norm"),
+            Tracked::FirstQuarter => quarter(&layers, ["stem.", "layer1."], &layers[..quarter_of]),
+            Tracked::LastQuarter => {
+                quarter(&layers, ["layer4.", "head."], &layers[layers.len() - quarter_of..])
             }
-            Self::LastQuarter => {
-                let layers = layers(&model);
-                let count = layers.len().div_ceil(4);
-                only(model, quarter(&layers, ["layer4.", "head."], &layers[layers.len() - count..]))
-            }
-        }
+        };
+        // What is frozen keeps its running statistics, also when its parameters require gradients again.
+        let model = match self.statistics {
+            Statistics::Batch => model.no_grad(),
+            Statistics::Running => model.freeze(),
+        };
+        model.set_require_grad_group(trained, true)
     }
-}
-
-/// The parameters of the group require gradients, and no others.
-fn only<M: Module>(model: M, group: ParamGroup) -> M {
-    model.no_grad().set_require_grad_group(group, true)
 }
 
 /// What has parameters of its own: its path, and theirs.
@@ -181,20 +220,21 @@ mod tests {
         let device = Device::flex().autodiff();
         let of = |case: Case| trainable(&case.prepare(resnet::Net::new(ResNet::D18, &device)));
         let starts = |path: &String, of: [&str; 2]| of.iter().any(|start| path.starts_with(start));
-        let (first, last) = (of(Case::FirstQuarter), of(Case::LastQuarter));
+        let (first, last) = (of(Case::batch(Tracked::FirstQuarter)), of(Case::batch(Tracked::LastQuarter)));
         assert!(
             first.len() == 15 && first.iter().all(|path| starts(path, ["stem.", "layer1."])),
             "{first:?}"
         );
         assert!(last.len() == 17 && last.iter().all(|path| starts(path, ["layer4.", "head."])), "{last:?}");
-        assert_eq!(of(Case::All).len(), 62);
-        assert!(of(Case::InputRunning).is_empty());
+        assert_eq!(of(Case::batch(Tracked::All)).len(), 62);
+        assert!(of(Case::running(Tracked::Input)).is_empty());
     }
 
     #[test]
     fn convolutions_are_trained_with_their_biases_and_nothing_else_is() {
         let device = Device::flex().autodiff();
-        let of_resnet = trainable(&Case::Conv.prepare(resnet::Net::new(ResNet::D18, &device)));
+        let of_resnet =
+            trainable(&Case::batch(Tracked::Conv).prepare(resnet::Net::new(ResNet::D18, &device)));
         assert_eq!(of_resnet.len(), 20, "{of_resnet:?}");
         assert!(
             of_resnet.iter().all(|path| path.ends_with(".weight") && !path.contains("norm")),
@@ -203,7 +243,7 @@ mod tests {
         assert!(!of_resnet.iter().any(|path| path.starts_with("head.")), "{of_resnet:?}");
         let tiny =
             Vit { image: 32, patch: 8, layers: 2, heads: 6, width: 24, hidden: 40, classes: 5, ..Vit::B16 };
-        let of_vit = trainable(&Case::Conv.prepare(vit::Net::new(tiny, &device)));
+        let of_vit = trainable(&Case::batch(Tracked::Conv).prepare(vit::Net::new(tiny, &device)));
         assert_eq!(of_vit, ["patches.weight", "patches.bias"]);
     }
 
@@ -211,7 +251,7 @@ mod tests {
     fn a_quarter_of_another_network_is_a_quarter_of_its_layers() {
         let device = Device::flex().autodiff();
         let net = |case: Case| case.prepare(efficientnet::Net::new(EfficientNet::V2S, &device));
-        let all = layers(&net(Case::All)).len();
+        let all = layers(&net(Case::batch(Tracked::All))).len();
         let of = |case| {
             let mut of: Vec<String> = trainable(&net(case))
                 .into_iter()
@@ -220,7 +260,7 @@ mod tests {
             of.dedup();
             of
         };
-        let (first, last) = (of(Case::FirstQuarter), of(Case::LastQuarter));
+        let (first, last) = (of(Case::batch(Tracked::FirstQuarter)), of(Case::batch(Tracked::LastQuarter)));
         assert_eq!((first.len(), last.len()), (all.div_ceil(4), all.div_ceil(4)));
         assert_eq!((first[0].as_str(), last[last.len() - 1].as_str()), ("stem.conv", "head"));
     }
@@ -231,10 +271,10 @@ mod tests {
         let device = Device::flex().autodiff();
         let tiny =
             Vit { image: 32, patch: 8, layers: 2, heads: 6, width: 24, hidden: 40, classes: 5, ..Vit::B16 };
-        let first = trainable(&Case::FirstQuarter.prepare(vit::Net::new(tiny, &device)));
+        let first = trainable(&Case::batch(Tracked::FirstQuarter).prepare(vit::Net::new(tiny, &device)));
         assert!(["class_token", "positions"].iter().all(|path| first.contains(&(*path).into())), "{first:?}");
         let tiny = ConvNext { widths: [8, 12, 16, 20], blocks: [1, 2, 1, 1], scale: 0.5, classes: 5 };
-        let last = trainable(&Case::LastQuarter.prepare(convnext::Net::new(tiny, &device)));
+        let last = trainable(&Case::batch(Tracked::LastQuarter).prepare(convnext::Net::new(tiny, &device)));
         assert!(
             last.iter().all(|path| !path.starts_with("stages.0") && !path.starts_with("stages.1")),
             "{last:?}"

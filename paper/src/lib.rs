@@ -8,4 +8,4 @@ pub mod report;
 pub mod text;
 pub mod vision;
 
-pub use case::Case;
+pub use case::{Case, Statistics, Tracked};

@@ -6,7 +6,7 @@ use burn_memsave::nn::activation::{Gelu, Relu, Sigmoid};
 use burn_memsave::nn::transformer::{TransformerEncoderConfig, TransformerEncoderLayer};
 use burn_memsave::nn::{Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn_memsave::plan::block;
-use burn_memsave_paper::Case;
+use burn_memsave_paper::{Case, Tracked};
 use burn_memsave_paper::text::llama::{LanguageModel, Size, planned};
 use burn_memsave_paper::vision::memsave::resnet;
 use burn_memsave_paper::vision::{self, Classifier};
@@ -52,7 +52,7 @@ pub struct ResNet;
 
 impl ResNet {
     pub fn model(device: &Device) -> resnet::Net {
-        Case::Norm.prepare(resnet::Net::new(vision::ResNet::D101, device))
+        Case::batch(Tracked::Norm).prepare(resnet::Net::new(vision::ResNet::D101, device))
     }
 }
 

@@ -27,6 +27,14 @@ pub fn tensor<const D: usize>(values: Vec<f64>, shape: &[usize], device: &Device
     Tensor::from_data(data, (device, dtype))
 }
 
+/// The second of two runs: the first one also pays for what is made on first use, such as parameters and kernels.
+pub fn second<T>(device: &Device, run: impl Fn() -> T) -> T {
+    drop(run());
+    // Burn frees the graph of a dropped tensor in the next backward pass.
+    drop(Tensor::<1>::ones([1], device).require_grad().backward());
+    run()
+}
+
 /// What a layer computes in, and what is tracked.
 #[derive(Clone, Debug)]
 pub struct Setting {

@@ -5,7 +5,7 @@
 #![cfg(not(feature = "fusion"))]
 use crate::table::{
     self, Case, Check, Input, Row, Visitor,
-    run::{initialize, variants},
+    run::{initialize, second, variants},
 };
 use crate::{alone, gpu};
 use burn::module::Module;
@@ -79,17 +79,12 @@ impl Visitor for Limits {
 }
 
 impl Limits {
-    /// The second of two runs: the first one compiles kernels.
     fn measure<const D: usize, const O: usize>(
         &self,
         shape: [usize; D],
         forward: &dyn Fn(Tensor<D>) -> Tensor<O>,
     ) -> LayerMeasurement {
         let input = || Tensor::random(shape, Distribution::Normal(0.0, 1.0), &self.device).require_grad();
-        let run = || measure_layer(input, forward);
-        drop(run());
-        // Burn frees the graph of a dropped tensor in the next backward pass.
-        drop(Tensor::<1>::ones([1], &self.device).require_grad().backward());
-        run()
+        second(&self.device, || measure_layer(input, forward))
     }
 }

@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         other => return Err(format!("--depth {other}: 18 or 101").into()),
     };
     let mut report = Report::default();
-    for case in Case::ALL {
+    for case in Case::all() {
         let stock = measure::<stock::resnet::Net>(depth, case, &args);
         let ours = measure::<memsave::resnet::Net>(depth, case, &args);
         report.add(case.name(), [stock, ours]);

@@ -1,7 +1,8 @@
 //! The figure of layers of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406): what a chain of equal layers keeps, by its length and
 //! by which of them are trained.
 //!
-//! The paper has inputs of `[64, 8, 256, 256]`; here a layer's input is of 2 MiB, so that ten of them fit anywhere.
+//! The paper has inputs of `[64, 8, 256, 256]`, 128 MiB; so have the longest chains of some layers here. In the figure a layer's input is of
+//! 2 MiB, which changes nothing but the unit, and the time that it takes.
 use super::step::NOT_COUNTED;
 use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
 use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
@@ -59,6 +60,23 @@ impl Trained {
     }
 }
 
+/// The input of the paper.
+const PUBLISHED: [usize; 4] = [64, 8, 256, 256];
+
+/// The shapes of inputs, and how long chains on them are; the longest ones also on the shapes `larger`.
+fn chains<const D: usize>(
+    settings: &Settings,
+    quick: [usize; D],
+    usual: [usize; D],
+    larger: &[[usize; D]],
+) -> Vec<([usize; D], usize)> {
+    let lengths = settings.pick(vec![1, 4, 6], (1..=10).collect(), (1..=10).collect());
+    let (shape, larger) = settings.pick((quick, &[][..]), (usual, larger), (usual, larger));
+    let longest = lengths.last().copied().unwrap_or(0);
+    let chains = lengths.into_iter().map(|length| (shape, length));
+    chains.chain(larger.iter().map(|&shape| (shape, longest))).collect()
+}
+
 /// A chain of `count` layers of `init`, on an input of `shape`.
 fn chain<const D: usize, M: Module>(
     device: &Device,
@@ -83,24 +101,26 @@ fn chain<const D: usize, M: Module>(
         LayerMeasurement { kept: Some(kept), peak: Some(peak), .. } => Ok([kept, peak]),
         _ => Err(NOT_COUNTED),
     };
-    // Which thread takes which part differs, and with it what threads work in: the least of three peaks.
-    let [mut least, others @ ..] = [bytes()?, bytes()?, bytes()?];
-    others.iter().for_each(|[_, peak]| least[1] = least[1].min(*peak));
+    let mut least = bytes()?;
+    if shape.iter().product::<usize>() < PUBLISHED.iter().product() {
+        // Which thread takes which part differs, and with it what threads work in: the least of three peaks.
+        for [_, peak] in [bytes()?, bytes()?] {
+            least[1] = least[1].min(peak);
+        }
+    }
     Ok(least)
 }
 
 /// A part for a layer, which is written once for both namespaces.
 macro_rules! layer {
-    ($parts:ident, $settings:ident, $name:literal, $quick:expr, $usual:expr,
+    ($parts:ident, $settings:ident, $name:literal, $quick:expr, $usual:expr $(, and $larger:expr)?;
      |$nn:ident, $device:ident| $init:expr) => {{
         let settings = $settings.clone();
         let run = move || {
-            let shape = settings.pick($quick, $usual, $usual);
             let device = settings.autodiff();
-            let counts: Vec<usize> = settings.pick(vec![1, 4, 6], (1..=10).collect(), (1..=10).collect());
             let mut rows = vec![];
             for trained in Trained::ALL {
-                for &count in &counts {
+                for (shape, count) in chains(&settings, $quick, $usual, &[$($larger)?]) {
                     let [burn_kept_bytes, burn_peak_bytes] = {
                         use burn::nn as $nn;
                         chain(&device, shape, count, trained, |$device| $init, |layer, x| layer.forward(x))?
@@ -134,28 +154,28 @@ impl Measured for Layers {
 
     fn parts(settings: &Settings) -> Vec<Part<Row>> {
         let mut parts = vec![];
-        layer!(parts, settings, "linear", [32, 256], [2048, 256], |nn, device| {
+        layer!(parts, settings, "linear", [32, 256], [2048, 256]; |nn, device| {
             nn::LinearConfig::new(256, 256).init(device)
         });
-        layer!(parts, settings, "conv1d", [1, 8, 1024], [16, 8, 4096], |nn, device| {
+        layer!(parts, settings, "conv1d", [1, 8, 1024], [16, 8, 4096]; |nn, device| {
             let padding = PaddingConfig1d::Explicit(1, 1);
             nn::conv::Conv1dConfig::new(8, 8, 3).with_padding(padding).init(device)
         });
-        layer!(parts, settings, "conv2d", [1, 8, 32, 32], [4, 8, 128, 128], |nn, device| {
+        layer!(parts, settings, "conv2d", [1, 8, 32, 32], [4, 8, 128, 128], and PUBLISHED; |nn, device| {
             let padding = nn::PaddingConfig2d::Explicit(1, 1, 1, 1);
             nn::conv::Conv2dConfig::new([8, 8], [3, 3]).with_padding(padding).init(device)
         });
-        layer!(parts, settings, "conv3d", [1, 8, 8, 16, 16], [1, 8, 32, 32, 64], |nn, device| {
+        layer!(parts, settings, "conv3d", [1, 8, 8, 16, 16], [1, 8, 32, 32, 64]; |nn, device| {
             let padding = nn::PaddingConfig3d::Explicit(1, 1, 1);
             nn::conv::Conv3dConfig::new([8, 8], [3, 3, 3]).with_padding(padding).init(device)
         });
-        layer!(parts, settings, "conv_transpose1d", [1, 8, 1024], [16, 8, 4096], |nn, device| {
+        layer!(parts, settings, "conv_transpose1d", [1, 8, 1024], [16, 8, 4096]; |nn, device| {
             nn::conv::ConvTranspose1dConfig::new([8, 8], 3).with_padding(1).init(device)
         });
-        layer!(parts, settings, "conv_transpose2d", [1, 8, 32, 32], [4, 8, 128, 128], |nn, device| {
+        layer!(parts, settings, "conv_transpose2d", [1, 8, 32, 32], [4, 8, 128, 128]; |nn, device| {
             nn::conv::ConvTranspose2dConfig::new([8, 8], [3, 3]).with_padding([1, 1]).init(device)
         });
-        layer!(parts, settings, "conv_transpose3d", [1, 8, 8, 16, 16], [1, 8, 32, 32, 64], |nn, device| {
+        layer!(parts, settings, "conv_transpose3d", [1, 8, 8, 16, 16], [1, 8, 32, 32, 64]; |nn, device| {
             nn::conv::ConvTranspose3dConfig::new([8, 8], [3, 3, 3]).with_padding([1, 1, 1]).init(device)
         });
         layer!(
@@ -163,7 +183,7 @@ impl Measured for Layers {
             settings,
             "batch norm, batch statistics",
             [1, 8, 32, 32],
-            [4, 8, 128, 128],
+            [4, 8, 128, 128], and PUBLISHED;
             |nn, device| { nn::BatchNormConfig::new(8).init(device) }
         );
         layer!(
@@ -171,7 +191,7 @@ impl Measured for Layers {
             settings,
             "batch norm, running statistics",
             [1, 8, 32, 32],
-            [4, 8, 128, 128],
+            [4, 8, 128, 128], and PUBLISHED;
             |nn, device| { nn::BatchNormConfig::new(8).init(device).freeze() }
         );
         parts
@@ -213,19 +233,20 @@ fn table(rows: &[Row]) -> Output {
     table.output("layers-table")
 }
 
-/// A panel for each layer.
+/// A panel for each layer, of the inputs that have chains of every length.
 fn figure(rows: &[Row]) -> Figure {
-    let mut names: Vec<&str> = vec![];
-    for row in rows {
-        if !names.contains(&row.layer.as_str()) {
-            names.push(&row.layer);
+    let mut inputs: Vec<(&str, &str)> = vec![];
+    for row in rows.iter().filter(|row| row.layers == 1) {
+        if !inputs.contains(&(&row.layer, &row.shape)) {
+            inputs.push((&row.layer, &row.shape));
         }
     }
-    let panel = |name: &&str| {
+    let panel = |(name, shape): &(&str, &str)| {
         let mut series = vec![];
         for (whose, of) in [(Whose::Burn, "Burn"), (Whose::Ours, "ours")] {
             for (trained, marker) in Trained::ALL.into_iter().zip(Marker::ALL) {
-                let is_of = |row: &&Row| row.layer == **name && row.trained == trained.name();
+                let is_of =
+                    |row: &&Row| (row.layer == *name && row.shape == *shape) && row.trained == trained.name();
                 let bytes = |row: &Row| match whose {
                     Whose::Burn => row.burn_kept_bytes,
                     _ => row.ours_kept_bytes,
@@ -250,6 +271,6 @@ fn figure(rows: &[Row]) -> Figure {
         name: "layers".into(),
         title: "What a chain of equal layers keeps for the backward pass".into(),
         columns: 3,
-        panels: names.iter().map(panel).collect(),
+        panels: inputs.iter().map(panel).collect(),
     }
 }

@@ -4,13 +4,13 @@ use super::{Failure, Measured, Output, Part, Settings, Size as Sizes, Table, in_
 use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
-use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{LanguageModel, Size, swapped, written_out};
 use burn_memsave_paper::text::{self, Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, T5Size};
 use burn_memsave_paper::vision::{
     Classifier, ConvNext, DeepLab, EfficientNet, Fcn, MobileNet, ResNet, Segmenter, UNet, Vgg, Vit, memsave,
     stock,
 };
+use burn_memsave_paper::{Case, Tracked};
 use serde::{Deserialize, Serialize};
 
 pub struct Models;
@@ -129,9 +129,9 @@ fn subjects(settings: &Settings) -> Vec<Subject> {
 }
 
 impl Subject {
-    /// In every case that there is without running statistics and convolutions.
+    /// In every case that there is without batch norm and convolutions.
     fn of_text(name: &'static str, input: String, burn: Make, ours: Make) -> Self {
-        Self { name, input, cases: text_cases(), burn, ours, is_slow: false }
+        Self { name, input, cases: without_batch_norm_and(Tracked::Conv), burn, ours, is_slow: false }
     }
 
     /// In every case, of images `[batch, 3, size, size]`.
@@ -139,7 +139,7 @@ impl Subject {
         Self {
             name,
             input: format!("{batch} x {size} x {size}"),
-            cases: Case::ALL.into(),
+            cases: Case::all().collect(),
             burn,
             ours,
             is_slow: false,
@@ -147,14 +147,14 @@ impl Subject {
     }
 }
 
-/// Without running statistics.
+/// Without batch norm.
 fn of_layer_norm(subject: Subject) -> Subject {
-    Subject { cases: all_but(&[Case::InputRunning]), ..subject }
+    Subject { cases: Case::without_batch_norm().collect(), ..subject }
 }
 
 /// Without any norm.
 fn without_norm(subject: Subject) -> Subject {
-    Subject { cases: all_but(&[Case::InputRunning, Case::Norm]), ..subject }
+    Subject { cases: without_batch_norm_and(Tracked::Norm), ..subject }
 }
 
 /// A network that says what is in images.
@@ -303,13 +303,8 @@ where
     Subject::of_text(name, input, make::<S>(size, tokens), make::<M>(size, tokens))
 }
 
-/// Networks for text have neither running statistics nor convolutions.
-fn text_cases() -> Vec<Case> {
-    all_but(&[Case::InputRunning, Case::Conv])
-}
-
-fn all_but(cases: &[Case]) -> Vec<Case> {
-    Case::ALL.into_iter().filter(|case| !cases.contains(case)).collect()
+fn without_batch_norm_and(without: Tracked) -> Vec<Case> {
+    Case::without_batch_norm().filter(|case| case.tracked != without).collect()
 }
 
 /// Tokens have no gradient: where the input requires one, the first layer is trained, the embedding, whose output does then.
@@ -367,7 +362,7 @@ fn measure(subject: &Subject, case: Case, settings: &Settings) -> Result<Vec<Row
     Ok(vec![Row {
         model: subject.name.into(),
         input: subject.input.clone(),
-        case: case.short_name().into(),
+        case: case.short_name(),
         parameter_bytes,
         burn_kept_bytes: burn.kept,
         ours_kept_bytes: ours.kept,
@@ -490,7 +485,7 @@ fn peers_table(rows: &[Row]) -> Output {
         let is_same =
             |row: &&Row| (&row.model, &row.input, &row.case) == (&peer.model, &peer.input, &peer.case);
         let Some(row) = rows.iter().find(is_same) else { continue };
-        let all = peers.iter().find(|all| all.model == peer.model && all.case == Case::All.short_name());
+        let all = peers.iter().find(|all| all.model == peer.model && all.case == "all");
         let all = all.map_or(f64::NAN, |all| all.pytorch_mib);
         table.add([
             format!("{}, {}", peer.model, peer.input),
@@ -616,9 +611,9 @@ mod tests {
     #[test]
     fn what_was_published_is_read() {
         let published = published();
-        let names: Vec<&str> = Case::ALL.iter().map(|case| case.short_name()).collect();
-        assert!(published.iter().all(|row| names.contains(&row.case.as_str())));
-        assert!(peers().iter().all(|row| names.contains(&row.case.as_str())));
+        let names: Vec<String> = Case::all().map(Case::short_name).collect();
+        assert!(published.iter().all(|row| names.contains(&row.case)));
+        assert!(peers().iter().all(|row| names.contains(&row.case)));
         let all = published.iter().find(|row| row.model == "ResNet-101" && row.case == "all").unwrap();
         assert_eq!(ratio(all.memsave_gb, all.pytorch_gb), "1.09");
         let Output::Table(_, table) = published_table(&[]) else { panic!("a table") };

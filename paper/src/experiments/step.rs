@@ -54,21 +54,24 @@ pub struct Taken {
     pub seconds: f64,
 }
 
-/// The memory of each step, and then its time, so often, in turns: what disturbs the machine for a while disturbs all of them.
+/// The memory and the time of each step, and then its time again until there are so many of them, in turns: what disturbs the machine
+/// for a while disturbs all of them.
 ///
 /// # Errors
 ///
 /// If bytes are not counted on the device.
 pub fn in_turns<const N: usize>(turns: usize, steps: [Box<dyn Step + '_>; N]) -> Result<[Taken; N], Failure> {
-    let mut taken = vec![];
+    let (mut taken, mut times) = (vec![], vec![]);
     for step in &steps {
-        let Measurement { kept: Some(kept), peak: Some(peak), .. } = step.memory() else {
+        let Measurement { kept: Some(kept), peak: Some(peak), forward_time, backward_time, .. } =
+            step.memory()
+        else {
             return Err(NOT_COUNTED.into());
         };
         taken.push((kept, peak));
+        times.push(vec![(forward_time + backward_time).as_secs_f64()]);
     }
-    let mut times = vec![vec![]; N];
-    for _ in 0..turns.max(1) {
+    for _ in 1..turns {
         steps.iter().zip(&mut times).for_each(|(step, times)| times.push(step.seconds()));
     }
     let mut taken = taken.into_iter().zip(times);

@@ -11,8 +11,8 @@ use burn_memsave::measure::{Scope, measure_step, peak_bytes};
 use burn_memsave::optim::{AdamW8bitConfig, step_in_backward};
 use burn_memsave::plan::micro_batched;
 use burn_memsave::saved::SavedPolicy;
-use burn_memsave_paper::Case;
 use burn_memsave_paper::text::llama::{LanguageModel, checkpointed, memsave, swapped, written_out};
+use burn_memsave_paper::{Case, Tracked};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
@@ -90,7 +90,7 @@ impl<M: LanguageModel> Trainer<M> {
         let model = M::new(&tuning.size, device);
         let model = match training.trained {
             Trained::All => model,
-            Trained::LastQuarter => Case::LastQuarter.prepare(model),
+            Trained::LastQuarter => Case::batch(Tracked::LastQuarter).prepare(model),
             Trained::Lora => with_lora(model, tuning.rank),
             Trained::QLora => {
                 let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);

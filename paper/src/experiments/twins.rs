@@ -4,7 +4,7 @@
 //! The layers are those of the table that the tests walk (`tests/table`).
 use super::step::{NOT_COUNTED, median};
 use super::{Failure, Measured, Output, Part, Settings, Table, geometric_mean, mib, ratio};
-use crate::table::run::{initialize, variants};
+use crate::table::run::{initialize, second, variants};
 use crate::table::{self, Check, Visitor};
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
@@ -95,14 +95,9 @@ impl Walk<'_> {
             let normal = Distribution::Normal(0.0, 1.0);
             Tensor::<D>::random(shape, normal, &self.device).set_require_grad(tracked)
         };
-        let bytes = |side: Side<D, O>| {
-            measure_layer(|| input(shape), side); // what is made on first use
-            // Burn frees the graph of a dropped tensor in the next backward pass.
-            drop(Tensor::<1>::ones([1], &self.device).require_grad().backward());
-            match measure_layer(|| input(shape), side) {
-                LayerMeasurement { kept: Some(kept), peak: Some(peak), .. } => Ok([kept, peak]),
-                _ => Err(NOT_COUNTED),
-            }
+        let bytes = |side: Side<D, O>| match second(&self.device, || measure_layer(|| input(shape), side)) {
+            LayerMeasurement { kept: Some(kept), peak: Some(peak), .. } => Ok([kept, peak]),
+            _ => Err(NOT_COUNTED),
         };
         let [burn_kept_bytes, burn_peak_bytes] = bytes(sides[0])?;
         let [ours_kept_bytes, ours_peak_bytes] = bytes(sides[1])?;
