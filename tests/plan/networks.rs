@@ -6,10 +6,10 @@ use burn_memsave::nn::activation::{Gelu, Relu, Sigmoid};
 use burn_memsave::nn::transformer::{TransformerEncoderConfig, TransformerEncoderLayer};
 use burn_memsave::nn::{Dropout, DropoutConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn_memsave::plan::block;
-use burn_memsave_paper::{Case, Tracked};
 use burn_memsave_paper::text::llama::{LanguageModel, Size, planned};
 use burn_memsave_paper::vision::memsave::resnet;
 use burn_memsave_paper::vision::{self, Classifier};
+use burn_memsave_paper::{Case, Tracked};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 pub fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {

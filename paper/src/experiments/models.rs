@@ -5,7 +5,9 @@ use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use burn_memsave_paper::text::llama::{LanguageModel, Size, swapped, written_out};
-use burn_memsave_paper::text::{self, Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, T5Size};
+use burn_memsave_paper::text::{
+    self, Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Gpt2Size, T5Size,
+};
 use burn_memsave_paper::vision::{
     Classifier, ConvNext, DeepLab, EfficientNet, Fcn, MobileNet, ResNet, Segmenter, UNet, Vgg, Vit, memsave,
     stock,
@@ -93,14 +95,17 @@ fn subjects(settings: &Settings) -> Vec<Subject> {
                 images,
             )),
             slow(encoder_decoder::<text::stock::t5::T5, text::memsave::t5::T5>("T5", t5, tokens)),
-            slow(decoder::<text::stock::decoder::Llama, text::memsave::decoder::Llama>(
+            slow(decoder::<_, text::stock::decoder::Llama, text::memsave::decoder::Llama>(
                 "Mistral-7B",
                 mistral,
-                [2, 256],
+                [mistral.layers, mistral.width, mistral.vocabulary],
+                [2, mistral.length],
             )),
         ]);
     }
     if settings.size == Sizes::Full {
+        let (gpt2, roberta) =
+            (Gpt2Size::SMALL, EncoderSize { vocabulary: 1000, ..EncoderSize::ROBERTA_BASE });
         subjects.extend([
             classifier::<_, s::resnet::Net, m::resnet::Net>("ResNet-50", ResNet::D50, images),
             without_norm(classifier::<_, s::vgg::Net, m::vgg::Net>("VGG-16", Vgg::D16, images)),
@@ -123,6 +128,13 @@ fn subjects(settings: &Settings) -> Vec<Subject> {
             segmenter::<_, s::deeplab::Net, m::deeplab::Net>("DeepLabV3-ResNet-101", DeepLab::D101, images),
             segmenter::<_, s::fcn::Net, m::fcn::Net>("FCN-ResNet-101", Fcn::D101, images),
             segmenter::<_, s::unet::Net, m::unet::Net>("U-Net", UNet::CLASSIC, images),
+            encoder::<text::stock::bert::Bert, text::memsave::bert::Bert>("RoBERTa", roberta, tokens),
+            decoder::<_, text::stock::gpt2::Gpt2, text::memsave::gpt2::Gpt2>(
+                "GPT-2",
+                gpt2,
+                [gpt2.layers, gpt2.width, gpt2.vocabulary],
+                [tokens[0], 512],
+            ),
         ]);
     }
     subjects
@@ -250,13 +262,18 @@ where
     )
 }
 
-/// The same of a decoder with grouped queries, of a width and blocks that are less than those of its name.
-fn decoder<S, M>(name: &'static str, size: DecoderSize, tokens: [usize; 2]) -> Subject
+/// The same of a decoder of any size, whose layers, width and vocabulary are these.
+fn decoder<V, S, M>(
+    name: &'static str,
+    size: V,
+    [layers, width, vocabulary]: [usize; 3],
+    tokens: [usize; 2],
+) -> Subject
 where
-    S: Decoder<Size = DecoderSize> + 'static,
-    M: Decoder<Size = DecoderSize> + 'static,
+    V: Copy + 'static,
+    S: Decoder<Size = V> + 'static,
+    M: Decoder<Size = V> + 'static,
 {
-    let DecoderSize { vocabulary, width, layers, .. } = size;
     Subject::of_text(
         name,
         input_of_blocks(layers, width, tokens, vocabulary),
@@ -570,29 +587,41 @@ fn published_table(rows: &[Row]) -> Output {
     table.output("models-published")
 }
 
+const RUNNING: &str = ", running statistics";
+
+/// What requires a gradient, and what follows if batch norms take running statistics.
+fn of_case(row: &Row) -> (&str, &'static str) {
+    row.case.strip_suffix(RUNNING).map_or((&row.case, ""), |tracked| (tracked, RUNNING))
+}
+
+/// A panel for a model, and beside it one for the same with running statistics.
 fn figure(rows: &[Row]) -> Figure {
-    let mut names: Vec<(&str, &str)> = vec![];
+    let mut names: Vec<(String, &str)> = vec![];
     for row in rows {
-        if !names.contains(&(row.model.as_str(), row.input.as_str())) {
-            names.push((&row.model, &row.input));
+        let (_, statistics) = of_case(row);
+        let name = (format!("{}, {}{statistics}", row.model, row.input), row.model.as_str());
+        if !names.contains(&name) {
+            names.push(name);
         }
     }
-    let panel = |(model, input): &(&str, &str)| {
-        let of: Vec<&Row> = rows.iter().filter(|row| row.model == *model).collect();
+    names.sort_by_key(|(_, model)| rows.iter().position(|row| row.model == *model));
+    let panel = |(title, model): &(String, &str)| {
+        let is_of = |row: &&Row| row.model == *model && title.ends_with(RUNNING) != of_case(row).1.is_empty();
+        let of: Vec<&Row> = rows.iter().filter(is_of).collect();
         let series = |name: &str, whose, bytes: fn(&Row) -> u64| Series {
             name: name.into(),
             style: Style { whose, marker: Marker::Circle },
             points: of.iter().enumerate().map(|(at, row)| (at as f64, in_mib(bytes(row)))).collect(),
         };
         Panel {
-            title: format!("{model}, {input}"),
+            title: title.clone(),
             x: Axis::linear(""),
             y: Axis::linear("kept (MiB)"),
             series: vec![
                 series("Burn", Whose::Burn, |row| row.burn_kept_bytes),
                 series("ours", Whose::Ours, |row| row.ours_kept_bytes),
             ],
-            bars: of.iter().map(|row| row.case.clone()).collect(),
+            bars: of.iter().map(|row| of_case(row).0.into()).collect(),
         }
     };
     Figure {
