@@ -117,6 +117,9 @@ impl LazyOptions {
 
     /// The number of weights that are read before they are needed, as far as the budget allows. They are read on a thread
     /// of their own; with 0 there is none. The default is 1.
+    ///
+    /// They are read into the memory of the host. To a device a weight is sent when its layer runs, without waiting for it: while
+    /// the layers before it are still computed there.
     pub fn with_prefetch(mut self, weights: usize) -> Self {
         self.prefetch = weights;
         self

@@ -66,6 +66,11 @@ impl FrozenWeight for RowBlock {
 pub(super) const QUEUED: bool = cfg!(feature = "fusion");
 
 /// A weight as a tensor, and whether it stays on the device.
+///
+/// A copy to a device is enqueued, as kernels are, on the stream of this thread (CubeCL 0.11.3): nobody waits for it here, and it begins
+/// when the kernels of the layers before have run, which are no further than in the queue by now. A copy that another thread had
+/// begun ahead would begin no earlier on wgpu, which has one queue. On CUDA it could run beside the kernels, on the stream of that thread,
+/// whose memory pools are its own: the weights that are ahead would be memory beyond that of the layers, so none are.
 pub(super) fn read_tensor<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> (Tensor<D>, bool) {
     let resident = weight.resident();
     if let Some(tensor) = resident.and_then(|resident| resident.get(device)) {
