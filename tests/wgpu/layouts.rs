@@ -181,14 +181,27 @@ fn rows_of_any_layout_equal_flex() {
     ];
     // Of rows of one or two elements the variance may be so small that f32 has few digits of the gradient.
     check(12, &over_last, |shape| shape[2], |case| case.shape[2] > 2);
-    let over_groups: [(&str, Op); 2] = [
+    fn pairs(channels: usize) -> usize {
+        if channels.is_multiple_of(2) { channels / 2 } else { channels }
+    }
+    let over_groups: [(&str, Op); 4] = [
         ("instance_norm", |x, p| {
             let channels = x.dims()[1];
             F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), channels, 1e-3)
         }),
         ("group_norm of one group", |x, p| F::group_norm(x, Some(p[0].clone()), None, 1, 1e-3)),
+        ("group_norm of two groups", |x, p| {
+            let groups = if x.dims()[1].is_multiple_of(2) { 2 } else { 1 };
+            F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), groups, 1e-3)
+        }),
+        ("group_norm of images", |x, p| {
+            let [batch, channels, row] = x.dims();
+            let x = x.unsqueeze_dim::<4>(2).expand([batch, channels, 2, row]);
+            let y = F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), pairs(channels), 1e-3);
+            y.flatten(2, 3)
+        }),
     ];
-    check(12, &over_groups, |shape| shape[1], |case| case.shape[2] > 2);
+    check(24, &over_groups, |shape| shape[1], |case| case.shape[2] > 2);
 }
 
 /// Attention of the rows of a case, with the batch as heads; the bias is not tracked.

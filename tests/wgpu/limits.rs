@@ -10,6 +10,7 @@ use crate::table::{
 use crate::{alone, gpu};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn_memsave::functional as F;
 use burn_memsave::measure::{LayerMeasurement, measure_layer};
 use std::fmt::Display;
 
@@ -86,5 +87,34 @@ impl Limits {
     ) -> LayerMeasurement {
         let input = || Tensor::random(shape, Distribution::Normal(0.0, 1.0), &self.device).require_grad();
         second(&self.device, || measure_layer(input, forward))
+    }
+}
+
+/// Norms of inputs that lie elsewhere in memory need no more than those of contiguous ones: nothing is copied.
+#[test]
+fn norms_do_not_copy_what_they_read() {
+    type Op = fn(Tensor<3>, Tensor<1>) -> Tensor<3>;
+    const SHAPE: [usize; 3] = [64; 3];
+    let ops: [(&str, Op); 5] = [
+        ("layer_norm", |x, p| F::layer_norm(x, p.clone(), Some(p), 1e-3)),
+        ("rms_norm", |x, p| F::rms_norm(x, p, 1e-3)),
+        ("group_norm", |x, p| F::group_norm(x, Some(p.clone()), Some(p), 4, 1e-3)),
+        ("batch_norm_train", |x, p| F::batch_norm_train(x, p.clone(), p, 1e-3).output),
+        ("batch_norm", |x, p| {
+            let fixed = p.clone().detach().set_require_grad(false);
+            F::batch_norm(x, p.clone(), p, fixed.clone(), fixed, 1e-3)
+        }),
+    ];
+    let _alone = alone();
+    let limits = Limits { device: gpu().autodiff(), faults: vec![] };
+    for (name, op) in ops {
+        let parameter = || Tensor::<1>::ones([SHAPE[1]], (&limits.device, DType::F32)).require_grad();
+        let measure = |axes: [usize; 3]| limits.measure(SHAPE, &|x| op(x.permute(axes), parameter()));
+        let contiguous = measure([0, 1, 2]);
+        for axes in [[0, 2, 1], [1, 0, 2], [2, 1, 0], [1, 2, 0]] {
+            let strided = measure(axes);
+            let [most, peak] = [&contiguous, &strided].map(|of| of.peak.expect("the pool counts"));
+            assert!(peak <= most + SLACK, "{name}, {axes:?}: {peak} bytes, contiguous {most}");
+        }
     }
 }

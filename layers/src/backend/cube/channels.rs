@@ -1,5 +1,8 @@
 //! Sums over all axes but the channels, for tensors whose channels are the second axis in memory, or the last.
-use super::{Pair, address_type, cubes, empty, sum_of_vector, sum_over_cube, types, units, units_of_row};
+use super::{
+    Output, Pair, address_type, channels_last, cubes, empty, sum_of_vector, sum_over_cube, types, units,
+    units_of_row, vector_size,
+};
 use crate::backend::{ChannelSums, wide};
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
@@ -10,7 +13,6 @@ use burn_cubecl::cubecl::{
     prelude::*,
     std::tensor::layout::linear::{LinearView, LinearViewMut},
 };
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -35,7 +37,7 @@ impl ChannelSumsCube for CubeBackend {
     }
 }
 
-/// A tensor whose elements lie in memory as `[repeats, channels, inner]`.
+/// A tensor whose elements are walked as `[repeats, channels, inner]`, wherever they lie.
 pub(crate) struct ByChannels {
     pub tensor: CubeTensor,
     pub shape: Channels,
@@ -52,9 +54,10 @@ pub(crate) struct Channels {
 }
 
 impl ByChannels {
-    /// Copies only what lies in neither order.
+    /// Along the channels where they are the nearest.
     pub fn of(tensor: CubeTensor) -> Self {
-        let last = !tensor.is_contiguous() && permute(tensor.clone(), &to_last(&tensor)).is_contiguous();
+        let last = !tensor.is_contiguous()
+            && (channels_last(&tensor) || permute(tensor.clone(), &to_last(&tensor)).is_contiguous());
         Self::as_in(tensor, last)
     }
 
@@ -69,8 +72,17 @@ impl ByChannels {
         let inner = if last { 1 } else { shape[2..].iter().product() };
         let repeats = elements / (channels * inner).max(1);
         let axes = to_last(&tensor);
-        let tensor = into_contiguous(if last { permute(tensor, &axes) } else { tensor });
+        let tensor = if last { permute(tensor, &axes) } else { tensor };
         Self { tensor, shape: Channels { repeats, channels, inner }, last }
+    }
+
+    /// Where a result of this shape and dtype is written, in this order of axes; the tensor is the first input.
+    pub fn output(&self) -> Output {
+        let new = || empty(&self.tensor, self.tensor.shape(), self.tensor.dtype);
+        match self.last {
+            true => Output::replacing_strided(&self.tensor, 0, new),
+            false => Output::replacing(&self.tensor, 0),
+        }
     }
 
     /// The axes as they were.
@@ -85,6 +97,9 @@ impl ByChannels {
 
     /// The longest vectors whose elements have one channel, or neighbouring ones.
     pub fn vector_size(&self) -> usize {
+        if !self.tensor.is_contiguous() {
+            return vector_size(&[&self.tensor], 4);
+        }
         let along = if self.shape.inner > 1 { self.shape.inner } else { self.shape.channels };
         let sizes = self.tensor.client.io_optimized_vector_sizes(self.tensor.dtype.size());
         sizes.filter(|&size| size <= 4 && along.is_multiple_of(size)).max().unwrap_or(1)
@@ -160,9 +175,11 @@ pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeT
     if parts.shape().num_elements() == 0 {
         return parts;
     }
-    let size = dy.vector_size();
+    let x = normalized.as_ref().map(|of| of.x);
+    let size = x.into_iter().map(ByChannels::vector_size).fold(dy.vector_size(), usize::min);
     let (count, dim) = dy.shape.grid(&parts.client, size);
-    let (client, at, dtypes) = (parts.client.clone(), address_type(&[&dy.tensor]), types(dy.tensor.dtype));
+    let read: Vec<&CubeTensor> = x.into_iter().chain([dy]).map(|of| &of.tensor).collect();
+    let (client, at, dtypes) = (parts.client.clone(), address_type(&read), types(dy.tensor.dtype));
     let epsilon = normalized.as_ref().map_or(1.0, |normalized| normalized.epsilon);
     let (mut x, mut mean, mut variance) = (None, None, None);
     if let Some(of) = normalized {

@@ -56,6 +56,19 @@ impl Output {
         }
     }
 
+    /// The same wherever the input lies; otherwise in a new tensor.
+    pub fn replacing_strided(x: &CubeTensor, input: usize, new: impl FnOnce() -> CubeTensor) -> Self {
+        match x.can_mut() && x.is_nonoverlapping() {
+            true => Self { tensor: x.clone(), replaces: Some(input) },
+            false => Self { tensor: new(), replaces: None },
+        }
+    }
+
+    /// With other axes, which the input is read by, too.
+    pub fn as_view(&self, view: impl FnOnce(CubeTensor) -> CubeTensor) -> Self {
+        Self { tensor: view(self.tensor.clone()), replaces: self.replaces }
+    }
+
     /// For the launch.
     pub fn view(&self) -> LinearViewLaunch {
         match self.replaces {

@@ -7,7 +7,7 @@ use super::{BatchNormKernels, BatchNormOutput, NormGrads};
 use crate::backend::cube::channels::{
     ByChannels, Channels, ChannelsShape, Merged, Normalized, merge, read_channels, sums,
 };
-use crate::backend::cube::{Output, Pair, address_type, empty, sum_of_vector, sum_over_cube, types, units};
+use crate::backend::cube::{Pair, address_type, empty, sum_of_vector, sum_over_cube, types, units};
 use crate::backend::{ChannelSums, wide};
 #[cfg(feature = "fusion")]
 use burn::backend::ops::FloatTensorOps;
@@ -110,8 +110,8 @@ fn scaled(
 fn scaled(dy: CubeTensor, gamma: CubeTensor, variance: CubeTensor, epsilon: f64) -> CubeTensor {
     let [gamma, variance] = [gamma, variance].map(|tensor| per_channel(tensor, &dy));
     let dy = ByChannels::of(dy);
-    let dx = Output::replacing(&dy.tensor, 0);
-    if let Some(Launch { size, count, dim, client, at, dtypes }) = Launch::of(&dy) {
+    let dx = dy.output();
+    if let Some(Launch { size, count, dim, client, at, dtypes }) = Launch::of(&[&dy]) {
         let [variance, gamma] = [variance, gamma].map(|tensor| Some(tensor.into_buffer_arg()).into());
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
@@ -199,8 +199,8 @@ impl BatchNormCube for CubeBackend {
         let dy = x.like(dy);
         let merged = gradient_sums(&dy, &x, &mean, &variance, epsilon);
         let (dgamma, dbeta) = (cast(merged.b, dtype), cast(merged.a, dtype));
-        let dx = Output::replacing(&dy.tensor, 0);
-        if let Some(Launch { size, count, dim, client, at, dtypes }) = Launch::of(&dy) {
+        let dx = dy.output();
+        if let Some(Launch { size, count, dim, client, at, dtypes }) = Launch::of(&[&dy, &x]) {
             let [mean, variance, gamma] =
                 [mean, variance, gamma].map(|tensor| Some(tensor.into_buffer_arg()).into());
             // SAFETY: the kernel compares every position with the shapes.
@@ -271,11 +271,14 @@ struct Launch {
 }
 
 impl Launch {
-    /// `None` if there are no elements.
-    fn of(x: &ByChannels) -> Option<Self> {
-        let (size, elements) = (x.vector_size(), x.tensor.meta.num_elements());
+    /// For tensors of one shape and order; `None` if there are no elements.
+    fn of(tensors: &[&ByChannels]) -> Option<Self> {
+        let x = tensors[0];
+        let size = tensors.iter().map(|of| of.vector_size()).min().unwrap_or(1);
+        let elements = x.tensor.meta.num_elements();
         let (count, dim) = units(&x.tensor.client, elements / size);
-        let (at, dtypes) = (address_type(&[&x.tensor]), types(x.tensor.dtype));
+        let read: Vec<&CubeTensor> = tensors.iter().map(|of| &of.tensor).collect();
+        let (at, dtypes) = (address_type(&read), types(x.tensor.dtype));
         (elements > 0).then(|| Self { size, count, dim, client: x.tensor.client.clone(), at, dtypes })
     }
 }
@@ -291,7 +294,7 @@ fn moments(x: &ByChannels) -> Moments {
     let Channels { repeats, channels, inner } = x.shape;
     let dtype = x.tensor.dtype;
     let [mean, variance] = [(); 2].map(|()| empty(&x.tensor, Shape::new([channels]), dtype));
-    let Some(Launch { size, client, at, dtypes, .. }) = Launch::of(x) else {
+    let Some(Launch { size, client, at, dtypes, .. }) = Launch::of(&[x]) else {
         return Moments { mean, variance };
     };
     let parts = x.shape.parts();
@@ -355,8 +358,8 @@ struct Affine {
 }
 
 fn normalize(x: ByChannels, affine: Affine) -> CubeTensor {
-    let y = Output::replacing(&x.tensor, 0);
-    if let Some(Launch { size, count, dim, client, at, dtypes }) = Launch::of(&x) {
+    let y = x.output();
+    if let Some(Launch { size, count, dim, client, at, dtypes }) = Launch::of(&[&x]) {
         let Affine { mean, variance, gamma, beta, epsilon } = affine;
         let [mean, variance, gamma, beta] =
             [mean, variance, gamma, beta].map(|tensor| Some(tensor.into_buffer_arg()).into());

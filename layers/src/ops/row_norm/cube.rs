@@ -1,10 +1,13 @@
 //! Kernels for devices: one cube for every row, which reads it three times, from memory once.
 //!
+//! Tensors of any strides are read where they lie. A row of several channels that are the nearest in memory, which is what
+//! convolutions return, is walked along them, and so is its result.
+//!
 //! Of a composition Burn's fusion makes several kernels, one for each sum: ours are taken there, too.
 use super::{NormGrads, RowNorm, RowNormKernels};
 use crate::backend::cube::{
-    Output, Pair, address_type, cubes, empty, sum_of_vector, sum_over_cube, types, units, units_of_row,
-    vector_size,
+    Output, Pair, address_type, channels_last, cubes, empty, empty_in_order, sum_of_vector, sum_over_cube,
+    types, units, units_of_row, vector_size,
 };
 use crate::backend::{ChannelSums, wide};
 use crate::ops::MaybeTensor;
@@ -18,6 +21,7 @@ use burn_cubecl::cubecl::{
     ir::ElemType,
     prelude::*,
     std::tensor::layout::linear::{LinearView, LinearViewMut},
+    zspace::metadata::Metadata,
 };
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
@@ -101,11 +105,12 @@ impl RowNormCube for CubeBackend {
         beta: MaybeTensor<Self>,
         norm: RowNorm,
     ) -> FloatTensor<Self> {
-        let x = into_contiguous(x);
-        let y = Output::replacing(&x, 0);
+        let walk = Walk::of(&x, &norm);
+        let y = walk.output(&x);
         let [gamma, beta] = [gamma, beta].map(|tensor| parameters(tensor.into_option(), &x));
-        if let Some(rows) = Rows::of(&[&x, &y.tensor], &norm) {
-            let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
+        let (x, of_y) = (walk.view(x, &norm), walk.view_output(&y, &norm));
+        if let Some(rows) = Rows::of(&[&x, &of_y.tensor], &norm) {
+            let (client, at, dtypes) = (x.client.clone(), address_type(&[&x, &y.tensor]), types(x.dtype));
             // SAFETY: the kernel compares every position with the shapes.
             unsafe {
                 forward_kernel::launch_unchecked(
@@ -115,13 +120,13 @@ impl RowNormCube for CubeBackend {
                     at,
                     rows.size,
                     x.into_linear_view(),
-                    y.view(),
+                    of_y.view(),
                     gamma.map(CubeTensor::into_buffer_arg).into(),
                     beta.map(CubeTensor::into_buffer_arg).into(),
                     rows.shape(&norm),
                     InputScalar::new(norm.epsilon, dtypes[1]),
                     norm.centered,
-                    norm.inner == 1,
+                    walk,
                     rows.units,
                     dtypes,
                 );
@@ -136,11 +141,14 @@ impl RowNormCube for CubeBackend {
         gamma: MaybeTensor<Self>,
         norm: RowNorm,
     ) -> FloatTensor<Self> {
-        let (x, dy) = (into_contiguous(x), into_contiguous(dy));
-        let dx = Output::replacing(&dy, 0);
+        let walk = Walk::of(&x, &norm);
+        let dx = walk.output(&dy);
         let gamma = parameters(gamma.into_option(), &x);
-        if let Some(rows) = Rows::of(&[&x, &dy, &dx.tensor], &norm) {
-            let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
+        let [x, dy] = [x, dy].map(|tensor| walk.view(tensor, &norm));
+        let of_dx = walk.view_output(&dx, &norm);
+        if let Some(rows) = Rows::of(&[&x, &dy, &of_dx.tensor], &norm) {
+            let at = address_type(&[&x, &dy, &dx.tensor]);
+            let (client, dtypes) = (x.client.clone(), types(x.dtype));
             // SAFETY: the kernel compares every position with the shapes.
             unsafe {
                 x_backward_kernel::launch_unchecked(
@@ -151,12 +159,12 @@ impl RowNormCube for CubeBackend {
                     rows.size,
                     dy.into_linear_view(),
                     x.into_linear_view(),
-                    dx.view(),
+                    of_dx.view(),
                     gamma.map(CubeTensor::into_buffer_arg).into(),
                     rows.shape(&norm),
                     InputScalar::new(norm.epsilon, dtypes[1]),
                     norm.centered,
-                    norm.inner == 1,
+                    walk,
                     rows.units,
                     dtypes,
                 );
@@ -170,10 +178,12 @@ impl RowNormCube for CubeBackend {
         dy: FloatTensor<Self>,
         norm: RowNorm,
     ) -> FloatTensor<Self> {
-        let (x, dy) = (into_contiguous(x), into_contiguous(dy));
         let parts = empty(&x, parts_shape(&x.shape(), &norm), wide(x.dtype));
-        let Some(rows) = Rows::of(&[&x], &norm) else { return parts };
-        let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
+        let Parts { count, length } = Parts::of(&x.shape(), &norm);
+        let walk = Walk::of(&x, &norm);
+        let [x, dy] = [x, dy].map(|tensor| walk.view(tensor, &norm));
+        let Some(rows) = Rows::of(&[&x, &dy], &norm) else { return parts };
+        let (client, at, dtypes) = (x.client.clone(), address_type(&[&x, &dy]), types(x.dtype));
         let statistics = empty(&x, Shape::new([rows.count, 2]), wide(x.dtype));
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
@@ -192,8 +202,7 @@ impl RowNormCube for CubeBackend {
                 dtypes,
             );
         }
-        let Parts { count, length } = Parts::of(&x.shape(), &norm);
-        let size = if norm.inner == 1 { rows.size } else { 1 };
+        let size = if walk == Walk::Inner { 1 } else { rows.size };
         let (grid, dim) = units(&client, count * norm.parameters() / size);
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
@@ -210,6 +219,7 @@ impl RowNormCube for CubeBackend {
                 rows.shape(&norm),
                 norm.parameters(),
                 length,
+                walk,
                 dtypes,
             );
         }
@@ -221,6 +231,56 @@ impl RowNormCube for CubeBackend {
 fn parameters(tensor: Option<CubeTensor>, like: &CubeTensor) -> Option<CubeTensor> {
     let tensor = into_contiguous(tensor?);
     Some(if tensor.dtype == like.dtype { tensor } else { burn_cubecl::kernel::cast(tensor, like.dtype) })
+}
+
+/// In which order the elements of a row are walked: `[channels, inner]`, or `[inner, channels]`.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+enum Walk {
+    /// Along the channels, where each is one element.
+    Row,
+    /// Along the elements of one channel, then those of the next.
+    Inner,
+    /// Along the channels, which are the nearest, then to those of the next element.
+    Channels,
+}
+
+impl Walk {
+    fn of(x: &CubeTensor, norm: &RowNorm) -> Self {
+        if norm.inner == 1 {
+            return Self::Row;
+        }
+        // The second axis is that of the channels of all groups.
+        let shape = x.meta.shape();
+        let by_channels = shape.num_dims() > 2 && shape[1] == norm.parameters() && channels_last(x);
+        if norm.channels > 1 && by_channels { Self::Channels } else { Self::Inner }
+    }
+
+    /// A tensor whose elements are in the order of the walk: with the axes `[batch, groups, inner.., channels]`.
+    fn view(self, mut tensor: CubeTensor, norm: &RowNorm) -> CubeTensor {
+        if self != Self::Channels {
+            return tensor;
+        }
+        let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+        let axes =
+            |of: &[usize], groups: usize, channels: usize| [&[of[0], groups], &of[2..], &[channels]].concat();
+        let by_groups = axes(shape, norm.groups, norm.channels);
+        let strides = axes(strides, norm.channels * strides[1], strides[1]);
+        *tensor.meta = Metadata::new(by_groups, strides);
+        tensor
+    }
+
+    /// Where the result is written that has the shape and the dtype of `x`, the first input.
+    fn output(self, x: &CubeTensor) -> Output {
+        match self {
+            Self::Channels => Output::replacing_strided(x, 0, || empty_in_order(x, x.shape(), x.dtype, true)),
+            _ => Output::replacing(x, 0),
+        }
+    }
+
+    /// See [`view`](Self::view).
+    fn view_output(self, output: &Output, norm: &RowNorm) -> Output {
+        output.as_view(|tensor| self.view(tensor, norm))
+    }
 }
 
 /// How rows are divided among units.
@@ -252,13 +312,16 @@ impl Rows {
     }
 }
 
-/// The longest vectors of contiguous tensors, whatever their shapes.
+/// The longest vectors of tensors: of contiguous ones they may go on from one row of an axis to the next.
 fn longest(tensors: &[&CubeTensor]) -> usize {
-    let flat = |tensor: &&CubeTensor| {
-        let flat = burn_cubecl::ops::reshape((*tensor).clone(), Shape::new([tensor.shape().num_elements()]));
-        vector_size(&[&flat], 4)
+    let longest = |tensor: &&CubeTensor| match tensor.is_contiguous() {
+        true => {
+            let shape = Shape::new([tensor.shape().num_elements()]);
+            vector_size(&[&burn_cubecl::ops::reshape((*tensor).clone(), shape)], 4)
+        }
+        false => vector_size(&[tensor], 4),
     };
-    tensors.iter().map(flat).min().unwrap_or(1)
+    tensors.iter().map(longest).min().unwrap_or(1)
 }
 
 /// How the sums over all repeats are divided.
@@ -341,7 +404,7 @@ fn read_parameters<T: Float, W: Float, N: Size>(
     parameters: &ComptimeOption<&[T]>,
     element: usize,
     shape: &RowShape,
-    #[comptime] inner_is_one: bool,
+    #[comptime] walk: Walk,
     #[comptime] missing: f32,
 ) -> Vector<W, N> {
     let size = N::value().comptime();
@@ -350,8 +413,11 @@ fn read_parameters<T: Float, W: Float, N: Size>(
     #[unroll]
     for i in 0..size {
         let mut channel = element + i;
-        if comptime!(!inner_is_one) {
+        if comptime!(walk == Walk::Inner) {
             channel /= shape.inner;
+        }
+        if comptime!(walk == Walk::Channels) {
+            channel %= shape.channels;
         }
         let parameter: ComptimeOption<T> = parameters.as_ref().map(|parameters| parameters[group + channel]);
         read.insert(i, W::cast_from(parameter.unwrap_or(T::new(missing))));
@@ -368,7 +434,7 @@ fn forward_kernel<T: Float, W: Float, N: Size>(
     shape: RowShape,
     epsilon: InputScalar,
     #[comptime] centered: bool,
-    #[comptime] inner_is_one: bool,
+    #[comptime] walk: Walk,
     #[comptime] units: usize,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
@@ -383,8 +449,8 @@ fn forward_kernel<T: Float, W: Float, N: Size>(
     while at < vectors {
         let x = Vector::<W, N>::cast_from(x.read(start + at));
         let mut normalized = (x - Vector::new(statistics.mean)) * Vector::new(statistics.inverse_std);
-        normalized *= read_parameters::<T, W, N>(&gamma, at * size, &shape, inner_is_one, 1.0);
-        normalized += read_parameters::<T, W, N>(&beta, at * size, &shape, inner_is_one, 0.0);
+        normalized *= read_parameters::<T, W, N>(&gamma, at * size, &shape, walk, 1.0);
+        normalized += read_parameters::<T, W, N>(&beta, at * size, &shape, walk, 0.0);
         y.write(start + at, Vector::cast_from(normalized));
         at += units;
     }
@@ -399,7 +465,7 @@ fn x_backward_kernel<T: Float, W: Float, N: Size>(
     shape: RowShape,
     epsilon: InputScalar,
     #[comptime] centered: bool,
-    #[comptime] inner_is_one: bool,
+    #[comptime] walk: Walk,
     #[comptime] units: usize,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
@@ -417,7 +483,7 @@ fn x_backward_kernel<T: Float, W: Float, N: Size>(
     let mut at = UNIT_POS as usize;
     while at < vectors {
         let mut g = Vector::<W, N>::cast_from(dy.read(start + at));
-        g *= read_parameters::<T, W, N>(&gamma, at * size, &shape, inner_is_one, 1.0);
+        g *= read_parameters::<T, W, N>(&gamma, at * size, &shape, walk, 1.0);
         sum += g;
         products += g * ((Vector::cast_from(x.read(start + at)) - mean) * inverse_std);
         at += units;
@@ -433,7 +499,7 @@ fn x_backward_kernel<T: Float, W: Float, N: Size>(
     let mut at = UNIT_POS as usize;
     while at < vectors {
         let mut g = Vector::<W, N>::cast_from(dy.read(start + at));
-        g *= read_parameters::<T, W, N>(&gamma, at * size, &shape, inner_is_one, 1.0);
+        g *= read_parameters::<T, W, N>(&gamma, at * size, &shape, walk, 1.0);
         let normalized = (Vector::cast_from(x.read(start + at)) - mean) * inverse_std;
         let gradient = (g - Vector::new(mean_g) - normalized * Vector::new(mean_product)) * inverse_std;
         dx.write(start + at, Vector::cast_from(gradient));
@@ -472,6 +538,7 @@ fn parameters_kernel<T: Float, W: Float, N: Size>(
     shape: RowShape,
     parameters: usize,
     length: usize,
+    #[comptime] walk: Walk,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
     let size = N::value().comptime();
@@ -491,11 +558,17 @@ fn parameters_kernel<T: Float, W: Float, N: Size>(
         let inverse_std = Vector::<W, N>::new(of_rows.read(2 * row + 1));
         // Of one row in sums of their own, so that a part of many elements is as exact as one of few.
         let (mut gamma_of_row, mut beta_of_row) = (zero, zero);
-        let start = (repeat * vectors + vector) * shape.inner;
-        for at in start..start + shape.inner {
+        let mut at = (repeat * vectors + vector) * shape.inner;
+        let mut step = 1usize.runtime();
+        if comptime!(walk == Walk::Channels) {
+            step = shape.channels / size;
+            at = row * shape.inner * step + vector % step;
+        }
+        for _ in 0..shape.inner {
             let dy = Vector::<W, N>::cast_from(dy.read(at));
             beta_of_row += dy;
             gamma_of_row += dy * ((Vector::cast_from(x.read(at)) - mean) * inverse_std);
+            at += step;
         }
         gamma += gamma_of_row;
         beta += beta_of_row;
