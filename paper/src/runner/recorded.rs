@@ -21,20 +21,22 @@ pub fn blocks(directory: &Path) -> Result<Vec<(String, String)>, Box<dyn Error>>
     Ok(blocks)
 }
 
-/// The table of a file, and how it was made.
+/// The table of a file, of the columns in which there is something, and how it was made.
 fn block(text: &str) -> Result<String, Box<dyn Error>> {
     let source: Vec<&str> = text.lines().map_while(|line| line.strip_prefix("# ")).collect();
     let mut reader = csv::ReaderBuilder::new().comment(Some(b'#')).from_reader(text.as_bytes());
-    let columns: Vec<String> = reader.headers()?.iter().map(String::from).collect();
+    let names = reader.headers()?.clone();
     let rows = reader.records().collect::<Result<Vec<_>, _>>()?;
+    let is_measured = |&column: &usize| rows.iter().any(|row| !row[column].is_empty());
+    let columns: Vec<usize> = (0..names.len()).filter(is_measured).collect();
     let is_number =
         |column: usize| rows.iter().all(|row| row[column].is_empty() || row[column].parse::<f64>().is_ok());
-    let texts = (0..columns.len()).take_while(|&column| !is_number(column)).count();
-    let header: Vec<String> = columns.iter().map(|column| title(column)).collect();
+    let texts = columns.iter().take_while(|&&column| !is_number(column)).count();
+    let header: Vec<String> = columns.iter().map(|&column| title(&names[column])).collect();
     let header: Vec<&str> = header.iter().map(String::as_str).collect();
     let mut table = Table::new(&header, texts);
     for row in &rows {
-        table.add(columns.iter().zip(row).map(|(column, value)| shown(column, value)));
+        table.add(columns.iter().map(|&column| shown(&names[column], &row[column])));
     }
     Ok(format!("{table}\n\n{}", source.join("\n")))
 }
@@ -65,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_file_is_a_table_in_units_that_one_reads() {
-        let text = "# By a bench.\nlayer,burn_kept_bytes,launches,pytorch_milliseconds\nrelu,1048576,3,0.5\nnorm,0,,\n";
+        let text = "# By a bench.\nlayer,burn_kept_bytes,launches,ratio,pytorch_milliseconds\nrelu,1048576,3,,0.5\nnorm,0,,,\n";
         let lines: Vec<String> = block(text).unwrap().lines().map(String::from).collect();
         assert_eq!(
             lines,
