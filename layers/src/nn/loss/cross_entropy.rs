@@ -91,43 +91,48 @@ impl CrossEntropyLoss {
             return self.clone().into_nn_cross_entropy_loss().forward(logits, targets);
         }
         let weights = class_weights(self.weights.clone(), classes, &logits);
+        let of_targets = weights.clone().map(|weights| weights.gather(0, targets.clone()));
         let losses = match self.logits {
-            true => functional::cross_entropy(logits, targets.clone(), weights.clone(), self.smoothing),
-            false => cross_entropy_of_probabilities(logits, targets.clone(), weights.clone(), self.smoothing),
+            true => functional::cross_entropy(logits, targets.clone(), weights, self.smoothing),
+            false => {
+                let of_targets = of_targets.clone();
+                cross_entropy_of_probabilities(logits, targets.clone(), weights, of_targets, self.smoothing)
+            }
         };
-        let weights = weights.map(|weights| weights.gather(0, targets.clone()));
-        mean(losses, weights, padding(&self.pad_tokens, &targets))
+        mean(losses, of_targets, padding(&self.pad_tokens, &targets))
     }
 }
 
-/// [`functional::cross_entropy`] of probabilities.
+/// [`functional::cross_entropy`] of probabilities, given the weights of the classes, and those of the targets.
 fn cross_entropy_of_probabilities(
     probabilities: Tensor<2>,
     targets: Tensor<1, Int>,
     weights: Option<Tensor<1>>,
+    of_targets: Option<Tensor<1>>,
     smoothing: Option<f32>,
 ) -> Tensor<1> {
     let [batch_size, classes] = probabilities.dims();
-    // What is not used is not clamped: nothing of the size of the probabilities is kept.
     let min = probabilities.dtype().finfo().map_or(0.0, |info| info.min_positive.sqrt());
-    // A third axis sets the gather apart from what else Burn's fusion makes of the probabilities, as in `ops::cross_entropy`.
-    let indices = targets.clone().reshape([batch_size, 1, 1]);
-    let picked = probabilities.clone().unsqueeze_dim::<3>(1).gather(2, indices);
-    let log = picked.clamp_min(min).log().reshape([batch_size]);
-    let log = match &weights {
-        Some(weights) => log * weights.clone().gather(0, targets),
-        None => log,
+    let f = ElementLoss::LogAbove { min };
+    // A third axis sets the gather apart from what else Burn's fusion makes of the tensor, as in `ops::cross_entropy`.
+    let indices = targets.reshape([batch_size, 1, 1]);
+    let pick = |of: Tensor<2>| of.unsqueeze_dim::<3>(1).gather(2, indices).reshape([batch_size]);
+    let weighted = |logs: Tensor<1>| match of_targets {
+        Some(weights) => logs * weights,
+        None => logs,
     };
     let Some(alpha) = smoothing else {
-        return log.neg();
+        // Of what is not used there is no logarithm: nothing of the size of the probabilities is kept.
+        return weighted(element_loss(pick(probabilities), None, f)).neg();
     };
-    let logs = element_loss(probabilities, None, ElementLoss::LogAbove { min });
+    let logs = element_loss(probabilities, None, f);
+    let picked = weighted(pick(logs.clone()));
     let logs = match weights {
         Some(weights) => logs * weights.unsqueeze::<2>(),
         None => logs,
     };
     let all = logs.sum_dim(1).reshape([batch_size]);
-    (log * (1.0 - alpha) + all * (alpha / classes as f32)).neg()
+    picked * (alpha - 1.0) - all * (alpha / classes as f32)
 }
 
 /// The rows whose target is padding.
