@@ -39,6 +39,7 @@
 //! merged.assert_approx_eq::<f32>(&adapted, Tolerance::default());
 //! ```
 use crate::burn_internals::REPARAMETERIZATION;
+use crate::frozen::{LazyWeight, is_offered_later, weight_and_adapter};
 use crate::functional;
 use burn::module::{
     Lora, LoraAdapter, Module, ModuleMapper, Param, ParamGroup, Reparameterization, Reparameterizer,
@@ -98,7 +99,7 @@ pub fn rank_stabilized(rank: usize, alpha: f64) -> Lora {
 ///
 /// It shares all other parameters with `model`: base weights, dense, quantized or lazy, are not copied. Burn cannot detach an
 /// adapter, so in its place are factors of rank 1 that are 0, `d_input + d_output` numbers of a matrix: the result is the same,
-/// and a layer computes `x weight + (x 0) 0`. What was trained besides adapters, such as a bias or a norm, is as it is in `model`;
+/// and a layer computes `x weight + (x 0) 0`. A [`DoraAdapter`] has no magnitude then, and no norms are computed. What was trained besides adapters, such as a bias or a norm, is as it is in `model`;
 /// training `model` further does not change what is returned here, nor the other way round.
 ///
 /// With `model.valid()` it is a model without autodiff, and without dropout; else it keeps what it has of both, and nothing is kept
@@ -121,12 +122,12 @@ pub fn rank_stabilized(rank: usize, alpha: f64) -> Lora {
 ///
 /// # Panics
 ///
-/// Panics if the model has adapters of another kind, such as [`DoraAdapter`].
+/// Panics if the model has adapters of another kind than [`LoraAdapter`] and [`DoraAdapter`].
 pub fn without_adapters<M: Module>(model: &M) -> M {
     model.clone().map(&mut ZeroFactors { within: Vec::new() }).no_grad()
 }
 
-/// Puts factors of rank 1 that are 0 in place of those of adapters.
+/// Puts factors of rank 1 that are 0 in place of those of adapters, and no magnitude in place of theirs.
 struct ZeroFactors {
     /// For every module around: the name of a field, and whether the field is one of an adapter.
     within: Vec<(String, bool)>,
@@ -134,9 +135,9 @@ struct ZeroFactors {
 
 impl ModuleMapper for ZeroFactors {
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        let is_adapter = container_type == REPARAMETERIZATION;
+        let is_adapter = container_type == REPARAMETERIZATION && name != LazyWeight::NAME;
         assert!(
-            !is_adapter || name == LoraAdapter::NAME,
+            !is_adapter || [LoraAdapter::NAME, DoraAdapter::NAME].contains(&name),
             "without_adapters: {} has an adapter of another kind, {name:?}: what it adds is not a product of factors",
             self.within.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
         );
@@ -151,9 +152,13 @@ impl ModuleMapper for ZeroFactors {
         if !self.within.iter().any(|(_, is_adapter)| *is_adapter) {
             return param;
         }
-        // `a` is `[d_input, rank]`, `b` `[rank, d_output]`.
-        let is_first = self.within.last().is_some_and(|(name, _)| name == "a");
-        param.map(|factor| factor.narrow(if is_first { 1 } else { 0 }, 0, 1).zeros_like())
+        let name = self.within.last().map(|(name, _)| name.as_str());
+        param.map(|value| match name {
+            Some("magnitude") => Tensor::empty([0; D], (&value.device(), value.dtype())),
+            // `a` is `[d_input, rank]`, `b` `[rank, d_output]`.
+            Some("a") => value.narrow(1, 0, 1).zeros_like(),
+            _ => value.narrow(0, 0, 1).zeros_like(),
+        })
     }
 }
 
@@ -224,7 +229,8 @@ impl Reparameterizer for ConvLora {
 /// [`linear_dora`](functional::linear_dora); every other layer, Burn's too, makes the effective weight.
 ///
 /// For a quantized base, quantize the weights first
-/// ([`quantize_weights`](burn::module::Module::quantize_weights)). Lazy weights take no DoRA: attaching it panics.
+/// ([`quantize_weights`](burn::module::Module::quantize_weights)). A [lazy](crate::frozen) weight is read once when the adapter is
+/// attached, for its norms, and then once per pass: the norms are computed from what the product reads.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -252,7 +258,8 @@ impl Dora {
 pub struct DoraAdapter {
     /// The factors `a` `[d_input, rank]` and `b` `[rank, d_output]`.
     pub lora: LoraAdapter,
-    /// The norm of each column of the effective weight, `[d_output]` (trainable).
+    /// The norm of each column of the effective weight, `[d_output]` (trainable). Without elements, `[0]`, the effective weight is
+    /// `v`, with the norms that it has: see [`without_adapters`].
     pub magnitude: Param<Tensor<1>>,
 }
 
@@ -270,12 +277,16 @@ impl Reparameterization for DoraAdapter {
     const NAME: &'static str = "dora";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let magnitude = self.magnitude.val();
+        if magnitude.dims() == [0] {
+            return self.lora.apply(base);
+        }
         let [rows, columns] = [self.lora.a.dims()[0], self.lora.b.dims()[1]];
         let norms = functional::column_norms(dense(base.clone()).reshape([rows, columns]), &self.lora);
         let v = self.lora.apply(base);
         let (dtype, mut row) = (v.dtype(), [1; D]);
         row[D - 1] = columns;
-        let factor = self.magnitude.val().cast(FloatDType::from(norms.dtype())) / norms;
+        let factor = magnitude.cast(FloatDType::from(norms.dtype())) / norms;
         v * factor.cast(dtype).reshape(row)
     }
 }
@@ -292,10 +303,11 @@ impl Reparameterizer for Dora {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<DoraAdapter>) {
+        let given = param.clone(); // with its lazy weight, which `param` loses when it is frozen
         // Of matrices.
         let (param, lora) = self.0.reparameterize(path, param);
-        let adapter = lora.map(|lora| {
-            let base = dense(param.base());
+        let adapter = lora.filter(|_| !is_offered_later(&given)).map(|lora| {
+            let base = dense(weight_and_adapter(&given).0);
             let [rows, columns] = [lora.a.dims()[0], lora.b.dims()[1]];
             DoraAdapter::new(base.reshape([rows, columns]), lora)
         });

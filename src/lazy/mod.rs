@@ -8,7 +8,8 @@
 //! Layers of this library need less than stock ones: an embedding reads only the rows that its indices name, and in training a
 //! dense layer or a convolution reads its weight again in the backward pass, where a stock layer keeps it.
 //!
-//! - Adapters: call [`Module::apply_lora`](burn::module::Module::apply_lora) *after* `lazy_load`.
+//! - Adapters: call [`Module::apply_lora`](burn::module::Module::apply_lora), or attach [`Dora`](crate::lora::Dora), *after*
+//!   `lazy_load`.
 //! - [`Module::materialize`](burn::module::Module::materialize) makes a lazy module an ordinary one.
 //! - Records of a lazy module hold the weights, all at once, and adapters under the paths that they have on ordinary weights.
 //!   [`prepare`] with [`PrepareSource::of_module`] writes the same file with one weight in memory at a time.

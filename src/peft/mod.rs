@@ -39,7 +39,6 @@
 //! assert_eq!(loaded.query.forward(x.clone()).into_data(), adapted.query.forward(x).into_data());
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-use crate::lazy::lazy_paths;
 use crate::lora::DoraAdapter;
 use burn::module::{Lora, LoraAdapter, Module, ModuleVisitor, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
@@ -130,6 +129,9 @@ pub fn save<M: Module>(
             }
             _ => return Err(refused(&path, "its weight has fewer than two axes")),
         };
+        if magnitude.as_ref().is_some_and(|magnitude| magnitude.dims() == [0]) {
+            return Err(refused(&path, "it has no magnitude: it is that of a model without its adapters"));
+        }
         let magnitude = magnitude.map(|magnitude| (MAGNITUDE, magnitude.into_data()));
         for (suffix, data) in [(first, of_first), (second, of_second)].into_iter().chain(magnitude) {
             if tensors.insert(format!("{PREFIX}{name}{suffix}"), data).is_some() {
@@ -191,9 +193,6 @@ pub fn load<M: Module>(
     }
     let use_dora = config.use_dora();
     let attach = Rc::new(RefCell::new(Attach { config, names, given, taken: BTreeMap::new(), error: None }));
-    if use_dora && let Some(path) = lazy_paths(&module).into_iter().next() {
-        return Err(refused(&path, "a lazy weight takes no DoRA"));
-    }
     let module = match use_dora {
         false => module.apply_reparameterization(Shared(attach.clone())),
         true => module.apply_reparameterization(SharedDora(attach.clone())),

@@ -1,7 +1,9 @@
 //! Losses of preferences against their formulas and derivatives in f64, and the reference: a model without its adapters.
 use crate::common::*;
 use crate::loss::labels;
-use burn::module::{Lora, Module, ModuleMapper, Param, QLora, Quantizer};
+use burn::module::{
+    Lora, Module, ModuleMapper, Param, QLora, Quantizer, Reparameterization, Reparameterizer,
+};
 use burn::nn as stock;
 use burn::tensor::{
     Bool, DType, Device, Int, Tensor, TensorData,
@@ -330,13 +332,70 @@ fn a_quantized_base_stays_packed() {
     reference.forward(x()).into_data().assert_eq(&before, true);
 }
 
-/// A magnitude would stay in the reference.
+/// Dense and quantized, on a layer that computes with the factors, and on one that makes the effective weight.
 #[test]
-#[should_panic(expected = "weight has an adapter of another kind, \"dora\"")]
-fn magnitudes_are_refused() {
+fn magnitudes_are_left_out() {
+    let _generator = generator();
+    for backend in Backend::ALL {
+        let device = backend.device().autodiff();
+        let base = Model::new(&device);
+        let before = base.log_prob(tokens(&device)).into_data();
+        let model = base.apply_reparameterization(lora::Dora::new(Lora::new(2, 4.0))).map(&mut Train);
+        let adapted = model.log_prob(tokens(&device)).into_data();
+        assert_ne!(adapted, before);
+        let reference = lora::without_adapters(&model);
+        let result = reference.log_prob(tokens(&device));
+        assert!(!result.is_tracked());
+        result.into_data().assert_eq(&before, true);
+        let inner = lora::without_adapters(&model.valid()).log_prob(tokens(&device.clone().inner()));
+        inner.into_data().assert_eq(&before, true);
+        model.log_prob(tokens(&device)).into_data().assert_eq(&adapted, true);
+        let adapter = model.head.weight.reparameterization::<lora::DoraAdapter>().expect("an adapter");
+        assert!(adapter.magnitude.is_require_grad() && adapter.magnitude.dims() != [0]);
+    }
+
     let device = Device::flex().autodiff();
-    let model = nn::LinearConfig::new(8, 16).init(&device);
-    lora::without_adapters(&model.apply_reparameterization(lora::Dora::new(Lora::new(2, 4.0))));
+    let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
+    let layer = nn::LinearConfig::new(8, 16).with_bias(false).init(&device);
+    let layer = layer.quantize_weights(&mut Quantizer::new(Calibration::MinMax, scheme)).freeze();
+    let x = || tensor::<2>(uniform(24, 1, -1.0..1.0), &[3, 8], &device, DType::F32);
+    let before = layer.forward(x()).into_data();
+    let layer = layer.apply_reparameterization(lora::Dora::new(Lora::new(2, 4.0))).map(&mut Train);
+    assert_ne!(layer.forward(x()).into_data(), before);
+    lora::without_adapters(&layer).forward(x()).into_data().assert_eq(&before, true);
+}
+
+/// What it adds is not known.
+#[test]
+#[should_panic(expected = "weight has an adapter of another kind, \"doubled\"")]
+fn other_adapters_are_refused() {
+    #[derive(Module, Debug)]
+    struct Doubled {}
+
+    impl Reparameterization for Doubled {
+        const NAME: &'static str = "doubled";
+
+        fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+            base * 2.0
+        }
+    }
+
+    struct Double;
+
+    impl Reparameterizer for Double {
+        type Reparam = Doubled;
+
+        fn reparameterize<const D: usize>(
+            &mut self,
+            _path: &str,
+            param: Param<Tensor<D>>,
+        ) -> (Param<Tensor<D>>, Option<Doubled>) {
+            (param, Some(Doubled {}))
+        }
+    }
+
+    let model = nn::LinearConfig::new(8, 16).init(&Device::flex().autodiff());
+    lora::without_adapters(&model.apply_reparameterization(Double));
 }
 
 /// A step of DPO: at first both models agree, and gradients reach the adapters only.

@@ -1,13 +1,14 @@
 //! Training through lazy weights.
 use crate::{Saved, all, devices, load};
-use burn::module::{Lora, Module, Param, ParamId};
+use burn::module::{Lora, Module, ModuleVisitor, Param, ParamId};
 use burn::store::ModuleRecord;
 use burn::tensor::{DType, Device, FloatDType, Gradients, Tensor, TensorData, Tolerance};
 use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::lazy::LazyOptions;
-use burn_memsave::lora::ConvLora;
+use burn_memsave::lora::{self, ConvLora, Dora, DoraAdapter};
 use burn_memsave::measure::ledger;
 use burn_memsave::nn;
+use std::collections::BTreeMap;
 
 #[derive(Module, Debug)]
 struct Net {
@@ -150,6 +151,147 @@ fn adapters_train_on_lazy_weights() {
         let merged = lazy.valid().materialize();
         let x = Tensor::<3>::full([2, 4, 8], 0.1, &device.clone().inner());
         merged.forward(x).into_data().assert_approx_eq::<f32>(&y, Tolerance::default());
+    }
+}
+
+/// Values of the trainable parameters that are other ones than the first.
+struct Trained;
+
+impl burn::module::ModuleMapper for Trained {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match param.is_require_grad() {
+            true => param.map(|value| (value.inner() * 1.5 + 0.25).autodiff().require_grad()),
+            false => param,
+        }
+    }
+}
+
+/// Every gradient of a model, by the paths of its parameters.
+fn gradients_of(net: &Net, gradients: &Gradients) -> BTreeMap<String, TensorData> {
+    struct Collect<'a> {
+        path: Vec<String>,
+        gradients: &'a Gradients,
+        found: BTreeMap<String, TensorData>,
+    }
+    impl ModuleVisitor for Collect<'_> {
+        fn enter_module(&mut self, name: &str, _container_type: &str) {
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _name: &str, _container_type: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if let Some(gradient) = param.base().grad(self.gradients) {
+                self.found.insert(self.path.join("."), gradient.into_data());
+            }
+        }
+    }
+    let mut collect = Collect { path: vec![], gradients, found: BTreeMap::new() };
+    net.visit(&mut collect);
+    collect.found
+}
+
+/// Also on an embedding and on the gates of a recurrent layer, which make the effective weight.
+#[test]
+fn magnitudes_train_on_lazy_weights() {
+    for device in devices().into_iter().map(Device::autodiff) {
+        let base = Net::new(&device);
+        let saved = Saved::new(&base);
+        let dora = || Dora::new(Lora::new(2, 4.0));
+        let (lazy, report) = load(Net::new(&device), &saved.safetensors(), &all().with_budget(0));
+        let lazy = lazy.apply_reparameterization(dora());
+        assert!(report.cache.held().is_empty() && report.cache.cached_bytes() == 0, "{report}");
+        // The magnitudes are the norms of what was read: those of the weight in memory.
+        let first = base.clone().apply_reparameterization(dora());
+        let magnitude = |net: &Net| {
+            let lazy = net.head.weight.reparameterization::<burn_memsave::frozen::LazyWeight>();
+            let adapter =
+                lazy.map_or_else(|| net.head.weight.reparameterization(), |lazy| lazy.dora_adapter());
+            adapter.map(|adapter: &DoraAdapter| adapter.magnitude.val().into_data())
+        };
+        assert!(magnitude(&lazy).is_some());
+        assert_eq!(magnitude(&lazy), magnitude(&first));
+
+        // The same adapters on both: their records have the same paths.
+        let eager = first.map(&mut Trained);
+        assert_eq!(lazy.num_params(), eager.num_params());
+        let record = eager.clone().into_record_group(burn::module::ParamGroup::from_regex("dora").unwrap());
+        let bytes = record.into_bytes().unwrap();
+        let lazy = lazy.load_record(ModuleRecord::from_bytes(bytes).unwrap().allow_partial(true));
+        let (y, dx, of_eager) = gradient(&eager, &device);
+        assert_ne!(y, gradient(&base, &device).0);
+        let expected = gradients_of(&eager, &of_eager);
+        // Three of each of eleven matrices: the table, two dense layers, and the eight of four gates.
+        assert_eq!(expected.len(), 3 * 11, "{:?}", expected.keys());
+        for gradient in [gradient, gradient_of_segment] {
+            let (lazy_y, lazy_dx, of_lazy) = gradient(&lazy, &device);
+            assert_eq!((&lazy_y, &lazy_dx), (&y, &dx), "{device:?}");
+            assert_eq!(gradients_of(&lazy, &of_lazy), expected, "{device:?}");
+        }
+        assert!(report.cache.held().is_empty(), "{report}");
+
+        let merged = lazy.valid().materialize();
+        let x = Tensor::<3>::full([2, 4, 8], 0.1, &device.clone().inner());
+        merged.forward(x).into_data().assert_approx_eq::<f32>(&y, Tolerance::default());
+    }
+}
+
+/// What a layer with a magnitude on a lazy weight keeps: what it keeps on a weight in memory, and not the weight.
+#[test]
+fn a_lazy_weight_with_a_magnitude_is_read_again() {
+    let device = Device::flex().autodiff();
+    let new = || nn::LinearConfig::new(16, 12).with_bias(false).init(&device);
+    let base = new();
+    let saved = Saved::new(&base);
+    let dora = || Dora::new(Lora::new(2, 4.0));
+    let eager = base.apply_reparameterization(dora());
+    // Of fewer rows than columns, of which the product is kept, and of more, of which it is computed again from x.
+    for (rows, product) in [(5, 12), (40, 0)] {
+        let (lazy, report) = load(new(), &saved.safetensors(), &all().with_budget(0));
+        let lazy = lazy.apply_reparameterization(dora());
+        let x = || Tensor::<2>::ones([rows, 16], &device).require_grad();
+        let (y, kept) = ledger(&lazy, x(), |lazy, x| lazy.forward(x));
+        assert_eq!(
+            kept.total(),
+            4 * (rows as u64 * (16 + product) + 12),
+            "x, the product and the factor: {kept}"
+        );
+        assert!(kept.rows.iter().any(|row| row.reason == "read again" && row.bytes == Some(0)), "{kept}");
+        assert_eq!(kept.total(), ledger(&eager, x(), |eager, x| eager.forward(x)).1.total());
+        let reads = report.cache.statistics().reads;
+        y.sum().backward();
+        assert_eq!(report.cache.statistics().reads, reads + 1, "one read in the backward pass");
+        assert!(report.cache.held().is_empty(), "{report}");
+    }
+}
+
+/// The base model, of lazy weights, too, with adapters of both kinds; and the adapters are still there.
+#[test]
+fn a_lazy_model_without_its_adapters_is_the_one_before() {
+    for device in devices().into_iter().map(Device::autodiff) {
+        let saved = Saved::new(&Net::new(&device));
+        let lazy = || load(Net::new(&device), &saved.safetensors(), &all().with_budget(0)).0;
+        let before = gradient(&lazy(), &device).0;
+        for adapted in [
+            lazy().apply_lora(Lora::new(2, 4.0)),
+            lazy().apply_reparameterization(Dora::new(Lora::new(2, 4.0))),
+        ] {
+            let adapted = adapted.map(&mut Trained);
+            let after = gradient(&adapted, &device).0;
+            assert_ne!(after, before);
+            let x = Tensor::<3>::full([2, 4, 8], 0.1, &device);
+            for (reference, x) in [
+                (lora::without_adapters(&adapted), x.clone()),
+                (lora::without_adapters(&adapted.valid()), x.inner()),
+            ] {
+                let y = reference.forward(x);
+                assert!(!y.is_tracked());
+                y.into_data().assert_eq(&before, true);
+            }
+            let (again, _, gradients) = gradient(&adapted, &device);
+            assert_eq!(again, after);
+            assert!(gradients_of(&adapted, &gradients).keys().any(|path| path.contains("head.weight")));
+        }
     }
 }
 

@@ -150,19 +150,33 @@ fn adapters_with_magnitudes_come_back() {
     assert!(error.contains("for a Embedding with DoRA"), "{error}");
 }
 
-/// Their norms are those of all of the weight.
+/// Magnitudes come from the directory, not from the weight.
 #[test]
-#[should_panic(expected = "takes no DoRA")]
-fn lazy_weights_take_no_magnitudes() {
+fn lazy_weights_take_magnitudes() {
     let _alone = alone();
     let device = Device::flex().autodiff();
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("model.bpk");
     Model::new(&device).save_file(&file).unwrap();
+    let lora = Lora::new(3, 5.0);
+    let model = with_dora(&device, &lora);
+    save(&model, &lora, directory.path().join("adapter"), names).unwrap();
     let weights = WeightFile::open(&file).unwrap();
     let options = LazyOptions::default().with_min_bytes(0);
-    let (lazy, _) = Model::new(&device).lazy_load(&weights, &options).unwrap();
-    let _ = lazy.apply_reparameterization(Dora::new(Lora::new(3, 5.0)));
+    let (lazy, report) = Model::new(&device).lazy_load(&weights, &options).unwrap();
+    let lazy = load(lazy, directory.path().join("adapter"), names).unwrap();
+    assert_eq!(report.cache.statistics().reads, 0, "the factors need no weight");
+    assert_eq!(lazy.forward(), model.forward());
+    save(&lazy, &lora, directory.path().join("again"), names).unwrap();
+    let [first, again] = ["adapter", "again"]
+        .map(|name| fs::read(directory.path().join(name).join("adapter_model.safetensors")).unwrap());
+    assert!(first == again);
+
+    // The factors that a model without its adapters has are 0, of rank 1.
+    let lora = Lora::new(1, 5.0);
+    let reference = burn_memsave::lora::without_adapters(&lazy);
+    let error = save(&reference, &lora, directory.path().join("reference"), names).expect_err("no magnitude");
+    assert!(error.to_string().contains("it has no magnitude"), "{error}");
 }
 
 /// Weights that stay in their file have adapters, too.

@@ -7,25 +7,56 @@ use crate::lora::DoraAdapter;
 use crate::ops::node_id;
 use burn::module::{
     Content, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
-    ParamId, ParamMapper, Reparameterization,
+    ParamId, ParamMapper, Reparameterization, Reparameterizer,
 };
 use burn::tensor::{DType, Device, Int, Shape, Tensor};
 use core::any::Any;
 use core::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 
+/// The adapter of a lazy weight.
+#[derive(Module, Debug)]
+enum Adapter {
+    Lora(LoraAdapter),
+    Dora(DoraAdapter),
+}
+
+impl Adapter {
+    /// The adapter of a parameter, if it has one of these.
+    fn of<const D: usize>(param: &Param<Tensor<D>>) -> Option<Self> {
+        let dora = param.reparameterization::<DoraAdapter>().cloned().map(Self::Dora);
+        dora.or_else(|| param.adapter().cloned().map(Self::Lora))
+    }
+
+    /// Its part of a path.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Lora(_) => LoraAdapter::NAME,
+            Self::Dora(_) => DoraAdapter::NAME,
+        }
+    }
+
+    fn apply<const D: usize>(&self, weight: Tensor<D>) -> Tensor<D> {
+        match self {
+            Self::Lora(adapter) => adapter.apply(weight),
+            Self::Dora(adapter) => adapter.apply(weight),
+        }
+    }
+}
+
 /// The reparameterization of a parameter whose value is a [`FrozenWeight`].
 ///
 /// The parameter itself holds a placeholder of the right shape that takes no memory. It is frozen: using it while it
 /// requires a gradient panics. [`Module::apply_lora`] attaches its adapter to the lazy weight, under the path that the
-/// adapter of an ordinary weight has. Records hold the weight. Loading a record replaces the lazy weight with the record's
+/// adapter of an ordinary weight has, and so does [`Dora`](crate::lora::Dora), which reads every weight once for its norms.
+/// Records hold the weight. Loading a record replaces the lazy weight with the record's
 /// value, in memory. Call [`materialize`](Module::materialize) before anything else that changes values (`cast`,
 /// `quantize_weights`). A weight that its module transposes when loading it
 /// ([`LinearLayout::Col`](burn::nn::LinearLayout)) is kept for the backward pass, not read again.
 #[derive(Clone, Debug)]
 pub struct LazyWeight {
     weight: Arc<dyn FrozenWeight>,
-    adapter: Option<LoraAdapter>,
+    adapter: Option<Adapter>,
     /// The functions of the base, a `ParamMapper<Tensor<D>>`, if the loading one changes what it loads.
     mapper: Option<Arc<dyn Any + Send + Sync>>,
     id: ParamId,
@@ -83,9 +114,20 @@ impl LazyWeight {
         &self.weight
     }
 
-    /// The low-rank adapter on the weight, if there is one.
+    /// The low-rank adapter on the weight, if there is one, and it has no magnitude.
     pub fn adapter(&self) -> Option<&LoraAdapter> {
-        self.adapter.as_ref()
+        match &self.adapter {
+            Some(Adapter::Lora(adapter)) => Some(adapter),
+            _ => None,
+        }
+    }
+
+    /// The low-rank adapter with a magnitude, if there is one.
+    pub fn dora_adapter(&self) -> Option<&DoraAdapter> {
+        match &self.adapter {
+            Some(Adapter::Dora(adapter)) => Some(adapter),
+            _ => None,
+        }
     }
 
     /// Reads the weight without its adapter. `base` is what the parameter holds; it is returned if it is no longer the
@@ -106,6 +148,14 @@ impl LazyWeight {
         match self.mapper.as_ref().and_then(|mapper| mapper.downcast_ref::<ParamMapper<Tensor<D>>>()) {
             Some(mapper) => load(mapper, weight),
             None => weight,
+        }
+    }
+
+    /// Reads the weight, for layers that know adapters without a magnitude: one with a magnitude is applied.
+    pub(super) fn read_for_lora<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        match self.dora_adapter() {
+            Some(adapter) => adapter.apply(self.read(base)),
+            None => self.read(base),
         }
     }
 
@@ -172,7 +222,7 @@ impl LazyWeight {
     }
 
     /// Offers the parameter to a mapper that may attach an adapter to it: while the mapper had the base, the lazy weight was
-    /// detached, and an adapter on the base was lost.
+    /// detached, and an adapter on the base was lost. What is offered is lazy, too, so that the mapper can read the weight.
     fn offer<M: ModuleMapper>(&mut self, mapper: &mut M) {
         match self.weight.shape().num_dims() {
             2 => self.offer_rank::<2, _>(mapper),
@@ -187,13 +237,24 @@ impl LazyWeight {
         let like = self.loaded(placeholder::<D>(self.weight.shape(), self.dtype, &self.device));
         let shape = like.shape();
         let param = Param::uninitialized(self.id, |_, _| like, self.device.clone(), false, shape);
-        let param = mapper.map_float(param);
-        assert!(
-            param.reparameterization::<DoraAdapter>().is_none(),
-            "a lazy weight {:?} takes no DoRA, whose norms are those of all of it: `materialize` the module before, or take LoRA",
-            self.weight.shape(),
-        );
-        self.adapter = param.reparameterization::<LoraAdapter>().cloned();
+        let param = param.apply_reparameterization(Attach(self));
+        self.adapter = Adapter::of(&mapper.map_float(param));
+    }
+}
+
+/// Attaches a lazy weight to a parameter that has the placeholder already.
+struct Attach<'a>(&'a LazyWeight);
+
+impl Reparameterizer for Attach<'_> {
+    type Reparam = LazyWeight;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<LazyWeight>) {
+        let lazy = LazyWeight { replaced: OnceLock::new(), ..self.0.clone() };
+        (param, Some(lazy))
     }
 }
 
@@ -247,9 +308,12 @@ impl Module for LazyWeight {
         if let Some(adapter) = &self.adapter {
             // Under the path that it has when it is the only reparameterization.
             visitor.exit_module(Self::NAME, REPARAMETERIZATION);
-            visitor.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
-            adapter.visit(visitor);
-            visitor.exit_module(LoraAdapter::NAME, REPARAMETERIZATION);
+            visitor.enter_module(adapter.name(), REPARAMETERIZATION);
+            match adapter {
+                Adapter::Lora(adapter) => adapter.visit(visitor),
+                Adapter::Dora(adapter) => adapter.visit(visitor),
+            }
+            visitor.exit_module(adapter.name(), REPARAMETERIZATION);
             visitor.enter_module(Self::NAME, REPARAMETERIZATION);
         }
     }
@@ -261,9 +325,13 @@ impl Module for LazyWeight {
         mapper.exit_module(Self::NAME, REPARAMETERIZATION);
         match self.adapter.take() {
             Some(adapter) => {
-                mapper.enter_module(LoraAdapter::NAME, REPARAMETERIZATION);
-                self.adapter = Some(adapter.map(mapper));
-                mapper.exit_module(LoraAdapter::NAME, REPARAMETERIZATION);
+                let name = adapter.name();
+                mapper.enter_module(name, REPARAMETERIZATION);
+                self.adapter = Some(match adapter {
+                    Adapter::Lora(adapter) => Adapter::Lora(adapter.map(mapper)),
+                    Adapter::Dora(adapter) => Adapter::Dora(adapter.map(mapper)),
+                });
+                mapper.exit_module(name, REPARAMETERIZATION);
             }
             // A record has the parameter once, and the base was loaded from it.
             None if loaded.is_none() => self.offer(mapper),
@@ -290,7 +358,12 @@ impl Module for LazyWeight {
 
 impl ModuleDisplayDefault for LazyWeight {
     fn content(&self, content: Content) -> Option<Content> {
-        content.add("adapter", &self.adapter).optional()
+        match &self.adapter {
+            Some(Adapter::Lora(adapter)) => content.add("adapter", adapter),
+            Some(Adapter::Dora(adapter)) => content.add("adapter", adapter),
+            None => content,
+        }
+        .optional()
     }
 }
 

@@ -63,6 +63,7 @@ pub use resident::{DeviceBudget, Resident};
 pub(crate) use source::WeightSource;
 pub use weight::FrozenWeight;
 
+use crate::lora::DoraAdapter;
 use burn::module::{LoraAdapter, Param};
 use burn::tensor::{Int, Tensor};
 
@@ -71,7 +72,7 @@ pub(crate) fn weight_and_adapter<const D: usize>(
     param: &Param<Tensor<D>>,
 ) -> (Tensor<D>, Option<&LoraAdapter>) {
     if let Some(lazy) = param.reparameterization::<LazyWeight>() {
-        return (lazy.read(param.base()), lazy.adapter());
+        return (lazy.read_for_lora(param.base()), lazy.adapter());
     }
     match param.reparameterization::<LoraAdapter>() {
         Some(adapter) => (param.base(), Some(adapter)),
@@ -79,12 +80,31 @@ pub(crate) fn weight_and_adapter<const D: usize>(
     }
 }
 
-/// The rows of a lazy table without its low-rank adapter, and the adapter; `None` if the table is not lazy.
+/// The weight of a parameter without its adapter with a magnitude, and the adapter; `None` if it has none.
+pub(crate) fn weight_and_dora<const D: usize>(param: &Param<Tensor<D>>) -> Option<(Tensor<D>, &DoraAdapter)> {
+    if let Some(lazy) = param.reparameterization::<LazyWeight>() {
+        let adapter = lazy.dora_adapter()?;
+        return Some((lazy.read(param.base()), adapter));
+    }
+    let adapter = param.reparameterization::<DoraAdapter>()?;
+    Some((param.base(), adapter))
+}
+
+/// Whether a parameter holds the placeholder of a lazy weight, which is not attached to it: a mapper has it now, and is offered the
+/// weight next.
+pub(crate) fn is_offered_later<const D: usize>(param: &Param<Tensor<D>>) -> bool {
+    param.reparameterization::<LazyWeight>().is_none() && placeholder::is_placeholder(&param.base())
+}
+
+/// The rows of a lazy table without its low-rank adapter, and the adapter; `None` if the table is not lazy, or is read as a whole.
 pub(crate) fn rows_and_adapter<'a>(
     param: &'a Param<Tensor<2>>,
     indices: &Tensor<2, Int>,
 ) -> Option<(Tensor<3>, Option<&'a LoraAdapter>)> {
     let lazy = param.reparameterization::<LazyWeight>()?;
+    if lazy.dora_adapter().is_some() {
+        return None; // its norms are those of all rows
+    }
     Some((lazy.read_rows(param.base(), indices.clone()), lazy.adapter()))
 }
 

@@ -97,7 +97,7 @@ fn adapted<const D: usize>(
 /// Computed as `(x base + scale (x a) b) * (magnitude / |v|) + bias`. Keeps what [`linear_lora`] keeps; for a tracked magnitude also
 /// `x v`, of the size of the output. For more rows than columns of `x`, it keeps `x` for a tracked magnitude, and computes `x v` again
 /// in the backward pass. Norms are computed in every forward pass, in f32 at least, some rows of `v` after the
-/// other; a quantized `base` is dequantized for them as a whole, temporarily.
+/// other; a quantized `base` is dequantized for them as a whole, temporarily. Without elements in `magnitude` this is [`linear_lora`].
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -121,7 +121,11 @@ pub fn linear_dora<const D: usize>(
     if D == 1 {
         return linear_dora(x.unsqueeze::<2>(), base, adapter, bias).squeeze_dim(0);
     }
-    let (magnitude, bias) = (adapter.magnitude.val(), dequantized_bias(bias, x.dtype()));
+    let magnitude = adapter.magnitude.val();
+    if magnitude.dims() == [0] {
+        return linear_lora(x, base, &adapter.lora, bias);
+    }
+    let bias = dequantized_bias(bias, x.dtype());
     let (lora, [_, d_output]) = (&adapter.lora, base.dims());
     let fit = lora_fits(&x, &base, lora, &bias)
         .and(require(magnitude.dims() == [d_output], Misfit::Shapes))

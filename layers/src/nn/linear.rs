@@ -1,6 +1,5 @@
-use crate::frozen::weight_and_adapter;
+use crate::frozen::{weight_and_adapter, weight_and_dora};
 use crate::functional;
-use crate::lora::DoraAdapter;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::{Module, Param};
@@ -72,10 +71,10 @@ impl Linear {
     /// Panics if the last axis of `input` is not `d_input`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let bias = self.bias.as_ref().map(|bias| bias.val());
-        if let Some(adapter) = self.weight.reparameterization::<DoraAdapter>() {
-            let [d_input, _] = self.weight.base().dims();
+        if let Some((weight, adapter)) = weight_and_dora(&self.weight) {
+            let [d_input, _] = weight.dims();
             assert_shape!(input, [.., d_input]);
-            return functional::linear_dora(input, self.weight.base(), adapter, bias);
+            return functional::linear_dora(input, weight, adapter, bias);
         }
         let (weight, adapter) = weight_and_adapter(&self.weight);
         let [d_input, _] = weight.dims();
