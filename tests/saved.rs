@@ -19,7 +19,7 @@ mod meter;
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 
-const PACKING: [SavedPolicy; 2] = [SavedPolicy::Half, SavedPolicy::Int8];
+const PACKING: [SavedPolicy; 3] = [SavedPolicy::Half, SavedPolicy::HalfF16, SavedPolicy::Int8];
 /// So many rows that a tensor is large enough.
 const ROWS: usize = 128;
 const WIDTH: usize = 64;
@@ -99,7 +99,9 @@ fn a_block_has_close_gradients() {
         run(&SavedPolicy::Keep, false); // initializes the parameters
         for segment in [false, true] {
             let exact = run(&SavedPolicy::Keep, segment);
-            for (policy, most) in [(SavedPolicy::Half, 0.01), (SavedPolicy::Int8, 0.05)] {
+            for (policy, most) in
+                [(SavedPolicy::Half, 0.01), (SavedPolicy::HalfF16, 0.01 / 8.0), (SavedPolicy::Int8, 0.05)]
+            {
                 let close = run(&policy, segment);
                 assert_eq!(exact[0], close[0], "the output");
                 for (exact, close) in exact.iter().zip(&close).skip(1) {
@@ -124,8 +126,9 @@ proptest! {
         turned: bool,
     ) {
         let _alone = alone();
-        let (dtype, half) = [
-            (DType::F32, Some(DType::BF16)), (DType::F64, Some(DType::F32)), (DType::BF16, None), (DType::F16, None),
+        let (dtype, halves) = [
+            (DType::F32, Some([DType::BF16, DType::F16])), (DType::F64, Some([DType::F32; 2])), (DType::BF16, None),
+            (DType::F16, None),
         ][dtype];
         let device = devices()[usize::from(checkpointing)].clone();
         let cast = |x: Tensor<2>| x.cast(FloatDType::from(dtype));
@@ -147,14 +150,16 @@ proptest! {
             let gradients = (y * dy.clone()).sum().backward();
             [x, first, second].map(|of| of.grad(&gradients).map(Tensor::into_data))
         };
-        let rounded = match half {
-            Some(half) => x.clone().cast(FloatDType::from(half)).cast(FloatDType::from(dtype)),
-            None => x.clone(),
-        };
-        // In row-major order, as it comes back.
-        let rounded = Tensor::from_data(rounded.into_data(), (&device, dtype));
-        let (expected, found) = (run(&rounded, &SavedPolicy::Keep), run(&x, &SavedPolicy::Half));
-        prop_assert_eq!(expected, found);
+        for (index, policy) in [SavedPolicy::Half, SavedPolicy::HalfF16].iter().enumerate() {
+            let rounded = match halves {
+                Some(halves) => x.clone().cast(FloatDType::from(halves[index])).cast(FloatDType::from(dtype)),
+                None => x.clone(),
+            };
+            // In row-major order, as it comes back.
+            let rounded = Tensor::from_data(rounded.into_data(), (&device, dtype));
+            let (expected, found) = (run(&rounded, &SavedPolicy::Keep), run(&x, policy));
+            prop_assert_eq!(expected, found);
+        }
         let [of_x, of_first, of_second] = run(&x, &SavedPolicy::Int8);
         let exact = run(&x, &SavedPolicy::Keep);
         prop_assert_eq!(&of_x, &exact[0]); // it takes no part
@@ -192,7 +197,7 @@ const ELEMENTS: i64 = (16 * ROWS * WIDTH) as i64;
 /// The bytes of a tensor.
 fn of(policy: &SavedPolicy) -> i64 {
     match policy {
-        SavedPolicy::Half => 2 * ELEMENTS,
+        SavedPolicy::Half | SavedPolicy::HalfF16 => 2 * ELEMENTS,
         SavedPolicy::Int8 => ELEMENTS + 4 * ELEMENTS / 128,
         _ => 4 * ELEMENTS,
     }
@@ -306,6 +311,7 @@ fn scopes() {
     };
     let [half, int8, keep] = [SavedPolicy::Half, SavedPolicy::Int8, SavedPolicy::Keep];
     expect(&half, &int8, &int8);
+    expect(&int8, &SavedPolicy::HalfF16, &SavedPolicy::HalfF16);
     expect(&half, &keep, &keep);
     expect(&keep, &half, &half);
     half.clone().set_global();

@@ -9,7 +9,8 @@
 //! master.
 //!
 //! If the step is to stay in f32, [`SavedPolicy::Half`](crate::saved::SavedPolicy::Half) rounds only what waits for the
-//! backward pass, to half as many bits, and [`SavedPolicy::Int8`](crate::saved::SavedPolicy::Int8) to 8. Outputs and losses are
+//! backward pass, to half as many bits (bf16; [`HalfF16`](crate::saved::SavedPolicy::HalfF16): f16, with three bits more, but infinite
+//! above 65504), and [`SavedPolicy::Int8`](crate::saved::SavedPolicy::Int8) to 8. Outputs and losses are
 //! exact then, gradients are not. Where the tensors are kept instead of how is the subject of [offload](super::offload).
 //!
 //! ```

@@ -121,7 +121,7 @@ impl ProfileOptions {
         Self::default()
     }
 
-    /// What blocks keep may also wait so. [`SavedPolicy::Half`] and [`SavedPolicy::Int8`] round it, which changes gradients.
+    /// What blocks keep may also wait so. [`SavedPolicy::Half`], [`SavedPolicy::HalfF16`] and [`SavedPolicy::Int8`] round it, which changes gradients.
     #[must_use]
     pub fn with_policy(mut self, policy: SavedPolicy) -> Self {
         self.policies.push(policy);

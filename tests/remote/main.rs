@@ -90,7 +90,11 @@ fn kept_tensors_in_fewer_bits_and_elsewhere() {
     let disk = SavedPolicy::disk(env::temp_dir()).expect("a directory");
     assert_eq!(gradient(&SavedPolicy::Host), exact);
     assert_eq!(gradient(&disk), exact);
-    for (policy, bound) in [(SavedPolicy::Half, 130.0 / 256.0), (SavedPolicy::Int8, 130.0 / 127.0)] {
+    for (policy, bound) in [
+        (SavedPolicy::Half, 130.0 / 256.0),
+        (SavedPolicy::HalfF16, 130.0 / 2048.0),
+        (SavedPolicy::Int8, 130.0 / 127.0),
+    ] {
         let found = gradient(&policy);
         let errors = exact.iter::<f32>().zip(found.iter::<f32>()).map(|(a, b)| (a - b).abs());
         let largest = errors.fold(0.0, worse);

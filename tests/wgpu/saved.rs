@@ -30,10 +30,13 @@ fn kept_tensors_in_fewer_bits() {
     // Elements in vectors of four, two and one, and a rest.
     for (shape, turned) in [([64, 128], false), ([130, 62], false), ([67, 93], false), ([70, 120], true)] {
         let x = values(shape, 3);
-        let half = Tensor::<2>::from_data(x.clone(), &host).cast(FloatDType::BF16).cast(FloatDType::F32);
-        let exact = gradient(&device, &half.into_data(), turned, &SavedPolicy::Keep);
-        let found = gradient(&device, &x, turned, &SavedPolicy::Half);
-        found.assert_approx_eq::<f32>(&exact, Tolerance::rel_abs(1e-5, 1e-5));
+        for (policy, half) in [(SavedPolicy::Half, FloatDType::BF16), (SavedPolicy::HalfF16, FloatDType::F16)]
+        {
+            let half = Tensor::<2>::from_data(x.clone(), &host).cast(half).cast(FloatDType::F32);
+            let exact = gradient(&device, &half.into_data(), turned, &SavedPolicy::Keep);
+            let found = gradient(&device, &x, turned, &policy);
+            found.assert_approx_eq::<f32>(&exact, Tolerance::rel_abs(1e-5, 1e-5));
+        }
         let disk = SavedPolicy::disk(std::env::temp_dir()).unwrap();
         let exact = gradient(&device, &x, turned, &SavedPolicy::Keep);
         for elsewhere in [SavedPolicy::Host, disk] {
@@ -73,7 +76,8 @@ fn kept_tensors_take_fewer_bytes() {
     };
     let exact = kept(&SavedPolicy::Keep);
     assert!(exact >= (8 * 4 * 4096 * 128) as f64, "{exact}");
-    for (policy, share) in [(SavedPolicy::Half, 0.5), (SavedPolicy::Int8, 0.26)] {
+    for (policy, share) in [(SavedPolicy::Half, 0.5), (SavedPolicy::HalfF16, 0.5), (SavedPolicy::Int8, 0.26)]
+    {
         let found = kept(&policy) / exact;
         assert!((share - 0.01..share + 0.01).contains(&found), "{policy:?}: {found}");
     }

@@ -27,11 +27,12 @@ const SMALLEST: usize = 16 << 10;
 /// | --- | --- | --- |
 /// | [`Keep`](Self::Keep) | all | as it was |
 /// | [`Half`](Self::Half) | 0.5 of f32 and f64 | rounded to bf16, from f64 to f32, infinite beyond its range: each element is up to `2^-8` of itself off, or `2^-24` |
+/// | [`HalfF16`](Self::HalfF16) | 0.5 of f32 and f64 | rounded to f16, from f64 to f32: each element is up to `2^-11` of itself off (below `2^-14`, up to `2^-25`), or `2^-24`; **above 65504 f16 is infinite**, and so is what is computed from it |
 /// | [`Int8`](Self::Int8) | 0.26 of f32, 0.52 of f16 and bf16 | each element up to `1/127` of the largest of its 128 neighbours off, and right in the mean |
 /// | [`Host`](Self::Host) | none on the device, but one tensor ahead in the backward pass | as it was, over the bus |
 /// | [`Disk`](Self::disk) | none in memory | as it was, from a file |
 ///
-/// **`Half` and `Int8` change gradients**, by as much as the inputs of backward passes are rounded; outputs and the loss stay as
+/// **`Half`, `HalfF16` and `Int8` change gradients**, by as much as the inputs of backward passes are rounded; outputs and the loss stay as
 /// they are. What they cost is a pass over the tensor in the forward pass, and one in the backward pass; `Host` and `Disk` a
 /// copy each way, for which a thread of their own waits.
 ///
@@ -85,8 +86,10 @@ pub enum SavedPolicy {
     /// As it is.
     #[default]
     Keep,
-    /// In half as many bits.
+    /// In half as many bits: bf16, with the range of f32.
     Half,
+    /// In half as many bits: f16, with eight times the precision of bf16 for what is surely within its range.
+    HalfF16,
     /// In 8 bits, and a scale for every 128 elements, in memory order: `n + n / 32` bytes. Rounded up or down at random, by a
     /// generator of its own, which starts anew with every thread.
     Int8,
@@ -135,7 +138,7 @@ static HAS_ROUNDED: AtomicBool = AtomicBool::new(false);
 
 /// Says that a tensor is kept so.
 pub(crate) fn will_round(policy: &SavedPolicy) {
-    if matches!(policy, SavedPolicy::Half | SavedPolicy::Int8) {
+    if policy.rounds() {
         HAS_ROUNDED.store(true, Ordering::Relaxed);
     }
 }
@@ -143,7 +146,7 @@ pub(crate) fn will_round(policy: &SavedPolicy) {
 /// Whether all tensors come back as they were, so that what is computed again from them is the same.
 #[doc(hidden)] // for segments, whose results are compared
 pub fn is_exact() -> bool {
-    !HAS_ROUNDED.load(Ordering::Relaxed) && !matches!(current(), Some(SavedPolicy::Half | SavedPolicy::Int8))
+    !HAS_ROUNDED.load(Ordering::Relaxed) && !current().is_some_and(|policy| policy.rounds())
 }
 
 impl SavedPolicy {
@@ -217,12 +220,18 @@ impl SavedPolicy {
         *global = self;
     }
 
+    /// Whether tensors come back rounded.
+    fn rounds(&self) -> bool {
+        matches!(self, Self::Half | Self::HalfF16 | Self::Int8)
+    }
+
     /// What the ledger says of a tensor.
     #[doc(hidden)] // for plans
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Keep => "as it is",
             Self::Half => "in half as many bits",
+            Self::HalfF16 => "in half as many bits, as f16",
             Self::Int8 => "in 8 bits",
             Self::Host => "on the host",
             Self::Disk(_) => "in a file",

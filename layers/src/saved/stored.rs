@@ -27,6 +27,7 @@ impl SavedPolicy {
         };
         match self {
             Self::Half => packed(x, Format::Half),
+            Self::HalfF16 => packed(x, Format::HalfF16),
             Self::Int8 => packed(x, Format::Int8),
             Self::Disk(file) => {
                 let device = x.device();
@@ -45,6 +46,7 @@ impl SavedPolicy {
         match self {
             Self::Keep => None,
             Self::Half => Format::Half.bytes(elements, dtype),
+            Self::HalfF16 => Format::HalfF16.bytes(elements, dtype),
             Self::Int8 => Format::Int8.bytes(elements, dtype),
             Self::Host => (!B::IS_HOST).then_some(0),
             Self::Disk(_) => Some(0),

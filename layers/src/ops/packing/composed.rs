@@ -38,8 +38,9 @@ impl<B: Backend> Packed<B> {
     pub(super) fn of(x: FloatTensor<B>, format: Format, seed: u32) -> Self {
         let (shape, dtype) = (x.shape(), x.dtype());
         let bits = match (format, dtype) {
-            (Format::Half, DType::F64) => Bits::Half(B::float_cast(x, FloatDType::F32)),
+            (Format::Half | Format::HalfF16, DType::F64) => Bits::Half(B::float_cast(x, FloatDType::F32)),
             (Format::Half, _) => Bits::Half(B::float_cast(x, FloatDType::BF16)),
+            (Format::HalfF16, _) => Bits::Half(B::float_cast(x, FloatDType::F16)),
             (Format::Int8, _) => int8(x, seed),
         };
         Self { bits, shape, dtype }

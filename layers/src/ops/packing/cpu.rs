@@ -27,6 +27,8 @@ pub struct Packed {
 enum Bits {
     /// Of f32.
     Bf16(Vec<bf16>),
+    /// Of f32.
+    F16(Vec<f16>),
     /// Of f64.
     F32(Vec<f32>),
     Int8 {
@@ -39,6 +41,7 @@ impl Saved for Packed {
     fn bytes(&self) -> usize {
         match &self.bits {
             Bits::Bf16(values) => size_of_val(&values[..]),
+            Bits::F16(values) => size_of_val(&values[..]),
             Bits::F32(values) => size_of_val(&values[..]),
             Bits::Int8 { values, scales } => size_of_val(&values[..]) + size_of_val(&scales[..]),
         }
@@ -57,8 +60,9 @@ impl<B: CpuBackend> PackingKernels for B {
         let x = B::contiguous(x);
         let (shape, dtype) = (x.shape(), x.dtype());
         let bits = match (format, dtype) {
-            (Format::Half, DType::F64) => Bits::F32(narrowed(B::as_slice::<f64>(&x))),
+            (Format::Half | Format::HalfF16, DType::F64) => Bits::F32(narrowed(B::as_slice::<f64>(&x))),
             (Format::Half, _) => Bits::Bf16(narrowed(B::as_slice::<f32>(&x))),
+            (Format::HalfF16, _) => Bits::F16(narrowed(B::as_slice::<f32>(&x))),
             (Format::Int8, _) => with_element!(dtype, "pack", E => bytes(B::as_slice::<E>(&x), seed)),
         };
         Packed { bits, shape, dtype }
@@ -68,6 +72,7 @@ impl<B: CpuBackend> PackingKernels for B {
         let shape = shape.clone();
         match bits {
             Bits::Bf16(values) => B::from_vec::<f32>(narrowed(values), shape),
+            Bits::F16(values) => B::from_vec::<f32>(narrowed(values), shape),
             Bits::F32(values) => B::from_vec::<f64>(narrowed(values), shape),
             Bits::Int8 { values, scales } => with_element!(*dtype, "unpack", E => {
                 B::from_vec::<E>(from_bytes(values, scales), shape)

@@ -34,8 +34,11 @@ pub struct Packed {
 
 #[derive(Clone, Debug)]
 enum Bits {
-    /// bf16, of f32.
-    Halves(IntTensor<Cube>),
+    /// bf16 or f16, of f32.
+    Halves {
+        words: IntTensor<Cube>,
+        is_f16: bool,
+    },
     /// f32, of f64.
     Single(FloatTensor<Cube>),
     Int8(Box<Int8>),
@@ -51,7 +54,7 @@ impl Saved for Packed {
     fn bytes(&self) -> usize {
         let of = |elements: Shape| size_of::<u32>() * elements.num_elements();
         match &self.bits {
-            Bits::Halves(words) => of(words.shape()),
+            Bits::Halves { words, .. } => of(words.shape()),
             Bits::Single(values) => of(values.shape()),
             Bits::Int8(packed) => of(packed.words.shape()) + of(packed.scales.shape()),
         }
@@ -70,8 +73,13 @@ impl PackingKernels for Cube {
     fn pack(x: FloatTensor<Self>, format: Format, seed: u32) -> Packed {
         let (shape, dtype) = (x.shape(), x.dtype());
         let bits = match (format, dtype) {
-            (Format::Half, DType::F64) => Bits::Single(Self::float_cast(x, FloatDType::F32)),
-            (Format::Half, _) => Bits::Halves(Self::cube_to_halves(x)),
+            (Format::Half | Format::HalfF16, DType::F64) => {
+                Bits::Single(Self::float_cast(x, FloatDType::F32))
+            }
+            (Format::Half | Format::HalfF16, _) => {
+                let is_f16 = format == Format::HalfF16;
+                Bits::Halves { words: Self::cube_to_halves(x, is_f16), is_f16 }
+            }
             (Format::Int8, _) => {
                 let (words, scales) = Self::cube_to_bytes(x, seed);
                 Bits::Int8(Box::new(Int8 { words, scales }))
@@ -83,7 +91,7 @@ impl PackingKernels for Cube {
     fn unpack(packed: &Packed) -> FloatTensor<Self> {
         let Packed { bits, shape, dtype } = packed.clone();
         match bits {
-            Bits::Halves(words) => Self::cube_from_halves(words, shape),
+            Bits::Halves { words, is_f16 } => Self::cube_from_halves(words, shape, is_f16),
             Bits::Single(values) => Self::float_cast(values, dtype.into()),
             Bits::Int8(packed) => {
                 let Int8 { words, scales } = *packed;
@@ -95,13 +103,13 @@ impl PackingKernels for Cube {
 
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait PackingCube: Backend {
-    /// An f32 tensor in bf16, two in a word.
+    /// An f32 tensor in bf16 or f16, two in a word.
     #[fusion(dtype = DType::I32, shape = Shape::new([x.num_elements().div_ceil(2)]))]
-    fn cube_to_halves(x: FloatTensor<Self>) -> IntTensor<Self>;
+    fn cube_to_halves(x: FloatTensor<Self>, is_f16: bool) -> IntTensor<Self>;
 
     /// An f32 tensor of words.
     #[fusion(dtype = DType::F32, shape = shape.clone())]
-    fn cube_from_halves(words: IntTensor<Self>, shape: Shape) -> FloatTensor<Self>;
+    fn cube_from_halves(words: IntTensor<Self>, shape: Shape, is_f16: bool) -> FloatTensor<Self>;
 
     /// A tensor in bytes, four in a word, and the scales of the groups.
     #[fusion(meta = |x, _seed| {
@@ -124,7 +132,7 @@ pub trait PackingCube: Backend {
 }
 
 impl PackingCube for CubeBackend {
-    fn cube_to_halves(x: FloatTensor<Self>) -> IntTensor<Self> {
+    fn cube_to_halves(x: FloatTensor<Self>, is_f16: bool) -> IntTensor<Self> {
         let elements = x.shape().num_elements();
         let words = empty(&x, Shape::new([elements.div_ceil(2)]), DType::I32);
         let size = vector_size(&[&x], HALVES);
@@ -132,11 +140,13 @@ impl PackingCube for CubeBackend {
         let (client, at) = (x.client.clone(), address_type(&[&x]));
         let packed = words.clone().into_linear_view();
         // SAFETY: the kernel compares every position with the shapes.
-        unsafe { to_halves::launch_unchecked(&client, count, dim, at, size, x.into_linear_view(), packed) }
+        unsafe {
+            to_halves::launch_unchecked(&client, count, dim, at, size, x.into_linear_view(), packed, is_f16);
+        }
         words
     }
 
-    fn cube_from_halves(words: IntTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+    fn cube_from_halves(words: IntTensor<Self>, shape: Shape, is_f16: bool) -> FloatTensor<Self> {
         let elements = shape.num_elements();
         let x = empty(&words, shape, DType::F32);
         let size = vector_size(&[&x], HALVES);
@@ -145,7 +155,8 @@ impl PackingCube for CubeBackend {
         let view = x.clone().into_linear_view();
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
-            from_halves::launch_unchecked(&client, count, dim, at, size, words.into_linear_view(), view)
+            let words = words.into_linear_view();
+            from_halves::launch_unchecked(&client, count, dim, at, size, words, view, is_f16);
         }
         x
     }
@@ -211,8 +222,41 @@ fn to_half(x: f32) -> u32 {
     select(no_number, (bits >> 16u32) | 0x40u32, rounded)
 }
 
+/// The bits of the f16 that is nearest, the even one of two.
+///
+/// Of subnormal ones a sum with 0.5 rounds, whose last bit is worth `2^-24`.
+#[cube]
+fn to_f16(x: f32) -> u32 {
+    let bits = u32::reinterpret(x);
+    let sign = (bits >> 16u32) & 0x8000u32;
+    let size = bits & 0x7FFF_FFFFu32;
+    let normal = (size + 0xFFFu32 + ((size >> 13u32) & 1u32) - 0x3800_0000u32) >> 13u32;
+    let subnormal = u32::reinterpret(f32::reinterpret(size) + 0.5) - 0x3F00_0000u32;
+    let finite = select(size < 0x3880_0000u32, subnormal, normal);
+    let beyond = select(size > 0x7F80_0000u32, 0x7E00u32, 0x7C00u32); // not a number, or infinite
+    select(size >= 0x4780_0000u32, beyond, finite) | sign
+}
+
+/// The number that has the lower 16 bits as an f16.
+#[cube]
+fn from_f16(half: u32) -> f32 {
+    let sign = (half & 0x8000u32) << 16u32;
+    let size = (half & 0x7FFFu32) << 13u32;
+    let exponent = size & 0x0F80_0000u32;
+    // A subnormal one is what it adds to 2^-14.
+    let subnormal =
+        u32::reinterpret(f32::reinterpret(size + 0x3880_0000u32) - f32::reinterpret(0x3880_0000u32));
+    let beyond = size + 0x7000_0000u32;
+    let finite = select(exponent == 0u32, subnormal, size + 0x3800_0000u32);
+    f32::reinterpret(select(exponent == 0x0F80_0000u32, beyond, finite) | sign)
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn to_halves<N: Size>(x: LinearView<'_, Vector<f32, N>>, mut words: LinearViewMut<'_, u32>) {
+fn to_halves<N: Size>(
+    x: LinearView<'_, Vector<f32, N>>,
+    mut words: LinearViewMut<'_, u32>,
+    #[comptime] is_f16: bool,
+) {
     let size = N::value().comptime();
     let vectors = comptime!(HALVES / size);
     let mut first = 0u32;
@@ -225,7 +269,9 @@ fn to_halves<N: Size>(x: LinearView<'_, Vector<f32, N>>, mut words: LinearViewMu
             #[unroll]
             for lane in 0..size {
                 let element = comptime!(part * size + lane);
-                let half = to_half(values.extract(lane)) << comptime!(16 * (element % 2) as u32);
+                let value = values.extract(lane);
+                let half = if comptime!(is_f16) { to_f16(value) } else { to_half(value) };
+                let half = half << comptime!(16 * (element % 2) as u32);
                 if comptime!(element < 2) {
                     first |= half;
                 } else {
@@ -244,7 +290,11 @@ fn to_halves<N: Size>(x: LinearView<'_, Vector<f32, N>>, mut words: LinearViewMu
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn from_halves<N: Size>(words: LinearView<'_, u32>, mut x: LinearViewMut<'_, Vector<f32, N>>) {
+fn from_halves<N: Size>(
+    words: LinearView<'_, u32>,
+    mut x: LinearViewMut<'_, Vector<f32, N>>,
+    #[comptime] is_f16: bool,
+) {
     let size = N::value().comptime();
     let vectors = comptime!(HALVES / size);
     let first = words.read_checked(ABSOLUTE_POS * 2);
@@ -258,8 +308,9 @@ fn from_halves<N: Size>(words: LinearView<'_, u32>, mut x: LinearViewMut<'_, Vec
             for lane in 0..size {
                 let element = comptime!(part * size + lane);
                 let word = if comptime!(element < 2) { first } else { second };
-                let half = (word >> comptime!(16 * (element % 2) as u32)) << 16u32;
-                values.insert(lane, f32::reinterpret(half));
+                let half = word >> comptime!(16 * (element % 2) as u32);
+                let value = if comptime!(is_f16) { from_f16(half) } else { f32::reinterpret(half << 16u32) };
+                values.insert(lane, value);
             }
             x.write(at, values);
         }

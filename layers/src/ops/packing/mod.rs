@@ -3,6 +3,7 @@
 //! | format | bytes of n elements | `x` comes back as |
 //! | --- | --- | --- |
 //! | [`Format::Half`] | `2 n` of f32, `4 n` of f64 | bf16 of f32, f32 of f64: rounded to nearest, `abs(error) <= abs(x) / 2^8`, or `/ 2^24` |
+//! | [`Format::HalfF16`] | the same | f16 of f32, f32 of f64: `abs(error) <= max(abs(x) / 2^11, 2^-25)`; **infinite** from 65520 on, or `/ 2^24` |
 //! | [`Format::Int8`] | `n + 4 ceil(n / 128)` | a multiple of `s`, the largest `abs(x)` of its group of 128 elements over 127: rounded up or down at random, `abs(error) < s`, `x` in the mean |
 //!
 //! Where a group has an infinite element or one that is not a number, or of f64 one that is infinite in f32, all of it comes
@@ -28,6 +29,8 @@ const GROUP: usize = 128;
 pub enum Format {
     /// Half as many bits.
     Half,
+    /// Half as many bits, f16 where [`Half`](Self::Half) has bf16.
+    HalfF16,
     /// Eight bits, and a scale for every 128 elements.
     Int8,
 }
@@ -36,7 +39,7 @@ impl Format {
     /// The bytes of so many elements of a dtype; `None` if they are no fewer than they were, or there is no such form.
     pub(crate) fn bytes(self, elements: usize, dtype: DType) -> Option<usize> {
         match (self, dtype) {
-            (Self::Half, DType::F32 | DType::F64) => Some(elements * dtype.size() / 2),
+            (Self::Half | Self::HalfF16, DType::F32 | DType::F64) => Some(elements * dtype.size() / 2),
             (Self::Int8, DType::F64 | DType::F32 | DType::F16 | DType::BF16) => {
                 Some(elements + size_of::<f32>() * elements.div_ceil(GROUP))
             }
@@ -111,7 +114,7 @@ mod tests {
                 let x = Flex::float_cast(random(shape), dtype.into());
                 let x = if shape.len() > 1 { Flex::float_swap_dims(x, 0, 1) } else { x };
                 let wide = values(x.clone());
-                for format in [Format::Half, Format::Int8] {
+                for format in [Format::Half, Format::HalfF16, Format::Int8] {
                     let Some(bytes) = format.bytes(wide.len(), dtype) else { continue };
                     let packed = Flex::pack(x.clone(), format, 3);
                     assert_eq!(packed.bytes(), bytes);
@@ -124,7 +127,8 @@ mod tests {
                             let narrowed = x.abs() * if dtype.size() == 2 { 2f64.powi(-8) } else { 1e-6 };
                             let error = match (format, dtype) {
                                 (Format::Int8, _) => scale * 1.0001 + narrowed,
-                                (Format::Half, DType::F64) => x.abs() / 2f64.powi(24),
+                                (_, DType::F64) => x.abs() / 2f64.powi(24),
+                                (Format::HalfF16, _) => (x.abs() / 2f64.powi(11)).max(2f64.powi(-25)),
                                 (Format::Half, _) => x.abs() / 2f64.powi(8),
                             };
                             assert!((x - y).abs() <= error, "{x}, {y}, {format:?} of {dtype:?}");
@@ -162,8 +166,20 @@ mod tests {
             let y = values(Flex::unpack(&Flex::pack(x(value), Format::Int8, 0)));
             assert!(y[..GROUP].iter().all(|y| y.is_nan()), "{value}");
             assert!(y[GROUP..].iter().all(|&y| (y - 1.0).abs() < 1e-6), "{value}");
-            let y = values(Flex::unpack(&Flex::pack(x(value), Format::Half, 0)));
-            assert!(y[3] as f32 == value || y[3].is_nan() && value.is_nan(), "{value}");
+            for format in [Format::Half, Format::HalfF16] {
+                let y = values(Flex::unpack(&Flex::pack(x(value), format, 0)));
+                assert!(y[3] as f32 == value || y[3].is_nan() && value.is_nan(), "{value}");
+            }
+        }
+        // The range of f16 ends at 65504, where that of bf16 does not.
+        for (value, half) in
+            [(65504.0, 65504.0), (65519.0, 65504.0), (65520.0, f32::INFINITY), (6e-8, 2f32.powi(-24))]
+        {
+            for value in [value, -value] {
+                let y = values(Flex::unpack(&Flex::pack(x(value), Format::HalfF16, 0)));
+                assert_eq!(y[3] as f32, half.copysign(value));
+                assert!(values(Flex::unpack(&Flex::pack(x(value), Format::Half, 0)))[3].is_finite());
+            }
         }
         for tiny in [0.0f32, 1e-44, 1e-38] {
             let x = <Flex as crate::backend::cpu::CpuBackend>::from_vec(vec![tiny; 130], [130].into());
@@ -177,14 +193,17 @@ mod tests {
     fn compositions_do_the_same() {
         for shape in [&[1][..], &[128], &[5, 77]] {
             let x = random(shape);
-            for format in [Format::Half, Format::Int8] {
+            for format in [Format::Half, Format::HalfF16, Format::Int8] {
                 let packed = Composed::pack(composed(&x), format, 0);
                 let y = Composed::unpack(&packed).into_primitive();
                 assert_eq!((y.shape(), y.dtype()), (x.shape(), DType::F32));
                 for (x, y) in values(x.clone()).into_iter().zip(values(y)) {
-                    assert!(
-                        (x - y).abs() <= if format == Format::Half { x.abs() / 256.0 } else { 5.0 / 127.0 }
-                    );
+                    let error = match format {
+                        Format::Half => x.abs() / 256.0,
+                        Format::HalfF16 => (x.abs() / 2048.0).max(2f64.powi(-25)),
+                        Format::Int8 => 5.0 / 127.0,
+                    };
+                    assert!((x - y).abs() <= error, "{x}, {y}, {format:?}");
                 }
             }
         }
