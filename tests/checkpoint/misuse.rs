@@ -274,6 +274,20 @@ fn captured_tensors() {
     }
 }
 
+/// Where no parameter and no input is tracked there is no segment, and a captured tensor gets its gradient.
+#[test]
+fn captured_tensors_of_frozen_modules() {
+    let _alone = alone();
+    for device in devices() {
+        let holding = Holding::new(&device).freeze();
+        let x = random([3, 4], &device);
+        let fixed: &'static Tensor<2> = Box::leak(Box::new(random([3, 4], &device).require_grad()));
+        let y = checkpoint(&holding, x, move |_, x| x * fixed.clone());
+        assert!(y.is_tracked());
+        assert!(fixed.grad(&y.sum().backward()).is_some());
+    }
+}
+
 /// The forward pass that looks for captured tensors is not seen by those who listen.
 #[test]
 fn nobody_hears_of_the_search() {
