@@ -9,7 +9,7 @@
 //! | layers that keep what is read; frozen layers | of whole models 41 to 98 % of the activations | nothing | [swap_and_freeze] |
 //! | tensors that are moved, and dropped early | a tensor per place, at the peak | attention | [in_place] |
 //! | bf16 and f16, or only for what is kept | half of the activations, or three quarters | digits | [precision] |
-//! | parts that are computed again | up to nine tenths of the activations | 10 to 65 % of a step | [checkpointing] |
+//! | parts that are computed again | up to nine tenths of the activations | 15 to 40 % of a step | [checkpointing] |
 //! | the largest batch that fits, in parts | activations of all parts but one | a second gradient | [batch_size] |
 //! | adapters of low rank | gradients and state of all but the factors | some quality, perhaps | [adapters] |
 //! | packed frozen weights | three quarters of them, in 8 bits | rounding, and time to unpack | [quantized_weights] |
