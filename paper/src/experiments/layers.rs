@@ -1,7 +1,7 @@
 //! The figure of layers of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406): what a chain of equal layers keeps, by its length and
 //! by which of them are trained.
 //!
-//! The paper has inputs of `[64, 8, 256, 256]`, 128 MiB; so have the longest chains of some layers here. In the figure a layer's input is of
+//! The paper has inputs of `[64, 8, 256, 256]`, 128 MiB; so have the longest chains of layers of images here. In the figure a layer's input is of
 //! 2 MiB, which changes nothing but the unit, and the time that it takes.
 use super::step::NOT_COUNTED;
 use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
@@ -172,7 +172,7 @@ impl Measured for Layers {
         layer!(parts, settings, "conv_transpose1d", [1, 8, 1024], [16, 8, 4096]; |nn, device| {
             nn::conv::ConvTranspose1dConfig::new([8, 8], 3).with_padding(1).init(device)
         });
-        layer!(parts, settings, "conv_transpose2d", [1, 8, 32, 32], [4, 8, 128, 128]; |nn, device| {
+        layer!(parts, settings, "conv_transpose2d", [1, 8, 32, 32], [4, 8, 128, 128], and PUBLISHED; |nn, device| {
             nn::conv::ConvTranspose2dConfig::new([8, 8], [3, 3]).with_padding([1, 1]).init(device)
         });
         layer!(parts, settings, "conv_transpose3d", [1, 8, 8, 16, 16], [1, 8, 32, 32, 64]; |nn, device| {
