@@ -596,18 +596,18 @@ fn of_case(row: &Row) -> (&str, &'static str) {
 
 /// A panel for a model, and beside it one for the same with running statistics.
 fn figure(rows: &[Row]) -> Figure {
-    let mut names: Vec<(String, &str)> = vec![];
+    let name = |row: &Row| format!("{}, {}{}", row.model, row.input, of_case(row).1);
+    // With the place of the model, by which they are sorted.
+    let mut names: Vec<(Option<usize>, String)> = vec![];
     for row in rows {
-        let (_, statistics) = of_case(row);
-        let name = (format!("{}, {}{statistics}", row.model, row.input), row.model.as_str());
-        if !names.contains(&name) {
-            names.push(name);
+        let named = (rows.iter().position(|first| first.model == row.model), name(row));
+        if !names.contains(&named) {
+            names.push(named);
         }
     }
-    names.sort_by_key(|(_, model)| rows.iter().position(|row| row.model == *model));
-    let panel = |(title, model): &(String, &str)| {
-        let is_of = |row: &&Row| row.model == *model && title.ends_with(RUNNING) != of_case(row).1.is_empty();
-        let of: Vec<&Row> = rows.iter().filter(is_of).collect();
+    names.sort_by_key(|(place, _)| *place);
+    let panel = |(_, title): &(Option<usize>, String)| {
+        let of: Vec<&Row> = rows.iter().filter(|row| name(row) == *title).collect();
         let series = |name: &str, whose, bytes: fn(&Row) -> u64| Series {
             name: name.into(),
             style: Style { whose, marker: Marker::Circle },
