@@ -271,14 +271,18 @@ impl DoraAdapter {
         let magnitude = Param::from_tensor(norms.cast(dtype));
         Self { lora, magnitude }
     }
+
+    /// Whether it has one: that of a model [without its adapters](without_adapters) has not.
+    pub(crate) fn has_magnitude(&self) -> bool {
+        self.magnitude.val().dims() != [0]
+    }
 }
 
 impl Reparameterization for DoraAdapter {
     const NAME: &'static str = "dora";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let magnitude = self.magnitude.val();
-        if magnitude.dims() == [0] {
+        if !self.has_magnitude() {
             return self.lora.apply(base);
         }
         let [rows, columns] = [self.lora.a.dims()[0], self.lora.b.dims()[1]];
@@ -286,7 +290,7 @@ impl Reparameterization for DoraAdapter {
         let v = self.lora.apply(base);
         let (dtype, mut row) = (v.dtype(), [1; D]);
         row[D - 1] = columns;
-        let factor = magnitude.cast(FloatDType::from(norms.dtype())) / norms;
+        let factor = self.magnitude.val().cast(FloatDType::from(norms.dtype())) / norms;
         v * factor.cast(dtype).reshape(row)
     }
 }

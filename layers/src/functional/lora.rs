@@ -121,11 +121,10 @@ pub fn linear_dora<const D: usize>(
     if D == 1 {
         return linear_dora(x.unsqueeze::<2>(), base, adapter, bias).squeeze_dim(0);
     }
-    let magnitude = adapter.magnitude.val();
-    if magnitude.dims() == [0] {
+    if !adapter.has_magnitude() {
         return linear_lora(x, base, &adapter.lora, bias);
     }
-    let bias = dequantized_bias(bias, x.dtype());
+    let (magnitude, bias) = (adapter.magnitude.val(), dequantized_bias(bias, x.dtype()));
     let (lora, [_, d_output]) = (&adapter.lora, base.dims());
     let fit = lora_fits(&x, &base, lora, &bias)
         .and(require(magnitude.dims() == [d_output], Misfit::Shapes))
