@@ -46,8 +46,8 @@
 //!     drop(held);
 //!     scope.peak()
 //! };
-//! step(true);
-//! assert!(step(false) + bytes / 2 < step(true));
+//! let least = |is_held| (0..4).map(|_| step(is_held)).min().unwrap(); // threads that begin to work take memory, too
+//! assert!(least(false) + bytes / 2 < least(true));
 //! ```
 //!
 //! # What it saves

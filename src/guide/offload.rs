@@ -32,9 +32,11 @@
 //! let x = Tensor::random([16, 128, 64], Distribution::Default, &device);
 //!
 //! let disk = SavedPolicy::disk(std::env::temp_dir())?;
-//! let memory = measure_step(&blocks, x.clone(), loss);
-//! let offloaded = measure_step(&blocks, x.clone(), |blocks, x| disk.scope(|| loss(blocks, x)));
-//! assert!(offloaded.kept.unwrap() < memory.kept.unwrap() / 2);
+//! let kept = |policy: &SavedPolicy| {
+//!     let step = || measure_step(&blocks, x.clone(), |blocks, x| policy.scope(|| loss(blocks, x)));
+//!     (0..4).map(|_| step().kept.unwrap()).min().unwrap() // threads that begin to work take memory, too
+//! };
+//! assert!(kept(&disk) < kept(&SavedPolicy::Keep) / 2);
 //!
 //! let weight = &blocks[0].linear_inner.weight;
 //! let exact = weight.grad(&loss(&blocks, x.clone()).backward()).unwrap();
