@@ -10,7 +10,7 @@
 //! Stock Burn keeps `x` and an index of 8 bytes per output (on Flex 4).
 use super::{
     extension::extension,
-    fixed_linear::{lift, lifted, pooled},
+    fixed_linear::{lift, lifted},
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::{Placeholders, Saved, composing_backends};
@@ -144,7 +144,7 @@ composing_backends!(MaxPoolKernels {
 fn output_shape(x: &Shape, options: &MaxPoolOptions<2>) -> Shape {
     let MaxPoolOptions { kernel_size, stride, padding, dilation, ceil_mode } = *options;
     let span = [0, 1].map(|axis| dilation[axis] * (kernel_size[axis] - 1) + 1);
-    pooled(x, span, stride, padding, ceil_mode, true)
+    super::fixed_linear::pooled(x, span, stride, padding, ceil_mode, true)
 }
 
 #[cfg(all(test, feature = "flex"))]

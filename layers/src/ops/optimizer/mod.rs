@@ -83,6 +83,7 @@ impl AdamWStep {
     }
 
     /// Another seed, so that codes do not go up at the positions where weights do.
+    #[cfg(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda"))]
     fn seed_of_codes(&self) -> Option<u32> {
         self.seed.map(|seed| !seed)
     }
