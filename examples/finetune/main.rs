@@ -122,6 +122,8 @@ enum Saved {
     Keep,
     /// In half as many bits.
     Half,
+    /// In half as many bits, as f16.
+    HalfF16,
     /// In 8 bits.
     Int8,
 }
@@ -131,6 +133,7 @@ impl Saved {
         match self {
             Self::Keep => SavedPolicy::Keep,
             Self::Half => SavedPolicy::Half,
+            Self::HalfF16 => SavedPolicy::HalfF16,
             Self::Int8 => SavedPolicy::Int8,
         }
     }
