@@ -1,10 +1,11 @@
 //! Kept tensors in fewer bits: gradients, bytes, and who else holds them.
 #![cfg(feature = "flex")]
 #![recursion_limit = "256"]
-use burn::module::{Module, Param};
+use burn::module::{LoraAdapter, Module, Param};
 use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor, TensorData, activation};
 use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::functional;
+use burn_memsave::lora::DoraAdapter;
 use burn_memsave::measure::{TrackingAllocator, ledger, measure_layer};
 use burn_memsave::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn_memsave::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
@@ -234,6 +235,103 @@ fn inputs_take_fewer_bytes() {
         let with_segment =
             |x: Tensor<2>| checkpoint(&linear, x.clone(), |linear, x| linear.forward(x)) + shared(x);
         is_about(kept(&device, &policy, with_segment), of(&policy));
+    }
+}
+
+/// Operations whose backward pass reads their output.
+const BY_OUTPUT: [fn(Tensor<2>) -> Tensor<2>; 5] = [
+    |x| functional::softmax(x, 1),
+    |x| functional::softmin(x, 1),
+    |x| functional::quiet_softmax(x, 1),
+    functional::sigmoid,
+    functional::tanh,
+];
+
+#[test]
+fn outputs_take_fewer_bytes() {
+    let _alone = alone();
+    for device in devices() {
+        let weight = random([WIDTH, WIDTH], &device);
+        for policy in PACKING {
+            for operation in BY_OUTPUT {
+                // The next step keeps it, or not: then once for both.
+                for is_tracked in [false, true] {
+                    let weight = weight.clone().set_require_grad(is_tracked);
+                    let layer = |x: Tensor<2>| functional::linear(operation(x), weight.clone(), None);
+                    is_about(kept(&device, &policy, layer), of(&policy));
+                    is_about(kept(&device, &policy, |x| layer(layer(x))), 2 * of(&policy));
+                }
+                // Somebody holds it.
+                let shown = std::cell::RefCell::new(vec![]);
+                let layer = |x: Tensor<2>| {
+                    let y = operation(x);
+                    shown.borrow_mut().push(y.clone());
+                    functional::linear(y, weight.clone().require_grad(), None)
+                };
+                is_about(kept(&device, &policy, layer), 4 * ELEMENTS);
+                drop(shown.take());
+            }
+            // Its exponent is what is read.
+            let logs = |x| functional::linear(functional::log_softmax(x, 1), weight.clone(), None);
+            is_about(kept(&device, &policy, logs), 4 * ELEMENTS);
+        }
+    }
+}
+
+/// Adapters keep products of their own, which are no outputs.
+#[test]
+fn products_of_adapters_take_fewer_bytes() {
+    let _alone = alone();
+    for device in devices() {
+        let weight = random([16 * WIDTH, 16 * WIDTH], &device);
+        let factor = |shape: [usize; 2]| Param::from_tensor(random(shape, &device));
+        let lora = LoraAdapter { a: factor([16 * WIDTH, 4]), b: factor([4, 16 * WIDTH]), scale: 0.1 };
+        let adapter = DoraAdapter::new(weight.clone(), lora);
+        // Of fewer rows than columns, so that the product is kept, beside `x`.
+        let tensor = (ROWS * 16 * WIDTH * 4) as i64;
+        let kept = |policy: &SavedPolicy| {
+            let input = || random([ROWS, 16 * WIDTH], &device).require_grad();
+            let layer =
+                |x| policy.scope(|| functional::linear_dora(copied(x), weight.clone(), &adapter, None));
+            bytes(measure(&device, input, layer).kept)
+        };
+        let exact = kept(&SavedPolicy::Keep);
+        for policy in PACKING {
+            let fewer = tensor - of(&policy) * tensor / (4 * ELEMENTS);
+            is_about(kept(&policy), exact - 2 * fewer);
+        }
+    }
+}
+
+#[test]
+fn gradients_of_rounded_outputs_are_close() {
+    let _alone = alone();
+    for device in devices() {
+        let x = random([ROWS, WIDTH], &device);
+        let [weight, dy] = [[WIDTH, WIDTH], [ROWS, WIDTH]].map(|shape| random(shape, &device));
+        for operation in BY_OUTPUT {
+            let run = |policy: &SavedPolicy| {
+                let [x, weight] = [&x, &weight].map(|x| x.clone().require_grad());
+                let z =
+                    policy.scope(|| functional::linear(operation(copied(x.clone())), weight.clone(), None));
+                let gradients = (z.clone() * dy.clone()).sum().backward();
+                let [of_x, of_weight] = [x, weight].map(|x| x.grad(&gradients).unwrap().into_data());
+                [z.into_data(), of_x, of_weight]
+            };
+            let exact = run(&SavedPolicy::Keep);
+            for (policy, most) in
+                [(SavedPolicy::Half, 0.01), (SavedPolicy::HalfF16, 0.01 / 8.0), (SavedPolicy::Int8, 0.05)]
+            {
+                let close = run(&policy);
+                assert_eq!(exact[0], close[0], "the output");
+                for (exact, close) in exact.iter().zip(&close).skip(1) {
+                    let error = error(exact, close);
+                    assert!(error > 0.0 && error < most, "{policy:?}: {error}");
+                }
+            }
+            let disk = SavedPolicy::disk(std::env::temp_dir()).unwrap();
+            assert_eq!(exact, run(&disk));
+        }
     }
 }
 

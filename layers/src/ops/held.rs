@@ -14,6 +14,9 @@
 //! packed earlier, it would take more memory, not less. Until then every step that keeps the tensor under the same policy shares the
 //! stand-in; afterwards there is no tensor left for another step to take.
 //!
+//! What a step makes and keeps for itself, such as its output, waits outside of the graph. A step that keeps that output as its input has a
+//! stand-in for it in the graph, and both take what waits once.
+//!
 //! Leaves stay as they are. Whoever made one has it, and Burn lets graphs that are used one after the other share a leaf, but no other
 //! node.
 use super::packing::PackingKernels;
@@ -39,7 +42,7 @@ use core::cell::RefCell;
 use core::fmt;
 use std::collections::VecDeque;
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc, Mutex, MutexGuard, OnceLock, PoisonError,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -184,9 +187,12 @@ impl<B: PackingKernels> Held<B> {
     }
 }
 
+/// The node of a tensor, once there is one: that of an output is made after the step that keeps it.
+pub(crate) type Node = Arc<OnceLock<NodeId>>;
+
 /// A tensor that somebody else may still hold.
 struct Shared<B: PackingKernels> {
-    node: NodeId,
+    node: Node,
     held: Held<B>,
     looks: usize,
 }
@@ -196,8 +202,8 @@ trait AnyShared: Send {
     fn pack(&mut self) -> Progress;
     /// See [`Waiting::arrive`].
     fn arrive(&self);
-    /// The node of the tensor.
-    fn node(&self) -> NodeId;
+    /// The node of the tensor; `None` of one that has none, or none yet.
+    fn node(&self) -> Option<NodeId>;
     /// How it waits.
     fn policy(&self) -> &SavedPolicy;
     /// A [`Held`].
@@ -221,8 +227,8 @@ impl<B: PackingKernels> AnyShared for Shared<B> {
         self.held.waiting.arrive();
     }
 
-    fn node(&self) -> NodeId {
-        self.node
+    fn node(&self) -> Option<NodeId> {
+        self.node.get().copied()
     }
 
     fn policy(&self) -> &SavedPolicy {
@@ -310,7 +316,9 @@ pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<He
     let policy = saved::current()?;
     SHARED.with(|shared| {
         let shared = shared.0.borrow();
-        let found = shared.iter().find(|shared| shared.node() == x.id() && *shared.policy() == policy)?;
+        // The last one, which has a stand-in where one before it has none.
+        let found =
+            shared.iter().rev().find(|shared| shared.node() == Some(x.id()) && *shared.policy() == policy)?;
         found.held().downcast_ref::<Held<B>>().cloned()
     })
 }
@@ -319,22 +327,43 @@ pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<He
 /// `recomputes`: whether the device's strategy computes some tensors again.
 pub(crate) fn hold<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>, recomputes: bool) -> Option<Held<B>> {
     let policy = saved::current()?;
-    if let Some(held) = find(x) {
-        return Some(held);
+    let found = find(x);
+    if let Some(held) = found.as_ref().filter(|held| held.stand_in.is_some() || !x.is_tracked()) {
+        return Some(held.clone());
     }
     let elements = x.shape().num_elements();
     let is_leaf = <Autodiff<B> as FloatTensorOps<Autodiff<B>>>::float_is_require_grad(x);
     if is_leaf || policy.bytes::<B>(elements, x.dtype()).is_none() || is_available::<B>(x, recomputes) {
         return None;
     }
-    saved::will_round(&policy);
-    let state = Mutex::new(State::Whole(x.primitive().clone()));
-    let waiting = Arc::new(Waiting { state, policy, outside: Arc::default() });
+    let waiting = found.map_or_else(|| waiting::<B>(x.primitive().clone(), policy), |held| held.waiting);
     let stand_in = x.is_tracked().then(|| stand_in(x, waiting.clone()));
     let held = Held { waiting, stand_in };
-    let shared = Shared { node: x.id(), held: held.clone(), looks: 0 };
-    SHARED.with(|all| all.0.borrow_mut().push(Box::new(shared)));
+    share(Arc::new(OnceLock::from(x.id())), held.clone());
     Some(held)
+}
+
+/// Has a tensor wait that a step made and is about to keep. `node`: that of the tensor, if it is the output.
+pub(crate) fn hold_made<B: PackingKernels>(
+    x: FloatTensor<B>,
+    policy: SavedPolicy,
+    node: Node,
+) -> Arc<dyn AnyWaiting> {
+    let held = Held { waiting: waiting::<B>(x, policy), stand_in: None };
+    let outside = held.outside();
+    share(node, held);
+    outside
+}
+
+fn waiting<B: PackingKernels>(x: FloatTensor<B>, policy: SavedPolicy) -> Arc<Waiting<B>> {
+    saved::will_round(&policy);
+    Arc::new(Waiting { state: Mutex::new(State::Whole(x)), policy, outside: Arc::default() })
+}
+
+/// Has it packed when nobody else holds it.
+fn share<B: PackingKernels>(node: Node, held: Held<B>) {
+    let shared = Shared { node, held, looks: 0 };
+    SHARED.with(|all| all.0.borrow_mut().push(Box::new(shared)));
 }
 
 /// A node that computes its tensor from what waits.

@@ -1,10 +1,10 @@
 //! Keeping tensors of the graph for the backward pass, and saying so.
-use super::held::{AnyWaiting, Held};
+use super::held::{self, AnyWaiting, Held, Node};
 use super::packing::PackingKernels;
 use super::recompute::{RecomputeGuard, is_offered};
 use crate::backend::Saved;
 use crate::frozen::WeightSource;
-use crate::{ledger, watch};
+use crate::{ledger, saved, watch};
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
@@ -88,6 +88,23 @@ impl Kept {
     }
 }
 
+/// A tensor that a step made and its backward pass reads, outside of the graph.
+#[derive(Clone, Debug)]
+pub(crate) enum KeptTensor<T> {
+    Whole(T),
+    /// It waits in another form; a `T`.
+    Waiting(Arc<dyn AnyWaiting>),
+}
+
+impl<T: 'static> KeptTensor<T> {
+    pub(crate) fn get(self) -> T {
+        match self {
+            Self::Whole(tensor) => tensor,
+            Self::Waiting(waiting) => *waiting.tensor().downcast().expect("of the backend that keeps it"),
+        }
+    }
+}
+
 /// Where a frozen weight can be read again, if the tensor is one.
 fn source<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<WeightSource> {
     if tensor.is_tracked() { None } else { WeightSource::of(tensor.id()) }
@@ -142,6 +159,25 @@ impl Ledger {
     pub(crate) fn tensor<T: TensorMetadata>(&self, name: &'static str, tensor: T, reason: &'static str) -> T {
         self.report(name, || (bytes(&tensor), reason, None));
         tensor
+    }
+
+    /// Reports a tensor that the step made, and keeps it as the [policy](crate::saved) says. `node`: as of [`held::hold_made`].
+    pub(crate) fn made<B: PackingKernels>(
+        &self,
+        name: &'static str,
+        tensor: FloatTensor<B>,
+        node: Node,
+        reason: &'static str,
+    ) -> KeptTensor<FloatTensor<B>> {
+        let (elements, dtype) = (tensor.shape().num_elements(), tensor.dtype());
+        let bytes = |policy: &saved::SavedPolicy| policy.bytes::<B>(elements, dtype);
+        match saved::current().and_then(|policy| Some((bytes(&policy)?, policy))) {
+            None => KeptTensor::Whole(self.tensor(name, tensor, reason)),
+            Some((bytes, policy)) => {
+                self.report(name, || (bytes, policy.reason(), None));
+                KeptTensor::Waiting(held::hold_made::<B>(tensor, policy, node))
+            }
+        }
     }
 
     /// Reports a handle of a quantized parameter, which is no copy: 0 bytes. Returns it.

@@ -17,7 +17,9 @@ use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight},
     extension::extension,
+    kept::KeptTensor,
     linear::{Linear, LinearKernels},
+    packing::PackingKernels,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::composing_backends;
@@ -166,20 +168,21 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
         let quantized = quantized.map(|weight| recorder.ledger().handle("weight", weight));
         let keeps = [recorder.tracked(FACTOR_B) && !recorder.keeps(X), recorder.tracked(FACTOR) && !again];
         let (y, [h, product]) = self.forward_keeping(inputs, keeps);
-        let h = h.map(|h| recorder.ledger().tensor("x a", h, "b is tracked"));
-        let product = product.map(|p| recorder.ledger().tensor("product", p, "factor is tracked"));
+        let h = h.map(|h| recorder.tensor::<B>("x a", h, "b is tracked"));
+        let product = product.map(|p| recorder.tensor::<B>("product", p, "factor is tracked"));
         (y, SavedLora { h, product, lora: Lora { quantized, ..self.clone() } })
     }
 
     fn backward(saved: SavedLora<B>, mut dy: FloatTensor<B>, pass: &mut BackwardPass<B, 6>) {
-        let SavedLora { mut h, product, mut lora } = saved;
+        let SavedLora { h, product, mut lora } = saved;
+        let mut h = h.map(KeptTensor::get);
         let [x, a, b, factor] = [X, FACTOR_A, FACTOR_B, FACTOR].map(|input| pass.take(input));
         let mut weight = None;
         if pass.wants(BIAS) {
             pass.give(BIAS, B::linear_bias_backward(dy.clone()));
         }
         if pass.wants(FACTOR) {
-            let product = product.unwrap_or_else(|| {
+            let product = product.map(KeptTensor::get).unwrap_or_else(|| {
                 weight = pass.take(WEIGHT);
                 let inputs = [x.clone(), a.clone(), b.clone(), weight.clone(), None];
                 let (product, of_product) = lora.product(inputs, pass.wants(FACTOR_B));
@@ -232,15 +235,15 @@ type KeptProducts<B> = [Option<FloatTensor<B>>; 2];
 #[derive(Clone, Debug)]
 pub struct SavedLora<B: Backend> {
     /// `x a`, if `b` is tracked and `x` is not kept.
-    h: Option<FloatTensor<B>>,
+    h: Option<KeptTensor<FloatTensor<B>>>,
     /// If `factor` is tracked, and it is not computed again.
-    product: Option<FloatTensor<B>>,
+    product: Option<KeptTensor<FloatTensor<B>>>,
     /// The operation, without the quantized weight if the backward pass does not read it.
     lora: Lora<B>,
 }
 
 /// The kernels.
-pub trait LoraKernels: LinearKernels {
+pub trait LoraKernels: LinearKernels + PackingKernels {
     /// `y + scale u v`, with `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; where the backend can, in `y`, and
     /// without making the whole product.
     fn add_scaled_product(
