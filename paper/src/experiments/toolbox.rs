@@ -1,17 +1,21 @@
-//! Checkpointing, policies of saved tensors, plans and optimizers, each on an encoder or a few matrices.
-use super::step::{Taken, in_turns, in_use, median, step};
+//! Checkpointing, policies of saved tensors, plans and optimizers, each on an encoder, a language model or a few matrices.
+use super::language::{Tuning, with_lora};
+use super::models::{tokens_of, with_next};
+use super::step::{NOT_COUNTED, Taken, in_turns, in_use, median, step};
 use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
 use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, MuonConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::checkpoint::checkpoint;
+use burn_memsave::measure::measure_step;
 use burn_memsave::nn::transformer::{
     PositionWiseFeedForward, PositionWiseFeedForwardConfig, TransformerEncoderConfig, TransformerEncoderLayer,
 };
 use burn_memsave::nn::{Linear, LinearConfig};
 use burn_memsave::optim::{AdamW8bitConfig, Muon8bitConfig};
-use burn_memsave::plan::{ProfileOptions, block, profile};
+use burn_memsave::plan::{Plan, ProfileOptions, auto_checkpoint, block, profile};
 use burn_memsave::saved::SavedPolicy;
+use burn_memsave_paper::text::llama::{LanguageModel, planned};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
@@ -36,6 +40,7 @@ pub struct Row {
 
 const CHECKPOINTS: &str = "checkpoints";
 const POLICIES: &str = "saved tensors";
+const HALVES: &str = "half the peak";
 const PLANS: &str = "plans";
 const PLANNER: &str = "the planner";
 const OPTIMIZERS: &str = "optimizers";
@@ -117,6 +122,64 @@ fn policies(settings: &Settings) -> Result<Vec<Row>, Failure> {
     )
 }
 
+/// Plans that give a language model, fine-tuned with LoRA, half the peak of a step as it is. Exact ones compute blocks again; others may
+/// have them keep their inputs in fewer bits, too.
+fn halves(settings: &Settings) -> Result<Vec<Row>, Failure> {
+    let mut tuning = Tuning::of(settings);
+    // Of few blocks one alone may take half of the peak.
+    tuning.size.blocks = 8;
+    let (device, Tuning { size, batch, rank }) = (settings.autodiff(), tuning);
+    let model = with_lora(planned::Llama::new(&size, &device), rank);
+    let (tokens, next) =
+        with_next(tokens_of([batch, size.length], size.vocabulary, &device), size.vocabulary);
+    let loss = |model: &planned::Llama, (tokens, next)| model.loss(tokens, next);
+    let input = || (tokens.clone(), next.clone());
+    let whole = measure_step(&model, input(), loss).peak.ok_or(NOT_COUNTED)?;
+    let budget = whole / 2;
+    let exact = ProfileOptions::new();
+    let plan = |options: ProfileOptions| auto_checkpoint(&model, input(), budget, &options, loss);
+    let plans = [
+        plan(exact.clone())?,
+        plan(exact.clone().with_policy(SavedPolicy::Half))?,
+        plan(exact.with_policy(SavedPolicy::Int8))?,
+    ];
+    let with = |plan: &Plan| {
+        let plan = plan.clone();
+        step(model.clone(), input(), move |model, input| plan.scope(|| loss(model, input)))
+    };
+    let [a, b, c] = &plans;
+    let taken = in_turns(settings.turns(), [step(model.clone(), input(), loss), with(a), with(b), with(c)])?;
+    let rows = [None].into_iter().chain(plans.iter().map(Some)).zip(taken);
+    Ok(rows
+        .map(|(plan, taken)| Row {
+            tool: HALVES.into(),
+            way: plan.map_or_else(|| "as it is".into(), treated),
+            budget_bytes: plan.map(|_| budget),
+            predicted_bytes: plan.map(|plan| plan.predicted),
+            kept_bytes: Some(taken.kept),
+            peak_bytes: Some(taken.peak),
+            state_bytes: None,
+            parameter_bytes: None,
+            seconds: taken.seconds,
+        })
+        .collect())
+}
+
+/// What a plan does with how many blocks.
+fn treated(plan: &Plan) -> String {
+    let count = plan.blocks().count();
+    let recomputed = plan.blocks().filter(|(_, treatment)| treatment.recompute).count();
+    let again = format!("{recomputed} of {count} blocks computed again");
+    let mut rounded = plan.blocks().filter(|(_, treatment)| treatment.saved != SavedPolicy::Keep).peekable();
+    match rounded.peek() {
+        Some((_, treatment)) => {
+            let reason = treatment.saved.reason();
+            format!("{again}, {} kept {reason}", rounded.count())
+        }
+        None => again,
+    }
+}
+
 /// Plans for budgets from the least to what the encoder needs as it is.
 fn plans(settings: &Settings) -> Result<Vec<Row>, Failure> {
     let (layers, x) = encoder(settings, &settings.autodiff());
@@ -134,10 +197,9 @@ fn plans(settings: &Settings) -> Result<Vec<Row>, Failure> {
         let budget = least + (most - least) * number / (count - 1);
         let mut plan = profile.plan(budget)?;
         let step = plan.measure(&layers, x.clone(), loss);
-        let recomputed = plan.blocks().filter(|(_, treatment)| treatment.recompute).count();
         rows.push(Row {
             tool: PLANS.into(),
-            way: format!("{recomputed} of {} blocks computed again", plan.blocks().count()),
+            way: treated(&plan),
             budget_bytes: Some(budget),
             predicted_bytes: Some(plan.predicted),
             kept_bytes: step.kept,
@@ -251,6 +313,7 @@ impl Measured for Toolbox {
         vec![
             part(CHECKPOINTS, checkpoints),
             part(POLICIES, policies),
+            part(HALVES, halves),
             part(PLANS, plans),
             part(PLANNER, planner),
             part(OPTIMIZERS, optimizers),
@@ -275,7 +338,7 @@ fn of<'a>(rows: &'a [Row], tool: &'a str) -> impl Iterator<Item = &'a Row> {
 fn ways_table(rows: &[Row]) -> Output {
     let header = ["tool", "way", "kept (MiB)", "ratio", "peak (MiB)", "ratio", "step (s)", "ratio"];
     let mut table = Table::new(&header, 2);
-    for tool in [CHECKPOINTS, POLICIES] {
+    for tool in [CHECKPOINTS, POLICIES, HALVES] {
         let first = of(rows, tool).next();
         for row in of(rows, tool) {
             let bytes = |of: fn(&Row) -> Option<u64>| {
