@@ -11,9 +11,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const BUDGETS: u64 = 20;
 
-/// Whatever the budget: a step needs no more, and as much as predicted; and more memory never makes it slower. `tables`: bytes that
-/// the prediction may miss besides, of what a backward pass makes for every operation that was kept: some hundred bytes each, whatever the
-/// size of tensors, and a profile keeps at most two of three blocks at a time.
+/// Whatever the budget: a step needs no more, and as much as predicted; more memory never makes it slower; and the plan for less memory
+/// is none that is predicted to need more, which would be worse in both. More memory may be used: that is what it is for. What
+/// [`Profile::measured_plan`](burn_memsave::plan::Profile::measured_plan) takes may differ from that by the noise of two measurements.
+///
+/// `tables`: bytes that the prediction may miss besides, of what a backward pass makes for every operation that was kept: some hundred
+/// bytes each, whatever the size of tensors, and a profile keeps at most two of three blocks at a time.
 fn fits<P: Planned>(name: &str, model: &P::Model, input: &P::Input, tables: u64) {
     let profile = profile(model, input.copy(), &ProfileOptions::new(), P::loss).unwrap();
     let (least, most) = (profile.least(), profile.most());
