@@ -166,8 +166,8 @@ impl ModuleMapper for ZeroFactors {
 /// adapters to all parameters of rank 2 or more that its group matches.
 ///
 /// The adapter of a weight `[first, rest...]` has `a` `[first, rank]` and `b` `[rank, product of rest]`, so that stock layers
-/// compute `weight + scale a b`, as usual. The layers of this library apply the factors as two narrow convolutions, see
-/// [`conv2d_lora`](crate::functional::conv2d_lora). `b` is initialized to zero.
+/// compute `weight + scale a b`, as usual. The layers of this library apply the factors as two narrow convolutions, or, on devices,
+/// make a small effective weight at every use, see [`conv2d_lora`](crate::functional::conv2d_lora). `b` is initialized to zero.
 ///
 /// ```
 /// use burn::module::{Lora, Module};

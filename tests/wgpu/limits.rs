@@ -18,8 +18,7 @@ use std::fmt::Display;
 const SLACK: u64 = 16 * 256;
 
 /// Launches beyond Burn's, where they are more than one: what the name of a row begins with, how many, and why.
-const MORE_LAUNCHES: [(&str, u64, &str); 3] = [
-    ("conv2d, LoRA", 8, "convolutions with the factors in the place of one with their product"),
+const MORE_LAUNCHES: [(&str, u64, &str); 2] = [
     ("linear, DoRA", 3, "products with the factors in the place of the product of the factors"),
     ("linear, QLoRA", 3, "the same, and the weight is dequantized in both passes"),
 ];

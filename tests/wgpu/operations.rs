@@ -138,6 +138,57 @@ fn bilinear_operations_equal_flex() {
     });
 }
 
+/// With an effective weight that is made, and, where it is larger than the input or only the second factor is tracked, with the
+/// factors.
+#[test]
+fn adapted_convolutions_equal_flex() {
+    const RANK: usize = 2;
+    let factors = |operands: &mut Operands, sizes: [usize; 2], tracked: [bool; 2]| {
+        let [first, rest] = sizes;
+        let mut factor = |shape: [usize; 2], tracked: bool| {
+            let device = operands.device.clone();
+            let tensor = match tracked {
+                true => operands.kernel([1, 1, shape[0], shape[1]]).reshape(shape),
+                false => tensor::<2>(values(shape, 7), &device),
+            };
+            Param::initialized(ParamId::new(), tensor)
+        };
+        LoraAdapter { a: factor([first, RANK], tracked[0]), b: factor([RANK, rest], tracked[1]), scale: 1.5 }
+    };
+    for (groups, image) in [(1, [5, 6]), (2, [5, 6]), (1, [3, 2])] {
+        for tracked in [[true, true], [true, false], [false, true], [false, false]] {
+            let (shape, each) = ([2, 6, image[0], image[1]], 6 / groups);
+            let case = format!("{groups} groups, {image:?}, tracked {tracked:?}");
+            let frozen = |shape: [usize; 4], device: &Device| tensor::<4>(values(shape, 5), device);
+            check(&format!("conv2d with an adapter, {case}"), shape, |x: Tensor<4>, operands| {
+                let base = frozen([8, each, 3, 2], &x.device());
+                let adapter = factors(operands, [8, each * 6], tracked);
+                let options = ConvOptions::new([2, 1], [1, 1], [1, 2], groups);
+                F::conv2d_lora(x, base, &adapter, Some(operands.vector(8)), options)
+            });
+            check(&format!("conv_transpose2d with an adapter, {case}"), shape, |x: Tensor<4>, operands| {
+                let base = frozen([6, 8 / groups, 3, 2], &x.device());
+                let adapter = factors(operands, [6, 8 / groups * 6], tracked);
+                let options = ConvTransposeOptions::new([2, 1], [1, 0], [1, 0], [1, 2], groups);
+                F::conv_transpose2d_lora(x, base, &adapter, Some(operands.vector(8)), options)
+            });
+        }
+    }
+    check("conv1d with an adapter, all tracked", [2, 4, 19], |x: Tensor<3>, operands| {
+        let base = operands.kernel([1, 6, 4, 3]).reshape([6, 4, 3]);
+        let adapter = factors(operands, [6, 12], [true, true]);
+        F::conv1d_lora(x, base, &adapter, None, ConvOptions::new([1], [1], [1], 1))
+    });
+    check("conv2d with an adapter on a quantized base", [2, 6, 5, 6], |x: Tensor<4>, operands| {
+        let base = tensor::<4>(values([8, 6, 1, 4], 5), &x.device());
+        let scheme = x.device().settings().quantization.scheme.with_value(QuantValue::Q8S);
+        let range = compute_range(&scheme, &base, &Calibration::MinMax);
+        let base = base.quantize(&scheme, compute_q_params(&scheme, range));
+        let adapter = factors(operands, [8, 24], [true, true]);
+        F::conv2d_lora(x, base, &adapter, None, ConvOptions::new([1, 1], [1, 1], [1, 1], 1))
+    });
+}
+
 /// Offsets and mask are constant: Burn 0.22.1 itself computes other gradients for them on wgpu than on Flex.
 #[test]
 fn deformable_convolution_equals_flex() {

@@ -5,8 +5,12 @@ use super::guard::{
     require_bias, require_dtype, require_floats,
 };
 use super::norm::{GivenNorm, batch_norm};
-use crate::ops::{self, ConvNormReluOps, ConvOps, ConvTransposeOps, DeformConvOps, MaybeTensor, Weight};
+use crate::ops::{
+    self, ConvLoraOps, ConvNormReluOps, ConvOps, ConvTransposeOps, DeformConvOps, LoraFactors, MaybeTensor,
+    Weight,
+};
 use burn::backend::{Dispatch, DispatchTensor};
+use burn::module::LoraAdapter;
 use burn::tensor::{
     Tensor, module,
     ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions},
@@ -17,6 +21,14 @@ pub(super) struct Convolution<const D: usize, O> {
     name: &'static str,
     fits: fn(&Tensor<D>, &Tensor<D>, &Option<Tensor<1>>, &O) -> Fit,
     operation: fn(DispatchTensor, Weight<Dispatch>, MaybeTensor<Dispatch>, O) -> DispatchTensor,
+    adapted: fn(
+        DispatchTensor,
+        Weight<Dispatch>,
+        LoraFactors<Dispatch>,
+        f64,
+        MaybeTensor<Dispatch>,
+        O,
+    ) -> DispatchTensor,
     stock: fn(Tensor<D>, Tensor<D>, Option<Tensor<1>>, O) -> Tensor<D>,
 }
 
@@ -53,6 +65,32 @@ impl<const D: usize, O> Convolution<D, O> {
         }
     }
 
+    /// With the weight `weight + scale a b`, made at every use; `None` if the arguments do not fit.
+    pub(super) fn apply_adapted(
+        &self,
+        x: &Tensor<D>,
+        weight: &Tensor<D>,
+        adapter: &LoraAdapter,
+        bias: &Option<Tensor<1>>,
+        options: &O,
+    ) -> Option<Tensor<D>>
+    where
+        O: Clone,
+    {
+        let bias = dequantized_bias(bias.clone(), x.dtype());
+        (self.fits)(x, weight, &bias, options).ok()?;
+        let factors = LoraFactors { a: adapter.a.val().into_dispatch(), b: adapter.b.val().into_dispatch() };
+        let (x, weight, options) = (x.clone().into_dispatch(), into_weight(weight.clone()), options.clone());
+        Some(Tensor::from_dispatch((self.adapted)(
+            x,
+            weight,
+            factors,
+            adapter.scale,
+            into_maybe(bias),
+            options,
+        )))
+    }
+
     fn operate(&self, x: Tensor<D>, weight: Tensor<D>, bias: Option<Tensor<1>>, options: O) -> Tensor<D> {
         let (x, weight) = (x.into_dispatch(), into_weight(weight));
         Tensor::from_dispatch((self.operation)(x, weight, into_maybe(bias), options))
@@ -60,7 +98,7 @@ impl<const D: usize, O> Convolution<D, O> {
 }
 
 macro_rules! convolutions {
-    ($($conv:ident($argument:ty), $constant:ident = $op:ident, $fits:ident, $options:ty, $dims:literal;)+) => {$(
+    ($($conv:ident($argument:ty), $constant:ident = $op:ident, $adapted:ident, $fits:ident, $options:ty, $dims:literal;)+) => {$(
         #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
         ///
         /// Keeps `x` only for a tracked weight and the weight only for a tracked `x`.
@@ -78,17 +116,18 @@ macro_rules! convolutions {
             name: stringify!($conv),
             fits: $fits,
             operation: Dispatch::$op,
+            adapted: Dispatch::$adapted,
             stock: |x, weight, bias, options| module::$conv(x, weight, bias, options),
         };
     )+};
 }
 convolutions! {
-    conv1d(impl Into<ConvOptions<1>>), CONV1D = memsave_conv1d, conv_fits, ConvOptions<1>, 3;
-    conv2d(impl Into<ConvOptions<2>>), CONV2D = memsave_conv2d, conv_fits, ConvOptions<2>, 4;
-    conv3d(impl Into<ConvOptions<3>>), CONV3D = memsave_conv3d, conv_fits, ConvOptions<3>, 5;
-    conv_transpose1d(ConvTransposeOptions<1>), CONV_TRANSPOSE1D = memsave_conv_transpose1d, conv_transpose_fits, ConvTransposeOptions<1>, 3;
-    conv_transpose2d(ConvTransposeOptions<2>), CONV_TRANSPOSE2D = memsave_conv_transpose2d, conv_transpose_fits, ConvTransposeOptions<2>, 4;
-    conv_transpose3d(ConvTransposeOptions<3>), CONV_TRANSPOSE3D = memsave_conv_transpose3d, conv_transpose_fits, ConvTransposeOptions<3>, 5;
+    conv1d(impl Into<ConvOptions<1>>), CONV1D = memsave_conv1d, memsave_conv1d_lora, conv_fits, ConvOptions<1>, 3;
+    conv2d(impl Into<ConvOptions<2>>), CONV2D = memsave_conv2d, memsave_conv2d_lora, conv_fits, ConvOptions<2>, 4;
+    conv3d(impl Into<ConvOptions<3>>), CONV3D = memsave_conv3d, memsave_conv3d_lora, conv_fits, ConvOptions<3>, 5;
+    conv_transpose1d(ConvTransposeOptions<1>), CONV_TRANSPOSE1D = memsave_conv_transpose1d, memsave_conv_transpose1d_lora, conv_transpose_fits, ConvTransposeOptions<1>, 3;
+    conv_transpose2d(ConvTransposeOptions<2>), CONV_TRANSPOSE2D = memsave_conv_transpose2d, memsave_conv_transpose2d_lora, conv_transpose_fits, ConvTransposeOptions<2>, 4;
+    conv_transpose3d(ConvTransposeOptions<3>), CONV_TRANSPOSE3D = memsave_conv_transpose3d, memsave_conv_transpose3d_lora, conv_transpose_fits, ConvTransposeOptions<3>, 5;
 }
 
 macro_rules! conv_norm_relu {

@@ -11,7 +11,7 @@ use crate::ops::{LoraFactors, LoraOps};
 use burn::backend::Dispatch;
 use burn::module::{LoraAdapter, Reparameterization};
 use burn::tensor::{
-    DType, FloatDType, Int, Tensor,
+    DType, Device, FloatDType, Int, Tensor,
     ops::{ConvOptions, ConvTransposeOptions},
 };
 
@@ -230,15 +230,38 @@ fn factors_fit<const D: usize>(
     require(channels.into_iter().all(|channels| rank * groups < channels), Misfit::WideAdapter)
 }
 
+/// Whether the effective weight of a convolution is made: on devices, where every convolution with a factor is launches of its own,
+/// if it has no more elements than the input, which is kept anyway for the factor that is applied first.
+fn makes_weight<const D: usize>(x: &Tensor<D>, weight: &Tensor<D>, [first, second]: [&Tensor<2>; 2]) -> bool {
+    is_launched_on(&x.device())
+        && weight.shape().num_elements() <= x.shape().num_elements()
+        && first.dtype() == x.dtype()
+        && (first.is_tracked() || !second.is_tracked())
+}
+
+/// Whether operations are launches of kernels on the device.
+fn is_launched_on(device: &Device) -> bool {
+    match device.clone().without_autodiff().as_dispatch() {
+        #[cfg(any(feature = "wgpu", feature = "cuda"))]
+        burn::backend::DispatchDevice::Cube(_) => true,
+        #[allow(unreachable_patterns)] // without any other backend
+        _ => false,
+    }
+}
+
 macro_rules! conv {
     ($($lora:ident = $conv:ident, $constant:ident, $rank:literal, $dims:literal;)+) => {$(
         #[doc = concat!("[`", stringify!($conv), "`](super::", stringify!($conv), ") with a low-rank adapter:")]
         /// `a` `[channels_out, rank]` and `b` `[rank, channels_in / groups * kernel size]`. The effective weight is
         /// `base + scale a b` in the shape of `base`.
         ///
-        /// It is never made: `b` is a convolution to `rank` channels (per group), `a` a pointwise one from there. Keeps `x` for
-        /// a tracked `b`, and the result of `b` for a tracked `a`. Only factors of other shapes, or no narrower than the
-        /// channels, are multiplied. A frozen base of another dtype than `x` is cast at every use.
+        /// On CPU backends it is not made: `b` is a convolution to `rank` channels (per group), `a` a pointwise one from there.
+        /// Keeps `x` for a tracked `b`, and the result of `b` for a tracked `a`. Only factors of other shapes, or no narrower
+        /// than the channels, are multiplied. A frozen base of another dtype than `x` is cast at every use.
+        ///
+        /// On devices, where each of these convolutions is launches of kernels, it is made at every use, in the forward and
+        /// again in the backward pass, if it has no more elements than `x` and `a` is not the only factor that is tracked:
+        /// keeps `x` for a tracked factor, and nothing else.
         pub fn $lora(
             x: Tensor<$dims>,
             base: Tensor<$dims>,
@@ -253,6 +276,11 @@ macro_rules! conv {
             let tracked = is_any_tracked(&x, &base, adapter, &bias);
             if !accepts(stringify!($lora), fit, tracked, Some(&base)) {
                 return super::$conv(x, adapter.apply(base), bias, options);
+            }
+            if makes_weight(&x, &base, [&b, &a])
+                && let Some(y) = conv::$constant.apply_adapted(&x, &base, adapter, &bias, &options)
+            {
+                return y;
             }
             let rank = a.dims()[1];
             let (mut down, mut up) = (shape, [1; $dims]);
@@ -277,9 +305,14 @@ macro_rules! conv_transpose {
         /// with a low-rank adapter: `a` `[channels_in, rank]` and `b` `[rank, channels_out / groups * kernel size]`. The
         /// effective weight is `base + scale a b` in the shape of `base`.
         ///
-        /// It is never made: `a` is a pointwise convolution to `rank` channels (per group), `b` a transposed convolution from
-        /// there. Keeps `x` for a tracked `a`, and the result of `a` for a tracked `b`. Only factors of other shapes, or no
-        /// narrower than the channels, are multiplied. A frozen base of another dtype than `x` is cast at every use.
+        /// On CPU backends it is not made: `a` is a pointwise convolution to `rank` channels (per group), `b` a transposed
+        /// convolution from there. Keeps `x` for a tracked `a`, and the result of `a` for a tracked `b`. Only factors of other
+        /// shapes, or no narrower than the channels, are multiplied. A frozen base of another dtype than `x` is cast at every
+        /// use.
+        ///
+        /// On devices, where each of these convolutions is launches of kernels, it is made at every use, in the forward and
+        /// again in the backward pass, if it has no more elements than `x` and `b` is not the only factor that is tracked:
+        /// keeps `x` for a tracked factor, and nothing else.
         pub fn $lora(
             x: Tensor<$dims>,
             base: Tensor<$dims>,
@@ -293,6 +326,11 @@ macro_rules! conv_transpose {
             let tracked = is_any_tracked(&x, &base, adapter, &bias);
             if !accepts(stringify!($lora), fit, tracked, Some(&base)) {
                 return super::$conv_transpose(x, adapter.apply(base), bias, options);
+            }
+            if makes_weight(&x, &base, [&a, &b])
+                && let Some(y) = conv::$constant.apply_adapted(&x, &base, adapter, &bias, &options)
+            {
+                return y;
             }
             let (rank, each) = (a.dims()[1], shape[0] / groups);
             let (mut down, mut up) = ([1; $dims], shape);

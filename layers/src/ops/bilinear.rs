@@ -41,6 +41,14 @@ impl<B: Backend> Weight<B> {
             None => Self::Dense(given(dense)),
         }
     }
+
+    /// The weight as floats of the given type.
+    pub(crate) fn into_dense(self, dtype: DType) -> FloatTensor<B> {
+        match self {
+            Self::Dense(weight) => cast::<B>(weight, dtype),
+            Self::Quantized(weight) => B::dequantize(weight, dtype.into()),
+        }
+    }
 }
 
 /// A map that is linear in `x` and in `weight`, with its two adjoints. Implementors hold the options (stride, padding, ...).

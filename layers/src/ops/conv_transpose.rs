@@ -48,6 +48,10 @@ conv_transpose! {
 pub struct ConvTranspose<const N: usize>(ConvTransposeOptions<N>);
 
 impl<const N: usize> ConvTranspose<N> {
+    pub(super) fn new(options: ConvTransposeOptions<N>) -> Self {
+        Self(options)
+    }
+
     /// The options of the convolution of which this is the transpose.
     fn adjoint(&self) -> ConvOptions<N> {
         let ConvTransposeOptions { stride, padding, dilation, groups, .. } = self.0.clone();

@@ -50,7 +50,7 @@ drop_in! {
     /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
     /// tracked; [`burn::nn::conv::Conv1d`] always keeps its input. A frozen convolution copies nothing.
     ///
-    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
+    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never kept: see
     /// [`conv1d_lora`](functional::conv1d_lora). A quantized weight stays packed.
     ///
     /// ```

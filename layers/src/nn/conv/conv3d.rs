@@ -45,7 +45,7 @@ drop_in! {
     /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
     /// tracked; [`burn::nn::conv::Conv3d`] always keeps its input. A frozen convolution copies nothing.
     ///
-    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
+    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never kept: see
     /// [`conv3d_lora`](functional::conv3d_lora). A quantized weight stays packed.
     ///
     /// ```

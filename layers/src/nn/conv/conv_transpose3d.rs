@@ -46,7 +46,7 @@ drop_in! {
     /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
     /// tracked; [`burn::nn::conv::ConvTranspose3d`] always keeps its input.
     ///
-    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never made: see
+    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never kept: see
     /// [`conv_transpose3d_lora`](functional::conv_transpose3d_lora). A quantized weight stays packed.
     ///
     /// ```

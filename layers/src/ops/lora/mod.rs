@@ -270,7 +270,8 @@ fn composed_product<B: Backend>(
     B::float_add(y, B::float_reshape(product, shape))
 }
 
-fn scaled<B: Backend>(x: FloatTensor<B>, scale: f64) -> FloatTensor<B> {
+/// `scale x`
+pub(super) fn scaled<B: Backend>(x: FloatTensor<B>, scale: f64) -> FloatTensor<B> {
     if scale == 1.0 { x } else { B::float_mul_scalar(x, scale.into()) }
 }
 
