@@ -14,7 +14,7 @@ use super::{
     conv::{Conv, ConvKernels},
     conv_transpose::ConvTranspose,
     extension::extension,
-    lora::{LoraKernels, scaled},
+    lora::{LoraKernels, give_scaled},
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use burn::backend::{
@@ -140,14 +140,11 @@ impl<B: LoraKernels, M: Bilinear<B>> Operation<B, 5> for Adapted<B, M> {
             let rows = Shape::new([shape[0], shape.num_elements() / shape[0]]);
             let of_product = B::float_reshape(dweight.clone(), rows);
             pass.give(WEIGHT, dweight);
-            if let Some(b) = b.clone().filter(|_| pass.wants(FACTOR_A)) {
-                let da = B::float_matmul(of_product.clone(), B::float_swap_dims(b, 0, 1));
-                pass.give(FACTOR_A, scaled::<B>(da, adapted.scale));
-            }
-            if let Some(a) = a.clone().filter(|_| pass.wants(FACTOR_B)) {
-                let db = B::float_matmul(B::float_swap_dims(a, 0, 1), of_product);
-                pass.give(FACTOR_B, scaled::<B>(db, adapted.scale));
-            }
+            let of_a = b.clone().filter(|_| pass.wants(FACTOR_A));
+            let of_b = a.clone().filter(|_| pass.wants(FACTOR_B));
+            let da = of_a.map(|b| B::float_matmul(of_product.clone(), B::float_swap_dims(b, 0, 1)));
+            let db = of_b.map(|a| B::float_matmul(B::float_swap_dims(a, 0, 1), of_product));
+            give_scaled(pass, [(FACTOR_A, da), (FACTOR_B, db)], adapted.scale);
         }
         if pass.wants(X) {
             let weight = adapted.effective_weight([pass.take(WEIGHT), a, b], dy.dtype());

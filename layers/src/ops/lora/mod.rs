@@ -85,48 +85,42 @@ pub struct Lora<B: Backend> {
 }
 
 impl<B: LoraKernels> Lora<B> {
-    /// `x weight + scale (x a) b`, plus the bias; also `x a`, if it is kept.
-    fn product(
-        &self,
-        [x, a, b, weight, bias]: [Option<FloatTensor<B>>; 5],
-        keeps_h: bool,
-    ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
-        let (x, weight) = (given(x), Weight::<B>::from_parts(weight, self.quantized.clone()));
-        let product = Linear.forward_with(x.clone(), weight, bias); // first, since it needs the most
-        let h = B::dense(x, given(a), None);
-        let kept = keeps_h.then(|| h.clone());
-        (B::add_scaled_product(product, h, given(b), self.scale), kept)
-    }
-
     /// The output; also `x a` and the product, if they are kept.
     fn forward_keeping(&self, inputs: Inputs<B, 6>, keeps: [bool; 2]) -> (FloatTensor<B>, KeptProducts<B>) {
-        let [x, a, b, weight, factor, bias] = inputs;
-        let Some(factor) = factor else {
-            let (y, h) = self.product([x, a, b, weight, bias], keeps[0]);
-            return (y, [h, None]);
-        };
-        let (product, h) = self.product([x, a, b, weight, None], keeps[0]);
-        let kept = [h, keeps[1].then(|| product.clone())];
-        let factor = as_row::<B>(factor, &product);
-        let y = B::float_mul(product, factor);
-        let y = match bias {
-            Some(bias) => {
-                let bias = as_row::<B>(bias, &y);
-                B::float_add(y, bias)
-            }
-            None => y,
-        };
-        (y, kept)
+        let [x, a, b, weight, factor, mut bias] = inputs;
+        let (x, b, weight) = (given(x), given(b), Weight::<B>::from_parts(weight, self.quantized.clone()));
+        let of_dense = if factor.is_some() || B::FINISHES { None } else { bias.take() };
+        let product = Linear.forward_with(x.clone(), weight, of_dense); // first, since it needs the most
+        let h = B::dense(x, given(a), None);
+        let kept_h = keeps[0].then(|| h.clone());
+        if !keeps[1] {
+            return (B::adapt(product, h, b, self.scale, factor, bias), [kept_h, None]);
+        }
+        let product = B::add_scaled_product(product, h, b, self.scale);
+        (finished::<B>(product.clone(), factor, bias), [kept_h, Some(product)])
     }
 
     /// Whether the product is computed again, from `x`, for the gradient of the factor.
     fn computes_product_again(&self, tracks_factor: bool) -> bool {
         tracks_factor && self.product_exceeds_weight
     }
+}
 
-    fn scaled(&self, x: FloatTensor<B>) -> FloatTensor<B> {
-        scaled::<B>(x, self.scale)
+/// `y * factor + bias`
+fn finished<B: Backend>(
+    mut y: FloatTensor<B>,
+    factor: Option<FloatTensor<B>>,
+    bias: Option<FloatTensor<B>>,
+) -> FloatTensor<B> {
+    if let Some(factor) = factor {
+        let factor = as_row::<B>(factor, &y);
+        y = B::float_mul(y, factor);
     }
+    if let Some(bias) = bias {
+        let bias = as_row::<B>(bias, &y);
+        y = B::float_add(y, bias);
+    }
+    y
 }
 
 /// A row in front of which there are as many axes as in front of those of `x`.
@@ -184,8 +178,8 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
         if pass.wants(FACTOR) {
             let product = product.map(KeptTensor::get).unwrap_or_else(|| {
                 weight = pass.take(WEIGHT);
-                let inputs = [x.clone(), a.clone(), b.clone(), weight.clone(), None];
-                let (product, of_product) = lora.product(inputs, pass.wants(FACTOR_B));
+                let inputs = [x.clone(), a.clone(), b.clone(), weight.clone(), None, None];
+                let (product, [of_product, _]) = lora.forward_keeping(inputs, [pass.wants(FACTOR_B), false]);
                 h = of_product;
                 product
             });
@@ -202,18 +196,20 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
             shape[last] = b.shape()[0];
             Linear.x_backward_with(shape, Weight::<B>::Dense(b.clone()), dy)
         };
+        let (mut da, mut db) = (None, None);
         if pass.wants(FACTOR_B)
             && let Some(h) = h.or_else(|| Some(B::dense(x.clone()?, a.clone()?, None)))
         {
-            pass.give(FACTOR_B, lora.scaled(B::dense_weight_backward(h, dy.clone())));
+            db = Some(B::dense_weight_backward(h, dy.clone()));
         }
         let mut dh = None;
         if pass.wants(FACTOR_A)
             && let (Some(x), Some(b)) = (&x, &b)
         {
             let dh = dh.insert(dh_of(b, dy.clone())).clone();
-            pass.give(FACTOR_A, lora.scaled(B::dense_weight_backward(x.clone(), dh)));
+            da = Some(B::dense_weight_backward(x.clone(), dh));
         }
+        give_scaled(pass, [(FACTOR_A, da), (FACTOR_B, db)], lora.scale);
         if let Some(x) = x.filter(|_| pass.wants(WEIGHT)) {
             pass.give(WEIGHT, B::dense_weight_backward(x, dy.clone()));
         }
@@ -254,6 +250,26 @@ pub trait LoraKernels: LinearKernels + PackingKernels {
     ) -> FloatTensor<Self> {
         composed_product::<Self>(y, u, v, scale)
     }
+
+    /// Whether [`adapt`](Self::adapt) is one pass: then it adds the bias, too, which is else left to the product with the weight.
+    const FINISHES: bool = false;
+
+    /// `(y + scale u v) * factor + bias`, with `factor` and `bias` `[columns]`.
+    fn adapt(
+        y: FloatTensor<Self>,
+        u: FloatTensor<Self>,
+        v: FloatTensor<Self>,
+        scale: f64,
+        factor: Option<FloatTensor<Self>>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        finished::<Self>(Self::add_scaled_product(y, u, v, scale), factor, bias)
+    }
+
+    /// `scale x` of both tensors, of one dtype; where the backend can, in one pass.
+    fn scale_both(x: [FloatTensor<Self>; 2], scale: f64) -> [FloatTensor<Self>; 2] {
+        x.map(|x| scaled::<Self>(x, scale))
+    }
 }
 composing_backends!(LoraKernels);
 
@@ -270,8 +286,25 @@ fn composed_product<B: Backend>(
     B::float_add(y, B::float_reshape(product, shape))
 }
 
-/// `scale x`
-pub(super) fn scaled<B: Backend>(x: FloatTensor<B>, scale: f64) -> FloatTensor<B> {
+/// Gives `scale` times what is there of two gradients.
+pub(super) fn give_scaled<B: LoraKernels, const N: usize>(
+    pass: &mut BackwardPass<B, N>,
+    gradients: [(usize, Option<FloatTensor<B>>); 2],
+    scale: f64,
+) {
+    let [(first, a), (second, b)] = gradients;
+    let gradients = match (a, b) {
+        (Some(a), Some(b)) if scale != 1.0 => B::scale_both([a, b], scale).map(Some),
+        (a, b) => [a, b].map(|gradient| gradient.map(|gradient| scaled::<B>(gradient, scale))),
+    };
+    for (input, gradient) in [first, second].into_iter().zip(gradients) {
+        if let Some(gradient) = gradient {
+            pass.give(input, gradient);
+        }
+    }
+}
+
+fn scaled<B: Backend>(x: FloatTensor<B>, scale: f64) -> FloatTensor<B> {
     if scale == 1.0 { x } else { B::float_mul_scalar(x, scale.into()) }
 }
 
