@@ -1,8 +1,8 @@
 //! Whether what is computed again is what it was.
 use burn::tensor::{DType, Shape, Slice, Tensor, TensorData, kind::Basic};
 use std::any::TypeId;
-use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::collections::{HashMap, HashSet};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// What every tensor in the output is known by.
 pub(super) type Samples = Vec<Sample>;
@@ -82,63 +82,19 @@ pub(super) fn times<F: 'static>(more: usize) -> usize {
     *times
 }
 
-/// What is known of segments with a module and a function, by the hash of the parameters.
-static KNOWN: LazyLock<Mutex<HashMap<TypeId, HashMap<u64, Search>>>> = LazyLock::new(Mutex::default);
-
-/// Whether segments are to be searched for captured tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Search {
-    /// They were not.
-    Due,
-    /// Nothing was found in them.
-    Done,
-    /// No output was tracked, so there was nothing to search for. When one is, the next segment is searched.
-    Untracked,
-}
-
-fn known() -> MutexGuard<'static, HashMap<TypeId, HashMap<u64, Search>>> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
-}
+/// The hashes of the parameters with which segments with a module and a function were searched for captured tensors.
+static SEARCHED: LazyLock<Mutex<HashMap<TypeId, HashSet<u64>>>> = LazyLock::new(Mutex::default);
 
 /// Whether segments with a module and a function are to be searched. A thousand of them are: what is remembered must not grow where
 /// every step has parameters of its own.
-pub(super) fn search<F: 'static>(parameters: u64) -> Search {
+pub(super) fn is_new<F: 'static>(parameters: u64) -> bool {
     const MOST: usize = 1000;
-    match known().get(&TypeId::of::<F>()) {
-        Some(found) => {
-            let left = if found.len() < MOST { Search::Due } else { Search::Done };
-            found.get(&parameters).copied().unwrap_or(left)
-        }
-        None => Search::Due,
-    }
+    let searched = SEARCHED.lock().unwrap_or_else(PoisonError::into_inner); // every statement leaves it whole
+    searched.get(&TypeId::of::<F>()).is_none_or(|found| found.len() < MOST && !found.contains(&parameters))
 }
 
-/// Remembers how it went.
-pub(super) fn searched<F: 'static>(parameters: u64, search: Search) {
-    let mut known = known();
-    let known = known.entry(TypeId::of::<F>()).or_default();
-    match search {
-        Search::Due => drop(known.remove(&parameters)),
-        _ => drop(known.insert(parameters, search)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_search_is_remembered() {
-        struct Segment;
-        let is = |parameters, expected| assert_eq!(search::<Segment>(parameters), expected);
-        is(0, Search::Due);
-        for state in [Search::Untracked, Search::Due, Search::Done] {
-            searched::<Segment>(0, state);
-            is(0, state);
-        }
-        is(1, Search::Due);
-        (1..1000).for_each(|parameters| searched::<Segment>(parameters, Search::Done));
-        is(1000, Search::Done);
-        assert_eq!(search::<()>(0), Search::Due);
-    }
+/// Nothing was found in them.
+pub(super) fn is_searched<F: 'static>(parameters: u64) {
+    let mut searched = SEARCHED.lock().unwrap_or_else(PoisonError::into_inner); // every statement leaves it whole
+    searched.entry(TypeId::of::<F>()).or_default().insert(parameters);
 }

@@ -16,7 +16,9 @@
 //! # What is computed again
 //!
 //! The forward pass of the segment runs as it would without a checkpoint, and what it kept is dropped at its end. The backward
-//! pass runs it again, from the same inputs and parameters, and gives the same gradients, to the last bit on CPU backends.
+//! pass runs it again, to its end, from the same inputs and parameters, and gives the same gradients, to the last bit on CPU backends.
+//! (It could stop where the last tensor is there that gradients are computed from. Its outputs, which are compared with those of the
+//! first time, would not be there then, and of Burn's operations nobody knows which read them.)
 //!
 //! - **Random numbers** of this library's layers (dropout, also of attention weights, and random slopes) are those of the first
 //!   time, and the generator is not touched: what was drawn is kept, a bit per element (a float for random slopes), on wgpu and
@@ -40,7 +42,7 @@
 //!   ```
 //! - A tracked tensor that comes another way, in a static or in a field of the module that is no parameter: the forward pass panics,
 //!   since the tensor would get no gradient, or the backward pass would wait for itself. To see it, a segment computes its output
-//!   once more, without a graph, the first time that its function runs with the parameters of a module. What is tracked only later is
+//!   once more, without a graph, the first time that its function gives a tracked output with the parameters of a module. What is tracked only later is
 //!   not seen, nor, in a module with running statistics on a device with `gradient_checkpointing`, a tensor in a plain field, which
 //!   then gets no gradient.
 //! - A segment that does something else the second time: the backward pass panics, and says what. Operations of this library are

@@ -57,8 +57,8 @@ impl<M: Module> Remembered<M> {
         module.map(&mut Restore { device, states, tracks: true })
     }
 
-    /// The module whose parameters are not tracked, while tensors in it that are no parameters are as they are. To be taken before
-    /// the forward pass; running it does not change what the module remembers.
+    /// The module whose parameters are not tracked, while tensors in it that are no parameters are as they are. Running it does
+    /// not change what the module remembers.
     pub(super) fn untracked(&self, module: &M, device: &Device) -> M {
         let states = self.states.clone();
         // In training a module has running statistics of its own, as in validation, and other tensors stay as they are; but what

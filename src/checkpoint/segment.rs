@@ -1,5 +1,5 @@
 //! One segment.
-use super::compared::{CHECKS, Sample, Samples, Search, sample, search, searched, times};
+use super::compared::{CHECKS, Sample, Samples, is_new, is_searched, sample, times};
 use super::parents::{Finish, Link, Parameters, Parents, from_probe, join, link, put, take, token};
 use super::remembered::{Remembered, Seen};
 use super::tensors::{TensorMapper, Tensors, untouched};
@@ -107,13 +107,7 @@ where
     O: Tensors,
     F: Fn(&M, I) -> O + 'static,
 {
-    // Whether there is a captured tensor shows only where nothing else is tracked, so that takes a forward pass: once.
-    let search = search::<(M, F)>(remembered.hash());
-    let probe = (search == Search::Due).then(|| {
-        #[cfg(all(test, feature = "flex"))]
-        tests::PREPARED.set(tests::PREPARED.get() + 1);
-        (remembered.untracked(module, device), input.clone().map_tensors(&mut WithoutGraph))
-    });
+    let of_search = is_new::<(M, F)>(remembered.hash()).then(|| input.clone());
     let mut fresh = Fresh { probe: token(device).require_grad(), leaves: vec![], device };
     let (output, mut tape) = {
         let module = module.clone().map(&mut fresh);
@@ -127,18 +121,12 @@ where
     let Finished { tracked, mut samples, .. } = finished;
     samples.shrink_to_fit(); // they wait for the backward pass, of every tile
     fresh.forget();
-    let went = match (probe, tracked.contains(&true)) {
-        (Some((module, input)), true) => {
-            let output = replay::probe(&mut tape, || forward(&module, input));
-            drop(output.map_tensors(&mut Refuse { number: 0, name: type_name::<F>() }));
-            Search::Done
-        }
-        (Some(_), false) => Search::Untracked,
-        (None, true) if search == Search::Untracked => Search::Due,
-        (None, _) => search,
-    };
-    if went != search {
-        searched::<(M, F)>(remembered.hash(), went);
+    // Whether there is a captured tensor shows only where nothing else is tracked, so that takes a forward pass: once.
+    if let Some(input) = of_search.filter(|_| tracked.contains(&true)) {
+        let (module, input) = (remembered.untracked(module, device), input.map_tensors(&mut WithoutGraph));
+        let output = replay::probe(&mut tape, || forward(&module, input));
+        drop(output.map_tensors(&mut Refuse { number: 0, name: type_name::<F>() }));
+        is_searched::<(M, F)>(remembered.hash());
     }
     FirstRun { output, tracked, samples, tape }
 }
@@ -475,35 +463,5 @@ impl ModuleVisitor for Collect<'_> {
             let gradient = if widens { gradient.cast(FloatDType::F32) } else { gradient };
             put(gradient, self.again.gradients, slot);
         }
-    }
-}
-
-#[cfg(all(test, feature = "flex"))]
-mod tests {
-    use super::*;
-    use crate::nn::{Linear, LinearConfig};
-    use std::cell::Cell;
-
-    thread_local! {
-        /// How often a search was prepared.
-        pub(super) static PREPARED: Cell<usize> = const { Cell::new(0) };
-    }
-
-    /// Once where no output is tracked, and once when one is, for the run after that.
-    #[test]
-    fn a_search_is_prepared_once() {
-        let device = Device::flex().autodiff();
-        let linear: Linear = LinearConfig::new(4, 4).init(&device);
-        let x = Tensor::<2>::ones([3, 4], &device).require_grad();
-        let runs = [false, false, false, true, true, true, false];
-        let prepared = runs.map(|is_tracked| {
-            let y = checkpoint(&linear, x.clone(), move |linear, x| {
-                let y = linear.forward(x);
-                if is_tracked { y } else { y.detach() }
-            });
-            assert_eq!(y.is_tracked(), is_tracked);
-            PREPARED.get()
-        });
-        assert_eq!(prepared, [1, 1, 1, 1, 2, 2, 2]);
     }
 }

@@ -274,6 +274,34 @@ fn captured_tensors() {
     }
 }
 
+/// Runs of which no output is tracked, in which there is nothing to see, hide nothing from the runs beside them.
+#[test]
+fn captured_tensors_beside_untracked_outputs() {
+    let _alone = alone();
+    for device in devices() {
+        for runs in [[false, true, false, true], [false, false, true, true], [true, false, true, false]] {
+            let holding = Holding::new(&device);
+            let x = random([3, 4], &device).require_grad();
+            let fixed: &'static Tensor<2> = Box::leak(Box::new(random([3, 4], &device).require_grad()));
+            for is_tracked in runs {
+                let (holding, x) = (holding.clone(), x.clone());
+                let run = move || {
+                    checkpoint(&holding, x, move |holding, x| {
+                        let y = holding.forward(x) * fixed.clone();
+                        if is_tracked { y } else { y.detach() }
+                    })
+                };
+                if !is_tracked {
+                    assert!(!run().is_tracked());
+                } else {
+                    let message = soon("a captured tensor", move || drop(run()));
+                    assert!(message.contains("a captured tracked tensor"), "{message}");
+                }
+            }
+        }
+    }
+}
+
 /// Where no parameter and no input is tracked there is no segment, and a captured tensor gets its gradient.
 #[test]
 fn captured_tensors_of_frozen_modules() {
