@@ -1,16 +1,22 @@
 //! For tests of kernels: the default bodies, which run on any backend, against the kernels of the CPU.
-use burn::backend::{
-    Autodiff, Distribution, Flex, flex::FlexDevice, ops::FloatTensorOps, read_sync, tensor::FloatTensor,
-};
-use burn::tensor::{FloatDType, Shape};
+use burn::backend::{Autodiff, Flex, flex::FlexDevice, ops::FloatTensorOps, read_sync, tensor::FloatTensor};
+use burn::tensor::{Distribution, TensorData};
+use core::cell::RefCell;
+use rand::{SeedableRng, rngs::StdRng};
 
 /// A backend whose kernels are the default bodies: Burn's operations on Flex, under an autodiff that records nothing.
 pub(crate) type Composed = Autodiff<Flex>;
 
+thread_local! {
+    /// A test is a thread of its own, and has the same numbers in every run.
+    static RNG: RefCell<StdRng> = RefCell::new(StdRng::seed_from_u64(0));
+}
+
 /// Normally distributed numbers, the same tensor for both backends.
 pub(crate) fn random(shape: &[usize]) -> FloatTensor<Flex> {
-    let shape = Shape::from(shape.to_vec());
-    Flex::float_random(shape, Distribution::Normal(0.0, 1.0), &FlexDevice, FloatDType::F32)
+    let normal = Distribution::Normal(0.0, 1.0);
+    let data = RNG.with_borrow_mut(|rng| TensorData::random::<f32, _, _>(shape.to_vec(), normal, rng));
+    Flex::float_from_data(data, &FlexDevice)
 }
 
 /// A tensor for the default bodies.
