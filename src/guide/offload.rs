@@ -6,8 +6,8 @@
 //! may stay there.
 //!
 //! **What is kept for the backward pass** is read once, and late. Within a scope of
-//! [`SavedPolicy::Host`](crate::saved::SavedPolicy::Host) the inputs and outputs that layers of this library keep go from the device to
-//! the host's memory while the program goes on, and with [`SavedPolicy::disk`](crate::saved::SavedPolicy::disk) into a file without
+//! [`SavedPolicy::Host`](crate::saved::SavedPolicy::Host) the inputs that layers of this library keep go from the device to the
+//! host's memory while the program goes on, and with [`SavedPolicy::disk`](crate::saved::SavedPolicy::disk) into a file without
 //! a name, and come back when they are due: exactly. A tensor that somebody else holds stays where it is, and so do masks,
 //! statistics, and what Burn's own operations keep. Fewer bits, which are not exact, are the subject of
 //! [precision](super::precision).

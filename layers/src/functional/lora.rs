@@ -259,7 +259,7 @@ macro_rules! conv {
         /// Keeps `x` for a tracked `b`, and the result of `b` for a tracked `a`. Only factors of other shapes, or no narrower
         /// than the channels, are multiplied. A frozen base of another dtype than `x` is cast at every use.
         ///
-        /// On devices, where each of these convolutions is launches of kernels, it is made at every use, in the forward and
+        /// On wgpu and CUDA, where each of these convolutions is launches of kernels, it is made at every use, in the forward and
         /// again in the backward pass, if it has no more elements than `x` and `a` is not the only factor that is tracked:
         /// keeps `x` for a tracked factor, and nothing else.
         pub fn $lora(
@@ -310,7 +310,7 @@ macro_rules! conv_transpose {
         /// shapes, or no narrower than the channels, are multiplied. A frozen base of another dtype than `x` is cast at every
         /// use.
         ///
-        /// On devices, where each of these convolutions is launches of kernels, it is made at every use, in the forward and
+        /// On wgpu and CUDA, where each of these convolutions is launches of kernels, it is made at every use, in the forward and
         /// again in the backward pass, if it has no more elements than `x` and `b` is not the only factor that is tracked:
         /// keeps `x` for a tracked factor, and nothing else.
         pub fn $lora(

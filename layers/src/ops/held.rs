@@ -12,10 +12,10 @@
 //!
 //! A tensor is packed only when this holds the last handle of it, which is looked at whenever a step is recorded on this thread:
 //! packed earlier, it would take more memory, not less. Until then every step that keeps the tensor under the same policy shares the
-//! stand-in; afterwards there is no tensor left for another step to take.
+//! stand-in; afterwards there is no tensor left for another step to take. Who looks holds no tensor: one that nobody else let go of is
+//! freed with the steps that keep it.
 //!
-//! What a step makes and keeps for itself, such as its output, waits outside of the graph. A step that keeps that output as its input has a
-//! stand-in for it in the graph, and both take what waits once.
+//! What no gradient flows to, and what a step makes for itself, waits outside of the graph.
 //!
 //! Leaves stay as they are. Whoever made one has it, and Burn lets graphs that are used one after the other share a leaf, but no other
 //! node.
@@ -42,7 +42,7 @@ use core::cell::RefCell;
 use core::fmt;
 use std::collections::VecDeque;
 use std::sync::{
-    Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+    Arc, Mutex, MutexGuard, PoisonError, Weak,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -164,12 +164,6 @@ pub(crate) struct Held<B: PackingKernels> {
     stand_in: Option<FloatTensor<Autodiff<B>>>,
 }
 
-impl<B: PackingKernels> Clone for Held<B> {
-    fn clone(&self) -> Self {
-        Self { waiting: self.waiting.clone(), stand_in: self.stand_in.clone() }
-    }
-}
-
 impl<B: PackingKernels> Held<B> {
     /// What stands in for the tensor in the graph; `None` of one that is not tracked.
     pub(crate) fn stand_in(&self) -> Option<&FloatTensor<Autodiff<B>>> {
@@ -187,13 +181,14 @@ impl<B: PackingKernels> Held<B> {
     }
 }
 
-/// The node of a tensor, once there is one: that of an output is made after the step that keeps it.
-pub(crate) type Node = Arc<OnceLock<NodeId>>;
-
 /// A tensor that somebody else may still hold.
 struct Shared<B: PackingKernels> {
-    node: Node,
-    held: Held<B>,
+    /// `None` of a tensor that is not in the graph.
+    node: Option<NodeId>,
+    policy: SavedPolicy,
+    /// Held by the steps that keep it.
+    waiting: Weak<Waiting<B>>,
+    stand_in: Option<FloatTensor<Autodiff<B>>>,
     looks: usize,
 }
 
@@ -202,41 +197,35 @@ trait AnyShared: Send {
     fn pack(&mut self) -> Progress;
     /// See [`Waiting::arrive`].
     fn arrive(&self);
-    /// The node of the tensor; `None` of one that has none, or none yet.
-    fn node(&self) -> Option<NodeId>;
-    /// How it waits.
-    fn policy(&self) -> &SavedPolicy;
-    /// A [`Held`].
-    fn held(&self) -> &dyn Any;
+    /// Whether it is the tensor of a node, and waits as a policy says.
+    fn is(&self, node: NodeId, policy: &SavedPolicy) -> bool;
+    /// An `Option` of a [`Held`]: whether it still waits.
+    fn held(&self) -> Box<dyn Any>;
 }
 
 impl<B: PackingKernels> AnyShared for Shared<B> {
     fn pack(&mut self) -> Progress {
         self.looks += 1;
-        // Outside of the graph, this may be the last one that knows of it.
-        if self.held.stand_in.is_none() && Arc::strong_count(&self.held.waiting) == 1 {
-            return Progress::Done;
-        }
-        match self.held.waiting.pack() {
-            Progress::Held if self.looks > LOOKS => Progress::Done,
-            progress => progress,
+        match self.waiting.upgrade().map(|waiting| waiting.pack()) {
+            Some(Progress::Held) if self.looks > LOOKS => Progress::Done,
+            Some(progress) => progress,
+            None => Progress::Done,
         }
     }
 
     fn arrive(&self) {
-        self.held.waiting.arrive();
+        if let Some(waiting) = self.waiting.upgrade() {
+            waiting.arrive();
+        }
     }
 
-    fn node(&self) -> Option<NodeId> {
-        self.node.get().copied()
+    fn is(&self, node: NodeId, policy: &SavedPolicy) -> bool {
+        self.node == Some(node) && self.policy == *policy
     }
 
-    fn policy(&self) -> &SavedPolicy {
-        self.held.policy()
-    }
-
-    fn held(&self) -> &dyn Any {
-        &self.held
+    fn held(&self) -> Box<dyn Any> {
+        let held = |waiting| Held { waiting, stand_in: self.stand_in.clone() };
+        Box::new(self.waiting.upgrade().map(held))
     }
 }
 
@@ -316,10 +305,8 @@ pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<He
     let policy = saved::current()?;
     SHARED.with(|shared| {
         let shared = shared.0.borrow();
-        // The last one, which has a stand-in where one before it has none.
-        let found =
-            shared.iter().rev().find(|shared| shared.node() == Some(x.id()) && *shared.policy() == policy)?;
-        found.held().downcast_ref::<Held<B>>().cloned()
+        let mut found = shared.iter().filter(|shared| shared.is(x.id(), &policy)).map(|shared| shared.held());
+        found.find_map(|held| *held.downcast::<Option<Held<B>>>().ok()?)
     })
 }
 
@@ -327,32 +314,26 @@ pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<He
 /// `recomputes`: whether the device's strategy computes some tensors again.
 pub(crate) fn hold<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>, recomputes: bool) -> Option<Held<B>> {
     let policy = saved::current()?;
-    let found = find(x);
-    if let Some(held) = found.as_ref().filter(|held| held.stand_in.is_some() || !x.is_tracked()) {
-        return Some(held.clone());
+    if let Some(held) = find(x) {
+        return Some(held);
     }
     let elements = x.shape().num_elements();
     let is_leaf = <Autodiff<B> as FloatTensorOps<Autodiff<B>>>::float_is_require_grad(x);
     if is_leaf || policy.bytes::<B>(elements, x.dtype()).is_none() || is_available::<B>(x, recomputes) {
         return None;
     }
-    let waiting = found.map_or_else(|| waiting::<B>(x.primitive().clone(), policy), |held| held.waiting);
+    let waiting = waiting::<B>(x.primitive().clone(), policy);
     let stand_in = x.is_tracked().then(|| stand_in(x, waiting.clone()));
     let held = Held { waiting, stand_in };
-    share(Arc::new(OnceLock::from(x.id())), held.clone());
+    share(Some(x.id()), &held);
     Some(held)
 }
 
-/// Has a tensor wait that a step made and is about to keep. `node`: that of the tensor, if it is the output.
-pub(crate) fn hold_made<B: PackingKernels>(
-    x: FloatTensor<B>,
-    policy: SavedPolicy,
-    node: Node,
-) -> Arc<dyn AnyWaiting> {
+/// Has a tensor wait that a step made for itself.
+pub(crate) fn hold_made<B: PackingKernels>(x: FloatTensor<B>, policy: SavedPolicy) -> Arc<dyn AnyWaiting> {
     let held = Held { waiting: waiting::<B>(x, policy), stand_in: None };
-    let outside = held.outside();
-    share(node, held);
-    outside
+    share(None, &held);
+    held.outside()
 }
 
 fn waiting<B: PackingKernels>(x: FloatTensor<B>, policy: SavedPolicy) -> Arc<Waiting<B>> {
@@ -361,8 +342,14 @@ fn waiting<B: PackingKernels>(x: FloatTensor<B>, policy: SavedPolicy) -> Arc<Wai
 }
 
 /// Has it packed when nobody else holds it.
-fn share<B: PackingKernels>(node: Node, held: Held<B>) {
-    let shared = Shared { node, held, looks: 0 };
+fn share<B: PackingKernels>(node: Option<NodeId>, Held { waiting, stand_in }: &Held<B>) {
+    let shared = Shared {
+        node,
+        policy: waiting.policy.clone(),
+        waiting: Arc::downgrade(waiting),
+        stand_in: stand_in.clone(),
+        looks: 0,
+    };
     SHARED.with(|all| all.0.borrow_mut().push(Box::new(shared)));
 }
 

@@ -1,5 +1,5 @@
 //! Keeping tensors of the graph for the backward pass, and saying so.
-use super::held::{self, AnyWaiting, Held, Node};
+use super::held::{self, AnyWaiting, Held};
 use super::packing::PackingKernels;
 use super::recompute::{RecomputeGuard, is_offered};
 use crate::backend::Saved;
@@ -161,12 +161,11 @@ impl Ledger {
         tensor
     }
 
-    /// Reports a tensor that the step made, and keeps it as the [policy](crate::saved) says. `node`: as of [`held::hold_made`].
+    /// Reports a tensor that the step made, no output of it, and keeps it as the [policy](crate::saved) says.
     pub(crate) fn made<B: PackingKernels>(
         &self,
         name: &'static str,
         tensor: FloatTensor<B>,
-        node: Node,
         reason: &'static str,
     ) -> KeptTensor<FloatTensor<B>> {
         let (elements, dtype) = (tensor.shape().num_elements(), tensor.dtype());
@@ -175,7 +174,7 @@ impl Ledger {
             None => KeptTensor::Whole(self.tensor(name, tensor, reason)),
             Some((bytes, policy)) => {
                 self.report(name, || (bytes, policy.reason(), None));
-                KeptTensor::Waiting(held::hold_made::<B>(tensor, policy, node))
+                KeptTensor::Waiting(held::hold_made::<B>(tensor, policy))
             }
         }
     }

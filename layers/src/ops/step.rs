@@ -10,8 +10,8 @@
 //!
 //! Without autodiff, [`Run::run`] is [`Operation::forward`] and nothing else.
 use super::{
-    held::{self, Held, Node},
-    kept::{Kept, KeptTensor, Ledger},
+    held::{self, Held},
+    kept::{Kept, Ledger},
     packing::PackingKernels,
     recompute::{self, Again, Offered, is_available, offer, recomputes},
     replay, update,
@@ -137,8 +137,6 @@ pub struct Recorder<const N: usize> {
     tracked: [bool; N],
     plan: Plan<N>,
     ledger: Ledger,
-    /// Of the output.
-    node: Node,
 }
 
 impl<const N: usize> Recorder<N> {
@@ -155,26 +153,6 @@ impl<const N: usize> Recorder<N> {
     /// Where the operation reports what it saves.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
-    }
-
-    /// Keeps the output, and reports it. It waits as the [policy](crate::saved) says, together with a step that keeps it as its input.
-    pub(crate) fn output<B: PackingKernels>(
-        &self,
-        name: &'static str,
-        y: FloatTensor<B>,
-        reason: &'static str,
-    ) -> KeptTensor<FloatTensor<B>> {
-        self.ledger.made::<B>(name, y, self.node.clone(), reason)
-    }
-
-    /// Keeps a tensor that is neither an input nor the output, and reports it; it waits as the [policy](crate::saved) says.
-    pub(crate) fn tensor<B: PackingKernels>(
-        &self,
-        name: &'static str,
-        tensor: FloatTensor<B>,
-        reason: &'static str,
-    ) -> KeptTensor<FloatTensor<B>> {
-        self.ledger.made::<B>(name, tensor, Node::default(), reason)
     }
 }
 
@@ -394,11 +372,11 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
         }
     }
     drop(held);
-    let recorder = Recorder { tracked, plan, ledger, node: Node::default() };
+    let recorder = Recorder { tracked, plan, ledger };
     let (y, saved) = operation.forward_saving(plain(inputs), &recorder);
     replay::did(operation.name(), &y);
     held::pack_idle();
-    let Recorder { plan, ledger, node, .. } = recorder;
+    let Recorder { plan, ledger, .. } = recorder;
     let name = operation.name();
     if plan.offers {
         again.by(operation.recompute(&saved));
@@ -407,7 +385,6 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     let alive = ledger.recorded(watched_inputs);
     let y = prep.finish(State { kept, shapes, saved, alive: alive.clone(), _offered: offered.clone() }, y);
     offered.promise(y.id());
-    let _ = node.set(y.id()); // it has one
     if let Some(alive) = alive {
         alive.made(y.id());
     }

@@ -21,7 +21,7 @@ pub(crate) use stored::Stored;
 /// Tensors of fewer bytes stay as they are.
 const SMALLEST: usize = 16 << 10;
 
-/// Where, and in which form, the inputs and outputs that operations keep wait for the backward pass.
+/// Where, and in which form, the inputs that operations keep wait for the backward pass.
 ///
 /// | policy | bytes | comes back |
 /// | --- | --- | --- |
@@ -33,15 +33,15 @@ const SMALLEST: usize = 16 << 10;
 /// | [`Disk`](Self::disk) | none in memory | as it was, from a file |
 ///
 /// **`Half`, `HalfF16` and `Int8` change gradients**, by as much as the inputs of backward passes are rounded; the results of the
-/// forward pass and the loss stay as they are. What they cost is a pass over the tensor in the forward pass, and one or two in the
+/// forward pass and the loss stay as they are. What they cost is a pass over the tensor in the forward pass, and one in the
 /// backward pass; `Host` and `Disk` a copy each way, for which a thread of their own waits.
 ///
-/// It holds for the inputs of operations of this library, for the outputs of softmax, softmin, quiet softmax, sigmoid and tanh, and
-/// for the products of LoRA and DoRA: not for leaves, masks, statistics, log-softmaxes (their exponential is read, in which what was
-/// rounded would show) and the gates of recurrent layers that they keep, for parameters and frozen weights, for what is computed
-/// again, for tensors below 16 KiB, nor for operations of Burn. A tensor that somebody else holds (an operation of Burn, a variable
-/// of yours, another part of the same memory, an operation in another scope) stays as it is as long as that is so, since a second
-/// form of it would only take more memory; so does an expanded one. NdArray cannot tell, and keeps everything.
+/// It holds for the inputs of operations of this library, and for the products of LoRA and DoRA: not for leaves, masks, statistics
+/// and outputs that they keep (the slope of a sigmoid is read from `1 - y`, of which nothing is left where `y` is rounded to 1), for
+/// parameters and frozen weights, for what is computed again, for tensors below 16 KiB, nor for operations of Burn. A tensor
+/// that somebody else holds (an operation of Burn, a variable of yours, another part of the same memory, an operation in another
+/// scope) stays as it is as long as that is so, since a second form of it would only take more memory; so does an expanded one.
+/// NdArray cannot tell, and keeps everything.
 ///
 /// In a [checkpointed](https://docs.rs/burn-memsave/latest/burn_memsave/checkpoint) segment it holds for the inputs of the
 /// segment. Gradients of a tensor that several operations take are added up in another order.

@@ -162,8 +162,8 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
         let quantized = quantized.map(|weight| recorder.ledger().handle("weight", weight));
         let keeps = [recorder.tracked(FACTOR_B) && !recorder.keeps(X), recorder.tracked(FACTOR) && !again];
         let (y, [h, product]) = self.forward_keeping(inputs, keeps);
-        let h = h.map(|h| recorder.tensor::<B>("x a", h, "b is tracked"));
-        let product = product.map(|p| recorder.tensor::<B>("product", p, "factor is tracked"));
+        let h = h.map(|h| recorder.ledger().made::<B>("x a", h, "b is tracked"));
+        let product = product.map(|p| recorder.ledger().made::<B>("product", p, "factor is tracked"));
         (y, SavedLora { h, product, lora: Lora { quantized, ..self.clone() } })
     }
 

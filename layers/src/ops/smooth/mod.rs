@@ -10,8 +10,6 @@
 //! records up to six operations for one function, each of which keeps a tensor.
 use super::{
     extension::extension,
-    kept::KeptTensor,
-    packing::PackingKernels,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::fusing_backends;
@@ -124,16 +122,15 @@ impl<B: SmoothKernels> Operation<B, 1> for Smooth {
 
     fn forward_saving(&self, inputs: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Self::Saved) {
         let y = Operation::<B, 1>::forward(self, inputs);
-        let output = (!recorder.keeps(X)).then(|| recorder.output::<B>("y", y.clone(), "x is tracked"));
+        let output = (!recorder.keeps(X)).then(|| recorder.ledger().tensor("y", y.clone(), "x is tracked"));
         (y, SavedSmooth { f: *self, output })
     }
 
     fn backward(SavedSmooth { f, output }: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
-        let read =
-            output.map(KeptTensor::get).unwrap_or_else(|| match (f.reads_output(), given(pass.take(X))) {
-                (true, x) => B::smooth(x, f),
-                (false, x) => x,
-            });
+        let read = output.unwrap_or_else(|| match (f.reads_output(), given(pass.take(X))) {
+            (true, x) => B::smooth(x, f),
+            (false, x) => x,
+        });
         pass.give(X, B::smooth_backward(read, f, dy));
     }
 }
@@ -143,11 +140,11 @@ impl<B: SmoothKernels> Operation<B, 1> for Smooth {
 pub struct SavedSmooth<T> {
     f: Smooth,
     /// The output, if the slope reads it and the input is not kept.
-    output: Option<KeptTensor<T>>,
+    output: Option<T>,
 }
 
 /// The kernels.
-pub trait SmoothKernels: PackingKernels {
+pub trait SmoothKernels: Backend {
     /// `f(x)`; in place of `x`, if that is the only handle of its tensor.
     fn smooth(x: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self> {
         match f {

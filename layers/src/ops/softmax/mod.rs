@@ -3,18 +3,16 @@
 //! | | |
 //! | --- | --- |
 //! | computes | `y = f(x)` along one axis, `f` a [`Softmax`] |
-//! | keeps | `y` (a handle); of a log-softmax under every [policy](crate::saved) as it is, since `exp(y)` would magnify what is rounded |
+//! | keeps | `y` (a handle) |
 //! | backward | `dx = y (dy - sum(y dy))`; of a log-softmax `dx = dy - exp(y) sum(dy)`; in place |
 //!
 //! Stock Burn records up to eight small operations, which keep several tensors of the size of `x`.
 use super::{
     extension::extension,
-    kept::KeptTensor,
-    packing::PackingKernels,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::device_backends;
-use burn::backend::{TensorMetadata, get_or_init_device_settings, tensor::FloatTensor};
+use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings, tensor::FloatTensor};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
@@ -43,9 +41,6 @@ extension! {
 }
 
 const X: usize = 0;
-
-/// Why the output is kept.
-const TRACKED: &str = "x is tracked";
 
 /// A softmax along an axis.
 #[derive(Clone, Copy, Debug)]
@@ -77,15 +72,12 @@ impl<B: SoftmaxKernels> Operation<B, 1> for Along {
 
     fn forward_saving(&self, inputs: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Self::Saved) {
         let y = Operation::<B, 1>::forward(self, inputs);
-        let kept = match self.f {
-            Softmax::LogSoftmax => KeptTensor::Whole(recorder.ledger().tensor("y", y.clone(), TRACKED)),
-            _ => recorder.output::<B>("y", y.clone(), TRACKED),
-        };
+        let kept = recorder.ledger().tensor("y", y.clone(), "x is tracked");
         (y, Saved { y: kept, along: *self })
     }
 
     fn backward(Saved { y, along }: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
-        pass.give(X, B::softmax_along_backward(y.get(), along.f, along.dim, dy));
+        pass.give(X, B::softmax_along_backward(y, along.f, along.dim, dy));
     }
 }
 
@@ -93,12 +85,12 @@ impl<B: SoftmaxKernels> Operation<B, 1> for Along {
 #[derive(Clone, Debug)]
 pub struct Saved<T> {
     /// The output.
-    y: KeptTensor<T>,
+    y: T,
     along: Along,
 }
 
 /// The kernels.
-pub trait SoftmaxKernels: PackingKernels {
+pub trait SoftmaxKernels: Backend {
     /// `f(x)` along axis `dim`; in place of `x`, if that is the only handle of its tensor.
     fn softmax_along(x: FloatTensor<Self>, f: Softmax, dim: usize) -> FloatTensor<Self> {
         match f {
