@@ -16,19 +16,22 @@ use burn::tensor::{
     ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions},
 };
 
+/// An operation of an input, a weight, an adapter with its scale, a bias and options.
+type Adapted<O> = fn(
+    DispatchTensor,
+    Weight<Dispatch>,
+    LoraFactors<Dispatch>,
+    f64,
+    MaybeTensor<Dispatch>,
+    O,
+) -> DispatchTensor;
+
 /// A convolution, or a transposed one, with options `O`: the operation here and Burn's function.
 pub(super) struct Convolution<const D: usize, O> {
     name: &'static str,
     fits: fn(&Tensor<D>, &Tensor<D>, &Option<Tensor<1>>, &O) -> Fit,
     operation: fn(DispatchTensor, Weight<Dispatch>, MaybeTensor<Dispatch>, O) -> DispatchTensor,
-    adapted: fn(
-        DispatchTensor,
-        Weight<Dispatch>,
-        LoraFactors<Dispatch>,
-        f64,
-        MaybeTensor<Dispatch>,
-        O,
-    ) -> DispatchTensor,
+    adapted: Adapted<O>,
     stock: fn(Tensor<D>, Tensor<D>, Option<Tensor<1>>, O) -> Tensor<D>,
 }
 

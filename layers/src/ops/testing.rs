@@ -14,8 +14,12 @@ thread_local! {
 
 /// Normally distributed numbers, the same tensor for both backends.
 pub(crate) fn random(shape: &[usize]) -> FloatTensor<Flex> {
-    let normal = Distribution::Normal(0.0, 1.0);
-    let data = RNG.with_borrow_mut(|rng| TensorData::random::<f32, _, _>(shape.to_vec(), normal, rng));
+    drawn(shape, Distribution::Normal(0.0, 1.0))
+}
+
+/// Numbers of a distribution.
+pub(crate) fn drawn(shape: &[usize], distribution: Distribution) -> FloatTensor<Flex> {
+    let data = RNG.with_borrow_mut(|rng| TensorData::random::<f32, _, _>(shape.to_vec(), distribution, rng));
     Flex::float_from_data(data, &FlexDevice)
 }
 
