@@ -254,11 +254,13 @@ fn outputs_stay_exact() {
     let _alone = alone();
     for device in devices() {
         let x = random([ROWS, WIDTH], &device) * 10.0;
-        let dy = random([ROWS, WIDTH], &device);
+        let [weight, dy] = [[WIDTH, WIDTH], [ROWS, WIDTH]].map(|shape| random(shape, &device));
         for operation in BY_OUTPUT {
             let run = |policy: &SavedPolicy| {
                 let x = x.clone().require_grad();
-                let y = policy.scope(|| operation(copied(x.clone())));
+                // What follows does not keep it: a step at which it would be packed.
+                let next = |y| functional::linear(y, weight.clone(), None);
+                let y = policy.scope(|| next(next(operation(copied(x.clone())))));
                 let gradients = (y * dy.clone()).sum().backward();
                 x.grad(&gradients).unwrap().into_data()
             };
@@ -300,11 +302,16 @@ fn what_others_held_goes_with_its_step() {
     let weight = |device: &Device| random([WIDTH, WIDTH], device).require_grad();
     for device in devices() {
         for policy in PACKING {
-            for is_tracked in [false, true] {
-                let (first, second) = (weight(&device).set_require_grad(is_tracked), weight(&device));
+            let linear: Linear = LinearConfig::new(WIDTH, WIDTH).init(&device);
+            let step = |x| functional::linear(x, linear.weight.val(), None);
+            let segment = |x| checkpoint(&linear, x, Linear::forward);
+            let keeps: [(&dyn Fn(Tensor<2>) -> Tensor<2>, bool); 3] =
+                [(&step, false), (&step, true), (&segment, true)];
+            for (keep, is_tracked) in keeps {
+                let first = weight(&device).set_require_grad(is_tracked);
                 let of_step = || {
                     let x = functional::linear(random([16 * ROWS, WIDTH], &device), first.clone(), None);
-                    let y = policy.scope(|| functional::linear(x.clone(), second.clone(), None));
+                    let y = policy.scope(|| keep(x.clone()));
                     drop(x);
                     let before = TrackingAllocator::live() as i64;
                     drop(y.sum().backward());

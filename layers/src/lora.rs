@@ -3,7 +3,8 @@
 //! [`Module::apply_lora`] freezes a model and attaches an [adapter](LoraAdapter) to each of
 //! its matrices. Stock layers compute the effective weight, `weight + scale a b`, at every use, keep it, and compute its full
 //! gradient; the layers of this library compute `x weight + scale (x a) b` (convolutions on devices, where that takes more
-//! launches, make a small effective weight at every use, and keep none). The same goes for
+//! launches, make a small effective weight at every use, and keep none; gates of recurrent layers, deformable convolutions and the
+//! head of a fused loss are adapted as Burn's layers are). The same goes for
 //! [`Module::apply_qlora`], where the frozen weight is quantized and stays so: it is
 //! dequantized at every use, on CPU backends block by block.
 //!

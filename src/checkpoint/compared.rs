@@ -98,3 +98,20 @@ pub(super) fn is_searched<F: 'static>(parameters: u64) {
     let mut searched = SEARCHED.lock().unwrap_or_else(PoisonError::into_inner); // every statement leaves it whole
     searched.entry(TypeId::of::<F>()).or_default().insert(parameters);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thousand_are_searched() {
+        struct Segment;
+        (0..1000).for_each(|parameters| {
+            assert!(is_new::<Segment>(parameters));
+            is_searched::<Segment>(parameters);
+            assert!(!is_new::<Segment>(parameters));
+        });
+        assert!(!is_new::<Segment>(1000));
+        assert!(is_new::<()>(0));
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! Burn attaches them: [`Module::apply_lora`](burn::module::Module::apply_lora) freezes a model and puts two small trainable
 //! factors beside each matrix. With Burn's layers every step computes the effective weight, keeps it, and computes its gradient
-//! in full. Ours compute with the factors, so that nothing of the size of the weight is made. [`lora`](crate::lora) has the
+//! in full. Ours compute with the factors, and keep nothing of the size of the weight. [`lora`](crate::lora) has the
 //! rest: [`Dora`](crate::lora::Dora) (with magnitudes), [`rank_stabilized`](crate::lora::rank_stabilized) (rsLoRA),
 //! [`plus`](crate::lora::plus) (LoRA+: a higher learning rate for `b`), [`ConvLora`](crate::lora::ConvLora), and
 //! [`first_factors`](crate::lora::first_factors), to freeze them (LoRA-FA). [`peft`](crate::peft) reads and writes the files of

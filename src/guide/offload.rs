@@ -9,7 +9,7 @@
 //! [`SavedPolicy::Host`](crate::saved::SavedPolicy::Host) the inputs that layers of this library keep go from the device to the
 //! host's memory while the program goes on, and with [`SavedPolicy::disk`](crate::saved::SavedPolicy::disk) into a file without
 //! a name, and come back when they are due: exactly. A tensor that somebody else holds stays where it is, and so do masks,
-//! statistics, and what Burn's own operations keep. Fewer bits, which are not exact, are the subject of
+//! statistics, kept outputs, and what Burn's own operations keep. Fewer bits, which are not exact, are the subject of
 //! [precision](super::precision).
 //!
 //! ```

@@ -65,7 +65,8 @@ fn dropped_segments_hold_nothing() {
         (0..20).for_each(|_| drop(forward()));
         live();
         let after = live();
-        assert!(after <= before + 4096, "{before} bytes before, {after} after");
+        // Less than the input of one of them; tables of the graph may have grown.
+        assert!(after < before + 4 * 64 * WIDTH as u64, "{before} bytes before, {after} after");
     }
 }
 

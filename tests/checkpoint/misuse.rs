@@ -302,6 +302,27 @@ fn captured_tensors_beside_untracked_outputs() {
     }
 }
 
+/// The forward pass that looks for captured tensors runs once, when there is something to see.
+#[test]
+fn captured_tensors_are_searched_for_once() {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    let _alone = alone();
+    for device in devices() {
+        let holding = Holding::new(&device);
+        let x = random([3, 4], &device).require_grad();
+        let runs = [false, false, true, true, false, true].map(|is_tracked| {
+            RUNS.store(0, Ordering::Relaxed);
+            drop(checkpoint(&holding, x.clone(), move |holding, x| {
+                RUNS.fetch_add(1, Ordering::Relaxed);
+                let y = holding.forward(x);
+                if is_tracked { y } else { y.detach() }
+            }));
+            RUNS.load(Ordering::Relaxed)
+        });
+        assert_eq!(runs, [1, 1, 2, 1, 1, 1]);
+    }
+}
+
 /// Where no parameter and no input is tracked there is no segment, and a captured tensor gets its gradient.
 #[test]
 fn captured_tensors_of_frozen_modules() {

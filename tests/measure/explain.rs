@@ -1,5 +1,5 @@
 //! What would remove what a step keeps.
-use crate::{RECORDS, alone, cpu_devices};
+use crate::{RECORDS, alone, cpu_devices, settled};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::functional::{self, linear_cross_entropy};
@@ -206,8 +206,8 @@ fn a_gate_in_one_gives_what_is_said() {
         };
         let loss = |model: &(SwiGlu, Linear), x: Tensor<2>| model.1.forward(model.0.forward(x)).mean();
         let kept = |step: Measurement| step.kept.expect("the allocator counts");
-        let before = kept(measure_step(&apart, x(), apart_loss));
-        let after = kept(measure_step(&in_one, x(), loss));
+        let before = settled(|| kept(measure_step(&apart, x(), apart_loss)));
+        let after = settled(|| kept(measure_step(&in_one, x(), loss)));
         let explanation = explain(&apart, x(), apart_loss);
         let one = explanation.suggestions.iter().find(|one| one.remedy == Remedy::SwiGlu);
         let one = one.unwrap_or_else(|| panic!("{explanation}"));

@@ -9,7 +9,7 @@ use burn_memsave::measure::{
     measure_step, mib, peak_bytes,
 };
 use serde::Serialize;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::Duration;
 
 mod explain;
@@ -27,7 +27,13 @@ const RECORDS: u64 = 6000;
 /// Memory is counted for the whole process: one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    static ONE_THREAD: Once = Once::new();
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // One that begins to work takes memory for itself.
+    ONE_THREAD.call_once(|| {
+        rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("nothing has run yet");
+    });
+    turn
 }
 
 /// What two runs in a row agree on. The first one may pay for what is initialized lazily, and the test harness's own thread

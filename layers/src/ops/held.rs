@@ -12,10 +12,11 @@
 //!
 //! A tensor is packed only when this holds the last handle of it, which is looked at whenever a step is recorded on this thread:
 //! packed earlier, it would take more memory, not less. Until then every step that keeps the tensor under the same policy shares the
-//! stand-in; afterwards there is no tensor left for another step to take. Who looks holds no tensor: one that nobody else let go of is
-//! freed with the steps that keep it.
+//! stand-in; afterwards there is no tensor left for another step to take. The list of those to look at keeps no tensor alive: one
+//! that was never packed, since others held it, is freed with the steps that keep it.
 //!
-//! What no gradient flows to, and what a step makes for itself, waits outside of the graph.
+//! What no gradient flows to, what a step makes for itself, and what a segment is computed again from waits outside of the graph. A
+//! step that keeps the same tensor has a stand-in for it in the graph, and both take what waits once.
 //!
 //! Leaves stay as they are. Whoever made one has it, and Burn lets graphs that are used one after the other share a leaf, but no other
 //! node.
@@ -183,10 +184,10 @@ impl<B: PackingKernels> Held<B> {
 
 /// A tensor that somebody else may still hold.
 struct Shared<B: PackingKernels> {
-    /// `None` of a tensor that is not in the graph.
+    /// `None` of what a step made for itself.
     node: Option<NodeId>,
     policy: SavedPolicy,
-    /// Held by the steps that keep it.
+    /// Held by the steps that keep it, and by the node that stands in for it.
     waiting: Weak<Waiting<B>>,
     stand_in: Option<FloatTensor<Autodiff<B>>>,
     looks: usize,
@@ -305,25 +306,32 @@ pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<He
     let policy = saved::current()?;
     SHARED.with(|shared| {
         let shared = shared.0.borrow();
-        let mut found = shared.iter().filter(|shared| shared.is(x.id(), &policy)).map(|shared| shared.held());
-        found.find_map(|held| *held.downcast::<Option<Held<B>>>().ok()?)
+        let found = shared.iter().filter(|shared| shared.is(x.id(), &policy)).map(|shared| shared.held());
+        // The last one, which has a stand-in where one before it has none.
+        found.rev().find_map(|held| *held.downcast::<Option<Held<B>>>().ok()?)
     })
 }
 
 /// Has a tensor wait that a step is about to keep, if the policy says so; one that waits already does not begin anew.
-/// `recomputes`: whether the device's strategy computes some tensors again.
-pub(crate) fn hold<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>, recomputes: bool) -> Option<Held<B>> {
+/// `recomputes`: whether the device's strategy computes some tensors again. `in_graph`: whether one that is tracked has a stand-in.
+pub(crate) fn hold<B: PackingKernels>(
+    x: &FloatTensor<Autodiff<B>>,
+    recomputes: bool,
+    in_graph: bool,
+) -> Option<Held<B>> {
     let policy = saved::current()?;
-    if let Some(held) = find(x) {
-        return Some(held);
+    let needs_stand_in = in_graph && x.is_tracked();
+    let found = find(x);
+    if found.as_ref().is_some_and(|held| held.stand_in.is_some() || !needs_stand_in) {
+        return found;
     }
     let elements = x.shape().num_elements();
     let is_leaf = <Autodiff<B> as FloatTensorOps<Autodiff<B>>>::float_is_require_grad(x);
     if is_leaf || policy.bytes::<B>(elements, x.dtype()).is_none() || is_available::<B>(x, recomputes) {
         return None;
     }
-    let waiting = waiting::<B>(x.primitive().clone(), policy);
-    let stand_in = x.is_tracked().then(|| stand_in(x, waiting.clone()));
+    let waiting = found.map_or_else(|| waiting::<B>(x.primitive().clone(), policy), |held| held.waiting);
+    let stand_in = needs_stand_in.then(|| stand_in(x, waiting.clone()));
     let held = Held { waiting, stand_in };
     share(Some(x.id()), &held);
     Some(held)

@@ -201,7 +201,7 @@ impl<B: SegmentOps + PackingKernels, C: CheckpointStrategy> SegmentOps for Autod
         slot: usize,
     ) -> FloatTensor<Self> {
         held::pack_idle();
-        let held = held::hold(&input, Self::recomputes());
+        let held = held::hold(&input, Self::recomputes(), false);
         let ledger = Ledger::new("checkpoint", None);
         ledger.input::<B>("input", &input, held.as_ref(), "the segment is computed again from it");
         match InputStep.prepare::<BalancedCheckpointing>([token.node()]).compute_bound().stateful() {

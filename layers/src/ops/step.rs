@@ -337,7 +337,7 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
             // What offers its output needs an untracked tensor itself.
             let may_wait =
                 kept[input].is_none() && !O::PARAMETERS.contains(&input) && (tracked[input] || !plan.offers);
-            waiting[input] = if may_wait { held::hold(tensor, recomputes) } else { None };
+            waiting[input] = if may_wait { held::hold(tensor, recomputes, true) } else { None };
             ledger.input::<B>(O::INPUTS[input], tensor, waiting[input].as_ref(), reason);
             if let Some(held) = &waiting[input]
                 && held.stand_in().is_none()

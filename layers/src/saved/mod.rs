@@ -34,13 +34,14 @@ const SMALLEST: usize = 16 << 10;
 ///
 /// **`Half`, `HalfF16` and `Int8` change gradients**, by as much as the inputs of backward passes are rounded; the results of the
 /// forward pass and the loss stay as they are. What they cost is a pass over the tensor in the forward pass, and one in the
-/// backward pass; `Host` and `Disk` a copy each way, for which a thread of their own waits.
+/// backward pass; `Host` and `Disk` a copy each way, for which a thread of their own waits. (A tensor that no gradient flows to comes
+/// back once for every operation that keeps it.)
 ///
 /// It holds for the inputs of operations of this library, and for the products of LoRA and DoRA: not for leaves, masks, statistics
 /// and outputs that they keep (the slope of a sigmoid is read from `1 - y`, of which nothing is left where `y` is rounded to 1), for
 /// parameters and frozen weights, for what is computed again, for tensors below 16 KiB, nor for operations of Burn. A tensor
-/// that somebody else holds (an operation of Burn, a variable of yours, another part of the same memory, an operation in another
-/// scope) stays as it is as long as that is so, since a second form of it would only take more memory; so does an expanded one.
+/// that somebody else holds (an operation of Burn, one of which it is a kept output, a variable of yours, another part of the same
+/// memory, an operation in another scope) stays as it is as long as that is so, since a second form of it would only take more memory; so does an expanded one.
 /// NdArray cannot tell, and keeps everything.
 ///
 /// In a [checkpointed](https://docs.rs/burn-memsave/latest/burn_memsave/checkpoint) segment it holds for the inputs of the
@@ -166,10 +167,11 @@ impl SavedPolicy {
     /// use burn_memsave_layers::{functional, saved::SavedPolicy};
     ///
     /// let device = Device::flex().autodiff();
-    /// let x = Tensor::<2>::random([256, 256], Distribution::Default, &device).require_grad();
-    /// let run = || functional::gelu(functional::softmax(x.clone(), 1)).sum().backward();
+    /// let random = || Tensor::<2>::random([256, 256], Distribution::Normal(0.0, 0.1), &device);
+    /// let (x, weight) = (random(), random().require_grad());
+    /// let run = || functional::gelu(functional::linear(x.clone(), weight.clone(), None)).sum().backward();
     /// let disk = SavedPolicy::disk(std::env::temp_dir())?;
-    /// let [memory, disk] = [run(), disk.scope(run)].map(|gradients| x.grad(&gradients).unwrap());
+    /// let [memory, disk] = [run(), disk.scope(run)].map(|gradients| weight.grad(&gradients).unwrap());
     /// assert_eq!(memory.into_data(), disk.into_data());
     /// # Ok::<(), std::io::Error>(())
     /// ```
