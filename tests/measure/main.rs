@@ -8,13 +8,17 @@ use burn_memsave::measure::{
     LayerMeasurement, Measurement, Scope, TrackingAllocator, bytes_in_use, human_bytes, measure_layer,
     measure_step, mib, peak_bytes,
 };
+use meter::alone;
 use serde::Serialize;
-use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 mod explain;
 mod graphs;
 mod ledger;
+#[path = "../memory/meter.rs"]
+#[allow(dead_code, reason = "every test uses its part")]
+mod meter;
 mod run;
 mod timeline;
 
@@ -23,18 +27,6 @@ static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 
 /// A generous limit for the graph's own records of a few operations: nodes, shapes, tables that grow.
 const RECORDS: u64 = 6000;
-
-/// Memory is counted for the whole process: one test at a time.
-fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    static ONE_THREAD: Once = Once::new();
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // One that begins to work takes memory for itself.
-    ONE_THREAD.call_once(|| {
-        rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("nothing has run yet");
-    });
-    turn
-}
 
 /// What two runs in a row agree on. The first one may pay for what is initialized lazily, and the test harness's own thread
 /// allocates now and then.

@@ -1,11 +1,13 @@
 //! The memory over a run.
-use crate::{RECORDS, alone, cpu_devices};
+use crate::{alone, cpu_devices};
 use burn::tensor::Tensor;
 use burn_memsave::measure::RunMemory;
 
 /// What a step leaves, and what it needs for a moment.
-const LEFT: usize = 10_000;
-const TEMPORARY: usize = 100_000;
+const LEFT: usize = 100_000;
+const TEMPORARY: usize = 1_000_000;
+/// What the harness of the tests may take or free meanwhile.
+const SLACK: u64 = LEFT as u64 / 2;
 
 #[test]
 fn what_grows_is_seen_step_by_step() {
@@ -20,9 +22,9 @@ fn what_grows_is_seen_step_by_step() {
         }
         for pair in memory.steps().windows(2) {
             let grown = pair[1].after.unwrap() - pair[0].after.unwrap();
-            assert!(grown.abs_diff(4 * LEFT as u64) < RECORDS, "{memory}");
+            assert!(grown.abs_diff(4 * LEFT as u64) < SLACK, "{memory}");
             let temporary = pair[1].most.unwrap() - pair[1].after.unwrap();
-            assert!(temporary.abs_diff(4 * TEMPORARY as u64) < RECORDS, "{memory}");
+            assert!(temporary.abs_diff(4 * TEMPORARY as u64) < SLACK, "{memory}");
             assert!(pair[1].time >= pair[0].time);
         }
         assert!(memory.steps().iter().all(|step| step.reserved.is_none())); // there is no pool

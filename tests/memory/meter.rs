@@ -1,7 +1,8 @@
 //! Measurements that count only if they can be repeated. Other tests that count bytes use them, too.
 use burn::tensor::{Device, Tensor};
-use burn_memsave::measure::{LayerMeasurement, measure_layer};
+use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, measure_layer};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::time::Duration;
 
 /// The graph's own records of one layer: the slack of comparisons with stock, as they are of absolute sizes (what stock
 /// keeps is not always proportional to the batch). The two sides record different steps, of a few hundred bytes each.
@@ -19,6 +20,9 @@ const ATTEMPTS: usize = 8;
 /// this has the same ones in every run.
 static METER: Mutex<()> = Mutex::new(());
 
+/// How long nothing changes before a test begins.
+const QUIET: Duration = Duration::from_millis(5);
+
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE_THREAD: Once = Once::new();
     let guard = METER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -26,11 +30,22 @@ pub fn alone() -> MutexGuard<'static, ()> {
     ONE_THREAD.call_once(|| {
         rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("nothing has run yet");
     });
+    #[cfg(feature = "flex")]
     Device::flex().seed(24301);
-    guard
+    // The thread of the test before may still free what it had for itself.
+    let mut live = TrackingAllocator::live();
+    loop {
+        std::thread::sleep(QUIET);
+        let now = TrackingAllocator::live();
+        if now == live {
+            return guard;
+        }
+        live = now;
+    }
 }
 
 /// With Burn's gradient checkpointing and without.
+#[cfg(feature = "flex")]
 pub fn devices() -> [Device; 2] {
     [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()]
 }
