@@ -113,7 +113,7 @@ fn large_tensors_are_the_definition_in_codes() {
             // Where a moment is between two codes, f32 and f64 may differ: few elements, by less than a step.
             let far = data.iter::<f64>().zip(&definition.weight).filter(|(a, b)| (a - *b).abs() > 1e-5);
             let far: Vec<f64> = far.map(|(a, b)| (a - b).abs()).collect();
-            assert!(far.len() * 100 <= data.num_elements(), "{} of {}", far.len(), data.num_elements());
+            assert!(far.len() * 200 <= data.num_elements(), "{} of {}", far.len(), data.num_elements());
             assert!(far.iter().all(|&error| error < LR), "{far:?}");
         }
     }

@@ -260,9 +260,8 @@ macro_rules! conv {
         /// than the channels, are multiplied. A frozen base of another dtype than `x` is cast at every use.
         ///
         /// On wgpu and CUDA, where each of these convolutions is launches of kernels, it is made at every use, in the forward and
-        /// again in the backward pass, if it has no more elements than `x`, the factors are of its dtype, and `a` is not the only one that
-        /// is tracked:
-        /// keeps `x` for a tracked factor, and nothing else.
+        /// again in the backward pass, if it has no more elements than `x`, the factors are of its dtype, and `a` is not the only
+        /// one that is tracked: keeps `x` for a tracked factor, and nothing else.
         pub fn $lora(
             x: Tensor<$dims>,
             base: Tensor<$dims>,
@@ -312,8 +311,8 @@ macro_rules! conv_transpose {
         /// use.
         ///
         /// On wgpu and CUDA, where each of these convolutions is launches of kernels, it is made at every use, in the forward and
-        /// again in the backward pass, if it has no more elements than `x` and `b` is not the only factor that is tracked:
-        /// keeps `x` for a tracked factor, and nothing else.
+        /// again in the backward pass, if it has no more elements than `x`, the factors are of its dtype, and `b` is not the only
+        /// one that is tracked: keeps `x` for a tracked factor, and nothing else.
         pub fn $lora(
             x: Tensor<$dims>,
             base: Tensor<$dims>,

@@ -186,7 +186,6 @@ impl<B: PackingKernels> Held<B> {
 struct Shared<B: PackingKernels> {
     /// `None` of what a step made for itself.
     node: Option<NodeId>,
-    policy: SavedPolicy,
     /// Held by the steps that keep it, and by the node that stands in for it.
     waiting: Weak<Waiting<B>>,
     stand_in: Option<FloatTensor<Autodiff<B>>>,
@@ -198,10 +197,10 @@ trait AnyShared: Send {
     fn pack(&mut self) -> Progress;
     /// See [`Waiting::arrive`].
     fn arrive(&self);
-    /// Whether it is the tensor of a node, and waits as a policy says.
-    fn is(&self, node: NodeId, policy: &SavedPolicy) -> bool;
-    /// An `Option` of a [`Held`]: whether it still waits.
-    fn held(&self) -> Box<dyn Any>;
+    /// The node of the tensor; `None` of what a step made for itself.
+    fn node(&self) -> Option<NodeId>;
+    /// A [`Held`]; `None` once the steps that keep it are done.
+    fn held(&self) -> Option<Box<dyn Any>>;
 }
 
 impl<B: PackingKernels> AnyShared for Shared<B> {
@@ -220,13 +219,12 @@ impl<B: PackingKernels> AnyShared for Shared<B> {
         }
     }
 
-    fn is(&self, node: NodeId, policy: &SavedPolicy) -> bool {
-        self.node == Some(node) && self.policy == *policy
+    fn node(&self) -> Option<NodeId> {
+        self.node
     }
 
-    fn held(&self) -> Box<dyn Any> {
-        let held = |waiting| Held { waiting, stand_in: self.stand_in.clone() };
-        Box::new(self.waiting.upgrade().map(held))
+    fn held(&self) -> Option<Box<dyn Any>> {
+        Some(Box::new(Held { waiting: self.waiting.upgrade()?, stand_in: self.stand_in.clone() }))
     }
 }
 
@@ -306,9 +304,12 @@ pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<He
     let policy = saved::current()?;
     SHARED.with(|shared| {
         let shared = shared.0.borrow();
-        let found = shared.iter().filter(|shared| shared.is(x.id(), &policy)).map(|shared| shared.held());
         // The last one, which has a stand-in where one before it has none.
-        found.rev().find_map(|held| *held.downcast::<Option<Held<B>>>().ok()?)
+        let mut of_node = shared.iter().rev().filter(|shared| shared.node() == Some(x.id()));
+        of_node.find_map(|shared| {
+            let held = *shared.held()?.downcast::<Held<B>>().ok()?;
+            (*held.policy() == policy).then_some(held)
+        })
     })
 }
 
@@ -351,13 +352,7 @@ fn waiting<B: PackingKernels>(x: FloatTensor<B>, policy: SavedPolicy) -> Arc<Wai
 
 /// Has it packed when nobody else holds it.
 fn share<B: PackingKernels>(node: Option<NodeId>, Held { waiting, stand_in }: &Held<B>) {
-    let shared = Shared {
-        node,
-        policy: waiting.policy.clone(),
-        waiting: Arc::downgrade(waiting),
-        stand_in: stand_in.clone(),
-        looks: 0,
-    };
+    let shared = Shared { node, waiting: Arc::downgrade(waiting), stand_in: stand_in.clone(), looks: 0 };
     SHARED.with(|all| all.0.borrow_mut().push(Box::new(shared)));
 }
 
