@@ -9,7 +9,7 @@ use crate::table::{
 };
 use crate::{alone, gpu};
 use burn::module::Module;
-use burn::tensor::{DType, Device, Distribution, Tensor};
+use burn::tensor::{DType, Device, Distribution, Tensor, module, ops::AttentionModuleOptions};
 use burn_memsave::functional as F;
 use burn_memsave::measure::{LayerMeasurement, measure_layer};
 use std::fmt::Display;
@@ -80,6 +80,23 @@ impl Limits {
     ) -> LayerMeasurement {
         let input = || Tensor::random(shape, Distribution::Normal(0.0, 1.0), &self.device).require_grad();
         second(&self.device, || measure_layer(input, forward))
+    }
+}
+
+/// A causal attention is made in parts, each of which leaves out what its queries do not see: no more of them than there are launches for.
+#[test]
+fn causal_attention_launches_no_more_than_burn() {
+    let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+    let _alone = alone();
+    let limits = Limits { device: gpu().autodiff(), faults: vec![] };
+    for shape in [[1, 2, 1024, 8], [4, 2, 256, 8]] {
+        let burn =
+            limits.measure(shape, &|x| module::attention(x.clone(), x.clone(), x, None, None, options));
+        let ours = limits.measure(shape, &|x| F::attention(x.clone(), x.clone(), x, None, None, options));
+        let [most, launches] = [&burn, &ours].map(|of| of.launches.expect("they are counted"));
+        assert!(launches <= most + MORE_LAUNCHES, "{shape:?}: {launches} launches, Burn's are {most}");
+        let [most, peak] = [&burn, &ours].map(|of| of.peak.expect("the pool counts"));
+        assert!(peak * 2 <= most, "{shape:?}: {peak} bytes, Burn's are {most}");
     }
 }
 

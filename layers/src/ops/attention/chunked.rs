@@ -40,7 +40,7 @@ impl<B: AttentionKernels> Operands<B> {
     }
 
     fn chunks(&self) -> Vec<Chunk> {
-        self.sizes().chunks(&self.scores, B::CHUNK)
+        self.sizes().chunks(&self.scores, B::CHUNK, B::CAUSAL_PARTS)
     }
 
     /// The queries of a chunk, by group, and its keys.
@@ -88,8 +88,8 @@ impl<B: AttentionKernels> Operands<B> {
         let [batch, heads, queries, _] = self.query.shape().dims();
         let width = value.shape()[3];
         // In memory the heads of a query lie side by side: merging them is free.
-        let mut output = Parts::<B>::new(Shape::new([batch, queries, heads, width]));
-        let mut log_sums = Parts::<B>::new(Shape::new([batch, heads, queries, 1]));
+        let mut output = Parts::<B>::covering(Shape::new([batch, queries, heads, width]));
+        let mut log_sums = Parts::<B>::covering(Shape::new([batch, heads, queries, 1]));
         for (index, chunk) in self.chunks().into_iter().enumerate() {
             let (query, key) = self.rows_and_keys(&chunk);
             let products = chunk.by_head::<B>(B::float_matmul(query, B::float_transpose(key)));
@@ -136,7 +136,7 @@ impl<B: AttentionKernels> Operands<B> {
     ) -> [Option<FloatTensor<B>>; 4] {
         let [wants_query, wants_key, wants_value, wants_bias] = wanted;
         let sizes = self.sizes();
-        let mut dquery = Parts::<B>::new(self.query.shape());
+        let mut dquery = Parts::<B>::covering(self.query.shape());
         let [mut dkey, mut dvalue] = [&self.key, &value].map(|x| KeyGrads::<B>::new(x.shape()));
         let mut dbias = self.bias.as_ref().map(|bias| BiasGrad::<B>::new(bias, &sizes));
         let dtype = self.query.dtype();

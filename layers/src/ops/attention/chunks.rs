@@ -16,8 +16,8 @@ pub(super) struct Chunk {
     pub(super) keys: usize,
 }
 
-/// Causal attention leaves out the keys that no query of a chunk sees: this many chunks make that worthwhile.
-const CAUSAL_CHUNKS: usize = 8;
+/// Causal attention leaves out the keys that no query of a chunk sees; in more parts than this, little more is left out.
+const MOST_CAUSAL_PARTS: usize = 8;
 /// Fewer queries than this waste a matrix product.
 const MIN_QUERIES: usize = 64;
 
@@ -53,23 +53,28 @@ impl Sizes {
     }
 
     /// The chunks: whole heads where several heads fit in `elements`, else some queries of one. They are in the order of the weights,
-    /// which are drawn in it where some are dropped; causal attention drops none, and takes some queries of several heads. Those of a
-    /// group follow each other.
-    pub(super) fn chunks(&self, scores: &Scores, elements: usize) -> Vec<Chunk> {
+    /// which are drawn in it where some are dropped; causal attention drops none, and takes some queries of several heads, which are
+    /// `causal_parts` at least, more where chunks are as many anyway. Those of a group follow each other.
+    pub(super) fn chunks(&self, scores: &Scores, elements: usize, causal_parts: usize) -> Vec<Chunk> {
         let &Self { batch, heads, queries, keys, .. } = self;
         let fitting = elements / keys.max(1); // rows
         let whole = (fitting / queries.max(1)).max(1); // heads
         let step = match scores.causal {
-            true => fitting.min(queries.div_ceil(CAUSAL_CHUNKS)),
+            true => {
+                let chunks = (batch * heads * queries).div_ceil(fitting.max(1));
+                fitting.min(queries.div_ceil(chunks.clamp(causal_parts, MOST_CAUSAL_PARTS)))
+            }
             false => fitting,
         };
         let step = step.max(MIN_QUERIES);
-        let (batch_step, head_step, query_step) = if step < queries {
-            let several = elements / (step * keys.max(1));
-            let steps = heads.div_ceil(several.clamp(1, heads.max(1)));
-            (1, if scores.causal { heads.div_ceil(steps.max(1)).max(1) } else { 1 }, step)
-        } else {
+        let (batch_step, head_step, query_step) = if step >= queries {
             ((whole / heads.max(1)).max(1), whole.min(heads.max(1)), queries.max(1))
+        } else if scores.causal {
+            let several = elements / (step * keys.max(1)); // heads
+            let steps = heads.div_ceil(several.clamp(1, heads.max(1)));
+            ((several / heads.max(1)).max(1), heads.div_ceil(steps.max(1)).max(1), step)
+        } else {
+            (1, 1, step)
         };
         let head_step = self.head_step(head_step);
         let ranges = |len: usize, step: usize| (0..len).step_by(step).map(move |at| at..(at + step).min(len));
@@ -156,7 +161,7 @@ mod tests {
     }
 
     fn chunks(of: [usize; 4], causal: bool, elements: usize) -> Vec<Chunk> {
-        sizes(of, of[1]).chunks(&Scores { causal, ..SCORES }, elements)
+        sizes(of, of[1]).chunks(&Scores { causal, ..SCORES }, elements, 8)
     }
 
     /// Every weight is in exactly one chunk, except those that no query sees; in row-major order, unless attention is causal.
@@ -169,6 +174,7 @@ mod tests {
             ([2, 2, 300, 200], false, 1 << 14),
             ([1, 2, 600, 600], true, 1 << 20),
             ([2, 5, 600, 600], true, 1 << 17),
+            ([5, 2, 300, 300], true, 1 << 17),
             ([1, 1, 100, 300], true, 1),
             ([1, 1, 300, 100], true, 1),
         ] {
@@ -203,6 +209,26 @@ mod tests {
         );
     }
 
+    /// A few chunks of a causal attention on a device, where each is several kernels: the queries are in more parts where chunks are
+    /// many anyway, and a chunk has the heads of several batches.
+    #[test]
+    fn causal_chunks_are_no_more_than_memory_and_parts_ask_for() {
+        for (of, elements, most) in [
+            ([1, 16, 1024, 1024], 1 << 24, 2),
+            ([8, 16, 512, 512], 1 << 24, 2),
+            ([1, 16, 4096, 4096], 1 << 24, 16),
+            ([2, 4, 2048, 2048], 1 << 24, 2),
+            ([3, 4, 2048, 2048], 1 << 24, 6),
+        ] {
+            let scores = Scores { causal: true, ..SCORES };
+            let chunks = sizes(of, of[1]).chunks(&scores, elements, 2);
+            assert!(chunks.len() <= most, "{of:?}: {}", chunks.len());
+            let weights =
+                |chunk: &Chunk| chunk.batch.len() * chunk.heads.len() * chunk.queries.len() * chunk.keys;
+            assert!(chunks.iter().all(|chunk| weights(chunk) <= elements), "{of:?}");
+        }
+    }
+
     /// The chunks of a group follow each other, from its first queries on; each has as many heads of every group.
     #[test]
     fn chunks_of_groups_are_whole_groups_or_parts_of_one() {
@@ -213,7 +239,7 @@ mod tests {
                 {
                     let sizes = sizes(of, groups);
                     let mut rows = 0; // of the groups that are not done
-                    for chunk in sizes.chunks(&Scores { causal, ..SCORES }, elements) {
+                    for chunk in sizes.chunks(&Scores { causal, ..SCORES }, elements, 8) {
                         let Chunk { heads, groups, queries: some, .. } = &chunk;
                         assert!(heads.clone().all(|head| groups.contains(&(head / sizes.of_group()))));
                         assert_eq!(heads.len() % groups.len(), 0);

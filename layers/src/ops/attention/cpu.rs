@@ -9,6 +9,7 @@ use num_traits::{Float, Zero};
 impl<B: CpuBackend> AttentionKernels for B {
     const WIDE_PRODUCTS: bool = true;
     const CHUNK: usize = 1 << 18; // the weights of a chunk stay in the cache
+    const CAUSAL_PARTS: usize = 8;
 
     fn attention_weights(products: FloatTensor<B>, rows: &ScoreRows<B>) -> (FloatTensor<B>, FloatTensor<B>) {
         let mut products = B::contiguous(products);

@@ -72,6 +72,9 @@ pub trait AttentionKernels: Masks {
     /// How many weights a chunk has.
     const CHUNK: usize = 1 << 24; // launching kernels takes longer than on a CPU
 
+    /// In how many parts the queries of a causal attention are at least, so that keys that no query of a part sees are left out.
+    const CAUSAL_PARTS: usize = 2; // likewise
+
     /// The weights, from the products of queries and keys `[batch, heads, rows, keys]`, and the logarithm of the sum of the
     /// exponentials of every row of scores, `[batch, heads, rows, 1]`, in f32 at least.
     fn attention_weights(

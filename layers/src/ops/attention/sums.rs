@@ -9,12 +9,20 @@ use core::ops::Range;
 /// A tensor that is filled part by part. If one part is the whole, nothing else is allocated.
 pub(super) struct Parts<B: Backend> {
     shape: Shape,
+    /// Whether the parts cover the whole, so that nothing needs to be 0 before.
+    cover: bool,
     all: Option<FloatTensor<B>>,
 }
 
 impl<B: Backend> Parts<B> {
+    /// Zeros where no part is.
     pub(super) fn new(shape: Shape) -> Self {
-        Self { shape, all: None }
+        Self { shape, cover: false, all: None }
+    }
+
+    /// For parts that cover the whole, or for none.
+    pub(super) fn covering(shape: Shape) -> Self {
+        Self { cover: true, ..Self::new(shape) }
     }
 
     fn all(&mut self, like: &FloatTensor<B>) -> FloatTensor<B> {
@@ -26,8 +34,19 @@ impl<B: Backend> Parts<B> {
     pub(super) fn put(&mut self, ranges: [&Range<usize>; 4], part: FloatTensor<B>) {
         self.all = Some(match slices(&self.shape, ranges) {
             None => part,
-            Some(slices) => B::float_slice_assign(self.all(&part), &slices, part),
+            Some(slices) => {
+                let all = self.all.take().unwrap_or_else(|| self.blank(&part));
+                B::float_slice_assign(all, &slices, part)
+            }
         });
+    }
+
+    /// What the first part is put into.
+    fn blank(&self, like: &FloatTensor<B>) -> FloatTensor<B> {
+        match self.cover {
+            true => B::float_empty(self.shape.clone(), &like.device(), like.dtype().into()),
+            false => zeros::<B>(self.shape.clone(), like),
+        }
     }
 
     /// Adds to a part, which is 0 at first.
@@ -61,7 +80,7 @@ pub(super) struct KeyGrads<B: Backend> {
 
 impl<B: AttentionKernels> KeyGrads<B> {
     pub(super) fn new(shape: Shape) -> Self {
-        Self { all: Parts::new(shape), sum: None }
+        Self { all: Parts::covering(shape), sum: None }
     }
 
     /// Adds `rows^T x` of a chunk, both by group.
