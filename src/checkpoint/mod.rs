@@ -16,9 +16,11 @@
 //! # What is computed again
 //!
 //! The forward pass of the segment runs as it would without a checkpoint, and what it kept is dropped at its end. The backward
-//! pass runs it again, to its end, from the same inputs and parameters, and gives the same gradients, to the last bit on CPU backends.
-//! (It could stop where the last tensor is there that gradients are computed from. Its outputs, which are compared with those of the
-//! first time, would not be there then, and of Burn's operations nobody knows which read them.)
+//! pass runs it again, from the same inputs and parameters, and gives the same gradients, to the last bit on CPU backends.
+//!
+//! It stops early where a segment ends with a dense layer or a convolution of this library, with an adapter or without: that product
+//! is not computed again, since no gradient reads it, but only in the first two runs, to compare it. (A function that looks at its output
+//! finds no numbers there.) Other segments run to their end: of Burn's operations nobody knows which read the outputs of those before.
 //!
 //! - **Random numbers** of this library's layers (dropout, also of attention weights, and random slopes) are those of the first
 //!   time, and the generator is not touched: what was drawn is kept, a bit per element (a float for random slopes), on wgpu and
@@ -46,8 +48,8 @@
 //!   not seen, nor, in a module with running statistics on a device with `gradient_checkpointing`, a tensor in a plain field, which
 //!   then gets no gradient.
 //! - A segment that does something else the second time: the backward pass panics, and says what. Operations of this library are
-//!   compared by name and shape, outputs by shape and dtype, and by some of their elements (where that takes time, on devices, the
-//!   first times only). So it is with Burn's own layers that draw random numbers, such as [`burn::nn::Dropout`]: they would draw
+//!   compared by name and shape, outputs by shape and dtype, and by some of their elements (the first times only on devices, where that
+//!   takes time, and where the last product is not computed again). So it is with Burn's own layers that draw random numbers, such as [`burn::nn::Dropout`]: they would draw
 //!   others. From the first tensor on that a [policy](crate::saved::SavedPolicy) keeps rounded, elements are not compared any more.
 //! - Training under Burn's `ExecutionStrategy::ddp`, which waits for all devices at the end of every backward pass, and so of those of
 //!   segments: [`Replicas`](crate::parallel::Replicas) train with segments.

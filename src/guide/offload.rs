@@ -63,8 +63,8 @@
 //!
 //! Time to move: of weights twice per step if they do not fit the budget, of activations once each way. The program waits for
 //! no copy as long as few are on their way, and the disk is read and written beside the computation; a device does its copies
-//! between its operations. A step that computes little for each byte waits for the bus or the disk. In the backward pass `Host`
-//! has one tensor ahead, which takes its bytes on the device.
+//! between its operations, on CUDA through the pinned buffers that the runtime has. A step that computes little for each byte
+//! waits for the bus or the disk. In the backward pass `Host` has one tensor ahead, which takes its bytes on the device.
 //!
 //! # When
 //!

@@ -7,6 +7,7 @@ use burn_memsave::measure::TrackingAllocator;
 use meter::{alone, devices};
 
 mod bytes;
+mod ends;
 #[path = "../memory/meter.rs"]
 #[allow(dead_code, reason = "every test uses its part")]
 mod meter;

@@ -16,7 +16,7 @@ use std::{env, thread};
 
 /// The message of the panic in the backward pass.
 #[track_caller]
-fn message(y: Tensor<2>) -> String {
+pub fn message(y: Tensor<2>) -> String {
     message_of(|| drop(y.sum().backward()))
 }
 

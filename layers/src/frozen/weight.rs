@@ -67,6 +67,9 @@ pub(super) const QUEUED: bool = cfg!(feature = "fusion");
 
 /// A weight as a tensor, and whether it stays on the device.
 ///
+/// Where the runtime has pinned memory, the bytes are copied there first, into a buffer that is free again when the device has them
+/// (CubeCL 0.11.3 on CUDA: of a pool of the stream; of weights of 100 MiB or more the driver does so, in pieces).
+///
 /// A copy to a device is enqueued, as kernels are, on the stream of this thread (CubeCL 0.11.3): nobody waits for it here, and it begins
 /// when the kernels of the layers before have run, which are no further than in the queue by now. A copy that another thread had
 /// begun ahead would begin no earlier on wgpu, which has one queue. On CUDA it could run beside the kernels, on the stream of that thread,

@@ -142,6 +142,14 @@ pub struct BilinearOperation<B: Backend, M> {
     quantized: Option<QuantizedTensor<B>>,
 }
 
+impl<B: Backend, M: Bilinear<B>> BilinearOperation<B, M> {
+    fn saved(&self, recorder: &Recorder<3>) -> Self {
+        let quantized = self.quantized.clone().filter(|_| recorder.tracked(X));
+        let quantized = quantized.map(|weight| recorder.ledger().handle("weight", weight));
+        Self { map: self.map.clone(), quantized }
+    }
+}
+
 impl<B: Backend, M: Bilinear<B>> Operation<B, 3> for BilinearOperation<B, M> {
     const INPUTS: [&'static str; 3] = ["x", "weight", "bias"];
     const PARAMETERS: &'static [usize] = &[WEIGHT];
@@ -164,9 +172,12 @@ impl<B: Backend, M: Bilinear<B>> Operation<B, 3> for BilinearOperation<B, M> {
     }
 
     fn forward_saving(&self, inputs: Inputs<B, 3>, recorder: &Recorder<3>) -> (FloatTensor<B>, Self) {
-        let quantized = self.quantized.clone().filter(|_| recorder.tracked(X));
-        let quantized = quantized.map(|weight| recorder.ledger().handle("weight", weight));
-        (self.forward(inputs), Self { map: self.map.clone(), quantized })
+        let saved = self.saved(recorder);
+        (self.forward(inputs), saved)
+    }
+
+    fn saving(&self, _: &Inputs<B, 3>, recorder: &Recorder<3>) -> Option<Self> {
+        Some(self.saved(recorder))
     }
 
     fn backward(Self { map, quantized }: Self, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {

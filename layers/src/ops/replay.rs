@@ -2,11 +2,14 @@
 //!
 //! Operations that draw random numbers do so through `draw`: what was drawn is kept, and the replay finds it, without touching
 //! the generator. Every operation says through `did` that it ran: a segment that does something else the second time is an error.
+//!
+//! The output of the last operation need not be computed again where it is the output of the segment, and nothing in the backward pass
+//! reads it: whoever replays may [leave it out](Tape::leave_out_end).
 use super::kept::Ledger;
 use crate::backend::Saved;
 use crate::saved::SavedPolicy;
 use crate::{ledger, watch::Watch};
-use burn::backend::TensorMetadata;
+use burn::backend::{TensorMetadata, autodiff::NodeId};
 use burn::tensor::{DType, Shape};
 use core::any::Any;
 use core::cell::RefCell;
@@ -17,6 +20,22 @@ use std::vec::IntoIter;
 pub struct Tape {
     operations: Vec<Done>,
     draws: Vec<Box<dyn Any + Send>>,
+    /// The output of the last operation, if it is tracked.
+    last: Option<NodeId>,
+    /// Whether that is left out.
+    leaves_out_end: bool,
+}
+
+impl Tape {
+    /// Whether the last operation gave this output.
+    pub fn ends_with(&self, output: Option<NodeId>) -> bool {
+        output.is_some() && output == self.last
+    }
+
+    /// Leaves out what the last operation gives, if its backward pass can do without.
+    pub fn leave_out_end(&mut self) {
+        self.leaves_out_end = true;
+    }
 }
 
 /// An operation, and its output.
@@ -39,6 +58,8 @@ enum Frame {
     Replaying {
         operations: IntoIter<Done>,
         draws: IntoIter<Box<dyn Any + Send>>,
+        leaves_out_end: bool,
+        left_out: Option<NodeId>,
     },
     /// Not for its results.
     Probing {
@@ -74,21 +95,25 @@ pub fn probe<R>(tape: &mut Tape, forward: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Runs it again.
+/// Runs it again. Also returns the output that was left out, which has no elements.
 ///
 /// # Panics
 ///
 /// Panics if it does not do what it did.
-pub fn replay<R>(Tape { operations, draws }: Tape, forward: impl FnOnce() -> R) -> R {
+pub fn replay<R>(
+    Tape { operations, draws, leaves_out_end, .. }: Tape,
+    forward: impl FnOnce() -> R,
+) -> (R, Option<NodeId>) {
     let (operations, draws) = (operations.into_iter(), draws.into_iter());
-    let entered = Entered::new(Frame::Replaying { operations, draws });
+    let entered = Entered::new(Frame::Replaying { operations, draws, leaves_out_end, left_out: None });
     let result = SavedPolicy::Keep.scope(forward);
-    if let Frame::Replaying { mut operations, .. } = entered.leave()
-        && let Some(missing) = operations.next()
-    {
+    let Frame::Replaying { mut operations, left_out, .. } = entered.leave() else {
+        unreachable!("frames are left in order")
+    };
+    if let Some(missing) = operations.next() {
         panic!("checkpoint: computed again, a segment ends before {missing}");
     }
-    result
+    (result, left_out)
 }
 
 /// While it is there, the last frame is that of its segment.
@@ -158,6 +183,34 @@ pub(crate) fn draw<T: Saved>(draw: impl FnOnce() -> T) -> T {
         }
     });
     drawn
+}
+
+/// The shape and dtype of the output of this operation, if it is to be left out.
+pub(crate) fn leaves_out(operation: &'static str) -> Option<(Shape, DType)> {
+    FRAMES.with_borrow(|frames| match frames.last()? {
+        Frame::Replaying { operations, leaves_out_end: true, .. } => match operations.as_slice() {
+            [last] if last.operation == operation => Some((last.shape.clone(), last.dtype)),
+            _ => None,
+        },
+        _ => None,
+    })
+}
+
+/// Says what an operation gave, if that is tracked, and whether it was left out.
+pub(crate) fn gave(output: Option<NodeId>, is_left_out: bool) {
+    FRAMES.with_borrow_mut(|frames| {
+        let (replaying, recording) = hearing(frames);
+        if let Some(Frame::Replaying { left_out, .. }) = replaying
+            && is_left_out
+        {
+            *left_out = output;
+        }
+        for frame in recording {
+            if let Frame::Recording(tape) = frame {
+                tape.last = output;
+            }
+        }
+    });
 }
 
 /// Says that an operation ran.

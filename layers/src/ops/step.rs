@@ -72,6 +72,12 @@ pub trait Operation<B: Backend, const N: usize>: Clone + Send + 'static {
     /// The output, and what the backward pass reads besides inputs, which is also reported to `recorder`.
     fn forward_saving(&self, inputs: Inputs<B, N>, recorder: &Recorder<N>) -> (FloatTensor<B>, Self::Saved);
 
+    /// What [`forward_saving`](Self::forward_saving) saves, where it can be had without the output: a segment that ends with it is not
+    /// run again to its end.
+    fn saving(&self, _inputs: &Inputs<B, N>, _recorder: &Recorder<N>) -> Option<Self::Saved> {
+        None
+    }
+
     /// Computes the output again from the inputs.
     fn recompute(self, _saved: &Self::Saved) -> impl Fn(Inputs<B, N>) -> FloatTensor<B> + Send + 'static {
         move |inputs| self.forward(inputs)
@@ -310,12 +316,14 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
         let nodes = nodes(inputs.each_ref().map(Option::as_ref));
         let y = operation.forward(plain(inputs));
         replay::did(operation.name(), &y);
+        replay::gave(None, false);
         watch::computed(operation.name(), None);
         return match step.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
             OpsKind::UnTracked(prep) => prep.finish(y),
             OpsKind::Tracked(_) => unreachable!("no input is tracked"),
         };
     }
+    let device = given(inputs.iter().flatten().next()).device();
     held::pack_idle();
     let mut waiting = inputs.each_ref().map(|input| held::find(input.as_ref()?));
     let plan = operation.plan(&Tracking { inputs: in_graph(&inputs, &waiting), recomputes });
@@ -373,7 +381,12 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     }
     drop(held);
     let recorder = Recorder { tracked, plan, ledger };
-    let (y, saved) = operation.forward_saving(plain(inputs), &recorder);
+    let inputs = plain(inputs);
+    let left_out = replay::leaves_out(operation.name()).and_then(|(shape, dtype)| {
+        Some((B::shape_only(shape, dtype, &device), operation.saving(&inputs, &recorder)?))
+    });
+    let is_left_out = left_out.is_some();
+    let (y, saved) = left_out.unwrap_or_else(|| operation.forward_saving(inputs, &recorder));
     replay::did(operation.name(), &y);
     held::pack_idle();
     let Recorder { plan, ledger, .. } = recorder;
@@ -384,6 +397,7 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     let offered = Offered::new(plan.offers);
     let alive = ledger.recorded(watched_inputs);
     let y = prep.finish(State { kept, shapes, saved, alive: alive.clone(), _offered: offered.clone() }, y);
+    replay::gave(Some(y.id()), is_left_out);
     offered.promise(y.id());
     if let Some(alive) = alive {
         alive.made(y.id());

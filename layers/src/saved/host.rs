@@ -8,6 +8,10 @@
 //!
 //! All of a thread's copies out are of the stream of that thread, so that the device orders them after what wrote the tensor.
 //! Copies back are of the stream of the backward pass.
+//!
+//! Both ways they go through pinned memory where the runtime has it (CubeCL 0.11.3 on CUDA: buffers of a pool of the stream, for what is
+//! read, and for what is written if it is less than 100 MiB), of which a buffer is free again when its copy is done. What waits is in
+//! ordinary memory: pinned memory is scarce.
 use super::{on_stream, zeros};
 use burn::backend::{Backend, ExecutionError, TensorMetadata, read_sync, tensor::FloatTensor};
 use burn::tensor::{StreamId, TensorData};

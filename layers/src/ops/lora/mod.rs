@@ -100,6 +100,22 @@ impl<B: LoraKernels> Lora<B> {
         (finished::<B>(product.clone(), factor, bias), [kept_h, Some(product)])
     }
 
+    /// Whether `x a` and the product are kept.
+    fn keeps(&self, recorder: &Recorder<6>) -> [bool; 2] {
+        let again = self.computes_product_again(recorder.tracked(FACTOR));
+        [recorder.tracked(FACTOR_B) && !recorder.keeps(X), recorder.tracked(FACTOR) && !again]
+    }
+
+    /// What is saved beside inputs.
+    fn saved(&self, [h, product]: KeptProducts<B>, recorder: &Recorder<6>) -> SavedLora<B> {
+        let again = self.computes_product_again(recorder.tracked(FACTOR));
+        let quantized = self.quantized.clone().filter(|_| recorder.tracked(X) || again);
+        let quantized = quantized.map(|weight| recorder.ledger().handle("weight", weight));
+        let h = h.map(|h| recorder.ledger().made::<B>("x a", h, "b is tracked"));
+        let product = product.map(|p| recorder.ledger().made::<B>("product", p, "factor is tracked"));
+        SavedLora { h, product, lora: Lora { quantized, ..self.clone() } }
+    }
+
     /// Whether the product is computed again, from `x`, for the gradient of the factor.
     fn computes_product_again(&self, tracks_factor: bool) -> bool {
         tracks_factor && self.product_exceeds_weight
@@ -157,14 +173,15 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
     }
 
     fn forward_saving(&self, inputs: Inputs<B, 6>, recorder: &Recorder<6>) -> (FloatTensor<B>, SavedLora<B>) {
-        let again = self.computes_product_again(recorder.tracked(FACTOR));
-        let quantized = self.quantized.clone().filter(|_| recorder.tracked(X) || again);
-        let quantized = quantized.map(|weight| recorder.ledger().handle("weight", weight));
-        let keeps = [recorder.tracked(FACTOR_B) && !recorder.keeps(X), recorder.tracked(FACTOR) && !again];
-        let (y, [h, product]) = self.forward_keeping(inputs, keeps);
-        let h = h.map(|h| recorder.ledger().made::<B>("x a", h, "b is tracked"));
-        let product = product.map(|p| recorder.ledger().made::<B>("product", p, "factor is tracked"));
-        (y, SavedLora { h, product, lora: Lora { quantized, ..self.clone() } })
+        let (y, kept) = self.forward_keeping(inputs, self.keeps(recorder));
+        (y, self.saved(kept, recorder))
+    }
+
+    fn saving(&self, inputs: &Inputs<B, 6>, recorder: &Recorder<6>) -> Option<SavedLora<B>> {
+        let [keeps_h, keeps_product] = self.keeps(recorder);
+        let [x, a] = [X, FACTOR_A].map(|input| inputs[input].clone());
+        let h = keeps_h.then(|| B::dense(given(x), given(a), None));
+        (!keeps_product).then(|| self.saved([h, None], recorder))
     }
 
     fn backward(saved: SavedLora<B>, mut dy: FloatTensor<B>, pass: &mut BackwardPass<B, 6>) {

@@ -8,10 +8,10 @@
 //!
 //! Where a group has an infinite element or one that is not a number, or of f64 one that is infinite in f32, all of it comes
 //! back as not a number. Beyond the largest bf16, 3.39e38, `Half` gives infinity; of subnormal numbers errors are absolute ones.
-use crate::backend::Saved;
 #[cfg(any(feature = "remote", all(test, feature = "flex")))]
 use crate::backend::composing_backends;
-use burn::backend::{Backend, tensor::FloatTensor};
+use crate::backend::{Placeholders, Saved};
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
 
 #[cfg(any(feature = "remote", all(test, feature = "flex")))]
@@ -49,7 +49,7 @@ impl Format {
 }
 
 /// The kernels.
-pub trait PackingKernels: Backend {
+pub trait PackingKernels: Placeholders {
     /// Whether tensors are in the memory of the host.
     const IS_HOST: bool;
 
