@@ -86,16 +86,19 @@ fn products_are_left_out() {
 #[test]
 fn convolutions_are_left_out() {
     #[derive(Module, Debug)]
-    struct Convs(Conv2d, Conv2d);
+    struct Convs {
+        first: Conv2d,
+        second: Conv2d,
+    }
     impl Convs {
         fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-            self.1.forward(F::relu(self.0.forward(x)))
+            self.second.forward(F::relu(self.first.forward(x)))
         }
     }
     let _alone = alone();
     let device = Device::flex().autodiff();
     let config = Conv2dConfig::new([3, 3], [3, 3]).with_padding(PaddingConfig2d::Same);
-    let convs = Convs(config.init(&device), config.init(&device));
+    let convs = Convs { first: config.init(&device), second: config.init(&device) };
     let x = random([2, 3, 7, 6], &device);
     leaves_out(
         true,
@@ -160,6 +163,29 @@ fn what_is_read_is_not_left_out() {
         |block, x| square(first(block, x)),
         |block, x| square(checkpoint(block, x, first)),
     );
+}
+
+/// Segments in segments: the inner ones end with a product.
+#[test]
+fn nested() {
+    fn inner(block: &FeedForward, x: Tensor<2>) -> Tensor<2> {
+        checkpoint(block, x, |block, x| block.forward(x))
+    }
+    fn twice(block: &FeedForward, x: Tensor<2>) -> Tensor<2> {
+        inner(block, inner(block, x))
+    }
+    fn before(block: &FeedForward, x: Tensor<2>) -> Tensor<2> {
+        block.forward(inner(block, x))
+    }
+    let _alone = alone();
+    for device in devices() {
+        let (block, x) = (FeedForward::new(&device), random([5, 6], &device));
+        let plain = |block: &FeedForward, x| block.forward(block.forward(x));
+        for _ in 0..2 * COMPARED {
+            same(&block, x.clone(), true, plain, |block, x| checkpoint(block, x, twice));
+            same(&block, x.clone(), true, plain, |block, x| checkpoint(block, x, before));
+        }
+    }
 }
 
 /// A segment that goes on where it ended before.
