@@ -36,7 +36,7 @@ pub mod stock {
     use nn::activation::{SwiGlu, SwiGluConfig};
     include!("model.rs");
 
-    fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
+    fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> [Tensor<3>; 2] {
         block.forward(x, rotary)
     }
 
@@ -53,7 +53,7 @@ pub mod memsave {
     use nn::activation::{SwiGlu, SwiGluConfig};
     include!("model.rs");
 
-    fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
+    fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> [Tensor<3>; 2] {
         block.forward(x, rotary)
     }
 

@@ -59,9 +59,11 @@ impl Block {
         }
     }
 
-    fn forward(&self, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
+    /// The output is the sum of both, which is made outside: a segment that ends with a product stops before it when it is computed again.
+    fn forward(&self, x: Tensor<3>, rotary: &RotaryEncoding) -> [Tensor<3>; 2] {
         let x = x.clone() + self.attention.forward(self.attention_norm.forward(x), rotary);
-        x.clone() + self.down.forward(self.gate.forward(self.feed_forward_norm.forward(x)))
+        let y = self.down.forward(self.gate.forward(self.feed_forward_norm.forward(x.clone())));
+        [x, y]
     }
 }
 
@@ -79,7 +81,10 @@ impl Llama {
     /// What the head reads, `[batch, length, width]`.
     fn hidden(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let x = self.embedding.forward(tokens);
-        let x = self.blocks.iter().fold(x, |x, block| run_block(block, x, &self.rotary));
+        let x = self.blocks.iter().fold(x, |x, block| {
+            let [x, y] = run_block(block, x, &self.rotary);
+            x + y
+        });
         self.norm.forward(x)
     }
 }

@@ -18,9 +18,10 @@
 //! The forward pass of the segment runs as it would without a checkpoint, and what it kept is dropped at its end. The backward
 //! pass runs it again, from the same inputs and parameters, and gives the same gradients, to the last bit on CPU backends.
 //!
-//! It stops early where a segment ends with a dense layer or a convolution of this library, with an adapter or without: that product
-//! is not computed again, since no gradient reads it, but only in the first two runs, to compare it. (A function that looks at its output
-//! finds no numbers there.) Other segments run to their end: of Burn's operations nobody knows which read the outputs of those before.
+//! It stops early where the last tensor of the output is that of a dense layer or a convolution of this library, with an adapter or
+//! without: this product is not computed again, since no gradient reads it, but for the first two times, to compare it. So return
+//! what a residual block adds at its end, `(x, y)`, and add outside. (A function that looks at its output finds no numbers there.) Other
+//! segments run to their end: of Burn's operations nobody knows which read the outputs of those before.
 //!
 //! - **Random numbers** of this library's layers (dropout, also of attention weights, and random slopes) are those of the first
 //!   time, and the generator is not touched: what was drawn is kept, a bit per element (a float for random slopes), on wgpu and

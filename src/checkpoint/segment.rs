@@ -117,11 +117,11 @@ where
     };
     // From inputs that come back rounded nothing is the same.
     let is_checked = is_exact() && !is_dry() && (is_host(device) || times::<(M, F)>(0) < CHECKS);
-    let mut finished = Finished { device, is_checked, tracked: vec![], samples: vec![], last: None };
+    let mut finished = Finished { device, is_checked, tracked: vec![], samples: vec![], latest: None };
     let output = output.map_tensors(&mut finished);
-    let Finished { tracked, mut samples, last, .. } = finished;
-    // When it has shown to be the same again.
-    if samples.len() == 1 && tape.ends_with(last) && times::<(M, F)>(0) >= CHECKS {
+    let Finished { tracked, mut samples, latest, .. } = finished;
+    // No other output is computed from it, as the others are older; and the segment has shown to be the same again.
+    if tape.ends_with(latest) && times::<(M, F)>(0) >= CHECKS {
         tape.leave_out_end();
     }
     samples.shrink_to_fit(); // they wait for the backward pass, of every tile
@@ -317,6 +317,11 @@ impl TensorMapper for Refuse {
     }
 }
 
+/// Nodes are numbered in the order in which they are made.
+fn tracked_node<const D: usize>(tensor: &Tensor<D>) -> Option<NodeId> {
+    if tensor.is_tracked() { node_id(tensor.clone()) } else { None }
+}
+
 /// Takes outputs from their graph.
 struct Finished<'a> {
     device: &'a Device,
@@ -325,14 +330,14 @@ struct Finished<'a> {
     /// Which floats are.
     tracked: Vec<bool>,
     samples: Samples,
-    /// The node of the last one, if it is tracked.
-    last: Option<NodeId>,
+    /// The node that was made last, of those that are tracked.
+    latest: Option<NodeId>,
 }
 
 impl TensorMapper for Finished<'_> {
     fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         self.tracked.push(tensor.is_tracked());
-        self.last = if tensor.is_tracked() { node_id(tensor.clone()) } else { None };
+        self.latest = self.latest.into_iter().chain(tracked_node(&tensor)).max_by_key(|node| node.value);
         self.samples.push(Sample::of(&tensor, self.is_checked.then(|| sample(&tensor))));
         if tensor.is_autodiff() { with_strategy(tensor.inner(), self.device) } else { tensor }
     }
@@ -433,11 +438,15 @@ impl Seeds {
 impl TensorMapper for Seeds {
     fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         let ((output, before), name) = (self.next(), self.name);
-        assert!(
-            self.left_out.is_none() || self.left_out == node_id(tensor.clone()),
-            "checkpoint: computed again, {name} goes on after its last operation"
-        );
-        let compares = before.has_values() && self.left_out.is_none();
+        let mut compares = before.has_values();
+        if let Some(left_out) = self.left_out {
+            let node = tracked_node(&tensor);
+            assert!(
+                node.is_none_or(|node| node.value <= left_out.value),
+                "checkpoint: computed again, {name} goes on after its last operation"
+            );
+            compares &= node.is_some_and(|node| node.value < left_out.value);
+        }
         let values = compares.then(|| sample(&tensor));
         before.check(Sample::of(&tensor, values), output, name);
         let number = self.number;

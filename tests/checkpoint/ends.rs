@@ -3,6 +3,7 @@ use super::misuse::message;
 use super::*;
 use burn::module::Lora;
 use burn::nn::PaddingConfig2d;
+use burn::tensor::Int;
 use burn_memsave::checkpoint::tiled;
 use burn_memsave::functional as F;
 use burn_memsave::nn as ours;
@@ -81,6 +82,61 @@ fn products_are_left_out() {
     leaves_out(true, &half, &x, dense, |block, x| {
         checkpoint(block, x, |block, x| count(block.down.forward(block.up.forward(x))))
     });
+}
+
+/// What a residual block adds at its end is added outside; what else comes out is older.
+#[test]
+fn summands_are_left_out() {
+    type Parts = (Tensor<2>, Option<Tensor<2>>, Tensor<2>);
+    fn parts(block: &FeedForward, x: Tensor<2>) -> Parts {
+        let y = count(block.forward(x.clone()));
+        (x.clone() * 2.0, Some(F::silu(x)), y)
+    }
+    fn older(block: &FeedForward, x: Tensor<2>) -> Parts {
+        let (x, silu) = (x.clone() * 2.0, F::silu(x.clone()));
+        (x.clone(), Some(silu), count(block.forward(x)))
+    }
+    let sum = |(x, silu, y): Parts| x + silu.expect("it was there") * y;
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let (block, x) = (FeedForward::new(&device), random([5, 6], &device));
+    leaves_out(
+        true,
+        &block,
+        &x,
+        |block, x| sum(older(block, x)),
+        |block, x| sum(checkpoint(block, x, older)),
+    );
+    leaves_out(
+        false,
+        &block,
+        &x,
+        |block, x| sum(parts(block, x)),
+        |block, x| sum(checkpoint(block, x, parts)),
+    );
+}
+
+/// An output that is not tracked may be computed from it, as nothing that comes out of the second run but gradients is used.
+#[test]
+fn beside_it_may_be_what_is_not_tracked() {
+    fn parts(block: &FeedForward, x: Tensor<2>) -> (Tensor<2>, Tensor<2>, Tensor<1, Int>) {
+        let y = block.forward(x);
+        (y.clone(), y.clone().detach().set_require_grad(false), y.argmax(1).squeeze_dim(1))
+    }
+    let _alone = alone();
+    for device in devices() {
+        let (block, x) = (FeedForward::new(&device), random([5, 6], &device));
+        for _ in 0..2 * COMPARED {
+            let plain = |block: &FeedForward, x| {
+                let (y, detached, largest) = parts(block, x);
+                y * detached + largest.float().unsqueeze_dim(1)
+            };
+            same(&block, x.clone(), true, plain, |block, x| {
+                let (y, detached, largest) = checkpoint(block, x, parts);
+                y * detached + largest.float().unsqueeze_dim(1)
+            });
+        }
+    }
 }
 
 #[test]

@@ -36,7 +36,7 @@ pub mod checkpointed {
     use nn::activation::{SwiGlu, SwiGluConfig};
     include!("../../../../examples/finetune_lm/model.rs");
 
-    fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
+    fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> [Tensor<3>; 2] {
         checkpoint(&(block.clone(), rotary.clone()), x, |(block, rotary), x| block.forward(x, rotary))
     }
 
@@ -53,7 +53,7 @@ pub mod planned {
     use nn::activation::{SwiGlu, SwiGluConfig};
     include!("../../../../examples/finetune_lm/model.rs");
 
-    fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
+    fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> [Tensor<3>; 2] {
         plan::block(&(block.clone(), rotary.clone()), x, |(block, rotary), x| block.forward(x, rotary))
     }
 

@@ -38,6 +38,6 @@ fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<
     CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, next.flatten(0, 1))
 }
 
-fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> Tensor<3> {
+fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> [Tensor<3>; 2] {
     block.forward(x, rotary)
 }
