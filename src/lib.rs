@@ -11,8 +11,8 @@
 //! | ResNet-101, 8 images of 224x224, all parameters trained | 1412.92 | **793.16** | 1481.72 | **847.01** |
 //! | the same, only norm layers trained | 1408.26 | **512.86** | 1409.84 | **519.04** |
 //! | the same, gradient of the input, frozen statistics | 917.26 | **16.09** | 917.67 | **63.01** |
-//! | Llama-style model, 4 x 512 tokens, LoRA on all projections, the swap alone | 3563.33 | **1171.23** | 4063.38 | **1429.21** |
-//! | the same with `SwiGlu`, head and loss in one, blocks computed again | 3563.33 | **80.34** | 4063.38 | **200.76** |
+//! | Llama-style model, 4 x 512 tokens, LoRA on all projections, the swap alone | 3563.33 | **1171.24** | 4063.38 | **1187.23** |
+//! | the same with `SwiGlu`, head and loss in one, blocks computed again | 3563.33 | **80.35** | 4063.38 | **200.77** |
 //!
 //! By `cargo run --release -p burn-memsave-paper --bin resnet -- --depth 101`, and `--bin llama`.
 //!

@@ -52,18 +52,19 @@
 //!
 //! | what | kept: without, with | peak: without, with | time |
 //! | --- | --- | --- | --- |
-//! | every block a segment | 753.21, 80.34 | 789.46, 200.76 | 1.15 |
-//! | the same, their inputs as [`SavedPolicy::Int8`](crate::saved::SavedPolicy::Int8) | 753.21, 32.85 | 789.46, 174.30 | 1.26 |
-//! | a feed-forward block, 16,384 tokens in tiles of 2,048 | | 779, 260 | 1.10 |
+//! | every block a segment | 753.22, 80.35 | 789.47, 200.77 | 1.24 |
+//! | the same, their inputs as [`SavedPolicy::Int8`](crate::saved::SavedPolicy::Int8) | 753.22, 32.85 | 789.47, 165.14 | 1.26 |
+//! | a feed-forward block, 16,384 tokens in tiles of 2,048 | | 779, 260 | 1.14 |
 //!
 //! `cargo test --test plan` asserts for an encoder, ResNet-101 and a language model with LoRA that the steps of 21 budgets each
 //! need no more than the budget, within 3 % of what was predicted, and that more memory never makes a plan slower.
 //!
 //! # What it costs
 //!
-//! A second forward pass of what is recomputed: in the table above 10 to 26 % of a step; of a language model with LoRA 21 to 65 %, by
-//! rank, length, heads and vocabulary (`cargo run --release -p burn-memsave-paper -- language`); of an encoder in segments 20 to 31 %
-//! (`-- toolbox`). A plan costs some measured steps once, before the training; its peak is that of the shapes that it was measured
+//! A second forward pass of what is recomputed: in the table above 14 to 26 % of a step; of a language model with LoRA 8 to 37 %, by
+//! rank, length, heads and vocabulary (`cargo run --release -p burn-memsave-paper -- language`); of an encoder in segments 10 to 19 %
+//! (`-- toolbox`). Return what a residual block adds at its end instead of the sum: its last product, a fifth of the
+//! weights of a block of a language model, is then not computed again ([what is computed again](crate::checkpoint#what-is-computed-again)). A plan costs some measured steps once, before the training; its peak is that of the shapes that it was measured
 //! with.
 //!
 //! # When

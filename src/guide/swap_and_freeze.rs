@@ -46,7 +46,7 @@
 //! | `--bin resnet -- --depth 101` | all parameters | 1412.92, 793.16 | 1481.72, 847.01 |
 //! | the same | the norm layers | 1408.26, 512.86 | 1409.84, 519.04 |
 //! | the same | the input, batch norm on running statistics | 917.26, 16.09 | 917.67, 63.01 |
-//! | `--bin llama` | adapters | 3563.33, 1171.23 | 4063.38, 1429.21 |
+//! | `--bin llama` | adapters | 3563.33, 1171.24 | 4063.38, 1187.23 |
 //! | `--example finetune` | norm layers and head | 5.91, 2.12 | 6.14, 2.66 |
 //!
 //! # What it costs
