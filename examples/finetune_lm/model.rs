@@ -59,7 +59,7 @@ impl Block {
         }
     }
 
-    /// The output is the sum of both, which is made outside: a segment that ends with a product stops before it when it is computed again.
+    /// The output is the sum of both, which is made outside: a product at the end of a segment need not be computed again.
     fn forward(&self, x: Tensor<3>, rotary: &RotaryEncoding) -> [Tensor<3>; 2] {
         let x = x.clone() + self.attention.forward(self.attention_norm.forward(x), rotary);
         let y = self.down.forward(self.gate.forward(self.feed_forward_norm.forward(x.clone())));

@@ -73,22 +73,35 @@ fn is_same(now: &TensorData, before: &TensorData) -> bool {
 /// How often the outputs of a segment are compared where that takes time.
 pub(super) const CHECKS: usize = 2;
 
-/// How often segments with a module and a function were computed again; counts some more times.
-pub(super) fn times<F: 'static>(more: usize) -> usize {
-    static TIMES: LazyLock<Mutex<HashMap<TypeId, usize>>> = LazyLock::new(Mutex::default);
-    let mut times = TIMES.lock().unwrap_or_else(PoisonError::into_inner); // counts are whole
-    let times = times.entry(TypeId::of::<F>()).or_default();
-    *times += more;
-    *times
+/// How often segments with a module and a function were computed again.
+#[derive(Default)]
+struct Times {
+    with_any: usize,
+    with_parameters: HashMap<u64, usize>,
 }
+
+/// How often segments with a module and a function were computed again, with any parameters, and with those of this hash; counts some
+/// more times.
+pub(super) fn times<F: 'static>(parameters: u64, more: usize) -> [usize; 2] {
+    static TIMES: LazyLock<Mutex<HashMap<TypeId, Times>>> = LazyLock::new(Mutex::default);
+    let mut times = TIMES.lock().unwrap_or_else(PoisonError::into_inner); // counts are whole
+    let Times { with_any, with_parameters } = times.entry(TypeId::of::<F>()).or_default();
+    *with_any += more;
+    let knows = with_parameters.len() < MOST || with_parameters.contains_key(&parameters);
+    let with_these = if knows { with_parameters.entry(parameters).or_default() } else { &mut 0 };
+    *with_these += more;
+    [*with_any, *with_these]
+}
+
+/// Of how many parameters something is remembered for a module and a function: what is remembered must not grow where every step has
+/// parameters of its own.
+const MOST: usize = 1000;
 
 /// The hashes of the parameters with which segments with a module and a function were searched for captured tensors.
 static SEARCHED: LazyLock<Mutex<HashMap<TypeId, HashSet<u64>>>> = LazyLock::new(Mutex::default);
 
-/// Whether segments with a module and a function are to be searched. A thousand of them are: what is remembered must not grow where
-/// every step has parameters of its own.
+/// Whether segments with a module and a function are to be searched. A thousand of them are.
 pub(super) fn is_new<F: 'static>(parameters: u64) -> bool {
-    const MOST: usize = 1000;
     let searched = SEARCHED.lock().unwrap_or_else(PoisonError::into_inner); // every statement leaves it whole
     searched.get(&TypeId::of::<F>()).is_none_or(|found| found.len() < MOST && !found.contains(&parameters))
 }

@@ -18,10 +18,9 @@
 //! The forward pass of the segment runs as it would without a checkpoint, and what it kept is dropped at its end. The backward
 //! pass runs it again, from the same inputs and parameters, and gives the same gradients, to the last bit on CPU backends.
 //!
-//! It stops early where the last tensor of the output is that of a dense layer or a convolution of this library, with an adapter or
-//! without: this product is not computed again, since no gradient reads it, but for the first two times, to compare it. So return
-//! what a residual block adds at its end, `(x, y)`, and add outside. (A function that looks at its output finds no numbers there.) Other
-//! segments run to their end: of Burn's operations nobody knows which read the outputs of those before.
+//! It runs to its end, unless the function says with [`Unread`] that it ends with a product whose elements it does not look at: that is
+//! computed again only the first two times, to compare it. (It could stop elsewhere, where the last tensor is there that gradients are
+//! computed from; but of Burn's operations nobody knows which read the outputs of those before.)
 //!
 //! - **Random numbers** of this library's layers (dropout, also of attention weights, and random slopes) are those of the first
 //!   time, and the generator is not touched: what was drawn is kept, a bit per element (a float for random slopes), on wgpu and
@@ -50,7 +49,7 @@
 //!   then gets no gradient.
 //! - A segment that does something else the second time: the backward pass panics, and says what. Operations of this library are
 //!   compared by name and shape, outputs by shape and dtype, and by some of their elements (the first times only on devices, where that
-//!   takes time, and where the last product is not computed again). So it is with Burn's own layers that draw random numbers, such as [`burn::nn::Dropout`]: they would draw
+//!   takes time, and of an [`Unread`] output). So it is with Burn's own layers that draw random numbers, such as [`burn::nn::Dropout`]: they would draw
 //!   others. From the first tensor on that a [policy](crate::saved::SavedPolicy) keeps rounded, elements are not compared any more.
 //! - Training under Burn's `ExecutionStrategy::ddp`, which waits for all devices at the end of every backward pass, and so of those of
 //!   segments: [`Replicas`](crate::parallel::Replicas) train with segments.
@@ -70,5 +69,5 @@ mod tiled;
 
 pub use modules::{Checkpointed, checkpoint_sequential};
 pub use segment::checkpoint;
-pub use tensors::{TensorMapper, Tensors};
-pub use tiled::tiled;
+pub use tensors::{TensorMapper, Tensors, Unread};
+pub use tiled::{Tile, tiled};

@@ -35,6 +35,10 @@ pub trait TensorMapper {
     fn map_int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int>;
     /// Replaces a tensor of booleans.
     fn map_bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool>;
+    /// Replaces the tensor of an [`Unread`].
+    fn map_unread<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+        self.map_float(tensor)
+    }
 }
 
 /// Only floats have gradients.
@@ -53,6 +57,33 @@ pub(super) use untouched;
 impl<const D: usize> Tensors for Tensor<D> {
     fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
         mapper.map_float(self)
+    }
+}
+
+/// An output of a [checkpointed](super::checkpoint) segment that the segment only makes: nothing in it looks at the elements.
+///
+/// If it is what a dense layer or a convolution of this library gives, in the last operation of the segment, it is not computed again
+/// in the backward pass, since no gradient reads it. In its place the function then has a tensor whose elements mean nothing: it must
+/// not compute other outputs from them, nor branch on them.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use burn_memsave::checkpoint::{Unread, checkpoint};
+/// use burn_memsave::nn::transformer::PositionWiseFeedForwardConfig;
+///
+/// let device = Device::flex().autodiff();
+/// let block = PositionWiseFeedForwardConfig::new(8, 32).init(&device);
+/// let x = Tensor::<3>::ones([2, 5, 8], &device).require_grad();
+/// let Unread(y) = checkpoint(&block, x.clone(), |block, x| Unread(block.forward(x)));
+/// let gradients = (x.clone() + y).sum().backward(); // the sum of a residual block is outside, so that the product is the end
+/// assert!(x.grad(&gradients).is_some());
+/// ```
+#[derive(Clone, Debug)]
+pub struct Unread<const D: usize>(pub Tensor<D>);
+
+impl<const D: usize> Tensors for Unread<D> {
+    fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
+        Self(mapper.map_unread(self.0))
     }
 }
 

@@ -3,7 +3,7 @@ use super::compared::Samples;
 use super::parents::{Finish, Parameters, Parents, from_probe, put, take, token};
 use super::remembered::Remembered;
 use super::segment::{Again, FirstRun, first_run};
-use super::tensors::Tensors;
+use super::tensors::{Tensors, Unread};
 use crate::ops::replay::Tape;
 use crate::ops::{Replay, Slots};
 use crate::strategy::with_strategy;
@@ -15,7 +15,7 @@ use std::ops::Range;
 /// each of which is computed again in the backward pass: what the module keeps and needs exists for one tile at a time.
 ///
 /// Keeps `x`, if it is tracked. The output is that of the whole input if the module computes each element of the axis for
-/// itself, as a dense layer or a norm of features does, and attention over the axis does not.
+/// itself, as a dense layer or a norm of features does, and attention over the axis does not. It may be [`Unread`].
 ///
 /// # Shapes
 ///
@@ -38,7 +38,7 @@ use std::ops::Range;
 /// let y = tiled(&block, x.clone(), 1, 16, |block, x| block.forward(x));
 /// y.to_data().assert_approx_eq::<f32>(&block.forward(x).into_data(), Tolerance::default());
 /// ```
-pub fn tiled<M, F, const D: usize, const E: usize>(
+pub fn tiled<M, F, O, const D: usize, const E: usize>(
     module: &M,
     x: Tensor<D>,
     axis: usize,
@@ -47,7 +47,8 @@ pub fn tiled<M, F, const D: usize, const E: usize>(
 ) -> Tensor<E>
 where
     M: Module + 'static,
-    F: Fn(&M, Tensor<D>) -> Tensor<E> + Copy + Send + Sync + 'static,
+    F: Fn(&M, Tensor<D>) -> O + Copy + Send + Sync + 'static,
+    O: Tile<E>,
 {
     assert!(axis < D && axis < E, "tiled: axis {axis} of an input of rank {D} and an output of rank {E}");
     assert!(tile > 0 && x.dims()[axis] > 0, "tiled: {tile} of {} elements", x.dims()[axis]);
@@ -59,7 +60,7 @@ where
         let mut whole = Whole::new(tiles);
         for range in tiles.ranges() {
             let output = forward(module, part(&x, axis, &range));
-            whole.put(&range, output);
+            whole.put(&range, output.into_tensor());
         }
         return whole.tensor();
     };
@@ -72,6 +73,7 @@ where
         let x = if tracks_x { from_probe(x, &token(&device).require_grad(), Slots::default(), 0) } else { x };
         let FirstRun { output, tracked, samples, tape } = first_run(module, &of_replay, x, &device, forward);
         is_tracked |= tracked.contains(&true);
+        let output = output.into_tensor();
         whole.put(&range, if output.is_autodiff() { output.inner() } else { output });
         runs.push((range, tape, samples));
     }
@@ -97,8 +99,26 @@ where
         inputs: inputs.clone(),
         of_outputs: of_outputs.clone(),
     };
-    let token = parents.chain(&device, gradients, inputs, Replay::new(move || segment.replay()));
+    let token = parents.chain(&device, gradients, inputs, Replay::new(move || segment.replay::<O, E>()));
     from_probe(y, &token, of_outputs, 0)
+}
+
+/// What the function of [`tiled`] gives for a tile.
+pub trait Tile<const D: usize>: Tensors {
+    /// The tensor.
+    fn into_tensor(self) -> Tensor<D>;
+}
+
+impl<const D: usize> Tile<D> for Tensor<D> {
+    fn into_tensor(self) -> Tensor<D> {
+        self
+    }
+}
+
+impl<const D: usize> Tile<D> for Unread<D> {
+    fn into_tensor(self) -> Tensor<D> {
+        self.0
+    }
 }
 
 /// The tiles of an axis.
@@ -168,10 +188,10 @@ struct Tiled<M, F, const D: usize> {
 }
 
 impl<M, F, const D: usize> Tiled<M, F, D> {
-    fn replay<const E: usize>(self)
+    fn replay<O: Tile<E>, const E: usize>(self)
     where
         M: Module + 'static,
-        F: Fn(&M, Tensor<D>) -> Tensor<E> + Copy + 'static,
+        F: Fn(&M, Tensor<D>) -> O + Copy + 'static,
     {
         let Self {
             module,

@@ -3,8 +3,8 @@
 //! Operations that draw random numbers do so through `draw`: what was drawn is kept, and the replay finds it, without touching
 //! the generator. Every operation says through `did` that it ran: a segment that does something else the second time is an error.
 //!
-//! The output of the last operation need not be computed again where it is the output of the segment, and nothing in the backward pass
-//! reads it: whoever replays may [leave it out](Tape::leave_out_end).
+//! The output of the last operation need not be computed again where nothing in the segment nor in its backward pass reads it: whoever
+//! replays may [leave it out](Tape::leave_out_end).
 use super::kept::Ledger;
 use crate::backend::Saved;
 use crate::saved::SavedPolicy;
@@ -95,7 +95,7 @@ pub fn probe<R>(tape: &mut Tape, forward: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Runs it again. Also returns the output that was left out, which has no elements.
+/// Runs it again. Also returns the output that was left out, whose elements mean nothing.
 ///
 /// # Panics
 ///

@@ -383,7 +383,8 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     let recorder = Recorder { tracked, plan, ledger };
     let inputs = plain(inputs);
     let left_out = replay::leaves_out(operation.name()).and_then(|(shape, dtype)| {
-        Some((B::shape_only(shape, dtype, &device), operation.saving(&inputs, &recorder)?))
+        let saved = operation.saving(&inputs, &recorder)?;
+        Some((B::shape_only(shape, dtype, &device), saved))
     });
     let is_left_out = left_out.is_some();
     let (y, saved) = left_out.unwrap_or_else(|| operation.forward_saving(inputs, &recorder));

@@ -178,10 +178,10 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
     }
 
     fn saving(&self, inputs: &Inputs<B, 6>, recorder: &Recorder<6>) -> Option<SavedLora<B>> {
-        let [keeps_h, keeps_product] = self.keeps(recorder);
+        let [keeps_h, false] = self.keeps(recorder) else { return None };
         let [x, a] = [X, FACTOR_A].map(|input| inputs[input].clone());
         let h = keeps_h.then(|| B::dense(given(x), given(a), None));
-        (!keeps_product).then(|| self.saved([h, None], recorder))
+        Some(self.saved([h, None], recorder))
     }
 
     fn backward(saved: SavedLora<B>, mut dy: FloatTensor<B>, pass: &mut BackwardPass<B, 6>) {

@@ -30,14 +30,18 @@ pub mod swapped {
 
 /// The model of our layers, whose blocks are computed again in the backward pass.
 pub mod checkpointed {
-    use burn_memsave::checkpoint::checkpoint;
+    use burn_memsave::checkpoint::{Unread, checkpoint};
     use burn_memsave::functional::attention;
     use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
     use nn::activation::{SwiGlu, SwiGluConfig};
     include!("../../../../examples/finetune_lm/model.rs");
 
     fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> [Tensor<3>; 2] {
-        checkpoint(&(block.clone(), rotary.clone()), x, |(block, rotary), x| block.forward(x, rotary))
+        let (x, Unread(y)) = checkpoint(&(block.clone(), rotary.clone()), x, |(block, rotary), x| {
+            let [x, y] = block.forward(x, rotary);
+            (x, Unread(y))
+        });
+        [x, y]
     }
 
     fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
@@ -47,6 +51,7 @@ pub mod checkpointed {
 
 /// The model of our layers, whose blocks a plan may treat.
 pub mod planned {
+    use burn_memsave::checkpoint::Unread;
     use burn_memsave::functional::attention;
     use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
     use burn_memsave::plan;
@@ -54,7 +59,11 @@ pub mod planned {
     include!("../../../../examples/finetune_lm/model.rs");
 
     fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> [Tensor<3>; 2] {
-        plan::block(&(block.clone(), rotary.clone()), x, |(block, rotary), x| block.forward(x, rotary))
+        let (x, Unread(y)) = plan::block(&(block.clone(), rotary.clone()), x, |(block, rotary), x| {
+            let [x, y] = block.forward(x, rotary);
+            (x, Unread(y))
+        });
+        [x, y]
     }
 
     fn next_token_loss(head: &Linear, x: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
