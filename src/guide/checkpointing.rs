@@ -62,7 +62,7 @@
 //! # What it costs
 //!
 //! A second forward pass of what is recomputed: in the table above 14 to 26 % of a step; of a language model with LoRA 8 to 37 %, by
-//! rank, length, heads and vocabulary (`cargo run --release -p burn-memsave-paper -- language`); of an encoder in segments 10 to 19 %
+//! rank, length, heads and vocabulary (`cargo run --release -p burn-memsave-paper -- language`); of an encoder in segments 9 to 17 %
 //! (`-- toolbox`). A block that returns what it adds at its end, and the last product as [`Unread`](crate::checkpoint::Unread), does
 //! not compute that product again: a fifth of the weights of a block of a language model. A plan costs some measured steps once,
 //! before the training; its peak is that of the shapes that it was measured with.
