@@ -62,9 +62,10 @@ impl<const D: usize> Tensors for Tensor<D> {
 
 /// An output of a [checkpointed](super::checkpoint) segment that the segment only makes: nothing in it looks at the elements.
 ///
-/// If it is what a dense layer or a convolution of this library gives, in the last operation of the segment, it is not computed again
-/// in the backward pass, since no gradient reads it. In its place the function then has a tensor whose elements mean nothing: it must
-/// not compute other outputs from them, nor branch on them.
+/// If it is what a dense layer of this library, with an adapter or without, or a convolution gives, in the last operation of the
+/// segment, it is not computed again in the backward pass, since no gradient reads it. In its place the function then has a tensor whose
+/// elements mean nothing: it must not compute other outputs from them, nor branch on them. The first two times with the same parameters it
+/// is computed and compared; so it is always if something else is the end.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

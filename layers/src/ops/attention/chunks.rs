@@ -53,8 +53,8 @@ impl Sizes {
     }
 
     /// The chunks: whole heads where several heads fit in `elements`, else some queries of one. They are in the order of the weights,
-    /// which are drawn in it where some are dropped; causal attention drops none, and takes some queries of several heads, which are
-    /// `causal_parts` at least, more where chunks are as many anyway. Those of a group follow each other.
+    /// which are drawn in it where some are dropped; causal attention drops none, and takes some queries of several heads, in
+    /// `causal_parts` parts, or as many as there are chunks anyway, of 64 queries at least. Those of a group follow each other.
     pub(super) fn chunks(&self, scores: &Scores, elements: usize, causal_parts: usize) -> Vec<Chunk> {
         let &Self { batch, heads, queries, keys, .. } = self;
         let fitting = elements / keys.max(1); // rows
