@@ -91,4 +91,14 @@ impl Placeholders for Flex {
         };
         <Self as burn::backend::ops::FloatTensorOps<Self>>::float_expand(one, shape) // a view of stride zero
     }
+
+    /// Zeros: what `float_empty` gives is copied when it is written for the first time (0.22.1).
+    fn unwritten(shape: Shape, dtype: DType, device: &FlexDevice) -> FloatTensor<Self> {
+        <Self as burn::backend::ops::FloatTensorOps<Self>>::float_full(
+            shape,
+            0.0.into(),
+            device,
+            dtype.into(),
+        )
+    }
 }

@@ -120,6 +120,11 @@ pub trait Placeholders: Backend {
     fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self> {
         Self::float_empty(shape, device, dtype.into())
     }
+
+    /// A tensor of which every element is written before it is read.
+    fn unwritten(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self> {
+        Self::float_empty(shape, device, dtype.into())
+    }
 }
 device_backends!(Placeholders);
 

@@ -1,5 +1,5 @@
 //! The kernels of attention: from rows of products to rows of weights, and from gradients of weights to gradients of products.
-use crate::backend::{Masks, composing_backends, widen};
+use crate::backend::{Masks, Placeholders, composing_backends, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -64,7 +64,7 @@ pub struct ScoreGrads<B: Backend> {
 }
 
 /// The kernels; the default bodies compose Burn's operations.
-pub trait AttentionKernels: Masks {
+pub trait AttentionKernels: Masks + Placeholders {
     /// Whether matrix products that are summed over chunks are made in f32, too: where they cancel out, their rounding errors
     /// remain. A device has units for products of half precision, and fewer chunks.
     const WIDE_PRODUCTS: bool = false;

@@ -1,20 +1,20 @@
 //! Results that chunks are put into, or summed in: sums of half precision are in f32, and narrowed once.
 use super::chunks::{Chunk, Sizes, slices};
 use super::kernels::AttentionKernels;
-use crate::backend::{widen, zeros};
-use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+use crate::backend::{Placeholders, widen, zeros};
+use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use core::ops::Range;
 
 /// A tensor that is filled part by part. If one part is the whole, nothing else is allocated.
-pub(super) struct Parts<B: Backend> {
+pub(super) struct Parts<B: Placeholders> {
     shape: Shape,
     /// Whether the parts cover the whole, so that nothing needs to be 0 before.
     cover: bool,
     all: Option<FloatTensor<B>>,
 }
 
-impl<B: Backend> Parts<B> {
+impl<B: Placeholders> Parts<B> {
     /// Zeros where no part is.
     pub(super) fn new(shape: Shape) -> Self {
         Self { shape, cover: false, all: None }
@@ -44,7 +44,7 @@ impl<B: Backend> Parts<B> {
     /// What the first part is put into.
     fn blank(&self, like: &FloatTensor<B>) -> FloatTensor<B> {
         match self.cover {
-            true => B::float_empty(self.shape.clone(), &like.device(), like.dtype().into()),
+            true => B::unwritten(self.shape.clone(), like.dtype(), &like.device()),
             false => zeros::<B>(self.shape.clone(), like),
         }
     }
@@ -72,7 +72,7 @@ impl<B: Backend> Parts<B> {
 }
 
 /// A gradient of keys or values, a sum over the queries of a group, whose chunks come in reverse order.
-pub(super) struct KeyGrads<B: Backend> {
+pub(super) struct KeyGrads<B: Placeholders> {
     all: Parts<B>,
     /// The sum of the chunks of these groups so far.
     sum: Option<Parts<B>>,
@@ -112,12 +112,12 @@ impl<B: AttentionKernels> KeyGrads<B> {
 }
 
 /// The gradient of a bias: a sum over chunks where an axis of the bias has length 1.
-pub(super) struct BiasGrad<B: Backend> {
+pub(super) struct BiasGrad<B: Placeholders> {
     all: Parts<B>,
     is_sum: bool,
 }
 
-impl<B: Backend> BiasGrad<B> {
+impl<B: Placeholders> BiasGrad<B> {
     pub(super) fn new(bias: &FloatTensor<B>, sizes: &Sizes) -> Self {
         let (shape, weights) = (bias.shape(), [sizes.batch, sizes.heads, sizes.queries, sizes.keys]);
         let is_sum = shape.iter().zip(weights).any(|(&len, of)| len != of);
