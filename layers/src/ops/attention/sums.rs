@@ -25,28 +25,21 @@ impl<B: Placeholders> Parts<B> {
         Self { cover: true, ..Self::new(shape) }
     }
 
+    /// What there is, or what the first part is put into.
     fn all(&mut self, like: &FloatTensor<B>) -> FloatTensor<B> {
         let shape = self.shape.clone();
-        self.all.take().unwrap_or_else(|| zeros::<B>(shape, like))
+        self.all.take().unwrap_or_else(|| match self.cover {
+            true => B::unwritten(shape, like.dtype(), &like.device()),
+            false => zeros::<B>(shape, like),
+        })
     }
 
     /// Sets a part that is not set yet.
     pub(super) fn put(&mut self, ranges: [&Range<usize>; 4], part: FloatTensor<B>) {
         self.all = Some(match slices(&self.shape, ranges) {
             None => part,
-            Some(slices) => {
-                let all = self.all.take().unwrap_or_else(|| self.blank(&part));
-                B::float_slice_assign(all, &slices, part)
-            }
+            Some(slices) => B::float_slice_assign(self.all(&part), &slices, part),
         });
-    }
-
-    /// What the first part is put into.
-    fn blank(&self, like: &FloatTensor<B>) -> FloatTensor<B> {
-        match self.cover {
-            true => B::unwritten(self.shape.clone(), like.dtype(), &like.device()),
-            false => zeros::<B>(self.shape.clone(), like),
-        }
     }
 
     /// Adds to a part, which is 0 at first.
@@ -66,8 +59,8 @@ impl<B: Placeholders> Parts<B> {
     }
 
     /// The tensor. Zeros, if there was no part, are of the dtype and device of `like`.
-    pub(super) fn finish(mut self, like: &FloatTensor<B>) -> FloatTensor<B> {
-        self.all(like)
+    pub(super) fn finish(self, like: &FloatTensor<B>) -> FloatTensor<B> {
+        self.all.unwrap_or_else(|| zeros::<B>(self.shape, like))
     }
 }
 
