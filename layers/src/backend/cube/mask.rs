@@ -215,7 +215,7 @@ fn times<W: Float, N: Size>(x: Vector<W, N>, slope: W, #[comptime] kind: Slope) 
 /// `bits`: the words, or the seed that bits of the given probability are drawn from.
 fn scale(x: CubeTensor, bits: CubeTensor, slopes: [f64; 2], drawn: Option<f64>) -> CubeTensor {
     let len = x.shape().num_elements();
-    let y = Output::replacing(&x, 0);
+    let y = Output::alike(&x, 0);
     if len == 0 {
         return y.tensor;
     }

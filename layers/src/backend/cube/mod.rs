@@ -64,6 +64,12 @@ impl Output {
         }
     }
 
+    /// The same; a new tensor lies in memory in the order of the input: after a convolution, whose result has its channels last
+    /// there, the next one need not copy it.
+    pub fn alike(x: &CubeTensor, input: usize) -> Self {
+        Self::replacing_strided(x, input, || order::empty_like(x))
+    }
+
     /// With other axes, which the input is read by, too.
     pub fn as_view(&self, view: impl FnOnce(CubeTensor) -> CubeTensor) -> Self {
         Self { tensor: view(self.tensor.clone()), replaces: self.replaces }

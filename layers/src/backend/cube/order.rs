@@ -1,4 +1,6 @@
 //! Elementwise kernels walk their tensors as these lie in memory: what a convolution returns has its channels last there.
+use burn::backend::TensorMetadata;
+use burn::tensor::Shape;
 use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -9,11 +11,26 @@ pub(crate) fn in_memory_order<const N: usize, const M: usize>(
     launch: impl FnOnce([CubeTensor; N]) -> [CubeTensor; M],
 ) -> [CubeTensor; M] {
     let Some(axes) = memory_order(&tensors[0]) else { return launch(tensors) };
+    let back = back(&axes);
+    launch(tensors.map(|tensor| permute(tensor, &axes))).map(|tensor| permute(tensor, &back))
+}
+
+/// A tensor of the shape and dtype of `x` whose elements lie in memory in the same order, without gaps; nobody has written them.
+pub(super) fn empty_like(x: &CubeTensor) -> CubeTensor {
+    let empty = |shape| super::empty(x, shape, x.dtype);
+    let Some(axes) = memory_order(x) else { return empty(x.shape()) };
+    let shape = x.shape();
+    let in_order = empty(Shape::from(axes.iter().map(|&axis| shape[axis]).collect::<Vec<_>>()));
+    permute(in_order, &back(&axes))
+}
+
+/// The permutation that undoes another.
+fn back(axes: &[usize]) -> Vec<usize> {
     let mut back = vec![0; axes.len()];
     for (position, &axis) in axes.iter().enumerate() {
         back[axis] = position;
     }
-    launch(tensors.map(|tensor| permute(tensor, &axes))).map(|tensor| permute(tensor, &back))
+    back
 }
 
 /// The axes from the one whose elements are farthest apart to the nearest ones; `None` if that is their order anyway, or if

@@ -9,8 +9,6 @@ use crate::backend::cube::channels::{
 };
 use crate::backend::cube::{Pair, address_type, empty, sum_of_vector, sum_over_cube, types, units};
 use crate::backend::{ChannelSums, wide};
-#[cfg(feature = "fusion")]
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::Shape;
 use burn_cubecl::CubeBackend;
@@ -87,22 +85,14 @@ impl BatchNormKernels for Cube {
             }
             None => [None, wanted[1].then(|| Self::sum_to_channels(dy.clone()))],
         };
-        let x_grad = wanted[0].then(|| scaled(dy, gamma, variance, epsilon));
+        let x_grad = wanted[0].then(|| {
+            #[cfg(feature = "fusion")]
+            return super::scaled::<Self>(dy, gamma, variance, epsilon);
+            #[cfg(not(feature = "fusion"))]
+            scaled(dy, gamma, variance, epsilon)
+        });
         NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
     }
-}
-
-/// `dy * gamma / std`
-#[cfg(feature = "fusion")]
-fn scaled(
-    dy: FloatTensor<Cube>,
-    gamma: FloatTensor<Cube>,
-    variance: FloatTensor<Cube>,
-    epsilon: f64,
-) -> FloatTensor<Cube> {
-    let inverse_std = Cube::float_recip(Cube::float_sqrt(Cube::float_add_scalar(variance, epsilon.into())));
-    let scale = super::per_channel::<Cube>(Cube::float_mul(gamma, inverse_std), dy.shape().num_dims());
-    Cube::float_mul(dy, scale)
 }
 
 /// `dy * gamma / std`

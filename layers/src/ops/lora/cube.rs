@@ -26,6 +26,7 @@ use burn_cubecl::kernel::into_contiguous;
 const MOST_RANK: usize = 32;
 
 impl LoraKernels for Cube {
+    const DEQUANTIZES_WHOLE: bool = true;
     const FINISHES: bool = true;
 
     fn add_scaled_product(

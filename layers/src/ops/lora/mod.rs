@@ -88,16 +88,42 @@ impl<B: LoraKernels> Lora<B> {
     /// The output; also `x a` and the product, if they are kept.
     fn forward_keeping(&self, inputs: Inputs<B, 6>, keeps: [bool; 2]) -> (FloatTensor<B>, KeptProducts<B>) {
         let [x, a, b, weight, factor, mut bias] = inputs;
-        let (x, b, weight) = (given(x), given(b), Weight::<B>::from_parts(weight, self.quantized.clone()));
+        let (x, a, b) = (given(x), given(a), given(b));
+        if keeps == [false; 2]
+            && factor.is_none()
+            && bias.is_none()
+            && let Some(weight) = self.effective_weight(&x, &a, &b)
+        {
+            return (B::dense(x, weight, None), [None, None]);
+        }
+        let weight = Weight::<B>::from_parts(weight, self.quantized.clone());
         let of_dense = if factor.is_some() || B::FINISHES { None } else { bias.take() };
         let product = Linear.forward_with(x.clone(), weight, of_dense); // first, since it needs the most
-        let h = B::dense(x, given(a), None);
+        let h = B::dense(x, a, None);
         let kept_h = keeps[0].then(|| h.clone());
         if !keeps[1] {
             return (B::adapt(product, h, b, self.scale, factor, bias), [kept_h, None]);
         }
         let product = B::add_scaled_product(product, h, b, self.scale);
         (finished::<B>(product.clone(), factor, bias), [kept_h, Some(product)])
+    }
+
+    /// `weight + scale a b` in the place of a quantized weight that is dequantized as a whole, where that is less work for the rows
+    /// of `x` (or of `dy`) than products of low rank.
+    fn effective_weight(
+        &self,
+        x: &FloatTensor<B>,
+        a: &FloatTensor<B>,
+        b: &FloatTensor<B>,
+    ) -> Option<FloatTensor<B>> {
+        let quantized = self.quantized.as_ref().filter(|_| B::DEQUANTIZES_WHOLE)?;
+        let [d_input, d_output] = quantized.shape().dims();
+        let shape = x.shape();
+        let rows = shape.num_elements() / shape[shape.num_dims() - 1].max(1);
+        (rows * (d_input + d_output) >= d_input * d_output).then(|| {
+            let weight = B::dequantize(quantized.clone(), x.dtype().into());
+            B::add_scaled_product(weight, a.clone(), b.clone(), self.scale)
+        })
     }
 
     /// Whether `x a` and the product are kept.
@@ -233,6 +259,12 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
         if pass.wants(X)
             && let (Some(a), Some(b)) = (a, b)
         {
+            lora.quantized = quantized.clone();
+            if dh.is_none()
+                && let Some(weight) = lora.effective_weight(&dy, &a, &b)
+            {
+                return pass.give(X, B::dense_x_backward(weight, dy));
+            }
             let weight = Weight::<B>::from_parts(weight.or_else(|| pass.take(WEIGHT)), quantized);
             let dx = Linear.x_backward_with(pass.shape(X), weight, dy.clone());
             let dh = dh.unwrap_or_else(|| dh_of(&b, dy));
@@ -267,6 +299,9 @@ pub trait LoraKernels: LinearKernels + PackingKernels {
     ) -> FloatTensor<Self> {
         composed_product::<Self>(y, u, v, scale)
     }
+
+    /// Whether a quantized weight is dequantized as a whole, and not by blocks.
+    const DEQUANTIZES_WHOLE: bool = false;
 
     /// Whether [`adapt`](Self::adapt) is one pass: then it adds the bias, too, which is else left to the product with the weight.
     const FINISHES: bool = false;

@@ -68,7 +68,7 @@ impl PiecewiseLinearCube for CubeBackend {
         f: PiecewiseLinear,
     ) -> (FloatTensor<Self>, IntTensor<Self>) {
         let packed = empty_words(&x);
-        let y = Output::replacing(&x, 0);
+        let y = Output::alike(&x, 0);
         if let Some(Launch { units: (count, dim), dtypes, kind, parameters: [p, q] }) = launch(&x, f) {
             let size = vector_size(&[&x, &y.tensor], GROUP);
             let (client, at) = (x.client.clone(), address_type(&[&x]));
@@ -102,7 +102,7 @@ impl PiecewiseLinearCube for CubeBackend {
 #[cfg(not(feature = "fusion"))]
 fn values(x: CubeTensor, f: PiecewiseLinear) -> CubeTensor {
     let len = x.shape().num_elements();
-    let y = Output::replacing(&x, 0);
+    let y = Output::alike(&x, 0);
     if len > 0 {
         let size = vector_size(&[&x, &y.tensor], GROUP);
         let (count, dim) = units(&x.client, len / size);

@@ -1,5 +1,5 @@
 //! Back through the steps of a recurrent layer, for any backend.
-use super::sequence::{GateParameters, Keep, Sizes, matrix, weight};
+use super::sequence::{GateParameters, Keep, Sizes, matrix, weight, with_some};
 use super::{Cell, Recurrence, RecurrentKernels, RecurrentState, Stage};
 use crate::backend::{widen, zeros};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
@@ -235,9 +235,13 @@ impl<B: RecurrentKernels> Pass<'_, B> {
         let step = |stage| recurrence.step(stage, self.sizes, at);
         if recurrence.cell == (Cell::Gru { reset_after: false }) {
             let (new, reset) = (step(Stage::New), step(Stage::Reset));
-            let direct = B::recurrent_backward(&new, &mut self.gates[1..], None, before.clone(), grads);
+            let direct = with_some(&mut self.gates, 1..3, |gates| {
+                B::recurrent_backward(&new, gates, &mut None, before.clone(), grads)
+            });
             let grads = RecurrentState { h: self.through_product(None, 2, at), c: None };
-            let grads = B::recurrent_backward(&reset, &mut self.gates[..1], None, before, grads);
+            let grads = with_some(&mut self.gates, 0..1, |gates| {
+                B::recurrent_backward(&reset, gates, &mut None, before, grads)
+            });
             if unwanted {
                 return RecurrentState { h: None, c: None };
             }
@@ -246,7 +250,7 @@ impl<B: RecurrentKernels> Pass<'_, B> {
             return RecurrentState { h: dh, c: None };
         }
         let step = step(Stage::Whole(recurrence.cell));
-        let grads = B::recurrent_backward(&step, &mut self.gates, self.gated.as_mut(), before, grads);
+        let grads = B::recurrent_backward(&step, &mut self.gates, &mut self.gated, before, grads);
         let dh = match unwanted {
             true => None,
             false => (0..self.gates.len()).fold(grads.h, |dh, gate| self.through_product(dh, gate, at)),

@@ -2,7 +2,7 @@
 use super::{Cell, RecurrentKernels, RecurrentState, RecurrentStep, Stage};
 use crate::backend::cpu::{CpuBackend, CpuElement, exp::COST, parallel};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use num_traits::Zero;
 
 mod cells;
@@ -13,7 +13,7 @@ use cells::{Clip, Elements, Gru, Lstm, New, Reset, Rnn};
 impl<B: CpuBackend> RecurrentKernels for B {
     fn recurrent_forward(
         step: &RecurrentStep,
-        gates: &mut [FloatTensor<B>],
+        gates: &mut Vec<FloatTensor<B>>,
         products: Vec<Option<FloatTensor<B>>>,
         biases: &[[Option<FloatTensor<B>>; 2]],
         state: RecurrentState<B>,
@@ -39,15 +39,15 @@ impl<B: CpuBackend> RecurrentKernels for B {
 
     fn recurrent_backward(
         step: &RecurrentStep,
-        gates: &mut [FloatTensor<B>],
-        reset_product: Option<&mut FloatTensor<B>>,
+        gates: &mut Vec<FloatTensor<B>>,
+        reset_product: &mut Option<FloatTensor<B>>,
         state: RecurrentState<B>,
         grads: RecurrentState<B>,
     ) -> RecurrentState<B> {
         match gates[0].dtype() {
-            DType::F32 => backward::<B, f32>(step, gates, reset_product, state, grads),
-            DType::F64 => backward::<B, f64>(step, gates, reset_product, state, grads),
-            _ => half::backward::<B>(step, gates, reset_product, state, grads),
+            DType::F32 => backward::<B, f32>(step, gates, reset_product.as_mut(), state, grads),
+            DType::F64 => backward::<B, f64>(step, gates, reset_product.as_mut(), state, grads),
+            _ => half::backward::<B>(step, gates, reset_product.as_mut(), state, grads),
         }
     }
 }
@@ -90,14 +90,6 @@ impl RecurrentStep {
         values[start..].chunks_mut(stride).take(self.batch).map(move |row| &mut row[..hidden])
     }
 
-    fn shape(&self) -> Shape {
-        Shape::new([self.batch, self.hidden])
-    }
-
-    fn has_cell(&self) -> bool {
-        matches!(self.stage, Stage::Whole(Cell::Lstm { .. }))
-    }
-
     /// Hidden and cell state.
     fn state_slices<B: CpuBackend, E: CpuElement>(&self, state: RecurrentState<B>) -> [Slices<B, E>; 2] {
         let len = self.batch * self.hidden;
@@ -110,7 +102,7 @@ impl RecurrentStep {
     }
 
     fn state<B: CpuBackend, E: CpuElement>(&self, [h, c]: [Vec<E>; 2]) -> RecurrentState<B> {
-        let tensor = |values| B::from_vec(values, self.shape());
+        let tensor = |values| B::from_vec(values, self.state_shape());
         RecurrentState { h: Some(tensor(h)), c: self.has_cell().then(|| tensor(c)) }
     }
 

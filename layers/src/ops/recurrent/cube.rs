@@ -6,24 +6,182 @@
 //! | GRU | 4 and 2 | some thirty |
 //! | LSTM | 5 and 1 | some forty |
 //!
-//! Only where operations are not fused: a kernel that writes rows of a tensor in place would have to give back all of it.
+//! Also where operations are fused: Burn joins what is computed with the rows of a step, but copies them out of the tensors of the
+//! gates and back, each by a kernel. There a step takes these tensors, and gives them back, since it writes in their place.
 use super::{Cell, RecurrentKernels, RecurrentState, RecurrentStep, Stage};
 use crate::backend::cube::{address_type, empty, types, units};
-use burn::backend::{Cube, tensor::FloatTensor};
-use burn::tensor::Shape;
+use crate::ops::MaybeTensor;
+#[cfg(feature = "fusion")]
+use crate::ops::MaybeTensorMetadata;
+#[cfg(feature = "fusion")]
+use burn::backend::fusion::custom::TensorSpec;
+use burn::backend::{Backend, Cube, ExtensionType, backend_extension, tensor::FloatTensor};
+use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*, std::FastDivmod};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
+/// One tensor, or none, for each of up to four gates.
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct OfGates<B: Backend> {
+    #[extension_type]
+    first: MaybeTensor<B>,
+    #[extension_type]
+    second: MaybeTensor<B>,
+    #[extension_type]
+    third: MaybeTensor<B>,
+    #[extension_type]
+    fourth: MaybeTensor<B>,
+}
+
+impl<B: Backend> OfGates<B> {
+    fn new(tensors: impl IntoIterator<Item = Option<FloatTensor<B>>>) -> Self {
+        let mut tensors = tensors.into_iter();
+        let mut next = || tensors.next().flatten().into();
+        Self { first: next(), second: next(), third: next(), fourth: next() }
+    }
+
+    fn into_options(self) -> [Option<FloatTensor<B>>; 4] {
+        [self.first, self.second, self.third, self.fourth].map(MaybeTensor::into_option)
+    }
+}
+
+/// A [`RecurrentState`].
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct StateTensors<B: Backend> {
+    #[extension_type]
+    h: MaybeTensor<B>,
+    #[extension_type]
+    c: MaybeTensor<B>,
+}
+
+impl<B: Backend> From<RecurrentState<B>> for StateTensors<B> {
+    fn from(RecurrentState { h, c }: RecurrentState<B>) -> Self {
+        Self { h: h.into(), c: c.into() }
+    }
+}
+
+impl<B: Backend> From<StateTensors<B>> for RecurrentState<B> {
+    fn from(StateTensors { h, c }: StateTensors<B>) -> Self {
+        Self { h: h.into_option(), c: c.into_option() }
+    }
+}
+
 impl RecurrentKernels for Cube {
     fn recurrent_forward(
         step: &RecurrentStep,
-        gates: &mut [FloatTensor<Self>],
+        gates: &mut Vec<FloatTensor<Self>>,
         products: Vec<Option<FloatTensor<Self>>>,
         biases: &[[Option<FloatTensor<Self>>; 2]],
         state: RecurrentState<Self>,
     ) -> RecurrentState<Self> {
-        for (index, (product, biases)) in products.into_iter().zip(biases).enumerate() {
+        let biases = [0, 1].map(|side| OfGates::new(biases.iter().map(|biases| biases[side].clone())));
+        let [input_biases, hidden_biases] = biases;
+        let (written, next) = Self::cube_recurrent_forward(
+            OfGates::new(gates.drain(..).map(Some)),
+            OfGates::new(products),
+            input_biases,
+            hidden_biases,
+            state.into(),
+            *step,
+        );
+        gates.extend(written.into_options().into_iter().flatten());
+        next.into()
+    }
+
+    fn recurrent_replay(
+        step: &RecurrentStep,
+        gates: &[FloatTensor<Self>],
+        state: RecurrentState<Self>,
+    ) -> RecurrentState<Self> {
+        let gates = OfGates::new(gates.iter().cloned().map(Some));
+        Self::cube_recurrent_replay(gates, state.into(), *step).into()
+    }
+
+    fn recurrent_backward(
+        step: &RecurrentStep,
+        gates: &mut Vec<FloatTensor<Self>>,
+        reset_product: &mut Option<FloatTensor<Self>>,
+        state: RecurrentState<Self>,
+        grads: RecurrentState<Self>,
+    ) -> RecurrentState<Self> {
+        let (written, product, before) = Self::cube_recurrent_backward(
+            OfGates::new(gates.drain(..).map(Some)),
+            reset_product.take().into(),
+            state.into(),
+            grads.into(),
+            *step,
+        );
+        gates.extend(written.into_options().into_iter().flatten());
+        *reset_product = product.into_option();
+        before.into()
+    }
+}
+
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+pub trait RecurrentCube: Backend {
+    /// See [`RecurrentKernels::recurrent_forward`]; also gives the tensors of the gates.
+    #[fusion(meta = |gates, _products, _input_biases, _hidden_biases, _state, step| {
+        (gates.clone(), described_state(gates, step, [true, step.has_cell()]))
+    })]
+    fn cube_recurrent_forward(
+        #[extension_type] gates: OfGates<Self>,
+        #[extension_type] products: OfGates<Self>,
+        #[extension_type] input_biases: OfGates<Self>,
+        #[extension_type] hidden_biases: OfGates<Self>,
+        #[extension_type] state: StateTensors<Self>,
+        step: RecurrentStep,
+    ) -> (OfGates<Self>, StateTensors<Self>);
+
+    /// See [`RecurrentKernels::recurrent_replay`].
+    #[fusion(meta = |gates, _state, step| described_state(gates, step, [true, step.has_cell()]))]
+    fn cube_recurrent_replay(
+        #[extension_type] gates: OfGates<Self>,
+        #[extension_type] state: StateTensors<Self>,
+        step: RecurrentStep,
+    ) -> StateTensors<Self>;
+
+    /// See [`RecurrentKernels::recurrent_backward`]; also gives the tensors of the gates, and the product.
+    #[fusion(meta = |gates, reset_product, _state, _grads, step| {
+        let of_h = !step.has_cell() && step.stage != Stage::Whole(Cell::Rnn);
+        (gates.clone(), reset_product.clone(), described_state(gates, step, [of_h, step.has_cell()]))
+    })]
+    fn cube_recurrent_backward(
+        #[extension_type] gates: OfGates<Self>,
+        #[extension_type] reset_product: MaybeTensor<Self>,
+        #[extension_type] state: StateTensors<Self>,
+        #[extension_type] grads: StateTensors<Self>,
+        step: RecurrentStep,
+    ) -> (OfGates<Self>, MaybeTensor<Self>, StateTensors<Self>);
+}
+
+/// A state, or what there is of it.
+#[cfg(feature = "fusion")]
+fn described_state(gates: &OfGatesMetadata, step: &RecurrentStep, has: [bool; 2]) -> StateTensorsMetadata {
+    let MaybeTensorMetadata::Some(gate) = &gates.first else { unreachable!("a step has gates") };
+    let described = |has| match has {
+        true => MaybeTensorMetadata::Some(TensorSpec { shape: step.state_shape(), dtype: gate.dtype }),
+        false => MaybeTensorMetadata::None,
+    };
+    let [h, c] = has.map(described);
+    StateTensorsMetadata { h, c }
+}
+
+impl RecurrentCube for CubeBackend {
+    fn cube_recurrent_forward(
+        gates: OfGates<Self>,
+        products: OfGates<Self>,
+        input_biases: OfGates<Self>,
+        hidden_biases: OfGates<Self>,
+        state: StateTensors<Self>,
+        step: RecurrentStep,
+    ) -> (OfGates<Self>, StateTensors<Self>) {
+        let mut gates: Vec<_> = gates.into_options().into_iter().flatten().collect();
+        let addends = products.into_options().into_iter().zip(input_biases.into_options());
+        let addends = addends.zip(hidden_biases.into_options()).take(gates.len());
+        for (index, ((product, input_bias), hidden_bias)) in addends.enumerate() {
             let (is_sigmoid, reset) = match (step.stage, index) {
                 (Stage::New, 0) => continue, // z is there already
                 (Stage::Whole(Cell::Rnn), _) | (Stage::Whole(Cell::Lstm { .. }), 2) | (Stage::New, _) => {
@@ -34,7 +192,6 @@ impl RecurrentKernels for Cube {
             };
             let gate = step.writable(&mut gates[index]);
             if let Some(Launch { client, count, dim, at, rows, dtypes }) = step.launch(&gate) {
-                let [input_bias, hidden_bias] = biases.clone();
                 let arg =
                     |tensor: Option<CubeTensor>| tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg);
                 // SAFETY: the kernel compares every position with the number of elements of a step, whose rows all tensors have.
@@ -56,91 +213,38 @@ impl RecurrentKernels for Cube {
                 }
             }
         }
-        Self::recurrent_replay(step, gates, state)
+        let next = next_state(&step, &gates, state.into());
+        (OfGates::new(gates.into_iter().map(Some)), next.into())
     }
 
-    fn recurrent_replay(
-        step: &RecurrentStep,
-        gates: &[FloatTensor<Self>],
-        state: RecurrentState<Self>,
-    ) -> RecurrentState<Self> {
-        let new = || empty(&gates[0], Shape::new([step.batch, step.hidden]), gates[0].dtype);
-        let h = new();
-        let Some(launch) = step.launch(&gates[0]) else { return RecurrentState { c: state.c, h: Some(h) } };
-        let Launch { client, count, dim, at, rows, dtypes } = launch;
-        let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
-        let state_arg =
-            |tensor: Option<CubeTensor>| tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg);
-        let clip = step.clip_scalar(dtypes[1]);
-        let (a, b, kind) = match step.stage {
-            Stage::Whole(Cell::Lstm { coupled }) => {
-                let c = new();
-                let forget = (!coupled).then(|| arg(&gates[3]));
-                // SAFETY: as above.
-                unsafe {
-                    lstm_state_kernel::launch_unchecked(
-                        &client,
-                        count,
-                        dim,
-                        at,
-                        arg(&gates[0]),
-                        arg(&gates[1]),
-                        arg(&gates[2]),
-                        forget.into(),
-                        state_arg(state.c).into(),
-                        arg(&h),
-                        arg(&c),
-                        rows,
-                        clip,
-                        step.clip.is_some(),
-                        dtypes,
-                    );
-                }
-                return RecurrentState { h: Some(h), c: Some(c) };
-            }
-            Stage::Whole(Cell::Rnn) => (&gates[0], None, Update::Gate),
-            Stage::Whole(Cell::Gru { .. }) => (&gates[1], Some(&gates[2]), Update::Mix),
-            Stage::New => (&gates[0], Some(&gates[1]), Update::Mix),
-            Stage::Reset => (&gates[0], None, Update::Reset),
-        };
-        // SAFETY: as above.
-        unsafe {
-            state_kernel::launch_unchecked(
-                &client,
-                count,
-                dim,
-                at,
-                arg(a),
-                b.map(arg).into(),
-                state_arg(state.h.filter(|_| kind != Update::Gate)).into(),
-                arg(&h),
-                rows,
-                clip,
-                // What was reset is not the state after the step.
-                step.clip.is_some() && kind != Update::Reset,
-                kind,
-                dtypes,
-            );
-        }
-        RecurrentState { h: Some(h), c: None }
+    fn cube_recurrent_replay(
+        gates: OfGates<Self>,
+        state: StateTensors<Self>,
+        step: RecurrentStep,
+    ) -> StateTensors<Self> {
+        let gates: Vec<_> = gates.into_options().into_iter().flatten().collect();
+        next_state(&step, &gates, state.into()).into()
     }
 
-    fn recurrent_backward(
-        step: &RecurrentStep,
-        gates: &mut [FloatTensor<Self>],
-        reset_product: Option<&mut FloatTensor<Self>>,
-        state: RecurrentState<Self>,
-        grads: RecurrentState<Self>,
-    ) -> RecurrentState<Self> {
-        let gates: Vec<CubeTensor> = gates.iter_mut().map(|gate| step.writable(gate)).collect();
-        let before = empty(&gates[0], Shape::new([step.batch, step.hidden]), gates[0].dtype);
+    fn cube_recurrent_backward(
+        gates: OfGates<Self>,
+        reset_product: MaybeTensor<Self>,
+        state: StateTensors<Self>,
+        grads: StateTensors<Self>,
+        step: RecurrentStep,
+    ) -> (OfGates<Self>, MaybeTensor<Self>, StateTensors<Self>) {
+        let gates = gates.into_options().into_iter().flatten();
+        let gates: Vec<CubeTensor> = gates.map(|mut gate| step.writable(&mut gate)).collect();
+        let mut product = reset_product.into_option();
+        let (state, grads): (RecurrentState<Self>, RecurrentState<Self>) = (state.into(), grads.into());
+        let before = empty(&gates[0], step.state_shape(), gates[0].dtype);
         let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
         let state_arg =
             |tensor: Option<CubeTensor>| tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg);
         let is_clipped = step.clip.is_some();
         let launch = || step.launch(&gates[0]);
         let (h, dh) = (state.h, grads.h);
-        match step.stage {
+        let before = match step.stage {
             Stage::Whole(Cell::Rnn) => {
                 if let Some(Launch { client, count, dim, at, rows, dtypes }) = launch() {
                     // SAFETY: as above.
@@ -203,7 +307,7 @@ impl RecurrentKernels for Cube {
                         );
                     }
                 }
-                if let (Some(product), Some(launch)) = (reset_product, launch()) {
+                if let (Some(product), Some(launch)) = (&mut product, launch()) {
                     let Launch { client, count, dim, at, rows, dtypes } = launch;
                     let product = step.writable(product);
                     // SAFETY: as above.
@@ -271,8 +375,77 @@ impl RecurrentKernels for Cube {
                 }
                 RecurrentState { h: None, c: Some(before) }
             }
-        }
+        };
+        (OfGates::new(gates.into_iter().map(Some)), product.into(), before.into())
     }
+}
+
+/// The state after a step, from the gates.
+fn next_state(
+    step: &RecurrentStep,
+    gates: &[CubeTensor],
+    state: RecurrentState<CubeBackend>,
+) -> RecurrentState<CubeBackend> {
+    let new = || empty(&gates[0], step.state_shape(), gates[0].dtype);
+    let h = new();
+    let Some(launch) = step.launch(&gates[0]) else {
+        return RecurrentState { h: Some(h), c: step.has_cell().then(new) };
+    };
+    let Launch { client, count, dim, at, rows, dtypes } = launch;
+    let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
+    let state_arg = |tensor: Option<CubeTensor>| tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg);
+    let clip = step.clip_scalar(dtypes[1]);
+    let (a, b, kind) = match step.stage {
+        Stage::Whole(Cell::Lstm { coupled }) => {
+            let c = new();
+            let forget = (!coupled).then(|| arg(&gates[3]));
+            // SAFETY: as above.
+            unsafe {
+                lstm_state_kernel::launch_unchecked(
+                    &client,
+                    count,
+                    dim,
+                    at,
+                    arg(&gates[0]),
+                    arg(&gates[1]),
+                    arg(&gates[2]),
+                    forget.into(),
+                    state_arg(state.c).into(),
+                    arg(&h),
+                    arg(&c),
+                    rows,
+                    clip,
+                    step.clip.is_some(),
+                    dtypes,
+                );
+            }
+            return RecurrentState { h: Some(h), c: Some(c) };
+        }
+        Stage::Whole(Cell::Rnn) => (&gates[0], None, Update::Gate),
+        Stage::Whole(Cell::Gru { .. }) => (&gates[1], Some(&gates[2]), Update::Mix),
+        Stage::New => (&gates[0], Some(&gates[1]), Update::Mix),
+        Stage::Reset => (&gates[0], None, Update::Reset),
+    };
+    // SAFETY: as above.
+    unsafe {
+        state_kernel::launch_unchecked(
+            &client,
+            count,
+            dim,
+            at,
+            arg(a),
+            b.map(arg).into(),
+            state_arg(state.h.filter(|_| kind != Update::Gate)).into(),
+            arg(&h),
+            rows,
+            clip,
+            // What was reset is not the state after the step.
+            step.clip.is_some() && kind != Update::Reset,
+            kind,
+            dtypes,
+        );
+    }
+    RecurrentState { h: Some(h), c: None }
 }
 
 /// What every launch for a step takes.

@@ -1,6 +1,6 @@
 //! One step of a recurrent layer, element by element: what a backend computes between the matrix products.
 use super::Cell;
-use crate::backend::fusing_backends;
+use crate::backend::composing_backends;
 use burn::backend::{
     Backend, Scalar, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -40,6 +40,15 @@ pub struct RecurrentStep {
 }
 
 impl RecurrentStep {
+    /// Whether there is a cell state.
+    pub(super) fn has_cell(&self) -> bool {
+        matches!(self.stage, Stage::Whole(Cell::Lstm { .. }))
+    }
+
+    pub(super) fn state_shape(&self) -> Shape {
+        Shape::new([self.batch, self.hidden])
+    }
+
     fn sequence(&self) -> Shape {
         match self.batch_first {
             true => Shape::new([self.batch, self.steps, self.hidden]),
@@ -56,7 +65,7 @@ impl RecurrentStep {
     /// The rows of this step in the tensor of a gate: a view where the backend has them.
     pub(super) fn read<B: Backend>(&self, values: &Float<B>) -> Float<B> {
         let values = B::float_reshape(values.clone(), self.sequence());
-        B::float_reshape(B::float_slice(values, &self.slices()), Shape::new([self.batch, self.hidden]))
+        B::float_reshape(B::float_slice(values, &self.slices()), self.state_shape())
     }
 
     /// Writes the rows of this step, in place if nothing else holds the tensor.
@@ -72,7 +81,7 @@ impl RecurrentStep {
     }
 
     fn zeros<B: Backend>(&self, like: &Float<B>) -> Float<B> {
-        B::float_zeros(Shape::new([self.batch, self.hidden]), &like.device(), like.dtype().into())
+        B::float_zeros(self.state_shape(), &like.device(), like.dtype().into())
     }
 
     fn outside<B: Backend>(&self, x: Float<B>) -> Option<BoolTensor<B>> {
@@ -110,14 +119,15 @@ pub struct RecurrentState<B: Backend> {
 ///
 /// The tensors of the gates, `[batch * steps, hidden]`, hold the rows of all steps. A step writes its rows in place, which a
 /// backend can do only while nothing else holds the tensor. A slice may be a view, which holds it: no view of a gate may be alive
-/// when that gate is written, or every step copies the rows of all steps.
+/// when that gate is written, or every step copies the rows of all steps. Where operations are fused, a step takes the tensors,
+/// and gives back what it wrote: so gates are in a vector.
 pub trait RecurrentKernels: Backend {
     /// One step: its rows in the tensors of the gates hold the products with the input, and are replaced by the gates. `products`:
     /// those with the hidden state, zeros if there are none. `biases`: of both products. `state`: before the step; returns the
     /// one after it.
     fn recurrent_forward(
         step: &RecurrentStep,
-        gates: &mut [FloatTensor<Self>],
+        gates: &mut Vec<FloatTensor<Self>>,
         products: Vec<Option<FloatTensor<Self>>>,
         biases: &[[Option<FloatTensor<Self>>; 2]],
         state: RecurrentState<Self>,
@@ -174,8 +184,8 @@ pub trait RecurrentKernels: Backend {
     /// `grads`: of the state after it. Returns the gradient of the state before, except for the part through the products.
     fn recurrent_backward(
         step: &RecurrentStep,
-        gates: &mut [FloatTensor<Self>],
-        reset_product: Option<&mut FloatTensor<Self>>,
+        gates: &mut Vec<FloatTensor<Self>>,
+        reset_product: &mut Option<FloatTensor<Self>>,
         state: RecurrentState<Self>,
         grads: RecurrentState<Self>,
     ) -> RecurrentState<Self> {
@@ -204,7 +214,7 @@ pub trait RecurrentKernels: Backend {
             }
             Stage::Whole(Cell::Gru { .. }) => {
                 let (dz, dn, dh) = unmix(&values[1], &values[2]);
-                let reset_product = reset_product.expect("the product that r gates");
+                let reset_product = reset_product.as_mut().expect("the product that r gates");
                 let dr = product::<Self>(&dn, &step.read::<Self>(reset_product));
                 step.write::<Self>(reset_product, product::<Self>(&dn, &values[0]));
                 (
@@ -251,7 +261,7 @@ pub trait RecurrentKernels: Backend {
         before
     }
 }
-fusing_backends!(RecurrentKernels);
+composing_backends!(RecurrentKernels);
 
 /// `1 - x`
 fn one_minus<B: Backend>(x: Float<B>) -> Float<B> {
@@ -369,10 +379,10 @@ mod tests {
             Composed::recurrent_forward(&step, &mut written, vec![None; forwards], &biases, state());
             assert_eq!(places(&written), before, "{stage:?}");
 
-            let (mut written, mut product) = (gates(backwards), gates(1));
-            let before = [places(&written), places(&product)];
-            Composed::recurrent_backward(&step, &mut written, product.first_mut(), state(), state());
-            assert_eq!([places(&written), places(&product)], before, "{stage:?}, backwards");
+            let (mut written, mut product) = (gates(backwards), gates(1).pop());
+            let before = [places(&written), places(product.as_slice())];
+            Composed::recurrent_backward(&step, &mut written, &mut product, state(), state());
+            assert_eq!([places(&written), places(product.as_slice())], before, "{stage:?}, backwards");
         }
     }
 
@@ -436,8 +446,8 @@ mod tests {
         let mut product = matches!(step.stage, Stage::Whole(Cell::Gru { .. })).then(|| gates(1).remove(0));
         let mut our_product = product.as_ref().map(composed);
         let (our_before, our_grads) = (composed_state(&before), composed_state(&grads));
-        let next = Composed::recurrent_backward(step, &mut ours, our_product.as_mut(), our_before, our_grads);
-        let of_kernel = Flex::recurrent_backward(step, &mut of_cpu, product.as_mut(), before, grads);
+        let next = Composed::recurrent_backward(step, &mut ours, &mut our_product, our_before, our_grads);
+        let of_kernel = Flex::recurrent_backward(step, &mut of_cpu, &mut product, before, grads);
         compare("gradient of the state", next, of_kernel);
         ours.extend(our_product);
         of_cpu.extend(product);

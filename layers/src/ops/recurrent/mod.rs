@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 mod backward;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
-#[cfg(all(any(feature = "wgpu", feature = "cuda"), not(feature = "fusion")))]
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 mod kernels;
 mod sequence;

@@ -5,6 +5,7 @@
 use super::{Cell, Recurrence, RecurrentKernels, RecurrentState, RecurrentStep, Stage};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, Slice};
+use core::ops::Range;
 
 /// The parameters of a gate, or their gradients.
 pub(super) struct GateParameters<B: Backend> {
@@ -119,7 +120,7 @@ impl Recurrence {
     }
 
     /// Steps in the order of the computation.
-    pub(super) fn order(&self, steps: core::ops::Range<usize>) -> Vec<usize> {
+    pub(super) fn order(&self, steps: Range<usize>) -> Vec<usize> {
         let mut order: Vec<usize> = steps.collect();
         if self.reverse {
             order.reverse();
@@ -185,7 +186,7 @@ impl Recurrence {
         &self,
         sizes: Sizes,
         at: usize,
-        gates: &mut [FloatTensor<B>],
+        gates: &mut Vec<FloatTensor<B>>,
         parameters: &[GateParameters<B>],
         biases: &[[Option<FloatTensor<B>>; 2]],
         state: RecurrentState<B>,
@@ -200,11 +201,23 @@ impl Recurrence {
         }
         let products = parameters[..2].iter().map(|gate| product(&state.h, gate)).collect();
         let step = self.step(Stage::Reset, sizes, at);
-        let reset = B::recurrent_forward(&step, &mut gates[..2], products, &biases[..2], state.clone());
+        let reset = with_some(gates, 0..2, |gates| {
+            B::recurrent_forward(&step, gates, products, &biases[..2], state.clone())
+        });
         let products = vec![None, product(&reset.h.filter(|_| state.h.is_some()), &parameters[2])];
         let step = self.step(Stage::New, sizes, at);
-        B::recurrent_forward(&step, &mut gates[1..], products, &[[None, None], biases[2].clone()], state)
+        let biases = [[None, None], biases[2].clone()];
+        with_some(gates, 1..3, |gates| B::recurrent_forward(&step, gates, products, &biases, state))
     }
+}
+
+/// Does something with some of the gates, which may be replaced.
+pub(super) fn with_some<T, R>(gates: &mut Vec<T>, some: Range<usize>, f: impl FnOnce(&mut Vec<T>) -> R) -> R {
+    let start = some.start;
+    let mut taken = gates.drain(some).collect();
+    let result = f(&mut taken);
+    gates.splice(start..start, taken);
+    result
 }
 
 /// A weight that is read, and so was kept.
