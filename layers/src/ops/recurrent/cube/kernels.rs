@@ -1,0 +1,332 @@
+//! The kernels: one unit for every element of a state.
+use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*, std::FastDivmod};
+
+/// The rows of a step in the tensors of the gates.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Rows {
+    /// The first element.
+    first: usize,
+    /// From one row to the next.
+    stride: usize,
+    hidden: FastDivmod<usize>,
+    /// In the state.
+    elements: usize,
+}
+
+#[cube]
+fn in_gates(rows: &Rows, at: usize) -> usize {
+    let (row, feature) = rows.hidden.div_mod(at);
+    rows.first + row * rows.stride + feature
+}
+
+/// An element of a tensor, 0 without it.
+#[cube]
+fn or_zero<T: Float, W: Float>(of: &ComptimeOption<&[T]>, at: usize) -> W {
+    let value: ComptimeOption<T> = of.as_ref().map(|of| of[at]);
+    W::cast_from(value.unwrap_or(T::new(0.0)))
+}
+
+/// The gradient of what was clipped.
+#[cube]
+fn clip_gradient<W: Float>(raw: W, dy: W, clip: &InputScalar, #[comptime] is_clipped: bool) -> W {
+    let mut gradient = dy;
+    if comptime!(is_clipped) {
+        gradient = select(raw.abs() > clip.get::<W>(), W::new(0.0), dy);
+    }
+    gradient
+}
+
+#[cube]
+fn clipped<W: Float>(x: W, clip: &InputScalar, #[comptime] is_clipped: bool) -> W {
+    let mut value = x;
+    if comptime!(is_clipped) {
+        let clip = clip.get::<W>();
+        value = clamp(x, -clip, clip);
+    }
+    value
+}
+
+#[cube]
+fn sigmoid_slope<W: Float>(x: W) -> W {
+    x * (W::new(1.0) - x)
+}
+
+#[cube]
+fn tanh_slope<W: Float>(x: W) -> W {
+    W::new(1.0) - x * x
+}
+
+/// The product with the input becomes the gate.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn gate_kernel<T: Float, W: Float>(
+    gate: &mut [T],
+    product: ComptimeOption<&[T]>,
+    input_bias: ComptimeOption<&[T]>,
+    hidden_bias: ComptimeOption<&[T]>,
+    reset: ComptimeOption<&[T]>,
+    rows: Rows,
+    #[comptime] is_sigmoid: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let (_, feature) = rows.hidden.div_mod(ABSOLUTE_POS);
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let factor: ComptimeOption<T> = reset.as_ref().map(|reset| reset[at]);
+    let factor = W::cast_from(factor.unwrap_or(T::new(1.0)));
+    let of_input = W::cast_from(gate[at]) + or_zero::<T, W>(&input_bias, feature);
+    let of_state = or_zero::<T, W>(&product, ABSOLUTE_POS) + or_zero::<T, W>(&hidden_bias, feature);
+    let x = of_input + factor * of_state;
+    let value = match comptime!(is_sigmoid) {
+        true => W::new(1.0) / (W::new(1.0) + (-x).exp()),
+        false => x.tanh(),
+    };
+    gate[at] = T::cast_from(value);
+}
+
+/// How the hidden state comes from the gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Update {
+    /// `a`
+    Gate,
+    /// `a h`
+    Reset,
+    /// `(1 - a) b + a h`
+    Mix,
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn state_kernel<T: Float, W: Float>(
+    a: &[T],
+    b: ComptimeOption<&[T]>,
+    h: ComptimeOption<&[T]>,
+    next: &mut [T],
+    rows: Rows,
+    clip: InputScalar,
+    #[comptime] is_clipped: bool,
+    #[comptime] update: Update,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let a = W::cast_from(a[at]);
+    let value = match comptime!(update) {
+        Update::Gate => a,
+        Update::Reset => a * or_zero::<T, W>(&h, ABSOLUTE_POS),
+        Update::Mix => (W::new(1.0) - a) * or_zero::<T, W>(&b, at) + a * or_zero::<T, W>(&h, ABSOLUTE_POS),
+    };
+    next[ABSOLUTE_POS] = T::cast_from(clipped::<W>(value, &clip, is_clipped));
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn lstm_state_kernel<T: Float, W: Float>(
+    i: &[T],
+    o: &[T],
+    g: &[T],
+    f: ComptimeOption<&[T]>,
+    c: ComptimeOption<&[T]>,
+    next_h: &mut [T],
+    next_c: &mut [T],
+    rows: Rows,
+    clip: InputScalar,
+    #[comptime] is_clipped: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let i = W::cast_from(i[at]);
+    let f: ComptimeOption<W> = f.as_ref().map(|f| W::cast_from(f[at]));
+    let f = f.unwrap_or(W::new(1.0) - i);
+    let c = f * or_zero::<T, W>(&c, ABSOLUTE_POS) + i * W::cast_from(g[at]);
+    // In the hidden state as it is kept.
+    let c = T::cast_from(clipped::<W>(c, &clip, is_clipped));
+    next_c[ABSOLUTE_POS] = c;
+    next_h[ABSOLUTE_POS] = T::cast_from(W::cast_from(o[at]) * W::cast_from(c).tanh());
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn rnn_backward_kernel<T: Float, W: Float>(
+    gate: &mut [T],
+    dh: ComptimeOption<&[T]>,
+    rows: Rows,
+    clip: InputScalar,
+    #[comptime] is_clipped: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let h = W::cast_from(gate[at]);
+    let dh = clip_gradient::<W>(h, or_zero::<T, W>(&dh, ABSOLUTE_POS), &clip, is_clipped);
+    gate[at] = T::cast_from(dh * tanh_slope::<W>(h));
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn reset_backward_kernel<T: Float, W: Float>(
+    r: &mut [T],
+    h: ComptimeOption<&[T]>,
+    dh: ComptimeOption<&[T]>,
+    before: &mut [T],
+    rows: Rows,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let value = W::cast_from(r[at]);
+    let dh = or_zero::<T, W>(&dh, ABSOLUTE_POS);
+    r[at] = T::cast_from(dh * or_zero::<T, W>(&h, ABSOLUTE_POS) * sigmoid_slope::<W>(value));
+    before[ABSOLUTE_POS] = T::cast_from(dh * value);
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn mix_backward_kernel<T: Float, W: Float>(
+    z: &mut [T],
+    n: &mut [T],
+    h: ComptimeOption<&[T]>,
+    dh: ComptimeOption<&[T]>,
+    before: &mut [T],
+    rows: Rows,
+    clip: InputScalar,
+    #[comptime] is_clipped: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let (of_z, of_n) = (W::cast_from(z[at]), W::cast_from(n[at]));
+    let h = or_zero::<T, W>(&h, ABSOLUTE_POS);
+    let raw = (W::new(1.0) - of_z) * of_n + of_z * h;
+    let dh = clip_gradient::<W>(raw, or_zero::<T, W>(&dh, ABSOLUTE_POS), &clip, is_clipped);
+    n[at] = T::cast_from(dh * (W::new(1.0) - of_z) * tanh_slope::<W>(of_n));
+    z[at] = T::cast_from(dh * sigmoid_slope::<W>(of_z) * (h - of_n));
+    before[ABSOLUTE_POS] = T::cast_from(dh * of_z);
+}
+
+/// Of r and of the product that it gates, from the gradient of n.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn gated_backward_kernel<T: Float, W: Float>(
+    r: &mut [T],
+    product: &mut [T],
+    dn: &[T],
+    rows: Rows,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let (of_r, dn) = (W::cast_from(r[at]), W::cast_from(dn[at]));
+    r[at] = T::cast_from(dn * W::cast_from(product[at]) * sigmoid_slope::<W>(of_r));
+    product[at] = T::cast_from(dn * of_r);
+}
+
+/// The gates of an element of an LSTM.
+#[derive(CubeType, Clone, Copy)]
+struct Lstm<W: Float> {
+    i: W,
+    o: W,
+    g: W,
+    f: W,
+}
+
+/// Its gradients: those of o and g, and that of the cell state before it was clipped.
+#[derive(CubeType, Clone, Copy)]
+struct LstmGradients<W: Float> {
+    o: W,
+    g: W,
+    c: W,
+}
+
+#[cube]
+fn lstm_gradients<W: Float>(
+    gates: &Lstm<W>,
+    c: W,
+    dh: W,
+    dc: W,
+    clip: &InputScalar,
+    #[comptime] is_clipped: bool,
+) -> LstmGradients<W> {
+    let raw = gates.f * c + gates.i * gates.g;
+    let tanh = clipped::<W>(raw, clip, is_clipped).tanh();
+    let through_h = dh * gates.o * tanh_slope::<W>(tanh);
+    let dc = clip_gradient::<W>(raw, dc + through_h, clip, is_clipped);
+    LstmGradients::<W> {
+        o: dh * tanh * sigmoid_slope::<W>(gates.o),
+        g: dc * gates.i * tanh_slope::<W>(gates.g),
+        c: dc,
+    }
+}
+
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn lstm_backward_kernel<T: Float, W: Float>(
+    i: &mut [T],
+    o: &mut [T],
+    g: &mut [T],
+    f: &mut [T],
+    c: ComptimeOption<&[T]>,
+    dh: ComptimeOption<&[T]>,
+    dc: ComptimeOption<&[T]>,
+    before: &mut [T],
+    rows: Rows,
+    clip: InputScalar,
+    #[comptime] is_clipped: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let gates = Lstm::<W> {
+        i: W::cast_from(i[at]),
+        o: W::cast_from(o[at]),
+        g: W::cast_from(g[at]),
+        f: W::cast_from(f[at]),
+    };
+    let c = or_zero::<T, W>(&c, ABSOLUTE_POS);
+    let (dh, dc) = (or_zero::<T, W>(&dh, ABSOLUTE_POS), or_zero::<T, W>(&dc, ABSOLUTE_POS));
+    let gradients = lstm_gradients::<W>(&gates, c, dh, dc, &clip, is_clipped);
+    i[at] = T::cast_from(gradients.c * gates.g * sigmoid_slope::<W>(gates.i));
+    o[at] = T::cast_from(gradients.o);
+    g[at] = T::cast_from(gradients.g);
+    f[at] = T::cast_from(gradients.c * c * sigmoid_slope::<W>(gates.f));
+    before[ABSOLUTE_POS] = T::cast_from(gradients.c * gates.f);
+}
+
+/// Where `f = 1 - i`.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub(super) fn coupled_backward_kernel<T: Float, W: Float>(
+    i: &mut [T],
+    o: &mut [T],
+    g: &mut [T],
+    c: ComptimeOption<&[T]>,
+    dh: ComptimeOption<&[T]>,
+    dc: ComptimeOption<&[T]>,
+    before: &mut [T],
+    rows: Rows,
+    clip: InputScalar,
+    #[comptime] is_clipped: bool,
+    #[define(T, W)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS >= rows.elements {
+        terminate!();
+    }
+    let at = in_gates(&rows, ABSOLUTE_POS);
+    let of_i = W::cast_from(i[at]);
+    let gates = Lstm::<W> { i: of_i, o: W::cast_from(o[at]), g: W::cast_from(g[at]), f: W::new(1.0) - of_i };
+    let c = or_zero::<T, W>(&c, ABSOLUTE_POS);
+    let (dh, dc) = (or_zero::<T, W>(&dh, ABSOLUTE_POS), or_zero::<T, W>(&dc, ABSOLUTE_POS));
+    let gradients = lstm_gradients::<W>(&gates, c, dh, dc, &clip, is_clipped);
+    i[at] = T::cast_from(gradients.c * (gates.g - c) * sigmoid_slope::<W>(gates.i));
+    o[at] = T::cast_from(gradients.o);
+    g[at] = T::cast_from(gradients.g);
+    before[ABSOLUTE_POS] = T::cast_from(gradients.c * gates.f);
+}
