@@ -1,6 +1,6 @@
 //! Elementwise kernels walk their tensors as these lie in memory: what a convolution returns has its channels last there.
 use burn::backend::TensorMetadata;
-use burn::tensor::Shape;
+use burn::tensor::{DType, Shape};
 use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 
@@ -17,11 +17,16 @@ pub(crate) fn in_memory_order<const N: usize, const M: usize>(
 
 /// A tensor of the shape and dtype of `x` whose elements lie in memory in the same order, without gaps; nobody has written them.
 pub(super) fn empty_like(x: &CubeTensor) -> CubeTensor {
-    let empty = |shape| super::empty(x, shape, x.dtype);
-    let Some(axes) = memory_order(x) else { return empty(x.shape()) };
-    let shape = x.shape();
-    let in_order = empty(Shape::from(axes.iter().map(|&axis| shape[axis]).collect::<Vec<_>>()));
-    permute(in_order, &back(&axes))
+    match memory_order(x) {
+        Some(axes) => empty_along(x, x.shape(), x.dtype, &axes),
+        None => super::empty(x, x.shape(), x.dtype),
+    }
+}
+
+/// A tensor whose axes are in this order in memory; nobody has written it.
+pub(super) fn empty_along(like: &CubeTensor, shape: Shape, dtype: DType, axes: &[usize]) -> CubeTensor {
+    let in_memory: Vec<usize> = axes.iter().map(|&axis| shape[axis]).collect();
+    permute(super::empty(like, Shape::from(in_memory), dtype), &back(axes))
 }
 
 /// The permutation that undoes another.

@@ -1,8 +1,8 @@
 //! Tensors `[batch, channels, ...]` with up to three spatial axes, whose kernels walk them as they lie in memory.
 use super::empty;
+use super::order::empty_along;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::cubecl::{self, prelude::*, std::FastDivmod};
-use burn_cubecl::ops::permute;
 use burn_cubecl::tensor::CubeTensor;
 
 /// The sizes of `[batch, channels, depth, height, width]` and its strides; spatial axes that a tensor lacks come first and have one
@@ -68,9 +68,7 @@ pub(crate) fn empty_in_order(
     }
     let rank = shape.num_dims();
     let axes: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();
-    let back: Vec<usize> = [0, rank - 1].into_iter().chain(1..rank - 1).collect();
-    let tensor = empty(like, Shape::from(axes.iter().map(|&axis| shape[axis]).collect::<Vec<_>>()), dtype);
-    permute(tensor, &back)
+    empty_along(like, shape, dtype, &axes)
 }
 
 /// The place of the element with this number in one of the two orders.

@@ -9,6 +9,8 @@ use crate::backend::cube::channels::{
 };
 use crate::backend::cube::{Pair, address_type, empty, sum_of_vector, sum_over_cube, types, units};
 use crate::backend::{ChannelSums, wide};
+#[cfg(feature = "fusion")]
+use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::Shape;
 use burn_cubecl::CubeBackend;
@@ -85,14 +87,22 @@ impl BatchNormKernels for Cube {
             }
             None => [None, wanted[1].then(|| Self::sum_to_channels(dy.clone()))],
         };
-        let x_grad = wanted[0].then(|| {
-            #[cfg(feature = "fusion")]
-            return super::scaled::<Self>(dy, gamma, variance, epsilon);
-            #[cfg(not(feature = "fusion"))]
-            scaled(dy, gamma, variance, epsilon)
-        });
+        let x_grad = wanted[0].then(|| scaled(dy, gamma, variance, epsilon));
         NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
     }
+}
+
+/// `dy * gamma / std`, one kernel: shapes change before anything is computed.
+#[cfg(feature = "fusion")]
+fn scaled(
+    dy: FloatTensor<Cube>,
+    gamma: FloatTensor<Cube>,
+    variance: FloatTensor<Cube>,
+    epsilon: f64,
+) -> FloatTensor<Cube> {
+    let rank = dy.shape().num_dims();
+    let [gamma, variance] = [gamma, variance].map(|x| super::per_channel::<Cube>(x, rank));
+    Cube::float_mul(dy, Cube::float_mul(gamma, super::inverse_std::<Cube>(variance, epsilon)))
 }
 
 /// `dy * gamma / std`

@@ -274,31 +274,20 @@ pub trait BatchNormKernels: ChannelSums {
         wanted: [bool; 2],
     ) -> NormGrads<Self> {
         let rank = dy.shape().num_dims();
+        let [gamma, mean, variance] = [gamma, mean, variance].map(|x| per_channel::<Self>(x, rank));
+        let inverse_std = inverse_std::<Self>(variance, epsilon);
         let gamma_grad = x.map(|x| {
-            let centered = Self::float_sub(x, per_channel::<Self>(mean, rank));
+            let centered = Self::float_sub(x, mean);
             // Before the sum, of which f16 may not have the range.
-            let variance = per_channel::<Self>(variance.clone(), rank);
-            let normalized = Self::float_mul(centered, inverse_std::<Self>(variance, epsilon));
+            let normalized = Self::float_mul(centered, inverse_std.clone());
             Self::sum_to_channels(Self::float_mul(normalized, dy.clone()))
         });
         let beta_grad = wanted[1].then(|| Self::sum_to_channels(dy.clone()));
-        let x_grad = wanted[0].then(|| scaled::<Self>(dy, gamma, variance, epsilon));
+        let x_grad = wanted[0].then(|| Self::float_mul(dy, Self::float_mul(gamma, inverse_std)));
         NormGrads { x: x_grad, gamma: gamma_grad, beta: beta_grad }
     }
 }
 composing_backends!(BatchNormKernels);
-
-/// `dy * gamma / std`. Where operations are fused, this is one kernel: shapes change before anything is computed.
-fn scaled<B: Backend>(
-    dy: FloatTensor<B>,
-    gamma: FloatTensor<B>,
-    variance: FloatTensor<B>,
-    epsilon: f64,
-) -> FloatTensor<B> {
-    let rank = dy.shape().num_dims();
-    let [gamma, variance] = [gamma, variance].map(|x| per_channel::<B>(x, rank));
-    B::float_mul(dy, B::float_mul(gamma, inverse_std::<B>(variance, epsilon)))
-}
 
 fn inverse_std<B: Backend>(variance: FloatTensor<B>, epsilon: f64) -> FloatTensor<B> {
     B::float_recip(B::float_sqrt(B::float_add_scalar(variance, epsilon.into())))

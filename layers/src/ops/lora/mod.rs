@@ -1,5 +1,5 @@
 //! Dense layer with a low-rank adapter ([LoRA](https://arxiv.org/abs/2106.09685)): the effective weight,
-//! `weight + scale a b`, never exists. With a factor per column this is [DoRA](https://arxiv.org/abs/2402.09353).
+//! `weight + scale a b`, never exists beside the weight. With a factor per column this is [DoRA](https://arxiv.org/abs/2402.09353).
 //!
 //! | | |
 //! | --- | --- |
@@ -10,7 +10,8 @@
 //! | | `dh = dp b^T`, `dx = dp weight^T + scale dh a^T`, `da = scale x^T dh`, `db = scale (x a)^T dp` |
 //!
 //! Stock Burn computes the effective weight at every use, keeps it, and computes its gradient, of the same size, from which
-//! those of `a` and `b` follow. Here low-rank products are added to `y` and `dx` block by block. If `x` is kept, `x a` is
+//! those of `a` and `b` follow. (Only a quantized weight that a backend dequantizes as a whole becomes the effective one, in its place, where
+//! rows are many: nothing is added, and one product less made.) Here low-rank products are added to `y` and `dx` block by block. If `x` is kept, `x a` is
 //! computed again: keeping it, too, would be more than stock keeps if `x` is untracked. So is `p` where it is larger than the
 //! effective weight, which stock keeps beside `x`: in as many operations as stock needs for the gradient of that weight.
 use super::{
@@ -211,7 +212,7 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
     }
 
     fn backward(saved: SavedLora<B>, mut dy: FloatTensor<B>, pass: &mut BackwardPass<B, 6>) {
-        let SavedLora { h, product, mut lora } = saved;
+        let SavedLora { h, product, lora } = saved;
         let mut h = h.map(KeptTensor::get);
         let [x, a, b, factor] = [X, FACTOR_A, FACTOR_B, FACTOR].map(|input| pass.take(input));
         let mut weight = None;
@@ -232,7 +233,6 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
             let factor = as_row::<B>(factor, &dy);
             dy = B::float_mul(dy, factor);
         }
-        let quantized = lora.quantized.take();
         let dh_of = |b: &FloatTensor<B>, dy: FloatTensor<B>| {
             let mut shape = dy.shape();
             let last = shape.num_dims() - 1;
@@ -259,13 +259,12 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
         if pass.wants(X)
             && let (Some(a), Some(b)) = (a, b)
         {
-            lora.quantized = quantized.clone();
             if dh.is_none()
                 && let Some(weight) = lora.effective_weight(&dy, &a, &b)
             {
                 return pass.give(X, B::dense_x_backward(weight, dy));
             }
-            let weight = Weight::<B>::from_parts(weight.or_else(|| pass.take(WEIGHT)), quantized);
+            let weight = Weight::<B>::from_parts(weight.or_else(|| pass.take(WEIGHT)), lora.quantized);
             let dx = Linear.x_backward_with(pass.shape(X), weight, dy.clone());
             let dh = dh.unwrap_or_else(|| dh_of(&b, dy));
             pass.give(X, B::add_scaled_product(dx, dh, B::float_swap_dims(a, 0, 1), lora.scale));
