@@ -52,7 +52,7 @@
 //!   takes time, and of an [`Unread`] output). So it is with Burn's own layers that draw random numbers, such as [`burn::nn::Dropout`]: they would draw
 //!   others. From the first tensor on that a [policy](crate::saved::SavedPolicy) keeps rounded, elements are not compared any more.
 //! - Training under Burn's `ExecutionStrategy::ddp`, which waits for all devices at the end of every backward pass, and so of those of
-//!   segments: [`Replicas`](crate::parallel::Replicas) train with segments.
+//!   segments, frozen ones too: the forward pass panics. [`Replicas`](crate::parallel::Replicas) train with segments.
 //! - A second backward pass through a segment, from another output, as through any graph of Burn's.
 //!
 //! # Beside Burn's strategy

@@ -89,11 +89,6 @@ impl ModuleVisitor for Parents {
         if !leaf.is_tracked() {
             return;
         }
-        assert!(
-            !leaf.is_distributed(),
-            "checkpoint: Burn 0.22.1 waits for other devices at the end of every backward pass, also of those of segments: use \
-             parallel::Replicas instead of ExecutionStrategy::ddp"
-        );
         self.device.get_or_insert_with(|| leaf.device());
         let node = node_id(leaf.clone()).expect("a tracked tensor is a node").value;
         let slot = *self.nodes.entry(node).or_insert(self.links.len());

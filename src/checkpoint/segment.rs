@@ -5,10 +5,10 @@ use super::remembered::{Remembered, Seen};
 use super::tensors::{TensorMapper, Tensors, untouched};
 use crate::measure::{is_dry, is_host};
 use crate::ops::replay::{self, Tape};
-use crate::ops::{Replay, Slots, node_id};
+use crate::ops::{Replay, SegmentOps, Slots, node_id};
 use crate::saved::is_exact;
 use crate::strategy::with_strategy;
-use burn::backend::autodiff::NodeId;
+use burn::backend::{Dispatch, autodiff::NodeId};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, Device, FloatDType, Gradients, Int, Tensor};
 use std::any::type_name;
@@ -94,7 +94,7 @@ pub(super) struct FirstRun<O> {
 ///
 /// # Panics
 ///
-/// Panics if an output is tracked though no parameter and no input is.
+/// If an output is tracked though no parameter and no input is; under Burn's distributed training.
 pub(super) fn first_run<M, I, O, F>(
     module: &M,
     remembered: &Remembered<M>,
@@ -108,6 +108,11 @@ where
     O: Tensors,
     F: Fn(&M, I) -> O + 'static,
 {
+    assert!(
+        !Dispatch::memsave_segment_waits(token(device).into_dispatch()),
+        "checkpoint: Burn 0.22.1 waits for other devices at the end of every backward pass, also of those of segments: use \
+         parallel::Replicas instead of ExecutionStrategy::ddp"
+    );
     let of_search = is_new::<(M, F)>(remembered.hash()).then(|| input.clone());
     let mut fresh = Fresh { probe: token(device).require_grad(), leaves: vec![], device };
     let (output, mut tape) = {

@@ -91,10 +91,10 @@ pub struct Row<'a, const D: usize, const O: usize, S, M> {
 pub type Kept<'a, const D: usize> = Box<dyn Fn(Case, Input<D>) -> usize + 'a>;
 
 /// Makes a layer for a shape of the input.
-pub type Init<'a, const D: usize, L> = Box<dyn Fn(&Device, [usize; D]) -> L + 'a>;
+pub type Init<'a, const D: usize, L> = Box<dyn Fn(&Device, [usize; D]) -> L + Sync + 'a>;
 
 /// Calls a layer.
-pub type Forward<'a, const D: usize, const O: usize, L> = Box<dyn Fn(&L, Tensor<D>) -> Tensor<O> + 'a>;
+pub type Forward<'a, const D: usize, const O: usize, L> = Box<dyn Fn(&L, Tensor<D>) -> Tensor<O> + Sync + 'a>;
 
 /// One side of a row. The layer of ours is for its type, and for what a config makes: its parameters are its own.
 pub struct Twin<'a, const D: usize, const O: usize, L> {
@@ -105,7 +105,7 @@ pub struct Twin<'a, const D: usize, const O: usize, L> {
 /// For [`row!`]: the types of closures are known in the order in which they are written.
 pub fn init<'a, const D: usize, L>(
     _shapes: &Shapes<D>,
-    init: impl Fn(&Device, [usize; D]) -> L + 'a,
+    init: impl Fn(&Device, [usize; D]) -> L + Sync + 'a,
 ) -> Init<'a, D, L> {
     Box::new(init)
 }
@@ -113,7 +113,7 @@ pub fn init<'a, const D: usize, L>(
 /// See [`init`].
 pub fn twin<'a, const D: usize, const O: usize, L>(
     init: Init<'a, D, L>,
-    forward: impl Fn(&L, Tensor<D>) -> Tensor<O> + 'a,
+    forward: impl Fn(&L, Tensor<D>) -> Tensor<O> + Sync + 'a,
 ) -> Twin<'a, D, O, L> {
     Twin { init, forward: Box::new(forward) }
 }

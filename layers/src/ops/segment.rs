@@ -30,6 +30,7 @@ use burn::backend::{
         ops::{Backward, NodeGuard, Ops, OpsKind},
     },
     backend_extension,
+    distributed::get_distributed_sync_client,
     tensor::FloatTensor,
 };
 use core::any::Any;
@@ -108,6 +109,12 @@ impl fmt::Debug for Replay {
     Autodiff
 )]
 pub trait SegmentOps: Backend {
+    /// Whether every backward pass on the device of `like` waits for those on other devices at its end: while Burn's distributed training
+    /// runs.
+    fn memsave_segment_waits(_like: FloatTensor<Self>) -> bool {
+        false
+    }
+
     /// The token of a chain that has one more parent, whose gradient is in the slot, or nowhere if it has none: when the backward
     /// pass comes by.
     fn memsave_segment_parent(
@@ -180,6 +187,10 @@ plain_backends!(SegmentOps {
 });
 
 impl<B: SegmentOps + PackingKernels, C: CheckpointStrategy> SegmentOps for Autodiff<B, C> {
+    fn memsave_segment_waits(_: FloatTensor<Self>) -> bool {
+        get_distributed_sync_client::<B>().is_some()
+    }
+
     fn memsave_segment_parent(
         token: FloatTensor<Self>,
         parent: FloatTensor<Self>,
