@@ -138,6 +138,64 @@ fn bilinear_operations_equal_flex() {
     });
 }
 
+/// Of ranks with a kernel of their own, of which a cube has one row or several, and of one that has none; in vectors and not; also of
+/// inputs whose rows are not in order.
+#[test]
+fn adapted_linear_layers_equal_flex() {
+    for (rank, [inputs, columns], is_quantized) in [
+        (1, [7, 5], false),
+        (3, [130, 36], false),
+        (8, [130, 36], true),
+        (17, [66, 35], false),
+        (33, [40, 36], true),
+    ] {
+        let factors = |operands: &mut Operands, tracked: [bool; 2]| {
+            let mut factor = |shape: [usize; 2], tracked: bool| {
+                let device = operands.device.clone();
+                let tensor = match tracked {
+                    true => operands.kernel([1, 1, shape[0], shape[1]]).reshape(shape),
+                    false => tensor::<2>(values(shape, 7), &device),
+                };
+                Param::initialized(ParamId::new(), tensor)
+            };
+            LoraAdapter {
+                a: factor([inputs, rank], tracked[0]),
+                b: factor([rank, columns], tracked[1]),
+                scale: 1.5,
+            }
+        };
+        let base = |device: &Device| {
+            let base = tensor::<2>(values([inputs, columns], 5), device);
+            match is_quantized {
+                true => {
+                    let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
+                    let range = compute_range(&scheme, &base, &Calibration::MinMax);
+                    base.quantize(&scheme, compute_q_params(&scheme, range))
+                }
+                false => base,
+            }
+        };
+        for (number, tracked) in
+            [[true, true], [true, false], [false, true], [false, false]].into_iter().enumerate()
+        {
+            let has_bias = (number + rank) % 2 == 0;
+            let case = format!("rank {rank}, tracked {tracked:?}, bias: {has_bias}");
+            let shape = [inputs, 90, 3];
+            check(&format!("linear with an adapter, {case}"), shape, |x: Tensor<3>, operands| {
+                let (adapter, bias) =
+                    (factors(operands, tracked), has_bias.then(|| operands.vector(columns)));
+                F::linear_lora(x.swap_dims(0, 2), base(&operands.device), &adapter, bias)
+            });
+            check(&format!("with magnitudes, {case}"), shape, |x: Tensor<3>, operands| {
+                let magnitude = Param::initialized(ParamId::new(), operands.vector(columns));
+                let adapter = DoraAdapter { lora: factors(operands, tracked), magnitude };
+                let bias = has_bias.then(|| operands.vector(columns));
+                F::linear_dora(x.swap_dims(0, 2), base(&operands.device), &adapter, bias)
+            });
+        }
+    }
+}
+
 /// With an effective weight that is made, and, where it is larger than the input or only the second factor is tracked, with the
 /// factors.
 #[test]
@@ -441,6 +499,44 @@ fn attention_equals_flex() {
         let factors = tensor::<3>(values([5, 4, 2], 30), &x.device());
         F::rotary_encoding(x, factors)
     });
+}
+
+/// With more weights than a chunk has, which then has some batches, or some groups of heads of one.
+#[test]
+fn attention_in_chunks_equals_that_of_every_group() {
+    const LENGTH: usize = 1500;
+    let _shared = among_others();
+    let device = gpu().autodiff();
+    let options = || AttentionModuleOptions { scale: None, softcap: None, is_causal: false };
+    for ([batch, heads, groups], [width, value_width]) in [([3, 4, 2], [8, 12]), ([1, 8, 4], [6, 5])] {
+        let of_group = heads / groups;
+        let input = |heads, width, seed| tensor::<4>(values([batch, heads, LENGTH, width], seed), &device);
+        let inputs = [input(heads, width, 1), input(groups, width, 2), input(groups, value_width, 3)];
+        let dy = input(heads, value_width, 4);
+        let run = |inputs: [Tensor<4>; 3], dy: Tensor<4>| {
+            let inputs = inputs.map(Tensor::require_grad);
+            let [query, key, value] = inputs.clone();
+            let y = F::attention(query, key, value, None, None, options());
+            let gradients = (y.clone() * dy).sum().backward();
+            let [dquery, dkey, dvalue] = inputs.map(|input| input.grad(&gradients).expect("tracked"));
+            [y.inner(), dquery, dkey, dvalue]
+        };
+        let of_all = run(inputs.clone(), dy.clone());
+        for (at, group) in (0..batch).flat_map(|at| (0..groups).map(move |group| (at, group))) {
+            let of_heads = group * of_group..(group + 1) * of_group;
+            let part = |x: &Tensor<4>| {
+                let heads = if x.dims()[1] == heads { of_heads.clone() } else { group..group + 1 };
+                x.clone().slice([at..at + 1, heads])
+            };
+            let of_part = run(inputs.each_ref().map(|input| part(&input.clone().detach())), part(&dy));
+            for (what, (all, of_part)) in
+                ["y", "dquery", "dkey", "dvalue"].iter().zip(of_all.iter().zip(of_part))
+            {
+                let case = format!("{what} of batch {at}, group {group} of {groups}");
+                assert_close(&case, &part(all).into_data(), &of_part.into_data());
+            }
+        }
+    }
 }
 
 #[test]

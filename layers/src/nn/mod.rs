@@ -61,8 +61,8 @@
 //! # Kernels
 //!
 //! On CPU backends the layers run fused kernels of their own. On wgpu and CUDA, activations, gates, dropout, normalizations, pools,
-//! losses, rotary encoding, the weights of attention and the steps of recurrent layers (without `fusion`) have kernels, too, and the
-//! rest composes Burn's operations; where `fusion` makes one kernel of a composition, the composition is taken.
+//! losses, rotary encoding, the weights of attention, adapters and the steps of recurrent layers have kernels, too, and the rest
+//! composes Burn's operations; where `fusion` makes one kernel of a composition, the composition is taken.
 pub use burn::nn::*;
 
 pub mod activation;

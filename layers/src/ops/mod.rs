@@ -125,3 +125,31 @@ impl<B: Backend> MaybeTensor<B> {
         }
     }
 }
+
+/// Up to four tensors of an operation on devices, such as those of gates.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+#[derive(ExtensionType)]
+#[extension_type(fusion: cfg(feature = "fusion"))]
+pub struct UpToFour<B: Backend> {
+    #[extension_type]
+    first: MaybeTensor<B>,
+    #[extension_type]
+    second: MaybeTensor<B>,
+    #[extension_type]
+    third: MaybeTensor<B>,
+    #[extension_type]
+    fourth: MaybeTensor<B>,
+}
+
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+impl<B: Backend> UpToFour<B> {
+    fn new(tensors: impl IntoIterator<Item = Option<FloatTensor<B>>>) -> Self {
+        let mut tensors = tensors.into_iter();
+        let mut next = || tensors.next().flatten().into();
+        Self { first: next(), second: next(), third: next(), fourth: next() }
+    }
+
+    fn into_options(self) -> [Option<FloatTensor<B>>; 4] {
+        [self.first, self.second, self.third, self.fourth].map(MaybeTensor::into_option)
+    }
+}

@@ -18,6 +18,7 @@ pub(crate) mod channels;
 mod mask;
 mod math;
 mod order;
+mod put;
 pub(crate) mod random;
 mod reduce;
 mod scaling;
@@ -29,6 +30,7 @@ pub(crate) use mask::described_words;
 pub(crate) use mask::{GROUP, TURNS, bit, draw_seed, empty_words, group_of_unit, is_set, join, split, words};
 pub(crate) use math::{log_1p_exp, number, sigmoid};
 pub(crate) use order::in_memory_order;
+pub(crate) use put::{Put, put};
 pub(crate) use reduce::{
     Pair, cubes, max_of_vector, max_over_cube, sum_of_vector, sum_over_cube, units_of_row,
 };
@@ -49,16 +51,15 @@ pub(crate) struct Output {
 impl Output {
     /// In the place of the input, which has this number, if nobody else holds it.
     pub fn replacing(x: &CubeTensor, input: usize) -> Self {
-        if x.can_mut() && x.is_contiguous() {
-            Self { tensor: x.clone(), replaces: Some(input) }
-        } else {
-            Self { tensor: empty(x, x.shape(), x.dtype), replaces: None }
+        match x.is_contiguous() && may_be_replaced(x) {
+            true => Self { tensor: x.clone(), replaces: Some(input) },
+            false => Self { tensor: empty(x, x.shape(), x.dtype), replaces: None },
         }
     }
 
     /// The same wherever the input lies; otherwise in a new tensor.
     pub fn replacing_strided(x: &CubeTensor, input: usize, new: impl FnOnce() -> CubeTensor) -> Self {
-        match x.can_mut() && x.is_nonoverlapping() {
+        match may_be_replaced(x) && (x.is_contiguous() || x.is_nonoverlapping()) {
             true => Self { tensor: x.clone(), replaces: Some(input) },
             false => Self { tensor: new(), replaces: None },
         }
@@ -82,6 +83,13 @@ impl Output {
             None => self.tensor.clone().into_linear_view(),
         }
     }
+}
+
+/// Whether nobody else holds the tensor, and it is no small part of its memory, which would live as long as the result.
+fn may_be_replaced(x: &CubeTensor) -> bool {
+    const SMALL: usize = 1 << 10;
+    let bytes = x.meta.num_elements() * x.dtype.size();
+    x.can_mut() && bytes > 0 && x.handle.size() <= 2 * bytes.max(SMALL) as u64
 }
 
 /// The longest vectors, up to `most` elements, in which all tensors can be read along their last axis.

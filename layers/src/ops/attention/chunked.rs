@@ -2,7 +2,7 @@
 use super::{
     AttentionKernels, ScoreGrads, ScoreRows, Scores,
     chunks::{Chunk, Sizes, part, slices},
-    sums::{BiasGrad, KeyGrads, Parts},
+    sums::{BiasGrad, KeyGrads, Parts, Put},
 };
 use crate::ops::replay;
 use burn::backend::{
@@ -93,14 +93,17 @@ impl<B: AttentionKernels> Operands<B> {
         for (index, chunk) in self.chunks().into_iter().enumerate() {
             let (query, key) = self.rows_and_keys(&chunk);
             let products = chunk.by_head::<B>(B::float_matmul(query, B::float_transpose(key)));
-            let (weights, sums) = B::attention_weights(products, &self.rows(&chunk));
+            let (rows, Chunk { batch, heads, queries, .. }) = (self.rows(&chunk), &chunk);
+            let weights = match wants_log_sums {
+                true => {
+                    let ranges = [batch, heads, queries, &(0..1)];
+                    B::attention_weights_among(products, &rows, ranges, &mut log_sums)
+                }
+                false => B::attention_weights(products, &rows).0,
+            };
             let weights = chunk.by_group::<B>(apply_dropout::<B>(weights, dropped, index));
             let part = chunk.by_head::<B>(B::float_matmul(weights, chunk.keys_of::<B>(&value)));
-            let Chunk { batch, heads, queries, .. } = &chunk;
             output.put([batch, queries, heads, &(0..width)], B::float_swap_dims(part, 1, 2));
-            if wants_log_sums {
-                log_sums.put([batch, heads, queries, &(0..1)], sums);
-            }
         }
         let log_sums = wants_log_sums.then(|| log_sums.finish(&self.query));
         (B::float_swap_dims(output.finish(&self.query), 1, 2), log_sums)
@@ -120,7 +123,11 @@ impl<B: AttentionKernels> Operands<B> {
             let products = chunk.by_head::<B>(B::float_matmul(query, B::float_transpose(key)));
             let (weights, _) = B::attention_weights(products, &self.rows(chunk));
             let weights = chunk.by_group::<B>(apply_dropout::<B>(weights, dropped, index));
-            dvalue.add(chunk, &sizes, weights, chunk.by_group::<B>(chunk.queries_of::<B>(&dy)));
+            if let Some(put) =
+                dvalue.add(chunk, &sizes, weights, chunk.by_group::<B>(chunk.queries_of::<B>(&dy)))
+            {
+                put.put();
+            }
         }
         dvalue.finish(&dy)
     }
@@ -151,23 +158,25 @@ impl<B: AttentionKernels> Operands<B> {
             let rows = self.rows(chunk);
             let ScoreGrads { weights, products, bias } =
                 B::attention_weights_backward(products, dweights, log_sums, &rows, wants_bias);
+            let mut puts = vec![];
             if wants_value {
                 let weights = apply_dropout::<B>(weights, dropped, index);
-                dvalue.add(chunk, &sizes, chunk.by_group::<B>(weights), dy);
+                put(&mut puts, dvalue.add(chunk, &sizes, chunk.by_group::<B>(weights), dy));
             }
             if let (Some(dbias), Some(bias)) = (&mut dbias, bias) {
                 dbias.add(chunk, bias, dtype);
             }
             let products = chunk.by_group::<B>(products);
             if wants_key {
-                dkey.add(chunk, &sizes, products.clone(), query);
+                put(&mut puts, dkey.add(chunk, &sizes, products.clone(), query));
             }
             if wants_query {
-                let Chunk { batch, heads, queries, .. } = chunk;
-                let all = 0..key.shape()[3];
+                let Chunk { batch, heads, queries, .. } = chunk.clone();
+                let ranges = [batch, heads, queries, 0..key.shape()[3]];
                 let part = chunk.by_head::<B>(B::float_matmul(products, key));
-                dquery.put([batch, heads, queries, &all], part);
+                put(&mut puts, Some(Put { whole: &mut dquery, ranges, part }));
             }
+            B::put_all(puts);
         }
         [
             wants_query.then(|| dquery.finish(&dy)),
@@ -175,6 +184,14 @@ impl<B: AttentionKernels> Operands<B> {
             wants_value.then(|| dvalue.finish(&dy)),
             dbias.filter(|_| wants_bias).map(|dbias| dbias.finish(&dy)),
         ]
+    }
+}
+
+/// Puts a part into its tensor, or where it waits for others.
+fn put<'a, B: AttentionKernels>(waiting: &mut Vec<Put<'a, B>>, put: Option<Put<'a, B>>) {
+    match put {
+        Some(put) if !B::PUTS_TOGETHER => put.put(),
+        put => waiting.extend(put),
     }
 }
 

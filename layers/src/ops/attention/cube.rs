@@ -3,13 +3,17 @@
 //!
 //! Burn's fusion makes several kernels of the composition, one for each sum: ours are taken there, too. Only where the bias has a
 //! gradient the composition makes the gradients.
-use super::{AttentionKernels, MaybeMask, ScoreGrads, ScoreRows, kernels::composed_backward};
+use super::{
+    AttentionKernels, MaybeMask, ScoreGrads, ScoreRows,
+    kernels::composed_backward,
+    sums::{Parts, Put},
+};
 use crate::backend::cube::{
-    Output, Pair, address_type, cubes, empty, max_of_vector, max_over_cube, number, sum_of_vector,
+    self, Output, Pair, address_type, cubes, max_of_vector, max_over_cube, number, sum_of_vector,
     sum_over_cube, types, units_of_row, vector_size,
 };
 use crate::backend::wide;
-use crate::ops::MaybeTensor;
+use crate::ops::{MaybeTensor, UpToFour};
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,
@@ -24,15 +28,56 @@ use burn_cubecl::cubecl::{
     std::tensor::layout::linear::{LinearView, LinearViewLaunch, LinearViewMut},
 };
 use burn_cubecl::tensor::CubeTensor;
+use core::ops::Range;
 
 impl AttentionKernels for Cube {
     fn attention_weights(
         products: FloatTensor<Self>,
         rows: &ScoreRows<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let mut log_sums = Parts::covering(of_rows(&products.shape()));
+        let all = of_rows(&products.shape()).dims::<4>().map(|len| 0..len);
+        let weights = Self::attention_weights_among(products, rows, all.each_ref(), &mut log_sums);
+        (weights, log_sums.all.expect("written"))
+    }
+
+    fn attention_weights_among(
+        products: FloatTensor<Self>,
+        rows: &ScoreRows<Self>,
+        ranges: [&Range<usize>; 4],
+        log_sums: &mut Parts<Self>,
+    ) -> FloatTensor<Self> {
         let options = Options::of(rows);
         let ScoreRows { mask, bias, .. } = rows.clone();
-        Self::cube_attention_weights(products, mask.into(), bias.into(), options)
+        let all = log_sums.take(wide(products.dtype()), &products.device());
+        let start = ranges.map(|range| range.start);
+        let (weights, all) =
+            Self::cube_attention_weights(products, all, mask.into(), bias.into(), start, options);
+        log_sums.all = Some(all);
+        weights
+    }
+
+    const PUTS_TOGETHER: bool = true;
+
+    fn put_all(puts: Vec<Put<Self>>) {
+        let is_whole = |put: &Put<Self>| put.part.shape() == put.whole.shape;
+        let (wholes, parts): (Vec<_>, Vec<_>) = puts.into_iter().partition(is_whole);
+        wholes.into_iter().for_each(Put::put);
+        if parts.is_empty() {
+            return;
+        }
+        let mut places = [[0; 4]; 3];
+        let (mut tensors, mut of_tensors, mut targets) = (vec![], vec![], vec![]);
+        for (Put { whole, ranges, part }, place) in parts.into_iter().zip(&mut places) {
+            *place = ranges.map(|range| range.start);
+            tensors.push(Some(whole.take(part.dtype(), &part.device())));
+            of_tensors.push(Some(part));
+            targets.push(whole);
+        }
+        let filled = Self::cube_put(UpToFour::new(tensors), UpToFour::new(of_tensors), places);
+        for (whole, filled) in targets.into_iter().zip(filled.into_options()) {
+            whole.all = filled;
+        }
     }
 
     fn attention_weights_backward(
@@ -86,19 +131,24 @@ impl Options {
 
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait AttentionCube: Backend {
-    /// See [`AttentionKernels::attention_weights`].
-    #[fusion(meta = |products, _mask, _bias, _options| {
-        let mut log_sums = products.clone();
-        log_sums.shape = of_rows(&products.shape);
-        log_sums.dtype = wide(products.dtype);
-        (products.clone(), log_sums)
-    })]
+    /// See [`AttentionKernels::attention_weights`]; the logarithms are put into those of all rows, from `start` on.
+    #[fusion(meta = |products, log_sums, _mask, _bias, _start, _options| (products.clone(), log_sums.clone()))]
     fn cube_attention_weights(
         products: FloatTensor<Self>,
+        log_sums: FloatTensor<Self>,
         #[extension_type] mask: MaybeMask<Self>,
         #[extension_type] bias: MaybeTensor<Self>,
+        start: [usize; 4],
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
+
+    /// The tensors, into each of which a part is put, up to three.
+    #[fusion(meta = |tensors, _parts, _starts| tensors.clone())]
+    fn cube_put(
+        #[extension_type] tensors: UpToFour<Self>,
+        #[extension_type] parts: UpToFour<Self>,
+        starts: [[usize; 4]; 3],
+    ) -> UpToFour<Self>;
 
     /// The weights, and the gradients of the products.
     #[fusion(meta = |products, gradients, _log_sums, _mask, _bias, _options| (products.clone(), gradients.clone()))]
@@ -119,14 +169,34 @@ fn of_rows(products: &Shape) -> Shape {
 }
 
 impl AttentionCube for CubeBackend {
+    fn cube_put(tensors: UpToFour<Self>, parts: UpToFour<Self>, starts: [[usize; 4]; 3]) -> UpToFour<Self> {
+        let pairs = tensors.into_options().into_iter().zip(parts.into_options()).zip(starts);
+        let puts = pairs.filter_map(|((whole, part), start)| {
+            let (mut whole, part) = whole.zip(part)?;
+            if !whole.can_mut() {
+                whole = whole.copy();
+            }
+            Some(cube::Put { whole, part, start })
+        });
+        UpToFour::new(cube::put(&puts.collect::<Vec<_>>()).into_iter().map(Some))
+    }
+
     fn cube_attention_weights(
         products: FloatTensor<Self>,
+        mut log_sums: FloatTensor<Self>,
         mask: MaybeMask<Self>,
         bias: MaybeTensor<Self>,
+        start: [usize; 4],
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let weights = Output::replacing(&products, 0);
-        let log_sums = empty(&products, of_rows(&products.shape()), wide(products.dtype));
+        if !log_sums.can_mut() {
+            log_sums = log_sums.copy();
+        }
+        let heads = products.shape()[1];
+        let [_, all_heads, all_queries, _] = log_sums.shape().dims();
+        let first = (start[0] * all_heads + start[1]) * all_queries + start[2];
+        let among = AmongLaunch::new(first, heads, all_heads, all_queries);
         let launch = Launch::new(&[&products, &weights.tensor], mask, bias, options);
         let (client, dtypes) = (products.client.clone(), types(products.dtype));
         let lowest = InputScalar::new(
@@ -147,6 +217,7 @@ impl AttentionCube for CubeBackend {
                 launch.mask.into(),
                 launch.bias.into(),
                 launch.shape,
+                among,
                 lowest,
                 launch.of,
                 dtypes,
@@ -268,6 +339,15 @@ struct Rows {
     last_of_first: i32,
 }
 
+/// Where the numbers of rows go, among those of all heads and queries.
+#[derive(CubeType, CubeLaunch)]
+struct Among {
+    first: usize,
+    heads: usize,
+    all_heads: usize,
+    all_queries: usize,
+}
+
 /// Scores, and their slopes: the derivatives by the products.
 #[derive(CubeType, Clone, Copy)]
 struct Scored<W: Float, N: Size> {
@@ -325,6 +405,7 @@ fn weights_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
     mask: ComptimeOption<LinearView<'_, M>>,
     bias: ComptimeOption<LinearView<'_, V>>,
     rows: Rows,
+    among: Among,
     lowest: InputScalar,
     #[comptime] of: Of,
     #[define(T, W)] _dtypes: [ElemType; 2],
@@ -367,7 +448,9 @@ fn weights_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
         at += units;
     }
     if UNIT_POS == 0 {
-        log_sums.write(CUBE_POS, sum.ln() + largest_of_all);
+        let (head, query) = (CUBE_POS / rows.queries, CUBE_POS % rows.queries);
+        let head = head / among.heads * among.all_heads + head % among.heads;
+        log_sums.write(among.first + head * among.all_queries + query, sum.ln() + largest_of_all);
     }
 }
 

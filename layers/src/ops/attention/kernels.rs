@@ -1,4 +1,5 @@
 //! The kernels of attention: from rows of products to rows of weights, and from gradients of weights to gradients of products.
+use super::sums::{Parts, Put};
 use crate::backend::{Masks, Placeholders, composing_backends, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
@@ -97,6 +98,26 @@ pub trait AttentionKernels: Masks + Placeholders {
         let sums = Self::float_clamp_min(sums, smallest.into());
         let weights = Self::float_cast(Self::float_div(exponentials, sums.clone()), dtype.into());
         (weights, Self::float_add(Self::float_log(sums), max))
+    }
+
+    /// The weights, with the logarithms put among those of other rows.
+    fn attention_weights_among(
+        products: FloatTensor<Self>,
+        rows: &ScoreRows<Self>,
+        ranges: [&Range<usize>; 4],
+        log_sums: &mut Parts<Self>,
+    ) -> FloatTensor<Self> {
+        let (weights, sums) = Self::attention_weights(products, rows);
+        log_sums.put(ranges, sums);
+        weights
+    }
+
+    /// Whether parts wait for others to be put together.
+    const PUTS_TOGETHER: bool = false;
+
+    /// Puts parts into their tensors, up to three.
+    fn put_all(puts: Vec<Put<Self>>) {
+        puts.into_iter().for_each(Put::put);
     }
 
     /// The weights again, and the gradients of the products from those of the weights; if `wants_bias`, also those of the scores

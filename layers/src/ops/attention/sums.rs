@@ -7,11 +7,11 @@ use burn::tensor::{DType, Shape};
 use core::ops::Range;
 
 /// A tensor that is filled part by part. If one part is the whole, nothing else is allocated.
-pub(super) struct Parts<B: Placeholders> {
-    shape: Shape,
+pub struct Parts<B: Placeholders> {
+    pub(super) shape: Shape,
     /// Whether the parts cover the whole, so that nothing needs to be 0 before.
     cover: bool,
-    all: Option<FloatTensor<B>>,
+    pub(super) all: Option<FloatTensor<B>>,
 }
 
 impl<B: Placeholders> Parts<B> {
@@ -25,12 +25,12 @@ impl<B: Placeholders> Parts<B> {
         Self { cover: true, ..Self::new(shape) }
     }
 
-    /// What there is, or what the first part is put into.
-    fn all(&mut self, like: &FloatTensor<B>) -> FloatTensor<B> {
+    /// What there is, or what the first part, of this dtype, is put into.
+    pub(super) fn take(&mut self, dtype: DType, device: &B::Device) -> FloatTensor<B> {
         let shape = self.shape.clone();
         self.all.take().unwrap_or_else(|| match self.cover {
-            true => B::unwritten(shape, like.dtype(), &like.device()),
-            false => zeros::<B>(shape, like),
+            true => B::unwritten(shape, dtype, device),
+            false => B::float_zeros(shape, device, dtype.into()),
         })
     }
 
@@ -38,17 +38,21 @@ impl<B: Placeholders> Parts<B> {
     pub(super) fn put(&mut self, ranges: [&Range<usize>; 4], part: FloatTensor<B>) {
         self.all = Some(match slices(&self.shape, ranges) {
             None => part,
-            Some(slices) => B::float_slice_assign(self.all(&part), &slices, part),
+            Some(slices) => {
+                let all = self.take(part.dtype(), &part.device());
+                B::float_slice_assign(all, &slices, part)
+            }
         });
     }
 
     /// Adds to a part, which is 0 at first.
     pub(super) fn add(&mut self, ranges: [&Range<usize>; 4], more: FloatTensor<B>) {
+        debug_assert!(!self.cover, "a part of nothing that is written");
         if self.all.is_none() && more.shape() == self.shape {
             self.all = Some(more);
             return;
         }
-        let all = self.all(&more);
+        let all = self.take(more.dtype(), &more.device());
         self.all = Some(match slices(&self.shape, ranges) {
             None => B::float_add(all, more),
             Some(slices) => {
@@ -64,6 +68,20 @@ impl<B: Placeholders> Parts<B> {
     }
 }
 
+/// A part, and the tensor that it belongs to.
+pub struct Put<'a, B: Placeholders> {
+    pub(super) whole: &'a mut Parts<B>,
+    pub(super) ranges: [Range<usize>; 4],
+    pub(super) part: FloatTensor<B>,
+}
+
+impl<B: Placeholders> Put<'_, B> {
+    /// Puts it there.
+    pub(super) fn put(self) {
+        self.whole.put(self.ranges.each_ref(), self.part);
+    }
+}
+
 /// A gradient of keys or values, a sum over the queries of a group, whose chunks come in reverse order.
 pub(super) struct KeyGrads<B: Placeholders> {
     all: Parts<B>,
@@ -76,13 +94,19 @@ impl<B: AttentionKernels> KeyGrads<B> {
         Self { all: Parts::covering(shape), sum: None }
     }
 
-    /// Adds `rows^T x` of a chunk, both by group.
-    pub(super) fn add(&mut self, chunk: &Chunk, sizes: &Sizes, rows: FloatTensor<B>, x: FloatTensor<B>) {
+    /// Adds `rows^T x` of a chunk, both by group. With the last one of its groups their gradient is there: a part of the whole.
+    pub(super) fn add(
+        &mut self,
+        chunk: &Chunk,
+        sizes: &Sizes,
+        rows: FloatTensor<B>,
+        x: FloatTensor<B>,
+    ) -> Option<Put<'_, B>> {
         let (all_keys, width) = (0..self.all.shape[2], 0..self.all.shape[3]);
-        let ranges = [&chunk.batch, &chunk.groups, &all_keys, &width];
+        let ranges = [chunk.batch.clone(), chunk.groups.clone(), all_keys.clone(), width.clone()];
         let rows = B::float_transpose(rows);
         if chunk.holds_its_groups(sizes) {
-            return self.all.put(ranges, B::float_matmul(rows, x));
+            return Some(Put { whole: &mut self.all, ranges, part: B::float_matmul(rows, x) });
         }
         let dtype = x.dtype();
         let more = match B::WIDE_PRODUCTS {
@@ -92,11 +116,8 @@ impl<B: AttentionKernels> KeyGrads<B> {
         let shape = [chunk.batch.len(), chunk.groups.len(), all_keys.len(), width.len()];
         let sum = self.sum.get_or_insert_with(|| Parts::new(Shape::new(shape)));
         sum.add([&(0..shape[0]), &(0..shape[1]), &(0..chunk.keys), &width], more);
-        if chunk.begins_its_groups(sizes)
-            && let Some(Parts { all: Some(sum), .. }) = self.sum.take()
-        {
-            self.all.put(ranges, B::float_cast(sum, dtype.into()));
-        }
+        let sum = chunk.begins_its_groups(sizes).then(|| self.sum.take()?.all).flatten()?;
+        Some(Put { whole: &mut self.all, ranges, part: B::float_cast(sum, dtype.into()) })
     }
 
     pub(super) fn finish(self, like: &FloatTensor<B>) -> FloatTensor<B> {

@@ -1,32 +1,41 @@
-//! Kernels for devices: a product with factors of low rank, scaled and added in one pass, and in place, in which every column may
-//! be multiplied by a factor and get a bias; and one that scales the gradients of both factors.
+//! Kernels for devices: what an adapter adds to a product, in one pass and in place, in which every column may be multiplied by a
+//! factor and get a bias, too; and one that scales the gradients of both factors.
 //!
 //! | | fused | not fused |
 //! | --- | --- | --- |
-//! | `(y + scale u v) * factor + bias`, of a rank up to [`MOST_RANK`] | one kernel of ours: Burn joins no sum with a product | one kernel of ours |
-//! | of a higher rank | a product of matrices, which has tiles, and Burn's sum and product | the same |
+//! | `(y + scale (x a) b) * factor + bias`, of a rank up to [`MOST_RANK`] | one kernel of ours: Burn joins no sum with a product | one kernel of ours |
+//! | the same where `x a` is there already | the same kernel | the same kernel |
+//! | of a higher rank | products of matrices, which have tiles, and Burn's sum and product | the same |
 //! | `scale` times the gradients of both factors | Burn joins it with their products | one kernel of ours |
 use super::{LoraKernels, composed_product, finished};
-use crate::backend::cube::{Output, address_type, types, units};
-use crate::ops::MaybeTensor;
+#[cfg(not(feature = "fusion"))]
+use crate::backend::cube::units;
+use crate::backend::cube::{Output, address_type, cubes, types, vector_size};
+use crate::ops::{MaybeTensor, linear::LinearKernels};
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{
     self,
     ir::ElemType,
     prelude::*,
-    std::{
-        FastDivmod,
-        tensor::layout::linear::{LinearView, LinearViewMut},
-    },
+    std::tensor::layout::linear::{LinearView, LinearViewMut},
 };
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
 
-/// Every element reads a row of `u` and a column of `v`, from caches: of more than these a product by tiles reads less.
+/// A cube has the products of some rows with `a` in its registers: of more than these a product by tiles reads less.
 const MOST_RANK: usize = 32;
 
+/// Numbers that a unit sums, one for each row of a cube and each rank; a cube of [`UNITS`] sums them in shared memory.
+const SUMS: usize = 32;
+/// Units of a cube.
+const UNITS: usize = 64;
+/// Rows of a cube: they share what is read of the factors.
+const MOST_ROWS: usize = 8;
+/// With fewer cubes than this a device has nothing to do.
+const CUBES: usize = 64;
+
 impl LoraKernels for Cube {
-    const DEQUANTIZES_WHOLE: bool = true;
     const FINISHES: bool = true;
 
     fn add_scaled_product(
@@ -46,11 +55,23 @@ impl LoraKernels for Cube {
         factor: Option<FloatTensor<Self>>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        let dtype = y.dtype();
-        let are_alike = factor.iter().chain(&bias).all(|row| row.dtype() == dtype);
-        match v.shape()[0] {
-            ..=MOST_RANK if are_alike => Self::cube_adapt(y, u, v, scale, factor.into(), bias.into()),
-            _ => finished::<Self>(composed_product::<Self>(y, u, v, scale), factor, bias),
+        match is_one_kernel::<Self>(&v, &y, factor.iter().chain(&bias)) {
+            true => Self::cube_adapt(y, u, MaybeTensor::None, v, scale, factor.into(), bias.into()),
+            false => finished::<Self>(composed_product::<Self>(y, u, v, scale), factor, bias),
+        }
+    }
+
+    fn adapt_from(
+        y: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        [a, b]: [FloatTensor<Self>; 2],
+        scale: f64,
+        factor: Option<FloatTensor<Self>>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        match is_one_kernel::<Self>(&b, &y, factor.iter().chain(&bias)) {
+            true => Self::cube_adapt(y, x, Some(a).into(), b, scale, factor.into(), bias.into()),
+            false => Self::adapt(y, Self::dense(x, a, None), b, scale, factor, bias),
         }
     }
 
@@ -79,14 +100,24 @@ impl LoraKernels for Cube {
     }
 }
 
+/// Whether the kernel takes a second factor, and rows.
+fn is_one_kernel<'a, B: Backend>(
+    b: &FloatTensor<B>,
+    y: &FloatTensor<B>,
+    mut rows: impl Iterator<Item = &'a FloatTensor<B>>,
+) -> bool {
+    b.shape()[0] <= MOST_RANK && rows.all(|row| row.dtype() == y.dtype())
+}
+
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait LoraCube: Backend {
-    /// See [`LoraKernels::adapt`].
+    /// See [`LoraKernels::adapt_from`]; without `a`, `x` is the product with it.
     #[fusion(dtype = y, shape = y)]
     fn cube_adapt(
         y: FloatTensor<Self>,
-        u: FloatTensor<Self>,
-        v: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        #[extension_type] a: MaybeTensor<Self>,
+        b: FloatTensor<Self>,
         scale: f64,
         #[extension_type] factor: MaybeTensor<Self>,
         #[extension_type] bias: MaybeTensor<Self>,
@@ -96,41 +127,46 @@ pub trait LoraCube: Backend {
 impl LoraCube for CubeBackend {
     fn cube_adapt(
         y: FloatTensor<Self>,
-        u: FloatTensor<Self>,
-        v: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        a: MaybeTensor<Self>,
+        b: FloatTensor<Self>,
         scale: f64,
         factor: MaybeTensor<Self>,
         bias: MaybeTensor<Self>,
     ) -> FloatTensor<Self> {
-        let ([rank, columns], len) = (v.shape().dims(), y.meta.num_elements());
-        let sum = Output::replacing(&y, 0);
+        let ([rank, columns], len) = (b.shape().dims(), y.meta.num_elements());
+        let sum = Output::alike(&y, 0);
         if len == 0 {
             return sum.tensor;
         }
-        let u = into_contiguous(u);
-        let [factor, bias] =
-            [factor, bias].map(|row| row.into_option().map(|row| into_contiguous(row).into_buffer_arg()));
-        let [of_rank, of_column] = [v.meta.strides()[0], v.meta.strides()[1]];
-        let (count, dim) = units(&y.client, len);
-        let (client, at, dtypes) = (y.client.clone(), address_type(&[&y, &u, &v]), types(y.dtype));
+        let [a, factor, bias] = [a, factor, bias].map(MaybeTensor::into_option);
+        let row = |row: Option<CubeTensor>| row.map(|row| into_contiguous(row).into_buffer_arg());
+        let [factor, bias] = [factor, bias].map(row);
+        let strides = |factor: &CubeTensor| [factor.meta.strides()[0], factor.meta.strides()[1]];
+        let ([of_input, of_rank], of_b) = (a.as_ref().map_or([0; 2], strides), strides(&b));
+        let (rows, inputs) = (len / columns, a.as_ref().map_or(rank, |a| a.meta.shape()[0]));
+        let rows_of_cube = (SUMS / rank.max(1)).min(rows.div_ceil(CUBES)).clamp(1, MOST_ROWS);
+        let (client, dtypes, size) = (y.client.clone(), types(y.dtype), vector_size(&[&y, &sum.tensor], 4));
+        let tensors: Vec<&CubeTensor> = [&y, &x, &b].into_iter().chain(&a).collect();
+        let at = address_type(&tensors);
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
             adapt_kernel::launch_unchecked(
                 &client,
-                count,
-                dim,
+                cubes(rows.div_ceil(rows_of_cube)),
+                CubeDim::new_1d(UNITS as u32),
                 at,
+                size,
                 y.into_linear_view(),
                 sum.view(),
-                u.into_buffer_arg(),
-                v.into_buffer_arg(),
+                x.into_linear_view(),
+                a.map(CubeTensor::into_buffer_arg).into(),
+                b.into_buffer_arg(),
                 factor.into(),
                 bias.into(),
-                rank,
-                of_rank,
-                of_column,
-                columns,
+                SizesLaunch::new(rows, inputs, columns, of_input, of_rank, of_b[0], of_b[1]),
                 InputScalar::new(scale, dtypes[1]),
+                Of { rank, rows: rows_of_cube },
                 dtypes,
             );
         }
@@ -138,34 +174,171 @@ impl LoraCube for CubeBackend {
     }
 }
 
+/// Sizes of matrices, and strides of factors.
+#[derive(CubeType, CubeLaunch)]
+struct Sizes {
+    rows: usize,
+    inputs: usize,
+    columns: usize,
+    a_of_input: usize,
+    a_of_rank: usize,
+    b_of_rank: usize,
+    b_of_column: usize,
+}
+
+/// What a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Of {
+    rank: usize,
+    /// Of a cube.
+    rows: usize,
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn adapt_kernel<T: Float, W: Float>(
-    y: LinearView<'_, T>,
-    mut sum: LinearViewMut<'_, T>,
-    u: &[T],
-    v: &[T],
+fn adapt_kernel<T: Float, W: Float, N: Size>(
+    y: LinearView<'_, Vector<T, N>>,
+    mut sum: LinearViewMut<'_, Vector<T, N>>,
+    x: LinearView<'_, T>,
+    a: ComptimeOption<&[T]>,
+    b: &[T],
     factor: ComptimeOption<&[T]>,
     bias: ComptimeOption<&[T]>,
-    rank: usize,
-    of_rank: usize,
-    of_column: usize,
-    columns: FastDivmod<usize>,
+    sizes: Sizes,
     scale: InputScalar,
+    #[comptime] of: Of,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    if !sum.is_in_bounds(ABSOLUTE_POS) {
+    let Of { rank, rows } = of;
+    let first = CUBE_POS * rows;
+    if first >= sizes.rows {
         terminate!();
     }
-    let (row, column) = columns.div_mod(ABSOLUTE_POS);
-    let mut product = W::new(0.0);
-    for k in 0..rank {
-        product += W::cast_from(u[row * rank + k]) * W::cast_from(v[k * of_rank + column * of_column]);
+    let count = comptime!(rows * rank);
+    // Of each row; of those beyond the last one, those of the last.
+    let mut products = Array::<W>::new(comptime!(max(count, 1)));
+    let mut starts = Array::<usize>::new(rows);
+    #[unroll]
+    for row in 0..rows {
+        starts[row] = min(first + row, sizes.rows - 1);
     }
-    let factor: ComptimeOption<W> = factor.as_ref().map(|factor| W::cast_from(factor[column]));
-    let bias: ComptimeOption<W> = bias.as_ref().map(|bias| W::cast_from(bias[column]));
-    let y = W::cast_from(y.read(ABSOLUTE_POS)) + scale.get::<W>() * product;
-    let y = y * factor.unwrap_or(W::new(1.0)) + bias.unwrap_or(W::new(0.0));
-    sum.write(ABSOLUTE_POS, T::cast_from(y));
+    #[comptime]
+    match a {
+        ComptimeOption::Some(a) => {
+            #[unroll]
+            for i in 0..count {
+                products[i] = W::new(0.0);
+            }
+            let mut input = UNIT_POS as usize;
+            while input < sizes.inputs {
+                let mut of_rows = Array::<W>::new(rows);
+                #[unroll]
+                for row in 0..rows {
+                    of_rows[row] = W::cast_from(x.read(starts[row] * sizes.inputs + input));
+                }
+                #[unroll]
+                for k in 0..rank {
+                    let a = W::cast_from(a[input * sizes.a_of_input + k * sizes.a_of_rank]);
+                    #[unroll]
+                    for row in 0..rows {
+                        let i = comptime!(row * rank + k);
+                        products[i] += of_rows[row] * a;
+                    }
+                }
+                input += UNITS;
+            }
+            sum_all_over_cube::<W>(&mut products, count);
+        }
+        ComptimeOption::None =>
+        {
+            #[unroll]
+            for row in 0..rows {
+                #[unroll]
+                for k in 0..rank {
+                    products[comptime!(row * rank + k)] =
+                        W::cast_from(x.read(starts[row] * sizes.inputs + k));
+                }
+            }
+        }
+    }
+    let size = N::value().comptime();
+    let vectors = sizes.columns / size;
+    let mut vector = UNIT_POS as usize;
+    while vector < vectors {
+        let mut sums = Array::<Vector<W, N>>::new(rows);
+        #[unroll]
+        for row in 0..rows {
+            sums[row] = Vector::new(W::new(0.0));
+        }
+        let column = vector * size;
+        #[unroll]
+        for k in 0..rank {
+            let mut of_b = Vector::<W, N>::new(W::new(0.0));
+            #[unroll]
+            for lane in 0..size {
+                let at = k * sizes.b_of_rank + (column + lane) * sizes.b_of_column;
+                of_b.insert(lane, W::cast_from(b[at]));
+            }
+            #[unroll]
+            for row in 0..rows {
+                sums[row] += Vector::new(products[comptime!(row * rank + k)]) * of_b;
+            }
+        }
+        let factors = row_vector::<T, W, N>(&factor, column, 1.0);
+        let biases = row_vector::<T, W, N>(&bias, column, 0.0);
+        #[unroll]
+        for row in 0..rows {
+            if first + row < sizes.rows {
+                let at = (first + row) * vectors + vector;
+                let adapted =
+                    Vector::<W, N>::cast_from(y.read(at)) + Vector::new(scale.get::<W>()) * sums[row];
+                sum.write(at, Vector::cast_from(adapted * factors + biases));
+            }
+        }
+        vector += UNITS;
+    }
+}
+
+/// The elements of a row from a column on, or else the same number for each.
+#[cube]
+fn row_vector<T: Float, W: Float, N: Size>(
+    row: &ComptimeOption<&[T]>,
+    column: usize,
+    #[comptime] or: f32,
+) -> Vector<W, N> {
+    let mut elements = Vector::<W, N>::new(W::new(or));
+    #[comptime]
+    if let ComptimeOption::Some(row) = row {
+        #[unroll]
+        for lane in 0..N::value().comptime() {
+            elements.insert(lane, W::cast_from(row[column + lane]));
+        }
+    }
+    elements
+}
+
+/// The sums of so many numbers, up to [`SUMS`], over all units, for every unit.
+#[cube]
+fn sum_all_over_cube<W: Float>(of_unit: &mut Array<W>, #[comptime] count: usize) {
+    let mut parts = Shared::<[W]>::new_slice(comptime!(UNITS * count));
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for i in 0..count {
+        parts[unit * count + i] = of_unit[i];
+    }
+    sync_cube();
+    if unit < count {
+        let mut sum = W::new(0.0);
+        for part in 0..UNITS {
+            sum += parts[part * count + unit];
+        }
+        // Only this unit reads what is here.
+        parts[unit] = sum;
+    }
+    sync_cube();
+    #[unroll]
+    for i in 0..count {
+        of_unit[i] = parts[i];
+    }
 }
 
 #[cfg(not(feature = "fusion"))]

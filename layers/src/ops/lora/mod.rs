@@ -10,8 +10,7 @@
 //! | | `dh = dp b^T`, `dx = dp weight^T + scale dh a^T`, `da = scale x^T dh`, `db = scale (x a)^T dp` |
 //!
 //! Stock Burn computes the effective weight at every use, keeps it, and computes its gradient, of the same size, from which
-//! those of `a` and `b` follow. (Only a quantized weight that a backend dequantizes as a whole becomes the effective one, in its place, where
-//! rows are many: nothing is added, and one product less made.) Here low-rank products are added to `y` and `dx` block by block. If `x` is kept, `x a` is
+//! those of `a` and `b` follow. Here low-rank products are added to `y` and `dx`, in place or block by block. If `x` is kept, `x a` is
 //! computed again: keeping it, too, would be more than stock keeps if `x` is untracked. So is `p` where it is larger than the
 //! effective weight, which stock keeps beside `x`: in as many operations as stock needs for the gradient of that weight.
 use super::{
@@ -90,16 +89,12 @@ impl<B: LoraKernels> Lora<B> {
     fn forward_keeping(&self, inputs: Inputs<B, 6>, keeps: [bool; 2]) -> (FloatTensor<B>, KeptProducts<B>) {
         let [x, a, b, weight, factor, mut bias] = inputs;
         let (x, a, b) = (given(x), given(a), given(b));
-        if keeps == [false; 2]
-            && factor.is_none()
-            && bias.is_none()
-            && let Some(weight) = self.effective_weight(&x, &a, &b)
-        {
-            return (B::dense(x, weight, None), [None, None]);
-        }
         let weight = Weight::<B>::from_parts(weight, self.quantized.clone());
         let of_dense = if factor.is_some() || B::FINISHES { None } else { bias.take() };
         let product = Linear.forward_with(x.clone(), weight, of_dense); // first, since it needs the most
+        if keeps == [false; 2] && B::FINISHES {
+            return (B::adapt_from(product, x, [a, b], self.scale, factor, bias), [None, None]);
+        }
         let h = B::dense(x, a, None);
         let kept_h = keeps[0].then(|| h.clone());
         if !keeps[1] {
@@ -107,24 +102,6 @@ impl<B: LoraKernels> Lora<B> {
         }
         let product = B::add_scaled_product(product, h, b, self.scale);
         (finished::<B>(product.clone(), factor, bias), [kept_h, Some(product)])
-    }
-
-    /// `weight + scale a b` in the place of a quantized weight that is dequantized as a whole, where that is less work for the rows
-    /// of `x` (or of `dy`) than products of low rank.
-    fn effective_weight(
-        &self,
-        x: &FloatTensor<B>,
-        a: &FloatTensor<B>,
-        b: &FloatTensor<B>,
-    ) -> Option<FloatTensor<B>> {
-        let quantized = self.quantized.as_ref().filter(|_| B::DEQUANTIZES_WHOLE)?;
-        let [d_input, d_output] = quantized.shape().dims();
-        let shape = x.shape();
-        let rows = shape.num_elements() / shape[shape.num_dims() - 1].max(1);
-        (rows * (d_input + d_output) >= d_input * d_output).then(|| {
-            let weight = B::dequantize(quantized.clone(), x.dtype().into());
-            B::add_scaled_product(weight, a.clone(), b.clone(), self.scale)
-        })
     }
 
     /// Whether `x a` and the product are kept.
@@ -259,15 +236,16 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
         if pass.wants(X)
             && let (Some(a), Some(b)) = (a, b)
         {
-            if dh.is_none()
-                && let Some(weight) = lora.effective_weight(&dy, &a, &b)
-            {
-                return pass.give(X, B::dense_x_backward(weight, dy));
-            }
             let weight = Weight::<B>::from_parts(weight.or_else(|| pass.take(WEIGHT)), lora.quantized);
             let dx = Linear.x_backward_with(pass.shape(X), weight, dy.clone());
-            let dh = dh.unwrap_or_else(|| dh_of(&b, dy));
-            pass.give(X, B::add_scaled_product(dx, dh, B::float_swap_dims(a, 0, 1), lora.scale));
+            let [of_a, of_b] = [a, b.clone()].map(|factor| B::float_swap_dims(factor, 0, 1));
+            pass.give(
+                X,
+                match dh {
+                    None if B::FINISHES => B::adapt_from(dx, dy, [of_b, of_a], lora.scale, None, None),
+                    dh => B::add_scaled_product(dx, dh.unwrap_or_else(|| dh_of(&b, dy)), of_a, lora.scale),
+                },
+            );
         }
     }
 }
@@ -299,10 +277,8 @@ pub trait LoraKernels: LinearKernels + PackingKernels {
         composed_product::<Self>(y, u, v, scale)
     }
 
-    /// Whether a quantized weight is dequantized as a whole, and not by blocks.
-    const DEQUANTIZES_WHOLE: bool = false;
-
-    /// Whether [`adapt`](Self::adapt) is one pass: then it adds the bias, too, which is else left to the product with the weight.
+    /// Whether [`adapt`](Self::adapt) and [`adapt_from`](Self::adapt_from) are one pass: then they add the bias, too, which is else
+    /// left to the product with the weight.
     const FINISHES: bool = false;
 
     /// `(y + scale u v) * factor + bias`, with `factor` and `bias` `[columns]`.
@@ -315,6 +291,19 @@ pub trait LoraKernels: LinearKernels + PackingKernels {
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
         finished::<Self>(Self::add_scaled_product(y, u, v, scale), factor, bias)
+    }
+
+    /// `(y + scale (x a) b) * factor + bias`, with `x` `[..., inputs]`, `a` `[inputs, rank]` and `b` `[rank, columns]`; where the backend
+    /// can, without making `x a`.
+    fn adapt_from(
+        y: FloatTensor<Self>,
+        x: FloatTensor<Self>,
+        [a, b]: [FloatTensor<Self>; 2],
+        scale: f64,
+        factor: Option<FloatTensor<Self>>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        Self::adapt(y, Self::dense(x, a, None), b, scale, factor, bias)
     }
 
     /// `scale x` of both tensors, of one dtype; where the backend can, in one pass.

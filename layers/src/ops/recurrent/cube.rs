@@ -3,16 +3,16 @@
 //! | | launches of a step, beside the products | Burn's operations |
 //! | --- | --- | --- |
 //! | RNN, forward and backward | 2 and 1 | 7 and more |
-//! | GRU | 4 and 2 | some thirty |
-//! | LSTM | 5 and 1 | some forty |
+//! | GRU; that resets before the product | 4 and 2; 5 and 2 | some thirty |
+//! | LSTM; coupled | 5 and 1; 4 and 1 | some forty |
 //!
 //! Also where operations are fused: Burn joins what is computed with the rows of a step, but copies them out of the tensors of the
 //! gates and back, each by a kernel. There a step takes these tensors, and gives them back, since it writes in their place.
 use super::{Cell, RecurrentKernels, RecurrentState, RecurrentStep, Stage};
 use crate::backend::cube::{address_type, empty, types, units};
-use crate::ops::MaybeTensor;
+use crate::ops::{MaybeTensor, UpToFour};
 #[cfg(feature = "fusion")]
-use crate::ops::MaybeTensorMetadata;
+use crate::ops::{MaybeTensorMetadata, UpToFourMetadata};
 #[cfg(feature = "fusion")]
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::{Backend, Cube, ExtensionType, backend_extension, tensor::FloatTensor};
@@ -21,37 +21,11 @@ use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use kernels::{
-    RowsLaunch, Update, coupled_backward_kernel, gate_kernel, gated_backward_kernel, lstm_backward_kernel,
-    lstm_state_kernel, mix_backward_kernel, reset_backward_kernel, rnn_backward_kernel, state_kernel,
+    RowsLaunch, Update, gate_kernel, gated_backward_kernel, lstm_backward_kernel, lstm_state_kernel,
+    mix_backward_kernel, reset_backward_kernel, rnn_backward_kernel, state_kernel,
 };
 
 mod kernels;
-
-/// One tensor, or none, for each of up to four gates.
-#[derive(ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub struct OfGates<B: Backend> {
-    #[extension_type]
-    first: MaybeTensor<B>,
-    #[extension_type]
-    second: MaybeTensor<B>,
-    #[extension_type]
-    third: MaybeTensor<B>,
-    #[extension_type]
-    fourth: MaybeTensor<B>,
-}
-
-impl<B: Backend> OfGates<B> {
-    fn new(tensors: impl IntoIterator<Item = Option<FloatTensor<B>>>) -> Self {
-        let mut tensors = tensors.into_iter();
-        let mut next = || tensors.next().flatten().into();
-        Self { first: next(), second: next(), third: next(), fourth: next() }
-    }
-
-    fn into_options(self) -> [Option<FloatTensor<B>>; 4] {
-        [self.first, self.second, self.third, self.fourth].map(MaybeTensor::into_option)
-    }
-}
 
 /// A [`RecurrentState`].
 #[derive(ExtensionType)]
@@ -83,11 +57,11 @@ impl RecurrentKernels for Cube {
         biases: &[[Option<FloatTensor<Self>>; 2]],
         state: RecurrentState<Self>,
     ) -> RecurrentState<Self> {
-        let biases = [0, 1].map(|side| OfGates::new(biases.iter().map(|biases| biases[side].clone())));
+        let biases = [0, 1].map(|side| UpToFour::new(biases.iter().map(|biases| biases[side].clone())));
         let [input_biases, hidden_biases] = biases;
         let (written, next) = Self::cube_recurrent_forward(
-            OfGates::new(gates.drain(..).map(Some)),
-            OfGates::new(products),
+            UpToFour::new(gates.drain(..).map(Some)),
+            UpToFour::new(products),
             input_biases,
             hidden_biases,
             state.into(),
@@ -102,7 +76,7 @@ impl RecurrentKernels for Cube {
         gates: &[FloatTensor<Self>],
         state: RecurrentState<Self>,
     ) -> RecurrentState<Self> {
-        let gates = OfGates::new(gates.iter().cloned().map(Some));
+        let gates = UpToFour::new(gates.iter().cloned().map(Some));
         Self::cube_recurrent_replay(gates, state.into(), *step).into()
     }
 
@@ -114,7 +88,7 @@ impl RecurrentKernels for Cube {
         grads: RecurrentState<Self>,
     ) -> RecurrentState<Self> {
         let (written, product, before) = Self::cube_recurrent_backward(
-            OfGates::new(gates.drain(..).map(Some)),
+            UpToFour::new(gates.drain(..).map(Some)),
             reset_product.take().into(),
             state.into(),
             grads.into(),
@@ -133,18 +107,18 @@ pub trait RecurrentCube: Backend {
         (gates.clone(), described_state(gates, step, [true, step.has_cell()]))
     })]
     fn cube_recurrent_forward(
-        #[extension_type] gates: OfGates<Self>,
-        #[extension_type] products: OfGates<Self>,
-        #[extension_type] input_biases: OfGates<Self>,
-        #[extension_type] hidden_biases: OfGates<Self>,
+        #[extension_type] gates: UpToFour<Self>,
+        #[extension_type] products: UpToFour<Self>,
+        #[extension_type] input_biases: UpToFour<Self>,
+        #[extension_type] hidden_biases: UpToFour<Self>,
         #[extension_type] state: StateTensors<Self>,
         step: RecurrentStep,
-    ) -> (OfGates<Self>, StateTensors<Self>);
+    ) -> (UpToFour<Self>, StateTensors<Self>);
 
     /// See [`RecurrentKernels::recurrent_replay`].
     #[fusion(meta = |gates, _state, step| described_state(gates, step, [true, step.has_cell()]))]
     fn cube_recurrent_replay(
-        #[extension_type] gates: OfGates<Self>,
+        #[extension_type] gates: UpToFour<Self>,
         #[extension_type] state: StateTensors<Self>,
         step: RecurrentStep,
     ) -> StateTensors<Self>;
@@ -155,17 +129,17 @@ pub trait RecurrentCube: Backend {
         (gates.clone(), reset_product.clone(), described_state(gates, step, [of_h, step.has_cell()]))
     })]
     fn cube_recurrent_backward(
-        #[extension_type] gates: OfGates<Self>,
+        #[extension_type] gates: UpToFour<Self>,
         #[extension_type] reset_product: MaybeTensor<Self>,
         #[extension_type] state: StateTensors<Self>,
         #[extension_type] grads: StateTensors<Self>,
         step: RecurrentStep,
-    ) -> (OfGates<Self>, MaybeTensor<Self>, StateTensors<Self>);
+    ) -> (UpToFour<Self>, MaybeTensor<Self>, StateTensors<Self>);
 }
 
 /// A state, or what there is of it.
 #[cfg(feature = "fusion")]
-fn described_state(gates: &OfGatesMetadata, step: &RecurrentStep, has: [bool; 2]) -> StateTensorsMetadata {
+fn described_state(gates: &UpToFourMetadata, step: &RecurrentStep, has: [bool; 2]) -> StateTensorsMetadata {
     let MaybeTensorMetadata::Some(gate) = &gates.first else { unreachable!("a step has gates") };
     let described = |has| match has {
         true => MaybeTensorMetadata::Some(TensorSpec { shape: step.state_shape(), dtype: gate.dtype }),
@@ -177,13 +151,13 @@ fn described_state(gates: &OfGatesMetadata, step: &RecurrentStep, has: [bool; 2]
 
 impl RecurrentCube for CubeBackend {
     fn cube_recurrent_forward(
-        gates: OfGates<Self>,
-        products: OfGates<Self>,
-        input_biases: OfGates<Self>,
-        hidden_biases: OfGates<Self>,
+        gates: UpToFour<Self>,
+        products: UpToFour<Self>,
+        input_biases: UpToFour<Self>,
+        hidden_biases: UpToFour<Self>,
         state: StateTensors<Self>,
         step: RecurrentStep,
-    ) -> (OfGates<Self>, StateTensors<Self>) {
+    ) -> (UpToFour<Self>, StateTensors<Self>) {
         let mut gates: Vec<_> = gates.into_options().into_iter().flatten().collect();
         let addends = products.into_options().into_iter().zip(input_biases.into_options());
         let addends = addends.zip(hidden_biases.into_options()).take(gates.len());
@@ -198,8 +172,6 @@ impl RecurrentCube for CubeBackend {
             };
             let gate = step.writable(&mut gates[index]);
             if let Some(Launch { client, count, dim, at, rows, dtypes }) = step.launch(&gate) {
-                let arg =
-                    |tensor: Option<CubeTensor>| tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg);
                 // SAFETY: the kernel compares every position with the number of elements of a step, whose rows all tensors have.
                 unsafe {
                     gate_kernel::launch_unchecked(
@@ -208,10 +180,10 @@ impl RecurrentCube for CubeBackend {
                         dim,
                         at,
                         gate.into_buffer_arg(),
-                        arg(product).into(),
-                        arg(input_bias).into(),
-                        arg(hidden_bias).into(),
-                        arg(reset).into(),
+                        optional(product).into(),
+                        optional(input_bias).into(),
+                        optional(hidden_bias).into(),
+                        optional(reset).into(),
                         rows,
                         is_sigmoid,
                         dtypes,
@@ -220,11 +192,11 @@ impl RecurrentCube for CubeBackend {
             }
         }
         let next = next_state(&step, &gates, state.into());
-        (OfGates::new(gates.into_iter().map(Some)), next.into())
+        (UpToFour::new(gates.into_iter().map(Some)), next.into())
     }
 
     fn cube_recurrent_replay(
-        gates: OfGates<Self>,
+        gates: UpToFour<Self>,
         state: StateTensors<Self>,
         step: RecurrentStep,
     ) -> StateTensors<Self> {
@@ -233,20 +205,17 @@ impl RecurrentCube for CubeBackend {
     }
 
     fn cube_recurrent_backward(
-        gates: OfGates<Self>,
+        gates: UpToFour<Self>,
         reset_product: MaybeTensor<Self>,
         state: StateTensors<Self>,
         grads: StateTensors<Self>,
         step: RecurrentStep,
-    ) -> (OfGates<Self>, MaybeTensor<Self>, StateTensors<Self>) {
+    ) -> (UpToFour<Self>, MaybeTensor<Self>, StateTensors<Self>) {
         let gates = gates.into_options().into_iter().flatten();
         let gates: Vec<CubeTensor> = gates.map(|mut gate| step.writable(&mut gate)).collect();
         let mut product = reset_product.into_option();
         let (state, grads): (RecurrentState<Self>, RecurrentState<Self>) = (state.into(), grads.into());
-        let before = empty(&gates[0], step.state_shape(), gates[0].dtype);
-        let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
-        let state_arg =
-            |tensor: Option<CubeTensor>| tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg);
+        let before = || empty(&gates[0], step.state_shape(), gates[0].dtype);
         let is_clipped = step.clip.is_some();
         let launch = || step.launch(&gates[0]);
         let (h, dh) = (state.h, grads.h);
@@ -261,7 +230,7 @@ impl RecurrentCube for CubeBackend {
                             dim,
                             at,
                             arg(&gates[0]),
-                            state_arg(dh).into(),
+                            optional(dh).into(),
                             rows,
                             step.clip_scalar(dtypes[1]),
                             is_clipped,
@@ -272,6 +241,7 @@ impl RecurrentCube for CubeBackend {
                 RecurrentState { h: None, c: None }
             }
             Stage::Reset => {
+                let before = before();
                 if let Some(Launch { client, count, dim, at, rows, dtypes }) = launch() {
                     // SAFETY: as above.
                     unsafe {
@@ -281,8 +251,8 @@ impl RecurrentCube for CubeBackend {
                             dim,
                             at,
                             arg(&gates[0]),
-                            state_arg(h).into(),
-                            state_arg(dh).into(),
+                            optional(h).into(),
+                            optional(dh).into(),
                             arg(&before),
                             rows,
                             dtypes,
@@ -293,6 +263,7 @@ impl RecurrentCube for CubeBackend {
             }
             Stage::New | Stage::Whole(Cell::Gru { .. }) => {
                 let [z, n] = if step.stage == Stage::New { [0, 1] } else { [1, 2] };
+                let before = before();
                 if let Some(Launch { client, count, dim, at, rows, dtypes }) = launch() {
                     // SAFETY: as above.
                     unsafe {
@@ -303,8 +274,8 @@ impl RecurrentCube for CubeBackend {
                             at,
                             arg(&gates[z]),
                             arg(&gates[n]),
-                            state_arg(h).into(),
-                            state_arg(dh).into(),
+                            optional(h).into(),
+                            optional(dh).into(),
                             arg(&before),
                             rows,
                             step.clip_scalar(dtypes[1]),
@@ -333,57 +304,46 @@ impl RecurrentCube for CubeBackend {
                 }
                 RecurrentState { h: Some(before), c: None }
             }
-            Stage::Whole(Cell::Lstm { coupled }) => {
+            Stage::Whole(Cell::Lstm { .. }) => {
+                let before = before();
                 if let Some(Launch { client, count, dim, at, rows, dtypes }) = launch() {
-                    let clip = step.clip_scalar(dtypes[1]);
-                    let [i, o, g] = [0, 1, 2].map(|gate| arg(&gates[gate]));
-                    let (c, dh, dc) = (state_arg(state.c), state_arg(dh), state_arg(grads.c));
                     // SAFETY: as above.
                     unsafe {
-                        match coupled {
-                            true => coupled_backward_kernel::launch_unchecked(
-                                &client,
-                                count,
-                                dim,
-                                at,
-                                i,
-                                o,
-                                g,
-                                c.into(),
-                                dh.into(),
-                                dc.into(),
-                                arg(&before),
-                                rows,
-                                clip,
-                                is_clipped,
-                                dtypes,
-                            ),
-                            false => lstm_backward_kernel::launch_unchecked(
-                                &client,
-                                count,
-                                dim,
-                                at,
-                                i,
-                                o,
-                                g,
-                                arg(&gates[3]),
-                                c.into(),
-                                dh.into(),
-                                dc.into(),
-                                arg(&before),
-                                rows,
-                                clip,
-                                is_clipped,
-                                dtypes,
-                            ),
-                        }
+                        lstm_backward_kernel::launch_unchecked(
+                            &client,
+                            count,
+                            dim,
+                            at,
+                            arg(&gates[0]),
+                            arg(&gates[1]),
+                            arg(&gates[2]),
+                            gates.get(3).map(arg).into(), // not if it is coupled with the first
+                            optional(state.c).into(),
+                            optional(dh).into(),
+                            optional(grads.c).into(),
+                            arg(&before),
+                            rows,
+                            step.clip_scalar(dtypes[1]),
+                            is_clipped,
+                            dtypes,
+                        );
                     }
                 }
                 RecurrentState { h: None, c: Some(before) }
             }
         };
-        (OfGates::new(gates.into_iter().map(Some)), product.into(), before.into())
+        (UpToFour::new(gates.into_iter().map(Some)), product.into(), before.into())
     }
+}
+
+/// A tensor for a launch.
+fn arg(tensor: &CubeTensor) -> BufferArg {
+    tensor.clone().into_buffer_arg()
+}
+
+/// An optional one, of which every element is read in order.
+fn optional(tensor: Option<CubeTensor>) -> Option<BufferArg> {
+    tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg)
 }
 
 /// The state after a step, from the gates.
@@ -398,8 +358,6 @@ fn next_state(
         return RecurrentState { h: Some(h), c: step.has_cell().then(new) };
     };
     let Launch { client, count, dim, at, rows, dtypes } = launch;
-    let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
-    let state_arg = |tensor: Option<CubeTensor>| tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg);
     let clip = step.clip_scalar(dtypes[1]);
     let (a, b, kind) = match step.stage {
         Stage::Whole(Cell::Lstm { coupled }) => {
@@ -416,7 +374,7 @@ fn next_state(
                     arg(&gates[1]),
                     arg(&gates[2]),
                     forget.into(),
-                    state_arg(state.c).into(),
+                    optional(state.c).into(),
                     arg(&h),
                     arg(&c),
                     rows,
@@ -441,7 +399,7 @@ fn next_state(
             at,
             arg(a),
             b.map(arg).into(),
-            state_arg(state.h.filter(|_| kind != Update::Gate)).into(),
+            optional(state.h.filter(|_| kind != Update::Gate)).into(),
             arg(&h),
             rows,
             clip,

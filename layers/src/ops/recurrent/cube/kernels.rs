@@ -229,49 +229,13 @@ pub(super) fn gated_backward_kernel<T: Float, W: Float>(
     product[at] = T::cast_from(dn * of_r);
 }
 
-/// The gates of an element of an LSTM.
-#[derive(CubeType, Clone, Copy)]
-struct Lstm<W: Float> {
-    i: W,
-    o: W,
-    g: W,
-    f: W,
-}
-
-/// Its gradients: those of o and g, and that of the cell state before it was clipped.
-#[derive(CubeType, Clone, Copy)]
-struct LstmGradients<W: Float> {
-    o: W,
-    g: W,
-    c: W,
-}
-
-#[cube]
-fn lstm_gradients<W: Float>(
-    gates: &Lstm<W>,
-    c: W,
-    dh: W,
-    dc: W,
-    clip: &InputScalar,
-    #[comptime] is_clipped: bool,
-) -> LstmGradients<W> {
-    let raw = gates.f * c + gates.i * gates.g;
-    let tanh = clipped::<W>(raw, clip, is_clipped).tanh();
-    let through_h = dh * gates.o * tanh_slope::<W>(tanh);
-    let dc = clip_gradient::<W>(raw, dc + through_h, clip, is_clipped);
-    LstmGradients::<W> {
-        o: dh * tanh * sigmoid_slope::<W>(gates.o),
-        g: dc * gates.i * tanh_slope::<W>(gates.g),
-        c: dc,
-    }
-}
-
+/// Without `f` it is `1 - i`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn lstm_backward_kernel<T: Float, W: Float>(
     i: &mut [T],
     o: &mut [T],
     g: &mut [T],
-    f: &mut [T],
+    f: ComptimeOption<&mut [T]>,
     c: ComptimeOption<&[T]>,
     dh: ComptimeOption<&[T]>,
     dc: ComptimeOption<&[T]>,
@@ -285,48 +249,25 @@ pub(super) fn lstm_backward_kernel<T: Float, W: Float>(
         terminate!();
     }
     let at = in_gates(&rows, ABSOLUTE_POS);
-    let gates = Lstm::<W> {
-        i: W::cast_from(i[at]),
-        o: W::cast_from(o[at]),
-        g: W::cast_from(g[at]),
-        f: W::cast_from(f[at]),
-    };
+    let (of_i, of_o, of_g) = (W::cast_from(i[at]), W::cast_from(o[at]), W::cast_from(g[at]));
+    let of_f: ComptimeOption<W> = f.as_ref().map(|f| W::cast_from(f[at]));
+    let of_f = of_f.unwrap_or(W::new(1.0) - of_i);
     let c = or_zero::<T, W>(&c, ABSOLUTE_POS);
     let (dh, dc) = (or_zero::<T, W>(&dh, ABSOLUTE_POS), or_zero::<T, W>(&dc, ABSOLUTE_POS));
-    let gradients = lstm_gradients::<W>(&gates, c, dh, dc, &clip, is_clipped);
-    i[at] = T::cast_from(gradients.c * gates.g * sigmoid_slope::<W>(gates.i));
-    o[at] = T::cast_from(gradients.o);
-    g[at] = T::cast_from(gradients.g);
-    f[at] = T::cast_from(gradients.c * c * sigmoid_slope::<W>(gates.f));
-    before[ABSOLUTE_POS] = T::cast_from(gradients.c * gates.f);
-}
-
-/// Where `f = 1 - i`.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn coupled_backward_kernel<T: Float, W: Float>(
-    i: &mut [T],
-    o: &mut [T],
-    g: &mut [T],
-    c: ComptimeOption<&[T]>,
-    dh: ComptimeOption<&[T]>,
-    dc: ComptimeOption<&[T]>,
-    before: &mut [T],
-    rows: Rows,
-    clip: InputScalar,
-    #[comptime] is_clipped: bool,
-    #[define(T, W)] _dtypes: [ElemType; 2],
-) {
-    if ABSOLUTE_POS >= rows.elements {
-        terminate!();
+    let raw = of_f * c + of_i * of_g;
+    let tanh = clipped::<W>(raw, &clip, is_clipped).tanh();
+    let through_h = dh * of_o * tanh_slope::<W>(tanh);
+    let dc = clip_gradient::<W>(raw, dc + through_h, &clip, is_clipped);
+    o[at] = T::cast_from(dh * tanh * sigmoid_slope::<W>(of_o));
+    g[at] = T::cast_from(dc * of_i * tanh_slope::<W>(of_g));
+    before[ABSOLUTE_POS] = T::cast_from(dc * of_f);
+    let slope = sigmoid_slope::<W>(of_i);
+    #[comptime]
+    match f {
+        ComptimeOption::Some(f) => {
+            i[at] = T::cast_from(dc * of_g * slope);
+            f[at] = T::cast_from(dc * c * sigmoid_slope::<W>(of_f));
+        }
+        ComptimeOption::None => i[at] = T::cast_from(dc * (of_g - c) * slope),
     }
-    let at = in_gates(&rows, ABSOLUTE_POS);
-    let of_i = W::cast_from(i[at]);
-    let gates = Lstm::<W> { i: of_i, o: W::cast_from(o[at]), g: W::cast_from(g[at]), f: W::new(1.0) - of_i };
-    let c = or_zero::<T, W>(&c, ABSOLUTE_POS);
-    let (dh, dc) = (or_zero::<T, W>(&dh, ABSOLUTE_POS), or_zero::<T, W>(&dc, ABSOLUTE_POS));
-    let gradients = lstm_gradients::<W>(&gates, c, dh, dc, &clip, is_clipped);
-    i[at] = T::cast_from(gradients.c * (gates.g - c) * sigmoid_slope::<W>(gates.i));
-    o[at] = T::cast_from(gradients.o);
-    g[at] = T::cast_from(gradients.g);
-    before[ABSOLUTE_POS] = T::cast_from(gradients.c * gates.f);
 }
