@@ -20,8 +20,8 @@ use std::any::type_name;
 ///
 /// # Panics
 ///
-/// If an output is computed from a tracked tensor that is neither in the input nor a parameter of the module. In the backward pass,
-/// if the segment does something else when it is computed again.
+/// If an output is computed from a tracked tensor that is neither in the input nor a parameter of the module; under Burn's
+/// distributed training. In the backward pass, if the segment does something else when it is computed again.
 pub fn checkpoint<M, I, O, F>(module: &M, input: I, forward: F) -> O
 where
     M: Module + 'static,
@@ -108,13 +108,13 @@ where
     O: Tensors,
     F: Fn(&M, I) -> O + 'static,
 {
+    let of_search = is_new::<(M, F)>(remembered.hash()).then(|| input.clone());
+    let mut fresh = Fresh { probe: token(device).require_grad(), leaves: vec![], device };
     assert!(
-        !Dispatch::memsave_segment_waits(token(device).into_dispatch()),
+        !Dispatch::memsave_segment_waits(fresh.probe.clone().into_dispatch()),
         "checkpoint: Burn 0.22.1 waits for other devices at the end of every backward pass, also of those of segments: use \
          parallel::Replicas instead of ExecutionStrategy::ddp"
     );
-    let of_search = is_new::<(M, F)>(remembered.hash()).then(|| input.clone());
-    let mut fresh = Fresh { probe: token(device).require_grad(), leaves: vec![], device };
     let (output, mut tape) = {
         let module = module.clone().map(&mut fresh);
         let input = input.map_tensors(&mut fresh);

@@ -142,12 +142,14 @@ fn bilinear_operations_equal_flex() {
 /// inputs whose rows are not in order.
 #[test]
 fn adapted_linear_layers_equal_flex() {
-    for (rank, [inputs, columns], is_quantized) in [
-        (1, [7, 5], false),
-        (3, [130, 36], false),
-        (8, [130, 36], true),
-        (17, [66, 35], false),
-        (33, [40, 36], true),
+    for (rank, [rows, inputs, columns], is_quantized) in [
+        (1, [3, 7, 5], false),
+        (2, [2049, 9, 12], false),
+        (3, [3, 40, 1100], false),
+        (8, [1050, 130, 36], true),
+        (17, [270, 66, 35], false),
+        (32, [60, 40, 36], false),
+        (33, [60, 40, 36], true),
     ] {
         let factors = |operands: &mut Operands, tracked: [bool; 2]| {
             let mut factor = |shape: [usize; 2], tracked: bool| {
@@ -180,7 +182,7 @@ fn adapted_linear_layers_equal_flex() {
         {
             let has_bias = (number + rank) % 2 == 0;
             let case = format!("rank {rank}, tracked {tracked:?}, bias: {has_bias}");
-            let shape = [inputs, 90, 3];
+            let shape = [inputs, rows / 3, 3];
             check(&format!("linear with an adapter, {case}"), shape, |x: Tensor<3>, operands| {
                 let (adapter, bias) =
                     (factors(operands, tracked), has_bias.then(|| operands.vector(columns)));
@@ -501,13 +503,20 @@ fn attention_equals_flex() {
     });
 }
 
-/// With more weights than a chunk has, which then has some batches, or some groups of heads of one.
+/// Some queries of all heads; and with more weights than a chunk has, some batches, or some groups of heads of one.
 #[test]
 fn attention_in_chunks_equals_that_of_every_group() {
     const LENGTH: usize = 1500;
-    let _shared = among_others();
     let device = gpu().autodiff();
     let options = || AttentionModuleOptions { scale: None, softcap: None, is_causal: false };
+    let causal = AttentionModuleOptions { is_causal: true, ..options() };
+    check("attention, causal, in parts", [2, 8, 200, 6], |x: Tensor<4>, operands| {
+        let heads = |first: usize, len: usize| x.clone().slice_dim(1, first..first + len);
+        let bias = operands.kernel([1, 4, 1, 200]);
+        let unbiased = F::attention(heads(0, 4), heads(4, 2), heads(6, 2), None, None, causal);
+        unbiased + F::attention(heads(0, 4), heads(4, 2), heads(6, 2), None, Some(bias), causal)
+    });
+    let _shared = among_others();
     for ([batch, heads, groups], [width, value_width]) in [([3, 4, 2], [8, 12]), ([1, 8, 4], [6, 5])] {
         let of_group = heads / groups;
         let input = |heads, width, seed| tensor::<4>(values([batch, heads, LENGTH, width], seed), &device);

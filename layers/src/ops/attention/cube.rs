@@ -66,6 +66,7 @@ impl AttentionKernels for Cube {
         if parts.is_empty() {
             return;
         }
+        debug_assert!(parts.len() <= 3, "gradients of queries, keys and values");
         let mut places = [[0; 4]; 3];
         let (mut tensors, mut of_tensors, mut targets) = (vec![], vec![], vec![]);
         for (Put { whole, ranges, part }, place) in parts.into_iter().zip(&mut places) {

@@ -30,7 +30,7 @@ impl<B: Placeholders> Parts<B> {
         let shape = self.shape.clone();
         self.all.take().unwrap_or_else(|| match self.cover {
             true => B::unwritten(shape, dtype, device),
-            false => B::float_zeros(shape, device, dtype.into()),
+            false => B::float_full(shape, 0.0.into(), device, dtype.into()), // as `zeros`
         })
     }
 

@@ -4,7 +4,7 @@
 //! | | fused | not fused |
 //! | --- | --- | --- |
 //! | `(y + scale (x a) b) * factor + bias`, of a rank up to [`MOST_RANK`] | one kernel of ours: Burn joins no sum with a product | one kernel of ours |
-//! | the same where `x a` is there already | the same kernel | the same kernel |
+//! | the same where `x a` is there already, or rows are few | the same kernel, after that product | the same |
 //! | of a higher rank | products of matrices, which have tiles, and Burn's sum and product | the same |
 //! | `scale` times the gradients of both factors | Burn joins it with their products | one kernel of ours |
 use super::{LoraKernels, composed_product, finished};
@@ -32,8 +32,10 @@ const SUMS: usize = 32;
 const UNITS: usize = 64;
 /// Rows of a cube: they share what is read of the factors.
 const MOST_ROWS: usize = 8;
-/// With fewer cubes than this a device has nothing to do.
-const CUBES: usize = 64;
+/// With fewer cubes than this a device has too little to do.
+const CUBES: usize = 256;
+/// Of fewer rows each has several cubes, which would all make its product with `a`.
+const FEW_ROWS: usize = 16;
 
 impl LoraKernels for Cube {
     const FINISHES: bool = true;
@@ -69,7 +71,8 @@ impl LoraKernels for Cube {
         factor: Option<FloatTensor<Self>>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        match is_one_kernel::<Self>(&b, &y, factor.iter().chain(&bias)) {
+        let has_rows = y.shape().num_elements() >= FEW_ROWS * b.shape()[1];
+        match has_rows && is_one_kernel::<Self>(&b, &y, factor.iter().chain(&bias)) {
             true => Self::cube_adapt(y, x, Some(a).into(), b, scale, factor.into(), bias.into()),
             false => Self::adapt(y, Self::dense(x, a, None), b, scale, factor, bias),
         }
@@ -145,15 +148,20 @@ impl LoraCube for CubeBackend {
         let strides = |factor: &CubeTensor| [factor.meta.strides()[0], factor.meta.strides()[1]];
         let ([of_input, of_rank], of_b) = (a.as_ref().map_or([0; 2], strides), strides(&b));
         let (rows, inputs) = (len / columns, a.as_ref().map_or(rank, |a| a.meta.shape()[0]));
-        let rows_of_cube = (SUMS / rank.max(1)).min(rows.div_ceil(CUBES)).clamp(1, MOST_ROWS);
+        // One of four numbers, for each of which the kernel is compiled.
+        let most = (SUMS / rank.max(1)).min(rows / CUBES).clamp(1, MOST_ROWS);
+        let rows_of_cube = 1 << most.ilog2();
         let (client, dtypes, size) = (y.client.clone(), types(y.dtype), vector_size(&[&y, &sum.tensor], 4));
         let tensors: Vec<&CubeTensor> = [&y, &x, &b].into_iter().chain(&a).collect();
         let at = address_type(&tensors);
+        let row_cubes = rows.div_ceil(rows_of_cube);
+        let spread =
+            if a.is_some() { 1 } else { (CUBES / row_cubes).clamp(1, columns.div_ceil(size * UNITS)) };
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
             adapt_kernel::launch_unchecked(
                 &client,
-                cubes(rows.div_ceil(rows_of_cube)),
+                cubes(row_cubes * spread),
                 CubeDim::new_1d(UNITS as u32),
                 at,
                 size,
@@ -164,7 +172,7 @@ impl LoraCube for CubeBackend {
                 b.into_buffer_arg(),
                 factor.into(),
                 bias.into(),
-                SizesLaunch::new(rows, inputs, columns, of_input, of_rank, of_b[0], of_b[1]),
+                SizesLaunch::new(rows, spread, inputs, columns, of_input, of_rank, of_b[0], of_b[1]),
                 InputScalar::new(scale, dtypes[1]),
                 Of { rank, rows: rows_of_cube },
                 dtypes,
@@ -178,6 +186,8 @@ impl LoraCube for CubeBackend {
 #[derive(CubeType, CubeLaunch)]
 struct Sizes {
     rows: usize,
+    /// How many cubes a row has.
+    spread: usize,
     inputs: usize,
     columns: usize,
     a_of_input: usize,
@@ -209,7 +219,7 @@ fn adapt_kernel<T: Float, W: Float, N: Size>(
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
     let Of { rank, rows } = of;
-    let first = CUBE_POS * rows;
+    let first = CUBE_POS / sizes.spread * rows;
     if first >= sizes.rows {
         terminate!();
     }
@@ -262,7 +272,7 @@ fn adapt_kernel<T: Float, W: Float, N: Size>(
     }
     let size = N::value().comptime();
     let vectors = sizes.columns / size;
-    let mut vector = UNIT_POS as usize;
+    let mut vector = CUBE_POS % sizes.spread * UNITS + UNIT_POS as usize;
     while vector < vectors {
         let mut sums = Array::<Vector<W, N>>::new(rows);
         #[unroll]
@@ -294,7 +304,7 @@ fn adapt_kernel<T: Float, W: Float, N: Size>(
                 sum.write(at, Vector::cast_from(adapted * factors + biases));
             }
         }
-        vector += UNITS;
+        vector += UNITS * sizes.spread;
     }
 }
 
@@ -323,21 +333,22 @@ fn sum_all_over_cube<W: Float>(of_unit: &mut Array<W>, #[comptime] count: usize)
     let unit = UNIT_POS as usize;
     #[unroll]
     for i in 0..count {
-        parts[unit * count + i] = of_unit[i];
+        parts[i * UNITS + unit] = of_unit[i];
     }
     sync_cube();
     if unit < count {
         let mut sum = W::new(0.0);
         for part in 0..UNITS {
-            sum += parts[part * count + unit];
+            // Each unit reads another bank.
+            sum += parts[unit * UNITS + (part + unit) % UNITS];
         }
         // Only this unit reads what is here.
-        parts[unit] = sum;
+        parts[unit * UNITS] = sum;
     }
     sync_cube();
     #[unroll]
     for i in 0..count {
-        of_unit[i] = parts[i];
+        of_unit[i] = parts[i * UNITS];
     }
 }
 

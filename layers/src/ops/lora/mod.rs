@@ -3,7 +3,7 @@
 //!
 //! | | |
 //! | --- | --- |
-//! | computes | `y = p * factor + bias`, `p = x weight + scale (x a) b`; a quantized weight is dequantized by blocks |
+//! | computes | `y = p * factor + bias`, `p = x weight + scale (x a) b`; a quantized weight is dequantized, on a CPU by blocks |
 //! | keeps | `x` if `a` (or `weight`) is tracked; else `x a`, `rank` elements per row, if `b` is; handles of `weight`, `a`, `b`; |
 //! | | if `factor` is tracked, `p`; or where there are more rows than columns of `x`, only `x` |
 //! | backward | `dfactor = sum(dy * p)`, `dbias = sum(dy)`, `dp = dy * factor`, |

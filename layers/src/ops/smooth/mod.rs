@@ -12,7 +12,7 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::fusing_backends;
+use crate::backend::{fusing_backends, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -217,6 +217,13 @@ fn above<B: Backend>(x: Float<B>, v: f64) -> BoolTensor<B> {
     B::float_greater_elem(x, v.into(), bools)
 }
 
+/// `1 / (1 + exp(-x))`, with one exponential: Burn's composition takes two and a logarithm.
+fn sigmoid<B: Backend>(x: Float<B>) -> Float<B> {
+    let dtype = x.dtype();
+    let y = B::float_recip(plus::<B>(B::float_exp(B::float_neg(widen::<B>(x))), 1.0));
+    if y.dtype() == dtype { y } else { B::float_cast(y, dtype.into()) }
+}
+
 /// `log(1 + exp(x))`, and `x` above the threshold.
 fn softplus<B: Backend>(x: Float<B>, threshold: f64) -> Float<B> {
     // Where the exponential would overflow, the function is the identity to the last digit.
@@ -275,19 +282,19 @@ pub(super) fn slope<B: Backend>(read: FloatTensor<B>, f: Smooth) -> FloatTensor<
             times::<B>(B::float_add(plus::<B>(tanh, 1.0), falling), 0.5)
         }
         Smooth::Silu => {
-            let s = B::sigmoid(x.clone());
+            let s = sigmoid::<B>(x.clone());
             let inner = plus::<B>(B::float_mul(x, rest::<B>(s.clone())), 1.0);
             B::float_mul(s, inner)
         }
         Smooth::Mish => {
             let tanh = B::float_tanh(softplus::<B>(x.clone(), SOFTPLUS_THRESHOLD));
             let inner = B::float_mul(x.clone(), rest::<B>(square::<B>(tanh.clone())));
-            B::float_add(tanh, B::float_mul(inner, B::sigmoid(x)))
+            B::float_add(tanh, B::float_mul(inner, sigmoid::<B>(x)))
         }
         Smooth::Softplus { beta, threshold } => {
             let scaled = times::<B>(x, beta);
             let linear = above::<B>(scaled.clone(), threshold);
-            B::float_mask_fill(B::sigmoid(scaled), linear, 1.0.into())
+            B::float_mask_fill(sigmoid::<B>(scaled), linear, 1.0.into())
         }
         Smooth::Softsign => square::<B>(B::float_recip(plus::<B>(B::float_abs(x), 1.0))),
         Smooth::Elu { alpha } => exp_branch_slope::<B>(x, alpha, 1.0),
@@ -299,7 +306,7 @@ pub(super) fn slope<B: Backend>(read: FloatTensor<B>, f: Smooth) -> FloatTensor<
             let line = B::float_greater_equal_elem(x, 0.into(), bools);
             times::<B>(B::float_mask_fill(below, line, 1.0.into()), SELU_SCALE)
         }
-        Smooth::LogSigmoid => B::sigmoid(B::float_neg(x)),
+        Smooth::LogSigmoid => sigmoid::<B>(B::float_neg(x)),
         Smooth::HardSwish => {
             let gate = hard_gate::<B>(x.clone());
             let inside = B::float_add(gate.clone(), times::<B>(x, 1.0 / 6.0));
