@@ -1,6 +1,6 @@
 //! A compute server whose devices reduce gradients as those of CUDA do. Each computes on Flex.
 //!
-//! Burn reduces gradients on CUDA devices, and on remote devices whose server can. [`Reducing`] answers the reduction itself, and
+//! Burn reduces gradients on CUDA devices, and on remote devices whose server can. A channel of its own answers the reduction itself, and
 //! gives every other operation to Flex: so Burn's distributed training runs on a machine without a GPU. What it does with the
 //! gradients of our layers is Burn's own code, up to the sum.
 #![cfg(feature = "server")]

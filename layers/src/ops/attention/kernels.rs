@@ -70,7 +70,8 @@ pub trait AttentionKernels: Masks + Placeholders {
     /// remain. A device has units for products of half precision, and fewer chunks.
     const WIDE_PRODUCTS: bool = false;
 
-    /// How many weights a chunk has.
+    /// How many weights a chunk has. On every device the same, 64 MiB in f32: runtimes do not say how much memory there is, and more
+    /// would raise the peak, less the number of launches.
     const CHUNK: usize = 1 << 24; // launching kernels takes longer than on a CPU
 
     /// In how many parts the queries of a causal attention are at least, so that keys that no query of a part sees are left out.
