@@ -41,6 +41,7 @@ pub struct RecurrentStep {
 
 impl RecurrentStep {
     /// Whether there is a cell state.
+    #[cfg(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda"))]
     pub(super) fn has_cell(&self) -> bool {
         matches!(self.stage, Stage::Whole(Cell::Lstm { .. }))
     }
