@@ -49,6 +49,18 @@ impl Operands {
         self.kernels.push(kernel.clone());
         kernel
     }
+    /// With factors `[sizes[0], sizes[1]]` and `[sizes[1], sizes[2]]`.
+    fn adapter(&mut self, sizes: [usize; 3], tracked: [bool; 2]) -> LoraAdapter {
+        let mut factor = |number: usize| {
+            let shape = [sizes[number], sizes[number + 1]];
+            let tensor = match tracked[number] {
+                true => self.kernel([1, 1, shape[0], shape[1]]).reshape(shape),
+                false => tensor::<2>(values(shape, 7), &self.device),
+            };
+            Param::initialized(ParamId::new(), tensor)
+        };
+        LoraAdapter { a: factor(0), b: factor(1), scale: 1.5 }
+    }
 }
 
 /// How a test makes an autodiff device.
@@ -151,21 +163,7 @@ fn adapted_linear_layers_equal_flex() {
         (32, [60, 40, 36], false),
         (33, [60, 40, 36], true),
     ] {
-        let factors = |operands: &mut Operands, tracked: [bool; 2]| {
-            let mut factor = |shape: [usize; 2], tracked: bool| {
-                let device = operands.device.clone();
-                let tensor = match tracked {
-                    true => operands.kernel([1, 1, shape[0], shape[1]]).reshape(shape),
-                    false => tensor::<2>(values(shape, 7), &device),
-                };
-                Param::initialized(ParamId::new(), tensor)
-            };
-            LoraAdapter {
-                a: factor([inputs, rank], tracked[0]),
-                b: factor([rank, columns], tracked[1]),
-                scale: 1.5,
-            }
-        };
+        let factors = |operands: &mut Operands, tracked| operands.adapter([inputs, rank, columns], tracked);
         let base = |device: &Device| {
             let base = tensor::<2>(values([inputs, columns], 5), device);
             match is_quantized {
@@ -203,17 +201,8 @@ fn adapted_linear_layers_equal_flex() {
 #[test]
 fn adapted_convolutions_equal_flex() {
     const RANK: usize = 2;
-    let factors = |operands: &mut Operands, sizes: [usize; 2], tracked: [bool; 2]| {
-        let [first, rest] = sizes;
-        let mut factor = |shape: [usize; 2], tracked: bool| {
-            let device = operands.device.clone();
-            let tensor = match tracked {
-                true => operands.kernel([1, 1, shape[0], shape[1]]).reshape(shape),
-                false => tensor::<2>(values(shape, 7), &device),
-            };
-            Param::initialized(ParamId::new(), tensor)
-        };
-        LoraAdapter { a: factor([first, RANK], tracked[0]), b: factor([RANK, rest], tracked[1]), scale: 1.5 }
+    let factors = |operands: &mut Operands, [first, rest]: [usize; 2], tracked| {
+        operands.adapter([first, RANK, rest], tracked)
     };
     for (groups, image) in [(1, [5, 6]), (2, [5, 6]), (1, [3, 2])] {
         for tracked in [[true, true], [true, false], [false, true], [false, false]] {
