@@ -2,7 +2,7 @@
 //!
 //! `cargo test -p burn-memsave --features remote-server --test remote`; the servers are on this machine and compute on Flex.
 #![recursion_limit = "256"]
-use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
 use burn::remote::RemoteHost;
 use burn::server::{
@@ -16,6 +16,7 @@ use burn_memsave::parallel::{ParallelError, Replicas};
 use burn_memsave::saved::SavedPolicy;
 use burn_memsave_paper::text::llama::{LanguageModel, Size, memsave::Llama};
 use checkpoint::Checkpoint;
+use model::{ADAPTER_FACTORS, Batch, language_model, tokens};
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -24,6 +25,7 @@ use std::{env, fs, thread};
 
 #[path = "../../examples/finetune_ddp/checkpoint.rs"]
 mod checkpoint;
+mod model;
 #[path = "../table/mod.rs"]
 mod table;
 #[path = "../wgpu/table_walk.rs"]
@@ -50,23 +52,6 @@ fn gpu() -> Device {
 /// Nothing here measures or seeds what others use.
 fn among_others() -> impl Sized {
     thread::current()
-}
-
-/// With adapters whose second factors are not zero, so that the first have gradients.
-fn language_model(device: &Device) -> Llama {
-    device.seed(5);
-    let size = Size { vocabulary: 31, width: 16, heads: 2, hidden: 24, blocks: 2, length: 8 };
-    let group = ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a regular expression");
-    struct Shift;
-    impl burn::module::ModuleMapper for Shift {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            match param.is_require_grad() {
-                true => param.map(|value| (value.inner() + 0.05).autodiff().require_grad()),
-                false => param,
-            }
-        }
-    }
-    Llama::new(&size, device).apply_lora(Lora::new(2, 4.0).set_param_group(group)).map(&mut Shift)
 }
 
 /// What is kept in fewer bits on a server, or comes here or goes into a file, comes back there.
@@ -100,19 +85,6 @@ fn kept_tensors_in_fewer_bits_and_elsewhere() {
         let largest = errors.fold(0.0, worse);
         assert!(largest > 0.0 && largest < bound, "{policy:?}: {largest}");
     }
-}
-
-/// Two factors of seven matrices in two blocks.
-const ADAPTER_FACTORS: usize = 2 * 7 * 2;
-
-type Batch = (Tensor<2, Int>, Tensor<2, Int>);
-
-fn tokens(step: usize, items: usize, device: &Device) -> Batch {
-    let of = |first: usize| {
-        let tokens: Vec<i64> = (0..items * 8).map(|at| ((first + at * 7 + at / 8) % 31) as i64).collect();
-        Tensor::<1, Int>::from_data(tokens.as_slice(), device).reshape([items, 8])
-    };
-    (of(step), of(step + 3))
 }
 
 /// Three passages on the first device, two on the second.

@@ -63,6 +63,13 @@ impl Operands {
     }
 }
 
+/// In 8 bits, as the device takes them.
+fn quantized(weight: Tensor<2>) -> Tensor<2> {
+    let scheme = weight.device().settings().quantization.scheme.with_value(QuantValue::Q8S);
+    let range = compute_range(&scheme, &weight, &Calibration::MinMax);
+    weight.quantize(&scheme, compute_q_params(&scheme, range))
+}
+
 /// How a test makes an autodiff device.
 type Strategy = fn(Device) -> Device;
 
@@ -95,13 +102,7 @@ fn bilinear_operations_equal_flex() {
         let weight = operands.kernel([1, 1, 6, 5]).reshape([6, 5]);
         F::linear(x, weight, Some(operands.vector(5)))
     });
-    let adapter = |operands: &mut Operands| {
-        let mut factor = |shape: [usize; 2]| {
-            let tensor = operands.kernel([1, 1, shape[0], shape[1]]).reshape(shape);
-            Param::initialized(ParamId::new(), tensor)
-        };
-        LoraAdapter { a: factor([8, 2]), b: factor([2, 16]), scale: 1.5 }
-    };
+    let adapter = |operands: &mut Operands| operands.adapter([8, 2, 16], [true; 2]);
     check("linear with an adapter", [2, 3, 8], |x: Tensor<3>, operands| {
         let base = tensor::<2>(values([8, 16], 5), &x.device());
         F::linear_lora(x, base, &adapter(operands), Some(operands.vector(16)))
@@ -113,10 +114,7 @@ fn bilinear_operations_equal_flex() {
         F::linear_dora(x, base, &adapter, Some(operands.vector(16)))
     });
     check("linear with an adapter on a quantized base", [2, 3, 8], |x: Tensor<3>, operands| {
-        let base = tensor::<2>(values([8, 16], 5), &x.device());
-        let scheme = x.device().settings().quantization.scheme.with_value(QuantValue::Q8S);
-        let range = compute_range(&scheme, &base, &Calibration::MinMax);
-        let base = base.quantize(&scheme, compute_q_params(&scheme, range));
+        let base = quantized(tensor::<2>(values([8, 16], 5), &x.device()));
         F::linear_lora(x, base, &adapter(operands), Some(operands.vector(16)))
     });
     let options = ConvOptions::new([2], [1], [1], 2);
@@ -167,11 +165,7 @@ fn adapted_linear_layers_equal_flex() {
         let base = |device: &Device| {
             let base = tensor::<2>(values([inputs, columns], 5), device);
             match is_quantized {
-                true => {
-                    let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
-                    let range = compute_range(&scheme, &base, &Calibration::MinMax);
-                    base.quantize(&scheme, compute_q_params(&scheme, range))
-                }
+                true => quantized(base),
                 false => base,
             }
         };

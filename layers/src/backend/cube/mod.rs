@@ -92,6 +92,11 @@ fn may_be_replaced(x: &CubeTensor) -> bool {
     x.can_mut() && bytes > 0 && x.handle.size() <= 2 * bytes.max(SMALL) as u64
 }
 
+/// The tensor to write to: a copy, if others hold it.
+pub(crate) fn writable(tensor: CubeTensor) -> CubeTensor {
+    if tensor.can_mut() { tensor } else { tensor.copy() }
+}
+
 /// The longest vectors, up to `most` elements, in which all tensors can be read along their last axis.
 pub(crate) fn vector_size(tensors: &[&CubeTensor], most: usize) -> usize {
     let longest = |tensor: &&CubeTensor| {

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::backend::cube::{
     self, Output, Pair, address_type, cubes, max_of_vector, max_over_cube, number, sum_of_vector,
-    sum_over_cube, types, units_of_row, vector_size,
+    sum_over_cube, types, units_of_row, vector_size, writable,
 };
 use crate::backend::wide;
 use crate::ops::{MaybeTensor, UpToFour};
@@ -35,8 +35,9 @@ impl AttentionKernels for Cube {
         products: FloatTensor<Self>,
         rows: &ScoreRows<Self>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let mut log_sums = Parts::covering(of_rows(&products.shape()));
-        let all = of_rows(&products.shape()).dims::<4>().map(|len| 0..len);
+        let shape = of_rows(&products.shape());
+        let all = shape.dims::<4>().map(|len| 0..len);
+        let mut log_sums = Parts::covering(shape);
         let weights = Self::attention_weights_among(products, rows, all.each_ref(), &mut log_sums);
         (weights, log_sums.all.expect("written"))
     }
@@ -173,27 +174,22 @@ impl AttentionCube for CubeBackend {
     fn cube_put(tensors: UpToFour<Self>, parts: UpToFour<Self>, starts: [[usize; 4]; 3]) -> UpToFour<Self> {
         let pairs = tensors.into_options().into_iter().zip(parts.into_options()).zip(starts);
         let puts = pairs.filter_map(|((whole, part), start)| {
-            let (mut whole, part) = whole.zip(part)?;
-            if !whole.can_mut() {
-                whole = whole.copy();
-            }
-            Some(cube::Put { whole, part, start })
+            let (whole, part) = whole.zip(part)?;
+            Some(cube::Put { whole: writable(whole), part, start })
         });
         UpToFour::new(cube::put(&puts.collect::<Vec<_>>()).into_iter().map(Some))
     }
 
     fn cube_attention_weights(
         products: FloatTensor<Self>,
-        mut log_sums: FloatTensor<Self>,
+        log_sums: FloatTensor<Self>,
         mask: MaybeMask<Self>,
         bias: MaybeTensor<Self>,
         start: [usize; 4],
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let weights = Output::replacing(&products, 0);
-        if !log_sums.can_mut() {
-            log_sums = log_sums.copy();
-        }
+        let log_sums = writable(log_sums);
         let heads = products.shape()[1];
         let [_, all_heads, all_queries, _] = log_sums.shape().dims();
         let first = (start[0] * all_heads + start[1]) * all_queries + start[2];

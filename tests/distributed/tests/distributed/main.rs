@@ -5,15 +5,16 @@
 //! panic, and without overflow checks would be left out of the sum.
 #![recursion_limit = "256"]
 use burn::backend::distributed::{DistributedConfig, ReduceOperation};
-use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::LinearConfig;
 use burn::optim::{AdamConfig, GradientsParams};
-use burn::tensor::{DType, Device, Int, Tensor, TensorData, distributed::DistributedContext};
+use burn::tensor::{DType, Device, Tensor, TensorData, distributed::DistributedContext};
 use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::nn;
 use burn_memsave::optim::step_in_backward;
 use burn_memsave_distributed::{devices, reductions};
-use burn_memsave_paper::text::llama::{LanguageModel, Size, memsave::Llama};
+use burn_memsave_paper::text::llama::{LanguageModel, memsave::Llama};
+use model::{ADAPTER_FACTORS, language_model, tokens};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
@@ -22,6 +23,8 @@ use table::closeness::Closeness;
 use table::run::{Layer, Named, Setting, outcome, parameter_gradients};
 use table::{Check, Row, Visitor};
 
+#[path = "../../../remote/model.rs"]
+mod model;
 #[path = "../../../table/mod.rs"]
 mod table;
 
@@ -171,36 +174,6 @@ fn differences<'a>(
     lengths.into_iter().chain(each)
 }
 
-/// Two factors of seven matrices in two blocks.
-const ADAPTER_FACTORS: usize = 2 * 7 * 2;
-
-/// A frozen language model with adapters, none of whose gradients is 0.
-fn language_model(device: &Device) -> Llama {
-    device.seed(5);
-    let size = Size { vocabulary: 31, width: 16, heads: 2, hidden: 24, blocks: 2, length: 8 };
-    let group = ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a regular expression");
-    struct Shift;
-    impl ModuleMapper for Shift {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            match param.is_require_grad() {
-                true => param.map(|value| (value.inner() + 0.05).autodiff().require_grad()),
-                false => param,
-            }
-        }
-    }
-    Llama::new(&size, device).apply_lora(Lora::new(2, 4.0).set_param_group(group)).map(&mut Shift)
-}
-
-/// Passages of a batch, of tokens that depend on the step.
-fn tokens(step: usize, passages: std::ops::Range<usize>, device: &Device) -> [Tensor<2, Int>; 2] {
-    let count = passages.len();
-    [step, step + 3].map(|first| {
-        let at = passages.start * 8..passages.end * 8;
-        let tokens: Vec<i64> = at.map(|at| ((first + at * 7 + at / 8) % 31) as i64).collect();
-        Tensor::<1, Int>::from_data(tokens.as_slice(), device).reshape([count, 8])
-    })
-}
-
 /// Adapters in twenty steps of Adam: the gradients of each device are those of the whole batch on one device, and what is frozen
 /// is not reduced.
 #[test]
@@ -213,7 +186,8 @@ fn adapters_train_as_on_one_device() {
         let mut optimizer = AdamConfig::new().init();
         let mut all = vec![];
         for step in 0..20 {
-            let [input, next] = tokens(step, passages.clone(), device);
+            let (input, next) = tokens(step, 4, device);
+            let [input, next] = [input, next].map(|tokens| tokens.slice(passages.clone()));
             let gradients = model.loss(input, next).backward();
             if !is_one {
                 together.wait();
