@@ -6,33 +6,36 @@
 #   tests/gpu.sh build cuda prebuilt         builds only, with fusion and without; the folder can travel
 #   tests/gpu.sh run cuda results prebuilt   runs what was built, on a machine without Rust
 #
-# On a machine without a GPU, in software and small:
+# For CUDA, CubeCL's build downloads LLVM from GitHub, and its kernels are compiled where they run with the help of a CUDA toolkit
+# (`CUDA_PATH`, or /usr/local/cuda). On a machine without a GPU, in software and small:
 #   GPU_SH_SMALL=1 tests/gpu.sh all wgpu results
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 usage() {
-    sed -n '5,10p' "$0" | cut -c3- >&2
+    sed -n '5,11p' "$0" | cut -c3- >&2
     exit 2
 }
 [ $# -ge 3 ] || usage
 command=$1 runtime=$2 folder=$3
 case $runtime in wgpu | cuda) ;; *) usage ;; esac
+# Of the compiled backends, the one that the benches take.
+export BURN_DEVICE=$runtime
 
 # Prints the executable that cargo made of a target.
 built() {
-    cargo "$@" --no-run --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1
+    cargo "$@" --message-format=json | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1
 }
 
 build() {
     mkdir -p "$1"
     for variant in "" ",fusion"; do
         local features="flex,rayon,simd,$runtime$variant" suffix="${variant/,/-}"
-        cp "$(built test --release --no-default-features --features "$features" --test wgpu)" "$1/tests$suffix"
-        cp "$(built bench --no-default-features --features "$runtime$variant" --bench devices)" "$1/devices$suffix"
+        cp "$(built test --no-run --release --no-default-features --features "$features" --test wgpu)" "$1/tests$suffix"
+        cp "$(built bench --no-run --no-default-features --features "$features" --bench devices)" "$1/devices$suffix"
+        [ -n "$variant" ] ||
+            cp "$(built build --release --no-default-features --features "$features" --example growth)" "$1/growth"
     done
-    cargo build --release --no-default-features --features "$runtime" --example growth
-    cp "$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/release/examples/growth" "$1/growth"
 }
 
 card() {

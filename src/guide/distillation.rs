@@ -35,7 +35,7 @@
 //! let loss = |x: Tensor<2>| {
 //!     let tokens = Tensor::<2>::ones([ROWS, 32], &device);
 //!     let teacher = Teacher { x: teacher[0].forward(tokens), weight: teacher[1].weight.val(), bias: None };
-//!     let options = DistillationOptions { temperature: 2.0, chunk_bytes: 1 << 20, ..Default::default() };
+//!     let options = DistillationOptions { temperature: 2.0, chunk_bytes: Some(1 << 20), ..Default::default() };
 //!     F::linear_kl_div(x, student.weight.val(), None, teacher, KlDirection::Forward, options)
 //! };
 //! // The hidden states of the student, which come from its other layers.

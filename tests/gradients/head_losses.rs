@@ -103,7 +103,7 @@ fn ours(
         temperature: case.temperature,
         factors,
         hard_labels: case.hard.map(|weight| HardLabels { targets, weight }),
-        chunk_bytes: case.chunk_bytes,
+        chunk_bytes: Some(case.chunk_bytes),
     };
     match case.kind {
         Kind::Kl(direction) => F::linear_kl_div(x, weight, bias, teacher, direction, options),
@@ -247,7 +247,7 @@ fn log_probs(t: &Operands, chunk_bytes: usize, masked: bool) -> Tensor<1> {
     let (x, weight, bias) = student(t);
     let ([rows, _], [_, classes]) = (x.dims(), weight.dims());
     let mask = masked.then(|| mask(rows, t.device()));
-    let options = F::LinearLogProbOptions { mask, chunk_bytes };
+    let options = F::LinearLogProbOptions { mask, chunk_bytes: Some(chunk_bytes) };
     F::linear_log_prob(x, weight, bias, labels([rows], classes, t.device()), options)
 }
 
@@ -364,7 +364,7 @@ fn rows_that_do_not_count_are_not_read() {
             let (mask, weights) = (mask(rows, &device), weights(&x));
             let targets = labels([rows], classes, &device);
             let targets = if spoils { targets.mask_fill(mask.clone().bool_not(), -100) } else { targets };
-            let options = F::LinearLogProbOptions { mask: Some(mask), chunk_bytes: 200 };
+            let options = F::LinearLogProbOptions { mask: Some(mask), chunk_bytes: Some(200) };
             (F::linear_log_prob(x, weight, bias, targets, options) * weights).sum()
         }
     };
@@ -454,7 +454,7 @@ mod half {
         }
         let ours = |(x, weight, bias): (Tensor<2>, Tensor<2>, Option<Tensor<1>>), _: [DType; 2]| {
             let targets = labels([x.dims()[0]], weight.dims()[1], &x.device());
-            let options = F::LinearLogProbOptions { chunk_bytes: 4000, ..Default::default() };
+            let options = F::LinearLogProbOptions { chunk_bytes: Some(4000), ..Default::default() };
             let logs = F::linear_log_prob(x, weight, bias, targets, options);
             assert_eq!(logs.dtype(), DType::F32);
             weighted(logs)

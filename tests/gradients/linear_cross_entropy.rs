@@ -35,8 +35,12 @@ fn ours(t: &Operands, config: &ours::CrossEntropyLossConfig, chunk_bytes: usize)
         let weights = weights.gather(0, targets.clone());
         weights.ones_like() / weights.sum()
     });
-    let options =
-        F::LinearCrossEntropyOptions { factors, class_weights, smoothing: config.smoothing, chunk_bytes };
+    let options = F::LinearCrossEntropyOptions {
+        factors,
+        class_weights,
+        smoothing: config.smoothing,
+        chunk_bytes: Some(chunk_bytes),
+    };
     F::linear_cross_entropy(x, weight, t.maybe(2), targets, options)
 }
 
@@ -137,7 +141,7 @@ fn module_equals_its_parts() {
                 .with_pad_tokens(pads.clone())
                 .with_weights(weights.clone())
                 .with_smoothing(smoothing)
-                .with_chunk_bytes(80);
+                .with_chunk_bytes(Some(80));
             for (backend, frozen) in Backend::ALL.into_iter().flat_map(|b| [(b, false), (b, true)]) {
                 let device = &backend.device().autodiff();
                 let fused = results(frozen, device, |head, x, t| fused.init(device).forward(head, x, t));
@@ -257,7 +261,7 @@ mod half {
             let options = F::LinearCrossEntropyOptions {
                 factors,
                 smoothing: case.smoothing,
-                chunk_bytes: 1000,
+                chunk_bytes: Some(1000),
                 ..Default::default()
             };
             F::linear_cross_entropy(x, weight, Some(bias), targets, options)
@@ -342,7 +346,7 @@ mod half {
             let options = F::LinearCrossEntropyOptions {
                 factors: Some(row(1e-2, rows)),
                 class_weights: Some(row(100.0, 2)),
-                chunk_bytes: 1,
+                chunk_bytes: Some(1),
                 ..Default::default()
             };
             let targets = Tensor::<1, Int>::zeros([rows], device);
@@ -370,7 +374,7 @@ mod half {
             let weight = Tensor::<2>::zeros([1, 2], (device, dtype)).require_grad();
             let bias = Tensor::<1>::zeros([2], (device, dtype)).require_grad();
             let targets = Tensor::<1, Int>::zeros([2048], device);
-            let options = F::LinearCrossEntropyOptions { chunk_bytes: 4, ..Default::default() };
+            let options = F::LinearCrossEntropyOptions { chunk_bytes: Some(4), ..Default::default() };
             let loss = F::linear_cross_entropy(x, weight.clone(), Some(bias.clone()), targets, options);
             let gradients = loss.backward();
             for gradient in [weight.grad(&gradients).map(|g| g.reshape([2])), bias.grad(&gradients)] {
@@ -428,7 +432,7 @@ fn padding_is_not_read() {
             let loss = match fused {
                 true => {
                     let config = ours::FusedLinearCrossEntropyConfig::new();
-                    let config = config.with_pad_tokens(Some(vec![0])).with_chunk_bytes(40);
+                    let config = config.with_pad_tokens(Some(vec![0])).with_chunk_bytes(Some(40));
                     config.init(device).forward(&head, x.clone(), targets.clone())
                 }
                 false => {

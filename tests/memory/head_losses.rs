@@ -78,7 +78,7 @@ fn divergences_keep_gradients_and_never_all_logits() {
             weight: head.clone(),
             bias: None,
         };
-        let options = || DistillationOptions { chunk_bytes: CHUNK, ..Default::default() };
+        let options = || DistillationOptions { chunk_bytes: Some(CHUNK), ..Default::default() };
         let expected = |rows: usize| {
             let (x, dlogits) = (rows * D_INPUT * size, rows * CLASSES * size);
             match (trainable, rows < D_INPUT, dtype) {
@@ -117,7 +117,7 @@ fn log_probabilities_keep_two_numbers_per_row() {
         let Case { rows, dtype, .. } = case;
         let weight = case.weight(device);
         let targets = Tensor::<1, Int>::ones([rows], device);
-        let options = || LinearLogProbOptions { chunk_bytes: CHUNK, ..Default::default() };
+        let options = || LinearLogProbOptions { chunk_bytes: Some(CHUNK), ..Default::default() };
         // x, and `log(sum(exp(logits)))`; the targets are the caller's, as is the weight.
         let expected = |rows: usize| rows * D_INPUT * dtype.size() + rows * 4;
         let peak = case.measure(device, expected, |x| {

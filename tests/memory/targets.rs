@@ -141,7 +141,8 @@ fn losses_meet_their_targets() {
 
     // The gradients: 1 MiB of x, 31.25 of the weight. Logits: 4 MiB at a time of 62.5.
     let head = memsave::LinearConfig::new(256, 32_000).with_bias(false).init(&device());
-    let loss = memsave::loss::FusedLinearCrossEntropyConfig::new().with_chunk_bytes(4 << 20).init(&device());
+    let loss =
+        memsave::loss::FusedLinearCrossEntropyConfig::new().with_chunk_bytes(Some(4 << 20)).init(&device());
     let fused = |x: Tensor<2>, head: &memsave::Linear| {
         let targets = Tensor::<1, Int>::ones([x.dims()[0]], &x.device());
         loss.forward(head, x, targets)
@@ -159,7 +160,7 @@ fn losses_meet_their_targets() {
 fn heads_of_half_precision_need_no_more_than_stock() {
     let _alone = alone();
     let device = &device();
-    let config = memsave::loss::FusedLinearCrossEntropyConfig::new().with_chunk_bytes(1 << 20);
+    let config = memsave::loss::FusedLinearCrossEntropyConfig::new().with_chunk_bytes(Some(1 << 20));
     let (fused, stock) = (config.init(device), CrossEntropyLossConfig::new().init(device));
     for dtype in [DType::F16, DType::BF16] {
         for (rows, case) in [(512, Case::Trainable), (512, Case::Frozen), (128, Case::Trainable)] {

@@ -49,6 +49,9 @@ fn gpu() -> Device {
     SERVER.get_or_init(|| serve(RemoteServer::new([Device::flex()]))).clone()
 }
 
+/// How far results of matrix products may differ.
+const OF_PRODUCTS: f32 = 1e-4;
+
 /// Nothing here measures or seeds what others use.
 fn among_others() -> impl Sized {
     thread::current()

@@ -1,6 +1,6 @@
 //! Weights that are sent to the device when they are used, and those that stay there.
-use crate::operations::check;
-use crate::{alone, assert_close, gpu, tensor, values};
+use crate::operations::check_products;
+use crate::{alone, assert_products_close, gpu, tensor, values};
 use burn::module::{Lora, Module, ModuleMapper, Param, ParamGroup};
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_memsave::lazy::{LazyCache, LazyLoad, LazyOptions, WeightFile};
@@ -24,15 +24,17 @@ fn lazy<M: Module>(module: M, file: &WeightFile) -> M {
 fn lazy_weights_equal_flex() {
     let linear = |device: &Device| LinearConfig::new(6, 5).init(device);
     let (_directory, file) = saved(linear(&Device::flex()));
-    check("lazy linear", [2, 3, 6], |x: Tensor<3>, _| lazy(linear(&x.device()), &file).forward(x));
+    check_products("lazy linear", [2, 3, 6], |x: Tensor<3>, _| lazy(linear(&x.device()), &file).forward(x));
 
     let conv = |device: &Device| Conv2dConfig::new([2, 4], [3, 3]).init(device);
     let (_directory, file) = saved(conv(&Device::flex()));
-    check("lazy convolution", [1, 2, 5, 5], |x: Tensor<4>, _| lazy(conv(&x.device()), &file).forward(x));
+    check_products("lazy convolution", [1, 2, 5, 5], |x: Tensor<4>, _| {
+        lazy(conv(&x.device()), &file).forward(x)
+    });
 
     let embedding = |device: &Device| EmbeddingConfig::new(9, 4).init(device);
     let (_directory, file) = saved(embedding(&Device::flex()));
-    check("lazy embedding, tied to the head", [1, 3, 4], |x: Tensor<3>, _| {
+    check_products("lazy embedding, tied to the head", [1, 3, 4], |x: Tensor<3>, _| {
         let lazy = lazy(embedding(&x.device()), &file);
         let rows = lazy.forward(Tensor::from_ints([[0, 8, 8]], &x.device()));
         lazy.logits(rows + x)
@@ -134,7 +136,7 @@ fn adapters_of_a_model_beyond_the_device_budget() {
         let (stack, cache) = lazy_stack(&file, &device, budget);
         for _ in 0..2 {
             for (at, (wgpu, flex)) in stack.run(&device).iter().zip(&expected).enumerate() {
-                assert_close(&format!("budget {budget}: result {at}"), wgpu, flex);
+                assert_products_close(&format!("budget {budget}: result {at}"), wgpu, flex);
             }
             assert_eq!(cache.device_bytes(), stays * BYTES);
         }

@@ -1,5 +1,5 @@
 //! Steps of optimizers on the device, beside those on Flex.
-use crate::{among_others, gpu, values};
+use crate::{ON_CUDA, among_others, gpu, values};
 use burn::module::Param;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -30,11 +30,11 @@ fn trained(
     parameter.val().into_data()
 }
 
-/// Where a moment is between two codes, devices may differ: few elements, by less than the steps of two codes.
-fn assert_steps_are_close(what: &str, found: &TensorData, expected: &TensorData) {
+/// Where a moment is between two codes, devices may differ: one element in so many, by less than the steps of two codes.
+fn assert_steps_are_close(one_in: usize, what: &str, found: &TensorData, expected: &TensorData) {
     let pairs = found.iter::<f32>().zip(expected.iter::<f32>());
     let far: Vec<f32> = pairs.map(|(a, b)| (a - b).abs()).filter(|error| *error > 1e-5).collect();
-    assert!(far.len() * 100 <= found.num_elements(), "{what}: {} of {}", far.len(), found.num_elements());
+    assert!(far.len() * one_in <= found.num_elements(), "{what}: {} of {}", far.len(), found.num_elements());
     assert!(far.iter().all(|&error| f64::from(error) < LR), "{what}: {far:?}");
 }
 
@@ -47,7 +47,7 @@ fn adamw() {
             let config = config.with_cautious_weight_decay(cautious);
             let trained = |device: &Device| trained(&|| config.init(), device, shape, DType::F32, 4);
             let what = format!("{shape:?}, {config:?}");
-            assert_steps_are_close(&what, &trained(&gpu()), &trained(&Device::flex()));
+            assert_steps_are_close(100, &what, &trained(&gpu()), &trained(&Device::flex()));
         }
     }
 }
@@ -58,7 +58,9 @@ fn muon() {
     for shape in [[64, 72], [67, 131]] {
         let init = || Muon8bitConfig::new().with_min_8bit_size(0).init();
         let trained = |device: &Device| trained(&init, device, shape, DType::F32, 3);
-        assert_steps_are_close(&format!("{shape:?}"), &trained(&gpu()), &trained(&Device::flex()));
+        // Products of products make a direction.
+        let one_in = if ON_CUDA { 10 } else { 100 };
+        assert_steps_are_close(one_in, &format!("{shape:?}"), &trained(&gpu()), &trained(&Device::flex()));
     }
 }
 

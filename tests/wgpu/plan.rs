@@ -1,5 +1,5 @@
 //! Plans within a budget of a device's memory.
-use crate::{alone, gpu, tensor, values};
+use crate::{alone, gpu, same_bytes, tensor, values};
 use burn::backend::DispatchDevice;
 use burn::cubecl::MemoryScope;
 use burn::module::Module;
@@ -13,6 +13,11 @@ use burn_memsave::plan::{
 };
 
 const WIDTH: usize = 128;
+
+/// The bytes of two runs of a step.
+fn counted_alike((a, b): (Option<u64>, Option<u64>)) -> bool {
+    a.zip(b).is_some_and(|(a, b)| same_bytes(a, b))
+}
 
 #[allow(clippy::ptr_arg, reason = "a vector is a module, a slice is none")]
 fn loss(model: &Vec<Vec<Linear>>, x: Tensor<2>) -> Tensor<1> {
@@ -55,8 +60,12 @@ fn dry_runs_count_what_steps_take() {
     };
     step(); // what is tuned is tuned
     let expected = step();
-    assert_eq!(dry_run(&device, step).unwrap(), expected);
-    assert_eq!(step(), expected); // kernels are launched again
+    // Kernels are launched again afterwards.
+    for (kept, peak, gradients, launches) in [dry_run(&device, step).unwrap(), step()] {
+        let bytes = [(kept, expected.0), (peak, expected.1)];
+        assert!(bytes.into_iter().all(counted_alike), "{bytes:?}");
+        assert_eq!((gradients, launches), (expected.2, expected.3));
+    }
 }
 
 /// What is said before anything is there is what is measured afterwards.
@@ -79,7 +88,8 @@ fn steps_are_estimated() {
     device.sync().expect("the device works");
     let parameters = bytes_in_use(&device).expect("a device counts") - before - x.bytes();
     let step = measure_step(&model, x.copy(), loss);
-    assert_eq!((Some(estimated.kept), Some(estimated.peak)), (step.kept, step.peak));
+    let bytes = [(Some(estimated.kept), step.kept), (Some(estimated.peak), step.peak)];
+    assert!(bytes.into_iter().all(counted_alike), "{bytes:?}");
     assert_eq!(estimated.training.gradients, step.gradients);
     assert_eq!(estimated.training.optimizer, 2 * step.gradients);
     assert_eq!(estimated.training.parameters, step.gradients + (4 * WIDTH * (WIDTH + 1)) as u64);
@@ -151,7 +161,8 @@ fn segments_run_dry() {
     }
     let expected = step();
     for _ in 0..3 {
-        assert_eq!(dry_run(&device, step).unwrap(), expected);
+        let peaks = (dry_run(&device, step).unwrap(), expected);
+        assert!(counted_alike(peaks), "{peaks:?}");
     }
 }
 

@@ -4,7 +4,7 @@ use crate::table::{
     closeness::Closeness,
     run::{Layer, Named, Setting, outcome, parameter_gradients},
 };
-use crate::{among_others, gpu};
+use crate::{OF_PRODUCTS, among_others, gpu};
 use burn::module::Module;
 use burn::tensor::{DType, Device};
 use std::fmt::Display;
@@ -53,7 +53,9 @@ fn differences(wgpu: Vec<Named>, flex: Vec<Named>) -> impl Iterator<Item = Strin
     lengths.into_iter().chain(wgpu.into_iter().zip(flex).filter_map(|((what, wgpu), (_, flex))| {
         let difference = match (wgpu, flex) {
             (None, None) => return None,
-            (Some(wgpu), Some(flex)) => Closeness::Relative(1e-4).compare(&wgpu, &flex, None).err()?,
+            (Some(wgpu), Some(flex)) => {
+                Closeness::Relative(OF_PRODUCTS.into()).compare(&wgpu, &flex, None).err()?
+            }
             (Some(_), None) => "is there".into(),
             (None, Some(_)) => "is missing".into(),
         };

@@ -143,6 +143,16 @@ pub trait Scaling: Backend {
 }
 composing_backends!(Scaling);
 
+/// How much a device does at a time.
+pub trait Multiprocessors: Backend {
+    /// How many multiprocessors work on one matrix product, each on a tile of its result; `None` where the runtime does not say, as
+    /// on wgpu, and on CPUs.
+    fn multiprocessors(_device: &Self::Device) -> Option<usize> {
+        None
+    }
+}
+composing_backends!(Multiprocessors);
+
 /// The type that sums are made in: f32 for the half precisions.
 pub(crate) fn wide(dtype: DType) -> DType {
     match dtype {

@@ -68,7 +68,7 @@ pub(crate) fn class_weights<const D: usize>(
 }
 
 /// Options of [`linear_cross_entropy`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct LinearCrossEntropyOptions {
     /// How much the loss of each row counts, `[rows]`; in f32 if `x` is of half precision, since factors may be small. A row with
     /// factor 0 counts nothing, whatever it holds. Default: `1 / rows`, so that the result is the mean.
@@ -78,17 +78,9 @@ pub struct LinearCrossEntropyOptions {
     /// Label smoothing. Default: none.
     pub smoothing: Option<f32>,
     /// How many bytes of logits exist at a time; at least one row, for a tracked weight of half precision 64 classes of all
-    /// rows, and for a tracked weight and fewer rows than features all. Default: 16 MiB.
-    pub chunk_bytes: usize,
-}
-
-/// How many bytes of logits exist at a time.
-pub(crate) const CHUNK_BYTES: usize = 16 << 20;
-
-impl Default for LinearCrossEntropyOptions {
-    fn default() -> Self {
-        Self { factors: None, class_weights: None, smoothing: None, chunk_bytes: CHUNK_BYTES }
-    }
+    /// rows, and for a tracked weight and fewer rows than features all. Default: 16 MiB, or more where a device needs more rows to
+    /// be busy: on an H200, 8 MiB for every 1000 classes and 512 features, or 4 for 1024.
+    pub chunk_bytes: Option<usize>,
 }
 
 /// `sum(factors * cross_entropy(x weight + bias, targets))`, the [cross entropy](cross_entropy) of a dense layer, whose
@@ -202,13 +194,13 @@ pub struct DistillationOptions {
     /// temperature. Default: none.
     pub hard_labels: Option<HardLabels>,
     /// How many bytes of logits of student and teacher together exist at a time; at least one row, and for a tracked weight of
-    /// half precision 64 classes of all rows. Default: 16 MiB.
-    pub chunk_bytes: usize,
+    /// half precision 64 classes of all rows. Default: as that of [`LinearCrossEntropyOptions`].
+    pub chunk_bytes: Option<usize>,
 }
 
 impl Default for DistillationOptions {
     fn default() -> Self {
-        Self { temperature: 1.0, factors: None, hard_labels: None, chunk_bytes: CHUNK_BYTES }
+        Self { temperature: 1.0, factors: None, hard_labels: None, chunk_bytes: None }
     }
 }
 
@@ -363,19 +355,13 @@ fn distillation(
 }
 
 /// Options of [`linear_log_prob`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct LinearLogProbOptions {
     /// Which rows count, `[rows]`. The result of a row that does not is 0, whatever the row and its target hold. Default: all.
     pub mask: Option<Tensor<1, Bool>>,
     /// How many bytes of logits exist at a time; at least one row, and in the backward pass for a tracked weight of half precision
-    /// 64 classes of all rows. Default: 16 MiB.
-    pub chunk_bytes: usize,
-}
-
-impl Default for LinearLogProbOptions {
-    fn default() -> Self {
-        Self { mask: None, chunk_bytes: CHUNK_BYTES }
-    }
+    /// 64 classes of all rows. Default: as that of [`LinearCrossEntropyOptions`].
+    pub chunk_bytes: Option<usize>,
 }
 
 /// The logarithm of the probability that a dense layer gives to the target of every row, `log(softmax(x weight + bias))[target]`;

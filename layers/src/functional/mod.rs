@@ -65,5 +65,5 @@ pub use softmax::{log_softmax, quiet_softmax, softmax, softmin};
 
 pub(crate) use attention::weighted;
 pub(crate) use lora::{adapted_rows, column_norms};
-pub(crate) use loss::{CHUNK_BYTES, class_weights, element_loss, element_loss_sum};
+pub(crate) use loss::{class_weights, element_loss, element_loss_sum};
 pub(crate) use pool::interpolate1d;

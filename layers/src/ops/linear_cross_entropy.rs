@@ -24,7 +24,7 @@ pub struct LinearCrossEntropy {
     pub smoothing: Option<f32>,
     /// How many bytes of logits exist at a time; at least one row, for a tracked weight of half precision 64 classes of all
     /// rows, and all if their gradient is kept.
-    pub chunk_bytes: usize,
+    pub chunk_bytes: Option<usize>,
 }
 
 extension! {

@@ -40,7 +40,7 @@ extension! {
             #[extension_type] bias: MaybeTensor<Self>,
             targets: IntTensor<Self>,
             #[extension_type] padding: MaybeMask<Self>,
-            chunk_bytes: usize,
+            chunk_bytes: Option<usize>,
         ) -> FloatTensor<Self> {
             let padding = match padding {
                 MaybeMask::Some(padding) => Some(padding),
@@ -58,12 +58,12 @@ pub(crate) struct LinearLogProb<B: Backend> {
     labels: Labels<B>,
     /// The rows that do not count, `[rows, 1]`.
     padding: Option<BoolTensor<B>>,
-    chunk_bytes: usize,
+    chunk_bytes: Option<usize>,
 }
 
 impl<B: HeadLossKernels> LinearLogProb<B> {
     /// `padding`: `[rows]`.
-    fn new(targets: IntTensor<B>, padding: Option<BoolTensor<B>>, chunk_bytes: usize) -> Self {
+    fn new(targets: IntTensor<B>, padding: Option<BoolTensor<B>>, chunk_bytes: Option<usize>) -> Self {
         let shape = Shape::new([targets.shape().num_elements(), 1]);
         let padding = padding.map(|padding| B::bool_reshape(padding, shape));
         Self { labels: Labels::new(targets, None, None), padding, chunk_bytes }

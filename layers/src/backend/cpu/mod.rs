@@ -198,6 +198,8 @@ impl<B: CpuBackend> super::ChannelSums for B {
     }
 }
 
+impl<B: CpuBackend> super::Multiprocessors for B {}
+
 impl<B: CpuBackend> super::Scaling for B {
     fn scale(x: FloatTensor<B>, factor: FloatTensor<B>, by: f64) -> FloatTensor<B> {
         let mut x = B::contiguous(x);

@@ -17,6 +17,7 @@ mod axis_map;
 pub(crate) mod channels;
 mod mask;
 mod math;
+mod multiprocessors;
 mod order;
 mod put;
 pub(crate) mod random;
@@ -49,9 +50,9 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// In the place of the input, which has this number, if nobody else holds it.
+    /// In the place of the input, which has this number, if nobody else holds it and its axes lie in memory in their order.
     pub fn replacing(x: &CubeTensor, input: usize) -> Self {
-        match x.is_contiguous() && may_be_replaced(x) {
+        match may_be_replaced(x) && lies_in_order(x) {
             true => Self { tensor: x.clone(), replaces: Some(input) },
             false => Self { tensor: empty(x, x.shape(), x.dtype), replaces: None },
         }
@@ -90,6 +91,13 @@ fn may_be_replaced(x: &CubeTensor) -> bool {
     const SMALL: usize = 1 << 10;
     let bytes = x.meta.num_elements() * x.dtype.size();
     x.can_mut() && bytes > 0 && x.handle.size() <= 2 * bytes.max(SMALL) as u64
+}
+
+/// Whether the elements lie in memory in their order. There may be gaps between rows: on CUDA, Burn lets each begin at a multiple of
+/// 256 bytes.
+fn lies_in_order(x: &CubeTensor) -> bool {
+    let axes = x.meta.shape().iter().zip(x.meta.strides().iter()).filter(|(len, _)| **len > 1);
+    x.is_contiguous() || (x.is_nonoverlapping() && axes.map(|(_, stride)| *stride).is_sorted_by(|a, b| a > b))
 }
 
 /// The tensor to write to: a copy, if others hold it.

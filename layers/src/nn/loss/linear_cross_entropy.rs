@@ -3,7 +3,7 @@ use super::{CrossEntropyLoss, CrossEntropyLossConfig};
 use crate::functional::guard::{
     Fit, Misfit, is_quantized, is_tracked, report_misfit, require, require_bias, require_floats,
 };
-use crate::functional::{CHUNK_BYTES, LinearCrossEntropyOptions, linear, linear_cross_entropy};
+use crate::functional::{LinearCrossEntropyOptions, linear, linear_cross_entropy};
 use crate::nn::Linear;
 use burn::config::Config;
 use burn::module::Module;
@@ -19,9 +19,9 @@ pub struct FusedLinearCrossEntropyConfig {
     /// Label smoothing: labels `y` of 0 and 1 become `y (1 - a) + a / nr_classes`.
     pub smoothing: Option<f32>,
     /// How many bytes of logits exist at a time; at least one row, for a trainable head of half precision 64 classes of all
-    /// rows, and for a trainable head and fewer rows than features all. Default: 16 MiB
-    #[config(default = "CHUNK_BYTES")]
-    pub chunk_bytes: usize,
+    /// rows, and for a trainable head and fewer rows than features all. Default: 16 MiB, or more where a device needs more
+    /// rows to be busy
+    pub chunk_bytes: Option<usize>,
 }
 
 /// A dense layer, the head of a network, and the [cross entropy](CrossEntropyLoss) of its outputs, in one: the logits are made
@@ -56,8 +56,8 @@ pub struct FusedLinearCrossEntropy {
     pub weights: Option<Tensor<1>>,
     /// Label smoothing factor.
     pub smoothing: Option<f32>,
-    /// How many bytes of logits exist at a time.
-    pub chunk_bytes: usize,
+    /// How many bytes of logits exist at a time; see [`FusedLinearCrossEntropyConfig`].
+    pub chunk_bytes: Option<usize>,
 }
 
 impl FusedLinearCrossEntropyConfig {

@@ -40,7 +40,8 @@ impl<B: AttentionKernels> Operands<B> {
     }
 
     fn chunks(&self) -> Vec<Chunk> {
-        self.sizes().chunks(&self.scores, B::CHUNK, B::CAUSAL_PARTS)
+        let elements = B::chunk(&self.query.device(), self.key.shape()[2]);
+        self.sizes().chunks(&self.scores, elements, B::CAUSAL_PARTS)
     }
 
     /// The queries of a chunk, by group, and its keys.

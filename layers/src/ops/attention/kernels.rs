@@ -1,6 +1,6 @@
 //! The kernels of attention: from rows of products to rows of weights, and from gradients of weights to gradients of products.
 use super::sums::{Parts, Put};
-use crate::backend::{Masks, Placeholders, composing_backends, widen};
+use crate::backend::{Masks, Multiprocessors, Placeholders, composing_backends, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -64,15 +64,24 @@ pub struct ScoreGrads<B: Backend> {
     pub bias: Option<FloatTensor<B>>,
 }
 
+/// The rows of weights per multiprocessor in a chunk. On an H200, a step of 8 heads of 64 and 16,384 tokens takes 2.4 of Burn's time
+/// with 8 rows, 0.9 with 32, 0.7 with 64 and 0.6 with 128, with 0.01, 0.02, 0.04 and 0.07 of its memory.
+const ROWS: usize = 64;
+
 /// The kernels; the default bodies compose Burn's operations.
-pub trait AttentionKernels: Masks + Placeholders {
+pub trait AttentionKernels: Masks + Multiprocessors + Placeholders {
     /// Whether matrix products that are summed over chunks are made in f32, too: where they cancel out, their rounding errors
     /// remain. A device has units for products of half precision, and fewer chunks.
     const WIDE_PRODUCTS: bool = false;
 
-    /// How many weights a chunk has. On every device the same, 64 MiB in f32: runtimes do not say how much memory there is, and more
-    /// would raise the peak, less the number of launches.
-    const CHUNK: usize = 1 << 24; // launching kernels takes longer than on a CPU
+    /// How many weights a chunk has at least: 64 MiB of f32. More would raise the peak, less the number of launches, which take longer
+    /// than on a CPU.
+    const CHUNK: usize = 1 << 24;
+
+    /// How many weights a chunk has: [`CHUNK`](Self::CHUNK), or rows of so many keys for every multiprocessor.
+    fn chunk(device: &Self::Device, keys: usize) -> usize {
+        Self::multiprocessors(device).map_or(Self::CHUNK, |count| Self::CHUNK.max(count * ROWS * keys))
+    }
 
     /// In how many parts the queries of a causal attention are at least, so that keys that no query of a part sees are left out.
     const CAUSAL_PARTS: usize = 2; // likewise

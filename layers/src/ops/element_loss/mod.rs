@@ -15,7 +15,7 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{Scaling, composing_backends, widen};
+use crate::backend::{Scaling, composing_backends, wide, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -293,18 +293,17 @@ pub trait ElementLossKernels: Scaling {
         factor: Factor<Self>,
     ) -> FloatTensor<Self> {
         let dtype = x.dtype();
+        // Composed, so that fusion joins it with the slope, which nothing but computations may follow.
+        let Factor { tensor: factor, by } = factor;
+        let ones = Shape::from(vec![1; x.rank()]);
+        let factor = factor.map(|factor| Self::float_reshape(factor, ones));
         // Half precision may have the range and the digits only for the product.
         let slope = slope::<Self>(widen::<Self>(x), targets.map(widen::<Self>), f, argument);
         let product = match factor {
-            // Composed, so that fusion joins it with the slope.
-            Factor { tensor: Some(factor), by } => {
-                let factor = Self::float_reshape(factor, Shape::from(vec![1; slope.rank()]));
-                let factor = Self::float_cast(factor, slope.dtype().into());
-                Self::float_mul(slope, Self::float_mul_scalar(factor, by.into()))
-            }
-            Factor { tensor: None, by: 1.0 } => slope,
-            Factor { tensor: None, by } => Self::float_mul_scalar(slope, by.into()),
+            Some(factor) => Self::float_mul(slope, Self::float_cast(factor, wide(dtype).into())),
+            None => slope,
         };
+        let product = if by == 1.0 { product } else { Self::float_mul_scalar(product, by.into()) };
         Self::float_cast(product, dtype.into())
     }
 

@@ -41,7 +41,8 @@ pub(crate) struct Loss<B: Backend, L> {
     pub(crate) factors: FloatTensor<B>,
     /// The rows with a factor of 0, `[rows, 1]`, if there may be any.
     pub(crate) padding: Option<BoolTensor<B>>,
-    pub(crate) chunk_bytes: usize,
+    /// How many bytes of logits exist at a time; `None`: as many as suit the device.
+    pub(crate) chunk_bytes: Option<usize>,
 }
 
 /// The logits of some rows, and what their gradient is made of.
@@ -94,7 +95,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Loss<B, L> {
         factors: Option<FloatTensor<B>>,
         rows: usize,
         (device, dtype): (&B::Device, DType),
-        chunk_bytes: usize,
+        chunk_bytes: Option<usize>,
     ) -> Self {
         let (shape, dtype) = (Shape::new([rows, 1]), wide(dtype).into());
         let Some(factors) = factors else {
@@ -123,7 +124,9 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Loss<B, L> {
         let of_row = L::LOGITS * classes;
         // If there is padding, rows of `x` are copied, too.
         let widest = if self.padding.is_some() { d_input.max(of_row) } else { of_row };
-        for chunk in chunks(rows, widest * x.dtype().size(), self.chunk_bytes) {
+        let bytes = widest * x.dtype().size();
+        let chunk_bytes = self.chunk_bytes.unwrap_or_else(|| B::chunk_bytes(&x.device(), d_input, bytes));
+        for chunk in chunks(rows, bytes, chunk_bytes) {
             let factors = rows_of::<B>(&self.factors, &chunk);
             let padding = self.padding.clone();
             let padding = padding.map(|all| B::bool_slice(all, &[Slice::from(chunk.clone())]));

@@ -26,7 +26,7 @@ use super::{
     linear::LinearKernels,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Tracking, given},
 };
-use crate::backend::{Scaling, device_backends, wide, widen, zeros};
+use crate::backend::{Multiprocessors, Scaling, device_backends, wide, widen, zeros};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{BoolTensor, FloatTensor},
@@ -76,10 +76,24 @@ pub(crate) trait RowLoss<B: Backend>: Clone + Send + Debug + 'static {
     fn reported(self, ledger: &Ledger, reason: &'static str) -> Self;
 }
 
+const CHUNK_BYTES: usize = 16 << 20;
+
+/// The elements of `dx` per multiprocessor in a chunk. On an H200, a step of 2048 rows of 1024 features and 128,000 classes takes, of
+/// Burn's time, with a frozen weight 22 with 32 rows, 1.9 with 256, 1.05 with 512, 0.7 with 1024, of which there are as many
+/// elements; 1024 rows take 0.17 of its memory.
+const ELEMENTS: usize = 1 << 13;
+
 /// The kernels, besides those of others.
-pub trait HeadLossKernels: CrossEntropyKernels + LinearKernels + Scaling {
+pub trait HeadLossKernels: CrossEntropyKernels + LinearKernels + Multiprocessors + Scaling {
     /// The bytes of a product that is added to a sum.
-    const BLOCK_BYTES: usize = 1 << 24; // launching kernels takes longer than on a CPU
+    const BLOCK_BYTES: usize = 1 << 26; // launching kernels takes longer than on a CPU
+
+    /// How many bytes of logits exist at a time, if nobody says it: 16 MiB, or so many rows that every multiprocessor works on a part
+    /// of `dx`, whose product is made of long rows of logits, one after the other.
+    fn chunk_bytes(device: &Self::Device, d_input: usize, bytes_of_row: usize) -> usize {
+        let count = Self::multiprocessors(device).unwrap_or(0);
+        CHUNK_BYTES.max((count * ELEMENTS).div_ceil(d_input.max(1)) * bytes_of_row)
+    }
 
     /// The largest absolute value of a matrix of f16, `[1]`, in any dtype.
     fn largest_magnitude(x: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -117,7 +131,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> HeadLoss<B, L> {
         factors: Option<FloatTensor<B>>,
         x: Shape,
         (device, dtype): (&B::Device, DType),
-        chunk_bytes: usize,
+        chunk_bytes: Option<usize>,
     ) -> Self {
         let [rows, d_input] = x.dims();
         let loss = Loss::new(what, factors, rows, (device, dtype), chunk_bytes);
@@ -154,7 +168,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> HeadLoss<B, L> {
     ) -> (FloatTensor<B>, Saved<B, L>) {
         let (scale, padding) = (self.loss.scale(head, false), self.loss.padding.clone());
         let is_in_place = L::LOGITS == 1;
-        let chunk_bytes = if is_in_place { usize::MAX } else { self.loss.chunk_bytes };
+        let chunk_bytes = if is_in_place { Some(usize::MAX) } else { self.loss.chunk_bytes };
         let (loss, rows) = (Loss { chunk_bytes, ..self.loss }, x.shape()[0]);
         let mut all: Option<FloatTensor<B>> = None;
         let sum = loss.sum(head, x, &mut |chunk, statistics| {
@@ -397,7 +411,8 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Blocks<B, L> {
         let [rows, d_input] = x.shape().dims();
         let column = L::LOGITS * rows * x.dtype().size();
         let mut dweight = zeros::<B>(head.weight.shape(), &head.weight);
-        for block in chunks(head.classes(), column, loss.chunk_bytes.max(FEWEST_COLUMNS * column)) {
+        let chunk_bytes = loss.chunk_bytes.unwrap_or(CHUNK_BYTES).max(FEWEST_COLUMNS * column);
+        for block in chunks(head.classes(), column, chunk_bytes) {
             let classes = Classes { range: block.clone(), of: head.classes() };
             let part = loss.what.part(&(0..rows), classes, &loss.padding);
             let logits = zero_rows::<B>(head.columns(&block).logits(x.clone()), &loss.padding);

@@ -54,7 +54,7 @@ pub struct LinearDivergence {
     pub hard_weight: f64,
     /// How many bytes of logits of both exist at a time; at least one row, and for a tracked weight of half precision 64 classes
     /// of all rows.
-    pub chunk_bytes: usize,
+    pub chunk_bytes: Option<usize>,
 }
 
 /// The hidden states and the head of a teacher; untracked.
