@@ -304,6 +304,25 @@ fn run(op: Op, shape: [usize; 3], dtype: DType, device: Device) -> Vec<TensorDat
     results.into_iter().map(|data| data.convert_dtype(DType::F64)).collect()
 }
 
+/// What is wrong with the results in f16, beside f64.
+fn differences(name: &str, op: Op, shape: [usize; 3]) -> Vec<String> {
+    let found = run(op, shape, DType::F16, gpu());
+    let exact = run(op, shape, DType::F64, Device::flex());
+    assert_eq!(found.len(), exact.len(), "{name}");
+    let mut failures = vec![];
+    for (which, (found, exact)) in found.iter().zip(&exact).enumerate() {
+        assert_eq!(found.shape(), exact.shape(), "{name}, {shape:?}, result {which}");
+        let scale = exact.iter::<f64>().fold(1e-3, |scale: f64, v| scale.max(v.abs()));
+        // Eight units in the last place of the largest number: what surrounds the operation rounds, too.
+        let close = |(found, exact): &(f64, f64)| (found - exact).abs() <= scale / 128.0;
+        let differs = found.iter::<f64>().zip(exact.iter::<f64>()).find(|pair| !close(pair));
+        failures.extend(differs.map(|(found, exact)| {
+            format!("{name}, {shape:?}, result {which}: {found}, not {exact}; scale {scale}")
+        }));
+    }
+    failures
+}
+
 #[test]
 fn half_precision_equals_f64() {
     let _shared = among_others();
@@ -317,20 +336,27 @@ fn half_precision_equals_f64() {
             if shape == MANY_ROWS && SUMS_OF_BURN.contains(&name) {
                 continue;
             }
-            let found = run(op, shape, DType::F16, gpu());
-            let exact = run(op, shape, DType::F64, Device::flex());
-            assert_eq!(found.len(), exact.len(), "{name}");
-            for (which, (found, exact)) in found.iter().zip(&exact).enumerate() {
-                assert_eq!(found.shape(), exact.shape(), "{name}, {shape:?}, result {which}");
-                let scale = exact.iter::<f64>().fold(1e-3, |scale: f64, v| scale.max(v.abs()));
-                // Eight units in the last place of the largest number: what surrounds the operation rounds, too.
-                let close = |(found, exact): &(f64, f64)| (found - exact).abs() <= scale / 128.0;
-                let differs = found.iter::<f64>().zip(exact.iter::<f64>()).find(|pair| !close(pair));
-                failures.extend(differs.map(|(found, exact)| {
-                    format!("{name}, {shape:?}, result {which}: {found}, not {exact}; scale {scale}")
-                }));
-            }
+            failures.extend(differences(name, op, shape));
         }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Sums of many terms: queries of one head in several chunks, each of which adds to the gradients of keys and values, and adapters
+/// of many inputs.
+#[test]
+fn long_sums_in_half_precision_equal_f64() {
+    let _shared = among_others();
+    if !gpu().supports_dtype(DType::F16) {
+        println!("left out: this device has no f16");
+        return;
+    }
+    const LENGTH: usize = 4300; // its square has more weights than a chunk
+    let mut failures = vec![];
+    let cases = [("attention", [1, LENGTH, 4]), ("attention, grouped", [1, LENGTH, 4])];
+    for (name, shape) in cases.into_iter().chain([("linear, LoRA", [1, 40, 4096])]) {
+        let (_, op) = OPS.into_iter().find(|(of, _)| *of == name).expect("an operation");
+        failures.extend(differences(name, op, shape));
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

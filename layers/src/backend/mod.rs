@@ -143,15 +143,34 @@ pub trait Scaling: Backend {
 }
 composing_backends!(Scaling);
 
-/// How much a device does at a time.
-pub trait Multiprocessors: Backend {
-    /// How many multiprocessors work on one matrix product, each on a tile of its result; `None` where the runtime does not say, as
-    /// on wgpu, and on CPUs.
+/// What a device has. `None` where the runtime does not say it, and on CPUs.
+pub trait Capacity: Backend {
+    /// How many multiprocessors work on one matrix product, each on a tile of its result. Not said by wgpu.
     fn multiprocessors(_device: &Self::Device) -> Option<usize> {
         None
     }
+
+    /// The bytes of its memory.
+    fn memory(_device: &Self::Device) -> Option<u64> {
+        None
+    }
+
+    /// As many bytes as every multiprocessor has something to do with, if each takes so many: at least `least`, beyond that no more than
+    /// a 64th of the memory.
+    fn busy_bytes(device: &Self::Device, least: usize, of_each: usize) -> usize {
+        busy_bytes(
+            [Self::multiprocessors(device), Self::memory(device).map(|bytes| bytes as usize)],
+            least,
+            of_each,
+        )
+    }
 }
-composing_backends!(Multiprocessors);
+composing_backends!(Capacity);
+
+fn busy_bytes([multiprocessors, memory]: [Option<usize>; 2], least: usize, of_each: usize) -> usize {
+    let most = memory.map_or(usize::MAX, |bytes| bytes / 64);
+    multiprocessors.map_or(least, |count| least.max(count.saturating_mul(of_each).min(most)))
+}
 
 /// The type that sums are made in: f32 for the half precisions.
 pub(crate) fn wide(dtype: DType) -> DType {
@@ -172,4 +191,19 @@ pub(crate) fn widen<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
 /// Zeros of the dtype and device of another tensor: `float_zeros` of Flex 0.22.1 takes twice the memory for a moment.
 pub(crate) fn zeros<B: Backend>(shape: Shape, like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_full(shape, 0.0.into(), &like.device(), like.dtype().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_keep_a_device_busy_within_its_memory() {
+        let bytes = |multiprocessors, memory| busy_bytes([multiprocessors, memory], 1000, 50);
+        assert_eq!(bytes(None, Some(1 << 30)), 1000);
+        assert_eq!(bytes(Some(10), None), 1000);
+        assert_eq!(bytes(Some(100), Some(1 << 30)), 5000);
+        assert_eq!(bytes(Some(100), Some(64 * 3000)), 3000);
+        assert_eq!(bytes(Some(100), Some(64)), 1000);
+    }
 }

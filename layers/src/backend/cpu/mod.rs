@@ -198,7 +198,7 @@ impl<B: CpuBackend> super::ChannelSums for B {
     }
 }
 
-impl<B: CpuBackend> super::Multiprocessors for B {}
+impl<B: CpuBackend> super::Capacity for B {}
 
 impl<B: CpuBackend> super::Scaling for B {
     fn scale(x: FloatTensor<B>, factor: FloatTensor<B>, by: f64) -> FloatTensor<B> {

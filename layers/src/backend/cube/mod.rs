@@ -14,10 +14,10 @@ use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
 
 mod axis_map;
+mod capacity;
 pub(crate) mod channels;
 mod mask;
 mod math;
-mod multiprocessors;
 mod order;
 mod put;
 pub(crate) mod random;
@@ -50,9 +50,19 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// In the place of the input, which has this number, if nobody else holds it and its axes lie in memory in their order.
+    /// In the place of the input, which has this number, if nobody else holds it and its elements lie in memory in their order.
     pub fn replacing(x: &CubeTensor, input: usize) -> Self {
-        match may_be_replaced(x) && lies_in_order(x) {
+        Self::replacing_if(lies_in_order(x), x, input)
+    }
+
+    /// The same if there are no gaps between its elements: where the result stays, or is given another shape, for which gaps would
+    /// be copied away.
+    pub fn replacing_contiguous(x: &CubeTensor, input: usize) -> Self {
+        Self::replacing_if(x.is_contiguous(), x, input)
+    }
+
+    fn replacing_if(lies_right: bool, x: &CubeTensor, input: usize) -> Self {
+        match lies_right && may_be_replaced(x) {
             true => Self { tensor: x.clone(), replaces: Some(input) },
             false => Self { tensor: empty(x, x.shape(), x.dtype), replaces: None },
         }
@@ -93,8 +103,8 @@ fn may_be_replaced(x: &CubeTensor) -> bool {
     x.can_mut() && bytes > 0 && x.handle.size() <= 2 * bytes.max(SMALL) as u64
 }
 
-/// Whether the elements lie in memory in their order. There may be gaps between rows: on CUDA, Burn lets each begin at a multiple of
-/// 256 bytes.
+/// Whether the elements lie in memory in their order, with gaps or without: on CUDA, Burn lets rows begin at a multiple of a power of
+/// two, up to 512 bytes.
 fn lies_in_order(x: &CubeTensor) -> bool {
     let axes = x.meta.shape().iter().zip(x.meta.strides().iter()).filter(|(len, _)| **len > 1);
     x.is_contiguous() || (x.is_nonoverlapping() && axes.map(|(_, stride)| *stride).is_sorted_by(|a, b| a > b))

@@ -188,7 +188,7 @@ impl AttentionCube for CubeBackend {
         start: [usize; 4],
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let weights = Output::replacing(&products, 0);
+        let weights = Output::replacing_contiguous(&products, 0);
         let log_sums = writable(log_sums);
         let heads = products.shape()[1];
         let [_, all_heads, all_queries, _] = log_sums.shape().dims();
@@ -233,7 +233,8 @@ impl AttentionCube for CubeBackend {
         bias: MaybeTensor<Self>,
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let (weights, of_products) = (Output::replacing(&products, 0), Output::replacing(&gradients, 1));
+        let (weights, of_products) =
+            (Output::replacing_contiguous(&products, 0), Output::replacing_contiguous(&gradients, 1));
         let tensors = [&products, &gradients, &weights.tensor, &of_products.tensor];
         let launch = Launch::new(&tensors, mask, bias, options);
         let (client, dtypes) = (products.client.clone(), types(products.dtype));

@@ -1,6 +1,6 @@
 //! The kernels of attention: from rows of products to rows of weights, and from gradients of weights to gradients of products.
 use super::sums::{Parts, Put};
-use crate::backend::{Masks, Multiprocessors, Placeholders, composing_backends, widen};
+use crate::backend::{Capacity, Masks, Placeholders, composing_backends, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -69,18 +69,19 @@ pub struct ScoreGrads<B: Backend> {
 const ROWS: usize = 64;
 
 /// The kernels; the default bodies compose Burn's operations.
-pub trait AttentionKernels: Masks + Multiprocessors + Placeholders {
+pub trait AttentionKernels: Capacity + Masks + Placeholders {
     /// Whether matrix products that are summed over chunks are made in f32, too: where they cancel out, their rounding errors
     /// remain. A device has units for products of half precision, and fewer chunks.
     const WIDE_PRODUCTS: bool = false;
 
-    /// How many weights a chunk has at least: 64 MiB of f32. More would raise the peak, less the number of launches, which take longer
-    /// than on a CPU.
+    /// How many weights a chunk has where nothing is known of the device: 64 MiB of f32. More would raise the peak, less the number of
+    /// launches, which take longer than on a CPU.
     const CHUNK: usize = 1 << 24;
 
-    /// How many weights a chunk has: [`CHUNK`](Self::CHUNK), or rows of so many keys for every multiprocessor.
+    /// How many weights a chunk has, if there are as many, for so many keys: those of [`ROWS`] queries for every multiprocessor.
     fn chunk(device: &Self::Device, keys: usize) -> usize {
-        Self::multiprocessors(device).map_or(Self::CHUNK, |count| Self::CHUNK.max(count * ROWS * keys))
+        const SIZE: usize = size_of::<f32>();
+        Self::busy_bytes(device, SIZE * Self::CHUNK, SIZE * ROWS * keys) / SIZE
     }
 
     /// In how many parts the queries of a causal attention are at least, so that keys that no query of a part sees are left out.

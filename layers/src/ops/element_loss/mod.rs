@@ -293,17 +293,20 @@ pub trait ElementLossKernels: Scaling {
         factor: Factor<Self>,
     ) -> FloatTensor<Self> {
         let dtype = x.dtype();
-        // Composed, so that fusion joins it with the slope, which nothing but computations may follow.
-        let Factor { tensor: factor, by } = factor;
+        // Composed, so that fusion joins it with the slope: a view may not come after that.
         let ones = Shape::from(vec![1; x.rank()]);
-        let factor = factor.map(|factor| Self::float_reshape(factor, ones));
+        let Factor { tensor: factor, by } = factor;
+        let factor = factor.map(|factor| {
+            let factor = Self::float_cast(Self::float_reshape(factor, ones), wide(dtype).into());
+            Self::float_mul_scalar(factor, by.into())
+        });
         // Half precision may have the range and the digits only for the product.
         let slope = slope::<Self>(widen::<Self>(x), targets.map(widen::<Self>), f, argument);
         let product = match factor {
-            Some(factor) => Self::float_mul(slope, Self::float_cast(factor, wide(dtype).into())),
-            None => slope,
+            Some(factor) => Self::float_mul(slope, factor),
+            None if by == 1.0 => slope,
+            None => Self::float_mul_scalar(slope, by.into()),
         };
-        let product = if by == 1.0 { product } else { Self::float_mul_scalar(product, by.into()) };
         Self::float_cast(product, dtype.into())
     }
 

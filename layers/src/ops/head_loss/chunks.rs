@@ -234,8 +234,9 @@ pub(super) fn sum_of_rows<B: HeadLossKernels>(dlogits: FloatTensor<B>) -> FloatT
     let sums = if dlogits.dtype() == wide {
         B::float_sum_dim(dlogits, 0)
     } else {
+        let block_bytes = B::block_bytes(&dlogits.device());
         let sum = |block| B::float_sum_dim(widen::<B>(columns_of::<B>(&dlogits, &block)), 0);
-        B::float_cat(chunks(classes, rows * wide.size(), B::BLOCK_BYTES).map(sum).collect(), 1)
+        B::float_cat(chunks(classes, rows * wide.size(), block_bytes).map(sum).collect(), 1)
     };
     B::float_reshape(sums, Shape::new([classes]))
 }
@@ -247,7 +248,8 @@ pub(super) fn add_product<B: HeadLossKernels>(
     v: FloatTensor<B>,
 ) -> FloatTensor<B> {
     let [rows, columns] = sum.shape().dims();
-    for block in chunks(columns, rows * sum.dtype().size(), B::BLOCK_BYTES) {
+    let block_bytes = B::block_bytes(&sum.device());
+    for block in chunks(columns, rows * sum.dtype().size(), block_bytes) {
         let product = B::float_matmul(u.clone(), columns_of::<B>(&v, &block));
         if block.len() == columns {
             return B::float_add(sum, product);

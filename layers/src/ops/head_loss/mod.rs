@@ -26,7 +26,7 @@ use super::{
     linear::LinearKernels,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Tracking, given},
 };
-use crate::backend::{Multiprocessors, Scaling, device_backends, wide, widen, zeros};
+use crate::backend::{Capacity, Scaling, device_backends, wide, widen, zeros};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{BoolTensor, FloatTensor},
@@ -78,21 +78,25 @@ pub(crate) trait RowLoss<B: Backend>: Clone + Send + Debug + 'static {
 
 const CHUNK_BYTES: usize = 16 << 20;
 
-/// The elements of `dx` per multiprocessor in a chunk. On an H200, a step of 2048 rows of 1024 features and 128,000 classes takes, of
+/// The elements of the gradient of `x` per multiprocessor in a chunk. On an H200, a step of 2048 rows of 1024 features and 128,000 classes takes, of
 /// Burn's time, with a frozen weight 22 with 32 rows, 1.9 with 256, 1.05 with 512, 0.7 with 1024, of which there are as many
 /// elements; 1024 rows take 0.17 of its memory.
 const ELEMENTS: usize = 1 << 13;
 
 /// The kernels, besides those of others.
-pub trait HeadLossKernels: CrossEntropyKernels + LinearKernels + Multiprocessors + Scaling {
-    /// The bytes of a product that is added to a sum.
-    const BLOCK_BYTES: usize = 1 << 26; // launching kernels takes longer than on a CPU
+pub trait HeadLossKernels: CrossEntropyKernels + LinearKernels + Capacity + Scaling {
+    /// The bytes of a product that is added to a sum, where nothing is known of the device.
+    const BLOCK_BYTES: usize = 1 << 24; // launching kernels takes longer than on a CPU
 
-    /// How many bytes of logits exist at a time, if nobody says it: 16 MiB, or so many rows that every multiprocessor works on a part
-    /// of `dx`, whose product is made of long rows of logits, one after the other.
-    fn chunk_bytes(device: &Self::Device, d_input: usize, bytes_of_row: usize) -> usize {
-        let count = Self::multiprocessors(device).unwrap_or(0);
-        CHUNK_BYTES.max((count * ELEMENTS).div_ceil(d_input.max(1)) * bytes_of_row)
+    /// The bytes of a product that is added to a sum: more on a GPU, for which launches are the longest part of small ones.
+    fn block_bytes(device: &Self::Device) -> usize {
+        Self::busy_bytes(device, Self::BLOCK_BYTES, 1 << 19)
+    }
+
+    /// How many bytes of logits exist at a time, if nobody says it, `of_row` of each row: 16 MiB, or those of so many rows that every
+    /// multiprocessor has [`ELEMENTS`] of a product with so many columns to make, whose terms are the many logits of a row.
+    fn chunk_bytes(device: &Self::Device, columns: usize, of_row: usize) -> usize {
+        Self::busy_bytes(device, CHUNK_BYTES, (ELEMENTS * of_row).div_ceil(columns.max(1)))
     }
 
     /// The largest absolute value of a matrix of f16, `[1]`, in any dtype.
@@ -411,7 +415,8 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Blocks<B, L> {
         let [rows, d_input] = x.shape().dims();
         let column = L::LOGITS * rows * x.dtype().size();
         let mut dweight = zeros::<B>(head.weight.shape(), &head.weight);
-        let chunk_bytes = loss.chunk_bytes.unwrap_or(CHUNK_BYTES).max(FEWEST_COLUMNS * column);
+        let chunk_bytes = loss.chunk_bytes.unwrap_or_else(|| B::chunk_bytes(&x.device(), d_input, column));
+        let chunk_bytes = chunk_bytes.max(FEWEST_COLUMNS * column);
         for block in chunks(head.classes(), column, chunk_bytes) {
             let classes = Classes { range: block.clone(), of: head.classes() };
             let part = loss.what.part(&(0..rows), classes, &loss.padding);

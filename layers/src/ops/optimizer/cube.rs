@@ -160,8 +160,8 @@ impl OptimizerCube for CubeBackend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let (elements, dtypes) = (weight.shape().num_elements(), types(weight.dtype));
         let rounding = Rounding::of(weight.dtype, step.seed);
-        let [of_weight, of_first, of_second] =
-            [(&weight, 1), (&first, 2), (&second, 3)].map(|(x, input)| Output::replacing(x, input));
+        let [of_weight, of_first, of_second] = [(&weight, 1), (&first, 2), (&second, 3)]
+            .map(|(x, input)| Output::replacing_contiguous(x, input));
         if elements > 0 {
             let (client, at) = (weight.client.clone(), address_type(&[&gradient, &weight, &first, &second]));
             let (count, dim) = units(&client, elements);
@@ -203,7 +203,7 @@ impl OptimizerCube for CubeBackend {
         let (elements, dtypes) = (weight.shape().num_elements(), types(weight.dtype));
         let rounding = Rounding::of(weight.dtype, step.seed);
         let outputs = [(&weight, 1), (&first, 2), (&first_scales, 3), (&second, 4), (&second_scales, 5)];
-        let outputs = outputs.map(|(x, input)| Output::replacing(x, input));
+        let outputs = outputs.map(|(x, input)| Output::replacing_contiguous(x, input));
         if elements > 0 {
             let size = vector_size(&[&gradient, &weight, &outputs[0].tensor], CODES_OF_WORD);
             let (client, at) = (weight.client.clone(), address_type(&[&gradient, &weight]));
@@ -249,8 +249,8 @@ impl OptimizerCube for CubeBackend {
         step: MomentumStep,
     ) -> (FloatTensor<Self>, IntTensor<Self>, FloatTensor<Self>) {
         let elements = gradient.shape().num_elements();
-        let [direction, of_codes, of_scales] =
-            [(&gradient, 0), (&codes, 1), (&scales, 2)].map(|(x, input)| Output::replacing(x, input));
+        let [direction, of_codes, of_scales] = [(&gradient, 0), (&codes, 1), (&scales, 2)]
+            .map(|(x, input)| Output::replacing_contiguous(x, input));
         if elements > 0 {
             let size = vector_size(&[&gradient, &direction.tensor], CODES_OF_WORD);
             let (client, at) = (gradient.client.clone(), address_type(&[&gradient]));
@@ -283,7 +283,7 @@ impl OptimizerCube for CubeBackend {
         descent: Descent,
     ) -> FloatTensor<Self> {
         let (elements, dtypes) = (weight.shape().num_elements(), types(weight.dtype));
-        let output = Output::replacing(&weight, 0);
+        let output = Output::replacing_contiguous(&weight, 0);
         if elements > 0 {
             let (client, at) = (weight.client.clone(), address_type(&[&weight, &direction]));
             let (count, dim) = units(&client, elements);
