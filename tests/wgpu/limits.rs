@@ -23,9 +23,7 @@ const MORE_LAUNCHES: u64 = 1;
 #[test]
 fn no_layer_needs_more_than_burn() {
     if ON_CUDA {
-        println!(
-            "left out: Burn pads rows of some tensors to 256 bytes there, of these shapes the most; see the bench"
-        );
+        println!("left out: Burn pads rows of some tensors there, of these shapes the most; see the bench");
         return;
     }
     let _alone = alone();

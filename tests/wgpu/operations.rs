@@ -661,7 +661,8 @@ fn rows_with_gaps_are_replaced() {
         let gap = Tensor::zeros(shape, &x.device());
         Tensor::cat(vec![x, gap], D - 1).slice_dim(D - 1, 0..len)
     }
-    let ops: [(&str, fn(Tensor<3>, &mut Operands) -> Tensor<3>); 21] = [
+    type Op = fn(Tensor<3>, &mut Operands) -> Tensor<3>;
+    let ops: [(&str, Op); 21] = [
         ("relu", |x, _| F::relu(x)),
         ("hardtanh", |x, _| F::hardtanh(x, -0.5, 0.25)),
         ("rrelu", |x, _| RReluConfig::new().init().freeze().forward(x)),

@@ -78,7 +78,7 @@ pub trait AttentionKernels: Capacity + Masks + Placeholders {
     /// launches, which take longer than on a CPU.
     const CHUNK: usize = 1 << 24;
 
-    /// How many weights a chunk has, if there are as many, for so many keys: those of [`ROWS`] queries for every multiprocessor.
+    /// How many weights a chunk has, if there are as many, for so many keys: those of 64 queries for every multiprocessor.
     fn chunk(device: &Self::Device, keys: usize) -> usize {
         const SIZE: usize = size_of::<f32>();
         Self::busy_bytes(device, SIZE * Self::CHUNK, SIZE * ROWS * keys) / SIZE
