@@ -118,6 +118,11 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Loss<B, L> {
         }
     }
 
+    /// Of the logits of `x`, `of_row` of each of its rows or of each class.
+    pub(super) fn chunk_bytes(&self, x: &FloatTensor<B>, of_row: usize) -> usize {
+        self.chunk_bytes.unwrap_or_else(|| B::chunk_bytes(&x.device(), x.shape()[1], of_row))
+    }
+
     /// Calls `visit` with the logits of one chunk of rows after the other.
     pub(crate) fn each(&self, head: &Head<B>, x: &FloatTensor<B>, visit: &mut dyn FnMut(Chunk<B, L>)) {
         let ([rows, d_input], classes) = (x.shape().dims(), head.classes());
@@ -125,8 +130,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Loss<B, L> {
         // If there is padding, rows of `x` are copied, too.
         let widest = if self.padding.is_some() { d_input.max(of_row) } else { of_row };
         let bytes = widest * x.dtype().size();
-        let chunk_bytes = self.chunk_bytes.unwrap_or_else(|| B::chunk_bytes(&x.device(), d_input, bytes));
-        for chunk in chunks(rows, bytes, chunk_bytes) {
+        for chunk in chunks(rows, bytes, self.chunk_bytes(x, bytes)) {
             let factors = rows_of::<B>(&self.factors, &chunk);
             let padding = self.padding.clone();
             let padding = padding.map(|all| B::bool_slice(all, &[Slice::from(chunk.clone())]));

@@ -411,13 +411,12 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Blocks<B, L> {
     ) -> FloatTensor<B> {
         let Self { statistics, loss } = self;
         let x = zero_rows::<B>(x, &loss.padding);
-        let dloss = B::float_reshape(widen::<B>(dloss), Shape::new([1, 1]));
-        let dloss = B::float_mul(loss.factors, dloss);
         let [rows, d_input] = x.shape().dims();
         let column = L::LOGITS * rows * x.dtype().size();
+        let chunk_bytes = loss.chunk_bytes(&x, column).max(FEWEST_COLUMNS * column);
+        let dloss = B::float_reshape(widen::<B>(dloss), Shape::new([1, 1]));
+        let dloss = B::float_mul(loss.factors, dloss);
         let mut dweight = zeros::<B>(head.weight.shape(), &head.weight);
-        let chunk_bytes = loss.chunk_bytes.unwrap_or_else(|| B::chunk_bytes(&x.device(), d_input, column));
-        let chunk_bytes = chunk_bytes.max(FEWEST_COLUMNS * column);
         for block in chunks(head.classes(), column, chunk_bytes) {
             let classes = Classes { range: block.clone(), of: head.classes() };
             let part = loss.what.part(&(0..rows), classes, &loss.padding);
