@@ -64,7 +64,8 @@ struct Args {
     large: bool,
     #[command(flatten)]
     sizes: large::Sizes,
-    /// Turns of both sides, of which the medians are reported, fewer where they take seconds; 0 measures no times.
+    /// Turns of both sides, of which the medians are reported, fewer where they take seconds, more where they take milliseconds; 0
+    /// measures no times.
     #[arg(long, default_value_t = 9)]
     turns: usize,
     /// Only layers whose name contains this.
@@ -137,6 +138,7 @@ fn rest<const D: usize>(y: Tensor<D>, dy: Tensor<D>) -> Tensor<1> {
 }
 
 const ENOUGH_TURNS: usize = 3;
+const SHORT: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(2);
 
 /// One of two sides.
@@ -224,10 +226,7 @@ impl Devices {
         let memory = sides.map(run);
         let mut times = [vec![], vec![]];
         let start = Instant::now();
-        for turn in 0..self.args.turns {
-            if turn >= ENOUGH_TURNS && start.elapsed() > LONG {
-                break;
-            }
+        for turn in (0..).take_while(|&turn| self.takes(turn, start.elapsed())) {
             for side in [turn % 2, 1 - turn % 2] {
                 times[side].push(self.time(input(), dy(), sides[side]));
             }
@@ -256,6 +255,17 @@ impl Devices {
         };
         eprintln!("{}", row.cells().join(" | "));
         self.rows.push(row);
+    }
+
+    /// Whether there is another turn, after so many and so long.
+    fn takes(&self, turn: usize, elapsed: Duration) -> bool {
+        let turns = self.args.turns;
+        let most = match elapsed {
+            elapsed if elapsed < SHORT => usize::MAX,
+            elapsed if elapsed < LONG => turns,
+            _ => turns.min(ENOUGH_TURNS),
+        };
+        turns > 0 && turn < most
     }
 
     fn finish(&self) {

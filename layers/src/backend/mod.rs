@@ -143,9 +143,9 @@ pub trait Scaling: Backend {
 }
 composing_backends!(Scaling);
 
-/// What a device has. `None` where the runtime does not say it, and on CPUs.
+/// What a device has. `None` where nothing is known, and on CPUs.
 pub trait Capacity: Backend {
-    /// How many multiprocessors work on one matrix product, each on a tile of its result. Not said by wgpu.
+    /// How many multiprocessors work on one matrix product, each on a tile of its result.
     fn multiprocessors(_device: &Self::Device) -> Option<usize> {
         None
     }

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::Instant;
 
 pub mod blocks;
+mod devices;
 mod recorded;
 pub mod results;
 
@@ -80,6 +81,13 @@ fn command(experiment: &str, settings: &Settings) -> String {
     format!("cargo run --release -p burn-memsave-paper -- {experiment}{size}{device}")
 }
 
+/// What benches recorded, by name.
+fn recorded(directory: &Path) -> Result<Vec<(String, String)>, Box<dyn Error>> {
+    let mut blocks = recorded::blocks(directory)?;
+    blocks.push(("devices".into(), devices::table(directory)?.to_string()));
+    Ok(blocks)
+}
+
 /// Texts by hand, with generated parts.
 const TEXTS: [&str; 2] = ["README.md", "RESULTS.md"];
 
@@ -90,7 +98,7 @@ pub fn render(paper: &Path, output: &Path) -> Result<(), Box<dyn Error>> {
         fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))?;
     }
     let [results, figures] = directories;
-    let mut blocks = recorded::blocks(&paper.join("recorded"))?;
+    let mut blocks = recorded(&paper.join("recorded"))?;
     for experiment in experiments::ALL {
         let found = Results::read(&results, experiment.name)?;
         let source = found.as_ref().map(Results::source_line);
@@ -150,8 +158,7 @@ mod tests {
         let paper = Path::new(env!("CARGO_MANIFEST_DIR"));
         let made = experiments::ALL.iter().flat_map(|experiment| (experiment.render)(&[]).unwrap());
         let made = made.map(|made| (made.name().to_string(), String::new()));
-        let mut blocks =
-            Blocks::new(recorded::blocks(&paper.join("recorded")).unwrap().into_iter().chain(made));
+        let mut blocks = Blocks::new(recorded(&paper.join("recorded")).unwrap().into_iter().chain(made));
         for text in TEXTS {
             blocks.fill(&fs::read_to_string(paper.join(text)).unwrap()).unwrap();
         }

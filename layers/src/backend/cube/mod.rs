@@ -52,17 +52,16 @@ pub(crate) struct Output {
 impl Output {
     /// In the place of the input, which has this number, if nobody else holds it and its elements lie in memory in their order.
     pub fn replacing(x: &CubeTensor, input: usize) -> Self {
-        Self::replacing_if(lies_in_order(x), x, input)
+        Self::replacing_if(lies_in_order, x, input)
     }
 
-    /// The same if there are no gaps between its elements: where the result stays, or is given another shape, for which gaps would
-    /// be copied away.
+    /// The same if there are no gaps between its elements: where the result stays.
     pub fn replacing_contiguous(x: &CubeTensor, input: usize) -> Self {
-        Self::replacing_if(x.is_contiguous(), x, input)
+        Self::replacing_if(CubeTensor::is_contiguous, x, input)
     }
 
-    fn replacing_if(lies_right: bool, x: &CubeTensor, input: usize) -> Self {
-        match lies_right && may_be_replaced(x) {
+    fn replacing_if(lies_right: impl FnOnce(&CubeTensor) -> bool, x: &CubeTensor, input: usize) -> Self {
+        match may_be_replaced(x) && lies_right(x) {
             true => Self { tensor: x.clone(), replaces: Some(input) },
             false => Self { tensor: empty(x, x.shape(), x.dtype), replaces: None },
         }
@@ -104,7 +103,7 @@ fn may_be_replaced(x: &CubeTensor) -> bool {
 }
 
 /// Whether the elements lie in memory in their order, with gaps or without: on CUDA, Burn lets rows begin at a multiple of a power of
-/// two, up to 512 bytes.
+/// two, up to 512 bytes. Not of an empty tensor.
 fn lies_in_order(x: &CubeTensor) -> bool {
     let axes = x.meta.shape().iter().zip(x.meta.strides().iter()).filter(|(len, _)| **len > 1);
     x.is_contiguous() || (x.is_nonoverlapping() && axes.map(|(_, stride)| *stride).is_sorted_by(|a, b| a > b))

@@ -15,10 +15,7 @@ use crate::backend::cube::{
 use crate::backend::wide;
 use crate::ops::{MaybeTensor, UpToFour};
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::backend::{
-    Backend, Cube, TensorMetadata, backend_extension,
-    tensor::{BoolTensor, FloatTensor},
-};
+use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{
@@ -188,7 +185,7 @@ impl AttentionCube for CubeBackend {
         start: [usize; 4],
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let weights = Output::replacing_contiguous(&products, 0);
+        let weights = Output::replacing(&products, 0);
         let log_sums = writable(log_sums);
         let heads = products.shape()[1];
         let [_, all_heads, all_queries, _] = log_sums.shape().dims();
@@ -233,8 +230,7 @@ impl AttentionCube for CubeBackend {
         bias: MaybeTensor<Self>,
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let (weights, of_products) =
-            (Output::replacing_contiguous(&products, 0), Output::replacing_contiguous(&gradients, 1));
+        let (weights, of_products) = (Output::replacing(&products, 0), Output::replacing(&gradients, 1));
         let tensors = [&products, &gradients, &weights.tensor, &of_products.tensor];
         let launch = Launch::new(&tensors, mask, bias, options);
         let (client, dtypes) = (products.client.clone(), types(products.dtype));
@@ -296,8 +292,10 @@ impl Launch {
     ) -> Self {
         let products = tensors[0];
         let [batch, heads, queries, keys] = products.shape().dims();
-        let (mask, bias): (Option<BoolTensor<CubeBackend>>, _) = (mask.into_option(), bias.into_option());
+        let (mask, bias): (Option<CubeTensor>, Option<CubeTensor>) = (mask.into_option(), bias.into_option());
         let size = vector_size(tensors, 4);
+        let read: Vec<&CubeTensor> =
+            tensors.iter().copied().chain(mask.as_ref()).chain(bias.as_ref()).collect();
         let Options { scale, softcap, masked, quiet, last_of_first } = options;
         let wide = types(products.dtype)[1];
         let [scale, cap, masked, unseen] = [scale, softcap.unwrap_or(1.0), masked, f64::NEG_INFINITY]
@@ -306,7 +304,7 @@ impl Launch {
         Self {
             rows: batch * heads * queries,
             size,
-            addresses: address_type(tensors),
+            addresses: address_type(&read),
             of_mask: dtype_to_storage_type(mask.as_ref().map_or(DType::I32, |mask| mask.dtype)),
             of_bias: dtype_to_storage_type(bias.as_ref().map_or(products.dtype, |bias| bias.dtype)),
             mask: mask.map(|mask| mask.into_linear_view_like(products)),

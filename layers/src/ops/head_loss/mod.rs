@@ -97,7 +97,7 @@ pub trait HeadLossKernels: CrossEntropyKernels + LinearKernels + Capacity + Scal
     /// How many bytes of logits exist at a time, if nobody says it, `of_row` of each row: 16 MiB, or those of so many rows that every
     /// multiprocessor has 8192 elements of a product with so many columns to make, whose terms are the many logits of a row.
     fn chunk_bytes(device: &Self::Device, columns: usize, of_row: usize) -> usize {
-        Self::busy_bytes(device, CHUNK_BYTES, (ELEMENTS * of_row).div_ceil(columns.max(1)))
+        Self::busy_bytes(device, CHUNK_BYTES, ELEMENTS.saturating_mul(of_row).div_ceil(columns.max(1)))
     }
 
     /// The largest absolute value of a matrix of f16, `[1]`, in any dtype.
