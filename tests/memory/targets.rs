@@ -1,5 +1,5 @@
 //! The shapes and ceilings of the README's table, and attention to long sequences.
-use crate::meter::{RECORDS, alone, bytes, measure};
+use crate::meter::{RECORDS, SCRATCH, alone, bytes, measure};
 use crate::table::{Case, Input, run::Setting};
 use burn::module::Module;
 use burn::nn::{PaddingConfig2d, loss::CrossEntropyLossConfig};
@@ -176,6 +176,39 @@ fn heads_of_half_precision_need_no_more_than_stock() {
                     ours <= stock,
                     "{dtype:?}, {rows} rows, {case:?}: {what} {ours} bytes, stock {stock}"
                 );
+            }
+        }
+    }
+}
+
+/// The weights of so few tokens are less than their queries, keys and values: it counts when each of those is dropped.
+#[test]
+fn attention_to_few_tokens_needs_no_more_than_burn() {
+    let _alone = alone();
+    for (batch, length, dropout) in [
+        (128, 1, 0.0),
+        (64, 4, 0.1),
+        (16, 16, 0.0),
+        (16, 16, 0.1),
+        (8, 50, 0.0),
+        (32, 50, 0.1),
+        (16, 96, 0.0),
+    ] {
+        let config = burn::nn::attention::MultiHeadAttentionConfig::new(512, 8).with_dropout(dropout);
+        let stock = config.init(&device());
+        for (parameters, stock) in [("trainable", stock.clone()), ("frozen", stock.no_grad())] {
+            let layer = memsave::attention::MultiHeadAttention::from(stock.clone());
+            let input = || random([batch, length, 512]);
+            let ours = measure(&device(), input, |x| {
+                layer.forward(memsave::attention::MhaInput::self_attn(x)).context
+            });
+            let burn = measure(&device(), input, |x| {
+                stock.forward(burn::nn::attention::MhaInput::self_attn(x)).context
+            });
+            for (what, ours, burn) in [("keeps", ours.kept, burn.kept), ("needs", ours.peak, burn.peak)] {
+                let [ours, burn] = [ours, burn].map(bytes);
+                let name = format!("{batch} x {length} tokens, dropout {dropout}, {parameters}");
+                assert!(ours <= burn + SCRATCH, "{name}: {what} {ours} bytes, Burn's {burn}");
             }
         }
     }

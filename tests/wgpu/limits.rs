@@ -12,6 +12,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Device, Distribution, Tensor, module, ops::AttentionModuleOptions};
 use burn_memsave::functional as F;
 use burn_memsave::measure::{LayerMeasurement, measure_layer};
+use burn_memsave::nn as memsave;
 use std::fmt::Display;
 
 /// What the pool rounds up, of tensors that an operation keeps or makes beside large ones: statistics, masks of a few words.
@@ -101,6 +102,29 @@ fn causal_attention_launches_no_more_than_burn() {
         assert!(launches <= most + MORE_LAUNCHES, "{shape:?}: {launches} launches, Burn's are {most}");
         let [most, peak] = [&burn, &ours].map(|of| of.peak.expect("the pool counts"));
         assert!(peak * 2 <= most, "{shape:?}: {peak} bytes, Burn's are {most}");
+    }
+}
+
+/// The weights of so few tokens are less than their queries, keys and values.
+#[test]
+fn attention_to_few_tokens_needs_no_more_than_burn() {
+    let _alone = alone();
+    let limits = Limits { device: gpu().autodiff(), faults: vec![] };
+    for (batch, length) in [(8, 1), (4, 16), (4, 50)] {
+        let stock = burn::nn::attention::MultiHeadAttentionConfig::new(128, 2).with_dropout(0.0);
+        for (parameters, stock) in variants(stock.init(&limits.device)) {
+            let layer = memsave::attention::MultiHeadAttention::from(stock.clone());
+            let shape = [batch, length, 128];
+            let burn = limits
+                .measure(shape, &|x| stock.forward(burn::nn::attention::MhaInput::self_attn(x)).context);
+            let ours =
+                limits.measure(shape, &|x| layer.forward(memsave::attention::MhaInput::self_attn(x)).context);
+            for (what, ours, burn) in [("keeps", ours.kept, burn.kept), ("needs", ours.peak, burn.peak)] {
+                let [ours, burn] = [ours, burn].map(|of| of.expect("the pool counts"));
+                let name = format!("{batch} x {length} tokens, {parameters}");
+                assert!(ours <= burn + SLACK, "{name}: {what} {ours} bytes, Burn's {burn}");
+            }
+        }
     }
 }
 

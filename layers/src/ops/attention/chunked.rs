@@ -18,11 +18,36 @@ pub(super) struct Operands<B: Backend> {
     pub(super) query: FloatTensor<B>,
     /// `[batch, groups, keys, width]`, each group for as many heads
     pub(super) key: FloatTensor<B>,
+    pub(super) terms: Terms<B>,
+}
+
+/// How products of queries and keys become scores.
+#[derive(Clone, Debug)]
+pub(super) struct Terms<B: Backend> {
     /// `[batch, heads, queries, keys]`, or 1 in place of any of them.
     pub(super) mask: Option<BoolTensor<B>>,
     /// As the mask.
     pub(super) bias: Option<FloatTensor<B>>,
     pub(super) scores: Scores,
+}
+
+impl<B: Backend> Terms<B> {
+    /// Those of a chunk.
+    fn rows(&self, chunk: &Chunk, sizes: &Sizes) -> ScoreRows<B> {
+        let Chunk { batch, heads, queries, keys, .. } = chunk;
+        let ranges = [batch, heads, queries, &(0..*keys)];
+        ScoreRows {
+            scores: self.scores,
+            mask: self.mask.clone().map(|mask| match slices(&mask.shape(), ranges) {
+                Some(slices) => B::bool_slice(mask, &slices),
+                None => mask,
+            }),
+            bias: self.bias.clone().map(|bias| part::<B>(bias, ranges)),
+            queries: queries.clone(),
+            all_queries: sizes.queries,
+            all_keys: sizes.keys,
+        }
+    }
 }
 
 /// What was dropped from the weights, chunk by chunk.
@@ -40,13 +65,19 @@ impl<B: AttentionKernels> Operands<B> {
     }
 
     fn chunks(&self) -> Vec<Chunk> {
-        let elements = B::chunk(&self.query.device(), self.key.shape()[2]);
-        self.sizes().chunks(&self.scores, elements, B::CAUSAL_PARTS)
+        let (sizes, elements) = (self.sizes(), B::chunk(&self.query.device(), self.key.shape()[2]));
+        // A single chunk drops its inputs before all gradients are there: it needs no more than several, even if it has more weights,
+        // as many as there are numbers in the queries.
+        let is_single = sizes.weights() <= elements + self.query.shape().num_elements();
+        let elements = if is_single { elements.max(sizes.weights()) } else { elements };
+        sizes.chunks(&self.terms.scores, elements, B::CAUSAL_PARTS)
     }
 
-    /// The queries of a chunk, by group, and its keys.
-    fn rows_and_keys(&self, chunk: &Chunk) -> (FloatTensor<B>, FloatTensor<B>) {
-        (chunk.by_group::<B>(chunk.queries_of::<B>(&self.query)), chunk.keys_of::<B>(&self.key))
+    /// The products of the queries and the keys of a chunk, by head.
+    fn products(&self, chunk: &Chunk) -> FloatTensor<B> {
+        let query = chunk.by_group::<B>(chunk.queries_of::<B>(self.query.clone()));
+        let key = chunk.keys_of::<B>(self.key.clone());
+        chunk.by_head::<B>(B::float_matmul(query, B::float_transpose(key)))
     }
 
     /// Draws what to drop.
@@ -62,22 +93,6 @@ impl<B: AttentionKernels> Operands<B> {
         DroppedWeights { masks, keep }
     }
 
-    fn rows(&self, chunk: &Chunk) -> ScoreRows<B> {
-        let Chunk { batch, heads, queries, keys, .. } = chunk;
-        let ranges = [batch, heads, queries, &(0..*keys)];
-        ScoreRows {
-            scores: self.scores,
-            mask: self.mask.clone().map(|mask| match slices(&mask.shape(), ranges) {
-                Some(slices) => B::bool_slice(mask, &slices),
-                None => mask,
-            }),
-            bias: self.bias.as_ref().map(|bias| part::<B>(bias, ranges)),
-            queries: queries.clone(),
-            all_queries: self.query.shape()[2],
-            all_keys: self.key.shape()[2],
-        }
-    }
-
     /// The output `[batch, heads, queries, value_width]` for values `[batch, groups, keys, value_width]`, and the logarithm of
     /// the sum of the exponentials of every row of scores, `[batch, heads, queries, 1]`, if it is wanted.
     pub(super) fn forward(
@@ -86,15 +101,14 @@ impl<B: AttentionKernels> Operands<B> {
         dropped: Option<&DroppedWeights<B::Mask>>,
         wants_log_sums: bool,
     ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
-        let [batch, heads, queries, _] = self.query.shape().dims();
-        let width = value.shape()[3];
+        let (sizes, width) = (self.sizes(), value.shape()[3]);
+        let Sizes { batch, heads, queries, .. } = sizes;
         // In memory the heads of a query lie side by side: merging them is free.
         let mut output = Parts::<B>::covering(Shape::new([batch, queries, heads, width]));
         let mut log_sums = Parts::<B>::covering(Shape::new([batch, heads, queries, 1]));
         for (index, chunk) in self.chunks().into_iter().enumerate() {
-            let (query, key) = self.rows_and_keys(&chunk);
-            let products = chunk.by_head::<B>(B::float_matmul(query, B::float_transpose(key)));
-            let (rows, Chunk { batch, heads, queries, .. }) = (self.rows(&chunk), &chunk);
+            let (products, rows) = (self.products(&chunk), self.terms.rows(&chunk, &sizes));
+            let Chunk { batch, heads, queries, .. } = &chunk;
             let weights = match wants_log_sums {
                 true => {
                     let ranges = [batch, heads, queries, &(0..1)];
@@ -103,11 +117,12 @@ impl<B: AttentionKernels> Operands<B> {
                 false => B::attention_weights(products, &rows).0,
             };
             let weights = chunk.by_group::<B>(apply_dropout::<B>(weights, dropped, index));
-            let part = chunk.by_head::<B>(B::float_matmul(weights, chunk.keys_of::<B>(&value)));
+            let part = chunk.by_head::<B>(B::float_matmul(weights, chunk.keys_of::<B>(value.clone())));
             output.put([batch, queries, heads, &(0..width)], B::float_swap_dims(part, 1, 2));
         }
-        let log_sums = wants_log_sums.then(|| log_sums.finish(&self.query));
-        (B::float_swap_dims(output.finish(&self.query), 1, 2), log_sums)
+        let like = (self.query.device(), self.query.dtype());
+        let log_sums = wants_log_sums.then(|| log_sums.finish(&like));
+        (B::float_swap_dims(output.finish(&like), 1, 2), log_sums)
     }
 
     /// Only the gradient of the values.
@@ -120,17 +135,14 @@ impl<B: AttentionKernels> Operands<B> {
         let Sizes { batch, groups, keys, .. } = sizes;
         let mut dvalue = KeyGrads::<B>::new(Shape::new([batch, groups, keys, dy.shape()[3]]));
         for (index, chunk) in self.chunks().iter().enumerate().rev() {
-            let (query, key) = self.rows_and_keys(chunk);
-            let products = chunk.by_head::<B>(B::float_matmul(query, B::float_transpose(key)));
-            let (weights, _) = B::attention_weights(products, &self.rows(chunk));
+            let (weights, _) = B::attention_weights(self.products(chunk), &self.terms.rows(chunk, &sizes));
             let weights = chunk.by_group::<B>(apply_dropout::<B>(weights, dropped, index));
-            if let Some(put) =
-                dvalue.add(chunk, &sizes, weights, chunk.by_group::<B>(chunk.queries_of::<B>(&dy)))
-            {
+            let dy = chunk.by_group::<B>(chunk.queries_of::<B>(dy.clone()));
+            if let Some(put) = dvalue.add(chunk, &sizes, weights, dy) {
                 put.put();
             }
         }
-        dvalue.finish(&dy)
+        dvalue.finish(&(dy.device(), dy.dtype()))
     }
 
     /// The gradients that are wanted, of query, key, value and bias.
@@ -143,32 +155,36 @@ impl<B: AttentionKernels> Operands<B> {
         wanted: [bool; 4],
     ) -> [Option<FloatTensor<B>>; 4] {
         let [wants_query, wants_key, wants_value, wants_bias] = wanted;
-        let sizes = self.sizes();
-        let mut dquery = Parts::<B>::covering(self.query.shape());
-        let [mut dkey, mut dvalue] = [&self.key, &value].map(|x| KeyGrads::<B>::new(x.shape()));
-        let mut dbias = self.bias.as_ref().map(|bias| BiasGrad::<B>::new(bias, &sizes));
-        let dtype = self.query.dtype();
-        for (index, chunk) in self.chunks().iter().enumerate().rev() {
-            let (query, key) = self.rows_and_keys(chunk);
-            let dy = chunk.by_group::<B>(chunk.queries_of::<B>(&dy));
+        let (sizes, chunks) = (self.sizes(), self.chunks());
+        let Self { query, key, terms } = self;
+        let like = (query.device(), query.dtype());
+        let mut dquery = Parts::<B>::covering(query.shape());
+        let [mut dkey, mut dvalue] = [&key, &value].map(|x| KeyGrads::<B>::new(x.shape()));
+        let mut dbias = terms.bias.as_ref().map(|bias| BiasGrad::<B>::new(bias, &sizes));
+        let mut inputs = Some([query, key, value, dy]);
+        for (index, chunk) in chunks.iter().enumerate().rev() {
+            // The last chunk has the only handles, and drops each after its last product.
+            let of_chunk = if index == 0 { inputs.take() } else { inputs.clone() };
+            let [query, key, value, dy] = of_chunk.expect("only the last chunk takes them");
+            let [query, dy] = [query, dy].map(|x| chunk.by_group::<B>(chunk.queries_of::<B>(x)));
+            let [key, value] = [key, value].map(|x| chunk.keys_of::<B>(x));
             let products = B::float_matmul(query.clone(), B::float_transpose(key.clone()));
-            let dweights = B::float_matmul(dy.clone(), B::float_transpose(chunk.keys_of::<B>(&value)));
+            let dweights = B::float_matmul(dy.clone(), B::float_transpose(value));
             let [products, dweights] = [products, dweights].map(|x| chunk.by_head::<B>(x));
             let dweights = apply_dropout::<B>(dweights, dropped, index);
-            let log_sums = chunk.queries_of::<B>(&log_sums);
-            let rows = self.rows(chunk);
+            let (log_sums, rows) = (chunk.queries_of::<B>(log_sums.clone()), terms.rows(chunk, &sizes));
             let ScoreGrads { weights, products, bias } =
                 B::attention_weights_backward(products, dweights, log_sums, &rows, wants_bias);
             let mut puts = vec![];
-            if wants_value {
+            if let Some((weights, dy)) = wants_value.then_some((weights, dy)) {
                 let weights = apply_dropout::<B>(weights, dropped, index);
                 put(&mut puts, dvalue.add(chunk, &sizes, chunk.by_group::<B>(weights), dy));
             }
             if let (Some(dbias), Some(bias)) = (&mut dbias, bias) {
-                dbias.add(chunk, bias, dtype);
+                dbias.add(chunk, bias, like.1);
             }
             let products = chunk.by_group::<B>(products);
-            if wants_key {
+            if let Some(query) = wants_key.then_some(query) {
                 put(&mut puts, dkey.add(chunk, &sizes, products.clone(), query));
             }
             if wants_query {
@@ -180,10 +196,10 @@ impl<B: AttentionKernels> Operands<B> {
             B::put_all(puts);
         }
         [
-            wants_query.then(|| dquery.finish(&dy)),
-            wants_key.then(|| dkey.finish(&dy)),
-            wants_value.then(|| dvalue.finish(&dy)),
-            dbias.filter(|_| wants_bias).map(|dbias| dbias.finish(&dy)),
+            wants_query.then(|| dquery.finish(&like)),
+            wants_key.then(|| dkey.finish(&like)),
+            wants_value.then(|| dvalue.finish(&like)),
+            dbias.filter(|_| wants_bias).map(|dbias| dbias.finish(&like)),
         ]
     }
 }

@@ -38,6 +38,10 @@ impl Sizes {
         Self { batch, heads, groups, queries, keys }
     }
 
+    pub(super) fn weights(&self) -> usize {
+        self.batch * self.heads * self.queries * self.keys
+    }
+
     /// How many heads a group has.
     fn of_group(&self) -> usize {
         (self.heads / self.groups.max(1)).max(1)
@@ -101,22 +105,24 @@ pub(super) fn slices(shape: &Shape, ranges: [&Range<usize>; 4]) -> Option<Vec<Sl
     (!all).then(|| ranges.into_iter().map(Slice::from).collect())
 }
 
-pub(super) fn part<B: Backend>(x: &FloatTensor<B>, ranges: [&Range<usize>; 4]) -> FloatTensor<B> {
+pub(super) fn part<B: Backend>(x: FloatTensor<B>, ranges: [&Range<usize>; 4]) -> FloatTensor<B> {
     match slices(&x.shape(), ranges) {
-        Some(slices) => B::float_slice(x.clone(), &slices),
-        None => x.clone(),
+        Some(slices) => B::float_slice(x, &slices),
+        None => x,
     }
 }
 
 impl Chunk {
     /// The part of `[batch, heads, queries, ..]`.
-    pub(super) fn queries_of<B: Backend>(&self, x: &FloatTensor<B>) -> FloatTensor<B> {
-        part::<B>(x, [&self.batch, &self.heads, &self.queries, &(0..x.shape()[3])])
+    pub(super) fn queries_of<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        let width = 0..x.shape()[3];
+        part::<B>(x, [&self.batch, &self.heads, &self.queries, &width])
     }
 
     /// The part of `[batch, groups, keys, ..]`.
-    pub(super) fn keys_of<B: Backend>(&self, x: &FloatTensor<B>) -> FloatTensor<B> {
-        part::<B>(x, [&self.batch, &self.groups, &(0..self.keys), &(0..x.shape()[3])])
+    pub(super) fn keys_of<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
+        let width = 0..x.shape()[3];
+        part::<B>(x, [&self.batch, &self.groups, &(0..self.keys), &width])
     }
 
     /// The rows `[batch, heads, queries, ..]` of this chunk as those of the groups: `[batch, groups, heads of a group * queries, ..]`.

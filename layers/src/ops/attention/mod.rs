@@ -9,9 +9,9 @@
 //! | | `dv = p^T dy`, `ds = p (dy v^T - sum(p dy v^T))`, `dq = ds k`, `dk = ds^T q`, `dbias = ds` |
 //!
 //! Apart from those bits, nothing of the size of the weights, queries times keys, ever exists: chunks of about 1 MiB (64 MiB on
-//! device backends, in f32, or what keeps a GPU busy) are made and dropped, as in [arXiv 2112.05682](https://arxiv.org/abs/2112.05682) and
-//! [arXiv 2205.14135](https://arxiv.org/abs/2205.14135). Memory grows linearly with the length of the sequence; stock Burn
-//! keeps several tensors of the size of the weights.
+//! device backends, in f32, or what keeps a GPU busy; more by the size of the queries, if that makes one chunk of all) are made and
+//! dropped, as in [arXiv 2112.05682](https://arxiv.org/abs/2112.05682) and [arXiv 2205.14135](https://arxiv.org/abs/2205.14135). Memory
+//! grows linearly with the length of the sequence; stock Burn keeps several tensors of the size of the weights.
 //!
 //! Heads may share keys and values in groups ([arXiv 2305.13245](https://arxiv.org/abs/2305.13245)): they are never repeated. In a chunk
 //! the queries of the heads of a group are rows of one product.
@@ -30,7 +30,7 @@ use burn::backend::{
     tensor::{BoolTensor, FloatTensor},
 };
 use burn::tensor::Shape;
-use chunked::{DroppedWeights, Operands};
+use chunked::{DroppedWeights, Operands, Terms};
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -181,8 +181,8 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
     fn backward(saved: Saved<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 4>) {
         let Saved { scores, merged, mask, dropped, log_sums } = saved;
         let (query, key, bias) = (given(pass.take(QUERY)), given(pass.take(KEY)), pass.take(BIAS));
-        let operands = Operands::<B> { query, key, mask, bias, scores };
-        let dy = if merged { split_heads::<B>(dy, operands.query.shape()[1]) } else { dy };
+        let dy = if merged { split_heads::<B>(dy, query.shape()[1]) } else { dy };
+        let operands = Operands::<B> { query, key, terms: Terms { mask, bias, scores } };
         match (pass.take(VALUE), log_sums) {
             (Some(value), Some(log_sums)) => {
                 let wanted = [QUERY, KEY, VALUE, BIAS].map(|input| pass.wants(input));
@@ -213,7 +213,7 @@ impl<B: AttentionKernels> MaskedAttention<B> {
         [query, key, value, bias]: Inputs<B, 4>,
     ) -> (Operands<B>, FloatTensor<B>, Option<DroppedWeights<B::Mask>>) {
         let (query, key, mask, scores) = (given(query), given(key), self.mask.clone(), self.attention.scores);
-        let operands = Operands { query, key, mask, bias, scores };
+        let operands = Operands { query, key, terms: Terms { mask, bias, scores } };
         let dropped = self.attention.dropout.as_ref().map(|dropout| dropout.get(&operands));
         (operands, given(value), dropped)
     }

@@ -1,7 +1,7 @@
 //! Results that chunks are put into, or summed in: sums of half precision are in f32, and narrowed once.
 use super::chunks::{Chunk, Sizes, slices};
 use super::kernels::AttentionKernels;
-use crate::backend::{Placeholders, widen, zeros};
+use crate::backend::{Placeholders, widen};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use core::ops::Range;
@@ -62,9 +62,9 @@ impl<B: Placeholders> Parts<B> {
         });
     }
 
-    /// The tensor. Zeros, if there was no part, are of the dtype and device of `like`.
-    pub(super) fn finish(self, like: &FloatTensor<B>) -> FloatTensor<B> {
-        self.all.unwrap_or_else(|| zeros::<B>(self.shape, like))
+    /// The tensor. Zeros, if there was no part, are of this device and dtype.
+    pub(super) fn finish(self, (device, dtype): &(B::Device, DType)) -> FloatTensor<B> {
+        self.all.unwrap_or_else(|| B::float_full(self.shape, 0.0.into(), device, (*dtype).into()))
     }
 }
 
@@ -120,7 +120,7 @@ impl<B: AttentionKernels> KeyGrads<B> {
         Some(Put { whole: &mut self.all, ranges, part: B::float_cast(sum, dtype.into()) })
     }
 
-    pub(super) fn finish(self, like: &FloatTensor<B>) -> FloatTensor<B> {
+    pub(super) fn finish(self, like: &(B::Device, DType)) -> FloatTensor<B> {
         self.all.finish(like)
     }
 }
@@ -148,7 +148,7 @@ impl<B: Placeholders> BiasGrad<B> {
         self.all.add(ranges, sum);
     }
 
-    pub(super) fn finish(self, like: &FloatTensor<B>) -> FloatTensor<B> {
-        B::float_cast(self.all.finish(like), like.dtype().into())
+    pub(super) fn finish(self, like: &(B::Device, DType)) -> FloatTensor<B> {
+        B::float_cast(self.all.finish(like), like.1.into())
     }
 }
