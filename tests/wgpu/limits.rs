@@ -108,9 +108,13 @@ fn causal_attention_launches_no_more_than_burn() {
 /// The weights of so few tokens are less than their queries, keys and values.
 #[test]
 fn attention_to_few_tokens_needs_no_more_than_burn() {
+    if ON_CUDA {
+        println!("left out, as above");
+        return;
+    }
     let _alone = alone();
     let limits = Limits { device: gpu().autodiff(), faults: vec![] };
-    for (batch, length) in [(8, 1), (4, 16), (4, 50)] {
+    for (batch, length) in [(256, 1), (16, 16), (16, 50)] {
         let stock = burn::nn::attention::MultiHeadAttentionConfig::new(128, 2).with_dropout(0.0);
         for (parameters, stock) in variants(stock.init(&limits.device)) {
             let layer = memsave::attention::MultiHeadAttention::from(stock.clone());

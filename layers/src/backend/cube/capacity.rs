@@ -18,4 +18,8 @@ impl Capacity for Cube {
         let memory = &client.properties().memory;
         Some(memory.max_memory().unwrap_or(memory.max_page_size.saturating_mul(8)))
     }
+
+    fn largest(device: &<Self as BackendTypes>::Device) -> usize {
+        usize::try_from(device.client().properties().memory.max_page_size).unwrap_or(usize::MAX)
+    }
 }

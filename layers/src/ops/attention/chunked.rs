@@ -4,6 +4,7 @@ use super::{
     chunks::{Chunk, Sizes, part, slices},
     sums::{BiasGrad, KeyGrads, Parts, Put},
 };
+use crate::backend::wide;
 use crate::ops::replay;
 use burn::backend::{
     Backend, TensorMetadata,
@@ -65,19 +66,15 @@ impl<B: AttentionKernels> Operands<B> {
     }
 
     fn chunks(&self) -> Vec<Chunk> {
-        let (sizes, elements) = (self.sizes(), B::chunk(&self.query.device(), self.key.shape()[2]));
-        // A single chunk drops its inputs before all gradients are there: it needs no more than several, even if it has more weights,
-        // as many as there are numbers in the queries.
-        let is_single = sizes.weights() <= elements + self.query.shape().num_elements();
-        let elements = if is_single { elements.max(sizes.weights()) } else { elements };
-        sizes.chunks(&self.terms.scores, elements, B::CAUSAL_PARTS)
-    }
-
-    /// The products of the queries and the keys of a chunk, by head.
-    fn products(&self, chunk: &Chunk) -> FloatTensor<B> {
-        let query = chunk.by_group::<B>(chunk.queries_of::<B>(self.query.clone()));
-        let key = chunk.keys_of::<B>(self.key.clone());
-        chunk.by_head::<B>(B::float_matmul(query, B::float_transpose(key)))
+        let (sizes, device, dtype) = (self.sizes(), self.query.device(), self.query.dtype());
+        let [query, key] = [&self.query, &self.key].map(|x| x.shape().num_elements());
+        // A single chunk drops its inputs before all results are there. Forward, it may have as many weights more as the output has
+        // numbers without needing more; backward, where there are weights and their gradients, half of the queries, keys and values.
+        // A bias has gradients, too.
+        let more = query.min(query / 2 + key) / if self.terms.bias.is_some() { 3 } else { 1 };
+        let elements = B::chunk(&device, sizes.keys);
+        let most_of_one = (elements + more).min(B::largest(&device) / wide(dtype).size());
+        sizes.one_or_chunks(&self.terms.scores, elements, most_of_one, B::CAUSAL_PARTS)
     }
 
     /// Draws what to drop.
@@ -101,14 +98,18 @@ impl<B: AttentionKernels> Operands<B> {
         dropped: Option<&DroppedWeights<B::Mask>>,
         wants_log_sums: bool,
     ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
-        let (sizes, width) = (self.sizes(), value.shape()[3]);
+        let (sizes, chunks, width) = (self.sizes(), self.chunks(), value.shape()[3]);
         let Sizes { batch, heads, queries, .. } = sizes;
+        let Self { query, key, terms } = self;
+        let like = (query.device(), query.dtype());
         // In memory the heads of a query lie side by side: merging them is free.
         let mut output = Parts::<B>::covering(Shape::new([batch, queries, heads, width]));
         let mut log_sums = Parts::<B>::covering(Shape::new([batch, heads, queries, 1]));
-        for (index, chunk) in self.chunks().into_iter().enumerate() {
-            let (products, rows) = (self.products(&chunk), self.terms.rows(&chunk, &sizes));
-            let Chunk { batch, heads, queries, .. } = &chunk;
+        let mut inputs = ChunkInputs::<B, 3>::of([query, key, value], chunks.len());
+        for (index, chunk) in chunks.iter().enumerate() {
+            let [query, key, value] = inputs.next();
+            let (products, rows) = (chunk.products::<B>(query, key), terms.rows(chunk, &sizes));
+            let Chunk { batch, heads, queries, .. } = chunk;
             let weights = match wants_log_sums {
                 true => {
                     let ranges = [batch, heads, queries, &(0..1)];
@@ -117,10 +118,9 @@ impl<B: AttentionKernels> Operands<B> {
                 false => B::attention_weights(products, &rows).0,
             };
             let weights = chunk.by_group::<B>(apply_dropout::<B>(weights, dropped, index));
-            let part = chunk.by_head::<B>(B::float_matmul(weights, chunk.keys_of::<B>(value.clone())));
+            let part = chunk.by_head::<B>(B::float_matmul(weights, chunk.keys_of::<B>(value)));
             output.put([batch, queries, heads, &(0..width)], B::float_swap_dims(part, 1, 2));
         }
-        let like = (self.query.device(), self.query.dtype());
         let log_sums = wants_log_sums.then(|| log_sums.finish(&like));
         (B::float_swap_dims(output.finish(&like), 1, 2), log_sums)
     }
@@ -131,18 +131,22 @@ impl<B: AttentionKernels> Operands<B> {
         dropped: Option<&DroppedWeights<B::Mask>>,
         dy: FloatTensor<B>,
     ) -> FloatTensor<B> {
-        let sizes = self.sizes();
+        let (sizes, chunks, like) = (self.sizes(), self.chunks(), (dy.device(), dy.dtype()));
         let Sizes { batch, groups, keys, .. } = sizes;
         let mut dvalue = KeyGrads::<B>::new(Shape::new([batch, groups, keys, dy.shape()[3]]));
-        for (index, chunk) in self.chunks().iter().enumerate().rev() {
-            let (weights, _) = B::attention_weights(self.products(chunk), &self.terms.rows(chunk, &sizes));
+        let Self { query, key, terms } = self;
+        let mut inputs = ChunkInputs::<B, 3>::of([query, key, dy], chunks.len());
+        for (index, chunk) in chunks.iter().enumerate().rev() {
+            let [query, key, dy] = inputs.next();
+            let products = chunk.products::<B>(query, key);
+            let (weights, _) = B::attention_weights(products, &terms.rows(chunk, &sizes));
             let weights = chunk.by_group::<B>(apply_dropout::<B>(weights, dropped, index));
-            let dy = chunk.by_group::<B>(chunk.queries_of::<B>(dy.clone()));
+            let dy = chunk.by_group::<B>(chunk.queries_of::<B>(dy));
             if let Some(put) = dvalue.add(chunk, &sizes, weights, dy) {
                 put.put();
             }
         }
-        dvalue.finish(&(dy.device(), dy.dtype()))
+        dvalue.finish(&like)
     }
 
     /// The gradients that are wanted, of query, key, value and bias.
@@ -161,11 +165,9 @@ impl<B: AttentionKernels> Operands<B> {
         let mut dquery = Parts::<B>::covering(query.shape());
         let [mut dkey, mut dvalue] = [&key, &value].map(|x| KeyGrads::<B>::new(x.shape()));
         let mut dbias = terms.bias.as_ref().map(|bias| BiasGrad::<B>::new(bias, &sizes));
-        let mut inputs = Some([query, key, value, dy]);
+        let mut inputs = ChunkInputs::<B, 4>::of([query, key, value, dy], chunks.len());
         for (index, chunk) in chunks.iter().enumerate().rev() {
-            // The last chunk has the only handles, and drops each after its last product.
-            let of_chunk = if index == 0 { inputs.take() } else { inputs.clone() };
-            let [query, key, value, dy] = of_chunk.expect("only the last chunk takes them");
+            let [query, key, value, dy] = inputs.next();
             let [query, dy] = [query, dy].map(|x| chunk.by_group::<B>(chunk.queries_of::<B>(x)));
             let [key, value] = [key, value].map(|x| chunk.keys_of::<B>(x));
             let products = B::float_matmul(query.clone(), B::float_transpose(key.clone()));
@@ -201,6 +203,26 @@ impl<B: AttentionKernels> Operands<B> {
             wants_value.then(|| dvalue.finish(&like)),
             dbias.filter(|_| wants_bias).map(|dbias| dbias.finish(&like)),
         ]
+    }
+}
+
+/// What all chunks read. The last one gets the only handles, and drops each after its last product.
+struct ChunkInputs<B: Backend, const N: usize> {
+    tensors: Option<[FloatTensor<B>; N]>,
+    /// The chunks to come.
+    left: usize,
+}
+
+impl<B: Backend, const N: usize> ChunkInputs<B, N> {
+    fn of(tensors: [FloatTensor<B>; N], chunks: usize) -> Self {
+        Self { tensors: Some(tensors), left: chunks }
+    }
+
+    /// Those of the next chunk.
+    fn next(&mut self) -> [FloatTensor<B>; N] {
+        self.left -= 1;
+        let tensors = if self.left == 0 { self.tensors.take() } else { self.tensors.clone() };
+        tensors.expect("one chunk after the other")
     }
 }
 

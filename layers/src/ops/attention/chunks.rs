@@ -38,8 +38,9 @@ impl Sizes {
         Self { batch, heads, groups, queries, keys }
     }
 
-    pub(super) fn weights(&self) -> usize {
-        self.batch * self.heads * self.queries * self.keys
+    /// The number of weights.
+    fn weights(&self) -> usize {
+        [self.heads, self.queries, self.keys].into_iter().fold(self.batch, usize::saturating_mul)
     }
 
     /// How many heads a group has.
@@ -54,6 +55,19 @@ impl Sizes {
             0 => (1..=most).rev().find(|step| of_group.is_multiple_of(*step)).unwrap_or(1),
             groups => groups * of_group,
         }
+    }
+
+    /// A single chunk, if there can be one of at most `most_of_one` weights; else [`chunks`](Self::chunks).
+    pub(super) fn one_or_chunks(
+        &self,
+        scores: &Scores,
+        elements: usize,
+        most_of_one: usize,
+        causal_parts: usize,
+    ) -> Vec<Chunk> {
+        let weights = self.weights();
+        let one = (weights <= most_of_one).then(|| self.chunks(scores, elements.max(weights), causal_parts));
+        one.filter(|one| one.len() == 1).unwrap_or_else(|| self.chunks(scores, elements, causal_parts))
     }
 
     /// The chunks: whole heads where several heads fit in `elements`, else some queries of one. They are in the order of the weights,
@@ -144,6 +158,12 @@ impl Chunk {
         B::float_reshape(x, shape)
     }
 
+    /// The products of its queries and keys, by head.
+    pub(super) fn products<B: Backend>(&self, query: FloatTensor<B>, key: FloatTensor<B>) -> FloatTensor<B> {
+        let (query, key) = (self.by_group::<B>(self.queries_of::<B>(query)), self.keys_of::<B>(key));
+        self.by_head::<B>(B::float_matmul(query, B::float_transpose(key)))
+    }
+
     /// Whether these are all queries of the groups.
     pub(super) fn holds_its_groups(&self, sizes: &Sizes) -> bool {
         self.queries == (0..sizes.queries) && self.heads.len() == self.groups.len() * sizes.of_group()
@@ -213,6 +233,17 @@ mod tests {
             chunks([2, 3, 5, 7], false, 210),
             [Chunk { batch: 0..2, heads: 0..3, groups: 0..3, queries: 0..5, keys: 7 }]
         );
+    }
+
+    #[test]
+    fn one_chunk_of_more_weights_where_there_can_be_one() {
+        let count = |causal, most_of_one| {
+            let scores = Scores { causal, ..SCORES };
+            sizes([8, 2, 128, 32], 2).one_or_chunks(&scores, 1 << 14, most_of_one, 2).len()
+        };
+        assert_eq!([count(false, 1 << 16), count(false, (1 << 16) - 1)], [1, 4]);
+        // That of causal attention has parts, for which its inputs would be held.
+        assert_eq!(count(true, 1 << 16), chunks([8, 2, 128, 32], true, 1 << 14).len());
     }
 
     /// A few chunks of a causal attention on a device, where each is several kernels: the queries are in more parts where chunks are
