@@ -163,13 +163,19 @@ pub trait Capacity: Backend {
     /// As many bytes as every multiprocessor has something to do with, if each takes so many: at least `least`, beyond that no more than
     /// a 64th of the memory, and than one tensor can have.
     fn busy_bytes(device: &Self::Device, least: usize, of_each: usize) -> usize {
-        let most = Self::memory(device).map_or(usize::MAX, |bytes| (bytes / 64) as usize);
-        busy_bytes(Self::multiprocessors(device), [least, most.min(Self::largest(device))], of_each)
+        let memory = Self::memory(device).map(|bytes| bytes as usize);
+        busy_bytes([Self::multiprocessors(device), memory], Self::largest(device), least, of_each)
     }
 }
 composing_backends!(Capacity);
 
-fn busy_bytes(multiprocessors: Option<usize>, [least, most]: [usize; 2], of_each: usize) -> usize {
+fn busy_bytes(
+    [multiprocessors, memory]: [Option<usize>; 2],
+    largest: usize,
+    least: usize,
+    of_each: usize,
+) -> usize {
+    let most = memory.map_or(usize::MAX, |bytes| bytes / 64).min(largest);
     multiprocessors.map_or(least, |count| least.max(count.saturating_mul(of_each).min(most)))
 }
 
@@ -200,11 +206,12 @@ mod tests {
 
     #[test]
     fn chunks_keep_a_device_busy_within_its_memory() {
-        let bytes = |multiprocessors, most| busy_bytes(multiprocessors, [1000, most], 50);
-        assert_eq!(bytes(None, usize::MAX), 1000);
-        assert_eq!(bytes(Some(10), usize::MAX), 1000);
-        assert_eq!(bytes(Some(100), usize::MAX), 5000);
-        assert_eq!(bytes(Some(100), 3000), 3000);
-        assert_eq!(bytes(Some(100), 1), 1000);
+        let bytes = |multiprocessors, memory| busy_bytes([multiprocessors, memory], usize::MAX, 1000, 50);
+        assert_eq!(bytes(None, Some(1 << 30)), 1000);
+        assert_eq!(bytes(Some(10), None), 1000);
+        assert_eq!(bytes(Some(100), Some(1 << 30)), 5000);
+        assert_eq!(bytes(Some(100), Some(64 * 3000)), 3000);
+        assert_eq!(bytes(Some(100), Some(64)), 1000);
+        assert_eq!(busy_bytes([Some(100), Some(1 << 30)], 2000, 1000, 50), 2000);
     }
 }
