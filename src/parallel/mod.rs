@@ -30,9 +30,10 @@
 //!
 //! Burn's own strategy reduces gradients with NCCL, on the CUDA devices of one machine, also of one that serves them to others
 //! ([`RemoteServer`](https://docs.rs/burn/0.22.1/burn/server/struct.RemoteServer.html)). To it our layers are like Burn's: they are
-//! tested under the distributed training that it is made of, on a server whose devices reduce on the CPU (`tests/distributed`; not
-//! what draws random numbers, nor quantized weights, which Burn's servers do not take), but not with NCCL, for want of such a machine. It does not refuse a [`BatchNorm`](crate::nn::BatchNorm) in training mode, of which each device
-//! then has statistics of its own part of the batch, running ones too: freeze it, or take another norm.
+//! tested under it, and under the distributed training that it is made of, on a server whose devices reduce on the CPU
+//! (`tests/distributed`; not what draws random numbers, nor quantized weights, which Burn's servers do not take), but not with NCCL,
+//! for want of such a machine. It does not refuse a [`BatchNorm`](crate::nn::BatchNorm) in training mode, of which each device then
+//! has statistics of its own part of the batch, running ones too: freeze it, or take another norm.
 //! Burn 0.22.1 refuses to reduce across servers, and panics on every other backend. `ExecutionStrategy::multi` works anywhere
 //! and moves the whole module, frozen weights too, to every device in every step.
 mod error;

@@ -130,6 +130,7 @@ fn equals_stock_for_long_sequences() {
         Case::new([3, 5, 100, 300, 4, 3]).masked(),
         Case::new([1, 1, 40, 7000, 2, 2]).causal(),
         Case::new([1, 2, 530, 530, 4, 5]).causal(),
+        Case::new([1, 2, 530, 530, 4, 5]).causal().biased(),
         Case { mask: spread, bias: spread, ..Case::new([1, 2, 300, 1000, 2, 3]).causal() },
         // Chunks of all heads of a group, of half of them, and of one.
         Case::new([1, 4, 140, 200, 2, 3]).shared(3).masked(),

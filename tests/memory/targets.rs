@@ -3,8 +3,8 @@ use crate::meter::{RECORDS, SCRATCH, alone, bytes, measure};
 use crate::table::{Case, Input, run::Setting};
 use burn::module::Module;
 use burn::nn::{PaddingConfig2d, loss::CrossEntropyLossConfig};
-use burn::tensor::{DType, Device, Distribution, Int, Tensor, ops::AttentionModuleOptions};
-use burn_memsave::{functional, nn as memsave};
+use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor, module, ops::AttentionModuleOptions};
+use burn_memsave::{functional, measure::LayerMeasurement, nn as memsave};
 
 const ANY: f64 = f64::INFINITY;
 const ROWS: [usize; 3] = [64, 128, 1024];
@@ -211,6 +211,67 @@ fn attention_to_few_tokens_needs_no_more_than_burn() {
                 assert!(ours <= burn + SCRATCH, "{name}: {what} {ours} bytes, Burn's {burn}");
             }
         }
+    }
+    for length in [4, 16, 50] {
+        let [ours, burn] = [functional::attention as Attention, module::attention].map(|attention| {
+            let input = || random([16, 8, length, 64]);
+            measure(&device(), input, |x| {
+                attention(x.clone(), x.clone(), x, None, None, AttentionModuleOptions::default())
+            })
+        });
+        let [ours, burn] = [ours, burn].map(|of| bytes(of.peak));
+        assert!(ours <= burn + SCRATCH, "{length} tokens, to themselves: {ours} bytes, Burn's {burn}");
+    }
+}
+
+type Attention = fn(
+    Tensor<4>,
+    Tensor<4>,
+    Tensor<4>,
+    Option<Tensor<4, Bool>>,
+    Option<Tensor<4>>,
+    AttentionModuleOptions,
+) -> Tensor<4>;
+
+/// Where no gradient flows to the weights, whatever is less is held for later: they, or what they are computed from. Burn holds the
+/// weights, for the backward pass of the values and in the output of a layer.
+#[test]
+fn attention_holds_no_more_than_its_weights() {
+    let _alone = alone();
+    const WIDTH: usize = 64;
+    let no_more = |name: &str, ours: LayerMeasurement, burn: LayerMeasurement| {
+        for (what, ours, burn) in [("holds", ours.kept, burn.kept), ("needs", ours.peak, burn.peak)] {
+            let [ours, burn] = [ours, burn].map(bytes);
+            assert!(ours <= burn + RECORDS, "{name}: {what} {ours} bytes, Burn's {burn}");
+        }
+    };
+    for (length, bias) in [(16, false), (100, false), (300, false), (300, true)] {
+        let value = || random([4, 2, length, WIDTH]);
+        let untracked = |shape| Tensor::random(shape, Distribution::Default, &device());
+        let [ours, burn] = [functional::attention as Attention, module::attention].map(|attention| {
+            measure(&device(), value, |value| {
+                let [query, key] = [(); 2].map(|()| untracked(value.dims()));
+                let bias = bias.then(|| untracked([4, 2, length, length]));
+                attention(query, key, value, None, bias, AttentionModuleOptions::default())
+            })
+        });
+        no_more(&format!("only the values of {length} tokens are tracked, bias {bias}"), ours, burn);
+    }
+    for (batch, length) in [(64, 4), (16, 16), (8, 50), (2, 300)] {
+        let stock = burn::nn::attention::MultiHeadAttentionConfig::new(512, 8).init(&Device::flex());
+        let layer = memsave::attention::MultiHeadAttention::from(stock.clone());
+        let input = || Tensor::random([batch, length, 512], Distribution::Default, &Device::flex());
+        let ours = measure(&device(), input, |x| {
+            let output = layer.forward(memsave::attention::MhaInput::self_attn(x));
+            std::mem::forget(output.weights); // for good: a later run begins with those of the one before
+            output.context
+        });
+        let burn = measure(&device(), input, |x| {
+            let output = stock.forward(burn::nn::attention::MhaInput::self_attn(x));
+            std::mem::forget(output.weights);
+            output.context
+        });
+        no_more(&format!("the output of {batch} x {length} tokens"), ours, burn);
     }
 }
 

@@ -132,6 +132,29 @@ fn attention_to_few_tokens_needs_no_more_than_burn() {
     }
 }
 
+/// Sums by channels are made of parts in f32, which are few, also where there are many examples of a few elements.
+#[test]
+fn batch_norm_of_few_elements_needs_no_more_than_burn() {
+    if ON_CUDA {
+        println!("left out, as above");
+        return;
+    }
+    const SHAPE: [usize; 3] = [512, 64, 2];
+    let _alone = alone();
+    let limits = Limits { device: gpu().autodiff(), faults: vec![] };
+    let stock = burn::nn::BatchNormConfig::new(SHAPE[1]);
+    for (parameters, stock) in variants(stock.init(&limits.device)) {
+        let layer = memsave::BatchNorm::from(stock.clone());
+        let burn = limits.measure(SHAPE, &|x| stock.forward(x));
+        let ours = limits.measure(SHAPE, &|x| layer.forward(x));
+        let tensor = (4 * SHAPE.iter().product::<usize>()) as u64;
+        let [burn, ours] = [burn, ours].map(|of| of.peak.expect("the pool counts"));
+        assert!(ours <= burn + SLACK, "{parameters}: {ours} bytes, Burn's {burn}");
+        // Beside the input, the output or the gradient.
+        assert!(ours <= tensor + tensor / 8 + SLACK, "{parameters}: {ours} bytes");
+    }
+}
+
 /// Norms of inputs that lie elsewhere in memory need no more than those of contiguous ones: nothing is copied.
 #[test]
 fn norms_do_not_copy_what_they_read() {

@@ -438,8 +438,19 @@ fn softmaxes_equal_flex() {
 
 #[test]
 fn batch_norm_equals_flex() {
-    check("batch_norm_train", [4, 3, 5], |x: Tensor<3>, operands| {
-        F::batch_norm_train(x, operands.vector(3), operands.vector(3), 1e-5).output
+    // Where there are many channels, sums are of several examples, the last ones of fewer.
+    for shape @ [_, channels, _] in [[4, 3, 5], [5, 600, 3], [5, 600, 4]] {
+        check("batch_norm_train", shape, |x: Tensor<3>, operands| {
+            F::batch_norm_train(x, operands.vector(channels), operands.vector(channels), 1e-5).output
+        });
+    }
+    check("batch_norm_train, examples between channels", [600, 5, 4], |x: Tensor<3>, operands| {
+        let x = x.swap_dims(0, 1);
+        F::batch_norm_train(x, operands.vector(600), operands.vector(600), 1e-5).output.swap_dims(0, 1)
+    });
+    check("batch_norm, beta alone", [5, 600, 4], |x: Tensor<3>, operands| {
+        let fixed = tensor::<1>(values([600], 20), &x.device()).abs() + 0.5;
+        F::batch_norm(x, fixed.clone(), operands.vector(600), fixed.clone(), fixed, 1e-5)
     });
     check("batch_norm", [4, 3, 5], |x: Tensor<3>, operands| {
         let statistics = |seed| tensor::<1>(values([3], seed), &x.device()).abs() + 0.5;
@@ -497,6 +508,13 @@ fn attention_equals_flex() {
         let bias = operands.kernel([2, 6, 1, 5]);
         F::attention(heads(0, 6), heads(6, 2), heads(8, 2), None, Some(bias), options)
     });
+    // Only the values are tracked, by weights that are kept.
+    for groups in [2, 6] {
+        check_products("attention, values alone", [2, groups, 5, 3], |value: Tensor<4>, _| {
+            let fixed = |heads, seed| tensor::<4>(values([2, heads, 5, 4], seed), &value.device());
+            F::attention(fixed(6, 40), fixed(groups, 41), value, None, None, options)
+        });
+    }
     check("rotary encoding", [2, 3, 5, 4], |x: Tensor<4>, _| {
         let factors = tensor::<3>(values([5, 4, 2], 30), &x.device());
         F::rotary_encoding(x, factors)

@@ -1,13 +1,14 @@
 //! Attention.
 use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, into_maybe, is_quantized, require};
-use crate::ops::{Attention, AttentionOps, MaybeMask, Scores};
+use crate::ops::{Attended, Attention, AttentionOps, MaybeMask, Scores};
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, Device, Shape, Tensor, module, ops::AttentionModuleOptions};
 
 /// `softmax(q k^T * scale) v`; see [`burn::tensor::module::attention`].
 ///
 /// Keeps handles of `q`, `k`, `v`, the mask and the bias, and one number per query and head; nothing of the size queries times
-/// keys. The weights are computed in blocks, and again in the backward pass.
+/// keys. The weights are computed in blocks, and again in the backward pass. Where only `v` is tracked, and the weights take no more
+/// memory than what they are computed from, it keeps the weights.
 ///
 /// Keys and values may have fewer heads than queries: each is then that of as many heads of queries, one after another (grouped queries,
 /// [arXiv 2305.13245](https://arxiv.org/abs/2305.13245)). They are not repeated, and kept as they are. Burn's function takes any number of
@@ -129,7 +130,44 @@ pub(crate) fn weighted<const D: usize>(
         };
         return Tensor::zeros(shape, (&sum.device(), sum.dtype())) + sum.reshape([1; D]);
     }
+    if value.is_tracked() && has_few_weights(&query, &key, &mask, &bias) {
+        return with_weights(query, key, value, mask, bias, attention).0;
+    }
     let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
     let mask = MaybeMask::from(mask.map(Tensor::into_dispatch));
     Tensor::from_dispatch(Dispatch::memsave_attention(query, key, value, mask, into_maybe(bias), attention))
+}
+
+/// Whether no gradient flows to the weights, and they take no more memory than what they are computed from: whoever needs the one or the
+/// other later keeps the weights, as Burn does. So it is where there are few tokens.
+pub(crate) fn has_few_weights(
+    query: &Tensor<4>,
+    key: &Tensor<4>,
+    mask: &Option<Tensor<4, Bool>>,
+    bias: &Option<Tensor<4>>,
+) -> bool {
+    let mut operands = [query, key].into_iter().chain(bias);
+    if operands.any(|tensor| tensor.is_tracked() || tensor.shape().num_elements() == 0) {
+        return false;
+    }
+    let [query, key] = [query, key].map(|tensor| tensor.clone().into_dispatch());
+    let mask = MaybeMask::from(mask.clone().map(Tensor::into_dispatch));
+    Dispatch::memsave_has_few_weights(query, key, mask, into_maybe(bias.clone()))
+}
+
+/// [`weighted`], and the weights `[batch, heads, queries, keys]`, after dropout; of tensors that fit, of which at most the values are
+/// tracked.
+pub(crate) fn with_weights<const D: usize>(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    mask: Option<Tensor<4, Bool>>,
+    bias: Option<Tensor<4>>,
+    attention: Attention,
+) -> (Tensor<D>, Tensor<4>) {
+    let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
+    let mask = MaybeMask::from(mask.map(Tensor::into_dispatch));
+    let Attended { output, weights } =
+        Dispatch::memsave_attention_with_weights(query, key, value, mask, into_maybe(bias), attention);
+    (Tensor::from_dispatch(output), Tensor::from_dispatch(weights))
 }

@@ -63,7 +63,7 @@ pub use preference::{
 pub use rotary::rotary_encoding;
 pub use softmax::{log_softmax, quiet_softmax, softmax, softmin};
 
-pub(crate) use attention::weighted;
+pub(crate) use attention::{has_few_weights, weighted, with_weights};
 pub(crate) use lora::{adapted_rows, column_norms};
 pub(crate) use loss::{class_weights, element_loss, element_loss_sum};
 pub(crate) use pool::interpolate1d;

@@ -57,7 +57,8 @@ mod update;
 pub use add_rms_norm::AddRmsNormOps;
 pub use approx::{Approx, ApproxKernels, ApproxOps};
 pub use attention::{
-    Attention, AttentionKernels, AttentionOps, MaybeMask, ScoreGrads, ScoreRows, Scores, WeightDropout,
+    Attended, Attention, AttentionKernels, AttentionOps, MaybeMask, ScoreGrads, ScoreRows, Scores,
+    WeightDropout,
 };
 pub use avg_pool::AvgPoolOps;
 pub use batch_norm::BatchNormOps;

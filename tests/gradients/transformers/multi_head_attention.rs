@@ -45,36 +45,42 @@ fn equals_stock() {
     run(&no_bias.with_output_bias(false).with_dropout(0.0), false, false, false);
 }
 
-/// The queries and keys of the heads, which are merged, are untracked then, and the values are not.
+/// The queries and keys of the heads, which are merged, are untracked then, and the values are not. The second input has weights of
+/// several chunks, which are kept all the same.
 #[test]
 fn equals_stock_where_only_values_and_output_are_trained() {
     let _generator = generator();
-    macro_rules! forward {
-        ($namespace:ident) => {
-            |layer, x: &[Tensor<3>]| {
-                let input = $namespace::MhaInput::self_attn(x[0].clone());
-                vec![layer.forward(input.mask_attn(mask([2, 5, 5], &x[0].device(), 4))).context]
+    for shape @ [batch, length, features] in [[2, 5, 6], [80, 60, 64]] {
+        macro_rules! forward {
+            ($namespace:ident) => {
+                |layer, x: &[Tensor<3>]| {
+                    let input = $namespace::MhaInput::self_attn(x[0].clone());
+                    let hidden = mask([batch, length, length], &x[0].device(), 4);
+                    vec![layer.forward(input.mask_attn(hidden)).context]
+                }
+            };
+        }
+        for (backend, dropout) in Backend::ALL.into_iter().flat_map(|b| [(b, 0.0), (b, 0.3)]) {
+            for (device, output) in
+                backend.autodiff_devices().into_iter().flat_map(|d| [(d.clone(), true), (d, false)])
+            {
+                let config = stock::MultiHeadAttentionConfig::new(features, 2).with_dropout(dropout);
+                let mut layer = filled(config.init(&device), Trainable::All);
+                [layer.query, layer.key] = [layer.query, layer.key].map(Module::no_grad);
+                layer.output = if output { layer.output } else { layer.output.no_grad() };
+                let converted = MemSaveMultiHeadAttention::from(layer.clone());
+                let x = uniform(shape.iter().product(), 77, -1.0..1.0);
+                let x = [tensor::<3>(x, &shape, &device, DType::F64)];
+                device.seed(5);
+                let expected = outcome(&layer, &x, forward!(stock));
+                // The context, no gradient of x, and of the projections those of weight and bias.
+                let there: Vec<bool> = expected.iter().map(Option::is_some).collect();
+                assert_eq!(there, [true, false, false, false, false, false, true, true, output, output]);
+                device.seed(5);
+                let found = outcome(&converted, &x, forward!(ours));
+                let case = format!("{shape:?}, {device:?}, dropout {dropout}, output trained: {output}");
+                agree(&case, found, expected);
             }
-        };
-    }
-    for (backend, dropout) in Backend::ALL.into_iter().flat_map(|b| [(b, 0.0), (b, 0.3)]) {
-        for (device, output) in
-            backend.autodiff_devices().into_iter().flat_map(|d| [(d.clone(), true), (d, false)])
-        {
-            let config = stock::MultiHeadAttentionConfig::new(6, 2).with_dropout(dropout);
-            let mut layer = filled(config.init(&device), Trainable::All);
-            [layer.query, layer.key] = [layer.query, layer.key].map(Module::no_grad);
-            layer.output = if output { layer.output } else { layer.output.no_grad() };
-            let converted = MemSaveMultiHeadAttention::from(layer.clone());
-            let x = [tensor::<3>(uniform(2 * 5 * 6, 77, -1.0..1.0), &[2, 5, 6], &device, DType::F64)];
-            device.seed(5);
-            let expected = outcome(&layer, &x, forward!(stock));
-            // The context, no gradient of x, and of the projections those of weight and bias.
-            let there: Vec<bool> = expected.iter().map(Option::is_some).collect();
-            assert_eq!(there, [true, false, false, false, false, false, true, true, output, output]);
-            device.seed(5);
-            let found = outcome(&converted, &x, forward!(ours));
-            agree(&format!("{device:?}, dropout {dropout}, output trained: {output}"), found, expected);
         }
     }
 }

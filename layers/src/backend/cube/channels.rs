@@ -112,7 +112,7 @@ fn to_last(tensor: &CubeTensor) -> Vec<usize> {
     [0].into_iter().chain(2..rank).chain([1]).collect()
 }
 
-/// How repeats are divided, where each unit adds up a column.
+/// How repeats are divided: each unit adds up a part of a column, or each cube with all inner elements of the repeats.
 pub(crate) struct Parts {
     pub count: usize,
     /// Repeats of a part.
@@ -120,14 +120,18 @@ pub(crate) struct Parts {
 }
 
 impl Channels {
-    /// One repeat each where a cube adds up the inner elements; else so many that there is work for all units of a device.
+    /// As few as keep all units of a device busy, and leave each cube some hundred elements: two numbers in f32 are made of every part
+    /// and channel.
     pub fn parts(&self) -> Parts {
         const UNITS: usize = 1 << 12;
-        if self.inner > 1 {
-            return Parts { count: self.repeats, length: 1 };
-        }
-        let most = UNITS.div_ceil(self.channels.max(1)).clamp(1, self.repeats.max(1));
-        let length = self.repeats.div_ceil(most).max(1);
+        const CUBES: usize = 1 << 10;
+        const ELEMENTS: usize = 1 << 8;
+        let channels = self.channels.max(1);
+        let most = match self.inner {
+            0 | 1 => UNITS.div_ceil(channels),
+            inner => CUBES.div_ceil(channels).max((self.repeats * inner).div_ceil(ELEMENTS)),
+        };
+        let length = self.repeats.div_ceil(most.clamp(1, self.repeats.max(1))).max(1);
         Parts { count: self.repeats.div_ceil(length), length }
     }
 
@@ -138,7 +142,7 @@ impl Channels {
     /// The cubes, and their units, for a kernel with two numbers per part and channel; `size` is that of vectors.
     pub fn grid(&self, client: &cubecl::client::Client, size: usize) -> (CubeCount, CubeDim) {
         if self.inner > 1 {
-            (cubes(self.repeats * self.channels), CubeDim::new_1d(self.units(size) as u32))
+            (cubes(self.parts().count * self.channels), CubeDim::new_1d(self.units(size) as u32))
         } else {
             units(client, self.parts().count * self.channels / size)
         }
@@ -146,7 +150,7 @@ impl Channels {
 
     /// The units of a cube that adds up the inner elements.
     pub fn units(&self, size: usize) -> usize {
-        units_of_row(self.inner / size)
+        units_of_row(self.parts().length * self.inner / size)
     }
 }
 
@@ -205,6 +209,7 @@ pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeT
                 dy.shape.launch(),
                 InputScalar::new(epsilon, dtypes[1]),
                 dy.shape.units(size),
+                dy.shape.parts().length > 1,
                 dtypes,
             );
         } else {
@@ -309,7 +314,47 @@ pub(crate) fn read_channels<T: Float, W: Float, N: Size>(
     read
 }
 
-/// One cube for every repeat and channel.
+/// The vectors of the inner elements of a part and channel, one after another.
+#[derive(CubeType)]
+pub(crate) struct VectorsOfPart {
+    pub count: usize,
+    /// Of one repeat.
+    vectors: usize,
+    start: usize,
+    /// From one repeat to the next.
+    stride: usize,
+    #[cube(comptime)]
+    several: bool,
+}
+
+#[cube]
+impl VectorsOfPart {
+    /// `several`: whether the part has several repeats.
+    pub fn new(
+        shape: &ChannelsShape,
+        part: usize,
+        channel: usize,
+        #[comptime] size: usize,
+        #[comptime] several: bool,
+    ) -> Self {
+        let vectors = shape.inner / size;
+        let first = part * shape.length;
+        let count = min(shape.length, shape.repeats - first) * vectors;
+        let start = (first * shape.channels + channel) * vectors;
+        VectorsOfPart { count, vectors, start, stride: shape.channels * vectors, several }
+    }
+
+    /// Where the vector lies.
+    pub fn position(&self, vector: usize) -> usize {
+        if comptime!(self.several) {
+            self.start + vector / self.vectors * self.stride + vector % self.vectors
+        } else {
+            self.start + vector
+        }
+    }
+}
+
+/// One cube for every part and channel.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn sums_of_cubes<T: Float, W: Float, N: Size>(
     dy: LinearView<'_, Vector<T, N>>,
@@ -320,23 +365,22 @@ fn sums_of_cubes<T: Float, W: Float, N: Size>(
     shape: ChannelsShape,
     epsilon: InputScalar,
     #[comptime] units: usize,
+    #[comptime] several: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    if CUBE_POS >= shape.repeats * shape.channels {
+    let (part, channel) = (CUBE_POS / shape.channels, CUBE_POS % shape.channels);
+    if part * shape.length >= shape.repeats {
         terminate!();
     }
-    let (repeat, channel) = (CUBE_POS / shape.channels, CUBE_POS % shape.channels);
     let mean = read_channels::<T, W, N>(&mean, channel, true);
     let variance = read_channels::<T, W, N>(&variance, channel, true);
     let inverse_std = Vector::new(W::new(1.0)) / (variance + Vector::new(epsilon.get::<W>())).sqrt();
-    let size = N::value().comptime();
-    let vectors = shape.inner / size;
-    let start = CUBE_POS * vectors;
+    let vectors = VectorsOfPart::new(&shape, part, channel, N::value().comptime(), several);
     let mut sum = Vector::<W, N>::new(W::new(0.0));
     let mut product = Vector::<W, N>::new(W::new(0.0));
     let mut at = UNIT_POS as usize;
-    while at < vectors {
-        let products = products::<T, W, N>(&dy, &x, start + at, mean, inverse_std);
+    while at < vectors.count {
+        let products = products::<T, W, N>(&dy, &x, vectors.position(at), mean, inverse_std);
         sum += products.dy;
         product += products.product;
         at += units;
@@ -344,8 +388,8 @@ fn sums_of_cubes<T: Float, W: Float, N: Size>(
     let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: sum_of_vector::<W, N>(product) };
     let total = sum_over_cube::<W>(of_unit, units);
     if UNIT_POS == 0 {
-        parts.write(2 * repeat * shape.channels + channel, total.a);
-        parts.write((2 * repeat + 1) * shape.channels + channel, total.b);
+        parts.write(2 * part * shape.channels + channel, total.a);
+        parts.write((2 * part + 1) * shape.channels + channel, total.b);
     }
 }
 

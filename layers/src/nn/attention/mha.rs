@@ -210,25 +210,21 @@ impl MultiHeadAttention {
         let key = |x| self.split(x, &self.key);
         let value = |x| self.split(x, &self.value);
         let output = |x| self.output.forward(x);
-        let (heads, context) = match cache {
-            None => {
-                let heads = self.heads(query(input.query), key(input.key), mask);
-                let context = heads.clone().merged(value(input.value));
-                (heads, output(context))
-            }
-            Some(cache) => {
-                let heads = self.heads(
-                    cache.query.extend(input.query, 2, query),
-                    grown(cache.fixed, &mut cache.key, input.key, key),
-                    mask,
-                );
-                // All positions but the last are known, but dropout is drawn for all at once, as in stock.
-                let last_only = !cache.output.is_empty() && heads.dropout.is_none();
-                let queries = if last_only { heads.clone().last_query() } else { heads.clone() };
-                let context = queries.merged(grown(cache.fixed, &mut cache.value, input.value, value));
-                (heads, cache.output.extend(context, 1, output))
-            }
+        let Some(cache) = cache else {
+            let heads = self.heads(query(input.query), key(input.key), mask);
+            let (context, weights) = heads.attend(value(input.value));
+            return MhaOutput { weights, context: output(context) };
         };
+        let heads = self.heads(
+            cache.query.extend(input.query, 2, query),
+            grown(cache.fixed, &mut cache.key, input.key, key),
+            mask,
+        );
+        // All positions but the last are known, but dropout is drawn for all at once, as in stock.
+        let last_only = !cache.output.is_empty() && heads.dropout.is_none();
+        let queries = if last_only { heads.clone().last_query() } else { heads.clone() };
+        let context = queries.merged(grown(cache.fixed, &mut cache.value, input.value, value));
+        let context = cache.output.extend(context, 1, output);
         MhaOutput { weights: AttentionWeights::new(heads), context }
     }
 

@@ -34,6 +34,17 @@ impl Heads {
         functional::weighted(query, key, value, mask, None, Attention { scores, dropout, merged })
     }
 
+    /// The [`merged`](Self::merged) values, and the weights.
+    pub(super) fn attend(self, value: Tensor<4>) -> (Tensor<3>, AttentionWeights) {
+        if !functional::has_few_weights(&self.query, &self.key, &self.mask, &None) {
+            return (self.clone().merged(value), AttentionWeights::new(self));
+        }
+        let Self { query, key, mask, scores, dropout } = self;
+        let attention = Attention { scores, dropout, merged: true };
+        let (context, weights) = functional::with_weights(query, key, value, mask, None, attention);
+        (context, weights.into())
+    }
+
     /// The last query alone.
     pub(super) fn last_query(self) -> Self {
         let last = |len: usize| len.saturating_sub(1)..len;
@@ -60,7 +71,8 @@ pub(super) fn weight_dropout(dropout: &Dropout, query: &Tensor<4>) -> Option<Wei
 
 /// Attention weights, `[batch, heads, queries, keys]`, computed when they are first read.
 ///
-/// Until then they are handles of the queries and keys. Clones share the result.
+/// Until then they are handles of the queries and keys. Clones share the result. (Weights that no gradient flows to, and that take no
+/// more memory than the queries and keys, are there from the beginning.)
 ///
 /// # In place of a `Tensor<4>`
 ///

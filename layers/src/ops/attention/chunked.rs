@@ -1,11 +1,11 @@
 //! Attention chunk by chunk, forward and backward.
 use super::{
-    AttentionKernels, ScoreGrads, ScoreRows, Scores,
+    AttentionKernels, BIAS, KEY, QUERY, ScoreGrads, ScoreRows, Scores, VALUE,
     chunks::{Chunk, Sizes, part, slices},
     sums::{BiasGrad, KeyGrads, Parts, Put},
 };
 use crate::backend::wide;
-use crate::ops::replay;
+use crate::ops::{packing::PackingKernels, replay};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{BoolTensor, FloatTensor},
@@ -60,6 +60,23 @@ pub(super) struct DroppedWeights<M> {
     pub(super) keep: f64,
 }
 
+/// What is wanted beside the output of an attention.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Wants {
+    pub(super) log_sums: bool,
+    pub(super) weights: bool,
+}
+
+/// The result of an attention.
+pub(super) struct Weighted<B: Backend> {
+    /// `[batch, heads, queries, value_width]`
+    pub(super) output: FloatTensor<B>,
+    /// The logarithm of the sum of the exponentials of every row of scores, `[batch, heads, queries, 1]`.
+    pub(super) log_sums: Option<FloatTensor<B>>,
+    /// The weights, `[batch, heads, queries, keys]`, after dropout.
+    pub(super) weights: Option<FloatTensor<B>>,
+}
+
 impl<B: AttentionKernels> Operands<B> {
     fn sizes(&self) -> Sizes {
         Sizes::of::<B>(&self.query, &self.key)
@@ -90,39 +107,50 @@ impl<B: AttentionKernels> Operands<B> {
         DroppedWeights { masks, keep }
     }
 
-    /// The output `[batch, heads, queries, value_width]` for values `[batch, groups, keys, value_width]`, and the logarithm of
-    /// the sum of the exponentials of every row of scores, `[batch, heads, queries, 1]`, if it is wanted.
+    /// The weighted values `[batch, groups, keys, value_width]`; and the logarithms, and the weights, as they are wanted.
     pub(super) fn forward(
         self,
         value: FloatTensor<B>,
         dropped: Option<&DroppedWeights<B::Mask>>,
-        wants_log_sums: bool,
-    ) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
+        wants: Wants,
+    ) -> Weighted<B> {
         let (sizes, chunks, width) = (self.sizes(), self.chunks(), value.shape()[3]);
-        let Sizes { batch, heads, queries, .. } = sizes;
+        let Sizes { batch, heads, queries, keys, .. } = sizes;
         let Self { query, key, terms } = self;
         let like = (query.device(), query.dtype());
         // In memory the heads of a query lie side by side: merging them is free.
         let mut output = Parts::<B>::covering(Shape::new([batch, queries, heads, width]));
         let mut log_sums = Parts::<B>::covering(Shape::new([batch, heads, queries, 1]));
+        let all_weights = Shape::new([batch, heads, queries, keys]);
+        let mut all_weights = match terms.scores.causal {
+            true => Parts::<B>::new(all_weights), // chunks leave keys out
+            false => Parts::covering(all_weights),
+        };
         let mut inputs = ChunkInputs::<B, 3>::of([query, key, value], chunks.len());
         for (index, chunk) in chunks.iter().enumerate() {
             let [query, key, value] = inputs.next();
             let (products, rows) = (chunk.products::<B>(query, key), terms.rows(chunk, &sizes));
             let Chunk { batch, heads, queries, .. } = chunk;
-            let weights = match wants_log_sums {
+            let weights = match wants.log_sums {
                 true => {
                     let ranges = [batch, heads, queries, &(0..1)];
                     B::attention_weights_among(products, &rows, ranges, &mut log_sums)
                 }
                 false => B::attention_weights(products, &rows).0,
             };
-            let weights = chunk.by_group::<B>(apply_dropout::<B>(weights, dropped, index));
+            let weights = apply_dropout::<B>(weights, dropped, index);
+            if wants.weights {
+                all_weights.put([batch, heads, queries, &(0..chunk.keys)], weights.clone());
+            }
+            let weights = chunk.by_group::<B>(weights);
             let part = chunk.by_head::<B>(B::float_matmul(weights, chunk.keys_of::<B>(value)));
             output.put([batch, queries, heads, &(0..width)], B::float_swap_dims(part, 1, 2));
         }
-        let log_sums = wants_log_sums.then(|| log_sums.finish(&like));
-        (B::float_swap_dims(output.finish(&like), 1, 2), log_sums)
+        Weighted {
+            output: B::float_swap_dims(output.finish(&like), 1, 2),
+            log_sums: wants.log_sums.then(|| log_sums.finish(&like)),
+            weights: wants.weights.then(|| all_weights.finish(&like)),
+        }
     }
 
     /// Only the gradient of the values.
@@ -149,7 +177,8 @@ impl<B: AttentionKernels> Operands<B> {
         dvalue.finish(&like)
     }
 
-    /// The gradients that are wanted, of query, key, value and bias.
+    /// Gives the gradients that are wanted, of query, key, value and bias; those of a single chunk each before the next is made: where
+    /// one tensor is several of these, the sum of its gradients waits in place of all.
     pub(super) fn backward(
         self,
         value: FloatTensor<B>,
@@ -157,7 +186,8 @@ impl<B: AttentionKernels> Operands<B> {
         log_sums: FloatTensor<B>,
         dy: FloatTensor<B>,
         wanted: [bool; 4],
-    ) -> [Option<FloatTensor<B>>; 4] {
+        mut give: impl FnMut(usize, FloatTensor<B>),
+    ) {
         let [wants_query, wants_key, wants_value, wants_bias] = wanted;
         let (sizes, chunks) = (self.sizes(), self.chunks());
         let Self { query, key, terms } = self;
@@ -167,6 +197,7 @@ impl<B: AttentionKernels> Operands<B> {
         let mut dbias = terms.bias.as_ref().map(|bias| BiasGrad::<B>::new(bias, &sizes));
         let mut inputs = ChunkInputs::<B, 4>::of([query, key, value, dy], chunks.len());
         for (index, chunk) in chunks.iter().enumerate().rev() {
+            let mut parts = GradientParts { is_one: chunks.len() == 1, waiting: vec![], give: &mut give };
             let [query, key, value, dy] = inputs.next();
             let [query, dy] = [query, dy].map(|x| chunk.by_group::<B>(chunk.queries_of::<B>(x)));
             let [key, value] = [key, value].map(|x| chunk.keys_of::<B>(x));
@@ -177,33 +208,67 @@ impl<B: AttentionKernels> Operands<B> {
             let (log_sums, rows) = (chunk.queries_of::<B>(log_sums.clone()), terms.rows(chunk, &sizes));
             let ScoreGrads { weights, products, bias } =
                 B::attention_weights_backward(products, dweights, log_sums, &rows, wants_bias);
-            let mut puts = vec![];
             if let Some((weights, dy)) = wants_value.then_some((weights, dy)) {
-                let weights = apply_dropout::<B>(weights, dropped, index);
-                put(&mut puts, dvalue.add(chunk, &sizes, chunk.by_group::<B>(weights), dy));
+                let weights = chunk.by_group::<B>(apply_dropout::<B>(weights, dropped, index));
+                parts.put(VALUE, dvalue.add(chunk, &sizes, weights, dy));
             }
             if let (Some(dbias), Some(bias)) = (&mut dbias, bias) {
                 dbias.add(chunk, bias, like.1);
             }
             let products = chunk.by_group::<B>(products);
             if let Some(query) = wants_key.then_some(query) {
-                put(&mut puts, dkey.add(chunk, &sizes, products.clone(), query));
+                parts.put(KEY, dkey.add(chunk, &sizes, products.clone(), query));
             }
             if wants_query {
                 let Chunk { batch, heads, queries, .. } = chunk.clone();
                 let ranges = [batch, heads, queries, 0..key.shape()[3]];
                 let part = chunk.by_head::<B>(B::float_matmul(products, key));
-                put(&mut puts, Some(Put { whole: &mut dquery, ranges, part }));
+                parts.put(QUERY, Some(Put { whole: &mut dquery, ranges, part }));
             }
-            B::put_all(puts);
+            B::put_all(parts.waiting);
         }
-        [
-            wants_query.then(|| dquery.finish(&like)),
-            wants_key.then(|| dkey.finish(&like)),
-            wants_value.then(|| dvalue.finish(&like)),
-            dbias.filter(|_| wants_bias).map(|dbias| dbias.finish(&like)),
-        ]
+        if let Some(dbias) = dbias.filter(|_| wants_bias) {
+            give(BIAS, dbias.finish(&like));
+        }
+        for (input, gradient) in [(QUERY, dquery.all), (KEY, dkey.all()), (VALUE, dvalue.all())] {
+            gradient.into_iter().for_each(|gradient| give(input, gradient));
+        }
     }
+}
+
+/// Where parts of gradients go that a chunk makes.
+struct GradientParts<'a, B: AttentionKernels, G> {
+    /// Whether the chunk is the only one: its parts are the gradients.
+    is_one: bool,
+    /// Parts that are put together.
+    waiting: Vec<Put<'a, B>>,
+    give: G,
+}
+
+impl<'a, B: AttentionKernels, G: FnMut(usize, FloatTensor<B>)> GradientParts<'a, B, G> {
+    fn put(&mut self, input: usize, part: Option<Put<'a, B>>) {
+        match part {
+            Some(Put { part, .. }) if self.is_one => (self.give)(input, part),
+            Some(part) if !B::PUTS_TOGETHER => part.put(),
+            part => self.waiting.extend(part),
+        }
+    }
+}
+
+/// Whether the weights take no more memory than what they are computed from, as far as that is not the same memory several times, and
+/// fit in one tensor of the device.
+pub(super) fn has_few_weights<B: AttentionKernels + PackingKernels>(
+    query: &FloatTensor<B>,
+    key: &FloatTensor<B>,
+    mask: Option<&BoolTensor<B>>,
+    bias: Option<&FloatTensor<B>>,
+) -> bool {
+    let size = query.dtype().size();
+    let floats = [query, key].into_iter().chain(bias).filter(|x| !B::is_expanded(x));
+    let floats = floats.map(|x| x.shape().num_elements() * size);
+    let mask = mask.map(|mask| mask.shape().num_elements() * mask.dtype().size());
+    let weights = Sizes::of::<B>(query, key).weights().saturating_mul(size);
+    weights <= floats.chain(mask).sum() && weights <= B::largest(&query.device())
 }
 
 /// What all chunks read. The last one gets the only handles, and drops each after its last product.
@@ -223,14 +288,6 @@ impl<B: Backend, const N: usize> ChunkInputs<B, N> {
         self.left -= 1;
         let tensors = if self.left == 0 { self.tensors.take() } else { self.tensors.clone() };
         tensors.expect("one chunk after the other")
-    }
-}
-
-/// Puts a part into its tensor, or where it waits for others.
-fn put<'a, B: AttentionKernels>(waiting: &mut Vec<Put<'a, B>>, put: Option<Put<'a, B>>) {
-    match put {
-        Some(put) if !B::PUTS_TOGETHER => put.put(),
-        put => waiting.extend(put),
     }
 }
 

@@ -39,7 +39,7 @@ impl Sizes {
     }
 
     /// The number of weights.
-    fn weights(&self) -> usize {
+    pub(super) fn weights(&self) -> usize {
         [self.heads, self.queries, self.keys].into_iter().fold(self.batch, usize::saturating_mul)
     }
 
@@ -126,6 +126,15 @@ pub(super) fn part<B: Backend>(x: FloatTensor<B>, ranges: [&Range<usize>; 4]) ->
     }
 }
 
+/// The rows `[batch, .., rows, width]` as those of so many heads.
+pub(super) fn with_heads<B: Backend>(x: FloatTensor<B>, heads: usize) -> FloatTensor<B> {
+    let [batch, now, rows, width] = x.shape().dims();
+    if now == heads {
+        return x;
+    }
+    B::float_reshape(x, Shape::new([batch, heads, now * rows / heads, width]))
+}
+
 impl Chunk {
     /// The part of `[batch, heads, queries, ..]`.
     pub(super) fn queries_of<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
@@ -141,21 +150,12 @@ impl Chunk {
 
     /// The rows `[batch, heads, queries, ..]` of this chunk as those of the groups: `[batch, groups, heads of a group * queries, ..]`.
     pub(super) fn by_group<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
-        self.with_heads::<B>(x, self.groups.len())
+        with_heads::<B>(x, self.groups.len())
     }
 
     /// [`by_group`](Self::by_group), undone.
     pub(super) fn by_head<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
-        self.with_heads::<B>(x, self.heads.len())
-    }
-
-    fn with_heads<B: Backend>(&self, x: FloatTensor<B>, heads: usize) -> FloatTensor<B> {
-        if self.heads.len() == self.groups.len() {
-            return x;
-        }
-        let rows = self.heads.len() * self.queries.len() / heads;
-        let shape = Shape::new([self.batch.len(), heads, rows, x.shape()[3]]);
-        B::float_reshape(x, shape)
+        with_heads::<B>(x, self.heads.len())
     }
 
     /// The products of its queries and keys, by head.

@@ -4,11 +4,12 @@
 //! | --- | --- |
 //! | computes | `y = dropout(softmax(scores(q k^T))) v` over the keys; see [`Scores`] |
 //! | keeps | handles of `q`, `k`, the mask and the bias if any input is tracked; 1 bit per weight under dropout; |
-//! | | a handle of `v` and a number per query and head if `q`, `k` or the bias is tracked |
+//! | | a handle of `v` and a number per query and head if `q`, `k` or the bias is tracked; |
+//! | | only the weights if only `v` is tracked and they take no more memory than what they are computed from |
 //! | backward | with `p` the weights, computed again from `q`, `k` and the number of the row: |
 //! | | `dv = p^T dy`, `ds = p (dy v^T - sum(p dy v^T))`, `dq = ds k`, `dk = ds^T q`, `dbias = ds` |
 //!
-//! Apart from those bits, nothing of the size of the weights, queries times keys, ever exists: chunks of about 1 MiB (64 MiB on
+//! Apart from those bits, and from few weights that are kept, nothing of the size of the weights, queries times keys, ever exists: chunks of about 1 MiB (64 MiB on
 //! device backends, in f32, or what keeps a GPU busy; more by the size of the queries, if that makes one chunk of all) are made and
 //! dropped, as in [arXiv 2112.05682](https://arxiv.org/abs/2112.05682) and [arXiv 2205.14135](https://arxiv.org/abs/2205.14135). Memory
 //! grows linearly with the length of the sequence; stock Burn keeps several tensors of the size of the weights.
@@ -19,7 +20,7 @@
 //! What is dropped is drawn chunk by chunk: with the same seed, another kind of device may drop other weights.
 //!
 //! [`chunks`]: which chunks there are; [`sums`]: how their results are combined; [`chunked`]: the loop over them; [`kernels`]:
-//! what is computed for each.
+//! what is computed for each; [`values`]: the operation where the weights are kept.
 use super::{
     MaybeTensor,
     extension::extension,
@@ -30,9 +31,10 @@ use burn::backend::{
     tensor::{BoolTensor, FloatTensor},
 };
 use burn::tensor::Shape;
-use chunked::{DroppedWeights, Operands, Terms};
+use chunked::{DroppedWeights, Operands, Terms, Wants, Weighted};
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
+use values::WeightsKept;
 
 mod chunked;
 mod chunks;
@@ -42,6 +44,7 @@ mod cpu;
 mod cube;
 mod kernels;
 mod sums;
+mod values;
 
 pub use kernels::{AttentionKernels, ScoreGrads, ScoreRows, Scores};
 
@@ -106,6 +109,15 @@ impl WeightDropout {
     }
 }
 
+/// The output of an attention, and its weights.
+#[derive(ExtensionType)]
+pub struct Attended<B: Backend> {
+    /// The weighted values.
+    pub output: FloatTensor<B>,
+    /// The weights, `[batch, heads, queries, keys]`, after dropout; untracked.
+    pub weights: FloatTensor<B>,
+}
+
 extension! {
     /// Attention.
     pub trait AttentionOps(AttentionKernels) {
@@ -123,6 +135,37 @@ extension! {
         ) -> FloatTensor<Self> {
             let masked = MaskedAttention::<<Self as Run>::Plain> { attention, mask: mask.into_option() };
             Self::run(masked, [Some(query), Some(key), Some(value), bias.into_option()])
+        }
+        /// [`memsave_attention`](Self::memsave_attention) with its weights, which are kept. Only the value may be tracked.
+        fn memsave_attention_with_weights(
+            query: FloatTensor<Self>,
+            key: FloatTensor<Self>,
+            value: FloatTensor<Self>,
+            #[extension_type] mask: MaybeMask<Self>,
+            #[extension_type] bias: MaybeTensor<Self>,
+            attention: Attention,
+        ) -> Attended<Self> {
+            let masked = MaskedAttention::<<Self as Run>::Plain> { attention, mask: mask.into_option() };
+            let [query, key] = [query, key].map(Self::plain);
+            let (operands, dropped) = masked.operands(query, key, bias.into_option().map(Self::plain));
+            let wants = Wants { weights: true, ..Wants::default() };
+            let Weighted { output, weights, .. } =
+                operands.forward(Self::primitive(&value), dropped.as_ref(), wants);
+            let (weights, merged) = (given(weights), masked.attention.merged);
+            let kept = WeightsKept { output: merge::<<Self as Run>::Plain>(output, merged), weights: weights.clone(), merged };
+            Attended { output: Self::run(kept, [Some(value)]), weights: Self::untracked(weights) }
+        }
+        /// Whether the weights take no more memory than what they are computed from, and fit in one tensor: whoever needs the one or
+        /// the other later may keep the weights.
+        fn memsave_has_few_weights(
+            query: FloatTensor<Self>,
+            key: FloatTensor<Self>,
+            #[extension_type] mask: MaybeMask<Self>,
+            #[extension_type] bias: MaybeTensor<Self>,
+        ) -> bool {
+            let [query, key] = [query, key].map(Self::plain);
+            let (mask, bias) = (mask.into_option(), bias.into_option().map(Self::plain));
+            chunked::has_few_weights::<<Self as Run>::Plain>(&query, &key, mask.as_ref(), bias.as_ref())
         }
     }
 }
@@ -159,15 +202,21 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
             .keep_if(weights_change, VALUE, "query, key or bias is tracked")
     }
 
-    fn forward(&self, inputs: Inputs<B, 4>) -> FloatTensor<B> {
-        let (operands, value, dropped) = self.operands(inputs);
-        self.merge(operands.forward(value, dropped.as_ref(), false).0)
+    fn forward(&self, [query, key, value, bias]: Inputs<B, 4>) -> FloatTensor<B> {
+        let (operands, dropped) = self.operands(given(query), given(key), bias);
+        let Weighted { output, .. } = operands.forward(given(value), dropped.as_ref(), Wants::default());
+        merge::<B>(output, self.attention.merged)
     }
 
-    fn forward_saving(&self, inputs: Inputs<B, 4>, recorder: &Recorder<4>) -> (FloatTensor<B>, Saved<B>) {
+    fn forward_saving(
+        &self,
+        [query, key, value, bias]: Inputs<B, 4>,
+        recorder: &Recorder<4>,
+    ) -> (FloatTensor<B>, Saved<B>) {
         let ledger = recorder.ledger();
-        let (operands, value, dropped) = self.operands(inputs);
-        let (y, log_sums) = operands.forward(value, dropped.as_ref(), recorder.keeps(VALUE));
+        let (operands, dropped) = self.operands(given(query), given(key), bias);
+        let wants = Wants { log_sums: recorder.keeps(VALUE), weights: false };
+        let Weighted { output, log_sums, .. } = operands.forward(given(value), dropped.as_ref(), wants);
         let dropped = dropped.map(|DroppedWeights { masks, keep }| {
             let masks = masks.into_iter().map(|mask| ledger.state("dropped", mask, TRACKED)).collect();
             DroppedWeights { masks, keep }
@@ -175,7 +224,7 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
         let Attention { scores, merged, .. } = self.attention;
         let mask = self.mask.clone().map(|mask| ledger.tensor("mask", mask, TRACKED));
         let log_sums = log_sums.map(|sums| ledger.tensor("log_sums", sums, TRACKED));
-        (self.merge(y), Saved { scores, merged, mask, dropped, log_sums })
+        (merge::<B>(output, merged), Saved { scores, merged, mask, dropped, log_sums })
     }
 
     fn backward(saved: Saved<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 4>) {
@@ -186,7 +235,8 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
         match (pass.take(VALUE), log_sums) {
             (Some(value), Some(log_sums)) => {
                 let wanted = [QUERY, KEY, VALUE, BIAS].map(|input| pass.wants(input));
-                pass.give_all(operands.backward(value, dropped.as_ref(), log_sums, dy, wanted));
+                let give = |input, gradient| pass.give(input, gradient);
+                operands.backward(value, dropped.as_ref(), log_sums, dy, wanted, give);
             }
             _ => pass.give(VALUE, operands.value_backward(dropped.as_ref(), dy)),
         }
@@ -207,25 +257,27 @@ struct Saved<B: AttentionKernels> {
 }
 
 impl<B: AttentionKernels> MaskedAttention<B> {
-    /// What the weights are computed from, the values, and what is dropped.
+    /// What the weights are computed from, and what is dropped of them.
     fn operands(
         &self,
-        [query, key, value, bias]: Inputs<B, 4>,
-    ) -> (Operands<B>, FloatTensor<B>, Option<DroppedWeights<B::Mask>>) {
-        let (query, key, mask, scores) = (given(query), given(key), self.mask.clone(), self.attention.scores);
-        let operands = Operands { query, key, terms: Terms { mask, bias, scores } };
+        query: FloatTensor<B>,
+        key: FloatTensor<B>,
+        bias: Option<FloatTensor<B>>,
+    ) -> (Operands<B>, Option<DroppedWeights<B::Mask>>) {
+        let terms = Terms { mask: self.mask.clone(), bias, scores: self.attention.scores };
+        let operands = Operands { query, key, terms };
         let dropped = self.attention.dropout.as_ref().map(|dropout| dropout.get(&operands));
-        (operands, given(value), dropped)
+        (operands, dropped)
     }
+}
 
-    /// The output, with merged heads if that is asked for, which lie side by side in memory.
-    fn merge(&self, y: FloatTensor<B>) -> FloatTensor<B> {
-        if !self.attention.merged {
-            return y;
-        }
-        let [batch, heads, queries, width] = y.shape().dims();
-        B::float_reshape(B::float_swap_dims(y, 1, 2), Shape::new([batch, queries, heads * width]))
+/// The output, with merged heads if that is asked for, which lie side by side in memory.
+fn merge<B: Backend>(y: FloatTensor<B>, merged: bool) -> FloatTensor<B> {
+    if !merged {
+        return y;
     }
+    let [batch, heads, queries, width] = y.shape().dims();
+    B::float_reshape(B::float_swap_dims(y, 1, 2), Shape::new([batch, queries, heads * width]))
 }
 
 /// `[batch, queries, heads * width]` to `[batch, heads, queries, width]`.

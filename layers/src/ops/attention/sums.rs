@@ -120,6 +120,11 @@ impl<B: AttentionKernels> KeyGrads<B> {
         Some(Put { whole: &mut self.all, ranges, part: B::float_cast(sum, dtype.into()) })
     }
 
+    /// What the parts were put into, if they were.
+    pub(super) fn all(self) -> Option<FloatTensor<B>> {
+        self.all.all
+    }
+
     pub(super) fn finish(self, like: &(B::Device, DType)) -> FloatTensor<B> {
         self.all.finish(like)
     }

@@ -5,7 +5,7 @@
 //! output and the gradient of `x` are elementwise: there Burn's operations are fused with those around them.
 use super::{BatchNormKernels, BatchNormOutput, NormGrads};
 use crate::backend::cube::channels::{
-    ByChannels, Channels, ChannelsShape, Merged, Normalized, merge, read_channels, sums,
+    ByChannels, Channels, ChannelsShape, Merged, Normalized, VectorsOfPart, merge, read_channels, sums,
 };
 use crate::backend::cube::{Pair, address_type, empty, sum_of_vector, sum_over_cube, types, units};
 use crate::backend::{ChannelSums, wide};
@@ -314,6 +314,7 @@ fn moments(x: &ByChannels) -> Moments {
                 written,
                 x.shape.launch(),
                 x.shape.units(size),
+                parts.length > 1,
                 dtypes,
             );
         } else {
@@ -387,43 +388,43 @@ fn normalize(x: ByChannels, affine: Affine) -> CubeTensor {
     x.restore(y.tensor)
 }
 
-/// Mean and sum of squared distances from it of every repeat and channel, one cube each.
+/// Mean and sum of squared distances from it of every part and channel, one cube each.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn moments_of_cubes<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
     mut parts: LinearViewMut<'_, W>,
     shape: ChannelsShape,
     #[comptime] units: usize,
+    #[comptime] several: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    if CUBE_POS >= shape.repeats * shape.channels {
+    let (part, channel) = (CUBE_POS / shape.channels, CUBE_POS % shape.channels);
+    if part * shape.length >= shape.repeats {
         terminate!();
     }
     let size = N::value().comptime();
-    let vectors = shape.inner / size;
-    let start = CUBE_POS * vectors;
+    let vectors = VectorsOfPart::new(&shape, part, channel, size, several);
     let zero = W::new(0.0);
     let mut sum = Vector::<W, N>::new(zero);
     let mut at = UNIT_POS as usize;
-    while at < vectors {
-        sum += Vector::cast_from(x.read(start + at));
+    while at < vectors.count {
+        sum += Vector::cast_from(x.read(vectors.position(at)));
         at += units;
     }
     let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: zero };
-    let mean = sum_over_cube::<W>(of_unit, units).a / W::cast_from(shape.inner);
+    let mean = sum_over_cube::<W>(of_unit, units).a / W::cast_from(vectors.count * size);
     let mut squares = Vector::<W, N>::new(zero);
     let mut at = UNIT_POS as usize;
-    while at < vectors {
-        let distance = Vector::<W, N>::cast_from(x.read(start + at)) - Vector::new(mean);
+    while at < vectors.count {
+        let distance = Vector::<W, N>::cast_from(x.read(vectors.position(at))) - Vector::new(mean);
         squares += distance * distance;
         at += units;
     }
     let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(squares), b: zero };
     let squares = sum_over_cube::<W>(of_unit, units).a;
     if UNIT_POS == 0 {
-        let (repeat, channel) = (CUBE_POS / shape.channels, CUBE_POS % shape.channels);
-        parts.write(2 * repeat * shape.channels + channel, mean);
-        parts.write((2 * repeat + 1) * shape.channels + channel, squares);
+        parts.write(2 * part * shape.channels + channel, mean);
+        parts.write((2 * part + 1) * shape.channels + channel, squares);
     }
 }
 

@@ -1,4 +1,5 @@
-//! Layers in Burn's distributed training, which `ExecutionStrategy::ddp` is made of: two devices, each with its part of a batch.
+//! Layers in Burn's distributed training: two devices, each with its part of a batch, under Burn's learner with
+//! `ExecutionStrategy::ddp` and without.
 //!
 //! Burn counts the gradients of a parameter in a backward pass to know when to reduce it, and waits for all devices at its end. Of a
 //! layer that gave one gradient less than the graph says, the parameter would not be reduced, or all would wait forever; one more is a
@@ -13,16 +14,15 @@ use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::nn;
 use burn_memsave::optim::step_in_backward;
 use burn_memsave_distributed::{devices, reductions};
-use burn_memsave_paper::text::llama::{LanguageModel, memsave::Llama};
-use model::{ADAPTER_FACTORS, language_model, tokens};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Barrier, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 use std::{process, thread};
 use table::closeness::Closeness;
 use table::run::{Layer, Named, Setting, outcome, parameter_gradients};
 use table::{Check, Row, Visitor};
 
+mod learner;
 #[path = "../../../remote/model.rs"]
 mod model;
 #[path = "../../../table/mod.rs"]
@@ -37,8 +37,7 @@ struct Group {
 
 impl Group {
     fn new(op: ReduceOperation) -> Self {
-        static ALONE: Mutex<()> = Mutex::new(());
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = alone();
         let devices: [Device; 2] = devices(2).try_into().expect("two devices");
         let config = DistributedConfig { all_reduce_op: op };
         let _context = DistributedContext::init(devices.to_vec(), config);
@@ -46,25 +45,35 @@ impl Group {
     }
 
     /// Runs a function for each device, all at once: a backward pass returns when all devices have run theirs.
-    ///
-    /// Ends the process where they wait forever, since nothing can end a thread.
     fn each<T: Send>(&self, run: impl Fn(usize, &Device) -> T + Sync) -> [T; 2] {
-        let (done, wait) = mpsc::channel::<()>();
-        let name = thread::current().name().unwrap_or_default().to_string();
-        thread::spawn(move || {
-            if wait.recv_timeout(Duration::from_secs(120)) == Err(mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("{name}: Burn waits for a gradient that is not given");
-                process::abort();
-            }
-        });
         let run = &run;
-        let results = thread::scope(|scope| {
-            let threads = [0, 1].map(|at| scope.spawn(move || run(at, &self.devices[at])));
-            threads.map(|thread| thread.join().expect("no panic"))
-        });
-        drop(done);
-        results
+        in_time(|| {
+            thread::scope(|scope| {
+                let threads = [0, 1].map(|at| scope.spawn(move || run(at, &self.devices[at])));
+                threads.map(|thread| thread.join().expect("no panic"))
+            })
+        })
     }
+}
+
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends the process where devices wait for each other forever, since nothing can end a thread.
+fn in_time<T>(run: impl FnOnce() -> T) -> T {
+    let (done, wait) = mpsc::channel::<()>();
+    let name = thread::current().name().unwrap_or_default().to_string();
+    thread::spawn(move || {
+        if wait.recv_timeout(Duration::from_secs(120)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("{name}: Burn waits for a gradient that is not given");
+            process::abort();
+        }
+    });
+    let result = run();
+    drop(done);
+    result
 }
 
 /// Marks what is trained, as `ExecutionStrategy::ddp` does. Parameters at the same place are one for all devices.
@@ -172,53 +181,6 @@ fn differences<'a>(
         Some((name.as_str(), Closeness::Relative(1e-4).compare(reduced, &sum, None).err()?))
     });
     lengths.into_iter().chain(each)
-}
-
-/// Adapters in twenty steps of Adam: the gradients of each device are those of the whole batch on one device, and what is frozen
-/// is not reduced.
-#[test]
-fn adapters_train_as_on_one_device() {
-    let host = Device::flex().autodiff();
-    let model = language_model(&host);
-    // Burn's server would forget what a device announces for the next pass before the other one has ended this.
-    let together = Barrier::new(2);
-    let train = |mut model: Llama, device: &Device, passages: std::ops::Range<usize>, is_one: bool| {
-        let mut optimizer = AdamConfig::new().init();
-        let mut all = vec![];
-        for step in 0..20 {
-            let (input, next) = tokens(step, 4, device);
-            let [input, next] = [input, next].map(|tokens| tokens.slice(passages.clone()));
-            let gradients = model.loss(input, next).backward();
-            if !is_one {
-                together.wait();
-            }
-            all.push(of_parameters(parameter_gradients(&model, &gradients)));
-            let gradients = GradientsParams::from_grads(gradients, &model);
-            model = optimizer.step(1e-2, model, gradients);
-        }
-        all
-    };
-    let whole = train(model.clone(), &host, 0..4, true);
-    let group = Group::new(ReduceOperation::Mean);
-    let before = reductions();
-    let model = Mutex::new(model);
-    let of_devices = group.each(|at, device| {
-        let model = model.lock().expect("no panic").clone();
-        train(model.fork(device).map(&mut Distribute::default()), device, [0..2, 2..4][at].clone(), false)
-    });
-    assert_eq!(reductions() - before, 20 * ADAPTER_FACTORS);
-    for steps in of_devices {
-        for (step, (gradients, whole)) in steps.iter().zip(&whole).enumerate() {
-            assert_eq!((gradients.len(), whole.len()), (ADAPTER_FACTORS, ADAPTER_FACTORS));
-            for ((name, found), (_, whole)) in gradients.iter().zip(whole) {
-                let [found, whole] =
-                    [found, whole].map(|data| data.clone().expect("of those that there are"));
-                if let Err(difference) = Closeness::Relative(1e-5).compare(&found, &whole, None) {
-                    panic!("step {step}, {name}: {difference}");
-                }
-            }
-        }
-    }
 }
 
 /// A layer that is used twice: its gradients are reduced when both are there.

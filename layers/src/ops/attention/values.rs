@@ -1,0 +1,58 @@
+//! Values whose weights are kept: no gradient flows to them, and they take no more memory than what they are computed from.
+use super::chunks::with_heads;
+use super::split_heads;
+use crate::ops::kept::KeptTensor;
+use crate::ops::packing::PackingKernels;
+use crate::ops::step::{BackwardPass, Inputs, Operation, Plan, Recorder, Tracking, given};
+use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
+
+const VALUE: usize = 0;
+
+/// The output of an attention, whose values may be tracked.
+#[derive(Clone)]
+pub(super) struct WeightsKept<B: Backend> {
+    pub(super) output: FloatTensor<B>,
+    /// `[batch, heads, queries, keys]`
+    pub(super) weights: FloatTensor<B>,
+    /// Whether the heads of the output are merged.
+    pub(super) merged: bool,
+}
+
+/// What the backward pass reads.
+#[derive(Clone, Debug)]
+pub(super) struct Saved<B: PackingKernels> {
+    weights: KeptTensor<FloatTensor<B>>,
+    groups: usize,
+    merged: bool,
+}
+
+impl<B: PackingKernels> Operation<B, 1> for WeightsKept<B> {
+    const INPUTS: [&'static str; 1] = ["value"];
+    type Saved = Saved<B>;
+
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
+        Plan::nothing()
+    }
+
+    fn forward(&self, _: Inputs<B, 1>) -> FloatTensor<B> {
+        self.output.clone()
+    }
+
+    fn forward_saving(&self, [value]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Saved<B>) {
+        let weights = recorder.ledger().made::<B>("weights", self.weights.clone(), "value is tracked");
+        let groups = given(value).shape()[1];
+        (self.output.clone(), Saved { weights, groups, merged: self.merged })
+    }
+
+    fn backward(saved: Saved<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
+        let Saved { weights, groups, merged } = saved;
+        let weights = weights.get();
+        let dy = if merged { split_heads::<B>(dy, weights.shape()[1]) } else { dy };
+        let [weights, dy] = [weights, dy].map(|x| with_heads::<B>(x, groups));
+        pass.give(VALUE, B::float_matmul(B::float_transpose(weights), dy));
+    }
+}
