@@ -179,7 +179,8 @@ fn norms_do_not_copy_what_they_read() {
         for axes in [[0, 2, 1], [1, 0, 2], [2, 1, 0], [1, 2, 0]] {
             let strided = measure(axes);
             let [most, peak] = [&contiguous, &strided].map(|of| of.peak.expect("the pool counts"));
-            assert!(peak <= most + SLACK, "{name}, {axes:?}: {peak} bytes, contiguous {most}");
+            // The sums by channels are of parts, whose number depends on the layout.
+            assert!(peak <= most + most / 16, "{name}, {axes:?}: {peak} bytes, contiguous {most}");
         }
     }
 }

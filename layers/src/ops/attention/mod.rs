@@ -9,10 +9,11 @@
 //! | backward | with `p` the weights, computed again from `q`, `k` and the number of the row: |
 //! | | `dv = p^T dy`, `ds = p (dy v^T - sum(p dy v^T))`, `dq = ds k`, `dk = ds^T q`, `dbias = ds` |
 //!
-//! Apart from those bits, and from few weights that are kept, nothing of the size of the weights, queries times keys, ever exists: chunks of about 1 MiB (64 MiB on
-//! device backends, in f32, or what keeps a GPU busy; more by the size of the queries, if that makes one chunk of all) are made and
-//! dropped, as in [arXiv 2112.05682](https://arxiv.org/abs/2112.05682) and [arXiv 2205.14135](https://arxiv.org/abs/2205.14135). Memory
-//! grows linearly with the length of the sequence; stock Burn keeps several tensors of the size of the weights.
+//! Apart from those bits, and from weights that are kept because they are few, nothing of the size of the weights, queries times keys,
+//! ever exists: chunks of about 1 MiB (64 MiB on device backends, in f32, or what keeps a GPU busy; more by the size of the queries, if
+//! that makes one chunk of all) are made and dropped, as in [arXiv 2112.05682](https://arxiv.org/abs/2112.05682) and
+//! [arXiv 2205.14135](https://arxiv.org/abs/2205.14135). Memory grows linearly with the length of the sequence; stock Burn keeps several
+//! tensors of the size of the weights.
 //!
 //! Heads may share keys and values in groups ([arXiv 2305.13245](https://arxiv.org/abs/2305.13245)): they are never repeated. In a chunk
 //! the queries of the heads of a group are rows of one product.
