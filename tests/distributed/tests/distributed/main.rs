@@ -8,7 +8,7 @@
 use burn::backend::distributed::{DistributedConfig, ReduceOperation};
 use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::LinearConfig;
-use burn::optim::{AdamConfig, GradientsParams};
+use burn::optim::AdamConfig;
 use burn::tensor::{DType, Device, Tensor, TensorData, distributed::DistributedContext};
 use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::nn;
