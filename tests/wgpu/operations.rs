@@ -338,6 +338,18 @@ fn losses_equal_flex() {
                 let (loss, classes) = (config.init(&x.device()), classes(&x));
                 loss.forward(x, classes)
             });
+            // More rows than a cube has units, one for each, and rows of several units.
+            for shape @ [rows, len] in [[300, 5], [3, 75]] {
+                check("cross_entropy", shape, |x: Tensor<2>, _| {
+                    let weights = (0..len).map(|class| 0.5 + class as f32 / len as f32).collect();
+                    let config = match &config.weights {
+                        Some(_) => config.clone().with_weights(Some(weights)),
+                        None => config.clone(),
+                    };
+                    let classes = Tensor::<1, Int>::arange(0..rows as i64, &x.device()) % len as i64;
+                    config.init(&x.device()).forward(x, classes)
+                });
+            }
             check("cross_entropy of probabilities", [3, 5], |x: Tensor<2>, _| {
                 let (loss, classes) = (config.clone().with_logits(false).init(&x.device()), classes(&x));
                 loss.forward(activation::sigmoid(x), classes)
@@ -477,17 +489,22 @@ fn convolutions_with_norm_and_relu_equal_flex() {
     }
 }
 
+/// Rows of one unit each, also more of them than a cube has units; and rows of several units.
 #[test]
 fn normalizations_over_rows_equal_flex() {
-    check("layer_norm", [4, 3, 6], |x: Tensor<3>, operands| {
-        F::layer_norm(x, operands.vector(6), Some(operands.vector(6)), 1e-5)
-    });
-    check("rms_norm", [4, 3, 6], |x: Tensor<3>, operands| F::rms_norm(x, operands.vector(6), 1e-5));
+    for (rows, len) in [(4, 6), (300, 6), (4, 75)] {
+        check("layer_norm", [rows, 3, len], |x: Tensor<3>, operands| {
+            F::layer_norm(x, operands.vector(len), Some(operands.vector(len)), 1e-5)
+        });
+        check("rms_norm", [rows, 3, len], |x: Tensor<3>, operands| {
+            F::rms_norm(x, operands.vector(len), 1e-5)
+        });
+        check("group_norm", [rows, 4, len], |x: Tensor<3>, operands| {
+            F::group_norm(x, Some(operands.vector(4)), Some(operands.vector(4)), 2, 1e-5)
+        });
+        check("instance_norm", [rows, 4, len], |x: Tensor<3>, _| F::group_norm(x, None, None, 4, 1e-5));
+    }
     check("local_response_norm", [2, 5, 3], |x: Tensor<3>, _| F::local_response_norm(x, 4, 0.5, 0.75, 0.8));
-    check("group_norm", [3, 4, 5], |x: Tensor<3>, operands| {
-        F::group_norm(x, Some(operands.vector(4)), Some(operands.vector(4)), 2, 1e-5)
-    });
-    check("instance_norm", [3, 4, 5], |x: Tensor<3>, _| F::group_norm(x, None, None, 4, 1e-5));
 }
 
 #[test]
@@ -495,12 +512,16 @@ fn attention_equals_flex() {
     let heads = |x: &Tensor<4>| [0, 1, 2].map(|part| x.clone().slice_dim(1, 2 * part..2 * part + 2));
     for (softcap, is_causal) in [(None, false), (Some(2.0), true)] {
         let options = AttentionModuleOptions { scale: Some(0.7), softcap, is_causal };
-        check_products("attention", [2, 6, 5, 3], |x: Tensor<4>, operands| {
-            let [query, key, value] = heads(&x);
-            let bias = operands.kernel([1, 2, 5, 5]);
-            let mask = Tensor::<1, Int>::arange(0..5, &x.device()).reshape([1, 1, 1, 5]).equal_elem(2);
-            F::attention(query, key, value, Some(mask), Some(bias), options)
-        });
+        // Rows of one unit, more of them than a cube has units, and rows of several.
+        for (batch, length) in [(2, 5), (40, 5), (1, 45)] {
+            check_products("attention", [batch, 6, length, 3], |x: Tensor<4>, operands| {
+                let [query, key, value] = heads(&x);
+                let bias = operands.kernel([1, 2, length, length]);
+                let hidden = Tensor::<1, Int>::arange(0..length as i64, &x.device()).equal_elem(2);
+                let mask = hidden.reshape([1, 1, 1, length]);
+                F::attention(query, key, value, Some(mask), Some(bias), options)
+            });
+        }
     }
     let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
     check_products("attention, grouped", [2, 10, 5, 3], |x: Tensor<4>, operands| {

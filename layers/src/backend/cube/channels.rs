@@ -1,7 +1,7 @@
 //! Sums over all axes but the channels, for tensors whose channels are the second axis in memory, or the last.
 use super::{
-    Output, Pair, address_type, channels_last, cubes, empty, sum_of_vector, sum_over_cube, types, units,
-    units_of_row, vector_size,
+    FEWEST_UNITS, Output, Pair, address_type, channels_last, cubes, empty, sum_of_vector, sum_over_units,
+    types, units, units_of_row, vector_size,
 };
 use crate::backend::{ChannelSums, wide};
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
@@ -150,7 +150,7 @@ impl Channels {
 
     /// The units of a cube that adds up the inner elements.
     pub fn units(&self, size: usize) -> usize {
-        units_of_row(self.parts().length * self.inner / size)
+        units_of_row(self.parts().length * self.inner / size).max(FEWEST_UNITS)
     }
 }
 
@@ -386,7 +386,7 @@ fn sums_of_cubes<T: Float, W: Float, N: Size>(
         at += units;
     }
     let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: sum_of_vector::<W, N>(product) };
-    let total = sum_over_cube::<W>(of_unit, units);
+    let total = sum_over_units::<W>(of_unit, units);
     if UNIT_POS == 0 {
         parts.write(2 * part * shape.channels + channel, total.a);
         parts.write((2 * part + 1) * shape.channels + channel, total.b);

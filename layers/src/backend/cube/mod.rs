@@ -33,7 +33,8 @@ pub(crate) use math::{log_1p_exp, number, sigmoid};
 pub(crate) use order::in_memory_order;
 pub(crate) use put::{Put, put};
 pub(crate) use reduce::{
-    Pair, cubes, max_of_vector, max_over_cube, sum_of_vector, sum_over_cube, units_of_row,
+    FEWEST_UNITS, Pair, cubes, grid_of_rows, max_of_vector, max_over_units, row_of_unit, sum_of_vector,
+    sum_over_units, unit_of_row, units_of_row,
 };
 pub(crate) use volume::{Place, Volume, address, channels_last, empty_in_order, place, volume};
 

@@ -1,4 +1,4 @@
-//! Sums over the units of a cube.
+//! Reductions of rows: by the units of a cube, or by one unit each.
 use burn_cubecl::cubecl::{self, prelude::*};
 
 /// The most units of a cube that reduces a row: every device has as many.
@@ -6,9 +6,41 @@ const MOST_UNITS: usize = 256;
 /// Vectors of a row for each unit, below which there are fewer units.
 const VECTORS: usize = 4;
 
-/// Units of a cube that reduces a row of so many vectors; a power of two.
+/// The fewest units of a cube that reduces a row.
+pub(crate) const FEWEST_UNITS: usize = 8;
+/// A row of so many vectors is one unit's: most units of a cube would have nothing to do, and all wait for each other.
+const SHORT: usize = 8;
+
+/// The units that reduce a row of so many vectors: one, or those of a cube; a power of two.
 pub(crate) fn units_of_row(vectors: usize) -> usize {
-    vectors.div_ceil(VECTORS).next_power_of_two().clamp(8, MOST_UNITS)
+    match vectors {
+        0..=SHORT => 1,
+        _ => vectors.div_ceil(VECTORS).next_power_of_two().clamp(FEWEST_UNITS, MOST_UNITS),
+    }
+}
+
+/// The cubes, and their units, for so many rows with so many units each.
+pub(crate) fn grid_of_rows(
+    client: &cubecl::client::Client,
+    rows: usize,
+    units: usize,
+) -> (CubeCount, CubeDim) {
+    match units {
+        1 => super::units(client, rows),
+        _ => (cubes(rows), CubeDim::new_1d(units as u32)),
+    }
+}
+
+/// The row of this unit; there may be more of them than rows.
+#[cube]
+pub(crate) fn row_of_unit(#[comptime] units: usize) -> usize {
+    if comptime!(units == 1) { ABSOLUTE_POS } else { CUBE_POS }
+}
+
+/// Which of the units of its row this is.
+#[cube]
+pub(crate) fn unit_of_row(#[comptime] units: usize) -> usize {
+    if comptime!(units == 1) { 0usize.runtime() } else { UNIT_POS as usize }
 }
 
 /// As many cubes, in a grid that every device takes. There may be more: [`CUBE_POS`] must be compared.
@@ -24,9 +56,14 @@ pub(crate) struct Pair<W: Float> {
     pub b: W,
 }
 
-/// The sums over all units, for every unit.
+/// The sums over all units of a row, for each of them.
 #[cube]
-pub(crate) fn sum_over_cube<W: Float>(of_unit: Pair<W>, #[comptime] units: usize) -> Pair<W> {
+pub(crate) fn sum_over_units<W: Float>(of_unit: Pair<W>, #[comptime] units: usize) -> Pair<W> {
+    if comptime!(units == 1) { of_unit } else { sum_of_units::<W>(of_unit, units) }
+}
+
+#[cube]
+fn sum_of_units<W: Float>(of_unit: Pair<W>, #[comptime] units: usize) -> Pair<W> {
     let mut sums = Shared::<[W]>::new_slice(comptime!(2 * units));
     let unit = UNIT_POS as usize;
     sums[unit] = of_unit.a;
@@ -48,9 +85,14 @@ pub(crate) fn sum_over_cube<W: Float>(of_unit: Pair<W>, #[comptime] units: usize
     total
 }
 
-/// The largest number of all units, for every unit.
+/// The largest number of all units of a row, for each of them.
 #[cube]
-pub(crate) fn max_over_cube<W: Numeric>(of_unit: W, #[comptime] units: usize) -> W {
+pub(crate) fn max_over_units<W: Numeric>(of_unit: W, #[comptime] units: usize) -> W {
+    if comptime!(units == 1) { of_unit } else { max_of_units::<W>(of_unit, units) }
+}
+
+#[cube]
+fn max_of_units<W: Numeric>(of_unit: W, #[comptime] units: usize) -> W {
     let mut largest = Shared::<[W]>::new_slice(units);
     let unit = UNIT_POS as usize;
     largest[unit] = of_unit;

@@ -9,8 +9,8 @@ use super::{
     sums::{Parts, Put},
 };
 use crate::backend::cube::{
-    self, Output, Pair, address_type, cubes, max_of_vector, max_over_cube, number, sum_of_vector,
-    sum_over_cube, types, units_of_row, vector_size, writable,
+    self, Output, Pair, address_type, grid_of_rows, max_of_vector, max_over_units, number, row_of_unit,
+    sum_of_vector, sum_over_units, types, unit_of_row, units_of_row, vector_size, writable,
 };
 use crate::backend::wide;
 use crate::ops::{MaybeTensor, UpToFour};
@@ -201,8 +201,8 @@ impl AttentionCube for CubeBackend {
         unsafe {
             weights_kernel::launch_unchecked(
                 &client,
-                cubes(launch.rows),
-                CubeDim::new_1d(launch.of.units as u32),
+                launch.count,
+                launch.dim,
                 launch.addresses,
                 launch.size,
                 products.into_linear_view(),
@@ -238,8 +238,8 @@ impl AttentionCube for CubeBackend {
         unsafe {
             gradients_kernel::launch_unchecked(
                 &client,
-                cubes(launch.rows),
-                CubeDim::new_1d(launch.of.units as u32),
+                launch.count,
+                launch.dim,
                 launch.addresses,
                 launch.size,
                 products.into_linear_view(),
@@ -271,7 +271,8 @@ struct Of {
 
 /// What both launches have in common.
 struct Launch {
-    rows: usize,
+    count: CubeCount,
+    dim: CubeDim,
     size: usize,
     addresses: AddressType,
     mask: Option<LinearViewLaunch>,
@@ -300,22 +301,20 @@ impl Launch {
         let wide = types(products.dtype)[1];
         let [scale, cap, masked, unseen] = [scale, softcap.unwrap_or(1.0), masked, f64::NEG_INFINITY]
             .map(|number| InputScalar::new(number, wide));
+        let (rows, units) = (batch * heads * queries, units_of_row(keys / size));
+        let (count, dim) = grid_of_rows(&products.client, rows, units);
         let last = last_of_first.unwrap_or(0).clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32;
         Self {
-            rows: batch * heads * queries,
+            count,
+            dim,
             size,
             addresses: address_type(&read),
             of_mask: dtype_to_storage_type(mask.as_ref().map_or(DType::I32, |mask| mask.dtype)),
             of_bias: dtype_to_storage_type(bias.as_ref().map_or(products.dtype, |bias| bias.dtype)),
             mask: mask.map(|mask| mask.into_linear_view_like(products)),
             bias: bias.map(|bias| bias.into_linear_view_like(products)),
-            shape: RowsLaunch::new(batch * heads * queries, queries, keys, scale, cap, masked, unseen, last),
-            of: Of {
-                units: units_of_row(keys / size),
-                capped: softcap.is_some(),
-                causal: last_of_first.is_some(),
-                quiet,
-            },
+            shape: RowsLaunch::new(rows, queries, keys, scale, cap, masked, unseen, last),
+            of: Of { units, capped: softcap.is_some(), causal: last_of_first.is_some(), quiet },
         }
     }
 }
@@ -370,8 +369,9 @@ fn scored<W: Float, M: Int, V: Float, N: Size>(
         slope = scale * (number::<W, N>(1.0) - tanh * tanh);
     }
     let size = N::value().comptime();
-    let row = CUBE_POS % rows.queries;
-    let first_key = (vector - CUBE_POS * (rows.keys / size)) * size;
+    let row_of_all = row_of_unit(comptime!(of.units));
+    let row = row_of_all % rows.queries;
+    let first_key = (vector - row_of_all * (rows.keys / size)) * size;
     #[unroll]
     for lane in 0..size {
         let at = vector * size + lane;
@@ -408,18 +408,19 @@ fn weights_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
     #[define(M)] _of_mask: ElemType,
     #[define(V)] _of_bias: ElemType,
 ) {
-    if CUBE_POS >= rows.rows {
+    let units = comptime!(of.units);
+    let (row, unit) = (row_of_unit(units), unit_of_row(units));
+    if row >= rows.rows {
         terminate!();
     }
-    let units = comptime!(of.units);
     let size = N::value().comptime();
     let vectors = rows.keys / size;
-    let start = CUBE_POS * vectors;
+    let start = row * vectors;
     // Finite, so that the exponentials of a row that is all masked are 0.
     let lowest = lowest.get::<W>();
     let mut largest = Vector::<W, N>::new(lowest);
     let mut sum = Vector::<W, N>::new(W::new(0.0));
-    let mut at = UNIT_POS as usize;
+    let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));
         let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of).score;
@@ -428,14 +429,14 @@ fn weights_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
         sum = sum * (before - largest).exp() + (score - largest).exp();
         at += units;
     }
-    let largest_of_all = max_over_cube::<W>(max_of_vector::<W, N>(largest), units);
+    let largest_of_all = max_over_units::<W>(max_of_vector::<W, N>(largest), units);
     let sum = sum_of_vector::<W, N>(sum * (largest - Vector::new(largest_of_all)).exp());
-    let mut sum = sum_over_cube::<W>(Pair::<W> { a: sum, b: W::new(0.0) }, units).a;
+    let mut sum = sum_over_units::<W>(Pair::<W> { a: sum, b: W::new(0.0) }, units).a;
     if comptime!(of.quiet) {
         sum += (-largest_of_all).exp();
     }
     let sum = max(sum, W::new(comptime!(f32::MIN_POSITIVE)));
-    let mut at = UNIT_POS as usize;
+    let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));
         let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of).score;
@@ -443,8 +444,8 @@ fn weights_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
         weights.write(start + at, Vector::cast_from(weight));
         at += units;
     }
-    if UNIT_POS == 0 {
-        let (head, query) = (CUBE_POS / rows.queries, CUBE_POS % rows.queries);
+    if unit == 0 {
+        let (head, query) = (row / rows.queries, row % rows.queries);
         let head = head / among.heads * among.all_heads + head % among.heads;
         log_sums.write(among.first + head * among.all_queries + query, sum.ln() + largest_of_all);
     }
@@ -465,16 +466,17 @@ fn gradients_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
     #[define(M)] _of_mask: ElemType,
     #[define(V)] _of_bias: ElemType,
 ) {
-    if CUBE_POS >= rows.rows {
+    let units = comptime!(of.units);
+    let (row, unit) = (row_of_unit(units), unit_of_row(units));
+    if row >= rows.rows {
         terminate!();
     }
-    let units = comptime!(of.units);
     let size = N::value().comptime();
     let vectors = rows.keys / size;
-    let start = CUBE_POS * vectors;
-    let log_sum = Vector::<W, N>::new(log_sums.read(CUBE_POS));
+    let start = row * vectors;
+    let log_sum = Vector::<W, N>::new(log_sums.read(row));
     let mut sum = Vector::<W, N>::new(W::new(0.0));
-    let mut at = UNIT_POS as usize;
+    let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));
         let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of).score;
@@ -482,8 +484,8 @@ fn gradients_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
         at += units;
     }
     let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: W::new(0.0) };
-    let mean = Vector::<W, N>::new(sum_over_cube::<W>(of_unit, units).a);
-    let mut at = UNIT_POS as usize;
+    let mean = Vector::<W, N>::new(sum_over_units::<W>(of_unit, units).a);
+    let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));
         let scored = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of);

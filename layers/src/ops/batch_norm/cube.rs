@@ -7,7 +7,7 @@ use super::{BatchNormKernels, BatchNormOutput, NormGrads};
 use crate::backend::cube::channels::{
     ByChannels, Channels, ChannelsShape, Merged, Normalized, VectorsOfPart, merge, read_channels, sums,
 };
-use crate::backend::cube::{Pair, address_type, empty, sum_of_vector, sum_over_cube, types, units};
+use crate::backend::cube::{Pair, address_type, empty, sum_of_vector, sum_over_units, types, units};
 use crate::backend::{ChannelSums, wide};
 #[cfg(feature = "fusion")]
 use burn::backend::ops::FloatTensorOps;
@@ -412,7 +412,7 @@ fn moments_of_cubes<T: Float, W: Float, N: Size>(
         at += units;
     }
     let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: zero };
-    let mean = sum_over_cube::<W>(of_unit, units).a / W::cast_from(vectors.count * size);
+    let mean = sum_over_units::<W>(of_unit, units).a / W::cast_from(vectors.count * size);
     let mut squares = Vector::<W, N>::new(zero);
     let mut at = UNIT_POS as usize;
     while at < vectors.count {
@@ -421,7 +421,7 @@ fn moments_of_cubes<T: Float, W: Float, N: Size>(
         at += units;
     }
     let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(squares), b: zero };
-    let squares = sum_over_cube::<W>(of_unit, units).a;
+    let squares = sum_over_units::<W>(of_unit, units).a;
     if UNIT_POS == 0 {
         parts.write(2 * part * shape.channels + channel, mean);
         parts.write((2 * part + 1) * shape.channels + channel, squares);

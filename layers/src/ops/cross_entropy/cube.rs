@@ -4,8 +4,8 @@
 //! Burn's fusion makes several kernels of the composition, one for each sum: ours are taken there, too.
 use super::{Classes, CrossEntropyKernels, Labels, RowLosses};
 use crate::backend::cube::{
-    Output, Pair, address_type, cubes, empty, max_of_vector, max_over_cube, sum_of_vector, sum_over_cube,
-    types, units_of_row, vector_size,
+    Output, Pair, address_type, empty, grid_of_rows, max_of_vector, max_over_units, row_of_unit,
+    sum_of_vector, sum_over_units, types, unit_of_row, units_of_row, vector_size,
 };
 use crate::backend::wide;
 use crate::ops::MaybeTensor;
@@ -105,13 +105,14 @@ impl CrossEntropyCube for CubeBackend {
             let of = Of { units, smoothed: smoothing.is_some(), weighted: weights.is_some() };
             let label_dtypes = label_dtypes(&targets, weights.as_ref(), &x);
             let (client, at) = (x.client.clone(), address_type(&[&x]));
+            let (count, dim) = grid_of_rows(&client, rows, units);
             let [rest, spread] = shares(smoothing, classes).map(|share| InputScalar::new(share, dtypes[1]));
             // SAFETY: the kernel compares every position with the shapes, and targets with the number of classes.
             unsafe {
                 loss_kernel::launch_unchecked(
                     &client,
-                    cubes(rows),
-                    CubeDim::new_1d(units as u32),
+                    count,
+                    dim,
                     at,
                     size,
                     x.into_linear_view(),
@@ -149,14 +150,15 @@ impl CrossEntropyCube for CubeBackend {
             let of = Of { units, smoothed: smoothing.is_some(), weighted: weights.is_some() };
             let label_dtypes = label_dtypes(&targets, weights.as_ref(), &x);
             let (client, at) = (x.client.clone(), address_type(&[&x]));
+            let (count, dim) = grid_of_rows(&client, rows, units);
             let [rest, spread] =
                 shares(smoothing, classes.of).map(|share| InputScalar::new(share, dtypes[1]));
             // SAFETY: the kernel compares every position with the shapes, and targets with the number of classes.
             unsafe {
                 gradient_kernel::launch_unchecked(
                     &client,
-                    cubes(rows),
-                    CubeDim::new_1d(units as u32),
+                    count,
+                    dim,
                     at,
                     size,
                     x.into_linear_view(),
@@ -211,11 +213,11 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     #[define(T, W)] _dtypes: [ElemType; 2],
     #[define(I, V)] _label_dtypes: [ElemType; 2],
 ) {
-    let row = CUBE_POS;
+    let units = comptime!(of.units);
+    let (row, unit) = (row_of_unit(units), unit_of_row(units));
     if row >= rows {
         terminate!();
     }
-    let units = comptime!(of.units);
     let size = N::value().comptime();
     let vectors = classes / size;
     let target = min(usize::cast_from(targets.read(row)), classes - 1);
@@ -223,7 +225,7 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     let mut largest = Vector::<W, N>::new(W::min_value());
     let mut sum = Vector::<W, N>::new(W::new(0.0));
     let mut picked = W::new(0.0);
-    let mut at = UNIT_POS as usize;
+    let mut at = unit;
     while at < vectors {
         let x = Vector::<W, N>::cast_from(x.read(row * vectors + at));
         let before = largest;
@@ -237,14 +239,14 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
         }
         at += units;
     }
-    let largest_of_all = max_over_cube::<W>(max_of_vector::<W, N>(largest), units);
+    let largest_of_all = max_over_units::<W>(max_of_vector::<W, N>(largest), units);
     let sum = sum_of_vector::<W, N>(sum * (largest - Vector::new(largest_of_all)).exp());
-    let total = sum_over_cube::<W>(Pair::<W> { a: sum, b: picked }, units);
+    let total = sum_over_units::<W>(Pair::<W> { a: sum, b: picked }, units);
     let log = largest_of_all + total.a.ln();
     let mut loss = rest.get::<W>() * weight::<V, W>(&weights, target) * (log - total.b);
     if comptime!(of.smoothed) {
         let mut sum = W::new(0.0);
-        let mut at = UNIT_POS as usize;
+        let mut at = unit;
         while at < vectors {
             let x = Vector::<W, N>::cast_from(x.read(row * vectors + at));
             #[unroll]
@@ -253,9 +255,9 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
             }
             at += units;
         }
-        loss -= spread.get::<W>() * sum_over_cube::<W>(Pair::<W> { a: sum, b: W::new(0.0) }, units).a;
+        loss -= spread.get::<W>() * sum_over_units::<W>(Pair::<W> { a: sum, b: W::new(0.0) }, units).a;
     }
-    if UNIT_POS == 0 {
+    if unit == 0 {
         losses.write(row, loss);
         log_sum_exp.write(row, log);
     }
@@ -285,11 +287,11 @@ fn gradient_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     #[define(T, W)] _dtypes: [ElemType; 2],
     #[define(I, V)] _label_dtypes: [ElemType; 2],
 ) {
-    let row = CUBE_POS;
+    let units = comptime!(of.units);
+    let (row, unit) = (row_of_unit(units), unit_of_row(units));
     if row >= shape.rows {
         terminate!();
     }
-    let units = comptime!(of.units);
     let size = N::value().comptime();
     let vectors = shape.columns / size;
     let target = min(usize::cast_from(targets.read(row)), shape.classes - 1);
@@ -302,17 +304,17 @@ fn gradient_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
         let mut all = W::cast_from(shape.classes);
         if comptime!(of.weighted) {
             let mut sum = W::new(0.0);
-            let mut class = UNIT_POS as usize;
+            let mut class = unit;
             while class < shape.classes {
                 sum += weight::<V, W>(&weights, class);
                 class += units;
             }
-            all = sum_over_cube::<W>(Pair::<W> { a: sum, b: W::new(0.0) }, units).a;
+            all = sum_over_units::<W>(Pair::<W> { a: sum, b: W::new(0.0) }, units).a;
         }
         total += spread * all;
     }
     let nothing = dloss == W::new(0.0);
-    let mut at = UNIT_POS as usize;
+    let mut at = unit;
     while at < vectors {
         let x = Vector::<W, N>::cast_from(x.read(row * vectors + at));
         let probability = (x - Vector::new(log)).exp();

@@ -10,7 +10,7 @@ use super::{ElementLoss, ElementLossKernels, LOWEST_LOG};
 #[cfg(not(feature = "fusion"))]
 use crate::backend::cube::{Output, in_memory_order, units};
 use crate::backend::cube::{
-    Pair, address_type, cubes, empty, log_1p_exp, number, sigmoid, sum_of_vector, sum_over_cube, types,
+    Pair, address_type, cubes, empty, log_1p_exp, number, sigmoid, sum_of_vector, sum_over_units, types,
     vector_size,
 };
 use crate::backend::wide;
@@ -351,7 +351,7 @@ fn sum_with_slopes_kernel<T: Float, W: Float, N: Size>(
 #[cube]
 fn write_sum<W: Float, N: Size>(of_unit: Vector<W, N>, sums: &mut LinearViewMut<'_, W>) {
     let pair = Pair::<W> { a: sum_of_vector::<W, N>(of_unit), b: W::new(0.0) };
-    let total = sum_over_cube::<W>(pair, UNITS);
+    let total = sum_over_units::<W>(pair, UNITS);
     if UNIT_POS == 0 && sums.is_in_bounds(CUBE_POS) {
         sums.write(CUBE_POS, total.a);
     }
@@ -381,7 +381,7 @@ fn total_kernel<T: Float, W: Float>(
         sum += sums.read(at);
         at += UNITS;
     }
-    let sum = sum_over_cube::<W>(Pair::<W> { a: sum, b: W::new(0.0) }, UNITS);
+    let sum = sum_over_units::<W>(Pair::<W> { a: sum, b: W::new(0.0) }, UNITS);
     if UNIT_POS == 0 && CUBE_POS == 0 {
         total.write(0usize, T::cast_from(sum.a * scale.get::<W>()));
     }

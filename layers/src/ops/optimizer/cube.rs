@@ -6,7 +6,7 @@ use super::{
     MomentumStep, MomentumTensors, OptimizerKernels, is_rounded,
 };
 use crate::backend::cube::{
-    Output, address_type, cubes, max_over_cube, random::noise, types, units, vector_size,
+    Output, address_type, cubes, max_over_units, random::noise, types, units, vector_size,
 };
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,
@@ -588,8 +588,8 @@ fn adamw_8bit<T: Float, W: Float, N: Size>(
             new_weight.write(at, moved);
         }
     }
-    let of_first = scale_of(max_over_cube::<u32>(largest_1, UNITS));
-    let of_second = scale_of(max_over_cube::<u32>(largest_2, UNITS));
+    let of_first = scale_of(max_over_units::<u32>(largest_1, UNITS));
+    let of_second = scale_of(max_over_units::<u32>(largest_2, UNITS));
     if UNIT_POS == 0 {
         new_first_scales.write(block, of_first.stored);
         new_second_scales.write(block, of_second.stored);
@@ -660,7 +660,7 @@ fn momentum_8bit<N: Size>(
             direction.write(at, directions);
         }
     }
-    let of_block = scale_of(max_over_cube::<u32>(largest, UNITS));
+    let of_block = scale_of(max_over_units::<u32>(largest, UNITS));
     if UNIT_POS == 0 {
         new_scales.write(block, of_block.stored);
     }

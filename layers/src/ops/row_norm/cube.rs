@@ -6,8 +6,8 @@
 //! Of a composition Burn's fusion makes several kernels, one for each sum: ours are taken there, too.
 use super::{NormGrads, RowNorm, RowNormKernels};
 use crate::backend::cube::{
-    Output, Pair, address_type, channels_last, cubes, empty, empty_in_order, sum_of_vector, sum_over_cube,
-    types, units, units_of_row, vector_size,
+    Output, Pair, address_type, channels_last, empty, empty_in_order, grid_of_rows, row_of_unit,
+    sum_of_vector, sum_over_units, types, unit_of_row, units, units_of_row, vector_size,
 };
 use crate::backend::{ChannelSums, wide};
 use crate::ops::MaybeTensor;
@@ -111,12 +111,13 @@ impl RowNormCube for CubeBackend {
         let (x, of_y) = (walk.view(x, &norm), walk.view_output(&y, &norm));
         if let Some(rows) = Rows::of(&[&x, &of_y.tensor], &norm) {
             let (client, at, dtypes) = (x.client.clone(), address_type(&[&x, &y.tensor]), types(x.dtype));
+            let (count, dim) = rows.grid(&client);
             // SAFETY: the kernel compares every position with the shapes.
             unsafe {
                 forward_kernel::launch_unchecked(
                     &client,
-                    cubes(rows.count),
-                    CubeDim::new_1d(rows.units as u32),
+                    count,
+                    dim,
                     at,
                     rows.size,
                     x.into_linear_view(),
@@ -149,12 +150,13 @@ impl RowNormCube for CubeBackend {
         if let Some(rows) = Rows::of(&[&x, &dy, &of_dx.tensor], &norm) {
             let at = address_type(&[&x, &dy, &dx.tensor]);
             let (client, dtypes) = (x.client.clone(), types(x.dtype));
+            let (count, dim) = rows.grid(&client);
             // SAFETY: the kernel compares every position with the shapes.
             unsafe {
                 x_backward_kernel::launch_unchecked(
                     &client,
-                    cubes(rows.count),
-                    CubeDim::new_1d(rows.units as u32),
+                    count,
+                    dim,
                     at,
                     rows.size,
                     dy.into_linear_view(),
@@ -184,13 +186,14 @@ impl RowNormCube for CubeBackend {
         let [x, dy] = [x, dy].map(|tensor| walk.view(tensor, &norm));
         let Some(rows) = Rows::of(&[&x, &dy], &norm) else { return parts };
         let (client, at, dtypes) = (x.client.clone(), address_type(&[&x, &dy]), types(x.dtype));
+        let (count_of_rows, dim) = rows.grid(&client);
         let statistics = empty(&x, Shape::new([rows.count, 2]), wide(x.dtype));
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
             statistics_kernel::launch_unchecked(
                 &client,
-                cubes(rows.count),
-                CubeDim::new_1d(rows.units as u32),
+                count_of_rows,
+                dim,
                 at,
                 rows.size,
                 x.clone().into_linear_view(),
@@ -288,7 +291,7 @@ struct Rows {
     count: usize,
     /// Elements of a vector.
     size: usize,
-    /// Units of a cube.
+    /// Units of a row.
     units: usize,
 }
 
@@ -305,6 +308,10 @@ impl Rows {
         let size =
             (0..3).rev().map(|log| 1 << log).filter(fits).find(|&size| size <= longest(tensors)).unwrap_or(1);
         Some(Self { count: elements / row, size, units: units_of_row(row / size) })
+    }
+
+    fn grid(&self, client: &cubecl::client::Client) -> (CubeCount, CubeDim) {
+        grid_of_rows(client, self.count, self.units)
     }
 
     fn shape(&self, norm: &RowNorm) -> RowShapeLaunch {
@@ -362,7 +369,7 @@ struct Statistics<W: Float> {
     inverse_std: W,
 }
 
-/// The statistics of the row of this cube.
+/// The statistics of the row of this unit.
 #[cube]
 fn statistics<T: Float, W: Float, N: Size>(
     x: &LinearView<'_, Vector<T, N>>,
@@ -373,42 +380,43 @@ fn statistics<T: Float, W: Float, N: Size>(
 ) -> Statistics<W> {
     let size = N::value().comptime();
     let vectors = row / size;
-    let start = CUBE_POS * vectors;
+    let (start, unit) = (row_of_unit(units) * vectors, unit_of_row(units));
     let zero = W::new(0.0);
     let mut mean = zero;
     if comptime!(centered) {
         let mut sum = Vector::<W, N>::new(zero);
-        let mut at = UNIT_POS as usize;
+        let mut at = unit;
         while at < vectors {
             sum += Vector::cast_from(x.read(start + at));
             at += units;
         }
         let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: zero };
-        mean = sum_over_cube::<W>(of_unit, units).a / W::cast_from(row);
+        mean = sum_over_units::<W>(of_unit, units).a / W::cast_from(row);
     }
     let mut squares = Vector::<W, N>::new(zero);
-    let mut at = UNIT_POS as usize;
+    let mut at = unit;
     while at < vectors {
         let x = Vector::<W, N>::cast_from(x.read(start + at)) - Vector::new(mean);
         squares += x * x;
         at += units;
     }
     let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(squares), b: zero };
-    let variance = sum_over_cube::<W>(of_unit, units).a / W::cast_from(row);
+    let variance = sum_over_units::<W>(of_unit, units).a / W::cast_from(row);
     Statistics::<W> { mean, inverse_std: W::new(1.0) / (variance + epsilon).sqrt() }
 }
 
-/// The parameters of the vector that begins at an element of the row of this cube, or what changes nothing.
+/// The parameters of the vector that begins at an element of the row of this unit, or what changes nothing.
 #[cube]
 fn read_parameters<T: Float, W: Float, N: Size>(
     parameters: &ComptimeOption<&[T]>,
     element: usize,
     shape: &RowShape,
     #[comptime] walk: Walk,
+    #[comptime] units: usize,
     #[comptime] missing: f32,
 ) -> Vector<W, N> {
     let size = N::value().comptime();
-    let group = CUBE_POS % shape.groups * shape.channels;
+    let group = row_of_unit(units) % shape.groups * shape.channels;
     let mut read = Vector::<W, N>::new(W::new(0.0));
     #[unroll]
     for i in 0..size {
@@ -438,19 +446,20 @@ fn forward_kernel<T: Float, W: Float, N: Size>(
     #[comptime] units: usize,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    if CUBE_POS >= shape.rows {
+    let (row, unit) = (row_of_unit(units), unit_of_row(units));
+    if row >= shape.rows {
         terminate!();
     }
     let statistics = statistics::<T, W, N>(&x, shape.row, epsilon.get::<W>(), centered, units);
     let size = N::value().comptime();
     let vectors = shape.row / size;
-    let start = CUBE_POS * vectors;
-    let mut at = UNIT_POS as usize;
+    let start = row * vectors;
+    let mut at = unit;
     while at < vectors {
         let x = Vector::<W, N>::cast_from(x.read(start + at));
         let mut normalized = (x - Vector::new(statistics.mean)) * Vector::new(statistics.inverse_std);
-        normalized *= read_parameters::<T, W, N>(&gamma, at * size, &shape, walk, 1.0);
-        normalized += read_parameters::<T, W, N>(&beta, at * size, &shape, walk, 0.0);
+        normalized *= read_parameters::<T, W, N>(&gamma, at * size, &shape, walk, units, 1.0);
+        normalized += read_parameters::<T, W, N>(&beta, at * size, &shape, walk, units, 0.0);
         y.write(start + at, Vector::cast_from(normalized));
         at += units;
     }
@@ -469,37 +478,38 @@ fn x_backward_kernel<T: Float, W: Float, N: Size>(
     #[comptime] units: usize,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    if CUBE_POS >= shape.rows {
+    let (row, unit) = (row_of_unit(units), unit_of_row(units));
+    if row >= shape.rows {
         terminate!();
     }
     let statistics = statistics::<T, W, N>(&x, shape.row, epsilon.get::<W>(), centered, units);
     let size = N::value().comptime();
     let vectors = shape.row / size;
-    let start = CUBE_POS * vectors;
+    let start = row * vectors;
     let (mean, inverse_std) =
         (Vector::<W, N>::new(statistics.mean), Vector::<W, N>::new(statistics.inverse_std));
     let mut sum = Vector::<W, N>::new(W::new(0.0));
     let mut products = Vector::<W, N>::new(W::new(0.0));
-    let mut at = UNIT_POS as usize;
+    let mut at = unit;
     while at < vectors {
         let mut g = Vector::<W, N>::cast_from(dy.read(start + at));
-        g *= read_parameters::<T, W, N>(&gamma, at * size, &shape, walk, 1.0);
+        g *= read_parameters::<T, W, N>(&gamma, at * size, &shape, walk, units, 1.0);
         sum += g;
         products += g * ((Vector::cast_from(x.read(start + at)) - mean) * inverse_std);
         at += units;
     }
     let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: sum_of_vector::<W, N>(products) };
-    let total = sum_over_cube::<W>(of_unit, units);
+    let total = sum_over_units::<W>(of_unit, units);
     let length = W::cast_from(shape.row);
     let mut mean_g = W::new(0.0);
     if comptime!(centered) {
         mean_g = total.a / length;
     }
     let mean_product = total.b / length;
-    let mut at = UNIT_POS as usize;
+    let mut at = unit;
     while at < vectors {
         let mut g = Vector::<W, N>::cast_from(dy.read(start + at));
-        g *= read_parameters::<T, W, N>(&gamma, at * size, &shape, walk, 1.0);
+        g *= read_parameters::<T, W, N>(&gamma, at * size, &shape, walk, units, 1.0);
         let normalized = (Vector::cast_from(x.read(start + at)) - mean) * inverse_std;
         let gradient = (g - Vector::new(mean_g) - normalized * Vector::new(mean_product)) * inverse_std;
         dx.write(start + at, Vector::cast_from(gradient));
@@ -518,13 +528,14 @@ fn statistics_kernel<T: Float, W: Float, N: Size>(
     #[comptime] units: usize,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    if CUBE_POS >= shape.rows {
+    let (row, unit) = (row_of_unit(units), unit_of_row(units));
+    if row >= shape.rows {
         terminate!();
     }
     let statistics = statistics::<T, W, N>(&x, shape.row, epsilon.get::<W>(), centered, units);
-    if UNIT_POS == 0 {
-        of_rows.write(2 * CUBE_POS, statistics.mean);
-        of_rows.write(2 * CUBE_POS + 1, statistics.inverse_std);
+    if unit == 0 {
+        of_rows.write(2 * row, statistics.mean);
+        of_rows.write(2 * row + 1, statistics.inverse_std);
     }
 }
 
