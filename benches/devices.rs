@@ -6,7 +6,7 @@
 //! cargo bench --bench devices --no-default-features --features wgpu,fusion -- --csv fused.csv --card lavapipe
 //! ```
 //!
-//! With `cuda` in the place of `wgpu` it runs on CUDA; `--large` measures whole models of the size of a GPU instead. Bytes in use are read whenever a kernel is launched; "kept" is what lives
+//! With `cuda` in the place of `wgpu` it runs on CUDA; `--large` measures whole models of the size of a GPU instead, `--short` many rows of a few elements. Bytes in use are read whenever a kernel is launched; "kept" is what lives
 //! after the forward pass beside parameters, "peak" the most in use beyond parameters, input and the gradient of the output. That
 //! gradient is there when the backward pass begins, and the output is written before it does, as in a network where products are
 //! around a layer: fusion cannot join it with the sum that a test would end with. Ratios are ours to Burn's: above 1 is a bug.
@@ -44,6 +44,8 @@ use table::{
 #[path = "devices/large.rs"]
 mod large;
 mod recorded;
+#[path = "devices/short.rs"]
+mod short;
 #[path = "../tests/table/mod.rs"]
 mod table;
 
@@ -62,6 +64,9 @@ struct Args {
     /// Whole models and layers of the size of a GPU, instead of the table.
     #[arg(long)]
     large: bool,
+    /// Measures many rows of a few elements instead.
+    #[arg(long, conflicts_with = "large")]
+    short: bool,
     #[command(flatten)]
     sizes: large::Sizes,
     /// Turns of both sides, of which the medians are reported, fewer where they take seconds, more where they take milliseconds; 0
@@ -384,7 +389,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("this bench is for devices: --no-default-features --features wgpu, or cuda".into());
     }
     let mut devices = Devices { device: device.autodiff(), args, rows: vec![] };
-    if devices.args.large {
+    if devices.args.short {
+        devices.short_rows();
+    } else if devices.args.large {
         devices.large(devices.args.sizes);
     } else {
         table::visit(&mut devices);
