@@ -146,11 +146,13 @@ impl CrossEntropyCube for CubeBackend {
         let weights = weights.into_option().map(into_contiguous);
         if rows * columns > 0 {
             let size = vector_size(&[&x, &dx.tensor], 4);
-            let units = units_of_row(columns / size);
-            let of = Of { units, smoothed: smoothing.is_some(), weighted: weights.is_some() };
+            let [smoothed, weighted] = [smoothing.is_some(), weights.is_some()];
+            // Of smoothed and weighted losses, the weights of all classes are summed, too.
+            let longest = if smoothed && weighted { columns.max(classes.of) } else { columns };
+            let of = Of { units: units_of_row(longest / size), smoothed, weighted };
             let label_dtypes = label_dtypes(&targets, weights.as_ref(), &x);
             let (client, at) = (x.client.clone(), address_type(&[&x]));
-            let (count, dim) = grid_of_rows(&client, rows, units);
+            let (count, dim) = grid_of_rows(&client, rows, of.units);
             let [rest, spread] =
                 shares(smoothing, classes.of).map(|share| InputScalar::new(share, dtypes[1]));
             // SAFETY: the kernel compares every position with the shapes, and targets with the number of classes.
