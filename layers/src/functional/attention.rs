@@ -134,8 +134,12 @@ pub(crate) fn weighted<const D: usize>(
         return with_weights(query, key, value, mask, bias, attention).0;
     }
     let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
-    let mask = MaybeMask::from(mask.map(Tensor::into_dispatch));
+    let mask = into_maybe_mask(mask);
     Tensor::from_dispatch(Dispatch::memsave_attention(query, key, value, mask, into_maybe(bias), attention))
+}
+
+fn into_maybe_mask(mask: Option<Tensor<4, Bool>>) -> MaybeMask<Dispatch> {
+    mask.map(Tensor::into_dispatch).into()
 }
 
 /// Whether no gradient flows to the weights, and they take no more memory than what they are computed from: whoever needs the one or the
@@ -151,7 +155,7 @@ pub(crate) fn has_few_weights(
         return false;
     }
     let [query, key] = [query, key].map(|tensor| tensor.clone().into_dispatch());
-    let mask = MaybeMask::from(mask.clone().map(Tensor::into_dispatch));
+    let mask = into_maybe_mask(mask.clone());
     Dispatch::memsave_has_few_weights(query, key, mask, into_maybe(bias.clone()))
 }
 
@@ -166,7 +170,7 @@ pub(crate) fn with_weights<const D: usize>(
     attention: Attention,
 ) -> (Tensor<D>, Tensor<4>) {
     let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
-    let mask = MaybeMask::from(mask.map(Tensor::into_dispatch));
+    let mask = into_maybe_mask(mask);
     let Attended { output, weights } =
         Dispatch::memsave_attention_with_weights(query, key, value, mask, into_maybe(bias), attention);
     (Tensor::from_dispatch(output), Tensor::from_dispatch(weights))
