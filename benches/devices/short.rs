@@ -8,6 +8,8 @@ use burn_memsave::{functional as F, nn as memsave};
 /// Of a tensor.
 const ELEMENTS: usize = 1 << 20;
 const CHANNELS: usize = 512;
+/// Of a head.
+const WIDTH: usize = 64;
 
 impl Devices {
     /// Norms, a softmax and a loss over rows of a few elements; attention to a few tokens.
@@ -42,13 +44,14 @@ impl Devices {
             let ours = memsave::BatchNorm::from(burn.clone());
             let sides: [&dyn Fn(Tensor<3>) -> Tensor<3>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
             self.measure(&format!("batch_norm, channels of {len}"), "trainable", planes, sides);
-
+        }
+        for len in [2, 8, 32, 48] {
             let options = || AttentionModuleOptions { scale: None, softcap: None, is_causal: false };
             let sides: [&dyn Fn(Tensor<4>) -> Tensor<4>; 2] =
                 [&|x| module::attention(x.clone() * 0.5, x.clone() * 0.7, x, None, None, options()), &|x| {
                     F::attention(x.clone() * 0.5, x.clone() * 0.7, x, None, None, options())
                 }];
-            let heads = ([ELEMENTS / (4 * len * 64), 4, len, 64], true);
+            let heads = ([ELEMENTS / (4 * len * WIDTH), 4, len, WIDTH], true);
             self.measure(&format!("attention, {len} tokens"), "-", heads, sides);
         }
     }

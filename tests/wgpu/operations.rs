@@ -512,8 +512,8 @@ fn attention_equals_flex() {
     let heads = |x: &Tensor<4>| [0, 1, 2].map(|part| x.clone().slice_dim(1, 2 * part..2 * part + 2));
     for (softcap, is_causal) in [(None, false), (Some(2.0), true)] {
         let options = AttentionModuleOptions { scale: Some(0.7), softcap, is_causal };
-        // Rows of one unit, more of them than a cube has units, and rows of several.
-        for (batch, length) in [(2, 5), (40, 5), (1, 45)] {
+        // Rows of one unit, more of them than a cube has units, and rows of several; products of small matrices, and others.
+        for (batch, length) in [(2, 5), (40, 5), (1, 45), (1, 70)] {
             check_products("attention", [batch, 6, length, 3], |x: Tensor<4>, operands| {
                 let [query, key, value] = heads(&x);
                 let bias = operands.kernel([1, 2, length, length]);

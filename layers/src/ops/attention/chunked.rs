@@ -143,7 +143,7 @@ impl<B: AttentionKernels> Operands<B> {
                 all_weights.put([batch, heads, queries, &(0..chunk.keys)], weights.clone());
             }
             let weights = chunk.by_group::<B>(weights);
-            let part = chunk.by_head::<B>(B::float_matmul(weights, chunk.keys_of::<B>(value)));
+            let part = chunk.by_head::<B>(B::product(weights, chunk.keys_of::<B>(value)));
             output.put([batch, queries, heads, &(0..width)], B::float_swap_dims(part, 1, 2));
         }
         Weighted {
@@ -201,8 +201,8 @@ impl<B: AttentionKernels> Operands<B> {
             let [query, key, value, dy] = inputs.next();
             let [query, dy] = [query, dy].map(|x| chunk.by_group::<B>(chunk.queries_of::<B>(x)));
             let [key, value] = [key, value].map(|x| chunk.keys_of::<B>(x));
-            let products = B::float_matmul(query.clone(), B::float_transpose(key.clone()));
-            let dweights = B::float_matmul(dy.clone(), B::float_transpose(value));
+            let products = B::product(query.clone(), B::float_transpose(key.clone()));
+            let dweights = B::product(dy.clone(), B::float_transpose(value));
             let [products, dweights] = [products, dweights].map(|x| chunk.by_head::<B>(x));
             let dweights = apply_dropout::<B>(dweights, dropped, index);
             let (log_sums, rows) = (chunk.queries_of::<B>(log_sums.clone()), terms.rows(chunk, &sizes));
@@ -222,7 +222,7 @@ impl<B: AttentionKernels> Operands<B> {
             if wants_query {
                 let Chunk { batch, heads, queries, .. } = chunk.clone();
                 let ranges = [batch, heads, queries, 0..key.shape()[3]];
-                let part = chunk.by_head::<B>(B::float_matmul(products, key));
+                let part = chunk.by_head::<B>(B::product(products, key));
                 parts.put(QUERY, Some(Put { whole: &mut dquery, ranges, part }));
             }
             B::put_all(parts.waiting);

@@ -1,5 +1,5 @@
 //! Chunks: the weights that attention makes at a time.
-use super::Scores;
+use super::{AttentionKernels, Scores};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, Slice};
 use core::ops::Range;
@@ -159,9 +159,13 @@ impl Chunk {
     }
 
     /// The products of its queries and keys, by head.
-    pub(super) fn products<B: Backend>(&self, query: FloatTensor<B>, key: FloatTensor<B>) -> FloatTensor<B> {
+    pub(super) fn products<B: AttentionKernels>(
+        &self,
+        query: FloatTensor<B>,
+        key: FloatTensor<B>,
+    ) -> FloatTensor<B> {
         let (query, key) = (self.by_group::<B>(self.queries_of::<B>(query)), self.keys_of::<B>(key));
-        self.by_head::<B>(B::float_matmul(query, B::float_transpose(key)))
+        self.by_head::<B>(B::product(query, B::float_transpose(key)))
     }
 
     /// Whether these are all queries of the groups.

@@ -87,6 +87,11 @@ pub trait AttentionKernels: Capacity + Masks + Placeholders {
     /// In how many parts the queries of a causal attention are at least, so that keys that no query of a part sees are left out.
     const CAUSAL_PARTS: usize = 2; // likewise
 
+    /// The product of matrices `[batch, heads, rows, terms]` and `[batch, heads, terms, columns]`.
+    fn product(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_matmul(lhs, rhs)
+    }
+
     /// The weights, from the products of queries and keys `[batch, heads, rows, keys]`, and the logarithm of the sum of the
     /// exponentials of every row of scores, `[batch, heads, rows, 1]`, in f32 at least.
     fn attention_weights(

@@ -106,12 +106,12 @@ impl<B: AttentionKernels> KeyGrads<B> {
         let ranges = [chunk.batch.clone(), chunk.groups.clone(), all_keys.clone(), width.clone()];
         let rows = B::float_transpose(rows);
         if chunk.holds_its_groups(sizes) {
-            return Some(Put { whole: &mut self.all, ranges, part: B::float_matmul(rows, x) });
+            return Some(Put { whole: &mut self.all, ranges, part: B::product(rows, x) });
         }
         let dtype = x.dtype();
         let more = match B::WIDE_PRODUCTS {
-            true => B::float_matmul(widen::<B>(rows), widen::<B>(x)),
-            false => widen::<B>(B::float_matmul(rows, x)),
+            true => B::product(widen::<B>(rows), widen::<B>(x)),
+            false => widen::<B>(B::product(rows, x)),
         };
         let shape = [chunk.batch.len(), chunk.groups.len(), all_keys.len(), width.len()];
         let sum = self.sum.get_or_insert_with(|| Parts::new(Shape::new(shape)));

@@ -1,6 +1,6 @@
 //! Values whose weights are kept: no gradient flows to them, and they take no more memory than what they are computed from.
 use super::chunks::with_heads;
-use super::split_heads;
+use super::{AttentionKernels, split_heads};
 use crate::ops::kept::KeptTensor;
 use crate::ops::packing::PackingKernels;
 use crate::ops::step::{BackwardPass, Inputs, Operation, Plan, Recorder, Tracking, given};
@@ -26,7 +26,7 @@ pub(super) struct Saved<B: PackingKernels> {
     merged: bool,
 }
 
-impl<B: PackingKernels> Operation<B, 1> for WeightsKept<B> {
+impl<B: AttentionKernels + PackingKernels> Operation<B, 1> for WeightsKept<B> {
     const INPUTS: [&'static str; 1] = ["value"];
     type Saved = Saved<B>;
 
@@ -53,6 +53,6 @@ impl<B: PackingKernels> Operation<B, 1> for WeightsKept<B> {
         let weights = weights.get();
         let dy = if merged { split_heads::<B>(dy, weights.shape()[1]) } else { dy };
         let [weights, dy] = [weights, dy].map(|x| with_heads::<B>(x, groups));
-        pass.give(VALUE, B::float_matmul(B::float_transpose(weights), dy));
+        pass.give(VALUE, B::product(B::float_transpose(weights), dy));
     }
 }
