@@ -14,7 +14,7 @@ const WIDTH: usize = 64;
 impl Devices {
     /// Norms, a softmax and a loss over rows of a few elements; attention to a few tokens.
     pub fn short_rows(&mut self) {
-        for len in [2, 8, 32] {
+        for len in [2, 8, 9, 32] {
             let rows = ELEMENTS / len;
             let device = self.device.clone();
             let (matrix, planes) = (([rows, len], true), ([rows / CHANNELS, CHANNELS, len], true));

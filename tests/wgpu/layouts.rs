@@ -23,32 +23,49 @@ enum Layout {
     Sliced,
     /// One row for all.
     Expanded,
+    /// The second axis after the third: heads of a projection. Of three axes, the same as `ChannelsLast`.
+    SplitHeads,
 }
 
 const LAYOUTS: [Layout; 5] =
     [Layout::Contiguous, Layout::ChannelsLast, Layout::Reversed, Layout::Sliced, Layout::Expanded];
 
 impl Layout {
+    /// The axes in the order in which they lie in memory.
+    fn axes<const D: usize>(self) -> [usize; D] {
+        let mut axes = core::array::from_fn(|axis| axis);
+        match self {
+            Self::ChannelsLast => axes[1..].rotate_left(1),
+            Self::Reversed => axes.reverse(),
+            Self::SplitHeads => axes.swap(1, 2),
+            Self::Contiguous | Self::Sliced | Self::Expanded => {}
+        }
+        axes
+    }
+
     /// A leaf, of which [`view`](Self::view) makes the tensor.
-    fn leaf(self, shape: [usize; 3], seed: usize, device: &Device) -> Tensor<3> {
-        let [a, b, c] = shape;
-        let shape = match self {
-            Self::Contiguous => shape,
-            Self::ChannelsLast => [a, c, b],
-            Self::Reversed => [c, b, a],
-            Self::Sliced => [a + 1, b, c + 1],
-            Self::Expanded => [1, b, c],
-        };
+    fn leaf<const D: usize>(self, shape: [usize; D], seed: usize, device: &Device) -> Tensor<D> {
+        let mut shape = self.axes::<D>().map(|axis| shape[axis]);
+        match self {
+            Self::Sliced => [0, D - 1].into_iter().for_each(|axis| shape[axis] += 1),
+            Self::Expanded => shape[0] = 1,
+            _ => {}
+        }
         tensor(values(shape, seed), device)
     }
 
-    fn view(self, leaf: Tensor<3>, shape: [usize; 3]) -> Tensor<3> {
+    fn view<const D: usize>(self, leaf: Tensor<D>, shape: [usize; D]) -> Tensor<D> {
         match self {
-            Self::Contiguous => leaf,
-            Self::ChannelsLast => leaf.permute([0, 2, 1]),
-            Self::Reversed => leaf.permute([2, 1, 0]),
-            Self::Sliced => leaf.slice([1..shape[0] + 1, 0..shape[1], 1..shape[2] + 1]),
+            Self::Sliced => {
+                let starts = |axis| usize::from(axis == 0 || axis == D - 1);
+                leaf.slice(core::array::from_fn::<_, D, _>(|axis| starts(axis)..starts(axis) + shape[axis]))
+            }
             Self::Expanded => leaf.expand(shape),
+            _ => {
+                let axes = self.axes::<D>();
+                let place = |axis| axes.iter().position(|&at| at == axis).expect("all are there");
+                leaf.permute(core::array::from_fn::<_, D, _>(|axis| place(axis) as isize))
+            }
         }
     }
 }
@@ -244,6 +261,74 @@ fn attention_of_any_layout_equals_flex() {
         }),
     ];
     check_within(OF_PRODUCTS, 8, &ops, |_| 1, |_| true);
+}
+
+/// Queries, keys and values that are views, of any sizes; sizes around those that decide which kernel makes a product.
+#[test]
+fn attention_to_views_equals_flex() {
+    #[derive(Clone, Debug)]
+    struct Views {
+        /// Batch, groups, heads of a group.
+        heads: [usize; 3],
+        /// Queries, keys.
+        tokens: [usize; 2],
+        /// Of keys, of values.
+        widths: [usize; 2],
+        layouts: [Layout; 4],
+        /// Whether one tensor is all three.
+        one: bool,
+    }
+
+    fn run(views: &Views, device: &Device) -> Vec<TensorData> {
+        let &Views { heads: [batch, groups, of_group], tokens, widths, layouts, one } = views;
+        let ([queries, keys], [width, value_width]) = (tokens, widths);
+        let (heads, of_key) = (groups * of_group, [batch, groups, keys, width]);
+        let shapes = match one {
+            true => [of_key; 4],
+            false => [
+                [batch, heads, queries, width],
+                of_key,
+                [batch, groups, keys, value_width],
+                [batch, heads, queries, value_width],
+            ],
+        };
+        let leaf = |which: usize| layouts[which].leaf(shapes[which], which, device);
+        let view = |which: usize, leaf: &Tensor<4>| layouts[which].view(leaf.clone(), shapes[which]);
+        let leaves: Vec<_> = (0..if one { 1 } else { 3 }).map(|which| leaf(which).require_grad()).collect();
+        let inputs: Vec<_> = leaves.iter().enumerate().map(|(which, leaf)| view(which, leaf)).collect();
+        let [query, key, value] = [0, 1, 2].map(|which| inputs[which.min(inputs.len() - 1)].clone());
+        let y = F::attention(query, key, value, None, None, AttentionModuleOptions::default());
+        let gradients = (y.clone() * view(3, &leaf(3))).sum().backward();
+        let of_leaves = leaves.iter().map(|leaf| leaf.grad(&gradients).expect("tracked").into_data());
+        [y.into_data()].into_iter().chain(of_leaves).collect()
+    }
+
+    let tokens = prop::sample::select(vec![1usize, 2, 3, 4, 5, 15, 16, 17, 31, 47, 48, 49, 66]);
+    let width = prop::sample::select(vec![1usize, 3, 4, 6, 16, 17, 64, 255, 256, 257]);
+    let layout = prop::sample::select([&LAYOUTS[..], &[Layout::SplitHeads]].concat());
+    let views = (
+        [1usize..4, 1..4, 1..3],
+        [tokens.clone(), tokens],
+        [width.clone(), width],
+        [layout.clone(), layout.clone(), layout.clone(), layout],
+        prop::bool::weighted(0.2),
+    );
+    let views =
+        views.prop_map(|(heads, tokens, widths, layouts, one)| Views { heads, tokens, widths, layouts, one });
+    let burn_computes_it = |views: &Views| {
+        let Views { heads: [batch, groups, _], tokens: [queries, keys], .. } = views;
+        !cfg!(feature = "fusion") || ![batch, groups, queries, keys].contains(&&1)
+    };
+    let mut runner = TestRunner::new(Config { cases: 48, failure_persistence: None, ..Config::default() });
+    let outcome = runner.run(&views.prop_filter("computed by Burn", burn_computes_it), |views| {
+        let _shared = among_others();
+        let [wgpu, flex] = [gpu(), Device::flex()].map(|device| run(&views, &device.autodiff()));
+        for (which, (wgpu, flex)) in wgpu.iter().zip(&flex).enumerate() {
+            assert_within(OF_PRODUCTS, 0.1, &format!("{views:?}: result {which}"), wgpu, flex);
+        }
+        Ok(())
+    });
+    outcome.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 /// The cross entropy of rows, which are those of a case, with what it is made of.

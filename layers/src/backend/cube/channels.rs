@@ -150,7 +150,7 @@ impl Channels {
 
     /// The units of a cube that adds up the inner elements.
     pub fn units(&self, size: usize) -> usize {
-        units_of_row(self.parts().length * self.inner / size).max(FEWEST_UNITS)
+        units_of_row(self.parts().length * self.inner, size).max(FEWEST_UNITS)
     }
 }
 

@@ -8,14 +8,17 @@ const VECTORS: usize = 4;
 
 /// The fewest units of a cube that reduces a row.
 pub(crate) const FEWEST_UNITS: usize = 8;
-/// A row of so many vectors is one unit's: most units of a cube would have nothing to do, and all wait for each other.
-const SHORT: usize = 8;
+/// A row of up to so many elements is one unit's: most units of a cube would have nothing to do, and all wait for each other.
+const SHORT: usize = 64;
 
-/// The units that reduce a row of so many vectors: one, or those of a cube; a power of two.
-pub(crate) fn units_of_row(vectors: usize) -> usize {
-    match vectors {
+/// The units that reduce a row of so many elements, in vectors: one, or those of a cube; a power of two.
+pub(crate) fn units_of_row(elements: usize, vector_size: usize) -> usize {
+    match elements {
         0..=SHORT => 1,
-        _ => vectors.div_ceil(VECTORS).next_power_of_two().clamp(FEWEST_UNITS, MOST_UNITS),
+        _ => {
+            let units = elements.div_ceil(vector_size * VECTORS).next_power_of_two();
+            units.clamp(FEWEST_UNITS, MOST_UNITS)
+        }
     }
 }
 

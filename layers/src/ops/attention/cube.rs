@@ -143,7 +143,7 @@ impl Options {
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait AttentionCube: Backend {
     /// See [`AttentionKernels::product`], of few rows and columns.
-    #[fusion(dtype = lhs, shape = cube::shape_of_product(&lhs.shape, &rhs.shape))]
+    #[fusion(dtype = lhs, shape = cube::shape_of_product(lhs, rhs))]
     fn cube_small_product(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
 
     /// See [`AttentionKernels::attention_weights`]; the logarithms are put into those of all rows, from `start` on.
@@ -321,7 +321,7 @@ impl Launch {
         let wide = types(products.dtype)[1];
         let [scale, cap, masked, unseen] = [scale, softcap.unwrap_or(1.0), masked, f64::NEG_INFINITY]
             .map(|number| InputScalar::new(number, wide));
-        let (rows, units) = (batch * heads * queries, units_of_row(keys / size));
+        let (rows, units) = (batch * heads * queries, units_of_row(keys, size));
         let (count, dim) = grid_of_rows(&products.client, rows, units);
         let last = last_of_first.unwrap_or(0).clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32;
         Self {

@@ -185,9 +185,9 @@ impl RowNormCube for CubeBackend {
         let walk = Walk::of(&x, &norm);
         let [x, dy] = [x, dy].map(|tensor| walk.view(tensor, &norm));
         let Some(rows) = Rows::of(&[&x, &dy], &norm) else { return parts };
-        let (client, at, dtypes) = (x.client.clone(), address_type(&[&x, &dy]), types(x.dtype));
-        let (count_of_rows, dim) = rows.grid(&client);
         let statistics = empty(&x, Shape::new([rows.count, 2]), wide(x.dtype));
+        let (client, at, dtypes) = (x.client.clone(), address_type(&[&x, &dy, &statistics]), types(x.dtype));
+        let (count_of_rows, dim) = rows.grid(&client);
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
             statistics_kernel::launch_unchecked(
@@ -307,7 +307,7 @@ impl Rows {
         let fits = |size: &usize| row.is_multiple_of(*size);
         let size =
             (0..3).rev().map(|log| 1 << log).filter(fits).find(|&size| size <= longest(tensors)).unwrap_or(1);
-        Some(Self { count: elements / row, size, units: units_of_row(row / size) })
+        Some(Self { count: elements / row, size, units: units_of_row(row, size) })
     }
 
     fn grid(&self, client: &cubecl::client::Client) -> (CubeCount, CubeDim) {
