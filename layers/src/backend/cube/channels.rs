@@ -120,12 +120,12 @@ pub(crate) struct Parts {
 }
 
 impl Channels {
-    /// As few as keep all units of a device busy, and leave each cube some hundred elements: two numbers in f32 are made of every part
+    /// As few as keep all units of a device busy, and leave each cube a thousand elements: two numbers in f32 are made of every part
     /// and channel.
     pub fn parts(&self) -> Parts {
         const UNITS: usize = 1 << 12;
         const CUBES: usize = 1 << 10;
-        const ELEMENTS: usize = 1 << 8;
+        const ELEMENTS: usize = 1 << 10;
         let channels = self.channels.max(1);
         let most = match self.inner {
             0 | 1 => UNITS.div_ceil(channels),
