@@ -1,5 +1,6 @@
 //! Adjoints of linear maps along spatial axes, gathered element by element of the input.
-use super::volume::{Place, Volume, address, channels_last, empty_in_order, place_on_line, volume};
+use super::groups::{ChannelsOfUnit, Grouped, channels_of_group, write_channels, zeros};
+use super::volume::{Place, Volume, address, channels_last, empty_in_order, place};
 use super::{address_type, types, units};
 use crate::backend::axis_map::{AxisMap, AxisMaps, Shift, Weights};
 use crate::backend::wide;
@@ -10,7 +11,7 @@ use burn::backend::{
 };
 use burn::tensor::{Shape, TensorData};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*, std::FastDivmod};
+use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*};
 
 impl AxisMaps for Cube {
     fn nearest_input(output: usize, shift: Shift, size: usize, out: usize) -> usize {
@@ -46,11 +47,9 @@ impl AxisMapsCube for CubeBackend {
         };
         let apart = table.apart;
         let (places, weights) = table.upload(&dy);
-        let line = dx.meta.shape()[if last { 1 } else { dx.meta.num_dims() - 1 }];
-        let (lines, units_of_line) = (elements / line, line.div_ceil(LANES));
-        let (count, dim) = units(&dy.client, lines * units_of_line);
+        let Grouped { of_dy, of_dx, channels, of_unit, units: number } = Grouped::of(&dy, &dx);
+        let (count, dim) = units(&dy.client, number);
         let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy, &dx]), types(dy.dtype));
-        let (of_dy, of_dx) = (volume(&dy), volume(&dx));
         // SAFETY: the kernel compares every position with the shapes, and the ranges end with those of `dy`.
         unsafe {
             adjoint_kernel::launch_unchecked(
@@ -65,8 +64,9 @@ impl AxisMapsCube for CubeBackend {
                 of_dy,
                 of_dx,
                 AxesLaunch::new(depth, rows, columns),
-                lines,
-                units_of_line,
+                channels,
+                number,
+                of_unit,
                 axes.len() > 2,
                 last,
                 apart,
@@ -160,9 +160,6 @@ fn outputs(places: &[u32], axis: usize, input: usize) -> Outputs {
     }
 }
 
-/// Elements of a unit, next to one another along a line.
-const LANES: usize = 4;
-
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn adjoint_kernel<T: Float, W: Float>(
     dy: &[T],
@@ -172,86 +169,85 @@ fn adjoint_kernel<T: Float, W: Float>(
     of_dy: Volume,
     of_dx: Volume,
     axes: Axes,
-    lines: usize,
-    units_of_line: FastDivmod<usize>,
+    channels: ChannelsOfUnit,
+    units: usize,
+    #[comptime] of_unit: usize,
     #[comptime] has_depth: bool,
     #[comptime] channels_last: bool,
     #[comptime] apart: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    let (line, unit) = units_of_line.div_mod(ABSOLUTE_POS);
-    if line >= lines {
+    if ABSOLUTE_POS >= units {
         terminate!();
     }
-    let mut len = of_dx.width;
-    if comptime!(channels_last) {
-        len = of_dx.channels;
-    }
-    let first = place_on_line(&of_dx, line, unit * LANES, channels_last);
-    let rows = outputs(places, axes.rows, first.row);
-    let slices = outputs(places, axes.depth, first.depth);
+    let to = place(&of_dx, ABSOLUTE_POS, channels_last);
+    let rows = outputs(places, axes.rows, to.row);
+    let slices = outputs(places, axes.depth, to.depth);
+    let columns = outputs(places, axes.columns, to.column);
+    let (batch, channel) = (to.batch, to.channel);
+    let from = Place { batch, channel, depth: slices.first, row: rows.first, column: columns.first };
+    let first = address(&of_dy, &from);
+    let count = channels_of_group(&channels, channel, of_unit);
+    let mut offsets = Array::<usize>::new(of_unit);
     #[unroll]
-    for lane in 0..LANES {
-        let along = unit * LANES + lane;
-        if along < len {
-            let (mut channel, mut column) = (first.channel, first.column);
-            if comptime!(channels_last) {
-                channel = along;
-            } else {
-                column = along;
-            }
-            let to = Place { batch: first.batch, channel, depth: first.depth, row: first.row, column };
-            let columns = outputs(places, axes.columns, column);
-            let mut sum = W::new(0.0);
-            if comptime!(apart) {
-                if slices.len * rows.len * columns.len > 0 {
-                    let from = Place {
-                        batch: to.batch,
-                        channel,
-                        depth: slices.first,
-                        row: rows.first,
-                        column: columns.first,
-                    };
-                    sum = weights[slices.weights]
-                        * weights[rows.weights]
-                        * weights[columns.weights]
-                        * W::cast_from(dy[address(&of_dy, &from)]);
-                }
-            } else if comptime!(has_depth) {
-                for i in 0..slices.len {
-                    let weight = weights[slices.weights + i];
-                    let depth = slices.first + i;
-                    sum += weight * sum_of_plane::<T, W>(dy, weights, &of_dy, &to, depth, &rows, &columns);
-                }
-            } else {
-                sum = sum_of_plane::<T, W>(dy, weights, &of_dy, &to, 0usize.runtime(), &rows, &columns);
-            }
-            dx[address(&of_dx, &to)] = T::cast_from(sum);
-        }
+    for channel in 0..of_unit {
+        // Beyond the last channel, the last one again.
+        offsets[channel] = min(channel, count - 1) * channels.stride_of_dy;
     }
+    let mut sums = zeros::<W>(of_unit);
+    if comptime!(apart) {
+        if slices.len * rows.len * columns.len > 0 {
+            let weight = weights[slices.weights] * weights[rows.weights] * weights[columns.weights];
+            #[unroll]
+            for channel in 0..of_unit {
+                sums[channel] = weight * W::cast_from(dy[first + offsets[channel]]);
+            }
+        }
+    } else if comptime!(has_depth) {
+        for i in 0..slices.len {
+            let start = first + i * of_dy.stride_of_depth;
+            let of_plane =
+                sums_of_plane::<T, W>(dy, weights, &of_dy, start, &offsets, &rows, &columns, of_unit);
+            #[unroll]
+            for channel in 0..of_unit {
+                sums[channel] += weights[slices.weights + i] * of_plane[channel];
+            }
+        }
+    } else {
+        sums = sums_of_plane::<T, W>(dy, weights, &of_dy, first, &offsets, &rows, &columns, of_unit);
+    }
+    write_channels::<T, W>(dx, address(&of_dx, &to), &channels, count, &sums, of_unit);
 }
 
+/// The sums over rows and columns, from an element of the first ones on.
 #[cube]
-fn sum_of_plane<T: Float, W: Float>(
+fn sums_of_plane<T: Float, W: Float>(
     dy: &[T],
     weights: &[W],
     of_dy: &Volume,
-    to: &Place,
-    depth: usize,
+    start: usize,
+    offsets: &Array<usize>,
     rows: &Outputs,
     columns: &Outputs,
-) -> W {
-    let mut sum = W::new(0.0);
+    #[comptime] of_unit: usize,
+) -> Array<W> {
+    let mut sums = zeros::<W>(of_unit);
     for j in 0..rows.len {
-        let mut of_row = W::new(0.0);
-        let (row, column) = (rows.first + j, columns.first);
-        let first = Place { batch: to.batch, channel: to.channel, depth, row, column };
-        let mut at = address(of_dy, &first);
+        let mut of_row = zeros::<W>(of_unit);
+        let mut at = start + j * of_dy.stride_of_height;
         for k in 0..columns.len {
-            of_row += weights[columns.weights + k] * W::cast_from(dy[at]);
+            let weight = weights[columns.weights + k];
+            #[unroll]
+            for channel in 0..of_unit {
+                of_row[channel] += weight * W::cast_from(dy[at + offsets[channel]]);
+            }
             at += of_dy.stride_of_width;
         }
-        sum += weights[rows.weights + j] * of_row;
+        let weight = weights[rows.weights + j];
+        #[unroll]
+        for channel in 0..of_unit {
+            sums[channel] += weight * of_row[channel];
+        }
     }
-    sum
+    sums
 }

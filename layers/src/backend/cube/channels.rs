@@ -142,15 +142,15 @@ impl Channels {
     /// The cubes, and their units, for a kernel with two numbers per part and channel; `size` is that of vectors.
     pub fn grid(&self, client: &cubecl::client::Client, size: usize) -> (CubeCount, CubeDim) {
         if self.inner > 1 {
-            (cubes(self.parts().count * self.channels), CubeDim::new_1d(self.units(size) as u32))
+            (cubes(self.parts().count * self.channels), CubeDim::new_1d(self.units() as u32))
         } else {
             units(client, self.parts().count * self.channels / size)
         }
     }
 
     /// The units of a cube that adds up the inner elements.
-    pub fn units(&self, size: usize) -> usize {
-        units_of_row(self.parts().length * self.inner, size).max(FEWEST_UNITS)
+    pub fn units(&self) -> usize {
+        units_of_row(self.parts().length * self.inner).max(FEWEST_UNITS)
     }
 }
 
@@ -208,7 +208,7 @@ pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeT
                 written.into_linear_view(),
                 dy.shape.launch(),
                 InputScalar::new(epsilon, dtypes[1]),
-                dy.shape.units(size),
+                dy.shape.units(),
                 dy.shape.parts().length > 1,
                 dtypes,
             );

@@ -16,6 +16,7 @@ use burn_cubecl::tensor::CubeTensor;
 mod axis_map;
 mod capacity;
 pub(crate) mod channels;
+pub(crate) mod groups;
 mod mask;
 mod math;
 mod order;

@@ -3,22 +3,19 @@ use burn_cubecl::cubecl::{self, prelude::*};
 
 /// The most units of a cube that reduces a row: every device has as many.
 const MOST_UNITS: usize = 256;
-/// Vectors of a row for each unit, below which there are fewer units.
-const VECTORS: usize = 4;
+/// Elements of a row for each unit, below which there are fewer units.
+const ELEMENTS: usize = 16;
 
 /// The fewest units of a cube that reduces a row.
 pub(crate) const FEWEST_UNITS: usize = 8;
 /// A row of up to so many elements is one unit's: most units of a cube would have nothing to do, and all wait for each other.
 const SHORT: usize = 64;
 
-/// The units that reduce a row of so many elements, in vectors: one, or those of a cube; a power of two.
-pub(crate) fn units_of_row(elements: usize, vector_size: usize) -> usize {
+/// The units that reduce a row of so many elements: one, or those of a cube; a power of two.
+pub(crate) fn units_of_row(elements: usize) -> usize {
     match elements {
         0..=SHORT => 1,
-        _ => {
-            let units = elements.div_ceil(vector_size * VECTORS).next_power_of_two();
-            units.clamp(FEWEST_UNITS, MOST_UNITS)
-        }
+        _ => elements.div_ceil(ELEMENTS).next_power_of_two().clamp(FEWEST_UNITS, MOST_UNITS),
     }
 }
 

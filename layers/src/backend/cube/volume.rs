@@ -14,8 +14,8 @@ pub(crate) struct Volume {
     pub width: usize,
     stride_of_batch: usize,
     stride_of_channel: usize,
-    stride_of_depth: usize,
-    stride_of_height: usize,
+    pub stride_of_depth: usize,
+    pub stride_of_height: usize,
     pub stride_of_width: usize,
     by_channels: FastDivmod<usize>,
     by_depth: FastDivmod<usize>,
@@ -35,10 +35,16 @@ pub(crate) struct Place {
 
 /// For the launch.
 pub(crate) fn volume(tensor: &CubeTensor) -> VolumeLaunch {
+    groups_of_channels(tensor, 1)
+}
+
+/// The first channels of groups of so many, or fewer in the last one.
+pub(crate) fn groups_of_channels(tensor: &CubeTensor, of_group: usize) -> VolumeLaunch {
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
     let missing = 5 - shape.num_dims();
     let axis = |axis: usize| match axis {
-        0 | 1 => (shape[axis], strides[axis]),
+        0 => (shape[0], strides[0]),
+        1 => (shape[1].div_ceil(of_group), strides[1] * of_group),
         _ if axis - 2 < missing => (1, 0),
         _ => (shape[axis - missing], strides[axis - missing]),
     };

@@ -321,7 +321,7 @@ impl Launch {
         let wide = types(products.dtype)[1];
         let [scale, cap, masked, unseen] = [scale, softcap.unwrap_or(1.0), masked, f64::NEG_INFINITY]
             .map(|number| InputScalar::new(number, wide));
-        let (rows, units) = (batch * heads * queries, units_of_row(keys, size));
+        let (rows, units) = (batch * heads * queries, units_of_row(keys));
         let (count, dim) = grid_of_rows(&products.client, rows, units);
         let last = last_of_first.unwrap_or(0).clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32;
         Self {

@@ -313,7 +313,7 @@ fn moments(x: &ByChannels) -> Moments {
                 read,
                 written,
                 x.shape.launch(),
-                x.shape.units(size),
+                x.shape.units(),
                 parts.length > 1,
                 dtypes,
             );

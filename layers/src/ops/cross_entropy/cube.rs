@@ -101,7 +101,7 @@ impl CrossEntropyCube for CubeBackend {
         let weights = weights.into_option().map(into_contiguous);
         if rows * classes > 0 {
             let size = vector_size(&[&x], 4);
-            let units = units_of_row(classes, size);
+            let units = units_of_row(classes);
             let of = Of { units, smoothed: smoothing.is_some(), weighted: weights.is_some() };
             let label_dtypes = label_dtypes(&targets, weights.as_ref(), &x);
             let (client, at) = (x.client.clone(), address_type(&[&x]));
@@ -149,7 +149,7 @@ impl CrossEntropyCube for CubeBackend {
             let [smoothed, weighted] = [smoothing.is_some(), weights.is_some()];
             // Of smoothed and weighted losses, the weights of all classes are summed, too.
             let longest = if smoothed && weighted { columns.max(classes.of) } else { columns };
-            let of = Of { units: units_of_row(longest, size), smoothed, weighted };
+            let of = Of { units: units_of_row(longest), smoothed, weighted };
             let label_dtypes = label_dtypes(&targets, weights.as_ref(), &x);
             let (client, at) = (x.client.clone(), address_type(&[&x]));
             let (count, dim) = grid_of_rows(&client, rows, of.units);

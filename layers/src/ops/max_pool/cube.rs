@@ -6,6 +6,7 @@
 //! Burn's kernels copy what has its channels second, and are not fused with others: ours are taken with fusion and without.
 use super::{MaxPoolKernels, output_shape};
 use crate::backend::Saved;
+use crate::backend::cube::groups::{ChannelsOfUnit, Grouped, channels_of_group, write_channels, zeros};
 use crate::backend::cube::{
     Place, Volume, address, address_type, channels_last, empty, empty_in_order, place, types, units, volume,
 };
@@ -119,9 +120,10 @@ impl MaxPoolCube for CubeBackend {
         let (last, elements) = (channels_last(&dy), x.num_elements());
         let dx = empty_in_order(&dy, x, dy.dtype, last);
         if elements > 0 {
-            let (count, dim) = units(&dy.client, elements);
+            let Grouped { of_dy, of_dx, channels, of_unit, units: number } = Grouped::of(&dy, &dx);
+            let (count, dim) = units(&dy.client, number);
             let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy, &dx]), types(dy.dtype));
-            let (of_dy, of_dx, outputs) = (volume(&dy), volume(&dx), dy.shape().num_elements());
+            let outputs = dy.shape().num_elements();
             // SAFETY: the kernel compares every position with the shapes.
             unsafe {
                 backward_kernel::launch_unchecked(
@@ -134,8 +136,10 @@ impl MaxPoolCube for CubeBackend {
                     dx.clone().into_buffer_arg(),
                     of_dy,
                     of_dx,
-                    elements,
+                    channels,
+                    number,
                     outputs,
+                    of_unit,
                     Windows::of(&options),
                     Packing::of(&options),
                     last,
@@ -330,41 +334,54 @@ fn backward_kernel<T: Float, W: Float>(
     dx: &mut [T],
     of_dy: Volume,
     of_dx: Volume,
-    elements: usize,
+    channels: ChannelsOfUnit,
+    units: usize,
     outputs: usize,
+    #[comptime] of_unit: usize,
     #[comptime] windows: Windows,
     #[comptime] packing: Packing,
     #[comptime] channels_last: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    if ABSOLUTE_POS >= elements {
+    if ABSOLUTE_POS >= units {
         terminate!();
     }
     let Windows { size, stride, dilation, padding } = comptime!(windows);
     let to = place(&of_dx, ABSOLUTE_POS, channels_last);
-    let numbered_channels_last = words[words_of(outputs, packing)] == 1;
     let rows = around(to.row, of_dy.height, size[0], stride[0], dilation[0], padding[0]);
     let columns = around(to.column, of_dy.width, size[1], stride[1], dilation[1], padding[1]);
-    let mut sum = W::new(0.0);
+    // Numbers of outputs, in the order in which the forward pass walked them.
+    let numbered_channels_last = words[words_of(outputs, packing)] == 1;
+    let of_plane = of_dy.height * of_dy.width;
+    let of_column = select(numbered_channels_last, channels.all, 1usize.runtime());
+    let of_channel = select(numbered_channels_last, 1usize.runtime(), of_plane);
+    let channel = to.channel * of_unit;
+    let first_number = to.batch * channels.all * of_plane + channel * of_channel;
+    let window = Place { batch: to.batch, channel: to.channel, depth: to.depth, row: 0, column: 0 };
+    let first = address(&of_dy, &window);
+    let of_group = channels_of_group(&channels, to.channel, of_unit);
+    let mut sums = zeros::<W>(of_unit);
     for row in rows.first..rows.end {
+        let i = rows.at - row * comptime!(stride[0]);
         for column in columns.first..columns.end {
-            let (i, j) = (rows.at - row * comptime!(stride[0]), columns.at - column * comptime!(stride[1]));
+            let j = columns.at - column * comptime!(stride[1]);
             let is_in_window = i % comptime!(dilation[0]) == 0 && j % comptime!(dilation[1]) == 0;
             let offset = i / comptime!(dilation[0]) * comptime!(size[1]) + j / comptime!(dilation[1]);
-            let pixel = (to.batch * of_dy.height + row) * of_dy.width + column;
-            let plane = to.batch * of_dy.channels + to.channel;
-            let number = select(
-                numbered_channels_last,
-                pixel * of_dy.channels + to.channel,
-                (plane * of_dy.height + row) * of_dy.width + column,
-            );
-            if is_in_window && offset_of(words, number, packing) == u32::cast_from(offset) {
-                let window = Place { batch: to.batch, channel: to.channel, depth: to.depth, row, column };
-                sum += W::cast_from(dy[address(&of_dy, &window)]);
+            let number = first_number + (row * of_dy.width + column) * of_column;
+            let at = first + row * of_dy.stride_of_height + column * of_dy.stride_of_width;
+            #[unroll]
+            for channel in 0..of_unit {
+                // Beyond the last channel, the last one again.
+                let from = min(channel, of_group - 1);
+                let is_winner =
+                    offset_of(words, number + from * of_channel, packing) == u32::cast_from(offset);
+                if is_in_window && is_winner {
+                    sums[channel] += W::cast_from(dy[at + from * channels.stride_of_dy]);
+                }
             }
         }
     }
-    dx[address(&of_dx, &to)] = T::cast_from(sum);
+    write_channels::<T, W>(dx, address(&of_dx, &to), &channels, of_group, &sums, of_unit);
 }
 
 /// The offset of the output with this number.

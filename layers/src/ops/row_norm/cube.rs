@@ -307,7 +307,7 @@ impl Rows {
         let fits = |size: &usize| row.is_multiple_of(*size);
         let size =
             (0..3).rev().map(|log| 1 << log).filter(fits).find(|&size| size <= longest(tensors)).unwrap_or(1);
-        Some(Self { count: elements / row, size, units: units_of_row(row, size) })
+        Some(Self { count: elements / row, size, units: units_of_row(row) })
     }
 
     fn grid(&self, client: &cubecl::client::Client) -> (CubeCount, CubeDim) {
