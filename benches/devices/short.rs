@@ -1,7 +1,8 @@
 //! Many rows of a few elements: what a kernel does for each row costs more than its elements.
 use crate::Devices;
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{BatchNormConfig, InstanceNormConfig, LayerNormConfig};
+use burn::nn::pool::{AvgPool2dConfig, MaxPool2dConfig};
+use burn::nn::{BatchNormConfig, InstanceNormConfig, LayerNormConfig, PaddingConfig2d};
 use burn::tensor::{Int, Tensor, activation, module, ops::AttentionModuleOptions};
 use burn_memsave::{functional as F, nn as memsave};
 
@@ -12,7 +13,7 @@ const CHANNELS: usize = 512;
 const WIDTH: usize = 64;
 
 impl Devices {
-    /// Norms, a softmax and a loss over rows of a few elements; attention to a few tokens.
+    /// Norms, a softmax and a loss over rows of a few elements; pools of small planes; attention to a few tokens.
     pub fn short_rows(&mut self) {
         for len in [2, 8, 9, 32] {
             let rows = ELEMENTS / len;
@@ -45,6 +46,16 @@ impl Devices {
             let sides: [&dyn Fn(Tensor<3>) -> Tensor<3>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
             self.measure(&format!("batch_norm, channels of {len}"), "trainable", planes, sides);
         }
+        let padding = || PaddingConfig2d::Explicit(1, 1, 1, 1);
+        let planes = ([ELEMENTS / (64 * 25), 64, 5, 5], true);
+        let burn = MaxPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(padding()).init();
+        let ours = memsave::pool::MaxPool2d::from(burn.clone());
+        let sides: [&dyn Fn(Tensor<4>) -> Tensor<4>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
+        self.measure("max_pool2d, planes of 5 x 5", "-", planes, sides);
+        let burn = AvgPool2dConfig::new([3, 3]).with_strides([2, 2]).with_padding(padding()).init();
+        let ours = memsave::pool::AvgPool2d::from(burn.clone());
+        let sides: [&dyn Fn(Tensor<4>) -> Tensor<4>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
+        self.measure("avg_pool2d, planes of 5 x 5", "-", planes, sides);
         for len in [2, 8, 32, 48] {
             let options = || AttentionModuleOptions { scale: None, softcap: None, is_causal: false };
             let sides: [&dyn Fn(Tensor<4>) -> Tensor<4>; 2] =
