@@ -365,7 +365,7 @@ fn backward_kernel<T: Float, W: Float>(
         let i = rows.at - row * comptime!(stride[0]);
         for column in columns.first..columns.end {
             let j = columns.at - column * comptime!(stride[1]);
-            let is_in_window = i % comptime!(dilation[0]) == 0 && j % comptime!(dilation[1]) == 0;
+            let between = i % comptime!(dilation[0]) + j % comptime!(dilation[1]); // elements of a dilated window
             let offset = i / comptime!(dilation[0]) * comptime!(size[1]) + j / comptime!(dilation[1]);
             let number = first_number + (row * of_dy.width + column) * of_column;
             let at = first + row * of_dy.stride_of_height + column * of_dy.stride_of_width;
@@ -375,7 +375,7 @@ fn backward_kernel<T: Float, W: Float>(
                 let from = min(channel, of_group - 1);
                 let is_winner =
                     offset_of(words, number + from * of_channel, packing) == u32::cast_from(offset);
-                if is_in_window && is_winner {
+                if between == 0 && is_winner {
                     sums[channel] += W::cast_from(dy[at + from * channels.stride_of_dy]);
                 }
             }
