@@ -64,7 +64,7 @@ struct Args {
     /// Whole models and layers of the size of a GPU, instead of the table.
     #[arg(long)]
     large: bool,
-    /// Measures many rows of a few elements instead.
+    /// Many rows and planes of a few elements, instead of the table.
     #[arg(long, conflicts_with = "large")]
     short: bool,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! Adjoints of linear maps along spatial axes, gathered element by element of the input.
+//! Adjoints of linear maps along spatial axes, gathered for every element of the input, for several channels at once.
 use super::groups::{ChannelsOfUnit, Grouped, channels_of_group, write_channels, zeros};
 use super::volume::{Place, Volume, address, channels_last, empty_in_order, place};
 use super::{address_type, types, units};

@@ -33,9 +33,7 @@ pub(crate) use mask::described_words;
 pub(crate) use mask::{GROUP, TURNS, bit, draw_seed, empty_words, group_of_unit, is_set, join, split, words};
 pub(crate) use math::{log_1p_exp, number, sigmoid};
 pub(crate) use order::in_memory_order;
-#[cfg(feature = "fusion")]
-pub(crate) use product::shape_of_product;
-pub(crate) use product::{is_small_product, small_product};
+pub(crate) use product::product;
 pub(crate) use put::{Put, put};
 pub(crate) use reduce::{
     FEWEST_UNITS, Pair, cubes, grid_of_rows, max_of_vector, max_over_units, row_of_unit, sum_of_vector,

@@ -1,63 +1,81 @@
 //! Products of many small matrices. A product by tiles has cubes whose units are mostly idle there, and takes several times as long.
 use super::{address_type, empty, types, units, vector_size};
 use crate::backend::Capacity;
-use burn::backend::{BackendTypes, Cube};
+use burn::backend::{
+    Backend, Cube, TensorMetadata, backend_extension, ops::FloatTensorOps, tensor::FloatTensor,
+};
 use burn::tensor::Shape;
+use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*};
 use burn_cubecl::tensor::CubeTensor;
 
-/// Two of the three sizes of a small product are at most the first of these on a GPU, of whose tiles half would be empty; at most the
-/// second on a device in software. There a step of attention takes 0.5 of Burn's time with 32 tokens, 0.9 with 48, and 1.3 with 64, where
-/// products by tiles take 0.9.
-const FEW: [usize; 2] = [8, 48];
+/// Two of the three sizes of a small product are at most this: of tiles on a GPU half would be empty.
+const FEW: usize = 8;
+/// The same on a device in software. There a step of attention takes 0.5 of Burn's time with 32 tokens, 0.9 with 48, and 1.3 with 64,
+/// where products by tiles take 0.9.
+const FEW_IN_SOFTWARE: usize = 48;
 /// What a unit sums: the width of a head, or so.
 const MOST_TERMS: usize = 256;
 /// A unit makes so many rows of a vector of columns.
 const BLOCK: usize = 4;
 
-/// Whether [`small_product`] is for matrices of so many rows and terms, and of so many terms and columns.
-pub(crate) fn is_small_product(
-    [rows, terms, columns]: [usize; 3],
-    device: &<Cube as BackendTypes>::Device,
-) -> bool {
-    let few = FEW[usize::from(Cube::multiprocessors(device).is_none())];
-    terms <= MOST_TERMS && [rows, terms, columns].into_iter().filter(|&size| size <= few).count() >= 2
+/// The product of matrices `[batch, heads, rows, terms]` and `[batch, heads, terms, columns]`.
+pub(crate) fn product(lhs: FloatTensor<Cube>, rhs: FloatTensor<Cube>) -> FloatTensor<Cube> {
+    let ([.., rows, terms], [.., columns]) = (lhs.shape().dims::<4>(), rhs.shape().dims::<4>());
+    let mut sizes = [rows, terms, columns];
+    sizes.sort_unstable();
+    let second = sizes[1];
+    let are_few = || second <= FEW || Cube::multiprocessors(&lhs.device()).is_none();
+    match terms <= MOST_TERMS && second <= FEW_IN_SOFTWARE && are_few() {
+        true => Cube::cube_small_product(lhs, rhs),
+        false => Cube::float_matmul(lhs, rhs),
+    }
 }
 
-/// The shape of a product of matrices `[batch, heads, rows, terms]` and `[batch, heads, terms, columns]`.
-pub(crate) fn shape_of_product(lhs: &Shape, rhs: &Shape) -> Shape {
+fn shape_of_product(lhs: &Shape, rhs: &Shape) -> Shape {
     Shape::new([lhs[0], lhs[1], lhs[2], rhs[3]])
 }
 
-/// The product of such matrices.
-pub(crate) fn small_product(lhs: &CubeTensor, rhs: &CubeTensor) -> CubeTensor {
-    let fit = |axis: usize, of_rhs: usize| lhs.meta.shape()[axis] == rhs.meta.shape()[of_rhs];
-    debug_assert!(fit(0, 0) && fit(1, 1) && fit(3, 2) && lhs.dtype == rhs.dtype);
-    let product = empty(lhs, shape_of_product(lhs.meta.shape(), rhs.meta.shape()), lhs.dtype);
-    let ([batch, heads, rows, columns], terms) = (product.meta.shape().dims(), lhs.meta.shape()[3]);
-    let size = vector_size(&[&product], BLOCK);
-    let block = rows.next_power_of_two().min(BLOCK);
-    let (blocks, vectors) = (rows.div_ceil(block), columns / size);
-    let (count, dim) = units(&lhs.client, batch * heads * blocks * vectors);
-    // SAFETY: the kernel compares every position with the sizes, which are those of the matrices.
-    unsafe {
-        product_kernel::launch_unchecked(
-            &lhs.client,
-            count,
-            dim,
-            address_type(&[lhs, rhs, &product]),
-            size,
-            lhs.clone().into_buffer_arg(),
-            rhs.clone().into_buffer_arg(),
-            product.clone().into_buffer_arg(),
-            strides(lhs),
-            strides(rhs),
-            SizesLaunch::new(batch, heads, rows, terms, vectors, blocks),
-            block,
-            types(lhs.dtype),
-        );
+#[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
+pub trait ProductCube: Backend {
+    /// The product of small matrices.
+    #[fusion(dtype = lhs, shape = shape_of_product(lhs, rhs))]
+    fn cube_small_product(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+impl ProductCube for CubeBackend {
+    fn cube_small_product(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
+        let fit = |axis: usize, of_rhs: usize| lhs.meta.shape()[axis] == rhs.meta.shape()[of_rhs];
+        debug_assert!(fit(0, 0) && fit(1, 1) && fit(3, 2) && lhs.dtype == rhs.dtype);
+        let product = empty(&lhs, shape_of_product(lhs.meta.shape(), rhs.meta.shape()), lhs.dtype);
+        let ([batch, heads, rows, columns], terms) = (product.meta.shape().dims(), lhs.meta.shape()[3]);
+        let size = vector_size(&[&product], 4);
+        let block = rows.next_power_of_two().min(BLOCK);
+        let (blocks, vectors) = (rows.div_ceil(block), columns / size);
+        let (count, dim) = units(&lhs.client, batch * heads * blocks * vectors);
+        let (client, at, dtypes) =
+            (lhs.client.clone(), address_type(&[&lhs, &rhs, &product]), types(lhs.dtype));
+        let (of_lhs, of_rhs) = (strides(&lhs), strides(&rhs));
+        // SAFETY: the kernel compares every position with the sizes, which are those of the matrices.
+        unsafe {
+            product_kernel::launch_unchecked(
+                &client,
+                count,
+                dim,
+                at,
+                size,
+                lhs.into_buffer_arg(),
+                rhs.into_buffer_arg(),
+                product.clone().into_buffer_arg(),
+                of_lhs,
+                of_rhs,
+                SizesLaunch::new(batch, heads, rows, terms, vectors, blocks),
+                block,
+                dtypes,
+            );
+        }
+        product
     }
-    product
 }
 
 /// Of matrices `[batch, heads, rows, columns]`.

@@ -82,31 +82,16 @@ pub(crate) fn empty_in_order(
 pub(crate) fn place(volume: &Volume, number: usize, #[comptime] channels_last: bool) -> Place {
     if comptime!(channels_last) {
         let (pixel, channel) = volume.by_channels.div_mod(number);
-        place_on_line(volume, pixel, channel, channels_last)
-    } else {
-        let (row, column) = volume.by_width.div_mod(number);
-        place_on_line(volume, row, column, channels_last)
-    }
-}
-
-/// The place on the line with this number, along the channels or the columns.
-#[cube]
-pub(crate) fn place_on_line(
-    volume: &Volume,
-    line: usize,
-    along: usize,
-    #[comptime] channels_last: bool,
-) -> Place {
-    if comptime!(channels_last) {
-        let (row, column) = volume.by_width.div_mod(line);
+        let (row, column) = volume.by_width.div_mod(pixel);
         let (slice, row) = volume.by_height.div_mod(row);
         let (batch, depth) = volume.by_depth.div_mod(slice);
-        Place { batch, channel: along, depth, row, column }
+        Place { batch, channel, depth, row, column }
     } else {
-        let (slice, row) = volume.by_height.div_mod(line);
+        let (row, column) = volume.by_width.div_mod(number);
+        let (slice, row) = volume.by_height.div_mod(row);
         let (plane, depth) = volume.by_depth.div_mod(slice);
         let (batch, channel) = volume.by_channels.div_mod(plane);
-        Place { batch, channel, depth, row, column: along }
+        Place { batch, channel, depth, row, column }
     }
 }
 

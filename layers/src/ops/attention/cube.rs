@@ -17,9 +17,7 @@ use crate::backend::cube::{
 use crate::backend::wide;
 use crate::ops::{MaybeTensor, UpToFour};
 use burn::backend::cubecl::dtype_to_storage_type;
-use burn::backend::{
-    Backend, Cube, TensorMetadata, backend_extension, ops::FloatTensorOps, tensor::FloatTensor,
-};
+use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{
@@ -33,11 +31,7 @@ use core::ops::Range;
 
 impl AttentionKernels for Cube {
     fn product(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        let ([.., rows, terms], [.., columns]) = (lhs.shape().dims::<4>(), rhs.shape().dims::<4>());
-        match cube::is_small_product([rows, terms, columns], &lhs.device()) {
-            true => Self::cube_small_product(lhs, rhs),
-            false => Self::float_matmul(lhs, rhs),
-        }
+        cube::product(lhs, rhs)
     }
 
     fn attention_weights(
@@ -142,10 +136,6 @@ impl Options {
 
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait AttentionCube: Backend {
-    /// See [`AttentionKernels::product`], of few rows and columns.
-    #[fusion(dtype = lhs, shape = cube::shape_of_product(lhs, rhs))]
-    fn cube_small_product(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self>;
-
     /// See [`AttentionKernels::attention_weights`]; the logarithms are put into those of all rows, from `start` on.
     #[fusion(meta = |products, log_sums, _mask, _bias, _start, _options| (products.clone(), log_sums.clone()))]
     fn cube_attention_weights(
@@ -184,10 +174,6 @@ fn of_rows(products: &Shape) -> Shape {
 }
 
 impl AttentionCube for CubeBackend {
-    fn cube_small_product(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
-        cube::small_product(&lhs, &rhs)
-    }
-
     fn cube_put(tensors: UpToFour<Self>, parts: UpToFour<Self>, starts: [[usize; 4]; 3]) -> UpToFour<Self> {
         let pairs = tensors.into_options().into_iter().zip(parts.into_options()).zip(starts);
         let puts = pairs.filter_map(|((whole, part), start)| {
