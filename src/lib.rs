@@ -58,7 +58,9 @@
 //! # Features
 //!
 //! `flex`, `rayon`, `simd` and `x86-v4` (default), `ndarray`, `wgpu`, `cuda`, `remote` and `fusion` turn on the features of Burn with the same
-//! names; `remote-server` is `remote` with Burn's servers and WebSocket; `cli` builds the program `memsave-prepare`. `ndarray`, which Burn has
+//! names; `remote-server` is `remote` with Burn's servers and WebSocket; `cli` builds the program `memsave-prepare`. `system` (default) is
+//! what needs threads and files: [`lazy`], [`peft`], [`SavedPolicy::disk`](saved::SavedPolicy::disk). Without it, and with `flex` alone, the
+//! crate builds for `wasm32-unknown-unknown`, where the application chooses the backend of `getrandom`. `ndarray`, which Burn has
 //! deprecated, adds ten CPU minutes to a first release build. `x86-v4` compiles matrix products and convolutions for AVX-512, too, and
 //! runs that code only on machines that have it. The `openblas` and `accelerate` of NdArray are features of `burn`: turn them on there.
 #![deny(missing_docs)]
@@ -67,14 +69,18 @@
 
 pub mod checkpoint;
 pub mod guide;
+#[cfg(feature = "system")]
 pub mod lazy;
+mod lazy_paths;
 pub mod lora;
 pub mod measure;
 pub mod mixed;
 pub mod optim;
 pub mod parallel;
+#[cfg(feature = "system")]
 pub mod peft;
 pub mod plan;
+mod platform;
 mod strategy;
 
 /// Its snippets are tests.

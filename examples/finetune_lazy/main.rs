@@ -12,14 +12,13 @@ use burn::optim::{AdamConfig, GradientsParams};
 use burn::store::ModuleRecord;
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
-use burn_memsave::measure::{TrackingAllocator, mib};
+use burn_memsave::measure::{ResidentMemory, TrackingAllocator, mib};
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
 use llama::{LanguageModel, Size, memsave::Llama};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::path::PathBuf;
-use std::process::Command;
 use std::time::Instant;
 
 #[allow(dead_code)] // the twin of Burn's layers, and the logits
@@ -62,7 +61,7 @@ struct Args {
 struct Outcome {
     losses: Vec<f32>,
     heap: u64,
-    resident: u64,
+    resident: Option<u64>,
     seconds: f64,
     statistics: String,
 }
@@ -100,11 +99,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let mut losses = vec![];
-    for (name, lazy, limit) in [("in memory", false, None), ("lazy", true, Some(args.limit << 10))] {
-        let limit = limit.map_or_else(|| "unlimited".into(), |kibibytes| kibibytes.to_string());
-        let child = Command::new("sh")
-            .args(["-c", &format!("ulimit -v {limit}; exec \"$0\" \"$@\"")])
-            .arg(std::env::current_exe()?)
+    let (name, limit) = match cfg!(target_os = "linux") {
+        true => ("lazy", Some(args.limit << 20)),
+        false => ("lazy, without a limit", None), // no other system has one
+    };
+    for (name, lazy, limit) in [("in memory", false, None), (name, true, limit)] {
+        let child = process::again(limit)?
             .args(std::env::args_os().skip(1))
             .args(["--lazy", &lazy.to_string()])
             .output()?;
@@ -116,7 +116,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             name.to_owned(),
             outcome.losses.iter().map(|loss| format!("{loss:.6}")).collect::<Vec<_>>().join(", "),
             mib(outcome.heap),
-            mib(outcome.resident),
+            process::mib_or_unknown(outcome.resident),
             format!("{:.2}", outcome.seconds / args.steps as f64),
             outcome.statistics,
         ]);
@@ -131,7 +131,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn fine_tune(args: &Args, lazy: bool) -> Result<Outcome, Box<dyn Error>> {
     let device = Device::flex().autodiff();
-    let (idle, idle_heap) = (process::memory("VmRSS")?, TrackingAllocator::live());
+    let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
     let options = match lazy {
         true => LazyOptions::new().with_budget(args.budget << 20).with_prefetch(2),
         false => LazyOptions::new().exclude("*"),
@@ -165,7 +165,7 @@ fn fine_tune(args: &Args, lazy: bool) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome {
         losses,
         heap: TrackingAllocator::peak() - idle_heap,
-        resident: process::memory("VmHWM")?.saturating_sub(idle),
+        resident: process::peak_above(idle),
         seconds: begin.elapsed().as_secs_f64(),
         statistics: report.cache.statistics().to_string(),
     })

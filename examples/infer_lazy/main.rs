@@ -12,13 +12,12 @@
 use bert::{BertConfig, of_hugging_face};
 use burn::tensor::{DType, Device, Int, Tensor};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, ReadMode, WeightFile};
-use burn_memsave::measure::{TrackingAllocator, mib};
+use burn_memsave::measure::{ResidentMemory, TrackingAllocator, mib};
 use clap::Parser;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Instant;
 
 mod bert;
@@ -89,9 +88,9 @@ fn runs() -> Vec<Run> {
 /// What a run measured; bytes above those of the idle process.
 #[derive(Serialize, Deserialize)]
 struct Outcome {
-    building: u64,
+    building: Option<u64>,
     heap: u64,
-    resident: u64,
+    resident: Option<u64>,
     seconds_per_batch: f64,
     check: f32,
     statistics: String,
@@ -141,7 +140,7 @@ fn compare(args: &Args) -> Result<(), Box<dyn Error>> {
             continue;
         }
         let arguments = std::env::args_os().skip(1);
-        let child = Command::new(std::env::current_exe()?)
+        let child = process::again(None)?
             .args(arguments)
             .args(["--run", &index.to_string()])
             .env("RAYON_NUM_THREADS", "1")
@@ -162,8 +161,8 @@ fn compare(args: &Args) -> Result<(), Box<dyn Error>> {
         table.add_row([
             run.name.to_owned(),
             mib(outcome.heap),
-            mib(outcome.resident),
-            mib(outcome.building),
+            process::mib_or_unknown(outcome.resident),
+            process::mib_or_unknown(outcome.building),
             format!("{rate:.2}"),
             share.map_or_else(String::new, |share| format!("{share:.2}")),
             outcome.statistics.clone(),
@@ -179,14 +178,14 @@ fn compare(args: &Args) -> Result<(), Box<dyn Error>> {
 /// One run.
 fn measure(args: &Args, run: Run) -> Result<Outcome, Box<dyn Error>> {
     let device = Device::flex();
-    let (idle, idle_heap) = (process::memory("VmRSS")?, TrackingAllocator::live());
+    let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
     let file = match run.mode {
         ReadMode::Copy => WeightFile::open(&args.weights)?,
         // SAFETY: this program writes the file before it starts the processes that read it, and not again.
         ReadMode::Map => unsafe { WeightFile::open_mapped(&args.weights)? },
     };
     let (model, report) = config(args).init(&device).lazy_load(&file, &run.options)?;
-    let building = process::memory("VmHWM")?.saturating_sub(idle);
+    let building = process::peak_above(idle);
     let tokens = |batch: usize| {
         let token = |index: usize| ((batch * 7919 + index * 104_729) % 100_000) as i64;
         let tokens: Vec<i64> = (0..args.batch_size * args.length).map(token).collect();
@@ -203,7 +202,7 @@ fn measure(args: &Args, run: Run) -> Result<Outcome, Box<dyn Error>> {
     Ok(Outcome {
         building,
         heap: TrackingAllocator::peak() - idle_heap,
-        resident: process::memory("VmHWM")?.saturating_sub(idle),
+        resident: process::peak_above(idle),
         seconds_per_batch: seconds[0],
         check,
         statistics: report.cache.statistics().to_string(),

@@ -1,19 +1,39 @@
 // What the examples of lazy weights share: a file of random weights, and the memory of the process.
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bytes, DType, Tensor};
-use burn_memsave::measure::mib;
+use burn_memsave::measure::{ResidentMemory, mib};
 use burn_store::burn_pack;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::error::Error;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
-/// A line of this process's status, in bytes.
-pub fn memory(line: &str) -> Result<u64, Box<dyn Error>> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find(|found| found.starts_with(line)).ok_or("no such line in the status")?;
-    let kibibytes: u64 = line.split_whitespace().nth(1).ok_or("no number")?.parse()?;
-    Ok(kibibytes << 10)
+/// The most memory that this process had in RAM so far, above what it had at some time, where the system says it.
+pub fn peak_above(idle: Option<ResidentMemory>) -> Option<u64> {
+    Some(ResidentMemory::of_process()?.peak.saturating_sub(idle?.live))
+}
+
+/// A number of MiB, if it is known.
+#[allow(dead_code)] // the paper has other tables
+pub fn mib_or_unknown(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "unknown".into(), mib)
+}
+
+/// This program once more, in a process whose address space is limited to so many bytes.
+///
+/// # Errors
+///
+/// If the system cannot limit it: `ulimit -v` is one of Linux.
+pub fn again(limit: Option<u64>) -> Result<Command, Box<dyn Error>> {
+    let program = std::env::current_exe()?;
+    let Some(bytes) = limit else { return Ok(Command::new(program)) };
+    if !cfg!(target_os = "linux") {
+        return Err("only Linux limits the address space of a process".into());
+    }
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("ulimit -v {} && exec \"$0\" \"$@\"", bytes >> 10)).arg(program);
+    Ok(shell)
 }
 
 /// Writes random weights for a module that was just initialized, one tensor after the other: neither it nor they are in memory.

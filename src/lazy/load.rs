@@ -1,8 +1,9 @@
 use super::cache::{Cache, Settings, Weight};
 use super::report::ReportedParameter;
 use super::source::{Entry, into_bytes};
-use super::targets::{Kind, Target, Targets, lazy_paths};
+use super::targets::{Kind, Target, Targets};
 use super::{LazyError, LazyOptions, LazyReport, WeightFile};
+use crate::lazy_paths::lazy_paths;
 use burn::module::{Module, ModuleMapper, Param, ParamId, Parameter, Reparameterizer};
 use burn::tensor::{
     AllocationProperty, Bool, BoolStore, Bytes, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic,

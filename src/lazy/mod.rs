@@ -34,4 +34,3 @@ pub use load::LazyLoad;
 pub use options::LazyOptions;
 pub use prepare::{PrepareOptions, PrepareProgress, PrepareSource, Prepared, prepare};
 pub use report::{LazyReport, ReportedParameter};
-pub(crate) use targets::lazy_paths;

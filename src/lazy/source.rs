@@ -1,10 +1,12 @@
 //! Where the bytes of a tensor are, and how they are read.
 use super::{LazyError, quantized};
+use crate::platform::files;
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
 use burn_store::{bridge::data_len, burn_pack};
-use memmap2::{Advice, Mmap, UncheckedAdvice};
+use memmap2::Mmap;
 use std::fs::{File, Metadata};
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -67,20 +69,7 @@ impl OpenFile {
     }
 
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
-        #[cfg(unix)]
-        return std::os::unix::fs::FileExt::read_exact_at(&self.file, out, offset);
-        #[cfg(windows)]
-        {
-            let mut done = 0;
-            while done < out.len() {
-                let at = offset + done as u64;
-                match std::os::windows::fs::FileExt::seek_read(&self.file, &mut out[done..], at)? {
-                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                    read => done += read,
-                }
-            }
-            Ok(())
-        }
+        files::read_exact_at(&self.file, out, offset)
     }
 
     /// The first `len` bytes, or fewer if the file is shorter.
@@ -353,33 +342,32 @@ impl Entry {
 
     /// The bytes in the mapped file, if it is mapped and they need not be converted or aligned.
     pub fn map(&self, dtype: DType) -> Option<bytes::Bytes> {
-        let span = self.span.as_ref().filter(|_| dtype == self.tensor.dtype)?;
-        let start = usize::try_from(span.offset).ok()?;
-        let map = span.file.map.as_ref()?;
-        let place = map.as_ref().get(start..start + span.len)?;
-        let aligned = place.as_ptr().addr().is_multiple_of(dtype.size());
-        aligned.then(|| bytes::Bytes::from_owner(map.clone()).slice(start..start + span.len))
+        let (map, range) = self.mapped().filter(|_| dtype == self.tensor.dtype)?;
+        let aligned = map.as_ref()[range.start..].as_ptr().addr().is_multiple_of(dtype.size());
+        aligned.then(|| bytes::Bytes::from_owner(map.clone()).slice(range))
     }
 
-    /// Has the system read its part of a mapped file into memory.
+    /// Brings its part of a mapped file into memory.
     pub fn read_ahead(&self) {
-        if let Some((map, start, len)) = self.mapped() {
-            let populate = map.0.advise_range(Advice::PopulateRead, start, len); // since Linux 5.14
-            let _ = populate.or_else(|_| map.0.advise_range(Advice::WillNeed, start, len));
+        if let Some((map, range)) = self.mapped() {
+            files::read_ahead(&map.0, range);
         }
     }
 
-    /// Has the system free the memory of its part of a mapped file.
+    /// Gives the memory of its part of a mapped file back to the system.
     pub fn forget(&self) {
-        if let Some((map, start, len)) = self.mapped() {
-            // SAFETY: the pages of a read-only mapping come back from the file, which is as it was.
-            let _ = unsafe { map.0.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) };
+        if let Some((map, range)) = self.mapped() {
+            files::forget(&map.0, range);
         }
     }
 
-    fn mapped(&self) -> Option<(&Mapped, usize, usize)> {
+    /// Its file, if it is mapped, and where it is in there.
+    fn mapped(&self) -> Option<(&Mapped, Range<usize>)> {
         let span = self.span.as_ref()?;
-        Some((span.file.map.as_ref()?, span.offset as usize, span.len))
+        let map = span.file.map.as_ref()?;
+        let start = usize::try_from(span.offset).ok()?;
+        let range = start..start.checked_add(span.len)?;
+        (range.end <= map.0.len()).then_some((map, range))
     }
 }
 

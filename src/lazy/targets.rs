@@ -1,9 +1,8 @@
 //! The parameters of a module, as a file is looked up for them.
-use burn::module::{Module, ModuleVisitor, Param, Reparameterization};
+use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Int, Shape, Tensor};
 use burn_memsave_layers::burn_internals::REPARAMETERIZATION;
-use burn_memsave_layers::frozen::{LazyWeight, Recorded};
-use std::collections::BTreeSet;
+use burn_memsave_layers::frozen::Recorded;
 
 /// What a parameter consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,27 +94,4 @@ impl ModuleVisitor for Targets {
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
         self.add(Kind::Bool, param.lazy_shape(), D);
     }
-}
-
-/// The paths of the lazy parameters of a module.
-pub(crate) fn lazy_paths(module: &impl Module) -> BTreeSet<String> {
-    #[derive(Default)]
-    struct Lazy {
-        path: Vec<String>,
-        found: BTreeSet<String>,
-    }
-    impl ModuleVisitor for Lazy {
-        fn enter_module(&mut self, name: &str, container_type: &str) {
-            if (name, container_type) == (LazyWeight::NAME, REPARAMETERIZATION) {
-                self.found.insert(self.path.join("."));
-            }
-            self.path.push(name.into());
-        }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
-        }
-    }
-    let mut lazy = Lazy::default();
-    module.visit(&mut lazy);
-    lazy.found
 }

@@ -2,6 +2,7 @@
 //!
 //! - [`TrackingAllocator`]: a global allocator that counts; [`Scope`]: live and peak bytes since a point in the program.
 //! - [`bytes_in_use`], [`peak_bytes`]: the same question for any device, CPU or not.
+//! - [`ResidentMemory`]: what the system says of the process.
 //! - [`measure_step`]: memory, gradients and time of one training step of a model.
 //! - [`measure_layer`]: exact bytes of one layer, for tests and benchmarks.
 //! - [`ledger`]: what each operation of a forward pass keeps, and why.
@@ -40,6 +41,7 @@ mod step;
 mod svg;
 mod timeline;
 
+pub use crate::platform::ResidentMemory;
 pub use allocator::{Scope, TrackingAllocator};
 pub use bytes::{human_bytes, mib};
 pub(crate) use device::{Lap, Laps, is_host};

@@ -5,8 +5,9 @@ use super::step::seconds;
 use super::svg::Chart;
 use burn::tensor::Device;
 use serde::Serialize;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fmt, io};
+use web_time::Instant;
 
 /// The memory of a device over one step of a run. `None` where bytes are not counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -10,7 +10,8 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::{Serialize, Serializer};
 use std::collections::HashSet;
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use web_time::Instant;
 
 /// Memory, gradients and time of one training step. Made by [`measure_step`], shown as a table, serialized with its times
 /// in seconds.

@@ -13,8 +13,9 @@ use serde::Serialize;
 use serde_json::json;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{fmt, io};
+use web_time::Instant;
 
 /// What is alive after an operation of a step, in bytes by PyTorch's categories.
 ///

@@ -65,7 +65,7 @@ pub use error::MixedError;
 pub use scaler::LossScaler;
 pub(crate) use scaler::watch_scaling;
 
-use crate::lazy::lazy_paths;
+use crate::lazy_paths::lazy_paths;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::{Device, FloatDType, Tensor};
 use std::collections::BTreeSet;

@@ -40,7 +40,7 @@ mod error;
 
 pub use error::{DeviceFailure, ParallelError};
 
-use crate::lazy::lazy_paths;
+use crate::lazy_paths::lazy_paths;
 use crate::strategy::{WithStrategy, with_strategy};
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::backend::DispatchDevice;

@@ -9,7 +9,8 @@ use burn::tensor::Tensor;
 use std::any::type_name;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use web_time::Instant;
 
 /// A step in which blocks are treated so.
 pub(super) struct Trace {

@@ -19,7 +19,6 @@ use core::any::Any;
 use core::task::{Context, Poll, Waker};
 use std::sync::mpsc::{self, Receiver, SendError, Sender, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread;
 
 /// A tensor of a device in the memory of the host.
 pub(crate) struct OnHost<B: Backend>(Arc<Slot<B>>);
@@ -69,9 +68,12 @@ impl Shared {
     fn new() -> Self {
         let (jobs, todo) = mpsc::channel::<Job>();
         // Where there is no thread to be had, `send` does without.
-        let _ = thread::Builder::new()
+        #[cfg(feature = "system")]
+        let _ = std::thread::Builder::new()
             .name("saved tensors".into())
             .spawn(move || todo.into_iter().for_each(|job| job()));
+        #[cfg(not(feature = "system"))]
+        drop(todo);
         Self { jobs, state: Mutex::default() }
     }
 
@@ -237,6 +239,7 @@ fn owned(data: TensorData) -> TensorData {
 mod tests {
     use super::*;
     use burn::backend::{Flex, flex::FlexDevice, ops::FloatTensorOps};
+    use std::thread;
 
     fn data(seed: usize) -> TensorData {
         TensorData::new((0..1000).map(|at| (at * 7 + seed) as f32).collect::<Vec<_>>(), [10, 100])

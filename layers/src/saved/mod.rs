@@ -3,18 +3,18 @@ use crate::ops::held;
 use burn::tensor::{Bytes, StreamId};
 use core::any::Any;
 use core::cell::RefCell;
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::{
     PoisonError, RwLock,
     atomic::{AtomicBool, Ordering},
 };
 
+#[cfg(feature = "system")]
 mod file;
 mod host;
 mod stored;
 
+#[cfg(feature = "system")]
 pub use file::SavedFile;
 pub(crate) use stored::Stored;
 
@@ -113,6 +113,7 @@ pub enum SavedPolicy {
     Host,
     /// In a [file](Self::disk). It is written beside the forward pass, which waits where more than a few tensors are not written
     /// yet; in the backward pass one tensor is read ahead.
+    #[cfg(feature = "system")]
     Disk(SavedFile),
 }
 
@@ -175,7 +176,8 @@ impl SavedPolicy {
     /// assert_eq!(memory.into_data(), disk.into_data());
     /// # Ok::<(), std::io::Error>(())
     /// ```
-    pub fn disk(directory: impl AsRef<Path>) -> io::Result<Self> {
+    #[cfg(feature = "system")]
+    pub fn disk(directory: impl AsRef<std::path::Path>) -> std::io::Result<Self> {
         SavedFile::new(directory.as_ref()).map(Self::Disk)
     }
 
@@ -237,6 +239,7 @@ impl SavedPolicy {
             Self::HalfF16 => "in half as many bits, as f16",
             Self::Int8 => "in 8 bits",
             Self::Host => "on the host",
+            #[cfg(feature = "system")]
             Self::Disk(_) => "in a file",
         }
     }

@@ -1,7 +1,11 @@
 //! A tensor while it waits.
-use super::{SavedPolicy, file::OnFile, host::OnHost};
+#[cfg(feature = "system")]
+use super::file::OnFile;
+use super::{SavedPolicy, host::OnHost};
 use crate::ops::packing::{Format, PackingKernels};
-use burn::backend::{TensorMetadata, read_sync, tensor::FloatTensor};
+use burn::backend::tensor::FloatTensor;
+#[cfg(feature = "system")]
+use burn::backend::{TensorMetadata, read_sync};
 use burn::tensor::DType;
 use core::cell::Cell;
 
@@ -14,6 +18,7 @@ thread_local! {
 pub(crate) enum Stored<B: PackingKernels> {
     Packed(B::Packed),
     Host(OnHost<B>),
+    #[cfg(feature = "system")]
     File(OnFile, B::Device),
 }
 
@@ -29,6 +34,7 @@ impl SavedPolicy {
             Self::Half => packed(x, Format::Half),
             Self::HalfF16 => packed(x, Format::HalfF16),
             Self::Int8 => packed(x, Format::Int8),
+            #[cfg(feature = "system")]
             Self::Disk(file) => {
                 let device = x.device();
                 let data = read_sync(B::float_into_data(x)).expect("saved tensors: reading from the device");
@@ -49,6 +55,7 @@ impl SavedPolicy {
             Self::HalfF16 => Format::HalfF16.bytes(elements, dtype),
             Self::Int8 => Format::Int8.bytes(elements, dtype),
             Self::Host => (!B::IS_HOST).then_some(0),
+            #[cfg(feature = "system")]
             Self::Disk(_) => Some(0),
         }
     }
@@ -59,7 +66,9 @@ impl<B: PackingKernels> Stored<B> {
     pub(crate) fn is_there(&self) -> bool {
         match self {
             Self::Host(copy) => copy.is_there(),
-            Self::Packed(_) | Self::File(..) => true,
+            Self::Packed(_) => true,
+            #[cfg(feature = "system")]
+            Self::File(..) => true,
         }
     }
 
@@ -75,6 +84,7 @@ impl<B: PackingKernels> Stored<B> {
         match self {
             Self::Packed(packed) => B::unpack(packed),
             Self::Host(copy) => copy.load(),
+            #[cfg(feature = "system")]
             Self::File(file, device) => B::float_from_data(file.load(), device),
         }
     }

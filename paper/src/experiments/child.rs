@@ -1,7 +1,6 @@
 //! Measurements in processes of their own: their memory is theirs alone, and may be limited.
 use super::{Failure, lazy, limits};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use std::process::Command;
 
 #[allow(dead_code)] // examples use the rest
 #[path = "../../../examples/infer_lazy/process.rs"]
@@ -21,16 +20,7 @@ impl Task {
     ///
     /// If it fails, as it does where the limit is too low.
     pub fn in_process<O: DeserializeOwned>(&self, limit: Option<u64>) -> Result<O, Failure> {
-        let program = std::env::current_exe()?;
-        let mut command = match limit {
-            None => Command::new(program),
-            Some(bytes) => {
-                let mut shell = Command::new("sh");
-                shell.arg("-c").arg(format!("ulimit -v {} && exec \"$0\" \"$@\"", bytes >> 10)).arg(program);
-                shell
-            }
-        };
-        let output = command
+        let output = process::again(limit)?
             .args(["--child", &serde_json::to_string(self)?])
             .env("RAYON_NUM_THREADS", "1")
             .output()?;

@@ -10,7 +10,7 @@ use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
 use bert::BertConfig;
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
-use burn_memsave::measure::TrackingAllocator;
+use burn_memsave::measure::{ResidentMemory, TrackingAllocator};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -100,14 +100,14 @@ impl Run {
 
     pub fn measure(&self) -> Result<Outcome, Failure> {
         let device = Device::flex();
-        let (idle, idle_heap) = (process::memory("VmRSS")?, TrackingAllocator::live());
+        let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
         let options = match self.budget {
             Some(bytes) => LazyOptions::new().with_budget(bytes).with_prefetch(self.read_ahead),
             None => LazyOptions::new().exclude("*"),
         };
         let file = WeightFile::open(&self.weights)?;
         let (model, _report) = self.config().init(&device).lazy_load(&file, &options)?;
-        let building = process::memory("VmHWM")?.saturating_sub(idle);
+        let building = process::peak_above(idle).ok_or("only Linux says what a process has in RAM")?;
         let tokens = |batch: usize| {
             let token = |index: usize| ((batch * 7919 + index * 104_729) % self.vocabulary) as i64;
             let tokens: Vec<i64> = (0..self.length).map(token).collect();
@@ -122,7 +122,7 @@ impl Run {
         }
         Ok(Outcome {
             heap: TrackingAllocator::peak() - idle_heap,
-            resident: process::memory("VmHWM")?.saturating_sub(idle),
+            resident: process::peak_above(idle).ok_or("only Linux says what a process has in RAM")?,
             building,
             seconds_per_batch: median(seconds),
             check,

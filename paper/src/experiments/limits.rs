@@ -8,7 +8,7 @@ use burn::optim::{AdamConfig, GradientsParams};
 use burn::store::ModuleRecord;
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
-use burn_memsave::measure::TrackingAllocator;
+use burn_memsave::measure::{ResidentMemory, TrackingAllocator};
 use burn_memsave_paper::provenance;
 use burn_memsave_paper::text::llama::{LanguageModel, Size, memsave::Llama};
 use burn_memsave_paper::text::{Decoder, Gpt2Size, fused::gpt2::Gpt2};
@@ -242,11 +242,11 @@ impl Run {
     pub fn measure(&self) -> Result<Outcome, Failure> {
         let scenarios = scenarios(&self.settings);
         let scenario = scenarios.get(self.scenario).ok_or("no such scenario")?;
-        let (idle, idle_heap) = (process::memory("VmRSS")?, TrackingAllocator::live());
+        let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
         let (loss, seconds) = scenario.run(self.is_lazy)?;
         Ok(Outcome {
             heap: TrackingAllocator::peak() - idle_heap,
-            resident: process::memory("VmHWM")?.saturating_sub(idle),
+            resident: process::peak_above(idle).ok_or("only Linux says what a process has in RAM")?,
             // The first pass initializes what there is.
             seconds: super::step::median(seconds.into_iter().skip(1).collect()),
             loss,

@@ -126,22 +126,28 @@ fn image_of_planes<E: CpuElement>(axes: &[AxisMap], x: &[E]) -> Vec<E> {
     let (first, others) = axes.split_first().expect("a map has an axis");
     let planes = x.len() / plane_in;
     let task = parallel::items_per_task(planes, plane_in);
-    parallel::filled(planes * plane_out, E::zero(), task * plane_out, 4 * x.len(), |index, y| {
-        for (plane, y) in (index * task..).zip(y.chunks_exact_mut(plane_out)) {
-            let x = &x[plane * plane_in..(plane + 1) * plane_in];
-            // One output of the first axis after the other, so that no copy of a plane is made.
-            let outputs = first.windows.len();
-            for (output, y) in y.chunks_exact_mut(plane_out / outputs).enumerate() {
-                let mut inner = plane_in / first.size;
-                let mut image = first.image(output..output + 1, x, inner);
-                for axis in others {
-                    inner /= axis.size;
-                    image = axis.image(0..axis.windows.len(), &image, inner);
+    parallel::filled(
+        planes * plane_out,
+        E::zero(),
+        task * plane_out,
+        parallel::Work::of([4, x.len()]),
+        |index, y| {
+            for (plane, y) in (index * task..).zip(y.chunks_exact_mut(plane_out)) {
+                let x = &x[plane * plane_in..(plane + 1) * plane_in];
+                // One output of the first axis after the other, so that no copy of a plane is made.
+                let outputs = first.windows.len();
+                for (output, y) in y.chunks_exact_mut(plane_out / outputs).enumerate() {
+                    let mut inner = plane_in / first.size;
+                    let mut image = first.image(output..output + 1, x, inner);
+                    for axis in others {
+                        inner /= axis.size;
+                        image = axis.image(0..axis.windows.len(), &image, inner);
+                    }
+                    y.iter_mut().zip(image).for_each(|(y, image)| *y = E::narrow(image));
                 }
-                y.iter_mut().zip(image).for_each(|(y, image)| *y = E::narrow(image));
             }
-        }
-    })
+        },
+    )
 }
 
 /// The adjoint of the product of the maps, plane by plane; from the last axis to the first.
@@ -156,7 +162,7 @@ fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -
     let (first, others) = axes.split_first().expect("a map has an axis");
     let width = axes[axes.len() - 1].size;
     let selection = selection(&axes);
-    let work = if selection.is_some() { 1 } else { 4 } * planes * (plane_in + plane_out); // rows are short
+    let work = parallel::Work::of([if selection.is_some() { 1 } else { 4 }, planes, plane_in + plane_out]); // rows are short
     parallel::filled(planes * plane_in, E::zero(), task * plane_in, work, |index, dx| {
         let (mut source, mut target) = (Vec::new(), Vec::new());
         for (plane, dx) in (index * task..).zip(dx.chunks_exact_mut(plane_in)) {

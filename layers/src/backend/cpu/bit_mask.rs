@@ -160,7 +160,7 @@ pub(crate) fn pack<E>(values: impl Iterator<Item = E>, mut bit: impl FnMut(E) ->
 }
 
 /// Packs the highest bit of every byte.
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(memsave_portable)))]
 #[inline(always)]
 fn pack_bytes(bytes: [u8; BITS]) -> u64 {
     use core::arch::x86_64::{__m128i, _mm_movemask_epi8};
@@ -170,7 +170,7 @@ fn pack_bytes(bytes: [u8; BITS]) -> u64 {
 }
 
 /// Packs the highest bit of every byte.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(any(memsave_portable, not(target_arch = "x86_64")))]
 #[inline(always)]
 fn pack_bytes(bytes: [u8; BITS]) -> u64 {
     bytes.as_chunks::<8>().0.iter().rev().fold(0, |word, &eight| {

@@ -150,7 +150,7 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
         }
     };
     let work = rows.saturating_mul(columns).saturating_mul(depth + PER_ELEMENT);
-    let threads = if work < WORTH_IT { 1 } else { rayon::current_num_threads() };
+    let threads = if work < WORTH_IT { 1 } else { parallel::threads() };
     parallel::each(parts(a, columns, threads), work, part);
 }
 

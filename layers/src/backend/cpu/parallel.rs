@@ -2,12 +2,49 @@
 //!
 //! What rayon makes of a loop is compiled once per type of its elements, not once per body: bodies are behind a reference, which
 //! costs nothing beside a chunk, and saves most of the time to compile this crate.
-use rayon::prelude::*;
+#[cfg(feature = "rayon")]
+use rayon::{current_num_threads, prelude::*};
+#[cfg(not(feature = "rayon"))]
+use sequential::*;
 use std::mem::MaybeUninit;
 
-/// Below this much work a loop stays on the calling thread: waking another one costs more. Work is counted in elements read
-/// one after the other; what takes longer than that counts more.
-const WORTH_IT: usize = 1 << 17;
+/// How much a loop does, in elements read one after the other; what takes longer than that counts more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Work(u64);
+
+impl Work {
+    /// Below this much a loop stays on the calling thread: waking another one costs more.
+    const WORTH_IT: u64 = 1 << 17;
+
+    /// The product of sizes, which may not be one of memory: of `u64` on targets of 32 bits, too.
+    pub(crate) fn of<const N: usize>(sizes: [usize; N]) -> Self {
+        Self(sizes.into_iter().fold(1, |product: u64, size| product.saturating_mul(size as u64)))
+    }
+
+    fn is_worth_it(self) -> bool {
+        self.0 >= Self::WORTH_IT
+    }
+}
+
+impl From<usize> for Work {
+    fn from(elements: usize) -> Self {
+        Self::of([elements])
+    }
+}
+
+impl core::iter::Sum for Work {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        Self(parts.fold(0, |sum: u64, part| sum.saturating_add(part.0)))
+    }
+}
+
+impl core::ops::Div<usize> for Work {
+    type Output = Self;
+
+    fn div(self, by: usize) -> Self {
+        Self(self.0 / by as u64)
+    }
+}
 
 /// Something to do that is compiled for several widths of vectors, since its `run` is `#[inline(always)]`. A closure is one, too, but
 /// it is inlined only where it is small: a large one runs in the narrow vectors that every machine has.
@@ -30,7 +67,7 @@ impl<R, F: FnOnce() -> R> Job for F {
 /// Runs a job, compiled for wider vectors where the machine has them.
 #[inline(always)]
 pub(crate) fn vectorized<J: Job>(job: J) -> J::Result {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(memsave_portable)))]
     {
         #[target_feature(enable = "avx2")]
         fn avx2<J: Job>(job: J) -> J::Result {
@@ -48,17 +85,17 @@ pub(crate) fn vectorized<J: Job>(job: J) -> J::Result {
 pub(crate) fn chunks_mut<T: Send>(
     values: &mut [T],
     size: usize,
-    work: usize,
+    work: impl Into<Work>,
     f: impl Fn(usize, &mut [T]) + Send + Sync,
 ) {
-    each_chunk(values, size, work, &|index, chunk| vectorized(|| f(index, chunk)));
+    each_chunk(values, size, work.into(), &|index, chunk| vectorized(|| f(index, chunk)));
 }
 
-fn each_chunk<T: Send>(values: &mut [T], size: usize, work: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
+fn each_chunk<T: Send>(values: &mut [T], size: usize, work: Work, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
     if values.is_empty() {
         return;
     }
-    if work < WORTH_IT {
+    if !work.is_worth_it() {
         values.chunks_mut(size).enumerate().for_each(|(index, chunk)| f(index, chunk));
     } else {
         let most = together(values.len(), size);
@@ -69,7 +106,7 @@ fn each_chunk<T: Send>(values: &mut [T], size: usize, work: usize, f: &(dyn Fn(u
 
 /// Chunks of `size` elements that a thread takes at once: few enough to leave some to a thread that has nothing left to do.
 fn together(len: usize, size: usize) -> usize {
-    (len.div_ceil(size) / (8 * rayon::current_num_threads())).max(1)
+    (len.div_ceil(size) / (8 * current_num_threads())).max(1)
 }
 
 /// Calls `f(index, a, b)` for every pair of chunks, of `sizes[0]` elements of `a` and `sizes[1]` of `b`.
@@ -77,20 +114,20 @@ pub(crate) fn zip_chunks_mut<T: Send, U: Send>(
     a: &mut [T],
     b: &mut [U],
     sizes: [usize; 2],
-    work: usize,
+    work: impl Into<Work>,
     f: impl Fn(usize, &mut [T], &mut [U]) + Send + Sync,
 ) {
-    each_pair(a, b, sizes, work, &|index, a, b| vectorized(|| f(index, a, b)));
+    each_pair(a, b, sizes, work.into(), &|index, a, b| vectorized(|| f(index, a, b)));
 }
 
 /// Of a loop over pairs of chunks.
 type PairBody<'a, T, U> = dyn Fn(usize, &mut [T], &mut [U]) + Sync + 'a;
 
-fn each_pair<T: Send, U: Send>(a: &mut [T], b: &mut [U], sizes: [usize; 2], work: usize, f: &PairBody<T, U>) {
+fn each_pair<T: Send, U: Send>(a: &mut [T], b: &mut [U], sizes: [usize; 2], work: Work, f: &PairBody<T, U>) {
     if a.is_empty() || b.is_empty() {
         return;
     }
-    if work < WORTH_IT {
+    if !work.is_worth_it() {
         let pairs = a.chunks_mut(sizes[0]).zip(b.chunks_mut(sizes[1]));
         pairs.enumerate().for_each(|(index, (a, b))| f(index, a, b));
     } else {
@@ -108,7 +145,7 @@ fn each_pair<T: Send, U: Send>(a: &mut [T], b: &mut [U], sizes: [usize; 2], work
 pub(crate) unsafe fn written<T: Send>(
     len: usize,
     size: usize,
-    work: usize,
+    work: impl Into<Work>,
     f: impl Fn(usize, &mut [MaybeUninit<T>]) + Send + Sync,
 ) -> Vec<T> {
     let mut values = Vec::with_capacity(len);
@@ -124,7 +161,7 @@ pub(crate) fn filled<T: Copy + Send + Sync>(
     len: usize,
     value: T,
     size: usize,
-    work: usize,
+    work: impl Into<Work>,
     f: impl Fn(usize, &mut [T]) + Send + Sync,
 ) -> Vec<T> {
     // SAFETY: `fill` writes all of the chunk.
@@ -135,7 +172,7 @@ pub(crate) fn filled<T: Copy + Send + Sync>(
 pub(crate) fn copied<T: Copy + Send + Sync>(
     source: &[T],
     size: usize,
-    work: usize,
+    work: impl Into<Work>,
     f: impl Fn(usize, &mut [T]) + Send + Sync,
 ) -> Vec<T> {
     // SAFETY: `copy` writes all of the chunk.
@@ -149,7 +186,7 @@ pub(crate) fn zip_filled<T: Copy + Send + Sync, U: Send>(
     (len, value): (usize, T),
     other: &mut [U],
     sizes: [usize; 2],
-    work: usize,
+    work: impl Into<Work>,
     f: impl Fn(usize, &mut [T], &mut [U]) + Send + Sync,
 ) -> Vec<T> {
     zip_initialized(len, other, sizes, work, |_, chunk| fill(chunk, value), f)
@@ -178,7 +215,7 @@ fn zip_initialized<T: Copy + Send + Sync, U: Send>(
     len: usize,
     other: &mut [U],
     sizes: [usize; 2],
-    work: usize,
+    work: impl Into<Work>,
     initialize: impl Fn(usize, &mut [MaybeUninit<T>]) -> &mut [T] + Send + Sync,
     f: impl Fn(usize, &mut [T], &mut [U]) + Send + Sync,
 ) -> Vec<T> {
@@ -228,7 +265,7 @@ fn map_indices<R: Send>(len: usize, f: &(dyn Fn(usize) -> R + Sync)) -> Vec<R> {
 pub(crate) fn all<T: Sync>(values: &[T], f: impl Fn(&T) -> bool + Send + Sync) -> bool {
     let of_range =
         |range: core::ops::Range<usize>| values[range].iter().fold(true, |all, value| all & f(value));
-    map_ranges(values.len(), WORTH_IT, of_range).into_iter().all(|all| all)
+    map_ranges(values.len(), Work::WORTH_IT as usize, of_range).into_iter().all(|all| all)
 }
 
 /// `f(index, chunk)` for every chunk of `size` elements, in order.
@@ -254,12 +291,12 @@ fn map_each_chunk<T: Send, R: Send>(
 }
 
 /// Calls `f` with every job.
-pub(crate) fn each<J: Send>(jobs: Vec<J>, work: usize, f: impl Fn(J) + Send + Sync) {
-    each_job(jobs, work, &|job| vectorized(|| f(job)));
+pub(crate) fn each<J: Send>(jobs: Vec<J>, work: impl Into<Work>, f: impl Fn(J) + Send + Sync) {
+    each_job(jobs, work.into(), &|job| vectorized(|| f(job)));
 }
 
-fn each_job<J: Send>(jobs: Vec<J>, work: usize, f: &(dyn Fn(J) + Sync)) {
-    if work < WORTH_IT {
+fn each_job<J: Send>(jobs: Vec<J>, work: Work, f: &(dyn Fn(J) + Sync)) {
+    if !work.is_worth_it() {
         jobs.into_iter().for_each(f);
     } else {
         // One by one: of jobs that rayon puts together, none can go to a thread that has nothing left to do.
@@ -267,18 +304,23 @@ fn each_job<J: Send>(jobs: Vec<J>, work: usize, f: &(dyn Fn(J) + Sync)) {
     }
 }
 
+/// How many threads work on a loop.
+pub(crate) fn threads() -> usize {
+    current_num_threads()
+}
+
 /// The number of items that a job should take if every job has a result of its own: all of them unless the work is worth it.
-pub(crate) fn items_per_job(items: usize, work: usize) -> usize {
-    shared(items, work, 4)
+pub(crate) fn items_per_job(items: usize, work: impl Into<Work>) -> usize {
+    shared(items, work.into(), 4)
 }
 
 /// [`items_per_job`], where the results are so large that there should be no more than threads.
-pub(crate) fn items_per_thread(items: usize, work: usize) -> usize {
-    shared(items, work, 1)
+pub(crate) fn items_per_thread(items: usize, work: impl Into<Work>) -> usize {
+    shared(items, work.into(), 1)
 }
 
-fn shared(items: usize, work: usize, jobs_per_thread: usize) -> usize {
-    let jobs = if work < WORTH_IT { 1 } else { jobs_per_thread * rayon::current_num_threads() };
+fn shared(items: usize, work: Work, jobs_per_thread: usize) -> usize {
+    let jobs = if !work.is_worth_it() { 1 } else { jobs_per_thread * current_num_threads() };
     items.div_ceil(jobs).max(1)
 }
 
@@ -286,7 +328,40 @@ fn shared(items: usize, work: usize, jobs_per_thread: usize) -> usize {
 /// stay in the cache.
 pub(crate) fn items_per_task(items: usize, item: usize) -> usize {
     let of = |elements: usize| (elements / item.max(1)).max(1);
-    items.div_ceil(4 * rayon::current_num_threads()).clamp(of(1 << 12), of(1 << 16))
+    items.div_ceil(4 * current_num_threads()).clamp(of(1 << 12), of(1 << 16))
+}
+
+/// What is used of rayon above, on one thread.
+#[cfg(not(feature = "rayon"))]
+mod sequential {
+    use core::slice::ChunksMut;
+
+    pub(super) fn current_num_threads() -> usize {
+        1
+    }
+
+    pub(super) trait IntoParallelIterator: IntoIterator + Sized {
+        fn into_par_iter(self) -> Self::IntoIter {
+            self.into_iter()
+        }
+    }
+    impl<I: IntoIterator> IntoParallelIterator for I {}
+
+    pub(super) trait ParallelIterator: Iterator + Sized {
+        fn with_max_len(self, _most: usize) -> Self {
+            self
+        }
+    }
+    impl<I: Iterator> ParallelIterator for I {}
+
+    pub(super) trait ParallelSliceMut<T> {
+        fn par_chunks_mut(&mut self, size: usize) -> ChunksMut<'_, T>;
+    }
+    impl<T> ParallelSliceMut<T> for [T] {
+        fn par_chunks_mut(&mut self, size: usize) -> ChunksMut<'_, T> {
+            self.chunks_mut(size)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -295,7 +370,7 @@ mod tests {
 
     #[test]
     fn every_element_is_filled_and_visited_once() {
-        for (len, size) in [(0, 3), (1, 3), (7, 3), (9, 3), (WORTH_IT + 5, 1000)] {
+        for (len, size) in [(0, 3), (1, 3), (7, 3), (9, 3), (Work::WORTH_IT as usize + 5, 1000)] {
             let expected: Vec<usize> = (0..len).map(|at| 7 + at / size).collect();
             let add = |index: usize, chunk: &mut [usize]| chunk.iter_mut().for_each(|value| *value += index);
             assert_eq!(filled(len, 7, size, len, add), expected);
@@ -312,6 +387,15 @@ mod tests {
             let zipped = zip_copied(&source, &mut others, [size, 2], |index, chunk, _| add(index, chunk));
             assert_eq!(zipped, expected_copy);
         }
+    }
+
+    #[test]
+    fn work_does_not_overflow() {
+        assert_eq!(Work::of([u32::MAX as usize; 2]), Work(0xffff_fffe_0000_0001));
+        assert_eq!(Work::of([usize::MAX; 3]) / 2, Work(u64::MAX / 2));
+        assert_eq!(Work::from(7), Work::of([7, 1]));
+        assert_eq!([Work(u64::MAX), Work(3)].into_iter().sum::<Work>(), Work(u64::MAX));
+        assert!(!Work::of([Work::WORTH_IT as usize, 0]).is_worth_it());
     }
 
     #[test]

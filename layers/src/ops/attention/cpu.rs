@@ -169,7 +169,7 @@ impl<E: CpuElement> Rows<'_, E> {
     fn weights(&self, products: &mut [E]) -> Vec<E::Acc> {
         let rows = products.len() / self.keys;
         let task = parallel::items_per_task(rows, self.keys);
-        let work = COST * products.len();
+        let work = parallel::Work::of([COST, products.len()]);
         let zero = <E::Acc as Zero>::zero();
         let sizes = [task, task * self.keys];
         parallel::zip_filled((rows, zero), products, sizes, work, |index, log_sums, products| {
@@ -215,7 +215,7 @@ impl<E: CpuElement> Rows<'_, E> {
     ) -> Option<Vec<E::Acc>> {
         let mut score_grads = wants_scores.then(|| vec![<E::Acc as Zero>::zero(); products.len()]);
         let task = parallel::items_per_task(log_sums.len(), self.keys);
-        let work = 2 * COST * products.len();
+        let work = parallel::Work::of([2, COST, products.len()]);
         let size = task * self.keys;
         let mut wanted = score_grads.as_mut().map(|score_grads| score_grads.chunks_mut(size));
         let gradients = gradients.chunks_mut(size);

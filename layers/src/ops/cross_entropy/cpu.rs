@@ -90,10 +90,16 @@ fn of_rows<E: CpuElement>(
 ) -> Vec<E::Acc> {
     let rows = x.len() / classes;
     let task = parallel::items_per_task(rows, classes);
-    parallel::filled(rows, <E::Acc as Zero>::zero(), task, COST * x.len(), |index, results| {
-        let rows = (index * task..).zip(x[index * task * classes..].chunks_exact(classes));
-        results.iter_mut().zip(rows).for_each(|(result, (at, row))| *result = f(at, row));
-    })
+    parallel::filled(
+        rows,
+        <E::Acc as Zero>::zero(),
+        task,
+        parallel::Work::of([COST, x.len()]),
+        |index, results| {
+            let rows = (index * task..).zip(x[index * task * classes..].chunks_exact(classes));
+            results.iter_mut().zip(rows).for_each(|(result, (at, row))| *result = f(at, row));
+        },
+    )
 }
 
 /// What logits become in the backward pass: `probability_factor exp(x - log_sum_exp) + weight_factor weight`, with one of each
@@ -110,12 +116,14 @@ impl<E: CpuElement> Gradient<'_, E> {
     /// The gradient of `x`.
     fn of(&self, x: &[E]) -> Vec<E> {
         let (classes, task) = self.task(x);
-        parallel::copied(x, task * classes, COST * x.len(), |index, x| self.rows(index * task, x, classes))
+        parallel::copied(x, task * classes, parallel::Work::of([COST, x.len()]), |index, x| {
+            self.rows(index * task, x, classes)
+        })
     }
 
     /// Replaces `x` by its gradient.
     fn in_place(&self, x: &mut [E]) {
-        let ((classes, task), work) = (self.task(x), COST * x.len());
+        let ((classes, task), work) = (self.task(x), parallel::Work::of([COST, x.len()]));
         parallel::chunks_mut(x, task * classes, work, |index, x| self.rows(index * task, x, classes));
     }
 

@@ -178,23 +178,23 @@ const TASK: usize = 1 << 12;
 
 /// The loss of every element.
 fn each<E: CpuElement>(x: &[E], t: Option<&[E]>, f: ElementLoss) -> Vec<E> {
-    f.with(Each { x, t, work: f.cost(None) * x.len() })
+    f.with(Each { x, t, work: parallel::Work::of([f.cost(None), x.len()]) })
 }
 
 /// The sum of all losses.
 fn sum<E: CpuElement>(x: &[E], t: Option<&[E]>, f: ElementLoss) -> f64 {
-    f.with(Sum { x, t, work: f.cost(None) * x.len() })
+    f.with(Sum { x, t, work: parallel::Work::of([f.cost(None), x.len()]) })
 }
 
 /// Replaces every `x` by `factor` times the slope of its loss in an argument.
 fn slopes<E: CpuElement>(x: &mut [E], t: Option<&[E]>, f: ElementLoss, argument: Argument, factor: E::Acc) {
-    let work = f.cost(Some(argument)) * x.len();
+    let work = parallel::Work::of([f.cost(Some(argument)), x.len()]);
     f.with(Slopes { x, t, argument, factor, work });
 }
 
 /// Replaces every `dy` by its product with the slope of the loss of `x` in an argument.
 fn backward<E: CpuElement>(x: &[E], t: Option<&[E]>, f: ElementLoss, argument: Argument, dy: &mut [E]) {
-    f.with(Backward { x, t, argument, dy, work: f.cost(Some(argument)) * x.len() });
+    f.with(Backward { x, t, argument, dy, work: parallel::Work::of([f.cost(Some(argument)), x.len()]) });
 }
 
 /// Calls `f(element, x, t)` for the elements from `start` on; `t` is 0 where there are no targets.
@@ -214,7 +214,7 @@ fn with_targets<T, E: CpuElement>(
 struct Each<'a, E> {
     x: &'a [E],
     t: Option<&'a [E]>,
-    work: usize,
+    work: parallel::Work,
 }
 
 impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Each<'_, E> {
@@ -236,7 +236,7 @@ impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Each<'_, E> {
 struct Sum<'a, E> {
     x: &'a [E],
     t: Option<&'a [E]>,
-    work: usize,
+    work: parallel::Work,
 }
 
 impl<E: CpuElement> Visitor<E::Acc, f64> for Sum<'_, E> {
@@ -268,7 +268,7 @@ struct Slopes<'a, E: CpuElement> {
     t: Option<&'a [E]>,
     argument: Argument,
     factor: E::Acc,
-    work: usize,
+    work: parallel::Work,
 }
 
 impl<E: CpuElement> Visitor<E::Acc, ()> for Slopes<'_, E> {
@@ -302,7 +302,7 @@ struct Backward<'a, E> {
     t: Option<&'a [E]>,
     argument: Argument,
     dy: &'a mut [E],
-    work: usize,
+    work: parallel::Work,
 }
 
 impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {

@@ -59,7 +59,7 @@ struct Gated<'a, E> {
 impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Gated<'_, E> {
     fn visit(self, curve: impl Curve<E::Acc>) -> Vec<E> {
         let Self { a, b } = self;
-        parallel::copied(a, TASK, COST * a.len(), |index, y| {
+        parallel::copied(a, TASK, parallel::Work::of([COST, a.len()]), |index, y| {
             vectorized(Multiply::<_, _, false> { y, read: &b[index * TASK..], curve });
         })
     }
@@ -77,7 +77,7 @@ struct GatedBackward<'a, E> {
 impl<E: CpuElement> Visitor<E::Acc, Option<Vec<E>>> for GatedBackward<'_, E> {
     fn visit(self, curve: impl Curve<E::Acc>) -> Option<Vec<E>> {
         let Self { a, b, dy, reads_output, wants_a } = self;
-        let (len, work) = (dy.len(), COST * dy.len());
+        let (len, work) = (dy.len(), parallel::Work::of([COST, dy.len()]));
         let part = |index: usize| [a, b].map(|input| &input[index * TASK..]);
         if !wants_a {
             parallel::chunks_mut(dy, TASK, work, |index, dy| {

@@ -66,7 +66,7 @@ fn row_divergences<E: CpuElement>(
     let rows = student.len() / classes.max(1);
     let task = parallel::items_per_task(rows, classes);
     let zero = [<E::Acc as Zero>::zero(); 4];
-    parallel::filled(rows, zero, task, COST * student.len(), |index, results| {
+    parallel::filled(rows, zero, task, parallel::Work::of([COST, student.len()]), |index, results| {
         for (result, at) in results.iter_mut().zip(index * task..) {
             let range = at * classes..(at + 1) * classes;
             *result =
@@ -174,12 +174,14 @@ impl<E: CpuElement> Gradient<'_, E> {
     /// The gradient of `x`.
     fn of(&self, x: &[E]) -> Vec<E> {
         let (classes, task) = self.task(x);
-        parallel::copied(x, task * classes, COST * x.len(), |index, x| self.rows(index * task, x, classes))
+        parallel::copied(x, task * classes, parallel::Work::of([COST, x.len()]), |index, x| {
+            self.rows(index * task, x, classes)
+        })
     }
 
     /// Replaces `x` by its gradient.
     fn in_place(&self, x: &mut [E]) {
-        let ((classes, task), work) = (self.task(x), COST * x.len());
+        let ((classes, task), work) = (self.task(x), parallel::Work::of([COST, x.len()]));
         parallel::chunks_mut(x, task * classes, work, |index, x| self.rows(index * task, x, classes));
     }
 

@@ -116,7 +116,7 @@ impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Forward<'_, E> {
         let Planes { channels, inner } = planes;
         let count = x.len() / inner.max(1);
         let task = parallel::items_per_task(count, inner);
-        let work = x.len() * (norm.size.min(channels) + 1);
+        let work = parallel::Work::of([x.len(), norm.size.min(channels) + 1]);
         parallel::filled(x.len(), E::zero(), (task * inner).max(1), work, |index, y| {
             let mut scale = [<E::Acc as Zero>::zero(); TILE];
             for (plane, y) in (index * task..).zip(y.chunks_exact_mut(inner)) {
@@ -152,7 +152,7 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
         let Self { x, planes, norm, dy } = self;
         let Planes { channels, inner } = planes;
         let size = (channels * inner).max(1);
-        let work = dy.len() * (2 * norm.size.min(channels) + 2);
+        let work = parallel::Work::of([dy.len(), 2 * norm.size.min(channels) + 2]);
         let [before, after] = norm.reach();
         let factor = <E::Acc as CpuElement>::from_f64(-2.0 * norm.alpha * norm.beta / norm.size as f64);
         parallel::chunks_mut(dy, size, work, |index, dy| {

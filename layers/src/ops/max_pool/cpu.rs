@@ -182,7 +182,7 @@ impl Geometry {
         if size == 0 {
             return (vec![], offsets);
         }
-        let work = 8 * len * self.rows.kernel * self.columns.kernel; // rows of windows are short
+        let work = parallel::Work::of([8, len, self.rows.kernel, self.columns.kernel]); // rows of windows are short
         let y = parallel::zip_filled(
             (len, E::neg_infinity()),
             &mut offsets,
@@ -215,7 +215,7 @@ impl Geometry {
         let taps: Vec<usize> = (0..(rows.kernel * columns.kernel).min(1 << 8)).map(tap).collect();
         let tap = |position: usize| taps.get(position).copied().unwrap_or_else(|| tap(position));
         let padding = rows.padding * columns.size + columns.padding;
-        let work = planes * (plane_in + 4 * plane_out); // reads through a table
+        let work = parallel::Work::of([planes, plane_in + 4 * plane_out]); // reads through a table
         // Windows that overlap add up in one element: in f32 at least, narrowed once.
         let add = |dx: &mut [E::Acc], offsets: &[O], dy: &[E]| {
             for oh in 0..rows.out {

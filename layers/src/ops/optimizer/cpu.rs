@@ -351,7 +351,7 @@ impl<B: CpuBackend> OptimizerKernels for B {
             let parts = parts(gradient, B::as_slice_mut::<E>(&mut weight)).zip(first).zip(second);
             let step = AdamW::of(&step, f32::INFINITY);
             let jobs = parts.map(|((part, first), second)| AdamWJob { part, moments: [first, second], step });
-            parallel::each(jobs.collect(), WORK * gradient.len(), vectorized);
+            parallel::each(jobs.collect(), parallel::Work::of([WORK, gradient.len()]), vectorized);
         });
         AdamWTensors { weight, first, second }
     }
@@ -373,7 +373,7 @@ impl<B: CpuBackend> OptimizerKernels for B {
             let step = AdamW::of(&step, LARGEST_GRADIENT);
             let jobs = parts.zip(firsts).zip(seconds);
             let jobs = jobs.map(|((part, first), second)| AdamW8bitJob { part, first, second, step });
-            parallel::each(jobs.collect(), WORK * gradient.len(), vectorized);
+            parallel::each(jobs.collect(), parallel::Work::of([WORK, gradient.len()]), vectorized);
         });
         AdamW8bitTensors { weight, first, first_scales, second, second_scales }
     }
@@ -389,7 +389,7 @@ impl<B: CpuBackend> OptimizerKernels for B {
         let parts = B::as_slice_mut::<f32>(&mut direction).chunks_mut(TASK);
         let momentum = coded_parts(B::codes_mut(&mut codes), B::as_slice_mut::<f32>(&mut scales));
         let jobs = parts.zip(momentum).map(|(direction, momentum)| MomentumJob { direction, momentum, step });
-        parallel::each(jobs.collect(), WORK * elements, vectorized);
+        parallel::each(jobs.collect(), parallel::Work::of([WORK, elements]), vectorized);
         MomentumTensors { direction, codes, scales }
     }
 
@@ -401,7 +401,7 @@ impl<B: CpuBackend> OptimizerKernels for B {
             let jobs = parts.map(|(part, (weight, direction))| {
                 DescentJob { weight, direction, descent, start: part * TASK }
             });
-            parallel::each(jobs.collect(), WORK * direction.len(), vectorized);
+            parallel::each(jobs.collect(), parallel::Work::of([WORK, direction.len()]), vectorized);
         });
         weight
     }

@@ -111,7 +111,7 @@ fn bytes<E: CpuElement>(x: &[E], seed: u32) -> Bits {
         (x.len(), 0i8),
         &mut scales,
         [TASK, GROUPS],
-        2 * x.len(),
+        parallel::Work::of([2, x.len()]),
         |index, values, scales| {
             let groups = x[index * TASK..].chunks(GROUP).zip(values.chunks_mut(GROUP)).zip(scales);
             for (group, ((x, values), scale)) in groups.enumerate() {

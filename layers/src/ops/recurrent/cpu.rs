@@ -114,7 +114,7 @@ impl RecurrentStep {
 
     /// Calls `f` for every row, on all threads where that pays.
     fn for_rows<T: Send>(&self, mut rows: Vec<T>, gates: usize, f: impl Fn(&mut T) + Send + Sync) {
-        let work = COST * gates * self.batch * self.hidden;
+        let work = parallel::Work::of([COST, gates, self.batch, self.hidden]);
         let task = parallel::items_per_thread(self.batch, work);
         // One copy of the loops for all ways to call them: there are many cells.
         let f: &(dyn Fn(&mut T) + Send + Sync) = &|row| parallel::vectorized(|| f(row));

@@ -244,7 +244,9 @@ struct Forward<'a, E>(&'a [E]);
 
 impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Forward<'_, E> {
     fn visit(self, curve: impl Curve<E::Acc>) -> Vec<E> {
-        parallel::copied(self.0, TASK, COST * self.0.len(), |_, x| vectorized(Values { x, curve }))
+        parallel::copied(self.0, TASK, parallel::Work::of([COST, self.0.len()]), |_, x| {
+            vectorized(Values { x, curve })
+        })
     }
 }
 
@@ -252,7 +254,7 @@ struct ForwardInPlace<'a, E>(&'a mut [E]);
 
 impl<E: CpuElement> Visitor<E::Acc, ()> for ForwardInPlace<'_, E> {
     fn visit(self, curve: impl Curve<E::Acc>) {
-        let work = COST * self.0.len();
+        let work = parallel::Work::of([COST, self.0.len()]);
         parallel::chunks_mut(self.0, TASK, work, |_, x| vectorized(Values { x, curve }));
     }
 }
@@ -285,7 +287,7 @@ pub struct Multiplied<'a, E, const SLOPE: bool> {
 impl<E: CpuElement, const SLOPE: bool> Visitor<E::Acc, ()> for Multiplied<'_, E, SLOPE> {
     fn visit(self, curve: impl Curve<E::Acc>) {
         let Self { y, read } = self;
-        let work = COST * y.len();
+        let work = parallel::Work::of([COST, y.len()]);
         parallel::chunks_mut(y, TASK, work, |index, y| {
             vectorized(Multiply::<_, _, SLOPE> { y, read: &read[index * TASK..], curve });
         });

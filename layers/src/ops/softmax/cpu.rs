@@ -65,12 +65,14 @@ impl Axis {
 
 /// `f(x)`
 fn forward<E: CpuElement>(x: &[E], f: Softmax, axis: Axis) -> Vec<E> {
-    parallel::copied(x, axis.task(x.len()), COST * x.len(), |_, y| forward_blocks(y, f, axis))
+    parallel::copied(x, axis.task(x.len()), parallel::Work::of([COST, x.len()]), |_, y| {
+        forward_blocks(y, f, axis)
+    })
 }
 
 /// Replaces every `x` by `f(x)`.
 fn forward_in_place<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis) {
-    let work = COST * x.len();
+    let work = parallel::Work::of([COST, x.len()]);
     parallel::chunks_mut(x, axis.task(x.len()), work, |_, x| forward_blocks(x, f, axis));
 }
 
@@ -120,7 +122,7 @@ fn forward_row<E: CpuElement>(row: &mut [E], f: Softmax) {
 /// [`forward_row`] of every column of `[length, inner]`, row by row.
 fn forward_columns<E: CpuElement>(block: &mut [E], f: Softmax, inner: usize) {
     let rows = block.len() / inner;
-    let job = parallel::items_per_thread(rows, COST * block.len());
+    let job = parallel::items_per_thread(rows, parallel::Work::of([COST, block.len()]));
     let maxima = parallel::map_ranges(rows, job, |range| {
         let mut maxima = vec![E::Acc::neg_infinity(); inner];
         for row in block[range.start * inner..range.end * inner].chunks_exact(inner) {
@@ -226,7 +228,7 @@ fn backward_by<E: CpuElement>(
     term: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
     dx: impl Fn(E::Acc, E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
 ) {
-    let (block, task, work) = (axis.block(), axis.task(y.len()), COST * y.len());
+    let (block, task, work) = (axis.block(), axis.task(y.len()), parallel::Work::of([COST, y.len()]));
     parallel::chunks_mut(dy, task, work, |index, dy| {
         for (dy, y) in dy.chunks_exact_mut(block).zip(y[index * task..].chunks_exact(block)) {
             match axis.inner {
@@ -257,7 +259,7 @@ fn backward_columns<E: CpuElement>(
     dx: impl Fn(E::Acc, E::Acc, E::Acc) -> E::Acc + Send + Sync,
 ) {
     let rows = y.len() / inner;
-    let job = parallel::items_per_thread(rows, COST * y.len());
+    let job = parallel::items_per_thread(rows, parallel::Work::of([COST, y.len()]));
     let sums = parallel::map_ranges(rows, job, |range| {
         let (mut sums, range) = (Columns::<E::Acc>::new(inner), range.start * inner..range.end * inner);
         for (y, dy) in y[range.clone()].chunks_exact(inner).zip(dy[range].chunks_exact(inner)) {
@@ -267,7 +269,7 @@ fn backward_columns<E: CpuElement>(
         sums.finish()
     });
     let sums: Vec<_> = Columns::<E::Acc>::merge(sums).into_iter().map(E::Acc::from_f64).collect();
-    parallel::chunks_mut(dy, job * inner, COST * y.len(), |index, dy| {
+    parallel::chunks_mut(dy, job * inner, parallel::Work::of([COST, y.len()]), |index, dy| {
         let rows = dy.chunks_exact_mut(inner).zip(y[index * job * inner..].chunks_exact(inner));
         for (dy, y) in rows {
             let columns = dy.iter_mut().zip(y).zip(&sums);

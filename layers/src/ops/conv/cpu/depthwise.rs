@@ -8,7 +8,7 @@ use super::{
 };
 use crate::backend::cpu::{
     CpuElement, accumulators_of,
-    parallel::{self, Job, vectorized},
+    parallel::{self, Job, Work, vectorized},
     product::{MOST_LANES, Rows, Segment, Sums, Workspace, add_dots, add_product},
 };
 use core::mem::MaybeUninit;
@@ -26,14 +26,15 @@ pub(super) fn convolve<E: CpuElement>(
 ) -> Vec<E> {
     let plane = phases[0].0.output_plane();
     let planes = input.values.len() / input.plane;
-    let products: usize = phases.iter().map(|(phase, _)| phase.points() * phase.taps.len()).sum();
+    let of_phase = |(phase, _): &Weighted<'_, E::Acc>| Work::of([planes, phase.points(), phase.taps.len()]);
+    let work = phases.iter().map(of_phase).sum::<Work>();
     let task = parallel::items_per_task(planes, plane);
     let laid_out: Vec<LaidOut> = phases.iter().map(|(phase, _)| LaidOut::new(phase)).collect();
     let points = phases.iter().map(|(phase, _)| phase.points()).sum::<usize>();
     assert_eq!(points, plane, "a phase for every result");
     // SAFETY: every element of a plane is a point of one phase, whose lines are written.
     unsafe {
-        parallel::written(planes * plane, task * plane, planes * products, |index, results| {
+        parallel::written(planes * plane, task * plane, work, |index, results| {
             let first = index * task;
             vectorized(Convolve { input, phases, laid_out: &laid_out, finish, first, results });
         })
@@ -144,7 +145,7 @@ pub(super) fn weight_gradient<E: CpuElement>(
 ) -> Vec<E> {
     let (channels, taps) = (signal.channels, phase.taps.len());
     let mut gradient = vec![E::zero(); channels * taps];
-    let work = dy.values.len() * taps;
+    let work = Work::of([dy.values.len(), taps]);
     let task = parallel::items_per_job(channels, work);
     let canvas = Canvas::new(phase);
     let segment = |run: &Run| Segment { starts: [phase.target(run), canvas.origin(run)], len: run.len };

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::backend::cpu::{
     CpuElement,
-    parallel::{self, Job, vectorized},
+    parallel::{self, Job, Work, vectorized},
     product::{COLUMNS, Lanes, MOST_LANES, Rows, Sums, Workspace, add_product, starts},
 };
 use core::{mem::MaybeUninit, ops::Range};
@@ -83,8 +83,9 @@ pub(super) fn convolve<E: CpuElement>(
     phases: &[Weighted<'_, E::Acc>],
     finish: Finish<'_, E>,
 ) -> Vec<E> {
-    let products: usize = phases.iter().map(|(phase, weight)| phase.points() * weight.len()).sum();
-    let work = input.batch() * products / MULTIPLICATIONS;
+    let of_phase =
+        |(phase, weight): &Weighted<'_, E::Acc>| Work::of([input.batch(), phase.points(), weight.len()]);
+    let work = phases.iter().map(of_phase).sum::<Work>() / MULTIPLICATIONS;
     let plane = phases[0].0.output_plane();
     assert_eq!(
         phases.iter().map(|(phase, _)| phase.points()).sum::<usize>(),
@@ -107,7 +108,7 @@ fn parts<'a, E>(
     input: Planes<'_, E>,
     channels: usize,
     phase: &Phase,
-    work: usize,
+    work: Work,
     result: &'a mut [MaybeUninit<E>],
 ) -> Vec<Part<'a, E>> {
     let (batch, units, plane) = (input.batch(), phase.units(), phase.output_plane());
@@ -248,7 +249,7 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let (signal, dy) = if exchanged { (dy, signal) } else { (signal, dy) };
     let (batch, units, groups, taps) = (signal.batch(), phase.units(), signal.groups, phase.taps.len());
     let (rows, columns) = (signal.size() * taps, dy.size());
-    let work = batch * phase.points() * groups * rows * columns / MULTIPLICATIONS;
+    let work = Work::of([batch, phase.points(), groups, rows, columns]) / MULTIPLICATIONS;
     let jobs = (batch * units).div_ceil(parallel::items_per_thread(batch * units, work));
     let bytes = groups * rows * columns * size_of::<E::Acc>();
     let parts = (PARTS / bytes).clamp(1, jobs);
