@@ -27,6 +27,7 @@
 pub mod backend;
 #[doc(hidden)] // the other crate of this workspace reads it, too
 pub mod burn_internals;
+mod burn_next;
 pub mod frozen;
 pub mod functional;
 pub mod ledger;

@@ -41,6 +41,9 @@ pub(crate) enum Misfit {
     Softcap,
     /// The rank of an adapter is not below both numbers of channels: two narrow convolutions would not be narrow.
     WideAdapter,
+    /// Options that the operation here does not have: a dilation of an average pool, coordinates of an interpolation that are not
+    /// those of the sizes.
+    Options,
 }
 
 impl Misfit {
@@ -62,6 +65,7 @@ impl Misfit {
             Self::Bounds => "the bounds are not in order",
             Self::Softcap => "the softcap is not positive",
             Self::WideAdapter => "the adapter is as wide as its layer",
+            Self::Options => "an option that is not supported",
         }
     }
 }

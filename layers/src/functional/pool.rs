@@ -1,5 +1,6 @@
 //! Pooling and interpolation.
 use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, is_quantized, require};
+use crate::burn_next::{dilation, is_by_sizes};
 use crate::ops::{AvgPoolOps, InterpolateOps, MaxPoolOps};
 use burn::backend::Dispatch;
 use burn::tensor::{
@@ -44,6 +45,7 @@ fn max_pool_fits<const N: usize>(x: &[usize], options: &MaxPoolOptions<N>) -> Fi
 
 fn avg_pool_fits<const D: usize, const N: usize>(x: &Tensor<D>, options: &AvgPoolOptions<N>) -> Fit {
     require(!is_quantized(x), Misfit::Quantized)?;
+    require(dilation(options) == [1; N], Misfit::Options)?;
     windows_fit(&x.dims(), options.kernel_size, options.stride, options.padding, [1; N])
 }
 
@@ -67,17 +69,15 @@ fn windows_fit<const N: usize>(
 
 /// Average pooling over one axis; see [`burn::tensor::module::avg_pool1d`]. Keeps nothing. On the CPU half precision is summed in f32.
 pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
-    let lifted = AvgPoolOptions {
-        kernel_size: [1, options.kernel_size[0]],
-        stride: [1, options.stride[0]],
-        padding: [(0, 0), options.padding[0]],
-        count_include_pad: options.count_include_pad,
-        ceil_mode: options.ceil_mode,
-    };
-    match accepts("avg_pool1d", avg_pool_fits(&x, &options), x.is_tracked(), NO_WEIGHT) {
-        true => Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), lifted)),
-        false => module::avg_pool1d(x, options),
+    if !accepts("avg_pool1d", avg_pool_fits(&x, &options), x.is_tracked(), NO_WEIGHT) {
+        return module::avg_pool1d(x, options);
     }
+    let lifted = AvgPoolOptions::new([1, options.kernel_size[0]])
+        .with_stride([1, options.stride[0]])
+        .with_padding_pairs([(0, 0), options.padding[0]])
+        .with_count_include_pad(options.count_include_pad)
+        .with_ceil_mode(options.ceil_mode);
+    Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), lifted))
 }
 
 /// Average pooling over two axes; see [`burn::tensor::module::avg_pool2d`]. Keeps nothing. On the CPU half precision is summed in f32.
@@ -109,7 +109,7 @@ adaptive_avg_pool! {
 /// See [`burn::tensor::module::interpolate`]. Keeps nothing.
 pub fn interpolate(x: Tensor<4>, options: InterpolateOptions) -> Tensor<4> {
     let [_, _, height, width] = x.dims();
-    match output_size([height, width], &options).filter(|_| !is_quantized(&x)) {
+    match resized(&x, [height, width], &options) {
         Some(out) => Tensor::from_dispatch(Dispatch::memsave_interpolate(x.into_dispatch(), out, options)),
         None => module::interpolate(x, options),
     }
@@ -117,10 +117,17 @@ pub fn interpolate(x: Tensor<4>, options: InterpolateOptions) -> Tensor<4> {
 
 /// [`interpolate`] over the last axis of `[batch, channels, length]`.
 pub(crate) fn interpolate1d(x: Tensor<3>, options: InterpolateOptions) -> Tensor<3> {
-    match output_size([1, x.dims()[2]], &options).filter(|_| !is_quantized(&x)) {
+    match resized(&x, [1, x.dims()[2]], &options) {
         Some(out) => Tensor::from_dispatch(Dispatch::memsave_interpolate(x.into_dispatch(), out, options)),
         None => module::interpolate(x.unsqueeze_dim::<4>(2), options).squeeze_dim(2),
     }
+}
+
+/// The height and width of the output, where the operation of this library makes it.
+fn resized<const D: usize>(x: &Tensor<D>, size: [usize; 2], options: &InterpolateOptions) -> Option<Shape> {
+    let out = output_size(size, options).filter(|_| !is_quantized(x))?;
+    let fit = require(is_by_sizes(options, size, out.dims()), Misfit::Options);
+    accepts("interpolate", fit, x.is_tracked(), NO_WEIGHT).then_some(out)
 }
 
 /// The height and width that an input of height and width `size` is resized to; none for options that Burn refuses.

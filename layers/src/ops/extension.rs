@@ -16,19 +16,15 @@ macro_rules! extension {
             )+
         }
     ) => {
-        $(#[$docs])*
-        #[burn::backend::backend_extension(
-            Flex: cfg(feature = "flex"),
-            NdArray: cfg(feature = "ndarray"),
-            Cube: cfg(any(feature = "wgpu", feature = "cuda")),
-            Remote: cfg(feature = "remote"),
-            Autodiff
-        )]
-        pub trait $ops: burn::backend::Backend {
-            $(
-                $(#[$method_docs])*
-                fn $method($($(#[$attribute])* $argument: $type $(<$parameter>)?),*) -> $output $(<$output_parameter>)?;
-            )+
+        $crate::burn_next::routed! {
+            [Autodiff]
+            $(#[$docs])*
+            pub trait $ops: burn::backend::Backend {
+                $(
+                    $(#[$method_docs])*
+                    fn $method($($(#[$attribute])* $argument: $type $(<$parameter>)?),*) -> $output $(<$output_parameter>)?;
+                )+
+            }
         }
 
         $crate::backend::plain_backends!($ops {

@@ -1,25 +1,21 @@
 //! The autodiff node of a tensor, by which the [ledger](crate::ledger) finds the module of a parameter.
 use crate::backend::plain_backends;
+use crate::burn_next::routed;
 use burn::backend::{
     Backend, Dispatch,
     autodiff::{Autodiff, NodeId, checkpoint::strategy::CheckpointStrategy},
-    backend_extension,
     tensor::FloatTensor,
 };
 use burn::tensor::{DType, Tensor};
 
-/// Asks for the node of a tensor.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait NodeOps: Backend {
-    /// The autodiff node of `x`, if it has one.
-    fn memsave_node_id(_x: FloatTensor<Self>) -> Option<NodeId> {
-        None
+routed! {
+    [Autodiff]
+    /// Asks for the node of a tensor.
+    pub trait NodeOps: Backend {
+        /// The autodiff node of `x`, if it has one.
+        fn memsave_node_id(_x: FloatTensor<Self>) -> Option<NodeId> {
+            None
+        }
     }
 }
 plain_backends!(NodeOps);

@@ -17,6 +17,7 @@ use super::packing::PackingKernels;
 use super::step::Run as _;
 use super::update;
 use crate::backend::plain_backends;
+use crate::burn_next::routed;
 use crate::watch::Alive;
 use burn::backend::{
     Backend,
@@ -29,7 +30,6 @@ use burn::backend::{
         grads::Gradients,
         ops::{Backward, NodeGuard, Ops, OpsKind},
     },
-    backend_extension,
     distributed::get_distributed_sync_client,
     tensor::FloatTensor,
 };
@@ -100,54 +100,50 @@ impl fmt::Debug for Replay {
     }
 }
 
-/// The steps of a segment. Without autodiff, tokens and outputs pass unchanged.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait SegmentOps: Backend {
-    /// Whether every backward pass on the device of `like` waits for those on other devices at its end: while Burn's distributed training
-    /// runs.
-    fn memsave_segment_waits(_like: FloatTensor<Self>) -> bool {
-        false
+routed! {
+    [Autodiff]
+    /// The steps of a segment. Without autodiff, tokens and outputs pass unchanged.
+    pub trait SegmentOps: Backend {
+        /// Whether every backward pass on the device of `like` waits for those on other devices at its end: while Burn's distributed training
+        /// runs.
+        fn memsave_segment_waits(_like: FloatTensor<Self>) -> bool {
+            false
+        }
+
+        /// The token of a chain that has one more parent, whose gradient is in the slot, or nowhere if it has none: when the backward
+        /// pass comes by.
+        fn memsave_segment_parent(
+            token: FloatTensor<Self>,
+            parent: FloatTensor<Self>,
+            gradients: Slots,
+            slot: usize,
+        ) -> FloatTensor<Self>;
+
+        /// The token of a chain whose parents are complete.
+        fn memsave_segment_replay(token: FloatTensor<Self>, replay: Replay) -> FloatTensor<Self>;
+
+        /// The token of a chain that keeps an input for the replay.
+        fn memsave_segment_input(
+            token: FloatTensor<Self>,
+            input: FloatTensor<Self>,
+            inputs: Slots,
+            slot: usize,
+        ) -> FloatTensor<Self>;
+
+        /// An output, as one of the segment.
+        fn memsave_segment_output(
+            output: FloatTensor<Self>,
+            token: FloatTensor<Self>,
+            gradients: Slots,
+            slot: usize,
+        ) -> FloatTensor<Self>;
+
+        /// Puts a tensor without autodiff into a slot; adds it to the one that is there, if there is one: whether there is.
+        fn memsave_segment_put(tensor: FloatTensor<Self>, slots: Slots, slot: usize) -> bool;
+
+        /// Takes it from there; `like` is any tensor of the backend.
+        fn memsave_segment_take(like: FloatTensor<Self>, slots: Slots, slot: usize) -> FloatTensor<Self>;
     }
-
-    /// The token of a chain that has one more parent, whose gradient is in the slot, or nowhere if it has none: when the backward
-    /// pass comes by.
-    fn memsave_segment_parent(
-        token: FloatTensor<Self>,
-        parent: FloatTensor<Self>,
-        gradients: Slots,
-        slot: usize,
-    ) -> FloatTensor<Self>;
-
-    /// The token of a chain whose parents are complete.
-    fn memsave_segment_replay(token: FloatTensor<Self>, replay: Replay) -> FloatTensor<Self>;
-
-    /// The token of a chain that keeps an input for the replay.
-    fn memsave_segment_input(
-        token: FloatTensor<Self>,
-        input: FloatTensor<Self>,
-        inputs: Slots,
-        slot: usize,
-    ) -> FloatTensor<Self>;
-
-    /// An output, as one of the segment.
-    fn memsave_segment_output(
-        output: FloatTensor<Self>,
-        token: FloatTensor<Self>,
-        gradients: Slots,
-        slot: usize,
-    ) -> FloatTensor<Self>;
-
-    /// Puts a tensor without autodiff into a slot; adds it to the one that is there, if there is one: whether there is.
-    fn memsave_segment_put(tensor: FloatTensor<Self>, slots: Slots, slot: usize) -> bool;
-
-    /// Takes it from there; `like` is any tensor of the backend.
-    fn memsave_segment_take(like: FloatTensor<Self>, slots: Slots, slot: usize) -> FloatTensor<Self>;
 }
 
 plain_backends!(SegmentOps {

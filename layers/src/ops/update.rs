@@ -15,6 +15,7 @@
 use super::segment::Slots;
 use crate::backend::plain_backends;
 use crate::burn_internals::depth;
+use crate::burn_next::routed;
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
@@ -26,7 +27,6 @@ use burn::backend::{
         grads::Gradients,
         ops::{Backward, NodeGuard, Ops, OpsKind},
     },
-    backend_extension,
     tensor::FloatTensor,
 };
 use burn::tensor::{DType, Shape};
@@ -196,37 +196,33 @@ pub(crate) fn look<B: Backend>(gradients: &mut Gradients) {
     }
 }
 
-/// Parameters that change in the backward pass. Without autodiff, tensors pass unchanged.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-pub trait UpdateOps: Backend {
-    /// A parameter as the network uses it.
-    fn memsave_update_enter(
-        parameter: FloatTensor<Self>,
-        updates: Updates,
-        number: usize,
-    ) -> FloatTensor<Self>;
+routed! {
+    [Autodiff]
+    /// Parameters that change in the backward pass. Without autodiff, tensors pass unchanged.
+    pub trait UpdateOps: Backend {
+        /// A parameter as the network uses it.
+        fn memsave_update_enter(
+            parameter: FloatTensor<Self>,
+            updates: Updates,
+            number: usize,
+        ) -> FloatTensor<Self>;
 
-    /// The loss, with a parameter that [entered](Self::memsave_update_enter), of which this takes the only handle.
-    fn memsave_update_enroll(
-        loss: FloatTensor<Self>,
-        parameter: FloatTensor<Self>,
-        updates: Updates,
-        number: usize,
-        update: UpdateOnce,
-    ) -> FloatTensor<Self>;
+        /// The loss, with a parameter that [entered](Self::memsave_update_enter), of which this takes the only handle.
+        fn memsave_update_enroll(
+            loss: FloatTensor<Self>,
+            parameter: FloatTensor<Self>,
+            updates: Updates,
+            number: usize,
+            update: UpdateOnce,
+        ) -> FloatTensor<Self>;
 
-    /// The loss, with steps that look at every depth. `token` is a leaf that requires a gradient.
-    fn memsave_update_watch(
-        loss: FloatTensor<Self>,
-        token: FloatTensor<Self>,
-        updates: Updates,
-    ) -> FloatTensor<Self>;
+        /// The loss, with steps that look at every depth. `token` is a leaf that requires a gradient.
+        fn memsave_update_watch(
+            loss: FloatTensor<Self>,
+            token: FloatTensor<Self>,
+            updates: Updates,
+        ) -> FloatTensor<Self>;
+    }
 }
 
 plain_backends!(UpdateOps {

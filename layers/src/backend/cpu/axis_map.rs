@@ -2,6 +2,7 @@
 use super::{CpuBackend, CpuElement, accumulators, parallel, sums, with_element};
 use crate::backend::axis_map::{AxisMap, AxisMaps, Shift, Weights, Window};
 use crate::backend::wide;
+use crate::burn_next::on_input;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
 use core::ops::Range;
@@ -95,7 +96,7 @@ impl<B: CpuBackend> AxisMaps for B {
             Shift::None => 0.0,
             Shift::Half => 0.5,
         };
-        ((output as f64 + shift) * (size as f64 / out as f64)).floor() as usize
+        on_input(output as f64 + shift, size as f64, out as f64).floor() as usize
     }
 
     fn image_of_half(x: &FloatTensor<B>, axes: impl FnOnce() -> Vec<AxisMap>) -> Option<FloatTensor<B>> {

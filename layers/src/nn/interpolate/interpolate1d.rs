@@ -1,3 +1,4 @@
+use crate::burn_next::{interpolation, interpolation_options};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -5,7 +6,7 @@ use burn::module::Module;
 use burn::nn::interpolate::InterpolateMode;
 use burn::tensor::{Tensor, ops::InterpolateOptions};
 
-config_twin! {
+interpolation!(config_twin! {
     #[derive(Config, Debug)]
     pub struct Interpolate1dConfig = burn::nn::interpolate::Interpolate1dConfig {
         /// Output size of the interpolated tensor.
@@ -30,9 +31,9 @@ config_twin! {
         pub align_corners: bool,
     }
     pub fn init(self) -> Interpolate1d;
-}
+});
 
-drop_in! {
+interpolation!(drop_in! {
     /// Resizes one axis by interpolation.
     ///
     /// Keeps nothing for the backward pass; [`burn::nn::interpolate::Interpolate1d`] keeps its input.
@@ -61,7 +62,7 @@ drop_in! {
         /// Whether to align corner pixels
         pub align_corners: bool,
     }
-}
+});
 
 impl Interpolate1d {
     /// Applies the layer.
@@ -75,8 +76,7 @@ impl Interpolate1d {
     ///
     /// Panics unless exactly one of `output_size` and `scale_factor` is set.
     pub fn forward(&self, input: Tensor<3>) -> Tensor<3> {
-        let mut options =
-            InterpolateOptions::new(self.mode.clone().into()).with_align_corners(self.align_corners);
+        let mut options = interpolation_options!(self);
         options.output_size = self.output_size.map(|size| [1, size]);
         options.scale_factor = self.scale_factor.map(|scale| [1.0, scale]);
         functional::interpolate1d(input, options)

@@ -10,6 +10,7 @@ use super::{
     step::Run,
 };
 use crate::backend::{Placeholders, composing_backends};
+use crate::burn_next::avg_pool;
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings, ops::PadMode, tensor::FloatTensor,
 };
@@ -93,7 +94,7 @@ composing_backends!(AvgPoolKernels);
 
 fn average<B: Backend>(x: FloatTensor<B>, options: &AvgPoolOptions<2>) -> FloatTensor<B> {
     let (kernel, stride, ceil_mode) = (options.kernel_size, options.stride, options.ceil_mode);
-    let pool = |x, padding| B::avg_pool2d(x, kernel, stride, padding, options.count_include_pad, ceil_mode);
+    let pool = |x, padding| avg_pool!(B::avg_pool2d(x, kernel, stride, padding; [1; 2]; options.count_include_pad, ceil_mode));
     if !options.is_asymmetric() {
         return pool(x, options.padding.map(|(begin, _)| begin));
     }
@@ -115,7 +116,7 @@ fn average_adjoint<B: Placeholders>(
     let (kernel, stride) = (options.kernel_size, options.stride);
     let pool = |x: Shape, dy: FloatTensor<B>, padding: [usize; 2], count_include_pad: bool| {
         let like = B::shape_only(x, dtype, &device);
-        B::avg_pool2d_backward(like, dy, kernel, stride, padding, count_include_pad, options.ceil_mode)
+        avg_pool!(B::avg_pool2d_backward(like, dy, kernel, stride, padding; [1; 2]; count_include_pad, options.ceil_mode))
     };
     if !options.is_asymmetric() {
         return pool(x, dy, options.padding.map(|(begin, _)| begin), options.count_include_pad);
@@ -153,7 +154,7 @@ fn share_of_input<B: Backend>(
 ) -> FloatTensor<B> {
     let ones = B::float_ones(Shape::new([1, 1, input[0], input[1]]), device, dtype.into());
     let ones = padded::<B>(ones, options);
-    let share = B::avg_pool2d(ones, options.kernel_size, options.stride, [0; 2], false, options.ceil_mode);
+    let share = avg_pool!(B::avg_pool2d(ones, options.kernel_size, options.stride, [0; 2]; [1; 2]; false, options.ceil_mode));
     let share = crop::<B>(share, &Shape::new([1, 1, out[2], out[3]]), &[0; 2]);
     let bools = get_or_init_device_settings::<B>(device).bool_dtype;
     let empty = B::float_equal_elem(share.clone(), 0.into(), bools);
@@ -198,12 +199,12 @@ mod tests {
         padding: [(usize, usize); 2],
     ) -> impl Iterator<Item = AvgPoolOptions<2>> {
         [(false, false), (false, true), (true, false), (true, true)].into_iter().map(
-            move |(count_include_pad, ceil_mode)| AvgPoolOptions {
-                kernel_size,
-                stride,
-                padding,
-                count_include_pad,
-                ceil_mode,
+            move |(count_include_pad, ceil_mode)| {
+                AvgPoolOptions::new(kernel_size)
+                    .with_stride(stride)
+                    .with_padding_pairs(padding)
+                    .with_count_include_pad(count_include_pad)
+                    .with_ceil_mode(ceil_mode)
             },
         )
     }

@@ -2,6 +2,7 @@
 use super::InterpolateKernels;
 use crate::backend::Placeholders;
 use crate::backend::axis_map::{AxisMap, AxisMaps, Shift};
+use crate::burn_next::aligns_corners;
 use burn::backend::{
     TensorMetadata,
     ops::{InterpolateMode, InterpolateOptions},
@@ -12,7 +13,7 @@ use burn::tensor::Shape;
 impl<B: AxisMaps + Placeholders> InterpolateKernels for B {
     fn interpolate_adjoint(x: Shape, dy: FloatTensor<B>, options: InterpolateOptions) -> FloatTensor<B> {
         let out = dy.shape();
-        let corners = options.align_corners;
+        let corners = aligns_corners(&options);
         let axes = [0, 1].map(|axis| {
             let (size, out) = (x[axis + 2], out[axis + 2]);
             match options.mode {

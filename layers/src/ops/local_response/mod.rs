@@ -13,6 +13,7 @@ use super::{
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::{composing_backends, widen};
+use crate::burn_next::avg_pool;
 use burn::backend::{Backend, TensorMetadata, ops::PadMode, tensor::FloatTensor};
 use burn::tensor::Shape;
 
@@ -115,7 +116,7 @@ fn window_means<B: Backend>(x: FloatTensor<B>, reach: [usize; 2]) -> FloatTensor
     let [before, after] = reach;
     let rows = B::float_reshape(B::float_swap_dims(x, 1, 2), Shape::new([batch * inner, 1, channels]));
     let rows = B::float_pad(rows, &[(0, 0), (0, 0), (before, after)], PadMode::Constant(0.0));
-    let means = B::avg_pool1d(rows, before + after + 1, 1, 0, true, false);
+    let means = avg_pool!(B::avg_pool1d(rows, before + after + 1, 1, 0; 1; true, false));
     B::float_swap_dims(B::float_reshape(means, Shape::new([batch, inner, channels])), 1, 2)
 }
 

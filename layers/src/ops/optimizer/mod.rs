@@ -17,8 +17,9 @@
 //! the block, up. To nearest, a second moment would never fall beside a constant largest: with `b2` = 0.999 a step lowers it by at most a
 //! thousandth, and codes are 0.35 % or more apart. Operations of Burn's round codes to nearest.
 use crate::backend::{composing_backends, plain_backends, wide, widen};
+use crate::burn_next::routed;
 use burn::backend::{
-    Backend, ExtensionType, TensorMetadata, backend_extension,
+    Backend, ExtensionType, TensorMetadata,
     tensor::{FloatTensor, IntTensor},
 };
 use burn::tensor::{DType, FloatDType, Shape};
@@ -149,42 +150,39 @@ pub struct MomentumTensors<B: Backend> {
     pub scales: FloatTensor<B>,
 }
 
-/// Steps of optimizers.
-#[backend_extension(
-    Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
-    Cube: cfg(any(feature = "wgpu", feature = "cuda")),
-    Remote: cfg(feature = "remote")
-)]
-pub trait OptimizerOps: Backend {
-    /// AdamW with moments in f32.
-    fn memsave_adamw(
-        gradient: FloatTensor<Self>,
-        #[extension_type] tensors: AdamWTensors<Self>,
-        step: AdamWStep,
-    ) -> AdamWTensors<Self>;
+routed! {
+    []
+    /// Steps of optimizers.
+    pub trait OptimizerOps: Backend {
+        /// AdamW with moments in f32.
+        fn memsave_adamw(
+            gradient: FloatTensor<Self>,
+            #[extension_type] tensors: AdamWTensors<Self>,
+            step: AdamWStep,
+        ) -> AdamWTensors<Self>;
 
-    /// AdamW with moments in dynamic codes.
-    fn memsave_adamw_8bit(
-        gradient: FloatTensor<Self>,
-        #[extension_type] tensors: AdamW8bitTensors<Self>,
-        step: AdamWStep,
-    ) -> AdamW8bitTensors<Self>;
+        /// AdamW with moments in dynamic codes.
+        fn memsave_adamw_8bit(
+            gradient: FloatTensor<Self>,
+            #[extension_type] tensors: AdamW8bitTensors<Self>,
+            step: AdamWStep,
+        ) -> AdamW8bitTensors<Self>;
 
-    /// Momentum in linear codes, of a gradient in f32.
-    fn memsave_momentum_8bit(
-        gradient: FloatTensor<Self>,
-        codes: IntTensor<Self>,
-        scales: FloatTensor<Self>,
-        step: MomentumStep,
-    ) -> MomentumTensors<Self>;
+        /// Momentum in linear codes, of a gradient in f32.
+        fn memsave_momentum_8bit(
+            gradient: FloatTensor<Self>,
+            codes: IntTensor<Self>,
+            scales: FloatTensor<Self>,
+            step: MomentumStep,
+        ) -> MomentumTensors<Self>;
 
-    /// Subtracts what is in f32 from a weight.
-    fn memsave_descend(
-        weight: FloatTensor<Self>,
-        direction: FloatTensor<Self>,
-        descent: Descent,
-    ) -> FloatTensor<Self>;
+        /// Subtracts what is in f32 from a weight.
+        fn memsave_descend(
+            weight: FloatTensor<Self>,
+            direction: FloatTensor<Self>,
+            descent: Descent,
+        ) -> FloatTensor<Self>;
+    }
 }
 
 plain_backends!(OptimizerOps {
