@@ -89,9 +89,16 @@ pub(crate) fn aligns_corners(options: &InterpolateOptions) -> bool {
 }
 
 /// `at * size / out`, rounded as Flex and NdArray round it where they look for the nearest input.
+#[cfg(any(feature = "flex", feature = "ndarray"))]
 pub(crate) fn on_input(at: f64, size: f64, out: f64) -> f64 {
     if cfg!(burn_next) { at * size / out } else { at * (size / out) }
 }
+
+/// The type in which CubeCL takes a constant of a kernel.
+#[cfg(all(any(feature = "wgpu", feature = "cuda"), not(burn_next)))]
+pub(crate) type Constant = f32;
+#[cfg(all(any(feature = "wgpu", feature = "cuda"), burn_next))]
+pub(crate) type Constant = f64;
 
 /// A [`config_twin!`](crate::nn::drop_in::config_twin) or [`drop_in!`](crate::nn::drop_in::drop_in) of an interpolation.
 #[cfg(not(burn_next))]

@@ -1,13 +1,21 @@
 //! Functions of vectors that several rooms compute.
+use crate::burn_next::Constant;
 use burn_cubecl::cubecl::{self, prelude::*};
 
 /// A constant.
+#[allow(clippy::useless_conversion)] // of the next CubeCL it is none
+#[cube]
+pub(crate) fn constant<W: Float>(#[comptime] value: f32) -> W {
+    W::new(comptime!(Constant::from(value)))
+}
+
+/// A vector of the same constant.
 #[cube]
 pub(crate) fn number<W: Float, N: Size>(#[comptime] value: f64) -> Vector<W, N> {
     // In two parts, for f64.
     let high = comptime!(value as f32);
     let low = comptime!((value - value as f32 as f64) as f32);
-    Vector::new(W::new(high) + W::new(low))
+    Vector::new(constant::<W>(high) + constant::<W>(low))
 }
 
 /// `1 / (1 + e^-x)`

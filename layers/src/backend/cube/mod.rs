@@ -31,7 +31,7 @@ pub use mask::CubeMask;
 #[cfg(feature = "fusion")]
 pub(crate) use mask::described_words;
 pub(crate) use mask::{GROUP, TURNS, bit, draw_seed, empty_words, group_of_unit, is_set, join, split, words};
-pub(crate) use math::{log_1p_exp, number, sigmoid};
+pub(crate) use math::{constant, log_1p_exp, number, sigmoid};
 pub(crate) use order::in_memory_order;
 pub(crate) use product::product;
 pub(crate) use put::{Put, put};

@@ -3,6 +3,7 @@
 //! Philox4x32-10 of Salmon, Moraes, Dror and Shaw, Parallel random numbers: as easy as 1, 2, 3 (SC 2011): four numbers for a key
 //! of two words and a counter.
 use super::mask::{GROUP, TURNS};
+use super::math::constant;
 use burn_cubecl::cubecl::{self, prelude::*, std::tensor::layout::linear::LinearView};
 
 /// The elements of a seed, numbers of 16 bits.
@@ -90,7 +91,7 @@ pub(crate) fn bits(seed: &LinearView<'_, u32>, group: usize, threshold: u32) -> 
 #[cube]
 pub(crate) fn unit<W: Float>(number: u32) -> W {
     // As many bits as an f32 has.
-    W::cast_from(number >> 8u32) * W::new(comptime!(1.0 / (1 << 24) as f32))
+    W::cast_from(number >> 8u32) * constant::<W>(comptime!(1.0 / (1 << 24) as f32))
 }
 
 const _: () = assert!(GROUP == 4, "a counter gives four numbers");

@@ -11,8 +11,8 @@ use super::{
     sums::{Parts, Put},
 };
 use crate::backend::cube::{
-    self, Output, Pair, address_type, grid_of_rows, max_of_vector, max_over_units, number, row_of_unit,
-    sum_of_vector, sum_over_units, types, unit_of_row, units_of_row, vector_size, writable,
+    self, Output, Pair, address_type, constant, grid_of_rows, max_of_vector, max_over_units, number,
+    row_of_unit, sum_of_vector, sum_over_units, types, unit_of_row, units_of_row, vector_size, writable,
 };
 use crate::backend::wide;
 use crate::ops::{MaybeTensor, UpToFour};
@@ -441,7 +441,7 @@ fn weights_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
     if comptime!(of.quiet) {
         sum += (-largest_of_all).exp();
     }
-    let sum = max(sum, W::new(comptime!(f32::MIN_POSITIVE)));
+    let sum = max(sum, constant::<W>(comptime!(f32::MIN_POSITIVE)));
     let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));

@@ -10,7 +10,7 @@
 use super::{LoraKernels, composed_product, finished};
 #[cfg(not(feature = "fusion"))]
 use crate::backend::cube::units;
-use crate::backend::cube::{Output, address_type, cubes, types, vector_size};
+use crate::backend::cube::{Output, address_type, constant, cubes, types, vector_size};
 use crate::ops::{MaybeTensor, linear::LinearKernels};
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
@@ -315,7 +315,7 @@ fn row_vector<T: Float, W: Float, N: Size>(
     column: usize,
     #[comptime] or: f32,
 ) -> Vector<W, N> {
-    let mut elements = Vector::<W, N>::new(W::new(or));
+    let mut elements = Vector::<W, N>::new(constant::<W>(or));
     #[comptime]
     if let ComptimeOption::Some(row) = row {
         #[unroll]

@@ -6,7 +6,7 @@ use super::{
     MomentumStep, MomentumTensors, OptimizerKernels, is_rounded,
 };
 use crate::backend::cube::{
-    Output, address_type, cubes, max_over_units, random::noise, types, units, vector_size,
+    Output, address_type, constant, cubes, max_over_units, random::noise, types, units, vector_size,
 };
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,
@@ -314,7 +314,7 @@ impl OptimizerCube for CubeBackend {
 /// In 0..1.
 #[cube]
 fn unit(bits: u32) -> f32 {
-    f32::cast_from(bits >> 8u32) * f32::new(comptime!(1.0 / (1 << 24) as f32))
+    f32::cast_from(bits >> 8u32) * constant::<f32>(comptime!(1.0 / (1 << 24) as f32))
 }
 
 /// A weight, rounded to its type as on CPU backends.
@@ -330,7 +330,7 @@ fn rounded<T: Float, W: Float>(x: W, position: usize, seed: u32, #[comptime] rou
             f32::reinterpret((bits + (up >> 16u32)) & 0xFFFF_0000u32)
         } else {
             // Subnormal numbers are multiples of 2^-24; above 2^-14 there are 13 bits less than in an f32.
-            let steps = f32::new(comptime!((1 << 24) as f32));
+            let steps = constant::<f32>(comptime!((1 << 24) as f32));
             let down = (x * steps).floor();
             let subnormal = (down + select(unit(up) < x * steps - down, 1.0, 0.0)) / steps;
             let normal = f32::reinterpret((bits + (up >> 19u32)) & 0xFFFF_E000u32);
@@ -415,19 +415,19 @@ fn place_of_one(is_signed: bool) -> f32 {
 #[cube]
 fn magnitude(place: f32, #[comptime] is_signed: bool) -> f32 {
     let lowest = comptime!(decade(is_signed, 0).parts);
-    let mut begin = f32::new(comptime!(decade(is_signed, 0).begin));
-    let mut scale = f32::new(comptime!(decade(is_signed, 0).scale));
+    let mut begin = constant::<f32>(comptime!(decade(is_signed, 0).begin));
+    let mut scale = constant::<f32>(comptime!(decade(is_signed, 0).scale));
     let mut first = f32::new(1.0);
     #[unroll]
     for next in 1..DECADES {
-        let of_next = f32::new(comptime!(decade(is_signed, next).parts + 1.0 - lowest));
+        let of_next = constant::<f32>(comptime!(decade(is_signed, next).parts + 1.0 - lowest));
         let is_in = place >= of_next;
-        begin = select(is_in, f32::new(comptime!(decade(is_signed, next).begin)), begin);
-        scale = select(is_in, f32::new(comptime!(decade(is_signed, next).scale)), scale);
+        begin = select(is_in, constant::<f32>(comptime!(decade(is_signed, next).begin)), begin);
+        scale = select(is_in, constant::<f32>(comptime!(decade(is_signed, next).scale)), scale);
         first = select(is_in, of_next, first);
     }
     let number = begin + (place - first) / scale;
-    let is_one = place >= f32::new(comptime!(place_of_one(is_signed)));
+    let is_one = place >= constant::<f32>(comptime!(place_of_one(is_signed)));
     select(place == 0.0, 0.0, select(is_one, 1.0, number))
 }
 
@@ -435,7 +435,7 @@ fn magnitude(place: f32, #[comptime] is_signed: bool) -> f32 {
 #[cube]
 fn number(code: u32, #[comptime] is_signed: bool) -> f32 {
     if comptime!(is_signed) {
-        let place = f32::cast_from(code) - f32::new(comptime!(f32::from(SIGNED_ZERO)));
+        let place = f32::cast_from(code) - constant::<f32>(comptime!(f32::from(SIGNED_ZERO)));
         let magnitude = magnitude(place.abs(), is_signed);
         select(place < 0.0, -magnitude, magnitude)
     } else {
@@ -448,38 +448,38 @@ fn number(code: u32, #[comptime] is_signed: bool) -> f32 {
 fn place(magnitude: f32, #[comptime] is_signed: bool) -> f32 {
     let lowest = comptime!(decade(is_signed, 0).parts);
     let least = comptime!(decade(is_signed, 0).begin);
-    let mut scale = f32::new(comptime!(decade(is_signed, 0).scale));
-    let mut parts = f32::new(comptime!(decade(is_signed, 0).parts));
-    let mut of_gap = f32::new(comptime!(decade(is_signed, 0).beyond));
+    let mut scale = constant::<f32>(comptime!(decade(is_signed, 0).scale));
+    let mut parts = constant::<f32>(comptime!(decade(is_signed, 0).parts));
+    let mut of_gap = constant::<f32>(comptime!(decade(is_signed, 0).beyond));
     #[unroll]
     for next in 1..DECADES {
-        let is_in = magnitude >= f32::new(comptime!(decade(is_signed, next).begin));
-        scale = select(is_in, f32::new(comptime!(decade(is_signed, next).scale)), scale);
-        parts = select(is_in, f32::new(comptime!(decade(is_signed, next).parts)), parts);
-        of_gap = select(is_in, f32::new(comptime!(decade(is_signed, next).beyond)), of_gap);
+        let is_in = magnitude >= constant::<f32>(comptime!(decade(is_signed, next).begin));
+        scale = select(is_in, constant::<f32>(comptime!(decade(is_signed, next).scale)), scale);
+        parts = select(is_in, constant::<f32>(comptime!(decade(is_signed, next).parts)), parts);
+        of_gap = select(is_in, constant::<f32>(comptime!(decade(is_signed, next).beyond)), of_gap);
     }
-    let at = magnitude * scale + (parts * f32::new(OFFSET) + f32::new(comptime!(0.5 - lowest)));
-    let last = 2.0 * parts - f32::new(lowest);
+    let at = magnitude * scale + (parts * constant::<f32>(OFFSET) + constant::<f32>(comptime!(0.5 - lowest)));
+    let last = 2.0 * parts - constant::<f32>(lowest);
     let gap = at - last;
     let place = select(gap > 0.0, last + gap * of_gap, at);
-    select(magnitude < f32::new(least), magnitude * f32::new(comptime!(1.0 / least)), place)
+    select(magnitude < constant::<f32>(least), magnitude * constant::<f32>(comptime!(1.0 / least)), place)
 }
 
 /// The code with a sign of the number that is nearest.
 #[cube]
 fn signed(x: f32) -> u32 {
-    let most = f32::new(comptime!(place_of_one(true)));
-    let nearest = (place(x.abs(), true) + f32::new(NEAREST)).floor();
+    let most = constant::<f32>(comptime!(place_of_one(true)));
+    let nearest = (place(x.abs(), true) + constant::<f32>(NEAREST)).floor();
     // There is no -1.
     let of_sign = select(x < 0.0, -min(nearest, most - 1.0), min(nearest, most));
-    u32::cast_from(of_sign + f32::new(comptime!(f32::from(SIGNED_ZERO))))
+    u32::cast_from(of_sign + constant::<f32>(comptime!(f32::from(SIGNED_ZERO))))
 }
 
 /// The code without a sign, `up` added to the place; of 0 for nothing else.
 #[cube]
 fn unsigned(x: f32, up: f32) -> u32 {
     let place = (place(x, false) + up).floor();
-    let positive = clamp(place, 1.0, f32::new(comptime!(place_of_one(false))));
+    let positive = clamp(place, 1.0, constant::<f32>(comptime!(place_of_one(false))));
     u32::cast_from(select(x > 0.0, positive, 0.0))
 }
 
@@ -517,7 +517,7 @@ fn scale_of(largest: u32) -> Scale {
 /// See [`LARGEST_GRADIENT`]; what is not finite stays.
 #[cube]
 fn at_most_largest(gradient: f32) -> f32 {
-    let most = f32::new(LARGEST_GRADIENT);
+    let most = constant::<f32>(LARGEST_GRADIENT);
     let is_finite = ordered(gradient) < 0x7F80_0000u32;
     select(is_finite, clamp(gradient, -most, most), gradient)
 }
@@ -602,7 +602,7 @@ fn adamw_8bit<T: Float, W: Float, N: Size>(
         let up = if comptime!(random_codes) {
             unit(noise(u32::cast_from(word * CODES_OF_WORD + element), step.seed_of_codes))
         } else {
-            f32::new(NEAREST)
+            constant::<f32>(NEAREST)
         };
         word_1 |= (signed(firsts[element] * of_first.inverse) & 0xFFu32) << shift;
         word_2 |= (unsigned(seconds[element] * of_second.inverse, up) & 0xFFu32) << shift;
@@ -631,7 +631,7 @@ fn momentum_8bit<N: Size>(
     let vectors = comptime!(CODES_OF_WORD / size);
     let word = block * UNITS + UNIT_POS as usize;
     let (bytes, scale) = (codes.read(word), scales.read(block));
-    let zero = f32::new(comptime!(f32::from(SIGNED_ZERO)));
+    let zero = constant::<f32>(comptime!(f32::from(SIGNED_ZERO)));
     let mut velocities = Array::<f32>::new(CODES_OF_WORD);
     let mut largest = 0u32;
     #[unroll]

@@ -1,7 +1,9 @@
 //! Kernels for devices. Both formats are words of 32 bits, so that no device needs numbers of 8 or 16 bits.
 use super::{Format, GROUP, PackingKernels};
 use crate::backend::Saved;
-use crate::backend::cube::{address_type, cubes, empty, max_over_units, random::noise, units, vector_size};
+use crate::backend::cube::{
+    address_type, constant, cubes, empty, max_over_units, random::noise, units, vector_size,
+};
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,
@@ -349,7 +351,7 @@ fn to_bytes<T: Float, N: Size>(
     let is_finite = largest < 0x7F80_0000u32;
     let scale = f32::reinterpret(select(is_finite, largest, 0u32)) / 127.0;
     // Below, its inverse would be infinite.
-    let is_zero = scale < f32::new(comptime!(f32::MIN_POSITIVE));
+    let is_zero = scale < constant::<f32>(comptime!(f32::MIN_POSITIVE));
     let scale = select(is_zero, 0.0, scale);
     let inverse = select(is_zero, 0.0, 1.0 / scale);
     if UNIT_POS == 0 {

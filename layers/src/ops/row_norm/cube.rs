@@ -6,7 +6,7 @@
 //! Of a composition Burn's fusion makes several kernels, one for each sum: ours are taken there, too.
 use super::{NormGrads, RowNorm, RowNormKernels};
 use crate::backend::cube::{
-    Output, Pair, address_type, channels_last, empty, empty_in_order, grid_of_rows, row_of_unit,
+    Output, Pair, address_type, channels_last, constant, empty, empty_in_order, grid_of_rows, row_of_unit,
     sum_of_vector, sum_over_units, types, unit_of_row, units, units_of_row, vector_size,
 };
 use crate::backend::{ChannelSums, wide};
@@ -428,7 +428,7 @@ fn read_parameters<T: Float, W: Float, N: Size>(
             channel %= shape.channels;
         }
         let parameter: ComptimeOption<T> = parameters.as_ref().map(|parameters| parameters[group + channel]);
-        read.insert(i, W::cast_from(parameter.unwrap_or(T::new(missing))));
+        read.insert(i, W::cast_from(parameter.unwrap_or(constant::<T>(missing))));
     }
     read
 }
