@@ -67,6 +67,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))] // shows which feature an item needs
 #![recursion_limit = "256"]
 
+mod burn_next;
 pub mod checkpoint;
 pub mod guide;
 #[cfg(feature = "system")]

@@ -1,6 +1,7 @@
 use super::LazyError;
 use super::format;
 use super::source::{Entry, OpenFile};
+use crate::burn_next::{handed, packed};
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape};
 use burn_store::{KeyRemapper, ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, burn_pack};
 use std::fmt;
@@ -152,11 +153,12 @@ impl WeightFile {
         let error = |reason: String| LazyError::Pattern { pattern: from.into(), reason };
         let remapper = KeyRemapper::new().add_pattern(from, to).map_err(|regex| error(regex.to_string()))?;
         // Names only: the entries keep those of the file, for messages.
-        let tensors = self.tensors.iter().map(|(name, entry)| renamed(&entry.tensor, name)).collect();
+        let tensors = self.tensors.iter().map(|(name, entry)| handed(renamed(&entry.tensor, name))).collect();
         let entries = self.tensors.values().cloned();
         let (tensors, _) = remapper.remap(tensors);
         let count = self.tensors.len();
-        let tensors: format::Tensors = tensors.into_iter().map(|tensor| tensor.name).zip(entries).collect();
+        let tensors: format::Tensors =
+            tensors.into_iter().map(|tensor| packed(tensor).name).zip(entries).collect();
         match tensors.len() == count {
             true => Ok(Self { tensors: Arc::new(tensors), ..self }),
             false => Err(error(format!("{} tensors would have the names of others", count - tensors.len()))),
@@ -244,14 +246,14 @@ impl WeightFile {
         let probe = burn_pack::Tensor::new(path.into(), dtype, shape.clone(), named.param_id, byte);
         // An adapter that is not deferred may panic at a tensor of one byte.
         let is_same = catch_unwind(AssertUnwindSafe(|| {
-            let probe = adapter.adapt(probe, context);
+            let probe = packed(adapter.adapt(handed(probe), context));
             (probe.byte_len(), probe.dtype, &probe.shape) == (BYTE.len(), dtype, &shape)
                 && probe.to_bytes().is_ok_and(|bytes| bytes.as_ptr() == BYTE.as_ptr())
         }));
         if let Ok(true) = is_same {
             return entry.clone();
         }
-        let mut tensor = adapter.adapt(named, context);
+        let mut tensor = packed(adapter.adapt(handed(named), context));
         tensor.name.clone_from(&entry.tensor.name);
         Entry { tensor, file: entry.file.clone(), span: None }
     }

@@ -1,6 +1,7 @@
 //! The formats of weight files: which tensors there are, and where. No tensor is read.
 use super::source::{Entry, OpenFile, Span};
 use super::{LazyError, quantized};
+use crate::burn_next::{StoreTensor, packed};
 use burn::tensor::{BoolStore, DType, Shape};
 use burn_store::bridge::data_len;
 use burn_store::{ModuleStore, PytorchStore, burn_pack};
@@ -220,7 +221,8 @@ fn pytorch(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
     let tensors = catch_unwind(AssertUnwindSafe(read)).map_err(|_| file.malformed("a damaged checkpoint"))?;
     let tensors = tensors.map_err(|error| file.malformed(format!("{error:?}")))?;
     file.check_not_replaced().map_err(|error| file.malformed(error))?;
-    let entry = |(name, tensor): (String, burn_pack::Tensor)| {
+    let entry = |(name, tensor): (String, StoreTensor)| {
+        let tensor = packed(tensor);
         // The reader opens the file again for every tensor.
         let burn_pack::Tensor { name: own_name, dtype, shape, param_id, .. } = tensor.clone();
         let (len, source) = (tensor.byte_len(), file.clone());

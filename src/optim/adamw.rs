@@ -198,7 +198,9 @@ impl<const D: usize> Moments<D> {
 
     fn moved(self, device: &Device) -> Self {
         match self {
-            Self::Single(moments) => Self::Single(Box::new(moments.map(|moment| moment.to_device(device)))),
+            Self::Single(moments) => {
+                Self::Single(Box::new((*moments).map(|moment| moment.to_device(device))))
+            }
             Self::Coded(moments) => Self::Coded(Box::new(moments.map(|moment| moment.moved(device)))),
         }
     }
@@ -280,7 +282,7 @@ impl Optimizer for AdamW8bit {
         let (gradient, weight) = (grad.into_dispatch(), tensor.into_dispatch());
         let (weight, moments) = match moments {
             Moments::Single(moments) => {
-                let [first, second] = moments.map(Tensor::into_dispatch);
+                let [first, second] = (*moments).map(Tensor::into_dispatch);
                 let tensors = AdamWTensors { weight, first, second };
                 let AdamWTensors { weight, first, second } = Dispatch::memsave_adamw(gradient, tensors, step);
                 (weight, Moments::Single(Box::new([first, second].map(Tensor::from_dispatch))))
