@@ -4,18 +4,18 @@ use burn_store::burn_pack;
 
 /// A tensor on its way from a store to a module, through adapters.
 #[cfg(not(burn_next))]
-pub(crate) type StoreTensor = burn_pack::Tensor;
+pub type StoreTensor = burn_pack::Tensor;
 #[cfg(burn_next)]
-pub(crate) use burn_store::StoreTensor;
+pub use burn_store::StoreTensor;
 
 /// A tensor as an adapter takes it.
 #[allow(clippy::useless_conversion)] // of the next Burn it is none
-pub(crate) fn handed(tensor: burn_pack::Tensor) -> StoreTensor {
+pub fn handed(tensor: burn_pack::Tensor) -> StoreTensor {
     tensor.into()
 }
 
 /// A tensor as a store or an adapter gives it, its bytes not read yet.
-pub(crate) fn packed(tensor: StoreTensor) -> burn_pack::Tensor {
+pub fn packed(tensor: StoreTensor) -> burn_pack::Tensor {
     #[cfg(burn_next)]
     return tensor.into_pack();
     #[cfg(not(burn_next))]

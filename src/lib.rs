@@ -67,7 +67,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))] // shows which feature an item needs
 #![recursion_limit = "256"]
 
-mod burn_next;
+#[doc(hidden)] // the models of `paper` read it, too
+pub mod burn_next;
 pub mod checkpoint;
 pub mod guide;
 #[cfg(feature = "system")]

@@ -57,7 +57,7 @@ impl Devices {
         let sides: [&dyn Fn(Tensor<4>) -> Tensor<4>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
         self.measure("avg_pool2d, planes of 5 x 5", "-", planes, sides);
         for len in [2, 8, 32, 48] {
-            let options = || AttentionModuleOptions { scale: None, softcap: None, is_causal: false };
+            let options = AttentionModuleOptions::default;
             let sides: [&dyn Fn(Tensor<4>) -> Tensor<4>; 2] =
                 [&|x| module::attention(x.clone() * 0.5, x.clone() * 0.7, x, None, None, options()), &|x| {
                     F::attention(x.clone() * 0.5, x.clone() * 0.7, x, None, None, options())

@@ -1,8 +1,8 @@
 //! What differs between Burn 0.22.1, which `Cargo.toml` pins, and the next Burn, for which `.ci/next-burn` sets `cfg(burn_next)`; nothing
 //! of the kind is elsewhere in this crate. On the day of the release one half of each pair goes.
-use burn::tensor::ops::{AvgPoolOptions, InterpolateOptions};
+use burn::tensor::ops::{AttentionModuleOptions, AvgPoolOptions, InterpolateOptions};
 #[cfg(burn_next)]
-use burn::tensor::ops::{CoordinateTransformMode, InterpolateMode};
+use burn::tensor::ops::{CausalAlignment, CoordinateTransformMode, InterpolateMode};
 
 /// Declares an extension trait, whose calls Burn routes to the backend of the tensors: `[Autodiff]` in front of the trait if to ours under
 /// autodiff, too, `[]` if only to the plain ones.
@@ -54,6 +54,14 @@ pub(crate) fn dilation<const N: usize>(_options: &AvgPoolOptions<N>) -> [usize; 
     return _options.dilation;
     #[cfg(not(burn_next))]
     [1; N]
+}
+
+/// Whether the last query of a causal attention sees every key, the only alignment of Burn 0.22.1; with as many of both there is one only.
+pub(crate) fn sees_last_keys(_options: &AttentionModuleOptions, _queries: usize, _keys: usize) -> bool {
+    #[cfg(burn_next)]
+    return _queries == _keys || _options.causal_alignment == CausalAlignment::BottomRight;
+    #[cfg(not(burn_next))]
+    true
 }
 
 /// Whether outputs lie on the input as those of Burn 0.22.1 do, by the sizes of both and `align_corners`: others are Burn's operations.

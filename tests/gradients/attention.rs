@@ -23,7 +23,7 @@ struct Case {
 
 impl Case {
     fn new(sizes: Sizes) -> Self {
-        let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: false };
+        let options = AttentionModuleOptions::default();
         Self { sizes, shared: 1, options, mask: None, bias: None }
     }
 
@@ -106,12 +106,9 @@ fn cases() -> impl Strategy<Value = Case> {
     let softcap = prop::option::of(0.5..3.0f64);
     let ones = || prop::option::of(prop::array::uniform4(any::<bool>()));
     (sizes, 1..4usize, scale, softcap, any::<bool>(), ones(), ones()).prop_map(
-        |(sizes, shared, scale, softcap, is_causal, mask, bias)| Case {
-            sizes,
-            shared,
-            options: AttentionModuleOptions { scale, softcap, is_causal },
-            mask,
-            bias,
+        |(sizes, shared, scale, softcap, is_causal, mask, bias)| {
+            let causal = AttentionModuleOptions { is_causal, ..Default::default() };
+            Case { sizes, shared, options: AttentionModuleOptions { scale, softcap, ..causal }, mask, bias }
         },
     )
 }
@@ -194,7 +191,11 @@ fn equals_stock_in_half_precision() {
 fn is_differentiated() {
     let case = Case::new([2, 2, 5, 6, 3, 4]).biased();
     let masked = Case {
-        options: AttentionModuleOptions { scale: Some(0.7), softcap: Some(1.5), is_causal: true },
+        options: AttentionModuleOptions {
+            scale: Some(0.7),
+            softcap: Some(1.5),
+            ..case.clone().causal().options
+        },
         mask: Some([true, true, false, false]),
         bias: Some([false, true, true, false]),
         ..case.clone()
@@ -206,7 +207,7 @@ fn is_differentiated() {
 
 #[test]
 fn takes_one_input_for_all() {
-    let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
+    let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
     let check = Check::new([Input::random([2, 2, 7, 4])], Setting::default());
     check.compare::<4>(
         &|t| F::attention(t.get(0), t.get(0), t.get(0), None, None, options) * t.get(0),
@@ -267,7 +268,7 @@ fn groups_are_taken_in_inference() {
 /// What does not fit is left to Burn.
 #[test]
 fn treats_odd_shapes_as_stock() {
-    let options = || AttentionModuleOptions { scale: None, softcap: None, is_causal: false };
+    let options = AttentionModuleOptions::default;
     let check = |shapes: [[usize; 4]; 3]| {
         Check::new(shapes.map(Input::random), Setting::default()).compare_panics::<4>(
             &|t| F::attention(t.get(0), t.get(1), t.get(2), None, None, options()),

@@ -486,21 +486,9 @@ fn means_of_many_elements_in_half_precision() {
         let planes = Tensor::<1, burn::tensor::Int>::arange(0..36, &device).float().reshape([4, 9, 1, 1]);
         let x = planes.clone().expand([4, 9, 64, 65]).cast(DType::F16);
         let x = if device.is_autodiff() { x.detach().require_grad() } else { x };
-        let options = AvgPoolOptions {
-            kernel_size: [64, 65],
-            stride: [1, 1],
-            padding: [(0, 0); 2],
-            count_include_pad: true,
-            ceil_mode: false,
-        };
+        let options = AvgPoolOptions::new([64, 65]).with_stride([1, 1]);
         let row = |x: Tensor<4>| x.narrow(2, 0, 1).squeeze_dim::<3>(2).repeat_dim(2, 64);
-        let one = AvgPoolOptions {
-            kernel_size: [4160],
-            stride: [1],
-            padding: [(0, 0)],
-            count_include_pad: true,
-            ceil_mode: false,
-        };
+        let one = AvgPoolOptions::new([4160]).with_stride([1]);
         let means = [
             F::adaptive_avg_pool2d(x.clone(), [1, 1]),
             F::avg_pool2d(x.clone(), options),

@@ -2,6 +2,7 @@
 use crate::{Saved, all, cast, devices, load, open};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
+use burn_memsave::burn_next::{StoreTensor, handed, packed};
 use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::nn;
 use burn_store::{
@@ -185,9 +186,10 @@ fn an_adapter_may_change_values_only() {
     #[derive(Clone)]
     struct Doubled;
     impl ModuleAdapter for Doubled {
-        fn adapt(&self, tensor: burn_pack::Tensor, _module: ModuleContext<'_>) -> burn_pack::Tensor {
+        fn adapt(&self, tensor: StoreTensor, _module: ModuleContext<'_>) -> StoreTensor {
+            let tensor = packed(tensor);
             if !tensor.name.ends_with("weight") {
-                return tensor;
+                return handed(tensor);
             }
             let (name, dtype, shape) = (tensor.name.clone(), tensor.dtype, tensor.shape.clone());
             let (id, len) = (tensor.param_id, tensor.byte_len());
@@ -197,7 +199,7 @@ fn an_adapter_may_change_values_only() {
                     bytemuck::pod_collect_to_vec::<u8, f32>(&bytes).iter().map(|x| 2.0 * x).collect();
                 Ok(burn::tensor::Bytes::from_elems(doubled))
             };
-            burn_pack::Tensor::deferred(name, dtype, shape, id, len, doubled)
+            handed(burn_pack::Tensor::deferred(name, dtype, shape, id, len, doubled))
         }
         fn clone_box(&self) -> Box<dyn ModuleAdapter> {
             Box::new(self.clone())

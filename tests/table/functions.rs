@@ -71,7 +71,7 @@ pub fn visit(visitor: &mut impl Visitor) {
                 let heads = x.dims()[1] / 3;
                 let [query, key, value] =
                     [0, 1, 2].map(|part| x.clone().slice_dim(1, part * heads..(part + 1) * heads));
-                let options = AttentionModuleOptions { scale: None, softcap: None, is_causal };
+                let options = AttentionModuleOptions { is_causal, ..Default::default() };
                 f::attention(query, key, value, None, None, options)
             }
         }
@@ -86,7 +86,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor, "attention, grouped", QUERIES.test([2, 12, 9, 8]), grouped, repeated, |f, x| {
             let sixth = x.dims()[1] / 6;
             let heads = |range: Range<usize>| x.clone().slice_dim(1, range.start * sixth..range.end * sixth);
-            let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
+            let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
             f::attention(heads(0..4), heads(4..5), heads(5..6), None, None, options)
         },
         without(VARIANT, "as causal attention")

@@ -250,14 +250,15 @@ fn attention_of_any_layout_equals_flex() {
         let first = x.clone().slice_dim(1, 0..1);
         F::attention(x, first.clone() * 0.5, first + 1.0, None, None, Default::default()).squeeze_dim(0)
     }
+    fn causal() -> AttentionModuleOptions {
+        AttentionModuleOptions { is_causal: true, ..Default::default() }
+    }
     let ops: [(&str, Op); 4] = [
         ("attention, grouped", |x, _| attend_in_a_group(x)),
         ("attention", |x, _| attend(x, false, AttentionModuleOptions::default())),
-        ("attention, causal", |x, _| {
-            attend(x, false, AttentionModuleOptions { is_causal: true, ..Default::default() })
-        }),
+        ("attention, causal", |x, _| attend(x, false, causal())),
         ("attention, masked", |x, _| {
-            attend(x, true, AttentionModuleOptions { scale: Some(0.7), softcap: Some(2.0), is_causal: true })
+            attend(x, true, AttentionModuleOptions { scale: Some(0.7), softcap: Some(2.0), ..causal() })
         }),
     ];
     check_within(OF_PRODUCTS, 8, &ops, |_| 1, |_| true);

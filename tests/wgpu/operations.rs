@@ -511,7 +511,8 @@ fn normalizations_over_rows_equal_flex() {
 fn attention_equals_flex() {
     let heads = |x: &Tensor<4>| [0, 1, 2].map(|part| x.clone().slice_dim(1, 2 * part..2 * part + 2));
     for (softcap, is_causal) in [(None, false), (Some(2.0), true)] {
-        let options = AttentionModuleOptions { scale: Some(0.7), softcap, is_causal };
+        let causal = AttentionModuleOptions { is_causal, ..Default::default() };
+        let options = AttentionModuleOptions { scale: Some(0.7), softcap, ..causal };
         // Rows of one unit, more of them than a cube has units, and rows of several; products of small matrices, and others.
         for (batch, length) in [(2, 5), (40, 5), (1, 45), (1, 70)] {
             check_products("attention", [batch, 6, length, 3], |x: Tensor<4>, operands| {
@@ -523,7 +524,7 @@ fn attention_equals_flex() {
             });
         }
     }
-    let options = AttentionModuleOptions { scale: None, softcap: None, is_causal: true };
+    let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
     check_products("attention, grouped", [2, 10, 5, 3], |x: Tensor<4>, operands| {
         let heads = |first: usize, len: usize| x.clone().slice_dim(1, first..first + len);
         let bias = operands.kernel([2, 6, 1, 5]);
@@ -547,7 +548,7 @@ fn attention_equals_flex() {
 fn attention_in_chunks_equals_that_of_every_group() {
     const LENGTH: usize = 1500;
     let device = gpu().autodiff();
-    let options = || AttentionModuleOptions { scale: None, softcap: None, is_causal: false };
+    let options = AttentionModuleOptions::default;
     let causal = AttentionModuleOptions { is_causal: true, ..options() };
     check_products("attention, causal, in parts", [2, 8, 200, 6], |x: Tensor<4>, operands| {
         let heads = |first: usize, len: usize| x.clone().slice_dim(1, first..first + len);

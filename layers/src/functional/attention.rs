@@ -1,5 +1,6 @@
 //! Attention.
 use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, into_maybe, is_quantized, require};
+use crate::burn_next::sees_last_keys;
 use crate::ops::{Attended, Attention, AttentionOps, MaybeMask, Scores};
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, Device, Shape, Tensor, module, ops::AttentionModuleOptions};
@@ -36,7 +37,10 @@ pub fn attention(
     options: AttentionModuleOptions,
 ) -> Tensor<4> {
     let positive = options.softcap.is_none_or(|softcap| softcap > 0.0);
-    let fit = tensors_fit(&query, &key, &value, &mask, &attn_bias).and(require(positive, Misfit::Softcap));
+    let aligned = !options.is_causal || sees_last_keys(&options, query.dims()[2], key.dims()[2]);
+    let fit = tensors_fit(&query, &key, &value, &mask, &attn_bias)
+        .and(require(positive, Misfit::Softcap))
+        .and(require(aligned, Misfit::Options));
     let tracked = [&query, &key, &value].into_iter().chain(&attn_bias).any(Tensor::is_tracked);
     if !query.device().is_autodiff() || !accepts("attention", fit, tracked, NO_WEIGHT) {
         let [key, value] = heads_for_burn(&query, key, value);

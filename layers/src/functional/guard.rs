@@ -42,7 +42,7 @@ pub(crate) enum Misfit {
     /// The rank of an adapter is not below both numbers of channels: two narrow convolutions would not be narrow.
     WideAdapter,
     /// Options that the operation here does not have: a dilation of an average pool, coordinates of an interpolation that are not
-    /// those of the sizes.
+    /// those of the sizes, causal attention from the first key on with fewer or more of them than queries.
     Options,
 }
 

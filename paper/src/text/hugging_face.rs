@@ -11,8 +11,8 @@
 //! ```
 use burn::module::Module;
 use burn::tensor::{DType, TensorData};
+use burn_memsave::burn_next::{StoreTensor, handed, packed};
 use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, LazyReport, WeightFile};
-use burn_store::burn_pack::Tensor;
 use burn_store::{ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, bridge};
 use std::path::{Path, PathBuf};
 
@@ -88,15 +88,16 @@ pub struct PairedRotations {
 }
 
 impl ModuleAdapter for PairedRotations {
-    fn adapt(&self, tensor: Tensor, context: ModuleContext<'_>) -> Tensor {
+    fn adapt(&self, tensor: StoreTensor, context: ModuleContext<'_>) -> StoreTensor {
+        let tensor = packed(tensor);
         let is_rotated = [".query.weight", ".key.weight"].iter().any(|end| tensor.name.ends_with(end));
         let tensor = match is_rotated {
             true => {
                 let (head, name) = (self.head, tensor.name.clone());
                 let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
-                bridge::map_data(tensor, name, dtype, shape, move |data| paired(data, head))
+                bridge::map_data(handed(tensor), name, dtype, shape, move |data| paired(data, head))
             }
-            false => tensor,
+            false => handed(tensor),
         };
         PyTorchToBurnAdapter.adapt(tensor, context)
     }

@@ -1,6 +1,7 @@
 //! Weights from checkpoints of torchvision.
 use burn::module::Module;
 use burn::tensor::TensorData;
+use burn_memsave::burn_next::{handed, packed};
 use burn_store::burn_pack::Tensor;
 use burn_store::{
     ApplyError, KeyRemapper, ModuleSnapshot, ModuleStore, PyTorchToBurnAdapter, PytorchStore,
@@ -148,7 +149,7 @@ fn wrong(error: &ApplyError) -> String {
 fn read(path: &Path) -> Result<Vec<Tensor>, LoadError> {
     fn all<S: ModuleStore>(mut store: S) -> Result<Vec<Tensor>, String> {
         match store.get_all_tensors() {
-            Ok(tensors) => Ok(tensors.values().cloned().collect()),
+            Ok(tensors) => Ok(tensors.values().cloned().map(packed).collect()),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -171,11 +172,11 @@ fn split_projections(tensor: Tensor) -> Vec<Tensor> {
     let part = |(at, of): (usize, &str)| {
         let name = format!("{module}.{of}.{parameter}");
         let (dtype, shape) = (tensor.dtype, shape.clone());
-        bridge::map_data(tensor.clone(), name, dtype, shape.clone(), move |data| {
+        packed(bridge::map_data(handed(tensor.clone()), name, dtype, shape.clone(), move |data| {
             let bytes = data.as_bytes();
             let third = bytes.len() / 3;
             TensorData::from_bytes_vec(bytes[at * third..][..third].to_vec(), shape.clone(), dtype)
-        })
+        }))
     };
     ["query", "key", "value"].into_iter().enumerate().map(part).collect()
 }
