@@ -15,9 +15,11 @@ pub fn handed(tensor: burn_pack::Tensor) -> StoreTensor {
 }
 
 /// A tensor as a store or an adapter gives it, its bytes not read yet.
+#[cfg(not(burn_next))]
 pub fn packed(tensor: StoreTensor) -> burn_pack::Tensor {
-    #[cfg(burn_next)]
-    return tensor.into_pack();
-    #[cfg(not(burn_next))]
     tensor
+}
+#[cfg(burn_next)]
+pub fn packed(tensor: StoreTensor) -> burn_pack::Tensor {
+    tensor.into_pack()
 }

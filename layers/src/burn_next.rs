@@ -49,51 +49,69 @@ macro_rules! avg_pool {
 pub(crate) use avg_pool;
 
 /// The distances between the elements of a window.
-pub(crate) fn dilation<const N: usize>(_options: &AvgPoolOptions<N>) -> [usize; N] {
-    #[cfg(burn_next)]
-    return _options.dilation;
-    #[cfg(not(burn_next))]
+#[cfg(not(burn_next))]
+pub(crate) fn dilation<const N: usize>(_: &AvgPoolOptions<N>) -> [usize; N] {
     [1; N]
 }
-
-/// Whether the last query of a causal attention sees every key, the only alignment of Burn 0.22.1; with as many of both there is one only.
-pub(crate) fn sees_last_keys(_options: &AttentionModuleOptions, _queries: usize, _keys: usize) -> bool {
-    #[cfg(burn_next)]
-    return _queries == _keys || _options.causal_alignment == CausalAlignment::BottomRight;
-    #[cfg(not(burn_next))]
-    true
+#[cfg(burn_next)]
+pub(crate) fn dilation<const N: usize>(options: &AvgPoolOptions<N>) -> [usize; N] {
+    options.dilation
 }
 
-/// Whether outputs lie on the input as those of Burn 0.22.1 do, by the sizes of both and `align_corners`: others are Burn's operations.
-pub(crate) fn is_by_sizes(_options: &InterpolateOptions, _size: [usize; 2], _out: [usize; 2]) -> bool {
-    #[cfg(burn_next)]
-    {
-        let (ours, nearest) = (
-            InterpolateOptions::new(_options.mode),
-            [InterpolateMode::Nearest, InterpolateMode::NearestExact],
-        );
-        let half_pixel = _options.coordinate_transform == CoordinateTransformMode::HalfPixel;
-        let transform = _options.coordinate_transform == ours.coordinate_transform
-            || half_pixel && !nearest.contains(&_options.mode);
-        let of_sizes = |axis: usize, scale: f32| {
-            scale > 0.0
-                && (_options.align_corners() || _size[axis] as f64 * f64::from(scale) == _out[axis] as f64)
-        };
-        return transform
-            && _options.scale_factor.is_none_or(|[height, width]| of_sizes(0, height) && of_sizes(1, width))
-            && (_options.nearest_mode == ours.nearest_mode || !nearest.contains(&_options.mode))
-            && (_options.cubic_options == ours.cubic_options || _options.mode != InterpolateMode::Bicubic);
-    }
-    #[cfg(not(burn_next))]
+/// How many elements of an axis a window is taken for to span, where a max pool asks for padding that keeps the size.
+#[cfg(not(burn_next))]
+pub(crate) fn padded_for<const N: usize>(kernel: [usize; N], _: [usize; N]) -> [usize; N] {
+    kernel
+}
+#[cfg(burn_next)]
+pub(crate) fn padded_for<const N: usize>(kernel: [usize; N], dilation: [usize; N]) -> [usize; N] {
+    core::array::from_fn(|axis| (kernel[axis] - 1) * dilation[axis] + 1)
+}
+
+/// The score of a masked key in a multi-head attention. With negative infinity a query that sees nothing has weights of zero.
+pub(crate) fn masked_score(min_float: f64) -> f64 {
+    if cfg!(burn_next) { f64::NEG_INFINITY } else { min_float }
+}
+
+/// Whether the last query of a causal attention sees every key, as it always does in Burn 0.22.1.
+#[cfg(not(burn_next))]
+pub(crate) fn sees_last_keys(_: &AttentionModuleOptions, _: usize, _: usize) -> bool {
     true
+}
+#[cfg(burn_next)]
+pub(crate) fn sees_last_keys(options: &AttentionModuleOptions, queries: usize, keys: usize) -> bool {
+    queries == keys || options.causal_alignment == CausalAlignment::BottomRight
+}
+
+/// Whether outputs lie on the input where they lie in Burn 0.22.1: by the sizes of both and `align_corners`.
+#[cfg(not(burn_next))]
+pub(crate) fn is_by_sizes(_: &InterpolateOptions, _: [usize; 2], _: [usize; 2]) -> bool {
+    true
+}
+#[cfg(burn_next)]
+pub(crate) fn is_by_sizes(options: &InterpolateOptions, size: [usize; 2], out: [usize; 2]) -> bool {
+    let usual = InterpolateOptions::new(options.mode);
+    let is_nearest = matches!(options.mode, InterpolateMode::Nearest | InterpolateMode::NearestExact);
+    let is_half_pixel = !is_nearest && options.coordinate_transform == CoordinateTransformMode::HalfPixel;
+    // A factor that is not the quotient of the sizes is what outputs lie by.
+    let is_quotient = |axis: usize, factor: f32| {
+        let scaled = size[axis] as f64 * f64::from(factor);
+        factor > 0.0 && (options.align_corners() || scaled == out[axis] as f64)
+    };
+    (is_half_pixel || options.coordinate_transform == usual.coordinate_transform)
+        && options.scale_factor.is_none_or(|factors| is_quotient(0, factors[0]) && is_quotient(1, factors[1]))
+        && (!is_nearest || options.nearest_mode == usual.nearest_mode)
+        && (options.mode != InterpolateMode::Bicubic || options.cubic_options == usual.cubic_options)
 }
 
 /// Whether the corners of input and output lie on each other.
+#[cfg(not(burn_next))]
 pub(crate) fn aligns_corners(options: &InterpolateOptions) -> bool {
-    #[cfg(burn_next)]
-    return options.align_corners();
-    #[cfg(not(burn_next))]
     options.align_corners
+}
+#[cfg(burn_next)]
+pub(crate) fn aligns_corners(options: &InterpolateOptions) -> bool {
+    options.align_corners()
 }
 
 /// `at * size / out`, rounded as Flex and NdArray round it where they look for the nearest input.
@@ -179,3 +197,119 @@ macro_rules! interpolation_options {
     }};
 }
 pub(crate) use interpolation_options;
+
+#[cfg(all(test, burn_next, feature = "flex"))]
+mod tests {
+    use super::*;
+    use crate::{functional, nn};
+    use burn::tensor::ops::{CubicOptions, NearestRoundingMode};
+    use burn::tensor::{Device, Distribution, Int, Tensor, Tolerance, module};
+
+    /// Outputs and gradients are those of Burn.
+    fn check<const D: usize, const O: usize>(
+        shape: [usize; D],
+        ours: impl Fn(Tensor<D>) -> Tensor<O>,
+        burns: impl Fn(Tensor<D>) -> Tensor<O>,
+    ) {
+        let x = Tensor::<D>::random(shape, Distribution::Default, &Device::flex().autodiff()).require_grad();
+        let [ours, burns] = [ours(x.clone()), burns(x.clone())].map(|y| {
+            let gradient = x.grad(&y.clone().powi_scalar(2).sum().backward()).expect("tracked");
+            [y.into_data(), gradient.into_data()]
+        });
+        for (ours, burns) in ours.iter().zip(&burns) {
+            ours.assert_approx_eq::<f32>(burns, Tolerance::default());
+        }
+    }
+
+    #[test]
+    fn new_options_are_those_of_burn() {
+        let pool =
+            || AvgPoolOptions::new([2, 3]).with_stride([1, 2]).with_padding([1, 1]).with_dilation([2, 1]);
+        check([2, 3, 7, 8], |x| functional::avg_pool2d(x, pool()), |x| module::avg_pool2d(x, pool()));
+        let pool = || AvgPoolOptions::new([2]).with_dilation([3]);
+        check([2, 3, 9], |x| functional::avg_pool1d(x, pool()), |x| module::avg_pool1d(x, pool()));
+
+        let options = AttentionModuleOptions {
+            is_causal: true,
+            causal_alignment: CausalAlignment::TopLeft,
+            ..Default::default()
+        };
+        let parts = |x: &Tensor<4>| [x.clone().narrow(2, 0, 3), x.clone(), x.clone() * 0.5];
+        check(
+            [2, 2, 5, 4],
+            |x| {
+                let [q, k, v] = parts(&x);
+                functional::attention(q, k, v, None, None, options)
+            },
+            |x| {
+                let [q, k, v] = parts(&x);
+                module::attention(q, k, v, None, None, options)
+            },
+        );
+    }
+
+    #[test]
+    fn interpolations_are_those_of_burn() {
+        use InterpolateMode::{Bicubic, Bilinear, Nearest, NearestExact};
+        let of = |mode| InterpolateOptions::new(mode).with_output_size([7, 8]);
+        let scaled =
+            |mode, by| InterpolateOptions::new(mode).with_align_corners(false).with_scale_factor([by; 2]);
+        let cubic = CubicOptions { a: -0.5, exclude_outside: true };
+        for options in [
+            scaled(Bilinear, 1.5),
+            scaled(Bilinear, 2.0),
+            scaled(Bicubic, 0.7),
+            scaled(Nearest, 1.3),
+            scaled(NearestExact, 1.7),
+            of(Nearest).with_nearest_mode(NearestRoundingMode::Ceil),
+            of(NearestExact).with_coordinate_transform(CoordinateTransformMode::Asymmetric),
+            of(Bilinear).with_coordinate_transform(CoordinateTransformMode::HalfPixelSymmetric),
+            of(Bicubic).with_cubic_options(cubic),
+        ] {
+            let [ours, burns] = [options.clone(), options];
+            check(
+                [2, 3, 5, 5],
+                |x| functional::interpolate(x, ours.clone()),
+                |x| module::interpolate(x, burns.clone()),
+            );
+        }
+    }
+
+    #[test]
+    fn modules_are_those_of_burn() {
+        let pool = burn::nn::pool::MaxPool2dConfig::new([3, 3])
+            .with_strides([2, 1])
+            .with_dilation([2, 2])
+            .with_padding(burn::nn::PaddingConfig2d::Same)
+            .init();
+        let ours = nn::pool::MaxPool2d::from(pool.clone());
+        check([2, 3, 7, 8], |x| ours.forward(x), |x| pool.forward(x));
+
+        let resize = burn::nn::interpolate::Interpolate1dConfig::new()
+            .with_scale_factor(Some(1.5))
+            .with_coordinate_transform(Some(CoordinateTransformMode::Asymmetric))
+            .with_nearest_mode(Some(NearestRoundingMode::RoundPreferFloor))
+            .init();
+        let ours = nn::interpolate::Interpolate1d::from(resize.clone());
+        assert_eq!(
+            burn::nn::interpolate::Interpolate1d::from(ours.clone()).nearest_mode,
+            resize.nearest_mode
+        );
+        check([2, 3, 7], |x| ours.forward(x), |x| resize.forward(x));
+
+        let device = Device::flex().autodiff();
+        let attention =
+            burn::nn::attention::MultiHeadAttentionConfig::new(6, 2).with_dropout(0.0).init(&device);
+        let ours = nn::attention::MultiHeadAttention::from(attention.clone());
+        // The second sequence is hidden whole.
+        let hidden = || {
+            let number = Tensor::<1, Int>::arange(0..8, &device).reshape([2, 4]);
+            number.greater_elem(1)
+        };
+        check(
+            [2, 4, 6],
+            |x| ours.forward(nn::attention::MhaInput::self_attn(x).mask_pad(hidden())).context,
+            |x| attention.forward(burn::nn::attention::MhaInput::self_attn(x).mask_pad(hidden())).context,
+        );
+    }
+}

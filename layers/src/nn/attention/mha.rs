@@ -1,4 +1,5 @@
 use super::weights::{AttentionWeights, Heads, scores, weight_dropout};
+use crate::burn_next::masked_score;
 use crate::nn::cache::TensorCache;
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::{Dropout, Gelu, Linear};
@@ -245,7 +246,13 @@ impl MultiHeadAttention {
     fn heads(&self, query: Tensor<4>, key: Tensor<4>, mask: Option<Tensor<4, Bool>>) -> Heads {
         let scale = f64::from((self.d_k as f32).sqrt()).recip(); // rounded as stock rounds it
         let dropout = weight_dropout(&self.dropout, &query);
-        Heads { query, key, mask, scores: scores(scale, self.min_float, self.quiet_softmax), dropout }
+        Heads {
+            query,
+            key,
+            mask,
+            scores: scores(scale, masked_score(self.min_float), self.quiet_softmax),
+            dropout,
+        }
     }
 
     /// `[batch, length, d_model]` to `[batch, heads, length, d_k]`.

@@ -1,3 +1,4 @@
+use crate::burn_next::padded_for;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::padding;
@@ -70,7 +71,8 @@ impl MaxPool1d {
     /// - output: `[batch_size, channels, length_out]`
     pub fn forward(&self, input: Tensor<3>) -> Tensor<3> {
         let [_, _, length] = input.dims();
-        let padding = padding::pair_1d(&self.padding, length, self.kernel_size, self.stride);
+        let [span] = padded_for([self.kernel_size], [self.dilation]);
+        let padding = padding::pair_1d(&self.padding, length, span, self.stride);
         let options = MaxPoolOptions::new([self.kernel_size])
             .with_stride([self.stride])
             .with_padding_pairs([padding])

@@ -1,3 +1,4 @@
+use crate::burn_next::padded_for;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::padding;
@@ -70,7 +71,8 @@ impl MaxPool2d {
     /// - output: `[batch_size, channels, height_out, width_out]`
     pub fn forward(&self, input: Tensor<4>) -> Tensor<4> {
         let [_, _, height, width] = input.dims();
-        let padding = padding::pairs_2d(&self.padding, [height, width], self.kernel_size, self.stride);
+        let span = padded_for(self.kernel_size, self.dilation);
+        let padding = padding::pairs_2d(&self.padding, [height, width], span, self.stride);
         let options = MaxPoolOptions::new(self.kernel_size)
             .with_stride(self.stride)
             .with_padding_pairs(padding)
