@@ -1,5 +1,7 @@
 //! What differs between Burn 0.22.1, which `Cargo.toml` pins, and the next Burn, for which `.ci/next-burn` sets `cfg(burn_next)`; nothing
 //! of the kind is elsewhere in this crate. On the day of the release one half of each pair goes.
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+use crate::backend::axis_map::Resized;
 use burn::tensor::ops::{AttentionModuleOptions, AvgPoolOptions, InterpolateOptions};
 #[cfg(burn_next)]
 use burn::tensor::ops::{CausalAlignment, CoordinateTransformMode, InterpolateMode};
@@ -68,6 +70,29 @@ pub(crate) fn padded_for<const N: usize>(kernel: [usize; N], dilation: [usize; N
     core::array::from_fn(|axis| (kernel[axis] - 1) * dilation[axis] + 1)
 }
 
+/// How a deformable convolution refuses padding whose two sides differ.
+#[cfg(not(burn_next))]
+pub(crate) fn refusal_of_asymmetric(
+    _: [(usize, usize); 2],
+    _: [usize; 2],
+    _: [usize; 2],
+    _: [usize; 2],
+) -> String {
+    "Asymmetric padding should be handled via calculate_padding_2d_pairs()".into()
+}
+#[cfg(burn_next)]
+pub(crate) fn refusal_of_asymmetric(
+    [(top, bottom), (left, right)]: [(usize, usize); 2],
+    size: [usize; 2],
+    kernel: [usize; 2],
+    stride: [usize; 2],
+) -> String {
+    format!(
+        "Asymmetric calculated padding is not supported for DeformConv2d. Got top={top}, left={left}, bottom={bottom}, \
+         right={right} for input size {size:?}, kernel size {kernel:?}, and stride {stride:?}."
+    )
+}
+
 /// The score of a masked key in a multi-head attention. With negative infinity a query that sees nothing has weights of zero.
 pub(crate) fn masked_score(min_float: f64) -> f64 {
     if cfg!(burn_next) { f64::NEG_INFINITY } else { min_float }
@@ -83,25 +108,30 @@ pub(crate) fn sees_last_keys(options: &AttentionModuleOptions, queries: usize, k
     queries == keys || options.causal_alignment == CausalAlignment::BottomRight
 }
 
-/// Whether outputs lie on the input where they lie in Burn 0.22.1: by the sizes of both and `align_corners`.
+/// Whether outputs lie on the input as in Burn 0.22.1, and are made of it as there.
 #[cfg(not(burn_next))]
-pub(crate) fn is_by_sizes(_: &InterpolateOptions, _: [usize; 2], _: [usize; 2]) -> bool {
+pub(crate) fn has_usual_coordinates(_: &InterpolateOptions) -> bool {
     true
 }
 #[cfg(burn_next)]
-pub(crate) fn is_by_sizes(options: &InterpolateOptions, size: [usize; 2], out: [usize; 2]) -> bool {
+pub(crate) fn has_usual_coordinates(options: &InterpolateOptions) -> bool {
     let usual = InterpolateOptions::new(options.mode);
     let is_nearest = matches!(options.mode, InterpolateMode::Nearest | InterpolateMode::NearestExact);
     let is_half_pixel = !is_nearest && options.coordinate_transform == CoordinateTransformMode::HalfPixel;
-    // A factor that is not the quotient of the sizes is what outputs lie by.
-    let is_quotient = |axis: usize, factor: f32| {
-        let scaled = size[axis] as f64 * f64::from(factor);
-        factor > 0.0 && (options.align_corners() || scaled == out[axis] as f64)
-    };
     (is_half_pixel || options.coordinate_transform == usual.coordinate_transform)
-        && options.scale_factor.is_none_or(|factors| is_quotient(0, factors[0]) && is_quotient(1, factors[1]))
         && (!is_nearest || options.nearest_mode == usual.nearest_mode)
         && (options.mode != InterpolateMode::Bicubic || options.cubic_options == usual.cubic_options)
+        && options.scale_factor.is_none_or(|factors| factors.iter().all(|&factor| factor > 0.0))
+}
+
+/// How many outputs there are for an input, where that is given and not the quotient of the sizes.
+#[cfg(not(burn_next))]
+pub(crate) fn factor(_: &InterpolateOptions, _: usize) -> Option<f64> {
+    None
+}
+#[cfg(burn_next)]
+pub(crate) fn factor(options: &InterpolateOptions, axis: usize) -> Option<f64> {
+    options.scale_factor.map(|factors| f64::from(factors[axis]))
 }
 
 /// Whether the corners of input and output lie on each other.
@@ -115,9 +145,13 @@ pub(crate) fn aligns_corners(options: &InterpolateOptions) -> bool {
 }
 
 /// `at * size / out`, rounded as Flex and NdArray round it where they look for the nearest input.
-#[cfg(any(feature = "flex", feature = "ndarray"))]
-pub(crate) fn on_input(at: f64, size: f64, out: f64) -> f64 {
-    if cfg!(burn_next) { at * size / out } else { at * (size / out) }
+#[cfg(all(any(feature = "flex", feature = "ndarray"), not(burn_next)))]
+pub(crate) fn on_input(at: f64, resized: Resized) -> f64 {
+    at * (resized.size as f64 / resized.out as f64)
+}
+#[cfg(all(feature = "flex", burn_next))]
+pub(crate) fn on_input(at: f64, resized: Resized) -> f64 {
+    resized.factor.map_or(at * resized.size as f64 / resized.out as f64, |factor| at / factor)
 }
 
 /// The type in which CubeCL takes a constant of a kernel.
@@ -261,6 +295,7 @@ mod tests {
             scaled(Bicubic, 0.7),
             scaled(Nearest, 1.3),
             scaled(NearestExact, 1.7),
+            scaled(Nearest, 0.5).with_align_corners(true),
             of(Nearest).with_nearest_mode(NearestRoundingMode::Ceil),
             of(NearestExact).with_coordinate_transform(CoordinateTransformMode::Asymmetric),
             of(Bilinear).with_coordinate_transform(CoordinateTransformMode::HalfPixelSymmetric),

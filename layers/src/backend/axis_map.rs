@@ -8,8 +8,8 @@ use burn::tensor::Shape;
 
 /// Backends with kernels for them.
 pub trait AxisMaps: Backend {
-    /// `floor((output + shift) * size / out)`, as the backend computes it, where an axis of `size` is resized to `out`.
-    fn nearest_input(output: usize, shift: Shift, size: usize, out: usize) -> usize;
+    /// `floor((output + shift) * size / out)`, as the backend computes it.
+    fn nearest_input(output: usize, shift: Shift, resized: Resized) -> usize;
 
     /// `y` of `x` in half precision, `[batch, channels, ...]`, one map per spatial axis, summed in f32; on CPU backends only.
     fn image_of_half(_: &FloatTensor<Self>, _: impl FnOnce() -> Vec<AxisMap>) -> Option<FloatTensor<Self>> {
@@ -27,6 +27,31 @@ pub enum Shift {
     None,
     /// 1/2
     Half,
+}
+
+/// An axis of `size` that is resized to `out`.
+#[derive(Clone, Copy, Debug)]
+pub struct Resized {
+    /// Elements of the input.
+    pub size: usize,
+    /// Elements of the output.
+    pub out: usize,
+    /// How many outputs there are for an input, where that is not the quotient of the sizes.
+    pub factor: Option<f64>,
+    /// Whether the corners of input and output lie on each other.
+    pub align_corners: bool,
+}
+
+impl Resized {
+    /// Where output `o` lies on the axis of the input.
+    fn coordinate(self, o: usize) -> f64 {
+        let (size, out) = (self.size as f64, self.out as f64);
+        if self.align_corners {
+            o as f64 * ((size - 1.0) / (self.out.max(2) - 1) as f64)
+        } else {
+            (o as f64 + 0.5) * self.factor.map_or(size / out, f64::recip) - 0.5
+        }
+    }
 }
 
 /// The weights of one axis.
@@ -110,17 +135,19 @@ impl AxisMap {
     }
 
     /// [`AxisMaps::nearest_input`].
-    pub(crate) fn nearest<B: AxisMaps>(size: usize, out: usize, shift: Shift) -> Self {
-        let index = |o| B::nearest_input(o, shift, size, out).min(size - 1);
+    pub(crate) fn nearest<B: AxisMaps>(resized: Resized, shift: Shift) -> Self {
+        let Resized { size, out, .. } = resized;
+        let index = |o| B::nearest_input(o, shift, resized).min(size - 1);
         Self::equal(size, (0..out).map(|o| (index(o), 1, 1.0)))
     }
 
     /// Linear interpolation between the two inputs around.
-    pub(crate) fn linear(size: usize, out: usize, align_corners: bool) -> Self {
+    pub(crate) fn linear(resized: Resized) -> Self {
+        let Resized { size, out, .. } = resized;
         Self::from_taps(
             size,
             (0..out).map(|o| {
-                let at = coordinate(o, size, out, align_corners).clamp(0.0, size as f64 - 1.0);
+                let at = resized.coordinate(o).clamp(0.0, size as f64 - 1.0);
                 let low = at.floor() as usize;
                 vec![(low, 1.0 - (at - low as f64)), ((low + 1).min(size - 1), at - low as f64)]
             }),
@@ -128,8 +155,9 @@ impl AxisMap {
     }
 
     /// Cubic convolution (Keys, a = -0.75) of the four inputs around; the border is repeated.
-    pub(crate) fn cubic(size: usize, out: usize, align_corners: bool) -> Self {
+    pub(crate) fn cubic(resized: Resized) -> Self {
         const A: f64 = -0.75;
+        let Resized { size, out, .. } = resized;
         let weight = |t: f64| match t.abs() {
             t if t < 1.0 => ((A + 2.0) * t - (A + 3.0)) * t * t + 1.0,
             t if t < 2.0 => ((A * t - 5.0 * A) * t + 8.0 * A) * t - 4.0 * A,
@@ -138,7 +166,7 @@ impl AxisMap {
         Self::from_taps(
             size,
             (0..out).map(|o| {
-                let at = coordinate(o, size, out, align_corners);
+                let at = resized.coordinate(o);
                 let base = at.floor();
                 let tap = |offset: i64| {
                     let input = (base as i64 + offset).clamp(0, size as i64 - 1) as usize;
@@ -150,7 +178,8 @@ impl AxisMap {
     }
 
     /// Sinc of width 3 of the six inputs around, normalized; inputs outside are left out.
-    pub(crate) fn lanczos3(size: usize, out: usize, align_corners: bool) -> Self {
+    pub(crate) fn lanczos3(resized: Resized) -> Self {
+        let Resized { size, out, .. } = resized;
         let weight = |t: f64| {
             let pi_t = core::f64::consts::PI * t;
             if t == 0.0 {
@@ -164,7 +193,7 @@ impl AxisMap {
         Self::from_taps(
             size,
             (0..out).map(|o| {
-                let at = coordinate(o, size, out, align_corners);
+                let at = resized.coordinate(o);
                 let base = at.floor();
                 let inputs =
                     (-2..=3).map(|offset| base as i64 + offset).filter(|i| (0..size as i64).contains(i));
@@ -174,14 +203,5 @@ impl AxisMap {
                 taps.into_iter().map(|(input, weight)| (input, weight / sum)).collect()
             }),
         )
-    }
-}
-
-/// Where output `o` lies on the axis of the input.
-fn coordinate(o: usize, size: usize, out: usize, align_corners: bool) -> f64 {
-    if align_corners {
-        o as f64 * ((size as f64 - 1.0) / (out.max(2) - 1) as f64)
-    } else {
-        (o as f64 + 0.5) * (size as f64 / out as f64) - 0.5
     }
 }

@@ -1,6 +1,6 @@
 //! Pooling and interpolation.
 use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, is_quantized, require};
-use crate::burn_next::{dilation, is_by_sizes};
+use crate::burn_next::{dilation, has_usual_coordinates};
 use crate::ops::{AvgPoolOps, InterpolateOps, MaxPoolOps};
 use burn::backend::Dispatch;
 use burn::tensor::{
@@ -126,7 +126,7 @@ pub(crate) fn interpolate1d(x: Tensor<3>, options: InterpolateOptions) -> Tensor
 /// The height and width of the output, where the operation of this library makes it.
 fn resized<const D: usize>(x: &Tensor<D>, size: [usize; 2], options: &InterpolateOptions) -> Option<Shape> {
     let out = output_size(size, options).filter(|_| !is_quantized(x))?;
-    let fit = require(is_by_sizes(options, size, out.dims()), Misfit::Options);
+    let fit = require(has_usual_coordinates(options), Misfit::Options);
     accepts("interpolate", fit, x.is_tracked(), NO_WEIGHT).then_some(out)
 }
 

@@ -1,4 +1,5 @@
 //! The padding that a config asks for, as Burn computes it.
+use crate::burn_next::refusal_of_asymmetric;
 use burn::nn::{PaddingConfig1d, PaddingConfig2d, PaddingConfig3d};
 
 /// Padding before and after an axis that makes `ceil(size / stride)` outputs; if its sum is odd, the extra element goes to
@@ -48,10 +49,10 @@ pub(crate) fn symmetric_2d(
     kernel: [usize; 2],
     stride: [usize; 2],
 ) -> [usize; 2] {
-    pairs_2d(padding, size, kernel, stride).map(|(begin, end)| {
-        assert!(begin == end, "Asymmetric padding should be handled via calculate_padding_2d_pairs()");
-        begin
-    })
+    let pairs = pairs_2d(padding, size, kernel, stride);
+    let is_symmetric = pairs.iter().all(|(begin, end)| begin == end);
+    assert!(is_symmetric, "{}", refusal_of_asymmetric(pairs, size, kernel, stride));
+    pairs.map(|(begin, _)| begin)
 }
 
 /// [depth, height, width], the same on both sides.

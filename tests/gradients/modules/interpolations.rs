@@ -45,14 +45,13 @@ interpolations! {
     interpolate2d: MemSaveInterpolate2d = Interpolate2dConfig, 2, 4, identity;
 }
 
-/// No size, two sizes, and a mode that no CPU backend has.
+/// No size, two sizes, and a mode that no CPU backend of Burn 0.22.1 has.
 #[test]
 fn what_stock_refuses_is_refused() {
     let line = Check::new([Input::random([1, 2, 4])], Setting::default());
     let plane = Check::new([Input::random([1, 2, 4, 4])], Setting::default());
-    for (size, scale, mode) in
-        [(None, None, Nearest), (Some(2), Some(0.5), Linear), (Some(2), None, NearestExact)]
-    {
+    let cases = [(None, None, Nearest), (Some(2), Some(0.5), Linear), (Some(2), None, NearestExact)];
+    for (size, scale, mode) in cases.into_iter().take(if cfg!(burn_next) { 2 } else { 3 }) {
         let resize = Interpolate1dConfig::new()
             .with_mode(mode.clone())
             .with_output_size(size)

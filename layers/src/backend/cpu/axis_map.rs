@@ -1,6 +1,6 @@
 //! Linear maps along spatial axes and their adjoints, one axis after the other.
 use super::{CpuBackend, CpuElement, accumulators, parallel, sums, with_element};
-use crate::backend::axis_map::{AxisMap, AxisMaps, Shift, Weights, Window};
+use crate::backend::axis_map::{AxisMap, AxisMaps, Resized, Shift, Weights, Window};
 use crate::backend::wide;
 use crate::burn_next::on_input;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -91,12 +91,12 @@ fn add_scaled<A: CpuElement>(dx: &mut [A], weight: A, dy: &[A]) {
 }
 
 impl<B: CpuBackend> AxisMaps for B {
-    fn nearest_input(output: usize, shift: Shift, size: usize, out: usize) -> usize {
+    fn nearest_input(output: usize, shift: Shift, resized: Resized) -> usize {
         let shift = match shift {
             Shift::None => 0.0,
             Shift::Half => 0.5,
         };
-        on_input(output as f64 + shift, size as f64, out as f64).floor() as usize
+        on_input(output as f64 + shift, resized).floor() as usize
     }
 
     fn image_of_half(x: &FloatTensor<B>, axes: impl FnOnce() -> Vec<AxisMap>) -> Option<FloatTensor<B>> {
@@ -237,11 +237,12 @@ mod tests {
         let numbers = |len: usize| (0..len).map(|at| ((at * 7 % 11) as f64) - 5.0).collect::<Vec<_>>();
         let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let mean = || AxisMap::mean_windows(7, 4, 3, 2, (1, 1), false);
+        let resized = |size, out, align_corners| Resized { size, out, factor: None, align_corners };
         for axes in [
             vec![mean()],
-            vec![AxisMap::linear(5, 8, false), mean()],
-            vec![mean(), AxisMap::cubic(6, 4, true)],
-            vec![mean(), AxisMap::adaptive_mean(5, 2), AxisMap::linear(4, 6, true)],
+            vec![AxisMap::linear(resized(5, 8, false)), mean()],
+            vec![mean(), AxisMap::cubic(resized(6, 4, true))],
+            vec![mean(), AxisMap::adaptive_mean(5, 2), AxisMap::linear(resized(4, 6, true))],
         ] {
             const PLANES: usize = 3;
             let size = |of: fn(&AxisMap) -> usize| PLANES * axes.iter().map(of).product::<usize>();

@@ -2,7 +2,7 @@
 use super::groups::{ChannelsOfUnit, Grouped, channels_of_group, write_channels, zeros};
 use super::volume::{Place, Volume, address, channels_last, empty_in_order, place};
 use super::{address_type, types, units};
-use crate::backend::axis_map::{AxisMap, AxisMaps, Shift, Weights};
+use crate::backend::axis_map::{AxisMap, AxisMaps, Resized, Shift, Weights};
 use crate::backend::wide;
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,
@@ -14,7 +14,7 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*};
 
 impl AxisMaps for Cube {
-    fn nearest_input(output: usize, shift: Shift, size: usize, out: usize) -> usize {
+    fn nearest_input(output: usize, shift: Shift, Resized { size, out, .. }: Resized) -> usize {
         match shift {
             Shift::None => output * size / out,
             Shift::Half => (2 * output + 1) * size / (2 * out),
