@@ -23,3 +23,30 @@ pub fn packed(tensor: StoreTensor) -> burn_pack::Tensor {
 pub fn packed(tensor: StoreTensor) -> burn_pack::Tensor {
     tensor.into_pack()
 }
+
+/// [`DryRun`]: while it lives, kernels are compiled and not launched. [`dry_run`]: whether one lives.
+#[cfg(all(any(feature = "wgpu", feature = "cuda"), not(burn_next)))]
+pub use burn::cubecl::dry_run::{DryRun, dry_run};
+#[cfg(all(any(feature = "wgpu", feature = "cuda"), burn_next))]
+pub use process_mode::{DryRun, dry_run};
+#[cfg(all(any(feature = "wgpu", feature = "cuda"), burn_next))]
+mod process_mode {
+    use burn::cubecl::execution::{ProcessMode, ProcessModeOverride, StatisticsCollector};
+    use std::sync::LazyLock;
+
+    /// One for all: modes that overlap must have the same.
+    static COLLECTOR: LazyLock<StatisticsCollector> = LazyLock::new(StatisticsCollector::new);
+
+    pub struct DryRun(#[allow(dead_code)] ProcessModeOverride); // until it is dropped
+
+    impl DryRun {
+        #[allow(clippy::new_without_default)] // a guard
+        pub fn new() -> Self {
+            Self(ProcessModeOverride::new(ProcessMode::CompileAndAutotune, &COLLECTOR))
+        }
+    }
+
+    pub fn dry_run() -> bool {
+        ProcessMode::current() != ProcessMode::Execute
+    }
+}

@@ -3,11 +3,11 @@
 //! A pool says how much is in use now, and how much it has reserved; neither is the most that was in use at one time. CubeCL
 //! calls an observer before every launch, when the tensors that the kernel reads and writes exist, and that is where the memory
 //! is read.
+use crate::burn_next::{DryRun, dry_run};
 use burn::backend::DispatchDevice;
 use burn::cubecl::{
     MemoryScope,
     client::Client,
-    dry_run::{self, DryRun},
     logging::{LaunchObservation, LaunchObserver},
 };
 use burn::tensor::Device;
@@ -50,7 +50,7 @@ impl NoLaunches {
 
 /// Whether kernels are launched nowhere.
 pub(crate) fn is_dry() -> bool {
-    dry_run::dry_run()
+    dry_run()
 }
 
 impl Drop for NoLaunches {
