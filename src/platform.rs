@@ -145,7 +145,7 @@ pub(crate) mod files {
 
         #[test]
         fn threads_read_from_different_places() {
-            let bytes: Vec<u8> = (0..10_000u32).map(|at| (at * 31 >> 3) as u8).collect();
+            let bytes: Vec<u8> = (0..10_000u32).map(|at| ((at * 31) >> 3) as u8).collect();
             let file = file_of(&bytes);
             std::thread::scope(|scope| {
                 for thread in 0..4 {
