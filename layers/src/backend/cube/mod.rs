@@ -1,8 +1,8 @@
 //! Kernels for devices, written once for all runtimes of CubeCL.
 //!
-//! A kernel of a room is a method of an extension trait for [`CubeBackend`], which Burn's macro also makes an operation of
+//! A kernel of a room is a method of an extension trait for [`CubeBackend`](burn_cubecl::CubeBackend), which Burn's macro also makes an operation of
 //! the stream where operations are fused; there it is a barrier, so each room says which it has and why. Kernels take tensors with
-//! any strides, read them in vectors where they lie in memory so, and compute in [`wide`](super::wide) numbers.
+//! any strides, read them in vectors where they lie in memory so, and compute in `wide` numbers.
 use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Shape};
