@@ -19,6 +19,7 @@
 //! Dependencies decide the rest: `tempfile` (a file without a name on Unix, one that is deleted when it is closed on Windows), `memmap2`
 //! (errors where nothing can be mapped), `pulp` and `gemm` (vectors at run time on x86, NEON on ARM), `rayon` (one thread where there are no others).
 //! Targets of 32 bits: sizes of tensors are `usize`, amounts of work and places in files are `u64`.
+
 /// Bytes of memory that a process has in RAM, mapped files included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResidentMemory {

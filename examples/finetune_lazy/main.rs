@@ -99,7 +99,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let mut losses = vec![];
-    let (name, limit) = match cfg!(target_os = "linux") {
+    let (name, limit) = match process::CAN_LIMIT {
         true => ("lazy", Some(args.limit << 20)),
         false => ("lazy, without a limit", None), // no other system has one
     };

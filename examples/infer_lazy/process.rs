@@ -20,15 +20,18 @@ pub fn mib_or_unknown(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "unknown".into(), mib)
 }
 
+/// Whether the address space of a process can be limited: `ulimit -v` is one of Linux.
+pub const CAN_LIMIT: bool = cfg!(target_os = "linux");
+
 /// This program once more, in a process whose address space is limited to so many bytes.
 ///
 /// # Errors
 ///
-/// If the system cannot limit it: `ulimit -v` is one of Linux.
+/// If the system [cannot](CAN_LIMIT) limit it.
 pub fn again(limit: Option<u64>) -> Result<Command, Box<dyn Error>> {
     let program = std::env::current_exe()?;
     let Some(bytes) = limit else { return Ok(Command::new(program)) };
-    if !cfg!(target_os = "linux") {
+    if !CAN_LIMIT {
         return Err("only Linux limits the address space of a process".into());
     }
     let mut shell = Command::new("sh");

@@ -1,6 +1,6 @@
 //! What differs between Burn 0.22.1, which `Cargo.toml` pins, and the next Burn, for which `.ci/next-burn` sets `cfg(burn_next)`; nothing
 //! of the kind is elsewhere in this crate. On the day of the release one half of each pair goes.
-#[cfg(any(feature = "flex", feature = "ndarray"))]
+#[cfg(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda"))]
 use crate::backend::axis_map::Resized;
 use burn::tensor::ops::{AttentionModuleOptions, AvgPoolOptions, InterpolateOptions};
 #[cfg(burn_next)]
@@ -8,18 +8,12 @@ use burn::tensor::ops::{CausalAlignment, CoordinateTransformMode, InterpolateMod
 
 /// Declares an extension trait, whose calls Burn routes to the backend of the tensors: `[Autodiff]` in front of the trait if to ours under
 /// autodiff, too, `[]` if only to the plain ones.
-macro_rules! routed {
-    ([$($autodiff:ident)?] $($item:tt)*) => {
-        $crate::burn_next::with_ndarray!([$($autodiff)?] $($item)*);
-    };
-}
-
 #[cfg(not(burn_next))]
-macro_rules! with_ndarray {
+macro_rules! routed {
     ($($routed:tt)*) => { $crate::burn_next::routed_to!([NdArray: cfg(feature = "ndarray"),] $($routed)*); };
 }
 #[cfg(burn_next)] // has no NdArray
-macro_rules! with_ndarray {
+macro_rules! routed {
     ($($routed:tt)*) => { $crate::burn_next::routed_to!([] $($routed)*); };
 }
 
@@ -35,7 +29,7 @@ macro_rules! routed_to {
         $($item)*
     };
 }
-pub(crate) use {routed, routed_to, with_ndarray};
+pub(crate) use {routed, routed_to};
 
 /// `avg_pool!(B::avg_pool2d(x, kernel, stride, padding; dilation; count_include_pad, ceil_mode))`: only the next Burn takes a dilation.
 #[cfg(not(burn_next))]
@@ -124,24 +118,15 @@ pub(crate) fn has_usual_coordinates(options: &InterpolateOptions) -> bool {
         && options.scale_factor.is_none_or(|factors| factors.iter().all(|&factor| factor > 0.0))
 }
 
-/// How many outputs there are for an input, where that is given and not the quotient of the sizes.
-#[cfg(not(burn_next))]
-pub(crate) fn factor(_: &InterpolateOptions, _: usize) -> Option<f64> {
-    None
+/// How an axis is resized.
+#[cfg(all(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda"), not(burn_next)))]
+pub(crate) fn resized(options: &InterpolateOptions, _axis: usize, size: usize, out: usize) -> Resized {
+    Resized { size, out, factor: None, align_corners: options.align_corners }
 }
-#[cfg(burn_next)]
-pub(crate) fn factor(options: &InterpolateOptions, axis: usize) -> Option<f64> {
-    options.scale_factor.map(|factors| f64::from(factors[axis]))
-}
-
-/// Whether the corners of input and output lie on each other.
-#[cfg(not(burn_next))]
-pub(crate) fn aligns_corners(options: &InterpolateOptions) -> bool {
-    options.align_corners
-}
-#[cfg(burn_next)]
-pub(crate) fn aligns_corners(options: &InterpolateOptions) -> bool {
-    options.align_corners()
+#[cfg(all(any(feature = "flex", feature = "wgpu", feature = "cuda"), burn_next))]
+pub(crate) fn resized(options: &InterpolateOptions, axis: usize, size: usize, out: usize) -> Resized {
+    let factor = options.scale_factor.map(|factors| f64::from(factors[axis]));
+    Resized { size, out, factor, align_corners: options.align_corners() }
 }
 
 /// `at * size / out`, rounded as Flex and NdArray round it where they look for the nearest input.

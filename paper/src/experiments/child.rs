@@ -1,10 +1,20 @@
 //! Measurements in processes of their own: their memory is theirs alone, and may be limited.
 use super::{Failure, lazy, limits};
+use burn_memsave::measure::ResidentMemory;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 #[allow(dead_code)] // examples use the rest
 #[path = "../../../examples/infer_lazy/process.rs"]
 pub mod process;
+
+/// The most memory that this process had in RAM so far, above what it had at some time.
+///
+/// # Errors
+///
+/// If the system does not say it.
+pub fn peak_above(idle: Option<ResidentMemory>) -> Result<u64, Failure> {
+    process::peak_above(idle).ok_or_else(|| "only Linux says what a process has in RAM".into())
+}
 
 /// What a process is to do.
 #[derive(Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 //! (<https://github.com/siahuat0727/pylomin>); a BERT-like encoder of random weights.
 //!
 //! Every run is a process of its own, of one computing thread; its memory is counted above that of the process before the model is made.
-use super::child::{Task, process};
+use super::child::{Task, peak_above, process};
 use super::models::lines;
 use super::step::median;
 use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
@@ -107,7 +107,7 @@ impl Run {
         };
         let file = WeightFile::open(&self.weights)?;
         let (model, _report) = self.config().init(&device).lazy_load(&file, &options)?;
-        let building = process::peak_above(idle).ok_or("only Linux says what a process has in RAM")?;
+        let building = peak_above(idle)?;
         let tokens = |batch: usize| {
             let token = |index: usize| ((batch * 7919 + index * 104_729) % self.vocabulary) as i64;
             let tokens: Vec<i64> = (0..self.length).map(token).collect();
@@ -122,7 +122,7 @@ impl Run {
         }
         Ok(Outcome {
             heap: TrackingAllocator::peak() - idle_heap,
-            resident: process::peak_above(idle).ok_or("only Linux says what a process has in RAM")?,
+            resident: peak_above(idle)?,
             building,
             seconds_per_batch: median(seconds),
             check,

@@ -1,7 +1,7 @@
 //! Models of several times the memory that the process may have: language models that run, and one that is fine-tuned with LoRA.
 //!
 //! The limit is one of address space, `ulimit -v`: of all that the process is, with its program and its stacks.
-use super::child::{Task, process};
+use super::child::{Task, peak_above, process};
 use super::{Failure, Measured, Output, Part, Settings, Table, mib, ratio};
 use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{AdamConfig, GradientsParams};
@@ -246,7 +246,7 @@ impl Run {
         let (loss, seconds) = scenario.run(self.is_lazy)?;
         Ok(Outcome {
             heap: TrackingAllocator::peak() - idle_heap,
-            resident: process::peak_above(idle).ok_or("only Linux says what a process has in RAM")?,
+            resident: peak_above(idle)?,
             // The first pass initializes what there is.
             seconds: super::step::median(seconds.into_iter().skip(1).collect()),
             loss,

@@ -1,8 +1,8 @@
 //! Gradients axis by axis, for all modes.
 use super::InterpolateKernels;
 use crate::backend::Placeholders;
-use crate::backend::axis_map::{AxisMap, AxisMaps, Resized, Shift};
-use crate::burn_next::{aligns_corners, factor};
+use crate::backend::axis_map::{AxisMap, AxisMaps, Shift};
+use crate::burn_next::resized;
 use burn::backend::{
     TensorMetadata,
     ops::{InterpolateMode, InterpolateOptions},
@@ -13,10 +13,8 @@ use burn::tensor::Shape;
 impl<B: AxisMaps + Placeholders> InterpolateKernels for B {
     fn interpolate_adjoint(x: Shape, dy: FloatTensor<B>, options: InterpolateOptions) -> FloatTensor<B> {
         let out = dy.shape();
-        let align_corners = aligns_corners(&options);
         let axes = [0, 1].map(|axis| {
-            let (size, out) = (x[axis + 2], out[axis + 2]);
-            let resized = Resized { size, out, factor: factor(&options, axis), align_corners };
+            let resized = resized(&options, axis, x[axis + 2], out[axis + 2]);
             match options.mode {
                 InterpolateMode::Nearest => AxisMap::nearest::<B>(resized, Shift::None),
                 InterpolateMode::NearestExact => AxisMap::nearest::<B>(resized, Shift::Half),
