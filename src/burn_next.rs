@@ -42,12 +42,14 @@ mod process_mode {
     /// One for all: modes that overlap must have the same.
     static COLLECTOR: LazyLock<StatisticsCollector> = LazyLock::new(StatisticsCollector::new);
 
-    pub struct DryRun(#[allow(dead_code)] ProcessModeOverride); // until it is dropped
+    pub struct DryRun(#[allow(dead_code)] Option<ProcessModeOverride>); // until it is dropped
 
     impl DryRun {
+        /// Within a mode of the caller's, that one stays: another would panic.
         #[allow(clippy::new_without_default)] // a guard
         pub fn new() -> Self {
-            Self(ProcessModeOverride::new(ProcessMode::CompileAndAutotune, &COLLECTOR))
+            let mode = || ProcessModeOverride::new(ProcessMode::CompileAndAutotune, &COLLECTOR);
+            Self((!dry_run()).then(mode))
         }
     }
 

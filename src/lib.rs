@@ -79,6 +79,7 @@ pub mod measure;
 pub mod mixed;
 pub mod optim;
 pub mod parallel;
+mod parameters;
 #[cfg(feature = "system")]
 pub mod peft;
 pub mod plan;

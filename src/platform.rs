@@ -4,10 +4,10 @@
 //! Every function has a portable body. `RUSTFLAGS='--cfg memsave_portable'` makes Linux take it, in all crates of the workspace, so that it
 //! is compiled and tested there as well (a step of `.ci/run`). `.ci/targets` compiles the crates for the other systems.
 //!
-//! | what depends on the system or the processor | Linux | macOS | Windows | elsewhere, and portable |
+//! | what depends on the system or the processor | Linux | macOS, other Unix | Windows | elsewhere, and portable |
 //! | --- | --- | --- | --- | --- |
 //! | [`files::read_exact_at`] | `pread` | `pread` | `ReadFile` with an offset | seek and read, one thread at a time |
-//! | [`files::read_ahead`] | `MADV_POPULATE_READ` (Linux 5.14) | one byte of each page is read | as macOS | as macOS |
+//! | [`files::read_ahead`] | `MADV_POPULATE_READ` (before Linux 5.14 as macOS) | `MADV_WILLNEED`, and one byte of each page is read | one byte of each page is read | as Windows |
 //! | [`files::forget`] | `MADV_DONTNEED` | `MADV_DONTNEED` | nothing: pages stay until the system needs them | nothing |
 //! | [`ResidentMemory::of_process`] | `/proc/self/status` | unknown | unknown | unknown |
 //! | `layers/src/backend/cpu/parallel.rs`: vectors (`x86_64`) | AVX2 where the machine has it | as Linux on Intel; elsewhere what the target has | as Linux | what the target has |
@@ -18,7 +18,9 @@
 //!
 //! Dependencies decide the rest: `tempfile` (a file without a name on Unix, one that is deleted when it is closed on Windows), `memmap2`
 //! (errors where nothing can be mapped), `pulp` and `gemm` (vectors at run time on x86, NEON on ARM), `rayon` (one thread where there are no others).
-//! Targets of 32 bits: sizes of tensors are `usize`, amounts of work and places in files are `u64`.
+//! Targets of 32 bits: sizes of tensors are `usize`, amounts of work and places in files are `u64`; a file of more than 4 GiB is refused as
+//! malformed. Big-endian processors: files hold numbers that begin with the lowest byte, and are read as they are; the feature `system` is
+//! refused there.
 
 /// Bytes of memory that a process has in RAM, mapped files included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +59,9 @@ impl ResidentMemory {
 #[cfg(feature = "system")]
 pub(crate) mod files {
     //! Files that are read at places, and mapped ones.
+    #[cfg(target_endian = "big")]
+    compile_error!("the feature `system` reads files whose numbers begin with the lowest byte");
+
     use memmap2::Mmap;
     use std::fs::File;
     use std::hint::black_box;
@@ -108,9 +113,13 @@ pub(crate) mod files {
     pub(crate) fn read_ahead(map: &Mmap, part: Range<usize>) {
         let bytes = &map[part.clone()];
         #[cfg(all(target_os = "linux", not(memsave_portable)))]
-        if map.advise_range(memmap2::Advice::PopulateRead, part.start, part.len()).is_ok() {
-            return;
+        match map.advise_range(memmap2::Advice::PopulateRead, part.start, part.len()) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => (), // a Linux that does not know it
+            // What cannot be read is found where it is used.
+            Ok(()) | Err(_) => return,
         }
+        #[cfg(all(unix, not(memsave_portable)))]
+        let _ = map.advise_range(memmap2::Advice::WillNeed, part.start, part.len());
         bytes.iter().step_by(PAGE).chain(bytes.last()).for_each(|byte| {
             black_box(*byte);
         });

@@ -216,13 +216,48 @@ proptest! {
     }
 }
 
+/// A parameter in two places has one gradient, and stays one: training is that of one device, on which the optimizer changes the first
+/// place and the second is tied to it again.
 #[test]
-fn shared_parameters_are_refused_unless_frozen() {
+fn tied_parameters_stay_tied() {
     let first = LinearConfig::new(2, 2).init(&device());
-    let shared = Pair { first: first.clone(), second: first };
-    let refused = Replicas::new(&shared, devices(2)).expect_err("in two places");
-    assert!(matches!(&refused, ParallelError::Shared { path } if path == "second.weight"), "{refused}");
-    assert!(Replicas::new(&shared.freeze(), devices(2)).is_ok());
+    let tied = |first: Linear| Pair { first: first.clone(), second: first };
+    let mut one = tied(first);
+    let mut replicas = Replicas::new(&one, devices(3)).expect("one value in both places");
+    let (mut optimizer, mut of_replicas) = (AdamConfig::new().init(), AdamConfig::new().init());
+    let x = Tensor::<2>::random([5, 2], Distribution::Normal(0.0, 1.0), &device());
+    let loss = |pair: &Pair, x: Tensor<2>| pair.second.forward(pair.first.forward(x)).powf_scalar(2.0).mean();
+    for _ in 0..3 {
+        let whole = GradientsParams::from_grads(loss(&one, x.clone()).backward(), &one);
+        let parts = [(0..2, 2.0), (2..3, 1.0), (3..5, 2.0)];
+        let parts = parts.map(|(range, weight)| (x.clone().slice(range), weight));
+        let (_, gradients) = replicas.backward(parts, loss).expect("three parts");
+        assert_eq!(gradients.len(), 2);
+        let (difference, count) = difference(&one, &gradients, &whole);
+        assert_eq!(count, 4);
+        assert!(difference < 1e-5, "{difference}");
+        one = tied(optimizer.step(1e-2, one, whole).first);
+        replicas.update(|model| of_replicas.step(1e-2, model, gradients));
+        let [first, second] = [&replicas.module().first, &replicas.module().second];
+        first.weight.val().into_data().assert_eq(&second.weight.val().into_data(), true);
+    }
+    let negative = replicas.backward([(x.clone(), -1.0)], loss);
+    assert!(matches!(negative, Err(ParallelError::Weight { .. })));
+    let nothing = replicas.backward([(x, 0.0)], loss);
+    assert!(matches!(nothing, Err(ParallelError::NoItems)));
+}
+
+#[test]
+fn parameters_that_are_no_longer_tied_are_refused_unless_frozen() {
+    let [first, mut second] = [(); 2].map(|()| LinearConfig::new(2, 2).init(&device()));
+    second.weight = Param::initialized(first.weight.id, second.weight.val());
+    let untied = Pair { first, second };
+    let refused = Replicas::new(&untied, devices(2)).expect_err("two values");
+    assert!(
+        matches!(&refused, ParallelError::Untied { first, second } if first == "first.weight" && second == "second.weight"),
+        "{refused}"
+    );
+    assert!(Replicas::new(&untied.freeze(), devices(2)).is_ok());
 }
 
 /// Lazy weights with and without adapters, beside one device.
@@ -278,9 +313,9 @@ impl Normed {
 #[test]
 fn batch_norms_in_training_are_refused() {
     let refused = Replicas::new(&Normed::new(), devices(2)).expect_err("statistics of a part");
-    assert!(matches!(&refused, ParallelError::BatchNorm { path } if path == "norms.0"), "{refused}");
+    assert!(matches!(&refused, ParallelError::Running { path } if path == "norms.0"), "{refused}");
     let stock = (burn::nn::BatchNormConfig::new(3).init(&device()), LinearConfig::new(2, 2).init(&device()));
-    assert!(matches!(Replicas::new(&stock, devices(2)), Err(ParallelError::BatchNorm { .. })));
+    assert!(matches!(Replicas::new(&stock, devices(2)), Err(ParallelError::Running { .. })));
 }
 
 /// A frozen batch norm normalizes every item alike, and no replica touches the statistics of another or of the module.

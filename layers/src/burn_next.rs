@@ -1,5 +1,6 @@
 //! What differs between Burn 0.22.1, which `Cargo.toml` pins, and the next Burn, for which `.ci/next-burn` sets `cfg(burn_next)`; nothing
-//! of the kind is elsewhere in this crate. On the day of the release one half of each pair goes.
+//! of the kind is elsewhere in this crate, but for an attribute in `nn/transformer/pwff.rs`. On the day of the release one half of each
+//! pair goes.
 #[cfg(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda"))]
 use crate::backend::axis_map::Resized;
 use burn::tensor::ops::{AttentionModuleOptions, AvgPoolOptions, InterpolateOptions};
@@ -216,6 +217,28 @@ macro_rules! interpolation_options {
     }};
 }
 pub(crate) use interpolation_options;
+
+/// The options of an interpolation along the second axis of two, of which the first has one element.
+#[cfg(not(burn_next))]
+pub(crate) fn along_one_axis(options: InterpolateOptions) -> InterpolateOptions {
+    options
+}
+#[cfg(burn_next)]
+pub(crate) fn along_one_axis(mut options: InterpolateOptions) -> InterpolateOptions {
+    if let CoordinateTransformMode::TfCropAndResize { roi, .. } = &mut options.coordinate_transform {
+        roi[0] = [0.0, 1.0];
+    }
+    options
+}
+
+/// Pools of the next Burn, of which there are no lean ones yet.
+pub mod pools {
+    #[cfg(burn_next)]
+    pub use burn::nn::pool::{
+        AvgPool3d, AvgPool3dConfig, LpPool1d, LpPool1dConfig, LpPool2d, LpPool2dConfig, MaxPool3d,
+        MaxPool3dConfig,
+    };
+}
 
 #[cfg(all(test, burn_next, feature = "flex"))]
 mod tests {

@@ -1,4 +1,5 @@
 //! Modules as they were.
+use crate::parameters::running_statistics;
 use crate::strategy::with_strategy;
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Device, Int, Tensor};
@@ -65,7 +66,7 @@ impl<M: Module> Remembered<M> {
         // has no autodiff gets the strategy that is the default, which does not go with another one.
         let module = if device.gradient_checkpointing_strategy() == Some(Default::default()) {
             module.clone().map(&mut Untracked).train()
-        } else if may_remember(module) {
+        } else if !running_statistics(module).is_empty() {
             self.module.clone()
         } else {
             module.clone().map(&mut Untracked)
@@ -90,25 +91,6 @@ impl ModuleMapper for Untracked {
         };
         param.set_require_grad(false)
     }
-}
-
-/// Whether a module may have running statistics, which it shares with its clones: Burn lets no mapper ask for their gradients.
-fn may_remember<M: Module>(module: &M) -> bool {
-    struct Ask;
-    impl ModuleMapper for Ask {
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            if param.base().is_tracked() { param } else { param.set_require_grad(true) }
-        }
-    }
-    struct Refused(bool);
-    impl ModuleVisitor for Refused {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0 |= !param.base().is_tracked();
-        }
-    }
-    let mut refused = Refused(false);
-    module.clone().map(&mut Ask).visit(&mut refused);
-    refused.0
 }
 
 /// Gives parameters and flags the state that they had.

@@ -45,8 +45,8 @@
 //! # What it costs
 //!
 //! Per step, the gradients of trainable parameters once to the first device, and their values once back. A batch norm in
-//! training mode is an error, as is a trainable parameter in two places. (Under `ExecutionStrategy::ddp` a batch norm is none: each
-//! device then normalizes with the statistics of its part.)
+//! training mode is an error. (Under `ExecutionStrategy::ddp` a batch norm is none: each device then normalizes with the
+//! statistics of its part.) A parameter that is tied is sent once.
 //!
 //! # When
 //!

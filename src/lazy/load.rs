@@ -157,7 +157,9 @@ impl Plan {
             .collect();
         let largest =
             weights.iter().filter(|weight| !weight.by_rows).map(Weight::footprint).max().unwrap_or(0);
-        let budget = options.budget.map_or(2 * largest, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        let budget = options
+            .budget
+            .map_or(largest.saturating_mul(2), |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         let (prefetch, on_progress) = (options.prefetch, options.on_progress.clone());
         let settings = Settings { budget, device_budget, prefetch, on_progress };
         Arc::new(Cache::new(weights, settings))

@@ -247,7 +247,8 @@ pub struct Prepared {
 ///
 /// # Errors
 ///
-/// Returns an error if the source cannot be read, or the destination cannot be written.
+/// Returns an error if the source cannot be read, the destination cannot be written, or a weight that is to have eight bits is infinite
+/// or not a number.
 pub fn prepare(
     source: impl TryInto<PrepareSource, Error: Into<LazyError>>,
     destination: impl AsRef<Path>,
@@ -296,7 +297,12 @@ fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {
             for (index, (values, scales)) in parts.enumerate() {
                 let x = &mut x[..values.len()];
                 entry.read_range_as(DType::F32, index * chunk, bytemuck::cast_slice_mut(x))?;
-                quantized::quantize(x, values, scales);
+                quantized::quantize(x, values, scales).map_err(|(at, value)| {
+                    entry.error(format!(
+                        "element {} is {value}, of which eight bits have none",
+                        index * chunk + at
+                    ))
+                })?;
             }
             Ok(into_bytes(words, len))
         }

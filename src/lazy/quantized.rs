@@ -19,8 +19,12 @@ pub(super) fn fits(shape: &Shape) -> bool {
     shape.num_dims() > 1 && shape[shape.num_dims() - 1].is_multiple_of(BLOCK) && shape.num_elements() > 0
 }
 
-/// Quantizes whole blocks: the largest magnitude of a block becomes 127, and every quotient is rounded to the nearest integer.
-pub(super) fn quantize(x: &[f32], values: &mut [i8], scales: &mut [f32]) {
+/// Quantizes whole blocks: the largest magnitude of a block becomes 127, and every quotient is rounded to the nearest integer. An element
+/// that is not finite, which would spoil its block, is returned with its index; then the rest is not quantized.
+pub(super) fn quantize(x: &[f32], values: &mut [i8], scales: &mut [f32]) -> Result<(), (usize, f32)> {
+    if let Some((index, &value)) = x.iter().enumerate().find(|(_, x)| !x.is_finite()) {
+        return Err((index, value));
+    }
     for ((x, values), scale) in x.chunks_exact(BLOCK).zip(values.chunks_exact_mut(BLOCK)).zip(scales) {
         let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
         *scale = if largest > 0.0 { largest / 127.0 } else { 1.0 };
@@ -28,6 +32,7 @@ pub(super) fn quantize(x: &[f32], values: &mut [i8], scales: &mut [f32]) {
             *value = (x / *scale).round() as i8;
         }
     }
+    Ok(())
 }
 
 /// `scale q` of the elements from `first` on, given the scales of their blocks.

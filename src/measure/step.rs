@@ -2,13 +2,13 @@
 use super::allocator::TrackingAllocator;
 use super::bytes::{human_bytes, tensor_bytes};
 use super::device::{Meter, Watch};
+use crate::parameters::{EachOnce, each_once};
 use burn::backend::autodiff::NodeId;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param};
 use burn::tensor::{Bool, Device, Gradients, Int, Tensor};
 use burn_memsave_layers::ops::node_id;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::{Serialize, Serializer};
-use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
 use web_time::Instant;
@@ -296,21 +296,20 @@ fn run<I: StepInput, const O: usize>(
 
 /// Bytes of the gradients of a model's parameters; a parameter that is tied counts once.
 pub(super) fn gradient_bytes<M: Module>(model: &M, gradients: &Gradients) -> u64 {
-    let mut visitor = GradientBytes { gradients, seen: HashSet::new(), bytes: 0 };
-    model.visit(&mut visitor);
+    let mut visitor = GradientBytes { gradients, bytes: 0 };
+    each_once(model, &mut visitor);
     visitor.bytes
 }
 
 struct GradientBytes<'a> {
     gradients: &'a Gradients,
-    seen: HashSet<ParamId>,
     bytes: u64,
 }
 
-impl ModuleVisitor for GradientBytes<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl EachOnce for GradientBytes<'_> {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, _: &[String]) {
         // A parameter that is still lazy took no part; looking at its value would initialize it.
-        if param.is_initialized() && self.seen.insert(param.id) {
+        if param.is_initialized() {
             self.bytes += param.grad(self.gradients).map_or(0, |gradient| tensor_bytes(&gradient));
         }
     }

@@ -5,8 +5,9 @@ use super::graphs::sweep;
 use super::ledger::{ModulePaths, Path, paths, shown};
 use super::step::{StepInput, gradient_bytes, seconds};
 use super::svg::Chart;
+use crate::parameters::{EachOnce, each_once};
 use burn::backend::autodiff::NodeId;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn_memsave_layers::watch::{Happened, LiveStep, Phase, Watch};
 use serde::Serialize;
@@ -291,20 +292,19 @@ impl Log {
 
 /// Bytes of the parameters of a model; one that is tied counts once.
 fn parameter_bytes<M: Module>(model: &M) -> u64 {
-    #[derive(Default)]
-    struct Bytes(HashSet<ParamId>, u64);
-    impl ModuleVisitor for Bytes {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+    struct Bytes(u64);
+    impl EachOnce for Bytes {
+        fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, _: &[String]) {
             // A parameter that is still lazy takes none.
-            if param.is_initialized() && self.0.insert(param.id) {
+            if param.is_initialized() {
                 let base = param.base();
-                self.1 += (base.shape().num_elements() * base.dtype().size()) as u64;
+                self.0 += (base.shape().num_elements() * base.dtype().size()) as u64;
             }
         }
     }
-    let mut bytes = Bytes::default();
-    model.visit(&mut bytes);
-    bytes.1
+    let mut bytes = Bytes(0);
+    each_once(model, &mut bytes);
+    bytes.0
 }
 
 impl Timeline {

@@ -66,9 +66,10 @@ pub use scaler::LossScaler;
 pub(crate) use scaler::watch_scaling;
 
 use crate::lazy_paths::lazy_paths;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use crate::parameters::running_statistics;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// Which half precision, and what is exempt from it.
 #[derive(Clone, Debug)]
@@ -146,7 +147,8 @@ impl Precision {
     ///
     /// As [`half`](Self::half); if the module is on a device without autodiff.
     pub fn narrow_frozen<M: Module>(&self, module: M) -> Result<M, MixedError> {
-        let mut plain = Plain::default();
+        let running = running_statistics(&module);
+        let mut plain = Plain { running, path: Path::default(), first: None };
         module.visit(&mut plain);
         if let Some(path) = plain.first {
             return Err(MixedError::NotAutodiff { path });
@@ -159,8 +161,8 @@ impl Precision {
         for device in module.devices() {
             self.check(&device)?;
         }
-        let lazy = lazy_paths(&module).into_iter().collect();
-        let mut cast = Cast { precision: self, is_cast, lazy, path: Path::default(), error: None };
+        let (lazy, running) = (lazy_paths(&module).into_iter().collect(), running_statistics(&module));
+        let mut cast = Cast { precision: self, is_cast, lazy, running, path: Path::default(), error: None };
         let module = module.map(&mut cast);
         cast.error.map_or(Ok(module), Err)
     }
@@ -185,13 +187,6 @@ impl Path {
     fn joined(&self) -> String {
         self.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
     }
-
-    /// Whether this is a running statistic of a batch norm, Burn's or ours. A mapper would change it in all clones of the module.
-    fn is_running(&self) -> bool {
-        self.names.last().is_some_and(|(name, container)| {
-            container.ends_with("BatchNorm") && ["running_mean", "running_var"].contains(&name.as_str())
-        })
-    }
 }
 
 /// Casts parameters by operations of the graph.
@@ -199,6 +194,8 @@ struct Cast<'a> {
     precision: &'a Precision,
     is_cast: fn(bool) -> bool,
     lazy: BTreeSet<String>,
+    /// See [`running_statistics`]: a mapper would change them in all clones of the module.
+    running: HashSet<ParamId>,
     path: Path,
     /// The first one.
     error: Option<MixedError>,
@@ -217,7 +214,7 @@ impl ModuleMapper for Cast<'_> {
         let (path, expected) = (self.path.joined(), self.precision.dtype);
         let is_exempt =
             self.precision.exempt.as_ref().is_some_and(|group| group.matches(&param.id, Some(&path)));
-        if is_exempt || self.path.is_running() {
+        if is_exempt || self.running.contains(&param.id) {
             return param;
         }
         let (found, is_trainable) = (param.dtype(), param.is_tracked());
@@ -240,8 +237,8 @@ impl ModuleMapper for Cast<'_> {
 }
 
 /// Finds a parameter without autodiff.
-#[derive(Default)]
 struct Plain {
+    running: HashSet<ParamId>,
     path: Path,
     first: Option<String>,
 }
@@ -256,7 +253,7 @@ impl ModuleVisitor for Plain {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if !param.lazy_device().is_autodiff() && self.first.is_none() && !self.path.is_running() {
+        if !param.lazy_device().is_autodiff() && self.first.is_none() && !self.running.contains(&param.id) {
             self.first = Some(self.path.joined());
         }
     }

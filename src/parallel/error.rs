@@ -14,20 +14,30 @@ pub enum ParallelError {
         /// Its position among the devices.
         index: usize,
     },
-    /// A batch norm that would normalize with the statistics of a part of the batch, and leave each replica with its own.
+    /// A batch norm, or another part with running statistics, that would see the statistics of a part of the batch, and leave each
+    /// replica with its own.
     #[error(
-        "{path} is a batch norm in training mode, whose statistics would be those of a part of the batch: freeze it \
+        "{path} has running statistics and is in training mode, as a batch norm: they would be those of a part of the batch. Freeze it \
          (`Module::freeze`), or take a norm that does not depend on the batch"
     )]
-    BatchNorm {
-        /// Path of the batch norm in the module.
+    Running {
+        /// Its path in the module.
         path: String,
     },
-    /// A parameter that two places of the module share and that requires gradients. Burn's optimizers update it in one of them.
-    #[error("{path} is a parameter that is also elsewhere in the module: freeze it, or keep it in one place")]
-    Shared {
-        /// Path of the second place.
-        path: String,
+    /// A parameter that is in two places of the module and requires gradients has another value in each. Burn's optimizers change it in
+    /// the first one only.
+    #[error("{first} and {second} have one id, but different values: parameters that are tied have one")]
+    Untied {
+        /// Path of the first place.
+        first: String,
+        /// Path of another place.
+        second: String,
+    },
+    /// The weight of a part of the batch is negative, infinite or not a number.
+    #[error("a part of the batch has the weight {weight}")]
+    Weight {
+        /// The weight.
+        weight: f64,
     },
     /// A lazy weight, of a module that is on another backend than a device, where it would be in memory as a whole.
     #[error(

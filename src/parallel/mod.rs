@@ -41,10 +41,12 @@ mod error;
 pub use error::{DeviceFailure, ParallelError};
 
 use crate::lazy_paths::lazy_paths;
+use crate::parameters::{EachOnce, each_once, running_in_training, tied, untied};
+use crate::plan::PartWeight;
 use crate::strategy::{WithStrategy, with_strategy};
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::backend::DispatchDevice;
-use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, FloatDType, Tensor};
 use std::any::Any;
@@ -66,9 +68,9 @@ impl<M: Module> Replicas<M> {
     /// # Errors
     ///
     /// - Without devices, or with one that records no gradients.
-    /// - If the module has a batch norm in training mode: a replica would normalize with the statistics of its part, and Burn's
-    ///   running statistics are shared between the clones of a module.
-    /// - If a parameter that requires gradients is in two places of the module.
+    /// - If the module has a batch norm, or another part with running statistics, in training mode: a replica would normalize with the
+    ///   statistics of its part, and Burn's running statistics are shared between the clones of a module.
+    /// - If a parameter that requires gradients is in two places of the module with different values.
     /// - If it has lazy weights, and is neither on the device nor are both CUDA or WebGPU devices.
     pub fn new(module: &M, devices: impl IntoIterator<Item = Device>) -> Result<Self, ParallelError> {
         let devices: Vec<Device> = devices.into_iter().collect();
@@ -78,13 +80,11 @@ impl<M: Module> Replicas<M> {
         if let Some(index) = devices.iter().position(|device| !device.is_autodiff()) {
             return Err(ParallelError::NotAutodiff { index });
         }
-        let mut search = Search::default();
-        module.visit(&mut search);
-        if let Some(path) = search.batch_norm {
-            return Err(ParallelError::BatchNorm { path });
+        if let Some(path) = running_in_training(module) {
+            return Err(ParallelError::Running { path });
         }
-        if let Some(path) = search.shared {
-            return Err(ParallelError::Shared { path });
+        if let Some((first, second)) = untied(module) {
+            return Err(ParallelError::Untied { first, second });
         }
         if let Some(path) = lazy_paths(module).into_iter().next() {
             let from = module.devices();
@@ -94,7 +94,8 @@ impl<M: Module> Replicas<M> {
             }
         }
         // Through `valid`, as running statistics are shared with a clone.
-        let replica = |device: &Device| module.valid().train().fork(device).map(&mut WithStrategy { device });
+        let replica =
+            |device: &Device| tied(module.valid().train().fork(device).map(&mut WithStrategy { device }));
         let modules = devices.iter().map(replica).collect();
         Ok(Self { devices, modules })
     }
@@ -112,23 +113,27 @@ impl<M: Module> Replicas<M> {
     /// The mean loss of a batch and its gradients, both on the first device: those that one device computes of the whole batch,
     /// to rounding.
     ///
-    /// `parts`: for each replica, in the order of [`devices`](Self::devices), its part of the batch and the number of items in
-    /// it, over which `loss` takes the mean. There may be fewer parts than replicas. A part is on the device of its replica.
+    /// `parts`: for each replica, in the order of [`devices`](Self::devices), its part of the batch and its [weight](PartWeight): the
+    /// number of items over which `loss` takes the mean, or of tokens, or the sum of class weights. There may be fewer parts than
+    /// replicas. A part is on the device of its replica.
     ///
     /// # Errors
     ///
-    /// If there are no parts, more than replicas, or no items in them.
-    pub fn backward<T>(
+    /// If there are no parts, more than replicas, or no items in them; if a weight is negative or not finite.
+    pub fn backward<T, W: PartWeight>(
         &self,
-        parts: impl IntoIterator<Item = (T, usize)>,
+        parts: impl IntoIterator<Item = (T, W)>,
         loss: impl Fn(&M, T) -> Tensor<1>,
     ) -> Result<(Tensor<1>, GradientsParams), ParallelError> {
-        let parts: Vec<(T, usize)> = parts.into_iter().collect();
+        let parts: Vec<(T, f64)> = parts.into_iter().map(|(part, weight)| (part, weight.weight())).collect();
         if parts.is_empty() || parts.len() > self.modules.len() {
             return Err(ParallelError::Parts { parts: parts.len(), replicas: self.modules.len() });
         }
-        let items: usize = parts.iter().map(|(_, items)| items).sum();
-        if items == 0 {
+        if let Some(&(_, weight)) = parts.iter().find(|(_, weight)| !weight.is_finite() || *weight < 0.0) {
+            return Err(ParallelError::Weight { weight });
+        }
+        let total: f64 = parts.iter().map(|(_, weight)| weight).sum();
+        if total == 0.0 {
             return Err(ParallelError::NoItems);
         }
         // Every device has all of its work before anything is moved.
@@ -136,9 +141,9 @@ impl<M: Module> Replicas<M> {
             .modules
             .iter()
             .zip(parts)
-            .filter(|(_, (_, part_items))| *part_items > 0) // whose mean loss is not a number
-            .map(|(module, (part, part_items))| {
-                let loss = loss(module, part).mul_scalar(part_items as f64 / items as f64);
+            .filter(|(_, (_, weight))| *weight > 0.0) // the mean loss of another is not a number
+            .map(|(module, (part, weight))| {
+                let loss = loss(module, part).mul_scalar(weight / total);
                 let gradients = GradientsParams::from_grads(loss.backward(), module);
                 (loss.inner(), gradients)
             })
@@ -146,12 +151,13 @@ impl<M: Module> Replicas<M> {
         let device = self.devices[0].clone().without_autodiff();
         let loss = sum(losses, &device).expect("at least one part");
         let mut sums = Sums { parts: gradients, device, sums: GradientsParams::new() };
-        self.module().visit(&mut sums);
+        each_once(self.module(), &mut sums);
         Ok((loss, sums.sums))
     }
 
     /// Replaces the replica on the first device, usually by what an optimizer makes of it, and gives its trainable parameters to
-    /// the others.
+    /// the others. A parameter that is tied, in several places of the module, stays so: of these, Burn's optimizers change the first,
+    /// whose value all get.
     ///
     /// # Panics
     ///
@@ -159,11 +165,12 @@ impl<M: Module> Replicas<M> {
     pub fn update(&mut self, step: impl FnOnce(M) -> M) {
         // Taken, not cloned, so that parameters can change in place.
         let mut modules = std::mem::take(&mut self.modules).into_iter();
-        let first = step(modules.next().expect("a replica per device"));
+        let first = tied(step(modules.next().expect("a replica per device")));
         let mut trained = Trained::default();
         first.visit(&mut trained);
         let others = modules.zip(&self.devices[1..]).map(|(module, device)| {
-            module.map(&mut Assign { values: trained.values.iter().peekable(), device })
+            let values = trained.values.iter().peekable();
+            tied(module.map(&mut Assign { values, given: HashSet::new(), device }))
         });
         self.modules = std::iter::once(first).chain(others).collect();
     }
@@ -185,47 +192,6 @@ impl<M: Module> Replicas<M> {
     /// The replica on the first device.
     pub fn into_module(mut self) -> M {
         self.modules.swap_remove(0)
-    }
-}
-
-/// The path of the first batch norm in training mode, of Burn's or of ours.
-pub(crate) fn batch_norm_in_training(module: &impl Module) -> Option<String> {
-    let mut search = Search::default();
-    module.visit(&mut search);
-    search.batch_norm
-}
-
-/// What replicas cannot have.
-#[derive(Default)]
-struct Search {
-    path: Vec<String>,
-    containers: Vec<String>,
-    seen: HashSet<ParamId>,
-    /// See [`batch_norm_in_training`].
-    batch_norm: Option<String>,
-    /// The path of the first trainable parameter that was seen before.
-    shared: Option<String>,
-}
-
-impl ModuleVisitor for Search {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.push(name.into());
-        self.containers.push(container_type.into());
-    }
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-        self.containers.pop();
-    }
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if param.is_require_grad() && !self.seen.insert(param.id) && self.shared.is_none() {
-            self.shared = Some(self.path.join("."));
-        }
-    }
-    fn visit_flag(&mut self, flag: &Param<Flag>) {
-        let is_batch_norm = self.containers.last().is_some_and(|of| of.ends_with("BatchNorm"));
-        if is_batch_norm && flag.is_enabled() && self.batch_norm.is_none() {
-            self.batch_norm = self.path.split_last().map(|(_field, path)| path.join("."));
-        }
     }
 }
 
@@ -258,8 +224,8 @@ struct Sums {
     sums: GradientsParams,
 }
 
-impl ModuleVisitor for Sums {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl EachOnce for Sums {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, _: &[String]) {
         let parts = self.parts.iter_mut().filter_map(|part| part.remove::<D>(param.id)).collect();
         // None for what is frozen or unused.
         if let Some(sum) = sum(parts, &self.device) {
@@ -287,6 +253,8 @@ impl ModuleVisitor for Trained {
 /// Gives them to a module on another device, which requires gradients of the same.
 struct Assign<'a> {
     values: Peekable<std::slice::Iter<'a, Value>>,
+    /// What has its value: one that is tied gets it once.
+    given: HashSet<ParamId>,
     device: &'a Device,
 }
 
@@ -297,6 +265,9 @@ impl ModuleMapper for Assign<'_> {
             assert!(!param.is_require_grad(), "a step changes the values of parameters, not which there are");
             return param;
         };
+        if !self.given.insert(param.id) {
+            return param;
+        }
         let value = value.as_ref().map(|value| {
             let value = value.downcast_ref::<Tensor<D>>().expect("a parameter keeps its rank").clone();
             with_strategy(value.to_device(&self.device.clone().without_autodiff()), self.device)

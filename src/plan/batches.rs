@@ -1,56 +1,130 @@
 //! Batches in parts, and as large as fit.
 use super::PlanError;
 use crate::measure::{Measurement, StepInput, measure_step};
-use crate::parallel::batch_norm_in_training;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use crate::parameters::{EachOnce, each_once, running_in_training};
+use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Tensor};
-use std::collections::HashSet;
 use std::ops::Range;
+
+/// How much a part of a batch counts: the number of what its loss is the mean of.
+///
+/// Of most losses these are the items, a `usize`. A loss that leaves something out, or weighs it, is a mean of something else: with
+/// padding ([`pad_tokens`](crate::nn::loss::CrossEntropyLossConfig::pad_tokens)) of the tokens that are none, with class weights of their
+/// sum, an `f64`. The mean of the means of parts is then not the mean of the batch: where one part has 10 tokens and another 1000, each
+/// token of the first would count a hundred times as much. (That was [a fault of many
+/// trainers](https://huggingface.co/blog/gradient_accumulation) until 2024.)
+pub trait PartWeight: Copy {
+    /// The weight: not negative, and finite. A part of weight 0 is left out.
+    fn weight(self) -> f64;
+}
+
+impl PartWeight for usize {
+    fn weight(self) -> f64 {
+        self as f64
+    }
+}
+
+impl PartWeight for f64 {
+    fn weight(self) -> f64 {
+        self
+    }
+}
+
+/// The items of a batch: how many, of weight 1 each; or the [weight](PartWeight) of every one.
+pub trait ItemWeights {
+    /// The number of items.
+    fn items(&self) -> usize;
+    /// The weight of some of them together.
+    fn weight(&self, items: Range<usize>) -> f64;
+}
+
+impl ItemWeights for usize {
+    fn items(&self) -> usize {
+        *self
+    }
+    fn weight(&self, items: Range<usize>) -> f64 {
+        items.len() as f64
+    }
+}
+
+impl ItemWeights for &[f64] {
+    fn items(&self) -> usize {
+        self.len()
+    }
+    fn weight(&self, items: Range<usize>) -> f64 {
+        self[items].iter().sum()
+    }
+}
 
 /// The mean loss of a batch and its gradients, computed from one part of the batch after the other: those of the whole batch, to
 /// rounding, with the memory of one part, and of two gradients of every parameter.
 ///
-/// `parts`: parts of the batch, each made when its turn comes, and the number of items in it, over which `loss` takes the mean.
-/// Sums are made in f32 at least, and rounded once.
+/// `parts`: parts of the batch, each made when its turn comes, and its [weight](PartWeight): the number of items over which `loss` takes
+/// the mean, or of tokens, or the sum of class weights. Sums are made in f32 at least, and rounded once.
+///
+/// ```
+/// use burn::tensor::{Device, Int, Tensor};
+/// use burn_memsave::nn::{LinearConfig, loss::CrossEntropyLossConfig};
+/// use burn_memsave::plan::micro_batched;
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(8, 4).init(&device);
+/// // Class 0 is padding: of four tokens one counts, and of four others three.
+/// let tokens = [[0, 0, 0, 1], [3, 1, 2, 0]];
+/// let parts = tokens.map(|tokens| {
+///     let count = tokens.iter().filter(|&&token| token != 0).count();
+///     let targets = Tensor::<1, Int>::from_data(tokens, &device);
+///     ((Tensor::<2>::ones([4, 8], &device), targets), count as f64)
+/// });
+/// let loss = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![0])).init(&device);
+/// let (mean, gradients) = micro_batched(&model, parts, |model, (x, targets)| loss.forward(model.forward(x), targets))?;
+/// assert_eq!((mean.dims(), gradients.len()), ([1], 2));
+/// # Ok::<(), burn_memsave::plan::PlanError>(())
+/// ```
 ///
 /// # Errors
 ///
-/// If the module has a batch norm in training mode, or if there are no items.
-pub fn micro_batched<M: Module, T>(
+/// If the module has a batch norm, or another part with running statistics, in training mode; if a weight is negative or not finite; if
+/// there are no items, or all have the weight 0.
+pub fn micro_batched<M: Module, T, W: PartWeight>(
     module: &M,
-    parts: impl IntoIterator<Item = (T, usize)>,
+    parts: impl IntoIterator<Item = (T, W)>,
     loss: impl Fn(&M, T) -> Tensor<1>,
 ) -> Result<(Tensor<1>, GradientsParams), PlanError> {
-    if let Some(path) = batch_norm_in_training(module) {
-        return Err(PlanError::BatchNorm { path });
+    if let Some(path) = running_in_training(module) {
+        return Err(PlanError::Running { path });
     }
-    let (mut sums, mut mean, mut items) = (GradientsParams::new(), None, 0);
-    for (part, of_part) in parts {
-        if of_part == 0 {
+    let (mut sums, mut mean, mut total) = (GradientsParams::new(), None, 0.0);
+    for (part, weight) in parts {
+        let weight = weight.weight();
+        if !weight.is_finite() || weight < 0.0 {
+            return Err(PlanError::Weight { weight });
+        }
+        if weight == 0.0 {
             continue; // its mean loss is not a number
         }
         let loss = loss(module, part);
         let found = GradientsParams::from_grads(loss.clone().backward(), module);
-        let factor = of_part as f64;
-        let weighted = widened(loss.inner()).mul_scalar(factor);
+        let weighted = widened(loss.inner()).mul_scalar(weight);
         mean = Some(match mean {
             Some(sum) => sum + weighted,
             None => weighted,
         });
-        items += of_part;
-        module.visit(&mut Add { found, sums: &mut sums, factor });
+        total += weight;
+        each_once(module, &mut Add { found, sums: &mut sums, factor: weight });
     }
     let mean: Tensor<1> = mean.ok_or(PlanError::NoItems)?;
-    let factor = (items as f64).recip();
-    module.visit(&mut Scale { sums: &mut sums, factor });
+    let factor = total.recip();
+    each_once(module, &mut Scale { sums: &mut sums, factor });
     Ok((mean.mul_scalar(factor), sums))
 }
 
 /// [`micro_batched`], in the largest parts whose step fits into `budget` bytes. Returns the number of items in a part, the mean loss and
 /// the gradients.
 ///
-/// `part`: the items of a range of the batch, which has `items`. The last part may be smaller.
+/// `part`: the items of a range of the batch, which has `items`: so many, or a slice of their [weights](ItemWeights). The last part may be
+/// smaller.
 ///
 /// Bytes count as in [`Measurement::peak`], beyond parameters and the input; the sums of gradients count. The size is found by
 /// [`largest_batch`], which asks [`measure_step`] for the first items of the batch, so each size that is tried runs some steps: look for it
@@ -83,18 +157,19 @@ pub fn micro_batched<M: Module, T>(
 /// # Errors
 ///
 /// If a step of one item needs more than the budget: [`PlanError::Budget`]. If bytes are not counted: on CPU devices, install the
-/// [`TrackingAllocator`](crate::measure::TrackingAllocator). If the module has a batch norm in training mode, or if there are no items.
+/// [`TrackingAllocator`](crate::measure::TrackingAllocator). And those of [`micro_batched`].
 pub fn micro_batched_within<M: Module, I: StepInput>(
     module: &M,
     part: impl Fn(Range<usize>) -> I,
-    items: usize,
+    items: impl ItemWeights,
     budget: u64,
     loss: impl Fn(&M, I) -> Tensor<1>,
 ) -> Result<(usize, Tensor<1>, GradientsParams), PlanError> {
     // Before a measured step changes its statistics.
-    if let Some(path) = batch_norm_in_training(module) {
-        return Err(PlanError::BatchNorm { path });
+    if let Some(path) = running_in_training(module) {
+        return Err(PlanError::Running { path });
     }
+    let (weights, items) = (&items, items.items());
     if items == 0 {
         return Err(PlanError::NoItems);
     }
@@ -106,8 +181,8 @@ pub fn micro_batched_within<M: Module, I: StepInput>(
     let peak = |of_part| if of_part == 1 { least } else { needs(of_part).unwrap_or(u64::MAX) };
     let of_part = largest_batch(budget, items, peak).ok_or(PlanError::Budget { budget, least })?;
     let parts = (0..items).step_by(of_part).map(|start| start..items.min(start + of_part));
-    let (mean, gradients) =
-        micro_batched(module, parts.map(|range| (part(range.clone()), range.len())), loss)?;
+    let weighted = |range: Range<usize>| (part(range.clone()), weights.weight(range));
+    let (mean, gradients) = micro_batched(module, parts.map(weighted), loss)?;
     Ok((of_part, mean, gradients))
 }
 
@@ -117,7 +192,6 @@ const RECORD: u64 = 1 << 10;
 /// Bytes of the sums of gradients, whether or not a parameter has one.
 #[derive(Default)]
 struct Sums {
-    seen: HashSet<ParamId>,
     all: u64,
     largest: u64,
 }
@@ -125,7 +199,7 @@ struct Sums {
 impl Sums {
     fn of<M: Module>(module: &M) -> Self {
         let mut sums = Self::default();
-        module.visit(&mut sums);
+        each_once(module, &mut sums);
         sums
     }
 
@@ -140,10 +214,10 @@ impl Sums {
     }
 }
 
-impl ModuleVisitor for Sums {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl EachOnce for Sums {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, _: &[String]) {
         // One that does not exist yet took no part in a step.
-        if param.is_initialized() && param.is_require_grad() && self.seen.insert(param.id) {
+        if param.is_initialized() && param.is_require_grad() {
             let value = param.base();
             let bytes = (value.shape().num_elements() * value.dtype().size().max(DType::F32.size())) as u64;
             self.all += bytes + RECORD;
@@ -167,8 +241,8 @@ struct Add<'a> {
     factor: f64,
 }
 
-impl ModuleVisitor for Add<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl EachOnce for Add<'_> {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, _: &[String]) {
         let Some(gradient) = self.found.remove::<D>(param.id) else { return };
         let gradient = widened(gradient).mul_scalar(self.factor);
         let sum = match self.sums.remove::<D>(param.id) {
@@ -185,8 +259,8 @@ struct Scale<'a> {
     factor: f64,
 }
 
-impl ModuleVisitor for Scale<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl EachOnce for Scale<'_> {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, _: &[String]) {
         if !param.is_require_grad() {
             return;
         }

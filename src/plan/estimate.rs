@@ -3,9 +3,9 @@ use super::{PlanError, dry_run};
 use crate::measure::{StepInput, measure_step};
 use crate::ops::BLOCK;
 use crate::optim::{AdamW8bitConfig, Muon8bitConfig};
-use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
+use crate::parameters::{EachOnce, each_once};
+use burn::module::{Module, Param, ParamGroup};
 use burn::tensor::{DType, Device, Tensor};
-use std::collections::HashSet;
 
 /// What an optimizer keeps of a parameter between steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,22 +85,10 @@ pub fn estimate<M: Module>(model: &M, trained: &ParamGroup, optimizer: Optimizer
     struct Sum<'a> {
         trained: &'a ParamGroup,
         optimizer: OptimizerState,
-        path: Vec<String>,
-        seen: HashSet<ParamId>,
         sum: Estimate,
     }
-    impl ModuleVisitor for Sum<'_> {
-        fn enter_module(&mut self, name: &str, _container_type: &str) {
-            self.path.push(name.into());
-        }
-        fn exit_module(&mut self, _name: &str, _container_type: &str) {
-            self.path.pop();
-        }
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            // One that is in several modules is there once.
-            if !self.seen.insert(param.id) {
-                return;
-            }
+    impl EachOnce for Sum<'_> {
+        fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, path: &[String]) {
             let (dtype, may_train) = match param.is_initialized() {
                 true => (param.base().dtype(), param.is_require_grad()),
                 false => (DType::F32, true),
@@ -110,15 +98,14 @@ pub fn estimate<M: Module>(model: &M, trained: &ParamGroup, optimizer: Optimizer
                 DType::QFloat(scheme) => (elements * scheme.size_bits_value() as u64).div_ceil(8),
                 _ => elements * element,
             };
-            if may_train && self.trained.matches(&param.id, Some(&self.path.join("."))) {
+            if may_train && self.trained.matches(&param.id, Some(&path.join("."))) {
                 self.sum.gradients += elements * element;
                 self.sum.optimizer += self.optimizer.bytes(elements, element);
             }
         }
     }
-    let mut visitor =
-        Sum { trained, optimizer, path: vec![], seen: HashSet::new(), sum: Estimate::default() };
-    model.visit(&mut visitor);
+    let mut visitor = Sum { trained, optimizer, sum: Estimate::default() };
+    each_once(model, &mut visitor);
     visitor.sum
 }
 

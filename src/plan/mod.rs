@@ -30,7 +30,7 @@ mod retry;
 mod table;
 mod trace;
 
-pub use batches::{largest_batch, micro_batched, micro_batched_within};
+pub use batches::{ItemWeights, PartWeight, largest_batch, micro_batched, micro_batched_within};
 pub use block::{Treatment, block};
 pub use dry_run::dry_run;
 pub use estimate::{Estimate, OptimizerState, StepEstimate, estimate, estimate_step};
@@ -42,14 +42,20 @@ pub use table::{Plan, auto_checkpoint};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// A batch norm that would normalize with the statistics of a part of the batch.
+    /// A batch norm, or another part with running statistics, that would see the statistics of a part of the batch.
     #[error(
-        "{path} is a batch norm in training mode, whose statistics would be those of a part of the batch: freeze it \
+        "{path} has running statistics and is in training mode, as a batch norm: they would be those of a part of the batch. Freeze it \
          (`Module::freeze`), or take a norm that does not depend on the batch"
     )]
-    BatchNorm {
-        /// Path of the batch norm in the module.
+    Running {
+        /// Its path in the module.
         path: String,
+    },
+    /// The weight of a part of the batch is negative, infinite or not a number.
+    #[error("a part of the batch has the weight {weight}")]
+    Weight {
+        /// The weight.
+        weight: f64,
     },
     /// The budget is too small.
     #[error("a budget of {} is too small: the least that a step was found to need is {}", human_bytes(*budget), human_bytes(*least))]

@@ -226,6 +226,64 @@ fn treats_special_values_as_stock() {
     }
 }
 
+/// What is added where a key is hidden by a finite number: Burn's default, what Hugging Face adds, and numbers between. In f32 the two
+/// largest leave nothing of the scores.
+const FINITE: [f32; 4] = [-1e4, -1e6, -1e9, f32::MIN];
+
+/// A row whose keys are all hidden by a finite number weighs them by what is left of their scores. Products of small whole numbers are
+/// exact, and so are their sums with what hides them.
+#[test]
+fn keys_hidden_by_finite_numbers_are_weighed_as_in_stock() {
+    for (hides, is_causal, dtype) in FINITE
+        .iter()
+        .flat_map(|&hides| [(hides, false), (hides, true)])
+        .flat_map(|(hides, is_causal)| [(hides, is_causal, DType::F32), (hides, is_causal, DType::F64)])
+    {
+        let options = AttentionModuleOptions { scale: Some(1.0), is_causal, ..Default::default() };
+        let case = Case { options, ..Case::new([2, 2, 5, 9, 4, 3]) };
+        let mut inputs: Vec<Input> = case
+            .shapes()
+            .into_iter()
+            .zip(1..)
+            .map(|(shape, seed)| {
+                let values = uniform(shape.iter().product(), seed, -1.5..1.5);
+                Input::given(shape, values.into_iter().map(f64::round).collect::<Vec<_>>())
+            })
+            .collect();
+        // All keys of the first rows, as of padding, and the first ones of the others.
+        let hidden = (0..5 * 9).map(|at| if at < 18 || at % 9 < 2 { f64::from(hides) } else { 0.0 });
+        inputs.push(Input::given([1, 1, 5, 9], hidden.collect::<Vec<_>>()));
+        let check = Check::new(inputs, Setting::of(dtype));
+        check.compare::<4>(&|t| case.ours(t), &|t| case.stock(t));
+    }
+}
+
+/// By hand: four keys that are all alike weigh a quarter each, in each of four rows.
+#[test]
+fn hidden_keys_that_are_alike_share_the_gradient() {
+    for device in Backend::ALL.map(Backend::device) {
+        for hides in FINITE {
+            let ones = || Tensor::<4>::ones([1, 1, 4, 2], &device.clone().autodiff()).require_grad();
+            let (query, key, value) = (ones(), ones(), ones());
+            let bias = Tensor::full([1, 1, 4, 4], hides, &query.device()).require_grad();
+            let attended = F::attention(
+                query.clone(),
+                key.clone(),
+                value.clone(),
+                None,
+                Some(bias.clone()),
+                Default::default(),
+            );
+            let gradients = attended.sum().backward();
+            let of = |x: &Tensor<4>| numbers(&x.grad(&gradients).expect("tracked").into_data());
+            assert!(of(&value).iter().all(|dv| (dv - 1.0).abs() < 1e-6), "{hides}: {:?}", of(&value));
+            for x in [&query, &key, &bias] {
+                assert!(of(x).iter().all(|dx| dx.abs() < 1e-6), "{hides}: {:?}", of(x));
+            }
+        }
+    }
+}
+
 /// Nothing to compute: left to Burn, with keys and values for all heads.
 #[test]
 fn groups_without_elements_are_as_in_stock() {

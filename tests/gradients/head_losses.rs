@@ -385,6 +385,61 @@ fn rows_that_do_not_count_are_not_read() {
     }
 }
 
+/// A number that is added to all logits of a row, here by the bias, changes nothing: `exp(x - max)` does not lose what is small beside it.
+#[test]
+fn logits_may_be_large() {
+    let heads: [&dyn Fn(Tensor<2>, Tensor<2>, Tensor<1>) -> Tensor<1>; 7] = [
+        &|x, weight, bias| {
+            let targets = Tensor::<1, Int>::ones([x.dims()[0]], &x.device());
+            F::linear_log_prob(x, weight, Some(bias), targets, Default::default()).sum()
+        },
+        &|x, weight, bias| {
+            let targets = Tensor::<1, Int>::ones([x.dims()[0]], &x.device());
+            F::linear_cross_entropy(x, weight, Some(bias), targets, Default::default())
+        },
+        &|x, weight, bias| divergence(KINDS[0], x, weight, bias),
+        &|x, weight, bias| divergence(KINDS[1], x, weight, bias),
+        &|x, weight, bias| divergence(KINDS[2], x, weight, bias),
+        &|x, weight, bias| divergence(KINDS[3], x, weight, bias),
+        &|x, weight, bias| divergence(KINDS[4], x, weight, bias),
+    ];
+    /// From a teacher of the probabilities 1/4 and 3/4.
+    fn divergence(kind: Kind, x: Tensor<2>, weight: Tensor<2>, bias: Tensor<1>) -> Tensor<1> {
+        let [rows, _] = x.dims();
+        let device = x.device();
+        let zeros = || Tensor::zeros([rows, 2], &device);
+        let bias_of_teacher = Tensor::from_data([0.0, 3f32.ln()], &device);
+        let teacher =
+            Teacher { x: zeros(), weight: Tensor::zeros([2, 2], &device), bias: Some(bias_of_teacher) };
+        ours((x, weight, Some(bias)), teacher, None, Case { kind, hard: Some(0.3), ..PLAIN })
+    }
+    for (device, is_frozen) in
+        Backend::ALL.into_iter().flat_map(|b| [true, false].map(|frozen| (b.device().autodiff(), frozen)))
+    {
+        for (at, head) in heads.iter().enumerate() {
+            // Logits that are all equal: `x` is 0.
+            let run = |shift: f32| {
+                let x = Tensor::<2>::zeros([3, 2], &device).require_grad();
+                let weight = Tensor::<2>::from_data([[1.0, -1.0], [0.5, 2.0]], &device);
+                let weight = if is_frozen { weight } else { weight.require_grad() };
+                let bias = Tensor::<1>::full([2], shift, &device).require_grad();
+                let y = head(x.clone(), weight, bias.clone());
+                let gradients = y.backward();
+                let mut all = numbers(&y.into_data());
+                all.extend(numbers(&x.grad(&gradients).expect("tracked").into_data()));
+                all.extend(numbers(&bias.grad(&gradients).expect("tracked").into_data()));
+                all
+            };
+            let exact = run(0.0);
+            for shift in [1e5, 1e8, -1e8, 1e30] {
+                for (found, exact) in run(shift).into_iter().zip(&exact) {
+                    assert!((found - exact).abs() < 1e-6, "head {at}, {shift}: {found} instead of {exact}");
+                }
+            }
+        }
+    }
+}
+
 /// Half precision, against f64: the errors of gradients are not above those of stock, and small.
 mod half {
     use super::*;

@@ -83,6 +83,9 @@ fn a_file_that_is_replaced_stays_what_it_was() {
         assert_eq!(file.read_mode(), mode);
         let (lazy, _) = load(Pair::new(&device), &file, &all().with_budget(0).with_prefetch(0));
         let other = Pair::new(&device);
+        if cfg!(windows) && mode == ReadMode::Map {
+            continue; // Windows may refuse to replace a file that is mapped
+        }
         other.clone().save_file(&path).unwrap(); // renames
         assert_eq!(lazy.forward(input(&device)).into_data(), eager.forward(input(&device)).into_data());
         let (lazy, _) = load(Pair::new(&device), &open(&path), &all());

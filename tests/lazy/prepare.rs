@@ -103,6 +103,25 @@ fn eight_bits_are_near() {
 }
 
 #[test]
+fn what_eight_bits_cannot_hold_is_refused() {
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut model = Model::new(&Device::flex());
+        model.layers[3].weight = model.layers[3].weight.clone().map(|weight| {
+            let at = weight.dims().map(|len| len - 1..len);
+            weight.slice_fill(at, value)
+        });
+        let saved = Saved::new(&model);
+        let options = PrepareOptions::new().with_approximate_int8();
+        let error = prepare(saved.safetensors(), saved.path("int8.bpk"), &options).unwrap_err().to_string();
+        let what = format!("element {} is {value}", 64 * 64 - 1);
+        assert!(error.contains("layers.3.weight") && error.contains(&what), "{error}");
+        assert!(!saved.path("int8.bpk").exists());
+        // In the dtype that it has it is a weight as any other.
+        prepare(saved.safetensors(), saved.path("f32.bpk"), &PrepareOptions::new()).unwrap();
+    }
+}
+
+#[test]
 fn layouts_of_pytorch_are_prepared_once() {
     let device = Device::flex();
     let eager = Model::new(&device);

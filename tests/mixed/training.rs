@@ -1,10 +1,11 @@
 //! Networks trained in half precision end where they end in f32, with gradients near those in f64.
 use super::{BOTH, Images, Language, WORDS, Widen, compare, indices, rounding, values};
 use crate::meter::alone;
-use burn::module::Module;
+use burn::module::{Module, RunningState};
 use burn::optim::{AdamConfig, GradientsParams};
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_memsave::mixed::{LossScaler, Precision};
+use burn_memsave::nn::{Linear, LinearConfig};
 
 const STEPS: usize = 20;
 
@@ -90,6 +91,32 @@ fn gradients_are_near_those_of_f64() {
     has_gradients("language", Language::new(&device), |model, _| {
         model.loss(indices([4, 12], WORDS, &device))
     });
+}
+
+/// A module of a user's own, whose running statistics no name tells.
+#[derive(Module, Debug)]
+struct Own {
+    linear: Linear,
+    average: RunningState<Tensor<1>>,
+}
+
+/// Those of the copy are those of the master, which a cast would change for good.
+#[test]
+fn running_statistics_of_any_module_stay_in_f32() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let average = RunningState::new(Tensor::from_data([1.0 / 3.0, 2.0], &device));
+    let own = Own { linear: LinearConfig::new(2, 2).init(&device), average };
+    for precision in BOTH.map(|precision| precision()) {
+        for model in [own.clone(), own.valid()] {
+            let half = precision.half(&model).unwrap();
+            assert_eq!(half.linear.weight.val().dtype(), precision.dtype().into());
+            assert_eq!(half.average.value().dtype(), DType::F32);
+            assert_eq!(model.average.value().into_data(), TensorData::from([1.0f32 / 3.0, 2.0]));
+        }
+        let narrow = precision.narrow_frozen(own.clone()).unwrap();
+        assert_eq!(narrow.average.value().dtype(), DType::F32);
+    }
 }
 
 /// They are neither cast nor lost: what a step in half precision adds to them is there.

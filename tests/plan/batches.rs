@@ -1,9 +1,10 @@
 //! Batches in parts, and as large as fit.
 use super::meter::alone;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, RunningState};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device, Distribution, FloatDType, Tensor};
+use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_memsave::measure::{Scope, measure_step};
+use burn_memsave::nn::loss::CrossEntropyLossConfig;
 use burn_memsave::nn::{BatchNormConfig, Linear, LinearConfig, activation::Relu};
 use burn_memsave::plan::{PlanError, largest_batch, micro_batched, micro_batched_within, retry_halved};
 use proptest::prelude::*;
@@ -150,10 +151,108 @@ fn batch_norms_are_refused() {
         micro_batched(norm, [part], |norm, x| norm.forward(x).mean())
     };
     let error = run(&norm).expect_err("in training mode").to_string();
-    assert!(error.contains("batch norm in training mode"), "{error}");
+    assert!(error.contains("the module has running statistics and is in training mode"), "{error}");
+    drop(norm.gamma.val()); // freezing what does not exist yet freezes its clones, too
     let gamma = norm.gamma.clone();
     let frozen = burn_memsave::nn::BatchNorm { gamma, ..norm.freeze() };
     assert!(run(&frozen).is_ok());
+}
+
+/// A norm of a user's own, with no flag that says whether it is in training.
+#[derive(Module, Debug)]
+struct Own {
+    linear: Linear,
+    mean: RunningState<Tensor<1>>,
+}
+
+#[test]
+fn running_statistics_of_any_module_are_refused() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let linear = LinearConfig::new(4, 4).init(&device);
+    let own = Own { linear, mean: RunningState::new(Tensor::zeros([4], &device)) };
+    let nested = (LinearConfig::new(2, 2).init(&device), vec![own]);
+    let part = (Tensor::<2>::ones([3, 4], &device), 3);
+    let refused = micro_batched(&nested, [part], |(_, own), x| own[0].linear.forward(x).mean());
+    assert!(matches!(&refused, Err(PlanError::Running { path }) if path == "1.0"), "{refused:?}");
+}
+
+/// A parameter in two places has the gradient of the batch, once.
+#[test]
+fn tied_parameters_have_the_gradient_of_the_batch() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let mut net = Net::new(8, &device);
+    net.second.weight = net.first.weight.clone();
+    let x = Tensor::<2>::random([6, 8], Distribution::Normal(0.0, 1.0), &device);
+    let whole = GradientsParams::from_grads(net.loss(x.clone()).backward(), &net);
+    for items in [1, 2, 3] {
+        let parts = x.clone().split(items, 0).into_iter().map(|part| (part, items));
+        let (_, parts) = micro_batched(&net, parts, Net::loss).unwrap();
+        let mut compare = Compare { parts: &parts, whole: &whole, tolerance: 1e-5, count: 0 };
+        net.visit(&mut compare);
+        assert_eq!((compare.count, parts.len()), (4, 3));
+    }
+}
+
+/// Sequences of any length, filled up with padding: a loss is the mean over tokens, or weighted classes, and so is that of parts.
+#[test]
+fn padded_parts_count_by_their_tokens() {
+    const PADDING: usize = 0;
+    const CLASSES: usize = 5;
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let linear = LinearConfig::new(3, CLASSES).init(&device);
+    let lengths = [7, 0, 1, 4, 2, 0];
+    let tokens = lengths.map(|length| {
+        core::array::from_fn::<i64, 7, _>(|at| {
+            if at < length { (at % (CLASSES - 1) + 1) as i64 } else { PADDING as i64 }
+        })
+    });
+    let x = Tensor::<3>::random([tokens.len(), 7, 3], Distribution::Normal(0.0, 1.0), &device);
+    let targets = Tensor::<2, Int>::from_data(tokens, &device);
+    for class_weights in [None, Some(vec![9.0, 1.0, 0.5, 2.0, 0.25])] {
+        let loss = CrossEntropyLossConfig::new()
+            .with_pad_tokens(Some(vec![PADDING]))
+            .with_weights(class_weights.clone())
+            .init(&device);
+        let loss = |linear: &Linear, (x, targets): (Tensor<3>, Tensor<2, Int>)| {
+            let tokens = targets.shape().num_elements();
+            loss.forward(linear.forward(x).reshape([tokens, CLASSES]), targets.reshape([tokens]))
+        };
+        let mean = loss(&linear, (x.clone(), targets.clone()));
+        let whole = GradientsParams::from_grads(mean.backward(), &linear);
+        let of_token = |&token: &i64| match (token as usize, &class_weights) {
+            (PADDING, _) => 0.0,
+            (_, None) => 1.0,
+            (token, Some(weights)) => f64::from(weights[token]),
+        };
+        let weights: Vec<f64> = tokens.iter().map(|tokens| tokens.iter().map(of_token).sum()).collect();
+        let part =
+            |range: std::ops::Range<usize>| (x.clone().slice(range.clone()), targets.clone().slice(range));
+        let compare = |mean_of_parts: Tensor<1>, parts: GradientsParams| {
+            let difference = mean_of_parts.into_scalar::<f32>() - mean.clone().into_scalar::<f32>();
+            assert!(difference.abs() < 1e-5, "{difference}");
+            let mut compare = Compare { parts: &parts, whole: &whole, tolerance: 1e-5, count: 0 };
+            linear.visit(&mut compare);
+            assert_eq!(compare.count, 2);
+        };
+        for items in [1, 2, 4] {
+            let ranges = (0..tokens.len()).step_by(items).map(|start| start..tokens.len().min(start + items));
+            let parts = ranges.map(|range| (part(range.clone()), weights[range].iter().sum::<f64>()));
+            let (mean, parts) = micro_batched(&linear, parts, loss).unwrap();
+            compare(mean, parts);
+        }
+        let (items, mean, parts) = micro_batched_within(&linear, part, &weights[..], 1 << 30, loss).unwrap();
+        assert_eq!(items, tokens.len());
+        compare(mean, parts);
+        for weight in [-1.0, f64::NAN, f64::INFINITY] {
+            let refused = micro_batched(&linear, [(part(0..1), weight)], loss);
+            assert!(matches!(refused, Err(PlanError::Weight { .. })), "{weight}");
+        }
+        let nothing = micro_batched(&linear, [(part(1..2), weights[1])], loss);
+        assert!(matches!(nothing, Err(PlanError::NoItems)));
+    }
 }
 
 /// The largest batch of a budget needs no more, and one more item would; as much memory is enough for any batch in parts.
@@ -237,7 +336,7 @@ fn parts_fit_into_a_budget() {
     let norm: burn_memsave::nn::BatchNorm = BatchNormConfig::new(4).init(&device);
     let part = |_| -> Tensor<2> { panic!("nothing is measured") };
     let refused = micro_batched_within(&norm, part, 10, 1 << 30, |norm, x| norm.forward(x).mean());
-    assert!(matches!(refused, Err(PlanError::BatchNorm { .. })));
+    assert!(matches!(refused, Err(PlanError::Running { .. })));
 }
 
 #[test]

@@ -14,14 +14,12 @@ fn heads(width: usize) -> usize {
 
 pub fn visit(visitor: &mut impl Visitor) {
     for dropout in [0.0, 0.1] {
-        // Four heads keep queries, keys, values and a number per query; under dropout a bit per weight; the dense layers
-        // what they keep.
+        // Four heads keep queries, keys and values; under dropout a bit per weight; the dense layers what they keep.
         let attended = move |case: Case, x: Input<3>| {
             let [batch, length, width] = x.shape;
             let queries = batch * heads(width) * length;
-            let log_sums = queries * x.dtype.size().max(size_of::<f32>());
             let bits = 8 * (queries * length).div_ceil(64);
-            let attention = 3 * x.floats() + log_sums + if dropout > 0.0 { bits } else { 0 };
+            let attention = 3 * x.floats() + if dropout > 0.0 { bits } else { 0 };
             match case {
                 Case::Trainable | Case::InputUntracked => attention + 2 * x.floats(),
                 Case::Frozen | Case::BiasOnly => attention,

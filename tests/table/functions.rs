@@ -1,5 +1,5 @@
 //! Functions that are no layer's own.
-use super::{Case, Check, Input, Notes, QUERIES, ROWS, Row, Twin, Visitor, kept};
+use super::{Check, Notes, QUERIES, ROWS, Row, Twin, Visitor, kept};
 use burn::module::Module;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{activation, module};
@@ -59,15 +59,10 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor, "quiet_softmax", ROWS, kept::input, activation, |f, x| f::quiet_softmax(x, 2), summed(),
         without(VARIANT, "as softmax")
     }
-    // The input, of which queries, keys and values are views, and the log-sum-exp of every query.
-    let attended = |case: Case, x: Input<4>| {
-        let [batch, heads, length, _] = x.shape;
-        let log_sums = batch * heads / 3 * length * x.dtype.size().max(size_of::<f32>());
-        if case.input() { x.floats() + log_sums } else { 0 }
-    };
+    // The input, of which queries, keys and values are views.
     for (name, is_causal) in [("attention", false), ("attention, causal", true)] {
         function! {
-            visitor, name, QUERIES, attended, module, |f, x| {
+            visitor, name, QUERIES, kept::input, module, |f, x| {
                 let heads = x.dims()[1] / 3;
                 let [query, key, value] =
                     [0, 1, 2].map(|part| x.clone().slice_dim(1, part * heads..(part + 1) * heads));
@@ -77,13 +72,8 @@ pub fn visit(visitor: &mut impl Visitor) {
         }
     }
     // Two thirds of the input are heads of queries, four for each head of keys and of values.
-    let grouped = |case: Case, x: Input<4>| {
-        let [batch, heads, length, _] = x.shape;
-        let log_sums = batch * heads * 2 / 3 * length * x.dtype.size().max(size_of::<f32>());
-        if case.input() { x.floats() + log_sums } else { 0 }
-    };
     function! {
-        visitor, "attention, grouped", QUERIES.test([2, 12, 9, 8]), grouped, repeated, |f, x| {
+        visitor, "attention, grouped", QUERIES.test([2, 12, 9, 8]), kept::input, repeated, |f, x| {
             let sixth = x.dims()[1] / 6;
             let heads = |range: Range<usize>| x.clone().slice_dim(1, range.start * sixth..range.end * sixth);
             let options = AttentionModuleOptions { is_causal: true, ..Default::default() };

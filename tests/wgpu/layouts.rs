@@ -54,6 +54,21 @@ impl Layout {
         tensor(values(shape, seed), device)
     }
 
+    /// A number whose gradient of `y` lies so, and has the values of a leaf.
+    fn weighed<const D: usize>(self, y: Tensor<D>, seed: usize) -> Tensor<1> {
+        let (shape, device) = (y.dims(), y.device());
+        let y = match self {
+            Self::Sliced => [0, D - 1].into_iter().fold(y, |y, axis| {
+                let mut before = y.dims();
+                before[axis] = 1;
+                Tensor::cat(vec![Tensor::zeros(before, &device), y], axis)
+            }),
+            Self::Expanded => y.sum_dim(0),
+            _ => y.permute(self.axes::<D>().map(|axis| axis as isize)),
+        };
+        (y * self.leaf(shape, seed, &device)).sum()
+    }
+
     fn view<const D: usize>(self, leaf: Tensor<D>, shape: [usize; D]) -> Tensor<D> {
         match self {
             Self::Sliced => {
@@ -105,9 +120,7 @@ fn run(op: Op, case: &Case, parameters: usize, device: &Device) -> Vec<TensorDat
         .map(|vector| if tracked { vector.require_grad() } else { vector })
         .collect();
     let y = op(x.view(leaf.clone(), shape), &vectors);
-    // Of the layout that is asked for, where the backward pass begins.
-    let upstream = dy.leaf(y.dims(), 2, device);
-    let gradients = (y.clone() * dy.view(upstream, y.dims())).sum().backward();
+    let gradients = dy.weighed(y.clone(), 2).backward();
     let mut results = vec![y.into_data(), leaf.grad(&gradients).expect("tracked").into_data()];
     results.extend(vectors.iter().filter_map(|vector| vector.grad(&gradients)).map(Tensor::into_data));
     results
@@ -193,8 +206,7 @@ fn channels_of_any_layout_equal_flex() {
             let fixed = tensor::<1>(values([5], 5), &device).abs() + 0.5;
             let x = case.x.leaf(case.shape, 1, &device);
             let y = F::batch_norm(x, fixed.clone(), beta.clone(), fixed.clone(), fixed, 1e-3);
-            let dy = case.dy.view(case.dy.leaf(case.shape, 2, &device), case.shape);
-            beta.grad(&(y * dy).sum().backward()).expect("tracked").into_data()
+            beta.grad(&case.dy.weighed(y, 2).backward()).expect("tracked").into_data()
         });
         assert_close(&format!("beta alone, {case:?}"), &wgpu, &flex);
     }
@@ -229,6 +241,32 @@ fn rows_of_any_layout_equal_flex() {
         }),
     ];
     check(24, &over_groups, |shape| shape[1], |case| case.shape[2] > 2);
+}
+
+/// Channels last, as convolutions return them, of any number of channels in a group: vectors of a row go on from one element to the next,
+/// those of the parameters do not.
+#[test]
+fn groups_of_any_number_of_channels_last_equal_flex() {
+    let _shared = among_others();
+    for (channels, groups) in [(2, 1), (3, 1), (6, 1), (10, 1), (12, 1), (12, 2), (6, 2), (20, 2)] {
+        let results = [gpu(), Device::flex()].map(|device| {
+            let device = device.autodiff();
+            let leaf = tensor::<4>(values([2, 6, 8, channels], 1), &device).require_grad();
+            let vector = |seed| tensor::<1>(values([channels], seed), &device).require_grad();
+            let (gamma, beta) = (vector(2), vector(3));
+            let x = leaf.clone().permute([0, 3, 1, 2]);
+            let y = F::group_norm(x, Some(gamma.clone()), Some(beta.clone()), groups, 1e-3);
+            let gradients = Layout::ChannelsLast.weighed(y.clone(), 4).backward();
+            let of_vectors =
+                [&gamma, &beta].map(|vector| vector.grad(&gradients).expect("tracked").into_data());
+            let of_x = leaf.grad(&gradients).expect("tracked").into_data();
+            [[y.into_data(), of_x], of_vectors]
+        });
+        let [wgpu, flex] = results.map(|results| results.concat());
+        for (which, (wgpu, flex)) in wgpu.iter().zip(&flex).enumerate() {
+            assert_close(&format!("{channels} channels in {groups} groups: result {which}"), wgpu, flex);
+        }
+    }
 }
 
 /// Attention of the rows of a case, with the batch as heads; the bias is not tracked.
@@ -299,7 +337,7 @@ fn attention_to_views_equals_flex() {
         let inputs: Vec<_> = leaves.iter().enumerate().map(|(which, leaf)| view(which, leaf)).collect();
         let [query, key, value] = [0, 1, 2].map(|which| inputs[which.min(inputs.len() - 1)].clone());
         let y = F::attention(query, key, value, None, None, AttentionModuleOptions::default());
-        let gradients = (y.clone() * view(3, &leaf(3))).sum().backward();
+        let gradients = layouts[3].weighed(y.clone(), 3).backward();
         let of_leaves = leaves.iter().map(|leaf| leaf.grad(&gradients).expect("tracked").into_data());
         [y.into_data()].into_iter().chain(of_leaves).collect()
     }

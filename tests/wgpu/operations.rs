@@ -356,6 +356,13 @@ fn losses_equal_flex() {
             });
         }
     }
+    for (smoothing, shift) in [None, Some(0.1)].into_iter().flat_map(|s| [(s, 1e8), (s, -1e8)]) {
+        let config = CrossEntropyLossConfig::new().with_smoothing(smoothing);
+        check("cross_entropy of large logits", [3, 5], |x: Tensor<2>, _| {
+            let (loss, classes) = (config.init(&x.device()), classes(&x));
+            loss.forward(x + shift, classes)
+        });
+    }
     for logits in [false, true] {
         check("binary_cross_entropy", [3, 5], |x: Tensor<2>, _| {
             let config = BinaryCrossEntropyLossConfig::new().with_logits(logits).with_smoothing(Some(0.1));
@@ -523,6 +530,18 @@ fn attention_equals_flex() {
                 F::attention(query, key, value, Some(mask), Some(bias), options)
             });
         }
+    }
+    // Keys that are all hidden by a finite number, for rows of one unit and of several.
+    for (hides, length) in [-1e4, -1e9, f32::MIN].into_iter().flat_map(|hides| [(hides, 5), (hides, 45)]) {
+        check_products("attention, hidden", [1, 6, length, 3], |x: Tensor<4>, operands| {
+            let [query, key, value] = heads(&x);
+            let bias = operands.kernel([1, 2, length, length]);
+            let hidden = Tensor::full([1, 1, length, length], hides, &x.device());
+            let attended = |bias| {
+                F::attention(query.clone(), key.clone(), value.clone(), None, Some(bias), Default::default())
+            };
+            attended(hidden.clone()) + attended(bias + hidden)
+        });
     }
     let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
     check_products("attention, grouped", [2, 10, 5, 3], |x: Tensor<4>, operands| {

@@ -7,9 +7,9 @@ use burn::tensor::{Bool, Device, Shape, Tensor, module, ops::AttentionModuleOpti
 
 /// `softmax(q k^T * scale) v`; see [`burn::tensor::module::attention`].
 ///
-/// Keeps handles of `q`, `k`, `v`, the mask and the bias, and one number per query and head; nothing of the size queries times
-/// keys. The weights are computed in blocks, and again in the backward pass. Where only `v` is tracked, and the weights take no more
-/// memory than what they are computed from, it keeps the weights.
+/// Keeps handles of `q`, `k`, `v`, the mask and the bias; nothing of the size queries times keys. The weights are computed in blocks, and
+/// again in the backward pass. Where only `v` is tracked, and the weights take no more memory than what they are computed from, it keeps
+/// the weights.
 ///
 /// Keys and values may have fewer heads than queries: each is then that of as many heads of queries, one after another (grouped queries,
 /// [arXiv 2305.13245](https://arxiv.org/abs/2305.13245)). They are not repeated, and kept as they are. Burn's function takes any number of

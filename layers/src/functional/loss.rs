@@ -11,7 +11,7 @@ use burn::tensor::{Bool, Int, Tensor, assert_shape};
 /// The cross entropy of every row of logits, `-sum(q w log(softmax(logits)))`, where `w` are the class weights, and `q` is 1 at
 /// the target and 0 elsewhere, smoothed to `(1 - smoothing) q + smoothing / classes`.
 ///
-/// Keeps the logits and one number per row. The module is [`CrossEntropyLoss`](crate::nn::loss::CrossEntropyLoss).
+/// Keeps the logits and two numbers per row. The module is [`CrossEntropyLoss`](crate::nn::loss::CrossEntropyLoss).
 ///
 /// # Shapes
 ///

@@ -26,7 +26,7 @@
 //! | `functional::softmax`, `log_softmax`, `softmin`, `quiet_softmax` | the output, shared with the layer after it | - | several tensors of its size |
 //! | `GLU` | the two halves | - | several tensors of their size |
 //! | `SwiGlu` | the input, and the outputs of its linear layers | the latter | two tensors more |
-//! | `MultiHeadAttention`, `CrossAttention`, `functional::attention` | queries, keys, values, one number per query and head (1 bit per weight under dropout); the inputs of the dense layers | the former | several tensors of queries x keys |
+//! | `MultiHeadAttention`, `CrossAttention`, `functional::attention` | queries, keys, values (and 1 bit per weight under dropout); the inputs of the dense layers | the former | several tensors of queries x keys |
 //! | `TransformerEncoder`, `TransformerDecoder`, `PositionWiseFeedForward` | what their layers keep; nothing between a norm or an activation and the dense layer after it | - | what theirs keep |
 //! | `Lstm`, `BiLstm` | four tensors of the size of the output (three if the gates are coupled); the input. With `forward_checkpointed` two states every so many steps, and the input | the former | ten or more tensors of that size |
 //! | `Gru`, `BiGru` | three tensors of the size of the output; the input. With `forward_checkpointed` a state every so many steps, and the input | the former | ten or more tensors of that size |
@@ -38,7 +38,7 @@
 //! | `MaxPool1d`, `2d` | 1 byte per output (2 or 4 for windows of more than 255 elements; on remote devices 8) | - | the input and an index of 4 or 8 bytes per output |
 //! | `AvgPool1d`, `2d`, `AdaptiveAvgPool1d`, `2d`, `3d`, `Interpolate1d`, `2d` | nothing | - | the input |
 //! | `Embedding` | the indices | nothing | the indices, and two tables at the peak |
-//! | `CrossEntropyLoss` | the logits, two numbers per row; the gradient is made in place if nobody else holds them | - | a tensor of their size, two at the peak |
+//! | `CrossEntropyLoss` | the logits, three numbers per row; the gradient is made in place if nobody else holds them | - | a tensor of their size, two at the peak |
 //! | `FusedLinearCrossEntropy` (a head and its loss) | the gradients of input and weight, and never all logits; for fewer rows than features the input and the gradient of the logits | the input's gradient | a tensor of the size of all logits, two at the peak |
 //! | `BinaryCrossEntropyLoss` | one tensor | - | several tensors |
 //! | `MseLoss`, `HuberLoss` | the difference; the gradient is made in place | - | the difference, or several tensors |

@@ -153,7 +153,7 @@ impl<B: HeadLossKernels> Operation<B, 3> for LinearLogProb<B> {
 /// What the backward pass reads besides inputs.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved<B: Backend> {
-    /// `log(sum(exp(logits)))`, `[rows, 1]`.
+    /// `log(sum(exp(logits)))`, in two parts, `[rows, 2]`.
     statistics: Vec<FloatTensor<B>>,
     operation: LinearLogProb<B>,
 }

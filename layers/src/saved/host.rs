@@ -68,12 +68,9 @@ impl Shared {
     fn new() -> Self {
         let (jobs, todo) = mpsc::channel::<Job>();
         // Where there is no thread to be had, `send` does without.
-        #[cfg(feature = "system")]
         let _ = std::thread::Builder::new()
             .name("saved tensors".into())
             .spawn(move || todo.into_iter().for_each(|job| job()));
-        #[cfg(not(feature = "system"))]
-        drop(todo);
         Self { jobs, state: Mutex::default() }
     }
 

@@ -48,7 +48,7 @@ fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
 }
 
-/// `softmax(q k^T) v`, with queries, keys and values that require gradients: kept are these three, and a number per query and head.
+/// `softmax(q k^T) v`, with queries, keys and values that require gradients: kept are these three.
 fn attention(device: &Device, length: usize) -> (Steps, Option<usize>) {
     const HEAD: usize = 64;
     let tensor = || random([1, HEADS, length, HEAD], device).require_grad();
@@ -62,7 +62,7 @@ fn attention(device: &Device, length: usize) -> (Steps, Option<usize>) {
         of(|q, k, v| burn::tensor::module::attention(q, k, v, None, None, Default::default())),
         of(|q, k, v| burn_memsave::functional::attention(q, k, v, None, None, Default::default())),
     ];
-    (steps, Some(F32 * HEADS * length * (3 * HEAD + 1)))
+    (steps, Some(F32 * HEADS * length * 3 * HEAD))
 }
 
 /// A dense layer on an input that requires no gradient: kept is the input.
@@ -78,7 +78,7 @@ fn linear(device: &Device, rows: usize, width: usize) -> (Steps, Option<usize>) 
 }
 
 /// An encoder whose feed-forward blocks are four times as wide. In a layer are kept, in the width of the input: the input, queries,
-/// keys and values, their context, the first sum, and four of the feed-forward block; and a number per query and head.
+/// keys and values, their context, the first sum, and four of the feed-forward block.
 fn encoder(device: &Device, layers: usize, batch: usize, length: usize) -> (Steps, Option<usize>) {
     macro_rules! of {
         ($nn:path) => {{
@@ -93,7 +93,7 @@ fn encoder(device: &Device, layers: usize, batch: usize, length: usize) -> (Step
         }};
     }
     let steps = [of!(burn::nn), of!(burn_memsave::nn)];
-    (steps, Some(F32 * layers * batch * length * (10 * WIDTH + HEADS)))
+    (steps, Some(F32 * layers * batch * length * 10 * WIDTH))
 }
 
 fn resnet(device: &Device, batch: usize) -> (Steps, Option<usize>) {

@@ -333,7 +333,9 @@ impl Shared {
         let len = rows.len() * width;
         let mut words = words_for(len);
         let out = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
-        let all_fit = || self.weights.iter().map(Weight::footprint).sum::<usize>() <= self.settings.budget;
+        // In 64 bits: all weights together may be more than the memory of a machine of 32.
+        let bytes = || self.weights.iter().map(|weight| weight.footprint() as u64).sum::<u64>();
+        let all_fit = || bytes() <= self.settings.budget as u64;
         let mut state = self.lock();
         let table = match state.present(index) {
             Some(bytes) => {

@@ -13,7 +13,7 @@ pub(super) struct Room {
 
 impl Room {
     pub fn fits(self, len: usize) -> bool {
-        self.held + len <= self.budget
+        self.held.saturating_add(len) <= self.budget
     }
 }
 

@@ -214,3 +214,17 @@ impl<B: CpuBackend> Masks for B {
         mask
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_is_packed_into_its_bit() {
+        for seed in 0..100u64 {
+            let bits = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(seed as u32);
+            let bytes = core::array::from_fn(|at| if bits >> at & 1 == 1 { u8::MAX } else { 0 });
+            assert_eq!(pack_bytes(bytes), bits);
+        }
+    }
+}

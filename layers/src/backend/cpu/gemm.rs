@@ -166,8 +166,9 @@ fn parts<E>(a: Matrix<'_, E>, columns: usize, threads: usize) -> Vec<(Range<usiz
     let width = |across: usize| columns.div_ceil(across).next_multiple_of(16);
     let cost = |&[down, across]: &[usize; 2]| {
         let (height, width) = (height(down), width(across));
-        let rounds = (rows.div_ceil(height) * columns.div_ceil(width)).div_ceil(threads);
-        let ends = 512 * height / depth;
+        let rounds = (rows.div_ceil(height) * columns.div_ceil(width)).div_ceil(threads) as u64;
+        let (height, width) = (height as u64, width as u64);
+        let ends = 512 * height / depth as u64;
         rounds * (height * width + packing[0] * height + packing[1] * width + ends)
     };
     let grids =

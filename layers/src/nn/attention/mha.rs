@@ -56,9 +56,9 @@ drop_in! {
     /// Multi-head attention after [Attention Is All You Need](https://arxiv.org/abs/1706.03762):
     /// `softmax(q k^T / sqrt(d_k)) v` in every head, between dense layers.
     ///
-    /// Keeps, beyond what its dense layers keep, queries, keys and values, one number per query and head, and under dropout
-    /// one bit per weight. [`burn::nn::attention::MultiHeadAttention`] keeps several tensors of size queries x keys. With the
-    /// same seed both drop the same weights.
+    /// Keeps, beyond what its dense layers keep, queries, keys and values, and under dropout one bit per weight.
+    /// [`burn::nn::attention::MultiHeadAttention`] keeps several tensors of size queries x keys. With the same seed both drop the same
+    /// weights.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

@@ -1,4 +1,4 @@
-use crate::burn_next::{interpolation, interpolation_options};
+use crate::burn_next::{along_one_axis, interpolation, interpolation_options};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -76,7 +76,7 @@ impl Interpolate1d {
     ///
     /// Panics unless exactly one of `output_size` and `scale_factor` is set.
     pub fn forward(&self, input: Tensor<3>) -> Tensor<3> {
-        let mut options = interpolation_options!(self);
+        let mut options = along_one_axis(interpolation_options!(self));
         options.output_size = self.output_size.map(|size| [1, size]);
         options.scale_factor = self.scale_factor.map(|scale| [1.0, scale]);
         functional::interpolate1d(input, options)

@@ -15,3 +15,6 @@ pub use avg_pool1d::*;
 pub use avg_pool2d::*;
 pub use max_pool1d::*;
 pub use max_pool2d::*;
+
+#[allow(unused_imports)] // there are none in Burn 0.22.1
+pub use crate::burn_next::pools::*;

@@ -55,7 +55,7 @@ drop_in! {
         /// Dropout layer.
         pub dropout: Dropout,
         /// Activation function.
-        #[module(skip)]
+        #[cfg_attr(not(burn_next), module(skip))] // of the next Burn it is a part
         pub activation: Activation,
     }
 }

@@ -60,20 +60,11 @@ pub(super) struct DroppedWeights<M> {
     pub(super) keep: f64,
 }
 
-/// What is wanted beside the output of an attention.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Wants {
-    pub(super) log_sums: bool,
-    pub(super) weights: bool,
-}
-
 /// The result of an attention.
 pub(super) struct Weighted<B: Backend> {
     /// `[batch, heads, queries, value_width]`
     pub(super) output: FloatTensor<B>,
-    /// The logarithm of the sum of the exponentials of every row of scores, `[batch, heads, queries, 1]`.
-    pub(super) log_sums: Option<FloatTensor<B>>,
-    /// The weights, `[batch, heads, queries, keys]`, after dropout.
+    /// The weights, `[batch, heads, queries, keys]`, after dropout, if they are wanted.
     pub(super) weights: Option<FloatTensor<B>>,
 }
 
@@ -107,12 +98,12 @@ impl<B: AttentionKernels> Operands<B> {
         DroppedWeights { masks, keep }
     }
 
-    /// The weighted values `[batch, groups, keys, value_width]`; and the logarithms, and the weights, as they are wanted.
+    /// The weighted values, and the weights, if they are wanted.
     pub(super) fn forward(
         self,
         value: FloatTensor<B>,
         dropped: Option<&DroppedWeights<B::Mask>>,
-        wants: Wants,
+        wants_weights: bool,
     ) -> Weighted<B> {
         let (sizes, chunks, width) = (self.sizes(), self.chunks(), value.shape()[3]);
         let Sizes { batch, heads, queries, keys, .. } = sizes;
@@ -120,7 +111,6 @@ impl<B: AttentionKernels> Operands<B> {
         let like = (query.device(), query.dtype());
         // In memory the heads of a query lie side by side: merging them is free.
         let mut output = Parts::<B>::covering(Shape::new([batch, queries, heads, width]));
-        let mut log_sums = Parts::<B>::covering(Shape::new([batch, heads, queries, 1]));
         let all_weights = Shape::new([batch, heads, queries, keys]);
         let mut all_weights = match terms.scores.causal {
             true => Parts::<B>::new(all_weights), // chunks leave keys out
@@ -129,17 +119,10 @@ impl<B: AttentionKernels> Operands<B> {
         let mut inputs = ChunkInputs::<B, 3>::of([query, key, value], chunks.len());
         for (index, chunk) in chunks.iter().enumerate() {
             let [query, key, value] = inputs.next();
-            let (products, rows) = (chunk.products::<B>(query, key), terms.rows(chunk, &sizes));
-            let Chunk { batch, heads, queries, .. } = chunk;
-            let weights = match wants.log_sums {
-                true => {
-                    let ranges = [batch, heads, queries, &(0..1)];
-                    B::attention_weights_among(products, &rows, ranges, &mut log_sums)
-                }
-                false => B::attention_weights(products, &rows).0,
-            };
+            let weights = B::attention_weights(chunk.products::<B>(query, key), &terms.rows(chunk, &sizes));
             let weights = apply_dropout::<B>(weights, dropped, index);
-            if wants.weights {
+            let Chunk { batch, heads, queries, .. } = chunk;
+            if wants_weights {
                 all_weights.put([batch, heads, queries, &(0..chunk.keys)], weights.clone());
             }
             let weights = chunk.by_group::<B>(weights);
@@ -148,8 +131,7 @@ impl<B: AttentionKernels> Operands<B> {
         }
         Weighted {
             output: B::float_swap_dims(output.finish(&like), 1, 2),
-            log_sums: wants.log_sums.then(|| log_sums.finish(&like)),
-            weights: wants.weights.then(|| all_weights.finish(&like)),
+            weights: wants_weights.then(|| all_weights.finish(&like)),
         }
     }
 
@@ -167,7 +149,7 @@ impl<B: AttentionKernels> Operands<B> {
         for (index, chunk) in chunks.iter().enumerate().rev() {
             let [query, key, dy] = inputs.next();
             let products = chunk.products::<B>(query, key);
-            let (weights, _) = B::attention_weights(products, &terms.rows(chunk, &sizes));
+            let weights = B::attention_weights(products, &terms.rows(chunk, &sizes));
             let weights = chunk.by_group::<B>(apply_dropout::<B>(weights, dropped, index));
             let dy = chunk.by_group::<B>(chunk.queries_of::<B>(dy));
             if let Some(put) = dvalue.add(chunk, &sizes, weights, dy) {
@@ -183,7 +165,6 @@ impl<B: AttentionKernels> Operands<B> {
         self,
         value: FloatTensor<B>,
         dropped: Option<&DroppedWeights<B::Mask>>,
-        log_sums: FloatTensor<B>,
         dy: FloatTensor<B>,
         wanted: [bool; 4],
         mut give: impl FnMut(usize, FloatTensor<B>),
@@ -205,9 +186,9 @@ impl<B: AttentionKernels> Operands<B> {
             let dweights = B::product(dy.clone(), B::float_transpose(value));
             let [products, dweights] = [products, dweights].map(|x| chunk.by_head::<B>(x));
             let dweights = apply_dropout::<B>(dweights, dropped, index);
-            let (log_sums, rows) = (chunk.queries_of::<B>(log_sums.clone()), terms.rows(chunk, &sizes));
+            let rows = terms.rows(chunk, &sizes);
             let ScoreGrads { weights, products, bias } =
-                B::attention_weights_backward(products, dweights, log_sums, &rows, wants_bias);
+                B::attention_weights_backward(products, dweights, &rows, wants_bias);
             if let Some((weights, dy)) = wants_value.then_some((weights, dy)) {
                 let weights = chunk.by_group::<B>(apply_dropout::<B>(weights, dropped, index));
                 parts.put(VALUE, dvalue.add(chunk, &sizes, weights, dy));

@@ -2,7 +2,7 @@
 use super::{AttentionKernels, ScoreGrads, ScoreRows, Scores};
 use crate::backend::cpu::{CpuBackend, CpuElement, exp::COST, parallel, sums, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{DType, Shape, bf16, f16};
+use burn::tensor::{DType, bf16, f16};
 use core::ops::Range;
 use num_traits::{Float, Zero};
 
@@ -11,31 +11,27 @@ impl<B: CpuBackend> AttentionKernels for B {
     const CHUNK: usize = 1 << 18; // the weights of a chunk stay in the cache
     const CAUSAL_PARTS: usize = 8;
 
-    fn attention_weights(products: FloatTensor<B>, rows: &ScoreRows<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+    fn attention_weights(products: FloatTensor<B>, rows: &ScoreRows<B>) -> FloatTensor<B> {
         let mut products = B::contiguous(products);
-        let [batch, heads, queries, keys] = products.shape().dims();
+        let [_, heads, _, keys] = products.shape().dims();
         with_element!(products.dtype(), "attention", E => {
-            let log_sums = with_rows::<B, E, _>(rows, heads, keys, |rows| {
-                rows.weights(B::as_slice_mut::<E>(&mut products))
-            });
-            (products, B::from_vec(log_sums, Shape::new([batch, heads, queries, 1])))
-        })
+            with_rows::<B, E, _>(rows, heads, keys, |rows| rows.weights(B::as_slice_mut(&mut products)));
+        });
+        products
     }
 
     fn attention_weights_backward(
         products: FloatTensor<B>,
         gradients: FloatTensor<B>,
-        log_sums: FloatTensor<B>,
         rows: &ScoreRows<B>,
         wants_bias: bool,
     ) -> ScoreGrads<B> {
         let (mut products, mut gradients) = (B::contiguous(products), B::contiguous(gradients));
-        let log_sums = B::contiguous(log_sums);
         let shape = products.shape();
         with_element!(products.dtype(), "attention", E => {
             let score_grads = with_rows::<B, E, _>(rows, shape[1], shape[3], |rows| {
                 let weights = B::as_slice_mut::<E>(&mut products);
-                rows.backward(weights, B::as_slice_mut(&mut gradients), B::as_slice(&log_sums), wants_bias)
+                rows.backward(weights, B::as_slice_mut(&mut gradients), wants_bias)
             });
             let bias = score_grads.map(|score_grads| B::from_vec(score_grads, shape));
             ScoreGrads { weights: products, products: gradients, bias }
@@ -165,56 +161,44 @@ impl<E: CpuElement> Rows<'_, E> {
         }
     }
 
-    /// Replaces products by weights; returns the logarithms of the sums of the exponentials of the scores.
-    fn weights(&self, products: &mut [E]) -> Vec<E::Acc> {
-        let rows = products.len() / self.keys;
-        let task = parallel::items_per_task(rows, self.keys);
+    /// Replaces products by weights.
+    fn weights(&self, products: &mut [E]) {
+        let task = parallel::items_per_task(products.len() / self.keys, self.keys);
         let work = parallel::Work::of([COST, products.len()]);
-        let zero = <E::Acc as Zero>::zero();
-        let sizes = [task, task * self.keys];
-        parallel::zip_filled((rows, zero), products, sizes, work, |index, log_sums, products| {
+        parallel::chunks_mut(products, task * self.keys, work, |index, products| {
             let mut buffers = self.buffers();
-            let rows = products.chunks_exact_mut(self.keys).zip(log_sums);
-            for (row, (products, log_sum)) in (index * task..).zip(rows) {
+            for (row, products) in (index * task..).zip(products.chunks_exact_mut(self.keys)) {
                 let place = self.place(row);
                 let (seen, hidden) = products.split_at_mut(self.visible(place));
                 self.score(place, seen, &mut buffers);
-                *log_sum = self.softmax(&mut buffers.scores[..seen.len()]);
+                self.softmax(&mut buffers.scores[..seen.len()]);
                 let weights = seen.iter_mut().zip(&buffers.scores);
                 weights.for_each(|(weight, &value)| *weight = E::narrow(value));
                 hidden.fill(E::zero());
             }
-        })
+        });
     }
 
-    /// Replaces a row of scores by weights; returns the logarithm of the sum of the exponentials.
+    /// Replaces a row of scores by weights.
     #[inline(always)]
-    fn softmax(&self, scores: &mut [E::Acc]) -> E::Acc {
+    fn softmax(&self, scores: &mut [E::Acc]) {
         // Finite, so that the exponentials of a row that is all masked are 0.
         let max = sums::larger(<E::Acc as Float>::min_value(), sums::max(scores));
         let mut sum = sums::map_and_sum(scores, |score| (score - max).fast_exp());
-        let max = max.into_f64();
         if self.scores.quiet {
-            sum += (-max).exp();
+            sum += (-max.into_f64()).exp();
         }
         if sum == 0.0 {
             sum = 1.0; // everything is masked: weights of 0
         }
         let inverse = <E::Acc as CpuElement>::from_f64(1.0 / sum);
         scores.iter_mut().for_each(|score| *score = *score * inverse);
-        <E::Acc as CpuElement>::from_f64(sum.ln() + max)
     }
 
     /// Replaces products by weights, and gradients of weights by gradients of products; returns gradients of scores, if wanted.
-    fn backward(
-        &self,
-        products: &mut [E],
-        gradients: &mut [E],
-        log_sums: &[E::Acc],
-        wants_scores: bool,
-    ) -> Option<Vec<E::Acc>> {
+    fn backward(&self, products: &mut [E], gradients: &mut [E], wants_scores: bool) -> Option<Vec<E::Acc>> {
         let mut score_grads = wants_scores.then(|| vec![<E::Acc as Zero>::zero(); products.len()]);
-        let task = parallel::items_per_task(log_sums.len(), self.keys);
+        let task = parallel::items_per_task(products.len() / self.keys, self.keys);
         let work = parallel::Work::of([2, COST, products.len()]);
         let size = task * self.keys;
         let mut wanted = score_grads.as_mut().map(|score_grads| score_grads.chunks_mut(size));
@@ -229,7 +213,7 @@ impl<E: CpuElement> Rows<'_, E> {
             let rows = products.chunks_exact_mut(self.keys).zip(gradients.chunks_exact_mut(self.keys));
             for (row, (products, gradients)) in (index * task..).zip(rows) {
                 let score_grads = score_grads.as_mut().and_then(Iterator::next);
-                self.row_backward(row, products, gradients, log_sums[row], score_grads, &mut buffers);
+                self.row_backward(row, products, gradients, score_grads, &mut buffers);
             }
         });
         score_grads
@@ -241,7 +225,6 @@ impl<E: CpuElement> Rows<'_, E> {
         row: usize,
         products: &mut [E],
         gradients: &mut [E],
-        log_sum: E::Acc,
         score_grads: Option<&mut [E::Acc]>,
         buffers: &mut Buffers<E::Acc>,
     ) {
@@ -254,9 +237,7 @@ impl<E: CpuElement> Rows<'_, E> {
         self.score(place, seen, buffers);
         let Buffers { scores, slopes } = buffers;
         let weights = &mut scores[..visible];
-        for weight in &mut *weights {
-            *weight = (*weight - log_sum).fast_exp();
-        }
+        self.softmax(weights);
         let mean_grad = sums::sum_pairs(weights, gradients, |weight, gradient| weight * gradient.widen());
         let mean_grad = <E::Acc as CpuElement>::from_f64(mean_grad);
         let scale = <E::Acc as CpuElement>::from_f64(self.scores.scale);

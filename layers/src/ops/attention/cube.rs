@@ -5,20 +5,15 @@
 //! gradient the composition makes the gradients.
 //!
 //! Products of few queries and keys are a kernel of ours: those by tiles, which are Burn's, leave most units of a cube idle there.
-use super::{
-    AttentionKernels, MaybeMask, ScoreGrads, ScoreRows,
-    kernels::composed_backward,
-    sums::{Parts, Put},
-};
+use super::{AttentionKernels, MaybeMask, ScoreGrads, ScoreRows, kernels::composed_backward, sums::Put};
 use crate::backend::cube::{
     self, Output, Pair, address_type, constant, grid_of_rows, max_of_vector, max_over_units, number,
     row_of_unit, sum_of_vector, sum_over_units, types, unit_of_row, units_of_row, vector_size, writable,
 };
-use crate::backend::wide;
 use crate::ops::{MaybeTensor, UpToFour};
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{
     self,
@@ -27,38 +22,15 @@ use burn_cubecl::cubecl::{
     std::tensor::layout::linear::{LinearView, LinearViewLaunch, LinearViewMut},
 };
 use burn_cubecl::tensor::CubeTensor;
-use core::ops::Range;
 
 impl AttentionKernels for Cube {
     fn product(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         cube::product(lhs, rhs)
     }
 
-    fn attention_weights(
-        products: FloatTensor<Self>,
-        rows: &ScoreRows<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let shape = of_rows(&products.shape());
-        let all = shape.dims::<4>().map(|len| 0..len);
-        let mut log_sums = Parts::covering(shape);
-        let weights = Self::attention_weights_among(products, rows, all.each_ref(), &mut log_sums);
-        (weights, log_sums.all.expect("written"))
-    }
-
-    fn attention_weights_among(
-        products: FloatTensor<Self>,
-        rows: &ScoreRows<Self>,
-        ranges: [&Range<usize>; 4],
-        log_sums: &mut Parts<Self>,
-    ) -> FloatTensor<Self> {
-        let options = Options::of(rows);
+    fn attention_weights(products: FloatTensor<Self>, rows: &ScoreRows<Self>) -> FloatTensor<Self> {
         let ScoreRows { mask, bias, .. } = rows.clone();
-        let all = log_sums.take(wide(products.dtype()), &products.device());
-        let start = ranges.map(|range| range.start);
-        let (weights, all) =
-            Self::cube_attention_weights(products, all, mask.into(), bias.into(), start, options);
-        log_sums.all = Some(all);
-        weights
+        Self::cube_attention_weights(products, mask.into(), bias.into(), Options::of(rows))
     }
 
     const PUTS_TOGETHER: bool = true;
@@ -88,23 +60,16 @@ impl AttentionKernels for Cube {
     fn attention_weights_backward(
         products: FloatTensor<Self>,
         gradients: FloatTensor<Self>,
-        log_sums: FloatTensor<Self>,
         rows: &ScoreRows<Self>,
         wants_bias: bool,
     ) -> ScoreGrads<Self> {
         if wants_bias {
-            return composed_backward::<Self>(products, gradients, log_sums, rows, wants_bias);
+            return composed_backward::<Self>(products, gradients, rows, wants_bias);
         }
         let options = Options::of(rows);
         let ScoreRows { mask, bias, .. } = rows.clone();
-        let (weights, products) = Self::cube_attention_weights_backward(
-            products,
-            gradients,
-            log_sums,
-            mask.into(),
-            bias.into(),
-            options,
-        );
+        let (weights, products) =
+            Self::cube_attention_weights_backward(products, gradients, mask.into(), bias.into(), options);
         ScoreGrads { weights, products, bias: None }
     }
 }
@@ -136,16 +101,14 @@ impl Options {
 
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait AttentionCube: Backend {
-    /// See [`AttentionKernels::attention_weights`]; the logarithms are put into those of all rows, from `start` on.
-    #[fusion(meta = |products, log_sums, _mask, _bias, _start, _options| (products.clone(), log_sums.clone()))]
+    /// See [`AttentionKernels::attention_weights`].
+    #[fusion(dtype = products, shape = products)]
     fn cube_attention_weights(
         products: FloatTensor<Self>,
-        log_sums: FloatTensor<Self>,
         #[extension_type] mask: MaybeMask<Self>,
         #[extension_type] bias: MaybeTensor<Self>,
-        start: [usize; 4],
         options: Options,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>);
+    ) -> FloatTensor<Self>;
 
     /// The tensors, into each of which a part is put, up to three.
     #[fusion(meta = |tensors, _parts, _starts| tensors.clone())]
@@ -156,21 +119,14 @@ pub trait AttentionCube: Backend {
     ) -> UpToFour<Self>;
 
     /// The weights, and the gradients of the products.
-    #[fusion(meta = |products, gradients, _log_sums, _mask, _bias, _options| (products.clone(), gradients.clone()))]
+    #[fusion(meta = |products, gradients, _mask, _bias, _options| (products.clone(), gradients.clone()))]
     fn cube_attention_weights_backward(
         products: FloatTensor<Self>,
         gradients: FloatTensor<Self>,
-        log_sums: FloatTensor<Self>,
         #[extension_type] mask: MaybeMask<Self>,
         #[extension_type] bias: MaybeTensor<Self>,
         options: Options,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
-}
-
-/// The shape of a number per row.
-fn of_rows(products: &Shape) -> Shape {
-    let [batch, heads, queries, _] = products.dims();
-    Shape::new([batch, heads, queries, 1])
 }
 
 impl AttentionCube for CubeBackend {
@@ -185,24 +141,13 @@ impl AttentionCube for CubeBackend {
 
     fn cube_attention_weights(
         products: FloatTensor<Self>,
-        log_sums: FloatTensor<Self>,
         mask: MaybeMask<Self>,
         bias: MaybeTensor<Self>,
-        start: [usize; 4],
         options: Options,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    ) -> FloatTensor<Self> {
         let weights = Output::replacing(&products, 0);
-        let log_sums = writable(log_sums);
-        let heads = products.shape()[1];
-        let [_, all_heads, all_queries, _] = log_sums.shape().dims();
-        let first = (start[0] * all_heads + start[1]) * all_queries + start[2];
-        let among = AmongLaunch::new(first, heads, all_heads, all_queries);
         let launch = Launch::new(&[&products, &weights.tensor], mask, bias, options);
         let (client, dtypes) = (products.client.clone(), types(products.dtype));
-        let lowest = InputScalar::new(
-            if dtypes[1] == types(DType::F64)[1] { f64::MIN } else { f64::from(f32::MIN) },
-            dtypes[1],
-        );
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
             weights_kernel::launch_unchecked(
@@ -213,25 +158,21 @@ impl AttentionCube for CubeBackend {
                 launch.size,
                 products.into_linear_view(),
                 weights.view(),
-                log_sums.clone().into_linear_view(),
                 launch.mask.into(),
                 launch.bias.into(),
                 launch.shape,
-                among,
-                lowest,
                 launch.of,
                 dtypes,
                 launch.of_mask,
                 launch.of_bias,
             );
         }
-        (weights.tensor, log_sums)
+        weights.tensor
     }
 
     fn cube_attention_weights_backward(
         products: FloatTensor<Self>,
         gradients: FloatTensor<Self>,
-        log_sums: FloatTensor<Self>,
         mask: MaybeMask<Self>,
         bias: MaybeTensor<Self>,
         options: Options,
@@ -252,7 +193,6 @@ impl AttentionCube for CubeBackend {
                 gradients.into_linear_view(),
                 weights.view(),
                 of_products.view(),
-                log_sums.into_linear_view(),
                 launch.mask.into(),
                 launch.bias.into(),
                 launch.shape,
@@ -305,8 +245,10 @@ impl Launch {
             tensors.iter().copied().chain(mask.as_ref()).chain(bias.as_ref()).collect();
         let Options { scale, softcap, masked, quiet, last_of_first } = options;
         let wide = types(products.dtype)[1];
-        let [scale, cap, masked, unseen] = [scale, softcap.unwrap_or(1.0), masked, f64::NEG_INFINITY]
-            .map(|number| InputScalar::new(number, wide));
+        let lowest = if wide == types(DType::F64)[1] { f64::MIN } else { f64::from(f32::MIN) };
+        let [scale, cap, masked, unseen, lowest] =
+            [scale, softcap.unwrap_or(1.0), masked, f64::NEG_INFINITY, lowest]
+                .map(|number| InputScalar::new(number, wide));
         let (rows, units) = (batch * heads * queries, units_of_row(keys));
         let (count, dim) = grid_of_rows(&products.client, rows, units);
         let last = last_of_first.unwrap_or(0).clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32;
@@ -319,7 +261,7 @@ impl Launch {
             of_bias: dtype_to_storage_type(bias.as_ref().map_or(products.dtype, |bias| bias.dtype)),
             mask: mask.map(|mask| mask.into_linear_view_like(products)),
             bias: bias.map(|bias| bias.into_linear_view_like(products)),
-            shape: RowsLaunch::new(rows, queries, keys, scale, cap, masked, unseen, last),
+            shape: RowsLaunch::new(rows, queries, keys, scale, cap, masked, unseen, lowest, last),
             of: Of { units, capped: softcap.is_some(), causal: last_of_first.is_some(), quiet },
         }
     }
@@ -337,16 +279,9 @@ struct Rows {
     masked: InputScalar,
     /// Minus infinity, of which WGSL has no constant.
     unseen: InputScalar,
+    /// The lowest finite number.
+    lowest: InputScalar,
     last_of_first: i32,
-}
-
-/// Where the numbers of rows go, among those of all heads and queries.
-#[derive(CubeType, CubeLaunch)]
-struct Among {
-    first: usize,
-    heads: usize,
-    all_heads: usize,
-    all_queries: usize,
 }
 
 /// Scores, and their slopes: the derivatives by the products.
@@ -399,16 +334,55 @@ fn scored<W: Float, M: Int, V: Float, N: Size>(
     Scored::<W, N> { score, slope }
 }
 
+/// Sums over the scores of a row, as far as a unit has read it.
+#[derive(CubeType, Clone, Copy)]
+struct Sums<W: Float, N: Size> {
+    /// The largest score so far: finite, so that the exponentials of a row that is all hidden are 0.
+    largest: Vector<W, N>,
+    /// Of `exp(score - largest)`.
+    weights: Vector<W, N>,
+    /// The same, times the gradients of the weights.
+    gradients: Vector<W, N>,
+}
+
+/// Those of all units.
+#[derive(CubeType, Clone, Copy)]
+struct RowSums<W: Float> {
+    largest: W,
+    weights: W,
+    gradients: W,
+}
+
+#[cube]
+fn no_sums<W: Float, N: Size>(rows: &Rows) -> Sums<W, N> {
+    let zero = Vector::<W, N>::new(W::new(0.0));
+    Sums::<W, N> { largest: Vector::new(rows.lowest.get::<W>()), weights: zero, gradients: zero }
+}
+
+#[cube]
+fn over_units<W: Float, N: Size>(sums: Sums<W, N>, #[comptime] of: Of) -> RowSums<W> {
+    let largest = max_over_units::<W>(max_of_vector::<W, N>(sums.largest), comptime!(of.units));
+    let scale = (sums.largest - Vector::new(largest)).exp();
+    let of_unit = Pair::<W> {
+        a: sum_of_vector::<W, N>(sums.weights * scale),
+        b: sum_of_vector::<W, N>(sums.gradients * scale),
+    };
+    let total = sum_over_units::<W>(of_unit, comptime!(of.units));
+    let mut weights = total.a;
+    if comptime!(of.quiet) {
+        weights += (-largest).exp();
+    }
+    let weights = max(weights, constant::<W>(comptime!(f32::MIN_POSITIVE)));
+    RowSums::<W> { largest, weights, gradients: total.b }
+}
+
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn weights_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
     products: LinearView<'_, Vector<T, N>>,
     mut weights: LinearViewMut<'_, Vector<T, N>>,
-    mut log_sums: LinearViewMut<'_, W>,
     mask: ComptimeOption<LinearView<'_, M>>,
     bias: ComptimeOption<LinearView<'_, V>>,
     rows: Rows,
-    among: Among,
-    lowest: InputScalar,
     #[comptime] of: Of,
     #[define(T, W)] _dtypes: [ElemType; 2],
     #[define(M)] _of_mask: ElemType,
@@ -422,38 +396,24 @@ fn weights_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
     let size = N::value().comptime();
     let vectors = rows.keys / size;
     let start = row * vectors;
-    // Finite, so that the exponentials of a row that is all masked are 0.
-    let lowest = lowest.get::<W>();
-    let mut largest = Vector::<W, N>::new(lowest);
-    let mut sum = Vector::<W, N>::new(W::new(0.0));
+    let mut sums = no_sums::<W, N>(&rows);
     let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));
         let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of).score;
-        let before = largest;
-        largest = largest.max(score);
-        sum = sum * (before - largest).exp() + (score - largest).exp();
+        let before = sums.largest;
+        sums.largest = before.max(score);
+        sums.weights = sums.weights * (before - sums.largest).exp() + (score - sums.largest).exp();
         at += units;
     }
-    let largest_of_all = max_over_units::<W>(max_of_vector::<W, N>(largest), units);
-    let sum = sum_of_vector::<W, N>(sum * (largest - Vector::new(largest_of_all)).exp());
-    let mut sum = sum_over_units::<W>(Pair::<W> { a: sum, b: W::new(0.0) }, units).a;
-    if comptime!(of.quiet) {
-        sum += (-largest_of_all).exp();
-    }
-    let sum = max(sum, constant::<W>(comptime!(f32::MIN_POSITIVE)));
+    let row = over_units::<W, N>(sums, of);
     let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));
         let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of).score;
-        let weight = (score - Vector::new(largest_of_all)).exp() / Vector::new(sum);
+        let weight = (score - Vector::new(row.largest)).exp() / Vector::new(row.weights);
         weights.write(start + at, Vector::cast_from(weight));
         at += units;
-    }
-    if unit == 0 {
-        let (head, query) = (row / rows.queries, row % rows.queries);
-        let head = head / among.heads * among.all_heads + head % among.heads;
-        log_sums.write(among.first + head * among.all_queries + query, sum.ln() + largest_of_all);
     }
 }
 
@@ -463,7 +423,6 @@ fn gradients_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
     gradients: LinearView<'_, Vector<T, N>>,
     mut weights: LinearViewMut<'_, Vector<T, N>>,
     mut of_products: LinearViewMut<'_, Vector<T, N>>,
-    log_sums: LinearView<'_, W>,
     mask: ComptimeOption<LinearView<'_, M>>,
     bias: ComptimeOption<LinearView<'_, V>>,
     rows: Rows,
@@ -480,22 +439,26 @@ fn gradients_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
     let size = N::value().comptime();
     let vectors = rows.keys / size;
     let start = row * vectors;
-    let log_sum = Vector::<W, N>::new(log_sums.read(row));
-    let mut sum = Vector::<W, N>::new(W::new(0.0));
+    let mut sums = no_sums::<W, N>(&rows);
     let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));
         let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of).score;
-        sum += (score - log_sum).exp() * Vector::<W, N>::cast_from(gradients.read(start + at));
+        let before = sums.largest;
+        sums.largest = before.max(score);
+        let (scale, weight) = ((before - sums.largest).exp(), (score - sums.largest).exp());
+        let gradient = Vector::<W, N>::cast_from(gradients.read(start + at));
+        sums.weights = sums.weights * scale + weight;
+        sums.gradients = sums.gradients * scale + weight * gradient;
         at += units;
     }
-    let of_unit = Pair::<W> { a: sum_of_vector::<W, N>(sum), b: W::new(0.0) };
-    let mean = Vector::<W, N>::new(sum_over_units::<W>(of_unit, units).a);
+    let row = over_units::<W, N>(sums, of);
+    let mean = Vector::<W, N>::new(row.gradients / row.weights);
     let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));
         let scored = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of);
-        let weight = (scored.score - log_sum).exp();
+        let weight = (scored.score - Vector::new(row.largest)).exp() / Vector::new(row.weights);
         let gradient = Vector::<W, N>::cast_from(gradients.read(start + at));
         weights.write(start + at, Vector::cast_from(weight));
         of_products.write(start + at, Vector::cast_from(weight * (gradient - mean) * scored.slope));

@@ -1,5 +1,5 @@
 //! The kernels of attention: from rows of products to rows of weights, and from gradients of weights to gradients of products.
-use super::sums::{Parts, Put};
+use super::sums::Put;
 use crate::backend::{Capacity, Masks, Placeholders, composing_backends, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
@@ -92,40 +92,11 @@ pub trait AttentionKernels: Capacity + Masks + Placeholders {
         Self::float_matmul(lhs, rhs)
     }
 
-    /// The weights, from the products of queries and keys `[batch, heads, rows, keys]`, and the logarithm of the sum of the
-    /// exponentials of every row of scores, `[batch, heads, rows, 1]`, in f32 at least.
-    fn attention_weights(
-        products: FloatTensor<Self>,
-        rows: &ScoreRows<Self>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+    /// The weights, from the products of queries and keys `[batch, heads, rows, keys]`.
+    fn attention_weights(products: FloatTensor<Self>, rows: &ScoreRows<Self>) -> FloatTensor<Self> {
         let dtype = products.dtype();
         let (scores, _) = score::<Self>(products, rows);
-        let (lowest, smallest) = match scores.dtype() {
-            DType::F64 => (f64::MIN, f64::MIN_POSITIVE),
-            _ => (f64::from(f32::MIN), f64::from(f32::MIN_POSITIVE)),
-        };
-        let max = Self::float_clamp_min(Self::float_max_dim(scores.clone(), 3), lowest.into());
-        let exponentials = Self::float_exp(Self::float_sub(scores, max.clone()));
-        let sums = Self::float_sum_dim(exponentials.clone(), 3);
-        let sums = match rows.scores.quiet {
-            true => Self::float_add(sums, Self::float_exp(Self::float_neg(max.clone()))),
-            false => sums,
-        };
-        let sums = Self::float_clamp_min(sums, smallest.into());
-        let weights = Self::float_cast(Self::float_div(exponentials, sums.clone()), dtype.into());
-        (weights, Self::float_add(Self::float_log(sums), max))
-    }
-
-    /// The weights, with the logarithms put among those of other rows.
-    fn attention_weights_among(
-        products: FloatTensor<Self>,
-        rows: &ScoreRows<Self>,
-        ranges: [&Range<usize>; 4],
-        log_sums: &mut Parts<Self>,
-    ) -> FloatTensor<Self> {
-        let (weights, sums) = Self::attention_weights(products, rows);
-        log_sums.put(ranges, sums);
-        weights
+        Self::float_cast(softmax::<Self>(scores, rows.scores.quiet), dtype.into())
     }
 
     /// Whether parts wait for others to be put together.
@@ -138,14 +109,16 @@ pub trait AttentionKernels: Capacity + Masks + Placeholders {
 
     /// The weights again, and the gradients of the products from those of the weights; if `wants_bias`, also those of the scores
     /// that the bias was added to.
+    ///
+    /// Nothing of the forward pass is read: `max + ln(sum)` in one number would lose the sum where scores are large, as those of
+    /// keys that are hidden by a large finite number are.
     fn attention_weights_backward(
         products: FloatTensor<Self>,
         gradients: FloatTensor<Self>,
-        log_sums: FloatTensor<Self>,
         rows: &ScoreRows<Self>,
         wants_bias: bool,
     ) -> ScoreGrads<Self> {
-        composed_backward::<Self>(products, gradients, log_sums, rows, wants_bias)
+        composed_backward::<Self>(products, gradients, rows, wants_bias)
     }
 }
 composing_backends!(AttentionKernels);
@@ -154,13 +127,12 @@ composing_backends!(AttentionKernels);
 pub(super) fn composed_backward<B: Backend>(
     products: FloatTensor<B>,
     gradients: FloatTensor<B>,
-    log_sums: FloatTensor<B>,
     rows: &ScoreRows<B>,
     wants_bias: bool,
 ) -> ScoreGrads<B> {
     let (dtype, shape) = (products.dtype(), products.shape());
     let (scores, slopes) = score::<B>(products, rows);
-    let weights = B::float_exp(B::float_sub(scores, log_sums));
+    let weights = softmax::<B>(scores, rows.scores.quiet);
     let gradients = widen::<B>(gradients);
     let mean_grad = B::float_sum_dim(B::float_mul(weights.clone(), gradients.clone()), 3);
     let score_grads = B::float_mul(weights.clone(), B::float_sub(gradients, mean_grad));
@@ -176,6 +148,22 @@ pub(super) fn composed_backward<B: Backend>(
     };
     let [weights, products] = [weights, products].map(|x| B::float_cast(x, dtype.into()));
     ScoreGrads { weights, products, bias }
+}
+
+/// The weights of scores: 0 where all of a row is hidden.
+fn softmax<B: Backend>(scores: FloatTensor<B>, quiet: bool) -> FloatTensor<B> {
+    let (lowest, smallest) = match scores.dtype() {
+        DType::F64 => (f64::MIN, f64::MIN_POSITIVE),
+        _ => (f64::from(f32::MIN), f64::from(f32::MIN_POSITIVE)),
+    };
+    let max = B::float_clamp_min(B::float_max_dim(scores.clone(), 3), lowest.into());
+    let exponentials = B::float_exp(B::float_sub(scores, max.clone()));
+    let sums = B::float_sum_dim(exponentials.clone(), 3);
+    let sums = match quiet {
+        true => B::float_add(sums, B::float_exp(B::float_neg(max))),
+        false => sums,
+    };
+    B::float_div(exponentials, B::float_clamp_min(sums, smallest.into()))
 }
 
 /// The keys that rows do not see, `[1, 1, rows, keys]`.
@@ -268,18 +256,16 @@ mod tests {
                 let composed_rows =
                     ScoreRows::<Composed> { scores, mask, bias, queries, all_queries, all_keys };
                 let (products, gradients) = (random(full), random(full));
-                let (weights, log_sums) = Flex::attention_weights(products.clone(), &rows);
+                let weights = Flex::attention_weights(products.clone(), &rows);
                 let found = Composed::attention_weights(composed(&products), &composed_rows);
-                assert_close("weights", found.0, weights);
-                assert_close("log_sums", found.1, log_sums.clone());
+                assert_close("weights", found, weights);
                 let found = Composed::attention_weights_backward(
                     composed(&products),
                     composed(&gradients),
-                    composed(&log_sums),
                     &composed_rows,
                     true,
                 );
-                let kernel = Flex::attention_weights_backward(products, gradients, log_sums, &rows, true);
+                let kernel = Flex::attention_weights_backward(products, gradients, &rows, true);
                 assert_close("weights again", found.weights, kernel.weights);
                 assert_close("products", found.products, kernel.products);
                 assert_close("bias", found.bias.expect("wanted"), kernel.bias.expect("wanted"));

@@ -4,9 +4,9 @@
 //! | --- | --- |
 //! | computes | `y = dropout(softmax(scores(q k^T))) v` over the keys; see [`Scores`] |
 //! | keeps | handles of `q`, `k`, the mask and the bias if any input is tracked; 1 bit per weight under dropout; |
-//! | | a handle of `v` and a number per query and head if `q`, `k` or the bias is tracked; |
+//! | | a handle of `v` if `q`, `k` or the bias is tracked; |
 //! | | only the weights if only `v` is tracked and they take no more memory than what they are computed from |
-//! | backward | with `p` the weights, computed again from `q`, `k` and the number of the row: |
+//! | backward | with `p` the weights, computed again from `q` and `k`: |
 //! | | `dv = p^T dy`, `ds = p (dy v^T - sum(p dy v^T))`, `dq = ds k`, `dk = ds^T q`, `dbias = ds` |
 //!
 //! Apart from those bits, and from weights that are kept because they are few, nothing of the size of the weights, queries times keys,
@@ -32,7 +32,7 @@ use burn::backend::{
     tensor::{BoolTensor, FloatTensor},
 };
 use burn::tensor::Shape;
-use chunked::{DroppedWeights, Operands, Terms, Wants, Weighted};
+use chunked::{DroppedWeights, Operands, Terms, Weighted};
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 use values::WeightsKept;
@@ -149,9 +149,8 @@ extension! {
             let masked = MaskedAttention::<<Self as Run>::Plain> { attention, mask: mask.into_option() };
             let [query, key] = [query, key].map(Self::plain);
             let (operands, dropped) = masked.operands(query, key, bias.into_option().map(Self::plain));
-            let wants = Wants { weights: true, ..Wants::default() };
-            let Weighted { output, weights, .. } =
-                operands.forward(Self::primitive(&value), dropped.as_ref(), wants);
+            let Weighted { output, weights } =
+                operands.forward(Self::primitive(&value), dropped.as_ref(), true);
             let (weights, merged) = (given(weights), masked.attention.merged);
             let kept = WeightsKept { output: merge::<<Self as Run>::Plain>(output, merged), weights: weights.clone(), merged };
             Attended { output: Self::run(kept, [Some(value)]), weights: Self::untracked(weights) }
@@ -205,8 +204,7 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
 
     fn forward(&self, [query, key, value, bias]: Inputs<B, 4>) -> FloatTensor<B> {
         let (operands, dropped) = self.operands(given(query), given(key), bias);
-        let Weighted { output, .. } = operands.forward(given(value), dropped.as_ref(), Wants::default());
-        merge::<B>(output, self.attention.merged)
+        merge::<B>(operands.forward(given(value), dropped.as_ref(), false).output, self.attention.merged)
     }
 
     fn forward_saving(
@@ -216,30 +214,28 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
     ) -> (FloatTensor<B>, Saved<B>) {
         let ledger = recorder.ledger();
         let (operands, dropped) = self.operands(given(query), given(key), bias);
-        let wants = Wants { log_sums: recorder.keeps(VALUE), weights: false };
-        let Weighted { output, log_sums, .. } = operands.forward(given(value), dropped.as_ref(), wants);
+        let Weighted { output, .. } = operands.forward(given(value), dropped.as_ref(), false);
         let dropped = dropped.map(|DroppedWeights { masks, keep }| {
             let masks = masks.into_iter().map(|mask| ledger.state("dropped", mask, TRACKED)).collect();
             DroppedWeights { masks, keep }
         });
         let Attention { scores, merged, .. } = self.attention;
         let mask = self.mask.clone().map(|mask| ledger.tensor("mask", mask, TRACKED));
-        let log_sums = log_sums.map(|sums| ledger.tensor("log_sums", sums, TRACKED));
-        (merge::<B>(output, merged), Saved { scores, merged, mask, dropped, log_sums })
+        (merge::<B>(output, merged), Saved { scores, merged, mask, dropped })
     }
 
     fn backward(saved: Saved<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 4>) {
-        let Saved { scores, merged, mask, dropped, log_sums } = saved;
+        let Saved { scores, merged, mask, dropped } = saved;
         let (query, key, bias) = (given(pass.take(QUERY)), given(pass.take(KEY)), pass.take(BIAS));
         let dy = if merged { split_heads::<B>(dy, query.shape()[1]) } else { dy };
         let operands = Operands::<B> { query, key, terms: Terms { mask, bias, scores } };
-        match (pass.take(VALUE), log_sums) {
-            (Some(value), Some(log_sums)) => {
+        match pass.take(VALUE) {
+            Some(value) => {
                 let wanted = [QUERY, KEY, VALUE, BIAS].map(|input| pass.wants(input));
                 let give = |input, gradient| pass.give(input, gradient);
-                operands.backward(value, dropped.as_ref(), log_sums, dy, wanted, give);
+                operands.backward(value, dropped.as_ref(), dy, wanted, give);
             }
-            _ => pass.give(VALUE, operands.value_backward(dropped.as_ref(), dy)),
+            None => pass.give(VALUE, operands.value_backward(dropped.as_ref(), dy)),
         }
     }
 }
@@ -252,9 +248,6 @@ struct Saved<B: AttentionKernels> {
     merged: bool,
     mask: Option<BoolTensor<B>>,
     dropped: Option<DroppedWeights<B::Mask>>,
-    /// The logarithm of the sum of the exponentials of every row of scores, if the weights change: if the queries, the keys or
-    /// the bias are tracked.
-    log_sums: Option<FloatTensor<B>>,
 }
 
 impl<B: AttentionKernels> MaskedAttention<B> {

@@ -16,7 +16,7 @@ impl<B: CpuBackend> CrossEntropyKernels for B {
         let x = B::contiguous(x);
         let [rows, classes] = x.shape().dims();
         with_element!(x.dtype(), "log_sum_exp", E => {
-            B::from_vec(log_sum_exp(B::as_slice::<E>(&x), classes), Shape::new([rows, 1]))
+            B::from_vec(log_sum_exp(B::as_slice::<E>(&x), classes).into_flattened(), Shape::new([rows, 2]))
         })
     }
 
@@ -29,8 +29,8 @@ impl<B: CpuBackend> CrossEntropyKernels for B {
             (B::contiguous(x), B::contiguous(log_sum_exp), weights.map(B::contiguous));
         with_element!(x.dtype(), "cross_entropy", E => {
             let weights = weights.as_ref().map(B::as_slice::<E>);
-            let sums = sum_log_probabilities(B::as_slice(&x), B::as_slice(&log_sum_exp), weights);
-            B::from_vec(sums, log_sum_exp.shape())
+            let sums = sum_log_probabilities(B::as_slice(&x), parts(B::as_slice(&log_sum_exp)), weights);
+            B::from_vec(sums, Shape::new([log_sum_exp.shape()[0], 1]))
         })
     }
 
@@ -42,7 +42,7 @@ impl<B: CpuBackend> CrossEntropyKernels for B {
             [gradient.weight_factor, gradient.weights].map(|t| t.map(B::contiguous));
         with_element!(x.dtype(), "cross_entropy", E => {
             let gradient = Gradient::<E> {
-                log_sum_exp: B::as_slice(&log_sum_exp),
+                log_sum_exp: parts(B::as_slice(&log_sum_exp)),
                 probability_factor: B::as_slice(&probability_factor),
                 weight_factor: weight_factor.as_ref().map(B::as_slice),
                 weights: weights.as_ref().map(B::as_slice),
@@ -57,55 +57,59 @@ impl<B: CpuBackend> CrossEntropyKernels for B {
     }
 }
 
-/// `log(sum(exp(x)))` of every row of `classes` elements.
-fn log_sum_exp<E: CpuElement>(x: &[E], classes: usize) -> Vec<E::Acc> {
-    of_rows(x, classes, |_, row| {
+/// Both of [`CrossEntropyKernels::log_sum_exp`], of a row.
+pub(crate) type Parts<A> = [A; 2];
+
+/// Those of every row.
+pub(crate) fn parts<A>(log_sum_exp: &[A]) -> &[Parts<A>] {
+    log_sum_exp.as_chunks().0
+}
+
+/// The parts of `log(sum(exp(x)))` of every row of `classes` elements.
+fn log_sum_exp<E: CpuElement>(x: &[E], classes: usize) -> Vec<Parts<E::Acc>> {
+    of_rows(x, classes, [<E::Acc as Zero>::zero(); 2], |_, row| {
         let max = sums::max(row);
         let sum = vectorized(Sum { values: row, f: |x: E| (x.widen() - max).fast_exp() });
-        max + <E::Acc as CpuElement>::from_f64(sum.ln())
+        [max, <E::Acc as CpuElement>::from_f64(sum.ln())]
     })
 }
 
 /// `sum(weight (x - log_sum_exp))` of every row.
 fn sum_log_probabilities<E: CpuElement>(
     x: &[E],
-    log_sum_exp: &[E::Acc],
+    log_sum_exp: &[Parts<E::Acc>],
     weights: Option<&[E]>,
 ) -> Vec<E::Acc> {
-    of_rows(x, x.len() / log_sum_exp.len(), |at, row| {
-        let shift = log_sum_exp[at];
+    of_rows(x, x.len() / log_sum_exp.len(), <E::Acc as Zero>::zero(), |at, row| {
+        let [max, log] = log_sum_exp[at];
+        let log_probability = |x: E| x.widen() - max - log;
         <E::Acc as CpuElement>::from_f64(match weights {
-            Some(weights) => sums::sum_pairs(row, weights, |x, weight| weight.widen() * (x.widen() - shift)),
-            None => vectorized(Sum { values: row, f: |x: E| x.widen() - shift }),
+            Some(weights) => sums::sum_pairs(row, weights, |x, weight| weight.widen() * log_probability(x)),
+            None => vectorized(Sum { values: row, f: log_probability }),
         })
     })
 }
 
 /// `f(index, row)` of every row of `classes` elements.
 #[inline(always)]
-fn of_rows<E: CpuElement>(
+fn of_rows<E: CpuElement, R: Copy + Send + Sync>(
     x: &[E],
     classes: usize,
-    f: impl Fn(usize, &[E]) -> E::Acc + Send + Sync,
-) -> Vec<E::Acc> {
+    zero: R,
+    f: impl Fn(usize, &[E]) -> R + Send + Sync,
+) -> Vec<R> {
     let rows = x.len() / classes;
     let task = parallel::items_per_task(rows, classes);
-    parallel::filled(
-        rows,
-        <E::Acc as Zero>::zero(),
-        task,
-        parallel::Work::of([COST, x.len()]),
-        |index, results| {
-            let rows = (index * task..).zip(x[index * task * classes..].chunks_exact(classes));
-            results.iter_mut().zip(rows).for_each(|(result, (at, row))| *result = f(at, row));
-        },
-    )
+    parallel::filled(rows, zero, task, parallel::Work::of([COST, x.len()]), |index, results| {
+        let rows = (index * task..).zip(x[index * task * classes..].chunks_exact(classes));
+        results.iter_mut().zip(rows).for_each(|(result, (at, row))| *result = f(at, row));
+    })
 }
 
 /// What logits become in the backward pass: `probability_factor exp(x - log_sum_exp) + weight_factor weight`, with one of each
 /// but `weight` per row.
 struct Gradient<'a, E: CpuElement> {
-    log_sum_exp: &'a [E::Acc],
+    log_sum_exp: &'a [Parts<E::Acc>],
     probability_factor: &'a [E::Acc],
     weight_factor: Option<&'a [E::Acc]>,
     /// One per class, or all one.
@@ -137,13 +141,14 @@ impl<E: CpuElement> Gradient<'_, E> {
     #[inline(always)]
     fn rows(&self, start: usize, x: &mut [E], classes: usize) {
         for (at, row) in (start..).zip(x.chunks_exact_mut(classes)) {
-            let (shift, scale) = (self.log_sum_exp[at], self.probability_factor[at]);
+            let ([max, log], factor) = (self.log_sum_exp[at], self.probability_factor[at]);
             let nothing = <E::Acc as Zero>::zero();
-            if scale == nothing && self.weight_factor.is_none_or(|factors| factors[at] == nothing) {
+            if factor == nothing && self.weight_factor.is_none_or(|factors| factors[at] == nothing) {
                 row.fill(E::zero());
                 continue;
             }
-            let probability = |x: E| scale * (x.widen() - shift).fast_exp();
+            let scale = factor * (-log).fast_exp();
+            let probability = |x: E| scale * (x.widen() - max).fast_exp();
             match (self.weight_factor, self.weights) {
                 (None, _) => {
                     for x in row {

@@ -57,10 +57,13 @@ pub struct Gradient {
 pub trait CrossEntropyCube: Backend {
     /// See [`CrossEntropyKernels::row_losses`].
     #[fusion(meta = |x, _targets, _weights, _smoothing| {
-        let mut of_rows = x.clone();
-        of_rows.shape = Shape::new([x.shape[0], 1]);
-        of_rows.dtype = wide(x.dtype);
-        (of_rows.clone(), of_rows)
+        let of_rows = |numbers| {
+            let mut of_rows = x.clone();
+            of_rows.shape = Shape::new([x.shape[0], numbers]);
+            of_rows.dtype = wide(x.dtype);
+            of_rows
+        };
+        (of_rows(1), of_rows(2))
     })]
     fn cube_row_losses(
         x: FloatTensor<Self>,
@@ -97,7 +100,8 @@ impl CrossEntropyCube for CubeBackend {
         smoothing: Option<f32>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let ([rows, classes], dtypes) = (x.shape().dims(), types(x.dtype));
-        let [losses, log_sum_exp] = [(); 2].map(|()| empty(&x, Shape::new([rows, 1]), wide(x.dtype)));
+        let [losses, log_sum_exp] =
+            [1, 2].map(|numbers| empty(&x, Shape::new([rows, numbers]), wide(x.dtype)));
         let weights = weights.into_option().map(into_contiguous);
         if rows * classes > 0 {
             let size = vector_size(&[&x], 4);
@@ -244,8 +248,8 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     let largest_of_all = max_over_units::<W>(max_of_vector::<W, N>(largest), units);
     let sum = sum_of_vector::<W, N>(sum * (largest - Vector::new(largest_of_all)).exp());
     let total = sum_over_units::<W>(Pair::<W> { a: sum, b: picked }, units);
-    let log = largest_of_all + total.a.ln();
-    let mut loss = rest.get::<W>() * weight::<V, W>(&weights, target) * (log - total.b);
+    let log = total.a.ln();
+    let mut loss = rest.get::<W>() * weight::<V, W>(&weights, target) * (log - (total.b - largest_of_all));
     if comptime!(of.smoothed) {
         let mut sum = W::new(0.0);
         let mut at = unit;
@@ -253,7 +257,8 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
             let x = Vector::<W, N>::cast_from(x.read(row * vectors + at));
             #[unroll]
             for lane in 0..size {
-                sum += weight::<V, W>(&weights, at * size + lane) * (x.extract(lane) - log);
+                let log_probability = x.extract(lane) - largest_of_all - log;
+                sum += weight::<V, W>(&weights, at * size + lane) * log_probability;
             }
             at += units;
         }
@@ -261,7 +266,8 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     }
     if unit == 0 {
         losses.write(row, loss);
-        log_sum_exp.write(row, log);
+        log_sum_exp.write(2 * row, largest_of_all);
+        log_sum_exp.write(2 * row + 1, log);
     }
 }
 
@@ -297,7 +303,8 @@ fn gradient_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     let size = N::value().comptime();
     let vectors = shape.columns / size;
     let target = min(usize::cast_from(targets.read(row)), shape.classes - 1);
-    let (log, dloss) = (log_sum_exp.read(row), dloss.read(row));
+    let (largest, log) = (log_sum_exp.read(2 * row), log_sum_exp.read(2 * row + 1));
+    let dloss = dloss.read(row);
     let (rest, spread) = (rest.get::<W>(), spread.get::<W>());
     // `q w` of the target beyond that of every class, and `sum(q w)`.
     let of_target = rest * weight::<V, W>(&weights, target);
@@ -319,7 +326,7 @@ fn gradient_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     let mut at = unit;
     while at < vectors {
         let x = Vector::<W, N>::cast_from(x.read(row * vectors + at));
-        let probability = (x - Vector::new(log)).exp();
+        let probability = (x - Vector::new(largest) - Vector::new(log)).exp();
         let mut gradient = Vector::<W, N>::new(W::new(0.0));
         #[unroll]
         for lane in 0..size {

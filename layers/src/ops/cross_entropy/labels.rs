@@ -1,5 +1,5 @@
 //! What rows of logits are compared with, and the gradient that follows.
-use super::{CrossEntropyKernels, LogitsGradient};
+use super::{CrossEntropyKernels, LogitsGradient, parts};
 use crate::{
     backend::{wide, widen},
     ops::kept::Ledger,
@@ -29,6 +29,8 @@ impl<B: CrossEntropyKernels> Labels<B> {
         smoothing: Option<f32>,
     ) -> Self {
         let rows = targets.shape().num_elements();
+        // Without smoothing the other classes do not count, even where one has no logarithm.
+        let smoothing = smoothing.filter(|&smoothing| smoothing != 0.0);
         Self { targets: B::int_reshape(targets, Shape::new([rows, 1])), weights, smoothing }
     }
 
@@ -56,7 +58,8 @@ impl<B: CrossEntropyKernels> Labels<B> {
         let classes = x.shape()[1];
         let picked = picked::<B>(x.clone(), self.targets.clone());
         let picked = B::float_cast(picked, log_sum_exp.dtype().into());
-        let loss = self.times_target(B::float_sub(log_sum_exp.clone(), picked));
+        let [largest, log] = parts::<B>(log_sum_exp.clone());
+        let loss = self.times_target(B::float_sub(log, B::float_sub(picked, largest)));
         match self.spread(classes) {
             None => loss,
             Some(spread) => {
@@ -168,7 +171,8 @@ impl<B: CrossEntropyKernels> LabelsGradient<B> {
         let probability_factor = widen::<B>(probability_factor.clone());
         let nothing = B::float_equal_elem(probability_factor.clone(), 0.into(), bools);
         let picked = widen::<B>(picked::<B>(x.clone(), self.targets.clone()));
-        let probability = B::float_exp(B::float_sub(picked, widen::<B>(log_sum_exp.clone())));
+        let [largest, log] = parts::<B>(widen::<B>(log_sum_exp.clone()));
+        let probability = B::float_exp(B::float_sub(B::float_sub(picked, largest), log));
         let of_logit = here(zero_if(B::float_mul(probability, probability_factor), nothing));
         let target_term = B::float_add(widen::<B>(self.target_term.clone()), of_logit);
         let shape = target_term.shape();

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | computes | `loss = -sum(q w log p)` per row; `p = softmax(x)`, `w` the class weights, |
 //! | | `q = (1 - smoothing) [class is target] + smoothing / classes` |
-//! | keeps | `x` (a handle), `log(sum(exp(x)))` per row, the targets and the weights (handles) |
+//! | keeps | `x` (a handle), `log(sum(exp(x)))` per row (in two numbers), the targets and the weights (handles) |
 //! | backward | `dx = dloss (p sum(q w) - q w)`, in place if nothing else holds `x` |
 //!
 //! Stock Burn computes the log-softmax first, in several steps, which need two tensors of the size of `x` at the peak.
@@ -13,16 +13,16 @@ use super::{
     extension::extension,
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
-use crate::backend::{composing_backends, wide, widen};
+use crate::backend::{composing_backends, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{FloatTensor, IntTensor},
 };
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Shape, Slice};
 use core::ops::Range;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
-mod cpu;
+pub(crate) mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 mod labels;
@@ -90,8 +90,8 @@ impl<B: CrossEntropyKernels> Operation<B, 1> for CrossEntropy<B> {
     fn backward(saved: Saved<B>, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
         let Saved { log_sum_exp, labels } = saved;
         let x = given(pass.take(X));
-        let classes = x.shape()[1];
-        let dloss = B::float_cast(B::float_reshape(dloss, log_sum_exp.shape()), log_sum_exp.dtype().into());
+        let [rows, classes] = x.shape().dims();
+        let dloss = B::float_cast(B::float_reshape(dloss, Shape::new([rows, 1])), log_sum_exp.dtype().into());
         pass.give(X, B::row_gradients(x, &labels, log_sum_exp, dloss, Classes::all(classes)));
     }
 }
@@ -99,16 +99,16 @@ impl<B: CrossEntropyKernels> Operation<B, 1> for CrossEntropy<B> {
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
 pub struct Saved<B: Backend> {
-    /// `log(sum(exp(x)))` of every row, `[rows, 1]`.
+    /// See [`CrossEntropyKernels::log_sum_exp`].
     log_sum_exp: FloatTensor<B>,
     labels: Labels<B>,
 }
 
-/// The losses of rows, and what their gradient is made of; both `[rows, 1]`, of f32 at least.
+/// The losses of rows, and what their gradient is made of; both of f32 at least.
 pub struct RowLosses<B: Backend> {
-    /// `-sum(q w log p)`
+    /// `-sum(q w log p)`, `[rows, 1]`.
     pub losses: FloatTensor<B>,
-    /// `log(sum(exp(x)))`
+    /// See [`CrossEntropyKernels::log_sum_exp`].
     pub log_sum_exp: FloatTensor<B>,
 }
 
@@ -131,7 +131,7 @@ impl Classes {
 /// How logits of shape `[rows, classes]` become their gradient,
 /// `probability_factor exp(x - log_sum_exp) + weight_factor weights`.
 pub struct LogitsGradient<B: Backend> {
-    /// As [`CrossEntropyKernels::log_sum_exp`] returns it, `[rows, 1]`.
+    /// See [`CrossEntropyKernels::log_sum_exp`].
     pub log_sum_exp: FloatTensor<B>,
     /// `[rows, 1]`, of the dtype of `log_sum_exp`.
     pub probability_factor: FloatTensor<B>,
@@ -150,7 +150,7 @@ pub trait CrossEntropyKernels: Backend {
     }
 
     /// The gradient of logits `[rows, classes]`, in place if nothing else holds them. A row with a `dloss` of 0, such as padding,
-    /// gets 0, whatever its logits are. `log_sum_exp` and `dloss` are `[rows, 1]`, of f32 at least.
+    /// gets 0, whatever its logits are. `dloss` is `[rows, 1]`, of f32 at least.
     fn row_gradients(
         x: FloatTensor<Self>,
         labels: &Labels<Self>,
@@ -165,7 +165,8 @@ pub trait CrossEntropyKernels: Backend {
         }
     }
 
-    /// `log(sum(exp(x)))` of every row of `[rows, classes]`: `[rows, 1]`, of f32 at least.
+    /// `log(sum(exp(x)))` of every row of `[rows, classes]`, in two parts: the largest `x`, and `log(sum(exp(x - largest)))`;
+    /// `[rows, 2]`, of f32 at least. In one number the second part would be lost where the first is large: with logits of 1e8 all of it.
     fn log_sum_exp(x: FloatTensor<Self>) -> FloatTensor<Self> {
         let (classes, dtype) = (x.shape()[1], x.dtype());
         let max = Self::float_max_dim(x.clone(), 1);
@@ -174,7 +175,7 @@ pub trait CrossEntropyKernels: Backend {
         let parts = if dtype == DType::F16 { classes.div_ceil(1 << 15).next_power_of_two() } else { 1 };
         let exp = if parts > 1 { Self::float_mul_scalar(exp, (parts as f64).recip().into()) } else { exp };
         let sum = Self::float_mul_scalar(widen::<Self>(Self::float_sum_dim(exp, 1)), parts.into());
-        Self::float_add(widen::<Self>(max), Self::float_log(sum))
+        Self::float_cat(vec![widen::<Self>(max), Self::float_log(sum)], 1)
     }
 
     /// `sum(weights (x - log_sum_exp))` of every row of `[rows, classes]`: `[rows, 1]`, of the dtype of `log_sum_exp`.
@@ -183,25 +184,24 @@ pub trait CrossEntropyKernels: Backend {
         log_sum_exp: FloatTensor<Self>,
         weights: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        let classes = x.shape()[1];
-        let (shift, lost) = rounded::<Self>(log_sum_exp, x.dtype());
-        let terms = Self::float_sub(x, shift);
+        let (classes, dtype) = (x.shape()[1], x.dtype());
+        let [largest, log] = parts::<Self>(log_sum_exp);
+        let terms = Self::float_sub(x, Self::float_cast(largest, dtype.into()));
         let terms = match weights.clone() {
             Some(weights) => Self::float_mul(terms, one_row::<Self>(weights)),
             None => terms,
         };
         // By the mean, since the sum may be more than f16 can hold.
         let mean = widen::<Self>(Self::float_mean_dim(terms, 1));
-        let mean = match (lost, weights) {
-            (None, _) => mean,
-            (Some(lost), None) => Self::float_add(mean, lost),
-            (Some(lost), Some(weights)) => {
+        let log = match weights {
+            None => log,
+            Some(weights) => {
                 let weight =
                     Self::float_reshape(widen::<Self>(Self::float_mean(weights)), Shape::new([1, 1]));
-                Self::float_add(mean, Self::float_mul(lost, weight))
+                Self::float_mul(log, weight)
             }
         };
-        Self::float_mul_scalar(mean, classes.into())
+        Self::float_mul_scalar(Self::float_sub(mean, log), classes.into())
     }
 
     /// The `gradient` of logits `x` `[rows, classes]`. A row with factors of 0, such as padding, gets 0, whatever its logits are.
@@ -216,14 +216,11 @@ pub trait CrossEntropyKernels: Backend {
         };
         let dtype = x.dtype();
         let narrow = |of_rows| Self::float_cast(of_rows, dtype.into());
-        let (shift, lost) = rounded::<Self>(log_sum_exp, dtype);
-        let probabilities = Self::float_exp(Self::float_sub(x, shift));
-        let probabilities = match lost {
-            None => probabilities,
-            Some(lost) => Self::float_mul(probabilities, narrow(Self::float_exp(lost))),
-        };
+        let [largest, log] = parts::<Self>(log_sum_exp);
+        let exponentials = Self::float_exp(Self::float_sub(x, narrow(largest)));
+        let factor = Self::float_mul(probability_factor, Self::float_exp(Self::float_neg(log)));
         let weight_factor = weight_factor.map(narrow);
-        let dx = Self::float_mul(probabilities, narrow(probability_factor));
+        let dx = Self::float_mul(exponentials, narrow(factor));
         let dx = match (weight_factor, weights) {
             (None, _) => dx,
             (Some(weight_factor), None) => Self::float_add(dx, weight_factor),
@@ -237,17 +234,11 @@ pub trait CrossEntropyKernels: Backend {
 }
 composing_backends!(CrossEntropyKernels);
 
-/// `log_sum_exp` in the dtype of the logits, and what half precision loses of it: the same for all of a row.
-fn rounded<B: Backend>(
-    log_sum_exp: FloatTensor<B>,
-    dtype: DType,
-) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
-    if wide(dtype) == dtype {
-        return (log_sum_exp, None);
-    }
-    let shift = B::float_cast(log_sum_exp.clone(), dtype.into());
-    let lost = B::float_sub(widen::<B>(shift.clone()), log_sum_exp);
-    (shift, Some(lost))
+/// Both of [`CrossEntropyKernels::log_sum_exp`], `[rows, 1]` each. The largest logit is one, so that its dtype holds it.
+pub(crate) fn parts<B: Backend>(log_sum_exp: FloatTensor<B>) -> [FloatTensor<B>; 2] {
+    let rows = log_sum_exp.shape()[0];
+    [0, 1]
+        .map(|part| B::float_slice(log_sum_exp.clone(), &[Slice::from(0..rows), Slice::from(part..part + 1)]))
 }
 
 /// `[1, classes]`: device backends broadcast tensors of one rank only.

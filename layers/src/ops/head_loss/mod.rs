@@ -57,7 +57,7 @@ pub(crate) trait RowLoss<B: Backend>: Clone + Send + Debug + 'static {
     /// What these classes of these rows are compared with. `padding`: those of the rows that must not be read.
     fn part(&self, rows: &Range<usize>, classes: Classes, padding: &Option<BoolTensor<B>>) -> Self::Part;
 
-    /// The losses of rows of logits of all classes, and the [statistics](Self::STATISTICS), each `[rows, 1]`, of f32 at least.
+    /// The losses of rows of logits of all classes, and the [statistics](Self::STATISTICS), each of as many rows, of f32 at least.
     fn losses(part: &Self::Part, logits: FloatTensor<B>) -> (FloatTensor<B>, Vec<FloatTensor<B>>);
 
     /// The gradient of logits, in place if nothing else holds them. A row with a `dloss` of 0 gets 0, whatever its logits are.

@@ -6,6 +6,7 @@ use crate::backend::cpu::{
     sums::{self, Sum},
     with_element,
 };
+use crate::ops::cross_entropy::cpu::{Parts, parts};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
 use num_traits::{One, Zero};
@@ -21,9 +22,12 @@ impl<B: CpuBackend> DivergenceKernels for B {
         with_element!(student.dtype(), "divergence", E => {
             let of_rows = row_divergences::<E>(B::as_slice(&student), B::as_slice(&teacher), classes, divergence);
             let column = |at: usize| {
-                B::from_vec(of_rows.iter().map(|row| row[at]).collect(), Shape::new([rows, 1]))
+                B::from_vec(of_rows.iter().map(|row| row.numbers[at]).collect(), Shape::new([rows, 1]))
             };
-            RowDivergences { losses: column(0), sums: [1, 2, 3].map(column) }
+            let logs = |of: usize| {
+                B::from_vec(of_rows.iter().flat_map(|row| row.logs[of]).collect(), Shape::new([rows, 2]))
+            };
+            RowDivergences { losses: column(0), sums: [logs(0), logs(1), column(1)] }
         })
     }
 
@@ -35,11 +39,12 @@ impl<B: CpuBackend> DivergenceKernels for B {
         divergence: Tempered,
     ) -> FloatTensor<B> {
         let (mut student, teacher) = (B::contiguous(student), B::contiguous(teacher));
-        let (sums, dloss) = (sums.map(B::contiguous), B::contiguous(dloss));
+        let ([of_student, of_teacher, mean], dloss) = (sums.map(B::contiguous), B::contiguous(dloss));
         with_element!(student.dtype(), "divergence", E => {
             let gradient = Gradient::<E> {
                 teacher: B::as_slice(&teacher),
-                sums: sums.each_ref().map(B::as_slice),
+                logs: [&of_student, &of_teacher].map(|logs| parts(B::as_slice(logs))),
+                means: B::as_slice(&mean),
                 dloss: B::as_slice(&dloss),
                 divergence,
             };
@@ -56,16 +61,26 @@ impl<B: CpuBackend> DivergenceKernels for B {
 /// How much longer the exponentials and logarithms take than reading an element.
 const COST: usize = 64;
 
+/// See [`RowDivergences`].
+#[derive(Clone, Copy)]
+struct OfRow<A> {
+    /// The loss, and `sum(q g)`.
+    numbers: [A; 2],
+    /// Of student and teacher.
+    logs: [Parts<A>; 2],
+}
+
 /// The loss of every row, and what its gradient is made of.
 fn row_divergences<E: CpuElement>(
     student: &[E],
     teacher: &[E],
     classes: usize,
     divergence: Tempered,
-) -> Vec<[E::Acc; 4]> {
+) -> Vec<OfRow<E::Acc>> {
     let rows = student.len() / classes.max(1);
     let task = parallel::items_per_task(rows, classes);
-    let zero = [<E::Acc as Zero>::zero(); 4];
+    let zero = [<E::Acc as Zero>::zero(); 2];
+    let zero = OfRow { numbers: zero, logs: [zero; 2] };
     parallel::filled(rows, zero, task, parallel::Work::of([COST, student.len()]), |index, results| {
         for (result, at) in results.iter_mut().zip(index * task..) {
             let range = at * classes..(at + 1) * classes;
@@ -83,10 +98,10 @@ struct Row<'a, E> {
 }
 
 impl<E: CpuElement> Job for Row<'_, E> {
-    type Result = [E::Acc; 4];
+    type Result = OfRow<E::Acc>;
 
     #[inline(always)]
-    fn run(self) -> [E::Acc; 4] {
+    fn run(self) -> OfRow<E::Acc> {
         let Self { student, teacher, divergence: Tempered { divergence, inverse } } = self;
         let inverse = <E::Acc as CpuElement>::from_f64(inverse);
         let logs = [student, teacher].map(|x| log_sum_exp(x, inverse));
@@ -115,17 +130,16 @@ impl<E: CpuElement> Job for Row<'_, E> {
                 (mean + beta * of_teacher, mean)
             }
         };
-        let [loss, mean] = [loss, mean].map(<E::Acc as CpuElement>::from_f64);
-        [loss, logs[0], logs[1], mean]
+        OfRow { numbers: [loss, mean].map(<E::Acc as CpuElement>::from_f64), logs }
     }
 }
 
 /// `log(sum(exp(x * inverse)))`
 #[inline(always)]
-fn log_sum_exp<E: CpuElement>(x: &[E], inverse: E::Acc) -> E::Acc {
+fn log_sum_exp<E: CpuElement>(x: &[E], inverse: E::Acc) -> Parts<E::Acc> {
     let max = sums::max(x) * inverse;
     let sum = Sum { values: x, f: |x: E| (x.widen() * inverse - max).fast_exp() }.run();
-    max + <E::Acc as CpuElement>::from_f64(sum.ln())
+    [max, <E::Acc as CpuElement>::from_f64(sum.ln())]
 }
 
 /// Of one class.
@@ -138,8 +152,9 @@ struct Probabilities<A> {
 
 impl<A: CpuElement<Acc = A>> Probabilities<A> {
     #[inline(always)]
-    fn of(student: A, teacher: A, inverse: A, [log_q, log_p]: [A; 2]) -> Self {
-        let (log_q, log_p) = (student * inverse - log_q, teacher * inverse - log_p);
+    fn of(student: A, teacher: A, inverse: A, [of_student, of_teacher]: [Parts<A>; 2]) -> Self {
+        let log = |x: A, [max, log]: Parts<A>| x * inverse - max - log;
+        let (log_q, log_p) = (log(student, of_student), log(teacher, of_teacher));
         Self { q: log_q.fast_exp(), p: log_p.fast_exp(), ratio: log_p - log_q }
     }
 
@@ -165,7 +180,9 @@ fn times<A: CpuElement>(probability: A, log: A) -> A {
 /// What the student's logits become in the backward pass.
 struct Gradient<'a, E: CpuElement> {
     teacher: &'a [E],
-    sums: [&'a [E::Acc]; 3],
+    /// Of student and teacher.
+    logs: [&'a [Parts<E::Acc>]; 2],
+    means: &'a [E::Acc],
     dloss: &'a [E::Acc],
     divergence: Tempered,
 }
@@ -195,8 +212,8 @@ impl<E: CpuElement> Gradient<'_, E> {
     fn rows(&self, start: usize, x: &mut [E], classes: usize) {
         for (at, row) in (start..).zip(x.chunks_exact_mut(classes)) {
             let teacher = &self.teacher[at * classes..(at + 1) * classes];
-            let [log_q, log_p, mean] = self.sums.map(|of_rows| of_rows[at]);
-            let (logs, dloss, divergence) = ([log_q, log_p], self.dloss[at], self.divergence);
+            let (logs, mean) = (self.logs.map(|logs| logs[at]), self.means[at]);
+            let (dloss, divergence) = (self.dloss[at], self.divergence);
             vectorized(GradientOfRow { student: row, teacher, logs, mean, dloss, divergence });
         }
     }
@@ -206,7 +223,7 @@ impl<E: CpuElement> Gradient<'_, E> {
 struct GradientOfRow<'a, E: CpuElement> {
     student: &'a mut [E],
     teacher: &'a [E],
-    logs: [E::Acc; 2],
+    logs: [Parts<E::Acc>; 2],
     mean: E::Acc,
     dloss: E::Acc,
     divergence: Tempered,

@@ -13,7 +13,7 @@
 //! counts as it does in the limit: nothing.
 use super::{
     MaybeTensor,
-    cross_entropy::{Classes, Labels, RowLosses},
+    cross_entropy::{Classes, Labels, RowLosses, parts},
     extension::extension,
     head_loss::{Head, HeadLoss, HeadLossKernels, RowLoss, rows_of, zero_rows},
     kept::Ledger,
@@ -245,11 +245,13 @@ pub struct Tempered {
     inverse: f64,
 }
 
-/// The losses of rows, and what their gradient is made of; all `[rows, 1]`, of f32 at least.
+/// The losses of rows, and what their gradient is made of; all of f32 at least.
 pub struct RowDivergences<B: Backend> {
-    /// The divergences.
+    /// The divergences, `[rows, 1]`.
     pub losses: FloatTensor<B>,
-    /// `log(sum(exp(logits / temperature)))` of the student, the same of the teacher, and `sum(q g)`.
+    /// `log(sum(exp(logits / temperature)))` of the student, in two parts, `[rows, 2]`, as
+    /// [`log_sum_exp`](super::cross_entropy::CrossEntropyKernels::log_sum_exp) returns it, the same of the teacher, and `sum(q g)`,
+    /// `[rows, 1]`.
     pub sums: [FloatTensor<B>; 3],
 }
 
@@ -334,8 +336,12 @@ struct Probabilities<B: Backend> {
 }
 
 impl<B: Backend> Probabilities<B> {
-    fn new([student, teacher]: [FloatTensor<B>; 2], [log_q, log_p]: [FloatTensor<B>; 2]) -> Self {
-        let (log_q, log_p) = (B::float_sub(student, log_q), B::float_sub(teacher, log_p));
+    fn new([student, teacher]: [FloatTensor<B>; 2], [of_student, of_teacher]: [FloatTensor<B>; 2]) -> Self {
+        let log = |x, log_sum_exp| {
+            let [largest, log] = parts::<B>(log_sum_exp);
+            B::float_sub(B::float_sub(x, largest), log)
+        };
+        let (log_q, log_p) = (log(student, of_student), log(teacher, of_teacher));
         Self { q: B::float_exp(log_q.clone()), p: B::float_exp(log_p.clone()), log_q, log_p }
     }
 

@@ -1,9 +1,9 @@
 //! Of Burn's operations.
-use super::{Format, GROUP, noise};
+use super::{Format, GROUP, INFINITE, NO_NUMBER, STEPS, STEPS_BESIDE, noise};
 use crate::backend::Saved;
 use burn::backend::{
-    Backend, TensorMetadata,
-    tensor::{FloatTensor, IntTensor},
+    Backend, TensorMetadata, get_or_init_device_settings,
+    tensor::{BoolTensor, FloatTensor, IntTensor},
 };
 use burn::tensor::{DType, FloatDType, IntDType, Shape, TensorData};
 
@@ -51,7 +51,7 @@ impl<B: Backend> Packed<B> {
         match bits {
             Bits::Half(values) => B::float_cast(values, dtype.into()),
             Bits::Int8 { values, scales } => {
-                let x = B::float_mul(B::int_into_float(values, FloatDType::F32), scales);
+                let x = from_int8::<B>(values, scales);
                 let elements = shape.num_elements();
                 let filled = x.shape().num_elements();
                 let x = B::float_reshape(x, Shape::new([filled]));
@@ -87,12 +87,39 @@ fn int8<B: Backend>(x: FloatTensor<B>, seed: u32) -> Bits<B> {
         _ => B::float_cat(vec![x, B::float_from_data(TensorData::zeros::<f32, _>([missing]), &device)], 0),
     };
     let x = B::float_reshape(x, Shape::new([groups, GROUP]));
-    let scales = B::float_div_scalar(B::float_max_dim(B::float_abs(x.clone()), 1), 127.0.into());
-    // What is not finite spoils its group.
-    let scales = B::float_add(scales, B::float_sum_dim(B::float_mul_scalar(x.clone(), 0.0.into()), 1));
-    let inverse = B::float_recip(B::float_clamp_min(scales.clone(), f64::from(f32::MIN_POSITIVE).into()));
+    let bools = get_or_init_device_settings::<B>(&device).bool_dtype;
+    let (infinite, no_number) = (B::float_is_inf(x.clone(), bools), B::float_is_nan(x.clone(), bools));
+    let signs = B::float_sign(x.clone());
+    let beside = B::bool_or(infinite.clone(), no_number.clone());
+    let x = B::float_mask_fill(x, beside.clone(), 0.into());
+    // In whose groups not all are finite, `[groups, 1]`.
+    let beside = B::float_max_dim(B::bool_into_float(beside, FloatDType::F32), 1);
+    let beside = B::float_greater_elem(beside, 0.into(), bools);
+    let largest = B::float_max_dim(B::float_abs(x.clone()), 1);
+    let of = |steps: f32| B::float_div_scalar(largest.clone(), steps.into());
+    let scales = B::float_mask_where(of(STEPS), beside.clone(), of(STEPS_BESIDE));
+    let positive = B::float_clamp_min(scales.clone(), f32::MIN_POSITIVE.into());
+    let scales = B::float_mask_where(scales, beside, B::float_neg(positive.clone()));
     let up = up::<B>(groups, seed, &device);
-    let values = B::float_floor(B::float_add(B::float_mul(x, inverse), up));
-    let values = B::float_clamp(values, (-127.0).into(), 127.0.into());
+    let values = B::float_floor(B::float_add(B::float_mul(x, B::float_recip(positive)), up));
+    let values = B::float_clamp(values, (-STEPS).into(), STEPS.into());
+    let signs = B::float_mul_scalar(signs, INFINITE.into());
+    let values =
+        B::float_mask_fill(B::float_mask_where(values, infinite, signs), no_number, NO_NUMBER.into());
     Bits::Int8 { values: B::float_into_int(values, IntDType::I8), scales }
+}
+
+/// Rows of a group.
+fn from_int8<B: Backend>(values: IntTensor<B>, scales: FloatTensor<B>) -> FloatTensor<B> {
+    let bools = get_or_init_device_settings::<B>(&scales.device()).bool_dtype;
+    let values = B::int_into_float(values, FloatDType::F32);
+    let x = B::float_mul(values.clone(), B::float_abs(scales.clone()));
+    let beside = B::bool_expand(B::float_lower_elem(scales, 0.into(), bools), x.shape());
+    let with = |x, code: i8, value: f32| {
+        let is_code: BoolTensor<B> = B::float_equal_elem(values.clone(), code.into(), bools);
+        B::float_mask_fill(x, B::bool_and(is_code, beside.clone()), value.into())
+    };
+    let x = with(x, INFINITE, f32::INFINITY);
+    let x = with(x, -INFINITE, f32::NEG_INFINITY);
+    with(x, NO_NUMBER, f32::NAN)
 }

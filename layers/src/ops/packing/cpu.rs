@@ -1,5 +1,5 @@
 //! Loops on slices.
-use super::{Format, GROUP, PackingKernels, noise};
+use super::{Format, GROUP, INFINITE, NO_NUMBER, PackingKernels, STEPS, STEPS_BESIDE, noise};
 use crate::backend::Saved;
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
@@ -136,20 +136,68 @@ impl<E: CpuElement> Job for Group<'_, E> {
 
     #[inline(always)]
     fn run(self) -> f32 {
-        let Self { x, values, start, seed } = self;
-        let single = |x: E| x.into_f64() as f32;
         // Compared as integers, what is not a number is larger than all numbers.
-        let largest = x.iter().fold(0, |largest: u32, &x| largest.max(single(x).abs().to_bits()));
-        let scale = f32::from_bits(largest) / 127.0;
-        // Below, its inverse would be infinite.
-        let scale = if scale < f32::MIN_POSITIVE { 0.0 } else { scale };
-        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        let largest = self.x.iter().fold(0, |largest: u32, &x| largest.max(single(x).abs().to_bits()));
+        let largest = f32::from_bits(largest);
+        if !largest.is_finite() {
+            return self.run_beside();
+        }
+        let Self { x, values, start, seed } = self;
+        let Scale { scale, inverse } = Scale::of(largest, STEPS);
         for (index, (value, &x)) in values.iter_mut().zip(x).enumerate() {
-            let up = (noise(start.wrapping_add(index as u32), seed) >> 8) as f32 * (1.0 / (1 << 24) as f32);
-            *value = (single(x) * inverse + up).floor().clamp(-127.0, 127.0) as i8;
+            *value = rounded(single(x) * inverse, start.wrapping_add(index as u32), seed);
         }
         scale
     }
+}
+
+impl<E: CpuElement> Group<'_, E> {
+    /// Of a group where not all elements are finite.
+    #[cold]
+    fn run_beside(self) -> f32 {
+        let Self { x, values, start, seed } = self;
+        let finite = x.iter().map(|&x| single(x).abs()).filter(|x| x.is_finite());
+        let Scale { scale, inverse } = Scale::of(finite.fold(0.0, f32::max), STEPS_BESIDE);
+        for (index, (value, &x)) in values.iter_mut().zip(x).enumerate() {
+            *value = match single(x) {
+                x if x.is_nan() => NO_NUMBER,
+                f32::INFINITY => INFINITE,
+                f32::NEG_INFINITY => -INFINITE,
+                x => rounded(x * inverse, start.wrapping_add(index as u32), seed),
+            };
+        }
+        -scale.max(f32::MIN_POSITIVE)
+    }
+}
+
+#[inline(always)]
+fn single<E: CpuElement>(x: E) -> f32 {
+    x.into_f64() as f32
+}
+
+/// What elements of a group are multiples of.
+struct Scale {
+    scale: f32,
+    inverse: f32,
+}
+
+impl Scale {
+    #[inline(always)]
+    fn of(largest: f32, steps: f32) -> Self {
+        let scale = largest / steps;
+        // Below, its inverse would be infinite.
+        match scale < f32::MIN_POSITIVE {
+            true => Self { scale: 0.0, inverse: 0.0 },
+            false => Self { scale, inverse: 1.0 / scale },
+        }
+    }
+}
+
+/// So many steps, rounded up or down at random.
+#[inline(always)]
+fn rounded(steps: f32, position: u32, seed: u32) -> i8 {
+    let up = (noise(position, seed) >> 8) as f32 * (1.0 / (1 << 24) as f32);
+    (steps + up).floor().clamp(-STEPS, STEPS) as i8
 }
 
 fn from_bytes<E: CpuElement>(values: &[i8], scales: &[f32]) -> Vec<E> {
@@ -157,7 +205,13 @@ fn from_bytes<E: CpuElement>(values: &[i8], scales: &[f32]) -> Vec<E> {
     unsafe {
         parallel::written(values.len(), TASK, values.len(), |index, x| {
             let groups = x.chunks_mut(GROUP).zip(values[index * TASK..].chunks(GROUP));
-            for ((x, values), scale) in groups.zip(&scales[index * GROUPS..]) {
+            for ((x, values), &scale) in groups.zip(&scales[index * GROUPS..]) {
+                if scale < 0.0 {
+                    for (x, &value) in x.iter_mut().zip(values) {
+                        *x = MaybeUninit::new(E::from_f64(beside(value, -scale).into()));
+                    }
+                    continue;
+                }
                 vectorized(|| {
                     for (x, &value) in x.iter_mut().zip(values) {
                         *x = MaybeUninit::new(E::from_f64((f32::from(value) * scale).into()));
@@ -165,5 +219,15 @@ fn from_bytes<E: CpuElement>(values: &[i8], scales: &[f32]) -> Vec<E> {
                 });
             }
         })
+    }
+}
+
+/// An element of a group where not all are finite.
+fn beside(value: i8, scale: f32) -> f32 {
+    match value {
+        NO_NUMBER => f32::NAN,
+        INFINITE => f32::INFINITY,
+        value if value == -INFINITE => f32::NEG_INFINITY,
+        value => f32::from(value) * scale,
     }
 }

@@ -1,5 +1,5 @@
 //! Kernels for devices. Both formats are words of 32 bits, so that no device needs numbers of 8 or 16 bits.
-use super::{Format, GROUP, PackingKernels};
+use super::{Format, GROUP, PackingKernels, STEPS, STEPS_BESIDE};
 use crate::backend::Saved;
 use crate::backend::cube::{
     address_type, constant, cubes, empty, max_over_units, random::noise, units, vector_size,
@@ -334,8 +334,9 @@ fn to_bytes<T: Float, N: Size>(
     let size = N::value().comptime();
     let vectors = comptime!(BYTES / size);
     let word = group * UNITS + UNIT_POS as usize;
-    // Compared as integers, what is not a number is larger than all numbers.
+    // Compared as integers; the largest finite element, and whether all are.
     let mut largest = 0u32;
+    let mut beside = 0u32;
     #[unroll]
     for part in 0..vectors {
         let at = word * vectors + part;
@@ -343,20 +344,26 @@ fn to_bytes<T: Float, N: Size>(
             let values = Vector::<f32, N>::cast_from(x.read(at));
             #[unroll]
             for lane in 0..size {
-                largest = max(largest, u32::reinterpret(values.extract(lane)) & 0x7FFF_FFFFu32);
+                let bits = u32::reinterpret(values.extract(lane)) & 0x7FFF_FFFFu32;
+                let is_finite = bits < 0x7F80_0000u32;
+                largest = max(largest, select(is_finite, bits, 0u32));
+                beside = select(is_finite, beside, 1u32);
             }
         }
     }
     let largest = max_over_units::<u32>(largest, UNITS);
-    let is_finite = largest < 0x7F80_0000u32;
-    let scale = f32::reinterpret(select(is_finite, largest, 0u32)) / 127.0;
+    let is_finite = max_over_units::<u32>(beside, UNITS) == 0u32;
+    let steps =
+        select(is_finite, constant::<f32>(comptime!(STEPS)), constant::<f32>(comptime!(STEPS_BESIDE)));
+    let scale = f32::reinterpret(largest) / steps;
     // Below, its inverse would be infinite.
     let is_zero = scale < constant::<f32>(comptime!(f32::MIN_POSITIVE));
     let scale = select(is_zero, 0.0, scale);
     let inverse = select(is_zero, 0.0, 1.0 / scale);
     if UNIT_POS == 0 {
-        // Of what is not finite, the whole group is not a number.
-        scales.write(group, select(is_finite, scale, f32::reinterpret(0x7FC0_0000u32)));
+        // Negative where not all are finite.
+        let beside = -max(scale, constant::<f32>(comptime!(f32::MIN_POSITIVE)));
+        scales.write(group, select(is_finite, scale, beside));
     }
     let mut bytes = 0u32;
     #[unroll]
@@ -369,9 +376,15 @@ fn to_bytes<T: Float, N: Size>(
                 let element = comptime!(part * size + lane);
                 let position = u32::cast_from(word * BYTES + element);
                 let up = f32::cast_from(noise(position, seed) >> 8u32) * comptime!(1.0 / (1 << 24) as f32);
-                let rounded = (values.extract(lane) * inverse + up).floor();
-                // In 1..=255; the sign is in what is taken away later.
+                let bits = u32::reinterpret(values.extract(lane));
+                let size = bits & 0x7FFF_FFFFu32;
+                let finite = f32::reinterpret(select(size < 0x7F80_0000u32, bits, 0u32));
+                let rounded = (finite * inverse + up).floor();
+                // The sign is in what is taken away later: 1..=255, of which 255 and 1 may be infinite; 0 is not a number.
                 let byte = u32::cast_from(clamp(rounded, -127.0, 127.0) + 128.0) & 0xFFu32;
+                let infinite = select(bits == size, 255u32, 1u32);
+                let byte = select(size >= 0x7F80_0000u32, infinite, byte);
+                let byte = select(size > 0x7F80_0000u32, 0u32, byte);
                 bytes |= byte << comptime!(8 * element as u32);
             }
         }
@@ -400,7 +413,11 @@ fn from_bytes<T: Float, N: Size>(
             #[unroll]
             for lane in 0..size {
                 let byte = (bytes >> comptime!(8 * (part * size + lane) as u32)) & 0xFFu32;
-                values.insert(lane, (f32::cast_from(byte) - 128.0) * scale);
+                let value = (f32::cast_from(byte) - 128.0) * scale.abs();
+                let infinite = select(byte == 1u32, 0xFF80_0000u32, 0x7F80_0000u32);
+                let beside = select(byte == 0u32, 0x7FC0_0000u32, infinite);
+                let is_code = byte <= 1u32 || byte == 255u32;
+                values.insert(lane, select(scale < 0.0 && is_code, f32::reinterpret(beside), value));
             }
             x.write(at, Vector::cast_from(values));
         }

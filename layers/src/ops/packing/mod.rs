@@ -6,8 +6,9 @@
 //! | [`Format::HalfF16`] | the same | f16 of f32, f32 of f64: `abs(error) <= max(abs(x) / 2^11, 2^-25)`; **infinite** from 65520 on, or `/ 2^24` |
 //! | [`Format::Int8`] | `n + 4 ceil(n / 128)` | a multiple of `s`, the largest `abs(x)` of its group of 128 elements over 127: rounded up or down at random, `abs(error) < s`, `x` in the mean |
 //!
-//! Where a group has an infinite element or one that is not a number, or of f64 one that is infinite in f32, all of it comes
-//! back as not a number. Beyond the largest bf16, 3.39e38, `Half` gives infinity; of subnormal numbers errors are absolute ones.
+//! What is infinite or not a number comes back so, as does of f64 what is infinite in f32; the other elements of its group are multiples
+//! of the largest finite one over 125. Beyond the largest bf16, 3.39e38, `Half` gives infinity; of subnormal numbers errors are absolute
+//! ones.
 #[cfg(any(feature = "remote", all(test, feature = "flex")))]
 use crate::backend::composing_backends;
 use crate::backend::{Placeholders, Saved};
@@ -23,6 +24,19 @@ mod cube;
 
 /// Elements, one after the other in row-major order, that have a scale.
 const GROUP: usize = 128;
+
+/// How many steps of its scale the largest element of a group is.
+const STEPS: f32 = 127.0;
+
+/// The same of the largest finite element, in a group where not all are. The scale of such a group is negative, and three codes are free:
+/// [`INFINITE`] and `-INFINITE`, and [`NO_NUMBER`]. (Rounded up, 126 are not exceeded.)
+const STEPS_BESIDE: f32 = 125.0;
+
+/// The code of infinity.
+const INFINITE: i8 = 127;
+
+/// The code of what is not a number.
+const NO_NUMBER: i8 = -128;
 
 /// A form that takes less memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,9 +177,15 @@ mod tests {
             <Flex as crate::backend::cpu::CpuBackend>::from_vec(values, [200].into())
         };
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let y = values(Flex::unpack(&Flex::pack(x(value), Format::Int8, 0)));
-            assert!(y[..GROUP].iter().all(|y| y.is_nan()), "{value}");
-            assert!(y[GROUP..].iter().all(|&y| (y - 1.0).abs() < 1e-6), "{value}");
+            let cpu = Flex::unpack(&Flex::pack(x(value), Format::Int8, 0));
+            let body =
+                Composed::unpack(&Composed::pack(composed(&x(value)), Format::Int8, 0)).into_primitive();
+            for y in [cpu, body].map(values) {
+                assert!(y[3] as f32 == value || y[3].is_nan() && value.is_nan(), "{value}: {}", y[3]);
+                let others = y.iter().enumerate().filter(|&(at, _)| at != 3);
+                let step = f64::from(1.0 / STEPS_BESIDE) * 1.0001;
+                assert!(others.clone().all(|(_, &y)| (y - 1.0).abs() < step), "{value}: {y:?}");
+            }
             for format in [Format::Half, Format::HalfF16] {
                 let y = values(Flex::unpack(&Flex::pack(x(value), format, 0)));
                 assert!(y[3] as f32 == value || y[3].is_nan() && value.is_nan(), "{value}");

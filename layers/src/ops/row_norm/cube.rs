@@ -205,7 +205,7 @@ impl RowNormCube for CubeBackend {
                 dtypes,
             );
         }
-        let size = if walk == Walk::Inner { 1 } else { rows.size };
+        let size = walk.parameters_of_unit(rows.size, &norm);
         let (grid, dim) = units(&client, count * norm.parameters() / size);
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
@@ -270,6 +270,16 @@ impl Walk {
         let strides = axes(strides, norm.channels * strides[1], strides[1]);
         *tensor.meta = Metadata::new(by_groups, strides);
         tensor
+    }
+
+    /// How many parameters, at most `most`, a unit of [`parameters_kernel`] takes, from vectors of as many elements: such as lie side by
+    /// side in the walk and belong to one group. (Of several channels that are the nearest a row may have vectors that go on from the
+    /// last channel to the first of the next element: not here.)
+    fn parameters_of_unit(self, most: usize, norm: &RowNorm) -> usize {
+        match self {
+            Self::Inner => 1,
+            Self::Row | Self::Channels => most.min(1 << norm.channels.trailing_zeros()),
+        }
     }
 
     /// Where the result is written that has the shape and the dtype of `x`, the first input.

@@ -1,0 +1,175 @@
+//! What is asked about the parameters of a module: each once, also one that is tied, that is, in several places; and which are running
+//! statistics.
+use crate::ops::node_id;
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
+
+/// Looks at parameters.
+pub(crate) trait EachOnce {
+    /// Looks at one that is at this path, and maybe at others.
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, path: &[String]);
+}
+
+/// Shows every parameter once, in order, where it is found first.
+pub(crate) fn each_once(module: &impl Module, visitor: &mut impl EachOnce) {
+    struct Once<'a, V> {
+        visitor: &'a mut V,
+        seen: HashSet<ParamId>,
+        path: Vec<String>,
+    }
+    impl<V: EachOnce> ModuleVisitor for Once<'_, V> {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.seen.insert(param.id) {
+                self.visitor.visit(param, &self.path);
+            }
+        }
+    }
+    module.visit(&mut Once { visitor, seen: HashSet::new(), path: vec![] });
+}
+
+/// The module whose tied parameters that require gradients have the value of their first place, and its node of the graph, in all.
+pub(crate) fn tied<M: Module>(module: M) -> M {
+    /// The first places: tensors.
+    #[derive(Default)]
+    struct Tie(HashMap<ParamId, Box<dyn Any>>);
+    impl ModuleMapper for Tie {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            if !param.is_require_grad() {
+                return param;
+            }
+            match self.0.get(&param.id).and_then(|first| first.downcast_ref::<Tensor<D>>()) {
+                Some(first) => {
+                    let (id, _, mapper) = param.consume();
+                    Param::from_mapped_value(id, first.clone(), mapper)
+                }
+                None => {
+                    self.0.insert(param.id, Box::new(param.base()));
+                    param
+                }
+            }
+        }
+    }
+    module.map(&mut Tie::default())
+}
+
+/// The paths of two places of a parameter that requires gradients whose values differ: one optimizer changed only the first of them.
+pub(crate) fn untied(module: &impl Module) -> Option<(String, String)> {
+    /// Where a parameter was first, its node, and its value: a tensor.
+    type First = (String, Option<u64>, Box<dyn Any>);
+    #[derive(Default)]
+    struct Search {
+        path: Vec<String>,
+        seen: HashMap<ParamId, First>,
+        found: Option<(String, String)>,
+    }
+    impl ModuleVisitor for Search {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.found.is_some() || !param.is_require_grad() {
+                return;
+            }
+            let value = param.base();
+            let node = node_id(value.clone()).map(|id| id.value);
+            let Some((first, of_first, before)) = self.seen.get(&param.id) else {
+                self.seen.insert(param.id, (self.path.join("."), node, Box::new(value)));
+                return;
+            };
+            let is_equal =
+                |before: &Tensor<D>| before.shape() == value.shape() && before.to_data() == value.to_data();
+            let is_one = node.is_some() && *of_first == node;
+            if !is_one && !before.downcast_ref().is_some_and(is_equal) {
+                self.found = Some((first.clone(), self.path.join(".")));
+            }
+        }
+    }
+    let mut search = Search::default();
+    module.visit(&mut search);
+    search.found
+}
+
+/// The running statistics of a module, of whatever type it and its parts are: a module shares them with its clones, so that a mapper
+/// changes them in all.
+pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
+    /// Gives parameters new ids, which running statistics do not take. Their value is written back as it is.
+    #[derive(Default)]
+    struct Renumber(HashSet<ParamId>);
+    impl ModuleMapper for Renumber {
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            // What does not exist yet is none.
+            if !param.is_initialized() {
+                return param;
+            }
+            self.0.insert(param.id);
+            Param::initialized(ParamId::new(), param.base())
+        }
+    }
+    struct Same(HashSet<ParamId>, HashSet<ParamId>);
+    impl ModuleVisitor for Same {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if param.is_initialized() && self.0.contains(&param.id) {
+                self.1.insert(param.id);
+            }
+        }
+    }
+    let mut renumber = Renumber::default();
+    let renumbered = module.clone().map(&mut renumber);
+    let mut same = Same(renumber.0, HashSet::new());
+    renumbered.visit(&mut same);
+    same.1
+}
+
+/// The path of the first part of a module with running statistics that are not off: that a flag beside them says to be.
+pub(crate) fn running_in_training(module: &impl Module) -> Option<String> {
+    struct Search {
+        running: HashSet<ParamId>,
+        path: Vec<String>,
+        /// Parts with running statistics, in order.
+        parts: Vec<String>,
+        /// Those with a flag, and whether one is on.
+        flags: HashMap<String, bool>,
+    }
+    impl Search {
+        /// Of the part that a field is in.
+        fn part(&self) -> String {
+            self.path.split_last().map(|(_field, part)| part.join(".")).unwrap_or_default()
+        }
+    }
+    impl ModuleVisitor for Search {
+        fn enter_module(&mut self, name: &str, _: &str) {
+            self.path.push(name.into());
+        }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            self.path.pop();
+        }
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            if self.running.contains(&param.id) {
+                self.parts.push(self.part());
+            }
+        }
+        fn visit_flag(&mut self, flag: &Param<Flag>) {
+            *self.flags.entry(self.part()).or_default() |= flag.is_enabled();
+        }
+    }
+    let running = running_statistics(module);
+    if running.is_empty() {
+        return None;
+    }
+    let mut search = Search { running, path: vec![], parts: vec![], flags: HashMap::new() };
+    module.visit(&mut search);
+    let Search { parts, flags, .. } = search;
+    let found = parts.into_iter().find(|part| flags.get(part).copied().unwrap_or(true))?;
+    Some(if found.is_empty() { "the module".into() } else { found })
+}
