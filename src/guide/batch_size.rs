@@ -12,8 +12,10 @@
 //!
 //! [`micro_batched`](crate::plan::micro_batched) computes the gradients of a batch from its parts, one after the other: those
 //! of the whole batch, to rounding, with the memory of one part and a second gradient of every parameter. Sums are made in f32
-//! at least, and parts may differ in size: each counts as many items as it has. A batch norm in training mode is an error,
-//! since its statistics would be those of a part. [`micro_batched_within`](crate::plan::micro_batched_within) looks for the largest
+//! at least, and parts may differ in size: each counts as many items as it has. Where the loss is a mean over something else, over
+//! tokens that are no padding or over class weights, give the part that number instead, as an `f64`: the mean of the means of
+//! parts is not the mean of the batch ([`PartWeight`](crate::plan::PartWeight)). A batch norm in training mode is an error,
+//! since its statistics would be those of a part, and so is any other module with running statistics. [`micro_batched_within`](crate::plan::micro_batched_within) looks for the largest
 //! parts within a budget and runs the step in them: both of the above in one, for the first batch. (Burn's own
 //! `GradientsAccumulator` adds gradients up; the mean over parts is left to you.)
 //!

@@ -28,7 +28,7 @@ const SMALLEST: usize = 16 << 10;
 /// | [`Keep`](Self::Keep) | all | as it was |
 /// | [`Half`](Self::Half) | 0.5 of f32 and f64 | rounded to bf16, from f64 to f32, infinite beyond its range: each element is up to `2^-8` of itself off, or `2^-24` |
 /// | [`HalfF16`](Self::HalfF16) | 0.5 of f32 and f64 | rounded to f16, from f64 to f32: each element is up to `2^-11` of itself off (below `2^-14`, up to `2^-25`), or `2^-24`; **above 65504 f16 is infinite**, and so is what is computed from it |
-/// | [`Int8`](Self::Int8) | 0.26 of f32, 0.52 of f16 and bf16 | each element up to `1/127` of the largest of its 128 neighbours off, and right in the mean |
+/// | [`Int8`](Self::Int8) | 0.26 of f32, 0.52 of f16 and bf16 | each element up to `1/127` of the largest of its 128 neighbours off, and right in the mean; what is infinite or not a number stays so, and the finite ones beside it are up to `1/125` off |
 /// | [`Host`](Self::Host) | none on the device, but one tensor ahead in the backward pass | as it was, over the bus |
 /// | [`Disk`](Self::disk) | none in memory | as it was, from a file |
 ///
