@@ -12,11 +12,12 @@ pub(crate) trait EachOnce {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, path: &[String]);
 }
 
-/// Shows every parameter once, in order, where it is found first.
+/// Shows every parameter once, in order, where it is found first; once more where it is frozen in one place and trainable in another.
 pub(crate) fn each_once(module: &impl Module, visitor: &mut impl EachOnce) {
     struct Once<'a, V> {
         visitor: &'a mut V,
-        seen: HashSet<ParamId>,
+        /// Whether it requires gradients: a module may have a part twice, trainable and frozen.
+        seen: HashSet<(ParamId, bool)>,
         path: Vec<String>,
     }
     impl<V: EachOnce> ModuleVisitor for Once<'_, V> {
@@ -27,7 +28,8 @@ pub(crate) fn each_once(module: &impl Module, visitor: &mut impl EachOnce) {
             self.path.pop();
         }
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            if self.seen.insert(param.id) {
+            let is_trainable = param.is_initialized() && param.is_require_grad();
+            if self.seen.insert((param.id, is_trainable)) {
                 self.visitor.visit(param, &self.path);
             }
         }
@@ -131,7 +133,7 @@ pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
     same.1
 }
 
-/// The path of the first part of a module with running statistics that are not off: that a flag beside them says to be.
+/// The path of the first part of a module with running statistics that are not off: what the nearest flag, beside or above them, says.
 pub(crate) fn running_in_training(module: &impl Module) -> Option<String> {
     struct Search {
         running: HashSet<ParamId>,
@@ -170,6 +172,18 @@ pub(crate) fn running_in_training(module: &impl Module) -> Option<String> {
     let mut search = Search { running, path: vec![], parts: vec![], flags: HashMap::new() };
     module.visit(&mut search);
     let Search { parts, flags, .. } = search;
-    let found = parts.into_iter().find(|part| flags.get(part).copied().unwrap_or(true))?;
+    // The nearest flag: statistics may be in a list, or in an option.
+    let is_on = |part: &String| {
+        let mut at = part.as_str();
+        loop {
+            match (flags.get(at), at.rsplit_once('.')) {
+                (Some(&is_on), _) => return is_on,
+                (None, Some((up, _))) => at = up,
+                (None, None) if at.is_empty() => return true,
+                (None, None) => at = "",
+            }
+        }
+    };
+    let found = parts.into_iter().find(is_on)?;
     Some(if found.is_empty() { "the module".into() } else { found })
 }

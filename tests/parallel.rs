@@ -247,6 +247,37 @@ fn tied_parameters_stay_tied() {
     assert!(matches!(nothing, Err(ParallelError::NoItems)));
 }
 
+/// Of a frozen clone that comes first, and of both when they are frozen, all replicas know.
+#[test]
+fn a_frozen_clone_does_not_hide_what_is_trained() {
+    let student = LinearConfig::new(2, 2).init(&device());
+    drop(student.forward(Tensor::<2>::ones([1, 2], &device())));
+    let pair = Pair { first: student.clone().freeze(), second: student };
+    let mut replicas = Replicas::new(&pair, devices(2)).expect("one of them is frozen");
+    let x = Tensor::<2>::ones([3, 2], &device());
+    let loss = |pair: &Pair, x: Tensor<2>| pair.second.forward(x).mean();
+    let of_second = |replicas: &Replicas<Pair>| {
+        let (mean, gradients) = replicas.backward([(x.clone(), 0), (x.clone(), 3)], loss).expect("parts");
+        (mean.into_scalar::<f32>(), gradients.len())
+    };
+    replicas.update(|pair| Pair {
+        second: Linear {
+            weight: pair.second.weight.map(|w| (w.inner() + 1.0).autodiff().require_grad()),
+            ..pair.second
+        },
+        ..pair
+    });
+    let first = loss(replicas.module(), x.clone()).into_scalar::<f32>();
+    let (second, count) = of_second(&replicas);
+    assert_eq!((first, 2), (second, count));
+    let first = LinearConfig::new(2, 2).init(&device());
+    let mut tied = Replicas::new(&Pair { first: first.clone(), second: first }, devices(2)).expect("tied");
+    tied.update(|pair| Pair { first: pair.first.no_grad(), second: pair.second.no_grad() });
+    let inner = x.clone().require_grad();
+    let (_, gradients) = tied.backward([(inner.clone(), 1), (inner, 1)], loss).expect("parts");
+    assert!(gradients.is_empty(), "{}", gradients.len());
+}
+
 #[test]
 fn parameters_that_are_no_longer_tied_are_refused_unless_frozen() {
     let [first, mut second] = [(); 2].map(|()| LinearConfig::new(2, 2).init(&device()));

@@ -1,4 +1,5 @@
-use burn::module::{Module, ModuleVisitor, Param};
+use crate::parameters::{EachOnce, each_once};
+use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, DType, Device, FloatDType, Tensor};
 use serde::{Deserialize, Serialize};
@@ -130,7 +131,8 @@ impl LossScaler {
     ///
     /// # Panics
     ///
-    /// If there is a gradient of a parameter that the module does not have.
+    /// If there is a gradient of a parameter that the module does not have, or of one of f16: divided, small ones would be lost again, as
+    /// would the updates. Train parameters in f32, from which [`Precision::half`](super::Precision::half) makes a copy for each step.
     pub fn unscale<M: Module>(&mut self, module: &M, gradients: GradientsParams) -> Option<GradientsParams> {
         let mut unscale = Unscale {
             found: gradients,
@@ -138,7 +140,7 @@ impl LossScaler {
             unscaled: GradientsParams::new(),
             finite: vec![],
         };
-        module.visit(&mut unscale);
+        each_once(module, &mut unscale);
         let Unscale { found, unscaled, finite, .. } = unscale;
         assert!(
             found.is_empty(),
@@ -199,9 +201,15 @@ struct Unscale {
     finite: Vec<(Device, Tensor<1, Bool>)>,
 }
 
-impl ModuleVisitor for Unscale {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+impl EachOnce for Unscale {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, path: &[String]) {
         let Some(gradient) = self.found.remove::<D>(param.id) else { return };
+        assert!(
+            gradient.dtype() != DType::F16,
+            "the gradient of {} is of f16, in which what the scale kept would be lost: make the parameter f32, and compute with \
+             the copy of `Precision::half`",
+            path.join(".")
+        );
         let dtype = FloatDType::from(gradient.dtype());
         let gradient = widened(gradient).mul_scalar(self.factor).cast(dtype);
         let (device, finite) = (gradient.device(), gradient.clone().is_finite().all());

@@ -265,7 +265,7 @@ impl ModuleMapper for Assign<'_> {
             assert!(!param.is_require_grad(), "a step changes the values of parameters, not which there are");
             return param;
         };
-        if !self.given.insert(param.id) {
+        if value.is_some() && !self.given.insert(param.id) && param.is_require_grad() {
             return param;
         }
         let value = value.as_ref().map(|value| {

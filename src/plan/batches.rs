@@ -1,7 +1,7 @@
 //! Batches in parts, and as large as fit.
 use super::PlanError;
 use crate::measure::{Measurement, StepInput, measure_step};
-use crate::parameters::{EachOnce, each_once, running_in_training};
+use crate::parameters::{EachOnce, each_once, running_in_training, untied};
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Tensor};
@@ -85,8 +85,8 @@ impl ItemWeights for &[f64] {
 ///
 /// # Errors
 ///
-/// If the module has a batch norm, or another part with running statistics, in training mode; if a weight is negative or not finite; if
-/// there are no items, or all have the weight 0.
+/// If the module has a batch norm, or another part with running statistics, in training mode; if a parameter that is tied has
+/// another value in each place; if a weight is negative or not finite; if there are no items, or all have the weight 0.
 pub fn micro_batched<M: Module, T, W: PartWeight>(
     module: &M,
     parts: impl IntoIterator<Item = (T, W)>,
@@ -94,6 +94,9 @@ pub fn micro_batched<M: Module, T, W: PartWeight>(
 ) -> Result<(Tensor<1>, GradientsParams), PlanError> {
     if let Some(path) = running_in_training(module) {
         return Err(PlanError::Running { path });
+    }
+    if let Some((first, second)) = untied(module) {
+        return Err(PlanError::Untied { first, second });
     }
     let (mut sums, mut mean, mut total) = (GradientsParams::new(), None, 0.0);
     for (part, weight) in parts {

@@ -51,6 +51,15 @@ pub enum PlanError {
         /// Its path in the module.
         path: String,
     },
+    /// A parameter that is in two places of the module and requires gradients has another value in each. Burn's optimizers change it in
+    /// the first one only.
+    #[error("{first} and {second} have one id, but different values: parameters that are tied have one")]
+    Untied {
+        /// Path of the first place.
+        first: String,
+        /// Path of another place.
+        second: String,
+    },
     /// The weight of a part of the batch is negative, infinite or not a number.
     #[error("a part of the batch has the weight {weight}")]
     Weight {

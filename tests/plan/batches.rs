@@ -195,6 +195,23 @@ fn tied_parameters_have_the_gradient_of_the_batch() {
     }
 }
 
+/// A teacher that is a frozen clone of what is trained has the same ids, and comes first.
+#[test]
+fn a_frozen_clone_does_not_hide_what_is_trained() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let student = Net::new(8, &device);
+    drop(student.loss(Tensor::ones([1, 8], &device)));
+    let both = (student.clone().freeze(), student.clone());
+    let x = Tensor::<2>::random([6, 8], Distribution::Normal(0.0, 1.0), &device);
+    let whole = GradientsParams::from_grads(student.loss(x.clone()).backward(), &student);
+    let parts = x.split(2, 0).into_iter().map(|part| (part, 2));
+    let (_, parts) = micro_batched(&both, parts, |(_, student), x| student.loss(x)).unwrap();
+    let mut compare = Compare { parts: &parts, whole: &whole, tolerance: 1e-5, count: 0 };
+    student.visit(&mut compare);
+    assert_eq!(compare.count, 4);
+}
+
 /// Sequences of any length, filled up with padding: a loss is the mean over tokens, or weighted classes, and so is that of parts.
 #[test]
 fn padded_parts_count_by_their_tokens() {

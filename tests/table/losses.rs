@@ -35,9 +35,9 @@ fn index_size() -> usize {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    // The logits, and per row the two parts of the log-sum-exp (in f32 at least) and the target.
+    // The logits, and per row a part of the log-sum-exp (in f32 at least) and the target.
     let logits = |case: Case, x: Input<2>| match case.input() {
-        true => x.floats() + x.shape[0] * (2 * x.dtype.size().max(4) + index_size()),
+        true => x.floats() + x.shape[0] * (x.dtype.size().max(4) + index_size()),
         false => 0,
     };
     row! {

@@ -11,7 +11,7 @@ use burn::tensor::{Bool, Int, Tensor, assert_shape};
 /// The cross entropy of every row of logits, `-sum(q w log(softmax(logits)))`, where `w` are the class weights, and `q` is 1 at
 /// the target and 0 elsewhere, smoothed to `(1 - smoothing) q + smoothing / classes`.
 ///
-/// Keeps the logits and two numbers per row. The module is [`CrossEntropyLoss`](crate::nn::loss::CrossEntropyLoss).
+/// Keeps the logits and one number per row. The module is [`CrossEntropyLoss`](crate::nn::loss::CrossEntropyLoss).
 ///
 /// # Shapes
 ///
@@ -220,7 +220,7 @@ pub enum KlDirection {
 ///
 /// Keeps what [`linear_cross_entropy`] keeps: the gradients of what is tracked, which the forward pass makes, and for a tracked
 /// weight and fewer rows than features the gradient of the student's logits instead. For a tracked weight of half precision and
-/// more rows it keeps handles of `x`, the weight, and the teacher's, with three numbers per row.
+/// more rows it keeps handles of `x`, the weight, and the teacher's, with five numbers per row.
 ///
 /// # Shapes
 ///

@@ -38,7 +38,7 @@
 //! | `MaxPool1d`, `2d` | 1 byte per output (2 or 4 for windows of more than 255 elements; on remote devices 8) | - | the input and an index of 4 or 8 bytes per output |
 //! | `AvgPool1d`, `2d`, `AdaptiveAvgPool1d`, `2d`, `3d`, `Interpolate1d`, `2d` | nothing | - | the input |
 //! | `Embedding` | the indices | nothing | the indices, and two tables at the peak |
-//! | `CrossEntropyLoss` | the logits, three numbers per row; the gradient is made in place if nobody else holds them | - | a tensor of their size, two at the peak |
+//! | `CrossEntropyLoss` | the logits, two numbers per row; the gradient is made in place if nobody else holds them | - | a tensor of their size, two at the peak |
 //! | `FusedLinearCrossEntropy` (a head and its loss) | the gradients of input and weight, and never all logits; for fewer rows than features the input and the gradient of the logits | the input's gradient | a tensor of the size of all logits, two at the peak |
 //! | `BinaryCrossEntropyLoss` | one tensor | - | several tensors |
 //! | `MseLoss`, `HuberLoss` | the difference; the gradient is made in place | - | the difference, or several tensors |

@@ -77,6 +77,8 @@ impl CrossEntropyLoss {
     ///
     /// Panics if the shapes are not these and, on CPU backends, if a target is not a class.
     pub fn forward(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+        // Burn multiplies 0 by the logarithms of the other classes, of which one may be infinite.
+        let smoothing = self.smoothing.filter(|&smoothing| smoothing != 0.0);
         let [batch_size, classes] = logits.dims();
         let weights_tracked = is_tracked(&self.weights);
         let tracked = logits.is_tracked() || weights_tracked;
@@ -88,15 +90,16 @@ impl CrossEntropyLoss {
         // Burn's computes in f32 only.
         let is_burns = !tracked && logits.dtype() == DType::F32;
         if is_burns || !accepts("cross_entropy", fit, tracked, NO_WEIGHT) {
-            return self.clone().into_nn_cross_entropy_loss().forward(logits, targets);
+            let loss = Self { smoothing, ..self.clone() };
+            return loss.into_nn_cross_entropy_loss().forward(logits, targets);
         }
         let weights = class_weights(self.weights.clone(), classes, &logits);
         let of_targets = weights.clone().map(|weights| weights.gather(0, targets.clone()));
         let losses = match self.logits {
-            true => functional::cross_entropy(logits, targets.clone(), weights, self.smoothing),
+            true => functional::cross_entropy(logits, targets.clone(), weights, smoothing),
             false => {
                 let of_targets = of_targets.clone();
-                cross_entropy_of_probabilities(logits, targets.clone(), weights, of_targets, self.smoothing)
+                cross_entropy_of_probabilities(logits, targets.clone(), weights, of_targets, smoothing)
             }
         };
         mean(losses, of_targets, padding(&self.pad_tokens, &targets))

@@ -20,6 +20,16 @@ impl<B: CpuBackend> CrossEntropyKernels for B {
         })
     }
 
+    fn largest(x: FloatTensor<B>) -> FloatTensor<B> {
+        let x = B::contiguous(x);
+        let [rows, classes] = x.shape().dims();
+        with_element!(x.dtype(), "largest", E => {
+            let zero = <<E as CpuElement>::Acc as Zero>::zero();
+            let largest = of_rows(B::as_slice::<E>(&x), classes, zero, |_, row| sums::max(row));
+            B::from_vec(largest, Shape::new([rows, 1]))
+        })
+    }
+
     fn sum_log_probabilities(
         x: FloatTensor<B>,
         log_sum_exp: FloatTensor<B>,

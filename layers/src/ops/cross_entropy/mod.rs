@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | computes | `loss = -sum(q w log p)` per row; `p = softmax(x)`, `w` the class weights, |
 //! | | `q = (1 - smoothing) [class is target] + smoothing / classes` |
-//! | keeps | `x` (a handle), `log(sum(exp(x)))` per row (in two numbers), the targets and the weights (handles) |
+//! | keeps | `x` (a handle), `log(sum(exp(x - max(x))))` per row, the targets and the weights (handles) |
 //! | backward | `dx = dloss (p sum(q w) - q w)`, in place if nothing else holds `x` |
 //!
 //! Stock Burn computes the log-softmax first, in several steps, which need two tensors of the size of `x` at the peak.
@@ -82,16 +82,19 @@ impl<B: CrossEntropyKernels> Operation<B, 1> for CrossEntropy<B> {
     fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Saved<B>) {
         const REASON: &str = "x is tracked";
         let (losses, log_sum_exp) = self.losses(given(x));
-        let log_sum_exp = recorder.ledger().tensor("log_sum_exp", log_sum_exp, REASON);
+        let [_, log] = parts::<B>(log_sum_exp);
+        // A copy: a view would keep both parts, and the largest is taken again.
+        let log = recorder.ledger().tensor("log_sum_exp", B::float_mul_scalar(log, 1.0.into()), REASON);
         let labels = self.labels.clone().reported(recorder.ledger(), REASON);
-        (losses, Saved { log_sum_exp, labels })
+        (losses, Saved { log, labels })
     }
 
     fn backward(saved: Saved<B>, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
-        let Saved { log_sum_exp, labels } = saved;
+        let Saved { log, labels } = saved;
         let x = given(pass.take(X));
-        let [rows, classes] = x.shape().dims();
-        let dloss = B::float_cast(B::float_reshape(dloss, Shape::new([rows, 1])), log_sum_exp.dtype().into());
+        let classes = x.shape()[1];
+        let dloss = B::float_cast(B::float_reshape(dloss, log.shape()), log.dtype().into());
+        let log_sum_exp = B::float_cat(vec![B::largest(x.clone()), log], 1);
         pass.give(X, B::row_gradients(x, &labels, log_sum_exp, dloss, Classes::all(classes)));
     }
 }
@@ -99,8 +102,8 @@ impl<B: CrossEntropyKernels> Operation<B, 1> for CrossEntropy<B> {
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
 pub struct Saved<B: Backend> {
-    /// See [`CrossEntropyKernels::log_sum_exp`].
-    log_sum_exp: FloatTensor<B>,
+    /// The second part of [`CrossEntropyKernels::log_sum_exp`], `[rows, 1]`.
+    log: FloatTensor<B>,
     labels: Labels<B>,
 }
 
@@ -176,6 +179,11 @@ pub trait CrossEntropyKernels: Backend {
         let exp = if parts > 1 { Self::float_mul_scalar(exp, (parts as f64).recip().into()) } else { exp };
         let sum = Self::float_mul_scalar(widen::<Self>(Self::float_sum_dim(exp, 1)), parts.into());
         Self::float_cat(vec![widen::<Self>(max), Self::float_log(sum)], 1)
+    }
+
+    /// The largest element of every row of `[rows, classes]`: `[rows, 1]`, of f32 at least.
+    fn largest(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        widen::<Self>(Self::float_max_dim(x, 1))
     }
 
     /// `sum(weights (x - log_sum_exp))` of every row of `[rows, classes]`: `[rows, 1]`, of the dtype of `log_sum_exp`.

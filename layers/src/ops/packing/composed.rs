@@ -99,10 +99,12 @@ fn int8<B: Backend>(x: FloatTensor<B>, seed: u32) -> Bits<B> {
     let of = |steps: f32| B::float_div_scalar(largest.clone(), steps.into());
     let scales = B::float_mask_where(of(STEPS), beside.clone(), of(STEPS_BESIDE));
     let positive = B::float_clamp_min(scales.clone(), f32::MIN_POSITIVE.into());
-    let scales = B::float_mask_where(scales, beside, B::float_neg(positive.clone()));
+    let scales = B::float_mask_where(scales, beside.clone(), B::float_neg(positive.clone()));
     let up = up::<B>(groups, seed, &device);
     let values = B::float_floor(B::float_add(B::float_mul(x, B::float_recip(positive)), up));
-    let values = B::float_clamp(values, (-STEPS).into(), STEPS.into());
+    let within = |steps: f32| B::float_clamp(values.clone(), (-steps).into(), steps.into());
+    let beside = B::bool_expand(beside, values.shape());
+    let values = B::float_mask_where(within(STEPS), beside, within(STEPS_BESIDE));
     let signs = B::float_mul_scalar(signs, INFINITE.into());
     let values =
         B::float_mask_fill(B::float_mask_where(values, infinite, signs), no_number, NO_NUMBER.into());

@@ -145,7 +145,7 @@ impl<E: CpuElement> Job for Group<'_, E> {
         let Self { x, values, start, seed } = self;
         let Scale { scale, inverse } = Scale::of(largest, STEPS);
         for (index, (value, &x)) in values.iter_mut().zip(x).enumerate() {
-            *value = rounded(single(x) * inverse, start.wrapping_add(index as u32), seed);
+            *value = rounded(single(x) * inverse, STEPS, start.wrapping_add(index as u32), seed);
         }
         scale
     }
@@ -163,7 +163,7 @@ impl<E: CpuElement> Group<'_, E> {
                 x if x.is_nan() => NO_NUMBER,
                 f32::INFINITY => INFINITE,
                 f32::NEG_INFINITY => -INFINITE,
-                x => rounded(x * inverse, start.wrapping_add(index as u32), seed),
+                x => rounded(x * inverse, STEPS_BESIDE, start.wrapping_add(index as u32), seed),
             };
         }
         -scale.max(f32::MIN_POSITIVE)
@@ -193,11 +193,11 @@ impl Scale {
     }
 }
 
-/// So many steps, rounded up or down at random.
+/// So many steps, of `most`, rounded up or down at random.
 #[inline(always)]
-fn rounded(steps: f32, position: u32, seed: u32) -> i8 {
+fn rounded(steps: f32, most: f32, position: u32, seed: u32) -> i8 {
     let up = (noise(position, seed) >> 8) as f32 * (1.0 / (1 << 24) as f32);
-    (steps + up).floor().clamp(-STEPS, STEPS) as i8
+    (steps + up).floor().clamp(-most, most) as i8
 }
 
 fn from_bytes<E: CpuElement>(values: &[i8], scales: &[f32]) -> Vec<E> {

@@ -381,7 +381,7 @@ fn to_bytes<T: Float, N: Size>(
                 let finite = f32::reinterpret(select(size < 0x7F80_0000u32, bits, 0u32));
                 let rounded = (finite * inverse + up).floor();
                 // The sign is in what is taken away later: 1..=255, of which 255 and 1 may be infinite; 0 is not a number.
-                let byte = u32::cast_from(clamp(rounded, -127.0, 127.0) + 128.0) & 0xFFu32;
+                let byte = u32::cast_from(clamp(rounded, -steps, steps) + 128.0) & 0xFFu32;
                 let infinite = select(bits == size, 255u32, 1u32);
                 let byte = select(size >= 0x7F80_0000u32, infinite, byte);
                 let byte = select(size > 0x7F80_0000u32, 0u32, byte);

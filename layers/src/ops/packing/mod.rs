@@ -29,13 +29,15 @@ const GROUP: usize = 128;
 const STEPS: f32 = 127.0;
 
 /// The same of the largest finite element, in a group where not all are. The scale of such a group is negative, and three codes are free:
-/// [`INFINITE`] and `-INFINITE`, and [`NO_NUMBER`]. (Rounded up, 126 are not exceeded.)
+/// `INFINITE` and `-INFINITE`, and `NO_NUMBER`.
 const STEPS_BESIDE: f32 = 125.0;
 
 /// The code of infinity.
+#[cfg(any(feature = "flex", feature = "ndarray", feature = "remote"))]
 const INFINITE: i8 = 127;
 
 /// The code of what is not a number.
+#[cfg(any(feature = "flex", feature = "ndarray", feature = "remote"))]
 const NO_NUMBER: i8 = -128;
 
 /// A form that takes less memory.
