@@ -163,14 +163,21 @@ pub trait Capacity: Backend {
     /// As many bytes as every multiprocessor has something to do with, if each takes so many: at least `least`, beyond that no more than
     /// a 64th of the memory, and than one tensor can have.
     fn busy_bytes(device: &Self::Device, least: usize, of_each: usize) -> usize {
-        let share = Self::memory(device).map(|bytes| usize::try_from(bytes / 64).unwrap_or(usize::MAX));
-        let most = share.unwrap_or(usize::MAX).min(Self::largest(device));
-        busy_bytes(Self::multiprocessors(device), most, least, of_each)
+        let (multiprocessors, memory) = (Self::multiprocessors(device), Self::memory(device));
+        busy_bytes(multiprocessors, memory, Self::largest(device), least, of_each)
     }
 }
 composing_backends!(Capacity);
 
-fn busy_bytes(multiprocessors: Option<usize>, most: usize, least: usize, of_each: usize) -> usize {
+fn busy_bytes(
+    multiprocessors: Option<usize>,
+    memory: Option<u64>,
+    largest: usize,
+    least: usize,
+    of_each: usize,
+) -> usize {
+    let share = memory.map(|bytes| usize::try_from(bytes / 64).unwrap_or(usize::MAX));
+    let most = share.unwrap_or(usize::MAX).min(largest);
     multiprocessors.map_or(least, |count| least.max(count.saturating_mul(of_each).min(most)))
 }
 
@@ -201,11 +208,12 @@ mod tests {
 
     #[test]
     fn chunks_keep_a_device_busy_within_its_memory() {
-        let bytes = |multiprocessors, most| busy_bytes(multiprocessors, most, 1000, 50);
-        assert_eq!(bytes(None, 1 << 24), 1000);
-        assert_eq!(bytes(Some(10), usize::MAX), 1000);
-        assert_eq!(bytes(Some(100), 1 << 24), 5000);
-        assert_eq!(bytes(Some(100), 3000), 3000);
-        assert_eq!(bytes(Some(100), 1), 1000);
+        let bytes = |multiprocessors, memory| busy_bytes(multiprocessors, memory, usize::MAX, 1000, 50);
+        assert_eq!(bytes(None, Some(1 << 30)), 1000);
+        assert_eq!(bytes(Some(10), None), 1000);
+        assert_eq!(bytes(Some(100), Some(1 << 30)), 5000);
+        assert_eq!(bytes(Some(100), Some(64 * 3000)), 3000);
+        assert_eq!(bytes(Some(100), Some(64)), 1000);
+        assert_eq!(busy_bytes(Some(100), Some(1 << 30), 2000, 1000, 50), 2000);
     }
 }
