@@ -223,7 +223,7 @@ fn rows_of_any_layout_equal_flex() {
     fn pairs(channels: usize) -> usize {
         if channels.is_multiple_of(2) { channels / 2 } else { channels }
     }
-    let over_groups: [(&str, Op); 4] = [
+    let over_groups: [(&str, Op); 3] = [
         ("instance_norm", |x, p| {
             let channels = x.dims()[1];
             F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), channels, 1e-3)
@@ -233,14 +233,16 @@ fn rows_of_any_layout_equal_flex() {
             let groups = if x.dims()[1].is_multiple_of(2) { 2 } else { 1 };
             F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), groups, 1e-3)
         }),
-        ("group_norm of images", |x, p| {
-            let [batch, channels, row] = x.dims();
-            let x = x.unsqueeze_dim::<4>(2).expand([batch, channels, 2, row]);
-            let y = F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), pairs(channels), 1e-3);
-            y.flatten(2, 3)
-        }),
     ];
     check(24, &over_groups, |shape| shape[1], |case| case.shape[2] > 2);
+    let of_images: [(&str, Op); 1] = [("group_norm of images", |x, p| {
+        let [batch, channels, row] = x.dims();
+        let x = x.unsqueeze_dim::<4>(2).expand([batch, channels, 2, row]);
+        let y = F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), pairs(channels), 1e-3);
+        y.flatten(2, 3)
+    })];
+    // Burn sums a reversed gradient of four axes, here for `expand`, wrongly: `docs/burn-0.22.1.md`.
+    check(24, &of_images, |shape| shape[1], |case| case.shape[2] > 2 && !matches!(case.dy, Layout::Reversed));
 }
 
 /// Channels last, as convolutions return them, of any number of channels in a group: vectors of a row go on from one element to the next,
