@@ -9,9 +9,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 /// A module as it was: before its forward pass, which may change what it remembers.
 #[derive(Clone)]
 pub(super) struct Remembered<M> {
-    /// Without autodiff, so that it holds no node of the graph.
+    /// Its parameters are without autodiff, so that it holds no node of the graph.
     module: M,
     states: States,
+    /// Whether it has running statistics: its other tensors are without autodiff, too.
+    runs: bool,
 }
 
 /// What `Module::valid` takes, and `Module::train` does not always give back.
@@ -49,12 +51,17 @@ impl<M: Module> Remembered<M> {
         let mut states = States::default();
         module.visit(&mut states);
         states.seen = Seen::default();
-        Self { module: module.valid(), states }
+        let runs = !running_statistics(module).is_empty();
+        // In validation a module has running statistics of its own.
+        let module = if runs { module.valid() } else { module.clone().map(&mut Inner) };
+        Self { module, states, runs }
     }
 
     /// The module with leaves of its own.
     pub(super) fn module(self, device: &Device) -> M {
-        let Self { module, states } = self;
+        let Self { module, states, runs } = self;
+        // Tensors that are no parameters have the strategy that is the default in training, which does not go with another one.
+        let module = if runs && is_default(device) { module.train() } else { module };
         module.map(&mut Restore { device, states, tracks: true })
     }
 
@@ -62,14 +69,11 @@ impl<M: Module> Remembered<M> {
     /// not change what the module remembers.
     pub(super) fn untracked(&self, module: &M, device: &Device) -> M {
         let states = self.states.clone();
-        // In training a module has running statistics of its own, as in validation, and other tensors stay as they are; but what
-        // has no autodiff gets the strategy that is the default, which does not go with another one.
-        let module = if device.gradient_checkpointing_strategy() == Some(Default::default()) {
-            module.clone().map(&mut Untracked).train()
-        } else if !running_statistics(module).is_empty() {
-            self.module.clone()
-        } else {
-            module.clone().map(&mut Untracked)
+        // In training a module has running statistics of its own, as in validation, and other tensors stay as they are.
+        let module = match self.runs {
+            true if is_default(device) => module.clone().map(&mut Untracked).train(),
+            true => self.module.clone(),
+            false => module.clone().map(&mut Untracked),
         };
         module.map(&mut Restore { device, states, tracks: false })
     }
@@ -77,6 +81,20 @@ impl<M: Module> Remembered<M> {
     /// The same for the same parameters.
     pub(super) fn hash(&self) -> u64 {
         self.states.hash
+    }
+}
+
+/// Whether the strategy of a device is what training gives to tensors without autodiff.
+fn is_default(device: &Device) -> bool {
+    device.gradient_checkpointing_strategy() == Some(Default::default())
+}
+
+/// Takes autodiff from parameters.
+struct Inner;
+
+impl ModuleMapper for Inner {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        if param.base().is_autodiff() { param.map(Tensor::inner) } else { param }
     }
 }
 

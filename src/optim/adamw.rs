@@ -1,7 +1,7 @@
 //! AdamW with moments of 8 bits.
-use super::codes::Coded;
+use super::codes::{Coded, recorded};
 use super::rounding;
-use crate::ops::{AdamW8bitTensors, AdamWStep, AdamWTensors, OptimizerOps};
+use crate::ops::{AdamWStep, AdamWTensors, OptimizerOps};
 use burn::backend::Dispatch;
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
@@ -144,7 +144,9 @@ impl ModuleVisitor for Parameters {
 ///
 /// A gradient that is not finite spoils its block: all 256 weights are no numbers any more. A finite one counts as 2^63 at most.
 ///
-/// Records hold the codes as bytes, whatever the device; from one that was saved and loaded, training goes on bit for bit.
+/// Records hold the codes as bytes, whatever the device; from one that was saved and loaded, training goes on bit for bit. A record of
+/// Burn's `Adam` or `AdamW` is read, too: its moments become codes in the next step (its third moment, of `amsgrad`, is not read). As in
+/// Burn, a parameter of which a record of something else has no such state begins anew.
 ///
 /// # Weights in half precision
 ///
@@ -196,6 +198,31 @@ impl<const D: usize> Moments<D> {
         }
     }
 
+    /// In 8 bits. The moments are those after a step that forgets what was before.
+    fn coded(self, seed: Option<u32>) -> Self {
+        let Self::Single(moments) = self else { return self };
+        let step = AdamWStep {
+            lr: 0.0,
+            beta_1: 0.0,
+            beta_2: 0.0,
+            epsilon: 1.0,
+            weight_decay: 0.0,
+            cautious: false,
+            time: 1,
+            seed,
+        };
+        let [first, second] = *moments;
+        let after = |gradient: Tensor<D>| {
+            let (shape, device) = (gradient.shape(), gradient.device());
+            let elements = shape.num_elements();
+            let weight = Tensor::<D>::full(shape, 0.0, (&device, DType::F32)).into_dispatch();
+            let zeros = [(); 2].map(|()| Coded::zeros(elements, &device));
+            Coded::adamw(gradient.into_dispatch(), weight, zeros, step).1
+        };
+        let ([first, _], [_, second]) = (after(first), after(second.sqrt()));
+        Self::Coded(Box::new([first, second]))
+    }
+
     fn moved(self, device: &Device) -> Self {
         match self {
             Self::Single(moments) => {
@@ -205,6 +232,9 @@ impl<const D: usize> Moments<D> {
         }
     }
 }
+
+/// What records of Burn's `Adam` and `AdamW` call the step and the moments.
+const BURN: [&str; 3] = ["momentum.time", "momentum.moment_1", "momentum.moment_2"];
 
 impl<const D: usize> RecordState for AdamW8bitState<D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
@@ -224,14 +254,14 @@ impl<const D: usize> RecordState for AdamW8bitState<D> {
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        let time = u64::try_from(source.take_scalar(prefix, "time")?).ok()?;
-        let mut single = |name: &str| {
-            let data = source.take_tensor(prefix, name)?;
-            let fits = data.dtype() == DType::F32 && data.shape().num_dims() == D;
-            fits.then(|| Tensor::from_data(data, (device, DType::F32)))
-        };
-        let moments = match single("first") {
-            Some(first) => Moments::Single(Box::new([first, single("second")?])),
+        // Burn's are those of a field.
+        let burn = source.take_scalar(prefix, "time").is_none();
+        let names = if burn { BURN } else { ["time", "first", "second"] };
+        let time = u64::try_from(source.take_scalar(prefix, names[0])?).ok()?;
+        let mut single = |name: &str| recorded(prefix, name, source, device);
+        let moments = match single(names[1]) {
+            Some(first) => Moments::Single(Box::new([first, single(names[2])?])),
+            None if burn => return None,
             None => Moments::Coded(Box::new([
                 Coded::unflatten(prefix, "first", source, device)?,
                 Coded::unflatten(prefix, "second", source, device)?,
@@ -268,7 +298,9 @@ impl Optimizer for AdamW8bit {
         let shape = tensor.shape();
         assert!(moments.is_of(&tensor), "AdamW8bit: the state is that of a tensor that is not {shape:?}");
         let time = time.saturating_add(1);
-        let random = self.config.stochastic_rounding;
+        let seed = self.config.stochastic_rounding.then(|| rounding::seed(self.config.seed, time));
+        // In f32 also where they come from a record of Burn's, or with another bound.
+        let moments = if shape.num_elements() < min_8bit_size { moments } else { moments.coded(seed) };
         let step = AdamWStep {
             lr,
             beta_1,
@@ -277,7 +309,7 @@ impl Optimizer for AdamW8bit {
             weight_decay: weight_decay.into(),
             cautious: cautious_weight_decay,
             time,
-            seed: random.then(|| rounding::seed(self.config.seed, time)),
+            seed,
         };
         let (gradient, weight) = (grad.into_dispatch(), tensor.into_dispatch());
         let (weight, moments) = match moments {
@@ -288,23 +320,8 @@ impl Optimizer for AdamW8bit {
                 (weight, Moments::Single(Box::new([first, second].map(Tensor::from_dispatch))))
             }
             Moments::Coded(moments) => {
-                let [first, second] = *moments;
-                let elements = first.elements;
-                let tensors = AdamW8bitTensors {
-                    weight,
-                    first: first.codes.into_dispatch(),
-                    first_scales: first.scales.into_dispatch(),
-                    second: second.codes.into_dispatch(),
-                    second_scales: second.scales.into_dispatch(),
-                };
-                let of = Dispatch::memsave_adamw_8bit(gradient, tensors, step);
-                let moments = [(of.first, of.first_scales), (of.second, of.second_scales)];
-                let coded = |(codes, scales)| Coded {
-                    codes: Tensor::from_dispatch(codes),
-                    scales: Tensor::from_dispatch(scales),
-                    elements,
-                };
-                (of.weight, Moments::Coded(Box::new(moments.map(coded))))
+                let (weight, moments) = Coded::adamw(gradient, weight, *moments, step);
+                (weight, Moments::Coded(Box::new(moments)))
             }
         };
         (Tensor::from_dispatch(weight), Some(AdamW8bitState { time, moments }))

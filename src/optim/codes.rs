@@ -1,6 +1,7 @@
 //! Moments in codes of 8 bits.
 use crate::measure::is_host;
-use crate::ops::{BLOCK, CODES_OF_WORD};
+use crate::ops::{AdamW8bitTensors, AdamWStep, BLOCK, CODES_OF_WORD, MomentumStep, OptimizerOps};
+use burn::backend::{Dispatch, DispatchTensor};
 use burn::optim::{StateSink, StateSource};
 use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 
@@ -40,6 +41,38 @@ impl Coded {
         Self { codes, scales: scales.to_device(device), elements }
     }
 
+    /// A step of AdamW: the weight, and its moments in codes.
+    pub(super) fn adamw(
+        gradient: DispatchTensor,
+        weight: DispatchTensor,
+        [first, second]: [Self; 2],
+        step: AdamWStep,
+    ) -> (DispatchTensor, [Self; 2]) {
+        let elements = first.elements;
+        let tensors = AdamW8bitTensors {
+            weight,
+            first: first.codes.into_dispatch(),
+            first_scales: first.scales.into_dispatch(),
+            second: second.codes.into_dispatch(),
+            second_scales: second.scales.into_dispatch(),
+        };
+        let after = Dispatch::memsave_adamw_8bit(gradient, tensors, step);
+        let moments = [(after.first, after.first_scales), (after.second, after.second_scales)];
+        (after.weight, moments.map(|(codes, scales)| Self::of(codes, scales, elements)))
+    }
+
+    /// A step of momentum: the direction in f32, and the momentum in codes.
+    pub(super) fn momentum(self, gradient: DispatchTensor, step: MomentumStep) -> (DispatchTensor, Self) {
+        let Self { codes, scales, elements } = self;
+        let (codes, scales) = (codes.into_dispatch(), scales.into_dispatch());
+        let after = Dispatch::memsave_momentum_8bit(gradient, codes, scales, step);
+        (after.direction, Self::of(after.codes, after.scales, elements))
+    }
+
+    fn of(codes: DispatchTensor, scales: DispatchTensor, elements: usize) -> Self {
+        Self { codes: Tensor::from_dispatch(codes), scales: Tensor::from_dispatch(scales), elements }
+    }
+
     /// Records it under a name.
     pub(super) fn flatten(&self, prefix: &str, name: &str, out: &mut StateSink) {
         out.push_tensor(prefix, &format!("{name}_codes"), to_bytes(self.codes.clone()));
@@ -69,6 +102,18 @@ impl Coded {
             elements,
         })
     }
+}
+
+/// A recorded tensor of floats, in f32; `None` if there is none of the name and rank.
+pub(super) fn recorded<const D: usize>(
+    prefix: &str,
+    name: &str,
+    source: &mut StateSource,
+    device: &Device,
+) -> Option<Tensor<D>> {
+    let data = source.take_tensor(prefix, name)?;
+    let fits = data.dtype().is_float() && data.shape().num_dims() == D;
+    fits.then(|| Tensor::from_data(data.convert_dtype(DType::F32), (device, DType::F32)))
 }
 
 /// How codes of so many blocks are stored on a device: how many elements, and of which type.

@@ -1,7 +1,7 @@
 //! Muon with a momentum of 8 bits.
-use super::codes::Coded;
+use super::codes::{Coded, recorded};
 use super::rounding;
-use crate::ops::{Descent, MomentumStep, MomentumTensors, OptimizerOps};
+use crate::ops::{Descent, MomentumStep, OptimizerOps};
 use burn::backend::Dispatch;
 use burn::config::Config;
 use burn::optim::{
@@ -78,7 +78,7 @@ impl Muon8bitConfig {
 ///
 /// 1.016 bytes per element where Burn's takes 4: codes of 8 bits, multiples of 1 / 127 of the largest magnitude in a block of 256 elements.
 /// Matrices with fewer than `min_8bit_size` elements have a momentum in f32. Records and half precision are those of
-/// [`AdamW8bit`](super::AdamW8bit).
+/// [`AdamW8bit`](super::AdamW8bit); a record of Burn's `Muon` is read, too.
 ///
 /// # Panics
 ///
@@ -103,6 +103,16 @@ enum Momentum<const D: usize> {
     Coded(Box<Coded>),
 }
 
+impl<const D: usize> Momentum<D> {
+    /// In 8 bits. It is the momentum after a step that forgets what was before.
+    fn coded(self) -> Self {
+        let Self::Single(momentum) = self else { return self };
+        let zeros = Coded::zeros(momentum.shape().num_elements(), &momentum.device());
+        let step = MomentumStep { momentum: 0.0, gradient: 1.0, nesterov: false };
+        Self::Coded(Box::new(zeros.momentum(momentum.into_dispatch(), step).1))
+    }
+}
+
 impl<const D: usize> RecordState for Muon8bitState<D> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
         out.push_scalar(prefix, "time", u64::from(self.time).into());
@@ -113,12 +123,14 @@ impl<const D: usize> RecordState for Muon8bitState<D> {
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        let time = u64::try_from(source.take_scalar(prefix, "time")?).ok()?;
-        let momentum = match source.take_tensor(prefix, "momentum") {
-            Some(data) if data.dtype() == DType::F32 && data.shape().num_dims() == D => {
-                Momentum::Single(Box::new(Tensor::from_data(data, (device, DType::F32))))
-            }
-            Some(_) => return None,
+        let Some(time) = source.take_scalar(prefix, "time") else {
+            // Burn's, which does not count its steps: it is after the first.
+            let velocity = recorded(prefix, "momentum.velocity", source, device)?;
+            return Some(Self { time: 1, momentum: Momentum::Single(Box::new(velocity)) });
+        };
+        let time = u64::try_from(time).ok()?;
+        let momentum = match recorded(prefix, "momentum", source, device) {
+            Some(momentum) => Momentum::Single(Box::new(momentum)),
             None => Momentum::Coded(Box::new(Coded::unflatten(prefix, "momentum", source, device)?)),
         };
         Some(Self { time: u32::try_from(time).ok()?, momentum })
@@ -146,20 +158,8 @@ impl Muon8bit {
                 (direction, Momentum::Single(Box::new(momentum)))
             }
             Momentum::Coded(coded) => {
-                let Coded { codes, scales, elements } = *coded;
                 let step = MomentumStep { momentum: keep as f32, gradient: factor as f32, nesterov };
-                let of = Dispatch::memsave_momentum_8bit(
-                    gradient.into_dispatch(),
-                    codes.into_dispatch(),
-                    scales.into_dispatch(),
-                    step,
-                );
-                let MomentumTensors { direction, codes, scales } = of;
-                let coded = Coded {
-                    codes: Tensor::from_dispatch(codes),
-                    scales: Tensor::from_dispatch(scales),
-                    elements,
-                };
+                let (direction, coded) = coded.momentum(gradient.into_dispatch(), step);
                 (Tensor::from_dispatch(direction), Momentum::Coded(Box::new(coded)))
             }
         }
@@ -221,6 +221,7 @@ impl Optimizer for Muon8bit {
             Momentum::Coded(momentum) => momentum.is_of(elements),
         };
         assert!(fits, "Muon8bit: the state is that of a tensor that is not {shape:?}");
+        let momentum = if elements < self.config.min_8bit_size { momentum } else { momentum.coded() };
         let gradient = if dtype == DType::F32 { grad } else { grad.cast(FloatDType::F32) };
         let (direction, momentum) = self.direction(gradient, momentum, time);
         let direction = self.orthogonal(direction);

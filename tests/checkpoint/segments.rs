@@ -4,7 +4,9 @@ use burn::module::{Lora, ModuleMapper};
 use burn::nn;
 use burn::tensor::{Bool, DType, FloatDType, Int, Tolerance};
 use burn_memsave::checkpoint::{Checkpointed, TensorMapper, Tensors, checkpoint_sequential, tiled};
+use burn_memsave::functional as F;
 use burn_memsave::nn as ours;
+use burn_memsave::saved::SavedPolicy;
 use std::thread;
 
 #[derive(Module, Debug)]
@@ -509,6 +511,51 @@ fn constants() {
         let forward = |encoding: &nn::PositionalEncoding, x: Tensor<3>| encoding.forward(x).tanh();
         same(&stock, x, true, forward, |encoding, x| {
             checkpoint(encoding, x, |encoding, x| encoding.forward(x).tanh())
+        });
+    }
+}
+
+#[derive(Module, Debug)]
+struct Gated {
+    linear: ours::Linear,
+    dropout: ours::Dropout,
+    /// No parameter.
+    gate: Tensor<2>,
+}
+
+/// Operations of a constant, with autodiff as without.
+#[test]
+fn operations_of_constants() {
+    let _alone = alone();
+    for device in devices() {
+        let gate = random([5, 6], &device);
+        for gate in [gate.clone(), gate.inner()] {
+            let linear = ours::LinearConfig::new(6, 6).init(&device);
+            let gated = Gated { linear, dropout: ours::DropoutConfig::new(0.3).init(), gate };
+            let forward = |gated: &Gated, x: Tensor<2>| {
+                let gate = gated.dropout.forward(F::sigmoid(gated.gate.clone()));
+                gated.linear.forward(x) * F::silu(gate)
+            };
+            for tracked in [true, false] {
+                same(&gated, random([5, 6], &device), tracked, forward, |gated, x| {
+                    checkpoint(gated, x, forward)
+                });
+            }
+        }
+    }
+}
+
+/// What a segment keeps while it is computed is not rounded, whatever scopes are opened there.
+#[test]
+fn policies_within_a_segment() {
+    let _alone = alone();
+    for device in devices() {
+        let block = Block::new(64, 0.3, &device);
+        let rounded = |block: &Block, x| SavedPolicy::Int8.scope(|| block.forward(x));
+        let x = random([128, 64], &device);
+        same(&block, x.clone(), true, Block::forward, |block, x| checkpoint(block, x, rounded));
+        same(&block, x, true, Block::forward, |block, x| {
+            checkpoint(block, x, move |block, x| checkpoint(block, x, rounded))
         });
     }
 }

@@ -250,6 +250,42 @@ fn records_are_exact() {
     }
 }
 
+/// From a record of Burn's, training goes on: exactly in f32, to within the codes in 8 bits, where a step anew is far off.
+#[test]
+fn records_of_burn_are_read() {
+    let _alone = alone();
+    let device = device();
+    for dtype in [FloatDType::F32, FloatDType::BF16] {
+        for len in [100, 5000] {
+            let plain = || config().with_stochastic_rounding(false).init();
+            let mut burn = AdamWConfig::new().with_weight_decay(DECAY as f32).init();
+            let draw = || random::<1>([len], &device).cast(dtype);
+            let mut weight = parameter(draw());
+            for _ in 0..5 {
+                weight = step_with(&mut burn, weight, draw(), LR);
+            }
+            let record = burn.into_bytes().expect("a record");
+            let (mut restored, mut anew) = (plain().from_bytes(record).expect("a record"), plain());
+            let gradient = draw();
+            let [expected, ours, anew] = [&mut burn, &mut restored, &mut anew].map(|optimizer| {
+                let stepped = step_with(optimizer, weight.clone(), gradient.clone(), LR);
+                f64s(&stepped.val().cast(FloatDType::F32).into_data())
+            });
+            let error = |of: &[f64]| {
+                let errors = of.iter().zip(&expected).map(|(of, expected)| (of - expected).abs());
+                errors.sum::<f64>() / (len as f64 * LR)
+            };
+            // A weight of up to 1 in bf16 is rounded to a multiple of 1 / 256.
+            let rounding = if dtype == FloatDType::F32 { 1e-5 } else { 0.1 };
+            let bound = if len == 100 { rounding } else { rounding + 0.02 };
+            assert!(error(&ours) < bound, "{dtype:?}, {len}: {}", error(&ours));
+            assert!(error(&anew) > 3.0 * bound, "{dtype:?}, {len}: {}", error(&anew));
+            let bytes = restored.into_bytes().expect("a record").len();
+            assert!(len == 100 || bytes < 4 * len, "in 8 bits after a step: {bytes} bytes");
+        }
+    }
+}
+
 #[test]
 #[should_panic = "the state is that of a tensor that is not"]
 fn a_state_of_another_shape_is_refused() {

@@ -102,6 +102,38 @@ fn records_are_exact() {
     }
 }
 
+/// From a record of Burn's, training goes on: exactly in f32, to within the codes in 8 bits, where a step anew is far off.
+#[test]
+fn records_of_burn_are_read() {
+    let _alone = alone();
+    let device = device();
+    for (config, ours) in configs() {
+        for (shape, bound) in [([20, 30], 1e-4), ([90, 60], 0.05)] {
+            let mut burn = config.init();
+            let mut weight = parameter(random(shape, &device));
+            for _ in 0..5 {
+                weight = step_with(&mut burn, weight, random(shape, &device), LR);
+            }
+            let record = burn.into_bytes().expect("a record");
+            let (mut restored, mut anew) = (ours.init().from_bytes(record).expect("a record"), ours.init());
+            let (gradient, before) = (random(shape, &device), weight.val());
+            let [expected, ours, anew] = [&mut burn, &mut restored, &mut anew].map(|optimizer| {
+                let stepped = step_with(optimizer, weight.clone(), gradient.clone(), LR).val();
+                f64s(&(stepped - before.clone()).into_data())
+            });
+            let norm = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
+            let error = |of: &[f64]| {
+                let difference = norm(&mut of.iter().zip(&expected).map(|(of, expected)| of - expected));
+                difference / norm(&mut expected.iter().copied())
+            };
+            assert!(error(&ours) < bound, "{shape:?}: {}", error(&ours));
+            assert!(error(&anew) > 3.0 * bound, "{shape:?}: {}", error(&anew));
+            let bytes = restored.into_bytes().expect("a record").len();
+            assert!(shape == [20, 30] || bytes < 2 * 90 * 60, "in 8 bits after a step: {bytes} bytes");
+        }
+    }
+}
+
 #[test]
 #[should_panic = "parameters are matrices"]
 fn vectors_are_refused() {

@@ -1,7 +1,8 @@
 //! What a segment does in its forward pass, so that it does the same when it is computed again.
 //!
 //! Operations that draw random numbers do so through `draw`: what was drawn is kept, and the replay finds it, without touching
-//! the generator. Every operation says through `did` that it ran: a segment that does something else the second time is an error.
+//! the generator. Every operation that is recorded says through `did` that it ran: a segment that does something else the second time is
+//! an error.
 //!
 //! The output of the last operation need not be computed again where nothing in the segment nor in its backward pass reads it: whoever
 //! replays may [leave it out](Tape::leave_out_end).

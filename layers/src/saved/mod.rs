@@ -1,5 +1,5 @@
 //! Where, and in which form, tensors wait for the backward pass.
-use crate::ops::held;
+use crate::ops::{held, replay};
 use burn::tensor::{Bytes, StreamId};
 use core::any::Any;
 use core::cell::RefCell;
@@ -126,8 +126,12 @@ static GLOBAL: RwLock<SavedPolicy> = RwLock::new(SavedPolicy::Keep);
 /// Whether the global policy is another than [`SavedPolicy::Keep`].
 static IS_GLOBAL: AtomicBool = AtomicBool::new(false);
 
-/// The policy of this thread, if it is another than [`SavedPolicy::Keep`].
+/// The policy of this thread, if it is another than [`SavedPolicy::Keep`]. Within a segment it is that, also in scopes that are opened
+/// there: its graph is not for long.
 pub(crate) fn current() -> Option<SavedPolicy> {
+    if replay::is_within() {
+        return None;
+    }
     let scoped = SCOPES.with_borrow(|scopes| scopes.last().cloned());
     let policy = scoped.or_else(|| {
         let global = || GLOBAL.read().unwrap_or_else(PoisonError::into_inner).clone();
@@ -182,7 +186,7 @@ impl SavedPolicy {
     }
 
     /// Runs a forward pass, of which tensors are kept so. Scopes are of a thread, and may be in one another: the innermost
-    /// counts.
+    /// counts. Within a checkpointed segment none does: what it keeps, it keeps while it is computed.
     ///
     /// ```
     /// use burn_memsave_layers::saved::SavedPolicy;
