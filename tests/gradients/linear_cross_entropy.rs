@@ -3,7 +3,7 @@ use crate::loss::cross_entropy::{configs, defined, random_labels, weighted};
 use crate::loss::labels;
 use burn::module::Module;
 use burn::nn::loss as stock;
-use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation};
+use burn::tensor::{Bool, DType, Device, Distribution, Int, Tensor, TensorData, Tolerance, activation};
 use burn_memsave::functional as F;
 use burn_memsave::layers::MemSaveLinear;
 use burn_memsave::nn::LinearConfig;
@@ -485,5 +485,50 @@ fn takes_a_quantized_bias() {
         let expected = parts.forward(head.forward(x.clone()), targets.clone());
         let fused = ours::FusedLinearCrossEntropyConfig::new().init(device).forward(&head, x, targets);
         assert_eq!(fused.into_data(), expected.into_data(), "{backend:?}");
+    }
+}
+
+/// Padding that is no class, and a target that is none in a row of factor 0: those of the loss without its rows.
+#[test]
+fn padding_may_be_no_class() {
+    for device in Backend::ALL.map(|backend| backend.device().autodiff()) {
+        let head = LinearConfig::new(4, 5).init(&device);
+        let x = Tensor::<2>::random([6, 4], Distribution::Default, &device);
+        let run = |rows: &[i64], loss: &dyn Fn(Tensor<2>, Tensor<1, Int>) -> Tensor<1>| {
+            let labels = [-100i64, 2, 7, 0, 4, -100];
+            let x = x.clone().select(0, Tensor::from_data(rows, &device)).require_grad();
+            let labels: Vec<i64> = rows.iter().map(|&row| labels[row as usize]).collect();
+            let y = loss(x.clone(), Tensor::from_data(&labels[..], &device));
+            let gradients = y.backward();
+            let weight = head.weight.val().grad(&gradients).expect("tracked");
+            (y.into_data(), weight.into_data(), x.grad(&gradients).expect("tracked"))
+        };
+        for weights in [None, Some(vec![1.0, 2.0, 3.0, 4.0, 5.0])] {
+            let config = ours::FusedLinearCrossEntropyConfig::new().with_weights(weights.clone());
+            let padded = config.clone().with_pad_tokens(Some(vec![7, ours::IGNORE_INDEX])).init(&device);
+            let plain = config.init(&device);
+            let all = run(&[0, 1, 2, 3, 4, 5], &|x, labels| padded.forward(&head, x, labels));
+            let rest = run(&[1, 3, 4], &|x, labels| plain.forward(&head, x, labels));
+            let mut found = vec![all];
+            if weights.is_none() {
+                found.push(run(&[0, 1, 2, 3, 4, 5], &|x, labels| {
+                    let factors = [0.0f32, 1.0, 0.0, 1.0, 1.0, 0.0].map(|factor| factor / 3.0);
+                    let factors = Some(Tensor::from_data(factors, &x.device()));
+                    let options = F::LinearCrossEntropyOptions { factors, ..Default::default() };
+                    let bias = head.bias.as_ref().map(|bias| bias.val());
+                    F::linear_cross_entropy(x, head.weight.val(), bias, labels, options)
+                }));
+            }
+            for (loss, weight, dx) in found {
+                let close = |a: TensorData, b: &TensorData| {
+                    a.assert_approx_eq::<f32>(b, Tolerance::absolute(1e-6));
+                };
+                close(loss, &rest.0);
+                close(weight, &rest.1);
+                let rows = |rows: [i64; 3]| dx.clone().select(0, Tensor::from_data(rows, &device));
+                close(rows([1, 3, 4]).into_data(), &rest.2.to_data());
+                close(rows([0, 2, 5]).into_data(), &Tensor::<2>::zeros([3, 4], &device).into_data());
+            }
+        }
     }
 }

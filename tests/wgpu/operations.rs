@@ -327,6 +327,22 @@ fn the_gradient_of_gelu_is_exact() {
     assert!(ours < 2e-6 && stock > 2e-4, "ours is off by {ours}, Burn's by {stock}");
 }
 
+/// A target that is no class trains none: its loss and its gradients are no numbers, and those of other rows as they were.
+#[test]
+fn targets_that_are_no_classes_show() {
+    let _shared = among_others();
+    let device = gpu().autodiff();
+    for (target, smoothing) in [(-1, None), (-100, Some(0.1)), (5, None), (i32::MAX, Some(0.1))] {
+        let x = tensor::<2>(values([3, 5], 1), &device).require_grad();
+        let targets = Tensor::<1, Int>::from_ints([1, target, 4], &device);
+        let losses = F::cross_entropy(x.clone(), targets, None, smoothing);
+        let finite = |data: TensorData| data.iter::<f32>().map(f32::is_finite).collect::<Vec<_>>();
+        assert_eq!(finite(losses.to_data()), [true, false, true], "{target}");
+        let dx = finite(x.grad(&losses.sum().backward()).expect("tracked").into_data());
+        assert_eq!(dx, [[true; 5], [false; 5], [true; 5]].concat(), "{target}");
+    }
+}
+
 #[test]
 fn losses_equal_flex() {
     use burn_memsave::nn::loss::*;
@@ -356,6 +372,11 @@ fn losses_equal_flex() {
             });
         }
     }
+    let config = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![IGNORE_INDEX, 7]));
+    check("cross_entropy with padding that is no class", [3, 5], |x: Tensor<2>, _| {
+        let targets = Tensor::<1, Int>::from_ints([-100, 3, 7], &x.device());
+        config.init(&x.device()).forward(x, targets)
+    });
     for (smoothing, shift) in [None, Some(0.1)].into_iter().flat_map(|s| [(s, 1e8), (s, -1e8)]) {
         let config = CrossEntropyLossConfig::new().with_smoothing(smoothing);
         check("cross_entropy of large logits", [3, 5], |x: Tensor<2>, _| {

@@ -22,7 +22,8 @@ use burn::tensor::{Bool, Int, Tensor, assert_shape};
 ///
 /// # Panics
 ///
-/// Panics if the shapes are not these, if there is no class, or if the weights are tracked.
+/// Panics if the shapes are not these, if there is no class, or if the weights are tracked; on CPU backends, if a target is not a class.
+/// On wgpu and CUDA the loss of that row is NaN then, and so is its gradient, unless that of its loss is 0.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -71,7 +72,7 @@ pub(crate) fn class_weights<const D: usize>(
 #[derive(Clone, Debug, Default)]
 pub struct LinearCrossEntropyOptions {
     /// How much the loss of each row counts, `[rows]`; in f32 if `x` is of half precision, since factors may be small. A row with
-    /// factor 0 counts nothing, whatever it holds. Default: `1 / rows`, so that the result is the mean.
+    /// factor 0 counts nothing, whatever it and its target hold. Default: `1 / rows`, so that the result is the mean.
     pub factors: Option<Tensor<1>>,
     /// The class weights, `[classes]`. Default: all 1.
     pub class_weights: Option<Tensor<1>>,
@@ -101,8 +102,8 @@ pub struct LinearCrossEntropyOptions {
 ///
 /// # Panics
 ///
-/// Panics if the shapes or dtypes do not fit, if there is no row or no class, if a target is not a class, or if factors or
-/// class weights are tracked.
+/// Panics if the shapes or dtypes do not fit, if there is no row or no class, or if factors or class weights are tracked; on CPU
+/// backends, if the target of a row that counts is not a class. On wgpu and CUDA the loss is NaN then.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -125,6 +126,7 @@ pub fn linear_cross_entropy(
     assert_shape!(targets, [x.dims()[0]]);
     let class_weights = class_weights(options.class_weights, classes, &x);
     check_factors("linear_cross_entropy", &options.factors, &x);
+    let targets = targets_that_count(targets, &options.factors);
     Tensor::from_dispatch(Dispatch::memsave_linear_cross_entropy(
         x.into_dispatch(),
         weight.into_dispatch(),
@@ -161,6 +163,14 @@ fn check_factors(function: &str, factors: &Option<Tensor<1>>, x: &Tensor<2>) {
     }
 }
 
+/// The targets, of the first class where the factor is 0: data sets have anything there.
+fn targets_that_count(targets: Tensor<1, Int>, factors: &Option<Tensor<1>>) -> Tensor<1, Int> {
+    match factors {
+        Some(factors) => targets.mask_fill(factors.clone().equal_scalar(0), 0),
+        None => targets,
+    }
+}
+
 /// The hidden states of a teacher and its head; no gradient flows to them.
 #[derive(Clone, Debug)]
 pub struct Teacher {
@@ -188,7 +198,7 @@ pub struct DistillationOptions {
     /// [some do](https://arxiv.org/abs/1503.02531). Default: 1.
     pub temperature: f64,
     /// How much the loss of each row counts, `[rows]`; in f32 if `x` is of half precision, since factors may be small. A row with
-    /// factor 0 counts nothing, whatever it holds. Default: `1 / rows`, so that the result is the mean.
+    /// factor 0 counts nothing, whatever it and its target hold. Default: `1 / rows`, so that the result is the mean.
     pub factors: Option<Tensor<1>>,
     /// Adds to the loss of every row the [cross entropy](cross_entropy) of the student's logits, which are not divided by the
     /// temperature. Default: none.
@@ -232,7 +242,8 @@ pub enum KlDirection {
 /// # Panics
 ///
 /// Panics if the shapes or dtypes (one for student and teacher) do not fit, if there is no row or no class, if the temperature is
-/// not above 0, if a target is not a class, or if the teacher or the factors are tracked.
+/// not above 0, or if the teacher or the factors are tracked; on CPU backends, if the target of a row that counts is not a class. On wgpu
+/// and CUDA the loss is NaN then.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -332,7 +343,7 @@ fn distillation(
     let (labels, hard_weight) = match hard_labels {
         Some(HardLabels { targets, weight }) => {
             assert_shape!(targets, [x.dims()[0]]);
-            (MaybeLabels::Some(targets.into_dispatch()), weight)
+            (MaybeLabels::Some(targets_that_count(targets, &factors).into_dispatch()), weight)
         }
         None => (MaybeLabels::None, 0.0),
     };

@@ -8,10 +8,26 @@ use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
+/// -100 among [`pad_tokens`](CrossEntropyLossConfig::pad_tokens): what data sets made for PyTorch and Hugging Face have in the place of a
+/// target that does not count. Targets that are so are signed integers.
+///
+/// ```
+/// use burn::tensor::{Device, Int, Tensor, Tolerance};
+/// use burn_memsave_layers::nn::loss::{CrossEntropyLossConfig, IGNORE_INDEX};
+///
+/// let device = Device::flex();
+/// let loss = CrossEntropyLossConfig::new().with_pad_tokens(Some(vec![IGNORE_INDEX])).init(&device);
+/// let logits = Tensor::<2>::from_floats([[0.0, 1.0], [0.0, 1.0]], &device);
+/// let loss = loss.forward(logits, Tensor::<1, Int>::from_ints([-100, 1], &device));
+/// loss.to_data().assert_approx_eq::<f32>(&[0.3132617f32].into(), Tolerance::default());
+/// ```
+pub const IGNORE_INDEX: usize = -100_isize as usize;
+
 config_twin! {
     #[derive(Config, Debug)]
     pub struct CrossEntropyLossConfig = burn::nn::loss::CrossEntropyLossConfig {
-        /// Targets that do not count. The loss of a batch with no other is NaN, the mean of nothing.
+        /// Targets that do not count, which need not be classes: [`IGNORE_INDEX`] is -100. The loss of a batch with no other is NaN, the
+        /// mean of nothing.
         pub pad_tokens: Option<Vec<usize>>,
         /// A weight for each class, in the order of the classes.
         pub weights: Option<Vec<f32>>,
@@ -75,7 +91,8 @@ impl CrossEntropyLoss {
     ///
     /// # Panics
     ///
-    /// Panics if the shapes are not these and, on CPU backends, if a target is not a class.
+    /// Panics if the shapes are not these and, on CPU backends, if a target is neither a class nor padding. Elsewhere the loss is NaN then
+    /// (of a tracked input, on wgpu and CUDA).
     pub fn forward(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
         // Burn multiplies 0 by the logarithms of the other classes, of which one may be infinite.
         let smoothing = self.smoothing.filter(|&smoothing| smoothing != 0.0);
@@ -87,22 +104,23 @@ impl CrossEntropyLoss {
         let fit = require_floats(&logits)
             .and(require(shapes, Misfit::Shapes))
             .and(require(!weights_tracked, Misfit::TrackedClassWeights));
-        // Burn's computes in f32 only.
-        let is_burns = !tracked && logits.dtype() == DType::F32;
+        // Burn's computes in f32 only, and of classes only.
+        let is_burns = !tracked && logits.dtype() == DType::F32 && !pads_outside(&self.pad_tokens, classes);
         if is_burns || !accepts("cross_entropy", fit, tracked, NO_WEIGHT) {
             let loss = Self { smoothing, ..self.clone() };
             return loss.into_nn_cross_entropy_loss().forward(logits, targets);
         }
+        let (targets, padding) = padding(&self.pad_tokens, targets, classes);
         let weights = class_weights(self.weights.clone(), classes, &logits);
         let of_targets = weights.clone().map(|weights| weights.gather(0, targets.clone()));
         let losses = match self.logits {
-            true => functional::cross_entropy(logits, targets.clone(), weights, smoothing),
+            true => functional::cross_entropy(logits, targets, weights, smoothing),
             false => {
                 let of_targets = of_targets.clone();
-                cross_entropy_of_probabilities(logits, targets.clone(), weights, of_targets, smoothing)
+                cross_entropy_of_probabilities(logits, targets, weights, of_targets, smoothing)
             }
         };
-        mean(losses, of_targets, padding(&self.pad_tokens, &targets))
+        mean(losses, of_targets, padding)
     }
 }
 
@@ -138,10 +156,42 @@ fn cross_entropy_of_probabilities(
     picked * (alpha - 1.0) - all * (alpha / classes as f32)
 }
 
-/// The rows whose target is padding.
-pub(super) fn padding(pad_tokens: &Option<Vec<usize>>, targets: &Tensor<1, Int>) -> Option<Tensor<1, Bool>> {
-    let tokens = pad_tokens.iter().flatten();
-    tokens.map(|&token| targets.clone().equal_scalar(token as i64)).reduce(|mask, other| mask.bool_or(other))
+/// Whether padding may be no class.
+fn pads_outside(pad_tokens: &Option<Vec<usize>>, classes: usize) -> bool {
+    pad_tokens.iter().flatten().any(|&token| token >= classes)
+}
+
+/// The targets, and which of them are padding; those are of the first class where padding may be none.
+pub(super) fn padding(
+    pad_tokens: &Option<Vec<usize>>,
+    targets: Tensor<1, Int>,
+    classes: usize,
+) -> (Tensor<1, Int>, Option<Tensor<1, Bool>>) {
+    let dtype = targets.dtype();
+    // As `IGNORE_INDEX`, the largest stand for negative numbers.
+    let tokens = pad_tokens.iter().flatten().map(|&token| token as isize as i64);
+    let mask = tokens
+        .filter(|&token| is_of(dtype, token))
+        .map(|token| targets.clone().equal_scalar(token))
+        .reduce(|mask, other| mask.bool_or(other));
+    match mask {
+        Some(mask) if pads_outside(pad_tokens, classes) => (targets.mask_fill(mask.clone(), 0), Some(mask)),
+        mask => (targets, mask),
+    }
+}
+
+/// Whether an integer type has a number.
+fn is_of(dtype: DType, number: i64) -> bool {
+    match dtype {
+        DType::I8 => i8::try_from(number).is_ok(),
+        DType::I16 => i16::try_from(number).is_ok(),
+        DType::I32 => i32::try_from(number).is_ok(),
+        DType::U8 => u8::try_from(number).is_ok(),
+        DType::U16 => u16::try_from(number).is_ok(),
+        DType::U32 => u32::try_from(number).is_ok(),
+        DType::U64 => number >= 0,
+        _ => true,
+    }
 }
 
 /// The weighted mean of the rows that are not padding; the losses are multiplied by the `weights` already.

@@ -12,7 +12,8 @@ use burn::tensor::{Device, Int, Tensor};
 /// Configuration of [`FusedLinearCrossEntropy`].
 #[derive(Config, Debug)]
 pub struct FusedLinearCrossEntropyConfig {
-    /// Targets that do not count. The loss of a batch with no other is NaN, the mean of nothing.
+    /// Targets that do not count, which need not be classes: [`IGNORE_INDEX`](super::IGNORE_INDEX) is -100. The loss of a batch with no
+    /// other is NaN, the mean of nothing.
     pub pad_tokens: Option<Vec<usize>>,
     /// A weight for each class, in the order of the classes.
     pub weights: Option<Vec<f32>>,
@@ -87,7 +88,8 @@ impl FusedLinearCrossEntropy {
     ///
     /// # Panics
     ///
-    /// Panics if the shapes are not these and, on CPU backends, if a target is not a class.
+    /// Panics if the shapes are not these and, on CPU backends, if a target is neither a class nor padding. On wgpu and CUDA the loss is
+    /// NaN then.
     pub fn forward<const D: usize, const T: usize>(
         &self,
         head: &Linear,
@@ -116,7 +118,7 @@ impl FusedLinearCrossEntropy {
             };
             return loss.forward(linear(x, weight, bias), targets);
         }
-        let mask = padding(&self.pad_tokens, &targets);
+        let (targets, mask) = padding(&self.pad_tokens, targets, weight.dims()[1]);
         let class_weights = self.weights.clone().map(|weights| weights.cast(x.dtype()));
         let options = LinearCrossEntropyOptions {
             factors: None,

@@ -11,7 +11,7 @@ mod mse;
 pub use binary_cross_entropy::{
     BinaryCrossEntropyLoss, BinaryCrossEntropyLossConfig, MemSaveBinaryCrossEntropyLoss,
 };
-pub use cross_entropy::{CrossEntropyLoss, CrossEntropyLossConfig, MemSaveCrossEntropyLoss};
+pub use cross_entropy::{CrossEntropyLoss, CrossEntropyLossConfig, IGNORE_INDEX, MemSaveCrossEntropyLoss};
 pub use huber::{HuberLoss, HuberLossConfig, MemSaveHuberLoss};
 pub use kldiv::{KLDivLoss, KLDivLossConfig, MemSaveKLDivLoss};
 pub use linear_cross_entropy::{FusedLinearCrossEntropy, FusedLinearCrossEntropyConfig};

@@ -110,7 +110,8 @@ impl CrossEntropyCube for CubeBackend {
             let label_dtypes = label_dtypes(&targets, weights.as_ref(), &x);
             let (client, at) = (x.client.clone(), address_type(&[&x]));
             let (count, dim) = grid_of_rows(&client, rows, units);
-            let [rest, spread] = shares(smoothing, classes).map(|share| InputScalar::new(share, dtypes[1]));
+            let scalars = shares(smoothing, classes).map(|share| InputScalar::new(share, dtypes[1]));
+            let [rest, spread, no_class] = scalars;
             // SAFETY: the kernel compares every position with the shapes, and targets with the number of classes.
             unsafe {
                 loss_kernel::launch_unchecked(
@@ -128,6 +129,7 @@ impl CrossEntropyCube for CubeBackend {
                     classes,
                     rest,
                     spread,
+                    no_class,
                     of,
                     dtypes,
                     label_dtypes,
@@ -157,8 +159,8 @@ impl CrossEntropyCube for CubeBackend {
             let label_dtypes = label_dtypes(&targets, weights.as_ref(), &x);
             let (client, at) = (x.client.clone(), address_type(&[&x]));
             let (count, dim) = grid_of_rows(&client, rows, of.units);
-            let [rest, spread] =
-                shares(smoothing, classes.of).map(|share| InputScalar::new(share, dtypes[1]));
+            let scalars = shares(smoothing, classes.of).map(|share| InputScalar::new(share, dtypes[1]));
+            let [rest, spread, no_class] = scalars;
             // SAFETY: the kernel compares every position with the shapes, and targets with the number of classes.
             unsafe {
                 gradient_kernel::launch_unchecked(
@@ -176,6 +178,7 @@ impl CrossEntropyCube for CubeBackend {
                     ColumnsLaunch::new(rows, columns, classes.range.start, classes.of),
                     rest,
                     spread,
+                    no_class,
                     of,
                     dtypes,
                     label_dtypes,
@@ -191,10 +194,11 @@ fn label_dtypes(targets: &CubeTensor, weights: Option<&CubeTensor>, x: &CubeTens
     [targets.dtype, weights.unwrap_or(x).dtype].map(dtype_to_storage_type)
 }
 
-/// The share of the target, and what every class has besides.
-fn shares(smoothing: Option<f32>, classes: usize) -> [f64; 2] {
+/// The share of the target, what every class has besides, and the share of a target that is no class: not a number, of which WGSL has no
+/// constant.
+fn shares(smoothing: Option<f32>, classes: usize) -> [f64; 3] {
     let smoothing = smoothing.unwrap_or(0.0);
-    [1.0 - smoothing, smoothing / classes as f32].map(f64::from)
+    [1.0 - smoothing, smoothing / classes as f32, f32::NAN].map(f64::from)
 }
 
 /// Of a class, or 1 without weights.
@@ -215,6 +219,7 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     classes: usize,
     rest: InputScalar,
     spread: InputScalar,
+    no_class: InputScalar,
     #[comptime] of: Of,
     #[define(T, W)] _dtypes: [ElemType; 2],
     #[define(I, V)] _label_dtypes: [ElemType; 2],
@@ -226,7 +231,9 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     }
     let size = N::value().comptime();
     let vectors = classes / size;
-    let target = min(usize::cast_from(targets.read(row)), classes - 1);
+    let label = usize::cast_from(targets.read(row));
+    let target = min(label, classes - 1);
+    let rest = select(label == target, rest.get::<W>(), no_class.get::<W>());
     // Not infinite: the difference of two infinities is no number.
     let mut largest = Vector::<W, N>::new(W::min_value());
     let mut sum = Vector::<W, N>::new(W::new(0.0));
@@ -249,7 +256,7 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     let sum = sum_of_vector::<W, N>(sum * (largest - Vector::new(largest_of_all)).exp());
     let total = sum_over_units::<W>(Pair::<W> { a: sum, b: picked }, units);
     let log = total.a.ln();
-    let mut loss = rest.get::<W>() * weight::<V, W>(&weights, target) * (log - (total.b - largest_of_all));
+    let mut loss = rest * weight::<V, W>(&weights, target) * (log - (total.b - largest_of_all));
     if comptime!(of.smoothed) {
         let mut sum = W::new(0.0);
         let mut at = unit;
@@ -291,6 +298,7 @@ fn gradient_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     shape: Columns,
     rest: InputScalar,
     spread: InputScalar,
+    no_class: InputScalar,
     #[comptime] of: Of,
     #[define(T, W)] _dtypes: [ElemType; 2],
     #[define(I, V)] _label_dtypes: [ElemType; 2],
@@ -302,10 +310,12 @@ fn gradient_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     }
     let size = N::value().comptime();
     let vectors = shape.columns / size;
-    let target = min(usize::cast_from(targets.read(row)), shape.classes - 1);
+    let label = usize::cast_from(targets.read(row));
+    let target = min(label, shape.classes - 1);
     let (largest, log) = (log_sum_exp.read(2 * row), log_sum_exp.read(2 * row + 1));
     let dloss = dloss.read(row);
-    let (rest, spread) = (rest.get::<W>(), spread.get::<W>());
+    let rest = select(label == target, rest.get::<W>(), no_class.get::<W>());
+    let spread = spread.get::<W>();
     // `q w` of the target beyond that of every class, and `sum(q w)`.
     let of_target = rest * weight::<V, W>(&weights, target);
     let mut total = of_target;
