@@ -30,7 +30,7 @@ fn piecewise_linear<const D: usize>(
     stock: impl FnOnce(Tensor<D>) -> Tensor<D>,
 ) -> Tensor<D> {
     let fit = require_floats(&x).and(require(f.is_ordered(), Misfit::Bounds));
-    match x.is_tracked() && accepts(operation, fit, true, NO_WEIGHT) {
+    match accepts(operation, fit, x.is_tracked(), NO_WEIGHT) {
         true => Tensor::from_dispatch(Dispatch::memsave_piecewise_linear(x.into_dispatch(), f)),
         false => stock(x),
     }

@@ -11,6 +11,21 @@ use core::hint::black_box;
 use num_traits::{One, Zero};
 
 impl<B: CpuBackend> PiecewiseLinearKernels for B {
+    fn piecewise_linear(x: FloatTensor<B>, f: PiecewiseLinear) -> FloatTensor<B> {
+        if f == PiecewiseLinear::Relu {
+            return B::relu(x); // a pass, as here
+        }
+        let mut x = B::contiguous(x);
+        with_element!(x.dtype(), "piecewise_linear", E => {
+            if x.can_mut() {
+                f.with(ValuesInPlace(B::as_slice_mut::<E>(&mut x)));
+                x
+            } else {
+                B::from_vec(f.with(Values(B::as_slice::<E>(&x))), x.shape())
+            }
+        })
+    }
+
     fn piecewise_linear_with_mask(x: FloatTensor<B>, f: PiecewiseLinear) -> (FloatTensor<B>, BitMask) {
         let mut x = B::contiguous(x);
         with_element!(x.dtype(), "piecewise_linear", E => {
@@ -112,6 +127,23 @@ trait Visitor<T, R> {
     fn visit(self, f: impl Fn(T) -> (T, bool) + Copy + Send + Sync) -> R;
 }
 
+struct Values<'a, E>(&'a [E]);
+
+impl<E: CpuElement> Visitor<E, Vec<E>> for Values<'_, E> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<E> {
+        parallel::copied(self.0, TASK * BITS, self.0.len(), |_, values| replace_all(values, f))
+    }
+}
+
+struct ValuesInPlace<'a, E>(&'a mut [E]);
+
+impl<E: CpuElement> Visitor<E, ()> for ValuesInPlace<'_, E> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) {
+        let work = self.0.len();
+        parallel::chunks_mut(self.0, TASK * BITS, work, |_, values| replace_all(values, f));
+    }
+}
+
 struct Bits<'a, E>(&'a [E]);
 
 impl<E: CpuElement> Visitor<E, Vec<u64>> for Bits<'_, E> {
@@ -153,17 +185,35 @@ impl<E: CpuElement> Visitor<E, Vec<u64>> for ApplyInPlace<'_, E> {
     }
 }
 
+/// Replaces values by `f` of them.
+#[inline(always)]
+fn replace_all<E: CpuElement>(values: &mut [E], f: impl Fn(E) -> (E, bool)) {
+    let nothing = nothing();
+    values.iter_mut().for_each(|value| *value = stored(f(*value).0, nothing));
+}
+
 /// Replaces up to 64 values by `f` of them; returns their bits.
 #[inline(always)]
 fn replace<E: CpuElement>(values: &mut [E], f: impl Fn(E) -> (E, bool)) -> u64 {
-    // Where `f` leaves a value as it is, compilers store the others under a mask, which is several times slower on some machines.
-    // Adding -0.0 changes no value; that it is -0.0 they do not see.
-    let nothing = black_box(E::neg_zero());
+    let nothing = nothing();
     pack(values.iter_mut(), |value| {
         let (y, bit) = f(*value);
-        *value = if is_wide::<E>() { y + nothing } else { y };
+        *value = stored(y, nothing);
         bit
     })
+}
+
+/// -0.0, which compilers do not see.
+#[inline(always)]
+fn nothing<E: CpuElement>() -> E {
+    black_box(E::neg_zero())
+}
+
+/// A value that is stored in any case: where `f` leaves one as it is, compilers store the others under a mask, which is several times
+/// slower on some machines. Adding -0.0 changes no value.
+#[inline(always)]
+fn stored<E: CpuElement>(y: E, nothing: E) -> E {
+    if is_wide::<E>() { y + nothing } else { y }
 }
 
 /// Sets every word of bits to `f` of its 64 values; their number is a constant where `f` is inlined, except for the remainder at

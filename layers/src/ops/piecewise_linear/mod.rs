@@ -223,7 +223,7 @@ mod tests {
     use super::*;
     use crate::backend::Saved;
     use crate::ops::testing::{Composed, assert_close, composed, random};
-    use burn::backend::Flex;
+    use burn::backend::{Flex, ops::FloatTensorOps};
 
     #[test]
     fn default_bodies_equal_the_kernels() {
@@ -238,7 +238,10 @@ mod tests {
             let (x, dy) = (random(&[5, 13]), random(&[5, 13])); // 65 bits: one more than a word
             let (y, mask) = Flex::piecewise_linear_with_mask(x.clone(), f);
             let (body, packed) = Composed::piecewise_linear_with_mask(composed(&x), f);
-            assert_close("y", body, y);
+            assert_close("y", body, y.clone());
+            assert_close("y alone", composed(&y), Flex::piecewise_linear(x.clone(), f));
+            let unique = Flex::float_mul_scalar(x, 1.0.into());
+            assert_close("y alone, in place", composed(&y), Flex::piecewise_linear(unique, f));
             assert_eq!(packed.bytes(), 4 * 65usize.div_ceil(32));
             let body = Composed::scale_by_mask(composed(&dy), &packed, f.slopes());
             assert_close("dx", body, Flex::scale_by_mask(dy, &mask, f.slopes()));
