@@ -5,7 +5,7 @@ use crate::ops::{Replay, SegmentOps, Slots, is_entered, node_id};
 use crate::strategy::with_strategy;
 use burn::backend::Dispatch;
 use burn::module::{ModuleVisitor, Param, ParamId};
-use burn::tensor::{Bool, DType, Device, FloatDType, Int, Shape, Tensor};
+use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
 use std::collections::HashMap;
 
 /// The slots of the gradients of parameters. One that is in several places of a module may be one leaf of the graph, or several.
@@ -44,11 +44,14 @@ pub(super) fn link<const D: usize>(parent: Tensor<D>) -> Link {
 /// backend.
 pub(super) type Finish = Box<dyn FnOnce(&Tensor<1>, &Slots) + Send>;
 
-/// Fills the slot of a gradient with zeros if there is none.
-fn fill<const D: usize>(shape: Shape, dtype: DType, like: &Tensor<1>, gradients: &Slots, slot: usize) {
-    if !gradients.has(slot) {
-        put(Tensor::<D>::zeros(shape, (&like.device(), dtype)), gradients, slot);
-    }
+/// Fills the slot of the gradient of a parent with zeros if there is none, on the parent's device.
+fn fill<const D: usize>(parent: &Tensor<D>, slot: usize) -> Finish {
+    let (shape, dtype, device) = (parent.shape(), parent.dtype(), parent.device().without_autodiff());
+    Box::new(move |_, gradients| {
+        if !gradients.has(slot) {
+            put(Tensor::<D>::zeros(shape, (&device, dtype)), gradients, slot);
+        }
+    })
 }
 
 /// Finds what is tracked.
@@ -93,13 +96,11 @@ impl ModuleVisitor for Parents {
         let node = node_id(leaf.clone()).expect("a tracked tensor is a node").value;
         let slot = *self.nodes.entry(node).or_insert(self.links.len());
         if slot == self.links.len() {
-            let (shape, dtype) = (leaf.shape(), leaf.dtype());
             if !leaf.is_require_grad() && !is_entered(node) {
                 // No leaf: the step that made it waits for a gradient.
-                self.zeros.push(Box::new(move |like, gradients| {
-                    fill::<D>(shape, dtype, like, gradients, slot);
-                }));
+                self.zeros.push(fill(&leaf, slot));
             }
+            let dtype = leaf.dtype();
             if dtype.size() < 4 {
                 self.narrow.push(Box::new(move |like, gradients| {
                     if gradients.has(slot) {
@@ -119,8 +120,7 @@ impl TensorMapper for Parents {
     fn map_float<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         if tensor.is_tracked() {
             self.device.get_or_insert_with(|| tensor.device());
-            let (shape, dtype, slot) = (tensor.shape(), tensor.dtype(), self.links.len());
-            self.zeros.push(Box::new(move |like, gradients| fill::<D>(shape, dtype, like, gradients, slot)));
+            self.zeros.push(fill(&tensor, self.links.len()));
             self.links.push(link(tensor.clone()));
             let kept = tensor.clone();
             self.keeps.push(Box::new(|token, slots, slot| {

@@ -235,7 +235,7 @@ impl<M, F, const D: usize> Tiled<M, F, D> {
                     &range,
                     match of_tile.has(0) {
                         true => take(&like, &of_tile, 0),
-                        false => Tensor::zeros(shape, (&like.device(), dtype)),
+                        false => Tensor::zeros(shape, (&x.device(), dtype)),
                     },
                 );
             }

@@ -30,7 +30,10 @@ fn piecewise_linear<const D: usize>(
     stock: impl FnOnce(Tensor<D>) -> Tensor<D>,
 ) -> Tensor<D> {
     let fit = require_floats(&x).and(require(f.is_ordered(), Misfit::Bounds));
-    match accepts(operation, fit, x.is_tracked(), NO_WEIGHT) {
+    let tracked = x.is_tracked();
+    // One pass in Burn, too.
+    let is_burns = !tracked && f == PiecewiseLinear::Relu;
+    match !is_burns && accepts(operation, fit, tracked, NO_WEIGHT) {
         true => Tensor::from_dispatch(Dispatch::memsave_piecewise_linear(x.into_dispatch(), f)),
         false => stock(x),
     }

@@ -1,5 +1,7 @@
 //! Queries of batch 2, keys of other length; rows that are all masked have equal weights.
 use super::*;
+use burn::tensor::Distribution;
+use rayon::prelude::*;
 
 fn run(config: &stock::MultiHeadAttentionConfig, pad: bool, attn: bool, reads_weights: bool) {
     macro_rules! forward {
@@ -261,4 +263,20 @@ fn a_mask_of_another_length_is_refused() {
     let layer = MemSaveMultiHeadAttention::from(stock::MultiHeadAttentionConfig::new(4, 2).init(&device));
     let input = ours::MhaInput::self_attn(Tensor::zeros([2, 3, 4], &device));
     layer.forward(input.mask_pad(mask([2, 4], &device, 1)));
+}
+
+/// In a pool of threads, whoever waits for a part of the weights may begin with another task, which reads the same weights.
+#[test]
+fn a_pool_of_threads_reads_weights() {
+    let device = Device::flex().autodiff();
+    let attention = ours::MultiHeadAttentionConfig::new(32, 4).with_dropout(0.0).init(&device);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
+    for _ in 0..10 {
+        let x = Tensor::<3>::random([4, 64, 32], Distribution::Default, &device);
+        let run = || attention.forward(ours::MhaInput::self_attn(x.clone())).weights;
+        let (expected, weights) = (run().into_tensor().into_data(), run());
+        let read = |_: usize| weights.clone().into_tensor().into_data();
+        let found: Vec<TensorData> = pool.install(|| (0..32).into_par_iter().map(read).collect());
+        assert!(found.iter().all(|found| *found == expected));
+    }
 }

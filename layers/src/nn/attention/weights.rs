@@ -3,7 +3,7 @@ use crate::nn::Dropout;
 use crate::ops::{Attention, Scores, WeightDropout};
 use burn::tensor::{Bool, Tensor};
 use core::ops::Deref;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Heads of queries and keys, and how they become weights.
 #[derive(Clone, Debug)]
@@ -43,6 +43,13 @@ impl Heads {
         let attention = Attention { scores, dropout, merged: true };
         let (context, weights) = functional::with_weights(query, key, value, mask, None, attention);
         (context, weights.into())
+    }
+
+    /// The weights, also after dropout: the attention over rows of the identity matrix.
+    fn weights(self) -> Tensor<4> {
+        let [batch, n_heads, keys, _] = self.key.dims();
+        let rows = Tensor::<2>::eye(keys, &self.key.device()).cast(self.key.dtype());
+        self.weighted(rows.unsqueeze::<4>().expand([batch, n_heads, keys, keys]))
     }
 
     /// The last query alone.
@@ -101,23 +108,34 @@ pub(super) fn weight_dropout(dropout: &Dropout, query: &Tensor<4>) -> Option<Wei
 /// let weights: Tensor<4> = output.weights.into();
 /// ```
 #[derive(Clone, Debug)]
-pub struct AttentionWeights(Arc<LazyLock<Tensor<4>, Compute>>);
+pub struct AttentionWeights(Arc<Lazy>);
 
-/// Computes the weights, and drops what they are computed from.
-type Compute = Box<dyn FnOnce() -> Tensor<4> + Send>;
+#[derive(Debug)]
+struct Lazy {
+    /// What the weights are computed from, until they are there.
+    heads: Mutex<Option<Heads>>,
+    weights: OnceLock<Tensor<4>>,
+}
+
+impl Lazy {
+    /// The weights. Nothing is locked while they are computed: in a pool of threads, one that waits for a part of them may begin with
+    /// something else that reads them, too. It computes them then as well, and one result is for all.
+    fn get(&self) -> &Tensor<4> {
+        let heads = || self.heads.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.weights.get().is_none() {
+            let known = heads().clone();
+            if let Some(known) = known {
+                let _ = self.weights.set(known.weights()); // or they are there meanwhile
+                heads().take();
+            }
+        }
+        self.weights.get().expect("there before the heads are taken")
+    }
+}
 
 impl AttentionWeights {
     pub(super) fn new(heads: Heads) -> Self {
-        Self::computed(move || {
-            // The weights, also after dropout, are the attention over rows of the identity matrix.
-            let [batch, n_heads, keys, _] = heads.key.dims();
-            let rows = Tensor::<2>::eye(keys, &heads.key.device()).cast(heads.key.dtype());
-            heads.weighted(rows.unsqueeze::<4>().expand([batch, n_heads, keys, keys]))
-        })
-    }
-
-    fn computed(compute: impl FnOnce() -> Tensor<4> + Send + 'static) -> Self {
-        Self(Arc::new(LazyLock::new(Box::new(compute))))
+        Self(Arc::new(Lazy { heads: Mutex::new(Some(heads)), weights: OnceLock::new() }))
     }
 
     /// The weights.
@@ -130,13 +148,13 @@ impl Deref for AttentionWeights {
     type Target = Tensor<4>;
 
     fn deref(&self) -> &Tensor<4> {
-        &self.0
+        self.0.get()
     }
 }
 
 impl From<Tensor<4>> for AttentionWeights {
     fn from(weights: Tensor<4>) -> Self {
-        Self::computed(|| weights)
+        Self(Arc::new(Lazy { heads: Mutex::default(), weights: weights.into() }))
     }
 }
 
