@@ -15,7 +15,8 @@ use burn::tensor::{
     ops::{ConvOptions, ConvTransposeOptions},
 };
 
-/// `x (base + scale a b) + bias`: [`linear`](super::linear) with a low-rank adapter, whose effective weight is never made.
+/// `x (base + scale a b) + bias`: [`linear`](super::linear) with a low-rank adapter, whose effective weight is not made unless the rank
+/// is that of a matrix of its size or more, where it is less work.
 ///
 /// Keeps `x` for a tracked `a`, else the narrow `x a` for a tracked `b`, and handles of `base`, `a` and `b`. A quantized `base`
 /// is dequantized in the forward pass and again in the backward pass.
@@ -44,10 +45,19 @@ pub fn linear_lora<const D: usize>(
     }
     let bias = dequantized_bias(bias, x.dtype());
     let tracked = is_any_tracked(&x, &base, adapter, &bias);
-    match accepts("linear_lora", lora_fits(&x, &base, adapter, &bias), tracked, Some(&base)) {
+    let fit =
+        lora_fits(&x, &base, adapter, &bias).and(require(is_narrow(&x, &base, adapter), Misfit::WideAdapter));
+    match accepts("linear_lora", fit, tracked, Some(&base)) {
         true => adapted(x, base, adapter, None, bias),
         false => super::linear(x, adapter.apply(base), bias),
     }
+}
+
+/// Whether products with the factors are less work than one with the effective weight, which has no more elements than the larger factor
+/// where they are not. A weight that is quantized, or of another dtype, is not made.
+fn is_narrow<const D: usize>(x: &Tensor<D>, base: &Tensor<2>, adapter: &LoraAdapter) -> bool {
+    let (rank, [d_input, d_output]) = (adapter.a.val().dims()[1], base.dims());
+    rank < d_input.min(d_output) || base.dtype() != x.dtype()
 }
 
 fn lora_fits<const D: usize>(
