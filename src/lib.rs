@@ -42,6 +42,7 @@
 //! | module | what it has |
 //! | --- | --- |
 //! | [`nn`] | the layers, under the paths of [`burn::nn`], with a table of what each keeps |
+//! | [`prelude`], [`tensor`] | Burn's, with these layers, and with the functions that this library has |
 //! | [`layers`] | the same by long names, to convert single layers |
 //! | [`functional`] | the same as functions; attention, heads and losses in one |
 //! | [`lazy`], [`frozen`] | frozen weights that stay in their file |
@@ -85,6 +86,29 @@ pub mod peft;
 pub mod plan;
 mod platform;
 mod strategy;
+pub mod tensor;
+
+/// What most models import: [`burn::prelude`], with the layers of this library as `nn`.
+///
+/// ```
+/// // use burn::prelude::*;
+/// use burn_memsave::prelude::*;
+///
+/// #[derive(Module, Debug)]
+/// struct Block {
+///     linear: nn::Linear,
+///     relu: nn::Relu,
+/// }
+///
+/// let device = Device::flex().autodiff();
+/// let block = Block { linear: nn::LinearConfig::new(64, 32).init(&device), relu: nn::Relu::new() };
+/// let y: Tensor<2> = block.relu.forward(block.linear.forward(Tensor::ones([8, 64], &device)));
+/// assert_eq!(y.dims(), [8, 32]);
+/// ```
+pub mod prelude {
+    pub use crate::nn;
+    pub use burn::prelude::*;
+}
 
 /// Its snippets are tests.
 #[cfg(doctest)]

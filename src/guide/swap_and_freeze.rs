@@ -4,7 +4,9 @@
 //! gradient: the weight gradient of a convolution needs the input, the input gradient does not. Burn's layers keep the input in
 //! both cases; those of [`burn_memsave::nn`](crate::nn) look at what is tracked when they run, and keep only what is needed.
 //! The swap is the `use` line: `use burn_memsave::nn;` in the place of `use burn::nn;`. Records, optimizer states and results
-//! are the same.
+//! are the same. Functions count, too: `burn::tensor::activation::relu` keeps what Burn's keeps, and
+//! [`burn_memsave::tensor`](crate::tensor) has ours at the same path; [`burn_memsave::prelude`](crate::prelude) is Burn's with our
+//! `nn`. In imports that nest, `use burn::{module::Module, nn::{Linear, Relu}}`, take `nn`, and `tensor::activation`, out.
 //!
 //! Freezing is Burn's own: [`Module::freeze`](burn::module::Module::freeze) for a whole module,
 //! [`freeze_group`](burn::module::Module::freeze_group) for parameters by their path. With Burn's layers it saves the gradients

@@ -5,6 +5,7 @@
 mod table;
 
 mod convert;
+mod functions;
 mod namespace;
 mod peers;
 mod refusals;
