@@ -7,6 +7,7 @@ use burn_memsave::checkpoint::{Checkpointed, TensorMapper, Tensors, checkpoint_s
 use burn_memsave::functional as F;
 use burn_memsave::nn as ours;
 use burn_memsave::saved::SavedPolicy;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 
 #[derive(Module, Debug)]
@@ -519,6 +520,8 @@ fn constants() {
 struct Gated {
     linear: ours::Linear,
     dropout: ours::Dropout,
+    /// Whose running statistics are no parameters, either.
+    norm: Option<ours::BatchNorm>,
     /// No parameter.
     gate: Tensor<2>,
 }
@@ -527,15 +530,27 @@ struct Gated {
 #[test]
 fn operations_of_constants() {
     let _alone = alone();
-    for device in devices() {
+    for (device, norm) in devices().into_iter().flat_map(|device| [(device.clone(), false), (device, true)]) {
         let gate = random([5, 6], &device);
         for gate in [gate.clone(), gate.inner()] {
+            // Beside running statistics, and with another strategy, it is without autodiff when it is computed again: nothing is dropped.
+            let is_default = device.gradient_checkpointing_strategy() == Some(Default::default());
+            let is_refused = norm && gate.is_autodiff() && !is_default;
             let linear = ours::LinearConfig::new(6, 6).init(&device);
-            let gated = Gated { linear, dropout: ours::DropoutConfig::new(0.3).init(), gate };
+            let norm = norm.then(|| ours::BatchNormConfig::new(6).init(&device));
+            let dropout = ours::DropoutConfig::new(0.3).init();
             let forward = |gated: &Gated, x: Tensor<2>| {
                 let gate = gated.dropout.forward(F::sigmoid(gated.gate.clone()));
-                gated.linear.forward(x) * F::silu(gate)
+                let y = gated.linear.forward(x) * F::silu(gate);
+                gated.norm.iter().fold(y, |y, norm| norm.forward(y))
             };
+            let gated = Gated { linear, dropout, norm, gate };
+            if is_refused {
+                let y = checkpoint(&gated, random([5, 6], &device), forward);
+                let refused = catch_unwind(AssertUnwindSafe(|| drop(y.sum().backward())));
+                assert!(refused.is_err());
+                continue;
+            }
             for tracked in [true, false] {
                 same(&gated, random([5, 6], &device), tracked, forward, |gated, x| {
                     checkpoint(gated, x, forward)

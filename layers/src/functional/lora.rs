@@ -15,11 +15,13 @@ use burn::tensor::{
     ops::{ConvOptions, ConvTransposeOptions},
 };
 
-/// `x (base + scale a b) + bias`: [`linear`](super::linear) with a low-rank adapter, whose effective weight is not made unless the rank
-/// is that of a matrix of its size or more, where it is less work.
+/// `x (base + scale a b) + bias`: [`linear`](super::linear) with a low-rank adapter, whose effective weight is not made.
 ///
 /// Keeps `x` for a tracked `a`, else the narrow `x a` for a tracked `b`, and handles of `base`, `a` and `b`. A quantized `base`
 /// is dequantized in the forward pass and again in the backward pass.
+///
+/// Of a rank that is not below both sizes of `base`, f32 or f64, and many rows (`rows (d_input + d_output) > d_input d_output`), the
+/// effective weight is less work: it is made, and kept for a tracked `x`.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -53,11 +55,17 @@ pub fn linear_lora<const D: usize>(
     }
 }
 
-/// Whether products with the factors are less work than one with the effective weight, which has no more elements than the larger factor
-/// where they are not. A weight that is quantized, or of another dtype, is not made.
+/// Whether the factors are to be multiplied with `x`, and not with each other: the effective weight is less work for many rows and a rank
+/// that is none of a matrix of its size, and has then no more elements than the larger factor. It is not made where it would be rounded, is
+/// quantized, or has `x` kept for it alone.
 fn is_narrow<const D: usize>(x: &Tensor<D>, base: &Tensor<2>, adapter: &LoraAdapter) -> bool {
-    let (rank, [d_input, d_output]) = (adapter.a.val().dims()[1], base.dims());
-    rank < d_input.min(d_output) || base.dtype() != x.dtype()
+    let (a, b, [d_input, d_output]) = (adapter.a.val(), adapter.b.val(), base.dims());
+    let rows = x.shape().num_elements() / d_input.max(1);
+    a.dims()[1] < d_input.min(d_output)
+        || rows * (d_input + d_output) <= d_input * d_output
+        || base.dtype() != x.dtype()
+        || x.dtype().size() < 4
+        || b.is_tracked() && !a.is_tracked()
 }
 
 fn lora_fits<const D: usize>(

@@ -391,7 +391,8 @@ pub struct LinearLogProbOptions {
 ///
 /// # Panics
 ///
-/// Panics if the shapes or dtypes do not fit, if there is no row or no class, or if the target of a row that counts is not a class.
+/// Panics if the shapes or dtypes do not fit, or if there is no row or no class; on CPU backends, if the target of a row that counts is
+/// not a class. On wgpu and CUDA its result is NaN then.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor, Tolerance};

@@ -108,9 +108,10 @@ pub fn replay<R>(
     let (operations, draws) = (operations.into_iter(), draws.into_iter());
     let entered = Entered::new(Frame::Replaying { operations, draws, leaves_out_end, left_out: None });
     let result = SavedPolicy::Keep.scope(forward);
-    let Frame::Replaying { mut operations, left_out, .. } = entered.leave() else {
+    let Frame::Replaying { mut operations, mut draws, left_out, .. } = entered.leave() else {
         unreachable!("frames are left in order")
     };
+    assert!(draws.next().is_none(), "checkpoint: computed again, a segment draws fewer random numbers");
     if let Some(missing) = operations.next() {
         panic!("checkpoint: computed again, a segment ends before {missing}");
     }

@@ -129,9 +129,11 @@ impl Lazy {
                 heads().take();
             }
         }
-        self.weights.get().expect("there before the heads are taken")
+        self.weights.get().expect(THERE)
     }
 }
+
+const THERE: &str = "there before the heads are taken";
 
 impl AttentionWeights {
     pub(super) fn new(heads: Heads) -> Self {
@@ -140,7 +142,14 @@ impl AttentionWeights {
 
     /// The weights.
     pub fn into_tensor(self) -> Tensor<4> {
-        (*self).clone()
+        match Arc::try_unwrap(self.0) {
+            Ok(Lazy { heads, weights }) => {
+                let heads = heads.into_inner().unwrap_or_else(PoisonError::into_inner);
+                // What they are computed from is not held meanwhile.
+                weights.into_inner().or_else(|| heads.map(Heads::weights)).expect(THERE)
+            }
+            Err(shared) => shared.get().clone(),
+        }
     }
 }
 

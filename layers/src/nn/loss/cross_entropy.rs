@@ -92,7 +92,7 @@ impl CrossEntropyLoss {
     /// # Panics
     ///
     /// Panics if the shapes are not these and, on CPU backends, if a target is neither a class nor padding. Elsewhere the loss is NaN then
-    /// (of a tracked input, on wgpu and CUDA).
+    /// (of tracked logits, on wgpu and CUDA).
     pub fn forward(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
         // Burn multiplies 0 by the logarithms of the other classes, of which one may be infinite.
         let smoothing = self.smoothing.filter(|&smoothing| smoothing != 0.0);
@@ -112,7 +112,7 @@ impl CrossEntropyLoss {
         }
         let (targets, padding) = padding(&self.pad_tokens, targets, classes);
         let weights = class_weights(self.weights.clone(), classes, &logits);
-        let of_targets = weights.clone().map(|weights| weights.gather(0, targets.clone()));
+        let of_targets = weights.clone().map(|weights| weights_of(weights, &targets));
         let losses = match self.logits {
             true => functional::cross_entropy(logits, targets, weights, smoothing),
             false => {
@@ -154,6 +154,12 @@ fn cross_entropy_of_probabilities(
     };
     let all = logs.sum_dim(1).reshape([batch_size]);
     picked * (alpha - 1.0) - all * (alpha / classes as f32)
+}
+
+/// The weights of the classes of targets, also of such that are none: those are refused, or show, elsewhere.
+pub(super) fn weights_of(weights: Tensor<1>, targets: &Tensor<1, Int>) -> Tensor<1> {
+    let last = weights.dims()[0].saturating_sub(1) as i64;
+    weights.gather(0, targets.clone().clamp(0, last))
 }
 
 /// Whether padding may be no class.

@@ -1,4 +1,4 @@
-use super::cross_entropy::{padding, sum_type, zero_where_padded};
+use super::cross_entropy::{padding, sum_type, weights_of, zero_where_padded};
 use super::{CrossEntropyLoss, CrossEntropyLossConfig};
 use crate::functional::guard::{
     Fit, Misfit, is_quantized, is_tracked, report_misfit, require, require_bias, require_floats,
@@ -131,8 +131,7 @@ impl FusedLinearCrossEntropy {
         }
         let dtype = sum_type(x.dtype());
         let ones = Tensor::ones([rows], (&x.device(), dtype));
-        let count =
-            class_weights.map_or(ones.clone(), |weights| weights.cast(dtype).gather(0, targets.clone()));
+        let count = class_weights.map_or(ones.clone(), |weights| weights_of(weights.cast(dtype), &targets));
         let total = zero_where_padded(count, &mask).sum();
         // If all is padding, the loss is NaN, as in stock, but the factors are 0, since stock's gradient is.
         let inverse = total.clone().recip().mask_fill(total.clone().equal_scalar(0), 0);

@@ -12,8 +12,14 @@ use num_traits::{One, Zero};
 
 impl<B: CpuBackend> PiecewiseLinearKernels for B {
     fn piecewise_linear(x: FloatTensor<B>, f: PiecewiseLinear) -> FloatTensor<B> {
-        if f == PiecewiseLinear::Relu {
-            return B::relu(x); // a pass, as here
+        match f {
+            // A pass there, too, which leaves the elements where they are.
+            PiecewiseLinear::Relu => return B::relu(x),
+            PiecewiseLinear::LeakyRelu { negative_slope } => return B::leaky_relu(x, negative_slope.into()),
+            PiecewiseLinear::HardSigmoid { alpha, beta } => {
+                return B::hard_sigmoid(x, alpha.into(), beta.into());
+            }
+            _ => {}
         }
         let mut x = B::contiguous(x);
         with_element!(x.dtype(), "piecewise_linear", E => {
@@ -59,10 +65,10 @@ impl PiecewiseLinear {
                 (if off { zero } else { x }, !off)
             }),
             Self::LeakyRelu { negative_slope } => {
-                let slope = num(negative_slope);
+                let slope = <T::Acc as CpuElement>::from_f64(negative_slope);
                 visitor.visit(move |x| {
                     let off = x < zero;
-                    (if off { slope * x } else { x }, !off)
+                    (if off { T::narrow(slope * x.widen()) } else { x }, !off) // rounded once, as in Burn
                 })
             }
             Self::Clamp { min, max } => {
