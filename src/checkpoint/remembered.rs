@@ -14,8 +14,6 @@ pub(super) struct Remembered<M> {
     states: States,
     /// Whether it has running statistics: its other tensors are without autodiff, too.
     runs: bool,
-    /// Whether all of its tensors were with autodiff.
-    is_autodiff: bool,
 }
 
 /// What `Module::valid` takes, and `Module::train` does not always give back.
@@ -55,16 +53,13 @@ impl<M: Module> Remembered<M> {
         states.seen = Seen::default();
         let runs = !running_statistics(module).is_empty();
         // In validation a module has running statistics of its own.
-        let is_autodiff = runs && module.devices().iter().all(Device::is_autodiff);
         let module = if runs { module.valid() } else { module.clone().map(&mut Inner) };
-        Self { module, states, runs, is_autodiff }
+        Self { module, states, runs }
     }
 
     /// The module with leaves of its own.
     pub(super) fn module(self, device: &Device) -> M {
-        let Self { module, states, is_autodiff, .. } = self;
-        // In training tensors that are no parameters are with autodiff, of the strategy that is the default, which does not go with another.
-        let module = if is_autodiff && is_default(device) { module.train().map(&mut Inner) } else { module };
+        let Self { module, states, .. } = self;
         module.map(&mut Restore { device, states, tracks: true })
     }
 
