@@ -36,8 +36,8 @@ drop_in! {
     /// at the peak where this one needs 96 (1024 features, 64 x 128 rows).
     ///
     /// With a [LoRA adapter](burn::module::LoraAdapter), which [`Module::apply_lora`] attaches, the effective weight and its
-    /// gradient are never made: see [`linear_lora`](functional::linear_lora), and [`linear_dora`](functional::linear_dora) for
-    /// [DoRA](crate::lora::Dora). A quantized weight stays packed.
+    /// gradient are not made unless the rank is as large as the layer: see [`linear_lora`](functional::linear_lora), and
+    /// [`linear_dora`](functional::linear_dora) for [DoRA](crate::lora::Dora). A quantized weight stays packed.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
