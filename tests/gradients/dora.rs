@@ -109,6 +109,7 @@ fn layers(device: &Device, quantizes: bool) -> Layers {
 
 #[test]
 fn layers_take_it() {
+    let _generator = generator();
     let device = Device::flex().autodiff();
     // Of fewer rows than columns, and of more.
     for (quantizes, rows, tracks_x) in

@@ -491,6 +491,7 @@ fn takes_a_quantized_bias() {
 /// Padding that is no class, and a target that is none in a row of factor 0: those of the loss without its rows.
 #[test]
 fn padding_may_be_no_class() {
+    let _generator = generator();
     for device in Backend::ALL.map(|backend| backend.device().autodiff()) {
         let head = LinearConfig::new(4, 5).init(&device);
         let x = Tensor::<2>::random([6, 4], Distribution::Default, &device);

@@ -240,6 +240,7 @@ fn pools_of_many_elements_equal_stock() {
 /// Burn dequantizes them.
 #[test]
 fn quantized_inputs_are_burns() {
+    let _generator = generator();
     let device = Device::flex();
     let x = Tensor::<4>::random([1, 2, 6, 6], Distribution::Default, &device);
     let x = x.quantize_dynamic(&device.settings().quantization.scheme.with_value(QuantValue::Q8S));

@@ -268,6 +268,7 @@ fn a_mask_of_another_length_is_refused() {
 /// In a pool of threads, whoever waits for a part of the weights may begin with another task, which reads the same weights.
 #[test]
 fn a_pool_of_threads_reads_weights() {
+    let _generator = generator();
     let device = Device::flex().autodiff();
     let attention = ours::MultiHeadAttentionConfig::new(32, 4).with_dropout(0.0).init(&device);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().expect("two threads");
