@@ -31,12 +31,7 @@ fn piecewise_linear<const D: usize>(
 ) -> Tensor<D> {
     let fit = require_floats(&x).and(require(f.is_ordered(), Misfit::Bounds));
     let tracked = x.is_tracked();
-    // A pass in Burn, too.
-    let is_burns = !tracked
-        && matches!(
-            f,
-            PiecewiseLinear::Relu | PiecewiseLinear::LeakyRelu { .. } | PiecewiseLinear::HardSigmoid { .. }
-        );
+    let is_burns = !tracked && f.is_a_pass_in_burn();
     match !is_burns && accepts(operation, fit, tracked, NO_WEIGHT) {
         true => Tensor::from_dispatch(Dispatch::memsave_piecewise_linear(x.into_dispatch(), f)),
         false => stock(x),

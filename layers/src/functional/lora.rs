@@ -55,9 +55,9 @@ pub fn linear_lora<const D: usize>(
     }
 }
 
-/// Whether the factors are to be multiplied with `x`, and not with each other: the effective weight is less work for many rows and a rank
-/// that is none of a matrix of its size, and has then no more elements than the larger factor. It is not made where it would be rounded, is
-/// quantized, or has `x` kept for it alone.
+/// Whether the factors are multiplied with `x`, and not with each other. The effective weight is less work for a rank that is not below
+/// both of its sizes and for many rows; it then has no more elements than the larger factor. It is not made if it would be rounded, if
+/// `base` is quantized, or if `x` would be kept for it alone.
 fn is_narrow<const D: usize>(x: &Tensor<D>, base: &Tensor<2>, adapter: &LoraAdapter) -> bool {
     let (a, b, [d_input, d_output]) = (adapter.a.val(), adapter.b.val(), base.dims());
     let rows = x.shape().num_elements() / d_input.max(1);

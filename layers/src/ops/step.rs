@@ -315,7 +315,7 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     if !tracked.contains(&true) {
         let nodes = nodes(inputs.each_ref().map(Option::as_ref));
         let y = operation.forward(plain(inputs));
-        // Not said to be done: of a constant without autodiff, as a segment that is computed again may have it, nobody says it.
+        // `did` is not told: a constant may be without autodiff when its segment is computed again, and nobody would tell it then.
         replay::gave(None, false);
         watch::computed(operation.name(), None);
         return match step.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {

@@ -235,6 +235,19 @@ fn padding_may_be_no_class() {
     assert!((numbers(&y.into_data())[0] - 200f64.ln()).abs() < 1e-5);
 }
 
+/// The weights of the classes of targets of eight bits, of which there are fewer than classes.
+#[test]
+fn classes_may_be_more_than_targets_can_name() {
+    let device = Device::flex().autodiff();
+    let weights = (0..300).map(|class| if class == 200 { 3.0 } else { 1.0 }).collect();
+    let loss = ours::CrossEntropyLossConfig::new().with_weights(Some(weights)).init(&device);
+    let x = Tensor::<2>::zeros([2, 300], &device);
+    let x = x.slice_assign([1..2, 7..8], Tensor::full([1, 1], 2.0, &device)).require_grad();
+    let y = loss.forward(x, Tensor::<1, Int>::from_data([200, 7], (&device, DType::U8)));
+    let exact = (3.0 * 300f64.ln() + (299.0 + 2f64.exp()).ln() - 2.0) / 4.0;
+    assert!((numbers(&y.to_data())[0] - exact).abs() < 1e-5, "{y}");
+}
+
 /// A padded row has an infinite loss, and the gradient 0.
 #[test]
 fn padding_of_infinite_loss_is_treated_as_stock_treats_it() {

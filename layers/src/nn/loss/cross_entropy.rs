@@ -7,6 +7,7 @@ use crate::ops::ElementLoss;
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
+use core::ops::RangeInclusive;
 
 /// -100 among [`pad_tokens`](CrossEntropyLossConfig::pad_tokens): what data sets made for PyTorch and Hugging Face have in the place of a
 /// target that does not count. Targets that are so are signed integers.
@@ -110,7 +111,11 @@ impl CrossEntropyLoss {
             let loss = Self { smoothing, ..self.clone() };
             return loss.into_nn_cross_entropy_loss().forward(logits, targets);
         }
-        let (targets, padding) = padding(&self.pad_tokens, targets, classes);
+        let padding = padding(&self.pad_tokens, &targets);
+        let targets = match &padding {
+            Some(mask) if pads_outside(&self.pad_tokens, classes) => targets.mask_fill(mask.clone(), 0),
+            _ => targets,
+        };
         let weights = class_weights(self.weights.clone(), classes, &logits);
         let of_targets = weights.clone().map(|weights| weights_of(weights, &targets));
         let losses = match self.logits {
@@ -159,6 +164,7 @@ fn cross_entropy_of_probabilities(
 /// The weights of the classes of targets, also of such that are none: those are refused, or show, elsewhere.
 pub(super) fn weights_of(weights: Tensor<1>, targets: &Tensor<1, Int>) -> Tensor<1> {
     let last = weights.dims()[0].saturating_sub(1) as i64;
+    let last = last.min(*numbers_of(targets.dtype()).end());
     weights.gather(0, targets.clone().clamp(0, last))
 }
 
@@ -167,36 +173,26 @@ fn pads_outside(pad_tokens: &Option<Vec<usize>>, classes: usize) -> bool {
     pad_tokens.iter().flatten().any(|&token| token >= classes)
 }
 
-/// The targets, and which of them are padding; those are of the first class where padding may be none.
-pub(super) fn padding(
-    pad_tokens: &Option<Vec<usize>>,
-    targets: Tensor<1, Int>,
-    classes: usize,
-) -> (Tensor<1, Int>, Option<Tensor<1, Bool>>) {
-    let dtype = targets.dtype();
+/// The rows whose target is padding.
+pub(super) fn padding(pad_tokens: &Option<Vec<usize>>, targets: &Tensor<1, Int>) -> Option<Tensor<1, Bool>> {
+    let numbers = numbers_of(targets.dtype());
     // As `IGNORE_INDEX`, the largest stand for negative numbers.
     let tokens = pad_tokens.iter().flatten().map(|&token| token as isize as i64);
-    let mask = tokens
-        .filter(|&token| is_of(dtype, token))
-        .map(|token| targets.clone().equal_scalar(token))
-        .reduce(|mask, other| mask.bool_or(other));
-    match mask {
-        Some(mask) if pads_outside(pad_tokens, classes) => (targets.mask_fill(mask.clone(), 0), Some(mask)),
-        mask => (targets, mask),
-    }
+    let tokens = tokens.filter(|token| numbers.contains(token));
+    tokens.map(|token| targets.clone().equal_scalar(token)).reduce(|mask, other| mask.bool_or(other))
 }
 
-/// Whether an integer type has a number.
-fn is_of(dtype: DType, number: i64) -> bool {
+/// The numbers of an integer type, as far as `i64` has them.
+fn numbers_of(dtype: DType) -> RangeInclusive<i64> {
     match dtype {
-        DType::I8 => i8::try_from(number).is_ok(),
-        DType::I16 => i16::try_from(number).is_ok(),
-        DType::I32 => i32::try_from(number).is_ok(),
-        DType::U8 => u8::try_from(number).is_ok(),
-        DType::U16 => u16::try_from(number).is_ok(),
-        DType::U32 => u32::try_from(number).is_ok(),
-        DType::U64 => number >= 0,
-        _ => true,
+        DType::I8 => i8::MIN.into()..=i8::MAX.into(),
+        DType::I16 => i16::MIN.into()..=i16::MAX.into(),
+        DType::I32 => i32::MIN.into()..=i32::MAX.into(),
+        DType::U8 => 0..=u8::MAX.into(),
+        DType::U16 => 0..=u16::MAX.into(),
+        DType::U32 => 0..=u32::MAX.into(),
+        DType::U64 => 0..=i64::MAX,
+        _ => i64::MIN..=i64::MAX,
     }
 }
 

@@ -118,7 +118,7 @@ impl FusedLinearCrossEntropy {
             };
             return loss.forward(linear(x, weight, bias), targets);
         }
-        let (targets, mask) = padding(&self.pad_tokens, targets, weight.dims()[1]);
+        let mask = padding(&self.pad_tokens, &targets);
         let class_weights = self.weights.clone().map(|weights| weights.cast(x.dtype()));
         let options = LinearCrossEntropyOptions {
             factors: None,

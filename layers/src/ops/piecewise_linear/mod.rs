@@ -15,7 +15,9 @@ use super::{
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::{Masks, composing_backends};
-use burn::backend::{TensorMetadata, get_or_init_device_settings, ops::ActivationOps, tensor::FloatTensor};
+use burn::backend::{
+    Backend, TensorMetadata, get_or_init_device_settings, ops::ActivationOps, tensor::FloatTensor,
+};
 use burn::tensor::{DType, bf16, f16};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -90,6 +92,11 @@ impl PiecewiseLinear {
         }
     }
 
+    /// Whether Burn's function is one pass, too, which leaves the elements in the order that they have in memory.
+    pub(crate) fn is_a_pass_in_burn(self) -> bool {
+        matches!(self, Self::Relu | Self::LeakyRelu { .. } | Self::HardSigmoid { .. })
+    }
+
     /// Whether the pieces are in the order that the formula assumes.
     pub fn is_ordered(self) -> bool {
         match self {
@@ -159,26 +166,31 @@ pub struct SavedMask<B: Masks> {
     slopes: [f64; 2],
 }
 
+/// `f(x)` by Burn's operations.
+fn by_burn<B: Backend>(x: FloatTensor<B>, f: PiecewiseLinear) -> FloatTensor<B> {
+    let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
+    match f {
+        PiecewiseLinear::Relu => B::relu(x),
+        PiecewiseLinear::LeakyRelu { negative_slope } => B::leaky_relu(x, negative_slope.into()),
+        PiecewiseLinear::Clamp { min, max } => B::float_clamp(x, min.into(), max.into()),
+        PiecewiseLinear::HardSigmoid { alpha, beta } => B::hard_sigmoid(x, alpha.into(), beta.into()),
+        PiecewiseLinear::Shrink { lambda, bias } => {
+            let zero = B::float_lower_equal_elem(B::float_abs(x.clone()), lambda.into(), bools);
+            let shift = B::float_mul_scalar(B::float_sign(x.clone()), bias.into());
+            B::float_mask_fill(B::float_sub(x, shift), zero, 0.into())
+        }
+        PiecewiseLinear::Threshold { threshold, value } => {
+            let constant = B::float_lower_equal_elem(x.clone(), threshold.into(), bools);
+            B::float_mask_fill(x, constant, value.into())
+        }
+    }
+}
+
 /// The kernels.
 pub trait PiecewiseLinearKernels: Masks {
     /// `f(x)`.
     fn piecewise_linear(x: FloatTensor<Self>, f: PiecewiseLinear) -> FloatTensor<Self> {
-        let bools = get_or_init_device_settings::<Self>(&x.device()).bool_dtype;
-        match f {
-            PiecewiseLinear::Relu => Self::relu(x),
-            PiecewiseLinear::LeakyRelu { negative_slope } => Self::leaky_relu(x, negative_slope.into()),
-            PiecewiseLinear::Clamp { min, max } => Self::float_clamp(x, min.into(), max.into()),
-            PiecewiseLinear::HardSigmoid { alpha, beta } => Self::hard_sigmoid(x, alpha.into(), beta.into()),
-            PiecewiseLinear::Shrink { lambda, bias } => {
-                let zero = Self::float_lower_equal_elem(Self::float_abs(x.clone()), lambda.into(), bools);
-                let shift = Self::float_mul_scalar(Self::float_sign(x.clone()), bias.into());
-                Self::float_mask_fill(Self::float_sub(x, shift), zero, 0.into())
-            }
-            PiecewiseLinear::Threshold { threshold, value } => {
-                let constant = Self::float_lower_equal_elem(x.clone(), threshold.into(), bools);
-                Self::float_mask_fill(x, constant, value.into())
-            }
-        }
+        by_burn::<Self>(x, f)
     }
 
     /// `f(x)` and, per element, the bit that chooses the slope of `f` there.
