@@ -1,5 +1,5 @@
 use crate::common::*;
-use burn::tensor::{DType, Tensor, module};
+use burn::tensor::{DType, Device, Tensor, module};
 use burn_memsave::functional as F;
 use proptest::prelude::*;
 
@@ -94,6 +94,33 @@ mod batch_statistics {
     fn survives_a_large_mean() {
         let inputs = [&[Input::between([8, 2, 16], 999.0..1001.0)][..], &parameters(2)].concat();
         Check::new(inputs, Setting::of(DType::F64)).within(1e-8).compare::<3>(&ours, &stock);
+    }
+
+    /// Two neighbouring numbers of half precision, whose mean is none: normalized they are -1 and 1.
+    #[test]
+    fn normalizes_with_a_mean_that_half_precision_lacks() {
+        for (dtype, low, high) in [(DType::F16, 1024.0, 1025.0), (DType::BF16, 100.0, 100.5)] {
+            let device = Device::flex().autodiff();
+            let values = |values: &[f64]| tensor::<1>(values.to_vec(), &[values.len()], &device, dtype);
+            let x = values(&[low, high, low, high]).reshape([4, 1]).require_grad();
+            let [gamma, beta] = [1.0, 0.0].map(|value| values(&[value]).require_grad());
+            let y = F::batch_norm_train::<2>(x.clone(), gamma.clone(), beta.clone(), EPSILON).output;
+            let grads = y.clone().slice([0..1, 0..1]).sum().backward();
+            let near = |found: Tensor<1>, right: &[f64]| {
+                for (found, right) in found.into_data().iter::<f64>().zip(right) {
+                    assert!(
+                        (found - right).abs() <= 2e-3 * right.abs().max(0.1),
+                        "{dtype:?}: {found}, not {right}"
+                    );
+                }
+            };
+            near(y.inner().flatten(0, 1), &[-1.0, 1.0, -1.0, 1.0]);
+            // gamma / std (dy - mean(dy) - x_hat mean(dy x_hat)) of dy = [1, 0, 0, 0]
+            let std = (high - low) / 2.0;
+            near(x.grad(&grads).expect("tracked").flatten(0, 1), &[0.5 / std, 0.0, -0.5 / std, 0.0]);
+            near(gamma.grad(&grads).expect("tracked"), &[-1.0]);
+            near(beta.grad(&grads).expect("tracked"), &[1.0]);
+        }
     }
 
     #[test]

@@ -183,6 +183,34 @@ fn heads_of_half_precision_need_no_more_than_stock() {
     }
 }
 
+/// The statistics of half precision would be rounded ones: they are computed again, and not kept.
+#[test]
+fn batch_norm_keeps_no_statistics_of_half_precision() {
+    const CHANNELS: usize = 1 << 16;
+    let _alone = alone();
+    let device = &device();
+    for (dtype, spared) in [(DType::F32, 0), (DType::F16, 4 * CHANNELS), (DType::BF16, 4 * CHANNELS)] {
+        let x = || Input { shape: [4, CHANNELS, 2], dtype }.random(device).require_grad();
+        let [gamma, beta] = [(); 2].map(|()| Tensor::<1>::ones([CHANNELS], (device, dtype)).require_grad());
+        let parameters = || (gamma.clone(), beta.clone());
+        let ours = bytes(
+            measure(device, x, |x| {
+                let (gamma, beta) = parameters();
+                functional::batch_norm_train(x, gamma, beta, 1e-5).output
+            })
+            .kept,
+        );
+        let burn = bytes(
+            measure(device, x, |x| {
+                let (gamma, beta) = parameters();
+                module::batch_norm_train(x, gamma, beta, 1e-5).output
+            })
+            .kept,
+        );
+        assert!((burn - ours - spared as i64).abs() <= RECORDS, "{dtype:?}: {ours} bytes, Burn's {burn}");
+    }
+}
+
 /// The weights of so few tokens are less than their queries, keys and values: it counts when each of those is dropped.
 #[test]
 fn attention_to_few_tokens_needs_no_more_than_burn() {

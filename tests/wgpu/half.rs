@@ -304,6 +304,32 @@ fn run(op: Op, shape: [usize; 3], dtype: DType, device: Device) -> Vec<TensorDat
     results.into_iter().map(|data| data.convert_dtype(DType::F64)).collect()
 }
 
+/// Two neighbouring numbers of f16, whose mean is none: normalized they are -1 and 1.
+#[test]
+fn batch_norm_normalizes_with_a_mean_that_f16_lacks() {
+    let _shared = among_others();
+    if !gpu().supports_dtype(DType::F16) {
+        println!("left out: this device has no f16");
+        return;
+    }
+    let device = gpu().autodiff();
+    let of = |values: &[f32]| Tensor::<1>::from_data(values, (&device, DType::F16));
+    let x = of(&[1024.0, 1025.0, 1024.0, 1025.0]).reshape([4, 1]).require_grad();
+    let [gamma, beta] = [1.0, 0.0].map(|value| of(&[value]).require_grad());
+    let y = F::batch_norm_train::<2>(x.clone(), gamma.clone(), beta.clone(), 1e-5).output;
+    let grads = y.clone().slice([0..1, 0..1]).sum().backward();
+    let near = |found: Tensor<1>, right: &[f64]| {
+        for (found, right) in found.into_data().iter::<f64>().zip(right) {
+            assert!((found - right).abs() <= 2e-3, "{found}, not {right}");
+        }
+    };
+    near(y.inner().flatten(0, 1), &[-1.0, 1.0, -1.0, 1.0]);
+    // gamma / std (dy - mean(dy) - x_hat mean(dy x_hat)) of dy = [1, 0, 0, 0], std = 0.5
+    near(x.grad(&grads).expect("tracked").flatten(0, 1), &[1.0, 0.0, -1.0, 0.0]);
+    near(gamma.grad(&grads).expect("tracked"), &[-1.0]);
+    near(beta.grad(&grads).expect("tracked"), &[1.0]);
+}
+
 /// What is wrong with the results in f16, beside f64.
 fn differences(name: &str, op: Op, shape: [usize; 3]) -> Vec<String> {
     let found = run(op, shape, DType::F16, gpu());

@@ -245,6 +245,22 @@ fn rows_of_any_layout_equal_flex() {
     check(24, &of_images, |shape| shape[1], |case| case.shape[2] > 2 && !matches!(case.dy, Layout::Reversed));
 }
 
+/// More elements per channel than a device in software takes turns in a loop: 65,535.
+#[test]
+fn norms_of_large_planes_equal_flex() {
+    let ops: [(&str, Op); 3] = [
+        ("group_norm", |x, p| F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), 2, 1e-3)),
+        ("instance_norm", |x, p| F::group_norm(x, Some(p[0].clone()), Some(p[1].clone()), 4, 1e-3)),
+        ("batch_norm", |x, p| F::batch_norm_train(x, p[0].clone(), p[1].clone(), 1e-3).output),
+    ];
+    for layout in [Layout::Contiguous, Layout::ChannelsLast] {
+        let case = Case { shape: [2, 4, 66_001], x: layout, dy: layout, tracked: true };
+        for (name, op) in ops {
+            compare(EXACT, name, op, &case, 4);
+        }
+    }
+}
+
 /// Channels last, as convolutions return them, of any number of channels in a group: vectors of a row go on from one element to the next,
 /// those of the parameters do not.
 #[test]

@@ -1,15 +1,30 @@
 //! What a device says about itself.
 use crate::backend::Capacity;
 use burn::backend::{BackendTypes, Cube};
-use burn_cubecl::cubecl::features::Plane;
+use burn_cubecl::cubecl::{client::Client, features::Plane};
+
+/// wgpu and Metal do not say it. Planes tell a GPU from a device in software; it is taken for one of 64, as by CubeCL.
+fn multiprocessors(client: &Client) -> Option<usize> {
+    let properties = client.properties();
+    let said = properties.hardware.num_streaming_multiprocessors.map(|count| count as usize);
+    said.or_else(|| properties.features.plane.contains(Plane::Ops).then_some(64))
+}
+
+/// # Panics
+///
+/// If a unit takes more turns, in all its loops, than a device in software allows: Mesa's llvmpipe leaves its loops after 65,535
+/// without a word, and results would be wrong.
+pub(crate) fn assert_turns(client: &Client, turns: usize) {
+    const MOST: usize = 65_535;
+    assert!(
+        turns <= MOST || multiprocessors(client).is_some(),
+        "a kernel of {turns} turns, of which a device in software ends after {MOST}: rows or planes of so many elements need a GPU"
+    );
+}
 
 impl Capacity for Cube {
-    /// wgpu and Metal do not say it. Planes tell a GPU from a device in software; it is taken for one of 64, as by CubeCL.
     fn multiprocessors(device: &<Self as BackendTypes>::Device) -> Option<usize> {
-        let client = device.client();
-        let properties = client.properties();
-        let said = properties.hardware.num_streaming_multiprocessors.map(|count| count as usize);
-        said.or_else(|| properties.features.plane.contains(Plane::Ops).then_some(64))
+        multiprocessors(&device.client())
     }
 
     /// Where a runtime does not say it, of eight buffers as large as can be.

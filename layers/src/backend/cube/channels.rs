@@ -1,9 +1,10 @@
 //! Sums over all axes but the channels, for tensors whose channels are the second axis in memory, or the last.
 use super::{
-    FEWEST_UNITS, Output, Pair, address_type, channels_last, cubes, empty, sum_of_vector, sum_over_units,
-    types, units, units_of_row, vector_size,
+    FEWEST_UNITS, Output, Pair, address_type, assert_turns, channels_last, cubes, empty, sum_of_vector,
+    sum_over_units, types, units, units_of_row, vector_size,
 };
 use crate::backend::{ChannelSums, wide};
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
@@ -120,17 +121,19 @@ pub(crate) struct Parts {
 }
 
 impl Channels {
-    /// As few as keep all units of a device busy, and leave each cube a thousand elements: two numbers in f32 are made of every part
-    /// and channel.
+    /// As few as keep all units of a device busy, and leave each cube a thousand elements, or a unit at most 4096: two numbers in f32
+    /// are made of every part and channel. Not more than one unit merges.
     pub fn parts(&self) -> Parts {
         const UNITS: usize = 1 << 12;
         const CUBES: usize = 1 << 10;
         const ELEMENTS: usize = 1 << 10;
+        const MERGED: usize = 1 << 14;
         let channels = self.channels.max(1);
         let most = match self.inner {
-            0 | 1 => UNITS.div_ceil(channels),
+            0 | 1 => UNITS.div_ceil(channels).max(self.repeats.div_ceil(UNITS)),
             inner => CUBES.div_ceil(channels).max((self.repeats * inner).div_ceil(ELEMENTS)),
         };
+        let most = most.min(MERGED);
         let length = self.repeats.div_ceil(most.clamp(1, self.repeats.max(1))).max(1);
         Parts { count: self.repeats.div_ceil(length), length }
     }
@@ -141,10 +144,15 @@ impl Channels {
 
     /// The cubes, and their units, for a kernel with two numbers per part and channel; `size` is that of vectors.
     pub fn grid(&self, client: &cubecl::client::Client, size: usize) -> (CubeCount, CubeDim) {
+        let Parts { count, length } = self.parts();
         if self.inner > 1 {
-            (cubes(self.parts().count * self.channels), CubeDim::new_1d(self.units() as u32))
+            let of_cube = self.units();
+            // For the variance, elements are read twice.
+            assert_turns(client, 2 * (length * self.inner).div_ceil(size * of_cube));
+            (cubes(count * self.channels), CubeDim::new_1d(of_cube as u32))
         } else {
-            units(client, self.parts().count * self.channels / size)
+            assert_turns(client, length);
+            units(client, count * self.channels / size)
         }
     }
 
@@ -185,8 +193,9 @@ pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeT
     let read: Vec<&CubeTensor> = x.into_iter().chain([dy]).map(|of| &of.tensor).collect();
     let (client, at, dtypes) = (parts.client.clone(), address_type(&read), types(dy.tensor.dtype));
     let epsilon = normalized.as_ref().map_or(1.0, |normalized| normalized.epsilon);
-    let (mut x, mut mean, mut variance) = (None, None, None);
+    let (mut x, mut mean, mut variance, mut of_statistics) = (None, None, None, dtypes[1]);
     if let Some(of) = normalized {
+        of_statistics = dtype_to_storage_type(of.mean.dtype);
         x = Some(of.x.tensor.clone().into_linear_view());
         mean = Some(of.mean.into_buffer_arg());
         variance = Some(of.variance.into_buffer_arg());
@@ -211,6 +220,7 @@ pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeT
                 dy.shape.units(),
                 dy.shape.parts().length > 1,
                 dtypes,
+                of_statistics,
             );
         } else {
             sums_of_units::launch_unchecked(
@@ -228,6 +238,7 @@ pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeT
                 dy.shape.launch(),
                 InputScalar::new(epsilon, dtypes[1]),
                 dtypes,
+                of_statistics,
             );
         }
     }
@@ -356,24 +367,25 @@ impl VectorsOfPart {
 
 /// One cube for every part and channel.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn sums_of_cubes<T: Float, W: Float, N: Size>(
+fn sums_of_cubes<T: Float, W: Float, S: Float, N: Size>(
     dy: LinearView<'_, Vector<T, N>>,
     x: ComptimeOption<LinearView<'_, Vector<T, N>>>,
-    mean: ComptimeOption<&[T]>,
-    variance: ComptimeOption<&[T]>,
+    mean: ComptimeOption<&[S]>,
+    variance: ComptimeOption<&[S]>,
     mut parts: LinearViewMut<'_, W>,
     shape: ChannelsShape,
     epsilon: InputScalar,
     #[comptime] units: usize,
     #[comptime] several: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
+    #[define(S)] _of_statistics: ElemType,
 ) {
     let (part, channel) = (CUBE_POS / shape.channels, CUBE_POS % shape.channels);
     if part * shape.length >= shape.repeats {
         terminate!();
     }
-    let mean = read_channels::<T, W, N>(&mean, channel, true);
-    let variance = read_channels::<T, W, N>(&variance, channel, true);
+    let mean = read_channels::<S, W, N>(&mean, channel, true);
+    let variance = read_channels::<S, W, N>(&variance, channel, true);
     let inverse_std = Vector::new(W::new(1.0)) / (variance + Vector::new(epsilon.get::<W>())).sqrt();
     let vectors = VectorsOfPart::new(&shape, part, channel, N::value().comptime(), several);
     let mut sum = Vector::<W, N>::new(W::new(0.0));
@@ -395,15 +407,16 @@ fn sums_of_cubes<T: Float, W: Float, N: Size>(
 
 /// One unit for every part and vector of channels.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn sums_of_units<T: Float, W: Float, N: Size>(
+fn sums_of_units<T: Float, W: Float, S: Float, N: Size>(
     dy: LinearView<'_, Vector<T, N>>,
     x: ComptimeOption<LinearView<'_, Vector<T, N>>>,
-    mean: ComptimeOption<&[T]>,
-    variance: ComptimeOption<&[T]>,
+    mean: ComptimeOption<&[S]>,
+    variance: ComptimeOption<&[S]>,
     mut parts: LinearViewMut<'_, Vector<W, N>>,
     shape: ChannelsShape,
     epsilon: InputScalar,
     #[define(T, W)] _dtypes: [ElemType; 2],
+    #[define(S)] _of_statistics: ElemType,
 ) {
     let size = N::value().comptime();
     let vectors = shape.channels / size;
@@ -411,8 +424,8 @@ fn sums_of_units<T: Float, W: Float, N: Size>(
     if part * shape.length >= shape.repeats {
         terminate!();
     }
-    let mean = read_channels::<T, W, N>(&mean, vector * size, false);
-    let variance = read_channels::<T, W, N>(&variance, vector * size, false);
+    let mean = read_channels::<S, W, N>(&mean, vector * size, false);
+    let variance = read_channels::<S, W, N>(&variance, vector * size, false);
     let inverse_std = Vector::new(W::new(1.0)) / (variance + Vector::new(epsilon.get::<W>())).sqrt();
     let mut sum = Vector::<W, N>::new(W::new(0.0));
     let mut product = Vector::<W, N>::new(W::new(0.0));

@@ -7,8 +7,11 @@ use burn::backend::TensorMetadata;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::cubecl::{
-    self, calculate_cube_count_elemwise, ir::ElemType, prelude::*,
-    std::tensor::layout::linear::LinearViewLaunch, tensor_vector_size_parallel,
+    self, calculate_cube_count_elemwise,
+    ir::{ElemType, UIntKind},
+    prelude::*,
+    std::tensor::layout::linear::LinearViewLaunch,
+    tensor_vector_size_parallel,
 };
 use burn_cubecl::ops::numeric::empty_device_contiguous_dtype;
 use burn_cubecl::tensor::CubeTensor;
@@ -28,6 +31,8 @@ mod scaling;
 mod volume;
 
 pub use mask::CubeMask;
+
+pub(crate) use capacity::assert_turns;
 #[cfg(feature = "fusion")]
 pub(crate) use mask::described_words;
 pub(crate) use mask::{GROUP, TURNS, bit, draw_seed, empty_words, group_of_unit, is_set, join, split, words};
@@ -136,10 +141,17 @@ pub(crate) fn vector_size(tensors: &[&CubeTensor], most: usize) -> usize {
 /// The type of indices that reach all elements.
 pub(crate) fn address_type(tensors: &[&CubeTensor]) -> AddressType {
     let needed = |tensor: &&CubeTensor| {
+        let divides_fast = tensor.client.properties().features.supports_type(UIntKind::U64);
         // An expanded tensor has more elements than its memory.
-        tensor.required_address_type().max(AddressType::from_len(tensor.meta.num_elements()))
+        tensor.required_address_type().max(address_of(tensor.meta.num_elements(), divides_fast))
     };
     tensors.iter().map(needed).max().unwrap_or_default()
+}
+
+/// Of so many elements. CubeCL's fast division, which it has where there are integers of 64 bits, is wrong for 32 bits above 2^31: it
+/// adds the dividend to the high half of a product.
+fn address_of(elements: usize, divides_fast: bool) -> AddressType {
+    if divides_fast { AddressType::from_len_signed(elements) } else { AddressType::from_len(elements) }
 }
 
 /// As many cubes as have the given number of units, and their size.
@@ -151,4 +163,20 @@ pub(crate) fn units(client: &cubecl::client::Client, units: usize) -> (CubeCount
 /// A type, and the one that kernels compute in.
 pub(crate) fn types(dtype: DType) -> [ElemType; 2] {
     [dtype, super::wide(dtype)].map(dtype_to_storage_type)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_are_wide_where_a_fast_division_would_overflow() {
+        let (most, more) = (i32::MAX as usize, 1 << 31);
+        assert_eq!(
+            [most, more].map(|elements| address_of(elements, true)),
+            [AddressType::U32, AddressType::U64]
+        );
+        assert_eq!(address_of(more, false), AddressType::U32);
+        assert_eq!(address_of(1 << 32, false), AddressType::U64);
+    }
 }

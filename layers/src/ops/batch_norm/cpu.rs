@@ -8,6 +8,7 @@ use crate::backend::cpu::{
     sums::{Moments, Sum},
     with_element,
 };
+use crate::backend::wide;
 use crate::ops::row_norm::NormGrads;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
@@ -24,37 +25,42 @@ impl<B: CpuBackend> BatchNormKernels for B {
         let channels = gamma.shape();
         with_element!(x.dtype(), "batch_norm", E => {
             let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
-            let (mean, variance) = view.statistics();
+            let [mean, variance] = view.statistics();
             let output = view.normalize(B::as_slice(&gamma), B::as_slice(&beta), &mean, &variance, epsilon);
-            BatchNormOutput {
-                output: B::from_vec(output, x.shape()),
-                mean: B::from_vec(mean, channels.clone()),
-                variance: B::from_vec(variance, channels),
-            }
+            let [mean, variance] = [mean, variance]
+                .map(|statistic| statistic.into_iter().map(E::narrow).collect())
+                .map(|statistic| B::from_vec(statistic, channels.clone()));
+            BatchNormOutput { output: B::from_vec(output, x.shape()), mean, variance }
         })
+    }
+
+    fn rounds_batch_statistics(dtype: DType) -> bool {
+        wide(dtype) != dtype
     }
 
     fn train_batch_norm_backward(
         x: FloatTensor<B>,
         gamma: FloatTensor<B>,
-        mean: FloatTensor<B>,
-        variance: FloatTensor<B>,
+        statistics: Option<[FloatTensor<B>; 2]>,
         epsilon: f64,
         dy: FloatTensor<B>,
         wanted: [bool; 3],
     ) -> NormGrads<B> {
-        let (x, mut dy) = (B::contiguous(x), B::contiguous(dy));
-        let [gamma, mean, variance] = [gamma, mean, variance].map(B::contiguous);
+        let (x, mut dy, gamma) = (B::contiguous(x), B::contiguous(dy), B::contiguous(gamma));
         let channels = gamma.shape();
         with_element!(x.dtype(), "batch_norm", E => {
             let view = Channels::of(B::as_slice::<E>(&x), &x.shape());
-            let inv_std = inv_std(B::as_slice::<E>(&variance), epsilon);
-            let sums = view.gradient_sums(B::as_slice(&mean), &inv_std, B::as_slice(&dy));
+            let [mean, variance] = match statistics {
+                Some(statistics) => statistics.map(|of| widened(B::as_slice::<E>(&B::contiguous(of)))),
+                None => view.statistics(),
+            };
+            let inv_std = inv_std(&variance, epsilon);
+            let sums = view.gradient_sums(&mean, &inv_std, B::as_slice(&dy));
             let gamma_grad = wanted[1].then(|| B::from_vec(sums.gamma::<E>(), channels.clone()));
             let beta_grad = wanted[2].then(|| B::from_vec(sums.beta::<E>(), channels));
             if wanted[0] {
                 let dx = B::as_slice_mut(&mut dy);
-                view.train_x_backward(B::as_slice(&gamma), B::as_slice(&mean), &inv_std, &sums, dx);
+                view.train_x_backward(B::as_slice(&gamma), &mean, &inv_std, &sums, dx);
             }
             NormGrads { x: wanted[0].then_some(dy), gamma: gamma_grad, beta: beta_grad }
         })
@@ -75,8 +81,8 @@ impl<B: CpuBackend> BatchNormKernels for B {
             let affine = Affine::<E>::new(
                 B::as_slice(&gamma),
                 B::as_slice(&beta),
-                B::as_slice(&mean),
-                B::as_slice(&variance),
+                &widened(B::as_slice::<E>(&mean)),
+                &widened(B::as_slice::<E>(&variance)),
                 epsilon,
             );
             if x.can_mut() {
@@ -101,12 +107,12 @@ impl<B: CpuBackend> BatchNormKernels for B {
         let [gamma, mean, variance] = [gamma, mean, variance].map(B::contiguous);
         let (shape, channels) = (dy.shape(), gamma.shape());
         with_element!(dy.dtype(), "batch_norm", E => {
-            let inv_std = inv_std(B::as_slice::<E>(&variance), epsilon);
+            let inv_std = inv_std(&widened(B::as_slice::<E>(&variance)), epsilon);
             let gradient = B::as_slice::<E>(&dy);
             let (gamma_grad, beta_grad) = match x.map(B::contiguous) {
                 Some(x) => {
                     let view = Channels::of(B::as_slice::<E>(&x), &shape);
-                    let sums = view.gradient_sums(B::as_slice(&mean), &inv_std, gradient);
+                    let sums = view.gradient_sums(&widened(B::as_slice::<E>(&mean)), &inv_std, gradient);
                     (Some(sums.gamma()), wanted[1].then(|| sums.beta()))
                 }
                 None => {
@@ -143,7 +149,7 @@ impl GradientSums {
 
 impl<'a, E: CpuElement> Channels<'a, E> {
     /// The mean and the biased variance of every channel, in two passes, so that a large mean costs no digits.
-    fn statistics(&self) -> (Vec<E>, Vec<E>) {
+    fn statistics(&self) -> [Vec<E::Acc>; 2] {
         let count = self.count() as f64;
         let mean: Vec<f64> = self.sums().into_iter().map(|sum| sum / count).collect();
         let squares = self.reduce([0.0], |channel, range| {
@@ -153,20 +159,28 @@ impl<'a, E: CpuElement> Channels<'a, E> {
                 f: |x: E| (x.widen() - mean) * (x.widen() - mean),
             })]
         });
-        let variance = squares.into_iter().map(|[sum]| E::from_f64(sum / count)).collect();
-        (mean.into_iter().map(E::from_f64).collect(), variance)
+        let acc = <E::Acc as CpuElement>::from_f64;
+        let variance = squares.into_iter().map(|[sum]| acc(sum / count)).collect();
+        [mean.into_iter().map(acc).collect(), variance]
     }
 
     /// `(x - mean) / std * gamma + beta`
-    fn normalize(&self, gamma: &[E], beta: &[E], mean: &[E], variance: &[E], epsilon: f64) -> Vec<E> {
+    fn normalize(
+        &self,
+        gamma: &[E],
+        beta: &[E],
+        mean: &[E::Acc],
+        variance: &[E::Acc],
+        epsilon: f64,
+    ) -> Vec<E> {
         let shape = [self.count() / self.inner.max(1), self.channels, self.inner];
         Affine::new(gamma, beta, mean, variance, epsilon).apply(self.values, &Shape::new(shape))
     }
 
     /// `sum(dy)` and `sum(dy * x_hat)` per channel, `x_hat = (x - mean) / std`.
-    fn gradient_sums(&self, mean: &[E], inv_std: &[E::Acc], dy: &[E]) -> GradientSums {
+    fn gradient_sums(&self, mean: &[E::Acc], inv_std: &[E::Acc], dy: &[E]) -> GradientSums {
         let totals = self.reduce([0.0, 0.0], |channel, range| {
-            let mean = mean[channel].widen();
+            let mean = mean[channel];
             vectorized(Moments { x: &self.values[range.clone()], dy: &dy[range], mean })
         });
         let scaled =
@@ -178,7 +192,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     fn train_x_backward(
         &self,
         gamma: &[E],
-        mean: &[E],
+        mean: &[E::Acc],
         inv_std: &[E::Acc],
         sums: &GradientSums,
         dy: &mut [E],
@@ -199,7 +213,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
             Line {
                 scale: acc(scale),
                 slope: acc(-scale * inv * product / count),
-                mean: mean[channel].widen(),
+                mean: mean[channel],
                 shift: acc(-scale * sum / count),
             }
         };
@@ -222,12 +236,14 @@ impl<'a, E: CpuElement> Channels<'a, E> {
     }
 }
 
+/// In the type that sums are made in.
+pub(in crate::ops) fn widened<E: CpuElement>(statistic: &[E]) -> Vec<E::Acc> {
+    statistic.iter().map(|value| value.widen()).collect()
+}
+
 /// `1 / sqrt(variance + epsilon)`
-fn inv_std<E: CpuElement>(variance: &[E], epsilon: f64) -> Vec<E::Acc> {
-    variance
-        .iter()
-        .map(|v| <E::Acc as CpuElement>::from_f64((v.into_f64() + epsilon).sqrt().recip()))
-        .collect()
+fn inv_std<A: CpuElement>(variance: &[A], epsilon: f64) -> Vec<A> {
+    variance.iter().map(|v| A::from_f64((v.into_f64() + epsilon).sqrt().recip())).collect()
 }
 
 /// `gamma / std`
@@ -243,7 +259,7 @@ fn scale_channels<E: CpuElement>(values: &mut [E], shape: &Shape, scales: &[E::A
 /// `gamma / sqrt(variance + epsilon)`
 pub(in crate::ops) fn channel_scales<E: CpuElement>(
     gamma: &[E],
-    variance: &[E],
+    variance: &[E::Acc],
     epsilon: f64,
 ) -> Vec<E::Acc> {
     scales(gamma, &inv_std(variance, epsilon))
@@ -278,10 +294,16 @@ impl<A: CpuElement<Acc = A>> AffineChannel<A> {
 
 impl<E: CpuElement> Affine<E> {
     /// Statistics and parameters of a batch norm.
-    pub(in crate::ops) fn new(gamma: &[E], beta: &[E], mean: &[E], variance: &[E], epsilon: f64) -> Self {
+    pub(in crate::ops) fn new(
+        gamma: &[E],
+        beta: &[E],
+        mean: &[E::Acc],
+        variance: &[E::Acc],
+        epsilon: f64,
+    ) -> Self {
         let scales = channel_scales(gamma, variance, epsilon);
-        let channel = |((&scale, mean), beta): ((&E::Acc, &E), &E)| AffineChannel {
-            mean: mean.widen(),
+        let channel = |((&scale, &mean), beta): ((&E::Acc, &E::Acc), &E)| AffineChannel {
+            mean,
             scale,
             beta: beta.widen(),
         };

@@ -9,10 +9,11 @@ use crate::backend::cube::channels::{
 };
 use crate::backend::cube::{Pair, address_type, empty, sum_of_vector, sum_over_units, types, units};
 use crate::backend::{ChannelSums, wide};
-#[cfg(feature = "fusion")]
-use burn::backend::ops::FloatTensorOps;
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
-use burn::tensor::Shape;
+#[cfg(feature = "fusion")]
+use burn::backend::{fusion::custom::TensorSpec, ops::FloatTensorOps};
+use burn::tensor::{DType, Shape};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{
     self,
@@ -34,15 +35,22 @@ impl BatchNormKernels for Cube {
         BatchNormOutput { output, mean, variance }
     }
 
+    fn rounds_batch_statistics(dtype: DType) -> bool {
+        wide(dtype) != dtype
+    }
+
     fn train_batch_norm_backward(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
-        mean: FloatTensor<Self>,
-        variance: FloatTensor<Self>,
+        statistics: Option<[FloatTensor<Self>; 2]>,
         epsilon: f64,
         dy: FloatTensor<Self>,
         wanted: [bool; 3],
     ) -> NormGrads<Self> {
+        let [mean, variance] = statistics.unwrap_or_else(|| {
+            let (mean, variance) = Self::cube_batch_statistics(x.clone());
+            [mean, variance]
+        });
         if wanted[0] {
             let (dx, dgamma, dbeta) =
                 Self::cube_train_batch_norm_backward(dy, x, gamma, mean, variance, epsilon);
@@ -52,7 +60,7 @@ impl BatchNormKernels for Cube {
                 beta: wanted[2].then_some(dbeta),
             };
         }
-        let (dgamma, dbeta) = Self::cube_batch_norm_parameters(dy, x, mean, variance, epsilon);
+        let (dgamma, dbeta) = Self::cube_batch_norm_parameters(dy, x, mean, variance, epsilon, gamma.dtype());
         NormGrads { x: None, gamma: wanted[1].then_some(dgamma), beta: wanted[2].then_some(dbeta) }
     }
 
@@ -65,8 +73,8 @@ impl BatchNormKernels for Cube {
         variance: FloatTensor<Self>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
-        let [mean, variance, gamma, beta] =
-            [mean, variance, gamma, beta].map(|tensor| per_channel(tensor, &x));
+        let [mean, variance] = [mean, variance].map(into_contiguous);
+        let [gamma, beta] = [gamma, beta].map(|tensor| per_channel(tensor, &x));
         normalize(ByChannels::of(x), Affine { mean, variance, gamma, beta, epsilon })
     }
 
@@ -81,8 +89,14 @@ impl BatchNormKernels for Cube {
     ) -> NormGrads<Self> {
         let [gamma_grad, beta_grad] = match x {
             Some(x) => {
-                let (dgamma, dbeta) =
-                    Self::cube_batch_norm_parameters(dy.clone(), x, mean, variance.clone(), epsilon);
+                let (dgamma, dbeta) = Self::cube_batch_norm_parameters(
+                    dy.clone(),
+                    x,
+                    mean,
+                    variance.clone(),
+                    epsilon,
+                    gamma.dtype(),
+                );
                 [Some(dgamma), wanted[1].then_some(dbeta)]
             }
             None => [None, wanted[1].then(|| Self::sum_to_channels(dy.clone()))],
@@ -146,6 +160,13 @@ pub trait BatchNormCube: Backend {
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
+    /// The mean and the variance, in the type that sums are made in.
+    #[fusion(meta = |x| {
+        let of_channels = TensorSpec { shape: Shape::new([x.shape[1]]), dtype: wide(x.dtype) };
+        (of_channels.clone(), of_channels)
+    })]
+    fn cube_batch_statistics(x: FloatTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>);
+
     /// The gradients of `x`, gamma and beta.
     #[fusion(meta = |dy, _x, gamma, _mean, _variance, _epsilon| (dy.clone(), gamma.clone(), gamma.clone()))]
     fn cube_train_batch_norm_backward(
@@ -157,14 +178,18 @@ pub trait BatchNormCube: Backend {
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    /// The gradients of gamma and beta.
-    #[fusion(meta = |_dy, _x, mean, _variance, _epsilon| (mean.clone(), mean.clone()))]
+    /// The gradients of gamma and beta, which are of `dtype`.
+    #[fusion(meta = |_dy, _x, mean, _variance, _epsilon, dtype| {
+        let of_channels = TensorSpec { shape: mean.shape.clone(), dtype: *dtype };
+        (of_channels.clone(), of_channels)
+    })]
     fn cube_batch_norm_parameters(
         dy: FloatTensor<Self>,
         x: FloatTensor<Self>,
         mean: FloatTensor<Self>,
         variance: FloatTensor<Self>,
         epsilon: f64,
+        dtype: DType,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
@@ -185,6 +210,11 @@ impl BatchNormCube for CubeBackend {
         (y, of_layer, variance_of_layer)
     }
 
+    fn cube_batch_statistics(x: FloatTensor<Self>) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let Moments { mean, variance } = moments(&ByChannels::of(x));
+        (mean, variance)
+    }
+
     fn cube_train_batch_norm_backward(
         dy: FloatTensor<Self>,
         x: FloatTensor<Self>,
@@ -194,15 +224,16 @@ impl BatchNormCube for CubeBackend {
         epsilon: f64,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         let dtype = gamma.dtype();
-        let [gamma, mean, variance] = [gamma, mean, variance].map(|tensor| per_channel(tensor, &x));
+        let gamma = per_channel(gamma, &x);
+        let [mean, variance] = [mean, variance].map(into_contiguous);
         let x = ByChannels::of(x);
         let dy = x.like(dy);
         let merged = gradient_sums(&dy, &x, &mean, &variance, epsilon);
         let (dgamma, dbeta) = (cast(merged.b, dtype), cast(merged.a, dtype));
         let dx = dy.output();
         if let Some(Launch { size, count, dim, client, at, dtypes }) = Launch::of(&[&dy, &x]) {
-            let [mean, variance, gamma] =
-                [mean, variance, gamma].map(|tensor| Some(tensor.into_buffer_arg()).into());
+            let of_statistics = dtype_to_storage_type(mean.dtype);
+            let [mean, variance] = [mean, variance].map(|tensor| Some(tensor.into_buffer_arg()).into());
             // SAFETY: the kernel compares every position with the shapes.
             unsafe {
                 x_backward_kernel::launch_unchecked(
@@ -216,12 +247,13 @@ impl BatchNormCube for CubeBackend {
                     dx.view(),
                     mean,
                     variance,
-                    gamma,
+                    Some(gamma.into_buffer_arg()).into(),
                     Some(merged.wide.into_buffer_arg()).into(),
                     dy.shape.launch(),
                     InputScalar::new(epsilon, dtypes[1]),
                     dy.shape.inner > 1,
                     dtypes,
+                    of_statistics,
                 );
             }
         }
@@ -234,9 +266,9 @@ impl BatchNormCube for CubeBackend {
         mean: FloatTensor<Self>,
         variance: FloatTensor<Self>,
         epsilon: f64,
+        dtype: DType,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let dtype = mean.dtype();
-        let [mean, variance] = [mean, variance].map(|tensor| per_channel(tensor, &x));
+        let [mean, variance] = [mean, variance].map(into_contiguous);
         let x = ByChannels::of(x);
         let merged = gradient_sums(&x.like(dy), &x, &mean, &variance, epsilon);
         (cast(merged.b, dtype), cast(merged.a, dtype))
@@ -283,7 +315,7 @@ impl Launch {
     }
 }
 
-/// By channels, in the type of the tensor.
+/// By channels, in the type that sums are made in.
 struct Moments {
     mean: CubeTensor,
     /// Biased.
@@ -292,13 +324,13 @@ struct Moments {
 
 fn moments(x: &ByChannels) -> Moments {
     let Channels { repeats, channels, inner } = x.shape;
-    let dtype = x.tensor.dtype;
+    let dtype = wide(x.tensor.dtype);
     let [mean, variance] = [(); 2].map(|()| empty(&x.tensor, Shape::new([channels]), dtype));
     let Some(Launch { size, client, at, dtypes, .. }) = Launch::of(&[x]) else {
         return Moments { mean, variance };
     };
     let parts = x.shape.parts();
-    let of_parts = empty(&x.tensor, Shape::new([parts.count, 2, channels]), wide(dtype));
+    let of_parts = empty(&x.tensor, Shape::new([parts.count, 2, channels]), dtype);
     let (count, dim) = x.shape.grid(&client, size);
     let (read, written) = (x.tensor.clone().into_linear_view(), of_parts.clone().into_linear_view());
     // SAFETY: the kernels compare every position with the shapes.
@@ -343,7 +375,7 @@ fn moments(x: &ByChannels) -> Moments {
             channels,
             parts.length * inner,
             repeats * inner,
-            dtypes,
+            dtypes[1],
         );
     }
     Moments { mean, variance }
@@ -362,8 +394,9 @@ fn normalize(x: ByChannels, affine: Affine) -> CubeTensor {
     let y = x.output();
     if let Some(Launch { size, count, dim, client, at, dtypes }) = Launch::of(&[&x]) {
         let Affine { mean, variance, gamma, beta, epsilon } = affine;
-        let [mean, variance, gamma, beta] =
-            [mean, variance, gamma, beta].map(|tensor| Some(tensor.into_buffer_arg()).into());
+        let of_statistics = dtype_to_storage_type(mean.dtype);
+        let [mean, variance] = [mean, variance].map(|tensor| Some(tensor.into_buffer_arg()).into());
+        let [gamma, beta] = [gamma, beta].map(|tensor| Some(tensor.into_buffer_arg()).into());
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
             normalize_kernel::launch_unchecked(
@@ -382,6 +415,7 @@ fn normalize(x: ByChannels, affine: Affine) -> CubeTensor {
                 InputScalar::new(epsilon, dtypes[1]),
                 x.shape.inner > 1,
                 dtypes,
+                of_statistics,
             );
         }
     }
@@ -460,15 +494,15 @@ fn moments_of_units<T: Float, W: Float, N: Size>(
 /// Mean and variance of parts together; all but the last one have the same number of elements. Chan, Golub and LeVeque, Updating
 /// formulae and a pairwise algorithm for computing sample variances (1979).
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn merge_moments<T: Float, W: Float>(
+fn merge_moments<W: Float>(
     parts: LinearView<'_, W>,
-    mut mean: LinearViewMut<'_, T>,
-    mut variance: LinearViewMut<'_, T>,
+    mut mean: LinearViewMut<'_, W>,
+    mut variance: LinearViewMut<'_, W>,
     number: usize,
     channels: usize,
     length: usize,
     total: usize,
-    #[define(T, W)] _dtypes: [ElemType; 2],
+    #[define(W)] _dtype: ElemType,
 ) {
     let channel = ABSOLUTE_POS;
     if channel >= channels {
@@ -484,8 +518,8 @@ fn merge_moments<T: Float, W: Float>(
         merged += distance * share;
         squares += parts.read((2 * part + 1) * channels + channel) + distance * before * distance * share;
     }
-    mean.write(channel, T::cast_from(merged));
-    variance.write(channel, T::cast_from(squares / W::cast_from(total)));
+    mean.write(channel, merged);
+    variance.write(channel, squares / W::cast_from(total));
 }
 
 /// The channel of the vector at this position, the first of them.
@@ -495,25 +529,26 @@ fn channel_here(shape: &ChannelsShape, #[comptime] size: usize) -> usize {
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn normalize_kernel<T: Float, W: Float, N: Size>(
+fn normalize_kernel<T: Float, W: Float, S: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
     mut y: LinearViewMut<'_, Vector<T, N>>,
-    mean: ComptimeOption<&[T]>,
-    variance: ComptimeOption<&[T]>,
+    mean: ComptimeOption<&[S]>,
+    variance: ComptimeOption<&[S]>,
     gamma: ComptimeOption<&[T]>,
     beta: ComptimeOption<&[T]>,
     shape: ChannelsShape,
     epsilon: InputScalar,
     #[comptime] one: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
+    #[define(S)] _of_statistics: ElemType,
 ) {
     if !y.is_in_bounds(ABSOLUTE_POS) {
         terminate!();
     }
     let channel = channel_here(&shape, N::value().comptime());
-    let std = (read_channels::<T, W, N>(&variance, channel, one) + Vector::new(epsilon.get::<W>())).sqrt();
+    let std = (read_channels::<S, W, N>(&variance, channel, one) + Vector::new(epsilon.get::<W>())).sqrt();
     let distance =
-        Vector::<W, N>::cast_from(x.read(ABSOLUTE_POS)) - read_channels::<T, W, N>(&mean, channel, one);
+        Vector::<W, N>::cast_from(x.read(ABSOLUTE_POS)) - read_channels::<S, W, N>(&mean, channel, one);
     let scaled = distance * (read_channels::<T, W, N>(&gamma, channel, one) / std);
     y.write(ABSOLUTE_POS, Vector::cast_from(scaled + read_channels::<T, W, N>(&beta, channel, one)));
 }
@@ -541,27 +576,28 @@ fn scale_kernel<T: Float, W: Float, N: Size>(
 
 /// `sums`: of `dy` and of its products with the normalized `x`, `[2, channels]`.
 #[cube(launch_unchecked, address_type = "dynamic")]
-fn x_backward_kernel<T: Float, W: Float, N: Size>(
+fn x_backward_kernel<T: Float, W: Float, S: Float, N: Size>(
     dy: LinearView<'_, Vector<T, N>>,
     x: LinearView<'_, Vector<T, N>>,
     mut dx: LinearViewMut<'_, Vector<T, N>>,
-    mean: ComptimeOption<&[T]>,
-    variance: ComptimeOption<&[T]>,
+    mean: ComptimeOption<&[S]>,
+    variance: ComptimeOption<&[S]>,
     gamma: ComptimeOption<&[T]>,
     sums: ComptimeOption<&[W]>,
     shape: ChannelsShape,
     epsilon: InputScalar,
     #[comptime] one: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
+    #[define(S)] _of_statistics: ElemType,
 ) {
     if !dx.is_in_bounds(ABSOLUTE_POS) {
         terminate!();
     }
     let channel = channel_here(&shape, N::value().comptime());
-    let variance = read_channels::<T, W, N>(&variance, channel, one);
+    let variance = read_channels::<S, W, N>(&variance, channel, one);
     let inverse_std = Vector::new(W::new(1.0)) / (variance + Vector::new(epsilon.get::<W>())).sqrt();
     let distance =
-        Vector::<W, N>::cast_from(x.read(ABSOLUTE_POS)) - read_channels::<T, W, N>(&mean, channel, one);
+        Vector::<W, N>::cast_from(x.read(ABSOLUTE_POS)) - read_channels::<S, W, N>(&mean, channel, one);
     let share = Vector::<W, N>::new(W::new(1.0) / W::cast_from(shape.repeats * shape.inner));
     let mean_of_dy = read_channels::<W, W, N>(&sums, channel, one) * share;
     let mean_of_products = read_channels::<W, W, N>(&sums, shape.channels + channel, one) * share;

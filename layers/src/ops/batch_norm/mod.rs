@@ -3,12 +3,16 @@
 //! | | batch statistics | given statistics |
 //! | --- | --- | --- |
 //! | computes | `y = (x - mean(x)) / sqrt(var(x) + epsilon) * gamma + beta` | the same with given `mean`, `var` |
-//! | keeps | `x`, `gamma` (handles), mean and variance, `[channels]` each | the same, but `x` only if `gamma` is tracked |
+//! | keeps | `x`, `gamma` (handles); not in half precision: mean and variance, `[channels]` each | `gamma`, mean and variance; `x` if `gamma` is tracked |
 //! | backward | `dx = gamma / std (dy - mean(dy) - x_hat mean(dy x_hat))` | `dx = gamma / std dy` |
 //! | | `dgamma = sum(dy x_hat)`, `dbeta = sum(dy)`, `x_hat = (x - mean) / std` | the same |
 //!
-//! If only `beta` is tracked, nothing is kept. With batch statistics, stock Burn keeps as much; with given ones, it needs two
-//! tensors of the size of `x` at its peak. A frozen module uses its running statistics.
+//! If only `beta` is tracked, nothing is kept. With batch statistics, stock Burn keeps as much, and the statistics also in half
+//! precision; with given ones, it needs two tensors of the size of `x` at its peak. A frozen module uses its running statistics.
+//!
+//! In half precision a mean of 100.25 is not representable where neighbouring elements are 100 and 100.5: rounded, it moves every
+//! normalized element by a standard deviation (in stock Burn, too). Statistics of the batch stay in f32 within the kernels,
+//! which compute them from `x` again for the gradient; rounded are those for the running statistics.
 //!
 //! Where `x` is kept, here or by another step, the output is offered for [recomputation](super::recompute).
 use super::row_norm::NormGrads;
@@ -18,7 +22,7 @@ use super::{
 };
 use crate::backend::{ChannelSums, composing_backends};
 use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::Shape;
+use burn::tensor::{DType, Shape};
 use std::sync::Arc;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -52,8 +56,9 @@ extension! {
                 <Self as Run>::Plain::train_batch_norm(plain_x, plain_gamma, plain_beta, epsilon);
             let [untracked_mean, untracked_variance] =
                 [&mean, &variance].map(|statistic| Self::untracked(statistic.clone()));
-            let statistics = Statistics { mean, variance, epsilon };
-            let operation = WithBatchStatistics { output, statistics };
+            let are_rounded = <Self as Run>::Plain::rounds_batch_statistics(output.dtype());
+            let statistics = (!are_rounded).then_some(Statistics { mean, variance, epsilon });
+            let operation = WithBatchStatistics { output, statistics, epsilon };
             BatchNormTrain {
                 output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
                 mean: untracked_mean,
@@ -116,14 +121,23 @@ fn normalize<B: BatchNormKernels>(
 #[derive(Clone)]
 pub struct WithBatchStatistics<T> {
     output: T,
-    statistics: Statistics<T>,
+    /// `None` where they are [rounded](BatchNormKernels::rounds_batch_statistics).
+    statistics: Option<Statistics<T>>,
+    epsilon: f64,
+}
+
+/// What the backward pass reads besides `x` and gamma.
+#[derive(Clone, Debug)]
+pub struct SavedBatchNorm<T> {
+    /// `None` if only beta is tracked, and where they are computed from `x` again.
+    statistics: Option<Arc<Statistics<T>>>,
+    epsilon: f64,
 }
 
 impl<B: BatchNormKernels> Operation<B, 3> for WithBatchStatistics<FloatTensor<B>> {
     const INPUTS: [&'static str; 3] = INPUTS;
     const PARAMETERS: &'static [usize] = &[GAMMA];
-    /// Nothing if only beta is tracked.
-    type Saved = Option<Arc<Statistics<FloatTensor<B>>>>;
+    type Saved = SavedBatchNorm<FloatTensor<B>>;
 
     fn name(&self) -> &'static str {
         "batch_norm"
@@ -142,22 +156,33 @@ impl<B: BatchNormKernels> Operation<B, 3> for WithBatchStatistics<FloatTensor<B>
     }
 
     fn forward_saving(&self, _: Inputs<B, 3>, recorder: &Recorder<3>) -> (FloatTensor<B>, Self::Saved) {
-        (self.output.clone(), self.statistics.saved(recorder))
+        let statistics = self.statistics.as_ref().and_then(|statistics| statistics.saved(recorder));
+        (self.output.clone(), SavedBatchNorm { statistics, epsilon: self.epsilon })
     }
 
     fn recompute(self, saved: &Self::Saved) -> impl Fn(Inputs<B, 3>) -> FloatTensor<B> + Send + 'static {
-        let statistics = saved.clone().unwrap_or_else(|| Arc::new(self.statistics));
-        move |inputs| normalize::<B>(inputs, Statistics::clone(&statistics))
+        let Self { statistics, epsilon, .. } = self;
+        let statistics = saved.statistics.clone().or_else(|| statistics.map(Arc::new));
+        move |inputs| match &statistics {
+            Some(statistics) => normalize::<B>(inputs, Statistics::clone(statistics)),
+            None => {
+                let [x, gamma, beta] = inputs.map(given);
+                B::train_batch_norm(x, gamma, beta, epsilon).output
+            }
+        }
     }
 
     fn backward(saved: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
-        let Some(Statistics { mean, variance, epsilon }) = saved.map(Arc::unwrap_or_clone) else {
-            return pass.give(BETA, B::sum_to_channels(dy));
-        };
+        let SavedBatchNorm { statistics, epsilon } = saved;
         let wanted = [X, GAMMA, BETA].map(|input| pass.wants(input));
+        if wanted == [false, false, true] {
+            return pass.give(BETA, B::sum_to_channels(dy));
+        }
+        let statistics = statistics.map(Arc::unwrap_or_clone);
+        let statistics = statistics.map(|Statistics { mean, variance, .. }| [mean, variance]);
         let (x, gamma) = (given(pass.take(X)), given(pass.take(GAMMA)));
         let NormGrads { x, gamma, beta } =
-            B::train_batch_norm_backward(x, gamma, mean, variance, epsilon, dy, wanted);
+            B::train_batch_norm_backward(x, gamma, statistics, epsilon, dy, wanted);
         pass.give_all([x, gamma, beta]);
     }
 }
@@ -232,16 +257,22 @@ pub trait BatchNormKernels: ChannelSums {
         BatchNormOutput { output: result.output, mean: result.mean, variance: result.variance }
     }
 
-    /// Gradients of [`train_batch_norm`](Self::train_batch_norm); `wanted` says which of x, gamma, beta.
+    /// Whether the statistics that [`train_batch_norm`](Self::train_batch_norm) gives are rounded from those that it normalizes with.
+    fn rounds_batch_statistics(_: DType) -> bool {
+        false
+    }
+
+    /// Gradients of [`train_batch_norm`](Self::train_batch_norm); `wanted` says which of x, gamma, beta. Of the statistics, the mean
+    /// and the variance; `None` where they were rounded: they are computed from `x` again.
     fn train_batch_norm_backward(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
-        mean: FloatTensor<Self>,
-        variance: FloatTensor<Self>,
+        statistics: Option<[FloatTensor<Self>; 2]>,
         epsilon: f64,
         dy: FloatTensor<Self>,
         wanted: [bool; 3],
     ) -> NormGrads<Self> {
+        let [mean, variance] = statistics.expect("statistics, of which none were rounded");
         let grads = Self::batch_norm_train_backward(x, gamma, mean, variance, epsilon, dy);
         NormGrads {
             x: wanted[0].then_some(grads.x_grad),

@@ -4,7 +4,7 @@ use crate::backend::cpu::{BitMask, CpuBackend, with_element};
 use crate::ops::{
     batch_norm::{
         Statistics,
-        cpu::{Affine, channel_scales},
+        cpu::{Affine, channel_scales, widened},
     },
     conv::{Conv, Convolution, cpu::convolve},
 };
@@ -25,8 +25,9 @@ impl<B: CpuBackend> ConvNormReluKernels for B {
         let Statistics { mean, variance, epsilon } = statistics;
         let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(B::contiguous);
         with_element!(x.dtype(), "conv_norm_relu", E => {
-            let [gamma, beta, mean, variance] = [&gamma, &beta, &mean, &variance].map(|x| B::as_slice::<E>(x));
-            let norm = Affine::<E>::new(gamma, beta, mean, variance, epsilon);
+            let [gamma, beta] = [&gamma, &beta].map(|x| B::as_slice::<E>(x));
+            let [mean, variance] = [&mean, &variance].map(|x| widened(B::as_slice::<E>(x)));
+            let norm = Affine::<E>::new(gamma, beta, &mean, &variance, epsilon);
             convolve::<B, E, N>(x, weight, bias, conv.options().clone(), Some(&norm))
         })
     }
@@ -41,7 +42,7 @@ impl<B: CpuBackend> ConvNormReluKernels for B {
         let [gamma, variance] = [gamma, variance].map(B::contiguous);
         let inner = dy.shape()[2..].iter().product();
         with_element!(dy.dtype(), "conv_norm_relu", E => {
-            let scales = channel_scales(B::as_slice::<E>(&gamma), B::as_slice(&variance), epsilon);
+            let scales = channel_scales(B::as_slice::<E>(&gamma), &widened(B::as_slice::<E>(&variance)), epsilon);
             mask.scale_channels(B::as_slice_mut::<E>(&mut dy), inner, &scales);
             dy
         })

@@ -6,8 +6,8 @@
 //! Of a composition Burn's fusion makes several kernels, one for each sum: ours are taken there, too.
 use super::{NormGrads, RowNorm, RowNormKernels};
 use crate::backend::cube::{
-    Output, Pair, address_type, channels_last, constant, empty, empty_in_order, grid_of_rows, row_of_unit,
-    sum_of_vector, sum_over_units, types, unit_of_row, units, units_of_row, vector_size,
+    Output, Pair, address_type, assert_turns, channels_last, constant, empty, empty_in_order, grid_of_rows,
+    row_of_unit, sum_of_vector, sum_over_units, types, unit_of_row, units, units_of_row, vector_size,
 };
 use crate::backend::{ChannelSums, wide};
 use crate::ops::MaybeTensor;
@@ -181,7 +181,7 @@ impl RowNormCube for CubeBackend {
         norm: RowNorm,
     ) -> FloatTensor<Self> {
         let parts = empty(&x, parts_shape(&x.shape(), &norm), wide(x.dtype));
-        let Parts { count, length } = Parts::of(&x.shape(), &norm);
+        let by = Parts::of(&x.shape(), &norm);
         let walk = Walk::of(&x, &norm);
         let [x, dy] = [x, dy].map(|tensor| walk.view(tensor, &norm));
         let Some(rows) = Rows::of(&[&x, &dy], &norm) else { return parts };
@@ -206,7 +206,7 @@ impl RowNormCube for CubeBackend {
             );
         }
         let size = walk.parameters_of_unit(rows.size, &norm);
-        let (grid, dim) = units(&client, count * norm.parameters() / size);
+        let (grid, dim) = units(&client, by.count() * norm.parameters() / size);
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
             parameters_kernel::launch_unchecked(
@@ -221,7 +221,7 @@ impl RowNormCube for CubeBackend {
                 parts.clone().into_linear_view(),
                 rows.shape(&norm),
                 norm.parameters(),
-                length,
+                by.launch(),
                 walk,
                 dtypes,
             );
@@ -317,7 +317,10 @@ impl Rows {
         let fits = |size: &usize| row.is_multiple_of(*size);
         let size =
             (0..3).rev().map(|log| 1 << log).filter(fits).find(|&size| size <= longest(tensors)).unwrap_or(1);
-        Some(Self { count: elements / row, size, units: units_of_row(row) })
+        let units = units_of_row(row);
+        // A row is read for its mean, its variance, the sums of its gradient, and the result.
+        assert_turns(&tensors[0].client, 4 * row.div_ceil(size * units));
+        Some(Self { count: elements / row, size, units })
     }
 
     fn grid(&self, client: &cubecl::client::Client) -> (CubeCount, CubeDim) {
@@ -341,25 +344,44 @@ fn longest(tensors: &[&CubeTensor]) -> usize {
     tensors.iter().map(longest).min().unwrap_or(1)
 }
 
-/// How the sums over all repeats are divided.
+/// How the sums over all repeats and inner elements are divided.
 struct Parts {
-    count: usize,
     /// Repeats of a part.
     length: usize,
+    parts_of_repeats: usize,
+    /// Inner elements of a part.
+    stretch: usize,
+    stretches: usize,
 }
 
 impl Parts {
-    /// So many that there is work for all units of a device.
+    /// So many that there is work for all units of a device, and none adds up more than 1024 elements.
     fn of(x: &Shape, norm: &RowNorm) -> Self {
         const UNITS: usize = 1 << 14;
+        const ELEMENTS: usize = 1 << 10;
         let repeats = x.num_elements() / (norm.parameters() * norm.inner).max(1);
-        let length = repeats.div_ceil(UNITS.div_ceil(norm.parameters().max(1)).min(repeats).max(1)).max(1);
-        Self { count: repeats.div_ceil(length), length }
+        let most = UNITS.div_ceil(norm.parameters().max(1)).max(repeats.div_ceil(ELEMENTS));
+        let length = repeats.div_ceil(most.min(repeats).max(1)).max(1);
+        let stretch = norm.inner.clamp(1, ELEMENTS.div_ceil(length));
+        Self {
+            length,
+            parts_of_repeats: repeats.div_ceil(length),
+            stretch,
+            stretches: norm.inner.div_ceil(stretch),
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.parts_of_repeats * self.stretches
+    }
+
+    fn launch(&self) -> PartsShapeLaunch {
+        PartsShapeLaunch::new(self.length, self.stretch, self.stretches)
     }
 }
 
 fn parts_shape(x: &Shape, norm: &RowNorm) -> Shape {
-    Shape::new([Parts::of(x, norm).count, 2, norm.parameters()])
+    Shape::new([Parts::of(x, norm).count(), 2, norm.parameters()])
 }
 
 /// Rows, and which elements share a parameter: see [`RowNorm`].
@@ -370,6 +392,14 @@ struct RowShape {
     groups: usize,
     channels: usize,
     inner: usize,
+}
+
+/// See [`Parts`].
+#[derive(CubeType, CubeLaunch)]
+struct PartsShape {
+    length: usize,
+    stretch: usize,
+    stretches: usize,
 }
 
 /// Of one row.
@@ -549,7 +579,7 @@ fn statistics_kernel<T: Float, W: Float, N: Size>(
     }
 }
 
-/// One unit for every vector of parameters and part: sums over the repeats of the part, and over `inner`.
+/// One unit for every vector of parameters and part: sums over the repeats of the part, and over its stretch of `inner`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn parameters_kernel<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
@@ -558,7 +588,7 @@ fn parameters_kernel<T: Float, W: Float, N: Size>(
     mut parts: LinearViewMut<'_, Vector<W, N>>,
     shape: RowShape,
     parameters: usize,
-    length: usize,
+    by: PartsShape,
     #[comptime] walk: Walk,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
@@ -567,13 +597,16 @@ fn parameters_kernel<T: Float, W: Float, N: Size>(
     let part = ABSOLUTE_POS / vectors;
     let vector = ABSOLUTE_POS % vectors;
     let repeats = shape.rows / shape.groups;
-    if part * length >= repeats {
+    let first = part / by.stretches * by.length;
+    if first >= repeats {
         terminate!();
     }
     let zero = Vector::<W, N>::new(W::new(0.0));
     let (mut gamma, mut beta) = (zero, zero);
     let group = vector * size / shape.channels;
-    for repeat in part * length..min((part + 1) * length, repeats) {
+    let begin = part % by.stretches * by.stretch;
+    let end = min(begin + by.stretch, shape.inner);
+    for repeat in first..min(first + by.length, repeats) {
         let row = repeat * shape.groups + group;
         let mean = Vector::<W, N>::new(of_rows.read(2 * row));
         let inverse_std = Vector::<W, N>::new(of_rows.read(2 * row + 1));
@@ -585,7 +618,8 @@ fn parameters_kernel<T: Float, W: Float, N: Size>(
             step = shape.channels / size;
             at = row * shape.inner * step + vector % step;
         }
-        for _ in 0..shape.inner {
+        at += begin * step;
+        for _ in begin..end {
             let dy = Vector::<W, N>::cast_from(dy.read(at));
             beta_of_row += dy;
             gamma_of_row += dy * ((Vector::cast_from(x.read(at)) - mean) * inverse_std);
