@@ -34,6 +34,7 @@ fn scratch_of_machines(recorded: u64) -> u64 {
 /// (`rayon::ThreadPoolBuilder::new().num_threads(1).build_global()`). Every device has a file of its own, too.
 ///
 /// ```
+/// use burn::module::Module;
 /// use burn::tensor::{Device, Tensor};
 /// use burn_memsave::measure::{Gate, GateError, TrackingAllocator};
 /// use burn_memsave::nn::{LinearConfig, Relu};
