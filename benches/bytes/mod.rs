@@ -5,7 +5,7 @@ use crate::table::{
 };
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_memsave::measure::{LayerMeasurement, measure_layer};
+use burn_memsave::measure::{LayerMeasurement, Ledger, ledger, measure_layer};
 use std::fmt::Display;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,8 @@ pub struct Row {
     pub input: &'static str,
     pub burn: LayerMeasurement,
     pub ours: LayerMeasurement,
+    /// What of ours is kept by which operation.
+    pub ledger: Ledger,
     /// Of one pass forward and backward, Burn's and ours.
     pub times: [Duration; 2],
     /// Why the peak may be above Burn's, if it may.
@@ -56,6 +58,8 @@ impl Visitor for Bytes<'_> {
             for &input in inputs {
                 let tracked = input == "tracked";
                 let burn = self.measure(shape, tracked, &|x| forward_stock(&stock, x));
+                // Its graph is freed before what is measured.
+                let (_, ledger) = ledger(&ours, self.input(shape, tracked), forward_ours);
                 let ours = self.measure(shape, tracked, &|x| forward_ours(&ours, x));
                 self.rows.push(Row {
                     layer: row.name.clone(),
@@ -63,6 +67,7 @@ impl Visitor for Bytes<'_> {
                     input,
                     burn: burn.0,
                     ours: ours.0,
+                    ledger,
                     times: [burn.1, ours.1],
                     known_peak: row.notes.known_peak.filter(|_| !tracked),
                 });
@@ -76,6 +81,11 @@ impl Bytes<'_> {
         if self.smaller { shapes.of_devices() } else { shapes.usual }
     }
 
+    fn input<const D: usize>(&self, shape: [usize; D], tracked: bool) -> Tensor<D> {
+        let normal = Distribution::Normal(0.0, 1.0);
+        Tensor::random(shape, normal, self.device).set_require_grad(tracked)
+    }
+
     /// Bytes, and how long it took.
     fn measure<const D: usize, const O: usize>(
         &self,
@@ -83,8 +93,7 @@ impl Bytes<'_> {
         tracked: bool,
         forward: &dyn Fn(Tensor<D>) -> Tensor<O>,
     ) -> (LayerMeasurement, Duration) {
-        let normal = Distribution::Normal(0.0, 1.0);
-        let input = || Tensor::random(shape, normal, self.device).set_require_grad(tracked);
+        let input = || self.input(shape, tracked);
         second(self.device, || {
             let start = Instant::now();
             (measure_layer(input, forward), start.elapsed())

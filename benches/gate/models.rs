@@ -1,10 +1,9 @@
 //! One step of small models, with what requires a gradient as in the tables of the papers.
-use crate::Measured;
-use crate::record::Needs;
 use crate::table::run::second;
+use crate::{Measured, Needs};
 use burn::module::{Lora, Module, ParamGroup};
 use burn::tensor::{Device, Distribution, Int, Tensor};
-use burn_memsave::measure::{Measurement, StepInput, measure_step};
+use burn_memsave::measure::{Measurement, StepInput, ledger, measure_step};
 use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
 use burn_memsave_paper::text::{
     Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Gpt2Size, T5Size, memsave, stock,
@@ -225,12 +224,15 @@ impl Models<'_> {
             second(device, || measure_step(model, input.copy(), &loss))
         }
         let burn = step(self.device, &stock(), &input, stock_loss);
-        let ours = step(self.device, &ours(), &input, our_loss);
+        let model = ours();
+        let ours = step(self.device, &model, &input, &our_loss);
+        let (_loss, ledger) = ledger(&model, input.copy(), &our_loss);
         let seconds = |step: &Measurement| (step.forward_time + step.backward_time).as_secs_f64();
         self.measured.push(Measured {
             name,
             burn: Needs::of_step(&burn)?,
             ours: Needs::of_step(&ours)?,
+            ledger,
             time: seconds(&ours) / seconds(&burn),
             known_peak: None,
         });

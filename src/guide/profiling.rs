@@ -55,6 +55,39 @@
 //! # Ok::<(), burn_memsave::plan::PlanError>(())
 //! ```
 //!
+//! # In tests and benches
+//!
+//! [`Gate`](crate::measure::Gate) holds what was measured in a file, and fails when a step needs more: it names the layers that grew.
+//! `MEMSAVE_BLESS=1` records. Here a batch of twice the size:
+//!
+//! ```
+//! use burn::module::Module;
+//! use burn::tensor::{Device, Tensor};
+//! use burn_memsave::measure::{Gate, GateError, TrackingAllocator};
+//! use burn_memsave::nn::LinearConfig;
+//!
+//! #[global_allocator]
+//! static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+//!
+//! fn memory(mut gate: Gate, batch: usize) -> Result<(), GateError> {
+//!     let device = Device::flex().autodiff();
+//!     let model = vec![LinearConfig::new(64, 64).init(&device), LinearConfig::new(64, 64).init(&device).freeze()];
+//!     let x = Tensor::<2>::ones([batch, 64], &device);
+//!     gate.step("trained first layer", &model, x, |model, x| model[1].forward(model[0].forward(x)).mean());
+//!     gate.finish()
+//! }
+//!
+//! let directory = tempfile::tempdir().unwrap();
+//! let path = directory.path().join("memory.csv"); // in a test of yours a file beside it
+//! memory(Gate::open(&path)?.with_bless(true), 512)?; // as with `MEMSAVE_BLESS=1`
+//! let error = memory(Gate::open(&path)?, 1024).unwrap_err();
+//! assert!(error.to_string().contains("0, linear: keeps 262144 bytes (recorded: 131072)")); // batch x 64 x 4
+//! # Ok::<(), GateError>(())
+//! ```
+//!
+//! With the feature `criterion`, `measure::criterion` has measurements for Criterion: `cargo bench` prints and plots the bytes of a step, and
+//! compares them with those of the last run. `examples/step_bytes` does, for batches of several sizes. All of it runs on devices, too.
+//!
 //! # What it saves
 //!
 //! Nothing by itself: it says where the bytes are. `--ledger` prints the ledger of the examples:
@@ -63,7 +96,7 @@
 //!
 //! # What it costs
 //!
-//! The allocator: one or two relaxed atomic operations per allocation, so it may stay installed. `measure_step` is two steps; a
+//! A gate runs each case three times, Criterion ten times and more. The allocator: one or two relaxed atomic operations per allocation, so it may stay installed. `measure_step` is two steps; a
 //! profile is several. On devices the pools are read at every launch of a measured step.
 //!
 //! # When

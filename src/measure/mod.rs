@@ -9,6 +9,8 @@
 //! - [`explain`]: the same, with what would remove it.
 //! - [`timeline`]: the memory over a step by categories, as a plot or a trace.
 //! - [`watch_graphs`]: graphs that stay alive, named by the modules in them.
+//! - [`Gate`]: a test that fails when a step needs more than a file records, and names the layers that grew.
+//! - `criterion`, with the feature of this name: bytes of a step in place of its time, for `cargo bench`.
 //!
 //! Every number is in bytes. What cannot be known is `None`, never 0: on CPU devices, install the allocator.
 //!
@@ -30,8 +32,12 @@
 //! ```
 mod allocator;
 mod bytes;
+#[cfg(feature = "criterion")]
+pub mod criterion;
 mod device;
 mod explain;
+#[cfg(feature = "system")]
+mod gate;
 mod graphs;
 #[cfg_attr(not(any(feature = "wgpu", feature = "cuda")), path = "no_launches.rs")]
 mod launches;
@@ -47,6 +53,8 @@ pub use bytes::{human_bytes, mib};
 pub(crate) use device::{Lap, Laps, is_host};
 pub use device::{bytes_in_use, peak_bytes};
 pub use explain::{ExplainedRow, Explanation, Remedy, Suggestion, explain};
+#[cfg(feature = "system")]
+pub use gate::{Gate, GateBytes, GateError, GateFault, GateLayer};
 pub use graphs::{GraphWatch, LiveGraphRow, LiveGraphs, watch_graphs};
 pub(crate) use launches::{NoLaunches, is_dry};
 pub use ledger::{Ledger, LedgerRow, ledger};

@@ -208,7 +208,7 @@ pub fn measure_step<M: Module, I: StepInput>(
     input: I,
     loss: impl Fn(&M, I) -> Tensor<1>,
 ) -> Measurement {
-    let step = |watch| run(watch, || input.copy(), |input| loss(model, input), |loss| loss);
+    let step = |watch| step(watch, model, &input, &loss);
     drop(step(Watch::Nothing));
     let run = step(Watch::Launches);
     // Looking at the memory of a device takes time, which is no time of the step.
@@ -258,8 +258,18 @@ pub fn measure_layer<const D: usize, const O: usize>(
     run(Watch::Launches, input, forward, |output| output.sum()).memory
 }
 
-struct Run {
-    memory: LayerMeasurement,
+/// One step on a copy of the input.
+pub(super) fn step<M: Module, I: StepInput>(
+    watch: Watch,
+    model: &M,
+    input: &I,
+    loss: &impl Fn(&M, I) -> Tensor<1>,
+) -> Run {
+    run(watch, || input.copy(), |input| loss(model, input), |loss| loss)
+}
+
+pub(super) struct Run {
+    pub(super) memory: LayerMeasurement,
     gradients: Option<Gradients>,
     /// Forward and backward.
     times: [Duration; 2],

@@ -13,7 +13,11 @@ use serde::Serialize;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+#[cfg(feature = "criterion")]
+mod criterion;
 mod explain;
+#[cfg(feature = "system")]
+mod gate;
 mod graphs;
 mod ledger;
 #[path = "../memory/meter.rs"]
