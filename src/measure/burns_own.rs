@@ -207,9 +207,13 @@ impl Forms<'_> {
         names.is_empty() || names.get(&node).is_some_and(|known| known == name)
     }
 
-    /// Whether the tensor is one of Burn's products of two tensors, both of which are kept.
+    /// Whether the tensor is one of Burn's products of two tensors, both of which are kept. A sum that is computed again asks for both,
+    /// too, but has a name; a matrix product is never computed again.
     fn is_product(&self, node: NodeId) -> bool {
         let [a, b] = self.parents(node) else { return false };
+        if self.surveyed.graph.names.contains_key(&node) {
+            return false;
+        }
         let is_parameter = |node: &NodeId| self.surveyed.modules.contains_key(node);
         !self.is_ours(node) && [a, b].into_iter().all(|node| self.asked(*node) > 0 && !is_parameter(node))
     }

@@ -382,19 +382,18 @@ fn best_first(mut freezing: Vec<Suggestion>) -> Vec<Suggestion> {
 /// What is to be said of operations of Burn that could be swapped.
 fn advice<M: Module>(model: &M, surveyed: &Surveyed, bytes: Option<u64>) -> Option<String> {
     let unswapped = surveyed.unswapped();
-    let records = RECORDS as u64 * surveyed.count() as u64;
+    let records = 2048 * surveyed.graph.parents.len() as u64; // of the graph
     if unswapped.is_empty() && bytes.is_none_or(|bytes| bytes < records) {
         return None;
     }
-    let bytes = bytes.map_or_else(|| "bytes that are not counted".into(), human_bytes);
-    let mut note =
-        format!("{} operations of Burn run beside those of this library, and keep {bytes}", surveyed.count());
+    let bytes = bytes.map_or_else(|| "what is not counted".into(), human_bytes);
+    let mut note = format!("Burn's own operations, {} in the graph, keep {bytes}", surveyed.count());
     let names: Vec<String> =
         surveyed.names().into_iter().map(|(name, count)| format!("{name} ({count})")).collect();
     if !names.is_empty() {
         note += &format!(", {} among them", names.join(", "));
     }
-    note += ". What of that goes is seen when they are swapped: `burn_memsave::tensor::{activation, module}` for functions";
+    note += ". To swap them for those of this library gives at most that: call `burn_memsave::tensor::{activation, module}`";
     if !unswapped.is_empty() {
         let types = ModuleTypes::of(model).types;
         let named = unswapped.iter().take(BEST).map(|path| {
@@ -405,7 +404,7 @@ fn advice<M: Module>(model: &M, surveyed: &Surveyed, bytes: Option<u64>) -> Opti
         let more = unswapped.len() - named.len();
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         note += &format!(
-            ", `burn_memsave::nn`, or `from_nn_*`, for the modules whose parameters they use: {}{more}",
+            ", and take from `burn_memsave::nn`, or convert by `from_nn_*`, the modules whose parameters they use: {}{more}",
             named.join(", ")
         );
     }
