@@ -84,14 +84,29 @@ impl fmt::Display for FoundPattern {
 pub(super) struct Surveyed<'a> {
     pub(super) graph: &'a Graph,
     /// The steps of this library.
-    pub(super) steps: &'a [LiveStep],
+    steps: &'a [LiveStep],
     /// The nodes that they made.
-    pub(super) ours: &'a BTreeSet<NodeId>,
+    ours: &'a BTreeSet<NodeId>,
     /// The module of every parameter.
-    pub(super) modules: &'a HashMap<NodeId, Path>,
+    modules: &'a HashMap<NodeId, Path>,
+    children: HashMap<NodeId, Vec<NodeId>>,
 }
 
-impl Surveyed<'_> {
+impl<'a> Surveyed<'a> {
+    pub(super) fn new(
+        graph: &'a Graph,
+        steps: &'a [LiveStep],
+        ours: &'a BTreeSet<NodeId>,
+        modules: &'a HashMap<NodeId, Path>,
+    ) -> Self {
+        let mut children: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
+        for (child, parents) in &graph.parents {
+            let parents: BTreeSet<&NodeId> = parents.iter().collect();
+            parents.into_iter().for_each(|parent| children.entry(*parent).or_default().push(*child));
+        }
+        Self { graph, steps, ours, modules, children }
+    }
+
     /// Operations of Burn.
     fn burns(&self) -> impl Iterator<Item = (NodeId, &[NodeId])> {
         let all = self.graph.parents.iter().filter(|(_, parents)| !parents.is_empty());
@@ -102,9 +117,19 @@ impl Surveyed<'_> {
         self.burns().count()
     }
 
-    /// The modules whose parameters operations of Burn use.
+    /// The modules whose parameters operations of Burn use; but not those that reach a layer of this library in another form, such as a
+    /// slope that is reshaped.
     pub(super) fn unswapped(&self) -> BTreeSet<&Path> {
-        self.burns().flat_map(|(_, parents)| parents).filter_map(|parent| self.modules.get(parent)).collect()
+        let used = self.burns().filter(|(node, parents)| parents.len() > 1 || !self.is_for_ours(*node));
+        used.flat_map(|(_, parents)| parents).filter_map(|parent| self.modules.get(parent)).collect()
+    }
+
+    /// Whether all that is computed from a tensor alone is read by operations of this library.
+    fn is_for_ours(&self, node: NodeId) -> bool {
+        let is_read =
+            |&child: &NodeId| self.is_ours(child) || self.parent(child).is_some() && self.is_for_ours(child);
+        let children = self.children(node);
+        !children.is_empty() && children.iter().all(is_read)
     }
 
     /// How often there is which operation, where the graph tells its name.
@@ -120,18 +145,12 @@ impl Surveyed<'_> {
 
     /// What is written by hand, in the order of the forward pass.
     pub(super) fn patterns(&self) -> Vec<FoundPattern> {
-        let mut children: HashMap<NodeId, Vec<NodeId>> = HashMap::new();
-        for (child, parents) in &self.graph.parents {
-            let parents: BTreeSet<&NodeId> = parents.iter().collect();
-            parents.into_iter().for_each(|parent| children.entry(*parent).or_default().push(*child));
-        }
-        let forms = Forms { surveyed: self, children };
         let found = self.graph.parents.keys().filter_map(|&node| {
-            let (pattern, inputs) = forms
+            let (pattern, inputs) = self
                 .attention(node)
                 .map(|inputs| (Pattern::Attention, inputs))
-                .or_else(|| Some((Pattern::Silu, vec![forms.silu(node)?])))
-                .or_else(|| Some((Pattern::Relu6, vec![forms.relu6(node)?])))?;
+                .or_else(|| Some((Pattern::Silu, vec![self.silu(node)?])))
+                .or_else(|| Some((Pattern::Relu6, vec![self.relu6(node)?])))?;
             let module = self.module_before(inputs);
             Some(FoundPattern { pattern, module: shown(&module, "") })
         });
@@ -166,18 +185,13 @@ impl Surveyed<'_> {
     }
 }
 
-/// Finds forms of operations in a graph.
-struct Forms<'a> {
-    surveyed: &'a Surveyed<'a>,
-    children: HashMap<NodeId, Vec<NodeId>>,
-}
-
 /// So many operations may be between a product and a softmax.
 const BETWEEN: usize = 8;
 
-impl Forms<'_> {
+/// Forms of operations.
+impl Surveyed<'_> {
     fn parents(&self, node: NodeId) -> &[NodeId] {
-        self.surveyed.graph.parents.get(&node).map_or(&[], |parents| parents)
+        self.graph.parents.get(&node).map_or(&[], |parents| parents)
     }
 
     /// The one tensor that this is computed from.
@@ -194,16 +208,16 @@ impl Forms<'_> {
 
     /// How often the backward pass asks for a tensor.
     fn asked(&self, node: NodeId) -> usize {
-        self.surveyed.graph.kept.get(&node).copied().unwrap_or(0)
+        self.graph.kept.get(&node).copied().unwrap_or(0)
     }
 
     fn is_ours(&self, node: NodeId) -> bool {
-        self.surveyed.ours.contains(&node)
+        self.ours.contains(&node)
     }
 
     /// Whether the graph tells no other name of the operation. A graph that tells names tells those of all that is asked for.
     fn may_be(&self, node: NodeId, name: &str) -> bool {
-        let names = &self.surveyed.graph.names;
+        let names = &self.graph.names;
         names.is_empty() || names.get(&node).is_some_and(|known| known == name)
     }
 
@@ -211,16 +225,16 @@ impl Forms<'_> {
     /// too, but has a name; a matrix product is never computed again.
     fn is_product(&self, node: NodeId) -> bool {
         let [a, b] = self.parents(node) else { return false };
-        if self.surveyed.graph.names.contains_key(&node) {
+        if self.graph.names.contains_key(&node) {
             return false;
         }
-        let is_parameter = |node: &NodeId| self.surveyed.modules.contains_key(node);
+        let is_parameter = |node: &NodeId| self.modules.contains_key(node);
         !self.is_ours(node) && [a, b].into_iter().all(|node| self.asked(*node) > 0 && !is_parameter(node))
     }
 
     /// What goes into a softmax: `e / sum(e)`, where the operation that makes `e` keeps its input, and `sum` keeps nothing.
     fn softmax(&self, node: NodeId) -> Option<NodeId> {
-        let step = self.surveyed.steps.iter().find(|step| step.output == Some(node));
+        let step = self.steps.iter().find(|step| step.output == Some(node));
         if let Some(step) = step {
             return step.inputs.first().filter(|_| step.operation == "softmax").map(|input| input.node);
         }
@@ -228,7 +242,7 @@ impl Forms<'_> {
         let shifted = self.parent(e)?;
         let is_sum = self.leads_to(sum, e) && self.children(sum) == [node] && self.asked(sum) > 0;
         // By the quotient alone; where operations have names, also by what is computed again.
-        let is_asked_once = self.asked(e) == 1 || !self.surveyed.graph.names.is_empty();
+        let is_asked_once = self.asked(e) == 1 || !self.graph.names.is_empty();
         let is_exp = self.may_be(e, "Exp") && is_asked_once && self.asked(shifted) > 0;
         let is_all = self.children(e).len() == 2 && ![node, e, sum].iter().any(|&node| self.is_ours(node));
         let scores = match *self.parents(shifted) {
@@ -287,7 +301,7 @@ impl Forms<'_> {
 
     /// Whether values are those of an activation; `None` where this library does not see both.
     fn values(&self, x: NodeId, node: NodeId, after: fn(&LiveStep) -> Option<u64>) -> Option<bool> {
-        let steps = self.surveyed.steps;
+        let steps = self.steps;
         let expected = after(steps.iter().find(|step| step.output == Some(x))?)?;
         let mut inputs = steps.iter().flat_map(|step| &step.inputs);
         Some(inputs.find(|input| input.node == node)?.values? == expected)

@@ -209,7 +209,7 @@ pub struct Explanation {
 ///   the result is kept.
 ///
 /// Suggestions are for a step as it is: freezing is suggested whether or not the module should be trained. A step runs about twice
-/// for every module, and some ten times for blocks. What a step does besides (running
+/// for every module, and some ten times for blocks; the first time it also reads the values of inputs and outputs. What a step does besides (running
 /// statistics, random numbers), it does each time. On this thread, as for a ledger.
 ///
 /// What operations of Burn keep has one [row](Ledger::with_unlisted), where bytes are counted. Burn's graph does not show the bytes or
@@ -242,7 +242,8 @@ pub fn explain<M: Module, I: StepInput>(
     let steps = watch.alive();
     let mut suggestions = [of_heads(model, &steps, &ledger), of_gates(model, &steps, &ledger)].concat();
     let (graph, modules) = (Graph::of(result), ModulePaths::of(model).modules);
-    let surveyed = Surveyed { graph: &graph, steps: &steps, ours: &watch.made(), modules: &modules };
+    let ours = watch.made();
+    let surveyed = Surveyed::new(&graph, &steps, &ours, &modules);
     let patterns = surveyed.patterns();
     let kept = step.kept(model).map(|kept| u64::try_from(kept).unwrap_or(0));
     let unlisted = kept.map(|kept| kept.saturating_sub(ledger.total()));

@@ -1,14 +1,19 @@
 //! What operations of Burn keep beside those of this library, and what is written by hand with them.
 use crate::{RECORDS, alone, cpu_devices, settled};
-use burn::module::Module;
+use burn::module::{Lora, Module};
 use burn::nn;
 use burn::tensor::{Device, Distribution, Tensor, activation};
 use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::functional;
 use burn_memsave::measure::{Explanation, Pattern, Remedy, explain, ledger, measure_step};
-use burn_memsave::nn::conv::{Conv2d, Conv2dConfig};
+use burn_memsave::nn::activation::SwiGluConfig;
+use burn_memsave::nn::conv::{Conv1dConfig, Conv2d, Conv2dConfig, ConvTranspose1dConfig};
+use burn_memsave::nn::gru::GruConfig;
 use burn_memsave::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
-use burn_memsave::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn_memsave::nn::{
+    BatchNorm, BatchNormConfig, GroupNormConfig, InstanceNormConfig, Linear, LinearConfig, LstmConfig,
+    PReluConfig, RmsNormConfig,
+};
 
 const ROWS: usize = 64;
 const WIDE: usize = 128;
@@ -116,6 +121,40 @@ fn a_model_of_this_library_has_nothing_to_swap() {
             "{explanation}"
         );
         assert_eq!(explanation.patterns, [], "{explanation}");
+    }
+}
+
+/// Some layers reshape their parameters by Burn's operations, and are swapped all the same.
+#[test]
+fn layers_of_this_library_are_not_named() {
+    let _alone = alone();
+    for device in cpu_devices() {
+        fn check<M: Module, const D: usize>(
+            model: M,
+            x: Tensor<D>,
+            forward: impl Fn(&M, Tensor<D>) -> Tensor<1>,
+        ) {
+            for x in [x.clone(), x.require_grad()] {
+                let explanation = explain(&model, x, |model, x| functional::relu(forward(model, x)).sum());
+                let is_named = explanation.notes.iter().any(|note| note.contains("from_nn_"));
+                assert!(!is_named, "{explanation}");
+            }
+        }
+        let flat = |x: Tensor<3>| x.flatten::<1>(0, 2);
+        let x = || random([2, 8, 16], &device);
+        check(PReluConfig::new().with_num_parameters(8).init(&device), x(), |m, x| flat(m.forward(x)));
+        check(GroupNormConfig::new(2, 8).init(&device), x(), |m, x| flat(m.forward(x)));
+        check(InstanceNormConfig::new(8).init(&device), x(), |m, x| flat(m.forward(x)));
+        check(RmsNormConfig::new(16).init(&device), x(), |m, x| flat(m.forward(x)));
+        check(BatchNormConfig::new(8).init(&device), x(), |m, x| flat(m.forward(x)));
+        check(Conv1dConfig::new(8, 4, 3).init(&device), x(), |m, x| flat(m.forward(x)));
+        check(ConvTranspose1dConfig::new([8, 4], 3).init(&device), x(), |m, x| flat(m.forward(x)));
+        check(LstmConfig::new(16, 4, true).init(&device), x(), |m, x| flat(m.forward(x, None).0));
+        check(GruConfig::new(16, 4, true).init(&device), x(), |m, x| flat(m.forward(x, None)));
+        check(SwiGluConfig::new(16, 4).init(&device), x(), |m, x| flat(m.forward(x)));
+        let linear = || LinearConfig::new(16, 4).init(&device);
+        check(linear().apply_lora(Lora::new(2, 4.0)), x(), |m, x| flat(m.forward(x)));
+        check(linear(), x(), |m, x| flat(functional::linear(x, m.weight.val() * 1.0, None)));
     }
 }
 
