@@ -214,10 +214,8 @@ pub struct Explanation {
 ///
 /// What operations of Burn keep has one [row](Ledger::with_unlisted), where bytes are counted. Burn's graph does not show the bytes or
 /// shapes of each, nor, but for some of a device with gradient checkpointing, their names; it shows which parameters they use, so that
-/// the notes name the modules that are still Burn's, and how they are [put together](Pattern). What it brings to swap them is known
+/// the notes name the modules that are still Burn's, and how they are [put together](super::Pattern). What it brings to swap them is known
 /// when they are swapped: at most that row, as types of modules cannot be exchanged at run time.
-///
-/// [Pattern]: super::Pattern
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
