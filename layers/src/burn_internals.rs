@@ -9,11 +9,17 @@
 //! | private parameters (`Parameters`) of a stock module | a visitor, which sees them in the order of the fields | the conversion panics |
 //! | whether the `Balanced` strategy recomputes a tensor (`is_recomputed_by_strategy`) | `Debug` of a `CheckpointerBuilder` | it counts as kept: less is recomputed |
 //! | what a tensor is computed from (`parents`) | `Debug` of a `NodeGuard` | a head and its loss are not found to be one |
+//! | the whole graph of a loss (`graph`) | `Debug` of a `Checkpointer` | nothing is said of Burn's operations |
 //! | how deep a tensor is in its graph (`depth`) | `Debug` of a `NodeGuard` | a step with updates in the backward pass panics |
 //! | the container of a reparameterization (`REPARAMETERIZATION`) | paths of visitors | adapters of lazy weights have other paths |
+use crate::ops::Graph;
 use burn::backend::{
     Backend,
-    autodiff::{Autodiff, NodeId, checkpoint::strategy::CheckpointStrategy, ops::NodeGuard},
+    autodiff::{
+        Autodiff, NodeId,
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+        ops::NodeGuard,
+    },
     tensor::FloatTensor,
 };
 use burn::module::{
@@ -165,6 +171,44 @@ fn beginning(node: &NodeGuard) -> String {
     text.0
 }
 
+/// The graph of a backward pass that begins. Values of tensors are not printed: Burn keeps them as `Any`.
+///
+/// The text is a list of `NodeId { value: 7 }: ` with what follows, for what is kept `Computed { .., n_required: 1 }` or
+/// `Recompute { n_required: 1 }`, for what is computed again `RetroSigmoid { .. }`, for what a tensor is computed from
+/// `[NodeId { value: 5 }, ..]`.
+pub(crate) fn graph(checkpointer: &Checkpointer) -> Graph {
+    let mut graph = Graph::default();
+    let number = |text: &str| {
+        let digits = text.split(|c: char| !c.is_ascii_digit()).next();
+        digits.and_then(|digits| digits.parse::<u64>().ok())
+    };
+    let text = format!("{checkpointer:?}");
+    let mut key = None;
+    // What comes after a key up to the next node; then the nodes in brackets.
+    for part in text.split("NodeId { value: ").skip(1) {
+        let node = number(part).map(|value| NodeId { value });
+        let after = part.trim_start_matches(|c: char| c.is_ascii_digit());
+        match (after.strip_prefix(" }: "), key) {
+            (Some(value), _) => key = node.map(|node| (node, value)),
+            (None, Some((child, "["))) => {
+                graph.parents.entry(child).or_default().extend(node);
+                continue;
+            }
+            (None, _) => continue, // in what is computed again
+        }
+        let Some((node, value)) = key else { continue };
+        let name = value.split(' ').next().unwrap_or("");
+        if let Some(operation) = name.strip_prefix("Retro") {
+            graph.names.insert(node, operation.into());
+        } else if value.starts_with('[') {
+            graph.parents.entry(node).or_default();
+        } else if let Some(times) = value.split("n_required: ").nth(1).and_then(number) {
+            graph.kept.insert(node, times as usize);
+        }
+    }
+    graph
+}
+
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
@@ -262,6 +306,32 @@ mod tests {
         assert_eq!(parents(&x.node()), []);
         let z = Recorded::float_exp(product);
         assert_eq!(depth(&z.node()), 3);
+    }
+
+    #[test]
+    fn backward_passes_show_their_graph() {
+        use crate::ops::node_id;
+        let nodes =
+            |tensors: [&Tensor<1>; 4]| tensors.map(|tensor| node_id(tensor.clone()).expect("autodiff"));
+        let plain = Device::flex().autodiff();
+        for (device, is_recomputed) in [(plain.clone(), false), (plain.gradient_checkpointing(), true)] {
+            let a = Tensor::<1>::ones([2], &device).require_grad();
+            let b = burn::tensor::activation::sigmoid(a.clone());
+            let c = a.clone() * b.clone();
+            let loss = c.clone().sum();
+            let [of_a, of_b, of_c, of_loss] = nodes([&a, &b, &c, &loss]);
+            let graph = Graph::of(loss);
+            let parents: Vec<(NodeId, Vec<NodeId>)> = graph.parents.into_iter().collect();
+            let expected =
+                [(of_a, vec![]), (of_b, vec![of_a]), (of_c, vec![of_a, of_b]), (of_loss, vec![of_c])];
+            assert_eq!(parents, expected);
+            let asked: Vec<NodeId> = graph.kept.keys().copied().collect();
+            assert_eq!(asked, [of_a, of_b]);
+            assert!(graph.kept[&of_a] >= 2, "by the sigmoid and by the product");
+            let names: Vec<(NodeId, &str)> =
+                graph.names.iter().map(|(node, name)| (*node, name.as_str())).collect();
+            assert_eq!(names, if is_recomputed { vec![(of_b, "Sigmoid")] } else { vec![] });
+        }
     }
 
     #[test]

@@ -4,11 +4,11 @@
 use crate::burn_internals::parents;
 use crate::ledger::Entry;
 use burn::backend::{Backend, TensorMetadata, autodiff::Autodiff, tensor::FloatTensor};
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Shape, try_read_sync};
 use burn_autodiff::NodeId;
 use core::cell::RefCell;
 use core::fmt;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A step of a graph that was recorded, and did not run backward yet.
@@ -24,6 +24,35 @@ pub struct LiveStep {
     pub output: Option<NodeId>,
     /// What it keeps.
     pub entries: Vec<Entry>,
+    /// Of a watch that [compares](Watch::comparing): what its output would be after an activation.
+    pub after: Activated,
+}
+
+/// Hashes of the values that activations make of a tensor; `None` if the watch does not [compare](Watch::comparing).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Activated {
+    /// `min(max(x, 0), 6)`
+    pub relu6: Option<u64>,
+    /// `x sigmoid(x)`
+    pub silu: Option<u64>,
+}
+
+impl Activated {
+    fn of<B: Backend>(x: &FloatTensor<B>) -> Self {
+        let (relu, sigmoid) = (B::relu(x.clone()), B::sigmoid(x.clone()));
+        Self {
+            relu6: hash::<B>(B::float_clamp_max(relu, 6.0.into())),
+            silu: hash::<B>(B::float_mul(x.clone(), sigmoid)),
+        }
+    }
+}
+
+/// A hash of the shape and the values of a tensor (FNV-1a), in which both zeros are one.
+fn hash<B: Backend>(x: FloatTensor<B>) -> Option<u64> {
+    let data = try_read_sync(B::float_into_data(x))?.ok()?;
+    let add = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3);
+    let shape = data.shape().iter().fold(0xcbf2_9ce4_8422_2325, |hash, &size| add(hash, size as u64));
+    Some(data.iter::<f64>().fold(shape, |hash, value| add(hash, (value + 0.0).to_bits())))
 }
 
 /// An input of a step.
@@ -41,6 +70,8 @@ pub struct InputOfStep {
     pub dtype: DType,
     /// Whether it is part of a recorded graph.
     pub tracked: bool,
+    /// Of a watch that [compares](Watch::comparing): a hash of its values, to be found in [`Activated`].
+    pub values: Option<u64>,
 }
 
 impl InputOfStep {
@@ -52,6 +83,7 @@ impl InputOfStep {
             shape: tensor.shape(),
             dtype: tensor.dtype(),
             tracked: tensor.is_tracked(),
+            values: is_comparing().then(|| hash::<B>(tensor.primitive().clone())).flatten(),
         }
     }
 }
@@ -99,6 +131,9 @@ pub struct Watch(Arc<Watched>);
 struct Watched {
     /// By their number, in their order.
     steps: Mutex<(u64, BTreeMap<u64, LiveStep>)>,
+    /// The nodes of all outputs, those of steps that are no operation, too, if it compares.
+    made: Mutex<BTreeSet<NodeId>>,
+    compares: bool,
     on_event: Option<Mutex<OnEvent>>,
 }
 
@@ -121,7 +156,12 @@ thread_local! {
 impl Watch {
     /// Tells what happens, too: also in backward passes after the watch has ended.
     pub fn telling(on_event: OnEvent) -> Self {
-        Self(Arc::new(Watched { steps: Mutex::default(), on_event: Some(Mutex::new(on_event)) }))
+        Self(Arc::new(Watched { on_event: Some(Mutex::new(on_event)), ..Default::default() }))
+    }
+
+    /// Looks at values, too, and remembers what was made: it reads every tensor, and is meant for one step.
+    pub fn comparing() -> Self {
+        Self(Arc::new(Watched { compares: true, ..Default::default() }))
     }
 
     /// Watches this thread, in place of another watch, which is given back.
@@ -151,11 +191,20 @@ impl Watch {
     pub fn alive(&self) -> Vec<LiveStep> {
         self.0.steps().1.values().cloned().collect()
     }
+
+    /// The nodes of all that steps of this library made, also of those that have run backward, if it [compares](Self::comparing).
+    pub fn made(&self) -> BTreeSet<NodeId> {
+        self.0.made().clone()
+    }
 }
 
 impl Watched {
     fn steps(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, LiveStep>)> {
         self.steps.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
+    }
+
+    fn made(&self) -> MutexGuard<'_, BTreeSet<NodeId>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner) // numbers
     }
 
     fn tell(&self, happened: Happened) {
@@ -169,6 +218,21 @@ impl Watched {
 /// Whether steps are watched on this thread.
 pub(crate) fn is_watching() -> bool {
     WATCH.with_borrow(Option::is_some)
+}
+
+fn is_comparing() -> bool {
+    WATCH.with_borrow(|watch| watch.as_ref().is_some_and(|Watch(watched)| watched.compares))
+}
+
+/// A step of this library made a tensor.
+pub(crate) fn made(output: NodeId) {
+    WATCH.with_borrow(|watch| {
+        if let Some(Watch(watched)) = watch
+            && watched.compares
+        {
+            watched.made().insert(output);
+        }
+    });
 }
 
 /// Part of the state of a step that is watched, and dropped with it.
@@ -191,9 +255,14 @@ pub(crate) fn recorded(step: impl FnOnce() -> LiveStep) -> Option<Arc<Alive>> {
 
 impl Alive {
     /// The step has an output.
-    pub(crate) fn made(&self, output: NodeId) {
+    pub(crate) fn made<B: Backend>(&self, output: &FloatTensor<Autodiff<B>>) {
+        made(output.id());
+        let after = match self.watched.compares {
+            true => Activated::of::<B>(output.primitive()),
+            false => Activated::default(),
+        };
         if let Some(step) = self.watched.steps().1.get_mut(&self.number) {
-            step.output = Some(output);
+            (step.output, step.after) = (Some(output.id()), after);
         }
     }
 }

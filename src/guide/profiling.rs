@@ -7,7 +7,12 @@
 //! forward and backward, kept and recomputed.
 //!
 //! And what to do about it: [`explain`](crate::measure::explain) adds to the ledger what would remove a row (to freeze it, to
-//! compute a block again, head and loss in one), by bytes per millisecond. [`timeline`](crate::measure::timeline) follows one step,
+//! compute a block again, head and loss in one), by bytes per millisecond. What operations of Burn keep that were not swapped has one
+//! row, what is measured less what is listed, and the modules whose parameters they use are named: this is how to see whether a swap is
+//! whole. Attention, ReLU6 and SiLU that a model [writes by hand](crate::measure::Pattern) are named, too. Burn's graph shows neither the
+//! bytes of its operations nor (but for some of a device with gradient checkpointing) their names, so what a swap gives is measured
+//! by swapping: convert a layer by `from_nn_*`, or exchange a `use` line, and run `measure_step` again. The ledger alone has that row by
+//! [`with_unlisted`](crate::measure::Ledger::with_unlisted). [`timeline`](crate::measure::timeline) follows one step,
 //! operation by operation, in PyTorch's categories, as CSV, JSON, a Chrome trace or a plot.
 //! [`RunMemory`](crate::measure::RunMemory) follows a whole run, step by step: what grows is seen there, and
 //! [`watch_graphs`](crate::measure::watch_graphs) finds graphs that stay alive after their backward pass, which a loss that is kept for

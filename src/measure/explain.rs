@@ -1,5 +1,6 @@
 //! What a step keeps, why, and what would remove it.
-use super::bytes::{csv_of, human_bytes};
+use super::burns_own::{FoundPattern, ModuleTypes, Surveyed};
+use super::bytes::{csv_of, human_bytes, tensor_bytes};
 use super::device::bytes_in_use;
 use super::ledger::{Ledger, LedgerRow, ModulePaths, Path, ledger, shown};
 use super::step::StepInput;
@@ -10,7 +11,7 @@ use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Shape, Tensor};
 use burn_memsave_layers::{
     ledger::{Entry, record},
-    ops::node_id,
+    ops::{Graph, node_id},
     watch::{InputOfStep, LiveStep, Watch},
 };
 use comfy_table::{Cell, CellAlignment, Table, presets};
@@ -76,12 +77,12 @@ pub struct Suggestion {
     pub remedy: Remedy,
     /// Path of the module.
     pub module: String,
-    /// So many bytes fewer are kept after the forward pass. For `Freeze`: by the ledgers of both forward passes, exactly,
-    /// gradients not counted. For `Checkpoint`: measured. For `LinearCrossEntropy`: by the ledger of one of the same shapes; the
+    /// So many bytes fewer are kept after the forward pass. For `Freeze`: [measured](Self::measured) where bytes are counted,
+    /// otherwise by the ledgers of both forward passes, which know nothing of operations of Burn; gradients not counted. For
+    /// `Checkpoint`: measured. For `LinearCrossEntropy`: by the ledger of one of the same shapes; the
     /// peak falls by more, as the gradient of the logits is not made either. For `SwiGlu`: those of the product.
     pub bytes: u64,
-    /// For `Freeze`: what a forward pass was measured to keep less, records of the graph included, where bytes are counted. Less
-    /// than [`bytes`](Self::bytes) if an operation of Burn keeps the same tensor.
+    /// For `Freeze`: what a forward pass was measured to keep less, records of the graph included, where bytes are counted.
     pub measured: Option<i64>,
     /// So much more time does a step take, measured; `None` if it takes none, and for `LinearCrossEntropy` and `SwiGlu`, which are not timed.
     #[serde(rename = "extra_seconds", serialize_with = "maybe_seconds")]
@@ -183,11 +184,14 @@ impl ExplainedRow {
 pub struct Explanation {
     /// What is kept, most first; what takes no memory last.
     pub rows: Vec<ExplainedRow>,
-    /// Bytes kept, as [`Ledger::total`] counts them.
+    /// Bytes kept: the sum of the rows, which is what was measured, where bytes are counted.
     pub total: u64,
-    /// What would remove bytes: first what takes no time, most bytes first, then by [bytes per
+    /// What would remove bytes: first what takes no time and changes nothing, most bytes first; then what to freeze, the ten that give
+    /// most before all others, both grouped by the field of the model, most bytes first; then by [bytes per
     /// millisecond](Suggestion::bytes_per_ms). Each is meant alone: two together may give more than their sum, or less.
     pub suggestions: Vec<Suggestion>,
+    /// Operations of Burn that compute together what one of this library computes.
+    pub patterns: Vec<FoundPattern>,
     /// What was not looked at, and why.
     pub notes: Vec<String>,
 }
@@ -195,7 +199,7 @@ pub struct Explanation {
 /// Explains what a training step keeps: the [ledger](super::ledger()) of the forward pass, with suggestions that were tried.
 ///
 /// - `freeze`: for every module with parameters that are trained, and for modules of them if that gives more than freezing those
-///   one by one, the step runs again with that module frozen, and the difference of the ledgers is what it gives. Freezing one of
+///   one by one, the step runs again with that module frozen, and what it keeps less, as measured, is what it gives. Freezing one of
 ///   several modules that read one tensor gives nothing, so freezing all of them is suggested.
 /// - `checkpoint`: if the forward pass runs [blocks](crate::plan::block), and bytes are counted, they are
 ///   [profiled](crate::plan::profile()), and what each gives and costs is measured. Times of a few steps are rough.
@@ -204,9 +208,14 @@ pub struct Explanation {
 /// - `SwiGlu for`: for two dense layers of one input, whose outputs are multiplied (as far as the graph shows) after a SiLU of one, if
 ///   the result is kept.
 ///
-/// Suggestions are for a step as it is: freezing is suggested whether or not the module should be trained. A step runs about once
-/// for every module, twice if freezing it gives something, and some ten times for blocks. What a step does besides (running
+/// Suggestions are for a step as it is: freezing is suggested whether or not the module should be trained. A step runs about twice
+/// for every module, and some ten times for blocks; the first time it also reads the values of inputs and outputs. What a step does besides (running
 /// statistics, random numbers), it does each time. On this thread, as for a ledger.
+///
+/// What operations of Burn keep has one [row](Ledger::with_unlisted), where bytes are counted. Burn's graph does not show the bytes or
+/// shapes of each, nor, but for some of a device with gradient checkpointing, their names; it shows which parameters they use, so that
+/// the notes name the modules that are still Burn's, and how they are [put together](super::Pattern). What it brings to swap them is known
+/// when they are swapped: at most that row, as types of modules cannot be exchanged at run time.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -226,17 +235,22 @@ pub fn explain<M: Module, I: StepInput>(
     loss: impl Fn(&M, I) -> Tensor<1>,
 ) -> Explanation {
     let step = Step { input: &input, loss: &loss };
-    let watch = Watch::default();
+    let watch = Watch::comparing();
     let (result, ledger) = watch.during(|| ledger(model, input.copy(), &loss));
     let steps = watch.alive();
-    let joined = [of_heads(model, &steps, &ledger), of_gates(model, &steps, &ledger)];
-    end(result);
-    let mut suggestions = step.freezing(model, &ledger);
-    suggestions.extend(joined.into_iter().flatten());
+    let mut suggestions = [of_heads(model, &steps, &ledger), of_gates(model, &steps, &ledger)].concat();
+    let (graph, modules) = (Graph::of(result), ModulePaths::of(model).modules);
+    let ours = watch.made();
+    let surveyed = Surveyed::new(&graph, &steps, &ours, &modules);
+    let patterns = surveyed.patterns();
+    let kept = step.kept(model).map(|kept| u64::try_from(kept).unwrap_or(0));
+    let unlisted = kept.map(|kept| kept.saturating_sub(ledger.total()));
     let mut notes = vec![];
-    if ledger.fallbacks().next().is_some() {
+    if kept.is_none() && ledger.fallbacks().next().is_some() {
         notes.push("Operations of Burn that ran in place of those of this library are not counted.".into());
     }
+    notes.extend(advice(model, &surveyed, unlisted));
+    let freezing = step.freezing(model, &ledger, kept);
     match profile(model, input.copy(), &ProfileOptions::new(), &loss) {
         Ok(profile) => {
             suggestions.extend(profile.blocks.iter().filter_map(|block| checkpointing(block, &ledger)))
@@ -246,7 +260,13 @@ pub fn explain<M: Module, I: StepInput>(
     // Infinite rates are equal.
     suggestions
         .sort_by(|a, b| b.bytes_per_ms().total_cmp(&a.bytes_per_ms()).then_with(|| b.bytes.cmp(&a.bytes)));
+    let at = suggestions.partition_point(|one| one.extra_time.is_none());
+    suggestions.splice(at..at, best_first(freezing));
 
+    let ledger = match kept {
+        Some(kept) => ledger.with_unlisted(kept),
+        None => ledger,
+    };
     let total = ledger.total();
     let mut order: Vec<usize> = (0..ledger.rows.len()).collect();
     order.sort_by_key(|&number| Reverse((ledger.rows[number].counts(), ledger.rows[number].bytes)));
@@ -255,7 +275,7 @@ pub fn explain<M: Module, I: StepInput>(
         ExplainedRow::new(ledger.rows[number].clone(), suggestion)
     };
     let rows = order.into_iter().map(explained).collect();
-    Explanation { rows, total, suggestions, notes }
+    Explanation { rows, total, suggestions, patterns, notes }
 }
 
 /// A step that is run with one model and another.
@@ -287,12 +307,13 @@ impl<I: StepInput, F> Step<'_, I, F> {
         let before = settled()?;
         let loss = (self.loss)(model, self.input.copy());
         let after = settled()?;
+        let of_loss = tensor_bytes(&loss);
         end(loss);
-        Some(after as i64 - before as i64)
+        Some(after as i64 - before as i64 - of_loss as i64)
     }
 
-    /// What it gives to freeze modules.
-    fn freezing<M: Module>(&self, model: &M, ledger: &Ledger) -> Vec<Suggestion>
+    /// What it gives to freeze modules, of a step that keeps so many bytes.
+    fn freezing<M: Module>(&self, model: &M, ledger: &Ledger, kept: Option<u64>) -> Vec<Suggestion>
     where
         F: Fn(&M, I) -> Tensor<1>,
     {
@@ -300,24 +321,28 @@ impl<I: StepInput, F> Step<'_, I, F> {
         model.visit(&mut trained);
         // Those inside of others first.
         trained.modules.sort_by_key(|path| Reverse(path.len()));
-        let kept = self.kept(model);
         let mut suggestions = vec![];
-        // What is gained at most by freezing modules inside of one, one by one.
-        let mut inside: HashMap<Vec<String>, u64> = HashMap::new();
+        // What is gained at most by freezing modules inside of one, one by one: by the ledgers, and as measured.
+        let mut inside: HashMap<Vec<String>, [i64; 2]> = HashMap::new();
         for path in trained.modules {
             let frozen = model.clone().map(&mut Freeze { here: vec![], module: &path });
             let without = self.ledger(&frozen);
-            let bytes = ledger.total().saturating_sub(without.total());
-            let of_parts = inside.remove(&path).unwrap_or(0);
+            let promised = ledger.total() as i64 - without.total() as i64;
+            let measured = kept.zip(self.kept(&frozen)).map(|(kept, without)| kept as i64 - without);
+            let gains = [promised, measured.unwrap_or(promised)];
+            let of_parts = inside.remove(&path).unwrap_or_default();
             if let Some((_, around)) = path.split_last() {
-                *inside.entry(around.to_vec()).or_default() += bytes.max(of_parts);
+                let all = inside.entry(around.to_vec()).or_default();
+                (0..2).for_each(|by| all[by] += gains[by].max(of_parts[by]));
             }
-            if bytes > of_parts {
-                let measured = kept.zip(self.kept(&frozen)).map(|(kept, without)| kept - without);
+            // What the ledgers promise, and the measurement bears out; or what operations of Burn keep less.
+            let [promised, gained] = [0, 1].map(|by| gains[by] - of_parts[by]);
+            let least = if promised > 0 { (promised + 1) / 2 } else { RECORDS };
+            if gained >= least {
                 suggestions.push(Suggestion {
                     remedy: Remedy::Freeze,
                     module: path.join("."),
-                    bytes,
+                    bytes: gains[1] as u64,
                     measured,
                     extra_time: None,
                     rows: removed(ledger, &without),
@@ -326,6 +351,63 @@ impl<I: StepInput, F> Step<'_, I, F> {
         }
         suggestions
     }
+}
+
+/// So many bytes less, or fewer, may be records of the graph.
+const RECORDS: i64 = 4096;
+
+/// So many modules to freeze come before all others.
+const BEST: usize = 10;
+
+/// The [best](BEST) modules to freeze, then the others, both grouped by the field of the model.
+fn best_first(mut freezing: Vec<Suggestion>) -> Vec<Suggestion> {
+    freezing.sort_by_key(|one| Reverse(one.bytes));
+    let others = freezing.split_off(freezing.len().min(BEST));
+    let grouped = |all: Vec<Suggestion>| {
+        let field = |one: &Suggestion| one.module.split('.').next().unwrap_or("").to_string();
+        let mut groups: Vec<(String, Vec<Suggestion>)> = vec![];
+        for one in all {
+            let field = field(&one);
+            match groups.iter_mut().find(|(of, _)| *of == field) {
+                Some((_, group)) => group.push(one),
+                None => groups.push((field, vec![one])),
+            }
+        }
+        groups.into_iter().flat_map(|(_, group)| group)
+    };
+    grouped(freezing).chain(grouped(others)).collect()
+}
+
+/// What is to be said of operations of Burn that could be swapped.
+fn advice<M: Module>(model: &M, surveyed: &Surveyed, bytes: Option<u64>) -> Option<String> {
+    let unswapped = surveyed.unswapped();
+    let records = 2048 * surveyed.graph.parents.len() as u64; // of the graph
+    if unswapped.is_empty() && bytes.is_none_or(|bytes| bytes < records) {
+        return None;
+    }
+    let bytes = bytes.map_or_else(|| "what is not counted".into(), human_bytes);
+    let mut note = format!("Burn's own operations, {} in the graph, keep {bytes}", surveyed.count());
+    let names: Vec<String> =
+        surveyed.names().into_iter().map(|(name, count)| format!("{name} ({count})")).collect();
+    if !names.is_empty() {
+        note += &format!(", {} among them", names.join(", "));
+    }
+    note += ". To swap them for those of this library gives at most that: call `burn_memsave::tensor::{activation, module}`";
+    if !unswapped.is_empty() {
+        let types = ModuleTypes::of(model).types;
+        let named = unswapped.iter().take(BEST).map(|path| {
+            let of = types.get(*path).map_or("", |of| of);
+            shown(path, of) + &if path.is_empty() { String::new() } else { format!(" ({of})") }
+        });
+        let named: Vec<String> = named.collect();
+        let more = unswapped.len() - named.len();
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        note += &format!(
+            ", and take from `burn_memsave::nn`, or convert by `from_nn_*`, the modules whose parameters they use: {}{more}",
+            named.join(", ")
+        );
+    }
+    Some(note + ".")
 }
 
 /// Frees the graph of a loss, by its backward pass: Burn does not free it at once if the loss is dropped.
@@ -651,7 +733,12 @@ impl fmt::Display for Explanation {
         kept.add_row(total);
         writeln!(f, "{kept}")?;
         let mut remedies = table(&["what would remove bytes", "bytes", "measured", "extra time"]);
+        let mut to_freeze = 0;
         for suggestion in &self.suggestions {
+            to_freeze += usize::from(suggestion.remedy == Remedy::Freeze);
+            if suggestion.remedy == Remedy::Freeze && to_freeze > BEST {
+                continue;
+            }
             let what = format!("{} {}", suggestion.remedy, suggestion.module);
             let measured = suggestion.measured.map_or_else(String::new, |bytes| {
                 let sign = if bytes > 0 { "-" } else { "+" };
@@ -665,6 +752,19 @@ impl fmt::Display for Explanation {
             remedies.add_row([Cell::new(what), bytes, measured, time]);
         }
         write!(f, "{remedies}")?;
+        if to_freeze > BEST {
+            write!(
+                f,
+                "\nModules that give less when they are frozen, in `suggestions`: {}.",
+                to_freeze - BEST
+            )?;
+        }
+        for found in self.patterns.iter().take(BEST) {
+            write!(f, "\nBy hand in {found}.")?;
+        }
+        if self.patterns.len() > BEST {
+            write!(f, "\nBy hand in more places, in `patterns`: {}.", self.patterns.len() - BEST)?;
+        }
         self.notes.iter().try_for_each(|note| write!(f, "\n{note}"))
     }
 }

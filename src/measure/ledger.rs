@@ -83,8 +83,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Bytes kept for the backward pass. Each tensor counts once, parameters not at all; what [operations of
-    /// Burn](Self::fallbacks) keep is not in it.
+    /// Bytes kept for the backward pass. Each tensor counts once, parameters not at all; what operations of Burn keep is in it only
+    /// [as measured](Self::with_unlisted).
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -115,6 +115,46 @@ impl Ledger {
     /// ```
     pub fn fallbacks(&self) -> impl Iterator<Item = &LedgerRow> {
         self.rows.iter().filter(|row| row.bytes.is_none())
+    }
+
+    /// Adds a row for what is kept and not listed: by operations of Burn, and by the graph's own records, a few hundred bytes per
+    /// operation. `kept` is what was [measured](super::Measurement::kept) for the same step; the new [`total`](Self::total) is that, or
+    /// what is listed, if that is more: a tensor that lived before the step, such as one that `forward` captured, is listed and not
+    /// measured.
+    ///
+    /// The row has no module: Burn's graph does not show what its operations keep. [`explain`](super::explain) says which modules they
+    /// belong to.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor, activation};
+    /// use burn_memsave::{functional, measure::{TrackingAllocator, ledger, measure_step}};
+    ///
+    /// #[global_allocator]
+    /// static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+    ///
+    /// let x = Tensor::<1>::ones([64_000], &Device::flex().autodiff()).require_grad();
+    /// let model = burn::nn::Relu::new();
+    /// let loss = |_: &_, x| activation::gelu(functional::relu(x)).sum(); // that of Burn keeps its input
+    /// let kept = measure_step(&model, x.clone(), loss).kept.unwrap();
+    /// let (_, ledger) = ledger(&model, x, loss);
+    /// let ledger = ledger.with_unlisted(kept);
+    /// let row = ledger.rows.last().unwrap();
+    /// assert_eq!((row.operation, row.bytes), ("operations of Burn", Some(kept - 64_000 / 8)));
+    /// assert!(row.bytes >= Some(4 * 64_000));
+    /// assert_eq!(ledger.total(), kept);
+    /// ```
+    #[must_use]
+    pub fn with_unlisted(mut self, kept: u64) -> Self {
+        self.rows.push(LedgerRow {
+            module: String::new(),
+            operation: "operations of Burn",
+            tensor: "what is not listed",
+            bytes: Some(kept.saturating_sub(self.total())),
+            reason: "measured, less what is listed",
+            shared: false,
+            parameter: false,
+        });
+        self
     }
 
     /// The rows as CSV with a header, in the order of the forward pass.
@@ -192,8 +232,8 @@ fn note(row: &LedgerRow) -> &'static str {
 /// Runs `forward(model, input)`, and lists what the operations of this library that it calls keep for the backward pass.
 ///
 /// Where arguments do not fit an operation of this library (a parameter of another dtype, a quantized input, ...), Burn's own
-/// one runs, and has a [row](Ledger::fallbacks) that says why. Other operations of Burn are not seen; compare
-/// [`Ledger::total`] with [`measure_layer`](super::measure_layer)'s `kept` to see what they add.
+/// one runs, and has a [row](Ledger::fallbacks) that says why. Other operations of Burn are not seen:
+/// [`Ledger::with_unlisted`] adds what they keep, as measured.
 ///
 /// Operations are attributed to the modules of `model` by their weight, and those without a weight to the [module
 /// around](LedgerRow::module), which takes for granted that a module is not called again before others have run. `forward` runs

@@ -31,6 +31,7 @@
 //! assert_eq!(step.gradients, 4 * (64 * 32 + 32));
 //! ```
 mod allocator;
+mod burns_own;
 mod bytes;
 #[cfg(feature = "criterion")]
 pub mod criterion;
@@ -49,6 +50,7 @@ mod timeline;
 
 pub use crate::platform::ResidentMemory;
 pub use allocator::{Scope, TrackingAllocator};
+pub use burns_own::{FoundPattern, Pattern};
 pub use bytes::{human_bytes, mib};
 pub(crate) use device::{Lap, Laps, is_host};
 pub use device::{bytes_in_use, peak_bytes};

@@ -13,6 +13,7 @@ use serde::Serialize;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+mod burns_own;
 #[cfg(feature = "criterion")]
 mod criterion;
 mod explain;

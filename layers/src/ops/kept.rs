@@ -205,7 +205,8 @@ impl Ledger {
     pub(crate) fn recorded(self, inputs: Vec<watch::InputOfStep>) -> Option<Arc<watch::Alive>> {
         let Self { operation, module: weight, watched } = self;
         let entries = watched?.into_inner();
-        watch::recorded(|| watch::LiveStep { operation, weight, inputs, output: None, entries })
+        let after = Default::default();
+        watch::recorded(|| watch::LiveStep { operation, weight, inputs, output: None, entries, after })
     }
 }
 

@@ -50,6 +50,7 @@ mod segment;
 mod smooth;
 mod softmax;
 mod step;
+mod survey;
 #[cfg(all(test, feature = "flex"))]
 pub(crate) mod testing;
 mod update;
@@ -99,6 +100,7 @@ pub use rrelu::RReluOps;
 pub use segment::{Replay, SegmentOps, Slots};
 pub use smooth::{Smooth, SmoothKernels, SmoothOps};
 pub use softmax::{Softmax, SoftmaxOps};
+pub use survey::{Graph, Survey, SurveyOps};
 pub use update::{GRADIENT, PARAMETER, UpdateOnce, UpdateOps, Updates, is_entered};
 
 /// An optional tensor of an operation, such as a bias.

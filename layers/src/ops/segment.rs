@@ -18,7 +18,7 @@ use super::step::Run as _;
 use super::update;
 use crate::backend::plain_backends;
 use crate::burn_next::routed;
-use crate::watch::Alive;
+use crate::watch::{self, Alive};
 use burn::backend::{
     Backend,
     autodiff::{
@@ -211,18 +211,21 @@ impl<B: SegmentOps + PackingKernels, C: CheckpointStrategy> SegmentOps for Autod
         let held = held::hold(&input, Self::recomputes(), false);
         let ledger = Ledger::new("checkpoint", None);
         ledger.input::<B>("input", &input, held.as_ref(), "the segment is computed again from it");
-        match InputStep.prepare::<BalancedCheckpointing>([token.node()]).compute_bound().stateful() {
-            OpsKind::Tracked(mut prep) => {
-                let kept = match &held {
-                    Some(held) => Kept::waiting(held),
-                    None => Kept::node(&mut prep, &input),
-                };
-                drop((held, input)); // nobody else may hold it
-                held::pack_idle();
-                prep.finish((kept, inputs, slot, ledger.recorded(vec![])), token.into_primitive())
-            }
-            OpsKind::UnTracked(prep) => prep.finish(token.into_primitive()),
-        }
+        let token =
+            match InputStep.prepare::<BalancedCheckpointing>([token.node()]).compute_bound().stateful() {
+                OpsKind::Tracked(mut prep) => {
+                    let kept = match &held {
+                        Some(held) => Kept::waiting(held),
+                        None => Kept::node(&mut prep, &input),
+                    };
+                    drop((held, input)); // nobody else may hold it
+                    held::pack_idle();
+                    prep.finish((kept, inputs, slot, ledger.recorded(vec![])), token.into_primitive())
+                }
+                OpsKind::UnTracked(prep) => prep.finish(token.into_primitive()),
+            };
+        watch::made(token.id());
+        token
     }
 
     fn memsave_segment_output(
@@ -250,10 +253,12 @@ fn recorded<B: Backend, S: Backward<B, N>, const N: usize>(
     state: S::State,
     output: FloatTensor<Autodiff<B>>,
 ) -> FloatTensor<Autodiff<B>> {
-    match step.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
+    let output = match step.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
         OpsKind::Tracked(prep) => prep.finish(state, output.into_primitive()),
         OpsKind::UnTracked(prep) => prep.finish(output.into_primitive()),
-    }
+    };
+    watch::made(output.id());
+    output
 }
 
 #[derive(Debug)]

@@ -401,7 +401,7 @@ fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     replay::gave(Some(y.id()), is_left_out);
     offered.promise(y.id());
     if let Some(alive) = alive {
-        alive.made(y.id());
+        alive.made::<B>(&y);
     }
     watch::computed(name, module);
     y

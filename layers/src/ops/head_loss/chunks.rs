@@ -225,7 +225,7 @@ fn columns_of<B: Backend>(x: &FloatTensor<B>, columns: &Range<usize>) -> FloatTe
 
 /// Ranges that cover `0..len`, each of as many items of `item` bytes as a chunk can have, but of lengths that differ by at most
 /// one: none is left with a single row, whose product Flex makes in f16.
-pub(super) fn chunks(len: usize, item: usize, chunk_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn chunks(len: usize, item: usize, chunk_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let most = (chunk_bytes / item.max(1)).clamp(1, len.max(1));
     let count = len.div_ceil(most);
     (0..count).map(move |chunk| len * chunk / count..len * (chunk + 1) / count)

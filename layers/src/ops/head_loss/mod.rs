@@ -38,8 +38,8 @@ mod chunks;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
 
-pub(super) use chunks::{Chunk, Head, Loss, one_wide, rows_of, zero_rows};
-use chunks::{add_product, chunks, put_rows, sum_of_rows};
+pub(super) use chunks::{Chunk, Head, Loss, chunks, one_wide, rows_of, zero_rows};
+use chunks::{add_product, put_rows, sum_of_rows};
 
 /// What rows of logits are compared with, and how that becomes losses and gradients.
 pub(crate) trait RowLoss<B: Backend>: Clone + Send + Debug + 'static {

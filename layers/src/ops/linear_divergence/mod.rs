@@ -15,7 +15,7 @@ use super::{
     MaybeTensor,
     cross_entropy::{Classes, Labels, RowLosses, parts},
     extension::extension,
-    head_loss::{Head, HeadLoss, HeadLossKernels, RowLoss, rows_of, zero_rows},
+    head_loss::{Head, HeadLoss, HeadLossKernels, RowLoss, chunks, one_wide, rows_of, zero_rows},
     kept::Ledger,
     step::Run,
 };
@@ -24,6 +24,7 @@ use burn::backend::{
     Backend, ExtensionType, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor, IntTensor},
 };
+use burn::tensor::{DType, Shape, f16};
 use core::ops::Range;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -202,7 +203,24 @@ impl<B: DivergenceKernels> RowLoss<B> for Teacher<B> {
     fn bound(&self, dloss: FloatTensor<B>) -> FloatTensor<B> {
         let LinearDivergence { divergence, temperature, hard_weight, .. } = self.options;
         let hard = if self.labels.is_some() { hard_weight.abs() } else { 0.0 };
-        B::float_mul_scalar(dloss, (divergence.bound(temperature) + hard).into())
+        let soft = match divergence {
+            Divergence::Forward => temperature.recip(),
+            Divergence::Reverse => {
+                // A logarithm of a probability, and so the mean, is at least that of logits as far apart as can be.
+                let logits = B::float_mul_scalar(self.largest_logit(), (4.0 / temperature).into());
+                let most = 2.0 * (self.head.classes() as f64).ln() + 1.0;
+                let soft = B::float_add_scalar(logits, most.into());
+                let bound =
+                    B::float_add_scalar(B::float_mul_scalar(soft, temperature.recip().into()), hard.into());
+                return B::float_mul(dloss, bound);
+            }
+            // `q log(q / m)` is at most `q log(1 / (1 - beta))`, and at least `-m / e`.
+            Divergence::JensenShannon { beta } => {
+                let rest = 1.0 - beta;
+                rest * (core::f64::consts::E.recip() - 2.0 * rest.ln()) / temperature
+            }
+        };
+        B::float_mul_scalar(dloss, (soft + hard).into())
     }
 
     fn reported(self, ledger: &Ledger, reason: &'static str) -> Self {
@@ -222,19 +240,27 @@ impl<B: DivergenceKernels> RowLoss<B> for Teacher<B> {
 /// Where the `log(sum(exp(logits)))` of the cross entropy is among the statistics.
 const LABELS: usize = 3;
 
-impl Divergence {
-    /// What no element of the gradient of logits exceeds in f16, and the sum over a row at most twice.
-    fn bound(self, temperature: f64) -> f64 {
-        match self {
-            Self::Forward => temperature.recip(),
-            // Logits of f16 are below 2^16: a logarithm of `q / p` is below 2^18 / temperature, and so is its mean.
-            Self::Reverse => f64::from(1 << 18) / (temperature * temperature),
-            // `q log(q / m)` is at most `q log(1 / (1 - beta))`, and at least `-m / e`.
-            Self::JensenShannon { beta } => {
-                let rest = 1.0 - beta;
-                rest * (core::f64::consts::E.recip() - 2.0 * rest.ln()) / temperature
-            }
+impl<B: DivergenceKernels> Teacher<B> {
+    /// What no logit of the teacher exceeds in f16, `[1]`, in f32: the largest sum of the absolute values of a row of `x`, times the
+    /// largest weight, plus the largest bias; the largest number of f16 at most, also where rows of padding hold whatever they hold.
+    fn largest_logit(&self) -> FloatTensor<B> {
+        let largest = |x| one_wide::<B>(B::largest_magnitude(x));
+        let [rows, d_teacher] = self.x.shape().dims();
+        let block_bytes = B::block_bytes(&self.x.device());
+        let sums = chunks(rows, d_teacher * DType::F32.size(), block_bytes).map(|rows| {
+            let magnitudes = B::float_abs(widen::<B>(rows_of::<B>(&self.x, &rows)));
+            one_wide::<B>(B::float_max(B::float_sum_dim(magnitudes, 1)))
+        });
+        let sum = B::float_max(B::float_cat(sums.collect(), 0));
+        let mut logit = B::float_mul(one_wide::<B>(sum), largest(self.head.weight.clone()));
+        if let Some(bias) = &self.head.bias {
+            let row = B::float_reshape(bias.clone(), Shape::new([1, self.head.classes()]));
+            logit = B::float_add(logit, largest(row));
         }
+        let most = f16::MAX.to_f64();
+        let bools = get_or_init_device_settings::<B>(&logit.device()).bool_dtype;
+        let unknown = B::float_is_nan(logit.clone(), bools);
+        B::float_clamp_max(B::float_mask_fill(logit, unknown, most.into()), most.into())
     }
 }
 

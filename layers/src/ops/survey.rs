@@ -1,0 +1,109 @@
+//! The whole graph of a loss, which Burn shows to the steps of a backward pass.
+//!
+//! | steps | in the backward pass |
+//! | --- | --- |
+//! | *survey*, one, after the loss | first: reads what the graph is made of, and hands the gradient on |
+use crate::backend::plain_backends;
+use crate::burn_internals;
+use crate::burn_next::routed;
+use burn::backend::{
+    Backend, Dispatch,
+    autodiff::{
+        Autodiff, NodeId,
+        checkpoint::{
+            base::Checkpointer,
+            strategy::{CheckpointStrategy, NoCheckpointing},
+        },
+        grads::Gradients,
+        ops::{Backward, Ops, OpsKind},
+    },
+    tensor::FloatTensor,
+};
+use burn::tensor::Tensor;
+use core::mem::take;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The tensors of a graph that are tracked, by their nodes.
+///
+/// Burn tells no more than this: neither shapes, nor (with one exception) which operations they are computed by. The list of steps is
+/// private, and a step is shown to nobody.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    /// What each is computed from; of a leaf, nothing.
+    pub parents: BTreeMap<NodeId, Vec<NodeId>>,
+    /// How often the backward pass asks for a tensor. (What an operation keeps itself, such as a mask, is not shown.)
+    pub kept: BTreeMap<NodeId, usize>,
+    /// Burn's operations, such as `Sigmoid`, by their outputs: of those that are computed again in the backward pass, by the strategy
+    /// of `gradient_checkpointing`.
+    pub names: BTreeMap<NodeId, String>,
+}
+
+impl Graph {
+    /// The graph of a loss that is not held otherwise, which its backward pass frees; empty if it is not tracked.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::ops::{Graph, node_id};
+    ///
+    /// let x = Tensor::<1>::ones([4], &Device::flex().autodiff()).require_grad();
+    /// let y = x.clone().exp();
+    /// let [of_x, of_y] = [x.clone(), y.clone()].map(|tensor| node_id(tensor).unwrap());
+    /// let graph = Graph::of(y.sum());
+    /// assert_eq!(graph.parents[&of_y], [of_x]);
+    /// assert_eq!((graph.kept.get(&of_x), graph.kept.get(&of_y)), (Some(&1), None));
+    /// ```
+    pub fn of(loss: Tensor<1>) -> Self {
+        if !loss.is_tracked() {
+            return Self::default();
+        }
+        let survey = Survey::default();
+        let loss = Dispatch::memsave_survey(loss.into_dispatch(), survey.clone());
+        drop(Tensor::<1>::from_dispatch(loss).backward());
+        take(&mut survey.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Where the graph is written to.
+#[derive(Clone, Debug, Default)]
+pub struct Survey(Arc<Mutex<Graph>>);
+
+routed! {
+    [Autodiff]
+    /// Reads the graph of a loss in its backward pass.
+    pub trait SurveyOps: Backend {
+        /// The loss.
+        fn memsave_survey(loss: FloatTensor<Self>, _survey: Survey) -> FloatTensor<Self> {
+            loss
+        }
+    }
+}
+plain_backends!(SurveyOps);
+
+impl<B: SurveyOps, C: CheckpointStrategy> SurveyOps for Autodiff<B, C> {
+    fn memsave_survey(loss: FloatTensor<Self>, survey: Survey) -> FloatTensor<Self> {
+        let (primitive, node) = loss.into_parts();
+        let prep = Backward::<B, 1>::prepare::<NoCheckpointing>(Step, [node]);
+        match prep.compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(survey, primitive),
+            OpsKind::UnTracked(prep) => prep.finish(primitive),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Step;
+
+impl<B: Backend> Backward<B, 1> for Step {
+    type State = Survey;
+
+    fn backward(self, ops: Ops<Survey, 1>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
+        let mut graph = burn_internals::graph(checkpointer);
+        graph.parents.remove(&ops.node.id);
+        *ops.state.0.lock().unwrap_or_else(PoisonError::into_inner) = graph;
+        let gradient = gradients.consume::<B>(&ops.node);
+        if let [Some(loss)] = ops.parents {
+            gradients.register::<B>(loss.id, gradient);
+        }
+    }
+}
