@@ -33,8 +33,13 @@ fn train<M: Module>(
     Ok(losses)
 }
 
-/// The first `alike` losses are near those in f32; all end lower than they began.
-fn trains_alike<M: Module>(name: &str, model: M, alike: usize, loss: impl Fn(&M, FloatDType) -> Tensor<1>) {
+/// The first `alike` losses are within so many roundings of those in f32; all end lower than they began.
+fn trains_alike<M: Module>(
+    name: &str,
+    model: M,
+    (alike, roundings): (usize, f64),
+    loss: impl Fn(&M, FloatDType) -> Tensor<1>,
+) {
     let falls = |losses: &[f64]| assert!(losses[STEPS - 1] < 0.8 * losses[0], "{name}: {losses:?}");
     let exact = train(model.clone(), None, &loss).expect("in f32");
     falls(&exact);
@@ -50,7 +55,7 @@ fn trains_alike<M: Module>(name: &str, model: M, alike: usize, loss: impl Fn(&M,
         let found = found.expect("supported");
         falls(&found);
         for (step, (found, exact_loss)) in found.iter().zip(&exact[..alike]).enumerate() {
-            let bound = 8.0 * rounding * exact[0];
+            let bound = roundings * rounding * exact[0];
             assert!(
                 (found - exact_loss).abs() < bound,
                 "{name}, {precision:?}, step {step}: {found}, f32 {exact_loss}"
@@ -66,11 +71,12 @@ fn trains_in_half_precision() {
     device.seed(7);
 
     let model = language_model(&device);
-    trains_alike("language model", model, STEPS, |model, _| language_loss(model, &device));
+    trains_alike("language model", model, (STEPS, 8.0), |model, _| language_loss(model, &device));
 
     let net = memsave::resnet::Net::new(ResNet::D18, &device).fork(&device);
-    // Norms of four numbers per channel at its end: after a step, what was rounded is large.
-    trains_alike("ResNet-18", net, 1, |net, dtype| {
+    // Norms of four numbers per channel at its end: after a step, what was rounded is large. And Burn's convolutions sum in f16 here
+    // (`docs/burn-0.22.1.md`): of eight seeds the first loss was off by 1 to 40 roundings, on Flex by at most 4.
+    trains_alike("ResNet-18", net, (1, 64.0), |net, dtype| {
         let images = tensor::<4>(values([4, 3, 32, 32], 1), &device).cast(dtype);
         F::cross_entropy(net.forward(images), Tensor::from_ints([1, 5, 3, 7], &device), None, None).mean()
     });
