@@ -530,6 +530,29 @@ mod half {
         }
     }
 
+    /// Of many classes each gradient is small beside what one of a teacher far away could be.
+    #[test]
+    fn many_classes_are_not_lost_in_f16() {
+        for kind in KINDS {
+            let shape = [20, 16, 20_000];
+            let results = |dtypes: [DType; 2]| {
+                let run = Run { shape, tracked: [true, false, false], dtypes, spoiled: false };
+                run.results(&|(x, weight, bias), dtypes| {
+                    let wide = if dtypes[1] == DType::F64 { DType::F64 } else { DType::F32 };
+                    let factors = Tensor::full([shape[0]], 1.0, (&x.device(), wide));
+                    let untracked = |tensor: &Tensor<2>| Tensor::from_inner(tensor.clone().inner());
+                    let weight_of_teacher = untracked(&weight).mul_scalar(2.0);
+                    let teacher = Teacher { x: untracked(&x), weight: weight_of_teacher, bias: None };
+                    ours((x, weight, bias), teacher, Some(factors), Case { kind, ..PLAIN })
+                })
+            };
+            let (truth, ours) = (results([DType::F16, DType::F64]), results([DType::F16; 2]));
+            let [ours, truth] = [ours, truth].map(|results| results[1].clone().expect("x is tracked"));
+            let [error, of] = error(&ours, &truth);
+            assert!(error <= 2e-3 * of, "{kind:?}: {error:e} of {of:e}");
+        }
+    }
+
     /// Gradients that f16 cannot hold until a scaled loss brings them into its range; a teacher far away does not overflow.
     #[test]
     fn small_factors_and_large_logits_are_not_lost_in_f16() {

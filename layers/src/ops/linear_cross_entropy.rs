@@ -79,7 +79,7 @@ impl<B: HeadLossKernels> RowLoss<B> for Labels<B> {
         B::row_gradients(logits, &labels, log_sum_exp, dloss, classes)
     }
 
-    fn bound(&self, dloss: FloatTensor<B>) -> FloatTensor<B> {
+    fn bound(&self, dloss: FloatTensor<B>, _: &Option<BoolTensor<B>>) -> FloatTensor<B> {
         match self.weights() {
             None => dloss,
             Some(weights) => B::float_mul(dloss, one_wide::<B>(B::float_max_abs(weights.clone()))),

@@ -165,7 +165,8 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Loss<B, L> {
             return None;
         }
         // The absolute values of the gradient of a row sum to at most 2 times its bound.
-        let mut bound = self.what.bound(one_wide::<B>(B::float_max_abs(self.factors.clone())));
+        let largest = one_wide::<B>(B::float_max_abs(self.factors.clone()));
+        let mut bound = self.what.bound(largest, &self.padding);
         if of_product {
             let weight = one_wide::<B>(B::largest_magnitude(head.weight.clone()));
             let weight = B::float_mul_scalar(weight, 2.into());

@@ -69,8 +69,9 @@ pub(crate) trait RowLoss<B: Backend>: Clone + Send + Debug + 'static {
         dloss: FloatTensor<B>,
     ) -> FloatTensor<B>;
 
-    /// What no element of the gradient exceeds, if no `dloss` exceeds `dloss` `[1]`; and the sum over a row at most twice.
-    fn bound(&self, dloss: FloatTensor<B>) -> FloatTensor<B>;
+    /// What no element of the gradient exceeds, if no `dloss` exceeds `dloss` `[1]`; and the sum over a row at most twice. `padding`: the
+    /// rows that must not be read, `[rows, 1]`.
+    fn bound(&self, dloss: FloatTensor<B>, padding: &Option<BoolTensor<B>>) -> FloatTensor<B>;
 
     /// Reports to the ledger what is kept, that is, all of it.
     fn reported(self, ledger: &Ledger, reason: &'static str) -> Self;

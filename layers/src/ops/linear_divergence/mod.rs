@@ -24,7 +24,7 @@ use burn::backend::{
     Backend, ExtensionType, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor, IntTensor},
 };
-use burn::tensor::{DType, Shape, f16};
+use burn::tensor::{DType, Shape, Slice, f16};
 use core::ops::Range;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -200,14 +200,14 @@ impl<B: DivergenceKernels> RowLoss<B> for Teacher<B> {
         }
     }
 
-    fn bound(&self, dloss: FloatTensor<B>) -> FloatTensor<B> {
+    fn bound(&self, dloss: FloatTensor<B>, padding: &Option<BoolTensor<B>>) -> FloatTensor<B> {
         let LinearDivergence { divergence, temperature, hard_weight, .. } = self.options;
         let hard = if self.labels.is_some() { hard_weight.abs() } else { 0.0 };
         let soft = match divergence {
             Divergence::Forward => temperature.recip(),
             Divergence::Reverse => {
                 // A logarithm of a probability, and so the mean, is at least that of logits as far apart as can be.
-                let logits = B::float_mul_scalar(self.largest_logit(), (4.0 / temperature).into());
+                let logits = B::float_mul_scalar(self.largest_logit(padding), (4.0 / temperature).into());
                 let most = 2.0 * (self.head.classes() as f64).ln() + 1.0;
                 let soft = B::float_add_scalar(logits, most.into());
                 let bound =
@@ -242,14 +242,15 @@ const LABELS: usize = 3;
 
 impl<B: DivergenceKernels> Teacher<B> {
     /// What no logit of the teacher exceeds in f16, `[1]`, in f32: the largest sum of the absolute values of a row of `x`, times the
-    /// largest weight, plus the largest bias; the largest number of f16 at most, also where rows of padding hold whatever they hold.
-    fn largest_logit(&self) -> FloatTensor<B> {
+    /// largest weight, plus the largest bias; 65504 at most. Rows of padding are left out.
+    fn largest_logit(&self, padding: &Option<BoolTensor<B>>) -> FloatTensor<B> {
         let largest = |x| one_wide::<B>(B::largest_magnitude(x));
         let [rows, d_teacher] = self.x.shape().dims();
         let block_bytes = B::block_bytes(&self.x.device());
         let sums = chunks(rows, d_teacher * DType::F32.size(), block_bytes).map(|rows| {
             let magnitudes = B::float_abs(widen::<B>(rows_of::<B>(&self.x, &rows)));
-            one_wide::<B>(B::float_max(B::float_sum_dim(magnitudes, 1)))
+            let padding = padding.clone().map(|all| B::bool_slice(all, &[Slice::from(rows)]));
+            one_wide::<B>(B::float_max(zero_rows::<B>(B::float_sum_dim(magnitudes, 1), &padding)))
         });
         let sum = B::float_max(B::float_cat(sums.collect(), 0));
         let mut logit = B::float_mul(one_wide::<B>(sum), largest(self.head.weight.clone()));
