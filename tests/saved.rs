@@ -7,6 +7,7 @@ use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::functional;
 use burn_memsave::lora::DoraAdapter;
 use burn_memsave::measure::{TrackingAllocator, ledger, measure_layer};
+use burn_memsave::mixed::Precision;
 use burn_memsave::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn_memsave::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn_memsave::saved::SavedPolicy;
@@ -545,6 +546,20 @@ fn abandoned_graphs_are_freed() {
             SavedPolicy::Keep.set_global();
             assert!(after <= before + 4096, "{before} bytes before, {after} after");
         }
+    }
+}
+
+/// Of an input that comes back rounded, a batch norm cannot compute its statistics again.
+#[test]
+fn statistics_of_rounded_inputs_are_kept() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let norm = burn_memsave::nn::BatchNormConfig::new(WIDTH).init(&device);
+    let norm = Precision::f16().half(&norm).expect("f16");
+    for (policy, keeps) in [(SavedPolicy::Keep, false), (SavedPolicy::Int8, true)] {
+        let x = random::<2>([ROWS, WIDTH], &device).cast(FloatDType::F16).require_grad();
+        let (_, ledger) = policy.scope(|| ledger(&norm, x, |norm, x| norm.forward(copied(x)).sum()));
+        assert_eq!(ledger.rows.iter().any(|row| row.tensor == "variance"), keeps, "{policy:?}: {ledger}");
     }
 }
 

@@ -31,7 +31,7 @@ pub struct LiveStep {
 /// Hashes of the values that activations make of a tensor; `None` if the watch does not [compare](Watch::comparing).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Activated {
-    /// `min(max(x, 0), 6)`
+    /// `min(max(x, 0), 6)`, if a value is above 6: otherwise it may be a ReLU, or nothing at all.
     pub relu6: Option<u64>,
     /// `x sigmoid(x)`
     pub silu: Option<u64>,
@@ -40,8 +40,9 @@ pub struct Activated {
 impl Activated {
     fn of<B: Backend>(x: &FloatTensor<B>) -> Self {
         let (relu, sigmoid) = (B::relu(x.clone()), B::sigmoid(x.clone()));
+        let relu6 = hash::<B>(B::float_clamp_max(relu.clone(), 6.0.into()));
         Self {
-            relu6: hash::<B>(B::float_clamp_max(relu, 6.0.into())),
+            relu6: relu6.filter(|_| relu6 != hash::<B>(relu)),
             silu: hash::<B>(B::float_mul(x.clone(), sigmoid)),
         }
     }

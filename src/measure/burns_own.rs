@@ -27,7 +27,7 @@ pub enum Pattern {
     /// with a third tensor. Or with a softmax of this library. Scales, masks and dropout may be between.
     Attention,
     /// `min(max(x, 0), 6)` by two operations, such as `relu(x).clamp_max(6.0)`. The graph does not tell these from other pairs, so it is
-    /// found by its values, where an operation of this library makes `x`, and one of it reads the result.
+    /// found by its values, where an operation of this library makes `x`, one of it reads the result, and some of `x` is above 6.
     Relu6,
     /// `x f(x)`, where `f` keeps `x`, such as `x * sigmoid(x)`. Where an operation of this library makes `x`, and one of it reads
     /// the result, the values are those of a SiLU.

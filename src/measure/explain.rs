@@ -184,7 +184,7 @@ impl ExplainedRow {
 pub struct Explanation {
     /// What is kept, most first; what takes no memory last.
     pub rows: Vec<ExplainedRow>,
-    /// Bytes kept: the sum of the rows, which is what was measured, where bytes are counted.
+    /// Bytes kept: the sum of the rows, which is what was measured, where bytes are counted, or what is listed, if that is more.
     pub total: u64,
     /// What would remove bytes: first what takes no time and changes nothing, most bytes first; then what to freeze, the ten that give
     /// most before all others, both grouped by the field of the model, most bytes first; then by [bytes per

@@ -292,12 +292,13 @@ fn activations_by_hand_are_named() {
             assert_eq!(found(&explanation), [(Pattern::Silu, "before")], "{explanation}");
             assert!(explanation.to_string().contains("By hand in before: x f(x)"), "{explanation}");
         }
-        let others: [fn(Tensor<2>) -> Tensor<2>; 12] = [
+        let others: [fn(Tensor<2>) -> Tensor<2>; 13] = [
             functional::silu,
             functional::relu6,
             activation::relu,
             |x| activation::relu(x) * 0.5,
             |x| activation::relu(x).reshape([1, -1]).reshape([ROWS, WIDE]),
+            |x| functional::relu6(x).reshape([1, -1]).reshape([ROWS, WIDE]),
             |x| activation::relu(x).clamp_max(5.0),
             |x| x.clone() * x.tanh(),
             |x| x.clone() + activation::sigmoid(x),

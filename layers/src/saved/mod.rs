@@ -230,7 +230,7 @@ impl SavedPolicy {
     }
 
     /// Whether tensors come back rounded.
-    fn rounds(&self) -> bool {
+    pub(crate) fn rounds(&self) -> bool {
         matches!(self, Self::Half | Self::HalfF16 | Self::Int8)
     }
 

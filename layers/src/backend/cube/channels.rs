@@ -121,8 +121,8 @@ pub(crate) struct Parts {
 }
 
 impl Channels {
-    /// As few as keep all units of a device busy, and leave each cube a thousand elements, or a unit at most 4096: two numbers in f32
-    /// are made of every part and channel. Not more than one unit merges.
+    /// As few as keep all units of a device busy, and leave each cube a thousand elements, or a unit 4096: two numbers in f32 are made
+    /// of every part and channel. But no more than one unit can merge.
     pub fn parts(&self) -> Parts {
         const UNITS: usize = 1 << 12;
         const CUBES: usize = 1 << 10;

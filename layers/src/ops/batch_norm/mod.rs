@@ -11,8 +11,9 @@
 //! precision; with given ones, it needs two tensors of the size of `x` at its peak. A frozen module uses its running statistics.
 //!
 //! In half precision a mean of 100.25 is not representable where neighbouring elements are 100 and 100.5: rounded, it moves every
-//! normalized element by a standard deviation (in stock Burn, too). Statistics of the batch stay in f32 within the kernels,
-//! which compute them from `x` again for the gradient; rounded are those for the running statistics.
+//! normalized element by a standard deviation (in stock Burn, too). So our kernels normalize with statistics in f32, and compute them
+//! from `x` again for the gradient, which costs a pass over `x`; rounded are those for the running statistics. Where the
+//! [policy](crate::saved) has `x` come back rounded, and on backends that compose Burn's operations, rounded statistics are kept.
 //!
 //! Where `x` is kept, here or by another step, the output is offered for [recomputation](super::recompute).
 use super::row_norm::NormGrads;
@@ -21,6 +22,7 @@ use super::{
     step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::{ChannelSums, composing_backends};
+use crate::saved;
 use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use std::sync::Arc;
@@ -56,8 +58,11 @@ extension! {
                 <Self as Run>::Plain::train_batch_norm(plain_x, plain_gamma, plain_beta, epsilon);
             let [untracked_mean, untracked_variance] =
                 [&mean, &variance].map(|statistic| Self::untracked(statistic.clone()));
-            let are_rounded = <Self as Run>::Plain::rounds_batch_statistics(output.dtype());
-            let statistics = (!are_rounded).then_some(Statistics { mean, variance, epsilon });
+            // The variance of an input that comes back rounded would be that of its rounding, too.
+            let is_exact = !saved::current().is_some_and(|policy| policy.rounds());
+            let computes_again =
+                is_exact && <Self as Run>::Plain::rounds_batch_statistics(output.dtype());
+            let statistics = (!computes_again).then_some(Statistics { mean, variance, epsilon });
             let operation = WithBatchStatistics { output, statistics, epsilon };
             BatchNormTrain {
                 output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
@@ -121,7 +126,7 @@ fn normalize<B: BatchNormKernels>(
 #[derive(Clone)]
 pub struct WithBatchStatistics<T> {
     output: T,
-    /// `None` where they are [rounded](BatchNormKernels::rounds_batch_statistics).
+    /// `None` where they are computed from `x` again.
     statistics: Option<Statistics<T>>,
     epsilon: f64,
 }
@@ -263,7 +268,7 @@ pub trait BatchNormKernels: ChannelSums {
     }
 
     /// Gradients of [`train_batch_norm`](Self::train_batch_norm); `wanted` says which of x, gamma, beta. Of the statistics, the mean
-    /// and the variance; `None` where they were rounded: they are computed from `x` again.
+    /// and the variance; `None`, only where they were rounded: they are computed from `x` again.
     fn train_batch_norm_backward(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,

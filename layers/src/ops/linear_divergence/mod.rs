@@ -9,6 +9,9 @@
 //! | reverse | `KL(q, p)`; `dlogits = q (g - sum(q g)) / temperature` with `g = log(q / p)` |
 //! | Jensen-Shannon | `beta KL(p, m) + (1 - beta) KL(q, m)`, `m = beta p + (1 - beta) q`; the same with `g = (1 - beta) log(q / m)` |
 //!
+//! In f16 the gradients of a reverse divergence are scaled by what the teacher's logits can be at most, for which its `x` and weight are
+//! read once.
+//!
 //! The numbers per row are the `log(sum(exp(logits / temperature)))` of both, and `sum(q g)`. A class of probability 0 in f32
 //! counts as it does in the limit: nothing.
 use super::{

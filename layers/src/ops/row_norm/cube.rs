@@ -355,7 +355,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// So many that there is work for all units of a device, and none adds up more than 1024 elements.
+    /// So many that there is work for all units of a device, and none adds up many more than 1024 elements.
     fn of(x: &Shape, norm: &RowNorm) -> Self {
         const UNITS: usize = 1 << 14;
         const ELEMENTS: usize = 1 << 10;
