@@ -1,15 +1,13 @@
 //! One way to compare: the same function of the same inputs, once by this library and once by a truth, on every backend,
 //! with every checkpointing strategy, for every choice of tracked inputs.
+pub use crate::draws::for_all;
 use crate::table::closeness::{Closeness, SMALLEST_SCALE};
 pub use crate::table::{
     closeness::numbers,
     run::{rounded, tensor, uniform},
 };
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
-use proptest::{
-    prelude::*,
-    test_runner::{Config, RngSeed, TestRunner},
-};
+use proptest::prelude::*;
 use std::any::Any;
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -24,17 +22,6 @@ pub type Op<'a, const D: usize> = &'a dyn Fn(&Operands) -> Tensor<D>;
 pub fn generator() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Runs `test` on `cases` values; the same ones every time.
-pub fn for_all<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value)) {
-    let config =
-        Config { cases, rng_seed: RngSeed::Fixed(0x5eed), failure_persistence: None, ..Config::default() };
-    let result = TestRunner::new(config).run(&strategy, |value| {
-        test(value);
-        Ok(())
-    });
-    result.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 /// One input of an operation.

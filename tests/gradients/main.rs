@@ -2,6 +2,8 @@
 //! which gradients there are.
 #![recursion_limit = "256"]
 
+#[path = "../table/draws.rs"]
+mod draws;
 #[path = "../table/mod.rs"]
 mod table;
 

@@ -1,5 +1,6 @@
 //! The kernels for devices on tensors of any shape and layout: sizes around those that the kernels divide their work by, channels
 //! last in memory, slices, broadcasts. (Not for empty tensors: Burn 0.22.1 does not take them on this backend.) What is tracked varies, too.
+use crate::draws::for_all;
 use crate::{EXACT, OF_PRODUCTS, alone, among_others, assert_close, assert_within, gpu, tensor, values};
 use burn::nn::loss::Reduction;
 use burn::tensor::ops::{
@@ -9,7 +10,6 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use burn_memsave::functional as F;
 use burn_memsave::nn::loss::{BinaryCrossEntropyLossConfig, HuberLossConfig, KLDivLossConfig, MseLoss};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 
 /// How a tensor lies in memory.
 #[derive(Clone, Copy, Debug)]
@@ -155,14 +155,8 @@ fn check_within(
     fits: fn(&Case) -> bool,
 ) {
     for (name, op) in ops {
-        let mut runner =
-            TestRunner::new(Config { cases: number, failure_persistence: None, ..Config::default() });
-        let outcome =
-            runner.run(&cases().prop_filter("fits", |case| fits(case) && burn_computes_it(case)), |case| {
-                compare(tolerance, name, *op, &case, parameters(case.shape));
-                Ok(())
-            });
-        outcome.unwrap_or_else(|failure| panic!("{failure}"));
+        let cases = cases().prop_filter("fits", |case| fits(case) && burn_computes_it(case));
+        for_all(number, cases, |case| compare(tolerance, name, *op, &case, parameters(case.shape)));
     }
 }
 
@@ -376,16 +370,13 @@ fn attention_to_views_equals_flex() {
         let Views { heads: [batch, groups, _], tokens: [queries, keys], .. } = views;
         !cfg!(feature = "fusion") || ![batch, groups, queries, keys].contains(&&1)
     };
-    let mut runner = TestRunner::new(Config { cases: 48, failure_persistence: None, ..Config::default() });
-    let outcome = runner.run(&views.prop_filter("computed by Burn", burn_computes_it), |views| {
+    for_all(48, views.prop_filter("computed by Burn", burn_computes_it), |views| {
         let _shared = among_others();
         let [wgpu, flex] = [gpu(), Device::flex()].map(|device| run(&views, &device.autodiff()));
         for (which, (wgpu, flex)) in wgpu.iter().zip(&flex).enumerate() {
             assert_within(OF_PRODUCTS, 0.1, &format!("{views:?}: result {which}"), wgpu, flex);
         }
-        Ok(())
     });
-    outcome.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 /// The cross entropy of rows, which are those of a case, with what it is made of.

@@ -10,6 +10,8 @@ use burn_memsave::measure::{LayerMeasurement, bytes_in_use, measure_layer, peak_
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 mod checkpoint;
+#[path = "../table/draws.rs"]
+mod draws;
 mod half;
 mod layouts;
 mod lazy;
