@@ -153,7 +153,12 @@ pub(crate) fn will_round(policy: &SavedPolicy) {
 /// Whether all tensors come back as they were, so that what is computed again from them is the same.
 #[doc(hidden)] // for segments, whose results are compared
 pub fn is_exact() -> bool {
-    !HAS_ROUNDED.load(Ordering::Relaxed) && !current().is_some_and(|policy| policy.rounds())
+    !HAS_ROUNDED.load(Ordering::Relaxed) && !is_rounding()
+}
+
+/// Whether the policy of this thread has tensors come back rounded.
+pub(crate) fn is_rounding() -> bool {
+    current().is_some_and(|policy| policy.rounds())
 }
 
 impl SavedPolicy {
@@ -230,7 +235,7 @@ impl SavedPolicy {
     }
 
     /// Whether tensors come back rounded.
-    pub(crate) fn rounds(&self) -> bool {
+    fn rounds(&self) -> bool {
         matches!(self, Self::Half | Self::HalfF16 | Self::Int8)
     }
 

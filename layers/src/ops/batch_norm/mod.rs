@@ -59,10 +59,9 @@ extension! {
             let [untracked_mean, untracked_variance] =
                 [&mean, &variance].map(|statistic| Self::untracked(statistic.clone()));
             // The variance of an input that comes back rounded would be that of its rounding, too.
-            let is_exact = !saved::current().is_some_and(|policy| policy.rounds());
-            let computes_again =
-                is_exact && <Self as Run>::Plain::rounds_batch_statistics(output.dtype());
-            let statistics = (!computes_again).then_some(Statistics { mean, variance, epsilon });
+            let are_kept =
+                saved::is_rounding() || !<Self as Run>::Plain::rounds_batch_statistics(output.dtype());
+            let statistics = are_kept.then_some(Statistics { mean, variance, epsilon });
             let operation = WithBatchStatistics { output, statistics, epsilon };
             BatchNormTrain {
                 output: Self::run(operation, [Some(x), Some(gamma), Some(beta)]),
