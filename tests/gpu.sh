@@ -3,7 +3,7 @@
 # training. Writes Markdown and JSON with the name of the card to a folder.
 #
 #   tests/gpu.sh all wgpu results            builds and runs
-#   tests/gpu.sh build cuda prebuilt         builds only, with fusion and without; the folder can travel
+#   tests/gpu.sh build wgpu,cuda prebuilt    builds only, with fusion and without, for one or both; the folder can travel
 #   tests/gpu.sh run cuda results prebuilt   runs what was built, on a machine without Rust
 #
 # For CUDA, CubeCL's build downloads LLVM from GitHub, and its kernels are compiled where they run with the help of a CUDA toolkit
@@ -18,7 +18,7 @@ usage() {
 }
 [ $# -ge 3 ] || usage
 command=$1 runtime=$2 folder=$3
-case $runtime in wgpu | cuda) ;; *) usage ;; esac
+case $command,$runtime in *,wgpu | *,cuda | build,wgpu,cuda) ;; *) usage ;; esac
 # Of the compiled backends, the one that the benches take.
 export BURN_DEVICE=$runtime
 

@@ -1,9 +1,10 @@
 //! Models and layers of the size that a GPU is bought for; `--batch`, `--image`, `--classes` and `--tokens` make them smaller.
 use crate::Devices;
 use burn::module::{Lora, Module, ParamGroup};
-use burn::nn::loss::CrossEntropyLossConfig;
-use burn::tensor::{Device, Distribution, Int, Tensor, module, ops::AttentionModuleOptions};
+use burn::nn::{BatchNormConfig, loss::CrossEntropyLossConfig};
+use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor, module, ops::AttentionModuleOptions};
 use burn_memsave::functional::{self as F, LinearCrossEntropyOptions};
+use burn_memsave::mixed::Precision;
 use burn_memsave_paper::text::llama::{self, LanguageModel, Size};
 use burn_memsave_paper::vision::{Classifier, ResNet, memsave, stock};
 use burn_memsave_paper::{Case, Tracked};
@@ -30,12 +31,13 @@ pub struct Sizes {
 }
 
 impl Devices {
-    /// ResNet-101 in the cases of the paper, a language model with LoRA, head and loss, attention.
+    /// ResNet-101 in the cases of the paper, a language model with LoRA, head and loss, attention, batch norm in half precision.
     pub fn large(&mut self, sizes: Sizes) {
         self.resnet_101(sizes);
         self.large_language_model(sizes);
         self.head_and_loss(sizes);
         self.long_attention(sizes);
+        self.batch_norm_in_half_precision(sizes);
     }
 
     fn resnet_101(&mut self, Sizes { batch, image, .. }: Sizes) {
@@ -121,5 +123,22 @@ impl Devices {
                 self.measure(&name, mask, ([1, HEADS, tokens, 64], true), sides);
             }
         }
+    }
+
+    /// Beside the casts from f32 and back, which both sides do.
+    fn batch_norm_in_half_precision(&mut self, Sizes { batch, image, .. }: Sizes) {
+        let (channels, image) = (256, image / 4);
+        let name = format!("batch norm, {batch} x {channels} x {image} x {image}");
+        if !self.wants(&name) {
+            return;
+        }
+        let device = self.device.clone();
+        let burn = BatchNormConfig::new(channels).init(&device).freeze();
+        let burn = Precision::f16().narrow_frozen(burn).expect("f16 holds ones and zeros");
+        let ours = burn_memsave::nn::BatchNorm::from(burn.clone());
+        let [half, single] = [FloatDType::F16, FloatDType::F32];
+        let sides: [&dyn Fn(Tensor<4>) -> Tensor<4>; 2] =
+            [&|x| burn.forward(x.cast(half)).cast(single), &|x| ours.forward(x.cast(half)).cast(single)];
+        self.measure(&name, "f16, frozen", ([batch, channels, image, image], true), sides);
     }
 }

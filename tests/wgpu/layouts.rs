@@ -1,7 +1,7 @@
 //! The kernels for devices on tensors of any shape and layout: sizes around those that the kernels divide their work by, channels
 //! last in memory, slices, broadcasts. (Not for empty tensors: Burn 0.22.1 does not take them on this backend.) What is tracked varies, too.
 use crate::draws::for_all;
-use crate::{EXACT, OF_PRODUCTS, alone, among_others, assert_close, assert_within, gpu, tensor, values};
+use crate::{EXACT, alone, among_others, assert_close, assert_within, gpu, of_products, tensor, values};
 use burn::nn::loss::Reduction;
 use burn::tensor::ops::{
     AttentionModuleOptions, AvgPoolOptions, InterpolateMode, InterpolateOptions, MaxPoolOptions,
@@ -311,7 +311,7 @@ fn attention_of_any_layout_equals_flex() {
             attend(x, true, AttentionModuleOptions { scale: Some(0.7), softcap: Some(2.0), ..causal() })
         }),
     ];
-    check_within(OF_PRODUCTS, 8, &ops, |_| 1, |_| true);
+    check_within(of_products(), 8, &ops, |_| 1, |_| true);
 }
 
 /// Queries, keys and values that are views, of any sizes; sizes around those that decide which kernel makes a product.
@@ -374,7 +374,7 @@ fn attention_to_views_equals_flex() {
         let _shared = among_others();
         let [wgpu, flex] = [gpu(), Device::flex()].map(|device| run(&views, &device.autodiff()));
         for (which, (wgpu, flex)) in wgpu.iter().zip(&flex).enumerate() {
-            assert_within(OF_PRODUCTS, 0.1, &format!("{views:?}: result {which}"), wgpu, flex);
+            assert_within(of_products(), 0.1, &format!("{views:?}: result {which}"), wgpu, flex);
         }
     });
 }

@@ -7,7 +7,7 @@ use crate::table::{
     self, Case, Check, Input, Row, Visitor,
     run::{initialize, second, variants},
 };
-use crate::{ON_CUDA, alone, gpu};
+use crate::{alone, gpu, on_cuda};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Distribution, Tensor, module, ops::AttentionModuleOptions};
 use burn_memsave::functional as F;
@@ -23,7 +23,7 @@ const MORE_LAUNCHES: u64 = 1;
 
 #[test]
 fn no_layer_needs_more_than_burn() {
-    if ON_CUDA {
+    if on_cuda() {
         println!("left out: Burn pads rows of some tensors there, of these shapes the most; see the bench");
         return;
     }
@@ -108,7 +108,7 @@ fn causal_attention_launches_no_more_than_burn() {
 /// The weights of so few tokens are less than their queries, keys and values.
 #[test]
 fn attention_to_few_tokens_needs_no_more_than_burn() {
-    if ON_CUDA {
+    if on_cuda() {
         println!("left out, as above");
         return;
     }
@@ -135,7 +135,7 @@ fn attention_to_few_tokens_needs_no_more_than_burn() {
 /// Sums by channels are made of parts in f32, which are few, also where there are many examples of a few elements.
 #[test]
 fn batch_norm_of_few_elements_needs_no_more_than_burn() {
-    if ON_CUDA {
+    if on_cuda() {
         println!("left out, as above");
         return;
     }

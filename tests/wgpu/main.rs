@@ -16,6 +16,7 @@ mod half;
 mod layouts;
 mod lazy;
 mod limits;
+mod measure;
 mod mixed;
 mod operations;
 mod optim;
@@ -37,11 +38,21 @@ fn alone() -> RwLockWriteGuard<'static, ()> {
     DEVICE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Of the backends that are compiled, the one that `BURN_DEVICE` names; otherwise wgpu.
 fn gpu() -> Device {
+    #[cfg(feature = "cuda")]
+    if on_cuda() {
+        return Device::cuda(0);
+    }
     #[cfg(feature = "wgpu")]
     return Device::wgpu(burn::tensor::DeviceKind::DefaultDevice);
     #[cfg(not(feature = "wgpu"))]
-    return Device::cuda(0);
+    unreachable!("one of them is compiled");
+}
+
+fn on_cuda() -> bool {
+    cfg!(not(feature = "wgpu"))
+        || cfg!(feature = "cuda") && std::env::var("BURN_DEVICE").is_ok_and(|name| name == "cuda")
 }
 
 /// Deterministic values in -1..1, no two alike.
@@ -57,9 +68,11 @@ fn tensor<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
 
 /// How far results may differ, relative to the largest magnitude.
 const EXACT: f32 = 1e-4;
+
 /// The same of results of matrix products: on CUDA, Burn rounds their factors to TF32, with 10 bits behind the point.
-const OF_PRODUCTS: f32 = if ON_CUDA { 5e-3 } else { EXACT };
-const ON_CUDA: bool = cfg!(not(feature = "wgpu"));
+fn of_products() -> f32 {
+    if on_cuda() { 5e-3 } else { EXACT }
+}
 
 /// Relative to the largest magnitude.
 fn assert_close(what: &str, wgpu: &TensorData, flex: &TensorData) {
@@ -68,7 +81,7 @@ fn assert_close(what: &str, wgpu: &TensorData, flex: &TensorData) {
 
 /// The same of results of matrix products.
 fn assert_products_close(what: &str, wgpu: &TensorData, flex: &TensorData) {
-    assert_within(OF_PRODUCTS, 1e-6, what, wgpu, flex);
+    assert_within(of_products(), 1e-6, what, wgpu, flex);
 }
 
 /// Within a tolerance relative to the largest magnitude, and at least to that of terms that may cancel.
@@ -82,7 +95,7 @@ fn assert_within(tolerance: f32, terms: f32, what: &str, wgpu: &TensorData, flex
 
 /// Whether bytes in use are as many. On CUDA they may differ by the slots of a few numbers, of 64 bytes, from run to run.
 fn same_bytes(a: u64, b: u64) -> bool {
-    a == b || (ON_CUDA && a.abs_diff(b) <= 4 * 64)
+    a == b || (on_cuda() && a.abs_diff(b) <= 4 * 64)
 }
 
 /// The generators of the two backends differ; the gradient must belong to the output all the same.

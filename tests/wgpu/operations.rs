@@ -1,5 +1,5 @@
 //! One small case per operation, with options that the rows of the table do not have.
-use crate::{EXACT, OF_PRODUCTS, among_others, assert_products_close, assert_within, gpu, tensor, values};
+use crate::{EXACT, among_others, assert_products_close, assert_within, gpu, of_products, tensor, values};
 use burn::module::{LoraAdapter, Module, Param, ParamId};
 use burn::tensor::{
     Bool, DType, Device, Int, Tensor, TensorData, activation,
@@ -86,7 +86,7 @@ pub fn check_products<const D: usize, const O: usize>(
     shape: [usize; D],
     f: impl Fn(Tensor<D>, &mut Operands) -> Tensor<O>,
 ) {
-    check_with(OF_PRODUCTS, Device::autodiff, name, shape, f);
+    check_with(of_products(), Device::autodiff, name, shape, f);
 }
 
 fn check_with<const D: usize, const O: usize>(
@@ -504,15 +504,22 @@ fn batch_norm_equals_flex() {
 fn convolutions_with_norm_and_relu_equal_flex() {
     for autodiff in [Device::autodiff as Strategy, |device| device.autodiff().gradient_checkpointing()] {
         for with_bias in [true, false] {
-            check_with(OF_PRODUCTS, autodiff, "conv2d_norm_relu", [2, 4, 7, 6], |x: Tensor<4>, operands| {
-                let weight = operands.kernel([6, 2, 3, 2]);
-                let bias = with_bias.then(|| operands.vector(6));
-                let given = |seed| tensor::<1>(values([6], seed), &operands.device);
-                let (gamma, mean, variance) = (given(21), given(22), given(23).abs() + 0.5);
-                let norm = F::GivenNorm { gamma, mean, variance, beta: operands.vector(6), epsilon: 1e-5 };
-                let options = ConvOptions::new([1, 2], [1, 0], [1, 1], 2);
-                F::conv2d_norm_relu(x, weight, bias, norm, options)
-            });
+            check_with(
+                of_products(),
+                autodiff,
+                "conv2d_norm_relu",
+                [2, 4, 7, 6],
+                |x: Tensor<4>, operands| {
+                    let weight = operands.kernel([6, 2, 3, 2]);
+                    let bias = with_bias.then(|| operands.vector(6));
+                    let given = |seed| tensor::<1>(values([6], seed), &operands.device);
+                    let (gamma, mean, variance) = (given(21), given(22), given(23).abs() + 0.5);
+                    let norm =
+                        F::GivenNorm { gamma, mean, variance, beta: operands.vector(6), epsilon: 1e-5 };
+                    let options = ConvOptions::new([1, 2], [1, 0], [1, 1], 2);
+                    F::conv2d_norm_relu(x, weight, bias, norm, options)
+                },
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Steps of optimizers on the device, beside those on Flex.
-use crate::{ON_CUDA, among_others, gpu, values};
+use crate::{among_others, gpu, on_cuda, values};
 use burn::module::Param;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -59,7 +59,7 @@ fn muon() {
         let init = || Muon8bitConfig::new().with_min_8bit_size(0).init();
         let trained = |device: &Device| trained(&init, device, shape, DType::F32, 3);
         // Products of products make a direction.
-        let one_in = if ON_CUDA { 10 } else { 100 };
+        let one_in = if on_cuda() { 10 } else { 100 };
         assert_steps_are_close(one_in, &format!("{shape:?}"), &trained(&gpu()), &trained(&Device::flex()));
     }
 }

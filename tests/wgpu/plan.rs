@@ -1,5 +1,5 @@
 //! Plans within a budget of a device's memory.
-use crate::{alone, gpu, same_bytes, tensor, values};
+use crate::{alone, gpu, on_cuda, same_bytes, tensor, values};
 use burn::backend::DispatchDevice;
 use burn::cubecl::MemoryScope;
 use burn::module::Module;
@@ -180,12 +180,12 @@ fn only_devices_run_dry() {
 #[test]
 fn batches_are_halved_where_there_is_no_memory() {
     const WIDE: usize = 1 << 16;
-    /// Rows of a tensor that is larger than a buffer may be: 8 GiB, or 1 TiB.
-    const HUGE: usize = if cfg!(feature = "cuda") { 1 << 22 } else { 1 << 15 };
+    // Rows of a tensor that is larger than a buffer may be: 8 GiB, or 1 TiB.
+    let rows = if on_cuda() { 1 << 22 } else { 1 << 15 };
     let _alone = alone();
     let device = gpu().autodiff();
     let model = vec![LinearConfig::new(8, 8).init(&device)];
-    let huge = |device: &Device| Tensor::<2>::ones([HUGE, WIDE], device).sum();
+    let huge = |device: &Device| Tensor::<2>::ones([rows, WIDE], device).sum();
     for fails_backward in [false, true] {
         let mut tried = vec![];
         let step = |items: usize| {

@@ -4,7 +4,7 @@ use crate::table::{
     closeness::Closeness,
     run::{Layer, Named, Setting, outcome, parameter_gradients},
 };
-use crate::{OF_PRODUCTS, among_others, gpu};
+use crate::{among_others, gpu, of_products};
 use burn::module::Module;
 use burn::tensor::{DType, Device};
 use std::fmt::Display;
@@ -54,7 +54,7 @@ fn differences(wgpu: Vec<Named>, flex: Vec<Named>) -> impl Iterator<Item = Strin
         let difference = match (wgpu, flex) {
             (None, None) => return None,
             (Some(wgpu), Some(flex)) => {
-                Closeness::Relative(OF_PRODUCTS.into()).compare(&wgpu, &flex, None).err()?
+                Closeness::Relative(of_products().into()).compare(&wgpu, &flex, None).err()?
             }
             (Some(_), None) => "is there".into(),
             (None, Some(_)) => "is missing".into(),
