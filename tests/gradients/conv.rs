@@ -341,6 +341,37 @@ fn depthwise_convolutions_of_long_lines_equal_stock() {
     }
 }
 
+/// Planes of which some rows are laid out after the others.
+#[test]
+fn depthwise_convolutions_of_large_planes_equal_stock() {
+    for (stride, dilation) in [(1, 1), (2, 1), (1, 5), (3, 2)] {
+        let mut conv = Convolution { channels: [1, 1], ..fixed::<2>(130, 3, stride, (1, 1)) };
+        conv.axes[0].size = 70;
+        conv.axes.iter_mut().for_each(|axis| axis.dilation = dilation);
+        let axes = [
+            Axis { size: 9, kernel: 3, stride, padding: (1, 1), dilation },
+            Axis { size: 20, kernel: 2, stride: 1, padding: (1, 0), dilation: 1 },
+            Axis { size: 31, kernel: 3, stride, padding: (0, 1), dilation: 1 },
+        ];
+        let volume = Convolution { channels: [1, 1], axes, ..fixed::<3>(1, 1, 1, (0, 0)) }.fitted();
+        let volume = Convolution { padding_out: [0; 3], ..volume };
+        for setting in [DType::F32, DType::F64].map(Setting::of) {
+            Check::new(conv.conv_inputs::<4>(), setting.clone())
+                .compare::<4>(&|t| F::conv2d(t.get(0), t.get(1), t.maybe(2), conv.options()), &|t| {
+                    module::conv2d(t.get(0), t.get(1), t.maybe(2), conv.options())
+                });
+            Check::new(conv.transposed_inputs::<4>(), setting.clone()).compare::<4>(
+                &|t| F::conv_transpose2d(t.get(0), t.get(1), t.maybe(2), conv.transposed_options()),
+                &|t| module::conv_transpose2d(t.get(0), t.get(1), t.maybe(2), conv.transposed_options()),
+            );
+            Check::new(volume.conv_inputs::<5>(), setting)
+                .compare::<5>(&|t| F::conv3d(t.get(0), t.get(1), t.maybe(2), volume.options()), &|t| {
+                    module::conv3d(t.get(0), t.get(1), t.maybe(2), volume.options())
+                });
+        }
+    }
+}
+
 /// In f64: elsewhere a rounding could move a sum across the kink of the ReLU.
 macro_rules! norm_relu {
     ($conv_norm_relu:ident = $conv:ident, $rank:literal, $dims:literal, $cases:literal) => {

@@ -14,6 +14,7 @@ mod lora;
 mod meter;
 mod table_walk;
 mod targets;
+mod threads;
 
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();

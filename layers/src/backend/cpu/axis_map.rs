@@ -56,11 +56,12 @@ impl AxisMap {
         y
     }
 
-    /// Adds `weight[o, i] * dy[.., o, ..]` to `dx[.., i, ..]`; both are `[outer, axis, inner]`.
-    fn adjoint<A: CpuElement>(&self, dy: &[A], dx: &mut [A], inner: usize) {
-        let (size_in, size_out) = (self.size * inner, self.windows.len() * inner);
+    /// Adds `weight[o, i] * dy[.., o, ..]` to `dx[.., i, ..]` for the outputs in a range; both are `[outer, axis, inner]`.
+    fn adjoint<A: CpuElement>(&self, outputs: Range<usize>, dy: &[A], dx: &mut [A], inner: usize) {
+        let windows = &self.windows[outputs];
+        let (size_in, size_out) = (self.size * inner, windows.len() * inner);
         for (dy, dx) in dy.chunks_exact(size_out).zip(dx.chunks_exact_mut(size_in)) {
-            for (window, dy) in self.windows.iter().zip(dy.chunks_exact(inner)) {
+            for (window, dy) in windows.iter().zip(dy.chunks_exact(inner)) {
                 let dx = &mut dx[window.start * inner..(window.start + window.len) * inner];
                 match (window.weights, dy) {
                     (Weights::Equal(weight), &[dy]) => {
@@ -151,6 +152,9 @@ fn image_of_planes<E: CpuElement>(axes: &[AxisMap], x: &[E]) -> Vec<E> {
     )
 }
 
+/// Elements of a plane that are made at once, if they are those of one output of the first axis or more.
+const ADJOINT: usize = 1 << 12;
+
 /// The adjoint of the product of the maps, plane by plane; from the last axis to the first.
 fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -> Vec<E> {
     let plane_out: usize = axes.iter().map(|axis| axis.windows.len()).product();
@@ -163,9 +167,13 @@ fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -
     let (first, others) = axes.split_first().expect("a map has an axis");
     let width = axes[axes.len() - 1].size;
     let selection = selection(&axes);
+    // Some outputs of the first axis after the others, so that no copy of a plane is made.
+    let outputs = first.windows.len();
+    let (of_output, inner) = (plane_out / outputs, plane_in / first.size);
+    let step = (ADJOINT / of_output.max(inner)).max(1);
     let work = parallel::Work::of([if selection.is_some() { 1 } else { 4 }, planes, plane_in + plane_out]); // rows are short
     parallel::filled(planes * plane_in, E::zero(), task * plane_in, work, |index, dx| {
-        let (mut source, mut target) = (Vec::new(), Vec::new());
+        let (mut source, mut target, mut sums) = (Vec::new(), Vec::new(), Vec::new());
         for (plane, dx) in (index * task..).zip(dx.chunks_exact_mut(plane_in)) {
             let dy = &dy[plane * plane_out..(plane + 1) * plane_out];
             if let (Some((rows, places)), Some(dx)) = (&selection, accumulators(dx)) {
@@ -175,21 +183,26 @@ fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -
                 }
                 continue;
             }
-            source.clear();
-            source.extend(dy.iter().map(|dy| dy.widen()));
-            let mut inner = 1;
-            for axis in others.iter().rev() {
-                zeros(&mut target, source.len() / axis.windows.len() * axis.size);
-                axis.adjoint(&source, &mut target, inner);
-                inner *= axis.size;
-                core::mem::swap(&mut source, &mut target);
-            }
+            let mut add = |dx: &mut [E::Acc]| {
+                for (part, dy) in dy.chunks(step * of_output).enumerate() {
+                    source.clear();
+                    source.extend(dy.iter().map(|dy| dy.widen()));
+                    let mut inner = 1;
+                    for axis in others.iter().rev() {
+                        zeros(&mut target, source.len() / axis.windows.len() * axis.size);
+                        axis.adjoint(0..axis.windows.len(), &source, &mut target, inner);
+                        inner *= axis.size;
+                        core::mem::swap(&mut source, &mut target);
+                    }
+                    first.adjoint(part * step..((part + 1) * step).min(outputs), &source, dx, inner);
+                }
+            };
             if let Some(dx) = accumulators(dx) {
-                first.adjoint(&source, dx, inner);
+                add(dx);
             } else {
-                zeros(&mut target, plane_in);
-                first.adjoint(&source, &mut target, inner);
-                dx.iter_mut().zip(&target).for_each(|(dx, &value)| *dx = E::narrow(value));
+                zeros(&mut sums, plane_in);
+                add(&mut sums);
+                dx.iter_mut().zip(&sums).for_each(|(dx, &value)| *dx = E::narrow(value));
             }
         }
     })

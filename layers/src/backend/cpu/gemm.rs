@@ -154,6 +154,9 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
     parallel::each(parts(a, columns, threads), work, part);
 }
 
+/// Summands that are packed at once, at most.
+const MOST_PACKED: usize = 512;
+
 /// Parts of a result, about one per thread: of all ways to divide its rows and columns the one with the least to do per thread, in
 /// multiplications per summand.
 fn parts<E>(a: Matrix<'_, E>, columns: usize, threads: usize) -> Vec<(Range<usize>, Range<usize>)> {
@@ -171,8 +174,12 @@ fn parts<E>(a: Matrix<'_, E>, columns: usize, threads: usize) -> Vec<(Range<usiz
         let ends = 512 * height / depth as u64;
         rounds * (height * width + packing[0] * height + packing[1] * width + ends)
     };
-    let grids =
-        (1..=threads).flat_map(|across| [[threads / across, across], [threads.div_ceil(across), across]]);
+    // Of `b` four copies are packed at most, and as many as are a quarter of the rest: with 64 threads others would take more than
+    // all operands.
+    let (packed, rest) = (depth.min(MOST_PACKED) * columns, rows * (depth + columns));
+    let most = 4 + rest / (4 * packed).max(1);
+    let grids = (1..=threads)
+        .flat_map(|across| [threads / across, threads.div_ceil(across)].map(|down| [down.min(most), across]));
     let [down, across] = grids.min_by_key(cost).unwrap_or([1, 1]);
     let ranges = |len: usize, size| (0..len).step_by(size).map(move |start| start..(start + size).min(len));
     ranges(rows, height(down))

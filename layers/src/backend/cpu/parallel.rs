@@ -6,7 +6,7 @@
 use rayon::{current_num_threads, prelude::*};
 #[cfg(not(feature = "rayon"))]
 use sequential::*;
-use std::mem::MaybeUninit;
+use std::{marker::PhantomData, mem::MaybeUninit, slice};
 
 /// How much a loop does, in elements read one after the other; what takes longer than that counts more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,6 +290,64 @@ fn map_each_chunk<T: Send, R: Send>(
     chunks.enumerate().map(|(index, chunk)| f(index, chunk)).collect()
 }
 
+/// Some columns of a matrix.
+pub(crate) struct Strip<'a, T> {
+    first: *mut T,
+    rows: usize,
+    /// Distance between rows.
+    pitch: usize,
+    width: usize,
+    matrix: PhantomData<&'a mut [T]>,
+}
+
+impl<T> Strip<'_, T> {
+    /// What each row has of the columns.
+    #[inline(always)]
+    pub(crate) fn rows(&mut self) -> impl Iterator<Item = &mut [T]> {
+        (0..self.rows).map(|row| {
+            // SAFETY: within the matrix, as `strips_mut` has seen to, of which no other strip has these columns, and no other row
+            // these elements.
+            unsafe { slice::from_raw_parts_mut(self.first.add(row * self.pitch), self.width) }
+        })
+    }
+}
+
+/// Calls `f(start, strip)` for every strip of `width` columns, the last of a matrix less, of matrices `[rows, columns]` one after the
+/// other in `values`; the first element of the strip is `values[start]`.
+pub(crate) fn strips_mut<T: Send>(
+    values: &mut [T],
+    [rows, columns]: [usize; 2],
+    width: usize,
+    work: impl Into<Work>,
+    f: impl Fn(usize, Strip<'_, T>) + Send + Sync,
+) {
+    let (matrix, per_matrix) = (rows * columns, columns.div_ceil(width));
+    if values.is_empty() {
+        return;
+    }
+    assert!(values.len().is_multiple_of(matrix), "whole matrices");
+    let count = values.len() / matrix * per_matrix;
+    let task = if work.into().is_worth_it() { items_per_task(count, rows * width) } else { count };
+    let first = Shared(values.as_mut_ptr());
+    map_ranges(count, task, |strips| {
+        let first = &first;
+        for strip in strips {
+            let column = strip % per_matrix * width;
+            let start = strip / per_matrix * matrix + column;
+            let width = width.min(columns - column);
+            // SAFETY: within `values`, which is borrowed until all strips are done.
+            let first = unsafe { first.0.add(start) };
+            f(start, Strip { first, rows, pitch: columns, width, matrix: PhantomData });
+        }
+    });
+}
+
+/// Where the elements begin that every thread writes some of.
+struct Shared<T>(*mut T);
+
+// SAFETY: no two threads write the same elements.
+unsafe impl<T: Send> Sync for Shared<T> {}
+
 /// Calls `f` with every job.
 pub(crate) fn each<J: Send>(jobs: Vec<J>, work: impl Into<Work>, f: impl Fn(J) + Send + Sync) {
     each_job(jobs, work.into(), &|job| vectorized(|| f(job)));
@@ -322,6 +380,12 @@ pub(crate) fn items_per_thread(items: usize, work: impl Into<Work>) -> usize {
 fn shared(items: usize, work: Work, jobs_per_thread: usize) -> usize {
     let jobs = if !work.is_worth_it() { 1 } else { jobs_per_thread * current_num_threads() };
     items.div_ceil(jobs).max(1)
+}
+
+/// The least number of items, of `item` elements each, that a part should take which has `held` elements of its own: parts of them hold
+/// a quarter of the elements at most, however many threads there are.
+pub(crate) fn items_per_part(item: usize, held: usize) -> usize {
+    (4 * held).div_ceil(item.max(1)).max(1)
 }
 
 /// The number of items of `item` elements that one task should take: enough to be worth a task, few enough for its chunk to
@@ -386,6 +450,23 @@ mod tests {
             assert_eq!(others.iter().sum::<usize>(), 2 * len);
             let zipped = zip_copied(&source, &mut others, [size, 2], |index, chunk, _| add(index, chunk));
             assert_eq!(zipped, expected_copy);
+        }
+    }
+
+    #[test]
+    fn every_element_is_in_one_strip() {
+        for ([rows, columns], matrices) in [([3, 5], 2), ([1, 1], 7), ([40, 700], 9), ([2, 1000], 300)] {
+            for width in [1, 2, 64, columns] {
+                let len = matrices * rows * columns;
+                let mut values: Vec<usize> = (0..len).collect();
+                strips_mut(&mut values, [rows, columns], width, len, |start, mut strip| {
+                    for (row, values) in strip.rows().enumerate() {
+                        let first = start + row * columns;
+                        values.iter_mut().enumerate().for_each(|(at, value)| *value += first + at);
+                    }
+                });
+                assert!(values.iter().enumerate().all(|(at, &value)| value == 2 * at));
+            }
         }
     }
 

@@ -59,9 +59,12 @@ fn x_backward<E: CpuElement>(mask: &BitMask, alpha: &[E], dy: &mut [E], inner: u
 fn alpha_backward<E: CpuElement>(x: &[E], dy: &[E], slopes: usize, inner: usize) -> Vec<E> {
     // Parts of planes, so that one slope for everything is shared among the threads, too.
     const PART: usize = 1 << 12;
+    const SUMS: usize = 1 << 13;
     let planes = x.len() / inner;
     let parts = inner.div_ceil(PART);
-    let size = parallel::items_per_job(planes * parts, x.len());
+    // The sums of all jobs take 64 KiB at most, or those of one.
+    let jobs = (SUMS / slopes).max(1);
+    let size = parallel::items_per_job(planes * parts, x.len()).max((planes * parts).div_ceil(jobs));
     let sums = parallel::map_ranges(planes * parts, size, |range| {
         let mut sums = vec![0.0f64; slopes];
         for part in range {

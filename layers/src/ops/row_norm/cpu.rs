@@ -279,6 +279,14 @@ fn add_elements<E: CpuElement>(
     [sums::total(sums), sums::total(products)]
 }
 
+/// The rows that a thread takes, of so many elements in all. It has sums of its own, two in f64 and two in the type of sums for every
+/// parameter.
+fn rows_per_thread(norm: &RowNorm, elements: usize) -> usize {
+    let size = norm.row().max(1);
+    let least = parallel::items_per_part(size, 6 * norm.parameters());
+    parallel::items_per_thread(elements / size, elements).max(least)
+}
+
 /// The gradients of the parameters.
 fn parameters_backward<E: CpuElement>(
     x: &[E],
@@ -289,7 +297,7 @@ fn parameters_backward<E: CpuElement>(
 ) -> ParameterGrads {
     let size = norm.row().max(1);
     let row = |at: usize| at * size..(at + 1) * size;
-    let job = parallel::items_per_thread(x.len() / size, x.len());
+    let job = rows_per_thread(norm, x.len());
     let parts = parallel::map_ranges(x.len() / size, job, |range| {
         let mut visit = Visit::<E>::new(norm, &parameters.gamma, wanted);
         range.for_each(|at| {
@@ -297,7 +305,7 @@ fn parameters_backward<E: CpuElement>(
         });
         visit.finish()
     });
-    parts.into_iter().fold(ParameterGrads::new(norm, wanted), ParameterGrads::add)
+    parts.into_iter().reduce(ParameterGrads::add).unwrap_or_else(|| ParameterGrads::new(norm, wanted))
 }
 
 /// The gradients of the parameters; `dy` becomes the gradient of `x`. One pass over both tensors.
@@ -309,7 +317,7 @@ fn backward<E: CpuElement>(
     wanted: [bool; 2],
 ) -> ParameterGrads {
     let size = norm.row().max(1);
-    let job = parallel::items_per_thread(x.len() / size, x.len());
+    let job = rows_per_thread(norm, x.len());
     let parts = parallel::map_chunks_mut(dy, job * size, |index, dy| {
         let mut visit = Visit::<E>::new(norm, &parameters.gamma, wanted);
         let rows = dy.chunks_exact_mut(size).zip(x[index * job * size..].chunks_exact(size));
@@ -319,5 +327,5 @@ fn backward<E: CpuElement>(
         }
         visit.finish()
     });
-    parts.into_iter().fold(ParameterGrads::new(norm, wanted), ParameterGrads::add)
+    parts.into_iter().reduce(ParameterGrads::add).unwrap_or_else(|| ParameterGrads::new(norm, wanted))
 }

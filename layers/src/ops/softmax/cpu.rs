@@ -47,6 +47,16 @@ struct Axis {
     inner: usize,
 }
 
+/// Elements of a strip: they stay in a second-level cache.
+const STRIP: usize = 1 << 16;
+
+/// Columns of a strip, at most and at least. What a thread holds beside the tensors is 16 bytes for each of them.
+const WIDEST: usize = 1 << 10;
+const NARROWEST: usize = 1 << 4;
+
+/// Columns of all parts that the rows of a block are divided into, at most: 64 KiB of what is held for them.
+const COLUMNS_OF_PARTS: usize = 1 << 12;
+
 impl Axis {
     fn of(shape: &Shape, dim: usize) -> Self {
         Self { length: shape[dim], inner: shape[dim + 1..].iter().product() }
@@ -61,31 +71,80 @@ impl Axis {
     fn task(self, elements: usize) -> usize {
         self.block() * parallel::items_per_task(elements / self.block(), self.block())
     }
+
+    /// How `elements` are divided.
+    fn division(self, elements: usize) -> Division {
+        let (blocks, threads) = (elements / self.block().max(1), parallel::threads());
+        let of_threads = self.inner.div_ceil((4 * threads).div_ceil(blocks.max(1)));
+        let widest = (STRIP / self.length.max(1)).min(of_threads).next_multiple_of(NARROWEST);
+        let width = widest.clamp(NARROWEST, WIDEST).min(self.inner).max(1);
+        let (strips, parts) = (blocks * self.inner.div_ceil(width), COLUMNS_OF_PARTS / self.inner.max(1));
+        if strips < threads.min(parts) && parts < self.length {
+            let job = parallel::items_per_thread(self.length, work(elements));
+            return Division::Rows(job.max(self.length.div_ceil(parts)));
+        }
+        Division::Columns(width)
+    }
 }
+
+/// What threads take of columns: some columns at a time, or, where there are only few of them, some rows.
+enum Division {
+    Columns(usize),
+    Rows(usize),
+}
+
+fn work(elements: usize) -> parallel::Work {
+    parallel::Work::of([COST, elements])
+}
+
+/// Elements of a block that are copied where they are worked on, in the cache; those of larger ones are copied first, so many at a time.
+const COPIED: usize = 1 << 14;
 
 /// `f(x)`
 fn forward<E: CpuElement>(x: &[E], f: Softmax, axis: Axis) -> Vec<E> {
-    parallel::copied(x, axis.task(x.len()), parallel::Work::of([COST, x.len()]), |_, y| {
-        forward_blocks(y, f, axis)
-    })
+    if axis.inner == 1 || axis.block() <= COPIED {
+        return parallel::copied(x, axis.task(x.len()), work(x.len()), |_, y| match axis.inner {
+            1 => forward_rows(y, f, axis),
+            _ => forward_strips(y, f, axis, axis.inner.min(WIDEST), 0.into()),
+        });
+    }
+    let mut y = parallel::copied(x, COPIED, x.len(), |_, _| {});
+    forward_in_place(&mut y, f, axis);
+    y
 }
 
 /// Replaces every `x` by `f(x)`.
 fn forward_in_place<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis) {
-    let work = parallel::Work::of([COST, x.len()]);
-    parallel::chunks_mut(x, axis.task(x.len()), work, |_, x| forward_blocks(x, f, axis));
+    let (len, work) = (x.len(), work(x.len()));
+    if axis.inner == 1 {
+        return parallel::chunks_mut(x, axis.task(len), work, |_, x| forward_rows(x, f, axis));
+    }
+    match axis.division(len) {
+        Division::Columns(width) => forward_strips(x, f, axis, width, work),
+        Division::Rows(job) => {
+            x.chunks_exact_mut(axis.block()).for_each(|block| forward_block(block, f, axis.inner, job));
+        }
+    }
+}
+
+/// [`forward_row`] of every column, in strips of so many.
+fn forward_strips<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis, width: usize, work: parallel::Work) {
+    parallel::strips_mut(x, [axis.length, axis.inner], width, work, |_, mut strip| {
+        let maxima = negated_and_maxima(strip.rows(), width, f);
+        let shifts: Vec<_> = maxima.into_iter().map(|max| shift(max, f)).collect();
+        let sums = exp_and_sums(strip.rows(), &shifts, f);
+        let finished = finish_columns(sums, &shifts, f);
+        scale(strip.rows(), &finished, &shifts, f);
+    });
 }
 
 #[inline(always)]
-fn forward_blocks<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis) {
-    for block in x.chunks_exact_mut(axis.block()) {
+fn forward_rows<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis) {
+    for row in x.chunks_exact_mut(axis.length) {
         if f == Softmax::Softmin {
-            block.iter_mut().for_each(|x| *x = -*x);
+            row.iter_mut().for_each(|x| *x = -*x);
         }
-        match axis.inner {
-            1 => forward_row(block, f),
-            inner => forward_columns(block, f, inner),
-        }
+        forward_row(row, f);
     }
 }
 
@@ -119,16 +178,10 @@ fn forward_row<E: CpuElement>(row: &mut [E], f: Softmax) {
     }
 }
 
-/// [`forward_row`] of every column of `[length, inner]`, row by row.
-fn forward_columns<E: CpuElement>(block: &mut [E], f: Softmax, inner: usize) {
-    let rows = block.len() / inner;
-    let job = parallel::items_per_thread(rows, parallel::Work::of([COST, block.len()]));
-    let maxima = parallel::map_ranges(rows, job, |range| {
-        let mut maxima = vec![E::Acc::neg_infinity(); inner];
-        for row in block[range.start * inner..range.end * inner].chunks_exact(inner) {
-            maxima.iter_mut().zip(row).for_each(|(max, x)| *max = sums::larger(*max, x.widen()));
-        }
-        maxima
+/// [`forward_row`] of every column of `[length, inner]`, in parts of so many rows.
+fn forward_block<E: CpuElement>(block: &mut [E], f: Softmax, inner: usize, job: usize) {
+    let maxima = parallel::map_chunks_mut(block, job * inner, |_, part| {
+        negated_and_maxima(part.chunks_exact_mut(inner), inner, f)
     });
     let merge = |mut merged: Vec<E::Acc>, other: Vec<E::Acc>| {
         merged.iter_mut().zip(other).for_each(|(max, other)| *max = sums::larger(*max, other));
@@ -136,29 +189,73 @@ fn forward_columns<E: CpuElement>(block: &mut [E], f: Softmax, inner: usize) {
     };
     let maxima = maxima.into_iter().reduce(merge).unwrap_or_default();
     let shifts: Vec<_> = maxima.into_iter().map(|max| shift(max, f)).collect();
-    let sums = parallel::map_chunks_mut(block, job * inner, |_, block| {
-        let mut sums = Columns::<E::Acc>::new(inner);
-        for row in block.chunks_exact_mut(inner) {
-            for ((x, &shift), sum) in row.iter_mut().zip(&shifts).zip(sums.next()) {
-                let exp = (x.widen() - shift).fast_exp();
-                *sum = *sum + exp;
-                *x = if f == Softmax::LogSoftmax { *x } else { E::narrow(exp) };
-            }
-        }
-        sums.finish()
+    let sums = parallel::map_chunks_mut(block, job * inner, |_, part| {
+        exp_and_sums(part.chunks_exact_mut(inner), &shifts, f)
     });
-    let finish = |(sum, &shift)| finish(sum, shift, f);
-    let finished: Vec<_> = Columns::<E::Acc>::merge(sums).into_iter().zip(&shifts).map(finish).collect();
-    parallel::chunks_mut(block, job * inner, rows * inner, |_, block| {
-        for row in block.chunks_exact_mut(inner) {
-            let columns = row.iter_mut().zip(&finished).zip(&shifts);
-            if f == Softmax::LogSoftmax {
-                columns.for_each(|((x, &log), &shift)| *x = E::narrow(x.widen() - shift - log));
-            } else {
-                columns.for_each(|((x, &scale), _)| *x = E::narrow(x.widen() * scale));
-            }
-        }
+    let finished = finish_columns(Columns::<E::Acc>::merge(sums), &shifts, f);
+    let work = block.len();
+    parallel::chunks_mut(block, job * inner, work, |_, part| {
+        scale(part.chunks_exact_mut(inner), &finished, &shifts, f);
     });
+}
+
+/// Changes the sign if `f` asks for it. The maxima of all columns.
+#[inline(always)]
+fn negated_and_maxima<'a, E: CpuElement>(
+    rows: impl Iterator<Item = &'a mut [E]>,
+    width: usize,
+    f: Softmax,
+) -> Vec<E::Acc> {
+    let mut maxima = vec![E::Acc::neg_infinity(); width];
+    for row in rows {
+        if f == Softmax::Softmin {
+            row.iter_mut().for_each(|x| *x = -*x);
+        }
+        maxima.iter_mut().zip(row).for_each(|(max, x)| *max = sums::larger(*max, x.widen()));
+    }
+    maxima
+}
+
+/// Replaces every `x` by `exp(x - shift)` unless `f` is a log-softmax. The sums of these over all columns.
+#[inline(always)]
+fn exp_and_sums<'a, E: CpuElement>(
+    rows: impl Iterator<Item = &'a mut [E]>,
+    shifts: &[E::Acc],
+    f: Softmax,
+) -> Vec<f64> {
+    let mut sums = Columns::<E::Acc>::new(shifts.len());
+    for row in rows {
+        for ((x, &shift), sum) in row.iter_mut().zip(shifts).zip(sums.next()) {
+            let exp = (x.widen() - shift).fast_exp();
+            *sum = *sum + exp;
+            *x = if f == Softmax::LogSoftmax { *x } else { E::narrow(exp) };
+        }
+    }
+    sums.finish()
+}
+
+/// [`finish`] of every column.
+#[inline(always)]
+fn finish_columns<A: CpuElement<Acc = A>>(sums: Vec<f64>, shifts: &[A], f: Softmax) -> Vec<A> {
+    sums.into_iter().zip(shifts).map(|(sum, &shift)| finish(sum, shift, f)).collect()
+}
+
+/// What is left to do with what [`exp_and_sums`] made.
+#[inline(always)]
+fn scale<'a, E: CpuElement>(
+    rows: impl Iterator<Item = &'a mut [E]>,
+    finished: &[E::Acc],
+    shifts: &[E::Acc],
+    f: Softmax,
+) {
+    for row in rows {
+        let columns = row.iter_mut().zip(finished).zip(shifts);
+        if f == Softmax::LogSoftmax {
+            columns.for_each(|((x, &log), &shift)| *x = E::narrow(x.widen() - shift - log));
+        } else {
+            columns.for_each(|((x, &scale), _)| *x = E::narrow(x.widen() * scale));
+        }
+    }
 }
 
 /// One sum per column. Adding in the type of the elements is faster, but loses precision over many rows.
@@ -228,15 +325,36 @@ fn backward_by<E: CpuElement>(
     term: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
     dx: impl Fn(E::Acc, E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
 ) {
-    let (block, task, work) = (axis.block(), axis.task(y.len()), parallel::Work::of([COST, y.len()]));
-    parallel::chunks_mut(dy, task, work, |index, dy| {
-        for (dy, y) in dy.chunks_exact_mut(block).zip(y[index * task..].chunks_exact(block)) {
-            match axis.inner {
-                1 => backward_row(y, dy, term, dx),
-                inner => backward_columns(y, dy, inner, term, dx),
+    let (length, inner, len, work) = (axis.length, axis.inner, y.len(), work(y.len()));
+    if inner == 1 {
+        let task = axis.task(len);
+        return parallel::chunks_mut(dy, task, work, |index, dy| {
+            let rows = dy.chunks_exact_mut(length).zip(y[index * task..].chunks_exact(length));
+            rows.for_each(|(dy, y)| backward_row(y, dy, term, dx));
+        });
+    }
+    match axis.division(len) {
+        Division::Columns(width) => {
+            parallel::strips_mut(dy, [length, inner], width, work, |start, mut strip| {
+                let of_y = || y[start..].chunks(inner);
+                let sums = column_sums(of_y().zip(strip.rows()), width, term);
+                let sums: Vec<_> = sums.into_iter().map(E::Acc::from_f64).collect();
+                column_gradients(of_y().zip(strip.rows()), &sums, dx);
+            })
+        }
+        Division::Rows(job) => {
+            for (dy, y) in dy.chunks_exact_mut(axis.block()).zip(y.chunks_exact(axis.block())) {
+                let rows = |index: usize| y[index * job * inner..].chunks_exact(inner);
+                let sums = parallel::map_chunks_mut(dy, job * inner, |index, dy| {
+                    column_sums(rows(index).zip(dy.chunks_exact_mut(inner)), inner, term)
+                });
+                let sums: Vec<_> = Columns::<E::Acc>::merge(sums).into_iter().map(E::Acc::from_f64).collect();
+                parallel::chunks_mut(dy, job * inner, work, |index, dy| {
+                    column_gradients(rows(index).zip(dy.chunks_exact_mut(inner)), &sums, dx);
+                });
             }
         }
-    });
+    }
 }
 
 #[inline(always)]
@@ -250,30 +368,30 @@ fn backward_row<E: CpuElement>(
     dy.iter_mut().zip(y).for_each(|(dy, y)| *dy = E::narrow(dx(y.widen(), dy.widen(), sum)));
 }
 
-/// [`backward_row`] of every column of `[length, inner]`, row by row.
-fn backward_columns<E: CpuElement>(
-    y: &[E],
-    dy: &mut [E],
-    inner: usize,
-    term: impl Fn(E::Acc, E::Acc) -> E::Acc + Send + Sync,
-    dx: impl Fn(E::Acc, E::Acc, E::Acc) -> E::Acc + Send + Sync,
+/// The sums over all columns of `term(y, dy)`.
+#[inline(always)]
+fn column_sums<'a, E: CpuElement>(
+    rows: impl Iterator<Item = (&'a [E], &'a mut [E])>,
+    width: usize,
+    term: impl Fn(E::Acc, E::Acc) -> E::Acc,
+) -> Vec<f64> {
+    let mut sums = Columns::<E::Acc>::new(width);
+    for (y, dy) in rows {
+        let columns = y.iter().zip(dy).zip(sums.next());
+        columns.for_each(|((y, dy), sum)| *sum = *sum + term(y.widen(), dy.widen()));
+    }
+    sums.finish()
+}
+
+/// Replaces `dy` by `dx(y, dy, sum)`, the sum being that of its column.
+#[inline(always)]
+fn column_gradients<'a, E: CpuElement>(
+    rows: impl Iterator<Item = (&'a [E], &'a mut [E])>,
+    sums: &[E::Acc],
+    dx: impl Fn(E::Acc, E::Acc, E::Acc) -> E::Acc,
 ) {
-    let rows = y.len() / inner;
-    let job = parallel::items_per_thread(rows, parallel::Work::of([COST, y.len()]));
-    let sums = parallel::map_ranges(rows, job, |range| {
-        let (mut sums, range) = (Columns::<E::Acc>::new(inner), range.start * inner..range.end * inner);
-        for (y, dy) in y[range.clone()].chunks_exact(inner).zip(dy[range].chunks_exact(inner)) {
-            let columns = y.iter().zip(dy).zip(sums.next());
-            columns.for_each(|((y, dy), sum)| *sum = *sum + term(y.widen(), dy.widen()));
-        }
-        sums.finish()
-    });
-    let sums: Vec<_> = Columns::<E::Acc>::merge(sums).into_iter().map(E::Acc::from_f64).collect();
-    parallel::chunks_mut(dy, job * inner, parallel::Work::of([COST, y.len()]), |index, dy| {
-        let rows = dy.chunks_exact_mut(inner).zip(y[index * job * inner..].chunks_exact(inner));
-        for (dy, y) in rows {
-            let columns = dy.iter_mut().zip(y).zip(&sums);
-            columns.for_each(|((dy, y), &sum)| *dy = E::narrow(dx(y.widen(), dy.widen(), sum)));
-        }
-    });
+    for (y, dy) in rows {
+        let columns = dy.iter_mut().zip(y).zip(sums);
+        columns.for_each(|((dy, y), &sum)| *dy = E::narrow(dx(y.widen(), dy.widen(), sum)));
+    }
 }

@@ -7,6 +7,16 @@ use crate::backend::cpu::{CpuElement, product::MOST_LANES};
 use core::ops::Range;
 use num_traits::Zero;
 
+/// Elements of a band: 16 KiB of f32.
+const BAND: usize = 1 << 12;
+
+/// Neighbours on a canvas, by their numbers, and the rows that they read.
+#[derive(Clone, Debug)]
+pub(super) struct Band {
+    pub(super) items: Range<usize>,
+    pub(super) rows: Range<usize>,
+}
+
 /// How a plane is laid out so that every point of a phase finds what a tap reads at one offset from where the point itself
 /// lies, padding or not; neighbouring points next to one another, whatever the stride.
 #[derive(Clone, Debug)]
@@ -68,26 +78,45 @@ impl Canvas {
         &self.taps
     }
 
-    /// Lays a plane out; `padded` is empty, or another plane laid out alike.
-    #[inline(always)]
-    pub(super) fn paint<E: CpuElement>(&self, plane: &[E], padded: &mut Vec<E::Acc>) {
-        let stride = self.strides[AXES - 1];
-        let row = self.pitch * stride;
-        // With room for reading a vector beyond the last point.
-        padded.resize(self.read[0].len() * self.read[1].len() * row + MOST_LANES, E::Acc::zero());
-        let inside = |axis: usize| {
-            let end = (self.input[axis] as isize).min(self.read[axis].end);
-            self.read[axis].start.max(0)..end
-        };
-        let width = self.input[AXES - 1];
-        for outer in inside(0) {
-            for inner in inside(1) {
-                let source = &plane[(outer as usize * self.input[1] + inner as usize) * width..][..width];
-                let [outer, inner] =
-                    [outer - self.read[0].start, inner - self.read[1].start].map(|index| index as usize);
-                let rows = &mut padded[(outer * self.read[1].len() + inner) * row..][..row];
-                lay_out(Some(source), self.first, stride, self.pitch, rows);
+    /// Elements of a row.
+    pub(super) fn row(&self) -> usize {
+        self.pitch * self.strides[AXES - 1]
+    }
+
+    /// What lies on the canvas, in the order in which it lies there, in parts that few rows are laid out for at a time.
+    pub(super) fn bands(&self, places: impl Iterator<Item = Range<usize>>) -> Vec<Band> {
+        let reach = self.taps.iter().max().map_or(0, |last| last + 1);
+        let (row, largest) = (self.row(), BAND.max(4 * reach));
+        let mut bands: Vec<Band> = Vec::new();
+        for (number, place) in places.enumerate() {
+            let rows = place.start / row..(place.end + reach - 1).div_ceil(row);
+            match bands.last_mut() {
+                Some(band) if (rows.end - band.rows.start) * row <= largest => {
+                    band.items.end = number + 1;
+                    band.rows.end = band.rows.end.max(rows.end);
+                }
+                _ => bands.push(Band { items: number..number + 1, rows }),
             }
+        }
+        bands
+    }
+
+    /// Lays some rows out in place of what is there.
+    #[inline(always)]
+    pub(super) fn paint<E: CpuElement>(&self, plane: &[E], rows: Range<usize>, padded: &mut Vec<E::Acc>) {
+        let (row, stride, width) = (self.row(), self.strides[AXES - 1], self.input[AXES - 1]);
+        // With room for reading a vector beyond the last point.
+        padded.resize(rows.len() * row + MOST_LANES, E::Acc::zero());
+        let inside = |axis: usize, index: usize| {
+            let index = usize::try_from(index as isize + self.read[axis].start).ok()?;
+            (index < self.input[axis]).then_some(index)
+        };
+        for (number, target) in rows.zip(padded.chunks_exact_mut(row)) {
+            let (outer, inner) = (number / self.read[1].len(), number % self.read[1].len());
+            let line = inside(0, outer).zip(inside(1, inner));
+            let source =
+                line.map(|(outer, inner)| &plane[(outer * self.input[1] + inner) * width..][..width]);
+            lay_out(source, self.first, stride, self.pitch, target);
         }
     }
 }

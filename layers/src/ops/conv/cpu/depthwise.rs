@@ -1,8 +1,8 @@
 //! Convolutions whose groups have one channel, which are no products: plane by plane with its padding, so that no loop asks
-//! where it ends.
+//! where it ends. Beside its results, a thread has a band of rows of such a plane: 16 KiB of f32, or four times what the kernel reaches.
 use super::{
     Finish,
-    canvas::Canvas,
+    canvas::{Band, Canvas},
     geometry::{Phase, Planes, Run, Weighted},
     rows::{round, widen},
 };
@@ -11,7 +11,7 @@ use crate::backend::cpu::{
     parallel::{self, Job, Work, vectorized},
     product::{MOST_LANES, Rows, Segment, Sums, Workspace, add_dots, add_product},
 };
-use core::mem::MaybeUninit;
+use core::{mem::MaybeUninit, ops::Range};
 use num_traits::Zero;
 
 /// Columns that are summed at once, at most: 8 KiB of f32.
@@ -45,6 +45,7 @@ pub(super) fn convolve<E: CpuElement>(
 struct LaidOut {
     canvas: Canvas,
     stretches: Vec<Stretch>,
+    bands: Vec<Band>,
 }
 
 /// Lines of points, or parts of one, that lie close to one another on a canvas, and are computed as one, with what lies between
@@ -76,7 +77,9 @@ impl LaidOut {
                 }
             }
         }
-        Self { canvas, stretches }
+        let places = stretches.iter().map(|stretch| stretch.origin..stretch.origin + stretch.width);
+        let bands = canvas.bands(places);
+        Self { canvas, stretches, bands }
     }
 
     /// As many sums as a stretch needs.
@@ -103,31 +106,30 @@ impl<E: CpuElement> Job for Convolve<'_, E> {
     fn run(self) {
         let Self { input, phases, laid_out, finish, first, results } = self;
         let plane = phases[0].0.output_plane();
-        let mut padded = vec![Vec::new(); phases.len()];
+        let mut padded = Vec::new();
         let mut sums = Workspace::new(laid_out.iter().map(LaidOut::sums).max().unwrap_or(0));
         for (number, result) in (first..).zip(results.chunks_mut(plane)) {
             let channel = number % input.channels;
             let input = &input.values[number * input.plane..][..input.plane];
-            for (((phase, weight), laid_out), padded) in phases.iter().zip(laid_out).zip(&mut padded) {
-                let LaidOut { canvas, stretches } = laid_out;
-                canvas.paint(input, padded);
+            for ((phase, weight), LaidOut { canvas, stretches, bands }) in phases.iter().zip(laid_out) {
                 let rows = Rows { values: &weight[channel * phase.taps.len()..], starts: &[0] };
-                for Stretch { origin, width, lines } in stretches {
-                    let columns = Rows { values: &padded[*origin..], starts: canvas.taps() };
-                    add_product(
-                        rows,
-                        columns,
-                        *width,
-                        Sums { values: &mut sums, pitch: *width, first: true },
-                    );
-                    finish.apply(channel, &mut sums[..*width]);
-                    for &[place, target, len] in lines {
-                        let sums = sums[place..][..len].iter().map(|&sum| MaybeUninit::new(E::narrow(sum)));
-                        match phase.step() {
-                            1 => result[target..].iter_mut().zip(sums).for_each(|(y, sum)| *y = sum),
-                            step => {
-                                let results = result[target..].iter_mut().step_by(step);
-                                results.zip(sums).for_each(|(y, sum)| *y = sum);
+                for band in bands {
+                    let start = band.rows.start * canvas.row();
+                    canvas.paint(input, band.rows.clone(), &mut padded);
+                    for Stretch { origin, width, lines } in &stretches[band.items.clone()] {
+                        let columns = Rows { values: &padded[origin - start..], starts: canvas.taps() };
+                        let of_stretch = Sums { values: &mut sums, pitch: *width, first: true };
+                        add_product(rows, columns, *width, of_stretch);
+                        finish.apply(channel, &mut sums[..*width]);
+                        for &[place, target, len] in lines {
+                            let sums =
+                                sums[place..][..len].iter().map(|&sum| MaybeUninit::new(E::narrow(sum)));
+                            match phase.step() {
+                                1 => result[target..].iter_mut().zip(sums).for_each(|(y, sum)| *y = sum),
+                                step => {
+                                    let results = result[target..].iter_mut().step_by(step);
+                                    results.zip(sums).for_each(|(y, sum)| *y = sum);
+                                }
                             }
                         }
                     }
@@ -148,13 +150,37 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let work = Work::of([dy.values.len(), taps]);
     let task = parallel::items_per_job(channels, work);
     let canvas = Canvas::new(phase);
-    let segment = |run: &Run| Segment { starts: [phase.target(run), canvas.origin(run)], len: run.len };
-    let segments: Vec<Segment> = phase.lines().iter().map(segment).collect();
+    let lines = phase.lines();
+    let of_line = |run: &Run| (phase.target(run), canvas.origin(run));
+    let places =
+        lines.iter().map(|run| of_line(run).1).zip(&lines).map(|(origin, run)| origin..origin + run.len);
+    let parts = canvas.bands(places).into_iter().map(|band| {
+        let lines = &lines[band.items];
+        let (last, start) = (&lines[lines.len() - 1], of_line(&lines[0]).0);
+        let first = band.rows.start * canvas.row();
+        let segment = |run: &Run| {
+            let (target, origin) = of_line(run);
+            Segment { starts: [target - start, origin - first], len: run.len }
+        };
+        let results = start..of_line(last).0 + last.len;
+        BandOfLines { rows: band.rows, results, segments: lines.iter().map(segment).collect() }
+    });
+    let bands: Vec<BandOfLines> = parts.collect();
     parallel::chunks_mut(&mut gradient, task * taps, work, |index, gradient| {
         let first = index * task;
-        vectorized(Correlate { signal, dy, canvas: &canvas, segments: &segments, first, gradient });
+        vectorized(Correlate { signal, dy, canvas: &canvas, bands: &bands, first, gradient });
     });
     gradient
+}
+
+/// Lines of points that rows of a canvas are laid out for.
+struct BandOfLines {
+    /// Of the canvas.
+    rows: Range<usize>,
+    /// Of a plane of the result.
+    results: Range<usize>,
+    /// The lines, from where these begin.
+    segments: Vec<Segment>,
 }
 
 /// Computes the gradients of some channels.
@@ -162,7 +188,7 @@ struct Correlate<'a, E> {
     signal: Planes<'a, E>,
     dy: Planes<'a, E>,
     canvas: &'a Canvas,
-    segments: &'a [Segment],
+    bands: &'a [BandOfLines],
     /// The first channel.
     first: usize,
     gradient: &'a mut [E],
@@ -173,7 +199,7 @@ impl<E: CpuElement> Job for Correlate<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { signal, dy, canvas, segments, first, gradient } = self;
+        let Self { signal, dy, canvas, bands, first, gradient } = self;
         let taps = canvas.taps();
         let (mut padded, mut wide) = (Vec::new(), Vec::new());
         let mut sums = vec![E::Acc::zero(); taps.len()];
@@ -182,17 +208,19 @@ impl<E: CpuElement> Job for Correlate<'_, E> {
             let signals = signal.values[channel * signal.plane..].chunks(signal.channels * signal.plane);
             let dys = dy.values[channel * dy.plane..].chunks(dy.channels * dy.plane);
             for (signal, dys) in signals.zip(dys) {
-                canvas.paint(&signal[..canvas.plane()], &mut padded);
-                let dys = &dys[..dy.plane];
-                let dys = match accumulators_of(dys) {
-                    Some(dys) => dys,
-                    None => {
-                        wide.resize(dy.plane, E::Acc::zero());
-                        widen(&mut wide, dys);
-                        &wide
-                    }
-                };
-                add_dots(dys, &padded, segments, taps, &mut sums);
+                for BandOfLines { rows, results, segments } in bands {
+                    canvas.paint(&signal[..canvas.plane()], rows.clone(), &mut padded);
+                    let dys = &dys[results.clone()];
+                    let dys = match accumulators_of(dys) {
+                        Some(dys) => dys,
+                        None => {
+                            wide.resize(dys.len(), E::Acc::zero());
+                            widen(&mut wide, dys);
+                            &wide
+                        }
+                    };
+                    add_dots(dys, &padded, segments, taps, &mut sums);
+                }
             }
             round(gradient, &sums);
         }

@@ -234,13 +234,6 @@ impl Phase {
         self.axes[split].count.min(units) * inner
     }
 
-    /// The results of the first `units` units, of all phases.
-    pub(super) fn results_of(&self, units: usize) -> usize {
-        let split = self.split_axis();
-        let inner: usize = self.axes[split + 1..].iter().map(|axis| axis.output).product();
-        (self.axes[split].step * units).min(self.axes[split].output) * inner
-    }
-
     /// Where the line begins in the plane of the input that the points of a run read by some shifts along the axes but the last.
     pub(super) fn line(&self, run: &Run, shifts: [isize; AXES - 1]) -> Option<usize> {
         let mut offset = 0;
@@ -254,9 +247,14 @@ impl Phase {
     }
 
     /// The points of `pieces` in tiles of at most `size` columns, and of one run if it must be.
-    pub(super) fn tiles(&self, pieces: Vec<Piece>, size: usize, one_run: bool) -> impl Iterator<Item = Tile> {
+    pub(super) fn tiles(
+        &self,
+        pieces: impl Iterator<Item = Piece>,
+        size: usize,
+        one_run: bool,
+    ) -> impl Iterator<Item = Tile> {
         let [_, second, third] = [0, 1, 2].map(|axis| self.axes[axis].count);
-        let mut pieces = pieces.into_iter().filter(|piece| !piece.points.is_empty()).peekable();
+        let mut pieces = pieces.filter(|piece| !piece.points.is_empty()).peekable();
         core::iter::from_fn(move || {
             let mut tile = Tile::default();
             while tile.width < size
@@ -281,7 +279,7 @@ impl Phase {
     /// Every line of points along the last axis.
     pub(super) fn lines(&self) -> Vec<Run> {
         let image = Piece { image: 0, points: 0..self.points() };
-        self.tiles(vec![image], usize::MAX, false).flat_map(|tile| tile.runs).collect()
+        self.tiles(core::iter::once(image), usize::MAX, false).flat_map(|tile| tile.runs).collect()
     }
 
     /// Along an axis: the input, the number of points, and the distance between the inputs of neighbouring points.

@@ -3,12 +3,13 @@
 //! The matrix has a row per input channel and tap, and a column per point. A tile of it has [`COLUMNS`] points and about
 //! [`DEPTH`] rows. Sums are made in the type of sums, whatever the dtype, and rounded once.
 //!
-//! Beside its results, a thread has a tile of the matrix and the sums of one to some tiles ([`SUMS`]). The gradient of a weight has
+//! Beside its results, a thread has a tile of the matrix and the sums of one to some tiles ([`SUMS`]): all threads together have 4 MiB of
+//! those, or one tile each, a quarter of their results at most. The gradient of a weight has
 //! sums of its own size, and a copy for every further part of the points ([`PARTS`]); a transposed convolution, its weight in
 //! another order; half precision, its weight in f32. How a gradient of a weight is rounded depends on the number of threads.
 use super::{
     Finish,
-    geometry::{Phase, Piece, Planes, Run, Span, Tap, Tile, Weighted},
+    geometry::{Phase, Piece, Planes, Span, Tap, Tile, Weighted},
     reader::Reader,
     rows::transpose,
 };
@@ -17,7 +18,7 @@ use crate::backend::cpu::{
     parallel::{self, Job, Work, vectorized},
     product::{COLUMNS, Lanes, MOST_LANES, Rows, Sums, Workspace, add_product, starts},
 };
-use core::{mem::MaybeUninit, ops::Range};
+use core::{marker::PhantomData, mem::MaybeUninit, ops::Range, slice};
 use std::borrow::Cow;
 
 /// Rows of a tile: 32 KiB of f32, about a first-level cache.
@@ -26,11 +27,20 @@ const DEPTH: usize = 128;
 /// Sums of tiles that the same rows of a weight are multiplied for: as many as stay in a second-level cache.
 const SUMS: usize = 1 << 17;
 
+/// The same of all threads together: 4 MiB of f32.
+const SUMS_OF_ALL: usize = 1 << 20;
+
+/// What is noted of where a column comes from and goes to takes as much as so many sums at most: where lines are of one point.
+const RECORDS: usize = 24;
+
 /// Rows of sums that are made before they are written: 6 KiB of f32.
 const ROWS_OF_SUMS: usize = 24;
 
 /// At most so many points contribute to the gradient of a weight at once: their columns take up to 40 KiB of f32.
 const POINTS: usize = 160;
+
+/// The same, where a thread has few of them: a quarter of its points at once, if these are not fewer.
+const FEWEST_POINTS: usize = 32;
 
 /// Rows that are multiplied with one block of columns before the next block is.
 const ROWS: usize = 256;
@@ -44,36 +54,54 @@ const MULTIPLICATIONS: usize = 8;
 /// Bytes of gradients of one weight that may be summed beside each other.
 const PARTS: usize = 4 << 20;
 
-/// A range of the units of an image.
-type Share = (usize, Range<usize>);
-
-/// The units of a batch, in ranges of so many.
-fn shares(batch: usize, units: usize, size: usize) -> impl Iterator<Item = Vec<Share>> {
-    (0..batch * units).step_by(size).map(move |start| {
-        let end = (start + size).min(batch * units);
-        let of_image = |image: usize| {
-            let first = image * units;
-            (image, start.max(first) - first..end.min(first + units) - first)
-        };
-        (start / units..end.div_ceil(units)).map(of_image).collect()
+/// The points of a range of the units of a batch, `per_image` units of each image.
+fn pieces(phase: &Phase, units: &Range<usize>, per_image: usize) -> impl Iterator<Item = Piece> {
+    let Range { start, end } = *units;
+    (start / per_image..end.div_ceil(per_image)).map(move |image| {
+        let first = image * per_image;
+        let points = |unit: usize| phase.points_of(unit.clamp(first, first + per_image) - first);
+        Piece { image, points: points(start)..points(end) }
     })
 }
 
-/// The points of units.
-fn pieces(phase: &Phase, shares: &[Share]) -> Vec<Piece> {
-    let of_share = |(image, units): &Share| Piece {
-        image: *image,
-        points: phase.points_of(units.start)..phase.points_of(units.end),
-    };
-    shares.iter().map(of_share).collect()
+/// `0..units` in ranges of so many.
+fn ranges(units: usize, size: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    (0..units).step_by(size).map(move |start| start..(start + size).min(units))
 }
 
-/// A part of the result of a convolution.
-struct Part<'a, E> {
+/// A part of the result of a convolution: of the channels of a group some units of the batch.
+struct Part {
     group: usize,
-    shares: Vec<Share>,
-    /// For every share the results of the channels of the group, not written yet.
-    rows: Vec<&'a mut [MaybeUninit<E>]>,
+    units: Range<usize>,
+}
+
+/// A result `[batch, channels, plane]` that is not written yet. A reference per image, channel and part would take more than a
+/// result of small planes.
+struct Unwritten<'a, E> {
+    start: *mut MaybeUninit<E>,
+    len: usize,
+    channels: usize,
+    plane: usize,
+    result: PhantomData<&'a mut [MaybeUninit<E>]>,
+}
+
+// SAFETY: threads only write, each the elements of its own parts.
+unsafe impl<E: Send> Sync for Unwritten<'_, E> {}
+
+impl<E> Unwritten<'_, E> {
+    /// So many elements from one on, of the plane of a channel of an image.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else reads or writes them meanwhile.
+    #[allow(clippy::mut_from_ref, reason = "see above")]
+    #[inline(always)]
+    unsafe fn row(&self, image: usize, channel: usize, start: usize, len: usize) -> &mut [MaybeUninit<E>] {
+        let first = (image * self.channels + channel) * self.plane + start;
+        assert!(start + len <= self.plane && first + len <= self.len, "within the plane");
+        // SAFETY: within the result, which is borrowed as long as this is, and as the caller says.
+        unsafe { slice::from_raw_parts_mut(self.start.add(first), len) }
+    }
 }
 
 /// The result `[batch, channels, ...]` of the convolution that phases with their weights describe.
@@ -94,91 +122,75 @@ pub(super) fn convolve<E: CpuElement>(
     );
     let len = input.batch() * channels * plane;
     let mut result = Vec::with_capacity(len);
-    let unwritten = &mut result.spare_capacity_mut()[..len];
-    parallel::each(parts(input, channels, &phases[0].0, work, unwritten), work, |part| {
-        vectorized(Convolve { part, input, phases, finish });
+    let start = result.spare_capacity_mut()[..len].as_mut_ptr();
+    let unwritten = Unwritten { start, len, channels, plane, result: PhantomData };
+    parallel::each(parts(input, &phases[0].0, work), work, |part| {
+        vectorized(Convolve { part, input, phases, finish, unwritten: &unwritten });
     });
-    // SAFETY: the rows of the parts are all of the result, and every element of a row is a point of one phase, whose run writes it.
+    // SAFETY: the parts are all of the result, and every element of a part is a point of one phase, whose run writes it.
     unsafe { result.set_len(len) };
     result
 }
 
 /// The result in parts that threads can work on.
-fn parts<'a, E>(
-    input: Planes<'_, E>,
-    channels: usize,
-    phase: &Phase,
-    work: Work,
-    result: &'a mut [MaybeUninit<E>],
-) -> Vec<Part<'a, E>> {
-    let (batch, units, plane) = (input.batch(), phase.units(), phase.output_plane());
+fn parts<E>(input: Planes<'_, E>, phase: &Phase, work: Work) -> Vec<Part> {
+    let units = input.batch() * phase.units();
     // Enough tiles to read the weight seldom, but something to do for every thread.
     let smallest = (4 * COLUMNS).div_ceil(phase.points_of(1).max(1));
-    let largest = parallel::items_per_thread(batch * units, work);
-    let size = parallel::items_per_job(batch * units * input.groups, work).max(smallest).min(largest);
-    let mut parts: Vec<Part<'a, E>> = (0..input.groups)
-        .flat_map(|group| shares(batch, units, size).map(move |shares| Part { group, shares, rows: vec![] }))
-        .collect();
-    let per_group = parts.len() / input.groups;
-    for (row, mut results) in result.chunks_mut(plane).enumerate() {
-        let (image, group) = (row / channels, row % channels / (channels / input.groups));
-        let of_image = image * units / size..((image + 1) * units).div_ceil(size);
-        for part in &mut parts[group * per_group..][of_image] {
-            let (_, units) = &part.shares[image - part.shares[0].0];
-            let len = phase.results_of(units.end) - phase.results_of(units.start);
-            let (of_part, rest) = results.split_at_mut(len);
-            part.rows.push(of_part);
-            results = rest;
-        }
-    }
-    parts
+    let largest = parallel::items_per_thread(units, work);
+    let size = parallel::items_per_job(units * input.groups, work).max(smallest).min(largest);
+    let of_group = |group| ranges(units, size).map(move |units| Part { group, units });
+    (0..input.groups).flat_map(of_group).collect()
 }
 
 /// Computes a part of the result.
 struct Convolve<'a, E: CpuElement> {
-    part: Part<'a, E>,
+    part: Part,
     input: Planes<'a, E>,
     phases: &'a [Weighted<'a, E::Acc>],
     finish: Finish<'a, E>,
+    unwritten: &'a Unwritten<'a, E>,
 }
 
 impl<E: CpuElement> Job for Convolve<'_, E> {
     type Result = ();
 
     #[inline(always)]
-    fn run(mut self) {
-        for phase in self.phases {
-            self.part.run(self.input, phase, self.finish);
-        }
+    fn run(self) {
+        self.phases.iter().for_each(|phase| self.write_phase(phase));
     }
 }
 
-impl<E: CpuElement> Part<'_, E> {
+impl<E: CpuElement> Convolve<'_, E> {
     /// Writes the results of a phase.
     #[inline(always)]
-    fn run(&mut self, input: Planes<'_, E>, (phase, weight): &Weighted<'_, E::Acc>, finish: Finish<'_, E>) {
-        let (channels, taps) = (input.size(), phase.taps.len());
-        let size = self.rows.len() / self.shares.len();
-        let weight = &weight[self.group * size * channels * taps..];
+    fn write_phase(&self, (phase, weight): &Weighted<'_, E::Acc>) {
+        let Part { group, ref units } = self.part;
+        let (channels, taps) = (self.input.size(), phase.taps.len());
+        let size = self.unwritten.channels / self.input.groups;
+        let weight = &weight[group * size * channels * taps..];
         let per_tile = (DEPTH / taps.max(1)).clamp(1, channels);
         let row_starts = starts(size, channels * taps);
-        let pieces = pieces(phase, &self.shares);
-        let points: usize = pieces.iter().map(|piece| piece.points.len()).sum();
+        let pieces = || pieces(phase, units, phase.units());
+        let points: usize = pieces().map(|piece| piece.points.len()).sum();
         // Sums to which no other channels add are written while they are in the first-level cache, some rows after the others.
         let (at_once, some) = match channels <= per_tile {
             true => (1, ROWS_OF_SUMS.min(size)),
-            false => ((SUMS / (size * COLUMNS)).min(points.div_ceil(COLUMNS)).max(1), size),
+            false => {
+                let (sums, tile) = (SUMS.min(SUMS_OF_ALL / parallel::threads()), (size + RECORDS) * COLUMNS);
+                ((sums / tile).min(points.div_ceil(COLUMNS)).max(1), size)
+            }
         };
         let width = points.next_multiple_of(MOST_LANES).min(COLUMNS);
         let mut reader = Reader::new(phase, width, per_tile, size);
-        let mut all_tiles = phase.tiles(pieces, COLUMNS, reader.takes_one_run());
+        let mut all_tiles = phase.tiles(pieces(), COLUMNS, reader.takes_one_run());
         let mut sums = Workspace::new(at_once * some * COLUMNS);
         loop {
             let tiles: Vec<Tile> = all_tiles.by_ref().take(at_once).collect();
             if tiles.is_empty() {
                 return;
             }
-            let places: Vec<Vec<Span>> = tiles.iter().map(|tile| self.places(phase, &tile.runs)).collect();
+            let places: Vec<Vec<Span>> = tiles.iter().map(|tile| phase.targets(&tile.runs)).collect();
             for first in (0..size).step_by(some) {
                 let row_starts = &row_starts[first..(first + some).min(size)];
                 for start in (0..channels).step_by(per_tile) {
@@ -186,7 +198,7 @@ impl<E: CpuElement> Part<'_, E> {
                     let rows = Rows { values: &weight[start * taps..], starts: row_starts };
                     for (tile, sums) in tiles.iter().zip(sums.chunks_exact_mut(some * COLUMNS)) {
                         if first == 0 {
-                            reader.read(input, self.group, block.clone(), phase, &tile.runs);
+                            reader.read(self.input, group, block.clone(), phase, &tile.runs);
                         }
                         let sums = Sums { values: sums, pitch: COLUMNS, first: start == 0 };
                         add_product(rows, reader.rows(block.len() * taps), tile.width, sums);
@@ -194,42 +206,26 @@ impl<E: CpuElement> Part<'_, E> {
                 }
                 for (places, sums) in places.iter().zip(sums.chunks_exact_mut(some * COLUMNS)) {
                     let sums = &mut sums[..row_starts.len() * COLUMNS];
-                    self.write(phase.step(), places, first, sums, finish);
+                    self.write(phase.step(), places, group * size + first, sums);
                 }
             }
         }
     }
 
-    /// Where the results of runs belong, in the rows of their share.
-    fn places(&self, phase: &Phase, runs: &[Run]) -> Vec<Span> {
-        let mut spans = phase.targets(runs);
-        for span in &mut spans {
-            let (_, units) = &self.shares[span.image - self.shares[0].0];
-            span.start -= phase.results_of(units.start);
-        }
-        spans
-    }
-
     /// Writes the results of a tile from their sums, a row per channel from one on.
     #[inline(always)]
-    fn write(
-        &mut self,
-        step: usize,
-        places: &[Span],
-        first: usize,
-        sums: &mut [E::Acc],
-        finish: Finish<'_, E>,
-    ) {
-        let size = self.rows.len() / self.shares.len();
-        for (row, sums) in (first..).zip(sums.as_chunks_mut::<COLUMNS>().0) {
-            finish.apply(self.group * size + row, sums);
+    fn write(&self, step: usize, places: &[Span], first: usize, sums: &mut [E::Acc]) {
+        for (channel, sums) in (first..).zip(sums.as_chunks_mut::<COLUMNS>().0) {
+            self.finish.apply(channel, sums);
             let values = sums.map(|sum| MaybeUninit::new(E::narrow(sum)));
             for Span { image, start, columns } in places {
-                let share = image - self.shares[0].0;
-                let results = &mut self.rows[share * size + row][*start..];
                 let values = &values[columns.clone()];
+                let len = (values.len() - 1) * step + 1;
+                // SAFETY: the points of a span lie on one line, or, without steps, on lines one after the other: all of them, and the
+                // results of other phases between them, are of this part.
+                let results = unsafe { self.unwritten.row(*image, channel, *start, len) };
                 match step {
-                    1 => results[..values.len()].copy_from_slice(values),
+                    1 => results.copy_from_slice(values),
                     step => results.iter_mut().step_by(step).zip(values).for_each(|(y, value)| *y = *value),
                 }
             }
@@ -252,7 +248,9 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let work = Work::of([batch, phase.points(), groups, rows, columns]) / MULTIPLICATIONS;
     let jobs = (batch * units).div_ceil(parallel::items_per_thread(batch * units, work));
     let bytes = groups * rows * columns * size_of::<E::Acc>();
-    let parts = (PARTS / bytes).clamp(1, jobs);
+    // The sums of all parts are a quarter of what they are made of at most.
+    let elements = batch * phase.points() * (signal.size() + dy.size()) * groups;
+    let parts = (PARTS / bytes).min(elements / (4 * groups * rows * columns)).clamp(1, jobs);
     let per_block = signal.size().div_ceil(jobs.div_ceil(parts * groups));
 
     let mut partials = Vec::new();
@@ -260,8 +258,8 @@ pub(super) fn weight_gradient<E: CpuElement>(
         for start in (0..signal.size()).step_by(per_block) {
             let channels = start..(start + per_block).min(signal.size());
             let of_part =
-                |shares| Partial { group, channels: channels.clone(), shares, sums: Workspace::new(0) };
-            partials.extend(shares(batch, units, (batch * units).div_ceil(parts)).map(of_part));
+                |units| Partial { group, channels: channels.clone(), units, sums: Workspace::new(0) };
+            partials.extend(ranges(batch * units, (batch * units).div_ceil(parts)).map(of_part));
         }
     }
     parallel::each(partials.iter_mut().collect(), work, |partial| {
@@ -327,7 +325,7 @@ fn panel(columns: usize) -> usize {
 struct Partial<A> {
     group: usize,
     channels: Range<usize>,
-    shares: Vec<Share>,
+    units: Range<usize>,
     /// Per panel of channels of `dy` a row per channel and tap.
     sums: Workspace<A>,
 }
@@ -355,15 +353,16 @@ impl<A: CpuElement<Acc = A> + Lanes> Partial<A> {
         let (taps, pitch) = (phase.taps.len(), panel(dy.size()));
         let (panels, of_panel) = (dy.size().div_ceil(pitch), self.channels.len() * taps * pitch);
         let width = |panel: usize| (dy.size() - panel * pitch).min(pitch);
-        let pieces = pieces(phase, &self.shares);
-        let total: usize = pieces.iter().map(|piece| piece.points.len()).sum();
-        let size = total.div_ceil(total.div_ceil(POINTS));
+        let pieces = || pieces(phase, &self.units, phase.units());
+        let total: usize = pieces().map(|piece| piece.points.len()).sum();
+        let most = (total / 4).clamp(FEWEST_POINTS, POINTS);
+        let size = total.div_ceil(total.div_ceil(most));
         let per_tile = ROWS.div_ceil(taps).min(self.channels.len());
         let mut reader = Reader::new(phase, size, per_tile, dy.size());
         let mut columns = Workspace::new(panels * size * pitch);
         let column_starts = starts(size, pitch);
         self.sums = Workspace::new(panels * of_panel);
-        for Tile { runs, width: points } in phase.tiles(pieces, size, reader.takes_one_run()) {
+        for Tile { runs, width: points } in phase.tiles(pieces(), size, reader.takes_one_run()) {
             let spans = phase.targets(&runs);
             for (panel, columns) in columns.chunks_exact_mut(size * pitch).enumerate() {
                 for span in &spans {

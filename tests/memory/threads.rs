@@ -1,0 +1,181 @@
+//! What threads work in beside the tensors: buffers that grow with their number are more than stock has. In pools of 2, 16 and 64
+//! threads, on as many cores as there are.
+use crate::meter::{RECORDS, SCRATCH, alone, bytes};
+use crate::table::{self, Case, Check, Row, Visitor, run::Setting};
+use burn::module::Module;
+use burn::tensor::{DType, Device, Distribution, Tensor, activation, module, ops::ConvOptions};
+use burn_memsave::{functional as F, measure::measure_layer, nn as memsave};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::fmt::Display;
+
+const POOLS: [usize; 3] = [2, 16, 64];
+
+/// How many threads work at the same time is chance: the most of some runs. Of the table one.
+const RUNS: usize = 2;
+
+fn pool(threads: usize) -> ThreadPool {
+    ThreadPoolBuilder::new().num_threads(threads).build().expect("so many threads")
+}
+
+/// The most bytes that a layer needs in a pool.
+fn peak<const D: usize, const O: usize>(
+    (pool, runs): (&ThreadPool, usize),
+    device: &Device,
+    input: &(dyn Fn() -> Tensor<D> + Sync),
+    forward: impl Fn(Tensor<D>) -> Tensor<O> + Send,
+) -> i64 {
+    pool.install(move || {
+        let run = |_| {
+            // Burn frees the graph of a dropped tensor in the next backward pass.
+            drop(Tensor::<1>::ones([1], device).require_grad().backward());
+            bytes(measure_layer(input, &forward).peak)
+        };
+        // The first run also pays for what is made on first use.
+        (0..=runs).map(run).skip(1).max().expect("a run")
+    })
+}
+
+/// In every pool `ours` needs no more than `stock`, and what one thread works in, and so many bytes.
+fn within_stock<const D: usize, const O: usize>(
+    (name, more): (&str, i64),
+    shape: [usize; D],
+    stock: impl Fn(Tensor<D>) -> Tensor<O> + Sync,
+    ours: impl Fn(Tensor<D>) -> Tensor<O> + Sync,
+) {
+    let device = Device::flex().autodiff();
+    for tracked in [false, true] {
+        let normal = Distribution::Normal(0.0, 1.0);
+        let input = || Tensor::random(shape, normal, &device).set_require_grad(tracked);
+        for threads in POOLS {
+            let pool = pool(threads);
+            let [stock, ours]: [&(dyn Fn(Tensor<D>) -> Tensor<O> + Sync); 2] = [&stock, &ours];
+            let [stock, ours] = [stock, ours].map(|side| peak((&pool, RUNS), &device, &input, side));
+            println!("{name}, tracked: {tracked}, {threads} threads: {ours} bytes, stock {stock}");
+            assert!(
+                ours <= stock + RECORDS + SCRATCH + more,
+                "{name}, tracked: {tracked}, {threads} threads: {ours} bytes, stock {stock}"
+            );
+        }
+    }
+}
+
+#[test]
+fn softmaxes_along_other_axes_need_no_sums_per_thread() {
+    let _alone = alone();
+    for shape in [[1, 32, 1 << 14], [1, 1 << 9, 1 << 10], [64, 64, 64]] {
+        within_stock(("softmax", 0), shape, |x| activation::softmax(x, 1), |x| F::softmax(x, 1));
+        within_stock(("log_softmax", 0), shape, |x| activation::log_softmax(x, 1), |x| F::log_softmax(x, 1));
+    }
+}
+
+#[test]
+fn parameters_of_long_rows_need_no_sums_per_thread() {
+    let _alone = alone();
+    const WIDTH: usize = 1 << 13;
+    let device = Device::flex().autodiff();
+    let stock = burn::nn::LayerNormConfig::new(WIDTH).init(&device);
+    let ours = memsave::LayerNorm::from(stock.clone());
+    // Burn's gradients of gamma and beta alone take little more than those: ours take sums of a quarter of `x`, and one of each.
+    let more = (64 * WIDTH + 6 * WIDTH * 4) as i64;
+    within_stock(("layer_norm", more), [64, WIDTH], |x| stock.forward(x), |x| ours.forward(x));
+    let stock = burn::nn::PReluConfig::new().with_num_parameters(WIDTH).init(&device);
+    let ours = memsave::PRelu::from(stock.clone());
+    within_stock(("prelu", 0), [64, WIDTH], |x| stock.forward(x), |x| ours.forward(x));
+}
+
+#[test]
+fn convolutions_of_small_images_need_no_reference_per_image() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    for (batch, channels, groups, [size, kernel]) in
+        [(4096, 128, 1, [1, 1]), (1024, 64, 1, [2, 3]), (1024, 128, 32, [2, 3])]
+    {
+        let options = || ConvOptions::new([1, 1], [kernel / 2; 2], [1, 1], groups);
+        let weight = [channels, channels / groups, kernel, kernel];
+        let weight = Tensor::random(weight, Distribution::Normal(0.0, 1.0), &device).require_grad();
+        within_stock(
+            ("conv2d", 0),
+            [batch, channels, size, size],
+            |x: Tensor<4>| module::conv2d(x, weight.clone(), None, options()),
+            |x: Tensor<4>| F::conv2d(x, weight.clone(), None, options()),
+        );
+    }
+}
+
+#[test]
+fn kernels_of_planes_need_no_plane_per_thread() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let images = [1, 32, 200, 200];
+    let options = || ConvOptions::new([1, 1], [1, 1], [1, 1], 32);
+    let weight = Tensor::random([32, 1, 3, 3], Distribution::Normal(0.0, 1.0), &device).require_grad();
+    within_stock(
+        ("depthwise", 0),
+        images,
+        |x: Tensor<4>| module::conv2d(x, weight.clone(), None, options()),
+        |x: Tensor<4>| F::conv2d(x, weight.clone(), None, options()),
+    );
+    let stock = burn::nn::pool::AvgPool2dConfig::new([2, 2]).init();
+    let ours = memsave::pool::AvgPool2d::from(stock.clone());
+    within_stock(("avg_pool2d", 0), images, |x: Tensor<4>| stock.forward(x), |x: Tensor<4>| ours.forward(x));
+    let stock = burn::nn::pool::MaxPool2dConfig::new([2, 2]).init();
+    let ours = memsave::pool::MaxPool2d::from(stock.clone());
+    within_stock(("max_pool2d", 0), images, |x: Tensor<4>| stock.forward(x), |x: Tensor<4>| ours.forward(x));
+}
+
+/// Elements of an input of the table, at least: enough to be worth more than one thread.
+const ELEMENTS: usize = 1 << 17;
+
+/// One test per family of the table: everything is tracked.
+macro_rules! families {
+    ($($family:ident),+) => {
+        mod table_in_pools {
+            use super::*;
+            $(
+                #[test]
+                fn $family() {
+                    let _alone = alone();
+                    let mut bytes = InPools::default();
+                    table::$family::visit(&mut bytes);
+                    assert!(bytes.failures.is_empty(), "{}", bytes.failures.join("\n"));
+                }
+            )+
+        }
+    };
+}
+table::families!(families);
+
+#[derive(Default)]
+struct InPools {
+    failures: Vec<String>,
+}
+
+impl Visitor for InPools {
+    fn row<const D: usize, const O: usize, S, M>(&mut self, row: Row<'_, D, O, S, M>)
+    where
+        S: Module + Display + From<M>,
+        M: Module + Display + From<S>,
+    {
+        if row.notes.leaves_out(Check::Bytes, &row.name) || row.notes.leaves_out(Check::Time, &row.name) {
+            return;
+        }
+        let device = Device::flex().autodiff();
+        let setting = Setting::new(&device, Case::Trainable, DType::F32);
+        let mut shape = row.shapes.usual;
+        shape[0] = ELEMENTS.div_ceil(shape[1..].iter().product()).min(shape[0]);
+        let stock = setting.cast((row.stock.init)(&device, shape));
+        let ours = M::from(stock.clone());
+        let normal = Distribution::Normal(0.0, 1.0);
+        let input = || Tensor::random(shape, normal, &device).require_grad();
+        for threads in POOLS {
+            let pool = pool(threads);
+            let (stock, ours) = (stock.clone(), ours.clone());
+            let (of_stock, of_ours) = (&row.stock.forward, &row.ours.forward);
+            let stock = peak((&pool, 1), &device, &input, move |x| of_stock(&stock, x));
+            let ours = peak((&pool, 1), &device, &input, move |x| of_ours(&ours, x));
+            let seen = format!("{}, {threads} threads: {ours} bytes, stock {stock}", row.name);
+            println!("{seen}");
+            self.failures.extend((ours > stock + RECORDS + SCRATCH).then_some(seen));
+        }
+    }
+}
