@@ -124,6 +124,22 @@ impl<B: Rest, C: CheckpointStrategy> Rest for Autodiff<B, C> {
     }
 }
 
+impl short::Bench for Devices {
+    fn device(&self) -> Device {
+        self.device.clone()
+    }
+
+    fn measure<const D: usize, const O: usize>(
+        &mut self,
+        name: &str,
+        parameters: &str,
+        input: ([usize; D], bool),
+        sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2],
+    ) {
+        Devices::measure(self, name, parameters, input, sides);
+    }
+}
+
 #[derive(Debug)]
 struct RestStep;
 
@@ -390,7 +406,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     let mut devices = Devices { device: device.autodiff(), args, rows: vec![] };
     if devices.args.short {
-        devices.short_rows();
+        short::rows(&mut devices);
     } else if devices.args.large {
         devices.large(devices.args.sizes);
     } else {

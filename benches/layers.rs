@@ -1,9 +1,10 @@
 //! Time of every layer beside its stock twin: in inference, and forward and backward in training, trainable and frozen; on the
-//! shapes of the README's table and on small ones.
+//! shapes of the README's table and on small ones; and, forward and backward, many rows of a few elements.
 //!
 //! ```sh
 //! cargo bench --bench layers -- conv2d
 //! cargo bench --bench layers -- small
+//! cargo bench --bench layers -- short
 //! ```
 //!
 //! At the end comes a table of ratios, ours to Burn's: above 1 is a bug.
@@ -26,6 +27,8 @@ use table::{
     run::{initialize, variants},
 };
 
+#[path = "devices/short.rs"]
+mod short;
 #[path = "../tests/table/mod.rs"]
 mod table;
 
@@ -158,6 +161,23 @@ impl Timing {
     }
 }
 
+impl short::Bench for Timing {
+    fn device(&self) -> Device {
+        self.device.clone()
+    }
+
+    fn measure<const D: usize, const O: usize>(
+        &mut self,
+        name: &str,
+        parameters: &str,
+        (shape, _): ([usize; D], bool),
+        sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2],
+    ) {
+        let x = Tensor::random(shape, Distribution::Normal(0.0, 1.0), &self.device);
+        self.time(format!("short {name}, {parameters}, forward and backward"), sides, &x);
+    }
+}
+
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
@@ -173,6 +193,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         table::visit(&mut timing);
         timing.lazy(of_lazy)?;
     }
+    short::rows(&mut timing);
     timing.criterion.final_summary();
     println!("{}", timing.ratios());
     Ok(())

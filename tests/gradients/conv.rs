@@ -350,11 +350,10 @@ fn depthwise_convolutions_of_large_planes_equal_stock() {
         conv.axes.iter_mut().for_each(|axis| axis.dilation = dilation);
         let axes = [
             Axis { size: 9, kernel: 3, stride, padding: (1, 1), dilation },
-            Axis { size: 20, kernel: 2, stride: 1, padding: (1, 0), dilation: 1 },
-            Axis { size: 31, kernel: 3, stride, padding: (0, 1), dilation: 1 },
+            Axis { size: 20, kernel: 2, stride: 1, padding: (0, 0), dilation: 1 },
+            Axis { size: 31, kernel: 3, stride, padding: (1, 1), dilation: 1 },
         ];
-        let volume = Convolution { channels: [1, 1], axes, ..fixed::<3>(1, 1, 1, (0, 0)) }.fitted();
-        let volume = Convolution { padding_out: [0; 3], ..volume };
+        let volume = Convolution { channels: [1, 1], axes, ..fixed::<3>(1, 1, 1, (0, 0)) };
         for setting in [DType::F32, DType::F64].map(Setting::of) {
             Check::new(conv.conv_inputs::<4>(), setting.clone())
                 .compare::<4>(&|t| F::conv2d(t.get(0), t.get(1), t.maybe(2), conv.options()), &|t| {

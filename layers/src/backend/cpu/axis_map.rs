@@ -1,4 +1,5 @@
-//! Linear maps along spatial axes and their adjoints, one axis after the other.
+//! Linear maps along spatial axes and their adjoints, one axis after the other. Beside its results, a thread has 16 KiB of f32, or one
+//! output of the first axis; in half precision the adjoint of a plane, too.
 use super::{CpuBackend, CpuElement, accumulators, parallel, sums, with_element};
 use crate::backend::axis_map::{AxisMap, AxisMaps, Resized, Shift, Weights, Window};
 use crate::backend::wide;
@@ -256,6 +257,8 @@ mod tests {
             vec![AxisMap::linear(resized(5, 8, false)), mean()],
             vec![mean(), AxisMap::cubic(resized(6, 4, true))],
             vec![mean(), AxisMap::adaptive_mean(5, 2), AxisMap::linear(resized(4, 6, true))],
+            // Some outputs of the first axis after the others.
+            vec![AxisMap::linear(resized(9, 14, false)), AxisMap::cubic(resized(900, 600, false))],
         ] {
             const PLANES: usize = 3;
             let size = |of: fn(&AxisMap) -> usize| PLANES * axes.iter().map(of).product::<usize>();

@@ -189,43 +189,26 @@ pub(crate) fn zip_filled<T: Copy + Send + Sync, U: Send>(
     work: impl Into<Work>,
     f: impl Fn(usize, &mut [T], &mut [U]) + Send + Sync,
 ) -> Vec<T> {
-    zip_initialized(len, other, sizes, work, |_, chunk| fill(chunk, value), f)
+    // SAFETY: `fill` writes all of the chunk.
+    unsafe { zip_written(len, other, sizes, work, |index, chunk, other| f(index, fill(chunk, value), other)) }
 }
 
-/// [`zip_filled`] with a copy of `source` instead of one value.
-pub(crate) fn zip_copied<T: Copy + Send + Sync, U: Send>(
-    source: &[T],
-    other: &mut [U],
-    sizes: [usize; 2],
-    f: impl Fn(usize, &mut [T], &mut [U]) + Send + Sync,
-) -> Vec<T> {
-    let start = |index| index * sizes[0];
-    zip_initialized(
-        source.len(),
-        other,
-        sizes,
-        source.len(),
-        |index, chunk| copy(chunk, &source[start(index)..]),
-        f,
-    )
-}
-
-/// A vector of `len` elements after `f` on every chunk that `initialize` has initialized, all of it.
-fn zip_initialized<T: Copy + Send + Sync, U: Send>(
+/// [`written`] beside the chunks of another slice, of which there must be as many.
+///
+/// # Safety
+///
+/// `f` writes every element of its first chunk.
+pub(crate) unsafe fn zip_written<T: Send, U: Send>(
     len: usize,
     other: &mut [U],
     sizes: [usize; 2],
     work: impl Into<Work>,
-    initialize: impl Fn(usize, &mut [MaybeUninit<T>]) -> &mut [T] + Send + Sync,
-    f: impl Fn(usize, &mut [T], &mut [U]) + Send + Sync,
+    f: impl Fn(usize, &mut [MaybeUninit<T>], &mut [U]) + Send + Sync,
 ) -> Vec<T> {
     assert_eq!(len.div_ceil(sizes[0]), other.len().div_ceil(sizes[1]), "as many chunks on both sides");
     let mut values = Vec::with_capacity(len);
-    let spare = &mut values.spare_capacity_mut()[..len];
-    zip_chunks_mut(spare, other, sizes, work, |index, chunk, other| {
-        f(index, initialize(index, chunk), other)
-    });
-    // SAFETY: with as many chunks on both sides `zip_chunks_mut` visits every one, and `initialize` initializes all of it.
+    zip_chunks_mut(&mut values.spare_capacity_mut()[..len], other, sizes, work, f);
+    // SAFETY: with as many chunks on both sides `zip_chunks_mut` visits every one, and `f` writes all of it.
     unsafe { values.set_len(len) };
     values
 }
@@ -448,8 +431,6 @@ mod tests {
             });
             assert_eq!(zipped, expected);
             assert_eq!(others.iter().sum::<usize>(), 2 * len);
-            let zipped = zip_copied(&source, &mut others, [size, 2], |index, chunk, _| add(index, chunk));
-            assert_eq!(zipped, expected_copy);
         }
     }
 

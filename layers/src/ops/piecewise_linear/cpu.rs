@@ -3,11 +3,13 @@ use super::{PiecewiseLinear, PiecewiseLinearKernels, by_burn};
 use crate::backend::cpu::{
     BitMask, CpuBackend, CpuElement,
     bit_mask::{BITS, TASK, pack},
-    is_wide, parallel, with_element,
+    is_wide,
+    parallel::{self, Job},
+    with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, bf16, f16};
-use core::hint::black_box;
+use core::{hint::black_box, mem::MaybeUninit};
 use num_traits::{One, Zero};
 
 impl<B: CpuBackend> PiecewiseLinearKernels for B {
@@ -131,7 +133,13 @@ struct Values<'a, E>(&'a [E]);
 
 impl<E: CpuElement> Visitor<E, Vec<E>> for Values<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<E> {
-        parallel::copied(self.0, TASK * BITS, self.0.len(), |_, values| replace_all(values, f))
+        // SAFETY: every element is written.
+        unsafe {
+            parallel::written(self.0.len(), TASK * BITS, self.0.len(), |task, y| {
+                let (x, nothing) = (&self.0[task * TASK * BITS..], nothing());
+                y.iter_mut().zip(x).for_each(|(y, &x)| _ = y.write(stored(f(x).0, nothing)));
+            })
+        }
     }
 }
 
@@ -165,10 +173,50 @@ struct Apply<'a, E>(&'a [E]);
 impl<E: CpuElement> Visitor<E, (Vec<E>, Vec<u64>)> for Apply<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> (Vec<E>, Vec<u64>) {
         let mut words = vec![0; self.0.len().div_ceil(BITS)];
-        let out = parallel::zip_copied(self.0, &mut words, [TASK * BITS, TASK], |_, out, words| {
-            for_words(out, words, |values| replace(values, f));
-        });
+        // SAFETY: `Written` writes every element.
+        let out = unsafe {
+            parallel::zip_written(
+                self.0.len(),
+                &mut words,
+                [TASK * BITS, TASK],
+                self.0.len(),
+                |task, y, words| {
+                    let x = &self.0[task * TASK * BITS..][..y.len()];
+                    parallel::vectorized(Written { x, y, words, f });
+                },
+            )
+        };
         (out, words)
+    }
+}
+
+/// Writes `f` of values, and their bits. (To copy the values and replace them takes twice as long.)
+struct Written<'a, E, F> {
+    x: &'a [E],
+    y: &'a mut [MaybeUninit<E>],
+    words: &'a mut [u64],
+    f: F,
+}
+
+impl<E: CpuElement, F: Fn(E) -> (E, bool)> Job for Written<'_, E, F> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { x, y, words, f } = self;
+        let write = |x: &[E], y: &mut [MaybeUninit<E>]| {
+            let nothing = nothing();
+            pack(x.iter().zip(y), |(&x, y)| {
+                let (value, bit) = f(x);
+                y.write(stored(value, nothing));
+                bit
+            })
+        };
+        let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<BITS>(), y.as_chunks_mut::<BITS>());
+        if let Some(word) = words.get_mut(x.len()) {
+            *word = write(x_rest, y_rest);
+        }
+        x.iter().zip(y).zip(words).for_each(|((x, y), word)| *word = write(x, y));
     }
 }
 
@@ -179,9 +227,30 @@ impl<E: CpuElement> Visitor<E, Vec<u64>> for ApplyInPlace<'_, E> {
         let work = self.0.len();
         let mut words = vec![0; work.div_ceil(BITS)];
         parallel::zip_chunks_mut(self.0, &mut words, [TASK * BITS, TASK], work, |_, values, words| {
-            for_words(values, words, |values| replace(values, f));
+            parallel::vectorized(Replaced { values, words, f });
         });
         words
+    }
+}
+
+/// Replaces values by `f` of them, and writes their bits.
+struct Replaced<'a, E, F> {
+    values: &'a mut [E],
+    words: &'a mut [u64],
+    f: F,
+}
+
+impl<E: CpuElement, F: Fn(E) -> (E, bool)> Job for Replaced<'_, E, F> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { values, words, f } = self;
+        let (full, rest) = values.as_chunks_mut::<BITS>();
+        if let Some(word) = words.get_mut(full.len()) {
+            *word = replace(rest, &f);
+        }
+        full.iter_mut().zip(words).for_each(|(values, word)| *word = replace(values, &f));
     }
 }
 
@@ -214,15 +283,4 @@ fn nothing<E: CpuElement>() -> E {
 #[inline(always)]
 fn stored<E: CpuElement>(y: E, nothing: E) -> E {
     if is_wide::<E>() { y + nothing } else { y }
-}
-
-/// Sets every word of bits to `f` of its 64 values; their number is a constant where `f` is inlined, except for the remainder at
-/// the end.
-#[inline(always)]
-fn for_words<E>(values: &mut [E], words: &mut [u64], f: impl Fn(&mut [E]) -> u64) {
-    let (full, rest) = values.as_chunks_mut::<BITS>();
-    if let Some(word) = words.get_mut(full.len()) {
-        *word = f(rest);
-    }
-    full.iter_mut().zip(words).for_each(|(values, word)| *word = f(values));
 }

@@ -1,4 +1,7 @@
 //! Fused loops: the statistics of a row are computed while it is in the cache.
+//!
+//! Beside the tensors a thread has sums for the gradients of gamma and beta, 24 bytes per parameter: a quarter of `x` for all threads, or
+//! those of one.
 use super::{NormGrads, RowNorm, RowNormKernels};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,

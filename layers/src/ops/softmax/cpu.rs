@@ -1,4 +1,6 @@
-//! Fused loops: along the last axis a row stays in the cache, along another one all columns go at once.
+//! Fused loops: along the last axis a row stays in the cache, along another one some columns do.
+//!
+//! Beside the tensors a thread holds 16 bytes for every column that it works on, 16 KiB at most; parts of rows hold 64 KiB together.
 use super::{Softmax, SoftmaxKernels};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
