@@ -151,7 +151,8 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
         }
     };
     let work = rows.saturating_mul(columns).saturating_mul(depth + PER_ELEMENT);
-    let threads = if work < WORTH_IT { 1 } else { parallel::threads() };
+    // What a thread packs is worth a part that is not small.
+    let threads = if work < WORTH_IT { 1 } else { parallel::threads().min(work / (WORTH_IT / 4)) };
     parallel::each(parts(a, columns, threads), work, part);
 }
 

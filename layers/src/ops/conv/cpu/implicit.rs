@@ -124,7 +124,14 @@ pub(super) fn convolve<E: CpuElement>(
     let mut result = Vec::with_capacity(len);
     let start = result.spare_capacity_mut()[..len].as_mut_ptr();
     let unwritten = Unwritten { start, len, channels, plane, result: PhantomData };
-    parallel::each(parts(input, &phases[0].0, work), work, |part| {
+    let weights = phases.iter().map(|(_, weight)| weight.len()).sum::<usize>();
+    let rows = if phases.iter().all(|(phase, _)| input.size() * phase.taps.len() <= DEPTH) {
+        ROWS_OF_SUMS
+    } else {
+        channels / input.groups
+    };
+    let most = jobs_to_hold(input.values.len() + len, weights, (DEPTH + rows) * COLUMNS);
+    parallel::each(parts(input, &phases[0].0, work, most), work, |part| {
         vectorized(Convolve { part, input, phases, finish, unwritten: &unwritten });
     });
     // SAFETY: the parts are all of the result, and every element of a part is a point of one phase, whose run writes it.
@@ -132,13 +139,20 @@ pub(super) fn convolve<E: CpuElement>(
     result
 }
 
-/// The result in parts that threads can work on.
-fn parts<E>(input: Planes<'_, E>, phase: &Phase, work: Work) -> Vec<Part> {
+/// How many jobs may hold so many elements each: together a quarter of those of the tensors, and as many as the weight has.
+fn jobs_to_hold(elements: usize, weights: usize, held: usize) -> usize {
+    ((elements / 4 + weights) / held).max(1)
+}
+
+/// The result in parts that threads can work on, `most` of them at once.
+fn parts<E>(input: Planes<'_, E>, phase: &Phase, work: Work, most: usize) -> Vec<Part> {
     let units = input.batch() * phase.units();
     // Enough tiles to read the weight seldom, but something to do for every thread.
     let smallest = (4 * COLUMNS).div_ceil(phase.points_of(1).max(1));
     let largest = parallel::items_per_thread(units, work);
     let size = parallel::items_per_job(units * input.groups, work).max(smallest).min(largest);
+    let size =
+        if parallel::threads() > most { size.max((units * input.groups).div_ceil(most)) } else { size };
     let of_group = |group| ranges(units, size).map(move |units| Part { group, units });
     (0..input.groups).flat_map(of_group).collect()
 }
@@ -247,10 +261,13 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let (rows, columns) = (signal.size() * taps, dy.size());
     let work = Work::of([batch, phase.points(), groups, rows, columns]) / MULTIPLICATIONS;
     let jobs = (batch * units).div_ceil(parallel::items_per_thread(batch * units, work));
-    let bytes = groups * rows * columns * size_of::<E::Acc>();
-    // The sums of all parts are a quarter of what they are made of at most.
-    let elements = batch * phase.points() * (signal.size() + dy.size()) * groups;
-    let parts = (PARTS / bytes).min(elements / (4 * groups * rows * columns)).clamp(1, jobs);
+    let held = (columns.next_multiple_of(MOST_LANES) + rows.min(ROWS)) * COLUMNS;
+    let jobs = jobs.min(jobs_to_hold(signal.values.len() + dy.values.len(), groups * rows * columns, held));
+    // The sums of all parts are a quarter of what they are made of at most, and there are no more of them than give every job one.
+    let sums = groups * rows * columns.next_multiple_of(MOST_LANES);
+    let elements = batch * phase.points() * groups * (signal.size() + dy.size());
+    let parts = (PARTS / (sums * size_of::<E::Acc>())).min(elements / (4 * sums));
+    let parts = parts.clamp(1, jobs.div_ceil(groups));
     let per_block = signal.size().div_ceil(jobs.div_ceil(parts * groups));
 
     let mut partials = Vec::new();
