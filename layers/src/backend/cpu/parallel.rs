@@ -21,7 +21,7 @@ impl Work {
         Self(sizes.into_iter().fold(1, |product: u64, size| product.saturating_mul(size as u64)))
     }
 
-    fn is_worth_it(self) -> bool {
+    pub(crate) fn is_worth_it(self) -> bool {
         self.0 >= Self::WORTH_IT
     }
 }

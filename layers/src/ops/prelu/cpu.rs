@@ -62,9 +62,10 @@ fn alpha_backward<E: CpuElement>(x: &[E], dy: &[E], slopes: usize, inner: usize)
     const SUMS: usize = 1 << 13;
     let planes = x.len() / inner;
     let parts = inner.div_ceil(PART);
-    // The sums of all jobs take 64 KiB at most, or those of one.
-    let jobs = (SUMS / slopes).max(1);
-    let size = parallel::items_per_job(planes * parts, x.len()).max((planes * parts).div_ceil(jobs));
+    // The sums of all jobs take 64 KiB, or a quarter of what x takes in f32, at most.
+    let least = parallel::items_per_part(inner.min(PART), 2 * slopes);
+    let least = least.min((planes * parts).div_ceil((SUMS / slopes).max(1)));
+    let size = parallel::items_per_job(planes * parts, x.len()).max(least);
     let sums = parallel::map_ranges(planes * parts, size, |range| {
         let mut sums = vec![0.0f64; slopes];
         for part in range {

@@ -1,7 +1,7 @@
 //! Fused loops: the statistics of a row are computed while it is in the cache.
 //!
-//! Beside the tensors a thread has sums for the gradients of gamma and beta, 24 bytes per parameter: a quarter of `x` for all threads, or
-//! those of one.
+//! Beside the tensors a thread has sums for those gradients of gamma and beta that are wanted, in f64, and for both in the type of sums, of
+//! a few rows: for all threads together as many elements as a quarter of `x`, or those of one thread. Nothing if none is wanted.
 use super::{NormGrads, RowNorm, RowNormKernels};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
@@ -151,7 +151,7 @@ struct Visit<'a, E: CpuElement> {
     gamma: &'a [E::Acc],
     grads: ParameterGrads,
     /// If every element of a row has its own parameters, and every row the same: sums of a few rows, for gamma and beta, not yet
-    /// in `grads`. Adding in this type is faster, but loses precision over many rows.
+    /// in `grads`; empty if neither is wanted. Adding in this type is faster, but loses precision over many rows.
     few: Option<[Vec<E::Acc>; 2]>,
     /// How many rows those are.
     rows: usize,
@@ -170,7 +170,8 @@ impl<'a, E: CpuElement> Visit<'a, E> {
     const FEW: usize = 32;
 
     fn new(norm: &'a RowNorm, gamma: &'a [E::Acc], wanted: [bool; 2]) -> Self {
-        let few = || vec![<E::Acc as Zero>::zero(); norm.channels];
+        let channels = if wanted == [false; 2] { 0 } else { norm.channels };
+        let few = || vec![<E::Acc as Zero>::zero(); channels];
         let few = (norm.inner == 1 && norm.groups == 1).then(|| [few(), few()]);
         Self { norm, gamma, grads: ParameterGrads::new(norm, wanted), few, rows: 0 }
     }
@@ -180,6 +181,7 @@ impl<'a, E: CpuElement> Visit<'a, E> {
         let [mean, inv_std] = statistics(x, self.norm);
         let start = at % self.norm.groups * self.norm.channels;
         let [sum, product] = match &mut self.few {
+            Some([few, _]) if few.is_empty() => sums_of_row(x, dy, self.gamma, [mean, inv_std]),
             Some(few) => {
                 if self.rows == Self::FEW {
                     flush(few, &mut self.grads);
@@ -246,8 +248,55 @@ fn flush<A: CpuElement>(few: &mut [Vec<A>; 2], grads: &mut ParameterGrads) {
     }
 }
 
-/// Adds `dy * x_hat` and `dy` of every element to the sums of its parameter; returns the sums over the row of `gamma * dy` and
-/// of `gamma * dy * x_hat`.
+/// The sums over a row of `gamma * dy` and of `gamma * dy * x_hat`, in lanes.
+struct RowSums<A> {
+    sums: [A; LANES],
+    products: [A; LANES],
+}
+
+impl<A: CpuElement<Acc = A>> RowSums<A> {
+    fn new() -> Self {
+        Self { sums: sums::zeros(), products: sums::zeros() }
+    }
+
+    #[inline(always)]
+    fn add(&mut self, lane: usize, x_hat: A, dy: A, gamma: A) {
+        self.sums[lane] = self.sums[lane] + gamma * dy;
+        self.products[lane] = self.products[lane] + gamma * dy * x_hat;
+    }
+
+    fn total(self) -> [f64; 2] {
+        [sums::total(self.sums), sums::total(self.products)]
+    }
+}
+
+/// The sums of [`RowSums`] of a row.
+#[inline(always)]
+fn sums_of_row<E: CpuElement>(
+    x: &[E],
+    dy: &[E],
+    gamma: &[E::Acc],
+    [mean, inv_std]: [E::Acc; 2],
+) -> [f64; 2] {
+    let mut of_row = RowSums::new();
+    let mut add = |lane: usize, x: E, dy: E, gamma: E::Acc| {
+        of_row.add(lane, (x.widen() - mean) * inv_std, dy.widen(), gamma);
+    };
+    let (x, x_rest) = x.as_chunks::<LANES>();
+    let (dy, dy_rest) = dy.as_chunks::<LANES>();
+    let (gamma, gamma_rest) = gamma.as_chunks::<LANES>();
+    for ((x, dy), gamma) in x.iter().zip(dy).zip(gamma) {
+        for lane in 0..LANES {
+            add(lane, x[lane], dy[lane], gamma[lane]);
+        }
+    }
+    for ((&x, &dy), &gamma) in x_rest.iter().zip(dy_rest).zip(gamma_rest) {
+        add(0, x, dy, gamma);
+    }
+    of_row.total()
+}
+
+/// Adds `dy * x_hat` and `dy` of every element to the sums of its parameter; returns those of [`RowSums`].
 #[inline(always)]
 fn add_elements<E: CpuElement>(
     x: &[E],
@@ -256,13 +305,12 @@ fn add_elements<E: CpuElement>(
     [mean, inv_std]: [E::Acc; 2],
     [few_gamma, few_beta]: &mut [Vec<E::Acc>; 2],
 ) -> [f64; 2] {
-    let (mut sums, mut products) = (sums::zeros::<E::Acc>(), sums::zeros::<E::Acc>());
+    let mut of_row = RowSums::new();
     let mut add = |lane: usize, x: E, dy: E, gamma: E::Acc, to_gamma: &mut E::Acc, to_beta: &mut E::Acc| {
         let (x_hat, dy) = ((x.widen() - mean) * inv_std, dy.widen());
         *to_gamma = *to_gamma + dy * x_hat;
         *to_beta = *to_beta + dy;
-        sums[lane] = sums[lane] + gamma * dy;
-        products[lane] = products[lane] + gamma * dy * x_hat;
+        of_row.add(lane, x_hat, dy, gamma);
     };
     let (x, x_rest) = x.as_chunks::<LANES>();
     let (dy, dy_rest) = dy.as_chunks::<LANES>();
@@ -279,15 +327,18 @@ fn add_elements<E: CpuElement>(
     for ((((&x, &dy), &gamma), to_gamma), to_beta) in rest {
         add(0, x, dy, gamma, to_gamma, to_beta);
     }
-    [sums::total(sums), sums::total(products)]
+    of_row.total()
 }
 
-/// The rows that a thread takes, of so many elements in all. It has sums of its own, two in f64 and two in the type of sums for every
-/// parameter.
-fn rows_per_thread(norm: &RowNorm, elements: usize) -> usize {
+/// The rows that a thread takes, of so many elements in all; see the head of this file.
+fn rows_per_thread(norm: &RowNorm, elements: usize, wanted: [bool; 2]) -> usize {
     let size = norm.row().max(1);
-    let least = parallel::items_per_part(size, 6 * norm.parameters());
-    parallel::items_per_thread(elements / size, elements).max(least)
+    let even = parallel::items_per_thread(elements / size, elements);
+    match wanted.into_iter().filter(|&wanted| wanted).count() {
+        0 => even,
+        // Of which one in f64 is as much as two.
+        sums => even.max(parallel::items_per_part(size, (2 + 2 * sums) * norm.parameters())),
+    }
 }
 
 /// The gradients of the parameters.
@@ -300,7 +351,7 @@ fn parameters_backward<E: CpuElement>(
 ) -> ParameterGrads {
     let size = norm.row().max(1);
     let row = |at: usize| at * size..(at + 1) * size;
-    let job = rows_per_thread(norm, x.len());
+    let job = rows_per_thread(norm, x.len(), wanted);
     let parts = parallel::map_ranges(x.len() / size, job, |range| {
         let mut visit = Visit::<E>::new(norm, &parameters.gamma, wanted);
         range.for_each(|at| {
@@ -320,7 +371,7 @@ fn backward<E: CpuElement>(
     wanted: [bool; 2],
 ) -> ParameterGrads {
     let size = norm.row().max(1);
-    let job = rows_per_thread(norm, x.len());
+    let job = rows_per_thread(norm, x.len(), wanted);
     let parts = parallel::map_chunks_mut(dy, job * size, |index, dy| {
         let mut visit = Visit::<E>::new(norm, &parameters.gamma, wanted);
         let rows = dy.chunks_exact_mut(size).zip(x[index * job * size..].chunks_exact(size));

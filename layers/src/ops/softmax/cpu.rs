@@ -1,6 +1,7 @@
 //! Fused loops: along the last axis a row stays in the cache, along another one some columns do.
 //!
-//! Beside the tensors a thread holds 16 bytes for every column that it works on, 16 KiB at most; parts of rows hold 64 KiB together.
+//! Beside the tensors a thread holds 16 bytes for every column that it works on (24 of f64), of 1024 at most; parts of rows hold as much for 4096
+//! columns together.
 use super::{Softmax, SoftmaxKernels};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
@@ -52,9 +53,10 @@ struct Axis {
 /// Elements of a strip: they stay in a second-level cache.
 const STRIP: usize = 1 << 16;
 
-/// Columns of a strip, at most and at least. What a thread holds beside the tensors is 16 bytes for each of them.
+/// Columns of a strip, at most and at least: of fewer, memory is read a few cache lines at a time. What a thread holds beside the tensors
+/// is 16 bytes for each of them.
 const WIDEST: usize = 1 << 10;
-const NARROWEST: usize = 1 << 4;
+const NARROWEST: usize = 1 << 6;
 
 /// Columns of all parts that the rows of a block are divided into, at most: 64 KiB of what is held for them.
 const COLUMNS_OF_PARTS: usize = 1 << 12;
@@ -77,12 +79,18 @@ impl Axis {
     /// How `elements` are divided.
     fn division(self, elements: usize) -> Division {
         let (blocks, threads) = (elements / self.block().max(1), parallel::threads());
-        let of_threads = self.inner.div_ceil((4 * threads).div_ceil(blocks.max(1)));
-        let widest = (STRIP / self.length.max(1)).min(of_threads).next_multiple_of(NARROWEST);
-        let width = widest.clamp(NARROWEST, WIDEST).min(self.inner).max(1);
-        let (strips, parts) = (blocks * self.inner.div_ceil(width), COLUMNS_OF_PARTS / self.inner.max(1));
-        if strips < threads.min(parts) && parts < self.length {
-            let job = parallel::items_per_thread(self.length, work(elements));
+        // Of so many strips per thread.
+        let of_threads = |each: usize| self.inner.div_ceil((each * threads).div_ceil(blocks.max(1)));
+        let width = match STRIP / self.length.max(1) {
+            // Nothing stays in the cache until it is read again: the wider, the better.
+            few if few < NARROWEST => of_threads(1),
+            cached => cached.min(of_threads(4)),
+        };
+        let width = width.next_multiple_of(NARROWEST).min(WIDEST).min(self.inner).max(1);
+        let strips = blocks * self.inner.div_ceil(width);
+        let parts = (COLUMNS_OF_PARTS / self.inner.max(1)).min(self.length);
+        if work(elements).is_worth_it() && strips < threads.min(blocks * parts) {
+            let job = parallel::items_per_thread(self.length, work(self.block()));
             return Division::Rows(job.max(self.length.div_ceil(parts)));
         }
         Division::Columns(width)
@@ -351,6 +359,7 @@ fn backward_by<E: CpuElement>(
                     column_sums(rows(index).zip(dy.chunks_exact_mut(inner)), inner, term)
                 });
                 let sums: Vec<_> = Columns::<E::Acc>::merge(sums).into_iter().map(E::Acc::from_f64).collect();
+                let work = dy.len();
                 parallel::chunks_mut(dy, job * inner, work, |index, dy| {
                     column_gradients(rows(index).zip(dy.chunks_exact_mut(inner)), &sums, dx);
                 });

@@ -91,7 +91,10 @@ impl Canvas {
         for (number, place) in places.enumerate() {
             let rows = place.start / row..(place.end + reach - 1).div_ceil(row);
             match bands.last_mut() {
-                Some(band) if (rows.end - band.rows.start) * row <= largest => {
+                // Rows that are laid out anyway take no more.
+                Some(band)
+                    if rows.end <= band.rows.end || (rows.end - band.rows.start) * row <= largest =>
+                {
                     band.items.end = number + 1;
                     band.rows.end = band.rows.end.max(rows.end);
                 }
@@ -117,6 +120,37 @@ impl Canvas {
             let source =
                 line.map(|(outer, inner)| &plane[(outer * self.input[1] + inner) * width..][..width]);
             lay_out(source, self.first, stride, self.pitch, target);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::geometry::{Axes, Axis};
+    use super::*;
+
+    /// A line that is longer than a band is laid out once, and of rows only those are laid out twice that two bands read.
+    #[test]
+    fn few_rows_are_laid_out_twice() {
+        let axis = |size| Axis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, padding: 1 };
+        for sizes in [vec![1 << 16], vec![300, 300], vec![5, 40_000], vec![9, 30, 30]] {
+            let axes: Vec<Axis> = sizes.iter().map(|&size| axis(size)).collect();
+            let canvas = Canvas::new(&Axes::new(&axes).convolution());
+            // In stretches of 2048 points, as sums are made.
+            let points: usize = sizes.iter().product();
+            let last = sizes[sizes.len() - 1];
+            let places = (0..points / last).flat_map(|line| {
+                let inner = if sizes.len() == 3 { [line / sizes[1], line % sizes[1]] } else { [0, line] };
+                let start = canvas.origin(&Run { image: 0, point: [inner[0], inner[1], 0], len: last, column: 0 });
+                (0..last).step_by(2048).map(move |at| start + at..start + (at + 2048).min(last))
+            });
+            let (count, bands) = (places.clone().count(), canvas.bands(places));
+            assert_eq!(bands.iter().map(|band| band.items.len()).sum::<usize>(), count);
+            let painted: usize = bands.iter().map(|band| band.rows.len()).sum();
+            let all: usize = sizes[..sizes.len() - 1].iter().map(|size| size + 2).product();
+            // What two bands read is the reach of the kernel.
+            let shared = if sizes.len() == 3 { 3 * (sizes[1] + 2) } else { 3 };
+            assert!(painted <= all + shared * (bands.len() - 1), "{sizes:?}: {painted} of {all}, {} bands", bands.len());
         }
     }
 }

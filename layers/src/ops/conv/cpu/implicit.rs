@@ -171,7 +171,9 @@ impl<E: CpuElement> Job for Convolve<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        self.phases.iter().for_each(|phase| self.write_phase(phase));
+        for phase in self.phases {
+            self.write_phase(phase);
+        }
     }
 }
 
