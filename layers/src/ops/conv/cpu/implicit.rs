@@ -30,6 +30,9 @@ const SUMS: usize = 1 << 17;
 /// The same of all threads together: 4 MiB of f32.
 const SUMS_OF_ALL: usize = 1 << 20;
 
+/// Elements that all threads together may hold of any convolution, however small: 256 KiB of f32.
+const HELD: usize = 1 << 16;
+
 /// What is noted of where a column comes from and goes to takes as much as so many sums at most: where lines are of one point.
 const RECORDS: usize = 24;
 
@@ -139,9 +142,9 @@ pub(super) fn convolve<E: CpuElement>(
     result
 }
 
-/// How many jobs may hold so many elements each: together a quarter of those of the tensors, and as many as the weight has.
+/// How many jobs may hold so many elements each: together a quarter of those of the tensors, and as many as the weight has, or [`HELD`].
 fn jobs_to_hold(elements: usize, weights: usize, held: usize) -> usize {
-    ((elements / 4 + weights) / held).max(1)
+    ((elements / 4 + weights).max(HELD) / held).max(1)
 }
 
 /// The result in parts that threads can work on, `most` of them at once.
