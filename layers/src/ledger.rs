@@ -2,6 +2,7 @@
 //!
 //! While off, it costs one thread-local read per operation. `burn_memsave::measure::ledger` switches it on for one forward pass
 //! and prints it as a table.
+use crate::apart::Aside;
 use burn_autodiff::NodeId;
 use core::cell::RefCell;
 
@@ -26,6 +27,11 @@ pub struct Entry {
 
 thread_local! {
     static ENTRIES: RefCell<Option<Vec<Entry>>> = const { RefCell::new(None) };
+}
+
+/// See [`apart`](crate::apart()).
+pub(crate) fn set_aside() -> impl Sized {
+    Aside::new(&ENTRIES)
 }
 
 /// Records what operations on this thread keep while `f` runs.

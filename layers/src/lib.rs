@@ -23,6 +23,7 @@
     allow(unused_variables)
 )]
 
+mod apart;
 #[doc(hidden)]
 pub mod backend;
 #[doc(hidden)] // the other crate of this workspace reads it, too
@@ -38,3 +39,5 @@ pub mod ops;
 pub mod saved;
 #[doc(hidden)] // `burn_memsave::measure` shows what it sees
 pub mod watch;
+
+pub use apart::apart;

@@ -1,6 +1,7 @@
 //! The steps of graphs while they are alive, and what happens to them.
 //!
 //! While off, it costs one thread-local read per operation. `burn_memsave::measure::watch_graphs` and `timeline` switch it on.
+use crate::apart::Aside;
 use crate::burn_internals::parents;
 use crate::ledger::Entry;
 use burn::backend::{Backend, TensorMetadata, autodiff::Autodiff, tensor::FloatTensor};
@@ -152,6 +153,11 @@ impl fmt::Debug for Watch {
 
 thread_local! {
     static WATCH: RefCell<Option<Watch>> = const { RefCell::new(None) };
+}
+
+/// See [`apart`](crate::apart()).
+pub(crate) fn set_aside() -> impl Sized {
+    Aside::new(&WATCH)
 }
 
 impl Watch {

@@ -26,6 +26,8 @@
 //! value back. Frozen parameters are sent once, when the replicas are made. Remote devices send to one another; nothing passes
 //! through the program that drives them.
 //!
+//! Several steps in one pool of threads of a CPU are another matter: see [`apart`].
+//!
 //! # Beside `ExecutionStrategy::ddp`
 //!
 //! Burn's own strategy reduces gradients with NCCL, on the CUDA devices of one machine, also of one that serves them to others
@@ -38,6 +40,7 @@
 //! and moves the whole module, frozen weights too, to every device in every step.
 mod error;
 
+pub use burn_memsave_layers::apart;
 pub use error::{DeviceFailure, ParallelError};
 
 use crate::lazy_paths::lazy_paths;

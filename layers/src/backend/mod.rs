@@ -150,6 +150,12 @@ pub trait Capacity: Backend {
         None
     }
 
+    /// Tiles of a matrix product, of 128 rows and columns, that it takes to keep every multiprocessor busy. Only where
+    /// a product with few of them was measured to be slower than several with a part of the terms each, which are added up.
+    fn busy_tiles(_device: &Self::Device) -> Option<usize> {
+        None
+    }
+
     /// The bytes of its memory.
     fn memory(_device: &Self::Device) -> Option<u64> {
         None

@@ -244,6 +244,17 @@ thread_local! {
     static SHARED: OfThread = const { OfThread(RefCell::new(vec![])) };
 }
 
+/// See [`apart`](crate::apart()). What the task holds in the end, any thread goes on with.
+pub(crate) fn set_aside() -> impl Sized {
+    struct Aside(List);
+    impl Drop for Aside {
+        fn drop(&mut self) {
+            leave(SHARED.with(|shared| shared.0.replace(core::mem::take(&mut self.0))));
+        }
+    }
+    Aside(SHARED.with(|shared| shared.0.take()))
+}
+
 /// What threads held when their scopes, or they themselves, ended. Any thread looks at it.
 static LEFT: Mutex<List> = Mutex::new(vec![]);
 /// How much that is.
@@ -274,8 +285,13 @@ pub(crate) fn pack_idle() {
         leave(packed(take_left()));
     }
     if SHARED.with(|shared| !shared.0.borrow().is_empty()) {
-        let list = packed(SHARED.with(|shared| shared.0.take()));
-        SHARED.with(|shared| shared.0.replace(list));
+        let mut list = packed(SHARED.with(|shared| shared.0.take()));
+        // With what was held meanwhile: a thread of a pool that waits for a kernel runs other tasks.
+        SHARED.with(|shared| {
+            let mut shared = shared.0.borrow_mut();
+            list.append(&mut shared);
+            *shared = list;
+        });
     }
 }
 

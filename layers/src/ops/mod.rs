@@ -53,7 +53,7 @@ mod step;
 mod survey;
 #[cfg(all(test, feature = "flex"))]
 pub(crate) mod testing;
-mod update;
+pub(crate) mod update;
 
 pub use add_rms_norm::AddRmsNormOps;
 pub use approx::{Approx, ApproxKernels, ApproxOps};

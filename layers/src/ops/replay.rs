@@ -7,6 +7,7 @@
 //! The output of the last operation need not be computed again where nothing in the segment nor in its backward pass reads it: whoever
 //! replays may [leave it out](Tape::leave_out_end).
 use super::kept::Ledger;
+use crate::apart::Aside;
 use crate::backend::Saved;
 use crate::saved::SavedPolicy;
 use crate::{ledger, watch::Watch};
@@ -72,6 +73,11 @@ enum Frame {
 thread_local! {
     /// From the outermost segment to the innermost.
     static FRAMES: RefCell<Vec<Frame>> = const { RefCell::new(vec![]) };
+}
+
+/// See [`apart`](crate::apart()).
+pub(crate) fn set_aside() -> impl Sized {
+    Aside::new(&FRAMES)
 }
 
 /// Runs the forward pass of a segment for the first time. Its graph is not for long: tensors of it stay as they are.

@@ -13,6 +13,7 @@
 //!
 //! What nobody can have, a gradient that comes after the update, is looked for, and is a panic.
 use super::segment::Slots;
+use crate::apart::Aside;
 use crate::backend::plain_backends;
 use crate::burn_internals::depth;
 use crate::burn_next::routed;
@@ -181,6 +182,11 @@ impl Updates {
 
 thread_local! {
     static CURRENT: RefCell<Option<Updates>> = const { RefCell::new(None) };
+}
+
+/// See [`apart`](crate::apart()).
+pub(crate) fn set_aside() -> impl Sized {
+    Aside::new(&CURRENT)
 }
 
 /// Whether a node is a parameter that entered: like a leaf, it may be left without a gradient.

@@ -1,4 +1,5 @@
 //! Where, and in which form, tensors wait for the backward pass.
+use crate::apart::Aside;
 use crate::ops::{held, replay};
 use burn::tensor::{Bytes, StreamId};
 use core::any::Any;
@@ -122,6 +123,11 @@ thread_local! {
     static SCOPES: RefCell<Vec<SavedPolicy>> = const { RefCell::new(vec![]) };
 }
 
+/// See [`apart`](crate::apart()).
+pub(crate) fn set_aside() -> impl Sized {
+    Aside::new(&SCOPES)
+}
+
 static GLOBAL: RwLock<SavedPolicy> = RwLock::new(SavedPolicy::Keep);
 /// Whether the global policy is another than [`SavedPolicy::Keep`].
 static IS_GLOBAL: AtomicBool = AtomicBool::new(false);
@@ -190,8 +196,8 @@ impl SavedPolicy {
         SavedFile::new(directory.as_ref()).map(Self::Disk)
     }
 
-    /// Runs a forward pass, of which tensors are kept so. Scopes are of a thread, and may be in one another: the innermost
-    /// counts. Within a checkpointed segment none does: what it keeps, it keeps while it is computed.
+    /// Runs a forward pass, of which tensors are kept so. Scopes are of a thread ([`apart`](crate::apart()) says what that means in a pool
+    /// of rayon's), and may be in one another: the innermost counts. Within a checkpointed segment none does: what it keeps, it keeps while it is computed.
     ///
     /// ```
     /// use burn_memsave_layers::saved::SavedPolicy;

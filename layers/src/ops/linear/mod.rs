@@ -2,13 +2,14 @@
 //!
 //! Stock `nn::Linear` is recorded as a broadcast matrix product, because burn-dispatch 0.22.1 does not forward
 //! `ModuleOps::linear`; the backward pass of that product builds one weight gradient per batch row and sums them. Here the batch
-//! is folded into the rows. On Flex the products write what no thread has filled with zeros before.
+//! is folded into the rows. On Flex the products write what no thread has filled with zeros before. Where a device would have too few
+//! tiles to work on, the rows are in a few parts, each with a gradient of the weight of its own, never more of them than stock has.
 use super::{
     MaybeTensor,
     bilinear::{Bilinear, Weight, bilinear},
     extension::extension,
 };
-use crate::backend::device_backends;
+use crate::backend::{Capacity, device_backends};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{FloatTensor, QuantizedTensor},
@@ -86,8 +87,11 @@ impl<B: LinearKernels> Bilinear<B> for Linear {
     }
 }
 
+/// Rows and columns of a tile of a matrix product on a device.
+const TILE: usize = 128;
+
 /// The kernels.
-pub trait LinearKernels: Backend {
+pub trait LinearKernels: Capacity {
     /// `x weight + bias`; x `[..., d_input]`, weight `[d_input, d_output]`, bias `[d_output]`.
     fn dense(
         x: FloatTensor<Self>,
@@ -104,7 +108,8 @@ pub trait LinearKernels: Backend {
 
     /// `x^T dy`, of all rows.
     fn dense_weight_backward(x: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
-        Self::linear_weight_backward(x, dy)
+        let parts = Self::busy_tiles(&x.device()).map(|tiles| parts(&x.shape(), &dy.shape(), tiles));
+        weight_backward_in_parts::<Self>(x, dy, parts.unwrap_or(1))
     }
 
     /// `f` of a dequantized matrix; where the backend can, of one block along `axis` after the other, whose results are
@@ -121,6 +126,36 @@ pub trait LinearKernels: Backend {
     }
 }
 device_backends!(LinearKernels);
+
+/// In how many parts of the batch, which is all axes but the last two, a gradient of a weight is summed: as many as divide it, and have no
+/// more tiles together than it takes to keep the device busy.
+fn parts(x: &Shape, dy: &Shape, busy_tiles: usize) -> usize {
+    let rank = x.num_dims();
+    let batch: usize = x[..rank.saturating_sub(2)].iter().product();
+    let tiles = x[rank - 1].div_ceil(TILE) * dy[rank - 1].div_ceil(TILE);
+    let most = (busy_tiles / tiles.max(1)).min(batch);
+    (1..=most).rev().find(|&parts| batch.is_multiple_of(parts)).unwrap_or(1)
+}
+
+/// `x^T dy`, of all rows: the sum of those of so many parts of the batch.
+fn weight_backward_in_parts<B: Backend>(
+    x: FloatTensor<B>,
+    dy: FloatTensor<B>,
+    parts: usize,
+) -> FloatTensor<B> {
+    if parts == 1 {
+        return B::linear_weight_backward(x, dy);
+    }
+    let [x, dy] = [x, dy].map(|tensor| {
+        let shape = tensor.shape();
+        let (rows, columns) = (&shape[..shape.num_dims() - 1], shape[shape.num_dims() - 1]);
+        let rows = rows.iter().product::<usize>() / parts;
+        B::float_reshape(tensor, Shape::new([parts, rows, columns]))
+    });
+    let of_parts = B::float_matmul(B::float_swap_dims(x, 1, 2), dy);
+    let [_, d_input, d_output] = of_parts.shape().dims();
+    B::float_reshape(B::float_sum_dim(of_parts, 0), Shape::new([d_input, d_output]))
+}
 
 /// `dy weight^T` by Burn's product.
 fn x_backward<B: Backend>(weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
@@ -157,6 +192,31 @@ mod tests {
         let weight = B::float_reshape(weight, Shape::new([1, rows, columns]));
         let weight = if transposed { B::float_swap_dims(weight, 1, 2) } else { weight };
         B::float_matmul(x.clone(), weight)
+    }
+
+    #[test]
+    fn parts_of_the_batch_add_up_to_the_gradient_of_a_weight() {
+        let (x, dy) = (random(&[2, 6, 5, 7]), random(&[2, 6, 5, 3]));
+        let whole = Flex::dense_weight_backward(x.clone(), dy.clone());
+        for parts in [1, 2, 3, 4, 12] {
+            let of_parts = weight_backward_in_parts::<Composed>(composed(&x), composed(&dy), parts);
+            assert_close("gradient", of_parts, whole.clone());
+        }
+    }
+
+    #[test]
+    fn parts_are_as_many_as_keep_a_device_busy() {
+        let of = |x: &[usize], d_output: usize, tiles: usize| {
+            let mut dy = x.to_vec();
+            dy[x.len() - 1] = d_output;
+            parts(&Shape::from(x.to_vec()), &Shape::from(dy), tiles)
+        };
+        assert_eq!(of(&[64, 128, 1024], 1024, 256), 4);
+        assert_eq!(of(&[64, 128, 1024], 8, 256), 32); // of LoRA
+        assert_eq!(of(&[64, 128, 4096], 4096, 256), 1);
+        assert_eq!(of(&[8192, 1024], 8, 256), 1); // stock has one product, too
+        assert_eq!([of(&[7, 128, 1024], 1024, 256), of(&[7, 128, 8], 8, 256)], [1, 7]);
+        assert_eq!([of(&[0, 128, 8], 8, 256), of(&[3, 4, 0], 0, 256)], [1, 3]);
     }
 
     /// In one block and in several, along both axes; also for a tensor whose elements do not lie in order.

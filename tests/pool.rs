@@ -1,0 +1,104 @@
+//! Steps that run in one pool of threads at the same time: a thread that waits for a kernel runs another step meanwhile, which must see
+//! nothing of what the first one is within.
+#![cfg(feature = "flex")]
+use burn::tensor::{Device, Distribution, Tensor, TensorData};
+use burn_memsave::checkpoint::checkpoint;
+use burn_memsave::functional as F;
+use burn_memsave::measure::ledger;
+use burn_memsave::nn::{Linear, LinearConfig};
+use burn_memsave::parallel::apart;
+use burn_memsave::saved::SavedPolicy;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const STEPS: usize = 2000;
+const THREADS: usize = 4;
+/// Kernels that divide their work among threads.
+const ROWS: usize = 1024;
+const WIDTH: usize = 128;
+
+thread_local! {
+    /// Steps that this thread is within.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
+/// What a step computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Plain,
+    /// Keeps tensors in half as many bits.
+    Half,
+    /// In a checkpointed segment, with random numbers.
+    Segment,
+    /// Lists what it keeps.
+    Listed,
+}
+
+struct Steps {
+    layer: Linear,
+    x: Tensor<2>,
+}
+
+impl Steps {
+    fn new() -> Self {
+        let device = Device::flex().autodiff();
+        device.seed(7);
+        let layer = LinearConfig::new(WIDTH, WIDTH).init(&device);
+        layer.weight.val(); // initializes it
+        Self { layer, x: Tensor::random([ROWS, WIDTH], Distribution::Normal(0.0, 1.0), &device) }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = F::gelu(self.layer.forward(x));
+        F::linear(F::silu(x), self.layer.weight.val(), None)
+    }
+
+    /// The gradient of the weight; of a segment, that of an input of ones, which is what its dropout leaves of them.
+    fn run(&self, kind: Kind) -> TensorData {
+        let of_weight = |y: Tensor<2>| self.layer.weight.grad(&y.sum().backward()).unwrap().into_data();
+        match kind {
+            Kind::Plain => of_weight(self.forward(self.x.clone())),
+            Kind::Half => of_weight(SavedPolicy::Half.scope(|| self.forward(self.x.clone()))),
+            Kind::Segment => {
+                let ones = self.x.ones_like().require_grad();
+                let y = checkpoint(&self.layer, ones.clone(), |layer, x| {
+                    let _ = layer.forward(x.clone()); // a kernel within the segment
+                    F::dropout(x, 0.5)
+                });
+                let gradients = y.clone().sum().backward();
+                let difference = (y.inner() - ones.grad(&gradients).unwrap()).abs().max();
+                difference.into_data()
+            }
+            Kind::Listed => {
+                let forward = |this: &Linear, x: Tensor<2>| F::gelu(this.forward(x)).sum();
+                let (_, ledger) = ledger(&self.layer, self.x.clone(), forward);
+                TensorData::from([ledger.rows.len() as i32])
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_of_a_pool_see_nothing_of_one_another() {
+    const KINDS: [Kind; 4] = [Kind::Plain, Kind::Half, Kind::Segment, Kind::Listed];
+    let steps = Steps::new();
+    let alone = KINDS.map(|kind| steps.run(kind));
+    assert_ne!(alone[0], alone[1], "half of the bits are rounded");
+    let deepest = AtomicUsize::new(0);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(THREADS).stack_size(1 << 28).build().unwrap();
+    pool.scope(|scope| {
+        for number in 0..STEPS {
+            let (steps, alone, deepest) = (&steps, &alone, &deepest);
+            scope.spawn(move |_| {
+                let depth = DEPTH.get() + 1;
+                DEPTH.set(depth);
+                deepest.fetch_max(depth, Ordering::Relaxed);
+                let kind = KINDS[number % KINDS.len()];
+                let found = apart(|| steps.run(kind));
+                assert_eq!(found, alone[number % KINDS.len()], "step {number}, {kind:?}, within {depth} steps");
+                DEPTH.set(depth - 1);
+            });
+        }
+    });
+    assert!(deepest.into_inner() > 1, "no step ran within another");
+}
