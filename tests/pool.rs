@@ -1,15 +1,20 @@
 //! Steps that run in one pool of threads at the same time: a thread that waits for a kernel runs another step meanwhile, which must see
 //! nothing of what the first one is within.
-#![cfg(feature = "flex")]
+#![cfg(all(feature = "flex", feature = "rayon"))]
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::functional as F;
-use burn_memsave::measure::ledger;
+use burn_memsave::measure::{TrackingAllocator, ledger};
 use burn_memsave::nn::{Linear, LinearConfig};
 use burn_memsave::parallel::apart;
+use burn_memsave::plan::{Plan, ProfileOptions, block, profile};
 use burn_memsave::saved::SavedPolicy;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What profiles count with.
+#[global_allocator]
+static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 
 const STEPS: usize = 2000;
 const THREADS: usize = 4;
@@ -32,11 +37,14 @@ enum Kind {
     Segment,
     /// Lists what it keeps.
     Listed,
+    /// Within a plan for its one block.
+    Planned,
 }
 
 struct Steps {
     layer: Linear,
     x: Tensor<2>,
+    plan: Plan,
 }
 
 impl Steps {
@@ -45,12 +53,19 @@ impl Steps {
         device.seed(7);
         let layer = LinearConfig::new(WIDTH, WIDTH).init(&device);
         layer.weight.val(); // initializes it
-        Self { layer, x: Tensor::random([ROWS, WIDTH], Distribution::Normal(0.0, 1.0), &device) }
+        let x = Tensor::<2>::random([ROWS, WIDTH], Distribution::Normal(0.0, 1.0), &device);
+        let forward = |layer: &Linear, x: Tensor<2>| Self::block(layer, x).sum();
+        let profile = profile(&layer, x.clone(), &ProfileOptions::new(), forward).unwrap();
+        let plan = profile.plan(profile.most()).unwrap();
+        Self { layer, x, plan }
+    }
+
+    fn block(layer: &Linear, x: Tensor<2>) -> Tensor<2> {
+        block(layer, x, |layer, x| F::gelu(layer.forward(x)))
     }
 
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let x = F::gelu(self.layer.forward(x));
-        F::linear(F::silu(x), self.layer.weight.val(), None)
+        F::linear(F::silu(Self::block(&self.layer, x)), self.layer.weight.val(), None)
     }
 
     /// The gradient of the weight; of a segment, that of an input of ones, which is what its dropout leaves of them.
@@ -69,6 +84,7 @@ impl Steps {
                 let difference = (y.inner() - ones.grad(&gradients).unwrap()).abs().max();
                 difference.into_data()
             }
+            Kind::Planned => of_weight(self.plan.scope(|| Self::block(&self.layer, self.x.clone()))),
             Kind::Listed => {
                 let forward = |this: &Linear, x: Tensor<2>| F::gelu(this.forward(x)).sum();
                 let (_, ledger) = ledger(&self.layer, self.x.clone(), forward);
@@ -80,12 +96,13 @@ impl Steps {
 
 #[test]
 fn steps_of_a_pool_see_nothing_of_one_another() {
-    const KINDS: [Kind; 4] = [Kind::Plain, Kind::Half, Kind::Segment, Kind::Listed];
+    const KINDS: [Kind; 5] = [Kind::Plain, Kind::Half, Kind::Segment, Kind::Listed, Kind::Planned];
     let steps = Steps::new();
-    let alone = KINDS.map(|kind| steps.run(kind));
-    assert_ne!(alone[0], alone[1], "half of the bits are rounded");
     let deepest = AtomicUsize::new(0);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(THREADS).stack_size(1 << 28).build().unwrap();
+    // By as many threads: what is added up by each depends on that.
+    let alone = KINDS.map(|kind| pool.install(|| steps.run(kind)));
+    assert_ne!(alone[0], alone[1], "half of the bits are rounded");
     pool.scope(|scope| {
         for number in 0..STEPS {
             let (steps, alone, deepest) = (&steps, &alone, &deepest);
@@ -95,7 +112,11 @@ fn steps_of_a_pool_see_nothing_of_one_another() {
                 deepest.fetch_max(depth, Ordering::Relaxed);
                 let kind = KINDS[number % KINDS.len()];
                 let found = apart(|| steps.run(kind));
-                assert_eq!(found, alone[number % KINDS.len()], "step {number}, {kind:?}, within {depth} steps");
+                assert_eq!(
+                    found,
+                    alone[number % KINDS.len()],
+                    "step {number}, {kind:?}, within {depth} steps"
+                );
                 DEPTH.set(depth - 1);
             });
         }

@@ -1,4 +1,4 @@
-//! Many rows of a few elements: what a kernel does for each row costs more than its elements. On devices, and in the bench of layers on
+//! Many rows of a few elements, where what a kernel does for each row costs more than its elements, and a few long columns. On devices, and in the bench of layers on
 //! the CPU.
 use burn::module::{Lora, Module};
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -66,6 +66,12 @@ pub fn rows(bench: &mut impl Bench) {
         let ours = memsave::BatchNorm::from(burn.clone());
         let sides: [&dyn Fn(Tensor<3>) -> Tensor<3>; 2] = [&|x| burn.forward(x), &|x| ours.forward(x)];
         bench.measure(&format!("batch_norm, channels of {len}"), "trainable", planes, sides);
+    }
+    for [len, columns] in [[4096, 256], [1 << 14, 64]] {
+        let sides: [&dyn Fn(Tensor<3>) -> Tensor<3>; 2] =
+            [&|x| activation::softmax(x, 1), &|x| F::softmax(x, 1)];
+        let name = format!("softmax, {columns} columns of {len}");
+        bench.measure(&name, "-", ([ELEMENTS / (len * columns), len, columns], true), sides);
     }
     let padding = || PaddingConfig2d::Explicit(1, 1, 1, 1);
     let planes = ([ELEMENTS / (64 * 25), 64, 5, 5], true);

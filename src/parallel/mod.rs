@@ -38,9 +38,10 @@
 //! has statistics of its own part of the batch, running ones too: freeze it, or take another norm.
 //! Burn 0.22.1 refuses to reduce across servers, and panics on every other backend. `ExecutionStrategy::multi` works anywhere
 //! and moves the whole module, frozen weights too, to every device in every step.
+mod apart;
 mod error;
 
-pub use burn_memsave_layers::apart;
+pub use apart::apart;
 pub use error::{DeviceFailure, ParallelError};
 
 use crate::lazy_paths::lazy_paths;

@@ -80,6 +80,17 @@ thread_local! {
     static RUNNING: RefCell<Option<Running>> = const { RefCell::new(None) };
 }
 
+/// See [`apart`](crate::parallel::apart()).
+pub(crate) fn set_aside() -> impl Sized {
+    struct Aside(Option<Running>);
+    impl Drop for Aside {
+        fn drop(&mut self) {
+            RUNNING.set(self.0.take());
+        }
+    }
+    Aside(RUNNING.take())
+}
+
 /// `forward(module, input)`, as a block that a plan may treat: within [`Plan::scope`](super::Plan::scope) it is kept, computed again in the
 /// backward pass, or kept in another form; anywhere else, and inside of blocks and of [segments](crate::checkpoint), it is just that.
 ///

@@ -31,6 +31,7 @@ mod table;
 mod trace;
 
 pub use batches::{ItemWeights, PartWeight, largest_batch, micro_batched, micro_batched_within};
+pub(crate) use block::set_aside;
 pub use block::{Treatment, block};
 pub use dry_run::dry_run;
 pub use estimate::{Estimate, OptimizerState, StepEstimate, estimate, estimate_step};

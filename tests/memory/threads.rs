@@ -13,8 +13,14 @@ const POOLS: [usize; 3] = [2, 16, 64];
 /// How many threads work at the same time is chance: the most of some runs. Of the table one.
 const RUNS: usize = 2;
 
+/// Every thread has made what it makes for its first product.
 fn pool(threads: usize) -> ThreadPool {
-    ThreadPoolBuilder::new().num_threads(threads).build().expect("so many threads")
+    let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("so many threads");
+    pool.broadcast(|_| {
+        let x = Tensor::<2>::ones([64, 512], &Device::flex());
+        drop(x.clone().matmul(x.transpose()));
+    });
+    pool
 }
 
 /// The most bytes that a layer needs in a pool.

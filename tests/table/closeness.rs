@@ -8,7 +8,8 @@ pub enum Closeness {
     /// The same numbers; all NaN are one, as are 0 and -0.
     Equal,
     /// Relative to the largest magnitude. Where terms cancel, both are off by the roundings of larger numbers, which no magnitude of a
-    /// result shows: then, where f64 is known, a result as close to that, or with an error of four times that of stock at most, is close.
+    /// result shows: then, where f64 is known, a result as close to that, or with an error of four times that of stock, but of twenty
+    /// times the tolerance at most, is close.
     Relative(f64),
     /// The error against f64 is not above that of the truth: neither the root mean square nor, but for one unit in the last place
     /// of the largest number, the largest, which is the luck of one rounding. An error of up to one unit in the last place of the
@@ -72,7 +73,8 @@ impl Closeness {
                 let exact = numbers(exact.ok_or(difference.clone())?);
                 let errors = truth.iter().zip(&exact).map(|(truth, exact)| (truth - exact).abs());
                 let [largest, _] = summary(errors.filter(|error| error.is_finite()));
-                all_within(&ours, &exact, (tolerance * scale(&exact)).max(4.0 * largest))
+                let tolerance = tolerance * scale(&exact);
+                all_within(&ours, &exact, (4.0 * largest).clamp(tolerance, 20.0 * tolerance))
                     .map_err(|error| format!("{difference}; in f64: {error}, stock is off by {largest:e}"))
             }),
             Self::NotWorse => {

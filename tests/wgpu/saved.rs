@@ -61,20 +61,22 @@ fn kept_tensors_in_fewer_bits() {
 fn values_beside_numbers_in_eight_bits() {
     let _alone = alone();
     const ROWS: usize = 70;
-    let gradient = |device: &Device| {
+    let gradient = |device: &Device, policy: SavedPolicy| {
         let mut x = values([ROWS, 130], 3).try_to_vec::<f32>().unwrap();
         for (row, value) in [(3, f32::NAN), (20, f32::INFINITY), (40, f32::NEG_INFINITY)] {
             x[row * 130 + 2 * row] = value;
         }
         let x = Tensor::<2>::from_data(TensorData::new(x, [ROWS, 130]), device).require_grad();
         // Its slope is a number also where x is infinite.
-        let y = SavedPolicy::Int8.scope(|| F::softplus(x.clone().mul_scalar(1.0), 1.0));
+        let y = policy.scope(|| F::softplus(x.clone().mul_scalar(1.0), 1.0));
         x.grad(&y.sum().backward()).unwrap().into_data()
     };
-    let [flex, found] = [Device::flex().autodiff(), gpu().autodiff()].map(|device| gradient(&device));
+    let exact = gradient(&Device::flex().autodiff(), SavedPolicy::Keep);
+    let found = gradient(&gpu().autodiff(), SavedPolicy::Int8);
     let mut beside = 0;
-    for (a, b) in flex.iter::<f32>().zip(found.iter::<f32>()) {
-        assert!((a - b).abs() < 0.02 || a.is_nan() && b.is_nan(), "{b}, Flex {a}");
+    for (a, b) in exact.iter::<f32>().zip(found.iter::<f32>()) {
+        // A slope changes by a quarter of a step of 1/63 at most, and some.
+        assert!((a - b).abs() < 0.01 || a.is_nan() && b.is_nan(), "{b}, exact {a}");
         beside += usize::from(a.is_nan() || a == 0.0 || a == 1.0);
     }
     assert_eq!(beside, 3);

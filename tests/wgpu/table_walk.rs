@@ -55,9 +55,7 @@ fn differences(wgpu: Vec<Named>, flex: Vec<Named>, tolerance: f64) -> impl Itera
     lengths.into_iter().chain(wgpu.into_iter().zip(flex).filter_map(move |((what, wgpu), (_, flex))| {
         let difference = match (wgpu, flex) {
             (None, None) => return None,
-            (Some(wgpu), Some(flex)) => {
-                Closeness::Relative(tolerance).compare(&wgpu, &flex, None).err()?
-            }
+            (Some(wgpu), Some(flex)) => Closeness::Relative(tolerance).compare(&wgpu, &flex, None).err()?,
             (Some(_), None) => "is there".into(),
             (None, Some(_)) => "is missing".into(),
         };

@@ -151,7 +151,7 @@ pub trait Capacity: Backend {
     }
 
     /// Tiles of a matrix product, of 128 rows and columns, that it takes to keep every multiprocessor busy. Only where
-    /// a product with few of them was measured to be slower than several with a part of the terms each, which are added up.
+    /// one product with few of them was measured to be slower than Burn's many with a part of the terms each, which are added up.
     fn busy_tiles(_device: &Self::Device) -> Option<usize> {
         None
     }

@@ -196,8 +196,8 @@ impl SavedPolicy {
         SavedFile::new(directory.as_ref()).map(Self::Disk)
     }
 
-    /// Runs a forward pass, of which tensors are kept so. Scopes are of a thread ([`apart`](crate::apart()) says what that means in a pool
-    /// of rayon's), and may be in one another: the innermost counts. Within a checkpointed segment none does: what it keeps, it keeps while it is computed.
+    /// Runs a forward pass, of which tensors are kept so. Scopes are of a thread (in a pool of rayon's, see
+    /// `parallel::apart`), and may be in one another: the innermost counts. Within a checkpointed segment none does: what it keeps, it keeps while it is computed.
     ///
     /// ```
     /// use burn_memsave_layers::saved::SavedPolicy;

@@ -1,5 +1,5 @@
-//! Linear maps along spatial axes and their adjoints, one axis after the other. Beside its results, a thread has 16 KiB of f32, or one
-//! output of the first axis; in half precision the adjoint of a plane, too.
+//! Linear maps along spatial axes and their adjoints, one axis after the other. Beside its results, a thread has two buffers of
+//! 16 KiB of f32, or of what belongs to one output of the first axis; in half precision the adjoint of a plane, too.
 use super::{CpuBackend, CpuElement, accumulators, parallel, sums, with_element};
 use crate::backend::axis_map::{AxisMap, AxisMaps, Resized, Shift, Weights, Window};
 use crate::backend::wide;

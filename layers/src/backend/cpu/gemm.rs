@@ -1,6 +1,6 @@
 //! Products of matrices by the crate that Flex multiplies with, but written once: no zeros and no copies of the result, and no
 //! thread that packs while the others wait. Every thread makes a part of the result by itself, for which it packs its part of the right
-//! factor: four copies of that, or a quarter of the left factor and the result, at most.
+//! factor: four copies of that, and a quarter of the left factor and the result, at most.
 use super::{CpuElement, is_wide, parallel};
 use burn::tensor::Shape;
 use core::{ops::Range, slice};

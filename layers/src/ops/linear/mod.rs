@@ -9,7 +9,7 @@ use super::{
     bilinear::{Bilinear, Weight, bilinear},
     extension::extension,
 };
-use crate::backend::{Capacity, device_backends};
+use crate::backend::{Capacity, device_backends, wide};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{FloatTensor, QuantizedTensor},
@@ -108,8 +108,11 @@ pub trait LinearKernels: Capacity {
 
     /// `x^T dy`, of all rows.
     fn dense_weight_backward(x: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
-        let parts = Self::busy_tiles(&x.device()).map(|tiles| parts(&x.shape(), &dy.shape(), tiles));
-        weight_backward_in_parts::<Self>(x, dy, parts.unwrap_or(1))
+        let parts = match Self::busy_tiles(&x.device()) {
+            Some(tiles) if wide(x.dtype()) == x.dtype() => parts(&x.shape(), &dy.shape(), tiles),
+            _ => 1, // in half precision, each part would be rounded
+        };
+        weight_backward_in_parts::<Self>(x, dy, parts)
     }
 
     /// `f` of a dequantized matrix; where the backend can, of one block along `axis` after the other, whose results are

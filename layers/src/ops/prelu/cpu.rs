@@ -64,7 +64,7 @@ fn alpha_backward<E: CpuElement>(x: &[E], dy: &[E], slopes: usize, inner: usize)
     let parts = inner.div_ceil(PART);
     // The sums of all jobs take 64 KiB, or a quarter of what x takes in f32, at most.
     let least = parallel::items_per_part(inner.min(PART), 2 * slopes);
-    let least = least.min((planes * parts).div_ceil((SUMS / slopes).max(1)));
+    let least = least.min((planes * parts).div_ceil((SUMS / slopes.max(1)).max(1)));
     let size = parallel::items_per_job(planes * parts, x.len()).max(least);
     let sums = parallel::map_ranges(planes * parts, size, |range| {
         let mut sums = vec![0.0f64; slopes];

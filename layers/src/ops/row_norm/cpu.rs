@@ -145,13 +145,20 @@ impl ParameterGrads {
     }
 }
 
+impl RowNorm {
+    /// Whether every element of a row has parameters of its own, and every row the same.
+    fn has_rows_of_parameters(&self) -> bool {
+        self.inner == 1 && self.groups == 1
+    }
+}
+
 /// What a thread adds up over the rows that it visits.
 struct Visit<'a, E: CpuElement> {
     norm: &'a RowNorm,
     gamma: &'a [E::Acc],
     grads: ParameterGrads,
-    /// If every element of a row has its own parameters, and every row the same: sums of a few rows, for gamma and beta, not yet
-    /// in `grads`; empty if neither is wanted. Adding in this type is faster, but loses precision over many rows.
+    /// If rows are [of parameters](RowNorm::has_rows_of_parameters): sums of a few of them, for gamma and beta, not yet in `grads`; empty if
+    /// neither is wanted. Adding in this type is faster, but loses precision over many rows.
     few: Option<[Vec<E::Acc>; 2]>,
     /// How many rows those are.
     rows: usize,
@@ -172,7 +179,7 @@ impl<'a, E: CpuElement> Visit<'a, E> {
     fn new(norm: &'a RowNorm, gamma: &'a [E::Acc], wanted: [bool; 2]) -> Self {
         let channels = if wanted == [false; 2] { 0 } else { norm.channels };
         let few = || vec![<E::Acc as Zero>::zero(); channels];
-        let few = (norm.inner == 1 && norm.groups == 1).then(|| [few(), few()]);
+        let few = norm.has_rows_of_parameters().then(|| [few(), few()]);
         Self { norm, gamma, grads: ParameterGrads::new(norm, wanted), few, rows: 0 }
     }
 
@@ -272,12 +279,7 @@ impl<A: CpuElement<Acc = A>> RowSums<A> {
 
 /// The sums of [`RowSums`] of a row.
 #[inline(always)]
-fn sums_of_row<E: CpuElement>(
-    x: &[E],
-    dy: &[E],
-    gamma: &[E::Acc],
-    [mean, inv_std]: [E::Acc; 2],
-) -> [f64; 2] {
+fn sums_of_row<E: CpuElement>(x: &[E], dy: &[E], gamma: &[E::Acc], [mean, inv_std]: [E::Acc; 2]) -> [f64; 2] {
     let mut of_row = RowSums::new();
     let mut add = |lane: usize, x: E, dy: E, gamma: E::Acc| {
         of_row.add(lane, (x.widen() - mean) * inv_std, dy.widen(), gamma);
@@ -334,10 +336,11 @@ fn add_elements<E: CpuElement>(
 fn rows_per_thread(norm: &RowNorm, elements: usize, wanted: [bool; 2]) -> usize {
     let size = norm.row().max(1);
     let even = parallel::items_per_thread(elements / size, elements);
+    let few = if norm.has_rows_of_parameters() { 2 } else { 0 };
     match wanted.into_iter().filter(|&wanted| wanted).count() {
         0 => even,
         // Of which one in f64 is as much as two.
-        sums => even.max(parallel::items_per_part(size, (2 + 2 * sums) * norm.parameters())),
+        sums => even.max(parallel::items_per_part(size, (few + 2 * sums) * norm.parameters())),
     }
 }
 

@@ -89,7 +89,8 @@ impl Axis {
         let width = width.next_multiple_of(NARROWEST).min(WIDEST).min(self.inner).max(1);
         let strips = blocks * self.inner.div_ceil(width);
         let parts = (COLUMNS_OF_PARTS / self.inner.max(1)).min(self.length);
-        if work(elements).is_worth_it() && strips < threads.min(blocks * parts) {
+        // One block after the other.
+        if work(self.block()).is_worth_it() && strips < threads.min(parts) {
             let job = parallel::items_per_thread(self.length, work(self.block()));
             return Division::Rows(job.max(self.length.div_ceil(parts)));
         }

@@ -92,9 +92,7 @@ impl Canvas {
             let rows = place.start / row..(place.end + reach - 1).div_ceil(row);
             match bands.last_mut() {
                 // Rows that are laid out anyway take no more.
-                Some(band)
-                    if rows.end <= band.rows.end || (rows.end - band.rows.start) * row <= largest =>
-                {
+                Some(band) if rows.end <= band.rows.end || (rows.end - band.rows.start) * row <= largest => {
                     band.items.end = number + 1;
                     band.rows.end = band.rows.end.max(rows.end);
                 }
@@ -141,7 +139,8 @@ mod tests {
             let last = sizes[sizes.len() - 1];
             let places = (0..points / last).flat_map(|line| {
                 let inner = if sizes.len() == 3 { [line / sizes[1], line % sizes[1]] } else { [0, line] };
-                let start = canvas.origin(&Run { image: 0, point: [inner[0], inner[1], 0], len: last, column: 0 });
+                let start =
+                    canvas.origin(&Run { image: 0, point: [inner[0], inner[1], 0], len: last, column: 0 });
                 (0..last).step_by(2048).map(move |at| start + at..start + (at + 2048).min(last))
             });
             let (count, bands) = (places.clone().count(), canvas.bands(places));
@@ -150,7 +149,11 @@ mod tests {
             let all: usize = sizes[..sizes.len() - 1].iter().map(|size| size + 2).product();
             // What two bands read is the reach of the kernel.
             let shared = if sizes.len() == 3 { 3 * (sizes[1] + 2) } else { 3 };
-            assert!(painted <= all + shared * (bands.len() - 1), "{sizes:?}: {painted} of {all}, {} bands", bands.len());
+            assert!(
+                painted <= all + shared * (bands.len() - 1),
+                "{sizes:?}: {painted} of {all}, {} bands",
+                bands.len()
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Convolutions whose groups have one channel, which are no products: plane by plane with its padding, so that no loop asks
-//! where it ends. Beside its results, a thread has a band of rows of such a plane: 16 KiB of f32, or four times what the kernel reaches.
+//! where it ends. Beside its results, a thread has a band of rows of such a plane: 16 KiB of f32, four times what the kernel reaches, or one row.
 use super::{
     Finish,
     canvas::{Band, Canvas},

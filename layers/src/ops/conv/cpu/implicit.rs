@@ -4,9 +4,9 @@
 //! [`DEPTH`] rows. Sums are made in the type of sums, whatever the dtype, and rounded once.
 //!
 //! Beside its results, a thread has a tile of the matrix and the sums of one to some tiles ([`SUMS`]): all threads together have 4 MiB of
-//! those, or one tile each, a quarter of their results at most. The gradient of a weight has
-//! sums of its own size, and a copy for every further part of the points ([`PARTS`]); a transposed convolution, its weight in
-//! another order; half precision, its weight in f32. How a gradient of a weight is rounded depends on the number of threads.
+//! those, or one tile each, and for every group no more jobs than hold a quarter of input and result, as much as the weight, or 256 KiB
+//! together ([`HELD`]). The gradient of a weight has sums of its own size, and a copy for every further part of the points ([`PARTS`]); a
+//! transposed convolution, its weight in another order; half precision, its weight in f32. How a gradient of a weight is rounded depends on the number of threads.
 use super::{
     Finish,
     geometry::{Phase, Piece, Planes, Span, Tap, Tile, Weighted},
@@ -91,7 +91,11 @@ struct Unwritten<'a, E> {
 // SAFETY: threads only write, each the elements of its own parts.
 unsafe impl<E: Send> Sync for Unwritten<'_, E> {}
 
-impl<E> Unwritten<'_, E> {
+impl<'a, E> Unwritten<'a, E> {
+    fn new(result: &'a mut [MaybeUninit<E>], channels: usize, plane: usize) -> Self {
+        Self { start: result.as_mut_ptr(), len: result.len(), channels, plane, result: PhantomData }
+    }
+
     /// So many elements from one on, of the plane of a channel of an image.
     ///
     /// # Safety
@@ -125,8 +129,7 @@ pub(super) fn convolve<E: CpuElement>(
     );
     let len = input.batch() * channels * plane;
     let mut result = Vec::with_capacity(len);
-    let start = result.spare_capacity_mut()[..len].as_mut_ptr();
-    let unwritten = Unwritten { start, len, channels, plane, result: PhantomData };
+    let unwritten = Unwritten::new(&mut result.spare_capacity_mut()[..len], channels, plane);
     let weights = phases.iter().map(|(_, weight)| weight.len()).sum::<usize>();
     let rows = if phases.iter().all(|(phase, _)| input.size() * phase.taps.len() <= DEPTH) {
         ROWS_OF_SUMS
