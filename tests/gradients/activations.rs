@@ -267,7 +267,9 @@ mod prelu {
 
     #[test]
     fn treats_odd_shapes_as_stock() {
-        for (x, slopes) in [([2, 3, 4], 2), ([2, 3, 4], 4), ([2, 0, 4], 1), ([2, 0, 4], 0), ([0, 3, 4], 3), ([1, 1, 1], 1)] {
+        for (x, slopes) in
+            [([2, 3, 4], 2), ([2, 3, 4], 4), ([2, 0, 4], 1), ([2, 0, 4], 0), ([0, 3, 4], 3), ([1, 1, 1], 1)]
+        {
             let inputs = [Input::random(x), Input::random([slopes])];
             Check::new(inputs, Setting::default()).compare_panics::<3>(&ours, &stock);
         }

@@ -201,7 +201,7 @@ mod tests {
     fn parts_of_the_batch_add_up_to_the_gradient_of_a_weight() {
         let (x, dy) = (random(&[2, 6, 5, 7]), random(&[2, 6, 5, 3]));
         let whole = Flex::dense_weight_backward(x.clone(), dy.clone());
-        for parts in [1, 2, 3, 4, 12] {
+        for parts in [2, 3, 4, 12] {
             let of_parts = weight_backward_in_parts::<Composed>(composed(&x), composed(&dy), parts);
             assert_close("gradient", of_parts, whole.clone());
         }
