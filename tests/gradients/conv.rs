@@ -355,11 +355,11 @@ fn depthwise_convolutions_of_large_planes_equal_stock() {
         ];
         let volume = Convolution { channels: [1, 1], axes, ..fixed::<3>(1, 1, 1, (0, 0)) };
         for setting in [DType::F32, DType::F64].map(Setting::of) {
-            Check::new(conv.conv_inputs::<4>(), setting.clone())
+            Check::new(conv.conv_inputs::<4>(), setting)
                 .compare::<4>(&|t| F::conv2d(t.get(0), t.get(1), t.maybe(2), conv.options()), &|t| {
                     module::conv2d(t.get(0), t.get(1), t.maybe(2), conv.options())
                 });
-            Check::new(conv.transposed_inputs::<4>(), setting.clone()).compare::<4>(
+            Check::new(conv.transposed_inputs::<4>(), setting).compare::<4>(
                 &|t| F::conv_transpose2d(t.get(0), t.get(1), t.maybe(2), conv.transposed_options()),
                 &|t| module::conv_transpose2d(t.get(0), t.get(1), t.maybe(2), conv.transposed_options()),
             );
