@@ -13,12 +13,16 @@ const POOLS: [usize; 3] = [2, 16, 64];
 /// How many threads work at the same time is chance: the most of some runs. Of the table one.
 const RUNS: usize = 2;
 
-/// Every thread has made what it makes for its first product.
+/// Every thread has made what `gemm` makes of one for its first product of such an order, as much as a second-level cache.
 fn pool(threads: usize) -> ThreadPool {
     let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("so many threads");
     pool.broadcast(|_| {
-        let x = Tensor::<2>::ones([64, 512], &Device::flex());
-        drop(x.clone().matmul(x.transpose()));
+        // So small that no other thread takes a part.
+        let x = Tensor::<2>::ones([64, 64], &Device::flex());
+        let orders = [x.clone(), x.transpose()];
+        for (a, b) in orders.iter().flat_map(|a| orders.iter().map(move |b| (a, b))) {
+            drop(a.clone().matmul(b.clone()));
+        }
     });
     pool
 }
