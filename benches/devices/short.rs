@@ -1,5 +1,5 @@
-//! Many rows of a few elements, where what a kernel does for each row costs more than its elements, and a few long columns. On devices, and in the bench of layers on
-//! the CPU.
+//! Many rows of a few elements, where what a kernel does for each row costs more than its elements, and a few long columns. On devices, and
+//! in the bench of layers on the CPU.
 use burn::module::{Lora, Module};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::pool::{AvgPool2dConfig, MaxPool2dConfig};

@@ -3,7 +3,7 @@ use crate::{ledger, ops, saved, watch};
 use core::cell::RefCell;
 use std::thread::LocalKey;
 
-/// What a thread-local holds; put back when this is dropped.
+/// What a thread-local holds; put back when this is dropped, also after a panic.
 pub(crate) struct Aside<T: Default + 'static> {
     of: &'static LocalKey<RefCell<T>>,
     held: T,

@@ -46,18 +46,10 @@ pub(crate) fn set_aside() -> impl Sized {
 /// assert_eq!((entries[0].operation, entries[0].tensor, entries[0].bytes), ("relu", "mask", Some(80)));
 /// ```
 pub fn record<R>(f: impl FnOnce() -> R) -> (R, Vec<Entry>) {
-    /// Restores the outer record, also when `f` panics.
-    struct Outer(Option<Vec<Entry>>);
-    impl Drop for Outer {
-        fn drop(&mut self) {
-            ENTRIES.set(self.0.take());
-        }
-    }
-    let outer = Outer(ENTRIES.replace(Some(Vec::new())));
+    let _outer = set_aside();
+    ENTRIES.set(Some(Vec::new()));
     let result = f();
-    let entries = ENTRIES.take().unwrap_or_default();
-    drop(outer);
-    (result, entries)
+    (result, ENTRIES.take().unwrap_or_default())
 }
 
 /// Whether recording is on.

@@ -183,14 +183,8 @@ impl Watch {
 
     /// Watches this thread while `f` runs.
     pub fn during<R>(&self, f: impl FnOnce() -> R) -> R {
-        /// Restores the outer watch, also when `f` panics.
-        struct Outer(Option<Watch>);
-        impl Drop for Outer {
-            fn drop(&mut self) {
-                Watch::end(self.0.take());
-            }
-        }
-        let _outer = Outer(self.start());
+        let _outer = set_aside();
+        self.start();
         f()
     }
 

@@ -114,14 +114,8 @@ impl Updates {
 
     /// While `pass` runs, a backward pass, the steps of this library look which gradients are complete.
     pub fn during<T>(&self, pass: impl FnOnce() -> T) -> T {
-        /// Puts back what was there, also if the backward pass panics.
-        struct Restore(Option<Updates>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                CURRENT.set(self.0.take());
-            }
-        }
-        let _restore = Restore(CURRENT.replace(Some(self.clone())));
+        let _outer = set_aside();
+        CURRENT.set(Some(self.clone()));
         pass()
     }
 
