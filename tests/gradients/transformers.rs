@@ -7,6 +7,7 @@ use burn::tensor::{Bool, DType, Device, Gradients, Tensor, TensorData, Tolerance
 use burn_memsave::layers::*;
 use burn_memsave::nn::{attention as ours, transformer as ours_transformer};
 
+mod half;
 mod multi_head_attention;
 
 /// Which parameters are trainable.

@@ -6,10 +6,11 @@ use super::{
 use burn::backend::{
     Flex, TensorMetadata,
     flex::FlexDevice,
+    ops::IntTensorOps,
     tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor},
 };
 use burn::tensor::{
-    Bytes, DType, Shape, bf16, f16,
+    Bytes, DType, IntDType, Shape, bf16, f16,
     quantization::{BlockLayout, QuantValue, global_scale_dtype},
 };
 use burn_flex::{FlexTensor, Layout};
@@ -63,6 +64,14 @@ impl CpuBackend for Flex {
 
     fn as_bytes(x: &BoolTensor<Self>) -> &[u8] {
         x.bytes()
+    }
+
+    fn contiguous_ints(x: IntTensor<Self>) -> IntTensor<Self> {
+        Self::int_cast(x, IntDType::I64).to_contiguous()
+    }
+
+    fn as_ints(x: &IntTensor<Self>) -> &[i64] {
+        x.storage::<i64>()
     }
 
     fn codes_mut(x: &mut IntTensor<Self>) -> &mut [u8] {

@@ -6,9 +6,10 @@ use super::{
 use burn::backend::{
     NdArray, TensorMetadata,
     ndarray::{NdArrayTensor, SharedArray},
+    ops::IntTensorOps,
     tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor},
 };
-use burn::tensor::{DType, Shape, quantization::BlockLayout};
+use burn::tensor::{DType, IntDType, Shape, quantization::BlockLayout};
 
 /// The array in row-major order, copied only if it is not.
 macro_rules! contiguous {
@@ -87,6 +88,20 @@ impl CpuBackend for NdArray {
         match x {
             NdArrayTensor::Bool(x) => bytemuck::cast_slice(x.view().to_slice().expect("contiguous")),
             _ => unreachable!("a boolean tensor of NdArray is Bool"),
+        }
+    }
+
+    fn contiguous_ints(x: IntTensor<Self>) -> IntTensor<Self> {
+        match Self::int_cast(x, IntDType::I64) {
+            NdArrayTensor::I64(storage) => contiguous!(storage),
+            _ => unreachable!("integers that were cast to i64"),
+        }
+    }
+
+    fn as_ints(x: &IntTensor<Self>) -> &[i64] {
+        match x {
+            NdArrayTensor::I64(x) => x.view().to_slice().expect("contiguous"),
+            _ => unreachable!("contiguous integers are of i64"),
         }
     }
 

@@ -1,7 +1,8 @@
 //! One bit per element.
 use super::{
     CpuBackend, CpuElement,
-    parallel::{self, Job},
+    elementwise::{nothing, stored},
+    parallel::{self, Job, Work},
     with_element,
 };
 use crate::backend::{Masks, Saved};
@@ -33,7 +34,7 @@ impl BitMask {
     /// Appends `value != 0` for every value. All that came before must have filled whole words.
     pub(crate) fn extend<E: CpuElement>(&mut self, values: &[E]) {
         let words = Arc::get_mut(&mut self.words).expect("nobody shares a mask that is still being filled");
-        words.extend(values.chunks(BITS).map(|chunk| pack(chunk.iter(), |v| !v.is_zero())));
+        words.extend(packed(values, |value| !value.is_zero()));
     }
 
     /// Multiplies every value by the slope that its bit chooses, `[if clear, if set]`.
@@ -57,15 +58,8 @@ impl BitMask {
         off: impl Fn(E) -> E + Copy + Send + Sync,
         on: impl Fn(E) -> E + Copy + Send + Sync,
     ) {
-        // No job: in the narrowest vectors this is as fast, and faster for few elements.
-        parallel::chunks_mut(values, TASK * BITS, values.len(), |task, values| {
-            let words = &self.words[task * TASK..];
-            let (full, rest) = values.as_chunks_mut::<BITS>();
-            let rest_word = words.get(full.len());
-            full.iter_mut().zip(words).for_each(|(values, &word)| select(word, values, off, on));
-            if let Some(&word) = rest_word {
-                select(word, rest, off, on);
-            }
+        parallel::chunks_mut(values, TASK * BITS, Work::of_pass(values.len()), |task, values| {
+            parallel::vectorized(Select { words: &self.words[task * TASK..], values, off, on });
         });
     }
 
@@ -87,17 +81,50 @@ impl BitMask {
     }
 }
 
-/// Replaces up to 64 values by `off` or `on` of them, as their bits say.
-#[inline(always)]
-fn select<E: CpuElement>(word: u64, values: &mut [E], off: impl Fn(E) -> E, on: impl Fn(E) -> E) {
-    for (byte, values) in values.chunks_mut(8).enumerate() {
-        let byte = (word >> (8 * byte)) as u32 & 0xff;
-        for (bit, value) in values.iter_mut().enumerate() {
-            let (on, off) = (on(*value), off(*value)); // both, so that no bit needs a branch
-            *value = if byte & (1 << bit) != 0 { on } else { off };
+/// Replaces values by `off` or `on` of them, as their bits say.
+struct Select<'a, E, F, G> {
+    words: &'a [u64],
+    values: &'a mut [E],
+    off: F,
+    on: G,
+}
+
+impl<E: CpuElement, F: Fn(E) -> E, G: Fn(E) -> E> Job for Select<'_, E, F, G> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { words, values, off, on } = self;
+        for (values, &word) in values.chunks_mut(BITS).zip(words) {
+            select(word, values, &off, &on);
         }
     }
 }
+
+/// Replaces up to 64 values by `off` or `on` of them, as their bits say.
+#[inline(always)]
+fn select<E: CpuElement>(word: u64, values: &mut [E], off: impl Fn(E) -> E, on: impl Fn(E) -> E) {
+    let nothing = nothing();
+    for (half, values) in [word as u32, (word >> HALF) as u32].into_iter().zip(values.chunks_mut(HALF)) {
+        for (value, bit) in values.iter_mut().zip(&BIT) {
+            let (on, off) = (on(*value), off(*value)); // both, so that no bit needs a branch
+            *value = stored(if half & bit != 0 { on } else { off }, nothing);
+        }
+    }
+}
+
+/// Bits that are looked at together.
+const HALF: usize = BITS / 2;
+/// Each of them, from a table: few machines shift every element of a vector by a number of its own.
+static BIT: [u32; HALF] = {
+    let mut bits = [0; HALF];
+    let mut at = 0;
+    while at < HALF {
+        bits[at] = 1 << at;
+        at += 1;
+    }
+    bits
+};
 
 /// Scales values of `[batch, channels, inner]`, from one at the beginning of a word on.
 struct ScaleChannels<'a, E: CpuElement> {
@@ -149,14 +176,28 @@ impl core::fmt::Debug for BitMask {
     }
 }
 
-/// Packs `bit` of up to 64 values.
+/// Packs `bit` of all values.
 #[inline(always)]
-pub(crate) fn pack<E>(values: impl Iterator<Item = E>, mut bit: impl FnMut(E) -> bool) -> u64 {
-    let mut bytes = [0; BITS];
+pub(crate) fn packed<E>(values: &[E], bit: impl Fn(&E) -> bool + Copy) -> Vec<u64> {
+    let mut words = vec![0; values.len().div_ceil(BITS)];
+    values.chunks(TOGETHER).zip(words.chunks_mut(TOGETHER / BITS)).for_each(|(values, words)| {
+        pack(values.iter(), bit, words);
+    });
+    words
+}
+
+/// Values that are packed together: each becomes a byte first, and to read bytes at once that have just been written in smaller pieces
+/// is to wait for them.
+pub(crate) const TOGETHER: usize = 8 * BITS;
+
+/// Packs `bit` of up to [`TOGETHER`] values.
+#[inline(always)]
+pub(crate) fn pack<E>(values: impl Iterator<Item = E>, mut bit: impl FnMut(E) -> bool, words: &mut [u64]) {
+    let mut bytes = [0; TOGETHER];
     for (byte, value) in bytes.iter_mut().zip(values) {
         *byte = u8::from(bit(value)).wrapping_neg(); // all ones, as vector comparisons make them
     }
-    pack_bytes(bytes)
+    words.iter_mut().zip(bytes.as_chunks().0).for_each(|(word, &bytes)| *word = pack_bytes(bytes));
 }
 
 /// Packs the highest bit of every byte.
@@ -185,8 +226,7 @@ impl<B: CpuBackend> Masks for B {
 
     fn pack(bits: BoolTensor<B>) -> BitMask {
         let bits = B::contiguous_bools(bits);
-        let words = B::as_bytes(&bits).chunks(BITS).map(|chunk| pack(chunk.iter(), |&bit| bit != 0));
-        BitMask::from_words(words.collect())
+        BitMask::from_words(packed(B::as_bytes(&bits), |&bit| bit != 0))
     }
 
     fn scale_by_mask(x: FloatTensor<B>, mask: &BitMask, slopes: [f64; 2]) -> FloatTensor<B> {

@@ -1,6 +1,6 @@
 //! Loops over elements, each of which is computed in the type of sums and rounded once.
-use super::{CpuElement, parallel::Job};
-use core::mem::MaybeUninit;
+use super::{CpuElement, is_wide, parallel::Job};
+use core::{hint::black_box, mem::MaybeUninit};
 
 /// Writes `f(x)`, for as many elements as there are on both sides.
 pub(crate) struct Map<'a, E, F> {
@@ -52,4 +52,17 @@ impl<E: CpuElement, F: Fn(E::Acc, E::Acc) -> E::Acc> Job for Update1<'_, E, F> {
             *x = E::narrow(f(x.widen(), a.widen()));
         }
     }
+}
+
+/// -0.0, which compilers do not see.
+#[inline(always)]
+pub(crate) fn nothing<E: CpuElement>() -> E {
+    black_box(E::neg_zero())
+}
+
+/// A value that is stored in any case: where some are left as they are, compilers store the others under a mask, which is several times
+/// slower on some machines. Adding -0.0 changes no value.
+#[inline(always)]
+pub(crate) fn stored<E: CpuElement>(y: E, nothing: E) -> E {
+    if is_wide::<E>() { y + nothing } else { y }
 }

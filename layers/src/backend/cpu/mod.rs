@@ -153,6 +153,12 @@ pub trait CpuBackend: Placeholders {
     /// The bytes of [contiguous](Self::contiguous_bools) booleans.
     fn as_bytes(x: &BoolTensor<Self>) -> &[u8];
 
+    /// Integers as i64, in row-major order, with nothing else in the buffer; copied only if they are not.
+    fn contiguous_ints(x: IntTensor<Self>) -> IntTensor<Self>;
+
+    /// The elements of [contiguous](Self::contiguous_ints) integers.
+    fn as_ints(x: &IntTensor<Self>) -> &[i64];
+
     /// The bytes of a tensor of u8 that is the whole of its buffer; copied first if the tensor is shared.
     fn codes_mut(x: &mut IntTensor<Self>) -> &mut [u8];
 

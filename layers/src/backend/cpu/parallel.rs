@@ -21,6 +21,12 @@ impl Work {
         Self(sizes.into_iter().fold(1, |product: u64, size| product.saturating_mul(size as u64)))
     }
 
+    /// Of a pass that does next to nothing with an element but read and write it: memory is what it waits for, and threads that sleep
+    /// take as long to wake as hundreds of thousands of elements.
+    pub(crate) fn of_pass(elements: usize) -> Self {
+        Self(elements as u64 / 8)
+    }
+
     pub(crate) fn is_worth_it(self) -> bool {
         self.0 >= Self::WORTH_IT
     }

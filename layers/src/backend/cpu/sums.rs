@@ -35,12 +35,16 @@ impl<E: CpuElement, F: Fn(E) -> E::Acc> Job for Sum<'_, E, F> {
         let Self { values, f } = self;
         let mut sums = zeros::<E::Acc>();
         let (chunks, rest) = values.as_chunks::<LANES>();
+        let of_rest = rest.iter().map(|&value| f(value).into_f64()).sum::<f64>();
+        if chunks.is_empty() {
+            return of_rest; // to add up the lanes would take longer than all else
+        }
         for chunk in chunks {
             for (sum, &value) in sums.iter_mut().zip(chunk) {
                 *sum = *sum + f(value);
             }
         }
-        total(sums) + rest.iter().map(|&value| f(value).into_f64()).sum::<f64>()
+        total(sums) + of_rest
     }
 }
 
@@ -78,7 +82,8 @@ pub(crate) fn max<E: CpuElement>(values: &[E]) -> E::Acc {
             *max = larger(*max, value.widen());
         }
     }
-    let max = maxima.into_iter().fold(E::Acc::neg_infinity(), larger);
+    let lanes = if chunks.is_empty() { &[] } else { &maxima[..] };
+    let max = lanes.iter().copied().fold(E::Acc::neg_infinity(), larger);
     rest.iter().fold(max, |max, &value| larger(max, value.widen()))
 }
 
@@ -106,10 +111,14 @@ pub(crate) fn sum_pairs<E: CpuElement, F: CpuElement>(a: &[E], b: &[F], f: impl 
     let mut sums = zeros::<E::Acc>();
     let (a, a_rest) = a.as_chunks::<LANES>();
     let (b, b_rest) = b.as_chunks::<LANES>();
+    let of_rest = a_rest.iter().zip(b_rest).map(|(&a, &b)| f(a, b).into_f64()).sum::<f64>();
+    if a.is_empty() {
+        return of_rest;
+    }
     for (a, b) in a.iter().zip(b) {
         for lane in 0..LANES {
             sums[lane] = sums[lane] + f(a[lane], b[lane]);
         }
     }
-    total(sums) + a_rest.iter().zip(b_rest).map(|(&a, &b)| f(a, b).into_f64()).sum::<f64>()
+    total(sums) + of_rest
 }

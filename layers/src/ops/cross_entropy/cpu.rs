@@ -1,62 +1,50 @@
-//! Fused loops over rows.
-use super::{CrossEntropyKernels, LogitsGradient};
+//! One loop over the rows for the losses, and one for the gradient.
+use super::{Classes, CrossEntropyKernels, Labels, RowLosses};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     exp::COST,
-    parallel::{self, vectorized},
+    parallel::{self, Job, Work, vectorized},
     sums::{self, Sum},
     with_element,
 };
-use burn::backend::{TensorMetadata, tensor::FloatTensor};
+use burn::backend::{
+    Backend, TensorMetadata,
+    tensor::{FloatTensor, IntTensor},
+};
 use burn::tensor::{DType, Shape, bf16, f16};
-use num_traits::Zero;
+use core::ops::Range;
+use num_traits::{Float, One, Zero};
 
 impl<B: CpuBackend> CrossEntropyKernels for B {
-    fn log_sum_exp(x: FloatTensor<B>) -> FloatTensor<B> {
-        let x = B::contiguous(x);
+    fn row_losses(x: FloatTensor<B>, labels: &Labels<B>) -> RowLosses<B> {
+        let (x, labels) = (B::contiguous(x), InMemory::of(labels));
         let [rows, classes] = x.shape().dims();
-        with_element!(x.dtype(), "log_sum_exp", E => {
-            B::from_vec(log_sum_exp(B::as_slice::<E>(&x), classes).into_flattened(), Shape::new([rows, 2]))
+        with_element!(x.dtype(), "cross_entropy", E => {
+            let (losses, logs) = losses(B::as_slice::<E>(&x), &labels.of_classes(classes));
+            let [losses, log_sum_exp] = [(losses, 1), (logs.into_flattened(), 2)]
+                .map(|(numbers, of_row)| B::from_vec(numbers, Shape::new([rows, of_row])));
+            RowLosses { losses, log_sum_exp }
         })
     }
 
-    fn largest(x: FloatTensor<B>) -> FloatTensor<B> {
-        let x = B::contiguous(x);
-        let [rows, classes] = x.shape().dims();
-        with_element!(x.dtype(), "largest", E => {
-            let zero = <<E as CpuElement>::Acc as Zero>::zero();
-            let largest = of_rows(B::as_slice::<E>(&x), classes, zero, |_, row| sums::max(row));
-            B::from_vec(largest, Shape::new([rows, 1]))
-        })
-    }
-
-    fn sum_log_probabilities(
+    fn row_gradients(
         x: FloatTensor<B>,
+        labels: &Labels<B>,
         log_sum_exp: FloatTensor<B>,
-        weights: Option<FloatTensor<B>>,
+        dloss: FloatTensor<B>,
+        classes: Classes,
     ) -> FloatTensor<B> {
-        let (x, log_sum_exp, weights) =
-            (B::contiguous(x), B::contiguous(log_sum_exp), weights.map(B::contiguous));
+        let (mut x, labels) = (B::contiguous(x), InMemory::of(labels));
+        let [log_sum_exp, dloss] = [log_sum_exp, dloss].map(B::contiguous);
         with_element!(x.dtype(), "cross_entropy", E => {
-            let weights = weights.as_ref().map(B::as_slice::<E>);
-            let sums = sum_log_probabilities(B::as_slice(&x), parts(B::as_slice(&log_sum_exp)), weights);
-            B::from_vec(sums, Shape::new([log_sum_exp.shape()[0], 1]))
-        })
-    }
-
-    fn logits_gradient(x: FloatTensor<B>, gradient: LogitsGradient<B>) -> FloatTensor<B> {
-        let mut x = B::contiguous(x);
-        let [log_sum_exp, probability_factor] =
-            [gradient.log_sum_exp, gradient.probability_factor].map(B::contiguous);
-        let [weight_factor, weights] =
-            [gradient.weight_factor, gradient.weights].map(|t| t.map(B::contiguous));
-        with_element!(x.dtype(), "cross_entropy", E => {
-            let gradient = Gradient::<E> {
-                log_sum_exp: parts(B::as_slice(&log_sum_exp)),
-                probability_factor: B::as_slice(&probability_factor),
-                weight_factor: weight_factor.as_ref().map(B::as_slice),
-                weights: weights.as_ref().map(B::as_slice),
+            let labels = labels.of_classes::<E>(classes.of);
+            let numbers = B::as_slice(&log_sum_exp);
+            let logs = match log_sum_exp.shape()[1] {
+                1 => Logs::Second(numbers),
+                _ => Logs::Both(parts(numbers)),
             };
+            let (dloss, sum_of_weights) = (B::as_slice(&dloss), labels.sum_of_weights());
+            let gradient = Gradient { labels, sum_of_weights, logs, dloss, columns: classes.range };
             if x.can_mut() {
                 gradient.in_place(B::as_slice_mut(&mut x));
                 x
@@ -67,7 +55,7 @@ impl<B: CpuBackend> CrossEntropyKernels for B {
     }
 }
 
-/// Both of [`CrossEntropyKernels::log_sum_exp`], of a row.
+/// [`RowLosses::log_sum_exp`] of a row.
 pub(crate) type Parts<A> = [A; 2];
 
 /// Those of every row.
@@ -75,108 +63,295 @@ pub(crate) fn parts<A>(log_sum_exp: &[A]) -> &[Parts<A>] {
     log_sum_exp.as_chunks().0
 }
 
-/// The parts of `log(sum(exp(x)))` of every row of `classes` elements.
-fn log_sum_exp<E: CpuElement>(x: &[E], classes: usize) -> Vec<Parts<E::Acc>> {
-    of_rows(x, classes, [<E::Acc as Zero>::zero(); 2], |_, row| {
-        let max = sums::max(row);
-        let sum = vectorized(Sum { values: row, f: |x: E| (x.widen() - max).fast_exp() });
-        [max, <E::Acc as CpuElement>::from_f64(sum.ln())]
-    })
+/// Labels whose elements are slices.
+struct InMemory<B: Backend> {
+    targets: IntTensor<B>,
+    weights: Option<FloatTensor<B>>,
+    smoothing: Option<f32>,
 }
 
-/// `sum(weight (x - log_sum_exp))` of every row.
-fn sum_log_probabilities<E: CpuElement>(
-    x: &[E],
-    log_sum_exp: &[Parts<E::Acc>],
-    weights: Option<&[E]>,
-) -> Vec<E::Acc> {
-    of_rows(x, x.len() / log_sum_exp.len(), <E::Acc as Zero>::zero(), |at, row| {
-        let [max, log] = log_sum_exp[at];
-        let log_probability = |x: E| x.widen() - max - log;
-        <E::Acc as CpuElement>::from_f64(match weights {
-            Some(weights) => sums::sum_pairs(row, weights, |x, weight| weight.widen() * log_probability(x)),
-            None => vectorized(Sum { values: row, f: log_probability }),
-        })
-    })
+impl<B: CpuBackend> InMemory<B> {
+    fn of(Labels { targets, weights, smoothing }: &Labels<B>) -> Self {
+        let weights = weights.clone().map(B::contiguous);
+        Self { targets: B::contiguous_ints(targets.clone()), weights, smoothing: *smoothing }
+    }
+
+    /// As logits of `E` are compared with them.
+    fn of_classes<E: CpuElement>(&self, classes: usize) -> OfClasses<'_, E> {
+        let number = <E::Acc as CpuElement>::from_f64;
+        OfClasses {
+            classes,
+            targets: B::as_ints(&self.targets),
+            weights: self.weights.as_ref().map(B::as_slice),
+            rest: self.smoothing.map(|smoothing| number(f64::from(1.0 - smoothing))),
+            spread: self.smoothing.map(|smoothing| number(f64::from(smoothing / classes as f32))),
+        }
+    }
 }
 
-/// `f(index, row)` of every row of `classes` elements.
-#[inline(always)]
-fn of_rows<E: CpuElement, R: Copy + Send + Sync>(
-    x: &[E],
+struct OfClasses<'a, E: CpuElement> {
     classes: usize,
-    zero: R,
-    f: impl Fn(usize, &[E]) -> R + Send + Sync,
-) -> Vec<R> {
-    let rows = x.len() / classes;
-    let task = parallel::items_per_task(rows, classes);
-    parallel::filled(rows, zero, task, parallel::Work::of([COST, x.len()]), |index, results| {
-        let rows = (index * task..).zip(x[index * task * classes..].chunks_exact(classes));
-        results.iter_mut().zip(rows).for_each(|(result, (at, row))| *result = f(at, row));
-    })
-}
-
-/// What logits become in the backward pass: `probability_factor exp(x - log_sum_exp) + weight_factor weight`, with one of each
-/// but `weight` per row.
-struct Gradient<'a, E: CpuElement> {
-    log_sum_exp: &'a [Parts<E::Acc>],
-    probability_factor: &'a [E::Acc],
-    weight_factor: Option<&'a [E::Acc]>,
+    /// One per row.
+    targets: &'a [i64],
     /// One per class, or all one.
     weights: Option<&'a [E]>,
+    /// The share of the target, if it is not 1.
+    rest: Option<E::Acc>,
+    /// What every class has besides, if it is not 0.
+    spread: Option<E::Acc>,
+}
+
+impl<E: CpuElement> OfClasses<'_, E> {
+    /// The class of a row; panics as Burn does if there is none of this number.
+    #[inline(always)]
+    fn target(&self, row: usize) -> usize {
+        let (target, classes) = (self.targets[row], self.classes);
+        match usize::try_from(target) {
+            Ok(class) if class < classes => class,
+            _ => panic!("index {target} out of bounds for dimension of size {classes}"),
+        }
+    }
+
+    /// `(1 - smoothing) w` of a target, times `value`.
+    #[inline(always)]
+    fn times_target(&self, value: E::Acc, target: usize) -> E::Acc {
+        let value = self.rest.map_or(value, |rest| value * rest);
+        self.weights.map_or(value, |weights| value * weights[target].widen())
+    }
+
+    fn sum_of_weights(&self) -> E::Acc {
+        let sum = self.weights.map_or(self.classes as f64, |weights| sums::sum(weights, E::widen));
+        <E::Acc as CpuElement>::from_f64(sum)
+    }
+}
+
+/// Rows of fewer classes are taken together: none of their loops would be long enough for vectors.
+const SHORT: usize = 64;
+/// Elements of short rows that are taken together.
+const TOGETHER: usize = 512;
+
+/// The losses of all rows, and their logarithms of sums.
+fn losses<E: CpuElement>(x: &[E], labels: &OfClasses<'_, E>) -> (Vec<E::Acc>, Vec<Parts<E::Acc>>) {
+    let (rows, classes) = (labels.targets.len(), labels.classes);
+    let (task, zero) = (parallel::items_per_task(rows, classes), <E::Acc as Zero>::zero());
+    let mut logs = vec![[zero; 2]; rows];
+    let work = Work::of([COST, x.len()]);
+    let losses = parallel::zip_filled((rows, zero), &mut logs, [task, task], work, |index, losses, logs| {
+        let first = index * task;
+        vectorized(Losses { x: &x[first * classes..], labels, first, losses, logs });
+    });
+    (losses, logs)
+}
+
+/// Those of some rows.
+struct Losses<'a, E: CpuElement> {
+    /// From the first row on.
+    x: &'a [E],
+    labels: &'a OfClasses<'a, E>,
+    first: usize,
+    losses: &'a mut [E::Acc],
+    logs: &'a mut [Parts<E::Acc>],
+}
+
+impl<E: CpuElement> Job for Losses<'_, E> {
+    type Result = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { x, labels, first, losses, logs } = self;
+        let classes = labels.classes;
+        if classes < SHORT {
+            logs_of_short_rows(x, classes, logs);
+        } else {
+            x.chunks_exact(classes).zip(logs.iter_mut()).for_each(|(row, log)| *log = log_sum_exp(row));
+        }
+        for (((at, row), loss), &[max, log]) in (first..).zip(x.chunks_exact(classes)).zip(losses).zip(&*logs)
+        {
+            let target = labels.target(at);
+            *loss = labels.times_target(log - (row[target].widen() - max), target);
+            if let Some(spread) = labels.spread {
+                let log_probability = |x: E| x.widen() - max - log;
+                let sum = match labels.weights {
+                    Some(weights) => sums::sum_pairs(row, weights, |x, w| w.widen() * log_probability(x)),
+                    None => sums::sum(row, log_probability),
+                };
+                *loss = *loss - spread * <E::Acc as CpuElement>::from_f64(sum);
+            }
+        }
+    }
+}
+
+/// Of one row.
+#[inline(always)]
+fn log_sum_exp<E: CpuElement>(row: &[E]) -> Parts<E::Acc> {
+    let max = sums::max(row);
+    let sum = Sum { values: row, f: |x: E| (x.widen() - max).fast_exp() }.run();
+    [max, <E::Acc as CpuElement>::from_f64(sum.ln())]
+}
+
+/// Of as many rows of `classes` elements as `logs` has.
+#[inline(always)]
+fn logs_of_short_rows<E: CpuElement>(x: &[E], classes: usize, logs: &mut [Parts<E::Acc>]) {
+    let rows = TOGETHER / classes;
+    for (x, logs) in x.chunks(rows * classes).zip(logs.chunks_mut(rows)) {
+        logs.iter_mut().zip(x.chunks_exact(classes)).for_each(|(log, row)| log[0] = largest(row));
+        let exponentials = &Exponentials::of(x, classes, logs.iter().map(|&[max, _]| max)).values;
+        for (log, row) in logs.iter_mut().zip(exponentials.chunks_exact(classes)) {
+            let sum = row.iter().map(|&exponential| exponential.into_f64()).sum::<f64>();
+            log[1] = <E::Acc as CpuElement>::from_f64(sum.ln());
+        }
+    }
+}
+
+/// Of a short row.
+#[inline(always)]
+fn largest<E: CpuElement>(row: &[E]) -> E::Acc {
+    row.iter().fold(E::Acc::neg_infinity(), |max, x| sums::larger(max, x.widen()))
+}
+
+/// `exp(x - max)` of short rows.
+struct Exponentials<A> {
+    values: [A; TOGETHER],
+}
+
+impl<A: CpuElement> Exponentials<A> {
+    /// Of `TOGETHER` elements at most, with the largest of every row.
+    #[inline(always)]
+    fn of<E: CpuElement<Acc = A>>(x: &[E], classes: usize, largest: impl Iterator<Item = A>) -> Self {
+        let mut values = [A::zero(); TOGETHER];
+        let rows = x.chunks_exact(classes).zip(values.chunks_exact_mut(classes));
+        for ((x, values), max) in rows.zip(largest) {
+            values.iter_mut().zip(x).for_each(|(value, x)| *value = x.widen() - max);
+        }
+        values[..x.len()].iter_mut().for_each(|value| *value = value.fast_exp());
+        Self { values }
+    }
+}
+
+/// `log(sum(exp(x)))` of every row.
+enum Logs<'a, A> {
+    /// Both parts.
+    Both(&'a [Parts<A>]),
+    /// Without the largest of the row, which has all classes.
+    Second(&'a [A]),
+}
+
+/// What logits become in the backward pass: `dloss (p sum(q w) - q w)`.
+struct Gradient<'a, E: CpuElement> {
+    labels: OfClasses<'a, E>,
+    sum_of_weights: E::Acc,
+    logs: Logs<'a, E::Acc>,
+    /// One per row.
+    dloss: &'a [E::Acc],
+    /// The classes that the logits are of.
+    columns: Range<usize>,
 }
 
 impl<E: CpuElement> Gradient<'_, E> {
     /// The gradient of `x`.
     fn of(&self, x: &[E]) -> Vec<E> {
-        let (classes, task) = self.task(x);
-        parallel::copied(x, task * classes, parallel::Work::of([COST, x.len()]), |index, x| {
-            self.rows(index * task, x, classes)
-        })
+        let (task, work) = self.task(x);
+        parallel::copied(x, task * self.columns.len(), work, |index, x| self.replace(index * task, x))
     }
 
     /// Replaces `x` by its gradient.
     fn in_place(&self, x: &mut [E]) {
-        let ((classes, task), work) = (self.task(x), parallel::Work::of([COST, x.len()]));
-        parallel::chunks_mut(x, task * classes, work, |index, x| self.rows(index * task, x, classes));
+        let (task, work) = self.task(x);
+        parallel::chunks_mut(x, task * self.columns.len(), work, |index, x| self.replace(index * task, x));
     }
 
-    /// The elements of a row and the rows of a task.
-    fn task(&self, x: &[E]) -> (usize, usize) {
-        let rows = self.log_sum_exp.len();
-        let classes = x.len() / rows;
-        (classes, parallel::items_per_task(rows, classes))
+    /// The rows of a task.
+    fn task(&self, x: &[E]) -> (usize, Work) {
+        let rows = parallel::items_per_task(self.dloss.len(), self.columns.len());
+        (rows, Work::of([COST, x.len()]))
     }
+
+    /// Replaces whole rows of `x`, from row `first` on.
+    fn replace(&self, first: usize, x: &mut [E]) {
+        vectorized(Replaced { x, first, gradient: self });
+    }
+
+    /// The parts of `log(sum(exp(x)))` of a row.
+    #[inline(always)]
+    fn log(&self, at: usize, largest: impl FnOnce() -> E::Acc) -> Parts<E::Acc> {
+        match self.logs {
+            Logs::Both(logs) => logs[at],
+            Logs::Second(logs) => [largest(), logs[at]],
+        }
+    }
+
+    /// Replaces a row, given `exp(x - max)` of its elements and `log(sum(exp(x - max)))`. A row with a `dloss` of 0, such as padding,
+    /// gets 0, whatever its logits are.
+    #[inline(always)]
+    fn row(&self, at: usize, log: E::Acc, x: &mut [E], exp: impl Fn(usize, E) -> E::Acc) {
+        let Self { labels, sum_of_weights, dloss, columns, .. } = self;
+        let (target, dloss) = (labels.target(at), dloss[at]);
+        let target_term = labels.times_target(dloss, target);
+        // Of every class.
+        let spread = labels.spread.map(|spread| dloss * spread);
+        let factor = spread.map_or(target_term, |spread| target_term + spread * *sum_of_weights);
+        if factor.is_zero() && spread.is_none_or(|spread| spread.is_zero()) {
+            return x.fill(E::zero());
+        }
+        let scale = factor * (-log).fast_exp();
+        let probability = |class, x| scale * exp(class, x);
+        // The target's is rounded once: `q dloss` is the same in many rows, and so would be its error.
+        let target = target.checked_sub(columns.start).filter(|&target| target < x.len());
+        let weight = |class: usize| labels.weights.map_or(E::Acc::one(), |weights| weights[class].widen());
+        let of_target = target.map(|class| {
+            let spread = spread.map_or(E::Acc::zero(), |spread| spread * weight(columns.start + class));
+            E::narrow(probability(class, x[class]) - spread - target_term)
+        });
+        let elements = x.iter_mut().enumerate();
+        match (spread, labels.weights) {
+            (None, _) => elements.for_each(|(class, x)| *x = E::narrow(probability(class, *x))),
+            (Some(spread), None) => {
+                elements.for_each(|(class, x)| *x = E::narrow(probability(class, *x) - spread));
+            }
+            (Some(spread), Some(weights)) => {
+                for ((class, x), weight) in elements.zip(&weights[columns.clone()]) {
+                    *x = E::narrow(probability(class, *x) - spread * weight.widen());
+                }
+            }
+        }
+        if let Some((class, of_target)) = target.zip(of_target) {
+            x[class] = of_target;
+        }
+    }
+}
+
+/// Of whole rows.
+struct Replaced<'a, E: CpuElement> {
+    x: &'a mut [E],
+    /// Of the first row.
+    first: usize,
+    gradient: &'a Gradient<'a, E>,
+}
+
+impl<E: CpuElement> Job for Replaced<'_, E> {
+    type Result = ();
 
     #[inline(always)]
-    fn rows(&self, start: usize, x: &mut [E], classes: usize) {
-        for (at, row) in (start..).zip(x.chunks_exact_mut(classes)) {
-            let ([max, log], factor) = (self.log_sum_exp[at], self.probability_factor[at]);
-            let nothing = <E::Acc as Zero>::zero();
-            if factor == nothing && self.weight_factor.is_none_or(|factors| factors[at] == nothing) {
-                row.fill(E::zero());
-                continue;
+    fn run(self) {
+        let Self { x, first, gradient } = self;
+        let columns = gradient.columns.len();
+        if columns >= SHORT {
+            for (at, row) in (first..).zip(x.chunks_exact_mut(columns)) {
+                let [max, log] = gradient.log(at, || sums::max(row));
+                gradient.row(at, log, row, |_, x| (x.widen() - max).fast_exp());
             }
-            let scale = factor * (-log).fast_exp();
-            let probability = |x: E| scale * (x.widen() - max).fast_exp();
-            match (self.weight_factor, self.weights) {
-                (None, _) => {
-                    for x in row {
-                        *x = E::narrow(probability(*x));
-                    }
-                }
-                (Some(weight_factor), None) => {
-                    let add = weight_factor[at];
-                    for x in row {
-                        *x = E::narrow(probability(*x) + add);
-                    }
-                }
-                (Some(weight_factor), Some(weights)) => {
-                    let factor = weight_factor[at];
-                    for (x, w) in row.iter_mut().zip(weights) {
-                        *x = E::narrow(probability(*x) + factor * w.widen());
-                    }
-                }
+            return;
+        }
+        let rows = TOGETHER / columns;
+        for (first, x) in (first..).step_by(rows).zip(x.chunks_mut(rows * columns)) {
+            let log = |at, row: &[E]| gradient.log(at, || largest(row));
+            let of_rows = (first..).zip(x.chunks_exact(columns)).map(|(at, row)| log(at, row)[0]);
+            let exponentials = Exponentials::of(x, columns, of_rows);
+            for ((at, row), exp) in
+                (first..).zip(x.chunks_exact_mut(columns)).zip(exponentials.values.chunks_exact(columns))
+            {
+                let [_, log] = gradient.log(at, E::Acc::zero);
+                gradient.row(at, log, row, |class, _| exp[class]);
             }
         }
     }

@@ -2,7 +2,7 @@
 //! smoothing once more for the loss). Everything is computed in f32 at least, and rounded once.
 //!
 //! Burn's fusion makes several kernels of the composition, one for each sum: ours are taken there, too.
-use super::{Classes, CrossEntropyKernels, Labels, RowLosses};
+use super::{Classes, CrossEntropyKernels, Labels, RowLosses, composed::both_parts};
 use crate::backend::cube::{
     Output, Pair, address_type, empty, grid_of_rows, max_of_vector, max_over_units, row_of_unit,
     sum_of_vector, sum_over_units, types, unit_of_row, units_of_row, vector_size,
@@ -41,6 +41,7 @@ impl CrossEntropyKernels for Cube {
     ) -> FloatTensor<Self> {
         let Labels { targets, weights, smoothing } = labels.clone();
         let options = Gradient { smoothing, classes };
+        let log_sum_exp = both_parts::<Self>(&x, log_sum_exp);
         Self::cube_row_gradients(x, targets, weights.into(), log_sum_exp, dloss, options)
     }
 }

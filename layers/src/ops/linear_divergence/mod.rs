@@ -16,7 +16,7 @@
 //! counts as it does in the limit: nothing.
 use super::{
     MaybeTensor,
-    cross_entropy::{Classes, Labels, RowLosses, parts},
+    cross_entropy::{Classes, Labels, RowLosses, composed::log_sum_exp, parts},
     extension::extension,
     head_loss::{Head, HeadLoss, HeadLossKernels, RowLoss, chunks, one_wide, rows_of, zero_rows},
     kept::Ledger,
@@ -280,7 +280,7 @@ pub struct RowDivergences<B: Backend> {
     /// The divergences, `[rows, 1]`.
     pub losses: FloatTensor<B>,
     /// `log(sum(exp(logits / temperature)))` of the student, in two parts, `[rows, 2]`, as
-    /// [`log_sum_exp`](super::cross_entropy::CrossEntropyKernels::log_sum_exp) returns it, the same of the teacher, and `sum(q g)`,
+    /// [`RowLosses::log_sum_exp`] has it, the same of the teacher, and `sum(q g)`,
     /// `[rows, 1]`.
     pub sums: [FloatTensor<B>; 3],
 }
@@ -294,7 +294,7 @@ pub trait DivergenceKernels: HeadLossKernels {
         divergence: Tempered,
     ) -> RowDivergences<Self> {
         let [student, teacher] = [student, teacher].map(|x| divergence.tempered::<Self>(x));
-        let logs = [&student, &teacher].map(|x| Self::log_sum_exp(x.clone()));
+        let logs = [&student, &teacher].map(|x| log_sum_exp::<Self>(x.clone()));
         let of = Probabilities::<Self>::new([student, teacher], logs.clone());
         let sum = |terms| Self::float_sum_dim(terms, 1);
         let (losses, mean) = match divergence.divergence {

@@ -117,6 +117,13 @@ impl Axis {
         let end = (self.padding + self.size).saturating_sub(tap).div_ceil(self.stride);
         first.min(self.out)..end.min(self.out).max(first.min(self.out))
     }
+
+    /// The taps of window number `window` that lie inside the input.
+    fn taps(&self, window: usize) -> Range<usize> {
+        let first = self.padding.saturating_sub(window * self.stride).div_ceil(self.dilation);
+        let end = (self.padding + self.size).saturating_sub(window * self.stride).div_ceil(self.dilation);
+        first.min(self.kernel)..end.min(self.kernel).max(first.min(self.kernel))
+    }
 }
 
 /// Where the windows of a pool lie.
@@ -258,10 +265,13 @@ struct Forward<'a, E, O, const NAN_WINS: bool>(&'a Geometry, &'a [E], &'a mut [E
 impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, NAN_WINS> {
     type Result = ();
 
-    /// Row by row of windows, tap by tap, so that the inner loop has no bounds to check.
+    /// Row by row of windows, tap by tap, so that the inner loop has no bounds to check; short rows window by window.
     #[inline(always)]
     fn run(self) {
         let Self(geometry, x, y, offsets) = self;
+        if geometry.columns.out < SHORT {
+            return window_by_window::<_, _, NAN_WINS>(geometry, x, y, offsets);
+        }
         let Geometry { rows, columns, .. } = geometry;
         let [plane_in, plane_out] = geometry.plane_sizes();
         // From tables, if those are small.
@@ -310,6 +320,42 @@ impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, N
     }
 }
 
+/// Windows in a row that is too short for a loop over it.
+const SHORT: usize = 8;
+
+/// What [`Forward`] does.
+#[inline(always)]
+fn window_by_window<E: CpuElement, O: Offset, const NAN_WINS: bool>(
+    geometry: &Geometry,
+    x: &[E],
+    y: &mut [E],
+    offsets: &mut [O],
+) {
+    let Geometry { rows, columns, .. } = geometry;
+    let [plane_in, plane_out] = geometry.plane_sizes();
+    let taps = |axis: &Axis| -> Vec<Range<usize>> { (0..axis.out).map(|window| axis.taps(window)).collect() };
+    let (of_rows, of_columns) = (taps(rows), taps(columns));
+    let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out)).zip(x.chunks(plane_in));
+    for ((y, offsets), x) in planes {
+        let rows_of_windows = y.chunks_mut(columns.out).zip(offsets.chunks_mut(columns.out)).zip(&of_rows);
+        for (oh, ((y, offsets), of_row)) in rows_of_windows.enumerate() {
+            for (ow, ((y, offset), of_column)) in y.iter_mut().zip(offsets).zip(&of_columns).enumerate() {
+                let mut winner = u32::MAX;
+                for kh in of_row.clone() {
+                    let ih = oh * rows.stride + kh * rows.dilation - rows.padding;
+                    let x = &x[ih * columns.size..][..columns.size];
+                    for kw in of_column.clone() {
+                        let iw = ow * columns.stride + kw * columns.dilation - columns.padding;
+                        let tap = (kh * columns.kernel + kw) as u32;
+                        compete::<_, NAN_WINS>(y, &mut winner, x[iw], tap);
+                    }
+                }
+                *offset = O::new(winner);
+            }
+        }
+    }
+}
+
 /// Lets one element of each window compete with those before it.
 #[inline(always)]
 fn update<'a, E: CpuElement, const NAN_WINS: bool>(
@@ -319,10 +365,16 @@ fn update<'a, E: CpuElement, const NAN_WINS: bool>(
     tap: u32,
 ) {
     for ((y, winner), &x) in y.iter_mut().zip(winners).zip(x) {
-        // Without a branch: which element wins cannot be predicted.
-        let first = (*winner == u32::MAX) & (NAN_WINS | !x.is_nan());
-        let wins = (x > *y) | first | (NAN_WINS & x.is_nan());
-        *y = if wins { x } else { *y };
-        *winner = if wins { tap } else { *winner };
+        compete::<_, NAN_WINS>(y, winner, x, tap);
     }
+}
+
+/// Lets one element of a window compete with those before it.
+#[inline(always)]
+fn compete<E: CpuElement, const NAN_WINS: bool>(y: &mut E, winner: &mut u32, x: E, tap: u32) {
+    // Without a branch: which element wins cannot be predicted.
+    let first = (*winner == u32::MAX) & (NAN_WINS | !x.is_nan());
+    let wins = (x > *y) | first | (NAN_WINS & x.is_nan());
+    *y = if wins { x } else { *y };
+    *winner = if wins { tap } else { *winner };
 }

@@ -2,14 +2,14 @@
 use super::{PiecewiseLinear, PiecewiseLinearKernels, by_burn};
 use crate::backend::cpu::{
     BitMask, CpuBackend, CpuElement,
-    bit_mask::{BITS, TASK, pack},
-    is_wide,
-    parallel::{self, Job},
+    bit_mask::{BITS, TASK, TOGETHER, pack},
+    elementwise::{nothing, stored},
+    parallel::{self, Job, Work},
     with_element,
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, bf16, f16};
-use core::{hint::black_box, mem::MaybeUninit};
+use core::mem::MaybeUninit;
 use num_traits::{One, Zero};
 
 impl<B: CpuBackend> PiecewiseLinearKernels for B {
@@ -135,7 +135,7 @@ impl<E: CpuElement> Visitor<E, Vec<E>> for Values<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<E> {
         // SAFETY: every element is written.
         unsafe {
-            parallel::written(self.0.len(), TASK * BITS, self.0.len(), |task, y| {
+            parallel::written(self.0.len(), TASK * BITS, Work::of_pass(self.0.len()), |task, y| {
                 let (x, nothing) = (&self.0[task * TASK * BITS..], nothing());
                 y.iter_mut().zip(x).for_each(|(y, &x)| _ = y.write(stored(f(x).0, nothing)));
             })
@@ -147,7 +147,7 @@ struct ValuesInPlace<'a, E>(&'a mut [E]);
 
 impl<E: CpuElement> Visitor<E, ()> for ValuesInPlace<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) {
-        let work = self.0.len();
+        let work = Work::of_pass(self.0.len());
         parallel::chunks_mut(self.0, TASK * BITS, work, |_, values| replace_all(values, f));
     }
 }
@@ -157,12 +157,10 @@ struct Bits<'a, E>(&'a [E]);
 impl<E: CpuElement> Visitor<E, Vec<u64>> for Bits<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
         let mut words = vec![0; self.0.len().div_ceil(BITS)];
-        parallel::chunks_mut(&mut words, TASK, self.0.len(), |task, words| {
-            let (full, rest) = self.0[task * TASK * BITS..].as_chunks::<BITS>();
-            if let Some(word) = words.get_mut(full.len()) {
-                *word = pack(rest.iter(), |&v| f(v).1);
+        parallel::chunks_mut(&mut words, TASK, Work::of_pass(self.0.len()), |task, words| {
+            for (values, words) in self.0[task * TASK * BITS..].chunks(TOGETHER).zip(of_blocks(words)) {
+                pack(values.iter(), |&value| f(value).1, words);
             }
-            full.iter().zip(words).for_each(|(values, word)| *word = pack(values.iter(), |&v| f(v).1));
         });
         words
     }
@@ -179,7 +177,7 @@ impl<E: CpuElement> Visitor<E, (Vec<E>, Vec<u64>)> for Apply<'_, E> {
                 self.0.len(),
                 &mut words,
                 [TASK * BITS, TASK],
-                self.0.len(),
+                Work::of_pass(self.0.len()),
                 |task, y, words| {
                     let x = &self.0[task * TASK * BITS..][..y.len()];
                     parallel::vectorized(Written { x, y, words, f });
@@ -204,19 +202,15 @@ impl<E: CpuElement, F: Fn(E) -> (E, bool)> Job for Written<'_, E, F> {
     #[inline(always)]
     fn run(self) {
         let Self { x, y, words, f } = self;
-        let write = |x: &[E], y: &mut [MaybeUninit<E>]| {
-            let nothing = nothing();
-            pack(x.iter().zip(y), |(&x, y)| {
-                let (value, bit) = f(x);
-                y.write(stored(value, nothing));
-                bit
-            })
+        let nothing = nothing();
+        let write = |(x, y): (&E, &mut MaybeUninit<E>)| {
+            let (value, bit) = f(*x);
+            y.write(stored(value, nothing));
+            bit
         };
-        let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<BITS>(), y.as_chunks_mut::<BITS>());
-        if let Some(word) = words.get_mut(x.len()) {
-            *word = write(x_rest, y_rest);
+        for ((x, y), words) in x.chunks(TOGETHER).zip(y.chunks_mut(TOGETHER)).zip(of_blocks(words)) {
+            pack(x.iter().zip(y), write, words);
         }
-        x.iter().zip(y).zip(words).for_each(|((x, y), word)| *word = write(x, y));
     }
 }
 
@@ -224,8 +218,8 @@ struct ApplyInPlace<'a, E>(&'a mut [E]);
 
 impl<E: CpuElement> Visitor<E, Vec<u64>> for ApplyInPlace<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
-        let work = self.0.len();
-        let mut words = vec![0; work.div_ceil(BITS)];
+        let work = Work::of_pass(self.0.len());
+        let mut words = vec![0; self.0.len().div_ceil(BITS)];
         parallel::zip_chunks_mut(self.0, &mut words, [TASK * BITS, TASK], work, |_, values, words| {
             parallel::vectorized(Replaced { values, words, f });
         });
@@ -246,12 +240,21 @@ impl<E: CpuElement, F: Fn(E) -> (E, bool)> Job for Replaced<'_, E, F> {
     #[inline(always)]
     fn run(self) {
         let Self { values, words, f } = self;
-        let (full, rest) = values.as_chunks_mut::<BITS>();
-        if let Some(word) = words.get_mut(full.len()) {
-            *word = replace(rest, &f);
+        let nothing = nothing();
+        let replace = |value: &mut E| {
+            let (y, bit) = f(*value);
+            *value = stored(y, nothing);
+            bit
+        };
+        for (values, words) in values.chunks_mut(TOGETHER).zip(of_blocks(words)) {
+            pack(values.iter_mut(), replace, words);
         }
-        full.iter_mut().zip(words).for_each(|(values, word)| *word = replace(values, &f));
     }
+}
+
+/// The words of as many values as are packed together.
+fn of_blocks(words: &mut [u64]) -> impl Iterator<Item = &mut [u64]> {
+    words.chunks_mut(TOGETHER / BITS)
 }
 
 /// Replaces values by `f` of them.
@@ -259,28 +262,4 @@ impl<E: CpuElement, F: Fn(E) -> (E, bool)> Job for Replaced<'_, E, F> {
 fn replace_all<E: CpuElement>(values: &mut [E], f: impl Fn(E) -> (E, bool)) {
     let nothing = nothing();
     values.iter_mut().for_each(|value| *value = stored(f(*value).0, nothing));
-}
-
-/// Replaces up to 64 values by `f` of them; returns their bits.
-#[inline(always)]
-fn replace<E: CpuElement>(values: &mut [E], f: impl Fn(E) -> (E, bool)) -> u64 {
-    let nothing = nothing();
-    pack(values.iter_mut(), |value| {
-        let (y, bit) = f(*value);
-        *value = stored(y, nothing);
-        bit
-    })
-}
-
-/// -0.0, which compilers do not see.
-#[inline(always)]
-fn nothing<E: CpuElement>() -> E {
-    black_box(E::neg_zero())
-}
-
-/// A value that is stored in any case: where `f` leaves one as it is, compilers store the others under a mask, which is several times
-/// slower on some machines. Adding -0.0 changes no value.
-#[inline(always)]
-fn stored<E: CpuElement>(y: E, nothing: E) -> E {
-    if is_wide::<E>() { y + nothing } else { y }
 }

@@ -272,8 +272,10 @@ impl<A: CpuElement<Acc = A>> RowSums<A> {
         self.products[lane] = self.products[lane] + gamma * dy * x_hat;
     }
 
-    fn total(self) -> [f64; 2] {
-        [sums::total(self.sums), sums::total(self.products)]
+    /// Of the first lane alone, if the row has no more.
+    fn total(self, lanes: bool) -> [f64; 2] {
+        let total = |sums: [A; LANES]| if lanes { sums::total(sums) } else { sums[0].into_f64() };
+        [total(self.sums), total(self.products)]
     }
 }
 
@@ -287,6 +289,7 @@ fn sums_of_row<E: CpuElement>(x: &[E], dy: &[E], gamma: &[E::Acc], [mean, inv_st
     let (x, x_rest) = x.as_chunks::<LANES>();
     let (dy, dy_rest) = dy.as_chunks::<LANES>();
     let (gamma, gamma_rest) = gamma.as_chunks::<LANES>();
+    let lanes = !x.is_empty();
     for ((x, dy), gamma) in x.iter().zip(dy).zip(gamma) {
         for lane in 0..LANES {
             add(lane, x[lane], dy[lane], gamma[lane]);
@@ -295,7 +298,7 @@ fn sums_of_row<E: CpuElement>(x: &[E], dy: &[E], gamma: &[E::Acc], [mean, inv_st
     for ((&x, &dy), &gamma) in x_rest.iter().zip(dy_rest).zip(gamma_rest) {
         add(0, x, dy, gamma);
     }
-    of_row.total()
+    of_row.total(lanes)
 }
 
 /// Adds `dy * x_hat` and `dy` of every element to the sums of its parameter; returns those of [`RowSums`].
@@ -319,6 +322,7 @@ fn add_elements<E: CpuElement>(
     let (gamma, gamma_rest) = gamma.as_chunks::<LANES>();
     let (few_gamma, few_gamma_rest) = few_gamma.as_chunks_mut::<LANES>();
     let (few_beta, few_beta_rest) = few_beta.as_chunks_mut::<LANES>();
+    let lanes = !x.is_empty();
     let chunks = x.iter().zip(dy).zip(gamma).zip(few_gamma).zip(few_beta);
     for ((((x, dy), gamma), to_gamma), to_beta) in chunks {
         for lane in 0..LANES {
@@ -329,7 +333,7 @@ fn add_elements<E: CpuElement>(
     for ((((&x, &dy), &gamma), to_gamma), to_beta) in rest {
         add(0, x, dy, gamma, to_gamma, to_beta);
     }
-    of_row.total()
+    of_row.total(lanes)
 }
 
 /// The rows that a thread takes, of so many elements in all; see the head of this file.
