@@ -8,6 +8,7 @@ use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
 use burn_memsave::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, conv::Conv2d, conv::Conv2dConfig};
 use burn_memsave::parallel::{ParallelError, Replicas};
+use burn_memsave::plan::PartsError;
 use burn_memsave_paper::text::llama::{LanguageModel, Size, checkpointed, memsave::Llama};
 use proptest::prelude::*;
 
@@ -242,9 +243,9 @@ fn tied_parameters_stay_tied() {
         first.weight.val().into_data().assert_eq(&second.weight.val().into_data(), true);
     }
     let negative = replicas.backward([(x.clone(), -1.0)], loss);
-    assert!(matches!(negative, Err(ParallelError::Weight { .. })));
+    assert!(matches!(negative, Err(ParallelError::Parts(PartsError::Weight { .. }))));
     let nothing = replicas.backward([(x, 0.0)], loss);
-    assert!(matches!(nothing, Err(ParallelError::NoItems)));
+    assert!(matches!(nothing, Err(ParallelError::Parts(PartsError::NoItems))));
 }
 
 /// Of a frozen clone that comes first, and of both when they are frozen, all replicas know.
@@ -285,7 +286,7 @@ fn parameters_that_are_no_longer_tied_are_refused_unless_frozen() {
     let untied = Pair { first, second };
     let refused = Replicas::new(&untied, devices(2)).expect_err("two values");
     assert!(
-        matches!(&refused, ParallelError::Untied { first, second } if first == "first.weight" && second == "second.weight"),
+        matches!(&refused, ParallelError::Parts(PartsError::Untied { first, second }) if first == "first.weight" && second == "second.weight"),
         "{refused}"
     );
     assert!(Replicas::new(&untied.freeze(), devices(2)).is_ok());
@@ -344,9 +345,15 @@ impl Normed {
 #[test]
 fn batch_norms_in_training_are_refused() {
     let refused = Replicas::new(&Normed::new(), devices(2)).expect_err("statistics of a part");
-    assert!(matches!(&refused, ParallelError::Running { path } if path == "norms.0"), "{refused}");
+    assert!(
+        matches!(&refused, ParallelError::Parts(PartsError::Running { path }) if path == "norms.0"),
+        "{refused}"
+    );
     let stock = (burn::nn::BatchNormConfig::new(3).init(&device()), LinearConfig::new(2, 2).init(&device()));
-    assert!(matches!(Replicas::new(&stock, devices(2)), Err(ParallelError::Running { .. })));
+    assert!(matches!(
+        Replicas::new(&stock, devices(2)),
+        Err(ParallelError::Parts(PartsError::Running { .. }))
+    ));
 }
 
 /// A frozen batch norm normalizes every item alike, and no replica touches the statistics of another or of the module.
@@ -376,8 +383,11 @@ fn wrong_devices_and_parts() {
     let part = |items| (Tensor::<2>::ones([1, 2], &device()), items);
     let loss = |model: &Linear, x: Tensor<2>| model.forward(x).sum();
     let error = |parts: Vec<_>| replicas.backward(parts, loss).expect_err("wrong parts");
-    assert!(matches!(error(vec![]), ParallelError::Parts { parts: 0, replicas: 2 }));
-    assert!(matches!(error(vec![part(1), part(1), part(1)]), ParallelError::Parts { parts: 3, replicas: 2 }));
-    assert!(matches!(error(vec![part(0)]), ParallelError::NoItems));
+    assert!(matches!(error(vec![]), ParallelError::PartCount { parts: 0, replicas: 2 }));
+    assert!(matches!(
+        error(vec![part(1), part(1), part(1)]),
+        ParallelError::PartCount { parts: 3, replicas: 2 }
+    ));
+    assert!(matches!(error(vec![part(0)]), ParallelError::Parts(PartsError::NoItems)));
     assert!(replicas.backward([part(1)], loss).is_ok(), "fewer parts than replicas");
 }

@@ -1,3 +1,4 @@
+use crate::plan::PartsError;
 use burn::tensor::{Device, ExecutionError};
 use std::fmt;
 
@@ -14,31 +15,9 @@ pub enum ParallelError {
         /// Its position among the devices.
         index: usize,
     },
-    /// A batch norm, or another part with running statistics, that would see the statistics of a part of the batch, and leave each
-    /// replica with its own.
-    #[error(
-        "{path} has running statistics and is in training mode, as a batch norm: they would be those of a part of the batch. Freeze it \
-         (`Module::freeze`), or take a norm that does not depend on the batch"
-    )]
-    Running {
-        /// Its path in the module.
-        path: String,
-    },
-    /// A parameter that is in two places of the module and requires gradients has another value in each. Burn's optimizers change it in
-    /// the first one only.
-    #[error("{first} and {second} have one id, but different values: parameters that are tied have one")]
-    Untied {
-        /// Path of the first place.
-        first: String,
-        /// Path of another place.
-        second: String,
-    },
-    /// The weight of a part of the batch is negative, infinite or not a number.
-    #[error("a part of the batch has the weight {weight}")]
-    Weight {
-        /// The weight.
-        weight: f64,
-    },
+    /// The batch cannot be taken in parts.
+    #[error(transparent)]
+    Parts(#[from] PartsError),
     /// A lazy weight, of a module that is on another backend than a device, where it would be in memory as a whole.
     #[error(
         "{path} is lazy, and cannot be lazy on device {index}: load the module on a device of the same backend"
@@ -51,15 +30,12 @@ pub enum ParallelError {
     },
     /// A batch was cut into more parts than there are replicas, or into none.
     #[error("a batch of {parts} parts for {replicas} replicas")]
-    Parts {
+    PartCount {
         /// Of the batch.
         parts: usize,
         /// Of the module.
         replicas: usize,
     },
-    /// A batch without items has no mean loss.
-    #[error("the parts of the batch have no items")]
-    NoItems,
     /// Devices failed, or their servers cannot be reached any more. What was computed on them is lost. A device fails, too, when
     /// one is gone that sends to it.
     #[error("{}", list(failed))]

@@ -45,8 +45,8 @@ pub use apart::apart;
 pub use error::{DeviceFailure, ParallelError};
 
 use crate::lazy_paths::lazy_paths;
-use crate::parameters::{EachOnce, each_once, running_in_training, tied, untied};
-use crate::plan::PartWeight;
+use crate::parameters::{EachOnce, each_once, tied};
+use crate::plan::{PartWeight, PartsError, checked, may_be_taken_in_parts};
 use crate::strategy::{WithStrategy, with_strategy};
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::backend::DispatchDevice;
@@ -84,12 +84,7 @@ impl<M: Module> Replicas<M> {
         if let Some(index) = devices.iter().position(|device| !device.is_autodiff()) {
             return Err(ParallelError::NotAutodiff { index });
         }
-        if let Some(path) = running_in_training(module) {
-            return Err(ParallelError::Running { path });
-        }
-        if let Some((first, second)) = untied(module) {
-            return Err(ParallelError::Untied { first, second });
-        }
+        may_be_taken_in_parts(module)?;
         if let Some(path) = lazy_paths(module).into_iter().next() {
             let from = module.devices();
             let far = |to: &Device| from.iter().any(|from| !stays_lazy(from, to));
@@ -129,16 +124,14 @@ impl<M: Module> Replicas<M> {
         parts: impl IntoIterator<Item = (T, W)>,
         loss: impl Fn(&M, T) -> Tensor<1>,
     ) -> Result<(Tensor<1>, GradientsParams), ParallelError> {
-        let parts: Vec<(T, f64)> = parts.into_iter().map(|(part, weight)| (part, weight.weight())).collect();
+        let weighted = parts.into_iter().map(|(part, weight)| Ok((part, checked(weight)?)));
+        let parts: Vec<(T, f64)> = weighted.collect::<Result<_, PartsError>>()?;
         if parts.is_empty() || parts.len() > self.modules.len() {
-            return Err(ParallelError::Parts { parts: parts.len(), replicas: self.modules.len() });
-        }
-        if let Some(&(_, weight)) = parts.iter().find(|(_, weight)| !weight.is_finite() || *weight < 0.0) {
-            return Err(ParallelError::Weight { weight });
+            return Err(ParallelError::PartCount { parts: parts.len(), replicas: self.modules.len() });
         }
         let total: f64 = parts.iter().map(|(_, weight)| weight).sum();
         if total == 0.0 {
-            return Err(ParallelError::NoItems);
+            return Err(PartsError::NoItems.into());
         }
         // Every device has all of its work before anything is moved.
         let (losses, gradients): (Vec<_>, Vec<_>) = self

@@ -1,61 +1,12 @@
 //! Batches in parts, and as large as fit.
-use super::PlanError;
+use super::parts::{ItemWeights, PartWeight, PartsError};
+use super::{PlanError, parts};
 use crate::measure::{Measurement, StepInput, measure_step};
-use crate::parameters::{EachOnce, each_once, running_in_training, untied};
+use crate::parameters::{EachOnce, each_once};
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Tensor};
 use std::ops::Range;
-
-/// How much a part of a batch counts: the number of what its loss is the mean of.
-///
-/// Of most losses these are the items, a `usize`. A loss that leaves something out, or weighs it, is a mean of something else: with
-/// padding ([`pad_tokens`](crate::nn::loss::CrossEntropyLossConfig::pad_tokens)) of the tokens that are none, with class weights of their
-/// sum, an `f64`. The mean of the means of parts is then not the mean of the batch: where one part has 10 tokens and another 1000, each
-/// token of the first would count a hundred times as much. (That was [a fault of many
-/// trainers](https://huggingface.co/blog/gradient_accumulation) until 2024.)
-pub trait PartWeight: Copy {
-    /// The weight: not negative, and finite. A part of weight 0 is left out.
-    fn weight(self) -> f64;
-}
-
-impl PartWeight for usize {
-    fn weight(self) -> f64 {
-        self as f64
-    }
-}
-
-impl PartWeight for f64 {
-    fn weight(self) -> f64 {
-        self
-    }
-}
-
-/// The items of a batch: how many, of weight 1 each; or the [weight](PartWeight) of every one.
-pub trait ItemWeights {
-    /// The number of items.
-    fn items(&self) -> usize;
-    /// The weight of some of them together.
-    fn weight(&self, items: Range<usize>) -> f64;
-}
-
-impl ItemWeights for usize {
-    fn items(&self) -> usize {
-        *self
-    }
-    fn weight(&self, items: Range<usize>) -> f64 {
-        items.len() as f64
-    }
-}
-
-impl ItemWeights for &[f64] {
-    fn items(&self) -> usize {
-        self.len()
-    }
-    fn weight(&self, items: Range<usize>) -> f64 {
-        self[items].iter().sum()
-    }
-}
 
 /// The mean loss of a batch and its gradients, computed from one part of the batch after the other: those of the whole batch, to
 /// rounding, with the memory of one part, and of two gradients of every parameter.
@@ -92,18 +43,10 @@ pub fn micro_batched<M: Module, T, W: PartWeight>(
     parts: impl IntoIterator<Item = (T, W)>,
     loss: impl Fn(&M, T) -> Tensor<1>,
 ) -> Result<(Tensor<1>, GradientsParams), PlanError> {
-    if let Some(path) = running_in_training(module) {
-        return Err(PlanError::Running { path });
-    }
-    if let Some((first, second)) = untied(module) {
-        return Err(PlanError::Untied { first, second });
-    }
+    parts::may_be_taken_in_parts(module)?;
     let (mut sums, mut mean, mut total) = (GradientsParams::new(), None, 0.0);
     for (part, weight) in parts {
-        let weight = weight.weight();
-        if !weight.is_finite() || weight < 0.0 {
-            return Err(PlanError::Weight { weight });
-        }
+        let weight = parts::checked(weight)?;
         if weight == 0.0 {
             continue; // its mean loss is not a number
         }
@@ -117,7 +60,7 @@ pub fn micro_batched<M: Module, T, W: PartWeight>(
         total += weight;
         each_once(module, &mut Add { found, sums: &mut sums, factor: weight });
     }
-    let mean: Tensor<1> = mean.ok_or(PlanError::NoItems)?;
+    let mean: Tensor<1> = mean.ok_or(PartsError::NoItems)?;
     let factor = total.recip();
     each_once(module, &mut Scale { sums: &mut sums, factor });
     Ok((mean.mul_scalar(factor), sums))
@@ -169,12 +112,10 @@ pub fn micro_batched_within<M: Module, I: StepInput>(
     loss: impl Fn(&M, I) -> Tensor<1>,
 ) -> Result<(usize, Tensor<1>, GradientsParams), PlanError> {
     // Before a measured step changes its statistics.
-    if let Some(path) = running_in_training(module) {
-        return Err(PlanError::Running { path });
-    }
+    parts::may_be_taken_in_parts(module)?;
     let (weights, items) = (&items, items.items());
     if items == 0 {
-        return Err(PlanError::NoItems);
+        return Err(PartsError::NoItems.into());
     }
     let needs = |of_part: usize| {
         let Measurement { peak, gradients, .. } = measure_step(module, part(0..of_part), &loss);

@@ -25,16 +25,19 @@ mod block;
 mod choose;
 mod dry_run;
 mod estimate;
+mod parts;
 mod profile;
 mod retry;
 mod table;
 mod trace;
 
-pub use batches::{ItemWeights, PartWeight, largest_batch, micro_batched, micro_batched_within};
+pub use batches::{largest_batch, micro_batched, micro_batched_within};
 pub(crate) use block::set_aside;
 pub use block::{Treatment, block};
 pub use dry_run::dry_run;
 pub use estimate::{Estimate, OptimizerState, StepEstimate, estimate, estimate_step};
+pub use parts::{ItemWeights, PartWeight, PartsError};
+pub(crate) use parts::{checked, may_be_taken_in_parts};
 pub use profile::{BlockCost, BlockProfile, Profile, ProfileOptions, profile};
 pub use retry::retry_halved;
 pub use table::{Plan, auto_checkpoint};
@@ -43,30 +46,9 @@ pub use table::{Plan, auto_checkpoint};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// A batch norm, or another part with running statistics, that would see the statistics of a part of the batch.
-    #[error(
-        "{path} has running statistics and is in training mode, as a batch norm: they would be those of a part of the batch. Freeze it \
-         (`Module::freeze`), or take a norm that does not depend on the batch"
-    )]
-    Running {
-        /// Its path in the module.
-        path: String,
-    },
-    /// A parameter that is in two places of the module and requires gradients has another value in each. Burn's optimizers change it in
-    /// the first one only.
-    #[error("{first} and {second} have one id, but different values: parameters that are tied have one")]
-    Untied {
-        /// Path of the first place.
-        first: String,
-        /// Path of another place.
-        second: String,
-    },
-    /// The weight of a part of the batch is negative, infinite or not a number.
-    #[error("a part of the batch has the weight {weight}")]
-    Weight {
-        /// The weight.
-        weight: f64,
-    },
+    /// The batch cannot be taken in parts.
+    #[error(transparent)]
+    Parts(#[from] PartsError),
     /// The budget is too small.
     #[error("a budget of {} is too small: the least that a step was found to need is {}", human_bytes(*budget), human_bytes(*least))]
     Budget {
@@ -106,7 +88,4 @@ pub enum PlanError {
     /// There is no backward pass.
     #[error("the loss requires no gradient")]
     NoGradient,
-    /// A batch without items has no mean loss.
-    #[error("the parts of the batch have no items")]
-    NoItems,
 }

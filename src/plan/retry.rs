@@ -1,5 +1,5 @@
 //! Smaller batches after a device ran out of memory.
-use super::PlanError;
+use super::{PartsError, PlanError};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{FloatDType, Slice, Tensor};
@@ -45,7 +45,7 @@ pub fn retry_halved<M: Module>(
     mut step: impl FnMut(usize) -> Result<(Tensor<1>, GradientsParams), PlanError>,
 ) -> Result<(usize, Tensor<1>, GradientsParams), PlanError> {
     if items == 0 {
-        return Err(PlanError::NoItems);
+        return Err(PartsError::NoItems.into());
     }
     // Parameters that do not exist yet would be made in a step, and without memory they would be lost.
     module.visit(&mut Initialize);

@@ -133,10 +133,12 @@ macro_rules! max_pool {
 
             #[test]
             fn equals_stock_in_half_precision() {
-                let options = max_options([FIXED; $rank], true);
-                for dtype in HALF {
-                    Check::new([Input::random::<$dims>([FIXED; $rank].shape([2, 2]))], Setting::of(dtype))
-                        .compare(&ours(options.clone()), &stock(options.clone()));
+                for axes in AXES.map(|axis| [axis; $rank]) {
+                    let options = max_options(axes, true);
+                    for dtype in HALF {
+                        Check::new([Input::random::<$dims>(axes.shape([2, 2]))], Setting::of(dtype))
+                            .compare(&ours(options.clone()), &stock(options.clone()));
+                    }
                 }
             }
 
@@ -157,13 +159,13 @@ macro_rules! max_pool {
                 let patterns: [(&[f64], &[Backend], &[(usize, usize)]); 5] = [
                     (&[1.0], &Backend::ALL, &paddings),
                     (&[0.0, -0.0, INF, 1.0, -INF], &Backend::ALL, &paddings),
-                    (&[1.0, NAN, 2.0, NAN, -INF, 0.0, 3.0], &Backend::ALL, &paddings),
+                    (&[1.0, NAN, 2.0, NAN, 3.0, -INF, 0.0], &Backend::ALL, &paddings), // a number in each window
                     (&[-INF], &[Backend::Flex], &paddings[..2]),
                     (&[NAN], &[Backend::Flex], &paddings),
                 ];
                 for (pattern, backends, paddings) in patterns {
-                    for &padding in paddings {
-                        let axes = [Axis { padding, ..FIXED }; $rank];
+                    for (&padding, axis) in paddings.iter().flat_map(|p| AXES.map(|axis| (p, axis))) {
+                        let axes = [Axis { padding, ..axis }; $rank];
                         let shape: [usize; $dims] = axes.shape([1, 2]);
                         let values = pattern.iter().copied().cycle().take(shape.iter().product());
                         let input = Input::given(shape, values.collect::<Vec<_>>());
@@ -181,16 +183,18 @@ macro_rules! max_pool {
             /// To the first element of its window, as on Flex.
             #[test]
             fn passes_the_gradient_of_minus_infinity() {
-                let axes = [FIXED; $rank];
-                let shape: [usize; $dims] = axes.shape([1, 2]);
-                let gradient = |device: Device| {
-                    let x = Tensor::<$dims>::full(shape, f32::NEG_INFINITY, &device).require_grad();
-                    let y = F::$pool(x.clone(), max_options(axes, false));
-                    numbers(&x.grad(&y.sum().backward()).unwrap().into_data())
-                };
-                let gradients = Backend::ALL.map(|backend| gradient(backend.device().autodiff()));
-                assert_eq!(gradients[0].iter().sum::<f64>(), 2.0 * 3f64.powi($rank), "one per window");
-                assert!(gradients.iter().all(|gradient| *gradient == gradients[0]));
+                for (axis, windows) in [(FIXED, 3f64), (LONG, 14.0)] {
+                    let axes = [axis; $rank];
+                    let shape: [usize; $dims] = axes.shape([1, 2]);
+                    let gradient = |device: Device| {
+                        let x = Tensor::<$dims>::full(shape, f32::NEG_INFINITY, &device).require_grad();
+                        let y = F::$pool(x.clone(), max_options(axes, false));
+                        numbers(&x.grad(&y.sum().backward()).unwrap().into_data())
+                    };
+                    let gradients = Backend::ALL.map(|backend| gradient(backend.device().autodiff()));
+                    assert_eq!(gradients[0].iter().sum::<f64>(), 2.0 * windows.powi($rank), "one per window");
+                    assert!(gradients.iter().all(|gradient| *gradient == gradients[0]));
+                }
             }
         }
     };
@@ -199,6 +203,10 @@ max_pool!(max_pool1d, 1, 3);
 max_pool!(max_pool2d, 2, 4);
 
 const FIXED: Axis = Axis { size: 6, kernel: 3, stride: 2, padding: (1, 1), dilation: 1 };
+/// Of more windows than kernels look at one by one.
+const LONG: Axis = Axis { size: 27, ..FIXED };
+/// Those of a max pool whose elements are read in different ways.
+const AXES: [Axis; 4] = [FIXED, LONG, Axis { stride: 1, ..LONG }, Axis { stride: 3, ..LONG }];
 
 /// Windows whose positions need one byte, two and four.
 #[test]

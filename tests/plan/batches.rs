@@ -6,7 +6,9 @@ use burn::tensor::{DType, Device, Distribution, FloatDType, Int, Tensor};
 use burn_memsave::measure::{Scope, measure_step};
 use burn_memsave::nn::loss::CrossEntropyLossConfig;
 use burn_memsave::nn::{BatchNormConfig, Linear, LinearConfig, activation::Relu};
-use burn_memsave::plan::{PlanError, largest_batch, micro_batched, micro_batched_within, retry_halved};
+use burn_memsave::plan::{
+    PartsError, PlanError, largest_batch, micro_batched, micro_batched_within, retry_halved,
+};
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -80,7 +82,7 @@ proptest! {
         });
         let result = micro_batched(&net, parts, Net::loss);
         if items == 0 {
-            prop_assert!(matches!(result, Err(PlanError::NoItems)));
+            prop_assert!(matches!(result, Err(PlanError::Parts(PartsError::NoItems))));
             return Ok(());
         }
         let (loss, parts) = result.unwrap();
@@ -174,7 +176,10 @@ fn running_statistics_of_any_module_are_refused() {
     let nested = (LinearConfig::new(2, 2).init(&device), vec![own]);
     let part = (Tensor::<2>::ones([3, 4], &device), 3);
     let refused = micro_batched(&nested, [part], |(_, own), x| own[0].linear.forward(x).mean());
-    assert!(matches!(&refused, Err(PlanError::Running { path }) if path == "1.0"), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(PlanError::Parts(PartsError::Running { path })) if path == "1.0"),
+        "{refused:?}"
+    );
 }
 
 /// A parameter in two places has the gradient of the batch, once.
@@ -265,10 +270,10 @@ fn padded_parts_count_by_their_tokens() {
         compare(mean, parts);
         for weight in [-1.0, f64::NAN, f64::INFINITY] {
             let refused = micro_batched(&linear, [(part(0..1), weight)], loss);
-            assert!(matches!(refused, Err(PlanError::Weight { .. })), "{weight}");
+            assert!(matches!(refused, Err(PlanError::Parts(PartsError::Weight { .. }))), "{weight}");
         }
         let nothing = micro_batched(&linear, [(part(1..2), weights[1])], loss);
-        assert!(matches!(nothing, Err(PlanError::NoItems)));
+        assert!(matches!(nothing, Err(PlanError::Parts(PartsError::NoItems))));
     }
 }
 
@@ -347,13 +352,13 @@ fn parts_fit_into_a_budget() {
             );
         }
         let none = micro_batched_within(&net, |range| x.clone().slice(range), 0, whole, Net::loss);
-        assert!(matches!(none, Err(PlanError::NoItems)));
+        assert!(matches!(none, Err(PlanError::Parts(PartsError::NoItems))));
     }
     // Not even one step is run.
     let norm: burn_memsave::nn::BatchNorm = BatchNormConfig::new(4).init(&device);
     let part = |_| -> Tensor<2> { panic!("nothing is measured") };
     let refused = micro_batched_within(&norm, part, 10, 1 << 30, |norm, x| norm.forward(x).mean());
-    assert!(matches!(refused, Err(PlanError::Running { .. })));
+    assert!(matches!(refused, Err(PlanError::Parts(PartsError::Running { .. }))));
 }
 
 #[test]
@@ -406,7 +411,7 @@ fn what_runs_out_of_memory_is_halved() {
         assert_eq!((items, loss.dims(), gradients.len()), (12, [1], 2));
         assert_eq!(run(100, 100, "", panics).unwrap().0, 100);
         assert!(matches!(run(0, 3, "wgpu error: Out of Memory", panics), Err(PlanError::OutOfMemory)));
-        assert!(matches!(run(9, 0, "", panics), Err(PlanError::NoItems)));
+        assert!(matches!(run(9, 0, "", panics), Err(PlanError::Parts(PartsError::NoItems))));
     }
     assert!(matches!(
         run(20, 100, "The device is poisoned: out of memory", false),

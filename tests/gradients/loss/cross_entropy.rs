@@ -50,6 +50,21 @@ pub fn random_labels(x: &Tensor<2>) -> Tensor<1, Int> {
     labels([rows], classes, &x.device())
 }
 
+/// Kernels take rows of fewer than 64 classes together, and so many rows in several parts.
+#[test]
+fn many_rows_equal_stock() {
+    let plain = ours::CrossEntropyLossConfig::new();
+    let smoothed =
+        plain.clone().with_smoothing(Some(0.1)).with_weights(Some(vec![])).with_pad_tokens(Some(vec![0]));
+    for classes in [2, 3, 8, 63, 64, 65] {
+        for config in [&plain, &smoothed] {
+            let check =
+                Check::new([Input::between([3001, classes], -4.0..4.0)], Setting::default()).within(1e-5);
+            compare(check, &weighted(config, classes), random_labels);
+        }
+    }
+}
+
 /// In f32: stock makes weights and smoothed targets in f32, and does not compute with them in another type.
 #[test]
 fn equals_stock() {

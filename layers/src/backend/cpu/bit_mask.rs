@@ -58,7 +58,7 @@ impl BitMask {
         off: impl Fn(E) -> E + Copy + Send + Sync,
         on: impl Fn(E) -> E + Copy + Send + Sync,
     ) {
-        parallel::chunks_mut(values, TASK * BITS, Work::of_pass(values.len()), |task, values| {
+        parallel::chunks_mut(values, TASK * BITS, Work::of_pass::<E>(values.len()), |task, values| {
             parallel::vectorized(Select { words: &self.words[task * TASK..], values, off, on });
         });
     }
@@ -95,16 +95,16 @@ impl<E: CpuElement, F: Fn(E) -> E, G: Fn(E) -> E> Job for Select<'_, E, F, G> {
     #[inline(always)]
     fn run(self) {
         let Self { words, values, off, on } = self;
+        let nothing = nothing();
         for (values, &word) in values.chunks_mut(BITS).zip(words) {
-            select(word, values, &off, &on);
+            select(word, values, nothing, &off, &on);
         }
     }
 }
 
 /// Replaces up to 64 values by `off` or `on` of them, as their bits say.
 #[inline(always)]
-fn select<E: CpuElement>(word: u64, values: &mut [E], off: impl Fn(E) -> E, on: impl Fn(E) -> E) {
-    let nothing = nothing();
+fn select<E: CpuElement>(word: u64, values: &mut [E], nothing: E, off: impl Fn(E) -> E, on: impl Fn(E) -> E) {
     for (half, values) in [word as u32, (word >> HALF) as u32].into_iter().zip(values.chunks_mut(HALF)) {
         for (value, bit) in values.iter_mut().zip(&BIT) {
             let (on, off) = (on(*value), off(*value)); // both, so that no bit needs a branch
@@ -145,9 +145,10 @@ impl<E: CpuElement> Job for ScaleChannels<'_, E> {
         let mut channel = first / inner % slopes.len();
         // Elements of the channel that are left.
         let mut left = inner - first % inner;
+        let nothing = nothing();
         for (word, values) in words.iter().zip(values.chunks_mut(BITS)) {
             if values.len() <= left {
-                select(*word, values, |_| E::zero(), |value| scale(value, slopes[channel]));
+                select(*word, values, nothing, |_| E::zero(), |value| scale(value, slopes[channel]));
                 left -= values.len();
                 continue;
             }
@@ -193,6 +194,7 @@ pub(crate) const TOGETHER: usize = 8 * BITS;
 /// Packs `bit` of up to [`TOGETHER`] values.
 #[inline(always)]
 pub(crate) fn pack<E>(values: impl Iterator<Item = E>, mut bit: impl FnMut(E) -> bool, words: &mut [u64]) {
+    debug_assert!(words.len() <= TOGETHER / BITS);
     let mut bytes = [0; TOGETHER];
     for (byte, value) in bytes.iter_mut().zip(values) {
         *byte = u8::from(bit(value)).wrapping_neg(); // all ones, as vector comparisons make them

@@ -2,6 +2,7 @@
 //!
 //! What rayon makes of a loop is compiled once per type of its elements, not once per body: bodies are behind a reference, which
 //! costs nothing beside a chunk, and saves most of the time to compile this crate.
+use super::{CpuElement, is_wide};
 #[cfg(feature = "rayon")]
 use rayon::{current_num_threads, prelude::*};
 #[cfg(not(feature = "rayon"))]
@@ -22,9 +23,9 @@ impl Work {
     }
 
     /// Of a pass that does next to nothing with an element but read and write it: memory is what it waits for, and threads that sleep
-    /// take as long to wake as hundreds of thousands of elements.
-    pub(crate) fn of_pass(elements: usize) -> Self {
-        Self(elements as u64 / 8)
+    /// take as long to wake as hundreds of thousands of elements. In half precision it is conversions that take the time.
+    pub(crate) fn of_pass<E: CpuElement>(elements: usize) -> Self {
+        Self(elements as u64 / if is_wide::<E>() { 8 } else { 1 })
     }
 
     pub(crate) fn is_worth_it(self) -> bool {

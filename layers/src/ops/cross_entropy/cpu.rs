@@ -36,6 +36,10 @@ impl<B: CpuBackend> CrossEntropyKernels for B {
     ) -> FloatTensor<B> {
         let (mut x, labels) = (B::contiguous(x), InMemory::of(labels));
         let [log_sum_exp, dloss] = [log_sum_exp, dloss].map(B::contiguous);
+        debug_assert!(
+            log_sum_exp.shape()[1] == 2 || classes.range == (0..classes.of),
+            "the largest of all classes"
+        );
         with_element!(x.dtype(), "cross_entropy", E => {
             let labels = labels.of_classes::<E>(classes.of);
             let numbers = B::as_slice(&log_sum_exp);
@@ -89,6 +93,7 @@ impl<B: CpuBackend> InMemory<B> {
     }
 }
 
+/// [`Labels`] of so many classes, in the numbers that are computed with.
 struct OfClasses<'a, E: CpuElement> {
     classes: usize,
     /// One per row.
@@ -119,15 +124,19 @@ impl<E: CpuElement> OfClasses<'_, E> {
         self.weights.map_or(value, |weights| value * weights[target].widen())
     }
 
+    /// Of all classes; 0 if it is not read, since no class but the target counts.
     fn sum_of_weights(&self) -> E::Acc {
-        let sum = self.weights.map_or(self.classes as f64, |weights| sums::sum(weights, E::widen));
-        <E::Acc as CpuElement>::from_f64(sum)
+        <E::Acc as CpuElement>::from_f64(match (self.spread, self.weights) {
+            (None, _) => 0.0,
+            (Some(_), None) => self.classes as f64,
+            (Some(_), Some(weights)) => vectorized(Sum { values: weights, f: E::widen }),
+        })
     }
 }
 
-/// Rows of fewer classes are taken together: none of their loops would be long enough for vectors.
+/// Of rows of fewer classes the exponentials of several are taken together: a loop over one would be too short for vectors.
 const SHORT: usize = 64;
-/// Elements of short rows that are taken together.
+/// Elements of those rows.
 const TOGETHER: usize = 512;
 
 /// The losses of all rows, and their logarithms of sums.
@@ -138,14 +147,14 @@ fn losses<E: CpuElement>(x: &[E], labels: &OfClasses<'_, E>) -> (Vec<E::Acc>, Ve
     let work = Work::of([COST, x.len()]);
     let losses = parallel::zip_filled((rows, zero), &mut logs, [task, task], work, |index, losses, logs| {
         let first = index * task;
-        vectorized(Losses { x: &x[first * classes..], labels, first, losses, logs });
+        let x = &x[first * classes..][..logs.len() * classes];
+        vectorized(Losses { x, labels, first, losses, logs });
     });
     (losses, logs)
 }
 
 /// Those of some rows.
 struct Losses<'a, E: CpuElement> {
-    /// From the first row on.
     x: &'a [E],
     labels: &'a OfClasses<'a, E>,
     first: usize,
@@ -217,10 +226,10 @@ struct Exponentials<A> {
 impl<A: CpuElement> Exponentials<A> {
     /// Of `TOGETHER` elements at most, with the largest of every row.
     #[inline(always)]
-    fn of<E: CpuElement<Acc = A>>(x: &[E], classes: usize, largest: impl Iterator<Item = A>) -> Self {
+    fn of<E: CpuElement<Acc = A>>(x: &[E], classes: usize, maxima: impl Iterator<Item = A>) -> Self {
         let mut values = [A::zero(); TOGETHER];
         let rows = x.chunks_exact(classes).zip(values.chunks_exact_mut(classes));
-        for ((x, values), max) in rows.zip(largest) {
+        for ((x, values), max) in rows.zip(maxima) {
             values.iter_mut().zip(x).for_each(|(value, x)| *value = x.widen() - max);
         }
         values[..x.len()].iter_mut().for_each(|value| *value = value.fast_exp());
@@ -273,10 +282,10 @@ impl<E: CpuElement> Gradient<'_, E> {
 
     /// The parts of `log(sum(exp(x)))` of a row.
     #[inline(always)]
-    fn log(&self, at: usize, largest: impl FnOnce() -> E::Acc) -> Parts<E::Acc> {
+    fn parts(&self, at: usize, max: impl FnOnce() -> E::Acc) -> Parts<E::Acc> {
         match self.logs {
             Logs::Both(logs) => logs[at],
-            Logs::Second(logs) => [largest(), logs[at]],
+            Logs::Second(logs) => [max(), logs[at]],
         }
     }
 
@@ -302,14 +311,19 @@ impl<E: CpuElement> Gradient<'_, E> {
             let spread = spread.map_or(E::Acc::zero(), |spread| spread * weight(columns.start + class));
             E::narrow(probability(class, x[class]) - spread - target_term)
         });
-        let elements = x.iter_mut().enumerate();
         match (spread, labels.weights) {
-            (None, _) => elements.for_each(|(class, x)| *x = E::narrow(probability(class, *x))),
+            (None, _) => {
+                for (class, x) in x.iter_mut().enumerate() {
+                    *x = E::narrow(probability(class, *x));
+                }
+            }
             (Some(spread), None) => {
-                elements.for_each(|(class, x)| *x = E::narrow(probability(class, *x) - spread));
+                for (class, x) in x.iter_mut().enumerate() {
+                    *x = E::narrow(probability(class, *x) - spread);
+                }
             }
             (Some(spread), Some(weights)) => {
-                for ((class, x), weight) in elements.zip(&weights[columns.clone()]) {
+                for ((class, x), weight) in x.iter_mut().enumerate().zip(&weights[columns.clone()]) {
                     *x = E::narrow(probability(class, *x) - spread * weight.widen());
                 }
             }
@@ -337,21 +351,26 @@ impl<E: CpuElement> Job for Replaced<'_, E> {
         let columns = gradient.columns.len();
         if columns >= SHORT {
             for (at, row) in (first..).zip(x.chunks_exact_mut(columns)) {
-                let [max, log] = gradient.log(at, || sums::max(row));
+                let [max, log] = gradient.parts(at, || sums::max(row));
                 gradient.row(at, log, row, |_, x| (x.widen() - max).fast_exp());
             }
             return;
         }
         let rows = TOGETHER / columns;
         for (first, x) in (first..).step_by(rows).zip(x.chunks_mut(rows * columns)) {
-            let log = |at, row: &[E]| gradient.log(at, || largest(row));
-            let of_rows = (first..).zip(x.chunks_exact(columns)).map(|(at, row)| log(at, row)[0]);
-            let exponentials = Exponentials::of(x, columns, of_rows);
-            for ((at, row), exp) in
-                (first..).zip(x.chunks_exact_mut(columns)).zip(exponentials.values.chunks_exact(columns))
-            {
-                let [_, log] = gradient.log(at, E::Acc::zero);
-                gradient.row(at, log, row, |class, _| exp[class]);
+            // Padding is seldom alone.
+            let dloss = &gradient.dloss[first..][..x.len() / columns];
+            if dloss.iter().all(Zero::is_zero) {
+                x.fill(E::zero());
+                continue;
+            }
+            let rows = (first..).zip(x.chunks_exact(columns));
+            let maxima = rows.map(|(at, row)| gradient.parts(at, || largest(row))[0]);
+            let exponentials = Exponentials::of(x, columns, maxima).values;
+            let rows = (first..).zip(x.chunks_exact_mut(columns)).zip(exponentials.chunks_exact(columns));
+            for ((at, row), exponentials) in rows {
+                let [_, log] = gradient.parts(at, E::Acc::zero);
+                gradient.row(at, log, row, |class, _| exponentials[class]);
             }
         }
     }

@@ -279,9 +279,8 @@ pub struct Tempered {
 pub struct RowDivergences<B: Backend> {
     /// The divergences, `[rows, 1]`.
     pub losses: FloatTensor<B>,
-    /// `log(sum(exp(logits / temperature)))` of the student, in two parts, `[rows, 2]`, as
-    /// [`RowLosses::log_sum_exp`] has it, the same of the teacher, and `sum(q g)`,
-    /// `[rows, 1]`.
+    /// `log(sum(exp(logits / temperature)))` of the student, in two parts as [`RowLosses::log_sum_exp`], the same of the teacher, and
+    /// `sum(q g)`, `[rows, 1]`.
     pub sums: [FloatTensor<B>; 3],
 }
 

@@ -256,7 +256,7 @@ impl Geometry {
     }
 }
 
-/// Taps along an axis whose windows are in a table.
+/// Taps along an axis whose windows are in a table, or windows whose taps are.
 const TABLE: usize = 64;
 
 /// Finds the maxima of planes, and where they are.
@@ -333,12 +333,16 @@ fn window_by_window<E: CpuElement, O: Offset, const NAN_WINS: bool>(
 ) {
     let Geometry { rows, columns, .. } = geometry;
     let [plane_in, plane_out] = geometry.plane_sizes();
-    let taps = |axis: &Axis| -> Vec<Range<usize>> { (0..axis.out).map(|window| axis.taps(window)).collect() };
-    let (of_rows, of_columns) = (taps(rows), taps(columns));
+    // From tables, if those are small.
+    let table = |axis: &Axis| -> Vec<Range<usize>> {
+        (0..axis.out.min(TABLE)).map(|window| axis.taps(window)).collect()
+    };
+    let (of_rows, of_columns) = (table(rows), table(columns));
     let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out)).zip(x.chunks(plane_in));
     for ((y, offsets), x) in planes {
-        let rows_of_windows = y.chunks_mut(columns.out).zip(offsets.chunks_mut(columns.out)).zip(&of_rows);
-        for (oh, ((y, offsets), of_row)) in rows_of_windows.enumerate() {
+        let rows_of_windows = y.chunks_mut(columns.out).zip(offsets.chunks_mut(columns.out));
+        for (oh, (y, offsets)) in rows_of_windows.enumerate() {
+            let of_row = of_rows.get(oh).cloned().unwrap_or_else(|| rows.taps(oh));
             for (ow, ((y, offset), of_column)) in y.iter_mut().zip(offsets).zip(&of_columns).enumerate() {
                 let mut winner = u32::MAX;
                 for kh in of_row.clone() {

@@ -135,7 +135,7 @@ impl<E: CpuElement> Visitor<E, Vec<E>> for Values<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<E> {
         // SAFETY: every element is written.
         unsafe {
-            parallel::written(self.0.len(), TASK * BITS, Work::of_pass(self.0.len()), |task, y| {
+            parallel::written(self.0.len(), TASK * BITS, Work::of_pass::<E>(self.0.len()), |task, y| {
                 let (x, nothing) = (&self.0[task * TASK * BITS..], nothing());
                 y.iter_mut().zip(x).for_each(|(y, &x)| _ = y.write(stored(f(x).0, nothing)));
             })
@@ -147,7 +147,7 @@ struct ValuesInPlace<'a, E>(&'a mut [E]);
 
 impl<E: CpuElement> Visitor<E, ()> for ValuesInPlace<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) {
-        let work = Work::of_pass(self.0.len());
+        let work = Work::of_pass::<E>(self.0.len());
         parallel::chunks_mut(self.0, TASK * BITS, work, |_, values| replace_all(values, f));
     }
 }
@@ -157,7 +157,7 @@ struct Bits<'a, E>(&'a [E]);
 impl<E: CpuElement> Visitor<E, Vec<u64>> for Bits<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
         let mut words = vec![0; self.0.len().div_ceil(BITS)];
-        parallel::chunks_mut(&mut words, TASK, Work::of_pass(self.0.len()), |task, words| {
+        parallel::chunks_mut(&mut words, TASK, Work::of_pass::<E>(self.0.len()), |task, words| {
             for (values, words) in self.0[task * TASK * BITS..].chunks(TOGETHER).zip(of_blocks(words)) {
                 pack(values.iter(), |&value| f(value).1, words);
             }
@@ -177,7 +177,7 @@ impl<E: CpuElement> Visitor<E, (Vec<E>, Vec<u64>)> for Apply<'_, E> {
                 self.0.len(),
                 &mut words,
                 [TASK * BITS, TASK],
-                Work::of_pass(self.0.len()),
+                Work::of_pass::<E>(self.0.len()),
                 |task, y, words| {
                     let x = &self.0[task * TASK * BITS..][..y.len()];
                     parallel::vectorized(Written { x, y, words, f });
@@ -218,7 +218,7 @@ struct ApplyInPlace<'a, E>(&'a mut [E]);
 
 impl<E: CpuElement> Visitor<E, Vec<u64>> for ApplyInPlace<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
-        let work = Work::of_pass(self.0.len());
+        let work = Work::of_pass::<E>(self.0.len());
         let mut words = vec![0; self.0.len().div_ceil(BITS)];
         parallel::zip_chunks_mut(self.0, &mut words, [TASK * BITS, TASK], work, |_, values, words| {
             parallel::vectorized(Replaced { values, words, f });
