@@ -26,10 +26,12 @@ mod cube;
 const GROUP: usize = 128;
 
 /// How many steps of its scale the largest element of a group is.
+#[cfg(any(feature = "flex", feature = "ndarray", feature = "remote", feature = "wgpu", feature = "cuda"))]
 const STEPS: f32 = 127.0;
 
 /// The same of the largest finite element, in a group where not all are. The scale of such a group is negative, and three codes are free:
 /// `INFINITE` and `-INFINITE`, and `NO_NUMBER`.
+#[cfg(any(feature = "flex", feature = "ndarray", feature = "remote", feature = "wgpu", feature = "cuda"))]
 const STEPS_BESIDE: f32 = 125.0;
 
 /// The code of infinity.
