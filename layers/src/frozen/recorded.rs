@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 /// What a record holds of a parameter.
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "returned to the caller, one at a time; small without a backend")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "returned to the caller, one at a time; small without a backend"
+)]
 pub enum Recorded<const D: usize> {
     /// The value of an ordinary parameter.
     Value(Tensor<D>),
