@@ -46,7 +46,7 @@ pub use error::{DeviceFailure, ParallelError};
 
 use crate::lazy_paths::lazy_paths;
 use crate::parameters::{EachOnce, each_once, tied};
-use crate::plan::{PartWeight, PartsError, checked, may_be_taken_in_parts};
+use crate::plan::{PartWeight, PartsError, checked_weight, may_be_taken_in_parts};
 use crate::strategy::{WithStrategy, with_strategy};
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::backend::DispatchDevice;
@@ -124,7 +124,7 @@ impl<M: Module> Replicas<M> {
         parts: impl IntoIterator<Item = (T, W)>,
         loss: impl Fn(&M, T) -> Tensor<1>,
     ) -> Result<(Tensor<1>, GradientsParams), ParallelError> {
-        let weighted = parts.into_iter().map(|(part, weight)| Ok((part, checked(weight)?)));
+        let weighted = parts.into_iter().map(|(part, weight)| Ok((part, checked_weight(weight)?)));
         let parts: Vec<(T, f64)> = weighted.collect::<Result<_, PartsError>>()?;
         if parts.is_empty() || parts.len() > self.modules.len() {
             return Err(ParallelError::PartCount { parts: parts.len(), replicas: self.modules.len() });

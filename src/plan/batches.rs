@@ -1,6 +1,6 @@
 //! Batches in parts, and as large as fit.
-use super::parts::{ItemWeights, PartWeight, PartsError};
-use super::{PlanError, parts};
+use super::PlanError;
+use super::parts::{ItemWeights, PartWeight, PartsError, checked_weight, may_be_taken_in_parts};
 use crate::measure::{Measurement, StepInput, measure_step};
 use crate::parameters::{EachOnce, each_once};
 use burn::module::{Module, Param};
@@ -43,10 +43,10 @@ pub fn micro_batched<M: Module, T, W: PartWeight>(
     parts: impl IntoIterator<Item = (T, W)>,
     loss: impl Fn(&M, T) -> Tensor<1>,
 ) -> Result<(Tensor<1>, GradientsParams), PlanError> {
-    parts::may_be_taken_in_parts(module)?;
+    may_be_taken_in_parts(module)?;
     let (mut sums, mut mean, mut total) = (GradientsParams::new(), None, 0.0);
     for (part, weight) in parts {
-        let weight = parts::checked(weight)?;
+        let weight = checked_weight(weight)?;
         if weight == 0.0 {
             continue; // its mean loss is not a number
         }
@@ -112,7 +112,7 @@ pub fn micro_batched_within<M: Module, I: StepInput>(
     loss: impl Fn(&M, I) -> Tensor<1>,
 ) -> Result<(usize, Tensor<1>, GradientsParams), PlanError> {
     // Before a measured step changes its statistics.
-    parts::may_be_taken_in_parts(module)?;
+    may_be_taken_in_parts(module)?;
     let (weights, items) = (&items, items.items());
     if items == 0 {
         return Err(PartsError::NoItems.into());

@@ -37,7 +37,7 @@ pub use block::{Treatment, block};
 pub use dry_run::dry_run;
 pub use estimate::{Estimate, OptimizerState, StepEstimate, estimate, estimate_step};
 pub use parts::{ItemWeights, PartWeight, PartsError};
-pub(crate) use parts::{checked, may_be_taken_in_parts};
+pub(crate) use parts::{checked_weight, may_be_taken_in_parts};
 pub use profile::{BlockCost, BlockProfile, Profile, ProfileOptions, profile};
 pub use retry::retry_halved;
 pub use table::{Plan, auto_checkpoint};

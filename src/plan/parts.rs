@@ -49,7 +49,7 @@ pub(crate) fn may_be_taken_in_parts(module: &impl Module) -> Result<(), PartsErr
 }
 
 /// The weight of a part.
-pub(crate) fn checked(weight: impl PartWeight) -> Result<f64, PartsError> {
+pub(crate) fn checked_weight(weight: impl PartWeight) -> Result<f64, PartsError> {
     let weight = weight.weight();
     match weight.is_finite() && weight >= 0.0 {
         true => Ok(weight),

@@ -181,10 +181,22 @@ impl core::fmt::Debug for BitMask {
 #[inline(always)]
 pub(crate) fn packed<E>(values: &[E], bit: impl Fn(&E) -> bool + Copy) -> Vec<u64> {
     let mut words = vec![0; values.len().div_ceil(BITS)];
-    values.chunks(TOGETHER).zip(words.chunks_mut(TOGETHER / BITS)).for_each(|(values, words)| {
-        pack(values.iter(), bit, words);
-    });
+    pack_all(values, bit, &mut words);
     words
+}
+
+/// Packs `bit` of as many values as there are words for.
+#[inline(always)]
+pub(crate) fn pack_all<E>(values: &[E], bit: impl Fn(&E) -> bool + Copy, words: &mut [u64]) {
+    for (values, words) in values.chunks(TOGETHER).zip(of_blocks(words)) {
+        pack(values.iter(), bit, words);
+    }
+}
+
+/// The words of as many values as are packed together.
+#[inline(always)]
+pub(crate) fn of_blocks(words: &mut [u64]) -> impl Iterator<Item = &mut [u64]> {
+    words.chunks_mut(TOGETHER / BITS)
 }
 
 /// Values that are packed together: each becomes a byte first, and to read bytes at once that have just been written in smaller pieces

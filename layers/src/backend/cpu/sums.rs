@@ -82,8 +82,8 @@ pub(crate) fn max<E: CpuElement>(values: &[E]) -> E::Acc {
             *max = larger(*max, value.widen());
         }
     }
-    let lanes = if chunks.is_empty() { &[] } else { &maxima[..] };
-    let max = lanes.iter().copied().fold(E::Acc::neg_infinity(), larger);
+    let none = E::Acc::neg_infinity();
+    let max = if chunks.is_empty() { none } else { maxima.into_iter().fold(none, larger) };
     rest.iter().fold(max, |max, &value| larger(max, value.widen()))
 }
 

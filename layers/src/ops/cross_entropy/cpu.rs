@@ -13,7 +13,7 @@ use burn::backend::{
 };
 use burn::tensor::{DType, Shape, bf16, f16};
 use core::ops::Range;
-use num_traits::{Float, One, Zero};
+use num_traits::{One, Zero};
 
 impl<B: CpuBackend> CrossEntropyKernels for B {
     fn row_losses(x: FloatTensor<B>, labels: &Labels<B>) -> RowLosses<B> {
@@ -203,8 +203,8 @@ fn log_sum_exp<E: CpuElement>(row: &[E]) -> Parts<E::Acc> {
 fn logs_of_short_rows<E: CpuElement>(x: &[E], classes: usize, logs: &mut [Parts<E::Acc>]) {
     let rows = TOGETHER / classes;
     for (x, logs) in x.chunks(rows * classes).zip(logs.chunks_mut(rows)) {
-        logs.iter_mut().zip(x.chunks_exact(classes)).for_each(|(log, row)| log[0] = largest(row));
-        let exponentials = &Exponentials::of(x, classes, logs.iter().map(|&[max, _]| max)).values;
+        logs.iter_mut().zip(x.chunks_exact(classes)).for_each(|(log, row)| log[0] = sums::max(row));
+        let exponentials = exponentials(x, classes, logs.iter().map(|&[max, _]| max));
         for (log, row) in logs.iter_mut().zip(exponentials.chunks_exact(classes)) {
             let sum = row.iter().map(|&exponential| exponential.into_f64()).sum::<f64>();
             log[1] = <E::Acc as CpuElement>::from_f64(sum.ln());
@@ -212,29 +212,20 @@ fn logs_of_short_rows<E: CpuElement>(x: &[E], classes: usize, logs: &mut [Parts<
     }
 }
 
-/// Of a short row.
+/// `exp(x - max)` of short rows, of `TOGETHER` elements at most, with the largest of every row.
 #[inline(always)]
-fn largest<E: CpuElement>(row: &[E]) -> E::Acc {
-    row.iter().fold(E::Acc::neg_infinity(), |max, x| sums::larger(max, x.widen()))
-}
-
-/// `exp(x - max)` of short rows.
-struct Exponentials<A> {
-    values: [A; TOGETHER],
-}
-
-impl<A: CpuElement> Exponentials<A> {
-    /// Of `TOGETHER` elements at most, with the largest of every row.
-    #[inline(always)]
-    fn of<E: CpuElement<Acc = A>>(x: &[E], classes: usize, maxima: impl Iterator<Item = A>) -> Self {
-        let mut values = [A::zero(); TOGETHER];
-        let rows = x.chunks_exact(classes).zip(values.chunks_exact_mut(classes));
-        for ((x, values), max) in rows.zip(maxima) {
-            values.iter_mut().zip(x).for_each(|(value, x)| *value = x.widen() - max);
-        }
-        values[..x.len()].iter_mut().for_each(|value| *value = value.fast_exp());
-        Self { values }
+fn exponentials<E: CpuElement>(
+    x: &[E],
+    classes: usize,
+    maxima: impl Iterator<Item = E::Acc>,
+) -> [E::Acc; TOGETHER] {
+    let mut values = [<E::Acc as Zero>::zero(); TOGETHER];
+    let rows = x.chunks_exact(classes).zip(values.chunks_exact_mut(classes));
+    for ((x, values), max) in rows.zip(maxima) {
+        values.iter_mut().zip(x).for_each(|(value, x)| *value = x.widen() - max);
     }
+    values[..x.len()].iter_mut().for_each(|value| *value = value.fast_exp());
+    values
 }
 
 /// `log(sum(exp(x)))` of every row.
@@ -296,39 +287,35 @@ impl<E: CpuElement> Gradient<'_, E> {
         let Self { labels, sum_of_weights, dloss, columns, .. } = self;
         let (target, dloss) = (labels.target(at), dloss[at]);
         let target_term = labels.times_target(dloss, target);
-        // Of every class.
-        let spread = labels.spread.map(|spread| dloss * spread);
-        let factor = spread.map_or(target_term, |spread| target_term + spread * *sum_of_weights);
-        if factor.is_zero() && spread.is_none_or(|spread| spread.is_zero()) {
+        // Of every class, times its weight.
+        let spread = labels.spread.map_or(E::Acc::zero(), |spread| dloss * spread);
+        let weights =
+            labels.weights.filter(|_| labels.spread.is_some()).map(|weights| &weights[columns.clone()]);
+        let factor = target_term + spread * *sum_of_weights;
+        if factor.is_zero() && spread.is_zero() {
             return x.fill(E::zero());
         }
         let scale = factor * (-log).fast_exp();
         let probability = |class, x| scale * exp(class, x);
         // The target's is rounded once: `q dloss` is the same in many rows, and so would be its error.
         let target = target.checked_sub(columns.start).filter(|&target| target < x.len());
-        let weight = |class: usize| labels.weights.map_or(E::Acc::one(), |weights| weights[class].widen());
         let of_target = target.map(|class| {
-            let spread = spread.map_or(E::Acc::zero(), |spread| spread * weight(columns.start + class));
-            E::narrow(probability(class, x[class]) - spread - target_term)
+            let weight = weights.map_or(E::Acc::one(), |weights| weights[class].widen());
+            (class, E::narrow(probability(class, x[class]) - spread * weight - target_term))
         });
-        match (spread, labels.weights) {
-            (None, _) => {
-                for (class, x) in x.iter_mut().enumerate() {
-                    *x = E::narrow(probability(class, *x));
-                }
-            }
-            (Some(spread), None) => {
+        match weights {
+            None => {
                 for (class, x) in x.iter_mut().enumerate() {
                     *x = E::narrow(probability(class, *x) - spread);
                 }
             }
-            (Some(spread), Some(weights)) => {
-                for ((class, x), weight) in x.iter_mut().enumerate().zip(&weights[columns.clone()]) {
+            Some(weights) => {
+                for ((class, x), weight) in x.iter_mut().enumerate().zip(weights) {
                     *x = E::narrow(probability(class, *x) - spread * weight.widen());
                 }
             }
         }
-        if let Some((class, of_target)) = target.zip(of_target) {
+        if let Some((class, of_target)) = of_target {
             x[class] = of_target;
         }
     }
@@ -365,8 +352,8 @@ impl<E: CpuElement> Job for Replaced<'_, E> {
                 continue;
             }
             let rows = (first..).zip(x.chunks_exact(columns));
-            let maxima = rows.map(|(at, row)| gradient.parts(at, || largest(row))[0]);
-            let exponentials = Exponentials::of(x, columns, maxima).values;
+            let maxima = rows.map(|(at, row)| gradient.parts(at, || sums::max(row))[0]);
+            let exponentials = exponentials(x, columns, maxima);
             let rows = (first..).zip(x.chunks_exact_mut(columns)).zip(exponentials.chunks_exact(columns));
             for ((at, row), exponentials) in rows {
                 let [_, log] = gradient.parts(at, E::Acc::zero);

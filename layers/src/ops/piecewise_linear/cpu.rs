@@ -2,7 +2,7 @@
 use super::{PiecewiseLinear, PiecewiseLinearKernels, by_burn};
 use crate::backend::cpu::{
     BitMask, CpuBackend, CpuElement,
-    bit_mask::{BITS, TASK, TOGETHER, pack},
+    bit_mask::{BITS, TASK, TOGETHER, of_blocks, pack, pack_all},
     elementwise::{nothing, stored},
     parallel::{self, Job, Work},
     with_element,
@@ -158,9 +158,7 @@ impl<E: CpuElement> Visitor<E, Vec<u64>> for Bits<'_, E> {
     fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
         let mut words = vec![0; self.0.len().div_ceil(BITS)];
         parallel::chunks_mut(&mut words, TASK, Work::of_pass::<E>(self.0.len()), |task, words| {
-            for (values, words) in self.0[task * TASK * BITS..].chunks(TOGETHER).zip(of_blocks(words)) {
-                pack(values.iter(), |&value| f(value).1, words);
-            }
+            pack_all(&self.0[task * TASK * BITS..], |&value| f(value).1, words);
         });
         words
     }
@@ -250,11 +248,6 @@ impl<E: CpuElement, F: Fn(E) -> (E, bool)> Job for Replaced<'_, E, F> {
             pack(values.iter_mut(), replace, words);
         }
     }
-}
-
-/// The words of as many values as are packed together.
-fn of_blocks(words: &mut [u64]) -> impl Iterator<Item = &mut [u64]> {
-    words.chunks_mut(TOGETHER / BITS)
 }
 
 /// Replaces values by `f` of them.
