@@ -1,15 +1,16 @@
-//! Every layer and three models on a device, Burn's beside ours: bytes kept, the most bytes in use and bytes reserved, kernels
-//! launched, and the time of a step, forward and backward.
+//! Measures every layer and three models on a device, Burn's beside ours: bytes kept, the most bytes in use, bytes reserved, kernels
+//! launched, and the time of a forward and backward step.
 //!
 //! ```sh
 //! cargo bench --bench devices --no-default-features --features wgpu -- conv2d
 //! cargo bench --bench devices --no-default-features --features wgpu,fusion -- --csv fused.csv --card lavapipe
 //! ```
 //!
-//! With `cuda` in the place of `wgpu` it runs on CUDA; `--large` measures whole models of the size of a GPU instead, `--short` many rows of a few elements. Bytes in use are read whenever a kernel is launched; "kept" is what lives
-//! after the forward pass beside parameters, "peak" the most in use beyond parameters, input and the gradient of the output. That
-//! gradient is there when the backward pass begins, and the output is written before it does, as in a network where products are
-//! around a layer: fusion cannot join it with the sum that a test would end with. Ratios are ours to Burn's: above 1 is a bug.
+//! With `cuda` instead of `wgpu` it runs on CUDA. `--large` measures whole models of the size of a GPU instead, `--short` many rows of a
+//! few elements. Bytes in use are read whenever a kernel is launched. "Kept" is what is alive after the forward pass beside parameters;
+//! "peak" is the most in use beyond parameters, input and the gradient of the output. As in a network with products around the layer, that
+//! gradient exists when the backward pass begins, and the output is written before: fusion cannot join it with the sum that a test would
+//! end with. Ratios are ours to Burn's; a ratio above 1 is a bug.
 #![recursion_limit = "256"]
 use burn::backend::{
     Backend, Dispatch, TensorMetadata,
@@ -55,22 +56,22 @@ struct Args {
     /// Also writes the table to this file.
     #[arg(long)]
     csv: Option<PathBuf>,
-    /// Also writes it to this file, with the name of the device.
+    /// Also writes the table to this file, with the name of the device.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// How the device is called in these files.
+    /// The name of the device in these files.
     #[arg(long, default_value = "a device")]
     card: String,
-    /// Whole models and layers of the size of a GPU, instead of the table.
+    /// Measures whole models and layers of the size of a GPU, instead of the table.
     #[arg(long)]
     large: bool,
-    /// Many rows and planes of a few elements, instead of the table.
+    /// Measures many rows and planes of a few elements, instead of the table.
     #[arg(long, conflicts_with = "large")]
     short: bool,
     #[command(flatten)]
     sizes: large::Sizes,
-    /// Turns of both sides, of which the medians are reported, fewer where they take seconds, more where they take milliseconds; 0
-    /// measures no times.
+    /// How often both sides are timed in turns, for the medians: fewer times where a turn takes seconds, more where it takes
+    /// milliseconds; 0 measures no times.
     #[arg(long, default_value_t = 9)]
     turns: usize,
     /// Only layers whose name contains this.
@@ -89,7 +90,7 @@ struct Args {
     Autodiff
 )]
 trait Rest: Backend {
-    /// A number, of which `dy` is the gradient with respect to `y`.
+    /// A number whose gradient with respect to `y` is `dy`.
     fn rest(y: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
@@ -162,7 +163,7 @@ const ENOUGH_TURNS: usize = 3;
 const SHORT: Duration = Duration::from_millis(500);
 const LONG: Duration = Duration::from_secs(2);
 
-/// One of two sides.
+/// The measurements of one side.
 struct Side {
     memory: LayerMeasurement,
     milliseconds: Option<f64>,
@@ -240,7 +241,7 @@ impl Devices {
                 rest(y, dy())
             })
         };
-        // Both have their parameters, and compiled kernels, before either is measured.
+        // Both sides have their parameters and compiled kernels before either is measured.
         for forward in sides {
             run(forward);
         }
@@ -278,7 +279,7 @@ impl Devices {
         self.rows.push(row);
     }
 
-    /// Whether there is another turn, after so many and so long.
+    /// Whether there is another turn, after `turn` turns in the time `elapsed`.
     fn takes(&self, turn: usize, elapsed: Duration) -> bool {
         let turns = self.args.turns;
         let most = match elapsed {
@@ -304,7 +305,7 @@ impl Devices {
         let y = forward(x);
         self.finish();
         let loss = rest(y, dy);
-        // Held until they are computed: fusion leaves out what nobody holds.
+        // Held until they are computed, because fusion leaves out what nothing holds.
         let gradients = black_box(loss.is_tracked().then(|| loss.backward()));
         self.finish();
         let time = start.elapsed();

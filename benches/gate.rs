@@ -5,8 +5,9 @@
 //! MEMSAVE_BLESS=1 cargo bench --bench gate  # writes the file
 //! ```
 //!
-//! Layers: every row of the table, with about a million elements; models: every case, small. Bytes hold on any machine, times do
-//! not: they are shown, and not gated. What products pack is as large as a machine's caches, and not counted.
+//! It measures every row of the table of layers with about a million elements, and small models in every case. Bytes are the same on any
+//! machine. Times are not, so they are shown but not gated. Packed operands of products are as large as a machine's caches, and are not
+//! counted.
 #![recursion_limit = "256"]
 use burn::tensor::Device;
 use burn_memsave::measure::{Gate, LayerMeasurement, Ledger, Measurement, TrackingAllocator};
@@ -26,10 +27,10 @@ mod uncounted;
 #[global_allocator]
 static ALLOCATOR: ButPacked = ButPacked(TrackingAllocator::new());
 
-/// The graph's own records, and tables that double: what bytes kept may differ by.
+/// By how much kept bytes may differ: the graph's own records, and tables that double.
 const RECORDS: u64 = 4096;
 
-/// What a thread works in beside its tensors, of absolute size: tiles, planes with their padding. Burn's and ours are not the same.
+/// A thread's working memory beside its tensors, such as tiles and padded planes. It has a fixed size, which differs for Burn and ours.
 const SCRATCH: u64 = 1 << 19;
 
 /// Fails when a layer or a model needs more memory than it did, or than stock Burn.
@@ -65,21 +66,21 @@ impl Needs {
     }
 }
 
-/// A row of the table of layers, or a model and what is trained of it.
+/// A row of the table of layers, or a model in a case.
 #[derive(Clone, Debug)]
 struct Measured {
     name: String,
     burn: Needs,
     ours: Needs,
     ledger: Ledger,
-    /// Ours to Burn's.
+    /// The ratio of our time to Burn's.
     time: f64,
     /// Why the peak may be above Burn's, if it may.
     known_peak: Option<&'static str>,
 }
 
 impl Measured {
-    /// Where it needs more than Burn.
+    /// What it needs more of than Burn.
     fn faults(&self) -> Vec<String> {
         let mut faults = vec![];
         let mut expect = |what: &str, ours: u64, most: u64| {
@@ -96,7 +97,7 @@ impl Measured {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
-    // How much kernels take at once must not depend on how many threads there are.
+    // How much a kernel works on at once must not depend on the number of threads.
     rayon::ThreadPoolBuilder::new().num_threads(1).build_global()?;
     let record = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/gate.csv");
     let mut gate = Gate::open(record)?.with_filter(&args.filter);
@@ -120,7 +121,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Everything whose name contains `filter`.
+/// Measures everything whose name contains `filter`.
 fn measure(filter: &str) -> Result<Vec<Measured>, Box<dyn Error>> {
     let device = Device::flex().autodiff();
     let mut layers = Bytes { device: &device, filter, smaller: true, rows: vec![] };

@@ -1,5 +1,5 @@
-//! Time of every layer beside its stock twin: in inference, and forward and backward in training, trainable and frozen; on the
-//! shapes of the README's table and on small ones; and, forward and backward, many rows of a few elements.
+//! Times every layer beside its stock twin: in inference, and forward and backward in training, both trainable and frozen, on the shapes
+//! of the README's table and on small ones. It also times many rows of a few elements, forward and backward.
 //!
 //! ```sh
 //! cargo bench --bench layers -- conv2d
@@ -7,9 +7,9 @@
 //! cargo bench --bench layers -- short
 //! ```
 //!
-//! At the end comes a table of ratios, ours to Burn's: above 1 is a bug.
+//! At the end it prints a table of ratios, ours to Burn's; a ratio above 1 is a bug.
 //!
-//! To compare two builds, keep glibc from returning pages between calls; the faults that follow slow down both sides:
+//! To compare two builds, keep glibc from returning pages between calls, because the resulting page faults slow down both sides:
 //! `MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184`.
 #![recursion_limit = "256"]
 use burn::module::Module;
@@ -37,9 +37,9 @@ const SIDES: [&str; 2] = ["burn", "memsave"];
 struct Timing {
     device: Device,
     criterion: Criterion,
-    /// On small shapes, which the names of the groups begin with.
+    /// Whether shapes are small. The names of the groups then begin with that.
     small: bool,
-    /// By group: the times of every turn, of both sides.
+    /// The times of both sides in every turn, by group.
     turns: Vec<(String, Vec<[Duration; 2]>)>,
 }
 
@@ -97,14 +97,14 @@ impl Timing {
         Ok(())
     }
 
-    /// Both sides run in turns for every sample of either, so that a machine whose speed drifts is fair to both.
+    /// For every sample of either side, both run in turns, so that a machine whose speed drifts is fair to both.
     fn time<const D: usize, const O: usize>(
         &mut self,
         name: String,
         sides: [&dyn Fn(Tensor<D>) -> Tensor<O>; 2],
         x: &Tensor<D>,
     ) {
-        // A tensor of its own for every run, that nobody else holds: a layer may work in place.
+        // Every run has a tensor that nothing else holds, so that a layer may work in place.
         let data = x.to_data();
         let run = |side: usize| {
             let x = Tensor::<D>::from_data(data.clone(), &x.device());
@@ -113,7 +113,7 @@ impl Timing {
             let y = black_box(sides[side](x));
             // In inference, and for a frozen embedding, there is no graph.
             if y.is_tracked() {
-                drop(black_box(y.sum().backward())); // frees the graph, too, whose time counts
+                drop(black_box(y.sum().backward())); // also frees the graph, which counts
             }
             start.elapsed()
         };

@@ -1,6 +1,6 @@
-//! Bytes kept after the forward pass and at the peak of forward and backward, of every layer beside its stock twin:
-//! trainable and frozen on an input that requires a gradient, and trainable on one that does not, as in a first layer.
-//! What is kept counts the input where it is kept; the peak leaves the input out, and may so be the smaller number.
+//! Measures the bytes that every layer keeps after the forward pass, and the peak of forward and backward, beside its stock twin. Layers
+//! are trainable or frozen on an input that requires a gradient, and trainable on one that does not, as in a first layer. Kept bytes
+//! include the input where it is kept. The peak never includes the input, so it may be the smaller number.
 //!
 //! ```sh
 //! cargo bench --bench memory -- --csv memory.csv conv

@@ -1,4 +1,4 @@
-//! Time of an optimizer's step of one matrix: Burn's AdamW and ours, one after the other.
+//! Times an optimizer's step on one matrix: Burn's AdamW and ours, one after the other.
 //!
 //! ```sh
 //! cargo bench --bench optim

@@ -1,7 +1,7 @@
-//! Steps of PyTorch, of stock Burn and of this crate side by side, in turns: milliseconds, medians.
+//! Times steps of PyTorch, of stock Burn and of this crate in turns, and reports median milliseconds side by side.
 //!
-//! `cargo bench --bench peers [-- [--csv FILE] [PART_OF_A_NAME]]`. PyTorch's column needs a `python3` that can import torch. `RAYON_NUM_THREADS`
-//! sets the threads of all three.
+//! Run it with `cargo bench --bench peers [-- [--csv FILE] [PART_OF_A_NAME]]`. PyTorch's column needs a `python3` that can import torch.
+//! `RAYON_NUM_THREADS` sets the threads of all three.
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ParamGroup};
 use burn::nn::PaddingConfig2d;
@@ -58,7 +58,7 @@ const CONVOLUTIONS: [(&str, [usize; 8]); 14] = [
 /// Batches that a convolution is also timed with, to see what a second thread brings.
 const BATCHES: [usize; 2] = [1, 32];
 
-/// What is wanted of a convolution: the result, or a gradient, too.
+/// What is computed of a convolution: the result, or also a gradient.
 const WANTED: [&str; 3] = ["forward", "dx", "dweight"];
 
 /// What requires a gradient in a step of a network of convolutions.
@@ -117,7 +117,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 struct Row {
     what: String,
     step: String,
-    /// None: PyTorch is not there.
+    /// `None` without PyTorch.
     pytorch_milliseconds: Option<f64>,
     burn_milliseconds: f64,
     ours_milliseconds: f64,
@@ -125,7 +125,7 @@ struct Row {
     ours_to_burn: f64,
 }
 
-/// The rows, and who is in them.
+/// The rows, and the peers in them.
 struct Peers {
     torch: Option<Torch>,
     filter: String,
@@ -138,7 +138,7 @@ impl Peers {
         format!("{name}, {step}").contains(&self.filter)
     }
 
-    /// Adds a row. `request`: the step, for PyTorch.
+    /// Adds a row. `request` is the step for PyTorch.
     fn row(
         &mut self,
         [name, step]: [&str; 2],

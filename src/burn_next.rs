@@ -1,5 +1,5 @@
-//! What differs between Burn 0.22.1, which `Cargo.toml` pins, and the next Burn, for which `.ci/next-burn` sets `cfg(burn_next)`; nothing
-//! of the kind is elsewhere in this crate. On the day of the release one half of each pair goes.
+//! All differences between Burn 0.22.1, which `Cargo.toml` pins, and the next Burn, for which `.ci/next-burn` sets `cfg(burn_next)`.
+//! Nothing else in this crate depends on the version. When the next Burn is released, one half of each pair goes.
 #[cfg(feature = "system")]
 pub use store::{StoreTensor, handed, packed};
 #[cfg(feature = "system")]
@@ -13,7 +13,7 @@ mod store {
     pub use burn_store::StoreTensor;
 
     /// A tensor as an adapter takes it.
-    #[allow(clippy::useless_conversion)] // of the next Burn it is none
+    #[allow(clippy::useless_conversion)] // with the next Burn it converts
     pub fn handed(tensor: burn_pack::Tensor) -> StoreTensor {
         tensor.into()
     }
@@ -39,13 +39,13 @@ mod process_mode {
     use burn::cubecl::execution::{ProcessMode, ProcessModeOverride, StatisticsCollector};
     use std::sync::LazyLock;
 
-    /// One for all: modes that overlap must have the same.
+    /// One collector for all, since overlapping modes must have the same.
     static COLLECTOR: LazyLock<StatisticsCollector> = LazyLock::new(StatisticsCollector::new);
 
     pub struct DryRun(#[allow(dead_code)] Option<ProcessModeOverride>); // until it is dropped
 
     impl DryRun {
-        /// Within a mode of the caller's, that one stays: another would panic.
+        /// If the caller has set a mode, it stays, since another would panic.
         #[allow(clippy::new_without_default)] // a guard
         pub fn new() -> Self {
             let mode = || ProcessModeOverride::new(ProcessMode::CompileAndAutotune, &COLLECTOR);

@@ -1,17 +1,16 @@
-//! Fine-tuning with adapters of low rank: [LoRA](https://arxiv.org/abs/2106.09685), QLoRA, LoRA-FA, rsLoRA, [DoRA](Dora), and
-//! [LoRA+](plus).
+//! Fine-tuning with low-rank adapters: [LoRA](https://arxiv.org/abs/2106.09685), QLoRA, LoRA-FA, rsLoRA, [DoRA](Dora), and [LoRA+](plus).
 #[doc(inline)]
 pub use burn_memsave_layers::lora::*;
 
 use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord, module_lr_scheduler::ModuleLrScheduler};
 
-/// [LoRA+](https://arxiv.org/abs/2402.12354): the learning rates of `scheduler`, and for the factors `b` of adapters `ratio`
-/// times as much. The paper proposes 16, and a smaller rate for everything else.
+/// [LoRA+](https://arxiv.org/abs/2402.12354): the factors `b` of adapters get `ratio` times the learning rate of `scheduler`, and
+/// everything else gets that rate itself. The paper proposes 16, and a smaller rate for everything else.
 ///
-/// `scheduler`: a learning rate, a scheduler of Burn, or what the `init` of its config gives. If it has groups, the factors `b`
-/// follow the rate of everything else.
+/// `scheduler` is a learning rate, a scheduler of Burn, or what the `init` of its config returns. If it has groups, the factors `b` follow
+/// the rate of everything else.
 ///
-/// Of an adapter that [`ConvLora`] attaches to a convolution, `b` is the factor that is applied first, and begins as zeros.
+/// In an adapter that [`ConvLora`] attaches to a convolution, `b` is the factor that is applied first and begins as zeros.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -30,7 +29,7 @@ use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord, module_lr_scheduler::Mo
 ///
 /// # Panics
 ///
-/// If the ratio is not a positive finite number.
+/// Panics if the ratio is not a positive finite number.
 pub fn plus(scheduler: impl Into<ModuleLrScheduler>, ratio: f64) -> ModuleLrScheduler {
     assert!(ratio > 0.0 && ratio.is_finite(), "a ratio of {ratio}");
     let scheduler = scheduler.into();

@@ -1,18 +1,18 @@
-//! What is asked about the parameters of a module: each once, also one that is tied, that is, in several places; and which are running
-//! statistics.
-use crate::ops::node_id;
+//! Looks at the parameters of a module: each one once, even if it is tied (in several places); which tied ones differ; and which ones are
+//! running statistics.
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
+use burn_memsave_layers::node::node_id;
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 
-/// Looks at parameters.
+/// Visits parameters.
 pub(crate) trait EachOnce {
-    /// Looks at one that is at this path, and maybe at others.
+    /// Visits a parameter at this path. A tied one has other paths, too.
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, path: &[String]);
 }
 
-/// Shows every parameter once, in order, where it is found first; once more where it is frozen in one place and trainable in another.
+/// Visits every parameter once, in order, at its first place. One that is frozen in one place and trainable in another is visited twice.
 pub(crate) fn each_once(module: &impl Module, visitor: &mut impl EachOnce) {
     struct Once<'a, V> {
         visitor: &'a mut V,
@@ -37,9 +37,9 @@ pub(crate) fn each_once(module: &impl Module, visitor: &mut impl EachOnce) {
     module.visit(&mut Once { visitor, seen: HashSet::new(), path: vec![] });
 }
 
-/// The module whose tied parameters that require gradients have the value of their first place, and its node of the graph, in all.
+/// Gives tied parameters that require gradients the value of their first place, and its node of the graph, in all places.
 pub(crate) fn tied<M: Module>(module: M) -> M {
-    /// The first places: tensors.
+    /// The values at the first places: tensors.
     #[derive(Default)]
     struct Tie(HashMap<ParamId, Box<dyn Any>>);
     impl ModuleMapper for Tie {
@@ -62,9 +62,9 @@ pub(crate) fn tied<M: Module>(module: M) -> M {
     module.map(&mut Tie::default())
 }
 
-/// The paths of two places of a parameter that requires gradients whose values differ: one optimizer changed only the first of them.
+/// The paths of two places of a parameter that requires gradients in which its values differ, since an optimizer changed only the first.
 pub(crate) fn untied(module: &impl Module) -> Option<(String, String)> {
-    /// Where a parameter was first, its node, and its value: a tensor.
+    /// The first path of a parameter, its node, and its value (a tensor).
     type First = (String, Option<u64>, Box<dyn Any>);
     #[derive(Default)]
     struct Search {
@@ -102,15 +102,15 @@ pub(crate) fn untied(module: &impl Module) -> Option<(String, String)> {
     search.found
 }
 
-/// The running statistics of a module, of whatever type it and its parts are: a module shares them with its clones, so that a mapper
+/// Finds the running statistics of a module, whatever its type and that of its parts. A module shares them with its clones, so a mapper
 /// changes them in all.
 pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
-    /// Gives parameters new ids, which running statistics do not take. Their value is written back as it is.
+    /// Gives parameters new ids. Running statistics ignore them, and their value is written back as it is.
     #[derive(Default)]
     struct Renumber(HashSet<ParamId>);
     impl ModuleMapper for Renumber {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            // What does not exist yet is none.
+            // A parameter that does not exist yet is not a running statistic.
             if !param.is_initialized() {
                 return param;
             }
@@ -133,18 +133,19 @@ pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
     same.1
 }
 
-/// The path of the first part of a module with running statistics that are not off: what the nearest flag, beside or above them, says.
+/// The path of the first part of a module whose running statistics are updated: the nearest flag, beside or above them, is on, or there is
+/// none.
 pub(crate) fn running_in_training(module: &impl Module) -> Option<String> {
     struct Search {
         running: HashSet<ParamId>,
         path: Vec<String>,
         /// Parts with running statistics, in order.
         parts: Vec<String>,
-        /// Those with a flag, and whether one is on.
+        /// Parts with a flag, and whether one of their flags is on.
         flags: HashMap<String, bool>,
     }
     impl Search {
-        /// Of the part that a field is in.
+        /// The path of the part that the current field is in.
         fn part(&self) -> String {
             self.path.split_last().map(|(_field, part)| part.join(".")).unwrap_or_default()
         }
@@ -172,7 +173,7 @@ pub(crate) fn running_in_training(module: &impl Module) -> Option<String> {
     let mut search = Search { running, path: vec![], parts: vec![], flags: HashMap::new() };
     module.visit(&mut search);
     let Search { parts, flags, .. } = search;
-    // The nearest flag: statistics may be in a list, or in an option.
+    // Looks upward for the nearest flag, since statistics may be in a list or in an option.
     let is_on = |part: &String| {
         let mut at = part.as_str();
         loop {

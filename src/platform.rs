@@ -1,7 +1,7 @@
-//! All that this crate asks a system for beyond what `std` has everywhere: reads at a place in a file, advice about a mapped file, the
-//! memory of the process.
+//! What this crate asks the operating system for beyond what `std` has everywhere: reads at an offset in a file, advice about a mapped
+//! file, and the memory of the process.
 //!
-//! Every function has a portable body. `RUSTFLAGS='--cfg memsave_portable'` makes Linux take it, in all crates of the workspace, so that it
+//! Every function has a portable body. `RUSTFLAGS='--cfg memsave_portable'` selects it on Linux, in all crates of the workspace, so that it
 //! is compiled and tested there as well (a step of `.ci/run`). `.ci/targets` compiles the crates for the other systems.
 //!
 //! | what depends on the system or the processor | Linux | macOS, other Unix | Windows | elsewhere, and portable |
@@ -16,11 +16,13 @@
 //! | `paper/src/provenance.rs`: the machine | `/proc` | "unknown" | "unknown" | "unknown" |
 //! | `paper/tests/command.rs`; the full disk of `layers/src/saved/file.rs` | tested | not tested: `ulimit`, `/dev/full` | not tested | not tested |
 //!
-//! Dependencies decide the rest: `tempfile` (a file without a name on Unix, one that is deleted when it is closed on Windows), `memmap2`
-//! (errors where nothing can be mapped), `pulp` and `gemm` (vectors at run time on x86, NEON on ARM), `rayon` (one thread where there are no others).
-//! Targets of 32 bits: sizes of tensors are `usize`, amounts of work and places in files are `u64`; a file of more than 4 GiB is refused as
-//! malformed. Big-endian processors: files hold numbers that begin with the lowest byte, and are read as they are; the feature `system` is
-//! refused there.
+//! The rest depends on other crates: `tempfile` (a file without a name on Unix, one that is deleted when it is closed on Windows),
+//! `memmap2` (errors where nothing can be mapped), `pulp` and `gemm` (vectors at run time on x86, NEON on ARM), `rayon` (one thread where
+//! there are no others).
+//!
+//! On 32-bit targets, sizes of tensors are `usize`, amounts of work and offsets in files are `u64`, and a file of more than 4 GiB is
+//! refused as malformed. On big-endian processors the feature `system` does not compile, since files are little-endian and are read as they
+//! are.
 
 /// Bytes of memory that a process has in RAM, mapped files included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +34,7 @@ pub struct ResidentMemory {
 }
 
 impl ResidentMemory {
-    /// That of this process; `None` where it cannot be known: everywhere but on Linux.
+    /// The memory of this process; `None` where it is unknown, which is everywhere but on Linux.
     ///
     /// ```
     /// use burn_memsave::measure::ResidentMemory;
@@ -58,7 +60,7 @@ impl ResidentMemory {
 
 #[cfg(feature = "system")]
 pub(crate) mod files {
-    //! Files that are read at places, and mapped ones.
+    //! Reads at an offset in a file, and advice about mapped files.
     #[cfg(target_endian = "big")]
     compile_error!("the feature `system` reads files whose numbers begin with the lowest byte");
 
@@ -68,7 +70,7 @@ pub(crate) mod files {
     use std::io;
     use std::ops::Range;
 
-    /// No system has smaller pages.
+    /// The size of the smallest pages that any system has.
     const PAGE: usize = 4096;
 
     /// Reads `out.len()` bytes that begin at `offset`. Threads may call it at the same time.
@@ -81,7 +83,7 @@ pub(crate) mod files {
         {
             use std::io::{Read, Seek, SeekFrom};
             use std::sync::{Mutex, PoisonError};
-            /// A file has one cursor for all threads: whoever moves it reads before the next one may.
+            /// A file has one cursor for all threads: no other thread may move it between a seek and its read.
             static CURSOR: Mutex<()> = Mutex::new(());
             let _cursor = CURSOR.lock().unwrap_or_else(PoisonError::into_inner);
             let mut file = file;
@@ -90,7 +92,7 @@ pub(crate) mod files {
         }
     }
 
-    /// Fills `out` by `read(rest, done)`, which may read a part of the rest: `read_exact` for reads at a place.
+    /// Fills `out` with calls of `read(rest, done)`, each of which may read only a part: `read_exact` for reads at an offset.
     #[cfg(any(test, all(windows, not(memsave_portable))))]
     fn fill(out: &mut [u8], mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>) -> io::Result<()> {
         let mut done = 0;
@@ -115,7 +117,7 @@ pub(crate) mod files {
         #[cfg(all(target_os = "linux", not(memsave_portable)))]
         match map.advise_range(memmap2::Advice::PopulateRead, part.start, part.len()) {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => (), // a Linux that does not know it
-            // What cannot be read is found where it is used.
+            // A read error shows where the bytes are used.
             Ok(()) | Err(_) => return,
         }
         #[cfg(all(unix, not(memsave_portable)))]

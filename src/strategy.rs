@@ -1,8 +1,8 @@
-//! The checkpointing strategy of tensors. Burn decides by it how an operation is recorded; `Module::train` gives the default.
+//! The checkpointing strategy of tensors, by which Burn decides how an operation is recorded. `Module::train` gives the default.
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::{Bool, Device, Float, Int, Tensor, kind::Autodiff};
 
-/// A tensor with autodiff, and the strategy of a device.
+/// The tensor with autodiff and with the strategy of a device, if the device has one.
 pub(crate) fn with_strategy<const D: usize, K: Autodiff>(
     tensor: Tensor<D, K>,
     device: &Device,

@@ -1,6 +1,7 @@
-//! [`burn::tensor`], with the functions of [`activation`] and [`module`] that this library has: the same signatures and results.
+//! [`burn::tensor`], with this library's versions of the functions in [`activation`] and [`module`]: the same signatures and results.
 //!
-//! Models call functions beside their modules. So the swap of a model is two lines, or `s/burn::tensor/burn_memsave::tensor/`:
+//! Models call functions as well as modules, so a model is swapped by two lines (this one, and that for `nn`), or by
+//! `s/burn::tensor/burn_memsave::tensor/`:
 //!
 //! ```
 //! // use burn::tensor::{Device, Tensor, activation::silu};
@@ -8,12 +9,12 @@
 //!
 //! let device = Device::flex().autodiff();
 //! let x = Tensor::<2>::from_floats([[0.0, 1.0]], &device).require_grad();
-//! let gradients = silu(x.clone()).sum().backward(); // kept: `x`, where Burn's keeps two tensors
+//! let gradients = silu(x.clone()).sum().backward(); // kept: `x`, where Burn keeps two tensors
 //! assert!(x.grad(&gradients).is_some());
 //! ```
 pub use burn::tensor::*;
 
-/// [`burn::tensor::activation`]; but for its constants, all of it is ours.
+/// [`burn::tensor::activation`]. Everything except the constants is this library's.
 pub mod activation {
     pub use burn::tensor::activation::*;
 
@@ -25,8 +26,8 @@ pub mod activation {
     };
 }
 
-/// [`burn::tensor::module`]; pools that return their indices, `unfold4d`, `fold4d`, `ctc_loss` and the gradients of single operations are
-/// Burn's.
+/// [`burn::tensor::module`]. Pools that return their indices, `unfold4d`, `fold4d`, `ctc_loss` and the gradients of single operations are
+/// Burn's; the rest is this library's.
 pub mod module {
     pub use burn::tensor::module::*;
 

@@ -1,5 +1,5 @@
-//! Replicas of a module compute and train what one device does with the whole batch. (On one device several times; on servers:
-//! `tests/remote`.)
+//! Tests that replicas of a module compute and train like one device with the whole batch. Here one device serves as several; servers are
+//! tested in `tests/remote`.
 #![cfg(feature = "flex")]
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};

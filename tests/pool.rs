@@ -1,5 +1,5 @@
-//! Steps that run in one pool of threads at the same time: a thread that waits for a kernel runs another step meanwhile, which must see
-//! nothing of what the first one is within.
+//! Tests steps that run at the same time in one thread pool. A thread that waits for a kernel may run another step meanwhile, which must
+//! not see the scopes that the first one is in.
 #![cfg(all(feature = "flex", feature = "rayon"))]
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
 use burn_memsave::checkpoint::checkpoint;

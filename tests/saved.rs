@@ -1,4 +1,4 @@
-//! Kept tensors in fewer bits: gradients, bytes, and who else holds them.
+//! Tests policies that keep tensors in fewer bits: gradients, bytes, and tensors that something else also holds.
 #![cfg(feature = "flex")]
 #![recursion_limit = "256"]
 use burn::module::{LoraAdapter, Module, Param};

@@ -1,4 +1,4 @@
-//! Bytes of every row of the table of layers, ours beside its stock twin.
+//! Measures the bytes of every row of the table of layers, ours beside its stock twin.
 use crate::table::{
     Check, Row as TableRow, Shapes, Visitor,
     run::{initialize, second, variants},
@@ -20,9 +20,9 @@ pub struct Row {
     pub input: &'static str,
     pub burn: LayerMeasurement,
     pub ours: LayerMeasurement,
-    /// What of ours is kept by which operation.
+    /// What each operation of ours keeps.
     pub ledger: Ledger,
-    /// Of one pass forward and backward, Burn's and ours.
+    /// The times of one forward and backward pass, Burn's and ours.
     pub times: [Duration; 2],
     /// Why the peak may be above Burn's, if it may.
     pub known_peak: Option<&'static str>,
@@ -33,7 +33,7 @@ pub struct Row {
 pub struct Bytes<'a> {
     pub device: &'a Device,
     pub filter: &'a str,
-    /// Of about a million elements, in place of the usual shapes.
+    /// Whether shapes have about a million elements instead of the usual ones.
     pub smaller: bool,
     pub rows: Vec<Row>,
 }
@@ -53,12 +53,12 @@ impl Visitor for Bytes<'_> {
         initialize(shape, self.device, |x| forward_stock(&stock, x));
         for (parameters, stock) in variants(stock) {
             let ours = M::from(stock.clone());
-            // Of an input that requires no gradient only parameters make a graph.
+            // If the input requires no gradient, only trainable parameters make a graph.
             let inputs = if parameters == "trainable" { &["tracked", "untracked"][..] } else { &["tracked"] };
             for &input in inputs {
                 let tracked = input == "tracked";
                 let burn = self.measure(shape, tracked, &|x| forward_stock(&stock, x));
-                // Its graph is freed before what is measured.
+                // The graph of this is freed before the measurement.
                 let (_, ledger) = ledger(&ours, self.input(shape, tracked), forward_ours);
                 let ours = self.measure(shape, tracked, &|x| forward_ours(&ours, x));
                 self.rows.push(Row {
@@ -86,7 +86,7 @@ impl Bytes<'_> {
         Tensor::random(shape, normal, self.device).set_require_grad(tracked)
     }
 
-    /// Bytes, and how long it took.
+    /// Measures bytes and time.
     fn measure<const D: usize, const O: usize>(
         &self,
         shape: [usize; D],

@@ -1,4 +1,4 @@
-//! Models and layers of the size that a GPU is bought for; `--batch`, `--image`, `--classes` and `--tokens` make them smaller.
+//! Models and layers large enough to fill a GPU. `--batch`, `--image`, `--classes` and `--tokens` make them smaller.
 use crate::Devices;
 use burn::module::{Lora, Module, ParamGroup};
 use burn::nn::{BatchNormConfig, loss::CrossEntropyLossConfig};
@@ -10,7 +10,7 @@ use burn_memsave_paper::vision::{Classifier, ResNet, memsave, stock};
 use burn_memsave_paper::{Case, Tracked};
 use clap::Args;
 
-/// How large.
+/// The sizes of models and layers.
 #[derive(Args, Clone, Copy)]
 pub struct Sizes {
     /// Images per step.
@@ -125,7 +125,7 @@ impl Devices {
         }
     }
 
-    /// Beside the casts from f32 and back, which both sides do.
+    /// Batch norm in half precision. Both sides also cast from f32 and back.
     fn batch_norm_in_half_precision(&mut self, Sizes { batch, image, .. }: Sizes) {
         let (channels, image) = (256, image / 4);
         let name = format!("batch norm, {batch} x {channels} x {image} x {image}");

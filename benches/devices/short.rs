@@ -1,5 +1,5 @@
-//! Many rows of a few elements, where what a kernel does for each row costs more than its elements, and a few long columns. On devices, and
-//! in the bench of layers on the CPU.
+//! Many rows of a few elements, where the work of a kernel per row costs more than its elements, and a few long columns. They are measured
+//! on devices, and on the CPU by the bench of layers.
 use burn::module::{Lora, Module};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::pool::{AvgPool2dConfig, MaxPool2dConfig};
@@ -7,15 +7,15 @@ use burn::nn::{BatchNormConfig, InstanceNormConfig, LayerNormConfig, LinearConfi
 use burn::tensor::{Device, Int, Tensor, activation, module, ops::AttentionModuleOptions};
 use burn_memsave::{functional as F, nn as memsave};
 
-/// Of a tensor.
+/// The elements of a tensor.
 const ELEMENTS: usize = 1 << 20;
 const CHANNELS: usize = 512;
-/// Of a head.
+/// The width of a head.
 const WIDTH: usize = 64;
 
-/// What rows are measured with.
+/// The bench that measures rows.
 pub trait Bench {
-    /// Where, with autodiff.
+    /// The device, with autodiff.
     fn device(&self) -> Device;
 
     /// Measures Burn's side and ours of a layer on an input of a shape, tracked or not.
@@ -28,8 +28,8 @@ pub trait Bench {
     );
 }
 
-/// Norms, softmaxes and a loss over rows of a few elements; pools and a ReLU of small planes; adapters as wide as what they adapt; attention
-/// to a few tokens.
+/// Measures norms, softmaxes and a loss over rows of a few elements; pools and a ReLU of small planes; adapters as wide as what they adapt;
+/// and attention to a few tokens.
 pub fn rows(bench: &mut impl Bench) {
     let device = bench.device();
     for len in [2, 8, 9, 32] {

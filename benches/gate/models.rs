@@ -1,4 +1,4 @@
-//! One step of small models, with what requires a gradient as in the tables of the papers.
+//! One step of small models. What requires a gradient is as in the tables of the papers.
 use crate::table::run::second;
 use crate::{Measured, Needs};
 use burn::module::{Lora, Module, ParamGroup};
@@ -13,7 +13,7 @@ use burn_memsave_paper::vision::{
 };
 use burn_memsave_paper::{Case, Tracked};
 
-/// Those whose name contains `filter`.
+/// Measures the models whose name contains `filter`.
 pub fn measure(device: &Device, filter: &str) -> Result<Vec<Measured>, &'static str> {
     let mut models = Models { device, filter, measured: vec![] };
     use vision::{memsave as m, stock as s};
@@ -54,7 +54,7 @@ pub fn measure(device: &Device, filter: &str) -> Result<Vec<Measured>, &'static 
     Ok(models.measured)
 }
 
-/// Makes a network, and its loss.
+/// A function that makes a network, and its loss.
 type Network<'a, M, I> = (&'a dyn Fn() -> M, fn(&M, I) -> Tensor<1>);
 
 struct Models<'a> {
@@ -95,7 +95,7 @@ impl Models<'_> {
         )
     }
 
-    /// Networks, and their losses, in cases, on an input for each.
+    /// Measures networks with their losses in several cases, on an input for each case.
     fn in_cases<S: Module, M: Module, I: StepInput>(
         &mut self,
         model: &str,
@@ -117,7 +117,7 @@ impl Models<'_> {
         Ok(())
     }
 
-    /// The same of tokens, which have no gradient, with neither batch norm nor convolutions.
+    /// The same on tokens, which have no gradient, for networks without batch norms and convolutions.
     fn on_tokens<S: Module, M: Module, I: StepInput>(
         &mut self,
         model: &str,

@@ -1,16 +1,16 @@
-//! What bytes depend on the machine by.
+//! An allocator that leaves out the bytes that depend on the machine.
 use burn_memsave::measure::TrackingAllocator;
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// How `gemm` aligns what it packs the operands of a product into (`gemm_common::gemm::CACHELINE_ALIGN`), and nothing of ours or of Burn is
-/// aligned.
+/// The alignment of the memory into which `gemm` packs the operands of a product (`gemm_common::gemm::CACHELINE_ALIGN`). Neither Burn nor
+/// we align anything like this.
 const OF_PACKED: usize = 128;
 
-/// Counts everything but packed operands of products: they are as large as the caches of a machine make them, megabytes apart.
+/// Counts everything but packed operands of products, whose sizes depend on the machine's caches and differ by megabytes.
 pub struct ButPacked(pub TrackingAllocator);
 
-// SAFETY: every call goes to one of two allocators with the arguments it came with, and its answer is returned as it is. Which one
-// depends on the alignment alone, which is the same for all calls for an allocation: memory returns to where it came from.
+// SAFETY: every call is passed to one of two allocators with its own arguments, and the result is returned unchanged. Which allocator
+// depends only on the alignment, which is the same in all calls for one allocation, so memory returns to the allocator it came from.
 unsafe impl GlobalAlloc for ButPacked {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's obligations are those of the inner call.

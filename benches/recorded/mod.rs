@@ -1,11 +1,11 @@
-//! Files for `paper/recorded`, of which `paper/RESULTS.md` is made.
+//! Writes files for `paper/recorded`, from which `paper/RESULTS.md` is made.
 use burn_memsave_paper::provenance;
 use serde::Serialize;
 use std::error::Error;
 use std::io::Write;
 use std::path::Path;
 
-/// Writes rows as CSV, below a line that says what made them, where and when.
+/// Writes rows as CSV, below a line that says how, where and when they were made.
 ///
 /// # Errors
 ///

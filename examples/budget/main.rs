@@ -1,13 +1,13 @@
-//! Trains a model within a budget of memory: profiles its blocks, decides which are kept and which are computed again in the backward
-//! pass, and writes a picture of the memory over a step, with the plan and without.
+//! Trains a model within a memory budget: profiles its blocks, plans which of them are kept and which are recomputed in the backward pass,
+//! and draws the memory over a step, with the plan and without.
 //!
 //! ```sh
 //! cargo run --release --example budget -- --model resnet101 --budget 300MiB
 //! cargo run --release --example budget -- --model encoder --budget 100MiB --half --plot budget.svg
 //! ```
 //!
-//! The budget is for the forward and backward pass, gradients included; parameters, the state of the optimizer and the batch come on
-//! top. If not even one plan fits, the batch is halved until one does. Images, tokens and labels are drawn at random.
+//! The budget covers the forward and backward pass, including gradients. Parameters, the optimizer's state and the batch come on top.
+//! If no plan fits, the batch is halved until one does. Images, tokens and labels are drawn at random.
 #![recursion_limit = "256"]
 use burn::module::Module;
 use burn::optim::{GradientsParams, SgdConfig};
@@ -34,28 +34,28 @@ mod picture;
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 
-/// Trains a model within a budget of memory.
+/// Trains a model within a memory budget.
 #[derive(Parser)]
 struct Args {
-    /// What is trained.
+    /// The model to train.
     #[arg(long, value_enum, default_value_t = Model::Resnet101)]
     model: Model,
     /// The most bytes of a forward and backward pass beyond parameters and batch, such as 300MiB.
     #[arg(long, default_value = "300MiB")]
     budget: ByteSize,
-    /// Images or sequences per step, if as many fit.
+    /// Images or sequences per step, if this many fit.
     #[arg(long, default_value_t = 8)]
     batch_size: usize,
-    /// Width and height of the images, tokens of a sequence; by default 224 and 256.
+    /// Width and height of images (default 224), or tokens of a sequence (default 256).
     #[arg(long)]
     length: Option<usize>,
-    /// Steps.
+    /// Training steps.
     #[arg(long, default_value_t = 10)]
     steps: usize,
-    /// What blocks keep may also wait in half as many bits, which rounds gradients.
+    /// Blocks may also keep tensors in half as many bits, which rounds gradients.
     #[arg(long)]
     half: bool,
-    /// The picture of the memory over a step (SVG).
+    /// The file for the picture of the memory over a step (SVG).
     #[arg(long, default_value = "budget.svg")]
     plot: PathBuf,
 }
@@ -64,9 +64,9 @@ struct Args {
 enum Model {
     Resnet18,
     Resnet101,
-    /// Of text, with 24 blocks 512 wide.
+    /// An encoder of text, with 24 blocks 512 wide.
     Encoder,
-    /// In the style of Llama, with 8 blocks 512 wide.
+    /// A language model in the style of Llama, with 8 blocks 512 wide.
     Language,
 }
 
@@ -164,7 +164,7 @@ fn run<M: Module, I: StepInput>(
     train(args, model, &input, &plan, loss)
 }
 
-/// Trains with the plan, and says what was needed.
+/// Trains with the plan, and prints how much memory was needed.
 fn train<M: Module, I: StepInput>(
     args: &Args,
     mut model: M,

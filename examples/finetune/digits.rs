@@ -1,10 +1,10 @@
-//! Real handwritten digits, 8x8 pixels each.
+//! Images of real handwritten digits, 8x8 pixels each.
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use flate2::read::GzDecoder;
 use rand::{SeedableRng, rngs::StdRng, seq::SliceRandom};
 use std::error::Error;
 
-/// The notice beside this file says where they come from.
+/// The notice beside the data file says where the digits come from.
 const DIGITS: &[u8] = include_bytes!("../data/digits.csv.gz");
 
 /// An image, and which digit it shows.
@@ -17,7 +17,7 @@ pub struct Digit {
 /// A batch of images `[batch, 1, 8, 8]` and their labels `[batch]`.
 pub type Batch = (Tensor<4>, Tensor<1, Int>);
 
-/// (training set, test set): every fifth digit is for testing.
+/// Loads the training set and the test set. Every fifth digit is for testing.
 pub fn load() -> Result<(Vec<Digit>, Vec<Digit>), Box<dyn Error>> {
     let mut reader = csv::ReaderBuilder::new().has_headers(false).from_reader(GzDecoder::new(DIGITS));
     let mut digits = Vec::new();
@@ -39,7 +39,7 @@ pub fn shuffled(digits: &[Digit], seed: u64) -> Vec<Digit> {
     digits
 }
 
-/// As tensors.
+/// The digits as tensors.
 pub fn batch(digits: &[Digit], device: &Device) -> Batch {
     let pixels: Vec<f32> = digits.iter().flat_map(|digit| digit.pixels).collect();
     let labels: Vec<i64> = digits.iter().map(|digit| digit.label).collect();

@@ -1,8 +1,8 @@
-//! Fine-tunes a residual CNN on real handwritten digits with part of it frozen, once with Burn's layers and once with ours,
-//! and shows what was saved.
+//! Fine-tunes a partly frozen residual CNN on real handwritten digits, once with Burn's layers and once with ours, and compares accuracy,
+//! memory and time.
 //!
-//! The network is pretrained briefly on the digits 0 to 4, then fine-tuned to all ten. Both runs start from the same
-//! weights and see the same batches; their accuracy must be equal, unless `--saved` has ours keep rounded inputs.
+//! The network is briefly pretrained on the digits 0 to 4, then fine-tuned to all ten. Both runs start from the same
+//! weights and see the same batches; their accuracy must be equal, unless `--saved` makes ours keep rounded inputs.
 //!
 //! ```sh
 //! cargo run --release --example finetune -- --train norm --json result.json
@@ -56,7 +56,7 @@ struct Training<'a> {
     device: &'a Device,
 }
 
-/// Fine-tunes a residual CNN on handwritten digits with part of it frozen: Burn's layers beside burn-memsave's.
+/// Fine-tunes a partly frozen residual CNN on handwritten digits: Burn's layers beside burn-memsave's.
 #[derive(Parser)]
 struct Args {
     /// What is trained in the fine-tuning; the head always is.
@@ -68,7 +68,7 @@ struct Args {
     /// Passes over all digits in the fine-tuning.
     #[arg(long, default_value_t = 12)]
     epochs: usize,
-    /// Of the fine-tuning.
+    /// The learning rate of the fine-tuning.
     #[arg(long, default_value_t = 3e-3)]
     learning_rate: f64,
     /// Images per step.
@@ -77,7 +77,7 @@ struct Args {
     /// How our layers keep their inputs for the backward pass in the fine-tuning.
     #[arg(long, value_enum, default_value_t = Saved::Keep)]
     saved: Saved,
-    /// Of weights and the order of images.
+    /// The seed of the weights and of the order of images.
     #[arg(long, default_value_t = 42)]
     seed: u64,
     /// Also writes the result to this file.
@@ -95,7 +95,7 @@ enum Part {
     All,
     /// Norm layers.
     Norm,
-    /// Nothing else.
+    /// Only the head.
     Head,
     /// The stem and the first of the four residual blocks.
     FirstQuarter,
@@ -202,7 +202,7 @@ impl Training<'_> {
         self.saved.scope(|| loss.forward(model.forward(images), labels))
     }
 
-    /// Trains with Adam; the model, and the mean time of a step.
+    /// Trains with Adam, and returns the model and the mean time of a step.
     fn fit<M: Classifier>(&self, mut model: M, digits: &[Digit]) -> Result<(M, f64), Box<dyn Error>> {
         let &Self { title, epochs, learning_rate, args, device, .. } = self;
         let mut optimizer = AdamConfig::new().init();

@@ -1,4 +1,4 @@
-// A residual CNN for 8x8 digits, written once. Whoever includes this file says which `nn` it is made of.
+// A residual CNN for 8x8 digits, written once. The module that includes this file chooses `nn`.
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use nn::conv::{Conv2d, Conv2dConfig};

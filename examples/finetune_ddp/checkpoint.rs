@@ -1,4 +1,4 @@
-//! What a run needs to go on: the adapters and the state of the optimizer. (The frozen weights are what they were.)
+//! Checkpoints from which a run can continue: the adapters and the optimizer's state. (The frozen weights do not change.)
 use burn::module::{Module, ParamGroup};
 use burn::optim::ModuleOptimizer;
 use burn::store::ModuleRecord;
@@ -6,10 +6,10 @@ use std::error::Error;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// A folder with a folder for every checkpoint, `step-10`, which appears when it is whole.
+/// A folder with a folder for the checkpoint, such as `step-10`, which appears only when it is complete.
 pub struct Checkpoint {
     folder: PathBuf,
-    /// What the frozen weights and the batches of the run are made of.
+    /// The settings that determine the frozen weights and the batches of the run.
     run: String,
 }
 
@@ -22,7 +22,7 @@ impl Checkpoint {
         Self { folder, run }
     }
 
-    /// The steps of the last one.
+    /// The number of steps of the last checkpoint.
     pub fn last(&self) -> Option<usize> {
         let entries = fs::read_dir(&self.folder).ok()?;
         let steps = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok();
@@ -33,7 +33,7 @@ impl Checkpoint {
         self.folder.join(format!("step-{steps}"))
     }
 
-    /// Saves a checkpoint; the one before goes when the new one is whole.
+    /// Saves a checkpoint. The one before is removed once the new one is complete.
     pub fn save(
         &self,
         model: &impl Module,
@@ -42,14 +42,14 @@ impl Checkpoint {
     ) -> Result<(), Box<dyn Error>> {
         let (before, partial) = (self.last(), self.folder.join("partial"));
         if partial.exists() {
-            fs::remove_dir_all(&partial)?; // of a run that ended while it saved
+            fs::remove_dir_all(&partial)?; // from a run that ended while saving
         }
         fs::create_dir_all(&partial)?;
         let adapters = ParamGroup::from_regex(r"(^|\.)lora\.").map_err(|error| format!("{error:?}"))?;
         model.clone().into_record_group(adapters).save(partial.join(ADAPTERS))?;
         optimizer.save(partial.join(OPTIMIZER))?;
         fs::write(partial.join(RUN), &self.run)?;
-        // On the disk before it has its name.
+        // The files must be on disk before the folder has its name.
         [ADAPTERS, OPTIMIZER, RUN].iter().try_for_each(|file| File::open(partial.join(file))?.sync_all())?;
         fs::rename(&partial, self.of(steps))?;
         match before.filter(|before| *before != steps) {

@@ -1,8 +1,8 @@
 //! Fine-tunes a language model with LoRA on several machines: each computes the gradients of its part of a batch.
 //!
-//! Without addresses it starts two Burn compute servers on this machine. Only the factors of the adapters and their gradients are
-//! sent in a step; the frozen weights are sent once. `--compare` trains the same model on one device with the whole batch
-//! beside it, and fails if gradients differ.
+//! Without addresses, it starts two Burn compute servers on this machine. A step sends only the factors of the adapters and their
+//! gradients; the frozen weights are sent once. `--compare` also trains the same model on one device with the whole batch, and fails
+//! if gradients differ.
 //!
 //! ```sh
 //! cargo run --release --features remote-server --example finetune_ddp -- --steps 20 --compare
@@ -10,7 +10,7 @@
 //! cargo run --release --features remote-server --example finetune_ddp -- --servers ws://first:3000 ws://second:3000
 //! ```
 //!
-//! WebSocket is not encrypted: for a network of one's own. (Burn's servers speak Iroh, too, which is.)
+//! WebSocket is not encrypted, so use it only in your own network. (Burn's servers also speak Iroh, which is encrypted.)
 #![recursion_limit = "256"]
 use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
 use burn::optim::{AdamConfig, GradientsParams};
@@ -47,7 +47,7 @@ struct Args {
     /// Servers to start on this machine, if there are no addresses.
     #[arg(long, default_value_t = 2)]
     local: usize,
-    /// Serves this machine's device on a port (0: any) until it is stopped, and trains nothing.
+    /// Only serves this machine's device on a port (0: any), until it is stopped.
     #[arg(long, value_name = "PORT", conflicts_with_all = ["servers", "resume", "compare"])]
     serve: Option<u16>,
     #[arg(long, default_value_t = 40)]
@@ -64,30 +64,30 @@ struct Args {
     /// Blocks of attention and feed-forward layers.
     #[arg(long, default_value_t = 2)]
     blocks: usize,
-    /// Of the adapters.
+    /// The rank of the adapters.
     #[arg(long, default_value_t = 8)]
     rank: usize,
     #[arg(long, default_value_t = 5e-3)]
     learning_rate: f64,
-    /// Of weights, adapters and passages.
+    /// The seed of weights, adapters and passages.
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Keeps the adapters and the state of the optimizer in this folder.
+    /// Saves the adapters and the optimizer's state in this folder.
     #[arg(long)]
     checkpoint: Option<PathBuf>,
     /// Steps from one checkpoint to the next.
     #[arg(long, default_value_t = 10)]
     every: usize,
-    /// Goes on from the last checkpoint.
+    /// Continues from the last checkpoint.
     #[arg(long, requires = "checkpoint")]
     resume: bool,
-    /// Trains on one device beside it, with whole batches, and compares the gradients.
+    /// Also trains on one device with whole batches, and compares the gradients.
     #[arg(long)]
     compare: bool,
 }
 
 const HEADS: usize = 4;
-/// Relative to the largest gradient: sums are rounded differently.
+/// How far gradients may differ, relative to the largest: sums are rounded differently.
 const TOLERANCE: f32 = 1e-5;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -100,7 +100,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Serves this machine's device; the first line of its output is its address on this machine.
 fn serve(port: u16) -> Result<(), Box<dyn Error>> {
-    // Only this machine reaches a port that nobody chose.
+    // A port that the user did not choose can be reached only from this machine.
     let interface = if port == 0 { "127.0.0.1" } else { "0.0.0.0" };
     let listener = TcpListener::bind((interface, port))?;
     println!("ws://127.0.0.1:{}", listener.local_addr()?.port());
@@ -170,7 +170,7 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
         return Err(format!("the checkpoint has {done} steps already").into());
     }
     for _ in 0..done {
-        passages.next(&host); // those of the steps before
+        passages.next(&host); // skips those of earlier steps
     }
 
     let mut one = args.compare.then(|| (model.clone(), optimizer.clone()));
@@ -205,7 +205,7 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
             format!("step {}: {reason}{go_on}", step + 1)
         };
         let (loss, gradients) = replicas.backward(parts, |model, (tokens, next)| model.loss(tokens, next))?;
-        // A server that is gone shows here, before the parameters change.
+        // If a server is gone, this fails before the parameters change.
         replicas.sync().map_err(lost)?;
         let loss = loss.try_into_data()?.iter::<f32>().next().unwrap_or(f32::NAN);
 
@@ -228,7 +228,7 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
         progress.inc(1);
         last_loss = loss;
     }
-    replicas.sync()?; // before servers of this machine end
+    replicas.sync()?; // before servers on this machine end
     progress.finish_and_clear();
     println!("loss of step {}: {last_loss:.6}", args.steps);
     if args.compare {
@@ -242,7 +242,7 @@ fn train(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The parts of a batch, each on its device, and the passages in it.
+/// The parts of a batch, each on its device, with the number of its passages.
 fn divide((tokens, next): &Batch, devices: &[Device]) -> Vec<(Batch, usize)> {
     let [batch, _] = tokens.dims();
     let part = |(index, device): (usize, &Device)| {
@@ -273,7 +273,7 @@ fn worse(a: f32, b: f32) -> f32 {
     if a.is_nan() || a > b { a } else { b }
 }
 
-/// The largest difference of gradients, relative to the largest gradient. Infinite if they are of other parameters.
+/// The largest difference of gradients, relative to the largest gradient. Infinite if they belong to different parameters.
 fn difference(model: &impl Module, ours: &GradientsParams, whole: &GradientsParams) -> f32 {
     struct Compare<'a> {
         ours: &'a GradientsParams,

@@ -3,7 +3,7 @@ use std::env;
 use std::io::{self, BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-/// Ends when it is dropped.
+/// A server whose process ends when this is dropped.
 pub struct LocalServer {
     process: Child,
     address: String,

@@ -1,7 +1,7 @@
-//! Fine-tunes a language model of 3 GiB with LoRA in 600 MiB of memory, and with all its weights in memory: the losses are equal.
+//! Fine-tunes a language model of 3 GiB with LoRA, in 600 MiB of memory and with all weights in memory, and checks that losses are equal.
 //!
-//! The weights are random, and written once. Each run is a process of its own; that of lazy weights may not have more
-//! address space than the limit (`ulimit -v`). Both begin with the same adapters, which are saved and loaded alone.
+//! The weights are random and are written once. Each run is a process of its own. The one with lazy weights may not have more address
+//! space than the limit (`ulimit -v`). Both begin with the same adapters, which are saved and loaded alone.
 //!
 //! ```sh
 //! cargo run --release --example finetune_lazy
@@ -48,15 +48,15 @@ struct Args {
     /// Tokens of the sequence.
     #[arg(long, default_value_t = 64)]
     length: usize,
-    /// Where the weights, and the adapters, are or are written.
+    /// The directory of the weights, which are written if they are missing, and of the adapters.
     #[arg(long, default_value = "target")]
     directory: PathBuf,
-    /// One run, in this process.
+    /// Does one run, in this process.
     #[arg(long, hide = true)]
     lazy: Option<bool>,
 }
 
-/// What a run measured; bytes above those of the idle process.
+/// What a run measured, in bytes above those of the idle process.
 #[derive(Serialize, Deserialize)]
 struct Outcome {
     losses: Vec<f32>,

@@ -1,11 +1,11 @@
-// The language model of Burn's layers and of ours, for whoever includes this file.
+//! The Llama-style language model, with Burn's layers and with ours. Other examples and the paper use this file, too.
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 
 /// The size of a language model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// Tokens that there are.
+    /// The number of different tokens.
     pub vocabulary: usize,
     /// Features.
     pub width: usize,
@@ -19,17 +19,17 @@ pub struct Size {
     pub length: usize,
 }
 
-/// A model that says which token comes next.
+/// A model that predicts the next token.
 pub trait LanguageModel: Module {
     /// With random weights.
     fn new(size: &Size, device: &Device) -> Self;
-    /// `[batch, length, vocabulary]`
+    /// Logits `[batch, length, vocabulary]`.
     fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
     /// The mean cross entropy of the tokens that follow.
     fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1>;
 }
 
-/// The model of Burn's layers.
+/// The model with Burn's layers.
 pub mod stock {
     use burn::nn::{self, loss::CrossEntropyLossConfig};
     use burn::tensor::module::attention;

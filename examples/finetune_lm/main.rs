@@ -1,7 +1,7 @@
-//! Fine-tunes a small Llama-style language model with LoRA or QLoRA, once with Burn's layers and once with ours, and shows what
-//! was saved.
+//! Fine-tunes a small Llama-style language model with LoRA or QLoRA, once with Burn's layers and once with ours, and compares memory and
+//! time.
 //!
-//! The model reads characters. It is pretrained briefly on the documents of this repository, then fine-tuned to the text of its
+//! The model reads characters. It is briefly pretrained on the documents of this repository, then fine-tuned to the text of its
 //! license. Both runs start from the same weights and adapters and see the same passages; their losses must be equal.
 //!
 //! ```sh
@@ -44,10 +44,10 @@ struct Args {
     /// LoRA-FA: trains only the second factor of every adapter.
     #[arg(long)]
     freeze_first_factors: bool,
-    /// Of the adapters.
+    /// The rank of the adapters.
     #[arg(long, default_value_t = 8)]
     rank: usize,
-    /// The adapters are scaled by alpha / rank.
+    /// The alpha of the adapters, which are scaled by alpha / rank.
     #[arg(long, default_value_t = 16.0)]
     alpha: f64,
     /// Features.
@@ -65,28 +65,28 @@ struct Args {
     /// Steps of the pretraining.
     #[arg(long, default_value_t = 200)]
     pretrain_steps: usize,
-    /// Steps of either fine-tuning.
+    /// Steps of each fine-tuning.
     #[arg(long, default_value_t = 100)]
     steps: usize,
-    /// Of the fine-tuning.
+    /// The learning rate of the fine-tuning.
     #[arg(long, default_value_t = 5e-3)]
     learning_rate: f64,
-    /// Of pretraining and fine-tuning.
+    /// The optimizer of pretraining and fine-tuning.
     #[arg(long, value_enum, default_value_t = OptimizerKind::Adam)]
     optimizer: OptimizerKind,
-    /// Updates every parameter in the backward pass, when its gradient is complete.
+    /// Updates every parameter in the backward pass, as soon as its gradient is complete.
     #[arg(long)]
     in_backward: bool,
     /// Characters to generate.
     #[arg(long, default_value_t = 160)]
     generate: usize,
-    /// Of weights, adapters, passages and generated text.
+    /// The seed of weights, adapters, passages and generated text.
     #[arg(long, default_value_t = 42)]
     seed: u64,
     /// Also writes the result to this file.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Also draws the memory over one step of either fine-tuning, as SVG.
+    /// Also draws the memory over one step of both fine-tunings, as SVG.
     #[arg(long)]
     plot: Option<PathBuf>,
     /// Also prints what each layer keeps for the backward pass, and why.
@@ -115,7 +115,7 @@ impl OptimizerKind {
 #[derive(Serialize)]
 struct Outcome {
     layers: &'static str,
-    /// Of every step.
+    /// The loss of every step.
     losses: Vec<f32>,
     step_seconds: f64,
     memory: Measurement,
@@ -128,9 +128,9 @@ struct Outcome {
 
 const PROMPT: &str = "This ";
 const HEADS: usize = 4;
-/// Losses of the two runs may drift apart by this much in a hundred steps: their sums are rounded differently.
+/// The losses of the two runs may drift apart by this much in a hundred steps, because their sums are rounded differently.
 const TOLERANCE: f32 = 1e-2;
-/// Passages differ: the loss of the pretrained model is the mean of so many steps.
+/// Passages differ, so the loss of the pretrained model is the mean of this many last steps.
 const LAST: usize = 50;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -197,7 +197,7 @@ fn passages(text: &str, vocabulary: &Vocabulary, args: &Args) -> Result<Passages
     Passages::new(vocabulary.tokens(text), [args.batch_size, args.length], args.seed)
 }
 
-/// Attaches adapters to the matrices of the blocks; all else is frozen.
+/// Attaches adapters to the matrices of the blocks. Everything else is frozen.
 fn adapt<M: Module>(model: M, args: &Args, device: &Device) -> Result<M, Box<dyn Error>> {
     let group = || ParamGroup::from_regex(r"^blocks\..*\.weight$").map_err(|error| format!("{error:?}"));
     let lora = Lora::new(args.rank, args.alpha).set_param_group(group()?);
@@ -252,7 +252,7 @@ struct Run {
     in_backward: bool,
 }
 
-/// Trains; the model, the losses, and the mean time of a step.
+/// Trains, and returns the model, the losses, and the mean time of a step.
 fn fit<M: LanguageModel>(
     mut model: M,
     mut passages: Passages,

@@ -1,6 +1,6 @@
-// A Llama-style language model, written once. Whoever includes this file says which `nn`, `attention`, `SwiGlu` and `SwiGluConfig`
-// it is made of, and has `next_token_loss(head, x, next)`, the mean cross entropy of the outputs of the head, and
-// `run_block(block, x, rotary)`, which is `block.forward(x, rotary)` in some way.
+// A Llama-style language model, written once. The module that includes this file chooses `nn`, `attention`, `SwiGlu` and `SwiGluConfig`.
+// It provides `next_token_loss(head, x, next)`, the mean cross entropy of the outputs of the head, and `run_block(block, x, rotary)`,
+// which runs `block.forward(x, rotary)` directly or, for example, in a checkpointed segment.
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
 use nn::{
@@ -59,7 +59,7 @@ impl Block {
         }
     }
 
-    /// The output is the sum of both, which is made outside: a product at the end of a segment need not be computed again.
+    /// The output of the block is the sum of both. The caller adds them, because a product at the end of a segment is not recomputed.
     fn forward(&self, x: Tensor<3>, rotary: &RotaryEncoding) -> [Tensor<3>; 2] {
         let x = x.clone() + self.attention.forward(self.attention_norm.forward(x), rotary);
         let y = self.down.forward(self.gate.forward(self.feed_forward_norm.forward(x.clone())));
@@ -67,7 +67,7 @@ impl Block {
     }
 }
 
-/// The language model; its head is not tied to its embedding.
+/// The language model. Its head is not tied to its embedding.
 #[derive(Module, Debug)]
 pub struct Llama {
     embedding: Embedding,

@@ -1,9 +1,9 @@
-//! The texts of this repository, as numbers.
+//! The texts of this repository as tokens, one for each character.
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use std::collections::BTreeSet;
 
-/// What the model learns first: how this repository is described.
+/// What the model learns first: the documents of this repository.
 pub const PRETRAIN: &str = concat!(
     include_str!("../../README.md"),
     include_str!("../../CONTRIBUTING.md"),
@@ -13,7 +13,7 @@ pub const PRETRAIN: &str = concat!(
 /// What it is fine-tuned to: legal prose.
 pub const FINETUNE: &str = include_str!("../../LICENSE-APACHE");
 
-/// Batches of tokens `[batch, length]` and of those that follow them.
+/// A batch of tokens `[batch, length]`, and of the tokens that follow them.
 pub type Batch = (Tensor<2, Int>, Tensor<2, Int>);
 
 /// All characters of both texts, in order.
@@ -29,7 +29,7 @@ impl Vocabulary {
         self.0.len()
     }
 
-    /// The characters that it has; others are left out.
+    /// The tokens of a text. Characters that are not in the vocabulary are left out.
     pub fn tokens(&self, text: &str) -> Vec<i64> {
         text.chars().filter_map(|c| self.0.binary_search(&c).ok()).map(|token| token as i64).collect()
     }
@@ -47,7 +47,7 @@ pub struct Passages {
 }
 
 impl Passages {
-    /// `shape`: of a batch, `[batch, length]`.
+    /// `shape` is that of a batch, `[batch, length]`.
     pub fn new(tokens: Vec<i64>, shape: [usize; 2], seed: u64) -> Result<Self, String> {
         let [_, length] = shape;
         if tokens.len() <= length {

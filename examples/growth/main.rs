@@ -1,13 +1,13 @@
-//! Trains the language model of <https://github.com/tracel-ai/burn/issues/5212> with Burn's layers and with ours, each in a process
-//! of its own, and shows how the memory of the device grows: what is in use after a step, and what the pool has reserved.
+//! Trains the language model of <https://github.com/tracel-ai/burn/issues/5212> with Burn's layers and with ours, each in a process of
+//! its own, and shows how device memory grows: the bytes in use after each step, and those that the pool has reserved.
 //!
 //! ```sh
 //! cargo run --release --no-default-features --features wgpu --example growth -- --plot growth.svg
 //! cargo run --release --no-default-features --features cuda --example growth -- --size 50m --steps 300
 //! ```
 //!
-//! Steps differ in length with `--varying`, as sentences do. With `--loaders n` batches are made on threads that come and go, as
-//! those of Burn's data loader: CubeCL gives every thread a stream with memory pools of its own.
+//! With `--varying`, steps differ in length, as sentences do. With `--loaders n`, short-lived threads make the batches, as in Burn's
+//! data loader: CubeCL gives every thread a stream with memory pools of its own.
 #![recursion_limit = "256"]
 use burn::module::Module;
 use burn::optim::{AdamConfig, GradientsParams};
@@ -32,28 +32,28 @@ mod text;
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 
-/// Trains a language model with Burn's layers and with ours, and shows how the memory of the device grows.
+/// Trains a language model with Burn's layers and with ours, and shows how device memory grows.
 #[derive(Parser)]
 struct Args {
-    /// Of the model.
+    /// The size of the model.
     #[arg(long, value_enum, default_value_t = ModelSize::Small)]
     size: ModelSize,
-    /// Steps of either training.
+    /// Steps of each training.
     #[arg(long, default_value_t = 60)]
     steps: usize,
-    /// Passages per step; by default those of the size.
+    /// Passages per step; the default depends on the size.
     #[arg(long)]
     batch_size: Option<usize>,
-    /// Tokens of a passage; by default those of the size.
+    /// Tokens of a passage; the default depends on the size.
     #[arg(long)]
     length: Option<usize>,
-    /// Every step has passages of another length, from half the length on.
+    /// Draws the length of passages anew for every step, from half the length on.
     #[arg(long)]
     varying: bool,
-    /// Makes batches on this many threads, new ones for every eight steps; 0: on the main thread.
+    /// Makes batches on this many threads, which are new for every eight steps; 0 uses the main thread.
     #[arg(long, default_value_t = 0)]
     loaders: usize,
-    /// Of weights and passages.
+    /// The seed of weights and passages.
     #[arg(long, default_value_t = 42)]
     seed: u64,
     /// Writes a picture of the memory over the steps to this file (SVG).
@@ -62,7 +62,7 @@ struct Args {
     /// Writes all steps to this file.
     #[arg(long)]
     csv: Option<PathBuf>,
-    /// Trains only this side, and prints its steps: what the program starts itself with.
+    /// Trains only this side and prints its steps; the program starts itself with this.
     #[arg(long, value_enum, hide = true)]
     side: Option<Side>,
 }
@@ -86,7 +86,7 @@ enum Side {
     Ours,
 }
 
-/// Of a model.
+/// The size of a model.
 struct Size {
     vocabulary: usize,
     width: usize,
@@ -96,7 +96,7 @@ struct Size {
     length: usize,
 }
 
-/// A model that says which token comes next.
+/// A model that predicts the next token.
 trait LanguageModel: Module {
     fn new(size: &Size, device: &Device) -> Self;
     /// The mean cross entropy of the tokens that follow.
@@ -124,7 +124,7 @@ mod memsave {
     }
 }
 
-/// After a step.
+/// What is measured after a step.
 #[derive(Clone, Serialize, Deserialize)]
 struct Step {
     side: Side,
@@ -197,7 +197,7 @@ fn named(path: &Path, error: impl std::fmt::Display) -> String {
     format!("{}: {error}", path.display())
 }
 
-/// The steps of one side, trained by this program in a process of its own: what a pool has reserved stays with the process.
+/// The steps of one side, trained by this program in a process of its own, because a process keeps what its pool has reserved.
 fn side(side: Side, steps: usize) -> Result<Vec<Step>, Box<dyn Error>> {
     let name = format!("{side:?}").to_lowercase();
     let mut child = Command::new(std::env::current_exe()?)
@@ -323,7 +323,7 @@ fn plot(path: &Path, steps: &[Step]) -> Result<(), Box<dyn Error>> {
         .y_label_area_size(70)
         .build_cartesian_2d(0..last.max(1), 0.0..most * 1.1)?;
     chart.configure_mesh().x_desc("step").y_desc("MiB").label_style(("sans-serif", 14)).draw()?;
-    // Colours that differ in grey, too.
+    // These colors also differ in grayscale.
     let (burn, ours) = (RGBColor(213, 94, 0), RGBColor(0, 60, 120));
     type Line = (Side, fn(&Step) -> u64, &'static str, RGBColor, u32);
     let lines: [Line; 4] = [

@@ -1,5 +1,5 @@
 // The language model of <https://github.com/tracel-ai/burn/issues/5212>: embeddings of tokens and positions, Burn's transformer
-// encoder with a causal mask, a dense layer. Whoever includes this file says which `nn` it is made of, and has
+// encoder with a causal mask, and a dense layer. The module that includes this file chooses `nn` and provides
 // `next_token_loss(head, x, next)`.
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -7,7 +7,7 @@ use nn::attention::generate_autoregressive_mask;
 use nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
 use nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 
-/// See above.
+/// The language model.
 #[derive(Module, Debug)]
 pub struct Model {
     tokens: Embedding,

@@ -1,4 +1,4 @@
-//! A BERT encoder after <https://arxiv.org/abs/1810.04805>, and where its weights are in the checkpoints of Hugging Face.
+//! A BERT encoder (<https://arxiv.org/abs/1810.04805>), and the names of its weights in Hugging Face checkpoints.
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::lazy::{LazyError, WeightFile};
@@ -39,7 +39,7 @@ impl BertConfig {
         }
     }
 
-    /// The model, none of whose parameters is in memory yet.
+    /// The model. None of its parameters is in memory yet.
     pub fn init(&self, device: &Device) -> Bert {
         let (width, layers, heads) = (self.hidden_size, self.num_hidden_layers, self.num_attention_heads);
         let embedding = |count| EmbeddingConfig::new(count, width).init(device);
@@ -77,7 +77,7 @@ impl Bert {
     }
 }
 
-/// A checkpoint of Hugging Face, under the names of [`Bert`].
+/// A Hugging Face checkpoint whose tensors have the names of [`Bert`].
 pub fn of_hugging_face(file: WeightFile) -> Result<WeightFile, LazyError> {
     let names = [
         (r"^bert\.", ""),

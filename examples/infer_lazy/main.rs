@@ -1,7 +1,7 @@
-//! Runs a BERT-like encoder of 1.6 GiB with its weights in memory, and with its weights in their file under several budgets.
+//! Runs a BERT-like encoder of 1.6 GiB, with its weights in memory and with its weights in their file under several budgets.
 //!
-//! The file, of random weights, is written once, without ever being in memory. Every run is a process of its own, of one
-//! computing thread; its memory is counted above that of the process before the model is made.
+//! The file has random weights. It is written once, without ever being in memory as a whole. Every run is a process of its own with one
+//! computing thread. Its memory is counted above that of the process before the model is made.
 //!
 //! ```sh
 //! cargo run --release --example infer_lazy                      # the comparison
@@ -41,7 +41,7 @@ struct Args {
     /// Only the runs whose name contains this.
     #[arg(long)]
     only: Option<String>,
-    /// Timed batches of every run, after one that is not; the fastest counts.
+    /// Timed batches of every run, after one that is not timed; the fastest counts.
     #[arg(long, default_value_t = 7)]
     batches: usize,
     /// Sequences of a batch.
@@ -50,13 +50,13 @@ struct Args {
     /// Tokens of a sequence.
     #[arg(long, default_value_t = 128)]
     length: usize,
-    /// Where the file of random weights is, or is written.
+    /// The file of random weights, which is written if it is missing.
     #[arg(long, default_value = "target/infer_lazy.bpk")]
     weights: PathBuf,
     /// The layers of the random model.
     #[arg(long, default_value_t = 24)]
     layers: usize,
-    /// One run, by its number, in this process.
+    /// Does one run, by its number, in this process.
     #[arg(long, hide = true)]
     run: Option<usize>,
 }
@@ -85,7 +85,7 @@ fn runs() -> Vec<Run> {
     ]
 }
 
-/// What a run measured; bytes above those of the idle process.
+/// What a run measured, in bytes above those of the idle process.
 #[derive(Serialize, Deserialize)]
 struct Outcome {
     building: Option<u64>,
@@ -113,7 +113,7 @@ fn config(args: &Args) -> BertConfig {
     BertConfig { num_hidden_layers: args.layers, ..BertConfig::large() }
 }
 
-/// Runs everything, each in its own process.
+/// Does all runs, each in a process of its own.
 fn compare(args: &Args) -> Result<(), Box<dyn Error>> {
     if !args.weights.exists() {
         process::write_random_weights(&config(args).init(&Device::flex()), &args.weights)?;
@@ -175,7 +175,7 @@ fn compare(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One run.
+/// Does one run.
 fn measure(args: &Args, run: Run) -> Result<Outcome, Box<dyn Error>> {
     let device = Device::flex();
     let (idle, idle_heap) = (ResidentMemory::of_process(), TrackingAllocator::live());
@@ -209,7 +209,7 @@ fn measure(args: &Args, run: Run) -> Result<Outcome, Box<dyn Error>> {
     })
 }
 
-/// Prints embeddings by a real checkpoint.
+/// Prints embeddings of a real checkpoint.
 fn embed(args: &Args, directory: &Path) -> Result<(), Box<dyn Error>> {
     let config: BertConfig = serde_json::from_str(&std::fs::read_to_string(directory.join("config.json"))?)?;
     let file = of_hugging_face(WeightFile::open(directory)?)?;

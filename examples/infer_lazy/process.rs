@@ -1,4 +1,4 @@
-// What the examples of lazy weights share: a file of random weights, and the memory of the process.
+//! What the examples of lazy weights share: a file of random weights, and processes with limited memory.
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Bytes, DType, Tensor};
 use burn_memsave::measure::{ResidentMemory, mib};
@@ -9,21 +9,21 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// The most memory that this process had in RAM so far, above what it had at some time, where the system says it.
+/// The most memory that this process has had in RAM so far, above that of the `idle` process, if the system reports it.
 pub fn peak_above(idle: Option<ResidentMemory>) -> Option<u64> {
     Some(ResidentMemory::of_process()?.peak.saturating_sub(idle?.live))
 }
 
-/// A number of MiB, if it is known.
+/// Bytes in MiB, or "unknown".
 #[allow(dead_code)] // the paper has other tables
 pub fn mib_or_unknown(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "unknown".into(), mib)
 }
 
-/// Whether the address space of a process can be limited: `ulimit -v` is one of Linux.
+/// Whether the address space of a process can be limited. Only Linux has `ulimit -v`.
 pub const CAN_LIMIT: bool = cfg!(target_os = "linux");
 
-/// This program once more, in a process whose address space is limited to so many bytes.
+/// The command that starts this program again, with at most `limit` bytes of address space.
 ///
 /// # Errors
 ///
@@ -39,7 +39,7 @@ pub fn again(limit: Option<u64>) -> Result<Command, Box<dyn Error>> {
     Ok(shell)
 }
 
-/// Writes random weights for a module that was just initialized, one tensor after the other: neither it nor they are in memory.
+/// Writes random weights for a module that was just initialized, one tensor after the other, so that neither is ever in memory.
 pub fn write_random_weights(module: &impl Module, path: &Path) -> Result<(), Box<dyn Error>> {
     #[derive(Default)]
     struct Tensors {

@@ -1,4 +1,4 @@
-//! A picture of the memory over one step.
+//! Samples the memory over one step, and draws it.
 use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_memsave::measure::{StepInput, TrackingAllocator};
@@ -8,10 +8,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Seconds since the step began, and bytes alive beyond those before it.
+/// Seconds since the step began, and bytes alive beyond those before the step.
 pub type Sample = (f64, f64);
 
-/// Looks at the memory all the time while a forward and backward pass runs.
+/// Samples the memory every 200 microseconds while a forward and backward pass runs.
 pub fn sample<M: Module, I: StepInput>(
     model: &M,
     input: &I,
@@ -56,7 +56,7 @@ pub fn draw(
         .y_label_area_size(70)
         .build_cartesian_2d(0.0..seconds, 0.0..most * 1.1)?;
     chart.configure_mesh().x_desc("seconds").y_desc("MiB").label_style(("sans-serif", 14)).draw()?;
-    // Colours that differ in grey, too.
+    // These colors also differ in grayscale.
     let colours = [RGBColor(213, 94, 0), RGBColor(0, 60, 120)];
     for ((name, samples), colour) in steps.into_iter().zip(colours) {
         let points = samples.iter().map(|&(at, bytes)| (at, mib(bytes)));

@@ -1,11 +1,11 @@
-//! Bytes of a step in Criterion: what an encoder keeps, and its peak, by batch size; Burn's layers beside ours. The second run compares
-//! with the first.
+//! Measures the bytes of a step with Criterion: what an encoder keeps, and its peak, for several batch sizes, with Burn's layers and with
+//! ours. A second run compares with the first.
 //!
 //! ```sh
 //! cargo run --release --example step_bytes
 //! ```
 //!
-//! In a crate of yours this is a file of `benches/`, and `burn-memsave` has the feature `criterion`.
+//! In your crate this would be a file in `benches/`, with the feature `criterion` of `burn-memsave`.
 use burn::tensor::{Device, Distribution, Tensor};
 use burn_memsave::measure::TrackingAllocator;
 use burn_memsave::measure::criterion::{BenchBytes, KeptBytes, PeakBytes};
@@ -18,7 +18,7 @@ static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 const LENGTH: usize = 32;
 const WIDTH: usize = 32;
 
-/// The same model of the layers of either crate.
+/// The same model with the layers of either crate.
 macro_rules! encoder {
     ($($nn:ident)::+) => {{
         use $($nn)::+::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
@@ -28,7 +28,7 @@ macro_rules! encoder {
     }};
 }
 
-/// `of` is the measurement's name, under which Criterion keeps its results.
+/// `of` is the name of the measurement, under which Criterion stores its results.
 fn steps<M: Measurement + 'static>(criterion: &mut Criterion<M>, of: &str)
 where
     for<'a> Bencher<'a, M>: BenchBytes,
@@ -57,7 +57,7 @@ fn peak(criterion: &mut Criterion<PeakBytes>) {
     steps(criterion, "peak");
 }
 
-/// Steps need as many bytes each time: few are enough.
+/// A step needs the same bytes every time, so a few samples are enough.
 fn few<M: Measurement>(measurement: M) -> Criterion<M> {
     Criterion::default().with_measurement(measurement).sample_size(10)
 }

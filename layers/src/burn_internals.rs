@@ -12,7 +12,6 @@
 //! | the whole graph of a loss (`graph`) | `Debug` of a `Checkpointer` | nothing is said of Burn's operations |
 //! | how deep a tensor is in its graph (`depth`) | `Debug` of a `NodeGuard` | a step with updates in the backward pass panics |
 //! | the container of a reparameterization (`REPARAMETERIZATION`) | paths of visitors | adapters of lazy weights have other paths |
-use crate::ops::Graph;
 use burn::backend::{
     Backend,
     autodiff::{
@@ -29,6 +28,7 @@ use burn::tensor::Tensor;
 use core::any::Any;
 use core::fmt::Write;
 use core::str::FromStr;
+use std::collections::BTreeMap;
 
 /// The type name that Burn gives visitors and mappers for the container of a reparameterization.
 pub const REPARAMETERIZATION: &str = "Reparameterization";
@@ -171,6 +171,21 @@ fn beginning(node: &NodeGuard) -> String {
     text.0
 }
 
+/// The tensors of a graph that are tracked, by their nodes.
+///
+/// Burn tells no more than this: neither shapes, nor (with one exception) which operations they are computed by. The list of steps is
+/// private, and a step is shown to nobody.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    /// What each is computed from; of a leaf, nothing.
+    pub parents: BTreeMap<NodeId, Vec<NodeId>>,
+    /// How often the backward pass asks for a tensor. (What an operation keeps itself, such as a mask, is not shown.)
+    pub kept: BTreeMap<NodeId, usize>,
+    /// Burn's operations, such as `Sigmoid`, by their outputs: of those that are computed again in the backward pass, by the strategy
+    /// of `gradient_checkpointing`.
+    pub names: BTreeMap<NodeId, String>,
+}
+
 /// The graph of a backward pass that begins. Values of tensors are not printed: Burn keeps them as `Any`.
 ///
 /// The text is a list of `NodeId { value: 7 }: ` with what follows, for what is kept `Computed { .., n_required: 1 }` or
@@ -310,7 +325,7 @@ mod tests {
 
     #[test]
     fn backward_passes_show_their_graph() {
-        use crate::ops::node_id;
+        use crate::node::node_id;
         let nodes =
             |tensors: [&Tensor<1>; 4]| tensors.map(|tensor| node_id(tensor.clone()).expect("autodiff"));
         let plain = Device::flex().autodiff();

@@ -23,7 +23,7 @@
     allow(unused_variables)
 )]
 
-mod apart;
+mod adapter;
 #[doc(hidden)]
 pub mod backend;
 #[doc(hidden)] // the other crate of this workspace reads it, too
@@ -31,13 +31,15 @@ pub mod burn_internals;
 mod burn_next;
 pub mod frozen;
 pub mod functional;
-pub mod ledger;
+#[doc(hidden)]
+pub mod graph;
 pub mod lora;
 pub mod nn;
 #[doc(hidden)]
+pub mod node;
+#[doc(hidden)]
 pub mod ops;
 pub mod saved;
-#[doc(hidden)] // `burn_memsave::measure` shows what it sees
-pub mod watch;
 
-pub use apart::apart;
+#[doc(inline)]
+pub use graph::{apart, ledger};

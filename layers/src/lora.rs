@@ -40,13 +40,14 @@
 //! let (merged, adapted) = (merged.forward(x.inner()).into_data(), y.inner().into_data());
 //! merged.assert_approx_eq::<f32>(&adapted, Tolerance::default());
 //! ```
+pub use crate::adapter::DoraAdapter;
+use crate::adapter::dense;
 use crate::burn_internals::REPARAMETERIZATION;
 use crate::frozen::{LazyWeight, is_offered_later, weight_and_adapter};
-use crate::functional;
 use burn::module::{
     Lora, LoraAdapter, Module, ModuleMapper, Param, ParamGroup, Reparameterization, Reparameterizer,
 };
-use burn::tensor::{DType, Distribution, FloatDType, Tensor};
+use burn::tensor::{Distribution, Tensor};
 
 /// The group of the factors `a` of all adapters: those that an adapted dense layer or embedding applies first.
 ///
@@ -253,52 +254,6 @@ impl Dora {
     pub fn new(lora: Lora) -> Self {
         Self(lora)
     }
-}
-
-/// The adapter that [`Dora`] attaches.
-#[derive(Module, Debug)]
-pub struct DoraAdapter {
-    /// The factors `a` `[d_input, rank]` and `b` `[rank, d_output]`.
-    pub lora: LoraAdapter,
-    /// The norm of each column of the effective weight, `[d_output]` (trainable). Without elements, `[0]`, the effective weight is
-    /// `v`, with the norms that it has: see [`without_adapters`].
-    pub magnitude: Param<Tensor<1>>,
-}
-
-impl DoraAdapter {
-    /// For a weight `[d_input, d_output]`, with the magnitude that it has with these factors.
-    pub fn new(weight: Tensor<2>, lora: LoraAdapter) -> Self {
-        let dtype = FloatDType::from(lora.a.val().dtype());
-        let norms = functional::column_norms(weight, &lora);
-        let magnitude = Param::from_tensor(norms.cast(dtype));
-        Self { lora, magnitude }
-    }
-
-    /// Whether it has one: that of a model [without its adapters](without_adapters) has not.
-    pub(crate) fn has_magnitude(&self) -> bool {
-        self.magnitude.val().dims() != [0]
-    }
-}
-
-impl Reparameterization for DoraAdapter {
-    const NAME: &'static str = "dora";
-
-    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        if !self.has_magnitude() {
-            return self.lora.apply(base);
-        }
-        let [rows, columns] = [self.lora.a.dims()[0], self.lora.b.dims()[1]];
-        let norms = functional::column_norms(dense(base.clone()).reshape([rows, columns]), &self.lora);
-        let v = self.lora.apply(base);
-        let (dtype, mut row) = (v.dtype(), [1; D]);
-        row[D - 1] = columns;
-        let factor = self.magnitude.val().cast(FloatDType::from(norms.dtype())) / norms;
-        v * factor.cast(dtype).reshape(row)
-    }
-}
-
-fn dense<const D: usize>(weight: Tensor<D>) -> Tensor<D> {
-    if matches!(weight.dtype(), DType::QFloat(_)) { weight.dequantize() } else { weight }
 }
 
 impl Reparameterizer for Dora {

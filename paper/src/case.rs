@@ -1,14 +1,15 @@
+//! The cases in which models are measured: what requires a gradient, and which statistics batch norms use.
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup};
 use burn::tensor::Tensor;
 
-/// What requires a gradient: as in the tables of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406), and the last quarter.
+/// What requires a gradient: the choices of the tables in [arXiv 2404.12406](https://arxiv.org/abs/2404.12406), and the last quarter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tracked {
     /// All parameters.
     All,
     /// The input only.
     Input,
-    /// The parameters of convolutions over images, or over more axes.
+    /// The parameters of convolutions over two or more axes.
     Conv,
     /// The parameters of norm layers.
     Norm,
@@ -45,21 +46,21 @@ impl Tracked {
     }
 }
 
-/// What batch norms normalize with.
+/// The statistics that batch norms normalize with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Statistics {
-    /// The statistics of the batch, which they then add to the running ones.
+    /// The statistics of the batch, which also update the running ones.
     Batch,
-    /// The running ones, which stay as they are.
+    /// The running statistics, which do not change.
     Running,
 }
 
-/// What requires a gradient, and what batch norms normalize with.
+/// What requires a gradient, and the statistics that batch norms normalize with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// What requires a gradient.
     pub tracked: Tracked,
-    /// What batch norms normalize with.
+    /// The statistics that batch norms normalize with.
     pub statistics: Statistics,
 }
 
@@ -89,7 +90,7 @@ impl Case {
         self.named(self.tracked.name(), "batch norm on running statistics")
     }
 
-    /// The name where there is less room.
+    /// A shorter name.
     pub fn short_name(self) -> String {
         self.named(self.tracked.short_name(), "running statistics")
     }
@@ -106,9 +107,9 @@ impl Case {
         self.tracked == Tracked::Input
     }
 
-    /// Sets which parameters require gradients, and what batch norms normalize with. A quarter of a residual network is one of its
-    /// four stages, with what is before the first or after the last; of any other module a quarter of the layers that have
-    /// parameters, in the order of its fields.
+    /// Sets which parameters require gradients, and the statistics that batch norms normalize with. In a residual network, a quarter
+    /// is the first of its four stages and everything before it, or the last and everything after it. In any other module, it is a
+    /// quarter of the layers that have parameters, in the order of the fields.
     pub fn prepare<M: Module>(self, model: M) -> M {
         let layers = layers(&model);
         let quarter_of = layers.len().div_ceil(4);
@@ -125,7 +126,7 @@ impl Case {
                 quarter(&layers, ["layer4.", "head."], &layers[layers.len() - quarter_of..])
             }
         };
-        // What is frozen keeps its running statistics, also when its parameters require gradients again.
+        // A frozen module keeps its running statistics, even if its parameters require gradients again.
         let model = match self.statistics {
             Statistics::Batch => model.no_grad(),
             Statistics::Running => model.freeze(),
@@ -134,7 +135,7 @@ impl Case {
     }
 }
 
-/// What has parameters of its own: its path, and theirs.
+/// A module with parameters of its own: its path and theirs.
 struct Layer {
     path: String,
     parameters: Vec<String>,
@@ -142,7 +143,7 @@ struct Layer {
     is_convolution: bool,
 }
 
-/// The parameters of these layers; of a residual network those whose paths begin so.
+/// The parameters of these layers; in a residual network, those whose paths begin with one of `of_residual`.
 fn quarter(all: &[Layer], of_residual: [&str; 2], layers: &[Layer]) -> ParamGroup {
     let parameters = |layers: &[Layer]| -> Vec<String> {
         layers.iter().flat_map(|layer| layer.parameters.iter().cloned()).collect()

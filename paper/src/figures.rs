@@ -1,7 +1,7 @@
-//! Figures of lines or bars, as SVG and PNG.
+//! Figures with lines or bars, as SVG and PNG.
 //!
-//! What is Burn's is orange, dashed and hollow, what is ours blue, solid and filled, so that they differ in grey, too. Where both are the
-//! same, the dashes lie on the line. What others measured are single hollow points in grey.
+//! Burn is drawn orange, dashed and hollow, and ours blue, solid and filled, so that they also differ without colors. Where both are equal,
+//! the dashes lie on the line. Measurements of other frameworks are single hollow points in gray.
 use plotters::backend::BitMapBackend;
 use plotters::chart::{ChartBuilder, ChartContext};
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
@@ -16,10 +16,10 @@ use std::path::Path;
 
 /// A figure of one or more panels with one legend.
 pub struct Figure {
-    /// Of its files.
+    /// The name of its files.
     pub name: String,
     pub title: String,
-    /// Panels beside each other.
+    /// How many panels stand side by side.
     pub columns: usize,
     pub panels: Vec<Panel>,
 }
@@ -30,11 +30,11 @@ pub struct Panel {
     pub x: Axis,
     pub y: Axis,
     pub series: Vec<Series>,
-    /// The names of the numbers 0, 1, ... on the x axis, whose points are bars then.
+    /// If there are any, points are drawn as bars: the names of the numbers 0, 1, ... on the x axis.
     pub bars: Vec<String>,
 }
 
-/// What is on an axis, with its unit.
+/// An axis and its label, with a unit.
 #[derive(Clone)]
 pub struct Axis {
     pub label: String,
@@ -43,9 +43,9 @@ pub struct Axis {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Scale {
-    /// From zero.
+    /// Linear, from zero.
     Linear,
-    /// Each tick twice the one before, or ten times; a short axis has more of the latter (see [`ticks`]).
+    /// Logarithmic: each tick is this many times (2 or 10) the one before. A short axis of base 10 has more (see [`ticks`]).
     Log(u8),
 }
 
@@ -78,11 +78,11 @@ pub struct Style {
 pub enum Whose {
     Burn,
     Ours,
-    /// Of a formula or a prediction: no points, a wide pale line below the others.
+    /// A formula or a prediction: a wide pale line below the others, without points.
     Formula,
-    /// What must not be exceeded: no points, a thin line.
+    /// What must not be exceeded: a thin line without points.
     Limit,
-    /// Of another framework: points without a line.
+    /// Another framework: points without a line.
     Peer,
 }
 
@@ -99,7 +99,7 @@ impl Marker {
 }
 
 impl Whose {
-    /// What is drawn first is below the rest.
+    /// The order in which series are drawn, the lowest first.
     const FROM_BELOW: [Self; 5] = [Self::Formula, Self::Limit, Self::Peer, Self::Ours, Self::Burn];
 
     fn colour(self) -> RGBColor {
@@ -117,12 +117,12 @@ impl Whose {
 }
 
 const PANEL: (u32, u32) = (380, 290);
-/// As many as have room beside each other, and below.
+/// How many ticks fit on an axis.
 const MOST_TICKS: usize = 9;
 const LEGEND_ROW: u32 = 24;
 const TITLE: u32 = 40;
 const FONT: &str = "sans-serif";
-/// Pixels of the PNG per one of the SVG.
+/// Pixels of the PNG per pixel of the SVG.
 const SCALE: u32 = 2;
 
 /// Writes `NAME.svg` and `NAME.png`.
@@ -156,7 +156,7 @@ pub fn write(figure: &Figure, directory: &Path) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The series of all panels, each style and name once.
+/// The series of all panels, each pair of name and style once.
 fn legend(figure: &Figure) -> Vec<(String, Style)> {
     let mut entries: Vec<(String, Style)> = vec![];
     for series in figure.panels.iter().flat_map(|panel| &panel.series) {
@@ -172,7 +172,7 @@ fn rows(count: usize, columns: usize) -> u32 {
     count.div_ceil(columns.max(1)) as u32
 }
 
-/// As many entries of the legend beside each other.
+/// How many entries of the legend stand side by side.
 fn legend_columns(figure: &Figure) -> usize {
     (columns(figure) as usize * PANEL.0 as usize / 250).max(1)
 }
@@ -239,7 +239,7 @@ fn stroke(whose: Whose, scale: u32) -> ShapeStyle {
     whose.colour().stroke_width(width * scale)
 }
 
-/// A horizontal line, or the dashes of it, if there are any.
+/// A horizontal line as one piece or as dashes; none for points without a line.
 fn dashes(whose: Whose, from: i32, to: i32, scale: i32) -> Vec<[i32; 2]> {
     let (dash, gap) = (6 * scale, 4 * scale);
     match whose {
@@ -259,7 +259,7 @@ fn mark<DB: DrawingBackend>(
 ) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
     let (colour, size) = (style.whose.colour(), 4 * scale as i32);
     let [fill, line] = [colour.filled(), colour.stroke_width(scale)];
-    // Hollow: the line below does not show.
+    // A hollow marker hides the line below it.
     let ours = style.whose == Whose::Ours;
     let inner = if ours { fill } else { WHITE.filled() };
     let square = |size: i32| [(at.0 - size, at.1 - size), (at.0 + size, at.1 + size)];
@@ -281,14 +281,14 @@ fn mark<DB: DrawingBackend>(
     }
 }
 
-/// From the least to the most of the values, as the scale asks for.
+/// The range of an axis that holds all values.
 fn range(values: impl Iterator<Item = f64> + Clone, scale: Scale, room: f64) -> std::ops::Range<f64> {
     let most = values.clone().fold(f64::MIN, f64::max).max(f64::MIN_POSITIVE);
     match scale {
         Scale::Linear => 0.0..if most > 1e-9 { most * room } else { 1.0 },
         Scale::Log(base) => {
             let least = values.filter(|&value| value > 0.0).fold(most, f64::min);
-            // Of less than two decades no half of one is left empty.
+            // Below two decades, half a decade would leave too much of the axis empty.
             let base = if most < 100.0 * least { 2.0 } else { f64::from(base) };
             let step = |value: f64, round: fn(f64) -> f64| base.powf(round(value.log(base) * 2.0) / 2.0);
             let (low, high) = (step(least, f64::floor), step(most, f64::ceil));
@@ -297,7 +297,7 @@ fn range(values: impl Iterator<Item = f64> + Clone, scale: Scale, room: f64) -> 
     }
 }
 
-/// Where a logarithmic axis has ticks: at powers of the base; of less than two decades at 1, 2 and 5 in each.
+/// The ticks of a logarithmic axis: powers of the base, and for less than two decades of base 10 also 2 and 5 times these.
 fn ticks(range: &std::ops::Range<f64>, base: u8) -> Vec<f64> {
     let is_short = base == 10 && range.end < 100.0 * range.start;
     let of_power: &[f64] = if is_short { &[1.0, 2.0, 5.0] } else { &[1.0] };
@@ -413,7 +413,7 @@ where
     Ok(())
 }
 
-/// The lines from point to point, or the dashes of them.
+/// The lines from point to point, or their dashes.
 fn along(points: &[(i32, i32)], whose: Whose, scale: u32) -> Vec<[(i32, i32); 2]> {
     let mut lines = vec![];
     for pair in points.windows(2) {

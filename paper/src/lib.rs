@@ -1,4 +1,4 @@
-//! Models of the papers behind burn-memsave, each written once and compiled for both namespaces.
+//! The models of the experiments, each written once and compiled twice: with Burn's layers and with burn-memsave's.
 #![deny(missing_docs)]
 #![recursion_limit = "256"]
 

@@ -1,10 +1,10 @@
-//! The experiments behind the tables and figures of `paper/README.md` and `paper/RESULTS.md`, in one command.
+//! The command that runs the experiments behind `paper/README.md` and `paper/RESULTS.md` and makes their tables and figures.
 //!
 //! ```sh
 //! cargo run --release -p burn-memsave-paper -- all          # everything, at the usual sizes
 //! cargo run --release -p burn-memsave-paper -- layers       # one experiment
 //! cargo run --release -p burn-memsave-paper -- all --quick  # everything, small, into target/paper-quick
-//! cargo run --release -p burn-memsave-paper -- render       # tables, figures and texts from the results that are there
+//! cargo run --release -p burn-memsave-paper -- render       # tables, figures and texts from existing results
 //! ```
 #![recursion_limit = "256"]
 use burn_memsave::measure::TrackingAllocator;
@@ -20,32 +20,32 @@ mod table;
 #[global_allocator]
 static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 
-/// Runs the experiments of the paper, and makes its tables and figures.
+/// Runs the experiments of the paper and makes its tables and figures.
 #[derive(Parser)]
 #[command(name = "burn-memsave-paper")]
 struct Args {
-    /// Experiments (--list names them), `all`, or `render`: tables and figures of the results that are there.
+    /// Experiments to run (--list names them), or `all`; `render` only makes tables and figures from existing results.
     #[arg(required_unless_present_any = ["list", "child"])]
     names: Vec<String>,
-    /// Small sizes, whose times mean nothing: to see that everything runs. Written to target/paper-quick.
+    /// Small sizes, to check that everything runs; their times mean nothing. Writes to target/paper-quick.
     #[arg(long, conflicts_with = "full")]
     quick: bool,
     /// More and larger models.
     #[arg(long)]
     full: bool,
-    /// Where tensors are.
+    /// The device of the tensors.
     #[arg(long, value_enum, default_value_t)]
     device: experiments::DeviceName,
-    /// Runs what has results already, too.
+    /// Also runs what already has results.
     #[arg(long)]
     again: bool,
-    /// Names the experiments, and what they are.
+    /// Lists the experiments, each with a description.
     #[arg(long)]
     list: bool,
     /// The directory of `README.md`, `RESULTS.md`, `results` and `figures`.
     #[arg(long)]
     output: Option<PathBuf>,
-    /// A measurement that needs a process of its own, as JSON.
+    /// Runs one measurement, given as JSON, in this process.
     #[arg(long, hide = true)]
     child: Option<String>,
 }

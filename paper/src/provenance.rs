@@ -1,48 +1,48 @@
-//! Where results come from: the machine, the day, the source and its versions.
+//! Where results come from: the machine, the date, the source and its versions.
 use serde::{Deserialize, Serialize};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What results depend on, besides settings and source.
+/// The machine that results were measured on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// The name of its processor.
     pub cpu: String,
-    /// Threads that run at one time.
+    /// How many threads run at the same time.
     pub cores: usize,
-    /// Of the whole machine.
+    /// The memory of the whole machine.
     pub memory_bytes: u64,
     /// Operating system and architecture.
     pub system: String,
 }
 
-/// What was compiled.
+/// The versions that were compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versions {
-    /// By the lock file.
+    /// The version in the lock file.
     pub burn: String,
-    /// This workspace's.
+    /// The version of this workspace.
     pub burn_memsave: String,
-    /// The compiler of now.
+    /// The current compiler.
     pub rustc: String,
 }
 
-/// What is read here, on Linux; elsewhere less is known.
+/// The value of a line of a file under `/proc`. These files exist only on Linux; elsewhere less is known.
 fn line_of(path: &str, name: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with(name))?;
     Some(line.split_once(':')?.1.trim().to_string())
 }
 
-/// Bytes of this machine's memory by the name of a line, where it says so.
+/// The bytes that a line of `/proc/meminfo` states; 0 if there is no such line.
 fn memory(name: &str) -> u64 {
     let kibibytes = line_of("/proc/meminfo", name);
     let kibibytes = kibibytes.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
     kibibytes.unwrap_or(0) << 10
 }
 
-/// Bytes of memory that are free on this machine, where it says so.
+/// Bytes of free memory on this machine; 0 if they are unknown.
 pub fn available_bytes() -> u64 {
     memory("MemAvailable")
 }
@@ -57,7 +57,7 @@ pub fn machine() -> Machine {
     }
 }
 
-/// The versions of now.
+/// The current versions.
 pub fn versions() -> Versions {
     Versions {
         burn: locked(include_str!("../../Cargo.lock"), "burn").unwrap_or("unknown").into(),
@@ -81,7 +81,7 @@ fn output(program: &str, arguments: &[&str]) -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
 }
 
-/// What the results depend on in the repository.
+/// The paths in the repository that results depend on.
 const SOURCE: [&str; 10] = [
     "Cargo.toml",
     "Cargo.lock",
@@ -94,16 +94,16 @@ const SOURCE: [&str; 10] = [
     "paper/src/vision",
     "paper/src/text",
 ];
-/// And in the experiments themselves: not what only draws.
+/// Those of the experiments themselves, without the code that only draws.
 const EXPERIMENTS: [&str; 2] = ["paper/src/experiments", "paper/src/case.rs"];
 
-/// The last commit that changed the source; with `+` and a number that stands for them, if there are changes since then.
+/// The last commit that changed the source, followed by `+` and a hash of the uncommitted changes, if there are any.
 /// `None` without git.
 pub fn source() -> Option<String> {
     source_with(&[])
 }
 
-/// The same, if results depend on more.
+/// The same for results that also depend on the paths `more`.
 pub fn source_with(more: &[&str]) -> Option<String> {
     let paths = || SOURCE.into_iter().chain(EXPERIMENTS).chain(more.iter().copied());
     let git = |arguments: &[&str]| {

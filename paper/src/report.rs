@@ -1,20 +1,20 @@
-//! Tables of measurements.
+//! Reports of measured steps, as a table and as JSON.
 use burn_memsave::measure::{Measurement, mib};
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use std::{fs, path::Path};
 
-/// Steps of training, Burn's layers beside ours.
+/// Measured training steps, Burn's layers beside ours.
 #[derive(Debug, Default)]
 pub struct Report(Vec<(String, [Measurement; 2])>);
 
 impl Report {
-    /// Adds a row: of Burn's layers, and of ours.
+    /// Adds a row: the measurement of Burn's layers, and that of ours.
     pub fn add(&mut self, case: impl Into<String>, measurements: [Measurement; 2]) {
         self.0.push((case.into(), measurements));
     }
 
-    /// As a table in Markdown.
+    /// The report as a Markdown table.
     pub fn table(&self) -> Table {
         let mut table = Table::new();
         table.load_preset(presets::ASCII_MARKDOWN).set_header([
@@ -47,7 +47,7 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// If the file cannot be written; names it.
+    /// If the file cannot be written. The error names it.
     pub fn write(&self, path: &Path) -> Result<(), String> {
         let rows =
             self.0.iter().map(|(case, [burn, ours])| json!({ "case": case, "burn": burn, "ours": ours }));

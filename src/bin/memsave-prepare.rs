@@ -1,4 +1,4 @@
-//! Writes a checkpoint into one file that lazy weights are read from fast. See `burn_memsave::lazy::prepare`.
+//! `memsave-prepare`: rewrites a checkpoint as one file that is fast to read lazily. See `burn_memsave::lazy::prepare`.
 use burn::tensor::DType;
 use burn_memsave::lazy::{PrepareOptions, WeightFile, prepare};
 use burn_memsave::measure::human_bytes;
@@ -8,8 +8,8 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Writes a checkpoint (safetensors, sharded or not, burnpack, PyTorch) into one burnpack: aligned, in the order of names (numbers
-/// as such), converted. One tensor is in memory at a time; the destination appears when it is complete.
+/// Rewrites a checkpoint (safetensors, sharded or not; burnpack; PyTorch) as one burnpack: aligned, converted as asked, and sorted by name,
+/// with numbers by value. One tensor is in memory at a time. The destination appears when it is complete.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -17,10 +17,10 @@ struct Args {
     source: PathBuf,
     /// The file to write.
     destination: PathBuf,
-    /// The dtype of floats of two axes and more. Default: that of the source.
+    /// The dtype of float tensors with two or more axes. Default: that of the source.
     #[arg(long, value_enum)]
     dtype: Option<Stored>,
-    /// Renames tensors: matches of a regular expression become a text, which may refer to groups as $1. Can be repeated.
+    /// Renames tensors: replaces matches of the regular expression FROM by TO, which may refer to groups as $1. Can be repeated.
     #[arg(long, num_args = 2, value_names = ["FROM", "TO"])]
     rename: Vec<String>,
 }
@@ -31,7 +31,7 @@ enum Stored {
     F32,
     F16,
     Bf16,
-    /// Approximately: eight bits per weight, one scale for every 32.
+    /// Approximate: eight bits per weight, one scale for every 32.
     Int8,
 }
 

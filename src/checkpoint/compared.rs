@@ -1,13 +1,13 @@
-//! Whether what is computed again is what it was.
+//! Checks that a recomputed segment gives the same outputs as the first time.
 use burn::tensor::{DType, Shape, Slice, Tensor, TensorData, kind::Basic};
 use std::any::TypeId;
 use std::collections::{HashMap, HashSet};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// What every tensor in the output is known by.
+/// What is remembered of every tensor in the output.
 pub(super) type Samples = Vec<Sample>;
 
-/// A tensor, in short.
+/// What is remembered of a tensor, to compare it.
 pub(super) struct Sample {
     shape: Shape,
     dtype: DType,
@@ -27,7 +27,7 @@ impl Sample {
 
     /// # Panics
     ///
-    /// Panics if output `number` of `name`, computed again, is another.
+    /// Panics if output `number` of `name` differs after recomputation.
     pub(super) fn check(self, now: Self, number: usize, name: &str) {
         let Self { shape, dtype, values } = self;
         assert!(
@@ -59,8 +59,7 @@ pub(super) fn sample<const D: usize>(tensor: &Tensor<D>) -> TensorData {
     some.into_data()
 }
 
-/// Whether two samples, of one shape and dtype, are those of one computation, but for rounding: sums may be made in another order
-/// the second time.
+/// Whether two samples of the same shape and dtype are equal up to rounding: sums may be computed in another order the second time.
 fn is_same(now: &TensorData, before: &TensorData) -> bool {
     let rounding = if before.dtype().size() < 4 { 1e-2 } else { 1e-5 };
     let scale = before.iter::<f64>().filter(|v| v.is_finite()).fold(0.0, |scale: f64, v| scale.max(v.abs()));
@@ -73,15 +72,15 @@ fn is_same(now: &TensorData, before: &TensorData) -> bool {
 /// How often the outputs of a segment are compared where that takes time.
 pub(super) const CHECKS: usize = 2;
 
-/// How often segments with a module and a function were computed again.
+/// How often segments with one type of module and one function were recomputed.
 #[derive(Default)]
 struct Times {
     with_any: usize,
     with_parameters: HashMap<u64, usize>,
 }
 
-/// How often segments with a module and a function were computed again, with any parameters, and with those of this hash; counts some
-/// more times.
+/// How often segments with one type of module and one function were recomputed, with any parameters and with those of this hash. Adds
+/// `more` to both first.
 pub(super) fn times<F: 'static>(parameters: u64, more: usize) -> [usize; 2] {
     static TIMES: LazyLock<Mutex<HashMap<TypeId, Times>>> = LazyLock::new(Mutex::default);
     let mut times = TIMES.lock().unwrap_or_else(PoisonError::into_inner); // counts are whole
@@ -93,20 +92,20 @@ pub(super) fn times<F: 'static>(parameters: u64, more: usize) -> [usize; 2] {
     [*with_any, *with_these]
 }
 
-/// Of how many parameters something is remembered for a module and a function: what is remembered must not grow where every step has
+/// How many sets of parameters are remembered for a type of module and a function. Without a limit, memory would grow if every step had
 /// parameters of its own.
 const MOST: usize = 1000;
 
-/// The hashes of the parameters with which segments with a module and a function were searched for captured tensors.
+/// By type of module and function: the hashes of the parameters with which segments were searched for captured tensors.
 static SEARCHED: LazyLock<Mutex<HashMap<TypeId, HashSet<u64>>>> = LazyLock::new(Mutex::default);
 
-/// Whether segments with a module and a function are to be searched. A thousand of them are.
+/// Whether segments with these parameters are still to be searched. Up to a thousand sets of parameters are.
 pub(super) fn is_new<F: 'static>(parameters: u64) -> bool {
     let searched = SEARCHED.lock().unwrap_or_else(PoisonError::into_inner); // every statement leaves it whole
     searched.get(&TypeId::of::<F>()).is_none_or(|found| found.len() < MOST && !found.contains(&parameters))
 }
 
-/// Nothing was found in them.
+/// Remembers that nothing was found with these parameters.
 pub(super) fn is_searched<F: 'static>(parameters: u64) {
     let mut searched = SEARCHED.lock().unwrap_or_else(PoisonError::into_inner); // every statement leaves it whole
     searched.entry(TypeId::of::<F>()).or_default().insert(parameters);

@@ -1,4 +1,4 @@
-//! Modules that are computed again, and sequences of them.
+//! Modules that are recomputed, and sequences of them.
 use super::{Tensors, checkpoint};
 use burn::module::{
     Content, Devices, DisplaySettings, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper,
@@ -7,8 +7,8 @@ use burn::module::{
 use burn::tensor::Device;
 use std::ops::{Deref, DerefMut};
 
-/// A module that is computed again in the backward pass. Its record is that of the module inside, so that it can take the place of
-/// it in a model whose weights exist.
+/// A module that is recomputed in the backward pass. Its record is that of the module inside, so it can take the place of that module in a
+/// model that has been trained without it.
 ///
 /// ```
 /// use burn::module::Module;
@@ -43,7 +43,7 @@ impl<M: Module + 'static> Checkpointed<M> {
         Self(module)
     }
 
-    /// `forward` of the module, as a [checkpointed segment](checkpoint).
+    /// Runs `forward` of the module as a [checkpointed segment](checkpoint).
     pub fn run<I, O, F>(&self, input: I, forward: F) -> O
     where
         I: Tensors,
@@ -117,8 +117,8 @@ impl<M: ModuleDisplay> ModuleDisplay for Checkpointed<M> {
     }
 }
 
-/// One module after another, in about `sqrt(n)` [segments](checkpoint) of `n` modules: kept are the inputs of the segments, and at
-/// one time what the modules of one segment keep ([arXiv 1604.06174](https://arxiv.org/abs/1604.06174)).
+/// Runs `n` modules one after another, in about `sqrt(n)` [segments](checkpoint). The inputs of the segments are kept, and, for one segment
+/// at a time, what its modules keep ([arXiv 1604.06174](https://arxiv.org/abs/1604.06174)).
 ///
 /// `forward` runs one module. For segments of other lengths, call [`checkpoint`] with a part of the modules, as a vector.
 ///

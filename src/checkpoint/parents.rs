@@ -1,17 +1,21 @@
-//! What a segment has gradients of, as steps of the graph around it.
+//! The parents of a segment: the tracked parameters and inputs that it computes gradients for, as steps of the graph around it.
+//!
+//! Steps are linked by *tokens*, tensors without a value. In the backward pass, the outputs first put their gradients into slots; then the
+//! segment is recomputed, and puts the gradients of its parents into further slots; then the parents take these.
 use super::remembered::Seen;
 use super::tensors::{TensorMapper, untouched};
-use crate::ops::{Replay, SegmentOps, Slots, is_entered, node_id};
 use crate::strategy::with_strategy;
 use burn::backend::Dispatch;
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
+use burn_memsave_layers::graph::{ReplayOnce, SegmentOps, Slots, is_entered};
+use burn_memsave_layers::node::node_id;
 use std::collections::HashMap;
 
-/// The slots of the gradients of parameters. One that is in several places of a module may be one leaf of the graph, or several.
+/// The slots of the gradients of parameters. A parameter in several places of a module may be one leaf of the graph, or several.
 pub(super) type Parameters = HashMap<(ParamId, usize), usize>;
 
-/// What carries no value along a chain of steps.
+/// A token, which links steps of the graph and carries no value.
 pub(crate) fn token(device: &Device) -> Tensor<1> {
     with_strategy(Tensor::zeros([1], &device.clone().without_autodiff()), device)
 }
@@ -19,7 +23,7 @@ pub(crate) fn token(device: &Device) -> Tensor<1> {
 /// Records a step on a token.
 pub(super) type Link = Box<dyn FnOnce(Tensor<1>, Slots, usize) -> Tensor<1>>;
 
-/// One token of all parents, by a tree of steps: Burn walks through graphs recursively.
+/// Joins the tokens of all parents to one, by a tree of steps, since Burn walks through graphs recursively.
 pub(super) fn join(device: &Device, links: Vec<Link>, gradients: &Slots) -> Tensor<1> {
     let link = |(slot, link): (usize, Link)| link(token(device), gradients.clone(), slot);
     let mut tokens: Vec<Tensor<1>> = links.into_iter().enumerate().map(link).collect();
@@ -40,8 +44,8 @@ pub(super) fn link<const D: usize>(parent: Tensor<D>) -> Link {
     })
 }
 
-/// Completes the gradients: what was summed in f32 gets the type of its parameter, what is missing zeros. With any tensor of the
-/// backend.
+/// Completes a gradient: a sum in f32 is cast to the dtype of its parameter, and a missing gradient becomes zeros. The first argument is
+/// any tensor of the backend.
 pub(super) type Finish = Box<dyn FnOnce(&Tensor<1>, &Slots) + Send>;
 
 /// Fills the slot of the gradient of a parent with zeros if there is none, on the parent's device.
@@ -54,28 +58,34 @@ fn fill<const D: usize>(parent: &Tensor<D>, slot: usize) -> Finish {
     })
 }
 
-/// Finds what is tracked.
+/// Finds the tracked parameters and inputs of a segment.
 #[derive(Default)]
 pub(super) struct Parents {
-    /// Of the first one.
+    /// The device of the first one.
     pub(super) device: Option<Device>,
     seen: Seen,
     pub(super) parameters: Parameters,
     pub(super) first_input: usize,
-    /// To make them parents of the segment: parameters, then inputs.
+    /// Steps that make them parents of the segment: parameters, then inputs.
     links: Vec<Link>,
-    /// To keep the inputs.
+    /// Steps that keep the inputs.
     keeps: Vec<Link>,
-    /// Of parameters in half precision.
+    /// For parameters in half precision.
     pub(super) narrow: Vec<Finish>,
-    /// Of parameters that are no leaves, and of inputs.
+    /// For parameters that are not leaves, and for inputs.
     pub(super) zeros: Vec<Finish>,
     nodes: HashMap<u64, usize>,
 }
 
 impl Parents {
     /// The token from which the outputs of a segment come.
-    pub(super) fn chain(self, device: &Device, gradients: Slots, inputs: Slots, replay: Replay) -> Tensor<1> {
+    pub(super) fn chain(
+        self,
+        device: &Device,
+        gradients: Slots,
+        inputs: Slots,
+        replay: ReplayOnce,
+    ) -> Tensor<1> {
         let token = join(device, self.links, &gradients).into_dispatch();
         let mut token = Tensor::from_dispatch(Dispatch::memsave_segment_replay(token, replay));
         for (number, keep) in self.keeps.into_iter().enumerate() {
@@ -97,7 +107,7 @@ impl ModuleVisitor for Parents {
         let slot = *self.nodes.entry(node).or_insert(self.links.len());
         if slot == self.links.len() {
             if !leaf.is_require_grad() && !is_entered(node) {
-                // No leaf: the step that made it waits for a gradient.
+                // Not a leaf: the step that made it waits for a gradient.
                 self.zeros.push(fill(&leaf, slot));
             }
             let dtype = leaf.dtype();

@@ -1,4 +1,4 @@
-//! Modules as they were.
+//! [`Remembered`]: a module as it was before its forward pass, to recompute that pass.
 use crate::parameters::running_statistics;
 use crate::strategy::with_strategy;
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -6,23 +6,23 @@ use burn::tensor::{Bool, Device, Int, Tensor};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// A module as it was: before its forward pass, which may change what it remembers.
+/// A module as it was before its forward pass, which may change its state.
 #[derive(Clone)]
 pub(super) struct Remembered<M> {
     /// Its parameters are without autodiff, so that it holds no node of the graph.
     module: M,
     states: States,
-    /// Whether it has running statistics: its other tensors are without autodiff, too.
+    /// Whether it has running statistics. Then its other tensors are without autodiff, too.
     runs: bool,
 }
 
-/// What `Module::valid` takes, and `Module::train` does not always give back.
+/// State that `Module::valid` takes away, and `Module::train` does not always give back.
 #[derive(Clone, Default)]
 struct States {
     seen: Seen,
     floats: HashMap<(ParamId, usize), State>,
     flags: HashMap<(ParamId, usize), bool>,
-    /// Of the parameters.
+    /// A hash of the ids of the parameters.
     hash: u64,
 }
 
@@ -52,22 +52,22 @@ impl<M: Module> Remembered<M> {
         module.visit(&mut states);
         states.seen = Seen::default();
         let runs = !running_statistics(module).is_empty();
-        // In validation a module has running statistics of its own.
+        // `valid` gives a module running statistics of its own.
         let module = if runs { module.valid() } else { module.clone().map(&mut Inner) };
         Self { module, states, runs }
     }
 
-    /// The module with leaves of its own.
+    /// The module, with its trainable parameters as new leaves.
     pub(super) fn module(self, device: &Device) -> M {
         let Self { module, states, .. } = self;
         module.map(&mut Restore { device, states, tracks: true })
     }
 
-    /// The module whose parameters are not tracked, while tensors in it that are no parameters are as they are. Running it does
-    /// not change what the module remembers.
+    /// The module with untracked parameters. Tensors in it that are not parameters stay as they are. Running it does not change the state
+    /// of the original.
     pub(super) fn untracked(&self, module: &M, device: &Device) -> M {
         let states = self.states.clone();
-        // In training a module has running statistics of its own, as in validation, and other tensors stay as they are.
+        // Like `valid`, `train` gives a module running statistics of its own, but it leaves other tensors as they are.
         let module = match self.runs {
             true if is_default(device) => module.clone().map(&mut Untracked).train(),
             true => self.module.clone(),
@@ -76,13 +76,13 @@ impl<M: Module> Remembered<M> {
         module.map(&mut Restore { device, states, tracks: false })
     }
 
-    /// The same for the same parameters.
+    /// A hash that is the same for the same parameters.
     pub(super) fn hash(&self) -> u64 {
         self.states.hash
     }
 }
 
-/// Whether the strategy of a device is what training gives to tensors without autodiff.
+/// Whether the strategy of a device is the one that `Module::train` gives to tensors without autodiff.
 fn is_default(device: &Device) -> bool {
     device.gradient_checkpointing_strategy() == Some(Default::default())
 }
@@ -96,7 +96,7 @@ impl ModuleMapper for Inner {
     }
 }
 
-/// Takes parameters out of their graph, and keeps training from asking for their gradients.
+/// Takes parameters out of their graph, and keeps `Module::train` from requiring their gradients.
 struct Untracked;
 
 impl ModuleMapper for Untracked {
@@ -126,7 +126,7 @@ impl ModuleMapper for Restore<'_> {
             }
             Some(State { is_autodiff: true, .. }) => param.map(|value| with_strategy(value, self.device)),
             Some(_) => param.map(Tensor::inner),
-            // A lazy weight offers itself once more, for an adapter.
+            // A lazy weight is offered a second time, for an adapter.
             _ => param,
         }
     }

@@ -1,27 +1,30 @@
-//! One segment.
+//! [`checkpoint`]: one segment, from its first run to its recomputation.
+//!
+//! The first run has a graph of its own, which is dropped at its end. Instead, the caller's graph gets steps for the segment ([`Parents`]).
+//! When the gradients of the outputs arrive, they run the segment once more ([`Segment::replay`]), and then the backward pass of that run.
 use super::compared::{CHECKS, Sample, Samples, is_new, is_searched, sample, times};
 use super::parents::{Finish, Link, Parameters, Parents, from_probe, join, link, put, take, token};
 use super::remembered::{Remembered, Seen};
 use super::tensors::{TensorMapper, Tensors, untouched};
 use crate::measure::{is_dry, is_host};
-use crate::ops::replay::{self, Tape};
-use crate::ops::{Replay, SegmentOps, Slots, node_id};
-use crate::saved::is_exact;
 use crate::strategy::with_strategy;
 use burn::backend::{Dispatch, autodiff::NodeId};
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, Device, FloatDType, Gradients, Int, Tensor};
+use burn_memsave_layers::graph::tape::{self, Tape};
+use burn_memsave_layers::graph::{ReplayOnce, SegmentOps, Slots, is_exact};
+use burn_memsave_layers::node::node_id;
 use std::any::type_name;
 
-/// `forward(module, input)`, of which nothing is kept but the inputs that are tracked: it is computed again in the backward pass.
-/// See the [module](super) for what that means.
+/// Runs `forward(module, input)`, and keeps nothing of it but the inputs: it is recomputed in the backward pass. See the [module](super)
+/// for what that means.
 ///
-/// If neither an input nor a parameter is tracked, it is just that.
+/// If neither an input nor a parameter is tracked, it just calls `forward`.
 ///
 /// # Panics
 ///
-/// If an output is computed from a tracked tensor that is neither in the input nor a parameter of the module; under Burn's
-/// distributed training. In the backward pass, if the segment does something else when it is computed again.
+/// Panics if an output is computed from a tracked tensor that is neither in the input nor a parameter of the module, and under Burn's
+/// distributed training. The backward pass panics if the segment does something else when it is recomputed.
 pub fn checkpoint<M, I, O, F>(module: &M, input: I, forward: F) -> O
 where
     M: Module + 'static,
@@ -32,7 +35,7 @@ where
     checkpoint_around(module, input, forward, |replay| replay())
 }
 
-/// [`checkpoint`], whose replay in the backward pass is run by `around`.
+/// [`checkpoint`], with a function `around` that runs the recomputation in the backward pass.
 pub(crate) fn checkpoint_around<M, I, O, F>(
     module: &M,
     input: I,
@@ -75,26 +78,26 @@ where
         of_outputs: of_outputs.clone(),
         samples,
     };
-    let replay = Replay::new(move || around(Box::new(move || segment.replay())));
+    let replay = ReplayOnce::new(move || around(Box::new(move || segment.replay())));
     let token = parents.chain(&device, gradients, inputs, replay);
     output.map_tensors(&mut Outputs { token, tracked: tracked.into_iter(), of_outputs, number: 0 })
 }
 
-/// What a segment does the first time.
+/// What the first run of a segment gives.
 pub(super) struct FirstRun<O> {
-    /// Not tracked.
+    /// The output, not tracked.
     pub(super) output: O,
-    /// Which of the floats in it are by right.
+    /// Which float tensors in the output were tracked.
     pub(super) tracked: Vec<bool>,
     pub(super) samples: Samples,
     pub(super) tape: Tape,
 }
 
-/// As without a checkpoint, on a graph of its own, which ends here. `remembered`: the module, as it is.
+/// Runs a segment as without a checkpoint, on a graph of its own, which is dropped at the end. `remembered`: the module before this run.
 ///
 /// # Panics
 ///
-/// If an output is tracked though no parameter and no input is; under Burn's distributed training.
+/// Panics if an output is tracked though no parameter and no input is, and under Burn's distributed training.
 pub(super) fn first_run<M, I, O, F>(
     module: &M,
     remembered: &Remembered<M>,
@@ -118,37 +121,37 @@ where
     let (output, mut tape) = {
         let module = module.clone().map(&mut fresh);
         let input = input.map_tensors(&mut fresh);
-        replay::record(|| forward(&module, input))
+        tape::record(|| forward(&module, input))
     };
     let [with_any, with_these] = times::<(M, F)>(remembered.hash(), 0);
-    // From inputs that come back rounded nothing is the same.
+    // With inputs that come back rounded, outputs differ.
     let is_checked = is_exact() && !is_dry() && (is_host(device) || with_any < CHECKS);
     let mut finished =
         Finished { device, is_checked, tracked: vec![], samples: vec![], latest: None, unread: None };
     let output = output.map_tensors(&mut finished);
     let Finished { tracked, mut samples, latest, unread, .. } = finished;
-    // Other outputs are older, and so not computed from it; and the segment has shown to be the same again.
+    // Other outputs are older, so they are not computed from it, and the segment has been recomputed to the same outputs before.
     if unread == latest && tape.ends_with(unread) && with_these >= CHECKS {
         tape.leave_out_end();
     }
-    samples.shrink_to_fit(); // they wait for the backward pass, of every tile
+    samples.shrink_to_fit(); // they stay until the backward pass, for every tile
     fresh.forget();
-    // Whether there is a captured tensor shows only where nothing else is tracked, so that takes a forward pass: once.
+    // A captured tensor shows only if nothing else is tracked, so finding it takes a forward pass, once.
     if let Some(input) = of_search.filter(|_| tracked.contains(&true)) {
         let (module, input) = (remembered.untracked(module, device), input.map_tensors(&mut WithoutGraph));
-        let output = replay::probe(&mut tape, || forward(&module, input));
+        let output = tape::probe(&mut tape, || forward(&module, input));
         drop(output.map_tensors(&mut Refuse { number: 0, name: type_name::<F>() }));
         is_searched::<(M, F)>(remembered.hash());
     }
     FirstRun { output, tracked, samples, tape }
 }
 
-/// What is needed to compute a segment again.
+/// What is needed to recompute a segment.
 struct Segment<M, I, F> {
     module: Remembered<M>,
-    /// With placeholders for what is tracked.
+    /// The input, with placeholders for tracked tensors.
     input: I,
-    /// Which of the floats in the input are tracked.
+    /// Which float tensors in the input are tracked.
     tracked: Vec<bool>,
     forward: F,
     tape: Tape,
@@ -157,7 +160,7 @@ struct Segment<M, I, F> {
     zeros: Vec<Finish>,
     /// The slot of the gradient of the first tracked input.
     first_input: usize,
-    /// Of parameters and tracked inputs.
+    /// The gradients of parameters and tracked inputs.
     gradients: Slots,
     /// The tracked inputs.
     inputs: Slots,
@@ -198,14 +201,14 @@ impl<M, I, F> Segment<M, I, F> {
     }
 }
 
-/// Runs a segment again, with its backward pass.
+/// Recomputes a segment and runs its backward pass.
 pub(super) struct Again<'a> {
     pub(super) device: &'a Device,
     pub(super) parameters: &'a Parameters,
-    /// Of the parameters.
+    /// The gradients of the parameters.
     pub(super) gradients: &'a Slots,
     pub(super) of_outputs: &'a Slots,
-    /// Whether gradients are parts of sums, which are made in f32 at least.
+    /// Whether gradients are parts of sums, which are computed in f32 at least.
     pub(super) is_part: bool,
 }
 
@@ -224,7 +227,7 @@ impl Again<'_> {
     {
         let hash = module.hash();
         let module = module.module(self.device);
-        let (output, left_out) = replay::replay(tape, || forward(&module, input));
+        let (output, left_out) = tape::replay(tape, || forward(&module, input));
         let mut seeds = Seeds {
             root: token(self.device),
             left_out,
@@ -251,14 +254,14 @@ impl Again<'_> {
 /// Gives a forward pass leaves of its own.
 struct Fresh<'a> {
     device: &'a Device,
-    /// Tracked: what inputs come from.
+    /// A tracked tensor, which inputs come from.
     probe: Tensor<1>,
-    /// To make the leaves parents of a step.
+    /// Steps that have the leaves as parents.
     leaves: Vec<Link>,
 }
 
 impl Fresh<'_> {
-    /// Drops the graph: Burn frees graphs in backward passes only, so here is one that reaches every leaf and nothing else.
+    /// Drops the graph. Burn frees graphs only in backward passes, so this runs one that reaches every leaf and nothing else.
     fn forget(self) {
         let leaves = std::iter::once(link(self.probe)).chain(self.leaves);
         drop(join(self.device, leaves.collect(), &Slots::default()).backward());
@@ -288,7 +291,7 @@ impl TensorMapper for Fresh<'_> {
     untouched!();
 }
 
-/// Takes what is tracked out of its graph.
+/// Takes tracked tensors out of their graph.
 struct WithoutGraph;
 
 impl TensorMapper for WithoutGraph {
@@ -298,7 +301,7 @@ impl TensorMapper for WithoutGraph {
     untouched!();
 }
 
-/// Refuses outputs that are tracked though nothing that may be is.
+/// Refuses outputs that are tracked though no parameter and no input is.
 struct Refuse {
     number: usize,
     name: &'static str,
@@ -325,22 +328,22 @@ impl TensorMapper for Refuse {
     }
 }
 
-/// Nodes are numbered in the order in which they are made.
+/// The node of a tracked tensor. Nodes are numbered in the order in which they are made.
 fn tracked_node<const D: usize>(tensor: &Tensor<D>) -> Option<NodeId> {
     if tensor.is_tracked() { node_id(tensor.clone()) } else { None }
 }
 
-/// Takes outputs from their graph.
+/// Takes outputs out of their graph.
 struct Finished<'a> {
     device: &'a Device,
     /// Whether values are compared.
     is_checked: bool,
-    /// Which floats are.
+    /// Which float tensors are tracked.
     tracked: Vec<bool>,
     samples: Samples,
-    /// The node that was made last, of those that are tracked.
+    /// The latest node of tracked outputs.
     latest: Option<NodeId>,
-    /// That of an output that nothing in the segment reads.
+    /// The node of an [`Unread`](super::Unread) output.
     unread: Option<NodeId>,
 }
 
@@ -365,7 +368,7 @@ impl TensorMapper for Finished<'_> {
     }
 }
 
-/// Replaces what is tracked by placeholders.
+/// Replaces tracked tensors by placeholders.
 struct Skeleton<'a> {
     plain: &'a Device,
     tracked: Vec<bool>,
@@ -379,7 +382,7 @@ impl TensorMapper for Skeleton<'_> {
     untouched!();
 }
 
-/// Makes what is tracked outputs of a segment.
+/// Makes tracked tensors outputs of a segment.
 struct Outputs {
     token: Tensor<1>,
     tracked: std::vec::IntoIter<bool>,
@@ -399,7 +402,7 @@ impl TensorMapper for Outputs {
     untouched!();
 }
 
-/// Puts the inputs in the place of the placeholders.
+/// Replaces the placeholders by the inputs.
 struct Filled<'a> {
     probe: Tensor<1>,
     device: &'a Device,
@@ -424,22 +427,22 @@ impl TensorMapper for Filled<'_> {
     untouched!();
 }
 
-/// Seeds the gradients of outputs, after a look at these.
+/// Compares outputs with those of the first run, and seeds their gradients.
 struct Seeds {
     root: Tensor<1>,
     /// The output whose elements mean nothing.
     left_out: Option<NodeId>,
     of_outputs: Slots,
-    /// Of the next float.
+    /// The number of the next float tensor.
     number: usize,
-    /// Of the next tensor.
+    /// The number of the next tensor.
     output: usize,
     samples: std::vec::IntoIter<Sample>,
     name: &'static str,
 }
 
 impl Seeds {
-    /// The next tensor, and what is known of it.
+    /// The number of the next tensor, and what is remembered of it.
     fn next(&mut self) -> (usize, Sample) {
         let Some(before) = self.samples.next() else {
             panic!("checkpoint: computed again, {} has more outputs", self.name)

@@ -1,9 +1,9 @@
-//! What goes into a segment and comes out of it.
+//! [`Tensors`]: what goes into a segment and comes out of it.
 use burn::tensor::{Bool, Int, Tensor};
 
-/// A tensor, or some tensors in a structure: what goes into a [checkpointed](super::checkpoint) segment and comes out of it.
+/// A tensor, or a structure of tensors: what goes into a [checkpointed](super::checkpoint) segment and comes out of it.
 ///
-/// Tuples, arrays, vectors and options of such structures are ones, and numbers, which are no tensors. For a structure of your
+/// This is implemented for tensors, for tuples, arrays, vectors and options of such structures, and for numbers. For a structure of your
 /// own, name the fields:
 ///
 /// ```
@@ -23,7 +23,7 @@ use burn::tensor::{Bool, Int, Tensor};
 /// }
 /// ```
 pub trait Tensors: Clone + Send + 'static {
-    /// Gives every tensor to the mapper, always in the same order, and takes what it returns.
+    /// Replaces every tensor by what the mapper returns, always in the same order.
     fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self;
 }
 
@@ -60,12 +60,12 @@ impl<const D: usize> Tensors for Tensor<D> {
     }
 }
 
-/// An output of a [checkpointed](super::checkpoint) segment that the segment only makes: nothing in it looks at the elements.
+/// An output of a [checkpointed](super::checkpoint) segment whose elements nothing in the segment reads.
 ///
-/// If it is what a dense layer of this library, with an adapter or without, or a convolution gives, in the last operation of the
-/// segment, it is not computed again in the backward pass, since no gradient reads it. In its place the function then has a tensor whose
-/// elements mean nothing: it must not compute other outputs from them, nor branch on them. The first two times with the same parameters it
-/// is computed and compared; so it is always if something else is the end.
+/// If the last operation of the segment computes it, and is a dense layer of this library (with an adapter or without) or a convolution, it
+/// is not recomputed in the backward pass, since no gradient reads it. The function then gets a tensor in its place whose elements mean
+/// nothing: it must not compute other outputs from them, nor branch on them. The first two times with the same parameters, the output is
+/// recomputed and compared; if the segment ends with something else, that happens every time.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -76,7 +76,7 @@ impl<const D: usize> Tensors for Tensor<D> {
 /// let block = PositionWiseFeedForwardConfig::new(8, 32).init(&device);
 /// let x = Tensor::<3>::ones([2, 5, 8], &device).require_grad();
 /// let Unread(y) = checkpoint(&block, x.clone(), |block, x| Unread(block.forward(x)));
-/// let gradients = (x.clone() + y).sum().backward(); // the sum of a residual block is outside, so that the product is the end
+/// let gradients = (x.clone() + y).sum().backward(); // the residual sum is outside, so that the product is the end
 /// assert!(x.grad(&gradients).is_some());
 /// ```
 #[derive(Clone, Debug)]

@@ -1,21 +1,21 @@
-//! A module over one part of its input after the other.
+//! [`tiled`]: runs a module over one part of its input after the other.
 use super::compared::Samples;
 use super::parents::{Finish, Parameters, Parents, from_probe, put, take, token};
 use super::remembered::Remembered;
 use super::segment::{Again, FirstRun, first_run};
 use super::tensors::{Tensors, Unread};
-use crate::ops::replay::Tape;
-use crate::ops::{Replay, Slots};
 use crate::strategy::with_strategy;
 use burn::module::Module;
 use burn::tensor::{Device, Slice, Tensor};
+use burn_memsave_layers::graph::tape::Tape;
+use burn_memsave_layers::graph::{ReplayOnce, Slots};
 use std::ops::Range;
 
-/// `forward(module, x)` in tiles of `tile` elements of an axis, such as the tokens of a long sequence for a feed-forward block,
-/// each of which is computed again in the backward pass: what the module keeps and needs exists for one tile at a time.
+/// Runs `forward(module, x)` in tiles of `tile` elements of an axis, such as the tokens of a long sequence for a feed-forward block. Each
+/// tile is recomputed in the backward pass, so what the module keeps and needs exists for one tile at a time.
 ///
-/// Keeps `x`, if it is tracked. The output is that of the whole input if the module computes each element of the axis for
-/// itself, as a dense layer or a norm of features does, and attention over the axis does not. It may be [`Unread`].
+/// Keeps `x`. The output is that of the whole input if the module computes each element of the axis independently, as a dense layer or a
+/// norm of features does, and attention over the axis does not. `forward` may return an [`Unread`].
 ///
 /// # Shapes
 ///
@@ -24,8 +24,8 @@ use std::ops::Range;
 ///
 /// # Panics
 ///
-/// Panics if a tile has no element, if the axis does not exist or has none, or if an output has not as many elements along it as
-/// its tile. And as [`checkpoint`](super::checkpoint) does.
+/// Panics if `tile` is 0, if the axis does not exist or is empty, or if an output has another number of elements along it than its tile.
+/// Also panics as [`checkpoint`](super::checkpoint) does.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -99,11 +99,11 @@ where
         inputs: inputs.clone(),
         of_outputs: of_outputs.clone(),
     };
-    let token = parents.chain(&device, gradients, inputs, Replay::new(move || segment.replay::<O, E>()));
+    let token = parents.chain(&device, gradients, inputs, ReplayOnce::new(move || segment.replay::<O, E>()));
     from_probe(y, &token, of_outputs, 0)
 }
 
-/// What the function of [`tiled`] gives for a tile.
+/// What the function of [`tiled`] returns for a tile.
 pub trait Tile<const D: usize>: Tensors {
     /// The tensor.
     fn into_tensor(self) -> Tensor<D>;
@@ -169,10 +169,10 @@ impl<const D: usize> Whole<D> {
     }
 }
 
-/// What is needed to compute the tiles again.
+/// What is needed to recompute the tiles.
 struct Tiled<M, F, const D: usize> {
     module: Remembered<M>,
-    /// If it is not tracked.
+    /// The input, if it is not tracked.
     x: Option<Tensor<D>>,
     tiles: Tiles,
     forward: F,

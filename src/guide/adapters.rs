@@ -1,18 +1,45 @@
-//! Adapters of low rank on a frozen model: LoRA and its kin.
+//! Low-rank adapters on a frozen model: LoRA and its variants.
 //!
 //! Burn attaches them: [`Module::apply_lora`](burn::module::Module::apply_lora) freezes a model and puts two small trainable
-//! factors beside each matrix. With Burn's layers every step computes the effective weight, keeps it, and computes its gradient
-//! in full. Ours compute with the factors, and keep nothing of the size of the weight. [`lora`](crate::lora) has the
-//! rest: [`Dora`](crate::lora::Dora) (with magnitudes), [`rank_stabilized`](crate::lora::rank_stabilized) (rsLoRA),
-//! [`plus`](crate::lora::plus) (LoRA+: a higher learning rate for `b`), [`ConvLora`](crate::lora::ConvLora), and
-//! [`first_factors`](crate::lora::first_factors), to freeze them (LoRA-FA). [`peft`](crate::peft) reads and writes the files of
-//! Python's `peft`.
+//! factors beside each matrix. In every step, Burn's layers compute the effective weight, keep it, and compute its whole
+//! gradient. Ours compute with the factors, and keep nothing of the size of the weight.
 //!
-//! [`without_adapters`](crate::lora::without_adapters) gives the model as it was, without a copy of its weights: the reference
-//! of [`dpo_loss`](crate::functional::dpo_loss) and [`kto_loss`](crate::functional::kto_loss), which otherwise is a second
-//! model in memory. [`orpo_loss`](crate::functional::orpo_loss) and [`simpo_loss`](crate::functional::simpo_loss) need none.
-//! The log probabilities that all of them compare come from [`linear_log_prob`](crate::functional::linear_log_prob), which
-//! never has all logits.
+//! [`lora`](crate::lora) has the variants: [`Dora`](crate::lora::Dora) (with magnitudes),
+//! [`rank_stabilized`](crate::lora::rank_stabilized) (rsLoRA), [`plus`](crate::lora::plus) (LoRA+: a higher learning rate for
+//! `b`), [`ConvLora`](crate::lora::ConvLora), and [`first_factors`](crate::lora::first_factors), the group to freeze for
+//! LoRA-FA. [`peft`](crate::peft) reads and writes the files of Python's `peft`.
+//!
+//! [`without_adapters`](crate::lora::without_adapters) returns the original model without copying its weights. Use it as the
+//! reference model of [`dpo_loss`](crate::functional::dpo_loss) and [`kto_loss`](crate::functional::kto_loss), which would
+//! otherwise be a second model in memory. [`orpo_loss`](crate::functional::orpo_loss) and
+//! [`simpo_loss`](crate::functional::simpo_loss) need no reference. All four compare log probabilities. Compute those with
+//! [`linear_log_prob`](crate::functional::linear_log_prob), which never holds all logits.
+//!
+//! # What it saves
+//!
+//! Adapters save the gradients, optimizer state and records of everything but the factors.
+//! `cargo bench --bench memory -- linear` measures a `Linear(1024, 1024)` with LoRA of rank 8 on 64x128x1024, and
+//! `cargo run --release --example finetune_lm` a small language model, with equal losses (MiB, two cores):
+//!
+//! | | kept: Burn, ours | peak: Burn, ours |
+//! | --- | --- | --- |
+//! | `Linear` | 36.01, 32.00 | 576.01, 64.32 |
+//! | language model | 71.30, 24.17 | 74.91, 26.47 |
+//!
+//! If only `b` is trained and the input is not tracked, our `Linear` keeps 0.25 MiB.
+//!
+//! # What it costs
+//!
+//! An adapted model can be worse than one that was trained in full, and you have to tune rank and learning rate. Each layer
+//! computes two more narrow products in the forward pass, unless you merge the adapters ([deployment](super::deployment)). In
+//! every step, DoRA also computes the column norms of the effective weight. If there are many rows, it repeats the product with
+//! that weight in the backward pass.
+//!
+//! # When to use it
+//!
+//! Use adapters to fine-tune a large model for a task. Use LoRA-FA if kept inputs are most of the remaining memory.
+//!
+//! # Example
 //!
 //! ```
 //! use burn::module::{Lora, Module};
@@ -29,11 +56,11 @@
 //! let x = Tensor::<2>::ones([16, 512], &device);
 //! let weight_bytes = 512 * 512 * 4;
 //! let step = || measure_step(&model, x.clone(), |model, x| model.forward(x).powf_scalar(2.0).mean());
-//! let least = (0..4).map(|_| step().peak.unwrap()).min(); // threads that begin to work take memory, too
+//! let least = (0..4).map(|_| step().peak.unwrap()).min(); // starting threads allocate, too
 //! assert!(least < Some(weight_bytes / 4)); // no effective weight, and no gradient of its size
 //! assert_eq!(step().gradients, 4 * (512 * 4 + 4 * 512));
 //!
-//! // LoRA+: the factors `b` learn 16 times as fast.
+//! // LoRA+: the factors `b` have 16 times the learning rate.
 //! let (mut optimizer, mut rates) = (AdamConfig::new().init(), lora::plus(1e-3, 16.0));
 //! let gradients = model.forward(x.clone()).powf_scalar(2.0).mean().backward();
 //! let gradients = GradientsParams::from_grads(gradients, &model);
@@ -45,23 +72,6 @@
 //! let (x, trained) = (x.clone().inner(), model.valid().forward(x.inner()));
 //! assert_ne!(reference.forward(x).into_data(), trained.into_data());
 //! ```
-//!
-//! # What it saves
-//!
-//! Gradients, optimizer state and records of all but the factors. In MiB (two cores): a `Linear(1024, 1024)` with LoRA of rank
-//! 8 on 64x128x1024, by `cargo bench --bench memory -- linear`: kept 36.01 with Burn's layer, 32.00 with ours; peak 576.01 and
-//! 64.32. With only `b` trained and an input that is not tracked, 0.25 are kept. A small language model, by
-//! `cargo run --release --example finetune_lm`: kept 71.30 and 24.17, peak 74.91 and 26.47, the losses the same.
-//!
-//! # What it costs
-//!
-//! An adapted model can be less good than one that was trained in full; rank and learning rate have to be tuned. Two narrow
-//! products per layer, forward; with merged weights ([deployment](super::deployment)) none. DoRA has to compute the norms of
-//! the columns of the effective weight in every step, and for many rows the product with it once more, in the backward pass.
-//!
-//! # When
-//!
-//! Fine-tuning a large model for a task. LoRA-FA if inputs that are kept are most of the rest.
 //!
 //! # In PyTorch
 //!

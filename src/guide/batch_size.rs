@@ -1,23 +1,46 @@
-//! The largest batch that fits, and larger ones in parts.
+//! The largest batch that fits, and larger batches in parts.
 //!
-//! [`largest_batch`](crate::plan::largest_batch) asks for the peak of a step of one item, of two, and then of as many as the
-//! line through the last two says, until it has the most items within a budget of bytes. It never tries more than twice of what
-//! has fitted, and where memory grows along a line hardly more than the budget, so that with a budget below the memory of a
-//! device nothing has to fail to find out.
+//! [`largest_batch`](crate::plan::largest_batch) finds the most items whose step fits a budget of bytes. It asks you for a
+//! step's peak: with one item, with two, and then with as many as the line through the last two peaks predicts. It never tries
+//! more than twice what has fitted. If memory grows linearly with the batch, the search hardly exceeds the budget. So if the
+//! budget is below the device's memory, no step has to run out of memory.
 //!
-//! What does not depend on the batch, parameters, gradients and the state of the optimizer, [`estimate`](crate::plan::estimate) says of a
-//! model none of whose parameters are there yet. On wgpu and CUDA, [`estimate_step`](crate::plan::estimate_step) adds what the forward pass
-//! keeps and the peak of a step, also of a model and a batch for which there is no memory: in a [`dry_run`](crate::plan::dry_run), which
-//! launches no kernel and counts the memory that it would take, and within which `largest_batch` finds the batch that will fit.
+//! [`estimate`](crate::plan::estimate) reports what does not depend on the batch: the bytes of parameters, gradients and
+//! optimizer state, before anything is allocated. On wgpu and CUDA, [`estimate_step`](crate::plan::estimate_step) adds what the
+//! forward pass keeps and the peak of a step. It works even if model and batch do not fit into memory, because it runs in a
+//! [`dry_run`](crate::plan::dry_run), which launches no kernel and only counts the memory. Within a dry run, `largest_batch`
+//! finds the batch that will fit.
 //!
-//! [`micro_batched`](crate::plan::micro_batched) computes the gradients of a batch from its parts, one after the other: those
-//! of the whole batch, to rounding, with the memory of one part and a second gradient of every parameter. Sums are made in f32
-//! at least, and parts may differ in size: each counts as many items as it has. Where the loss is a mean over something else, over
-//! tokens that are no padding or over class weights, give the part that number instead, as an `f64`: the mean of the means of
-//! parts is not the mean of the batch ([`PartWeight`](crate::plan::PartWeight)). A batch norm in training mode is an error,
-//! since its statistics would be those of a part, and so is any other module with running statistics. [`micro_batched_within`](crate::plan::micro_batched_within) looks for the largest
-//! parts within a budget and runs the step in them: both of the above in one, for the first batch. (Burn's own
-//! `GradientsAccumulator` adds gradients up; the mean over parts is left to you.)
+//! [`micro_batched`](crate::plan::micro_batched) computes the gradients of a batch from its parts, one after the other. They
+//! equal those of the whole batch up to rounding, and need the memory of one part and a second gradient of every parameter.
+//! Sums are in f32 at least. Parts may differ in size: each counts by its number of items.
+//!
+//! If the loss is a mean over something other than items, weight each part by that number instead, as an `f64`: the number of
+//! tokens that are not padding, or the sum of class weights. Otherwise the result is the mean of the parts' means, which is not
+//! the mean of the batch ([`PartWeight`](crate::plan::PartWeight)). A batch norm in training mode is an error, because it would
+//! use the statistics of a part. So is any other module with running statistics.
+//!
+//! [`micro_batched_within`](crate::plan::micro_batched_within) does both for the first batch: it finds the largest parts within
+//! a budget, and runs the step in them. (Burn's own `GradientsAccumulator` adds gradients up, but leaves the mean over parts to
+//! you.)
+//!
+//! # What it saves
+//!
+//! A step peaks at the memory of one part, not of the whole batch. How much that saves depends on your model: print the peaks
+//! of the example. `cargo test --test plan batches` asserts that the largest batch for a budget and a step in parts stay within
+//! the budget, and how often the search asks.
+//!
+//! # What it costs
+//!
+//! Every trainable parameter has one more gradient, which is little with [adapters](super::adapters). Small parts also use a
+//! device less well than large ones, because they need more launches. The search runs some measured steps, once.
+//!
+//! # When to use it
+//!
+//! Use parts if training prescribes a batch size that does not fit. Try this before you [checkpoint](super::checkpointing),
+//! because parts cost no recomputation. If even one item does not fit, checkpoint, too.
+//!
+//! # Example
 //!
 //! ```
 //! use burn::module::Module;
@@ -37,7 +60,7 @@
 //! let model = PositionWiseFeedForwardConfig::new(32, 128).with_dropout(0.0).init(&device);
 //! let peak = |items: usize| {
 //!     let step = || measure_step(&model, Tensor::<3>::ones([items, 16, 32], &device), loss).peak.unwrap();
-//!     step().min(step()) // threads that begin to work take memory, too
+//!     step().min(step()) // starting threads allocate, too
 //! };
 //! let budget = 4 << 20;
 //! let items = largest_batch(budget, 4096, peak).expect("one item fits");
@@ -54,23 +77,7 @@
 //! # Ok::<(), burn_memsave::plan::PlanError>(())
 //! ```
 //!
-//! # What it saves
-//!
-//! The peak of a part in the place of that of the batch. `cargo test --test plan batches` asserts that the largest batch of a
-//! budget needs no more than that, and how often it asks, and that a step in parts within a budget stays within it. The peaks of
-//! the snippet are yours to print: they are those of your model.
-//!
-//! # What it costs
-//!
-//! One gradient more of every trainable parameter (with [adapters](super::adapters) that is little), and launches: small parts
-//! use a device less well than large ones. The search runs some measured steps, once.
-//!
-//! # When
-//!
-//! If the batch size is given by the training and does not fit, and before you [checkpoint](super::checkpointing): parts cost
-//! no recomputation. The floor is one item; below it, checkpoint, too.
-//!
 //! # In PyTorch
 //!
-//! Gradient accumulation by hand, or `accelerate`'s `accumulate`. The search: Lightning's `BatchSizeFinder`, `accelerate`'s
-//! `find_executable_batch_size`, which try until an error.
+//! Gradient accumulation by hand, or `accelerate`'s `accumulate`. For the search: Lightning's `BatchSizeFinder` and
+//! `accelerate`'s `find_executable_batch_size`, which try sizes until one fails.

@@ -1,13 +1,37 @@
 //! Batches that are made while the last one trains, and never more than a few.
 //!
-//! Burn has the data loader: a `Dataset` gives items by their number, a `Batcher` makes a tensor of some, and
-//! `DataLoaderBuilder` puts them together (`burn::data`, with Burn's feature `dataset`). This library adds nothing to it. What
-//! decides about memory: a dataset should read an item in `get`, not hold all of them; and how many batches wait.
+//! Burn has the data loader: a `Dataset` returns items by index, a `Batcher` makes a tensor of several items, and
+//! `DataLoaderBuilder` combines them (`burn::data`, with Burn's feature `dataset`). This library adds nothing to it. Its memory
+//! depends on two things: whether the dataset reads each item in `get` or holds all of them, and how many batches wait.
 //!
-//! Without workers (`num_workers(0)`, the default) a batch is made when it is asked for, and none waits, but training waits for
-//! it. With workers Burn 0.22.1 queues up to 100 batches, whatever the number of workers. That is nothing for rows of numbers,
-//! and 15 GB for batches of 256 images of 3x224x224 in f32. To have a few, run the loader without workers on one thread of your
-//! own, and let a channel of that length stop it:
+//! Without workers (`num_workers(0)`, the default), a batch is made when training asks for it. No batch waits, but training
+//! waits for each batch. With workers, Burn 0.22.1 queues up to 100 batches, whatever the number of workers. That is nothing
+//! for rows of numbers, but 15 GB for batches of 256 images of 3x224x224 in f32. To queue only a few, run the loader without
+//! workers on a thread of your own, and send its batches through a bounded channel, as in the example.
+//!
+//! # What it saves
+//!
+//! Of the 100 batches that could wait, only three remain, as the example counts: two are in the channel, and the next one is
+//! ready.
+//!
+//! On a device, every thread that makes tensors also has its own memory pools.
+//! `cargo run --release --no-default-features --features wgpu --example growth -- --loaders 2` shows this (lavapipe, two
+//! cores). With threads that come and go, the reserved memory grows within 32 steps from 53 to 101 MiB with Burn's layers, and
+//! from 37 to 85 MiB with ours; only 5 MiB are in use. With `max_streams = 1` in the section `[streaming]` of a file
+//! `cubecl.toml`, it stays at 37 and 21 MiB.
+//!
+//! # What it costs
+//!
+//! One thread makes all batches. If it is slower than a step, make the items of one batch in parallel, inside the batcher,
+//! rather than several batches at once.
+//!
+//! # When to use it
+//!
+//! Use it if batches are large (images, audio, long sequences), or if memory grows over the first hundred steps with workers.
+//! In the batcher, make tensors in the data's own type (bytes for an image), and cast them to floats in the step: batches then
+//! wait in a quarter of the bytes.
+//!
+//! # Example
 //!
 //! ```
 //! use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
@@ -16,7 +40,7 @@
 //! use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 //! use std::{sync::mpsc::sync_channel, thread};
 //!
-//! /// 640 rows, each of which is made when it is needed.
+//! /// 640 rows, each made on demand.
 //! struct Rows;
 //! impl Dataset<Vec<f32>> for Rows {
 //!     fn get(&self, index: usize) -> Result<Vec<f32>, DatasetError> {
@@ -44,39 +68,19 @@
 //! let (sender, receiver) = sync_channel(AHEAD);
 //! let mut used = 0;
 //! thread::scope(|scope| {
-//!     scope.spawn(move || loader.iter().try_for_each(|batch| sender.send(batch))); // ends when nobody receives any more
+//!     scope.spawn(move || loader.iter().try_for_each(|batch| sender.send(batch))); // ends when the receiver is dropped
 //!     for batch in receiver {
-//!         let batch = batch?; // what the dataset could not read
+//!         let batch = batch?; // an error if the dataset could not read an item
 //!         used += 1;
-//!         // The one in use, those in the channel, and the one that waits to be sent.
+//!         // At most: the batch in use, those in the channel, and one that waits to be sent.
 //!         assert!(MADE.load(SeqCst) <= used + AHEAD + 1);
-//!         assert_eq!(batch.dims(), [16, 256]); // here: a step
+//!         assert_eq!(batch.dims(), [16, 256]); // here: a training step
 //!     }
 //!     Ok::<(), DatasetError>(())
 //! })?;
 //! assert_eq!(used, 40);
 //! # Ok::<(), DatasetError>(())
 //! ```
-//!
-//! # What it saves
-//!
-//! Of the 100 batches that could wait, all but three: the snippet counts. Two are in the channel, and the next one is ready. On
-//! a device every thread that makes tensors has memory pools of its own, too.
-//! `cargo run --release --no-default-features --features wgpu --example growth -- --loaders 2` shows that (lavapipe, two
-//! cores): with threads that come and go the reserved bytes grow from 53 to 101 MiB in 32 steps with Burn's layers and from 37
-//! to 85 with ours, of which 5 are in use; with `max_streams = 1` in the section `[streaming]` of a file `cubecl.toml` they
-//! stay at 37 and 21.
-//!
-//! # What it costs
-//!
-//! One thread makes all batches. If that is slower than a step, make the items of a batch in parallel, inside of the batcher,
-//! rather than more batches at once.
-//!
-//! # When
-//!
-//! If batches are large (images, audio, long sequences), or memory grows over the first hundred steps with workers. Make
-//! tensors in the batcher in the type of the data (bytes of an image), and cast them to floats in the step: they wait in a
-//! quarter of the bytes.
 //!
 //! # In PyTorch
 //!

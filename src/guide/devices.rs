@@ -1,13 +1,34 @@
-//! One model on several devices, of one machine or of many.
+//! One model on several devices, in one machine or in many.
 //!
-//! [`Replicas`](crate::parallel::Replicas) holds a module on several devices, each of which computes the gradients of its part
-//! of a batch; they are summed on the first, where the optimizer runs, and the new values go back. So activations are divided
-//! among the devices, and the state of the optimizer exists once. Frozen weights are sent once; with
-//! [adapters](super::adapters) a step sends little. Devices may be those of Burn's compute servers:
+//! [`Replicas`](crate::parallel::Replicas) holds a module on several devices. Each device computes the gradients of its part of
+//! a batch. The gradients are summed on the first device, where the optimizer runs, and the new values go back to the others.
+//! So activations are divided among the devices, and the optimizer state exists once. Frozen weights are sent only once, so
+//! with [adapters](super::adapters) a step sends little. Devices may also belong to Burn's compute servers:
 //! `Device::remote_options(&host).init()?.autodiff()`.
 //!
-//! Weights are not divided: each device has all of them, or reads them from files ([offload](super::offload)). Burn's own
+//! Weights are not divided: each device holds all of them, or reads them from files ([offload](super::offload)). Burn's own
 //! `ExecutionStrategy::ddp` does the same with NCCL, on the CUDA devices of one machine.
+//!
+//! # What it saves
+//!
+//! Each device holds the activations of its own part only.
+//! `cargo run --release --features remote-server --example finetune_ddp -- --compare` starts two servers on this machine,
+//! fine-tunes a language model with LoRA on them, and compares every gradient with that of one device. The largest difference
+//! in 20 steps was 1.6e-6 of the largest gradient (two cores). This run does not measure memory, because servers do not report
+//! theirs.
+//!
+//! # What it costs
+//!
+//! In each step, every other device sends the gradients of trainable parameters to the first one, and receives their new
+//! values. Tied parameters are sent once. A batch norm in training mode is an error. (`ExecutionStrategy::ddp` allows it: each
+//! device then normalizes with the statistics of its part.)
+//!
+//! # When to use it
+//!
+//! Use it if there is more than one device. If memory is short on a single device, first process the batch in parts, one after
+//! the other: [batch size](super::batch_size).
+//!
+//! # Example
 //!
 //! ```
 //! use burn::module::Module;
@@ -22,7 +43,7 @@
 //! let x = Tensor::<2>::random([5, 8], Distribution::Default, &device);
 //! let loss = |model: &burn_memsave::nn::Linear, x| model.forward(x).powf_scalar(2.0).mean();
 //!
-//! // For each replica its part, on its device, and the items in it.
+//! // For each replica: its part of the batch, on its device, and the number of items in the part.
 //! let parts = [(x.clone().slice(0..3), 3), (x.clone().slice(3..5), 2)];
 //! let (_, gradients) = replicas.backward(parts, loss)?;
 //! let whole = model.weight.grad(&loss(&model, x).backward()).unwrap();
@@ -31,27 +52,9 @@
 //!
 //! let mut optimizer = SgdConfig::new().init();
 //! replicas.update(|model| optimizer.step(0.1, model, gradients));
-//! replicas.sync()?; // names a device that failed, or a server that is gone
+//! replicas.sync()?; // reports a failed device or a lost server
 //! # Ok::<(), burn_memsave::parallel::ParallelError>(())
 //! ```
-//!
-//! # What it saves
-//!
-//! On each device, the activations of the other parts.
-//! `cargo run --release --features remote-server --example finetune_ddp -- --compare` starts two servers on this machine,
-//! fine-tunes a language model with LoRA on them, and compares every gradient with those of one device: the largest difference
-//! in 20 steps was 1.6e-6 of the largest gradient (two cores). Memory is not measured there: servers do not say what they have.
-//!
-//! # What it costs
-//!
-//! Per step, the gradients of trainable parameters once to the first device, and their values once back. A batch norm in
-//! training mode is an error. (Under `ExecutionStrategy::ddp` a batch norm is none: each device then normalizes with the
-//! statistics of its part.) A parameter that is tied is sent once.
-//!
-//! # When
-//!
-//! If there is more than one device. If memory is short on one, first divide the batch in time: [batch
-//! size](super::batch_size).
 //!
 //! # In PyTorch
 //!

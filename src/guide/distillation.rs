@@ -1,11 +1,32 @@
-//! A small model learns from a large one, of which a layer at a time is in memory.
+//! Distillation: a small model learns from a large one, while only one layer of the large one is in memory at a time.
 //!
-//! Distillation has three costs in memory: the weights of the teacher, what its forward pass keeps, and the logits of both
-//! models, rows times vocabulary each. Loaded by [`lazy`](crate::lazy), the teacher's weights stay in their file until a layer
-//! runs; frozen, and with an input that is not tracked, it keeps nothing. [`linear_kl_div`](crate::functional::linear_kl_div)
-//! and [`linear_jsd`](crate::functional::linear_jsd) take the hidden states and the heads of both models, and make the logits
-//! in chunks: the two large tensors never exist. The head of the teacher is read for the loss, and is in memory as long as that
-//! runs.
+//! Distillation needs memory for three things: the teacher's weights, what its forward pass keeps, and the logits of both
+//! models (rows times vocabulary each).
+//!
+//! - Weights: if you load the teacher by [`lazy`](crate::lazy), they stay in their file until a layer runs.
+//! - Kept tensors: a frozen teacher whose input is not tracked keeps nothing.
+//! - Logits: [`linear_kl_div`](crate::functional::linear_kl_div) and [`linear_jsd`](crate::functional::linear_jsd) take the
+//!   hidden states and the heads of both models, and make the logits in chunks, so that the two large tensors never exist. The
+//!   teacher's head is read for the loss, and is in memory while the loss runs.
+//!
+//! # What it saves
+//!
+//! `cargo test --test memory divergences` asserts exactly what both losses keep, and that their peak is below the logits of one
+//! model. Ordinary code holds the logits of both models, and their softmaxes. `cargo run --release --example infer_lazy`
+//! measures a lazy model: 26.62 MiB in place of 1631.41 (two cores; the table is in [deployment](super::deployment)).
+//!
+//! # What it costs
+//!
+//! Every step runs the teacher's forward pass. If its weights do not fit the budget, they are also read in every step. If you
+//! use the data more than once, write the teacher's hidden states to files instead, and read those.
+//!
+//! # When to use it
+//!
+//! Use it to train a student on the teacher's probabilities. If the student generates the text, use `linear_jsd` or the reverse
+//! direction. If the teacher is the student without its adapters, [`without_adapters`](crate::lora::without_adapters) needs no
+//! second model at all: [adapters](super::adapters).
+//!
+//! # Example
 //!
 //! ```
 //! use burn::module::Module;
@@ -25,12 +46,12 @@
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("teacher.bpk");
 //! let layers = || -> Vec<Linear> { vec![linear(32, 128), linear(128, CLASSES)] };
-//! layers().save_file(&path)?; // here: a teacher that was trained
+//! layers().save_file(&path)?; // in practice: a trained teacher
 //!
 //! let options = LazyOptions::new().with_min_bytes(0);
 //! let (teacher, report) = layers().lazy_load(&WeightFile::open(&path)?, &options)?;
 //! assert_eq!(report.resident_bytes(), 0);
-//! let student = linear(16, CLASSES); // its head
+//! let student = linear(16, CLASSES); // its output head
 //!
 //! let loss = |x: Tensor<2>| {
 //!     let tokens = Tensor::<2>::ones([ROWS, 32], &device);
@@ -38,33 +59,15 @@
 //!     let options = DistillationOptions { temperature: 2.0, chunk_bytes: Some(1 << 20), ..Default::default() };
 //!     F::linear_kl_div(x, student.weight.val(), None, teacher, KlDirection::Forward, options)
 //! };
-//! // The hidden states of the student, which come from its other layers.
+//! // The student's hidden states; in practice, its other layers compute them.
 //! let x = || Tensor::<2>::random([ROWS, 16], Distribution::Default, &device).require_grad();
-//! // Threads that begin to work take memory, too: the least of four steps counts.
+//! // The smallest of four steps, as starting threads allocate, too.
 //! let step = (0..4).map(|_| measure_layer(x, loss)).min_by_key(|step| (step.peak, step.kept)).unwrap();
-//! let of_logits = (ROWS * CLASSES * 4) as u64; // of one model
-//! assert!(step.peak.unwrap() < of_logits); // with the head of the teacher, while it is in memory
+//! let of_logits = (ROWS * CLASSES * 4) as u64; // of one model's logits's logits
+//! assert!(step.peak.unwrap() < of_logits); // including the teacher's head while it is in memory
 //! assert!(step.kept.unwrap() < of_logits / 8); // gradients of x and of the student's head
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-//!
-//! # What it saves
-//!
-//! `cargo test --test memory divergences` asserts what both losses keep, exactly, and that their peak is below the logits of
-//! one model, of which other code has two, and their softmaxes. What a lazy model needs is measured by
-//! `cargo run --release --example infer_lazy`: 26.62 MiB in the place of 1631.41 (two cores; the table is in
-//! [deployment](super::deployment)).
-//!
-//! # What it costs
-//!
-//! The forward pass of the teacher in every step, with its weights read each time they do not fit the budget. Where the data is
-//! read more than once, write the hidden states of the teacher to files instead, and read those.
-//!
-//! # When
-//!
-//! For a student that is trained on the teacher's probabilities; `linear_jsd`, or the reverse direction, if the student writes
-//! the text. For a teacher that is the student without its adapters, [`without_adapters`](crate::lora::without_adapters) needs
-//! no second model at all: [adapters](super::adapters).
 //!
 //! # In PyTorch
 //!

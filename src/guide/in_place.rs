@@ -1,18 +1,35 @@
-//! Tensors that are overwritten, and tensors that are gone before the peak.
+//! Overwriting tensors in place, and dropping tensors before the peak.
 //!
-//! Burn has no operations in place to call: a tensor that is *moved* into an operation, and that nobody else holds, is
-//! overwritten where the backend can. A `clone` is a handle, not a copy, and costs nothing by itself, but while it lives the
-//! operation has to make a new tensor. So give tensors away when you use them for the last time, and clone before the other
-//! uses only. Under autodiff the graph is one of those who hold: what it keeps cannot be overwritten.
+//! Burn has no in-place operations to call. Instead, you *move* a tensor into an operation. If nothing else holds the tensor,
+//! the operation overwrites it where the backend can. A `clone` is a handle, not a copy, and costs nothing by itself. But as
+//! long as it lives, the operation has to allocate a new tensor. So move a tensor into its last use, and clone it only for
+//! earlier uses. Under autodiff, the graph holds tensors, too: what it keeps cannot be overwritten.
 //!
-//! The layers here do the same in the backward pass. [`CrossEntropyLoss`](crate::nn::loss::CrossEntropyLoss), for example,
-//! makes the gradient of the logits in the memory of the logits, if nobody else holds them: a `logits.clone()` for the accuracy
-//! that lives until after `backward` costs a tensor of that size. Compute metrics from it before, and drop it.
+//! Our layers also overwrite tensors in the backward pass. For example, [`CrossEntropyLoss`](crate::nn::loss::CrossEntropyLoss)
+//! writes the gradient of the logits into the memory of the logits if nothing else holds them. A `logits.clone()` for the
+//! accuracy that lives until after `backward` therefore costs a tensor of that size. Compute metrics before `backward`, and
+//! drop the clone.
 //!
-//! A loss holds the whole graph. `backward` consumes it; a loss that is collected without one (`losses.push(loss)` in an
-//! evaluation) keeps the activations of its step alive. Collect `loss.inner()` or the number. Of a graph whose loss is dropped
-//! without `backward`, Burn frees the memory in the next backward pass only: evaluate with
-//! [`Module::valid`](burn::module::Module::valid), which records none.
+//! A loss holds its whole graph, and `backward` consumes the graph. A loss that you collect without calling `backward`
+//! (`losses.push(loss)` in an evaluation) keeps the activations of its step alive. Collect `loss.inner()` or the number
+//! instead. If you drop a loss without `backward`, Burn frees its graph only at the next backward pass. So evaluate with
+//! [`Module::valid`](burn::module::Module::valid), which records no graph.
+//!
+//! # What it saves
+//!
+//! You save one tensor for each place that you fix, if that tensor is alive at the peak. [Profiling](super::profiling) shows
+//! which tensors are. `cargo bench --bench memory -- entropy` prints the peaks of the losses beside Burn's.
+//!
+//! # What it costs
+//!
+//! It costs nothing, except that you have to watch who holds which tensor.
+//!
+//! # When to use it
+//!
+//! Look for clones of the largest tensors: logits, attention inputs, the batch itself. Between two steps, nothing of a step
+//! should be alive except numbers. Check this with [`Scope`](crate::measure::Scope), as in the example.
+//!
+//! # Example
 //!
 //! ```
 //! use burn::module::Module;
@@ -27,13 +44,13 @@
 //! let bytes = 4000 * 256 * 4;
 //! let x = Tensor::<2>::ones([4000, 256], &device);
 //! let scope = Scope::start();
-//! let y = x.exp(); // moved: written where x was
+//! let y = x.exp(); // moved: overwrites x
 //! assert!(scope.peak() < bytes / 8);
 //! let z = y.clone().exp(); // y is used again
 //! assert!(scope.peak() >= bytes);
 //! drop((y, z, scope));
 //!
-//! // Backward from logits that something else still holds, and from logits that nobody holds.
+//! // The peak of a step with logits that something else still holds, and with logits that nothing else holds.
 //! let autodiff = device.autodiff();
 //! let targets = Tensor::<1, Int>::zeros([4000], &autodiff);
 //! let weight = Tensor::<2>::ones([8, 256], &autodiff).require_grad();
@@ -46,23 +63,9 @@
 //!     drop(held);
 //!     scope.peak()
 //! };
-//! let least = |is_held| (0..4).map(|_| step(is_held)).min().unwrap(); // threads that begin to work take memory, too
+//! let least = |is_held| (0..4).map(|_| step(is_held)).min().unwrap(); // starting threads allocate, too
 //! assert!(least(false) + bytes / 2 < least(true));
 //! ```
-//!
-//! # What it saves
-//!
-//! A tensor per place, at the peak; which one it is shows [profiling](super::profiling).
-//! `cargo bench --bench memory -- entropy` has the peaks of the losses beside Burn's.
-//!
-//! # What it costs
-//!
-//! Nothing but attention to who holds what.
-//!
-//! # When
-//!
-//! Look for clones around the largest tensors: logits, attention inputs, the batch itself. Between steps nothing of a step
-//! should be alive but numbers: check it with [`Scope`](crate::measure::Scope), as above.
 //!
 //! # In PyTorch
 //!

@@ -1,35 +1,35 @@
-//! How to train and run models in less memory: one page per technique, each with a snippet that is tested.
+//! How to train and run models in less memory: one page per technique, each with tested code.
 //!
-//! Begin with [profiling], take the [swap](swap_and_freeze), and then what fits the largest rest: activations, gradients, state
-//! of the optimizer, or weights. Where Burn has a technique already, the page shows Burn.
+//! Start with [profiling], then make the [swap](swap_and_freeze). After that, choose techniques for whatever takes most of the
+//! remaining memory: activations, gradients, optimizer state or weights. Where Burn already has a technique, the page shows
+//! Burn's.
 //!
 //! | technique | saves | costs | page |
 //! | --- | --- | --- | --- |
-//! | to know where the bytes are | nothing by itself | two measured steps | [profiling] |
-//! | layers that keep what is read; frozen layers | of whole models 41 to 98 % of the activations | nothing | [swap_and_freeze] |
-//! | tensors that are moved, and dropped early | a tensor per place, at the peak | attention | [in_place] |
-//! | bf16 and f16, or only for what is kept | half of the activations, or three quarters | digits | [precision] |
-//! | parts that are computed again | up to nine tenths of the activations | 15 to 40 % of a step | [checkpointing] |
-//! | the largest batch that fits, in parts | activations of all parts but one | a second gradient | [batch_size] |
-//! | adapters of low rank | gradients and state of all but the factors | some quality, perhaps | [adapters] |
-//! | packed frozen weights | three quarters of them, in 8 bits | rounding, and time to unpack | [quantized_weights] |
-//! | pruned frozen weights | what is pruned, less a bit per weight | accuracy | [pruning] |
+//! | measure where the bytes are | nothing by itself | two measured steps | [profiling] |
+//! | layers that keep only what the backward pass reads; freezing | 41 to 98 % of a model's activations | nothing | [swap_and_freeze] |
+//! | move tensors, and drop them early | a tensor per place, at the peak | care with ownership | [in_place] |
+//! | bf16 or f16 steps; kept tensors in 16 or 8 bits | half or three quarters of the activations | precision | [precision] |
+//! | recomputed segments | up to nine tenths of the activations | 7 to 37 % of a step | [checkpointing] |
+//! | the largest batch that fits; a batch in parts | the activations of all parts but one | a second gradient | [batch_size] |
+//! | low-rank adapters | gradients and optimizer state of all but the factors | perhaps some quality | [adapters] |
+//! | quantized frozen weights | three quarters of them, in 8 bits | rounding, and time to dequantize | [quantized_weights] |
+//! | pruned frozen weights | the pruned values, minus a bit per weight | accuracy | [pruning] |
 //! | 8-bit optimizers; updates in the backward pass | three quarters of the state; gradients | no accumulation | [optimizers] |
-//! | weights and activations in files or on the host | weights, and what waits | time to move them | [offload] |
-//! | several devices and machines | activations of the other parts | gradients are sent | [devices] |
-//! | distillation from a teacher in its file | the teacher's weights, all logits | its forward pass | [distillation] |
-//! | a merged model that is read as it runs | weights, but for a budget | digits, if it is rounded | [deployment] |
-//! | few batches ahead | batches that would wait | one thread makes them | [data_loading] |
+//! | weights and activations in files or on the host | the offloaded bytes | time to move them | [offload] |
+//! | several devices and machines | the activations of the other parts | gradients are sent | [devices] |
+//! | distillation from a teacher in its file | the teacher's weights, all logits | the teacher's forward pass | [distillation] |
+//! | a merged model that is read as it runs | weights beyond a budget | precision, if it is rounded | [deployment] |
+//! | only a few batches ahead | batches that would wait | one thread makes them all | [data_loading] |
 //!
-//! Bytes add up, and most techniques do, too. What was found to go together is on the pages: mixed precision with checkpointing
-//! and replicas, lazy or quantized weights with adapters, policies within segments for their inputs. What does not: updates in
-//! the backward pass with anything that needs all gradients first, batch norms in training mode with parts of a batch.
+//! Most techniques combine, and their savings add up. The pages name combinations that work: mixed precision with checkpointing
+//! and with replicas, lazy or quantized weights with adapters, and policies for the inputs of checkpointed segments. Two
+//! combinations do not work. Updates in the backward pass exclude anything that needs all gradients first. A batch in parts
+//! excludes batch norms in training mode.
 //!
-//! In the table, whole models are those of `cargo run --release -p burn-memsave-paper -- models`, and what recomputation costs is
-//! of its `-- language` and of the page.
-//!
-//! Figures are of the commands next to them, on two cores of a shared x86-64 machine, or are asserted by the test that is
-//! named; shapes and other models are in the README. Snippets count bytes with
+//! Every figure comes from the command next to it, run on two cores of a shared x86-64 machine, or is asserted by the named
+//! test. In the table above, the savings of whole models come from `cargo run --release -p burn-memsave-paper -- models`, and
+//! the cost of recomputation from `-- language`. The README has other shapes and models. The examples count bytes with
 //! [`TrackingAllocator`](crate::measure::TrackingAllocator).
 pub mod adapters;
 pub mod batch_size;

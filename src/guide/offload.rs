@@ -1,16 +1,45 @@
-//! Weights that wait in their file, and activations that wait on the host or in a file.
+//! Offloading: weights that stay in their file, and activations that wait on the host or in a file.
 //!
-//! What is not needed now can be elsewhere. **Frozen weights** never change: [`lazy`](crate::lazy) leaves them in their file
-//! until a layer runs, in the forward and again in the backward pass; a cache keeps what a budget allows, and reads the next
-//! ones ahead. On a device, [`with_device_budget`](crate::lazy::LazyOptions::with_device_budget) says how many bytes of them
-//! may stay there.
+//! **Frozen weights** never change. [`lazy`](crate::lazy) leaves them in their file until a layer runs, in the forward pass and
+//! again in the backward pass. A cache keeps as many as a budget allows, and reads the next ones ahead. On a device,
+//! [`with_device_budget`](crate::lazy::LazyOptions::with_device_budget) sets how many bytes of them may stay there.
 //!
-//! **What is kept for the backward pass** is read once, and late. Within a scope of
-//! [`SavedPolicy::Host`](crate::saved::SavedPolicy::Host) the inputs that layers of this library keep go from the device to the
-//! host's memory while the program goes on, and with [`SavedPolicy::disk`](crate::saved::SavedPolicy::disk) into a file without
-//! a name, and come back when they are due: exactly. A tensor that somebody else holds stays where it is, and so do masks,
-//! statistics, kept outputs, and what Burn's own operations keep. Fewer bits, which are not exact, are the subject of
+//! **Kept tensors** are read once, late in the step. Within a scope of [`SavedPolicy::Host`](crate::saved::SavedPolicy::Host),
+//! the inputs that our layers keep move from the device to host memory while the program goes on. With
+//! [`SavedPolicy::disk`](crate::saved::SavedPolicy::disk) they move into an unnamed file. They come back unchanged when the
+//! backward pass needs them. Some tensors stay where they are: tensors that something else holds, masks, statistics, kept
+//! outputs, and whatever Burn's own operations keep. To keep tensors in fewer bits, which is not exact, see
 //! [precision](super::precision).
+//!
+//! # What it saves
+//!
+//! Weights: `cargo run --release --example finetune_lazy` fine-tunes a language model of 3 GiB with LoRA under a `ulimit -v` of
+//! 600 MiB. Both rows have equal losses (two cores):
+//!
+//! | weights | heap peak (MiB) | RSS peak (MiB) | seconds per step |
+//! | --- | --- | --- | --- |
+//! | in memory | 3218.44 | 3233.82 | 4.25 |
+//! | lazy, budget of 132 MiB | 276.14 | 293.27 | 5.23 |
+//!
+//! Activations: `cargo test --test saved` asserts the bytes that each policy leaves in memory. The example below keeps 10.02
+//! MiB without a policy and 0.02 MiB with the file; its peaks are 12.34 and 5.22 MiB (two cores). On a CPU, `Host` saves
+//! nothing, as tensors are in host memory already.
+//!
+//! # What it costs
+//!
+//! Moving the bytes takes time. Weights that exceed the budget are read twice per step; activations move once each way. The
+//! program waits only if more than a few copies are pending, and the disk is read and written in parallel with the computation.
+//! A device runs copies between its operations; on CUDA they go through the runtime's pinned buffers. A step that computes
+//! little per byte waits for the bus or the disk. In the backward pass, `Host` fetches one tensor ahead, which takes its bytes
+//! on the device.
+//!
+//! # When to use it
+//!
+//! Use lazy weights for fine-tuning with [adapters](super::adapters), or for inference, if the model does not fit. Offload
+//! activations after [checkpointing](super::checkpointing): then they are the inputs of segments, which are few and large.
+//! Tensors within a segment are not offloaded.
+//!
+//! # Example
 //!
 //! ```
 //! use burn::tensor::{Device, Distribution, Tensor};
@@ -34,7 +63,7 @@
 //! let disk = SavedPolicy::disk(std::env::temp_dir())?;
 //! let kept = |policy: &SavedPolicy| {
 //!     let step = || measure_step(&blocks, x.clone(), |blocks, x| policy.scope(|| loss(blocks, x)));
-//!     (0..4).map(|_| step().kept.unwrap()).min().unwrap() // threads that begin to work take memory, too
+//!     (0..4).map(|_| step().kept.unwrap()).min().unwrap() // starting threads allocate, too
 //! };
 //! assert!(kept(&disk) < kept(&SavedPolicy::Keep) / 2);
 //!
@@ -45,33 +74,7 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! # What it saves
-//!
-//! Weights: `cargo run --release --example finetune_lazy` fine-tunes a language model of 3 GiB with LoRA below `ulimit -v` of
-//! 600 MiB; two cores, with equal losses:
-//!
-//! | weights | heap peak (MiB) | RSS peak (MiB) | seconds per step |
-//! | --- | --- | --- | --- |
-//! | in memory | 3218.44 | 3233.82 | 4.25 |
-//! | lazy, budget of 132 MiB | 276.14 | 293.27 | 5.23 |
-//!
-//! Activations: `cargo test --test saved` asserts the bytes that each policy leaves in memory. The snippet keeps 10.02 MiB
-//! without a policy and 0.02 with the file; its peak is 12.34 and 5.22 MiB (two cores). `Host` saves nothing on a CPU, where
-//! tensors are in its memory already.
-//!
-//! # What it costs
-//!
-//! Time to move: of weights twice per step if they do not fit the budget, of activations once each way. The program waits for
-//! no copy as long as few are on their way, and the disk is read and written beside the computation; a device does its copies
-//! between its operations, on CUDA through the pinned buffers that the runtime has. A step that computes little for each byte
-//! waits for the bus or the disk. In the backward pass `Host` has one tensor ahead, which takes its bytes on the device.
-//!
-//! # When
-//!
-//! Lazy weights: fine-tuning with [adapters](super::adapters), or inference, of what does not fit. Activations: after
-//! [checkpointing](super::checkpointing), for the inputs of segments, which are few and large; within segments nothing waits.
-//!
 //! # In PyTorch
 //!
-//! Activations: `torch.autograd.graph.save_on_cpu`. Weights: `accelerate`'s `cpu_offload` and `disk_offload`, ZeRO-Infinity of
-//! DeepSpeed.
+//! Activations: `torch.autograd.graph.save_on_cpu`. Weights: `cpu_offload` and `disk_offload` of `accelerate`, and
+//! ZeRO-Infinity of DeepSpeed.

@@ -1,13 +1,45 @@
-//! Optimizers with little state, and updates in the middle of the backward pass.
+//! Optimizers with little state, and updates during the backward pass.
 //!
-//! AdamW keeps two numbers for each parameter, 8 bytes in f32, as much as the parameter and its gradient together.
+//! AdamW keeps two numbers for each parameter: 8 bytes in f32, as much as the parameter and its gradient together.
 //! [`AdamW8bit`](crate::optim::AdamW8bit) keeps 2.03 bytes, and [`Muon8bit`](crate::optim::Muon8bit) 1.02 where Muon keeps 4.
-//! Both are optimizers of Burn's: records, groups of parameters and schedulers work as before. Weights in half precision are
-//! rounded at random, so that they need no master in f32 (not on remote devices).
+//! Both are ordinary Burn optimizers: records, parameter groups and schedulers work as before. Weights in half precision need
+//! no f32 master, because they are updated with stochastic rounding (except on remote devices).
 //!
-//! [`step_in_backward`](crate::optim::step_in_backward) takes any optimizer and changes each parameter as soon as its gradient
-//! is complete, then drops the gradient: one exists at a time. On CPU backends the result is, to the last bit, that of a
-//! backward pass and a step.
+//! [`step_in_backward`](crate::optim::step_in_backward) works with any optimizer. It updates each parameter as soon as its
+//! gradient is complete, then drops the gradient, so that only one exists at a time. On CPU backends the result equals that of
+//! a backward pass followed by a step, to the last bit.
+//!
+//! # What it saves
+//!
+//! Every trainable parameter saves 5.97 of AdamW's 8 bytes or 2.98 of Muon's 4. Updates in the backward pass save all gradients
+//! but the largest. `cargo test --test optim bytes` asserts two peaks, of a step after the backward pass and of a step within
+//! it, up to the bytes of the graph's own records. In the example, the gradients take 6.01 MiB, and the two peaks are 6.02 and
+//! 1.04 MiB (two cores). `cargo run --release --example finetune_lm -- --optimizer adamw8bit --in-backward` trains with both
+//! techniques.
+//!
+//! # What it costs
+//!
+//! 8-bit states are rounded, in blocks of 256 elements with one scale each. Embeddings should keep their state in f32, which
+//! `init_for` takes care of. AdamW's second moments use stochastic rounding, so that they follow the gradients. The table shows
+//! mean losses after 1,000 steps of `finetune_lm -- --pretrain-steps 1000`, which trains from scratch on a text that the model
+//! learns by heart. A single run differs by up to 3 %, either way.
+//!
+//! | | `--optimizer adamw` | `adamw8bit` | `adamw8bit`, rounded to nearest as in bitsandbytes |
+//! | --- | --- | --- | --- |
+//! | seeds 1 to 4 | 0.225 | 0.226 | |
+//! | `--width 64 --blocks 2`, seeds 1 to 3 | 0.651 | 0.651 | 0.665 |
+//!
+//! A step is one pass over memory; `cargo bench --bench optim` times it beside Burn's.
+//!
+//! Updates in the backward pass exclude everything that needs all gradients at once: accumulation, clipping by the norm of all
+//! gradients, and loss scaling. (A loss that a [`LossScaler`](crate::mixed::LossScaler) has scaled is an error.)
+//!
+//! # When to use it
+//!
+//! Use them if all parameters are trained. With [adapters](super::adapters), or if most of the model is frozen, state and
+//! gradients are small, and Burn's AdamW is enough.
+//!
+//! # Example
 //!
 //! ```
 //! use burn::module::Module;
@@ -29,10 +61,10 @@
 //!     optimizer.step(1e-3, layers, gradients)
 //! };
 //!
-//! // The state that a first step leaves, in bytes.
+//! // The bytes of state that a first step leaves.
 //! let state = |mut optimizer: ModuleOptimizer| {
 //!     let mut layers = layers();
-//!     drop(loss(&layers).backward()); // parameters begin to be
+//!     drop(loss(&layers).backward()); // initializes the parameters
 //!     let before = TrackingAllocator::live();
 //!     layers = step(layers, &mut optimizer);
 //!     let bytes = TrackingAllocator::live() - before;
@@ -41,9 +73,9 @@
 //! };
 //! let parameters = layers().num_params() as u64;
 //! assert!(state(AdamWConfig::new().init()) >= 8 * parameters);
-//! assert!(state(AdamW8bitConfig::new().init()) < 3 * parameters); // vectors keep f32, by default
+//! assert!(state(AdamW8bitConfig::new().init()) < 3 * parameters); // by default, the state of vectors stays in f32
 //!
-//! // The peak of a step, when the state is there.
+//! // The peak of a second step, whose state exists already.
 //! let mut optimizer = AdamW8bitConfig::new().init();
 //! let trained = step(layers(), &mut optimizer);
 //! let scope = Scope::start();
@@ -52,34 +84,11 @@
 //! drop(scope);
 //! let scope = Scope::start();
 //! let (_, _) = step_in_backward(trained, &mut optimizer, 1e-3, loss)?;
-//! assert!(scope.peak() + 4 * 512 * 512 * 4 < after); // one gradient of six at a time, and what computes it
+//! assert!(scope.peak() + 4 * 512 * 512 * 4 < after); // one of six gradients at a time, and temporaries
 //! # Ok::<(), burn_memsave::optim::InBackwardError>(())
 //! ```
 //!
-//! # What it saves
-//!
-//! Of every trainable parameter 5.97 bytes of AdamW's 8, or 2.98 of Muon's 4, and all gradients but the largest.
-//! `cargo test --test optim bytes` asserts the peak of a step, with the gradients and in the backward pass, to the bytes of the
-//! graph's records. In the snippet, whose gradients are 6.01 MiB, the peaks are 6.02 and 1.04 MiB (two cores).
-//! `cargo run --release --example finetune_lm -- --optimizer adamw8bit --in-backward` trains with both.
-//!
-//! # What it costs
-//!
-//! 8 bits: states are rounded, in blocks of 256 with a scale each; embeddings should keep f32 (`init_for` sees to that). AdamW's second
-//! moments are rounded at random, so that they follow the gradients. After 1,000 steps of `finetune_lm -- --pretrain-steps 1000` from
-//! scratch, on a text that is learned by heart, the loss is 0.225 with `--optimizer adamw` and 0.226 with `adamw8bit` (means of seeds 1
-//! to 4; one run differs by up to 3 %, either way); with `--width 64 --blocks 2` 0.651 and 0.651 (seeds 1 to 3; 0.665 to nearest, as
-//! bitsandbytes rounds).
-//! `cargo bench --bench optim` times a step beside Burn's; ours is one pass over memory. In the backward pass: nothing that
-//! needs all gradients at once: no accumulation, no clipping by their common norm, no loss scaling (a loss that a
-//! [`LossScaler`](crate::mixed::LossScaler) scaled is an error).
-//!
-//! # When
-//!
-//! If all parameters are trained. With [adapters](super::adapters), or where most is frozen, state and gradients are small, and
-//! Burn's AdamW does.
-//!
 //! # In PyTorch
 //!
-//! `bitsandbytes.optim.AdamW8bit`, `torchao.optim.AdamW8bit`; updates in the backward pass by
-//! `Tensor.register_post_accumulate_grad_hook`, and LOMO.
+//! `bitsandbytes.optim.AdamW8bit`, `torchao.optim.AdamW8bit`; for updates in the backward pass,
+//! `Tensor.register_post_accumulate_grad_hook` and LOMO.

@@ -1,17 +1,48 @@
-//! Half and mixed precision: a step in bf16 or f16, or only what is kept in fewer bits.
+//! Half and mixed precision: a whole step in bf16 or f16, or only the kept tensors in fewer bits.
 //!
-//! [`mixed::Precision`](crate::mixed::Precision) casts the parameters for one step by operations of the graph. Activations are
-//! in half precision, and so is everything that is kept; gradients arrive at the parameters of the module, which stay in f32,
-//! and Burn's optimizers update those. Layers of this library sum in f32 inside. f16 needs a
-//! [`LossScaler`](crate::mixed::LossScaler), bf16 does not, so that only bf16 goes with
-//! [updates in the backward pass](super::optimizers).
-//! [`Precision::narrow_frozen`](crate::mixed::Precision::narrow_frozen) casts frozen parameters once, for good: they need no
-//! master.
+//! **Mixed precision.** [`mixed::Precision`](crate::mixed::Precision) casts the parameters for one step, as operations of the
+//! graph. Activations, and everything that is kept, are then in half precision. Gradients arrive at the module's own
+//! parameters, which stay in f32, and Burn's optimizers update those. Our layers compute sums in f32 internally. f16 needs a
+//! [`LossScaler`](crate::mixed::LossScaler) and bf16 does not, so only bf16 works with [updates in the backward
+//! pass](super::optimizers). [`Precision::narrow_frozen`](crate::mixed::Precision::narrow_frozen) casts frozen parameters once,
+//! for good: they need no f32 master.
 //!
-//! If the step is to stay in f32, [`SavedPolicy::Half`](crate::saved::SavedPolicy::Half) rounds only what waits for the
-//! backward pass, to half as many bits (bf16; [`HalfF16`](crate::saved::SavedPolicy::HalfF16): f16, with three bits more, but infinite
-//! above 65504), and [`SavedPolicy::Int8`](crate::saved::SavedPolicy::Int8) to 8. Outputs and losses are
-//! exact then, gradients are not. Where the tensors are kept instead of how is the subject of [offload](super::offload).
+//! **Kept tensors only.** A `SavedPolicy` leaves the step in f32, and rounds only the tensors that wait for the backward pass.
+//! [`SavedPolicy::Half`](crate::saved::SavedPolicy::Half) rounds them to bf16, [`HalfF16`](crate::saved::SavedPolicy::HalfF16)
+//! to f16, and [`SavedPolicy::Int8`](crate::saved::SavedPolicy::Int8) to 8 bits. f16 has three more bits of precision than
+//! bf16, but values above 65504 become infinite. Outputs and losses stay exact; gradients do not. To keep tensors elsewhere
+//! instead of in fewer bits, see [offload](super::offload).
+//!
+//! # What it saves
+//!
+//! Mixed precision saves half of the bytes of everything that is kept, and of frozen parameters if you narrow them.
+//! `cargo test --test mixed bytes` asserts both, for bf16 and f16, with and without Burn's gradient checkpointing. Frozen
+//! weights that were cast once are not copied again.
+//!
+//! `SavedPolicy`, by `cargo run --release -p burn-memsave-paper --bin llama` (a language model with LoRA; MiB; two cores):
+//!
+//! | policy | kept | peak | time, relative to no policy |
+//! | --- | --- | --- | --- |
+//! | none | 753.22 | 789.47 | 1.00 |
+//! | `Half` | 381.30 | 443.56 | 0.98 |
+//! | `Int8` | 201.12 | 275.96 | 1.06 |
+//!
+//! # What it costs
+//!
+//! Mixed precision takes two bytes per trainable parameter for the copy of a step. It also costs precision: bf16 has two to
+//! three decimal digits. Compare the loss with that of a run in f32.
+//!
+//! `SavedPolicy` costs some accuracy. `cargo run --release --example finetune -- --train all --saved half` (or `int8`)
+//! recognized 98.9 % of the images with `Half`, 99.0 % with `Int8`, and 99.1 % without a policy (means of five seeds).
+//!
+//! # When to use it
+//!
+//! - Mixed precision: on devices that compute in bf16 (ask [`Precision::check`](crate::mixed::Precision::check)), and for
+//!   frozen weights anywhere.
+//! - `Half`: if activations are most of the peak and the step has to stay in f32.
+//! - f16: only where there is no bf16.
+//!
+//! # Example
 //!
 //! ```
 //! use burn::optim::GradientsParams;
@@ -35,40 +66,13 @@
 //! let gradients = GradientsParams::from_grads(y.mean().backward(), &model);
 //! assert_eq!(gradients.get::<2>(model.weight.id).unwrap().dtype(), DType::F32);
 //!
-//! // The step in f32, what is kept in bf16: the same output.
+//! // A step in f32 that keeps its tensors in bf16: the output is the same.
 //! let rounded = SavedPolicy::Half.scope(|| forward(&model, x.clone()));
 //! rounded.into_data().assert_eq(&forward(&model, x).into_data(), true);
 //! # Ok::<(), burn_memsave::mixed::MixedError>(())
 //! ```
 //!
-//! # What it saves
-//!
-//! Mixed precision: half of the bytes of everything that is kept, and of frozen parameters, if they are narrowed.
-//! `cargo test --test mixed bytes` asserts both, in bytes: half for bf16 and f16, with either of Burn's strategies, and no copy
-//! of frozen weights that were cast once.
-//!
-//! `SavedPolicy`, by `cargo run --release -p burn-memsave-paper --bin llama` (a language model with LoRA; MiB; two cores):
-//!
-//! | kept | kept | peak | time |
-//! | --- | --- | --- | --- |
-//! | as it is | 753.22 | 789.47 | 1.00 |
-//! | `Half` | 381.30 | 443.56 | 0.98 |
-//! | `Int8` | 201.12 | 275.96 | 1.06 |
-//!
-//! # What it costs
-//!
-//! Mixed precision: two bytes per trainable parameter for the copy of a step, and digits: bf16 has two to three. Compare the
-//! loss with that of a run in f32. With `SavedPolicy` the digits of
-//! `cargo run --release --example finetune -- --train all --saved half` (or `int8`), mean of five seeds, were recognized at
-//! 98.9 % (`Half`) and 99.0 % (`Int8`), and at 99.1 % with all as it is.
-//!
-//! # When
-//!
-//! Mixed precision: on devices that compute in bf16 ([`Precision::check`](crate::mixed::Precision::check) asks), and for frozen
-//! weights anywhere. `Half`: if activations are most of the peak and the step has to stay in f32. f16 only where there is no
-//! bf16.
-//!
 //! # In PyTorch
 //!
-//! `torch.autocast` and `torch.amp.GradScaler`; `model.to(torch.bfloat16)` for frozen weights. `SavedPolicy` is a ready pair of
-//! `torch.autograd.graph.saved_tensors_hooks`.
+//! `torch.autocast` and `torch.amp.GradScaler`; `model.to(torch.bfloat16)` for frozen weights. `SavedPolicy` corresponds to a
+//! ready-made pair of `torch.autograd.graph.saved_tensors_hooks`.

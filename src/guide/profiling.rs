@@ -1,26 +1,51 @@
-//! What a step needs, which layer keeps what, and why.
+//! Profiling: how much memory a step needs, which layer keeps what, and why.
 //!
-//! Three questions, three functions. How much: [`measure_step`](crate::measure::measure_step) runs a step twice and says what
-//! the second kept after the forward pass, and what it needed at its peak, beyond parameters and input. Which layer:
-//! [`ledger`](crate::measure::ledger) lists every tensor that an operation of this library keeps, with the path of its module
-//! and the reason ("weight is trainable"). When: a [`profile`](crate::plan::profile) has the bytes and times of each block,
-//! forward and backward, kept and recomputed.
+//! - [`measure_step`](crate::measure::measure_step) says how much. It runs a step twice and reports what the second run kept
+//!   after the forward pass, and its peak, beyond parameters and input.
+//! - [`ledger`](crate::measure::ledger) says which layer. It lists every tensor that an operation of this library keeps, with
+//!   the path of its module and the reason ("weight is trainable").
+//! - [`profile`](crate::plan::profile) says when. It measures the bytes and times of each block, forward and backward, kept and
+//!   recomputed.
+//! - [`explain`](crate::measure::explain) says what to do. For each row of the ledger, it suggests what would remove it:
+//!   freezing, recomputing a block, or fusing head and loss. Suggestions that cost time are ranked by bytes per millisecond.
+//! - [`timeline`](crate::measure::timeline) follows one step, operation by operation, in PyTorch's categories. It writes CSV,
+//!   JSON, a Chrome trace or a plot.
+//! - [`RunMemory`](crate::measure::RunMemory) follows a whole run, step by step, and shows what grows.
+//!   [`watch_graphs`](crate::measure::watch_graphs) finds graphs that stay alive after their backward pass, for example because
+//!   you stored a loss.
 //!
-//! And what to do about it: [`explain`](crate::measure::explain) adds to the ledger what would remove a row (to freeze it, to
-//! compute a block again, head and loss in one), by bytes per millisecond. What operations of Burn keep that were not swapped has one
-//! row, what is measured less what is listed, and the modules whose parameters they use are named: this is how to see whether a swap is
-//! whole. Attention, ReLU6 and SiLU that a model [writes by hand](crate::measure::Pattern) are named, too. Burn's graph shows neither the
-//! bytes of its operations nor (but for some of a device with gradient checkpointing) their names, so what a swap gives is measured
-//! by swapping: convert a layer by `from_nn_*`, or exchange a `use` line, and run `measure_step` again. The ledger alone has that row by
-//! [`with_unlisted`](crate::measure::Ledger::with_unlisted). [`timeline`](crate::measure::timeline) follows one step,
-//! operation by operation, in PyTorch's categories, as CSV, JSON, a Chrome trace or a plot.
-//! [`RunMemory`](crate::measure::RunMemory) follows a whole run, step by step: what grows is seen there, and
-//! [`watch_graphs`](crate::measure::watch_graphs) finds graphs that stay alive after their backward pass, which a loss that is kept for
-//! later does.
+//! On CPU devices, [`TrackingAllocator`](crate::measure::TrackingAllocator) counts exactly. Without it, the answer is `None`,
+//! never 0. On CUDA and wgpu, the same functions read the device's memory pools at every kernel launch, and count launches.
 //!
-//! On CPU devices [`TrackingAllocator`](crate::measure::TrackingAllocator) counts, exactly, and without it the answer is
-//! `None`, never 0. On CUDA and wgpu the same functions read the device's memory pools at every launch of a kernel, and count
-//! launches.
+//! # Is the swap complete?
+//!
+//! `explain` has one row for everything that Burn's own operations keep: the bytes measured, minus the bytes listed. It names
+//! the modules whose parameters these operations use, so you see which layers are not swapped yet. It also names attention,
+//! ReLU6 and SiLU that a model [writes by hand](crate::measure::Pattern). To add this row to a ledger, call
+//! [`with_unlisted`](crate::measure::Ledger::with_unlisted).
+//!
+//! Burn's graph does not show the bytes of its operations, nor their names (except some on a device with gradient
+//! checkpointing). So only swapping shows what a swap saves: convert a layer by `from_nn_*`, or change a `use` line, and run
+//! `measure_step` again.
+//!
+//! # What it saves
+//!
+//! Profiling saves nothing by itself: it shows where the bytes are. `--ledger` prints the ledger of the examples:
+//! `cargo run --release --example finetune -- --ledger`, and `--example finetune_lm -- --ledger`. `cargo bench --bench memory`
+//! measures layers, `cargo bench --bench devices` does so on a device.
+//!
+//! # What it costs
+//!
+//! The allocator adds one or two relaxed atomic operations per allocation, so you can leave it installed. `measure_step` runs
+//! two steps, and a profile several. A gate (below) runs each case three times (four on a device), Criterion at least ten
+//! times. On devices, the pools are read at every launch of a measured step.
+//!
+//! # When to use it
+//!
+//! Profile before every other page of this guide, and after. If the ledger's total is well below `kept`, Burn's own operations
+//! keep the rest: look for layers that are not swapped, and for elementwise arithmetic between layers.
+//!
+//! # Example
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -49,8 +74,8 @@
 //! println!("{ledger}"); // also as CSV and JSON
 //! let first = ledger.rows.iter().filter(|row| row.module.starts_with("0") && row.counts());
 //! let of_first: u64 = first.filter_map(|row| row.bytes).sum();
-//! assert_eq!(of_first, 4 * 64 * 128 * (32 + 128)); // the inputs of its first layer and of its activation
-//! assert!(ledger.fallbacks().next().is_none()); // no operation of Burn ran in the place of one of ours
+//! assert_eq!(of_first, 4 * 64 * 128 * (32 + 128)); // inputs of the block's first layer and of its activation
+//! assert!(ledger.fallbacks().next().is_none()); // no operation of Burn ran in place of ours
 //! assert!(ledger.total() <= step.kept.unwrap());
 //!
 //! let profile = profile(&blocks, x, &ProfileOptions::new(), loss)?;
@@ -62,8 +87,8 @@
 //!
 //! # In tests and benches
 //!
-//! [`Gate`](crate::measure::Gate) holds what was measured in a file, and fails when a step needs more: it names the layers that grew.
-//! `MEMSAVE_BLESS=1` records. Here a batch of twice the size:
+//! [`Gate`](crate::measure::Gate) records measurements in a file. It fails when a step needs more, and names the layers that
+//! grew. `MEMSAVE_BLESS=1` updates the record. Here the second run has a batch of twice the size:
 //!
 //! ```
 //! use burn::module::Module;
@@ -83,32 +108,16 @@
 //! }
 //!
 //! let directory = tempfile::tempdir().unwrap();
-//! let path = directory.path().join("memory.csv"); // in a test of yours a file beside it
+//! let path = directory.path().join("memory.csv"); // in your own test: a file next to it
 //! memory(Gate::open(&path)?.with_bless(true), 512)?; // as with `MEMSAVE_BLESS=1`
 //! let error = memory(Gate::open(&path)?, 1024).unwrap_err();
 //! assert!(error.to_string().contains("0, linear: keeps 262144 bytes (recorded: 131072)")); // batch x 64 x 4
 //! # Ok::<(), GateError>(())
 //! ```
 //!
-//! With the feature `criterion`, `measure::criterion` has measurements for Criterion: `cargo bench` prints and plots the bytes of a step, and
-//! compares them with those of the last run. `examples/step_bytes` does, for batches of several sizes. All of it runs on devices, too.
-//!
-//! # What it saves
-//!
-//! Nothing by itself: it says where the bytes are. `--ledger` prints the ledger of the examples:
-//! `cargo run --release --example finetune -- --ledger`, and `--example finetune_lm -- --ledger`. `cargo bench --bench memory`
-//! measures layers, `cargo bench --bench devices` on a device.
-//!
-//! # What it costs
-//!
-//! A gate runs each case three times, Criterion ten times and more. The allocator: one or two relaxed atomic operations per allocation, so it may stay installed. `measure_step` is two steps; a
-//! profile is several. On devices the pools are read at every launch of a measured step.
-//!
-//! # When
-//!
-//! Before every other page of this guide, and after. The ledger sees operations of this library only; if its total is well
-//! below `kept`, Burn's own operations keep the rest: look for layers that were not swapped, and for elementwise arithmetic
-//! between them.
+//! With the feature `criterion`, `measure::criterion` has measurements for Criterion: `cargo bench` prints and plots the bytes
+//! of a step, and compares them with those of the last run. `examples/step_bytes` does so for batches of several sizes. All of
+//! it runs on devices, too.
 //!
 //! # In PyTorch
 //!

@@ -1,10 +1,31 @@
-//! Frozen weights that are smaller, or stored without their zeros.
+//! Pruning: frozen weights that are smaller, or stored without their zeros.
 //!
-//! Burn 0.22 has no sparse tensors and no sparse kernels: a weight that is multiplied by a mask of zeros takes as many bytes
-//! and as long as before. Two things do save memory.
+//! Burn 0.22 has no sparse tensors and no sparse kernels: a weight that is multiplied by a mask of zeros takes as many bytes,
+//! and as much time, as before. Two things do save memory: removing whole channels or heads, and storing single weights
+//! sparsely.
 //!
-//! **Whole channels or heads.** A feed-forward block loses the hidden features that count least: columns of its first weight,
-//! the same entries of the bias, and rows of the second. What is left is an ordinary smaller model. Burn's tensors are enough:
+//! # What it saves
+//!
+//! Removing half of a block's hidden features halves its parameters. Sparse storage of a share `s` of an f32 weight's values
+//! takes `s + 1/32` of its bytes. The examples below assert both. In the second one (`cargo test --doc pruning`), a tenth of
+//! the values takes 0.55 of 4 MiB (two cores). No command measures this on a larger model, because how much you can prune
+//! depends on the model.
+//!
+//! # What it costs
+//!
+//! Pruning mostly costs accuracy, and training afterwards to win it back. That training can use [adapters](super::adapters) on
+//! the frozen sparse weights. Sparse storage also costs time, because every use makes the weight dense. Smaller matrices save
+//! time.
+//!
+//! # When to use it
+//!
+//! Use it rarely. 8 bits ([quantized weights](super::quantized_weights)) save as much as storing a quarter of the values, and
+//! usually cost less accuracy. Remove channels if the model was trained or regularized for it.
+//!
+//! # Example: whole channels or heads
+//!
+//! A feed-forward block loses its least important hidden features: columns of its first weight, the same entries of the bias,
+//! and rows of its second weight. An ordinary, smaller model remains. Burn's tensors are enough for this:
 //!
 //! ```
 //! use burn::module::Module;
@@ -14,7 +35,7 @@
 //! let device = Device::flex();
 //! let mut up = LinearConfig::new(32, 128).init(&device);
 //! let mut down = LinearConfig::new(128, 32).init(&device);
-//! // Every other hidden feature contributes nothing to the result, as in a model that was trained to be pruned.
+//! // Every second hidden feature contributes nothing, as in a model that was trained for pruning.
 //! let alive = Tensor::<1>::from_floats([1.0, 0.0], &device).repeat_dim(0, 64);
 //! down.weight = down.weight.map(|weight| weight * alive.unsqueeze_dim(1));
 //!
@@ -23,7 +44,7 @@
 //! let whole = forward(&up, &down, x.clone());
 //! let parameters = up.num_params() + down.num_params();
 //!
-//! // How much a hidden feature counts: the norm of what goes in, times that of what comes out.
+//! // Importance of a hidden feature: the squared norm of its incoming weights times that of its outgoing weights.
 //! let squares = |weight: Tensor<2>| weight.powf_scalar(2.0);
 //! let into = squares(up.weight.val()).sum_dim(0).squeeze_dim::<1>(0);
 //! let out = squares(down.weight.val()).sum_dim(1).squeeze_dim::<1>(1);
@@ -36,9 +57,11 @@
 //! forward(&up, &down, x).into_data().assert_approx_eq::<f32>(&whole.into_data(), Tolerance::default());
 //! ```
 //!
-//! **Single weights, stored sparsely.** A frozen weight does not have to be a tensor: a
-//! [`FrozenWeight`](crate::frozen::FrozenWeight) is asked for its values when its layer runs, in the forward and again in the
-//! backward pass. So it can hold the values that are not zero, and where they are. One layer at a time is dense:
+//! # Example: single weights, stored sparsely
+//!
+//! A frozen weight does not have to be a tensor. A layer asks a [`FrozenWeight`](crate::frozen::FrozenWeight) for its values
+//! when the layer runs, in the forward pass and again in the backward pass. So a frozen weight can store only the nonzero
+//! values and their positions. Only one layer at a time is dense:
 //!
 //! ```
 //! use burn::module::{Module, Param, Reparameterizer};
@@ -51,7 +74,7 @@
 //! #[global_allocator]
 //! static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
 //!
-//! /// The values of a weight that are not zero, and a bit for each that says which.
+//! /// The nonzero values of a weight, and one bit per element that marks them.
 //! #[derive(Debug)]
 //! struct Sparse {
 //!     shape: Shape,
@@ -60,7 +83,7 @@
 //! }
 //!
 //! impl Sparse {
-//!     /// The largest magnitudes of a weight: this share of all.
+//!     /// Keeps the given share of the weight's values: those of the largest magnitude.
 //!     fn pruned(weight: &[f32], shape: Shape, share: f64) -> Self {
 //!         let mut magnitudes: Vec<f32> = weight.iter().map(|value| value.abs()).collect();
 //!         magnitudes.sort_unstable_by(f32::total_cmp);
@@ -91,7 +114,7 @@
 //!     }
 //! }
 //!
-//! /// Stores a tenth of every matrix.
+//! /// Prunes every matrix to a tenth of its values.
 //! struct Prune;
 //! impl Reparameterizer for Prune {
 //!     type Reparam = LazyWeight;
@@ -116,32 +139,16 @@
 //! let model: Vec<Linear> = (0..4).map(|_| LinearConfig::new(512, 512).init(&device)).collect();
 //! let model = model.freeze().apply_reparameterization(Prune);
 //! let bytes = TrackingAllocator::live() - before;
-//! assert!(bytes < dense * 15 / 100); // a tenth of the values, and a bit for each of all
+//! assert!(bytes < dense * 15 / 100); // a tenth of the values, and one bit per element
 //!
-//! // The graph keeps no dense weight. (The least of some runs: threads that begin to work take memory, too.)
+//! // The graph keeps no dense weight. (The smallest of four runs, as starting threads allocate, too.)
 //! let x = || Tensor::<2>::ones([4, 512], &device).require_grad();
 //! let forward = |x| model.iter().fold(x, |x, layer| layer.forward(x));
 //! let kept = (0..4).map(|_| measure_layer(x, forward).kept.unwrap()).min();
 //! assert!(kept < Some(dense / 16));
 //! ```
 //!
-//! # What it saves
-//!
-//! The bytes that the snippets assert: with a share `s` of a weight in f32, `s + 1/32` of it. In the second
-//! (`cargo test --doc pruning`) a tenth of the values takes 0.55 of 4 MiB (two cores). There is no command that measures it at
-//! size: how much can be pruned is a question of the model.
-//!
-//! # What it costs
-//!
-//! Accuracy, mostly, and a training after the pruning to win it back; with [adapters](super::adapters) on frozen sparse weights
-//! that works. Sparse storage saves no time but costs some: every use makes the weight dense. Smaller matrices do save time.
-//!
-//! # When
-//!
-//! Seldom: 8 bits ([quantized weights](super::quantized_weights)) save as much as storing a quarter of the values, and usually
-//! cost less accuracy. Channels, if the model was trained or regularized for it.
-//!
 //! # In PyTorch
 //!
-//! `torch.nn.utils.prune` (masks, which save nothing either), `torch.sparse` tensors, `torchao.sparsity` with kernels for two
-//! of four values, which Burn has not.
+//! `torch.nn.utils.prune` (masks, which save nothing either), `torch.sparse` tensors, and `torchao.sparsity`, which has kernels
+//! for 2:4 sparsity (two nonzero values of four). Burn has none.

@@ -1,10 +1,32 @@
-//! Frozen weights in 8 bits or fewer, with adapters on top: QLoRA.
+//! QLoRA: frozen weights in 8 bits or fewer, with trainable adapters on top.
 //!
 //! Burn quantizes: [`Module::quantize_weights`](burn::module::Module::quantize_weights) packs the weights of a module, and
-//! [`Module::apply_qlora`](burn::module::Module::apply_qlora) packs them and attaches [adapters](super::adapters). With Burn's
-//! layers the weight is made dense at every use, the product of the factors is added to it, and the graph keeps the sum. Ours
-//! keep the packed weight: it is dequantized in the forward pass and once more in the backward pass, on CPU backends in blocks
-//! of at most a mebibyte or an eighth of the result, and the factors are applied to activations.
+//! [`Module::apply_qlora`](burn::module::Module::apply_qlora) packs them and attaches [adapters](super::adapters). At every
+//! use, Burn's layers dequantize the whole weight and add the product of the factors; the graph keeps the sum. Our layers keep
+//! only the packed weight, and apply the factors to the activations. They dequantize the weight in the forward pass and again
+//! in the backward pass. On CPU backends they do so in blocks of at most a mebibyte or an eighth of the result, whichever is
+//! larger.
+//!
+//! # What it saves
+//!
+//! 8 bits save three quarters of the bytes of frozen f32 weights, and half of those of bf16 weights.
+//! `cargo bench --bench memory -- linear` measures a step of a `Linear(1024, 1024)` with QLoRA on 64x128x1024 (two cores).
+//! Burn's layer keeps 36.01 MiB and peaks at 576.01 MiB; ours keeps 32.00 and peaks at 68.32 MiB.
+//! `cargo run --release --example finetune_lm -- --quantize` compares whole fine-tuning runs. In the example below, a weight of
+//! 1 MiB takes 0.29 MiB together with its adapter.
+//!
+//! # What it costs
+//!
+//! Every weight is dequantized twice per step. In `cargo bench --bench layers`, a dense layer with QLoRA nevertheless takes
+//! 0.54x Burn's time, and one with LoRA 0.50x. Rounding adds an error that the adapters have to learn to compensate, so choose
+//! the scheme (bits, block size) by the loss. The quantized weight itself cannot be trained.
+//!
+//! # When to use it
+//!
+//! Use it if frozen weights take most of the memory. If they do not fit even when packed, leave them in their file:
+//! [offload](super::offload).
+//!
+//! # Example
 //!
 //! ```
 //! use burn::module::{Lora, Module, ParamGroup, QLora, Quantizer};
@@ -28,26 +50,8 @@
 //! let model = LinearConfig::new(512, 512).init(&device).apply_qlora(QLora::new(lora, quantizer));
 //! assert!(TrackingAllocator::live() - before < dense_bytes / 3); // 8 bits per weight, and the adapter
 //! let (_y, kept) = ledger(&model, Tensor::<2>::ones([16, 512], &device), |model, x| model.forward(x));
-//! assert_eq!(kept.total(), 16 * 512 * 4); // the input, for the factors; no dense weight
+//! assert_eq!(kept.total(), 16 * 512 * 4); // only the input, which the factors need; no dense weight
 //! ```
-//!
-//! # What it saves
-//!
-//! Three quarters of the frozen weights in f32, half of them in bf16. A step, in MiB: a `Linear(1024, 1024)` with QLoRA on
-//! 64x128x1024, by `cargo bench --bench memory -- linear` (two cores): kept 36.01 with Burn's layer, 32.00 with ours; peak
-//! 576.01 and 68.32. `cargo run --release --example finetune_lm -- --quantize` compares whole fine-tunings. The snippet's
-//! weight of 1 MiB takes 0.29 with its adapter.
-//!
-//! # What it costs
-//!
-//! Two dequantizations per step and weight; `cargo bench --bench layers`: a dense layer with QLoRA takes 0.54 of Burn's time,
-//! one with LoRA 0.50. And the error of rounding, which the adapters have to learn around: choose the scheme (bits, block size)
-//! by the loss. A quantized weight is not trained.
-//!
-//! # When
-//!
-//! If frozen weights are most of what is in memory. If even packed they do not fit, leave them in their file:
-//! [offload](super::offload).
 //!
 //! # In PyTorch
 //!

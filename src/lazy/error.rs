@@ -1,3 +1,4 @@
+//! [`LazyError`]: what can go wrong with weight files.
 use burn::tensor::DType;
 use std::io;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ pub enum LazyError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The file is none of the formats that are known, or its header is damaged.
+    /// The file has none of the known formats, or its header is damaged.
     #[error("{}: {reason}", file.display())]
     Malformed {
         /// The file.
@@ -79,7 +80,7 @@ pub enum LazyError {
         /// Path of the parameter.
         parameter: String,
     },
-    /// A file with an adapter is to be prepared without the module that it is for.
+    /// A file with an adapter was to be prepared without the module that it is for.
     #[error(
         "{}: what the adapter changes depends on the module, see PrepareSource::for_module", file.display()
     )]

@@ -1,3 +1,4 @@
+//! [`WeightFile`]: an open file of weights, with the names, shapes and places of its tensors. Tensors are read on demand.
 use super::LazyError;
 use super::format;
 use super::source::{Entry, OpenFile};
@@ -9,31 +10,29 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How weights come from their file.
+/// How weights are read from their file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadMode {
-    /// Positioned reads into memory of this process, which the [budget](super::LazyOptions::with_budget) bounds: what
-    /// [`WeightFile::open`] does.
+    /// Copies weights into memory of this process with positioned reads. The [budget](super::LazyOptions::with_budget) bounds this memory.
+    /// [`WeightFile::open`] reads this way.
     #[default]
     Copy,
-    /// The tensors are the mapped file: what [`WeightFile::open_mapped`] does.
+    /// Uses weights where they lie in the mapped file. [`WeightFile::open_mapped`] reads this way.
     Map,
 }
 
-/// An open file of weights, of which nothing but the header is in memory.
+/// An open file of weights. Only its header is in memory.
 ///
-/// Formats: [safetensors](https://github.com/huggingface/safetensors), one file or shards with their index; Burn's
-/// burnpack; PyTorch checkpoints, whose tensors are read through burn-store. Offsets, shapes and dtypes are checked when it
-/// is opened.
+/// It reads [safetensors](https://github.com/huggingface/safetensors), as one file or as shards with their index; Burn's burnpack; and
+/// PyTorch checkpoints, through burn-store. Offsets, shapes and dtypes are checked when the file is opened.
 ///
 /// # If the file changes
 ///
-/// A file that is *replaced* (another one is renamed to its path, as `save_file` and [`prepare`](super::prepare) do) stays
-/// what it was for whoever has it open. A file that is *rewritten in place*, or becomes shorter, is an error of the next
-/// tensor that is read from it, which says that the file was changed: outputs and gradients never mix the weights of two
-/// versions. What is in memory by then stays in use. The change is seen by the length of the file and the time when it was
-/// modified, so that one within the resolution of the file system's clock after opening goes unseen. PyTorch checkpoints
-/// are opened again for every tensor: here a replaced file is an error, too.
+/// If a file is *replaced* (another file is renamed to its path, as `save_file` and [`prepare`](super::prepare) do), whoever has it open
+/// still reads the old one. If a file is *rewritten in place* or truncated, the next read of a tensor fails with an error that says so:
+/// outputs and gradients never mix the weights of two versions. Weights that are already in memory stay in use. A change is detected by the
+/// length and modification time of the file, so a change right after opening, within the resolution of the file system's clock, goes
+/// unnoticed. PyTorch checkpoints are opened again for every tensor, so for them a replaced file is an error, too.
 ///
 /// None of this holds for a [mapped](Self::open_mapped) file, which must not change.
 ///
@@ -78,18 +77,17 @@ impl WeightFile {
     ///
     /// # Errors
     ///
-    /// Returns an error for a file that cannot be read, is no weight file, or whose header contradicts itself or the file.
+    /// Returns an error if the file cannot be read, is not a weight file, or has a header that contradicts itself or the file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LazyError> {
         Self::open_by(path.as_ref(), ReadMode::Copy, &OpenFile::open)
     }
 
-    /// Opens a file as [`open`](Self::open) does, and maps it into the memory of the process: its tensors are used where
-    /// they lie in the file, without a copy and without memory of the heap. What the
-    /// [budget](super::LazyOptions::with_budget) does not allow to stay is given back to the system.
+    /// Opens a file as [`open`](Self::open) does, and maps it into memory: tensors are used where they lie in the file, without a copy and
+    /// without heap memory. Memory beyond the [budget](super::LazyOptions::with_budget) is given back to the system.
     ///
-    /// A tensor is copied nevertheless if it is converted to another dtype, changed by an adapter, not aligned in the file
-    /// ([`prepare`](super::prepare) aligns), or in a PyTorch checkpoint: see
-    /// [`ReportedParameter::mapped`](super::ReportedParameter::mapped).
+    /// A tensor is still copied if it is converted to another dtype, changed by an adapter, not aligned in the file
+    /// ([`prepare`](super::prepare) aligns tensors), or in a PyTorch checkpoint.
+    /// [`ReportedParameter::mapped`](super::ReportedParameter::mapped) says which parameters are used without a copy.
     ///
     /// ```
     /// use burn::module::Module;
@@ -110,7 +108,7 @@ impl WeightFile {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// No safe code maps a file:
+    /// Safe code cannot map a file:
     ///
     /// ```compile_fail,E0133
     /// let file = burn_memsave::lazy::WeightFile::open_mapped("model.bpk");
@@ -118,15 +116,14 @@ impl WeightFile {
     ///
     /// # Safety
     ///
-    /// No process may write to the file (or the shards) or truncate it as long as the `WeightFile`, a clone of it, a module
-    /// that was loaded from it, or a tensor of such a module lives. Rust takes the weights for memory that does not change:
-    /// a change is undefined behaviour, and after a truncation the system ends the process (`SIGBUS`). A private mapping
-    /// would not help, since it shows changes to pages that were not touched yet. Replacing the file by renaming another
-    /// one to its path is no change.
+    /// No process may write to the file (or its shards) or truncate it as long as the `WeightFile`, a clone of it, a module loaded from it,
+    /// or a tensor of such a module is alive. Rust assumes that this memory does not change: a change is undefined behavior, and after a
+    /// truncation the system ends the process (`SIGBUS`). A private mapping would not help, since it still shows changes to pages that were
+    /// not touched yet. Replacing the file by renaming another one to its path is allowed.
     ///
     /// # Errors
     ///
-    /// Returns an error as [`open`](Self::open) does, and if the system cannot map the file.
+    /// Returns the errors of [`open`](Self::open), and an error if the system cannot map the file.
     pub unsafe fn open_mapped(path: impl AsRef<Path>) -> Result<Self, LazyError> {
         // SAFETY: the promise is the same.
         let opener = |path| unsafe { OpenFile::open_mapped(path) };
@@ -138,21 +135,21 @@ impl WeightFile {
         Ok(Self { path: path.to_path_buf(), tensors, mode, adapter: None })
     }
 
-    /// How it was opened: how tensors come from it.
+    /// How tensors are read, as chosen when the file was opened.
     pub fn read_mode(&self) -> ReadMode {
         self.mode
     }
 
-    /// Renames the tensors: in every name, matches of the regular expression `from` are replaced by `to`, which may refer
-    /// to groups as `$1`.
+    /// Renames the tensors: in every name, matches of the regular expression `from` are replaced by `to`, which may refer to groups as
+    /// `$1`.
     ///
     /// # Errors
     ///
-    /// Returns an error for a malformed expression, and if two tensors would have one name.
+    /// Returns an error if the expression is malformed, or if two tensors would have the same name.
     pub fn with_key_remapping(self, from: &str, to: &str) -> Result<Self, LazyError> {
         let error = |reason: String| LazyError::Pattern { pattern: from.into(), reason };
         let remapper = KeyRemapper::new().add_pattern(from, to).map_err(|regex| error(regex.to_string()))?;
-        // Names only: the entries keep those of the file, for messages.
+        // Only names change: the entries keep those of the file, for messages.
         let tensors = self.tensors.iter().map(|(name, entry)| handed(renamed(&entry.tensor, name))).collect();
         let entries = self.tensors.values().cloned();
         let (tensors, _) = remapper.remap(tensors);
@@ -165,21 +162,20 @@ impl WeightFile {
         }
     }
 
-    /// Adapts the tensors to the modules that they are loaded into, as [`PyTorchToBurnAdapter`] does. A tensor that the
-    /// adapter changes is read as a whole and changed at every use. To avoid that, [`prepare`](super::prepare) the file
-    /// once, from [`PrepareSource::for_module`](super::PrepareSource::for_module).
+    /// Adapts the tensors to the modules that they are loaded into, as [`PyTorchToBurnAdapter`] does. A tensor that the adapter changes is
+    /// read whole and changed again at every use. To avoid that, [`prepare`](super::prepare) the file once, from
+    /// [`PrepareSource::for_module`](super::PrepareSource::for_module).
     pub fn with_adapter(self, adapter: impl ModuleAdapter + 'static) -> Self {
         Self { adapter: Some(Arc::new(adapter)), ..self }
     }
 
-    /// Adapts a file that PyTorch wrote, whatever its format, with Burn's [`PyTorchToBurnAdapter`]: transposes the weights
-    /// of linear layers, and finds the parameters of norms under the names that PyTorch gives them. PyTorch checkpoints
-    /// need it, too.
+    /// Adapts a file that PyTorch wrote, in any format, with Burn's [`PyTorchToBurnAdapter`]: it transposes the weights of linear layers,
+    /// and finds the parameters of norms under PyTorch's names. PyTorch checkpoints need it, too.
     pub fn with_pytorch_adapter(self) -> Self {
         self.with_adapter(PyTorchToBurnAdapter)
     }
 
-    /// The path that it was opened by.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -202,8 +198,7 @@ impl WeightFile {
         self.tensors.iter()
     }
 
-    /// The tensor for a parameter, as the adapter makes it, and its name in the file. The first of the paths that has a
-    /// tensor counts.
+    /// Finds the tensor for a parameter: its name in the file, and its adapted entry. The first path that has a tensor counts.
     pub(super) fn find(&self, paths: &[String], containers: &[String]) -> Option<(String, Entry)> {
         let context = ModuleContext::new(containers);
         for path in paths {
@@ -239,12 +234,12 @@ impl WeightFile {
     fn adapt(&self, entry: &Entry, path: &str, context: ModuleContext<'_>) -> Entry {
         let Some(adapter) = &self.adapter else { return entry.clone() };
         let named = renamed(&entry.as_floats(), path);
-        // A tensor that the adapter leaves alone keeps its bytes, and so does a probe that has this one.
+        // If the adapter leaves this tensor alone, it also leaves a probe alone that has this byte as its data.
         static BYTE: [u8; 1] = [0];
         let byte = Bytes::from_shared(bytes::Bytes::from_static(&BYTE), AllocationProperty::Other);
         let (dtype, shape) = (named.dtype, named.shape.clone());
         let probe = burn_pack::Tensor::new(path.into(), dtype, shape.clone(), named.param_id, byte);
-        // An adapter that is not deferred may panic at a tensor of one byte.
+        // An adapter that reads the data right away may panic at a tensor of one byte.
         let is_same = catch_unwind(AssertUnwindSafe(|| {
             let probe = packed(adapter.adapt(handed(probe), context));
             (probe.byte_len(), probe.dtype, &probe.shape) == (BYTE.len(), dtype, &shape)

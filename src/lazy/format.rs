@@ -1,4 +1,4 @@
-//! The formats of weight files: which tensors there are, and where. No tensor is read.
+//! Reads the headers of weight files of all formats: which tensors there are, and where. No tensor is read.
 use super::source::{Entry, OpenFile, Span};
 use super::{LazyError, quantized};
 use crate::burn_next::{StoreTensor, packed};
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// The largest header that the format allows.
 const SAFETENSORS_HEADER: u64 = 100_000_000;
-/// The largest index of shards that is read: far more than any has.
+/// The largest index of shards that is read, far larger than any real one.
 const INDEX_BYTES: u64 = 1 << 28;
 /// Bytes of the length in front of a safetensors header.
 const LENGTH: u64 = size_of::<u64>() as u64;
@@ -204,7 +204,7 @@ fn burnpack(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
 /// Checks the length of a quantized tensor. (Burn checks those of all others.)
 fn check_packed(tensor: &burn_pack::Tensor) -> Result<(), String> {
     let DType::QFloat(scheme) = tensor.dtype else { return Ok(()) };
-    // Dequantized, too, its bytes can be counted.
+    // The bytes of the dequantized tensor must be countable, too.
     let elements = tensor.shape.iter().try_fold(1usize, |product, axis| product.checked_mul(*axis));
     let fits = elements.and_then(|elements| elements.checked_mul(size_of::<f64>())).is_some();
     let is_ours = || scheme == quantized::scheme() && quantized::fits(&tensor.shape);

@@ -1,3 +1,5 @@
+//! [`LazyLoad`]: loads a module whose weights stay in their file. First a [`Plan`] finds the tensor of each parameter, or returns an error;
+//! then parameters are loaded or made lazy.
 use super::cache::{Cache, Settings, Weight};
 use super::report::ReportedParameter;
 use super::source::{Entry, into_bytes};
@@ -13,17 +15,17 @@ use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Loading of a module, Burn's or this library's, whose weights stay in their file.
+/// Loads a module, Burn's or this library's, whose weights stay in their file.
 pub trait LazyLoad: Module {
-    /// Loads a module: parameters that the options choose become lazy, which means that they are read from the file when
-    /// their layer runs; the others are read now. A module that was just initialized is never allocated, since Burn
-    /// initializes parameters when they are first used.
+    /// Loads a module. Parameters that the options select become lazy: they are read from the file when their layer runs. The others are
+    /// read now. The initial values of a module that was just initialized are never allocated, since Burn initializes parameters at their
+    /// first use.
     ///
-    /// Load a module on the device where it will run: if it is moved after it was used or cloned, or after adapters were
-    /// attached, it takes memory of the size of its weights on the other device.
+    /// Load a module on the device where it will run. If you move it after it was used or cloned, or after adapters were attached, it takes
+    /// as much memory as its weights on the other device.
     ///
-    /// Lazy parameters are frozen. In training, layers of this library read them again in the backward pass, where stock layers
-    /// keep them; see [`LazyCache::held`](super::LazyCache::held).
+    /// Lazy parameters are frozen. In training, layers of this library read them again in the backward pass, where Burn's layers keep them;
+    /// see [`LazyCache::held`](super::LazyCache::held).
     ///
     /// ```
     /// use burn::module::Module;
@@ -198,7 +200,7 @@ impl Planned {
             return Err(entry.error(format!("{byte} is not a bool")));
         }
         let data = TensorData::from_bytes(bytes, entry.tensor.shape.clone(), *dtype);
-        // Not every backend knows every scheme of packed weights, and one that does not panics.
+        // A backend panics at a scheme of packed weights that it does not know.
         let tensor = catch_unwind(AssertUnwindSafe(|| Tensor::from_data(data, (device, *dtype))))
             .map_err(|_| entry.error(format!("{device:?} cannot hold {dtype:?}")))?;
         Ok((tensor, entry.tensor.param_id.map(ParamId::from)))
@@ -233,7 +235,7 @@ impl Reparameterizer for &mut LoadFloats<'_> {
     }
 }
 
-/// Loads the tensor into a parameter. After an error, the first of which is kept, parameters stay as they are.
+/// Loads the tensor into a parameter. After the first error, which is stored, parameters stay as they are.
 fn load_into<const D: usize, K: Basic>(
     planned: &Planned,
     param: Param<Tensor<D, K>>,

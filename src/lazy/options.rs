@@ -1,3 +1,4 @@
+//! [`LazyOptions`]: which parameters become lazy, how many of their bytes stay in memory, and how they are read.
 use super::LazyError;
 use super::cache::{OnProgress, Progress};
 use burn::tensor::DType;
@@ -16,8 +17,8 @@ use std::sync::Arc;
 /// let options = LazyOptions::new()
 ///     .include("encoder.*")
 ///     .exclude("*.word_embeddings")
-///     .with_budget(64 << 20) // 64 MiB of weights in memory at most,
-///     .with_prefetch(2); // the next two of them read ahead
+///     .with_budget(64 << 20) // at most 64 MiB of weights in memory
+///     .with_prefetch(2); // the next two weights are read ahead
 /// ```
 #[derive(Clone)]
 pub struct LazyOptions {
@@ -59,44 +60,44 @@ impl LazyOptions {
         }
     }
 
-    /// Makes only those parameters lazy that this pattern matches, or another one that was included.
+    /// Makes only parameters lazy that this pattern, or another included one, matches.
     pub fn include(mut self, pattern: impl Into<String>) -> Self {
         self.include.push(pattern.into());
         self
     }
 
-    /// Makes no parameter lazy that this pattern matches: it is read when the module is loaded.
+    /// Excludes parameters that this pattern matches: they are read when the module is loaded.
     pub fn exclude(mut self, pattern: impl Into<String>) -> Self {
         self.exclude.push(pattern.into());
         self
     }
 
-    /// Makes only parameters of modules of this type lazy (such as `Linear`), or of another one that was included.
+    /// Makes only parameters lazy that are in modules of this type, such as `Linear`, or of another included type.
     pub fn include_type(mut self, name: impl Into<String>) -> Self {
         self.include_types.push(name.into());
         self
     }
 
-    /// Makes no parameters of modules of this type lazy.
+    /// Excludes the parameters of modules of this type.
     pub fn exclude_type(mut self, name: impl Into<String>) -> Self {
         self.exclude_types.push(name.into());
         self
     }
 
-    /// Makes no parameter of fewer bytes lazy. Parameters of one axis and running statistics never are.
+    /// Excludes parameters of fewer bytes. Parameters of one axis and running statistics are never lazy.
     pub fn with_min_bytes(mut self, bytes: usize) -> Self {
         self.min_bytes = bytes;
         self
     }
 
-    /// Converts all floats to this dtype when they are read. By default they have the dtype that they have in the file.
+    /// Converts all floats to this dtype when they are read. By default they keep the dtype of the file.
     pub fn with_dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// The most bytes of lazy weights that may be in memory, in use or not. What does not fit is read again in the next
-    /// pass. A weight that is larger than the budget is read nevertheless, and dropped after its use.
+    /// The most bytes of lazy weights that may be in memory, in use or not. Weights that do not fit are read again in the next pass. A
+    /// weight larger than the budget is still read, and dropped after its use.
     ///
     /// The default is twice the largest weight.
     pub fn with_budget(mut self, bytes: u64) -> Self {
@@ -104,10 +105,10 @@ impl LazyOptions {
         self
     }
 
-    /// The most bytes of lazy weights that stay on a device (CUDA, WebGPU, a compute server) after their use, on each if the
-    /// module is on several. The weights that are used first stay until the module is dropped; the others are sent to the device
-    /// whenever they are used, and are there only while a layer uses them. So are the rows of embeddings, and the blocks of rows that a
-    /// head reads of one that it is tied to.
+    /// The most bytes of lazy weights that stay on a device (CUDA, WebGPU, a compute server) after their use. If the module is on several
+    /// devices, this applies to each. The weights that are used first stay until the module is dropped. The others are sent to the device
+    /// whenever they are used, and are there only while a layer uses them, as are the rows of embeddings, and the blocks of rows that a
+    /// head reads of an embedding that it is tied to.
     ///
     /// The default is 0. On the CPU nothing is sent, and only [`with_budget`](Self::with_budget) counts.
     pub fn with_device_budget(mut self, bytes: u64) -> Self {
@@ -115,17 +116,17 @@ impl LazyOptions {
         self
     }
 
-    /// The number of weights that are read before they are needed, as far as the budget allows. They are read on a thread
-    /// of their own; with 0 there is none. The default is 1.
+    /// The number of weights that are read ahead, as far as the budget allows, on a thread of their own. With 0 there is no such thread.
+    /// The default is 1.
     ///
-    /// They are read into the memory of the host. To a device a weight is sent when its layer runs, without waiting for it: while
-    /// the layers before it are still computed there.
+    /// Weights are read ahead into host memory. A weight is sent to a device when its layer is called, without waiting for it: meanwhile
+    /// the device still computes the layers before it.
     pub fn with_prefetch(mut self, weights: usize) -> Self {
         self.prefetch = weights;
         self
     }
 
-    /// Whether parameters that the file has no tensor for keep their initialization. By default they are an error.
+    /// Whether parameters without a tensor in the file keep their initialization. By default they are an error.
     pub fn with_allow_partial(mut self, allow_partial: bool) -> Self {
         self.allow_partial = allow_partial;
         self

@@ -1,3 +1,5 @@
+//! [`prepare`]: writes weights into one file that is fast to read lazily. Tensors are read and converted one at a time, while the file is
+//! written.
 use super::quantized;
 use super::source::{Entry, into_bytes, words_for};
 use super::targets::Targets;
@@ -20,8 +22,8 @@ pub struct PrepareSource {
 }
 
 impl PrepareSource {
-    /// The parameters of a module, in the order of its fields, which is mostly that of execution. Lazy ones are read one at
-    /// a time, so that the file may be larger than memory; `save_file` makes a record of all of them first.
+    /// The parameters of a module, in the order of its fields, which is usually the order of execution. Lazy ones are read one at a time,
+    /// so the file may be larger than memory; `save_file` would first make a record of all of them.
     pub fn of_module(module: &impl Module) -> Self {
         let path = PathBuf::from("a module");
         let mut collector = Collector::default();
@@ -32,12 +34,12 @@ impl PrepareSource {
         Self { tensors: collector.tensors.into_iter().map(entry).collect(), path }
     }
 
-    /// The tensors that a module has parameters for, in the order of its fields, and with the names and layouts that it has
-    /// for them. The module may be one that was just initialized, which takes no memory.
+    /// The tensors of a file that a module has parameters for, in the order of the module's fields, and with its names and layouts. A
+    /// module that was just initialized is enough, and takes no memory.
     ///
     /// # Errors
     ///
-    /// Returns an error for a parameter that the file has no tensor for.
+    /// Returns an error if the file has no tensor for a parameter.
     pub fn for_module(file: &WeightFile, module: &impl Module) -> Result<Self, LazyError> {
         let mut targets = Targets::default();
         module.visit(&mut targets);
@@ -90,10 +92,9 @@ impl ModuleVisitor for Collector {
 impl TryFrom<&WeightFile> for PrepareSource {
     type Error = LazyError;
 
-    /// All tensors as they are in the file, sorted by name, with numbers in names by their value (`layers.2` before
-    /// `layers.10`).
+    /// All tensors as they are in the file, sorted by name. Numbers in names are compared by value (`layers.2` comes before `layers.10`).
     ///
-    /// Returns an error for a file with an adapter, which needs to know the module: see [`for_module`](Self::for_module).
+    /// Returns an error for a file with an adapter, which depends on the module: use [`for_module`](Self::for_module).
     fn try_from(file: &WeightFile) -> Result<Self, LazyError> {
         if file.has_adapter() {
             return Err(LazyError::Adapter { file: file.path().to_path_buf() });
@@ -134,7 +135,7 @@ impl From<Infallible> for LazyError {
     }
 }
 
-/// A key that sorts names with the numbers in them by their value.
+/// A key that sorts names, with numbers in them compared by value.
 fn natural_order(name: &str) -> Vec<Result<u64, String>> {
     let part = |part: &str| part.parse().map_err(|_| part.to_owned());
     name.split('.').map(part).collect()
@@ -167,8 +168,8 @@ impl PrepareOptions {
         Self::default()
     }
 
-    /// Stores floats of two axes and more as `dtype`, rounded where it is narrower than theirs: f64, f32, bf16 or f16.
-    /// Those of one axis keep their dtype.
+    /// Stores float tensors with two or more axes as `dtype` (f64, f32, bf16 or f16), rounded where it is narrower than theirs. Tensors
+    /// with one axis keep their dtype.
     ///
     /// # Panics
     ///
@@ -179,9 +180,8 @@ impl PrepareOptions {
         self
     }
 
-    /// Stores floats of at least two axes, the last of which is a multiple of 32, in eight bits per weight and one scale
-    /// for every 32 weights. This is approximate: the error is at most 1/254 of the largest of the 32. In memory they are
-    /// f32.
+    /// Stores float tensors with two or more axes, the last of which is a multiple of 32, in eight bits per weight and one scale per 32
+    /// weights. This is approximate: the error is at most 1/254 of the largest of the 32. In memory such weights are f32.
     pub fn with_approximate_int8(mut self) -> Self {
         (self.dtype, self.int8) = (None, true);
         self
@@ -225,10 +225,10 @@ pub struct Prepared {
     pub bytes: u64,
 }
 
-/// Writes weights into one burnpack, which both [`WeightFile`] and Burn read: converted, aligned so that they can be
-/// mapped, and in the order of their source, so that a pass over a module reads its file from the beginning to the end.
+/// Writes weights into one burnpack, which both [`WeightFile`] and Burn read. Tensors are converted, aligned so that they can be mapped,
+/// and written in the order of their source, so that a pass over a module reads its file from beginning to end.
 ///
-/// One tensor is in memory at a time. The file appears when it is complete, or not at all.
+/// One tensor is in memory at a time. The file appears only when it is complete.
 ///
 /// ```
 /// use burn::tensor::{DType, Device};
@@ -247,8 +247,8 @@ pub struct Prepared {
 ///
 /// # Errors
 ///
-/// Returns an error if the source cannot be read, the destination cannot be written, or a weight that is to have eight bits is infinite
-/// or not a number.
+/// Returns an error if the source cannot be read, the destination cannot be written, or a weight to be stored in eight bits is infinite or
+/// NaN.
 pub fn prepare(
     source: impl TryInto<PrepareSource, Error: Into<LazyError>>,
     destination: impl AsRef<Path>,
@@ -290,7 +290,7 @@ fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {
             let bytes = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
             let (values, scales) = bytes.split_at_mut(count); // whole blocks, so the scales are aligned
             let (values, scales) = (bytemuck::cast_slice_mut(values), bytemuck::cast_slice_mut(scales));
-            // A tensor that an adapter changes is read as a whole, so read it once.
+            // A tensor that an adapter changes is read whole every time, so read it only once.
             let chunk = if entry.span.is_some() { CHUNK.min(count) } else { count };
             let mut x = vec![0.0f32; chunk];
             let parts = values.chunks_mut(chunk).zip(scales.chunks_mut(chunk / quantized::BLOCK));

@@ -1,4 +1,4 @@
-//! Eight bits per weight: `x = scale q`, with one scale for [`BLOCK`] weights along the last axis.
+//! Quantization to eight bits per weight: `x = scale q`, with one scale for [`BLOCK`] weights along the last axis.
 //!
 //! The layout is that of Burn's scheme, so that Burn reads such files, too: all `q`, then all scales.
 use burn::tensor::Shape;
@@ -19,8 +19,8 @@ pub(super) fn fits(shape: &Shape) -> bool {
     shape.num_dims() > 1 && shape[shape.num_dims() - 1].is_multiple_of(BLOCK) && shape.num_elements() > 0
 }
 
-/// Quantizes whole blocks: the largest magnitude of a block becomes 127, and every quotient is rounded to the nearest integer. An element
-/// that is not finite, which would spoil its block, is returned with its index; then the rest is not quantized.
+/// Quantizes whole blocks: the largest magnitude of a block becomes 127, and every quotient is rounded to the nearest integer. If an
+/// element is not finite, which would spoil its block, returns its index and value, and quantizes nothing.
 pub(super) fn quantize(x: &[f32], values: &mut [i8], scales: &mut [f32]) -> Result<(), (usize, f32)> {
     if let Some((index, &value)) = x.iter().enumerate().find(|(_, x)| !x.is_finite()) {
         return Err((index, value));

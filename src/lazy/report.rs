@@ -1,3 +1,4 @@
+//! [`LazyReport`]: which parameters became lazy, which ones were read, and what is missing or unused.
 use super::LazyCache;
 use crate::measure::human_bytes;
 use burn::tensor::{DType, Shape};
@@ -21,7 +22,7 @@ pub struct ReportedParameter {
     pub dtype: DType,
     /// Its bytes in memory.
     pub bytes: u64,
-    /// Whether it is lazy and used where it lies in a [mapped](super::WeightFile::open_mapped) file: its bytes are the file's.
+    /// Whether it is lazy and used without a copy, where it lies in a [mapped](super::WeightFile::open_mapped) file.
     pub mapped: bool,
 }
 
@@ -34,9 +35,9 @@ pub struct LazyReport {
     pub resident: Vec<ReportedParameter>,
     /// The parameters that the file has no tensor for.
     pub missing: Vec<String>,
-    /// The tensors of the file that no parameter has.
+    /// The tensors of the file that no parameter uses.
     pub unused: Vec<String>,
-    /// What becomes of the lazy parameters from now on.
+    /// Shows the lazy weights from now on.
     pub cache: LazyCache,
 }
 

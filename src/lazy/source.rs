@@ -1,4 +1,4 @@
-//! Where the bytes of a tensor are, and how they are read.
+//! Where the bytes of a tensor are in a file, and how they are read: checked for changes of the file, converted and dequantized.
 use super::{LazyError, quantized};
 use crate::platform::files;
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
@@ -21,7 +21,7 @@ pub(super) struct OpenFile {
     map: Option<Mapped>,
 }
 
-/// What tells the contents of a file before and after it was written to, as far as its file system does.
+/// Tells apart the contents of a file before and after a write, as far as its file system allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Version {
     len: u64,
@@ -34,7 +34,7 @@ impl From<Metadata> for Version {
     }
 }
 
-/// A file as memory.
+/// A mapped file.
 #[derive(Clone, Debug)]
 struct Mapped(Arc<Mmap>);
 
@@ -53,11 +53,11 @@ impl OpenFile {
         }
     }
 
-    /// Opens a file that is also memory.
+    /// Opens a file and maps it.
     ///
     /// # Safety
     ///
-    /// Nobody writes to the file or truncates it as long as this or bytes of [`Entry::map`] live.
+    /// Nobody may write to the file or truncate it as long as this, or bytes of [`Entry::map`], are alive.
     pub unsafe fn open_mapped(path: PathBuf) -> Result<Self, LazyError> {
         let mut opened = Self::open(path)?;
         // SAFETY: the mapping is read-only, its bytes own it, and the file stays as it is, as the caller promises.
@@ -83,7 +83,7 @@ impl OpenFile {
         LazyError::Malformed { file: self.path.clone(), reason: reason.to_string() }
     }
 
-    /// Whether the file is as it was when it was opened: to be asked after a read, whose bytes may be those of a writer.
+    /// Checks that the file is as it was when it was opened. Call it after a read, which may have seen what a writer wrote.
     pub fn check_unchanged(&self) -> io::Result<()> {
         self.check(self.file.metadata()?)
     }
@@ -158,7 +158,7 @@ pub(super) struct Entry {
     pub tensor: burn_pack::Tensor,
     /// The file it is in.
     pub file: PathBuf,
-    /// Where it is in the file, if its bytes are there as they are.
+    /// Its range in the file, if its bytes are stored there as they are.
     pub span: Option<Span>,
 }
 
@@ -199,8 +199,7 @@ impl Entry {
         Self { tensor, file, span: Some(span) }
     }
 
-    /// The float dtype that it has in memory by default; `None` for what is not a float, or is quantized by another scheme
-    /// than ours.
+    /// Its float dtype in memory by default; `None` if it is not a float, or is quantized with another scheme than ours.
     pub fn float(&self) -> Option<DType> {
         match self.tensor.dtype {
             dtype if dtype.is_float() => Some(dtype),
@@ -222,7 +221,7 @@ impl Entry {
         burn_pack::Tensor::deferred(name, dtype, shape, param_id, len, read)
     }
 
-    /// The bytes that it has as `dtype`.
+    /// Its length in bytes as `dtype`.
     pub fn len_as(&self, dtype: DType) -> usize {
         match dtype == self.tensor.dtype {
             true => self.tensor.byte_len(),
@@ -296,7 +295,7 @@ impl Entry {
     fn read_from(&self, source: &Source<'_>, dtype: DType, first: usize, out: &mut [u8]) -> io::Result<()> {
         let stored = self.tensor.dtype;
         if stored == dtype {
-            // (Elements of a quantized tensor have no size of their own, but it is read as a whole.)
+            // (Elements of a quantized tensor have no size of their own, but such a tensor is read whole.)
             return source.read_at(out, first * stored.size());
         }
         if let DType::QFloat(_) = stored {
@@ -330,7 +329,7 @@ impl Entry {
         Ok(())
     }
 
-    /// The bytes of a tensor that are not as they are in a file.
+    /// The bytes of a tensor that are not in a file as they are.
     fn bytes(&self) -> Result<Bytes, LazyError> {
         // Burn's readers of checkpoints may panic at damaged data.
         let read = std::panic::AssertUnwindSafe(|| self.tensor.to_bytes());

@@ -1,10 +1,10 @@
-//! The parameters of a module, as a file is looked up for them.
+//! Lists the parameters of a module with what is needed to look them up in a file: paths, kinds and shapes.
 use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Int, Shape, Tensor};
 use burn_memsave_layers::burn_internals::REPARAMETERIZATION;
 use burn_memsave_layers::frozen::Recorded;
 
-/// What a parameter consists of.
+/// The kind of a parameter's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Float,

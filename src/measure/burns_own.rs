@@ -7,7 +7,7 @@ use super::ledger::{Path, shown};
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
-use burn_memsave_layers::{ops::Graph, watch::LiveStep};
+use burn_memsave_layers::{burn_internals::Graph, graph::watch::LiveStep};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;

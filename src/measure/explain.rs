@@ -10,9 +10,10 @@ use burn::backend::autodiff::NodeId;
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Shape, Tensor};
 use burn_memsave_layers::{
+    burn_internals::Graph,
+    graph::watch::{InputOfStep, LiveStep, Watch},
     ledger::{Entry, record},
-    ops::{Graph, node_id},
-    watch::{InputOfStep, LiveStep, Watch},
+    node::node_id,
 };
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::{Serialize, Serializer};

@@ -5,7 +5,7 @@ use crate::checkpoint::parents::token;
 use burn::backend::autodiff::NodeId;
 use burn::module::Module;
 use burn::tensor::Device;
-use burn_memsave_layers::watch::Watch;
+use burn_memsave_layers::graph::watch::Watch;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 use std::cmp::Reverse;

@@ -5,7 +5,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use burn_memsave_layers::{
     ledger::{Entry, record},
-    ops::node_id,
+    node::node_id,
 };
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;

@@ -6,7 +6,7 @@ use crate::parameters::{EachOnce, each_once};
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, Device, Gradients, Int, Tensor};
-use burn_memsave_layers::ops::node_id;
+use burn_memsave_layers::node::node_id;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::{Serialize, Serializer};
 use std::fmt;

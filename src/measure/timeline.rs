@@ -9,7 +9,7 @@ use crate::parameters::{EachOnce, each_once};
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use burn_memsave_layers::watch::{Happened, LiveStep, Phase, Watch};
+use burn_memsave_layers::graph::watch::{Happened, LiveStep, Phase, Watch};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::{HashMap, HashSet};

@@ -1,10 +1,11 @@
+//! [`MixedError`]: why a module cannot be computed in half precision.
 use burn::tensor::{DType, Device, FloatDType};
 
 /// Why a module cannot be computed in half precision.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MixedError {
-    /// The device does not compute in the type: Burn's `Device::supports_dtype` says so.
+    /// The device does not compute in this dtype, according to Burn's `Device::supports_dtype`.
     #[error(
         "{device:?} does not compute in {dtype:?}: it has no arithmetic in that type, or cannot store it. Take the other type of \
          half precision, f32, or another device"
@@ -12,7 +13,7 @@ pub enum MixedError {
     Unsupported {
         /// The device.
         device: Box<Device>,
-        /// What it lacks.
+        /// The dtype that it lacks.
         dtype: FloatDType,
     },
     /// A trainable parameter is in half precision itself: small updates of it would be lost.
@@ -22,20 +23,20 @@ pub enum MixedError {
     NarrowMaster {
         /// Path of the parameter in the module.
         path: String,
-        /// Its type.
+        /// Its dtype.
         dtype: DType,
     },
-    /// A lazy weight of another type, which is in a file, and is read in the type that it has there.
+    /// A lazy weight has another dtype: it is read in the dtype that it has in its file.
     #[error("{path} is lazy, and of {found:?} in its file: write one of {expected:?} with `lazy::prepare`")]
     Lazy {
         /// Path of the weight in the module.
         path: String,
-        /// Its type.
+        /// Its dtype.
         found: DType,
-        /// The type of the step.
+        /// The dtype of the step.
         expected: FloatDType,
     },
-    /// A module on a device without autodiff, where nothing says which parameters are frozen.
+    /// The module is on a device without autodiff, where nothing says which parameters are frozen.
     #[error(
         "{path} is on a device without autodiff, where frozen and trainable parameters are the same: `Module::train` first"
     )]

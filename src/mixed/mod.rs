@@ -17,47 +17,47 @@
 //!     let loss = half.forward(x).powf_scalar(2.0).mean();
 //!     let gradients = GradientsParams::from_grads(scaler.scale(loss).backward(), &model); // of the masters
 //!     if let Some(gradients) = scaler.unscale(&model, gradients) {
-//!         model = optimizer.step(1e-3, model, gradients); // else the step was bad, and is skipped
+//!         model = optimizer.step(1e-3, model, gradients); // else a gradient was not finite: skip the step
 //!     }
 //! }
 //! assert_eq!(model.weight.val().dtype(), DType::F32);
 //! # Ok::<(), burn_memsave::mixed::MixedError>(())
 //! ```
 //!
-//! [`Precision::half`] gives the module of one step: each parameter is cast by an operation of the graph, so gradients arrive at
-//! the parameters of the module that was given, in their type. There are no second leaves and no list of gradients to hand over;
+//! [`Precision::half`] returns a copy of the module for one step: each parameter is cast by an operation of the graph, so gradients arrive
+//! at the parameters of the original module, in their dtype. The copy has no leaves of its own, so no gradients have to be copied back.
 //! [`checkpoint`](crate::checkpoint), [`plan::micro_batched`](crate::plan::micro_batched) and
-//! [`parallel::Replicas`](crate::parallel::Replicas) work inside and around it. A parameter that is in several places is cast in
-//! each, and its gradients are summed in f32.
+//! [`parallel::Replicas`](crate::parallel::Replicas) work inside and around it. A parameter that is in several places is cast in each, and
+//! its gradients are summed in f32.
 //!
-//! What a step needs beside one in f32: half of the bytes of everything that is kept; two bytes per trainable parameter for the
-//! copy, as long as it lives. Frozen parameters need no master: [`Precision::narrow_frozen`] casts them once, for good.
+//! Compared with a step in f32, everything that is kept takes half of the bytes, and the copy takes two bytes per trainable parameter as
+//! long as it lives. Frozen parameters need no master weights: [`Precision::narrow_frozen`] casts them once, for good.
 //!
 //! # What stays in f32
 //!
-//! Numbers go from layer to layer in half precision. Inside, the layers of this library compute sums of many numbers in f32, on
-//! CPU backends and on devices, and round once:
+//! Layers pass tensors to each other in half precision. Inside, the layers of this library compute sums of many numbers in f32, on CPU
+//! backends and on devices, and round once:
 //!
 //! | layer | in f32 | rounded to half |
 //! | --- | --- | --- |
 //! | dense layers, adapters, convolutions, attention | the sums of each product of matrices | the output, each gradient once |
 //! | `LayerNorm`, `RmsNorm`, `GroupNorm`, `InstanceNorm`, `BatchNorm` | mean, variance, root, and the sums for gradients | the output, the gradients |
-//! | running statistics of `BatchNorm` | they are not cast: [`Precision`] leaves them; those of a batch are added in f32 | the statistics of a batch; for their use, the running ones |
-//! | `softmax` and its kin, the weights of attention | maximum, exponentials, sum | the output |
+//! | running statistics of `BatchNorm` | the statistics themselves, which [`Precision`] does not cast; those of a batch are added in f32 | the statistics of a batch; the running ones for their use |
+//! | `softmax` and its variants, the weights of attention | maximum, exponentials, sum | the output |
 //! | losses | everything; the mean | the loss itself and the gradient of the logits |
 //! | average pools | the sums, on CPU backends; on devices Burn's kernels sum in the type of the input | the output, the gradient |
 //! | `Embedding` | the sums of the rows of its gradient | that gradient |
 //! | recurrent layers | each product, and the sums over all steps for gradients of weights | gates and states of each step |
 //! | residual sums, elementwise operations | one operation at a time | each result |
 //!
-//! Of an average pool over many elements on a device, the input may be cast: `pool.forward(x.cast(DType::F32)).cast(DType::F16)`.
+//! For an average pool over many elements on a device, you can cast the input: `pool.forward(x.cast(DType::F32)).cast(DType::F16)`.
 //!
 //! A loss in half precision has two or three digits. To read more of it, or for a loss above 65504 in f16, cast the logits:
-//! `loss.forward(logits.cast(DType::F32), targets)`. What is computed of one parameter by calling its layer many times is summed
-//! in half precision, one rounding per call.
+//! `loss.forward(logits.cast(DType::F32), targets)`. If a layer is called many times, the gradients of its parameters are summed over the
+//! calls in half precision, with one rounding per call.
 //!
-//! Constants of layers that are no parameters (`RotaryEncoding`) are cast by the layers of this library when they are used.
-//! Burn's own layers do not all do so, nor do they take running statistics of another type than their input.
+//! The layers of this library cast constants that are not parameters (`RotaryEncoding`) when they use them. Not all of Burn's own layers do
+//! so, nor do they take running statistics of another dtype than their input.
 mod error;
 mod scaler;
 
@@ -71,7 +71,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, Param
 use burn::tensor::{Device, FloatDType, Tensor};
 use std::collections::{BTreeSet, HashSet};
 
-/// Which half precision, and what is exempt from it.
+/// The half precision of a step, and which parameters are exempt from it.
 #[derive(Clone, Debug)]
 pub struct Precision {
     dtype: FloatDType,
@@ -79,7 +79,7 @@ pub struct Precision {
 }
 
 impl Precision {
-    /// bf16: the range of f32, two to three digits. Needs no loss scaling.
+    /// bf16: the range of f32, with two to three digits. It needs no loss scaling.
     pub fn bf16() -> Self {
         Self { dtype: FloatDType::BF16, exempt: None }
     }
@@ -89,7 +89,7 @@ impl Precision {
         Self { dtype: FloatDType::F16, exempt: None }
     }
 
-    /// Leaves the parameters of a group as they are: those of layers that are given inputs in f32.
+    /// Leaves the parameters of a group as they are, for layers that get inputs in f32.
     ///
     /// ```
     /// use burn::module::ParamGroup;
@@ -108,7 +108,7 @@ impl Precision {
         self
     }
 
-    /// The type of activations: what inputs are to be cast to.
+    /// The dtype of activations, to which inputs must be cast.
     pub fn dtype(&self) -> FloatDType {
         self.dtype
     }
@@ -117,7 +117,7 @@ impl Precision {
     ///
     /// # Errors
     ///
-    /// If it does not.
+    /// Returns an error if it does not.
     pub fn check(&self, device: &Device) -> Result<(), MixedError> {
         match device.supports_dtype(self.dtype) {
             true => Ok(()),
@@ -125,27 +125,26 @@ impl Precision {
         }
     }
 
-    /// The module in half precision, for one backward pass or for inference. Its parameters are casts of those of `module`, where
-    /// the gradients arrive: [`GradientsParams::from_grads`](burn::optim::GradientsParams::from_grads) takes `module`, not its
-    /// copy.
+    /// Copies the module to half precision, for one backward pass or for inference. The parameters of the copy are casts of those of
+    /// `module`, where the gradients arrive: give `module`, not its copy, to
+    /// [`GradientsParams::from_grads`](burn::optim::GradientsParams::from_grads).
     ///
-    /// Running statistics, quantized and lazy weights are shared with `module`, and stay as they are. As the casts are part of
-    /// the graph, a second backward pass through the same copy panics, as Burn does for any graph: make a copy per backward pass.
+    /// Running statistics, quantized and lazy weights are shared with `module`, and are not cast. The casts are part of the graph, so a
+    /// second backward pass through the same copy panics, as Burn does for any graph: make a copy per backward pass.
     ///
     /// # Errors
     ///
-    /// If a device does not compute in this precision, if a trainable parameter is in half precision itself, or if a lazy weight
-    /// is of another type.
+    /// Returns an error if a device does not compute in this precision, if a trainable parameter is in half precision itself, or if a lazy
+    /// weight has another dtype.
     pub fn half<M: Module>(&self, module: &M) -> Result<M, MixedError> {
         self.cast(module.clone(), |_| true)
     }
 
-    /// Casts the frozen parameters once, for all steps, which then need no copies of them. What requires gradients stays as it
-    /// is.
+    /// Casts the frozen parameters once, so that no step needs copies of them. Parameters that require gradients stay as they are.
     ///
     /// # Errors
     ///
-    /// As [`half`](Self::half); if the module is on a device without autodiff.
+    /// Returns the errors of [`half`](Self::half), and an error if the module is on a device without autodiff.
     pub fn narrow_frozen<M: Module>(&self, module: M) -> Result<M, MixedError> {
         let running = running_statistics(&module);
         let mut plain = Plain { running, path: Path::default(), first: None };
@@ -156,7 +155,7 @@ impl Precision {
         self.cast(module, |is_trainable| !is_trainable)
     }
 
-    /// Casts the parameters that `is_cast`, by whether they are trainable.
+    /// Casts the parameters that `is_cast` selects, which is told whether a parameter is trainable.
     fn cast<M: Module>(&self, module: M, is_cast: fn(bool) -> bool) -> Result<M, MixedError> {
         for device in module.devices() {
             self.check(&device)?;
@@ -168,10 +167,10 @@ impl Precision {
     }
 }
 
-/// Where a visitor is.
+/// The path of what a visitor is at.
 #[derive(Default)]
 struct Path {
-    /// Names, and the types of what they are in.
+    /// Names, with the types of the modules that they are in.
     names: Vec<(String, String)>,
 }
 
@@ -219,7 +218,7 @@ impl ModuleMapper for Cast<'_> {
         }
         let (found, is_trainable) = (param.dtype(), param.is_tracked());
         if self.lazy.contains(&path) {
-            // A packed one is dequantized to the type of what it is multiplied with.
+            // A packed weight is dequantized to the dtype of what it is multiplied with.
             if found.is_float() && found != expected.into() {
                 self.error.get_or_insert(MixedError::Lazy { path, found, expected });
             }

@@ -1,3 +1,4 @@
+//! [`LossScaler`]: dynamic loss scaling, which keeps small gradients from vanishing in f16.
 use crate::parameters::{EachOnce, each_once};
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
@@ -8,20 +9,20 @@ use std::cell::Cell;
 /// The largest power of two in f16.
 const LARGEST_IN_F16: f64 = 32768.0;
 
-/// Below it, gradients of f16 that overflow are those of a model that diverges.
+/// The least scale: if gradients in f16 still overflow with it, the model diverges.
 const LEAST: f64 = 1.0 / LARGEST_IN_F16;
 
-/// Dynamic loss scaling, after [arXiv 1710.03740](https://arxiv.org/abs/1710.03740): the loss is multiplied by a scale, so that
-/// small gradients do not vanish in f16, and gradients are divided by it in f32.
+/// Dynamic loss scaling, after [arXiv 1710.03740](https://arxiv.org/abs/1710.03740): the loss is multiplied by a scale, so that small
+/// gradients do not vanish in f16, and the gradients are divided by it in f32.
 ///
-/// A step whose gradients are not all finite is bad: it is to be skipped, and the scale is multiplied by the backoff factor, 1/2.
-/// After so many good steps in a row, 2000, it is multiplied by the growth factor, 2. The scale starts at 32768, the largest
-/// power of two in f16, and does not grow beyond: the gradient of a loss in f16 is the scale itself. Where the loss is computed
-/// in f32, [`with_max_scale`](Self::with_max_scale) allows more.
+/// A step is bad if its gradients are not all finite: skip it. The scale is then multiplied by the backoff factor, 1/2. After 2000 good
+/// steps in a row, it is multiplied by the growth factor, 2. The scale starts at 32768, the largest power of two in f16, and does not grow
+/// beyond that, since the gradient of a loss in f16 is the scale itself. If the loss is computed in f32,
+/// [`with_max_scale`](Self::with_max_scale) allows more.
 ///
-/// [`step_in_backward`](crate::optim::step_in_backward) has no gradients to divide, and refuses a loss that was scaled.
+/// [`step_in_backward`](crate::optim::step_in_backward) has no gradients to divide, and refuses a scaled loss.
 ///
-/// The scaler is its own state: write it beside the optimizer's record, with serde.
+/// The scaler is its own state: save it with serde, beside the optimizer's record.
 ///
 /// ```
 /// use burn::optim::GradientsParams;
@@ -56,16 +57,16 @@ impl Default for LossScaler {
 }
 
 impl LossScaler {
-    /// With the usual schedule.
+    /// A scaler with the schedule above.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The scale to start with; the largest, too, if it is larger than that.
+    /// Sets the initial scale, and raises the largest scale to it if necessary.
     ///
     /// # Panics
     ///
-    /// If it is not a positive finite number.
+    /// Panics if it is not a positive finite number.
     pub fn with_scale(mut self, scale: f64) -> Self {
         assert!(scale > 0.0 && scale.is_finite(), "a scale of {scale}");
         self.factor = scale;
@@ -73,11 +74,11 @@ impl LossScaler {
         self
     }
 
-    /// The largest scale.
+    /// Sets the largest scale, and lowers the current scale to it if necessary.
     ///
     /// # Panics
     ///
-    /// If it is not a positive finite number.
+    /// Panics if it is not a positive finite number.
     pub fn with_max_scale(mut self, scale: f64) -> Self {
         assert!(scale > 0.0 && scale.is_finite(), "a scale of {scale}");
         self.max = scale;
@@ -85,29 +86,29 @@ impl LossScaler {
         self
     }
 
-    /// After how many good steps in a row the scale grows, and by which factor.
+    /// Sets after how many good steps in a row the scale grows, and by which factor.
     ///
     /// # Panics
     ///
-    /// If there are no steps, or if the factor is below 1 or not finite.
+    /// Panics if `steps` is 0, or if the factor is below 1 or not finite.
     pub fn with_growth(mut self, steps: usize, factor: f64) -> Self {
         assert!(steps > 0 && factor >= 1.0 && factor.is_finite(), "growth by {factor} after {steps} steps");
         (self.interval, self.growth) = (steps, factor);
         self
     }
 
-    /// What the scale is multiplied by after a bad step.
+    /// Sets what the scale is multiplied by after a bad step.
     ///
     /// # Panics
     ///
-    /// If it is not between 0 and 1.
+    /// Panics if it is not between 0 and 1.
     pub fn with_backoff(mut self, factor: f64) -> Self {
         assert!(factor > 0.0 && factor < 1.0, "a backoff of {factor}");
         self.backoff = factor;
         self
     }
 
-    /// The present scale.
+    /// The current scale.
     pub fn factor(&self) -> f64 {
         self.factor
     }
@@ -117,22 +118,22 @@ impl LossScaler {
         self.skipped
     }
 
-    /// The loss times the scale, of which to call `backward`; in f32 at least.
+    /// The loss times the scale, in f32 at least. Call `backward` on the result.
     pub fn scale(&self, loss: Tensor<1>) -> Tensor<1> {
         SCALED.set(true);
         widened(loss).mul_scalar(self.factor)
     }
 
-    /// The gradients of the parameters of a module, divided by the scale; `None` if one is infinite or no number, after which the
-    /// scale is lower. The scale must be that of [`scale`](Self::scale): call this once per step.
+    /// Divides the gradients of a module's parameters by the scale. Returns `None`, and lowers the scale, if one is infinite or NaN. The
+    /// scale must still be the one that [`scale`](Self::scale) used, so call this once per step.
     ///
-    /// They are divided in f32 at least, and of the type that they had. All of them are looked at on the devices that they are
-    /// on, and read once: one number per device.
+    /// Gradients are divided in f32 at least, and keep their dtype. They are checked on their devices, and one number per device is read.
     ///
     /// # Panics
     ///
-    /// If there is a gradient of a parameter that the module does not have, or of one of f16: divided, small ones would be lost again, as
-    /// would the updates. Train parameters in f32, from which [`Precision::half`](super::Precision::half) makes a copy for each step.
+    /// Panics if a gradient belongs to a parameter that the module does not have, or to one in f16: once divided, small gradients would be
+    /// lost again, as would the updates. Train parameters in f32, from which [`Precision::half`](super::Precision::half) makes a copy for
+    /// each step.
     pub fn unscale<M: Module>(&mut self, module: &M, gradients: GradientsParams) -> Option<GradientsParams> {
         let mut unscale = Unscale {
             found: gradients,
@@ -147,7 +148,7 @@ impl LossScaler {
             "{} gradients are of parameters that the module does not have",
             found.len()
         );
-        // Each device has all of its work before one is waited for.
+        // Every device gets all of its work before the first one is waited for.
         let is_good = finite.into_iter().all(|(_, finite)| finite.into_scalar::<bool>());
         self.update(is_good);
         is_good.then_some(unscaled)
@@ -166,13 +167,13 @@ impl LossScaler {
 }
 
 thread_local! {
-    /// Whether this thread scaled a loss since somebody began to look.
+    /// Whether this thread scaled a loss since [`watch_scaling`] began.
     static SCALED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// What `f` returns, and whether this thread scaled a loss in it.
 pub(crate) fn watch_scaling<R>(f: impl FnOnce() -> R) -> (R, bool) {
-    /// Puts back what was known outside, also after a panic.
+    /// Restores the value of the caller, also after a panic.
     struct Outer(bool);
     impl Drop for Outer {
         fn drop(&mut self) {
@@ -184,7 +185,7 @@ pub(crate) fn watch_scaling<R>(f: impl FnOnce() -> R) -> (R, bool) {
     (result, SCALED.get())
 }
 
-/// In the type that losses and gradients are scaled in.
+/// Casts to the dtype that losses and gradients are scaled in.
 fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     match tensor.dtype() {
         DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
@@ -197,7 +198,7 @@ struct Unscale {
     found: GradientsParams,
     factor: f64,
     unscaled: GradientsParams,
-    /// Whether all are, by device.
+    /// Whether all gradients are finite, by device.
     finite: Vec<(Device, Tensor<1, Bool>)>,
 }
 

@@ -1,4 +1,4 @@
-//! AdamW with moments of 8 bits.
+//! AdamW with 8-bit moments.
 use super::codes::{Coded, recorded};
 use super::rounding;
 use crate::ops::{AdamWStep, AdamWTensors, OptimizerOps};
@@ -10,8 +10,8 @@ use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSi
 use burn::tensor::{DType, Device, Tensor};
 use std::collections::HashSet;
 
-/// Configuration of [`AdamW8bit`]: the fields and defaults of [`burn::optim::AdamWConfig`] but for
-/// `amsgrad`, which needs a third moment, and what concerns the state.
+/// Configuration of [`AdamW8bit`]: the fields and defaults of [`burn::optim::AdamWConfig`], except `amsgrad`, which needs a third moment,
+/// and options for the 8-bit state.
 ///
 /// ```
 /// use burn::optim::GradientsParams;
@@ -38,34 +38,34 @@ pub struct AdamW8bitConfig {
     /// Added to the root of the second moment.
     #[config(default = 1e-5)]
     pub epsilon: f32,
-    /// Decay of the weights, times the learning rate.
+    /// Weight decay, multiplied by the learning rate.
     #[config(default = 1e-4)]
     pub weight_decay: f32,
     /// Whether a weight decays only where it and the first moment have the same sign
     /// ([Chen et al., 2025](https://arxiv.org/abs/2510.12402)).
     #[config(default = false)]
     pub cautious_weight_decay: bool,
-    /// Tensors of fewer elements have moments in f32.
+    /// Tensors with fewer elements have moments in f32.
     #[config(default = 4096)]
     pub min_8bit_size: usize,
-    /// Rounds codes of the second moment and weights in half precision at random, so that the mean is right; otherwise to nearest, where
-    /// small changes are lost.
+    /// Whether codes of the second moment, and weights in half precision, are rounded stochastically, so that the mean is right. Otherwise
+    /// they are rounded to nearest, and small changes are lost.
     #[config(default = true)]
     pub stochastic_rounding: bool,
-    /// Seed of that rounding.
+    /// Seed of the stochastic rounding.
     #[config(default = 0)]
     pub seed: u64,
-    /// Clips every gradient by itself.
+    /// Clips the gradient of each parameter separately.
     pub grad_clipping: Option<GradientClippingConfig>,
 }
 
 impl AdamW8bitConfig {
-    /// The optimizer of one parameter, for [`ModuleOptimizer::with_group`]. It does not clip gradients.
+    /// The optimizer for single parameters, to be given to [`ModuleOptimizer::with_group`]. It does not clip gradients.
     pub fn build(&self) -> AdamW8bit {
         AdamW8bit { config: self.clone() }
     }
 
-    /// The optimizer of a module. Embeddings are tensors like others: see [`init_for`](Self::init_for).
+    /// The optimizer of any module. It treats embeddings like other tensors: see [`init_for`](Self::init_for).
     pub fn init(&self) -> ModuleOptimizer {
         let optimizer = ModuleOptimizer::from(self.build());
         match &self.grad_clipping {
@@ -74,8 +74,8 @@ impl AdamW8bitConfig {
         }
     }
 
-    /// The optimizer of this module: moments of embeddings are in f32, as bitsandbytes advises. An embedding is a module whose type has a
-    /// name that ends with `Embedding`.
+    /// The optimizer of this module, with moments of embeddings in f32, as bitsandbytes advises. An embedding is a module whose type name
+    /// ends with `Embedding`.
     pub fn init_for<M: Module>(&self, module: &M) -> ModuleOptimizer {
         let mut parameters = Parameters::default();
         module.visit(&mut parameters);
@@ -118,7 +118,7 @@ impl ModuleVisitor for Parameters {
     }
 }
 
-/// AdamW ([Loshchilov and Hutter, 2019](https://arxiv.org/abs/1711.05101)) whose moments take 8 bits
+/// AdamW ([Loshchilov and Hutter, 2019](https://arxiv.org/abs/1711.05101)) with 8-bit moments
 /// ([Dettmers et al., 2022](https://arxiv.org/abs/2110.02861)), made by [`AdamW8bitConfig`].
 ///
 /// With the gradient `g`, step `t` computes
@@ -129,34 +129,36 @@ impl ModuleVisitor for Parameters {
 /// w = (1 - lr weight_decay) w - lr (m / (1 - beta_1^t)) / (sqrt(v / (1 - beta_2^t)) + epsilon)
 /// ```
 ///
-/// in f32 (`w` of f64 in f64), and in place: on CPU backends in one pass over memory, on wgpu and CUDA in one kernel, elsewhere by Burn's operations.
+/// in f32 (for a weight of f64, `w` in f64) and in place: in one pass over memory on CPU backends, in one kernel on wgpu and CUDA, and with
+/// Burn's operations elsewhere.
 ///
 /// # State
 ///
-/// Two moments of every element, 2.03 bytes together where Burn's take 8: codes of 8 bits, and a scale per block of 256 elements. The codes
-/// are bitsandbytes' dynamic ones, signed for `m` and unsigned for `v`. Tensors with fewer than `min_8bit_size` elements have moments in
-/// f32, and so have embeddings with [`AdamW8bitConfig::init_for`]. A positive `v` is not rounded to 0, unless all of its block are below
-/// 1.2e-38 (that of bitsandbytes may be, and the step is then as large as `epsilon` is small).
+/// The two moments take 2.03 bytes per element, where Burn's take 8: they are stored as 8-bit codes, with a scale per block of 256
+/// elements. The codes are bitsandbytes' dynamic ones, signed for `m` and unsigned for `v`. Tensors with fewer than `min_8bit_size`
+/// elements have moments in f32, and so have embeddings with [`AdamW8bitConfig::init_for`]. A positive `v` is not rounded to 0, unless its
+/// whole block is below 1.2e-38. (In bitsandbytes it may be, and the step is then as large as `epsilon` is small.)
 ///
-/// Codes of `v` are rounded up or down at random so that the mean is right; below the least code, 3e-7 of the largest in the block, up.
-/// To nearest, as bitsandbytes does it, `v` would never fall while the largest in its block stays the same: a step lowers it by at most a
-/// thousandth, and codes are 0.35 % or more apart. On remote devices, and without `stochastic_rounding`, they are rounded to nearest.
+/// Codes of `v` are rounded stochastically, so that the mean is right; below the least code, 3e-7 of the largest value in the block, they
+/// are rounded up. With rounding to nearest, as in bitsandbytes, `v` would never fall while the largest value in its block stays the same:
+/// a step lowers it by at most a thousandth, and neighboring codes are 0.35 % or more apart. On remote devices, and without
+/// `stochastic_rounding`, codes are rounded to nearest.
 ///
-/// A gradient that is not finite spoils its block: all 256 weights are no numbers any more. A finite one counts as 2^63 at most.
+/// A gradient that is not finite spoils its block: all 256 weights become NaN. The magnitude of a finite gradient is clamped to 2^63.
 ///
-/// Records hold the codes as bytes, whatever the device; from one that was saved and loaded, training goes on bit for bit. A record of
-/// Burn's `Adam` or `AdamW` is read, too: its moments become codes in the next step (its third moment, of `amsgrad`, is not read). As in
-/// Burn, a parameter of which a record of something else has no such state begins anew.
+/// Records hold the codes as bytes on every device, and training resumes from a loaded record bit for bit. A record of Burn's `Adam` or
+/// `AdamW` is read, too: its moments become codes in the next step, and the third moment of `amsgrad` is ignored. As in Burn, a parameter
+/// starts anew if the record has no such state for it, as one of another optimizer.
 ///
 /// # Weights in half precision
 ///
-/// There is no copy of them in f32. A new weight is computed in f32, and rounded up or down at random so that its mean is right. Which way
-/// depends, here as for codes, on the seed, the step and the position only. Remote devices do not do that.
+/// No copy of them in f32 is kept. A new weight is computed in f32 and rounded stochastically, so that its mean is right. Whether it is
+/// rounded up or down depends, here as for codes, only on the seed, the step and the position. Remote devices do not support this.
 ///
 /// # Panics
 ///
-/// If the gradient has another dtype than the weight; if the state is that of a tensor of another size; with `stochastic_rounding` for a
-/// weight in half precision on a remote device.
+/// Panics if the gradient has another dtype than the weight, if the state belongs to a tensor of another size, or, with
+/// `stochastic_rounding`, if a weight in half precision is on a remote device.
 #[derive(Clone, Debug)]
 pub struct AdamW8bit {
     config: AdamW8bitConfig,
@@ -180,7 +182,7 @@ impl<const D: usize> Moments<D> {
         let (shape, device) = (of.shape(), of.device());
         let elements = shape.num_elements();
         if elements < min_8bit_size {
-            // Of Flex, `zeros` takes twice the memory for a moment (0.22.1).
+            // On Flex (0.22.1), `zeros` briefly takes twice the memory.
             let zeros = || Tensor::full(shape.clone(), 0.0, (&device, DType::F32));
             return Self::Single(Box::new([zeros(), zeros()]));
         }
@@ -198,7 +200,7 @@ impl<const D: usize> Moments<D> {
         }
     }
 
-    /// In 8 bits. The moments are those after a step that forgets what was before.
+    /// Converts moments in f32 to 8 bits, by steps with decays of 0: their moments are the gradient and its square.
     fn coded(self, seed: Option<u32>) -> Self {
         let Self::Single(moments) = self else { return self };
         let step = AdamWStep {
@@ -233,7 +235,7 @@ impl<const D: usize> Moments<D> {
     }
 }
 
-/// What records of Burn's `Adam` and `AdamW` call the step and the moments.
+/// The names of the step and the moments in records of Burn's `Adam` and `AdamW`.
 const BURN: [&str; 3] = ["momentum.time", "momentum.moment_1", "momentum.moment_2"];
 
 impl<const D: usize> RecordState for AdamW8bitState<D> {
@@ -254,7 +256,7 @@ impl<const D: usize> RecordState for AdamW8bitState<D> {
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
-        // Burn's are those of a field.
+        // In Burn's records the names begin with that of a field.
         let burn = source.take_scalar(prefix, "time").is_none();
         let names = if burn { BURN } else { ["time", "first", "second"] };
         let time = u64::try_from(source.take_scalar(prefix, names[0])?).ok()?;
@@ -299,7 +301,7 @@ impl Optimizer for AdamW8bit {
         assert!(moments.is_of(&tensor), "AdamW8bit: the state is that of a tensor that is not {shape:?}");
         let time = time.saturating_add(1);
         let seed = self.config.stochastic_rounding.then(|| rounding::seed(self.config.seed, time));
-        // In f32 also where they come from a record of Burn's, or with another bound.
+        // Moments may still be in f32 if they come from a record of Burn's, or one with another `min_8bit_size`.
         let moments = if shape.num_elements() < min_8bit_size { moments } else { moments.coded(seed) };
         let step = AdamWStep {
             lr,

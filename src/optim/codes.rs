@@ -1,16 +1,16 @@
-//! Moments in codes of 8 bits.
+//! [`Coded`]: a moment as 8-bit codes, in memory and in records.
 use crate::measure::is_host;
 use crate::ops::{AdamW8bitTensors, AdamWStep, BLOCK, CODES_OF_WORD, MomentumStep, OptimizerOps};
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::optim::{StateSink, StateSource};
 use burn::tensor::{Bytes, DType, Device, Int, Tensor, TensorData};
 
-/// A moment in codes, and the scales of its blocks. In records, codes are bytes of whole blocks, whatever the device.
+/// A moment as codes, and the scales of its blocks. In records, codes are the bytes of whole blocks on every device.
 #[derive(Clone, Debug)]
 pub(super) struct Coded {
     pub(super) codes: Tensor<1, Int>,
     pub(super) scales: Tensor<1>,
-    /// Of so many elements; the codes beyond are of zeros.
+    /// The number of elements. The codes beyond it stand for zeros.
     pub(super) elements: usize,
 }
 
@@ -26,12 +26,12 @@ impl Coded {
         }
     }
 
-    /// Whether it is a moment of so many elements.
+    /// Whether it is a moment of a tensor with this many elements.
     pub(super) fn is_of(&self, elements: usize) -> bool {
         self.elements == elements
     }
 
-    /// On another device, where codes may be stored in another way.
+    /// Moves it to another device, where codes may be stored in another way.
     pub(super) fn moved(self, device: &Device) -> Self {
         let Self { codes, scales, elements } = self;
         let codes = match is_host(&codes.device()) == is_host(device) {
@@ -41,7 +41,7 @@ impl Coded {
         Self { codes, scales: scales.to_device(device), elements }
     }
 
-    /// A step of AdamW: the weight, and its moments in codes.
+    /// A step of AdamW. Returns the weight, and its moments as codes.
     pub(super) fn adamw(
         gradient: DispatchTensor,
         weight: DispatchTensor,
@@ -61,7 +61,7 @@ impl Coded {
         (after.weight, moments.map(|(codes, scales)| Self::of(codes, scales, elements)))
     }
 
-    /// A step of momentum: the direction in f32, and the momentum in codes.
+    /// A step of momentum. Returns the direction in f32, and the momentum as codes.
     pub(super) fn momentum(self, gradient: DispatchTensor, step: MomentumStep) -> (DispatchTensor, Self) {
         let Self { codes, scales, elements } = self;
         let (codes, scales) = (codes.into_dispatch(), scales.into_dispatch());
@@ -80,7 +80,7 @@ impl Coded {
         out.push_scalar(prefix, &format!("{name}_elements"), (self.elements as u64).into());
     }
 
-    /// What was recorded; `None` if that is nothing, or damaged.
+    /// Reads what [`flatten`](Self::flatten) recorded; `None` if there is nothing, or if it is damaged.
     pub(super) fn unflatten(
         prefix: &str,
         name: &str,
@@ -116,7 +116,7 @@ pub(super) fn recorded<const D: usize>(
     fits.then(|| Tensor::from_data(data.convert_dtype(DType::F32), (device, DType::F32)))
 }
 
-/// How codes of so many blocks are stored on a device: how many elements, and of which type.
+/// The length and dtype of the tensor that holds the codes of this many blocks on a device.
 fn layout(blocks: usize, device: &Device) -> (usize, DType) {
     match is_host(device) {
         true => (blocks * BLOCK, DType::U8),
@@ -133,7 +133,7 @@ fn to_bytes(codes: Tensor<1, Int>) -> TensorData {
 
 fn to_codes(bytes: TensorData, device: &Device) -> Tensor<1, Int> {
     let (len, dtype) = layout(bytes.shape()[0] / BLOCK, device);
-    // Words are aligned, bytes may not be.
+    // Words must be aligned, and the bytes may not be.
     let data = match dtype {
         DType::I32 => Bytes::from_elems(bytemuck::pod_collect_to_vec::<u8, i32>(bytes.as_bytes())),
         _ => bytes.into_parts().0,

@@ -1,3 +1,4 @@
+//! [`InBackwardError`]: why a step cannot update parameters in its backward pass.
 /// Why a step cannot update parameters in its backward pass.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -14,13 +15,13 @@ pub enum InBackwardError {
          after `LossScaler::unscale`"
     )]
     Scaled,
-    /// The loss is no number.
+    /// The loss is not a single number.
     #[error("a loss is one number, this one has {elements} elements")]
     NoScalar {
-        /// Its elements.
+        /// The number of its elements.
         elements: usize,
     },
-    /// Parameters with one id have several values.
+    /// Parameters with the same id have different values.
     #[error(
         "{first} and {second} have one id, but different values: parameters that are tied have one (Burn's optimizers change only the \
          first of them)"
@@ -31,7 +32,7 @@ pub enum InBackwardError {
         /// Path of the other one.
         second: String,
     },
-    /// Two parameters are one tensor.
+    /// Two parameters with different ids are the same tensor.
     #[error(
         "{first} and {second} are one tensor, but have different ids: which of them has the gradient is not defined"
     )]
@@ -41,7 +42,7 @@ pub enum InBackwardError {
         /// Path of the other one.
         second: String,
     },
-    /// A parameter whose gradient is reduced over devices.
+    /// The gradient of a parameter is reduced over devices.
     #[error(
         "{path} is trained under Burn's ExecutionStrategy::ddp, which reduces gradients after they are complete: an update in the \
          backward pass would not see the sum"

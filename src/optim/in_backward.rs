@@ -1,7 +1,9 @@
-//! Updates in the backward pass.
+//! [`step_in_backward`]: updates each parameter in the backward pass, as soon as its gradient is complete.
+//!
+//! [`Enter`] puts a step of the graph on top of every parameter, [`Leave`] moves the parameters from the module into the graph, so that
+//! they can change in place, and [`Return`] puts the new ones back. `layers/src/graph/update.rs` finds out when a gradient is complete.
 use super::InBackwardError;
 use crate::mixed::watch_scaling;
-use crate::ops::{GRADIENT, PARAMETER, SegmentOps, Slots, UpdateOnce, UpdateOps, Updates, node_id};
 use crate::parameters::untied;
 use crate::strategy::with_strategy;
 use burn::backend::Dispatch;
@@ -9,24 +11,26 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
+use burn_memsave_layers::graph::{GRADIENT, PARAMETER, SegmentOps, Slots, UpdateOnce, UpdateOps, Updates};
+use burn_memsave_layers::node::node_id;
 use std::any::Any;
 use std::collections::{HashMap, HashSet, hash_map::Entry};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One training step whose gradients never coexist: each parameter is changed as soon as its gradient is complete, in the middle of the
-/// backward pass, and the gradient is dropped ([LOMO, arXiv 2306.09782](https://arxiv.org/abs/2306.09782)).
+/// Runs one training step in which gradients never coexist: each parameter is updated as soon as its gradient is complete, in the middle of
+/// the backward pass, and the gradient is dropped ([LOMO, arXiv 2306.09782](https://arxiv.org/abs/2306.09782)).
 ///
-/// Returns the module and the loss, which is not tracked. The module is the one that
+/// Returns the module and the loss, which is not tracked. The module and the state of the optimizer are those that the following gives, on
+/// CPU backends to the last bit:
 ///
 /// ```text
 /// let gradients = GradientsParams::from_grads(loss(&module).backward(), &module);
 /// optimizer.step(lr, module, gradients)
 /// ```
 ///
-/// returns, on CPU backends to the last bit, and so is the state of the optimizer, which is any of Burn's or of this library's. What is not
-/// used stays as it is. Parameters that are tied, that is, with one id in several places, stay tied (Burn's optimizers change the first
-/// only).
+/// The optimizer may be any of Burn's or of this library's. Parameters that are not used stay as they are. Tied parameters, that is, those
+/// with one id in several places, stay tied (Burn's optimizers update only the first place).
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -46,30 +50,32 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 ///
 /// # Memory
 ///
-/// Of all gradients one is there at a time: that of the last layer when that of the one before is computed is gone. With layers of this
-/// library that is exact; with others, which do not look themselves, those of layers side by side (the three projections of attention)
-/// may be there together, and so are those of a [checkpointed](crate::checkpoint) segment. A parameter is changed in place if nobody else
-/// holds it: the module is taken by value, so do not keep a clone of it.
+/// One gradient exists at a time: a layer's gradient is gone before that of the layer below it is computed. With layers of this library
+/// that is exact. Other layers do not check for complete gradients themselves, so those of layers side by side (the three projections of
+/// attention) may exist together, as do those of a [checkpointed](crate::checkpoint) segment. A parameter is updated in place if nothing
+/// else holds it: the module is taken by value, so do not keep a clone of it.
 ///
 /// # What cannot work here
 ///
-/// Whatever needs all gradients before the first update has no gradients to work with: nothing in the arguments or in what is returned
-/// holds one. That is so of sums over several batches (accumulation), of clipping by the norm of all gradients together, and of loss
-/// scaling, whose scale would have to be divided out, and the step skipped where a gradient is infinite: if `loss` calls
-/// [`LossScaler::scale`](crate::mixed::LossScaler::scale), on the thread that it is called on, that is an error. A loss that is multiplied
-/// by hand nobody can tell from another one. bf16 needs no scale. Clipping of the optimizer itself
-/// ([`ModuleOptimizer::with_grad_clipping`]), which looks at one gradient at a time, works.
+/// Techniques that need all gradients before the first update cannot work, since neither the arguments nor the result hold gradients:
 ///
-/// Nor may `loss` take a backward pass through the parameters itself, for a gradient penalty, say, and use them again: Burn panics, as
-/// it does for any graph. Take that one before, with the module as it is.
+/// - Accumulation, which sums gradients over several batches.
+/// - Clipping by the norm of all gradients together. Clipping by the optimizer itself ([`ModuleOptimizer::with_grad_clipping`]), which
+///   looks at one gradient at a time, works.
+/// - Loss scaling, which has to divide gradients by the scale, and to skip the step if one is infinite. It is an error if `loss` calls
+///   [`LossScaler::scale`](crate::mixed::LossScaler::scale) on the thread that it is called on. A loss that is multiplied by hand cannot be
+///   recognized. bf16 needs no scale.
+///
+/// Nor may `loss` run a backward pass through the parameters itself, say for a gradient penalty, and use them again: Burn panics, as it
+/// does for any graph. Run that backward pass before this step, with the module as it is.
 ///
 /// # Errors
 ///
-/// See [`InBackwardError`]. The module is lost with an error; the optimizer is not changed.
+/// Returns an [`InBackwardError`], which says why the step is impossible. The module is then lost; the optimizer is not changed.
 ///
 /// # Panics
 ///
-/// Where `loss`, its backward pass or the optimizer do; some parameters, and their states, are then changed, others not.
+/// Panics if `loss`, its backward pass or the optimizer panics. Some parameters and their states are then updated, and others are not.
 pub fn step_in_backward<M: Module>(
     module: M,
     optimizer: &mut ModuleOptimizer,
@@ -124,7 +130,7 @@ pub fn step_in_backward<M: Module>(
     Ok((module.map(&mut Return { changed }), value))
 }
 
-/// What is behind the locks here is replaced as a whole.
+/// Data behind these locks is replaced as a whole, so a panic leaves it consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -176,16 +182,16 @@ impl ModuleVisitor for Check {
     }
 }
 
-/// Puts the step that waits for the gradient on top of every parameter that requires one.
+/// Puts a step that waits for the gradient on top of every parameter that requires one.
 struct Enter {
     updates: Updates,
-    /// What the module has in their place: a tensor.
+    /// The tensors that the module has in their place.
     entered: HashMap<ParamId, Box<dyn Any>>,
 }
 
 impl ModuleMapper for Enter {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        // A lazy weight offers itself once more, for an adapter.
+        // A lazy weight is offered a second time, for an adapter.
         if !param.is_require_grad() {
             return param;
         }
@@ -206,15 +212,15 @@ impl ModuleMapper for Enter {
 struct Step {
     optimizer: Arc<Mutex<Option<ModuleOptimizer>>>,
     lr: ModuleLearningRate,
-    /// New values without autodiff, tensors, and the devices of the old ones.
+    /// New values (tensors without autodiff), and the devices of the old ones.
     changed: Mutex<Changed>,
 }
 
-/// By parameter.
+/// New values by parameter.
 type Changed = HashMap<ParamId, (Box<dyn Any + Send>, Device)>;
 
 impl Step {
-    /// Changes one parameter, as a part of the module that is at this path.
+    /// Updates one parameter. The optimizer sees it at its path in the module.
     fn update<const D: usize>(
         &self,
         path: Vec<(String, String)>,
@@ -243,12 +249,12 @@ impl Step {
     }
 }
 
-/// Takes the parameters out of the module, so that nobody holds them but the graph.
+/// Takes the parameters out of the module, so that only the graph holds them.
 struct Leave {
     /// Names and types of modules.
     path: Vec<(String, String)>,
     entered: HashSet<ParamId>,
-    /// Those that were taken, and which number they have.
+    /// The parameters that were taken, with their numbers.
     left: HashMap<ParamId, usize>,
     loss: Option<Tensor<1>>,
     updates: Updates,
@@ -263,7 +269,7 @@ impl ModuleMapper for Leave {
         self.path.pop();
     }
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        // One with the same id that is frozen did not enter.
+        // A frozen parameter with the same id did not enter.
         if !self.entered.contains(&param.id) || !param.base().is_tracked() {
             return param;
         }
@@ -291,7 +297,7 @@ struct Return {
 
 impl ModuleMapper for Return {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        // What was taken out left a tensor without autodiff.
+        // A parameter that was taken out left a tensor without autodiff.
         let changed = self.changed.get_mut(&param.id).filter(|_| !param.base().is_autodiff());
         let Some((value, device)) = changed else { return param };
         let value = value.downcast_mut::<Tensor<D>>().expect("parameters with one id have one rank");
@@ -303,7 +309,7 @@ impl ModuleMapper for Return {
     }
 }
 
-/// The optimizer, for steps of the graph, which own what they use.
+/// Lends the optimizer to steps of the graph, which own what they use.
 struct Borrowed<'a> {
     place: &'a mut ModuleOptimizer,
     shared: Arc<Mutex<Option<ModuleOptimizer>>>,
@@ -317,7 +323,7 @@ impl<'a> Borrowed<'a> {
 }
 
 impl Drop for Borrowed<'_> {
-    /// Also if the backward pass panics.
+    /// Gives the optimizer back, also if the backward pass panics.
     fn drop(&mut self) {
         if let Some(optimizer) = lock(&self.shared).take() {
             *self.place = optimizer;

@@ -1,13 +1,13 @@
-//! Optimizers that keep little, and updates in the backward pass.
+//! Optimizers with 8-bit state, and updates in the backward pass.
 //!
-//! | | per element, where Burn's keep 8 bytes (AdamW) and 4 (Muon) |
+//! | | memory |
 //! | --- | --- |
-//! | [`AdamW8bit`] | 2.03 bytes of state |
-//! | [`Muon8bit`] | 1.02 bytes of state |
-//! | [`step_in_backward`] | any optimizer; one gradient at a time, where a backward pass leaves all of them |
+//! | [`AdamW8bit`] | 2.03 bytes of state per element, where Burn's AdamW takes 8 |
+//! | [`Muon8bit`] | 1.02 bytes of state per element, where Burn's Muon takes 4 |
+//! | [`step_in_backward`] | with any optimizer, one gradient at a time, where a backward pass otherwise leaves all of them |
 //!
-//! Both are [optimizers of Burn's](burn::optim::Optimizer), with its records, groups of parameters and learning rates. Weights in half
-//! precision are rounded at random, so that small changes are not lost and no copy in f32 is needed.
+//! Both implement [Burn's `Optimizer`](burn::optim::Optimizer), so its records, groups of parameters and learning rates work with them.
+//! Weights in half precision are rounded stochastically, so that small changes are not lost and no copy in f32 is needed.
 //!
 //! ```
 //! use burn::module::Module;
@@ -23,13 +23,14 @@
 //!     let loss = |layers: &Vec<Linear>| layers.iter().fold(batch.clone(), |x, layer| layer.forward(x)).powf_scalar(2.0).mean();
 //!     (layers, _) = step_in_backward(layers, &mut optimizer, 1e-3, loss)?;
 //! }
-//! optimizer.into_bytes()?; // a record, from which training goes on bit for bit
+//! optimizer.into_bytes()?; // a record, from which training resumes bit for bit
 //! # assert_eq!(layers.num_params(), 3 * 65 * 64);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A step is one pass over memory, in place: a loop on CPU backends, a kernel on wgpu and CUDA, where codes are stored four in a word of 32
-//! bits. On remote devices it is composed of Burn's operations.
+//! A step of AdamW is one pass over memory, in place: a loop on CPU backends, and a kernel on wgpu and CUDA, where four codes share a
+//! 32-bit word. Muon makes such a pass before and after its Newton-Schulz iteration. On remote devices both are composed of Burn's
+//! operations.
 mod adamw;
 mod codes;
 mod error;

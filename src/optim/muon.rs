@@ -1,4 +1,4 @@
-//! Muon with a momentum of 8 bits.
+//! Muon with an 8-bit momentum.
 use super::codes::{Coded, recorded};
 use super::rounding;
 use crate::ops::{Descent, MomentumStep, OptimizerOps};
@@ -10,7 +10,7 @@ use burn::optim::{
 };
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-/// Configuration of [`Muon8bit`]: the fields and defaults of [`burn::optim::MuonConfig`], and what concerns the state.
+/// Configuration of [`Muon8bit`]: the fields and defaults of [`burn::optim::MuonConfig`], and options for the 8-bit state.
 ///
 /// ```
 /// use burn::optim::GradientsParams;
@@ -28,7 +28,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 /// ```
 #[derive(Config, Debug)]
 pub struct Muon8bitConfig {
-    /// Decay of the weights, times the learning rate.
+    /// Weight decay, multiplied by the learning rate.
     pub weight_decay: Option<WeightDecayConfig>,
     /// The momentum.
     #[config(default = "MomentumConfig { momentum: 0.95, dampening: 0.0, nesterov: true }")]
@@ -36,55 +36,56 @@ pub struct Muon8bitConfig {
     /// Coefficients of the Newton-Schulz iteration.
     #[config(default = "(3.4445, -4.775, 2.0315)")]
     pub ns_coefficients: (f32, f32, f32),
-    /// The least norm that is divided by.
+    /// The least norm that a matrix is divided by.
     #[config(default = 1e-7)]
     pub epsilon: f32,
-    /// Steps of the iteration.
+    /// The number of Newton-Schulz steps.
     #[config(default = 5)]
     pub ns_steps: usize,
     /// How the learning rate depends on the shape.
     #[config(default = "AdjustLrFn::Original")]
     pub adjust_lr_fn: AdjustLrFn,
-    /// Matrices of fewer elements have a momentum in f32.
+    /// Matrices with fewer elements have a momentum in f32.
     #[config(default = 4096)]
     pub min_8bit_size: usize,
-    /// Rounds weights in half precision at random, so that the mean is right; otherwise to nearest, where small changes are lost.
+    /// Whether weights in half precision are rounded stochastically, so that the mean is right. Otherwise they are rounded to nearest, and
+    /// small changes are lost.
     #[config(default = true)]
     pub stochastic_rounding: bool,
-    /// Seed of that rounding.
+    /// Seed of the stochastic rounding.
     #[config(default = 0)]
     pub seed: u64,
 }
 
 impl Muon8bitConfig {
-    /// The optimizer of one parameter, for [`ModuleOptimizer::with_group`].
+    /// The optimizer for single parameters, to be given to [`ModuleOptimizer::with_group`].
     pub fn build(&self) -> Muon8bit {
         Muon8bit { config: self.clone() }
     }
 
-    /// The optimizer of a module, all of whose parameters are matrices.
+    /// The optimizer of a module whose parameters are all matrices.
     pub fn init(&self) -> ModuleOptimizer {
         self.build().into()
     }
 }
 
-/// Muon ([Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/)) whose momentum takes 8 bits
+/// Muon ([Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/)) with an 8-bit momentum
 /// ([arXiv 2509.23106](https://arxiv.org/abs/2509.23106)), made by [`Muon8bitConfig`].
 ///
-/// What it computes is what [`burn::optim::Muon`] does: the momentum of the gradients, made orthogonal by a Newton-Schulz iteration, times
-/// a learning rate that depends on the shape. The momentum is computed in f32 before it is rounded, and the iteration runs in f32.
+/// It computes what [`burn::optim::Muon`] does: the momentum of the gradients, orthogonalized by a Newton-Schulz iteration, times a
+/// learning rate that depends on the shape. The momentum is computed in f32 before it is rounded, and the iteration runs in f32.
 ///
 /// # State
 ///
-/// 1.016 bytes per element where Burn's takes 4: codes of 8 bits, multiples of 1 / 127 of the largest magnitude in a block of 256 elements.
-/// Matrices with fewer than `min_8bit_size` elements have a momentum in f32. Records and half precision are those of
-/// [`AdamW8bit`](super::AdamW8bit); a record of Burn's `Muon` is read, too.
+/// The momentum takes 1.016 bytes per element, where Burn's takes 4: it is stored as 8-bit codes, which are multiples of 1 / 127 of the
+/// largest magnitude in a block of 256 elements. Matrices with fewer than `min_8bit_size` elements have a momentum in f32. Records and half
+/// precision work as in [`AdamW8bit`](super::AdamW8bit); a record of Burn's `Muon` is read, too.
 ///
 /// # Panics
 ///
-/// If a parameter is no matrix: give biases, norms and embeddings another optimizer, with [`ModuleOptimizer::with_group`]. If the
-/// gradient has another dtype than the weight; if the state is that of a tensor of another size; with `stochastic_rounding` for a weight in
-/// half precision on a remote device.
+/// Panics if a parameter is not a matrix: give biases, norms and embeddings another optimizer, with [`ModuleOptimizer::with_group`]. It
+/// also panics if the gradient has another dtype than the weight, if the state belongs to a tensor of another size, or, with
+/// `stochastic_rounding`, if a weight in half precision is on a remote device.
 #[derive(Clone, Debug)]
 pub struct Muon8bit {
     config: Muon8bitConfig,
@@ -104,7 +105,7 @@ enum Momentum<const D: usize> {
 }
 
 impl<const D: usize> Momentum<D> {
-    /// In 8 bits. It is the momentum after a step that forgets what was before.
+    /// Converts a momentum in f32 to 8 bits, by a step with a decay of 0: its momentum is the gradient.
     fn coded(self) -> Self {
         let Self::Single(momentum) = self else { return self };
         let zeros = Coded::zeros(momentum.shape().num_elements(), &momentum.device());
@@ -124,7 +125,7 @@ impl<const D: usize> RecordState for Muon8bitState<D> {
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         let Some(time) = source.take_scalar(prefix, "time") else {
-            // Burn's, which does not count its steps: it is after the first.
+            // Records of Burn's Muon do not count steps. There was at least one.
             let velocity = recorded(prefix, "momentum.velocity", source, device)?;
             return Some(Self { time: 1, momentum: Momentum::Single(Box::new(velocity)) });
         };
@@ -138,7 +139,7 @@ impl<const D: usize> RecordState for Muon8bitState<D> {
 }
 
 impl Muon8bit {
-    /// The direction of a gradient in f32, and the momentum after it. `time`: how many steps there were before.
+    /// The direction for a gradient in f32, and the new momentum. `time`: how many steps there were before.
     fn direction<const D: usize>(
         &self,
         gradient: Tensor<D>,
@@ -146,7 +147,7 @@ impl Muon8bit {
         time: u32,
     ) -> (Tensor<D>, Momentum<D>) {
         let MomentumConfig { momentum: keep, dampening, nesterov } = self.config.momentum;
-        // As in Burn's, the first gradient counts in full.
+        // As in Burn, the first gradient counts in full.
         let factor = if time == 0 { 1.0 } else { 1.0 - dampening };
         match momentum {
             Momentum::Single(momentum) => {
@@ -165,7 +166,7 @@ impl Muon8bit {
         }
     }
 
-    /// The orthogonal matrix that is nearest, about: a quintic Newton-Schulz iteration, as Burn's.
+    /// Approximates the nearest orthogonal matrix by a quintic Newton-Schulz iteration, as Burn does.
     fn orthogonal<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let [rows, columns] = [x.dims()[0], x.dims()[1]];
         let is_tall = rows > columns;
@@ -183,7 +184,7 @@ impl Muon8bit {
         if is_tall { x.transpose() } else { x }
     }
 
-    /// The factor of the learning rate for a matrix of a shape.
+    /// The factor of the learning rate for a matrix of this shape.
     fn adjusted(&self, [rows, columns]: [usize; 2]) -> f64 {
         let [rows, columns] = [rows as f64, columns as f64];
         match self.config.adjust_lr_fn {

@@ -1,8 +1,9 @@
-//! Which way is rounded what is rounded at random.
+//! Stochastic rounding: the seed that decides how each element is rounded, up or down.
 
 /// The seed of a step.
 ///
-/// Of the seed of the optimizer and the number of the step: a run that goes on from a record goes on as it would have.
+/// It depends on the optimizer's seed and the number of the step only, so a run that resumes from a record rounds as it
+/// would have without a break.
 pub(super) fn seed(of_optimizer: u64, time: u32) -> u32 {
     // The finalizer of SplitMix64.
     let x = of_optimizer.wrapping_add(u64::from(time).wrapping_mul(0x9E37_79B9_7F4A_7C15));

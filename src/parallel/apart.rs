@@ -1,14 +1,14 @@
-//! Steps of a pool of threads, each by itself.
+//! [`apart`]: isolates steps that run in one thread pool at the same time.
 use crate::mixed::watch_scaling;
 use crate::plan;
 
-/// Runs a task of a thread pool apart from whatever else its thread is within.
+/// Runs a task of a thread pool outside of the scopes that its thread is in.
 ///
-/// Scopes of a [`SavedPolicy`](crate::saved::SavedPolicy) and of a [`Plan`](crate::plan::Plan), checkpointed segments, ledgers and updates in
-/// the backward pass hold for the thread that entered them. A thread of rayon's that waits for others, as it does in the kernels of CPU
-/// backends, runs another task of its pool meanwhile: without this, that task would run within the scope or the segment of the first one.
-/// So if several steps run in one pool at the same time, and one of them uses any of these, run each within `apart`. On threads of your own,
-/// and with one step at a time, nothing of it is needed.
+/// Scopes of a [`SavedPolicy`](crate::saved::SavedPolicy) and of a [`Plan`](crate::plan::Plan), checkpointed segments, ledgers and updates
+/// in the backward pass apply to the thread that entered them. While a thread of rayon's waits for others, as in the kernels of CPU
+/// backends, it runs another task of its pool. Without `apart`, that task would run within the scope or the segment of the first one. So if
+/// several steps run in one pool at the same time, and one of them uses any of these, run each within `apart`. Steps on threads of your
+/// own, and steps one at a time, do not need it.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};

@@ -1,3 +1,4 @@
+//! [`ParallelError`]: why a module cannot have replicas, and which devices failed.
 use crate::plan::PartsError;
 use burn::tensor::{Device, ExecutionError};
 use std::fmt;
@@ -9,16 +10,16 @@ pub enum ParallelError {
     /// There is no device to put a replica on.
     #[error("replicas need at least one device")]
     NoDevices,
-    /// Nothing can be trained on such a device.
+    /// A device records no gradients, so nothing can be trained on it.
     #[error("device {index} records no gradients: call `Device::autodiff` on it")]
     NotAutodiff {
         /// Its position among the devices.
         index: usize,
     },
-    /// The batch cannot be taken in parts.
+    /// The module cannot be trained on parts of a batch, or the weights of the parts are invalid.
     #[error(transparent)]
     Parts(#[from] PartsError),
-    /// A lazy weight, of a module that is on another backend than a device, where it would be in memory as a whole.
+    /// The module has a lazy weight and is on another backend than a device, where the weight would be in memory as a whole.
     #[error(
         "{path} is lazy, and cannot be lazy on device {index}: load the module on a device of the same backend"
     )]
@@ -31,13 +32,13 @@ pub enum ParallelError {
     /// A batch was cut into more parts than there are replicas, or into none.
     #[error("a batch of {parts} parts for {replicas} replicas")]
     PartCount {
-        /// Of the batch.
+        /// The number of parts of the batch.
         parts: usize,
-        /// Of the module.
+        /// The number of replicas.
         replicas: usize,
     },
-    /// Devices failed, or their servers cannot be reached any more. What was computed on them is lost. A device fails, too, when
-    /// one is gone that sends to it.
+    /// Devices failed, or their servers can no longer be reached. What was computed on them is lost. A device also fails if another one
+    /// that sends to it is gone.
     #[error("{}", list(failed))]
     Devices {
         /// Each of them.
@@ -52,7 +53,7 @@ pub struct DeviceFailure {
     pub index: usize,
     /// The device.
     pub device: Device,
-    /// What Burn says.
+    /// Burn's error.
     pub error: ExecutionError,
 }
 

@@ -1,4 +1,5 @@
-//! One module on several devices of this machine or of others: each computes the gradients of its part of a batch.
+//! Data parallelism: one module on several devices of this machine or of others, each of which computes the gradients of its part of a
+//! batch.
 //!
 //! ```
 //! use burn::nn::LinearConfig;
@@ -15,29 +16,31 @@
 //! let parts = [(x.clone().slice(0..2), 2), (x.slice(2..3), 1)]; // on the devices of the replicas
 //! let (loss, gradients) = replicas.backward(parts, |model, x| model.forward(x).powf_scalar(2.0).mean())?;
 //! replicas.update(|model| optimizer.step(0.1, model, gradients));
-//! replicas.sync()?; // a device that failed, or a server that is gone, shows here or where the loss is read
+//! replicas.sync()?; // a failed device or a lost server shows here, or where the loss is read
 //! # let _ = loss;
 //! # Ok::<(), burn_memsave::parallel::ParallelError>(())
 //! ```
 //!
 //! # What is sent
 //!
-//! Of every parameter that requires gradients, each step moves the gradient from each further device to the first, and the new
-//! value back. Frozen parameters are sent once, when the replicas are made. Remote devices send to one another; nothing passes
-//! through the program that drives them.
+//! In each step, every other device sends the gradients of its trainable parameters to the first device, which sends the new values back.
+//! Frozen parameters are sent once, when the replicas are made. Remote devices send to one another; nothing passes through the program that
+//! drives them.
 //!
-//! Several steps in one pool of threads of a CPU are another matter: see [`apart`].
+//! To run several steps in one thread pool on a CPU, see [`apart`].
 //!
 //! # Beside `ExecutionStrategy::ddp`
 //!
-//! Burn's own strategy reduces gradients with NCCL, on the CUDA devices of one machine, also of one that serves them to others
-//! ([`RemoteServer`](https://docs.rs/burn/0.22.1/burn/server/struct.RemoteServer.html)). To it our layers are like Burn's: they are
-//! tested under it, and under the distributed training that it is made of, on a server whose devices reduce on the CPU
-//! (`tests/distributed`; not what draws random numbers, nor quantized weights, which Burn's servers do not take), but not with NCCL,
-//! for want of such a machine. It does not refuse a [`BatchNorm`](crate::nn::BatchNorm) in training mode, of which each device then
-//! has statistics of its own part of the batch, running ones too: freeze it, or take another norm.
-//! Burn 0.22.1 refuses to reduce across servers, and panics on every other backend. `ExecutionStrategy::multi` works anywhere
-//! and moves the whole module, frozen weights too, to every device in every step.
+//! Burn's own strategy reduces gradients with NCCL, on the CUDA devices of one machine, which may also serve them to others
+//! ([`RemoteServer`](https://docs.rs/burn/0.22.1/burn/server/struct.RemoteServer.html)). The layers of this library work under it as Burn's
+//! do. `tests/distributed` tests them under it, and under the distributed training that it is built on, on a server whose devices reduce on
+//! the CPU. Not tested are layers that draw random numbers, quantized weights, which Burn's servers do not take, and NCCL, for want of such
+//! a machine.
+//!
+//! Burn's strategy does not refuse a [`BatchNorm`](crate::nn::BatchNorm) in training mode, but then each device has the statistics, running
+//! ones too, of its own part of the batch: freeze it, or use another norm. Burn 0.22.1 refuses to reduce across servers, and panics on
+//! every other backend. `ExecutionStrategy::multi` works anywhere, but moves the whole module, frozen weights too, to every device in every
+//! step.
 mod apart;
 mod error;
 
@@ -67,15 +70,15 @@ pub struct Replicas<M> {
 }
 
 impl<M: Module> Replicas<M> {
-    /// Copies a module to each device. What requires gradients in it does so in the replicas.
+    /// Copies a module to each device. Parameters that require gradients do so in the replicas, too.
     ///
     /// # Errors
     ///
-    /// - Without devices, or with one that records no gradients.
+    /// - If there are no devices, or if one records no gradients.
     /// - If the module has a batch norm, or another part with running statistics, in training mode: a replica would normalize with the
     ///   statistics of its part, and Burn's running statistics are shared between the clones of a module.
     /// - If a parameter that requires gradients is in two places of the module with different values.
-    /// - If it has lazy weights, and is neither on the device nor are both CUDA or WebGPU devices.
+    /// - If the module has lazy weights and a device is not the module's own, unless both are CUDA or WebGPU devices.
     pub fn new(module: &M, devices: impl IntoIterator<Item = Device>) -> Result<Self, ParallelError> {
         let devices: Vec<Device> = devices.into_iter().collect();
         if devices.is_empty() {
@@ -92,14 +95,14 @@ impl<M: Module> Replicas<M> {
                 return Err(ParallelError::Lazy { path, index });
             }
         }
-        // Through `valid`, as running statistics are shared with a clone.
+        // Through `valid`, since a clone shares running statistics.
         let replica =
             |device: &Device| tied(module.valid().train().fork(device).map(&mut WithStrategy { device }));
         let modules = devices.iter().map(replica).collect();
         Ok(Self { devices, modules })
     }
 
-    /// Where the replicas are; the optimizer runs on the first.
+    /// The devices of the replicas. The optimizer runs on the first.
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
@@ -109,16 +112,17 @@ impl<M: Module> Replicas<M> {
         &self.modules[0]
     }
 
-    /// The mean loss of a batch and its gradients, both on the first device: those that one device computes of the whole batch,
-    /// to rounding.
+    /// Computes the mean loss of a batch and its gradients, both on the first device. Up to rounding, they are what one device computes
+    /// from the whole batch.
     ///
-    /// `parts`: for each replica, in the order of [`devices`](Self::devices), its part of the batch and its [weight](PartWeight): the
-    /// number of items over which `loss` takes the mean, or of tokens, or the sum of class weights. There may be fewer parts than
-    /// replicas. A part is on the device of its replica.
+    /// `parts` has one part of the batch per replica, in the order of [`devices`](Self::devices), with its [weight](PartWeight): the number
+    /// of items, or of tokens, over which `loss` takes the mean, or the sum of class weights. There may be fewer parts than replicas. A
+    /// part must be on the device of its replica.
     ///
     /// # Errors
     ///
-    /// If there are no parts, more than replicas, or no items in them; if a weight is negative or not finite.
+    /// Returns an error if there are no parts, more parts than replicas, or no items in the parts, or if a weight is negative or not
+    /// finite.
     pub fn backward<T, W: PartWeight>(
         &self,
         parts: impl IntoIterator<Item = (T, W)>,
@@ -133,12 +137,12 @@ impl<M: Module> Replicas<M> {
         if total == 0.0 {
             return Err(PartsError::NoItems.into());
         }
-        // Every device has all of its work before anything is moved.
+        // Every device gets all of its work before anything is moved.
         let (losses, gradients): (Vec<_>, Vec<_>) = self
             .modules
             .iter()
             .zip(parts)
-            .filter(|(_, (_, weight))| *weight > 0.0) // the mean loss of another is not a number
+            .filter(|(_, (_, weight))| *weight > 0.0) // the mean loss of no items is NaN
             .map(|(module, (part, weight))| {
                 let loss = loss(module, part).mul_scalar(weight / total);
                 let gradients = GradientsParams::from_grads(loss.backward(), module);
@@ -152,13 +156,13 @@ impl<M: Module> Replicas<M> {
         Ok((loss, sums.sums))
     }
 
-    /// Replaces the replica on the first device, usually by what an optimizer makes of it, and gives its trainable parameters to
-    /// the others. A parameter that is tied, in several places of the module, stays so: of these, Burn's optimizers change the first,
-    /// whose value all get.
+    /// Replaces the replica on the first device, usually by what an optimizer makes of it, and copies its trainable parameters to the other
+    /// replicas. Tied parameters, which are in several places of the module, stay tied: Burn's optimizers change only the first place,
+    /// whose value all places get.
     ///
     /// # Panics
     ///
-    /// If `step` returns a module with other parameters. If it panics itself, the replicas are lost: there is none left.
+    /// Panics if `step` returns a module with other parameters. If `step` itself panics, all replicas are lost.
     pub fn update(&mut self, step: impl FnOnce(M) -> M) {
         // Taken, not cloned, so that parameters can change in place.
         let mut modules = std::mem::take(&mut self.modules).into_iter();
@@ -176,7 +180,7 @@ impl<M: Module> Replicas<M> {
     ///
     /// # Errors
     ///
-    /// The devices that failed; a server that is gone.
+    /// Returns the devices that failed, or whose server is gone.
     pub fn sync(&self) -> Result<(), ParallelError> {
         let failure = |(index, device): (usize, &Device)| {
             let error = device.sync().err()?;
@@ -192,7 +196,7 @@ impl<M: Module> Replicas<M> {
     }
 }
 
-/// Whether what a lazy parameter holds in place of its weight takes no memory where it is moved to, either.
+/// Whether the placeholder that a lazy parameter holds in place of its weight still takes no memory after a move.
 fn stays_lazy(from: &Device, to: &Device) -> bool {
     let [from, to] = [from, to].map(|device| device.clone().without_autodiff());
     #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -202,7 +206,7 @@ fn stays_lazy(from: &Device, to: &Device) -> bool {
     from == to
 }
 
-/// Of tensors on any devices; in f32 at least, rounded once.
+/// The sum of tensors on any devices, in f32 at least and rounded once; `None` of none.
 fn sum<const D: usize>(parts: Vec<Tensor<D>>, device: &Device) -> Option<Tensor<D>> {
     let dtype = parts.first()?.dtype();
     let is_one = parts.len() == 1;
@@ -224,7 +228,7 @@ struct Sums {
 impl EachOnce for Sums {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, _: &[String]) {
         let parts = self.parts.iter_mut().filter_map(|part| part.remove::<D>(param.id)).collect();
-        // None for what is frozen or unused.
+        // Frozen and unused parameters have no gradient.
         if let Some(sum) = sum(parts, &self.device) {
             self.sums.register(param.id, sum);
         }
@@ -247,10 +251,10 @@ impl ModuleVisitor for Trained {
     }
 }
 
-/// Gives them to a module on another device, which requires gradients of the same.
+/// Gives these values to a replica on another device, whose trainable parameters are then the same.
 struct Assign<'a> {
     values: Peekable<std::slice::Iter<'a, Value>>,
-    /// What has its value: one that is tied gets it once.
+    /// The parameters that have their value: a tied one gets it once.
     given: HashSet<ParamId>,
     device: &'a Device,
 }
@@ -258,7 +262,7 @@ struct Assign<'a> {
 impl ModuleMapper for Assign<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let Some((_, value)) = self.values.next_if(|(id, _)| *id == param.id) else {
-            // A lazy weight offers itself once more, for an adapter.
+            // A lazy weight is offered a second time, for an adapter.
             assert!(!param.is_require_grad(), "a step changes the values of parameters, not which there are");
             return param;
         };

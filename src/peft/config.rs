@@ -1,4 +1,4 @@
-//! `adapter_config.json`.
+//! Reads and writes `adapter_config.json`, and refuses what is not supported.
 use super::PeftError;
 use burn::module::{ParamGroup, ParamId};
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// What of a configuration of `peft` is read or written here.
+/// The part of a `peft` configuration that is read or written here.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Config {
     peft_type: String,
@@ -19,7 +19,7 @@ pub(super) struct Config {
     lora_alpha: f64,
     #[serde(default)]
     lora_dropout: f64,
-    /// Names of which a module's may end, or one regular expression for all of it.
+    /// Names that a module's name may end with, or one regular expression for the whole name.
     #[serde(default)]
     target_modules: Value,
     #[serde(default)]
@@ -42,7 +42,7 @@ pub(super) struct Config {
     others: BTreeMap<String, Value>,
 }
 
-/// What else changes what an adapter computes, if it is neither null nor false.
+/// Other fields that change what an adapter computes, unless they are null, false or empty.
 const OTHERS: [&str; 10] = [
     "alora_invocation_tokens",
     "arrow_config",
@@ -56,7 +56,7 @@ const OTHERS: [&str; 10] = [
     "velora_config",
 ];
 
-/// Beginnings of initializations that change the base, too.
+/// Prefixes of initializations that change the base, too.
 const CHANGE_THE_BASE: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
 
 impl Config {
@@ -116,7 +116,7 @@ impl Config {
         self.use_dora
     }
 
-    /// The factor of the product of a module's factors.
+    /// The scale of an adapter, by which the product of its factors is multiplied.
     pub(super) fn scale(&self, name: &str, rank: usize) -> Result<f64, String> {
         let expected = of_pattern(&self.rank_pattern, name)?.unwrap_or(self.r);
         if rank != expected || rank == 0 {
@@ -130,7 +130,7 @@ impl Config {
     }
 }
 
-/// A regular expression for a name.
+/// A regular expression that matches this name.
 fn escaped(name: &str) -> String {
     name.chars().fold(String::new(), |mut escaped, c| {
         if !c.is_alphanumeric() && c != '_' {
@@ -141,7 +141,7 @@ fn escaped(name: &str) -> String {
     })
 }
 
-/// What the first pattern that means the module says.
+/// The value of the first pattern that matches the module.
 fn of_pattern<T: Copy>(patterns: &BTreeMap<String, T>, name: &str) -> Result<Option<T>, String> {
     for (pattern, &value) in patterns {
         if means(pattern, name)? {
@@ -151,7 +151,8 @@ fn of_pattern<T: Copy>(patterns: &BTreeMap<String, T>, name: &str) -> Result<Opt
     Ok(None)
 }
 
-/// Whether a pattern of `peft` means a module: a regular expression for the end of its path, from a dot on.
+/// Whether a pattern of `peft` matches a module. It is a regular expression for the end of its path, after a dot, or
+/// for all of it.
 fn means(pattern: &str, name: &str) -> Result<bool, String> {
     let group = ParamGroup::from_regex(format!(r"^(.*\.)?({pattern})$"))
         .map_err(|error| format!("the pattern {pattern}: {error:?}"))?;

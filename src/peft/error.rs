@@ -1,3 +1,4 @@
+//! [`PeftError`]: what can be wrong with adapters or their files.
 use std::io;
 use std::path::PathBuf;
 
@@ -13,7 +14,7 @@ pub enum PeftError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The configuration is damaged, or asks for what is not supported.
+    /// The configuration is damaged, or asks for something that is not supported.
     #[error("{}: {reason}", file.display())]
     Config {
         /// The file.

@@ -1,8 +1,7 @@
-//! Adapters in the files of Python's [`peft`](https://github.com/huggingface/peft): trained here and used there, and the other
-//! way round.
+//! Adapters in the files of Python's [`peft`](https://github.com/huggingface/peft): train here and use there, or the other way around.
 //!
-//! A directory with `adapter_config.json` and `adapter_model.safetensors`. Weights of Burn have their inputs first, those of
-//! PyTorch their outputs; factors are turned accordingly:
+//! Adapters are a directory with `adapter_config.json` and `adapter_model.safetensors`. The first axis of Burn's weights are inputs, that
+//! of PyTorch's are outputs, so factors are converted:
 //!
 //! | layer | factor of Burn | tensor in the file |
 //! | --- | --- | --- |
@@ -11,9 +10,10 @@
 //! | `Linear` with [DoRA](crate::lora::Dora) | the same, and `magnitude` `[outputs]` | the same, and `lora_magnitude_vector` `[outputs]` |
 //! | convolutions ([`ConvLora`](crate::lora::ConvLora)) | `a` `[outputs, rank]`, `b` `[rank, inputs * size]` | `lora_B.weight` `[outputs, rank, 1..]`, `lora_A.weight` `[rank, inputs, size..]` |
 //!
-//! Modules have other paths there: a function gives the path in Python of a path here. Factors get the precision of the weight,
-//! where `peft` has them in f32. `peft` knows no adapters of transposed and deformable convolutions, which are refused, and
-//! other ones of grouped convolutions, and with a dilation. DoRA is for dense layers only, and for all adapters of a directory.
+//! Modules have other paths in Python: you give a function from a path here to the path there. Loaded factors get the dtype of the weight,
+//! where `peft` has them in f32. `peft` has no adapters of transposed and deformable convolutions, so these are refused, and its adapters
+//! of grouped or dilated convolutions compute something else. DoRA works for dense layers only, and either all adapters of a directory use
+//! it or none.
 //!
 //! ```
 //! use burn::module::{Lora, Module};
@@ -59,10 +59,10 @@ pub use error::PeftError;
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
-/// In front of the path of every module.
+/// The prefix of every module's path.
 const PREFIX: &str = "base_model.model.";
 
-/// What a tensor is called behind the path of its module: the first factor that is applied, and the second.
+/// What follows the path of the module in the name of a tensor: for the factor that is applied first, and for the second.
 #[derive(Clone, Copy)]
 struct Suffixes(&'static str, &'static str);
 
@@ -70,14 +70,14 @@ const LAYER: Suffixes = Suffixes(".lora_A.weight", ".lora_B.weight");
 const MAGNITUDE: &str = ".lora_magnitude_vector";
 const EMBEDDING: Suffixes = Suffixes(".lora_embedding_A", ".lora_embedding_B");
 
-/// Writes the adapters of a module into a directory, which is made if it is not there. `lora`: what they were attached with, for
-/// their rank and alpha, **which is taken as given**: it cannot be read from a module. `names`: the path in Python of the path
-/// of a module here.
+/// Writes the adapters of a module into a directory, which is created if needed. `lora` is what they were attached with. Its rank is
+/// checked, but its alpha **is taken as given**, since it cannot be read from a module. `names` maps the path of a module here to its path
+/// in Python.
 ///
 /// # Errors
 ///
-/// If there is no adapter, if one is not of a module's `weight`, has another rank than `lora`, or is of a module that `peft` has
-/// no adapters for; if two modules get one name, or if a file cannot be written.
+/// Returns an error if there is no adapter; if an adapter does not belong to a module's `weight`, has another rank than `lora`, or belongs
+/// to a module that `peft` has no adapters for; if two modules get the same name; or if a file cannot be written.
 pub fn save<M: Module>(
     module: &M,
     lora: &Lora,
@@ -162,13 +162,13 @@ pub fn save<M: Module>(
     fs::write(&file, text).map_err(io(&file))
 }
 
-/// Attaches the adapters in a directory to a module, which has none, and freezes its other parameters, as
-/// [`apply_lora`](Module::apply_lora) does. `names`: the path in Python of the path of a module here.
+/// Attaches the adapters in a directory to a module without adapters, and freezes its other parameters, as
+/// [`apply_lora`](Module::apply_lora) does. `names` maps the path of a module here to its path in Python.
 ///
 /// # Errors
 ///
-/// If the module has an adapter already; if a file cannot be read, or is of another kind of adapter than LoRA; if it has an
-/// adapter for a module that is not there, for two of them, or for one whose weight has another shape.
+/// Returns an error if the module has an adapter already; if a file cannot be read, or has another kind of adapter than LoRA; or if it has
+/// an adapter for no module here, for two of them, or for one whose weight has another shape.
 pub fn load<M: Module>(
     module: M,
     directory: impl AsRef<Path>,
@@ -209,12 +209,12 @@ pub fn load<M: Module>(
 /// The factors of adapters, by the paths of their modules.
 #[derive(Default)]
 struct Adapters {
-    /// Names, and the types of what they are in.
+    /// Names, with the types of the modules that they are in.
     path: Vec<(String, String)>,
-    /// Of the parameter that was visited last.
+    /// The shape of the parameter that was visited last.
     shape: Vec<usize>,
     adapters: BTreeMap<String, Adapter>,
-    /// A parameter with an adapter that is no `weight`.
+    /// A parameter that has an adapter and is not a `weight`.
     unnamed: Option<String>,
 }
 
@@ -222,9 +222,9 @@ struct Adapters {
 struct Adapter {
     a: Option<Tensor<2>>,
     b: Option<Tensor<2>>,
-    /// With DoRA.
+    /// The magnitudes, with DoRA.
     magnitude: Option<Tensor<1>>,
-    /// Of the weight.
+    /// The shape of the weight.
     shape: Vec<usize>,
     /// The type of the module.
     container: String,
@@ -280,13 +280,13 @@ struct Attach<N> {
     config: Config,
     names: N,
     given: BTreeMap<String, TensorData>,
-    /// The paths of the parameters that took tensors.
+    /// The tensors that were taken, with the paths of the parameters that took them.
     taken: BTreeMap<String, String>,
     error: Option<String>,
 }
 
 impl<N: Fn(&str) -> String> Attach<N> {
-    /// What one of its functions returns, unless it fails.
+    /// The value of a result. The first error is stored, and every error gives `None`.
     fn or_error<T>(&mut self, result: Result<Option<T>, String>) -> Option<T> {
         result.unwrap_or_else(|reason| {
             self.error.get_or_insert(reason);
@@ -311,7 +311,7 @@ impl<N: Fn(&str) -> String> Reparameterizer for Shared<N> {
     }
 }
 
-/// With magnitudes.
+/// [`Shared`] for DoRA, which has magnitudes.
 struct SharedDora<N>(Rc<RefCell<Attach<N>>>);
 
 impl<N: Fn(&str) -> String> Reparameterizer for SharedDora<N> {
@@ -367,7 +367,7 @@ impl<N: Fn(&str) -> String> Attach<N> {
         let Some(module) = path.strip_suffix("weight").filter(|_| D >= 2) else { return Ok(None) };
         let module = module.strip_suffix('.').unwrap_or(module);
         let name = (self.names)(module);
-        // Some parameters are offered twice, and have the adapter of the second time: the same.
+        // Some parameters are offered twice. They have the second adapter, which is the same.
         let mut take = |Suffixes(first, second): Suffixes| {
             let keys = [first, second].map(|suffix| format!("{PREFIX}{name}{suffix}"));
             let [of_first, of_second] = keys.each_ref().map(|key| self.given.get(key).cloned());

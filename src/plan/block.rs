@@ -1,9 +1,9 @@
 //! Blocks of a model, and what a plan does with them.
 use super::trace::Tracing;
 use crate::checkpoint::{Tensors, segment::checkpoint_around};
-use crate::ops::replay::is_within;
 use crate::saved::SavedPolicy;
 use burn::module::Module;
+use burn_memsave_layers::graph::tape::is_within;
 use serde::{Serialize, Serializer};
 use std::any::type_name;
 use std::cell::RefCell;

@@ -1,4 +1,4 @@
-//! What a segment keeps.
+//! Tests what a segment keeps.
 use super::segments::Block;
 use super::*;
 use burn_memsave::checkpoint::tiled;

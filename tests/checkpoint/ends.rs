@@ -1,4 +1,4 @@
-//! The last operation of a segment, whose output nobody reads when the segment is computed again, as the function says.
+//! Tests the last operation of a segment, if the function says that its output is not read when the segment is recomputed.
 use super::misuse::message;
 use super::*;
 use burn::module::Lora;

@@ -1,4 +1,4 @@
-//! Segments that are computed again: gradients, bytes, misuse.
+//! Tests checkpointed segments: gradients, bytes, misuse.
 #![recursion_limit = "256"]
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Distribution, Gradients, Tensor, TensorData};

@@ -1,4 +1,4 @@
-//! What is refused: an error, and no hang. (Tensors in a closure do not compile: see the documentation of the module.)
+//! Misuse of segments must be an error, and never a hang. (Tensors in a closure do not compile: see the documentation of the module.)
 use super::*;
 use burn::nn::{Dropout, DropoutConfig};
 use burn::tensor::{FloatDType, Int};

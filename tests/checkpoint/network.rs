@@ -1,4 +1,4 @@
-//! Random networks, cut at random places.
+//! Random networks, cut into segments at random places.
 use super::*;
 use burn::module::Lora;
 use burn::tensor::Int;

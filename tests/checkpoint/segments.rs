@@ -1,4 +1,4 @@
-//! What a segment may be.
+//! Tests what a segment may consist of.
 use super::*;
 use burn::module::{Lora, ModuleMapper};
 use burn::nn;

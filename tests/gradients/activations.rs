@@ -1,3 +1,4 @@
+//! Compares piecewise linear activations and PReLU with stock Burn, also at kinks and special values.
 use crate::common::*;
 use burn::tensor::{DType, Tensor, activation};
 use burn_memsave::functional as F;

@@ -1,3 +1,4 @@
+//! Compares attention with stock Burn: masks, biases, causal and grouped heads, long sequences and half precision.
 use crate::common::*;
 use burn::tensor::{Bool, DType, Device, Tensor, TensorData, module, ops::AttentionModuleOptions};
 use burn_memsave::functional as F;

@@ -1,3 +1,4 @@
+//! Compares batch norm with stock Burn, with the statistics of the batch and with given ones.
 use crate::common::*;
 use burn::tensor::{DType, Device, Tensor, module};
 use burn_memsave::functional as F;

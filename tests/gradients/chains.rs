@@ -1,5 +1,5 @@
-//! Layers behind each other, whose outputs are computed again in the backward pass: gradients must not depend on who asks for
-//! them, how often, or whether anybody does.
+//! Chains of layers whose outputs are recomputed in the backward pass: gradients must not depend on what asks for these outputs, how
+//! often, or whether anything does.
 use crate::batch_norm::with_gradient;
 use crate::common::*;
 use burn::tensor::{DType, Tensor, activation, module, ops::ConvOptions};

@@ -1,5 +1,5 @@
-//! One way to compare: the same function of the same inputs, once by this library and once by a truth, on every backend,
-//! with every checkpointing strategy, for every choice of tracked inputs.
+//! How the tests compare: they compute the same function of the same inputs with this library and with a truth, on every backend, with
+//! every checkpointing strategy, for every choice of tracked inputs.
 pub use crate::draws::for_all;
 use crate::table::closeness::{Closeness, SMALLEST_SCALE};
 pub use crate::table::{

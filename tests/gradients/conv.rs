@@ -1,3 +1,4 @@
+//! Compares convolutions, transposed and deformable convolutions with stock Burn.
 use crate::common::*;
 use burn::module::{Lora, Module, Quantizer};
 use burn::nn::PaddingConfig2d;

@@ -1,5 +1,5 @@
-//! Convolutions against their definition: sums in f64, one product after the other. Sizes lie around those of the tiles that the
-//! kernels of the CPU work in: 64 and 160 points, 128 products, 6 rows, 16 lanes.
+//! Compares convolutions with their definition: sums in f64, one product after the other. Sizes are close to those of the tiles in the
+//! CPU kernels: 64 and 160 points, 128 products, 6 rows, 16 lanes.
 use crate::common::*;
 use burn::tensor::{
     DType, Device, Tensor, TensorData,

@@ -1,4 +1,4 @@
-//! Dense layers with weight-decomposed adapters against the definition of DoRA, with constant norms.
+//! Compares dense layers with weight-decomposed adapters with the definition of DoRA, with constant norms.
 use crate::common::*;
 use burn::module::{Lora, LoraAdapter, Module, Param, ParamGroup, ParamId, Quantizer, Reparameterization};
 use burn::nn as stock;

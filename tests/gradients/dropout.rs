@@ -1,4 +1,4 @@
-//! Every test here draws, and holds the lock for that.
+//! Tests dropout. Every test here draws random numbers, and holds the lock for that.
 use crate::common::*;
 use burn::nn::DropoutConfig;
 use burn::tensor::{DType, Distribution, Tensor};

@@ -1,3 +1,4 @@
+//! Compares embeddings with stock Burn.
 use crate::common::*;
 use burn::tensor::{DType, Int, Tensor, TensorData, module};
 use burn_memsave::functional as F;

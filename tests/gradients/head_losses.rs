@@ -1,4 +1,4 @@
-//! Divergences of a head from a teacher's, and the log probabilities of targets: against their definitions on all logits.
+//! Compares divergences of a head from a teacher's head, and log probabilities of targets, with their definitions on all logits.
 use crate::common::*;
 use crate::loss::labels;
 use burn::tensor::{Bool, DType, Device, Int, Tensor, TensorData, activation};

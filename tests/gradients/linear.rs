@@ -1,3 +1,4 @@
+//! Compares dense layers with stock Burn.
 use crate::common::*;
 use burn::tensor::{Tensor, module};
 use burn_memsave::functional as F;

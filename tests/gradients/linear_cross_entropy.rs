@@ -1,3 +1,4 @@
+//! Compares the fused head and cross entropy with their definition, with stock Burn and with the separate layers.
 use crate::common::*;
 use crate::loss::cross_entropy::{configs, defined, random_labels, weighted};
 use crate::loss::labels;

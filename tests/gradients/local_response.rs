@@ -1,3 +1,4 @@
+//! Compares local response norm with stock Burn.
 use crate::common::*;
 use burn::nn::LocalResponseNormConfig;
 use burn::tensor::{DType, Tensor};

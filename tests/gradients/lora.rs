@@ -1,4 +1,4 @@
-//! Layers with a low-rank adapter against stock layers of the effective weight.
+//! Compares layers with a low-rank adapter with stock layers that have the effective weight.
 use crate::common::*;
 use burn::module::{Lora, LoraAdapter, Module, Param, ParamId, Reparameterization};
 use burn::tensor::{

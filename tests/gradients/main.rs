@@ -1,5 +1,5 @@
-//! Every function of [`burn_memsave::functional`] against stock Burn and against finite differences: outputs, gradients, and
-//! which gradients there are.
+//! Compares every function of [`burn_memsave::functional`] with stock Burn and with finite differences: outputs, gradients, and which
+//! gradients exist.
 #![recursion_limit = "256"]
 
 #[path = "../table/draws.rs"]

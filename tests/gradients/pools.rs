@@ -1,3 +1,4 @@
+//! Compares pools and interpolation with stock Burn.
 use crate::common::*;
 use burn::tensor::{
     DType, Device, Distribution, Tensor, module,

@@ -1,4 +1,4 @@
-//! Losses of preferences against their formulas and derivatives in f64, and the reference: a model without its adapters.
+//! Compares preference losses with their formulas and derivatives in f64, and tests the reference: a model without its adapters.
 use crate::common::*;
 use crate::loss::labels;
 use burn::module::{

@@ -1,3 +1,4 @@
+//! Compares layer, RMS, group and instance norm with stock Burn or with their formulas.
 use crate::batch_norm::with_gradient;
 use crate::common::*;
 use burn::tensor::{DType, Tensor, Tolerance, module};

@@ -1,3 +1,4 @@
+//! Compares smooth activations and gates with stock Burn.
 use crate::common::*;
 use burn::tensor::{DType, Tensor, activation};
 use burn_memsave::functional as F;

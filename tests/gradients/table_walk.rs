@@ -1,4 +1,4 @@
-//! Every row of the table against its twin: outputs, gradients of the input and of every parameter, whatever is tracked.
+//! Compares every row of the table with its twin: outputs, and the gradients of the input and of every parameter, whatever is tracked.
 use crate::common::{Backend, HALF, generator};
 use crate::table::{
     self, Case, Check, Notes, Row, Visitor,

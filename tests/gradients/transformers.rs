@@ -1,5 +1,5 @@
-//! Attention and transformer modules against the stock ones that they are made from: outputs, and the gradients of inputs and
-//! of all parameters, for several choices of trainable ones; in f64, so that differences mean something.
+//! Compares attention and transformer modules with the stock modules that they are converted from: outputs, and the gradients of inputs
+//! and of all parameters, for several choices of trainable ones. They compute in f64, so that differences are meaningful.
 use crate::common::*;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::nn::{activation::ActivationConfig, attention as stock, transformer as stock_transformer};

@@ -1,4 +1,4 @@
-//! Files that change while a module reads them: an error, or the file as it was, and never two versions in one pass.
+//! Tests files that change while a module reads them. The result is an error or the file as it was, never two versions in one pass.
 use crate::{Saved, all, load, open, open_mapped};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};

@@ -1,4 +1,4 @@
-//! What can be opened: formats, shards, names, layouts and dtypes of others.
+//! Tests which files can be opened: formats, shards, and the names, layouts and dtypes of other frameworks.
 use crate::{Saved, all, cast, devices, load, open};
 use burn::module::Module;
 use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};

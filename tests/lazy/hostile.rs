@@ -1,4 +1,4 @@
-//! Files that lie: every one is an error that names the file, and none a panic.
+//! Tests malformed files. Each must be an error that names the file, and never a panic.
 use crate::{Saved, all, devices};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Bool, Bytes, DType, Device, Tensor};

@@ -1,4 +1,4 @@
-//! What becomes of lazy weights when a module is cloned, moved, materialized, saved and loaded.
+//! Tests what happens to lazy weights when a module is cloned, moved, materialized, saved and loaded.
 use crate::{Saved, all, cast, devices, load, open};
 use burn::module::{Lora, Module, Quantizer};
 use burn::nn::LinearLayout;

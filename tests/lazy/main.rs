@@ -1,4 +1,4 @@
-//! Weights that stay in their file.
+//! Tests lazy weights, which stay in their file.
 #![recursion_limit = "256"]
 #![allow(deprecated)] // burn-ndarray is deprecated as a whole
 

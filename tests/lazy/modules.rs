@@ -1,4 +1,5 @@
-//! Outputs are bit-identical to eager ones: every module with parameters, Burn's and ours, on every backend, from both formats.
+//! Tests that outputs are bit-identical to those of weights in memory: for every module with parameters, Burn's and ours, on every
+//! backend, from both formats.
 use crate::{Saved, all, devices, load, open};
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};

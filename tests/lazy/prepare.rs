@@ -1,4 +1,4 @@
-//! Preparing files.
+//! Tests the preparation of files for lazy loading.
 use crate::{Saved, all, load, open};
 use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData, Tolerance};

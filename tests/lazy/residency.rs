@@ -1,4 +1,4 @@
-//! What is in memory, and when.
+//! Tests which weights are in memory, and when.
 use crate::{Saved, all, load, open_mapped};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData, Tolerance};

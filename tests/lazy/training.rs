@@ -1,4 +1,4 @@
-//! Training through lazy weights.
+//! Tests training through lazy weights.
 use crate::{Saved, all, devices, load};
 use burn::module::{Lora, Module, ModuleVisitor, Param, ParamId};
 use burn::store::ModuleRecord;

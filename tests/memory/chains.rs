@@ -1,4 +1,4 @@
-//! Layers after one another keep what the first one reads: outputs of normalizations and activations are computed again.
+//! Chains of layers keep only what the first one reads, because the outputs of normalizations and activations are recomputed.
 use crate::meter::{RECORDS, alone, bytes, devices, measure};
 use crate::table::Input;
 use burn::module::Module;

@@ -1,4 +1,4 @@
-//! A convolution, a batch normalization with running statistics and a ReLU at once.
+//! Tests the fused convolution, batch norm with running statistics, and ReLU.
 use crate::meter::{RECORDS, alone, bytes, measure};
 use crate::table::Input;
 use burn::module::Module;

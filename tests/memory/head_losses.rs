@@ -1,5 +1,5 @@
-//! Heads and losses in one: exactly what the heads of `ops/head_loss` and `ops/linear_log_prob.rs` say is kept, and at the peak less
-//! than all logits of one model; and a reference that shares the weights of its model.
+//! Tests fused heads and losses. They keep exactly what the heads of `ops/head_loss` and `ops/linear_log_prob.rs` say, and need less than
+//! all logits of one model at the peak. Also tests a reference that shares the weights of its model.
 use crate::meter::{RECORDS, alone, bytes, devices, measure};
 use burn::module::{Lora, Module};
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};

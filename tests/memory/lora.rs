@@ -1,5 +1,5 @@
-//! What layers with a low-rank adapter keep and need at their peak: exactly what `ops/lora.rs` says, never more than stock, and
-//! never a tensor of the size of the weight.
+//! Tests the bytes that layers with a low-rank adapter keep and need at their peak: exactly what `ops/lora` says, never more than stock,
+//! and never a tensor of the size of the weight.
 //!
 //! Kept bytes are compared as the difference of two batch sizes.
 use crate::meter::{RECORDS, SCRATCH, alone, devices, measure};

@@ -1,6 +1,6 @@
-//! What every layer keeps and needs at its peak: exactly what the head of its file says, and never more than stock.
+//! Tests the bytes that every layer keeps and needs at its peak: exactly what the head of its file says, and never more than stock.
 //!
-//! Memory is counted for the whole process, so every test holds a lock, see [`meter`].
+//! Memory is counted for the whole process, so every test holds a lock. See [`meter`].
 #![recursion_limit = "256"]
 use burn_memsave::measure::TrackingAllocator;
 

@@ -1,4 +1,4 @@
-//! Measurements that count only if they can be repeated. Other tests that count bytes use them, too.
+//! Measures bytes, and accepts only measurements that can be repeated. Other tests that count bytes also use this.
 use burn::tensor::{Device, Tensor};
 use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, measure_layer};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};

@@ -1,8 +1,8 @@
-//! Every row of the table: kept bytes exactly as it says, the ledger's total likewise, and neither kept bytes nor peak
-//! above those of its twin; in all cases, types and strategies.
+//! Tests the bytes of every row of the table: kept bytes and the ledger's total are exactly as the row says, and neither kept bytes nor
+//! peak are above those of its twin, in all cases, types and strategies.
 //!
-//! Kept bytes are compared as the difference of two sizes: what does not grow with the batch (the graph's own records,
-//! tensors of one element per channel) cancels out, and every byte of the rest has to be accounted for.
+//! Kept bytes are compared as the difference of two sizes. So what does not grow with the batch (the graph's own records, tensors of one
+//! element per channel) cancels out, and every other byte has to be accounted for.
 use crate::meter::{RECORDS, SCRATCH, alone, bytes, devices, measure};
 use crate::table::{self, Case, Check, Input, Notes, Row, Visitor, run::Setting};
 use burn::module::Module;

@@ -1,4 +1,4 @@
-//! The shapes and ceilings of the README's table, and attention to long sequences.
+//! Tests the shapes and ceilings of the README's table, and attention to long sequences.
 use crate::meter::{RECORDS, SCRATCH, alone, bytes, measure};
 use crate::table::{Case, Input, run::Setting};
 use burn::module::Module;

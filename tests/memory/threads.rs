@@ -1,5 +1,5 @@
-//! What threads work in beside the tensors: buffers that grow with their number are more than stock has. In pools of 2, 16 and 64
-//! threads, on as many cores as there are.
+//! Tests the working memory of threads, in pools of 2, 16 and 64 threads on as many cores as there are. Buffers that grow with the number
+//! of threads would be more than stock has.
 use crate::meter::{RECORDS, SCRATCH, alone, bytes};
 use crate::table::{self, Case, Check, Row, Visitor, run::Setting};
 use burn::module::Module;

@@ -1,4 +1,4 @@
-//! Batches in parts, and as large as fit.
+//! Tests batches in parts, and the largest batches that fit.
 use super::meter::alone;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, RunningState};
 use burn::optim::GradientsParams;

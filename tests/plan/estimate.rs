@@ -1,4 +1,4 @@
-//! What training needs by the parameters alone, beside what is allocated.
+//! Compares the estimate of training memory, which only depends on the parameters, with what is allocated.
 use super::meter::alone;
 use burn::module::{Module, ParamGroup};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer, MuonConfig, SgdConfig};

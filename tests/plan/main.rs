@@ -1,4 +1,4 @@
-//! Steps that fit into memory.
+//! Tests plans and batches that fit into memory, and estimates of memory.
 #![cfg(feature = "flex")]
 #![recursion_limit = "256"]
 use burn_memsave::measure::TrackingAllocator;

@@ -1,4 +1,4 @@
-//! Chains of blocks to plan.
+//! Networks of blocks that the tests plan.
 use burn::module::{Lora, Module, ParamGroup};
 use burn::tensor::{Device, Distribution, Int, Tensor};
 use burn_memsave::measure::StepInput;

@@ -1,4 +1,4 @@
-//! Plans that fit a budget.
+//! Tests plans that fit a budget.
 use super::meter::alone;
 use super::networks::{Chain, Encoder, Language, Link, Links, Planned, ResNet, random};
 use burn::module::{Module, ModuleVisitor, Param};

@@ -1,4 +1,4 @@
-//! Activations and dropout.
+//! Rows of activations and dropout.
 use super::{Case, Check, IMAGES, Input, ROWS, Visitor, kept, row};
 use burn::module::Module;
 
@@ -127,7 +127,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor, "glu, last axis but one", IMAGES, input, module() |nn, _| nn::activation::GLU::new(-2),
         without(VARIANT, OTHER_NUMBERS)
     }
-    // The input, and the two halves of the gate, for a width that the gate keeps.
+    // Kept are the input and the two halves of the gate, which does not change the width.
     let gate = |case: Case, x: Input<3>| match case {
         Case::Trainable | Case::InputUntracked => 3 * x.floats(),
         Case::Frozen => 2 * x.floats(),

@@ -1,4 +1,4 @@
-//! Attention and transformers.
+//! Rows of attention and transformers.
 use super::{Case, Check, Input, Notes, QUERIES, Shapes, TOKENS, Visitor, kept, row};
 use burn::tensor::{Bool, Tensor};
 
@@ -14,7 +14,7 @@ fn heads(width: usize) -> usize {
 
 pub fn visit(visitor: &mut impl Visitor) {
     for dropout in [0.0, 0.1] {
-        // Four heads keep queries, keys and values; under dropout a bit per weight; the dense layers what they keep.
+        // Heads keep queries, keys and values, and with dropout one bit per weight. The dense layers keep their inputs.
         let attended = move |case: Case, x: Input<3>| {
             let [batch, length, width] = x.shape;
             let queries = batch * heads(width) * length;
@@ -87,7 +87,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         without(&[Check::Bytes, Check::Gradients, Check::Wgpu], "its output cannot be read: as the decoder")
     }
     row! {
-        // Of a whole number of lanes: others are packed first, in ours and in stock different ones.
+        // A whole number of lanes. Other operands are packed first, and ours packs different ones than stock.
         visitor, "position-wise feed-forward", TOKENS.test([4, 32, 16]), kept::nothing,
         config_one_way(device) |nn, [.., n]|
             nn::transformer::PositionWiseFeedForwardConfig::new(n, 2 * n).with_dropout(0.0),

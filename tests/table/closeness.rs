@@ -1,31 +1,31 @@
-//! How close two results must be. In half precision a tolerance says little: what counts is the error against the same
-//! computation in f64, which must not be above that of stock.
+//! How close two results must be. In half precision a tolerance says little. There the error against the same computation in f64 counts,
+//! which must not be larger than that of stock.
 use burn::tensor::{DType, TensorData};
 
 /// How close two tensors must be.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Closeness {
-    /// The same numbers; all NaN are one, as are 0 and -0.
+    /// The same numbers. All NaN are equal, as are 0 and -0.
     Equal,
-    /// Relative to the largest magnitude. Where terms cancel, both are off by the roundings of larger numbers, which no magnitude of a
-    /// result shows: then, where f64 is known, a result as close to that, or with an error of four times that of stock, but of twenty
-    /// times the tolerance at most, is close.
+    /// Within this tolerance, relative to the largest magnitude. Where terms cancel, both results carry rounding errors of larger numbers,
+    /// which their magnitudes do not show. So if the result in f64 is known, it is also enough to be within the tolerance of that, or to
+    /// have at most four times the error of stock, up to twenty times the tolerance.
     Relative(f64),
-    /// The error against f64 is not above that of the truth: neither the root mean square nor, but for one unit in the last place
-    /// of the largest number, the largest, which is the luck of one rounding. An error of up to one unit in the last place of the
-    /// exact number is none.
+    /// The error against f64 is not larger than that of the truth. This holds for the root mean square, and for the largest error, to which
+    /// one unit in the last place of the largest number is added, because it depends on the luck of one rounding. An error of up to one
+    /// unit in the last place of the exact number counts as none.
     NotWorse,
 }
 
-/// Largest magnitudes below this count as this: inputs and weights are about 1, and of a sum of such that cancels no
-/// relative precision can be asked.
+/// Largest magnitudes below this count as this. Inputs and weights are about 1, and a sum of such numbers that cancels has no relative
+/// precision.
 pub const SMALLEST_SCALE: f64 = 0.1;
 
 pub fn numbers(data: &TensorData) -> Vec<f64> {
     data.iter::<f64>().collect()
 }
 
-/// One unit in the last place of `number`; 0 in f64, of which [`Closeness::NotWorse`] asks all.
+/// One unit in the last place of `number`; 0 in f64, for which [`Closeness::NotWorse`] has no slack.
 fn unit_in_last_place(number: f64, dtype: DType) -> f64 {
     let (digits, smallest) = match dtype {
         DType::F16 => (10, -14),
@@ -54,7 +54,7 @@ fn summary(errors: impl Iterator<Item = f64>) -> [f64; 2] {
 }
 
 impl Closeness {
-    /// `exact` gives what the truth would be in f64: for [`Self::NotWorse`], and for [`Self::Relative`] where terms cancel.
+    /// `exact` is the truth computed in f64: for [`Self::NotWorse`], and for [`Self::Relative`] where terms cancel.
     pub fn compare(
         self,
         ours: &TensorData,
@@ -110,7 +110,7 @@ fn not_worse(dtype: DType, ours: &[f64], truth: &[f64], exact: &[f64]) -> Result
     assert_eq!(truth.len(), exact.len(), "a truth has the same shape in f64");
     let in_range = |number: f64| number.abs() <= largest(dtype);
     let numbers = || ours.iter().zip(truth).zip(exact).map(|((&ours, &truth), &exact)| (ours, truth, exact));
-    // Where the truth is no number, or too large for the type, there is no error to compare.
+    // Where the truth is not a number, or is too large for the type, there is no error to compare.
     if let Some((ours, truth, _)) =
         numbers().find(|&(ours, truth, exact)| !(same(ours, truth) || in_range(truth) && in_range(exact)))
     {
@@ -118,7 +118,7 @@ fn not_worse(dtype: DType, ours: &[f64], truth: &[f64], exact: &[f64]) -> Result
     }
     let finite = || numbers().filter(|&(_, truth, exact)| in_range(truth) && in_range(exact));
     let of_ours = summary(finite().map(|(ours, _, exact)| {
-        // A NaN is an error without bound.
+        // A NaN is an infinite error.
         let error = if ours.is_nan() { f64::INFINITY } else { (ours - exact).abs() };
         (error - unit_in_last_place(exact, dtype)).max(0.0)
     }));

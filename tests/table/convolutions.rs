@@ -1,4 +1,4 @@
-//! Convolutions.
+//! Rows of convolutions.
 use super::{Case, Check, IMAGES, Input, SIGNAL, Shapes, VOLUME, Visitor, kept, row};
 use burn::module::{Lora, Module};
 use burn::tensor::Tensor;
@@ -168,17 +168,17 @@ pub fn visit(visitor: &mut impl Visitor) {
     visit_deformable(visitor);
 }
 
-/// `x` for the gradients of the weight, the offset and the mask; the offset and the mask for all but that of the bias.
+/// `x` is kept for the gradients of the weight, the offset and the mask; the offset and the mask for every gradient but the bias's.
 fn visit_deformable(visitor: &mut impl Visitor) {
     const IN_F32: &str = "stock computes every gradient in f32";
     const CONSTANT: &str =
         "offsets that are tracked: tests/gradients/conv.rs, and on wgpu Burn's gradients differ";
     const SHAPES: Shapes<4> = Shapes { test: [2, 4, 12, 12], usual: [2, 16, 28, 28], small: [2, 16, 28, 28] };
-    /// One per tap of a 3 x 3 kernel and axis.
+    /// One channel per tap of a 3 x 3 kernel and axis.
     const OFFSET: usize = 18;
-    /// One per tap.
+    /// One channel per tap.
     const MASK: usize = 9;
-    /// An input with these channels at every output position of `x`, where the convolution pads or where it does not.
+    /// An input with these channels at every output position of `x`, with or without padding of the convolution.
     fn sampling(x: &Tensor<4>, channels: usize, padded: bool) -> Tensor<4> {
         let [batch, _, height, width] = x.dims();
         let border = if padded { 0 } else { 2 };

@@ -1,11 +1,11 @@
-//! Dense layers and tables.
+//! Rows of dense layers and embeddings.
 use super::{Case, Check, Input, ROWS, Shapes, Visitor, kept, row};
 use burn::module::{Lora, Module, QLora, Quantizer};
 use burn::tensor::quantization::{Calibration, QuantValue};
 use burn::tensor::{Device, Int, Tensor};
 use burn_memsave::lora::Dora;
 
-/// A table of as many rows as the text says: the input stands in for the indices, which no gradient flows to.
+/// The shape of a text, whose length decides how many rows the table has. The input stands in for the indices, which have no gradient.
 const TEXT: Shapes<2> = Shapes { test: [4, 16], usual: [4, 512], small: [4, 512] };
 
 fn vocabulary(length: usize) -> usize {

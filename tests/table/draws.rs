@@ -1,7 +1,7 @@
-//! Random draws: the same few in every run, or as many as one wants from another seed.
+//! Random draws for property tests: the same few in every run, or as many as you want from another seed.
 //!
-//! `MEMSAVE_DRAWS=200` takes so many of everything that is drawn, `MEMSAVE_SEED` says from where; without it the clock does, and a
-//! failure prints it.
+//! `MEMSAVE_DRAWS=200` sets how many values every test draws, and `MEMSAVE_SEED` the seed. If only the number of draws is set, the seed
+//! comes from the clock, and a failure prints it.
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use std::env;
@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const DRAWS: &str = "MEMSAVE_DRAWS";
 const SEED: &str = "MEMSAVE_SEED";
 
-/// Runs `test` on values that are drawn: `cases` of them, the same ones every time, if nobody says otherwise.
+/// Runs `test` on drawn values: by default on `cases` of them, the same ones every time.
 pub fn for_all<S: Strategy>(cases: u32, strategy: S, test: impl Fn(S::Value)) {
     let draws = number(DRAWS);
     let seed = number(SEED).unwrap_or_else(|| match draws {

@@ -1,4 +1,4 @@
-//! Functions that are no layer's own.
+//! Rows of functions that do not belong to a layer.
 use super::{Check, Notes, QUERIES, ROWS, Row, Twin, Visitor, kept};
 use burn::module::Module;
 use burn::tensor::ops::AttentionModuleOptions;
@@ -7,11 +7,11 @@ use burn_memsave::functional;
 use burn_memsave_paper::text::repeated;
 use core::ops::Range;
 
-/// The module of a function.
+/// The module that stands for a function.
 #[derive(Module, Debug)]
 pub struct Function;
 
-/// A row of a function, which is called once in a namespace of Burn's and once in ours.
+/// A row of a function, called once in a namespace of Burn's and once in ours.
 macro_rules! function {
     ($visitor:ident, $name:expr, $shapes:expr, $kept:expr, $stock:ident, |$f:ident, $x:ident| $forward:expr
         $(, $note:ident ($($argument:expr),*))* $(,)?
@@ -59,7 +59,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor, "quiet_softmax", ROWS, kept::input, activation, |f, x| f::quiet_softmax(x, 2), summed(),
         without(VARIANT, "as softmax")
     }
-    // The input, of which queries, keys and values are views.
+    // The input is kept; queries, keys and values are views of it.
     for (name, is_causal) in [("attention", false), ("attention, causal", true)] {
         function! {
             visitor, name, QUERIES, kept::input, module, |f, x| {
@@ -71,7 +71,7 @@ pub fn visit(visitor: &mut impl Visitor) {
             }
         }
     }
-    // Two thirds of the input are heads of queries, four for each head of keys and of values.
+    // Two thirds of the input are heads of queries. Every four of them share one head of keys and one of values.
     function! {
         visitor, "attention, grouped", QUERIES.test([2, 12, 9, 8]), kept::input, repeated, |f, x| {
             let sixth = x.dims()[1] / 6;

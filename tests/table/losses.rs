@@ -1,4 +1,4 @@
-//! Losses.
+//! Rows of losses.
 use super::{Case, Check, Input, LOGITS, Shapes, Visitor, kept, row};
 use burn::module::Module;
 use burn::nn::{
@@ -35,7 +35,7 @@ fn index_size() -> usize {
 }
 
 pub fn visit(visitor: &mut impl Visitor) {
-    // The logits, and per row a part of the log-sum-exp (in f32 at least) and the target.
+    // The logits are kept, and per row a part of the log-sum-exp (in f32 at least) and the target.
     let logits = |case: Case, x: Input<2>| match case.input() {
         true => x.floats() + x.shape[0] * (x.dtype.size().max(4) + index_size()),
         false => 0,
@@ -74,7 +74,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         }
     }
     visit_head(visitor);
-    // In f32: stock computes in no other type.
+    // The slope is kept in f32, because stock computes in no other type.
     let slope = |case: Case, x: Input<2>| if case.input() { size_of::<f32>() * x.elements() } else { 0 };
     row! {
         visitor, "binary_cross_entropy", LOGITS, slope,
@@ -82,7 +82,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         forward |nn, loss, x| { let labels = labels(&x); loss.forward(x.cast(DType::F32), labels) },
         within(1e-5, "stock computes in f32 only")
     }
-    // The difference, or the targets.
+    // Kept are the difference, or the targets.
     row! {
         visitor, "mse", LOGITS, kept::input, module() |nn, _| nn::loss::MseLoss::new(),
         forward |nn, loss, x| { let targets = like(&x, 1.0); loss.forward(x, targets, nn::loss::Reduction::Mean) },

@@ -1,21 +1,26 @@
-//! The one table of layers: every check of a layer walks it, and every benchmark.
+//! The table of all layers, which every check and every benchmark of a layer walks.
 //!
-//! **How it works.** A row says once how a layer is made, in terms of a namespace `nn` that stands for `burn::nn` and for
-//! `burn_memsave::nn` in turn, how it is called, on which shapes, and how many bytes ours keeps. The macro [`row!`] makes a
-//! [`Row`] of it, which knows both twins by their types, and hands it to a [`Visitor`]. Each visitor is one check: kept bytes,
-//! peak and ledger (`tests/memory/table_walk.rs`); outputs and gradients in every type (`tests/gradients/table_walk.rs`);
-//! conversions, configs, displays and records (`tests/drop_in/convert.rs`); the paths of the namespace
-//! (`tests/drop_in/namespace.rs`); wgpu (`tests/wgpu/table_walk.rs`); and the two benchmarks, on the shapes of the README. What
-//! is checked is ours as it is converted from the stock layer. A visitor is compiled for every layer, so it does little: it
-//! hides the types behind closures, and leaves the rest to functions that know ranks only.
+//! **How it works.** A row says once how a layer is made, how it is called, on which shapes, and how many bytes ours keeps. It is written
+//! in terms of a namespace `nn`, which stands for `burn::nn` and for `burn_memsave::nn` in turn. The macro [`row!`] turns it into a
+//! [`Row`], which knows both twins by their types, and hands that to a [`Visitor`]. Each visitor is one check: kept bytes, peak and ledger
+//! (`tests/memory/table_walk.rs`); outputs and gradients in every type (`tests/gradients/table_walk.rs`); conversions, configs,
+//! displays and records (`tests/drop_in/convert.rs`); the paths of the namespace (`tests/drop_in/namespace.rs`); wgpu
+//! (`tests/wgpu/table_walk.rs`); and the benchmarks, on the shapes of the README. The layer of ours that is checked is converted from
+//! the stock layer. A visitor is compiled for every layer, so it does little: it hides the types behind closures, and leaves the rest to
+//! functions that know only ranks.
 //!
-//! **How to add a row.** Write it in the file of its family: name, shapes, formula of the kept bytes (see [`kept`]), and how it
-//! is made: `config(device) |nn, shape| ..` by a config whose `init` takes the device, `config()` by one whose `init` takes
-//! nothing, `config_one_way(..)` by one that names an activation, `module(..)` where the expression is the module itself. Add
-//! `forward |nn, layer, x| ..` where it is not called `layer.forward(x)`. What does not hold for the row is a note with a
-//! reason, at its end: see [`Notes`]. A variant that only tests need is `without(&[Check::Time], "as conv2d")`. A family is a
-//! file with a function `visit` and a name in [`families!`], from which every walk has a test of that name. A layer without
-//! a row fails `every_path_of_a_replaced_layer_leads_to_ours`.
+//! **How to add a row.** Write it in the file of its family, with its name, its shapes, the formula of the kept bytes (see [`kept`]), and
+//! how it is made:
+//!
+//! - `config(device) |nn, shape| ..`: by a config whose `init` takes the device;
+//! - `config()`: by a config whose `init` takes nothing;
+//! - `config_one_way(..)`: by a config that names an activation;
+//! - `module(..)`: the expression is the module itself.
+//!
+//! Add `forward |nn, layer, x| ..` if the call is not `layer.forward(x)`. Notes at the end of a row say what does not hold for it, and
+//! why: see [`Notes`]. A variant that only tests need is `without(&[Check::Time], "as conv2d")`. A family is a file with a function
+//! `visit` and a name in [`families!`], from which every walk has a test of that name. A layer without a row fails
+//! `every_path_of_a_replaced_layer_leads_to_ours`.
 #![allow(dead_code, reason = "every walk uses its part")]
 use burn::config::Config;
 use burn::module::Module;
@@ -34,7 +39,7 @@ pub mod pools;
 pub mod recurrent;
 pub mod run;
 
-/// Calls a macro with the names of all families.
+/// Calls a macro with the names of all families of layers.
 macro_rules! families {
     ($call:ident) => {
         $call! { activations, attention, convolutions, dense, functions, losses, normalizations, pools, recurrent }
@@ -43,7 +48,7 @@ macro_rules! families {
 #[allow(unused_imports, reason = "benches are no tests")]
 pub(crate) use families;
 
-/// The whole table.
+/// Visits the whole table.
 pub fn visit(visitor: &mut impl Visitor) {
     macro_rules! visit_each {
         ($($family:ident),+) => {$($family::visit(visitor);)+};
@@ -51,7 +56,7 @@ pub fn visit(visitor: &mut impl Visitor) {
     families!(visit_each);
 }
 
-/// What to do with a layer.
+/// What is done with every row.
 pub trait Visitor {
     fn row<const D: usize, const O: usize, S, M>(&mut self, row: Row<'_, D, O, S, M>)
     where
@@ -66,7 +71,7 @@ pub trait Visitor {
     {
     }
 
-    /// The same, of configs that name an activation, or a cell that does: ours becomes Burn's, and not the reverse.
+    /// The same for configs that name an activation, or a cell that does. Ours converts to Burn's, but not the reverse.
     fn configs_one_way<S: Config + From<C>, C: Config>(
         &mut self,
         _name: &str,
@@ -80,14 +85,14 @@ pub trait Visitor {
 pub struct Row<'a, const D: usize, const O: usize, S, M> {
     pub name: String,
     pub shapes: Shapes<D>,
-    /// Bytes that ours says it keeps of what grows with the batch.
+    /// The bytes that ours should keep, as far as they grow with the batch.
     pub kept: Kept<'a, D>,
     pub stock: Twin<'a, D, O, S>,
     pub ours: Twin<'a, D, O, M>,
     pub notes: Notes,
 }
 
-/// The bytes that a layer keeps of an input.
+/// The bytes that a layer keeps for an input.
 pub type Kept<'a, const D: usize> = Box<dyn Fn(Case, Input<D>) -> usize + 'a>;
 
 /// Makes a layer for a shape of the input.
@@ -96,13 +101,13 @@ pub type Init<'a, const D: usize, L> = Box<dyn Fn(&Device, [usize; D]) -> L + Sy
 /// Calls a layer.
 pub type Forward<'a, const D: usize, const O: usize, L> = Box<dyn Fn(&L, Tensor<D>) -> Tensor<O> + Sync + 'a>;
 
-/// One side of a row. The layer of ours is for its type, and for what a config makes: its parameters are its own.
+/// One side of a row. On our side, the layer gives the type and what a config makes. It has parameters of its own.
 pub struct Twin<'a, const D: usize, const O: usize, L> {
     pub init: Init<'a, D, L>,
     pub forward: Forward<'a, D, O, L>,
 }
 
-/// For [`row!`]: the types of closures are known in the order in which they are written.
+/// Helps [`row!`]: types of closures are inferred in the order in which the closures are written.
 pub fn init<'a, const D: usize, L>(
     _shapes: &Shapes<D>,
     init: impl Fn(&Device, [usize; D]) -> L + Sync + 'a,
@@ -125,7 +130,7 @@ pub fn of_test<const D: usize, C>(shapes: Shapes<D>, config: impl Fn([usize; D])
 
 /// Hands a row to a visitor, see [the module](self).
 macro_rules! row {
-    // Without a way to call it: by its input.
+    // Without `forward`, the layer is called with its input.
     ($visitor:ident, $name:expr, $shapes:expr, $kept:expr, $make:ident ($($device:ident)?) |$nn:ident, $shape:pat_param| $new:expr
         $(, $note:ident ($($argument:expr),*))* $(,)?
     ) => {
@@ -193,8 +198,8 @@ macro_rules! row {
 }
 pub(crate) use row;
 
-/// Shapes of inputs: of the tests, and of the benches those of the README's table and a few thousand elements, where the
-/// cost of a call shows.
+/// Shapes of inputs: for tests; for benches the usual ones, which the README's table has; and small ones of a few thousand elements, where
+/// the cost of a call shows.
 #[derive(Clone, Copy)]
 pub struct Shapes<const D: usize> {
     pub test: [usize; D],
@@ -203,18 +208,18 @@ pub struct Shapes<const D: usize> {
 }
 
 impl<const D: usize> Shapes<D> {
-    /// Another one in tests.
+    /// The same with another shape in tests.
     pub const fn test(self, test: [usize; D]) -> Self {
         Self { test, ..self }
     }
-    /// The usual one with a smaller batch, which has about a million elements, or as many as there are.
+    /// The usual shape, with a smaller batch if it has more than about a million elements.
     pub fn of_devices(self) -> [usize; D] {
         let [batch, rest @ ..] = self.usual.as_slice() else { return self.usual };
         let mut shape = self.usual;
         shape[0] = (1usize << 20).div_ceil(rest.iter().product()).min(*batch);
         shape
     }
-    /// Without benches, for a row that is `without(&[Check::Time], ..)`.
+    /// Only a shape for tests, for a row that is `without(&[Check::Time], ..)`.
     pub const fn only(test: [usize; D]) -> Self {
         Self { test, usual: test, small: test }
     }
@@ -224,7 +229,7 @@ impl<const D: usize> Shapes<D> {
 pub const ROWS: Shapes<3> = Shapes { test: [4, 32, 64], usual: [64, 128, 1024], small: [2, 8, 1024] };
 /// Batch, classes.
 pub const LOGITS: Shapes<2> = Shapes { test: [16, 40], usual: [128, 32_000], small: [16, 1024] };
-/// Batch, sequence, features, of transformers.
+/// Batch, sequence, features, for transformers.
 pub const TOKENS: Shapes<3> = Shapes { test: [4, 32, 8], usual: [4, 512, 1024], small: [2, 16, 64] };
 /// Batch, three times the heads, sequence, features of a head.
 pub const QUERIES: Shapes<4> =
@@ -242,14 +247,14 @@ pub const SIGNAL: Shapes<3> = Shapes { test: [4, 8, 300], usual: [16, 64, 3136],
 pub const VOLUME: Shapes<5> =
     Shapes { test: [2, 4, 8, 10, 6], usual: [2, 32, 16, 28, 28], small: [1, 32, 4, 4, 4] };
 
-/// What is done with every row.
+/// A kind of check that walks the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Check {
     /// Kept bytes, peak and ledger.
     Bytes,
     /// Outputs and gradients on Flex and NdArray.
     Gradients,
-    /// There and back, displays, records.
+    /// Conversions in both directions, displays, records.
     Conversion,
     /// Outputs and gradients on wgpu.
     Wgpu,
@@ -263,26 +268,26 @@ pub enum Check {
 #[derive(Clone, Debug, Default)]
 pub struct Notes {
     without: Vec<(Check, &'static str)>,
-    /// Of f64 no more than this relative precision can be asked.
+    /// The relative precision that can be expected in f64.
     pub within: Option<f64>,
     /// Why other types cannot be compared.
     pub only_f32: Option<&'static str>,
     /// Why NdArray cannot be compared.
     pub not_on_ndarray: Option<&'static str>,
-    /// What cancels out in a gradient, so that f32 has a digit less.
+    /// What cancels out in a gradient, so that f32 has one digit less.
     pub cancels: Option<&'static str>,
     /// Why half precision cannot be compared.
     pub not_in_half: Option<&'static str>,
-    /// It draws numbers.
+    /// Whether it draws random numbers.
     pub draws: bool,
-    /// Its output is what it keeps: bytes are compared for the sum of that over the last axis, which keeps nothing.
+    /// Whether it keeps its output. Then bytes are compared for the sum of the output over the last axis, which keeps nothing.
     pub summed: bool,
-    /// Why there is no formula of the kept bytes: what is measured is compared with the ledger, and with stock. (With stock only
-    /// under gradient checkpointing, where Burn's own operations in between hold what they read, which the ledger does not see.)
+    /// Why there is no formula for the kept bytes. Then measured bytes are compared with the ledger and with stock. (Under gradient
+    /// checkpointing only with stock, because there Burn's own operations in between hold what they read, which the ledger does not see.)
     pub unstated: Option<&'static str>,
-    /// A known fault: why it needs more than stock where the input is not tracked.
+    /// A known fault: why its peak is above that of stock if the input is not tracked.
     pub known_peak: Option<&'static str>,
-    /// Why it is displayed unlike its twin.
+    /// Why its display differs from that of its twin.
     pub unlike: Option<&'static str>,
 }
 
@@ -325,7 +330,7 @@ impl Notes {
         Self { unlike: Some(why), ..self }
     }
 
-    /// Whether a row is left out of a check, which is said.
+    /// Whether a row is left out of a check. Prints why.
     pub fn leaves_out(&self, check: Check, name: &str) -> bool {
         match self.without.iter().find(|(without, _)| *without == check) {
             None => false,
@@ -342,13 +347,13 @@ impl Notes {
 /// What is tracked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Case {
-    /// Everything.
+    /// Everything is tracked.
     Trainable,
-    /// The input.
+    /// Only the input.
     Frozen,
-    /// The parameters.
+    /// Only the parameters.
     InputUntracked,
-    /// The bias (of batch norm: beta) if there is one.
+    /// Only the bias (in batch norm: beta), if there is one.
     BiasOnly,
     /// Nothing.
     Untracked,
@@ -372,7 +377,7 @@ impl Case {
     }
 }
 
-/// An input.
+/// The shape and type of an input.
 #[derive(Clone, Copy)]
 pub struct Input<const D: usize> {
     pub shape: [usize; D],
@@ -409,23 +414,23 @@ pub mod kept {
         if case.input() { x.floats() } else { 0 }
     }
 
-    /// A bit per element.
+    /// One bit per element, if the input is tracked.
     pub fn mask<const D: usize>(case: Case, x: Input<D>) -> usize {
         if case.input() { x.bits() } else { 0 }
     }
 
-    /// A layer that is linear in its input and its weight keeps each for the gradient of the other; the weight does not grow
-    /// with the batch.
+    /// The input of a layer that is linear in its input and its weight. It keeps each for the gradient of the other, but the weight does
+    /// not grow with the batch.
     pub fn bilinear<const D: usize>(case: Case, x: Input<D>) -> usize {
         if case.weight() { x.floats() } else { 0 }
     }
 
-    /// A normalization reads the input for its gradient and for that of its scale.
+    /// The input of a normalization, which reads it for its gradient and for that of its scale.
     pub fn normalized<const D: usize>(case: Case, x: Input<D>) -> usize {
         if case.input() || case.weight() { x.floats() } else { 0 }
     }
 
-    /// So many bytes per image or signal of the batch.
+    /// `bytes` per image or signal of the batch.
     pub fn per_image<const D: usize>(bytes: usize) -> impl Fn(Case, Input<D>) -> usize {
         move |case, x| if case.input() { x.shape[0] * bytes } else { 0 }
     }

@@ -1,11 +1,11 @@
-//! Normalizations.
+//! Rows of normalizations.
 use super::{Check, IMAGES, Notes, ROWS, Row, Shapes, Twin, Visitor, kept, row};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 const VARIANT: &[Check] = &[Check::Time];
 const OTHER_SIZES: &str = "the same kernels as the row before it";
-/// What is kept per channel is 8 numbers wide in tests.
+/// In tests, what is kept per channel is 8 numbers wide.
 const NARROW: Shapes<3> = ROWS.test([4, 32, 8]);
 
 pub fn visit(visitor: &mut impl Visitor) {
@@ -39,7 +39,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         config(device) |nn, [.., n]| nn::RmsNormConfig::new(n),
         within(1e-5, "stock computes the root in f32")
     }
-    // Both inputs and both outputs have a gradient; neither running sums nor joining keeps anything.
+    // Both inputs and both outputs have a gradient. Cumulative sums and concatenation keep nothing.
     visitor.row(Row {
         name: String::from("add_rms_norm"),
         shapes: NARROW,

@@ -1,4 +1,4 @@
-//! Pools and interpolation.
+//! Rows of pools and interpolation.
 use super::{Check, IMAGES, LARGE, SIGNAL, Shapes, VOLUME, Visitor, kept, row};
 
 const VARIANT: &[Check] = &[Check::Time];
@@ -7,7 +7,7 @@ const NO_GRADIENTS: &str = "Burn has no such gradient there (0.22.1)";
 
 pub fn visit(visitor: &mut impl Visitor) {
     use kept::{nothing, per_image};
-    // Offsets of one byte in windows of up to 255 elements, of two up to 65535.
+    // Offsets have one byte in windows of up to 255 elements, and two in windows of up to 65535.
     row! {
         visitor, "max_pool1d", SIGNAL, per_image(8 * 150),
         config() |nn, _| {
@@ -123,7 +123,7 @@ pub fn visit(visitor: &mut impl Visitor) {
             row! {
                 visitor, $name, LARGE, nothing,
                 config() |nn, [.., height, width]| {
-                    // In benches to the size of `IMAGES`.
+                    // Benches resize to the size of `IMAGES`.
                     let resize = nn::interpolate::Interpolate2dConfig::new();
                     let resize = resize.with_output_size(Some([height / 2, width / 2]));
                     resize.with_mode(nn::interpolate::InterpolateMode::$mode)

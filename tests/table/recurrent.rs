@@ -1,4 +1,4 @@
-//! Recurrent layers.
+//! Rows of recurrent layers.
 use super::{Case, Check, Input, STEPS, Shapes, Visitor, kept, row};
 use burn::nn::Initializer;
 
@@ -6,12 +6,12 @@ const VARIANT: &[Check] = &[Check::Time];
 const OTHER_SIZES: &str = "the same kernels as the row before it";
 const STATES_IN_F32: &str = "the type of the states and outputs that stock makes";
 
-/// In tests more than there are features.
+/// The hidden size, in tests larger than the number of features.
 fn hidden(features: usize) -> usize {
     if features == STEPS.test[2] { 24 } else { features }
 }
 
-/// The gates of every step, and `x` for the gradients of its weights.
+/// Kept are the gates of every step, and `x` for the gradients of its weights.
 fn gates(gates: usize) -> impl Fn(Case, Input<3>) -> usize {
     move |case, x| {
         let [batch, steps, features] = x.shape;
@@ -30,7 +30,7 @@ pub fn visit(visitor: &mut impl Visitor) {
         visitor, "lstm", STEPS, gates(4), config_one_way(device) |nn, [.., n]| nn::LstmConfig::new(n, hidden(n), true),
         forward |nn, layer, x| layer.forward(x, None).0, only_f32(STATES_IN_F32)
     }
-    // Its gate is its output.
+    // The gate of an RNN is its output.
     row! {
         visitor, "rnn", STEPS, gates(1), config_one_way(device) |nn, [.., n]| nn::RnnConfig::new(n, hidden(n), true),
         forward |nn, layer, x| layer.forward(x, None).0, only_f32(STATES_IN_F32), summed()
@@ -61,7 +61,7 @@ pub fn visit(visitor: &mut impl Visitor) {
             forward |nn, layer, x| layer.forward(x, None).0,
             only_f32(STATES_IN_F32), without(VARIANT, OTHER_SIZES)
         }
-        // Steps first.
+        // The steps are the first axis.
         row! {
             visitor, format!("bilstm of steps, coupled {coupled}"), STEPS.test([6, 8, 16]), kept::nothing,
             config_one_way(device) |nn, [.., n]| {
@@ -105,7 +105,7 @@ pub fn visit(visitor: &mut impl Visitor) {
                 |layer, x| layer.forward(x, None).0;
         }
     }
-    // The input and, of an LSTM, two states every three steps. Stock has no checkpoints.
+    // Kept are the input and, in an LSTM, two states every three steps. Stock has no checkpoints.
     const INTERVAL: usize = 3;
     visitor.row(super::Row {
         name: "lstm with checkpoints".into(),

@@ -1,10 +1,10 @@
-//! What is done with a layer of any type, so that the rest is compiled once per rank.
+//! Runs a layer of any type behind closures, so that checks of it are compiled only once per rank.
 use super::Case;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use std::ops::Range;
 
-/// `len` numbers between `low` and `high`, by SplitMix64: the generators of the devices are shared among tests.
+/// `len` numbers in `range`, by SplitMix64, because tests share the generators of the devices.
 pub fn uniform(len: usize, seed: u64, range: Range<f64>) -> Vec<f64> {
     let number = |index: usize| {
         let mut z = seed.wrapping_add((index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -15,7 +15,7 @@ pub fn uniform(len: usize, seed: u64, range: Range<f64>) -> Vec<f64> {
     (0..len).map(|index| range.start + number(index) * (range.end - range.start)).collect()
 }
 
-/// The numbers that a type has for the given ones.
+/// The given numbers, rounded to a type.
 pub fn rounded(values: Vec<f64>, precision: DType) -> Vec<f64> {
     let len = values.len();
     TensorData::new(values, [len]).convert_dtype(precision).iter::<f64>().collect()
@@ -27,7 +27,7 @@ pub fn tensor<const D: usize>(values: Vec<f64>, shape: &[usize], device: &Device
     Tensor::from_data(data, (device, dtype))
 }
 
-/// The second of two runs: the first one also pays for what is made on first use, such as parameters and kernels.
+/// The result of the second of two runs. The first one also pays for what is made on first use, such as parameters and kernels.
 pub fn second<T>(device: &Device, run: impl Fn() -> T) -> T {
     drop(run());
     // Burn frees the graph of a dropped tensor in the next backward pass.
@@ -35,13 +35,13 @@ pub fn second<T>(device: &Device, run: impl Fn() -> T) -> T {
     run()
 }
 
-/// What a layer computes in, and what is tracked.
+/// The device and types that a layer computes in, and what is tracked.
 #[derive(Clone, Debug)]
 pub struct Setting {
     pub device: Device,
     pub case: Case,
     pub dtype: DType,
-    /// Numbers are rounded to it, whatever the type that is computed in.
+    /// Inputs and parameters are rounded to this type, whatever type the layer computes in.
     pub precision: DType,
 }
 
@@ -50,18 +50,18 @@ impl Setting {
         Self { device: device.clone(), case, dtype, precision: dtype }
     }
 
-    /// Numbers that depend on the seed only, tracked or not.
+    /// Numbers that depend only on the seed, tracked or not.
     pub fn input<const D: usize>(&self, shape: [usize; D], range: Range<f64>, seed: u64) -> Tensor<D> {
         let values = rounded(uniform(shape.iter().product(), seed, range), self.precision);
         tensor(values, &shape, &self.device, self.dtype)
     }
 
-    /// The parameters as they are initialized, in the type of the setting.
+    /// The module with its initialized parameters, in the type of the setting.
     pub fn cast<M: Module>(&self, module: M) -> M {
         module.map(&mut Prepare { setting: self, fill: false, parameter: String::new(), count: 0 })
     }
 
-    /// The parameters with numbers that are the same for every device.
+    /// The module with parameters that are the same on every device.
     pub fn fill<M: Module>(&self, module: M) -> M {
         module.map(&mut Prepare { setting: self, fill: true, parameter: String::new(), count: 0 })
     }
@@ -73,7 +73,7 @@ struct Prepare<'a> {
     fill: bool,
     /// The name of the current one.
     parameter: String,
-    /// How many there were.
+    /// The number of parameters so far.
     count: u64,
 }
 
@@ -96,17 +96,17 @@ impl ModuleMapper for Prepare<'_> {
     }
 }
 
-/// A layer of which only the ranks are known.
+/// A layer whose type is hidden; only the ranks are known.
 pub struct Layer<'a, const D: usize, const O: usize> {
     pub forward: &'a dyn Fn(Tensor<D>) -> Tensor<O>,
     /// See [`parameter_gradients`].
     pub gradients: &'a dyn Fn(&Gradients) -> Vec<Named>,
 }
 
-/// A tensor and what it is; `None` for a gradient that is not there.
+/// The name of a tensor, and its data; `None` for a missing gradient.
 pub type Named = (String, Option<TensorData>);
 
-/// Output and, if it is tracked, gradients of the input and of all parameters, of a weighted sum.
+/// The output and, if it is tracked, the gradients of a weighted sum of it with respect to the input and to all parameters.
 pub fn outcome<const D: usize, const O: usize>(
     layer: &Layer<D, O>,
     setting: &Setting,
@@ -116,7 +116,7 @@ pub fn outcome<const D: usize, const O: usize>(
     let x = if setting.case.input() { x.require_grad() } else { x };
     setting.device.seed(7);
     let y = (layer.forward)(x.clone());
-    // A copy: the data of some devices is their memory, which the next operation may overwrite.
+    // Copied, because the data of some devices is their memory, which the next operation may overwrite.
     let data = y.to_data();
     let data = TensorData::from_bytes_vec(data.as_bytes().to_vec(), data.shape(), data.dtype());
     let mut results = vec![("output".into(), Some(data))];
@@ -155,7 +155,7 @@ impl ModuleVisitor for ParameterGradients<'_> {
     }
 }
 
-/// Runs a layer once, so that its parameters exist: clones of lazy ones share whether they require gradients.
+/// Runs a layer once, so that its parameters exist. Clones of parameters that do not exist yet share whether they require gradients.
 pub fn initialize<const D: usize, const O: usize>(
     shape: [usize; D],
     device: &Device,
@@ -164,8 +164,8 @@ pub fn initialize<const D: usize, const O: usize>(
     forward(Tensor::zeros(shape, device));
 }
 
-/// The layer as it is, and with frozen parameters if it has any, by name. Frozen means that no parameter requires a
-/// gradient; batch norm uses its running statistics then.
+/// The layer as it is and, if it has parameters, with frozen ones, each with a name. Frozen means that no parameter requires a gradient
+/// and that batch norm uses its running statistics.
 pub fn variants<S: Module>(stock: S) -> Vec<(&'static str, S)> {
     match stock.num_params() {
         0 => vec![("-", stock)],

@@ -23,7 +23,7 @@ macro_rules! plain_backends {
 }
 
 /// Implements kernels for every backend but those of the CPU: by their default bodies, which compose Burn's operations, or by
-/// those given. In tests also for [`Composed`](crate::ops::testing::Composed), to compare the default bodies with the kernels of
+/// those given. In tests also for [`Composed`](crate::backend::testing::Composed), to compare the default bodies with the kernels of
 /// the CPU.
 macro_rules! device_backends {
     ($kernels:ident) => {
@@ -35,7 +35,7 @@ macro_rules! device_backends {
         #[cfg(feature = "remote")]
         impl $kernels for burn::backend::Remote $bodies
         #[cfg(all(test, feature = "flex"))]
-        impl $kernels for crate::ops::testing::Composed $bodies
+        impl $kernels for crate::backend::testing::Composed $bodies
     };
 }
 pub(crate) use {device_backends, plain_backends};
@@ -49,7 +49,7 @@ macro_rules! composing_backends {
         #[cfg(feature = "remote")]
         impl $kernels for burn::backend::Remote $bodies
         #[cfg(all(test, feature = "flex"))]
-        impl $kernels for crate::ops::testing::Composed $bodies
+        impl $kernels for crate::backend::testing::Composed $bodies
     };
 }
 pub(crate) use composing_backends;
@@ -78,6 +78,9 @@ mod flex;
 mod mask;
 #[cfg(feature = "ndarray")]
 mod ndarray;
+pub mod optional;
+#[cfg(all(test, feature = "flex"))]
+pub(crate) mod testing;
 
 #[cfg(any(feature = "remote", all(test, feature = "flex")))]
 pub use device_mask::DeviceMask;

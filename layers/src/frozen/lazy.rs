@@ -2,9 +2,9 @@ use super::placeholder::{is_placeholder, placeholder};
 use super::side_channel::{answer, note_loaded, take_loaded, without_note};
 use super::source::{Read, remember};
 use super::weight::{FrozenWeight, RowBlock, read_tensor};
+use crate::adapter::DoraAdapter;
 use crate::burn_internals::REPARAMETERIZATION;
-use crate::lora::DoraAdapter;
-use crate::ops::node_id;
+use crate::node::node_id;
 use burn::module::{
     Content, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
     ParamId, ParamMapper, Reparameterization, Reparameterizer,
@@ -159,17 +159,17 @@ impl LazyWeight {
         }
     }
 
-    /// Reads the rows `[batch, length, row]` with the indices `[batch, length]`.
-    pub(super) fn read_rows(&self, base: Tensor<2>, indices: Tensor<2, Int>) -> Tensor<3> {
+    /// Reads the rows `[batch, length, row]` with the indices `[batch, length]`; `None` if they are rows of what [`read`](Self::read) gives.
+    pub(super) fn read_rows(&self, base: Tensor<2>, indices: &Tensor<2, Int>) -> Option<Tensor<3>> {
         let ([batch, length], device) = (indices.dims(), base.device());
         if self.mapper.is_some() || self.is_replaced(&base) || batch * length == 0 {
-            return crate::functional::embedding(self.read(base), indices);
+            return None;
         }
         let [_, width] = base.dims();
-        let indices = indices.into_data().convert::<i64>();
+        let indices = indices.clone().into_data().convert::<i64>();
         let rows = indices.iter::<i64>().map(|row| usize::try_from(row).unwrap_or(usize::MAX));
         let rows = self.weight.read_rows(&rows.collect::<Vec<_>>());
-        Tensor::<2>::from_data(rows, (&device, self.weight.dtype())).reshape([batch, length, width])
+        Some(Tensor::<2>::from_data(rows, (&device, self.weight.dtype())).reshape([batch, length, width]))
     }
 
     /// See [`transposed_blocks`](super::transposed_blocks).

@@ -63,7 +63,7 @@ pub use resident::{DeviceBudget, Resident};
 pub(crate) use source::WeightSource;
 pub use weight::FrozenWeight;
 
-use crate::lora::DoraAdapter;
+use crate::adapter::DoraAdapter;
 use burn::module::{LoraAdapter, Param};
 use burn::tensor::{Int, Tensor};
 
@@ -105,7 +105,7 @@ pub(crate) fn rows_and_adapter<'a>(
     if lazy.dora_adapter().is_some() {
         return None; // its norms are those of all rows
     }
-    Some((lazy.read_rows(param.base(), indices.clone()), lazy.adapter()))
+    Some((lazy.read_rows(param.base(), indices)?, lazy.adapter()))
 }
 
 /// The rows of a lazy table in blocks of about `bytes` bytes, each read and transposed when the iterator arrives at it; `None`

@@ -5,7 +5,7 @@
 //! Between the reading and the question lie only the few operations of one layer, on one thread, so that it is enough to
 //! remember the last reads of the thread; a read that was forgotten costs memory, but changes no result.
 use super::{FrozenWeight, weight::QUEUED};
-use crate::ops::node_id;
+use crate::node::node_id;
 use burn::backend::{
     Backend,
     autodiff::NodeId,

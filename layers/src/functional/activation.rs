@@ -8,8 +8,10 @@ use burn::backend::Dispatch;
 use burn::nn::activation::RReluConfig;
 use burn::tensor::{AsIndex, Tensor, activation};
 
-/// Zeroes elements with probability `prob` and divides the others by `1 - prob`. Keeps one bit per element, and draws as
-/// [`burn::nn::Dropout`] does; on wgpu and CUDA devices it keeps a seed of 16 bytes, from which the backward pass draws again.
+/// Zeroes elements with probability `prob` and divides the others by `1 - prob`.
+///
+/// Keeps one bit per element, and draws the same numbers as [`burn::nn::Dropout`]. On wgpu and CUDA devices it keeps a seed of
+/// 16 bytes instead, from which the backward pass draws again.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -96,7 +98,7 @@ macro_rules! approx {
     ($($function:ident = $f:expr, $exact:ident, $formula:literal;)+) => {$(
         #[doc = concat!("`", $formula, "`, as [`", stringify!($exact), "`], with **approximate gradients**: every slope is one of four numbers.")]
         ///
-        /// Keeps two bits per element; after [arXiv 2406.16282](https://arxiv.org/abs/2406.16282).
+        /// Keeps two bits per element, after [arXiv 2406.16282](https://arxiv.org/abs/2406.16282).
         pub fn $function<const D: usize>(x: Tensor<D>) -> Tensor<D> {
             match x.is_tracked() && accepts(stringify!($function), require_floats(&x), true, NO_WEIGHT) {
                 true => Tensor::from_dispatch(Dispatch::memsave_approx(x.into_dispatch(), $f)),
@@ -110,7 +112,7 @@ approx! {
     approx_silu = Approx::Silu, silu, "x sigmoid(x)";
 }
 
-/// `a sigmoid(b)` of the two halves of `x` along an axis; see [`burn::tensor::activation::glu`].
+/// `a sigmoid(b)`, where `a` and `b` are the two halves of `x` along an axis; see [`burn::tensor::activation::glu`].
 ///
 /// Keeps the two halves.
 ///
@@ -131,7 +133,7 @@ pub fn glu<const D: usize>(x: Tensor<D>, dim: impl AsIndex) -> Tensor<D> {
     }
 }
 
-/// `a silu(b)`, the product in a SwiGLU; `a` and `b` of one shape and dtype.
+/// `a silu(b)`, the product in a SwiGLU, for `a` and `b` of the same shape and dtype.
 ///
 /// Keeps `b`, and `a` if `b` is tracked.
 ///
@@ -155,7 +157,7 @@ fn gate<const D: usize>(a: Tensor<D>, b: Tensor<D>, f: Smooth) -> Tensor<D> {
 
 /// `x` if `x >= 0`, else `alpha x`, with one slope or one per channel; see [`burn::tensor::activation::prelu`].
 ///
-/// Keeps `x` for a tracked `alpha`, else one bit per element.
+/// Keeps `x` if `alpha` is tracked, else one bit per element.
 pub fn prelu<const D: usize>(x: Tensor<D>, alpha: Tensor<1>) -> Tensor<D> {
     let [slopes] = alpha.dims();
     let fit = require_floats(&x)
@@ -168,10 +170,10 @@ pub fn prelu<const D: usize>(x: Tensor<D>, alpha: Tensor<1>) -> Tensor<D> {
     Tensor::from_dispatch(Dispatch::memsave_prelu(x.into_dispatch(), alpha.into_dispatch()))
 }
 
-/// `x` if `x >= 0`, else `slope x` with a slope drawn per element from `lower..upper`, as [`burn::nn::activation::RRelu`] does
-/// during training; the same slopes from the same seed, but on wgpu and CUDA devices.
+/// `x` if `x >= 0`, else `slope x` with a slope drawn for each element from `lower..upper`, as [`burn::nn::activation::RRelu`]
+/// does during training. With the same seed, the slopes are those of Burn, except on wgpu and CUDA devices.
 ///
-/// Keeps one float per element; on wgpu and CUDA devices one bit per element and a seed of 16 bytes, from which the backward
+/// Keeps one float per element; on wgpu and CUDA devices, one bit per element and a seed of 16 bytes, from which the backward
 /// pass draws again.
 ///
 /// ```

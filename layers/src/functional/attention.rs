@@ -1,19 +1,21 @@
-//! Attention.
+//! Scaled dot-product attention, which computes its weights in blocks.
 use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, into_maybe, is_quantized, require};
+use crate::backend::optional::MaybeMask;
 use crate::burn_next::sees_last_keys;
-use crate::ops::{Attended, Attention, AttentionOps, MaybeMask, Scores};
+use crate::ops::{Attended, Attention, AttentionOps, Scores};
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, Device, Shape, Tensor, module, ops::AttentionModuleOptions};
 
 /// `softmax(q k^T * scale) v`; see [`burn::tensor::module::attention`].
 ///
-/// Keeps handles of `q`, `k`, `v`, the mask and the bias; nothing of the size queries times keys. The weights are computed in blocks, and
-/// again in the backward pass. Where only `v` is tracked, and the weights take no more memory than what they are computed from, it keeps
-/// the weights.
+/// Keeps handles of `q`, `k`, `v`, the mask and the bias, and nothing of the size queries x keys: it computes the weights in
+/// blocks, and recomputes them in the backward pass. If only `v` is tracked, and the weights take no more memory than what they
+/// are computed from, it keeps the weights instead.
 ///
-/// Keys and values may have fewer heads than queries: each is then that of as many heads of queries, one after another (grouped queries,
-/// [arXiv 2305.13245](https://arxiv.org/abs/2305.13245)). They are not repeated, and kept as they are. Burn's function takes any number of
-/// them on Flex without autodiff only; where it is called elsewhere, they are repeated for it.
+/// Keys and values may have fewer heads than queries (grouped-query attention,
+/// [arXiv 2305.13245](https://arxiv.org/abs/2305.13245)): equally many consecutive heads of queries then share one head of keys
+/// and values. The shared heads are kept as they are, not repeated. Burn's own function accepts them only on Flex without
+/// autodiff; if it is called elsewhere, they are repeated for it.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor, ops::AttentionModuleOptions};
@@ -57,7 +59,7 @@ pub fn attention(
     weighted(query, key, value, mask, attn_bias, attention)
 }
 
-/// Keys and values as Burn's function takes them.
+/// Keys and values as Burn's function accepts them.
 fn heads_for_burn(query: &Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> [Tensor<4>; 2] {
     let ([_, heads, ..], [_, groups, ..]) = (query.dims(), key.dims());
     let are_grouped =
@@ -72,7 +74,7 @@ fn heads_for_burn(query: &Tensor<4>, key: Tensor<4>, value: Tensor<4>) -> [Tenso
     })
 }
 
-/// Whether the device has an attention of grouped queries.
+/// Whether Burn's function accepts shared heads on the device.
 #[allow(clippy::match_single_binding, clippy::match_like_matches_macro)] // without Flex
 fn takes_groups(device: &Device) -> bool {
     match device.as_dispatch() {
@@ -107,7 +109,8 @@ fn tensors_fit(
     require(shapes, Misfit::Shapes)
 }
 
-/// The operation on tensors of fitting shapes, `[batch, queries, heads * width]` if `merged`; zeros if one of them is empty.
+/// Runs the operation on tensors whose shapes fit. The output is `[batch, queries, heads * width]` if `merged`. If a tensor is
+/// empty, the output is zeros.
 pub(crate) fn weighted<const D: usize>(
     query: Tensor<4>,
     key: Tensor<4>,
@@ -121,7 +124,7 @@ pub(crate) fn weighted<const D: usize>(
     let fit = require(![batch, heads, queries, keys, width].contains(&0), Misfit::Empty);
     let tracked = [&query, &key, &value].into_iter().any(Tensor::is_tracked);
     if !accepts("attention", fit, tracked, NO_WEIGHT) {
-        // Tracked as they are, but none of their elements is read.
+        // A zero that is tracked if `x` is, but reads none of its elements.
         let nothing = |x: Tensor<4>| {
             let all = Tensor::<1, Bool>::from_data([true], &x.device()).unsqueeze::<4>();
             let all = all.expand(x.shape());
@@ -146,8 +149,8 @@ fn into_maybe_mask(mask: Option<Tensor<4, Bool>>) -> MaybeMask<Dispatch> {
     mask.map(Tensor::into_dispatch).into()
 }
 
-/// Whether no gradient flows to the weights, and they take no more memory than what they are computed from: whoever needs the one or the
-/// other later keeps the weights, as Burn does. So it is where there are few tokens.
+/// Whether the weights need no gradient and take no more memory than what they are computed from, which is so for few tokens.
+/// Then the weights are kept, as Burn does, instead of what they are computed from.
 pub(crate) fn has_few_weights(
     query: &Tensor<4>,
     key: &Tensor<4>,
@@ -163,8 +166,8 @@ pub(crate) fn has_few_weights(
     Dispatch::memsave_has_few_weights(query, key, mask, into_maybe(bias.clone()))
 }
 
-/// [`weighted`], and the weights `[batch, heads, queries, keys]`, after dropout; of tensors that fit, of which at most the values are
-/// tracked.
+/// [`weighted`], and also the weights after dropout, `[batch, heads, queries, keys]`. The tensors must fit, and at most the
+/// values may be tracked.
 pub(crate) fn with_weights<const D: usize>(
     query: Tensor<4>,
     key: Tensor<4>,

@@ -5,9 +5,11 @@ use super::guard::{
     require_bias, require_dtype, require_floats,
 };
 use super::norm::{GivenNorm, batch_norm};
-use crate::ops::{
-    self, ConvLoraOps, ConvNormReluOps, ConvOps, ConvTransposeOps, DeformConvOps, LoraFactors, MaybeTensor,
-    Weight,
+use crate::{
+    backend::optional::MaybeTensor,
+    ops::{
+        self, ConvLoraOps, ConvNormReluOps, ConvOps, ConvTransposeOps, DeformConvOps, LoraFactors, Weight,
+    },
 };
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::LoraAdapter;
@@ -16,7 +18,7 @@ use burn::tensor::{
     ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions},
 };
 
-/// An operation of an input, a weight, an adapter with its scale, a bias and options.
+/// An operation on an input, a weight, an adapter with its scale, a bias and options.
 type Adapted<O> = fn(
     DispatchTensor,
     Weight<Dispatch>,
@@ -46,8 +48,8 @@ impl<const D: usize, O> Convolution<D, O> {
         }
     }
 
-    /// [`apply`](Self::apply) with a frozen weight of any dtype: the operation casts it at every use, so that nothing keeps a
-    /// converted one.
+    /// [`apply`](Self::apply) with a frozen weight of any dtype. The operation casts it at every use, so that no converted
+    /// weight is kept.
     pub(super) fn apply_with_frozen(
         &self,
         x: Tensor<D>,
@@ -68,7 +70,7 @@ impl<const D: usize, O> Convolution<D, O> {
         }
     }
 
-    /// With the weight `weight + scale a b`, made at every use; `None` if the arguments do not fit.
+    /// Applies the weight `weight + scale a b`, which is computed at every use; `None` if the arguments do not fit.
     pub(super) fn apply_adapted(
         &self,
         x: &Tensor<D>,
@@ -104,7 +106,7 @@ macro_rules! convolutions {
     ($($conv:ident($argument:ty), $constant:ident = $op:ident, $adapted:ident, $fits:ident, $options:ty, $dims:literal;)+) => {$(
         #[doc = concat!("See [`burn::tensor::module::", stringify!($conv), "`].")]
         ///
-        /// Keeps `x` only for a tracked weight and the weight only for a tracked `x`.
+        /// Keeps `x` only if the weight is tracked, and the weight only if `x` is tracked.
         pub fn $conv(
             x: Tensor<$dims>,
             weight: Tensor<$dims>,
@@ -139,8 +141,8 @@ macro_rules! conv_norm_relu {
         #[doc = concat!("`relu(batch_norm(", stringify!($conv), "(x, weight, bias, options), ..))`,")]
         /// in one pass over the result.
         ///
-        /// Keeps `x` only for a tracked weight, the weight only for a tracked `x`, and one bit per element. With a tracked
-        /// `gamma`, whose gradient reads the result of the convolution, the three run one after the other.
+        /// Keeps `x` only if the weight is tracked, the weight only if `x` is tracked, and one bit per element. If `gamma` is
+        /// tracked, its gradient reads the result of the convolution; then the three run one after the other.
         pub fn $name(
             x: Tensor<$dims>,
             weight: Tensor<$dims>,
@@ -198,7 +200,7 @@ fn conv_transpose_fits<const D: usize, const RANK: usize>(
 ) -> Fit {
     let (sizes, kernel) = (x.dims(), weight.dims());
     let channels = sizes[1] == kernel[0] && kernel[0].is_multiple_of(options.groups);
-    // What is not empty has a first and a last element; padding takes no more than there is.
+    // An axis that is not empty has a first and a last element. The padding must not remove more than there is.
     let outputs = (0..RANK).all(|axis| {
         let extent = options.dilation[axis] * (kernel[axis + 2].max(1) - 1) + 1;
         let reached = sizes[axis + 2].max(1).saturating_sub(1) * options.stride[axis] + extent;
@@ -211,7 +213,7 @@ fn conv_transpose_fits<const D: usize, const RANK: usize>(
 
 /// See [`burn::tensor::module::deform_conv2d`].
 ///
-/// Keeps only the inputs that the wanted gradients read.
+/// Keeps only the inputs that the requested gradients read.
 pub fn deform_conv2d(
     x: Tensor<4>,
     offset: Tensor<4>,

@@ -1,10 +1,10 @@
-//! Whether arguments fit the operations of this library.
+//! Checks whether arguments fit the operations of this library.
 //!
-//! Those that do not go to Burn's own function, for the same result or the same panic. That is decided here and nowhere else:
-//! a check returns a [`Fit`], [`accepts`] reads it, and if an argument is tracked, so that Burn records its own operation, the
-//! [ledger] gets an entry with the [reason](Misfit::reason).
-use crate::ledger;
-use crate::ops::{MaybeTensor, Weight, node_id};
+//! Arguments that do not fit go to Burn's own function, for the same result or the same panic. This is decided here and nowhere
+//! else: a check returns a [`Fit`], and [`accepts`] reads it. If an argument is tracked, Burn records its own operation, and
+//! the [ledger] gets an entry with the [reason](Misfit::reason).
+use crate::graph::ledger;
+use crate::{backend::optional::MaybeTensor, node::node_id, ops::Weight};
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor};
 
@@ -13,11 +13,11 @@ use burn::tensor::{DType, Tensor};
 pub(crate) enum Misfit {
     /// Shapes that Burn's function may broadcast, or refuse.
     Shapes,
-    /// No element to compute with.
+    /// There are no elements to compute with.
     Empty,
     /// The dtype of a parameter or a second input is not that of the input.
     Dtypes,
-    /// Burn's function dequantizes it.
+    /// A tensor is quantized, and Burn's function dequantizes it.
     Quantized,
     /// A dtype that the operation here does not compute with.
     UnsupportedDtype,
@@ -27,22 +27,22 @@ pub(crate) enum Misfit {
     TrackedClassWeights,
     /// A parameter that the options ask for is not there.
     MissingParameter,
-    /// A recurrent layer with other activations than sigmoids for the gates and hyperbolic tangents for the states.
+    /// A recurrent layer has other activations than sigmoid for the gates and tanh for the states.
     Activations,
     /// A direction of a bidirectional layer does not take its batch first, as Burn's code expects of it.
     BatchFirst,
     /// The steps of a sequence come one by one, not as one tensor.
     StepByStep,
-    /// A three-dimensional convolution that pads its two ends differently.
+    /// A three-dimensional convolution pads the two ends of an axis differently.
     AsymmetricPadding,
     /// A lower bound above the upper one, or a bound that is NaN.
     Bounds,
-    /// A soft cap of the scores that is not positive.
+    /// The soft cap of the scores is not positive.
     Softcap,
-    /// The rank of an adapter is not below both numbers of channels: two narrow convolutions would not be narrow.
+    /// The rank of an adapter is not below both widths of its layer, so that products with its factors would not be narrow.
     WideAdapter,
-    /// Options that the operation here does not have: a dilation of an average pool, coordinates of an interpolation that are not
-    /// those of the sizes, causal attention from the first key on with fewer or more of them than queries.
+    /// Options that the operation here does not have: a dilation of an average pool, coordinates of an interpolation that Burn
+    /// 0.22.1 does not have, causal attention aligned with the first key if there are fewer or more keys than queries.
     Options,
 }
 
@@ -73,11 +73,11 @@ impl Misfit {
 /// Whether arguments fit.
 pub(crate) type Fit = Result<(), Misfit>;
 
-/// For an operation without a weight.
+/// The `weight` of an operation that has none.
 pub(crate) const NO_WEIGHT: Option<&Tensor<1>> = None;
 
-/// Whether the operation of this library takes the arguments. If it does not and one is `tracked`, the ledger gets an entry,
-/// under the module of `weight`.
+/// Whether the operation of this library accepts the arguments. If it does not and an argument is `tracked`, the ledger gets an
+/// entry, under the module of `weight`.
 pub(crate) fn accepts<const D: usize>(
     operation: &'static str,
     fit: Fit,
@@ -91,10 +91,10 @@ pub(crate) fn accepts<const D: usize>(
     false
 }
 
-/// What most often takes the place of an operation.
+/// What most often replaces an operation.
 pub(crate) const BURNS_OPERATION: &str = "Burn's operation";
 
-/// Adds an entry to the ledger: other operations take the place of one whose arguments do not fit.
+/// Adds an entry to the ledger: other operations replace the one whose arguments do not fit.
 pub(crate) fn report_misfit<const D: usize>(
     operation: &'static str,
     in_its_place: &'static str,
@@ -111,31 +111,31 @@ pub(crate) fn report_misfit<const D: usize>(
     });
 }
 
-/// The arguments fit if `condition` holds; else `misfit` says why not.
+/// The arguments fit if `condition` holds; otherwise `misfit` says why not.
 pub(crate) fn require(condition: bool, misfit: Misfit) -> Fit {
     if condition { Ok(()) } else { Err(misfit) }
 }
 
-/// `x` has elements, and they are floats that are not quantized.
+/// Requires that `x` has elements and that they are not quantized.
 pub(crate) fn require_floats<const D: usize>(x: &Tensor<D>) -> Fit {
     require(x.shape().num_elements() > 0, Misfit::Empty)?;
     require(!is_quantized(x), Misfit::Quantized)
 }
 
-/// [`require_floats`] of `x`, and `y` has its shape and dtype: nothing to broadcast or convert.
+/// [`require_floats`] for `x`, and that `y` has its shape and dtype, so that there is nothing to broadcast or convert.
 pub(crate) fn require_alike<const D: usize>(x: &Tensor<D>, y: &Tensor<D>) -> Fit {
     require_floats(x)?;
     require(x.dims() == y.dims(), Misfit::Shapes)?;
     require(x.dtype() == y.dtype(), Misfit::Dtypes)
 }
 
-/// The bias, if given, is `[length]`. (It is not quantized: see [`dequantized_bias`].)
+/// Requires that the bias, if given, is `[length]` and not quantized; see [`dequantized_bias`].
 pub(crate) fn require_bias(bias: &Option<Tensor<1>>, length: usize) -> Fit {
     require(bias.as_ref().is_none_or(|bias| bias.dims() == [length]), Misfit::Shapes)?;
     require(bias.as_ref().is_none_or(|bias| !is_quantized(bias)), Misfit::Quantized)
 }
 
-/// The parameters that are given are `[length]`, of the dtype of `x`, which is not quantized.
+/// Requires that the given parameters are `[length]` and have the dtype of `x`, which is not quantized.
 pub(crate) fn require_parameters<const D: usize>(
     x: &Tensor<D>,
     length: usize,
@@ -147,7 +147,7 @@ pub(crate) fn require_parameters<const D: usize>(
     require(parameters.all(|parameter| parameter.dtype() == x.dtype()), Misfit::Dtypes)
 }
 
-/// [`require_parameters`], one per channel of `x` `[batch, channels, ...]`, which has elements.
+/// [`require_parameters`], with one number per channel of `x` `[batch, channels, ...]`, which must have elements.
 pub(crate) fn require_parameters_of_channels<const D: usize>(
     x: &Tensor<D>,
     parameters: &[Option<&Tensor<1>>],
@@ -157,7 +157,7 @@ pub(crate) fn require_parameters_of_channels<const D: usize>(
     require_parameters(x, x.dims()[1], parameters)
 }
 
-/// `weight` is quantized, or of the dtype of `x`.
+/// Requires that `weight` is quantized or has the dtype of `x`.
 pub(crate) fn require_dtype<const D: usize, const W: usize>(x: &Tensor<D>, weight: &Tensor<W>) -> Fit {
     require(is_quantized(weight) || weight.dtype() == x.dtype(), Misfit::Dtypes)
 }
@@ -171,7 +171,7 @@ pub(crate) fn is_tracked<const D: usize>(tensor: &Option<Tensor<D>>) -> bool {
     tensor.as_ref().is_some_and(Tensor::is_tracked)
 }
 
-/// A quantized bias as floats: it is small, even where the weight must stay packed.
+/// A quantized bias as floats: it is small, even if the weight must stay packed.
 pub(crate) fn dequantized_bias(bias: Option<Tensor<1>>, dtype: DType) -> Option<Tensor<1>> {
     bias.map(|bias| if is_quantized(&bias) { bias.dequantize().cast(dtype) } else { bias })
 }

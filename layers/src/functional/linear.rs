@@ -9,7 +9,7 @@ use burn::tensor::{Int, Tensor, module};
 
 /// `x weight + bias`; see [`burn::tensor::module::linear`].
 ///
-/// Keeps `x` only for a tracked weight and the weight only for a tracked `x`; its backward pass folds the batch into the
+/// Keeps `x` only if the weight is tracked, and the weight only if `x` is tracked. The backward pass folds the batch into the
 /// rows, where stock builds one weight gradient per batch row. A quantized weight stays packed: it is dequantized in the
 /// forward pass and again in the backward pass, on CPU backends block by block.
 pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
@@ -23,7 +23,7 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
         .and(require_bias(&bias, weight.dims()[1]))
         .and(require_dtype(&x, &weight));
     let tracked = x.is_tracked() || weight.is_tracked() || is_tracked(&bias);
-    // Burn has its own product with a packed matrix.
+    // Without gradients, Burn's own product with a packed matrix runs.
     if !accepts("linear", fit, tracked, Some(&weight)) || is_quantized(&weight) && !tracked {
         return module::linear(x, weight, bias);
     }

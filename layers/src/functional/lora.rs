@@ -2,11 +2,11 @@
 use super::{
     conv,
     guard::{
-        Fit, Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_quantized, is_tracked, require,
-        require_bias, require_floats,
+        Fit, Misfit, accepts, dequantized_bias, into_maybe, into_weight, is_tracked, require, require_bias,
+        require_floats,
     },
 };
-use crate::lora::DoraAdapter;
+use crate::adapter::{DoraAdapter, column_norms};
 use crate::ops::{LoraFactors, LoraOps};
 use burn::backend::Dispatch;
 use burn::module::{LoraAdapter, Reparameterization};
@@ -15,13 +15,14 @@ use burn::tensor::{
     ops::{ConvOptions, ConvTransposeOptions},
 };
 
-/// `x (base + scale a b) + bias`: [`linear`](super::linear) with a low-rank adapter, whose effective weight is not made.
+/// `x (base + scale a b) + bias`: [`linear`](super::linear) with a low-rank adapter, without computing the effective weight.
 ///
-/// Keeps `x` for a tracked `a`, else the narrow `x a` for a tracked `b`, and handles of `base`, `a` and `b`. A quantized `base`
+/// Keeps `x` if `a` is tracked, else the narrow `x a` if `b` is tracked, and handles of `base`, `a` and `b`. A quantized `base`
 /// is dequantized in the forward pass and again in the backward pass.
 ///
-/// Of a rank that is not below both sizes of `base`, f32 or f64, and many rows (`rows (d_input + d_output) > d_input d_output`), the
-/// effective weight is less work: it is made, and kept for a tracked `x`.
+/// The effective weight is less work if the rank is not below both sizes of `base` and there are many rows
+/// (`rows (d_input + d_output) > d_input d_output`). In f32 and f64 it is then computed, and kept if `x` is tracked, unless `b`
+/// is the only tracked factor.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -55,9 +56,9 @@ pub fn linear_lora<const D: usize>(
     }
 }
 
-/// Whether the factors are multiplied with `x`, and not with each other. The effective weight is less work for a rank that is not below
-/// both of its sizes and for many rows; it then has no more elements than the larger factor. It is not made if it would be rounded, if
-/// `base` is quantized, or if `x` would be kept for it alone.
+/// Whether the factors are multiplied with `x`, and not with each other. The effective weight is less work if the rank is not
+/// below both of its sizes and there are many rows; it then has no more elements than the larger factor. It is not computed if
+/// it would be rounded, if `base` is quantized, or if `x` would be kept for it alone.
 fn is_narrow<const D: usize>(x: &Tensor<D>, base: &Tensor<2>, adapter: &LoraAdapter) -> bool {
     let (a, b, [d_input, d_output]) = (adapter.a.val(), adapter.b.val(), base.dims());
     let rows = x.shape().num_elements() / d_input.max(1);
@@ -84,7 +85,7 @@ fn lora_fits<const D: usize>(
         .and(require([a.dtype(), b.dtype()] == [x.dtype(); 2], Misfit::Dtypes))
 }
 
-/// `x (base + scale a b) * factor + bias`, of arguments that fit.
+/// `x (base + scale a b) * factor + bias`, for arguments that fit.
 fn adapted<const D: usize>(
     x: Tensor<D>,
     base: Tensor<2>,
@@ -112,10 +113,11 @@ fn adapted<const D: usize>(
 /// [`linear`](super::linear) with weight-decomposed low-rank adaptation ([DoRA](https://arxiv.org/abs/2402.09353)). As in its
 /// section 4.3, no gradient flows through `|v|`.
 ///
-/// Computed as `(x base + scale (x a) b) * (magnitude / |v|) + bias`. Keeps what [`linear_lora`] keeps; for a tracked magnitude also
-/// `x v`, of the size of the output. For more rows than columns of `x`, it keeps `x` for a tracked magnitude, and computes `x v` again
-/// in the backward pass. Norms are computed in every forward pass, in f32 at least, some rows of `v` after the
-/// other; a quantized `base` is dequantized for them as a whole, temporarily. Without elements in `magnitude` this is [`linear_lora`].
+/// The result is computed as `(x base + scale (x a) b) * (magnitude / |v|) + bias`. Keeps what [`linear_lora`] keeps and, if
+/// the magnitude is tracked, also `x v`, which has the size of the output. If `x` has more rows than columns, it keeps `x`
+/// instead of `x v`, which the backward pass recomputes. Every forward pass computes the norms, in f32 at least, a block of
+/// rows of `v` at a time; for this, a quantized `base` is temporarily dequantized as a whole. If `magnitude` has no elements,
+/// this is [`linear_lora`].
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -156,36 +158,10 @@ pub fn linear_dora<const D: usize>(
     adapted(x, base, lora, Some(factor), bias)
 }
 
-/// No fewer elements are computed at once.
-const BLOCK: usize = 1 << 18;
-
-/// In no more steps than these.
-const STEPS: usize = 16;
-
-/// The norms of the columns of `base + scale a b`, in f32 at least; not tracked, and not zero.
-pub(crate) fn column_norms(base: Tensor<2>, lora: &LoraAdapter) -> Tensor<1> {
-    let untracked = |x: Tensor<2>| x.detach().set_require_grad(false);
-    let (base, a, b) = (untracked(base), untracked(lora.a.val()), untracked(lora.b.val()));
-    let base = if is_quantized(&base) { base.dequantize() } else { base };
-    let is_double = [&base, &a, &b].into_iter().any(|x| x.dtype() == DType::F64);
-    let dtype = if is_double { DType::F64 } else { DType::F32 };
-    let ([rows, columns], b) = (base.dims(), b.cast(dtype) * lora.scale);
-    let step = BLOCK.max((rows * columns).div_ceil(STEPS)).div_ceil(columns.max(1));
-    let mut squares = Tensor::<2>::zeros([1, columns], (&b.device(), dtype));
-    for start in (0..rows).step_by(step) {
-        let end = (start + step).min(rows);
-        let part = |x: &Tensor<2>| x.clone().slice_dim(0, start..end).cast(dtype);
-        let v = part(&a).matmul(b.clone()) + part(&base);
-        squares = squares + v.square().sum_dim(0);
-    }
-    const LEAST: f64 = 1e-12;
-    squares.sqrt().clamp_min(LEAST).reshape([columns])
-}
-
-/// Rows of `base + scale a b`: [`embedding`](super::embedding) with a low-rank adapter, whose effective table is never made.
+/// Rows of `base + scale a b`: [`embedding`](super::embedding) with a low-rank adapter, without computing the effective table.
 ///
-/// Keeps the indices for a tracked `a`, the rows of `a` for a tracked `b`, and a handle of `b`. If `base` is quantized per
-/// tensor, only the rows are dequantized; if per block, the whole table is, temporarily.
+/// Keeps the indices if `a` is tracked, the rows of `a` if `b` is tracked, and a handle of `b`. If `base` is quantized per
+/// tensor, only the rows are dequantized; if it is quantized per block, the whole table is, temporarily.
 pub fn embedding_lora(base: Tensor<2>, adapter: &LoraAdapter, indices: Tensor<2, Int>) -> Tensor<3> {
     let (a, b) = (adapter.a.val(), adapter.b.val());
     let [n_embedding, d_model] = base.dims();
@@ -199,7 +175,7 @@ pub fn embedding_lora(base: Tensor<2>, adapter: &LoraAdapter, indices: Tensor<2,
     adapted_rows(rows_of(base, indices.clone()), adapter, indices)
 }
 
-/// `rows` of a table, `[batch, length, d_model]`, plus `scale` times those of `a b`.
+/// The `rows` of a table, `[batch, length, d_model]`, plus `scale` times the same rows of `a b`.
 pub(crate) fn adapted_rows(rows: Tensor<3>, adapter: &LoraAdapter, indices: Tensor<2, Int>) -> Tensor<3> {
     let (a, b) = (adapter.a.val(), adapter.b.val());
     let dtype = a.dtype();
@@ -232,7 +208,8 @@ fn is_any_tracked<const X: usize, const D: usize>(
     x.is_tracked() || base.is_tracked() || factors.iter().any(Tensor::is_tracked) || is_tracked(bias)
 }
 
-/// The factors are `[count, rank]` and `[rank, elements / count]`, and their rank, over all groups, is below both `channels`.
+/// Requires that the factors are `[count, rank]` and `[rank, elements / count]`, and that their rank, over all groups, is below
+/// both `channels`.
 fn factors_fit<const D: usize>(
     weight: &Tensor<D>,
     [a, b]: [&Tensor<2>; 2],
@@ -248,8 +225,9 @@ fn factors_fit<const D: usize>(
     require(channels.into_iter().all(|channels| rank * groups < channels), Misfit::WideAdapter)
 }
 
-/// Whether the effective weight of a convolution is made: on devices, where every convolution with a factor is launches of its own,
-/// if it has no more elements than the input, which is kept anyway for the factor that is applied first.
+/// Whether a convolution computes its effective weight. It does so on devices, where every convolution with a factor needs
+/// kernel launches of its own, if the weight has no more elements than the input, and the input is kept anyway for the factor
+/// that is applied first.
 fn makes_weight<const D: usize>(x: &Tensor<D>, weight: &Tensor<D>, [first, second]: [&Tensor<2>; 2]) -> bool {
     is_launched_on(&x.device())
         && weight.shape().num_elements() <= x.shape().num_elements()
@@ -257,7 +235,7 @@ fn makes_weight<const D: usize>(x: &Tensor<D>, weight: &Tensor<D>, [first, secon
         && (first.is_tracked() || !second.is_tracked())
 }
 
-/// Whether operations are launches of kernels on the device.
+/// Whether operations on the device are kernel launches.
 fn is_launched_on(device: &Device) -> bool {
     match device.clone().without_autodiff().as_dispatch() {
         #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -273,13 +251,14 @@ macro_rules! conv {
         /// `a` `[channels_out, rank]` and `b` `[rank, channels_in / groups * kernel size]`. The effective weight is
         /// `base + scale a b` in the shape of `base`.
         ///
-        /// On CPU backends it is not made: `b` is a convolution to `rank` channels (per group), `a` a pointwise one from there.
-        /// Keeps `x` for a tracked `b`, and the result of `b` for a tracked `a`. Only factors of other shapes, or no narrower
-        /// than the channels, are multiplied. A frozen base of another dtype than `x` is cast at every use.
+        /// On CPU backends it is not computed: `b` is a convolution to `rank` channels (per group), `a` a pointwise convolution
+        /// from there. Keeps `x` if `b` is tracked, and the result of `b` if `a` is tracked. The factors are multiplied only if
+        /// their shapes do not fit, or if they are no narrower than the channels. A frozen base of another dtype than `x` is
+        /// cast at every use.
         ///
-        /// On wgpu and CUDA, where each of these convolutions is launches of kernels, it is made at every use, in the forward and
-        /// again in the backward pass, if it has no more elements than `x`, the factors are of its dtype, and `a` is not the only
-        /// one that is tracked: keeps `x` for a tracked factor, and nothing else.
+        /// On wgpu and CUDA, each of these convolutions needs kernel launches of its own. There, the effective weight is
+        /// computed in the forward and again in the backward pass, if it has no more elements than `x`, the factors have the
+        /// dtype of `x`, and `a` is not the only tracked factor. This keeps `x` if a factor is tracked, and nothing else.
         pub fn $lora(
             x: Tensor<$dims>,
             base: Tensor<$dims>,
@@ -323,14 +302,14 @@ macro_rules! conv_transpose {
         /// with a low-rank adapter: `a` `[channels_in, rank]` and `b` `[rank, channels_out / groups * kernel size]`. The
         /// effective weight is `base + scale a b` in the shape of `base`.
         ///
-        /// On CPU backends it is not made: `a` is a pointwise convolution to `rank` channels (per group), `b` a transposed
-        /// convolution from there. Keeps `x` for a tracked `a`, and the result of `a` for a tracked `b`. Only factors of other
-        /// shapes, or no narrower than the channels, are multiplied. A frozen base of another dtype than `x` is cast at every
-        /// use.
+        /// On CPU backends it is not computed: `a` is a pointwise convolution to `rank` channels (per group), `b` a transposed
+        /// convolution from there. Keeps `x` if `a` is tracked, and the result of `a` if `b` is tracked. The factors are
+        /// multiplied only if their shapes do not fit, or if they are no narrower than the channels. A frozen base of another
+        /// dtype than `x` is cast at every use.
         ///
-        /// On wgpu and CUDA, where each of these convolutions is launches of kernels, it is made at every use, in the forward and
-        /// again in the backward pass, if it has no more elements than `x`, the factors are of its dtype, and `b` is not the only
-        /// one that is tracked: keeps `x` for a tracked factor, and nothing else.
+        /// On wgpu and CUDA, each of these convolutions needs kernel launches of its own. There, the effective weight is
+        /// computed in the forward and again in the backward pass, if it has no more elements than `x`, the factors have the
+        /// dtype of `x`, and `b` is not the only tracked factor. This keeps `x` if a factor is tracked, and nothing else.
         pub fn $lora(
             x: Tensor<$dims>,
             base: Tensor<$dims>,

@@ -1,9 +1,10 @@
-//! Losses.
+//! Losses of logits, and of a dense layer's outputs in chunks.
 use super::guard::{into_maybe, is_tracked, require_bias};
+use crate::backend::optional::MaybeMask;
 use crate::ops::ElementLoss;
 use crate::ops::{
     CrossEntropyOps, Divergence, ElementLossOps, HardLabels as MaybeLabels, LinearCrossEntropy,
-    LinearCrossEntropyOps, LinearDivergence, LinearDivergenceOps, LinearLogProbOps, MaybeMask, TeacherHead,
+    LinearCrossEntropyOps, LinearDivergence, LinearDivergenceOps, LinearLogProbOps, TeacherHead,
 };
 use burn::backend::Dispatch;
 use burn::tensor::{Bool, Int, Tensor, assert_shape};
@@ -11,7 +12,8 @@ use burn::tensor::{Bool, Int, Tensor, assert_shape};
 /// The cross entropy of every row of logits, `-sum(q w log(softmax(logits)))`, where `w` are the class weights, and `q` is 1 at
 /// the target and 0 elsewhere, smoothed to `(1 - smoothing) q + smoothing / classes`.
 ///
-/// Keeps the logits and one number per row. The module is [`CrossEntropyLoss`](crate::nn::loss::CrossEntropyLoss).
+/// Keeps the logits, and one number and the target per row. The module is
+/// [`CrossEntropyLoss`](crate::nn::loss::CrossEntropyLoss).
 ///
 /// # Shapes
 ///
@@ -22,8 +24,9 @@ use burn::tensor::{Bool, Int, Tensor, assert_shape};
 ///
 /// # Panics
 ///
-/// Panics if the shapes are not these, if there is no class, or if the weights are tracked; on CPU backends, if a target is not a class.
-/// On wgpu and CUDA the loss of that row is NaN then, and so is its gradient, unless that of its loss is 0.
+/// Panics if the shapes are not these, if there is no class, or if the weights are tracked. A target that is not a class panics
+/// on CPU backends. On wgpu and CUDA it makes the loss of its row NaN, and the gradient of the row, too, unless the gradient of
+/// that loss is 0.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -71,25 +74,26 @@ pub(crate) fn class_weights<const D: usize>(
 /// Options of [`linear_cross_entropy`].
 #[derive(Clone, Debug, Default)]
 pub struct LinearCrossEntropyOptions {
-    /// How much the loss of each row counts, `[rows]`; in f32 if `x` is of half precision, since factors may be small. A row with
-    /// factor 0 counts nothing, whatever it and its target hold. Default: `1 / rows`, so that the result is the mean.
+    /// How much the loss of each row counts, `[rows]`; in f32 if `x` is in half precision, since factors may be small. A row
+    /// with factor 0 does not count, whatever it and its target hold. Default: `1 / rows`, so that the result is the mean.
     pub factors: Option<Tensor<1>>,
     /// The class weights, `[classes]`. Default: all 1.
     pub class_weights: Option<Tensor<1>>,
     /// Label smoothing. Default: none.
     pub smoothing: Option<f32>,
-    /// How many bytes of logits exist at a time; at least one row, for a tracked weight of half precision 64 classes of all
-    /// rows, and for a tracked weight and fewer rows than features all. Default: 16 MiB, or more where a device needs more rows to
-    /// be busy: on an H200 in f32, 4 MiB for every 1000 classes of 1024 features, and 8 of 512.
+    /// How many bytes of logits exist at a time. These are at least one row; with a tracked weight in half precision, at least
+    /// 64 classes of all rows; with a tracked weight and fewer rows than features, all logits. Default: 16 MiB, or more if a
+    /// device needs more rows to be busy. On an H200 in f32, that is 4 MiB per 1000 classes with 1024 features, and 8 MiB with
+    /// 512.
     pub chunk_bytes: Option<usize>,
 }
 
-/// `sum(factors * cross_entropy(x weight + bias, targets))`, the [cross entropy](cross_entropy) of a dense layer, whose
-/// outputs are made in chunks.
+/// `sum(factors * cross_entropy(x weight + bias, targets))`, the [cross entropy](cross_entropy) of a dense layer's outputs,
+/// which are computed in chunks.
 ///
-/// Keeps the gradients of what is tracked, which the forward pass makes. With a tracked weight and fewer rows than features, it
-/// keeps the gradient of the logits instead, and handles of `x` and the weight; else with a tracked weight of half precision,
-/// these handles instead of the weight's gradient. The module is
+/// The forward pass computes the gradients of what is tracked, and keeps them. With a tracked weight and fewer rows than
+/// features, it keeps the gradient of the logits instead, and handles of `x` and the weight. Otherwise, with a tracked weight
+/// in half precision, it keeps these handles instead of the weight's gradient. The module is
 /// [`FusedLinearCrossEntropy`](crate::nn::loss::FusedLinearCrossEntropy).
 ///
 /// # Shapes
@@ -102,8 +106,8 @@ pub struct LinearCrossEntropyOptions {
 ///
 /// # Panics
 ///
-/// Panics if the shapes or dtypes do not fit, if there is no row or no class, or if factors or class weights are tracked; on CPU
-/// backends, if the target of a row that counts is not a class. On wgpu and CUDA the loss is NaN then.
+/// Panics if the shapes or dtypes do not fit, if there is no row or no class, or if factors or class weights are tracked. If
+/// the target of a row that counts is not a class, it panics on CPU backends, and the loss is NaN on wgpu and CUDA.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -138,7 +142,7 @@ pub fn linear_cross_entropy(
     ))
 }
 
-/// The number of classes of a dense layer with this input.
+/// The number of classes that a dense layer gives for this input.
 ///
 /// # Panics
 ///
@@ -163,7 +167,7 @@ fn check_factors(function: &str, factors: &Option<Tensor<1>>, x: &Tensor<2>) {
     }
 }
 
-/// The targets, of the first class where the factor is 0: data sets have anything there.
+/// The targets, with the first class where the factor is 0, since data sets may hold anything there.
 fn targets_that_count(targets: Tensor<1, Int>, factors: &Option<Tensor<1>>) -> Tensor<1, Int> {
     match factors {
         Some(factors) => targets.mask_fill(factors.clone().equal_scalar(0), 0),
@@ -182,29 +186,29 @@ pub struct Teacher {
     pub bias: Option<Tensor<1>>,
 }
 
-/// Labels beside the probabilities of a teacher.
+/// Labels in addition to the probabilities of a teacher.
 #[derive(Clone, Debug)]
 pub struct HardLabels {
     /// The class of every row, `[rows]`.
     pub targets: Tensor<1, Int>,
-    /// What the cross entropy counts, where the divergence counts 1.
+    /// The weight of the cross entropy, where the divergence has weight 1.
     pub weight: f64,
 }
 
 /// Options of [`linear_kl_div`] and [`linear_jsd`].
 #[derive(Clone, Debug)]
 pub struct DistillationOptions {
-    /// What the logits of both are divided by before their softmax. The result is not multiplied by its square, as
-    /// [some do](https://arxiv.org/abs/1503.02531). Default: 1.
+    /// The number by which the logits of student and teacher are divided before the softmax. The result is not multiplied by
+    /// its square, as [some do](https://arxiv.org/abs/1503.02531). Default: 1.
     pub temperature: f64,
-    /// How much the loss of each row counts, `[rows]`; in f32 if `x` is of half precision, since factors may be small. A row with
-    /// factor 0 counts nothing, whatever it and its target hold. Default: `1 / rows`, so that the result is the mean.
+    /// How much the loss of each row counts, `[rows]`; in f32 if `x` is in half precision, since factors may be small. A row
+    /// with factor 0 does not count, whatever it and its target hold. Default: `1 / rows`, so that the result is the mean.
     pub factors: Option<Tensor<1>>,
     /// Adds to the loss of every row the [cross entropy](cross_entropy) of the student's logits, which are not divided by the
     /// temperature. Default: none.
     pub hard_labels: Option<HardLabels>,
-    /// How many bytes of logits of student and teacher together exist at a time; at least one row, and for a tracked weight of
-    /// half precision 64 classes of all rows. Default: as that of [`LinearCrossEntropyOptions`].
+    /// How many bytes of logits, of student and teacher together, exist at a time. These are at least one row and, with a
+    /// tracked weight in half precision, at least 64 classes of all rows. Default: as in [`LinearCrossEntropyOptions`].
     pub chunk_bytes: Option<usize>,
 }
 
@@ -214,7 +218,7 @@ impl Default for DistillationOptions {
     }
 }
 
-/// In which direction [`linear_kl_div`] compares; `p` are the probabilities of the teacher, `q` those of the student.
+/// The direction in which [`linear_kl_div`] compares the probabilities of the teacher, `p`, and those of the student, `q`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KlDirection {
     /// `KL(p, q) = sum(p log(p / q))`, as in [distillation](https://arxiv.org/abs/1503.02531): the student covers all that the
@@ -225,12 +229,12 @@ pub enum KlDirection {
     Reverse,
 }
 
-/// `sum(factors * KL)` between the outputs of a dense layer, `q = softmax((x weight + bias) / temperature)`, and the same of a
-/// [`Teacher`], `p`; the logits of both are made in chunks.
+/// `sum(factors * KL)` between the probabilities of a dense layer, `q = softmax((x weight + bias) / temperature)`, and those of
+/// a [`Teacher`], `p`. The logits of both are computed in chunks.
 ///
-/// Keeps what [`linear_cross_entropy`] keeps: the gradients of what is tracked, which the forward pass makes, and for a tracked
-/// weight and fewer rows than features the gradient of the student's logits instead. For a tracked weight of half precision and
-/// more rows it keeps handles of `x`, the weight, and the teacher's, with five numbers per row.
+/// Keeps what [`linear_cross_entropy`] keeps: the gradients of what is tracked, which the forward pass computes, or, with a
+/// tracked weight and fewer rows than features, the gradient of the student's logits. With a tracked weight in half precision
+/// and more rows, it keeps handles of `x` and the weight, the same of the teacher, and five numbers per row.
 ///
 /// # Shapes
 ///
@@ -241,9 +245,9 @@ pub enum KlDirection {
 ///
 /// # Panics
 ///
-/// Panics if the shapes or dtypes (one for student and teacher) do not fit, if there is no row or no class, if the temperature is
-/// not above 0, or if the teacher or the factors are tracked; on CPU backends, if the target of a row that counts is not a class. On wgpu
-/// and CUDA the loss is NaN then.
+/// Panics if the shapes or dtypes (one dtype for student and teacher) do not fit, if there is no row or no class, if the
+/// temperature is not positive and finite, or if the teacher or the factors are tracked. If the target of a row that counts is
+/// not a class, it panics on CPU backends, and the loss is NaN on wgpu and CUDA.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -274,8 +278,9 @@ pub fn linear_kl_div(
     distillation("linear_kl_div", (x, weight, bias), teacher, divergence, options)
 }
 
-/// `sum(factors * JSD)`, the generalized Jensen-Shannon divergence of [GKD](https://arxiv.org/abs/2306.13649) between the outputs
-/// of a dense layer, `q`, and those of a [`Teacher`], `p`: `beta KL(p, m) + (1 - beta) KL(q, m)` with `m = beta p + (1 - beta) q`.
+/// `sum(factors * JSD)`, the generalized Jensen-Shannon divergence of [GKD](https://arxiv.org/abs/2306.13649) between the
+/// probabilities of a dense layer, `q`, and those of a [`Teacher`], `p`: `beta KL(p, m) + (1 - beta) KL(q, m)` with
+/// `m = beta p + (1 - beta) q`.
 ///
 /// As `beta` goes to 0, it becomes `beta` times the forward divergence of [`linear_kl_div`], and as it goes to 1, `1 - beta` times
 /// the reverse one; at 0 and 1 it is 0. Keeps what [`linear_kl_div`] keeps.
@@ -289,7 +294,7 @@ pub fn linear_kl_div(
 ///
 /// # Panics
 ///
-/// Panics if `beta` is not above 0 and below 1, and as [`linear_kl_div`].
+/// Panics if `beta` is not above 0 and below 1, and as [`linear_kl_div`] does.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -368,18 +373,20 @@ fn distillation(
 /// Options of [`linear_log_prob`].
 #[derive(Clone, Debug, Default)]
 pub struct LinearLogProbOptions {
-    /// Which rows count, `[rows]`. The result of a row that does not is 0, whatever the row and its target hold. Default: all.
+    /// Which rows count, `[rows]`. The result of a row that does not count is 0, whatever the row and its target hold. Default:
+    /// all.
     pub mask: Option<Tensor<1, Bool>>,
-    /// How many bytes of logits exist at a time; at least one row, and in the backward pass for a tracked weight of half precision
-    /// 64 classes of all rows. Default: as that of [`LinearCrossEntropyOptions`].
+    /// How many bytes of logits exist at a time. These are at least one row and, in the backward pass of a tracked weight in
+    /// half precision, at least 64 classes of all rows. Default: as in [`LinearCrossEntropyOptions`].
     pub chunk_bytes: Option<usize>,
 }
 
-/// The logarithm of the probability that a dense layer gives to the target of every row, `log(softmax(x weight + bias))[target]`;
-/// the logits are made in chunks. [`sequence_log_prob`](super::sequence_log_prob) adds them up.
+/// The logarithm of the probability that a dense layer gives to the target of every row,
+/// `log(softmax(x weight + bias))[target]`. The logits are computed in chunks. [`sequence_log_prob`](super::sequence_log_prob)
+/// sums the results.
 ///
 /// Keeps handles of `x`, the weight and the bias, `log(sum(exp(logits)))` per row, the targets and the mask. The backward pass
-/// computes the logits again, chunk by chunk (in half precision twice, if `x` and the weight are tracked).
+/// recomputes the logits, chunk by chunk (in half precision twice, if `x` and the weight are tracked).
 ///
 /// # Shapes
 ///
@@ -387,12 +394,12 @@ pub struct LinearLogProbOptions {
 /// - weight: `[d_input, classes]`
 /// - bias: `[classes]`
 /// - targets: `[rows]`
-/// - output: `[rows]`, of f32 if `x` is of half precision, which is too coarse for the sums that preferences compare
+/// - output: `[rows]`; in f32 if `x` is in half precision, which is too coarse for the sums that preference losses compare
 ///
 /// # Panics
 ///
-/// Panics if the shapes or dtypes do not fit, or if there is no row or no class; on CPU backends, if the target of a row that counts is
-/// not a class. On wgpu and CUDA its result is NaN then.
+/// Panics if the shapes or dtypes do not fit, or if there is no row or no class. If the target of a row that counts is not a
+/// class, it panics on CPU backends, and the result of the row is NaN on wgpu and CUDA.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor, Tolerance};

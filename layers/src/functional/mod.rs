@@ -1,10 +1,12 @@
-//! The operations as functions of tensors, with the signatures of [`burn::tensor::module`] and
+//! The operations of this library as functions of tensors, with the signatures of [`burn::tensor::module`] and
 //! [`burn::tensor::activation`] where Burn has them.
 //!
-//! If no argument is tracked (part of an autodiff graph), nothing is kept, and Burn's own function is called unless the one here
-//! is faster in inference, too. Burn's is also called if arguments do not fit (a parameter of another dtype, a quantized input,
-//! shapes that Burn broadcasts or refuses), for the same result or the same panic; if one is tracked, an entry of the
-//! [ledger](crate::ledger) says which operation, and why. A handle that is kept is not a copy.
+//! Each function says what it keeps for the backward pass; a kept handle is not a copy. If no argument is tracked (part of an
+//! autodiff graph), nothing is kept, and Burn's own function runs unless the one here is faster in inference, too.
+//!
+//! Burn's function also runs if arguments do not fit (a parameter of another dtype, a quantized input, shapes that Burn
+//! broadcasts or refuses), for the same result or the same panic. If an argument is tracked, an entry in the
+//! [ledger](crate::ledger) then names the operation and the reason.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -64,6 +66,6 @@ pub use rotary::rotary_encoding;
 pub use softmax::{log_softmax, quiet_softmax, softmax, softmin};
 
 pub(crate) use attention::{has_few_weights, weighted, with_weights};
-pub(crate) use lora::{adapted_rows, column_norms};
+pub(crate) use lora::adapted_rows;
 pub(crate) use loss::{class_weights, element_loss, element_loss_sum};
 pub(crate) use pool::interpolate1d;

@@ -7,23 +7,23 @@ use crate::ops::{AddRmsNormOps, BatchNormOps, LocalResponse, LocalResponseOps, R
 use burn::backend::Dispatch;
 use burn::tensor::{DType, Tensor, module, module::BatchNormTrainOutput};
 
-/// A batch normalization with given statistics, as after training; tensors `[channels]`.
+/// A batch normalization with given statistics, as after training. All tensors are `[channels]`.
 #[derive(Clone, Debug)]
 pub struct GivenNorm {
     /// The scale.
     pub gamma: Tensor<1>,
-    /// What is added last.
+    /// The shift, which is added last.
     pub beta: Tensor<1>,
     /// The mean that is subtracted.
     pub mean: Tensor<1>,
-    /// The variance whose root is divided by.
+    /// The variance, whose square root is the divisor.
     pub variance: Tensor<1>,
-    /// What is added to the variance.
+    /// A number that is added to the variance.
     pub epsilon: f64,
 }
 
 impl GivenNorm {
-    /// Whether it normalizes so many channels of a dtype, and no gradient flows to anything but `beta`.
+    /// Whether it fits `channels` channels of `dtype`, and nothing but `beta` is tracked.
     pub(super) fn is_given(&self, dtype: DType, channels: usize) -> bool {
         let Self { gamma, beta, mean, variance, .. } = self;
         let fits = |tensor: &Tensor<1>| tensor.dims() == [channels] && tensor.dtype() == dtype;
@@ -32,9 +32,10 @@ impl GivenNorm {
     }
 }
 
-/// Batch normalization with given statistics; see [`burn::tensor::module::batch_norm`]. With tracked ones it is Burn's own.
+/// Batch normalization with given statistics; see [`burn::tensor::module::batch_norm`]. If the statistics are tracked, Burn's
+/// own function runs.
 ///
-/// Keeps tensors of the size of `gamma`, and `x` only for a tracked `gamma`.
+/// Keeps tensors of the size of `gamma`, and `x` only if `gamma` is tracked.
 pub fn batch_norm<const D: usize>(
     x: Tensor<D>,
     gamma: Tensor<1>,
@@ -56,9 +57,9 @@ pub fn batch_norm<const D: usize>(
     Tensor::from_dispatch(Dispatch::memsave_batch_norm(x, gamma, beta, mean, variance, epsilon))
 }
 
-/// Batch normalization with the statistics of the batch, and these statistics; see [`burn::tensor::module::batch_norm_train`].
+/// Batch normalization with the statistics of the batch, which it also returns; see [`burn::tensor::module::batch_norm_train`].
 ///
-/// Keeps `x`, and nothing at all if only `beta` is tracked.
+/// Keeps `x`, or nothing at all if only `beta` is tracked.
 pub fn batch_norm_train<const D: usize>(
     x: Tensor<D>,
     gamma: Tensor<1>,
@@ -81,7 +82,7 @@ pub fn batch_norm_train<const D: usize>(
 
 /// Layer normalization over the last axis; see [`burn::tensor::module::layer_norm`].
 ///
-/// Keeps `x`, and nothing at all if only `beta` is tracked.
+/// Keeps `x`, or nothing at all if only `beta` is tracked.
 pub fn layer_norm<const D: usize>(
     x: Tensor<D>,
     gamma: Tensor<1>,
@@ -122,7 +123,7 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) ->
     row_norm(x, Some(gamma), None, RowNorm::over_last(features, false, epsilon))
 }
 
-/// The residual sum `x + residual` and its [RMS norm](rms_norm), in one pass; `x` and `residual` of one shape.
+/// The residual sum `x + residual` and its [RMS norm](rms_norm), in one pass, for `x` and `residual` of the same shape.
 ///
 /// Keeps the sum.
 ///
@@ -157,7 +158,7 @@ pub fn add_rms_norm<const D: usize>(
 /// Group normalization of `[batch, channels, ...]`, as in [`burn::nn::GroupNorm`]; with as many groups as channels, instance
 /// normalization. `gamma` and `beta` are each optional: without `gamma` nothing is scaled, without `beta` nothing is shifted.
 ///
-/// Keeps `x`, and nothing at all if only `beta` is tracked.
+/// Keeps `x`, or nothing at all if only `beta` is tracked.
 ///
 /// # Panics
 ///
@@ -201,8 +202,8 @@ fn row_norm<const D: usize>(
     ))
 }
 
-/// `x / (k + alpha / size * sum(x^2))^beta` of `[batch, channels, ...]`, the sum over a window of `size` channels around each, as
-/// in [`burn::nn::LocalResponseNorm`]. Keeps `x`.
+/// `x / (k + alpha / size * sum(x^2))^beta` of `[batch, channels, ...]`, where the sum is over a window of `size` channels
+/// around each channel, as in [`burn::nn::LocalResponseNorm`]. Keeps `x`.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, Tolerance};

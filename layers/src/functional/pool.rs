@@ -29,8 +29,8 @@ pub fn max_pool1d(x: Tensor<3>, options: MaxPoolOptions<1>) -> Tensor<3> {
 
 /// Max pooling over two axes; see [`burn::tensor::module::max_pool2d`].
 ///
-/// Keeps the position of each maximum in its window: one byte per output for windows of up to 255 elements, else two
-/// or four; on device backends Burn's indices.
+/// Keeps the position of each maximum in its window: one byte per output for windows of up to 255 elements, else two or four;
+/// on remote devices, Burn's indices.
 pub fn max_pool2d(x: Tensor<4>, options: MaxPoolOptions<2>) -> Tensor<4> {
     let fit = max_pool_fits(&x.dims(), &options);
     match x.is_tracked() && accepts("max_pool2d", fit, true, NO_WEIGHT) {
@@ -49,7 +49,7 @@ fn avg_pool_fits<const D: usize, const N: usize>(x: &Tensor<D>, options: &AvgPoo
     windows_fit(&x.dims(), options.kernel_size, options.stride, options.padding, [1; N])
 }
 
-/// The input and the windows have elements, and each window fits into the padded input.
+/// Requires that the input and the windows have elements, and that each window fits into the padded input.
 fn windows_fit<const N: usize>(
     x: &[usize],
     kernel: [usize; N],
@@ -67,7 +67,8 @@ fn windows_fit<const N: usize>(
     require(windows, Misfit::Shapes)
 }
 
-/// Average pooling over one axis; see [`burn::tensor::module::avg_pool1d`]. Keeps nothing. On the CPU half precision is summed in f32.
+/// Average pooling over one axis; see [`burn::tensor::module::avg_pool1d`]. Keeps nothing. On the CPU, half precision is summed
+/// in f32.
 pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
     if !accepts("avg_pool1d", avg_pool_fits(&x, &options), x.is_tracked(), NO_WEIGHT) {
         return module::avg_pool1d(x, options);
@@ -80,7 +81,8 @@ pub fn avg_pool1d(x: Tensor<3>, options: AvgPoolOptions<1>) -> Tensor<3> {
     Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), lifted))
 }
 
-/// Average pooling over two axes; see [`burn::tensor::module::avg_pool2d`]. Keeps nothing. On the CPU half precision is summed in f32.
+/// Average pooling over two axes; see [`burn::tensor::module::avg_pool2d`]. Keeps nothing. On the CPU, half precision is summed
+/// in f32.
 pub fn avg_pool2d(x: Tensor<4>, options: AvgPoolOptions<2>) -> Tensor<4> {
     match accepts("avg_pool2d", avg_pool_fits(&x, &options), x.is_tracked(), NO_WEIGHT) {
         true => Tensor::from_dispatch(Dispatch::memsave_avg_pool2d(x.into_dispatch(), options)),
@@ -123,14 +125,14 @@ pub(crate) fn interpolate1d(x: Tensor<3>, options: InterpolateOptions) -> Tensor
     }
 }
 
-/// The height and width of the output, where the operation of this library makes it.
+/// The height and width of the output; `None` if Burn's function has to run.
 fn resized<const D: usize>(x: &Tensor<D>, size: [usize; 2], options: &InterpolateOptions) -> Option<Shape> {
     let out = output_size(size, options).filter(|_| !is_quantized(x))?;
     let fit = require(has_usual_coordinates(options), Misfit::Options);
     accepts("interpolate", fit, x.is_tracked(), NO_WEIGHT).then_some(out)
 }
 
-/// The height and width that an input of height and width `size` is resized to; none for options that Burn refuses.
+/// The height and width to which an input of height and width `size` is resized; `None` for options that Burn refuses.
 fn output_size(size: [usize; 2], options: &InterpolateOptions) -> Option<Shape> {
     match (options.output_size, options.scale_factor) {
         (Some(size), None) => Some(Shape::new(size)),

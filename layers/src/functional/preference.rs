@@ -1,4 +1,5 @@
-//! Losses of preferences: functions of the log probabilities of whole sequences, a number each, so that nothing is large here.
+//! Preference losses: functions of the log probabilities of whole sequences. These are one number per sequence, so that no
+//! tensor is large here.
 use super::{log_sigmoid, sigmoid};
 use burn::tensor::{Bool, FloatDType, Tensor, assert_shape};
 
@@ -11,14 +12,18 @@ pub enum SequenceReduction {
     Mean,
 }
 
-/// The log probability of every sequence, from those of its tokens, such as [`linear_log_prob`](super::linear_log_prob) gives. The
-/// sum is made in f32 at least, and so is the result.
+/// The log probability of every sequence, from the log probabilities of its tokens, such as
+/// [`linear_log_prob`](super::linear_log_prob) gives. The sum and the result are in f32 at least.
 ///
 /// # Shapes
 ///
 /// - log_probs: `[batch, length]`
 /// - mask: `[batch, length]`, which tokens count: those of the answer, not of the prompt or of padding
 /// - output: `[batch]`
+///
+/// # Panics
+///
+/// Panics if `mask` does not have the shape of `log_probs`.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -52,9 +57,9 @@ pub fn sequence_log_prob(
 /// The log probabilities that a model gives to pairs of answers, each `[pairs]`.
 #[derive(Clone, Debug)]
 pub struct Preferences {
-    /// Of the answers that were preferred.
+    /// The log probabilities of the answers that were preferred.
     pub chosen: Tensor<1>,
-    /// Of the others.
+    /// The log probabilities of the other answers.
     pub rejected: Tensor<1>,
 }
 
@@ -63,7 +68,7 @@ impl Preferences {
     ///
     /// # Panics
     ///
-    /// Panics if there are not as many of both.
+    /// Panics if the numbers of chosen and rejected answers differ.
     pub fn margin(self) -> Tensor<1> {
         let [pairs] = self.chosen.dims();
         assert_shape!(self.rejected, [pairs]);
@@ -75,9 +80,9 @@ impl Preferences {
 /// `-(1 - smoothing) log(sigmoid(h)) - smoothing log(sigmoid(-h))`, where
 /// `h = beta ((chosen - rejected) - (chosen - rejected of the reference))`.
 ///
-/// `policy` and `reference` have the [sums](SequenceReduction::Sum) of the tokens' log probabilities; the reference, such as the
-/// model [without its adapters](crate::lora::without_adapters), is detached. `smoothing`, at least 0 and below 0.5, is the chance
-/// that a pair is the wrong way round; the paper has 0.
+/// `policy` and `reference` hold the [sums](SequenceReduction::Sum) of the tokens' log probabilities. The reference, such as
+/// the model [without its adapters](crate::lora::without_adapters), is detached. `smoothing`, at least 0 and below 0.5, is the
+/// probability that a pair is the wrong way round; the paper has 0.
 ///
 /// # Shapes
 ///
@@ -85,7 +90,7 @@ impl Preferences {
 ///
 /// # Panics
 ///
-/// Panics if the numbers of pairs differ, or for a smoothing that is not in that range.
+/// Panics if the numbers of pairs differ, or if `smoothing` is not in that range.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -113,8 +118,9 @@ pub fn dpo_loss(policy: Preferences, reference: Preferences, beta: f64, smoothin
 /// `-chosen - lambda log(sigmoid(log_odds(chosen) - log_odds(rejected)))`, where `log_odds(l) = l - log(1 - exp(l))`. It needs no
 /// reference.
 ///
-/// `policy` has the [means](SequenceReduction::Mean) of the tokens' log probabilities: `-chosen` is the loss of supervised
-/// fine-tuning. A mean above -1e-7, where the odds are infinite in f32, has the odds of -1e-7, and no gradient through them.
+/// `policy` holds the [means](SequenceReduction::Mean) of the tokens' log probabilities: `-chosen` is the loss of supervised
+/// fine-tuning. A mean above -1e-7, where the odds are infinite in f32, gets the odds of -1e-7, and no gradient flows through
+/// them.
 ///
 /// # Shapes
 ///
@@ -122,7 +128,7 @@ pub fn dpo_loss(policy: Preferences, reference: Preferences, beta: f64, smoothin
 ///
 /// # Panics
 ///
-/// Panics if there are not as many chosen as rejected ones.
+/// Panics if the numbers of chosen and rejected answers differ.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -151,8 +157,8 @@ fn log_odds(l: Tensor<1>) -> Tensor<1> {
 /// [Simple preference optimization](https://arxiv.org/abs/2405.14734): for every pair
 /// `-log(sigmoid(beta (chosen - rejected) - gamma))`. It needs no reference.
 ///
-/// `policy` has the [means](SequenceReduction::Mean) of the tokens' log probabilities; `gamma` is the margin by which the rewards
-/// are to differ.
+/// `policy` holds the [means](SequenceReduction::Mean) of the tokens' log probabilities; `gamma` is the margin by which the
+/// rewards should differ.
 ///
 /// # Shapes
 ///
@@ -160,7 +166,7 @@ fn log_odds(l: Tensor<1>) -> Tensor<1> {
 ///
 /// # Panics
 ///
-/// Panics if there are not as many chosen as rejected ones.
+/// Panics if the numbers of chosen and rejected answers differ.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, Tolerance};
@@ -180,24 +186,25 @@ pub fn simpo_loss(policy: Preferences, beta: f64, gamma: f64) -> Tensor<1> {
 pub struct KtoOptions {
     /// How sharply values saturate.
     pub beta: f64,
-    /// What a desirable answer counts.
+    /// The weight of a desirable answer.
     pub desirable_weight: f64,
-    /// What an undesirable one counts.
+    /// The weight of an undesirable answer.
     pub undesirable_weight: f64,
 }
 
 impl Default for KtoOptions {
-    /// The paper's: `beta` 0.1, weights 1.
+    /// The values of the paper: `beta` 0.1, weights 1.
     fn default() -> Self {
         Self { beta: 0.1, desirable_weight: 1.0, undesirable_weight: 1.0 }
     }
 }
 
-/// [Kahneman-Tversky optimization](https://arxiv.org/abs/2402.01306), of single answers: with `r = policy - reference`, for a
-/// desirable one `desirable_weight (1 - sigmoid(beta (r - z)))`, for another `undesirable_weight (1 - sigmoid(beta (z - r)))`.
+/// [Kahneman-Tversky optimization](https://arxiv.org/abs/2402.01306), which rates single answers, not pairs. With
+/// `r = policy - reference`, the loss of a desirable answer is `desirable_weight (1 - sigmoid(beta (r - z)))`, and that of
+/// another is `undesirable_weight (1 - sigmoid(beta (z - r)))`.
 ///
 /// `policy` and `reference` are the [sums](SequenceReduction::Sum) of the tokens' log probabilities; `z` is the
-/// [`kto_reference_point`]. Reference and `z` are detached.
+/// [`kto_reference_point`]. `reference` and `z` are detached.
 ///
 /// # Shapes
 ///

@@ -1,4 +1,4 @@
-//! Rotary encoding.
+//! Rotary positional encoding.
 use crate::ops::RotaryOps;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;

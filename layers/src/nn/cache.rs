@@ -1,7 +1,7 @@
-//! Caches for inference token by token.
+//! The cache of tensors for inference token by token.
 use burn::tensor::Tensor;
 
-/// A tensor that grows by one position at a time, or that is computed once.
+/// A cached tensor, which grows by one position per call or is computed once.
 pub struct TensorCache<const D: usize> {
     value: Option<Tensor<D>>,
 }
@@ -17,8 +17,8 @@ impl<const D: usize> TensorCache<D> {
         self.value.is_none()
     }
 
-    /// `f(x)` the first time, for `x` `[batch, length, ..]`; from then on `f` of the last position alone, appended along `dim`
-    /// to what is cached.
+    /// The first call returns `f(x)` for `x` `[batch, length, ..]`. Later calls compute `f` of the last position alone and
+    /// append it to the cached tensor along `dim`.
     pub(crate) fn extend(
         &mut self,
         x: Tensor<3>,
@@ -35,7 +35,7 @@ impl<const D: usize> TensorCache<D> {
         self.value.insert(value).clone()
     }
 
-    /// `f(x)` the first time, and the same value from then on.
+    /// The first call returns `f(x)`; later calls return the same value.
     pub(crate) fn once(&mut self, x: Tensor<3>, f: impl FnOnce(Tensor<3>) -> Tensor<D>) -> Tensor<D> {
         self.value.get_or_insert_with(|| f(x)).clone()
     }

@@ -1,10 +1,10 @@
-//! What every drop-in module and its config have in common, made from one list of fields each.
+//! The macros that define every drop-in module and its config, each from one list of fields.
 //!
-//! [`config_twin!`] and [`drop_in!`] take a struct as it is written in Rust, with the name of its twin in Burn beside its own.
-//! A field that is missing from the list, or new in Burn, is a compile error.
+//! [`config_twin!`] and [`drop_in!`] take a struct as it is written in Rust, with the path of its twin in Burn next to its
+//! name. A field that is missing from the list, or new in Burn, is a compile error.
 use burn::module::{Content, ModuleDisplay};
 
-/// The config of a module: the struct, conversions from its stock twin and back, and `init`.
+/// Defines the config of a module: the struct, conversions from its stock twin and back, and `init`.
 ///
 /// ```ignore
 /// config_twin! {
@@ -17,11 +17,12 @@ use burn::module::{Content, ModuleDisplay};
 /// }
 /// ```
 ///
-/// `init` makes the stock module and converts it. Its line may end with `, or panics` if the stock config refuses some values,
-/// and with `= function` if the stock module has private fields: the function makes the module from config and stock module.
+/// `init` initializes the stock module and converts it. Its line ends with `, or panics` if the stock config refuses some
+/// values. It ends with `= function` if the stock module has private fields: the function makes the module from the config and
+/// the stock module.
 macro_rules! config_twin {
     (
-        #[derive($($derive:tt)*)] // the caller's tokens, or a default could not name another field
+        #[derive($($derive:tt)*)] // tokens of the caller, so that a default can name another field
         pub struct $config:ident = $stock:path { $($fields:tt)* }
         pub fn init($($arguments:tt)*) -> $module:ident $(, or $panics:ident)? $(= $make:ident)?;
     ) => {
@@ -86,7 +87,7 @@ macro_rules! config_twin {
 }
 pub(crate) use config_twin;
 
-/// A module: the struct, its long name, conversions from its stock twin and back, and its display: what the twin displays,
+/// Defines a module: the struct, its long name, conversions from its stock twin and back, and its display, which is the twin's
 /// under the long name.
 ///
 /// ```ignore
@@ -100,11 +101,11 @@ pub(crate) use config_twin;
 /// }
 /// ```
 ///
-/// The module itself has the name of the twin: from the names of modules, Burn's stores know what to transpose or rename in a
+/// The struct has the name of the twin, because Burn's stores decide by the names of modules what to transpose or rename in a
 /// PyTorch file.
 ///
-/// If the twin has private fields, functions convert: `from_nn_x = function, into_nn_x = function`. With `own display` the
-/// modules inside are displayed as what they are, under their long names.
+/// If the twin has private fields, name functions that convert: `from_nn_x = function, into_nn_x = function`. With
+/// `own display`, inner modules are displayed under their long names.
 macro_rules! drop_in {
     (
         $(#[$meta:meta])*
@@ -180,7 +181,7 @@ macro_rules! drop_in {
         pub use self::$module as $long;
 
         impl $module {
-            /// Converts the stock module; parameters keep their ids, values and settings, and tied ones stay tied.
+            /// Converts the stock module. Parameters keep their ids, values and settings, and tied parameters stay tied.
             pub fn $from($theirs: $stock) -> Self {
                 $($from_stock)*
             }
@@ -234,7 +235,7 @@ pub(crate) fn display(stock: &impl ModuleDisplay, content: Content, name: &str) 
     Some(content.unwrap_or_else(|| Content::new(settings)).set_top_level_type(name))
 }
 
-/// The value of a field, converted to its type in the twin; for a vector or an option, the values inside.
+/// Converts the value of a field to its type in the twin; for a vector or an option, the values inside.
 macro_rules! convert {
     ($field:ident) => {{
         #[allow(unused_imports)] // vectors and options have the method themselves
@@ -270,12 +271,12 @@ impl<T: Into<U>, U> Convert<U> for Field<T> {
     }
 }
 
-/// An enum of modules of one kind and the enum of their configs, with conversions from their stock twins and back, `init` and
-/// `forward`.
+/// Defines an enum of modules of one kind and the enum of their configs, with conversions from their stock twins and back,
+/// `init` and `forward`.
 ///
 /// One line per variant names the module and initializes it: `Relu(Relu) => Relu::new();` or, with a config,
-/// `PRelu(PRelu) from config: PReluConfig => config.init(device);`. A config that makes a module of another variant stands on
-/// that variant's line, after `or`.
+/// `PRelu(PRelu) from config: PReluConfig => config.init(device);`. A config variant without a module variant of its own stands
+/// after `or`, on the line of the variant that it initializes.
 macro_rules! any_of {
     (
         $(#[$meta:meta])*
@@ -367,7 +368,7 @@ macro_rules! any_of {
 
         #[allow(clippy::useless_conversion)] // some variants hold modules of Burn
         impl $module {
-            /// Converts the stock module; parameters keep their ids, values and settings.
+            /// Converts the stock module. Parameters keep their ids, values and settings.
             ///
             /// # Panics
             ///

@@ -1,3 +1,4 @@
+//! Dropout, which keeps one bit per element or, on wgpu and CUDA, a seed.
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -7,18 +8,18 @@ use burn::tensor::Tensor;
 config_twin! {
     #[derive(Config, Debug)]
     pub struct DropoutConfig = burn::nn::DropoutConfig {
-        /// The probability of randomly zeroes some elements of the input tensor during training.
+        /// The probability that an element of the input is zeroed during training.
         pub prob: f64,
     }
     pub fn init(&self) -> Dropout, or panics;
 }
 
 drop_in! {
-    /// Zeroes elements at random during training, and divides the others by the probability that an element is kept.
+    /// Zeroes elements at random during training, and divides the others by `1 - prob`.
     ///
-    /// Keeps one bit per element for the backward pass, where [`burn::nn::Dropout`] keeps a float. With the same seed both
-    /// drop the same elements. On wgpu and CUDA devices it keeps a seed instead, from which the backward pass draws again, and drops
-    /// other elements than Burn does.
+    /// Keeps one bit per element for the backward pass, where [`burn::nn::Dropout`] keeps a float. With the same seed, both
+    /// drop the same elements. On wgpu and CUDA devices it keeps only a seed, from which the backward pass draws the same
+    /// numbers again; there it drops other elements than Burn does.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -30,7 +31,7 @@ drop_in! {
     /// ```
     #[derive(Module, Debug)]
     pub struct Dropout as MemSaveDropout = burn::nn::Dropout, from_nn_dropout, into_nn_dropout {
-        /// The probability of randomly zeroes some elements of the input tensor during training.
+        /// The probability that an element of the input is zeroed during training.
         pub prob: f64,
         /// Whether to behave as during training. Cleared by
         /// [`freeze`](burn::module::Module::freeze) and matching

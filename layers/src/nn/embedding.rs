@@ -1,3 +1,4 @@
+//! The embedding, a lookup table of vectors, and the logits of a head that is tied to it.
 use crate::frozen::{rows_and_adapter, transposed_blocks, weight_and_adapter};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
@@ -23,8 +24,8 @@ config_twin! {
 drop_in! {
     /// Lookup table of vectors.
     ///
-    /// Keeps the indices for the backward pass if the table is trainable; [`burn::nn::Embedding`] keeps the table's handle, too.
-    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective table is never made: see
+    /// Keeps the indices for the backward pass if the table is trainable; [`burn::nn::Embedding`] keeps the table's handle,
+    /// too. With a [LoRA adapter](burn::module::LoraAdapter), the effective table is not computed: see
     /// [`embedding_lora`](functional::embedding_lora).
     ///
     /// ```
@@ -65,9 +66,9 @@ impl Embedding {
         }
     }
 
-    /// The logits of a head that is tied to the table, `input weight^T`.
+    /// Computes the logits of a head that is tied to the table, `input weight^T`.
     ///
-    /// A [lazy](crate::frozen) table is read, multiplied and dropped block by block, also in the backward pass, so that only
+    /// A [lazy](crate::frozen) table is read, multiplied and dropped block by block, in the backward pass, too, so that only
     /// 16 MiB of it are in memory at a time. (A table with an adapter is read as a whole.)
     ///
     /// ```

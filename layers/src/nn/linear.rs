@@ -1,3 +1,4 @@
+//! The dense layer, which reads frozen, quantized, lazy and adapted weights.
 use crate::frozen::{weight_and_adapter, weight_and_dora};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
@@ -31,13 +32,13 @@ config_twin! {
 drop_in! {
     /// Dense layer, `y = x weight + bias`.
     ///
-    /// Keeps `x` `[..., d_input]` for the backward pass if the weight is trainable, the weight's handle if `x` is tracked, and
-    /// nothing else. [`burn::nn::Linear`] keeps the same, but its backward pass builds one weight gradient per batch row: 576 MiB
-    /// at the peak where this one needs 96 (1024 features, 64 x 128 rows).
+    /// For the backward pass it keeps `x` `[..., d_input]` if the weight is trainable, a handle of the weight if `x` is
+    /// tracked, and nothing else. [`burn::nn::Linear`] keeps the same, but its backward pass builds one weight gradient per
+    /// batch row: its peak is 576 MiB where this one's is 96 MiB (1024 features, 64 x 128 rows).
     ///
     /// With a [LoRA adapter](burn::module::LoraAdapter), which [`Module::apply_lora`] attaches, the effective weight and its
-    /// gradient are not made unless the rank is as large as the layer: see [`linear_lora`](functional::linear_lora), and
-    /// [`linear_dora`](functional::linear_dora) for [DoRA](crate::lora::Dora). A quantized weight stays packed.
+    /// gradient are not computed unless the rank reaches `d_input` or `d_output`: see [`linear_lora`](functional::linear_lora),
+    /// and [`linear_dora`](functional::linear_dora) for [DoRA](crate::lora::Dora). A quantized weight stays packed.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

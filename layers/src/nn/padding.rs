@@ -1,9 +1,9 @@
-//! The padding that a config asks for, as Burn computes it.
+//! The padding that a config asks for, computed as Burn does.
 use crate::burn_next::refusal_of_asymmetric;
 use burn::nn::{PaddingConfig1d, PaddingConfig2d, PaddingConfig3d};
 
-/// Padding before and after an axis that makes `ceil(size / stride)` outputs; if its sum is odd, the extra element goes to
-/// the end (ONNX).
+/// The padding before and after an axis that gives `ceil(size / stride)` outputs. If the total is odd, the extra element goes
+/// to the end, as in ONNX.
 fn same(size: usize, kernel: usize, stride: usize) -> (usize, usize) {
     let out = size.div_ceil(stride);
     let total = if out == 0 { 0 } else { ((out - 1) * stride + kernel).saturating_sub(size) };

@@ -1,3 +1,4 @@
+//! Rotary positional encoding.
 use crate::burn_internals::displayed;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
@@ -20,11 +21,11 @@ config_twin! {
 }
 
 drop_in! {
-    /// Rotary positional encoding, after [arXiv 2104.09864](https://arxiv.org/abs/2104.09864): every pair of features is rotated
-    /// by an angle that grows with the position.
+    /// Rotary positional encoding, after [arXiv 2104.09864](https://arxiv.org/abs/2104.09864): it rotates every pair of
+    /// features by an angle that grows with the position.
     ///
-    /// Keeps nothing but handles of its own constants, and works in place where it can; [`burn::nn::RotaryEncoding`] makes
-    /// several tensors of twice the size of its input along the way.
+    /// Keeps only handles of its own constants for the backward pass, and works in place where it can.
+    /// [`burn::nn::RotaryEncoding`] creates several temporary tensors of twice the size of its input.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -71,7 +72,8 @@ fn from_stock(stock: burn::nn::RotaryEncoding, start_offset: usize) -> RotaryEnc
 }
 
 impl RotaryEncodingConfig {
-    /// Initializes the module with scaled frequencies, as the stock config does: for extensions of the encoding.
+    /// Initializes the module with frequencies that `scaling` changes, as the stock config does, for extensions of the
+    /// encoding.
     ///
     /// # Panics
     ///
@@ -96,7 +98,7 @@ impl RotaryEncoding {
     ///
     /// # Panics
     ///
-    /// As [`apply`](Self::apply).
+    /// Panics as [`apply`](Self::apply) does.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         self.apply(x, 0)
     }

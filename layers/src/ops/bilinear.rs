@@ -9,7 +9,7 @@
 //!
 //! This is the observation of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406), written once: each gradient reads only the
 //! other factor.
-use super::step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given};
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, given};
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata,
     tensor::{FloatTensor, QuantizedTensor},
@@ -145,7 +145,7 @@ pub struct BilinearOperation<B: Backend, M> {
 impl<B: Backend, M: Bilinear<B>> BilinearOperation<B, M> {
     fn saved(&self, recorder: &Recorder<3>) -> Self {
         let quantized = self.quantized.clone().filter(|_| recorder.tracked(X));
-        let quantized = quantized.map(|weight| recorder.ledger().handle("weight", weight));
+        let quantized = quantized.map(|weight| recorder.report().handle("weight", weight));
         Self { map: self.map.clone(), quantized }
     }
 }
@@ -161,9 +161,13 @@ impl<B: Backend, M: Bilinear<B>> Operation<B, 3> for BilinearOperation<B, M> {
         M::NAME
     }
 
-    fn plan(&self, inputs: &Tracking<B, 3>) -> Plan<3> {
+    fn plan(&self, inputs: &Tracking<B, 3>) -> KeepPlan<3> {
         let [reads_x, reads_weight] = [WEIGHT, X].map(|input| inputs.tracked(input));
-        Plan::nothing().keep_if(reads_x, X, "weight is tracked").keep_if(reads_weight, WEIGHT, "x is tracked")
+        KeepPlan::nothing().keep_if(reads_x, X, "weight is tracked").keep_if(
+            reads_weight,
+            WEIGHT,
+            "x is tracked",
+        )
     }
 
     fn forward(&self, [x, weight, bias]: Inputs<B, 3>) -> FloatTensor<B> {

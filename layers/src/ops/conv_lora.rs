@@ -9,13 +9,15 @@
 //!
 //! Stock Burn keeps the effective weight from the forward to the backward pass, and its gradient beside the scaled one.
 use super::{
-    LoraFactors, MaybeTensor,
+    LoraFactors,
     bilinear::{Bilinear, Weight},
     conv::{Conv, ConvKernels},
     conv_transpose::ConvTranspose,
-    extension::extension,
     lora::{LoraKernels, give_scaled},
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+};
+use crate::{
+    backend::optional::MaybeTensor,
+    graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given},
 };
 use burn::backend::{
     Backend, TensorMetadata,
@@ -99,9 +101,9 @@ impl<B: LoraKernels, M: Bilinear<B>> Operation<B, 5> for Adapted<B, M> {
         M::NAME
     }
 
-    fn plan(&self, inputs: &Tracking<B, 5>) -> Plan<5> {
+    fn plan(&self, inputs: &Tracking<B, 5>) -> KeepPlan<5> {
         let [x, weight, a, b] = [X, WEIGHT, FACTOR_A, FACTOR_B].map(|input| inputs.tracked(input));
-        Plan::nothing()
+        KeepPlan::nothing()
             .keep_if(weight || a || b, X, "a, b or weight is tracked")
             .keep_if(x, WEIGHT, "x is tracked")
             .keep_if(x || b, FACTOR_A, "x or b is tracked")
@@ -120,7 +122,7 @@ impl<B: LoraKernels, M: Bilinear<B>> Operation<B, 5> for Adapted<B, M> {
         recorder: &Recorder<5>,
     ) -> (FloatTensor<B>, SavedAdapted<B, M>) {
         let quantized = self.quantized.clone().filter(|_| recorder.tracked(X));
-        let quantized = quantized.map(|weight| recorder.ledger().handle("weight", weight));
+        let quantized = quantized.map(|weight| recorder.report().handle("weight", weight));
         let adapted = Self { quantized, ..self.clone() };
         let weight = match (&inputs[WEIGHT], &self.quantized) {
             (Some(weight), _) => weight.shape(),

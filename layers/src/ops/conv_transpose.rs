@@ -8,11 +8,10 @@
 //!
 //! Stock Burn keeps `x`, `weight` and `bias` whatever is tracked.
 use super::{
-    MaybeTensor,
     bilinear::{Bilinear, Weight, bilinear},
     conv::{ConvKernels, Convolution, crop, reached},
-    extension::extension,
 };
+use crate::{backend::optional::MaybeTensor, graph::extension};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{
     Shape,

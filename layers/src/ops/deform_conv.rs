@@ -10,12 +10,11 @@
 //! Stock Burn keeps all of its inputs. Its backward pass, which this one calls, has faults: Flex 0.22.1 computes it in f32
 //! even for f64, and NdArray 0.22.1 computes wrong gradients of offset and mask if there is more than one offset group
 //! (`compute_offset_and_mask_gradient` reads the columns of the first group for all).
-use super::{
-    MaybeTensor,
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::{ChannelSums, Placeholders};
+use crate::{
+    backend::optional::MaybeTensor,
+    graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given},
+};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::ops::DeformConvOptions;
 
@@ -61,11 +60,11 @@ impl<B: DeformConvKernels> Operation<B, 5> for DeformConv {
         "deform_conv2d"
     }
 
-    fn plan(&self, inputs: &Tracking<B, 5>) -> Plan<5> {
+    fn plan(&self, inputs: &Tracking<B, 5>) -> KeepPlan<5> {
         let sampling = inputs.tracked(OFFSET) || inputs.tracked(MASK);
         let any = sampling || inputs.tracked(X) || inputs.tracked(WEIGHT);
         let reason = "a gradient reads it";
-        Plan::nothing()
+        KeepPlan::nothing()
             .keep_if(sampling || inputs.tracked(WEIGHT), X, reason)
             .keep_if(any, OFFSET, reason)
             .keep_if(sampling || inputs.tracked(X), WEIGHT, reason)

@@ -11,12 +11,10 @@
 //! Stock Burn keeps a float per element. On CPU backends the bits are drawn as stock draws them: the same seed drops the same
 //! elements. On devices they are drawn by place, and drawn again in the backward pass.
 //! What is dropped is 0 even where `x` is infinite or NaN; stock multiplies by 0, and gets a NaN there.
-use super::{
-    extension::extension,
-    replay,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::Masks;
+use crate::graph::{
+    BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given, tape,
+};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 
 extension! {
@@ -39,7 +37,7 @@ pub struct Dropout {
 
 impl Dropout {
     fn draw<B: Masks>(self, like: &FloatTensor<B>) -> Dropped<B> {
-        let mask = replay::draw(|| B::bernoulli_mask(like.shape(), like.dtype(), &like.device(), self.keep));
+        let mask = tape::draw(|| B::bernoulli_mask(like.shape(), like.dtype(), &like.device(), self.keep));
         Dropped { mask, scale: 1.0 / self.keep }
     }
 }
@@ -52,8 +50,8 @@ impl<B: Masks> Operation<B, 1> for Dropout {
         "dropout"
     }
 
-    fn plan(&self, inputs: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing().offer_if(inputs.available(X))
+    fn plan(&self, inputs: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing().offer_if(inputs.available(X))
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
@@ -64,7 +62,7 @@ impl<B: Masks> Operation<B, 1> for Dropout {
     fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Dropped<B>) {
         let x = given(x);
         let Dropped { mask, scale } = self.draw::<B>(&x);
-        let dropped = Dropped { mask: recorder.ledger().state("mask", mask, "x is tracked"), scale };
+        let dropped = Dropped { mask: recorder.report().state("mask", mask, "x is tracked"), scale };
         (dropped.apply(x), dropped)
     }
 

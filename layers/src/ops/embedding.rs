@@ -9,11 +9,8 @@
 //! Stock Burn keeps the indices and the table, of which it reads only the shape. It adds the rows with the same function, in the
 //! dtype of `weight`, where in half precision the row of a frequent index stops to grow: here they are added in f32, some columns
 //! after the other, and rounded once.
-use super::{
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::{wide, widen, zeros};
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{FloatTensor, IndexingUpdateOp, IntTensor},
@@ -49,8 +46,8 @@ impl<B: Backend> Operation<B, 1> for Embedding<IntTensor<B>> {
         "embedding"
     }
 
-    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing()
+    fn plan(&self, _: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing()
     }
 
     fn forward(&self, [weight]: Inputs<B, 1>) -> FloatTensor<B> {
@@ -58,7 +55,7 @@ impl<B: Backend> Operation<B, 1> for Embedding<IntTensor<B>> {
     }
 
     fn forward_saving(&self, inputs: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Self) {
-        let indices = recorder.ledger().tensor("indices", self.indices.clone(), "weight is tracked");
+        let indices = recorder.report().tensor("indices", self.indices.clone(), "weight is tracked");
         (Operation::<B, 1>::forward(self, inputs), Self { indices })
     }
 

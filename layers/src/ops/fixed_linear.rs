@@ -8,7 +8,7 @@
 //!
 //! The forward pass is Burn's own, on a tensor without autodiff, but for means of half precision on Flex; only what is recorded
 //! differs. Stock Burn keeps the input, of which it reads only the shape.
-use super::step::{BackwardPass, Inputs, Operation, Plan, Recorder, Tracking, given};
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Tracking, given};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
@@ -39,8 +39,8 @@ impl<B: Backend, M: FixedLinear<B>> Operation<B, 1> for Image<M> {
         M::NAME
     }
 
-    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing()
+    fn plan(&self, _: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing()
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {

@@ -4,12 +4,12 @@
 //! | --- | --- |
 //! | computes | `sum(factor loss)` over the rows of `logits = x weight + bias`, `loss` as in [`cross_entropy`](super::cross_entropy) |
 use super::{
-    MaybeTensor,
     cross_entropy::{Classes, Labels, RowLosses},
-    extension::extension,
     head_loss::{HeadLoss, HeadLossKernels, RowLoss, one_wide},
-    kept::Ledger,
-    step::Run,
+};
+use crate::{
+    backend::optional::MaybeTensor,
+    graph::{Report, Run, extension},
 };
 use burn::backend::{
     TensorMetadata,
@@ -86,7 +86,7 @@ impl<B: HeadLossKernels> RowLoss<B> for Labels<B> {
         }
     }
 
-    fn reported(self, ledger: &Ledger, reason: &'static str) -> Self {
-        Labels::reported(self, ledger, reason)
+    fn reported(self, report: &Report, reason: &'static str) -> Self {
+        Labels::reported(self, report, reason)
     }
 }

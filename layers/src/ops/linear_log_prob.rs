@@ -12,17 +12,17 @@
 //!
 //! Rows that do not count are as rows of zeros in `x`, whatever they hold; their result is 0.
 use super::{
-    MaybeTensor,
-    attention::MaybeMask,
     cross_entropy::Labels,
-    extension::extension,
     head_loss::{
         BIAS, Blocks, Head, HeadLossKernels, INPUTS, Loss, Made, Making, WEIGHT, X, joined, rows_of,
         zero_rows,
     },
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::wide;
+use crate::{
+    backend::optional::{MaybeMask, MaybeTensor},
+    graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given},
+};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{BoolTensor, FloatTensor, IntTensor},
@@ -98,9 +98,9 @@ impl<B: HeadLossKernels> Operation<B, 3> for LinearLogProb<B> {
         "linear_log_prob"
     }
 
-    fn plan(&self, _: &Tracking<B, 3>) -> Plan<3> {
-        let keep = |plan: Plan<3>, input| plan.keep_if(true, input, "the logits are computed again");
-        [X, WEIGHT, BIAS].into_iter().fold(Plan::nothing(), keep)
+    fn plan(&self, _: &Tracking<B, 3>) -> KeepPlan<3> {
+        let keep = |plan: KeepPlan<3>, input| plan.keep_if(true, input, "the logits are computed again");
+        [X, WEIGHT, BIAS].into_iter().fold(KeepPlan::nothing(), keep)
     }
 
     fn forward(&self, [x, weight, bias]: Inputs<B, 3>) -> FloatTensor<B> {
@@ -114,12 +114,12 @@ impl<B: HeadLossKernels> Operation<B, 3> for LinearLogProb<B> {
     ) -> (FloatTensor<B>, Saved<B>) {
         const REASON: &str = "the logits are computed again";
         let (results, statistics) = self.results(&Head { weight: given(weight), bias }, &given(x));
-        let ledger = recorder.ledger();
+        let report = recorder.report();
         let statistics = joined::<B>(statistics).into_iter();
-        let statistics = statistics.map(|values| ledger.tensor("log_sum_exp", values, REASON)).collect();
+        let statistics = statistics.map(|values| report.tensor("log_sum_exp", values, REASON)).collect();
         let Self { labels, padding, chunk_bytes } = self.clone();
-        let labels = labels.reported(ledger, REASON);
-        let padding = padding.map(|padding| ledger.tensor("padding", padding, REASON));
+        let labels = labels.reported(report, REASON);
+        let padding = padding.map(|padding| report.tensor("padding", padding, REASON));
         (results, Saved { statistics, operation: Self { labels, padding, chunk_bytes } })
     }
 

@@ -1,18 +1,13 @@
 //! Where, and in which form, tensors wait for the backward pass.
-use crate::apart::Aside;
-use crate::ops::{held, replay};
 use burn::tensor::{Bytes, StreamId};
 use core::any::Any;
-use core::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{
-    PoisonError, RwLock,
-    atomic::{AtomicBool, Ordering},
-};
 
 #[cfg(feature = "system")]
 mod file;
 mod host;
+#[doc(hidden)] // a trait of backends, as `ops` are
+pub mod packing;
 mod stored;
 
 #[cfg(feature = "system")]
@@ -118,55 +113,6 @@ pub enum SavedPolicy {
     Disk(SavedFile),
 }
 
-thread_local! {
-    /// From the outermost scope to the innermost.
-    static SCOPES: RefCell<Vec<SavedPolicy>> = const { RefCell::new(vec![]) };
-}
-
-/// See [`apart`](crate::apart()).
-pub(crate) fn set_aside() -> impl Sized {
-    Aside::new(&SCOPES)
-}
-
-static GLOBAL: RwLock<SavedPolicy> = RwLock::new(SavedPolicy::Keep);
-/// Whether the global policy is another than [`SavedPolicy::Keep`].
-static IS_GLOBAL: AtomicBool = AtomicBool::new(false);
-
-/// The policy of this thread, if it is another than [`SavedPolicy::Keep`]. Within a segment it is that, also in scopes that are opened
-/// there: its graph is not for long.
-pub(crate) fn current() -> Option<SavedPolicy> {
-    if replay::is_within() {
-        return None;
-    }
-    let scoped = SCOPES.with_borrow(|scopes| scopes.last().cloned());
-    let policy = scoped.or_else(|| {
-        let global = || GLOBAL.read().unwrap_or_else(PoisonError::into_inner).clone();
-        IS_GLOBAL.load(Ordering::Acquire).then(global)
-    })?;
-    (policy != SavedPolicy::Keep).then_some(policy)
-}
-
-/// Whether a tensor was ever kept rounded.
-static HAS_ROUNDED: AtomicBool = AtomicBool::new(false);
-
-/// Says that a tensor is kept so.
-pub(crate) fn will_round(policy: &SavedPolicy) {
-    if policy.rounds() {
-        HAS_ROUNDED.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Whether all tensors come back as they were, so that what is computed again from them is the same.
-#[doc(hidden)] // for segments, whose results are compared
-pub fn is_exact() -> bool {
-    !HAS_ROUNDED.load(Ordering::Relaxed) && !is_rounding()
-}
-
-/// Whether the policy of this thread has tensors come back rounded.
-pub(crate) fn is_rounding() -> bool {
-    current().is_some_and(|policy| policy.rounds())
-}
-
 impl SavedPolicy {
     /// [`Disk`](Self::Disk), in a file without a name in this directory, which is gone with the process.
     ///
@@ -196,52 +142,8 @@ impl SavedPolicy {
         SavedFile::new(directory.as_ref()).map(Self::Disk)
     }
 
-    /// Runs a forward pass, of which tensors are kept so. Scopes are of a thread (in a pool of rayon's, see
-    /// `parallel::apart`), and may be in one another: the innermost counts. Within a checkpointed segment none does: what it keeps, it keeps while it is computed.
-    ///
-    /// ```
-    /// use burn_memsave_layers::saved::SavedPolicy;
-    ///
-    /// assert_eq!(SavedPolicy::Int8.scope(|| 1 + 1), 2);
-    /// ```
-    pub fn scope<R>(&self, forward: impl FnOnce() -> R) -> R {
-        /// Leaves the scope, also when the forward pass panics.
-        struct Entered;
-        impl Drop for Entered {
-            fn drop(&mut self) {
-                let is_outermost = SCOPES.with_borrow_mut(|scopes| {
-                    scopes.pop();
-                    scopes.is_empty()
-                });
-                if !std::thread::panicking() {
-                    held::pack_idle();
-                }
-                if is_outermost && !IS_GLOBAL.load(Ordering::Acquire) {
-                    held::leave_all();
-                }
-            }
-        }
-        SCOPES.with_borrow_mut(|scopes| scopes.push(self.clone()));
-        let _entered = Entered;
-        forward()
-    }
-
-    /// Holds for all threads from now on, outside of scopes.
-    ///
-    /// ```
-    /// use burn_memsave_layers::saved::SavedPolicy;
-    ///
-    /// SavedPolicy::Half.set_global();
-    /// SavedPolicy::Keep.set_global();
-    /// ```
-    pub fn set_global(self) {
-        let mut global = GLOBAL.write().unwrap_or_else(PoisonError::into_inner);
-        IS_GLOBAL.store(self != Self::Keep, Ordering::Release);
-        *global = self;
-    }
-
     /// Whether tensors come back rounded.
-    fn rounds(&self) -> bool {
+    pub(crate) fn rounds(&self) -> bool {
         matches!(self, Self::Half | Self::HalfF16 | Self::Int8)
     }
 

@@ -1,8 +1,8 @@
 //! A tensor while it waits.
 #[cfg(feature = "system")]
 use super::file::OnFile;
+use super::packing::{Format, PackingKernels};
 use super::{SavedPolicy, host::OnHost};
-use crate::ops::packing::{Format, PackingKernels};
 use burn::backend::tensor::FloatTensor;
 #[cfg(feature = "system")]
 use burn::backend::{TensorMetadata, read_sync};

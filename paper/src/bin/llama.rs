@@ -1,9 +1,9 @@
-//! Memory of one step of fine-tuning a Llama-style language model with LoRA on all projections of its blocks, Burn's layers
-//! beside burn-memsave's. The base is frozen; the adapters are what Burn's `apply_lora` attaches.
+//! Measures the memory of one LoRA fine-tuning step of a Llama-style language model, with Burn's layers and with burn-memsave's. The base
+//! is frozen. Burn's `apply_lora` attaches the adapters, to all projections of the blocks.
 //!
-//! Twice: the model with `silu(gate) * up` and the loss of all logits written out, where only `use` lines differ; and the model
-//! with `SwiGlu`, and for burn-memsave `FusedLinearCrossEntropy`. Further rows have the latter beside itself with less kept: in
-//! fewer bits, with blocks that are computed again in the backward pass, and both.
+//! The first row compares models with `silu(gate) * up` and the loss of all logits written out, which differ only in their `use` lines.
+//! The second compares models with `SwiGlu`, and for burn-memsave with `FusedLinearCrossEntropy`. The others compare the latter with
+//! itself keeping less: in fewer bits, with blocks that are recomputed in the backward pass, and with both.
 //!
 //! ```sh
 //! cargo run --release -p burn-memsave-paper --bin llama -- --blocks 2
@@ -44,10 +44,10 @@ struct Args {
     /// Blocks of attention and feed-forward layers.
     #[arg(long, default_value_t = 8)]
     blocks: usize,
-    /// Tokens that there are.
+    /// The number of different tokens.
     #[arg(long, default_value_t = 32_000)]
     vocabulary: usize,
-    /// Of the adapters.
+    /// The rank of the adapters.
     #[arg(long, default_value_t = 16)]
     rank: usize,
     /// Also writes the result to this file.

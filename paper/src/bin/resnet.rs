@@ -1,4 +1,4 @@
-//! Memory of one training step of a residual network, Burn's layers beside burn-memsave's.
+//! Measures the memory of one training step of a residual network, with Burn's layers and with burn-memsave's.
 //!
 //! ```sh
 //! cargo run --release -p burn-memsave-paper --bin resnet -- --depth 18

@@ -1,5 +1,5 @@
-//! Memory and time of one step of a feed-forward block on a long sequence: whole, and in tiles that are computed again in the
-//! backward pass.
+//! Measures the memory and the time of one step of a feed-forward block on a long sequence: as a whole, and in tiles that are recomputed
+//! in the backward pass.
 //!
 //! ```sh
 //! cargo run --release -p burn-memsave-paper --bin tiled -- --tokens 16384
@@ -34,7 +34,7 @@ struct Args {
     tiles: Vec<usize>,
 }
 
-/// `down(swiglu(norm(x)))`, to which `x` is added outside of the tiles, so that a tile ends with a product.
+/// `down(swiglu(norm(x)))`. `x` is added outside the tiles, so that a tile ends with a product.
 #[derive(Module, Debug)]
 struct FeedForward {
     norm: RmsNorm,

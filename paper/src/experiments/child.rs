@@ -1,4 +1,4 @@
-//! Measurements in processes of their own: their memory is theirs alone, and may be limited.
+//! Measurements in processes of their own: nothing else uses the memory of these processes, and it can be limited.
 use super::{Failure, lazy, limits};
 use burn_memsave::measure::ResidentMemory;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -7,16 +7,16 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 #[path = "../../../examples/infer_lazy/process.rs"]
 pub mod process;
 
-/// The most memory that this process had in RAM so far, above what it had at some time.
+/// The most memory that this process has had in RAM so far, above that of the `idle` process.
 ///
 /// # Errors
 ///
-/// If the system does not say it.
+/// If the system does not report it.
 pub fn peak_above(idle: Option<ResidentMemory>) -> Result<u64, Failure> {
     process::peak_above(idle).ok_or_else(|| "only Linux says what a process has in RAM".into())
 }
 
-/// What a process is to do.
+/// What a child process measures.
 #[derive(Serialize, Deserialize)]
 pub enum Task {
     Lazy(lazy::Run),
@@ -24,11 +24,11 @@ pub enum Task {
 }
 
 impl Task {
-    /// What a process of one computing thread says that does this, with an address space of at most so many bytes.
+    /// Runs this in a process with one computing thread and an address space of at most `limit` bytes, and returns its result.
     ///
     /// # Errors
     ///
-    /// If it fails, as it does where the limit is too low.
+    /// If the process fails, for example because the limit is too low.
     pub fn in_process<O: DeserializeOwned>(&self, limit: Option<u64>) -> Result<O, Failure> {
         let output = process::again(limit)?
             .args(["--child", &serde_json::to_string(self)?])
@@ -39,11 +39,11 @@ impl Task {
     }
 }
 
-/// What a process of its own does, and says as JSON.
+/// Runs a task in this child process, and returns its result as JSON.
 ///
 /// # Errors
 ///
-/// If the task is none, or fails.
+/// If the task is not valid JSON for a task, or fails.
 pub fn in_child(task: &str) -> Result<String, Failure> {
     Ok(match serde_json::from_str(task)? {
         Task::Lazy(run) => serde_json::to_string(&run.measure()?)?,

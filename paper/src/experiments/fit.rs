@@ -1,7 +1,7 @@
-//! Exponents of growth.
+//! Exponents of growth, fitted to measured points.
 
-/// The exponent `p` of `y = c x^p`, by least squares on logarithms; `None` for fewer than two places, or where a value is not
-/// positive.
+/// The exponent `p` of `y = c x^p`, by least squares on logarithms. `None` if there are fewer than two different `x`, or if a value is
+/// not positive.
 pub fn exponent(points: &[(f64, f64)]) -> Option<f64> {
     if points.iter().any(|point| point.0 <= 0.0 || point.1 <= 0.0) {
         return None;

@@ -1,4 +1,4 @@
-//! A language model that is fine-tuned with LoRA: by rank, length, heads and vocabulary, and what fits into a budget.
+//! Fine-tuning a language model with LoRA: memory and time by rank, length, heads and vocabulary, and what fits into a budget.
 use super::models::{tokens_of, with_next};
 use super::step::{Step, Taken, in_turns, step};
 use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
@@ -14,9 +14,9 @@ pub struct Language;
 /// One way to build the model, at one size.
 #[derive(Serialize, Deserialize)]
 pub struct Row {
-    /// What is looked at, such as the rank.
+    /// What is varied, such as the rank.
     question: String,
-    /// How much of it; of a limit, what was found.
+    /// Its value; for a limit, the largest value that fits.
     value: usize,
     variant: String,
     kept_bytes: Option<u64>,
@@ -24,7 +24,7 @@ pub struct Row {
     seconds: Option<f64>,
 }
 
-/// Of the fine-tuning.
+/// The settings of the fine-tuning.
 #[derive(Clone, Copy)]
 pub struct Tuning {
     pub size: Size,
@@ -58,22 +58,22 @@ pub fn projections() -> ParamGroup {
     ParamGroup::from_regex(r"^blocks\..*\.weight$").expect("a valid pattern")
 }
 
-/// Adapters on them, and nothing else to train.
+/// Adapters on these projections, the only parameters that are trained.
 pub fn lora(rank: usize) -> Lora {
     Lora::new(rank, 2.0 * rank as f64).set_param_group(projections())
 }
 
-/// With these adapters.
+/// The model with these adapters.
 pub fn with_lora<M: Module>(model: M, rank: usize) -> M {
     model.apply_lora(lora(rank))
 }
 
 type Make = fn(&Tuning, &Device) -> Box<dyn Step>;
 
-/// Its name, what makes its step, and how it is drawn.
+/// The name of a variant, the function that makes its step, and its style in figures.
 type Variant = (&'static str, Make, Style);
 
-/// How the model may be built.
+/// The ways to build the model.
 const VARIANTS: [Variant; 5] = [
     (
         "Burn",
@@ -107,10 +107,10 @@ const RANK: &str = "rank of the adapters";
 const HEADS: &str = "heads";
 const VOCABULARY: &str = "vocabulary (tokens)";
 
-/// The longest sequence of Burn's variants. They keep queries times keys: towards four times as much for twice the length, GiB here.
+/// The longest sequence of Burn's variants. They keep queries times keys, here gigabytes: twice the length needs almost four times as much.
 const LONGEST_OF_BURN: usize = 2048;
 
-/// All variants at one size; of longer sequences all but Burn's, timed once.
+/// All variants at one size; for longer sequences all but Burn's, timed once.
 fn compare(question: &str, value: usize, tuning: &Tuning, settings: &Settings) -> Result<Vec<Row>, Failure> {
     if tuning.size.length <= LONGEST_OF_BURN {
         return of(VARIANTS, settings.turns(), (question, value), tuning, settings);
@@ -139,7 +139,7 @@ fn of<const N: usize>(
     Ok(variants.into_iter().zip(taken).map(row).collect())
 }
 
-/// Tokens that a limit of the length is looked for in.
+/// The longest sequence is searched in multiples of this many tokens.
 const TILE: usize = 64;
 
 /// The most that fits into a budget: sequences of a batch, or tokens of one sequence.
@@ -152,7 +152,7 @@ fn limit(budget: u64, is_length: bool, variant: usize, settings: &Settings) -> R
             true => (tuning.batch, tuning.size.length) = (1, TILE * items),
             false => tuning.batch = items,
         }
-        // What is not counted does not fit.
+        // If bytes are not counted, nothing fits.
         make(&tuning, &device).memory().peak.unwrap_or(u64::MAX)
     };
     let found = largest_batch(budget, settings.pick(8, 256, 1024), peak).unwrap_or(0);

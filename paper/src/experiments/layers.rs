@@ -1,8 +1,8 @@
-//! The figure of layers of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406): what a chain of equal layers keeps, by its length and
-//! by which of them are trained.
+//! Chains of equal layers, as in the figure of layers of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406): what a chain keeps, by its
+//! length and by which of its layers are trained.
 //!
-//! The paper has inputs of `[64, 8, 256, 256]`, 128 MiB; so have the longest chains of layers of images here. In the figure a layer's input is of
-//! 2 MiB, which changes nothing but the unit, and the time that it takes.
+//! The paper's inputs are `[64, 8, 256, 256]`, or 128 MiB. The longest chains of image layers are also measured on these. In the figure a
+//! layer's input has 2 MiB, which changes only the unit, and the time of the measurement.
 use super::step::NOT_COUNTED;
 use super::{Failure, Measured, Output, Part, Settings, Table, in_mib, mib, ratio};
 use crate::figures::{Axis, Figure, Marker, Panel, Series, Style, Whose};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 pub struct Layers;
 
-/// A chain of layers, Burn's and ours.
+/// A chain of layers, with Burn's and with ours.
 #[derive(Serialize, Deserialize)]
 pub struct Row {
     layer: String,
@@ -63,7 +63,7 @@ impl Trained {
 /// The input of the paper.
 const PUBLISHED: [usize; 4] = [64, 8, 256, 256];
 
-/// The shapes of inputs, and how long chains on them are; the longest ones also on the shapes `larger`.
+/// The shapes of inputs with the lengths of their chains. The longest chain is also measured on the shapes `larger`.
 fn chains<const D: usize>(
     settings: &Settings,
     quick: [usize; D],
@@ -77,7 +77,7 @@ fn chains<const D: usize>(
     chains.chain(larger.iter().map(|&shape| (shape, longest))).collect()
 }
 
-/// A chain of `count` layers of `init`, on an input of `shape`.
+/// Bytes kept and peak of a chain of `count` layers of `init`, on an input of `shape`.
 fn chain<const D: usize, M: Module>(
     device: &Device,
     shape: [usize; D],
@@ -88,7 +88,7 @@ fn chain<const D: usize, M: Module>(
 ) -> Result<[u64; 2], Failure> {
     let layer = |number| {
         let layer = init(device);
-        // What requires no gradient keeps the statistics that it normalizes with.
+        // Unlike `freeze`, `no_grad` does not change which statistics a batch norm uses.
         if trained.includes(number) { layer.set_require_grad(true) } else { layer.no_grad() }
     };
     let layers: Vec<M> = (1..=count).map(layer).collect();
@@ -103,7 +103,7 @@ fn chain<const D: usize, M: Module>(
     };
     let mut least = bytes()?;
     if shape.iter().product::<usize>() < PUBLISHED.iter().product() {
-        // Which thread takes which part differs, and with it what threads work in: the least of three peaks.
+        // The working memory of threads varies with which thread takes which part, so the least of three peaks counts.
         for [_, peak] in [bytes()?, bytes()?] {
             least[1] = least[1].min(peak);
         }
@@ -233,7 +233,7 @@ fn table(rows: &[Row]) -> Output {
     table.output("layers-table")
 }
 
-/// A panel for each layer, of the inputs that have chains of every length.
+/// A panel for each layer, for the inputs that have chains of every length.
 fn figure(rows: &[Row]) -> Figure {
     let mut inputs: Vec<(&str, &str)> = vec![];
     for row in rows.iter().filter(|row| row.layers == 1) {

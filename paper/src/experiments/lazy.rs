@@ -1,7 +1,7 @@
-//! Frozen weights that stay in their file: peak against throughput over budgets, as in the table and the plot of Pylomin
-//! (<https://github.com/siahuat0727/pylomin>); a BERT-like encoder of random weights.
+//! Frozen weights that stay in their file: peak against throughput for several budgets, on a BERT-like encoder of random weights. Table and
+//! plot follow those of Pylomin (<https://github.com/siahuat0727/pylomin>).
 //!
-//! Every run is a process of its own, of one computing thread; its memory is counted above that of the process before the model is made.
+//! Every run is a process of its own with one computing thread. Its memory is counted above that of the process before the model is made.
 use super::child::{Task, peak_above, process};
 use super::models::lines;
 use super::step::median;
@@ -21,24 +21,24 @@ mod bert;
 
 pub struct Lazy;
 
-/// A way to have the weights.
+/// A way to hold the weights.
 #[derive(Serialize, Deserialize)]
 pub struct Row {
     weights: String,
     file_bytes: u64,
-    /// Of weights in memory; none: all of them, loaded before.
+    /// The budget of weights in memory. `None`: all weights are loaded in advance.
     budget_bytes: Option<u64>,
     read_ahead: usize,
     heap_bytes: u64,
     resident_bytes: u64,
     building_bytes: u64,
     seconds_per_batch: f64,
-    /// Of runs with all weights in memory, just before and after.
+    /// The mean of two runs with all weights in memory, just before and after.
     eager_seconds_per_batch: f64,
     check: f32,
 }
 
-/// An encoder and a way to have its weights.
+/// An encoder and a way to hold its weights.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Run {
     weights: PathBuf,
@@ -51,7 +51,7 @@ pub struct Run {
     read_ahead: usize,
 }
 
-/// What a process says; bytes above those of the idle process.
+/// What a child process reports, in bytes above those of the idle process.
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
     heap: u64,
@@ -130,10 +130,10 @@ impl Run {
     }
 }
 
-/// Ways to have the weights: name, budget and weights that are read ahead.
+/// Ways to hold the weights: name, budget, and how many weights are read ahead.
 fn ways(settings: &Settings) -> Vec<(String, Option<u64>, usize)> {
     let largest = Run::of(settings).largest();
-    // The last is more than the weights are together.
+    // The last budget holds all weights.
     let budgets = settings.pick(vec![1, 4, 128], vec![1, 4, 16, 128], vec![1, 2, 4, 16, 64, 128]);
     let mut ways = vec![(IN_MEMORY.into(), None, 0)];
     for read_ahead in [0, 2] {
@@ -193,7 +193,7 @@ impl Measured for Lazy {
     }
 }
 
-/// What other frameworks do with the same encoder: `paper/peers-lazy.csv`.
+/// What another framework does with the same encoder: a row of `paper/peers-lazy.csv`.
 #[derive(Deserialize)]
 struct Peer {
     peer: String,
@@ -205,10 +205,10 @@ struct Peer {
     throughput: f64,
 }
 
-/// All weights in memory, of ours and of others.
+/// The name of runs with all weights in memory, for ours and for others.
 const IN_MEMORY: &str = "in memory";
 
-/// Those that ran the encoder of the rows. (Theirs has a layer more, a pooler, of 4 MiB.)
+/// The frameworks that ran the encoder of the rows. (Theirs has one more layer, a pooler of 4 MiB.)
 fn peers(rows: &[Row]) -> Vec<Peer> {
     let peers: Vec<Peer> = lines(include_str!("../../peers-lazy.csv"));
     let is_same =
@@ -316,7 +316,7 @@ mod tests {
         }
     }
 
-    /// Others are shown beside the encoder that they ran, and beside no other; of the points each has a name that is drawn.
+    /// Other frameworks are shown only beside the encoder that they ran, and each of their points is drawn.
     #[test]
     fn peers_are_read() {
         assert!(peers(&[row(415 << 20)]).is_empty());

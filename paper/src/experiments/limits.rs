@@ -1,6 +1,6 @@
-//! Models of several times the memory that the process may have: language models that run, and one that is fine-tuned with LoRA.
+//! Models several times larger than the memory that the process may have: language models that run, and one that is fine-tuned with LoRA.
 //!
-//! The limit is one of address space, `ulimit -v`: of all that the process is, with its program and its stacks.
+//! The limit is that of the address space (`ulimit -v`), which includes everything in the process, such as its program and its stacks.
 use super::child::{Task, peak_above, process};
 use super::{Failure, Measured, Output, Part, Settings, Table, mib, ratio};
 use burn::module::{Lora, Module, ModuleVisitor, Param, ParamGroup};
@@ -24,29 +24,29 @@ pub struct Limits;
 #[derive(Serialize, Deserialize)]
 pub struct Row {
     model: String,
-    /// What is done, again and again.
+    /// What is repeated, such as a training step.
     pass: String,
     file_bytes: u64,
-    /// None: as much as it takes.
+    /// `None`: no limit.
     limit_bytes: Option<u64>,
     heap_bytes: u64,
     resident_bytes: u64,
     seconds_per_pass: f64,
-    /// Of the last pass.
+    /// The loss of the last pass.
     loss: f32,
 }
 
-/// What a process does.
+/// What a child process does.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Run {
     settings: Settings,
-    /// The place of a [`Scenario`].
+    /// The index of a [`Scenario`].
     scenario: usize,
     /// Whether weights stay in the file.
     is_lazy: bool,
 }
 
-/// What it says; bytes above those of the idle process.
+/// What it reports, in bytes above those of the idle process.
 #[derive(Serialize, Deserialize)]
 pub struct Outcome {
     heap: u64,
@@ -55,23 +55,23 @@ pub struct Outcome {
     loss: f32,
 }
 
-/// A model that does not fit.
+/// A model that does not fit into the limit.
 struct Scenario {
     name: &'static str,
     model: Model,
     /// Tokens of the sequence.
     length: usize,
     passes: usize,
-    /// Of weights in memory, in MiB.
+    /// The budget of weights in memory, in MiB.
     budget: u64,
-    /// Of the address space, in MiB.
+    /// The limit of the address space, in MiB.
     limit: u64,
 }
 
 enum Model {
-    /// Inference, of weights that are zeros: the file has holes in their place and takes no room, but is read as any other.
+    /// Inference with weights that are zeros. Their file is sparse and takes no room, but is read like any other.
     Gpt2(Gpt2Size),
-    /// Training of low-rank adapters of all projections, of random weights.
+    /// Training of low-rank adapters on all projections, with random weights.
     Llama(Size),
 }
 
@@ -125,7 +125,7 @@ impl Scenario {
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../target/paper-limits-{name}.{kind}"))
     }
 
-    /// Those that the run with all weights in memory begins with.
+    /// The file of the adapters that the run with all weights in memory begins with.
     fn adapters(&self) -> PathBuf {
         self.weights().with_extension("adapters.bpk")
     }
@@ -199,7 +199,7 @@ impl Scenario {
     }
 }
 
-/// Writes a file of the weights of a module that was just initialized, all of them zero: neither they nor the file take any room.
+/// Writes a file of zeros as weights of a module that was just initialized. Neither the weights nor the file take any room.
 fn write_zeros(module: &impl Module, path: &Path) -> Result<(), Failure> {
     #[derive(Default)]
     struct Tensors {
@@ -247,7 +247,7 @@ impl Run {
         Ok(Outcome {
             heap: TrackingAllocator::peak() - idle_heap,
             resident: peak_above(idle)?,
-            // The first pass initializes what there is.
+            // The first pass also initializes, and is not counted.
             seconds: super::step::median(seconds.into_iter().skip(1).collect()),
             loss,
         })
@@ -273,7 +273,7 @@ fn measure(settings: &Settings, scenario: usize) -> Result<Vec<Row>, Failure> {
             loss: outcome.loss,
         })
     };
-    // With room for the weights, and as much again.
+    // Only if there is room for twice the weights.
     let in_memory = (2 * file_bytes < provenance::available_bytes()).then(|| row(false));
     let rows: Result<Vec<Row>, Failure> = in_memory.into_iter().chain([row(true)]).collect();
     std::fs::remove_file(at.weights())?;

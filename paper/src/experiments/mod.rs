@@ -1,4 +1,4 @@
-//! The experiments, one file each, and the table of them.
+//! The experiments, one file each, the list of them, and what they share.
 use burn::tensor::Device;
 use clap::ValueEnum;
 use comfy_table::{Cell, CellAlignment, presets};
@@ -45,7 +45,7 @@ pub enum Size {
     Full,
 }
 
-/// Where tensors are.
+/// The device of the tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceName {
@@ -77,7 +77,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Of these the one for the size.
+    /// The value for the current size.
     pub fn pick<T>(&self, quick: T, usual: T, full: T) -> T {
         match self.size {
             Size::Quick => quick,
@@ -97,39 +97,39 @@ impl Settings {
         }
     }
 
-    /// The device with autodiff, its random numbers begun anew.
+    /// The device with autodiff, its random numbers seeded anew.
     pub fn autodiff(&self) -> Device {
         let device = self.device().autodiff();
         device.seed(0);
         device
     }
 
-    /// How often times are taken, in turns.
+    /// How often each time is measured, in turns.
     pub fn turns(&self) -> usize {
         self.pick(1, 3, 5)
     }
 }
 
-/// What may go wrong in an experiment.
+/// The error of an experiment.
 pub type Failure = Box<dyn Error>;
 
-/// An experiment: parts that give rows, and what is made of the rows.
+/// An experiment: parts that produce rows, and tables and figures made from the rows.
 pub trait Measured {
     /// A row of its CSV file.
     type Row: Serialize + DeserializeOwned + 'static;
-    /// What it is called by.
+    /// Its name on the command line.
     const NAME: &'static str;
-    /// What it is, in a line.
+    /// What it measures, in one line.
     const ABOUT: &'static str;
     /// Whether it measures on the CPU whatever the device is.
     const IS_ON_CPU: bool = false;
-    /// What there is to run. The names differ.
+    /// The parts to run. No two have the same name.
     fn parts(settings: &Settings) -> Vec<Part<Self::Row>>;
-    /// Tables and figures, always the same ones, also of no rows.
+    /// Tables and figures: always the same ones, even without rows.
     fn render(rows: &[Self::Row]) -> Vec<Output>;
 }
 
-/// A part of an experiment. Results are written after each, and a run that was stopped goes on with the next.
+/// A part of an experiment. Results are written after each part, so a run that was stopped continues with the next one.
 pub struct Part<R> {
     pub name: String,
     pub run: Box<dyn FnOnce() -> Result<Vec<R>, Failure>>,
@@ -141,7 +141,7 @@ impl<R> Part<R> {
     }
 }
 
-/// What one sees.
+/// A table or a figure.
 pub enum Output {
     /// Its name, and Markdown.
     Table(&'static str, String),
@@ -203,7 +203,7 @@ fn csv<E: Measured>(rows: &[Value]) -> Result<String, Failure> {
     Ok(String::from_utf8(text)?)
 }
 
-/// A table in Markdown. The columns from the `texts`-th on are numbers.
+/// A Markdown table. Its first `texts` columns are texts, the others numbers.
 pub struct Table {
     table: comfy_table::Table,
     texts: usize,
@@ -238,7 +238,7 @@ impl Table {
 }
 
 impl fmt::Display for Table {
-    /// With a line below the header that says to Markdown which columns are numbers.
+    /// The line below the header makes Markdown align the columns of numbers to the right.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.table.to_string();
         for (number, line) in text.lines().enumerate() {
@@ -271,7 +271,7 @@ pub fn in_mib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 20)
 }
 
-/// A ratio with two decimals, three if it is small; a dash if there is none.
+/// A ratio with two decimals, three if it is small; a dash if it is not finite.
 pub fn ratio(of: f64, to: f64) -> String {
     match of / to {
         ratio if !ratio.is_finite() => "-".into(),
@@ -280,7 +280,7 @@ pub fn ratio(of: f64, to: f64) -> String {
     }
 }
 
-/// Of those that are numbers.
+/// The geometric mean of those ratios whose logarithm is finite.
 pub fn geometric_mean(ratios: impl Iterator<Item = f64>) -> f64 {
     let logarithms: Vec<f64> = ratios.map(f64::ln).filter(|logarithm| logarithm.is_finite()).collect();
     (logarithms.iter().sum::<f64>() / logarithms.len() as f64).exp()
@@ -305,7 +305,7 @@ mod tests {
         assert_eq!(ratio(0.0, 0.0), "-");
     }
 
-    /// Files of results are named after experiments, and rows found by parts.
+    /// Files of results are named after experiments, and parts are found by name.
     #[test]
     fn names_differ() {
         let unique = |mut names: Vec<String>| {

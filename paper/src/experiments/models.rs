@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub struct Models;
 
-/// A model in a case, of Burn's layers and of ours.
+/// A model in a case, with Burn's layers and with ours.
 #[derive(Serialize, Deserialize)]
 pub struct Row {
     model: String,
@@ -48,11 +48,11 @@ struct Subject {
     cases: Vec<Case>,
     burn: Make,
     ours: Make,
-    /// Whether a step takes so long that its time is taken once.
+    /// Whether a step takes so long that it is timed only once.
     is_slow: bool,
 }
 
-/// The models. A new one is a line here.
+/// The models. To add one, add a line here.
 fn subjects(settings: &Settings) -> Vec<Subject> {
     let images = settings.pick([2, 64], [8, 224], [8, 224]);
     let tokens = settings.pick([2, 32], [4, 128], [8, 128]);
@@ -141,12 +141,12 @@ fn subjects(settings: &Settings) -> Vec<Subject> {
 }
 
 impl Subject {
-    /// In every case that there is without batch norm and convolutions.
+    /// A model of text, in every case that exists without batch norms and convolutions.
     fn of_text(name: &'static str, input: String, burn: Make, ours: Make) -> Self {
         Self { name, input, cases: without_batch_norm_and(Tracked::Conv), burn, ours, is_slow: false }
     }
 
-    /// In every case, of images `[batch, 3, size, size]`.
+    /// A model of images `[batch, 3, size, size]`, in every case.
     fn of_images(name: &'static str, [batch, size]: [usize; 2], burn: Make, ours: Make) -> Self {
         Self {
             name,
@@ -159,17 +159,17 @@ impl Subject {
     }
 }
 
-/// Without batch norm.
+/// The subject in the cases that exist without batch norms.
 fn of_layer_norm(subject: Subject) -> Subject {
     Subject { cases: Case::without_batch_norm().collect(), ..subject }
 }
 
-/// Without any norm.
+/// The subject in the cases that exist without any norm.
 fn without_norm(subject: Subject) -> Subject {
     Subject { cases: without_batch_norm_and(Tracked::Norm), ..subject }
 }
 
-/// A network that says what is in images.
+/// A network that classifies images.
 fn classifier<V, S, M>(name: &'static str, variant: V, images: [usize; 2]) -> Subject
 where
     V: Copy + 'static,
@@ -192,7 +192,7 @@ where
     )
 }
 
-/// A network that says what is at every pixel of images.
+/// A network that classifies every pixel of images.
 fn segmenter<V, S, M>(name: &'static str, variant: V, images: [usize; 2]) -> Subject
 where
     V: Copy + 'static,
@@ -262,7 +262,7 @@ where
     )
 }
 
-/// The same of a decoder of any size, whose layers, width and vocabulary are these.
+/// The same for decoders whose size has another type, with these layers, width and vocabulary.
 fn decoder<V, S, M>(
     name: &'static str,
     size: V,
@@ -286,7 +286,7 @@ fn input_of_blocks(blocks: usize, width: usize, [batch, length]: [usize; 2], voc
     format!("{blocks} blocks of {width}, {batch} x {length} tokens of {vocabulary}")
 }
 
-/// Makes the step of a network that says which token comes next, and its loss.
+/// Makes the step of a network that predicts the next token, and its loss.
 fn on_next_tokens<M: Module + 'static>(
     vocabulary: usize,
     tokens: [usize; 2],
@@ -300,7 +300,7 @@ fn on_next_tokens<M: Module + 'static>(
     })
 }
 
-/// An encoder with a decoder, which read as many tokens each, and its loss.
+/// An encoder with a decoder, which both read equally many tokens, and the loss.
 fn encoder_decoder<S, M>(name: &'static str, size: T5Size, tokens: [usize; 2]) -> Subject
 where
     S: EncoderDecoder + 'static,
@@ -324,7 +324,7 @@ fn without_batch_norm_and(without: Tracked) -> Vec<Case> {
     Case::without_batch_norm().filter(|case| case.tracked != without).collect()
 }
 
-/// Tokens have no gradient: where the input requires one, the first layer is trained, the embedding, whose output does then.
+/// Tokens have no gradient. Where the input should require one, the embedding is trained, so that its output requires one.
 fn on_tokens<M: Module>(case: Case, model: M) -> M {
     let model = case.prepare(model);
     if !case.tracks_input() {
@@ -340,7 +340,7 @@ pub fn tokens_of([batch, length]: [usize; 2], vocabulary: usize, device: &Device
     tokens.mul_scalar(7919).remainder_scalar(vocabulary as i64).reshape([batch, length])
 }
 
-/// Tokens, and others that follow them.
+/// Tokens, and those that follow them.
 pub fn with_next(tokens: Tensor<2, Int>, vocabulary: usize) -> (Tensor<2, Int>, Tensor<2, Int>) {
     let next = tokens.clone().add_scalar(1).remainder_scalar(vocabulary as i64);
     (tokens, next)
@@ -448,7 +448,7 @@ fn table(rows: &[Row]) -> Output {
     table.output("models-table")
 }
 
-/// What others published: `paper/published.csv`.
+/// What others published: a row of `paper/published.csv`.
 #[derive(Deserialize)]
 struct Published {
     model: String,
@@ -459,7 +459,7 @@ struct Published {
     memsave_seconds: f64,
 }
 
-/// What PyTorch and memsave_torch keep: `paper/peers.csv`.
+/// What PyTorch and memsave_torch keep: a row of `paper/peers.csv`.
 #[derive(Deserialize)]
 struct Peer {
     model: String,
@@ -469,7 +469,7 @@ struct Peer {
     memsave_mib: f64,
 }
 
-/// The lines of a file whose head says where they are from.
+/// The rows of a file. Its first lines, with `#`, say where they are from.
 pub fn lines<R: serde::de::DeserializeOwned>(text: &str) -> Vec<R> {
     let mut reader = csv::ReaderBuilder::new().comment(Some(b'#')).from_reader(text.as_bytes());
     reader.deserialize().map(|row| row.expect("a test reads it")).collect()
@@ -519,7 +519,7 @@ fn peers_table(rows: &[Row]) -> Output {
     table.output("models-peers")
 }
 
-/// Relative to "all" of the framework that each builds on: the paper's numbers to PyTorch, ours to Burn.
+/// The published numbers beside ours. Both are relative to "all" of the framework that they build on: PyTorch, and Burn.
 fn published_table(rows: &[Row]) -> Output {
     let mut table = Table::new(
         &[
@@ -550,7 +550,7 @@ fn published_table(rows: &[Row]) -> Output {
             pairs.push(pair);
         }
     }
-    // What both have comes first.
+    // Models that both measured come first.
     let is_ours = |model: &str| rows.iter().any(|row| row.model == model);
     let is_theirs = |model: &str| published.iter().any(|row| row.model == model);
     models.sort_by_key(|model| !(is_ours(model) && is_theirs(model)));
@@ -589,15 +589,15 @@ fn published_table(rows: &[Row]) -> Output {
 
 const RUNNING: &str = ", running statistics";
 
-/// What requires a gradient, and what follows if batch norms take running statistics.
+/// What requires a gradient in a case, and the suffix of cases with running statistics.
 fn of_case(row: &Row) -> (&str, &'static str) {
     row.case.strip_suffix(RUNNING).map_or((&row.case, ""), |tracked| (tracked, RUNNING))
 }
 
-/// A panel for a model, and beside it one for the same with running statistics.
+/// A panel for each model, and beside it one for the same model with running statistics.
 fn figure(rows: &[Row]) -> Figure {
     let name = |row: &Row| format!("{}, {}{}", row.model, row.input, of_case(row).1);
-    // With the place of the model, by which they are sorted.
+    // Each with the place of its model, by which they are sorted.
     let mut names: Vec<(Option<usize>, String)> = vec![];
     for row in rows {
         let named = (rows.iter().position(|first| first.model == row.model), name(row));

@@ -1,4 +1,4 @@
-//! Bytes and time against batch, depth, width and length, with the exponents of their growth, and what formulas predict.
+//! How bytes and time grow with batch, depth, width and length: the exponents of growth, and the bytes that formulas predict.
 use super::fit::exponent;
 use super::step::{Step, in_turns, step};
 use super::{Failure, Measured, Output, Part, Settings, Table, in_mib};
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 pub struct Scaling;
 
-/// One size of a network, of Burn's layers and of ours.
+/// One size of a network, with Burn's layers and with ours.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Row {
     network: String,
     /// What grows.
     variable: String,
     value: usize,
-    /// What ours should keep.
+    /// The bytes that ours should keep.
     formula_bytes: Option<u64>,
     burn_kept_bytes: u64,
     ours_kept_bytes: u64,
@@ -26,9 +26,9 @@ pub struct Row {
     ours_seconds: f64,
 }
 
-/// Bytes of an f32.
+/// The bytes of an f32.
 const F32: usize = 4;
-/// Of an encoder.
+/// The heads of attention.
 const HEADS: usize = 4;
 const WIDTH: usize = 128;
 
@@ -48,7 +48,7 @@ fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::random(shape, Distribution::Normal(0.0, 1.0), device)
 }
 
-/// `softmax(q k^T) v`, with queries, keys and values that require gradients: kept are these three.
+/// `softmax(q k^T) v`, with queries, keys and values that require gradients. These three are kept.
 fn attention(device: &Device, length: usize) -> (Steps, Option<usize>) {
     const HEAD: usize = 64;
     let tensor = || random([1, HEADS, length, HEAD], device).require_grad();
@@ -65,7 +65,7 @@ fn attention(device: &Device, length: usize) -> (Steps, Option<usize>) {
     (steps, Some(F32 * HEADS * length * 3 * HEAD))
 }
 
-/// A dense layer on an input that requires no gradient: kept is the input.
+/// A dense layer on an input that requires no gradient. The input is kept.
 fn linear(device: &Device, rows: usize, width: usize) -> (Steps, Option<usize>) {
     let x = || random([rows, width], device);
     let steps = [
@@ -77,8 +77,8 @@ fn linear(device: &Device, rows: usize, width: usize) -> (Steps, Option<usize>) 
     (steps, Some(F32 * rows * width))
 }
 
-/// An encoder whose feed-forward blocks are four times as wide. In a layer are kept, in the width of the input: the input, queries,
-/// keys and values, their context, the first sum, and four of the feed-forward block.
+/// An encoder whose feed-forward blocks are four times as wide. A layer keeps ten tensors of the width of the input: the input, queries,
+/// keys, values, their context, the first sum, and four of the feed-forward block.
 fn encoder(device: &Device, layers: usize, batch: usize, length: usize) -> (Steps, Option<usize>) {
     macro_rules! of {
         ($nn:path) => {{
@@ -106,7 +106,7 @@ fn resnet(device: &Device, batch: usize) -> (Steps, Option<usize>) {
     (steps, None)
 }
 
-/// Twice the one before, from and to.
+/// Numbers from `from` to at most `to`, each twice the one before.
 fn doubling(from: usize, to: usize) -> Vec<usize> {
     std::iter::successors(Some(from), |value| Some(2 * value)).take_while(|&value| value <= to).collect()
 }

@@ -1,4 +1,4 @@
-//! Steps of training, measured one after the other and timed in turns.
+//! Measures training steps: their memory one after the other, their times in turns.
 use super::Failure;
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
@@ -8,7 +8,7 @@ use std::time::Instant;
 /// One way to make a step: a model, its input and its loss.
 pub trait Step {
     fn memory(&self) -> Measurement;
-    /// Of a forward and backward pass.
+    /// The time of a forward and backward pass.
     fn seconds(&self) -> f64;
 }
 
@@ -22,7 +22,7 @@ impl<M: Module, I: StepInput, F: Fn(&M, I) -> Tensor<1>> Step for Of<M, I, F> {
     fn seconds(&self) -> f64 {
         let input = self.1.copy();
         let device = input.device();
-        // A device that fails here failed in the step, which says so.
+        // If the device fails here, the step failed and reports it.
         let _ = device.sync();
         let start = Instant::now();
         let loss = (self.2)(&self.0, input);
@@ -54,8 +54,8 @@ pub struct Taken {
     pub seconds: f64,
 }
 
-/// The memory and the time of each step, and then its time again until there are so many of them, in turns: what disturbs the machine
-/// for a while disturbs all of them.
+/// Measures the memory and the time of each step, then repeats the times in turns, up to `turns` of them. So a temporary disturbance of
+/// the machine affects all steps.
 ///
 /// # Errors
 ///
@@ -83,7 +83,7 @@ pub fn in_turns<const N: usize>(turns: usize, steps: [Box<dyn Step + '_>; N]) ->
 
 pub const NOT_COUNTED: &str = "bytes are not counted on this device";
 
-/// Bytes in use on a device when it has done what it was told.
+/// Bytes in use on a device once it has finished its work.
 ///
 /// # Errors
 ///
@@ -93,7 +93,7 @@ pub fn in_use(device: &Device) -> Result<u64, Failure> {
     bytes_in_use(device).ok_or_else(|| NOT_COUNTED.into())
 }
 
-/// The median; of an even number the mean of the two in the middle.
+/// The median; for an even number of values, the mean of the two in the middle.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

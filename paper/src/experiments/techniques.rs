@@ -18,7 +18,7 @@ use std::time::Instant;
 
 pub struct Techniques;
 
-/// A technique.
+/// What a technique needs.
 #[derive(Serialize, Deserialize)]
 pub struct Row {
     technique: String,
@@ -26,10 +26,10 @@ pub struct Row {
     /// What the optimizer keeps between steps.
     state_bytes: u64,
     kept_bytes: Option<u64>,
-    /// The most at one time in a step of training, parameters, state and gradients included.
+    /// The most bytes at one time in a training step, including parameters, state and gradients.
     most_bytes: u64,
     seconds: f64,
-    /// Of Burn as it is, in the same run.
+    /// The time of plain Burn in the same run.
     burn_seconds: f64,
 }
 
@@ -39,7 +39,7 @@ enum Trained {
     All,
     LastQuarter,
     Lora,
-    /// On a base of 8 bits.
+    /// LoRA on a base of 8 bits.
     QLora,
 }
 
@@ -50,7 +50,7 @@ struct Training {
     policy: SavedPolicy,
     is_8bit: bool,
     in_backward: bool,
-    /// Parts of a batch, of which the gradients are made one after the other.
+    /// How many parts a batch has. Their gradients are computed one after the other.
     parts: usize,
 }
 
@@ -68,9 +68,9 @@ type Batch = (Tensor<2, Int>, Tensor<2, Int>);
 /// The loss of a model.
 type Loss<M> = fn(&M, Tensor<2, Int>, Tensor<2, Int>) -> Tensor<1>;
 
-/// A model that is trained, a step at a time.
+/// A model that is trained one step at a time.
 struct Trainer<M> {
-    /// There but for the time of a step.
+    /// `None` only during a step.
     model: Option<M>,
     optimizer: ModuleOptimizer,
     training: Training,
@@ -81,7 +81,7 @@ struct Trainer<M> {
 trait Train {
     fn step(&mut self) -> Result<(), Failure>;
     fn parameter_bytes(&self) -> u64;
-    /// Of a batch, or of a part of it.
+    /// The bytes that a batch, or a part of it, keeps.
     fn kept_bytes(&self) -> Option<u64>;
 }
 
@@ -108,7 +108,7 @@ impl<M: LanguageModel> Trainer<M> {
         Self { model: Some(model), optimizer, training, loss, batch }
     }
 
-    /// What is computed of a batch, or of a part of it.
+    /// The function that computes the loss of a batch, or of a part of it.
     fn loss(&self) -> impl Fn(&M, Batch) -> Tensor<1> + use<M> {
         let (loss, policy) = (self.loss, self.training.policy.clone());
         move |model, (tokens, next)| policy.scope(|| loss(model, tokens, next))
@@ -122,7 +122,7 @@ impl<M: LanguageModel> Trainer<M> {
     }
 }
 
-/// What it learns does not matter here.
+/// What the model learns does not matter here.
 const LEARNING_RATE: f64 = 1e-5;
 
 impl<M: LanguageModel> Train for Trainer<M> {
@@ -168,7 +168,7 @@ fn burn(tuning: &Tuning, device: &Device) -> Made {
     trainer::<written_out::Llama>(tuning, PLAIN, device)
 }
 
-/// The techniques. "+": beyond the swap, `SwiGlu` and the head and its loss in one.
+/// The techniques. "+" means: together with the swap, `SwiGlu`, and the fused head and loss.
 const TECHNIQUES: [(&str, Make); 19] = [
     ("Burn, AdamW, all parameters", burn),
     ("the swap", |tuning, device| trainer::<swapped::Llama>(tuning, PLAIN, device)),
@@ -226,7 +226,7 @@ const TECHNIQUES: [(&str, Make); 19] = [
     }),
 ];
 
-/// What one technique takes, timed in turns with Burn.
+/// Measures one technique, timed in turns with Burn.
 fn measure(name: &str, make: Make, settings: &Settings) -> Result<Vec<Row>, Failure> {
     let (device, tuning) = (settings.autodiff(), Tuning::of(settings));
     // Nothing else is alive while memory is counted.
@@ -234,7 +234,7 @@ fn measure(name: &str, make: Make, settings: &Settings) -> Result<Vec<Row>, Fail
     let kept_bytes = trainer.kept_bytes();
     let before = in_use(&device)?;
     trainer.step()?;
-    device.memory_cleanup(); // of a device the peak is what its pool reserved
+    device.memory_cleanup(); // the peak of a device is what its pool reserved
     let between = in_use(&device)?;
     let state_bytes = between.saturating_sub(before);
     let parameter_bytes = trainer.parameter_bytes();

@@ -1,4 +1,4 @@
-//! Checkpointing, policies of saved tensors, plans and optimizers, each on an encoder, a language model or a few matrices.
+//! The tools: checkpointing, policies for saved tensors, plans and optimizers, each on an encoder, a language model or a few matrices.
 use super::language::{Tuning, with_lora};
 use super::models::{tokens_of, with_next};
 use super::step::{NOT_COUNTED, Taken, in_turns, in_use, median, step};
@@ -21,18 +21,18 @@ use std::time::Instant;
 
 pub struct Toolbox;
 
-/// A tool, and one of its ways.
+/// A tool, and one way to use it.
 #[derive(Serialize, Deserialize)]
 pub struct Row {
     tool: String,
     way: String,
-    /// That a plan had.
+    /// The budget of a plan.
     budget_bytes: Option<u64>,
-    /// What a plan should need at most.
+    /// The peak that a plan predicts.
     predicted_bytes: Option<u64>,
     kept_bytes: Option<u64>,
     peak_bytes: Option<u64>,
-    /// What an optimizer keeps between steps, and what it takes care of.
+    /// What an optimizer keeps between steps, and the parameters that it updates.
     state_bytes: Option<u64>,
     parameter_bytes: Option<u64>,
     seconds: f64,
@@ -55,7 +55,7 @@ fn encoder(settings: &Settings, device: &Device) -> (Layers, Tensor<3>) {
     let width = settings.pick(32, 128, 256);
     let config =
         TransformerEncoderConfig::new(width, 4 * width, 4, 8).with_dropout(0.1).with_norm_first(true);
-    // So many tokens that what is kept is more than the gradients of the weights.
+    // With this many tokens, the kept tensors are larger than the gradients of the weights.
     let shape = [settings.pick(4, 8, 16), settings.pick(64, 256, 256), width];
     (config.init(device).layers, Tensor::random(shape, Distribution::Normal(0.0, 1.0), device))
 }
@@ -64,14 +64,14 @@ fn run(layers: &[TransformerEncoderLayer], x: Tensor<3>) -> Tensor<3> {
     layers.iter().fold(x, |x, layer| layer.forward(x, None, None))
 }
 
-/// In segments of so many layers, computed again in the backward pass.
+/// Runs the layers in segments of `length` layers, which are recomputed in the backward pass.
 fn in_segments(layers: &Layers, x: Tensor<3>, length: usize) -> Tensor<1> {
     let segment =
         |x, layers: &[TransformerEncoderLayer]| checkpoint(&layers.to_vec(), x, |layers, x| run(layers, x));
     layers.chunks(length).fold(x, segment).sum()
 }
 
-/// Ways to run the encoder, the first as it is.
+/// Measures the encoder as it is, and in four ways to run it.
 fn ways(tool: &str, settings: &Settings, ways: [(&str, Way); 4]) -> Result<Vec<Row>, Failure> {
     let (layers, x) = encoder(settings, &settings.autodiff());
     let plain = |layers: &Layers, x| run(layers, x).sum();
@@ -122,11 +122,11 @@ fn policies(settings: &Settings) -> Result<Vec<Row>, Failure> {
     )
 }
 
-/// Plans that give a language model, fine-tuned with LoRA, half the peak of a step as it is. Exact ones compute blocks again; others may
-/// have them keep their inputs in fewer bits, too.
+/// Plans that halve the peak of a step of a language model that is fine-tuned with LoRA. Exact plans recompute blocks; the others may
+/// also keep inputs in fewer bits.
 fn halves(settings: &Settings) -> Result<Vec<Row>, Failure> {
     let mut tuning = Tuning::of(settings);
-    // Of few blocks one alone may take half of the peak.
+    // With few blocks, a single one may take half of the peak.
     tuning.size.blocks = 8;
     let (device, Tuning { size, batch, rank }) = (settings.autodiff(), tuning);
     let model = with_lora(planned::Llama::new(&size, &device), rank);
@@ -165,7 +165,7 @@ fn halves(settings: &Settings) -> Result<Vec<Row>, Failure> {
         .collect())
 }
 
-/// What a plan does with how many blocks.
+/// How many blocks a plan recomputes or keeps in fewer bits.
 fn treated(plan: &Plan) -> String {
     let count = plan.blocks().count();
     let recomputed = plan.blocks().filter(|(_, treatment)| treatment.recompute).count();
@@ -180,7 +180,7 @@ fn treated(plan: &Plan) -> String {
     }
 }
 
-/// Plans for budgets from the least to what the encoder needs as it is.
+/// Plans for budgets from the least possible to what the encoder needs without a plan.
 fn plans(settings: &Settings) -> Result<Vec<Row>, Failure> {
     let (layers, x) = encoder(settings, &settings.autodiff());
     let loss = |layers: &Layers, x: Tensor<3>| {
@@ -243,7 +243,7 @@ fn planner(settings: &Settings) -> Result<Vec<Row>, Failure> {
     Ok(rows)
 }
 
-/// Steps of optimizers of a few square matrices, in turns.
+/// Steps of optimizers on a few square matrices, in turns.
 fn optimizers(settings: &Settings) -> Result<Vec<Row>, Failure> {
     let (width, device) = (settings.pick(128, 1024, 2048), settings.autodiff());
     let init = || -> Vec<Linear> {
@@ -259,7 +259,7 @@ fn optimizers(settings: &Settings) -> Result<Vec<Row>, Failure> {
     let step = |layers: Vec<Linear>, optimizer: &mut ModuleOptimizer| {
         let loss = layers.iter().fold(x.clone(), |x, layer| layer.forward(x)).powf_scalar(2.0).mean();
         let gradients = GradientsParams::from_grads(loss.backward(), &layers);
-        // A device that fails here failed in the step, which says so.
+        // If the device fails here, the step failed and reports it.
         let _ = device.sync();
         let start = Instant::now();
         let layers = optimizer.step(1e-3, layers, gradients);

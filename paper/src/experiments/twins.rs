@@ -1,5 +1,5 @@
-//! Every layer beside its stock twin: what it keeps, its peak, and the time of a pass forward and backward; on usual shapes, and its
-//! time on small ones, too, where the cost of a call shows.
+//! Every layer beside its twin in Burn: what it keeps, its peak, and the time of a forward and backward pass, on usual shapes. Times are
+//! also measured on small shapes, where the cost of a call shows.
 //!
 //! The layers are those of the table that the tests walk (`tests/table`).
 use super::step::{NOT_COUNTED, median};
@@ -68,7 +68,7 @@ impl Visitor for Walk<'_> {
             let (ours, small_ours) = (M::from(stock.clone()), M::from(small_stock.clone()));
             let sides: [Side<D, O>; 2] = [&|x| of_stock(&stock, x), &|x| of_ours(&ours, x)];
             let small: [Side<D, O>; 2] = [&|x| of_stock(&small_stock, x), &|x| of_ours(&small_ours, x)];
-            // Of an input that requires no gradient only parameters make a graph.
+            // If the input requires no gradient, only trainable parameters make a graph.
             let inputs = if parameters == "trainable" { &[true, false][..] } else { &[true] };
             for &tracked in inputs {
                 let name = (&row.name[..], parameters);
@@ -120,21 +120,21 @@ impl Walk<'_> {
         })
     }
 
-    /// The medians of both sides, which run in turns, so that a machine whose speed drifts is fair to both.
+    /// The median times of both sides, which run in turns, so that a machine whose speed drifts is fair to both.
     fn seconds<const D: usize, const O: usize>(&self, sides: [Side<D, O>; 2], x: &Tensor<D>) -> [f64; 2] {
         let (least, most, enough) = self.settings.pick((1, 1, 0.0), (5, 41, 0.25), (11, 101, 1.0));
         let is_tracked = x.is_require_grad();
         let run = |side: usize| {
-            // A tensor of its own for every run, that nobody else holds: a layer may work in place.
+            // Every run has a tensor that nothing else holds, so that a layer may work in place.
             let x = x.clone().inner().add_scalar(0.0);
             let x = Tensor::from_inner(x).set_require_grad(is_tracked);
-            // A device that fails here failed before, when bytes were measured, which says so.
+            // If the device fails here, it already failed when bytes were measured, which reports it.
             let _ = self.device.sync();
             let start = Instant::now();
             let y = black_box(sides[side](x));
-            // Of a frozen embedding there is no graph.
+            // A frozen embedding has no graph.
             if y.is_tracked() {
-                drop(black_box(y.sum().backward())); // frees the graph, too, whose time counts
+                drop(black_box(y.sum().backward())); // also frees the graph, which counts
             }
             let _ = self.device.sync();
             start.elapsed().as_secs_f64()
@@ -194,7 +194,7 @@ impl Row {
     }
 }
 
-/// The least and the most of what is a number.
+/// The least and the greatest of the finite values.
 fn range(values: impl Iterator<Item = f64>) -> String {
     let values: Vec<f64> = values.filter(|value| value.is_finite()).collect();
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);

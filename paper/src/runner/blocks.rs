@@ -1,20 +1,20 @@
-//! Generated parts of texts, between markers.
+//! Generated blocks of texts, between markers.
 use std::collections::HashMap;
 
-/// What generated parts are made of, by name.
+/// Generated blocks by name, as long as they have no place in a text.
 pub struct Blocks(HashMap<String, String>);
 
 impl Blocks {
-    /// Of names and texts.
+    /// From names and texts.
     pub fn new(blocks: impl IntoIterator<Item = (String, String)>) -> Self {
         Self(blocks.into_iter().collect())
     }
 
-    /// The text with `<!-- begin NAME -->` ... `<!-- end NAME -->` filled with the block of each name, which has one place only.
+    /// Fills `<!-- begin NAME -->` ... `<!-- end NAME -->` in a text with the block of that name. A block has only one place.
     ///
     /// # Errors
     ///
-    /// If a marker is not closed, or names no block or one that had a place.
+    /// If a marker is not closed, or if it names no block or one that already had a place.
     pub fn fill(&mut self, text: &str) -> Result<String, String> {
         let (mut filled, mut rest) = (String::new(), text);
         while let Some(begin) = rest.find("<!-- begin ") {
@@ -32,9 +32,11 @@ impl Blocks {
         Ok(filled)
     }
 
+    /// Checks that every block had a place.
+    ///
     /// # Errors
     ///
-    /// If a block had no place.
+    /// If a block had none.
     pub fn all_have_places(self) -> Result<(), String> {
         let mut left: Vec<String> = self.0.into_keys().collect();
         left.sort_unstable();

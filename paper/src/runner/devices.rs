@@ -1,18 +1,18 @@
-//! A few rows of the files of devices in `paper/recorded`, side by side.
+//! The table of devices in the project's README: a few rows of the files of devices in `paper/recorded`, side by side.
 use crate::experiments::Table;
 use serde::Deserialize;
 use std::error::Error;
 use std::iter;
 use std::path::Path;
 
-/// Names of files, and what is above their peaks.
+/// File names, each with the header of its peaks.
 const DEVICES: [(&str, &str); 3] = [
     ("devices-cuda", "peak on an H200"),
     ("devices-wgpu", "peak on wgpu in software"),
     ("devices-wgpu-fusion", "peak, with fusion"),
 ];
 
-/// What a row is called here, then its layer and parameters in the files.
+/// For each row its title here, then its layer and parameters in the files.
 const ROWS: [(&str, &str, &str); 13] = [
     ("`Relu`", "relu", "-"),
     ("`Dropout`", "dropout", "-"),
@@ -37,7 +37,7 @@ struct Row {
     step_ratio: f64,
 }
 
-/// Peaks and times of a step, ours to Burn's.
+/// The table of peaks and times of a step, ours relative to Burn's.
 ///
 /// # Errors
 ///

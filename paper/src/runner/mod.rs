@@ -1,4 +1,4 @@
-//! Runs experiments part by part, goes on where it was stopped, and makes tables, figures and texts of what there is.
+//! Runs experiments part by part, continues a run that was stopped, and makes tables, figures and texts from the results.
 use crate::experiments::{self, Experiment, Output, Settings, Size};
 use crate::figures;
 use blocks::Blocks;
@@ -15,7 +15,7 @@ mod devices;
 mod recorded;
 pub mod results;
 
-/// The experiments of these names, in the order of the table.
+/// The experiments with these names, in the order of `experiments::ALL`.
 fn chosen(names: &[String]) -> Result<Vec<&'static Experiment>, String> {
     let known = || experiments::ALL.iter().map(|experiment| experiment.name);
     if let Some(name) = names.iter().find(|name| *name != "all" && !known().any(|known| known == **name)) {
@@ -27,7 +27,7 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Experiment>, String> {
     Ok(experiments::ALL.iter().filter(is_chosen).collect())
 }
 
-/// Runs the parts of the experiments that have no results yet, or all of them `again`.
+/// Runs the parts of the experiments that have no results yet, or with `again` all parts.
 pub fn run(names: &[String], settings: &Settings, again: bool, output: &Path) -> Result<(), Box<dyn Error>> {
     let directory = output.join("results");
     fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
@@ -46,7 +46,7 @@ pub fn run(names: &[String], settings: &Settings, again: bool, output: &Path) ->
         left.push((experiment, results, parts));
     }
     let count = left.iter().map(|(_, _, parts)| parts.len()).sum::<usize>();
-    // No thread of its own ticks: it would allocate while memory is counted.
+    // The bar has no thread that ticks, because it would allocate while memory is counted.
     let bar = ProgressBar::new(count as u64);
     bar.set_style(ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed_precise} {msg}")?);
     for (experiment, mut results, parts) in left {
@@ -67,7 +67,7 @@ pub fn run(names: &[String], settings: &Settings, again: bool, output: &Path) ->
     Ok(())
 }
 
-/// What to type for the results of an experiment.
+/// The command that makes the results of an experiment.
 fn command(experiment: &str, settings: &Settings) -> String {
     let size = match settings.size {
         Size::Quick => " --quick",
@@ -81,17 +81,17 @@ fn command(experiment: &str, settings: &Settings) -> String {
     format!("cargo run --release -p burn-memsave-paper -- {experiment}{size}{device}")
 }
 
-/// What benches recorded, by name.
+/// Blocks of what benches recorded, by name.
 fn recorded(directory: &Path) -> Result<Vec<(String, String)>, Box<dyn Error>> {
     let mut blocks = recorded::blocks(directory)?;
     blocks.push(("devices".into(), devices::table(directory)?.to_string()));
     Ok(blocks)
 }
 
-/// Texts by hand, with generated parts.
+/// Hand-written texts with generated blocks.
 const TEXTS: [&str; 2] = ["README.md", "RESULTS.md"];
 
-/// Writes the tables and the figures of the results that are there, and the texts of the `paper` with them.
+/// Writes tables and figures from the existing results, and the texts of the `paper` with them filled in.
 pub fn render(paper: &Path, output: &Path) -> Result<(), Box<dyn Error>> {
     let directories = ["results", "figures"].map(|name| output.join(name));
     for directory in &directories {
@@ -152,7 +152,7 @@ mod tests {
         assert!(names(&["layer"]).is_err_and(|error| error.starts_with("layer: no such experiment")));
     }
 
-    /// A table or a figure of each name is in a text once, and nothing else is.
+    /// Every table and figure has exactly one place in the texts, and nothing else has one.
     #[test]
     fn there_is_a_place_for_everything() {
         let paper = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -1,10 +1,10 @@
-//! What benches measured that this command does not run: `paper/recorded/NAME.csv`, where lines with `#` before the header say how.
+//! Tables of what benches measured, which this command does not run: `paper/recorded/NAME.csv`. Lines with `#` before the header say how.
 use crate::experiments::{Table, mib};
 use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-/// A table of every file, by the name `recorded-NAME`.
+/// A table for every file, under the name `recorded-NAME`.
 ///
 /// # Errors
 ///
@@ -21,7 +21,7 @@ pub fn blocks(directory: &Path) -> Result<Vec<(String, String)>, Box<dyn Error>>
     Ok(blocks)
 }
 
-/// The table of a file, of the columns in which there is something, and how it was made.
+/// The table of a file without its empty columns, and how it was made.
 fn block(text: &str) -> Result<String, Box<dyn Error>> {
     let source: Vec<&str> = text.lines().map_while(|line| line.strip_prefix("# ")).collect();
     let mut reader = csv::ReaderBuilder::new().comment(Some(b'#')).from_reader(text.as_bytes());
@@ -41,7 +41,7 @@ fn block(text: &str) -> Result<String, Box<dyn Error>> {
     Ok(format!("{table}\n\n{}", source.join("\n")))
 }
 
-/// How a column is called where it is read.
+/// The title of a column.
 fn title(column: &str) -> String {
     let units = [("_bytes", " (MiB)"), ("_milliseconds", " (ms)")];
     let unit = units.into_iter().find_map(|(end, unit)| Some((column.strip_suffix(end)?, unit)));
@@ -49,7 +49,7 @@ fn title(column: &str) -> String {
     format!("{}{unit}", name.replace('_', " ").replace("burn", "Burn").replace("pytorch", "PyTorch"))
 }
 
-/// A value in the unit that the [title] says, with as many digits as mean something.
+/// A value in the unit of its [title], with as many digits as are meaningful.
 fn shown(column: &str, value: &str) -> String {
     let bytes = value.parse().ok().filter(|_| column.ends_with("_bytes"));
     let decimal = value.parse::<f64>().ok().filter(|_| value.contains('.'));

@@ -1,4 +1,4 @@
-//! Files of results.
+//! Results of experiments, and their files.
 use crate::experiments::{Experiment, Settings, Size};
 use burn_memsave_paper::provenance::{self, Machine, Versions};
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-/// What an experiment measured, with all that one needs to know to believe it.
+/// What an experiment measured, and where and how it did so.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Results {
     pub experiment: String,
@@ -32,7 +32,7 @@ pub struct Part {
 }
 
 impl Results {
-    /// Without any yet.
+    /// Results without any parts yet.
     pub fn begin(experiment: &Experiment, settings: &Settings, source: &Option<String>) -> Self {
         Self {
             experiment: experiment.name.into(),
@@ -47,8 +47,8 @@ impl Results {
         }
     }
 
-    /// Whether parts of `other` need not be measured again: the settings, the machine, the versions and the commit of the source are the
-    /// same. Of a source without a commit nothing is known.
+    /// Whether parts of `other` need not be measured again, because the settings, the machine, the versions and the commit of the source
+    /// are the same. A source without a commit is never the same.
     fn stands_for(&self, other: &Self) -> bool {
         let key = |results: &Self| {
             (
@@ -61,9 +61,9 @@ impl Results {
         self.commit.is_some() && self.commit == other.commit && key(self) == key(other)
     }
 
-    /// Takes the parts that an earlier run left, if they [stand for](Self::stands_for) those of this one.
+    /// Takes over the parts of an earlier run, if they [stand for](Self::stands_for) those of this one.
     pub fn take_over(&mut self, directory: &Path) {
-        // A file that cannot be read is written anew.
+        // A file that cannot be read is replaced.
         if let Ok(Some(earlier)) = Self::read(directory, &self.experiment)
             && self.stands_for(&earlier)
         {
@@ -83,7 +83,7 @@ impl Results {
         self.parts.iter().flat_map(|part| &part.rows)
     }
 
-    /// What one reads below a table.
+    /// The line below a table: how and where it was made.
     pub fn source_line(&self) -> String {
         let seconds = self.parts.iter().map(|part| part.seconds).sum::<f64>();
         let small = match self.settings.size {
@@ -116,7 +116,7 @@ impl Results {
         serde_json::from_str(&text).map(Some).map_err(|error| format!("{}: {error}", path.display()))
     }
 
-    /// Writes JSON and CSV. A run that is stopped leaves the file before or after.
+    /// Writes JSON and CSV. A run that is stopped leaves either the old file or the new one.
     pub fn write(&self, directory: &Path) -> Result<(), Box<dyn Error>> {
         let name = &self.experiment;
         let experiment = crate::experiments::ALL.iter().find(|experiment| experiment.name == name);

@@ -1,5 +1,5 @@
-// BERT (arXiv 1810.04805) and RoBERTa (arXiv 1907.11692) with the topology of Hugging Face, without what is after the encoder,
-// written once. Whoever includes this file says which `nn` it is made of.
+// BERT (arXiv 1810.04805) and RoBERTa (arXiv 1907.11692), written once, with the topology of Hugging Face up to the end of the encoder.
+// The module that includes this file chooses `nn`.
 use crate::text::hugging_face::HuggingFace;
 use crate::text::{Encoder, EncoderSize};
 use burn::module::Module;

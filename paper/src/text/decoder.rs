@@ -1,5 +1,5 @@
-// Llama (arXiv 2407.21783) and Mistral (arXiv 2310.06825) with the topology of Hugging Face, written once. Whoever includes this
-// file says which `nn`, `attention`, of grouped queries, and `linear` it is made of, and has `next_token_loss`.
+// Llama (arXiv 2407.21783) and Mistral (arXiv 2310.06825), written once, with the topology of Hugging Face. The module that includes
+// this file chooses `nn`, a grouped-query `attention`, and `linear`, and provides `next_token_loss`.
 use crate::text::hugging_face::{HuggingFace, PairedRotations};
 use crate::text::{Decoder, DecoderSize, RotaryStretch};
 use burn::module::Module;
@@ -21,7 +21,7 @@ fn norm(size: &DecoderSize, device: &Device) -> RmsNorm {
     RmsNormConfig::new(size.width).with_epsilon(size.epsilon).init(device)
 }
 
-/// Causal attention with rotary positions, in which several heads of queries have the same keys and values.
+/// Causal attention with rotary positions, in which several heads of queries share keys and values.
 #[derive(Module, Debug)]
 pub struct Attention {
     query: Linear,
@@ -95,7 +95,7 @@ pub struct Llama {
     rotary: RotaryEncoding,
     blocks: Vec<Block>,
     norm: RmsNorm,
-    /// If it is not the embedding.
+    /// `None` if the head is the embedding.
     head: Option<Linear>,
     head_width: usize,
 }
@@ -119,10 +119,10 @@ impl Llama {
     }
 }
 
-/// The frequencies of rotary positions, stretched.
+/// The stretched frequencies of rotary positions.
 fn stretched(frequencies: Tensor<1>, stretch: &RotaryStretch) -> Tensor<1> {
     let &RotaryStretch { factor, low, high, original_length } = stretch;
-    // How often a wave fits into the original length: from 0 for the long ones to 1 for the short ones.
+    // How often a wave fits into the original length. `short` is 0 for long waves and 1 for short ones.
     let fits = frequencies.clone() * (original_length / (2.0 * PI));
     let short = ((fits - low) / (high - low)).clamp(0.0, 1.0);
     frequencies * (short.clone() + (-short + 1.0) / factor)

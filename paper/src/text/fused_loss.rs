@@ -1,4 +1,4 @@
-// The loss of `loss.rs`, whose logits are made in chunks. Whoever includes this file says which `functional` it is made of.
+// The loss of `loss.rs`, with logits that are computed in chunks. The module that includes this file chooses `functional`.
 use burn::tensor::{Int, Tensor};
 use functional::linear_cross_entropy;
 

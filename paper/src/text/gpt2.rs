@@ -1,5 +1,5 @@
-// GPT-2 with the topology of Hugging Face, but for a dropout of attention weights, which `attention` has not, written once.
-// Whoever includes this file says which `nn`, `attention` and `linear` it is made of, and has `next_token_loss`.
+// GPT-2, written once, with the topology of Hugging Face except for the dropout of attention weights, which `attention` does not have.
+// The module that includes this file chooses `nn`, `attention` and `linear`, and provides `next_token_loss`.
 use crate::text::hugging_face::HuggingFace;
 use crate::text::{Decoder, Gpt2Size};
 use burn::module::Module;
@@ -138,7 +138,7 @@ impl HuggingFace for Gpt2 {
         (r"\.mlp\.c_proj\.", ".outer."),
     ];
 
-    /// The weights of its dense layers, which are `Conv1D` there, are `[input, output]` as Burn's are.
+    /// In Hugging Face its dense layers are `Conv1D`, whose weights are `[input, output]` like Burn's.
     fn adapter(&self) -> impl ModuleAdapter + 'static {
         IdentityAdapter
     }

@@ -1,4 +1,4 @@
-//! Weights of the checkpoints of Hugging Face: `model.safetensors`, its shards, or `pytorch_model.bin`.
+//! Loads weights from Hugging Face checkpoints: `model.safetensors`, its shards, or `pytorch_model.bin`.
 //!
 //! ```no_run
 //! use burn::tensor::Device;
@@ -16,10 +16,10 @@ use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, LazyReport, WeightFil
 use burn_store::{ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, bridge};
 use std::path::{Path, PathBuf};
 
-/// A network that Hugging Face has checkpoints of.
+/// A network for which Hugging Face has checkpoints.
 pub trait HuggingFace: Module {
-    /// What is replaced in the names of their tensors, one after the other: regular expressions, and what takes the place of
-    /// their matches. What the network has not, and need not have, is renamed to something in `unused`.
+    /// Replacements in the names of their tensors, applied one after the other: regular expressions, and the replacements of their
+    /// matches. Tensors that the network does not need are renamed to something in `unused`.
     const NAMES: &'static [(&'static str, &'static str)];
 
     /// How their tensors become parameters.
@@ -57,7 +57,7 @@ pub fn load<M: HuggingFace>(model: M, path: impl AsRef<Path>) -> Result<M, LoadE
     Ok(lazy_load(model, path, &all_now)?.0)
 }
 
-/// The same with weights that stay in the file, as the options say; see [`LazyLoad::lazy_load`].
+/// The same with weights that stay in the file as far as the options say. See [`LazyLoad::lazy_load`].
 ///
 /// # Errors
 ///
@@ -79,8 +79,8 @@ pub fn lazy_load<M: HuggingFace>(
     }
 }
 
-/// For rotary positions: Burn rotates features `2 i` and `2 i + 1` of a head by one angle, Hugging Face `i` and `i + head / 2`.
-/// So the rows of the weights that make queries and keys change their places, after which products of both are the same.
+/// Reorders weights for rotary positions. Burn rotates features `2 i` and `2 i + 1` of a head by one angle, Hugging Face `i` and
+/// `i + head / 2`. So the rows of the weights of queries and keys are reordered; the products of queries and keys stay the same.
 #[derive(Clone, Debug)]
 pub struct PairedRotations {
     /// Features of a head.

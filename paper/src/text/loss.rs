@@ -1,4 +1,4 @@
-// What a language model learns from, written once. Whoever includes this file says which `nn` and `functional` it is made of.
+// The loss of a language model, written once. The module that includes this file chooses `nn` and `functional`.
 use burn::tensor::{Int, Tensor};
 use functional::linear;
 use nn::loss::CrossEntropyLossConfig;

@@ -1,5 +1,5 @@
-//! Networks for text, each written once and compiled for both namespaces. Weights come from checkpoints of Hugging Face: see
-//! [`hugging_face`].
+//! Text models, each written once and compiled twice: with Burn's layers and with burn-memsave's. [`hugging_face`] loads their weights
+//! from checkpoints.
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
 
@@ -59,7 +59,7 @@ macro_rules! models {
 }
 
 models!(
-    /// Of Burn's layers.
+    /// The models with Burn's layers.
     stock,
     burn::nn,
     burn::tensor::module,
@@ -75,7 +75,7 @@ models!(
     "loss.rs"
 );
 models!(
-    /// The same, and heads and losses in one.
+    /// The same with fused heads and losses.
     fused,
     burn_memsave::nn,
     burn_memsave::functional,
@@ -91,24 +91,24 @@ pub trait Encoder: Module {
     fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
 }
 
-/// A network that says which token comes next.
+/// A network that predicts the next token.
 pub trait Decoder: Module {
-    /// What there is of its kind.
+    /// The type of its size.
     type Size: Copy;
     /// With random weights.
     fn new(size: &Self::Size, device: &Device) -> Self;
-    /// `[batch, length, vocabulary]`, of tokens `[batch, length]`.
+    /// Logits `[batch, length, vocabulary]` of tokens `[batch, length]`.
     fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3>;
     /// The mean cross entropy of the tokens that follow, `[batch, length]`.
     fn loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1>;
 }
 
-/// A network that says which token of a text comes next, given another one.
+/// A network that predicts the next token of a text, given another text.
 pub trait EncoderDecoder: Module {
     /// With random weights.
     fn new(size: &T5Size, device: &Device) -> Self;
-    /// `[batch, length, vocabulary]`, of the tokens of the given text, `[batch, other length]`, and of the other, `[batch,
-    /// length]`.
+    /// Logits `[batch, length, vocabulary]` of the tokens of the given text, `source [batch, other length]`, and of the predicted one,
+    /// `tokens [batch, length]`.
     fn logits(&self, source: Tensor<2, Int>, tokens: Tensor<2, Int>) -> Tensor<3>;
     /// The mean cross entropy of the tokens that follow, `[batch, length]`.
     fn loss(&self, source: Tensor<2, Int>, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1>;

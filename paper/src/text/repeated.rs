@@ -1,4 +1,4 @@
-//! Attention of grouped queries as Burn's users write it.
+//! Grouped-query attention, as users of Burn write it.
 use burn::tensor::{Bool, Shape, Tensor, module, ops::AttentionModuleOptions};
 
 /// Burn's attention, with the heads of keys and values repeated for the heads of queries that share them.

@@ -1,7 +1,8 @@
+//! The sizes of text models: published ones, and small ones for tests.
 /// The size of an encoder of text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EncoderSize {
-    /// Tokens that there are.
+    /// The number of different tokens.
     pub vocabulary: usize,
     /// Features.
     pub width: usize,
@@ -13,9 +14,9 @@ pub struct EncoderSize {
     pub layers: usize,
     /// The longest sequence.
     pub length: usize,
-    /// The row of the table of positions that is the first token's.
+    /// The row of the first token in the table of positions.
     pub first_position: usize,
-    /// Kinds of segments, of which all tokens are the first.
+    /// The number of segment types. All tokens are of the first.
     pub segments: usize,
     /// What norms add to the variance.
     pub epsilon: f64,
@@ -38,11 +39,11 @@ impl EncoderSize {
         dropout: 0.1,
     };
 
-    /// RoBERTa-base. The first two rows of its table of positions are for padding, of which there is none here.
+    /// RoBERTa-base. The first two rows of its table of positions are for padding, which is not used here.
     pub const ROBERTA_BASE: Self =
         Self { vocabulary: 50_265, first_position: 2, segments: 1, epsilon: 1e-5, ..Self::BERT_BASE };
 
-    /// For tests, of either kind.
+    /// A small size of the same kind, for tests.
     pub const fn tiny(self) -> Self {
         Self { vocabulary: 50, width: 24, hidden: 40, heads: 3, layers: 2, length: 12, dropout: 0.0, ..self }
     }
@@ -51,9 +52,9 @@ impl EncoderSize {
 /// The size of a GPT-2.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gpt2Size {
-    /// Tokens that there are.
+    /// The number of different tokens.
     pub vocabulary: usize,
-    /// Features; four times as many between the two layers of a feed-forward block.
+    /// Features. There are four times as many between the two layers of a feed-forward block.
     pub width: usize,
     /// Heads of attention.
     pub heads: usize,
@@ -84,7 +85,7 @@ impl Gpt2Size {
 /// The size of a T5.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct T5Size {
-    /// Tokens that there are.
+    /// The number of different tokens.
     pub vocabulary: usize,
     /// Features.
     pub width: usize,
@@ -98,7 +99,7 @@ pub struct T5Size {
     pub layers: usize,
     /// Classes of distances between tokens.
     pub buckets: usize,
-    /// The distance from which all are of one class.
+    /// The distance from which all distances share one class.
     pub distance: usize,
     /// The dropout rate.
     pub dropout: f64,
@@ -134,7 +135,7 @@ impl T5Size {
 /// The size of a decoder in the style of Llama.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecoderSize {
-    /// Tokens that there are.
+    /// The number of different tokens.
     pub vocabulary: usize,
     /// Features.
     pub width: usize,
@@ -146,11 +147,11 @@ pub struct DecoderSize {
     pub key_heads: usize,
     /// Blocks of attention and feed-forward layers.
     pub layers: usize,
-    /// The longest sequence: so many positions have their rotations in a table.
+    /// The longest sequence, for which rotations are tabulated.
     pub length: usize,
     /// The base of the wavelengths of rotary positions.
     pub theta: f32,
-    /// How these were stretched for longer sequences.
+    /// How these wavelengths were stretched for longer sequences.
     pub stretch: Option<RotaryStretch>,
     /// What norms add to the mean square.
     pub epsilon: f64,
@@ -161,13 +162,13 @@ pub struct DecoderSize {
 /// How the wavelengths of rotary positions are stretched: `rope_type` `llama3`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RotaryStretch {
-    /// By what factor the long ones are.
+    /// The factor by which long wavelengths are stretched.
     pub factor: f64,
-    /// Those are long that fit fewer times than this into the original length.
+    /// Wavelengths that fit fewer times than this into the original length are long.
     pub low: f64,
-    /// Those are short, and stay, that fit more times than this into it.
+    /// Wavelengths that fit more times than this into it are short, and stay as they are.
     pub high: f64,
-    /// The longest sequence before.
+    /// The longest sequence before the stretching.
     pub original_length: f64,
 }
 
@@ -202,7 +203,7 @@ impl DecoderSize {
         tied: false,
     };
 
-    /// For tests, of either kind.
+    /// A small size of the same kind, for tests.
     pub const fn tiny(self) -> Self {
         Self { vocabulary: 50, width: 24, hidden: 40, heads: 6, key_heads: 2, layers: 2, length: 12, ..self }
     }

@@ -1,6 +1,5 @@
-// T5 (arXiv 1910.10683) of version 1.0 with the topology of Hugging Face, but for a dropout of attention weights, which
-// `attention` has not, written once. Whoever includes this file says which `nn`, `attention` and `linear` it is made of, and has
-// `next_token_loss`.
+// T5 (arXiv 1910.10683) version 1.0, written once, with the topology of Hugging Face except for the dropout of attention weights, which
+// `attention` does not have. The module that includes this file chooses `nn`, `attention` and `linear`, and provides `next_token_loss`.
 use crate::text::hugging_face::HuggingFace;
 use crate::text::{EncoderDecoder, T5Size};
 use burn::module::Module;
@@ -50,7 +49,7 @@ impl Attention {
     }
 }
 
-/// Attention to what the encoder made.
+/// Attention to the output of the encoder.
 #[derive(Module, Debug)]
 pub struct Cross {
     norm: RmsNorm,
@@ -98,8 +97,8 @@ impl Block {
     }
 }
 
-/// The classes of distances `[from, to]` of tokens: one for each that is short, and for longer ones by their logarithm. A decoder
-/// looks back only.
+/// The classes of distances between tokens, `[from, to]`: one for each short distance, and by the logarithm for longer ones. A decoder
+/// only looks back.
 fn buckets_of(length: usize, buckets: usize, farthest: usize, looks_ahead: bool) -> Vec<i32> {
     let buckets = if looks_ahead { buckets / 2 } else { buckets };
     let exact = buckets / 2;
@@ -122,7 +121,7 @@ fn buckets_of(length: usize, buckets: usize, farthest: usize, looks_ahead: bool)
 /// The encoder, or the decoder.
 #[derive(Module, Debug)]
 pub struct Stack {
-    /// What attention adds to its products, for every class of distances and every head; all blocks have the same.
+    /// What attention adds to its products, for every class of distances and every head. All blocks share it.
     bias: Embedding,
     distance: usize,
     blocks: Vec<Block>,
@@ -156,7 +155,7 @@ impl Stack {
     }
 }
 
-/// Encoder and decoder; the embeddings of both and the head are one.
+/// Encoder and decoder. Both embeddings and the head share one weight.
 #[derive(Module, Debug)]
 pub struct T5 {
     words: Embedding,

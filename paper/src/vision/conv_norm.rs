@@ -1,5 +1,5 @@
-// A convolution and its batch norm, of which most networks for images are made, written once. Whoever includes this file says which
-// `nn` they are of.
+// A convolution and its batch norm, the building block of most image networks, written once. The module that includes this file
+// chooses `nn`.
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 use nn::conv::{Conv2d, Conv2dConfig};

@@ -1,5 +1,5 @@
-// ConvNeXt with the topology of torchvision (arXiv 2201.03545), without stochastic depth, written once. Whoever includes this file says
-// which `nn` it is made of.
+// ConvNeXt (arXiv 2201.03545), written once, with the topology of torchvision but without stochastic depth. The module that includes
+// this file chooses `nn`.
 use crate::vision::torchvision::{Keys, Torchvision};
 use crate::vision::{Classifier, ConvNext};
 use burn::module::{Module, Param};
@@ -72,12 +72,12 @@ impl Downsample {
 /// Blocks of one width.
 #[derive(Module, Debug)]
 pub struct Stage {
-    /// Of all stages but the first.
+    /// In all stages but the first.
     downsample: Option<Downsample>,
     blocks: Vec<Block>,
 }
 
-/// A ConvNeXt that says what is in images.
+/// A ConvNeXt that classifies images.
 #[derive(Module, Debug)]
 pub struct Net {
     patches: Conv2d,

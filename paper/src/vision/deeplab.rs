@@ -1,5 +1,5 @@
-// DeepLabV3 on a residual network with the topology of torchvision (arXiv 1706.05587), without the auxiliary classifier, written once.
-// Whoever includes this file says which `nn` it is made of.
+// DeepLabV3 (arXiv 1706.05587) on a residual network, written once, with the topology of torchvision but without the auxiliary
+// classifier. The module that includes this file chooses `nn`.
 use super::conv_norm::ConvNorm;
 use super::resnet::Residual;
 use super::upsample::upsample;
@@ -12,10 +12,10 @@ use nn::conv::{Conv2d, Conv2dConfig};
 use nn::pool::{AdaptiveAvgPool2d, AdaptiveAvgPool2dConfig};
 use nn::{Dropout, DropoutConfig, Relu};
 
-/// Logits of features that are seen at several rates of dilation, and of their means.
+/// Logits from convolutions of the features with several rates of dilation, and from their means.
 #[derive(Module, Debug)]
 pub struct Head {
-    /// The first is of 1x1.
+    /// The first is 1x1.
     convs: Vec<ConvNorm>,
     mean: AdaptiveAvgPool2d,
     pooled: ConvNorm,

@@ -1,5 +1,5 @@
-// EfficientNetV2 with the topology of torchvision (arXiv 2104.00298), without stochastic depth, written once. Whoever includes this
-// file says which `nn` it is made of.
+// EfficientNetV2 (arXiv 2104.00298), written once, with the topology of torchvision but without stochastic depth. The module that
+// includes this file chooses `nn`.
 use super::conv_norm::ConvNorm;
 use crate::vision::torchvision::{Keys, Torchvision};
 use crate::vision::{Classifier, EfficientNet, EfficientStage};
@@ -16,7 +16,7 @@ fn conv_norm(channels: [usize; 2], kernel: usize, stride: usize, groups: usize, 
     ConvNorm::with_norm(conv, BatchNormConfig::new(channels[1]).with_epsilon(1e-3), device)
 }
 
-/// Scales channels by what their means say (arXiv 1709.01507).
+/// Scales channels by factors that are computed from their means (arXiv 1709.01507).
 #[derive(Module, Debug)]
 pub struct SqueezeExcitation {
     mean: AdaptiveAvgPool2d,
@@ -82,7 +82,7 @@ impl Block {
     }
 }
 
-/// An EfficientNetV2 that says what is in images.
+/// An EfficientNetV2 that classifies images.
 #[derive(Module, Debug)]
 pub struct Net {
     stem: ConvNorm,

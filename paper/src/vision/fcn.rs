@@ -1,5 +1,5 @@
-// A fully convolutional network on a residual network with the topology of torchvision (arXiv 1411.4038), without the auxiliary
-// classifier, written once. Whoever includes this file says which `nn` it is made of.
+// A fully convolutional network (arXiv 1411.4038) on a residual network, written once, with the topology of torchvision but without the
+// auxiliary classifier. The module that includes this file chooses `nn`.
 use super::conv_norm::ConvNorm;
 use super::resnet::Residual;
 use super::upsample::upsample;

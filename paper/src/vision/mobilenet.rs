@@ -1,4 +1,4 @@
-// MobileNetV3 with the topology of torchvision (arXiv 1905.02244), written once. Whoever includes this file says which `nn` it is made of.
+// MobileNetV3 (arXiv 1905.02244), written once, with the topology of torchvision. The module that includes this file chooses `nn`.
 use super::conv_norm::ConvNorm;
 use crate::vision::torchvision::{Keys, Torchvision};
 use crate::vision::{Classifier, InvertedResidual, MobileNet};
@@ -15,13 +15,13 @@ fn conv_norm(conv: Conv2dConfig, device: &Device) -> ConvNorm {
     ConvNorm::with_norm(conv, norm, device)
 }
 
-/// The multiple of 8 that is closest, but not less than nine tenths.
+/// The closest multiple of 8 that is not less than nine tenths of `channels`.
 fn multiple_of_8(channels: usize) -> usize {
     let rounded = ((channels + 4) / 8 * 8).max(8);
     if 10 * rounded < 9 * channels { rounded + 8 } else { rounded }
 }
 
-/// Scales channels by what their means say (arXiv 1709.01507).
+/// Scales channels by factors that are computed from their means (arXiv 1709.01507).
 #[derive(Module, Debug)]
 pub struct SqueezeExcitation {
     mean: AdaptiveAvgPool2d,
@@ -85,7 +85,7 @@ impl Block {
     }
 }
 
-/// A MobileNetV3 that says what is in images.
+/// A MobileNetV3 that classifies images.
 #[derive(Module, Debug)]
 pub struct Net {
     stem: ConvNorm,

@@ -1,4 +1,4 @@
-//! Networks for images, each written once and compiled for both namespaces.
+//! Image networks, each written once and compiled twice: with Burn's layers and with burn-memsave's.
 use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
@@ -31,19 +31,19 @@ macro_rules! models {
                 include!("resnet.rs");
             }
 
-            /// Networks of nothing but convolutions of 3x3, pools and dense layers.
+            /// Networks of only 3x3 convolutions, pools and dense layers.
             pub mod vgg {
                 use $nn;
                 include!("vgg.rs");
             }
 
-            /// Networks that were searched for.
+            /// Networks found by architecture search.
             pub mod efficientnet {
                 use $nn;
                 include!("efficientnet.rs");
             }
 
-            /// Networks that were searched for, for phones.
+            /// Networks found by architecture search, for phones.
             pub mod mobilenet {
                 use $nn;
                 include!("mobilenet.rs");
@@ -61,7 +61,7 @@ macro_rules! models {
                 include!("vit.rs");
             }
 
-            /// Segmentation, seen at several rates of dilation.
+            /// Segmentation with several rates of dilation.
             pub mod deeplab {
                 use $nn;
                 include!("deeplab.rs");
@@ -73,7 +73,7 @@ macro_rules! models {
                 include!("fcn.rs");
             }
 
-            /// Segmentation with what was seen on the way down.
+            /// Segmentation with skip connections from the way down to the way up.
             pub mod unet {
                 use $nn;
                 include!("unet.rs");
@@ -83,7 +83,7 @@ macro_rules! models {
 }
 
 models!(
-    /// Of Burn's layers.
+    /// The networks with Burn's layers.
     stock,
     burn::nn
 );
@@ -93,9 +93,9 @@ models!(
     burn_memsave::nn
 );
 
-/// A network that says what is in images.
+/// A network that classifies images.
 pub trait Classifier: Module {
-    /// What there is of its kind.
+    /// The type of its variants.
     type Variant: Copy;
     /// With random weights.
     fn new(variant: Self::Variant, device: &Device) -> Self;
@@ -103,9 +103,9 @@ pub trait Classifier: Module {
     fn forward(&self, images: Tensor<4>) -> Tensor<2>;
 }
 
-/// A network that says what is at every pixel of images.
+/// A network that classifies every pixel of images.
 pub trait Segmenter: Module {
-    /// What there is of its kind.
+    /// The type of its variants.
     type Variant: Copy;
     /// With random weights.
     fn new(variant: Self::Variant, device: &Device) -> Self;

@@ -1,5 +1,5 @@
-// Residual networks with the topology of torchvision (arXiv 1512.03385), also with groups (ResNeXt, arXiv 1611.05431) and with dilation
-// in place of strides (arXiv 1706.05587), written once. Whoever includes this file says which `nn` they are made of.
+// Residual networks (arXiv 1512.03385), written once, with the topology of torchvision; also with groups (ResNeXt, arXiv 1611.05431) and
+// with dilation in place of strides (arXiv 1706.05587). The module that includes this file chooses `nn`.
 use super::conv_norm::ConvNorm;
 use crate::vision::torchvision::{Keys, Torchvision};
 use crate::vision::{Classifier, ResNet};
@@ -26,7 +26,7 @@ impl Block {
         Self::of(convs.into(), [input, output], stride, device)
     }
 
-    /// 1x1, 3x3 and 1x1, of which the second may have groups and dilation.
+    /// Convolutions of 1x1, 3x3 and 1x1. The second may have groups and dilation.
     fn bottleneck(input: usize, inner: Conv2dConfig, output: usize, device: &Device) -> Self {
         let conv = |channels| Conv2dConfig::new(channels, [1, 1]);
         let (stride, [first, last]) = (inner.stride[0], inner.channels);
@@ -58,7 +58,7 @@ impl Block {
     }
 }
 
-/// A residual network, and what is made of its features.
+/// A residual network with a head for its features.
 #[derive(Module, Debug)]
 pub struct Residual<H: Module> {
     stem: ConvNorm,
@@ -68,7 +68,7 @@ pub struct Residual<H: Module> {
     layer2: Vec<Block>,
     layer3: Vec<Block>,
     layer4: Vec<Block>,
-    /// Takes the features.
+    /// Reads the features.
     pub head: H,
 }
 
@@ -77,7 +77,7 @@ impl<H: Module> Residual<H> {
     ///
     /// # Panics
     ///
-    /// If basic blocks are to have groups or dilation, which they have not in torchvision.
+    /// If basic blocks should have groups or dilation, which torchvision does not support.
     pub fn with_head(net: ResNet, head: H, device: &Device) -> Self {
         assert!(
             net.bottleneck || (net.groups, net.group_width, net.dilated) == (1, 64, [false; 3]),
@@ -126,7 +126,7 @@ impl<H: Module> Residual<H> {
         layers.into_iter().flatten().fold(x, |x, block| plan::block(block, x, Block::forward))
     }
 
-    /// Of everything but the head.
+    /// The keys of everything but the head.
     pub fn feature_keys() -> Keys {
         let mut keys = Keys::default().replace(r"^conv1\.", "stem.conv.").replace(r"^bn1\.", "stem.norm.");
         for at in 0..3 {
@@ -145,7 +145,7 @@ pub struct Head {
     dense: Linear,
 }
 
-/// A residual network that says what is in images.
+/// A residual network that classifies images.
 pub type Net = Residual<Head>;
 
 impl Classifier for Net {

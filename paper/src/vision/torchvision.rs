@@ -1,4 +1,4 @@
-//! Weights from checkpoints of torchvision.
+//! Loads weights from torchvision checkpoints.
 use burn::module::Module;
 use burn::tensor::TensorData;
 use burn_memsave::burn_next::{handed, packed};
@@ -10,7 +10,7 @@ use burn_store::{
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// What turns names of a checkpoint into paths of parameters: regular expressions whose matches are replaced, one after the other.
+/// Turns the names in a checkpoint into paths of parameters: replaces the matches of regular expressions, one after the other.
 ///
 /// ```
 /// use burn_memsave_paper::vision::torchvision::Keys;
@@ -31,7 +31,7 @@ impl Keys {
         Self(self.0.add_pattern(from, to).expect("a valid expression"))
     }
 
-    /// Then replaces what `others` say.
+    /// Then replaces as `others` do.
     pub fn and(mut self, others: Self) -> Self {
         self.0.patterns.extend(others.0.patterns);
         self
@@ -44,9 +44,9 @@ impl Keys {
     }
 }
 
-/// A network that there is in torchvision, too.
+/// A network that torchvision has, too.
 pub trait Torchvision: Module {
-    /// What turns torchvision's names of parameters into paths in this network.
+    /// Turns torchvision's names of parameters into paths in this network.
     fn keys(&self) -> Keys;
 }
 
@@ -82,7 +82,7 @@ pub enum LoadError {
     },
 }
 
-/// The first of them.
+/// The first of the names, for an error.
 fn listed(what: &str, names: &[String]) -> String {
     const SHOWN: usize = 8;
     let rest = names.len().saturating_sub(SHOWN);
@@ -94,11 +94,11 @@ fn listed(what: &str, names: &[String]) -> String {
     }
 }
 
-/// Loads the weights of a checkpoint that torchvision, or `torch.save(model.state_dict(), path)`, wrote: safetensors if the file is
-/// called so, else what `torch.save` writes.
+/// Loads the weights of a checkpoint that torchvision, or `torch.save(model.state_dict(), path)`, wrote. A file with the extension
+/// `safetensors` is read as such, any other as the format of `torch.save`.
 ///
-/// Every parameter and every running statistic is loaded, or nothing is. Left out are the numbers of batches that batch norms have seen,
-/// and the auxiliary classifiers of segmentation networks.
+/// Either every parameter and every running statistic is loaded, or nothing is. The number of batches that batch norms have seen, and the
+/// auxiliary classifiers of segmentation networks, are left out.
 ///
 /// ```no_run
 /// use burn::tensor::Device;
@@ -111,7 +111,7 @@ fn listed(what: &str, names: &[String]) -> String {
 ///
 /// # Errors
 ///
-/// Returns an error if the file cannot be read, and if its tensors are not the parameters of the network, one for one.
+/// If the file cannot be read, or if its tensors are not the parameters of the network, one for one.
 pub fn load<M: Torchvision>(mut model: M, path: impl AsRef<Path>) -> Result<M, LoadError> {
     let path = path.as_ref();
     let keys = model.keys();
@@ -145,7 +145,7 @@ fn wrong(error: &ApplyError) -> String {
     }
 }
 
-/// The tensors of a file, whose bytes are read when they are needed.
+/// The tensors of a file. Their bytes are read when they are needed.
 fn read(path: &Path) -> Result<Vec<Tensor>, LoadError> {
     fn all<S: ModuleStore>(mut store: S) -> Result<Vec<Tensor>, String> {
         match store.get_all_tensors() {
@@ -155,13 +155,13 @@ fn read(path: &Path) -> Result<Vec<Tensor>, LoadError> {
     }
     let tensors = match path.extension().is_some_and(|extension| extension == "safetensors") {
         true => all(SafetensorsStore::from_file(path)),
-        // Indices stay as they are: the keys of a network know of gaps.
+        // Indices stay as they are, because the keys of a network expect gaps.
         false => all(PytorchStore::from_file(path).map_indices_contiguous(false)),
     };
     tensors.map_err(|reason| LoadError::Read { path: path.into(), reason })
 }
 
-/// PyTorch's attention has the projections of queries, keys and values in one tensor, Burn's has three.
+/// Splits the projections of queries, keys and values, which are one tensor in PyTorch's attention and three in Burn's.
 fn split_projections(tensor: Tensor) -> Vec<Tensor> {
     let Some((module, parameter)) = tensor.name.split_once(".in_proj_") else { return vec![tensor] };
     let mut shape = tensor.shape.clone();

@@ -1,6 +1,7 @@
-// The U-Net (arXiv 1505.04597), written once: its widths, two convolutions of 3x3 per size, transposed convolutions of 2x2 on the way up.
-// As in https://github.com/milesial/Pytorch-UNet (`UNet(3, classes, bilinear=False)`), whose checkpoints it loads, convolutions are padded
-// and have batch norms; torchvision has no U-Net. Whoever includes this file says which `nn` it is made of.
+// The U-Net (arXiv 1505.04597), written once, with its widths, two 3x3 convolutions per size, and 2x2 transposed convolutions on the way
+// up. torchvision has no U-Net, so this one loads the checkpoints of https://github.com/milesial/Pytorch-UNet: of
+// `UNet(3, classes, bilinear=False)`. As there, convolutions are padded and have batch norms. The module that includes this file
+// chooses `nn`.
 use super::conv_norm::ConvNorm;
 use crate::vision::torchvision::{Keys, Torchvision};
 use crate::vision::{Segmenter, UNet};
@@ -42,7 +43,7 @@ impl Down {
     }
 }
 
-/// On the way up: doubles the size of images, beside those that had it on the way down.
+/// On the way up: doubles the size of images, and joins those that had this size on the way down.
 #[derive(Module, Debug)]
 pub struct Up {
     up: ConvTranspose2d,
@@ -55,7 +56,7 @@ impl Up {
     }
 }
 
-/// A U-Net, for images whose height and width are multiples of 2 to the number of its halvings: 16.
+/// A U-Net. The height and width of images have to be multiples of 2 to the number of halvings: of 16 for four.
 #[derive(Module, Debug)]
 pub struct Net {
     first: Double,

@@ -1,22 +1,22 @@
-//! What there is of every kind of network, as torchvision names it; other sizes are made with struct updates:
+//! The variants of every kind of network, with torchvision's names. Other sizes are made with struct updates:
 //! `ResNet { classes: 10, ..ResNet::D18 }`.
 
 /// A residual network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResNet {
-    /// Blocks are of 1x1, 3x3 and 1x1 convolutions and end four times as wide; else they are basic, of two of 3x3.
+    /// Whether blocks have 1x1, 3x3 and 1x1 convolutions and end four times as wide. Basic blocks have two 3x3 convolutions.
     pub bottleneck: bool,
-    /// In each of the four stages.
+    /// Blocks in each of the four stages.
     pub blocks: [usize; 4],
     /// Channels of the first convolution and stage; each further stage has twice as many.
     pub width: usize,
-    /// Of the 3x3 convolutions.
+    /// Groups of the 3x3 convolutions.
     pub groups: usize,
-    /// Channels of a group, of 64 of the width.
+    /// Channels of a group, if the width is 64.
     pub group_width: usize,
-    /// Which of the last three stages are dilated instead of half the size of the stage before.
+    /// Which of the last three stages are dilated instead of halving the size.
     pub dilated: [bool; 3],
-    /// In the result.
+    /// Classes in the result.
     pub classes: usize,
 }
 
@@ -56,7 +56,7 @@ pub struct Vgg {
     pub hidden: usize,
     /// The dropout rate after dense layers.
     pub dropout: f64,
-    /// In the result.
+    /// Classes in the result.
     pub classes: usize,
 }
 
@@ -76,28 +76,28 @@ impl Vgg {
 /// An EfficientNetV2.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EfficientNet {
-    /// Blocks of a kind. The first stage has the width of the first convolution.
+    /// Stages of equal blocks. The first stage has the width of the first convolution.
     pub stages: &'static [EfficientStage],
-    /// Of the last convolution.
+    /// Channels of the last convolution.
     pub features: usize,
     /// The dropout rate before the last layer.
     pub dropout: f64,
-    /// In the result.
+    /// Classes in the result.
     pub classes: usize,
 }
 
 /// A stage of an [`EfficientNet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EfficientStage {
-    /// Blocks have a full convolution in place of expansion, depthwise convolution and excitation.
+    /// Whether blocks have a full convolution in place of expansion, depthwise convolution and excitation.
     pub fused: bool,
     /// How much wider blocks are inside.
     pub expansion: usize,
-    /// Of the first block.
+    /// The stride of the first block.
     pub stride: usize,
     /// Channels.
     pub width: usize,
-    /// How many.
+    /// The number of blocks.
     pub blocks: usize,
 }
 
@@ -144,20 +144,20 @@ impl EfficientNet {
 pub struct MobileNet {
     /// Channels of the first convolution.
     pub stem: usize,
-    /// In turn.
+    /// The blocks, in order.
     pub blocks: &'static [InvertedResidual],
     /// Between the two dense layers.
     pub features: usize,
     /// The dropout rate before the last layer.
     pub dropout: f64,
-    /// In the result.
+    /// Classes in the result.
     pub classes: usize,
 }
 
 /// A block of a [`MobileNet`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvertedResidual {
-    /// Of the depthwise convolution.
+    /// The kernel of the depthwise convolution.
     pub kernel: usize,
     /// Channels inside.
     pub expanded: usize,
@@ -165,9 +165,9 @@ pub struct InvertedResidual {
     pub width: usize,
     /// Whether it has an excitation.
     pub excitation: bool,
-    /// Whether activations are hard swishes; else relus.
+    /// Whether activations are hard swishes. Otherwise they are relus.
     pub hard_swish: bool,
-    /// Of the depthwise convolution.
+    /// The stride of the depthwise convolution.
     pub stride: usize,
 }
 
@@ -216,11 +216,11 @@ impl MobileNet {
 pub struct ConvNext {
     /// Channels of each stage.
     pub widths: [usize; 4],
-    /// In each stage.
+    /// Blocks in each stage.
     pub blocks: [usize; 4],
-    /// What residual branches are scaled by at first, per channel.
+    /// The initial scale of residual branches, per channel.
     pub scale: f64,
-    /// In the result.
+    /// Classes in the result.
     pub classes: usize,
 }
 
@@ -239,7 +239,7 @@ pub struct Vit {
     pub patch: usize,
     /// Blocks of attention and feed-forward layers.
     pub layers: usize,
-    /// Of attention.
+    /// Heads of attention.
     pub heads: usize,
     /// Features.
     pub width: usize,
@@ -249,7 +249,7 @@ pub struct Vit {
     pub dropout: f64,
     /// The dropout rate of the weights of attention.
     pub attention_dropout: f64,
-    /// In the result.
+    /// Classes in the result.
     pub classes: usize,
 }
 
@@ -271,15 +271,15 @@ impl Vit {
 /// A DeepLabV3.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeepLab {
-    /// What makes the features; its classes do not count.
+    /// The network that computes the features. Its classes are ignored.
     pub backbone: ResNet,
     /// Channels of the head.
     pub width: usize,
-    /// At which the head sees features.
+    /// The rates of dilation of the head.
     pub rates: [usize; 3],
     /// The dropout rate in the head.
     pub dropout: f64,
-    /// In the result.
+    /// Classes in the result.
     pub classes: usize,
 }
 
@@ -297,11 +297,11 @@ impl DeepLab {
 /// A fully convolutional network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fcn {
-    /// What makes the features; its classes do not count.
+    /// The network that computes the features. Its classes are ignored.
     pub backbone: ResNet,
     /// The dropout rate in the head.
     pub dropout: f64,
-    /// In the result.
+    /// Classes in the result.
     pub classes: usize,
 }
 
@@ -317,7 +317,7 @@ pub struct UNet {
     pub width: usize,
     /// Halvings.
     pub depth: usize,
-    /// In the result.
+    /// Classes in the result.
     pub classes: usize,
 }
 

@@ -1,5 +1,5 @@
-// VGG with the topology of torchvision (arXiv 1409.1556), with batch norms or without, written once. Whoever includes this file says
-// which `nn` it is made of.
+// VGG (arXiv 1409.1556) with or without batch norms, written once, with the topology of torchvision. The module that includes this file
+// chooses `nn`.
 use crate::vision::torchvision::{Keys, Torchvision};
 use crate::vision::{Classifier, Vgg};
 use burn::module::Module;
@@ -56,7 +56,7 @@ impl Stage {
     }
 }
 
-/// A VGG that says what is in images.
+/// A VGG that classifies images.
 #[derive(Module, Debug)]
 pub struct Net {
     stages: Vec<Stage>,

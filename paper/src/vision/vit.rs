@@ -1,5 +1,4 @@
-// Vision transformers with the topology of torchvision (arXiv 2010.11929), written once. Whoever includes this file says which `nn` they
-// are made of.
+// Vision transformers (arXiv 2010.11929), written once, with the topology of torchvision. The module that includes this file chooses `nn`.
 use crate::vision::torchvision::{Keys, Torchvision};
 use crate::vision::{Classifier, Vit};
 use burn::module::{Module, Param};
@@ -15,7 +14,7 @@ fn layer_norm(width: usize, device: &Device) -> LayerNorm {
     LayerNormConfig::new(width).with_epsilon(1e-6).init(device)
 }
 
-/// Attention and a feed-forward block, each of what its norm makes of the features, and added to them.
+/// Attention and a feed-forward block. Each reads the features through its norm, and its result is added to them.
 #[derive(Module, Debug)]
 pub struct Block {
     attention_norm: LayerNorm,
@@ -50,7 +49,7 @@ impl Block {
     }
 }
 
-/// A vision transformer that says what is in images of one size.
+/// A vision transformer that classifies images of one size.
 #[derive(Module, Debug)]
 pub struct Net {
     patches: Conv2d,

@@ -1,12 +1,13 @@
+//! [`LazyCache`]: shows the cache of a loaded module to its user.
 use super::{Shared, Slot, Statistics};
 use crate::measure::human_bytes;
 use std::fmt;
 use std::sync::Arc;
 
-/// A look at the lazy weights of a module, at any time: which are in memory, which somebody holds, what was read. Displays
-/// as a few lines.
+/// Shows the lazy weights of a module at any time: which ones are in memory, which ones are held elsewhere, and what was read. Displays as
+/// a few lines.
 ///
-/// It holds no weight: what the cache has is freed with the module and its clones.
+/// It keeps no weight alive: the cache frees its weights when the module and its clones are dropped.
 ///
 /// ```
 /// use burn::module::Module;
@@ -48,19 +49,19 @@ impl LazyCache {
         self.0.settings.device_budget.used()
     }
 
-    /// What was read so far, and who had to wait.
+    /// What was read so far, and how often and how long layers waited.
     pub fn statistics(&self) -> Statistics {
         self.0.lock().statistics
     }
 
-    /// The lazy parameters whose weights the cache has now.
+    /// Paths of the lazy parameters whose weights are in the cache now.
     pub fn cached(&self) -> Vec<&str> {
         let state = self.0.lock();
         self.paths(|index| matches!(state.slots[index], Slot::Present(_)))
     }
 
-    /// The lazy parameters whose weights somebody else holds now. Between a forward pass and its backward pass these are the
-    /// weights of stock layers, which keep what layers of this library read again.
+    /// Paths of the lazy parameters whose weights something outside the cache holds now. Between a forward pass and its backward pass these
+    /// are the weights of Burn's layers, which keep what layers of this library read again.
     pub fn held(&self) -> Vec<&str> {
         let state = self.0.lock();
         self.paths(|index| {

@@ -1,7 +1,7 @@
-//! The weights in memory: as many as the budget allows, and the ones that are used next.
+//! The cache of lazy weights. It holds as many weights as the budget allows, preferably those that are used next.
 //!
-//! [`pool`] is the memory they are in, [`order`] learns in which order they are used, [`policy`] decides what is evicted
-//! and read ahead; here is the state that all threads share, and the reading.
+//! [`pool`] is the memory that weights are read into, [`order`] learns the order in which they are used, and [`policy`]
+//! decides what is evicted and what is read ahead. This file has the state that all threads share, and the reading.
 mod handle;
 mod order;
 mod policy;
@@ -34,7 +34,7 @@ pub(super) struct Weight {
     pub dtype: DType,
     /// Whether only rows of it are read, as far as is known.
     pub by_rows: bool,
-    /// Where it stays on devices.
+    /// Its copies that stay on devices.
     pub resident: Resident,
 }
 
@@ -58,7 +58,8 @@ pub(super) struct Settings {
     pub on_progress: Option<OnProgress>,
 }
 
-/// The weights of a module, whose lazy parameters share it. What it has is freed with the last of them.
+/// The weights of a module. All its lazy parameters share this cache, which frees its weights when the last of them is
+/// dropped.
 pub(super) struct Cache(Arc<Shared>);
 
 impl Cache {
@@ -117,7 +118,7 @@ struct Shared {
     weights: Vec<Weight>,
     settings: Settings,
     pool: Arc<Pool>,
-    /// Locked before the pool, where both are.
+    /// Where both are locked, this is locked before the pool.
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -125,23 +126,24 @@ struct Shared {
 #[derive(Debug)]
 enum Slot {
     Absent,
-    /// Somebody reads it.
+    /// A thread is reading it.
     Reading,
     Present(Arc<WeightBytes>),
 }
 
-/// What is where; one of each per weight.
+/// Where each weight is. Every vector has one entry per weight.
 #[derive(Debug)]
 struct State {
     slots: Vec<Slot>,
-    /// What was read last, which somebody may hold after it was evicted.
+    /// The bytes that were read last, which something may still hold after they were evicted.
     last_read: Vec<Weak<WeightBytes>>,
     by_rows: Vec<bool>,
     /// Whether it was read at all.
     seen: Vec<bool>,
     order: Order,
     statistics: Statistics,
-    /// Nothing is read ahead any more: nobody uses the cache, or a read failed, which the next use will report.
+    /// Whether reading ahead has stopped: the cache was dropped, or a read failed, which the next use of that weight
+    /// will report.
     stopped: bool,
 }
 
@@ -225,8 +227,9 @@ impl Shared {
         result
     }
 
-    /// Reads a weight, in the place of idle ones; if it is read ahead, of those only that are not among the next `ahead`
-    /// uses. What `take` does not keep alive nobody holds when the lock is free again.
+    /// Reads a weight, and evicts idle ones to make room. With `ahead` it is read ahead, and weights among the next
+    /// `ahead` uses are not evicted. Unless `take` keeps the bytes alive, only the cache holds them once the lock is
+    /// released.
     fn read<R>(
         &self,
         mut state: MutexGuard<'_, State>,
@@ -239,7 +242,7 @@ impl Shared {
         let place = self.place(index); // in the room that was just made
         drop(state);
         let begin = Instant::now();
-        // Whoever waits for the weight must not wait for ever.
+        // A panic must not leave those who wait for this weight waiting forever.
         let result = catch_unwind(AssertUnwindSafe(|| self.fill(place, index)))
             .unwrap_or_else(|_| Err(self.weights[index].entry.error("reading it panicked")));
         let reading = begin.elapsed();
@@ -333,7 +336,7 @@ impl Shared {
         let len = rows.len() * width;
         let mut words = words_for(len);
         let out = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
-        // In 64 bits: all weights together may be more than the memory of a machine of 32.
+        // In 64 bits, since all weights together may exceed the address space of a 32-bit machine.
         let bytes = || self.weights.iter().map(|weight| weight.footprint() as u64).sum::<u64>();
         let all_fit = || bytes() <= self.settings.budget as u64;
         let mut state = self.lock();

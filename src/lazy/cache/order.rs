@@ -1,9 +1,9 @@
-//! In which order weights are used. Passes over a model repeat: what followed a pair of weights the last time is expected
-//! again.
+//! Learns the order in which weights are used. Passes over a model repeat: what followed a pair of weights the last time is expected to
+//! follow it again.
 use std::collections::HashSet;
 
-/// The number of uses that are remembered at least. A period (a forward pass, or a forward and a backward pass) must be
-/// shorter to be learned.
+/// The least number of uses that are remembered. A period (a forward pass, or a forward and a backward pass) must be shorter than this to
+/// be learned.
 const REMEMBERED: usize = 1 << 16;
 
 /// The uses so far, and the place in them from which they are expected to repeat.
@@ -13,15 +13,15 @@ pub(super) struct Order {
     uses: Vec<usize>,
     /// The index in `uses` of what is expected next.
     expected: usize,
-    /// The number of expectations that came true since the last that did not.
+    /// The number of predictions that came true in a row.
     right: usize,
 }
 
-/// The number of expectations that must come true before the next ones are trusted.
+/// The number of predictions in a row that must come true before the next ones are trusted.
 const TRUSTED: usize = 2;
 
 impl Order {
-    /// For this number of weights, which are expected one after the other.
+    /// For this number of weights, which are first expected in the order of their indices.
     pub fn new(weights: usize) -> Self {
         Self { uses: (0..weights).collect(), expected: 0, right: TRUSTED }
     }
@@ -47,7 +47,7 @@ impl Order {
         }
     }
 
-    /// Whether the expectations came true of late.
+    /// Whether the latest predictions came true.
     pub fn is_trusted(&self) -> bool {
         self.right >= TRUSTED
     }

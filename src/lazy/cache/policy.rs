@@ -1,6 +1,6 @@
-//! Which weights stay in memory, and which one is read next. The uses of weights are cyclic (pass after pass over a model),
-//! so that what was used last is needed latest: the best weight to evict is the one whose next use is farthest away
-//! (Belady's algorithm), by the order that was [learned](super::order).
+//! Decides which weights stay in memory, and which one is read next. Weights are used in cycles (pass after pass over a model), so the one
+//! used most recently is needed last. The best weight to evict is the one whose next use is farthest away (Belady's algorithm), in the
+//! order that was [learned](super::order).
 use std::collections::HashMap;
 
 /// How full the memory is.
@@ -21,12 +21,12 @@ impl Room {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Idle {
     pub index: usize,
-    /// Bytes that are free when it is evicted.
+    /// Bytes that evicting it frees.
     pub bytes: usize,
 }
 
-/// The weights to evict so that `len` bytes fit: those first whose next use is the farthest, none that is among the next
-/// `protected` uses, and no more than necessary. They may not be enough: see [`would_fit`].
+/// The weights to evict so that `len` bytes fit, and no more than necessary. The one whose next use is farthest away comes first, and none
+/// of the next `protected` uses is evicted. This may not free enough: see [`would_fit`].
 pub(super) fn to_evict(
     mut room: Room,
     len: usize,
@@ -50,7 +50,7 @@ pub(super) fn to_evict(
     evicted
 }
 
-/// Whether `len` bytes fit when every idle weight is evicted that is not among the next `protected` uses.
+/// Whether `len` bytes fit once every idle weight is evicted that is not among the next `protected` uses.
 pub(super) fn would_fit(
     room: Room,
     len: usize,
@@ -67,15 +67,15 @@ pub(super) fn would_fit(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Residence {
     Absent,
-    /// Somebody reads it.
+    /// A thread is reading it.
     Reading,
     Present,
     /// Of this table only rows are read.
     ByRows,
 }
 
-/// The weight to read ahead, and how many are used before it: the first of the next `prefetch` ones that is absent, if no other
-/// is being read before it.
+/// How many weights are used before the one to read ahead, and that weight: the first of the next `prefetch` ones that is absent. `None`
+/// while an earlier one is still being read.
 pub(super) fn to_read_ahead(
     expected: impl Iterator<Item = usize>,
     prefetch: usize,
@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// What would fit does, when it is evicted.
+    /// What [`would_fit`] says is true after [`to_evict`].
     #[test]
     fn both_rules_agree() {
         for (held, len, protected) in

@@ -1,4 +1,4 @@
-//! The memory that weights are read into. All of it is counted, whoever holds it, until it is free again.
+//! The memory that weights are read into. It is counted until it is freed, whoever holds it.
 use crate::lazy::source::Entry;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,12 +40,12 @@ impl Pool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner) // consistent after every statement
     }
 
-    /// Bytes that somebody holds, and of idle buffers.
+    /// Bytes that are held, and those of idle buffers.
     pub fn bytes(&self) -> usize {
         self.lock().bytes
     }
 
-    /// Bytes that somebody holds.
+    /// Bytes that are held.
     pub fn held(&self) -> usize {
         let memory = self.lock();
         memory.bytes - memory.idle_bytes()
@@ -71,8 +71,8 @@ impl Pool {
         WeightBytes { storage: Storage::Mapped { bytes, entry }, pool: self.clone() }
     }
 
-    /// An idle buffer of at least `len` bytes, or a new one. While there is room for a new one, an idle one must not be
-    /// much too large.
+    /// An idle buffer of at least `len` bytes, or a new one. While there is room for a new one, an idle buffer is used only if it is at
+    /// most a quarter too large.
     fn take(&self, len: usize) -> Vec<u64> {
         let words = len.div_ceil(size_of::<u64>());
         let len = words * size_of::<u64>();
@@ -112,7 +112,7 @@ enum Storage {
 }
 
 impl WeightBytes {
-    /// Puts the weight there: `read` fills a buffer; a mapped part of a file is brought into memory.
+    /// Brings the weight into memory: `read` fills a buffer, and a mapped part of a file is paged in.
     pub fn fill<E>(&mut self, read: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<(), E> {
         match &mut self.storage {
             Storage::Buffer { words, len } => read(&mut bytemuck::cast_slice_mut(words)[..*len]),

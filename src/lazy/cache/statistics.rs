@@ -1,9 +1,10 @@
+//! What a cache reports: statistics of its reads, and the progress of the first pass.
 use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a cache did so far.
+/// What a cache has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Statistics {
     /// Uses that found their weight in memory.
@@ -14,7 +15,7 @@ pub struct Statistics {
     pub stalled: Duration,
     /// Reads of weights, or of rows of them.
     pub reads: u64,
-    /// Those of the reads that were made before the weight was used.
+    /// How many of the reads were made before the weight was used.
     pub read_ahead: u64,
     /// Bytes that were read, counted as they are in memory.
     pub bytes_read: u64,

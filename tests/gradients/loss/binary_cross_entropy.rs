@@ -1,3 +1,4 @@
+//! Compares binary cross entropy with stock Burn, and with exact values for extreme probabilities and logits.
 use super::*;
 
 fn compare<const D: usize>(check: Check, config: &ours::BinaryCrossEntropyLossConfig) {

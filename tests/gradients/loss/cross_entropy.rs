@@ -1,3 +1,4 @@
+//! Compares cross entropy with stock Burn and with its definition in f64.
 use super::*;
 use burn::tensor::{Distribution, TensorData, Tolerance};
 use burn_memsave::functional as F;

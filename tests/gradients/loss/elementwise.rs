@@ -1,3 +1,4 @@
+//! Compares the losses of elements (mean squared error, Huber, Kullback-Leibler) with stock Burn.
 use super::*;
 use ours::Reduction;
 

@@ -1,4 +1,4 @@
-//! Losses: cross entropies of rows, binary ones, and those of elements.
+//! Compares losses: cross entropies of rows, binary cross entropies, and losses of elements.
 use crate::common::*;
 use burn::nn::loss as stock;
 use burn::tensor::{DType, Device, Int, Tensor, activation};

@@ -1,3 +1,4 @@
+//! Compares modules of convolutions with those of stock Burn.
 use super::{windows::*, *};
 
 #[derive(Clone, Debug)]

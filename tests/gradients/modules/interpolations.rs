@@ -1,3 +1,4 @@
+//! Compares modules of interpolation with those of stock Burn.
 use super::*;
 use InterpolateMode::*;
 

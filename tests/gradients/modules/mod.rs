@@ -1,4 +1,4 @@
-//! Every layer against the stock layer that it is made from: outputs, gradients of the input and of every parameter,
+//! Compares every layer with the stock layer that it is converted from: outputs, and the gradients of the input and of every parameter,
 //! whichever of them are tracked, as configured and after `freeze`.
 use crate::activations::{loses_precision_in_stock, options};
 use crate::common::*;

@@ -1,3 +1,4 @@
+//! Compares modules of normalization with those of stock Burn.
 use super::*;
 
 /// The layer with running statistics of its own.

@@ -1,3 +1,4 @@
+//! Compares modules of pooling with those of stock Burn.
 use super::{windows::*, *};
 
 macro_rules! pools {

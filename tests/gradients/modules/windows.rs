@@ -1,4 +1,4 @@
-//! What convolutions and pools have in common.
+//! What the tests of convolutions and pools share.
 use super::*;
 
 /// One axis of a convolution or a pool.

@@ -1,4 +1,4 @@
-//! What a step costs does not depend on how many there are.
+//! The cost of a step must not depend on the number of steps.
 use super::*;
 use burn::module::{Module, ModuleMapper};
 use burn::nn::{GruConfig, LstmConfig, RnnConfig};

@@ -1,4 +1,4 @@
-//! The layers, and the same recurrences step by step, of tensors.
+//! The layers under test, and the same recurrences written step by step with tensors.
 use super::*;
 use burn::nn::{GruConfig, LstmConfig, LstmState, RnnConfig, RnnState};
 use burn_memsave::layers::*;

@@ -1,4 +1,4 @@
-//! Recurrent layers against the same recurrences step by step, of tensors, and against the stock layers.
+//! Compares recurrent layers with the same recurrences, written step by step with tensors, and with the stock layers.
 use crate::common::*;
 use burn::module::{Param, ParamId};
 use burn::nn::GateController;

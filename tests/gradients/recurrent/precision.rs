@@ -1,4 +1,4 @@
-//! Half precision, against f64.
+//! Compares recurrent layers in half precision with f64.
 use super::layers::*;
 use super::*;
 use burn::tensor::{DType, TensorData};

@@ -1,4 +1,4 @@
-//! Outputs and gradients are those of the steps.
+//! Outputs and gradients must be those of the recurrences written step by step.
 use super::layers::*;
 use super::*;
 use burn::nn::LstmState;

@@ -1,4 +1,4 @@
-//! Against the stock layers: outputs and gradients, and what they refuse.
+//! Compares recurrent layers with the stock layers: outputs, gradients, and what they refuse.
 use super::layers::*;
 use super::*;
 use burn::nn::{

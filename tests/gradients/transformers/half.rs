@@ -1,4 +1,5 @@
-//! Half precision. One draw says little of a whole encoder, whose gradients cancel: of many draws the root mean square does.
+//! Transformers in half precision. One draw says little about a whole encoder, whose gradients cancel, so the root mean square of the
+//! errors in many draws is compared.
 use super::*;
 use crate::table::{
     Case,

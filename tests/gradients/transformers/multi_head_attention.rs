@@ -1,4 +1,4 @@
-//! Queries of batch 2, keys of other length; rows that are all masked have equal weights.
+//! Compares multi-head attention with stock, for a batch of 2 and keys of another length. Rows that are fully masked have equal weights.
 use super::*;
 use burn::tensor::Distribution;
 use rayon::prelude::*;

@@ -19,7 +19,7 @@ pub(crate) fn threshold(probability: f64) -> u32 {
     (probability * 2f64.powi(32)).round() as u32
 }
 
-/// 32 bits for a position, as [`packing::noise`](crate::ops::packing::noise) has them.
+/// 32 bits for a position, as [`packing::noise`](crate::saved::packing::noise) has them.
 #[cube]
 pub(crate) fn noise(position: u32, seed: u32) -> u32 {
     let mixed = position ^ (seed * 0x9E37_79B9u32);

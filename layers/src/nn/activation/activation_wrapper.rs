@@ -1,3 +1,4 @@
+//! [`Activation`] and its config: any activation, chosen at run time.
 use super::*;
 use crate::nn::Identity;
 use crate::nn::drop_in::any_of;

@@ -1,3 +1,4 @@
+//! Activations with approximate gradients, which keep two bits per element.
 use crate::functional;
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -9,7 +10,7 @@ macro_rules! approx {
         pub struct $module;
 
         impl $module {
-            /// The module, which has no state.
+            /// Creates the module.
             pub fn new() -> Self {
                 Self
             }
@@ -27,9 +28,9 @@ macro_rules! approx {
     )+};
 }
 approx! {
-    /// [`Gelu`](super::Gelu) with **approximate gradients**: outputs are the same, but every slope is rounded to one of four numbers.
-    /// [arXiv 2406.16282](https://arxiv.org/abs/2406.16282) fine-tunes vision
-    /// transformers and language models with such slopes.
+    /// [`Gelu`](super::Gelu) with **approximate gradients**: the output is the same, but the slope of each element is rounded
+    /// to one of four numbers. [arXiv 2406.16282](https://arxiv.org/abs/2406.16282) fine-tunes vision transformers and language
+    /// models with such slopes.
     ///
     /// Keeps two bits per element for the backward pass; [`Gelu`](super::Gelu) keeps its input.
     ///
@@ -45,9 +46,9 @@ approx! {
     /// ```
     pub struct ApproxGelu => approx_gelu;
 
-    /// [`SiLU`](super::SiLU) with **approximate gradients**: outputs are the same, but every slope is rounded to one of four numbers.
-    /// [arXiv 2406.16282](https://arxiv.org/abs/2406.16282) fine-tunes vision
-    /// transformers and language models with such slopes.
+    /// [`SiLU`](super::SiLU) with **approximate gradients**: the output is the same, but the slope of each element is rounded
+    /// to one of four numbers. [arXiv 2406.16282](https://arxiv.org/abs/2406.16282) fine-tunes vision transformers and language
+    /// models with such slopes.
     ///
     /// Keeps two bits per element for the backward pass; [`SiLU`](super::SiLU) keeps its input.
     ///

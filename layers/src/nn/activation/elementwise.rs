@@ -1,12 +1,12 @@
-//! The table that element-wise activations are made from, whose only state is numbers.
+//! Element-wise activations without tensors of their own, all defined in one table.
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-/// A module whose forward pass is a function of the input and the fields, in their order; written as for [`drop_in!`]. With
-/// fields it has a config, too, whose defaults stand beside them.
+/// Defines a module whose forward pass is a function of the input and the fields, in their order; written as for [`drop_in!`].
+/// A module with fields has a config, too, and the defaults stand next to the fields.
 macro_rules! elementwise {
     (
         $(#[$meta:meta])*
@@ -238,7 +238,7 @@ elementwise! {
 elementwise! {
     /// `1 / (1 + exp(-x))`, element by element.
     ///
-    /// Keeps its output, which the next layer shares, for the backward pass, or nothing if its input is kept anyway;
+    /// Keeps its output for the backward pass, in a tensor that the next layer shares, or nothing if its input is kept anyway;
     /// [`burn::nn::activation::Sigmoid`] keeps its input.
     ///
     /// ```
@@ -303,7 +303,7 @@ elementwise! {
 elementwise! {
     /// The hyperbolic tangent, element by element.
     ///
-    /// Keeps its output, which the next layer shares, for the backward pass, or nothing if its input is kept anyway;
+    /// Keeps its output for the backward pass, in a tensor that the next layer shares, or nothing if its input is kept anyway;
     /// [`burn::nn::activation::Tanh`] keeps its input.
     ///
     /// ```

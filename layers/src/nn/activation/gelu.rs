@@ -1,3 +1,4 @@
+//! The Gaussian error linear unit.
 use crate::functional;
 use crate::nn::drop_in::drop_in;
 use burn::module::Module;
@@ -7,8 +8,8 @@ drop_in! {
     /// Gaussian error linear unit, `x / 2 * (1 + erf(x / sqrt(2)))`, or its tanh approximation, after
     /// [arXiv 1606.08415](https://arxiv.org/abs/1606.08415).
     ///
-    /// Keeps its input for the backward pass; so does [`burn::nn::activation::Gelu`], whose approximation keeps several tensors
-    /// of that size.
+    /// Keeps its input for the backward pass, as [`burn::nn::activation::Gelu`] does; Burn's approximation keeps several
+    /// tensors of that size.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, Tolerance};

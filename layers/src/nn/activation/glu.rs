@@ -1,3 +1,4 @@
+//! The gated linear unit.
 use crate::burn_internals::displayed;
 use crate::functional;
 use crate::nn::drop_in::drop_in;
@@ -5,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::{AsIndex, Tensor};
 
 drop_in! {
-    /// Gated linear unit, `a * sigmoid(b)` of the two halves of its input along an axis, after
+    /// Gated linear unit, `a * sigmoid(b)`, where `a` and `b` are the two halves of its input along an axis, after
     /// [arXiv 1612.08083](https://arxiv.org/abs/1612.08083).
     ///
     /// Keeps the two halves for the backward pass; [`burn::nn::activation::GLU`] keeps several tensors of their size.

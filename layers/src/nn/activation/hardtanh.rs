@@ -1,3 +1,4 @@
+//! The hard hyperbolic tangent, which clamps elements between two bounds.
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;

@@ -1,4 +1,4 @@
-//! Activations.
+//! Activation functions as modules.
 mod activation_wrapper;
 mod approx;
 mod elementwise;

@@ -1,3 +1,4 @@
+//! The parametric rectified linear unit.
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -24,8 +25,7 @@ drop_in! {
     /// [`burn::nn::activation::PRelu`] keeps more than its input in both cases.
     #[derive(Module, Debug)]
     pub struct PRelu as MemSavePRelu = burn::nn::activation::PRelu, from_nn_prelu, into_nn_prelu {
-        /// the weights learnt for PReLu. can be of shape \[1\] or \[num_parameters\] in which case it must
-        /// be the same as number of channels in the input tensor
+        /// The learned slopes, of shape `[1]` or `[num_parameters]`; in the latter case the input must have as many channels.
         pub alpha: Param<Tensor<1>>,
 
         /// Alpha value for the PRelu layer

@@ -1,3 +1,4 @@
+//! The randomized leaky rectified linear unit.
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -18,11 +19,12 @@ config_twin! {
 }
 
 drop_in! {
-    /// Randomized leaky rectified linear unit: `x` if `x >= 0`, else `slope x`, with a slope drawn per element during training
-    /// and the mean of its bounds otherwise.
+    /// Randomized leaky rectified linear unit: `x` if `x >= 0`, else `slope x`, after
+    /// [arXiv 1505.00853](https://arxiv.org/abs/1505.00853). During training, the slope is drawn for each element; otherwise it
+    /// is the mean of its bounds.
     ///
-    /// Keeps one float per element for the backward pass during training (on wgpu and CUDA devices one bit, and a seed of 16
-    /// bytes), one bit otherwise; [`burn::nn::activation::RRelu`] keeps several floats.
+    /// During training it keeps one float per element for the backward pass (on wgpu and CUDA devices one bit per element and a
+    /// seed of 16 bytes), otherwise one bit per element; [`burn::nn::activation::RRelu`] keeps several floats per element.
     #[derive(Module, Debug)]
     pub struct RRelu as MemSaveRRelu = burn::nn::activation::RRelu, from_nn_rrelu, into_nn_rrelu {
         /// The lower bound of the uniform slope range.
@@ -37,7 +39,7 @@ drop_in! {
 }
 
 impl RRelu {
-    /// Applies the function element by element: with random slopes on an autodiff device while `training` is enabled.
+    /// Applies the function element by element. Slopes are random on an autodiff device while `training` is enabled.
     ///
     /// # Shapes
     ///

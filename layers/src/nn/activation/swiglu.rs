@@ -1,3 +1,4 @@
+//! The SwiGLU gate: two dense layers and a SiLU.
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::{Initializer, Linear, LinearLayout};

@@ -1,4 +1,5 @@
-//! The methods of [`Tensor`] that take it by value, for [`AttentionWeights`]; `Deref` covers those that take a reference.
+//! The operators of [`Tensor`] and its methods that take `self` by value, for [`AttentionWeights`]; `Deref` covers the methods
+//! that take a reference.
 use super::AttentionWeights;
 use burn::tensor::{
     AsIndex, Bool, BroadcastArgs, Cast, DType, Device, DimIter, Element, ElementConversion, ExecutionError,
@@ -8,7 +9,7 @@ use burn::tensor::{
 use core::fmt::{self, Display, Formatter};
 use core::ops::{Add, Div, Mul, Neg, Rem, Sub};
 
-/// Methods of one signature: generics, arguments, return type, names.
+/// Defines methods by their signature: generics, arguments and return type, then the names of all methods that have it.
 macro_rules! methods {
     ($($generics:tt $arguments:tt -> $output:ty: $($name:ident)*;)*) => {
         $(methods!(@each $generics $arguments ($output) $($name)*);)*
@@ -135,7 +136,7 @@ impl AttentionWeights {
     }
 }
 
-/// An operator of [`Tensor`], with the weights on either side.
+/// Implements an operator of [`Tensor`], with the weights on either side.
 macro_rules! operators {
     ($($operator:ident $method:ident, $($number:ty)*;)*) => {$(
         impl<R> $operator<R> for AttentionWeights

@@ -1,3 +1,4 @@
+//! Cross-attention, in which the queries of one sequence attend to another, the context.
 use super::weights::{Heads, scores, weight_dropout};
 use crate::burn_internals::{Parameters, displayed, displayed_in};
 use crate::nn::cache::TensorCache;
@@ -34,7 +35,8 @@ config_twin! {
 }
 
 drop_in! {
-    /// Attention of queries to a context, each of whose heads may serve several query heads.
+    /// Attention of queries to a context, `softmax(q k^T / sqrt(d_head)) v` in every head, between dense layers. Several query
+    /// heads may share a head of keys and values.
     ///
     /// Keeps what [`MultiHeadAttention`](super::MultiHeadAttention) keeps; keys and values are not repeated for the query
     /// heads that share them. [`burn::nn::attention::CrossAttention`] keeps them repeated, and several tensors of size queries x
@@ -90,7 +92,7 @@ fn from_config(config: &CrossAttentionConfig, stock: burn::nn::attention::CrossA
 
 fn from_stock(stock: burn::nn::attention::CrossAttention) -> CrossAttention {
     let config = CrossAttentionConfig {
-        d_model: 0, // of the parameters, as the next
+        d_model: 0, // known from the parameters, like `d_context`
         d_context: 0,
         n_heads: displayed(&stock, "n_heads"),
         n_heads_kv: displayed(&stock, "n_heads_kv"),
@@ -138,11 +140,11 @@ impl CrossAttention {
         self.attend(query, key, self.split(context, &self.value), mask)
     }
 
-    /// [`forward`](Self::forward) with keys and values computed once, from the first context.
+    /// [`forward`](Self::forward) with a cache: keys and values are computed once, from the first context.
     ///
     /// # Panics
     ///
-    /// As [`forward`](Self::forward).
+    /// Panics as [`forward`](Self::forward) does.
     pub fn forward_cache(
         &self,
         query: Tensor<3>,

@@ -1,3 +1,4 @@
+//! Multi-head attention, with its input, output and cache.
 use super::weights::{AttentionWeights, Heads, scores, weight_dropout};
 use crate::burn_next::masked_score;
 use crate::nn::cache::TensorCache;
@@ -25,7 +26,8 @@ config_twin! {
         pub min_float: f64,
         /// Use "quiet softmax" instead of regular softmax.
         ///
-        /// - Usage may improve performance by allowing attention heads to deposit no information (if the sequence contains no information relevant to that head).
+        /// - Usage may improve performance by allowing attention heads to deposit no information (if the sequence contains no
+        ///   information relevant to that head).
         /// - Usage may reduce the entropy of weights in the model, enhancing quantization and compression.
         ///
         /// Reference: <https://www.evanmiller.org/attention-is-off-by-one.html>
@@ -56,9 +58,9 @@ drop_in! {
     /// Multi-head attention after [Attention Is All You Need](https://arxiv.org/abs/1706.03762):
     /// `softmax(q k^T / sqrt(d_k)) v` in every head, between dense layers.
     ///
-    /// Keeps, beyond what its dense layers keep, queries, keys and values, and under dropout one bit per weight.
-    /// [`burn::nn::attention::MultiHeadAttention`] keeps several tensors of size queries x keys. With the same seed both drop the same
-    /// weights.
+    /// In addition to what its dense layers keep, it keeps queries, keys and values, and under dropout one bit per weight.
+    /// [`burn::nn::attention::MultiHeadAttention`] keeps several tensors of size queries x keys. On CPU backends, both drop the
+    /// same weights with the same seed.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -121,12 +123,12 @@ impl MhaInput {
         Self::new(tensor.clone(), tensor.clone(), tensor)
     }
 
-    /// Queries, keys and values from a tensor each.
+    /// Queries, keys and values from three tensors.
     pub fn new(query: Tensor<3>, key: Tensor<3>, value: Tensor<3>) -> Self {
         Self { query, key, value, mask_pad: None, mask_attn: None }
     }
 
-    /// Hides keys from every query where the mask `[batch_size, seq_length_2]` is true: padding.
+    /// Hides padding: every query ignores the keys where the mask `[batch_size, seq_length_2]` is true.
     pub fn mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
         self.mask_pad = Some(mask_pad);
         self
@@ -199,7 +201,7 @@ impl MultiHeadAttention {
     ///
     /// # Panics
     ///
-    /// As [`forward`](Self::forward).
+    /// Panics as [`forward`](Self::forward) does.
     pub fn forward_cache(&self, input: MhaInput, cache: &mut MhaCache) -> MhaOutput {
         self.run(input, Some(cache))
     }
@@ -289,7 +291,8 @@ impl MhaCache {
     }
 }
 
-/// The cached keys or values, extended by the last position of the input; if they are fixed, those of the first input.
+/// The cached keys or values, extended by the last position of the input. If they are `fixed`, they stay those of the first
+/// input.
 fn grown(
     fixed: bool,
     cache: &mut TensorCache<4>,

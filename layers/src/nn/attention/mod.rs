@@ -1,4 +1,4 @@
-//! Attention: the weights exist only in blocks, and are computed again in the backward pass.
+//! Attention layers, which compute their weights in blocks and recompute them in the backward pass.
 pub use burn::nn::attention::*;
 
 mod by_value;

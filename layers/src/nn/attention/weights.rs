@@ -1,3 +1,4 @@
+//! Queries and keys on their way to attention weights, and [`AttentionWeights`], which are computed when they are first read.
 use crate::functional;
 use crate::nn::Dropout;
 use crate::ops::{Attention, Scores, WeightDropout};
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 pub(super) struct Heads {
     /// `[batch, heads, queries, width]`
     pub(super) query: Tensor<4>,
-    /// `[batch, heads, keys, width]`, or fewer heads that several of the queries share
+    /// `[batch, heads, keys, width]`, or fewer heads, each of which several query heads share
     pub(super) key: Tensor<4>,
     /// True where a key is hidden; `[batch, heads, queries, keys]`, or 1 in place of any of them.
     pub(super) mask: Option<Tensor<4, Bool>>,
@@ -19,7 +20,7 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    /// The values, with heads as the keys, weighted: `[batch, heads, queries, width]`.
+    /// The weighted values, `[batch, heads, queries, width]`. `value` has as many heads as the keys.
     pub(super) fn weighted(self, value: Tensor<4>) -> Tensor<4> {
         self.apply(value, false)
     }
@@ -45,7 +46,7 @@ impl Heads {
         (context, weights.into())
     }
 
-    /// The weights, also after dropout: the attention over rows of the identity matrix.
+    /// The weights, after dropout: the attention over the rows of an identity matrix.
     fn weights(self) -> Tensor<4> {
         let [batch, n_heads, keys, _] = self.key.dims();
         let rows = Tensor::<2>::eye(keys, &self.key.device()).cast(self.key.dtype());
@@ -64,13 +65,13 @@ impl Heads {
     }
 }
 
-/// The scores of a module, `min_float` where masked.
+/// The scores of a module, with `min_float` for masked keys.
 pub(super) fn scores(scale: f64, min_float: f64, quiet: bool) -> Scores {
     Scores { scale, softcap: None, causal: false, masked: min_float, quiet }
 }
 
-/// The dropout of the weights by a dropout layer: on an autodiff device while its `training` is enabled, as in
-/// [`Dropout::forward`].
+/// The dropout that a dropout layer applies to the weights. As in [`Dropout::forward`], it is active on an autodiff device
+/// while `training` is enabled.
 pub(super) fn weight_dropout(dropout: &Dropout, query: &Tensor<4>) -> Option<WeightDropout> {
     let active = dropout.training.is_enabled() && query.device().is_autodiff() && dropout.prob > 0.0;
     active.then(|| WeightDropout::new(dropout.prob))
@@ -78,23 +79,23 @@ pub(super) fn weight_dropout(dropout: &Dropout, query: &Tensor<4>) -> Option<Wei
 
 /// Attention weights, `[batch, heads, queries, keys]`, computed when they are first read.
 ///
-/// Until then they are handles of the queries and keys. Clones share the result. (Weights that no gradient flows to, and that take no
-/// more memory than the queries and keys, are there from the beginning.)
+/// Until then, only handles of the queries and keys are held. Clones share the result. (Weights that need no gradient, and take
+/// no more memory than the queries and keys, are computed at once.)
 ///
 /// # In place of a `Tensor<4>`
 ///
-/// They dereference to the tensor, and have the methods of [`Tensor`] that take it by value, and its operators; all of these
-/// compute the weights. So `output.weights.dims()`, `output.weights.mean_dim(3)` and `output.weights * 2.0` are as in
-/// [`burn::nn::attention`]. Where Rust does not convert implicitly, convert:
+/// They dereference to a tensor, and have the operators of [`Tensor`] and its methods that take `self` by value; all of these
+/// compute the weights. So `output.weights.dims()`, `output.weights.mean_dim(3)` and `output.weights * 2.0` work as in
+/// [`burn::nn::attention`]. Where Rust does not convert implicitly, convert explicitly:
 ///
 /// - `let w: Tensor<4> = output.weights`, and wherever else a `Tensor<4>` is expected (an argument of a function or of
 ///   `Tensor::cat`, the second operand of a method, a field of a struct): [`into_tensor`](Self::into_tensor) or `into()`;
-/// - assigning a tensor to the field of the output: `into()`;
-/// - functions of [`Tensor`] called by their path, `Tensor::sum(output.weights)`, and code that is generic over it
+/// - a tensor that is assigned to the field of the output: `into()`;
+/// - functions of [`Tensor`] called by their path, `Tensor::sum(output.weights)`, and code that is generic over tensors
 ///   (serialization) or takes `&mut Tensor<4>`: as in the first case.
 ///
-/// Code that must compile with both layers converts to the output of the stock layer, whose weights are a (computed) tensor:
-/// `let output: burn::nn::attention::MhaOutput = layer.forward(input).into()`.
+/// Code that must compile with both layers converts to the output of the stock layer, whose weights are a tensor and are
+/// computed then: `let output: burn::nn::attention::MhaOutput = layer.forward(input).into()`.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -112,20 +113,21 @@ pub struct AttentionWeights(Arc<Lazy>);
 
 #[derive(Debug)]
 struct Lazy {
-    /// What the weights are computed from, until they are there.
+    /// What the weights are computed from; `None` once they are computed.
     heads: Mutex<Option<Heads>>,
     weights: OnceLock<Tensor<4>>,
 }
 
 impl Lazy {
-    /// The weights. Nothing is locked while they are computed: in a pool of threads, one that waits for a part of them may begin with
-    /// something else that reads them, too. It computes them then as well, and one result is for all.
+    /// The weights. No lock is held while they are computed: in a thread pool, a thread that waits for a part of the
+    /// computation may start another task that reads the weights, too. That task then also computes them, and all readers get
+    /// the result that is stored first.
     fn get(&self) -> &Tensor<4> {
         let heads = || self.heads.lock().unwrap_or_else(PoisonError::into_inner);
         if self.weights.get().is_none() {
             let known = heads().clone();
             if let Some(known) = known {
-                let _ = self.weights.set(known.weights()); // or they are there meanwhile
+                let _ = self.weights.set(known.weights()); // fails if another thread was first
                 heads().take();
             }
         }
@@ -145,7 +147,7 @@ impl AttentionWeights {
         match Arc::try_unwrap(self.0) {
             Ok(Lazy { heads, weights }) => {
                 let heads = heads.into_inner().unwrap_or_else(PoisonError::into_inner);
-                // What they are computed from is not held meanwhile.
+                // The heads move into the computation, so that nothing else holds them meanwhile.
                 weights.into_inner().or_else(|| heads.map(Heads::weights)).expect(THERE)
             }
             Err(shared) => shared.get().clone(),

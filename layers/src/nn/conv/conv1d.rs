@@ -1,3 +1,4 @@
+//! Convolution over one axis.
 use crate::frozen::weight_and_adapter;
 use crate::functional;
 use crate::nn::conv::norm_relu::norm_relu;
@@ -47,10 +48,10 @@ config_twin! {
 drop_in! {
     /// Convolution over one axis.
     ///
-    /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
+    /// Keeps its input for the backward pass only if the weight is trainable, and a handle of the weight only if the input is
     /// tracked; [`burn::nn::conv::Conv1d`] always keeps its input. A frozen convolution copies nothing.
     ///
-    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never kept: see
+    /// With a [LoRA adapter](burn::module::LoraAdapter) that is narrower than the layer, the effective weight is not kept: see
     /// [`conv1d_lora`](functional::conv1d_lora). A quantized weight stays packed.
     ///
     /// ```

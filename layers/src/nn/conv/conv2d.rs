@@ -1,3 +1,4 @@
+//! Convolution over two axes.
 use crate::frozen::weight_and_adapter;
 use crate::functional;
 use crate::nn::conv::norm_relu::norm_relu;
@@ -45,10 +46,10 @@ config_twin! {
 drop_in! {
     /// Convolution over two axes.
     ///
-    /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
+    /// Keeps its input for the backward pass only if the weight is trainable, and a handle of the weight only if the input is
     /// tracked; [`burn::nn::conv::Conv2d`] always keeps its input. A frozen convolution copies nothing.
     ///
-    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never kept: see
+    /// With a [LoRA adapter](burn::module::LoraAdapter) that is narrower than the layer, the effective weight is not kept: see
     /// [`conv2d_lora`](functional::conv2d_lora). A quantized weight stays packed.
     ///
     /// ```

@@ -1,3 +1,4 @@
+//! Transposed convolution over one axis.
 use crate::frozen::weight_and_adapter;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
@@ -43,10 +44,10 @@ config_twin! {
 drop_in! {
     /// Transposed convolution over one axis.
     ///
-    /// Keeps its input for the backward pass only if the weight is trainable, and the weight's handle only if the input is
+    /// Keeps its input for the backward pass only if the weight is trainable, and a handle of the weight only if the input is
     /// tracked; [`burn::nn::conv::ConvTranspose1d`] always keeps its input.
     ///
-    /// With a [LoRA adapter](burn::module::LoraAdapter) the effective weight is never kept: see
+    /// With a [LoRA adapter](burn::module::LoraAdapter) that is narrower than the layer, the effective weight is not kept: see
     /// [`conv_transpose1d_lora`](functional::conv_transpose1d_lora). A quantized weight stays packed.
     ///
     /// ```

@@ -1,3 +1,4 @@
+//! Deformable convolution over two axes.
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::padding;
@@ -47,7 +48,8 @@ config_twin! {
 drop_in! {
     /// Deformable convolution over two axes.
     ///
-    /// Keeps only the inputs that the requested gradients read; [`burn::nn::conv::DeformConv2d`] keeps all of them.
+    /// For the backward pass it keeps only the inputs that the requested gradients read; [`burn::nn::conv::DeformConv2d`] keeps
+    /// all of them.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

@@ -1,4 +1,4 @@
-//! Convolutions.
+//! Convolution layers: ordinary, transposed and deformable.
 
 mod conv1d;
 mod conv2d;

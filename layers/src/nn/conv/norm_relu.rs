@@ -1,10 +1,11 @@
-//! A convolution, a batch normalization and a ReLU at once.
+//! The method `forward_norm_relu` of convolutions: a convolution, a batch normalization and a ReLU, fused.
 
 macro_rules! norm_relu {
     ($conv:ident, $function:ident, $dims:literal) => {
         impl $conv {
-            /// `relu(norm.forward(self.forward(input)))`. If the norm uses its running statistics and its `gamma` is frozen, that is
-            /// one pass over the result of the convolution, of which a bit per element is kept; see
+            /// Computes `relu(norm.forward(self.forward(input)))`. If the norm uses its running statistics and its `gamma` is
+            /// frozen, norm and ReLU take one pass over the result of the convolution, and only one bit per element of it is
+            /// kept; see
             #[doc = concat!("[`", stringify!($function), "`](crate::functional::", stringify!($function), ").")]
             ///
             /// # Panics

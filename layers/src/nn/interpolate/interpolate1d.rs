@@ -1,3 +1,4 @@
+//! Interpolation along one axis.
 use crate::burn_next::{along_one_axis, interpolation, interpolation_options};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};

@@ -1,3 +1,4 @@
+//! Interpolation along two axes.
 use crate::burn_next::{interpolation, interpolation_options};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};

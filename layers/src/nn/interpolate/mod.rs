@@ -1,4 +1,4 @@
-//! Interpolation.
+//! Interpolation: layers that resize one or two axes.
 pub use burn::nn::interpolate::*;
 
 mod interpolate1d;

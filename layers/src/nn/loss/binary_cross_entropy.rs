@@ -1,3 +1,4 @@
+//! Binary cross entropy of probabilities or logits.
 use crate::functional::{
     element_loss, element_loss_sum,
     guard::{Misfit, NO_WEIGHT, accepts, is_tracked, require, require_floats},
@@ -11,7 +12,7 @@ use burn::tensor::{DType, Device, Int, Tensor};
 config_twin! {
     #[derive(Config, Debug)]
     pub struct BinaryCrossEntropyLossConfig = burn::nn::loss::BinaryCrossEntropyLossConfig {
-        /// A weight for each class: the loss of a sample is multiplied by that of its label.
+        /// A weight for each class: the loss of a sample is multiplied by the weight of its label.
         pub weights: Option<Vec<f32>>,
 
         /// Label smoothing, [arXiv 1906.02629](https://arxiv.org/abs/1906.02629): labels `y` become `y (1 - a) + a / num_classes`.
@@ -29,8 +30,8 @@ drop_in! {
     /// Logarithms are clamped at -100.
     ///
     /// Keeps one tensor for the backward pass, the derivative of every element's loss;
-    /// [`burn::nn::loss::BinaryCrossEntropyLoss`] keeps several of that size. Where its gradient is NaN (a probability of
-    /// exactly 0 or 1), the one here is finite. In f16, labels beyond 255 overflow.
+    /// [`burn::nn::loss::BinaryCrossEntropyLoss`] keeps several of that size. Where Burn's gradient is NaN (at a probability of
+    /// exactly 0 or 1), the gradient here is finite. In f16, labels above 255 overflow.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -74,7 +75,7 @@ impl BinaryCrossEntropyLoss {
         let fit = require_floats(&logits)
             .and(require(shapes, Misfit::Shapes))
             .and(require(!weights_tracked, Misfit::TrackedClassWeights));
-        // Burn's computes in f32 only.
+        // Burn's loss computes in f32 only.
         let is_burns = !tracked && logits.dtype() == DType::F32;
         if is_burns || !accepts("binary_cross_entropy", fit, tracked, NO_WEIGHT) {
             return self.clone().into_nn_binary_cross_entropy_loss().forward(logits, targets);
@@ -94,7 +95,7 @@ impl BinaryCrossEntropyLoss {
         (element_loss(logits, Some(soft), f) * weights.expand(shape)).mean()
     }
 
-    /// Whether there is one weight per class; on a single axis the targets are the classes.
+    /// Whether there is one weight per class. With a single axis, the targets themselves are the classes.
     fn are_of_classes<const D: usize>(&self, weights: &Tensor<1>, logits: &Tensor<D>) -> bool {
         D == 1 || weights.dims()[0] == logits.dims()[D - 1]
     }

@@ -1,3 +1,4 @@
+//! Cross entropy of logits or probabilities, with class weights, label smoothing and padding.
 use crate::functional::{
     self, class_weights, element_loss,
     guard::{Misfit, NO_WEIGHT, accepts, is_tracked, require, require_floats},
@@ -9,8 +10,8 @@ use burn::module::Module;
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use core::ops::RangeInclusive;
 
-/// -100 among [`pad_tokens`](CrossEntropyLossConfig::pad_tokens): what data sets made for PyTorch and Hugging Face have in the place of a
-/// target that does not count. Targets that are so are signed integers.
+/// The value -100 for [`pad_tokens`](CrossEntropyLossConfig::pad_tokens), which marks targets that do not count in data sets
+/// made for PyTorch and Hugging Face. Such targets are signed integers.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -27,8 +28,8 @@ pub const IGNORE_INDEX: usize = -100_isize as usize;
 config_twin! {
     #[derive(Config, Debug)]
     pub struct CrossEntropyLossConfig = burn::nn::loss::CrossEntropyLossConfig {
-        /// Targets that do not count, which need not be classes: [`IGNORE_INDEX`] is -100. The loss of a batch with no other is NaN, the
-        /// mean of nothing.
+        /// Targets that do not count. They need not be classes: [`IGNORE_INDEX`] is -100. If no target of a batch counts, its
+        /// loss is NaN, the mean of nothing.
         pub pad_tokens: Option<Vec<usize>>,
         /// A weight for each class, in the order of the classes.
         pub weights: Option<Vec<f32>>,
@@ -48,9 +49,10 @@ drop_in! {
     /// target and 0 elsewhere (unless smoothed), and `w` are the class weights. With weights or padding it is a weighted mean:
     /// every row has the weight of its target, and a padded row has weight 0.
     ///
-    /// Keeps the logits for the backward pass (no copy) and one number per row; the gradient is computed in place if
-    /// nothing else holds the logits. Of probabilities instead of logits it keeps one number per row or, with smoothing, the
-    /// probabilities. [`burn::nn::loss::CrossEntropyLoss`] keeps a tensor of the size of the logits, and needs two at the peak.
+    /// For the backward pass it keeps the logits (no copy), and one number and the target per row; the gradient is computed in
+    /// place if nothing else holds the logits. For probabilities instead of logits, it keeps one number per row or, with
+    /// smoothing, the probabilities. [`burn::nn::loss::CrossEntropyLoss`] keeps a tensor of the size of the logits, and needs
+    /// two at the peak.
     ///
     /// ```
     /// use burn::tensor::{Device, Int, Tensor, Tolerance};
@@ -77,7 +79,7 @@ drop_in! {
 }
 
 impl CrossEntropyLoss {
-    /// For backward compatibility.
+    /// Creates the loss with at most one pad token, for backward compatibility.
     pub fn new(pad_index: Option<usize>, device: &Device) -> Self {
         burn::nn::loss::CrossEntropyLoss::new(pad_index, device).into()
     }
@@ -92,10 +94,10 @@ impl CrossEntropyLoss {
     ///
     /// # Panics
     ///
-    /// Panics if the shapes are not these and, on CPU backends, if a target is neither a class nor padding. Elsewhere the loss is NaN then
-    /// (of tracked logits, on wgpu and CUDA).
+    /// Panics if the shapes are not these. A target that is neither a class nor padding panics on CPU backends, and makes the
+    /// loss NaN on others (on wgpu and CUDA, if the logits are tracked).
     pub fn forward(&self, logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-        // Burn multiplies 0 by the logarithms of the other classes, of which one may be infinite.
+        // With a smoothing of 0, Burn multiplies 0 by the logarithms of the other classes, one of which may be infinite.
         let smoothing = self.smoothing.filter(|&smoothing| smoothing != 0.0);
         let [batch_size, classes] = logits.dims();
         let weights_tracked = is_tracked(&self.weights);
@@ -105,7 +107,7 @@ impl CrossEntropyLoss {
         let fit = require_floats(&logits)
             .and(require(shapes, Misfit::Shapes))
             .and(require(!weights_tracked, Misfit::TrackedClassWeights));
-        // Burn's computes in f32 only, and of classes only.
+        // Burn's loss computes in f32 only, and only for targets that are classes.
         let is_burns = !tracked && logits.dtype() == DType::F32 && !pads_outside(&self.pad_tokens, classes);
         if is_burns || !accepts("cross_entropy", fit, tracked, NO_WEIGHT) {
             let loss = Self { smoothing, ..self.clone() };
@@ -129,7 +131,7 @@ impl CrossEntropyLoss {
     }
 }
 
-/// [`functional::cross_entropy`] of probabilities, given the weights of the classes, and those of the targets.
+/// [`functional::cross_entropy`] for probabilities, given the weights of the classes and those of the targets.
 fn cross_entropy_of_probabilities(
     probabilities: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -140,7 +142,8 @@ fn cross_entropy_of_probabilities(
     let [batch_size, classes] = probabilities.dims();
     let min = probabilities.dtype().finfo().map_or(0.0, |info| info.min_positive.sqrt());
     let f = ElementLoss::LogAbove { min };
-    // A third axis sets the gather apart from what else Burn's fusion makes of the tensor, as in `ops::cross_entropy`.
+    // The third axis keeps Burn's fusion from joining the gather with other operations on the tensor, as in
+    // `ops::cross_entropy`.
     let indices = targets.reshape([batch_size, 1, 1]);
     let pick = |of: Tensor<2>| of.unsqueeze_dim::<3>(1).gather(2, indices).reshape([batch_size]);
     let weighted = |logs: Tensor<1>| match of_targets {
@@ -148,7 +151,7 @@ fn cross_entropy_of_probabilities(
         None => logs,
     };
     let Some(alpha) = smoothing else {
-        // Of what is not used there is no logarithm: nothing of the size of the probabilities is kept.
+        // Only the picked probabilities get a logarithm, so that nothing of the size of all probabilities is kept.
         return weighted(element_loss(pick(probabilities), None, f)).neg();
     };
     let logs = element_loss(probabilities, None, f);
@@ -161,14 +164,15 @@ fn cross_entropy_of_probabilities(
     picked * (alpha - 1.0) - all * (alpha / classes as f32)
 }
 
-/// The weights of the classes of targets, also of such that are none: those are refused, or show, elsewhere.
+/// The class weights of the targets. Targets that are not classes get some weight, too: other code refuses them or makes the
+/// loss NaN.
 pub(super) fn weights_of(weights: Tensor<1>, targets: &Tensor<1, Int>) -> Tensor<1> {
     let last = weights.dims()[0].saturating_sub(1) as i64;
     let last = last.min(*numbers_of(targets.dtype()).end());
     weights.gather(0, targets.clone().clamp(0, last))
 }
 
-/// Whether padding may be no class.
+/// Whether a pad token is not a class.
 fn pads_outside(pad_tokens: &Option<Vec<usize>>, classes: usize) -> bool {
     pad_tokens.iter().flatten().any(|&token| token >= classes)
 }
@@ -176,13 +180,13 @@ fn pads_outside(pad_tokens: &Option<Vec<usize>>, classes: usize) -> bool {
 /// The rows whose target is padding.
 pub(super) fn padding(pad_tokens: &Option<Vec<usize>>, targets: &Tensor<1, Int>) -> Option<Tensor<1, Bool>> {
     let numbers = numbers_of(targets.dtype());
-    // As `IGNORE_INDEX`, the largest stand for negative numbers.
+    // The largest tokens stand for negative numbers, like `IGNORE_INDEX`.
     let tokens = pad_tokens.iter().flatten().map(|&token| token as isize as i64);
     let tokens = tokens.filter(|token| numbers.contains(token));
     tokens.map(|token| targets.clone().equal_scalar(token)).reduce(|mask, other| mask.bool_or(other))
 }
 
-/// The numbers of an integer type, as far as `i64` has them.
+/// The range of an integer dtype, as far as `i64` covers it.
 fn numbers_of(dtype: DType) -> RangeInclusive<i64> {
     match dtype {
         DType::I8 => i8::MIN.into()..=i8::MAX.into(),
@@ -196,7 +200,7 @@ fn numbers_of(dtype: DType) -> RangeInclusive<i64> {
     }
 }
 
-/// The weighted mean of the rows that are not padding; the losses are multiplied by the `weights` already.
+/// The weighted mean over the rows that are not padding. The losses are already multiplied by the `weights`.
 fn mean(losses: Tensor<1>, weights: Option<Tensor<1>>, padding: Option<Tensor<1, Bool>>) -> Tensor<1> {
     if weights.is_none() && padding.is_none() {
         return losses.mean();
@@ -208,12 +212,12 @@ fn mean(losses: Tensor<1>, weights: Option<Tensor<1>>, padding: Option<Tensor<1,
     (sum / count).cast(dtype)
 }
 
-/// The type of sums over rows: half precision has no large numbers.
+/// The dtype of sums over rows: at least f32, because half precision has no large numbers.
 pub(super) fn sum_type(dtype: DType) -> DType {
     if dtype == DType::F64 { dtype } else { DType::F32 }
 }
 
-/// Zero in the rows that are padding.
+/// The values, with 0 in padded rows.
 pub(super) fn zero_where_padded(values: Tensor<1>, padding: &Option<Tensor<1, Bool>>) -> Tensor<1> {
     match padding {
         Some(padding) => values.mask_fill(padding.clone(), 0),

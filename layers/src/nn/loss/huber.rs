@@ -1,3 +1,4 @@
+//! Huber loss.
 use super::Reduction;
 use super::mse::{is_recorded, mean_or_sum};
 use crate::functional::{element_loss, element_loss_sum};

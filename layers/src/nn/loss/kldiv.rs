@@ -1,3 +1,4 @@
+//! Kullback-Leibler divergence.
 use super::Reduction;
 use crate::functional::{
     element_loss, element_loss_sum,
@@ -12,7 +13,7 @@ use burn::tensor::{FloatDType, Tensor};
 config_twin! {
     #[derive(Config, Debug)]
     pub struct KLDivLossConfig = burn::nn::loss::KLDivLossConfig {
-        /// Specifies whether target is the log space. Default: False.
+        /// Whether the targets are log probabilities. Default: false.
         #[config(default = false)]
         pub log_target: bool,
     }
@@ -20,8 +21,8 @@ config_twin! {
 }
 
 drop_in! {
-    /// Kullback-Leibler divergence of every element, `t (log(t) - x)`, where the predictions `x` are logarithms; with `log_target`
-    /// the targets are, too: `exp(t) (t - x)`.
+    /// Kullback-Leibler divergence of every element, `t (log(t) - x)`, where the predictions `x` are log probabilities. With
+    /// `log_target`, the targets are log probabilities, too: `exp(t) (t - x)`.
     ///
     /// Keeps the targets for the backward pass, and the predictions if the targets are tracked; [`burn::nn::loss::KLDivLoss`]
     /// keeps several tensors of that size if the targets are tracked.
@@ -38,7 +39,7 @@ drop_in! {
     #[derive(Module, Debug)]
     pub struct KLDivLoss as MemSaveKLDivLoss = burn::nn::loss::KLDivLoss,
         from_nn_kl_div_loss, into_nn_kl_div_loss {
-        /// Specifies whether target is the log space. Default: False.
+        /// Whether the targets are log probabilities. Default: false.
         pub log_target: bool,
     }
 }

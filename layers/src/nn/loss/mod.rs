@@ -1,4 +1,4 @@
-//! Losses.
+//! Losses as modules.
 pub use burn::nn::loss::*;
 
 mod binary_cross_entropy;

@@ -1,3 +1,4 @@
+//! Mean squared error.
 use super::Reduction;
 use crate::functional::{
     element_loss, element_loss_sum,

@@ -1,3 +1,4 @@
+//! A residual sum and its RMS normalization, fused.
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -20,8 +21,8 @@ drop_in! {
     /// Residual sum and [RMS norm](super::RmsNorm) in one pass: `s = x + residual` and `y = s / sqrt(mean(s^2) + epsilon) * gamma`
     /// over the last axis.
     ///
-    /// Keeps `s` for the backward pass. A sum and a [`burn::nn::RmsNorm`], which this module converts from, keep two tensors of
-    /// that size.
+    /// Keeps `s` for the backward pass. A sum and a [`burn::nn::RmsNorm`] keep two tensors of that size; the module converts
+    /// from and to [`burn::nn::RmsNorm`].
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -43,7 +44,7 @@ drop_in! {
 }
 
 impl AddRmsNorm {
-    /// The sum, and its norm.
+    /// Returns the sum `s` and its norm `y`.
     ///
     /// # Shapes
     ///

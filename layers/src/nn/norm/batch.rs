@@ -1,3 +1,4 @@
+//! Batch normalization, with the statistics of the batch or with running statistics.
 use crate::functional::{self, GivenNorm};
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -26,14 +27,14 @@ drop_in! {
     /// Batch normalization over `[batch_size, channels, ...]`, `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta`, after
     /// [arXiv 1502.03167](https://arxiv.org/abs/1502.03167).
     ///
-    /// Uses the statistics of the batch, and updates the running statistics, on an autodiff device while `training` is
-    /// enabled; uses the running statistics otherwise, as [`burn::nn::BatchNorm`] does.
+    /// On an autodiff device, while `training` is enabled, it uses the statistics of the batch and updates the running
+    /// statistics. Otherwise it uses the running statistics. [`burn::nn::BatchNorm`] does the same.
     ///
-    /// With the statistics of the batch it keeps its input and tensors of size `[channels]` for the backward pass; with the
-    /// running statistics it keeps its input only if `gamma` is trainable. It never keeps two tensors of that size.
+    /// With the statistics of the batch, it keeps its input and tensors of size `[channels]` for the backward pass. With the
+    /// running statistics, it keeps its input only if `gamma` is trainable. It never keeps two tensors of the input's size.
     ///
-    /// Running statistics may be of another type than the parameters, in f32 beside half precision: those of a batch are added in
-    /// their type, and they are used in the type of `gamma`.
+    /// The running statistics may have another dtype than the parameters, for example f32 with parameters in half precision.
+    /// They are updated in their own dtype, and cast to the dtype of `gamma` for normalization.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -88,10 +89,10 @@ impl BatchNorm {
         functional::batch_norm(input, gamma, beta, mean, variance, epsilon)
     }
 
-    /// With the running statistics.
+    /// The normalization with the running statistics.
     fn running(&self, device: &Device) -> GivenNorm {
         let gamma = self.gamma.val();
-        // They stay in f32 while the parameters are cast to half precision.
+        // Running statistics stay in f32 when the parameters are cast to half precision.
         let statistic = |state: &RunningState<Tensor<1>>| {
             let value = state.value().to_device(device);
             if gamma.dtype().is_float() { value.cast(gamma.dtype()) } else { value }
@@ -100,7 +101,7 @@ impl BatchNorm {
         GivenNorm { gamma, beta: self.beta.val(), mean, variance, epsilon: self.epsilon }
     }
 
-    /// What it does to inputs on a device, unless it uses their own statistics.
+    /// The normalization of inputs on a device; `None` if it uses the statistics of the batch.
     pub(crate) fn given(&self, device: &Device) -> Option<GivenNorm> {
         (!self.uses_batch(device)).then(|| self.running(device))
     }

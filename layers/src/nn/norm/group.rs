@@ -1,3 +1,4 @@
+//! Group normalization, and the affine parameters that it shares with instance normalization.
 use crate::functional::{
     self,
     guard::{Misfit, accepts, is_tracked, require},
@@ -17,9 +18,8 @@ config_twin! {
         /// A value required for numerical stability. Default: 1e-5
         #[config(default = 1e-5)]
         pub epsilon: f64,
-        /// A boolean value that when set to `true`, this module has learnable
-        /// per-channel affine parameters initialized to ones (for weights)
-        /// and zeros (for biases). Default: `true`
+        /// Whether the module has learnable per-channel affine parameters, initialized to ones (weights) and zeros (biases).
+        /// Default: `true`
         #[config(default = true)]
         pub affine: bool,
     }
@@ -27,8 +27,8 @@ config_twin! {
 }
 
 drop_in! {
-    /// Group normalization of `[batch_size, num_channels, ...]`: `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta` over
-    /// the channels of a group, after [arXiv 1803.08494](https://arxiv.org/abs/1803.08494).
+    /// Group normalization of `[batch_size, num_channels, ...]`: `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta`,
+    /// with the mean and variance of each group of channels, after [arXiv 1803.08494](https://arxiv.org/abs/1803.08494).
     ///
     /// Keeps its input for the backward pass; [`burn::nn::GroupNorm`] keeps two tensors of that size.
     ///
@@ -53,7 +53,7 @@ drop_in! {
         pub num_channels: usize,
         /// A value required for numerical stability
         pub epsilon: f64,
-        /// A boolean value that when set to `true`, this module has learnable
+        /// Whether the module has learnable per-channel affine parameters
         pub affine: bool,
     }
 }
@@ -78,8 +78,8 @@ impl GroupNorm {
     }
 }
 
-/// Scale and shift, if `affine`. `None` for what is left to the stock module: inputs of no more than two elements and missing
-/// parameters, which it refuses, and parameters of another dtype.
+/// The scale and the shift, if `affine`. `None` if the stock module has to run: for inputs of at most two elements and missing
+/// parameters, which it refuses, and for parameters of another dtype.
 pub(super) fn affine_parameters<const D: usize>(
     operation: &'static str,
     input: &Tensor<D>,

@@ -1,3 +1,4 @@
+//! Instance normalization: group normalization with one channel per group.
 use super::group::affine_parameters;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
@@ -13,9 +14,8 @@ config_twin! {
         /// A value required for numerical stability. Default: 1e-5
         #[config(default = 1e-5)]
         pub epsilon: f64,
-        /// A boolean value that when set to `true`, this module has learnable
-        /// per-channel affine parameters initialized to ones (for weights)
-        /// and zeros (for biases). Default: `true`
+        /// Whether the module has learnable per-channel affine parameters, initialized to ones (weights) and zeros (biases).
+        /// Default: `true`
         #[config(default = true)]
         pub affine: bool,
     }
@@ -23,8 +23,9 @@ config_twin! {
 }
 
 drop_in! {
-    /// Instance normalization of `[batch_size, num_channels, ...]`: `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta` over
-    /// every channel of every element of the batch, after [arXiv 1607.08022](https://arxiv.org/abs/1607.08022).
+    /// Instance normalization of `[batch_size, num_channels, ...]`: `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta`,
+    /// with the mean and variance of every channel of every element of the batch, after
+    /// [arXiv 1607.08022](https://arxiv.org/abs/1607.08022).
     ///
     /// Keeps its input for the backward pass; [`burn::nn::InstanceNorm`] keeps two tensors of that size.
     ///
@@ -48,7 +49,7 @@ drop_in! {
         pub num_channels: usize,
         /// A value required for numerical stability
         pub epsilon: f64,
-        /// A boolean value that when set to `true`, this module has learnable
+        /// Whether the module has learnable per-channel affine parameters
         pub affine: bool,
     }
 }

@@ -1,3 +1,4 @@
+//! Layer normalization over the last axis.
 use crate::burn_internals::displayed;
 use crate::functional::{
     self,
@@ -88,7 +89,7 @@ impl LayerNorm {
         let fit = require(gamma.dtype() == input.dtype(), Misfit::Dtypes);
         match accepts("layer_norm", fit, tracked, Some(&gamma)) && (tracked || input.dtype() != DType::F16) {
             true => functional::layer_norm(input, gamma, beta, self.epsilon),
-            false => self.clone().into_nn_layer_norm().forward(input), // widens where it must
+            false => self.clone().into_nn_layer_norm().forward(input), // widens where sums could overflow
         }
     }
 }

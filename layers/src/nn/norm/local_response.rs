@@ -1,3 +1,4 @@
+//! Local response normalization over a window of channels.
 use crate::burn_internals::displayed;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
@@ -24,9 +25,10 @@ config_twin! {
 }
 
 drop_in! {
-    /// Local response normalization, `y = x / (k + alpha / size * sum(x^2))^beta`, the sum over a window of `size` channels
-    /// around each (one more after it than before it if `size` is even), after [ImageNet Classification with Deep Convolutional
-    /// Neural Networks](https://papers.nips.cc/paper/2012/hash/c399862d3b9d6b76c8436e924a68c45b-Abstract.html).
+    /// Local response normalization, `y = x / (k + alpha / size * sum(x^2))^beta`, after [ImageNet Classification with Deep
+    /// Convolutional Neural Networks](https://papers.nips.cc/paper/2012/hash/c399862d3b9d6b76c8436e924a68c45b-Abstract.html).
+    /// The sum is over a window of `size` channels around each channel; if `size` is even, the window has one more channel
+    /// after it than before it.
     ///
     /// Keeps its input for the backward pass; [`burn::nn::LocalResponseNorm`] keeps four tensors of that size.
     ///

@@ -1,4 +1,4 @@
-//! Normalizations.
+//! Normalization layers.
 mod add_rms;
 mod batch;
 mod group;

@@ -1,3 +1,4 @@
+//! [`Normalization`] and its config: any normalization, chosen at run time.
 use super::*;
 use crate::nn::Identity;
 use crate::nn::drop_in::any_of;

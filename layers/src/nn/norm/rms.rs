@@ -1,3 +1,4 @@
+//! RMS normalization over the last axis.
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;

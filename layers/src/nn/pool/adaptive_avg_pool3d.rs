@@ -1,3 +1,4 @@
+//! Adaptive average pooling over three axes.
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;

@@ -1,3 +1,4 @@
+//! Average pooling over two axes.
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::padding;

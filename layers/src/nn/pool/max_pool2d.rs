@@ -1,3 +1,4 @@
+//! Max pooling over two axes.
 use crate::burn_next::padded_for;
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
@@ -34,8 +35,9 @@ config_twin! {
 drop_in! {
     /// Max pooling over two axes: the maximum of every window.
     ///
-    /// Keeps where each maximum lies in its window, one byte per output (more for windows of more than 255 elements,
-    /// eight on devices); [`burn::nn::pool::MaxPool2d`] keeps its input and an index of four or eight bytes per output.
+    /// For the backward pass it keeps the position of each maximum in its window: one byte per output (two or four for windows
+    /// of more than 255 elements; on remote devices eight). [`burn::nn::pool::MaxPool2d`] keeps its input and an index of four
+    /// or eight bytes per output.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

@@ -1,4 +1,4 @@
-//! Pooling.
+//! Pooling layers: average, adaptive average and max.
 
 mod adaptive_avg_pool1d;
 mod adaptive_avg_pool2d;

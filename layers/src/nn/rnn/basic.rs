@@ -72,9 +72,9 @@ config_twin! {
 drop_in! {
     /// Recurrent layer, `h = tanh(x W + b + h U + d)` step by step.
     ///
-    /// Keeps its output for the backward pass (with `clip` its values before clipping, instead), and its input if its weights
-    /// are trainable. [`burn::nn::Rnn`] keeps several tensors of the size of the state at every step. With an activation other
-    /// than tanh, or operands of different dtypes, this is Burn's own forward pass.
+    /// For the backward pass it keeps its output (with `clip`, the values before clipping instead), and its input if its
+    /// weights are trainable. [`burn::nn::Rnn`] keeps several tensors of the size of the state at every step. With an
+    /// activation other than tanh, or operands of different dtypes, Burn's own forward pass runs.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -104,8 +104,8 @@ drop_in! {
 }
 
 forward_methods! {
-    /// Applies the layer to a sequence, from a hidden state or from zeros. Returns the hidden state after every step, and
-    /// the one after the last.
+    /// Applies the layer to a sequence, starting from a hidden state or from zeros. Returns the hidden states after all steps,
+    /// and the last one.
     ///
     /// # Shapes
     ///
@@ -174,8 +174,8 @@ drop_in! {
 }
 
 forward_methods! {
-    /// Applies the layers to a sequence, from a hidden state per direction or from zeros. Returns the hidden states after
-    /// every step, and the one after the last step of each direction.
+    /// Applies the layers to a sequence, starting from a hidden state per direction or from zeros. Returns the hidden states
+    /// after all steps, and the last one of each direction.
     ///
     /// # Shapes
     ///
@@ -194,7 +194,7 @@ impl BiRnn {
     ) -> (Tensor<3>, RnnState<3>) {
         let layer = |layer: &Rnn, index| {
             let state = state.as_ref().map(|state| direction(&state.hidden, index));
-            // The second one runs backwards whatever its own `reverse` says, as in Burn.
+            // The second layer runs backwards whatever its own `reverse` says, as in Burn.
             layer.run(
                 &batched_input,
                 state.as_ref(),

@@ -1,3 +1,4 @@
+//! The gate of a recurrent layer.
 use crate::nn::drop_in::drop_in;
 use crate::nn::{Initializer, Linear};
 use burn::module::Module;
@@ -7,7 +8,7 @@ drop_in! {
     /// A gate of a recurrent layer: one dense layer for the input and one for the hidden state; the twin of
     /// [`burn::nn::GateController`].
     ///
-    /// The recurrent layers read its parameters; what [`gate_product`](Self::gate_product) keeps is what two
+    /// The recurrent layers only read its parameters. [`gate_product`](Self::gate_product) keeps for the backward pass what two
     /// [`Linear`](crate::nn::Linear) keep.
     #[derive(Module, Debug)]
     pub struct GateController as MemSaveGateController = burn::nn::GateController,

@@ -23,14 +23,16 @@ config_twin! {
         /// If reset gate should be applied after weight multiplication.
         ///
         /// This configuration option controls how the reset gate is applied to the hidden state.
-        /// * `true` - (Default) Match the initial arXiv version of the paper [Learning Phrase Representations using RNN Encoder-Decoder for
-        ///   Statistical Machine Translation (v1)](https://arxiv.org/abs/1406.1078v1) and apply the reset gate after multiplication by
-        ///   the weights. This matches the behavior of [PyTorch GRU](https://pytorch.org/docs/stable/generated/torch.nn.GRU.html#torch.nn.GRU).
+        /// * `true` - (Default) Match the initial arXiv version of the paper [Learning Phrase Representations using RNN
+        ///   Encoder-Decoder for Statistical Machine Translation (v1)](https://arxiv.org/abs/1406.1078v1) and apply the reset
+        ///   gate after multiplication by the weights. This matches the behavior of
+        ///   [PyTorch GRU](https://pytorch.org/docs/stable/generated/torch.nn.GRU.html#torch.nn.GRU).
         /// * `false` - Match the most recent revision of [Learning Phrase Representations using RNN Encoder-Decoder for Statistical Machine
         ///   Translation (v3)](https://arxiv.org/abs/1406.1078) and apply the reset gate before the weight multiplication.
         ///
-        /// The differing implementations can give slightly different numerical results and have different efficiencies. For more
-        /// motivation for why the `true` can be more efficient see [Optimizing RNNs with Differentiable Graphs](https://svail.github.io/diff_graphs).
+        /// The differing implementations can give slightly different numerical results and have different efficiencies. For
+        /// more motivation for why the `true` can be more efficient see [Optimizing RNNs with Differentiable
+        /// Graphs](https://svail.github.io/diff_graphs).
         ///
         /// To set this field to `false` use [`with_reset_after`](`GruConfig::with_reset_after`).
         #[config(default = "true")]
@@ -90,9 +92,9 @@ drop_in! {
     /// `r = sigmoid(a_r)`, `z = sigmoid(a_z)`, `n = tanh(x W + b + r * (h U + d))` (or, without `reset_after`,
     /// `tanh(x W + b + (r h) U + d)`), `h = (1 - z) n + z h`, step by step.
     ///
-    /// Keeps its gates for the backward pass, three tensors of the size of the output, and its input if the weights are
-    /// trainable; [`burn::nn::Gru`] keeps a dozen such tensors. With activations other than sigmoid and tanh, or operands
-    /// of different dtypes, this is Burn's own forward pass.
+    /// For the backward pass it keeps its gates, three tensors of the size of the output, and its input if the weights are
+    /// trainable; [`burn::nn::Gru`] keeps a dozen such tensors. With activations other than sigmoid and tanh, or operands of
+    /// different dtypes, Burn's own forward pass runs.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -124,7 +126,7 @@ drop_in! {
 }
 
 forward_methods! {
-    /// Applies the layer to a sequence, from a hidden state or from zeros. Returns the hidden state after every step.
+    /// Applies the layer to a sequence, starting from a hidden state or from zeros. Returns the hidden states after all steps.
     ///
     /// # Shapes
     ///
@@ -194,8 +196,8 @@ drop_in! {
 }
 
 forward_methods! {
-    /// Applies the layers to a sequence, from a hidden state per direction or from zeros. Returns the hidden states after
-    /// every step, and the one after the last step of each direction.
+    /// Applies the layers to a sequence, starting from a hidden state per direction or from zeros. Returns the hidden states
+    /// after all steps, and the last one of each direction.
     ///
     /// # Shapes
     ///

@@ -95,11 +95,11 @@ drop_in! {
     /// `a = x W + b + h U + d`, `i, f, o = sigmoid(a_i, a_f, a_o)`, `g = tanh(a_g)`, `c = f c + i g`, `h = o tanh(c)`, step by
     /// step; with `input_forget`, `f = 1 - i`.
     ///
-    /// Keeps its gates for the backward pass, four tensors of the size of the output (three with `input_forget`), and its
-    /// input if the weights are trainable; [`burn::nn::Lstm`] keeps a dozen such tensors. With activations other than
-    /// sigmoid and tanh, or operands of different dtypes, this is Burn's own forward pass.
+    /// For the backward pass it keeps its gates, four tensors of the size of the output (three with `input_forget`), and its
+    /// input if the weights are trainable; [`burn::nn::Lstm`] keeps a dozen such tensors. With activations other than sigmoid
+    /// and tanh, or operands of different dtypes, Burn's own forward pass runs.
     ///
-    /// Checkpoint compatibility: see [`burn::nn::Lstm`].
+    /// For the compatibility of records, see [`burn::nn::Lstm`].
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -142,8 +142,8 @@ drop_in! {
 }
 
 forward_methods! {
-    /// Applies the layer to a sequence, from a state or from zeros. Returns the hidden state after every step, and the
-    /// state after the last.
+    /// Applies the layer to a sequence, starting from a state or from zeros. Returns the hidden states after all steps, and the
+    /// last state.
     ///
     /// # Shapes
     ///
@@ -168,7 +168,7 @@ impl Lstm {
         }
     }
 
-    /// Applies the layer to steps that come one by one. This is [`burn::nn::Lstm::forward_iter`], and keeps what that keeps.
+    /// Applies the layer to steps that come one by one. This calls [`burn::nn::Lstm::forward_iter`], and keeps what that keeps.
     pub fn forward_iter<I: Iterator<Item = (usize, Tensor<3>)>>(
         &self,
         input_timestep_iter: I,
@@ -237,8 +237,8 @@ drop_in! {
 }
 
 forward_methods! {
-    /// Applies the layers to a sequence, from a state per direction or from zeros. Returns the hidden states after every step,
-    /// and the state after the last step of each direction.
+    /// Applies the layers to a sequence, starting from a state per direction or from zeros. Returns the hidden states after all
+    /// steps, and the last state of each direction.
     ///
     /// # Shapes
     ///
@@ -260,7 +260,7 @@ impl BiLstm {
                 LstmState::new(direction(&state.cell, index), direction(&state.hidden, index))
             };
             let state = state.as_ref().map(of);
-            // The second one runs backwards whatever its own `reverse` says, as in Burn.
+            // The second layer runs backwards whatever its own `reverse` says, as in Burn.
             layer.run(
                 &batched_input,
                 state.as_ref(),

@@ -1,4 +1,4 @@
-//! Recurrent networks.
+//! Recurrent layers.
 pub mod basic;
 mod gate_controller;
 pub mod gru;

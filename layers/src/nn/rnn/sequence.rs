@@ -1,10 +1,11 @@
-//! Runs a recurrent layer over a sequence in one operation.
+//! What the recurrent layers share: running over a sequence in one operation.
 use super::GateController;
+use crate::backend::optional::OptionalTensors;
 use crate::functional::guard::{BURNS_OPERATION, Fit, Misfit, report_misfit, require, require_floats};
-use crate::ledger;
+use crate::graph::ledger;
 use crate::nn::Linear;
 use crate::nn::activation::Activation;
-use crate::ops::{OptionalTensors, Recurrence, RecurrentOps, RecurrentOutput};
+use crate::ops::{Recurrence, RecurrentOps, RecurrentOutput};
 use burn::backend::Dispatch;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor};
@@ -12,7 +13,7 @@ use burn::tensor::{DType, Tensor};
 /// The hidden states of all steps, and the hidden and the cell state after the last.
 pub(super) type Outcome = (Tensor<3>, Tensor<2>, Tensor<2>);
 
-/// The result, if the operation can compute it: the sequences are not empty, and the operands fit and have one
+/// Runs the operation, if it can compute the result: the sequences must not be empty, and the operands must fit and have one
 /// floating-point dtype.
 pub(super) fn run(
     recurrence: Recurrence,
@@ -48,7 +49,7 @@ pub(super) fn run(
     Ok((Tensor::from_dispatch(y), Tensor::from_dispatch(h), Tensor::from_dispatch(c)))
 }
 
-/// A state or a parameter has the shape and the dtype that the operation reads.
+/// Requires that a state or a parameter has this shape and dtype.
 fn require_operand<const D: usize>(operand: &Tensor<D>, shape: [usize; D], dtype: DType) -> Fit {
     require(operand.dims() == shape, Misfit::Shapes)?;
     match operand.dtype() {
@@ -62,8 +63,8 @@ fn parameters(linear: &Linear) -> (Tensor<2>, Option<Tensor<1>>) {
     (linear.weight.val(), linear.bias.as_ref().map(|bias| bias.val()))
 }
 
-/// The outcome; `None` for what is left to the stock layer. If input, state or a parameter of the layer is tracked, the ledger
-/// then says why, under the module of a gate.
+/// The outcome, or `None` if the stock layer has to run. In that case, if the input, the state or a parameter of the layer is
+/// tracked, the ledger says why, under the module of `gate`.
 pub(super) fn accepted<T>(
     operation: &'static str,
     outcome: Result<T, Misfit>,
@@ -72,7 +73,7 @@ pub(super) fn accepted<T>(
     gate: &GateController,
 ) -> Option<T> {
     if let Err(misfit) = outcome
-        && ledger::is_recording() // else no parameter is read for it
+        && ledger::is_recording() // otherwise no parameter needs to be read
         && (inputs_tracked || is_any_parameter_tracked(layer))
     {
         report_misfit(operation, BURNS_OPERATION, misfit, Some(&gate.input_transform.weight.val()));
@@ -92,7 +93,7 @@ fn is_any_parameter_tracked(layer: &impl Module) -> bool {
     tracked.0
 }
 
-/// The two ways to run a layer over a sequence, which differ in what its `forward_with` keeps.
+/// Defines the two ways to run a layer over a sequence, which differ in what `forward_with` keeps.
 macro_rules! forward_methods {
     ($(#[$docs:meta])* $layer:ident: $state:ty => $output:ty) => {
         impl $layer {
@@ -101,10 +102,10 @@ macro_rules! forward_methods {
                 self.forward_with(batched_input, state, None)
             }
 
-            /// [`forward`](Self::forward) with checkpoints: keeps one state per `every` steps instead of the gates, and handles of
-            /// the input and the parameters. The backward pass computes the gates again, `every` steps at a time: less memory
-            /// for the time of one more forward pass. The peak is lowest with `every` near the square root of the number of
-            /// steps.
+            /// [`forward`](Self::forward) with checkpoints. Instead of the gates it keeps one state per `every` steps, and
+            /// handles of the input and the parameters. The backward pass recomputes the gates, `every` steps at a time: this
+            /// takes less memory, and the time of one more forward pass. The peak is lowest with `every` near the square root
+            /// of the number of steps.
             ///
             /// # Panics
             ///
@@ -123,7 +124,7 @@ macro_rules! forward_methods {
 }
 pub(super) use forward_methods;
 
-/// The activations are the usual ones: sigmoids for the gates, hyperbolic tangents for the others.
+/// Requires the usual activations: sigmoid for the gates, tanh for the others.
 pub(super) fn require_sigmoid_and_tanh(gates: &[&Activation], others: &[&Activation]) -> Fit {
     let usual = gates.iter().all(|activation| matches!(activation, Activation::Sigmoid(_)))
         && others.iter().all(|activation| matches!(activation, Activation::Tanh(_)));

@@ -1,3 +1,4 @@
+//! The transformer decoder, with its layers, input and caches.
 use super::encoder::Masks;
 use super::{PositionWiseFeedForward, PositionWiseFeedForwardConfig};
 use crate::nn::activation::ActivationConfig;
@@ -29,7 +30,8 @@ config_twin! {
         pub norm_first: bool,
         /// Use "quiet softmax" instead of regular softmax.
         ///
-        /// - Usage may improve performance by allowing attention heads to deposit no information (if the sequence contains no information relevant to that head).
+        /// - Usage may improve performance by allowing attention heads to deposit no information (if the sequence contains no
+        ///   information relevant to that head).
         /// - Usage may reduce the entropy of weights in the model, enhancing quantization and compression.
         ///
         /// Reference: <https://www.evanmiller.org/attention-is-off-by-one.html>
@@ -52,6 +54,8 @@ config_twin! {
 
 drop_in! {
     /// Transformer decoder after [Attention Is All You Need](https://arxiv.org/abs/1706.03762).
+    ///
+    /// Keeps for the backward pass what its layers keep, and nothing between a norm or an activation and the next dense layer.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -99,25 +103,25 @@ impl TransformerDecoderInput {
         Self { target, target_masks: Masks::default(), memory, memory_masks: Masks::default() }
     }
 
-    /// Register the memory padding mask.
+    /// Hides padding of the memory: the mask is true for padding, `[batch_size, memory_length]`.
     pub fn memory_mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
         self.memory_masks.pad = Some(mask_pad);
         self
     }
 
-    /// Register the memory attention mask.
+    /// Hides the memory from target positions where the mask is true, `[batch_size, target_length, memory_length]`.
     pub fn memory_mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
         self.memory_masks.attn = Some(mask_attn);
         self
     }
 
-    /// Register the target padding mask.
+    /// Hides padding of the target: the mask is true for padding, `[batch_size, target_length]`.
     pub fn target_mask_pad(mut self, mask_pad: Tensor<2, Bool>) -> Self {
         self.target_masks.pad = Some(mask_pad);
         self
     }
 
-    /// Register the target attention mask.
+    /// Hides target positions from each other where the mask is true, `[batch_size, target_length, target_length]`.
     pub fn target_mask_attn(mut self, mask_attn: Tensor<3, Bool>) -> Self {
         self.target_masks.attn = Some(mask_attn);
         self
@@ -125,7 +129,7 @@ impl TransformerDecoderInput {
 }
 
 impl TransformerDecoder {
-    /// Applies the layers.
+    /// Applies the layers. The output has the shape of the target, `[batch_size, target_length, d_model]`.
     pub fn forward(&self, input: TransformerDecoderInput) -> Tensor<3> {
         self.layers.iter().fold(input, |input, layer| layer.run(input, None)).target
     }
@@ -153,8 +157,8 @@ impl TransformerDecoder {
 }
 
 drop_in! {
-    /// Layer of a [`TransformerDecoder`]: attention to the target, to the memory, and a feed-forward network, each with a
-    /// norm and a residual path.
+    /// Layer of a [`TransformerDecoder`]: attention to the target, attention to the memory and a feed-forward network, each
+    /// with a norm and a residual path.
     #[derive(Module, Debug)]
     pub struct TransformerDecoderLayer as MemSaveTransformerDecoderLayer =
         burn::nn::transformer::TransformerDecoderLayer, from_nn_transformer_decoder_layer, into_nn_transformer_decoder_layer, own display {
@@ -232,7 +236,7 @@ impl TransformerDecoderLayer {
         let mut norm_1 = |x| cached(norm_1.as_deref_mut(), x, |x| self.norm_1.forward(x));
         let mut norm_2 = |x| cached(norm_2.as_deref_mut(), x, |x| self.norm_2.forward(x));
         let mut norm_3 = |x| cached(norm_3.as_deref_mut(), x, |x| self.norm_3.forward(x));
-        // The norm between two sub-layers: the residual, and what the next sub-layer reads.
+        // Applies the norm between two sub-layers. Returns the residual and the input of the next sub-layer.
         let norm_first = self.norm_first;
         let between = |x: Tensor<3>, norm: &mut dyn FnMut(Tensor<3>) -> Tensor<3>| {
             if norm_first {

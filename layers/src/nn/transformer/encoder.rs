@@ -1,3 +1,4 @@
+//! The transformer encoder, with its layers, input and caches.
 use super::{PositionWiseFeedForward, PositionWiseFeedForwardConfig};
 use crate::nn::activation::ActivationConfig;
 use crate::nn::attention::{MhaCache, MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
@@ -28,7 +29,8 @@ config_twin! {
         pub norm_first: bool,
         /// Use "quiet softmax" instead of regular softmax.
         ///
-        /// - Usage may improve performance by allowing attention heads to deposit no information (if the sequence contains no information relevant to that head).
+        /// - Usage may improve performance by allowing attention heads to deposit no information (if the sequence contains no
+        ///   information relevant to that head).
         /// - Usage may reduce the entropy of weights in the model, enhancing quantization and compression.
         ///
         /// Reference: <https://www.evanmiller.org/attention-is-off-by-one.html>
@@ -51,6 +53,8 @@ config_twin! {
 
 drop_in! {
     /// Transformer encoder after [Attention Is All You Need](https://arxiv.org/abs/1706.03762).
+    ///
+    /// Keeps for the backward pass what its layers keep, and nothing between a norm or an activation and the next dense layer.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};

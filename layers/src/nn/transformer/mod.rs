@@ -1,4 +1,4 @@
-//! Transformers, made of layers that keep less.
+//! Transformer encoder, decoder and feed-forward network, built from the layers of this library.
 
 mod decoder;
 mod encoder;

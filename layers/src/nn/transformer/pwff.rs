@@ -1,3 +1,4 @@
+//! The position-wise feed-forward network of transformers.
 use crate::nn::activation::{Activation, ActivationConfig};
 use crate::nn::drop_in::{config_twin, drop_in};
 use crate::nn::{Dropout, Linear};
@@ -32,8 +33,8 @@ drop_in! {
     /// Position-wise feed-forward network, `activation(x w1 + b1) w2 + b2`, after
     /// [Attention Is All You Need](https://arxiv.org/abs/1706.03762).
     ///
-    /// Keeps its input (if its weights are trainable), the inner features before the activation, and under dropout a bit per
-    /// inner feature: the output of the activation is computed again.
+    /// For the backward pass it keeps its input (if its weights are trainable), the inner features before the activation, and
+    /// under dropout one bit per inner feature. The output of the activation is recomputed.
     ///
     /// As in [`burn::nn::transformer::PositionWiseFeedForward`], the activation is not part of the record.
     ///
@@ -55,7 +56,7 @@ drop_in! {
         /// Dropout layer.
         pub dropout: Dropout,
         /// Activation function.
-        #[cfg_attr(not(burn_next), module(skip))] // of the next Burn it is a part
+        #[cfg_attr(not(burn_next), module(skip))] // in the next Burn, it is part of the record
         pub activation: Activation,
     }
 }

@@ -9,12 +9,9 @@
 //! Both `s` and `y` are outputs, so there are two steps: the sum, which keeps nothing, and its norm. `s` is read once less than
 //! by two operations, and takes the place of an input that nothing else needs. Stock Burn keeps two tensors of its size. This
 //! follows Liger-Kernel's fused add and RMS norm, [arXiv 2410.10989](https://arxiv.org/abs/2410.10989).
-use super::{
-    extension::extension,
-    row_norm::{RowNorm, RowNormKernels},
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
+use super::row_norm::{RowNorm, RowNormKernels};
 use crate::backend::device_backends;
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -69,8 +66,8 @@ impl<B: AddRmsNormKernels> Operation<B, 2> for Sum<FloatTensor<B>> {
         "add_rms_norm"
     }
 
-    fn plan(&self, _: &Tracking<B, 2>) -> Plan<2> {
-        Plan::nothing()
+    fn plan(&self, _: &Tracking<B, 2>) -> KeepPlan<2> {
+        KeepPlan::nothing()
     }
 
     fn forward(&self, [x, residual]: Inputs<B, 2>) -> FloatTensor<B> {
@@ -104,7 +101,7 @@ impl<B: AddRmsNormKernels> Operation<B, 3> for NormOfSum<FloatTensor<B>> {
         "add_rms_norm"
     }
 
-    fn plan(&self, inputs: &Tracking<B, 3>) -> Plan<3> {
+    fn plan(&self, inputs: &Tracking<B, 3>) -> KeepPlan<3> {
         self.norm.plan(inputs)
     }
 
@@ -144,7 +141,7 @@ device_backends!(AddRmsNormKernels);
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{Flex, ops::FloatTensorOps};
 
     #[test]

@@ -13,12 +13,11 @@
 //! [arXiv 2406.16282](https://arxiv.org/abs/2406.16282), which has nearly the same numbers: it does not ask for the symmetry
 //! that both functions have, `f(x) - f(-x) = x`. A test looks for better ones.
 use super::{
-    extension::extension,
     piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels},
     smooth::{Smooth, SmoothKernels},
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::device_backends;
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -73,8 +72,8 @@ impl<B: ApproxKernels> Operation<B, 1> for Approx {
         }
     }
 
-    fn plan(&self, inputs: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing().offer_if(inputs.available(X))
+    fn plan(&self, inputs: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing().offer_if(inputs.available(X))
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
@@ -89,7 +88,7 @@ impl<B: ApproxKernels> Operation<B, 1> for Approx {
             PiecewiseLinear::Clamp { min: -corner, max: corner }.with_ends_in(x.dtype()),
         ];
         let [positive, inner] =
-            pieces.map(|f| recorder.ledger().state("mask", B::piecewise_mask(x.clone(), f), "x is tracked"));
+            pieces.map(|f| recorder.report().state("mask", B::piecewise_mask(x.clone(), f), "x is tracked"));
         (B::smooth(x, self.exact()), Pieces { positive, inner, slope })
     }
 
@@ -122,7 +121,7 @@ device_backends!(ApproxKernels);
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{Flex, ops::FloatTensorOps, read_sync};
 
     #[test]

@@ -5,7 +5,7 @@ use super::{
     sums::{BiasGrad, KeyGrads, Parts, Put},
 };
 use crate::backend::wide;
-use crate::ops::{packing::PackingKernels, replay};
+use crate::{graph::tape, saved::packing::PackingKernels};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{BoolTensor, FloatTensor},
@@ -93,7 +93,7 @@ impl<B: AttentionKernels> Operands<B> {
             let shape = Shape::new([batch.len(), heads.len(), queries.len(), keys]);
             B::bernoulli_mask(shape, dtype, &device, keep)
         });
-        let mut masks: Vec<_> = replay::draw(|| masks.collect());
+        let mut masks: Vec<_> = tape::draw(|| masks.collect());
         masks.shrink_to_fit(); // they were collected into the place of the chunks
         DroppedWeights { masks, keep }
     }

@@ -10,7 +10,7 @@ use crate::backend::cube::{
     self, Output, Pair, address_type, constant, grid_of_rows, max_of_vector, max_over_units, number,
     row_of_unit, sum_of_vector, sum_over_units, types, unit_of_row, units_of_row, vector_size, writable,
 };
-use crate::ops::{MaybeTensor, UpToFour};
+use crate::backend::optional::{MaybeTensor, UpToFour};
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn::tensor::DType;

@@ -220,7 +220,7 @@ fn score<B: Backend>(
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{Flex, ops::BoolTensorOps};
     use burn::tensor::TensorData;
 

@@ -22,10 +22,9 @@
 //!
 //! [`chunks`]: which chunks there are; [`sums`]: how their results are combined; [`chunked`]: the loop over them; [`kernels`]:
 //! what is computed for each; [`values`]: the operation where the weights are kept.
-use super::{
-    MaybeTensor,
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
+use crate::{
+    backend::optional::{MaybeMask, MaybeTensor},
+    graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given},
 };
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata,
@@ -48,32 +47,6 @@ mod sums;
 mod values;
 
 pub use kernels::{AttentionKernels, ScoreGrads, ScoreRows, Scores};
-
-/// An optional mask of an operation.
-#[derive(ExtensionType)]
-#[extension_type(fusion: cfg(feature = "fusion"))]
-pub enum MaybeMask<B: Backend> {
-    /// It is there.
-    Some(BoolTensor<B>),
-    /// It is not.
-    None,
-}
-
-impl<B: Backend> From<Option<BoolTensor<B>>> for MaybeMask<B> {
-    fn from(mask: Option<BoolTensor<B>>) -> Self {
-        mask.map_or(Self::None, Self::Some)
-    }
-}
-
-impl<B: Backend> MaybeMask<B> {
-    /// As an option.
-    pub fn into_option(self) -> Option<BoolTensor<B>> {
-        match self {
-            Self::Some(mask) => Some(mask),
-            Self::None => None,
-        }
-    }
-}
 
 /// How values are weighted.
 #[derive(Clone, Debug)]
@@ -193,9 +166,9 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
         "attention"
     }
 
-    fn plan(&self, inputs: &Tracking<B, 4>) -> Plan<4> {
+    fn plan(&self, inputs: &Tracking<B, 4>) -> KeepPlan<4> {
         let weights_change = [QUERY, KEY, BIAS].into_iter().any(|input| inputs.tracked(input));
-        Plan::nothing()
+        KeepPlan::nothing()
             .keep_if(true, QUERY, TRACKED)
             .keep_if(true, KEY, TRACKED)
             .keep_if(true, BIAS, TRACKED)
@@ -212,15 +185,15 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
         [query, key, value, bias]: Inputs<B, 4>,
         recorder: &Recorder<4>,
     ) -> (FloatTensor<B>, Saved<B>) {
-        let ledger = recorder.ledger();
+        let report = recorder.report();
         let (operands, dropped) = self.operands(given(query), given(key), bias);
         let Weighted { output, .. } = operands.forward(given(value), dropped.as_ref(), false);
         let dropped = dropped.map(|DroppedWeights { masks, keep }| {
-            let masks = masks.into_iter().map(|mask| ledger.state("dropped", mask, TRACKED)).collect();
+            let masks = masks.into_iter().map(|mask| report.state("dropped", mask, TRACKED)).collect();
             DroppedWeights { masks, keep }
         });
         let Attention { scores, merged, .. } = self.attention;
-        let mask = self.mask.clone().map(|mask| ledger.tensor("mask", mask, TRACKED));
+        let mask = self.mask.clone().map(|mask| report.tensor("mask", mask, TRACKED));
         (merge::<B>(output, merged), Saved { scores, merged, mask, dropped })
     }
 

@@ -1,9 +1,9 @@
 //! Values whose weights are kept: no gradient flows to them, and they take no more memory than what they are computed from.
 use super::chunks::with_heads;
 use super::{AttentionKernels, split_heads};
-use crate::ops::kept::KeptTensor;
-use crate::ops::packing::PackingKernels;
-use crate::ops::step::{BackwardPass, Inputs, Operation, Plan, Recorder, Tracking, given};
+use crate::graph::KeptTensor;
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Tracking, given};
+use crate::saved::packing::PackingKernels;
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 
 const VALUE: usize = 0;
@@ -34,8 +34,8 @@ impl<B: AttentionKernels + PackingKernels> Operation<B, 1> for WeightsKept<B> {
         "attention"
     }
 
-    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing()
+    fn plan(&self, _: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing()
     }
 
     fn forward(&self, _: Inputs<B, 1>) -> FloatTensor<B> {
@@ -43,7 +43,7 @@ impl<B: AttentionKernels + PackingKernels> Operation<B, 1> for WeightsKept<B> {
     }
 
     fn forward_saving(&self, [value]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Saved<B>) {
-        let weights = recorder.ledger().made::<B>("weights", self.weights.clone(), "value is tracked");
+        let weights = recorder.report().made::<B>("weights", self.weights.clone(), "value is tracked");
         let groups = given(value).shape()[1];
         (self.output.clone(), Saved { weights, groups, merged: self.merged })
     }

@@ -5,12 +5,11 @@
 //! half precision is summed in f32.
 use super::{
     conv::crop,
-    extension::extension,
     fixed_linear::{FixedLinear, Image, lifted, lifted_image, pooled},
-    step::Run,
 };
 use crate::backend::{Placeholders, composing_backends};
 use crate::burn_next::avg_pool;
+use crate::graph::{Run, extension};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings, ops::PadMode, tensor::FloatTensor,
 };
@@ -182,7 +181,7 @@ fn adaptive_adjoint<B: Placeholders>(x: Shape, dy: FloatTensor<B>) -> FloatTenso
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{assert_close, composed, random};
+    use crate::backend::testing::{assert_close, composed, random};
     use burn::backend::{Flex, ops::FloatTensorOps, read_sync};
     use burn::tensor::{FloatDType, bf16, f16};
 

@@ -17,12 +17,9 @@
 //!
 //! Where `x` is kept, here or by another step, the output is offered for [recomputation](super::recompute).
 use super::row_norm::NormGrads;
-use super::{
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::{ChannelSums, composing_backends};
-use crate::saved;
+use crate::graph::policy;
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use std::sync::Arc;
@@ -60,7 +57,7 @@ extension! {
                 [&mean, &variance].map(|statistic| Self::untracked(statistic.clone()));
             // The variance of an input that comes back rounded would be that of its rounding, too.
             let are_kept =
-                saved::is_rounding() || !<Self as Run>::Plain::rounds_batch_statistics(output.dtype());
+                policy::is_rounding() || !<Self as Run>::Plain::rounds_batch_statistics(output.dtype());
             let statistics = are_kept.then_some(Statistics { mean, variance, epsilon });
             let operation = WithBatchStatistics { output, statistics, epsilon };
             BatchNormTrain {
@@ -104,7 +101,7 @@ impl<T: TensorMetadata + Clone> Statistics<T> {
     fn saved(&self, recorder: &Recorder<3>) -> Option<Arc<Self>> {
         let read = recorder.tracked(X) || recorder.tracked(GAMMA);
         let save =
-            |name, statistic: &T| recorder.ledger().tensor(name, statistic.clone(), "x or gamma is tracked");
+            |name, statistic: &T| recorder.report().tensor(name, statistic.clone(), "x or gamma is tracked");
         read.then(|| {
             let (mean, variance) = (save("mean", &self.mean), save("variance", &self.variance));
             Arc::new(Self { mean, variance, epsilon: self.epsilon })
@@ -147,9 +144,9 @@ impl<B: BatchNormKernels> Operation<B, 3> for WithBatchStatistics<FloatTensor<B>
         "batch_norm"
     }
 
-    fn plan(&self, inputs: &Tracking<B, 3>) -> Plan<3> {
+    fn plan(&self, inputs: &Tracking<B, 3>) -> KeepPlan<3> {
         let reads = inputs.tracked(X) || inputs.tracked(GAMMA);
-        Plan::nothing()
+        KeepPlan::nothing()
             .keep_if(reads, X, "x or gamma is tracked")
             .keep_if(reads, GAMMA, "x or gamma is tracked")
             .offer_if(reads)
@@ -205,9 +202,9 @@ impl<B: BatchNormKernels> Operation<B, 3> for WithGivenStatistics<FloatTensor<B>
         "batch_norm"
     }
 
-    fn plan(&self, inputs: &Tracking<B, 3>) -> Plan<3> {
+    fn plan(&self, inputs: &Tracking<B, 3>) -> KeepPlan<3> {
         let reads_x = inputs.tracked(GAMMA);
-        Plan::nothing()
+        KeepPlan::nothing()
             .keep_if(reads_x, X, "gamma is tracked")
             .keep_if(reads_x || inputs.tracked(X), GAMMA, "x or gamma is tracked")
             .offer_if(reads_x || inputs.available(X))
@@ -338,7 +335,7 @@ fn per_channel<B: Backend>(x: FloatTensor<B>, rank: usize) -> FloatTensor<B> {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{Flex, ops::FloatTensorOps};
     use burn::tensor::FloatDType;
 

@@ -8,12 +8,9 @@
 //!
 //! Stock Burn keeps `x`, `weight` and `bias` whatever is tracked. Its weight gradient of a grouped 1-D convolution whose stride
 //! leaves a remainder is wrong on Flex and panics on NdArray (Burn 0.22.1); the one here is right.
-use super::{
-    MaybeTensor,
-    bilinear::{Bilinear, Weight, bilinear},
-    extension::extension,
-};
+use super::bilinear::{Bilinear, Weight, bilinear};
 use crate::backend::{ChannelSums, device_backends};
+use crate::{backend::optional::MaybeTensor, graph::extension};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{
     Shape, Slice,

@@ -10,15 +10,16 @@
 //! The three one after the other keep as much, and write and read the result of the convolution twice more. `gamma` must not be
 //! tracked: its gradient reads that result. Stock Burn keeps it twice besides.
 use super::{
-    MaybeTensor,
     batch_norm::{BatchNormKernels, BatchNormOps, Statistics},
     bilinear::{Weight, give_gradients},
     conv::{Conv, ConvKernels, ConvOps, Convolution},
-    extension::extension,
     piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels, PiecewiseLinearOps},
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::device_backends;
+use crate::{
+    backend::optional::MaybeTensor,
+    graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given},
+};
 use burn::backend::{Backend, ExtensionType, tensor::FloatTensor};
 use burn::tensor::ops::ConvOptions;
 
@@ -118,9 +119,13 @@ impl<B: ConvNormReluKernels + Convolution<N>, const N: usize> Operation<B, 4>
         ["conv1d_norm_relu", "conv2d_norm_relu", "conv3d_norm_relu"][N - 1]
     }
 
-    fn plan(&self, inputs: &Tracking<B, 4>) -> Plan<4> {
+    fn plan(&self, inputs: &Tracking<B, 4>) -> KeepPlan<4> {
         let [reads_x, reads_weight] = [WEIGHT, X].map(|input| inputs.tracked(input));
-        Plan::nothing().keep_if(reads_x, X, "weight is tracked").keep_if(reads_weight, WEIGHT, "x is tracked")
+        KeepPlan::nothing().keep_if(reads_x, X, "weight is tracked").keep_if(
+            reads_weight,
+            WEIGHT,
+            "x is tracked",
+        )
     }
 
     fn forward(&self, [x, weight, bias, beta]: Inputs<B, 4>) -> FloatTensor<B> {
@@ -131,11 +136,11 @@ impl<B: ConvNormReluKernels + Convolution<N>, const N: usize> Operation<B, 4>
 
     fn forward_saving(&self, inputs: Inputs<B, 4>, recorder: &Recorder<4>) -> (FloatTensor<B>, Self::Saved) {
         let y = Operation::<B, 4>::forward(self, inputs);
-        let ledger = recorder.ledger();
+        let report = recorder.report();
         let mask = B::piecewise_mask(y.clone(), PiecewiseLinear::Relu);
         let scaled = [X, WEIGHT, BIAS].into_iter().any(|input| recorder.tracked(input));
         let save = |name, tensor: &FloatTensor<B>| {
-            ledger.tensor(name, tensor.clone(), "x, weight or bias is tracked")
+            report.tensor(name, tensor.clone(), "x, weight or bias is tracked")
         };
         let Statistics { variance, epsilon, .. } = &self.statistics;
         let scale = scaled.then(|| Scale {
@@ -143,7 +148,7 @@ impl<B: ConvNormReluKernels + Convolution<N>, const N: usize> Operation<B, 4>
             variance: save("variance", variance),
             epsilon: *epsilon,
         });
-        let mask = ledger.state("mask", mask, "an input is tracked");
+        let mask = report.state("mask", mask, "an input is tracked");
         (y, SavedConvNormRelu { conv: self.conv.clone(), mask, scale })
     }
 
@@ -197,7 +202,7 @@ device_backends!(ConvNormReluKernels);
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{Flex, TensorMetadata, ops::FloatTensorOps};
 
     #[test]

@@ -279,7 +279,7 @@ fn one_row<B: Backend>(weights: FloatTensor<B>) -> FloatTensor<B> {
 mod tests {
     use super::super::CrossEntropyKernels;
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, drawn, random};
+    use crate::backend::testing::{Composed, assert_close, composed, drawn, random};
     use burn::backend::{
         Distribution, Flex,
         flex::FlexDevice,

@@ -7,8 +7,8 @@ use crate::backend::cube::{
     Output, Pair, address_type, empty, grid_of_rows, max_of_vector, max_over_units, row_of_unit,
     sum_of_vector, sum_over_units, types, unit_of_row, units_of_row, vector_size,
 };
+use crate::backend::optional::MaybeTensor;
 use crate::backend::wide;
-use crate::ops::MaybeTensor;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,

@@ -1,5 +1,5 @@
 //! What rows of logits are compared with.
-use crate::ops::kept::Ledger;
+use crate::graph::Report;
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{FloatTensor, IntTensor},
@@ -31,10 +31,10 @@ impl<B: Backend> Labels<B> {
     }
 
     /// Reports to the ledger what is kept, that is, all of it.
-    pub(crate) fn reported(self, ledger: &Ledger, reason: &'static str) -> Self {
+    pub(crate) fn reported(self, report: &Report, reason: &'static str) -> Self {
         Self {
-            targets: ledger.tensor("targets", self.targets, reason),
-            weights: self.weights.map(|weights| ledger.tensor("weights", weights, reason)),
+            targets: report.tensor("targets", self.targets, reason),
+            weights: self.weights.map(|weights| report.tensor("weights", weights, reason)),
             ..self
         }
     }

@@ -8,12 +8,11 @@
 //! | backward | `dx = dloss (p sum(q w) - q w)`, in place if nothing else holds `x` |
 //!
 //! Stock Burn computes the log-softmax first, in several steps, which need two tensors of the size of `x` at the peak.
-use super::{
-    MaybeTensor,
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::composing_backends;
+use crate::{
+    backend::optional::MaybeTensor,
+    graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given},
+};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{FloatTensor, IntTensor},
@@ -72,8 +71,8 @@ impl<B: CrossEntropyKernels> Operation<B, 1> for CrossEntropy<B> {
         "cross_entropy"
     }
 
-    fn plan(&self, inputs: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing().keep_if(inputs.tracked(X), X, "x is tracked")
+    fn plan(&self, inputs: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing().keep_if(inputs.tracked(X), X, "x is tracked")
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
@@ -85,8 +84,8 @@ impl<B: CrossEntropyKernels> Operation<B, 1> for CrossEntropy<B> {
         let (losses, log_sum_exp) = self.losses(given(x));
         let [_, log] = parts::<B>(log_sum_exp);
         // A copy: a view would keep both parts, and the largest is taken again.
-        let log = recorder.ledger().tensor("log_sum_exp", B::float_mul_scalar(log, 1.0.into()), REASON);
-        let labels = self.labels.clone().reported(recorder.ledger(), REASON);
+        let log = recorder.report().tensor("log_sum_exp", B::float_mul_scalar(log, 1.0.into()), REASON);
+        let labels = self.labels.clone().reported(recorder.report(), REASON);
         (losses, Saved { log, labels })
     }
 

@@ -13,8 +13,8 @@ use crate::backend::cube::{
     Pair, address_type, cubes, empty, log_1p_exp, number, sigmoid, sum_of_vector, sum_over_units, types,
     vector_size,
 };
+use crate::backend::optional::MaybeTensor;
 use crate::backend::wide;
-use crate::ops::MaybeTensor;
 #[cfg(not(feature = "fusion"))]
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};

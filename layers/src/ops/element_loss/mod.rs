@@ -10,12 +10,11 @@
 //! A binary cross entropy makes its targets from integers: keeping them would cost one more tensor. In f16 the slope is kept
 //! scaled: for small probabilities it is larger than f16 can hold, and for confident logits smaller, until it is multiplied by
 //! the upstream gradient. Stock Burn records up to nine operations for one loss, and materializes all of their results.
-use super::{
-    MaybeTensor,
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::{Scaling, composing_backends, wide, widen};
+use crate::{
+    backend::optional::MaybeTensor,
+    graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given},
+};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -132,13 +131,13 @@ impl<B: ElementLossKernels> Operation<B, 2> for Loss {
         }
     }
 
-    fn plan(&self, inputs: &Tracking<B, 2>) -> Plan<2> {
+    fn plan(&self, inputs: &Tracking<B, 2>) -> KeepPlan<2> {
         const REASON: &str = "x or the targets are tracked";
         if self.f.is_binary() {
-            return Plan::nothing();
+            return KeepPlan::nothing();
         }
         let reads_x = self.f.reads_x() || inputs.tracked(TARGETS);
-        Plan::nothing().keep_if(reads_x, X, REASON).keep_if(true, TARGETS, REASON)
+        KeepPlan::nothing().keep_if(reads_x, X, REASON).keep_if(true, TARGETS, REASON)
     }
 
     fn forward(&self, [x, targets]: Inputs<B, 2>) -> FloatTensor<B> {
@@ -163,7 +162,7 @@ impl<B: ElementLossKernels> Operation<B, 2> for Loss {
                 (y, B::element_loss_slopes(x, targets, f, Argument::Input, factor))
             }
         };
-        (y, Saved { loss: *self, slope: Some(recorder.ledger().tensor("slope", slope, "x is tracked")) })
+        (y, Saved { loss: *self, slope: Some(recorder.report().tensor("slope", slope, "x is tracked")) })
     }
 
     fn backward(saved: Self::Saved, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 2>) {
@@ -390,7 +389,7 @@ fn slope<B: Backend>(
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{
         Flex,
         flex::FlexDevice,

@@ -9,11 +9,8 @@
 //! The product is offered for [recomputation](super::recompute) if both are kept: the next layer then keeps nothing. Stock Burn
 //! keeps `a`, `b`, `f(b)` and more.
 use super::smooth::{Smooth, SmoothKernels, slope};
-use super::{
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::fusing_backends;
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::tensor::FloatTensor;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -46,9 +43,9 @@ impl<B: GateKernels> Operation<B, 2> for Gate {
         "gate"
     }
 
-    fn plan(&self, inputs: &Tracking<B, 2>) -> Plan<2> {
+    fn plan(&self, inputs: &Tracking<B, 2>) -> KeepPlan<2> {
         let reads_a = inputs.tracked(GATE);
-        Plan::nothing()
+        KeepPlan::nothing()
             .keep_if(reads_a, A, "b is tracked")
             .keep_if(true, GATE, "a or b is tracked")
             .offer_if(reads_a)
@@ -94,9 +91,9 @@ fusing_backends!(GateKernels);
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::{
-        smooth::tests::ALL,
-        testing::{Composed, assert_close, composed, random},
+    use crate::{
+        backend::testing::{Composed, assert_close, composed, random},
+        ops::smooth::tests::ALL,
     };
     use burn::backend::{Flex, ops::FloatTensorOps};
 

@@ -2,7 +2,8 @@
 use super::{HeadLossKernels, RowLoss};
 use crate::{
     backend::{wide, widen, zeros},
-    ops::{cross_entropy::Classes, kept::Ledger, linear::LinearKernels},
+    graph::Report,
+    ops::{cross_entropy::Classes, linear::LinearKernels},
 };
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
@@ -109,11 +110,11 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Loss<B, L> {
     }
 
     /// Reports to the ledger what is kept, that is, all of it.
-    pub(super) fn reported(self, ledger: &Ledger, reason: &'static str) -> Self {
+    pub(super) fn reported(self, report: &Report, reason: &'static str) -> Self {
         Self {
-            what: self.what.reported(ledger, reason),
-            factors: ledger.tensor("factors", self.factors, reason),
-            padding: self.padding.map(|padding| ledger.tensor("padding", padding, reason)),
+            what: self.what.reported(report, reason),
+            factors: report.tensor("factors", self.factors, reason),
+            padding: self.padding.map(|padding| report.tensor("padding", padding, reason)),
             ..self
         }
     }

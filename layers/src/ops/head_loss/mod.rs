@@ -22,11 +22,10 @@
 //! Rows with a factor of 0, such as padding, count as rows of zeros in `x`, whatever they hold, and have no loss.
 use super::{
     cross_entropy::{Classes, CrossEntropyKernels},
-    kept::Ledger,
     linear::LinearKernels,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Tracking, given},
 };
 use crate::backend::{Capacity, Scaling, device_backends, wide, widen, zeros};
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Report, Tracking, given};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{BoolTensor, FloatTensor},
@@ -74,7 +73,7 @@ pub(crate) trait RowLoss<B: Backend>: Clone + Send + Debug + 'static {
     fn bound(&self, dloss: FloatTensor<B>, padding: &Option<BoolTensor<B>>) -> FloatTensor<B>;
 
     /// Reports to the ledger what is kept, that is, all of it.
-    fn reported(self, ledger: &Ledger, reason: &'static str) -> Self;
+    fn reported(self, report: &Report, reason: &'static str) -> Self;
 }
 
 /// The logits of a chunk at least, unless somebody says less.
@@ -183,9 +182,9 @@ impl<B: HeadLossKernels, L: RowLoss<B>> HeadLoss<B, L> {
             all = Some(put_rows::<B>(all.take(), rows, range, dlogits));
         });
         let dlogits = all.expect("there are rows");
-        let dlogits = recorder.ledger().tensor("dlogits", dlogits, AHEAD);
+        let dlogits = recorder.report().tensor("dlogits", dlogits, AHEAD);
         let padding =
-            padding.map(|padding| recorder.ledger().tensor("padding", padding, "weight is tracked"));
+            padding.map(|padding| recorder.report().tensor("padding", padding, "weight is tracked"));
         (sum, Saved { scale, gradients: SavedGradients::OfLogits { dlogits, padding } })
     }
 }
@@ -202,17 +201,17 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Operation<B, 3> for HeadLoss<B, L> {
         self.loss.what.name()
     }
 
-    fn plan(&self, inputs: &Tracking<B, 3>) -> Plan<3> {
+    fn plan(&self, inputs: &Tracking<B, 3>) -> KeepPlan<3> {
         const WEIGHT_IS_TRACKED: &str = "weight is tracked";
         match self.weight_gradient(inputs.tracked(WEIGHT)) {
-            WeightGradient::Ahead => Plan::nothing(),
+            WeightGradient::Ahead => KeepPlan::nothing(),
             WeightGradient::FromLogits => {
-                let x_is_kept = Plan::nothing().keep_if(true, X, WEIGHT_IS_TRACKED);
+                let x_is_kept = KeepPlan::nothing().keep_if(true, X, WEIGHT_IS_TRACKED);
                 x_is_kept.keep_if(inputs.tracked(X), WEIGHT, "x is tracked")
             }
             WeightGradient::ByBlocks => [X, WEIGHT, BIAS]
                 .into_iter()
-                .fold(Plan::nothing(), |plan, input| plan.keep_if(true, input, WEIGHT_IS_TRACKED)),
+                .fold(KeepPlan::nothing(), |plan, input| plan.keep_if(true, input, WEIGHT_IS_TRACKED)),
         }
     }
 
@@ -241,9 +240,9 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Operation<B, 3> for HeadLoss<B, L> {
                 of_rows.push(statistics);
             }
         });
-        let (made, ledger) = (making.made(), recorder.ledger());
+        let (made, report) = (making.made(), recorder.report());
         let keep = |name, gradient: Option<FloatTensor<B>>| {
-            gradient.map(|gradient| ledger.tensor(name, gradient, AHEAD))
+            gradient.map(|gradient| report.tensor(name, gradient, AHEAD))
         };
         let made = Made {
             x: keep("dx", made.x),
@@ -253,8 +252,8 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Operation<B, 3> for HeadLoss<B, L> {
         let blocks = (by == WeightGradient::ByBlocks).then(|| {
             const REASON: &str = "weight is tracked";
             let statistics = joined::<B>(of_rows).into_iter().zip(L::STATISTICS);
-            let statistics = statistics.map(|(values, name)| ledger.tensor(name, values, REASON)).collect();
-            Blocks { statistics, loss: self.loss.clone().reported(ledger, REASON) }
+            let statistics = statistics.map(|(values, name)| report.tensor(name, values, REASON)).collect();
+            Blocks { statistics, loss: self.loss.clone().reported(report, REASON) }
         });
         (sum, Saved { scale, gradients: SavedGradients::Made(made, blocks) })
     }
@@ -433,7 +432,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Blocks<B, L> {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{Flex, ops::FloatTensorOps};
     use burn::tensor::FloatDType;
 

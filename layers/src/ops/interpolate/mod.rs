@@ -1,12 +1,9 @@
 //! Interpolation, a case of [`fixed_linear`](super::fixed_linear).
 //!
 //! On CPU backends every mode has a gradient here; stock has none for some (Lanczos on Flex, all but nearest on NdArray).
-use super::{
-    extension::extension,
-    fixed_linear::{FixedLinear, Image, lifted, lifted_image},
-    step::Run,
-};
+use super::fixed_linear::{FixedLinear, Image, lifted, lifted_image};
 use crate::backend::{Placeholders, composing_backends};
+use crate::graph::{Run, extension};
 use burn::backend::{TensorMetadata, ops::InterpolateOptions, tensor::FloatTensor};
 use burn::tensor::Shape;
 
@@ -70,7 +67,7 @@ fn adjoint<B: Placeholders>(x: Shape, dy: FloatTensor<B>, options: InterpolateOp
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{assert_close, composed, random};
+    use crate::backend::testing::{assert_close, composed, random};
     use burn::backend::{Flex, ops::InterpolateMode};
 
     /// Lanczos has no gradient on Flex to compare with.

@@ -4,12 +4,9 @@
 //! `ModuleOps::linear`; the backward pass of that product builds one weight gradient per batch row and sums them. Here the batch
 //! is folded into the rows. On Flex the products write what no thread has filled with zeros before. Where a device would have too few
 //! tiles to work on, the rows are in a few parts, each with a gradient of the weight of its own, never more of them than stock has.
-use super::{
-    MaybeTensor,
-    bilinear::{Bilinear, Weight, bilinear},
-    extension::extension,
-};
+use super::bilinear::{Bilinear, Weight, bilinear};
 use crate::backend::{Capacity, device_backends, wide};
+use crate::{backend::optional::MaybeTensor, graph::extension};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{FloatTensor, QuantizedTensor},
@@ -185,7 +182,7 @@ fn x_backward<B: Backend>(weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTe
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{Flex, ops::QTensorOps};
     use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue};
 

@@ -15,14 +15,14 @@
 //! The numbers per row are the `log(sum(exp(logits / temperature)))` of both, and `sum(q g)`. A class of probability 0 in f32
 //! counts as it does in the limit: nothing.
 use super::{
-    MaybeTensor,
     cross_entropy::{Classes, Labels, RowLosses, composed::log_sum_exp, parts},
-    extension::extension,
     head_loss::{Head, HeadLoss, HeadLossKernels, RowLoss, chunks, one_wide, rows_of, zero_rows},
-    kept::Ledger,
-    step::Run,
 };
 use crate::backend::{device_backends, widen, zeros};
+use crate::{
+    backend::optional::MaybeTensor,
+    graph::{Report, Run, extension},
+};
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor, IntTensor},
@@ -226,15 +226,15 @@ impl<B: DivergenceKernels> RowLoss<B> for Teacher<B> {
         B::float_mul_scalar(dloss, (soft + hard).into())
     }
 
-    fn reported(self, ledger: &Ledger, reason: &'static str) -> Self {
+    fn reported(self, report: &Report, reason: &'static str) -> Self {
         let Self { x, head: Head { weight, bias }, labels, options } = self;
         Self {
-            x: ledger.tensor("teacher's x", x, reason),
+            x: report.tensor("teacher's x", x, reason),
             head: Head {
-                weight: ledger.tensor("teacher's weight", weight, reason),
-                bias: bias.map(|bias| ledger.tensor("teacher's bias", bias, reason)),
+                weight: report.tensor("teacher's weight", weight, reason),
+                bias: bias.map(|bias| report.tensor("teacher's bias", bias, reason)),
             },
-            labels: labels.map(|labels| labels.reported(ledger, reason)),
+            labels: labels.map(|labels| labels.reported(report, reason)),
             options,
         }
     }
@@ -418,7 +418,7 @@ fn times<B: Backend>(probability: FloatTensor<B>, log: FloatTensor<B>) -> FloatT
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{Flex, ops::FloatTensorOps};
 
     const ALL: [Divergence; 4] = [

@@ -8,12 +8,9 @@
 //!
 //! The backward pass computes the sums again. The output is offered for [recomputation](super::recompute): the next layer then
 //! keeps nothing. Stock Burn records ten operations, which keep four tensors of the size of `x`.
-use super::{
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::{composing_backends, widen};
 use crate::burn_next::avg_pool;
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{Backend, TensorMetadata, ops::PadMode, tensor::FloatTensor};
 use burn::tensor::Shape;
 
@@ -62,8 +59,8 @@ impl<B: LocalResponseKernels> Operation<B, 1> for LocalResponse {
         "local_response_norm"
     }
 
-    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing().keep_if(true, X, "x is tracked").offer_if(true)
+    fn plan(&self, _: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing().keep_if(true, X, "x is tracked").offer_if(true)
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
@@ -135,7 +132,7 @@ fn scales<B: Backend>(x: FloatTensor<B>, norm: &LocalResponse) -> FloatTensor<B>
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::Flex;
 
     #[test]

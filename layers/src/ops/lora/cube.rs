@@ -11,7 +11,7 @@ use super::{LoraKernels, composed_product, finished};
 #[cfg(not(feature = "fusion"))]
 use crate::backend::cube::units;
 use crate::backend::cube::{Output, address_type, constant, cubes, types, vector_size};
-use crate::ops::{MaybeTensor, linear::LinearKernels};
+use crate::{backend::optional::MaybeTensor, ops::linear::LinearKernels};
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{

@@ -14,15 +14,17 @@
 //! computed again: keeping it, too, would be more than stock keeps if `x` is untracked. So is `p` where it is larger than the
 //! effective weight, which stock keeps beside `x`: in as many operations as stock needs for the gradient of that weight.
 use super::{
-    MaybeTensor,
     bilinear::{Bilinear, Weight},
-    extension::extension,
-    kept::KeptTensor,
     linear::{Linear, LinearKernels},
-    packing::PackingKernels,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
 };
 use crate::backend::composing_backends;
+use crate::{
+    backend::optional::MaybeTensor,
+    graph::{
+        BackwardPass, Inputs, KeepPlan, KeptTensor, Operation, Recorder, Run, Tracking, extension, given,
+    },
+    saved::packing::PackingKernels,
+};
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata,
     tensor::{FloatTensor, QuantizedTensor},
@@ -114,9 +116,9 @@ impl<B: LoraKernels> Lora<B> {
     fn saved(&self, [h, product]: KeptProducts<B>, recorder: &Recorder<6>) -> SavedLora<B> {
         let again = self.computes_product_again(recorder.tracked(FACTOR));
         let quantized = self.quantized.clone().filter(|_| recorder.tracked(X) || again);
-        let quantized = quantized.map(|weight| recorder.ledger().handle("weight", weight));
-        let h = h.map(|h| recorder.ledger().made::<B>("x a", h, "b is tracked"));
-        let product = product.map(|p| recorder.ledger().made::<B>("product", p, "factor is tracked"));
+        let quantized = quantized.map(|weight| recorder.report().handle("weight", weight));
+        let h = h.map(|h| recorder.report().made::<B>("x a", h, "b is tracked"));
+        let product = product.map(|p| recorder.report().made::<B>("product", p, "factor is tracked"));
         SavedLora { h, product, lora: Lora { quantized, ..self.clone() } }
     }
 
@@ -160,11 +162,11 @@ impl<B: LoraKernels> Operation<B, 6> for Lora<B> {
         "lora"
     }
 
-    fn plan(&self, inputs: &Tracking<B, 6>) -> Plan<6> {
+    fn plan(&self, inputs: &Tracking<B, 6>) -> KeepPlan<6> {
         let [x, a, b, weight] = [X, FACTOR_A, FACTOR_B, WEIGHT].map(|input| inputs.tracked(input));
         let again = self.computes_product_again(inputs.tracked(FACTOR));
         let keeps_x = a || weight || again;
-        Plan::nothing()
+        KeepPlan::nothing()
             .keep_if(keeps_x, X, if a || weight { "a or weight is tracked" } else { "factor is tracked" })
             .keep_if(x || again || b && keeps_x, FACTOR_A, "x, b or factor is tracked")
             .keep_if(x || again || a, FACTOR_B, "x, a or factor is tracked")
@@ -351,7 +353,7 @@ fn scaled<B: Backend>(x: FloatTensor<B>, scale: f64) -> FloatTensor<B> {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{Flex, ops::FloatTensorOps};
 
     #[test]

@@ -8,12 +8,9 @@
 //! | backward | every `dy` goes to its winner |
 //!
 //! Stock Burn keeps `x` and an index of 8 bytes per output (on Flex 4).
-use super::{
-    extension::extension,
-    fixed_linear::{lift, lifted},
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
+use super::fixed_linear::{lift, lifted};
 use crate::backend::{Placeholders, Saved, composing_backends};
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, ops::MaxPoolOptions};
 
@@ -65,8 +62,8 @@ impl<B: MaxPoolKernels> Operation<B, 1> for MaxPool {
         "max_pool"
     }
 
-    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing()
+    fn plan(&self, _: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing()
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
@@ -75,7 +72,7 @@ impl<B: MaxPoolKernels> Operation<B, 1> for MaxPool {
 
     fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Self::Saved) {
         let (y, offsets) = self.pool::<B>(given(x));
-        let offsets = recorder.ledger().state("offsets", offsets, "x is tracked");
+        let offsets = recorder.report().state("offsets", offsets, "x is tracked");
         (y, Winners { offsets, options: self.0.clone() })
     }
 
@@ -150,7 +147,7 @@ fn output_shape(x: &Shape, options: &MaxPoolOptions<2>) -> Shape {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{assert_close, composed as as_composed, random};
+    use crate::backend::testing::{assert_close, composed as as_composed, random};
     use burn::backend::Flex;
 
     #[test]

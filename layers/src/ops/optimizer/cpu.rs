@@ -9,7 +9,7 @@ use crate::backend::cpu::{
     parallel::{self, Job, vectorized},
     with_element,
 };
-use crate::ops::packing::noise;
+use crate::saved::packing::noise;
 use burn::backend::{
     TensorMetadata,
     tensor::{FloatTensor, IntTensor},

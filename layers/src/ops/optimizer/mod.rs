@@ -308,7 +308,7 @@ pub fn is_rounded(dtype: DType) -> bool {
 mod tests {
     use super::*;
     use crate::backend::cpu::CpuBackend;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{
         Flex,
         flex::FlexDevice,

@@ -10,11 +10,8 @@
 //!
 //! Stock Burn keeps `x` for ReLU, and booleans and intermediate tensors for the others. The gradient passes through an infinite
 //! `x`; a NaN is treated as in stock.
-use super::{
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::{Masks, composing_backends};
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings, ops::ActivationOps, tensor::FloatTensor,
 };
@@ -139,8 +136,8 @@ impl<B: PiecewiseLinearKernels> Operation<B, 1> for PiecewiseLinear {
         }
     }
 
-    fn plan(&self, inputs: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing().offer_if(inputs.available(X))
+    fn plan(&self, inputs: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing().offer_if(inputs.available(X))
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
@@ -149,7 +146,7 @@ impl<B: PiecewiseLinearKernels> Operation<B, 1> for PiecewiseLinear {
 
     fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, SavedMask<B>) {
         let (y, mask) = B::piecewise_linear_with_mask(given(x), *self);
-        (y, SavedMask { mask: recorder.ledger().state("mask", mask, "x is tracked"), slopes: self.slopes() })
+        (y, SavedMask { mask: recorder.report().state("mask", mask, "x is tracked"), slopes: self.slopes() })
     }
 
     fn backward(SavedMask { mask, slopes }: SavedMask<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
@@ -234,7 +231,7 @@ composing_backends!(PiecewiseLinearKernels);
 mod tests {
     use super::*;
     use crate::backend::Saved;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{Flex, ops::FloatTensorOps};
 
     #[test]

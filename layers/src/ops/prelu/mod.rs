@@ -7,12 +7,9 @@
 //! | backward | `dx = dy` or `alpha * dy`, `dalpha = sum(dy * min(x, 0))` |
 //!
 //! Stock Burn keeps `x`, a boolean and more per element.
-use super::{
-    extension::extension,
-    piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels},
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
+use super::piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels};
 use crate::backend::composing_backends;
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
@@ -51,8 +48,8 @@ impl<B: PReluKernels> Operation<B, 2> for PRelu {
         "prelu"
     }
 
-    fn plan(&self, inputs: &Tracking<B, 2>) -> Plan<2> {
-        Plan::nothing().keep_if(inputs.tracked(ALPHA), X, "alpha is tracked").keep_if(
+    fn plan(&self, inputs: &Tracking<B, 2>) -> KeepPlan<2> {
+        KeepPlan::nothing().keep_if(inputs.tracked(ALPHA), X, "alpha is tracked").keep_if(
             inputs.tracked(X),
             ALPHA,
             "x is tracked",
@@ -70,7 +67,7 @@ impl<B: PReluKernels> Operation<B, 2> for PRelu {
             true => None,
             false => {
                 let mask = B::piecewise_mask(given(inputs[X].clone()), LEAKY);
-                Some(recorder.ledger().state("mask", mask, "x is tracked"))
+                Some(recorder.report().state("mask", mask, "x is tracked"))
             }
         };
         (Operation::<B, 2>::forward(self, inputs), SavedMask { mask })
@@ -156,7 +153,7 @@ composing_backends!(PReluKernels {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::Flex;
 
     #[test]

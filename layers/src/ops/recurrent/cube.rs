@@ -10,9 +10,9 @@
 //! gates and back, each by a kernel. There a step takes these tensors, and gives them back, since it writes in their place.
 use super::{Cell, RecurrentKernels, RecurrentState, RecurrentStep, Stage};
 use crate::backend::cube::{address_type, empty, types, units};
-use crate::ops::{MaybeTensor, UpToFour};
+use crate::backend::optional::{MaybeTensor, UpToFour};
 #[cfg(feature = "fusion")]
-use crate::ops::{MaybeTensorMetadata, UpToFourMetadata};
+use crate::backend::optional::{MaybeTensorMetadata, UpToFourMetadata};
 #[cfg(feature = "fusion")]
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::{Backend, Cube, ExtensionType, backend_extension, tensor::FloatTensor};

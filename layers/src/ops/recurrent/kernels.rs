@@ -325,7 +325,7 @@ fn update<B: Backend>(
 mod tests {
     use super::*;
     use crate::backend::cpu::CpuBackend;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::ops::FloatTensorOps;
     use burn::backend::{Flex, flex::FlexDevice, ops::ActivationOps};
     use burn::tensor::{FloatDType, Shape};

@@ -22,14 +22,9 @@
 //! The last state is made by small steps on the output, which only hand its gradient to the step of the layer.
 //!
 //! Sums over steps and segments are made in f32 at least.
-use super::{
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
-use burn::backend::{
-    Backend, BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, ExtensionType,
-    TensorMetadata, tensor::FloatTensor,
-};
+use crate::backend::optional::OptionalTensors;
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
+use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -86,42 +81,6 @@ pub struct Recurrence {
     pub reverse: bool,
     /// Keep a state after every so many steps (at least 1), instead of the gates.
     pub checkpoint: Option<usize>,
-}
-
-/// Tensors, some of which may not be there.
-pub struct OptionalTensors<B: Backend>(pub Vec<Option<FloatTensor<B>>>);
-
-impl<B: Backend> ExtensionType<B> for OptionalTensors<B> {
-    type Target = OptionalTensors<burn::backend::Dispatch>;
-
-    fn map_to_dispatch<F>(self, map_kind: F, autodiff: DispatchAutodiffContext) -> Self::Target
-    where
-        F: Fn(BackendTensor<B>) -> DispatchTensorKind,
-    {
-        let wrap = |tensor| DispatchTensor { kind: map_kind(BackendTensor::Float(tensor)), autodiff };
-        OptionalTensors(self.0.into_iter().map(|tensor| tensor.map(wrap)).collect())
-    }
-
-    fn map_from_dispatch<F>(target: Self::Target, unwrap_kind: F) -> Self
-    where
-        F: Fn(DispatchTensor) -> BackendTensor<B>,
-    {
-        let unwrap = |tensor| unwrap_kind(tensor).float();
-        OptionalTensors(target.0.into_iter().map(|tensor| tensor.map(unwrap)).collect())
-    }
-
-    fn routing_tensor(target: &Self::Target) -> Option<&DispatchTensor> {
-        target.0.iter().flatten().next()
-    }
-
-    fn routing_float_tensor(target: &Self::Target) -> Option<&DispatchTensor> {
-        Self::routing_tensor(target)
-    }
-
-    fn autodiff_context(target: &Self::Target) -> DispatchAutodiffContext {
-        let contexts = target.0.iter().flatten().map(|tensor| tensor.autodiff);
-        contexts.fold(DispatchAutodiffContext::Disabled, |context, other| context.merge(other))
-    }
 }
 
 /// What a recurrent layer gives.
@@ -236,13 +195,13 @@ impl<B: RecurrentKernels> Operation<B, INPUTS> for Recurrent<B> {
         }
     }
 
-    fn plan(&self, inputs: &Tracking<B, INPUTS>) -> Plan<INPUTS> {
+    fn plan(&self, inputs: &Tracking<B, INPUTS>) -> KeepPlan<INPUTS> {
         let Recurrence { cell, checkpoint, .. } = self.recurrence;
         let recomputes = checkpoint.is_some();
         let is_gru = matches!(cell, Cell::Gru { .. });
         let any = |parameter: usize| (0..cell.gates()).any(|gate| inputs.tracked(places(gate)[parameter]));
         let [input_weights, _, hidden_weights, _] = core::array::from_fn(any);
-        let plan = Plan::nothing()
+        let plan = KeepPlan::nothing()
             .keep_if(recomputes || input_weights, X, "read by gradients of input weights, or by gates")
             .keep_if(recomputes || is_gru || hidden_weights, H, "the states are computed again")
             .keep_if(true, C, "the states are computed again");
@@ -276,9 +235,9 @@ impl<B: RecurrentKernels> Operation<B, INPUTS> for Recurrent<B> {
             }
             _ => result.gates,
         };
-        let ledger = recorder.ledger();
-        let gates = gates.into_iter().map(|gate| ledger.tensor("gate", gate, "read by all gradients"));
-        let keep = |state: FloatTensor<B>| ledger.tensor("state", state, "the gates are computed again");
+        let report = recorder.report();
+        let gates = gates.into_iter().map(|gate| report.tensor("gate", gate, "read by all gradients"));
+        let keep = |state: FloatTensor<B>| report.tensor("state", state, "the gates are computed again");
         let checkpoints = result.checkpoints.into_iter();
         let checkpoints = checkpoints.map(|RecurrentState { h, c }| [h.map(keep), c.map(keep)]);
         let (gates, checkpoints) = (gates.collect(), checkpoints.collect());
@@ -389,8 +348,8 @@ impl<B: Backend> Operation<B, 1> for LastState<B> {
         "last state"
     }
 
-    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing()
+    fn plan(&self, _: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing()
     }
 
     fn forward(&self, _: Inputs<B, 1>) -> FloatTensor<B> {

@@ -7,11 +7,8 @@
 //! | backward | `dx[2i] = dy[2i] c[2i] + dy[2i+1] s[2i+1]`, `dx[2i+1] = dy[2i+1] c[2i+1] - dy[2i] s[2i]` |
 //!
 //! Stock Burn multiplies by a matrix of signs, and makes four tensors of twice the size of `x` along the way.
-use super::{
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::composing_backends;
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, Slice};
 
@@ -49,8 +46,8 @@ impl<B: RotaryKernels> Operation<B, 1> for Rotary<B> {
         "rotary_encoding"
     }
 
-    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing()
+    fn plan(&self, _: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing()
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
@@ -58,7 +55,7 @@ impl<B: RotaryKernels> Operation<B, 1> for Rotary<B> {
     }
 
     fn forward_saving(&self, x: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, FloatTensor<B>) {
-        (self.forward(x), recorder.ledger().tensor("factors", self.factors.clone(), "x is tracked"))
+        (self.forward(x), recorder.report().tensor("factors", self.factors.clone(), "x is tracked"))
     }
 
     fn backward(factors: FloatTensor<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
@@ -103,7 +100,7 @@ composing_backends!(RotaryKernels);
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::Flex;
 
     #[test]

@@ -9,8 +9,8 @@ use crate::backend::cube::{
     Output, Pair, address_type, assert_turns, channels_last, constant, empty, empty_in_order, grid_of_rows,
     row_of_unit, sum_of_vector, sum_over_units, types, unit_of_row, units, units_of_row, vector_size,
 };
+use crate::backend::optional::MaybeTensor;
 use crate::backend::{ChannelSums, wide};
-use crate::ops::MaybeTensor;
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension, ops::FloatTensorOps, tensor::FloatTensor,
 };

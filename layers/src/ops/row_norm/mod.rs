@@ -11,12 +11,11 @@
 //!
 //! The backward pass computes the statistics of a row again, while the row is in the cache. Stock Burn records ten small
 //! operations, which keep two tensors of the size of `x`.
-use super::{
-    MaybeTensor,
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::{ChannelSums, composing_backends, widen};
+use crate::{
+    backend::optional::MaybeTensor,
+    graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given},
+};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
@@ -103,9 +102,9 @@ impl<B: RowNormKernels> Operation<B, 3> for RowNorm {
         }
     }
 
-    fn plan(&self, inputs: &Tracking<B, 3>) -> Plan<3> {
+    fn plan(&self, inputs: &Tracking<B, 3>) -> KeepPlan<3> {
         let reads_x = inputs.tracked(X) || inputs.tracked(GAMMA);
-        Plan::nothing()
+        KeepPlan::nothing()
             .keep_if(reads_x, X, "x or gamma is tracked")
             .keep_if(inputs.tracked(X), GAMMA, "x is tracked")
             .offer_if(reads_x)
@@ -220,7 +219,7 @@ fn channels_of(shape: &Shape, norm: &RowNorm) -> Shape {
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::Flex;
 
     #[test]

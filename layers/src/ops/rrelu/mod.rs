@@ -10,12 +10,10 @@
 //!
 //! Stock Burn keeps several tensors. On CPU backends slopes are drawn as stock draws them; on devices by place, and drawn again
 //! in the backward pass.
-use super::{
-    extension::extension,
-    replay,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::Saved;
+use crate::graph::{
+    BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given, tape,
+};
 use burn::backend::{Backend, tensor::FloatTensor};
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
@@ -45,7 +43,7 @@ pub struct RRelu {
 impl RRelu {
     fn draw<B: RReluKernels>(self, x: FloatTensor<B>) -> (FloatTensor<B>, B::Slopes) {
         let (mut x, mut y) = (Some(x), None);
-        let slopes = replay::draw(|| {
+        let slopes = tape::draw(|| {
             let (drawn, slopes) = B::rrelu(given(x.take()), self.bounds);
             y = Some(drawn);
             slopes
@@ -62,8 +60,8 @@ impl<B: RReluKernels> Operation<B, 1> for RRelu {
         "rrelu"
     }
 
-    fn plan(&self, inputs: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing().offer_if(inputs.available(X))
+    fn plan(&self, inputs: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing().offer_if(inputs.available(X))
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
@@ -72,7 +70,7 @@ impl<B: RReluKernels> Operation<B, 1> for RRelu {
 
     fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, B::Slopes) {
         let (y, slopes) = self.draw::<B>(given(x));
-        (y, recorder.ledger().state("slopes", slopes, "x is tracked"))
+        (y, recorder.report().state("slopes", slopes, "x is tracked"))
     }
 
     fn recompute(self, slopes: &B::Slopes) -> impl Fn(Inputs<B, 1>) -> FloatTensor<B> + Send + 'static {

@@ -8,11 +8,8 @@
 //!
 //! Where `x` is kept, the output is offered for [recomputation](super::recompute): the next layer then keeps nothing. Stock Burn
 //! records up to six operations for one function, each of which keeps a tensor.
-use super::{
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::{fusing_backends, widen};
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
     tensor::{BoolTensor, FloatTensor},
@@ -111,9 +108,9 @@ impl<B: SmoothKernels> Operation<B, 1> for Smooth {
         }
     }
 
-    fn plan(&self, inputs: &Tracking<B, 1>) -> Plan<1> {
+    fn plan(&self, inputs: &Tracking<B, 1>) -> KeepPlan<1> {
         let reads_x = !self.reads_output() || inputs.available(X);
-        Plan::nothing().keep_if(reads_x, X, "x is tracked").offer_if(reads_x)
+        KeepPlan::nothing().keep_if(reads_x, X, "x is tracked").offer_if(reads_x)
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
@@ -122,7 +119,7 @@ impl<B: SmoothKernels> Operation<B, 1> for Smooth {
 
     fn forward_saving(&self, inputs: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Self::Saved) {
         let y = Operation::<B, 1>::forward(self, inputs);
-        let output = (!recorder.keeps(X)).then(|| recorder.ledger().tensor("y", y.clone(), "x is tracked"));
+        let output = (!recorder.keeps(X)).then(|| recorder.report().tensor("y", y.clone(), "x is tracked"));
         (y, SavedSmooth { f: *self, output })
     }
 
@@ -322,7 +319,7 @@ pub(super) fn slope<B: Backend>(read: FloatTensor<B>, f: Smooth) -> FloatTensor<
 #[cfg(all(test, feature = "flex"))]
 pub(crate) mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{Flex, ops::FloatTensorOps};
 
     pub(crate) const ALL: [Smooth; 14] = [

@@ -7,11 +7,8 @@
 //! | backward | `dx = y (dy - sum(y dy))`; of a log-softmax `dx = dy - exp(y) sum(dy)`; in place |
 //!
 //! Stock Burn records up to eight small operations, which keep several tensors of the size of `x`.
-use super::{
-    extension::extension,
-    step::{BackwardPass, Inputs, Operation, Plan, Recorder, Run, Tracking, given},
-};
 use crate::backend::device_backends;
+use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings, tensor::FloatTensor};
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -62,8 +59,8 @@ impl<B: SoftmaxKernels> Operation<B, 1> for Along {
         }
     }
 
-    fn plan(&self, _: &Tracking<B, 1>) -> Plan<1> {
-        Plan::nothing()
+    fn plan(&self, _: &Tracking<B, 1>) -> KeepPlan<1> {
+        KeepPlan::nothing()
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
@@ -72,7 +69,7 @@ impl<B: SoftmaxKernels> Operation<B, 1> for Along {
 
     fn forward_saving(&self, inputs: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Self::Saved) {
         let y = Operation::<B, 1>::forward(self, inputs);
-        let kept = recorder.ledger().tensor("y", y.clone(), "x is tracked");
+        let kept = recorder.report().tensor("y", y.clone(), "x is tracked");
         (y, Saved { y: kept, along: *self })
     }
 
@@ -131,7 +128,7 @@ device_backends!(SoftmaxKernels);
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use super::*;
-    use crate::ops::testing::{Composed, assert_close, composed, random};
+    use crate::backend::testing::{Composed, assert_close, composed, random};
     use burn::backend::{Flex, ops::FloatTensorOps};
 
     #[test]

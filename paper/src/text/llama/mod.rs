@@ -1,10 +1,11 @@
-//! Llama-style language models: those of the example `finetune_lm`, and the same with feed-forward block and loss written out.
+//! Llama-style language models: those of the example `finetune_lm`, the same with the feed-forward block and the loss written out, and
+//! variants with checkpointed or planned blocks.
 #[path = "../../../../examples/finetune_lm/llama.rs"]
 mod example;
 
 pub use example::{LanguageModel, Size, memsave, stock};
 
-/// Burn's layers, written as a user may have them: `silu(gate) * up` by hand, and the loss of all logits.
+/// The model of Burn's layers as a user may write it: `silu(gate) * up` by hand, and the loss of all logits.
 pub mod written_out {
     use burn::nn;
     use burn::tensor::module::attention;
@@ -20,7 +21,7 @@ pub mod swapped {
     include!("../../../../examples/finetune_lm/model.rs");
 
     impl Llama {
-        /// The loss, whose logits are made in chunks.
+        /// The loss, with logits that are computed in chunks.
         pub fn head_and_loss(&self, tokens: Tensor<2, Int>, next: Tensor<2, Int>) -> Tensor<1> {
             let x = self.hidden(tokens);
             nn::loss::FusedLinearCrossEntropyConfig::new().init(&x.device()).forward(&self.head, x, next)
@@ -28,7 +29,7 @@ pub mod swapped {
     }
 }
 
-/// The model of our layers, whose blocks are computed again in the backward pass.
+/// The model of our layers, with blocks that are recomputed in the backward pass.
 pub mod checkpointed {
     use burn_memsave::checkpoint::{Unread, checkpoint};
     use burn_memsave::functional::attention;
@@ -49,7 +50,7 @@ pub mod checkpointed {
     }
 }
 
-/// The model of our layers, whose blocks a plan may treat.
+/// The model of our layers, with blocks that a plan may recompute or keep in fewer bits.
 pub mod planned {
     use burn_memsave::checkpoint::Unread;
     use burn_memsave::functional::attention;

@@ -1,5 +1,5 @@
-// What a language model has without `SwiGlu` and `FusedLinearCrossEntropy`. Whoever includes this file says which `nn` it is made
-// of.
+// What a language model uses instead of `SwiGlu` and `FusedLinearCrossEntropy`, written once. The module that includes this file chooses
+// `nn`.
 use burn::config::Config;
 use nn::{activation::SiLU, loss::CrossEntropyLossConfig};
 

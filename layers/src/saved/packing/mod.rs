@@ -114,8 +114,8 @@ pub(crate) fn noise(position: u32, seed: u32) -> u32 {
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use super::*;
-    use crate::ops::testing::{Composed, composed, random};
+    use crate::backend::testing::{Composed, composed, random};
+    use crate::saved::packing::*;
     use burn::backend::{Flex, TensorMetadata, ops::FloatTensorOps, read_sync};
 
     fn values(x: FloatTensor<Flex>) -> Vec<f64> {

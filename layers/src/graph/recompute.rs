@@ -11,7 +11,7 @@
 //! and extended to untracked inputs.
 //!
 //! [available]: is_available
-use super::step::Inputs;
+use super::inputs::Inputs;
 use crate::burn_internals::is_recomputed_by_strategy;
 use burn::backend::{
     Backend,

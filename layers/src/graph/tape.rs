@@ -6,11 +6,11 @@
 //!
 //! The output of the last operation need not be computed again where nothing in the segment nor in its backward pass reads it: whoever
 //! replays may [leave it out](Tape::leave_out_end).
-use super::kept::Ledger;
-use crate::apart::Aside;
+use super::aside::Aside;
+use super::held;
+use super::kept::Report;
+use super::{ledger, watch::Watch};
 use crate::backend::Saved;
-use crate::saved::SavedPolicy;
-use crate::{ledger, watch::Watch};
 use burn::backend::{TensorMetadata, autodiff::NodeId};
 use burn::tensor::{DType, Shape};
 use core::any::Any;
@@ -83,7 +83,7 @@ pub(crate) fn set_aside() -> impl Sized {
 /// Runs the forward pass of a segment for the first time. Its graph is not for long: tensors of it stay as they are.
 pub fn record<R>(forward: impl FnOnce() -> R) -> (R, Tape) {
     let entered = Entered::new(Frame::Recording(Tape::default()));
-    let result = SavedPolicy::Keep.scope(forward);
+    let result = held::in_segment(forward);
     match entered.leave() {
         Frame::Recording(tape) => (result, tape),
         _ => unreachable!("frames are left in order"),
@@ -94,7 +94,7 @@ pub fn record<R>(forward: impl FnOnce() -> R) -> (R, Tape) {
 /// no outer segment, no ledger, no watch.
 pub fn probe<R>(tape: &mut Tape, forward: impl FnOnce() -> R) -> R {
     let entered = Entered::new(Frame::Probing { draws: core::mem::take(&mut tape.draws), next: 0 });
-    let run = || Watch::default().during(|| SavedPolicy::Keep.scope(forward));
+    let run = || Watch::default().during(|| held::in_segment(forward));
     let (result, _) = ledger::record(run);
     if let Frame::Probing { draws, .. } = entered.leave() {
         tape.draws = draws;
@@ -113,7 +113,7 @@ pub fn replay<R>(
 ) -> (R, Option<NodeId>) {
     let (operations, draws) = (operations.into_iter(), draws.into_iter());
     let entered = Entered::new(Frame::Replaying { operations, draws, leaves_out_end, left_out: None });
-    let result = SavedPolicy::Keep.scope(forward);
+    let result = held::in_segment(forward);
     let Frame::Replaying { mut operations, mut draws, left_out, .. } = entered.leave() else {
         unreachable!("frames are left in order")
     };
@@ -181,8 +181,8 @@ pub(crate) fn draw<T: Saved>(draw: impl FnOnce() -> T) -> T {
     FRAMES.with_borrow_mut(|frames| {
         for frame in hearing(frames).1 {
             if let Frame::Recording(tape) = frame {
-                let ledger = Ledger::new("checkpoint", None);
-                tape.draws.push(Box::new(ledger.state(
+                let report = Report::new("checkpoint", None);
+                tape.draws.push(Box::new(report.state(
                     "drawn",
                     drawn.clone(),
                     "the segment is computed again",

@@ -20,9 +20,10 @@
 //!
 //! Leaves stay as they are. Whoever made one has it, and Burn lets graphs that are used one after the other share a leaf, but no other
 //! node.
-use super::packing::PackingKernels;
+use super::policy;
 use super::recompute::is_available;
-use crate::saved::{self, SavedPolicy, Stored};
+use crate::saved::packing::PackingKernels;
+use crate::saved::{SavedPolicy, Stored};
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
@@ -315,9 +316,49 @@ fn packed(list: List) -> List {
     waiting
 }
 
+/// A scope that is left when this is dropped, also when the forward pass panics.
+struct Entered;
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let is_without_policy = policy::leave();
+        if !std::thread::panicking() {
+            pack_idle();
+        }
+        if is_without_policy {
+            leave_all();
+        }
+    }
+}
+
+impl SavedPolicy {
+    /// Runs a forward pass whose kept tensors wait as this policy says.
+    ///
+    /// A scope belongs to its thread (in a pool of rayon's, see `parallel::apart`). Of nested scopes the innermost counts. Within a
+    /// checkpointed segment none does: what a segment keeps, it keeps while it is computed.
+    ///
+    /// ```
+    /// use burn_memsave_layers::saved::SavedPolicy;
+    ///
+    /// assert_eq!(SavedPolicy::Int8.scope(|| 1 + 1), 2);
+    /// ```
+    pub fn scope<R>(&self, forward: impl FnOnce() -> R) -> R {
+        policy::enter(self.clone());
+        let _entered = Entered;
+        forward()
+    }
+}
+
+/// Runs the forward pass of a segment, whose tensors stay as they are.
+pub(super) fn in_segment<R>(forward: impl FnOnce() -> R) -> R {
+    policy::enter_segment();
+    let _entered = Entered;
+    forward()
+}
+
 /// A tensor that waits, because a step keeps it, as the policy says.
 pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<Held<B>> {
-    let policy = saved::current()?;
+    let policy = policy::current()?;
     SHARED.with(|shared| {
         let shared = shared.0.borrow();
         // The last one, which has a stand-in where one before it has none.
@@ -336,7 +377,7 @@ pub(crate) fn hold<B: PackingKernels>(
     recomputes: bool,
     in_graph: bool,
 ) -> Option<Held<B>> {
-    let policy = saved::current()?;
+    let policy = policy::current()?;
     let needs_stand_in = in_graph && x.is_tracked();
     let found = find(x);
     if found.as_ref().is_some_and(|held| held.stand_in.is_some() || !needs_stand_in) {
@@ -362,7 +403,7 @@ pub(crate) fn hold_made<B: PackingKernels>(x: FloatTensor<B>, policy: SavedPolic
 }
 
 fn waiting<B: PackingKernels>(x: FloatTensor<B>, policy: SavedPolicy) -> Arc<Waiting<B>> {
-    saved::will_round(&policy);
+    policy::note(&policy);
     Arc::new(Waiting { state: Mutex::new(State::Whole(x)), policy, outside: Arc::default() })
 }
 

@@ -2,7 +2,7 @@
 
 /// Declares an extension trait, whose calls Burn routes to the backend of the tensors, and implements it with one body, both
 /// for the plain backends and for `Autodiff` over backends with the given kernels. In the body,
-/// [`Self::run`](super::step::Run::run) runs an operation, recording it or not, and [`Self::plain`](super::step::Run::plain)
+/// [`Self::run`](super::run::Run::run) runs an operation, recording it or not, and [`Self::plain`](super::run::Run::plain)
 /// takes a tensor that no gradient flows to.
 macro_rules! extension {
     (
@@ -33,7 +33,7 @@ macro_rules! extension {
 
         impl<B, C> $ops for burn::backend::autodiff::Autodiff<B, C>
         where
-            B: $kernels + $crate::ops::packing::PackingKernels,
+            B: $kernels + $crate::saved::packing::PackingKernels,
             C: burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy,
         {
             $(fn $method($($argument: $type $(<$parameter>)?),*) -> $output $(<$output_parameter>)? $body)+

@@ -12,8 +12,9 @@
 //! library look, too, each when it has run.
 //!
 //! What nobody can have, a gradient that comes after the update, is looked for, and is a panic.
-use super::segment::Slots;
-use crate::apart::Aside;
+use super::aside::Aside;
+use super::bare::recorded;
+use super::slots::Slots;
 use crate::backend::plain_backends;
 use crate::burn_internals::depth;
 use crate::burn_next::routed;
@@ -21,12 +22,9 @@ use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
         Autodiff,
-        checkpoint::{
-            base::Checkpointer,
-            strategy::{BalancedCheckpointing, CheckpointStrategy},
-        },
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
-        ops::{Backward, NodeGuard, Ops, OpsKind},
+        ops::{Backward, Ops},
     },
     tensor::FloatTensor,
 };
@@ -256,7 +254,7 @@ impl<B: UpdateOps, C: CheckpointStrategy> UpdateOps for Autodiff<B, C> {
         let (shape, dtype) = (parameter.shape(), parameter.dtype());
         let state = Entered { updates: updates.clone(), number, shape, dtype, device: parameter.device() };
         let (primitive, node) = parameter.into_parts();
-        let entered = recorded::<B, _, 1>(Enter, [node], state, primitive);
+        let entered = recorded::<B, _, 1>(EnterStep, [node], state, primitive);
         updates.remember(entered.id().value);
         entered
     }
@@ -271,7 +269,7 @@ impl<B: UpdateOps, C: CheckpointStrategy> UpdateOps for Autodiff<B, C> {
         let (primitive, node) = loss.into_parts();
         let nodes = [node, parameter.node()];
         updates.enroll::<B>(number, parameter, update);
-        recorded::<B, _, 2>(Enroll, nodes, (updates, number), primitive)
+        recorded::<B, _, 2>(EnrollStep, nodes, (updates, number), primitive)
     }
 
     fn memsave_update_watch(
@@ -282,27 +280,14 @@ impl<B: UpdateOps, C: CheckpointStrategy> UpdateOps for Autodiff<B, C> {
         let (primitive, node) = loss.into_parts();
         let watched = (0..depth(&node)).fold(token, |token, _| {
             let (primitive, node) = token.into_parts();
-            recorded::<B, _, 1>(Watch, [node], updates.clone(), primitive)
+            recorded::<B, _, 1>(LookStep, [node], updates.clone(), primitive)
         });
-        recorded::<B, _, 2>(Join, [node, watched.node()], (), primitive)
-    }
-}
-
-/// A tensor as the output of a step.
-fn recorded<B: Backend, S: Backward<B, N>, const N: usize>(
-    step: S,
-    nodes: [NodeGuard; N],
-    state: S::State,
-    output: FloatTensor<B>,
-) -> FloatTensor<Autodiff<B>> {
-    match step.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(state, output),
-        OpsKind::UnTracked(prep) => prep.finish(output),
+        recorded::<B, _, 2>(JoinStep, [node, watched.node()], (), primitive)
     }
 }
 
 #[derive(Debug)]
-struct Enter;
+struct EnterStep;
 
 /// What is known of a parameter that entered.
 #[derive(Clone, Debug)]
@@ -314,7 +299,7 @@ struct Entered<Device> {
     device: Device,
 }
 
-impl<B: Backend> Backward<B, 1> for Enter {
+impl<B: Backend> Backward<B, 1> for EnterStep {
     type State = Entered<B::Device>;
 
     fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
@@ -335,9 +320,9 @@ impl<B: Backend> Backward<B, 1> for Enter {
 }
 
 #[derive(Debug)]
-struct Enroll;
+struct EnrollStep;
 
-impl<B: Backend> Backward<B, 2> for Enroll {
+impl<B: Backend> Backward<B, 2> for EnrollStep {
     type State = (Updates, usize);
 
     fn backward(self, ops: Ops<Self::State, 2>, gradients: &mut Gradients, _: &mut Checkpointer) {
@@ -354,9 +339,9 @@ impl<B: Backend> Backward<B, 2> for Enroll {
 }
 
 #[derive(Debug)]
-struct Watch;
+struct LookStep;
 
-impl<B: Backend> Backward<B, 1> for Watch {
+impl<B: Backend> Backward<B, 1> for LookStep {
     type State = Updates;
 
     fn backward(self, ops: Ops<Updates, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
@@ -365,9 +350,9 @@ impl<B: Backend> Backward<B, 1> for Watch {
 }
 
 #[derive(Debug)]
-struct Join;
+struct JoinStep;
 
-impl<B: Backend> Backward<B, 2> for Join {
+impl<B: Backend> Backward<B, 2> for JoinStep {
     type State = ();
 
     fn backward(self, ops: Ops<(), 2>, gradients: &mut Gradients, _: &mut Checkpointer) {

@@ -1,9 +1,9 @@
 //! The steps of graphs while they are alive, and what happens to them.
 //!
 //! While off, it costs one thread-local read per operation. `burn_memsave::measure::watch_graphs` and `timeline` switch it on.
-use crate::apart::Aside;
+use super::aside::Aside;
+use super::ledger::Entry;
 use crate::burn_internals::parents;
-use crate::ledger::Entry;
 use burn::backend::{Backend, TensorMetadata, autodiff::Autodiff, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, try_read_sync};
 use burn_autodiff::NodeId;

@@ -11,14 +11,16 @@
 //! | one per parent: tracked inputs and parameters; and a tree of steps that joins these | gives the parent its gradient, once |
 //!
 //! No gradient flows along the token.
+use super::bare::recorded;
 use super::held;
-use super::kept::{Kept, Ledger};
-use super::packing::PackingKernels;
-use super::step::Run as _;
+use super::kept::{Kept, Report};
+use super::run::Run as _;
+use super::slots::Slots;
 use super::update;
+use super::watch::{self, Alive};
 use crate::backend::plain_backends;
 use crate::burn_next::routed;
-use crate::watch::{self, Alive};
+use crate::saved::packing::PackingKernels;
 use burn::backend::{
     Backend,
     autodiff::{
@@ -28,61 +30,19 @@ use burn::backend::{
             strategy::{BalancedCheckpointing, CheckpointStrategy},
         },
         grads::Gradients,
-        ops::{Backward, NodeGuard, Ops, OpsKind},
+        ops::{Backward, Ops, OpsKind},
     },
     distributed::get_distributed_sync_client,
     tensor::FloatTensor,
 };
-use core::any::Any;
 use core::fmt;
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-/// Tensors without autodiff by number, of one backend.
-#[derive(Clone, Default)]
-pub struct Slots(Arc<Mutex<HashMap<usize, Box<dyn Any + Send>>>>);
-
-impl fmt::Debug for Slots {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Slots")
-    }
-}
-
-impl Slots {
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Box<dyn Any + Send>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
-    }
-
-    /// Adds a tensor to the one that is there, if there is one: whether there is.
-    pub(super) fn add<B: Backend>(&self, slot: usize, tensor: FloatTensor<B>) -> bool {
-        let before = self.take::<B>(slot);
-        let is_more = before.is_some();
-        let sum = match before {
-            Some(sum) => B::float_add(sum, tensor),
-            None => tensor,
-        };
-        self.lock().insert(slot, Box::new(sum));
-        is_more
-    }
-
-    fn take<B: Backend>(&self, slot: usize) -> Option<FloatTensor<B>> {
-        let tensor = self.lock().remove(&slot)?;
-        Some(*tensor.downcast().expect("a tensor of the backend of the segment"))
-    }
-
-    /// Whether there is one.
-    pub fn has(&self, slot: usize) -> bool {
-        self.lock().contains_key(&slot)
-    }
-}
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Computes a segment again, with its gradients; once.
 #[derive(Clone)]
-pub struct Replay(Arc<Mutex<Option<Run>>>);
+pub struct ReplayOnce(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
 
-type Run = Box<dyn FnOnce() + Send>;
-
-impl Replay {
+impl ReplayOnce {
     /// Runs a function.
     pub fn new(replay: impl FnOnce() + Send + 'static) -> Self {
         Self(Arc::new(Mutex::new(Some(Box::new(replay)))))
@@ -94,9 +54,9 @@ impl Replay {
     }
 }
 
-impl fmt::Debug for Replay {
+impl fmt::Debug for ReplayOnce {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Replay")
+        f.write_str("ReplayOnce")
     }
 }
 
@@ -120,7 +80,7 @@ routed! {
         ) -> FloatTensor<Self>;
 
         /// The token of a chain whose parents are complete.
-        fn memsave_segment_replay(token: FloatTensor<Self>, replay: Replay) -> FloatTensor<Self>;
+        fn memsave_segment_replay(token: FloatTensor<Self>, replay: ReplayOnce) -> FloatTensor<Self>;
 
         /// The token of a chain that keeps an input for the replay.
         fn memsave_segment_input(
@@ -155,7 +115,7 @@ plain_backends!(SegmentOps {
     ) -> FloatTensor<Self> {
         token
     }
-    fn memsave_segment_replay(token: FloatTensor<Self>, _: Replay) -> FloatTensor<Self> {
+    fn memsave_segment_replay(token: FloatTensor<Self>, _: ReplayOnce) -> FloatTensor<Self> {
         token
     }
     fn memsave_segment_input(
@@ -194,11 +154,11 @@ impl<B: SegmentOps + PackingKernels, C: CheckpointStrategy> SegmentOps for Autod
         slot: usize,
     ) -> FloatTensor<Self> {
         let nodes = [token.node(), parent.node()];
-        recorded::<B, _, 2>(ParentStep, nodes, (gradients, slot), token)
+        recorded::<B, _, 2>(ParentStep, nodes, (gradients, slot), token.into_primitive())
     }
 
-    fn memsave_segment_replay(token: FloatTensor<Self>, replay: Replay) -> FloatTensor<Self> {
-        recorded::<B, _, 1>(ReplayStep, [token.node()], replay, token)
+    fn memsave_segment_replay(token: FloatTensor<Self>, replay: ReplayOnce) -> FloatTensor<Self> {
+        recorded::<B, _, 1>(ReplayStep, [token.node()], replay, token.into_primitive())
     }
 
     fn memsave_segment_input(
@@ -209,8 +169,8 @@ impl<B: SegmentOps + PackingKernels, C: CheckpointStrategy> SegmentOps for Autod
     ) -> FloatTensor<Self> {
         held::pack_idle();
         let held = held::hold(&input, Self::recomputes(), false);
-        let ledger = Ledger::new("checkpoint", None);
-        ledger.input::<B>("input", &input, held.as_ref(), "the segment is computed again from it");
+        let report = Report::new("checkpoint", None);
+        report.input::<B>("input", &input, held.as_ref(), "the segment is computed again from it");
         let token =
             match InputStep.prepare::<BalancedCheckpointing>([token.node()]).compute_bound().stateful() {
                 OpsKind::Tracked(mut prep) => {
@@ -220,7 +180,7 @@ impl<B: SegmentOps + PackingKernels, C: CheckpointStrategy> SegmentOps for Autod
                     };
                     drop((held, input)); // nobody else may hold it
                     held::pack_idle();
-                    prep.finish((kept, inputs, slot, ledger.recorded(vec![])), token.into_primitive())
+                    prep.finish((kept, inputs, slot, report.recorded(vec![])), token.into_primitive())
                 }
                 OpsKind::UnTracked(prep) => prep.finish(token.into_primitive()),
             };
@@ -234,7 +194,7 @@ impl<B: SegmentOps + PackingKernels, C: CheckpointStrategy> SegmentOps for Autod
         gradients: Slots,
         slot: usize,
     ) -> FloatTensor<Self> {
-        recorded::<B, _, 1>(OutputStep, [token.node()], (gradients, slot), output)
+        recorded::<B, _, 1>(OutputStep, [token.node()], (gradients, slot), output.into_primitive())
     }
 
     fn memsave_segment_put(tensor: FloatTensor<Self>, slots: Slots, slot: usize) -> bool {
@@ -244,21 +204,6 @@ impl<B: SegmentOps + PackingKernels, C: CheckpointStrategy> SegmentOps for Autod
     fn memsave_segment_take(_: FloatTensor<Self>, slots: Slots, slot: usize) -> FloatTensor<Self> {
         FloatTensor::<Self>::new(slots.take::<B>(slot).expect("a tensor was put there"))
     }
-}
-
-/// A tensor as the output of a step.
-fn recorded<B: Backend, S: Backward<B, N>, const N: usize>(
-    step: S,
-    nodes: [NodeGuard; N],
-    state: S::State,
-    output: FloatTensor<Autodiff<B>>,
-) -> FloatTensor<Autodiff<B>> {
-    let output = match step.prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
-        OpsKind::Tracked(prep) => prep.finish(state, output.into_primitive()),
-        OpsKind::UnTracked(prep) => prep.finish(output.into_primitive()),
-    };
-    watch::made(output.id());
-    output
 }
 
 #[derive(Debug)]
@@ -281,7 +226,7 @@ impl<B: Backend> Backward<B, 2> for ParentStep {
 struct ReplayStep;
 
 impl<B: Backend> Backward<B, 1> for ReplayStep {
-    type State = Replay;
+    type State = ReplayOnce;
 
     fn backward(self, ops: Ops<Self::State, 1>, _: &mut Gradients, _: &mut Checkpointer) {
         ops.state.run();

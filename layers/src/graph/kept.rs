@@ -1,10 +1,12 @@
 //! Keeping tensors of the graph for the backward pass, and saying so.
 use super::held::{self, AnyWaiting, Held};
-use super::packing::PackingKernels;
+use super::policy;
 use super::recompute::{RecomputeGuard, is_offered};
+use super::{ledger, watch};
 use crate::backend::Saved;
 use crate::frozen::WeightSource;
-use crate::{ledger, saved, watch};
+use crate::saved::SavedPolicy;
+use crate::saved::packing::PackingKernels;
 use burn::backend::{
     Backend, TensorMetadata,
     autodiff::{
@@ -90,7 +92,7 @@ impl Kept {
 
 /// A tensor that a step made and its backward pass reads, outside of the graph.
 #[derive(Clone, Debug)]
-pub(crate) enum KeptTensor<T> {
+pub enum KeptTensor<T> {
     Whole(T),
     /// It waits in another form; a `T`.
     Waiting(Arc<dyn AnyWaiting>),
@@ -111,14 +113,14 @@ fn source<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<WeightSource>
 }
 
 /// Reports what a step keeps to the [ledger].
-pub(crate) struct Ledger {
+pub struct Report {
     operation: &'static str,
     module: Option<NodeId>,
     /// The entries, while steps are [watched](watch).
     watched: Option<RefCell<Vec<ledger::Entry>>>,
 }
 
-impl Ledger {
+impl Report {
     /// For an operation. `module`: the node of a parameter, by which its module is found.
     pub(crate) fn new(operation: &'static str, module: Option<NodeId>) -> Self {
         Self { operation, module, watched: watch::is_watching().then(RefCell::default) }
@@ -169,8 +171,8 @@ impl Ledger {
         reason: &'static str,
     ) -> KeptTensor<FloatTensor<B>> {
         let (elements, dtype) = (tensor.shape().num_elements(), tensor.dtype());
-        let bytes = |policy: &saved::SavedPolicy| policy.bytes::<B>(elements, dtype);
-        match saved::current().and_then(|policy| Some((bytes(&policy)?, policy))) {
+        let bytes = |policy: &SavedPolicy| policy.bytes::<B>(elements, dtype);
+        match policy::current().and_then(|policy| Some((bytes(&policy)?, policy))) {
             None => KeptTensor::Whole(self.tensor(name, tensor, reason)),
             Some((bytes, policy)) => {
                 self.report(name, || (bytes, policy.reason(), None));

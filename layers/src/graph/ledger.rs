@@ -2,7 +2,7 @@
 //!
 //! While off, it costs one thread-local read per operation. `burn_memsave::measure::ledger` switches it on for one forward pass
 //! and prints it as a table.
-use crate::apart::Aside;
+use super::aside::Aside;
 use burn_autodiff::NodeId;
 use core::cell::RefCell;
 

@@ -4,12 +4,12 @@
 //! | --- | --- |
 //! | *survey*, one, after the loss | first: reads what the graph is made of, and hands the gradient on |
 use crate::backend::plain_backends;
-use crate::burn_internals;
+use crate::burn_internals::{self, Graph};
 use crate::burn_next::routed;
 use burn::backend::{
     Backend, Dispatch,
     autodiff::{
-        Autodiff, NodeId,
+        Autodiff,
         checkpoint::{
             base::Checkpointer,
             strategy::{CheckpointStrategy, NoCheckpointing},
@@ -21,30 +21,14 @@ use burn::backend::{
 };
 use burn::tensor::Tensor;
 use core::mem::take;
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// The tensors of a graph that are tracked, by their nodes.
-///
-/// Burn tells no more than this: neither shapes, nor (with one exception) which operations they are computed by. The list of steps is
-/// private, and a step is shown to nobody.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Graph {
-    /// What each is computed from; of a leaf, nothing.
-    pub parents: BTreeMap<NodeId, Vec<NodeId>>,
-    /// How often the backward pass asks for a tensor. (What an operation keeps itself, such as a mask, is not shown.)
-    pub kept: BTreeMap<NodeId, usize>,
-    /// Burn's operations, such as `Sigmoid`, by their outputs: of those that are computed again in the backward pass, by the strategy
-    /// of `gradient_checkpointing`.
-    pub names: BTreeMap<NodeId, String>,
-}
 
 impl Graph {
     /// The graph of a loss that is not held otherwise, which its backward pass frees; empty if it is not tracked.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
-    /// use burn_memsave_layers::ops::{Graph, node_id};
+    /// use burn_memsave_layers::{burn_internals::Graph, node::node_id};
     ///
     /// let x = Tensor::<1>::ones([4], &Device::flex().autodiff()).require_grad();
     /// let y = x.clone().exp();
@@ -83,7 +67,7 @@ plain_backends!(SurveyOps);
 impl<B: SurveyOps, C: CheckpointStrategy> SurveyOps for Autodiff<B, C> {
     fn memsave_survey(loss: FloatTensor<Self>, survey: Survey) -> FloatTensor<Self> {
         let (primitive, node) = loss.into_parts();
-        let prep = Backward::<B, 1>::prepare::<NoCheckpointing>(Step, [node]);
+        let prep = Backward::<B, 1>::prepare::<NoCheckpointing>(SurveyStep, [node]);
         match prep.compute_bound().stateful() {
             OpsKind::Tracked(prep) => prep.finish(survey, primitive),
             OpsKind::UnTracked(prep) => prep.finish(primitive),
@@ -92,9 +76,9 @@ impl<B: SurveyOps, C: CheckpointStrategy> SurveyOps for Autodiff<B, C> {
 }
 
 #[derive(Debug)]
-struct Step;
+struct SurveyStep;
 
-impl<B: Backend> Backward<B, 1> for Step {
+impl<B: Backend> Backward<B, 1> for SurveyStep {
     type State = Survey;
 
     fn backward(self, ops: Ops<Survey, 1>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
