@@ -3,8 +3,9 @@
 //!
 //! Training in Burn runs out of memory earlier than it has to: autodiff keeps tensors that the backward pass never reads, above all
 //! when part of the model is frozen. Each layer of this crate looks at which tensors require gradients and keeps only what its backward
-//! pass reads. It has the same fields, records and results as Burn's layer. The toolbox adds frozen weights that stay in their file,
-//! checkpointed segments, plans for a memory budget, optimizers with less state, and tools that measure memory.
+//! pass reads. It has the same fields, records and results as the layer of Burn that it replaces. The toolbox adds frozen weights that
+//! stay in their file, parts of a model that are recomputed in the backward pass, plans for a memory budget, optimizers with less
+//! state, and tools that measure memory.
 //!
 #![doc = include_str!("../docs/step.svg")]
 //!
@@ -17,12 +18,12 @@
 //! | the same with `SwiGlu`, head and loss fused, blocks checkpointed | 3563.33 | **80.35** | 4063.38 | **200.77** |
 //!
 //! "Kept" is the memory that the forward pass leaves for the backward pass. "Peak" is the most memory in use at one time during the
-//! step, not counting parameters and input. The figures come from
+//! step, not counting parameters and input. The numbers come from
 //! `cargo run --release -p burn-memsave-paper --bin resnet -- --depth 101` and `--bin llama`.
 //!
 //! Results are exact unless you use something with `Approx`, `Half`, `Int8` or `8bit` in its name. Steps of whole models take
 //! 0.24-0.73x Burn's time, mostly because of fused kernels (`cargo run --release -p burn-memsave-paper -- models`). Checkpointing the
-//! blocks of the Llama-style model makes our steps take 1.07-1.37x as long (`-- language`).
+//! blocks of the Llama-style model makes our steps take 1.07-1.37x as long, by the same command with another argument (`-- language`).
 //!
 //! # The swap
 //!
@@ -61,12 +62,12 @@
 //! | [`nn`] | the layers, under the same paths as in [`burn::nn`], and a table of what each of them keeps |
 //! | [`prelude`], [`tensor`] | Burn's modules of the same names, with the layers and functions of this crate |
 //! | [`layers`] | the same layers under long names such as `MemSaveLinear`, for converting single layers |
-//! | [`functional`] | the operations as functions, attention, and heads fused with their losses |
+//! | [`functional`] | the operations as functions, attention, and output layers (heads) fused with their losses |
 //! | [`lazy`], [`frozen`] | frozen weights that stay in their file until a layer runs |
 //! | [`lora`], [`peft`] | low-rank adapters, and the files of Python's `peft` |
 //! | [`checkpoint`] | segments of a model that are recomputed in the backward pass |
 //! | [`saved`] | policies that keep saved tensors in fewer bits, on the host or on disk |
-//! | [`plan`] | plans of what to recompute so that a step fits a budget, and batches that are split into parts |
+//! | [`plan`] | plans that fit a step into a budget by recomputing blocks, and batches that are processed in parts |
 //! | [`optim`] | 8-bit optimizers, and parameter updates during the backward pass |
 //! | [`mixed`] | training steps in bf16 and f16 |
 //! | [`parallel`] | one model on several devices and machines |
@@ -91,6 +92,7 @@
 #[doc(hidden)] // the models of `paper` read it, too
 pub mod burn_next;
 pub mod checkpoint;
+mod explain;
 pub mod guide;
 #[cfg(feature = "system")]
 pub mod lazy;
@@ -107,6 +109,7 @@ pub mod plan;
 mod platform;
 mod strategy;
 pub mod tensor;
+mod widened;
 
 /// What most models import: [`burn::prelude`], with the layers of this library as `nn`.
 ///

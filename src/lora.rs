@@ -1,4 +1,4 @@
-//! Fine-tuning with low-rank adapters: [LoRA](https://arxiv.org/abs/2106.09685), QLoRA, LoRA-FA, rsLoRA, [DoRA](Dora), and [LoRA+](plus).
+//! Fine-tuning with low-rank adapters: [LoRA](https://arxiv.org/abs/2106.09685), QLoRA, LoRA-FA, rsLoRA, [DoRA](Dora), and [LoRA+](lora_plus).
 #[doc(inline)]
 pub use burn_memsave_layers::lora::*;
 
@@ -20,7 +20,7 @@ use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord, module_lr_scheduler::Mo
 ///
 /// let device = Device::flex().autodiff();
 /// let mut model = LinearConfig::new(8, 4).init(&device).apply_lora(Lora::new(2, 4.0));
-/// let (mut optimizer, mut rates) = (AdamConfig::new().init(), lora::plus(1e-4, 16.0));
+/// let (mut optimizer, mut rates) = (AdamConfig::new().init(), lora::lora_plus(1e-4, 16.0));
 /// let loss = model.forward(Tensor::<2>::ones([3, 8], &device)).mean();
 /// let gradients = GradientsParams::from_grads(loss.backward(), &model);
 /// model = optimizer.step(rates.step(), model, gradients);
@@ -30,11 +30,11 @@ use burn::lr_scheduler::{LrScheduler, LrSchedulerRecord, module_lr_scheduler::Mo
 /// # Panics
 ///
 /// Panics if the ratio is not a positive finite number.
-pub fn plus(scheduler: impl Into<ModuleLrScheduler>, ratio: f64) -> ModuleLrScheduler {
+pub fn lora_plus(scheduler: impl Into<ModuleLrScheduler>, ratio: f64) -> ModuleLrScheduler {
     assert!(ratio > 0.0 && ratio.is_finite(), "a ratio of {ratio}");
     let scheduler = scheduler.into();
     let faster = Times { scheduler: scheduler.clone(), ratio };
-    scheduler.with_group(second_factors(), faster)
+    scheduler.with_group(b_factors(), faster)
 }
 
 /// The learning rate of a scheduler, times a factor.

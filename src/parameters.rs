@@ -2,7 +2,7 @@
 //! running statistics.
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
-use burn_memsave_layers::node::node_id;
+use burn_memsave_layers::{follow_path, node::node_id, visit::VisitPath};
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
 
@@ -18,23 +18,18 @@ pub(crate) fn each_once(module: &impl Module, visitor: &mut impl EachOnce) {
         visitor: &'a mut V,
         /// Whether it requires gradients: a module may have a part twice, trainable and frozen.
         seen: HashSet<(ParamId, bool)>,
-        path: Vec<String>,
+        path: VisitPath,
     }
     impl<V: EachOnce> ModuleVisitor for Once<'_, V> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.push(name.into());
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
-        }
+        follow_path!();
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let is_trainable = param.is_initialized() && param.is_require_grad();
             if self.seen.insert((param.id, is_trainable)) {
-                self.visitor.visit(param, &self.path);
+                self.visitor.visit(param, self.path.names());
             }
         }
     }
-    module.visit(&mut Once { visitor, seen: HashSet::new(), path: vec![] });
+    module.visit(&mut Once { visitor, seen: HashSet::new(), path: VisitPath::default() });
 }
 
 /// Gives tied parameters that require gradients the value of their first place, and its node of the graph, in all places.
@@ -68,17 +63,12 @@ pub(crate) fn untied(module: &impl Module) -> Option<(String, String)> {
     type First = (String, Option<u64>, Box<dyn Any>);
     #[derive(Default)]
     struct Search {
-        path: Vec<String>,
+        path: VisitPath,
         seen: HashMap<ParamId, First>,
         found: Option<(String, String)>,
     }
     impl ModuleVisitor for Search {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.push(name.into());
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
-        }
+        follow_path!();
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if self.found.is_some() || !param.is_require_grad() {
                 return;
@@ -86,14 +76,14 @@ pub(crate) fn untied(module: &impl Module) -> Option<(String, String)> {
             let value = param.base();
             let node = node_id(value.clone()).map(|id| id.value);
             let Some((first, of_first, before)) = self.seen.get(&param.id) else {
-                self.seen.insert(param.id, (self.path.join("."), node, Box::new(value)));
+                self.seen.insert(param.id, (self.path.joined(), node, Box::new(value)));
                 return;
             };
             let is_equal =
                 |before: &Tensor<D>| before.shape() == value.shape() && before.to_data() == value.to_data();
             let is_one = node.is_some() && *of_first == node;
             if !is_one && !before.downcast_ref().is_some_and(is_equal) {
-                self.found = Some((first.clone(), self.path.join(".")));
+                self.found = Some((first.clone(), self.path.joined()));
             }
         }
     }
@@ -138,7 +128,7 @@ pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
 pub(crate) fn running_in_training(module: &impl Module) -> Option<String> {
     struct Search {
         running: HashSet<ParamId>,
-        path: Vec<String>,
+        path: VisitPath,
         /// Parts with running statistics, in order.
         parts: Vec<String>,
         /// Parts with a flag, and whether one of their flags is on.
@@ -147,16 +137,11 @@ pub(crate) fn running_in_training(module: &impl Module) -> Option<String> {
     impl Search {
         /// The path of the part that the current field is in.
         fn part(&self) -> String {
-            self.path.split_last().map(|(_field, part)| part.join(".")).unwrap_or_default()
+            self.path.module().join(".")
         }
     }
     impl ModuleVisitor for Search {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.push(name.into());
-        }
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
-        }
+        follow_path!();
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             if self.running.contains(&param.id) {
                 self.parts.push(self.part());
@@ -170,7 +155,7 @@ pub(crate) fn running_in_training(module: &impl Module) -> Option<String> {
     if running.is_empty() {
         return None;
     }
-    let mut search = Search { running, path: vec![], parts: vec![], flags: HashMap::new() };
+    let mut search = Search { running, path: VisitPath::default(), parts: vec![], flags: HashMap::new() };
     module.visit(&mut search);
     let Search { parts, flags, .. } = search;
     // Looks upward for the nearest flag, since statistics may be in a list or in an option.

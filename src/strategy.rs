@@ -1,4 +1,5 @@
-//! The checkpointing strategy of tensors, by which Burn decides how an operation is recorded. `Module::train` gives the default.
+//! Tensors with the gradient-checkpointing strategy of a device, by which Burn decides how an operation is recorded. `Module::train` gives
+//! them the default one.
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::{Bool, Device, Float, Int, Tensor, kind::Autodiff};
 
@@ -11,6 +12,16 @@ pub(crate) fn with_strategy<const D: usize, K: Autodiff>(
         Some(strategy) => tensor.autodiff().with_gradient_checkpointing_strategy(strategy),
         None => tensor,
     }
+}
+
+/// A token, which links steps of the graph and carries no value.
+pub(crate) fn token(device: &Device) -> Tensor<1> {
+    with_strategy(Tensor::zeros([1], &device.clone().without_autodiff()), device)
+}
+
+/// Runs a backward pass of one number. Burn frees graphs whose tensors are gone only at the end of other backward passes.
+pub(crate) fn sweep(device: &Device) {
+    drop(token(&device.clone().autodiff()).require_grad().backward());
 }
 
 /// Gives the tensors of a module the strategy of a device.

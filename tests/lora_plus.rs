@@ -4,7 +4,7 @@ use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
 use burn::module::{Lora, Module, ModuleVisitor, Param};
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::{Device, Distribution, Tensor, TensorData};
-use burn_memsave::lora::{Dora, plus};
+use burn_memsave::lora::{Dora, lora_plus};
 use burn_memsave::nn::{Linear, LinearConfig};
 
 #[derive(Module, Debug)]
@@ -87,14 +87,14 @@ fn equals_two_optimizers() {
     let start = Model::new(&device);
     drop(start.gradients(&x)); // initializes the parameters
     let schedule = || LinearLrSchedulerConfig::new(1e-2, 1e-3, 10).init().unwrap();
-    let (mut one, mut rates) = (start.clone(), plus(schedule(), RATIO));
+    let (mut one, mut rates) = (start.clone(), lora_plus(schedule(), RATIO));
     let (mut two, mut rate) = (start.clone(), schedule());
     let mut optimizer = AdamConfig::new().init();
     let [mut of_rest, mut of_second] = [(); 2].map(|()| AdamConfig::new().init());
     for step in 0..6 {
         // Written and read in between.
         let record = rates.to_record();
-        rates = plus(schedule(), RATIO).load_record(record);
+        rates = lora_plus(schedule(), RATIO).load_record(record);
         let gradients = one.gradients(&x);
         one = optimizer.step(rates.step(), one, gradients);
         let [second, rest] = [(); 2].map(|()| GradientsParams::new());
@@ -122,5 +122,5 @@ fn equals_two_optimizers() {
 #[test]
 #[should_panic(expected = "a ratio of 0")]
 fn a_ratio_is_positive() {
-    drop(plus(1e-3, 0.0));
+    drop(lora_plus(1e-3, 0.0));
 }

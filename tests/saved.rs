@@ -555,7 +555,7 @@ fn statistics_of_rounded_inputs_are_kept() {
     let _alone = alone();
     let device = Device::flex().autodiff();
     let norm = burn_memsave::nn::BatchNormConfig::new(WIDTH).init(&device);
-    let norm = Precision::f16().half(&norm).expect("f16");
+    let norm = Precision::f16().half_copy(&norm).expect("f16");
     for (policy, keeps) in [(SavedPolicy::Keep, false), (SavedPolicy::Int8, true)] {
         let x = random::<2>([ROWS, WIDTH], &device).cast(FloatDType::F16).require_grad();
         let (_, ledger) = policy.scope(|| ledger(&norm, x, |norm, x| norm.forward(copied(x)).sum()));

@@ -213,7 +213,7 @@ fn adapt<M: Module>(model: M, args: &Args, device: &Device) -> Result<M, Box<dyn
     };
     Ok(match args.freeze_first_factors {
         false => model,
-        true => model.freeze_group(lora::first_factors()),
+        true => model.freeze_group(lora::a_factors()),
     })
 }
 
@@ -268,7 +268,8 @@ fn fit<M: LanguageModel>(
         let (tokens, next) = passages.next(device);
         let loss = |model: &M| model.loss(tokens.clone(), next.clone());
         if run.in_backward {
-            let (updated, loss) = step_in_backward(model, &mut optimizer, run.learning_rate, loss)?;
+            let (updated, loss) = step_in_backward(model, &mut optimizer, run.learning_rate, loss)
+                .map_err(|refused| refused.error)?;
             model = updated;
             losses.push(loss.into_scalar::<f32>());
         } else {

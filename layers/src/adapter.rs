@@ -1,4 +1,4 @@
-//! The low-rank adapter with a magnitude, and the norms that it takes.
+//! The low-rank adapter with a magnitude (DoRA), and the norms of columns that it needs.
 use burn::module::{LoraAdapter, Module, Param, Reparameterization};
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -7,13 +7,13 @@ use burn::tensor::{DType, FloatDType, Tensor};
 pub struct DoraAdapter {
     /// The factors `a` `[d_input, rank]` and `b` `[rank, d_output]`.
     pub lora: LoraAdapter,
-    /// The norm of each column of the effective weight, `[d_output]` (trainable). Without elements, `[0]`, the effective weight is
-    /// `v`, with the norms that it has: see [`without_adapters`](crate::lora::without_adapters).
+    /// The norm of each column of the effective weight, `[d_output]` (trainable). If it has no elements, `[0]`, the effective weight is
+    /// `v` with its own norms: see [`without_adapters`](crate::lora::without_adapters).
     pub magnitude: Param<Tensor<1>>,
 }
 
 impl DoraAdapter {
-    /// For a weight `[d_input, d_output]`, with the magnitude that it has with these factors.
+    /// The adapter of a weight `[d_input, d_output]` with these factors. The magnitude is that of the weight with the factors applied.
     pub fn new(weight: Tensor<2>, lora: LoraAdapter) -> Self {
         let dtype = FloatDType::from(lora.a.val().dtype());
         let norms = column_norms(weight, &lora);
@@ -21,7 +21,7 @@ impl DoraAdapter {
         Self { lora, magnitude }
     }
 
-    /// Whether it has one: that of a model [without its adapters](crate::lora::without_adapters) has not.
+    /// Whether there is a magnitude. In a model [without its adapters](crate::lora::without_adapters) there is none.
     pub(crate) fn has_magnitude(&self) -> bool {
         self.magnitude.val().dims() != [0]
     }
@@ -44,18 +44,18 @@ impl Reparameterization for DoraAdapter {
     }
 }
 
-/// A weight that is dequantized if it is quantized.
+/// A weight, dequantized if it is quantized.
 pub(crate) fn dense<const D: usize>(weight: Tensor<D>) -> Tensor<D> {
     if matches!(weight.dtype(), DType::QFloat(_)) { weight.dequantize() } else { weight }
 }
 
-/// No fewer elements are computed at once.
+/// A block of rows whose squares are summed at once has at least this many elements.
 const BLOCK: usize = 1 << 18;
 
-/// In no more steps than these.
+/// The number of blocks, at most.
 const STEPS: usize = 16;
 
-/// The norms of the columns of `base + scale a b`, in f32 at least; not tracked, and not zero.
+/// The norms of the columns of `base + scale a b`, in f32 at least. They are not tracked, and not zero.
 pub(crate) fn column_norms(base: Tensor<2>, lora: &LoraAdapter) -> Tensor<1> {
     let untracked = |x: Tensor<2>| x.detach().set_require_grad(false);
     let (base, a, b) = (untracked(base), untracked(lora.a.val()), untracked(lora.b.val()));

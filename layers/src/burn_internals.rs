@@ -1,17 +1,17 @@
-//! All that this library reads from Burn 0.22.1 beyond its public interface; nothing of the kind is elsewhere.
+//! Everything that this library reads from Burn 0.22.1 beyond its public interface; no other file does so.
 //!
-//! Most of it is text that Burn prints. The readings are exact for the one version that `Cargo.toml` pins (`=0.22.1`), and each
-//! has a test below that fails if another version prints something else.
+//! Most of it is text that Burn prints. The readings are exact for the one version that `Cargo.toml` pins (`=0.22.1`). Each has a test
+//! below, which fails if another version prints something else.
 //!
 //! | What is read | From | If Burn prints something else |
 //! | --- | --- | --- |
-//! | a private field (`displayed`) of a stock module, and a field of a module in it (`displayed_in`) | what the module displays | the conversion panics |
-//! | private parameters (`Parameters`) of a stock module | a visitor, which sees them in the order of the fields | the conversion panics |
-//! | whether the `Balanced` strategy recomputes a tensor (`is_recomputed_by_strategy`) | `Debug` of a `CheckpointerBuilder` | it counts as kept: less is recomputed |
-//! | what a tensor is computed from (`parents`) | `Debug` of a `NodeGuard` | a head and its loss are not found to be one |
-//! | the whole graph of a loss (`graph`) | `Debug` of a `Checkpointer` | nothing is said of Burn's operations |
-//! | how deep a tensor is in its graph (`depth`) | `Debug` of a `NodeGuard` | a step with updates in the backward pass panics |
-//! | the container of a reparameterization (`REPARAMETERIZATION`) | paths of visitors | adapters of lazy weights have other paths |
+//! | a private field of a stock module (`displayed`), and a field of a module in it (`displayed_in`) | what the module displays | the conversion panics |
+//! | private parameters (`Parameters`) of a stock module | a visitor, which visits them in the order of the fields | the conversion panics |
+//! | whether the `Balanced` strategy recomputes a tensor (`is_recomputed_by_strategy`) | `Debug` of a `CheckpointerBuilder` | the tensor counts as kept: less is recomputed |
+//! | what a tensor is computed from (`parents`) | `Debug` of a `NodeGuard` | an explanation does not see that a head and its loss could be one |
+//! | the whole graph of a loss (`graph`) | `Debug` of a `Checkpointer` | an explanation says nothing of Burn's operations |
+//! | how deep a tensor is in its graph (`depth`) | `Debug` of a `NodeGuard` | a training step with updates in the backward pass panics |
+//! | the type name of a reparameterization (`REPARAMETERIZATION`) | paths of visitors | adapters of lazy weights have other paths |
 use burn::backend::{
     Backend,
     autodiff::{
@@ -30,10 +30,10 @@ use core::fmt::Write;
 use core::str::FromStr;
 use std::collections::BTreeMap;
 
-/// The type name that Burn gives visitors and mappers for the container of a reparameterization.
+/// The container type that Burn tells visitors and mappers for a reparameterization.
 pub const REPARAMETERIZATION: &str = "Reparameterization";
 
-/// A private field of a stock module. Numbers are displayed with all digits, so that they parse to the same value.
+/// Reads a private field of a stock module. Numbers are displayed with all digits, so they parse to the same value.
 ///
 /// # Panics
 ///
@@ -42,7 +42,7 @@ pub(crate) fn displayed<T: FromStr>(module: &impl ModuleDisplay, field: &str) ->
     parsed(field, attribute(module, field).as_deref())
 }
 
-/// A field of a module that is itself a private field of a stock module.
+/// Reads a field of a module that is itself a private field of a stock module.
 ///
 /// # Panics
 ///
@@ -54,8 +54,8 @@ pub(crate) fn displayed_in<T: FromStr>(module: &impl ModuleDisplay, inner: &str,
     parsed(field, rest.and_then(|(_, rest)| rest.split([',', '}']).next()))
 }
 
-/// Parameters and flags of a module in the order of its fields, taken one by one: of a stock module with private fields, and, as
-/// a mapper, into one.
+/// The parameters and flags of a module, one by one in the order of its fields. This reads a stock module with private fields; as a
+/// mapper it fills one.
 pub(crate) struct Parameters(std::vec::IntoIter<Box<dyn Any>>);
 
 impl Parameters {
@@ -108,14 +108,14 @@ fn parsed<T: FromStr>(field: &str, text: Option<&str>) -> T {
     value.unwrap_or_else(|| panic!("burn 0.22.1 displays the field {field}, this one does not"))
 }
 
-/// Whether the strategy computes this tracked tensor again when it is asked for in the backward pass.
+/// Whether the strategy recomputes this tracked tensor when the backward pass asks for it.
 ///
-/// The public hook of the strategy is run on a throw-away builder, whose `Debug` form names the action it would take:
+/// This runs the public hook of the strategy on a throw-away builder, whose `Debug` form names the action it would take:
 /// `Computed { .. }` or `Recompute { .. }`.
 pub(crate) fn is_recomputed_by_strategy<B: Backend, C: CheckpointStrategy>(
     x: &FloatTensor<Autodiff<B, C>>,
 ) -> bool {
-    /// Finds the first of the two words, and stops the formatting there: what follows may print a whole tensor.
+    /// Finds the first of the two words, and stops the formatting there, since what follows may print a whole tensor.
     struct FirstAction(bool);
     impl Write for FirstAction {
         fn write_str(&mut self, text: &str) -> core::fmt::Result {
@@ -136,7 +136,7 @@ pub(crate) fn is_recomputed_by_strategy<B: Backend, C: CheckpointStrategy>(
     action.0
 }
 
-/// The depth of a tensor in its graph: more than that of every tensor it is computed from, of which a leaf has 0.
+/// The depth of a tensor in its graph: 0 for a leaf, otherwise more than that of every tensor it is computed from.
 pub(crate) fn depth(node: &NodeGuard) -> usize {
     let text = beginning(node);
     let depth = text.split("order: ").nth(1).and_then(|rest| rest.split(',').next());
@@ -155,7 +155,7 @@ pub(crate) fn parents(node: &NodeGuard) -> Vec<NodeId> {
 
 /// What Burn prints of a node up to its depth.
 fn beginning(node: &NodeGuard) -> String {
-    /// Collects what comes before the depth and some of what follows: that may print a whole tensor.
+    /// Collects the text up to the depth, and stops the formatting there, since what follows may print a whole tensor.
     struct Beginning(String);
     impl Write for Beginning {
         fn write_str(&mut self, text: &str) -> core::fmt::Result {
@@ -171,26 +171,28 @@ fn beginning(node: &NodeGuard) -> String {
     text.0
 }
 
-/// The tensors of a graph that are tracked, by their nodes.
+/// The tracked tensors of a graph, by their nodes.
 ///
-/// Burn tells no more than this: neither shapes, nor (with one exception) which operations they are computed by. The list of steps is
-/// private, and a step is shown to nobody.
+/// Burn tells no more than this: neither their shapes nor (with one exception) the operations that computed them. Its list of steps is
+/// private.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Graph {
-    /// What each is computed from; of a leaf, nothing.
+    /// What each tensor is computed from: nothing for a leaf.
     pub parents: BTreeMap<NodeId, Vec<NodeId>>,
-    /// How often the backward pass asks for a tensor. (What an operation keeps itself, such as a mask, is not shown.)
+    /// How often the backward pass asks the checkpointer for a tensor. (What a step keeps elsewhere, such as a mask, does not show.)
     pub kept: BTreeMap<NodeId, usize>,
-    /// Burn's operations, such as `Sigmoid`, by their outputs: of those that are computed again in the backward pass, by the strategy
-    /// of `gradient_checkpointing`.
+    /// Burn's operations, such as `Sigmoid`, by their outputs. Only those that the strategy of `gradient_checkpointing` recomputes in the
+    /// backward pass.
     pub names: BTreeMap<NodeId, String>,
 }
 
-/// The graph of a backward pass that begins. Values of tensors are not printed: Burn keeps them as `Any`.
+/// The graph of a backward pass that begins. Burn does not print the values of tensors, since it has them as `Any`.
 ///
-/// The text is a list of `NodeId { value: 7 }: ` with what follows, for what is kept `Computed { .., n_required: 1 }` or
-/// `Recompute { n_required: 1 }`, for what is computed again `RetroSigmoid { .. }`, for what a tensor is computed from
-/// `[NodeId { value: 5 }, ..]`.
+/// The text is a list of keys `NodeId { value: 7 }: `, each followed by one of:
+///
+/// - `Computed { .., n_required: 1 }` or `Recompute { n_required: 1 }`: how often the backward pass asks for the tensor;
+/// - `RetroSigmoid { .. }`: the operation that recomputes it;
+/// - `[NodeId { value: 5 }, ..]`: what it is computed from.
 pub(crate) fn graph(checkpointer: &Checkpointer) -> Graph {
     let mut graph = Graph::default();
     let number = |text: &str| {
@@ -199,7 +201,7 @@ pub(crate) fn graph(checkpointer: &Checkpointer) -> Graph {
     };
     let text = format!("{checkpointer:?}");
     let mut key = None;
-    // What comes after a key up to the next node; then the nodes in brackets.
+    // The last key, with the text after it up to the next node. Nodes in brackets belong to that key.
     for part in text.split("NodeId { value: ").skip(1) {
         let node = number(part).map(|value| NodeId { value });
         let after = part.trim_start_matches(|c: char| c.is_ascii_digit());
@@ -209,7 +211,7 @@ pub(crate) fn graph(checkpointer: &Checkpointer) -> Graph {
                 graph.parents.entry(child).or_default().extend(node);
                 continue;
             }
-            (None, _) => continue, // in what is computed again
+            (None, _) => continue, // a node within a recomputation
         }
         let Some((node, value)) = key else { continue };
         let name = value.split(' ').next().unwrap_or("");
@@ -233,7 +235,7 @@ mod tests {
     use burn::nn::{self, attention::CrossAttentionConfig};
     use burn::tensor::Device;
 
-    /// Takes all its digits to read back the same.
+    /// A number that is read back the same only with all its digits.
     const THIRD: f64 = 1.0 / 3.0;
 
     #[test]

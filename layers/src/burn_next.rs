@@ -1,14 +1,14 @@
-//! What differs between Burn 0.22.1, which `Cargo.toml` pins, and the next Burn, for which `.ci/next-burn` sets `cfg(burn_next)`; nothing
-//! of the kind is elsewhere in this crate, but for an attribute in `nn/transformer/pwff.rs`. On the day of the release one half of each
-//! pair goes.
+//! The differences between Burn 0.22.1, which `Cargo.toml` pins, and the next Burn, for which `.ci/next-burn` sets `cfg(burn_next)`.
+//!
+//! All of them are here, except for an attribute in `nn/transformer/pwff.rs`. On the day of the release, one half of each pair is deleted.
 #[cfg(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda"))]
 use crate::backend::axis_map::Resized;
 use burn::tensor::ops::{AttentionModuleOptions, AvgPoolOptions, InterpolateOptions};
 #[cfg(burn_next)]
 use burn::tensor::ops::{CausalAlignment, CoordinateTransformMode, InterpolateMode};
 
-/// Declares an extension trait, whose calls Burn routes to the backend of the tensors: `[Autodiff]` in front of the trait if to ours under
-/// autodiff, too, `[]` if only to the plain ones.
+/// Declares an extension trait, whose calls Burn routes to the backend of the tensors. In front of the trait stands `[Autodiff]` if its
+/// calls are also routed to backends under autodiff, and `[]` if only to plain ones.
 #[cfg(not(burn_next))]
 macro_rules! routed {
     ($($routed:tt)*) => { $crate::burn_next::routed_to!([NdArray: cfg(feature = "ndarray"),] $($routed)*); };
@@ -32,7 +32,7 @@ macro_rules! routed_to {
 }
 pub(crate) use {routed, routed_to};
 
-/// `avg_pool!(B::avg_pool2d(x, kernel, stride, padding; dilation; count_include_pad, ceil_mode))`: only the next Burn takes a dilation.
+/// `avg_pool!(B::avg_pool2d(x, kernel, stride, padding; dilation; count_include_pad, ceil_mode))`. Only the next Burn takes the dilation.
 #[cfg(not(burn_next))]
 macro_rules! avg_pool {
     ($backend:ident::$pool:ident($($before:expr),+; $_:expr; $($behind:expr),+)) => { $backend::$pool($($before),+, $($behind),+) };
@@ -55,7 +55,8 @@ pub(crate) fn dilation<const N: usize>(options: &AvgPoolOptions<N>) -> [usize; N
     options.dilation
 }
 
-/// How many elements of an axis a window is taken for to span, where a max pool asks for padding that keeps the size.
+/// The extent of a window along each axis, from which a max pool computes the padding that keeps the size. Burn 0.22.1 ignores the
+/// dilation.
 #[cfg(not(burn_next))]
 pub(crate) fn padded_for<const N: usize>(kernel: [usize; N], _: [usize; N]) -> [usize; N] {
     kernel
@@ -65,7 +66,7 @@ pub(crate) fn padded_for<const N: usize>(kernel: [usize; N], dilation: [usize; N
     core::array::from_fn(|axis| (kernel[axis] - 1) * dilation[axis] + 1)
 }
 
-/// How a deformable convolution refuses padding whose two sides differ.
+/// The message with which a deformable convolution refuses padding whose two sides differ.
 #[cfg(not(burn_next))]
 pub(crate) fn refusal_of_asymmetric(
     _: [(usize, usize); 2],
@@ -88,7 +89,7 @@ pub(crate) fn refusal_of_asymmetric(
     )
 }
 
-/// The score of a masked key in a multi-head attention. With negative infinity a query that sees nothing has weights of zero.
+/// The score of a masked key in multi-head attention. With negative infinity, a query that sees no key has weights of zero.
 pub(crate) fn masked_score(min_float: f64) -> f64 {
     if cfg!(burn_next) { f64::NEG_INFINITY } else { min_float }
 }
@@ -103,7 +104,7 @@ pub(crate) fn sees_last_keys(options: &AttentionModuleOptions, queries: usize, k
     queries == keys || options.causal_alignment == CausalAlignment::BottomRight
 }
 
-/// Whether outputs lie on the input as in Burn 0.22.1, and are made of it as there.
+/// Whether an interpolation maps outputs to input coordinates, and weights inputs, as in Burn 0.22.1.
 #[cfg(not(burn_next))]
 pub(crate) fn has_usual_coordinates(_: &InterpolateOptions) -> bool {
     true
@@ -130,7 +131,7 @@ pub(crate) fn resized(options: &InterpolateOptions, axis: usize, size: usize, ou
     Resized { size, out, factor, align_corners: options.align_corners() }
 }
 
-/// `at * size / out`, rounded as Flex and NdArray round it where they look for the nearest input.
+/// The input coordinate of output `at`, `at * size / out`, rounded as Flex and NdArray round it when they look for the nearest input.
 #[cfg(all(any(feature = "flex", feature = "ndarray"), not(burn_next)))]
 pub(crate) fn on_input(at: f64, resized: Resized) -> f64 {
     at * (resized.size as f64 / resized.out as f64)
@@ -151,7 +152,7 @@ pub(crate) type Constant = f64;
 macro_rules! interpolation {
     ($twin:ident! { $($all:tt)* }) => { $twin! { $($all)* } };
 }
-#[cfg(burn_next)] // with its fields of the next Burn
+#[cfg(burn_next)] // with the fields that the next Burn adds
 macro_rules! interpolation {
     (config_twin! {
         #[derive($($derive:tt)*)]
@@ -231,7 +232,7 @@ pub(crate) fn along_one_axis(mut options: InterpolateOptions) -> InterpolateOpti
     options
 }
 
-/// Pools of the next Burn, of which there are no lean ones yet.
+/// Pools that the next Burn adds, and that this library does not replace yet.
 pub mod pools {
     #[cfg(burn_next)]
     pub use burn::nn::pool::{
@@ -344,7 +345,7 @@ mod tests {
         let attention =
             burn::nn::attention::MultiHeadAttentionConfig::new(6, 2).with_dropout(0.0).init(&device);
         let ours = nn::attention::MultiHeadAttention::from(attention.clone());
-        // The second sequence is hidden whole.
+        // The whole second sequence is hidden.
         let hidden = || {
             let number = Tensor::<1, Int>::arange(0..8, &device).reshape([2, 4]);
             number.greater_elem(1)

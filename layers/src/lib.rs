@@ -1,23 +1,24 @@
 //! Operations and modules of [burn-memsave](https://docs.rs/burn-memsave): drop-in replacements for [`burn::nn`] that keep
-//! only what the backward pass reads, given which tensors require gradients.
+//! only what the backward pass reads, given which tensors are tracked.
 //!
-//! Most users depend on `burn-memsave`, which re-exports everything here and adds measurement and tools.
+//! Most users depend on `burn-memsave`, which re-exports everything here and adds measurement and other tools.
 //!
 //! - [`nn`]: the modules, under the names of [`burn::nn`].
 //! - [`functional`]: the same as functions, with the signatures of [`burn::tensor::module`] and
-//!   [`burn::tensor::activation`] where Burn has them.
+//!   [`burn::tensor::activation`] if Burn has them.
 //! - [`ledger`]: a record of what each operation keeps, and why.
 //! - [`lora`]: fine-tuning with low-rank adapters.
 //! - [`frozen`]: weights that are read when a layer runs.
-//! - [`saved`]: kept tensors in fewer bits.
+//! - [`saved`]: policies that store kept tensors in fewer bits, on the host, or in a file.
 //!
-//! The operations and their kernels are in `ops` and `backend`, which are public for Burn's backends but not part of the API.
+//! The operations and their kernels are in `ops` and `backend`, and the engine that records operations is in `graph`. These modules
+//! are public for Burn's backends and for `burn-memsave`, but not part of the API.
 #![deny(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))] // shows which feature an item needs
 #![recursion_limit = "256"]
 #![cfg_attr(feature = "ndarray", allow(deprecated))]
-// burn-ndarray is deprecated as a whole
-// Without a backend nothing takes the arguments of an operation.
+// The whole of burn-ndarray is deprecated.
+// Without a backend, nothing uses the arguments of an operation.
 #![cfg_attr(
     not(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda", feature = "remote")),
     allow(unused_variables)
@@ -26,7 +27,7 @@
 mod adapter;
 #[doc(hidden)]
 pub mod backend;
-#[doc(hidden)] // the other crate of this workspace reads it, too
+#[doc(hidden)] // burn-memsave uses it, too
 pub mod burn_internals;
 mod burn_next;
 pub mod frozen;
@@ -40,6 +41,8 @@ pub mod node;
 #[doc(hidden)]
 pub mod ops;
 pub mod saved;
+#[doc(hidden)]
+pub mod visit;
 
 #[doc(inline)]
 pub use graph::{apart, ledger};

@@ -1,22 +1,23 @@
 //! Fine-tuning with low-rank adapters ([LoRA](https://arxiv.org/abs/2106.09685)), with Burn's own tools.
 //!
-//! [`Module::apply_lora`] freezes a model and attaches an [adapter](LoraAdapter) to each of
-//! its matrices. Stock layers compute the effective weight, `weight + scale a b`, at every use, keep it, and compute its full
-//! gradient; the layers of this library compute `x weight + scale (x a) b` (convolutions on devices, where that takes more
-//! launches, make a small effective weight at every use, and keep none; gates of recurrent layers, deformable convolutions and the
-//! head of a fused loss are adapted as Burn's layers are). The same goes for
-//! [`Module::apply_qlora`], where the frozen weight is quantized and stays so: it is
-//! dequantized at every use, on CPU backends block by block.
+//! [`Module::apply_lora`] freezes a model and attaches an [adapter](LoraAdapter) to each of its matrices. Stock layers compute the
+//! effective weight, `weight + scale a b`, at every use, keep it, and compute its full gradient. The layers of this library compute
+//! `x weight + scale (x a) b` instead. There are two exceptions: convolutions on devices, where that takes more launches, make a small
+//! effective weight at every use and keep none; and gates of recurrent layers, deformable convolutions and the head of a fused loss use
+//! the effective weight, as Burn's layers do.
+//!
+//! The same holds for [`Module::apply_qlora`], where the frozen weight stays quantized: it is dequantized at every use, on CPU backends
+//! block by block.
 //!
 //! - Merging: `model.valid().materialize()` folds the adapters into the weights, see
 //!   [`materialize`](burn::module::Module::materialize).
 //! - Training only `b` ([LoRA-FA](https://arxiv.org/abs/2308.03303)): [freeze the group](burn::module::Module::freeze_group)
-//!   [`first_factors`]; an adapted dense layer then keeps `rank` elements per row.
+//!   [`a_factors`]; an adapted dense layer then keeps `rank` elements per row.
 //! - Adapters of convolutions: [`ConvLora`].
 //! - [rsLoRA](https://arxiv.org/abs/2312.03732): [`rank_stabilized`].
 //! - [DoRA](https://arxiv.org/abs/2402.09353): [`Dora`].
-//! - [LoRA+](https://arxiv.org/abs/2402.12354), another learning rate for `b`: the group [`second_factors`].
-//!   `burn_memsave::lora::plus` makes a schedule of it.
+//! - [LoRA+](https://arxiv.org/abs/2402.12354), another learning rate for `b`: the group [`b_factors`].
+//!   `burn_memsave::lora::lora_plus` makes a schedule of it.
 //! - The model as it was before, as the reference of a loss of preferences: [`without_adapters`].
 //!
 //! ```
@@ -26,7 +27,7 @@
 //!
 //! let device = Device::flex().autodiff();
 //! let model = LinearConfig::new(64, 32).init(&device).apply_lora(Lora::new(4, 8.0));
-//! let model = model.freeze_group(lora::first_factors());
+//! let model = model.freeze_group(lora::a_factors());
 //!
 //! let x = Tensor::<2>::ones([10, 64], &device);
 //! let (y, kept) = ledger::record(|| model.forward(x.clone()));
@@ -44,12 +45,13 @@ pub use crate::adapter::DoraAdapter;
 use crate::adapter::dense;
 use crate::burn_internals::REPARAMETERIZATION;
 use crate::frozen::{LazyWeight, is_offered_later, weight_and_adapter};
+use crate::visit::VisitPath;
 use burn::module::{
     Lora, LoraAdapter, Module, ModuleMapper, Param, ParamGroup, Reparameterization, Reparameterizer,
 };
 use burn::tensor::{Distribution, Tensor};
 
-/// The group of the factors `a` of all adapters: those that an adapted dense layer or embedding applies first.
+/// The group of the factors `a` of all adapters, which an adapted dense layer or embedding applies first.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -57,15 +59,15 @@ use burn::tensor::{Distribution, Tensor};
 /// use burn_memsave_layers::{lora, nn::EmbeddingConfig};
 ///
 /// let embedding = EmbeddingConfig::new(8, 4).init(&Device::flex().autodiff()).apply_lora(Lora::new(2, 2.0));
-/// let embedding = embedding.freeze_group(lora::first_factors());
+/// let embedding = embedding.freeze_group(lora::a_factors());
 /// let adapter = embedding.weight.adapter().unwrap();
 /// assert!(!adapter.a.is_require_grad() && adapter.b.is_require_grad());
 /// ```
-pub fn first_factors() -> ParamGroup {
+pub fn a_factors() -> ParamGroup {
     ParamGroup::from_regex(r"(^|\.)lora\.a$").expect("a regular expression")
 }
 
-/// The group of the factors `b` of all adapters: those that an adapted dense layer or embedding applies second.
+/// The group of the factors `b` of all adapters, which an adapted dense layer or embedding applies second.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -73,17 +75,16 @@ pub fn first_factors() -> ParamGroup {
 /// use burn_memsave_layers::{lora, nn::LinearConfig};
 ///
 /// let linear = LinearConfig::new(8, 4).init(&Device::flex().autodiff()).apply_lora(Lora::new(2, 2.0));
-/// let linear = linear.freeze_group(lora::second_factors());
+/// let linear = linear.freeze_group(lora::b_factors());
 /// let adapter = linear.weight.adapter().unwrap();
 /// assert!(adapter.a.is_require_grad() && !adapter.b.is_require_grad());
 /// ```
-pub fn second_factors() -> ParamGroup {
+pub fn b_factors() -> ParamGroup {
     ParamGroup::from_regex(r"(^|\.)lora\.b$").expect("a regular expression")
 }
 
-/// [rsLoRA](https://arxiv.org/abs/2312.03732): a scale of `alpha / sqrt(rank)`, so that gradients are as large for a higher rank;
-/// Burn's is
-/// `alpha / rank`.
+/// [rsLoRA](https://arxiv.org/abs/2312.03732): a scale of `alpha / sqrt(rank)`, so that gradients are not smaller for a higher rank.
+/// Burn's scale is `alpha / rank`.
 ///
 /// ```
 /// use burn::module::Module;
@@ -100,13 +101,15 @@ pub fn rank_stabilized(rank: usize, alpha: f64) -> Lora {
 
 /// The model that the adapters were attached to, frozen: the reference of [`dpo_loss`](crate::functional::dpo_loss), for example.
 ///
-/// It shares all other parameters with `model`: base weights, dense, quantized or lazy, are not copied. Burn cannot detach an
-/// adapter, so in its place are factors of rank 1 that are 0, `d_input + d_output` numbers of a matrix: the result is the same,
-/// and a layer computes `x weight + (x 0) 0`. A [`DoraAdapter`] has no magnitude then, and no norms are computed. What was trained besides adapters, such as a bias or a norm, is as it is in `model`;
-/// training `model` further does not change what is returned here, nor the other way round.
+/// It shares all other parameters with `model`: base weights, whether dense, quantized or lazy, are not copied. Burn cannot detach an
+/// adapter. So each adapter is replaced by one of rank 1 whose factors are 0, with `d_input + d_output` numbers per matrix: a layer
+/// computes `x weight + (x 0) 0`, which is the same. A [`DoraAdapter`] then has no magnitude, and no norms are computed.
 ///
-/// With `model.valid()` it is a model without autodiff, and without dropout; else it keeps what it has of both, and nothing is kept
-/// for a backward pass, as long as its input is untracked, too.
+/// What was trained besides adapters, such as a bias or a norm, is as it is in `model`. Training `model` further does not change the
+/// returned model, nor the other way round.
+///
+/// Given `model.valid()`, the returned model is without autodiff and dropout. Otherwise it has both if `model` has; even so, nothing is
+/// kept for a backward pass if its input is untracked, too.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -125,37 +128,36 @@ pub fn rank_stabilized(rank: usize, alpha: f64) -> Lora {
 ///
 /// # Panics
 ///
-/// Panics if the model has adapters of another kind than [`LoraAdapter`] and [`DoraAdapter`].
+/// Panics if the model has adapters other than [`LoraAdapter`] and [`DoraAdapter`].
 pub fn without_adapters<M: Module>(model: &M) -> M {
-    model.clone().map(&mut ZeroFactors { within: Vec::new() }).no_grad()
+    model.clone().map(&mut ZeroFactors::default()).no_grad()
 }
 
-/// Puts factors of rank 1 that are 0 in place of those of adapters, and no magnitude in place of theirs.
+/// Replaces the factors of adapters by zeros of rank 1, and their magnitudes by tensors without elements.
+#[derive(Default)]
 struct ZeroFactors {
-    /// For every module around: the name of a field, and whether the field is one of an adapter.
-    within: Vec<(String, bool)>,
+    path: VisitPath,
 }
 
 impl ModuleMapper for ZeroFactors {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        let is_adapter = container_type == REPARAMETERIZATION && name != LazyWeight::NAME;
+    fn enter_module(&mut self, name: &str, container: &str) {
         assert!(
-            !is_adapter || [LoraAdapter::NAME, DoraAdapter::NAME].contains(&name),
+            !is_adapter(name, container) || [LoraAdapter::NAME, DoraAdapter::NAME].contains(&name),
             "without_adapters: {} has an adapter of another kind, {name:?}: what it adds is not a product of factors",
-            self.within.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
+            self.path.joined()
         );
-        self.within.push((name.into(), is_adapter));
+        self.path.enter(name, container);
     }
 
     fn exit_module(&mut self, _: &str, _: &str) {
-        self.within.pop();
+        self.path.exit();
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.within.iter().any(|(_, is_adapter)| *is_adapter) {
+        if !self.path.fields().any(|(name, container)| is_adapter(name, container)) {
             return param;
         }
-        let name = self.within.last().map(|(name, _)| name.as_str());
+        let name = self.path.names().last().map(String::as_str);
         param.map(|value| match name {
             Some("magnitude") => Tensor::empty([0; D], (&value.device(), value.dtype())),
             // `a` is `[d_input, rank]`, `b` `[rank, d_output]`.
@@ -165,12 +167,18 @@ impl ModuleMapper for ZeroFactors {
     }
 }
 
+/// Whether a field is an adapter.
+fn is_adapter(name: &str, container: &str) -> bool {
+    container == REPARAMETERIZATION && name != LazyWeight::NAME
+}
+
 /// [`Lora`] for convolutions, too: with [`apply_reparameterization`](burn::module::Module::apply_reparameterization) it attaches
 /// adapters to all parameters of rank 2 or more that its group matches.
 ///
 /// The adapter of a weight `[first, rest...]` has `a` `[first, rank]` and `b` `[rank, product of rest]`, so that stock layers
-/// compute `weight + scale a b`, as usual. The layers of this library apply the factors as two narrow convolutions, or, on devices,
-/// make a small effective weight at every use, see [`conv2d_lora`](crate::functional::conv2d_lora). `b` is initialized to zero.
+/// compute `weight + scale a b`, as usual. The layers of this library apply the factors as two narrow convolutions. On devices, they
+/// may make a small effective weight at every use instead: see [`conv2d_lora`](crate::functional::conv2d_lora). `b` is initialized to
+/// zero.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -227,13 +235,13 @@ impl Reparameterizer for ConvLora {
 /// [DoRA](https://arxiv.org/abs/2402.09353): with [`apply_reparameterization`](burn::module::Module::apply_reparameterization) it
 /// attaches a [`DoraAdapter`] to every matrix that the group of `lora` matches, and freezes everything else.
 ///
-/// The effective weight is `magnitude * v / |v|`, `v = weight + scale a b`, `|v|` the norm of each column (of each output of a
-/// dense layer). At first it is the weight. Dense layers of this library compute with the factors, see
-/// [`linear_dora`](functional::linear_dora); every other layer, Burn's too, makes the effective weight.
+/// The effective weight is `magnitude * v / |v|`, where `v = weight + scale a b`, and `|v|` is the norm of each column (of each output of
+/// a dense layer). At first it equals the weight. Dense layers of this library compute with the factors: see
+/// [`linear_dora`](crate::functional::linear_dora). Every other layer, of Burn or of this library, makes the effective weight.
 ///
 /// For a quantized base, quantize the weights first
-/// ([`quantize_weights`](burn::module::Module::quantize_weights)). A [lazy](crate::frozen) weight is read once when the adapter is
-/// attached, for its norms, and then once per pass: the norms are computed from what the product reads.
+/// ([`quantize_weights`](burn::module::Module::quantize_weights)). A [lazy](crate::frozen) weight is read once for its norms when the
+/// adapter is attached, and then once per pass: norms and product use the same read.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -265,7 +273,7 @@ impl Reparameterizer for Dora {
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<DoraAdapter>) {
         let given = param.clone(); // with its lazy weight, which `param` loses when it is frozen
-        // Of matrices.
+        // Only matrices get an adapter.
         let (param, lora) = self.0.reparameterize(path, param);
         let adapter = lora.filter(|_| !is_offered_later(&given)).map(|lora| {
             let base = dense(weight_and_adapter(&given).0);

@@ -12,7 +12,7 @@ routed! {
     [Autodiff]
     /// Asks for the node of a tensor.
     pub trait NodeOps: Backend {
-        /// The autodiff node of `x`, if it has one.
+        /// The autodiff node of `x`; `None` without autodiff.
         fn memsave_node_id(_x: FloatTensor<Self>) -> Option<NodeId> {
             None
         }

@@ -15,24 +15,24 @@
 //!
 //! # What is recomputed
 //!
-//! The forward pass of a segment runs as it would without a checkpoint, and what it kept is dropped at its end. The backward pass
-//! recomputes the segment from the same inputs and parameters, and gives the same gradients, to the last bit on CPU backends.
+//! The forward pass of a segment runs as it would without a checkpoint. Everything that it kept is dropped when the segment ends. The
+//! backward pass recomputes the segment from the same inputs and parameters, and computes the same gradients, to the last bit on CPU
+//! backends.
 //!
-//! The whole segment is recomputed, unless the function returns an [`Unread`], which says that the segment ends with a product whose
-//! elements it does not read. That product is recomputed only the first two times, to compare it. (A segment could stop at the last tensor
-//! that gradients are computed from, but it is unknown which of Burn's operations read the outputs of others.)
+//! The whole segment is recomputed, unless its function returns an [`EarlyStop`]. That promises that the segment ends with a product whose
+//! elements it does not read. The product is recomputed only the first two times, to compare it. (In principle, a segment could always stop
+//! at the last tensor that a gradient is computed from. But it is unknown which of Burn's operations read the outputs of others.)
 //!
-//! - **Random numbers** of this library's layers (dropout, also of attention weights, and random slopes) are those of the first time, and
-//!   the generator is not touched. What was drawn is kept: a bit per element (a float for random slopes), or a seed of 16 bytes on wgpu and
-//!   CUDA devices.
-//! - **Running statistics** are updated once.
-//! - **Frozen** parameters stay frozen, weights of [lazy](crate::lazy) models are read again, and adapters are trained.
+//! - **Random numbers** of this library's layers (dropout, also of attention weights, and random slopes) are the same both times. They are
+//!   not drawn again but kept: a bit per element (a float for random slopes), or a seed of 16 bytes on wgpu and CUDA devices.
+//! - **Running statistics** of norms are updated only by the first run.
+//! - **Frozen** parameters stay frozen, weights of [lazy](crate::lazy) models are read again, and adapters are trained as usual.
 //! - Segments may be nested, and may share parameters with others.
 //! - The [policy](crate::saved::SavedPolicy) of the thread applies to the inputs of segments, and to nothing inside them.
 //!
 //! # What is refused
 //!
-//! - A tensor captured by the closure. Pass it as an argument instead; this does not compile, since `forward` is [`Copy`]:
+//! - A tensor that the closure captures. Pass it as an argument instead. This does not compile, because `forward` must be [`Copy`]:
 //!
 //!   ```compile_fail,E0277
 //!   # use burn::tensor::{Device, Tensor};
@@ -42,27 +42,29 @@
 //!   let scale = Tensor::<2>::ones([1, 4], &device).require_grad();
 //!   checkpoint(&linear, Tensor::ones([2, 4], &device), move |linear, x: Tensor<2>| linear.forward(x) * scale.clone());
 //!   ```
-//! - A tracked tensor that comes another way, from a static or from a field of the module that is not a parameter: the forward pass panics,
-//!   since the tensor would get no gradient, or the backward pass would wait for itself. To find such tensors, a segment computes its
-//!   output once more, without a graph, the first time that its function returns a tracked output with the parameters of a module. A tensor
-//!   that is tracked only later is not found. Nor is one in a plain field of a module with running statistics, on a device with
-//!   `gradient_checkpointing`; it gets no gradient.
-//! - A segment that does something else the second time: the backward pass panics, and says what. It compares operations of this library by
-//!   name and shape, and outputs by shape, dtype and some of their elements. On devices, where comparing elements takes time, and for an
-//!   [`Unread`] output, they are compared only the first times. Once a [policy](crate::saved::SavedPolicy) has kept a tensor rounded, they
-//!   are no longer compared. Burn's own layers that draw random numbers, such as [`burn::nn::Dropout`], are refused in this way, since they
-//!   would draw others.
-//! - Training under Burn's `ExecutionStrategy::ddp`: the forward pass panics, also with frozen parameters, since Burn waits for all devices
-//!   at the end of every backward pass, those of segments included. Use [`Replicas`](crate::parallel::Replicas), which train with segments.
-//! - A second backward pass through a segment, from another output, as with any graph of Burn's.
+//! - A tracked tensor that the segment gets in another way: from a static, or from a field of the module that is not a parameter. The
+//!   forward pass panics, because the tensor would get no gradient, or the backward pass would wait for itself. To find such tensors, a
+//!   segment computes its output once more, without a graph, the first time that its function returns a tracked output with the parameters
+//!   of a module. This does not find a tensor that becomes tracked only later, nor, on a device with `gradient_checkpointing`, one in a
+//!   plain field of a module with running statistics; the latter gets no gradient.
+//! - A segment that does something else the second time. The backward pass panics, and says what differs. It compares operations of this
+//!   library by name and shape, and outputs by shape, dtype and some of their elements. Elements are compared only the first few times on
+//!   devices, where comparing takes time, and for an [`EarlyStop`] output. They are no longer compared once a
+//!   [policy](crate::saved::SavedPolicy) has kept a tensor rounded. Burn's own layers that draw random numbers, such as
+//!   [`burn::nn::Dropout`], are found and refused in this way, because they would draw others the second time.
+//! - Training under Burn's `ExecutionStrategy::ddp`. The forward pass panics, even with frozen parameters, because Burn waits for all
+//!   devices at the end of every backward pass, also of those within segments. Use [`Replicas`](crate::parallel::Replicas) instead, which
+//!   train models with segments.
+//! - A second backward pass through a segment, from another output, as with every graph of Burn.
 //!
-//! # Beside Burn's strategy
+//! # Segments and Burn's own strategy
 //!
-//! `Device::gradient_checkpointing` recomputes single operations, and gives up where a parent is frozen. Segments are any part of a
-//! network, and work with or without that strategy, and with frozen parameters.
+//! `Device::gradient_checkpointing` recomputes single operations, but none with a frozen input. A segment can be any part of a network,
+//! and works with or without that strategy, and with frozen parameters.
 mod compared;
+mod mappers;
 mod modules;
-pub(crate) mod parents;
+mod parents;
 mod remembered;
 pub(crate) mod segment;
 mod tensors;
@@ -70,5 +72,5 @@ mod tiled;
 
 pub use modules::{Checkpointed, checkpoint_sequential};
 pub use segment::checkpoint;
-pub use tensors::{TensorMapper, Tensors, Unread};
-pub use tiled::{Tile, tiled};
+pub use tensors::{EarlyStop, TensorMapper, Tensors};
+pub use tiled::{Tile, checkpoint_tiled};

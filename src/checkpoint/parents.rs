@@ -4,7 +4,7 @@
 //! segment is recomputed, and puts the gradients of its parents into further slots; then the parents take these.
 use super::remembered::Seen;
 use super::tensors::{TensorMapper, untouched};
-use crate::strategy::with_strategy;
+use crate::strategy::token;
 use burn::backend::Dispatch;
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Device, FloatDType, Int, Tensor};
@@ -14,11 +14,6 @@ use std::collections::HashMap;
 
 /// The slots of the gradients of parameters. A parameter in several places of a module may be one leaf of the graph, or several.
 pub(super) type Parameters = HashMap<(ParamId, usize), usize>;
-
-/// A token, which links steps of the graph and carries no value.
-pub(crate) fn token(device: &Device) -> Tensor<1> {
-    with_strategy(Tensor::zeros([1], &device.clone().without_autodiff()), device)
-}
 
 /// Records a step on a token.
 pub(super) type Link = Box<dyn FnOnce(Tensor<1>, Slots, usize) -> Tensor<1>>;

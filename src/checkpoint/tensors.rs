@@ -35,8 +35,8 @@ pub trait TensorMapper {
     fn map_int<const D: usize>(&mut self, tensor: Tensor<D, Int>) -> Tensor<D, Int>;
     /// Replaces a tensor of booleans.
     fn map_bool<const D: usize>(&mut self, tensor: Tensor<D, Bool>) -> Tensor<D, Bool>;
-    /// Replaces the tensor of an [`Unread`].
-    fn map_unread<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
+    /// Replaces the tensor of an [`EarlyStop`].
+    fn map_early_stop<const D: usize>(&mut self, tensor: Tensor<D>) -> Tensor<D> {
         self.map_float(tensor)
     }
 }
@@ -69,22 +69,22 @@ impl<const D: usize> Tensors for Tensor<D> {
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_memsave::checkpoint::{Unread, checkpoint};
+/// use burn_memsave::checkpoint::{EarlyStop, checkpoint};
 /// use burn_memsave::nn::transformer::PositionWiseFeedForwardConfig;
 ///
 /// let device = Device::flex().autodiff();
 /// let block = PositionWiseFeedForwardConfig::new(8, 32).init(&device);
 /// let x = Tensor::<3>::ones([2, 5, 8], &device).require_grad();
-/// let Unread(y) = checkpoint(&block, x.clone(), |block, x| Unread(block.forward(x)));
+/// let EarlyStop(y) = checkpoint(&block, x.clone(), |block, x| EarlyStop(block.forward(x)));
 /// let gradients = (x.clone() + y).sum().backward(); // the residual sum is outside, so that the product is the end
 /// assert!(x.grad(&gradients).is_some());
 /// ```
 #[derive(Clone, Debug)]
-pub struct Unread<const D: usize>(pub Tensor<D>);
+pub struct EarlyStop<const D: usize>(pub Tensor<D>);
 
-impl<const D: usize> Tensors for Unread<D> {
+impl<const D: usize> Tensors for EarlyStop<D> {
     fn map_tensors(self, mapper: &mut impl TensorMapper) -> Self {
-        Self(mapper.map_unread(self.0))
+        Self(mapper.map_early_stop(self.0))
     }
 }
 

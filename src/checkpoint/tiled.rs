@@ -1,10 +1,10 @@
-//! [`tiled`]: runs a module over one part of its input after the other.
+//! [`checkpoint_tiled`]: runs a module over one part of its input after the other.
 use super::compared::Samples;
-use super::parents::{Finish, Parameters, Parents, from_probe, put, take, token};
+use super::parents::{Finish, Parameters, Parents, from_probe, put, take};
 use super::remembered::Remembered;
 use super::segment::{Again, FirstRun, first_run};
-use super::tensors::{Tensors, Unread};
-use crate::strategy::with_strategy;
+use super::tensors::{EarlyStop, Tensors};
+use crate::strategy::{token, with_strategy};
 use burn::module::Module;
 use burn::tensor::{Device, Slice, Tensor};
 use burn_memsave_layers::graph::tape::Tape;
@@ -15,7 +15,7 @@ use std::ops::Range;
 /// tile is recomputed in the backward pass, so what the module keeps and needs exists for one tile at a time.
 ///
 /// Keeps `x`. The output is that of the whole input if the module computes each element of the axis independently, as a dense layer or a
-/// norm of features does, and attention over the axis does not. `forward` may return an [`Unread`].
+/// norm of features does, and attention over the axis does not. `forward` may return an [`EarlyStop`].
 ///
 /// # Shapes
 ///
@@ -29,16 +29,16 @@ use std::ops::Range;
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor, Tolerance};
-/// use burn_memsave::checkpoint::tiled;
+/// use burn_memsave::checkpoint::checkpoint_tiled;
 /// use burn_memsave::nn::transformer::PositionWiseFeedForwardConfig;
 ///
 /// let device = Device::flex().autodiff();
 /// let block = PositionWiseFeedForwardConfig::new(8, 32).with_dropout(0.0).init(&device);
 /// let x = Tensor::<3>::ones([2, 50, 8], &device).require_grad();
-/// let y = tiled(&block, x.clone(), 1, 16, |block, x| block.forward(x));
+/// let y = checkpoint_tiled(&block, x.clone(), 1, 16, |block, x| block.forward(x));
 /// y.to_data().assert_approx_eq::<f32>(&block.forward(x).into_data(), Tolerance::default());
 /// ```
-pub fn tiled<M, F, O, const D: usize, const E: usize>(
+pub fn checkpoint_tiled<M, F, O, const D: usize, const E: usize>(
     module: &M,
     x: Tensor<D>,
     axis: usize,
@@ -50,8 +50,11 @@ where
     F: Fn(&M, Tensor<D>) -> O + Copy + Send + Sync + 'static,
     O: Tile<E>,
 {
-    assert!(axis < D && axis < E, "tiled: axis {axis} of an input of rank {D} and an output of rank {E}");
-    assert!(tile > 0 && x.dims()[axis] > 0, "tiled: {tile} of {} elements", x.dims()[axis]);
+    assert!(
+        axis < D && axis < E,
+        "checkpoint_tiled: axis {axis} of an input of rank {D} and an output of rank {E}"
+    );
+    assert!(tile > 0 && x.dims()[axis] > 0, "checkpoint_tiled: {tile} of {} elements", x.dims()[axis]);
     let tiles = Tiles { axis, len: x.dims()[axis], tile };
     let mut parents = Parents::default();
     module.visit(&mut parents);
@@ -103,7 +106,7 @@ where
     from_probe(y, &token, of_outputs, 0)
 }
 
-/// What the function of [`tiled`] returns for a tile.
+/// What the function of [`checkpoint_tiled`] returns for a tile.
 pub trait Tile<const D: usize>: Tensors {
     /// The tensor.
     fn into_tensor(self) -> Tensor<D>;
@@ -115,7 +118,7 @@ impl<const D: usize> Tile<D> for Tensor<D> {
     }
 }
 
-impl<const D: usize> Tile<D> for Unread<D> {
+impl<const D: usize> Tile<D> for EarlyStop<D> {
     fn into_tensor(self) -> Tensor<D> {
         self.0
     }
@@ -153,7 +156,11 @@ impl<const D: usize> Whole<D> {
     fn put(&mut self, range: &Range<usize>, part: Tensor<D>) {
         let Tiles { axis, len, .. } = self.tiles;
         let found = part.dims()[axis];
-        assert!(found == range.len(), "tiled: a tile of {} gives {found} along axis {axis}", range.len());
+        assert!(
+            found == range.len(),
+            "checkpoint_tiled: a tile of {} gives {found} along axis {axis}",
+            range.len()
+        );
         let whole = self.tensor.take().unwrap_or_else(|| {
             let mut shape = part.dims();
             shape[axis] = len;

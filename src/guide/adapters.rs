@@ -1,23 +1,25 @@
 //! Low-rank adapters on a frozen model: LoRA and its variants.
 //!
 //! Burn attaches them: [`Module::apply_lora`](burn::module::Module::apply_lora) freezes a model and puts two small trainable
-//! factors beside each matrix. In every step, Burn's layers compute the effective weight, keep it, and compute its whole
-//! gradient. Ours compute with the factors, and keep nothing of the size of the weight.
+//! factors, `a` and `b`, beside each matrix. The layer then multiplies with the effective weight, `weight + scale a b`. In every
+//! step, Burn's layers compute this weight, keep it, and compute its whole gradient. Ours compute with the factors instead, and
+//! keep nothing of the size of the weight.
 //!
 //! [`lora`](crate::lora) has the variants: [`Dora`](crate::lora::Dora) (with magnitudes),
-//! [`rank_stabilized`](crate::lora::rank_stabilized) (rsLoRA), [`plus`](crate::lora::plus) (LoRA+: a higher learning rate for
-//! `b`), [`ConvLora`](crate::lora::ConvLora), and [`first_factors`](crate::lora::first_factors), the group to freeze for
-//! LoRA-FA. [`peft`](crate::peft) reads and writes the files of Python's `peft`.
+//! [`rank_stabilized`](crate::lora::rank_stabilized) (rsLoRA), [`lora_plus`](crate::lora::lora_plus) (LoRA+: a higher learning
+//! rate for `b`), [`ConvLora`](crate::lora::ConvLora) (for convolutions), and [`a_factors`](crate::lora::a_factors), the group of
+//! parameters to freeze for LoRA-FA, which trains only `b`. [`peft`](crate::peft) reads and writes the files of Python's `peft`.
 //!
 //! [`without_adapters`](crate::lora::without_adapters) returns the original model without copying its weights. Use it as the
-//! reference model of [`dpo_loss`](crate::functional::dpo_loss) and [`kto_loss`](crate::functional::kto_loss), which would
-//! otherwise be a second model in memory. [`orpo_loss`](crate::functional::orpo_loss) and
-//! [`simpo_loss`](crate::functional::simpo_loss) need no reference. All four compare log probabilities. Compute those with
-//! [`linear_log_prob`](crate::functional::linear_log_prob), which never holds all logits.
+//! reference model of the preference losses [`dpo_loss`](crate::functional::dpo_loss) and
+//! [`kto_loss`](crate::functional::kto_loss). Otherwise the reference would be a second model in memory.
+//! [`orpo_loss`](crate::functional::orpo_loss) and [`simpo_loss`](crate::functional::simpo_loss) need no reference. All four
+//! compare log probabilities. Compute those with [`linear_log_prob`](crate::functional::linear_log_prob), which never holds all
+//! logits.
 //!
 //! # What it saves
 //!
-//! Adapters save the gradients, optimizer state and records of everything but the factors.
+//! Adapters save the gradients, the optimizer state and the saved records of everything but the factors.
 //! `cargo bench --bench memory -- linear` measures a `Linear(1024, 1024)` with LoRA of rank 8 on 64x128x1024, and
 //! `cargo run --release --example finetune_lm` a small language model, with equal losses (MiB, two cores):
 //!
@@ -31,9 +33,9 @@
 //! # What it costs
 //!
 //! An adapted model can be worse than one that was trained in full, and you have to tune rank and learning rate. Each layer
-//! computes two more narrow products in the forward pass, unless you merge the adapters ([deployment](super::deployment)). In
-//! every step, DoRA also computes the column norms of the effective weight. If there are many rows, it repeats the product with
-//! that weight in the backward pass.
+//! computes two more narrow matrix products in the forward pass, unless you merge the adapters ([deployment](super::deployment)).
+//! In every step, DoRA also computes the column norms of the effective weight. If the input has many rows, it repeats the product
+//! with the weight in the backward pass.
 //!
 //! # When to use it
 //!
@@ -61,7 +63,7 @@
 //! assert_eq!(step().gradients, 4 * (512 * 4 + 4 * 512));
 //!
 //! // LoRA+: the factors `b` have 16 times the learning rate.
-//! let (mut optimizer, mut rates) = (AdamConfig::new().init(), lora::plus(1e-3, 16.0));
+//! let (mut optimizer, mut rates) = (AdamConfig::new().init(), lora::lora_plus(1e-3, 16.0));
 //! let gradients = model.forward(x.clone()).powf_scalar(2.0).mean().backward();
 //! let gradients = GradientsParams::from_grads(gradients, &model);
 //! model = optimizer.step(rates.step(), model, gradients);

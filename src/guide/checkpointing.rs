@@ -1,23 +1,23 @@
 //! Segments of a network that are recomputed in the backward pass, chosen by hand or by a plan.
 //!
 //! [`checkpoint`](crate::checkpoint::checkpoint) keeps only the inputs of a part of the network, a *segment*, and runs the
-//! segment again when the backward pass reaches it. [`checkpoint_sequential`](crate::checkpoint::checkpoint_sequential) does
-//! this for groups of a list of blocks, and [`tiled`](crate::checkpoint::tiled) for one layer over parts of a long axis.
-//! Dropout drops the same elements both times, frozen parameters stay frozen, and on CPU backends gradients are the same to the
-//! last bit.
+//! segment again when the backward pass reaches it. [`checkpoint_sequential`](crate::checkpoint::checkpoint_sequential) divides a
+//! list of blocks into such segments. [`checkpoint_tiled`](crate::checkpoint::checkpoint_tiled) runs one layer over parts of a
+//! long axis (tiles), each of them a segment. Dropout drops the same elements both times, frozen parameters stay frozen, and on
+//! CPU backends gradients are the same to the last bit.
 //!
 //! If only a little memory is missing, you need not recompute everything. Mark the blocks with
-//! [`plan::block`](crate::plan::block). [`auto_checkpoint`](crate::plan::auto_checkpoint) then measures what each block takes,
-//! and recomputes those that meet a budget of bytes in the least extra time. Use the [`Plan`](crate::plan::Plan) that it
-//! returns in every step.
+//! [`plan::block`](crate::plan::block). [`auto_checkpoint`](crate::plan::auto_checkpoint) then measures the bytes and the time of
+//! each block, and chooses which blocks to recompute so that a step fits a budget of bytes with the least extra time. It returns
+//! a [`Plan`](crate::plan::Plan): run every step within its `scope`.
 //!
 //! Burn has its own strategy, `Device::autodiff().gradient_checkpointing()`. It recomputes single elementwise operations, but
-//! not where a parent is frozen. Segments work with that strategy and without it.
+//! not where an input of the operation is frozen. Segments work with that strategy and without it.
 //!
 //! # What it saves
 //!
-//! Memory is in MiB (two cores). Times are relative to the same step without recomputation. The first two rows are by
-//! `cargo run --release -p burn-memsave-paper --bin llama`, the third by `--bin tiled`:
+//! Memory is in MiB (two cores). Times are relative to the same step without recomputation. The first two rows come from
+//! `cargo run --release -p burn-memsave-paper --bin llama`, the third from `--bin tiled`:
 //!
 //! | what is recomputed | kept: without, with | peak: without, with | time |
 //! | --- | --- | --- | --- |
@@ -26,8 +26,8 @@
 //! | a feed-forward block, 16,384 tokens in tiles of 2,048 | | 779, 260 | 1.14 |
 //!
 //! `cargo test --test plan` runs an encoder, ResNet-101 and a language model with LoRA at 21 budgets each. It asserts that no
-//! step needs more than its budget, that peaks are within 3 % of the prediction (for ResNet-101, 3 % and 512 KiB), and that
-//! more memory never makes a plan slower.
+//! step needs more than its budget, that peaks are within 3 % of the prediction (for ResNet-101, within 3 % plus 512 KiB), and
+//! that more memory never makes a plan slower.
 //!
 //! # What it costs
 //!
@@ -35,16 +35,16 @@
 //! to those of an encoder in segments (`cargo run --release -p burn-memsave-paper -- toolbox`). A language model with LoRA
 //! takes 7 to 37 % longer, depending on rank, length, heads and vocabulary (`-- language`).
 //!
-//! If a block ends with a matrix product and a residual sum, that product need not run again. Leave the sum outside the
-//! segment, and return the product as [`Unread`](crate::checkpoint::Unread). In a block of a language model, the last product
-//! has a fifth of the weights.
+//! If a block ends with a matrix product and a residual sum, that product need not run again. Leave the sum outside the segment,
+//! and return the product as [`EarlyStop`](crate::checkpoint::EarlyStop). In a block of a language model, the last product has a
+//! fifth of the weights.
 //!
-//! A plan costs some measured steps, once, before training. Its peak holds for the shapes with which it was measured.
+//! A plan costs a few measured steps before training. It holds only for the input shapes with which it was measured.
 //!
 //! # When to use it
 //!
-//! After the [swap](super::swap_and_freeze), if activations are still most of the peak; [profile](super::profiling) first.
-//! Choose segments that keep much but compute little. Use tiles if one layer on a long sequence makes the peak.
+//! Use it if activations are still most of the peak after the [swap](super::swap_and_freeze); [profile](super::profiling) first.
+//! Choose segments that keep much but compute little. Use tiles if one layer on a long sequence causes the peak.
 //!
 //! # Example
 //!

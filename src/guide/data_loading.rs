@@ -1,4 +1,4 @@
-//! Batches that are made while the last one trains, and never more than a few.
+//! Data loading: batches are made while the previous one trains, and only a few of them wait in memory.
 //!
 //! Burn has the data loader: a `Dataset` returns items by index, a `Batcher` makes a tensor of several items, and
 //! `DataLoaderBuilder` combines them (`burn::data`, with Burn's feature `dataset`). This library adds nothing to it. Its memory
@@ -11,14 +11,13 @@
 //!
 //! # What it saves
 //!
-//! Of the 100 batches that could wait, only three remain, as the example counts: two are in the channel, and the next one is
-//! ready.
+//! Only three batches wait instead of 100, as the example counts: two in the channel, and one that its thread is about to send.
 //!
 //! On a device, every thread that makes tensors also has its own memory pools.
-//! `cargo run --release --no-default-features --features wgpu --example growth -- --loaders 2` shows this (lavapipe, two
-//! cores). With threads that come and go, the reserved memory grows within 32 steps from 53 to 101 MiB with Burn's layers, and
-//! from 37 to 85 MiB with ours; only 5 MiB are in use. With `max_streams = 1` in the section `[streaming]` of a file
-//! `cubecl.toml`, it stays at 37 and 21 MiB.
+//! `cargo run --release --no-default-features --features wgpu --example growth -- --loaders 2` shows this (on lavapipe, a Vulkan
+//! driver in software, with two cores). If loader threads come and go, the reserved memory grows within 32 steps from 53 to 101
+//! MiB with Burn's layers, and from 37 to 85 MiB with ours, although only 5 MiB are in use. With `max_streams = 1` in the section
+//! `[streaming]` of a file `cubecl.toml`, it stays at 37 MiB with Burn's layers and at 21 MiB with ours.
 //!
 //! # What it costs
 //!

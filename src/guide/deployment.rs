@@ -2,9 +2,9 @@
 //!
 //! [`Module::valid`](burn::module::Module::valid) returns the model without autodiff, which keeps nothing.
 //! [`Module::materialize`](burn::module::Module::materialize) merges adapters into the weights, so that a layer takes no more
-//! time than before the fine-tuning. [`lazy::prepare`](crate::lazy::prepare) writes the result into one file, in bf16 or,
-//! approximately, in 8 bits, with one tensor in memory at a time. The program `memsave-prepare` (feature `cli`) does the same
-//! with any safetensors, burnpack or PyTorch file.
+//! time than before the fine-tuning. [`lazy::prepare`](crate::lazy::prepare) writes the result into one file, optionally in bf16
+//! or in 8 bits, which round the weights. It holds one tensor in memory at a time. The program `memsave-prepare` (feature `cli`)
+//! does the same with any safetensors, burnpack or PyTorch file.
 //!
 //! [`LazyLoad::lazy_load`](crate::lazy::LazyLoad::lazy_load) then runs the model from that file. It reads a weight when its
 //! layer runs, and a cache keeps as many weights as its budget allows. Loading such a file reads only the header.
@@ -26,8 +26,8 @@
 //! # What it costs
 //!
 //! If the file is not in the page cache, a pass is only as fast as the disk. bf16 and 8 bits cost precision: compare outputs
-//! before you ship. Materializing a quantized model makes its weights dense again, so quantize afterwards, or let `prepare` do
-//! it.
+//! before you ship. Materializing a quantized model makes its weights dense again, so quantize afterwards, or let `prepare`
+//! quantize.
 //!
 //! # When to use it
 //!

@@ -7,7 +7,7 @@
 //! `Device::remote_options(&host).init()?.autodiff()`.
 //!
 //! Weights are not divided: each device holds all of them, or reads them from files ([offload](super::offload)). Burn's own
-//! `ExecutionStrategy::ddp` does the same with NCCL, on the CUDA devices of one machine.
+//! `ExecutionStrategy::ddp` also trains one model on several devices, with NCCL, on the CUDA devices of one machine.
 //!
 //! # What it saves
 //!
@@ -25,8 +25,8 @@
 //!
 //! # When to use it
 //!
-//! Use it if there is more than one device. If memory is short on a single device, first process the batch in parts, one after
-//! the other: [batch size](super::batch_size).
+//! Use it if you have more than one device. If memory is short on a single device, first process the batch in parts, one after
+//! the other: see [batch size](super::batch_size).
 //!
 //! # Example
 //!

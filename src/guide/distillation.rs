@@ -3,17 +3,18 @@
 //! Distillation needs memory for three things: the teacher's weights, what its forward pass keeps, and the logits of both
 //! models (rows times vocabulary each).
 //!
-//! - Weights: if you load the teacher by [`lazy`](crate::lazy), they stay in their file until a layer runs.
+//! - Weights: if you load the teacher with [`lazy`](crate::lazy), they stay in their file until a layer runs.
 //! - Kept tensors: a frozen teacher whose input is not tracked keeps nothing.
-//! - Logits: [`linear_kl_div`](crate::functional::linear_kl_div) and [`linear_jsd`](crate::functional::linear_jsd) take the
-//!   hidden states and the heads of both models, and make the logits in chunks, so that the two large tensors never exist. The
-//!   teacher's head is read for the loss, and is in memory while the loss runs.
+//! - Logits: [`linear_kl_div`](crate::functional::linear_kl_div) and [`linear_jsd`](crate::functional::linear_jsd) take the last
+//!   hidden states and the output layers (heads) of both models. They compute the logits in chunks, so that the two large tensors
+//!   never exist. The teacher's head is in memory while the loss runs.
 //!
 //! # What it saves
 //!
-//! `cargo test --test memory divergences` asserts exactly what both losses keep, and that their peak is below the logits of one
-//! model. Ordinary code holds the logits of both models, and their softmaxes. `cargo run --release --example infer_lazy`
-//! measures a lazy model: 26.62 MiB in place of 1631.41 (two cores; the table is in [deployment](super::deployment)).
+//! `cargo test --test memory divergences` asserts the exact bytes that both losses keep, and that their peak is below the size of
+//! one model's logits. Ordinary code holds the logits of both models, and their softmaxes.
+//! `cargo run --release --example infer_lazy` measures a lazy model: 26.62 MiB in place of 1631.41 (two cores; the table is in
+//! [deployment](super::deployment)).
 //!
 //! # What it costs
 //!
@@ -22,9 +23,10 @@
 //!
 //! # When to use it
 //!
-//! Use it to train a student on the teacher's probabilities. If the student generates the text, use `linear_jsd` or the reverse
-//! direction. If the teacher is the student without its adapters, [`without_adapters`](crate::lora::without_adapters) needs no
-//! second model at all: [adapters](super::adapters).
+//! Use it to train a student on the teacher's probabilities. If the student generates the text, use `linear_jsd`, or
+//! `linear_kl_div` with [`KlDirection::Reverse`](crate::functional::KlDirection::Reverse). If the student is the teacher plus
+//! [adapters](super::adapters), [`without_adapters`](crate::lora::without_adapters) returns the teacher, and no second model is
+//! needed.
 //!
 //! # Example
 //!
@@ -63,7 +65,7 @@
 //! let x = || Tensor::<2>::random([ROWS, 16], Distribution::Default, &device).require_grad();
 //! // The smallest of four steps, as starting threads allocate, too.
 //! let step = (0..4).map(|_| measure_layer(x, loss)).min_by_key(|step| (step.peak, step.kept)).unwrap();
-//! let of_logits = (ROWS * CLASSES * 4) as u64; // of one model's logits's logits
+//! let of_logits = (ROWS * CLASSES * 4) as u64; // of one model's logits
 //! assert!(step.peak.unwrap() < of_logits); // including the teacher's head while it is in memory
 //! assert!(step.kept.unwrap() < of_logits / 8); // gradients of x and of the student's head
 //! # Ok::<(), Box<dyn std::error::Error>>(())

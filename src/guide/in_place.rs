@@ -1,4 +1,4 @@
-//! Overwriting tensors in place, and dropping tensors before the peak.
+//! Overwriting tensors in place, and dropping them before the peak.
 //!
 //! Burn has no in-place operations to call. Instead, you *move* a tensor into an operation. If nothing else holds the tensor,
 //! the operation overwrites it where the backend can. A `clone` is a handle, not a copy, and costs nothing by itself. But as
@@ -6,9 +6,9 @@
 //! earlier uses. Under autodiff, the graph holds tensors, too: what it keeps cannot be overwritten.
 //!
 //! Our layers also overwrite tensors in the backward pass. For example, [`CrossEntropyLoss`](crate::nn::loss::CrossEntropyLoss)
-//! writes the gradient of the logits into the memory of the logits if nothing else holds them. A `logits.clone()` for the
-//! accuracy that lives until after `backward` therefore costs a tensor of that size. Compute metrics before `backward`, and
-//! drop the clone.
+//! writes the gradient of the logits into the memory of the logits if nothing else holds them. If you clone the logits to compute
+//! the accuracy, and the clone lives until after `backward`, that costs a tensor of the size of the logits. So compute metrics
+//! before `backward`, and drop the clone.
 //!
 //! A loss holds its whole graph, and `backward` consumes the graph. A loss that you collect without calling `backward`
 //! (`losses.push(loss)` in an evaluation) keeps the activations of its step alive. Collect `loss.inner()` or the number
@@ -26,8 +26,8 @@
 //!
 //! # When to use it
 //!
-//! Look for clones of the largest tensors: logits, attention inputs, the batch itself. Between two steps, nothing of a step
-//! should be alive except numbers. Check this with [`Scope`](crate::measure::Scope), as in the example.
+//! Look for clones of the largest tensors: logits, attention inputs, the batch itself. After a step, none of its tensors should
+//! be alive, only numbers such as the loss. Check this with [`Scope`](crate::measure::Scope), as in the example.
 //!
 //! # Example
 //!

@@ -5,16 +5,16 @@
 //! [`with_device_budget`](crate::lazy::LazyOptions::with_device_budget) sets how many bytes of them may stay there.
 //!
 //! **Kept tensors** are read once, late in the step. Within a scope of [`SavedPolicy::Host`](crate::saved::SavedPolicy::Host),
-//! the inputs that our layers keep move from the device to host memory while the program goes on. With
-//! [`SavedPolicy::disk`](crate::saved::SavedPolicy::disk) they move into an unnamed file. They come back unchanged when the
-//! backward pass needs them. Some tensors stay where they are: tensors that something else holds, masks, statistics, kept
-//! outputs, and whatever Burn's own operations keep. To keep tensors in fewer bits, which is not exact, see
-//! [precision](super::precision).
+//! the inputs that our layers keep move from the device to host memory, while the program continues. With
+//! [`SavedPolicy::disk`](crate::saved::SavedPolicy::disk), they move into an unnamed temporary file. They come back unchanged
+//! when the backward pass needs them. Some tensors stay where they are: tensors that something else also holds, masks,
+//! statistics, kept outputs, and everything that Burn's own operations keep. To keep tensors in fewer bits, which is not exact,
+//! see [precision](super::precision).
 //!
 //! # What it saves
 //!
 //! Weights: `cargo run --release --example finetune_lazy` fine-tunes a language model of 3 GiB with LoRA under a `ulimit -v` of
-//! 600 MiB. Both rows have equal losses (two cores):
+//! 600 MiB. The losses in both rows are equal (two cores):
 //!
 //! | weights | heap peak (MiB) | RSS peak (MiB) | seconds per step |
 //! | --- | --- | --- | --- |
@@ -27,17 +27,17 @@
 //!
 //! # What it costs
 //!
-//! Moving the bytes takes time. Weights that exceed the budget are read twice per step; activations move once each way. The
-//! program waits only if more than a few copies are pending, and the disk is read and written in parallel with the computation.
-//! A device runs copies between its operations; on CUDA they go through the runtime's pinned buffers. A step that computes
-//! little per byte waits for the bus or the disk. In the backward pass, `Host` fetches one tensor ahead, which takes its bytes
-//! on the device.
+//! Moving the bytes takes time. Weights that exceed the budget are read twice per step; activations move once in each direction.
+//! The program waits only if more than a few copies are pending, and the disk is read and written in parallel with the
+//! computation. A device runs copies between its operations; on CUDA they go through the runtime's pinned buffers. A step that
+//! computes little per byte waits for the bus or the disk. In the backward pass, `Host` fetches one tensor ahead, and that tensor
+//! takes memory on the device.
 //!
 //! # When to use it
 //!
 //! Use lazy weights for fine-tuning with [adapters](super::adapters), or for inference, if the model does not fit. Offload
-//! activations after [checkpointing](super::checkpointing): then they are the inputs of segments, which are few and large.
-//! Tensors within a segment are not offloaded.
+//! activations after [checkpointing](super::checkpointing): what is kept then are the inputs of segments, which are few and
+//! large. Tensors within a segment are not offloaded.
 //!
 //! # Example
 //!

@@ -1,11 +1,11 @@
 //! Half and mixed precision: a whole step in bf16 or f16, or only the kept tensors in fewer bits.
 //!
-//! **Mixed precision.** [`mixed::Precision`](crate::mixed::Precision) casts the parameters for one step, as operations of the
-//! graph. Activations, and everything that is kept, are then in half precision. Gradients arrive at the module's own
-//! parameters, which stay in f32, and Burn's optimizers update those. Our layers compute sums in f32 internally. f16 needs a
-//! [`LossScaler`](crate::mixed::LossScaler) and bf16 does not, so only bf16 works with [updates in the backward
-//! pass](super::optimizers). [`Precision::narrow_frozen`](crate::mixed::Precision::narrow_frozen) casts frozen parameters once,
-//! for good: they need no f32 master.
+//! **Mixed precision.** [`mixed::Precision`](crate::mixed::Precision) makes a copy of the model for one step, with parameters in
+//! half precision. Activations, and everything that is kept, are then in half precision, too. The casts are operations of the
+//! graph, so gradients arrive at the model's own parameters, which stay in f32, and Burn's optimizers update those. Our layers
+//! compute sums in f32 internally. f16 needs a [`LossScaler`](crate::mixed::LossScaler) and bf16 does not, so only bf16 works
+//! with [updates in the backward pass](super::optimizers). [`Precision::narrow_frozen`](crate::mixed::Precision::narrow_frozen)
+//! casts frozen parameters once, for good: since nothing updates them, no copy in f32 is needed.
 //!
 //! **Kept tensors only.** A `SavedPolicy` leaves the step in f32, and rounds only the tensors that wait for the backward pass.
 //! [`SavedPolicy::Half`](crate::saved::SavedPolicy::Half) rounds them to bf16, [`HalfF16`](crate::saved::SavedPolicy::HalfF16)
@@ -29,7 +29,7 @@
 //!
 //! # What it costs
 //!
-//! Mixed precision takes two bytes per trainable parameter for the copy of a step. It also costs precision: bf16 has two to
+//! The half-precision copy for a step takes two bytes per trainable parameter. Mixed precision also rounds: bf16 has two to
 //! three decimal digits. Compare the loss with that of a run in f32.
 //!
 //! `SavedPolicy` costs some accuracy. `cargo run --release --example finetune -- --train all --saved half` (or `int8`)
@@ -58,7 +58,7 @@
 //! let forward = |model: &Linear, x| Gelu::new().forward(model.forward(x));
 //!
 //! let precision = Precision::bf16();
-//! let half = precision.half(&model)?; // a new one for every step
+//! let half = precision.half_copy(&model)?; // a new one for every step
 //! let (_, wide) = ledger(&model, x.clone(), forward);
 //! let (y, narrow) = ledger(&half, x.clone().cast(precision.dtype()), forward);
 //! assert_eq!(2 * narrow.total(), wide.total()); // the inputs of both layers

@@ -7,20 +7,22 @@
 //! - [`profile`](crate::plan::profile) says when. It measures the bytes and times of each block, forward and backward, kept and
 //!   recomputed.
 //! - [`explain`](crate::measure::explain) says what to do. For each row of the ledger, it suggests what would remove it:
-//!   freezing, recomputing a block, or fusing head and loss. Suggestions that cost time are ranked by bytes per millisecond.
-//! - [`timeline`](crate::measure::timeline) follows one step, operation by operation, in PyTorch's categories. It writes CSV,
-//!   JSON, a Chrome trace or a plot.
+//!   freezing, recomputing a block, or fusing the output layer with the loss. Suggestions that cost time are ranked by bytes per
+//!   millisecond.
+//! - [`timeline`](crate::measure::timeline) follows one step, operation by operation, with the categories of PyTorch's memory
+//!   profiler. It writes CSV, JSON, a Chrome trace or a plot.
 //! - [`RunMemory`](crate::measure::RunMemory) follows a whole run, step by step, and shows what grows.
 //!   [`watch_graphs`](crate::measure::watch_graphs) finds graphs that stay alive after their backward pass, for example because
 //!   you stored a loss.
 //!
-//! On CPU devices, [`TrackingAllocator`](crate::measure::TrackingAllocator) counts exactly. Without it, the answer is `None`,
-//! never 0. On CUDA and wgpu, the same functions read the device's memory pools at every kernel launch, and count launches.
+//! On CPU devices, [`TrackingAllocator`](crate::measure::TrackingAllocator) counts exactly, if it is the program's global
+//! allocator. Without it, the answer is `None`, never 0. On CUDA and wgpu, the same functions read the device's memory pools at
+//! every kernel launch, and count launches.
 //!
 //! # Is the swap complete?
 //!
-//! `explain` has one row for everything that Burn's own operations keep: the bytes measured, minus the bytes listed. It names
-//! the modules whose parameters these operations use, so you see which layers are not swapped yet. It also names attention,
+//! `explain` has one row for everything that Burn's own operations keep: the measured bytes minus the bytes in the ledger. It
+//! names the modules whose parameters these operations use, so you see which layers are not swapped yet. It also names attention,
 //! ReLU6 and SiLU that a model [writes by hand](crate::measure::Pattern). To add this row to a ledger, call
 //! [`with_unlisted`](crate::measure::Ledger::with_unlisted).
 //!
@@ -37,13 +39,13 @@
 //! # What it costs
 //!
 //! The allocator adds one or two relaxed atomic operations per allocation, so you can leave it installed. `measure_step` runs
-//! two steps, and a profile several. A gate (below) runs each case three times (four on a device), Criterion at least ten
+//! two steps, and `profile` several. A `Gate` (see below) runs each case three times (four on a device), Criterion at least ten
 //! times. On devices, the pools are read at every launch of a measured step.
 //!
 //! # When to use it
 //!
-//! Profile before every other page of this guide, and after. If the ledger's total is well below `kept`, Burn's own operations
-//! keep the rest: look for layers that are not swapped, and for elementwise arithmetic between layers.
+//! Profile before and after you use any other technique of this guide. If the ledger's total is well below `kept`, Burn's own
+//! operations keep the rest: look for layers that are not swapped, and for elementwise arithmetic between layers.
 //!
 //! # Example
 //!
@@ -87,8 +89,8 @@
 //!
 //! # In tests and benches
 //!
-//! [`Gate`](crate::measure::Gate) records measurements in a file. It fails when a step needs more, and names the layers that
-//! grew. `MEMSAVE_BLESS=1` updates the record. Here the second run has a batch of twice the size:
+//! [`Gate`](crate::measure::Gate) compares measurements with those recorded in a file. It fails if a step needs more, and names
+//! the layers that grew. Set `MEMSAVE_BLESS=1` to update the file. Here the second run has a batch of twice the size:
 //!
 //! ```
 //! use burn::module::Module;
@@ -117,7 +119,7 @@
 //!
 //! With the feature `criterion`, `measure::criterion` has measurements for Criterion: `cargo bench` prints and plots the bytes
 //! of a step, and compares them with those of the last run. `examples/step_bytes` does so for batches of several sizes. All of
-//! it runs on devices, too.
+//! this works on devices, too.
 //!
 //! # In PyTorch
 //!

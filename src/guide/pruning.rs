@@ -7,15 +7,15 @@
 //! # What it saves
 //!
 //! Removing half of a block's hidden features halves its parameters. Sparse storage of a share `s` of an f32 weight's values
-//! takes `s + 1/32` of its bytes. The examples below assert both. In the second one (`cargo test --doc pruning`), a tenth of
-//! the values takes 0.55 of 4 MiB (two cores). No command measures this on a larger model, because how much you can prune
+//! takes `s + 1/32` of its bytes. The examples below assert both (`cargo test --doc pruning`). In the second one, a tenth of the
+//! values takes 0.55 MiB instead of 4 MiB (two cores). No command measures this on a larger model, because how much you can prune
 //! depends on the model.
 //!
 //! # What it costs
 //!
-//! Pruning mostly costs accuracy, and training afterwards to win it back. That training can use [adapters](super::adapters) on
-//! the frozen sparse weights. Sparse storage also costs time, because every use makes the weight dense. Smaller matrices save
-//! time.
+//! Pruning mostly costs accuracy, and more training to win it back. That training can use [adapters](super::adapters) on the
+//! frozen sparse weights. Sparse storage also costs time, because every use of a weight makes it dense. Smaller matrices, on the
+//! other hand, save time.
 //!
 //! # When to use it
 //!
@@ -24,8 +24,8 @@
 //!
 //! # Example: whole channels or heads
 //!
-//! A feed-forward block loses its least important hidden features: columns of its first weight, the same entries of the bias,
-//! and rows of its second weight. An ordinary, smaller model remains. Burn's tensors are enough for this:
+//! A feed-forward block loses its least important hidden features: columns of its first weight, the same entries of its bias,
+//! and rows of its second weight. What remains is an ordinary, smaller model. Burn's tensors are enough for this:
 //!
 //! ```
 //! use burn::module::Module;
@@ -61,7 +61,7 @@
 //!
 //! A frozen weight does not have to be a tensor. A layer asks a [`FrozenWeight`](crate::frozen::FrozenWeight) for its values
 //! when the layer runs, in the forward pass and again in the backward pass. So a frozen weight can store only the nonzero
-//! values and their positions. Only one layer at a time is dense:
+//! values and their positions. Only the weight of one layer at a time is dense:
 //!
 //! ```
 //! use burn::module::{Module, Param, Reparameterizer};

@@ -1,11 +1,11 @@
 //! QLoRA: frozen weights in 8 bits or fewer, with trainable adapters on top.
 //!
 //! Burn quantizes: [`Module::quantize_weights`](burn::module::Module::quantize_weights) packs the weights of a module, and
-//! [`Module::apply_qlora`](burn::module::Module::apply_qlora) packs them and attaches [adapters](super::adapters). At every
-//! use, Burn's layers dequantize the whole weight and add the product of the factors; the graph keeps the sum. Our layers keep
-//! only the packed weight, and apply the factors to the activations. They dequantize the weight in the forward pass and again
-//! in the backward pass. On CPU backends they do so in blocks of at most a mebibyte or an eighth of the result, whichever is
-//! larger.
+//! [`Module::apply_qlora`](burn::module::Module::apply_qlora) packs them and attaches [adapters](super::adapters). At every use,
+//! Burn's layers dequantize the whole weight and add the product of the adapter's factors; the graph keeps the sum. Our layers
+//! keep the weight only in packed form, and apply the factors to the activations. They dequantize the weight in the forward pass
+//! and again in the backward pass. On CPU backends they do so in blocks of at most a mebibyte or an eighth of the result,
+//! whichever is larger.
 //!
 //! # What it saves
 //!
@@ -17,9 +17,9 @@
 //!
 //! # What it costs
 //!
-//! Every weight is dequantized twice per step. In `cargo bench --bench layers`, a dense layer with QLoRA nevertheless takes
-//! 0.54x Burn's time, and one with LoRA 0.50x. Rounding adds an error that the adapters have to learn to compensate, so choose
-//! the scheme (bits, block size) by the loss. The quantized weight itself cannot be trained.
+//! Every weight is dequantized twice per step. In `cargo bench --bench layers`, a dense layer with QLoRA nevertheless takes 0.54x
+//! Burn's time, and one with LoRA 0.50x. Rounding adds an error that the adapters have to learn to compensate, so compare the
+//! losses of several schemes (bits, block size). The quantized weight itself cannot be trained.
 //!
 //! # When to use it
 //!

@@ -1,19 +1,19 @@
 //! Layers that keep only what the backward pass reads, and a frozen backbone.
 //!
-//! Autodiff keeps tensors for the backward pass. Which of them that pass reads depends on which tensors require gradients: the
-//! weight gradient of a convolution reads the input, the input gradient does not. Burn's layers keep the input in both cases.
-//! The layers of [`burn_memsave::nn`](crate::nn) check what is tracked when they run, and keep only what is needed.
+//! Autodiff keeps tensors for the backward pass. Which of them that pass reads depends on which gradients are wanted: the gradient of a
+//! convolution's weight reads the input, the gradient of its input does not. Burn's layers keep the input in both cases. The
+//! layers of [`burn_memsave::nn`](crate::nn) check when they run which tensors are tracked, and keep only what is needed.
 //!
-//! To swap, write `use burn_memsave::nn;` in place of `use burn::nn;`. Records, optimizer states and results stay the same.
-//! Swap functions, too: `burn::tensor::activation::relu` keeps what Burn's layer keeps, and
-//! [`burn_memsave::tensor`](crate::tensor) has our version at the same path. [`burn_memsave::prelude`](crate::prelude) is
-//! Burn's prelude with our `nn`. Nested imports such as `use burn::{module::Module, nn::{Linear, Relu}}` cannot stay as they
-//! are: move `nn`, and `tensor::activation`, into a `use` of their own.
+//! To swap, write `use burn_memsave::nn;` in place of `use burn::nn;`. Records, optimizer states and results stay the same. Swap
+//! functions, too: `burn::tensor::activation::relu` keeps what Burn's layer keeps, and [`burn_memsave::tensor`](crate::tensor)
+//! has our version at the same path. [`burn_memsave::prelude`](crate::prelude) is Burn's prelude with our `nn`. A nested import
+//! such as `use burn::{module::Module, nn::{Linear, Relu}}` must be split: move `nn` and `tensor::activation` into a `use` of
+//! their own.
 //!
 //! Freezing is Burn's own: [`Module::freeze`](burn::module::Module::freeze) freezes a whole module, and
 //! [`freeze_group`](burn::module::Module::freeze_group) freezes parameters by path. With Burn's layers this saves gradients and
-//! optimizer state. With ours it also saves what a trainable layer would keep. A frozen batch norm uses its running statistics
-//! and keeps nothing.
+//! optimizer state. With ours it also saves the tensors that only the gradients of parameters need. A frozen batch norm uses its
+//! running statistics and keeps nothing.
 //!
 //! # What it saves
 //!

@@ -1,16 +1,18 @@
-//! [`LazyLoad`]: loads a module whose weights stay in their file. First a [`Plan`] finds the tensor of each parameter, or returns an error;
-//! then parameters are loaded or made lazy.
-use super::cache::{Cache, Settings, Weight};
+//! [`LazyLoad`]: loads a module whose weights stay in their file. First a [`LoadPlan`] finds the tensor of each parameter, or returns an
+//! error; then parameters are loaded or made lazy.
+use super::cache::{Cache, CachedWeight, Settings};
 use super::report::ReportedParameter;
 use super::source::{Entry, into_bytes};
-use super::targets::{Kind, Target, Targets};
+use super::targets::{ElementKind, Target, Targets};
 use super::{LazyError, LazyOptions, LazyReport, WeightFile};
 use crate::lazy_paths::lazy_paths;
 use burn::module::{Module, ModuleMapper, Param, ParamId, Parameter, Reparameterizer};
 use burn::tensor::{
     AllocationProperty, Bool, BoolStore, Bytes, DType, Device, Int, Shape, Tensor, TensorData, kind::Basic,
 };
+use burn_memsave_layers::follow_path;
 use burn_memsave_layers::frozen::{DeviceBudget, FrozenWeight, LazyWeight, Resident};
+use burn_memsave_layers::visit::VisitPath;
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -56,13 +58,14 @@ pub trait LazyLoad: Module {
     fn lazy_load(self, file: &WeightFile, options: &LazyOptions) -> Result<(Self, LazyReport), LazyError> {
         let mut targets = Targets::default();
         self.visit(&mut targets);
-        let plan = Plan::new(targets, file, options)?;
+        let plan = LoadPlan::new(targets, file, options)?;
         let cache = plan.cache(options);
 
         let mut floats = LoadFloats { cache: cache.clone(), plan: &plan, error: None };
         let module = self.apply_reparameterization(&mut floats);
         floats.error.map_or(Ok(()), Err)?;
-        let mut rest = LoadRest { path: vec![], plan: &plan, lazy: lazy_paths(&module), error: None };
+        let mut rest =
+            LoadRest { path: VisitPath::default(), plan: &plan, lazy: lazy_paths(&module), error: None };
         let module = module.map(&mut rest);
         rest.error.map_or(Ok(()), Err)?;
 
@@ -89,13 +92,13 @@ struct Planned {
 }
 
 /// What is loaded from where, decided before anything is read.
-struct Plan {
+struct LoadPlan {
     planned: Vec<Planned>,
     by_path: HashMap<String, usize>,
     missing: Vec<String>,
 }
 
-impl Plan {
+impl LoadPlan {
     fn new(targets: Targets, file: &WeightFile, options: &LazyOptions) -> Result<Self, LazyError> {
         let selection = options.selection()?;
         let mut plan = Self { planned: vec![], by_path: HashMap::new(), missing: vec![] };
@@ -124,10 +127,10 @@ impl Plan {
             let module = containers.iter().rev().find_map(|container| container.split_once(':'));
             let module = module.map_or("", |(_, module)| module).to_owned();
             let dtype = match kind {
-                Kind::Float => entry.float().map_or(stored, |float| options.dtype.unwrap_or(float)),
+                ElementKind::Float => entry.float().map_or(stored, |float| options.dtype.unwrap_or(float)),
                 _ => stored,
             };
-            let lazy = kind == Kind::Float
+            let lazy = kind == ElementKind::Float
                 && dtype.is_float()
                 && rank > 1
                 && found.num_elements() > 1
@@ -149,7 +152,7 @@ impl Plan {
         let lazy = self.planned.iter().filter(|planned| planned.index.is_some());
         let device_budget = DeviceBudget::new(options.device_budget);
         let weights: Vec<_> = lazy
-            .map(|planned| Weight {
+            .map(|planned| CachedWeight {
                 path: planned.path.clone(),
                 entry: planned.entry.clone(),
                 dtype: planned.dtype,
@@ -158,7 +161,7 @@ impl Plan {
             })
             .collect();
         let largest =
-            weights.iter().filter(|weight| !weight.by_rows).map(Weight::footprint).max().unwrap_or(0);
+            weights.iter().filter(|weight| !weight.by_rows).map(CachedWeight::footprint).max().unwrap_or(0);
         let budget = options
             .budget
             .map_or(largest.saturating_mul(2), |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
@@ -210,7 +213,7 @@ impl Planned {
 /// Loads the float parameters: attaches lazy weights to those that become lazy, and reads the others.
 struct LoadFloats<'a> {
     cache: Arc<Cache>,
-    plan: &'a Plan,
+    plan: &'a LoadPlan,
     error: Option<LazyError>,
 }
 
@@ -261,8 +264,8 @@ where
 
 /// Loads what [`LoadFloats`] cannot: integers, booleans, and running statistics, which drop a reparameterization.
 struct LoadRest<'a> {
-    path: Vec<String>,
-    plan: &'a Plan,
+    path: VisitPath,
+    plan: &'a LoadPlan,
     lazy: BTreeSet<String>,
     error: Option<LazyError>,
 }
@@ -270,7 +273,7 @@ struct LoadRest<'a> {
 macro_rules! load {
     ($map:ident, $kind:ty) => {
         fn $map<const D: usize>(&mut self, param: Param<Tensor<D, $kind>>) -> Param<Tensor<D, $kind>> {
-            match self.plan.get(&self.path.join(".")) {
+            match self.plan.get(&self.path.joined()) {
                 Some(planned) => load_into(planned, param, &mut self.error),
                 None => param,
             }
@@ -279,14 +282,9 @@ macro_rules! load {
 }
 
 impl ModuleMapper for LoadRest<'_> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.push(name.into());
-    }
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.pop();
-    }
+    follow_path!();
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let path = self.path.join(".");
+        let path = self.path.joined();
         match self.plan.get(&path) {
             Some(planned) if planned.index.is_some() && !self.lazy.contains(&path) => {
                 load_into(planned, param, &mut self.error)
@@ -306,7 +304,7 @@ struct FileWeight {
 }
 
 impl FileWeight {
-    fn weight(&self) -> &Weight {
+    fn weight(&self) -> &CachedWeight {
         self.cache.weight(self.index)
     }
 }

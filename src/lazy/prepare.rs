@@ -6,7 +6,7 @@ use super::targets::Targets;
 use super::{LazyError, WeightFile};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, Bytes, DType, Int, Tensor};
-use burn_memsave_layers::frozen::Recorded;
+use burn_memsave_layers::{follow_path, frozen::Recorded, visit::VisitPath};
 use burn_store::{bridge, burn_pack};
 use std::convert::Infallible;
 use std::fmt;
@@ -55,23 +55,18 @@ impl PrepareSource {
 /// Collects the parameters of a module as they are in records, without reading lazy ones.
 #[derive(Default)]
 struct Collector {
-    names: Vec<String>,
+    path: VisitPath,
     tensors: Vec<burn_pack::Tensor>,
 }
 
 impl Collector {
     fn add(&mut self, param: ParamId, collected: impl FnOnce(String, Option<u64>) -> burn_pack::Tensor) {
-        self.tensors.push(collected(self.names.join("."), Some(param.val())));
+        self.tensors.push(collected(self.path.joined(), Some(param.val())));
     }
 }
 
 impl ModuleVisitor for Collector {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.names.push(name.into());
-    }
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.names.pop();
-    }
+    follow_path!();
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.add(param.id, |name, id| match Recorded::of(param) {
             Recorded::Value(value) => bridge::from_tensor(&value, name, id),

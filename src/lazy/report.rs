@@ -1,8 +1,8 @@
 //! [`LazyReport`]: which parameters became lazy, which ones were read, and what is missing or unused.
 use super::LazyCache;
-use crate::measure::human_bytes;
+use crate::measure::{human_bytes, number, table};
 use burn::tensor::{DType, Shape};
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use comfy_table::Cell;
 use std::fmt;
 
 /// A parameter that was loaded from a [`WeightFile`](super::WeightFile).
@@ -55,9 +55,7 @@ impl LazyReport {
 
 impl fmt::Display for LazyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::new();
-        table.load_preset(presets::ASCII_MARKDOWN);
-        table.set_header(["parameter", "in", "shape", "stored as", "in memory", "bytes"]);
+        let mut table = table(["parameter", "in", "shape", "stored as", "in memory", "bytes"]);
         let rows = self.lazy.iter().map(|parameter| (parameter, "when used"));
         for (parameter, when) in rows.chain(self.resident.iter().map(|parameter| (parameter, "always"))) {
             let ReportedParameter { path, module, shape, stored, dtype, bytes, mapped, .. } = parameter;
@@ -68,7 +66,7 @@ impl fmt::Display for LazyReport {
                 Cell::new(format!("{:?}", shape.as_slice())),
                 Cell::new(format!("{stored:?}")),
                 Cell::new(format!("{dtype:?} {when}")),
-                Cell::new(human_bytes(*bytes)).set_alignment(CellAlignment::Right),
+                number(human_bytes(*bytes)),
             ]);
         }
         writeln!(f, "{table}")?;

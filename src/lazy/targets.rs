@@ -3,16 +3,17 @@ use burn::module::{ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Int, Shape, Tensor};
 use burn_memsave_layers::burn_internals::REPARAMETERIZATION;
 use burn_memsave_layers::frozen::Recorded;
+use burn_memsave_layers::visit::VisitPath;
 
 /// The kind of a parameter's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ElementKind {
     Float,
     Int,
     Bool,
 }
 
-impl Kind {
+impl ElementKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Float => "float",
@@ -37,7 +38,7 @@ pub(super) struct Target {
     pub short_path: String,
     /// The types that it is in, outermost first, such as `Struct:Linear`.
     pub containers: Vec<String>,
-    pub kind: Kind,
+    pub kind: ElementKind,
     /// The shape in a record.
     pub shape: Shape,
     pub rank: usize,
@@ -47,35 +48,30 @@ pub(super) struct Target {
 /// Collects the parameters of a module, without initializing them.
 #[derive(Default)]
 pub(super) struct Targets {
-    names: Vec<String>,
-    containers: Vec<String>,
+    path: VisitPath,
     pub targets: Vec<Target>,
 }
 
 impl Targets {
-    fn add(&mut self, kind: Kind, shape: Shape, rank: usize) {
-        let (names, containers) = (&self.names, &self.containers);
-        let no_variant =
-            names.iter().zip(containers).filter(|(_, container)| !container.starts_with("Enum:"));
-        let short_path = no_variant.map(|(name, _)| &name[..]).collect::<Vec<_>>().join(".");
-        let (path, containers) = (names.join("."), containers.clone());
+    fn add(&mut self, kind: ElementKind, shape: Shape, rank: usize) {
+        let no_variant = self.path.fields().filter(|(_, container)| !container.starts_with("Enum:"));
+        let short_path = no_variant.map(|(name, _)| name).collect::<Vec<_>>().join(".");
+        let (path, containers) = (self.path.joined(), self.path.containers().to_vec());
         self.targets.push(Target { path, short_path, containers, kind, shape, rank, reparameterized: false });
     }
 }
 
 impl ModuleVisitor for Targets {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        if container_type == REPARAMETERIZATION
+    fn enter_module(&mut self, name: &str, container: &str) {
+        if container == REPARAMETERIZATION
             && let Some(target) = self.targets.last_mut()
         {
             target.reparameterized = true;
         }
-        self.names.push(name.into());
-        self.containers.push(container_type.into());
+        self.path.enter(name, container);
     }
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.names.pop();
-        self.containers.pop();
+    fn exit_module(&mut self, _: &str, _: &str) {
+        self.path.exit();
     }
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         // The shape in a record: the module may hold the parameter transposed.
@@ -86,12 +82,12 @@ impl ModuleVisitor for Targets {
             },
             false => param.lazy_shape(),
         };
-        self.add(Kind::Float, shape, D);
+        self.add(ElementKind::Float, shape, D);
     }
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.add(Kind::Int, param.lazy_shape(), D);
+        self.add(ElementKind::Int, param.lazy_shape(), D);
     }
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.add(Kind::Bool, param.lazy_shape(), D);
+        self.add(ElementKind::Bool, param.lazy_shape(), D);
     }
 }

@@ -20,13 +20,13 @@ fn shrink(bytes: usize) {
     LIVE.fetch_sub(bytes, Relaxed);
 }
 
-/// A global allocator that counts live and peak bytes, and leaves the allocating to another one.
+/// A global allocator that counts live and peak bytes, and leaves allocation to another allocator.
 ///
-/// Sizes are those asked for: what the inner allocator adds for headers and alignment is not counted, so the numbers are
-/// the same on every machine. All threads count together, which is what a measurement of a parallel operation needs. The
-/// cost is one or two relaxed atomic operations per allocation: it may stay installed.
+/// It counts the sizes that were asked for. What the inner allocator adds for headers and alignment does not count, so the numbers are the
+/// same on every machine. All threads count together, as measurements of parallel operations need. An allocation costs one or two relaxed
+/// atomic operations more, so this allocator can stay installed.
 ///
-/// Memory of a device (CUDA, WebGPU, ...) does not pass through it: see [`bytes_in_use`](super::bytes_in_use).
+/// It does not see the memory of a device (CUDA, WebGPU, ...): see [`bytes_in_use`](super::bytes_in_use).
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -59,7 +59,7 @@ impl TrackingAllocator {
         Self::with_inner(System)
     }
 
-    /// Bytes allocated and not yet freed, over all threads; 0 if no tracking allocator is installed.
+    /// Bytes allocated and not yet freed, by all threads; 0 if no tracking allocator is installed.
     ///
     /// ```
     /// use burn_memsave::measure::TrackingAllocator;
@@ -71,7 +71,7 @@ impl TrackingAllocator {
         LIVE.load(Relaxed) as u64
     }
 
-    /// The highest [`live`](Self::live) so far; while a [`Scope`] lives, since the innermost one started.
+    /// The highest [`live`](Self::live) so far. While a [`Scope`] lives: since the innermost one started.
     ///
     /// ```
     /// use burn_memsave::measure::TrackingAllocator;
@@ -80,12 +80,12 @@ impl TrackingAllocator {
     /// assert!(TrackingAllocator::peak() >= 1 << 20 || !TrackingAllocator::is_installed());
     /// ```
     pub fn peak() -> u64 {
-        // The peak may lag behind for the instant in which another thread counts, or starts a scope.
+        // The peak may lag behind for an instant, while another thread counts or starts a scope.
         PEAK.load(Relaxed).max(LIVE.load(Relaxed)) as u64
     }
 
-    /// Whether a tracking allocator is the global allocator of this program. Without one every count is 0, which
-    /// measurements report as `None`.
+    /// Whether a tracking allocator is the global allocator of this program. If not, every count is 0, which measurements report as
+    /// `None`.
     ///
     /// ```
     /// use burn_memsave::measure::TrackingAllocator;
@@ -93,7 +93,7 @@ impl TrackingAllocator {
     /// assert!(!TrackingAllocator::is_installed()); // not in this program
     /// ```
     pub fn is_installed() -> bool {
-        // With something allocated for certain, only an allocator that does not count says 0.
+        // Something is allocated now, so the count is 0 only if nobody counts.
         let _allocation = black_box(Box::new(0u8));
         LIVE.load(Relaxed) > 0
     }
@@ -113,8 +113,8 @@ impl<A> TrackingAllocator<A> {
     }
 }
 
-// SAFETY: every call goes to `inner` with the arguments it came with, and its answer is returned as it is; `inner` upholds
-// the contract. Counting neither allocates nor unwinds.
+// SAFETY: every call is passed to `inner` with the same arguments, and its result is returned unchanged; `inner` upholds the contract.
+// Counting neither allocates nor unwinds.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for TrackingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's obligations are those of the inner call.
@@ -143,7 +143,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for TrackingAllocator<A> {
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         // SAFETY: the caller's obligations are those of the inner call; `pointer` came from `inner`, as all do.
         let moved = unsafe { self.inner.realloc(pointer, layout, new_size) };
-        // Only the difference: whether both blocks exist for a moment is the inner allocator's affair.
+        // Only the difference counts: whether both blocks exist for a moment is up to the inner allocator.
         if !moved.is_null() {
             match new_size.checked_sub(layout.size()) {
                 Some(more) => grow(more),
@@ -156,8 +156,8 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for TrackingAllocator<A> {
 
 /// Live and peak bytes since a point in the program, as counted by the installed [`TrackingAllocator`].
 ///
-/// Scopes nest: each has its own peak, whatever happens in scopes inside it. They end in the reverse order of their starts,
-/// as guards do, and a scope's peak is read when those inside it have ended. Allocations of other threads count as well.
+/// Scopes nest: each has its own peak, whatever happens in the scopes inside it. They must end in the reverse order of their starts, as
+/// guards do. Read a scope's peak only after the scopes inside it have ended. Allocations of other threads count, too.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -177,7 +177,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for TrackingAllocator<A> {
 pub struct Scope {
     /// Live bytes at the start.
     base: usize,
-    /// The peak of the enclosing scope until then.
+    /// The peak of the enclosing scope at the start.
     outer_peak: usize,
 }
 
@@ -193,7 +193,7 @@ impl Scope {
         Self { base, outer_peak: PEAK.swap(base, Relaxed) }
     }
 
-    /// Live bytes now, less those at the start. Negative where more was freed than allocated.
+    /// Live bytes now, minus those at the start. Negative if more was freed than allocated.
     ///
     /// ```
     /// use burn_memsave::measure::{Scope, TrackingAllocator};

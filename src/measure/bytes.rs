@@ -1,9 +1,9 @@
-//! Bytes of tensors, and bytes as text.
+//! Bytes of tensors, and what is measured as text.
 use burn::tensor::{Tensor, kind::Basic};
-use serde::Serialize;
-use std::io;
+use serde::{Serialize, Serializer};
+use std::time::Duration;
 
-/// Bytes in MiB (2^20) with two decimals and no unit, for columns whose head names it.
+/// Bytes in MiB (2^20) with two decimals and without the unit, for columns whose header names it.
 ///
 /// ```
 /// assert_eq!(burn_memsave::measure::mib(16 * 64 * 56 * 56 * 4), "12.25");
@@ -29,17 +29,30 @@ pub fn human_bytes(bytes: u64) -> String {
     }
 }
 
+/// Bytes in the unit that suits them, or "unknown".
+pub(crate) fn bytes_or_unknown(bytes: Option<u64>) -> String {
+    bytes.map_or_else(|| "unknown".into(), human_bytes)
+}
+
 /// The bytes of a tensor's elements; of a view, those of the elements it shows.
-pub(super) fn tensor_bytes<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> u64 {
+pub(crate) fn tensor_bytes<const D: usize, K: Basic>(tensor: &Tensor<D, K>) -> u64 {
     (tensor.shape().num_elements() * tensor.dtype().size()) as u64
 }
 
-/// Rows as CSV with a header.
-pub(super) fn csv_of<T: Serialize>(rows: &[T]) -> io::Result<String> {
+/// Rows of texts and numbers as CSV with a header.
+pub(crate) fn csv_of<T: Serialize>(rows: &[T]) -> String {
     let mut writer = csv::Writer::from_writer(Vec::new());
-    for row in rows {
-        writer.serialize(row)?;
-    }
-    let text = writer.into_inner().map_err(|error| error.into_error())?;
-    String::from_utf8(text).map_err(io::Error::other)
+    rows.iter().for_each(|row| writer.serialize(row).expect("a row of texts and numbers"));
+    let text = writer.into_inner().expect("memory can be written to");
+    String::from_utf8(text).expect("it is made of texts")
+}
+
+/// What consists of texts and numbers as JSON.
+pub(crate) fn json_of(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("texts and numbers")
+}
+
+/// A time in seconds, for `serialize_with`.
+pub(crate) fn seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64())
 }

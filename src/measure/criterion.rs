@@ -1,7 +1,7 @@
-//! Bytes of a step in Criterion's benches: printed, compared with the last run and plotted as times are.
+//! Bytes of a step in Criterion's benches, which are printed, compared with the last run and plotted like times.
 //!
-//! Two measurements, [`KeptBytes`] and [`PeakBytes`], take the place of wall time, and [`BenchBytes`] gives a bencher of them a method
-//! that runs a step. The bytes are those of [`measure_step`](super::measure_step), of every step that Criterion asks for.
+//! The measurements [`KeptBytes`] and [`PeakBytes`] replace wall time, and [`BenchBytes`] gives their benchers a method that runs a step.
+//! Every step that Criterion asks for is measured as by [`measure_step`](super::measure_step).
 //!
 //! ```no_run
 //! use burn::tensor::{Device, Tensor};
@@ -33,14 +33,14 @@
 //! criterion_main!(bytes);
 //! ```
 //!
-//! - Criterion prints `time:` before any measurement, `kept by batch size/8 time: [..]`: they are bytes.
-//! - Steps need as many bytes each time: ten samples, the least that Criterion takes, are enough.
-//! - What differs by less than the noise threshold is not told, 1 % if you set no other: `.noise_threshold(0.001)`.
-//! - A bench for each of the two measurements has names of its own, as Criterion keeps results by name.
-//! - Criterion can neither test nor plot samples that are all equal, and takes none of 0. So a sample has a part of a byte added, another
-//!   one each time and always less than half of one; round it, and the bytes are exact.
+//! - Criterion prints `time:` before any measurement, as in `kept by batch size/8 time: [..]`. The numbers are bytes.
+//! - A step needs the same number of bytes each time, so ten samples, the fewest that Criterion accepts, are enough.
+//! - Criterion does not report differences below the noise threshold, by default 1 %. To lower it: `.noise_threshold(0.001)`.
+//! - Benches of the two measurements need different names, since Criterion stores results by name.
+//! - Criterion can neither test nor plot samples that are all equal, and refuses a sample of 0. So a fraction of a byte is added to each
+//!   sample, a different one each time and always less than a half. Rounded, the bytes are exact.
 use super::bytes::human_bytes;
-use super::device::Watch;
+use super::device::Metering;
 use super::step::{StepInput, measure_layer, step};
 use ::criterion::measurement::{Measurement, ValueFormatter};
 use ::criterion::{Bencher, Throughput};
@@ -57,7 +57,7 @@ pub struct KeptBytes;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeakBytes;
 
-/// Bytes of some steps together. Made by the methods of [`BenchBytes`].
+/// The bytes of several steps together. Made by the methods of [`BenchBytes`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepBytes {
     bytes: u64,
@@ -66,16 +66,16 @@ pub struct StepBytes {
 
 /// The methods of a [`Bencher`] of [`KeptBytes`] or [`PeakBytes`]. See the [example](self).
 pub trait BenchBytes {
-    /// Measures steps: `loss` runs the forward pass, and the backward pass follows, as in [`measure_step`](super::measure_step). One step
-    /// more comes before those that are measured.
+    /// Measures steps: `loss` runs the forward pass, and the backward pass follows, as in [`measure_step`](super::measure_step). A first
+    /// step is not measured.
     ///
     /// # Panics
     ///
     /// If bytes are not counted on the device of the input: see [`bytes_in_use`](super::bytes_in_use).
     fn iter_step<M: Module, I: StepInput>(&mut self, model: &M, input: I, loss: impl Fn(&M, I) -> Tensor<1>);
 
-    /// Measures `forward(input())` and the backward pass of its sum, as [`measure_layer`]: `input` gives away the only handle of its tensor.
-    /// One pass more comes before those that are measured.
+    /// Measures `forward(input())` and the backward pass of its sum, as [`measure_layer`] does: `input` returns the only handle of its
+    /// tensor. A first pass is not measured.
     ///
     /// # Panics
     ///
@@ -93,7 +93,7 @@ macro_rules! measurements {
             type Intermediate = Infallible;
             type Value = StepBytes;
 
-            /// Bytes are those of one step, and `Bencher::iter` does not tell where a step begins.
+            /// Bytes are measured per step, and `Bencher::iter` does not show where a step begins.
             fn start(&self) -> Infallible {
                 panic!("bytes are measured by `iter_step` or `iter_layer` of `measure::criterion::BenchBytes`");
             }
@@ -122,8 +122,8 @@ macro_rules! measurements {
                 loss: impl Fn(&M, I) -> Tensor<1>,
             ) {
                 self.iter_custom(|steps| {
-                    drop(step(Watch::Nothing, model, &input, &loss));
-                    sum(steps, || step(Watch::Launches, model, &input, &loss).memory.$field)
+                    drop(step(Metering::Nothing, model, &input, &loss));
+                    sum(steps, || step(Metering::Launches, model, &input, &loss).memory.$field)
                 });
             }
 
@@ -154,10 +154,10 @@ fn sum(steps: u64, step: impl Fn() -> Option<u64>) -> StepBytes {
 }
 
 impl StepBytes {
-    /// Bytes as Criterion wants them: with other parts of a byte in every sample. Equal samples make its t-test 0 / 0, and its plot of that
-    /// panics (Criterion 0.8.2); a sample of 0 is refused.
+    /// Bytes with a different fraction of a byte in every sample. With equal samples, Criterion's t-test is 0 / 0, and its plot of that
+    /// panics (Criterion 0.8.2). It refuses a sample of 0.
     fn sample(&self) -> f64 {
-        /// Parts of the golden ratio's multiples are spread evenly however many there are, so that the mean is that of the run before.
+        /// The fractional parts of multiples of the golden ratio are spread evenly, however many there are, so every run has the same mean.
         const GOLDEN: f64 = 0.618_033_988_749_895;
         static SAMPLES: AtomicU64 = AtomicU64::new(0);
         let sample = SAMPLES.fetch_add(1, Relaxed) as f64;
@@ -169,7 +169,7 @@ impl StepBytes {
 /// Bytes in the unit that suits them.
 struct BytesFormatter;
 
-/// The power of 1024 that suits some bytes, up to GiB; and what it is.
+/// The exponent of the power of 1024 that suits a number of bytes, up to GiB, and that power.
 fn power(bytes: f64) -> (usize, f64) {
     let sizes = [1.0, 1024.0, 1024.0 * 1024.0, 1024.0 * 1024.0 * 1024.0];
     let power = sizes.iter().rposition(|size| bytes >= *size).unwrap_or(0);
@@ -178,7 +178,7 @@ fn power(bytes: f64) -> (usize, f64) {
 
 impl ValueFormatter for BytesFormatter {
     fn format_value(&self, value: f64) -> String {
-        human_bytes(value as u64) // without the part of a byte
+        human_bytes(value as u64) // without the fraction of a byte
     }
 
     fn scale_values(&self, typical_value: f64, values: &mut [f64]) -> &'static str {
@@ -187,7 +187,7 @@ impl ValueFormatter for BytesFormatter {
         ["B", "KiB", "MiB", "GiB"][power]
     }
 
-    /// Bytes for each item of what a step is said to take.
+    /// Bytes per item of the throughput that the bench states.
     fn scale_throughputs(
         &self,
         typical_value: f64,

@@ -1,14 +1,14 @@
-//! Memory of any device behind one interface.
-use super::launches::{Launches, tensor_bytes};
+//! The memory of any device behind one interface: now, over a step ([`Meter`]), and from one point to the next ([`Laps`]).
+use super::launches::{Launches, bytes_of_tensors};
 use super::{Scope, TrackingAllocator};
 use burn::tensor::Device;
 
 /// Bytes in use on a device.
 ///
-/// - CPU devices (Flex, NdArray): live bytes of the [`TrackingAllocator`], which are those of the whole program; `None` if it
-///   is not installed.
-/// - Device backends (CUDA, WebGPU, ...): bytes in use of the device's memory pools, without padding and without the buffers
-///   that CubeCL keeps beside them for launches and reads. Burn queues work: [`Device::sync`] first.
+/// - CPU devices (Flex, NdArray): the live bytes of the [`TrackingAllocator`], which are those of the whole program; `None` if it is not
+///   installed.
+/// - Device backends (CUDA, WebGPU, ...): the bytes in use in the device's memory pools, without padding and without the buffers that
+///   CubeCL has for launches and reads. Burn queues work, so call [`Device::sync`] first.
 /// - Others (remote ones): `None`.
 ///
 /// ```
@@ -19,16 +19,16 @@ use burn::tensor::Device;
 /// ```
 pub fn bytes_in_use(device: &Device) -> Option<u64> {
     match device.memory_pool_usage() {
-        Some(pool) => Some(tensor_bytes(device).unwrap_or(pool.bytes_in_use)),
+        Some(pool) => Some(bytes_of_tensors(device).unwrap_or(pool.bytes_in_use)),
         None => is_counted(device).then(TrackingAllocator::live),
     }
 }
 
 /// The most bytes that were in use on a device at one time.
 ///
-/// - CPU devices: [`TrackingAllocator::peak`], which a [`Scope`] lowers at its start; `None` if it is not installed.
-/// - Device backends: the bytes that the pool has reserved. It reserves as it grows and keeps what it has, so this is never
-///   below the true peak, and above it by free pages: call [`Device::memory_cleanup`] before what you measure.
+/// - CPU devices: [`TrackingAllocator::peak`], which a [`Scope`] resets at its start; `None` if the allocator is not installed.
+/// - Device backends: the bytes that the pool has reserved. The pool reserves memory as it grows and keeps it, so this is never below the
+///   true peak, but may be above it by free pages. Call [`Device::memory_cleanup`] before what you measure.
 /// - Others: `None`.
 ///
 /// ```
@@ -45,7 +45,7 @@ pub fn peak_bytes(device: &Device) -> Option<u64> {
     }
 }
 
-/// Whether the tensors of a device are counted by the allocator.
+/// Whether the allocator counts the tensors of a device.
 fn is_counted(device: &Device) -> bool {
     is_host(device) && TrackingAllocator::is_installed()
 }
@@ -63,43 +63,43 @@ pub(crate) fn is_host(device: &Device) -> bool {
     }
 }
 
-/// What is watched on a device, whose launches are slower for it.
+/// What a [`Meter`] watches on a device.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Watch {
-    /// The number of launches, and the memory at each.
+pub(super) enum Metering {
+    /// The number of launches, and the memory at each. This makes launches slower.
     Launches,
     Nothing,
 }
 
-/// Watches one device during a step whose input was just made.
+/// Measures one device during a step whose input was just made.
 ///
-/// Bytes are relative to those before the input was made, so that an input counts exactly while somebody keeps it.
+/// Bytes are relative to those before the input was made, so the input counts as long as somebody holds it.
 pub(super) struct Meter {
     device: Device,
     base: Option<u64>,
-    /// Lowers the allocator's peak to what is live after the input was made, so that making it does not count.
+    /// Resets the allocator's peak after the input was made, so that making it does not count.
     _scope: Scope,
     launches: Option<Launches>,
 }
 
 impl Meter {
-    /// `live_before` is the allocator's count before the input was made. A device's pool is known only once there is a
-    /// tensor on it, and counts no more than the bytes of its tensors: there, the input's are subtracted.
-    pub(super) fn start(watch: Watch, device: Device, input_bytes: u64, live_before: u64) -> Self {
+    /// `live_before` is the allocator's count before the input was made. A device's pool is known only once there is a tensor on it. It
+    /// counts only the bytes of its tensors, so there the bytes of the input are subtracted.
+    pub(super) fn start(metering: Metering, device: Device, input_bytes: u64, live_before: u64) -> Self {
         settle(&device);
         device.memory_cleanup();
         let base = match is_host(&device) {
             true => is_counted(&device).then_some(live_before),
             false => bytes_in_use(&device).map(|bytes| bytes.saturating_sub(input_bytes)),
         };
-        let launches = match watch {
-            Watch::Launches => Launches::watch(&device),
-            Watch::Nothing => None,
+        let launches = match metering {
+            Metering::Launches => Launches::watch(&device),
+            Metering::Nothing => None,
         };
         Self { device, base, _scope: Scope::start(), launches }
     }
 
-    /// Waits for the device, so that clocks and counts see finished work.
+    /// Waits for the device, so that times and bytes are those of finished work.
     pub(super) fn settle(&self) {
         settle(&self.device);
     }
@@ -109,7 +109,7 @@ impl Meter {
         Some(bytes_in_use(&self.device)?.saturating_sub(self.base?))
     }
 
-    /// The highest [`live`](Self::live) so far; on a device, at the launches of its kernels and now.
+    /// The highest [`live`](Self::live) so far. On a device, the memory is read at every launch of a kernel, and now.
     pub(super) fn peak(&self) -> Option<u64> {
         let peak = match &self.launches {
             Some(launches) => launches.most_bytes(),
@@ -137,14 +137,16 @@ pub(super) fn reserved(device: &Device) -> Option<u64> {
 /// The memory of one device from one point of a step to the next.
 pub(crate) struct Laps {
     device: Device,
-    /// Since the last point: lowers the allocator's peak, or watches launches.
+    /// Since the last point: resets the allocator's peak, and watches launches.
     since: (Option<Scope>, Option<Launches>),
 }
 
-/// What was alive at its end, and the most since its start.
+/// Bytes of one lap.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Lap {
+    /// Alive at its end.
     pub(crate) live: i64,
+    /// The most alive at one time during the lap.
     pub(crate) most: i64,
 }
 
@@ -167,7 +169,7 @@ impl Laps {
             None => peak_bytes(&self.device),
         };
         let [live, most] = [bytes_in_use(&self.device), most].map(|bytes| bytes.unwrap_or(0) as i64);
-        // Scopes end before others start.
+        // The old scope ends before the new one starts.
         self.since = (None, None);
         self.since = (Some(Scope::start()), Launches::watch(&self.device));
         Lap { live, most: most.max(live) }

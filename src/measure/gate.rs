@@ -1,4 +1,4 @@
-//! What steps needed, in a file, and the layers that need more.
+//! [`Gate`]: compares the bytes of steps with those that a file records, and names the layers that need more.
 use super::{Ledger, StepInput, ledger, measure_step};
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -7,31 +7,31 @@ use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 use std::{env, fmt, fs, io, mem, thread};
 
-/// Records what is measured in place of comparing it, where it is 1.
+/// The environment variable that makes a gate record what it measures instead of comparing it, if it is 1.
 const BLESS: &str = "MEMSAVE_BLESS";
 
-/// What kept bytes that are not listed may grow by: the graph's own records, and tables that double.
+/// By how much kept bytes may grow that the ledger does not list: the graph's own records, and tables that double.
 const RECORDS: u64 = 4096;
 
-/// What a peak may grow by, as it was recorded on another machine, with other caches and vectors: a quarter of what is recorded, but a
-/// mebibyte at most, and 64 KiB at least, which is what threads work in however small a step is.
+/// By how much a peak may grow, since it was recorded on another machine with other caches and vectors: a quarter of what is recorded, but
+/// at most 1 MiB, and at least 64 KiB, in which threads work however small a step is.
 fn scratch_of_machines(recorded: u64) -> u64 {
     (recorded / 4).clamp(1 << 16, 1 << 20)
 }
 
 /// Fails when a step needs more memory than a file records, and names the layers that grew.
 ///
-/// A test opens the file, which belongs into version control, runs [`step`](Self::step) for every case, and returns what
-/// [`finish`](Self::finish) says. With `MEMSAVE_BLESS=1` in the environment it writes the file, the first time and whenever more is meant
-/// to be needed. What may grow by how much:
+/// A test opens the file, which belongs into version control, runs [`step`](Self::step) for every case, and returns the result of
+/// [`finish`](Self::finish). With `MEMSAVE_BLESS=1` in the environment, the test writes the file: do this the first time, and whenever a
+/// step is meant to need more. The test tolerates some growth:
 ///
-/// - what is kept, where the [`ledger`](fn@ledger) lists more: nothing;
-/// - what is kept elsewhere, by operations of Burn and as the graph's own records: 4096 bytes;
-/// - the peak: a quarter, of 64 KiB at least and 1 MiB at most, since kernels work in memory that depends on the machine.
+/// - of kept bytes that the [`ledger`](fn@ledger) lists: none;
+/// - of kept bytes that it does not list, those of Burn's operations and the graph's own records: 4096 bytes;
+/// - of the peak: a quarter, but at least 64 KiB and at most 1 MiB, since the memory that kernels work in depends on the machine.
 ///
-/// Bytes are those of the whole program, and on CPU devices of as many threads as there are. So give the test a file of its own, with the
-/// [`TrackingAllocator`](super::TrackingAllocator) and no other test in it, and run its kernels on one thread
-/// (`rayon::ThreadPoolBuilder::new().num_threads(1).build_global()`). Every device has a file of its own, too.
+/// Bytes are those of the whole program; on CPU devices they depend on the number of threads. So put the test into a file of its own, with
+/// the [`TrackingAllocator`](super::TrackingAllocator) and no other test, and run its kernels on one thread
+/// (`rayon::ThreadPoolBuilder::new().num_threads(1).build_global()`). Every device needs its own record.
 ///
 /// ```
 /// use burn::module::Module;
@@ -76,7 +76,7 @@ struct Case {
     name: String,
     kept: u64,
     peak: u64,
-    /// What the ledger lists, in the order of the forward pass.
+    /// The rows of the ledger, in the order of the forward pass.
     layers: Vec<Layer>,
 }
 
@@ -92,7 +92,7 @@ struct Layer {
 pub struct GateBytes {
     /// What is kept for the backward pass; see [`Measurement::kept`](super::Measurement::kept).
     pub kept: u64,
-    /// What of it the operations of this library keep: [`Ledger::total`].
+    /// The part of it that operations of this library keep: [`Ledger::total`].
     pub listed: u64,
     /// See [`Measurement::peak`](super::Measurement::peak).
     pub peak: u64,
@@ -105,9 +105,9 @@ pub struct GateLayer {
     pub layer: String,
     /// The operation in it.
     pub operation: String,
-    /// Bytes kept; 0 where it is not recorded.
+    /// Bytes kept; 0 if it is not recorded.
     pub recorded: u64,
-    /// Bytes kept; 0 where the ledger does not list it now, which it does not where Burn's own operation runs.
+    /// Bytes kept; 0 if the ledger does not list it now, for example because Burn's own operation runs.
     pub measured: u64,
 }
 
@@ -124,10 +124,10 @@ pub enum GateFault {
         recorded: GateBytes,
         /// Bytes.
         measured: GateBytes,
-        /// Those that differ, what grew most first.
+        /// The layers that differ, most growth first.
         layers: Vec<GateLayer>,
     },
-    /// The file does not have it.
+    /// The file does not contain it.
     #[error("{case}: keeps {} bytes and peaks at {}, and is not recorded", measured.kept, measured.peak)]
     Unrecorded {
         /// Its name.
@@ -135,7 +135,7 @@ pub enum GateFault {
         /// Bytes.
         measured: GateBytes,
     },
-    /// The file has it, and it did not run.
+    /// The file contains it, but it did not run.
     #[error("{case}: is recorded, and was not measured")]
     Unmeasured {
         /// Its name.
@@ -158,7 +158,7 @@ pub enum GateFault {
     },
 }
 
-/// Why a [`Gate`] fails. A test that returns it prints it in full.
+/// Why a [`Gate`] fails. A test that returns this error prints it in full.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum GateError {
@@ -170,7 +170,7 @@ pub enum GateError {
         /// Why.
         source: io::Error,
     },
-    /// The file is not one that a gate has written.
+    /// No gate has written the file.
     #[error("{}:{line}: {problem}", path.display())]
     Csv {
         /// The file.
@@ -180,17 +180,17 @@ pub enum GateError {
         /// What is wrong there.
         problem: String,
     },
-    /// Cases need more than recorded, or are not the ones that are recorded.
+    /// Cases need more than recorded, or other cases ran than those that are recorded.
     #[error("{}: cases that are not as recorded:\n{}\nIf it is meant to be, record it: {BLESS}=1", path.display(), lines(faults))]
     Faults {
         /// The file.
         path: PathBuf,
-        /// One for each of these cases.
+        /// One per case.
         faults: Vec<GateFault>,
     },
 }
 
-/// Tests that return an error print it by `Debug`.
+/// Like `Display`, since a test that returns an error prints it by `Debug`.
 impl fmt::Debug for GateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
@@ -198,12 +198,12 @@ impl fmt::Debug for GateError {
 }
 
 impl Gate {
-    /// Reads the record; of a file that is not there, nothing is recorded. `cargo test` and `cargo bench` run in the folder of the package,
-    /// which a relative path begins at.
+    /// Reads the record. If the file does not exist, nothing is recorded. A relative path begins at the folder of the package, in which
+    /// `cargo test` and `cargo bench` run.
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or is none that a gate has written: the error says the line.
+    /// If the file cannot be read, or if no gate has written it: the error names the line.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GateError> {
         let path = path.as_ref().to_owned();
         let bless = env::var_os(BLESS).is_some_and(|value| value == "1");
@@ -211,20 +211,20 @@ impl Gate {
         Ok(Self { path, bless, filter: String::new(), recorded, measured: vec![], faults: vec![] })
     }
 
-    /// Whether [`finish`](Self::finish) records what was measured in place of comparing it. By default, if `MEMSAVE_BLESS` is 1.
+    /// Whether [`finish`](Self::finish) records what was measured instead of comparing it. By default it does if `MEMSAVE_BLESS` is 1.
     pub fn with_bless(mut self, bless: bool) -> Self {
         self.bless = bless;
         self
     }
 
-    /// Only cases whose names contain `filter` are measured and compared. Recorded bytes of others stay.
+    /// Measures and compares only cases whose names contain `filter`. The recorded bytes of others stay.
     pub fn with_filter(mut self, filter: impl Into<String>) -> Self {
         self.filter = filter.into();
         self
     }
 
-    /// Measures a case as [`measure_step`] does, and lists it as [`ledger`](fn@ledger). That is three forward and backward passes; on a device
-    /// four.
+    /// Measures a case as [`measure_step`] does, and lists it as [`ledger`](fn@ledger) does. This takes three forward and backward passes,
+    /// and four on a device.
     ///
     /// # Panics
     ///
@@ -241,14 +241,15 @@ impl Gate {
         }
         let step = measure_step(model, input.copy(), &loss);
         let (loss, ledger) = ledger(model, input.copy(), &loss);
-        // Burn frees the graph of a loss that is only dropped in the next backward pass, which may be measured.
+        // If the loss were only dropped, Burn would free its graph at the next backward pass, which may be measured.
         if loss.is_tracked() {
             drop(loss.backward());
         }
         self.check(case, step.kept, step.peak, &ledger);
     }
 
-    /// A case that was measured otherwise, as by [`measure_layer`](super::measure_layer): its bytes kept and at the peak, and its ledger.
+    /// Adds a case that was measured in another way, such as by [`measure_layer`](super::measure_layer): its bytes kept, its peak and its
+    /// ledger.
     ///
     /// # Panics
     ///
@@ -274,12 +275,12 @@ impl Gate {
         self.measured.push(measured);
     }
 
-    /// Says what is not as recorded; or records what was measured.
+    /// Reports what is not as recorded, or records what was measured.
     ///
     /// # Errors
     ///
-    /// [`GateError::Faults`] if a case needs more than is recorded, is not recorded, or is recorded and was not measured; [`GateError::Io`] if
-    /// the file cannot be written.
+    /// [`GateError::Faults`] if a case needs more than is recorded, is not recorded, or is recorded and was not measured; [`GateError::Io`]
+    /// if the file cannot be written.
     pub fn finish(mut self) -> Result<(), GateError> {
         let mut faults = mem::take(&mut self.faults);
         if !self.bless {
@@ -297,7 +298,7 @@ impl Gate {
         Ok(())
     }
 
-    /// What was measured; with a filter, in its place among what was recorded.
+    /// The cases to record: those that were measured, and with a filter, those that were recorded before.
     fn blessed(&mut self) -> Vec<Case> {
         let mut cases = mem::take(&mut self.recorded);
         if self.filter.is_empty() {
@@ -314,7 +315,7 @@ impl Gate {
 }
 
 impl Drop for Gate {
-    /// No fault goes unnoticed.
+    /// Panics if there are faults, so that none goes unnoticed.
     fn drop(&mut self) {
         if !self.faults.is_empty() && !thread::panicking() {
             panic!("`Gate::finish` was not called:\n{}", lines(&self.faults));
@@ -326,7 +327,7 @@ fn find<'a>(cases: &'a [Case], name: &str) -> Option<&'a Case> {
     cases.iter().find(|case| case.name == name)
 }
 
-/// What counts in a ledger, by module and operation.
+/// The rows of a ledger that count, summed by module and operation.
 fn layers(ledger: &Ledger) -> Vec<Layer> {
     let mut layers: Vec<Layer> = vec![];
     for row in ledger.rows.iter().filter(|row| row.counts()) {
@@ -355,7 +356,8 @@ fn fault(recorded: Option<&Case>, measured: &Case) -> Option<GateFault> {
         return Some(GateFault::Unrecorded { case, measured: bytes });
     };
     let most = recorded.bytes();
-    // Not what is listed alone: an output that an operation keeps and the next one's input are listed as two tensors, and are one.
+    // What is listed must not decide alone: an output that an operation keeps and the input of the next one are one tensor, and are listed
+    // as two.
     let listed = bytes.listed > most.listed && bytes.kept > most.kept;
     let grown =
         listed || bytes.kept > most.kept + RECORDS || bytes.peak > most.peak + scratch_of_machines(most.peak);
@@ -367,7 +369,7 @@ fn fault(recorded: Option<&Case>, measured: &Case) -> Option<GateFault> {
     })
 }
 
-/// Layers that keep more or less, what grew most first.
+/// Layers that keep more or less than recorded, most growth first.
 fn differences(recorded: &[Layer], measured: &[Layer]) -> Vec<GateLayer> {
     let of = |layers: &[Layer], like: &Layer| {
         let same = |layer: &&Layer| layer.layer == like.layer && layer.operation == like.operation;
@@ -393,7 +395,7 @@ fn grown(recorded: GateBytes, measured: GateBytes, layers: &[GateLayer]) -> Stri
     for GateLayer { layer, operation, recorded, measured } in layers {
         text += &format!("\n    {layer}, {operation}: keeps {measured} bytes (recorded: {recorded})");
     }
-    // Layers whose input another one kept before may take over what that one counted.
+    // If a layer stops keeping a tensor, the tensor counts for the next layer that keeps it.
     if measured.kept > recorded.kept + RECORDS && measured.listed <= recorded.listed {
         text += "\n    what grew is not listed: operations of Burn keep it";
     }
@@ -404,14 +406,14 @@ fn lines(faults: &[GateFault]) -> String {
     faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// A case; or, without a case, a layer of the one before.
+/// A case, or, if `case` is empty, a layer of the case before.
 #[derive(Serialize, Deserialize)]
 struct Row {
     case: String,
     layer: String,
     operation: String,
     kept: u64,
-    /// Of a case.
+    /// Only cases have one.
     peak: Option<u64>,
 }
 
@@ -458,7 +460,7 @@ fn write(path: &Path, cases: &[Case]) -> io::Result<()> {
         env::consts::OS,
         env::consts::ARCH,
     );
-    // Names that begin as a comment are quoted.
+    // Names that begin like a comment are quoted.
     let mut writer = csv::WriterBuilder::new().comment(Some(b'#')).from_writer(head.into_bytes());
     for Case { name, kept, peak, layers } in cases {
         let [layer, operation] = [const { String::new() }; 2];

@@ -1,19 +1,19 @@
-//! Graphs that are still alive, named by the modules in them.
-use super::bytes::{csv_of, human_bytes};
-use super::ledger::{ModulePaths, Path, paths, shown};
-use crate::checkpoint::parents::token;
+//! [`watch_graphs`]: which graphs are still alive, and which modules are in them.
+use super::bytes::{csv_of, human_bytes, json_of};
+use super::ledger::{Path, modules_of, paths, shown};
+use super::table::{number, table};
+use crate::strategy::sweep;
 use burn::backend::autodiff::NodeId;
 use burn::module::Module;
-use burn::tensor::Device;
 use burn_memsave_layers::graph::watch::Watch;
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use comfy_table::Cell;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::marker::PhantomData;
-use std::{fmt, io};
 
-/// Watches the graphs that operations of this library record on this thread, until it is dropped. Made by [`watch_graphs`].
+/// Watches the graphs that operations of this library record on this thread until it is dropped. Made by [`watch_graphs`].
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -31,23 +31,22 @@ use std::{fmt, io};
 #[must_use = "graphs are watched until this is dropped"]
 pub struct GraphWatch {
     watch: Watch,
-    /// The watch outside of this one.
+    /// The watch around this one.
     before: Option<Watch>,
     modules: HashMap<NodeId, Path>,
-    /// Of one thread.
+    /// Keeps the watch on its thread.
     _here: PhantomData<*const ()>,
 }
 
 /// Begins to watch graphs: which of them stay alive after a step, and which modules are in them.
 ///
-/// A graph stays alive, with all that its operations keep, as long as a tensor in it does: a loss that is pushed to a list
-/// without [`inner`](burn::tensor::Tensor::inner), a state that is carried to the next step without `detach`. What a backward
-/// pass went through is freed at once; graphs that nobody holds any more are freed at the end of a later backward pass, so look
-/// after one.
+/// A graph stays alive, with everything that its operations keep, as long as a tensor in it does: for example a loss that is pushed to a
+/// list without [`inner`](burn::tensor::Tensor::inner), or a state that is carried to the next step without `detach`. A backward pass frees
+/// the graph that it goes through at once. Burn frees graphs that nobody holds any more at the end of a later backward pass, so look after
+/// one.
 ///
-/// Graphs are seen by the operations of this library in them, which this thread records while the watch lives; operations of Burn
-/// are not seen. Watches nest: the inner one sees what is recorded in it. A step costs a few hundred bytes more while it is
-/// watched.
+/// A watch sees the operations of this library that this thread records while the watch lives. It does not see operations of Burn. Watches
+/// nest: the inner one sees what is recorded during its life. A watched step takes a few hundred bytes more.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -77,8 +76,8 @@ pub fn watch_graphs() -> GraphWatch {
 }
 
 impl GraphWatch {
-    /// Learns the names of parameters. To be called before each step of a training run, as an optimizer makes new parameters; of
-    /// graphs of steps without it, operations are named, but not modules.
+    /// Learns the names of parameters. Call it before each step of a training run, since an optimizer makes new parameters. Without it,
+    /// operations are named, but not their modules.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -94,11 +93,11 @@ impl GraphWatch {
     /// assert!(watch.alive(&model).rows.is_empty());
     /// ```
     pub fn before_step<M: Module>(&mut self, model: &M) {
-        self.modules.extend(ModulePaths::of(model).modules);
+        self.modules.extend(modules_of(model));
     }
 
-    /// What is kept by graphs that are alive, largest first. Before that, backward passes of one number have Burn free graphs
-    /// that nobody holds; those of parameters that had no backward pass yet stay until they have one.
+    /// What graphs that are alive keep, largest first. First, this runs backward passes of one number, so that Burn frees graphs that
+    /// nobody holds. Graphs of parameters that had no backward pass yet stay until they have one.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -114,7 +113,7 @@ impl GraphWatch {
     /// ```
     pub fn alive<M: Module>(&mut self, model: &M) -> LiveGraphs {
         self.before_step(model);
-        // Of a graph, Burn frees one layer of operations at a time.
+        // Burn frees one layer of operations of a graph at a time.
         let mut before = usize::MAX;
         while self.watch.alive().len() < before {
             before = self.watch.alive().len();
@@ -151,11 +150,6 @@ impl Drop for GraphWatch {
     }
 }
 
-/// Burn frees graphs whose tensors are gone at the end of other backward passes: this is one.
-pub(super) fn sweep(device: &Device) {
-    drop(token(&device.clone().autodiff()).require_grad().backward());
-}
-
 /// An operation of a module in graphs that are alive.
 ///
 /// ```
@@ -176,13 +170,13 @@ pub struct LiveGraphRow {
     pub module: String,
     /// The operation.
     pub operation: &'static str,
-    /// How many steps of it are alive: one for each time it ran.
+    /// How often it ran in graphs that are alive.
     pub steps: u64,
-    /// Bytes that they keep; a tensor that several keep counts for the first. Parameters do not count.
+    /// Bytes that it keeps in them. A tensor that several operations keep counts for the first. Parameters do not count.
     pub bytes: u64,
 }
 
-/// What graphs that are alive keep. Made by [`GraphWatch::alive`], shown as a table.
+/// What graphs that are alive keep. Made by [`GraphWatch::alive`], displayed as a table.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -232,14 +226,10 @@ impl LiveGraphs {
     /// let x = Tensor::<2>::ones([2, 8], &device);
     /// let mut watch = watch_graphs();
     /// let loss = model[0].forward(x).mean();
-    /// assert_eq!(watch.alive(&model).to_csv()?, "module,operation,steps,bytes\n0,linear,1,64\n");
+    /// assert_eq!(watch.alive(&model).to_csv(), "module,operation,steps,bytes\n0,linear,1,64\n");
     /// # drop(loss);
-    /// # Ok::<(), std::io::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// None are known: the rows are plain text and numbers in memory.
-    pub fn to_csv(&self) -> io::Result<String> {
+    pub fn to_csv(&self) -> String {
         csv_of(&self.rows)
     }
 
@@ -254,24 +244,17 @@ impl LiveGraphs {
     /// let x = Tensor::<2>::ones([2, 8], &device);
     /// let mut watch = watch_graphs();
     /// let loss = model[0].forward(x).mean();
-    /// assert!(watch.alive(&model).to_json()?.contains(r#""bytes": 64"#));
+    /// assert!(watch.alive(&model).to_json().contains(r#""bytes": 64"#));
     /// # drop(loss);
-    /// # Ok::<(), std::io::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// None are known: the rows are plain text and numbers in memory.
-    pub fn to_json(&self) -> io::Result<String> {
-        Ok(serde_json::to_string_pretty(self)?)
+    pub fn to_json(&self) -> String {
+        json_of(self)
     }
 }
 
 impl fmt::Display for LiveGraphs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = Table::new();
-        table.load_preset(presets::ASCII_MARKDOWN);
-        table.set_header(["module", "operation", "steps alive", "bytes"]);
-        let number = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+        let mut table = table(["module", "operation", "steps alive", "bytes"]);
         for row in &self.rows {
             let [steps, bytes] = [row.steps.to_string(), human_bytes(row.bytes)].map(number);
             table.add_row([Cell::new(&row.module), Cell::new(row.operation), steps, bytes]);

@@ -1,8 +1,7 @@
-//! The launches of kernels on a device, and the memory of tensors in use at each.
+//! The launches of kernels on a device, and the memory that tensors use at each.
 //!
-//! A pool says how much is in use now, and how much it has reserved; neither is the most that was in use at one time. CubeCL
-//! calls an observer before every launch, when the tensors that the kernel reads and writes exist, and that is where the memory
-//! is read.
+//! A pool reports how much is in use now, and how much it has reserved. Neither is the most that was in use at one time. CubeCL calls an
+//! observer before every launch, when the tensors that the kernel reads and writes exist. The memory is read there.
 use crate::burn_next::{DryRun, dry_run};
 use burn::backend::DispatchDevice;
 use burn::cubecl::{
@@ -14,13 +13,13 @@ use burn::tensor::Device;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Bytes in use of the tensors on a device that kernels are launched on.
-pub(super) fn tensor_bytes(device: &Device) -> Option<u64> {
+/// The bytes that tensors use on a device; `None` if no kernels are launched on it.
+pub(super) fn bytes_of_tensors(device: &Device) -> Option<u64> {
     Some(in_use(&client(device)?))
 }
 
-/// Without what CubeCL keeps for itself: read buffers, and the sizes, strides and scalars of the 512 launches last seen, which
-/// differ from one run to another.
+/// Does not count what CubeCL keeps for itself: read buffers, and the sizes, strides and scalars of the last 512 launches, which differ
+/// from one run to the next.
 fn in_use(client: &Client) -> u64 {
     let report = client.memory_report(MemoryScope::Device);
     report.streams.iter().map(|stream| stream.pools.usage().bytes_in_use).sum()
@@ -33,14 +32,14 @@ fn client(device: &Device) -> Option<Client> {
     Some(device.client())
 }
 
-/// While it lives, kernels are compiled and not launched, in the whole process, and pools count memory that they do not take.
+/// While it lives, kernels are compiled but not launched in the whole process, and pools count memory without allocating it.
 pub(crate) struct NoLaunches {
     device: Device,
     _dry_run: DryRun,
 }
 
 impl NoLaunches {
-    /// Begins, if kernels are launched on such a device, when those are launched that wait; or says what is wrong with the device.
+    /// Begins after all queued kernels have run. `None` if no kernels are launched on such a device; an error if the device has failed.
     pub(crate) fn begin(device: &Device) -> Option<Result<Self, String>> {
         client(device)?;
         let begin = |()| Self { device: device.clone(), _dry_run: DryRun::new() };
@@ -48,7 +47,7 @@ impl NoLaunches {
     }
 }
 
-/// Whether kernels are launched nowhere.
+/// Whether kernels are currently not launched.
 pub(crate) fn is_dry() -> bool {
     dry_run()
 }
@@ -56,32 +55,32 @@ pub(crate) fn is_dry() -> bool {
 impl Drop for NoLaunches {
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            // What waits is dropped, too. There is nobody to tell what a device has to say that is broken.
+            // Queued kernels are dropped, too. The error of a broken device cannot be reported from here.
             let _ = self.device.sync();
             self.device.memory_cleanup();
         }
     }
 }
 
-/// Watches the launches of the whole process while it lives.
+/// Observes the launches of the whole process while it lives.
 pub(super) struct Launches {
     watched: Arc<Watched>,
     _observation: LaunchObservation,
 }
 
 impl Launches {
-    /// Starts to watch, if kernels are launched on such a device.
+    /// Starts to observe; `None` if no kernels are launched on such a device.
     pub(super) fn watch(device: &Device) -> Option<Self> {
         let watched = Arc::new(Watched::new(client(device)?));
         Some(Self { watched: watched.clone(), _observation: LaunchObservation::new(watched) })
     }
 
-    /// How many there were.
+    /// The number of launches so far.
     pub(super) fn count(&self) -> u64 {
         self.watched.count.load(Relaxed)
     }
 
-    /// The most bytes in use on the device at one of them, or now.
+    /// The most bytes in use on the device at a launch or now.
     pub(super) fn most_bytes(&self) -> u64 {
         self.watched.look();
         self.watched.most_bytes.load(Relaxed)

@@ -1,19 +1,22 @@
 //! What each operation of a forward pass keeps, and why.
-use super::bytes::{csv_of, human_bytes};
+use super::bytes::{bytes_or_unknown, csv_of, json_of};
+use super::table::{number, table};
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use burn_memsave_layers::{
+    follow_path,
     ledger::{Entry, record},
     node::node_id,
+    visit::VisitPath,
 };
-use comfy_table::{Cell, CellAlignment, Table, presets};
+use comfy_table::Cell;
 use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
-use std::{fmt, io};
+use std::fmt;
 
-/// One tensor that an operation keeps for the backward pass; or an operation of Burn that ran in place of one of this library.
+/// One tensor that an operation keeps for the backward pass, or an operation of Burn that ran in place of one of this library.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -29,27 +32,27 @@ use std::{fmt, io};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LedgerRow {
-    /// Path of the module whose weight the operation uses, such as `encoder.layers.0.linear`. Without a weight (an activation,
-    /// attention), path of the module around: the innermost one that has the weights used before and after. Where that is the
-    /// model itself, or nothing was used before or after, the name of the operation.
+    /// Path of the module whose weight the operation uses, such as `encoder.layers.0.linear`. For an operation without a weight (an
+    /// activation, attention): the path of the module around it, which is the innermost one with the weights used before and after. If that
+    /// is the model itself, or if no weight was used before or after: the name of the operation.
     pub module: String,
     /// The operation.
     pub operation: &'static str,
-    /// What is kept: `x`, `weight`, `mask`, ...; or what takes the place of the operation: `Burn's operation`, or others of this
-    /// library, which have rows of their own.
+    /// What is kept (`x`, `weight`, `mask`, ...), or what replaces the operation: `Burn's operation`, or other operations of this library,
+    /// which have rows of their own.
     pub tensor: &'static str,
-    /// Its bytes. `None` where arguments did not fit the operation: what Burn's keeps is not known.
+    /// Its bytes. `None` if the arguments did not fit the operation, since it is unknown what Burn's operation keeps.
     pub bytes: Option<u64>,
-    /// Why it is kept; or what did not fit.
+    /// Why it is kept, or what did not fit.
     pub reason: &'static str,
-    /// An earlier row keeps the same tensor: no more memory is taken.
+    /// Whether an earlier row keeps the same tensor, so that this row takes no memory.
     pub shared: bool,
-    /// It is a parameter of the model, which is alive anyway: no more memory is taken.
+    /// Whether it is a parameter of the model, which is alive anyway, so that this row takes no memory.
     pub parameter: bool,
 }
 
 impl LedgerRow {
-    /// Whether this row takes memory that is known: it is neither shared nor a parameter, nor an operation of Burn.
+    /// Whether this row takes a known amount of memory: it is neither shared nor a parameter nor an operation of Burn.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -66,7 +69,7 @@ impl LedgerRow {
 
 /// What the operations of a forward pass keep for the backward pass. Made by [`ledger`].
 ///
-/// Shown as a table, largest first, rows that take no memory last.
+/// Displayed as a table, largest first. Rows that take no memory come last.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -83,8 +86,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Bytes kept for the backward pass. Each tensor counts once, parameters not at all; what operations of Burn keep is in it only
-    /// [as measured](Self::with_unlisted).
+    /// Bytes kept for the backward pass. Each tensor counts once, and parameters do not count. What operations of Burn keep counts only
+    /// after [`with_unlisted`](Self::with_unlisted).
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -98,7 +101,12 @@ impl Ledger {
         self.rows.iter().filter(|row| row.counts()).filter_map(|row| row.bytes).sum()
     }
 
-    /// The rows of operations that Burn ran, because arguments did not fit those of this library.
+    /// The numbers of the rows for which `is_so` holds.
+    pub(crate) fn numbers_of<'a>(&'a self, mut is_so: impl FnMut(&'a LedgerRow) -> bool) -> Vec<usize> {
+        self.rows.iter().enumerate().filter(|(_, row)| is_so(row)).map(|(number, _)| number).collect()
+    }
+
+    /// The rows of operations that Burn ran because the arguments did not fit those of this library.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -117,13 +125,13 @@ impl Ledger {
         self.rows.iter().filter(|row| row.bytes.is_none())
     }
 
-    /// Adds a row for what is kept and not listed: by operations of Burn, and by the graph's own records, a few hundred bytes per
-    /// operation. `kept` is what was [measured](super::Measurement::kept) for the same step; the new [`total`](Self::total) is that, or
-    /// what is listed, if that is more: a tensor that lived before the step, such as one that `forward` captured, is listed and not
+    /// Adds a row for what is kept and not listed: tensors of operations of Burn, and the graph's own records, a few hundred bytes per
+    /// operation. `kept` is what was [measured](super::Measurement::kept) for the same step. The new [`total`](Self::total) is `kept`, or
+    /// what is listed, if that is more: a tensor that lived before the step, such as one that `forward` captured, is listed but not
     /// measured.
     ///
-    /// The row has no module: Burn's graph does not show what its operations keep. [`explain`](super::explain) says which modules they
-    /// belong to.
+    /// The row has no module, since Burn's graph does not show what its operations keep. [`explain`](super::explain()) names the modules
+    /// that they belong to.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor, activation};
@@ -165,15 +173,11 @@ impl Ledger {
     ///
     /// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
     /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), x, |_, x| functional::relu(x));
-    /// let csv = ledger.to_csv()?;
+    /// let csv = ledger.to_csv();
     /// assert_eq!(csv.lines().next(), Some("module,operation,tensor,bytes,reason,shared,parameter"));
     /// assert_eq!(csv.lines().nth(1), Some("relu,relu,mask,80,x is tracked,false,false"));
-    /// # Ok::<(), std::io::Error>(())
     /// ```
-    ///
-    /// # Errors
-    /// None are known: the rows are plain text and numbers in memory.
-    pub fn to_csv(&self) -> io::Result<String> {
+    pub fn to_csv(&self) -> String {
         csv_of(&self.rows)
     }
 
@@ -185,14 +189,10 @@ impl Ledger {
     ///
     /// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
     /// let (_y, ledger) = ledger(&burn::nn::Relu::new(), x, |_, x| functional::relu(x));
-    /// assert!(ledger.to_json()?.contains(r#""bytes": 80"#));
-    /// # Ok::<(), std::io::Error>(())
+    /// assert!(ledger.to_json().contains(r#""bytes": 80"#));
     /// ```
-    ///
-    /// # Errors
-    /// None are known: the rows are plain text and numbers in memory.
-    pub fn to_json(&self) -> io::Result<String> {
-        Ok(serde_json::to_string_pretty(self)?)
+    pub fn to_json(&self) -> String {
+        json_of(self)
     }
 }
 
@@ -200,16 +200,12 @@ impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rows: Vec<_> = self.rows.iter().collect();
         rows.sort_by_key(|row| Reverse((row.counts(), row.bytes)));
-        let mut table = Table::new();
-        table.load_preset(presets::ASCII_MARKDOWN);
-        table.set_header(["module", "operation", "keeps", "bytes", "because", ""]);
-        let bytes = |bytes: Option<u64>| {
-            let text = bytes.map_or_else(|| "unknown".into(), human_bytes);
-            Cell::new(text).set_alignment(CellAlignment::Right)
-        };
+        let mut table = table(["module", "operation", "keeps", "bytes", "because", ""]);
+        let bytes = |bytes: Option<u64>| number(bytes_or_unknown(bytes));
         for row in rows {
+            let note = note(row.bytes, row.parameter, row.shared);
             let [module, operation, tensor, reason, note] =
-                [&row.module, row.operation, row.tensor, row.reason, note(row)].map(Cell::new);
+                [&row.module, row.operation, row.tensor, row.reason, note].map(Cell::new);
             table.add_row([module, operation, tensor, bytes(row.bytes), reason, note]);
         }
         let [total, empty] = ["total", ""].map(Cell::new);
@@ -220,24 +216,23 @@ impl fmt::Display for Ledger {
 }
 
 /// Why a row takes no memory.
-fn note(row: &LedgerRow) -> &'static str {
-    match row {
-        LedgerRow { bytes: None, .. } => "not counted",
-        LedgerRow { parameter: true, .. } => "parameter",
-        LedgerRow { shared: true, .. } => "shared",
+pub(crate) fn note(bytes: Option<u64>, parameter: bool, shared: bool) -> &'static str {
+    match (bytes, parameter, shared) {
+        (None, _, _) => "not counted",
+        (_, true, _) => "parameter",
+        (_, _, true) => "shared",
         _ => "",
     }
 }
 
 /// Runs `forward(model, input)`, and lists what the operations of this library that it calls keep for the backward pass.
 ///
-/// Where arguments do not fit an operation of this library (a parameter of another dtype, a quantized input, ...), Burn's own
-/// one runs, and has a [row](Ledger::fallbacks) that says why. Other operations of Burn are not seen:
-/// [`Ledger::with_unlisted`] adds what they keep, as measured.
+/// If arguments do not fit an operation of this library (a parameter of another dtype, a quantized input, ...), Burn's own operation runs,
+/// and has a [row](Ledger::fallbacks) that says why. Other operations of Burn are not listed: [`Ledger::with_unlisted`] adds what they
+/// keep, as measured.
 ///
-/// Operations are attributed to the modules of `model` by their weight, and those without a weight to the [module
-/// around](LedgerRow::module), which takes for granted that a module is not called again before others have run. `forward` runs
-/// on this thread, and returns what it likes.
+/// An operation belongs to the module of `model` that has its weight, and without a weight to the [module around](LedgerRow::module) it.
+/// This assumes that a module is not called again before others have run. `forward` runs on this thread, and may return anything.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -259,7 +254,7 @@ fn note(row: &LedgerRow) -> &'static str {
 pub fn ledger<M: Module, I, R>(model: &M, input: I, forward: impl FnOnce(&M, I) -> R) -> (R, Ledger) {
     let (result, entries) = record(|| forward(model, input));
     // After the forward pass, which initializes lazy parameters.
-    let modules = ModulePaths::of(model).modules;
+    let modules = modules_of(model);
     let mut seen = HashSet::new();
     let paths = paths(entries.iter().map(|entry| entry.weight), &modules);
     let rows = entries.into_iter().zip(paths).map(|(entry, path)| {
@@ -270,7 +265,7 @@ pub fn ledger<M: Module, I, R>(model: &M, input: I, forward: impl FnOnce(&M, I) 
     (result, Ledger { rows })
 }
 
-/// The module of every operation, given the nodes of their weights; empty where it is not known.
+/// The module of every operation by the node of its weight. Where it is unknown, the path is empty.
 pub(super) fn paths(
     weights: impl Iterator<Item = Option<NodeId>>,
     modules: &HashMap<NodeId, Path>,
@@ -290,12 +285,13 @@ pub(super) fn paths(
     paths
 }
 
-/// A module as it is shown: an operation whose module is not known by its own name.
-pub(super) fn shown(path: &Path, operation: &str) -> String {
+/// The name of a module in a table; if the module is unknown, that of the operation.
+pub(crate) fn shown(path: &Path, operation: &str) -> String {
     if path.is_empty() { operation.into() } else { path.join(".") }
 }
 
-/// The innermost module that contains both of two modules, and is neither: a module of weights calls nothing between them.
+/// The innermost module that contains two modules and is neither of them: a module with weights, such as a dense layer, calls no other
+/// operation between them.
 fn around(a: &Path, b: &Path) -> Path {
     let parent = |path: &Path| path.len().saturating_sub(1);
     let [a, b] = [&a[..parent(a)], &b[..parent(b)]];
@@ -315,41 +311,53 @@ fn row(entry: Entry, path: Path, shared: bool, modules: &HashMap<NodeId, Path>) 
     }
 }
 
-/// The names of modules from the model inwards.
-pub(super) type Path = Vec<String>;
+/// Bytes that are kept by the nodes of tensors, and bytes of everything else. Parameters do not count. A tensor that several operations
+/// keep counts once: where one of them has it recomputed, another may keep it.
+pub(crate) fn bytes_once<'a>(
+    entries: impl Iterator<Item = &'a Entry>,
+    is_parameter: impl Fn(&NodeId) -> bool,
+) -> (HashMap<NodeId, u64>, u64) {
+    let (mut tensors, mut others) = (HashMap::<NodeId, u64>::new(), 0);
+    for entry in entries {
+        let bytes = entry.bytes.unwrap_or(0) as u64;
+        match entry.node {
+            None => others += bytes,
+            Some(node) if is_parameter(&node) => {}
+            Some(node) => {
+                let most = tensors.entry(node).or_default();
+                *most = bytes.max(*most);
+            }
+        }
+    }
+    (tensors, others)
+}
+
+/// The names of nested modules, outermost first.
+pub(crate) type Path = Vec<String>;
+
+/// The module of each parameter by the parameter's node; the first one for a parameter that is tied.
+pub(crate) fn modules_of<M: Module>(model: &M) -> HashMap<NodeId, Path> {
+    let mut paths = ModulePaths::default();
+    model.visit(&mut paths);
+    paths.modules
+}
 
 /// Finds the module of every parameter.
 #[derive(Default)]
-pub(super) struct ModulePaths {
-    /// Where the visit is.
-    path: Path,
-    /// The module of each parameter by the parameter's node; the first one for a parameter that is tied.
-    pub(super) modules: HashMap<NodeId, Path>,
-}
-
-impl ModulePaths {
-    pub(super) fn of<M: Module>(model: &M) -> Self {
-        let mut paths = Self::default();
-        model.visit(&mut paths);
-        paths
-    }
+struct ModulePaths {
+    path: VisitPath,
+    modules: HashMap<NodeId, Path>,
 }
 
 impl ModuleVisitor for ModulePaths {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
+    follow_path!();
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        // A parameter that is still lazy took no part. `base` and not `val`, which would compute an adapted weight anew.
+        // A parameter that is still lazy took no part. (`val` instead of `base` would compute the effective weight of an adapter again.)
         if !param.is_initialized() {
             return;
         }
-        let module = self.path.split_last().map_or(&[][..], |(_parameter, module)| module);
         if let Some(node) = node_id(param.base()) {
-            self.modules.entry(node).or_insert_with(|| module.to_vec());
+            self.modules.entry(node).or_insert_with(|| self.path.module().to_vec());
         }
     }
 }

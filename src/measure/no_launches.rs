@@ -1,10 +1,8 @@
-//! Without a device there are no launches.
+//! The module `launches` for builds without wgpu and CUDA, in which no kernels are launched.
 use burn::tensor::Device;
 
-/// See the module of the same name for devices.
 pub(super) enum Launches {}
 
-/// Likewise.
 pub(crate) enum NoLaunches {}
 
 impl NoLaunches {
@@ -17,7 +15,7 @@ pub(crate) fn is_dry() -> bool {
     false
 }
 
-pub(super) fn tensor_bytes(_: &Device) -> Option<u64> {
+pub(super) fn bytes_of_tensors(_: &Device) -> Option<u64> {
     None
 }
 

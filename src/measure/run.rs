@@ -1,12 +1,12 @@
-//! The memory over a whole training run.
-use super::bytes::{csv_of, human_bytes};
+//! [`RunMemory`]: the memory over a whole training run.
+use super::bytes::{bytes_or_unknown, csv_of, seconds};
 use super::device::{Laps, reserved};
-use super::step::seconds;
 use super::svg::Chart;
+use super::table::table;
 use burn::tensor::Device;
 use serde::Serialize;
+use std::fmt;
 use std::time::Duration;
-use std::{fmt, io};
 use web_time::Instant;
 
 /// The memory of a device over one step of a run. `None` where bytes are not counted.
@@ -23,12 +23,12 @@ pub struct RunStep {
     pub reserved: Option<u64>,
 }
 
-/// Follows the memory of a training run, step by step: what grows from one to the next is seen here. Shown as a short table,
-/// written as CSV and as a plot.
+/// Follows the memory of a training run step by step, which shows what grows from one step to the next. Displayed as a short table, written
+/// as CSV and as a plot.
 ///
-/// Bytes are those of everything on the device: on CPU devices of everything in the program, if the
-/// [`TrackingAllocator`](super::TrackingAllocator) is installed; there, a [`Scope`](super::Scope) of your own may not reach over the end of
-/// a step. Each step waits for the device, and on a device every launch is watched, so that the run is slower for it.
+/// Bytes are those of everything on the device. On CPU devices they are those of the whole program, if the
+/// [`TrackingAllocator`](super::TrackingAllocator) is installed; there, a [`Scope`](super::Scope) of your own must not last beyond the end
+/// of a step. The run is slower: each step waits for the device, and on a device every launch is watched.
 ///
 /// ```
 /// use burn::module::Module;
@@ -53,9 +53,8 @@ pub struct RunStep {
 /// println!("{memory}");
 /// let last = memory.steps()[2];
 /// assert!(last.most.unwrap() >= last.after.unwrap() + 128 * 64 * 4); // the input, which the weight's gradient needs
-/// assert!(memory.to_csv()?.starts_with("seconds,after,most,reserved"));
+/// assert!(memory.to_csv().starts_with("seconds,after,most,reserved"));
 /// assert!(memory.to_svg().starts_with("<svg"));
-/// # Ok::<(), std::io::Error>(())
 /// ```
 pub struct RunMemory {
     device: Device,
@@ -65,7 +64,7 @@ pub struct RunMemory {
 }
 
 impl RunMemory {
-    /// Begins to follow, here and now.
+    /// Begins to follow a run.
     pub fn start(device: &Device) -> Self {
         Self { device: device.clone(), laps: Laps::start(device), start: Instant::now(), steps: vec![] }
     }
@@ -87,15 +86,12 @@ impl RunMemory {
         &self.steps
     }
 
-    /// The steps as CSV with a header; without steps it is empty.
-    ///
-    /// # Errors
-    /// None are known: the rows are numbers in memory.
-    pub fn to_csv(&self) -> io::Result<String> {
+    /// The steps as CSV with a header. Without steps, it is empty.
+    pub fn to_csv(&self) -> String {
         csv_of(&self.steps)
     }
 
-    /// A plot as SVG: for each step the most bytes in use, those in use after it, and those that the pool of a device had reserved.
+    /// A plot as SVG: the most bytes in use in each step, those in use after it, and those that the pool of a device had reserved.
     pub fn to_svg(&self) -> String {
         type Line = (&'static str, &'static str, fn(&RunStep) -> Option<u64>);
         const LINES: [Line; 3] = [
@@ -103,17 +99,17 @@ impl RunMemory {
             ("most in a step", "red", |step| step.most),
             ("after a step", "mediumblue", |step| step.after),
         ];
-        /// Parts of the axis of steps.
+        /// Into how many parts the axis of steps is divided.
         const MARKS: usize = 4;
         let most = self.steps.iter().flat_map(|step| [step.after, step.most, step.reserved]).flatten().max();
         let mut chart = Chart::new(self.steps.len(), most.unwrap_or(0));
         let mut place = 0;
-        for (name, colour, bytes) in LINES {
+        for (name, color, bytes) in LINES {
             let points = self.steps.iter().enumerate();
             let mut points = points.filter_map(|(index, step)| Some((index as f64, bytes(step)?))).peekable();
             if points.peek().is_some() {
-                chart.line(points, colour, name);
-                chart.legend(place, colour, name);
+                chart.line(points, color, name);
+                chart.legend(place, color, name);
                 place += 1;
             }
         }
@@ -138,19 +134,17 @@ impl fmt::Debug for RunMemory {
 impl fmt::Display for RunMemory {
     /// The first step, the last, and the one that needed most.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut table = comfy_table::Table::new();
-        table.load_preset(comfy_table::presets::ASCII_MARKDOWN);
-        table.set_header(["step", "in use after it", "most in it", "reserved by the pool"]);
+        let mut table = table(["step", "in use after it", "most in it", "reserved by the pool"]);
         let highest =
             self.steps.iter().enumerate().max_by_key(|(index, step)| (step.most, usize::MAX - index));
         let mut shown: Vec<usize> = highest.map(|(index, _)| index).into_iter().collect();
         shown.extend(self.steps.len().checked_sub(1).into_iter().flat_map(|last| [0, last]));
         shown.sort_unstable();
         shown.dedup();
-        let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".into(), human_bytes);
         for index in shown {
             let RunStep { after, most, reserved, .. } = self.steps[index];
-            table.add_row([(index + 1).to_string(), bytes(after), bytes(most), bytes(reserved)]);
+            let [after, most, reserved] = [after, most, reserved].map(bytes_or_unknown);
+            table.add_row([(index + 1).to_string(), after, most, reserved]);
         }
         write!(f, "{table}")
     }

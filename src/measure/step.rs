@@ -1,20 +1,20 @@
-//! Memory and time of one forward and backward pass.
+//! [`measure_step`] and [`measure_layer`]: memory and time of one forward and backward pass.
 use super::allocator::TrackingAllocator;
-use super::bytes::{human_bytes, tensor_bytes};
-use super::device::{Meter, Watch};
+use super::bytes::{bytes_or_unknown, human_bytes, seconds, tensor_bytes};
+use super::device::{Meter, Metering};
+use super::table::{number, table};
 use crate::parameters::{EachOnce, each_once};
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, Device, Gradients, Int, Tensor};
 use burn_memsave_layers::node::node_id;
-use comfy_table::{Cell, CellAlignment, Table, presets};
-use serde::{Serialize, Serializer};
+use comfy_table::Cell;
+use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
 use web_time::Instant;
 
-/// Memory, gradients and time of one training step. Made by [`measure_step`], shown as a table, serialized with its times
-/// in seconds.
+/// Memory, gradients and time of one training step. Made by [`measure_step`], displayed as a table, serialized with times in seconds.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -29,13 +29,13 @@ use web_time::Instant;
 /// ```
 #[derive(Clone, Debug, Serialize)]
 pub struct Measurement {
-    /// Bytes that live after the forward pass when only the loss is held, and did not before: what the graph keeps. The
-    /// input counts if the graph keeps it; parameters and the loss do not.
+    /// Bytes that are alive after the forward pass, when only the loss is held, and were not before: what the graph keeps. The input counts
+    /// if the graph keeps it. Parameters and the loss do not count.
     pub kept: Option<u64>,
     /// The most bytes alive at one time during the forward and backward pass, beyond parameters and input. Gradients count. On a
-    /// device, at the launch of a kernel.
+    /// device, the memory is read at launches of kernels.
     pub peak: Option<u64>,
-    /// Bytes that the memory pool of a device had reserved after the step, for whatever there is.
+    /// Bytes that the memory pool of a device had reserved for everything after the step.
     pub reserved: Option<u64>,
     /// Kernels launched on a device.
     pub launches: Option<u64>,
@@ -49,18 +49,13 @@ pub struct Measurement {
     pub backward_time: Duration,
 }
 
-pub(super) fn seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(time.as_secs_f64())
-}
-
 impl fmt::Display for Measurement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".into(), human_bytes);
         let time = |time: Duration| format!("{:.3} ms", time.as_secs_f64() * 1e3);
         let rows = [
-            ("kept after the forward pass", bytes(self.kept)),
-            ("peak beyond parameters and input", bytes(self.peak)),
-            ("gradients of parameters", bytes(Some(self.gradients))),
+            ("kept after the forward pass", bytes_or_unknown(self.kept)),
+            ("peak beyond parameters and input", bytes_or_unknown(self.peak)),
+            ("gradients of parameters", human_bytes(self.gradients)),
             ("forward", time(self.forward_time)),
             ("backward", time(self.backward_time)),
         ];
@@ -69,10 +64,9 @@ impl fmt::Display for Measurement {
             ("kernels launched", self.launches.map(|launches| launches.to_string())),
         ];
         let of_device = of_device.into_iter().filter_map(|(name, value)| Some((name, value?)));
-        let mut table = Table::new();
-        table.load_preset(presets::ASCII_MARKDOWN).set_header(["one step", ""]);
+        let mut table = table(["one step", ""]);
         for (name, value) in rows.into_iter().chain(of_device) {
-            table.add_row([Cell::new(name), Cell::new(value).set_alignment(CellAlignment::Right)]);
+            table.add_row([Cell::new(name), number(value)]);
         }
         write!(f, "{table}")
     }
@@ -90,14 +84,14 @@ impl fmt::Display for Measurement {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct LayerMeasurement {
-    /// Bytes that live after the forward pass when only the output is held. The input counts exactly if the graph keeps it;
-    /// the output and whatever lived before, such as parameters, do not.
+    /// Bytes that are alive after the forward pass, when only the output is held. The input counts if and only if the graph keeps it. The
+    /// output and everything that lived before, such as parameters, do not count.
     pub kept: Option<u64>,
     /// The most bytes alive at one time during the forward pass, beyond the input and what lived before.
     pub forward_peak: Option<u64>,
     /// The same for the forward and the backward pass.
     pub peak: Option<u64>,
-    /// Bytes that the memory pool of a device had reserved afterwards, for whatever there is.
+    /// Bytes that the memory pool of a device had reserved for everything afterwards.
     pub reserved: Option<u64>,
     /// Kernels launched on a device.
     pub launches: Option<u64>,
@@ -105,7 +99,7 @@ pub struct LayerMeasurement {
 
 /// Input of a measured step: a tensor of any kind, a pair of inputs, or your own batch type.
 ///
-/// A measurement runs on a copy of the input, so that it does not matter who else holds it.
+/// A measurement runs on a copy of the input, so it does not matter who else holds the input.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor};
@@ -118,7 +112,7 @@ pub struct LayerMeasurement {
 /// assert_eq!(batch.copy().1.to_data(), batch.1.to_data());
 /// ```
 pub trait StepInput {
-    /// The same values in memory of their own, tracked where the original is.
+    /// The same values in memory of their own. Each tensor is tracked if its original is.
     fn copy(&self) -> Self;
     /// The bytes of the values.
     fn bytes(&self) -> u64;
@@ -179,14 +173,15 @@ impl<A: StepInput, B: StepInput> StepInput for (A, B) {
     }
 }
 
-/// Measures one training step: `loss` runs the forward pass and returns the loss, the backward pass follows.
+/// Measures one training step: `loss` runs the forward pass and returns the loss, and the backward pass follows.
 ///
-/// The step runs on a copy of `input`, a leaf that requires a gradient if `input` is tracked; the backward pass ends there.
+/// The step runs on a copy of `input`, which is a leaf that requires a gradient if `input` is tracked. The backward pass ends there.
 ///
-/// The step runs twice, and the second time is measured: the first one also pays for lazily initialized parameters, thread
-/// pools and compiled kernels. On a device the times are those of a third run, as the memory is looked at with every launch. (What a step does besides, it does each time: update running statistics, draw random numbers.)
-/// Nothing else should run at the same time, as memory is counted for the whole program or device. A few hundred bytes per operation are the graph's own records. On devices with a memory pool the unused part
-/// of the pool is released first, see [`peak_bytes`](super::peak_bytes), which the forward time may show.
+/// The step runs twice, and the second run is measured, since the first one also initializes lazy parameters, starts thread pools and
+/// compiles kernels. On a device the times are those of a third run, since reading the memory at every launch takes time. Side effects of a
+/// step (running statistics, random numbers) happen each time. Nothing else should run at the same time, since memory is counted for the
+/// whole program or device. A few hundred bytes per operation are the graph's own records. On devices with a memory pool, the unused part
+/// of the pool is released first (see [`peak_bytes`](super::peak_bytes)), which may lengthen the forward pass.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -208,11 +203,11 @@ pub fn measure_step<M: Module, I: StepInput>(
     input: I,
     loss: impl Fn(&M, I) -> Tensor<1>,
 ) -> Measurement {
-    let step = |watch| step(watch, model, &input, &loss);
-    drop(step(Watch::Nothing));
-    let run = step(Watch::Launches);
-    // Looking at the memory of a device takes time, which is no time of the step.
-    let times = run.memory.launches.map(|_| step(Watch::Nothing));
+    let step = |metering| step(metering, model, &input, &loss);
+    drop(step(Metering::Nothing));
+    let run = step(Metering::Launches);
+    // Reading the memory of a device takes time that does not belong to the step.
+    let times = run.memory.launches.map(|_| step(Metering::Nothing));
     let [forward_time, backward_time] = times.as_ref().unwrap_or(&run).times;
     let LayerMeasurement { kept, peak, reserved, launches, .. } = run.memory;
     Measurement {
@@ -228,12 +223,11 @@ pub fn measure_step<M: Module, I: StepInput>(
 
 /// Measures `forward(input())` and the backward pass of its sum.
 ///
-/// `input` makes its tensor anew and gives away the only handle; then `kept` is exact: live bytes after the forward pass,
-/// less those before the input was made, less those of the output. The peaks also leave out the input. Without anything
-/// that requires a gradient, there is no backward pass.
+/// `input` must make a new tensor and return the only handle of it. Then `kept` is exact: the live bytes after the forward pass, minus
+/// those before the input was made, minus those of the output. The peaks do not count the input either. If nothing requires a gradient,
+/// there is no backward pass.
 ///
-/// It runs once: call it twice with the same shapes and use the second result. The rest of what [`measure_step`] says holds
-/// here as well.
+/// The layer runs once: call this twice with the same shapes, and use the second result. Everything else is as for [`measure_step`].
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -255,20 +249,20 @@ pub fn measure_layer<const D: usize, const O: usize>(
     input: impl FnOnce() -> Tensor<D>,
     forward: impl Fn(Tensor<D>) -> Tensor<O>,
 ) -> LayerMeasurement {
-    run(Watch::Launches, input, forward, |output| output.sum()).memory
+    run(Metering::Launches, input, forward, |output| output.sum()).memory
 }
 
 /// One step on a copy of the input.
 pub(super) fn step<M: Module, I: StepInput>(
-    watch: Watch,
+    metering: Metering,
     model: &M,
     input: &I,
     loss: &impl Fn(&M, I) -> Tensor<1>,
-) -> Run {
-    run(watch, || input.copy(), |input| loss(model, input), |loss| loss)
+) -> MeasuredPass {
+    run(metering, || input.copy(), |input| loss(model, input), |loss| loss)
 }
 
-pub(super) struct Run {
+pub(super) struct MeasuredPass {
     pub(super) memory: LayerMeasurement,
     gradients: Option<Gradients>,
     /// Forward and backward.
@@ -277,15 +271,15 @@ pub(super) struct Run {
 
 /// One forward and, if the output is tracked, one backward pass from `scalar(output)`.
 fn run<I: StepInput, const O: usize>(
-    watch: Watch,
+    metering: Metering,
     input: impl FnOnce() -> I,
     forward: impl FnOnce(I) -> Tensor<O>,
     scalar: impl FnOnce(Tensor<O>) -> Tensor<1>,
-) -> Run {
+) -> MeasuredPass {
     let live_before = TrackingAllocator::live();
     let input = input();
     let input_bytes = input.bytes();
-    let meter = Meter::start(watch, input.device(), input_bytes, live_before);
+    let meter = Meter::start(metering, input.device(), input_bytes, live_before);
     let peak = || Some(meter.peak()?.saturating_sub(input_bytes));
 
     let start = Instant::now();
@@ -301,10 +295,10 @@ fn run<I: StepInput, const O: usize>(
     let backward_time = if gradients.is_some() { start.elapsed() } else { Duration::ZERO };
     let (launches, peak, reserved) = (meter.launches(), peak(), meter.reserved());
     let memory = LayerMeasurement { kept, forward_peak, peak, reserved, launches };
-    Run { memory, gradients, times: [forward_time, backward_time] }
+    MeasuredPass { memory, gradients, times: [forward_time, backward_time] }
 }
 
-/// Bytes of the gradients of a model's parameters; a parameter that is tied counts once.
+/// Bytes of the gradients of a model's parameters. A tied parameter counts once.
 pub(super) fn gradient_bytes<M: Module>(model: &M, gradients: &Gradients) -> u64 {
     let mut visitor = GradientBytes { gradients, bytes: 0 };
     each_once(model, &mut visitor);
@@ -318,7 +312,7 @@ struct GradientBytes<'a> {
 
 impl EachOnce for GradientBytes<'_> {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, _: &[String]) {
-        // A parameter that is still lazy took no part; looking at its value would initialize it.
+        // A parameter that is still lazy took no part, and reading its value would initialize it.
         if param.is_initialized() {
             self.bytes += param.grad(self.gradients).map_or(0, |gradient| tensor_bytes(&gradient));
         }

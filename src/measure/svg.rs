@@ -1,4 +1,4 @@
-//! Bytes over what comes one after the other, as SVG.
+//! [`Chart`]: plots of bytes over a sequence of points, as SVG.
 use super::bytes::human_bytes;
 use std::fmt::Write;
 
@@ -8,12 +8,12 @@ const LEFT: f64 = 90.0;
 const RIGHT: f64 = WIDTH - 20.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = HEIGHT - 50.0;
-/// What a text below needs to either side.
+/// The room that a label below needs to either side.
 const HALF_LABEL: f64 = 70.0;
-/// Between the entries of the legend.
+/// The distance between the entries of the legend.
 const ENTRY: f64 = 130.0;
 
-/// A picture that grows.
+/// A plot to which elements are added.
 pub(super) struct Chart {
     svg: String,
     /// The index at the right.
@@ -23,7 +23,7 @@ pub(super) struct Chart {
 }
 
 impl Chart {
-    /// Of so many points, the highest at so many bytes; with the axis of bytes.
+    /// A plot with the axis of bytes. `points` is the number of points, and `most` the bytes of the highest.
     pub(super) fn new(points: usize, most: u64) -> Self {
         let svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -65,17 +65,17 @@ impl Chart {
         text.trim_end().into()
     }
 
-    /// What is between two lines.
-    pub(super) fn area(&mut self, above: &[u64], below: &[u64], colour: &str, name: &str) {
+    /// The area between two lines.
+    pub(super) fn area(&mut self, above: &[u64], below: &[u64], color: &str, name: &str) {
         let line = |bytes: &[u64]| -> Vec<_> {
             bytes.iter().enumerate().map(|(index, &bytes)| (index as f64, bytes)).collect()
         };
         let points = self.points(line(above).into_iter().chain(line(below).into_iter().rev()));
-        self.push(&format!("<polygon points=\"{points}\" fill=\"{colour}\"><title>{name}</title></polygon>"));
+        self.push(&format!("<polygon points=\"{points}\" fill=\"{color}\"><title>{name}</title></polygon>"));
     }
 
-    /// A line through points, from a single one to the right; none without points.
-    pub(super) fn line(&mut self, points: impl Iterator<Item = (f64, u64)>, colour: &str, name: &str) {
+    /// A line through points. Of a single point, it goes to the right end; without points, there is none.
+    pub(super) fn line(&mut self, points: impl Iterator<Item = (f64, u64)>, color: &str, name: &str) {
         let mut points: Vec<_> = points.collect();
         if let [(_, bytes)] = points[..] {
             points.push((self.last, bytes));
@@ -83,19 +83,19 @@ impl Chart {
         let points = self.points(points.into_iter());
         if !points.is_empty() {
             self.push(&format!(
-                "<polyline points=\"{points}\" fill=\"none\" stroke=\"{colour}\"><title>{name}</title></polyline>"
+                "<polyline points=\"{points}\" fill=\"none\" stroke=\"{color}\"><title>{name}</title></polyline>"
             ));
         }
     }
 
-    /// Names a colour, at a place of the legend.
-    pub(super) fn legend(&mut self, place: usize, colour: &str, name: &str) {
+    /// Names a color, at a place of the legend.
+    pub(super) fn legend(&mut self, place: usize, color: &str, name: &str) {
         let x = LEFT + ENTRY * place as f64;
-        self.push(&format!("<rect x=\"{x}\" y=\"12\" width=\"12\" height=\"12\" fill=\"{colour}\"/>"));
+        self.push(&format!("<rect x=\"{x}\" y=\"12\" width=\"12\" height=\"12\" fill=\"{color}\"/>"));
         self.push(&format!("<text x=\"{}\" y=\"22\">{name}</text>", x + 17.0));
     }
 
-    /// A line down to a text below.
+    /// A vertical line at a point, with a label below.
     pub(super) fn mark(&mut self, index: usize, text: &str) {
         let x = self.x(index as f64);
         let [low, below] = [BOTTOM + 5.0, BOTTOM + 20.0];
@@ -104,7 +104,7 @@ impl Chart {
         self.push(&format!("<text x=\"{x:.1}\" y=\"{below}\" text-anchor=\"{anchor}\">{text}</text>"));
     }
 
-    /// The whole picture.
+    /// The whole plot.
     pub(super) fn finish(mut self) -> String {
         self.push("</svg>");
         self.svg

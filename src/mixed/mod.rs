@@ -12,7 +12,7 @@
 //! let mut model = precision.narrow_frozen(LinearConfig::new(8, 4).init(&device))?;
 //! let (mut optimizer, mut scaler) = (AdamConfig::new().init(), LossScaler::new());
 //! for _ in 0..3 {
-//!     let half = precision.half(&model)?;
+//!     let half = precision.half_copy(&model)?;
 //!     let x = Tensor::<2>::ones([2, 8], &device).cast(precision.dtype());
 //!     let loss = half.forward(x).powf_scalar(2.0).mean();
 //!     let gradients = GradientsParams::from_grads(scaler.scale(loss).backward(), &model); // of the masters
@@ -24,7 +24,7 @@
 //! # Ok::<(), burn_memsave::mixed::MixedError>(())
 //! ```
 //!
-//! [`Precision::half`] returns a copy of the module for one step: each parameter is cast by an operation of the graph, so gradients arrive
+//! [`Precision::half_copy`] returns a copy of the module for one step: each parameter is cast by an operation of the graph, so gradients arrive
 //! at the parameters of the original module, in their dtype. The copy has no leaves of its own, so no gradients have to be copied back.
 //! [`checkpoint`](crate::checkpoint), [`plan::micro_batched`](crate::plan::micro_batched) and
 //! [`parallel::Replicas`](crate::parallel::Replicas) work inside and around it. A parameter that is in several places is cast in each, and
@@ -69,6 +69,7 @@ use crate::lazy_paths::lazy_paths;
 use crate::parameters::running_statistics;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::tensor::{Device, FloatDType, Tensor};
+use burn_memsave_layers::{follow_path, visit::VisitPath};
 use std::collections::{BTreeSet, HashSet};
 
 /// The half precision of a step, and which parameters are exempt from it.
@@ -98,7 +99,7 @@ impl Precision {
     ///
     /// let group = ParamGroup::from_regex("bias$").expect("a regular expression");
     /// let precision = Precision::bf16().with_exempt(group);
-    /// let half = precision.half(&LinearConfig::new(2, 2).init(&Device::flex()))?;
+    /// let half = precision.half_copy(&LinearConfig::new(2, 2).init(&Device::flex()))?;
     /// assert_eq!(half.weight.val().dtype(), DType::BF16);
     /// assert_eq!(half.bias.map(|bias| bias.val().dtype()), Some(DType::F32));
     /// # Ok::<(), burn_memsave::mixed::MixedError>(())
@@ -136,7 +137,7 @@ impl Precision {
     ///
     /// Returns an error if a device does not compute in this precision, if a trainable parameter is in half precision itself, or if a lazy
     /// weight has another dtype.
-    pub fn half<M: Module>(&self, module: &M) -> Result<M, MixedError> {
+    pub fn half_copy<M: Module>(&self, module: &M) -> Result<M, MixedError> {
         self.cast(module.clone(), |_| true)
     }
 
@@ -144,10 +145,10 @@ impl Precision {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`half`](Self::half), and an error if the module is on a device without autodiff.
+    /// Returns the errors of [`half_copy`](Self::half_copy), and an error if the module is on a device without autodiff.
     pub fn narrow_frozen<M: Module>(&self, module: M) -> Result<M, MixedError> {
         let running = running_statistics(&module);
-        let mut plain = Plain { running, path: Path::default(), first: None };
+        let mut plain = Plain { running, path: VisitPath::default(), first: None };
         module.visit(&mut plain);
         if let Some(path) = plain.first {
             return Err(MixedError::NotAutodiff { path });
@@ -161,30 +162,10 @@ impl Precision {
             self.check(&device)?;
         }
         let (lazy, running) = (lazy_paths(&module).into_iter().collect(), running_statistics(&module));
-        let mut cast = Cast { precision: self, is_cast, lazy, running, path: Path::default(), error: None };
+        let mut cast =
+            Cast { precision: self, is_cast, lazy, running, path: VisitPath::default(), error: None };
         let module = module.map(&mut cast);
         cast.error.map_or(Ok(module), Err)
-    }
-}
-
-/// The path of what a visitor is at.
-#[derive(Default)]
-struct Path {
-    /// Names, with the types of the modules that they are in.
-    names: Vec<(String, String)>,
-}
-
-impl Path {
-    fn enter(&mut self, name: &str, container: &str) {
-        self.names.push((name.into(), container.into()));
-    }
-
-    fn exit(&mut self) {
-        self.names.pop();
-    }
-
-    fn joined(&self) -> String {
-        self.names.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
     }
 }
 
@@ -195,19 +176,13 @@ struct Cast<'a> {
     lazy: BTreeSet<String>,
     /// See [`running_statistics`]: a mapper would change them in all clones of the module.
     running: HashSet<ParamId>,
-    path: Path,
+    path: VisitPath,
     /// The first one.
     error: Option<MixedError>,
 }
 
 impl ModuleMapper for Cast<'_> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.exit();
-    }
+    follow_path!();
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (path, expected) = (self.path.joined(), self.precision.dtype);
@@ -238,18 +213,12 @@ impl ModuleMapper for Cast<'_> {
 /// Finds a parameter without autodiff.
 struct Plain {
     running: HashSet<ParamId>,
-    path: Path,
+    path: VisitPath,
     first: Option<String>,
 }
 
 impl ModuleVisitor for Plain {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.exit();
-    }
+    follow_path!();
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if !param.lazy_device().is_autodiff() && self.first.is_none() && !self.running.contains(&param.id) {

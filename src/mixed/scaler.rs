@@ -1,5 +1,6 @@
 //! [`LossScaler`]: dynamic loss scaling, which keeps small gradients from vanishing in f16.
 use crate::parameters::{EachOnce, each_once};
+use crate::widened::widened;
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, DType, Device, FloatDType, Tensor};
@@ -132,7 +133,7 @@ impl LossScaler {
     /// # Panics
     ///
     /// Panics if a gradient belongs to a parameter that the module does not have, or to one in f16: once divided, small gradients would be
-    /// lost again, as would the updates. Train parameters in f32, from which [`Precision::half`](super::Precision::half) makes a copy for
+    /// lost again, as would the updates. Train parameters in f32, from which [`Precision::half_copy`](super::Precision::half_copy) makes a copy for
     /// each step.
     pub fn unscale<M: Module>(&mut self, module: &M, gradients: GradientsParams) -> Option<GradientsParams> {
         let mut unscale = Unscale {
@@ -185,14 +186,6 @@ pub(crate) fn watch_scaling<R>(f: impl FnOnce() -> R) -> (R, bool) {
     (result, SCALED.get())
 }
 
-/// Casts to the dtype that losses and gradients are scaled in.
-fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    match tensor.dtype() {
-        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
-        _ => tensor,
-    }
-}
-
 /// Scales gradients, and finds out whether they are finite.
 struct Unscale {
     found: GradientsParams,
@@ -208,7 +201,7 @@ impl EachOnce for Unscale {
         assert!(
             gradient.dtype() != DType::F16,
             "the gradient of {} is of f16, in which what the scale kept would be lost: make the parameter f32, and compute with \
-             the copy of `Precision::half`",
+             the copy of `Precision::half_copy`",
             path.join(".")
         );
         let dtype = FloatDType::from(gradient.dtype());

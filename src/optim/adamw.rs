@@ -8,6 +8,7 @@ use burn::grad_clipping::GradientClippingConfig;
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{DType, Device, Tensor};
+use burn_memsave_layers::{follow_path, visit::VisitPath};
 use std::collections::HashSet;
 
 /// Configuration of [`AdamW8bit`]: the fields and defaults of [`burn::optim::AdamWConfig`], except `amsgrad`, which needs a third moment,
@@ -95,24 +96,16 @@ impl AdamW8bitConfig {
 /// The paths of all parameters, and which are those of embeddings.
 #[derive(Default)]
 struct Parameters {
-    path: Vec<String>,
-    containers: Vec<String>,
+    path: VisitPath,
     paths: Vec<(ParamId, String)>,
     embeddings: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for Parameters {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.push(name.into());
-        self.containers.push(container_type.into());
-    }
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-        self.containers.pop();
-    }
+    follow_path!();
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.paths.push((param.id, self.path.join(".")));
-        if self.containers.last().is_some_and(|container| container.ends_with("Embedding")) {
+        self.paths.push((param.id, self.path.joined()));
+        if self.path.containers().last().is_some_and(|container| container.ends_with("Embedding")) {
             self.embeddings.insert(param.id);
         }
     }

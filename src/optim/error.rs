@@ -1,4 +1,34 @@
-//! [`InBackwardError`]: why a step cannot update parameters in its backward pass.
+//! [`InBackwardError`]: why a step cannot update parameters in its backward pass; [`StepRefused`]: the same, with the module.
+use core::fmt;
+
+/// A step that [`step_in_backward`](super::step_in_backward) refused. As an error it says what [`error`](Self::error) says.
+pub struct StepRefused<M> {
+    /// The module, as it was before the step.
+    pub module: M,
+    /// Why the step is impossible.
+    pub error: InBackwardError,
+}
+
+impl<M> fmt::Display for StepRefused<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<M> fmt::Debug for StepRefused<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StepRefused").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<M> std::error::Error for StepRefused<M> {}
+
+impl<M> From<StepRefused<M>> for InBackwardError {
+    fn from(refused: StepRefused<M>) -> Self {
+        refused.error
+    }
+}
+
 /// Why a step cannot update parameters in its backward pass.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

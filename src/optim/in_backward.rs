@@ -2,10 +2,10 @@
 //!
 //! [`Enter`] puts a step of the graph on top of every parameter, [`Leave`] moves the parameters from the module into the graph, so that
 //! they can change in place, and [`Return`] puts the new ones back. `layers/src/graph/update.rs` finds out when a gradient is complete.
-use super::InBackwardError;
+use super::{InBackwardError, StepRefused};
 use crate::mixed::watch_scaling;
 use crate::parameters::untied;
-use crate::strategy::with_strategy;
+use crate::strategy::{token, with_strategy};
 use burn::backend::Dispatch;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -13,6 +13,7 @@ use burn::optim::{GradientsParams, ModuleOptimizer, SgdConfig};
 use burn::tensor::{Device, Tensor};
 use burn_memsave_layers::graph::{GRADIENT, PARAMETER, SegmentOps, Slots, UpdateOnce, UpdateOps, Updates};
 use burn_memsave_layers::node::node_id;
+use burn_memsave_layers::{follow_path, visit::VisitPath};
 use std::any::Any;
 use std::collections::{HashMap, HashSet, hash_map::Entry};
 use std::mem;
@@ -71,7 +72,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 ///
 /// # Errors
 ///
-/// Returns an [`InBackwardError`], which says why the step is impossible. The module is then lost; the optimizer is not changed.
+/// Returns a [`StepRefused`], which says why the step is impossible, and has the module as it was. The optimizer is not changed.
 ///
 /// # Panics
 ///
@@ -81,32 +82,25 @@ pub fn step_in_backward<M: Module>(
     optimizer: &mut ModuleOptimizer,
     lr: impl Into<ModuleLearningRate>,
     loss: impl FnOnce(&M) -> Tensor<1>,
-) -> Result<(M, Tensor<1>), InBackwardError> {
+) -> Result<(M, Tensor<1>), StepRefused<M>> {
     if let Some(error) = Check::of(&module) {
-        return Err(error);
+        return Err(StepRefused { module, error });
     }
     let updates = Updates::default();
-    let mut enter = Enter { updates: updates.clone(), entered: HashMap::new() };
+    let mut enter = Enter { updates: updates.clone(), places: HashMap::new() };
     let module = module.map(&mut enter);
-    let entered: HashSet<ParamId> = enter.entered.into_keys().collect();
+    let places = enter.places;
 
     let (loss, is_scaled) = watch_scaling(|| loss(&module));
-    if is_scaled {
-        return Err(InBackwardError::Scaled);
+    if let Some(error) = refusal(&loss, is_scaled) {
+        return Err(StepRefused { module: module.map(&mut Restore { places }), error });
     }
-    let elements = loss.shape().num_elements();
-    if elements != 1 {
-        return Err(InBackwardError::NoScalar { elements });
-    }
-    if !loss.is_tracked() {
-        return Err(InBackwardError::Untracked);
-    }
+    let entered: HashSet<ParamId> = places.into_keys().collect();
     let value = loss.clone().inner();
     let device = loss.device();
-    let token = with_strategy(Tensor::<1>::zeros([1], &device.clone().without_autodiff()), &device);
     let watched = Dispatch::memsave_update_watch(
         loss.into_dispatch(),
-        token.require_grad().into_dispatch(),
+        token(&device).require_grad().into_dispatch(),
         updates.clone(),
     );
 
@@ -114,7 +108,7 @@ pub fn step_in_backward<M: Module>(
     let step =
         Arc::new(Step { optimizer: borrowed.shared.clone(), lr: lr.into(), changed: Mutex::default() });
     let mut leave = Leave {
-        path: vec![],
+        path: VisitPath::default(),
         entered,
         left: HashMap::new(),
         loss: Some(Tensor::from_dispatch(watched)),
@@ -130,6 +124,17 @@ pub fn step_in_backward<M: Module>(
     Ok((module.map(&mut Return { changed }), value))
 }
 
+/// Why a loss cannot be used.
+fn refusal(loss: &Tensor<1>, is_scaled: bool) -> Option<InBackwardError> {
+    let elements = loss.shape().num_elements();
+    match (is_scaled, elements, loss.is_tracked()) {
+        (true, ..) => Some(InBackwardError::Scaled),
+        (_, 1, true) => None,
+        (_, 1, false) => Some(InBackwardError::Untracked),
+        _ => Some(InBackwardError::NoScalar { elements }),
+    }
+}
+
 /// Data behind these locks is replaced as a whole, so a panic leaves it consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -138,7 +143,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Finds what cannot be updated in the backward pass.
 #[derive(Default)]
 struct Check {
-    path: Vec<String>,
+    path: VisitPath,
     seen: HashSet<ParamId>,
     /// The parameter of every node.
     nodes: HashMap<u64, (ParamId, String)>,
@@ -155,17 +160,12 @@ impl Check {
 }
 
 impl ModuleVisitor for Check {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
+    follow_path!();
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if self.error.is_some() || !param.is_require_grad() {
             return;
         }
-        let (path, value) = (self.path.join("."), param.base());
+        let (path, value) = (self.path.joined(), param.base());
         if value.is_distributed() {
             self.error = Some(InBackwardError::Distributed { path });
             return;
@@ -185,9 +185,11 @@ impl ModuleVisitor for Check {
 /// Puts a step that waits for the gradient on top of every parameter that requires one.
 struct Enter {
     updates: Updates,
-    /// The tensors that the module has in their place.
-    entered: HashMap<ParamId, Box<dyn Any>>,
+    places: Places,
 }
+
+/// By parameter a `[Tensor<D>; 2]`: the parameter, and the tensor that the module has in its place.
+type Places = HashMap<ParamId, Box<dyn Any>>;
 
 impl ModuleMapper for Enter {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
@@ -196,15 +198,34 @@ impl ModuleMapper for Enter {
             return param;
         }
         let (id, value, mapper) = param.consume();
-        let number = self.entered.len();
-        let entered = self.entered.entry(id).or_insert_with(|| {
-            let value = value.into_dispatch();
-            let entered = Dispatch::memsave_update_enter(value, self.updates.clone(), number);
-            Box::new(Tensor::<D>::from_dispatch(entered))
+        let number = self.places.len();
+        let place = self.places.entry(id).or_insert_with(|| {
+            let dispatch = value.clone().into_dispatch();
+            let entered = Dispatch::memsave_update_enter(dispatch, self.updates.clone(), number);
+            Box::new([value, Tensor::<D>::from_dispatch(entered)])
         });
-        let entered =
-            entered.downcast_ref::<Tensor<D>>().expect("parameters with one id have one rank").clone();
-        Param::from_mapped_value(id, entered, mapper)
+        let [_, entered] = of_rank::<D>(&**place);
+        Param::from_mapped_value(id, entered.clone(), mapper)
+    }
+}
+
+fn of_rank<const D: usize>(place: &dyn Any) -> &[Tensor<D>; 2] {
+    place.downcast_ref().expect("parameters with one id have one rank")
+}
+
+/// Undoes [`Enter`].
+struct Restore {
+    places: Places,
+}
+
+impl ModuleMapper for Restore {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        // A frozen parameter with the same id did not enter.
+        let place = self.places.get(&param.id).filter(|_| param.base().is_tracked());
+        let Some(place) = place else { return param };
+        let [before, _] = of_rank::<D>(&**place);
+        let (id, _, mapper) = param.consume();
+        Param::from_mapped_value(id, before.clone(), mapper)
     }
 }
 
@@ -221,13 +242,7 @@ type Changed = HashMap<ParamId, (Box<dyn Any + Send>, Device)>;
 
 impl Step {
     /// Updates one parameter. The optimizer sees it at its path in the module.
-    fn update<const D: usize>(
-        &self,
-        path: Vec<(String, String)>,
-        id: ParamId,
-        device: &Device,
-        slots: &Slots,
-    ) {
+    fn update<const D: usize>(&self, path: VisitPath, id: ParamId, device: &Device, slots: &Slots) {
         let like = Tensor::<1>::zeros([1], &device.clone().without_autodiff());
         let take = |slot: usize| {
             let like = like.clone().into_dispatch();
@@ -251,8 +266,7 @@ impl Step {
 
 /// Takes the parameters out of the module, so that only the graph holds them.
 struct Leave {
-    /// Names and types of modules.
-    path: Vec<(String, String)>,
+    path: VisitPath,
     entered: HashSet<ParamId>,
     /// The parameters that were taken, with their numbers.
     left: HashMap<ParamId, usize>,
@@ -262,12 +276,7 @@ struct Leave {
 }
 
 impl ModuleMapper for Leave {
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        self.path.push((name.into(), container_type.into()));
-    }
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
+    follow_path!();
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         // A frozen parameter with the same id did not enter.
         if !self.entered.contains(&param.id) || !param.base().is_tracked() {
@@ -334,7 +343,7 @@ impl Drop for Borrowed<'_> {
 /// One parameter of a module, at its path.
 #[derive(Clone, Debug)]
 struct At<const D: usize> {
-    path: Vec<(String, String)>,
+    path: VisitPath,
     param: Param<Tensor<D>>,
 }
 
@@ -358,15 +367,15 @@ impl<const D: usize> Module for At<D> {
         self
     }
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        self.path.iter().for_each(|(name, container)| visitor.enter_module(name, container));
+        self.path.fields().for_each(|(name, container)| visitor.enter_module(name, container));
         self.param.visit(visitor);
-        self.path.iter().rev().for_each(|(name, container)| visitor.exit_module(name, container));
+        self.path.fields().rev().for_each(|(name, container)| visitor.exit_module(name, container));
     }
     fn map<V: ModuleMapper>(self, mapper: &mut V) -> Self {
         let Self { path, param } = self;
-        path.iter().for_each(|(name, container)| mapper.enter_module(name, container));
+        path.fields().for_each(|(name, container)| mapper.enter_module(name, container));
         let param = Module::map(param, mapper);
-        path.iter().rev().for_each(|(name, container)| mapper.exit_module(name, container));
+        path.fields().rev().for_each(|(name, container)| mapper.exit_module(name, container));
         Self { path, param }
     }
 }

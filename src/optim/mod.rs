@@ -39,6 +39,6 @@ mod muon;
 mod rounding;
 
 pub use adamw::{AdamW8bit, AdamW8bitConfig, AdamW8bitState};
-pub use error::InBackwardError;
+pub use error::{InBackwardError, StepRefused};
 pub use in_backward::step_in_backward;
 pub use muon::{Muon8bit, Muon8bitConfig, Muon8bitState};

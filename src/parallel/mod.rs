@@ -51,11 +51,12 @@ use crate::lazy_paths::lazy_paths;
 use crate::parameters::{EachOnce, each_once, tied};
 use crate::plan::{PartWeight, PartsError, checked_weight, may_be_taken_in_parts};
 use crate::strategy::{WithStrategy, with_strategy};
+use crate::widened::widened;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use burn::backend::DispatchDevice;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, Tensor};
 use std::any::Any;
 use std::collections::HashSet;
 use std::iter::Peekable;
@@ -210,10 +211,7 @@ fn stays_lazy(from: &Device, to: &Device) -> bool {
 fn sum<const D: usize>(parts: Vec<Tensor<D>>, device: &Device) -> Option<Tensor<D>> {
     let dtype = parts.first()?.dtype();
     let is_one = parts.len() == 1;
-    let wide = |part: Tensor<D>| match is_one || dtype.size() >= 4 {
-        true => part,
-        false => part.cast(FloatDType::F32),
-    };
+    let wide = |part: Tensor<D>| if is_one { part } else { widened(part) };
     let sum = parts.into_iter().map(|part| wide(part.to_device(device))).reduce(|a, b| a + b)?;
     Some(if sum.dtype() == dtype { sum } else { sum.cast(dtype) })
 }

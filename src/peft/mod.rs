@@ -43,6 +43,7 @@ use crate::lora::DoraAdapter;
 use burn::module::{Lora, LoraAdapter, Module, ModuleVisitor, Param, Reparameterization, Reparameterizer};
 use burn::tensor::{DType, Tensor, TensorData, bf16, f16};
 use burn_memsave_layers::burn_internals::REPARAMETERIZATION;
+use burn_memsave_layers::{follow_path, visit::VisitPath};
 use bytemuck::pod_collect_to_vec;
 use config::Config;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
@@ -209,8 +210,7 @@ pub fn load<M: Module>(
 /// The factors of adapters, by the paths of their modules.
 #[derive(Default)]
 struct Adapters {
-    /// Names, with the types of the modules that they are in.
-    path: Vec<(String, String)>,
+    path: VisitPath,
     /// The shape of the parameter that was visited last.
     shape: Vec<usize>,
     adapters: BTreeMap<String, Adapter>,
@@ -231,35 +231,28 @@ struct Adapter {
 }
 
 impl ModuleVisitor for Adapters {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.path.push((name.into(), container.into()));
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
+    follow_path!();
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let is_adapter = |(name, container): &(String, String)| {
-            [LoraAdapter::NAME, DoraAdapter::NAME].contains(&name.as_str()) && container == REPARAMETERIZATION
+        let (names, containers) = (self.path.names(), self.path.containers());
+        let is_adapter = |&at: &usize| {
+            [LoraAdapter::NAME, DoraAdapter::NAME].contains(&names[at].as_str())
+                && containers[at] == REPARAMETERIZATION
         };
-        let Some(lora) = self.path.iter().rposition(is_adapter) else {
+        let Some(lora) = (0..names.len()).rev().find(is_adapter) else {
             self.shape = param.base().dims().to_vec();
             return;
         };
-        let joined = |path: &[(String, String)]| {
-            path.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(".")
-        };
-        let [module @ .., (_, container)] = &self.path[..lora] else { return };
-        if !matches!(&self.path[..lora], [.., (name, _)] if name == "weight") {
-            self.unnamed = Some(joined(&self.path[..lora]));
+        let [module @ .., name] = &names[..lora] else { return };
+        if name != "weight" {
+            self.unnamed = Some(names[..lora].join("."));
             return;
         }
-        let path = joined(module);
-        let adapter = self.adapters.entry(path).or_default();
+        let adapter = self.adapters.entry(module.join(".")).or_default();
         adapter.shape = self.shape.clone();
-        adapter.container = container.trim_start_matches("Struct:").into();
-        if self.path.last().is_some_and(|(name, _)| name == "magnitude") {
+        adapter.container = containers[module.len()].trim_start_matches("Struct:").into();
+        let name = names.last().map(String::as_str);
+        if name == Some("magnitude") {
             let magnitude = param.val().without_autodiff();
             adapter.magnitude = Some(magnitude.flatten::<1>(0, D - 1));
             return;
@@ -267,7 +260,7 @@ impl ModuleVisitor for Adapters {
         let factor = param.val().without_autodiff();
         let [rows, columns] = [0, 1].map(|axis| factor.dims().get(axis).copied().unwrap_or(1));
         let factor = factor.reshape([rows, columns]);
-        match self.path.last().map(|(name, _)| name.as_str()) {
+        match name {
             Some("a") => adapter.a = Some(factor),
             Some("b") => adapter.b = Some(factor),
             _ => {}

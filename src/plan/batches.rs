@@ -1,18 +1,20 @@
-//! Batches in parts, and as large as fit.
+//! Batches that are split into parts, and the largest batch that fits.
 use super::PlanError;
 use super::parts::{ItemWeights, PartWeight, PartsError, checked_weight, may_be_taken_in_parts};
 use crate::measure::{Measurement, StepInput, measure_step};
 use crate::parameters::{EachOnce, each_once};
+use crate::widened::widened;
 use burn::module::{Module, Param};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, FloatDType, Tensor};
 use std::ops::Range;
 
-/// The mean loss of a batch and its gradients, computed from one part of the batch after the other: those of the whole batch, to
-/// rounding, with the memory of one part, and of two gradients of every parameter.
+/// Computes the mean loss of a batch and its gradients from one part of the batch after the other. Up to rounding, they are those of the
+/// whole batch. This takes the memory of one part, and of two gradients of every parameter.
 ///
-/// `parts`: parts of the batch, each made when its turn comes, and its [weight](PartWeight): the number of items over which `loss` takes
-/// the mean, or of tokens, or the sum of class weights. Sums are made in f32 at least, and rounded once.
+/// `parts`: the parts of the batch, each of which is made when its turn comes, with their [weights](PartWeight). The weight is the number
+/// of items or tokens over which `loss` takes the mean, or the sum of their class weights. Sums are computed in f32 at least, and rounded
+/// once.
 ///
 /// ```
 /// use burn::tensor::{Device, Int, Tensor};
@@ -36,8 +38,8 @@ use std::ops::Range;
 ///
 /// # Errors
 ///
-/// If the module has a batch norm, or another part with running statistics, in training mode; if a parameter that is tied has
-/// another value in each place; if a weight is negative or not finite; if there are no items, or all have the weight 0.
+/// If the module has a batch norm, or another part with running statistics, in training mode; if a tied parameter has different values in
+/// its places; if a weight is negative or not finite; if there are no items, or all have the weight 0.
 pub fn micro_batched<M: Module, T, W: PartWeight>(
     module: &M,
     parts: impl IntoIterator<Item = (T, W)>,
@@ -66,16 +68,16 @@ pub fn micro_batched<M: Module, T, W: PartWeight>(
     Ok((mean.mul_scalar(factor), sums))
 }
 
-/// [`micro_batched`], in the largest parts whose step fits into `budget` bytes. Returns the number of items in a part, the mean loss and
+/// [`micro_batched`] with the largest parts whose step fits into `budget` bytes. Returns the number of items in a part, the mean loss and
 /// the gradients.
 ///
-/// `part`: the items of a range of the batch, which has `items`: so many, or a slice of their [weights](ItemWeights). The last part may be
-/// smaller.
+/// `part` returns the items of a range of the batch. `items` is their number, or a slice of their [weights](ItemWeights). The last part may
+/// be smaller.
 ///
-/// Bytes count as in [`Measurement::peak`], beyond parameters and the input; the sums of gradients count. The size is found by
-/// [`largest_batch`], which asks [`measure_step`] for the first items of the batch, so each size that is tried runs some steps: look for it
-/// once, and give batches after that to [`micro_batched`] in parts of so many items. What a step does besides (random numbers), it does
-/// each time. Nothing else should run meanwhile, as memory is counted for the whole program or device.
+/// Bytes count as in [`Measurement::peak`], beyond parameters and the input, and the sums of gradients count. [`largest_batch`] finds the
+/// size by [`measure_step`] with the first items of the batch, so each size that is tried runs several steps. Look for the size once, and
+/// give later batches to [`micro_batched`] in parts of that size. Side effects of a step (random numbers) happen each time. Nothing else
+/// should run meanwhile, since memory is counted for the whole program or device.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -102,8 +104,8 @@ pub fn micro_batched<M: Module, T, W: PartWeight>(
 ///
 /// # Errors
 ///
-/// If a step of one item needs more than the budget: [`PlanError::Budget`]. If bytes are not counted: on CPU devices, install the
-/// [`TrackingAllocator`](crate::measure::TrackingAllocator). And those of [`micro_batched`].
+/// [`PlanError::Budget`] if a step of one item needs more than the budget. [`PlanError::NotCounted`] if bytes are not counted: on CPU
+/// devices, install the [`TrackingAllocator`](crate::measure::TrackingAllocator). Also the errors of [`micro_batched`].
 pub fn micro_batched_within<M: Module, I: StepInput>(
     module: &M,
     part: impl Fn(Range<usize>) -> I,
@@ -130,10 +132,10 @@ pub fn micro_batched_within<M: Module, I: StepInput>(
     Ok((of_part, mean, gradients))
 }
 
-/// At most, of a sum beside its numbers: its shape, its place in the table of gradients.
+/// The most bytes that a sum takes beside its numbers: its shape, and its place in the table of gradients.
 const RECORD: u64 = 1 << 10;
 
-/// Bytes of the sums of gradients, whether or not a parameter has one.
+/// Bytes of the sums of gradients, as if every trained parameter had one.
 #[derive(Default)]
 struct Sums {
     all: u64,
@@ -147,9 +149,9 @@ impl Sums {
         sums
     }
 
-    /// What [`micro_batched`] needs of a step with such a peak and gradients.
+    /// The peak of [`micro_batched`], given the peak of a step and the bytes of its gradients.
     fn peak(&self, of_step: u64, gradients: u64, is_whole: bool) -> u64 {
-        // One gradient is added: cast, scaled, and in the sum, if the backend does none of it in place.
+        // While a gradient is added, it exists as a cast one, as a scaled one and in the sum, if the backend does nothing in place.
         let adding = 2 * self.largest;
         match is_whole {
             true => of_step.max(gradients.max(self.all) + adding), // gradients become sums one by one
@@ -160,21 +162,13 @@ impl Sums {
 
 impl EachOnce for Sums {
     fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, _: &[String]) {
-        // One that does not exist yet took no part in a step.
+        // A parameter that does not exist yet took no part in a step.
         if param.is_initialized() && param.is_require_grad() {
             let value = param.base();
             let bytes = (value.shape().num_elements() * value.dtype().size().max(DType::F32.size())) as u64;
             self.all += bytes + RECORD;
             self.largest = self.largest.max(bytes);
         }
-    }
-}
-
-/// In the type that sums are made in.
-fn widened<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
-    match tensor.dtype() {
-        DType::F16 | DType::BF16 => tensor.cast(FloatDType::F32),
-        _ => tensor,
     }
 }
 
@@ -215,11 +209,11 @@ impl EachOnce for Scale<'_> {
     }
 }
 
-/// The most items in a batch, up to `limit`, whose step needs at most `budget` bytes; `None` if one item needs more.
+/// The largest number of items in a batch, up to `limit`, whose step needs at most `budget` bytes; `None` if one item needs more.
 ///
-/// `peak` runs a step of so many items and says what it needed, for example
-/// [`measure_step(..).peak`](crate::measure::Measurement::peak). It is asked for one item, for two, and then for sizes where the line
-/// through the last two that fit meets the budget, each at most twice the one before.
+/// `peak` runs a step of a number of items and returns the bytes that it needed, for example
+/// [`measure_step(..).peak`](crate::measure::Measurement::peak). It is called for one item, for two, and then for sizes at which the line
+/// through the last two sizes that fit meets the budget. Each is at most twice the one before.
 ///
 /// ```
 /// use burn_memsave::plan::largest_batch;
@@ -243,11 +237,11 @@ pub fn largest_batch(budget: u64, limit: usize, mut peak: impl FnMut(usize) -> u
             Some((items, needed)) => {
                 let slope = fits.1.saturating_sub(needed).div_ceil((fits.0 - items) as u64);
                 let more = (budget - fits.1).checked_div(slope).and_then(|more| usize::try_from(more).ok());
-                let more = more.unwrap_or(usize::MAX); // of a step that needs a constant
+                let more = more.unwrap_or(usize::MAX); // a step of any size needs the same
                 fits.0.saturating_add(more).min(fits.0.saturating_mul(MOST_GROWTH))
             }
         };
-        // Where the line was wrong, halfway to what did not fit.
+        // If the line was wrong, halfway to the size that did not fit.
         let next = predicted.min(fails.map_or(limit, |fails| fits.0.midpoint(fails)));
         if next <= fits.0 {
             return Some(fits.0);

@@ -1,16 +1,16 @@
-//! Blocks of a model, and what a plan does with them.
-use super::trace::Tracing;
+//! [`block`](block()): marks the blocks of a model, and treats them as the plan of the thread says.
 use crate::checkpoint::{Tensors, segment::checkpoint_around};
 use crate::saved::SavedPolicy;
-use burn::module::Module;
-use burn_memsave_layers::graph::tape::is_within;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
+use burn_memsave_layers::{follow_path, graph::tape::is_within, visit::VisitPath};
 use serde::{Serialize, Serializer};
 use std::any::type_name;
 use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 
-/// What is done with a block, so that it takes less memory.
+/// What is done with a block so that it takes less memory.
 ///
 /// ```
 /// use burn_memsave::{plan::Treatment, saved::SavedPolicy};
@@ -20,15 +20,15 @@ use std::sync::Arc;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Treatment {
-    /// Whether it is a [segment](crate::checkpoint), computed again in the backward pass.
+    /// Whether it is a [segment](crate::checkpoint), which is recomputed in the backward pass.
     pub recompute: bool,
-    /// How what it keeps waits for the backward pass. `Keep` leaves that to the policy of the thread.
+    /// The form in which what it keeps waits for the backward pass. `Keep` leaves this to the policy of the thread.
     pub saved: SavedPolicy,
 }
 
 impl Treatment {
-    /// `forward(module, input)`, so treated; if it is computed again, within `around`.
-    pub(super) fn run<M, I, O, F>(
+    /// Runs `forward(module, input)` with this treatment. If the block is recomputed, `around` runs the recomputation.
+    fn run<M, I, O, F>(
         &self,
         module: &M,
         input: I,
@@ -66,14 +66,55 @@ impl Serialize for Treatment {
     }
 }
 
-/// What happens to blocks.
+/// What a forward pass does with its blocks.
 pub(super) enum Running {
-    /// What was planned, and the number of the next one.
+    /// What was planned for each block, by its type, and the number of the next block.
     Planned {
         treatments: Arc<[(&'static str, Treatment)]>,
         next: usize,
     },
-    Tracing(Tracing),
+    Followed(Arc<dyn Follower>),
+}
+
+/// Follows the blocks of a step, and says how each is treated.
+pub(super) trait Follower: Send + Sync {
+    /// A block begins. Returns its number and its treatment.
+    fn enter(&self, block: Block) -> (usize, Treatment);
+    /// A block ends.
+    fn leave(&self, number: usize);
+    /// The recomputation of a block begins.
+    fn replay(&self, number: usize);
+    /// The recomputation of a block ends.
+    fn replayed(&self, number: usize);
+}
+
+/// A block that runs.
+#[derive(Clone, PartialEq)]
+pub(super) struct Block {
+    /// Its type.
+    pub(super) name: &'static str,
+    /// Its first parameter, and the path of that parameter in it.
+    pub(super) parameter: Option<(ParamId, Vec<String>)>,
+}
+
+impl Block {
+    fn of<M: Module>(module: &M) -> Self {
+        /// Finds the first parameter.
+        #[derive(Default)]
+        struct First {
+            path: VisitPath,
+            parameter: Option<(ParamId, Vec<String>)>,
+        }
+        impl ModuleVisitor for First {
+            follow_path!();
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                self.parameter.get_or_insert_with(|| (param.id, self.path.names().to_vec()));
+            }
+        }
+        let mut first = First::default();
+        module.visit(&mut first);
+        Self { name: type_name::<M>(), parameter: first.parameter }
+    }
 }
 
 thread_local! {
@@ -91,13 +132,14 @@ pub(crate) fn set_aside() -> impl Sized {
     Aside(RUNNING.take())
 }
 
-/// `forward(module, input)`, as a block that a plan may treat: within [`Plan::scope`](super::Plan::scope) it is kept, computed again in the
-/// backward pass, or kept in another form; anywhere else, and inside of blocks and of [segments](crate::checkpoint), it is just that.
+/// Runs `forward(module, input)` as a block that a plan can treat. Within [`Plan::scope`](super::Plan::scope) the block is kept as it is,
+/// recomputed in the backward pass, or kept in another form. Anywhere else, and inside other blocks and
+/// [segments](crate::checkpoint), this only calls `forward`.
 ///
-/// The model marks its blocks so because Burn has no hooks around the forward pass of a module: the module tree says how a block is
-/// called, not when it runs.
+/// The model has to mark its blocks because Burn has no hooks around the forward pass of a module: the module tree shows the name of a
+/// block, but not when it runs.
 ///
-/// What goes in, what comes out and what the closure may do is as for [`checkpoint`](crate::checkpoint::checkpoint).
+/// For inputs, outputs and the closure, the rules of [`checkpoint`](crate::checkpoint::checkpoint) apply.
 ///
 /// # Panics
 ///
@@ -127,7 +169,7 @@ where
     O: Tensors,
     F: Fn(&M, I) -> O + Copy + Send + Sync + 'static,
 {
-    // Taken out meanwhile, so that blocks in this one are parts of it.
+    // Taken out meanwhile, so that blocks inside this one are parts of it.
     let running = if is_within() { None } else { RUNNING.take() };
     let Some(mut running) = running else { return forward(module, input) };
     let output = match &mut running {
@@ -140,15 +182,25 @@ where
             *next += 1;
             treatment.run(module, input, forward, |replay| replay())
         }
-        Running::Tracing(tracing) => tracing.block(module, input, forward),
+        Running::Followed(follower) => {
+            let (number, treatment) = follower.enter(Block::of(module));
+            let of_replay = follower.clone();
+            let output = treatment.run(module, input, forward, move |replay| {
+                of_replay.replay(number);
+                replay();
+                of_replay.replayed(number);
+            });
+            follower.leave(number);
+            output
+        }
     };
     RUNNING.set(Some(running));
     output
 }
 
-/// Runs a forward pass whose blocks are treated so; what is left of it.
+/// Runs a forward pass whose blocks are treated as `running` says. Also returns `running` as it is afterwards.
 pub(super) fn with<R>(running: Running, forward: impl FnOnce() -> R) -> (R, Running) {
-    /// Restores what was outside, also after a panic.
+    /// Restores what ran outside, also after a panic.
     struct Outer(Option<Running>);
     impl Drop for Outer {
         fn drop(&mut self) {

@@ -1,20 +1,21 @@
-//! What to do with each block of a chain: the least time within a budget of memory, by dynamic programming.
+//! [`Chooser`]: what to do with each block of a chain, so that a step takes the least time within a budget of memory.
 //!
-//! A chain of blocks is run forward and then backward. Before each block, some bytes are alive: those that the blocks before it keep,
-//! and its input. A way to run the block says how many more are alive after it, and how many more at most while it runs, forward or
-//! backward: when the backward pass comes to the block, what the blocks before it keep is alive again, and nothing of those after
-//! it but gradients. So a chain fits into a budget if every block does, with what the blocks before it keep; these bytes are the state of
-//! the dynamic program ([rotor](https://arxiv.org/abs/1911.13214), with one way more or less per block and without nested segments).
+//! A chain of blocks runs forward and then backward. Before each block, some bytes are alive: the input of the block, and what the blocks
+//! before it keep. A [`Way`] to run the block says how many more bytes are alive after it, and how many more are alive at most while it
+//! runs, forward or backward. When the backward pass comes to the block, what the blocks before it keep is alive as before, and of the
+//! blocks after it only gradients are. So a chain fits into a budget if every block fits together with what the blocks before it keep.
+//! These bytes are the state of a dynamic program ([rotor](https://arxiv.org/abs/1911.13214), but with other ways to run a block, and
+//! without nested segments).
 
 /// A way to run a block.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Way {
-    /// Bytes alive after the block, beyond those before it, by the way in which the block before was run: one may keep a tensor that the
-    /// other would free. Negative if the block keeps less than its input has.
+    /// Bytes alive after the block beyond those before it, for each way to run the block before, since one block may keep a tensor that the
+    /// other would free. Negative if the block keeps less than the bytes of its input.
     pub(super) grows: Vec<i64>,
-    /// The most bytes alive while it runs, forward or backward, beyond those before it; by the same.
+    /// The most bytes alive while it runs, forward or backward, beyond those before it, for each way to run the block before.
     pub(super) most: Vec<i64>,
-    /// Nanoseconds.
+    /// The time in nanoseconds.
     pub(super) cost: u64,
 }
 
@@ -26,7 +27,7 @@ pub(super) struct Needs {
     pub(super) cost: u64,
 }
 
-/// What it needs to run each block in the way with that number.
+/// What a chain needs if each block runs in the way with that number.
 pub(super) fn needs(blocks: &[Vec<Way>], choice: &[usize]) -> Needs {
     let (mut live, mut before, mut needs) = (0, 0, Needs { peak: 0, cost: 0 });
     for (ways, &number) in blocks.iter().zip(choice) {
@@ -39,25 +40,24 @@ pub(super) fn needs(blocks: &[Vec<Way>], choice: &[usize]) -> Needs {
     needs
 }
 
-/// How finely bytes are counted: into so many steps from the fewest to the most that can be alive.
+/// Into how many granules the range from the fewest to the most bytes that can be alive is divided.
 const STEPS: i64 = 16_384;
 
 /// Chooses ways for the blocks of a chain.
 ///
-/// Bytes are counted in granules, rounded up, and costs exactly: so a larger budget never costs more, nor has a lower peak, than a smaller
-/// one.
+/// Bytes are rounded up to granules, and costs are exact. So a larger budget never gives a higher cost or a lower peak than a smaller one.
 pub(super) struct Chooser {
     /// With bytes in granules.
     blocks: Vec<Vec<Way>>,
     granule: i64,
     /// The fewest granules that can be alive; negative.
     lowest: i64,
-    /// So many different numbers of granules can be alive.
+    /// How many different numbers of granules can be alive.
     width: usize,
     /// The most ways that a block has.
     ways: usize,
-    /// The cheapest way of each block, and the peak of them all in bytes: a budget of just that many is enough, though rounded up it is
-    /// not.
+    /// The cheapest way of each block, and their peak in bytes: a budget of exactly that many bytes is enough, though in granules it would
+    /// not be.
     cheapest: (Vec<usize>, i64),
 }
 
@@ -84,7 +84,7 @@ impl Chooser {
         Self { blocks, granule, lowest, width, ways, cheapest: (cheapest, cheapest_peak) }
     }
 
-    /// The ways of the least cost whose peak is within a budget, and of these those of the lowest peak; `None` if there are none.
+    /// The ways with the least cost whose peak is within a budget, and among those the ways with the lowest peak; `None` if nothing fits.
     pub(super) fn choose(&self, budget: i64) -> Option<Vec<usize>> {
         if self.cheapest.1 <= budget {
             return Some(self.cheapest.0.clone());
@@ -100,7 +100,7 @@ impl Chooser {
         Some(best)
     }
 
-    /// The least peak that any choice has.
+    /// The lowest peak of all choices.
     pub(super) fn least(&self) -> i64 {
         let least = self.best(|peak, reached, _| Some(peak.max(reached.max(0) as u64)));
         (least.map_or(0, |(_, peak)| peak as i64) * self.granule).min(self.cheapest.1)
@@ -111,15 +111,15 @@ impl Chooser {
         needs(&self.blocks, choice).peak
     }
 
-    /// The choice of the least value; `after` gives the value after a block from that before it and the most granules alive meanwhile,
-    /// if the block may be run in that way.
+    /// The choice with the least value. `after` returns the value after a block, given the value before it, the most granules alive
+    /// meanwhile and the way; `None` if the block may not run in that way.
     fn best(&self, after: impl Fn(u64, i64, &Way) -> Option<u64>) -> Option<(Vec<usize>, u64)> {
-        // By the way of the block before, and by granules alive.
+        // A state is the way of the block before, and the granules alive.
         let state = |before: usize, live: i64| before * self.width + (live - self.lowest) as usize;
         let states = self.ways * self.width;
         let mut values = vec![NEVER; states];
         *values.get_mut(state(0, 0))? = 0;
-        // The state before each state, for every block.
+        // For every block, the state before each state.
         let mut from: Vec<Vec<u32>> = vec![];
         for ways in &self.blocks {
             let mut next = vec![NEVER; states];
@@ -158,7 +158,7 @@ impl Chooser {
     }
 }
 
-/// The least and the most that can be alive between blocks.
+/// The fewest and the most bytes that can be alive between blocks.
 fn range(blocks: &[Vec<Way>]) -> (i64, i64) {
     let (mut lowest, mut highest, mut sums) = (0, 0, (0, 0));
     for ways in blocks {
@@ -182,7 +182,7 @@ mod tests {
         pub(super) static TRIED: Cell<u64> = const { Cell::new(0) };
     }
 
-    /// Chains of blocks with two or three ways, as they may be: what is kept costs less.
+    /// Chains of blocks with two or three ways. The bytes of a way depend on the way of the block before.
     fn chains(blocks: impl Into<prop::collection::SizeRange>) -> impl Strategy<Value = Vec<Vec<Way>>> {
         let block =
             prop::collection::vec((-2000..50_000i64, 0..20_000i64, 0..40_000i64, 1..9_000_000u64), 2..=3);
@@ -201,7 +201,7 @@ mod tests {
         })
     }
 
-    /// The least cost of all choices within a budget.
+    /// The least cost of all choices within a budget, by trying all.
     fn best(blocks: &[Vec<Way>], budget: i64) -> Option<u64> {
         let mut choice = vec![0; blocks.len()];
         let mut best: Option<u64> = None;
@@ -277,8 +277,8 @@ mod tests {
         }
     }
 
-    /// Chosen well within a second. What takes time is to try a way after a state, some nanoseconds each; how often is the same on every
-    /// machine.
+    /// A choice takes well under a second. Trying a way after a state takes a few nanoseconds, and how often this happens is the same on
+    /// every machine.
     #[test]
     fn a_hundred_blocks() {
         let blocks = different(100);

@@ -1,10 +1,10 @@
-//! Memory that is counted, and not taken.
+//! [`dry_run`](dry_run()): memory is counted, and not allocated.
 use super::PlanError;
 use crate::measure::NoLaunches;
 use burn::tensor::Device;
 
-/// Runs `f` without launching a kernel on the device, and returns what it returns. What `f` allocates there is counted and not taken, so
-/// that the memory of a step is known before you have a device with that much: make the model in `f`, too.
+/// Runs `f` without launching a kernel on the device, and returns its result. Memory of the device is counted but not allocated, so you
+/// know the memory of a step before you have a device with that much. Make the model in `f`, too.
 ///
 /// ```no_run
 /// # // Needs a device of wgpu or CUDA.
@@ -31,20 +31,21 @@ use burn::tensor::Device;
 /// # let _ = largest;
 /// ```
 ///
-/// Counted are the bytes of tensors, as by [`measure_step`](crate::measure::measure_step) of a step that runs. Memory is taken all the
-/// same by data from the host, by what is read (`measure_step` reads its input), with the whole page that it lies on, and by the inputs
-/// and outputs of an operation that Burn tunes. Where CubeCL has a page for every tensor, everything takes memory.
+/// The bytes of tensors are counted, as [`measure_step`](crate::measure::measure_step) does for a step that runs. Some memory is allocated
+/// all the same: for data from the host, for tensors that are read (`measure_step` reads its input), each with its whole page, and for the
+/// inputs and outputs of operations that Burn tunes. Where CubeCL has a page for every tensor, everything is allocated.
 ///
-/// **All values in `f` are undefined**, also what is read. Nothing may depend on them: no loss scaling, no
-/// [`step_in_backward`](crate::optim::step_in_backward) with tied parameters. No tensor made in it is of use afterwards: parameters of a
-/// module from outside that are not initialized yet would be initialized in `f` and lost with it, and so would running statistics.
+/// **All values in `f` are undefined**, including those that are read. Nothing may depend on them: no loss scaling, no
+/// [`step_in_backward`](crate::optim::step_in_backward) with tied parameters. Do not use tensors from `f` afterwards. If a module from
+/// outside has parameters that are not initialized yet, they would be initialized in `f` and would be useless after it, and so would
+/// running statistics.
 ///
-/// No kernel is launched in the whole process while `f` runs. Let nothing else use a device at that time, and synchronize other threads
-/// and devices before. Pools may keep pages as large as the largest tensor that was counted: to train afterwards, start another process.
+/// No kernel is launched in the whole process while `f` runs. Let nothing else use a device at that time, and synchronize other threads and
+/// devices before. Pools may keep pages as large as the largest tensor that was counted, so train in another process.
 ///
 /// # Errors
 ///
-/// On all devices but those of wgpu and CUDA: [`PlanError::NoDryRun`]; and if the device has failed before.
+/// [`PlanError::NoDryRun`] on all devices except those of wgpu and CUDA. Also if the device has failed before.
 pub fn dry_run<R>(device: &Device, f: impl FnOnce() -> R) -> Result<R, PlanError> {
     let begun = NoLaunches::begin(device).ok_or(PlanError::NoDryRun)?;
     let _no_launches = begun.map_err(PlanError::Device)?;

@@ -1,4 +1,4 @@
-//! What training needs by its parameters alone, and what a step does.
+//! [`estimate`](estimate()) and [`estimate_step`]: what training needs, before anything is allocated.
 use super::{PlanError, dry_run};
 use crate::measure::{StepInput, measure_step};
 use crate::ops::BLOCK;
@@ -19,14 +19,14 @@ pub enum OptimizerState {
     Two,
     /// [`AdamW8bit`](crate::optim::AdamW8bit), as it is configured by default.
     AdamW8bit,
-    /// [`Muon8bit`](crate::optim::Muon8bit), likewise.
+    /// [`Muon8bit`](crate::optim::Muon8bit), as it is configured by default.
     Muon8bit,
 }
 
 impl OptimizerState {
-    /// Of a parameter of so many elements, each of so many bytes.
+    /// Bytes for a parameter with this number of elements and bytes per element.
     fn bytes(self, elements: u64, element: u64) -> u64 {
-        // Codes of whole blocks, and a scale of each; of a smaller parameter f32.
+        // Codes in whole blocks, with a scale per block; f32 for a smaller parameter.
         let coded = |least: usize| match elements < least as u64 {
             true => 4 * elements,
             false => elements.div_ceil(BLOCK as u64) * (BLOCK as u64 + 4),
@@ -41,34 +41,35 @@ impl OptimizerState {
     }
 }
 
-/// Bytes that training needs whatever the batch is. Made by [`estimate`].
+/// Bytes that training needs for any batch. Made by [`estimate`](estimate()).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
-    /// Of all parameters.
+    /// All parameters.
     pub parameters: u64,
-    /// Of the gradients of those that are trained, when the backward pass ends. With
-    /// [`step_in_backward`](crate::optim::step_in_backward) they never are all there.
+    /// The gradients of the trained parameters at the end of the backward pass. With
+    /// [`step_in_backward`](crate::optim::step_in_backward) they never exist at the same time.
     pub gradients: u64,
-    /// Of the state of the optimizer.
+    /// The state of the optimizer.
     pub optimizer: u64,
 }
 
 impl Estimate {
-    /// All three.
+    /// The sum of all three.
     pub fn total(&self) -> u64 {
         self.parameters + self.gradients + self.optimizer
     }
 }
 
-/// What training needs by the parameters alone, of a model none of whose parameters need exist: one that was just made by its configs
-/// has shapes only, and nothing is allocated here.
+/// Reports the bytes of parameters, gradients and the optimizer's state before anything is allocated. The parameters of the model need not
+/// exist: a model that was just made by its config has only their shapes, and this does not allocate them.
 ///
-/// `trained`: the parameters that will be trained. One that exists counts only if it requires a gradient, too; of one that does not exist
-/// Burn does not say it, and its elements count as f32. Weights that [stay in a file](crate::lazy) count as if they were in memory; scales
-/// of quantized ones do not count.
+/// `trained`: the parameters that will be trained. A parameter that exists must also require a gradient to count as trained. If it does not
+/// exist, Burn does not know whether it requires one, so it counts, and its elements count as f32. Weights that
+/// [stay in a file](crate::lazy) count as if they were in memory. The scales of quantized weights do not count.
 ///
-/// What a forward pass keeps, and the peak, depend on what runs: [`measure_step`] of a batch of one item
-/// says it, and [`largest_batch`](super::largest_batch) how it grows; on wgpu and CUDA [`estimate_step`], before there is memory for it.
+/// What a forward pass keeps and the peak depend on what runs. [`measure_step`] reports them for a batch of one item, and
+/// [`largest_batch`](super::largest_batch) finds how they grow. On wgpu and CUDA, [`estimate_step`] reports them before there is memory for
+/// the step.
 ///
 /// ```
 /// use burn::module::ParamGroup;
@@ -112,31 +113,31 @@ pub fn estimate<M: Module>(model: &M, trained: &ParamGroup, optimizer: Optimizer
 /// Bytes that a training step needs. Made by [`estimate_step`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepEstimate {
-    /// Whatever the batch is.
+    /// What any batch needs.
     pub training: Estimate,
-    /// Of the input.
+    /// The input.
     pub input: u64,
-    /// As [`Measurement::kept`](crate::measure::Measurement::kept): what the graph keeps after the forward pass.
+    /// What the graph keeps after the forward pass, as [`Measurement::kept`](crate::measure::Measurement::kept).
     pub kept: u64,
-    /// As [`Measurement::peak`](crate::measure::Measurement::peak): the most at one time, beyond parameters and input. Gradients count.
+    /// The most at one time, beyond parameters and input, as [`Measurement::peak`](crate::measure::Measurement::peak). Gradients count.
     pub peak: u64,
 }
 
 impl StepEstimate {
-    /// The most at one time, with parameters, the state of the optimizer and the input.
+    /// The most at one time, including parameters, the optimizer's state and the input.
     pub fn total(&self) -> u64 {
         self.training.parameters + self.training.optimizer + self.input + self.peak
     }
 }
 
-/// What a training step needs, before anything of it is there: [`estimate`], and what is kept and the peak of a step of `loss` in a
-/// [`dry_run`], in which the model and the input are made, too.
+/// Reports what a training step needs before anything of it is allocated: [`estimate`](estimate()), and the kept bytes and the peak of a
+/// step of `loss` in a [`dry_run`](dry_run()), in which the model and the input are also made.
 ///
-/// `model` and `input` make theirs on `device`; what `model` makes is trained unless it is frozen. The step of the optimizer is not run:
-/// it needs its state, the gradients, and what it computes of one parameter.
+/// `model` and `input` return the model and the input on `device`. Parameters that are not frozen are trained. The optimizer does not run:
+/// its step needs its state, the gradients, and memory for what it computes from one parameter.
 ///
-/// What [`dry_run`] says about memory, values and other threads holds here: no memory is taken but by what comes from the
-/// host, by the input, which is read, and by what Burn tunes; all values are undefined, so that nothing may depend on them.
+/// As in any [`dry_run`](dry_run()), memory is allocated only for what comes from the host, for the input, which is read, and for what Burn
+/// tunes. All values are undefined, so nothing may depend on them.
 ///
 /// ```no_run
 /// # // Needs a device of wgpu or CUDA.
@@ -156,8 +157,8 @@ impl StepEstimate {
 ///
 /// # Errors
 ///
-/// On all devices but those of wgpu and CUDA: [`PlanError::NoDryRun`]. There measure a step of a small batch, with
-/// [`measure_step`]. And if the device has failed before.
+/// [`PlanError::NoDryRun`] on all devices except those of wgpu and CUDA. There, measure a step of a small batch by [`measure_step`]. Also
+/// if the device has failed before.
 pub fn estimate_step<M: Module, I: StepInput>(
     device: &Device,
     model: impl FnOnce() -> M,
@@ -169,7 +170,7 @@ pub fn estimate_step<M: Module, I: StepInput>(
         let (model, input) = (model(), input());
         let bytes = input.bytes();
         let step = measure_step(&model, input, loss);
-        // Parameters exist now, and say themselves whether they are trained.
+        // Parameters exist now, so it is known which of them are trained.
         let training = estimate(&model, &ParamGroup::all(), optimizer);
         let (kept, peak) = step.kept.zip(step.peak).ok_or(PlanError::NotCounted)?;
         Ok(StepEstimate { training, input: bytes, kept, peak })

@@ -1,9 +1,13 @@
-//! Training steps that fit into memory.
+//! Training steps that fit into memory, by one of two means.
 //!
-//! A batch is cut into parts ([`micro_batched`], [`micro_batched_within`]), or blocks of the model are computed again ([`profile`],
-//! [`auto_checkpoint`]). What a block is the model says: its forward pass runs it through [`block`]. Blocks cannot be found from the
-//! module tree, because Burn has no hooks around the forward pass of a module, which is a method of any name and signature; of the tree are
-//! only their paths.
+//! - A batch is split into parts: [`micro_batched`], or [`micro_batched_within`], which also finds the size of the parts. [`largest_batch`]
+//!   finds how many items fit at once.
+//! - Blocks of the model are recomputed in the backward pass. [`auto_checkpoint`] measures the blocks, and returns a [`Plan`] of which of
+//!   them to recompute. [`profile`](profile()) only measures, for plans with several budgets.
+//!
+//! The model decides what its blocks are: its forward pass runs each one through [`block`]. They cannot be found in the module tree, since
+//! the forward pass of a Burn module is a method with any name and signature, and Burn has no hooks around it. Only the paths of blocks
+//! come from the tree.
 //!
 //! ```
 //! use burn::tensor::{Device, Tensor};
@@ -22,25 +26,27 @@ use crate::measure::human_bytes;
 
 mod batches;
 mod block;
+mod budget;
 mod choose;
 mod dry_run;
 mod estimate;
 mod parts;
+mod planned;
 mod profile;
 mod retry;
-mod table;
 mod trace;
 
 pub use batches::{largest_batch, micro_batched, micro_batched_within};
 pub(crate) use block::set_aside;
 pub use block::{Treatment, block};
+pub use budget::auto_checkpoint;
 pub use dry_run::dry_run;
 pub use estimate::{Estimate, OptimizerState, StepEstimate, estimate, estimate_step};
 pub use parts::{ItemWeights, PartWeight, PartsError};
 pub(crate) use parts::{checked_weight, may_be_taken_in_parts};
+pub use planned::Plan;
 pub use profile::{BlockCost, BlockProfile, Profile, ProfileOptions, profile};
-pub use retry::retry_halved;
-pub use table::{Plan, auto_checkpoint};
+pub use retry::retry_with_smaller_batch;
 
 /// Why a step cannot be planned.
 #[derive(Debug, thiserror::Error)]
@@ -69,20 +75,20 @@ pub enum PlanError {
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(String),
-    /// Kernels that could be left out are those of wgpu and CUDA.
+    /// Only the kernels of wgpu and CUDA can be left out.
     #[error(
         "this device has no dry runs, which leave out the launches of kernels: that is for devices of wgpu and CUDA, with their features \
          turned on. Elsewhere measure a step of a small batch, with `measure::measure_step`"
     )]
     NoDryRun,
-    /// No [`block`] ran in the forward pass. Blocks are what the forward pass runs through it, and are not found in the module tree:
-    /// Burn has no hooks around the forward pass of a module.
+    /// No [`block`] ran in the forward pass. Only what the forward pass runs through it is a block: Burn has no hooks around the forward
+    /// pass of a module by which blocks could be found in the module tree.
     #[error(
         "the forward pass runs no `plan::block`, so there is nothing to plan: call the layers that may be treated through it, as Burn \
          has no hooks around the forward pass of a module"
     )]
     NoBlocks,
-    /// The blocks of two forward passes are not the same.
+    /// Two forward passes ran different blocks.
     #[error("the forward pass runs other blocks the second time")]
     Blocks,
     /// There is no backward pass.

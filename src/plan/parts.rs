@@ -1,14 +1,14 @@
-//! Batches that are taken in parts, one after the other or one per device.
+//! Parts of a batch, which run one after the other or one per device: their weights, and the errors.
 use crate::parameters::{running_in_training, untied};
 use burn::module::Module;
 use std::ops::Range;
 
-/// Why the gradients of parts would not be those of the batch.
+/// Why the gradients of parts would differ from those of the batch.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PartsError {
-    /// A batch norm, or another part with running statistics, that would see the statistics of a part of the batch; replicas would each
-    /// be left with their own.
+    /// A batch norm, or another part with running statistics, would see the statistics of only a part of the batch, and every replica would
+    /// have its own.
     #[error(
         "{path} has running statistics and is in training mode, as a batch norm: they would be those of a part of the batch. Freeze it \
          (`Module::freeze`), or take a norm that does not depend on the batch"
@@ -17,8 +17,8 @@ pub enum PartsError {
         /// Its path in the module.
         path: String,
     },
-    /// A parameter that is in two places of the module and requires gradients has another value in each. Burn's optimizers change it in
-    /// the first one only.
+    /// A parameter that is in two places of the module and requires gradients has different values in them. Burn's optimizers change only
+    /// the first place.
     #[error("{first} and {second} have one id, but different values: parameters that are tied have one")]
     Untied {
         /// Path of the first place.
@@ -32,12 +32,12 @@ pub enum PartsError {
         /// The weight.
         weight: f64,
     },
-    /// A batch without items has no mean loss.
+    /// The batch has no items, and so no mean loss.
     #[error("the parts of the batch have no items")]
     NoItems,
 }
 
-/// Whether parts of a batch have the gradients of their sum.
+/// Checks that the gradients of parts of a batch add up to those of the batch.
 pub(crate) fn may_be_taken_in_parts(module: &impl Module) -> Result<(), PartsError> {
     if let Some(path) = running_in_training(module) {
         return Err(PartsError::Running { path });
@@ -48,7 +48,7 @@ pub(crate) fn may_be_taken_in_parts(module: &impl Module) -> Result<(), PartsErr
     }
 }
 
-/// The weight of a part.
+/// The weight of a part, if it is valid.
 pub(crate) fn checked_weight(weight: impl PartWeight) -> Result<f64, PartsError> {
     let weight = weight.weight();
     match weight.is_finite() && weight >= 0.0 {
@@ -57,15 +57,15 @@ pub(crate) fn checked_weight(weight: impl PartWeight) -> Result<f64, PartsError>
     }
 }
 
-/// How much a part of a batch counts: the number of what its loss is the mean of.
+/// How much a part of a batch counts: over how many things its loss is the mean.
 ///
-/// Of most losses these are the items, a `usize`. A loss that leaves something out, or weighs it, is a mean of something else: with
-/// padding ([`pad_tokens`](crate::nn::loss::CrossEntropyLossConfig::pad_tokens)) of the tokens that are none, with class weights of their
-/// sum, an `f64`. The mean of the means of parts is then not the mean of the batch: where one part has 10 tokens and another 1000, each
-/// token of the first would count a hundred times as much. (That was [a fault of many
-/// trainers](https://huggingface.co/blog/gradient_accumulation) until 2024.)
+/// For most losses, these are the items, a `usize`. A loss that ignores or weights some of them is a mean over something else: with padding
+/// ([`pad_tokens`](crate::nn::loss::CrossEntropyLossConfig::pad_tokens)), the weight is the number of tokens that are not padding; with
+/// class weights, it is the sum of these weights, an `f64`. For such losses, the mean of the means of parts is not the mean of the batch.
+/// If one part has 10 tokens and another 1000, each token of the first would count a hundred times as much. (Many trainers [had this
+/// error](https://huggingface.co/blog/gradient_accumulation) until 2024.)
 pub trait PartWeight: Copy {
-    /// The weight: not negative, and finite. A part of weight 0 is left out.
+    /// The weight, which is finite and not negative. A part with weight 0 is left out.
     fn weight(self) -> f64;
 }
 
@@ -81,7 +81,7 @@ impl PartWeight for f64 {
     }
 }
 
-/// The items of a batch: how many, of weight 1 each; or the [weight](PartWeight) of every one.
+/// The items of a batch: their number, if each has weight 1, or the [weight](PartWeight) of each.
 pub trait ItemWeights {
     /// The number of items.
     fn items(&self) -> usize;

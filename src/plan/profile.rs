@@ -1,12 +1,13 @@
-//! What each block of a model takes, measured.
+//! [`profile`](profile()): measures the bytes and the time that each block of a model takes.
 use super::PlanError;
-use super::block::Treatment;
+use super::block::{Block, Treatment};
 use super::choose::{Chooser, Way, needs};
-use super::table::Plan;
-use super::trace::{Block, Part, Trace, Tracer};
-use crate::measure::StepInput;
+use super::planned::Plan;
+use super::trace::{Part, Trace, Tracer};
+use crate::measure::{StepInput, seconds};
+use crate::parameters::{EachOnce, each_once};
 use crate::saved::SavedPolicy;
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, Param, ParamId};
 use burn::tensor::Tensor;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -15,11 +16,11 @@ use std::time::Duration;
 /// What one block takes with each treatment.
 #[derive(Clone, Debug, Serialize)]
 pub struct BlockProfile {
-    /// Path of the block in the model; its type if it has no parameters.
+    /// Path of the block in the model, or its type if it has no parameters.
     pub module: String,
-    /// Whether anything in it is tracked: else it keeps nothing, and there is nothing to choose.
+    /// Whether anything in it is tracked. If not, it keeps nothing, and there is nothing to choose.
     pub tracked: bool,
-    /// By treatment, as it is first.
+    /// The costs by treatment. The first one keeps the block as it is.
     pub costs: Vec<BlockCost>,
 }
 
@@ -28,42 +29,38 @@ pub struct BlockProfile {
 pub struct BlockCost {
     /// The treatment.
     pub treatment: Treatment,
-    /// Bytes alive after the block, beyond those before it: its output and what it keeps, less its input where that is freed.
+    /// Bytes alive after the block, beyond those before it: its output and what it keeps, minus its input if that is freed.
     pub kept: i64,
     /// The most bytes while it runs, forward or backward, beyond those before it; gradients of blocks after it count.
     pub most: i64,
-    /// The forward pass.
+    /// The time of the forward pass.
     #[serde(rename = "forward_seconds", serialize_with = "seconds")]
     pub forward_time: Duration,
-    /// The backward pass, with what is computed again in it.
+    /// The time of the backward pass, with recomputation.
     #[serde(rename = "backward_seconds", serialize_with = "seconds")]
     pub backward_time: Duration,
 }
 
-pub(super) fn seconds<S: serde::Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(time.as_secs_f64())
-}
-
-/// What the [blocks](super::block) of a model take, measured by [`profile`]. Plans are made of it.
+/// What the [blocks](super::block()) of a model take, as measured by [`profile`](profile()). Plans are made from it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Profile {
-    /// In the order in which they run.
+    /// The blocks, in the order in which they run.
     pub blocks: Vec<BlockProfile>,
     #[serde(skip)]
     names: Vec<&'static str>,
-    /// A row for what runs before the first block, and one for each block, with what runs after it.
+    /// The ways of what runs before the first block, and then of each block, together with what runs after it.
     #[serde(skip)]
     chain: Vec<Vec<Way>>,
 }
 
 impl Profile {
     /// The fastest plan whose step needs at most `budget` bytes beyond parameters and input, as
-    /// [`Measurement::peak`](crate::measure::Measurement::peak) counts them: gradients count. A larger budget never gives a slower plan,
-    /// by the times of this profile, and of plans that are as fast it is the one that needs least.
+    /// [`Measurement::peak`](crate::measure::Measurement::peak) counts them (gradients count). Of several fastest plans, it is the one that
+    /// needs least. By the times of this profile, a larger budget never gives a slower plan.
     ///
     /// # Errors
     ///
-    /// If no plan needs as little.
+    /// If no plan fits.
     pub fn plan(&self, budget: u64) -> Result<Plan, PlanError> {
         let chooser = Chooser::new(&self.chain);
         let choice = i64::try_from(budget).map_or(i64::MAX / 2, |budget| budget.min(i64::MAX / 2));
@@ -73,12 +70,12 @@ impl Profile {
         Ok(self.planned(&choice))
     }
 
-    /// The least bytes that any plan needs.
+    /// The fewest bytes that a plan can need.
     pub fn least(&self) -> u64 {
         Chooser::new(&self.chain).least() as u64
     }
 
-    /// The bytes that a step needs in which every block is kept as it is.
+    /// The bytes of a step in which every block is kept as it is.
     pub fn most(&self) -> u64 {
         needs(&self.chain, &vec![0; self.chain.len()]).peak as u64
     }
@@ -99,10 +96,10 @@ impl Profile {
     }
 }
 
-/// A profile runs a step for each block of a period.
+/// The longest period of treatments. A profile runs a step for each block of a period.
 const LONGEST_PERIOD: usize = 6;
 
-/// Which plans a [profile](profile) is for.
+/// Which plans a [profile](profile()) is for.
 #[derive(Clone, Debug)]
 pub struct ProfileOptions {
     policies: Vec<SavedPolicy>,
@@ -116,26 +113,29 @@ impl Default for ProfileOptions {
 }
 
 impl ProfileOptions {
-    /// Blocks are kept as they are, or computed again: gradients are those of the model without a plan.
+    /// Blocks are kept as they are or recomputed, so gradients are those of the model without a plan.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What blocks keep may also wait so. [`SavedPolicy::Half`], [`SavedPolicy::HalfF16`] and [`SavedPolicy::Int8`] round it, which changes gradients.
+    /// Plans may also apply this policy to what blocks keep. [`SavedPolicy::Half`], [`SavedPolicy::HalfF16`] and [`SavedPolicy::Int8`]
+    /// round it, which changes gradients.
     #[must_use]
     pub fn with_policy(mut self, policy: SavedPolicy) -> Self {
         self.policies.push(policy);
         self
     }
 
-    /// Steps that are run for the profile should not need more bytes than this, if they can. If plans cannot, there is no profile.
+    /// Steps that run for the profile should not need more bytes than this, if possible. If no plan can fit, [`profile`](profile()) returns
+    /// an error.
     #[must_use]
     pub fn with_limit(mut self, bytes: u64) -> Self {
         self.limit = Some(bytes);
         self
     }
 
-    /// Of how many blocks `run` may be treated otherwise while the rest is computed again, within the limit: at least one more.
+    /// The period of treatments, in blocks: in each period, `run` blocks have another treatment, and the others, at least one, are
+    /// recomputed, so that the step stays within the limit.
     fn period(&self, recomputed: &Trace, run: usize) -> usize {
         let fits = |&period: &usize| {
             let is_so = |number: usize, offset: usize| (number + offset) % period < run;
@@ -154,18 +154,19 @@ impl ProfileOptions {
     }
 }
 
-/// Measures what each block of a model takes, that is, what its forward pass runs through [`block`](super::block()): as it is, computed
-/// again and kept as the options say.
+/// Measures what each [block](super::block()) of a model takes with each treatment: kept as it is, recomputed, and with the policies of the
+/// options.
 ///
-/// Runs steps of the model: two in which all blocks are computed again, two for each other treatment in which every other block is treated so,
-/// and three in which two of three are; up to six of each if they would need more than a [limit](ProfileOptions::with_limit). So a model
-/// can be profiled that does not fit into memory as it is. What a step does besides (running statistics, random numbers), it does each
-/// time. Nothing else should run meanwhile, as memory is counted for the whole program or device.
+/// This runs two steps in which all blocks are recomputed. Then, for each other treatment, it runs two steps in which every second block
+/// has this treatment, and three in which two of three blocks have it; if these would need more than a [limit](ProfileOptions::with_limit),
+/// up to six steps of each kind. So even a model that does not fit into memory as it is can be profiled. Side effects of a step (running
+/// statistics, random numbers) happen each time. Nothing else should run meanwhile, since memory is counted for the whole program or
+/// device.
 ///
 /// # Errors
 ///
-/// If the model runs no block, if the loss requires no gradient, if the limit is too small, or if bytes are not counted: on CPU devices, install the
-/// [`TrackingAllocator`](crate::measure::TrackingAllocator).
+/// If the model runs no block, if the loss requires no gradient, if the limit is too small, or if bytes are not counted: on CPU devices,
+/// install the [`TrackingAllocator`](crate::measure::TrackingAllocator).
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -200,9 +201,9 @@ pub fn profile<M: Module, I: StepInput>(
     let recomputed = treatments.iter().position(|treatment| treatment.recompute);
     let recomputed = recomputed.expect("an option of all plans");
     let tracer = Tracer { model, input: &input, loss, treatments: &treatments };
-    tracer.trace(move |_| recomputed)?; // pays for what is there only once
+    tracer.trace(move |_| recomputed)?; // pays for what happens only once
     let mut traces = vec![tracer.trace(move |_| recomputed)?];
-    // Exact plans need little less than that in which everything is computed again, if at all.
+    // Without policies, no plan needs much less than the one that recomputes everything.
     let least = traces[0].peak() as u64;
     if let Some(budget) = options.limit
         && options.policies.len() == 1
@@ -212,7 +213,7 @@ pub fn profile<M: Module, I: StepInput>(
     }
     let others = (0..treatments.len()).filter(|&treatment| treatment != recomputed);
     for treatment in others {
-        // Each block between two that are computed again, and each after one that is treated the same.
+        // Each block runs between two that are recomputed, and after one with the same treatment.
         for run in [1, 2] {
             let period = options.period(&traces[0], run);
             for offset in 0..period {
@@ -236,7 +237,7 @@ pub fn profile<M: Module, I: StepInput>(
     Ok(Profile { names: blocks.iter().map(|block| block.name).collect(), blocks: profiled, chain })
 }
 
-/// A block with each treatment, between blocks that are computed again.
+/// The costs of a block with each treatment, between blocks that are recomputed.
 fn costs(number: usize, traces: &[Trace], treatments: &[Treatment]) -> Vec<BlockCost> {
     let cost = |(index, treatment): (usize, &Treatment)| {
         let parts = traces.iter().filter(|trace| trace.treatments[number] == index);
@@ -249,7 +250,7 @@ fn costs(number: usize, traces: &[Trace], treatments: &[Treatment]) -> Vec<Block
     treatments.iter().take(count).enumerate().map(cost).collect()
 }
 
-/// What runs before the blocks, and the ways of each.
+/// The ways of what runs before the first block, and those of each block.
 fn chain(blocks: &[BlockProfile], traces: &[Trace]) -> Vec<Vec<Way>> {
     let (grows, most) = traces[0].stem();
     let mut chain = vec![vec![Way { grows: vec![grows], most: vec![most], cost: 0 }]];
@@ -257,7 +258,7 @@ fn chain(blocks: &[BlockProfile], traces: &[Trace]) -> Vec<Vec<Way>> {
         let ways_before = chain[number].len();
         let keeps = &block.costs[0];
         let way = |(index, cost): (usize, &BlockCost)| {
-            // After a block of each treatment, where a trace has it.
+            // After a block of each treatment, if a trace has that.
             let after = |before: usize| {
                 let is_so = |trace: &&Trace| {
                     let is_after = ways_before == 1 || trace.treatments[number - 1] == before;
@@ -272,7 +273,7 @@ fn chain(blocks: &[BlockProfile], traces: &[Trace]) -> Vec<Vec<Way>> {
             };
             let time = |cost: &BlockCost| cost.forward_time + cost.backward_time;
             let extra = time(cost).saturating_sub(time(keeps));
-            // What runs twice takes longer, also where the clock does not show it.
+            // What runs twice takes longer, even where the clock does not show it.
             let extra = if cost.treatment.recompute { extra.max(keeps.forward_time) } else { extra };
             Way {
                 grows: each(|part| part.grows),
@@ -287,25 +288,22 @@ fn chain(blocks: &[BlockProfile], traces: &[Trace]) -> Vec<Vec<Way>> {
 
 /// The paths of the parameters of a model.
 #[derive(Default)]
-struct Paths {
-    path: Vec<String>,
-    of: HashMap<ParamId, Vec<String>>,
-}
+struct Paths(HashMap<ParamId, Vec<String>>);
 
 impl Paths {
     fn new<M: Module>(model: &M) -> Self {
         let mut paths = Self::default();
-        model.visit(&mut paths);
+        each_once(model, &mut paths);
         paths
     }
 
-    /// The path of a block: that of its first parameter, without its path in the block. If it has none, the block's type.
+    /// The path of a block: that of its first parameter, without the parameter's path in the block. If it has no parameter, its type.
     fn of(&self, block: &Block) -> String {
-        let path = block.parameter.as_ref().and_then(|(id, within)| Some((self.of.get(id)?, within)));
+        let path = block.parameter.as_ref().and_then(|(id, within)| Some((self.0.get(id)?, within)));
         path.map_or_else(
             || block.name.into(),
             |(path, within)| {
-                // A tuple was made for the block: its places are none of the model.
+                // A tuple was made for the block: its fields are not in the model.
                 let within = &within[usize::from(block.name.starts_with('(')).min(within.len())..];
                 let same = path.iter().rev().zip(within.iter().rev()).take_while(|(a, b)| a == b).count();
                 path[..path.len() - same].join(".")
@@ -314,14 +312,8 @@ impl Paths {
     }
 }
 
-impl ModuleVisitor for Paths {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
-    }
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.of.entry(param.id).or_insert_with(|| self.path.clone());
+impl EachOnce for Paths {
+    fn visit<const D: usize>(&mut self, param: &Param<Tensor<D>>, path: &[String]) {
+        self.0.entry(param.id).or_insert_with(|| path.to_vec());
     }
 }

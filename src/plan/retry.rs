@@ -1,4 +1,4 @@
-//! Smaller batches after a device ran out of memory.
+//! [`retry_with_smaller_batch`]: smaller batches after a device ran out of memory.
 use super::{PartsError, PlanError};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;
@@ -6,25 +6,25 @@ use burn::tensor::{FloatDType, Slice, Tensor};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// Runs `step` with `items` items, and with half as many each time the device of the module runs out of memory. Returns the number that
-/// fitted, the loss and the gradients.
+/// Runs `step` with `items` items, and again with half as many each time the device of the module runs out of memory. Returns the number of
+/// items that fit, the loss and the gradients.
 ///
-/// `step` computes a loss and its gradients, and changes nothing else: with [`micro_batched`](super::micro_batched) those of the whole
-/// batch, in parts of so many items. A device tells that there was no memory where something is read, so one element of every gradient
-/// is read here: look for the number once, and keep it.
+/// `step` computes a loss and its gradients, and must change nothing else. With [`micro_batched`](super::micro_batched), they are those of
+/// the whole batch, in parts with this number of items. A device reports that memory ran out only when something is read, so this reads one
+/// element of every gradient. Look for the number once, and store it.
 ///
-/// Memory of a device is meant, of wgpu or CUDA. A program that runs out of the memory of the host ends, and there is nothing to catch:
-/// give [`largest_batch`](super::largest_batch) a budget.
+/// This is about the memory of wgpu and CUDA devices. A program that runs out of host memory ends, and nothing can be caught: there, call
+/// [`largest_batch`](super::largest_batch) with a budget.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
 /// use burn_memsave::nn::LinearConfig;
-/// use burn_memsave::plan::{micro_batched, retry_halved};
+/// use burn_memsave::plan::{micro_batched, retry_with_smaller_batch};
 ///
 /// let device = Device::flex().autodiff();
 /// let model = LinearConfig::new(8, 4).init(&device);
 /// let batch = Tensor::<2>::ones([64, 8], &device);
-/// let (items, loss, gradients) = retry_halved(&model, 64, |items| {
+/// let (items, loss, gradients) = retry_with_smaller_batch(&model, 64, |items| {
 ///     let parts = batch.clone().split(items, 0).into_iter().map(|part| (part.clone(), part.dims()[0]));
 ///     micro_batched(&model, parts, |model, x| model.forward(x).powf_scalar(2.0).mean())
 /// })?;
@@ -34,12 +34,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 ///
 /// # Errors
 ///
-/// If there are no items, if there is no memory for one, or if the device fails for another reason; and the errors of `step`.
+/// If there are no items, if there is no memory for one, or if the device fails for another reason. Also the errors of `step`.
 ///
 /// # Panics
 ///
 /// If `step` panics for another reason.
-pub fn retry_halved<M: Module>(
+pub fn retry_with_smaller_batch<M: Module>(
     module: &M,
     items: usize,
     mut step: impl FnMut(usize) -> Result<(Tensor<1>, GradientsParams), PlanError>,
@@ -47,11 +47,11 @@ pub fn retry_halved<M: Module>(
     if items == 0 {
         return Err(PartsError::NoItems.into());
     }
-    // Parameters that do not exist yet would be made in a step, and without memory they would be lost.
+    // Otherwise lazy parameters would be initialized in a step, and lost if memory runs out.
     module.visit(&mut Initialize);
     let mut next = items;
     while next > 0 {
-        // What a step leaves half done is its own; Burn's graphs and devices can be used again.
+        // A step may leave its own data half done, but Burn's graphs and devices can be used again.
         let run = catch_unwind(AssertUnwindSafe(|| {
             let (loss, gradients) = step(next)?;
             read_some(module, &loss, &gradients)?;
@@ -69,7 +69,7 @@ pub fn retry_halved<M: Module>(
     Err(PlanError::OutOfMemory)
 }
 
-/// Makes parameters that are lazy.
+/// Initializes lazy parameters.
 struct Initialize;
 
 impl ModuleVisitor for Initialize {
@@ -99,12 +99,12 @@ fn read_some<M: Module>(module: &M, loss: &Tensor<1>, gradients: &GradientsParam
     sum.sum.try_into_data().map(drop).map_err(|error| PlanError::Device(error.to_string()))
 }
 
-/// What a panic says.
+/// The message of a panic.
 fn message(panic: &(dyn Any + Send)) -> Option<&str> {
     panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied())
 }
 
-/// Whether a driver or CubeCL 0.11.3 says so, and the device is there.
+/// Whether this is a message of a driver or of CubeCL 0.11.3 that memory ran out, and the device still works.
 fn is_out_of_memory(message: &str) -> bool {
     const WORDS: [&str; 7] = [
         "out of memory",
@@ -112,7 +112,7 @@ fn is_out_of_memory(message: &str) -> bool {
         "out of device memory",
         "can't allocate buffer of size",
         "every page size the memory tracks still holds",
-        // Where the first to know is a thread of the device's.
+        // These come from a thread of the device.
         "the reservation behind it failed",
         "memory location was never initialized",
     ];

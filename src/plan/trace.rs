@@ -1,44 +1,34 @@
-//! Steps of the whole model, followed.
+//! [`Tracer`]: follows steps of the whole model, and logs the bytes and times of their blocks.
 use super::PlanError;
-use super::block::{Running, Treatment, with};
-use crate::checkpoint::Tensors;
-use crate::checkpoint::parents::token;
+use super::block::{Block, Follower, Running, Treatment, with};
 use crate::measure::{Lap, Laps, StepInput, bytes_in_use};
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use crate::strategy::sweep;
+use burn::module::Module;
 use burn::tensor::Tensor;
-use std::any::type_name;
 use std::collections::HashMap;
+use std::mem::take;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use web_time::Instant;
 
-/// A step in which blocks are treated so.
+/// A step that was followed.
 pub(super) struct Trace {
     /// The number of the treatment of each block.
     pub(super) treatments: Vec<usize>,
     pub(super) blocks: Vec<Block>,
-    /// In their order.
+    /// In order.
     events: Vec<(Event, Lap, Instant)>,
     at: HashMap<Event, usize>,
 }
 
-/// A block that ran.
-#[derive(Clone, PartialEq)]
-pub(super) struct Block {
-    /// The type.
-    pub(super) name: &'static str,
-    /// Its first parameter, and the path of that in it.
-    pub(super) parameter: Option<(ParamId, Vec<String>)>,
-}
-
-/// A block in a step, and what runs after it up to the next one; bytes beyond those before it.
+/// A block in a step, together with what runs after it up to the next block. Bytes are those beyond the bytes before it.
 pub(super) struct Part {
-    /// Alive after it.
+    /// Bytes alive after it.
     pub(super) grows: i64,
-    /// The most, forward or backward.
+    /// The most bytes, forward or backward.
     pub(super) most: i64,
     pub(super) forward_time: Duration,
-    /// With what is computed again.
+    /// With recomputation.
     pub(super) backward_time: Duration,
 }
 
@@ -49,14 +39,14 @@ enum Event {
     /// A block begins.
     Enter(usize),
     Leave(usize),
-    /// A block begins to be computed again.
+    /// The recomputation of a block begins.
     Replay(usize),
     Replayed(usize),
     /// The backward pass ends.
     End,
 }
 
-/// What steps are followed with.
+/// Runs steps and follows them.
 pub(super) struct Tracer<'a, M, I, F> {
     pub(super) model: &'a M,
     pub(super) input: &'a I,
@@ -65,37 +55,32 @@ pub(super) struct Tracer<'a, M, I, F> {
 }
 
 impl<M: Module, I: StepInput, F: Fn(&M, I) -> Tensor<1>> Tracer<'_, M, I, F> {
-    /// Follows a step in which blocks are treated so; `of` says how by their number.
-    pub(super) fn trace(&self, of: impl Fn(usize) -> usize + 'static) -> Result<Trace, PlanError> {
+    /// Follows a step. `of` gives the number of a block's treatment by the number of the block.
+    pub(super) fn trace(
+        &self,
+        of: impl Fn(usize) -> usize + Send + Sync + 'static,
+    ) -> Result<Trace, PlanError> {
         let device = self.input.device();
-        // Burn frees graphs whose tensors are gone in the next backward pass.
-        drop(token(&device.clone().autodiff()).require_grad().backward());
+        sweep(&device);
         let before = bytes_in_use(&device).ok_or(PlanError::NotCounted)?;
         let input = self.input.copy();
         let start = (before + input.bytes()) as i64;
-        let log = Log { laps: Laps::start(&device), start, events: vec![] };
-        let log = Arc::new(Mutex::new(log));
-        lock(&log).record(Event::Start);
-        let tracing = Tracing {
-            log: log.clone(),
-            all: self.treatments.to_vec(),
-            of: Box::new(of),
-            treatments: vec![],
-            blocks: vec![],
-        };
-        let (loss, running) = with(Running::Tracing(tracing), || (self.loss)(self.model, input));
-        let Running::Tracing(Tracing { treatments, blocks, .. }) = running else {
-            unreachable!("as it began")
-        };
-        if blocks.is_empty() {
+        let laps = Laps::start(&device);
+        let log = Mutex::new(Log { laps, start, events: vec![], blocks: vec![], treatments: vec![] });
+        let logger = Arc::new(Logger { log, treatments: self.treatments.to_vec(), of: Box::new(of) });
+        logger.log().record(Event::Start);
+        let (loss, _) = with(Running::Followed(logger.clone()), || (self.loss)(self.model, input));
+        if logger.log().blocks.is_empty() {
             return Err(PlanError::NoBlocks);
         }
         if !loss.is_tracked() {
             return Err(PlanError::NoGradient);
         }
         drop(loss.backward());
-        lock(&log).record(Event::End);
-        let events = std::mem::take(&mut lock(&log).events);
+        let mut log = logger.log();
+        log.record(Event::End);
+        let Log { events, treatments, blocks, .. } = &mut *log;
+        let (events, treatments, blocks) = (take(events), take(treatments), take(blocks));
         let at = events.iter().enumerate().map(|(index, (event, ..))| (*event, index)).collect();
         Ok(Trace { treatments, blocks, events, at })
     }
@@ -107,7 +92,7 @@ impl Trace {
         self.most(0, self.events.len() - 1)
     }
 
-    /// Whether a block was computed again, which it is if anything in it is tracked.
+    /// Whether a block was recomputed, which it is if anything in it is tracked.
     pub(super) fn was_replayed(&self, number: usize) -> bool {
         self.at.contains_key(&Event::Replayed(number))
     }
@@ -115,13 +100,13 @@ impl Trace {
     /// What runs before the first block: bytes alive after it, and the most.
     pub(super) fn stem(&self) -> (i64, i64) {
         let (enter, end) = (self.at[&Event::Enter(0)], self.events.len() - 1);
-        // The backward pass, after the first block is done with.
+        // The backward pass after that of the first block.
         let back = (0..self.blocks.len()).find_map(|block| self.at.get(&Event::Replayed(block)));
         let back = back.map_or(0, |&replayed| self.most(replayed, end));
         (self.live(enter), self.most(0, enter).max(back))
     }
 
-    /// Its backward pass is that between those of its neighbours, if they are computed again.
+    /// Its backward pass is what is between those of its neighbors, if they are recomputed.
     pub(super) fn part(&self, number: usize) -> Part {
         let [enter, leave] = [Event::Enter(number), Event::Leave(number)].map(|event| self.at[&event]);
         let turn = self.at[&Event::Leave(self.blocks.len() - 1)];
@@ -144,7 +129,7 @@ impl Trace {
         [later.copied().unwrap_or(turn), replayed, earlier]
     }
 
-    /// What a block keeps if it is not computed again is not more than this.
+    /// An upper bound of the bytes that a block keeps if it is not recomputed.
     pub(super) fn keeps_at_most(&self, number: usize) -> i64 {
         let [enter, leave] = [Event::Enter(number), Event::Leave(number)].map(|event| self.at[&event]);
         self.most(enter, leave) - self.live(enter)
@@ -154,7 +139,7 @@ impl Trace {
         self.events[event].1.live
     }
 
-    /// From an event to another.
+    /// The most bytes from one event to another.
     fn most(&self, from: usize, to: usize) -> i64 {
         self.events[from + 1..=to].iter().map(|(_, lap, _)| lap.most).max().unwrap_or(0)
     }
@@ -163,9 +148,12 @@ impl Trace {
 /// What happens in a step.
 struct Log {
     laps: Option<Laps>,
-    /// Bytes alive with the input.
+    /// Bytes alive before the step, with the input.
     start: i64,
     events: Vec<(Event, Lap, Instant)>,
+    /// The blocks that ran, and the numbers of their treatments.
+    blocks: Vec<Block>,
+    treatments: Vec<usize>,
 }
 
 impl Log {
@@ -176,62 +164,40 @@ impl Log {
     }
 }
 
-fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
-    log.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
+/// Treats the blocks of a step, and logs what happens.
+struct Logger {
+    log: Mutex<Log>,
+    treatments: Vec<Treatment>,
+    /// The number of a block's treatment by the number of the block.
+    of: Box<dyn Fn(usize) -> usize + Send + Sync>,
 }
 
-/// Follows the blocks of a step.
-pub(super) struct Tracing {
-    log: Arc<Mutex<Log>>,
-    all: Vec<Treatment>,
-    of: Box<dyn Fn(usize) -> usize>,
-    /// The numbers of those so far.
-    treatments: Vec<usize>,
-    blocks: Vec<Block>,
+impl Logger {
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
+    }
 }
 
-impl Tracing {
-    pub(super) fn block<M, I, O, F>(&mut self, module: &M, input: I, forward: F) -> O
-    where
-        M: Module + 'static,
-        I: Tensors,
-        O: Tensors,
-        F: Fn(&M, I) -> O + Copy + Send + Sync + 'static,
-    {
-        let number = self.blocks.len();
+impl Follower for Logger {
+    fn enter(&self, block: Block) -> (usize, Treatment) {
+        let mut log = self.log();
+        let number = log.blocks.len();
         let treatment = (self.of)(number);
-        self.treatments.push(treatment);
-        let mut first = First::default();
-        module.visit(&mut first);
-        self.blocks.push(Block { name: type_name::<M>(), parameter: first.parameter });
-
-        lock(&self.log).record(Event::Enter(number));
-        let log = self.log.clone();
-        let output = self.all[treatment].run(module, input, forward, move |replay| {
-            lock(&log).record(Event::Replay(number));
-            replay();
-            lock(&log).record(Event::Replayed(number));
-        });
-        lock(&self.log).record(Event::Leave(number));
-        output
+        log.treatments.push(treatment);
+        log.blocks.push(block);
+        log.record(Event::Enter(number));
+        (number, self.treatments[treatment].clone())
     }
-}
 
-/// Finds the first parameter.
-#[derive(Default)]
-struct First {
-    path: Vec<String>,
-    parameter: Option<(ParamId, Vec<String>)>,
-}
+    fn leave(&self, number: usize) {
+        self.log().record(Event::Leave(number));
+    }
 
-impl ModuleVisitor for First {
-    fn enter_module(&mut self, name: &str, _: &str) {
-        self.path.push(name.into());
+    fn replay(&self, number: usize) {
+        self.log().record(Event::Replay(number));
     }
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.path.pop();
-    }
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.parameter.get_or_insert_with(|| (param.id, self.path.clone()));
+
+    fn replayed(&self, number: usize) {
+        self.log().record(Event::Replayed(number));
     }
 }

@@ -1,7 +1,7 @@
 //! Tests what a segment keeps.
 use super::segments::Block;
 use super::*;
-use burn_memsave::checkpoint::tiled;
+use burn_memsave::checkpoint::checkpoint_tiled;
 use burn_memsave::measure::LayerMeasurement;
 
 const WIDTH: usize = 64;
@@ -76,7 +76,7 @@ fn tiles_keep_their_input() {
     let _alone = alone();
     for device in devices() {
         let block = Block::new(WIDTH, 0.0, &device);
-        let tile = |x| tiled(&block, x, 0, 64, Block::forward);
+        let tile = |x| checkpoint_tiled(&block, x, 0, 64, Block::forward);
         let [few, many] = [256, 1024].map(|rows| measure(rows, &device, tile));
         let grown = 4 * (1024 - 256) * WIDTH as u64;
         // And what every tile remembers of itself.

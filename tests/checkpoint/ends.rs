@@ -4,7 +4,7 @@ use super::*;
 use burn::module::Lora;
 use burn::nn::PaddingConfig2d;
 use burn::tensor::{Int, Tolerance};
-use burn_memsave::checkpoint::{Unread, tiled};
+use burn_memsave::checkpoint::{EarlyStop, checkpoint_tiled};
 use burn_memsave::functional as F;
 use burn_memsave::lora::Dora;
 use burn_memsave::nn as ours;
@@ -67,7 +67,7 @@ fn unread<M: Module + 'static, const D: usize>(
     x: Tensor<D>,
     forward: impl Fn(&M, Tensor<D>) -> Tensor<D> + Copy + Send + Sync + 'static,
 ) -> Tensor<D> {
-    checkpoint(module, x, move |module, x| Unread(count(forward(module, x)))).0
+    checkpoint(module, x, move |module, x| EarlyStop(count(forward(module, x)))).0
 }
 
 #[test]
@@ -118,16 +118,16 @@ fn with_magnitudes() {
 /// What a residual block adds at its end is added outside; what else comes out is older.
 #[test]
 fn summands_are_left_out() {
-    type Parts = (Tensor<2>, Option<Tensor<2>>, Unread<2>);
+    type Parts = (Tensor<2>, Option<Tensor<2>>, EarlyStop<2>);
     fn older(block: &FeedForward, x: Tensor<2>) -> Parts {
         let (twice, silu) = (x.clone() * 2.0, F::silu(x.clone()));
-        (twice, Some(silu), Unread(count(block.forward(x))))
+        (twice, Some(silu), EarlyStop(count(block.forward(x))))
     }
     fn newer(block: &FeedForward, x: Tensor<2>) -> Parts {
         let y = count(block.forward(x.clone()));
-        (x.clone() * 2.0, Some(F::silu(x)), Unread(y))
+        (x.clone() * 2.0, Some(F::silu(x)), EarlyStop(y))
     }
-    let sum = |(x, silu, Unread(y)): Parts| x + silu.expect("it was there") * y;
+    let sum = |(x, silu, EarlyStop(y)): Parts| x + silu.expect("it was there") * y;
     let _alone = alone();
     let device = Device::flex().autodiff();
     let (block, x) = (FeedForward::new(&device), random([5, 6], &device));
@@ -210,13 +210,13 @@ fn what_is_read_is_not_left_out() {
 /// the second run but gradients is used.
 #[test]
 fn beside_it_may_be_what_is_not_tracked() {
-    type Parts = (Unread<2>, Tensor<2>, Tensor<1, Int>);
+    type Parts = (EarlyStop<2>, Tensor<2>, Tensor<1, Int>);
     fn parts(block: &FeedForward, x: Tensor<2>) -> Parts {
         let y = block.forward(x);
         let detached = y.clone().detach().set_require_grad(false);
-        (Unread(y.clone()), detached, y.argmax(1).squeeze_dim(1))
+        (EarlyStop(y.clone()), detached, y.argmax(1).squeeze_dim(1))
     }
-    let whole = |(Unread(y), detached, largest): Parts| y * detached + largest.float().unsqueeze_dim(1);
+    let whole = |(EarlyStop(y), detached, largest): Parts| y * detached + largest.float().unsqueeze_dim(1);
     let _alone = alone();
     for device in devices() {
         let (block, x) = (FeedForward::new(&device), random([5, 6], &device));
@@ -258,7 +258,8 @@ fn tiles() {
             |y: Tensor<3>| x.grad(&(y.clone() * y).sum().backward()).expect("it is tracked").into_data();
         for _ in 0..3 {
             let exact = gradient(block.forward(x.clone()));
-            let of_tiles = gradient(tiled(&block, x.clone(), 1, 3, |block, x| Unread(block.forward(x))));
+            let of_tiles =
+                gradient(checkpoint_tiled(&block, x.clone(), 1, 3, |block, x| EarlyStop(block.forward(x))));
             of_tiles.assert_approx_eq::<f32>(&exact, Tolerance::default());
         }
     }
@@ -267,14 +268,14 @@ fn tiles() {
 /// Segments in segments: the inner ones end with a product.
 #[test]
 fn nested() {
-    fn inner(block: &FeedForward, x: Tensor<2>) -> Unread<2> {
-        checkpoint(block, x, |block, x| Unread(block.forward(x)))
+    fn inner(block: &FeedForward, x: Tensor<2>) -> EarlyStop<2> {
+        checkpoint(block, x, |block, x| EarlyStop(block.forward(x)))
     }
-    fn twice(block: &FeedForward, x: Tensor<2>) -> Unread<2> {
+    fn twice(block: &FeedForward, x: Tensor<2>) -> EarlyStop<2> {
         inner(block, inner(block, x).0)
     }
-    fn before(block: &FeedForward, x: Tensor<2>) -> Unread<2> {
-        Unread(block.forward(inner(block, x).0))
+    fn before(block: &FeedForward, x: Tensor<2>) -> EarlyStop<2> {
+        EarlyStop(block.forward(inner(block, x).0))
     }
     let _alone = alone();
     for device in devices() {
@@ -298,10 +299,10 @@ fn an_end_that_is_none() {
     let block = FeedForward::new(&device);
     let run = || {
         let x = random([5, 6], &device).require_grad();
-        let Unread(y) = checkpoint(&block, x, |block, x| {
+        let EarlyStop(y) = checkpoint(&block, x, |block, x| {
             let y = block.forward(x);
             // Twice per step: not in the forward pass of the third, but in its backward pass.
-            Unread(match RUNS.fetch_add(1, Ordering::Relaxed) == 2 * COMPARED + SEARCHED + 1 {
+            EarlyStop(match RUNS.fetch_add(1, Ordering::Relaxed) == 2 * COMPARED + SEARCHED + 1 {
                 true => y * 2.0,
                 false => y,
             })

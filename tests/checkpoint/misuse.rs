@@ -2,7 +2,7 @@
 use super::*;
 use burn::nn::{Dropout, DropoutConfig};
 use burn::tensor::{FloatDType, Int};
-use burn_memsave::checkpoint::tiled;
+use burn_memsave::checkpoint::checkpoint_tiled;
 use burn_memsave::functional as F;
 use burn_memsave::measure::ledger;
 use burn_memsave::nn as ours;
@@ -197,7 +197,7 @@ fn captured_tensors() {
     let nowhere = |holding: Holding, _| holding;
     let once: Forward = |holding, x, _| checkpoint(holding, x, Holding::forward);
     let nested: Forward = |holding, x, _| checkpoint(holding, x, Holding::within);
-    let parts: Forward = |holding, x, _| tiled(holding, x, 0, 2, Holding::forward);
+    let parts: Forward = |holding, x, _| checkpoint_tiled(holding, x, 0, 2, Holding::forward);
     let closure: Forward =
         |holding, x, scale| checkpoint(holding, x, move |holding, x| holding.forward(x) * scale.clone());
     let nested_closure: Forward = |holding, x, scale| {

@@ -3,7 +3,9 @@ use super::*;
 use burn::module::{Lora, ModuleMapper};
 use burn::nn;
 use burn::tensor::{Bool, DType, FloatDType, Int, Tolerance};
-use burn_memsave::checkpoint::{Checkpointed, TensorMapper, Tensors, checkpoint_sequential, tiled};
+use burn_memsave::checkpoint::{
+    Checkpointed, TensorMapper, Tensors, checkpoint_sequential, checkpoint_tiled,
+};
 use burn_memsave::functional as F;
 use burn_memsave::nn as ours;
 use burn_memsave::saved::SavedPolicy;
@@ -371,7 +373,7 @@ fn many_tiles_in_half_precision_are_not_worse_than_the_whole() {
             let x = random([512, 16], &device).cast(dtype);
             let run = |block: &Block, x: Tensor<2>, tile: Option<usize>| -> Vec<f64> {
                 let y = match tile {
-                    Some(tile) => tiled(block, x, 0, tile, Block::forward),
+                    Some(tile) => checkpoint_tiled(block, x, 0, tile, Block::forward),
                     None => block.forward(x),
                 };
                 let gradients = y.cast(FloatDType::F64).powf_scalar(2.0).mean().backward();
@@ -412,7 +414,7 @@ fn tiles() {
                 let run = |tile: Option<usize>| {
                     let x = x.clone().detach().set_require_grad(tracked);
                     let y = match tile {
-                        Some(tile) => tiled(block, x.clone(), 0, tile, Block::forward),
+                        Some(tile) => checkpoint_tiled(block, x.clone(), 0, tile, Block::forward),
                         None => block.forward(x.clone()),
                     };
                     let gradients = (y.clone() * y.clone()).sum().backward();
@@ -438,7 +440,7 @@ fn tiles() {
         // Nothing is tracked.
         let block = Block::new(6, 0.0, &device).freeze();
         let x = random([13, 6], &device);
-        let y = tiled(&block, x.clone(), 0, 4, Block::forward);
+        let y = checkpoint_tiled(&block, x.clone(), 0, 4, Block::forward);
         assert!(!y.is_tracked());
         y.into_data().assert_approx_eq::<f32>(&block.forward(x).into_data(), Tolerance::default());
     }
@@ -450,7 +452,7 @@ fn tiles_that_lose_elements() {
     let _alone = alone();
     let [device, _] = devices();
     let x = random([8, 6], &device).require_grad();
-    tiled(&Vec::<ours::Linear>::new(), x, 0, 4, |_, x| x.slice(0..3));
+    checkpoint_tiled(&Vec::<ours::Linear>::new(), x, 0, 4, |_, x| x.slice(0..3));
 }
 
 /// What `Module::train` would not give back: a parameter that requires gradients though it was frozen, and a module for validation

@@ -449,7 +449,8 @@ impl Check {
         for backend in &self.backends {
             let check = |device: &Device, tracked: u32| {
                 agree(device, tracked).unwrap_or_else(|difference| {
-                    panic!("{device:?}, {:?}, tracked {tracked:#b}: {difference}", self.setting)
+                    let shapes: Vec<_> = self.inputs.iter().map(|input| &input.shape).collect();
+                    panic!("{device:?}, {shapes:?}, {:?}, tracked {tracked:#b}: {difference}", self.setting)
                 });
             };
             check(&backend.device(), 0);

@@ -56,7 +56,7 @@ impl Visitor for Comparison {
         // Whatever initializes parameters draws.
         let _generator = generator();
         println!("{}", row.name);
-        self.failures.extend(compare(&row.name, &row.notes, &run));
+        self.failures.extend(compare(&format!("{} of {shape:?}", row.name), &row.notes, &run));
     }
 }
 
@@ -131,7 +131,7 @@ impl Compared {
 fn settings(backend: Backend, notes: &Notes) -> Vec<Compared> {
     let mut settings = vec![];
     let mut add = |device: &Device, case, dtype, exact| {
-        settings.push(Compared { setting: Setting::new(device, case, dtype), exact });
+        settings.push(Compared { setting: Setting::new(device, case, dtype).on(notes.inputs()), exact });
     };
     let on_flex = backend == Backend::Flex && notes.only_f32.is_none();
     let full: &[DType] = if on_flex { &[DType::F32, DType::F64] } else { &[DType::F32] };

@@ -28,7 +28,7 @@ fn what_grows_is_seen_step_by_step() {
             assert!(pair[1].time >= pair[0].time);
         }
         assert!(memory.steps().iter().all(|step| step.reserved.is_none())); // there is no pool
-        assert_eq!(memory.to_csv().unwrap().lines().count(), 6);
+        assert_eq!(memory.to_csv().lines().count(), 6);
         let svg = memory.to_svg();
         assert_eq!((svg.matches("<polyline").count(), svg.matches(">step ").count()), (2, 5), "{svg}");
         assert!(memory.to_string().contains("| 5 "), "{memory}");

@@ -61,8 +61,9 @@ impl Visitor for Bytes {
                     &|x| ledger(&ours, x, |ours, x| (row.ours.forward)(ours, x)).1.total(),
                 );
                 let place = format!(
-                    "{}, {dtype:?}, {case:?}, {:?}",
+                    "{} of {:?}, {dtype:?}, {case:?}, {:?}",
                     row.name,
+                    row.shapes.test,
                     device.gradient_checkpointing_strategy()
                 );
                 self.failures.extend(failures.into_iter().map(|failure| format!("{place}: {failure}")));

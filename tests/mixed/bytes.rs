@@ -41,7 +41,7 @@ fn half_is_kept() {
                 precision.map_or(x.clone(), |precision| x.cast(precision.dtype())).require_grad()
             };
             let forward = |x| match precision {
-                Some(precision) => precision.half(&model).unwrap().forward(x),
+                Some(precision) => precision.half_copy(&model).unwrap().forward(x),
                 None => model.forward(x),
             };
             bytes(measure(&device, x, forward).kept)
@@ -55,7 +55,7 @@ fn half_is_kept() {
             let totals = [false, true].map(|is_half| {
                 let x = values([128, WIDTH], 1, &device);
                 let (model, x) = match is_half {
-                    true => (precision.half(&model).unwrap(), x.cast(precision.dtype())),
+                    true => (precision.half_copy(&model).unwrap(), x.cast(precision.dtype())),
                     false => (model.clone(), x),
                 };
                 ledger(&model, x.require_grad(), |model, x| model.forward(x)).1.total()
@@ -74,8 +74,9 @@ fn copies_are_of_what_is_trained() {
     let model = Block::new(LARGE, &device);
     for precision in BOTH.map(|precision| precision()) {
         let x = || values([4, LARGE], 1, &device).cast(precision.dtype()).require_grad();
-        let kept =
-            |model: &Block| bytes(measure(&device, x, |x| precision.half(model).unwrap().forward(x)).kept);
+        let kept = |model: &Block| {
+            bytes(measure(&device, x, |x| precision.half_copy(model).unwrap().forward(x)).kept)
+        };
         let frozen = precision.narrow_frozen(model.clone().freeze()).unwrap();
         let reused = bytes(measure(&device, x, |x| frozen.forward(x)).kept);
         // Those that the backward pass reads: two weights and the scale of the norm. With the inputs of trainable weights.

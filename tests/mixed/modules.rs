@@ -40,7 +40,7 @@ fn frozen_parameters_are_cast_once() {
         let model = precision.narrow_frozen(model.clone()).unwrap();
         assert!(types(&model.attention).iter().all(|&dtype| dtype == half));
         assert!(types(&model.swiglu).iter().all(|&dtype| dtype == DType::F32));
-        let loss = precision.half(&model).unwrap().loss(indices([4, 12], WORDS, &device));
+        let loss = precision.half_copy(&model).unwrap().loss(indices([4, 12], WORDS, &device));
         let found = GradientsParams::from_grads(loss.backward(), &model);
         assert_eq!(found.len(), exact.len());
         compare(&model.swiglu, &found, &exact, 4.0 * rounding(&precision));
@@ -90,7 +90,7 @@ fn adapters_have_masters() {
             let base = model.weight.base().dtype();
             assert_eq!(matches!(base, DType::QFloat(_)), quantizes);
             assert!(quantizes || base == precision.dtype().into());
-            let half = precision.half(&model).unwrap();
+            let half = precision.half_copy(&model).unwrap();
             assert_eq!(half.weight.adapter().unwrap().a.val().dtype(), precision.dtype().into());
             let found = gradients(&half, &model, precision.dtype());
             let (_, count) = compare(&model, &found, &exact, 4.0 * rounding(&precision));
@@ -113,7 +113,7 @@ fn magnitudes_have_masters() {
     };
     let exact = gradients(&model, FloatDType::F32);
     for precision in BOTH.map(|precision| precision()) {
-        let found = gradients(&precision.half(&model).unwrap(), precision.dtype());
+        let found = gradients(&precision.half_copy(&model).unwrap(), precision.dtype());
         assert_eq!(compare(&model, &found, &exact, 4.0 * rounding(&precision)).1, 3);
     }
 }
@@ -145,7 +145,7 @@ fn tied_parameters_have_one_gradient() {
     let (model, text) = (Tied::new(&device), || indices([3, 5], 9, &device));
     let exact = GradientsParams::from_grads(model.loss(text()).backward(), &model);
     for precision in BOTH.map(|precision| precision()) {
-        let half = precision.half(&model).unwrap();
+        let half = precision.half_copy(&model).unwrap();
         let found = GradientsParams::from_grads(half.loss(text()).backward(), &model);
         let (_, count) = compare(&model, &found, &exact, 4.0 * rounding(&precision));
         assert_eq!((count, found.len()), (2, 1));
@@ -162,14 +162,14 @@ fn segments_and_parts_of_a_batch_are_in_half_precision() {
     let loss = |model: &Linear, x: Tensor<2>| model.forward(x).powf_scalar(2.0).mean();
     for precision in BOTH.map(|precision| precision()) {
         let x = x.clone().cast(precision.dtype());
-        let whole = loss(&precision.half(&model).unwrap(), x.clone());
+        let whole = loss(&precision.half_copy(&model).unwrap(), x.clone());
         let whole = GradientsParams::from_grads(whole.backward(), &model);
-        let again = checkpoint(&precision.half(&model).unwrap(), x.clone(), loss);
+        let again = checkpoint(&precision.half_copy(&model).unwrap(), x.clone(), loss);
         let again = GradientsParams::from_grads(again.backward(), &model);
         assert_eq!(compare(&model, &again, &whole, 1e-6).1, 2);
         let parts = x.split(4, 0).into_iter().map(|part| (part.clone(), part.dims()[0]));
         let (_, parts) =
-            micro_batched(&model, parts, |model, x| loss(&precision.half(model).unwrap(), x)).unwrap();
+            micro_batched(&model, parts, |model, x| loss(&precision.half_copy(model).unwrap(), x)).unwrap();
         assert_eq!(compare(&model, &parts, &whole, 2.0 * rounding(&precision)).1, 2);
     }
 }
@@ -194,10 +194,10 @@ fn lazy_weights_are_of_the_type_of_their_file() {
             .apply_lora(Lora::new(2, 2.0).set_dtype(FloatDType::F32))
     };
     let precision = Precision::bf16();
-    let error = precision.half(&lazy("wide")).expect_err("of f32").to_string();
+    let error = precision.half_copy(&lazy("wide")).expect_err("of f32").to_string();
     assert_eq!(error, "weight is lazy, and of F32 in its file: write one of BF16 with `lazy::prepare`");
     let model = precision.narrow_frozen(lazy("half")).unwrap();
-    let half = precision.half(&model).unwrap();
+    let half = precision.half_copy(&model).unwrap();
     let y = half.forward(values([3, 8], 1, &device).cast(precision.dtype()));
     assert_eq!(y.dtype(), DType::BF16);
     let gradients = GradientsParams::from_grads(y.sum().backward(), &model);
@@ -209,8 +209,8 @@ fn what_cannot_be_is_refused() {
     let _alone = alone();
     let device = Device::flex().autodiff();
     let precision = Precision::bf16();
-    let half = precision.half(&LinearConfig::new(2, 2).init(&device)).unwrap();
-    let error = precision.half(&half).expect_err("of bf16");
+    let half = precision.half_copy(&LinearConfig::new(2, 2).init(&device)).unwrap();
+    let error = precision.half_copy(&half).expect_err("of bf16");
     assert!(
         matches!(&error, MixedError::NarrowMaster { path, dtype: DType::BF16 } if path == "weight"),
         "{error}"
@@ -219,7 +219,7 @@ fn what_cannot_be_is_refused() {
     let error = precision.narrow_frozen(plain.clone()).expect_err("without autodiff");
     assert!(matches!(&error, MixedError::NotAutodiff { path } if path == "weight"), "{error}");
     // For inference.
-    assert_eq!(types(&precision.half(&plain).unwrap()), [DType::BF16; 2]);
+    assert_eq!(types(&precision.half_copy(&plain).unwrap()), [DType::BF16; 2]);
     assert_eq!(types(&precision.narrow_frozen(plain.train().freeze()).unwrap()), [DType::BF16; 2]);
 }
 
@@ -232,7 +232,7 @@ fn a_device_says_what_it_lacks() {
     let model = LinearConfig::new(2, 2).init(&device);
     for precision in BOTH.map(|precision| precision()) {
         let dtype = precision.dtype();
-        match precision.half(&model) {
+        match precision.half_copy(&model) {
             Ok(half) => {
                 assert!(device.supports_dtype(dtype));
                 let y = half.forward(Tensor::<2>::ones([3, 2], &device).cast(dtype));

@@ -86,7 +86,7 @@ fn small_gradients_are_saved() {
     let exact = model.loss(indices([4, 12], WORDS, &device)) * SMALL;
     let exact = GradientsParams::from_grads(exact.backward(), &model);
     let half = || {
-        let half = precision.half(&model).unwrap();
+        let half = precision.half_copy(&model).unwrap();
         half.loss(indices([4, 12], WORDS, &device)).cast(FloatDType::F32) * SMALL
     };
     let lost = GradientsParams::from_grads(half().backward(), &model);
@@ -107,7 +107,7 @@ fn a_scale_that_is_too_large_finds_its_place() {
     let mut scaler = LossScaler::new().with_scale(2f64.powi(20));
     let x = values([4, 3], 1, &device);
     let mut step = || {
-        let half = precision.half(&model).unwrap();
+        let half = precision.half_copy(&model).unwrap();
         let loss = half.forward(x.clone().cast(precision.dtype())).powf_scalar(2.0).mean();
         assert_eq!(loss.dtype(), DType::F16);
         let gradients = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);

@@ -45,7 +45,7 @@ fn check<M: Module>(name: &str, model: &M, forward: impl Fn(&M, FloatDType) -> T
     let exact = magnitudes(forward(model, FloatDType::F32));
     assert!(!exact.is_empty());
     for precision in BOTH.map(|precision: fn() -> Precision| precision()) {
-        let found = magnitudes(forward(&precision.half(model).unwrap(), precision.dtype()));
+        let found = magnitudes(forward(&precision.half_copy(model).unwrap(), precision.dtype()));
         for ((path, found), (_, exact)) in found.iter().zip(&exact) {
             // Slopes of saturated gates are a few roundings off; a sum that stops is off by a factor.
             let bound = 0.02 * exact.abs() + 1e-2;

@@ -19,7 +19,7 @@ fn train<M: Module>(
     let mut losses = vec![];
     for _ in 0..STEPS {
         let found = match precision {
-            Some(precision) => loss(&precision.half(&model).unwrap(), precision.dtype()),
+            Some(precision) => loss(&precision.half_copy(&model).unwrap(), precision.dtype()),
             None => loss(&model, FloatDType::F32),
         };
         losses.push(found.clone().into_scalar::<f64>());
@@ -70,7 +70,7 @@ fn has_gradients<M: Module>(name: &str, model: M, loss: impl Fn(&M, FloatDType) 
     let wide = model.clone().map(&mut Widen);
     let exact = GradientsParams::from_grads(loss(&wide, FloatDType::F64).backward(), &wide);
     for precision in BOTH.map(|precision| precision()) {
-        let half = precision.half(&model).unwrap();
+        let half = precision.half_copy(&model).unwrap();
         let mut scaler = LossScaler::new().with_scale(1024.0);
         let found = scaler.scale(loss(&half, precision.dtype())).backward();
         let found = scaler.unscale(&model, GradientsParams::from_grads(found, &model)).unwrap();
@@ -109,7 +109,7 @@ fn running_statistics_of_any_module_stay_in_f32() {
     let own = Own { linear: LinearConfig::new(2, 2).init(&device), average };
     for precision in BOTH.map(|precision| precision()) {
         for model in [own.clone(), own.valid()] {
-            let half = precision.half(&model).unwrap();
+            let half = precision.half_copy(&model).unwrap();
             assert_eq!(half.linear.weight.val().dtype(), precision.dtype().into());
             assert_eq!(half.average.value().dtype(), DType::F32);
             assert_eq!(model.average.value().into_data(), TensorData::from([1.0f32 / 3.0, 2.0]));
@@ -130,7 +130,7 @@ fn running_statistics_stay_in_f32() {
         for _ in 0..3 {
             match &precision {
                 Some(precision) => {
-                    drop(precision.half(&model).unwrap().loss(x.clone().cast(precision.dtype())))
+                    drop(precision.half_copy(&model).unwrap().loss(x.clone().cast(precision.dtype())))
                 }
                 None => drop(model.loss(x.clone())),
             }
@@ -141,7 +141,7 @@ fn running_statistics_stay_in_f32() {
         // Evaluated with statistics in f32.
         let output = match &precision {
             Some(precision) => {
-                precision.half(&model).unwrap().loss(x.clone().inner().cast(precision.dtype()))
+                precision.half_copy(&model).unwrap().loss(x.clone().inner().cast(precision.dtype()))
             }
             None => model.loss(x.clone().inner()),
         };

@@ -3,7 +3,7 @@ use super::*;
 use burn::module::{Lora, ModuleMapper, QLora, Quantizer};
 use burn::optim::{GradientsAccumulator, SgdConfig};
 use burn::tensor::quantization::{Calibration, QuantValue};
-use burn_memsave::lora::{ConvLora, first_factors};
+use burn_memsave::lora::{ConvLora, a_factors};
 
 /// Adapters of every kind of layer that can have one.
 fn config() -> ConvLora {
@@ -96,7 +96,7 @@ fn gradients_are_equal_with_all_adapters_or_some() {
                 (stock.clone().freeze_group(group(frozen)), ours.clone().freeze_group(group(frozen)));
             gradients_agree(&stock, &ours, &x, &dy);
         }
-        let (stock, ours) = (stock.freeze_group(first_factors()), ours.freeze_group(first_factors()));
+        let (stock, ours) = (stock.freeze_group(a_factors()), ours.freeze_group(a_factors()));
         gradients_agree(&stock, &ours, &x, &dy);
         // Full fine-tuning with adapters; a softmax does not depend on the bias of keys, whose gradient is rounding.
         let all = ParamGroup::all().exclude(group(r"mha\.key\.bias$"));

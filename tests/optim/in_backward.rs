@@ -10,7 +10,7 @@ use burn_memsave::mixed::LossScaler;
 use burn_memsave::nn::{
     Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, activation::Relu,
 };
-use burn_memsave::optim::{AdamW8bitConfig, InBackwardError, step_in_backward};
+use burn_memsave::optim::{AdamW8bitConfig, InBackwardError, StepRefused, step_in_backward};
 
 const LR: f64 = 0.01;
 
@@ -257,7 +257,7 @@ fn what_is_refused() {
 
     let frozen = Net::new(&device).freeze();
     let refused = step_in_backward(frozen, &mut optimizer, LR, loss);
-    assert!(matches!(refused, Err(InBackwardError::Untracked)));
+    assert!(matches!(refused, Err(StepRefused { error: InBackwardError::Untracked, .. })));
 
     let own = |net: &Net| {
         let loss = net.forward(x.clone()).sum();
@@ -265,16 +265,16 @@ fn what_is_refused() {
         loss.detach()
     };
     let refused = step_in_backward(Net::new(&device), &mut optimizer, LR, own);
-    assert!(matches!(refused, Err(InBackwardError::Untracked)));
+    assert!(matches!(refused, Err(StepRefused { error: InBackwardError::Untracked, .. })));
 
     let many = |net: &Net| net.forward(x.clone()).reshape([32]);
     let refused = step_in_backward(Net::new(&device), &mut optimizer, LR, many);
-    assert!(matches!(refused, Err(InBackwardError::NoScalar { elements: 32 })));
+    assert!(matches!(refused, Err(StepRefused { error: InBackwardError::NoScalar { elements: 32 }, .. })));
 
     let mut untied = Net::new(&device);
     untied.second.weight = Param::initialized(untied.first.weight.id, untied.second.weight.val());
     match step_in_backward(untied, &mut optimizer, LR, loss) {
-        Err(InBackwardError::Untied { first, second }) => {
+        Err(StepRefused { error: InBackwardError::Untied { first, second }, .. }) => {
             assert_eq!([&first[..], &second], ["first.weight", "second.weight"]);
         }
         _ => panic!("two values of one id"),
@@ -283,7 +283,31 @@ fn what_is_refused() {
     let mut one = Net::new(&device);
     one.second.weight = Param::initialized(ParamId::new(), one.first.weight.val());
     let refused = step_in_backward(one, &mut optimizer, LR, loss);
-    assert!(matches!(refused, Err(InBackwardError::OneTensor { .. })));
+    assert!(matches!(refused, Err(StepRefused { error: InBackwardError::OneTensor { .. }, .. })));
+}
+
+/// With the parameters that it had: they are the same leaves.
+#[test]
+fn a_refused_step_gives_the_module_back() {
+    let _alone = alone();
+    let device = device();
+    let x = random([2, 16], &device);
+    let mut optimizer = AdamW8bitConfig::new().init();
+    let loss = |net: &Net| net.forward(x.clone()).sum();
+    let net = Net::new(&device);
+    let many = |net: &Net| net.forward(x.clone()).reshape([32]);
+    let refused = step_in_backward(net.clone(), &mut optimizer, LR, many).expect_err("32 numbers");
+    assert_eq!(refused.to_string(), refused.error.to_string());
+    let gradients = loss(&refused.module).backward();
+    for (before, now) in [
+        (net.first.weight.val(), refused.module.first.weight.val()),
+        (net.second.weight.val(), refused.module.second.weight.val()),
+    ] {
+        assert!(before.grad(&gradients).is_some());
+        assert_eq!(now.into_data(), before.into_data());
+    }
+    drop(net);
+    step_in_backward(refused.module, &mut optimizer, LR, loss).expect("a step");
 }
 
 /// Gradients of a scaled loss could not be unscaled; what is scaled elsewhere does not matter.
@@ -299,10 +323,10 @@ fn loss_scaling_is_refused() {
     let partly = |net: &Net| scaler.scale(loss(net)) + loss(net);
     let refused = step_in_backward(Net::new(&device), &mut optimizer, LR, scaled);
     let error = refused.expect_err("it is scaled");
-    assert!(matches!(error, InBackwardError::Scaled));
+    assert!(matches!(error.error, InBackwardError::Scaled));
     assert!(error.to_string().contains("LossScaler::unscale"), "{error}");
     let refused = step_in_backward(Net::new(&device), &mut optimizer, LR, partly);
-    assert!(matches!(refused, Err(InBackwardError::Scaled)));
+    assert!(matches!(refused, Err(StepRefused { error: InBackwardError::Scaled, .. })));
     assert!(optimizer.to_record().is_empty(), "it is not changed");
 
     // Neither a step that was refused, nor one that panicked, nor one without updates is remembered.
@@ -318,7 +342,7 @@ fn loss_scaling_is_refused() {
     // One in another's loss is refused for itself.
     let nests = |net: &Net| {
         let inner = step_in_backward(Net::new(&device), &mut other, LR, scaled);
-        assert!(matches!(inner, Err(InBackwardError::Scaled)));
+        assert!(matches!(inner, Err(StepRefused { error: InBackwardError::Scaled, .. })));
         loss(net)
     };
     assert!(step_in_backward(Net::new(&device), &mut optimizer, LR, nests).is_ok());

@@ -7,7 +7,7 @@ use burn_memsave::measure::{Scope, measure_step};
 use burn_memsave::nn::loss::CrossEntropyLossConfig;
 use burn_memsave::nn::{BatchNormConfig, Linear, LinearConfig, activation::Relu};
 use burn_memsave::plan::{
-    PartsError, PlanError, largest_batch, micro_batched, micro_batched_within, retry_halved,
+    PartsError, PlanError, largest_batch, micro_batched, micro_batched_within, retry_with_smaller_batch,
 };
 use proptest::prelude::*;
 use std::cell::Cell;
@@ -404,7 +404,7 @@ fn what_runs_out_of_memory_is_halved() {
             let parts = [(Tensor::<2>::ones([items, 4], &device), items)];
             micro_batched(&model, parts, |model, x| model.forward(x).mean())
         };
-        retry_halved(&model, items, step)
+        retry_with_smaller_batch(&model, items, step)
     };
     for panics in [false, true] {
         let (items, loss, gradients) = run(20, 100, "out of device memory allocating", panics).unwrap();

@@ -1,9 +1,8 @@
 //! Rows of functions that do not belong to a layer.
-use super::{Check, Notes, QUERIES, ROWS, Row, Twin, Visitor, kept};
+use super::{Check, QUERIES, ROWS, Visitor, kept};
 use burn::module::Module;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{activation, module};
-use burn_memsave::functional;
 use burn_memsave_paper::text::repeated;
 use core::ops::Range;
 
@@ -11,33 +10,44 @@ use core::ops::Range;
 #[derive(Module, Debug)]
 pub struct Function;
 
-/// A row of a function, called once in a namespace of Burn's and once in ours.
+/// A row of a function: `|x| ours => stock`, or one call that is made in our namespace and in another one.
 macro_rules! function {
     ($visitor:ident, $name:expr, $shapes:expr, $kept:expr, $stock:ident, |$f:ident, $x:ident| $forward:expr
         $(, $note:ident ($($argument:expr),*))* $(,)?
     ) => {
-        $visitor.row(Row {
+        function! {
+            $visitor, $name, $shapes, $kept,
+            |$x| {
+                use burn_memsave::functional as $f;
+                $forward
+            } => {
+                use $stock as $f;
+                $forward
+            }
+            $(, $note($($argument),*))*
+        }
+    };
+    ($visitor:ident, $name:expr, $shapes:expr, $kept:expr, |$x:ident| $ours:expr => $stock:expr
+        $(, $note:ident ($($argument:expr),*))* $(,)?
+    ) => {
+        $visitor.row($crate::table::Row {
             name: String::from($name),
             shapes: $shapes,
             kept: Box::new($kept),
-            stock: Twin {
-                init: Box::new(|_, _| Function),
-                forward: Box::new(|_, $x| {
-                    use $stock as $f;
-                    $forward
-                }),
+            stock: $crate::table::Twin {
+                init: Box::new(|_, _| $crate::table::functions::Function),
+                forward: Box::new(|_, $x| $stock),
             },
-            ours: Twin {
-                init: Box::new(|_, _| Function),
-                forward: Box::new(|_, $x| {
-                    use functional as $f;
-                    $forward
-                }),
+            ours: $crate::table::Twin {
+                init: Box::new(|_, _| $crate::table::functions::Function),
+                forward: Box::new(|_, $x| $ours),
             },
-            notes: Notes::default().without(&[Check::Conversion], "a function")$(.$note($($argument),*))*,
+            notes: $crate::table::Notes::default()
+                .without(&[$crate::table::Check::Conversion], "a function")$(.$note($($argument),*))*,
         })
     };
 }
+pub(super) use function;
 
 pub fn visit(visitor: &mut impl Visitor) {
     const VARIANT: &[Check] = &[Check::Time];

@@ -20,12 +20,16 @@
 //! Add `forward |nn, layer, x| ..` if the call is not `layer.forward(x)`. Notes at the end of a row say what does not hold for it, and
 //! why: see [`Notes`]. A variant that only tests need is `without(&[Check::Time], "as conv2d")`. A family is a file with a function
 //! `visit` and a name in [`families!`], from which every walk has a test of that name. A layer without a row fails
-//! `every_path_of_a_replaced_layer_leads_to_ours`.
+//! `every_path_of_a_replaced_layer_leads_to_ours`. Smooth activations have a list of their own, see [`activations`].
+//!
+//! **How to run one row.** `MEMSAVE_ROW=softplus` leaves out all rows whose names do not contain it.
 #![allow(dead_code, reason = "every walk uses its part")]
 use burn::config::Config;
 use burn::module::Module;
 use burn::tensor::{DType, Device, Distribution, Tensor};
+use std::env;
 use std::fmt::Display;
+use std::ops::Range;
 
 pub mod activations;
 pub mod attention;
@@ -264,10 +268,16 @@ pub enum Check {
     TimeOnDevices,
 }
 
-/// What does not hold for a row, and why.
+/// Whether `MEMSAVE_ROW` names a row, or no row.
+pub fn is_chosen(name: &str) -> bool {
+    env::var("MEMSAVE_ROW").map_or(true, |part| name.contains(&part))
+}
+
+/// What is special about a row: most often what does not hold for it, and why.
 #[derive(Clone, Debug, Default)]
 pub struct Notes {
     without: Vec<(Check, &'static str)>,
+    inputs: Option<Range<f64>>,
     /// The relative precision that can be expected in f64.
     pub within: Option<f64>,
     /// Why other types cannot be compared.
@@ -295,6 +305,10 @@ impl Notes {
     pub fn without(mut self, checks: &[Check], why: &'static str) -> Self {
         self.without.extend(checks.iter().map(|&check| (check, why)));
         self
+    }
+    /// The range of the inputs on which outputs and gradients are compared.
+    pub fn on(self, inputs: Range<f64>) -> Self {
+        Self { inputs: Some(inputs), ..self }
     }
     pub fn within(self, tolerance: f64, _why: &'static str) -> Self {
         Self { within: Some(tolerance), ..self }
@@ -330,8 +344,16 @@ impl Notes {
         Self { unlike: Some(why), ..self }
     }
 
+    /// See [`on`](Self::on).
+    pub fn inputs(&self) -> Range<f64> {
+        self.inputs.clone().unwrap_or(-2.0..2.0)
+    }
+
     /// Whether a row is left out of a check. Prints why.
     pub fn leaves_out(&self, check: Check, name: &str) -> bool {
+        if !is_chosen(name) {
+            return true;
+        }
         match self.without.iter().find(|(without, _)| *without == check) {
             None => false,
             Some((_, why)) => {

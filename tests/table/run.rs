@@ -43,11 +43,20 @@ pub struct Setting {
     pub dtype: DType,
     /// Inputs and parameters are rounded to this type, whatever type the layer computes in.
     pub precision: DType,
+    /// The range of the inputs.
+    pub inputs: Range<f64>,
+    /// The seed of the inputs. Gradients and parameters have those after it.
+    pub seed: u64,
 }
 
 impl Setting {
     pub fn new(device: &Device, case: Case, dtype: DType) -> Self {
-        Self { device: device.clone(), case, dtype, precision: dtype }
+        Self { device: device.clone(), case, dtype, precision: dtype, inputs: -2.0..2.0, seed: 1 }
+    }
+
+    /// The same with inputs in this range.
+    pub fn on(self, inputs: Range<f64>) -> Self {
+        Self { inputs, ..self }
     }
 
     /// Numbers that depend only on the seed, tracked or not.
@@ -90,7 +99,7 @@ impl ModuleMapper for Prepare<'_> {
         };
         let mapped = param.map(|tensor| match self.fill {
             false => tensor.cast(dtype).detach(),
-            true => self.setting.input(tensor.dims(), range, 100 + self.count),
+            true => self.setting.input(tensor.dims(), range, 99 + self.setting.seed + self.count),
         });
         mapped.set_require_grad(case.parameter(&self.parameter))
     }
@@ -112,7 +121,7 @@ pub fn outcome<const D: usize, const O: usize>(
     setting: &Setting,
     shape: [usize; D],
 ) -> Vec<Named> {
-    let x = setting.input(shape, -2.0..2.0, 1);
+    let x = setting.input(shape, setting.inputs.clone(), setting.seed);
     let x = if setting.case.input() { x.require_grad() } else { x };
     setting.device.seed(7);
     let y = (layer.forward)(x.clone());
@@ -121,7 +130,7 @@ pub fn outcome<const D: usize, const O: usize>(
     let data = TensorData::from_bytes_vec(data.as_bytes().to_vec(), data.shape(), data.dtype());
     let mut results = vec![("output".into(), Some(data))];
     if y.is_tracked() {
-        let weights = setting.input(y.dims(), -1.0..1.0, 2).cast(y.dtype());
+        let weights = setting.input(y.dims(), -1.0..1.0, setting.seed + 1).cast(y.dtype());
         let gradients = (y * weights).sum().backward();
         results.push(("gradient of x".into(), x.grad(&gradients).map(Tensor::into_data)));
         results.extend((layer.gradients)(&gradients));

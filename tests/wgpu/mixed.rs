@@ -21,7 +21,7 @@ fn train<M: Module>(
     while losses.len() < STEPS {
         assert!(scaler.skipped() < STEPS, "a scale of {}", scaler.factor());
         let found = match precision {
-            Some(precision) => loss(&precision.half(&model)?, precision.dtype()),
+            Some(precision) => loss(&precision.half_copy(&model)?, precision.dtype()),
             None => loss(&model, FloatDType::F32),
         };
         let scaled = scaler.scale(found.clone()).backward();

@@ -1,4 +1,5 @@
 //! One small case per operation, with options that the rows of the table do not have.
+use crate::table::activations::smooth;
 use crate::{EXACT, among_others, assert_products_close, assert_within, gpu, of_products, tensor, values};
 use burn::module::{LoraAdapter, Module, Param, ParamId};
 use burn::tensor::{
@@ -286,27 +287,10 @@ fn activations_equal_flex() {
 
 #[test]
 fn smooth_activations_equal_flex() {
-    type Function = fn(Tensor<3>) -> Tensor<3>;
-    let functions: [(&str, Function); 15] = [
-        ("gelu", F::gelu),
-        ("gelu_approximate", F::gelu_approximate),
-        ("silu", F::silu),
-        ("mish", F::mish),
-        ("softplus", |x| F::softplus(x, 2.0)),
-        ("softsign", F::softsign),
-        ("elu", |x| F::elu(x, 1.5)),
-        ("celu", |x| F::celu(x, 1.5)),
-        ("selu", F::selu),
-        ("log_sigmoid", F::log_sigmoid),
-        ("hard_swish", |x| F::hard_swish(x * 4.0)),
-        ("tanhshrink", F::tanhshrink),
-        ("sigmoid", F::sigmoid),
-        ("tanh", F::tanh),
-        ("glu", |x| F::glu(x, 1)),
-    ];
-    for (name, f) in functions {
-        check(name, [3, 4, 5], |x: Tensor<3>, _| f(x));
+    for activation in smooth() {
+        check(activation.name, [3, 4, 5], |x: Tensor<3>, _| activation.of_unit(x));
     }
+    check("glu", [3, 4, 5], |x: Tensor<3>, _| F::glu(x, 1));
 }
 
 /// Burn's gradient of GELU on devices is that of the approximation by tanh; ours is that of GELU.

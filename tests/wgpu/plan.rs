@@ -9,7 +9,8 @@ use burn_memsave::checkpoint::checkpoint;
 use burn_memsave::measure::{StepInput, bytes_in_use, measure_step};
 use burn_memsave::nn::{Linear, LinearConfig, activation::Gelu};
 use burn_memsave::plan::{
-    OptimizerState, PlanError, ProfileOptions, block, dry_run, estimate_step, profile, retry_halved,
+    OptimizerState, PlanError, ProfileOptions, block, dry_run, estimate_step, profile,
+    retry_with_smaller_batch,
 };
 
 const WIDTH: usize = 128;
@@ -204,11 +205,11 @@ fn batches_are_halved_where_there_is_no_memory() {
             gradients.register(model[0].weight.id, gradient + nothing.unsqueeze());
             Ok((loss, gradients))
         };
-        let (items, loss, gradients) = retry_halved(&model, 64, step).unwrap();
+        let (items, loss, gradients) = retry_with_smaller_batch(&model, 64, step).unwrap();
         assert_eq!((items, &tried[..], gradients.len()), (16, &[64, 32, 16][..], 2));
         assert!(loss.into_scalar::<f32>().is_finite());
     }
-    let nothing = retry_halved(&model, 1, |_| Ok((huge(&device), GradientsParams::new())));
+    let nothing = retry_with_smaller_batch(&model, 1, |_| Ok((huge(&device), GradientsParams::new())));
     assert!(matches!(nothing, Err(PlanError::OutOfMemory)));
     assert_eq!(Tensor::<1>::ones([3], &device).sum().into_scalar::<f32>(), 3.0);
 }

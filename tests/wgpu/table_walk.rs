@@ -34,7 +34,7 @@ impl Visitor for Layers {
         }
         println!("{}", row.name);
         let run = |device: Device, case| {
-            let setting = Setting::new(&device.autodiff(), case, DType::F32);
+            let setting = Setting::new(&device.autodiff(), case, DType::F32).on(row.notes.inputs());
             let stock = setting.fill((row.stock.init)(&setting.device, row.shapes.test));
             let ours = M::from(stock);
             let forward = |x| (row.ours.forward)(&ours, x);
@@ -45,7 +45,8 @@ impl Visitor for Layers {
             // As on the CPU, but for the roundings of products.
             let tolerance = f64::from(of_products()) * if row.notes.cancels.is_some() { 3.0 } else { 1.0 };
             let failures = differences(run(gpu(), case), run(Device::flex(), case), tolerance);
-            self.failures.extend(failures.map(|failure| format!("{}, {case:?}: {failure}", row.name)));
+            let place = format!("{} of {:?}, {case:?}", row.name, row.shapes.test);
+            self.failures.extend(failures.map(|failure| format!("{place}: {failure}")));
         }
     }
 }

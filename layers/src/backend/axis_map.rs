@@ -1,26 +1,27 @@
 //! Linear maps along spatial axes with fixed weights: average pools and interpolations.
 //!
-//! `y[o] = sum_i weight[o, i] x[i]` per axis, and the product of that over the axes. A window of non-zero weights per
-//! output is all there is to know; the adjoint `dx[i] = sum_o weight[o, i] dy[o]` needs no input. The map itself is Burn's, but for
-//! half precision on the CPU.
+//! Along one axis `y[o] = sum_i weight[o, i] x[i]`, and over several axes the map is the product of those along each. A window of
+//! non-zero weights per output describes a map. The adjoint, `dx[i] = sum_o weight[o, i] dy[o]`, does not read the input. The map itself
+//! is computed by Burn, except in half precision on the CPU.
 use burn::backend::{Backend, tensor::FloatTensor};
 use burn::tensor::Shape;
 
-/// Backends with kernels for them.
+/// The kernels.
 pub trait AxisMaps: Backend {
-    /// `floor((output + shift) * size / out)`, as the backend computes it.
+    /// `floor((output + shift) * size / out)`, rounded as the backend rounds it.
     fn nearest_input(output: usize, shift: Shift, resized: Resized) -> usize;
 
-    /// `y` of `x` in half precision, `[batch, channels, ...]`, one map per spatial axis, summed in f32; on CPU backends only.
+    /// `y` of an `x` `[batch, channels, ...]` in half precision, with one map per spatial axis, summed in f32. `None` for other dtypes, and
+    /// on devices.
     fn image_of_half(_: &FloatTensor<Self>, _: impl FnOnce() -> Vec<AxisMap>) -> Option<FloatTensor<Self>> {
         None
     }
 
-    /// `dx` of shape `x`, `[batch, channels, ...]`, from `dy`, one map per spatial axis.
+    /// `dx` of shape `x`, `[batch, channels, ...]`, from `dy`, with one map per spatial axis.
     fn axis_adjoint(x: Shape, dy: FloatTensor<Self>, axes: Vec<AxisMap>) -> FloatTensor<Self>;
 }
 
-/// What is added to the number of an output.
+/// What is added to the index of an output.
 #[derive(Clone, Copy, Debug)]
 pub enum Shift {
     /// 0
@@ -36,9 +37,9 @@ pub struct Resized {
     pub size: usize,
     /// Elements of the output.
     pub out: usize,
-    /// How many outputs there are for an input, where that is not the quotient of the sizes.
+    /// Outputs per input, where that is not `out / size`.
     pub factor: Option<f64>,
-    /// Whether the corners of input and output lie on each other.
+    /// Whether the first and last elements of input and output coincide.
     pub align_corners: bool,
 }
 
@@ -67,7 +68,7 @@ pub struct AxisMap {
 pub(super) struct Window {
     /// The first input.
     pub start: usize,
-    /// How many they are.
+    /// The number of inputs.
     pub len: usize,
     pub weights: Weights,
 }
@@ -76,18 +77,18 @@ pub(super) struct Window {
 pub(super) enum Weights {
     /// The same for every input.
     Equal(f64),
-    /// One per input, from here on in the weights of the axis.
+    /// One per input; the first of them has this index in [`AxisMap::weights`].
     From(usize),
 }
 
 impl AxisMap {
-    /// Windows of equal weights, from `(first input, how many, weight)` for every output.
+    /// Windows of equal weights, from `(first input, number of inputs, weight)` for every output.
     pub(super) fn equal(size: usize, outputs: impl Iterator<Item = (usize, usize, f64)>) -> Self {
         let window = |(start, len, weight)| Window { start, len, weights: Weights::Equal(weight) };
         Self { size, windows: outputs.map(window).collect(), weights: vec![] }
     }
 
-    /// From `(input, weight)` for every output, in any order, inputs repeated or not.
+    /// From the pairs `(input, weight)` of every output, in any order. The weights of an input that occurs more than once are added up.
     fn from_taps(size: usize, outputs: impl Iterator<Item = Vec<(usize, f64)>>) -> Self {
         let mut weights = vec![];
         let window = |taps: Vec<(usize, f64)>| {
@@ -134,14 +135,14 @@ impl AxisMap {
         )
     }
 
-    /// [`AxisMaps::nearest_input`].
+    /// The nearest input, by [`AxisMaps::nearest_input`].
     pub(crate) fn nearest<B: AxisMaps>(resized: Resized, shift: Shift) -> Self {
         let Resized { size, out, .. } = resized;
         let index = |o| B::nearest_input(o, shift, resized).min(size - 1);
         Self::equal(size, (0..out).map(|o| (index(o), 1, 1.0)))
     }
 
-    /// Linear interpolation between the two inputs around.
+    /// Linear interpolation between the two nearest inputs.
     pub(crate) fn linear(resized: Resized) -> Self {
         let Resized { size, out, .. } = resized;
         Self::from_taps(
@@ -154,7 +155,7 @@ impl AxisMap {
         )
     }
 
-    /// Cubic convolution (Keys, a = -0.75) of the four inputs around; the border is repeated.
+    /// Cubic convolution (Keys, a = -0.75) of the four nearest inputs; the border is repeated.
     pub(crate) fn cubic(resized: Resized) -> Self {
         const A: f64 = -0.75;
         let Resized { size, out, .. } = resized;
@@ -177,7 +178,7 @@ impl AxisMap {
         )
     }
 
-    /// Sinc of width 3 of the six inputs around, normalized; inputs outside are left out.
+    /// Windowed sinc of width 3 of the six nearest inputs, normalized; inputs beyond the border are left out.
     pub(crate) fn lanczos3(resized: Resized) -> Self {
         let Resized { size, out, .. } = resized;
         let weight = |t: f64| {

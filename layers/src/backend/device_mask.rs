@@ -1,4 +1,4 @@
-//! Masks by Burn's operations: the bits are packed in 32-bit words of an integer tensor, so that they stay on the device.
+//! Masks made by Burn's operations. The bits are packed in 32-bit words of an integer tensor, so they stay on the device.
 use super::{Masks, Saved};
 use burn::backend::{
     Backend, Distribution, TensorMetadata, get_or_init_device_settings,
@@ -43,7 +43,7 @@ fn powers<B: Backend>(device: &B::Device) -> IntTensor<B> {
     B::int_from_data(TensorData::new(powers, [1, BITS]), device)
 }
 
-/// Packs a tensor of booleans. Sums of distinct powers of two never overflow, nor does a part of such a sum.
+/// Packs a tensor of booleans, by sums of distinct powers of two. Neither these sums nor parts of them overflow.
 fn pack<B: Backend>(bits: BoolTensor<B>) -> DeviceMask<B> {
     let (shape, device) = (bits.shape(), bits.device());
     let len = shape.num_elements();
@@ -60,7 +60,7 @@ fn pack<B: Backend>(bits: BoolTensor<B>) -> DeviceMask<B> {
 }
 
 impl<B: Backend> DeviceMask<B> {
-    /// The booleans that were packed.
+    /// The packed booleans.
     pub(crate) fn unpack(&self) -> BoolTensor<B> {
         let device = self.words.device();
         let spread = Shape::new([self.words.shape()[0], BITS]);

@@ -22,7 +22,7 @@ impl CpuBackend for Flex {
     const NAN_WINS_MAX_POOL: bool = true;
 
     fn contiguous(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        // The public form borrows and returns a second handle, which must not count as sharing: the first one ends here.
+        // `to_contiguous` borrows `x` and may return a second handle of it. The first one ends here, so that the tensor is not shared.
         x.to_contiguous()
     }
 
@@ -47,7 +47,7 @@ impl CpuBackend for Flex {
 
     fn as_slice_mut<E: CpuElement>(x: &mut FloatTensor<Self>) -> &mut [E] {
         if !x.can_mut() {
-            // Flex would copy on this thread alone.
+            // Flex would copy on this thread only.
             let values = Self::as_slice::<E>(x);
             *x = Self::from_vec(parallel::copied(values, COPIED, values.len(), |_, _| ()), x.shape());
         }
@@ -81,7 +81,7 @@ impl CpuBackend for Flex {
 
     fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>> {
         let DType::QFloat(scheme) = weight.dtype() else { return None };
-        // The global scale of a two-level scheme is private (0.22.1). Codes of floats are no multiples of a scale in the next Burn.
+        // The global scale of a two-level scheme is private in 0.22.1. In the next Burn, codes of floats are not multiples of a scale.
         let one_level = global_scale_dtype(&scheme).is_none();
         let is_integer = !matches!(scheme.value, QuantValue::E5M2 | QuantValue::E4M3 | QuantValue::E2M1);
         let values = weight.tensor().as_slice::<i8>().filter(|_| one_level && is_integer)?;
@@ -102,7 +102,7 @@ impl Placeholders for Flex {
         <Self as burn::backend::ops::FloatTensorOps<Self>>::float_expand(one, shape) // a view of stride zero
     }
 
-    /// Zeros: what `float_empty` gives is copied when it is written for the first time (0.22.1).
+    /// Zeros, because 0.22.1 copies the result of `float_empty` when it is first written.
     fn unwritten(shape: Shape, dtype: DType, device: &FlexDevice) -> FloatTensor<Self> {
         <Self as burn::backend::ops::FloatTensorOps<Self>>::float_full(
             shape,

@@ -1,11 +1,12 @@
-//! What the kernels of operations share; it knows no operation.
+//! Building blocks that the kernels of several operations share. Nothing here knows an operation.
 //!
-//! A kernel is a method of a trait in the room of its operation, in [`crate::ops`]. Its default body composes Burn's operations,
-//! and runs on any backend. The CPU backends, whose tensors are slices in memory ([`cpu`]), have fused loops instead.
+//! A kernel is a method of a trait in the folder of its operation, in [`crate::ops`]. Its default body composes Burn's operations and
+//! runs on any backend. The CPU backends, whose tensors are slices in memory, have fused loops instead ([`cpu`]), and devices may have
+//! kernels of their own.
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 
-/// Implements an operation trait for every plain backend: by its default bodies, or by those given.
+/// Implements an operation trait for every backend without autodiff, with its default bodies or with those given.
 macro_rules! plain_backends {
     ($ops:ident) => {
         plain_backends!($ops {});
@@ -22,9 +23,9 @@ macro_rules! plain_backends {
     };
 }
 
-/// Implements kernels for every backend but those of the CPU: by their default bodies, which compose Burn's operations, or by
-/// those given. In tests also for [`Composed`](crate::backend::testing::Composed), to compare the default bodies with the kernels of
-/// the CPU.
+/// Implements kernels for every backend except those of the CPU, with their default bodies, which compose Burn's operations, or with
+/// those given. Tests also implement them for [`Composed`](crate::backend::testing::Composed), to compare the default bodies with the
+/// CPU's kernels.
 macro_rules! device_backends {
     ($kernels:ident) => {
         device_backends!($kernels {});
@@ -40,7 +41,7 @@ macro_rules! device_backends {
 }
 pub(crate) use {device_backends, plain_backends};
 
-/// Implements kernels for the backends that have neither loops nor kernels of ours, by their default bodies or by those given.
+/// Implements kernels for the backends that have neither loops nor kernels of this crate, with their default bodies or with those given.
 macro_rules! composing_backends {
     ($kernels:ident) => {
         $crate::backend::composing_backends!($kernels {});
@@ -54,8 +55,8 @@ macro_rules! composing_backends {
 }
 pub(crate) use composing_backends;
 
-/// [`composing_backends`], and devices where operations are fused: there, Burn makes one kernel of a composition of elementwise
-/// operations, and of those around it.
+/// [`composing_backends`], and also for devices with fusion: there, Burn makes one kernel of the composed elementwise operations and
+/// those around them.
 macro_rules! fusing_backends {
     ($kernels:ident) => {
         $crate::backend::composing_backends!($kernels);
@@ -86,7 +87,7 @@ pub(crate) mod testing;
 pub use device_mask::DeviceMask;
 pub use mask::Masks;
 
-/// Something kept from the forward pass for the backward pass that is no tensor of the graph.
+/// Something that is kept from the forward pass for the backward pass and is not a tensor of the graph.
 pub trait Saved: Clone + Send + core::fmt::Debug + 'static {
     /// The bytes it keeps alive.
     fn bytes(&self) -> usize;
@@ -107,7 +108,7 @@ pub trait ChannelSums: Backend {
             let axes: Vec<usize> = (0..x.rank()).filter(|&axis| axis != 1).collect();
             Self::float_sum_dims(x, &axes)
         } else {
-            // Along one axis, so that it is rounded once: sums along several are made one after the other.
+            // Burn sums several axes one after the other, and would round after each of them. Along one axis, it rounds once.
             let rows = Shape::new([channels, len / channels.max(1)]);
             Self::float_sum_dim(Self::float_reshape(Self::float_swap_dims(x, 0, 1), rows), 1)
         };
@@ -118,23 +119,23 @@ composing_backends!(ChannelSums);
 
 /// Placeholders of tensors.
 pub trait Placeholders: Backend {
-    /// A tensor for operations that read the shape, dtype and device of an argument but never its elements: nothing is
-    /// written, and where the backend has views of stride zero nothing of that size exists.
+    /// A tensor for operations that read the shape, dtype and device of an argument but never its elements. Nothing is written to it,
+    /// and where the backend has views of stride zero, it takes the memory of one element.
     fn shape_only(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self> {
         Self::float_empty(shape, device, dtype.into())
     }
 
-    /// A tensor of which every element is written before it is read.
+    /// A tensor whose elements are all written before they are read.
     fn unwritten(shape: Shape, dtype: DType, device: &Self::Device) -> FloatTensor<Self> {
         Self::float_empty(shape, device, dtype.into())
     }
 }
 device_backends!(Placeholders);
 
-/// Products with one factor.
+/// Products of a tensor and a number.
 pub trait Scaling: Backend {
-    /// `x * factor * by`, `factor` a tensor of one element, of any dtype; rounded once to the dtype of `x`. In place if `x` is the
-    /// only handle.
+    /// `x * factor * by`, rounded once to the dtype of `x`; `factor` has one element, of any dtype. In place if `x` is the only handle of
+    /// its tensor.
     fn scale(x: FloatTensor<Self>, factor: FloatTensor<Self>, by: f64) -> FloatTensor<Self> {
         let dtype = x.dtype();
         let common = if factor.dtype().size() > dtype.size() { factor.dtype() } else { dtype };
@@ -146,15 +147,15 @@ pub trait Scaling: Backend {
 }
 composing_backends!(Scaling);
 
-/// What a device has. `None` where nothing is known, and on CPUs.
+/// The size of a device; `None` on CPUs, and where it is not known.
 pub trait Capacity: Backend {
-    /// How many multiprocessors work on one matrix product, each on a tile of its result.
+    /// The number of multiprocessors, each of which computes some tiles of a matrix product.
     fn multiprocessors(_device: &Self::Device) -> Option<usize> {
         None
     }
 
-    /// Tiles of a matrix product, of 128 rows and columns, that it takes to keep every multiprocessor busy. Only where
-    /// one product with few of them was measured to be slower than Burn's many with a part of the terms each, which are added up.
+    /// The number of tiles of a matrix product, each of 128 rows and columns, that keep every multiprocessor busy. Known only where
+    /// measurements show that a product with fewer tiles is slower than several products, each with a part of the terms, and their sum.
     fn busy_tiles(_device: &Self::Device) -> Option<usize> {
         None
     }
@@ -164,13 +165,13 @@ pub trait Capacity: Backend {
         None
     }
 
-    /// The bytes of the largest tensor that there can be.
+    /// The bytes of the largest tensor that can exist.
     fn largest(_device: &Self::Device) -> usize {
         usize::MAX
     }
 
-    /// As many bytes as every multiprocessor has something to do with, if each takes so many: at least `least`, beyond that no more than
-    /// a 64th of the memory, and than one tensor can have.
+    /// Bytes of a chunk that keeps every multiprocessor busy, if each takes `of_each` bytes. The result is at least `least`; above that, it
+    /// is at most a 64th of the memory, and at most one tensor.
     fn busy_bytes(device: &Self::Device, least: usize, of_each: usize) -> usize {
         let (multiprocessors, memory) = (Self::multiprocessors(device), Self::memory(device));
         busy_bytes(multiprocessors, memory, Self::largest(device), least, of_each)
@@ -190,7 +191,7 @@ fn busy_bytes(
     multiprocessors.map_or(least, |count| least.max(count.saturating_mul(of_each).min(most)))
 }
 
-/// The type that sums are made in: f32 for the half precisions.
+/// The dtype that sums are made in: f32 for half precision, else the dtype itself.
 pub(crate) fn wide(dtype: DType) -> DType {
     match dtype {
         DType::F16 | DType::BF16 => DType::F32,
@@ -198,7 +199,7 @@ pub(crate) fn wide(dtype: DType) -> DType {
     }
 }
 
-/// A tensor in the type that sums are made in.
+/// `x` in the dtype that sums are made in.
 pub(crate) fn widen<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     match wide(x.dtype()) {
         dtype if dtype == x.dtype() => x,
@@ -206,7 +207,7 @@ pub(crate) fn widen<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     }
 }
 
-/// Zeros of the dtype and device of another tensor: `float_zeros` of Flex 0.22.1 takes twice the memory for a moment.
+/// Zeros with the dtype and device of another tensor. (`float_zeros` of Flex 0.22.1 takes twice the memory for a moment.)
 pub(crate) fn zeros<B: Backend>(shape: Shape, like: &FloatTensor<B>) -> FloatTensor<B> {
     B::float_full(shape, 0.0.into(), &like.device(), like.dtype().into())
 }

@@ -120,5 +120,5 @@ impl CpuBackend for NdArray {
     }
 }
 
-/// NdArray owns what it expands, so a placeholder is real, for as long as one backward step takes.
+/// The default bodies allocate whole tensors, for as long as one backward step takes: NdArray has no views of stride zero.
 impl Placeholders for NdArray {}

@@ -1,4 +1,4 @@
-//! Optional tensors of an operation, as arguments that Burn can route to the backend of the others.
+//! Optional tensors as arguments of an operation, which Burn can route to the backend of the other tensors.
 use burn::backend::{
     Backend, BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, ExtensionType,
     tensor::{BoolTensor, FloatTensor},
@@ -8,9 +8,9 @@ use burn::backend::{
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum MaybeTensor<B: Backend> {
-    /// It is there.
+    /// It is given.
     Some(FloatTensor<B>),
-    /// It is not.
+    /// It is not given.
     None,
 }
 
@@ -30,13 +30,13 @@ impl<B: Backend> MaybeTensor<B> {
     }
 }
 
-/// Up to four tensors of an operation on devices, such as those of gates.
+/// Up to four optional tensors of an operation on devices, such as those of gates.
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub struct UpToFour<B: Backend> {
     #[extension_type]
-    first: MaybeTensor<B>,
+    pub(crate) first: MaybeTensor<B>,
     #[extension_type]
     second: MaybeTensor<B>,
     #[extension_type]
@@ -47,13 +47,13 @@ pub struct UpToFour<B: Backend> {
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 impl<B: Backend> UpToFour<B> {
-    fn new(tensors: impl IntoIterator<Item = Option<FloatTensor<B>>>) -> Self {
+    pub(crate) fn new(tensors: impl IntoIterator<Item = Option<FloatTensor<B>>>) -> Self {
         let mut tensors = tensors.into_iter();
         let mut next = || tensors.next().flatten().into();
         Self { first: next(), second: next(), third: next(), fourth: next() }
     }
 
-    fn into_options(self) -> [Option<FloatTensor<B>>; 4] {
+    pub(crate) fn into_options(self) -> [Option<FloatTensor<B>>; 4] {
         [self.first, self.second, self.third, self.fourth].map(MaybeTensor::into_option)
     }
 }
@@ -62,9 +62,9 @@ impl<B: Backend> UpToFour<B> {
 #[derive(ExtensionType)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
 pub enum MaybeMask<B: Backend> {
-    /// It is there.
+    /// It is given.
     Some(BoolTensor<B>),
-    /// It is not.
+    /// It is not given.
     None,
 }
 
@@ -84,7 +84,7 @@ impl<B: Backend> MaybeMask<B> {
     }
 }
 
-/// Tensors, some of which may not be there.
+/// Any number of optional tensors.
 pub struct OptionalTensors<B: Backend>(pub Vec<Option<FloatTensor<B>>>);
 
 impl<B: Backend> ExtensionType<B> for OptionalTensors<B> {

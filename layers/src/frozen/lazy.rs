@@ -1,3 +1,5 @@
+//! The lazy weight: a reparameterization that reads a frozen weight whenever its parameter is used.
+use super::Adapted;
 use super::placeholder::{is_placeholder, placeholder};
 use super::side_channel::{answer, note_loaded, take_loaded, without_note};
 use super::source::{Read, remember};
@@ -22,13 +24,13 @@ enum Adapter {
 }
 
 impl Adapter {
-    /// The adapter of a parameter, if it has one of these.
+    /// The adapter of a parameter, if it has one of these kinds.
     fn of<const D: usize>(param: &Param<Tensor<D>>) -> Option<Self> {
         let dora = param.reparameterization::<DoraAdapter>().cloned().map(Self::Dora);
         dora.or_else(|| param.adapter().cloned().map(Self::Lora))
     }
 
-    /// Its part of a path.
+    /// Its name in the path of a parameter.
     fn name(&self) -> &'static str {
         match self {
             Self::Lora(_) => LoraAdapter::NAME,
@@ -46,18 +48,22 @@ impl Adapter {
 
 /// The reparameterization of a parameter whose value is a [`FrozenWeight`].
 ///
-/// The parameter itself holds a placeholder of the right shape that takes no memory. It is frozen: using it while it
-/// requires a gradient panics. [`Module::apply_lora`] attaches its adapter to the lazy weight, under the path that the
-/// adapter of an ordinary weight has, and so does [`Dora`](crate::lora::Dora), which reads every weight once for its norms.
-/// Records hold the weight. Loading a record replaces the lazy weight with the record's
-/// value, in memory. Call [`materialize`](Module::materialize) before anything else that changes values (`cast`,
-/// `quantize_weights`). A weight that its module transposes when loading it
-/// ([`LinearLayout::Col`](burn::nn::LinearLayout)) is kept for the backward pass, not read again.
+/// The parameter itself holds a placeholder of the right shape that takes no memory. It is frozen: using it while it requires a
+/// gradient panics.
+///
+/// [`Module::apply_lora`] attaches its adapter to the lazy weight, under the path that the adapter of an ordinary weight has. So does
+/// [`Dora`](crate::lora::Dora), which reads every weight once for its norms.
+///
+/// Records hold the weight. Loading a record replaces the lazy weight with the record's value, in memory. Call
+/// [`materialize`](Module::materialize) before anything else that changes values (`cast`, `quantize_weights`).
+///
+/// A weight that its module transposes when loading it ([`LinearLayout::Col`](burn::nn::LinearLayout)) is kept for the backward pass,
+/// not read again.
 #[derive(Clone, Debug)]
 pub struct LazyWeight {
     weight: Arc<dyn FrozenWeight>,
     adapter: Option<Adapter>,
-    /// The functions of the base, a `ParamMapper<Tensor<D>>`, if the loading one changes what it loads.
+    /// The functions of the base, a `ParamMapper<Tensor<D>>`, if the one for loading changes what it loads.
     mapper: Option<Arc<dyn Any + Send + Sync>>,
     id: ParamId,
     device: Device,
@@ -78,7 +84,7 @@ impl LazyWeight {
     ) -> (Param<Tensor<D>>, Self) {
         let (id, device) = (param.id, param.lazy_device());
         let (shape, dtype) = (weight.shape(), weight.dtype());
-        // Loading is the only way to get the functions that neither initializes the parameter nor changes what it shares with
+        // Loading is the only way to get the functions of the base without initializing the parameter or changing what it shares with
         // its clones.
         let loaded = placeholder(shape.clone(), dtype, &device);
         let (_, _, mapper) = without_note(|| param.transform_for_load(loaded, id)).consume();
@@ -96,7 +102,7 @@ impl LazyWeight {
             note_loaded(id, value.dtype());
             value
         });
-        // A parameter that was materialized may outlive its weight.
+        // A weak handle, as a materialized parameter may outlive its weight.
         let (weak, on_save) = (Arc::downgrade(&weight), mapper.clone());
         let param = param.save_mapper(move |base| match is_placeholder(&base) {
             true => {
@@ -114,7 +120,7 @@ impl LazyWeight {
         &self.weight
     }
 
-    /// The low-rank adapter on the weight, if there is one, and it has no magnitude.
+    /// The low-rank adapter on the weight, if there is one without a magnitude.
     pub fn adapter(&self) -> Option<&LoraAdapter> {
         match &self.adapter {
             Some(Adapter::Lora(adapter)) => Some(adapter),
@@ -130,9 +136,18 @@ impl LazyWeight {
         }
     }
 
-    /// Reads the weight without its adapter. `base` is what the parameter holds; it is returned if it is no longer the
-    /// placeholder.
-    pub(super) fn read<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+    /// Reads the weight, and gives its adapter. `base` is what the parameter holds.
+    pub(super) fn read_adapted<const D: usize>(&self, base: Tensor<D>) -> Adapted<'_, D> {
+        let weight = self.read(base);
+        match &self.adapter {
+            None => Adapted::Plain(weight),
+            Some(Adapter::Lora(adapter)) => Adapted::Lora(weight, adapter),
+            Some(Adapter::Dora(adapter)) => Adapted::Dora(weight, adapter),
+        }
+    }
+
+    /// Reads the weight without its adapter. If `base`, which the parameter holds, is no longer the placeholder, it is the weight.
+    fn read<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         if self.is_replaced(&base) {
             return base;
         }
@@ -143,7 +158,7 @@ impl LazyWeight {
         self.loaded(weight)
     }
 
-    /// What the module makes of a weight when it loads it.
+    /// What the module makes of a weight that it loads.
     fn loaded<const D: usize>(&self, weight: Tensor<D>) -> Tensor<D> {
         match self.mapper.as_ref().and_then(|mapper| mapper.downcast_ref::<ParamMapper<Tensor<D>>>()) {
             Some(mapper) => load(mapper, weight),
@@ -151,15 +166,7 @@ impl LazyWeight {
         }
     }
 
-    /// Reads the weight, for layers that know adapters without a magnitude: one with a magnitude is applied.
-    pub(super) fn read_for_lora<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        match self.dora_adapter() {
-            Some(adapter) => adapter.apply(self.read(base)),
-            None => self.read(base),
-        }
-    }
-
-    /// Reads the rows `[batch, length, row]` with the indices `[batch, length]`; `None` if they are rows of what [`read`](Self::read) gives.
+    /// Reads the rows `[batch, length, row]` with the indices `[batch, length]`. `None` if only [`read`](Self::read) can give them.
     pub(super) fn read_rows(&self, base: Tensor<2>, indices: &Tensor<2, Int>) -> Option<Tensor<3>> {
         let ([batch, length], device) = (indices.dims(), base.device());
         if self.mapper.is_some() || self.is_replaced(&base) || batch * length == 0 {
@@ -187,7 +194,7 @@ impl LazyWeight {
         let mut in_use: Option<Arc<dyn FrozenWeight>> = None;
         Some((0..rows).step_by(rows_of_block).map(move |first| {
             let rows = first..rows.min(first + rows_of_block);
-            // What is remembered is not kept alive: this keeps it alive until the next block.
+            // Remembering does not keep a block alive. `in_use` does so until the next block.
             let block = in_use.insert(Arc::new(RowBlock { table: table.clone(), rows }));
             let (rows, stays) = read_tensor::<2>(&**block, &device);
             let transposed = rows.transpose();
@@ -200,7 +207,7 @@ impl LazyWeight {
     fn is_replaced<const D: usize>(&self, base: &Tensor<D>) -> bool {
         *self.replaced.get_or_init(|| {
             let (dtype, found) = (self.weight.dtype(), base.dtype());
-            // Whether a packed tensor was the placeholder cannot be told.
+            // A packed tensor cannot be recognized as the placeholder.
             let replaced = found.is_float() && !is_placeholder(base);
             assert!(
                 replaced || found == dtype,
@@ -216,13 +223,13 @@ impl LazyWeight {
         })
     }
 
-    /// `device` with the autodiff context of the present device, as when a tensor is moved.
+    /// `device` with the autodiff context of the present device, which a tensor keeps when it is moved.
     fn moved_to(&self, device: &Device) -> Device {
         device.clone().with_autodiff_context_from(&self.device)
     }
 
-    /// Offers the parameter to a mapper that may attach an adapter to it: while the mapper had the base, the lazy weight was
-    /// detached, and an adapter on the base was lost. What is offered is lazy, too, so that the mapper can read the weight.
+    /// Offers the parameter to a mapper that may attach an adapter to it. When the mapper had the base, the lazy weight was detached, so an
+    /// adapter that it attached to the base is lost. The offered parameter is lazy, too, so that the mapper can read the weight.
     fn offer<M: ModuleMapper>(&mut self, mapper: &mut M) {
         match self.weight.shape().num_dims() {
             2 => self.offer_rank::<2, _>(mapper),
@@ -242,7 +249,7 @@ impl LazyWeight {
     }
 }
 
-/// Attaches a lazy weight to a parameter that has the placeholder already.
+/// Attaches a lazy weight to a parameter that already has the placeholder.
 struct Attach<'a>(&'a LazyWeight);
 
 impl Reparameterizer for Attach<'_> {
@@ -258,13 +265,13 @@ impl Reparameterizer for Attach<'_> {
     }
 }
 
-/// What a module makes of a value when it loads it.
+/// What a module makes of a value that it loads.
 fn load<const D: usize>(mapper: &ParamMapper<Tensor<D>>, value: Tensor<D>) -> Tensor<D> {
     without_note(|| mapper.on_load(value))
 }
 
-/// Whether a module changes what it loads. A function that returns the tensor it was given returns its autodiff node; one that
-/// computes something does not.
+/// Whether a module changes what it loads: a function that computes something does not return the autodiff node of the tensor that it
+/// was given.
 fn changes_loaded<const D: usize>(
     mapper: &ParamMapper<Tensor<D>>,
     shape: Shape,
@@ -306,7 +313,7 @@ impl Module for LazyWeight {
 
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         if let Some(adapter) = &self.adapter {
-            // Under the path that it has when it is the only reparameterization.
+            // Under the path that the adapter has if it is the only reparameterization.
             visitor.exit_module(Self::NAME, REPARAMETERIZATION);
             visitor.enter_module(adapter.name(), REPARAMETERIZATION);
             match adapter {
@@ -333,7 +340,7 @@ impl Module for LazyWeight {
                 });
                 mapper.exit_module(name, REPARAMETERIZATION);
             }
-            // A record has the parameter once, and the base was loaded from it.
+            // If the base was loaded from a record, there is nothing to offer: a record has the parameter only once.
             None if loaded.is_none() => self.offer(mapper),
             None => (),
         }

@@ -1,8 +1,8 @@
-//! Frozen weights that are not in memory until a layer runs, but in a file, for example.
+//! Frozen weights that are not in memory but, for example, in a file, until a layer uses them.
 //!
 //! A [`FrozenWeight`] is read whenever its parameter is used, and the tensor is dropped after the operation. It is attached to a
-//! parameter of any module, Burn's or this library's, as a [`LazyWeight`]. In the backward pass the layers of this library read
-//! it again, where a stock layer keeps the tensor; an embedding reads only the rows that its indices name.
+//! parameter of any module, Burn's or this library's, as a [`LazyWeight`]. The layers of this library read it again in the backward
+//! pass, where a stock layer keeps the tensor. An embedding reads only the rows that its indices name.
 //!
 //! `burn_memsave::lazy` reads frozen weights from files, through a cache.
 //!
@@ -64,54 +64,70 @@ pub(crate) use source::WeightSource;
 pub use weight::FrozenWeight;
 
 use crate::adapter::DoraAdapter;
-use burn::module::{LoraAdapter, Param};
+use burn::module::{LoraAdapter, Param, Reparameterization};
 use burn::tensor::{Int, Tensor};
 
-/// The weight of a parameter without its low-rank adapter, and the adapter.
+/// The weight of a parameter without its adapter, and the adapter.
+pub(crate) enum Adapted<'a, const D: usize> {
+    Plain(Tensor<D>),
+    Lora(Tensor<D>, &'a LoraAdapter),
+    Dora(Tensor<D>, &'a DoraAdapter),
+}
+
+impl<const D: usize> Adapted<'_, D> {
+    /// The weight without its adapter.
+    pub(crate) fn weight(&self) -> &Tensor<D> {
+        let (Self::Plain(weight) | Self::Lora(weight, _) | Self::Dora(weight, _)) = self;
+        weight
+    }
+}
+
+/// The weight of a parameter, and its adapter. A lazy weight is read, once.
+pub(crate) fn adapted<const D: usize>(param: &Param<Tensor<D>>) -> Adapted<'_, D> {
+    if let Some(lazy) = param.reparameterization::<LazyWeight>() {
+        lazy.read_adapted(param.base())
+    } else if let Some(adapter) = param.reparameterization::<DoraAdapter>() {
+        Adapted::Dora(param.base(), adapter)
+    } else if let Some(adapter) = param.reparameterization::<LoraAdapter>() {
+        Adapted::Lora(param.base(), adapter)
+    } else {
+        Adapted::Plain(param.val())
+    }
+}
+
+/// [`adapted`] for layers that do not know adapters with a magnitude: such an adapter is applied to the weight.
 pub(crate) fn weight_and_adapter<const D: usize>(
     param: &Param<Tensor<D>>,
 ) -> (Tensor<D>, Option<&LoraAdapter>) {
-    if let Some(lazy) = param.reparameterization::<LazyWeight>() {
-        return (lazy.read_for_lora(param.base()), lazy.adapter());
-    }
-    match param.reparameterization::<LoraAdapter>() {
-        Some(adapter) => (param.base(), Some(adapter)),
-        None => (param.val(), None),
+    match adapted(param) {
+        Adapted::Plain(weight) => (weight, None),
+        Adapted::Lora(weight, adapter) => (weight, Some(adapter)),
+        Adapted::Dora(weight, adapter) => (adapter.apply(weight), None),
     }
 }
 
-/// The weight of a parameter without its adapter with a magnitude, and the adapter; `None` if it has none.
-pub(crate) fn weight_and_dora<const D: usize>(param: &Param<Tensor<D>>) -> Option<(Tensor<D>, &DoraAdapter)> {
-    if let Some(lazy) = param.reparameterization::<LazyWeight>() {
-        let adapter = lazy.dora_adapter()?;
-        return Some((lazy.read(param.base()), adapter));
-    }
-    let adapter = param.reparameterization::<DoraAdapter>()?;
-    Some((param.base(), adapter))
-}
-
-/// Whether a parameter holds the placeholder of a lazy weight, which is not attached to it: a mapper has it now, and is offered the
-/// weight next.
+/// Whether a parameter holds the placeholder of a lazy weight that is not attached to it. This is so while a mapper has the parameter; the
+/// mapper is offered the lazy parameter next.
 pub(crate) fn is_offered_later<const D: usize>(param: &Param<Tensor<D>>) -> bool {
     param.reparameterization::<LazyWeight>().is_none() && placeholder::is_placeholder(&param.base())
 }
 
-/// The rows of a lazy table without its low-rank adapter, and the adapter; `None` if the table is not lazy, or is read as a whole.
+/// The rows of a lazy table without its low-rank adapter, and the adapter. `None` if the table is not lazy or must be read as a whole.
 pub(crate) fn rows_and_adapter<'a>(
     param: &'a Param<Tensor<2>>,
     indices: &Tensor<2, Int>,
 ) -> Option<(Tensor<3>, Option<&'a LoraAdapter>)> {
     let lazy = param.reparameterization::<LazyWeight>()?;
     if lazy.dora_adapter().is_some() {
-        return None; // its norms are those of all rows
+        return None; // its norms are over all rows
     }
     Some((lazy.read_rows(param.base(), indices)?, lazy.adapter()))
 }
 
-/// The rows of a lazy table in blocks of about `bytes` bytes, each read and transposed when the iterator arrives at it; `None`
-/// if the table is not lazy, or is read as a whole (for its adapter, for example).
+/// The rows of a lazy table in blocks of about `bytes` bytes, each of which is read and transposed when the iterator arrives at it. `None`
+/// if the table is not lazy, or must be read as a whole (for its adapter, for example).
 ///
-/// Operations read a block again in the backward pass, provided that it is used before the iterator moves on to the next.
+/// Operations read a block again in the backward pass, if they use it before the iterator moves on to the next one.
 pub(crate) fn transposed_blocks(
     param: &Param<Tensor<2>>,
     bytes: usize,

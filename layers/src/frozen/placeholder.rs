@@ -1,11 +1,11 @@
-//! What a lazy parameter holds in place of its weight: a tensor of the right shape, dtype and device that takes no memory
-//! (PyTorch has the *meta* device for this). It is recognized by its first element, a NaN that no weight begins with.
+//! The placeholder: what a lazy parameter holds instead of its weight. It is a tensor of the right shape, dtype and device that takes no
+//! memory (as on PyTorch's *meta* device). It is recognized by its first element, a NaN with which no weight begins.
 #[cfg(feature = "ndarray")]
 use burn::backend::DispatchDevice;
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 
-/// Every byte of the first element of a placeholder: a NaN in every dtype, also after a cast to another, but not the NaN that
-/// the arithmetic of a CPU produces.
+/// Every byte of the first element of a placeholder. It is a NaN in every dtype, also after a cast, but not the NaN that the arithmetic
+/// of a CPU produces.
 const NAN_BYTE: u8 = 0xff;
 
 /// A tensor of this shape that takes no memory.
@@ -19,7 +19,7 @@ pub(super) fn placeholder<const D: usize>(shape: Shape, dtype: DType, device: &D
     Tensor::<D>::from_data(nan, (device, dtype)).expand(shape)
 }
 
-/// Address space that is never touched beyond its first page, for NdArray, whose tensors cannot have strides of zero.
+/// For NdArray, whose tensors cannot have strides of zero: address space of which only the first page is ever touched.
 #[cfg(feature = "ndarray")]
 mod untouched {
     use burn::tensor::{AllocationProperty, Bytes};
@@ -28,7 +28,7 @@ mod untouched {
     /// The largest mapping so far, which all placeholders share.
     static MAPPED: Mutex<bytes::Bytes> = Mutex::new(bytes::Bytes::new());
 
-    /// `len` bytes that begin with those of the NaN. Only their first page is in memory.
+    /// `len` bytes that begin with the NaN. Only their first page is in memory.
     pub(super) fn bytes(len: usize) -> Bytes {
         let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner); // replaced as a whole
         if mapped.len() < len {
@@ -47,7 +47,7 @@ mod untouched {
     }
 }
 
-/// Whether a tensor is a placeholder, or was one before it was cast: a cast keeps the highest bits (from bf16, seven of the
+/// Whether a tensor is a placeholder, or was one before it was cast. A cast keeps the highest bits of the NaN (from bf16, seven bits of the
 /// fraction).
 pub(super) fn is_placeholder<const D: usize>(tensor: &Tensor<D>) -> bool {
     let least = if tensor.dtype() == DType::F16 { 0xf8 } else { NAN_BYTE };

@@ -1,3 +1,4 @@
+//! What a record holds of a parameter, without reading lazy weights.
 use super::{FrozenWeight, side_channel};
 use burn::module::Param;
 use burn::tensor::Tensor;
@@ -12,12 +13,12 @@ use std::sync::Arc;
 pub enum Recorded<const D: usize> {
     /// The value of an ordinary parameter.
     Value(Tensor<D>),
-    /// The weight of a lazy parameter, which was not read.
+    /// The weight of a lazy parameter, not read.
     Frozen(Arc<dyn FrozenWeight>),
 }
 
 impl<const D: usize> Recorded<D> {
-    /// What a record holds of this parameter, given as visitors see it. A lazy weight is not read.
+    /// What a record holds of this parameter, which is given as a visitor gets it. A lazy weight is not read.
     pub fn of(param: &Param<Tensor<D>>) -> Self {
         let (value, frozen) = side_channel::ask_for_weight(|| param.transform_for_save().into_value());
         frozen.map_or(Self::Value(value), Self::Frozen)

@@ -4,10 +4,10 @@ use core::any::Any;
 use core::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The bytes of weights that may stay on a device, on each if there are several.
+/// How many bytes of weights may stay on a device. If there are several devices, it holds for each.
 ///
-/// The weights that are used first stay, and none makes room for another: of a model that does not fit, which is used from the
-/// first layer to the last again and again, no other choice finds more of them on the device.
+/// The weights that are used first stay, and none makes room for another. If a model does not fit and is used again and again from the
+/// first layer to the last, no other policy finds more weights on the device.
 #[derive(Debug)]
 pub struct DeviceBudget {
     bytes: u64,
@@ -25,7 +25,7 @@ impl DeviceBudget {
         lock(&self.used).iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Whether there is room for these bytes, which are then used.
+    /// Takes these bytes if there is room for them; returns whether there is.
     fn take(&self, device: &Device, bytes: u64) -> bool {
         let mut used = lock(&self.used);
         let at = used.iter().position(|(of, _)| of == device).unwrap_or_else(|| {
@@ -48,7 +48,7 @@ impl DeviceBudget {
 
 /// The tensors of one weight, one per device that it stays on.
 ///
-/// Nothing stays on CPU devices, which use the weight where it was read.
+/// Nothing stays on CPU devices, which use a weight where it was read.
 pub struct Resident {
     budget: Arc<DeviceBudget>,
     bytes: u64,
@@ -57,12 +57,12 @@ pub struct Resident {
 }
 
 impl Resident {
-    /// Of a weight of this many bytes.
+    /// For a weight of this many bytes.
     pub fn new(budget: Arc<DeviceBudget>, bytes: u64) -> Self {
         Self { budget, bytes, tensors: Mutex::default() }
     }
 
-    /// Lets go of all tensors.
+    /// Drops all tensors.
     pub fn clear(&self) {
         for (device, _) in lock(&self.tensors).drain(..) {
             self.budget.give_back(&device, self.bytes);
@@ -86,7 +86,7 @@ impl Resident {
         let device = tensor.device().without_autodiff();
         let mut tensors = lock(&self.tensors);
         if tensors.iter().any(|(of, _)| *of == device) {
-            return false; // from another thread, meanwhile
+            return false; // another thread was first
         }
         let keeps = !is_host(&device) && self.budget.take(&device, self.bytes);
         if keeps {
@@ -108,7 +108,7 @@ impl fmt::Debug for Resident {
     }
 }
 
-/// What is behind the lock changes as a whole.
+/// A poisoned lock is not an error: the data behind it changes as a whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

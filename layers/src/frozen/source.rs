@@ -1,9 +1,9 @@
 //! Which tensors were read from a frozen weight.
 //!
-//! A layer reads its weight into an ordinary tensor and hands that to an operation, several calls further down. An operation
-//! that needs the tensor in its backward pass asks here, by the tensor's autodiff node, whether it can be read again instead.
-//! Between the reading and the question lie only the few operations of one layer, on one thread, so that it is enough to
-//! remember the last reads of the thread; a read that was forgotten costs memory, but changes no result.
+//! A layer reads its weight into an ordinary tensor, which reaches an operation several calls further down. If the operation needs the
+//! tensor in its backward pass, the engine asks here, by the tensor's autodiff node, whether it can be read again instead. Only the few
+//! operations of one layer, on one thread, lie between reading and asking. So it is enough to remember the last reads of the thread. A
+//! forgotten read costs memory, but changes no result.
 use super::{FrozenWeight, weight::QUEUED};
 use crate::node::node_id;
 use burn::backend::{
@@ -23,7 +23,7 @@ thread_local! {
     static READS: RefCell<VecDeque<Remembered>> = RefCell::default();
 }
 
-/// A tensor that was read, by its node.
+/// A tensor that was read, known by its node.
 struct Remembered {
     node: NodeId,
     weight: Weak<dyn FrozenWeight>,
@@ -33,7 +33,7 @@ struct Remembered {
 /// How a tensor was read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Read {
-    /// Whether it is the weight transposed.
+    /// Whether the tensor is the transposed weight.
     pub transposed: bool,
     /// Whether the weight stays on the device.
     pub stays: bool,
@@ -66,7 +66,7 @@ impl WeightSource {
         })
     }
 
-    /// Whether the tensor stays on its device, so that to hold it takes no memory.
+    /// Whether the tensor stays on its device, so that holding it takes no further memory.
     pub(crate) fn stays(&self) -> bool {
         self.read.stays
     }

@@ -1,3 +1,4 @@
+//! The trait of frozen weights, and how one is read into a tensor.
 use super::Resident;
 use burn::tensor::{Bytes, DType, Device, Shape, Tensor, TensorData};
 use core::fmt::Debug;
@@ -19,7 +20,7 @@ pub trait FrozenWeight: Debug + Send + Sync {
     /// Panics if the weight can no longer be read, since a forward pass has no other way to fail.
     fn read(&self) -> TensorData;
 
-    /// Where the weight may stay on a device between its uses. By default it does not.
+    /// The tensors of the weight that stay on devices between its uses. By default, none do.
     fn resident(&self) -> Option<&Resident> {
         None
     }
@@ -62,18 +63,18 @@ impl FrozenWeight for RowBlock {
     }
 }
 
-/// Whether operations may wait in a queue, and with them the weights that they read: they run before the next weight is sent.
+/// Whether operations, and with them the weights that they read, may wait in a queue. If so, they are run before the next weight is sent.
 pub(super) const QUEUED: bool = cfg!(feature = "fusion");
 
-/// A weight as a tensor, and whether it stays on the device.
+/// Reads a weight into a tensor; also returns whether the tensor stays on the device.
 ///
-/// Where the runtime has pinned memory, the bytes are copied there first, into a buffer that is free again when the device has them
-/// (CubeCL 0.11.3 on CUDA: of a pool of the stream; of weights of 100 MiB or more the driver does so, in pieces).
+/// If the runtime has pinned memory, the bytes are copied there first, into a buffer that is free again when the device has them. (In
+/// CubeCL 0.11.3 on CUDA, the buffer is from a pool of the stream; for weights of 100 MiB or more, the driver does this, in pieces.)
 ///
-/// A copy to a device is enqueued, as kernels are, on the stream of this thread (CubeCL 0.11.3): nobody waits for it here, and it begins
-/// when the kernels of the layers before have run, which are no further than in the queue by now. A copy that another thread had
-/// begun ahead would begin no earlier on wgpu, which has one queue. On CUDA it could run beside the kernels, on the stream of that thread,
-/// whose memory pools are its own: the weights that are ahead would be memory beyond that of the layers, so none are.
+/// Copies to a device are enqueued on the stream of this thread, as kernels are (CubeCL 0.11.3). So nobody waits here for the copy, which
+/// begins when the kernels of the earlier layers, now in the queue, have run. Reading ahead on another thread would not help: on wgpu,
+/// which has one queue, the copy would begin no earlier. On CUDA it could run beside the kernels, on the stream of that thread, but each
+/// stream has its own memory pools, so that the weights read ahead would take memory in addition to that of the layers.
 pub(super) fn read_tensor<const D: usize>(weight: &dyn FrozenWeight, device: &Device) -> (Tensor<D>, bool) {
     let resident = weight.resident();
     if let Some(tensor) = resident.and_then(|resident| resident.get(device)) {

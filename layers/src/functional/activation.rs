@@ -63,18 +63,38 @@ piecewise_linear! {
     thresholded_relu(alpha) = PiecewiseLinear::Threshold { threshold: alpha, value: 0.0 }, "x if x > alpha, else 0";
 }
 
+fn smooth<const D: usize>(
+    operation: &'static str,
+    x: Tensor<D>,
+    f: Smooth,
+    stock: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Tensor<D> {
+    match accepts(operation, require_floats(&x), x.is_tracked(), NO_WEIGHT) {
+        true => Tensor::from_dispatch(Dispatch::memsave_smooth(x.into_dispatch(), f)),
+        false => stock(x),
+    }
+}
+
+/// A line ends with `, not in Burn` if Burn does not have the function.
 macro_rules! smooth {
-    ($($function:ident($($argument:ident),*) = $f:expr, $formula:literal, keeps $kept:literal;)+) => {$(
-        #[doc = concat!("`", $formula, "`; see [`burn::tensor::activation::", stringify!($function), "`].")]
+    ($($function:ident($($argument:ident),*) = $f:expr, $formula:literal, keeps $kept:literal $(, not in $burn:ident)?;)+) => {$(
+        #[doc = concat!("`", $formula, "`", smooth!(@twin $function $($burn)?))]
         ///
         #[doc = concat!("Keeps ", $kept, ".")]
         pub fn $function<const D: usize>(x: Tensor<D>, $($argument: f64),*) -> Tensor<D> {
-            match accepts(stringify!($function), require_floats(&x), x.is_tracked(), NO_WEIGHT) {
-                true => Tensor::from_dispatch(Dispatch::memsave_smooth(x.into_dispatch(), $f)),
-                false => activation::$function(x, $($argument),*),
-            }
+            smooth(stringify!($function), x, $f, |x| smooth!(@stock $function(x $(, $argument)*), $f $(, $burn)?))
         }
     )+};
+    (@twin $function:ident) => { concat!("; see [`burn::tensor::activation::", stringify!($function), "`].") };
+    (@twin $function:ident Burn) => { ", which Burn does not have." };
+    (@stock $function:ident($($argument:ident),+), $f:expr) => { activation::$function($($argument),+) };
+    // An empty tensor is its own result; another one that does not fit is quantized.
+    (@stock $function:ident($x:ident $(, $argument:ident)*), $f:expr, Burn) => {
+        match $x.dequantize() {
+            x if x.shape().num_elements() == 0 => x,
+            x => Tensor::from_dispatch(Dispatch::memsave_smooth(x.into_dispatch(), $f)),
+        }
+    };
 }
 smooth! {
     gelu() = Smooth::Gelu, "x / 2 (1 + erf(x / sqrt(2)))", keeps "`x`";
@@ -188,5 +208,26 @@ pub fn rrelu<const D: usize>(x: Tensor<D>, lower: f64, upper: f64) -> Tensor<D> 
     match accepts("rrelu", require_floats(&x), x.is_tracked(), NO_WEIGHT) {
         true => Tensor::from_dispatch(Dispatch::memsave_rrelu(x.into_dispatch(), lower, upper)),
         false => RReluConfig::new().with_lower(lower).with_upper(upper).init().forward(x),
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use burn::tensor::{Device, quantization::QuantValue};
+
+    smooth! {
+        squashed() = Smooth::Tanh, "tanh(x)", keeps "its output", not in Burn;
+    }
+
+    #[test]
+    fn what_burn_lacks_takes_quantized_and_empty_tensors() {
+        let device = Device::flex();
+        let x = Tensor::<2>::from_floats([[-1.0, 0.5, 2.0, 0.0]; 32], &device);
+        assert_eq!(squashed(x.clone()).into_data(), tanh(x.clone()).into_data());
+        let scheme = device.settings().quantization.scheme.with_value(QuantValue::Q8S);
+        let x = x.quantize_dynamic(&scheme);
+        assert_eq!(squashed(x.clone()).into_data(), tanh(x.dequantize()).into_data());
+        assert_eq!(squashed(Tensor::<2>::zeros([2, 0], &device)).dims(), [2, 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! Scaled dot-product attention, which computes its weights in blocks.
+//! Scaled dot-product attention, which computes its weights in chunks.
 use super::guard::{Fit, Misfit, NO_WEIGHT, accepts, into_maybe, is_quantized, require};
 use crate::backend::optional::MaybeMask;
 use crate::burn_next::sees_last_keys;
@@ -9,7 +9,7 @@ use burn::tensor::{Bool, Device, Shape, Tensor, module, ops::AttentionModuleOpti
 /// `softmax(q k^T * scale) v`; see [`burn::tensor::module::attention`].
 ///
 /// Keeps handles of `q`, `k`, `v`, the mask and the bias, and nothing of the size queries x keys: it computes the weights in
-/// blocks, and recomputes them in the backward pass. If only `v` is tracked, and the weights take no more memory than what they
+/// chunks, and recomputes them in the backward pass. If only `v` is tracked, and the weights take no more memory than what they
 /// are computed from, it keeps the weights instead.
 ///
 /// Keys and values may have fewer heads than queries (grouped-query attention,
@@ -56,6 +56,9 @@ pub fn attention(
         quiet: false,
     };
     let attention = Attention { scores, dropout: None, merged: false };
+    if value.is_tracked() && has_few_weights(&query, &key, &mask, &attn_bias) {
+        return with_weights(query, key, value, mask, attn_bias, attention).0;
+    }
     weighted(query, key, value, mask, attn_bias, attention)
 }
 
@@ -109,8 +112,8 @@ fn tensors_fit(
     require(shapes, Misfit::Shapes)
 }
 
-/// Runs the operation on tensors whose shapes fit. The output is `[batch, queries, heads * width]` if `merged`. If a tensor is
-/// empty, the output is zeros.
+/// The weighted values of tensors whose shapes fit; the weights are recomputed in the backward pass. The output is
+/// `[batch, queries, heads * width]` if `merged`. If a tensor is empty, the output is zeros.
 pub(crate) fn weighted<const D: usize>(
     query: Tensor<4>,
     key: Tensor<4>,
@@ -137,9 +140,6 @@ pub(crate) fn weighted<const D: usize>(
         };
         return Tensor::zeros(shape, (&sum.device(), sum.dtype())) + sum.reshape([1; D]);
     }
-    if value.is_tracked() && has_few_weights(&query, &key, &mask, &bias) {
-        return with_weights(query, key, value, mask, bias, attention).0;
-    }
     let [query, key, value] = [query, key, value].map(Tensor::into_dispatch);
     let mask = into_maybe_mask(mask);
     Tensor::from_dispatch(Dispatch::memsave_attention(query, key, value, mask, into_maybe(bias), attention))
@@ -149,8 +149,8 @@ fn into_maybe_mask(mask: Option<Tensor<4, Bool>>) -> MaybeMask<Dispatch> {
     mask.map(Tensor::into_dispatch).into()
 }
 
-/// Whether the weights need no gradient and take no more memory than what they are computed from, which is so for few tokens.
-/// Then the weights are kept, as Burn does, instead of what they are computed from.
+/// Whether to call [`with_weights`] instead of [`weighted`]: the weights need no gradient, and take no more memory than what they are
+/// computed from, because there are few tokens. Then the weights are kept, as Burn does, instead of what they are computed from.
 pub(crate) fn has_few_weights(
     query: &Tensor<4>,
     key: &Tensor<4>,
@@ -166,8 +166,8 @@ pub(crate) fn has_few_weights(
     Dispatch::memsave_has_few_weights(query, key, mask, into_maybe(bias.clone()))
 }
 
-/// [`weighted`], and also the weights after dropout, `[batch, heads, queries, keys]`. The tensors must fit, and at most the
-/// values may be tracked.
+/// The weighted values, and the weights after dropout, `[batch, heads, queries, keys]`, which are kept for the backward pass. The
+/// tensors must fit, none may be empty, and at most the values may be tracked.
 pub(crate) fn with_weights<const D: usize>(
     query: Tensor<4>,
     key: Tensor<4>,

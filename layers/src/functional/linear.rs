@@ -23,7 +23,7 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tens
         .and(require_bias(&bias, weight.dims()[1]))
         .and(require_dtype(&x, &weight));
     let tracked = x.is_tracked() || weight.is_tracked() || is_tracked(&bias);
-    // Without gradients, Burn's own product with a packed matrix runs.
+    // If nothing is tracked, Burn's own product with a packed matrix runs.
     if !accepts("linear", fit, tracked, Some(&weight)) || is_quantized(&weight) && !tracked {
         return module::linear(x, weight, bias);
     }

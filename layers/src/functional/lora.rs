@@ -1,4 +1,5 @@
-//! Layers with the low-rank adapter that [`Module::apply_lora`](burn::module::Module::apply_lora) attaches to a weight.
+//! Dense layers, embeddings and convolutions with the low-rank adapter that [`Module::apply_lora`](burn::module::Module::apply_lora)
+//! attaches to a weight.
 use super::{
     conv,
     guard::{
@@ -20,9 +21,8 @@ use burn::tensor::{
 /// Keeps `x` if `a` is tracked, else the narrow `x a` if `b` is tracked, and handles of `base`, `a` and `b`. A quantized `base`
 /// is dequantized in the forward pass and again in the backward pass.
 ///
-/// The effective weight is less work if the rank is not below both sizes of `base` and there are many rows
-/// (`rows (d_input + d_output) > d_input d_output`). In f32 and f64 it is then computed, and kept if `x` is tracked, unless `b`
-/// is the only tracked factor.
+/// If the rank is not below both sizes of `base` and there are many rows (`rows (d_input + d_output) > d_input d_output`), the effective
+/// weight is less work. In f32 and f64 it is then computed, and kept if `x` is tracked, unless `b` is the only tracked factor.
 ///
 /// ```
 /// use burn::module::{Lora, Module};
@@ -51,13 +51,13 @@ pub fn linear_lora<const D: usize>(
     let fit =
         lora_fits(&x, &base, adapter, &bias).and(require(is_narrow(&x, &base, adapter), Misfit::WideAdapter));
     match accepts("linear_lora", fit, tracked, Some(&base)) {
-        true => adapted(x, base, adapter, None, bias),
+        true => run(x, base, adapter, None, bias),
         false => super::linear(x, adapter.apply(base), bias),
     }
 }
 
-/// Whether the factors are multiplied with `x`, and not with each other. The effective weight is less work if the rank is not
-/// below both of its sizes and there are many rows; it then has no more elements than the larger factor. It is not computed if
+/// Whether the factors are multiplied with `x`, and not with each other. If the rank is not below both sizes of the effective weight and
+/// there are many rows, the effective weight is less work, and has no more elements than the larger factor. Even so it is not computed if
 /// it would be rounded, if `base` is quantized, or if `x` would be kept for it alone.
 fn is_narrow<const D: usize>(x: &Tensor<D>, base: &Tensor<2>, adapter: &LoraAdapter) -> bool {
     let (a, b, [d_input, d_output]) = (adapter.a.val(), adapter.b.val(), base.dims());
@@ -86,7 +86,7 @@ fn lora_fits<const D: usize>(
 }
 
 /// `x (base + scale a b) * factor + bias`, for arguments that fit.
-fn adapted<const D: usize>(
+fn run<const D: usize>(
     x: Tensor<D>,
     base: Tensor<2>,
     adapter: &LoraAdapter,
@@ -155,7 +155,7 @@ pub fn linear_dora<const D: usize>(
     }
     let norms = column_norms(base.clone(), lora);
     let factor = (magnitude.cast(FloatDType::from(norms.dtype())) / norms).cast(x.dtype());
-    adapted(x, base, lora, Some(factor), bias)
+    run(x, base, lora, Some(factor), bias)
 }
 
 /// Rows of `base + scale a b`: [`embedding`](super::embedding) with a low-rank adapter, without computing the effective table.
@@ -185,7 +185,7 @@ pub(crate) fn adapted_rows(rows: Tensor<3>, adapter: &LoraAdapter, indices: Tens
 fn rows_of(table: Tensor<2>, indices: Tensor<2, Int>) -> Tensor<3> {
     let DType::QFloat(scheme) = table.dtype() else { return super::embedding(table, indices) };
     let ([batch, length], [_, d_model]) = (indices.dims(), table.dims());
-    // Rows selected from blocks would have to be quantized anew.
+    // Rows selected from a table with blocks would have to be quantized again.
     let table = if scheme.block_size().is_some() { table.dequantize() } else { table };
     table.select(0, indices.flatten(0, 1)).dequantize().reshape([batch, length, d_model])
 }

@@ -30,12 +30,7 @@ mod preference;
 mod rotary;
 mod softmax;
 
-pub use activation::{
-    approx_gelu, approx_silu, celu, dropout, elu, gelu, gelu_approximate, glu, hard_shrink, hard_sigmoid,
-    hard_swish, hardtanh, leaky_relu, log_sigmoid, mish, prelu, relu, relu6, rrelu, selu, shrink, sigmoid,
-    silu, silu_gate, soft_shrink, softplus, softplus_with_threshold, softsign, tanh, tanhshrink, threshold,
-    thresholded_relu,
-};
+pub use activation::*;
 pub use attention::attention;
 pub use conv::{
     conv_transpose1d, conv_transpose2d, conv_transpose3d, conv1d, conv1d_norm_relu, conv2d, conv2d_norm_relu,

@@ -1,8 +1,8 @@
-//! A task that has nothing to do with what its thread is within.
+//! [`apart`]: runs a task outside of the scopes that its thread is in.
 use super::{held, ledger, policy, tape, update, watch};
 
-/// Runs a task apart from the scopes of policies, segments, ledgers, watches and updates that its thread is within:
-/// [`parallel::apart`](https://docs.rs/burn-memsave/latest/burn_memsave/parallel/fn.apart.html), which sets aside plans, too.
+/// Runs a task outside of the scopes of policies, segments, ledgers, watches and updates that its thread is in.
+/// [`parallel::apart`](https://docs.rs/burn-memsave/latest/burn_memsave/parallel/fn.apart.html) does so for plans, too.
 pub fn apart<R>(task: impl FnOnce() -> R) -> R {
     let _segments = tape::set_aside();
     let _scopes = policy::set_aside();

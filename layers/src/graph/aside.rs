@@ -1,8 +1,8 @@
-//! What a thread has entered, set aside while a task runs that has nothing to do with it.
+//! Sets a thread-local aside while a task runs that must not see it.
 use core::cell::RefCell;
 use std::thread::LocalKey;
 
-/// The value of a thread-local, which is put back when this is dropped, also after a panic. Meanwhile the default is there.
+/// The value of a thread-local, which has its default meanwhile. Dropping this puts the value back, also after a panic.
 pub(crate) struct Aside<T: Default + 'static> {
     of: &'static LocalKey<RefCell<T>>,
     held: T,

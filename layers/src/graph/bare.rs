@@ -1,4 +1,4 @@
-//! Steps that are no operation: they pass gradients on, and have Burn run something at their place in the graph.
+//! Steps that are not operations: they pass gradients or tokens on, and do something when Burn runs them.
 use super::watch;
 use burn::backend::{
     Backend,
@@ -10,7 +10,7 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 
-/// A tensor as the output of a step, which is recorded if a parent is tracked.
+/// Records a step if a parent is tracked, and returns its output.
 pub(super) fn recorded<B: Backend, S: Backward<B, N>, const N: usize>(
     step: S,
     parents: [NodeGuard; N],

@@ -1,9 +1,8 @@
-//! How an operation is reached: by one method of an extension trait of Burn's backends.
+//! The [`extension`] macro: each operation is called through one method of an extension trait of Burn's backends.
 
-/// Declares an extension trait, whose calls Burn routes to the backend of the tensors, and implements it with one body, both
-/// for the plain backends and for `Autodiff` over backends with the given kernels. In the body,
-/// [`Self::run`](super::run::Run::run) runs an operation, recording it or not, and [`Self::plain`](super::run::Run::plain)
-/// takes a tensor that no gradient flows to.
+/// Declares an extension trait, whose calls Burn routes to the backend of the tensors. One body implements it both for the plain
+/// backends and for `Autodiff` over backends with the given kernels. In the body, [`Self::run`](super::run::Run::run) runs an operation,
+/// and records it if need be. [`Self::plain`](super::run::Run::plain) unwraps an input that no gradient flows to.
 macro_rules! extension {
     (
         $(#[$docs:meta])*

@@ -1,25 +1,25 @@
-//! Tensors that wait for the backward pass in fewer bits or elsewhere, as the [policy](crate::saved) says.
+//! Held tensors: they wait for the backward pass in fewer bits or elsewhere, as the [policy](crate::saved) says.
 //!
-//! Burn's checkpointer holds a tensor as it is, or else computes it again from its parents. Here it "computes it again" from
-//! what was packed. For that, the input of a step is replaced in the graph, not in the forward pass, by a node of its own:
+//! Burn's checkpointer either has a tensor as it is, or recomputes it from its parents. Here it "recomputes" a tensor from its packed
+//! form. For that, a stand-in takes the place of the input of a step in the graph, though not in the forward pass:
 //!
 //! ```text
 //! x <- token <- stand-in <- step
 //! ```
 //!
-//! Gradients pass through both as they are. The token is there because what computes a tensor again must find its parents in
-//! the checkpointer: of `x` that would be the tensor itself, of the token it is one element.
+//! Gradients pass through both nodes unchanged. The token is there because the checkpointer needs the parents of a node that it
+//! recomputes: as a parent, `x` would be the whole tensor, and the token is one element.
 //!
-//! A tensor is packed only when this holds the last handle of it, which is looked at whenever a step is recorded on this thread:
-//! packed earlier, it would take more memory, not less. Until then every step that keeps the tensor under the same policy shares the
-//! stand-in; afterwards there is no tensor left for another step to take. The list of those to look at keeps no tensor alive: one
-//! that was never packed, since others held it, is freed with the steps that keep it.
+//! A tensor is packed only when the last handle of it is here: packed earlier, it would take more memory, not less. Whenever a step is
+//! recorded on this thread, the tensors that are still whole are checked for this. Until a tensor is packed, all steps that keep it under
+//! the same policy share its stand-in; afterwards no other step can need it, since nothing else has it. The list of tensors to check
+//! keeps none of them alive: a tensor that is never packed is freed with the steps that keep it.
 //!
-//! What no gradient flows to, what a step makes for itself, and what a segment is computed again from waits outside of the graph. A
-//! step that keeps the same tensor has a stand-in for it in the graph, and both take what waits once.
+//! Untracked tensors, tensors that a step makes for itself, and inputs of segments wait outside of the graph. If a step keeps an input of
+//! a segment, too, the step has a stand-in for it in the graph, and each of them takes what waits once.
 //!
-//! Leaves stay as they are. Whoever made one has it, and Burn lets graphs that are used one after the other share a leaf, but no other
-//! node.
+//! Leaves are never held. Whoever made a leaf has a handle of it, and Burn lets graphs that are used one after the other share a leaf,
+//! but no other node.
 use super::policy;
 use super::recompute::is_available;
 use crate::saved::packing::PackingKernels;
@@ -48,17 +48,17 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-/// How often a tensor is looked at before it is left as it is: somebody else may hold it for good.
+/// After so many checks a tensor is left as it is, since something else may have a handle of it for good.
 const LOOKS: usize = 256;
 
-/// Tensors that may be on their way to another place at the same time: until one is there, it takes memory here.
+/// How many tensors may be on their way to another place at the same time. Until one has arrived, it takes memory here.
 const ON_THEIR_WAY: usize = 2;
 
-/// A tensor on its way to the backward pass, which takes it once.
+/// A held tensor while it waits.
 struct Waiting<B: PackingKernels> {
     state: Mutex<State<B>>,
     policy: SavedPolicy,
-    /// Held by those who take it outside of the graph.
+    /// Cloned by those who take the tensor outside of the graph.
     outside: Arc<()>,
 }
 
@@ -70,17 +70,17 @@ enum State<B: PackingKernels> {
 
 impl<B: PackingKernels> Waiting<B> {
     fn lock(&self) -> MutexGuard<'_, State<B>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner) // of a thread that panicked: `Taken`
+        self.state.lock().unwrap_or_else(PoisonError::into_inner) // after a panic: `Taken`
     }
 
-    /// Packs the tensor if nobody else holds it.
+    /// Packs the tensor if nothing else has a handle of it.
     fn pack(&self) -> Progress {
         let mut state = self.lock();
         if matches!(&*state, State::Whole(x) if !x.can_mut()) {
             return Progress::Held;
         }
         *state = match core::mem::replace(&mut *state, State::Taken) {
-            // Another form of elements that are one in memory would take more.
+            // Several elements are one in memory, so another form would take more.
             State::Whole(x) if B::is_expanded(&x) => {
                 *state = State::Whole(x);
                 return Progress::Done;
@@ -97,7 +97,7 @@ impl<B: PackingKernels> Waiting<B> {
         }
     }
 
-    /// Waits until a tensor that is on its way is there.
+    /// Blocks until a tensor that is on its way has arrived.
     fn arrive(&self) {
         if let State::Stored(stored) = &*self.lock() {
             stored.arrive();
@@ -112,7 +112,7 @@ impl<B: PackingKernels> Waiting<B> {
         }
     }
 
-    /// For the graph, which asks once.
+    /// Takes the tensor for the graph, which asks once.
     fn take(&self) -> FloatTensor<B> {
         if Arc::strong_count(&self.outside) > 1 {
             return self.get();
@@ -125,18 +125,18 @@ impl<B: PackingKernels> Waiting<B> {
     }
 }
 
-/// How far a tensor is.
+/// How far a tensor is from being packed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    /// Somebody else holds it.
+    /// Something else has a handle of it.
     Held,
-    /// It still takes memory where it was.
+    /// It is being moved, and still takes memory where it was.
     OnItsWay,
     /// There is nothing more to do.
     Done,
 }
 
-/// A tensor that waits, outside of the graph, on any backend.
+/// A tensor that waits outside of the graph, on any backend.
 pub(crate) trait AnyWaiting: fmt::Debug + Send + Sync {
     /// The `FloatTensor<B>`.
     fn tensor(&self) -> Box<dyn Any>;
@@ -159,35 +159,35 @@ impl<B: PackingKernels> fmt::Debug for Outside<B> {
     }
 }
 
-/// A tensor that waits, for steps that are about to keep it.
+/// A held tensor, for steps that are about to keep it.
 pub(crate) struct Held<B: PackingKernels> {
     waiting: Arc<Waiting<B>>,
-    /// What stands in for it in the graph, if it is tracked.
+    /// Its stand-in, if it has one.
     stand_in: Option<FloatTensor<Autodiff<B>>>,
 }
 
 impl<B: PackingKernels> Held<B> {
-    /// What stands in for the tensor in the graph; `None` of one that is not tracked.
+    /// The stand-in of the tensor; `None` if the tensor waits only outside of the graph.
     pub(crate) fn stand_in(&self) -> Option<&FloatTensor<Autodiff<B>>> {
         self.stand_in.as_ref()
     }
 
-    /// The tensor outside of the graph.
+    /// Takes the tensor outside of the graph.
     pub(crate) fn outside(&self) -> Arc<dyn AnyWaiting> {
         Arc::new(Outside { waiting: self.waiting.clone(), _outside: self.waiting.outside.clone() })
     }
 
-    /// How it waits.
+    /// The policy by which it waits.
     pub(crate) fn policy(&self) -> &SavedPolicy {
         &self.waiting.policy
     }
 }
 
-/// A tensor that somebody else may still hold.
+/// A held tensor that is to be packed. Something else may still have a handle of it.
 struct Shared<B: PackingKernels> {
-    /// `None` of what a step made for itself.
+    /// The node of the tensor; `None` if a step made it for itself.
     node: Option<NodeId>,
-    /// Held by the steps that keep it, and by the node that stands in for it.
+    /// Kept alive by the steps that keep the tensor, and by its stand-in.
     waiting: Weak<Waiting<B>>,
     stand_in: Option<FloatTensor<Autodiff<B>>>,
     looks: usize,
@@ -198,9 +198,9 @@ trait AnyShared: Send {
     fn pack(&mut self) -> Progress;
     /// See [`Waiting::arrive`].
     fn arrive(&self);
-    /// The node of the tensor; `None` of what a step made for itself.
+    /// The node of the tensor; `None` if a step made it for itself.
     fn node(&self) -> Option<NodeId>;
-    /// A [`Held`]; `None` once the steps that keep it are done.
+    /// A [`Held`]; `None` once all steps that keep the tensor have run.
     fn held(&self) -> Option<Box<dyn Any>>;
 }
 
@@ -231,11 +231,11 @@ impl<B: PackingKernels> AnyShared for Shared<B> {
 
 type List = Vec<Box<dyn AnyShared>>;
 
-/// What a thread holds.
+/// The tensors that a thread has to pack.
 struct OfThread(RefCell<List>);
 
 impl Drop for OfThread {
-    /// Other threads go on.
+    /// Leaves them to other threads.
     fn drop(&mut self) {
         leave(self.0.take());
     }
@@ -245,7 +245,7 @@ thread_local! {
     static SHARED: OfThread = const { OfThread(RefCell::new(vec![])) };
 }
 
-/// See [`apart`](crate::apart()). What the task holds in the end, any thread goes on with.
+/// See [`apart`](crate::apart()). Tensors that the task did not pack are left to any thread.
 pub(crate) fn set_aside() -> impl Sized {
     struct Aside(List);
     impl Drop for Aside {
@@ -256,9 +256,9 @@ pub(crate) fn set_aside() -> impl Sized {
     Aside(SHARED.with(|shared| shared.0.take()))
 }
 
-/// What threads held when their scopes, or they themselves, ended. Any thread looks at it.
+/// What threads had not packed when their scopes, or they themselves, ended. Any thread packs it.
 static LEFT: Mutex<List> = Mutex::new(vec![]);
-/// How much that is.
+/// How many tensors that is.
 static COUNT_OF_LEFT: AtomicUsize = AtomicUsize::new(0);
 
 fn leave(list: List) {
@@ -271,23 +271,23 @@ fn leave(list: List) {
 
 fn take_left() -> List {
     let mut left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
-    COUNT_OF_LEFT.store(0, Ordering::Relaxed); // under the lock, as whoever adds to it counts
+    COUNT_OF_LEFT.store(0, Ordering::Relaxed); // under the lock, like the count of whoever adds to it
     core::mem::take(&mut *left)
 }
 
-/// Has any thread go on with what this one holds.
+/// Leaves what this thread has not packed to any thread.
 pub(crate) fn leave_all() {
     leave(SHARED.with(|shared| shared.0.take()));
 }
 
-/// Packs what nobody else holds any more.
+/// Packs the tensors that nothing else has a handle of any more.
 pub(crate) fn pack_idle() {
     if COUNT_OF_LEFT.load(Ordering::Relaxed) > 0 {
         leave(packed(take_left()));
     }
     if SHARED.with(|shared| !shared.0.borrow().is_empty()) {
         let mut list = packed(SHARED.with(|shared| shared.0.take()));
-        // With what was held meanwhile: a thread of a pool that waits for a kernel runs other tasks.
+        // Other tensors may have been added meanwhile: while a thread of a pool blocks on a kernel, it runs other tasks.
         SHARED.with(|shared| {
             let mut shared = shared.0.borrow_mut();
             list.append(&mut shared);
@@ -296,7 +296,7 @@ pub(crate) fn pack_idle() {
     }
 }
 
-/// What is left to do, after what nobody else holds was packed.
+/// Packs what it can, and returns the tensors that it could not pack yet.
 fn packed(list: List) -> List {
     let mut waiting = vec![];
     let mut on_their_way = VecDeque::new();
@@ -316,7 +316,7 @@ fn packed(list: List) -> List {
     waiting
 }
 
-/// A scope that is left when this is dropped, also when the forward pass panics.
+/// Leaves a scope when it is dropped, also when the forward pass panics.
 struct Entered;
 
 impl Drop for Entered {
@@ -332,10 +332,10 @@ impl Drop for Entered {
 }
 
 impl SavedPolicy {
-    /// Runs a forward pass whose kept tensors wait as this policy says.
+    /// Runs a forward pass that stores the tensors it keeps as this policy says.
     ///
-    /// A scope belongs to its thread (in a pool of rayon's, see `parallel::apart`). Of nested scopes the innermost counts. Within a
-    /// checkpointed segment none does: what a segment keeps, it keeps while it is computed.
+    /// A scope applies to its own thread (in a rayon pool, see `parallel::apart`). If scopes are nested, the innermost one applies.
+    /// Within a checkpointed segment no policy applies, since a segment keeps tensors only while it is computed.
     ///
     /// ```
     /// use burn_memsave_layers::saved::SavedPolicy;
@@ -349,19 +349,19 @@ impl SavedPolicy {
     }
 }
 
-/// Runs the forward pass of a segment, whose tensors stay as they are.
+/// Runs the forward pass of a segment, to which no policy applies.
 pub(super) fn in_segment<R>(forward: impl FnOnce() -> R) -> R {
     policy::enter_segment();
     let _entered = Entered;
     forward()
 }
 
-/// A tensor that waits, because a step keeps it, as the policy says.
+/// Finds a tensor that is held already, because another step keeps it under the policy of this thread.
 pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<Held<B>> {
     let policy = policy::current()?;
     SHARED.with(|shared| {
         let shared = shared.0.borrow();
-        // The last one, which has a stand-in where one before it has none.
+        // From the last one, which has a stand-in if any has: an earlier one may have none.
         let mut of_node = shared.iter().rev().filter(|shared| shared.node() == Some(x.id()));
         of_node.find_map(|shared| {
             let held = *shared.held()?.downcast::<Held<B>>().ok()?;
@@ -370,8 +370,8 @@ pub(crate) fn find<B: PackingKernels>(x: &FloatTensor<Autodiff<B>>) -> Option<He
     })
 }
 
-/// Has a tensor wait that a step is about to keep, if the policy says so; one that waits already does not begin anew.
-/// `recomputes`: whether the device's strategy computes some tensors again. `in_graph`: whether one that is tracked has a stand-in.
+/// Holds a tensor that a step is about to keep, if the policy says so. A tensor that is held already is shared. `recomputes`: whether
+/// the device's strategy recomputes some tensors. `in_graph`: whether a tracked tensor gets a stand-in.
 pub(crate) fn hold<B: PackingKernels>(
     x: &FloatTensor<Autodiff<B>>,
     recomputes: bool,
@@ -395,7 +395,7 @@ pub(crate) fn hold<B: PackingKernels>(
     Some(held)
 }
 
-/// Has a tensor wait that a step made for itself.
+/// Holds a tensor that a step made for itself.
 pub(crate) fn hold_made<B: PackingKernels>(x: FloatTensor<B>, policy: SavedPolicy) -> Arc<dyn AnyWaiting> {
     let held = Held { waiting: waiting::<B>(x, policy), stand_in: None };
     share(None, &held);
@@ -407,13 +407,13 @@ fn waiting<B: PackingKernels>(x: FloatTensor<B>, policy: SavedPolicy) -> Arc<Wai
     Arc::new(Waiting { state: Mutex::new(State::Whole(x)), policy, outside: Arc::default() })
 }
 
-/// Has it packed when nobody else holds it.
+/// Lists a held tensor as one to pack.
 fn share<B: PackingKernels>(node: Option<NodeId>, Held { waiting, stand_in }: &Held<B>) {
     let shared = Shared { node, waiting: Arc::downgrade(waiting), stand_in: stand_in.clone(), looks: 0 };
     SHARED.with(|all| all.0.borrow_mut().push(Box::new(shared)));
 }
 
-/// A node that computes its tensor from what waits.
+/// Makes the stand-in of a tensor, a node that computes its tensor from what waits.
 fn stand_in<B: PackingKernels>(
     x: &FloatTensor<Autodiff<B>>,
     waiting: Arc<Waiting<B>>,
@@ -442,7 +442,7 @@ impl<B: Backend> Backward<B, 1> for Pass {
     }
 }
 
-/// Takes a tensor that waits.
+/// Computes the tensor of a stand-in: takes what waits.
 struct Unpack<B: PackingKernels> {
     waiting: Arc<Waiting<B>>,
     token: NodeId,
@@ -456,7 +456,7 @@ impl<B: PackingKernels> fmt::Debug for Unpack<B> {
 
 impl<B: PackingKernels> RetroForward for Unpack<B> {
     fn forward(&self, states: &mut BackwardStates, output: NodeId) {
-        drop(states.get_state::<FloatTensor<B>>(&self.token)); // Burn counts that it was asked for
+        drop(states.get_state::<FloatTensor<B>>(&self.token)); // Burn counts the requests
         states.save(output, self.waiting.take());
     }
 }

@@ -1,4 +1,4 @@
-//! Keeping tensors of the graph for the backward pass, and saying so.
+//! The forms in which a step keeps a tensor for its backward pass, and how it reports this to the ledger.
 use super::held::{self, AnyWaiting, Held};
 use super::policy;
 use super::recompute::{RecomputeGuard, is_offered};
@@ -20,20 +20,20 @@ use core::any::Any;
 use core::cell::RefCell;
 use std::sync::Arc;
 
-/// A tensor of the graph that the backward pass reads.
+/// An input that a step keeps.
 #[derive(Clone, Debug)]
 pub(crate) enum Kept {
-    /// It went through Burn's checkpointer, so that it is computed again if the operation that made it offers that.
+    /// A tensor in Burn's checkpointer, which recomputes it if it was offered. For a held tensor this is the stand-in.
     Node {
         node: NodeId,
-        /// Says that another step can have the tensor, too, and keep nothing more. (An untracked tensor is not in the graph.)
+        /// Says that other steps can have the tensor without keeping another byte. (`None` if it is untracked, so not in the graph.)
         _guard: Option<Arc<RecomputeGuard>>,
     },
-    /// A frozen weight, which is read again.
+    /// The source of a frozen weight, which is read again.
     Frozen(Box<Frozen>),
-    /// A frozen weight that stays on its device, a `FloatTensor<B>`.
+    /// A handle, a `FloatTensor<B>`, of a frozen weight that stays on its device.
     Staying(Arc<dyn Any + Send + Sync>),
-    /// A tensor that waits in another form, outside of the graph.
+    /// A held tensor that waits outside of the graph.
     Waiting(Arc<dyn AnyWaiting>),
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Frozen {
 }
 
 impl Kept {
-    /// Keeps nothing of a frozen weight but where it is. `None` for any other tensor.
+    /// Keeps a frozen weight: its source, or a handle if it stays on its device. `None` for any other tensor.
     pub(crate) fn frozen<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<Self> {
         let source = source::<B>(tensor)?;
         Some(match source.stays() {
@@ -55,7 +55,7 @@ impl Kept {
         })
     }
 
-    /// Keeps a tensor of the graph.
+    /// Keeps a tensor in Burn's checkpointer.
     pub(crate) fn node<BO, B, S, C, const N: usize>(
         prep: &mut OpsPrep<BO, B, S, C, N, Tracked>,
         tensor: &FloatTensor<Autodiff<B>>,
@@ -69,12 +69,12 @@ impl Kept {
         Self::Node { node, _guard: tensor.is_tracked().then(|| Arc::new(RecomputeGuard::new(node))) }
     }
 
-    /// Keeps a tensor that waits, outside of the graph.
+    /// Keeps a held tensor outside of the graph.
     pub(crate) fn waiting<B: PackingKernels>(held: &Held<B>) -> Self {
         Self::Waiting(held.outside())
     }
 
-    /// The tensor; to be called once.
+    /// The tensor. To be called once.
     pub(crate) fn get<B: Backend>(self, checkpointer: &mut Checkpointer) -> FloatTensor<B> {
         match self {
             Self::Node { node, .. } => checkpointer.retrieve_node_output(node),
@@ -90,11 +90,11 @@ impl Kept {
     }
 }
 
-/// A tensor that a step made and its backward pass reads, outside of the graph.
+/// A tensor that a step made for itself, and keeps outside of the graph.
 #[derive(Clone, Debug)]
-pub enum KeptTensor<T> {
+pub(crate) enum KeptTensor<T> {
     Whole(T),
-    /// It waits in another form; a `T`.
+    /// A held tensor, which waits; a `T`.
     Waiting(Arc<dyn AnyWaiting>),
 }
 
@@ -107,7 +107,7 @@ impl<T: 'static> KeptTensor<T> {
     }
 }
 
-/// Where a frozen weight can be read again, if the tensor is one.
+/// The source that a tensor can be read from again, if it is a frozen weight.
 fn source<B: Backend>(tensor: &FloatTensor<Autodiff<B>>) -> Option<WeightSource> {
     if tensor.is_tracked() { None } else { WeightSource::of(tensor.id()) }
 }
@@ -121,12 +121,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// For an operation. `module`: the node of a parameter, by which its module is found.
+    /// The report of an operation. `module`: the node of a parameter, by which its module is found.
     pub(crate) fn new(operation: &'static str, module: Option<NodeId>) -> Self {
         Self { operation, module, watched: watch::is_watching().then(RefCell::default) }
     }
 
-    /// Reports an input, which may wait in another form.
+    /// Reports a kept input. `waiting`: if it is held.
     pub(crate) fn input<B: PackingKernels>(
         &self,
         name: &'static str,
@@ -134,7 +134,7 @@ impl Report {
         waiting: Option<&Held<B>>,
         reason: &'static str,
     ) {
-        // Looked up only while somebody records.
+        // This closure runs only while somebody listens.
         self.report(name, || {
             if let Some(policy) = waiting.map(Held::policy)
                 && let Some(bytes) = policy.bytes::<B>(tensor.shape().num_elements(), tensor.dtype())
@@ -151,19 +151,19 @@ impl Report {
         });
     }
 
-    /// Reports what a step saves in a form of its own, such as a mask; returns it.
+    /// Reports what a step saves in its own form, such as a mask. Returns it.
     pub(crate) fn state<T: Saved>(&self, name: &'static str, saved: T, reason: &'static str) -> T {
         self.report(name, || (saved.bytes(), reason, None));
         saved
     }
 
-    /// Reports a tensor that is not an input, or that no gradient flows to; returns it.
+    /// Reports a tensor that is not an input, or an input that no gradient flows to. Returns it.
     pub(crate) fn tensor<T: TensorMetadata>(&self, name: &'static str, tensor: T, reason: &'static str) -> T {
         self.report(name, || (bytes(&tensor), reason, None));
         tensor
     }
 
-    /// Reports a tensor that the step made, no output of it, and keeps it as the [policy](crate::saved) says.
+    /// Reports a tensor that the step made for itself, not its output, and keeps it as the [policy](crate::saved) says.
     pub(crate) fn made<B: PackingKernels>(
         &self,
         name: &'static str,
@@ -203,7 +203,7 @@ impl Report {
         }
     }
 
-    /// The step is recorded now, of which this says what it keeps; `None` if nobody watches.
+    /// Tells the watch that the step of this report is recorded now. `None` if nobody watches.
     pub(crate) fn recorded(self, inputs: Vec<watch::InputOfStep>) -> Option<Arc<watch::Alive>> {
         let Self { operation, module: weight, watched } = self;
         let entries = watched?.into_inner();

@@ -1,4 +1,4 @@
-//! A record of what each operation keeps for the backward pass, and why, and of the operations that were replaced by others.
+//! The ledger: a record of what each operation keeps for the backward pass, and why, and of operations that were replaced by others.
 //!
 //! While off, it costs one thread-local read per operation. `burn_memsave::measure::ledger` switches it on for one forward pass
 //! and prints it as a table.
@@ -6,8 +6,8 @@ use super::aside::Aside;
 use burn_autodiff::NodeId;
 use core::cell::RefCell;
 
-/// One tensor (or mask, or index) that an operation keeps; or an operation whose arguments it does not accept, so that Burn's
-/// own, or others of this library, take its place.
+/// One tensor (or mask, or index) that an operation keeps, or one operation that does not accept its arguments, so that Burn's own
+/// operation, or others of this library, take its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     /// The operation.
@@ -15,11 +15,12 @@ pub struct Entry {
     /// What is kept: `x`, `weight`, `mask`, ...; or what takes the operation's place: `Burn's operation`, or the names of others
     /// of this library.
     pub tensor: &'static str,
-    /// How many bytes. `None` if others take its place: what Burn's keeps is unknown, those of this library have their own entries.
+    /// How many bytes are kept. `None` if others take the operation's place: what Burn's operation keeps is unknown, and those of this
+    /// library have their own entries.
     pub bytes: Option<usize>,
-    /// Why.
+    /// Why it is kept, or why others take the operation's place.
     pub reason: &'static str,
-    /// The node whose output is kept, if that is a tensor of the graph: entries with the same node share its memory.
+    /// The node of the kept tensor, if it is in the graph. Entries with the same node share its memory.
     pub node: Option<NodeId>,
     /// The node of the operation's weight, by which its module is found.
     pub weight: Option<NodeId>,

@@ -1,4 +1,4 @@
-//! Which [policy](crate::saved) a thread keeps tensors by: that of its innermost scope, or that of all threads.
+//! The [policy](crate::saved) of a thread: that of its innermost scope, or else the global one.
 use super::aside::Aside;
 use crate::saved::SavedPolicy;
 use core::cell::RefCell;
@@ -9,7 +9,7 @@ use std::sync::{
 
 struct Scope {
     policy: SavedPolicy,
-    /// Whether it is a segment, or within one. The graph of a segment does not live long: its tensors stay as they are.
+    /// Whether it is a segment, or within one. No policy applies there, since the graph of a segment is dropped soon.
     in_segment: bool,
 }
 
@@ -51,7 +51,7 @@ static GLOBAL: RwLock<SavedPolicy> = RwLock::new(SavedPolicy::Keep);
 static IS_GLOBAL: AtomicBool = AtomicBool::new(false);
 
 impl SavedPolicy {
-    /// Holds for all threads from now on, outside of scopes.
+    /// Applies this policy to all threads from now on, outside of scopes.
     ///
     /// ```
     /// use burn_memsave_layers::saved::SavedPolicy;
@@ -76,17 +76,17 @@ pub(super) fn current() -> Option<SavedPolicy> {
     (policy != SavedPolicy::Keep).then_some(policy)
 }
 
-/// Whether a tensor was ever kept rounded.
+/// Whether a policy that rounds was ever used for a tensor.
 static HAS_ROUNDED: AtomicBool = AtomicBool::new(false);
 
-/// Notes that a tensor is kept by a policy.
+/// Notes that a tensor is held under a policy.
 pub(super) fn note(policy: &SavedPolicy) {
     if policy.rounds() {
         HAS_ROUNDED.store(true, Ordering::Relaxed);
     }
 }
 
-/// Whether all tensors come back as they were, so that what is computed again from them is the same.
+/// Whether all held tensors come back as they were, so that recomputing from them gives the same.
 pub fn is_exact() -> bool {
     !HAS_ROUNDED.load(Ordering::Relaxed) && !is_rounding()
 }

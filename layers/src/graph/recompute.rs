@@ -1,14 +1,14 @@
-//! Outputs that are computed again in the backward pass, instead of being kept by the next layer.
+//! Offered outputs: they are recomputed in the backward pass, so that the next layer need not keep them.
 //!
-//! **The table here decides memory only, never gradients.** Whatever it says, Burn's checkpointer holds or computes every
-//! tensor that a backward pass asks for: a wrong entry would cost bytes or time, not a result.
-//!
-//! A normalization or an activation whose input is kept anyway offers its output for recomputation: `norm -> linear` and
+//! A normalization or an activation whose input is kept anyway offers its output: `norm -> linear` and
 //! `conv -> batch norm -> relu -> conv` then keep one tensor. The condition is that the input is [available]: kept by a step
-//! that is still alive, or itself computed again. Without that, the next layer keeps the output.
+//! that is still alive, or itself recomputed. Otherwise the next layer keeps the output.
 //!
-//! This is Burn's own machinery of `Balanced` checkpointing, used operation by operation whatever the strategy of the device,
-//! and extended to untracked inputs.
+//! **The table of available tensors here affects memory only, never gradients.** Whatever it says, Burn's checkpointer has or recomputes
+//! every tensor that a backward pass asks for. A wrong entry would cost bytes or time, but change no result.
+//!
+//! This is Burn's own mechanism for `Balanced` checkpointing. Here it is used per operation, whatever the strategy of the device, and
+//! extended to untracked inputs.
 //!
 //! [available]: is_available
 use super::inputs::Inputs;
@@ -30,7 +30,7 @@ use core::any::TypeId;
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// How many guards a node has, and whether its step offers to compute its tensor again.
+/// How many guards a node has, and whether its tensor is offered.
 #[derive(Debug, Default)]
 struct Guards {
     count: usize,
@@ -44,7 +44,7 @@ fn available_nodes() -> MutexGuard<'static, HashMap<NodeId, Guards>> {
 }
 
 /// Says, while it is alive, that the backward pass can have the tensor of a node without keeping another byte for it. It is
-/// part of the state of the step that keeps the tensor or computes it again, and is dropped with it.
+/// part of the state of the step that keeps or recomputes the tensor, and is dropped with it.
 #[derive(Debug)]
 pub(crate) struct RecomputeGuard(NodeId);
 
@@ -54,7 +54,7 @@ impl RecomputeGuard {
         Self(node)
     }
 
-    /// For the output of a step that offers to compute it again.
+    /// For an offered output.
     fn offered(node: NodeId) -> Self {
         let guard = Self::new(node);
         available_nodes().entry(node).or_default().offered = true;
@@ -74,8 +74,8 @@ impl Drop for RecomputeGuard {
     }
 }
 
-/// The guard of a step's output, if the output is offered. It is part of the step's state, which is made before the node of the
-/// output, and so is empty at first.
+/// The guard of a step's output, if the output is offered. It is part of the step's state. Since the state is made before the node
+/// of the output, the guard is empty at first.
 #[derive(Clone, Debug)]
 pub(crate) struct Offered(Option<Arc<OnceLock<RecomputeGuard>>>);
 
@@ -84,7 +84,7 @@ impl Offered {
         Self(offered.then(Arc::default))
     }
 
-    /// Guards the output of the step that has this in its state.
+    /// Fills in the guard, once the output has a node.
     pub(crate) fn promise(&self, output: NodeId) {
         if let Some(guard) = &self.0 {
             let _ = guard.set(RecomputeGuard::offered(output)); // a step has one output
@@ -98,24 +98,24 @@ pub(crate) fn is_available<B: Backend>(x: &FloatTensor<Autodiff<B>>, recomputes:
     x.is_tracked() && (available_nodes().contains_key(&x.id()) || recomputes && is_recomputed::<B>(x))
 }
 
-/// Whether a step of this library computes the tensor of a node again when the backward pass asks for it.
+/// Whether a step of this library recomputes the tensor of a node when the backward pass asks for it.
 pub(crate) fn is_offered(node: NodeId) -> bool {
     available_nodes().get(&node).is_some_and(|guards| guards.offered)
 }
 
 /// Where a recomputation finds an input.
 enum Source<B: Backend> {
-    /// In the graph. Every tracked input must be asked for exactly once: Burn counts the requests.
+    /// A node of the graph. Every tracked input must be asked for exactly once, since Burn counts the requests.
     Node(NodeId),
-    /// Untracked, so not in the graph.
+    /// An untracked tensor, which is not in the graph.
     Held(FloatTensor<B>),
 }
 
-/// How an output is computed again: known when it was computed, while the graph is told before that it can be.
+/// The function that recomputes an output. The graph gets this before the output is computed, and the function is filled in after.
 pub(crate) struct Again<F>(Arc<Mutex<Option<F>>>);
 
 impl<F> Again<F> {
-    /// By this function.
+    /// Fills in the function.
     pub(crate) fn by(self, forward: F) {
         *self.lock() = Some(forward);
     }
@@ -137,7 +137,7 @@ impl<F> Clone for Again<F> {
     }
 }
 
-/// Computes an output again.
+/// Recomputes an output.
 struct Recompute<B: Backend, F, const N: usize> {
     inputs: [Option<Source<B>>; N],
     forward: Again<F>,
@@ -167,9 +167,8 @@ where
     }
 }
 
-/// Offers the output of an operation with a tracked input for recomputation by `forward` of `inputs`. All of them but small
-/// tensors must be [available](is_available) or kept by the operation itself. Of an input that is itself computed again the graph takes
-/// no handle.
+/// Offers the output of an operation with a tracked input: `forward` recomputes it from `inputs`. All but small inputs must be
+/// [available](is_available) or kept by the operation itself. The graph takes no handle of an input that is itself recomputed.
 pub(crate) fn offer<BO, B, S, F, const N: usize>(
     prep: OpsPrep<BO, B, S, BalancedCheckpointing, N, Init>,
     inputs: &Inputs<Autodiff<B>, N>,
@@ -188,17 +187,17 @@ where
         })
     });
     let recompute = Recompute::<B, F, N> { inputs: sources, forward };
-    // Handles of every tracked input, in case nothing else asks for it.
+    // Burn takes handles of all tracked inputs, in case nothing else asks for them.
     let tracked = inputs.iter().flatten().filter(|input| input.is_tracked());
     prep.memory_bound().retro_forward(recompute).parents(tracked)
 }
 
-/// Whether the device's strategy computes some outputs again instead of keeping them.
+/// Whether the device's strategy recomputes some outputs instead of keeping them.
 pub(crate) fn recomputes<C: CheckpointStrategy>() -> bool {
     TypeId::of::<C>() == TypeId::of::<BalancedCheckpointing>()
 }
 
-/// Whether a strategy that [recomputes] computes this tensor again when it is asked for in the backward pass.
+/// Whether a strategy that [recomputes] does so for this tensor when the backward pass asks for it.
 pub(crate) fn is_recomputed<B: Backend>(x: &FloatTensor<Autodiff<B>>) -> bool {
     x.is_tracked() && is_recomputed_by_strategy::<B, BalancedCheckpointing>(x)
 }

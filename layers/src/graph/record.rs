@@ -1,4 +1,5 @@
-//! How a step is recorded: what it keeps of its inputs, then its output, then its place in Burn's graph.
+//! How an operation becomes a step: [`record`] decides which inputs the step keeps, computes the output, and puts the step into Burn's
+//! graph; [`Step`] is the backward pass.
 use super::{
     held::{self, Held},
     inputs::{Inputs, given},
@@ -23,8 +24,8 @@ use burn::tensor::Shape;
 use core::marker::PhantomData;
 use std::sync::Arc;
 
-/// Runs an operation, and records it if an input is tracked. `recomputes`: whether the device's strategy computes some outputs again
-/// instead of keeping them.
+/// Runs an operation, and records it if an input is tracked. `recomputes`: whether the device's strategy recomputes some outputs instead of
+/// keeping them.
 pub(super) fn record<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     operation: O,
     inputs: Inputs<Autodiff<B>, N>,
@@ -71,14 +72,14 @@ fn plain<B: Backend, const N: usize>(inputs: Inputs<Autodiff<B>, N>) -> Inputs<B
     inputs.map(|input| input.map(|input| input.into_primitive()))
 }
 
-/// The output where no input is tracked: nothing is kept.
+/// Runs an operation without a tracked input: nothing is kept.
 fn run_untracked<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     operation: O,
     inputs: Inputs<Autodiff<B>, N>,
 ) -> FloatTensor<Autodiff<B>> {
     let nodes = nodes(inputs.each_ref().map(Option::as_ref));
     let y = operation.forward(plain(inputs));
-    // `did` is not told: a constant may be without autodiff when its segment is computed again, and nobody would tell it then.
+    // Does not call `did`: a constant may be without autodiff when its segment is recomputed, and then nothing would call it.
     tape::gave(None, false);
     watch::computed(operation.name(), None);
     match Step::<O>(PhantomData).prepare::<BalancedCheckpointing>(nodes).compute_bound().stateful() {
@@ -87,23 +88,23 @@ fn run_untracked<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     }
 }
 
-/// What a step keeps of its inputs, before it is in the graph.
+/// What a step will keep of its inputs, before the step is in the graph.
 struct Keeping<B: Backend, const N: usize> {
     recorder: Recorder<N>,
-    /// The node of a parameter, by which the module is found.
+    /// The node of a parameter, by which its module is found.
     module: Option<NodeId>,
     shapes: [Option<Box<Shape>>; N],
-    /// What is not in Burn's checkpointer.
+    /// The kept inputs that Burn's checkpointer does not have.
     kept: [Option<Kept>; N],
-    /// What is to be kept there, or may be asked for when the output is computed again.
+    /// The inputs, or their stand-ins, to keep in the checkpointer, and those that a recomputation of the output reads.
     in_checkpointer: Inputs<Autodiff<B>, N>,
     nodes: [NodeGuard; N],
     /// The inputs, while steps are [watched](watch).
     watched: Vec<InputOfStep>,
 }
 
-/// Decides what a step keeps of its inputs, and how. The graph takes handles of what is needed later, and no others: the forward pass may
-/// overwrite the rest.
+/// Decides which inputs a step keeps, and how. The graph takes handles only of what is needed later, so that the forward pass may overwrite
+/// the rest.
 fn keep_inputs<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     operation: &O,
     inputs: &Inputs<Autodiff<B>, N>,
@@ -120,7 +121,7 @@ fn keep_inputs<B: PackingKernels, O: Operation<B, N>, const N: usize>(
         let Some(tensor) = tensor else { continue };
         if let Some(reason) = plan.reasons[input] {
             kept[input] = Kept::frozen::<B>(tensor);
-            // What offers its output needs an untracked tensor itself.
+            // The recomputation of an offered output has a handle of every untracked input, so packing one would only take more memory.
             let may_wait =
                 kept[input].is_none() && !O::PARAMETERS.contains(&input) && (tracked[input] || !plan.offers);
             waiting[input] = if may_wait { held::hold(tensor, recomputes, true) } else { None };
@@ -155,8 +156,8 @@ fn keep_inputs<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     }
 }
 
-/// The output, what is saved besides inputs, and whether the output is left out: at the end of a segment that is computed again,
-/// nobody reads it.
+/// Returns the output, what is saved besides inputs, and whether the output was left out. It is left out at the end of a recomputed
+/// segment, if nobody reads it.
 fn compute<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     operation: &O,
     inputs: Inputs<B, N>,
@@ -174,7 +175,7 @@ fn compute<B: PackingKernels, O: Operation<B, N>, const N: usize>(
     (y, saved, is_left_out)
 }
 
-/// The inputs, or what stands in for them.
+/// The inputs, or their stand-ins.
 fn in_graph<'a, B: PackingKernels, const N: usize>(
     inputs: &'a Inputs<Autodiff<B>, N>,
     waiting: &'a [Option<Held<B>>; N],
@@ -183,8 +184,8 @@ fn in_graph<'a, B: PackingKernels, const N: usize>(
     core::array::from_fn(|input| stand_in(input).or(inputs[input].as_ref()))
 }
 
-/// The nodes of the inputs. In place of one that is not given, the node of an untracked input, or else a new one: no gradient
-/// flows to either.
+/// The nodes of the inputs. An input that is not given gets the node of an untracked input, or else a new node: no gradient flows
+/// to either.
 fn nodes<B: Backend, const N: usize>(inputs: InGraph<B, N>) -> [NodeGuard; N] {
     let given = || inputs.iter().flatten();
     let placeholder = inputs.iter().any(Option::is_none).then(|| {
@@ -211,12 +212,12 @@ impl<O> core::fmt::Debug for Step<O> {
 struct State<S, const N: usize> {
     /// The inputs that the backward pass reads.
     kept: [Option<Kept>; N],
-    /// Shapes of inputs that are tracked.
+    /// Shapes of tracked inputs, those that [`Operation::SHAPES`] names.
     shapes: [Option<Box<Shape>>; N],
     saved: S,
-    /// Says that the step lives, while somebody watches.
+    /// Tells the [watch], if there is one, that the step is alive.
     alive: Option<Arc<Alive>>,
-    /// Says, as long as the step lives, that the output can be computed again.
+    /// Says, as long as the step is alive, that the output is offered.
     _offered: Offered,
 }
 

@@ -1,4 +1,4 @@
-//! A backend runs an operation as it is; `Autodiff` over it also records a step.
+//! [`Run`]: plain backends just run an operation, and `Autodiff` also records it as a step.
 use super::{
     inputs::Inputs,
     operation::Operation,
@@ -12,34 +12,34 @@ use burn::backend::{
     tensor::FloatTensor,
 };
 
-/// A backend that runs operations: as they are, or recording them.
+/// A backend that runs operations, and records them if it is `Autodiff`.
 pub trait Run: Backend {
     /// The backend without autodiff.
     type Plain: PackingKernels;
 
-    /// The output of an operation.
+    /// Runs an operation, and returns its output.
     fn run<O: Operation<Self::Plain, N>, const N: usize>(
         operation: O,
         inputs: [Option<FloatTensor<Self>>; N],
     ) -> FloatTensor<Self>;
 
-    /// A tensor that no gradient flows to.
+    /// The tensor without autodiff, for an input that no gradient flows to.
     ///
     /// # Panics
     ///
     /// Panics if it is tracked: its gradient would be lost.
     fn plain(tensor: FloatTensor<Self>) -> FloatTensor<Self::Plain>;
 
-    /// The tensor on the backend without autodiff, of an input whose gradient a step takes care of.
+    /// The tensor without autodiff, tracked or not, for an input whose gradient a step takes care of.
     fn primitive(tensor: &FloatTensor<Self>) -> FloatTensor<Self::Plain>;
 
-    /// A tensor of the backend without autodiff, untracked.
+    /// Wraps a tensor without autodiff as an untracked one.
     fn untracked(tensor: FloatTensor<Self::Plain>) -> FloatTensor<Self>;
 
-    /// Whether the strategy of the device computes some outputs again instead of keeping them.
+    /// Whether the strategy of the device recomputes some outputs instead of keeping them.
     fn recomputes() -> bool;
 
-    /// Whether the strategy of the device computes this tensor again when a backward pass asks for it.
+    /// Whether the strategy of the device recomputes this tensor when a backward pass asks for it.
     fn is_recomputed(tensor: &FloatTensor<Self>) -> bool;
 }
 

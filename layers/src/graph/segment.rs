@@ -1,14 +1,14 @@
-//! The graph of a part of a network that is computed again in the backward pass.
+//! The steps of a segment, which is recomputed in the backward pass.
 //!
 //! A segment has any number of inputs, parameters and outputs, but a step of Burn has a fixed number of parents and one output.
-//! So it is steps that compute nothing, along which an empty token is passed:
+//! So a segment is a chain of steps that compute nothing, and pass a token along:
 //!
-//! | steps | in the backward pass, from the last |
+//! | steps | what they do in the backward pass, the last one first |
 //! | --- | --- |
-//! | one per output | puts the gradient of the output where the replay finds it |
-//! | one per kept input | puts the input there, which Burn may have to compute again |
-//! | one | runs the replay, which leaves a gradient for every parent |
-//! | one per parent: tracked inputs and parameters; and a tree of steps that joins these | gives the parent its gradient, once |
+//! | one per output | puts the gradient of the output into a slot, where the replay finds it |
+//! | one per kept input | puts the input into a slot; Burn may have to recompute it first |
+//! | one | runs the replay, which puts the gradient of every parent into a slot |
+//! | one per parent (tracked inputs and parameters), and a tree of steps that joins these | gives the parent its gradient, once |
 //!
 //! No gradient flows along the token.
 use super::bare::recorded;
@@ -38,12 +38,12 @@ use burn::backend::{
 use core::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Computes a segment again, with its gradients; once.
+/// The replay of a segment: recomputes it, and computes its gradients. Runs once.
 #[derive(Clone)]
 pub struct ReplayOnce(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
 
 impl ReplayOnce {
-    /// Runs a function.
+    /// A replay that runs this function.
     pub fn new(replay: impl FnOnce() + Send + 'static) -> Self {
         Self(Arc::new(Mutex::new(Some(Box::new(replay)))))
     }
@@ -62,16 +62,16 @@ impl fmt::Debug for ReplayOnce {
 
 routed! {
     [Autodiff]
-    /// The steps of a segment. Without autodiff, tokens and outputs pass unchanged.
+    /// The steps of a segment. Those of parents, the replay and inputs take the token of the chain, and return the next one. Without
+    /// autodiff, tokens and outputs pass unchanged.
     pub trait SegmentOps: Backend {
-        /// Whether every backward pass on the device of `like` waits for those on other devices at its end: while Burn's distributed training
+        /// Whether every backward pass on the device of `like` ends only with those on other devices: while Burn's distributed training
         /// runs.
         fn memsave_segment_waits(_like: FloatTensor<Self>) -> bool {
             false
         }
 
-        /// The token of a chain that has one more parent, whose gradient is in the slot, or nowhere if it has none: when the backward
-        /// pass comes by.
+        /// Adds a parent to a chain. When the backward pass reaches this step, the parent's gradient is in the slot, if it has one.
         fn memsave_segment_parent(
             token: FloatTensor<Self>,
             parent: FloatTensor<Self>,
@@ -79,10 +79,10 @@ routed! {
             slot: usize,
         ) -> FloatTensor<Self>;
 
-        /// The token of a chain whose parents are complete.
+        /// Adds the replay to a chain that has all its parents.
         fn memsave_segment_replay(token: FloatTensor<Self>, replay: ReplayOnce) -> FloatTensor<Self>;
 
-        /// The token of a chain that keeps an input for the replay.
+        /// Adds an input that the chain keeps for the replay.
         fn memsave_segment_input(
             token: FloatTensor<Self>,
             input: FloatTensor<Self>,
@@ -90,7 +90,7 @@ routed! {
             slot: usize,
         ) -> FloatTensor<Self>;
 
-        /// An output, as one of the segment.
+        /// Makes a tensor an output of the segment.
         fn memsave_segment_output(
             output: FloatTensor<Self>,
             token: FloatTensor<Self>,
@@ -98,10 +98,10 @@ routed! {
             slot: usize,
         ) -> FloatTensor<Self>;
 
-        /// Puts a tensor without autodiff into a slot; adds it to the one that is there, if there is one: whether there is.
+        /// Puts a tensor without autodiff into a slot, or adds it to the one that is there. Returns whether there was one.
         fn memsave_segment_put(tensor: FloatTensor<Self>, slots: Slots, slot: usize) -> bool;
 
-        /// Takes it from there; `like` is any tensor of the backend.
+        /// Takes the tensor out of a slot. `like` is any tensor of the backend.
         fn memsave_segment_take(like: FloatTensor<Self>, slots: Slots, slot: usize) -> FloatTensor<Self>;
     }
 }
@@ -178,7 +178,7 @@ impl<B: SegmentOps + PackingKernels, C: CheckpointStrategy> SegmentOps for Autod
                         Some(held) => Kept::waiting(held),
                         None => Kept::node(&mut prep, &input),
                     };
-                    drop((held, input)); // nobody else may hold it
+                    drop((held, input)); // so that the last handle is the one that waits
                     held::pack_idle();
                     prep.finish((kept, inputs, slot, report.recorded(vec![])), token.into_primitive())
                 }

@@ -1,11 +1,11 @@
-//! Tensors that pass from one step to another outside of Burn's gradients.
+//! Slots, through which steps and the functions that they run pass each other tensors, outside of Burn's gradients.
 use burn::backend::{Backend, tensor::FloatTensor};
 use core::any::Any;
 use core::fmt;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Tensors without autodiff by number, of one backend.
+/// Tensors without autodiff, of one backend, by the number of their slot.
 #[derive(Clone, Default)]
 pub struct Slots(Arc<Mutex<HashMap<usize, Box<dyn Any + Send>>>>);
 
@@ -20,7 +20,7 @@ impl Slots {
         self.0.lock().unwrap_or_else(PoisonError::into_inner) // every statement leaves it whole
     }
 
-    /// Adds a tensor to the one that is there, if there is one: whether there is.
+    /// Puts a tensor into a slot, or adds it to the one that is there. Returns whether there was one.
     pub(super) fn add<B: Backend>(&self, slot: usize, tensor: FloatTensor<B>) -> bool {
         let before = self.take::<B>(slot);
         let is_more = before.is_some();
@@ -37,7 +37,7 @@ impl Slots {
         Some(*tensor.downcast().expect("a tensor of the backend of the segment"))
     }
 
-    /// Whether there is one.
+    /// Whether there is a tensor in the slot.
     pub fn has(&self, slot: usize) -> bool {
         self.lock().contains_key(&slot)
     }

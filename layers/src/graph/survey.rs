@@ -1,8 +1,8 @@
-//! The whole graph of a loss, which Burn shows to the steps of a backward pass.
+//! Surveys: read the whole graph of a loss, which Burn shows only to the steps of its backward pass.
 //!
-//! | steps | in the backward pass |
+//! | step | what it does in the backward pass |
 //! | --- | --- |
-//! | *survey*, one, after the loss | first: reads what the graph is made of, and hands the gradient on |
+//! | *survey*, one, after the loss | runs first: reads which nodes the graph has, and passes the gradient on |
 use crate::backend::plain_backends;
 use crate::burn_internals::{self, Graph};
 use crate::burn_next::routed;
@@ -24,7 +24,7 @@ use core::mem::take;
 use std::sync::{Arc, Mutex, PoisonError};
 
 impl Graph {
-    /// The graph of a loss that is not held otherwise, which its backward pass frees; empty if it is not tracked.
+    /// The graph of a loss; empty if it is not tracked. Takes the last handle of the loss, and frees the graph by a backward pass.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -48,7 +48,7 @@ impl Graph {
     }
 }
 
-/// Where the graph is written to.
+/// Where the step writes the graph.
 #[derive(Clone, Debug, Default)]
 pub struct Survey(Arc<Mutex<Graph>>);
 
@@ -56,7 +56,7 @@ routed! {
     [Autodiff]
     /// Reads the graph of a loss in its backward pass.
     pub trait SurveyOps: Backend {
-        /// The loss.
+        /// The loss, with a step that writes its graph to `survey`.
         fn memsave_survey(loss: FloatTensor<Self>, _survey: Survey) -> FloatTensor<Self> {
             loss
         }

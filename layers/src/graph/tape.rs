@@ -1,11 +1,10 @@
-//! What a segment does in its forward pass, so that it does the same when it is computed again.
+//! The tape of a segment: what its first run did, so that its second run, the replay, does the same.
 //!
-//! Operations that draw random numbers do so through `draw`: what was drawn is kept, and the replay finds it, without touching
-//! the generator. Every operation that is recorded says through `did` that it ran: a segment that does something else the second time is
-//! an error.
+//! Operations draw random numbers through `draw`: the tape remembers them, and the replay finds them there, without touching the generator.
+//! Every recorded operation calls `did` when it ran. A segment that does something else the second time panics.
 //!
-//! The output of the last operation need not be computed again where nothing in the segment nor in its backward pass reads it: whoever
-//! replays may [leave it out](Tape::leave_out_end).
+//! The output of the last operation need not be recomputed if nothing reads it, neither in the segment nor in its backward pass. Whoever
+//! replays the tape may [leave it out](Tape::leave_out_end).
 use super::aside::Aside;
 use super::held;
 use super::kept::Report;
@@ -24,23 +23,23 @@ pub struct Tape {
     draws: Vec<Box<dyn Any + Send>>,
     /// The output of the last operation, if it is tracked.
     last: Option<NodeId>,
-    /// Whether that is left out.
+    /// Whether the replay leaves that output out.
     leaves_out_end: bool,
 }
 
 impl Tape {
-    /// Whether the last operation gave this output.
+    /// Whether this is the output of the last operation.
     pub fn ends_with(&self, output: Option<NodeId>) -> bool {
         output.is_some() && output == self.last
     }
 
-    /// Leaves out what the last operation gives, if its backward pass can do without.
+    /// Has the replay leave out the output of the last operation, if the backward pass of that operation does not need it.
     pub fn leave_out_end(&mut self) {
         self.leaves_out_end = true;
     }
 }
 
-/// An operation, and its output.
+/// An operation that ran, and its output.
 #[derive(Clone, Debug, PartialEq)]
 struct Done {
     operation: &'static str,
@@ -54,7 +53,7 @@ impl core::fmt::Display for Done {
     }
 }
 
-/// A segment of which this thread runs the forward pass.
+/// A segment whose forward pass this thread is running.
 enum Frame {
     Recording(Tape),
     Replaying {
@@ -63,7 +62,7 @@ enum Frame {
         leaves_out_end: bool,
         left_out: Option<NodeId>,
     },
-    /// Not for its results.
+    /// Only to see what the outputs are computed from.
     Probing {
         draws: Vec<Box<dyn Any + Send>>,
         next: usize,
@@ -80,7 +79,7 @@ pub(crate) fn set_aside() -> impl Sized {
     Aside::new(&FRAMES)
 }
 
-/// Runs the forward pass of a segment for the first time. Its graph is not for long: tensors of it stay as they are.
+/// Runs the forward pass of a segment for the first time. Its graph is dropped soon, so no policy applies to its tensors.
 pub fn record<R>(forward: impl FnOnce() -> R) -> (R, Tape) {
     let entered = Entered::new(Frame::Recording(Tape::default()));
     let result = held::in_segment(forward);
@@ -90,8 +89,8 @@ pub fn record<R>(forward: impl FnOnce() -> R) -> (R, Tape) {
     }
 }
 
-/// Runs it once more, for what it is computed from, with the random numbers that it drew, which stay on the tape. Nobody hears of it:
-/// no outer segment, no ledger, no watch.
+/// Runs the forward pass once more, to see what its outputs are computed from. It finds the random numbers that it drew, which stay on
+/// the tape. No outer segment, ledger or watch hears of this run.
 pub fn probe<R>(tape: &mut Tape, forward: impl FnOnce() -> R) -> R {
     let entered = Entered::new(Frame::Probing { draws: core::mem::take(&mut tape.draws), next: 0 });
     let run = || Watch::default().during(|| held::in_segment(forward));
@@ -102,11 +101,12 @@ pub fn probe<R>(tape: &mut Tape, forward: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Runs it again. Also returns the output that was left out, whose elements mean nothing.
+/// Runs the forward pass again, for the backward pass. Also returns the node of the output that was left out, if one was: its elements
+/// mean nothing.
 ///
 /// # Panics
 ///
-/// Panics if it does not do what it did.
+/// Panics if the segment does something else than the first time.
 pub fn replay<R>(
     Tape { operations, draws, leaves_out_end, .. }: Tape,
     forward: impl FnOnce() -> R,
@@ -124,7 +124,7 @@ pub fn replay<R>(
     (result, left_out)
 }
 
-/// While it is there, the last frame is that of its segment.
+/// While this exists, the last frame is that of its segment.
 struct Entered;
 
 impl Entered {
@@ -151,7 +151,7 @@ pub fn is_within() -> bool {
     FRAMES.with_borrow(|frames| !frames.is_empty())
 }
 
-/// The frames that hear of what happens: the innermost one that does not record, and those inside of it, which do.
+/// The frames that hear of what happens: the innermost one that does not record, and the recording ones inside it.
 fn hearing(frames: &mut [Frame]) -> (Option<&mut Frame>, &mut [Frame]) {
     match frames.iter().rposition(|frame| !matches!(frame, Frame::Recording(_))) {
         None => (None, frames),
@@ -162,7 +162,7 @@ fn hearing(frames: &mut [Frame]) -> (Option<&mut Frame>, &mut [Frame]) {
     }
 }
 
-/// What is drawn; in a segment that is computed again what was drawn there before.
+/// Draws random numbers, or finds those of the first run if the segment runs again.
 pub(crate) fn draw<T: Saved>(draw: impl FnOnce() -> T) -> T {
     let known = FRAMES.with_borrow_mut(|frames| match hearing(frames) {
         (Some(Frame::Replaying { draws, .. }), _) => {
@@ -193,7 +193,7 @@ pub(crate) fn draw<T: Saved>(draw: impl FnOnce() -> T) -> T {
     drawn
 }
 
-/// The shape and dtype of the output of this operation, if it is to be left out.
+/// The shape and dtype of the output of this operation, if the replay leaves it out.
 pub(crate) fn leaves_out(operation: &'static str) -> Option<(Shape, DType)> {
     FRAMES.with_borrow(|frames| match frames.last()? {
         Frame::Replaying { operations, leaves_out_end: true, .. } => match operations.as_slice() {
@@ -204,7 +204,7 @@ pub(crate) fn leaves_out(operation: &'static str) -> Option<(Shape, DType)> {
     })
 }
 
-/// Says what an operation gave, if that is tracked, and whether it was left out.
+/// Tells the tape the output of an operation, if it is tracked, and whether it was left out.
 pub(crate) fn gave(output: Option<NodeId>, is_left_out: bool) {
     FRAMES.with_borrow_mut(|frames| {
         let (replaying, recording) = hearing(frames);
@@ -221,7 +221,7 @@ pub(crate) fn gave(output: Option<NodeId>, is_left_out: bool) {
     });
 }
 
-/// Says that an operation ran.
+/// Tells the tape that an operation ran. In a replay, panics if another one ran in its place.
 pub(crate) fn did(operation: &'static str, output: &impl TensorMetadata) {
     FRAMES.with_borrow_mut(|frames| {
         if frames.is_empty() {

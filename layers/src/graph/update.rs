@@ -1,17 +1,17 @@
-//! Parameters that change in the backward pass, each when its gradient is complete.
+//! Updates parameters in the backward pass, each one as soon as its gradient is complete.
 //!
-//! | steps | in the backward pass |
+//! | steps | what they do in the backward pass |
 //! | --- | --- |
-//! | *enter*, one per parameter: the parameter as the network uses it | last: what is left to do, of parameters that nothing uses, too |
-//! | *enroll*, one per parameter, after the loss | first: remembers who waits for the gradient of the parameter |
-//! | *watch*, one per depth of the graph, along an empty token | looks which gradients are complete |
+//! | *enter*, one per parameter: its output is the parameter as the network uses it | runs last: finishes a parameter that is not updated yet, even if nothing uses it |
+//! | *enroll*, one per parameter, after the loss | runs first: begins to count the handles of the parameter's node |
+//! | *look*, one per depth of the graph, along a token | updates the parameters whose gradients are complete |
 //!
-//! Burn runs steps by their depth, the deepest first, and a parameter is at the bottom: a step right above it would run after all others,
-//! when all gradients are there. So others look whether a gradient is complete: it is when no step is left that has the parameter as a
-//! parent. A step owns a handle of the node of each parent until it runs, so that this is the number of handles. The steps of this
-//! library look, too, each when it has run.
+//! Burn runs steps by depth, the deepest first. A step right above a parameter would run after all others, when all gradients exist. So
+//! other steps have to check whether a gradient is complete. It is complete when no step is left that has the parameter as a parent.
+//! Until a step runs, it has a handle of the node of each parent, so the number of handles tells. The look steps check this, and so does
+//! every step of this library after it has run.
 //!
-//! What nobody can have, a gradient that comes after the update, is looked for, and is a panic.
+//! A gradient that came after the update would be lost. The enter step checks for one, and panics.
 use super::aside::Aside;
 use super::bare::recorded;
 use super::slots::Slots;
@@ -35,41 +35,41 @@ use core::fmt;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The slot of a parameter in what an update is given.
+/// The slot in which an update is given the parameter.
 pub const PARAMETER: usize = 0;
-/// The slot of its gradient, if it has one.
+/// The slot in which it is given the gradient, if there is one.
 pub const GRADIENT: usize = 1;
 
-/// Handles of the node of a parameter that no other step uses: of the tensor, of the step that made it, and that by which they are
-/// counted.
+/// The handles of the node of a parameter that no other step uses: one of the tensor, one of the step that made it, and the one by
+/// which handles are counted.
 const OWN_HANDLES: usize = 3;
 
 type Update = Box<dyn FnOnce(Slots) + Send>;
 
-/// The nodes of parameters that entered. Of all threads: a forward pass may have several.
+/// The nodes of parameters that entered, on all threads, since a forward pass may have several.
 static ENTERED: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 fn entered() -> MutexGuard<'static, BTreeSet<u64>> {
     ENTERED.lock().unwrap_or_else(PoisonError::into_inner) // a set of numbers
 }
 
-/// A parameter whose gradient is not complete.
+/// A parameter whose gradient is not complete yet.
 struct Waiting {
-    /// The tensor of the graph, the only handle: an `AutodiffTensor<B>`.
+    /// The only handle of the tensor in the graph, an `AutodiffTensor<B>`.
     parameter: Box<dyn Any + Send>,
-    /// The number of handles of its node, as soon as it is known.
+    /// Counts the handles of its node, as soon as the enroll step has run.
     handles: Option<Box<dyn Fn() -> usize + Send>>,
     update: Update,
 }
 
-/// Parameters by number, whose gradients are waited for. An update is given the parameter and its gradient, without autodiff.
+/// Parameters whose gradients are not complete yet, by number. An update is given the parameter and its gradient, without autodiff.
 #[derive(Clone, Default)]
 pub struct Updates(Arc<All>);
 
 #[derive(Default)]
 struct All {
     waiting: Mutex<Vec<Option<Waiting>>>,
-    /// The nodes of parameters that entered, to be forgotten.
+    /// The nodes of parameters that entered, to be removed from [`ENTERED`] in the end.
     nodes: Mutex<Vec<u64>>,
 }
 
@@ -89,12 +89,12 @@ impl fmt::Debug for Updates {
     }
 }
 
-/// What is done with a parameter and its gradient, to be given once.
+/// The update of one parameter. Runs once.
 #[derive(Clone)]
 pub struct UpdateOnce(Arc<Mutex<Option<Update>>>);
 
 impl UpdateOnce {
-    /// Runs a function.
+    /// An update that runs this function on the [`PARAMETER`] and the [`GRADIENT`].
     pub fn new(update: impl FnOnce(Slots) + Send + 'static) -> Self {
         Self(Arc::new(Mutex::new(Some(Box::new(update)))))
     }
@@ -110,7 +110,7 @@ impl Updates {
         entered().insert(node);
     }
 
-    /// While `pass` runs, a backward pass, the steps of this library look which gradients are complete.
+    /// Runs a backward pass, in which the steps of this library also update the parameters whose gradients are complete.
     pub fn during<T>(&self, pass: impl FnOnce() -> T) -> T {
         let _outer = set_aside();
         CURRENT.set(Some(self.clone()));
@@ -126,7 +126,7 @@ impl Updates {
         all[number] = Some(Waiting { parameter: Box::new(parameter), handles: None, update });
     }
 
-    /// Changes the parameters whose gradients are complete.
+    /// Updates the parameters whose gradients are complete.
     fn look<B: Backend>(&self, gradients: &mut Gradients) {
         let complete =
             |waiting: &Waiting| waiting.handles.as_ref().is_some_and(|handles| handles() == OWN_HANDLES);
@@ -142,17 +142,17 @@ impl Updates {
         }
     }
 
-    /// Changes a parameter if there is a gradient. If it `is_last`, nothing more is waited for. Whether it had been changed before,
-    /// which it is not in a backward pass within the forward pass, where nothing is enrolled.
+    /// Updates a parameter if it has a gradient, or, if this check `is_last`, without one. Returns whether the parameter was updated
+    /// before. (In a backward pass within the forward pass it was not, since nothing is enrolled yet.)
     fn finish<B: Backend>(&self, number: usize, gradients: &mut Gradients, is_last: bool) -> bool {
         let waiting = match self.lock().get_mut(number) {
             None => return false,
             Some(waiting) => waiting.take(),
         };
         let Some(waiting) = waiting else { return true };
-        // Of a graph with several backends, one of them has the gradient.
+        // In a graph with several backends, one of them has the gradient.
         let parameter = waiting.parameter.downcast_ref::<FloatTensor<Autodiff<B>>>();
-        // It may be in another container: a graph within a step has its own.
+        // The gradient may be in another container, since a graph within a step has its own.
         let gradient = parameter.and_then(|parameter| parameter.grad_remove(gradients));
         if gradient.is_none() && !is_last {
             self.lock()[number] = Some(waiting);
@@ -186,7 +186,7 @@ pub fn is_entered(node: u64) -> bool {
     entered().contains(&node)
 }
 
-/// Changes the parameters whose gradients are complete, in a backward pass that does that: after a step has run.
+/// Called after a step has run: updates the parameters whose gradients are complete, in a backward pass within [`Updates::during`].
 pub(crate) fn look<B: Backend>(gradients: &mut Gradients) {
     let current = CURRENT.with_borrow(Clone::clone);
     if let Some(updates) = current {
@@ -196,16 +196,16 @@ pub(crate) fn look<B: Backend>(gradients: &mut Gradients) {
 
 routed! {
     [Autodiff]
-    /// Parameters that change in the backward pass. Without autodiff, tensors pass unchanged.
+    /// Updates parameters in the backward pass. Without autodiff, tensors pass unchanged.
     pub trait UpdateOps: Backend {
-        /// A parameter as the network uses it.
+        /// Enters a parameter: returns it as the network uses it.
         fn memsave_update_enter(
             parameter: FloatTensor<Self>,
             updates: Updates,
             number: usize,
         ) -> FloatTensor<Self>;
 
-        /// The loss, with a parameter that [entered](Self::memsave_update_enter), of which this takes the only handle.
+        /// The loss, with a step that enrolls a parameter that [entered](Self::memsave_update_enter). Takes the only handle of it.
         fn memsave_update_enroll(
             loss: FloatTensor<Self>,
             parameter: FloatTensor<Self>,
@@ -214,7 +214,7 @@ routed! {
             update: UpdateOnce,
         ) -> FloatTensor<Self>;
 
-        /// The loss, with steps that look at every depth. `token` is a leaf that requires a gradient.
+        /// The loss, with a look step for every depth. `token` is a leaf that requires a gradient.
         fn memsave_update_watch(
             loss: FloatTensor<Self>,
             token: FloatTensor<Self>,
@@ -305,7 +305,7 @@ impl<B: Backend> Backward<B, 1> for EnterStep {
     fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let Entered { updates, number, shape, dtype, device } = ops.state;
         if updates.finish::<B>(number, gradients, true) && shape.num_elements() > 1 {
-            // Added to a gradient that is there, a single zero takes its shape.
+            // Added to an existing gradient, a single zero takes its shape; without one it stays single.
             let zero = Shape::from(vec![1; shape.num_dims()]);
             gradients
                 .register::<B>(ops.node.id, B::float_full(zero.clone(), 0.0.into(), &device, dtype.into()));

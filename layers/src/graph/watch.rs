@@ -1,4 +1,4 @@
-//! The steps of graphs while they are alive, and what happens to them.
+//! Watches the steps of graphs: which are alive, what they keep, and when they run.
 //!
 //! While off, it costs one thread-local read per operation. `burn_memsave::measure::watch_graphs` and `timeline` switch it on.
 use super::aside::Aside;
@@ -12,27 +12,27 @@ use core::fmt;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A step of a graph that was recorded, and did not run backward yet.
+/// A step that was recorded, and has not run backward yet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LiveStep {
     /// The operation.
     pub operation: &'static str,
     /// The node of the operation's weight, by which its module is found.
     pub weight: Option<NodeId>,
-    /// What it is computed from.
+    /// The inputs of the operation.
     pub inputs: Vec<InputOfStep>,
     /// The node of its output, once there is one.
     pub output: Option<NodeId>,
     /// What it keeps.
     pub entries: Vec<Entry>,
-    /// Of a watch that [compares](Watch::comparing): what its output would be after an activation.
+    /// If the watch [compares](Watch::comparing): what its output would be after an activation.
     pub after: Activated,
 }
 
-/// Hashes of the values that activations make of a tensor; `None` if the watch does not [compare](Watch::comparing).
+/// Hashes of the outputs that activations would give for a tensor; `None` if the watch does not [compare](Watch::comparing).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Activated {
-    /// `min(max(x, 0), 6)`, if a value is above 6: otherwise it may be a ReLU, or nothing at all.
+    /// `min(max(x, 0), 6)`, if a value is above 6. Otherwise the same output may come from a ReLU, or from no activation at all.
     pub relu6: Option<u64>,
     /// `x sigmoid(x)`
     pub silu: Option<u64>,
@@ -49,7 +49,7 @@ impl Activated {
     }
 }
 
-/// A hash of the shape and the values of a tensor (FNV-1a), in which both zeros are one.
+/// A hash of the shape and the values of a tensor (FNV-1a), equal for both zeros.
 fn hash<B: Backend>(x: FloatTensor<B>) -> Option<u64> {
     let data = try_read_sync(B::float_into_data(x))?.ok()?;
     let add = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3);
@@ -70,9 +70,9 @@ pub struct InputOfStep {
     pub shape: Shape,
     /// Its dtype.
     pub dtype: DType,
-    /// Whether it is part of a recorded graph.
+    /// Whether it is tracked.
     pub tracked: bool,
-    /// Of a watch that [compares](Watch::comparing): a hash of its values, to be found in [`Activated`].
+    /// If the watch [compares](Watch::comparing): a hash of its values, to compare with those in [`Activated`].
     pub values: Option<u64>,
 }
 
@@ -95,7 +95,7 @@ impl InputOfStep {
 pub enum Phase {
     /// It computed its output.
     Forward,
-    /// It gave these gradients: the nodes, and the bytes.
+    /// It gave these gradients: nodes and bytes.
     Backward(Vec<(NodeId, usize)>),
 }
 
@@ -110,14 +110,14 @@ pub struct Happened {
     pub phase: Phase,
 }
 
-/// Told what happened, and which steps are alive then, in the order in which they were recorded.
+/// Is told what happened, and which steps are alive then, in the order in which they were recorded.
 pub type OnEvent = Box<dyn FnMut(Happened, &mut dyn Iterator<Item = &LiveStep>) + Send>;
 
 /// Watches the steps that operations on a thread record.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
-/// use burn_memsave_layers::{functional, watch::Watch};
+/// use burn_memsave_layers::{functional, graph::watch::Watch};
 ///
 /// let watch = Watch::default();
 /// let x = Tensor::<1>::ones([640], &Device::flex().autodiff()).require_grad();
@@ -131,9 +131,9 @@ pub struct Watch(Arc<Watched>);
 
 #[derive(Default)]
 struct Watched {
-    /// By their number, in their order.
+    /// The next number, and the steps that are alive, by number.
     steps: Mutex<(u64, BTreeMap<u64, LiveStep>)>,
-    /// The nodes of all outputs, those of steps that are no operation, too, if it compares.
+    /// The nodes of all outputs, including those of steps that are not operations, if the watch compares.
     made: Mutex<BTreeSet<NodeId>>,
     compares: bool,
     on_event: Option<Mutex<OnEvent>>,
@@ -161,22 +161,22 @@ pub(crate) fn set_aside() -> impl Sized {
 }
 
 impl Watch {
-    /// Tells what happens, too: also in backward passes after the watch has ended.
+    /// A watch that also tells what happens, including backward passes after the watch has ended.
     pub fn telling(on_event: OnEvent) -> Self {
         Self(Arc::new(Watched { on_event: Some(Mutex::new(on_event)), ..Default::default() }))
     }
 
-    /// Looks at values, too, and remembers what was made: it reads every tensor, and is meant for one step.
+    /// A watch that also hashes values, and remembers all outputs. It reads every tensor, so it is meant for one training step.
     pub fn comparing() -> Self {
         Self(Arc::new(Watched { compares: true, ..Default::default() }))
     }
 
-    /// Watches this thread, in place of another watch, which is given back.
+    /// Watches this thread in place of another watch, which is returned.
     pub fn start(&self) -> Option<Self> {
         WATCH.replace(Some(self.clone()))
     }
 
-    /// Ends what [`start`](Self::start) began, and goes on with the watch before.
+    /// Ends what [`start`](Self::start) began, and resumes the watch before.
     pub fn end(before: Option<Self>) {
         WATCH.set(before);
     }
@@ -193,7 +193,7 @@ impl Watch {
         self.0.steps().1.values().cloned().collect()
     }
 
-    /// The nodes of all that steps of this library made, also of those that have run backward, if it [compares](Self::comparing).
+    /// The nodes of all outputs of this library's steps, including steps that have run backward, if it [compares](Self::comparing).
     pub fn made(&self) -> BTreeSet<NodeId> {
         self.0.made().clone()
     }
@@ -225,7 +225,7 @@ fn is_comparing() -> bool {
     WATCH.with_borrow(|watch| watch.as_ref().is_some_and(|Watch(watched)| watched.compares))
 }
 
-/// A step of this library made a tensor.
+/// Tells the watch the output of a step of this library.
 pub(crate) fn made(output: NodeId) {
     WATCH.with_borrow(|watch| {
         if let Some(Watch(watched)) = watch
@@ -236,14 +236,14 @@ pub(crate) fn made(output: NodeId) {
     });
 }
 
-/// Part of the state of a step that is watched, and dropped with it.
+/// Part of the state of a watched step. When it is dropped with the step, the watch forgets the step.
 #[derive(Debug)]
 pub(crate) struct Alive {
     watched: Arc<Watched>,
     number: u64,
 }
 
-/// A step that is recorded now; `None` if nobody watches.
+/// Tells the watch that a step is recorded now. `None` if nobody watches.
 pub(crate) fn recorded(step: impl FnOnce() -> LiveStep) -> Option<Arc<Alive>> {
     let Watch(watched) = WATCH.with_borrow(Option::clone)?;
     let mut steps = watched.steps();
@@ -255,7 +255,7 @@ pub(crate) fn recorded(step: impl FnOnce() -> LiveStep) -> Option<Arc<Alive>> {
 }
 
 impl Alive {
-    /// The step has an output.
+    /// Tells the watch the output of the step.
     pub(crate) fn made<B: Backend>(&self, output: &FloatTensor<Autodiff<B>>) {
         made(output.id());
         let after = match self.watched.compares {
@@ -275,14 +275,14 @@ impl Drop for Alive {
     }
 }
 
-/// An operation computed its output.
+/// Tells the watch that an operation computed its output.
 pub(crate) fn computed(operation: &'static str, weight: Option<NodeId>) {
     if let Some(Watch(watched)) = WATCH.with_borrow(Option::clone) {
         watched.tell(Happened { operation, weight, phase: Phase::Forward });
     }
 }
 
-/// A step ran backward, gave these gradients, and keeps nothing any more.
+/// Tells the watch that a step ran backward, gave these gradients, and keeps nothing any more.
 pub(crate) fn ran_backward(alive: Arc<Alive>, gradients: Vec<(NodeId, usize)>) {
     let watched = alive.watched.clone();
     let step = watched.steps().1.get(&alive.number).map(|step| (step.operation, step.weight));

@@ -1,5 +1,5 @@
 //! The dense layer, which reads frozen, quantized, lazy and adapted weights.
-use crate::frozen::{weight_and_adapter, weight_and_dora};
+use crate::frozen::{Adapted, adapted};
 use crate::functional;
 use crate::nn::drop_in::{config_twin, drop_in};
 use burn::config::Config;
@@ -72,17 +72,13 @@ impl Linear {
     /// Panics if the last axis of `input` is not `d_input`.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
         let bias = self.bias.as_ref().map(|bias| bias.val());
-        if let Some((weight, adapter)) = weight_and_dora(&self.weight) {
-            let [d_input, _] = weight.dims();
-            assert_shape!(input, [.., d_input]);
-            return functional::linear_dora(input, weight, adapter, bias);
-        }
-        let (weight, adapter) = weight_and_adapter(&self.weight);
-        let [d_input, _] = weight.dims();
+        let adapted = adapted(&self.weight);
+        let [d_input, _] = adapted.weight().dims();
         assert_shape!(input, [.., d_input]);
-        match adapter {
-            Some(adapter) => functional::linear_lora(input, weight, adapter, bias),
-            None => functional::linear(input, weight, bias),
+        match adapted {
+            Adapted::Plain(weight) => functional::linear(input, weight, bias),
+            Adapted::Lora(weight, adapter) => functional::linear_lora(input, weight, adapter, bias),
+            Adapted::Dora(weight, adapter) => functional::linear_dora(input, weight, adapter, bias),
         }
     }
 }

@@ -22,7 +22,7 @@
 //! | `LayerNorm`, `RmsNorm`, `GroupNorm`, `InstanceNorm` | the input | the input | two tensors of its size, one if frozen |
 //! | `norm::AddRmsNorm` (a residual sum and its RMS norm) | the sum | the sum | two tensors of its size, one if frozen |
 //! | `LocalResponseNorm` | the input | - | four tensors of its size |
-//! | `Gelu`, `SiLU`, `Mish`, `Softplus`, `Softsign`, `Elu`, `Celu`, `Selu`, `LogSigmoid`, `HardSwish`, `Tanhshrink` | the input | - | the input, or up to five tensors of its size |
+//! | smooth activations: `Gelu`, `SiLU`, `Mish`, `Softplus`, `Softsign`, `Elu`, `Celu`, `Selu`, `LogSigmoid`, `HardSwish`, `Tanhshrink` | the input | - | the input, or up to five tensors of its size |
 //! | `Sigmoid`, `Tanh` | the output, shared with the next layer; nothing if the input is kept anyway | - | the input |
 //! | `functional::softmax`, `log_softmax`, `softmin`, `quiet_softmax` | the output, shared with the next layer | - | several tensors of its size |
 //! | `GLU` | the two halves | - | several tensors of their size |

@@ -3,12 +3,11 @@
 //! | | |
 //! | --- | --- |
 //! | computes | `y = op(x, weight) + bias` |
-//! | keeps | `x` if `weight` is tracked; `weight` (a handle) if `x` is tracked; of the rest at most the shapes |
+//! | keeps | `x` if `weight` is tracked; `weight` (a handle) if `x` is tracked; shapes; |
 //! | | a quantized weight stays packed, and is dequantized in the forward and again in the backward pass |
 //! | backward | `dweight = adjoint(x, dy)`, `dx = adjoint(weight, dy)`, `dbias = sum(dy)`; `x` is dropped before `dx` is made |
 //!
-//! This is the observation of [arXiv 2404.12406](https://arxiv.org/abs/2404.12406), written once: each gradient reads only the
-//! other factor.
+//! Each gradient reads only the other factor, as [arXiv 2404.12406](https://arxiv.org/abs/2404.12406) observes.
 use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, given};
 use burn::backend::{
     Backend, ExtensionType, TensorMetadata,
@@ -19,14 +18,14 @@ use burn::tensor::{DType, Shape};
 /// The weight of a layer.
 #[derive(Clone, Debug, ExtensionType)]
 pub enum Weight<B: Backend> {
-    /// Of floats.
+    /// Floats.
     Dense(FloatTensor<B>),
     /// Packed. No gradient flows to it.
     Quantized(QuantizedTensor<B>),
 }
 
 impl<B: Backend> Weight<B> {
-    /// The weight as an input of a step, or as a tensor that no gradient flows to.
+    /// The weight as an input of a step if it is dense, or else as a quantized tensor, to which no gradient flows.
     pub(crate) fn into_parts(self) -> (Option<FloatTensor<B>>, Option<QuantizedTensor<B>>) {
         match self {
             Self::Dense(weight) => (Some(weight), None),
@@ -34,7 +33,7 @@ impl<B: Backend> Weight<B> {
         }
     }
 
-    /// The one that is given.
+    /// The quantized weight if it is given, else the dense one.
     pub(crate) fn from_parts(dense: Option<FloatTensor<B>>, quantized: Option<QuantizedTensor<B>>) -> Self {
         match quantized {
             Some(weight) => Self::Quantized(weight),
@@ -62,9 +61,9 @@ pub trait Bilinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
         weight: FloatTensor<B>,
         bias: Option<FloatTensor<B>>,
     ) -> FloatTensor<B>;
-    /// Gradient of `x`, of which only the shape is read.
+    /// Gradient of `x`. Only the shape of `x` is read.
     fn x_backward(&self, x: Shape, weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B>;
-    /// Gradient of `weight`, of which only the shape is read.
+    /// Gradient of `weight`. Only the shape of `weight` is read.
     fn weight_backward(&self, x: FloatTensor<B>, weight: Shape, dy: FloatTensor<B>) -> FloatTensor<B>;
     /// Gradient of the bias.
     fn bias_backward(&self, dy: FloatTensor<B>) -> FloatTensor<B>;
@@ -135,7 +134,7 @@ where
     B::run(BilinearOperation::<B::Plain, M> { map, quantized }, [Some(x), weight, bias])
 }
 
-/// A bilinear map with a bias. The weight is an input of the step, or quantized, and no gradient flows to it.
+/// A bilinear map with a bias. The weight is an input of the step, unless it is quantized: then no gradient flows to it.
 #[derive(Clone, Debug)]
 pub struct BilinearOperation<B: Backend, M> {
     map: M,
@@ -189,7 +188,7 @@ impl<B: Backend, M: Bilinear<B>> Operation<B, 3> for BilinearOperation<B, M> {
     }
 }
 
-/// Gives the gradients of `x`, `weight` and `bias`, the first three inputs of a step, from that of the output of the map.
+/// Gives the gradients of `x`, `weight` and `bias`, the first three inputs of a step, from the gradient of the map's output.
 pub(super) fn give_gradients<B: Backend, M: Bilinear<B>, const N: usize>(
     map: &M,
     quantized: Option<QuantizedTensor<B>>,

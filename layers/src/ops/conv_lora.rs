@@ -1,5 +1,5 @@
-//! A convolution with a low-rank adapter whose effective weight, `weight + scale a b`, is made at every use: for devices, where
-//! it is small beside the input, and convolutions with the factors would each be launches of their own.
+//! A convolution with a low-rank adapter that makes the effective weight, `weight + scale a b`, at every use. It is for devices, if the
+//! effective weight is small beside the input: convolutions with the factors would need launches of their own.
 //!
 //! | | |
 //! | --- | --- |
@@ -49,7 +49,7 @@ macro_rules! conv_lora {
                     options: $options<$rank>,
                 ) -> FloatTensor<Self> {
                     let (weight, quantized) = weight.into_parts();
-                    let adapted = Adapted::<<Self as Run>::Plain, _> { map: $map(options), scale, quantized };
+                    let adapted = AdaptedConv::<<Self as Run>::Plain, _> { map: $map(options), scale, quantized };
                     let LoraFactors { a, b } = factors;
                     Self::run(adapted, [Some(x), weight, Some(a), Some(b), bias.into_option()])
                 }
@@ -72,15 +72,15 @@ const FACTOR_A: usize = 2;
 const FACTOR_B: usize = 3;
 const BIAS: usize = 4;
 
-/// A bilinear map with an adapted weight, which is an input of the step, or quantized, and no gradient flows to it.
+/// A bilinear map with an adapted weight. The weight is an input of the step, unless it is quantized: then no gradient flows to it.
 #[derive(Clone, Debug)]
-pub struct Adapted<B: Backend, M> {
+pub struct AdaptedConv<B: Backend, M> {
     map: M,
     scale: f64,
     quantized: Option<QuantizedTensor<B>>,
 }
 
-impl<B: LoraKernels, M> Adapted<B, M> {
+impl<B: LoraKernels, M> AdaptedConv<B, M> {
     /// `weight + scale a b`, in the shape of `weight`.
     fn effective_weight(&self, [weight, a, b]: [Option<FloatTensor<B>>; 3], dtype: DType) -> FloatTensor<B> {
         let (a, b) = (given(a), given(b));
@@ -91,11 +91,11 @@ impl<B: LoraKernels, M> Adapted<B, M> {
     }
 }
 
-impl<B: LoraKernels, M: Bilinear<B>> Operation<B, 5> for Adapted<B, M> {
+impl<B: LoraKernels, M: Bilinear<B>> Operation<B, 5> for AdaptedConv<B, M> {
     const INPUTS: [&'static str; 5] = ["x", "weight", "a", "b", "bias"];
     const PARAMETERS: &'static [usize] = &[WEIGHT, FACTOR_A, FACTOR_B];
     const SHAPES: &'static [usize] = &[X];
-    type Saved = SavedAdapted<B, M>;
+    type Saved = SavedAdaptedConv<B, M>;
 
     fn name(&self) -> &'static str {
         M::NAME
@@ -120,7 +120,7 @@ impl<B: LoraKernels, M: Bilinear<B>> Operation<B, 5> for Adapted<B, M> {
         &self,
         inputs: Inputs<B, 5>,
         recorder: &Recorder<5>,
-    ) -> (FloatTensor<B>, SavedAdapted<B, M>) {
+    ) -> (FloatTensor<B>, SavedAdaptedConv<B, M>) {
         let quantized = self.quantized.clone().filter(|_| recorder.tracked(X));
         let quantized = quantized.map(|weight| recorder.report().handle("weight", weight));
         let adapted = Self { quantized, ..self.clone() };
@@ -128,11 +128,11 @@ impl<B: LoraKernels, M: Bilinear<B>> Operation<B, 5> for Adapted<B, M> {
             (Some(weight), _) => weight.shape(),
             (None, quantized) => quantized.as_ref().expect("a weight").shape(),
         };
-        (self.forward(inputs), SavedAdapted { adapted, weight })
+        (self.forward(inputs), SavedAdaptedConv { adapted, weight })
     }
 
-    fn backward(saved: SavedAdapted<B, M>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 5>) {
-        let SavedAdapted { adapted, weight: shape } = saved;
+    fn backward(saved: SavedAdaptedConv<B, M>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 5>) {
+        let SavedAdaptedConv { adapted, weight: shape } = saved;
         let [a, b] = [FACTOR_A, FACTOR_B].map(|input| pass.take(input));
         if pass.wants(BIAS) {
             pass.give(BIAS, adapted.map.bias_backward(dy.clone()));
@@ -157,9 +157,9 @@ impl<B: LoraKernels, M: Bilinear<B>> Operation<B, 5> for Adapted<B, M> {
 
 /// What the backward pass reads besides inputs.
 #[derive(Clone, Debug)]
-pub struct SavedAdapted<B: Backend, M> {
-    /// The operation, without the quantized weight if the input is not tracked.
-    adapted: Adapted<B, M>,
+pub struct SavedAdaptedConv<B: Backend, M> {
+    /// The operation, without the quantized weight if `x` is not tracked.
+    adapted: AdaptedConv<B, M>,
     /// The shape of the weight.
     weight: Shape,
 }

@@ -51,7 +51,7 @@ impl<const N: usize> ConvTranspose<N> {
         Self(options)
     }
 
-    /// The options of the convolution of which this is the transpose.
+    /// The options of the convolution that this is the transpose of.
     fn adjoint(&self) -> ConvOptions<N> {
         let ConvTransposeOptions { stride, padding, dilation, groups, .. } = self.0.clone();
         ConvOptions { stride, padding: padding.map(|padding| (padding, padding)), dilation, groups }
@@ -75,7 +75,7 @@ impl<B: ConvKernels + Convolution<N>, const N: usize> Bilinear<B> for ConvTransp
 
     fn x_backward(&self, x: Shape, weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
         let dx = B::convolve(dy, weight, None, self.adjoint());
-        // Output padding of a stride or more makes room for windows that no input belongs to.
+        // If the output padding is a stride or more, the convolution has results to which no input belongs.
         match dx.shape() == x {
             true => dx,
             false => crop::<B>(dx, &x, &[0; N]),

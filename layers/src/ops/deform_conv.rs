@@ -3,13 +3,13 @@
 //! | | |
 //! | --- | --- |
 //! | computes | a convolution that samples `x` at positions moved by `offset` and weighted by `mask`, plus `bias` |
-//! | keeps | what the wanted gradients read: `x` for those of offset, weight, mask; `weight` for those of x, offset, mask; |
-//! | | `offset` and `mask` for all but that of the bias |
+//! | keeps | what the wanted gradients read: `x` for those of offset, weight and mask; `weight` for those of x, offset and mask; |
+//! | | `offset` and `mask` for all gradients but that of the bias |
 //! | backward | Burn's, which computes all gradients at once |
 //!
 //! Stock Burn keeps all of its inputs. Its backward pass, which this one calls, has faults: Flex 0.22.1 computes it in f32
 //! even for f64, and NdArray 0.22.1 computes wrong gradients of offset and mask if there is more than one offset group
-//! (`compute_offset_and_mask_gradient` reads the columns of the first group for all).
+//! (`compute_offset_and_mask_gradient` reads the columns of the first group for all groups).
 use crate::backend::{ChannelSums, Placeholders};
 use crate::{
     backend::optional::MaybeTensor,
@@ -83,7 +83,7 @@ impl<B: DeformConvKernels> Operation<B, 5> for DeformConv {
         let Some(offset) = pass.take(OFFSET) else {
             return pass.give(BIAS, B::sum_to_channels(dy));
         };
-        // Of the inputs that no wanted gradient reads, Burn reads only the shape.
+        // If no wanted gradient reads an input, Burn reads only its shape.
         let mut take = |input: usize| {
             let placeholder =
                 |pass: &BackwardPass<B, 5>| B::shape_only(pass.shape(input), dy.dtype(), &dy.device());

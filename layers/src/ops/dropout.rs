@@ -3,14 +3,14 @@
 //! | | |
 //! | --- | --- |
 //! | computes | `y = x / keep` where a bit drawn with probability `keep` is set, else 0 |
-//! | keeps | 1 bit per element if `x` is tracked, else nothing; on devices with kernels of ours the seed, 16 bytes |
+//! | keeps | 1 bit per element if `x` is tracked, else nothing; on devices with kernels of this crate, a seed of 16 bytes |
 //! | backward | `dx = dy / keep` where the bit is set, else 0 |
 //!
-//! Where `x` is kept by another step, or computed again, the output is offered for [recomputation](super::recompute).
+//! If `x` is kept by another step or recomputed, the output is offered for [recomputation](crate::graph).
 //!
-//! Stock Burn keeps a float per element. On CPU backends the bits are drawn as stock draws them: the same seed drops the same
-//! elements. On devices they are drawn by place, and drawn again in the backward pass.
-//! What is dropped is 0 even where `x` is infinite or NaN; stock multiplies by 0, and gets a NaN there.
+//! Stock Burn keeps a float per element. CPU backends draw the same bits as stock Burn, so the same seed drops the same elements. Device
+//! kernels draw a bit from the seed and the position of the element, and draw it again in the backward pass. A dropped element is 0 even
+//! if `x` is infinite or NaN, where stock multiplies by 0 and gets a NaN.
 use crate::backend::Masks;
 use crate::graph::{
     BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given, tape,
@@ -81,7 +81,7 @@ impl<B: Masks> Operation<B, 1> for Dropout {
 pub struct Dropped<B: Masks> {
     /// Which elements were not dropped, one bit per element.
     mask: B::Mask,
-    /// What these were multiplied by.
+    /// The factor of these elements.
     scale: f64,
 }
 

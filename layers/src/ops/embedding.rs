@@ -6,9 +6,9 @@
 //! | keeps | the indices (a handle) if `weight` is tracked, else nothing |
 //! | backward | `dweight[i] = sum of dy[b, s] over all (b, s) with indices[b, s] = i` |
 //!
-//! Stock Burn keeps the indices and the table, of which it reads only the shape. It adds the rows with the same function, in the
-//! dtype of `weight`, where in half precision the row of a frequent index stops to grow: here they are added in f32, some columns
-//! after the other, and rounded once.
+//! Stock Burn keeps the indices and the table, although it reads only the shape of the table. It adds the rows of `dy` in the dtype of
+//! `weight`. In half precision, the sum for a frequent index then stops growing. Here, rows in half precision are added in f32, some
+//! columns at a time, and rounded once.
 use crate::backend::{wide, widen, zeros};
 use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{
@@ -67,13 +67,13 @@ impl<B: Backend> Operation<B, 1> for Embedding<IntTensor<B>> {
     }
 }
 
-/// A table of this many elements, or fewer, is summed in f32 as a whole.
+/// A table of at most this many elements is summed in f32 as a whole.
 const SMALL: usize = 1 << 16;
 
-/// Into how many parts the columns of a larger one are cut: then no more exists than a second table.
+/// The number of parts into which the columns of a larger table are cut, so that at most the bytes of a second table exist besides.
 const PARTS: usize = 4;
 
-/// The table `shape` of the sums of those rows of `dy` `[rows, width]` that have the same index.
+/// A table of this shape, whose rows are the sums of those rows of `dy` `[rows, width]` that have the same index.
 fn sums_of_rows<B: Backend>(shape: Shape, indices: IntTensor<B>, dy: FloatTensor<B>) -> FloatTensor<B> {
     let (dtype, [entries, width]) = (dy.dtype(), shape.dims());
     let sums = |shape: Shape, dy: FloatTensor<B>| {

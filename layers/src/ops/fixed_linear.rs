@@ -6,13 +6,13 @@
 //! | keeps | nothing but the shape of `x` |
 //! | backward | `dx = M^T dy` |
 //!
-//! The forward pass is Burn's own, on a tensor without autodiff, but for means of half precision on Flex; only what is recorded
-//! differs. Stock Burn keeps the input, of which it reads only the shape.
+//! The forward pass is Burn's own, on a tensor without autodiff, except for means in half precision on Flex. Only what is recorded
+//! differs. Stock Burn keeps the input, although it reads only its shape.
 use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Tracking, given};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
-/// A linear map and its adjoint. Implementors hold the options (stride, padding, ...).
+/// A linear map and its adjoint. Implementors hold the options, such as stride and padding.
 pub trait FixedLinear<B: Backend>: Clone + Send + core::fmt::Debug + 'static {
     /// The name of the operation.
     const NAME: &'static str;
@@ -56,9 +56,9 @@ impl<B: Backend, M: FixedLinear<B>> Operation<B, 1> for Image<M> {
     }
 }
 
-/// `[batch, channels, length]` as `[batch, channels, 1, length]`; any other shape as it is.
+/// `[batch, channels, 1, length]` for `[batch, channels, length]`; any other shape as it is.
 ///
-/// Done in the operation itself: Burn's own reshape would hold its input under gradient checkpointing.
+/// The operation itself reshapes, because Burn's tracked reshape would keep its input under gradient checkpointing.
 pub(crate) fn lift(shape: &Shape) -> Shape {
     match shape.num_dims() {
         3 => Shape::new([shape[0], shape[1], 1, shape[2]]),
@@ -93,8 +93,8 @@ pub(crate) fn lifted<B: Backend>(
     B::float_reshape(adjoint(lift(&x), B::float_reshape(dy, dy_shape)), x)
 }
 
-/// The shape of the output of a pool, as [`burn::tensor::module`] computes it, for windows that span so many elements. No window may
-/// be larger than the padded input. `checks_again`: whether Burn leaves out the last window once more.
+/// The shape of the output of a pool, as [`burn::tensor::module`] computes it, for windows that span `span` elements. No window may be
+/// larger than the padded input. `checks_again` says whether Burn checks the last window a second time.
 pub(crate) fn pooled(
     x: &Shape,
     span: [usize; 2],
@@ -112,8 +112,8 @@ pub(crate) fn pooled(
             return steps / stride + 1;
         }
         let mut windows = steps.div_ceil(stride) + 1;
-        // The last window must start inside the input. Burn checks this in the backend, which sees an already padded input if
-        // the padding of some axis is asymmetric, and where it can tell, once more with the true size.
+        // The last window must start inside the input. Burn checks this in the backend, which gets an input that is already padded if the
+        // padding of some axis is asymmetric. Where Burn knows the true size, it checks again.
         let end_of_input = if is_asymmetric { padded } else { size + begin };
         if (windows - 1) * stride >= end_of_input {
             windows -= 1;

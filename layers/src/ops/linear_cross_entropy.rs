@@ -1,4 +1,4 @@
-//! Cross entropy of a dense layer's outputs, which are made in chunks: a [`HeadLoss`], in whose head is what it keeps.
+//! Cross entropy of a dense layer's outputs, which exist only in chunks. It is a [`HeadLoss`], whose docs say what it keeps.
 //!
 //! | | |
 //! | --- | --- |
@@ -22,8 +22,8 @@ use core::ops::Range;
 pub struct LinearCrossEntropy {
     /// Label smoothing.
     pub smoothing: Option<f32>,
-    /// How many bytes of logits exist at a time; at least one row, for a tracked weight of half precision 64 classes of all
-    /// rows, and all if their gradient is kept.
+    /// The bytes of logits that exist at a time. The least is one row; for a tracked weight of half precision, 64 classes of all rows;
+    /// and if the gradient of the logits is kept, all of them.
     pub chunk_bytes: Option<usize>,
 }
 

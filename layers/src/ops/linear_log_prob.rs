@@ -1,21 +1,21 @@
-//! The logarithms of the probabilities that a dense layer's outputs give to targets; its outputs are made in chunks.
+//! The log-probabilities of targets under a dense layer's outputs, which exist only in chunks.
 //!
 //! | | |
 //! | --- | --- |
 //! | computes | `logits[target] - log(sum(exp(logits)))` per row of `logits = x weight + bias`, in f32 at least |
-//! | keeps | `x`, `weight` and `bias` (handles), `log(sum(exp(logits)))` per row, the targets, and which rows do not count |
-//! | backward | the logits again, a chunk at a time; `dlogits = dy (q - p)`, `q` 1 at the target and 0 elsewhere; |
+//! | keeps | `x`, `weight` and `bias` (handles), `log(sum(exp(logits)))` per row, the targets, and which rows are padding |
+//! | backward | recomputes the logits, a chunk at a time; `dlogits = dy (q - p)`, `q` 1 at the target and 0 elsewhere; |
 //! | | `dx = dlogits weight^T`, `dweight = x^T dlogits`, `dbias = sum(dlogits)` |
 //!
-//! Unlike a [`HeadLoss`](super::head_loss), whose rows have known factors, it cannot make its gradients in the forward pass. In
-//! half precision the gradient of the weight is made in blocks of classes, as there.
+//! A [`HeadLoss`](super::head_loss) knows the factors of its rows, and can compute its gradients in the forward pass. This operation
+//! cannot. As there, the gradient of a weight in half precision is computed in blocks of classes.
 //!
-//! Rows that do not count are as rows of zeros in `x`, whatever they hold; their result is 0.
+//! Rows of padding count as rows of zeros in `x`, whatever they hold. Their result is 0.
 use super::{
     cross_entropy::Labels,
     head_loss::{
-        BIAS, Blocks, Head, HeadLossKernels, INPUTS, Loss, Made, Making, WEIGHT, X, joined, rows_of,
-        zero_rows,
+        BIAS, Blocks, GradientSums, Head, HeadGradients, HeadLossKernels, INPUTS, Loss, WEIGHT, X, joined,
+        rows_of, zero_rows,
     },
 };
 use crate::backend::wide;
@@ -30,10 +30,10 @@ use burn::backend::{
 use burn::tensor::{DType, Shape};
 
 extension! {
-    /// Logarithms of probabilities.
+    /// Log-probabilities.
     pub trait LinearLogProbOps(HeadLossKernels) {
-        /// The logarithm of the probability of every row's target, `[rows]`, in f32 at least; x `[rows, d_input]`, weight
-        /// `[d_input, classes]`, bias `[classes]`, targets `[rows]`; `padding` `[rows]`: which rows do not count.
+        /// The log-probability of every row's target, `[rows]`, in f32 at least. x `[rows, d_input]`, weight `[d_input, classes]`, bias
+        /// `[classes]`, targets `[rows]`; `padding` `[rows]` marks the rows that do not count.
         fn memsave_linear_log_prob(
             x: FloatTensor<Self>,
             weight: FloatTensor<Self>,
@@ -52,11 +52,11 @@ extension! {
     }
 }
 
-/// The logarithms of the probabilities of targets.
+/// The log-probabilities of targets.
 #[derive(Clone, Debug)]
 pub(crate) struct LinearLogProb<B: Backend> {
     labels: Labels<B>,
-    /// The rows that do not count, `[rows, 1]`.
+    /// Marks the rows that do not count, `[rows, 1]`.
     padding: Option<BoolTensor<B>>,
     chunk_bytes: Option<usize>,
 }
@@ -69,7 +69,7 @@ impl<B: HeadLossKernels> LinearLogProb<B> {
         Self { labels: Labels::new(targets, None, None), padding, chunk_bytes }
     }
 
-    /// The sum of the losses, that is, of the negative results, times `factors` `[rows, 1]`.
+    /// The sum of the losses times `factors` `[rows, 1]`; a loss is the negative of a result.
     fn loss(self, factors: FloatTensor<B>) -> Loss<B, Labels<B>> {
         let Self { labels, padding, chunk_bytes } = self;
         Loss { what: labels, factors: zero_rows::<B>(factors, &padding), padding, chunk_bytes }
@@ -92,7 +92,7 @@ impl<B: HeadLossKernels> LinearLogProb<B> {
 impl<B: HeadLossKernels> Operation<B, 3> for LinearLogProb<B> {
     const INPUTS: [&'static str; 3] = INPUTS;
     const PARAMETERS: &'static [usize] = &[WEIGHT, BIAS];
-    type Saved = Saved<B>;
+    type Saved = SavedLogProb<B>;
 
     fn name(&self) -> &'static str {
         "linear_log_prob"
@@ -111,7 +111,7 @@ impl<B: HeadLossKernels> Operation<B, 3> for LinearLogProb<B> {
         &self,
         [x, weight, bias]: Inputs<B, 3>,
         recorder: &Recorder<3>,
-    ) -> (FloatTensor<B>, Saved<B>) {
+    ) -> (FloatTensor<B>, SavedLogProb<B>) {
         const REASON: &str = "the logits are computed again";
         let (results, statistics) = self.results(&Head { weight: given(weight), bias }, &given(x));
         let report = recorder.report();
@@ -120,11 +120,11 @@ impl<B: HeadLossKernels> Operation<B, 3> for LinearLogProb<B> {
         let Self { labels, padding, chunk_bytes } = self.clone();
         let labels = labels.reported(report, REASON);
         let padding = padding.map(|padding| report.tensor("padding", padding, REASON));
-        (results, Saved { statistics, operation: Self { labels, padding, chunk_bytes } })
+        (results, SavedLogProb { statistics, operation: Self { labels, padding, chunk_bytes } })
     }
 
     fn backward(
-        Saved { statistics, operation }: Saved<B>,
+        SavedLogProb { statistics, operation }: SavedLogProb<B>,
         dy: FloatTensor<B>,
         pass: &mut BackwardPass<B, 3>,
     ) {
@@ -135,12 +135,12 @@ impl<B: HeadLossKernels> Operation<B, 3> for LinearLogProb<B> {
         let loss = operation.loss(B::float_reshape(B::float_neg(dy), Shape::new([x.shape()[0], 1])));
         let wanted = [pass.wants(X), pass.wants(WEIGHT) && !by_blocks, pass.wants(BIAS)];
         if wanted.contains(&true) {
-            let mut making = Making::new(wanted, &head, &x);
+            let mut sums = GradientSums::new(wanted, &head, &x);
             loss.each(&head, &x, &mut |chunk| {
                 let of_chunk: Vec<_> = statistics.iter().map(|all| rows_of::<B>(all, chunk.rows())).collect();
-                making.add(chunk, &of_chunk, None);
+                sums.add(chunk, &of_chunk, None);
             });
-            let Made { x, weight, bias } = making.made();
+            let HeadGradients { x, weight, bias } = sums.finish();
             pass.give_all([x, weight, bias.map(|bias| B::float_cast(bias, dtype.into()))]);
         }
         if by_blocks {
@@ -152,7 +152,7 @@ impl<B: HeadLossKernels> Operation<B, 3> for LinearLogProb<B> {
 
 /// What the backward pass reads besides inputs.
 #[derive(Clone, Debug)]
-pub(crate) struct Saved<B: Backend> {
+pub(crate) struct SavedLogProb<B: Backend> {
     /// `log(sum(exp(logits)))`, in two parts, `[rows, 2]`.
     statistics: Vec<FloatTensor<B>>,
     operation: LinearLogProb<B>,

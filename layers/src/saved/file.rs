@@ -1,4 +1,4 @@
-//! Tensors in a file, which a thread of its own writes and reads.
+//! Tensors in a file. A separate thread writes and reads it.
 use super::{on_stream, zeros};
 use burn::tensor::{Bytes, DType, Shape, StreamId, TensorData};
 use std::collections::BTreeMap;
@@ -9,10 +9,10 @@ use std::sync::mpsc::{self, Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread;
 
-/// Tensors that may wait to be written, beside the one that is.
+/// How many tensors may be queued, besides the one that is being written.
 const AHEAD: usize = 2;
 
-/// A file for tensors that wait for the backward pass. Clones are the same file. It has no name, and is gone with its last clone.
+/// An unnamed file for tensors that wait for the backward pass. Clones refer to the same file, which disappears with the last of them.
 #[derive(Clone, Debug)]
 pub struct SavedFile(Arc<Shared>);
 
@@ -33,16 +33,16 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What is taken: lengths by beginnings.
+    /// The occupied ranges: lengths by their starts.
     taken: BTreeMap<u64, u64>,
-    /// What was put in last.
+    /// The tensor that was stored last.
     last: Weak<Slot>,
-    /// What is read ahead.
+    /// The tensor that is read ahead of its use.
     ahead: Option<(Weak<Slot>, Reading)>,
 }
 
 impl State {
-    /// Takes the first place that is free for so many bytes.
+    /// Occupies the first free range of `len` bytes.
     fn take(&mut self, len: u64) -> u64 {
         let mut free = 0;
         for (&start, &len_of_taken) in &self.taken {
@@ -64,7 +64,7 @@ enum Job {
 }
 
 impl SavedFile {
-    /// A file without a name, in this directory.
+    /// Creates an unnamed file in this directory.
     pub(super) fn new(directory: &Path) -> io::Result<Self> {
         let file = tempfile::tempfile_in(directory)
             .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", directory.display())))?;
@@ -73,7 +73,7 @@ impl SavedFile {
         Ok(Self(Arc::new(Shared { directory: directory.into(), jobs, state: Mutex::default() })))
     }
 
-    /// Has a tensor written; waits while there are too many before it.
+    /// Has a tensor written. Blocks while too many are queued.
     pub(crate) fn put(&self, data: TensorData) -> OnFile {
         let (bytes, shape, dtype) = data.into_parts();
         let mut state = self.0.lock();
@@ -87,7 +87,7 @@ impl SavedFile {
         });
         drop(state);
         self.0.send(Job::Write { start, bytes, stream: StreamId::current() });
-        // Not before: whoever finds it may have it read.
+        // Only now that the write is queued, since others may then have it read.
         self.0.lock().last = Arc::downgrade(&slot);
         OnFile { slot, shape, dtype }
     }
@@ -112,7 +112,7 @@ pub(crate) struct OnFile {
 }
 
 impl OnFile {
-    /// The tensor. The one that was put in before it is read ahead.
+    /// Restores the tensor. Begins to read the one that was stored before it.
     ///
     /// # Panics
     ///
@@ -132,7 +132,7 @@ impl OnFile {
     }
 }
 
-/// A part of a file.
+/// The part of a file that one tensor occupies.
 #[derive(Debug)]
 struct Slot {
     file: Arc<Shared>,
@@ -140,12 +140,12 @@ struct Slot {
     len: usize,
     /// Bytes of an element.
     width: usize,
-    /// What was put in before.
+    /// The tensor that was stored before.
     before: Weak<Slot>,
 }
 
 impl Slot {
-    /// Has it read.
+    /// Has the part read.
     fn read(&self) -> Reading {
         let (reply, reading) = mpsc::sync_channel(1);
         let bytes = zeros(self.len, self.width);
@@ -155,13 +155,13 @@ impl Slot {
 }
 
 impl Drop for Slot {
-    /// Its place is free. Whoever takes it is written after this was read, since jobs are done in order.
+    /// Frees the range. The next tensor in it is written only after this one was read, since jobs run in order.
     fn drop(&mut self) {
         self.file.lock().taken.remove(&self.start);
     }
 }
 
-/// Does jobs in order until there can be no more. What could not be written cannot be read.
+/// Runs jobs in order, until every sender is gone. Reading a tensor that could not be written is an error.
 fn serve(mut file: File, jobs: Receiver<Job>) {
     let mut failed = BTreeMap::new();
     for job in jobs {
@@ -181,7 +181,7 @@ fn serve(mut file: File, jobs: Receiver<Job>) {
                     Some(error) => Err(io::Error::new(error.kind(), format!("cannot be written: {error}"))),
                     None => file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(&mut bytes)),
                 };
-                let _ = reply.send(read.map(|()| bytes)); // who asked may be gone
+                let _ = reply.send(read.map(|()| bytes)); // whoever asked may be gone
             }
         }
     }
@@ -199,7 +199,7 @@ mod tests {
         file.0.lock().taken.last_key_value().map_or(0, |(start, len)| start + len)
     }
 
-    /// In any order, with places that are free again in between.
+    /// In any order, while ranges are freed in between.
     #[test]
     fn tensors_come_back() {
         let file = SavedFile::new(&std::env::temp_dir()).expect("a directory for files that are temporary");
@@ -216,7 +216,7 @@ mod tests {
             assert_eq!(slot.load(), data(100 * seed, seed));
         }
         assert_eq!(end(&file), 0);
-        // Backwards, the file does not grow.
+        // When tensors are read in reverse, the file does not grow.
         for _ in 0..3 {
             let slots: Vec<_> = (0..5).map(|seed| file.put(data(1000, seed))).collect();
             assert_eq!(end(&file), 5 * 4000);
@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    /// Steps that begin before the backward pass of the last one: the file does not go on growing, whatever their sizes.
+    /// Training steps that begin before the backward pass of the last one: the file does not keep growing, whatever the sizes.
     #[test]
     fn overlapping_steps() {
         let file = SavedFile::new(&std::env::temp_dir()).expect("a directory for files that are temporary");
@@ -263,7 +263,7 @@ mod tests {
         });
     }
 
-    /// The thread looks at the bytes, and goes on after those that are not there.
+    /// If the thread cannot read the bytes of one tensor, it still serves the others.
     #[test]
     fn bytes_that_cannot_be_read() {
         let file = SavedFile::new(&std::env::temp_dir()).expect("a directory for files that are temporary");

@@ -1,17 +1,17 @@
-//! Tensors of a device in the memory of the host.
+//! Tensors of a device in the memory of the host: policy `Host`.
 //!
-//! | | |
+//! | when | what happens |
 //! | --- | --- |
-//! | forward | the copy begins; a thread of its own waits for it, and until then the tensor lives on the device |
-//! | kept | the elements, in memory of the host |
-//! | backward | whoever asks for a tensor begins the copy back, and that of the tensor that was stored before it, which waits on the device: one at most |
+//! | forward pass | The copy begins, and a separate thread blocks on it. Until it is done, the tensor stays on the device. |
+//! | in between | The elements are in memory of the host. |
+//! | backward pass | Whoever asks for a tensor begins the copy back, and that of the tensor that was stored before it. At most one tensor is on the device ahead of its use. |
 //!
-//! All of a thread's copies out are of the stream of that thread, so that the device orders them after what wrote the tensor.
-//! Copies back are of the stream of the backward pass.
+//! Copies to the host run on the stream of the thread that stores the tensor, so the device orders them after whatever wrote the tensor.
+//! Copies back run on the stream of the backward pass.
 //!
-//! Both ways they go through pinned memory where the runtime has it (CubeCL 0.11.3 on CUDA: buffers of a pool of the stream, for what is
-//! read, and for what is written if it is less than 100 MiB), of which a buffer is free again when its copy is done. What waits is in
-//! ordinary memory: pinned memory is scarce.
+//! Both go through pinned memory if the runtime has it, and free its buffers when they are done. (CubeCL 0.11.3 on CUDA has a pool of
+//! such buffers per stream, for all that is read from the device, and for writes of less than 100 MiB.) Stored elements are in ordinary
+//! memory, because pinned memory is scarce.
 use super::{on_stream, zeros};
 use burn::backend::{Backend, ExecutionError, TensorMetadata, read_sync, tensor::FloatTensor};
 use burn::tensor::{StreamId, TensorData};
@@ -25,26 +25,26 @@ pub(crate) struct OnHost<B: Backend>(Arc<Slot<B>>);
 
 struct Slot<B: Backend> {
     shared: Arc<Shared>,
-    /// What it is called there.
+    /// The number of the tensor in `shared`.
     id: u64,
     device: B::Device,
     copy: Mutex<Transfer>,
-    /// What was stored before.
+    /// The tensor that was stored before.
     before: Option<Weak<dyn Fetch>>,
 }
 
 enum Transfer {
-    /// On its way.
+    /// The copy is not finished.
     Copying(Receiver<Read>),
     Copied(Read),
 }
 
-/// The elements, or why there are none.
+/// The elements, or the error that prevented the copy.
 type Read = Result<TensorData, String>;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// What the tensors share that one thread stored. The backward pass may be of another thread.
+/// What all tensors that one thread stored have in common. The backward pass may run on another thread.
 struct Shared {
     jobs: Sender<Job>,
     state: Mutex<State>,
@@ -54,7 +54,7 @@ struct Shared {
 struct State {
     /// How many tensors were stored.
     count: u64,
-    /// What was stored last.
+    /// The tensor that was stored last.
     last: Option<Weak<dyn Fetch>>,
     /// The tensor that is on the device ahead of its use, a `FloatTensor<B>`.
     ahead: Option<(u64, Box<dyn Any + Send>)>,
@@ -67,7 +67,7 @@ thread_local! {
 impl Shared {
     fn new() -> Self {
         let (jobs, todo) = mpsc::channel::<Job>();
-        // Where there is no thread to be had, `send` does without.
+        // If no thread can be started, `send` runs the jobs itself.
         let _ = std::thread::Builder::new()
             .name("saved tensors".into())
             .spawn(move || todo.into_iter().for_each(|job| job()));
@@ -84,7 +84,7 @@ impl Shared {
         }
     }
 
-    /// What is on the device ahead of its use, if it is this one.
+    /// The tensor that is on the device ahead of its use, if it has this number.
     fn take_ahead(&self, id: u64) -> Option<Box<dyn Any + Send>> {
         self.lock().ahead.take_if(|(ahead, _)| *ahead == id).map(|(_, x)| x)
     }
@@ -103,7 +103,7 @@ impl<B: Backend> OnHost<B> {
     ) -> Self {
         let stream = StreamId::current();
         let mut reading = Box::pin(reading);
-        // Here, so that all operations of this thread that wrote the tensor are before it.
+        // Begins here, so that it comes after all operations of this thread that wrote the tensor.
         let begun = reading.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         let (reply, copying) = mpsc::sync_channel(1);
         let job = move || {
@@ -114,7 +114,7 @@ impl<B: Backend> OnHost<B> {
                 };
                 data.map(owned).map_err(|error| error.to_string())
             });
-            let _ = reply.send(read.flatten()); // who asked may be gone
+            let _ = reply.send(read.flatten()); // whoever asked may be gone
         };
         let shared = SHARED.with(Arc::clone);
         shared.send(Box::new(job));
@@ -133,17 +133,17 @@ impl<B: Backend> OnHost<B> {
         Self(slot)
     }
 
-    /// Whether nothing of it is on the device any more.
+    /// Whether the copy is done, so that the tensor takes no memory on the device.
     pub(super) fn is_there(&self) -> bool {
         matches!(&*self.0.copy(), Transfer::Copied(_))
     }
 
-    /// Waits until that is so.
+    /// Blocks until that is so.
     pub(super) fn arrive(&self) {
         drop(self.0.arrived());
     }
 
-    /// The tensor on its device. The one that was stored before it is fetched, too.
+    /// Restores the tensor on its device. Begins to fetch the one that was stored before it.
     ///
     /// # Panics
     ///
@@ -167,7 +167,7 @@ impl<B: Backend> OnHost<B> {
 }
 
 impl<B: Backend> Slot<B> {
-    /// As far as it is known.
+    /// The copy, as far as it is known without blocking.
     fn copy(&self) -> MutexGuard<'_, Transfer> {
         let mut copy = self.copy.lock().unwrap_or_else(PoisonError::into_inner); // it is replaced at once
         if let Transfer::Copying(copying) = &*copy {
@@ -180,7 +180,7 @@ impl<B: Backend> Slot<B> {
         copy
     }
 
-    /// Waits for it.
+    /// Blocks until the copy is done.
     fn arrived(&self) -> MutexGuard<'_, Transfer> {
         let mut copy = self.copy();
         if let Transfer::Copying(copying) = &*copy {
@@ -191,15 +191,15 @@ impl<B: Backend> Slot<B> {
 }
 
 impl<B: Backend> Drop for Slot<B> {
-    /// Nobody will ask for it.
+    /// Nobody will ask for the tensor, so it need not be ahead.
     fn drop(&mut self) {
         drop(self.shared.take_ahead(self.id));
     }
 }
 
-/// A tensor of any backend that can be on its device before it is asked for.
+/// A stored tensor of any backend, which can be fetched before it is asked for.
 trait Fetch: Send + Sync {
-    /// Begins the copy to the device, in the place of any other that is ahead.
+    /// Begins the copy to the device. Drops any other tensor that is ahead.
     fn fetch(&self);
 }
 
@@ -214,17 +214,17 @@ impl<B: Backend> Fetch for Slot<B> {
         drop(other); // first, so that there are never two
         let data = match &*self.copy() {
             Transfer::Copied(Ok(data)) => data.clone(),
-            // It is not waited for, and whoever asks for it hears of errors.
+            // Does not block for an unfinished copy. Errors go to whoever asks for the tensor.
             Transfer::Copied(Err(_)) | Transfer::Copying(_) => return,
         };
         let x = B::float_from_data(data, &self.device);
         let other = self.shared.lock().ahead.replace((self.id, Box::new(x)));
-        drop(other); // of another thread
+        drop(other); // if another thread fetched one meanwhile
     }
 }
 
-/// In memory of its own, of which copies are handles: devices read into buffers that they share with the host, of which there
-/// are few.
+/// Copies the data into ordinary memory, whose clones are handles. Devices read into buffers that they share with the host, which are
+/// scarce.
 fn owned(data: TensorData) -> TensorData {
     let (bytes, shape, dtype) = data.into_parts();
     let mut own = zeros(bytes.len(), dtype.size());
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(read_sync(Flex::float_into_data(x)).expect("a CPU tensor"), data(seed));
     }
 
-    /// What is on the device ahead of its use.
+    /// The number of the tensor that is on the device ahead of its use.
     fn ahead(of: &OnHost<Flex>) -> Option<u64> {
         of.0.shared.lock().ahead.as_ref().map(|(id, _)| *id)
     }
@@ -265,18 +265,18 @@ mod tests {
         assert_eq!(ahead(&stored[4]), Some(ids[3]));
         is(stored[4].load(), 4); // again
         assert_eq!(ahead(&stored[4]), Some(ids[3]));
-        // Another one than was expected.
+        // Not the tensor that is ahead.
         is(stored[2].load(), 2);
         assert_eq!(ahead(&stored[2]), Some(ids[1]));
         drop(stored.remove(1));
         assert_eq!(ahead(&stored[0]), None, "nobody asks for it any more");
-        // What was stored before is gone.
+        // The tensor that was stored before is gone.
         is(stored[1].load(), 2);
         assert_eq!(ahead(&stored[1]), None);
         is(stored[3].load(), 4);
         is(stored[2].load(), 3);
         is(stored[0].load(), 0);
-        // What is on the device is what is given.
+        // The result is the tensor that is ahead, not another copy.
         is(stored[2].load(), 3);
         assert_eq!(ahead(&stored[1]), Some(ids[2]));
         let marked = Box::new(Flex::float_from_data(data(77), &FlexDevice));
@@ -292,7 +292,7 @@ mod tests {
             let shared = stored[0].0.shared.clone();
             thread::scope(|scope| {
                 let stored = &stored;
-                // Two that ask for the same.
+                // Two threads ask for the same tensors.
                 for _ in 0..2 {
                     scope.spawn(move || (0..50).rev().for_each(|seed| is(stored[seed].load(), seed)));
                 }
@@ -304,7 +304,7 @@ mod tests {
         stored.iter().enumerate().rev().for_each(|(seed, stored)| is(stored.load(), seed));
     }
 
-    /// A copy that is not done is waited for where it is asked for, not where it begins, and not to have it ahead.
+    /// An unfinished copy blocks whoever asks for the tensor, not whoever stores it, nor whoever fetches it ahead.
     #[test]
     fn copies_take_their_time() {
         let (done, waits) = mpsc::channel();
@@ -330,7 +330,7 @@ mod tests {
         assert!(slow.is_there() && next.is_there());
     }
 
-    /// A device fails when its bytes are asked for by a panic, or before by an error.
+    /// A device fails with an error, or later with a panic when its bytes are read.
     #[test]
     fn errors_are_of_the_backward_pass() {
         type Reading = core::pin::Pin<Box<dyn Future<Output = Result<TensorData, ExecutionError>> + Send>>;
@@ -355,7 +355,7 @@ mod tests {
         }
     }
 
-    /// Copies are of the stream of the thread that stored the tensor.
+    /// Copies run on the stream of the thread that stored the tensor.
     #[test]
     fn streams() {
         let (found, streams) = mpsc::channel();

@@ -1,4 +1,5 @@
-//! Where, and in which form, tensors wait for the backward pass.
+//! How the tensors that operations keep are stored until the backward pass: in which form, and where. [`SavedPolicy`] chooses; the
+//! submodules store the tensors and bring them back.
 use burn::tensor::{Bytes, StreamId};
 use core::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,31 +18,38 @@ pub(crate) use stored::Stored;
 /// Tensors of fewer bytes stay as they are.
 const SMALLEST: usize = 16 << 10;
 
-/// Where, and in which form, the inputs that operations keep wait for the backward pass.
+/// How operations store the inputs that they keep for the backward pass: in which form, and where.
 ///
 /// | policy | bytes | comes back |
 /// | --- | --- | --- |
 /// | [`Keep`](Self::Keep) | all | as it was |
-/// | [`Half`](Self::Half) | 0.5 of f32 and f64 | rounded to bf16, from f64 to f32, infinite beyond its range: each element is up to `2^-8` of itself off, or `2^-24` |
-/// | [`HalfF16`](Self::HalfF16) | 0.5 of f32 and f64 | rounded to f16, from f64 to f32: each element is up to `2^-11` of itself off (below `2^-14`, up to `2^-25`), or `2^-24`; **above 65504 f16 is infinite**, and so is what is computed from it |
-/// | [`Int8`](Self::Int8) | 0.26 of f32, 0.52 of f16 and bf16 | each element up to `1/127` of the largest of its 128 neighbours off, and right in the mean; what is infinite or not a number stays so, and the finite ones beside it are up to `1/125` off |
-/// | [`Host`](Self::Host) | none on the device, but one tensor ahead in the backward pass | as it was, over the bus |
+/// | [`Half`](Self::Half) | 0.5 of f32 and f64 | rounded, f32 to bf16 and f64 to f32: each element is off by up to `2^-8`, or `2^-24`, of itself; infinite beyond the range of that type |
+/// | [`HalfF16`](Self::HalfF16) | 0.5 of f32 and f64 | rounded, f32 to f16 and f64 to f32: each element is off by up to `2^-11` (below `2^-14`, by up to `2^-25` in absolute terms), or `2^-24`, of itself; **from 65520 on f16 is infinite**, and so is what is computed from it |
+/// | [`Int8`](Self::Int8) | 0.26 of f32, 0.52 of f16 and bf16 | rounded up or down at random: each element is off by up to `1/127` of the largest in its group of 128, and right in the mean; infinity and NaN stay so, and finite elements in their group are off by up to `1/125` |
+/// | [`Host`](Self::Host) | none on the device, except one tensor that is fetched ahead in the backward pass | as it was, over the bus |
 /// | [`Disk`](Self::disk) | none in memory | as it was, from a file |
 ///
-/// **`Half`, `HalfF16` and `Int8` change gradients**, by as much as the inputs of backward passes are rounded; the results of the
-/// forward pass and the loss stay as they are. What they cost is a pass over the tensor in the forward pass, and one in the
-/// backward pass; `Host` and `Disk` a copy each way, for which a thread of their own waits. (A tensor that no gradient flows to comes
-/// back once for every operation that keeps it.)
+/// **`Half`, `HalfF16` and `Int8` change gradients**, because the backward pass reads rounded inputs. The results of the forward pass
+/// and the loss do not change. These policies cost one pass over the tensor in the forward pass, and one in the backward pass. `Host`
+/// and `Disk` cost a copy each way, and a separate thread blocks on it. (An untracked tensor is restored once for every operation that
+/// keeps it.)
 ///
-/// It holds for the inputs of operations of this library, and for the products of LoRA and DoRA: not for leaves, masks, statistics
-/// and outputs that they keep (the slope of a sigmoid is read from `1 - y`, of which nothing is left where `y` is rounded to 1), for
-/// parameters and frozen weights, for what is computed again, for tensors below 16 KiB, nor for operations of Burn. A tensor
-/// that somebody else holds (an operation of Burn, one of which it is a kept output, a variable of yours, another part of the same
-/// memory, an operation in another scope) stays as it is as long as that is so, since a second form of it would only take more memory; so does an expanded one.
-/// NdArray cannot tell, and keeps everything.
+/// # What a policy applies to
 ///
-/// In a [checkpointed](https://docs.rs/burn-memsave/latest/burn_memsave/checkpoint) segment it holds for the inputs of the
-/// segment. Gradients of a tensor that several operations take are added up in another order.
+/// A policy applies to the inputs of this library's operations, and to the products of LoRA and DoRA. It does not apply to:
+///
+/// - leaves, parameters and frozen weights;
+/// - masks, statistics and outputs that operations keep (the slope of a sigmoid is read from `1 - y`, of which nothing is left where `y`
+///   is rounded to 1);
+/// - recomputed tensors, tensors below 16 KiB, and expanded tensors;
+/// - Burn's operations.
+///
+/// A tensor stays as it is while something else has a handle of it, since a second form would only take more memory. That may be an
+/// operation of Burn, the operation that keeps it as its output, one of your variables, another part of the same memory, or an
+/// operation in another scope. NdArray cannot tell whether a tensor is shared, so it stores everything as it is.
+///
+/// In a [checkpointed](https://docs.rs/burn-memsave/latest/burn_memsave/checkpoint) segment, a policy applies only to the inputs of the
+/// segment. Under a policy, the gradients of a tensor that several operations read are summed in another order.
 ///
 /// ```
 /// use burn::tensor::{Device, Distribution, Tensor};
@@ -57,7 +65,7 @@ const SMALLEST: usize = 16 << 10;
 /// assert!(error > 0.0 && error < 0.01);
 /// ```
 ///
-/// For a part of a model, open a scope in its forward pass; a policy can be a field:
+/// To apply a policy to a part of a model, open a scope in its forward pass. The policy can be a field:
 ///
 /// ```
 /// use burn::module::Module;
@@ -86,43 +94,42 @@ pub enum SavedPolicy {
     Keep,
     /// In half as many bits: bf16, with the range of f32.
     Half,
-    /// In half as many bits: f16, with eight times the precision of bf16 for what is surely within its range.
+    /// In half as many bits: f16, with eight times the precision of bf16. For tensors that are surely within its range.
     HalfF16,
-    /// In 8 bits, and a scale for every 128 elements, in memory order: `n + n / 32` bytes. Rounded up or down at random, by a
-    /// generator of its own, which starts anew with every thread.
+    /// In 8 bits, with a scale for every 128 elements in memory order: `n + n / 32` bytes. Stochastic rounding uses a generator of
+    /// its own, which starts anew in every thread.
     Int8,
-    /// In the memory of the host. Tensors of a CPU are there, and stay as they are.
+    /// In the memory of the host. Tensors of a CPU backend are there already, and stay as they are.
     ///
-    /// The forward pass goes on while tensors are copied, and waits where more than two are on their way. In the backward pass
-    /// one tensor is fetched ahead: with the one that is asked for, the copy of the one that was kept before it begins, and
-    /// waits on the device until it is asked for, or its graph is gone. Every thread of forward passes has one of its own ahead.
-    /// It is the program that goes on, not the device: that does copies and operations one after the other, in the order in
-    /// which a thread began them.
+    /// The forward pass continues while tensors are copied, and blocks if more than two copies are unfinished. The backward pass
+    /// fetches one tensor ahead: when it asks for a tensor, the copy of the one that was stored before it begins, too. That copy stays
+    /// on the device until it is asked for or its graph is freed. Each thread that runs forward passes has its own tensor ahead. Only
+    /// the program continues during a copy: the device runs copies and operations one after the other, in the order in which a thread
+    /// began them.
     ///
-    /// Copies go through buffers of CubeCL, which the device shares with the host and which are used again when their copy is
-    /// done. What waits for the backward pass is in ordinary memory, allocated for each tensor: Burn takes data for a device
-    /// for good, and has no way to give the memory back when the copy is done.
+    /// Copies go through buffers of CubeCL that the device and the host share, and that are reused when their copy is done. The stored
+    /// elements are in ordinary memory, allocated for each tensor, because Burn never gives back memory that was handed to a device.
     ///
     /// # Panics
     ///
     /// The backward pass panics if the device could not be read.
     Host,
-    /// In a [file](Self::disk). It is written beside the forward pass, which waits where more than a few tensors are not written
-    /// yet; in the backward pass one tensor is read ahead.
+    /// In a [file](Self::disk). A separate thread writes it during the forward pass, which blocks if more than a few tensors are not
+    /// written yet. The backward pass reads one tensor ahead.
     #[cfg(feature = "system")]
     Disk(SavedFile),
 }
 
 impl SavedPolicy {
-    /// [`Disk`](Self::Disk), in a file without a name in this directory, which is gone with the process.
+    /// [`Disk`](Self::Disk), in an unnamed file in this directory. The file disappears at the latest when the process ends.
     ///
     /// # Errors
     ///
-    /// If the file cannot be made.
+    /// Returns an error if the file cannot be created.
     ///
     /// # Panics
     ///
-    /// The backward pass panics if the file could not be written, or read: the disk is full.
+    /// The backward pass panics if the file could not be written or read, for example because the disk is full.
     ///
     /// ```
     /// use burn::tensor::{Device, Distribution, Tensor};
@@ -147,7 +154,7 @@ impl SavedPolicy {
         matches!(self, Self::Half | Self::HalfF16 | Self::Int8)
     }
 
-    /// What the ledger says of a tensor.
+    /// The reason that the ledger gives for a tensor.
     #[doc(hidden)] // for plans
     pub fn reason(&self) -> &'static str {
         match self {
@@ -162,7 +169,7 @@ impl SavedPolicy {
     }
 }
 
-/// Memory for so many bytes, aligned as elements of this width are.
+/// `len` bytes of zeros, aligned for elements of `width` bytes.
 fn zeros(len: usize, width: usize) -> Bytes {
     match width {
         2 => Bytes::from_elems(vec![0u16; len / 2]),
@@ -171,18 +178,18 @@ fn zeros(len: usize, width: usize) -> Bytes {
     }
 }
 
-/// Runs what looks at the bytes that a device was read into, on this stream; the message of a panic is the error.
+/// Runs `look`, which reads bytes that come from a device, on `stream`. Turns a panic into an error with its message.
 ///
-/// CubeCL (0.11.3) begins the copy when the bytes are looked at (`read_lazy_async` in its `client.rs`), in order with the
-/// stream of whoever looks, and panics when the device fails. Nobody writes to the tensor any more, and the bytes hold it,
-/// so later is not too late. But on the stream of another thread it could be too early: a stream waits for another one up to
-/// where the memory of the tensor was allocated, not to where it was last written (`update_shared_bindings` in `stream/event.rs` of
-/// cubecl-server). On the stream of the thread that read the device, the copy comes after all that this thread did before.
+/// CubeCL (0.11.3) begins the copy only when somebody looks at the bytes (`read_lazy_async` in its `client.rs`), in order with the stream
+/// of the thread that looks, and panics if the device fails. A late copy is right, since nothing writes to the tensor any more, and
+/// the bytes have a handle of it. But on the stream of another thread the copy could be too early: a stream waits for another one only
+/// up to where the memory of the tensor was allocated, not to where it was last written (`update_shared_bindings` in `stream/event.rs`
+/// of cubecl-server). On the stream of the thread that stored the tensor, the copy comes after everything this thread did before.
 fn on_stream<R>(stream: StreamId, look: impl FnOnce() -> R) -> Result<R, String> {
     catch_unwind(AssertUnwindSafe(|| stream.executes(look))).map_err(message)
 }
 
-/// What a panic says.
+/// The message of a panic.
 fn message(panic: Box<dyn Any + Send>) -> String {
     match panic.downcast::<String>() {
         Ok(message) => *message,

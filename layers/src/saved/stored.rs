@@ -1,4 +1,4 @@
-//! A tensor while it waits.
+//! A packed tensor: in fewer bits, on the host, or in a file.
 #[cfg(feature = "system")]
 use super::file::OnFile;
 use super::packing::{Format, PackingKernels};
@@ -10,11 +10,11 @@ use burn::tensor::DType;
 use core::cell::Cell;
 
 thread_local! {
-    /// How many tensors were rounded at random.
+    /// How many tensors this thread packed into fewer bits: the seed of the next.
     static ROUNDED: Cell<u32> = const { Cell::new(0) };
 }
 
-/// A tensor in the form that a policy has it wait in.
+/// A tensor in the form that a policy gives it.
 pub(crate) enum Stored<B: PackingKernels> {
     Packed(B::Packed),
     Host(OnHost<B>),
@@ -23,7 +23,7 @@ pub(crate) enum Stored<B: PackingKernels> {
 }
 
 impl SavedPolicy {
-    /// A tensor as it waits.
+    /// Packs a tensor.
     pub(crate) fn store<B: PackingKernels>(&self, x: FloatTensor<B>) -> Stored<B> {
         let packed = |x, format| {
             let seed = ROUNDED.get();
@@ -44,7 +44,7 @@ impl SavedPolicy {
         }
     }
 
-    /// The bytes that a tensor takes in the memory of its device; `None` if it stays as it is.
+    /// The bytes that a packed tensor takes in the memory of its device; `None` if the policy leaves it as it is.
     pub(crate) fn bytes<B: PackingKernels>(&self, elements: usize, dtype: DType) -> Option<usize> {
         if elements * dtype.size() < super::SMALLEST {
             return None;
@@ -62,7 +62,7 @@ impl SavedPolicy {
 }
 
 impl<B: PackingKernels> Stored<B> {
-    /// Whether nothing of it is in its old place any more.
+    /// Whether the tensor takes no memory in its old place any more.
     pub(crate) fn is_there(&self) -> bool {
         match self {
             Self::Host(copy) => copy.is_there(),
@@ -72,14 +72,14 @@ impl<B: PackingKernels> Stored<B> {
         }
     }
 
-    /// Waits until that is so.
+    /// Blocks until that is so.
     pub(crate) fn arrive(&self) {
         if let Self::Host(copy) = self {
             copy.arrive();
         }
     }
 
-    /// The tensor again.
+    /// Restores the tensor.
     pub(crate) fn load(&self) -> FloatTensor<B> {
         match self {
             Self::Packed(packed) => B::unpack(packed),

@@ -6,7 +6,7 @@
 //! ```
 use burn::module::Module;
 use burn::tensor::{Device, Distribution, Tensor};
-use burn_memsave::checkpoint::{Unread, tiled};
+use burn_memsave::checkpoint::{EarlyStop, checkpoint_tiled};
 use burn_memsave::measure::{TrackingAllocator, measure_step, mib};
 use burn_memsave::nn::activation::{SwiGlu, SwiGluConfig};
 use burn_memsave::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
@@ -65,7 +65,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     for tile in [None].into_iter().chain(tiles.into_iter().map(Some)) {
         let step = measure_step(&block, x.clone(), |block, x| {
             let y = match tile {
-                Some(tile) => tiled(block, x.clone(), 1, tile, |block, x| Unread(block.forward(x))),
+                Some(tile) => {
+                    checkpoint_tiled(block, x.clone(), 1, tile, |block, x| EarlyStop(block.forward(x)))
+                }
                 None => block.forward(x.clone()),
             };
             (x + y).powf_scalar(2.0).mean()

@@ -131,7 +131,9 @@ impl<M: LanguageModel> Train for Trainer<M> {
         let model = self.model.take().ok_or("the step before failed")?;
         self.model = Some(match &self.training {
             Training { in_backward: true, .. } => {
-                step_in_backward(model, &mut self.optimizer, LEARNING_RATE, |model| loss(model, batch))?.0
+                step_in_backward(model, &mut self.optimizer, LEARNING_RATE, |model| loss(model, batch))
+                    .map_err(|refused| refused.error)?
+                    .0
             }
             Training { parts: 1, .. } => {
                 let gradients = GradientsParams::from_grads(loss(&model, batch).backward(), &model);

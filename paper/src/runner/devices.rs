@@ -1,4 +1,4 @@
-//! The table of devices in the project's README: a few rows of the files of devices in `paper/recorded`, side by side.
+//! The table of devices in `RESULTS.md`: a few rows of the files of devices in `paper/recorded`, side by side.
 use crate::experiments::Table;
 use serde::Deserialize;
 use std::error::Error;
@@ -70,11 +70,11 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn the_readme_of_the_project_has_this_table() {
+    fn the_results_have_this_table() {
         let paper = Path::new(env!("CARGO_MANIFEST_DIR"));
         let table = table(&paper.join("recorded")).unwrap().to_string();
-        let readme = fs::read_to_string(paper.join("../README.md")).unwrap();
-        assert!(readme.contains(&table), "in README.md, put this below \"On devices\":\n{table}");
+        let results = fs::read_to_string(paper.join("RESULTS.md")).unwrap();
+        assert!(results.contains(&table), "RESULTS.md is another: run `render`\n{table}");
     }
 
     #[test]

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 /// A weight of the cache.
 #[derive(Debug)]
-pub(super) struct Weight {
+pub(super) struct CachedWeight {
     /// Path of the parameter.
     pub path: String,
     pub entry: Entry,
@@ -38,7 +38,7 @@ pub(super) struct Weight {
     pub resident: Resident,
 }
 
-impl Weight {
+impl CachedWeight {
     pub fn len(&self) -> usize {
         self.entry.len_as(self.dtype)
     }
@@ -63,7 +63,7 @@ pub(super) struct Settings {
 pub(super) struct Cache(Arc<Shared>);
 
 impl Cache {
-    pub fn new(weights: Vec<Weight>, settings: Settings) -> Self {
+    pub fn new(weights: Vec<CachedWeight>, settings: Settings) -> Self {
         let ahead = settings.prefetch > 0 && weights.len() > 1;
         let state = Mutex::new(State::new(&weights));
         let (pool, changed) = (Pool::new(settings.budget), Condvar::new());
@@ -77,7 +77,7 @@ impl Cache {
         Self(shared)
     }
 
-    pub fn weight(&self, index: usize) -> &Weight {
+    pub fn weight(&self, index: usize) -> &CachedWeight {
         &self.0.weights[index]
     }
 
@@ -115,7 +115,7 @@ impl fmt::Debug for Cache {
 
 /// What the users of the cache, the thread that reads ahead and the handles share.
 struct Shared {
-    weights: Vec<Weight>,
+    weights: Vec<CachedWeight>,
     settings: Settings,
     pool: Arc<Pool>,
     /// Where both are locked, this is locked before the pool.
@@ -148,7 +148,7 @@ struct State {
 }
 
 impl State {
-    fn new(weights: &[Weight]) -> Self {
+    fn new(weights: &[CachedWeight]) -> Self {
         Self {
             slots: weights.iter().map(|_| Slot::Absent).collect(),
             last_read: weights.iter().map(|_| Weak::new()).collect(),
@@ -274,7 +274,7 @@ impl Shared {
     }
 
     fn fill(&self, mut place: WeightBytes, index: usize) -> Result<Arc<WeightBytes>, LazyError> {
-        let Weight { entry, dtype, .. } = &self.weights[index];
+        let CachedWeight { entry, dtype, .. } = &self.weights[index];
         place.fill(|buffer| entry.read_as(*dtype, buffer))?;
         Ok(Arc::new(place))
     }
@@ -330,7 +330,7 @@ impl Shared {
     }
 
     fn rows(&self, index: usize, rows: &[usize]) -> Result<Vec<u64>, LazyError> {
-        let Weight { entry, dtype, .. } = &self.weights[index];
+        let CachedWeight { entry, dtype, .. } = &self.weights[index];
         let width = entry.tensor.shape.num_elements() / entry.tensor.shape[0].max(1) * dtype.size();
         entry.check_rows(rows)?;
         let len = rows.len() * width;

@@ -1,5 +1,7 @@
-//! Linear maps along spatial axes and their adjoints, one axis after the other. Beside its results, a thread has two buffers of
-//! 16 KiB of f32, or of what belongs to one output of the first axis; in half precision the adjoint of a plane, too.
+//! Linear maps along spatial axes, and their adjoints, on a CPU, one axis after the other.
+//!
+//! Besides its results, a thread has two buffers. Each holds 16 KiB of f32, or what belongs to one output of the first axis if that is
+//! more. In half precision it also holds the adjoint of one plane.
 use super::{CpuBackend, CpuElement, accumulators, parallel, sums, with_element};
 use crate::backend::axis_map::{AxisMap, AxisMaps, Resized, Shift, Weights, Window};
 use crate::backend::wide;
@@ -9,15 +11,15 @@ use burn::tensor::{DType, Shape, bf16, f16};
 use core::ops::Range;
 
 impl AxisMap {
-    /// Whether every output is one of the inputs.
+    /// Whether every output equals one of the inputs.
     fn selects(&self) -> bool {
         self.windows
             .iter()
             .all(|window| matches!(window, Window { len: 1, weights: Weights::Equal(1.0), .. }))
     }
 
-    /// This axis and the next one as a single axis, if windows of equal weights stay such: where the next one has one output,
-    /// made of all of its inputs.
+    /// This axis and the next one as a single axis, if its windows have equal weights, too: where the next axis has one output, the mean or
+    /// sum of all of its inputs.
     fn merged(&self, next: &Self) -> Option<Self> {
         let [Window { start: 0, len, weights: Weights::Equal(weight) }] = next.windows[..] else {
             return None;
@@ -118,7 +120,7 @@ impl<B: CpuBackend> AxisMaps for B {
     }
 }
 
-/// The image under the product of the maps, plane by plane; from the first axis to the last.
+/// The image under the product of the maps, plane by plane, from the first axis to the last.
 fn image_of_planes<E: CpuElement>(axes: &[AxisMap], x: &[E]) -> Vec<E> {
     let plane_out: usize = axes.iter().map(|axis| axis.windows.len()).product();
     let plane_in: usize = axes.iter().map(|axis| axis.size).product();
@@ -137,7 +139,7 @@ fn image_of_planes<E: CpuElement>(axes: &[AxisMap], x: &[E]) -> Vec<E> {
         |index, y| {
             for (plane, y) in (index * task..).zip(y.chunks_exact_mut(plane_out)) {
                 let x = &x[plane * plane_in..(plane + 1) * plane_in];
-                // One output of the first axis after the other, so that no copy of a plane is made.
+                // One output of the first axis at a time, so that no copy of a plane is made.
                 let outputs = first.windows.len();
                 for (output, y) in y.chunks_exact_mut(plane_out / outputs).enumerate() {
                     let mut inner = plane_in / first.size;
@@ -153,10 +155,10 @@ fn image_of_planes<E: CpuElement>(axes: &[AxisMap], x: &[E]) -> Vec<E> {
     )
 }
 
-/// Elements of a plane that are made at once, if they are those of one output of the first axis or more.
+/// Elements of a plane that are computed at once, unless one output of the first axis has more.
 const ADJOINT: usize = 1 << 12;
 
-/// The adjoint of the product of the maps, plane by plane; from the last axis to the first.
+/// The adjoint of the product of the maps, plane by plane, from the last axis to the first.
 fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -> Vec<E> {
     let plane_out: usize = axes.iter().map(|axis| axis.windows.len()).product();
     let plane_in: usize = axes.iter().map(|axis| axis.size).product();
@@ -168,7 +170,7 @@ fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -
     let (first, others) = axes.split_first().expect("a map has an axis");
     let width = axes[axes.len() - 1].size;
     let selection = selection(&axes);
-    // Some outputs of the first axis after the others, so that no copy of a plane is made.
+    // Some outputs of the first axis at a time, so that no copy of a plane is made.
     let outputs = first.windows.len();
     let (of_output, inner) = (plane_out / outputs, plane_in / first.size);
     let step = (ADJOINT / of_output.max(inner)).max(1);
@@ -209,7 +211,7 @@ fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -
     })
 }
 
-/// The same map over as few axes as possible.
+/// The same map, over as few axes as possible.
 fn merged(axes: &[AxisMap]) -> Vec<AxisMap> {
     axes.iter().fold(vec![], |mut merged: Vec<AxisMap>, axis| {
         match merged.last().and_then(|last| last.merged(axis)) {
@@ -220,8 +222,8 @@ fn merged(axes: &[AxisMap]) -> Vec<AxisMap> {
     })
 }
 
-/// Where the inputs of outputs lie in a plane of the given axes, if every output is one of the inputs: the rows of inputs along
-/// the last axis, one per row of outputs, and the places in a row.
+/// If every output equals one of the inputs, the place of that input in its plane: for every row of outputs along the last axis, the row
+/// of its inputs, and for every output in a row, the place in that row.
 fn selection(axes: &[AxisMap]) -> Option<(Vec<usize>, Vec<usize>)> {
     if !axes.iter().all(AxisMap::selects) {
         return None;
@@ -235,7 +237,7 @@ fn selection(axes: &[AxisMap]) -> Option<(Vec<usize>, Vec<usize>)> {
     Some((rows, starts(last)))
 }
 
-/// `len` zeros in place of what is there.
+/// Replaces the values by `len` zeros.
 fn zeros<A: CpuElement>(values: &mut Vec<A>, len: usize) {
     values.clear();
     values.resize(len, A::zero());
@@ -257,7 +259,7 @@ mod tests {
             vec![AxisMap::linear(resized(5, 8, false)), mean()],
             vec![mean(), AxisMap::cubic(resized(6, 4, true))],
             vec![mean(), AxisMap::adaptive_mean(5, 2), AxisMap::linear(resized(4, 6, true))],
-            // Some outputs of the first axis after the others.
+            // Planes of which only some outputs of the first axis are computed at once.
             vec![AxisMap::linear(resized(9, 14, false)), AxisMap::cubic(resized(900, 600, false))],
         ] {
             const PLANES: usize = 3;

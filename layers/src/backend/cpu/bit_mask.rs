@@ -1,4 +1,4 @@
-//! One bit per element.
+//! Masks of one bit per element on a CPU.
 use super::{
     CpuBackend, CpuElement,
     elementwise::{nothing, stored},
@@ -26,21 +26,21 @@ pub(crate) const BITS: usize = u64::BITS as usize;
 pub(crate) const TASK: usize = 64;
 
 impl BitMask {
-    /// An empty mask with room for `len` bits.
+    /// An empty mask with capacity for `len` bits.
     pub(crate) fn with_capacity(len: usize) -> Self {
         Self::from_words(Vec::with_capacity(len.div_ceil(BITS)))
     }
 
-    /// Appends `value != 0` for every value. All that came before must have filled whole words.
+    /// Appends `value != 0` for every value. The bits so far must fill whole words.
     pub(crate) fn extend<E: CpuElement>(&mut self, values: &[E]) {
         let words = Arc::get_mut(&mut self.words).expect("nobody shares a mask that is still being filled");
         words.extend(packed(values, |value| !value.is_zero()));
     }
 
-    /// Multiplies every value by the slope that its bit chooses, `[if clear, if set]`.
+    /// Multiplies every value by the slope that its bit selects, `[if clear, if set]`.
     pub(crate) fn scale<E: CpuElement>(&self, values: &mut [E], slopes: [f64; 2]) {
         let [off, on] = slopes.map(<E::Acc as CpuElement>::from_f64);
-        // Common slopes get loops without a multiplication; 0 must be 0 for an infinite value, too.
+        // Loops without the multiplications by 0 and 1. A slope of 0 must give 0 for an infinite value, too.
         if off.is_zero() && on.is_one() {
             self.select(values, |_| E::zero(), |v| v);
         } else if off.is_zero() {
@@ -58,16 +58,42 @@ impl BitMask {
         off: impl Fn(E) -> E + Copy + Send + Sync,
         on: impl Fn(E) -> E + Copy + Send + Sync,
     ) {
-        parallel::chunks_mut(values, TASK * BITS, Work::of_pass::<E>(values.len()), |task, values| {
-            parallel::vectorized(Select { words: &self.words[task * TASK..], values, off, on });
+        self.chunks(values, Work::of_pass::<E>(values.len()), |_, words, values| {
+            parallel::vectorized(Select { words, values, off, on });
+        });
+    }
+
+    /// Replaces every value of `[batch, channels, inner]` by `off` or `on` of it and the slope of its channel, as its bit says.
+    pub(crate) fn select_by_channel<E: CpuElement>(
+        &self,
+        values: &mut [E],
+        [channels, inner]: [usize; 2],
+        slope: impl Fn(usize) -> E::Acc + Copy + Send + Sync,
+        off: impl Fn(E, E::Acc) -> E + Copy + Send + Sync,
+        on: impl Fn(E, E::Acc) -> E + Copy + Send + Sync,
+    ) {
+        self.chunks(values, values.len(), |first, words, values| {
+            parallel::vectorized(SelectByChannel { words, values, first, channels, inner, slope, off, on });
         });
     }
 
     /// Multiplies every value of `[batch, channels, inner]` by the slope of its channel where its bit is set; 0 where it is not.
     pub(crate) fn scale_channels<E: CpuElement>(&self, values: &mut [E], inner: usize, slopes: &[E::Acc]) {
-        parallel::chunks_mut(values, TASK * BITS, values.len(), |task, values| {
-            let words = &self.words[task * TASK..];
-            parallel::vectorized(ScaleChannels { words, values, first: task * TASK * BITS, inner, slopes });
+        let scaled = |value: E, slope| E::narrow(value.widen() * slope);
+        let slope = |channel: usize| slopes[channel];
+        self.select_by_channel(values, [slopes.len(), inner], slope, |_, _| E::zero(), scaled);
+    }
+
+    /// Calls `f(first, words, values)` for chunks of values and the words of their bits, `first` being the position of the first value.
+    #[inline(always)]
+    pub(crate) fn chunks<E: CpuElement>(
+        &self,
+        values: &mut [E],
+        work: impl Into<Work>,
+        f: impl Fn(usize, &[u64], &mut [E]) + Send + Sync,
+    ) {
+        parallel::chunks_mut(values, TASK * BITS, work, |task, values| {
+            f(task * TASK * BITS, &self.words[task * TASK..], values);
         });
     }
 
@@ -107,15 +133,15 @@ impl<E: CpuElement, F: Fn(E) -> E, G: Fn(E) -> E> Job for Select<'_, E, F, G> {
 fn select<E: CpuElement>(word: u64, values: &mut [E], nothing: E, off: impl Fn(E) -> E, on: impl Fn(E) -> E) {
     for (half, values) in [word as u32, (word >> HALF) as u32].into_iter().zip(values.chunks_mut(HALF)) {
         for (value, bit) in values.iter_mut().zip(&BIT) {
-            let (on, off) = (on(*value), off(*value)); // both, so that no bit needs a branch
+            let (on, off) = (on(*value), off(*value)); // both, to avoid a branch per bit
             *value = stored(if half & bit != 0 { on } else { off }, nothing);
         }
     }
 }
 
-/// Bits that are looked at together.
+/// Bits that are read together.
 const HALF: usize = BITS / 2;
-/// Each of them, from a table: few machines shift every element of a vector by a number of its own.
+/// Each of these bits, from a table: few processors can shift every element of a vector by a number of its own.
 static BIT: [u32; HALF] = {
     let mut bits = [0; HALF];
     let mut at = 0;
@@ -126,40 +152,49 @@ static BIT: [u32; HALF] = {
     bits
 };
 
-/// Scales values of `[batch, channels, inner]`, from one at the beginning of a word on.
-struct ScaleChannels<'a, E: CpuElement> {
+/// Replaces values of `[batch, channels, inner]` by `off` or `on` of them and the slope of their channel, as their bits say.
+struct SelectByChannel<'a, E, S, F, G> {
     words: &'a [u64],
     values: &'a mut [E],
+    /// The position of the first value, which is the first of a word.
     first: usize,
+    channels: usize,
     inner: usize,
-    slopes: &'a [E::Acc],
+    slope: S,
+    off: F,
+    on: G,
 }
 
-impl<E: CpuElement> Job for ScaleChannels<'_, E> {
+impl<E, S, F, G> Job for SelectByChannel<'_, E, S, F, G>
+where
+    E: CpuElement,
+    S: Fn(usize) -> E::Acc,
+    F: Fn(E, E::Acc) -> E,
+    G: Fn(E, E::Acc) -> E,
+{
     type Result = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { words, values, first, inner, slopes } = self;
-        let scale = |value: E, slope: E::Acc| E::narrow(value.widen() * slope);
-        let mut channel = first / inner % slopes.len();
-        // Elements of the channel that are left.
+        let Self { words, values, first, channels, inner, slope, off, on } = self;
+        let mut channel = first / inner % channels;
+        // Elements of the channel that are still to come.
         let mut left = inner - first % inner;
         let nothing = nothing();
-        for (word, values) in words.iter().zip(values.chunks_mut(BITS)) {
-            if values.len() <= left {
-                select(*word, values, nothing, |_| E::zero(), |value| scale(value, slopes[channel]));
-                left -= values.len();
-                continue;
-            }
-            for (bit, value) in values.iter_mut().enumerate() {
+        for (&word, mut values) in words.iter().zip(values.chunks_mut(BITS)) {
+            let mut word = word;
+            while !values.is_empty() {
                 if left == 0 {
-                    channel = (channel + 1) % slopes.len();
+                    channel = if channel + 1 == channels { 0 } else { channel + 1 }; // a remainder takes longer
                     left = inner;
                 }
-                let on = word >> bit & 1 == 1;
-                *value = if on { scale(*value, slopes[channel]) } else { E::zero() };
-                left -= 1;
+                let (here, rest) = values.split_at_mut(left.min(values.len()));
+                let slope = slope(channel);
+                left -= here.len();
+                let bits = word;
+                word = word.unbounded_shr(here.len() as u32);
+                select(bits, here, nothing, |value| off(value, slope), |value| on(value, slope));
+                values = rest;
             }
         }
     }
@@ -188,28 +223,28 @@ pub(crate) fn packed<E>(values: &[E], bit: impl Fn(&E) -> bool + Copy) -> Vec<u6
 /// Packs `bit` of as many values as there are words for.
 #[inline(always)]
 pub(crate) fn pack_all<E>(values: &[E], bit: impl Fn(&E) -> bool + Copy, words: &mut [u64]) {
-    for (values, words) in values.chunks(TOGETHER).zip(of_blocks(words)) {
+    for (values, words) in values.chunks(PACKED_AT_ONCE).zip(packs(words)) {
         pack(values.iter(), bit, words);
     }
 }
 
-/// The words of as many values as are packed together.
+/// Values that are packed at once. Each becomes a byte first, and a processor that reads several bytes together has to wait if they have
+/// just been written one by one.
+pub(crate) const PACKED_AT_ONCE: usize = 8 * BITS;
+
+/// The words of every [`PACKED_AT_ONCE`] values.
 #[inline(always)]
-pub(crate) fn of_blocks(words: &mut [u64]) -> impl Iterator<Item = &mut [u64]> {
-    words.chunks_mut(TOGETHER / BITS)
+pub(crate) fn packs(words: &mut [u64]) -> impl Iterator<Item = &mut [u64]> {
+    words.chunks_mut(PACKED_AT_ONCE / BITS)
 }
 
-/// Values that are packed together: each becomes a byte first, and to read bytes at once that have just been written in smaller pieces
-/// is to wait for them.
-pub(crate) const TOGETHER: usize = 8 * BITS;
-
-/// Packs `bit` of up to [`TOGETHER`] values.
+/// Packs `bit` of up to [`PACKED_AT_ONCE`] values.
 #[inline(always)]
 pub(crate) fn pack<E>(values: impl Iterator<Item = E>, mut bit: impl FnMut(E) -> bool, words: &mut [u64]) {
-    debug_assert!(words.len() <= TOGETHER / BITS);
-    let mut bytes = [0; TOGETHER];
+    debug_assert!(words.len() <= PACKED_AT_ONCE / BITS);
+    let mut bytes = [0; PACKED_AT_ONCE];
     for (byte, value) in bytes.iter_mut().zip(values) {
-        *byte = u8::from(bit(value)).wrapping_neg(); // all ones, as vector comparisons make them
+        *byte = u8::from(bit(value)).wrapping_neg(); // all ones, as comparisons of vectors make them
     }
     words.iter_mut().zip(bytes.as_chunks().0).for_each(|(word, &bytes)| *word = pack_bytes(bytes));
 }
@@ -224,7 +259,7 @@ fn pack_bytes(bytes: [u8; BITS]) -> u64 {
     vectors.iter().rev().fold(0, |word, &vector| word << 16 | unsafe { _mm_movemask_epi8(vector) } as u64)
 }
 
-/// Packs the highest bit of every byte.
+/// [`pack_bytes`] for other processors.
 #[cfg(any(memsave_portable, not(target_arch = "x86_64")))]
 #[inline(always)]
 fn pack_bytes(bytes: [u8; BITS]) -> u64 {
@@ -250,7 +285,7 @@ impl<B: CpuBackend> Masks for B {
     }
 
     fn bernoulli_mask(shape: Shape, dtype: DType, device: &B::Device, probability: f64) -> BitMask {
-        /// Elements drawn at once: a multiple of 64, so that every draw fills whole words.
+        /// Elements per draw: a multiple of 64, so that every draw fills whole words.
         const DRAW: usize = 1 << 14;
         let mut left = shape.num_elements();
         let mut mask = BitMask::with_capacity(left);

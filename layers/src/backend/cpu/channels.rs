@@ -1,6 +1,7 @@
-//! Channels of `[batch, channels, ...]`.
+//! Sums over the channels of `[batch, channels, ...]`, and loops that change them.
 use super::{
     CpuElement,
+    elementwise::Update,
     parallel::{self, vectorized},
     sums::Sum,
 };
@@ -32,7 +33,7 @@ impl<'a, E: CpuElement> Channels<'a, E> {
             .collect()
     }
 
-    /// Adds up `f(channel, elements)` over all runs of elements of a channel.
+    /// For every channel, the sum of `f(channel, range)` over its ranges of consecutive elements, one per item of the batch.
     pub(crate) fn reduce<const N: usize>(
         &self,
         zero: [f64; N],
@@ -53,4 +54,37 @@ impl<'a, E: CpuElement> Channels<'a, E> {
         });
         per_range.into_iter().flatten().collect()
     }
+}
+
+/// Replaces every element of a channel by `f(parameters, element)`, rounded once.
+pub(crate) fn map_channels<E: CpuElement, P: Sync>(
+    values: &mut [E],
+    shape: &Shape,
+    parameters: &[P],
+    f: impl Fn(&P, E::Acc) -> E::Acc + Copy + Send + Sync,
+) {
+    let inner = shape[2..].iter().product::<usize>();
+    items_mut(values, shape[1] * inner, |_, item| {
+        if inner == 1 {
+            let each = item.iter_mut().zip(parameters);
+            each.for_each(|(value, parameters)| *value = E::narrow(f(parameters, value.widen())));
+        } else {
+            let planes = item.chunks_mut(inner).zip(parameters);
+            planes.for_each(|(x, p)| vectorized(Update { x, f: |x| f(p, x) }));
+        }
+    });
+}
+
+/// Calls `f(start, item)` for every item of a batch, of `size` elements each, `start` being the position of the first one.
+pub(crate) fn items_mut<E: Send>(values: &mut [E], size: usize, f: impl Fn(usize, &mut [E]) + Send + Sync) {
+    if size == 0 {
+        return;
+    }
+    let (len, task) = (values.len(), size * parallel::items_per_task(values.len() / size, size));
+    parallel::chunks_mut(values, task, len, |index, chunk| each_item(index * task, chunk, size, &f));
+}
+
+/// [`items_mut`] of a chunk that begins at `start`.
+pub(crate) fn each_item<E>(start: usize, chunk: &mut [E], size: usize, f: impl Fn(usize, &mut [E])) {
+    chunk.chunks_mut(size).enumerate().for_each(|(item, values)| f(start + item * size, values));
 }

@@ -1,4 +1,4 @@
-//! Loops over elements, each of which is computed in the type of sums and rounded once.
+//! Loops over elements. Every result is computed in the type that sums are made in, and rounded once.
 use super::{CpuElement, is_wide, parallel::Job};
 use core::{hint::black_box, mem::MaybeUninit};
 
@@ -35,14 +35,14 @@ impl<E: CpuElement, F: Fn(E::Acc) -> E::Acc> Job for Update<'_, E, F> {
     }
 }
 
-/// Replaces every `x` by `f(x, a)`.
-pub(crate) struct Update1<'a, E, F> {
+/// Replaces every `x` by `f(x, a)`, `a` being the element beside it.
+pub(crate) struct UpdateWith<'a, E, F> {
     pub(crate) x: &'a mut [E],
     pub(crate) a: &'a [E],
     pub(crate) f: F,
 }
 
-impl<E: CpuElement, F: Fn(E::Acc, E::Acc) -> E::Acc> Job for Update1<'_, E, F> {
+impl<E: CpuElement, F: Fn(E::Acc, E::Acc) -> E::Acc> Job for UpdateWith<'_, E, F> {
     type Result = ();
 
     #[inline(always)]
@@ -54,14 +54,14 @@ impl<E: CpuElement, F: Fn(E::Acc, E::Acc) -> E::Acc> Job for Update1<'_, E, F> {
     }
 }
 
-/// -0.0, which compilers do not see.
+/// -0.0, hidden from the compiler.
 #[inline(always)]
 pub(crate) fn nothing<E: CpuElement>() -> E {
     black_box(E::neg_zero())
 }
 
-/// A value that is stored in any case: where some are left as they are, compilers store the others under a mask, which is several times
-/// slower on some machines. Adding -0.0 changes no value.
+/// `y + nothing`, which is `y`. Where a loop leaves some elements as they are, compilers store the others under a mask, which is several
+/// times slower on some machines; the addition makes them store every element.
 #[inline(always)]
 pub(crate) fn stored<E: CpuElement>(y: E, nothing: E) -> E {
     if is_wide::<E>() { y + nothing } else { y }

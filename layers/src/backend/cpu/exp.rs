@@ -1,7 +1,7 @@
-//! The exponential function and its kin in f32, without branches, so that loops of them are compiled for vectors.
+//! The exponential function, the logarithm, `tanh` and `erf` in f32. They have no branches, so loops over them are vectorized.
 use super::CpuElement;
 
-/// How much longer one of them takes than reading an element, in loops for vectors.
+/// The time of one of these functions in a vectorized loop, in units of the time to read an element.
 pub(crate) const COST: usize = 4;
 
 /// `e^x` to 2 units in the last place; subnormal results, infinities and NaN included.
@@ -9,11 +9,11 @@ pub(crate) const COST: usize = 4;
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; the polynomial of `e^r` is that of Moshier's Cephes library (`expf`).
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    /// Adding it rounds to an integer, which is then in the low bits.
+    /// Adding it rounds to an integer, and puts the integer into the low bits.
     const ROUND: f32 = 1.5 * (1 << 23) as f32;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    // Beyond these the result is 0 or infinite. A NaN stays one.
+    // Beyond these bounds the result is 0 or infinite. A NaN stays a NaN.
     let x = x.clamp(-104.0, 89.0);
     let rounded = x * core::f32::consts::LOG2_E + ROUND;
     let n = rounded - ROUND;
@@ -25,14 +25,14 @@ pub(crate) fn exp(x: f32) -> f32 {
     let p = p * r + 1.666_666_5e-1;
     let p = p * r + 5e-1;
     let y = p * (r * r) + r + 1.0;
-    // In two factors: 2^n alone may be too small or too large.
+    // Two factors, since 2^n alone may underflow or overflow.
     let n = rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
     let power = |n: i32| f32::from_bits(((n + 127) as u32) << 23);
     let half = n >> 1;
     y * power(half) * power(n.wrapping_sub(half))
 }
 
-/// `ln(x)` to 2 units in the last place; of subnormal numbers, 0, infinities and NaN, too.
+/// `ln(x)` to 2 units in the last place, including subnormal numbers, 0, infinities and NaN.
 ///
 /// `x = 2^n m` with `sqrt(1/2) <= m < sqrt(2)`; the polynomial of `ln(m)` is that of Moshier's Cephes library (`logf`).
 #[inline(always)]
@@ -61,7 +61,7 @@ pub(crate) fn ln(x: f32) -> f32 {
     if (x > 0.0) & (x < f32::INFINITY) { y } else { of_others }
 }
 
-/// The hyperbolic tangent to 2 units in the last place; the polynomial near 0 is Cephes' (`tanhf`).
+/// The hyperbolic tangent to 2 units in the last place. The polynomial near 0 is that of Cephes (`tanhf`).
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
     let magnitude = x.abs();
@@ -76,8 +76,8 @@ pub(crate) fn tanh(x: f32) -> f32 {
     if magnitude < 0.625 { near } else { far.copysign(x) }
 }
 
-/// The error function to 2 units in the last place: an odd polynomial near 0, else `1 - e^p(|x|)`. Both polynomials are minimax
-/// fits, by Remez' algorithm, to the relative error of the result.
+/// The error function to 2 units in the last place: an odd polynomial near 0, else `1 - e^p(|x|)`. Both polynomials minimize the largest
+/// relative error of the result; they were fitted by Remez' algorithm.
 #[inline(always)]
 pub(crate) fn erf(x: f32) -> f32 {
     /// From here on the result is 1.
@@ -100,7 +100,7 @@ pub(crate) fn erf(x: f32) -> f32 {
     let p = p * t - 1.127_749_6;
     let p = p * t - 1.774_972e-4;
     let far = 1.0 - exp(p);
-    // A NaN is not far, and stays one.
+    // A NaN takes the branch near 0, and stays a NaN.
     if x.abs() > NEAR { far.copysign(x) } else { near }
 }
 
@@ -112,7 +112,8 @@ pub(crate) fn sigmoid<A: CpuElement<Acc = A>>(x: A) -> A {
     if x >= A::zero() { s } else { e * s }
 }
 
-/// `log(1 + x)` for `x >= 0`, to the last digits also where `1 + x` is 1, after Kahan: faster than the function of the platform.
+/// `log(1 + x)` for `x >= 0`, by Kahan's method, which is exact to the last digits even where `1 + x` rounds to 1. It is faster than the
+/// function of the platform.
 #[inline(always)]
 pub(crate) fn log_1p<A: CpuElement<Acc = A>>(x: A) -> A {
     let sum = A::one() + x;
@@ -145,7 +146,7 @@ mod tests {
             let exact = f64::from(x).ln() as f32;
             assert!(ulps(ln(x), exact) <= 2, "ln({x}) = {}, exactly {exact}", ln(x));
         };
-        // Of all sizes, subnormal ones included, and of those near 1.
+        // Numbers of all sizes, subnormal ones included, and those near 1.
         (1..f32::INFINITY.to_bits()).step_by(997).map(f32::from_bits).for_each(check);
         (-100_000..100_000)
             .map(|step| f32::from_bits(1f32.to_bits().wrapping_add_signed(step)))

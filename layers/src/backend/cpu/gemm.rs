@@ -1,15 +1,16 @@
-//! Products of matrices by the crate that Flex multiplies with, but written once: no zeros and no copies of the result, and no
-//! thread that packs while the others wait. Every thread makes a part of the result by itself, for which it packs its part of the right
-//! factor: four copies of that, and a quarter of the left factor and the result, at most.
+//! Products of matrices, by the `gemm` crate, with which Flex multiplies, too. Unlike Flex's, the result is written once, without zeros
+//! before and without a copy after, and no thread packs while the others wait. Every thread computes one part of the result by itself, for
+//! which it packs its part of the right factor. Packed copies take at most as much memory as four right factors and a quarter of the left
+//! factor and the result.
 use super::{CpuElement, is_wide, parallel};
 use burn::tensor::Shape;
 use core::{ops::Range, slice};
 use gemm::Parallelism;
 
-/// Below so many multiplications, one thread is faster than several.
+/// With fewer multiplications than this, one thread is faster than several.
 const WORTH_IT: usize = 192 * 192 * 192;
 
-/// Multiplications that take as long as writing an element of the result.
+/// The time to write an element of the result, in multiplications.
 const PER_ELEMENT: usize = 16;
 
 /// A matrix in memory.
@@ -22,7 +23,7 @@ pub struct Matrix<'a, E> {
 }
 
 impl<'a, E> Matrix<'a, E> {
-    /// A tensor as a matrix of all its rows; `None` if there is no such view of it, or if it is empty.
+    /// A tensor as a matrix of all its rows; `None` if it has no such view or is empty.
     pub(crate) fn of_rows(values: &'a [E], shape: &Shape, strides: &[usize]) -> Option<Self> {
         let columns = shape.num_dims().checked_sub(1)?;
         let (mut rows, mut stride) = (1, 0);
@@ -58,7 +59,7 @@ impl<'a, E> Matrix<'a, E> {
     }
 }
 
-/// `a b + bias`, row after row.
+/// `a b + bias`, in row-major order.
 pub(crate) fn product<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, bias: Option<&[E]>) -> Vec<E> {
     let len = a.rows() * b.columns();
     let mut result = Vec::with_capacity(len);
@@ -70,7 +71,7 @@ pub(crate) fn product<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, bias: O
     result
 }
 
-/// `y + a b` in `y`, row after row.
+/// Adds `a b` to `y`, which is in row-major order.
 pub(crate) fn add_product<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, y: &mut [E]) {
     assert_eq!(y.len(), a.rows() * b.columns(), "a sum for every element of the product");
     // SAFETY: `y` has as many elements as the product, all of them initialized.
@@ -81,13 +82,13 @@ pub(crate) fn add_product<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, y: 
 #[derive(Clone, Copy)]
 enum Start<'a, E> {
     Nothing,
-    /// The same in all rows.
+    /// This row, in every row of the result.
     Row(&'a [E]),
-    /// What the result holds.
+    /// What the result holds already.
     Result,
 }
 
-/// A result that several threads write, each another part.
+/// A result of which several threads write one part each.
 struct Parts<E>(*mut E);
 
 // SAFETY: `multiply` gives no two threads the same element.
@@ -95,11 +96,11 @@ unsafe impl<E: Send> Send for Parts<E> {}
 // SAFETY: as above.
 unsafe impl<E: Send> Sync for Parts<E> {}
 
-/// `start + a b`, row after row.
+/// `start + a b`, in row-major order.
 ///
 /// # Safety
 ///
-/// There is room at `result` for all of the product, and it is initialized if the product is added to it.
+/// `result` has room for the whole product, and is initialized if the product is added to what it holds.
 unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *mut E, start: Start<'_, E>) {
     assert!(is_wide::<E>(), "sums in half precision would be rounded several times");
     let ([rows, depth], columns) = (a.size, b.columns());
@@ -140,7 +141,7 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
                 Parallelism::None,
             );
         }
-        // Last, as Burn does: the same sums are rounded in the same order.
+        // The bias is added last, as Burn does, so that the same sums are rounded in the same order.
         if let Start::Row(bias) = start {
             let bias = &bias[of_columns];
             for row in 0..of_rows.len() {
@@ -151,22 +152,22 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
         }
     };
     let work = rows.saturating_mul(columns).saturating_mul(depth + PER_ELEMENT);
-    // What a thread packs is worth a part that is not small.
+    // Packing pays only for parts that are not small.
     let threads = if work < WORTH_IT { 1 } else { parallel::threads().min(work / (WORTH_IT / 4)) };
     parallel::each(parts(a, columns, threads), work, part);
 }
 
-/// Summands that are packed at once, at most.
+/// The largest number of summands that are packed at once.
 const MOST_PACKED: usize = 512;
 
-/// Parts of a result, about one per thread: of all ways to divide its rows and columns the one with the least to do per thread, in
+/// The parts of a result, about one per thread: of all grids of rows and columns, the one with the least work per thread, counted in
 /// multiplications per summand.
 fn parts<E>(a: Matrix<'_, E>, columns: usize, threads: usize) -> Vec<(Range<usize>, Range<usize>)> {
     let [rows, depth] = a.size;
-    // What a part packs, all parts beside it pack again: of `b` all its columns, of `a` all its rows unless they lie in order.
-    // The first costs time, the second memory, too.
+    // A part packs all of its columns of `b`, and all of its rows of `a` unless these are in row-major order. The parts in the same column
+    // or row of the grid pack the same again. For `a` this costs time; for `b`, memory, too.
     let packing = [if a.strides[1] == 1 { 4 } else { 128 }, 32];
-    // In the multiples that the inner loops of the crate make.
+    // In multiples of the blocks that the inner loops of the crate compute.
     let height = |down: usize| rows.div_ceil(down).next_multiple_of(6);
     let width = |across: usize| columns.div_ceil(across).next_multiple_of(16);
     let cost = |&[down, across]: &[usize; 2]| {
@@ -176,8 +177,8 @@ fn parts<E>(a: Matrix<'_, E>, columns: usize, threads: usize) -> Vec<(Range<usiz
         let ends = 512 * height / depth as u64;
         rounds * (height * width + packing[0] * height + packing[1] * width + ends)
     };
-    // Of `b` four copies are packed at most, and as many as are a quarter of the rest: with 64 threads others would take more than
-    // all operands.
+    // At most four copies of `b` are packed, and those that fit into a quarter of `a` and the result. Without this limit, 64 threads would
+    // pack more than all operands.
     let (packed, rest) = (depth.min(MOST_PACKED) * columns, rows * (depth + columns));
     let most = 4 + rest / (4 * packed).max(1);
     let grids = (1..=threads)
@@ -193,7 +194,7 @@ fn parts<E>(a: Matrix<'_, E>, columns: usize, threads: usize) -> Vec<(Range<usiz
 mod tests {
     use super::*;
 
-    /// `a b + y` of `Matrix`es of all orders and of several parts, against sums in f64.
+    /// `a b + y` in several parts, with rows or columns in order, against sums in f64.
     #[test]
     fn products_are_sums_of_products() {
         let number = |at: usize| ((at * 7919) % 2003) as f64 / 1001.0 - 1.0;
@@ -208,7 +209,7 @@ mod tests {
         ] {
             for transposed in 0..4 {
                 let matrix = |numbers: &[f64], [rows, columns]: [usize; 2], transposed: bool| {
-                    // One element more per row or column, as in a view of something larger.
+                    // A gap of one element after every row or column, as in a view of a larger matrix.
                     let strides = if transposed { [1, rows + 1] } else { [columns + 1, 1] };
                     let mut values = vec![f64::NAN; (rows + 1) * (columns + 1)];
                     for (at, number) in numbers.iter().enumerate() {
@@ -262,7 +263,7 @@ mod tests {
         assert!(matrix([2, 3, 4], [12, 4, 4]).is_none(), "beyond the end");
     }
 
-    /// Every element of a result is in one part, and no thread has much more to do than the others.
+    /// Every element of a result is in exactly one part, and no thread has much more work than the others.
     #[test]
     fn parts_are_even() {
         let number = [0f32];

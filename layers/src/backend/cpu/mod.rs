@@ -1,20 +1,25 @@
-//! Fused kernels on slices, shared by the CPU backends.
+//! What the CPU kernels share: element types, slices of tensors, threads, and loops over elements, channels and masks.
+//!
+//! The CPU backends are those whose tensors are slices in memory, [`CpuBackend`]. Sums and products are made in [`CpuElement::Acc`], f32
+//! for half precision, and rounded once.
 use super::Placeholders;
 use burn::backend::{
     TensorMetadata,
     tensor::{BoolTensor, FloatTensor, IntTensor, QuantizedTensor},
 };
 use burn::tensor::{DType, Element, Shape, bf16, f16};
-use elementwise::{Update, Update1};
+use elementwise::{Update, UpdateWith};
 use num_traits::Float;
 use parallel::vectorized;
 
+pub(crate) mod affine;
 pub(crate) mod axis_map;
 pub(crate) mod bit_mask;
 pub(crate) mod channels;
 pub(crate) mod elementwise;
 pub(crate) mod exp;
 pub(crate) mod gemm;
+pub(crate) mod in_place;
 pub(crate) mod parallel;
 pub(crate) mod product;
 mod quantized;
@@ -24,19 +29,19 @@ pub use bit_mask::BitMask;
 pub use gemm::Matrix;
 pub use quantized::QuantizedMatrix;
 
-/// An element type that kernels compute with: in `Acc`, which is f32 for the half precisions.
+/// An element type of tensors. Kernels compute in its `Acc`, which is f32 for half precision, else the type itself.
 pub trait CpuElement: Element + bytemuck::Pod + Float + Send + Sync {
     /// The type that sums and products are made in.
     type Acc: CpuElement<Acc = Self::Acc> + product::Lanes;
-    /// To the type that sums and products are made in.
+    /// To `Acc`.
     fn widen(self) -> Self::Acc;
-    /// From the type that sums and products are made in.
+    /// From `Acc`, rounded.
     fn narrow(value: Self::Acc) -> Self;
     /// From an f64, rounded.
     fn from_f64(value: f64) -> Self;
     /// To an f64.
     fn into_f64(self) -> f64;
-    /// `e^self`; in f32 by a function that loops of it are compiled for vectors with.
+    /// `e^self`; in f32, by a function that is vectorized in loops.
     fn fast_exp(self) -> Self;
     /// The natural logarithm; in f32 likewise.
     fn fast_ln(self) -> Self;
@@ -106,8 +111,8 @@ macro_rules! half_element {
 half_element!(f16);
 half_element!(bf16);
 
-/// The nearest f32 with an odd last bit, if the number is none itself: then rounded to a half precision it is as if it were rounded
-/// once. (`half` 2 drops the lower half of an f64 before it looks for ties.)
+/// The number itself if it is an f32, else the one of its two neighbors whose last bit is odd (round to odd). Rounded on to half precision,
+/// the result is the same as if the f64 had been rounded once. (`half` 2 drops the lower half of an f64 before it looks for ties.)
 #[inline(always)]
 fn to_odd(value: f64) -> f32 {
     let nearest = value as f32;
@@ -118,7 +123,7 @@ fn to_odd(value: f64) -> f32 {
 
 /// A backend whose tensors are slices in memory.
 pub trait CpuBackend: Placeholders {
-    /// Whether a NaN wins its window in this backend's max pool.
+    /// Whether a NaN is the maximum of its window in this backend's max pool.
     const NAN_WINS_MAX_POOL: bool;
 
     /// The tensor with its elements in row-major order and nothing else in its buffer, copied only if they are not.
@@ -127,7 +132,7 @@ pub trait CpuBackend: Placeholders {
     /// Whether [`contiguous`](Self::contiguous) copies nothing.
     fn is_contiguous(x: &FloatTensor<Self>) -> bool;
 
-    /// The bytes of the memory that a tensor is in, if that is known.
+    /// The bytes of the buffer that holds a tensor, if known.
     fn buffer_bytes(_: &FloatTensor<Self>) -> Option<usize> {
         None
     }
@@ -135,8 +140,8 @@ pub trait CpuBackend: Placeholders {
     /// The elements of a [contiguous](Self::contiguous) tensor of dtype `E`.
     fn as_slice<E: CpuElement>(x: &FloatTensor<Self>) -> &[E];
 
-    /// The elements of a tensor of dtype `E` as a matrix of all its rows, where they lie; `None` if there is no such view of them, or
-    /// if this backend multiplies matrices in its own way.
+    /// A tensor of dtype `E` as a matrix of all its rows, without a copy. `None` if there is no such view, or if this backend multiplies
+    /// matrices itself.
     fn matrix<E: CpuElement>(_: &FloatTensor<Self>) -> Option<Matrix<'_, E>> {
         None
     }
@@ -159,10 +164,10 @@ pub trait CpuBackend: Placeholders {
     /// The elements of [contiguous](Self::contiguous_ints) integers.
     fn as_ints(x: &IntTensor<Self>) -> &[i64];
 
-    /// The bytes of a tensor of u8 that is the whole of its buffer; copied first if the tensor is shared.
+    /// The bytes of a tensor of u8 that fills its buffer; copied first if the tensor is shared.
     fn codes_mut(x: &mut IntTensor<Self>) -> &mut [u8];
 
-    /// The elements of a quantized matrix, if they lie in row-major order and its scales can be read.
+    /// The elements of a quantized matrix, if they are in row-major order and its scales can be read.
     fn quantized_matrix(weight: &QuantizedTensor<Self>) -> Option<QuantizedMatrix<'_>>;
 }
 
@@ -220,7 +225,7 @@ impl<B: CpuBackend> super::Scaling for B {
     }
 }
 
-/// Replaces every `x` by `f(x, y)`, computed in the type of sums and rounded once, in tasks of so many elements.
+/// Replaces every `x` by `f(x, y)`, rounded once, in tasks of `task` elements.
 pub(crate) fn zip_in_place<E: CpuElement>(
     x: &mut [E],
     y: &[E],
@@ -229,7 +234,7 @@ pub(crate) fn zip_in_place<E: CpuElement>(
     f: impl Fn(E::Acc, E::Acc) -> E::Acc + Send + Sync,
 ) {
     parallel::chunks_mut(x, task, work, |index, x| {
-        vectorized(Update1 { x, a: &y[index * task..], f: &f });
+        vectorized(UpdateWith { x, a: &y[index * task..], f: &f });
     });
 }
 
@@ -238,17 +243,22 @@ pub(crate) fn scalar<B: CpuBackend, E: CpuElement>(x: FloatTensor<B>) -> E::Acc 
     B::as_slice::<E::Acc>(&B::contiguous(B::float_cast(x, E::Acc::dtype().into())))[0]
 }
 
-/// The values themselves, where sums are made in their own type.
+/// The values themselves if their type is its own `Acc`.
 pub(crate) fn accumulators<E: CpuElement>(values: &mut [E]) -> Option<&mut [E::Acc]> {
     is_wide::<E>().then(|| bytemuck::cast_slice_mut(values))
 }
 
-/// [`accumulators`], to be read.
+/// [`accumulators`], read only.
 pub(crate) fn accumulators_of<E: CpuElement>(values: &[E]) -> Option<&[E::Acc]> {
     is_wide::<E>().then(|| bytemuck::cast_slice(values))
 }
 
-/// Whether sums are made in the type itself.
+/// Copies of the values in `Acc`.
+pub(crate) fn widened<E: CpuElement>(values: &[E]) -> Vec<E::Acc> {
+    values.iter().map(|value| value.widen()).collect()
+}
+
+/// Whether the type is its own `Acc`.
 pub(crate) fn is_wide<E: CpuElement>() -> bool {
     E::dtype() == <E::Acc as Element>::dtype()
 }

@@ -1,7 +1,7 @@
 //! Loops over chunks, on all cores where that pays.
 //!
-//! What rayon makes of a loop is compiled once per type of its elements, not once per body: bodies are behind a reference, which
-//! costs nothing beside a chunk, and saves most of the time to compile this crate.
+//! The body of a loop is passed to rayon behind a reference. So rayon's code is compiled once per type of elements instead of once per
+//! body, which saves most of the time to compile this crate. The indirect call costs nothing beside the work of a chunk.
 use super::{CpuElement, is_wide};
 #[cfg(feature = "rayon")]
 use rayon::{current_num_threads, prelude::*};
@@ -9,21 +9,21 @@ use rayon::{current_num_threads, prelude::*};
 use sequential::*;
 use std::{marker::PhantomData, mem::MaybeUninit, slice};
 
-/// How much a loop does, in elements read one after the other; what takes longer than that counts more.
+/// The work of a loop, in units of the time to read one element of a contiguous slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Work(u64);
 
 impl Work {
-    /// Below this much a loop stays on the calling thread: waking another one costs more.
+    /// With less work than this, a loop stays on the calling thread, because it takes longer to wake another one.
     const WORTH_IT: u64 = 1 << 17;
 
-    /// The product of sizes, which may not be one of memory: of `u64` on targets of 32 bits, too.
+    /// The product of these numbers. It may exceed `usize` on targets of 32 bits.
     pub(crate) fn of<const N: usize>(sizes: [usize; N]) -> Self {
         Self(sizes.into_iter().fold(1, |product: u64, size| product.saturating_mul(size as u64)))
     }
 
-    /// Of a pass that does next to nothing with an element but read and write it: memory is what it waits for, and threads that sleep
-    /// take as long to wake as hundreds of thousands of elements. In half precision it is conversions that take the time.
+    /// The work of a pass that does little more than read and write its elements. Such a pass waits for memory, and sleeping threads take
+    /// as long to wake as it takes for hundreds of thousands of elements. In half precision, conversions take the time instead.
     pub(crate) fn of_pass<E: CpuElement>(elements: usize) -> Self {
         Self(elements as u64 / if is_wide::<E>() { 8 } else { 1 })
     }
@@ -53,12 +53,12 @@ impl core::ops::Div<usize> for Work {
     }
 }
 
-/// Something to do that is compiled for several widths of vectors, since its `run` is `#[inline(always)]`. A closure is one, too, but
-/// it is inlined only where it is small: a large one runs in the narrow vectors that every machine has.
+/// Work that [`vectorized`] compiles for several widths of vectors, because its `run` is `#[inline(always)]`. A closure is a job, too, but
+/// it is inlined only if it is small: a large one runs in the narrow vectors that every machine has.
 pub(crate) trait Job {
-    /// What it returns.
+    /// What the job returns.
     type Result;
-    /// Does it.
+    /// Does the work.
     fn run(self) -> Self::Result;
 }
 
@@ -111,7 +111,7 @@ fn each_chunk<T: Send>(values: &mut [T], size: usize, work: Work, f: &(dyn Fn(us
     }
 }
 
-/// Chunks of `size` elements that a thread takes at once: few enough to leave some to a thread that has nothing left to do.
+/// The number of chunks of `size` elements that a thread takes at once: few enough that idle threads still find some.
 fn together(len: usize, size: usize) -> usize {
     (len.div_ceil(size) / (8 * current_num_threads())).max(1)
 }
@@ -127,7 +127,7 @@ pub(crate) fn zip_chunks_mut<T: Send, U: Send>(
     each_pair(a, b, sizes, work.into(), &|index, a, b| vectorized(|| f(index, a, b)));
 }
 
-/// Of a loop over pairs of chunks.
+/// The body of a loop over pairs of chunks.
 type PairBody<'a, T, U> = dyn Fn(usize, &mut [T], &mut [U]) + Sync + 'a;
 
 fn each_pair<T: Send, U: Send>(a: &mut [T], b: &mut [U], sizes: [usize; 2], work: Work, f: &PairBody<T, U>) {
@@ -144,7 +144,7 @@ fn each_pair<T: Send, U: Send>(a: &mut [T], b: &mut [U], sizes: [usize; 2], work
     }
 }
 
-/// A vector of `len` elements, chunk by chunk of `size` elements from `f(index, chunk)`.
+/// A vector of `len` elements, of which `f(index, chunk)` writes every chunk of `size` elements.
 ///
 /// # Safety
 ///
@@ -162,8 +162,8 @@ pub(crate) unsafe fn written<T: Send>(
     values
 }
 
-/// A vector of `value` after `f(index, chunk)` for every chunk of `size` elements. Every chunk is filled by the thread that
-/// goes on to work on it, while it is in the cache.
+/// A vector filled with `value`, after `f(index, chunk)` for every chunk of `size` elements. The thread that fills a chunk also works on
+/// it, while it is in the cache.
 pub(crate) fn filled<T: Copy + Send + Sync>(
     len: usize,
     value: T,
@@ -188,7 +188,7 @@ pub(crate) fn copied<T: Copy + Send + Sync>(
     }
 }
 
-/// [`filled`] beside the chunks of another slice, of which there must be as many.
+/// [`filled`], with the chunks of another slice beside. Both must have the same number of chunks.
 pub(crate) fn zip_filled<T: Copy + Send + Sync, U: Send>(
     (len, value): (usize, T),
     other: &mut [U],
@@ -200,7 +200,7 @@ pub(crate) fn zip_filled<T: Copy + Send + Sync, U: Send>(
     unsafe { zip_written(len, other, sizes, work, |index, chunk, other| f(index, fill(chunk, value), other)) }
 }
 
-/// [`written`] beside the chunks of another slice, of which there must be as many.
+/// [`written`], with the chunks of another slice beside. Both must have the same number of chunks.
 ///
 /// # Safety
 ///
@@ -215,7 +215,7 @@ pub(crate) unsafe fn zip_written<T: Send, U: Send>(
     assert_eq!(len.div_ceil(sizes[0]), other.len().div_ceil(sizes[1]), "as many chunks on both sides");
     let mut values = Vec::with_capacity(len);
     zip_chunks_mut(&mut values.spare_capacity_mut()[..len], other, sizes, work, f);
-    // SAFETY: with as many chunks on both sides `zip_chunks_mut` visits every one, and `f` writes all of it.
+    // SAFETY: both sides have the same number of chunks, so `zip_chunks_mut` visits every one, and `f` writes all of it.
     unsafe { values.set_len(len) };
     values
 }
@@ -234,7 +234,7 @@ fn fill<T: Copy>(chunk: &mut [MaybeUninit<T>], value: T) -> &mut [T] {
     unsafe { chunk.assume_init_mut() }
 }
 
-/// `f(start..end)` for consecutive ranges of `size` that cover `0..len`, in order.
+/// The results of `f(start..end)` for consecutive ranges of `size` that cover `0..len`, in order.
 pub(crate) fn map_ranges<R: Send>(
     len: usize,
     size: usize,
@@ -251,14 +251,14 @@ fn map_indices<R: Send>(len: usize, f: &(dyn Fn(usize) -> R + Sync)) -> Vec<R> {
     (0..len).into_par_iter().with_max_len(1).map(f).collect()
 }
 
-/// Whether all values are as they should be. All of them are looked at, several at a time.
+/// Whether `f` holds for all values. It does not stop at the first that fails, so that it is vectorized.
 pub(crate) fn all<T: Sync>(values: &[T], f: impl Fn(&T) -> bool + Send + Sync) -> bool {
     let of_range =
         |range: core::ops::Range<usize>| values[range].iter().fold(true, |all, value| all & f(value));
     map_ranges(values.len(), Work::WORTH_IT as usize, of_range).into_iter().all(|all| all)
 }
 
-/// `f(index, chunk)` for every chunk of `size` elements, in order.
+/// The results of `f(index, chunk)` for every chunk of `size` elements, in order.
 pub(crate) fn map_chunks_mut<T: Send, R: Send>(
     values: &mut [T],
     size: usize,
@@ -280,7 +280,7 @@ fn map_each_chunk<T: Send, R: Send>(
     chunks.enumerate().map(|(index, chunk)| f(index, chunk)).collect()
 }
 
-/// Some columns of a matrix.
+/// Some neighboring columns of a matrix.
 pub(crate) struct Strip<'a, T> {
     first: *mut T,
     rows: usize,
@@ -291,19 +291,18 @@ pub(crate) struct Strip<'a, T> {
 }
 
 impl<T> Strip<'_, T> {
-    /// What each row has of the columns.
+    /// The part of each row that is in these columns.
     #[inline(always)]
     pub(crate) fn rows(&mut self) -> impl Iterator<Item = &mut [T]> {
         (0..self.rows).map(|row| {
-            // SAFETY: within the matrix, as `strips_mut` has seen to, of which no other strip has these columns, and no other row
-            // these elements.
+            // SAFETY: within the matrix, as `strips_mut` ensures. No other strip has these columns, and no other row these elements.
             unsafe { slice::from_raw_parts_mut(self.first.add(row * self.pitch), self.width) }
         })
     }
 }
 
-/// Calls `f(start, strip)` for every strip of `width` columns, the last of a matrix less, of matrices `[rows, columns]` one after the
-/// other in `values`; the first element of the strip is `values[start]`.
+/// Calls `f(start, strip)` for every strip of `width` columns; the last strip of a matrix may be narrower. `values` holds matrices
+/// `[rows, columns]` one after the other, and `values[start]` is the first element of the strip.
 pub(crate) fn strips_mut<T: Send>(
     values: &mut [T],
     [rows, columns]: [usize; 2],
@@ -332,7 +331,7 @@ pub(crate) fn strips_mut<T: Send>(
     });
 }
 
-/// Where the elements begin that every thread writes some of.
+/// The beginning of a slice of which several threads write different elements.
 struct Shared<T>(*mut T);
 
 // SAFETY: no two threads write the same elements.
@@ -347,22 +346,22 @@ fn each_job<J: Send>(jobs: Vec<J>, work: Work, f: &(dyn Fn(J) + Sync)) {
     if !work.is_worth_it() {
         jobs.into_iter().for_each(f);
     } else {
-        // One by one: of jobs that rayon puts together, none can go to a thread that has nothing left to do.
+        // One by one, because idle threads could not take single jobs from those that rayon has grouped.
         jobs.into_par_iter().with_max_len(1).for_each(f);
     }
 }
 
-/// How many threads work on a loop.
+/// The number of threads that work on a loop.
 pub(crate) fn threads() -> usize {
     current_num_threads()
 }
 
-/// The number of items that a job should take if every job has a result of its own: all of them unless the work is worth it.
+/// The number of items that a job should take if every job has a result of its own: all items, if the work is not worth waking threads.
 pub(crate) fn items_per_job(items: usize, work: impl Into<Work>) -> usize {
     shared(items, work.into(), 4)
 }
 
-/// [`items_per_job`], where the results are so large that there should be no more than threads.
+/// [`items_per_job`] for results so large that there should be one per thread at most.
 pub(crate) fn items_per_thread(items: usize, work: impl Into<Work>) -> usize {
     shared(items, work.into(), 1)
 }
@@ -372,20 +371,20 @@ fn shared(items: usize, work: Work, jobs_per_thread: usize) -> usize {
     items.div_ceil(jobs).max(1)
 }
 
-/// The least number of items, of `item` elements each, that a part should take which has `held` elements of its own: parts of them hold
-/// a quarter of the elements at most, however many threads there are.
+/// The least number of items, of `item` elements each, that a part should take if it holds `held` elements of its own. All parts together
+/// then hold at most a quarter as many elements as there are, however many threads there are.
 pub(crate) fn items_per_part(item: usize, held: usize) -> usize {
     (4 * held).div_ceil(item.max(1)).max(1)
 }
 
-/// The number of items of `item` elements that one task should take: enough to be worth a task, few enough for its chunk to
-/// stay in the cache.
+/// The number of items of `item` elements that one task should take: enough to be worth a task, and few enough that its chunk stays in
+/// the cache.
 pub(crate) fn items_per_task(items: usize, item: usize) -> usize {
     let of = |elements: usize| (elements / item.max(1)).max(1);
     items.div_ceil(4 * current_num_threads()).clamp(of(1 << 12), of(1 << 16))
 }
 
-/// What is used of rayon above, on one thread.
+/// The parts of rayon that are used above, on one thread.
 #[cfg(not(feature = "rayon"))]
 mod sequential {
     use core::slice::ChunksMut;

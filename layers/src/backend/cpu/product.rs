@@ -1,26 +1,26 @@
-//! The inner loops of convolutions, in vectors of the widest kind of the machine: a product of rows with a block of columns, and
-//! sums of products of two slices.
+//! The inner loops of convolutions, in the widest vectors of the machine: products of rows with a block of columns, and sums of products
+//! of two slices.
 use core::ops::{Deref, DerefMut, Range};
 use num_traits::Zero;
 use pulp::{Arch, Simd, WithSimd};
 
-/// Columns of a tile: a multiple of what a product sums at once, four vectors, on every machine.
+/// Columns of a tile. On every machine it is a multiple of the four vectors that a product sums at once.
 pub(crate) const COLUMNS: usize = 64;
 
 /// A multiple of the lanes of every machine.
 pub(crate) const MOST_LANES: usize = 16;
 
-/// Bytes of a line of the cache. Vectors that lie across two of them take longer to read.
+/// Bytes of a cache line. A vector that lies across two lines takes longer to read.
 const LINE: usize = 64;
 
-/// Elements for columns or sums, which begin where a line of the cache does.
+/// Memory for columns or sums that begins where a cache line does.
 pub(crate) struct Workspace<A> {
     values: Vec<A>,
     range: Range<usize>,
 }
 
 impl<A: Lanes> Workspace<A> {
-    /// So many zeros.
+    /// `len` zeros.
     pub(crate) fn new(len: usize) -> Self {
         let slack = LINE / size_of::<A>();
         let values = vec![A::zero(); len + slack];
@@ -43,26 +43,26 @@ impl<A> DerefMut for Workspace<A> {
     }
 }
 
-/// Rows that begin where `starts` says.
+/// Rows that begin at any positions, `starts`.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a, A> {
+pub(crate) struct RowsAt<'a, A> {
     pub(crate) values: &'a [A],
     pub(crate) starts: &'a [usize],
 }
 
-/// Where so many rows begin that lie `pitch` elements apart.
+/// The starts of `count` rows that are `pitch` elements apart.
 pub(crate) fn starts(count: usize, pitch: usize) -> Vec<usize> {
     (0..count).map(|row| row * pitch).collect()
 }
 
-/// Rows of sums that begin `pitch` elements apart, all zero, whatever they hold, if this is the `first` summand.
-pub(crate) struct Sums<'a, A> {
+/// Rows of sums that begin `pitch` elements apart. If this is the `first` summand, it overwrites what they hold.
+pub(crate) struct SumRows<'a, A> {
     pub(crate) values: &'a mut [A],
     pub(crate) pitch: usize,
     pub(crate) first: bool,
 }
 
-/// A type that products are summed in, in vectors.
+/// A type in which products are summed, in vectors.
 pub trait Lanes: Copy + Zero + 'static {
     /// A vector of an instruction set.
     type Vector<S: Simd>: Copy;
@@ -77,11 +77,11 @@ pub trait Lanes: Copy + Zero + 'static {
         b: Self::Vector<S>,
         c: Self::Vector<S>,
     ) -> Self::Vector<S>;
-    /// As many whole vectors as there are.
+    /// The values as whole vectors; what is left is not in the result.
     fn vectors<S: Simd>(values: &[Self]) -> &[Self::Vector<S>];
-    /// As many whole vectors as there are.
+    /// The same, to be changed.
     fn vectors_mut<S: Simd>(values: &mut [Self]) -> &mut [Self::Vector<S>];
-    /// Fewer values than a vector has lanes, then zeros.
+    /// A vector of fewer values than it has lanes, with zeros in the others.
     fn partial<S: Simd>(simd: S, values: &[Self]) -> Self::Vector<S>;
     /// The sum over the lanes.
     fn sum<S: Simd>(simd: S, vector: Self::Vector<S>) -> Self;
@@ -148,24 +148,22 @@ lanes!(
     reduce_sum_f64s
 );
 
-/// `sums[r][c] += sum_k rows[r][k] columns[k][c]` for all rows and columns that begin somewhere, and the first `width` columns; what
-/// `sums` holds of further columns, up to the next whole vector, is lost.
-///
-/// The rows of `columns` and `sums` must have room for that vector.
+/// `sums[r][c] += sum_k rows[r][k] columns[k][c]` for all starts of `rows` and `columns`, and `c < width`. The loop works in whole vectors,
+/// so it overwrites `sums` beyond `width`, up to the next multiple of a vector. The rows of `columns` and `sums` must reach that far.
 pub(crate) fn add_product<A: Lanes>(
-    rows: Rows<'_, A>,
-    columns: Rows<'_, A>,
+    rows: RowsAt<'_, A>,
+    columns: RowsAt<'_, A>,
     width: usize,
-    sums: Sums<'_, A>,
+    sums: SumRows<'_, A>,
 ) {
     Arch::new().dispatch(AddProduct { rows, columns, width, sums });
 }
 
 struct AddProduct<'a, A> {
-    rows: Rows<'a, A>,
-    columns: Rows<'a, A>,
+    rows: RowsAt<'a, A>,
+    columns: RowsAt<'a, A>,
     width: usize,
-    sums: Sums<'a, A>,
+    sums: SumRows<'a, A>,
 }
 
 impl<A: Lanes> WithSimd for AddProduct<'_, A> {
@@ -177,7 +175,7 @@ impl<A: Lanes> WithSimd for AddProduct<'_, A> {
         let mut first = 0;
         while first < self.width {
             let vectors = (self.width - first).div_ceil(lanes);
-            // So many accumulators as there are registers for.
+            // As many accumulators as fit into the registers.
             let done = match vectors {
                 4.. if S::REGISTER_COUNT >= 32 => self.columns_from::<S, 4>(simd, first),
                 2.. => self.columns_from::<S, 2>(simd, first),
@@ -189,7 +187,7 @@ impl<A: Lanes> WithSimd for AddProduct<'_, A> {
 }
 
 impl<A: Lanes> AddProduct<'_, A> {
-    /// All rows of `V` vectors of columns.
+    /// All rows of `V` vectors of columns; returns `V`.
     #[inline(always)]
     fn columns_from<S: Simd, const V: usize>(&mut self, simd: S, first: usize) -> usize {
         let (mut row, count) = (0, self.rows.starts.len());
@@ -203,10 +201,10 @@ impl<A: Lanes> AddProduct<'_, A> {
         V
     }
 
-    /// `R` rows of `V` vectors of columns, summed in registers.
+    /// `R` rows of `V` vectors of columns, summed in registers; returns `R`.
     #[inline(always)]
     fn block<S: Simd, const R: usize, const V: usize>(&mut self, simd: S, row: usize, first: usize) -> usize {
-        let Rows { values, starts } = self.columns;
+        let RowsAt { values, starts } = self.columns;
         let rows: [&[A]; R] =
             core::array::from_fn(|r| &self.rows.values[self.rows.starts[row + r]..][..starts.len()]);
         let mut sums = [[A::splat(simd, A::zero()); V]; R];
@@ -229,23 +227,23 @@ impl<A: Lanes> AddProduct<'_, A> {
     }
 }
 
-/// Elements that are multiplied one by one: from where on in both factors, and how many.
+/// A run of elements in one factor and the run in the other that it is multiplied with, element by element.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Segment {
+pub(crate) struct PairedRun {
     pub(crate) starts: [usize; 2],
     pub(crate) len: usize,
 }
 
-/// `sums[t] += sum_i a[i] b[shifts[t] + i]` over the elements of all segments, in as many partial sums as a vector has lanes (one
+/// `sums[t] += sum_i a[i] b[shifts[t] + i]` over the elements of all runs, in as many partial sums as a vector has lanes (one
 /// where the machine has no vectors that `pulp` knows).
-pub(crate) fn add_dots<A: Lanes>(a: &[A], b: &[A], segments: &[Segment], shifts: &[usize], sums: &mut [A]) {
-    Arch::new().dispatch(AddDots { a, b, segments, shifts, sums });
+pub(crate) fn add_dots<A: Lanes>(a: &[A], b: &[A], runs: &[PairedRun], shifts: &[usize], sums: &mut [A]) {
+    Arch::new().dispatch(AddDots { a, b, runs, shifts, sums });
 }
 
 struct AddDots<'a, A> {
     a: &'a [A],
     b: &'a [A],
-    segments: &'a [Segment],
+    runs: &'a [PairedRun],
     shifts: &'a [usize],
     sums: &'a mut [A],
 }
@@ -267,12 +265,12 @@ impl<A: Lanes> WithSimd for AddDots<'_, A> {
 }
 
 impl<A: Lanes> AddDots<'_, A> {
-    /// `T` shifts, summed in registers.
+    /// `T` shifts, summed in registers; returns `T`.
     #[inline(always)]
     fn shifts_from<S: Simd, const T: usize>(&mut self, simd: S, first: usize) -> usize {
         let lanes = size_of::<A::Vector<S>>() / size_of::<A>();
         let mut sums = [A::splat(simd, A::zero()); T];
-        for Segment { starts: [a, b], len } in self.segments {
+        for PairedRun { starts: [a, b], len } in self.runs {
             let a = &self.a[*a..][..*len];
             let b: [&[A]; T] = core::array::from_fn(|t| &self.b[b + self.shifts[first + t]..][..*len]);
             let whole = A::vectors::<S>(a);

@@ -3,20 +3,20 @@ use super::{CpuElement, parallel};
 use burn::tensor::quantization::BlockLayout;
 use core::ops::Range;
 
-/// A quantized matrix in memory: `scale * value`.
+/// A quantized matrix in memory: an element is `scale * value`.
 pub struct QuantizedMatrix<'a> {
     /// In row-major order.
     pub values: &'a [i8],
-    /// One for all, or one per block.
+    /// One scale for all values, or one per block.
     pub scales: &'a [f32],
-    /// What the scales of blocks are multiplied by.
+    /// A factor of the scales of all blocks.
     pub global: Option<f32>,
     /// How the blocks lie.
     pub blocks: Option<BlockLayout>,
 }
 
 impl QuantizedMatrix<'_> {
-    /// A part of a matrix that has `width` columns.
+    /// The elements of some rows and columns of a matrix that has `width` columns.
     pub(crate) fn dequantize<E: CpuElement>(
         &self,
         width: usize,

@@ -1,8 +1,8 @@
-//! Sums and maxima of slices, in several lanes.
+//! Sums and maxima of slices, in several lanes, so that they are vectorized.
 use super::{CpuElement, parallel::Job};
 use num_traits::{Float, Zero};
 
-/// Partial sums per loop: enough to fill the vector registers, and to keep the error of long sums low.
+/// Partial sums per loop: enough to fill the vector registers and to keep the error of long sums low.
 pub(crate) const LANES: usize = 16;
 
 /// Zero in every lane.
@@ -21,7 +21,7 @@ pub(crate) fn sum<E: CpuElement>(values: &[E], f: impl Fn(E) -> E::Acc) -> f64 {
     Sum { values, f }.run()
 }
 
-/// [`sum`], to be compiled for wide vectors.
+/// [`sum`] as a [`Job`], which is compiled for wide vectors.
 pub(crate) struct Sum<'a, E, F> {
     pub(crate) values: &'a [E],
     pub(crate) f: F,
@@ -37,7 +37,7 @@ impl<E: CpuElement, F: Fn(E) -> E::Acc> Job for Sum<'_, E, F> {
         let (chunks, rest) = values.as_chunks::<LANES>();
         let of_rest = rest.iter().map(|&value| f(value).into_f64()).sum::<f64>();
         if chunks.is_empty() {
-            return of_rest; // to add up the lanes would take longer than all else
+            return of_rest; // adding up the lanes would take longer than the rest
         }
         for chunk in chunks {
             for (sum, &value) in sums.iter_mut().zip(chunk) {
@@ -61,18 +61,18 @@ impl<E: CpuElement> Job for Moments<'_, E> {
     #[inline(always)]
     fn run(self) -> [f64; 2] {
         let Self { x, dy, mean } = self;
-        // One after the other: a loop for both is not made of vectors.
+        // One after the other, because a loop over both is not vectorized.
         [sum(dy, E::widen), sum_pairs(x, dy, |x, dy| dy.widen() * (x.widen() - mean))]
     }
 }
 
-/// The larger one; `a` if `b` is NaN.
+/// The larger of two values; `a` if `b` is NaN.
 #[inline(always)]
 pub(crate) fn larger<A: CpuElement>(a: A, b: A) -> A {
     if b > a { b } else { a }
 }
 
-/// The largest value; minus infinity if there is none that is a number.
+/// The largest value that is a number; minus infinity if there is none.
 #[inline(always)]
 pub(crate) fn max<E: CpuElement>(values: &[E]) -> E::Acc {
     let mut maxima = [E::Acc::neg_infinity(); LANES];
@@ -87,7 +87,15 @@ pub(crate) fn max<E: CpuElement>(values: &[E]) -> E::Acc {
     rest.iter().fold(max, |max, &value| larger(max, value.widen()))
 }
 
-/// Replaces every value by `f` of it; the sum of those.
+/// `log(sum(exp(f(x))))` over all values, `f` increasing, in two parts: the largest `f(x)`, and `log(sum(exp(f(x) - largest)))`.
+#[inline(always)]
+pub(crate) fn log_sum_exp<E: CpuElement>(values: &[E], f: impl Fn(E::Acc) -> E::Acc) -> [E::Acc; 2] {
+    let max = f(max(values));
+    let sum = sum(values, |x| (f(x.widen()) - max).fast_exp());
+    [max, <E::Acc as CpuElement>::from_f64(sum.ln())]
+}
+
+/// Replaces every value by `f` of it, and returns the sum of the results.
 #[inline(always)]
 pub(crate) fn map_and_sum<E: CpuElement>(values: &mut [E], f: impl Fn(E::Acc) -> E::Acc) -> f64 {
     let mut sums = zeros::<E::Acc>();

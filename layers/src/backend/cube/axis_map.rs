@@ -1,7 +1,7 @@
-//! Adjoints of linear maps along spatial axes, gathered for every element of the input, for several channels at once.
+//! Adjoints of linear maps along spatial axes: for every element of the input a unit gathers its outputs, for several channels at once.
 use super::groups::{ChannelsOfUnit, Grouped, channels_of_group, write_channels, zeros};
 use super::volume::{Place, Volume, address, channels_last, empty_in_order, place};
-use super::{address_type, types, units};
+use super::{Grid, launch};
 use crate::backend::axis_map::{AxisMap, AxisMaps, Resized, Shift, Weights};
 use crate::backend::wide;
 use burn::backend::{
@@ -40,6 +40,8 @@ impl AxisMapsCube for CubeBackend {
         if elements == 0 {
             return dx;
         }
+        let Grouped { of_dy, of_dx, channels, of_unit, units } = Grouped::of(&dy, &dx);
+        let Some(grid) = Grid::of_units(units, &[&dy, &dx]) else { return dx };
         let mut table = Table { places: vec![], weights: vec![], apart: true };
         let [columns, rows, depth] = {
             let mut axes = axes.iter().rev();
@@ -47,16 +49,11 @@ impl AxisMapsCube for CubeBackend {
         };
         let apart = table.apart;
         let (places, weights) = table.upload(&dy);
-        let Grouped { of_dy, of_dx, channels, of_unit, units: number } = Grouped::of(&dy, &dx);
-        let (count, dim) = units(&dy.client, number);
-        let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy, &dx]), types(dy.dtype));
         // SAFETY: the kernel compares every position with the shapes, and the ranges end with those of `dy`.
         unsafe {
-            adjoint_kernel::launch_unchecked(
-                &client,
-                count,
-                dim,
-                at,
+            launch!(
+                adjoint_kernel,
+                grid,
                 dy.into_buffer_arg(),
                 dx.clone().into_buffer_arg(),
                 places.into_buffer_arg(),
@@ -65,12 +62,12 @@ impl AxisMapsCube for CubeBackend {
                 of_dx,
                 AxesLaunch::new(depth, rows, columns),
                 channels,
-                number,
+                units,
                 of_unit,
                 axes.len() > 2,
                 last,
                 apart,
-                dtypes,
+                grid.dtypes,
             );
         }
         dx
@@ -79,15 +76,15 @@ impl AxisMapsCube for CubeBackend {
 
 /// The outputs of every input and their weights, for all axes.
 struct Table {
-    /// For every input of an axis the first output, and where its weights begin; at the end of the axis where they end.
+    /// For every input of an axis, its first output and where its weights begin; at the end of the axis, where the weights end.
     places: Vec<i32>,
     weights: Vec<f64>,
-    /// Whether the windows of all axes are apart, so that an input has one output at most.
+    /// Whether no windows of an axis overlap, so that an input has one output at most.
     apart: bool,
 }
 
 impl Table {
-    /// Where the axis begins in the places.
+    /// Adds an axis, and returns where it begins in the places.
     fn push(&mut self, axis: &AxisMap) -> usize {
         let begin = self.places.len();
         let mut outputs = vec![0..0; axis.size];
@@ -115,12 +112,12 @@ impl Table {
 }
 
 impl AxisMap {
-    /// Of an axis that a tensor lacks.
+    /// The map of an axis that a tensor lacks.
     fn identity() -> Self {
         Self::equal(1, [(0, 1, 1.0)].into_iter())
     }
 
-    /// Of an input in an output; 0 outside of its window.
+    /// The weight of an input in an output: 0 outside of its window.
     fn weight(&self, output: usize, input: usize) -> f64 {
         let window = self.windows[output];
         if !(window.start..window.start + window.len).contains(&input) {
@@ -141,7 +138,7 @@ struct Axes {
     columns: usize,
 }
 
-/// The outputs of an input, and where their weights are.
+/// The outputs of an input along an axis, and where their weights are.
 #[derive(CubeType, Clone, Copy)]
 struct Outputs {
     first: usize,
@@ -191,7 +188,7 @@ fn adjoint_kernel<T: Float, W: Float>(
     let mut offsets = Array::<usize>::new(of_unit);
     #[unroll]
     for channel in 0..of_unit {
-        // Beyond the last channel, the last one again.
+        // Beyond the last channel, it is read again.
         offsets[channel] = min(channel, count - 1) * channels.stride_of_dy;
     }
     let mut sums = zeros::<W>(of_unit);
@@ -219,7 +216,7 @@ fn adjoint_kernel<T: Float, W: Float>(
     write_channels::<T, W>(dx, address(&of_dx, &to), &channels, count, &sums, of_unit);
 }
 
-/// The sums over rows and columns, from an element of the first ones on.
+/// The sums over rows and columns, whose first element is at `start`.
 #[cube]
 fn sums_of_plane<T: Float, W: Float>(
     dy: &[T],

@@ -1,9 +1,10 @@
-//! What a device says about itself.
+//! What a device reports about itself.
 use crate::backend::Capacity;
 use burn::backend::{BackendTypes, Cube};
 use burn_cubecl::cubecl::{client::Client, features::Plane};
 
-/// wgpu and Metal do not say it. Planes tell a GPU from a device in software; it is taken for one of 64, as by CubeCL.
+/// wgpu and Metal do not report it. There, a device with planes is a GPU, and counts as one of 64 multiprocessors, as in CubeCL; without
+/// planes it is a device in software.
 fn multiprocessors(client: &Client) -> Option<usize> {
     let properties = client.properties();
     let said = properties.hardware.num_streaming_multiprocessors.map(|count| count as usize);
@@ -12,8 +13,8 @@ fn multiprocessors(client: &Client) -> Option<usize> {
 
 /// # Panics
 ///
-/// If a unit takes more turns, in all its loops, than a device in software allows: Mesa's llvmpipe leaves its loops after 65,535
-/// without a word, and results would be wrong.
+/// If a unit takes more turns in all its loops than a device in software allows. Mesa's llvmpipe silently leaves its loops after 65,535
+/// turns, so results would be wrong.
 pub(crate) fn assert_turns(client: &Client, turns: usize) {
     const MOST: usize = 65_535;
     assert!(
@@ -27,15 +28,15 @@ impl Capacity for Cube {
         multiprocessors(&device.client())
     }
 
-    /// On a GPU by wgpu: with a weight of 1024 x 1024 and 8192 rows, the step of a dense layer took 1.14 of Burn's time on an H200, and on
-    /// CUDA, where products are by tensor cores, 0.96.
+    /// Only on a GPU by wgpu: with a weight of 1024 x 1024 and 8192 rows, the step of a dense layer took 1.14x Burn's time on an H200, and
+    /// 0.96x on CUDA, where products use tensor cores.
     fn busy_tiles(device: &<Self as BackendTypes>::Device) -> Option<usize> {
         let client = device.client();
         let is_said = client.properties().hardware.num_streaming_multiprocessors.is_some();
         multiprocessors(&client).filter(|_| !is_said).map(|count| 4 * count)
     }
 
-    /// Where a runtime does not say it, of eight buffers as large as can be.
+    /// Where a runtime does not report it: eight buffers of the largest size.
     fn memory(device: &<Self as BackendTypes>::Device) -> Option<u64> {
         let client = device.client();
         let memory = &client.properties().memory;

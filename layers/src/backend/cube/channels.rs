@@ -1,7 +1,7 @@
 //! Sums over all axes but the channels, for tensors whose channels are the second axis in memory, or the last.
 use super::{
-    FEWEST_UNITS, Output, Pair, address_type, assert_turns, channels_last, cubes, empty, sum_of_vector,
-    sum_over_units, types, units, units_of_row, vector_size,
+    FEWEST_UNITS, Grid, Output, Pair, assert_turns, channels_last, empty, launch, sum_of_vector,
+    sum_over_units, units_of_row, vector_size,
 };
 use crate::backend::{ChannelSums, wide};
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -38,7 +38,7 @@ impl ChannelSumsCube for CubeBackend {
     }
 }
 
-/// A tensor whose elements are walked as `[repeats, channels, inner]`, wherever they lie.
+/// A tensor whose elements are walked as `[repeats, channels, inner]`, wherever they lie in memory.
 pub(crate) struct ByChannels {
     pub tensor: CubeTensor,
     pub shape: Channels,
@@ -55,7 +55,7 @@ pub(crate) struct Channels {
 }
 
 impl ByChannels {
-    /// Along the channels where they are the nearest.
+    /// Along the channels where they are nearest in memory.
     pub fn of(tensor: CubeTensor) -> Self {
         let last = !tensor.is_contiguous()
             && (channels_last(&tensor) || permute(tensor.clone(), &to_last(&tensor)).is_contiguous());
@@ -77,7 +77,7 @@ impl ByChannels {
         Self { tensor, shape: Channels { repeats, channels, inner }, last }
     }
 
-    /// Where a result of this shape and dtype is written, in this order of axes; the tensor is the first input.
+    /// Where a result of this shape, dtype and order of axes is written. The tensor is the first input.
     pub fn output(&self) -> Output {
         let new = || empty(&self.tensor, self.tensor.shape(), self.tensor.dtype);
         match self.last {
@@ -86,7 +86,7 @@ impl ByChannels {
         }
     }
 
-    /// The axes as they were.
+    /// The tensor with its axes as they were.
     pub fn restore(&self, tensor: CubeTensor) -> CubeTensor {
         if !self.last {
             return tensor;
@@ -96,7 +96,7 @@ impl ByChannels {
         permute(tensor, &axes)
     }
 
-    /// The longest vectors whose elements have one channel, or neighbouring ones.
+    /// The longest vectors whose elements are of one channel, or of neighboring ones.
     pub fn vector_size(&self) -> usize {
         if !self.tensor.is_contiguous() {
             return vector_size(&[&self.tensor], 4);
@@ -113,17 +113,17 @@ fn to_last(tensor: &CubeTensor) -> Vec<usize> {
     [0].into_iter().chain(2..rank).chain([1]).collect()
 }
 
-/// How repeats are divided: each unit adds up a part of a column, or each cube with all inner elements of the repeats.
-pub(crate) struct Parts {
+/// How repeats are divided into parts. Each unit adds up one part of a column, or each cube one part with all inner elements.
+pub(crate) struct ChannelParts {
     pub count: usize,
     /// Repeats of a part.
     pub length: usize,
 }
 
 impl Channels {
-    /// As few as keep all units of a device busy, and leave each cube a thousand elements, or a unit 4096: two numbers in f32 are made
-    /// of every part and channel. But no more than one unit can merge.
-    pub fn parts(&self) -> Parts {
+    /// As few parts as keep all units of a device busy, and leave each cube a thousand elements, or each unit 4096, since every part and
+    /// channel makes two numbers in f32. But no more than one unit can merge.
+    pub fn parts(&self) -> ChannelParts {
         const UNITS: usize = 1 << 12;
         const CUBES: usize = 1 << 10;
         const ELEMENTS: usize = 1 << 10;
@@ -135,25 +135,26 @@ impl Channels {
         };
         let most = most.min(MERGED);
         let length = self.repeats.div_ceil(most.clamp(1, self.repeats.max(1))).max(1);
-        Parts { count: self.repeats.div_ceil(length), length }
+        ChannelParts { count: self.repeats.div_ceil(length), length }
     }
 
     pub fn launch(&self) -> ChannelsShapeLaunch {
         ChannelsShapeLaunch::new(self.repeats, self.channels, self.inner, self.parts().length)
     }
 
-    /// The cubes, and their units, for a kernel with two numbers per part and channel; `size` is that of vectors.
-    pub fn grid(&self, client: &cubecl::client::Client, size: usize) -> (CubeCount, CubeDim) {
-        let Parts { count, length } = self.parts();
-        if self.inner > 1 {
+    /// For a kernel that reads the tensors in vectors of this size, and makes two numbers per part and channel. `None` for no elements.
+    pub fn grid(&self, size: usize, tensors: &[&CubeTensor]) -> Option<Grid> {
+        let ChannelParts { count, length } = self.parts();
+        let (grid, turns) = if self.inner > 1 {
             let of_cube = self.units();
             // For the variance, elements are read twice.
-            assert_turns(client, 2 * (length * self.inner).div_ceil(size * of_cube));
-            (cubes(count * self.channels), CubeDim::new_1d(of_cube as u32))
+            let turns = 2 * (length * self.inner).div_ceil(size * of_cube);
+            (Grid::of_rows(count * self.channels, of_cube, tensors)?, turns)
         } else {
-            assert_turns(client, length);
-            units(client, count * self.channels / size)
-        }
+            (Grid::of_units(count * self.channels / size, tensors)?, length)
+        };
+        assert_turns(&grid.client, turns);
+        Some(grid)
     }
 
     /// The units of a cube that adds up the inner elements.
@@ -171,7 +172,7 @@ pub(crate) struct ChannelsShape {
     pub length: usize,
 }
 
-/// The tensor that a gradient is multiplied with, normalized: [`sums`].
+/// The tensor that [`sums`] normalizes and multiplies with a gradient.
 pub(crate) struct Normalized<'a> {
     pub x: &'a ByChannels,
     pub mean: CubeTensor,
@@ -179,21 +180,17 @@ pub(crate) struct Normalized<'a> {
     pub epsilon: f64,
 }
 
-/// Parts of `sum(dy)` and `sum(dy * normalized)` by channels, `[parts, 2, channels]`; without the latter zeros.
+/// Parts of `sum(dy)` and `sum(dy * normalized)` by channels, `[parts, 2, channels]`. Without `normalized`, the second sums are zeros.
 pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeTensor {
     let Channels { channels, inner, .. } = dy.shape;
     let shape = Shape::new([dy.shape.parts().count, 2, channels]);
     let parts = empty(&dy.tensor, shape, wide(dy.tensor.dtype));
-    if parts.shape().num_elements() == 0 {
-        return parts;
-    }
-    let x = normalized.as_ref().map(|of| of.x);
-    let size = x.into_iter().map(ByChannels::vector_size).fold(dy.vector_size(), usize::min);
-    let (count, dim) = dy.shape.grid(&parts.client, size);
-    let read: Vec<&CubeTensor> = x.into_iter().chain([dy]).map(|of| &of.tensor).collect();
-    let (client, at, dtypes) = (parts.client.clone(), address_type(&read), types(dy.tensor.dtype));
+    let read: Vec<&ByChannels> = [dy].into_iter().chain(normalized.as_ref().map(|of| of.x)).collect();
+    let size = read.iter().map(|of| of.vector_size()).min().unwrap_or(1);
+    let tensors: Vec<&CubeTensor> = read.into_iter().map(|of| &of.tensor).collect();
+    let Some(grid) = dy.shape.grid(size, &tensors) else { return parts };
     let epsilon = normalized.as_ref().map_or(1.0, |normalized| normalized.epsilon);
-    let (mut x, mut mean, mut variance, mut of_statistics) = (None, None, None, dtypes[1]);
+    let (mut x, mut mean, mut variance, mut of_statistics) = (None, None, None, grid.dtypes[1]);
     if let Some(of) = normalized {
         of_statistics = dtype_to_storage_type(of.mean.dtype);
         x = Some(of.x.tensor.clone().into_linear_view());
@@ -204,11 +201,9 @@ pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeT
     // SAFETY: the kernels compare every position with the shapes.
     unsafe {
         if inner > 1 {
-            sums_of_cubes::launch_unchecked(
-                &client,
-                count,
-                dim,
-                at,
+            launch!(
+                sums_of_cubes,
+                grid,
                 size,
                 dy.tensor.clone().into_linear_view(),
                 x.into(),
@@ -216,18 +211,16 @@ pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeT
                 variance.into(),
                 written.into_linear_view(),
                 dy.shape.launch(),
-                InputScalar::new(epsilon, dtypes[1]),
+                grid.scalar(epsilon),
                 dy.shape.units(),
                 dy.shape.parts().length > 1,
-                dtypes,
+                grid.dtypes,
                 of_statistics,
             );
         } else {
-            sums_of_units::launch_unchecked(
-                &client,
-                count,
-                dim,
-                at,
+            launch!(
+                sums_of_units,
+                grid,
                 size,
                 dy.tensor.clone().into_linear_view(),
                 x.into(),
@@ -236,8 +229,8 @@ pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeT
                 // Vectors of channels.
                 written.into_linear_view(),
                 dy.shape.launch(),
-                InputScalar::new(epsilon, dtypes[1]),
-                dtypes,
+                grid.scalar(epsilon),
+                grid.dtypes,
                 of_statistics,
             );
         }
@@ -245,38 +238,33 @@ pub(crate) fn sums(dy: &ByChannels, normalized: Option<Normalized<'_>>) -> CubeT
     parts
 }
 
-/// Two numbers per channel.
+/// Two sums per channel.
 pub(crate) struct Merged {
     pub a: CubeTensor,
     pub b: CubeTensor,
-    /// Both, `[2, channels]`, in the type that sums are made in.
+    /// Both sums, `[2, channels]`, in the type that sums are made in.
     pub wide: CubeTensor,
 }
 
-/// The sums over parts, `[parts, 2, channels]`.
+/// The sums over all parts, `[parts, 2, channels]`.
 pub(crate) fn merge(parts: CubeTensor, dtype: DType) -> Merged {
     let channels = parts.shape()[2];
     let [a, b] = [(); 2].map(|()| empty(&parts, Shape::new([channels]), dtype));
     let both = empty(&parts, Shape::new([2, channels]), parts.dtype);
-    if channels > 0 {
-        let (count, dim) = units(&parts.client, channels);
-        let client = parts.client.clone();
-        let at = address_type(&[&parts]);
+    if let Some(grid) = Grid::of_units(channels, &[&a, &parts]) {
         let number = parts.shape()[0];
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
-            merge_kernel::launch_unchecked(
-                &client,
-                count,
-                dim,
-                at,
+            launch!(
+                merge_kernel,
+                grid,
                 parts.into_linear_view(),
                 a.clone().into_linear_view(),
                 b.clone().into_linear_view(),
                 both.clone().into_linear_view(),
                 number,
                 channels,
-                types(dtype),
+                grid.dtypes,
             );
         }
     }
@@ -304,7 +292,7 @@ struct Products<W: Float, N: Size> {
     product: Vector<W, N>,
 }
 
-/// Of the channels that begin at one of them.
+/// The values of the channels from this one on; with `one`, the value of this channel. Zeros without values.
 #[cube]
 pub(crate) fn read_channels<T: Float, W: Float, N: Size>(
     values: &ComptimeOption<&[T]>,
@@ -325,11 +313,11 @@ pub(crate) fn read_channels<T: Float, W: Float, N: Size>(
     read
 }
 
-/// The vectors of the inner elements of a part and channel, one after another.
+/// The vectors of the inner elements of one part and channel, one after another.
 #[derive(CubeType)]
 pub(crate) struct VectorsOfPart {
     pub count: usize,
-    /// Of one repeat.
+    /// Vectors of one repeat.
     vectors: usize,
     start: usize,
     /// From one repeat to the next.
@@ -355,7 +343,7 @@ impl VectorsOfPart {
         VectorsOfPart { count, vectors, start, stride: shape.channels * vectors, several }
     }
 
-    /// Where the vector lies.
+    /// The position of a vector in the tensor.
     pub fn position(&self, vector: usize) -> usize {
         if comptime!(self.several) {
             self.start + vector / self.vectors * self.stride + vector % self.vectors

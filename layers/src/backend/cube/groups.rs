@@ -1,4 +1,4 @@
-//! Gradients of inputs, gathered from those of outputs by units that take several channels each, which have their windows in common.
+//! Units that gather the gradients of inputs from those of outputs, each for several channels, since these share their windows.
 use super::volume::{VolumeLaunch, groups_of_channels};
 use burn_cubecl::cubecl::{self, prelude::*};
 use burn_cubecl::tensor::CubeTensor;
@@ -6,18 +6,18 @@ use burn_cubecl::tensor::CubeTensor;
 /// The most channels of a unit.
 const CHANNELS: usize = 4;
 
-/// Both gradients, in groups of channels.
+/// The gradients of outputs and inputs, in groups of channels.
 pub(crate) struct Grouped {
     pub of_dy: VolumeLaunch,
     pub of_dx: VolumeLaunch,
     pub channels: ChannelsOfUnitLaunch,
-    /// Those of a unit, or fewer in the last one.
+    /// Channels of a unit; the last one may have fewer.
     pub of_unit: usize,
     pub units: usize,
 }
 
 impl Grouped {
-    /// Of tensors `[batch, channels, ...]` that are not empty.
+    /// For tensors `[batch, channels, ...]` that are not empty.
     pub fn of(dy: &CubeTensor, dx: &CubeTensor) -> Self {
         let shape = dx.meta.shape();
         let of_unit = shape[1].next_power_of_two().min(CHANNELS);
@@ -41,7 +41,7 @@ pub(crate) struct ChannelsOfUnit {
     pub stride_of_dx: usize,
 }
 
-/// How many channels a group of so many has.
+/// How many channels a group has: `of_unit`, or what is left for the last one.
 #[cube]
 pub(crate) fn channels_of_group(
     channels: &ChannelsOfUnit,
@@ -51,7 +51,7 @@ pub(crate) fn channels_of_group(
     min(of_unit, channels.all - group * of_unit)
 }
 
-/// Writes a number for each of so many channels.
+/// Writes a number for each of `count` channels.
 #[cube]
 pub(crate) fn write_channels<T: Float, W: Float>(
     dx: &mut [T],

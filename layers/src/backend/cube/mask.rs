@@ -1,11 +1,11 @@
-//! Masks of one bit per element.
+//! Masks of one bit per element, on devices.
 //!
-//! A word holds the bits of 32 elements, and one unit of a kernel makes or reads it. The elements are not neighbours: at each
-//! of eight turns the units of 32 words take 32 neighbouring groups of [`GROUP`] elements, so that a device reads whole lines; each
-//! element of a group has a byte of the word. Which bit belongs to which element depends on nothing but the number of the element in logical order.
-use super::{Output, address_type, empty, random, types, units, vector_size};
+//! A word holds the bits of 32 elements, and one unit of a kernel writes or reads it. The elements are not neighbors: at each of eight
+//! turns, the units of 32 words take 32 neighboring groups of [`GROUP`] elements, so that a device reads whole lines of memory. Each
+//! element of a group has a byte of the word. Which bit belongs to an element depends only on the element's number in logical order.
+use super::random::{self, GROUP};
+use super::{Grid, Output, empty, launch, vector_size};
 use crate::backend::{Masks, Saved};
-use burn::backend::cubecl::dtype_to_storage_type;
 #[cfg(feature = "fusion")]
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::{
@@ -22,9 +22,7 @@ use burn_cubecl::cubecl::{
 };
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
-/// Elements next to one another whose bits are.
-pub(crate) const GROUP: usize = 4;
-/// Units that take neighbouring groups.
+/// Units that take neighboring groups.
 const LANES: usize = 32;
 /// Groups of a unit.
 pub(crate) const TURNS: usize = 8;
@@ -37,18 +35,18 @@ pub(crate) fn words(elements: usize) -> usize {
     elements / block * LANES + (elements % block).div_ceil(GROUP).min(LANES)
 }
 
-/// The words of a mask of `x`, which nobody has written.
+/// The words of a mask of `x`, not written yet.
 pub(crate) fn empty_words(x: &CubeTensor) -> CubeTensor {
     empty(x, Shape::new([words(x.shape().num_elements())]), DType::I32)
 }
 
-/// The words of a mask of `x`, for the stream of operations that are fused.
+/// The shape and dtype of the words of a mask of `x`, where operations are fused.
 #[cfg(feature = "fusion")]
 pub(crate) fn described_words(x: &TensorSpec) -> TensorSpec {
     TensorSpec { shape: Shape::new([words(x.shape.num_elements())]), dtype: DType::I32 }
 }
 
-/// The number, in groups, of the group that the unit of a word takes at a turn.
+/// The number of the group that the unit of a word takes at a turn.
 #[cube]
 pub(crate) fn group_of_unit(word: usize, #[comptime] turn: usize) -> usize {
     (word / LANES * TURNS + turn) * LANES + word % LANES
@@ -56,27 +54,27 @@ pub(crate) fn group_of_unit(word: usize, #[comptime] turn: usize) -> usize {
 
 /// The bits of a mask.
 #[derive(Clone, Debug)]
-pub struct CubeMask(Bits);
+pub struct CubeMask(MaskBits);
 
 #[derive(Clone, Debug)]
-enum Bits {
-    /// Written down.
+enum MaskBits {
+    /// In memory.
     Words(IntTensor<Cube>),
-    /// Drawn with a probability, again whenever they are read.
+    /// Drawn with a probability whenever they are read.
     Drawn { seed: IntTensor<Cube>, probability: f64 },
 }
 
 impl CubeMask {
-    /// Of the words that a kernel wrote.
+    /// From the words that a kernel wrote.
     pub(crate) fn of_words(words: IntTensor<Cube>) -> Self {
-        Self(Bits::Words(words))
+        Self(MaskBits::Words(words))
     }
 
-    /// The words of a mask that is no random one.
+    /// The words of a mask that is not drawn.
     pub(crate) fn written(&self) -> IntTensor<Cube> {
         match &self.0 {
-            Bits::Words(words) => words.clone(),
-            Bits::Drawn { .. } => unreachable!("only dropout draws, which scales and nothing else"),
+            MaskBits::Words(words) => words.clone(),
+            MaskBits::Drawn { .. } => unreachable!("only dropout draws, which scales and nothing else"),
         }
     }
 }
@@ -84,7 +82,7 @@ impl CubeMask {
 impl Saved for CubeMask {
     fn bytes(&self) -> usize {
         match &self.0 {
-            Bits::Words(tensor) | Bits::Drawn { seed: tensor, .. } => {
+            MaskBits::Words(tensor) | MaskBits::Drawn { seed: tensor, .. } => {
                 size_of::<u32>() * tensor.shape().num_elements()
             }
         }
@@ -100,19 +98,19 @@ impl Masks for Cube {
 
     fn scale_by_mask(x: FloatTensor<Self>, mask: &CubeMask, slopes: [f64; 2]) -> FloatTensor<Self> {
         match &mask.0 {
-            Bits::Words(words) => Self::cube_scale_by_words(x, words.clone(), slopes),
-            Bits::Drawn { seed, probability } => {
+            MaskBits::Words(words) => Self::cube_scale_by_words(x, words.clone(), slopes),
+            MaskBits::Drawn { seed, probability } => {
                 Self::cube_scale_by_draw(x, seed.clone(), *probability, slopes)
             }
         }
     }
 
     fn bernoulli_mask(_: Shape, _: DType, device: &Self::Device, probability: f64) -> CubeMask {
-        CubeMask(Bits::Drawn { seed: draw_seed(device), probability })
+        CubeMask(MaskBits::Drawn { seed: draw_seed(device), probability })
     }
 }
 
-/// What kernels draw numbers from.
+/// A seed from which kernels draw numbers.
 pub(crate) fn draw_seed(device: &<Cube as BackendTypes>::Device) -> IntTensor<Cube> {
     let halves = Distribution::Uniform(0.0, f64::from(1 << 16));
     Cube::int_random(Shape::new([random::SEED_WORDS]), halves, device, IntDType::I32)
@@ -120,7 +118,7 @@ pub(crate) fn draw_seed(device: &<Cube as BackendTypes>::Device) -> IntTensor<Cu
 
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait MaskKernels: Backend {
-    /// The words of booleans.
+    /// The words of a mask, from booleans.
     #[fusion(dtype = DType::I32, shape = Shape::new([words(bits.num_elements())]))]
     fn cube_pack(bits: BoolTensor<Self>) -> IntTensor<Self>;
 
@@ -132,7 +130,7 @@ pub trait MaskKernels: Backend {
         slopes: [f64; 2],
     ) -> FloatTensor<Self>;
 
-    /// The same, of bits that are drawn.
+    /// The same, with bits that are drawn.
     #[fusion(dtype = x, shape = x)]
     fn cube_scale_by_draw(
         x: FloatTensor<Self>,
@@ -144,24 +142,12 @@ pub trait MaskKernels: Backend {
 
 impl MaskKernels for CubeBackend {
     fn cube_pack(bits: BoolTensor<Self>) -> IntTensor<Self> {
-        let len = bits.shape().num_elements();
         let packed = empty_words(&bits);
-        if len > 0 {
-            let size = vector_size(&[&bits], GROUP);
-            let (count, dim) = units(&bits.client, words(len));
+        let size = vector_size(&[&bits], GROUP);
+        if let Some(grid) = Grid::of_units(words(bits.meta.num_elements()), &[&bits]) {
+            let (bits, packed) = (bits.into_linear_view(), packed.clone().into_linear_view());
             // SAFETY: the kernel compares every position with the shapes.
-            unsafe {
-                pack_kernel::launch_unchecked(
-                    &packed.client.clone(),
-                    count,
-                    dim,
-                    address_type(&[&bits]),
-                    size,
-                    bits.clone().into_linear_view(),
-                    packed.clone().into_linear_view(),
-                    dtype_to_storage_type(bits.dtype),
-                );
-            }
+            unsafe { launch!(pack_kernel, grid, size, bits, packed, grid.dtypes[0]) };
         }
         packed
     }
@@ -184,7 +170,7 @@ impl MaskKernels for CubeBackend {
     }
 }
 
-/// What a kernel is compiled for.
+/// The slopes for which a kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Slope {
     Zero,
@@ -212,29 +198,22 @@ fn times<W: Float, N: Size>(x: Vector<W, N>, slope: W, #[comptime] kind: Slope) 
     }
 }
 
-/// `bits`: the words, or the seed that bits of the given probability are drawn from.
+/// `bits` are the words, or the seed from which bits with the probability `drawn` are drawn.
 fn scale(x: CubeTensor, bits: CubeTensor, slopes: [f64; 2], drawn: Option<f64>) -> CubeTensor {
-    let len = x.shape().num_elements();
     let y = Output::alike(&x, 0);
-    if len == 0 {
-        return y.tensor;
-    }
+    let size = vector_size(&[&x, &y.tensor], GROUP);
+    let Some(grid) = Grid::of_units(words(x.meta.num_elements()), &[&x, &bits]) else { return y.tensor };
     let slopes = match drawn {
         Some(probability) if probability <= 0.0 => [slopes[0]; 2],
         Some(probability) if probability >= 1.0 => [slopes[1]; 2],
         _ => slopes,
     };
-    let size = vector_size(&[&x, &y.tensor], GROUP);
-    let (count, dim) = units(&x.client, words(len));
-    let dtypes = types(x.dtype);
-    let [off, on] = slopes.map(|slope| InputScalar::new(slope, dtypes[1]));
+    let [off, on] = slopes.map(|slope| grid.scalar(slope));
     // SAFETY: the kernel compares every position with the shapes.
     unsafe {
-        scale_kernel::launch_unchecked(
-            &x.client.clone(),
-            count,
-            dim,
-            address_type(&[&x, &bits]),
+        launch!(
+            scale_kernel,
+            grid,
             size,
             x.into_linear_view(),
             y.view(),
@@ -244,7 +223,7 @@ fn scale(x: CubeTensor, bits: CubeTensor, slopes: [f64; 2], drawn: Option<f64>) 
             drawn.map_or(0, random::threshold),
             drawn.is_some(),
             slopes.map(Slope::of),
-            dtypes,
+            grid.dtypes,
         );
     }
     y.tensor
@@ -272,7 +251,7 @@ fn scale_kernel<T: Float, W: Float, N: Size>(
     for turn in 0..TURNS {
         let group = group_of_unit(ABSOLUTE_POS, turn);
         if comptime!(drawn) && y.is_in_bounds(group * vectors) {
-            lanes = split::<N>(random::bits(&bits, group, threshold) << comptime!(turn as u32));
+            lanes = split::<N>(drawn_bits(&bits, group, threshold) << comptime!(turn as u32));
         }
         #[unroll]
         for part in 0..vectors {
@@ -286,6 +265,18 @@ fn scale_kernel<T: Float, W: Float, N: Size>(
             }
         }
     }
+}
+
+/// One bit for each element of a group, the first of its byte in a word: whether the number of the element is below the threshold.
+#[cube]
+fn drawn_bits(seed: &LinearView<'_, u32>, group: usize, threshold: u32) -> u32 {
+    let numbers = random::numbers(seed, group);
+    let mut bits = 0u32;
+    #[unroll]
+    for element in 0..GROUP {
+        bits |= u32::cast_from(numbers.get(element) < threshold) << comptime!((element * TURNS) as u32);
+    }
+    bits
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]
@@ -316,13 +307,13 @@ fn pack_kernel<B: Int, N: Size>(
     packed.write(ABSOLUTE_POS, join::<N>(lanes));
 }
 
-/// The bit, in the word of a lane, of the elements that a unit reads as a vector of `size` at a turn; the words of the lanes
-/// follow one another in the word of the mask by bytes.
+/// The bit, in the word of a lane, of the elements that a unit reads as a vector of `size` at a turn. In the word of the mask, each lane
+/// has a byte.
 pub(crate) fn bit(turn: usize, part: usize, size: usize) -> u32 {
     1 << (turn + TURNS * size * part)
 }
 
-/// The word of the mask, of the words of the lanes.
+/// The word of the mask, from the words of the lanes.
 #[cube]
 pub(crate) fn join<N: Size>(lanes: Vector<u32, N>) -> u32 {
     let size = N::value().comptime();
@@ -334,7 +325,7 @@ pub(crate) fn join<N: Size>(lanes: Vector<u32, N>) -> u32 {
     word
 }
 
-/// The words of the lanes, with bits of others above theirs.
+/// The words of the lanes, with the bits of other lanes above theirs.
 #[cube]
 pub(crate) fn split<N: Size>(word: u32) -> Vector<u32, N> {
     let size = N::value().comptime();
@@ -346,7 +337,7 @@ pub(crate) fn split<N: Size>(word: u32) -> Vector<u32, N> {
     lanes
 }
 
-/// Where a bit is set in the words of the lanes.
+/// In which lanes a bit is set.
 #[cube]
 pub(crate) fn is_set<N: Size>(lanes: Vector<u32, N>, #[comptime] bit: u32) -> Vector<bool, N> {
     (lanes & Vector::new(bit)).greater_than(&Vector::new(0u32))

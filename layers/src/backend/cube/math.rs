@@ -1,9 +1,9 @@
-//! Functions of vectors that several rooms compute.
+//! Functions of vectors that the kernels of several operations compute.
 use crate::burn_next::Constant;
 use burn_cubecl::cubecl::{self, prelude::*};
 
 /// A constant.
-#[allow(clippy::useless_conversion)] // of the next CubeCL it is none
+#[allow(clippy::useless_conversion)] // not useless with the next CubeCL
 #[cube]
 pub(crate) fn constant<W: Float>(#[comptime] value: f32) -> W {
     W::new(comptime!(Constant::from(value)))
@@ -28,7 +28,7 @@ pub(crate) fn sigmoid<W: Float, N: Size>(x: Vector<W, N>) -> Vector<W, N> {
 /// `log(1 + e^x)`
 #[cube]
 pub(crate) fn log_1p_exp<W: Float, N: Size>(x: Vector<W, N>) -> Vector<W, N> {
-    // With the larger of 0 and x before the logarithm nothing overflows and nothing is lost.
+    // With the larger of 0 and x before the logarithm, nothing overflows and no digits are lost.
     let falling = (-x.abs()).exp();
     x.max(number::<W, N>(0.0)) + falling.log1p()
 }

@@ -1,5 +1,5 @@
-//! Products of many small matrices. A product by tiles has cubes whose units are mostly idle there, and takes several times as long.
-use super::{address_type, empty, types, units, vector_size};
+//! Products of many small matrices. There, a product by tiles leaves most units of a cube idle, and takes several times as long.
+use super::{Grid, empty, launch, vector_size};
 use crate::backend::Capacity;
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension, ops::FloatTensorOps, tensor::FloatTensor,
@@ -9,14 +9,14 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*};
 use burn_cubecl::tensor::CubeTensor;
 
-/// Two of the three sizes of a small product are at most this: of tiles on a GPU half would be empty.
+/// Two of the three sizes of a small product are at most this: on a GPU, half of a tile would be empty.
 const FEW: usize = 8;
-/// The same on a device in software. There a step of attention takes 0.5 of Burn's time with 32 tokens, 0.9 with 48, and 1.3 with 64,
-/// where products by tiles take 0.9.
+/// The same on a device in software. There, a step of attention takes 0.5x Burn's time with 32 tokens, 0.9x with 48, and 1.3x with 64,
+/// where products by tiles take 0.9x.
 const FEW_IN_SOFTWARE: usize = 48;
-/// What a unit sums: the width of a head, or so.
+/// A unit sums up to so many terms, about the width of a head.
 const MOST_TERMS: usize = 256;
-/// A unit makes so many rows of a vector of columns.
+/// A unit computes so many rows of a vector of columns.
 const BLOCK: usize = 4;
 
 /// The product of matrices `[batch, heads, rows, terms]` and `[batch, heads, terms, columns]`.
@@ -52,33 +52,31 @@ impl ProductCube for CubeBackend {
         let size = vector_size(&[&product], 4);
         let block = rows.next_power_of_two().min(BLOCK);
         let (blocks, vectors) = (rows.div_ceil(block), columns / size);
-        let (count, dim) = units(&lhs.client, batch * heads * blocks * vectors);
-        let (client, at, dtypes) =
-            (lhs.client.clone(), address_type(&[&lhs, &rhs, &product]), types(lhs.dtype));
-        let (of_lhs, of_rhs) = (strides(&lhs), strides(&rhs));
-        // SAFETY: the kernel compares every position with the sizes, which are those of the matrices.
-        unsafe {
-            product_kernel::launch_unchecked(
-                &client,
-                count,
-                dim,
-                at,
-                size,
-                lhs.into_buffer_arg(),
-                rhs.into_buffer_arg(),
-                product.clone().into_buffer_arg(),
-                of_lhs,
-                of_rhs,
-                SizesLaunch::new(batch, heads, rows, terms, vectors, blocks),
-                block,
-                dtypes,
-            );
+        let grid = Grid::of_units(batch * heads * blocks * vectors, &[&lhs, &rhs, &product]);
+        if let Some(grid) = grid {
+            let (of_lhs, of_rhs) = (strides(&lhs), strides(&rhs));
+            // SAFETY: the kernel compares every position with the sizes, which are those of the matrices.
+            unsafe {
+                launch!(
+                    product_kernel,
+                    grid,
+                    size,
+                    lhs.into_buffer_arg(),
+                    rhs.into_buffer_arg(),
+                    product.clone().into_buffer_arg(),
+                    of_lhs,
+                    of_rhs,
+                    ProductSizesLaunch::new(batch, heads, rows, terms, vectors, blocks),
+                    block,
+                    grid.dtypes,
+                );
+            }
         }
         product
     }
 }
 
-/// Of matrices `[batch, heads, rows, columns]`.
+/// The strides of matrices `[batch, heads, rows, columns]`.
 #[derive(CubeType, CubeLaunch)]
 struct Strides {
     batch: usize,
@@ -92,9 +90,9 @@ fn strides(x: &CubeTensor) -> StridesLaunch {
     StridesLaunch::new(strides[0], strides[1], strides[2], strides[3])
 }
 
-/// Sizes of matrices; of a product, rows are in blocks and columns in vectors.
+/// The sizes of matrices. The product has `blocks` of rows and `vectors` of columns.
 #[derive(CubeType, CubeLaunch)]
-struct Sizes {
+struct ProductSizes {
     batch: usize,
     heads: usize,
     rows: usize,
@@ -110,7 +108,7 @@ fn product_kernel<T: Float, W: Float, N: Size>(
     product: &mut [Vector<T, N>],
     of_lhs: Strides,
     of_rhs: Strides,
-    sizes: Sizes,
+    sizes: ProductSizes,
     #[comptime] block: usize,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
@@ -127,7 +125,7 @@ fn product_kernel<T: Float, W: Float, N: Size>(
     let mut sums = Array::<Vector<W, N>>::new(block);
     #[unroll]
     for row in 0..block {
-        // Beyond the last row, the last one again.
+        // Beyond the last row, it is read again.
         at_lhs[row] = start + min(first + row, sizes.rows - 1) * of_lhs.row;
         sums[row] = Vector::new(W::new(0.0));
     }

@@ -1,25 +1,27 @@
-//! Random numbers that depend on a seed and a position only: drawn again, they are the same, in whatever order.
+//! Random numbers that depend only on a seed and a position: drawn again, in whatever order, they are the same.
 //!
-//! Philox4x32-10 of Salmon, Moraes, Dror and Shaw, Parallel random numbers: as easy as 1, 2, 3 (SC 2011): four numbers for a key
-//! of two words and a counter.
-use super::mask::{GROUP, TURNS};
+//! They are those of Philox4x32-10 (Salmon, Moraes, Dror and Shaw, Parallel random numbers: as easy as 1, 2, 3, SC 2011), which gives
+//! four numbers for a key of two words and a counter.
 use super::math::constant;
 use burn_cubecl::cubecl::{self, prelude::*, std::tensor::layout::linear::LinearView};
 
-/// The elements of a seed, numbers of 16 bits.
+/// Elements of a group, each of which has one of the four numbers of a counter.
+pub(crate) const GROUP: usize = 4;
+
+/// Elements of a seed, which are numbers of 16 bits.
 pub(crate) const SEED_WORDS: usize = 4;
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// Numbers below it have the probability; one that is neither 0 nor 1.
+/// Numbers are below it with this probability, which is neither 0 nor 1.
 pub(crate) fn threshold(probability: f64) -> u32 {
     // The conversion saturates.
     (probability * 2f64.powi(32)).round() as u32
 }
 
-/// 32 bits for a position, as [`packing::noise`](crate::saved::packing::noise) has them.
+/// 32 bits for a position, the same as those of [`packing::noise`](crate::saved::packing::noise).
 #[cube]
 pub(crate) fn noise(position: u32, seed: u32) -> u32 {
     let mixed = position ^ (seed * 0x9E37_79B9u32);
@@ -75,23 +77,9 @@ pub(crate) fn numbers(seed: &LinearView<'_, u32>, group: usize) -> Numbers {
     Numbers { first: c0, second: c1, third: c2, fourth: c3 }
 }
 
-/// One bit for each element of a group, the first of its byte in the word of a mask: whether its number is below the threshold.
-#[cube]
-pub(crate) fn bits(seed: &LinearView<'_, u32>, group: usize, threshold: u32) -> u32 {
-    let numbers = numbers(seed, group);
-    let mut bits = 0u32;
-    #[unroll]
-    for element in 0..GROUP {
-        bits |= u32::cast_from(numbers.get(element) < threshold) << comptime!((element * TURNS) as u32);
-    }
-    bits
-}
-
-/// Uniform in `0..1`, of a number.
+/// A number in `0..1`, uniform.
 #[cube]
 pub(crate) fn unit<W: Float>(number: u32) -> W {
     // As many bits as an f32 has.
     W::cast_from(number >> 8u32) * constant::<W>(comptime!(1.0 / (1 << 24) as f32))
 }
-
-const _: () = assert!(GROUP == 4, "a counter gives four numbers");

@@ -1,17 +1,17 @@
-//! Reductions of rows: by the units of a cube, or by one unit each.
+//! Reductions of rows, each by one unit or by the units of a cube.
 use burn_cubecl::cubecl::{self, prelude::*};
 
 /// The most units of a cube that reduces a row: every device has as many.
 const MOST_UNITS: usize = 256;
-/// Elements of a row for each unit, below which there are fewer units.
+/// Each unit has about so many elements of a row: shorter rows have fewer units.
 const ELEMENTS: usize = 16;
 
 /// The fewest units of a cube that reduces a row.
 pub(crate) const FEWEST_UNITS: usize = 8;
-/// A row of up to so many elements is one unit's: most units of a cube would have nothing to do, and all wait for each other.
+/// One unit reduces a row of up to so many elements: most units of a cube would have nothing to do, and all wait for each other.
 const SHORT: usize = 64;
 
-/// The units that reduce a row of so many elements: one, or those of a cube; a power of two.
+/// How many units reduce a row of so many elements, a power of two: one unit, or those of a cube.
 pub(crate) fn units_of_row(elements: usize) -> usize {
     match elements {
         0..=SHORT => 1,
@@ -19,34 +19,16 @@ pub(crate) fn units_of_row(elements: usize) -> usize {
     }
 }
 
-/// The cubes, and their units, for so many rows with so many units each.
-pub(crate) fn grid_of_rows(
-    client: &cubecl::client::Client,
-    rows: usize,
-    units: usize,
-) -> (CubeCount, CubeDim) {
-    match units {
-        1 => super::units(client, rows),
-        _ => (cubes(rows), CubeDim::new_1d(units as u32)),
-    }
-}
-
-/// The row of this unit; there may be more of them than rows.
+/// The row of this unit; there may be more units than rows.
 #[cube]
 pub(crate) fn row_of_unit(#[comptime] units: usize) -> usize {
     if comptime!(units == 1) { ABSOLUTE_POS } else { CUBE_POS }
 }
 
-/// Which of the units of its row this is.
+/// The number of this unit among those of its row.
 #[cube]
 pub(crate) fn unit_of_row(#[comptime] units: usize) -> usize {
     if comptime!(units == 1) { 0usize.runtime() } else { UNIT_POS as usize }
-}
-
-/// As many cubes, in a grid that every device takes. There may be more: [`CUBE_POS`] must be compared.
-pub(crate) fn cubes(count: usize) -> CubeCount {
-    const ROW: usize = 1 << 15;
-    CubeCount::new_2d(count.min(ROW) as u32, count.div_ceil(ROW) as u32)
 }
 
 /// Two numbers.

@@ -1,6 +1,6 @@
-//! Products with one factor, in one pass and in place. Where operations are fused, too: what is scaled was kept, so that there
-//! is nothing to join it with.
-use super::{Output, address_type, in_memory_order, types, units, vector_size};
+//! The product of a tensor and one factor, in one pass and in place. This kernel is taken with fusion, too: the tensor was kept, so
+//! there is nothing to fuse the product with.
+use super::{Grid, Output, in_memory_order, launch, vector_size};
 use crate::backend::Scaling;
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Backend, Cube, backend_extension, tensor::FloatTensor};
@@ -29,30 +29,12 @@ impl ScalingCube for CubeBackend {
     fn cube_scale(x: FloatTensor<Self>, factor: FloatTensor<Self>, by: f64) -> FloatTensor<Self> {
         let [y] = in_memory_order([x], |[x]| {
             let y = Output::replacing(&x, 0);
-            let len = x.meta.num_elements();
-            if len > 0 {
-                let size = vector_size(&[&x, &y.tensor], usize::MAX);
-                let (count, dim) = units(&x.client, len / size);
-                let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
-                let by = InputScalar::new(by, dtypes[1]);
-                let of_factor = dtype_to_storage_type(factor.dtype);
+            let size = vector_size(&[&x, &y.tensor], usize::MAX);
+            if let Some(grid) = Grid::of_units(x.meta.num_elements() / size, &[&x]) {
+                let (by, of_factor) = (grid.scalar(by), dtype_to_storage_type(factor.dtype));
                 let (x, factor) = (x.into_linear_view(), factor.into_buffer_arg());
                 // SAFETY: the kernel compares every position with the shapes.
-                unsafe {
-                    scale_kernel::launch_unchecked(
-                        &client,
-                        count,
-                        dim,
-                        at,
-                        size,
-                        x,
-                        y.view(),
-                        factor,
-                        by,
-                        dtypes,
-                        of_factor,
-                    );
-                }
+                unsafe { launch!(scale_kernel, grid, size, x, y.view(), factor, by, grid.dtypes, of_factor) };
             }
             [y.tensor]
         });

@@ -1,12 +1,11 @@
-//! Tensors `[batch, channels, ...]` with up to three spatial axes, whose kernels walk them as they lie in memory.
+//! Tensors `[batch, channels, ...]` with up to three spatial axes, for kernels that walk them in the order of memory.
 use super::empty;
 use super::order::empty_along;
 use burn::tensor::{DType, Shape};
 use burn_cubecl::cubecl::{self, prelude::*, std::FastDivmod};
 use burn_cubecl::tensor::CubeTensor;
 
-/// The sizes of `[batch, channels, depth, height, width]` and its strides; spatial axes that a tensor lacks come first and have one
-/// element.
+/// Sizes and strides of `[batch, channels, depth, height, width]`. If a tensor lacks spatial axes, the first ones have one element.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(crate) struct Volume {
     pub channels: usize,
@@ -33,12 +32,12 @@ pub(crate) struct Place {
     pub column: usize,
 }
 
-/// For the launch.
+/// The argument of a launch.
 pub(crate) fn volume(tensor: &CubeTensor) -> VolumeLaunch {
     groups_of_channels(tensor, 1)
 }
 
-/// The first channels of groups of so many, or fewer in the last one.
+/// The same for groups of channels: places are those of the first channel of a group. The last group may have fewer channels.
 pub(crate) fn groups_of_channels(tensor: &CubeTensor, of_group: usize) -> VolumeLaunch {
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
     let missing = 5 - shape.num_dims();
@@ -55,14 +54,14 @@ pub(crate) fn groups_of_channels(tensor: &CubeTensor, of_group: usize) -> Volume
     )
 }
 
-/// Whether the channels are nearer to one another in memory than the elements of a row.
+/// Whether channels are nearer to each other in memory than the elements of a row.
 pub(crate) fn channels_last(tensor: &CubeTensor) -> bool {
     let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
     let last = shape.num_dims() - 1;
     shape[1] > 1 && shape[last] > 1 && strides[1] < strides[last]
 }
 
-/// A tensor in one of the two orders.
+/// A tensor in one of the two orders, not written yet.
 pub(crate) fn empty_in_order(
     like: &CubeTensor,
     shape: Shape,

@@ -1,33 +1,10 @@
 //! Activations with approximate gradients, which keep two bits per element.
+use super::elementwise::elementwise;
 use crate::functional;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-macro_rules! approx {
-    ($($(#[$meta:meta])* pub struct $module:ident => $function:ident;)+) => {$(
-        $(#[$meta])*
-        #[derive(Module, Debug, Default)]
-        pub struct $module;
-
-        impl $module {
-            /// Creates the module.
-            pub fn new() -> Self {
-                Self
-            }
-
-            /// Applies the function element by element.
-            ///
-            /// # Shapes
-            ///
-            /// - input: any
-            /// - output: the same
-            pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
-                functional::$function(input)
-            }
-        }
-    )+};
-}
-approx! {
+elementwise! {
     /// [`Gelu`](super::Gelu) with **approximate gradients**: the output is the same, but the slope of each element is rounded
     /// to one of four numbers. [arXiv 2406.16282](https://arxiv.org/abs/2406.16282) fine-tunes vision transformers and language
     /// models with such slopes.
@@ -44,8 +21,10 @@ approx! {
     /// let slopes = x.grad(&y.sum().backward()).unwrap().into_data();
     /// slopes.assert_approx_eq::<f32>(&[0.0f32, -0.04955, 1.04955, 1.0].into(), burn::tensor::Tolerance::default());
     /// ```
-    pub struct ApproxGelu => approx_gelu;
+    pub struct ApproxGelu => functional::approx_gelu
+}
 
+elementwise! {
     /// [`SiLU`](super::SiLU) with **approximate gradients**: the output is the same, but the slope of each element is rounded
     /// to one of four numbers. [arXiv 2406.16282](https://arxiv.org/abs/2406.16282) fine-tunes vision transformers and language
     /// models with such slopes.
@@ -62,5 +41,5 @@ approx! {
     /// let slopes = x.grad(&y.sum().backward()).unwrap().into_data();
     /// slopes.assert_approx_eq::<f32>(&[0.0f32, -0.040513, 1.040513, 1.0].into(), burn::tensor::Tolerance::default());
     /// ```
-    pub struct ApproxSilu => approx_silu;
+    pub struct ApproxSilu => functional::approx_silu
 }

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 /// Defines a module whose forward pass is a function of the input and the fields, in their order; written as for [`drop_in!`].
-/// A module with fields has a config, too, and the defaults stand next to the fields.
+/// A module with fields has a config, too, and the defaults stand next to the fields. Without `as ..`, Burn lacks the module.
 macro_rules! elementwise {
     (
         $(#[$meta:meta])*
@@ -47,6 +47,50 @@ macro_rules! elementwise {
         }
         elementwise!(@forward $module, $function { $($field)* });
     };
+    ($(#[$meta:meta])* pub struct $module:ident => $function:path) => {
+        $(#[$meta])*
+        #[derive(Module, Debug, Default)]
+        pub struct $module;
+
+        impl $module {
+            /// Creates the module.
+            pub fn new() -> Self {
+                Self
+            }
+        }
+        elementwise!(@forward $module, $function {});
+    };
+    (
+        $(#[$meta:meta])*
+        pub struct $module:ident {
+            $(#[doc = $doc:tt] pub $field:ident: f64 $(= $default:tt)?,)*
+        }
+        $config:ident => $function:path
+    ) => {
+        #[doc = concat!("Configuration of [`", stringify!($module), "`].")]
+        #[derive(Config, Debug)]
+        pub struct $config {
+            $(
+                #[doc = concat!($doc $(, " Default is ", $default)?)]
+                $(#[config(default = $default)])?
+                pub $field: f64,
+            )*
+        }
+
+        impl $config {
+            /// Initializes the module.
+            pub fn init(&self) -> $module {
+                $module { $($field: self.$field),* }
+            }
+        }
+
+        $(#[$meta])*
+        #[derive(Module, Debug)]
+        pub struct $module {
+            $(#[doc = $doc] pub $field: f64,)*
+        }
+        elementwise!(@forward $module, $function { $($field)* });
+    };
     (@forward $module:ident, $function:path { $($field:ident)* }) => {
         impl $module {
             /// Applies the function element by element.
@@ -61,6 +105,7 @@ macro_rules! elementwise {
         }
     };
 }
+pub(super) use elementwise;
 
 elementwise! {
     /// Rectified linear unit, `max(x, 0)`.
@@ -393,4 +438,33 @@ elementwise! {
         pub alpha: f64 = "1.0",
     }
     ThresholdedReluConfig => functional::thresholded_relu
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use super::*;
+    use burn::tensor::Device;
+
+    fn scaled<const D: usize>(x: Tensor<D>, factor: f64, offset: f64) -> Tensor<D> {
+        x * factor + offset
+    }
+
+    elementwise! {
+        /// What Burn lacks, with numbers.
+        pub struct Scaled {
+            /// The factor.
+            pub factor: f64,
+            /// The offset.
+            pub offset: f64 = "0.5",
+        }
+        ScaledConfig => scaled
+    }
+
+    #[test]
+    fn modules_that_burn_lacks_have_configs() {
+        let module = ScaledConfig::new(2.0).init();
+        let y = module.forward(Tensor::<1>::from_floats([1.0, -1.0], &Device::flex()));
+        y.into_data().assert_eq(&[2.5f32, -1.5].into(), true);
+        assert_eq!(ScaledConfig::new(2.0).with_offset(3.0).init().offset, 3.0);
+    }
 }

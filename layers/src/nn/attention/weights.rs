@@ -1,4 +1,5 @@
-//! Queries and keys on their way to attention weights, and [`AttentionWeights`], which are computed when they are first read.
+//! The heads of an attention layer, from which its weights are computed, and [`AttentionWeights`], which are computed when they are
+//! first read.
 use crate::functional;
 use crate::nn::Dropout;
 use crate::ops::{Attention, Scores, WeightDropout};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 pub(super) struct Heads {
     /// `[batch, heads, queries, width]`
     pub(super) query: Tensor<4>,
-    /// `[batch, heads, keys, width]`, or fewer heads, each of which several query heads share
+    /// `[batch, heads, keys, width]`, or fewer heads, each of which several query heads share.
     pub(super) key: Tensor<4>,
     /// True where a key is hidden; `[batch, heads, queries, keys]`, or 1 in place of any of them.
     pub(super) mask: Option<Tensor<4, Bool>>,
@@ -31,22 +32,36 @@ impl Heads {
     }
 
     fn apply<const D: usize>(self, value: Tensor<4>, merged: bool) -> Tensor<D> {
+        match value.is_tracked() && self.has_few_weights() {
+            true => self.with_weights(value, merged).0,
+            false => self.recomputing_weights(value, merged),
+        }
+    }
+
+    /// The [`merged`](Self::merged) values, and the weights, which are computed now if they are few.
+    pub(super) fn attend(self, value: Tensor<4>) -> (Tensor<3>, AttentionWeights) {
+        if self.has_few_weights() {
+            let (context, weights) = self.with_weights(value, true);
+            return (context, weights.into());
+        }
+        (self.clone().recomputing_weights(value, true), AttentionWeights::new(self))
+    }
+
+    fn has_few_weights(&self) -> bool {
+        functional::has_few_weights(&self.query, &self.key, &self.mask, &None)
+    }
+
+    fn with_weights<const D: usize>(self, value: Tensor<4>, merged: bool) -> (Tensor<D>, Tensor<4>) {
+        let Self { query, key, mask, scores, dropout } = self;
+        functional::with_weights(query, key, value, mask, None, Attention { scores, dropout, merged })
+    }
+
+    fn recomputing_weights<const D: usize>(self, value: Tensor<4>, merged: bool) -> Tensor<D> {
         let Self { query, key, mask, scores, dropout } = self;
         functional::weighted(query, key, value, mask, None, Attention { scores, dropout, merged })
     }
 
-    /// The [`merged`](Self::merged) values, and the weights.
-    pub(super) fn attend(self, value: Tensor<4>) -> (Tensor<3>, AttentionWeights) {
-        if !functional::has_few_weights(&self.query, &self.key, &self.mask, &None) {
-            return (self.clone().merged(value), AttentionWeights::new(self));
-        }
-        let Self { query, key, mask, scores, dropout } = self;
-        let attention = Attention { scores, dropout, merged: true };
-        let (context, weights) = functional::with_weights(query, key, value, mask, None, attention);
-        (context, weights.into())
-    }
-
-    /// The weights, after dropout: the attention over the rows of an identity matrix.
+    /// The weights after dropout: the values are the rows of an identity matrix.
     fn weights(self) -> Tensor<4> {
         let [batch, n_heads, keys, _] = self.key.dims();
         let rows = Tensor::<2>::eye(keys, &self.key.device()).cast(self.key.dtype());

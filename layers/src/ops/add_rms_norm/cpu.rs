@@ -1,4 +1,4 @@
-//! A fused loop: a row of the sum is normalized while it is in the cache.
+//! The kernel on a CPU: a fused loop that normalizes a row of the sum while it is in the cache.
 use super::{AddRmsNormKernels, RowNorm, RowNormKernels};
 use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element};
 use crate::ops::row_norm::cpu::statistics;

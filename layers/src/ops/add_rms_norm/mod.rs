@@ -1,4 +1,4 @@
-//! Residual sum and RMS normalization in one pass, as in every block of a language model.
+//! A residual sum and its RMS normalization in one pass, as in every block of a language model.
 //!
 //! | | |
 //! | --- | --- |
@@ -6,9 +6,9 @@
 //! | keeps | `s` if `x`, `residual` or `gamma` is tracked; `gamma` (a handle) if `x` or `residual` is |
 //! | backward | `ds += gradient of the norm`, see [`row_norm`](super::row_norm); `dx = dresidual = ds` |
 //!
-//! Both `s` and `y` are outputs, so there are two steps: the sum, which keeps nothing, and its norm. `s` is read once less than
-//! by two operations, and takes the place of an input that nothing else needs. Stock Burn keeps two tensors of its size. This
-//! follows Liger-Kernel's fused add and RMS norm, [arXiv 2410.10989](https://arxiv.org/abs/2410.10989).
+//! Both `s` and `y` are outputs, so there are two steps: the sum, which keeps nothing, and its norm. `s` is read once less than by two
+//! separate operations, and takes the place of an input that is the only handle of its tensor. Stock Burn keeps two tensors of the size of
+//! `s`. This follows Liger-Kernel's fused add and RMS norm, [arXiv 2410.10989](https://arxiv.org/abs/2410.10989).
 use super::row_norm::{RowNorm, RowNormKernels};
 use crate::backend::device_backends;
 use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
@@ -39,7 +39,7 @@ extension! {
         ) -> SumAndNorm<Self> {
             let norm = RowNorm::over_last(gamma.shape()[0], false, epsilon);
             let y = Arc::default();
-            let sum = Sum { gamma: Self::primitive(&gamma), norm, y: Arc::clone(&y) };
+            let sum = ResidualSum { gamma: Self::primitive(&gamma), norm, y: Arc::clone(&y) };
             let sum = Self::run(sum, [Some(x), Some(residual)]);
             let y = y.lock().unwrap_or_else(PoisonError::into_inner).take();
             let norm = NormOfSum { y: y.expect("made with the sum"), norm };
@@ -49,16 +49,16 @@ extension! {
     }
 }
 
-/// The sum, whose forward pass makes its norm, too.
+/// The sum. Its forward pass also computes the norm.
 #[derive(Clone)]
-pub struct Sum<T> {
+pub struct ResidualSum<T> {
     gamma: T,
     norm: RowNorm,
-    /// The norm, for the step after this one.
+    /// The norm, which the next step takes.
     y: Arc<Mutex<Option<T>>>,
 }
 
-impl<B: AddRmsNormKernels> Operation<B, 2> for Sum<FloatTensor<B>> {
+impl<B: AddRmsNormKernels> Operation<B, 2> for ResidualSum<FloatTensor<B>> {
     const INPUTS: [&'static str; 2] = ["x", "residual"];
     type Saved = ();
 
@@ -85,7 +85,7 @@ impl<B: AddRmsNormKernels> Operation<B, 2> for Sum<FloatTensor<B>> {
     }
 }
 
-/// The norm of the sum, which is known already.
+/// The norm of the sum. It is already known.
 #[derive(Clone)]
 pub struct NormOfSum<T> {
     y: T,
@@ -124,7 +124,7 @@ impl<B: AddRmsNormKernels> Operation<B, 3> for NormOfSum<FloatTensor<B>> {
 
 /// The kernels.
 pub trait AddRmsNormKernels: RowNormKernels {
-    /// `x + residual`, and its norm; the sum takes the place of an input that is the only handle of its tensor.
+    /// `x + residual`, and its norm. The sum takes the place of an input that is the only handle of its tensor.
     fn add_rms_norm(
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
@@ -152,7 +152,7 @@ mod tests {
             let gamma = random(&[features]);
             let [c_x, c_residual, c_gamma] = [&x, &residual, &gamma].map(composed);
             let bodies = Composed::add_rms_norm(c_x, c_residual, c_gamma, &norm);
-            // In the place of neither, of either and of the other.
+            // In place of neither input, of the first and of the second.
             let unique = |x: &FloatTensor<Flex>| Flex::float_mul_scalar(x.clone(), 1.0.into());
             for (x, residual) in [
                 (x.clone(), residual.clone()),

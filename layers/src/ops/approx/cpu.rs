@@ -1,10 +1,6 @@
-//! A fused loop.
+//! The gradient on a CPU, in one loop.
 use super::{ApproxKernels, Pieces};
-use crate::backend::cpu::{
-    BitMask, CpuBackend, CpuElement,
-    bit_mask::{BITS, TASK},
-    parallel, with_element,
-};
+use crate::backend::cpu::{BitMask, CpuBackend, CpuElement, bit_mask::BITS, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, bf16, f16};
 use num_traits::{One, Zero};
@@ -17,14 +13,13 @@ impl<B: CpuBackend> ApproxKernels for B {
     }
 }
 
-/// Multiplies every value by its slope.
+/// Multiplies every value by the slope of its piece.
 fn scale<E: CpuElement>(values: &mut [E], Pieces { positive, inner, slope }: &Pieces<BitMask>) {
     let slope = <E::Acc as CpuElement>::from_f64(*slope);
     let slopes = [[E::Acc::zero(), slope], [E::Acc::one(), E::Acc::one() - slope]];
-    parallel::chunks_mut(values, TASK * BITS, values.len(), |task, values| {
-        let words = |mask: &BitMask, index: usize| mask.words()[task * TASK + index];
-        for (index, values) in values.chunks_mut(BITS).enumerate() {
-            let [positive, inner] = [words(positive, index), words(inner, index)];
+    positive.chunks(values, values.len(), |first, positive, values| {
+        let masks = positive.iter().zip(&inner.words()[first / BITS..]);
+        for ((&positive, &inner), values) in masks.zip(values.chunks_mut(BITS)) {
             for (bit, value) in values.iter_mut().enumerate() {
                 let piece = |word: u64| (word >> bit & 1) as usize;
                 let scaled = E::narrow(value.widen() * slopes[piece(positive)][piece(inner)]);

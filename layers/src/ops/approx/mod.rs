@@ -1,17 +1,17 @@
-//! Activations whose slopes are rounded to one of four.
+//! Activations with exact values, whose slopes in the backward pass are rounded to one of four.
 //!
 //! | | |
 //! | --- | --- |
 //! | computes | `y = f(x)`, exactly |
 //! | keeps | 2 bits per element if `x` is tracked, else nothing |
-//! | backward | `dx = dy * slope`, the slope of the piecewise linear function closest to `f` of those with three corners, `-c`, 0 and `c`: |
-//! | | 0 up to `-c`, then `s` up to 0, then `1 - s` up to `c`, then 1 |
+//! | backward | `dx = dy * slope`, with the slope of the piecewise linear function that is closest to `f` among those with corners at |
+//! | | `-c`, 0 and `c`: 0 up to `-c`, then `s` up to 0, then `1 - s` up to `c`, then 1 |
 //!
-//! **Gradients are approximate.** Exact ones need `x`, in f32 16 times as many bits.
+//! **Gradients are approximate.** Exact ones need `x`, which in f32 takes 16 times as many bits.
 //!
-//! "Closest" is the least integral of the squared difference of the functions, as in
-//! [arXiv 2406.16282](https://arxiv.org/abs/2406.16282), which has nearly the same numbers: it does not ask for the symmetry
-//! that both functions have, `f(x) - f(-x) = x`. A test looks for better ones.
+//! The closest function is the one with the least integral of the squared difference, as in
+//! [arXiv 2406.16282](https://arxiv.org/abs/2406.16282). The numbers there are nearly the same, but do not have the symmetry of both
+//! activations, `f(x) - f(-x) = x`. A test checks that no numbers nearby are better.
 use super::{
     piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels},
     smooth::{Smooth, SmoothKernels},
@@ -40,7 +40,7 @@ impl Approx {
         }
     }
 
-    /// Where the outer corners are, and the slope from the left one to 0.
+    /// The outer corner `c`, and the slope `s` from `-c` to 0.
     fn corner_and_slope(self) -> (f64, f64) {
         match self {
             Self::Gelu => (3.1718, -0.049_551),
@@ -97,18 +97,19 @@ impl<B: ApproxKernels> Operation<B, 1> for Approx {
     }
 }
 
-/// Which piece every element is in, and the slope of the second.
+/// The piece that every element is in, and the slope `s`.
 #[derive(Clone, Debug)]
 pub struct Pieces<M> {
+    /// Whether the element is above 0.
     positive: M,
-    /// Between the outer corners.
+    /// Whether the element is between the outer corners.
     inner: M,
     slope: f64,
 }
 
 /// The kernels.
 pub trait ApproxKernels: SmoothKernels + PiecewiseLinearKernels {
-    /// `dy * slope`, in the place of `dy` if that is the only handle.
+    /// `dy * slope`, in place if `dy` is the only handle of its tensor.
     fn approx_backward(dy: FloatTensor<Self>, pieces: Pieces<Self::Mask>) -> FloatTensor<Self> {
         let Pieces { positive, inner, slope } = pieces;
         let signed = Self::scale_by_mask(dy.clone(), &positive, [slope, -slope]);
@@ -148,7 +149,7 @@ mod tests {
 
     /// The integral of the squared difference of the functions, up to a factor.
     fn difference(f: impl Fn(f64) -> f64, corner: f64, slope: f64) -> f64 {
-        // The other half of the axis has the same: `f(x) - f(-x) = x`.
+        // The other half of the axis has the same integral, because `f(x) - f(-x) = x`.
         let squared = |x: f64| {
             let line = if x > -corner { slope * (x + corner) } else { 0.0 };
             (f(x) - line).powi(2)

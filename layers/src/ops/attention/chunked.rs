@@ -1,11 +1,11 @@
-//! Attention chunk by chunk, forward and backward.
+//! The loops of attention over its chunks, forward and backward.
 use super::{
     AttentionKernels, BIAS, KEY, QUERY, ScoreGrads, ScoreRows, Scores, VALUE,
-    chunks::{Chunk, Sizes, part, slices},
-    sums::{BiasGrad, KeyGrads, Parts, Put},
+    chunks::{Chunk, Sizes},
+    parts::{Parts, Put, part, slices},
+    sums::{BiasGrad, KeyGrads},
 };
-use crate::backend::wide;
-use crate::{graph::tape, saved::packing::PackingKernels};
+use crate::{backend::wide, graph::tape, saved::packing::PackingKernels};
 use burn::backend::{
     Backend, TensorMetadata,
     tensor::{BoolTensor, FloatTensor},
@@ -17,7 +17,7 @@ use burn::tensor::Shape;
 pub(super) struct Operands<B: Backend> {
     /// `[batch, heads, queries, width]`
     pub(super) query: FloatTensor<B>,
-    /// `[batch, groups, keys, width]`, each group for as many heads
+    /// `[batch, groups, keys, width]`, each group for equally many heads
     pub(super) key: FloatTensor<B>,
     pub(super) terms: Terms<B>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Terms<B: Backend> {
 }
 
 impl<B: Backend> Terms<B> {
-    /// Those of a chunk.
+    /// The terms of the rows of a chunk.
     fn rows(&self, chunk: &Chunk, sizes: &Sizes) -> ScoreRows<B> {
         let Chunk { batch, heads, queries, keys, .. } = chunk;
         let ranges = [batch, heads, queries, &(0..*keys)];
@@ -51,7 +51,7 @@ impl<B: Backend> Terms<B> {
     }
 }
 
-/// What was dropped from the weights, chunk by chunk.
+/// Which weights were dropped, chunk by chunk.
 #[derive(Clone, Debug)]
 pub(super) struct DroppedWeights<M> {
     /// The bits that are set where a weight was kept.
@@ -76,16 +76,16 @@ impl<B: AttentionKernels> Operands<B> {
     fn chunks(&self) -> Vec<Chunk> {
         let (sizes, device, dtype) = (self.sizes(), self.query.device(), self.query.dtype());
         let [query, key] = [&self.query, &self.key].map(|x| x.shape().num_elements());
-        // A single chunk drops its inputs before all results are there. Forward, it may have as many weights more as the output has
-        // numbers without needing more; backward, where there are weights and their gradients, half of the queries, keys and values.
-        // A bias has gradients, too.
+        // A single chunk drops its inputs before it makes its last result. So it may have more weights than other chunks at the same
+        // peak: in the forward pass by the elements of the output; in the backward pass, which has weights and their gradients, by half
+        // the elements of queries, keys and values. A bias has gradients, too.
         let more = query.min(query / 2 + key) / if self.terms.bias.is_some() { 3 } else { 1 };
         let elements = B::chunk(&device, sizes.keys);
         let most_of_one = (elements + more).min(B::largest(&device) / wide(dtype).size());
         sizes.one_or_chunks(&self.terms.scores, elements, most_of_one, B::CAUSAL_PARTS)
     }
 
-    /// Draws what to drop.
+    /// Draws which weights to drop.
     pub(super) fn drop_weights(&self, keep: f64) -> DroppedWeights<B::Mask> {
         let (device, dtype) = (self.query.device(), self.query.dtype());
         let chunks = self.chunks().into_iter();
@@ -94,7 +94,7 @@ impl<B: AttentionKernels> Operands<B> {
             B::bernoulli_mask(shape, dtype, &device, keep)
         });
         let mut masks: Vec<_> = tape::draw(|| masks.collect());
-        masks.shrink_to_fit(); // they were collected into the place of the chunks
+        masks.shrink_to_fit(); // they were collected into the allocation of the chunks
         DroppedWeights { masks, keep }
     }
 
@@ -109,7 +109,7 @@ impl<B: AttentionKernels> Operands<B> {
         let Sizes { batch, heads, queries, keys, .. } = sizes;
         let Self { query, key, terms } = self;
         let like = (query.device(), query.dtype());
-        // In memory the heads of a query lie side by side: merging them is free.
+        // The heads of a query lie side by side in memory, so that merging them copies nothing.
         let mut output = Parts::<B>::covering(Shape::new([batch, queries, heads, width]));
         let all_weights = Shape::new([batch, heads, queries, keys]);
         let mut all_weights = match terms.scores.causal {
@@ -159,8 +159,8 @@ impl<B: AttentionKernels> Operands<B> {
         dvalue.finish(&like)
     }
 
-    /// Gives the gradients that are wanted, of query, key, value and bias; those of a single chunk each before the next is made: where
-    /// one tensor is several of these, the sum of its gradients waits in place of all.
+    /// Gives the wanted gradients of query, key, value and bias. If there is a single chunk, each is given before the next is made:
+    /// where one tensor is several of these inputs, only the sum of its gradients then waits, not each of them.
     pub(super) fn backward(
         self,
         value: FloatTensor<B>,
@@ -217,11 +217,11 @@ impl<B: AttentionKernels> Operands<B> {
     }
 }
 
-/// Where parts of gradients go that a chunk makes.
+/// Where the parts of gradients go that a chunk makes.
 struct GradientParts<'a, B: AttentionKernels, G> {
-    /// Whether the chunk is the only one: its parts are the gradients.
+    /// Whether the chunk is the only one, so that its parts are the gradients.
     is_one: bool,
-    /// Parts that are put together.
+    /// Parts that are put into place together.
     waiting: Vec<Put<'a, B>>,
     give: G,
 }
@@ -236,8 +236,8 @@ impl<'a, B: AttentionKernels, G: FnMut(usize, FloatTensor<B>)> GradientParts<'a,
     }
 }
 
-/// Whether the weights take no more memory than what they are computed from, as far as that is not the same memory several times, and
-/// fit in one tensor of the device.
+/// Whether the weights take no more memory than what they are computed from, and fit into one tensor of the device. Expanded tensors
+/// count as nothing, since they take no memory of their size.
 pub(super) fn has_few_weights<B: AttentionKernels + PackingKernels>(
     query: &FloatTensor<B>,
     key: &FloatTensor<B>,
@@ -252,7 +252,7 @@ pub(super) fn has_few_weights<B: AttentionKernels + PackingKernels>(
     weights <= floats.chain(mask).sum() && weights <= B::largest(&query.device())
 }
 
-/// What all chunks read. The last one gets the only handles, and drops each after its last product.
+/// What all chunks read. The last chunk gets the only handles, and drops each after its last product.
 struct ChunkInputs<B: Backend, const N: usize> {
     tensors: Option<[FloatTensor<B>; N]>,
     /// The chunks to come.
@@ -264,7 +264,7 @@ impl<B: Backend, const N: usize> ChunkInputs<B, N> {
         Self { tensors: Some(tensors), left: chunks }
     }
 
-    /// Those of the next chunk.
+    /// The handles for the next chunk.
     fn next(&mut self) -> [FloatTensor<B>; N] {
         self.left -= 1;
         let tensors = if self.left == 0 { self.tensors.take() } else { self.tensors.clone() };
@@ -272,7 +272,7 @@ impl<B: Backend, const N: usize> ChunkInputs<B, N> {
     }
 }
 
-/// Zeroes what was dropped, and divides the rest by the probability that a weight is kept.
+/// Zeroes what was dropped, and divides all else by the probability that a weight is kept.
 fn apply_dropout<B: AttentionKernels>(
     x: FloatTensor<B>,
     dropped: Option<&DroppedWeights<B::Mask>>,

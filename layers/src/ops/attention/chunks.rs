@@ -1,31 +1,31 @@
-//! Chunks: the weights that attention makes at a time.
-use super::{AttentionKernels, Scores};
+//! Chunks: which weights attention makes at a time.
+use super::{AttentionKernels, Scores, parts::part};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
-use burn::tensor::{Shape, Slice};
+use burn::tensor::Shape;
 use core::ops::Range;
 
-/// Some queries of some heads, which are worked on together.
+/// Some queries of some heads, whose weights exist at the same time.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Chunk {
     pub(super) batch: Range<usize>,
     pub(super) heads: Range<usize>,
-    /// The heads of the keys and values of these heads.
+    /// The groups of these heads, that is, their heads of keys and values.
     pub(super) groups: Range<usize>,
     pub(super) queries: Range<usize>,
-    /// The keys that these queries see.
+    /// How many keys these queries see.
     pub(super) keys: usize,
 }
 
-/// Causal attention leaves out the keys that no query of a chunk sees; in more parts than this, little more is left out.
+/// Causal attention skips the keys that no query of a chunk sees. With more parts than this, it would skip few more.
 const MOST_CAUSAL_PARTS: usize = 8;
-/// Fewer queries than this waste a matrix product.
+/// With fewer queries than this, a matrix product is inefficient.
 const MIN_QUERIES: usize = 64;
 
 /// The sizes of an attention.
 pub(super) struct Sizes {
     pub(super) batch: usize,
     pub(super) heads: usize,
-    /// The heads of keys and values. Each is that of as many heads of queries.
+    /// The heads of keys and values, each of which equally many heads of queries share.
     pub(super) groups: usize,
     pub(super) queries: usize,
     pub(super) keys: usize,
@@ -48,7 +48,7 @@ impl Sizes {
         (self.heads / self.groups.max(1)).max(1)
     }
 
-    /// So many heads at a time, or less, that they are whole groups or an equal part of one.
+    /// How many heads to take at a time, at most `most`: whole groups, or an equal part of one.
     fn head_step(&self, most: usize) -> usize {
         let of_group = self.of_group();
         match most / of_group {
@@ -57,7 +57,7 @@ impl Sizes {
         }
     }
 
-    /// A single chunk, if there can be one of at most `most_of_one` weights; else [`chunks`](Self::chunks).
+    /// A single chunk, if it has at most `most_of_one` weights; else [`chunks`](Self::chunks).
     pub(super) fn one_or_chunks(
         &self,
         scores: &Scores,
@@ -70,9 +70,10 @@ impl Sizes {
         one.filter(|one| one.len() == 1).unwrap_or_else(|| self.chunks(scores, elements, causal_parts))
     }
 
-    /// The chunks: whole heads where several heads fit in `elements`, else some queries of one. They are in the order of the weights,
-    /// which are drawn in it where some are dropped; causal attention drops none, and takes some queries of several heads, in
-    /// `causal_parts` parts, or as many as there are chunks anyway, of 64 queries at least. Those of a group follow each other.
+    /// The chunks: whole heads if they fit into `elements` weights, else some queries of one head. They are in the order of the weights,
+    /// in which dropout is drawn. Causal attention has no dropout: it takes some queries of several heads, and divides the queries into
+    /// `causal_parts` parts, or into as many as there are chunks anyway. In both cases, a part of a head has at least 64 queries. The
+    /// chunks of a group follow each other.
     pub(super) fn chunks(&self, scores: &Scores, elements: usize, causal_parts: usize) -> Vec<Chunk> {
         let &Self { batch, heads, queries, keys, .. } = self;
         let fitting = elements / keys.max(1); // rows
@@ -111,22 +112,7 @@ impl Sizes {
     }
 }
 
-/// The slices that make a part of a tensor; of an axis of length 1, all. `None` if the part is the whole.
-pub(super) fn slices(shape: &Shape, ranges: [&Range<usize>; 4]) -> Option<Vec<Slice>> {
-    let ranges = shape.iter().zip(ranges).map(|(&len, range)| if len == 1 { 0..1 } else { range.clone() });
-    let ranges: Vec<_> = ranges.collect();
-    let all = shape.iter().zip(&ranges).all(|(&len, range)| *range == (0..len));
-    (!all).then(|| ranges.into_iter().map(Slice::from).collect())
-}
-
-pub(super) fn part<B: Backend>(x: FloatTensor<B>, ranges: [&Range<usize>; 4]) -> FloatTensor<B> {
-    match slices(&x.shape(), ranges) {
-        Some(slices) => B::float_slice(x, &slices),
-        None => x,
-    }
-}
-
-/// The rows `[batch, .., rows, width]` as those of so many heads.
+/// The rows `[batch, .., rows, width]` divided among `heads` heads.
 pub(super) fn with_heads<B: Backend>(x: FloatTensor<B>, heads: usize) -> FloatTensor<B> {
     let [batch, now, rows, width] = x.shape().dims();
     if now == heads {
@@ -148,12 +134,12 @@ impl Chunk {
         part::<B>(x, [&self.batch, &self.groups, &(0..self.keys), &width])
     }
 
-    /// The rows `[batch, heads, queries, ..]` of this chunk as those of the groups: `[batch, groups, heads of a group * queries, ..]`.
+    /// The rows `[batch, heads, queries, ..]` of this chunk by group: `[batch, groups, heads of a group * queries, ..]`.
     pub(super) fn by_group<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
         with_heads::<B>(x, self.groups.len())
     }
 
-    /// [`by_group`](Self::by_group), undone.
+    /// The inverse of [`by_group`](Self::by_group).
     pub(super) fn by_head<B: Backend>(&self, x: FloatTensor<B>) -> FloatTensor<B> {
         with_heads::<B>(x, self.heads.len())
     }
@@ -168,12 +154,12 @@ impl Chunk {
         self.by_head::<B>(B::product(query, B::float_transpose(key)))
     }
 
-    /// Whether these are all queries of the groups.
+    /// Whether the chunk has all queries of its groups.
     pub(super) fn holds_its_groups(&self, sizes: &Sizes) -> bool {
         self.queries == (0..sizes.queries) && self.heads.len() == self.groups.len() * sizes.of_group()
     }
 
-    /// Whether these are the first queries of the groups.
+    /// Whether the chunk has the first queries of its groups.
     pub(super) fn begins_its_groups(&self, sizes: &Sizes) -> bool {
         self.queries.start == 0 && self.heads.start == self.groups.start * sizes.of_group()
     }
@@ -246,12 +232,12 @@ mod tests {
             sizes([8, 2, 128, 32], 2).one_or_chunks(&scores, 1 << 14, most_of_one, 2).len()
         };
         assert_eq!([count(false, 1 << 16), count(false, (1 << 16) - 1)], [1, 4]);
-        // That of causal attention has parts, for which its inputs would be held.
+        // Causal attention is in several parts, which would all hold the inputs.
         assert_eq!(count(true, 1 << 16), chunks([8, 2, 128, 32], true, 1 << 14).len());
     }
 
-    /// A few chunks of a causal attention on a device, where each is several kernels: the queries are in more parts where chunks are
-    /// many anyway, and a chunk has the heads of several batches.
+    /// On a device, where a chunk is several kernels, causal attention has few chunks: the queries are in more parts only where there are
+    /// many chunks anyway, and a chunk has the heads of several batches.
     #[test]
     fn causal_chunks_are_no_more_than_memory_and_parts_ask_for() {
         for (of, elements, most) in [
@@ -279,7 +265,7 @@ mod tests {
                     [(false, 1), (false, 500), (true, 1 << 14), (true, 1 << 17), (false, 1 << 20)]
                 {
                     let sizes = sizes(of, groups);
-                    let mut rows = 0; // of the groups that are not done
+                    let mut rows = 0; // of groups whose chunks are not all seen
                     for chunk in sizes.chunks(&Scores { causal, ..SCORES }, elements, 8) {
                         let Chunk { heads, groups, queries: some, .. } = &chunk;
                         assert!(heads.clone().all(|head| groups.contains(&(head / sizes.of_group()))));

@@ -1,4 +1,4 @@
-//! Fused loops: a row of scores becomes weights while it is in the cache.
+//! The kernels of attention on a CPU: fused loops that turn a row of scores into weights while it is in the cache.
 use super::{AttentionKernels, ScoreGrads, ScoreRows, Scores};
 use crate::backend::cpu::{CpuBackend, CpuElement, exp::COST, parallel, sums, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -8,7 +8,7 @@ use num_traits::{Float, Zero};
 
 impl<B: CpuBackend> AttentionKernels for B {
     const WIDE_PRODUCTS: bool = true;
-    const CHUNK: usize = 1 << 18; // the weights of a chunk stay in the cache
+    const CHUNK: usize = 1 << 18; // so that the weights of a chunk stay in the cache
     const CAUSAL_PARTS: usize = 8;
 
     fn attention_weights(products: FloatTensor<B>, rows: &ScoreRows<B>) -> FloatTensor<B> {
@@ -60,7 +60,7 @@ fn with_rows<B: CpuBackend, E: CpuElement, R>(
     })
 }
 
-/// A tensor `[batch, heads, rows, keys]`, or with 1 in place of any of them.
+/// A tensor `[batch, heads, rows, keys]`, or 1 in place of any of these sizes.
 struct Broadcast<'a, T> {
     values: &'a [T],
     sizes: [usize; 4],
@@ -102,10 +102,10 @@ struct Rows<'a, E> {
     all_keys: usize,
 }
 
-/// The scores of one row, and how they depend on the products.
+/// The scores of one row.
 struct Buffers<A> {
     scores: Vec<A>,
-    /// The slope of the scores, under a soft cap.
+    /// The slopes of the soft cap, if there is one.
     slopes: Vec<A>,
 }
 
@@ -127,7 +127,7 @@ impl<E: CpuElement> Rows<'_, E> {
         self.scores.visible(self.queries.start + query, self.all_queries, self.all_keys).min(self.keys)
     }
 
-    /// Writes the scores of a row, and their slopes under a soft cap.
+    /// Writes the scores of a row, and their slopes if there is a soft cap.
     #[inline(always)]
     fn score(&self, place: [usize; 3], products: &[E], buffers: &mut Buffers<E::Acc>) {
         let num = <E::Acc as CpuElement>::from_f64;
@@ -182,7 +182,7 @@ impl<E: CpuElement> Rows<'_, E> {
     /// Replaces a row of scores by weights.
     #[inline(always)]
     fn softmax(&self, scores: &mut [E::Acc]) {
-        // Finite, so that the exponentials of a row that is all masked are 0.
+        // Finite, so that in a row whose keys are all masked the exponentials are 0.
         let max = sums::larger(<E::Acc as Float>::min_value(), sums::max(scores));
         let mut sum = sums::map_and_sum(scores, |score| (score - max).fast_exp());
         if self.scores.quiet {
@@ -195,7 +195,7 @@ impl<E: CpuElement> Rows<'_, E> {
         scores.iter_mut().for_each(|score| *score = *score * inverse);
     }
 
-    /// Replaces products by weights, and gradients of weights by gradients of products; returns gradients of scores, if wanted.
+    /// Replaces products by weights, and gradients of weights by gradients of products. Returns the gradients of the scores, if wanted.
     fn backward(&self, products: &mut [E], gradients: &mut [E], wants_scores: bool) -> Option<Vec<E::Acc>> {
         let mut score_grads = wants_scores.then(|| vec![<E::Acc as Zero>::zero(); products.len()]);
         let task = parallel::items_per_task(products.len() / self.keys, self.keys);
@@ -254,7 +254,7 @@ impl<E: CpuElement> Rows<'_, E> {
             row_grads.iter_mut().zip(slopes).for_each(|(gradient, slope)| *gradient = *gradient * *slope);
         }
         gradients.iter_mut().zip(row_grads).for_each(|(gradient, &mut value)| *gradient = E::narrow(value));
-        // What is masked has a score of its own; where that is finite, it may have a weight.
+        // The score of a masked key does not depend on its product, but if it is finite, the key may have a weight.
         match self.mask.as_ref().map(|mask| mask.row(place)) {
             Some(Row::Each(hidden)) => {
                 let pairs = gradients.iter_mut().zip(hidden);

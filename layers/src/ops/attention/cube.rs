@@ -1,14 +1,15 @@
-//! Kernels for devices: one cube for every row of weights, which are made in the place of the products, and their gradients in the
-//! place of those of the weights. All of it is computed in f32 at least, and rounded once.
+//! Kernels for devices: a cube turns a row of products into weights, in place, and the gradients of weights into those of products.
+//! Numbers are computed in f32 at least, and rounded once.
 //!
-//! Burn's fusion makes several kernels of the composition, one for each sum: ours are taken there, too. Only where the bias has a
-//! gradient the composition makes the gradients.
+//! These kernels are taken with fusion, too: Burn's fusion makes several kernels of the composition, one for each sum. If the bias has a
+//! gradient, the composition makes the gradients.
 //!
-//! Products of few queries and keys are a kernel of ours: those by tiles, which are Burn's, leave most units of a cube idle there.
-use super::{AttentionKernels, MaybeMask, ScoreGrads, ScoreRows, kernels::composed_backward, sums::Put};
+//! Products of few queries and keys have a kernel of their own: Burn's products by tiles would leave most units of a cube idle.
+use super::{AttentionKernels, MaybeMask, ScoreGrads, ScoreRows, kernels::composed_backward, parts::Put};
 use crate::backend::cube::{
-    self, Output, Pair, address_type, constant, grid_of_rows, max_of_vector, max_over_units, number,
-    row_of_unit, sum_of_vector, sum_over_units, types, unit_of_row, units_of_row, vector_size, writable,
+    self, Grid, Output, Pair, SliceAssign, assign_slices, constant, launch, max_of_vector, max_over_units,
+    number, row_of_unit, sum_of_vector, sum_over_units, types, unit_of_row, units_of_row, vector_size,
+    writable,
 };
 use crate::backend::optional::{MaybeTensor, UpToFour};
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -51,7 +52,7 @@ impl AttentionKernels for Cube {
             of_tensors.push(Some(part));
             targets.push(whole);
         }
-        let filled = Self::cube_put(UpToFour::new(tensors), UpToFour::new(of_tensors), places);
+        let filled = Self::cube_assign_slices(UpToFour::new(tensors), UpToFour::new(of_tensors), places);
         for (whole, filled) in targets.into_iter().zip(filled.into_options()) {
             whole.all = filled;
         }
@@ -74,7 +75,7 @@ impl AttentionKernels for Cube {
     }
 }
 
-/// How the rows of a chunk become weights.
+/// How the products of a chunk become weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     scale: f64,
@@ -110,15 +111,15 @@ pub trait AttentionCube: Backend {
         options: Options,
     ) -> FloatTensor<Self>;
 
-    /// The tensors, into each of which a part is put, up to three.
+    /// Puts parts into tensors, up to three.
     #[fusion(meta = |tensors, _parts, _starts| tensors.clone())]
-    fn cube_put(
+    fn cube_assign_slices(
         #[extension_type] tensors: UpToFour<Self>,
         #[extension_type] parts: UpToFour<Self>,
         starts: [[usize; 4]; 3],
     ) -> UpToFour<Self>;
 
-    /// The weights, and the gradients of the products.
+    /// The weights and the gradients of the products.
     #[fusion(meta = |products, gradients, _mask, _bias, _options| (products.clone(), gradients.clone()))]
     fn cube_attention_weights_backward(
         products: FloatTensor<Self>,
@@ -130,13 +131,17 @@ pub trait AttentionCube: Backend {
 }
 
 impl AttentionCube for CubeBackend {
-    fn cube_put(tensors: UpToFour<Self>, parts: UpToFour<Self>, starts: [[usize; 4]; 3]) -> UpToFour<Self> {
+    fn cube_assign_slices(
+        tensors: UpToFour<Self>,
+        parts: UpToFour<Self>,
+        starts: [[usize; 4]; 3],
+    ) -> UpToFour<Self> {
         let pairs = tensors.into_options().into_iter().zip(parts.into_options()).zip(starts);
-        let puts = pairs.filter_map(|((whole, part), start)| {
-            let (whole, part) = whole.zip(part)?;
-            Some(cube::Put { whole: writable(whole), part, start })
+        let assigns = pairs.filter_map(|((whole, part), start)| {
+            let (whole, value) = whole.zip(part)?;
+            Some(SliceAssign { tensor: writable(whole), value, start })
         });
-        UpToFour::new(cube::put(&puts.collect::<Vec<_>>()).into_iter().map(Some))
+        UpToFour::new(assign_slices(&assigns.collect::<Vec<_>>()).into_iter().map(Some))
     }
 
     fn cube_attention_weights(
@@ -146,26 +151,26 @@ impl AttentionCube for CubeBackend {
         options: Options,
     ) -> FloatTensor<Self> {
         let weights = Output::replacing(&products, 0);
-        let launch = Launch::new(&[&products, &weights.tensor], mask, bias, options);
-        let (client, dtypes) = (products.client.clone(), types(products.dtype));
-        // SAFETY: the kernel compares every position with the shapes.
-        unsafe {
-            weights_kernel::launch_unchecked(
-                &client,
-                launch.count,
-                launch.dim,
-                launch.addresses,
-                launch.size,
-                products.into_linear_view(),
-                weights.view(),
-                launch.mask.into(),
-                launch.bias.into(),
-                launch.shape,
-                launch.of,
-                dtypes,
-                launch.of_mask,
-                launch.of_bias,
-            );
+        let scores = Scores::of(&[&products, &weights.tensor], mask, bias, options);
+        if let Some(Scores { grid, size, mask, bias, dtypes: [of_mask, of_bias], scoring, variant }) = scores
+        {
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe {
+                launch!(
+                    weights_kernel,
+                    grid,
+                    size,
+                    products.into_linear_view(),
+                    weights.view(),
+                    mask.into(),
+                    bias.into(),
+                    scoring,
+                    variant,
+                    grid.dtypes,
+                    of_mask,
+                    of_bias,
+                );
+            }
         }
         weights.tensor
     }
@@ -179,28 +184,28 @@ impl AttentionCube for CubeBackend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let (weights, of_products) = (Output::replacing(&products, 0), Output::replacing(&gradients, 1));
         let tensors = [&products, &gradients, &weights.tensor, &of_products.tensor];
-        let launch = Launch::new(&tensors, mask, bias, options);
-        let (client, dtypes) = (products.client.clone(), types(products.dtype));
-        // SAFETY: the kernel compares every position with the shapes.
-        unsafe {
-            gradients_kernel::launch_unchecked(
-                &client,
-                launch.count,
-                launch.dim,
-                launch.addresses,
-                launch.size,
-                products.into_linear_view(),
-                gradients.into_linear_view(),
-                weights.view(),
-                of_products.view(),
-                launch.mask.into(),
-                launch.bias.into(),
-                launch.shape,
-                launch.of,
-                dtypes,
-                launch.of_mask,
-                launch.of_bias,
-            );
+        let scores = Scores::of(&tensors, mask, bias, options);
+        if let Some(Scores { grid, size, mask, bias, dtypes: [of_mask, of_bias], scoring, variant }) = scores
+        {
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe {
+                launch!(
+                    gradients_kernel,
+                    grid,
+                    size,
+                    products.into_linear_view(),
+                    gradients.into_linear_view(),
+                    weights.view(),
+                    of_products.view(),
+                    mask.into(),
+                    bias.into(),
+                    scoring,
+                    variant,
+                    grid.dtypes,
+                    of_mask,
+                    of_bias,
+                );
+            }
         }
         (weights.tensor, of_products.tensor)
     }
@@ -208,83 +213,85 @@ impl AttentionCube for CubeBackend {
 
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Of {
+struct AttentionVariant {
     units: usize,
     capped: bool,
     causal: bool,
     quiet: bool,
 }
 
-/// What both launches have in common.
-struct Launch {
-    count: CubeCount,
-    dim: CubeDim,
+/// What both launches need to make scores of products.
+struct Scores {
+    grid: Grid,
+    /// Elements of a vector.
     size: usize,
-    addresses: AddressType,
     mask: Option<LinearViewLaunch>,
     bias: Option<LinearViewLaunch>,
-    of_mask: ElemType,
-    of_bias: ElemType,
-    shape: RowsLaunch,
-    of: Of,
+    /// Those of the mask and the bias.
+    dtypes: [ElemType; 2],
+    scoring: ScoringLaunch,
+    variant: AttentionVariant,
 }
 
-impl Launch {
-    /// For kernels over these tensors, of which the first are products.
-    fn new(
+impl Scores {
+    /// For kernels over these tensors, the first of which are the products. `None` if there are no rows.
+    fn of(
         tensors: &[&CubeTensor],
         mask: MaybeMask<CubeBackend>,
         bias: MaybeTensor<CubeBackend>,
         options: Options,
-    ) -> Self {
+    ) -> Option<Self> {
         let products = tensors[0];
         let [batch, heads, queries, keys] = products.shape().dims();
         let (mask, bias): (Option<CubeTensor>, Option<CubeTensor>) = (mask.into_option(), bias.into_option());
-        let size = vector_size(tensors, 4);
         let read: Vec<&CubeTensor> =
             tensors.iter().copied().chain(mask.as_ref()).chain(bias.as_ref()).collect();
+        let (rows, units) = (batch * heads * queries, units_of_row(keys));
+        let grid = Grid::of_rows(rows, units, &read)?;
         let Options { scale, softcap, masked, quiet, last_of_first } = options;
-        let wide = types(products.dtype)[1];
-        let lowest = if wide == types(DType::F64)[1] { f64::MIN } else { f64::from(f32::MIN) };
+        let is_f64 = grid.dtypes[1] == types(DType::F64)[1];
+        let lowest = if is_f64 { f64::MIN } else { f64::from(f32::MIN) };
         let [scale, cap, masked, unseen, lowest] =
             [scale, softcap.unwrap_or(1.0), masked, f64::NEG_INFINITY, lowest]
-                .map(|number| InputScalar::new(number, wide));
-        let (rows, units) = (batch * heads * queries, units_of_row(keys));
-        let (count, dim) = grid_of_rows(&products.client, rows, units);
+                .map(|number| grid.scalar(number));
         let last = last_of_first.unwrap_or(0).clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32;
-        Self {
-            count,
-            dim,
-            size,
-            addresses: address_type(&read),
-            of_mask: dtype_to_storage_type(mask.as_ref().map_or(DType::I32, |mask| mask.dtype)),
-            of_bias: dtype_to_storage_type(bias.as_ref().map_or(products.dtype, |bias| bias.dtype)),
+        let of_mask = mask.as_ref().map_or(DType::I32, |mask| mask.dtype);
+        let of_bias = bias.as_ref().map_or(products.dtype, |bias| bias.dtype);
+        Some(Self {
+            grid,
+            size: vector_size(tensors, 4),
+            dtypes: [of_mask, of_bias].map(dtype_to_storage_type),
             mask: mask.map(|mask| mask.into_linear_view_like(products)),
             bias: bias.map(|bias| bias.into_linear_view_like(products)),
-            shape: RowsLaunch::new(rows, queries, keys, scale, cap, masked, unseen, lowest, last),
-            of: Of { units, capped: softcap.is_some(), causal: last_of_first.is_some(), quiet },
-        }
+            scoring: ScoringLaunch::new(rows, queries, keys, scale, cap, masked, unseen, lowest, last),
+            variant: AttentionVariant {
+                units,
+                capped: softcap.is_some(),
+                causal: last_of_first.is_some(),
+                quiet,
+            },
+        })
     }
 }
 
 /// Rows of products, and how they become scores.
 #[derive(CubeType, CubeLaunch)]
-struct Rows {
+struct Scoring {
     rows: usize,
-    /// Of a head.
+    /// Queries of a head.
     queries: usize,
     keys: usize,
     scale: InputScalar,
     cap: InputScalar,
     masked: InputScalar,
-    /// Minus infinity, of which WGSL has no constant.
+    /// Minus infinity, for which WGSL has no constant.
     unseen: InputScalar,
     /// The lowest finite number.
     lowest: InputScalar,
     last_of_first: i32,
 }
 
-/// Scores, and their slopes: the derivatives by the products.
+/// Scores and their slopes, the derivatives by the products.
 #[derive(CubeType, Clone, Copy)]
 struct Scored<W: Float, N: Size> {
     score: Vector<W, N>,
@@ -297,34 +304,34 @@ fn scored<W: Float, M: Int, V: Float, N: Size>(
     vector: usize,
     mask: &ComptimeOption<LinearView<'_, M>>,
     bias: &ComptimeOption<LinearView<'_, V>>,
-    rows: &Rows,
-    #[comptime] of: Of,
+    scoring: &Scoring,
+    #[comptime] variant: AttentionVariant,
 ) -> Scored<W, N> {
-    let scale = Vector::<W, N>::new(rows.scale.get::<W>());
+    let scale = Vector::<W, N>::new(scoring.scale.get::<W>());
     let mut score = products * scale;
     let mut slope = scale;
-    if comptime!(of.capped) {
-        let cap = Vector::<W, N>::new(rows.cap.get::<W>());
+    if comptime!(variant.capped) {
+        let cap = Vector::<W, N>::new(scoring.cap.get::<W>());
         let tanh = (score / cap).tanh();
         score = cap * tanh;
         slope = scale * (number::<W, N>(1.0) - tanh * tanh);
     }
     let size = N::value().comptime();
-    let row_of_all = row_of_unit(comptime!(of.units));
-    let row = row_of_all % rows.queries;
-    let first_key = (vector - row_of_all * (rows.keys / size)) * size;
+    let row_of_all = row_of_unit(comptime!(variant.units));
+    let row = row_of_all % scoring.queries;
+    let first_key = (vector - row_of_all * (scoring.keys / size)) * size;
     #[unroll]
     for lane in 0..size {
         let at = vector * size + lane;
         let hidden: ComptimeOption<bool> = mask.as_ref().map(|mask| mask.read(at) != M::new(0));
         if hidden.unwrap_or(false) {
-            score.insert(lane, rows.masked.get::<W>());
+            score.insert(lane, scoring.masked.get::<W>());
             slope.insert(lane, W::new(0.0));
         }
-        if comptime!(of.causal) {
-            let last = rows.last_of_first + i32::cast_from(row);
+        if comptime!(variant.causal) {
+            let last = scoring.last_of_first + i32::cast_from(row);
             if i32::cast_from(first_key + lane) > last {
-                score.insert(lane, rows.unseen.get::<W>());
+                score.insert(lane, scoring.unseen.get::<W>());
             }
         }
         let bias: ComptimeOption<V> = bias.as_ref().map(|bias| bias.read(at));
@@ -334,18 +341,18 @@ fn scored<W: Float, M: Int, V: Float, N: Size>(
     Scored::<W, N> { score, slope }
 }
 
-/// Sums over the scores of a row, as far as a unit has read it.
+/// Sums over the scores of a row that a unit has read so far.
 #[derive(CubeType, Clone, Copy)]
 struct Sums<W: Float, N: Size> {
-    /// The largest score so far: finite, so that the exponentials of a row that is all hidden are 0.
+    /// The largest score so far. It is finite, so that the exponentials of a row that is hidden whole are 0.
     largest: Vector<W, N>,
-    /// Of `exp(score - largest)`.
+    /// The sum of `exp(score - largest)`.
     weights: Vector<W, N>,
-    /// The same, times the gradients of the weights.
+    /// The sum of the same, times the gradients of the weights.
     gradients: Vector<W, N>,
 }
 
-/// Those of all units.
+/// The sums over all units.
 #[derive(CubeType, Clone, Copy)]
 struct RowSums<W: Float> {
     largest: W,
@@ -354,22 +361,22 @@ struct RowSums<W: Float> {
 }
 
 #[cube]
-fn no_sums<W: Float, N: Size>(rows: &Rows) -> Sums<W, N> {
+fn no_sums<W: Float, N: Size>(scoring: &Scoring) -> Sums<W, N> {
     let zero = Vector::<W, N>::new(W::new(0.0));
-    Sums::<W, N> { largest: Vector::new(rows.lowest.get::<W>()), weights: zero, gradients: zero }
+    Sums::<W, N> { largest: Vector::new(scoring.lowest.get::<W>()), weights: zero, gradients: zero }
 }
 
 #[cube]
-fn over_units<W: Float, N: Size>(sums: Sums<W, N>, #[comptime] of: Of) -> RowSums<W> {
-    let largest = max_over_units::<W>(max_of_vector::<W, N>(sums.largest), comptime!(of.units));
+fn over_units<W: Float, N: Size>(sums: Sums<W, N>, #[comptime] variant: AttentionVariant) -> RowSums<W> {
+    let largest = max_over_units::<W>(max_of_vector::<W, N>(sums.largest), comptime!(variant.units));
     let scale = (sums.largest - Vector::new(largest)).exp();
     let of_unit = Pair::<W> {
         a: sum_of_vector::<W, N>(sums.weights * scale),
         b: sum_of_vector::<W, N>(sums.gradients * scale),
     };
-    let total = sum_over_units::<W>(of_unit, comptime!(of.units));
+    let total = sum_over_units::<W>(of_unit, comptime!(variant.units));
     let mut weights = total.a;
-    if comptime!(of.quiet) {
+    if comptime!(variant.quiet) {
         weights += (-largest).exp();
     }
     let weights = max(weights, constant::<W>(comptime!(f32::MIN_POSITIVE)));
@@ -382,35 +389,35 @@ fn weights_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
     mut weights: LinearViewMut<'_, Vector<T, N>>,
     mask: ComptimeOption<LinearView<'_, M>>,
     bias: ComptimeOption<LinearView<'_, V>>,
-    rows: Rows,
-    #[comptime] of: Of,
+    scoring: Scoring,
+    #[comptime] variant: AttentionVariant,
     #[define(T, W)] _dtypes: [ElemType; 2],
     #[define(M)] _of_mask: ElemType,
     #[define(V)] _of_bias: ElemType,
 ) {
-    let units = comptime!(of.units);
+    let units = comptime!(variant.units);
     let (row, unit) = (row_of_unit(units), unit_of_row(units));
-    if row >= rows.rows {
+    if row >= scoring.rows {
         terminate!();
     }
     let size = N::value().comptime();
-    let vectors = rows.keys / size;
+    let vectors = scoring.keys / size;
     let start = row * vectors;
-    let mut sums = no_sums::<W, N>(&rows);
+    let mut sums = no_sums::<W, N>(&scoring);
     let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));
-        let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of).score;
+        let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &scoring, variant).score;
         let before = sums.largest;
         sums.largest = before.max(score);
         sums.weights = sums.weights * (before - sums.largest).exp() + (score - sums.largest).exp();
         at += units;
     }
-    let row = over_units::<W, N>(sums, of);
+    let row = over_units::<W, N>(sums, variant);
     let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));
-        let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of).score;
+        let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &scoring, variant).score;
         let weight = (score - Vector::new(row.largest)).exp() / Vector::new(row.weights);
         weights.write(start + at, Vector::cast_from(weight));
         at += units;
@@ -425,25 +432,25 @@ fn gradients_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
     mut of_products: LinearViewMut<'_, Vector<T, N>>,
     mask: ComptimeOption<LinearView<'_, M>>,
     bias: ComptimeOption<LinearView<'_, V>>,
-    rows: Rows,
-    #[comptime] of: Of,
+    scoring: Scoring,
+    #[comptime] variant: AttentionVariant,
     #[define(T, W)] _dtypes: [ElemType; 2],
     #[define(M)] _of_mask: ElemType,
     #[define(V)] _of_bias: ElemType,
 ) {
-    let units = comptime!(of.units);
+    let units = comptime!(variant.units);
     let (row, unit) = (row_of_unit(units), unit_of_row(units));
-    if row >= rows.rows {
+    if row >= scoring.rows {
         terminate!();
     }
     let size = N::value().comptime();
-    let vectors = rows.keys / size;
+    let vectors = scoring.keys / size;
     let start = row * vectors;
-    let mut sums = no_sums::<W, N>(&rows);
+    let mut sums = no_sums::<W, N>(&scoring);
     let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));
-        let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of).score;
+        let score = scored::<W, M, V, N>(products, start + at, &mask, &bias, &scoring, variant).score;
         let before = sums.largest;
         sums.largest = before.max(score);
         let (scale, weight) = ((before - sums.largest).exp(), (score - sums.largest).exp());
@@ -452,12 +459,12 @@ fn gradients_kernel<T: Float, W: Float, M: Int, V: Float, N: Size>(
         sums.gradients = sums.gradients * scale + weight * gradient;
         at += units;
     }
-    let row = over_units::<W, N>(sums, of);
+    let row = over_units::<W, N>(sums, variant);
     let mean = Vector::<W, N>::new(row.gradients / row.weights);
     let mut at = unit;
     while at < vectors {
         let products = Vector::<W, N>::cast_from(products.read(start + at));
-        let scored = scored::<W, M, V, N>(products, start + at, &mask, &bias, &rows, of);
+        let scored = scored::<W, M, V, N>(products, start + at, &mask, &bias, &scoring, variant);
         let weight = (scored.score - Vector::new(row.largest)).exp() / Vector::new(row.weights);
         let gradient = Vector::<W, N>::cast_from(gradients.read(start + at));
         weights.write(start + at, Vector::cast_from(weight));

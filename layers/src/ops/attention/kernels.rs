@@ -1,5 +1,5 @@
-//! The kernels of attention: from rows of products to rows of weights, and from gradients of weights to gradients of products.
-use super::sums::Put;
+//! The kernels of attention: they turn products of queries and keys into weights, and gradients of weights into gradients of products.
+use super::parts::Put;
 use crate::backend::{Capacity, Masks, Placeholders, composing_backends, widen};
 use burn::backend::{
     Backend, TensorMetadata, get_or_init_device_settings,
@@ -64,27 +64,27 @@ pub struct ScoreGrads<B: Backend> {
     pub bias: Option<FloatTensor<B>>,
 }
 
-/// The rows of weights per multiprocessor in a chunk. On an H200, a step of 8 heads of 64 and 16,384 tokens takes 2.4 of Burn's time
-/// with 8 rows, 0.9 with 32, 0.7 with 64 and 0.6 with 128, with 0.01, 0.02, 0.04 and 0.07 of its memory.
+/// The rows of weights per multiprocessor in a chunk. On an H200, a step with 8 heads of 64 and 16,384 tokens takes 2.4x Burn's time with
+/// 8 rows, 0.9x with 32, 0.7x with 64 and 0.6x with 128; it takes 0.01x, 0.02x, 0.04x and 0.07x its memory.
 const ROWS: usize = 64;
 
 /// The kernels; the default bodies compose Burn's operations.
 pub trait AttentionKernels: Capacity + Masks + Placeholders {
-    /// Whether matrix products that are summed over chunks are made in f32, too: where they cancel out, their rounding errors
-    /// remain. A device has units for products of half precision, and fewer chunks.
+    /// Whether matrix products that are summed over chunks are made in f32, too: where they cancel out, their rounding errors would
+    /// remain. Devices have units for products of half precision, and fewer chunks.
     const WIDE_PRODUCTS: bool = false;
 
-    /// How many weights a chunk has where nothing is known of the device: 64 MiB of f32. More would raise the peak, less the number of
-    /// launches, which take longer than on a CPU.
+    /// How many weights a chunk has on an unknown device: 64 MiB of f32. More would raise the peak; fewer would need more launches, which
+    /// take long on devices.
     const CHUNK: usize = 1 << 24;
 
-    /// How many weights a chunk has, if there are as many, for so many keys: those of 64 queries for every multiprocessor.
+    /// How many weights a chunk has, if there are enough: those of 64 queries, each with `keys` keys, for every multiprocessor.
     fn chunk(device: &Self::Device, keys: usize) -> usize {
         const SIZE: usize = size_of::<f32>();
         Self::busy_bytes(device, SIZE * Self::CHUNK, SIZE * ROWS * keys) / SIZE
     }
 
-    /// In how many parts the queries of a causal attention are at least, so that keys that no query of a part sees are left out.
+    /// In how many parts causal attention divides its queries at least. Each skips the keys that none of its queries sees.
     const CAUSAL_PARTS: usize = 2; // likewise
 
     /// The product of matrices `[batch, heads, rows, terms]` and `[batch, heads, terms, columns]`.
@@ -99,19 +99,19 @@ pub trait AttentionKernels: Capacity + Masks + Placeholders {
         Self::float_cast(softmax::<Self>(scores, rows.scores.quiet), dtype.into())
     }
 
-    /// Whether parts wait for others to be put together.
+    /// Whether parts wait for each other, so that they are put into place together.
     const PUTS_TOGETHER: bool = false;
 
-    /// Puts parts into their tensors, up to three.
+    /// Puts up to three parts into their tensors.
     fn put_all(puts: Vec<Put<Self>>) {
         puts.into_iter().for_each(Put::put);
     }
 
-    /// The weights again, and the gradients of the products from those of the weights; if `wants_bias`, also those of the scores
-    /// that the bias was added to.
+    /// Recomputes the weights, and computes the gradients of the products from those of the weights; if `wants_bias`, also the gradients
+    /// of the scores that the bias was added to.
     ///
-    /// Nothing of the forward pass is read: `max + ln(sum)` in one number would lose the sum where scores are large, as those of
-    /// keys that are hidden by a large finite number are.
+    /// It reads no statistics of the forward pass: `max + ln(sum)` in one number would lose the sum where scores are large in magnitude,
+    /// such as those of keys that are hidden by a large finite number.
     fn attention_weights_backward(
         products: FloatTensor<Self>,
         gradients: FloatTensor<Self>,
@@ -150,7 +150,7 @@ pub(super) fn composed_backward<B: Backend>(
     ScoreGrads { weights, products, bias }
 }
 
-/// The weights of scores: 0 where all of a row is hidden.
+/// The weights of scores. In a row whose keys are all hidden, they are 0.
 fn softmax<B: Backend>(scores: FloatTensor<B>, quiet: bool) -> FloatTensor<B> {
     let (lowest, smallest) = match scores.dtype() {
         DType::F64 => (f64::MIN, f64::MIN_POSITIVE),

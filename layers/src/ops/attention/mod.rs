@@ -3,25 +3,30 @@
 //! | | |
 //! | --- | --- |
 //! | computes | `y = dropout(softmax(scores(q k^T))) v` over the keys; see [`Scores`] |
-//! | keeps | handles of `q`, `k`, the mask and the bias if any input is tracked; 1 bit per weight under dropout; |
+//! | keeps | handles of `q`, `k`, the mask and the bias if any input is tracked; with dropout, 1 bit per weight; |
 //! | | a handle of `v` if `q`, `k` or the bias is tracked; |
 //! | | only the weights if only `v` is tracked and they take no more memory than what they are computed from |
-//! | backward | with `p` the weights, computed again from `q` and `k`: |
+//! | backward | with `p` the weights, recomputed from `q` and `k`: |
 //! | | `dv = p^T dy`, `ds = p (dy v^T - sum(p dy v^T))`, `dq = ds k`, `dk = ds^T q`, `dbias = ds` |
 //!
-//! Apart from those bits, and from weights that are kept because they are few, nothing of the size of the weights, queries times keys,
-//! ever exists: chunks of about 1 MiB (64 MiB on device backends, in f32, or what keeps a GPU busy; more by the size of the queries, if
-//! that makes one chunk of all) are made and dropped, as in [arXiv 2112.05682](https://arxiv.org/abs/2112.05682) and
-//! [arXiv 2205.14135](https://arxiv.org/abs/2205.14135). Memory grows linearly with the length of the sequence; stock Burn keeps several
-//! tensors of the size of the weights.
+//! The "weights" are the results of the softmax, one for each query and key. Except for the bits of dropout and weights that are kept
+//! because they are few, no tensor has their size. They are computed and dropped in chunks, as in
+//! [arXiv 2112.05682](https://arxiv.org/abs/2112.05682) and [arXiv 2205.14135](https://arxiv.org/abs/2205.14135), so memory grows linearly
+//! with the length of the sequence. Burn's own operations ("stock Burn") keep several tensors of the size of the weights.
 //!
-//! Heads may share keys and values in groups ([arXiv 2305.13245](https://arxiv.org/abs/2305.13245)): they are never repeated. In a chunk
-//! the queries of the heads of a group are rows of one product.
+//! A chunk has about 1 MiB of weights in f32 on CPU backends. On device backends it has 64 MiB, or as much as keeps a GPU busy. A chunk may
+//! be larger, by up to the size of the queries, if that makes it the only one.
 //!
-//! What is dropped is drawn chunk by chunk: with the same seed, another kind of device may drop other weights.
+//! Heads may share keys and values in groups ([arXiv 2305.13245](https://arxiv.org/abs/2305.13245)). Keys and values are never repeated for
+//! that: in a chunk, the queries of all heads of a group are the rows of one product.
 //!
-//! [`chunks`]: which chunks there are; [`sums`]: how their results are combined; [`chunked`]: the loop over them; [`kernels`]:
-//! what is computed for each; [`values`]: the operation where the weights are kept.
+//! Dropout is drawn chunk by chunk. Since other kinds of devices have other chunks, they may drop other weights with the same seed.
+//!
+//! - [`chunks`]: how the weights are divided into chunks.
+//! - [`chunked`]: the loop over the chunks, forward and backward.
+//! - [`kernels`]: what is computed for a chunk.
+//! - [`parts`] and [`sums`]: how the results of chunks become outputs and gradients.
+//! - [`values`]: the operation whose weights are kept.
 use crate::{
     backend::optional::{MaybeMask, MaybeTensor},
     graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given},
@@ -43,6 +48,7 @@ mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 mod kernels;
+mod parts;
 mod sums;
 mod values;
 
@@ -59,7 +65,7 @@ pub struct Attention {
     pub merged: bool,
 }
 
-/// Dropout of the weights of an attention. What is dropped is drawn when it is first used; clones drop the same.
+/// Dropout of the weights of an attention. It is drawn when it is first used; clones drop the same weights.
 #[derive(Clone, Debug)]
 pub struct WeightDropout {
     /// The probability that a weight is kept.
@@ -73,7 +79,7 @@ impl WeightDropout {
         Self { keep: 1.0 - prob, drawn: Arc::default() }
     }
 
-    /// What is dropped, drawn the first time. All uses must have queries and keys of the same shapes.
+    /// What is dropped; the first call draws it. In all calls queries and keys must have the same shapes.
     fn get<B: AttentionKernels>(&self, operands: &Operands<B>) -> DroppedWeights<B::Mask> {
         let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
         let known = drawn.as_ref().and_then(|drawn| drawn.downcast_ref::<DroppedWeights<B::Mask>>());
@@ -128,8 +134,8 @@ extension! {
             let kept = WeightsKept { output: merge::<<Self as Run>::Plain>(output, merged), weights: weights.clone(), merged };
             Attended { output: Self::run(kept, [Some(value)]), weights: Self::untracked(weights) }
         }
-        /// Whether the weights take no more memory than what they are computed from, and fit in one tensor: whoever needs the one or
-        /// the other later may keep the weights.
+        /// Whether the weights take no more memory than what they are computed from, and fit into one tensor. Then whoever needs them
+        /// again may keep them.
         fn memsave_has_few_weights(
             query: FloatTensor<Self>,
             key: FloatTensor<Self>,
@@ -160,7 +166,7 @@ const TRACKED: &str = "an input is tracked";
 
 impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
     const INPUTS: [&'static str; 4] = ["query", "key", "value", "bias"];
-    type Saved = Saved<B>;
+    type Saved = SavedAttention<B>;
 
     fn name(&self) -> &'static str {
         "attention"
@@ -184,7 +190,7 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
         &self,
         [query, key, value, bias]: Inputs<B, 4>,
         recorder: &Recorder<4>,
-    ) -> (FloatTensor<B>, Saved<B>) {
+    ) -> (FloatTensor<B>, SavedAttention<B>) {
         let report = recorder.report();
         let (operands, dropped) = self.operands(given(query), given(key), bias);
         let Weighted { output, .. } = operands.forward(given(value), dropped.as_ref(), false);
@@ -194,11 +200,11 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
         });
         let Attention { scores, merged, .. } = self.attention;
         let mask = self.mask.clone().map(|mask| report.tensor("mask", mask, TRACKED));
-        (merge::<B>(output, merged), Saved { scores, merged, mask, dropped })
+        (merge::<B>(output, merged), SavedAttention { scores, merged, mask, dropped })
     }
 
-    fn backward(saved: Saved<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 4>) {
-        let Saved { scores, merged, mask, dropped } = saved;
+    fn backward(saved: SavedAttention<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 4>) {
+        let SavedAttention { scores, merged, mask, dropped } = saved;
         let (query, key, bias) = (given(pass.take(QUERY)), given(pass.take(KEY)), pass.take(BIAS));
         let dy = if merged { split_heads::<B>(dy, query.shape()[1]) } else { dy };
         let operands = Operands::<B> { query, key, terms: Terms { mask, bias, scores } };
@@ -215,16 +221,16 @@ impl<B: AttentionKernels> Operation<B, 4> for MaskedAttention<B> {
 
 /// What the backward pass reads besides inputs.
 #[derive(Clone, Debug)]
-struct Saved<B: AttentionKernels> {
+struct SavedAttention<B: AttentionKernels> {
     scores: Scores,
-    /// Whether the heads of the output are one axis.
+    /// Whether the heads of the output are merged.
     merged: bool,
     mask: Option<BoolTensor<B>>,
     dropped: Option<DroppedWeights<B::Mask>>,
 }
 
 impl<B: AttentionKernels> MaskedAttention<B> {
-    /// What the weights are computed from, and what is dropped of them.
+    /// What the weights are computed from, and which of them are dropped.
     fn operands(
         &self,
         query: FloatTensor<B>,
@@ -238,7 +244,7 @@ impl<B: AttentionKernels> MaskedAttention<B> {
     }
 }
 
-/// The output, with merged heads if that is asked for, which lie side by side in memory.
+/// The output, with merged heads if `merged`. Merging copies nothing, as the heads lie side by side in memory.
 fn merge<B: Backend>(y: FloatTensor<B>, merged: bool) -> FloatTensor<B> {
     if !merged {
         return y;

@@ -1,91 +1,15 @@
-//! Results that chunks are put into, or summed in: sums of half precision are in f32, and narrowed once.
-use super::chunks::{Chunk, Sizes, slices};
+//! Gradients that are sums over chunks: those of keys, values and the bias. Half precision is summed in f32 and narrowed once.
+use super::chunks::{Chunk, Sizes};
 use super::kernels::AttentionKernels;
+use super::parts::{Parts, Put};
 use crate::backend::{Placeholders, widen};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
-use core::ops::Range;
 
-/// A tensor that is filled part by part. If one part is the whole, nothing else is allocated.
-pub struct Parts<B: Placeholders> {
-    pub(super) shape: Shape,
-    /// Whether the parts cover the whole, so that nothing needs to be 0 before.
-    cover: bool,
-    pub(super) all: Option<FloatTensor<B>>,
-}
-
-impl<B: Placeholders> Parts<B> {
-    /// Zeros where no part is.
-    pub(super) fn new(shape: Shape) -> Self {
-        Self { shape, cover: false, all: None }
-    }
-
-    /// For parts that cover the whole, or for none.
-    pub(super) fn covering(shape: Shape) -> Self {
-        Self { cover: true, ..Self::new(shape) }
-    }
-
-    /// What there is, or what the first part, of this dtype, is put into.
-    pub(super) fn take(&mut self, dtype: DType, device: &B::Device) -> FloatTensor<B> {
-        let shape = self.shape.clone();
-        self.all.take().unwrap_or_else(|| match self.cover {
-            true => B::unwritten(shape, dtype, device),
-            false => B::float_full(shape, 0.0.into(), device, dtype.into()), // as `zeros`
-        })
-    }
-
-    /// Sets a part that is not set yet.
-    pub(super) fn put(&mut self, ranges: [&Range<usize>; 4], part: FloatTensor<B>) {
-        self.all = Some(match slices(&self.shape, ranges) {
-            None => part,
-            Some(slices) => {
-                let all = self.take(part.dtype(), &part.device());
-                B::float_slice_assign(all, &slices, part)
-            }
-        });
-    }
-
-    /// Adds to a part, which is 0 at first.
-    pub(super) fn add(&mut self, ranges: [&Range<usize>; 4], more: FloatTensor<B>) {
-        debug_assert!(!self.cover, "a part of nothing that is written");
-        if self.all.is_none() && more.shape() == self.shape {
-            self.all = Some(more);
-            return;
-        }
-        let all = self.take(more.dtype(), &more.device());
-        self.all = Some(match slices(&self.shape, ranges) {
-            None => B::float_add(all, more),
-            Some(slices) => {
-                let sum = B::float_add(more, B::float_slice(all.clone(), &slices));
-                B::float_slice_assign(all, &slices, sum)
-            }
-        });
-    }
-
-    /// The tensor. Zeros, if there was no part, are of this device and dtype.
-    pub(super) fn finish(self, (device, dtype): &(B::Device, DType)) -> FloatTensor<B> {
-        self.all.unwrap_or_else(|| B::float_full(self.shape, 0.0.into(), device, (*dtype).into()))
-    }
-}
-
-/// A part, and the tensor that it belongs to.
-pub struct Put<'a, B: Placeholders> {
-    pub(super) whole: &'a mut Parts<B>,
-    pub(super) ranges: [Range<usize>; 4],
-    pub(super) part: FloatTensor<B>,
-}
-
-impl<B: Placeholders> Put<'_, B> {
-    /// Puts it there.
-    pub(super) fn put(self) {
-        self.whole.put(self.ranges.each_ref(), self.part);
-    }
-}
-
-/// A gradient of keys or values, a sum over the queries of a group, whose chunks come in reverse order.
+/// The gradient of keys or values: a sum over the queries of each group. The chunks come in reverse order.
 pub(super) struct KeyGrads<B: Placeholders> {
     all: Parts<B>,
-    /// The sum of the chunks of these groups so far.
+    /// The sum so far over the chunks of the present groups.
     sum: Option<Parts<B>>,
 }
 
@@ -94,7 +18,7 @@ impl<B: AttentionKernels> KeyGrads<B> {
         Self { all: Parts::covering(shape), sum: None }
     }
 
-    /// Adds `rows^T x` of a chunk, both by group. With the last one of its groups their gradient is there: a part of the whole.
+    /// Adds `rows^T x` of a chunk, both by group. Returns the gradient of its groups, a part of the whole, once all their chunks are added.
     pub(super) fn add(
         &mut self,
         chunk: &Chunk,
@@ -120,7 +44,7 @@ impl<B: AttentionKernels> KeyGrads<B> {
         Some(Put { whole: &mut self.all, ranges, part: B::float_cast(sum, dtype.into()) })
     }
 
-    /// What the parts were put into, if they were.
+    /// The gradient, if a part was put into it.
     pub(super) fn all(self) -> Option<FloatTensor<B>> {
         self.all.all
     }
@@ -143,7 +67,7 @@ impl<B: Placeholders> BiasGrad<B> {
         Self { all: Parts::new(shape), is_sum }
     }
 
-    /// Adds gradients of scores, in f32 at least; `dtype`: that of the bias.
+    /// Adds gradients of scores, in f32 at least. `dtype` is that of the bias.
     pub(super) fn add(&mut self, chunk: &Chunk, scores: FloatTensor<B>, dtype: DType) {
         let ranges = [&chunk.batch, &chunk.heads, &chunk.queries, &(0..chunk.keys)];
         if !self.is_sum {

@@ -1,14 +1,14 @@
-//! Values whose weights are kept: no gradient flows to them, and they take no more memory than what they are computed from.
+//! Attention as a step that keeps its weights: only the values are tracked, and the weights take no more memory than what they are
+//! computed from.
 use super::chunks::with_heads;
 use super::{AttentionKernels, split_heads};
-use crate::graph::KeptTensor;
-use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Tracking, given};
+use crate::graph::{BackwardPass, Inputs, KeepPlan, KeptTensor, Operation, Recorder, Tracking, given};
 use crate::saved::packing::PackingKernels;
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 
 const VALUE: usize = 0;
 
-/// The output of an attention, whose values may be tracked.
+/// The output of an attention whose values may be tracked.
 #[derive(Clone)]
 pub(super) struct WeightsKept<B: Backend> {
     pub(super) output: FloatTensor<B>,
@@ -20,7 +20,7 @@ pub(super) struct WeightsKept<B: Backend> {
 
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
-pub(super) struct Saved<B: PackingKernels> {
+pub(super) struct SavedWeights<B: PackingKernels> {
     weights: KeptTensor<FloatTensor<B>>,
     groups: usize,
     merged: bool,
@@ -28,7 +28,7 @@ pub(super) struct Saved<B: PackingKernels> {
 
 impl<B: AttentionKernels + PackingKernels> Operation<B, 1> for WeightsKept<B> {
     const INPUTS: [&'static str; 1] = ["value"];
-    type Saved = Saved<B>;
+    type Saved = SavedWeights<B>;
 
     fn name(&self) -> &'static str {
         "attention"
@@ -42,14 +42,18 @@ impl<B: AttentionKernels + PackingKernels> Operation<B, 1> for WeightsKept<B> {
         self.output.clone()
     }
 
-    fn forward_saving(&self, [value]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Saved<B>) {
+    fn forward_saving(
+        &self,
+        [value]: Inputs<B, 1>,
+        recorder: &Recorder<1>,
+    ) -> (FloatTensor<B>, SavedWeights<B>) {
         let weights = recorder.report().made::<B>("weights", self.weights.clone(), "value is tracked");
         let groups = given(value).shape()[1];
-        (self.output.clone(), Saved { weights, groups, merged: self.merged })
+        (self.output.clone(), SavedWeights { weights, groups, merged: self.merged })
     }
 
-    fn backward(saved: Saved<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
-        let Saved { weights, groups, merged } = saved;
+    fn backward(saved: SavedWeights<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
+        let SavedWeights { weights, groups, merged } = saved;
         let weights = weights.get();
         let dy = if merged { split_heads::<B>(dy, weights.shape()[1]) } else { dy };
         let [weights, dy] = [weights, dy].map(|x| with_heads::<B>(x, groups));

@@ -1,4 +1,4 @@
-//! Means of half precision and gradients axis by axis, with exact windows.
+//! Means in half precision, and gradients, computed axis by axis with exact windows.
 use super::{AvgPoolKernels, adaptive_average, average, output_shape};
 use crate::backend::Placeholders;
 use crate::backend::axis_map::{AxisMap, AxisMaps};

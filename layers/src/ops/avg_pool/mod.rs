@@ -1,8 +1,8 @@
-//! Average pooling, adaptive or not: the mean of every window. Two cases of [`fixed_linear`](super::fixed_linear).
+//! Average pooling, adaptive or not: the mean of every window. Both are cases of [`fixed_linear`](super::fixed_linear).
 //!
-//! NdArray 0.22.1 computes the windows of adaptive pooling in f32, and is off by one on axes of more than about 4096 elements;
-//! the windows of the gradient here are exact. Flex 0.22.1 sums windows of f16 in f16, where the sum of 2049 ones is 2048; here
-//! half precision is summed in f32.
+//! NdArray 0.22.1 computes the windows of adaptive pooling in f32, and is off by one on axes of more than about 4096 elements. The windows
+//! of the gradient here are exact. Flex 0.22.1 sums windows of f16 in f16, where the sum of 2049 ones is 2048. Here, half precision is
+//! summed in f32.
 use super::{
     conv::crop,
     fixed_linear::{FixedLinear, Image, lifted, lifted_image, pooled},
@@ -88,8 +88,8 @@ pub trait AvgPoolKernels: Placeholders {
 }
 composing_backends!(AvgPoolKernels);
 
-// Free functions: those that kernels call where Burn's own is right, and those that the tests can run on a backend that has
-// kernels, since Burn differentiates no gradient of a pool.
+// These are free functions, because the kernels call some of them where Burn's own result is right, and the tests run others on a backend
+// that has kernels: `Composed` is an autodiff backend, where Burn's gradients of pools do not run.
 
 fn average<B: Backend>(x: FloatTensor<B>, options: &AvgPoolOptions<2>) -> FloatTensor<B> {
     let (kernel, stride, ceil_mode) = (options.kernel_size, options.stride, options.ceil_mode);
@@ -143,8 +143,8 @@ fn padded<B: Backend>(x: FloatTensor<B>, options: &AvgPoolOptions<2>) -> FloatTe
     B::float_pad(x, &[(0, 0), (0, 0), rows, columns], PadMode::Constant(0.0))
 }
 
-/// The share of every window that is input, 1 for none, `[1, 1, out height, out width]`. With this Burn divides the means of a padded
-/// input if the padding does not count.
+/// The share of every window that is not padding, `[1, 1, out height, out width]`; 1 for a window of padding alone. If the padding does not
+/// count, Burn divides the means of a padded input by this share.
 fn share_of_input<B: Backend>(
     input: [usize; 2],
     out: &Shape,
@@ -185,7 +185,7 @@ mod tests {
     use burn::backend::{Flex, ops::FloatTensorOps, read_sync};
     use burn::tensor::{FloatDType, bf16, f16};
 
-    /// Of every padding, whether it counts, and whether the number of windows is rounded up.
+    /// All combinations of a padding, whether it counts, and whether the number of windows is rounded up.
     fn all_options() -> impl Iterator<Item = AvgPoolOptions<2>> {
         [[(1, 1), (0, 0)], [(0, 1), (1, 0)]]
             .into_iter()
@@ -221,12 +221,12 @@ mod tests {
                     [y, exact].map(|x| read_sync(Flex::float_into_data(x)).expect("a CPU tensor"));
                 assert_eq!(y.shape(), exact.shape(), "{what}");
                 for (y, exact) in y.iter::<f32>().zip(exact.iter::<f32>()) {
-                    // Rounded once, to half of the last digit, and a hundredth for sums in another order.
+                    // Rounded once, to half of the last digit, plus a hundredth of that for sums in another order.
                     let bound = 1.01 * exact.abs() * 0.5f32.powi(digits as i32) + 1e-7;
                     assert!((y - exact).abs() <= bound, "{what}: {y}, in f32 {exact}");
                 }
             };
-            // Windows of padding alone, too: of which Burn leaves out others if the padding is asymmetric.
+            // With windows of padding alone, too. Burn drops different ones if the padding is asymmetric.
             let odd = [[(3, 3), (4, 4)], [(3, 3), (3, 4)]]
                 .into_iter()
                 .flat_map(|padding| [[1, 1], [3, 2]].map(|stride| of_kernel([1, 2], stride, padding)));

@@ -3,19 +3,20 @@
 //! | | batch statistics | given statistics |
 //! | --- | --- | --- |
 //! | computes | `y = (x - mean(x)) / sqrt(var(x) + epsilon) * gamma + beta` | the same with given `mean`, `var` |
-//! | keeps | `x`, `gamma` (handles); not in half precision: mean and variance, `[channels]` each | `gamma`, mean and variance; `x` if `gamma` is tracked |
+//! | keeps | `x`, `gamma` (handles) | `gamma` (a handle); `x` if `gamma` is tracked |
+//! | | mean and variance, `[channels]` each, except in half precision | mean and variance |
 //! | backward | `dx = gamma / std (dy - mean(dy) - x_hat mean(dy x_hat))` | `dx = gamma / std dy` |
 //! | | `dgamma = sum(dy x_hat)`, `dbeta = sum(dy)`, `x_hat = (x - mean) / std` | the same |
 //!
-//! If only `beta` is tracked, nothing is kept. With batch statistics, stock Burn keeps as much, and the statistics also in half
-//! precision; with given ones, it needs two tensors of the size of `x` at its peak. A frozen module uses its running statistics.
+//! If only `beta` is tracked, nothing is kept. With batch statistics, stock Burn keeps as much, and also keeps the statistics in half
+//! precision. With given statistics, its peak is two tensors of the size of `x`. A frozen module uses its running statistics.
 //!
-//! In half precision a mean of 100.25 is not representable where neighbouring elements are 100 and 100.5: rounded, it moves every
-//! normalized element by a standard deviation (in stock Burn, too). So our kernels normalize with statistics in f32, and compute them
-//! from `x` again for the gradient, which costs a pass over `x`; rounded are those for the running statistics. Where the
-//! [policy](crate::saved) has `x` come back rounded, and on backends that compose Burn's operations, rounded statistics are kept.
+//! In half precision, a mean of 100.25 is not representable if neighboring numbers are 100 and 100.5. Rounded, it can move every
+//! normalized element by a standard deviation, as it does in stock Burn. So the kernels here normalize with statistics in f32, and for the
+//! gradient recompute them from `x`, which costs a pass over `x`. Only the statistics for the running averages are rounded. Rounded
+//! statistics are kept if the [policy](crate::saved) gives `x` back rounded, and on backends that compose Burn's operations.
 //!
-//! Where `x` is kept, here or by another step, the output is offered for [recomputation](super::recompute).
+//! If `x` is kept, here or by another step, the output is offered for [recomputation](crate::graph).
 use super::row_norm::NormGrads;
 use crate::backend::{ChannelSums, composing_backends};
 use crate::graph::policy;
@@ -25,7 +26,7 @@ use burn::tensor::{DType, Shape};
 use std::sync::Arc;
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
-pub(super) mod cpu;
+mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 
@@ -55,7 +56,7 @@ extension! {
                 <Self as Run>::Plain::train_batch_norm(plain_x, plain_gamma, plain_beta, epsilon);
             let [untracked_mean, untracked_variance] =
                 [&mean, &variance].map(|statistic| Self::untracked(statistic.clone()));
-            // The variance of an input that comes back rounded would be that of its rounding, too.
+            // If the input comes back rounded, its variance would include that of the rounding.
             let are_kept =
                 policy::is_rounding() || !<Self as Run>::Plain::rounds_batch_statistics(output.dtype());
             let statistics = are_kept.then_some(Statistics { mean, variance, epsilon });
@@ -118,11 +119,11 @@ fn normalize<B: BatchNormKernels>(
     B::eval_batch_norm(given(x), given(gamma), given(beta), mean, variance, epsilon)
 }
 
-/// With the statistics of the batch, which are known already, as is the output.
+/// With the statistics of the batch. These and the output are already known.
 #[derive(Clone)]
 pub struct WithBatchStatistics<T> {
     output: T,
-    /// `None` where they are computed from `x` again.
+    /// `None` if they are recomputed from `x`.
     statistics: Option<Statistics<T>>,
     epsilon: f64,
 }
@@ -130,7 +131,7 @@ pub struct WithBatchStatistics<T> {
 /// What the backward pass reads besides `x` and gamma.
 #[derive(Clone, Debug)]
 pub struct SavedBatchNorm<T> {
-    /// `None` if only beta is tracked, and where they are computed from `x` again.
+    /// `None` if only beta is tracked, or if they are recomputed from `x`.
     statistics: Option<Arc<Statistics<T>>>,
     epsilon: f64,
 }
@@ -258,13 +259,13 @@ pub trait BatchNormKernels: ChannelSums {
         BatchNormOutput { output: result.output, mean: result.mean, variance: result.variance }
     }
 
-    /// Whether the statistics that [`train_batch_norm`](Self::train_batch_norm) gives are rounded from those that it normalizes with.
+    /// Whether [`train_batch_norm`](Self::train_batch_norm) rounds the statistics that it returns, after it has normalized with them.
     fn rounds_batch_statistics(_: DType) -> bool {
         false
     }
 
-    /// Gradients of [`train_batch_norm`](Self::train_batch_norm); `wanted` says which of x, gamma, beta. Of the statistics, the mean
-    /// and the variance; `None`, only where they were rounded: they are computed from `x` again.
+    /// Gradients of [`train_batch_norm`](Self::train_batch_norm); `wanted` says which of x, gamma, beta. `statistics` are the mean and the
+    /// variance. They may be `None` only where they were rounded, and are then recomputed from `x`.
     fn train_batch_norm_backward(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -282,7 +283,7 @@ pub trait BatchNormKernels: ChannelSums {
         }
     }
 
-    /// With given statistics; in place of `x`, if that is the only handle of its tensor.
+    /// With given statistics; in place if `x` is the only handle of its tensor.
     fn eval_batch_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
@@ -294,8 +295,8 @@ pub trait BatchNormKernels: ChannelSums {
         Self::batch_norm(x, gamma, beta, mean, variance, epsilon)
     }
 
-    /// Gradients of [`eval_batch_norm`](Self::eval_batch_norm). `x` is read only for the gradient of gamma, and given if that is
-    /// wanted; `wanted` says whether the gradients of x and of beta are.
+    /// Gradients of [`eval_batch_norm`](Self::eval_batch_norm). `x` is read only for the gradient of gamma, and is given if that is
+    /// wanted. `wanted` says whether the gradients of x and of beta are wanted.
     fn eval_batch_norm_backward(
         x: Option<FloatTensor<Self>>,
         gamma: FloatTensor<Self>,
@@ -310,7 +311,7 @@ pub trait BatchNormKernels: ChannelSums {
         let inverse_std = inverse_std::<Self>(variance, epsilon);
         let gamma_grad = x.map(|x| {
             let centered = Self::float_sub(x, mean);
-            // Before the sum, of which f16 may not have the range.
+            // Scaled before it is summed, since the sum of unscaled products may exceed f16.
             let normalized = Self::float_mul(centered, inverse_std.clone());
             Self::sum_to_channels(Self::float_mul(normalized, dy.clone()))
         });
@@ -339,7 +340,7 @@ mod tests {
     use burn::backend::{Flex, ops::FloatTensorOps};
     use burn::tensor::FloatDType;
 
-    /// Sums of two images that cancel out, and of a large variance.
+    /// The sums over two images cancel out; their variance is large.
     #[test]
     fn channel_sums_do_not_overflow_in_half_precision() {
         let full = |shape: &[usize], value: f32| {

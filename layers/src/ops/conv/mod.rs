@@ -6,8 +6,8 @@
 //! | keeps | `x` if `weight` is tracked; `weight` (a handle) if `x` is tracked |
 //! | backward | `dx`: a transposed convolution of `dy`; `dweight`: a correlation of `x` with `dy` |
 //!
-//! Stock Burn keeps `x`, `weight` and `bias` whatever is tracked. Its weight gradient of a grouped 1-D convolution whose stride
-//! leaves a remainder is wrong on Flex and panics on NdArray (Burn 0.22.1); the one here is right.
+//! Stock Burn keeps `x`, `weight` and `bias` whatever is tracked. For a grouped 1-D convolution whose stride leaves a remainder, its
+//! weight gradient is wrong on Flex and panics on NdArray (Burn 0.22.1); the one here is right.
 use super::bilinear::{Bilinear, Weight, bilinear};
 use crate::backend::{ChannelSums, device_backends};
 use crate::{backend::optional::MaybeTensor, graph::extension};
@@ -35,7 +35,7 @@ pub trait ConvKernels: ChannelSums {
         Self::conv(x, weight, bias, options)
     }
 
-    /// The transpose of the convolution that `options` describe, with a result of the given sizes.
+    /// The transpose of the convolution that `options` describe, with a result of the sizes `output`.
     fn convolve_transposed<const N: usize>(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -64,7 +64,7 @@ pub trait ConvKernels: ChannelSums {
 }
 device_backends!(ConvKernels);
 
-/// The convolutions of a backend over `N` axes, so that the rest is written once for all `N`.
+/// The convolutions of a backend over `N` axes. With this trait, all else is written once for all `N`.
 pub trait Convolution<const N: usize>: Backend {
     fn conv(
         x: FloatTensor<Self>,
@@ -164,12 +164,12 @@ impl<B: ConvKernels + Convolution<N>, const N: usize> Bilinear<B> for Conv<N> {
     }
 }
 
-/// The sizes of the axes of a convolution.
+/// The sizes of a tensor along the axes of a convolution.
 pub(super) fn sizes<const N: usize>(shape: &Shape) -> [usize; N] {
     core::array::from_fn(|axis| shape[axis + 2])
 }
 
-/// The sizes that a transposed convolution of `input` makes, before padding.
+/// The sizes of the output of a transposed convolution without padding.
 pub(super) fn reached<const N: usize>(
     input: &Shape,
     kernel: &Shape,
@@ -189,8 +189,8 @@ fn transposed<B: Convolution<N>, const N: usize>(
     output: [usize; N],
     options: ConvOptions<N>,
 ) -> FloatTensor<B> {
-    // What a transposed convolution does not reach at the end of an axis is its output padding; what it computes beyond the
-    // ends is the padding of the input. Only asymmetric padding must be cut off.
+    // What the transposed convolution does not reach at the end of an axis is its output padding. What it computes beyond the ends is
+    // the padding of the input, which it leaves out itself; only asymmetric padding must be cut off.
     let cut = options.is_asymmetric();
     let ConvOptions { stride, padding, dilation, groups } = options;
     let begin = padding.map(|(begin, _)| if cut { 0 } else { begin });
@@ -213,8 +213,8 @@ fn transposed<B: Convolution<N>, const N: usize>(
 ///
 /// `dweight[o, i, k] = sum_{n, t} taps[n, o, t] signal[n, i, stride t + dilation k - padding]`
 ///
-/// is itself a convolution: over the batch as channels, with stride and dilation exchanged; one per group, or, if every input
-/// channel is a group, one in all, with the groups of the channels that `n` makes of each of them.
+/// is itself a convolution, with the batch as channels, and stride and dilation exchanged. There is one per group; but if every
+/// group has a single input channel, one convolution with `groups` groups computes all.
 pub(crate) fn correlate<B: Convolution<N>, const N: usize>(
     signal: FloatTensor<B>,
     taps: FloatTensor<B>,
@@ -230,7 +230,7 @@ pub(crate) fn correlate<B: Convolution<N>, const N: usize>(
     };
     let gradient = |signal: FloatTensor<B>, taps: FloatTensor<B>, shape: &Shape, options: ConvOptions<N>| {
         let dweight = B::float_swap_dims(B::conv(signal, taps, None, options), 0, 1);
-        // If the stride left a remainder of the input unread, there are more taps than the kernel has.
+        // If the stride left a remainder of the input unread, the result is larger than the kernel.
         match dweight.shape() == *shape {
             true => dweight,
             false => crop::<B>(dweight, shape, &[0; N]),

@@ -1,11 +1,12 @@
-//! Fused loops.
+//! The kernels on a CPU: convolutions that normalize their sums before they write them, and one loop for the gradient.
 use super::{ConvNormReluKernels, Scale};
-use crate::backend::cpu::{BitMask, CpuBackend, with_element};
+use crate::backend::cpu::{
+    BitMask, CpuBackend,
+    affine::{Affine, inverse_std, scales},
+    widened, with_element,
+};
 use crate::ops::{
-    batch_norm::{
-        Statistics,
-        cpu::{Affine, channel_scales, widened},
-    },
+    batch_norm::Statistics,
     conv::{Conv, Convolution, cpu::convolve},
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -42,7 +43,8 @@ impl<B: CpuBackend> ConvNormReluKernels for B {
         let [gamma, variance] = [gamma, variance].map(B::contiguous);
         let inner = dy.shape()[2..].iter().product();
         with_element!(dy.dtype(), "conv_norm_relu", E => {
-            let scales = channel_scales(B::as_slice::<E>(&gamma), &widened(B::as_slice::<E>(&variance)), epsilon);
+            let inverse_std = inverse_std(&widened(B::as_slice::<E>(&variance)), epsilon);
+            let scales = scales(B::as_slice::<E>(&gamma), &inverse_std);
             mask.scale_channels(B::as_slice_mut::<E>(&mut dy), inner, &scales);
             dy
         })

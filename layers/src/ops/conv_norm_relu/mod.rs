@@ -7,8 +7,8 @@
 //! | | `gamma` (a handle) and `variance` unless only `beta` is tracked |
 //! | backward | `dbeta = sum(g)` with `g = dy where y > 0, else 0`; `dz = g scale`, also in one pass; then as a [convolution](super::conv) |
 //!
-//! The three one after the other keep as much, and write and read the result of the convolution twice more. `gamma` must not be
-//! tracked: its gradient reads that result. Stock Burn keeps it twice besides.
+//! The three operations one after the other keep as much, but write and read the result of the convolution twice more. `gamma` must
+//! not be tracked, as its gradient would read that result. Stock Burn also keeps that result, twice.
 use super::{
     batch_norm::{BatchNormKernels, BatchNormOps, Statistics},
     bilinear::{Weight, give_gradients},
@@ -41,7 +41,7 @@ macro_rules! conv_norm_relu {
                     options: ConvOptions<$rank>,
                 ) -> FloatTensor<Self> {
                     let GivenNorm { gamma, beta, mean, variance } = norm;
-                    // A strategy that computes outputs again needs those between to keep less than a bit per element.
+                    // A strategy that recomputes outputs keeps less than a bit per element, if the three are steps of their own.
                     if Self::recomputes() {
                         let z = Self::$conv(x, Weight::Dense(weight), bias, options);
                         let z = Self::memsave_batch_norm(z, gamma, beta, mean, variance, epsilon);
@@ -67,11 +67,11 @@ conv_norm_relu! {
 pub struct GivenNorm<B: Backend> {
     /// The scale.
     pub gamma: FloatTensor<B>,
-    /// What is added last.
+    /// The shift.
     pub beta: FloatTensor<B>,
-    /// The mean that is subtracted.
+    /// The mean.
     pub mean: FloatTensor<B>,
-    /// The variance whose root is divided by.
+    /// The variance.
     pub variance: FloatTensor<B>,
 }
 
@@ -168,7 +168,7 @@ impl<B: ConvNormReluKernels + Convolution<N>, const N: usize> Operation<B, 4>
 
 /// The kernels.
 pub trait ConvNormReluKernels: ConvKernels + BatchNormKernels + PiecewiseLinearKernels {
-    /// `max(norm(conv(x, weight) + bias), 0)`; of the norm: gamma, beta and its statistics.
+    /// `max(norm(conv(x, weight) + bias), 0)`. The norm is given as gamma, beta and its statistics.
     fn conv_norm_relu<const N: usize>(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -185,7 +185,7 @@ pub trait ConvNormReluKernels: ConvKernels + BatchNormKernels + PiecewiseLinearK
         Self::piecewise_linear(z, PiecewiseLinear::Relu)
     }
 
-    /// `dy scale` where the mask is set, else 0; in place of `dy`, if that is the only handle of its tensor.
+    /// `dy scale` where the mask is set, else 0; in place of `dy` if that is the only handle of its tensor.
     fn norm_relu_backward(
         dy: FloatTensor<Self>,
         mask: &Self::Mask,
@@ -193,7 +193,7 @@ pub trait ConvNormReluKernels: ConvKernels + BatchNormKernels + PiecewiseLinearK
     ) -> FloatTensor<Self> {
         let Scale { gamma, variance, epsilon } = scale;
         let dy = Self::scale_by_mask(dy, mask, PiecewiseLinear::Relu.slopes());
-        let mean = variance.clone(); // which only the gradient of gamma reads
+        let mean = variance.clone(); // any tensor: only the gradient of gamma reads the mean
         given(Self::eval_batch_norm_backward(None, gamma, mean, variance, epsilon, dy, [true, false]).x)
     }
 }
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn default_bodies_equal_the_kernels() {
-        // Of few points, which Burn's own convolution computes; with planes that are no multiple of a word; depthwise.
+        // Few points, which Burn's own convolution computes; planes that are no multiple of a word of bits; depthwise.
         for (image, weight, groups) in [
             ([1, 3, 5, 4], [6, 3, 3, 2], 1),
             ([3, 4, 13, 11], [6, 2, 3, 3], 2),
@@ -233,7 +233,7 @@ mod tests {
                     Composed::conv_norm_relu(of_body.0, of_body.1, of_body.2, &conv, of_composed.clone());
                 assert_close("y", body, y.clone());
                 let dy = random(y.shape().as_slice());
-                // Of one output for both: sums in another order may lie on the other side of zero.
+                // Both masks are of one output: sums in another order may lie on the other side of zero.
                 let packed = Composed::piecewise_mask(composed(&y), PiecewiseLinear::Relu);
                 let mask = Flex::piecewise_mask(y, PiecewiseLinear::Relu);
                 let (gamma, _, Statistics { variance, epsilon, .. }) = norm.clone();

@@ -1,4 +1,4 @@
-//! The losses and their gradient by Burn's operations.
+//! The losses and their gradient, composed of Burn's operations.
 use super::{Classes, Labels, RowLosses, parts};
 use crate::backend::{wide, widen};
 use burn::backend::{
@@ -30,7 +30,7 @@ pub(super) fn gradients<B: Backend>(
     }
 }
 
-/// With the largest of every row of `x` where only the second part is given.
+/// Both parts of `log_sum_exp`. If only the second is given, the first is the largest logit of every row of `x`.
 pub(super) fn both_parts<B: Backend>(x: &FloatTensor<B>, log_sum_exp: FloatTensor<B>) -> FloatTensor<B> {
     match log_sum_exp.shape()[1] {
         1 => B::float_cat(vec![widen::<B>(B::float_max_dim(x.clone(), 1)), log_sum_exp], 1),
@@ -38,12 +38,12 @@ pub(super) fn both_parts<B: Backend>(x: &FloatTensor<B>, log_sum_exp: FloatTenso
     }
 }
 
-/// [`RowLosses::log_sum_exp`] of every row of `[rows, classes]`, of f32 at least.
+/// [`RowLosses::log_sum_exp`] of every row of `[rows, classes]`, in f32 at least.
 pub(crate) fn log_sum_exp<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let (classes, dtype) = (x.shape()[1], x.dtype());
     let max = B::float_max_dim(x.clone(), 1);
     let exp = B::float_exp(B::float_sub(x, max.clone()));
-    // The sum of more ones may be more than f16 can hold.
+    // In f16 the sum of more ones may be infinite.
     let parts = if dtype == DType::F16 { classes.div_ceil(1 << 15).next_power_of_two() } else { 1 };
     let exp = if parts > 1 { B::float_mul_scalar(exp, (parts as f64).recip().into()) } else { exp };
     let sum = B::float_mul_scalar(widen::<B>(B::float_sum_dim(exp, 1)), parts.into());
@@ -67,7 +67,7 @@ impl<B: Backend> Labels<B> {
         }
     }
 
-    /// How logits of `classes` classes and with `log_sum_exp` become their gradient, given `dloss` `[rows, 1]` of its dtype.
+    /// How logits of `classes` classes become their gradient, given their `log_sum_exp`, and `dloss` `[rows, 1]` of its dtype.
     fn gradient(
         &self,
         log_sum_exp: FloatTensor<B>,
@@ -117,7 +117,7 @@ impl<B: Backend> Labels<B> {
         B::float_mul(value, weights)
     }
 
-    /// The part of `q` that every class has, whatever the target.
+    /// The part of `q` that every class gets, whatever the target.
     fn spread(&self, classes: usize) -> Option<f64> {
         self.smoothing.map(|smoothing| f64::from(smoothing / classes as f32))
     }
@@ -125,8 +125,8 @@ impl<B: Backend> Labels<B> {
 
 /// The element of every row of `x` `[rows, classes]` that `targets` `[rows, 1]` names, `[rows, 1]`.
 ///
-/// A third axis sets the gather apart: Burn's fusion joins one of two axes with what is computed in the width of `x`, and then
-/// reads the targets of other rows (0.22.1; for `select` and `cat` it takes care of that).
+/// The third axis keeps fusion away from the gather. Burn 0.22.1 fuses a gather on two axes with operations of the width of `x`, and then
+/// reads the targets of other rows. (For `select` and `cat` it is careful.)
 fn picked<B: Backend>(x: FloatTensor<B>, targets: IntTensor<B>) -> FloatTensor<B> {
     let [rows, classes] = x.shape().dims();
     let x = B::float_reshape(x, Shape::new([rows, 1, classes]));
@@ -141,12 +141,12 @@ struct LabelsGradient<B: Backend> {
     targets: IntTensor<B>,
     /// What is added to the gradients of the logits of the targets, `[rows, 1]`.
     target_term: FloatTensor<B>,
-    /// The rows whose target is none of these classes, `[rows, 1]`; their `targets` are anything, and their `target_term` is 0.
+    /// The rows whose target is not one of these classes, `[rows, 1]`. Their `targets` mean nothing, and their `target_term` is 0.
     elsewhere: Option<BoolTensor<B>>,
 }
 
 impl<B: Backend> LabelsGradient<B> {
-    /// The gradient of logits `[rows, classes]`, in place if nothing else holds them.
+    /// The gradient of logits `[rows, classes]`, in place if they are the only handle of their tensor.
     fn of(self, x: FloatTensor<B>) -> FloatTensor<B> {
         let dtype = x.dtype();
         let (x, target_term) =
@@ -156,8 +156,8 @@ impl<B: Backend> LabelsGradient<B> {
         B::float_scatter(1, dx, self.targets, target_term, IndexingUpdateOp::Add)
     }
 
-    /// The logits without those of the targets, and the gradients of the latter: the difference `p - q` is made in f32, and
-    /// rounded once. In half precision `q dloss` is the same in many rows, and so would be its error.
+    /// The logits, with minus infinity at the targets, and the gradients at the targets. Their difference `p - q` is computed in f32 and
+    /// rounded once. Rounded to half precision before, `q dloss` would have the same error in many rows.
     fn without_targets(&self, x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
         let LogitsGradient { log_sum_exp, probability_factor, .. } = &self.of_logits;
         let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
@@ -179,7 +179,7 @@ impl<B: Backend> LabelsGradient<B> {
         (x, target_term)
     }
 
-    /// The same for the logits of some classes.
+    /// The gradient of the logits of some classes.
     fn columns(&self, columns: &Range<usize>) -> Self {
         let LogitsGradient { log_sum_exp, probability_factor, weight_factor, weights } = &self.of_logits;
         let bools = get_or_init_device_settings::<B>(&log_sum_exp.device()).bool_dtype;
@@ -210,7 +210,7 @@ struct LogitsGradient<B: Backend> {
     log_sum_exp: FloatTensor<B>,
     /// `[rows, 1]`, of the dtype of `log_sum_exp`.
     probability_factor: FloatTensor<B>,
-    /// The same; missing if 0.
+    /// `[rows, 1]`, of the dtype of `log_sum_exp`; missing if 0.
     weight_factor: Option<FloatTensor<B>>,
     /// `[classes]`, of the dtype of the logits; missing if all are 1.
     weights: Option<FloatTensor<B>>,
@@ -229,7 +229,7 @@ fn sum_log_probabilities<B: Backend>(
         Some(weights) => B::float_mul(terms, one_row::<B>(weights)),
         None => terms,
     };
-    // By the mean, since the sum may be more than f16 can hold.
+    // By way of the mean, since the sum may exceed f16.
     let mean = widen::<B>(B::float_mean_dim(terms, 1));
     let log = match weights {
         None => log,

@@ -1,8 +1,9 @@
-//! One loop over the rows for the losses, and one for the gradient.
+//! The kernels on a CPU: one loop over the rows for the losses, and one for the gradient.
 use super::{Classes, CrossEntropyKernels, Labels, RowLosses};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     exp::COST,
+    in_place::in_place_or_copied,
     parallel::{self, Job, Work, vectorized},
     sums::{self, Sum},
     with_element,
@@ -34,7 +35,7 @@ impl<B: CpuBackend> CrossEntropyKernels for B {
         dloss: FloatTensor<B>,
         classes: Classes,
     ) -> FloatTensor<B> {
-        let (mut x, labels) = (B::contiguous(x), InMemory::of(labels));
+        let (x, labels) = (B::contiguous(x), InMemory::of(labels));
         let [log_sum_exp, dloss] = [log_sum_exp, dloss].map(B::contiguous);
         debug_assert!(
             log_sum_exp.shape()[1] == 2 || classes.range == (0..classes.of),
@@ -48,13 +49,12 @@ impl<B: CpuBackend> CrossEntropyKernels for B {
                 _ => Logs::Both(parts(numbers)),
             };
             let (dloss, sum_of_weights) = (B::as_slice(&dloss), labels.sum_of_weights());
-            let gradient = Gradient { labels, sum_of_weights, logs, dloss, columns: classes.range };
-            if x.can_mut() {
-                gradient.in_place(B::as_slice_mut(&mut x));
-                x
-            } else {
-                B::from_vec(gradient.of(B::as_slice(&x)), x.shape())
-            }
+            let [rows, columns] = x.shape().dims();
+            let (task, work) = (parallel::items_per_task(rows, columns), Work::of([COST, rows, columns]));
+            let gradients = &RowGradients { labels, sum_of_weights, logs, dloss, columns: classes.range };
+            in_place_or_copied::<B, E>(x, task * columns, work, |index, x| {
+                vectorized(Replaced { x, first: index * task, gradients });
+            })
         })
     }
 }
@@ -62,7 +62,7 @@ impl<B: CpuBackend> CrossEntropyKernels for B {
 /// [`RowLosses::log_sum_exp`] of a row.
 pub(crate) type Parts<A> = [A; 2];
 
-/// Those of every row.
+/// The [`Parts`] of every row.
 pub(crate) fn parts<A>(log_sum_exp: &[A]) -> &[Parts<A>] {
     log_sum_exp.as_chunks().0
 }
@@ -80,7 +80,7 @@ impl<B: CpuBackend> InMemory<B> {
         Self { targets: B::contiguous_ints(targets.clone()), weights, smoothing: *smoothing }
     }
 
-    /// As logits of `E` are compared with them.
+    /// The labels in the numbers that logits of `E` are computed with.
     fn of_classes<E: CpuElement>(&self, classes: usize) -> OfClasses<'_, E> {
         let number = <E::Acc as CpuElement>::from_f64;
         OfClasses {
@@ -93,21 +93,21 @@ impl<B: CpuBackend> InMemory<B> {
     }
 }
 
-/// [`Labels`] of so many classes, in the numbers that are computed with.
+/// [`Labels`] in the numbers that the kernels compute with.
 struct OfClasses<'a, E: CpuElement> {
     classes: usize,
     /// One per row.
     targets: &'a [i64],
-    /// One per class, or all one.
+    /// One per class; 1 if missing.
     weights: Option<&'a [E]>,
     /// The share of the target, if it is not 1.
     rest: Option<E::Acc>,
-    /// What every class has besides, if it is not 0.
+    /// The share that every class gets besides, if it is not 0.
     spread: Option<E::Acc>,
 }
 
 impl<E: CpuElement> OfClasses<'_, E> {
-    /// The class of a row; panics as Burn does if there is none of this number.
+    /// The class of a row. Panics as Burn does if there is no such class.
     #[inline(always)]
     fn target(&self, row: usize) -> usize {
         let (target, classes) = (self.targets[row], self.classes);
@@ -124,7 +124,7 @@ impl<E: CpuElement> OfClasses<'_, E> {
         self.weights.map_or(value, |weights| value * weights[target].widen())
     }
 
-    /// Of all classes; 0 if it is not read, since no class but the target counts.
+    /// The sum of the weights of all classes; 0 if it is not read, because only the target counts.
     fn sum_of_weights(&self) -> E::Acc {
         <E::Acc as CpuElement>::from_f64(match (self.spread, self.weights) {
             (None, _) => 0.0,
@@ -134,10 +134,10 @@ impl<E: CpuElement> OfClasses<'_, E> {
     }
 }
 
-/// Of rows of fewer classes the exponentials of several are taken together: a loop over one would be too short for vectors.
-const SHORT: usize = 64;
-/// Elements of those rows.
-const TOGETHER: usize = 512;
+/// Rows of fewer classes are too short for a vectorized loop over one. The exponentials of several such rows are computed together.
+const FEW_CLASSES: usize = 64;
+/// The most exponentials that are computed together.
+const EXPONENTIALS: usize = 512;
 
 /// The losses of all rows, and their logarithms of sums.
 fn losses<E: CpuElement>(x: &[E], labels: &OfClasses<'_, E>) -> (Vec<E::Acc>, Vec<Parts<E::Acc>>) {
@@ -153,7 +153,7 @@ fn losses<E: CpuElement>(x: &[E], labels: &OfClasses<'_, E>) -> (Vec<E::Acc>, Ve
     (losses, logs)
 }
 
-/// Those of some rows.
+/// The losses and logarithms of some rows.
 struct Losses<'a, E: CpuElement> {
     x: &'a [E],
     labels: &'a OfClasses<'a, E>,
@@ -169,10 +169,12 @@ impl<E: CpuElement> Job for Losses<'_, E> {
     fn run(self) {
         let Self { x, labels, first, losses, logs } = self;
         let classes = labels.classes;
-        if classes < SHORT {
+        if classes < FEW_CLASSES {
             logs_of_short_rows(x, classes, logs);
         } else {
-            x.chunks_exact(classes).zip(logs.iter_mut()).for_each(|(row, log)| *log = log_sum_exp(row));
+            x.chunks_exact(classes)
+                .zip(logs.iter_mut())
+                .for_each(|(row, log)| *log = sums::log_sum_exp(row, |x| x));
         }
         for (((at, row), loss), &[max, log]) in (first..).zip(x.chunks_exact(classes)).zip(losses).zip(&*logs)
         {
@@ -190,18 +192,10 @@ impl<E: CpuElement> Job for Losses<'_, E> {
     }
 }
 
-/// Of one row.
-#[inline(always)]
-fn log_sum_exp<E: CpuElement>(row: &[E]) -> Parts<E::Acc> {
-    let max = sums::max(row);
-    let sum = Sum { values: row, f: |x: E| (x.widen() - max).fast_exp() }.run();
-    [max, <E::Acc as CpuElement>::from_f64(sum.ln())]
-}
-
-/// Of as many rows of `classes` elements as `logs` has.
+/// Writes the logarithms of rows of fewer than [`FEW_CLASSES`] elements.
 #[inline(always)]
 fn logs_of_short_rows<E: CpuElement>(x: &[E], classes: usize, logs: &mut [Parts<E::Acc>]) {
-    let rows = TOGETHER / classes;
+    let rows = EXPONENTIALS / classes;
     for (x, logs) in x.chunks(rows * classes).zip(logs.chunks_mut(rows)) {
         logs.iter_mut().zip(x.chunks_exact(classes)).for_each(|(log, row)| log[0] = sums::max(row));
         let exponentials = exponentials(x, classes, logs.iter().map(|&[max, _]| max));
@@ -212,14 +206,14 @@ fn logs_of_short_rows<E: CpuElement>(x: &[E], classes: usize, logs: &mut [Parts<
     }
 }
 
-/// `exp(x - max)` of short rows, of `TOGETHER` elements at most, with the largest of every row.
+/// `exp(x - max)` of short rows, [`EXPONENTIALS`] elements at most, given the largest of every row.
 #[inline(always)]
 fn exponentials<E: CpuElement>(
     x: &[E],
     classes: usize,
     maxima: impl Iterator<Item = E::Acc>,
-) -> [E::Acc; TOGETHER] {
-    let mut values = [<E::Acc as Zero>::zero(); TOGETHER];
+) -> [E::Acc; EXPONENTIALS] {
+    let mut values = [<E::Acc as Zero>::zero(); EXPONENTIALS];
     let rows = x.chunks_exact(classes).zip(values.chunks_exact_mut(classes));
     for ((x, values), max) in rows.zip(maxima) {
         values.iter_mut().zip(x).for_each(|(value, x)| *value = x.widen() - max);
@@ -232,12 +226,12 @@ fn exponentials<E: CpuElement>(
 enum Logs<'a, A> {
     /// Both parts.
     Both(&'a [Parts<A>]),
-    /// Without the largest of the row, which has all classes.
+    /// Only the second part. The rows have all classes, so the first is the largest of the row.
     Second(&'a [A]),
 }
 
-/// What logits become in the backward pass: `dloss (p sum(q w) - q w)`.
-struct Gradient<'a, E: CpuElement> {
+/// What the gradients of rows of logits, `dloss (p sum(q w) - q w)`, are computed from.
+struct RowGradients<'a, E: CpuElement> {
     labels: OfClasses<'a, E>,
     sum_of_weights: E::Acc,
     logs: Logs<'a, E::Acc>,
@@ -247,30 +241,7 @@ struct Gradient<'a, E: CpuElement> {
     columns: Range<usize>,
 }
 
-impl<E: CpuElement> Gradient<'_, E> {
-    /// The gradient of `x`.
-    fn of(&self, x: &[E]) -> Vec<E> {
-        let (task, work) = self.task(x);
-        parallel::copied(x, task * self.columns.len(), work, |index, x| self.replace(index * task, x))
-    }
-
-    /// Replaces `x` by its gradient.
-    fn in_place(&self, x: &mut [E]) {
-        let (task, work) = self.task(x);
-        parallel::chunks_mut(x, task * self.columns.len(), work, |index, x| self.replace(index * task, x));
-    }
-
-    /// The rows of a task.
-    fn task(&self, x: &[E]) -> (usize, Work) {
-        let rows = parallel::items_per_task(self.dloss.len(), self.columns.len());
-        (rows, Work::of([COST, x.len()]))
-    }
-
-    /// Replaces whole rows of `x`, from row `first` on.
-    fn replace(&self, first: usize, x: &mut [E]) {
-        vectorized(Replaced { x, first, gradient: self });
-    }
-
+impl<E: CpuElement> RowGradients<'_, E> {
     /// The parts of `log(sum(exp(x)))` of a row.
     #[inline(always)]
     fn parts(&self, at: usize, max: impl FnOnce() -> E::Acc) -> Parts<E::Acc> {
@@ -280,14 +251,14 @@ impl<E: CpuElement> Gradient<'_, E> {
         }
     }
 
-    /// Replaces a row, given `exp(x - max)` of its elements and `log(sum(exp(x - max)))`. A row with a `dloss` of 0, such as padding,
-    /// gets 0, whatever its logits are.
+    /// Replaces a row by its gradient, given `exp(x - max)` of its elements and `log(sum(exp(x - max)))`. A row with a `dloss` of 0, such
+    /// as padding, gets 0, whatever its logits are.
     #[inline(always)]
     fn row(&self, at: usize, log: E::Acc, x: &mut [E], exp: impl Fn(usize, E) -> E::Acc) {
         let Self { labels, sum_of_weights, dloss, columns, .. } = self;
         let (target, dloss) = (labels.target(at), dloss[at]);
         let target_term = labels.times_target(dloss, target);
-        // Of every class, times its weight.
+        // Every class gets this, times its weight.
         let spread = labels.spread.map_or(E::Acc::zero(), |spread| dloss * spread);
         let weights =
             labels.weights.filter(|_| labels.spread.is_some()).map(|weights| &weights[columns.clone()]);
@@ -297,7 +268,7 @@ impl<E: CpuElement> Gradient<'_, E> {
         }
         let scale = factor * (-log).fast_exp();
         let probability = |class, x| scale * exp(class, x);
-        // The target's is rounded once: `q dloss` is the same in many rows, and so would be its error.
+        // The gradient at the target is rounded once. Rounded before, `q dloss` would have the same error in many rows.
         let target = target.checked_sub(columns.start).filter(|&target| target < x.len());
         let of_target = target.map(|class| {
             let weight = weights.map_or(E::Acc::one(), |weights| weights[class].widen());
@@ -321,12 +292,12 @@ impl<E: CpuElement> Gradient<'_, E> {
     }
 }
 
-/// Of whole rows.
+/// Replaces whole rows by their gradients.
 struct Replaced<'a, E: CpuElement> {
     x: &'a mut [E],
-    /// Of the first row.
+    /// The number of the first row.
     first: usize,
-    gradient: &'a Gradient<'a, E>,
+    gradients: &'a RowGradients<'a, E>,
 }
 
 impl<E: CpuElement> Job for Replaced<'_, E> {
@@ -334,30 +305,30 @@ impl<E: CpuElement> Job for Replaced<'_, E> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { x, first, gradient } = self;
-        let columns = gradient.columns.len();
-        if columns >= SHORT {
+        let Self { x, first, gradients } = self;
+        let columns = gradients.columns.len();
+        if columns >= FEW_CLASSES {
             for (at, row) in (first..).zip(x.chunks_exact_mut(columns)) {
-                let [max, log] = gradient.parts(at, || sums::max(row));
-                gradient.row(at, log, row, |_, x| (x.widen() - max).fast_exp());
+                let [max, log] = gradients.parts(at, || sums::max(row));
+                gradients.row(at, log, row, |_, x| (x.widen() - max).fast_exp());
             }
             return;
         }
-        let rows = TOGETHER / columns;
+        let rows = EXPONENTIALS / columns;
         for (first, x) in (first..).step_by(rows).zip(x.chunks_mut(rows * columns)) {
-            // Padding is seldom alone.
-            let dloss = &gradient.dloss[first..][..x.len() / columns];
+            // Rows of padding often come together.
+            let dloss = &gradients.dloss[first..][..x.len() / columns];
             if dloss.iter().all(Zero::is_zero) {
                 x.fill(E::zero());
                 continue;
             }
             let rows = (first..).zip(x.chunks_exact(columns));
-            let maxima = rows.map(|(at, row)| gradient.parts(at, || sums::max(row))[0]);
+            let maxima = rows.map(|(at, row)| gradients.parts(at, || sums::max(row))[0]);
             let exponentials = exponentials(x, columns, maxima);
             let rows = (first..).zip(x.chunks_exact_mut(columns)).zip(exponentials.chunks_exact(columns));
             for ((at, row), exponentials) in rows {
-                let [_, log] = gradient.parts(at, E::Acc::zero);
-                gradient.row(at, log, row, |class, _| exponentials[class]);
+                let [_, log] = gradients.parts(at, E::Acc::zero);
+                gradients.row(at, log, row, |class, _| exponentials[class]);
             }
         }
     }

@@ -1,11 +1,11 @@
-//! Kernels for devices: one cube for every row of logits, which reads it once for the loss and once for the gradient (with label
-//! smoothing once more for the loss). Everything is computed in f32 at least, and rounded once.
+//! Kernels for devices: a cube reads its row of logits once for the loss, twice with label smoothing, and once for the gradient. Numbers
+//! are computed in f32 at least, and rounded once.
 //!
-//! Burn's fusion makes several kernels of the composition, one for each sum: ours are taken there, too.
+//! These kernels are taken with fusion, too: Burn's fusion makes several kernels of the composition, one for each sum.
 use super::{Classes, CrossEntropyKernels, Labels, RowLosses, composed::both_parts};
 use crate::backend::cube::{
-    Output, Pair, address_type, empty, grid_of_rows, max_of_vector, max_over_units, row_of_unit,
-    sum_of_vector, sum_over_units, types, unit_of_row, units_of_row, vector_size,
+    Grid, Output, Pair, empty, launch, max_of_vector, max_over_units, row_of_unit, sum_of_vector,
+    sum_over_units, unit_of_row, units_of_row, vector_size,
 };
 use crate::backend::optional::MaybeTensor;
 use crate::backend::wide;
@@ -46,11 +46,11 @@ impl CrossEntropyKernels for Cube {
     }
 }
 
-/// Of a gradient.
+/// Options of a gradient.
 #[derive(Clone, Debug)]
 pub struct Gradient {
     smoothing: Option<f32>,
-    /// Of the columns.
+    /// The classes of the columns.
     classes: Classes,
 }
 
@@ -87,7 +87,7 @@ pub trait CrossEntropyCube: Backend {
 
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Of {
+struct LossVariant {
     units: usize,
     smoothed: bool,
     weighted: bool,
@@ -100,26 +100,21 @@ impl CrossEntropyCube for CubeBackend {
         weights: MaybeTensor<Self>,
         smoothing: Option<f32>,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        let ([rows, classes], dtypes) = (x.shape().dims(), types(x.dtype));
+        let [rows, classes] = x.shape().dims();
         let [losses, log_sum_exp] =
             [1, 2].map(|numbers| empty(&x, Shape::new([rows, numbers]), wide(x.dtype)));
         let weights = weights.into_option().map(into_contiguous);
-        if rows * classes > 0 {
+        let units = units_of_row(classes);
+        if let Some(grid) = Grid::of_rows(rows, units, &[&x]).filter(|_| classes > 0) {
             let size = vector_size(&[&x], 4);
-            let units = units_of_row(classes);
-            let of = Of { units, smoothed: smoothing.is_some(), weighted: weights.is_some() };
+            let variant = LossVariant { units, smoothed: smoothing.is_some(), weighted: weights.is_some() };
             let label_dtypes = label_dtypes(&targets, weights.as_ref(), &x);
-            let (client, at) = (x.client.clone(), address_type(&[&x]));
-            let (count, dim) = grid_of_rows(&client, rows, units);
-            let scalars = shares(smoothing, classes).map(|share| InputScalar::new(share, dtypes[1]));
-            let [rest, spread, no_class] = scalars;
+            let [rest, spread, no_class] = shares(smoothing, classes).map(|share| grid.scalar(share));
             // SAFETY: the kernel compares every position with the shapes, and targets with the number of classes.
             unsafe {
-                loss_kernel::launch_unchecked(
-                    &client,
-                    count,
-                    dim,
-                    at,
+                launch!(
+                    loss_kernel,
+                    grid,
                     size,
                     x.into_linear_view(),
                     targets.into_linear_view(),
@@ -131,8 +126,8 @@ impl CrossEntropyCube for CubeBackend {
                     rest,
                     spread,
                     no_class,
-                    of,
-                    dtypes,
+                    variant,
+                    grid.dtypes,
                     label_dtypes,
                 );
             }
@@ -148,27 +143,22 @@ impl CrossEntropyCube for CubeBackend {
         dloss: FloatTensor<Self>,
         Gradient { smoothing, classes }: Gradient,
     ) -> FloatTensor<Self> {
-        let ([rows, columns], dtypes) = (x.shape().dims(), types(x.dtype));
+        let [rows, columns] = x.shape().dims();
         let dx = Output::replacing(&x, 0);
         let weights = weights.into_option().map(into_contiguous);
-        if rows * columns > 0 {
+        let [smoothed, weighted] = [smoothing.is_some(), weights.is_some()];
+        // If losses are smoothed and weighted, the weights of all classes are summed, too.
+        let longest = if smoothed && weighted { columns.max(classes.of) } else { columns };
+        let variant = LossVariant { units: units_of_row(longest), smoothed, weighted };
+        if let Some(grid) = Grid::of_rows(rows, variant.units, &[&x]).filter(|_| columns > 0) {
             let size = vector_size(&[&x, &dx.tensor], 4);
-            let [smoothed, weighted] = [smoothing.is_some(), weights.is_some()];
-            // Of smoothed and weighted losses, the weights of all classes are summed, too.
-            let longest = if smoothed && weighted { columns.max(classes.of) } else { columns };
-            let of = Of { units: units_of_row(longest), smoothed, weighted };
             let label_dtypes = label_dtypes(&targets, weights.as_ref(), &x);
-            let (client, at) = (x.client.clone(), address_type(&[&x]));
-            let (count, dim) = grid_of_rows(&client, rows, of.units);
-            let scalars = shares(smoothing, classes.of).map(|share| InputScalar::new(share, dtypes[1]));
-            let [rest, spread, no_class] = scalars;
+            let [rest, spread, no_class] = shares(smoothing, classes.of).map(|share| grid.scalar(share));
             // SAFETY: the kernel compares every position with the shapes, and targets with the number of classes.
             unsafe {
-                gradient_kernel::launch_unchecked(
-                    &client,
-                    count,
-                    dim,
-                    at,
+                launch!(
+                    gradient_kernel,
+                    grid,
                     size,
                     x.into_linear_view(),
                     dx.view(),
@@ -180,8 +170,8 @@ impl CrossEntropyCube for CubeBackend {
                     rest,
                     spread,
                     no_class,
-                    of,
-                    dtypes,
+                    variant,
+                    grid.dtypes,
                     label_dtypes,
                 );
             }
@@ -190,19 +180,19 @@ impl CrossEntropyCube for CubeBackend {
     }
 }
 
-/// Of the targets, and of the weights.
+/// The dtypes of the targets and of the weights.
 fn label_dtypes(targets: &CubeTensor, weights: Option<&CubeTensor>, x: &CubeTensor) -> [ElemType; 2] {
     [targets.dtype, weights.unwrap_or(x).dtype].map(dtype_to_storage_type)
 }
 
-/// The share of the target, what every class has besides, and the share of a target that is no class: not a number, of which WGSL has no
-/// constant.
+/// The share of the target, the share that every class has besides, and the share of a target that is no class: NaN, for which WGSL has
+/// no constant.
 fn shares(smoothing: Option<f32>, classes: usize) -> [f64; 3] {
     let smoothing = smoothing.unwrap_or(0.0);
     [1.0 - smoothing, smoothing / classes as f32, f32::NAN].map(f64::from)
 }
 
-/// Of a class, or 1 without weights.
+/// The weight of a class, or 1 without weights.
 #[cube]
 fn weight<V: Float, W: Float>(weights: &ComptimeOption<&[V]>, class: usize) -> W {
     let weight: ComptimeOption<V> = weights.as_ref().map(|weights| weights[class]);
@@ -221,11 +211,11 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     rest: InputScalar,
     spread: InputScalar,
     no_class: InputScalar,
-    #[comptime] of: Of,
+    #[comptime] variant: LossVariant,
     #[define(T, W)] _dtypes: [ElemType; 2],
     #[define(I, V)] _label_dtypes: [ElemType; 2],
 ) {
-    let units = comptime!(of.units);
+    let units = comptime!(variant.units);
     let (row, unit) = (row_of_unit(units), unit_of_row(units));
     if row >= rows {
         terminate!();
@@ -235,7 +225,7 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     let label = usize::cast_from(targets.read(row));
     let target = min(label, classes - 1);
     let rest = select(label == target, rest.get::<W>(), no_class.get::<W>());
-    // Not infinite: the difference of two infinities is no number.
+    // Not infinite: the difference of two infinities is NaN.
     let mut largest = Vector::<W, N>::new(W::min_value());
     let mut sum = Vector::<W, N>::new(W::new(0.0));
     let mut picked = W::new(0.0);
@@ -258,7 +248,7 @@ fn loss_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     let total = sum_over_units::<W>(Pair::<W> { a: sum, b: picked }, units);
     let log = total.a.ln();
     let mut loss = rest * weight::<V, W>(&weights, target) * (log - (total.b - largest_of_all));
-    if comptime!(of.smoothed) {
+    if comptime!(variant.smoothed) {
         let mut sum = W::new(0.0);
         let mut at = unit;
         while at < vectors {
@@ -300,11 +290,11 @@ fn gradient_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     rest: InputScalar,
     spread: InputScalar,
     no_class: InputScalar,
-    #[comptime] of: Of,
+    #[comptime] variant: LossVariant,
     #[define(T, W)] _dtypes: [ElemType; 2],
     #[define(I, V)] _label_dtypes: [ElemType; 2],
 ) {
-    let units = comptime!(of.units);
+    let units = comptime!(variant.units);
     let (row, unit) = (row_of_unit(units), unit_of_row(units));
     if row >= shape.rows {
         terminate!();
@@ -320,9 +310,9 @@ fn gradient_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
     // `q w` of the target beyond that of every class, and `sum(q w)`.
     let of_target = rest * weight::<V, W>(&weights, target);
     let mut total = of_target;
-    if comptime!(of.smoothed) {
+    if comptime!(variant.smoothed) {
         let mut all = W::cast_from(shape.classes);
-        if comptime!(of.weighted) {
+        if comptime!(variant.weighted) {
             let mut sum = W::new(0.0);
             let mut class = unit;
             while class < shape.classes {
@@ -343,12 +333,12 @@ fn gradient_kernel<T: Float, W: Float, I: Int, V: Float, N: Size>(
         for lane in 0..size {
             let class = shape.first_class + at * size + lane;
             let mut share = select(class == target, of_target, W::new(0.0));
-            if comptime!(of.smoothed) {
+            if comptime!(variant.smoothed) {
                 share += spread * weight::<V, W>(&weights, class);
             }
             gradient.insert(lane, dloss * (probability.extract(lane) * total - share));
         }
-        // Whatever the logits are.
+        // Even where logits are not finite.
         if nothing {
             gradient = Vector::new(W::new(0.0));
         }

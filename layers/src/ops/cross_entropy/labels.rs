@@ -1,4 +1,4 @@
-//! What rows of logits are compared with.
+//! Labels: the targets, class weights and smoothing that rows of logits are compared with.
 use crate::graph::Report;
 use burn::backend::{
     Backend, TensorMetadata,
@@ -7,7 +7,7 @@ use burn::backend::{
 use burn::tensor::{Shape, Slice};
 use core::ops::Range;
 
-/// What rows of logits are compared with; all of it untracked.
+/// What rows of logits are compared with. None of it is tracked.
 #[derive(Clone, Debug)]
 pub struct Labels<B: Backend> {
     /// `[rows, 1]`
@@ -18,19 +18,19 @@ pub struct Labels<B: Backend> {
 }
 
 impl<B: Backend> Labels<B> {
-    /// `targets`: one per row.
+    /// `targets` has one element per row.
     pub(crate) fn new(
         targets: IntTensor<B>,
         weights: Option<FloatTensor<B>>,
         smoothing: Option<f32>,
     ) -> Self {
         let rows = targets.shape().num_elements();
-        // Without smoothing the other classes do not count, even where one has no logarithm.
+        // Without smoothing the other classes do not count, even if a logarithm is infinite.
         let smoothing = smoothing.filter(|&smoothing| smoothing != 0.0);
         Self { targets: B::int_reshape(targets, Shape::new([rows, 1])), weights, smoothing }
     }
 
-    /// Reports to the ledger what is kept, that is, all of it.
+    /// Reports all of it to the ledger, because all of it is kept.
     pub(crate) fn reported(self, report: &Report, reason: &'static str) -> Self {
         Self {
             targets: report.tensor("targets", self.targets, reason),

@@ -5,9 +5,9 @@
 //! | computes | `loss = -sum(q w log p)` per row; `p = softmax(x)`, `w` the class weights, |
 //! | | `q = (1 - smoothing) [class is target] + smoothing / classes` |
 //! | keeps | `x` (a handle), `log(sum(exp(x - max(x))))` per row, the targets and the weights (handles) |
-//! | backward | `dx = dloss (p sum(q w) - q w)`, in place if nothing else holds `x` |
+//! | backward | `dx = dloss (p sum(q w) - q w)`, in place if `x` is the only handle of its tensor |
 //!
-//! Stock Burn computes the log-softmax first, in several steps, which need two tensors of the size of `x` at the peak.
+//! Stock Burn computes the log-softmax first, in several steps, whose peak is two tensors of the size of `x`.
 use crate::backend::composing_backends;
 use crate::{
     backend::optional::MaybeTensor,
@@ -65,7 +65,7 @@ impl<B: CrossEntropyKernels> CrossEntropy<B> {
 
 impl<B: CrossEntropyKernels> Operation<B, 1> for CrossEntropy<B> {
     const INPUTS: [&'static str; 1] = ["x"];
-    type Saved = Saved<B>;
+    type Saved = SavedCrossEntropy<B>;
 
     fn name(&self) -> &'static str {
         "cross_entropy"
@@ -79,18 +79,18 @@ impl<B: CrossEntropyKernels> Operation<B, 1> for CrossEntropy<B> {
         self.losses(given(x)).0
     }
 
-    fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Saved<B>) {
+    fn forward_saving(&self, [x]: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Self::Saved) {
         const REASON: &str = "x is tracked";
         let (losses, log_sum_exp) = self.losses(given(x));
         let [_, log] = parts::<B>(log_sum_exp);
-        // A copy: a view would keep both parts, and the largest is taken again.
+        // Copied, since a view would keep both parts. The backward pass finds the largest logit again.
         let log = recorder.report().tensor("log_sum_exp", B::float_mul_scalar(log, 1.0.into()), REASON);
         let labels = self.labels.clone().reported(recorder.report(), REASON);
-        (losses, Saved { log, labels })
+        (losses, SavedCrossEntropy { log, labels })
     }
 
-    fn backward(saved: Saved<B>, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
-        let Saved { log, labels } = saved;
+    fn backward(saved: SavedCrossEntropy<B>, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
+        let SavedCrossEntropy { log, labels } = saved;
         let x = given(pass.take(X));
         let classes = x.shape()[1];
         let dloss = B::float_cast(B::float_reshape(dloss, log.shape()), log.dtype().into());
@@ -100,32 +100,32 @@ impl<B: CrossEntropyKernels> Operation<B, 1> for CrossEntropy<B> {
 
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
-pub struct Saved<B: Backend> {
+pub struct SavedCrossEntropy<B: Backend> {
     /// The second part of [`RowLosses::log_sum_exp`], `[rows, 1]`.
     log: FloatTensor<B>,
     labels: Labels<B>,
 }
 
-/// The losses of rows, and what their gradient is made of; both of f32 at least.
+/// The losses of rows, and what their gradient is computed from; both in f32 at least.
 pub struct RowLosses<B: Backend> {
     /// `-sum(q w log p)`, `[rows, 1]`.
     pub losses: FloatTensor<B>,
-    /// `log(sum(exp(x)))` in two parts: the largest `x`, and `log(sum(exp(x - largest)))`; `[rows, 2]`. In one number the second part
-    /// would be lost where the first is large: with logits of 1e8 all of it.
+    /// `log(sum(exp(x)))` in two parts, the largest `x` and `log(sum(exp(x - largest)))`; `[rows, 2]`. In a single number, a large first
+    /// part would swallow digits of the second: for logits of 1e8, all of them.
     pub log_sum_exp: FloatTensor<B>,
 }
 
-/// The classes that columns of logits belong to.
+/// The classes that the columns of logits belong to.
 #[derive(Clone, Debug)]
 pub struct Classes {
-    /// Those of the columns.
+    /// The classes of the columns.
     pub range: Range<usize>,
-    /// How many there are in all.
+    /// The number of all classes.
     pub of: usize,
 }
 
 impl Classes {
-    /// All of them.
+    /// All classes.
     pub fn all(of: usize) -> Self {
         Self { range: 0..of, of }
     }
@@ -133,14 +133,14 @@ impl Classes {
 
 /// The kernels.
 pub trait CrossEntropyKernels: Backend {
-    /// The losses of all rows of `[rows, classes]`. A target that is none of the classes panics on CPUs, and is NaN on devices.
+    /// The losses of all rows of `[rows, classes]`. For a target that is not a class, CPUs panic, and devices give a loss of NaN.
     fn row_losses(x: FloatTensor<Self>, labels: &Labels<Self>) -> RowLosses<Self> {
         composed::losses(x, labels)
     }
 
-    /// The gradient of logits `[rows, classes]`, in place if nothing else holds them. A row with a `dloss` of 0, such as padding,
-    /// gets 0, whatever its logits are. `log_sum_exp` is that of the losses, or its second part alone where the columns are all
-    /// classes; `dloss` is `[rows, 1]`, of the same dtype.
+    /// The gradient of logits `[rows, classes]`, in place if they are the only handle of their tensor. A row with a `dloss` of 0, such as
+    /// padding, gets 0, whatever its logits are. `log_sum_exp` is that of the losses; if the columns are all classes, its second part is
+    /// enough. `dloss` is `[rows, 1]`, of the same dtype.
     fn row_gradients(
         x: FloatTensor<Self>,
         labels: &Labels<Self>,
@@ -153,7 +153,7 @@ pub trait CrossEntropyKernels: Backend {
 }
 composing_backends!(CrossEntropyKernels);
 
-/// Both of [`RowLosses::log_sum_exp`], `[rows, 1]` each. The largest logit is one, so that its dtype holds it.
+/// The two parts of [`RowLosses::log_sum_exp`], `[rows, 1]` each. Narrowed to the dtype of the logits, the first is exact: it is a logit.
 pub(crate) fn parts<B: Backend>(log_sum_exp: FloatTensor<B>) -> [FloatTensor<B>; 2] {
     let rows = log_sum_exp.shape()[0];
     [0, 1]

@@ -1,4 +1,4 @@
-//! Fused loops: one pass.
+//! The kernels on a CPU: fused loops of one pass.
 use super::{Argument, ElementLoss, ElementLossKernels, Factor, LOWEST_LOG};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
@@ -74,8 +74,8 @@ impl<B: CpuBackend> ElementLossKernels for B {
 }
 
 impl ElementLoss {
-    /// How much longer than reading an element the loss takes, or its slope in an argument: logarithms and exponentials do, those that
-    /// are not compiled for vectors most.
+    /// The time of a loss, or of its slope in an argument, in units of the time to read an element. Logarithms and exponentials take
+    /// longest, above all where they are not vectorized.
     fn cost(self, slope: Option<Argument>) -> usize {
         match self {
             Self::Square | Self::Huber { .. } => 1,
@@ -88,8 +88,8 @@ impl ElementLoss {
         }
     }
 
-    /// Calls the visitor with the loss and its slopes in `x` and in `t`, in the arithmetic of `A`. One call per variant, so that
-    /// each gets loops of its own.
+    /// Calls the visitor with the loss and its slopes in `x` and in `t`, in the arithmetic of `A`. Every variant has its own call, and so
+    /// its own loops.
     #[inline(always)]
     fn with<A: CpuElement<Acc = A>, R>(self, visitor: impl Visitor<A, R>) -> R {
         let num = A::from_f64;
@@ -142,7 +142,7 @@ impl ElementLoss {
             }
             Self::Divergence { min } => {
                 let (min, lowest) = (num(min), num(min.ln()));
-                // The logarithm in any case, so that no element needs a branch.
+                // The logarithm is computed in any case, so that no element needs a branch.
                 let log = move |t: A| {
                     let log = t.fast_ln();
                     let log = if t > one { zero } else { log };
@@ -183,7 +183,7 @@ fn each<E: CpuElement>(x: &[E], t: Option<&[E]>, f: ElementLoss) -> Vec<E> {
 
 /// The sum of all losses.
 fn sum<E: CpuElement>(x: &[E], t: Option<&[E]>, f: ElementLoss) -> f64 {
-    f.with(Sum { x, t, work: parallel::Work::of([f.cost(None), x.len()]) })
+    f.with(SumOfLosses { x, t, work: parallel::Work::of([f.cost(None), x.len()]) })
 }
 
 /// Replaces every `x` by `factor` times the slope of its loss in an argument.
@@ -233,13 +233,13 @@ impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Each<'_, E> {
     }
 }
 
-struct Sum<'a, E> {
+struct SumOfLosses<'a, E> {
     x: &'a [E],
     t: Option<&'a [E]>,
     work: parallel::Work,
 }
 
-impl<E: CpuElement> Visitor<E::Acc, f64> for Sum<'_, E> {
+impl<E: CpuElement> Visitor<E::Acc, f64> for SumOfLosses<'_, E> {
     fn visit(
         self,
         loss: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
@@ -249,7 +249,7 @@ impl<E: CpuElement> Visitor<E::Acc, f64> for Sum<'_, E> {
         let Self { x, t, work } = self;
         let job = parallel::items_per_job(x.len(), work);
         let parts = parallel::map_ranges(x.len(), job, |range| {
-            // Sums of parts, so that a long one is exact in f32, too.
+            // Sums of parts, so that a long sum is exact in f32, too.
             let parts = range.clone().step_by(TASK).map(|start| {
                 let part = start..(start + TASK).min(range.end);
                 match t {

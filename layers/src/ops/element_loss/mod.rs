@@ -1,15 +1,16 @@
-//! Element-wise losses: squares, Huber's, binary cross entropies, divergences.
+//! Element-wise losses: squared errors, Huber losses, binary cross entropies, divergences.
 //!
 //! | | |
 //! | --- | --- |
-//! | computes | `loss = f(x, t)`, `f` an [`ElementLoss`]: of every element, or their scaled sum |
+//! | computes | `loss = f(x, t)` of every element, `f` an [`ElementLoss`], or the scaled sum of these losses |
 //! | keeps | `x` (a handle), and `t` if there are targets; for a divergence only `t`, unless `t` is tracked; |
-//! | | for a binary cross entropy the slope `f'`, and neither `x` nor `t` |
-//! | backward | `dx = dloss * f'(x, t)`, `dt` alike, in place if nothing else holds what is read |
+//! | | for a binary cross entropy, the slope `f'` instead of `x` and `t` |
+//! | backward | `dx = dloss * f'(x, t)`, and `dt` likewise; in place of a tensor that is read, if nothing else holds it |
 //!
-//! A binary cross entropy makes its targets from integers: keeping them would cost one more tensor. In f16 the slope is kept
-//! scaled: for small probabilities it is larger than f16 can hold, and for confident logits smaller, until it is multiplied by
-//! the upstream gradient. Stock Burn records up to nine operations for one loss, and materializes all of their results.
+//! A binary cross entropy makes its targets from integers, so to keep them would cost one more tensor. In f16 the kept slope is scaled,
+//! because before it is multiplied by the upstream gradient, it may exceed f16 for small probabilities, and vanish for confident logits.
+//!
+//! Stock Burn records up to nine operations for one loss, and materializes all of their results.
 use crate::backend::{Scaling, composing_backends, wide, widen};
 use crate::{
     backend::optional::MaybeTensor,
@@ -26,14 +27,14 @@ mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 
-/// The loss of an element `x`, for some variants given a target `t`.
+/// The loss of an element `x`. Some variants also read a target `t`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ElementLoss {
     /// `x^2`
     Square,
     /// `x^2 / 2` if `|x| <= delta`, else `delta |x| - bias`
     Huber {
-        /// From where on the loss is linear.
+        /// The error from which the loss is linear.
         delta: f64,
         /// `delta^2 / 2`
         bias: f64,
@@ -45,7 +46,7 @@ pub enum ElementLoss {
     },
     /// `-t log(p) - (1 - t) log(1 - p)`, `p = sigmoid(x)`
     BinaryLogits,
-    /// `-t log(x) - (1 - t) log(1 - x)`, with logarithms of at least -100
+    /// `-t log(x) - (1 - t) log(1 - x)`, with logarithms clamped to at least -100
     BinaryProbabilities,
     /// `t (log(min(max(t, min), 1)) - x)`
     Divergence {
@@ -61,12 +62,12 @@ impl ElementLoss {
         matches!(self, Self::BinaryLogits | Self::BinaryProbabilities)
     }
 
-    /// What a slope is multiplied by while it is kept: in f16 a power of two, so that the slope neither overflows nor vanishes.
+    /// The factor of a slope while it is kept: in f16 a power of two, so that the slope neither overflows nor vanishes.
     fn slope_scale(self, dtype: DType) -> f64 {
         match (self, dtype) {
-            // A difference of a probability and a label, which may be up to 255.
+            // The slope is a probability minus a label, and labels may be up to 255.
             (Self::BinaryLogits, DType::F16) => 2f64.powi(8),
-            // From 1 to 2^24, as 1 / x.
+            // The slope is 1 / x, from 1 to 2^24.
             (Self::BinaryProbabilities, DType::F16) => 2f64.powi(-9),
             _ => 1.0,
         }
@@ -84,16 +85,16 @@ const LOWEST_LOG: f64 = -100.0;
 /// An argument of a loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Argument {
-    /// What is scored, `x`.
+    /// The prediction, `x`.
     Input,
-    /// What it is compared with, `t`.
+    /// The target, `t`.
     Target,
 }
 
 extension! {
     /// Element-wise losses.
     pub trait ElementLossOps(ElementLossKernels) {
-        /// `f(x, targets)` of every element, or with a `scale` its scaled sum, `[1]`. The targets have the shape of `x`; those of a
+        /// `f(x, targets)` of every element, or with a `scale` the scaled sum of all, `[1]`. The targets have the shape of `x`; those of a
         /// binary cross entropy are not tracked.
         fn memsave_element_loss(
             x: FloatTensor<Self>,
@@ -119,7 +120,7 @@ pub struct Loss {
 
 impl<B: ElementLossKernels> Operation<B, 2> for Loss {
     const INPUTS: [&'static str; 2] = ["x", "targets"];
-    type Saved = Saved<FloatTensor<B>>;
+    type Saved = SavedElementLoss<FloatTensor<B>>;
 
     fn name(&self) -> &'static str {
         match self.f {
@@ -149,7 +150,7 @@ impl<B: ElementLossKernels> Operation<B, 2> for Loss {
 
     fn forward_saving(&self, inputs: Inputs<B, 2>, recorder: &Recorder<2>) -> (FloatTensor<B>, Self::Saved) {
         if !self.f.is_binary() {
-            return (Operation::<B, 2>::forward(self, inputs), Saved { loss: *self, slope: None });
+            return (Operation::<B, 2>::forward(self, inputs), SavedElementLoss { loss: *self, slope: None });
         }
         let [x, targets] = inputs;
         let (x, f) = (given(x), self.f);
@@ -162,16 +163,17 @@ impl<B: ElementLossKernels> Operation<B, 2> for Loss {
                 (y, B::element_loss_slopes(x, targets, f, Argument::Input, factor))
             }
         };
-        (y, Saved { loss: *self, slope: Some(recorder.report().tensor("slope", slope, "x is tracked")) })
+        let slope = Some(recorder.report().tensor("slope", slope, "x is tracked"));
+        (y, SavedElementLoss { loss: *self, slope })
     }
 
     fn backward(saved: Self::Saved, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 2>) {
-        let Saved { loss: Loss { f, scale }, slope } = saved;
+        let SavedElementLoss { loss: Loss { f, scale }, slope } = saved;
         if let Some(slope) = slope {
             return pass.give(X, times_slope::<B>(slope, dloss, f, scale));
         }
         let (x, targets) = (pass.take(X), pass.take(TARGETS));
-        let x = given(x.or_else(|| targets.clone())); // where no slope reads `x`, only its shape is
+        let x = given(x.or_else(|| targets.clone())); // if no slope reads `x`, only its shape is read
         let gradient = |x, argument, dloss| match scale {
             Some(by) => {
                 B::element_loss_slopes(x, targets.clone(), f, argument, Factor { tensor: Some(dloss), by })
@@ -204,15 +206,15 @@ fn times_slope<B: ElementLossKernels>(
 
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
-pub struct Saved<T> {
+pub struct SavedElementLoss<T> {
     loss: Loss,
-    /// The slope of a binary cross entropy, [scaled](ElementLoss::slope_scale); the other losses read their inputs.
+    /// The slope of a binary cross entropy, [scaled](ElementLoss::slope_scale). The other losses read their inputs.
     slope: Option<T>,
 }
 
 /// `tensor * by`, a number.
 pub struct Factor<B: Backend> {
-    /// Of one element, of any dtype; 1 if missing.
+    /// A tensor of one element, of any dtype; 1 if missing.
     pub tensor: Option<FloatTensor<B>>,
     pub by: f64,
 }
@@ -263,14 +265,14 @@ pub trait ElementLossKernels: Scaling {
         scale: f64,
     ) -> FloatTensor<Self> {
         let (elements, dtype) = (x.shape().num_elements() as f64, x.dtype());
-        // Of the mean, since the sum of many may be more than f16 can hold.
+        // By way of the mean, since the sum of many may exceed f16.
         let mean = widen::<Self>(Self::float_mean(Self::element_loss(x, targets, f)));
         let sum =
             Self::float_mul_scalar(Self::float_reshape(mean, Shape::new([1])), (elements * scale).into());
         Self::float_cast(sum, dtype.into())
     }
 
-    /// The sum of all losses times `scale`, `[1]`, and the slope of every element's in `x`, times `slope_scale`.
+    /// The sum of all losses times `scale`, `[1]`, and the slope of every element's loss in `x`, times `slope_scale`.
     fn element_loss_sum_with_slopes(
         x: FloatTensor<Self>,
         targets: Option<FloatTensor<Self>>,
@@ -292,14 +294,14 @@ pub trait ElementLossKernels: Scaling {
         factor: Factor<Self>,
     ) -> FloatTensor<Self> {
         let dtype = x.dtype();
-        // Composed, so that fusion joins it with the slope: a view may not come after that.
+        // The factor is composed first, so that fusion joins it with the slope, after which no view may come.
         let ones = Shape::from(vec![1; x.rank()]);
         let Factor { tensor: factor, by } = factor;
         let factor = factor.map(|factor| {
             let factor = Self::float_cast(Self::float_reshape(factor, ones), wide(dtype).into());
             Self::float_mul_scalar(factor, by.into())
         });
-        // Half precision may have the range and the digits only for the product.
+        // Half precision may have the range and the digits for the product, but not for the slope alone.
         let slope = slope::<Self>(widen::<Self>(x), targets.map(widen::<Self>), f, argument);
         let product = match factor {
             Some(factor) => Self::float_mul(slope, factor),
@@ -347,7 +349,7 @@ fn rest<B: Backend>(x: FloatTensor<B>, v: f64) -> FloatTensor<B> {
 /// `weight / x`, and 0 where the logarithm of `x` is not above [`LOWEST_LOG`].
 fn log_slope<B: Backend>(weight: FloatTensor<B>, x: FloatTensor<B>) -> FloatTensor<B> {
     let bools = get_or_init_device_settings::<B>(&x.device()).bool_dtype;
-    let highest = LOWEST_LOG.exp().max(f64::from(f32::MIN_POSITIVE)); // 0 in f16, of which 0 itself is clamped
+    let highest = LOWEST_LOG.exp().max(f64::from(f32::MIN_POSITIVE)); // becomes 0 in f16, where only 0 is clamped
     let clamped = B::float_lower_equal_elem(x.clone(), highest.into(), bools);
     let x = B::float_mask_fill(x, clamped.clone(), 1.into());
     B::float_mask_fill(B::float_div(weight, x), clamped, 0.into())
@@ -445,7 +447,7 @@ mod tests {
         }
     }
 
-    /// Scaled slopes in f16, for all small probabilities, and for 0 and 1.
+    /// Scaled slopes in f16, for small probabilities of all sizes, and for 0 and 1.
     #[test]
     fn slopes_of_small_probabilities_are_finite() {
         let f = ElementLoss::BinaryProbabilities;

@@ -1,28 +1,22 @@
-//! Fused loops: one pass.
+//! The kernels on a CPU: fused loops of one pass.
 use super::GateKernels;
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
+    in_place::in_place_or_copied,
     parallel::{self, Job, vectorized},
     with_element,
 };
 use crate::ops::smooth::{
     Smooth,
-    cpu::{COST, Curve, Multiplied, Multiply, TASK, Visitor},
+    cpu::{COST, Curve, Multiply, TASK, Visitor},
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, bf16, f16};
 
 impl<B: CpuBackend> GateKernels for B {
     fn gate(a: FloatTensor<B>, b: FloatTensor<B>, f: Smooth) -> FloatTensor<B> {
-        let (mut a, b) = (B::contiguous(a), B::contiguous(b));
-        with_element!(a.dtype(), "gate", E => {
-            if a.can_mut() {
-                f.with(Multiplied::<_, false> { y: B::as_slice_mut::<E>(&mut a), read: B::as_slice(&b) });
-                a
-            } else {
-                B::from_vec(f.with(Gated { a: B::as_slice::<E>(&a), b: B::as_slice(&b) }), a.shape())
-            }
-        })
+        let (a, b) = (B::contiguous(a), B::contiguous(b));
+        with_element!(a.dtype(), "gate", E => f.with::<<E as CpuElement>::Acc, _>(Gated::<B, E> { a, b: B::as_slice(&b) }))
     }
 
     fn gate_backward(
@@ -32,40 +26,35 @@ impl<B: CpuBackend> GateKernels for B {
         dy: FloatTensor<B>,
         wants_a: bool,
     ) -> [Option<FloatTensor<B>>; 2] {
+        let Some(a) = a.map(B::contiguous) else {
+            return [wants_a.then(|| B::gate(dy.clone(), b, f)), None];
+        };
         let (b, mut dy) = (B::contiguous(b), B::contiguous(dy));
         with_element!(dy.dtype(), "gate", E => {
-            let (a_grad, b_grad) = match a.map(B::contiguous) {
-                Some(a) => {
-                    let (a, b) = (B::as_slice::<E>(&a), B::as_slice::<E>(&b));
-                    let da = f.with(GatedBackward { a, b, dy: B::as_slice_mut(&mut dy), reads_output: f.reads_output(), wants_a });
-                    (da.map(|da| B::from_vec(da, dy.shape())), Some(dy))
-                }
-                None => {
-                    let da = || f.with(Gated { a: B::as_slice::<E>(&dy), b: B::as_slice(&b) });
-                    (wants_a.then(|| B::from_vec(da(), dy.shape())), None)
-                }
-            };
-            [a_grad, b_grad]
+            let (a, b) = (B::as_slice::<E>(&a), B::as_slice::<E>(&b));
+            let reads_output = f.reads_output();
+            let da = f.with(GatedBackward { a, b, dy: B::as_slice_mut(&mut dy), reads_output, wants_a });
+            [da.map(|da| B::from_vec(da, dy.shape())), Some(dy)]
         })
     }
 }
 
 /// `a * f(b)`
-struct Gated<'a, E> {
-    a: &'a [E],
+struct Gated<'a, B: CpuBackend, E> {
+    a: FloatTensor<B>,
     b: &'a [E],
 }
 
-impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Gated<'_, E> {
-    fn visit(self, curve: impl Curve<E::Acc>) -> Vec<E> {
+impl<B: CpuBackend, E: CpuElement> Visitor<E::Acc, FloatTensor<B>> for Gated<'_, B, E> {
+    fn visit(self, curve: impl Curve<E::Acc>) -> FloatTensor<B> {
         let Self { a, b } = self;
-        parallel::copied(a, TASK, parallel::Work::of([COST, a.len()]), |index, y| {
+        in_place_or_copied::<B, E>(a, TASK, parallel::Work::of([COST, b.len()]), |index, y| {
             vectorized(Multiply::<_, _, false> { y, read: &b[index * TASK..], curve });
         })
     }
 }
 
-/// Replaces `dy` by the gradient of `b`; returns that of `a`, if wanted. One pass.
+/// Replaces `dy` by the gradient of `b`, and returns that of `a`, if wanted, in one pass.
 struct GatedBackward<'a, E> {
     a: &'a [E],
     b: &'a [E],

@@ -1,8 +1,8 @@
-//! Kernels for devices: the product, and both gradients, in one pass.
+//! Kernels for devices: the product, and both gradients, in one pass each.
 //!
-//! Only where operations are not fused: fusion makes one kernel of the composition, and of what is around it.
+//! Only where operations are not fused: fusion makes one kernel of the composition and the operations around it.
 use super::GateKernels;
-use crate::backend::cube::{Output, address_type, empty, in_memory_order, types, units, vector_size};
+use crate::backend::cube::{Grid, Output, empty, in_memory_order, launch, vector_size};
 use crate::ops::smooth::{
     Smooth,
     cube::{Kind, kind, slope, value},
@@ -33,58 +33,29 @@ impl GateKernels for Cube {
         let [da, db] = in_memory_order([dy, a, b], |[dy, a, b]| {
             let (kind, parameters) = kind(f);
             let db = Output::replacing(&dy, 0);
-            // Where it is not wanted nothing is written to it.
+            // If it is not wanted, nothing is written to it.
             let da = if wants_a { empty(&dy, dy.shape(), dy.dtype) } else { db.tensor.clone() };
-            let len = dy.meta.num_elements();
-            if len > 0 {
-                let size = vector_size(&[&dy, &a, &b, &da, &db.tensor], usize::MAX);
-                let (count, dim) = units(&dy.client, len / size);
-                let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy, &a, &b]), types(dy.dtype));
-                let [p, q] = parameters.map(|parameter| InputScalar::new(parameter, dtypes[1]));
-                let [dy, a, b] = [dy, a, b].map(CubeTensor::into_linear_view);
-                let reads_output = f.reads_output();
-                if wants_a {
-                    let da = da.clone().into_linear_view();
-                    // SAFETY: the kernel compares every position with the shapes.
-                    unsafe {
-                        backward_kernel::launch_unchecked(
-                            &client,
-                            count,
-                            dim,
-                            at,
-                            size,
-                            dy,
-                            a,
-                            b,
-                            db.view(),
-                            da,
-                            p,
-                            q,
-                            kind,
-                            reads_output,
-                            dtypes,
-                        );
-                    }
-                } else {
-                    // SAFETY: the kernel compares every position with the shapes.
-                    unsafe {
-                        gate_backward_kernel::launch_unchecked(
-                            &client,
-                            count,
-                            dim,
-                            at,
-                            size,
-                            dy,
-                            a,
-                            b,
-                            db.view(),
-                            p,
-                            q,
-                            kind,
-                            reads_output,
-                            dtypes,
-                        );
-                    }
+            let size = vector_size(&[&dy, &a, &b, &da, &db.tensor], usize::MAX);
+            if let Some(grid) = Grid::of_units(dy.meta.num_elements() / size, &[&dy, &a, &b]) {
+                let [p, q] = parameters.map(|parameter| grid.scalar(parameter));
+                let written = wants_a.then(|| da.clone().into_linear_view());
+                // SAFETY: the kernel compares every position with the shapes.
+                unsafe {
+                    launch!(
+                        backward_kernel,
+                        grid,
+                        size,
+                        dy.into_linear_view(),
+                        a.into_linear_view(),
+                        b.into_linear_view(),
+                        db.view(),
+                        written.into(),
+                        p,
+                        q,
+                        kind,
+                        f.reads_output(),
+                        grid.dtypes,
+                    );
                 }
             }
             [da, db.tensor]
@@ -97,30 +68,12 @@ impl GateKernels for Cube {
 fn times_value(a: CubeTensor, b: CubeTensor, f: Smooth) -> CubeTensor {
     let (kind, parameters) = kind(f);
     let y = Output::replacing(&a, 0);
-    let len = a.meta.num_elements();
-    if len > 0 {
-        let size = vector_size(&[&a, &b, &y.tensor], usize::MAX);
-        let (count, dim) = units(&a.client, len / size);
-        let (client, at, dtypes) = (a.client.clone(), address_type(&[&a, &b]), types(a.dtype));
-        let [p, q] = parameters.map(|parameter| InputScalar::new(parameter, dtypes[1]));
+    let size = vector_size(&[&a, &b, &y.tensor], usize::MAX);
+    if let Some(grid) = Grid::of_units(a.meta.num_elements() / size, &[&a, &b]) {
+        let [p, q] = parameters.map(|parameter| grid.scalar(parameter));
         let [a, b] = [a, b].map(CubeTensor::into_linear_view);
         // SAFETY: the kernel compares every position with the shapes.
-        unsafe {
-            product_kernel::launch_unchecked(
-                &client,
-                count,
-                dim,
-                at,
-                size,
-                a,
-                b,
-                y.view(),
-                p,
-                q,
-                kind,
-                dtypes,
-            );
-        }
+        unsafe { launch!(product_kernel, grid, size, a, b, y.view(), p, q, kind, grid.dtypes) };
     }
     y.tensor
 }
@@ -159,13 +112,14 @@ fn gate_slope<W: Float, N: Size>(
     slope::<W, N>(read, p, q, kind)
 }
 
+/// The gradient of `b`, and of `a` if it is wanted.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn backward_kernel<T: Float, W: Float, N: Size>(
     dy: LinearView<'_, Vector<T, N>>,
     a: LinearView<'_, Vector<T, N>>,
     b: LinearView<'_, Vector<T, N>>,
     mut db: LinearViewMut<'_, Vector<T, N>>,
-    mut da: LinearViewMut<'_, Vector<T, N>>,
+    da: ComptimeOption<LinearViewMut<'_, Vector<T, N>>>,
     p: InputScalar,
     q: InputScalar,
     #[comptime] kind: Kind,
@@ -179,28 +133,9 @@ fn backward_kernel<T: Float, W: Float, N: Size>(
     let a = Vector::<W, N>::cast_from(a.read(ABSOLUTE_POS));
     let b = Vector::<W, N>::cast_from(b.read(ABSOLUTE_POS));
     let (p, q) = (p.get::<W>(), q.get::<W>());
-    da.write(ABSOLUTE_POS, Vector::cast_from(dy * value::<W, N>(b, p, q, kind)));
-    db.write(ABSOLUTE_POS, Vector::cast_from(dy * a * gate_slope::<W, N>(b, p, q, kind, reads_output)));
-}
-
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn gate_backward_kernel<T: Float, W: Float, N: Size>(
-    dy: LinearView<'_, Vector<T, N>>,
-    a: LinearView<'_, Vector<T, N>>,
-    b: LinearView<'_, Vector<T, N>>,
-    mut db: LinearViewMut<'_, Vector<T, N>>,
-    p: InputScalar,
-    q: InputScalar,
-    #[comptime] kind: Kind,
-    #[comptime] reads_output: bool,
-    #[define(T, W)] _dtypes: [ElemType; 2],
-) {
-    if !db.is_in_bounds(ABSOLUTE_POS) {
-        terminate!();
+    #[comptime]
+    if let ComptimeOption::Some(mut da) = da {
+        da.write(ABSOLUTE_POS, Vector::cast_from(dy * value::<W, N>(b, p, q, kind)));
     }
-    let dy = Vector::<W, N>::cast_from(dy.read(ABSOLUTE_POS));
-    let a = Vector::<W, N>::cast_from(a.read(ABSOLUTE_POS));
-    let b = Vector::<W, N>::cast_from(b.read(ABSOLUTE_POS));
-    let slope = gate_slope::<W, N>(b, p.get::<W>(), q.get::<W>(), kind, reads_output);
-    db.write(ABSOLUTE_POS, Vector::cast_from(dy * a * slope));
+    db.write(ABSOLUTE_POS, Vector::cast_from(dy * a * gate_slope::<W, N>(b, p, q, kind, reads_output)));
 }

@@ -6,8 +6,9 @@
 //! | keeps | `b` (a handle); `a` (a handle) if `b` is tracked |
 //! | backward | `da = dy * f(b)`, `db = dy * a * f'(b)` |
 //!
-//! The product is offered for [recomputation](super::recompute) if both are kept: the next layer then keeps nothing. Stock Burn
-//! keeps `a`, `b`, `f(b)` and more.
+//! If `a` and `b` are kept, the output is offered for [recomputation](crate::graph), so that the next layer need not keep it.
+//!
+//! Stock Burn keeps `a`, `b`, `f(b)` and more.
 use super::smooth::{Smooth, SmoothKernels, slope};
 use crate::backend::fusing_backends;
 use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
@@ -67,12 +68,12 @@ impl<B: GateKernels> Operation<B, 2> for Gate {
 
 /// The kernels.
 pub trait GateKernels: SmoothKernels {
-    /// `a * f(b)`; both of one shape. In place of `a`, if that is the only handle of its tensor.
+    /// `a * f(b)`; both have one shape. In place if `a` is the only handle of its tensor.
     fn gate(a: FloatTensor<Self>, b: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self> {
         Self::float_mul(a, Self::smooth(b, f))
     }
 
-    /// Gradients of [`gate`](Self::gate): of `a` if wanted, of `b` if `a` is given.
+    /// Gradients of [`gate`](Self::gate): that of `a` if wanted, and that of `b` if `a` is given.
     fn gate_backward(
         a: Option<FloatTensor<Self>>,
         b: FloatTensor<Self>,
@@ -93,7 +94,7 @@ mod tests {
     use super::*;
     use crate::{
         backend::testing::{Composed, assert_close, composed, random},
-        ops::smooth::tests::ALL,
+        ops::smooth::ALL,
     };
     use burn::backend::{Flex, ops::FloatTensorOps};
 

@@ -1,4 +1,4 @@
-//! The logits of a dense layer, a few rows or classes at a time.
+//! The logits of a dense layer, computed a few rows or classes at a time.
 use super::{HeadLossKernels, RowLoss};
 use crate::{
     backend::{wide, widen, zeros},
@@ -34,7 +34,7 @@ impl<B: LinearKernels> Head<B> {
     }
 }
 
-/// What the logits of the rows are compared with, and how much each row counts.
+/// A loss of the logits of all rows: what they are compared with, and how much each row counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Loss<B: Backend, L> {
     pub(crate) what: L,
@@ -42,11 +42,11 @@ pub(crate) struct Loss<B: Backend, L> {
     pub(crate) factors: FloatTensor<B>,
     /// The rows with a factor of 0, `[rows, 1]`, if there may be any.
     pub(crate) padding: Option<BoolTensor<B>>,
-    /// How many bytes of logits exist at a time; `None`: as many as suit the device.
+    /// How many bytes of logits exist at a time; if `None`, as many as suit the device.
     pub(crate) chunk_bytes: Option<usize>,
 }
 
-/// The logits of some rows, and what their gradient is made of.
+/// The logits of some rows, and what their gradient is computed from.
 pub(crate) struct Chunk<B: Backend, L: RowLoss<B>> {
     pub(super) rows: Range<usize>,
     /// `[rows, d_input]`; the rows of padding must not be read.
@@ -75,7 +75,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Chunk<B, L> {
         (B::float_mul(losses, self.factors.clone()), statistics)
     }
 
-    /// The gradient of the logits for an upstream gradient of `scale`, or of 1.
+    /// The gradient of the logits, if the gradient of the loss is `scale`, or 1.
     pub(super) fn dlogits(
         self,
         statistics: &[FloatTensor<B>],
@@ -90,7 +90,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Chunk<B, L> {
 }
 
 impl<B: HeadLossKernels, L: RowLoss<B>> Loss<B, L> {
-    /// For this many rows of a device and dtype. Without factors every row counts `1 / rows`, so that the sum is the mean.
+    /// For this many rows, on a device, in a dtype. Without factors, every row counts `1 / rows`, so that the sum is the mean.
     pub(crate) fn new(
         what: L,
         factors: Option<FloatTensor<B>>,
@@ -119,7 +119,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Loss<B, L> {
         }
     }
 
-    /// Of the logits of `x`, `of_row` of each of its rows or of each class.
+    /// How many bytes of the logits of `x` exist at a time, if each row or each class has `of_row` bytes.
     pub(super) fn chunk_bytes(&self, x: &FloatTensor<B>, of_row: usize) -> usize {
         self.chunk_bytes.unwrap_or_else(|| B::chunk_bytes(&x.device(), x.shape()[1], of_row))
     }
@@ -128,7 +128,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Loss<B, L> {
     pub(crate) fn each(&self, head: &Head<B>, x: &FloatTensor<B>, visit: &mut dyn FnMut(Chunk<B, L>)) {
         let ([rows, d_input], classes) = (x.shape().dims(), head.classes());
         let of_row = L::LOGITS * classes;
-        // If there is padding, rows of `x` are copied, too.
+        // If there is padding, the rows of `x` are copied, too.
         let widest = if self.padding.is_some() { d_input.max(of_row) } else { of_row };
         let bytes = widest * x.dtype().size();
         for chunk in chunks(rows, bytes, self.chunk_bytes(x, bytes)) {
@@ -159,13 +159,13 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Loss<B, L> {
         B::float_cast(sum, x.dtype().into())
     }
 
-    /// What the gradient of logits of f16 is multiplied by, `[1]`, in f32: the largest power of two with which neither it nor, if
-    /// `of_product`, its product with the weight overflows. `None` for other types, which have the range of f32.
+    /// The scale of the gradient of logits in f16, `[1]`, in f32: the largest power of two with which neither the gradient overflows nor,
+    /// if `of_product`, its product with the weight. `None` for other dtypes, which have at least the range of f32.
     pub(super) fn scale(&self, head: &Head<B>, of_product: bool) -> Option<FloatTensor<B>> {
         if head.weight.dtype() != DType::F16 {
             return None;
         }
-        // The absolute values of the gradient of a row sum to at most 2 times its bound.
+        // The absolute values of the gradient of a row sum to at most twice its bound.
         let largest = one_wide::<B>(B::float_max_abs(self.factors.clone()));
         let mut bound = self.what.bound(largest, &self.padding);
         if of_product {
@@ -204,7 +204,8 @@ pub(crate) fn rows_of<B: Backend>(x: &FloatTensor<B>, rows: &Range<usize>) -> Fl
     B::float_slice(x.clone(), &[Slice::from(rows.clone())])
 }
 
-/// `all`, of so many rows, with these in it. The first part makes it: it is the whole, or put into zeros.
+/// `all`, a tensor of `count` rows, with `part` in these rows. The first part makes it: the part itself if it has all rows, else zeros
+/// with the part in them.
 pub(super) fn put_rows<B: Backend>(
     all: Option<FloatTensor<B>>,
     count: usize,
@@ -225,8 +226,8 @@ fn columns_of<B: Backend>(x: &FloatTensor<B>, columns: &Range<usize>) -> FloatTe
     B::float_slice(x.clone(), &[Slice::from(0..x.shape()[0]), Slice::from(columns.clone())])
 }
 
-/// Ranges that cover `0..len`, each of as many items of `item` bytes as a chunk can have, but of lengths that differ by at most
-/// one: none is left with a single row, whose product Flex makes in f16.
+/// Ranges that cover `0..len`, each of as many items of `item` bytes as fit into a chunk. Their lengths differ by at most one, so that no
+/// range is left with a single row, whose product Flex computes in f16.
 pub(crate) fn chunks(len: usize, item: usize, chunk_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let most = (chunk_bytes / item.max(1)).clamp(1, len.max(1));
     let count = len.div_ceil(most);
@@ -247,7 +248,7 @@ pub(super) fn sum_of_rows<B: HeadLossKernels>(dlogits: FloatTensor<B>) -> FloatT
     B::float_reshape(sums, Shape::new([classes]))
 }
 
-/// `sum + u v` in `sum`, a few columns at a time.
+/// `sum + u v`, in place, a few columns at a time.
 pub(super) fn add_product<B: HeadLossKernels>(
     mut sum: FloatTensor<B>,
     u: FloatTensor<B>,

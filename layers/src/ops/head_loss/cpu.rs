@@ -1,15 +1,15 @@
-//! A fused loop: one pass, on all threads.
+//! The kernel of losses of heads on a CPU: the largest magnitude of a matrix, in one pass on all threads.
 use super::{HeadLossKernels, composed_largest_magnitude};
 use crate::backend::cpu::{CpuBackend, parallel};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, f16};
 
 impl<B: CpuBackend> HeadLossKernels for B {
-    /// They stay in the cache.
+    /// So that a block stays in the cache.
     const BLOCK_BYTES: usize = 1 << 20;
 
     fn largest_magnitude(x: FloatTensor<B>) -> FloatTensor<B> {
-        // A weight that is shared with an embedding is transposed.
+        // The weight may be transposed, as one that is shared with an embedding is.
         let handles = [x.clone(), B::float_transpose(x.clone())];
         match handles.into_iter().find(|x| x.dtype() == DType::F16 && B::is_contiguous(x)) {
             Some(x) => B::from_vec(vec![largest_magnitude(B::as_slice(&x))], Shape::new([1])),

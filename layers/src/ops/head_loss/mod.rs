@@ -1,23 +1,23 @@
-//! A dense layer and a loss of its outputs, which are made in chunks: what [cross entropy](super::linear_cross_entropy) and
+//! A dense layer and a loss of its outputs, which are computed in chunks: what [cross entropy](super::linear_cross_entropy) and
 //! [divergences](super::linear_divergence) of heads share.
 //!
 //! | | |
 //! | --- | --- |
 //! | computes | `sum(factor loss)` over the rows of `logits = x weight + bias`, `loss` by a [`RowLoss`] |
-//! | keeps | the gradients of what is tracked; but |
-//! | | with `weight` tracked and fewer rows than `d_input` only `dlogits`, and handles of `x` and, if `x` is tracked, `weight`; |
-//! | | else with `weight` tracked in half precision, instead of its gradient, handles of the inputs, what the loss compares |
-//! | | with, and its numbers per row, such as `log(sum(exp(logits)))` |
+//! | keeps | the gradients of what is tracked; but if `weight` is tracked, |
+//! | | with fewer rows than `d_input`: only `dlogits`, and handles of `x` and, if `x` is tracked, of `weight`; |
+//! | | else in half precision: instead of the gradient of `weight`, handles of the inputs, what the loss compares with, |
+//! | | and its numbers per row, such as `log(sum(exp(logits)))` |
 //! | backward | `dx = dlogits weight^T`, `dweight = x^T dlogits`, `dbias = sum(dlogits)` |
 //!
-//! The forward pass takes a few rows at a time, and makes the gradients right away, as
-//! [Liger-Kernel](https://arxiv.org/abs/2410.10989) does. Only for few rows would the gradient of the weight be larger than the
-//! logits, which stock keeps: then the gradient of the logits is kept, in their place, and the backward pass makes the rest.
+//! The forward pass takes a few rows at a time and computes the gradients at once, as
+//! [Liger-Kernel](https://arxiv.org/abs/2410.10989) does. If there are few rows, the gradient of the weight would be larger than the
+//! logits, which stock keeps. Then the gradient of the logits is kept in their place, and the backward pass computes the others.
 //!
-//! In half precision, the contributions of many chunks of rows to the gradient of the weight would have to be summed in f32, at
-//! twice its size, and each would be rounded. So the backward pass makes it in blocks of classes: every block is one product over
-//! all rows, as in stock, from logits that are computed again. What is kept in f16 is scaled so that its largest possible value
-//! fills the range of f16: small gradients, which a scaled loss would bring into that range, are not lost.
+//! In half precision, what many chunks of rows contribute to the gradient of the weight would have to be summed in f32, at twice its
+//! size, and each contribution would be rounded. So the backward pass computes it in blocks of classes: every block is one product over
+//! all rows, as in stock, from recomputed logits. What is kept in f16 is scaled so that its largest possible value fills the range of
+//! f16. Otherwise small gradients would be lost before the backward pass multiplies them by the scale of the loss.
 //!
 //! Rows with a factor of 0, such as padding, count as rows of zeros in `x`, whatever they hold, and have no loss.
 use super::{
@@ -40,12 +40,12 @@ mod cpu;
 pub(super) use chunks::{Chunk, Head, Loss, chunks, one_wide, rows_of, zero_rows};
 use chunks::{add_product, put_rows, sum_of_rows};
 
-/// What rows of logits are compared with, and how that becomes losses and gradients.
+/// A loss of rows of logits: what they are compared with, and how losses and gradients follow.
 pub(crate) trait RowLoss<B: Backend>: Clone + Send + Debug + 'static {
-    /// The numbers per row that gradients are made of besides logits, as the ledger names them.
+    /// The names, in the ledger, of the numbers per row from which gradients are computed, besides logits.
     const STATISTICS: &'static [&'static str];
-    /// How many logits of a row and a class exist at a time: 1, and those that it makes itself. With 1, the gradient takes the place
-    /// of the logits.
+    /// How many logits of a row and a class exist at a time: 1 and as many as the loss makes itself. If it is 1, the gradient takes the
+    /// place of the logits.
     const LOGITS: usize;
     /// What some classes of some rows are compared with.
     type Part: Clone;
@@ -53,14 +53,14 @@ pub(crate) trait RowLoss<B: Backend>: Clone + Send + Debug + 'static {
     /// The operation in the ledger.
     fn name(&self) -> &'static str;
 
-    /// What these classes of these rows are compared with. `padding`: those of the rows that must not be read.
+    /// What these classes of these rows are compared with. `padding`: which of the rows must not be read.
     fn part(&self, rows: &Range<usize>, classes: Classes, padding: &Option<BoolTensor<B>>) -> Self::Part;
 
-    /// The losses of rows of logits of all classes, and the [statistics](Self::STATISTICS), each of as many rows, of f32 at least.
+    /// The losses of rows of logits of all classes, and the [statistics](Self::STATISTICS) of the same rows, in f32 at least.
     fn losses(part: &Self::Part, logits: FloatTensor<B>) -> (FloatTensor<B>, Vec<FloatTensor<B>>);
 
-    /// The gradient of logits, in place if nothing else holds them. A row with a `dloss` of 0 gets 0, whatever its logits are.
-    /// `dloss`: `[rows, 1]`, of f32 at least.
+    /// The gradient of logits, in place if nothing else holds them. If the `dloss` of a row is 0, so is its gradient, whatever its logits
+    /// are. `dloss`: `[rows, 1]`, in f32 at least.
     fn gradients(
         part: Self::Part,
         logits: FloatTensor<B>,
@@ -68,34 +68,34 @@ pub(crate) trait RowLoss<B: Backend>: Clone + Send + Debug + 'static {
         dloss: FloatTensor<B>,
     ) -> FloatTensor<B>;
 
-    /// What no element of the gradient exceeds, if no `dloss` exceeds `dloss` `[1]`; and the sum over a row at most twice. `padding`: the
-    /// rows that must not be read, `[rows, 1]`.
+    /// A bound of the absolute values of the gradient's elements, if no `dloss` exceeds `dloss` `[1]`. Their sum over a row is at most
+    /// twice the bound. `padding`: which rows must not be read, `[rows, 1]`.
     fn bound(&self, dloss: FloatTensor<B>, padding: &Option<BoolTensor<B>>) -> FloatTensor<B>;
 
     /// Reports to the ledger what is kept, that is, all of it.
     fn reported(self, report: &Report, reason: &'static str) -> Self;
 }
 
-/// The logits of a chunk at least, unless somebody says less.
+/// The logits of a chunk take at least this many bytes, unless the caller says otherwise.
 const CHUNK_BYTES: usize = 16 << 20;
 
 /// The elements of the gradient of `x` per multiprocessor in a chunk. On an H200, a step of 2048 rows of 1024 features and 128,000
-/// classes with a frozen weight takes 22 of Burn's time in chunks of 32 rows, 1.9 in those of 256, 1.05 of 512 and 0.7 of 1024, which
-/// are as many elements; these take 0.17 of its memory.
+/// classes with a frozen weight takes 22x Burn's time in chunks of 32 rows, 1.9x in chunks of 256, 1.05x in chunks of 512, and 0.7x in
+/// chunks of 1024, which have this many elements and take 0.17x its memory.
 const ELEMENTS: usize = 1 << 13;
 
-/// The kernels, besides those of others.
+/// The kernels, in addition to those of other operations.
 pub trait HeadLossKernels: CrossEntropyKernels + LinearKernels + Capacity + Scaling {
-    /// The bytes of a product that is added to a sum, where nothing is known of the device.
+    /// The bytes of a product that is added to a sum, on an unknown device.
     const BLOCK_BYTES: usize = 1 << 24; // launching kernels takes longer than on a CPU
 
-    /// The bytes of a product that is added to a sum: more on a GPU, for which launches are the longest part of small ones.
+    /// The bytes of a product that is added to a sum: more on a GPU, where launches are most of the time of small products.
     fn block_bytes(device: &Self::Device) -> usize {
         Self::busy_bytes(device, Self::BLOCK_BYTES, 1 << 19)
     }
 
-    /// How many bytes of logits exist at a time, if nobody says it, `of_row` of each row: 16 MiB, or those of so many rows that every
-    /// multiprocessor has 8192 elements of a product with so many columns to make, whose terms are the many logits of a row.
+    /// How many bytes of logits exist at a time, unless the caller says it, if a row has `of_row` bytes: 16 MiB; or so many rows that every
+    /// multiprocessor computes 8192 elements of a product with `columns` columns, each a sum over the many logits of a row.
     fn chunk_bytes(device: &Self::Device, columns: usize, of_row: usize) -> usize {
         Self::busy_bytes(device, CHUNK_BYTES, ELEMENTS.saturating_mul(of_row).div_ceil(columns.max(1)))
     }
@@ -130,7 +130,7 @@ pub(crate) struct HeadLoss<B: Backend, L> {
 }
 
 impl<B: HeadLossKernels, L: RowLoss<B>> HeadLoss<B, L> {
-    /// For `x` of a shape, device and dtype. `factors`: of the rows; without, the sum is the mean.
+    /// For `x` of a shape, device and dtype. `factors`: those of the rows; without them, the result is the mean.
     pub(crate) fn new(
         what: L,
         factors: Option<FloatTensor<B>>,
@@ -144,14 +144,14 @@ impl<B: HeadLossKernels, L: RowLoss<B>> HeadLoss<B, L> {
     }
 }
 
-/// How the gradient of the weight is made.
+/// When and how the gradient of the weight is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum WeightGradient {
     /// In the forward pass, if it is wanted.
     Ahead,
     /// In the backward pass, from the gradient of the logits.
     FromLogits,
-    /// In the backward pass, block by block, from logits that are computed again.
+    /// In the backward pass, block by block, from recomputed logits.
     ByBlocks,
 }
 
@@ -170,7 +170,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> HeadLoss<B, L> {
         head: &Head<B>,
         x: &FloatTensor<B>,
         recorder: &Recorder<3>,
-    ) -> (FloatTensor<B>, Saved<B, L>) {
+    ) -> (FloatTensor<B>, SavedHeadLoss<B, L>) {
         let (scale, padding) = (self.loss.scale(head, false), self.loss.padding.clone());
         let is_in_place = L::LOGITS == 1;
         let chunk_bytes = if is_in_place { Some(usize::MAX) } else { self.loss.chunk_bytes };
@@ -185,7 +185,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> HeadLoss<B, L> {
         let dlogits = recorder.report().tensor("dlogits", dlogits, AHEAD);
         let padding =
             padding.map(|padding| recorder.report().tensor("padding", padding, "weight is tracked"));
-        (sum, Saved { scale, gradients: SavedGradients::OfLogits { dlogits, padding } })
+        (sum, SavedHeadLoss { scale, gradients: SavedGradients::OfLogits { dlogits, padding } })
     }
 }
 
@@ -195,7 +195,7 @@ const AHEAD: &str = "made in the forward pass";
 impl<B: HeadLossKernels, L: RowLoss<B>> Operation<B, 3> for HeadLoss<B, L> {
     const INPUTS: [&'static str; 3] = INPUTS;
     const PARAMETERS: &'static [usize] = &[WEIGHT, BIAS];
-    type Saved = Saved<B, L>;
+    type Saved = SavedHeadLoss<B, L>;
 
     fn name(&self) -> &'static str {
         self.loss.what.name()
@@ -223,7 +223,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Operation<B, 3> for HeadLoss<B, L> {
         &self,
         [x, weight, bias]: Inputs<B, 3>,
         recorder: &Recorder<3>,
-    ) -> (FloatTensor<B>, Saved<B, L>) {
+    ) -> (FloatTensor<B>, SavedHeadLoss<B, L>) {
         let (x, head) = (given(x), Head { weight: given(weight), bias });
         let by = self.weight_gradient(recorder.tracked(WEIGHT));
         if by == WeightGradient::FromLogits {
@@ -232,22 +232,22 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Operation<B, 3> for HeadLoss<B, L> {
         let scale = self.loss.scale(&head, recorder.tracked(X));
         let adds_to_weight = recorder.tracked(WEIGHT) && by == WeightGradient::Ahead;
         let wanted = [recorder.tracked(X), adds_to_weight, recorder.tracked(BIAS)];
-        let mut making = Making::new(wanted, &head, &x);
+        let mut sums = GradientSums::new(wanted, &head, &x);
         let mut of_rows = Vec::new();
         let sum = self.loss.sum(&head, &x, &mut |chunk, statistics| {
-            making.add(chunk, &statistics, scale.as_ref());
+            sums.add(chunk, &statistics, scale.as_ref());
             if by == WeightGradient::ByBlocks {
                 of_rows.push(statistics);
             }
         });
-        let (made, report) = (making.made(), recorder.report());
+        let (gradients, report) = (sums.finish(), recorder.report());
         let keep = |name, gradient: Option<FloatTensor<B>>| {
             gradient.map(|gradient| report.tensor(name, gradient, AHEAD))
         };
-        let made = Made {
-            x: keep("dx", made.x),
-            weight: keep("dweight", made.weight),
-            bias: keep("dbias", made.bias),
+        let gradients = HeadGradients {
+            x: keep("dx", gradients.x),
+            weight: keep("dweight", gradients.weight),
+            bias: keep("dbias", gradients.bias),
         };
         let blocks = (by == WeightGradient::ByBlocks).then(|| {
             const REASON: &str = "weight is tracked";
@@ -255,19 +255,20 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Operation<B, 3> for HeadLoss<B, L> {
             let statistics = statistics.map(|(values, name)| report.tensor(name, values, REASON)).collect();
             Blocks { statistics, loss: self.loss.clone().reported(report, REASON) }
         });
-        (sum, Saved { scale, gradients: SavedGradients::Made(made, blocks) })
+        (sum, SavedHeadLoss { scale, gradients: SavedGradients::OfInputs(gradients, blocks) })
     }
 
-    fn backward(saved: Saved<B, L>, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
+    fn backward(saved: SavedHeadLoss<B, L>, dloss: FloatTensor<B>, pass: &mut BackwardPass<B, 3>) {
         let dtype = dloss.dtype();
         let factor = match saved.scale {
             None => dloss.clone(),
             Some(scale) => B::float_div(widen::<B>(dloss.clone()), scale),
         };
         match saved.gradients {
-            SavedGradients::Made(made, blocks) => {
+            SavedGradients::OfInputs(gradients, blocks) => {
                 let scaled = |gradient| B::float_cast(B::scale(gradient, factor.clone(), 1.0), dtype.into());
-                pass.give_all([made.x, made.weight, made.bias].map(|gradient| gradient.map(scaled)));
+                let HeadGradients { x, weight, bias } = gradients;
+                pass.give_all([x, weight, bias].map(|gradient| gradient.map(scaled)));
                 if let Some(blocks) = blocks {
                     let [x, weight] = [X, WEIGHT].map(|input| given(pass.take(input)));
                     let head = Head { weight, bias: pass.take(BIAS) };
@@ -291,7 +292,7 @@ impl<B: HeadLossKernels, L: RowLoss<B>> Operation<B, 3> for HeadLoss<B, L> {
 
 /// What the backward pass reads besides inputs.
 #[derive(Clone, Debug)]
-pub(crate) struct Saved<B: Backend, L> {
+pub(crate) struct SavedHeadLoss<B: Backend, L> {
     /// What the kept gradients are multiplied by, `[1]`; 1 if `None`.
     scale: Option<FloatTensor<B>>,
     gradients: SavedGradients<B, L>,
@@ -299,7 +300,7 @@ pub(crate) struct Saved<B: Backend, L> {
 
 #[derive(Clone, Debug)]
 enum SavedGradients<B: Backend, L> {
-    Made(Made<B>, Option<Blocks<B, L>>),
+    OfInputs(HeadGradients<B>, Option<Blocks<B, L>>),
     /// The gradient of the logits, if there are few rows.
     OfLogits {
         dlogits: FloatTensor<B>,
@@ -308,7 +309,7 @@ enum SavedGradients<B: Backend, L> {
     },
 }
 
-/// The statistics of all rows, from those of one chunk after the other.
+/// The statistics of all rows, from those of the chunks in order.
 pub(super) fn joined<B: Backend>(chunks: Vec<Vec<FloatTensor<B>>>) -> Vec<FloatTensor<B>> {
     let mut all: Vec<Vec<FloatTensor<B>>> = Vec::new();
     for chunk in chunks {
@@ -318,88 +319,89 @@ pub(super) fn joined<B: Backend>(chunks: Vec<Vec<FloatTensor<B>>>) -> Vec<FloatT
     all.into_iter().map(|values| B::float_cat(values, 0)).collect()
 }
 
-/// The gradients of those inputs for which they are wanted.
+/// The wanted gradients of the inputs.
 #[derive(Clone, Debug)]
-pub(crate) struct Made<B: Backend> {
+pub(crate) struct HeadGradients<B: Backend> {
     pub(super) x: Option<FloatTensor<B>>,
     pub(super) weight: Option<FloatTensor<B>>,
     /// In f32 at least.
     pub(super) bias: Option<FloatTensor<B>>,
 }
 
-/// Gradients while they are made, chunk by chunk.
-pub(crate) struct Making<'a, B: Backend> {
+/// Sums the gradients of the inputs, chunk by chunk.
+pub(crate) struct GradientSums<'a, B: Backend> {
     head: &'a Head<B>,
     x: &'a FloatTensor<B>,
     /// Of x, weight and bias.
     wanted: [bool; 3],
-    /// Nothing before the first chunk, which is added to nothing.
-    made: Made<B>,
+    /// The sums so far; before the first chunk, `None`.
+    gradients: HeadGradients<B>,
 }
 
-impl<'a, B: HeadLossKernels> Making<'a, B> {
-    /// Before the first chunk. `wanted`: of x, weight and bias.
+impl<'a, B: HeadLossKernels> GradientSums<'a, B> {
+    /// `wanted`: which of the gradients of x, weight and bias are.
     pub(super) fn new(wanted: [bool; 3], head: &'a Head<B>, x: &'a FloatTensor<B>) -> Self {
-        Self { head, x, wanted, made: Made { x: None, weight: None, bias: None } }
+        Self { head, x, wanted, gradients: HeadGradients { x: None, weight: None, bias: None } }
     }
 
-    /// Adds what a chunk of rows contributes.
+    /// Adds the contributions of a chunk of rows.
     pub(super) fn add<L: RowLoss<B>>(
         &mut self,
         chunk: Chunk<B, L>,
         statistics: &[FloatTensor<B>],
         scale: Option<&FloatTensor<B>>,
     ) {
-        let (rows, made, [of_x, of_weight, of_bias]) = (chunk.rows.clone(), &mut self.made, self.wanted);
+        let (rows, gradients) = (chunk.rows.clone(), &mut self.gradients);
+        let [of_x, of_weight, of_bias] = self.wanted;
         if !(of_x || of_weight || of_bias) {
             return;
         }
         let x = of_weight.then(|| chunk.x());
         let dlogits = chunk.dlogits(statistics, scale);
         if let Some(x) = x {
-            made.weight = Some(match made.weight.take() {
+            gradients.weight = Some(match gradients.weight.take() {
                 None => B::dense_weight_backward(x, dlogits.clone()),
                 Some(sum) => add_product::<B>(sum, B::float_transpose(x), dlogits.clone()),
             });
         }
         if of_bias {
             let more = sum_of_rows::<B>(dlogits.clone());
-            made.bias = Some(match made.bias.take() {
+            gradients.bias = Some(match gradients.bias.take() {
                 None => more,
                 Some(sum) => B::float_add(sum, more),
             });
         }
         if of_x {
             let dx = B::dense_x_backward(self.head.weight.clone(), dlogits);
-            made.x = Some(put_rows::<B>(made.x.take(), self.x.shape()[0], rows, dx));
+            gradients.x = Some(put_rows::<B>(gradients.x.take(), self.x.shape()[0], rows, dx));
         }
     }
 
-    /// After the last chunk: of no rows, zeros.
-    pub(super) fn made(self) -> Made<B> {
-        let Self { head, x, wanted, made } = self;
-        let of = |input: usize, made: Option<FloatTensor<B>>, shape: Shape, dtype: DType| {
+    /// The sums. If there was no chunk, they are zeros.
+    pub(super) fn finish(self) -> HeadGradients<B> {
+        let Self { head, x, wanted, gradients } = self;
+        let of = |input: usize, sum: Option<FloatTensor<B>>, shape: Shape, dtype: DType| {
             let zeros = || B::float_full(shape, 0.into(), &x.device(), dtype.into());
-            wanted[input].then(|| made.unwrap_or_else(zeros))
+            wanted[input].then(|| sum.unwrap_or_else(zeros))
         };
-        Made {
-            x: of(X, made.x, x.shape(), x.dtype()),
-            weight: of(WEIGHT, made.weight, head.weight.shape(), x.dtype()),
-            bias: of(BIAS, made.bias, Shape::new([head.classes()]), wide(x.dtype())),
+        HeadGradients {
+            x: of(X, gradients.x, x.shape(), x.dtype()),
+            weight: of(WEIGHT, gradients.weight, head.weight.shape(), x.dtype()),
+            bias: of(BIAS, gradients.bias, Shape::new([head.classes()]), wide(x.dtype())),
         }
     }
 }
 
-/// What the gradient of a weight of half precision is made of besides inputs, block by block of the classes.
+/// Computes the gradient of a weight of half precision, block by block of the classes, from this and the inputs.
 #[derive(Clone, Debug)]
 pub(crate) struct Blocks<B: Backend, L> {
-    /// Of all rows, see [`RowLoss::STATISTICS`].
+    /// The statistics of all rows, see [`RowLoss::STATISTICS`].
     pub(super) statistics: Vec<FloatTensor<B>>,
     pub(super) loss: Loss<B, L>,
 }
 
-/// The columns of a block of a weight of half precision: a product with fewer is slow, and Flex makes one with a single column
-/// in f16.
+/// A block of a weight of half precision has at least this many columns: a product with fewer is slow, and Flex computes a product with
+/// a single column in f16.
 const FEWEST_COLUMNS: usize = 64;
 
 impl<B: HeadLossKernels, L: RowLoss<B>> Blocks<B, L> {

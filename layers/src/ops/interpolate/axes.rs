@@ -1,4 +1,4 @@
-//! Gradients axis by axis, for all modes.
+//! The gradients of all modes, computed axis by axis.
 use super::InterpolateKernels;
 use crate::backend::Placeholders;
 use crate::backend::axis_map::{AxisMap, AxisMaps, Shift};

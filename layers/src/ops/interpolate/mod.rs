@@ -1,6 +1,6 @@
 //! Interpolation, a case of [`fixed_linear`](super::fixed_linear).
 //!
-//! On CPU backends every mode has a gradient here; stock has none for some (Lanczos on Flex, all but nearest on NdArray).
+//! On CPU backends every mode has a gradient here. Stock Burn has none for Lanczos on Flex, and only that of nearest on NdArray.
 use super::fixed_linear::{FixedLinear, Image, lifted, lifted_image};
 use crate::backend::{Placeholders, composing_backends};
 use crate::graph::{Run, extension};
@@ -56,8 +56,8 @@ pub trait InterpolateKernels: Placeholders {
 }
 composing_backends!(InterpolateKernels);
 
-/// A free function, so that the test can run it on a backend that has a kernel: Burn differentiates no gradient of an
-/// interpolation.
+/// This is a free function, so that the test can run it on a backend that has a kernel: `Composed` is an autodiff backend, where Burn's
+/// gradient of an interpolation does not run.
 fn adjoint<B: Placeholders>(x: Shape, dy: FloatTensor<B>, options: InterpolateOptions) -> FloatTensor<B> {
     let out = [dy.shape()[2], dy.shape()[3]];
     let like = B::shape_only(x, dy.dtype(), &dy.device());

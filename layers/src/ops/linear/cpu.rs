@@ -1,4 +1,4 @@
-//! Products of all rows at once, and blocks of a quantized matrix, dequantized one after the other.
+//! The kernels of dense layers on a CPU: products of all rows at once, and products with a quantized matrix, a block at a time.
 use super::{LinearKernels, x_backward};
 use crate::backend::cpu::{CpuBackend, CpuElement, gemm, parallel, with_element};
 use burn::backend::{
@@ -8,17 +8,17 @@ use burn::backend::{
 use burn::tensor::{DType, Shape, bf16, f16};
 use core::ops::Range;
 
-/// Elements of a block: few enough to be nothing beside the whole.
+/// Elements of a block: few, compared with the whole matrix.
 const BLOCK: usize = 1 << 18;
 
-/// A block may also have one element per this many of the result: joining the results of blocks costs a pass over them.
+/// A block may also have one element per this many elements of the result, since joining the results of blocks costs a pass over them.
 const SMALL_PART: usize = 8;
 
-/// A matrix product with fewer columns than this spends its time packing the other operand.
+/// A matrix product with fewer columns than this spends most of its time packing the other operand.
 const NARROW: usize = 64;
 
-/// The product of two matrices, each of all rows of a tensor or, `transposed`, of all its columns, plus a bias. `None` if one of them is
-/// no matrix where it lies, if they do not fit, or if sums are made in another dtype than theirs.
+/// The product of two matrices plus a bias. Each matrix has all rows of a tensor; if `transposed`, it is transposed. `None` if a tensor
+/// does not lie in memory as a matrix, if the matrices do not fit, or if sums are made in another dtype than theirs.
 fn product<B: CpuBackend>(
     factors: [&FloatTensor<B>; 2],
     transposed: [bool; 2],
@@ -50,7 +50,7 @@ fn product_of<B: CpuBackend, E: CpuElement>(
     fits.then(|| B::from_vec(gemm::product(left, right, bias), shape))
 }
 
-/// A matrix with a row for every row of `x`, in the shape of `x`.
+/// A matrix with a row for every row of `x`, in the shape of `x` but for the last axis.
 fn rows_of<B: CpuBackend>(x: &FloatTensor<B>, matrix: FloatTensor<B>) -> FloatTensor<B> {
     let (mut shape, last) = (x.shape(), x.rank() - 1);
     shape[last] = matrix.shape()[1];
@@ -90,7 +90,7 @@ impl<B: CpuBackend> LinearKernels for B {
     }
 }
 
-/// See [`LinearKernels::by_dequantized_blocks`]; `result_rows`: the rows of the result.
+/// See [`LinearKernels::by_dequantized_blocks`]. `result_rows`: the number of rows of the result.
 fn blocks<B: CpuBackend, E: CpuElement>(
     result_rows: usize,
     weight: &QuantizedTensor<B>,

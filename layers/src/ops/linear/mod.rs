@@ -1,9 +1,10 @@
-//! Dense layer: `y = x weight + bias`, one case of [`bilinear`].
+//! Dense layer: `y = x weight + bias`, a case of [`bilinear`], which says what is kept and how gradients are computed.
 //!
-//! Stock `nn::Linear` is recorded as a broadcast matrix product, because burn-dispatch 0.22.1 does not forward
-//! `ModuleOps::linear`; the backward pass of that product builds one weight gradient per batch row and sums them. Here the batch
-//! is folded into the rows. On Flex the products write what no thread has filled with zeros before. Where a device would have too few
-//! tiles to work on, the rows are in a few parts, each with a gradient of the weight of its own, never more of them than stock has.
+//! Burn's `nn::Linear` is recorded as a broadcast matrix product, because burn-dispatch 0.22.1 does not forward `ModuleOps::linear`. For
+//! `x` of more than two axes, the backward pass of that product computes one weight gradient for each matrix of the batch, and sums them.
+//! Here all axes of `x` but the last are one axis of rows, so the weight gradient is a single product. There is one exception: if that
+//! product has too few tiles to keep a device busy, it is computed in a few parts of the batch, never more than Burn has, and these are
+//! summed. On Flex, products write their result into memory that was not zeroed first.
 use super::bilinear::{Bilinear, Weight, bilinear};
 use crate::backend::{Capacity, device_backends, wide};
 use crate::{backend::optional::MaybeTensor, graph::extension};
@@ -31,7 +32,7 @@ extension! {
     }
 }
 
-/// A matrix product with fewer rows than this wastes a tile.
+/// A matrix product with fewer rows than this does not fill a tile.
 const FEW_ROWS: usize = 32;
 
 #[derive(Clone, Debug)]
@@ -84,7 +85,7 @@ impl<B: LinearKernels> Bilinear<B> for Linear {
     }
 }
 
-/// Rows and columns of a tile of a matrix product on a device.
+/// The rows, and the columns, of a tile of a matrix product on a device.
 const TILE: usize = 128;
 
 /// The kernels.
@@ -103,7 +104,7 @@ pub trait LinearKernels: Capacity {
         x_backward::<Self>(weight, dy)
     }
 
-    /// `x^T dy`, of all rows.
+    /// `x^T dy`, over all rows.
     fn dense_weight_backward(x: FloatTensor<Self>, dy: FloatTensor<Self>) -> FloatTensor<Self> {
         let parts = match Self::busy_tiles(&x.device()) {
             Some(tiles) if wide(x.dtype()) == x.dtype() => parts(&x.shape(), &dy.shape(), tiles),
@@ -112,9 +113,9 @@ pub trait LinearKernels: Capacity {
         weight_backward_in_parts::<Self>(x, dy, parts)
     }
 
-    /// `f` of a dequantized matrix; where the backend can, of one block along `axis` after the other, whose results are
-    /// concatenated along their last axis: then the whole dense matrix never exists, unless it is small beside the result.
-    /// `f` multiplies `x` by the block, which has the dtype of `x`, and is also given the block's range along `axis`.
+    /// `f` of a dequantized matrix. If the backend can, it calls `f` with one block along `axis` after the other, and concatenates the
+    /// results along their last axis. Then the whole dense matrix never exists, unless it is small beside the result. `f` multiplies `x` by
+    /// the block, which has the dtype of `x`; it also gets the block's range along `axis`.
     fn by_dequantized_blocks(
         x: &FloatTensor<Self>,
         weight: &QuantizedTensor<Self>,
@@ -127,8 +128,8 @@ pub trait LinearKernels: Capacity {
 }
 device_backends!(LinearKernels);
 
-/// In how many parts of the batch, which is all axes but the last two, a gradient of a weight is summed: as many as divide it, and have no
-/// more tiles together than it takes to keep the device busy.
+/// In how many parts of the batch, which is all axes but the last two, a gradient of a weight is computed: as many as divide the batch and
+/// together have no more tiles than keep the device busy.
 fn parts(x: &Shape, dy: &Shape, busy_tiles: usize) -> usize {
     let rank = x.num_dims();
     let batch: usize = x[..rank.saturating_sub(2)].iter().product();
@@ -137,7 +138,7 @@ fn parts(x: &Shape, dy: &Shape, busy_tiles: usize) -> usize {
     (1..=most).rev().find(|&parts| batch.is_multiple_of(parts)).unwrap_or(1)
 }
 
-/// `x^T dy`, of all rows: the sum of those of so many parts of the batch.
+/// `x^T dy`, over all rows: the sum of the products of so many parts of the batch.
 fn weight_backward_in_parts<B: Backend>(
     x: FloatTensor<B>,
     dy: FloatTensor<B>,
@@ -162,9 +163,8 @@ fn x_backward<B: Backend>(weight: FloatTensor<B>, dy: FloatTensor<B>) -> FloatTe
     let (shape, [d_input, d_output]) = (dy.shape(), weight.shape().dims());
     let rank = shape.num_dims();
     let transposed = |weight: FloatTensor<B>| B::float_swap_dims(weight, rank - 2, rank - 1);
-    // Only views: `B::linear_x_backward` copies the transposed weight, folding copies a `dy` that is not contiguous. Only
-    // matrices of few rows are worth folding; in half precision a product packs all its rows, and the fold would need more
-    // than stock.
+    // Only views: `B::linear_x_backward` copies the transposed weight, and folding copies a `dy` that is not contiguous. Folding pays
+    // only for matrices of few rows. In half precision a product packs all its rows, so that folding would need more than stock.
     let half = dy.dtype().size() < size_of::<f32>();
     if rank > 2 && (half || shape[rank - 2] >= FEW_ROWS) {
         let mut leading = vec![1; rank];

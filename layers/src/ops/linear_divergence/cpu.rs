@@ -1,10 +1,10 @@
-//! Fused loops over rows: nothing of the size of the logits exists besides them.
+//! The kernels on a CPU: fused loops over rows. Besides the logits, no tensor of their size exists.
 use super::{Divergence, DivergenceKernels, RowDivergences, Tempered};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
-    parallel::{self, Job, vectorized},
-    sums::{self, Sum},
-    with_element,
+    in_place::in_place_or_copied,
+    parallel::{self, Job, Work, vectorized},
+    sums, with_element,
 };
 use crate::ops::cross_entropy::cpu::{Parts, parts};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -38,39 +38,37 @@ impl<B: CpuBackend> DivergenceKernels for B {
         dloss: FloatTensor<B>,
         divergence: Tempered,
     ) -> FloatTensor<B> {
-        let (mut student, teacher) = (B::contiguous(student), B::contiguous(teacher));
+        let (student, teacher) = (B::contiguous(student), B::contiguous(teacher));
         let ([of_student, of_teacher, mean], dloss) = (sums.map(B::contiguous), B::contiguous(dloss));
+        let [rows, classes] = student.shape().dims();
+        let (task, work) = (parallel::items_per_task(rows, classes), Work::of([COST, rows, classes]));
         with_element!(student.dtype(), "divergence", E => {
-            let gradient = Gradient::<E> {
-                teacher: B::as_slice(&teacher),
-                logs: [&of_student, &of_teacher].map(|logs| parts(B::as_slice(logs))),
-                means: B::as_slice(&mean),
-                dloss: B::as_slice(&dloss),
-                divergence,
-            };
-            if student.can_mut() {
-                gradient.in_place(B::as_slice_mut(&mut student));
-                student
-            } else {
-                B::from_vec(gradient.of(B::as_slice(&student)), student.shape())
-            }
+            let logs = [&of_student, &of_teacher].map(|logs| parts(B::as_slice(logs)));
+            let (teacher, means, dloss) = (B::as_slice::<E>(&teacher), B::as_slice(&mean), B::as_slice(&dloss));
+            in_place_or_copied::<B, E>(student, task * classes, work, |index, students| {
+                for (at, student) in (index * task..).zip(students.chunks_exact_mut(classes)) {
+                    let (teacher, logs) = (&teacher[at * classes..][..classes], logs.map(|logs| logs[at]));
+                    let (mean, dloss) = (means[at], dloss[at]);
+                    vectorized(GradientOfRow { student, teacher, logs, mean, dloss, divergence });
+                }
+            })
         })
     }
 }
 
-/// How much longer the exponentials and logarithms take than reading an element.
+/// The time of the exponentials and logarithms of an element, in units of the time to read one.
 const COST: usize = 64;
 
-/// See [`RowDivergences`].
+/// The [`RowDivergences`] of one row.
 #[derive(Clone, Copy)]
 struct OfRow<A> {
     /// The loss, and `sum(q g)`.
     numbers: [A; 2],
-    /// Of student and teacher.
+    /// `log(sum(exp(logits / temperature)))` of student and teacher.
     logs: [Parts<A>; 2],
 }
 
-/// The loss of every row, and what its gradient is made of.
+/// The loss of every row, and what its gradient is computed from.
 fn row_divergences<E: CpuElement>(
     student: &[E],
     teacher: &[E],
@@ -81,7 +79,7 @@ fn row_divergences<E: CpuElement>(
     let task = parallel::items_per_task(rows, classes);
     let zero = [<E::Acc as Zero>::zero(); 2];
     let zero = OfRow { numbers: zero, logs: [zero; 2] };
-    parallel::filled(rows, zero, task, parallel::Work::of([COST, student.len()]), |index, results| {
+    parallel::filled(rows, zero, task, Work::of([COST, student.len()]), |index, results| {
         for (result, at) in results.iter_mut().zip(index * task..) {
             let range = at * classes..(at + 1) * classes;
             *result =
@@ -90,7 +88,7 @@ fn row_divergences<E: CpuElement>(
     })
 }
 
-/// One row of logits.
+/// Computes the divergence of one row of logits.
 struct Row<'a, E> {
     student: &'a [E],
     teacher: &'a [E],
@@ -104,7 +102,7 @@ impl<E: CpuElement> Job for Row<'_, E> {
     fn run(self) -> OfRow<E::Acc> {
         let Self { student, teacher, divergence: Tempered { divergence, inverse } } = self;
         let inverse = <E::Acc as CpuElement>::from_f64(inverse);
-        let logs = [student, teacher].map(|x| log_sum_exp(x, inverse));
+        let logs = [student, teacher].map(|x| sums::log_sum_exp(x, |x| x * inverse));
         let of = |student: E, teacher: E| {
             Probabilities::<E::Acc>::of(student.widen(), teacher.widen(), inverse, logs)
         };
@@ -134,15 +132,7 @@ impl<E: CpuElement> Job for Row<'_, E> {
     }
 }
 
-/// `log(sum(exp(x * inverse)))`
-#[inline(always)]
-fn log_sum_exp<E: CpuElement>(x: &[E], inverse: E::Acc) -> Parts<E::Acc> {
-    let max = sums::max(x) * inverse;
-    let sum = Sum { values: x, f: |x: E| (x.widen() * inverse - max).fast_exp() }.run();
-    [max, <E::Acc as CpuElement>::from_f64(sum.ln())]
-}
-
-/// Of one class.
+/// The probabilities of one class.
 struct Probabilities<A> {
     q: A,
     p: A,
@@ -164,62 +154,20 @@ impl<A: CpuElement<Acc = A>> Probabilities<A> {
         let (zero, one) = (<A as Zero>::zero(), <A as One>::one());
         let above = self.ratio > zero;
         let share = if above { one - beta } else { beta };
-        // `log(m)` less the larger of `log(p)` and `log(q)`.
+        // `log(m)` minus the larger of `log(p)` and `log(q)`.
         let log = (one - share + share * (-self.ratio.abs()).fast_exp()).fast_ln();
         let (more, less) = if above { (self.ratio, zero) } else { (zero, self.ratio) };
         [-(log + more), less - log]
     }
 }
 
-/// `probability * log`; 0 where the probability is, whatever its logarithm.
+/// `probability * log`; 0 where the probability is 0, whatever its logarithm.
 #[inline(always)]
 fn times<A: CpuElement>(probability: A, log: A) -> A {
     if probability == <A as Zero>::zero() { probability } else { probability * log }
 }
 
-/// What the student's logits become in the backward pass.
-struct Gradient<'a, E: CpuElement> {
-    teacher: &'a [E],
-    /// Of student and teacher.
-    logs: [&'a [Parts<E::Acc>]; 2],
-    means: &'a [E::Acc],
-    dloss: &'a [E::Acc],
-    divergence: Tempered,
-}
-
-impl<E: CpuElement> Gradient<'_, E> {
-    /// The gradient of `x`.
-    fn of(&self, x: &[E]) -> Vec<E> {
-        let (classes, task) = self.task(x);
-        parallel::copied(x, task * classes, parallel::Work::of([COST, x.len()]), |index, x| {
-            self.rows(index * task, x, classes)
-        })
-    }
-
-    /// Replaces `x` by its gradient.
-    fn in_place(&self, x: &mut [E]) {
-        let ((classes, task), work) = (self.task(x), parallel::Work::of([COST, x.len()]));
-        parallel::chunks_mut(x, task * classes, work, |index, x| self.rows(index * task, x, classes));
-    }
-
-    /// The elements of a row and the rows of a task.
-    fn task(&self, x: &[E]) -> (usize, usize) {
-        let rows = self.dloss.len();
-        let classes = x.len() / rows;
-        (classes, parallel::items_per_task(rows, classes))
-    }
-
-    fn rows(&self, start: usize, x: &mut [E], classes: usize) {
-        for (at, row) in (start..).zip(x.chunks_exact_mut(classes)) {
-            let teacher = &self.teacher[at * classes..(at + 1) * classes];
-            let (logs, mean) = (self.logs.map(|logs| logs[at]), self.means[at]);
-            let (dloss, divergence) = (self.dloss[at], self.divergence);
-            vectorized(GradientOfRow { student: row, teacher, logs, mean, dloss, divergence });
-        }
-    }
-}
-
-/// Replaces the student's logits.
+/// Replaces a row of the student's logits by its gradient.
 struct GradientOfRow<'a, E: CpuElement> {
     student: &'a mut [E],
     teacher: &'a [E],

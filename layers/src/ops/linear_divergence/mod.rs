@@ -1,24 +1,24 @@
-//! Divergences of a dense layer's outputs from those of another, the teacher: a [`HeadLoss`], in whose head is what it keeps. The
-//! logits of both are made in chunks.
+//! Divergences of a dense layer's outputs from those of another layer, the teacher. The logits of both exist only in chunks. It is a
+//! [`HeadLoss`], whose docs say what it keeps.
 //!
 //! | | |
 //! | --- | --- |
-//! | computes | `sum(factor loss)` over the rows, `loss` a divergence of `q = softmax(logits / temperature)` of the student and |
-//! | | `p`, the same of the teacher, plus `hard_weight` times the cross entropy of the student's logits and labels, if any |
+//! | computes | `sum(factor loss)` over the rows. `loss` is a divergence of `q = softmax(logits / temperature)` of the student and `p`, |
+//! | | that of the teacher, plus `hard_weight` times the cross entropy of the student's logits and labels, if there are labels |
 //! | forward | `KL(p, q) = sum(p log(p / q))`; `dlogits = (q - p) / temperature` |
 //! | reverse | `KL(q, p)`; `dlogits = q (g - sum(q g)) / temperature` with `g = log(q / p)` |
 //! | Jensen-Shannon | `beta KL(p, m) + (1 - beta) KL(q, m)`, `m = beta p + (1 - beta) q`; the same with `g = (1 - beta) log(q / m)` |
 //!
-//! In f16 the gradients of a reverse divergence are scaled by what the teacher's logits can be at most, for which its `x` and weight are
-//! read once.
+//! In f16 the gradients of a reverse divergence are scaled by a bound of the teacher's logits. To find it, the teacher's `x` and weight are
+//! read once more.
 //!
-//! The numbers per row are the `log(sum(exp(logits / temperature)))` of both, and `sum(q g)`. A class of probability 0 in f32
-//! counts as it does in the limit: nothing.
+//! The statistics per row are `log(sum(exp(logits / temperature)))` of both, and `sum(q g)`. A class whose probability is 0 in f32
+//! contributes its limit, which is 0.
 use super::{
-    cross_entropy::{Classes, Labels, RowLosses, composed::log_sum_exp, parts},
+    cross_entropy::{Classes, Labels, RowLosses},
     head_loss::{Head, HeadLoss, HeadLossKernels, RowLoss, chunks, one_wide, rows_of, zero_rows},
 };
-use crate::backend::{device_backends, widen, zeros};
+use crate::backend::{device_backends, widen};
 use crate::{
     backend::optional::MaybeTensor,
     graph::{Report, Run, extension},
@@ -30,10 +30,11 @@ use burn::backend::{
 use burn::tensor::{DType, Shape, Slice, f16};
 use core::ops::Range;
 
+mod composed;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
 
-/// How far the probabilities of a student, `q`, are from those of a teacher, `p`.
+/// A measure of how far the probabilities of a student, `q`, are from those of a teacher, `p`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Divergence {
     /// `KL(p, q)`
@@ -50,21 +51,21 @@ pub enum Divergence {
 /// The options of the divergence of a dense layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearDivergence {
-    /// Which.
+    /// The divergence.
     pub divergence: Divergence,
     /// What the logits are divided by.
     pub temperature: f64,
-    /// What the cross entropy counts, if there are labels.
+    /// The weight of the cross entropy, if there are labels.
     pub hard_weight: f64,
-    /// How many bytes of logits of both exist at a time; at least one row, and for a tracked weight of half precision 64 classes
-    /// of all rows.
+    /// The bytes of logits of both that exist at a time. The least is one row; for a tracked weight of half precision, 64 classes of all
+    /// rows.
     pub chunk_bytes: Option<usize>,
 }
 
-/// The hidden states and the head of a teacher; untracked.
+/// The hidden states and the head of a teacher. They are not tracked.
 #[derive(ExtensionType)]
 pub enum TeacherHead<B: Backend> {
-    /// With a bias `[classes]`.
+    /// A head with a bias.
     Biased {
         /// `[rows, d_teacher]`
         x: FloatTensor<B>,
@@ -73,7 +74,7 @@ pub enum TeacherHead<B: Backend> {
         /// `[classes]`
         bias: FloatTensor<B>,
     },
-    /// Without.
+    /// A head without a bias.
     Unbiased {
         /// `[rows, d_teacher]`
         x: FloatTensor<B>,
@@ -82,20 +83,20 @@ pub enum TeacherHead<B: Backend> {
     },
 }
 
-/// The labels of rows, if they have any.
+/// The labels of rows, if there are any.
 #[derive(ExtensionType)]
 pub enum HardLabels<B: Backend> {
     /// `[rows]`
     Some(IntTensor<B>),
-    /// They have none.
+    /// No labels.
     None,
 }
 
 extension! {
     /// Divergences of dense layers.
     pub trait LinearDivergenceOps(DivergenceKernels) {
-        /// The sum of `factors` times the losses, `[1]`, or without factors the mean; x `[rows, d_input]`, weight
-        /// `[d_input, classes]`, bias `[classes]`; untracked: the teacher, factors `[rows]`.
+        /// The sum of `factors` times the losses, `[1]`, or without factors the mean. x `[rows, d_input]`, weight `[d_input, classes]`,
+        /// bias `[classes]`. Not tracked are the teacher, the labels, and the factors `[rows]`.
         fn memsave_linear_divergence(
             x: FloatTensor<Self>,
             weight: FloatTensor<Self>,
@@ -125,7 +126,7 @@ extension! {
     }
 }
 
-/// What rows of logits are compared with.
+/// The teacher and the labels that rows of logits are compared with.
 #[derive(Clone, Debug)]
 pub(crate) struct Teacher<B: Backend> {
     /// `[rows, d_teacher]`
@@ -135,10 +136,10 @@ pub(crate) struct Teacher<B: Backend> {
     options: LinearDivergence,
 }
 
-/// What some classes of some rows are compared with.
+/// The teacher's logits and the labels that some classes of some rows are compared with.
 #[derive(Clone)]
-pub(crate) struct Part<B: Backend> {
-    /// The teacher's.
+pub(crate) struct TeacherPart<B: Backend> {
+    /// The teacher's logits.
     logits: FloatTensor<B>,
     labels: Option<Labels<B>>,
     classes: Classes,
@@ -149,7 +150,7 @@ impl<B: DivergenceKernels> RowLoss<B> for Teacher<B> {
     const STATISTICS: &'static [&'static str] =
         &["log_sum_exp", "teacher's log_sum_exp", "mean", "log_sum_exp of labels"];
     const LOGITS: usize = 2;
-    type Part = Part<B>;
+    type Part = TeacherPart<B>;
 
     fn name(&self) -> &'static str {
         match self.options.divergence {
@@ -158,17 +159,17 @@ impl<B: DivergenceKernels> RowLoss<B> for Teacher<B> {
         }
     }
 
-    fn part(&self, rows: &Range<usize>, classes: Classes, padding: &Option<BoolTensor<B>>) -> Part<B> {
+    fn part(&self, rows: &Range<usize>, classes: Classes, padding: &Option<BoolTensor<B>>) -> TeacherPart<B> {
         let x = rows_of::<B>(&self.x, rows);
         let logits = match classes.range.len() == classes.of {
             true => self.head.logits(x),
             false => self.head.columns(&classes.range).logits(x),
         };
         let labels = self.labels.as_ref().map(|labels| labels.rows(rows));
-        Part { logits: zero_rows::<B>(logits, padding), labels, classes, options: self.options }
+        TeacherPart { logits: zero_rows::<B>(logits, padding), labels, classes, options: self.options }
     }
 
-    fn losses(part: &Part<B>, logits: FloatTensor<B>) -> (FloatTensor<B>, Vec<FloatTensor<B>>) {
+    fn losses(part: &TeacherPart<B>, logits: FloatTensor<B>) -> (FloatTensor<B>, Vec<FloatTensor<B>>) {
         let LinearDivergence { divergence, temperature, hard_weight, .. } = part.options;
         let divergence = Tempered { divergence, inverse: temperature.recip() };
         let RowDivergences { losses, sums } =
@@ -181,12 +182,12 @@ impl<B: DivergenceKernels> RowLoss<B> for Teacher<B> {
     }
 
     fn gradients(
-        part: Part<B>,
+        part: TeacherPart<B>,
         logits: FloatTensor<B>,
         statistics: &[FloatTensor<B>],
         dloss: FloatTensor<B>,
     ) -> FloatTensor<B> {
-        let Part { logits: teacher, labels, classes, options } = part;
+        let TeacherPart { logits: teacher, labels, classes, options } = part;
         let LinearDivergence { divergence, temperature, hard_weight, .. } = options;
         let divergence = Tempered { divergence, inverse: temperature.recip() };
         let dloss = B::float_cast(dloss, statistics[0].dtype().into());
@@ -209,7 +210,7 @@ impl<B: DivergenceKernels> RowLoss<B> for Teacher<B> {
         let soft = match divergence {
             Divergence::Forward => temperature.recip(),
             Divergence::Reverse => {
-                // A logarithm of a probability, and so the mean, is at least that of logits as far apart as can be.
+                // The logarithm of a probability is least where the logits are as far apart as they can be; the mean is not below it.
                 let logits = B::float_mul_scalar(self.largest_logit(padding), (4.0 / temperature).into());
                 let most = 2.0 * (self.head.classes() as f64).ln() + 1.0;
                 let soft = B::float_add_scalar(logits, most.into());
@@ -240,12 +241,12 @@ impl<B: DivergenceKernels> RowLoss<B> for Teacher<B> {
     }
 }
 
-/// Where the `log(sum(exp(logits)))` of the cross entropy is among the statistics.
+/// The index of the cross entropy's `log(sum(exp(logits)))` among the statistics.
 const LABELS: usize = 3;
 
 impl<B: DivergenceKernels> Teacher<B> {
-    /// What no logit of the teacher exceeds in f16, `[1]`, in f32: the largest sum of the absolute values of a row of `x`, times the
-    /// largest weight, plus the largest bias; 65504 at most. Rows of padding are left out.
+    /// A bound of the teacher's logits in f16, `[1]`, in f32: the largest sum of the absolute values of a row of `x`, times the largest
+    /// weight, plus the largest bias, but at most 65504. Rows of padding are left out.
     fn largest_logit(&self, padding: &Option<BoolTensor<B>>) -> FloatTensor<B> {
         let largest = |x| one_wide::<B>(B::largest_magnitude(x));
         let [rows, d_teacher] = self.x.shape().dims();
@@ -268,57 +269,36 @@ impl<B: DivergenceKernels> Teacher<B> {
     }
 }
 
-/// A divergence of logits that are multiplied by `inverse` first.
+/// A divergence of logits that are multiplied by `inverse`, the inverse of the temperature, first.
 #[derive(Clone, Copy, Debug)]
 pub struct Tempered {
     divergence: Divergence,
     inverse: f64,
 }
 
-/// The losses of rows, and what their gradient is made of; all of f32 at least.
+/// The losses of rows, and what their gradient is computed from; all in f32 at least.
 pub struct RowDivergences<B: Backend> {
     /// The divergences, `[rows, 1]`.
     pub losses: FloatTensor<B>,
-    /// `log(sum(exp(logits / temperature)))` of the student, in two parts as [`RowLosses::log_sum_exp`], the same of the teacher, and
+    /// `log(sum(exp(logits / temperature)))` of the student and of the teacher, in two parts each as [`RowLosses::log_sum_exp`]; and
     /// `sum(q g)`, `[rows, 1]`.
     pub sums: [FloatTensor<B>; 3],
 }
 
 /// The kernels.
 pub trait DivergenceKernels: HeadLossKernels {
-    /// The divergences of rows of logits, both `[rows, classes]` and of one dtype.
+    /// The divergences of rows of logits. Both tensors are `[rows, classes]` and have one dtype.
     fn row_divergences(
         student: FloatTensor<Self>,
         teacher: FloatTensor<Self>,
         divergence: Tempered,
     ) -> RowDivergences<Self> {
-        let [student, teacher] = [student, teacher].map(|x| divergence.tempered::<Self>(x));
-        let logs = [&student, &teacher].map(|x| log_sum_exp::<Self>(x.clone()));
-        let of = Probabilities::<Self>::new([student, teacher], logs.clone());
-        let sum = |terms| Self::float_sum_dim(terms, 1);
-        let (losses, mean) = match divergence.divergence {
-            Divergence::Forward => {
-                let losses = sum(of.teacher_times(of.ratio()));
-                let mean = zeros::<Self>(losses.shape(), &losses);
-                (losses, mean)
-            }
-            Divergence::Reverse => {
-                let losses = sum(of.student_times(Self::float_neg(of.ratio())));
-                (losses.clone(), losses)
-            }
-            Divergence::JensenShannon { beta } => {
-                let [of_student, of_teacher] = of.over_mixture(beta);
-                let mean = Self::float_mul_scalar(sum(of.student_times(of_student)), (1.0 - beta).into());
-                let teacher = Self::float_mul_scalar(sum(of.teacher_times(of_teacher)), beta.into());
-                (Self::float_add(mean.clone(), teacher), mean)
-            }
-        };
-        let [student, teacher] = logs;
-        RowDivergences { losses, sums: [student, teacher, mean] }
+        composed::divergences::<Self>(student, teacher, divergence)
     }
 
-    /// The gradient of the student's logits, in place if nothing else holds them, of all classes or some. A row with a `dloss` of 0
-    /// gets 0, whatever its logits are. `sums`: of [`row_divergences`](Self::row_divergences); dloss `[rows, 1]`, of their dtype.
+    /// The gradient of the student's logits of all classes or some, in place if they are the only handle of their tensor. A row with a
+    /// `dloss` of 0 gets 0, whatever its logits are. `sums` are those of [`row_divergences`](Self::row_divergences); dloss is `[rows, 1]`,
+    /// of their dtype.
     fn divergence_gradients(
         student: FloatTensor<Self>,
         teacher: FloatTensor<Self>,
@@ -326,94 +306,10 @@ pub trait DivergenceKernels: HeadLossKernels {
         dloss: FloatTensor<Self>,
         divergence: Tempered,
     ) -> FloatTensor<Self> {
-        let dtype = student.dtype();
-        let [student, teacher] = [student, teacher].map(|x| divergence.tempered::<Self>(x));
-        let [of_student, of_teacher, mean] = sums;
-        let of = Probabilities::<Self>::new([student, teacher], [of_student, of_teacher]);
-        let centered = |g| of.student_times(Self::float_sub(g, mean));
-        let gradient = match divergence.divergence {
-            Divergence::Forward => Self::float_sub(of.q.clone(), of.p.clone()),
-            Divergence::Reverse => centered(Self::float_neg(of.ratio())),
-            Divergence::JensenShannon { beta } => {
-                let [of_student, _] = of.over_mixture(beta);
-                centered(Self::float_mul_scalar(of_student, (1.0 - beta).into()))
-            }
-        };
-        let gradient =
-            Self::float_mul(gradient, Self::float_mul_scalar(dloss.clone(), divergence.inverse.into()));
-        let bools = get_or_init_device_settings::<Self>(&dloss.device()).bool_dtype;
-        let nothing = Self::float_equal_elem(dloss, 0.into(), bools);
-        let nothing = Self::bool_expand(nothing, gradient.shape());
-        Self::float_cast(Self::float_mask_fill(gradient, nothing, 0.into()), dtype.into())
+        composed::gradients::<Self>(student, teacher, sums, dloss, divergence)
     }
 }
 device_backends!(DivergenceKernels);
-
-impl Tempered {
-    /// Logits in f32 at least, divided by the temperature.
-    fn tempered<B: Backend>(self, x: FloatTensor<B>) -> FloatTensor<B> {
-        B::float_mul_scalar(widen::<B>(x), self.inverse.into())
-    }
-}
-
-/// The probabilities of two heads, and their logarithms.
-struct Probabilities<B: Backend> {
-    q: FloatTensor<B>,
-    p: FloatTensor<B>,
-    log_q: FloatTensor<B>,
-    log_p: FloatTensor<B>,
-}
-
-impl<B: Backend> Probabilities<B> {
-    fn new([student, teacher]: [FloatTensor<B>; 2], [of_student, of_teacher]: [FloatTensor<B>; 2]) -> Self {
-        let log = |x, log_sum_exp| {
-            let [largest, log] = parts::<B>(log_sum_exp);
-            B::float_sub(B::float_sub(x, largest), log)
-        };
-        let (log_q, log_p) = (log(student, of_student), log(teacher, of_teacher));
-        Self { q: B::float_exp(log_q.clone()), p: B::float_exp(log_p.clone()), log_q, log_p }
-    }
-
-    /// `log(p / q)`
-    fn ratio(&self) -> FloatTensor<B> {
-        B::float_sub(self.log_p.clone(), self.log_q.clone())
-    }
-
-    /// `log(q / m)` and `log(p / m)`, where `m` is the mixture.
-    fn over_mixture(&self, beta: f64) -> [FloatTensor<B>; 2] {
-        let ratio = self.ratio();
-        let bools = get_or_init_device_settings::<B>(&ratio.device()).bool_dtype;
-        let less = B::float_exp(B::float_neg(B::float_abs(ratio.clone())));
-        let share = |beta: f64| {
-            B::float_log(B::float_add_scalar(
-                B::float_mul_scalar(less.clone(), beta.into()),
-                (1.0 - beta).into(),
-            ))
-        };
-        let above = B::float_greater_elem(ratio.clone(), 0.into(), bools);
-        // `log(m)` less the larger of `log(p)` and `log(q)`.
-        let log = B::float_mask_where(share(beta), above, share(1.0 - beta));
-        let of_student = B::float_neg(B::float_add(log.clone(), B::float_clamp_min(ratio.clone(), 0.into())));
-        [of_student, B::float_sub(B::float_clamp_max(ratio, 0.into()), log)]
-    }
-
-    /// `q` times `log`; 0 where `q` is.
-    fn student_times(&self, log: FloatTensor<B>) -> FloatTensor<B> {
-        times::<B>(self.q.clone(), log)
-    }
-
-    /// `p` times `log`; 0 where `p` is.
-    fn teacher_times(&self, log: FloatTensor<B>) -> FloatTensor<B> {
-        times::<B>(self.p.clone(), log)
-    }
-}
-
-/// `probability * log`; 0 where the probability is, whatever its logarithm.
-fn times<B: Backend>(probability: FloatTensor<B>, log: FloatTensor<B>) -> FloatTensor<B> {
-    let bools = get_or_init_device_settings::<B>(&log.device()).bool_dtype;
-    let nothing = B::float_equal_elem(probability.clone(), 0.into(), bools);
-    B::float_mask_fill(B::float_mul(probability, log), nothing, 0.into())
-}
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
@@ -475,7 +371,7 @@ mod tests {
             )
         };
         let log = |p: f64| p.ln();
-        // Of two classes the student has the shares 1/4 and 3/4, the teacher 1/2 and 1/2; others do not count.
+        // Of the first two classes, the student has shares of 1/4 and 3/4, the teacher of 1/2 and 1/2. The others do not count.
         let (student, teacher) = (tensor([0.0, 3f32.ln(), NONE, -200.0]), tensor([0.0, 0.0, NONE, -150.0]));
         let exact = |divergence| match divergence {
             Divergence::Forward => 0.5 * (log(2.0) + log(2.0 / 3.0)),

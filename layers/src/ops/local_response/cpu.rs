@@ -1,4 +1,4 @@
-//! Fused loops: a window of channels stays in the cache.
+//! The kernels on a CPU: fused loops, with a window of channels in the cache.
 use super::{LocalResponse, LocalResponseKernels};
 use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -9,7 +9,7 @@ use num_traits::Zero;
 impl<B: CpuBackend> LocalResponseKernels for B {
     fn local_response_norm(x: FloatTensor<B>, norm: &LocalResponse) -> FloatTensor<B> {
         let x = B::contiguous(x);
-        let planes = Planes::of(&x.shape());
+        let planes = ChannelPlanes::of(&x.shape());
         with_element!(x.dtype(), "local_response_norm", E => {
             B::from_vec(forward(B::as_slice::<E>(&x), planes, norm), x.shape())
         })
@@ -21,7 +21,7 @@ impl<B: CpuBackend> LocalResponseKernels for B {
         dy: FloatTensor<B>,
     ) -> FloatTensor<B> {
         let (x, mut dy) = (B::contiguous(x), B::contiguous(dy));
-        let planes = Planes::of(&x.shape());
+        let planes = ChannelPlanes::of(&x.shape());
         with_element!(x.dtype(), "local_response_norm", E => {
             backward(B::as_slice::<E>(&x), planes, norm, B::as_slice_mut(&mut dy));
         });
@@ -29,29 +29,29 @@ impl<B: CpuBackend> LocalResponseKernels for B {
     }
 }
 
-/// Elements of a channel that are worked on at once, so that a window of channels stays in the cache.
+/// Elements of a channel per step: few enough that a window of channels stays in the cache.
 const TILE: usize = 256;
 
 /// A tensor as channels, each of `inner` consecutive elements.
 #[derive(Clone, Copy)]
-struct Planes {
+struct ChannelPlanes {
     channels: usize,
     inner: usize,
 }
 
-impl Planes {
+impl ChannelPlanes {
     /// Of `[batch, channels, ...]`.
     fn of(shape: &Shape) -> Self {
         Self { channels: shape[1], inner: shape[2..].iter().product() }
     }
 }
 
-/// Does something for the function `s^beta` of an exponent.
+/// What to do with the function `s^beta`, whose type is known only inside.
 trait Visitor<A, R> {
     fn visit(self, power: impl Fn(A) -> A + Copy + Send + Sync) -> R;
 }
 
-/// Computes the usual exponents with roots, which are as exact as a power and many times faster.
+/// Calls the visitor with `s^beta`. For the usual exponents roots compute it, which are as exact as a power and many times faster.
 fn with_power<A: CpuElement<Acc = A>, R>(beta: f64, visitor: impl Visitor<A, R>) -> R {
     match beta {
         1.0 => visitor.visit(|s: A| s),
@@ -67,16 +67,16 @@ fn with_power<A: CpuElement<Acc = A>, R>(beta: f64, visitor: impl Visitor<A, R>)
     }
 }
 
-/// The channels of a window around `channel` that exist.
+/// The existing channels of the window around `channel`.
 fn window(channel: usize, [before, after]: [usize; 2], channels: usize) -> Range<usize> {
     channel.saturating_sub(before)..channels.min(channel + after + 1)
 }
 
-/// Writes `s` of the elements `tile` of a channel of `x`, one batch item.
+/// Writes `s` of the elements `tile` of a channel; `x` is one item of the batch.
 #[inline(always)]
 fn scales<E: CpuElement>(
     x: &[E],
-    planes: Planes,
+    planes: ChannelPlanes,
     norm: &LocalResponse,
     channel: usize,
     tile: Range<usize>,
@@ -100,20 +100,20 @@ fn for_tiles(inner: usize, mut f: impl FnMut(Range<usize>)) {
 }
 
 /// `x / s^beta`
-fn forward<E: CpuElement>(x: &[E], planes: Planes, norm: &LocalResponse) -> Vec<E> {
+fn forward<E: CpuElement>(x: &[E], planes: ChannelPlanes, norm: &LocalResponse) -> Vec<E> {
     with_power(norm.beta, Forward { x, planes, norm })
 }
 
 struct Forward<'a, E> {
     x: &'a [E],
-    planes: Planes,
+    planes: ChannelPlanes,
     norm: &'a LocalResponse,
 }
 
 impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Forward<'_, E> {
     fn visit(self, power: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync) -> Vec<E> {
         let Self { x, planes, norm } = self;
-        let Planes { channels, inner } = planes;
+        let ChannelPlanes { channels, inner } = planes;
         let count = x.len() / inner.max(1);
         let task = parallel::items_per_task(count, inner);
         let work = parallel::Work::of([x.len(), norm.size.min(channels) + 1]);
@@ -136,13 +136,13 @@ impl<E: CpuElement> Visitor<E::Acc, Vec<E>> for Forward<'_, E> {
 }
 
 /// Replaces `dy` by `dx`.
-fn backward<E: CpuElement>(x: &[E], planes: Planes, norm: &LocalResponse, dy: &mut [E]) {
+fn backward<E: CpuElement>(x: &[E], planes: ChannelPlanes, norm: &LocalResponse, dy: &mut [E]) {
     with_power(norm.beta, Backward { x, planes, norm, dy });
 }
 
 struct Backward<'a, E> {
     x: &'a [E],
-    planes: Planes,
+    planes: ChannelPlanes,
     norm: &'a LocalResponse,
     dy: &'a mut [E],
 }
@@ -150,7 +150,7 @@ struct Backward<'a, E> {
 impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
     fn visit(self, power: impl Fn(E::Acc) -> E::Acc + Copy + Send + Sync) {
         let Self { x, planes, norm, dy } = self;
-        let Planes { channels, inner } = planes;
+        let ChannelPlanes { channels, inner } = planes;
         let size = (channels * inner).max(1);
         let work = parallel::Work::of([dy.len(), 2 * norm.size.min(channels) + 2]);
         let [before, after] = norm.reach();
@@ -177,7 +177,7 @@ impl<E: CpuElement> Visitor<E::Acc, ()> for Backward<'_, E> {
                 for channel in 0..channels {
                     let sums = &mut scale[..width];
                     sums.fill(zero);
-                    // The windows that contain a channel are those of the channels in its mirrored window.
+                    // The windows with a channel are those of the channels in its mirrored window.
                     for other in window(channel, [after, before], channels) {
                         let products = &products[other * width..][..width];
                         sums.iter_mut().zip(products).for_each(|(sum, product)| *sum = *sum + *product);

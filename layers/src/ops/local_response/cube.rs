@@ -1,8 +1,7 @@
-//! Kernels for devices, with fusion and without: one pass over the input, and two for the gradient, between which there is one
-//! tensor.
+//! Kernels for devices, with fusion and without: one pass for the output, and two for the gradient, with one tensor between them.
 use super::{LocalResponse, LocalResponseKernels};
 use crate::backend::cube::{
-    Place, Volume, address, address_type, channels_last, empty_in_order, place, types, units, volume,
+    Grid, Place, Volume, address, channels_last, empty_in_order, launch, place, volume,
 };
 use crate::backend::wide;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
@@ -44,27 +43,25 @@ pub trait LocalResponseCube: Backend {
 impl LocalResponseCube for CubeBackend {
     fn cube_local_response_norm(x: FloatTensor<Self>, norm: LocalResponse) -> FloatTensor<Self> {
         let (shape, x) = (x.shape(), lifted(x));
-        let launch = Launch::new(&x, norm);
-        let y = empty_in_order(&x, x.shape(), x.dtype, launch.last);
-        if launch.elements > 0 {
-            let (at, of) = (address_type(&[&x, &y]), [volume(&x), volume(&y)]);
-            let [of_x, of_y] = of;
+        let last = channels_last(&x);
+        let y = empty_in_order(&x, x.shape(), x.dtype, last);
+        let elements = x.meta.num_elements();
+        if let Some(grid) = Grid::of_units(elements, &[&x, &y]) {
+            let (of_x, of_y) = (volume(&x), volume(&y));
             // SAFETY: the kernel compares every position with the shapes.
             unsafe {
-                forward_kernel::launch_unchecked(
-                    &x.client.clone(),
-                    launch.count,
-                    launch.dim,
-                    at,
+                launch!(
+                    forward_kernel,
+                    grid,
                     x.into_buffer_arg(),
                     y.clone().into_buffer_arg(),
                     of_x,
                     of_y,
-                    launch.elements,
-                    launch.norm,
-                    launch.reach,
-                    launch.last,
-                    launch.dtypes,
+                    elements,
+                    scalars(&norm, &grid),
+                    norm.reach(),
+                    last,
+                    grid.dtypes,
                 );
             }
         }
@@ -77,51 +74,46 @@ impl LocalResponseCube for CubeBackend {
         norm: LocalResponse,
     ) -> FloatTensor<Self> {
         let (shape, x, dy) = (x.shape(), lifted(x), lifted(dy));
-        let [first, second] = [(); 2].map(|()| Launch::new(&x, norm));
-        let products = empty_in_order(&x, x.shape(), wide(x.dtype), first.last);
-        let dx = empty_in_order(&x, x.shape(), x.dtype, first.last);
-        if first.elements > 0 {
-            let (client, at) = (x.client.clone(), address_type(&[&x, &dy, &products]));
-            let volumes = || [&x, &dy, &products, &dx].map(volume);
-            let ([of_x, of_dy, of_products, _], [also_of_x, also_of_dy, also_of_products, of_dx]) =
-                (volumes(), volumes());
+        let last = channels_last(&x);
+        let products = empty_in_order(&x, x.shape(), wide(x.dtype), last);
+        let dx = empty_in_order(&x, x.shape(), x.dtype, last);
+        let elements = x.meta.num_elements();
+        if let Some(grid) = Grid::of_units(elements, &[&x, &dy, &products]) {
+            let arg = |tensor: &CubeTensor| tensor.clone().into_buffer_arg();
             // SAFETY: the kernels compare every position with the shapes.
             unsafe {
-                products_kernel::launch_unchecked(
-                    &client,
-                    first.count,
-                    first.dim,
-                    at,
-                    x.clone().into_buffer_arg(),
-                    dy.clone().into_buffer_arg(),
-                    products.clone().into_buffer_arg(),
-                    of_x,
-                    of_dy,
-                    of_products,
-                    first.elements,
-                    first.norm,
-                    first.reach,
-                    first.last,
-                    first.dtypes,
+                launch!(
+                    products_kernel,
+                    grid,
+                    arg(&x),
+                    arg(&dy),
+                    arg(&products),
+                    volume(&x),
+                    volume(&dy),
+                    volume(&products),
+                    elements,
+                    scalars(&norm, &grid),
+                    norm.reach(),
+                    last,
+                    grid.dtypes,
                 );
-                backward_kernel::launch_unchecked(
-                    &client,
-                    second.count,
-                    second.dim,
-                    at,
+                let [of_x, of_dy, of_products, of_dx] = [&x, &dy, &products, &dx].map(volume);
+                launch!(
+                    backward_kernel,
+                    grid,
                     x.into_buffer_arg(),
                     dy.into_buffer_arg(),
                     products.into_buffer_arg(),
-                    dx.clone().into_buffer_arg(),
-                    also_of_x,
-                    also_of_dy,
-                    also_of_products,
+                    arg(&dx),
+                    of_x,
+                    of_dy,
+                    of_products,
                     of_dx,
-                    second.elements,
-                    second.norm,
-                    second.reach,
-                    second.last,
-                    second.dtypes,
+                    elements,
+                    scalars(&norm, &grid),
+                    norm.reach(),
+                    last,
+                    grid.dtypes,
                 );
             }
         }
@@ -129,7 +121,7 @@ impl LocalResponseCube for CubeBackend {
     }
 }
 
-/// With a spatial axis at least, and not more than three.
+/// The tensor with one to three spatial axes.
 fn lifted(x: CubeTensor) -> CubeTensor {
     let shape = x.shape();
     match shape.num_dims() {
@@ -142,47 +134,23 @@ fn lifted(x: CubeTensor) -> CubeTensor {
     }
 }
 
-/// With the axes as they were.
+/// The tensor with its axes as they were.
 fn restored(x: CubeTensor, shape: Shape) -> CubeTensor {
     if x.shape() == shape { x } else { reshape(x, shape) }
 }
 
-/// What the launches have in common.
-struct Launch {
-    elements: usize,
-    count: CubeCount,
-    dim: CubeDim,
-    norm: NormLaunch,
-    reach: [usize; 2],
-    last: bool,
-    dtypes: [ElemType; 2],
-}
-
-impl Launch {
-    fn new(x: &CubeTensor, norm: LocalResponse) -> Self {
-        let (elements, dtypes) = (x.shape().num_elements(), types(x.dtype));
-        let (count, dim) = units(&x.client, elements);
-        let number = |number: f64| InputScalar::new(number, dtypes[1]);
-        let of_mean = norm.alpha / norm.size as f64;
-        Self {
-            elements,
-            count,
-            dim,
-            norm: NormLaunch::new(number(of_mean), number(norm.beta), number(norm.k)),
-            reach: norm.reach(),
-            last: channels_last(x),
-            dtypes,
-        }
-    }
-}
-
-/// See [`LocalResponse`].
+/// The numbers of a [`LocalResponse`].
 #[derive(CubeType, CubeLaunch)]
 struct Norm {
     /// Divided by the size.
     alpha: InputScalar,
     beta: InputScalar,
     k: InputScalar,
+}
+
+fn scalars(norm: &LocalResponse, grid: &Grid) -> NormLaunch {
+    let alpha = norm.alpha / norm.size as f64;
+    NormLaunch::new(grid.scalar(alpha), grid.scalar(norm.beta), grid.scalar(norm.k))
 }
 
 /// The channels of a window.
@@ -192,7 +160,7 @@ struct Window {
     end: usize,
 }
 
-/// Around a channel.
+/// The window around a channel.
 #[cube]
 fn window(channel: usize, channels: usize, #[comptime] reach: [usize; 2]) -> Window {
     Window {
@@ -206,7 +174,7 @@ fn in_channel(of: &Place, channel: usize) -> Place {
     Place { batch: of.batch, channel, depth: of.depth, row: of.row, column: of.column }
 }
 
-/// What elements are divided by, to the power of beta.
+/// The scale of an element, which is divided by its scale to the power of beta.
 #[cube]
 fn scale<T: Float, W: Float>(
     x: &[T],
@@ -288,7 +256,7 @@ fn backward_kernel<T: Float, W: Float>(
         terminate!();
     }
     let at = place(&of_dx, ABSOLUTE_POS, channels_last);
-    // The windows that this channel is in.
+    // The channels whose windows have this one.
     let around = window(at.channel, of_x.channels, comptime!([reach[1], reach[0]]));
     let mut sum = W::new(0.0);
     for channel in around.first..around.end {

@@ -1,13 +1,14 @@
-//! Local response normalization: over a window of channels.
+//! Local response normalization, over a window of channels.
 //!
 //! | | |
 //! | --- | --- |
 //! | computes | `y = x / s^beta`, `s = k + alpha / size * sum(x^2)` over the window of the channel |
 //! | keeps | `x` (a handle) |
-//! | backward | `dx = dy / s^beta - 2 alpha beta / size * x * sum(dy x / s^(beta + 1))` over the windows that the channel is in |
+//! | backward | `dx = dy / s^beta - 2 alpha beta / size * x * sum(dy x / s^(beta + 1))`, summed over the windows with the channel |
 //!
-//! The backward pass computes the sums again. The output is offered for [recomputation](super::recompute): the next layer then
-//! keeps nothing. Stock Burn records ten operations, which keep four tensors of the size of `x`.
+//! The backward pass recomputes the sums. The output is offered for [recomputation](crate::graph), so that the next layer need not keep it.
+//!
+//! Stock Burn records ten operations, which keep four tensors of the size of `x`.
 use crate::backend::{composing_backends, widen};
 use crate::burn_next::avg_pool;
 use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};

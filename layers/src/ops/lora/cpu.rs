@@ -1,4 +1,4 @@
-//! Products with factors of low rank: in place, or in half precision block by block.
+//! The kernels of low-rank adapters on a CPU: products are added in place, in half precision block by block.
 use super::{LoraKernels, scaled};
 use crate::backend::cpu::{CpuBackend, CpuElement, Matrix, gemm, is_wide, parallel, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -16,13 +16,13 @@ impl<B: CpuBackend> LoraKernels for B {
     }
 }
 
-/// Elements of a block: few enough to be nothing beside the whole.
+/// Elements of a block: few, compared with the whole tensor.
 const BLOCK: usize = 1 << 18;
 
-/// A matrix product with fewer rows than this is not worth its call.
+/// A matrix product with fewer rows than this does not pay for its call.
 const FEW_ROWS: usize = 16;
 
-/// `y + u v` in `y`.
+/// `y + u v`, in place of `y`.
 fn add_product<B: CpuBackend, E: CpuElement>(
     y: FloatTensor<B>,
     u: FloatTensor<B>,
@@ -30,7 +30,7 @@ fn add_product<B: CpuBackend, E: CpuElement>(
 ) -> FloatTensor<B> {
     let [rank, columns] = v.shape().dims();
     let (mut y, u) = (B::contiguous(y), B::contiguous(u));
-    // Half precisions would be rounded several times.
+    // In half precision, this would round several times.
     if is_wide::<E>() {
         let v = B::contiguous(v);
         let (rows, sums) = (u.shape().num_elements() / rank.max(1), B::as_slice_mut::<E>(&mut y));
@@ -44,7 +44,7 @@ fn add_product<B: CpuBackend, E: CpuElement>(
     add_product_by_blocks::<B, E>(y, u, v)
 }
 
-/// `y + u v` in `y`, by blocks of rows.
+/// `y + u v`, in place of `y`, by blocks of rows.
 fn add_product_by_blocks<B: CpuBackend, E: CpuElement>(
     mut y: FloatTensor<B>,
     u: FloatTensor<B>,

@@ -1,16 +1,14 @@
-//! Kernels for devices: what an adapter adds to a product, in one pass and in place, in which every column may be multiplied by a
-//! factor and get a bias, too; and one that scales the gradients of both factors.
+//! Kernels for devices. One adds an adapter to a product in one pass and in place; it may also multiply each column by a factor and add a
+//! bias. The other one scales the gradients of both factors.
 //!
 //! | | fused | not fused |
 //! | --- | --- | --- |
-//! | `(y + scale (x a) b) * factor + bias`, of a rank up to [`MOST_RANK`] | one kernel of ours: Burn joins no sum with a product | one kernel of ours |
-//! | the same where `x a` is there already, or rows are few | the same kernel, after that product | the same |
-//! | of a higher rank | products of matrices, which have tiles, and Burn's sum and product | the same |
-//! | `scale` times the gradients of both factors | Burn joins it with their products | one kernel of ours |
+//! | `(y + scale (x a) b) * factor + bias`, of a rank up to [`MOST_RANK`] | our kernel: Burn fuses no sum with a product | our kernel |
+//! | the same if `x a` exists already, or there are few rows | the same kernel, after that product | the same |
+//! | the same, of a higher rank | products by tiles, and Burn's sum and product | the same |
+//! | `scale` times the gradients of both factors | Burn fuses it with their products | our kernel |
 use super::{LoraKernels, composed_product, finished};
-#[cfg(not(feature = "fusion"))]
-use crate::backend::cube::units;
-use crate::backend::cube::{Output, address_type, constant, cubes, types, vector_size};
+use crate::backend::cube::{Grid, Output, constant, launch, vector_size};
 use crate::{backend::optional::MaybeTensor, ops::linear::LinearKernels};
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
@@ -23,18 +21,18 @@ use burn_cubecl::cubecl::{
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
-/// A cube has the products of some rows with `a` in its registers: of more than these a product by tiles reads less.
+/// A cube has the products of some rows with `a` in its registers: for higher ranks, products by tiles read less.
 const MOST_RANK: usize = 32;
 
-/// Numbers that a unit sums, one for each row of a cube and each rank; a cube of [`UNITS`] sums them in shared memory.
+/// A unit sums up to so many numbers, one for each row of a cube and each rank. A cube of [`UNITS`] adds them up in shared memory.
 const SUMS: usize = 32;
 /// Units of a cube.
 const UNITS: usize = 64;
-/// Rows of a cube: they share what is read of the factors.
+/// Rows of a cube, which share what is read of the factors.
 const MOST_ROWS: usize = 8;
 /// With fewer cubes than this a device has too little to do.
 const CUBES: usize = 256;
-/// Of fewer rows each has several cubes, which would all make its product with `a`.
+/// If there are fewer rows, each has several cubes, which would all compute its product with `a`.
 const FEW_ROWS: usize = 16;
 
 impl LoraKernels for Cube {
@@ -78,32 +76,20 @@ impl LoraKernels for Cube {
         }
     }
 
-    // Burn joins the scale with the product that it follows.
+    // With fusion, Burn fuses the scale with the product before it.
     #[cfg(not(feature = "fusion"))]
     fn scale_both([a, b]: [FloatTensor<Self>; 2], scale: f64) -> [FloatTensor<Self>; 2] {
         let (of_a, of_b) = (Output::replacing(&a, 0), Output::replacing(&b, 1));
-        let (count, dim) = units(&a.client, a.meta.num_elements().max(b.meta.num_elements()));
-        let (client, at, dtypes) = (a.client.clone(), address_type(&[&a, &b]), types(a.dtype));
-        // SAFETY: the kernel compares every position with the shapes.
-        unsafe {
-            scale_both_kernel::launch_unchecked(
-                &client,
-                count,
-                dim,
-                at,
-                a.into_linear_view(),
-                b.into_linear_view(),
-                of_a.view(),
-                of_b.view(),
-                InputScalar::new(scale, dtypes[1]),
-                dtypes,
-            );
+        if let Some(grid) = Grid::of_units(a.meta.num_elements().max(b.meta.num_elements()), &[&a, &b]) {
+            let (a, b, scale) = (a.into_linear_view(), b.into_linear_view(), grid.scalar(scale));
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe { launch!(scale_both_kernel, grid, a, b, of_a.view(), of_b.view(), scale, grid.dtypes) };
         }
         [of_a.tensor, of_b.tensor]
     }
 }
 
-/// Whether the kernel takes a second factor, and rows.
+/// Whether the kernel takes the factor `b` and these rows.
 fn is_one_kernel<'a, B: Backend>(
     b: &FloatTensor<B>,
     y: &FloatTensor<B>,
@@ -114,7 +100,7 @@ fn is_one_kernel<'a, B: Backend>(
 
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait LoraCube: Backend {
-    /// See [`LoraKernels::adapt_from`]; without `a`, `x` is the product with it.
+    /// See [`LoraKernels::adapt_from`]. Without `a`, `x` is the product with it.
     #[fusion(dtype = y, shape = y)]
     fn cube_adapt(
         y: FloatTensor<Self>,
@@ -148,22 +134,20 @@ impl LoraCube for CubeBackend {
         let strides = |factor: &CubeTensor| [factor.meta.strides()[0], factor.meta.strides()[1]];
         let ([of_input, of_rank], of_b) = (a.as_ref().map_or([0; 2], strides), strides(&b));
         let (rows, inputs) = (len / columns, a.as_ref().map_or(rank, |a| a.meta.shape()[0]));
-        // One of four numbers, for each of which the kernel is compiled.
+        // One of four numbers: the kernel is compiled for each.
         let most = (SUMS / rank.max(1)).min(rows / CUBES).clamp(1, MOST_ROWS);
         let rows_of_cube = 1 << most.ilog2();
-        let (client, dtypes, size) = (y.client.clone(), types(y.dtype), vector_size(&[&y, &sum.tensor], 4));
+        let size = vector_size(&[&y, &sum.tensor], 4);
         let tensors: Vec<&CubeTensor> = [&y, &x, &b].into_iter().chain(&a).collect();
-        let at = address_type(&tensors);
         let row_cubes = rows.div_ceil(rows_of_cube);
         let spread =
             if a.is_some() { 1 } else { (CUBES / row_cubes).clamp(1, columns.div_ceil(size * UNITS)) };
+        let grid = Grid::of_cubes(row_cubes * spread, UNITS, &tensors);
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
-            adapt_kernel::launch_unchecked(
-                &client,
-                cubes(row_cubes * spread),
-                CubeDim::new_1d(UNITS as u32),
-                at,
+            launch!(
+                adapt_kernel,
+                grid,
                 size,
                 y.into_linear_view(),
                 sum.view(),
@@ -172,10 +156,10 @@ impl LoraCube for CubeBackend {
                 b.into_buffer_arg(),
                 factor.into(),
                 bias.into(),
-                SizesLaunch::new(rows, spread, inputs, columns, of_input, of_rank, of_b[0], of_b[1]),
-                InputScalar::new(scale, dtypes[1]),
-                Of { rank, rows: rows_of_cube },
-                dtypes,
+                AdapterSizesLaunch::new(rows, spread, inputs, columns, of_input, of_rank, of_b[0], of_b[1]),
+                grid.scalar(scale),
+                AdapterVariant { rank, rows: rows_of_cube },
+                grid.dtypes,
             );
         }
         sum.tensor
@@ -184,9 +168,9 @@ impl LoraCube for CubeBackend {
 
 /// Sizes of matrices, and strides of factors.
 #[derive(CubeType, CubeLaunch)]
-struct Sizes {
+struct AdapterSizes {
     rows: usize,
-    /// How many cubes a row has.
+    /// How many cubes each row has.
     spread: usize,
     inputs: usize,
     columns: usize,
@@ -198,9 +182,9 @@ struct Sizes {
 
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Of {
+struct AdapterVariant {
     rank: usize,
-    /// Of a cube.
+    /// Rows of a cube.
     rows: usize,
 }
 
@@ -213,18 +197,18 @@ fn adapt_kernel<T: Float, W: Float, N: Size>(
     b: &[T],
     factor: ComptimeOption<&[T]>,
     bias: ComptimeOption<&[T]>,
-    sizes: Sizes,
+    sizes: AdapterSizes,
     scale: InputScalar,
-    #[comptime] of: Of,
+    #[comptime] variant: AdapterVariant,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
-    let Of { rank, rows } = of;
+    let AdapterVariant { rank, rows } = variant;
     let first = CUBE_POS / sizes.spread * rows;
     if first >= sizes.rows {
         terminate!();
     }
     let count = comptime!(rows * rank);
-    // Of each row; of those beyond the last one, those of the last.
+    // Rows beyond the last one have its products.
     let mut products = Array::<W>::new(comptime!(max(count, 1)));
     let mut starts = Array::<usize>::new(rows);
     #[unroll]
@@ -308,7 +292,7 @@ fn adapt_kernel<T: Float, W: Float, N: Size>(
     }
 }
 
-/// The elements of a row from a column on, or else the same number for each.
+/// The elements of a row from a column on; without a row, the same number for each.
 #[cube]
 fn row_vector<T: Float, W: Float, N: Size>(
     row: &ComptimeOption<&[T]>,
@@ -326,7 +310,7 @@ fn row_vector<T: Float, W: Float, N: Size>(
     elements
 }
 
-/// The sums of so many numbers, up to [`SUMS`], over all units, for every unit.
+/// The sums of `count` numbers over all units, for every unit; up to [`SUMS`] numbers.
 #[cube]
 fn sum_all_over_cube<W: Float>(of_unit: &mut Array<W>, #[comptime] count: usize) {
     let mut parts = Shared::<[W]>::new_slice(comptime!(UNITS * count));

@@ -1,18 +1,18 @@
-//! Dense layer with a low-rank adapter ([LoRA](https://arxiv.org/abs/2106.09685)): the effective weight,
-//! `weight + scale a b`, never exists beside the weight. With a factor per column this is [DoRA](https://arxiv.org/abs/2402.09353).
+//! Dense layer with a low-rank adapter ([LoRA](https://arxiv.org/abs/2106.09685)), without the effective weight `weight + scale a b`.
+//! With a factor per column it is [DoRA](https://arxiv.org/abs/2402.09353).
 //!
 //! | | |
 //! | --- | --- |
 //! | computes | `y = p * factor + bias`, `p = x weight + scale (x a) b`; a quantized weight is dequantized, on a CPU by blocks |
 //! | keeps | `x` if `a` (or `weight`) is tracked; else `x a`, `rank` elements per row, if `b` is; handles of `weight`, `a`, `b`; |
-//! | | if `factor` is tracked, `p`; or where there are more rows than columns of `x`, only `x` |
+//! | | if `factor` is tracked, `p`; or, if `x` has more rows than columns, only `x` |
 //! | backward | `dfactor = sum(dy * p)`, `dbias = sum(dy)`, `dp = dy * factor`, |
 //! | | `dh = dp b^T`, `dx = dp weight^T + scale dh a^T`, `da = scale x^T dh`, `db = scale (x a)^T dp` |
 //!
 //! Stock Burn computes the effective weight at every use, keeps it, and computes its gradient, of the same size, from which
 //! those of `a` and `b` follow. Here low-rank products are added to `y` and `dx`, in place or block by block. If `x` is kept, `x a` is
-//! computed again: keeping it, too, would be more than stock keeps if `x` is untracked. So is `p` where it is larger than the
-//! effective weight, which stock keeps beside `x`: in as many operations as stock needs for the gradient of that weight.
+//! recomputed: keeping both would be more than stock keeps if `x` is untracked. `p` is recomputed if it is larger than the effective
+//! weight, which stock keeps beside `x`. That takes as many operations as stock needs for the gradient of the effective weight.
 use super::{
     bilinear::{Bilinear, Weight},
     linear::{Linear, LinearKernels},
@@ -78,7 +78,7 @@ const WEIGHT: usize = 3;
 const FACTOR: usize = 4;
 const BIAS: usize = 5;
 
-/// A dense layer with a low-rank adapter. The weight is an input of the step, or quantized, and no gradient flows to it.
+/// A dense layer with a low-rank adapter. The weight is an input of the step, unless it is quantized: then no gradient flows to it.
 #[derive(Clone, Debug)]
 pub struct Lora<B: Backend> {
     scale: f64,
@@ -93,7 +93,7 @@ impl<B: LoraKernels> Lora<B> {
         let (x, a, b) = (given(x), given(a), given(b));
         let weight = Weight::<B>::from_parts(weight, self.quantized.clone());
         let of_dense = if factor.is_some() || B::FINISHES { None } else { bias.take() };
-        let product = Linear.forward_with(x.clone(), weight, of_dense); // first, since it needs the most
+        let product = Linear.forward_with(x.clone(), weight, of_dense); // first, as it needs the most memory
         if keeps == [false; 2] && B::FINISHES {
             return (B::adapt_from(product, x, [a, b], self.scale, factor, bias), [None, None]);
         }
@@ -112,7 +112,7 @@ impl<B: LoraKernels> Lora<B> {
         [recorder.tracked(FACTOR_B) && !recorder.keeps(X), recorder.tracked(FACTOR) && !again]
     }
 
-    /// What is saved beside inputs.
+    /// What is saved besides inputs.
     fn saved(&self, [h, product]: KeptProducts<B>, recorder: &Recorder<6>) -> SavedLora<B> {
         let again = self.computes_product_again(recorder.tracked(FACTOR));
         let quantized = self.quantized.clone().filter(|_| recorder.tracked(X) || again);
@@ -122,7 +122,7 @@ impl<B: LoraKernels> Lora<B> {
         SavedLora { h, product, lora: Lora { quantized, ..self.clone() } }
     }
 
-    /// Whether the product is computed again, from `x`, for the gradient of the factor.
+    /// Whether the product is recomputed from `x` for the gradient of the factor.
     fn computes_product_again(&self, tracks_factor: bool) -> bool {
         tracks_factor && self.product_exceeds_weight
     }
@@ -145,7 +145,7 @@ fn finished<B: Backend>(
     y
 }
 
-/// A row in front of which there are as many axes as in front of those of `x`.
+/// A row with as many axes as `x`.
 fn as_row<B: Backend>(row: FloatTensor<B>, x: &FloatTensor<B>) -> FloatTensor<B> {
     let mut shape = vec![1; x.rank()];
     shape[x.rank() - 1] = row.shape()[0];
@@ -260,7 +260,7 @@ type KeptProducts<B> = [Option<FloatTensor<B>>; 2];
 pub struct SavedLora<B: Backend> {
     /// `x a`, if `b` is tracked and `x` is not kept.
     h: Option<KeptTensor<FloatTensor<B>>>,
-    /// If `factor` is tracked, and it is not computed again.
+    /// `p`, if `factor` is tracked and `p` is not recomputed.
     product: Option<KeptTensor<FloatTensor<B>>>,
     /// The operation, without the quantized weight if the backward pass does not read it.
     lora: Lora<B>,
@@ -268,8 +268,8 @@ pub struct SavedLora<B: Backend> {
 
 /// The kernels.
 pub trait LoraKernels: LinearKernels + PackingKernels {
-    /// `y + scale u v`, with `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; where the backend can, in `y`, and
-    /// without making the whole product.
+    /// `y + scale u v`, with `y` `[..., columns]`, `u` `[..., rank]` and `v` `[rank, columns]`; if the backend can, in place of `y`, and
+    /// without the whole product.
     fn add_scaled_product(
         y: FloatTensor<Self>,
         u: FloatTensor<Self>,
@@ -279,8 +279,8 @@ pub trait LoraKernels: LinearKernels + PackingKernels {
         composed_product::<Self>(y, u, v, scale)
     }
 
-    /// Whether [`adapt`](Self::adapt) and [`adapt_from`](Self::adapt_from) are one pass: then they add the bias, too, which is else
-    /// left to the product with the weight.
+    /// Whether [`adapt`](Self::adapt) and [`adapt_from`](Self::adapt_from) are one pass each. Then they also add the bias, which the
+    /// product with the weight adds otherwise.
     const FINISHES: bool = false;
 
     /// `(y + scale u v) * factor + bias`, with `factor` and `bias` `[columns]`.
@@ -295,8 +295,8 @@ pub trait LoraKernels: LinearKernels + PackingKernels {
         finished::<Self>(Self::add_scaled_product(y, u, v, scale), factor, bias)
     }
 
-    /// `(y + scale (x a) b) * factor + bias`, with `x` `[..., inputs]`, `a` `[inputs, rank]` and `b` `[rank, columns]`; where the backend
-    /// can, without making `x a`.
+    /// `(y + scale (x a) b) * factor + bias`, with `x` `[..., inputs]`, `a` `[inputs, rank]` and `b` `[rank, columns]`; if the backend can,
+    /// without `x a`.
     fn adapt_from(
         y: FloatTensor<Self>,
         x: FloatTensor<Self>,
@@ -308,7 +308,7 @@ pub trait LoraKernels: LinearKernels + PackingKernels {
         Self::adapt(y, Self::dense(x, a, None), b, scale, factor, bias)
     }
 
-    /// `scale x` of both tensors, of one dtype; where the backend can, in one pass.
+    /// `scale x` of both tensors, which have the same dtype; if the backend can, in one pass.
     fn scale_both(x: [FloatTensor<Self>; 2], scale: f64) -> [FloatTensor<Self>; 2] {
         x.map(|x| scaled::<Self>(x, scale))
     }
@@ -328,7 +328,7 @@ fn composed_product<B: Backend>(
     B::float_add(y, B::float_reshape(product, shape))
 }
 
-/// Gives `scale` times what is there of two gradients.
+/// Gives two gradients, as far as there are any, multiplied by `scale`.
 pub(super) fn give_scaled<B: LoraKernels, const N: usize>(
     pass: &mut BackwardPass<B, N>,
     gradients: [(usize, Option<FloatTensor<B>>); 2],

@@ -1,4 +1,4 @@
-//! Burn's own max pooling with indices, for backends without kernels.
+//! Max pooling by Burn's own operation, with its indices, for backends without kernels.
 use super::output_shape;
 use crate::backend::{Placeholders, Saved};
 use crate::ops::conv::crop;
@@ -9,11 +9,11 @@ use burn::backend::{
 };
 use burn::tensor::{Shape, ops::MaxPoolOptions};
 
-/// Where the winners are: Burn's indices.
+/// The positions of the winners, as Burn's indices.
 #[derive(Clone, Debug)]
 pub struct WinnerIndices<B: Backend> {
     indices: IntTensor<B>,
-    /// The shape of the input that Burn pooled, which is already padded if the padding is asymmetric.
+    /// The shape of the input that Burn pooled. It includes the padding if that is asymmetric.
     pooled: Shape,
 }
 
@@ -23,7 +23,7 @@ impl<B: Backend> Saved for WinnerIndices<B> {
     }
 }
 
-/// The padding that is left to Burn's max pooling: none if it is asymmetric, for then the input is padded before.
+/// The padding that Burn's max pooling adds: none if the padding is asymmetric, because the input is then padded before.
 fn padding(options: &MaxPoolOptions<2>) -> [usize; 2] {
     match options.is_asymmetric() {
         true => [0; 2],
@@ -55,7 +55,7 @@ pub(crate) fn forward<B: Backend>(
         options.ceil_mode,
         ints,
     );
-    // The gradient of the windows that Burn drops is zero; their indices stay, so that the shapes agree.
+    // `crop` drops the windows that only Burn has. Their indices stay, and get gradients of zero, so that the shapes agree.
     (crop::<B>(result.output, &out, &[0; 2]), WinnerIndices { indices: result.indices, pooled })
 }
 

@@ -1,4 +1,4 @@
-//! Fused loops, tap by tap of the windows.
+//! The kernels on a CPU: fused loops over the taps of the windows.
 use super::{MaxPoolKernels, output_shape};
 use crate::backend::{
     Saved,
@@ -23,7 +23,7 @@ impl<B: CpuBackend> MaxPoolKernels for B {
     ) -> (FloatTensor<B>, WindowOffsets) {
         let x = B::contiguous(x);
         let shape = output_shape(&x.shape(), options);
-        let geometry = Geometry::new(&x.shape(), &shape, options);
+        let geometry = PoolGeometry::new(&x.shape(), &shape, options);
         with_element!(x.dtype(), "max_pool2d", E => {
             let (y, offsets) = geometry.forward(B::as_slice::<E>(&x), B::NAN_WINS_MAX_POOL);
             (B::from_vec(y, shape), offsets)
@@ -37,22 +37,21 @@ impl<B: CpuBackend> MaxPoolKernels for B {
         options: &MaxPoolOptions<2>,
     ) -> FloatTensor<B> {
         let dy = B::contiguous(dy);
-        let geometry = Geometry::new(&x, &dy.shape(), options);
+        let geometry = PoolGeometry::new(&x, &dy.shape(), options);
         with_element!(dy.dtype(), "max_pool2d", E => {
             B::from_vec(geometry.backward(offsets, B::as_slice::<E>(&dy)), x)
         })
     }
 }
 
-/// For every output, the position of the winner in its window, row by row; one byte each for windows of up to 255
-/// elements.
+/// For every output, the position of the winner in its window, counted row by row.
 #[derive(Clone)]
 pub enum WindowOffsets {
-    /// Windows of up to 255 elements.
+    /// For windows of up to 255 elements.
     U8(Arc<Vec<u8>>),
-    /// Windows of up to 65535 elements.
+    /// For windows of up to 65535 elements.
     U16(Arc<Vec<u16>>),
-    /// Larger windows.
+    /// For larger windows.
     U32(Arc<Vec<u32>>),
 }
 
@@ -72,10 +71,10 @@ impl core::fmt::Debug for WindowOffsets {
     }
 }
 
-/// An unsigned integer that holds a position in a window; the largest one says that the window is empty.
+/// An unsigned integer that holds a position in a window. Its largest number means that the window is empty.
 trait Offset: Copy + Send + Sync + Eq {
     const EMPTY: Self;
-    /// [`EMPTY`](Self::EMPTY) of the largest number.
+    /// The offset of a position; [`EMPTY`](Self::EMPTY) for `u32::MAX`.
     fn new(position: u32) -> Self;
     fn position(self) -> usize;
 }
@@ -99,7 +98,7 @@ offset!(u8, u16, u32);
 
 /// One axis of a pool.
 #[derive(Clone, Copy, Debug)]
-struct Axis {
+struct PoolAxis {
     size: usize,
     out: usize,
     kernel: usize,
@@ -108,8 +107,8 @@ struct Axis {
     dilation: usize,
 }
 
-impl Axis {
-    /// The windows whose tap number `tap` lies inside the input.
+impl PoolAxis {
+    /// The windows whose tap number `tap` is inside the input.
     fn windows(&self, tap: usize) -> Range<usize> {
         let tap = tap * self.dilation;
         // inside: padding <= window * stride + tap < padding + size
@@ -118,7 +117,7 @@ impl Axis {
         first.min(self.out)..end.min(self.out).max(first.min(self.out))
     }
 
-    /// The taps of window number `window` that lie inside the input.
+    /// The taps of window number `window` that are inside the input.
     fn taps(&self, window: usize) -> Range<usize> {
         let first = self.padding.saturating_sub(window * self.stride).div_ceil(self.dilation);
         let end = (self.padding + self.size).saturating_sub(window * self.stride).div_ceil(self.dilation);
@@ -126,18 +125,18 @@ impl Axis {
     }
 }
 
-/// Where the windows of a pool lie.
+/// The windows of a pool.
 #[derive(Debug)]
-struct Geometry {
+struct PoolGeometry {
     planes: usize,
-    rows: Axis,
-    columns: Axis,
+    rows: PoolAxis,
+    columns: PoolAxis,
 }
 
-impl Geometry {
-    /// Of pooling from shape `x` to shape `y`.
+impl PoolGeometry {
+    /// The pool from shape `x` to shape `y`.
     fn new(x: &Shape, y: &Shape, options: &MaxPoolOptions<2>) -> Self {
-        let axis = |axis: usize| Axis {
+        let axis = |axis: usize| PoolAxis {
             size: x[axis + 2],
             out: y[axis + 2],
             kernel: options.kernel_size[axis],
@@ -148,7 +147,7 @@ impl Geometry {
         Self { planes: x[0] * x[1], rows: axis(0), columns: axis(1) }
     }
 
-    /// The maxima and where they are. If `nan_wins`, the last NaN of a window is its maximum; else a NaN never is.
+    /// The maxima and their positions. If `nan_wins`, the last NaN of a window is its maximum; otherwise a NaN never is.
     fn forward<E: CpuElement>(&self, x: &[E], nan_wins: bool) -> (Vec<E>, WindowOffsets) {
         match self.rows.kernel * self.columns.kernel {
             0..=0xff => {
@@ -256,32 +255,33 @@ impl Geometry {
     }
 }
 
-/// Taps along an axis whose windows are in a table, or windows whose taps are.
+/// The most entries of a table along an axis: of taps with their windows, or of windows with their taps.
 const TABLE: usize = 64;
 
-/// Finds the maxima of planes, and where they are.
-struct Forward<'a, E, O, const NAN_WINS: bool>(&'a Geometry, &'a [E], &'a mut [E], &'a mut [O]);
+/// Finds the maxima of planes, and their positions.
+struct Forward<'a, E, O, const NAN_WINS: bool>(&'a PoolGeometry, &'a [E], &'a mut [E], &'a mut [O]);
 
 impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, NAN_WINS> {
     type Result = ();
 
-    /// Row by row of windows, tap by tap, so that the inner loop has no bounds to check; short rows window by window.
+    /// Takes one row of windows after the other, and in it one tap after the other, so that the inner loop has no bounds to check. Rows of
+    /// few windows are taken window by window.
     #[inline(always)]
     fn run(self) {
         let Self(geometry, x, y, offsets) = self;
-        if geometry.columns.out < SHORT {
+        if geometry.columns.out < FEW_WINDOWS {
             return window_by_window::<_, _, NAN_WINS>(geometry, x, y, offsets);
         }
-        let Geometry { rows, columns, .. } = geometry;
+        let PoolGeometry { rows, columns, .. } = geometry;
         let [plane_in, plane_out] = geometry.plane_sizes();
-        // From tables, if those are small.
-        let table = |axis: &Axis| -> Vec<Range<usize>> {
+        // Looked up in tables, if these are small.
+        let table = |axis: &PoolAxis| -> Vec<Range<usize>> {
             (0..axis.kernel.min(TABLE)).map(|tap| axis.windows(tap)).collect()
         };
         let (of_rows, of_columns) = (table(rows), table(columns));
         let of_row = |tap: usize| of_rows.get(tap).cloned().unwrap_or_else(|| rows.windows(tap));
         let of_column = |tap: usize| of_columns.get(tap).cloned().unwrap_or_else(|| columns.windows(tap));
-        // As wide as f32: vectors of both have as many elements.
+        // As wide as f32, so that vectors of both have the same number of elements.
         let mut winners = vec![u32::MAX; columns.out];
         let planes = y.chunks_mut(plane_out).zip(offsets.chunks_mut(plane_out)).zip(x.chunks(plane_in));
         for ((y, offsets), x) in planes {
@@ -302,7 +302,7 @@ impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, N
                         match (&x[first..], columns.stride) {
                             (x, 1) => update::<_, NAN_WINS>(y, winners, x, tap),
                             (x, 2) => {
-                                // Pairs are read in vectors. The last one may be half.
+                                // Pairs are read in vectors. The last pair may lack its second element.
                                 let (pairs, half) = x.as_chunks::<2>();
                                 let whole = pairs.len().min(y.len());
                                 update::<_, NAN_WINS>(y, winners, pairs.iter().map(|[x, _]| x), tap);
@@ -320,21 +320,21 @@ impl<E: CpuElement, O: Offset, const NAN_WINS: bool> Job for Forward<'_, E, O, N
     }
 }
 
-/// Windows in a row that is too short for a loop over it.
-const SHORT: usize = 8;
+/// Rows of fewer windows are too short for a vectorized loop.
+const FEW_WINDOWS: usize = 8;
 
-/// What [`Forward`] does.
+/// [`Forward`] for rows of few windows.
 #[inline(always)]
 fn window_by_window<E: CpuElement, O: Offset, const NAN_WINS: bool>(
-    geometry: &Geometry,
+    geometry: &PoolGeometry,
     x: &[E],
     y: &mut [E],
     offsets: &mut [O],
 ) {
-    let Geometry { rows, columns, .. } = geometry;
+    let PoolGeometry { rows, columns, .. } = geometry;
     let [plane_in, plane_out] = geometry.plane_sizes();
-    // From tables, if those are small.
-    let table = |axis: &Axis| -> Vec<Range<usize>> {
+    // Looked up in tables, if these are small.
+    let table = |axis: &PoolAxis| -> Vec<Range<usize>> {
         (0..axis.out.min(TABLE)).map(|window| axis.taps(window)).collect()
     };
     let (of_rows, of_columns) = (table(rows), table(columns));
@@ -376,7 +376,7 @@ fn update<'a, E: CpuElement, const NAN_WINS: bool>(
 /// Lets one element of a window compete with those before it.
 #[inline(always)]
 fn compete<E: CpuElement, const NAN_WINS: bool>(y: &mut E, winner: &mut u32, x: E, tap: u32) {
-    // Without a branch: which element wins cannot be predicted.
+    // Without a branch, because a processor cannot predict which element wins.
     let first = (*winner == u32::MAX) & (NAN_WINS | !x.is_nan());
     let wins = (x > *y) | first | (NAN_WINS & x.is_nan());
     *y = if wins { x } else { *y };

@@ -1,14 +1,14 @@
-//! Kernels for devices: the maxima with their offsets, and the gradient, gathered element by element of the input, without atomics.
+//! Kernels for devices: the maxima with their offsets, and the gradient, which is gathered for every element of the input, without atomics.
 //!
-//! A word holds the offsets of four outputs; as in masks of bits, they are no neighbours, so that 32 units read and write whole
-//! lines. Outputs are numbered as they lie in memory, with the channels second or last; a word at the end says which.
+//! A word holds the offsets of four outputs. As in masks of bits, these are not neighbors, so that 32 units read and write whole lines of
+//! memory. Outputs are numbered as they lie in memory, with the channels second or last; a word at the end says which.
 //!
-//! Burn's kernels copy what has its channels second, and are not fused with others: ours are taken with fusion and without.
+//! These kernels are taken with fusion, too: Burn's kernels are not fused with others, and copy tensors whose channels are second.
 use super::{MaxPoolKernels, output_shape};
 use crate::backend::Saved;
 use crate::backend::cube::groups::{ChannelsOfUnit, Grouped, channels_of_group, write_channels, zeros};
 use crate::backend::cube::{
-    Place, Volume, address, address_type, channels_last, empty, empty_in_order, place, types, units, volume,
+    Grid, Place, Volume, address, channels_last, empty, empty_in_order, launch, place, volume,
 };
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,
@@ -18,7 +18,7 @@ use burn::tensor::{DType, Shape, ops::MaxPoolOptions};
 use burn_cubecl::CubeBackend;
 use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*};
 
-/// Where the winners are: words, as [above](self).
+/// The offsets of the maxima in their windows, in words: see [above](self).
 #[derive(Clone, Debug)]
 pub struct OffsetWords(IntTensor<Cube>);
 
@@ -84,17 +84,13 @@ impl MaxPoolCube for CubeBackend {
         let elements = shape.num_elements();
         let words = empty(&x, Shape::new([packing.words(elements) + 1]), DType::I32);
         let y = empty_in_order(&x, shape, x.dtype, last);
-        if elements > 0 {
-            let (count, dim) = units(&x.client, packing.words(elements));
-            let (client, at, dtypes) = (x.client.clone(), address_type(&[&x, &y]), types(x.dtype));
+        if let Some(grid) = Grid::of_units(packing.words(elements), &[&x, &y]) {
             let (of_x, of_y) = (volume(&x), volume(&y));
             // SAFETY: the kernel compares every position with the shapes.
             unsafe {
-                forward_kernel::launch_unchecked(
-                    &client,
-                    count,
-                    dim,
-                    at,
+                launch!(
+                    forward_kernel,
+                    grid,
                     x.into_buffer_arg(),
                     y.clone().into_buffer_arg(),
                     words.clone().into_buffer_arg(),
@@ -104,7 +100,7 @@ impl MaxPoolCube for CubeBackend {
                     Windows::of(&options),
                     packing,
                     last,
-                    dtypes,
+                    grid.dtypes,
                 );
             }
         }
@@ -119,39 +115,37 @@ impl MaxPoolCube for CubeBackend {
     ) -> FloatTensor<Self> {
         let (last, elements) = (channels_last(&dy), x.num_elements());
         let dx = empty_in_order(&dy, x, dy.dtype, last);
-        if elements > 0 {
-            let Grouped { of_dy, of_dx, channels, of_unit, units: number } = Grouped::of(&dy, &dx);
-            let (count, dim) = units(&dy.client, number);
-            let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy, &dx]), types(dy.dtype));
-            let outputs = dy.shape().num_elements();
-            // SAFETY: the kernel compares every position with the shapes.
-            unsafe {
-                backward_kernel::launch_unchecked(
-                    &client,
-                    count,
-                    dim,
-                    at,
-                    dy.into_buffer_arg(),
-                    words.into_buffer_arg(),
-                    dx.clone().into_buffer_arg(),
-                    of_dy,
-                    of_dx,
-                    channels,
-                    number,
-                    outputs,
-                    of_unit,
-                    Windows::of(&options),
-                    Packing::of(&options),
-                    last,
-                    dtypes,
-                );
-            }
+        if elements == 0 {
+            return dx;
+        }
+        let Grouped { of_dy, of_dx, channels, of_unit, units } = Grouped::of(&dy, &dx);
+        let Some(grid) = Grid::of_units(units, &[&dy, &dx]) else { return dx };
+        let outputs = dy.meta.num_elements();
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe {
+            launch!(
+                backward_kernel,
+                grid,
+                dy.into_buffer_arg(),
+                words.into_buffer_arg(),
+                dx.clone().into_buffer_arg(),
+                of_dy,
+                of_dx,
+                channels,
+                units,
+                outputs,
+                of_unit,
+                Windows::of(&options),
+                Packing::of(&options),
+                last,
+                grid.dtypes,
+            );
         }
         dx
     }
 }
 
-/// What a kernel is compiled for: along the height and the width.
+/// What a kernel is compiled for: windows along the height and the width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Windows {
     size: [usize; 2],
@@ -175,12 +169,12 @@ impl Windows {
 /// How many offsets a word holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Packing {
-    /// Of windows of up to 255 elements.
+    /// For windows of up to 255 elements.
     Four,
     One,
 }
 
-/// Units that take neighbouring outputs.
+/// Units that take neighboring outputs.
 const LANES: usize = 32;
 
 impl Packing {
@@ -195,7 +189,7 @@ impl Packing {
         }
     }
 
-    /// For so many outputs.
+    /// The number of words for so many outputs.
     fn words(self, outputs: usize) -> usize {
         let block = LANES * self.offsets();
         outputs / block * LANES + (outputs % block).min(LANES)
@@ -205,7 +199,7 @@ impl Packing {
         32 / self.offsets()
     }
 
-    /// The offset of a window without an element.
+    /// The offset where no element of a window wins.
     fn none(self) -> u32 {
         u32::MAX >> (32 - self.bits())
     }
@@ -272,7 +266,7 @@ fn winner<T: Float, W: Float>(
     let mut value = W::cast_from(T::min_value());
     let mut offset = none.runtime();
     for i in 0..size[0] {
-        // With the padding, so that it is not negative.
+        // Counted from the padding on, so that it is not negative.
         let row = window.row * comptime!(stride[0]) + i * comptime!(dilation[0]);
         for j in 0..size[1] {
             let column = window.column * comptime!(stride[1]) + j * comptime!(dilation[1]);
@@ -299,10 +293,10 @@ fn winner<T: Float, W: Float>(
     Winner::<W> { value, offset }
 }
 
-/// The windows along one axis with an element of the input.
+/// The windows along one axis that have an element of the input.
 #[derive(CubeType, Clone, Copy)]
 struct Around {
-    /// The number of the element, with the padding.
+    /// The number of the element, counted from the padding on.
     at: usize,
     first: usize,
     end: usize,
@@ -365,13 +359,14 @@ fn backward_kernel<T: Float, W: Float>(
         let i = rows.at - row * comptime!(stride[0]);
         for column in columns.first..columns.end {
             let j = columns.at - column * comptime!(stride[1]);
-            let between = i % comptime!(dilation[0]) + j % comptime!(dilation[1]); // elements of a dilated window
+            // Not 0 between the elements of a dilated window.
+            let between = i % comptime!(dilation[0]) + j % comptime!(dilation[1]);
             let offset = i / comptime!(dilation[0]) * comptime!(size[1]) + j / comptime!(dilation[1]);
             let number = first_number + (row * of_dy.width + column) * of_column;
             let at = first + row * of_dy.stride_of_height + column * of_dy.stride_of_width;
             #[unroll]
             for channel in 0..of_unit {
-                // Beyond the last channel, the last one again.
+                // Beyond the last channel, it is read again.
                 let from = min(channel, of_group - 1);
                 let is_winner =
                     offset_of(words, number + from * of_channel, packing) == u32::cast_from(offset);

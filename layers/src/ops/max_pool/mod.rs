@@ -3,9 +3,9 @@
 //! | | |
 //! | --- | --- |
 //! | computes | the maximum of every window |
-//! | keeps | the winner's position in its window if `x` is tracked: 1 byte per output for windows of up to 255 elements, |
-//! | | else 2 or 4 (on wgpu and CUDA always 4, and 4 bytes besides; on remote devices Burn's index) |
-//! | backward | every `dy` goes to its winner |
+//! | keeps | the position of the maximum in its window if `x` is tracked: 1 byte per output for windows of up to 255 elements, |
+//! | | else 2 or 4 bytes (on wgpu and CUDA always 4, and per tensor 4 more bytes); on remote devices, Burn's index |
+//! | backward | every `dy` goes to the element that was the maximum, the winner of its window |
 //!
 //! Stock Burn keeps `x` and an index of 8 bytes per output (on Flex 4).
 use super::fixed_linear::{lift, lifted};
@@ -39,7 +39,7 @@ const X: usize = 0;
 pub struct MaxPool(MaxPoolOptions<2>);
 
 impl MaxPool {
-    /// Pools over two axes, also where there is only one.
+    /// Pools over two axes; a single axis counts as the second.
     fn pool<B: MaxPoolKernels>(&self, x: FloatTensor<B>) -> (FloatTensor<B>, B::Offsets) {
         let shape = x.shape();
         let (y, offsets) = B::max_pool2d_with_offsets(B::float_reshape(x, lift(&shape)), &self.0);
@@ -91,7 +91,7 @@ impl<B: MaxPoolKernels> Operation<B, 1> for MaxPool {
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
 pub struct Winners<Offsets> {
-    /// Where the maximum of every window is.
+    /// The position of the maximum of every window.
     offsets: Offsets,
     options: MaxPoolOptions<2>,
 }
@@ -101,7 +101,7 @@ pub trait MaxPoolKernels: Placeholders {
     /// The position of the winner in its window, for every output.
     type Offsets: Saved;
 
-    /// Max pooling of `[batch, channels, height, width]`, and where each maximum is. No window may be larger than the padded
+    /// Max pooling of `[batch, channels, height, width]`, and the position of every maximum. No window may be larger than the padded
     /// input.
     fn max_pool2d_with_offsets(
         x: FloatTensor<Self>,

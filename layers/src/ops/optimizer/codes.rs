@@ -1,17 +1,18 @@
-//! Numbers of 8 bits.
+//! Codes of 8 bits, and the numbers that they stand for.
 //!
 //! The dynamic codes are those of bitsandbytes (`create_dynamic_map`; Dettmers, 8-Bit Approximations for Parallelism in Deep Learning,
-//! arXiv 1511.04561): 0, 1, and for each of seven powers of ten, from 1e-6 to 1, the middles of so many equal parts of `0.1..1` times
-//! the power: 1, 2, 4, .. 64 parts with a sign, 2, 4, .. 128 without. There is no -1. Codes are the places in the sorted list.
+//! arXiv 1511.04561). Their numbers are 0, 1, and for each of seven powers of ten, from 1e-6 to 1, the middles of equal parts of `0.1..1`
+//! times the power: 1, 2, 4, .. 64 parts for codes with a sign, 2, 4, .. 128 without. There is no -1. A code is an index into the sorted
+//! list of numbers. The linear codes stand for multiples of 1 / 127.
 use std::sync::LazyLock;
 
-/// How many codes there are.
+/// The number of codes.
 pub(super) const CODES: usize = 256;
 
 /// Powers of ten.
 pub(super) const DECADES: usize = 7;
 
-/// The code of 0 among those with a sign; also of the linear codes.
+/// The code of 0 among codes with a sign, and among linear codes.
 pub(super) const SIGNED_ZERO: u8 = 127;
 
 /// The numbers of dynamic codes, in order.
@@ -33,7 +34,7 @@ fn dynamic(is_signed: bool) -> Vec<f32> {
     numbers
 }
 
-/// Codes of one kind.
+/// The dynamic codes with or without a sign.
 pub(super) struct Codes {
     /// The number of every code.
     pub(super) numbers: [f32; CODES],
@@ -45,48 +46,49 @@ impl Codes {
         Self { numbers: dynamic(is_signed).try_into().expect("as many as there are codes"), is_signed }
     }
 
-    /// With a sign, for first moments.
+    /// The codes with a sign, for first moments.
     pub(super) fn signed() -> &'static Self {
         static SIGNED: LazyLock<Codes> = LazyLock::new(|| Codes::new(true));
         &SIGNED
     }
 
-    /// Without, for second moments.
+    /// The codes without a sign, for second moments.
     pub(super) fn unsigned() -> &'static Self {
         static UNSIGNED: LazyLock<Codes> = LazyLock::new(|| Codes::new(false));
         &UNSIGNED
     }
 
-    /// The numbers between which the nearest code changes, in order: one less than there are codes.
+    /// The numbers at which the nearest code changes, in order: one fewer than there are codes.
     pub(super) fn thresholds(&self) -> Vec<f32> {
         let middle = |pair: &[f32]| f64::midpoint(pair[0].into(), pair[1].into()) as f32;
         let mut thresholds: Vec<f32> = self.numbers.windows(2).map(middle).collect();
         if !self.is_signed {
-            thresholds[0] = 0.0; // what is positive stays so
+            thresholds[0] = 0.0; // positive numbers stay positive
         }
         thresholds
     }
 }
 
-/// The numbers of a power of ten, which are equally far from one another.
+/// The numbers of one power of ten, which are at equal distances.
 #[derive(Clone, Copy)]
 pub(super) struct Decade {
-    /// The first of them.
+    /// The first number.
     pub(super) begin: f32,
-    /// Over the distance of two.
+    /// The inverse of the distance.
     pub(super) scale: f32,
-    /// How many they are.
+    /// The count of the numbers.
     pub(super) parts: f32,
-    /// The distance of two over that from the last to the next decade, or to 1.
+    /// The distance divided by that from the last number to the next decade, or to 1.
     pub(super) beyond: f32,
 }
 
-/// The numbers of all magnitudes between 0 and 1. Each has a place among them: that of 0 is 0. Less the parts of the lowest decade, the
-/// place of the first number of a decade is one beyond its parts, and that of the last twice its parts.
+/// All decades between 0 and 1. The place of a number is its index in the sorted list of 0 and all their numbers, so that of 0 is 0. In a
+/// decade of `parts` numbers, the first has the place `parts + 1 - lowest` and the last `2 parts - lowest`, with `lowest` the parts of the
+/// lowest decade.
 pub(super) const SIGNED_DECADES: [Decade; DECADES] = decades(1);
 pub(super) const UNSIGNED_DECADES: [Decade; DECADES] = decades(2);
 
-/// With so many parts in the lowest.
+/// Decades of which the lowest has `lowest` parts.
 const fn decades(lowest: u32) -> [Decade; DECADES] {
     const POWERS: [f64; DECADES] = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0];
     let mut decades = [Decade { begin: 0.0, scale: 0.0, parts: 0.0, beyond: 0.0 }; DECADES];
@@ -98,7 +100,8 @@ const fn decades(lowest: u32) -> [Decade; DECADES] {
             begin: (POWERS[decade] * (0.1 + distance / 2.0)) as f32,
             scale: (1.0 / POWERS[decade] / distance) as f32,
             parts: parts as f32,
-            // Half a distance, and half of the next, of which five are as long as one; up to 1 only the first half.
+            // To the next decade it is half a distance plus half of the next decade's, which is five times as long. To 1 it is half a
+            // distance.
             beyond: if decade + 1 < DECADES { 1.0 / 3.0 } else { 2.0 },
         };
         decade += 1;
@@ -106,12 +109,12 @@ const fn decades(lowest: u32) -> [Decade; DECADES] {
     decades
 }
 
-/// Where the line through the numbers of a decade meets 0, in places, but for `1 / 2 - lowest`, over its parts: its first number is
-/// `parts / 9 + 1 / 2` distances from 0.
+/// In a decade the place is a linear function of the number. At 0 this function has the value `OFFSET parts + 1 / 2 - lowest`, because the
+/// first number is `parts / 9 + 1 / 2` distances from 0.
 pub(super) const OFFSET: f32 = 8.0 / 9.0;
 
-/// The place of a magnitude among all, from 0 for 0 to that of 1: between two numbers, between their places. Without branches, so that
-/// loops of it are compiled for vectors; a constant or a choice of two takes as long as a product there.
+/// The place of a magnitude, from 0 for 0 to that of 1. Between two numbers it is between their places. There are no branches, so loops
+/// over it are vectorized. In these, a constant or a choice between two takes as long as a product.
 #[inline(always)]
 fn place(magnitude: f32, decades: &[Decade; DECADES]) -> f32 {
     let Decade { begin: least, mut scale, parts: lowest, beyond: mut of_gap } = decades[0];
@@ -129,10 +132,10 @@ fn place(magnitude: f32, decades: &[Decade; DECADES]) -> f32 {
     if magnitude < least { magnitude * (1.0 / least) } else { place }
 }
 
-/// To the nearest, if this is added before the fraction is dropped; what is drawn from 0..1 in its place makes the mean right.
+/// Added before the fraction is dropped, it rounds to nearest. A random number from 0..1 in its place makes the mean right.
 pub(super) const NEAREST: f32 = 0.5;
 
-/// The code with a sign of the number that is nearest to `x`, whose magnitude is not above 1 but for rounding.
+/// The nearest code with a sign for `x`, whose magnitude is at most 1, up to rounding errors.
 #[inline(always)]
 pub(super) fn signed(x: f32) -> u8 {
     /// There is no -1.
@@ -143,7 +146,7 @@ pub(super) fn signed(x: f32) -> u8 {
     nearest(place.copysign(x), SIGNED_ZERO)
 }
 
-/// The code without a sign of `x`, which is not above 1 but for rounding, `up` added to its place; of 0 for nothing else.
+/// The code without a sign for `x`, which is at most 1, up to rounding errors. `up` is added to its place. Only 0 gets the code of 0.
 #[inline(always)]
 pub(super) fn unsigned(x: f32, up: f32) -> u8 {
     const MOST: f32 = (CODES - 1) as f32;
@@ -154,15 +157,15 @@ pub(super) fn unsigned(x: f32, up: f32) -> u8 {
     nearest(if x > 0.0 { place } else { 0.0 }, 0)
 }
 
-/// The integer nearest to `x`, from `zero` on, in 0..=255.
+/// The integer nearest to `x`, plus `zero`, in 0..=255.
 #[inline(always)]
 fn nearest(x: f32, zero: u8) -> u8 {
-    /// Adding it rounds, and puts the integer into the low bits.
+    /// Adding it rounds to an integer, and puts the integer into the low bits.
     const INTEGERS: f32 = (1 << 23) as f32;
     (x + (INTEGERS + f32::from(zero))).to_bits() as u8
 }
 
-/// The linear code nearest to `x` in `-1..=1`: multiples of 1 / 127.
+/// The nearest linear code for `x` in `-1..=1`.
 #[inline(always)]
 pub(super) fn linear(x: f32) -> u8 {
     nearest((x * 127.0).clamp(-127.0, 127.0), SIGNED_ZERO)
@@ -178,7 +181,7 @@ pub(super) fn of_linear(code: u8) -> f32 {
 mod tests {
     use super::*;
 
-    /// Entries as bitsandbytes has them.
+    /// Some entries of bitsandbytes' table.
     #[test]
     fn dynamic_codes_are_those_of_bitsandbytes() {
         let (signed, unsigned) = (&Codes::signed().numbers, &Codes::unsigned().numbers);
@@ -221,7 +224,7 @@ mod tests {
         if codes.is_signed { signed(x) } else { unsigned(x, NEAREST) }
     }
 
-    /// Between two numbers, the mean of the codes over what may be added is the number itself.
+    /// Over all numbers that may be added, the mean of the codes of a number is the number itself.
     #[test]
     fn what_is_added_makes_the_mean_right() {
         const DRAWS: usize = 1 << 12;
@@ -235,7 +238,7 @@ mod tests {
                 assert!((mean - f64::from(x)).abs() < 1e-3 * distance, "{x}: {mean}, {pair:?}");
             }
         }
-        // What is positive stays so, and nothing is above 1.
+        // A positive number stays positive, and no code is above 1.
         let most = 1.0 - f32::EPSILON / 2.0;
         assert_eq!([0.0, most].map(|up| unsigned(1e-20, up)), [1, 1]);
         assert_eq!([unsigned(1.000_000_1, most), unsigned(0.0, most)], [255, 0]);
@@ -259,7 +262,7 @@ mod tests {
                 let codes_of = if !codes.is_signed && x > 0.0 { 1..=255 } else { 0..=255 };
                 let best = codes_of.map(distance).fold(f64::INFINITY, f64::min);
                 let found = distance(rounded(codes, x));
-                // Between two numbers either may be found, as places are rounded themselves.
+                // Halfway between two numbers either may be found, since places are rounded, too.
                 assert!(found <= best * (1.0 + 1e-4) + 1e-14, "{x}: {found}, not {best}");
             }
             for (code, &number) in codes.numbers.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Of Burn's operations. Codes are four in a word, in rows of a block.
+//! Steps of optimizers, composed of Burn's operations. A word holds four codes, and a row of a matrix is a block.
 use super::codes::{CODES, Codes, SIGNED_ZERO};
 use super::{AdamWStep, BLOCK, CODES_OF_WORD, LARGEST_GRADIENT, is_rounded};
 use crate::backend::{wide, widen};
@@ -8,7 +8,7 @@ use burn::backend::{
 };
 use burn::tensor::{DType, FloatDType, IntDType, Shape, TensorData};
 
-/// Panics where a weight would have to be rounded at random: that is not made of Burn's operations.
+/// Panics if a weight would have to be rounded stochastically, which cannot be composed of Burn's operations.
 pub(super) fn refuse_random(dtype: DType, seed: Option<u32>) {
     assert!(
         seed.is_none() || !is_rounded(dtype),
@@ -32,7 +32,7 @@ pub(super) fn moments<B: Backend>(
     [mean(first, step.beta_1, gradient), mean(second, step.beta_2, square)]
 }
 
-/// See [`LARGEST_GRADIENT`]; what is not finite stays.
+/// The gradient, clamped to [`LARGEST_GRADIENT`]. Elements that are not finite stay as they are.
 pub(super) fn at_most_largest<B: Backend>(gradient: FloatTensor<B>) -> FloatTensor<B> {
     let bools = get_or_init_device_settings::<B>(&gradient.device()).bool_dtype;
     [LARGEST_GRADIENT, -LARGEST_GRADIENT].into_iter().fold(gradient, |gradient, limit| {
@@ -75,7 +75,7 @@ pub(super) fn adamw<B: Backend>(
     B::float_cast(weight, dtype.into())
 }
 
-/// Rows of a block, the last one filled up with zeros.
+/// A matrix with a row per block; the last row is filled up with zeros.
 pub(super) fn blocks<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let elements = x.shape().num_elements();
     let blocks = elements.div_ceil(BLOCK);
@@ -89,7 +89,7 @@ pub(super) fn blocks<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_reshape(x, Shape::new([blocks, BLOCK]))
 }
 
-/// Codes of words, as numbers of the type in which the backend counts.
+/// The codes in words, as integers of the backend's dtype.
 fn unpacked<B: Backend>(words: IntTensor<B>) -> IntTensor<B> {
     let count = words.shape().num_elements();
     let words = B::int_reshape(words, Shape::new([count, 1]));
@@ -101,7 +101,7 @@ fn unpacked<B: Backend>(words: IntTensor<B>) -> IntTensor<B> {
     B::int_reshape(bytes, Shape::new([count * CODES_OF_WORD]))
 }
 
-/// Words of codes.
+/// The words of codes.
 fn packed<B: Backend>(codes: IntTensor<B>) -> IntTensor<B> {
     let count = codes.shape().num_elements() / CODES_OF_WORD;
     let codes = B::int_reshape(codes, Shape::new([count, CODES_OF_WORD]));
@@ -113,14 +113,14 @@ fn packed<B: Backend>(codes: IntTensor<B>) -> IntTensor<B> {
     B::int_reshape(words, Shape::new([count]))
 }
 
-/// Numbers in rows of a block, times its scale.
+/// Numbers in a row per block, times the scales of their blocks.
 fn scaled<B: Backend>(numbers: FloatTensor<B>, scales: FloatTensor<B>) -> FloatTensor<B> {
     let blocks = scales.shape().num_elements();
     let numbers = B::float_reshape(numbers, Shape::new([blocks, BLOCK]));
     B::float_mul(numbers, B::float_reshape(scales, Shape::new([blocks, 1])))
 }
 
-/// Numbers of dynamic codes.
+/// The numbers of dynamic codes.
 pub(super) fn decoded<B: Backend>(
     words: IntTensor<B>,
     scales: FloatTensor<B>,
@@ -131,31 +131,31 @@ pub(super) fn decoded<B: Backend>(
     scaled::<B>(B::float_select(numbers, 0, unpacked::<B>(words)), scales)
 }
 
-/// Numbers of linear codes.
+/// The numbers of linear codes.
 pub(super) fn decoded_linear<B: Backend>(words: IntTensor<B>, scales: FloatTensor<B>) -> FloatTensor<B> {
     let codes = B::int_into_float(unpacked::<B>(words), FloatDType::F32);
     let numbers = B::float_sub_scalar(codes, f32::from(SIGNED_ZERO).into());
     scaled::<B>(B::float_div_scalar(numbers, 127f32.into()), scales)
 }
 
-/// The scales of rows, and the rows over them.
+/// The scales of rows, and the rows divided by them.
 fn unscaled<B: Backend>(rows: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
     let scales = B::float_max_dim(B::float_abs(rows.clone()), 1);
-    // What is not finite spoils its block.
+    // An element that is not finite makes the scale NaN.
     let scales = B::float_add(scales, B::float_sum_dim(B::float_mul_scalar(rows.clone(), 0f32.into()), 1));
     let inverse = B::float_recip(B::float_clamp_min(scales.clone(), f32::MIN_POSITIVE.into()));
     let blocks = scales.shape().num_elements();
     (B::float_reshape(scales, Shape::new([blocks])), B::float_mul(rows, inverse))
 }
 
-/// Dynamic codes of rows of a block, and their scales.
+/// The dynamic codes of blocks in a row each, and their scales.
 pub(super) fn encoded<B: Backend>(rows: FloatTensor<B>, codes: &Codes) -> (IntTensor<B>, FloatTensor<B>) {
     let device = rows.device();
     let bools = get_or_init_device_settings::<B>(&device).bool_dtype;
     let (scales, x) = unscaled::<B>(rows);
     let elements = x.shape().num_elements();
     let x = B::float_reshape(x, Shape::new([elements]));
-    // In front of the first code nothing is a threshold.
+    // The first code has no threshold below it.
     let thresholds = [vec![f32::NEG_INFINITY], codes.thresholds()].concat();
     let thresholds = B::float_from_data(TensorData::new(thresholds, [CODES]), &device);
     let mut found = B::int_zeros(Shape::new([elements]), &device, IntDType::I32);
@@ -167,7 +167,7 @@ pub(super) fn encoded<B: Backend>(rows: FloatTensor<B>, codes: &Codes) -> (IntTe
     (packed::<B>(found), scales)
 }
 
-/// Linear codes of rows of a block, and their scales.
+/// The linear codes of blocks in a row each, and their scales.
 pub(super) fn encoded_linear<B: Backend>(rows: FloatTensor<B>) -> (IntTensor<B>, FloatTensor<B>) {
     let (scales, x) = unscaled::<B>(rows);
     let elements = x.shape().num_elements();

@@ -1,8 +1,8 @@
-//! Loops on slices, in place, a block at a time.
+//! The kernels on a CPU: loops on slices, in place, a block at a time.
 use super::codes::{self, Codes, linear, of_linear};
 use super::{
-    AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, Descent, Factors, LARGEST_GRADIENT, MomentumStep,
-    MomentumTensors, OptimizerKernels,
+    AdamW8bitTensors, AdamWStep, AdamWTensors, BLOCK, Descent, LARGEST_GRADIENT, MomentumStep,
+    MomentumTensors, OptimizerKernels, StepFactors,
 };
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
@@ -16,30 +16,30 @@ use burn::backend::{
 };
 use burn::tensor::{DType, bf16, f16};
 
-/// Blocks that a task takes.
+/// Blocks per task.
 const BLOCKS: usize = 32;
-/// Elements that a task takes.
+/// Elements per task.
 const TASK: usize = BLOCKS * BLOCK;
-/// What a step takes beside reading an element, or more of them.
+/// The time of a step of an element, in units of the time to read one.
 const WORK: usize = 8;
 
-/// A type of weights.
-trait Weight: CpuElement {
+/// The type of a weight's elements.
+trait WeightElement: CpuElement {
     /// In f32.
     fn single(self) -> f32;
-    /// `keep self - change`, rounded; `up`: 32 random bits, or half of what is dropped.
+    /// `keep self - change`, rounded as `up` says if this is half precision.
     fn moved(self, keep: f64, change: f32, up: Up) -> Self;
 }
 
-/// How a weight in half precision is rounded.
+/// The rounding of a weight in half precision.
 #[derive(Clone, Copy)]
 enum Up {
     Nearest,
-    /// Up with the probability that the mean is right, by these bits.
+    /// Stochastic rounding, with these random bits.
     Random(u32),
 }
 
-impl Weight for f32 {
+impl WeightElement for f32 {
     #[inline(always)]
     fn single(self) -> f32 {
         self
@@ -50,7 +50,7 @@ impl Weight for f32 {
     }
 }
 
-impl Weight for f64 {
+impl WeightElement for f64 {
     #[inline(always)]
     fn single(self) -> f32 {
         self as f32
@@ -61,7 +61,7 @@ impl Weight for f64 {
     }
 }
 
-impl Weight for bf16 {
+impl WeightElement for bf16 {
     #[inline(always)]
     fn single(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
@@ -77,14 +77,14 @@ impl Weight for bf16 {
     }
 }
 
-impl Weight for f16 {
+impl WeightElement for f16 {
     #[inline(always)]
     fn single(self) -> f32 {
         self.to_f32()
     }
     #[inline(always)]
     fn moved(self, keep: f64, change: f32, up: Up) -> Self {
-        /// The distance of subnormal numbers, 2^-24; above 2^-14 there are 13 bits less than in an f32.
+        /// The inverse of the distance between subnormal numbers, 2^-24. From 2^-14 on, there are 13 bits fewer than in an f32.
         const STEPS: f32 = (1 << 24) as f32;
         let x = self.single() * keep as f32 - change;
         match up {
@@ -92,7 +92,7 @@ impl Weight for f16 {
                 true => {
                     let steps = x * STEPS;
                     let down = steps.floor();
-                    let up = unit(bits) < steps - down; // both exact, as their sum with `down` need not be
+                    let up = unit(bits) < steps - down; // exact on both sides, unlike their sum with `down`
                     (if up { down + 1.0 } else { down }) / STEPS
                 }
                 false => f32::from_bits(x.to_bits().wrapping_add(bits >> 19) & !0x1FFF),
@@ -102,13 +102,13 @@ impl Weight for f16 {
     }
 }
 
-/// In 0..1.
+/// A number in 0..1.
 #[inline(always)]
 fn unit(bits: u32) -> f32 {
     (bits >> 8) as f32 * (1.0 / (1 << 24) as f32)
 }
 
-/// Bits for every position.
+/// The random bits of every position, given a seed.
 #[derive(Clone, Copy)]
 struct Noise(Option<u32>);
 
@@ -121,7 +121,7 @@ impl Noise {
         }
     }
 
-    /// What is added to the place of a code.
+    /// The number that is added to the place of a code.
     #[inline(always)]
     fn unit(self, position: usize) -> f32 {
         match self.0 {
@@ -131,20 +131,20 @@ impl Noise {
     }
 }
 
-/// The elements of some blocks: the gradient, which the weight goes down by, from a position on.
-struct Part<'a, E> {
+/// The gradient and the weight of some blocks, from position `start` on.
+struct WeightPart<'a, E> {
     gradient: &'a [E],
     weight: &'a mut [E],
     start: usize,
 }
 
-/// Cuts as many elements as a task takes.
-fn parts<'a, E>(gradient: &'a [E], weight: &'a mut [E]) -> impl Iterator<Item = Part<'a, E>> {
+/// The parts of tasks.
+fn parts<'a, E>(gradient: &'a [E], weight: &'a mut [E]) -> impl Iterator<Item = WeightPart<'a, E>> {
     let parts = gradient.chunks(TASK).zip(weight.chunks_mut(TASK)).enumerate();
-    parts.map(|(part, (gradient, weight))| Part { gradient, weight, start: part * TASK })
+    parts.map(|(part, (gradient, weight))| WeightPart { gradient, weight, start: part * TASK })
 }
 
-/// Codes and scales of some blocks.
+/// The codes and scales of some blocks.
 struct CodedPart<'a> {
     codes: &'a mut [u8],
     scales: &'a mut [f32],
@@ -155,18 +155,18 @@ fn coded_parts<'a>(codes: &'a mut [u8], scales: &'a mut [f32]) -> impl Iterator<
     parts.map(|(codes, scales)| CodedPart { codes, scales })
 }
 
-/// What a step of AdamW computes with, for every element.
+/// The numbers that a step of AdamW needs for every element.
 #[derive(Clone, Copy)]
 struct AdamW {
     beta_1: f32,
     beta_2: f32,
     epsilon: f32,
-    factors: Factors,
+    factors: StepFactors,
     cautious: bool,
     noise: Noise,
-    /// Of the second moment.
+    /// The random bits of codes of the second moment.
     of_codes: Noise,
-    /// See [`LARGEST_GRADIENT`].
+    /// The largest magnitude of a gradient.
     largest: f32,
 }
 
@@ -177,9 +177,9 @@ impl AdamW {
         Self { beta_1, beta_2, epsilon, factors: step.factors(), cautious, noise, of_codes, largest }
     }
 
-    /// Changes moments and weights of one block, or of what is there of it; from a position on.
+    /// Changes the moments and weights of one block, or of the part of it that exists, from position `start` on.
     #[inline(always)]
-    fn block<E: Weight>(
+    fn block<E: WeightElement>(
         self,
         gradient: &[E],
         weight: &mut [E],
@@ -205,35 +205,35 @@ impl AdamW {
 
 /// A task of AdamW with moments in f32.
 struct AdamWJob<'a, E> {
-    part: Part<'a, E>,
+    part: WeightPart<'a, E>,
     moments: [&'a mut [f32]; 2],
     step: AdamW,
 }
 
-impl<E: Weight> Job for AdamWJob<'_, E> {
+impl<E: WeightElement> Job for AdamWJob<'_, E> {
     type Result = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { part: Part { gradient, weight, start }, moments, step } = self;
+        let Self { part: WeightPart { gradient, weight, start }, moments, step } = self;
         step.block(gradient, weight, moments, start);
     }
 }
 
 /// A task of AdamW with moments in codes.
 struct AdamW8bitJob<'a, E> {
-    part: Part<'a, E>,
+    part: WeightPart<'a, E>,
     first: CodedPart<'a>,
     second: CodedPart<'a>,
     step: AdamW,
 }
 
-impl<E: Weight> Job for AdamW8bitJob<'_, E> {
+impl<E: WeightElement> Job for AdamW8bitJob<'_, E> {
     type Result = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { part: Part { gradient, weight, start }, first, second, step } = self;
+        let Self { part: WeightPart { gradient, weight, start }, first, second, step } = self;
         let [signed, unsigned] = [Codes::signed(), Codes::unsigned()];
         let blocks = gradient.chunks(BLOCK).zip(weight.chunks_mut(BLOCK));
         let firsts = first.codes.chunks_exact_mut(BLOCK).zip(first.scales);
@@ -245,7 +245,7 @@ impl<E: Weight> Job for AdamW8bitJob<'_, E> {
             first.decode(m, |code| signed.numbers[usize::from(code)]);
             second.decode(v, |code| unsigned.numbers[usize::from(code)]);
             let len = gradient.len();
-            // What is beyond the last element stays 0.
+            // Codes beyond the last element stay those of 0.
             step.block(gradient, weight, [&mut m[..len], &mut v[..len]], start + block * BLOCK);
             first.encode(m, |_, x| codes::signed(x));
             let (start, noise) = (start + block * BLOCK, step.of_codes);
@@ -254,7 +254,7 @@ impl<E: Weight> Job for AdamW8bitJob<'_, E> {
     }
 }
 
-/// A block in codes.
+/// The codes of one block.
 struct Coded<'a> {
     codes: &'a mut [u8],
     scale: &'a mut f32,
@@ -263,7 +263,7 @@ struct Coded<'a> {
 impl Coded<'_> {
     #[inline(always)]
     fn decode(&self, x: &mut [f32; BLOCK], number: impl Fn(u8) -> f32) {
-        // In two loops: the first cannot be compiled for vectors.
+        // In two loops, since the first is not vectorized.
         for (x, &code) in x.iter_mut().zip(&*self.codes) {
             *x = number(code);
         }
@@ -274,10 +274,10 @@ impl Coded<'_> {
 
     #[inline(always)]
     fn encode(self, x: &[f32; BLOCK], code: impl Fn(usize, f32) -> u8) {
-        // Compared as integers, what is not a number is larger than all numbers.
+        // Compared as integers, a NaN is larger than all numbers.
         let largest = x.iter().fold(0, |largest: u32, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
         let scale = f32::from_bits(largest);
-        // Below, its inverse would be infinite; what is infinite spoils its block.
+        // The inverse of a smaller scale would be infinite. An element that is not finite makes its block NaN.
         let scale = if scale < f32::MIN_POSITIVE { 0.0 } else { scale };
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         *self.scale = if scale.is_finite() { scale } else { f32::NAN };
@@ -289,7 +289,7 @@ impl Coded<'_> {
 
 /// A task of momentum.
 struct MomentumJob<'a> {
-    /// The gradient, then the direction.
+    /// Holds the gradient at first, then the direction.
     direction: &'a mut [f32],
     momentum: CodedPart<'a>,
     step: MomentumStep,
@@ -326,7 +326,7 @@ struct DescentJob<'a, E> {
     start: usize,
 }
 
-impl<E: Weight> Job for DescentJob<'_, E> {
+impl<E: WeightElement> Job for DescentJob<'_, E> {
     type Result = ();
 
     #[inline(always)]

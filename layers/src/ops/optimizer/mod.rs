@@ -1,4 +1,4 @@
-//! Steps of optimizers, in place: a weight, its gradient, and moments of 8 bits or of f32.
+//! Steps of optimizers, which change a weight and its moments in place. The moments are codes of 8 bits, or f32.
 //!
 //! | | computes, `t` the number of the step |
 //! | --- | --- |
@@ -7,15 +7,16 @@
 //! | [`memsave_momentum_8bit`](OptimizerOps::memsave_momentum_8bit) | `v = momentum v + (1 - dampening) g`, in linear codes, and `v`, or with Nesterov's momentum `g + momentum v` |
 //! | [`memsave_descend`](OptimizerOps::memsave_descend) | `w = keep w - lr u` |
 //!
-//! Codes stand for numbers times the largest magnitude in their block of 256 elements, one after the other in row-major order. What is
-//! computed with in a step are the moments before they are rounded. Moments are f32 while they are computed with, also of f64 weights.
-//! A positive second moment is not rounded to 0, but where all of its block are below 1.2e-38: its root is divided by. What is not a number
-//! spoils its block.
+//! A code stands for a number times the largest magnitude in its block. A block is 256 consecutive elements in row-major order. Moments are
+//! f32 in a step, also for f64 weights, and a step computes with moments that are not yet rounded to codes. A positive second moment is not
+//! rounded to 0, since its root is a divisor, unless all moments of its block are below 1.2e-38. An element that is not finite makes its
+//! whole block NaN.
 //!
-//! Weights in half precision are computed in f32. They and the codes of second moments are rounded to nearest or, with a seed, up or down
-//! at random so that the mean is right, which way depends on the seed and the position only; codes below the least, 3e-7 of the largest in
-//! the block, up. To nearest, a second moment would never fall beside a constant largest: with `b2` = 0.999 a step lowers it by at most a
-//! thousandth, and codes are 0.35 % or more apart. Operations of Burn's round codes to nearest.
+//! Steps of weights in half precision are computed in f32. With a seed, these weights and the codes of second moments are rounded
+//! stochastically: up or down at random, such that the mean is right. The direction depends only on the seed and the position. Numbers
+//! below the least code, 3e-7 of the largest in the block, are rounded up. Without a seed, everything is rounded to nearest. A second
+//! moment could then never fall while the largest of its block stays the same: with `b2` = 0.999 a step lowers it by at most a thousandth,
+//! but codes are at least 0.35 % apart. The composition of Burn's operations always rounds codes to nearest.
 use crate::backend::{composing_backends, plain_backends, wide, widen};
 use crate::burn_next::routed;
 use burn::backend::{
@@ -32,83 +33,84 @@ mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 
-/// Elements that have a scale.
+/// Elements that share a scale.
 pub const BLOCK: usize = 256;
 
-/// What a finite gradient counts as at most where moments are codes, about 2^63. The square of a larger one may be more than a number can be,
-/// and would spoil its block; and the inverse of a scale beyond 2^126 is none on devices that know no subnormal numbers.
+/// The bound to which finite gradients are clamped if moments are codes, about 2^63. The square of a larger gradient may be infinite, which
+/// would make its block NaN; and on devices without subnormal numbers, a scale beyond 2^126 has no inverse.
 pub const LARGEST_GRADIENT: f32 = (1u64 << 63) as f32;
 
-/// Codes of 8 bits in a word, where a device has no bytes.
+/// Codes of 8 bits per word, on devices that have no bytes.
 pub const CODES_OF_WORD: usize = 4;
 
-/// What AdamW computes with in a step.
+/// The options of one step of AdamW.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamWStep {
     /// The learning rate.
     pub lr: f64,
-    /// Of the first moment.
+    /// The decay rate of the first moment.
     pub beta_1: f32,
-    /// Of the second moment.
+    /// The decay rate of the second moment.
     pub beta_2: f32,
-    /// Keeps the quotient finite.
+    /// Added to the root, so that the quotient stays finite.
     pub epsilon: f32,
-    /// Decay of the weight, per unit of the learning rate.
+    /// The decay of the weight, per unit of the learning rate.
     pub weight_decay: f64,
     /// Whether a weight decays only where it and the first moment have the same sign.
     pub cautious: bool,
     /// The number of the step, from 1 on.
     pub time: u32,
-    /// Rounds at random: a weight in half precision, and codes of the second moment.
+    /// Rounds stochastically: a weight in half precision, and codes of the second moment.
     pub seed: Option<u32>,
 }
 
 /// The factors of a step.
 #[derive(Clone, Copy)]
-struct Factors {
+struct StepFactors {
+    /// The factor of the weight.
     keep: f64,
-    /// Of the first moment.
+    /// The factor of the first moment.
     rate: f32,
-    /// Of the root of the second moment.
+    /// The factor of the root of the second moment.
     root: f32,
 }
 
 impl AdamWStep {
-    fn factors(&self) -> Factors {
+    fn factors(&self) -> StepFactors {
         let power = |beta: f32| 1.0 - f64::from(beta).powi(i32::try_from(self.time).unwrap_or(i32::MAX));
-        Factors {
+        StepFactors {
             keep: 1.0 - self.lr * self.weight_decay,
             rate: (self.lr / power(self.beta_1)) as f32,
             root: power(self.beta_2).sqrt().recip() as f32,
         }
     }
 
-    /// Another seed, so that codes do not go up at the positions where weights do.
+    /// Another seed than that of weights, so that codes are not rounded up at the same positions.
     #[cfg(any(feature = "flex", feature = "ndarray", feature = "wgpu", feature = "cuda"))]
     fn seed_of_codes(&self) -> Option<u32> {
         self.seed.map(|seed| !seed)
     }
 }
 
-/// What momentum is made of.
+/// The options of one step of momentum.
 #[derive(Clone, Copy, Debug)]
 pub struct MomentumStep {
-    /// Of the momentum before.
+    /// The factor of the previous momentum.
     pub momentum: f32,
-    /// Of the gradient.
+    /// The factor of the gradient.
     pub gradient: f32,
-    /// Whether the result is Nesterov's.
+    /// Whether the direction is Nesterov's.
     pub nesterov: bool,
 }
 
-/// How a weight goes down.
+/// The options of one step of descent.
 #[derive(Clone, Copy, Debug)]
 pub struct Descent {
     /// The factor of the weight.
     pub keep: f64,
-    /// The factor of what is subtracted.
+    /// The learning rate, the factor of the direction.
     pub lr: f64,
-    /// Rounds a weight in half precision at random.
+    /// Rounds a weight in half precision stochastically.
     pub seed: Option<u32>,
 }
 
@@ -123,8 +125,8 @@ pub struct AdamWTensors<B: Backend> {
     pub second: FloatTensor<B>,
 }
 
-/// A weight and its moments in codes: of whole blocks, in u8 where tensors are in the memory of the host, else four in a word; and
-/// the scale of every block, in f32.
+/// A weight, the codes of its moments, and the scale of every block in f32. The codes are those of whole blocks, in u8 if tensors are in
+/// the memory of the host, else four per word.
 #[derive(ExtensionType)]
 pub struct AdamW8bitTensors<B: Backend> {
     /// The weight.
@@ -139,10 +141,10 @@ pub struct AdamW8bitTensors<B: Backend> {
     pub second_scales: FloatTensor<B>,
 }
 
-/// What momentum makes of a gradient, in f32, and the momentum in codes.
+/// The result of a step of momentum: the direction in f32, and the momentum in codes.
 #[derive(ExtensionType)]
 pub struct MomentumTensors<B: Backend> {
-    /// Of the gradient and the momentum.
+    /// The direction in which the weight descends.
     pub direction: FloatTensor<B>,
     /// Codes of the momentum.
     pub codes: IntTensor<B>,
@@ -176,7 +178,7 @@ routed! {
             step: MomentumStep,
         ) -> MomentumTensors<Self>;
 
-        /// Subtracts what is in f32 from a weight.
+        /// Subtracts a direction in f32 from a weight.
         fn memsave_descend(
             weight: FloatTensor<Self>,
             direction: FloatTensor<Self>,
@@ -299,7 +301,7 @@ pub trait OptimizerKernels: Backend {
 }
 composing_backends!(OptimizerKernels);
 
-/// Whether numbers of this type are rounded when a weight is written.
+/// Whether a weight of this dtype is rounded when it is written.
 pub fn is_rounded(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
@@ -344,7 +346,7 @@ mod tests {
         Flex::int_zeros(Shape::new([len]), &FlexDevice, dtype)
     }
 
-    /// Codes of both differ where a number is as near to one as to the next, and in a second step by what came of that.
+    /// Codes of both may differ by one where a number is halfway between two, and by more in a second step that follows from that.
     fn assert_near(what: &str, is_first: bool, composed: IntTensor<Flex>, cpu: IntTensor<Flex>) {
         let (composed, cpu) = (bytes(composed), bytes(cpu));
         assert_eq!(composed.len(), cpu.len());

@@ -1,9 +1,10 @@
-//! Fused loops: every element is read once.
+//! The kernels on a CPU: fused loops that read every element once.
 use super::{PiecewiseLinear, PiecewiseLinearKernels, by_burn};
 use crate::backend::cpu::{
     BitMask, CpuBackend, CpuElement,
-    bit_mask::{BITS, TASK, TOGETHER, of_blocks, pack, pack_all},
+    bit_mask::{BITS, PACKED_AT_ONCE, TASK, pack, pack_all, packs},
     elementwise::{nothing, stored},
+    in_place::in_place_or_new,
     parallel::{self, Job, Work},
     with_element,
 };
@@ -17,47 +18,31 @@ impl<B: CpuBackend> PiecewiseLinearKernels for B {
         if f.is_a_pass_in_burn() {
             return by_burn::<B>(x, f);
         }
-        let mut x = B::contiguous(x);
-        with_element!(x.dtype(), "piecewise_linear", E => {
-            if x.can_mut() {
-                f.with(ValuesInPlace(B::as_slice_mut::<E>(&mut x)));
-                x
-            } else {
-                B::from_vec(f.with(Values(B::as_slice::<E>(&x))), x.shape())
-            }
-        })
+        let x = B::contiguous(x);
+        with_element!(x.dtype(), "piecewise_linear", E => f.with::<E, _>(Values::<B>(x)))
     }
 
     fn piecewise_linear_with_mask(x: FloatTensor<B>, f: PiecewiseLinear) -> (FloatTensor<B>, BitMask) {
-        let mut x = B::contiguous(x);
-        with_element!(x.dtype(), "piecewise_linear", E => {
-            if x.can_mut() {
-                let words = f.with(ApplyInPlace(B::as_slice_mut::<E>(&mut x)));
-                (x, BitMask::from_words(words))
-            } else {
-                let (y, words) = f.with(Apply(B::as_slice::<E>(&x)));
-                (B::from_vec(y, x.shape()), BitMask::from_words(words))
-            }
-        })
+        let x = B::contiguous(x);
+        with_element!(x.dtype(), "piecewise_linear", E => f.with::<E, _>(ValuesAndBits::<B>(x)))
     }
 
     fn piecewise_mask(x: FloatTensor<B>, f: PiecewiseLinear) -> BitMask {
         let x = B::contiguous(x);
-        let words = with_element!(x.dtype(), "piecewise_linear", E => f.with(Bits(B::as_slice::<E>(&x))));
-        BitMask::from_words(words)
+        with_element!(x.dtype(), "piecewise_linear", E => f.with(Bits(B::as_slice::<E>(&x))))
     }
 }
 
 impl PiecewiseLinear {
-    /// Calls the visitor with the function in the arithmetic of `T`: `x -> (value, bit)`. One call per variant, so that each
-    /// gets a loop of its own.
+    /// Calls the visitor with the function `x -> (value, bit)`, in the arithmetic of `T`. Every variant has its own call, and so its own
+    /// loop.
     #[inline(always)]
     fn with<T: CpuElement, R>(self, visitor: impl Visitor<T, R>) -> R {
         let zero = T::zero();
         let num = |v: f64| T::from(v).expect("every float type can be made from f64");
         match self {
             Self::Relu => visitor.visit(move |x| {
-                let off = x <= zero; // of a NaN not: it stays, and passes its gradient, as in Burn
+                let off = x <= zero; // false for a NaN, which stays and passes its gradient, as in Burn
                 (if off { zero } else { x }, !off)
             }),
             Self::LeakyRelu { negative_slope } => {
@@ -101,17 +86,11 @@ impl PiecewiseLinear {
                 })
             }
             Self::Shrink { lambda, bias } => {
-                let (lambda, bias) = (num(lambda), num(bias));
+                let (lambda, bias) = (num(lambda), num(bias).widen());
                 visitor.visit(move |x| {
-                    let off = x.abs() <= lambda;
-                    let shift = if x > zero {
-                        bias
-                    } else if x < zero {
-                        -bias
-                    } else {
-                        zero
-                    };
-                    (if off { zero } else { x - shift }, !off)
+                    let off = x.abs() <= lambda; // which includes 0
+                    let y = x.widen() - if x < zero { -bias } else { bias };
+                    (T::narrow(if off { T::Acc::zero() } else { y }), !off)
                 })
             }
             Self::Threshold { threshold, value } => {
@@ -124,69 +103,79 @@ impl PiecewiseLinear {
         }
     }
 }
+
 /// What to do with a function `x -> (value, bit)` whose type is known only inside.
 trait Visitor<T, R> {
     fn visit(self, f: impl Fn(T) -> (T, bool) + Copy + Send + Sync) -> R;
 }
 
-struct Values<'a, E>(&'a [E]);
+/// The values of the elements of a tensor.
+struct Values<B: CpuBackend>(FloatTensor<B>);
 
-impl<E: CpuElement> Visitor<E, Vec<E>> for Values<'_, E> {
-    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<E> {
-        // SAFETY: every element is written.
-        unsafe {
-            parallel::written(self.0.len(), TASK * BITS, Work::of_pass::<E>(self.0.len()), |task, y| {
-                let (x, nothing) = (&self.0[task * TASK * BITS..], nothing());
-                y.iter_mut().zip(x).for_each(|(y, &x)| _ = y.write(stored(f(x).0, nothing)));
-            })
-        }
+impl<B: CpuBackend, E: CpuElement> Visitor<E, FloatTensor<B>> for Values<B> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> FloatTensor<B> {
+        let (len, work) = (TASK * BITS, Work::of_pass::<E>(self.0.shape().num_elements()));
+        let change = |values: &mut [E]| {
+            parallel::chunks_mut(values, len, work, |_, values| {
+                let nothing = nothing();
+                values.iter_mut().for_each(|value| *value = stored(f(*value).0, nothing));
+            });
+        };
+        in_place_or_new::<B, E>(self.0, change, |x| {
+            // SAFETY: every element is written.
+            unsafe {
+                parallel::written(x.len(), len, work, |task, y| {
+                    let (x, nothing) = (&x[task * len..], nothing());
+                    y.iter_mut().zip(x).for_each(|(y, &x)| _ = y.write(stored(f(x).0, nothing)));
+                })
+            }
+        })
     }
 }
 
-struct ValuesInPlace<'a, E>(&'a mut [E]);
-
-impl<E: CpuElement> Visitor<E, ()> for ValuesInPlace<'_, E> {
-    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) {
-        let work = Work::of_pass::<E>(self.0.len());
-        parallel::chunks_mut(self.0, TASK * BITS, work, |_, values| replace_all(values, f));
-    }
-}
-
+/// The bits of elements.
 struct Bits<'a, E>(&'a [E]);
 
-impl<E: CpuElement> Visitor<E, Vec<u64>> for Bits<'_, E> {
-    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
+impl<E: CpuElement> Visitor<E, BitMask> for Bits<'_, E> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> BitMask {
         let mut words = vec![0; self.0.len().div_ceil(BITS)];
         parallel::chunks_mut(&mut words, TASK, Work::of_pass::<E>(self.0.len()), |task, words| {
             pack_all(&self.0[task * TASK * BITS..], |&value| f(value).1, words);
         });
-        words
+        BitMask::from_words(words)
     }
 }
 
-struct Apply<'a, E>(&'a [E]);
+/// The values of the elements of a tensor, and their bits.
+struct ValuesAndBits<B: CpuBackend>(FloatTensor<B>);
 
-impl<E: CpuElement> Visitor<E, (Vec<E>, Vec<u64>)> for Apply<'_, E> {
-    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> (Vec<E>, Vec<u64>) {
-        let mut words = vec![0; self.0.len().div_ceil(BITS)];
-        // SAFETY: `Written` writes every element.
-        let out = unsafe {
-            parallel::zip_written(
-                self.0.len(),
-                &mut words,
-                [TASK * BITS, TASK],
-                Work::of_pass::<E>(self.0.len()),
-                |task, y, words| {
-                    let x = &self.0[task * TASK * BITS..][..y.len()];
+impl<B: CpuBackend, E: CpuElement> Visitor<E, (FloatTensor<B>, BitMask)> for ValuesAndBits<B> {
+    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> (FloatTensor<B>, BitMask) {
+        let Self(mut x) = self;
+        let len = x.shape().num_elements();
+        let (mut words, work) = (vec![0; len.div_ceil(BITS)], Work::of_pass::<E>(len));
+        let y = if x.can_mut() {
+            let values = B::as_slice_mut::<E>(&mut x);
+            parallel::zip_chunks_mut(values, &mut words, [TASK * BITS, TASK], work, |_, values, words| {
+                parallel::vectorized(Replaced { values, words, f });
+            });
+            x
+        } else {
+            let values = B::as_slice::<E>(&x);
+            // SAFETY: `Written` writes every element.
+            let y = unsafe {
+                parallel::zip_written(len, &mut words, [TASK * BITS, TASK], work, |task, y, words| {
+                    let x = &values[task * TASK * BITS..][..y.len()];
                     parallel::vectorized(Written { x, y, words, f });
-                },
-            )
+                })
+            };
+            B::from_vec(y, x.shape())
         };
-        (out, words)
+        (y, BitMask::from_words(words))
     }
 }
 
-/// Writes `f` of values, and their bits. (To copy the values and replace them takes twice as long.)
+/// Writes `f` of values, and their bits. (Copying the values first and then replacing them would take twice as long.)
 struct Written<'a, E, F> {
     x: &'a [E],
     y: &'a mut [MaybeUninit<E>],
@@ -206,22 +195,9 @@ impl<E: CpuElement, F: Fn(E) -> (E, bool)> Job for Written<'_, E, F> {
             y.write(stored(value, nothing));
             bit
         };
-        for ((x, y), words) in x.chunks(TOGETHER).zip(y.chunks_mut(TOGETHER)).zip(of_blocks(words)) {
+        for ((x, y), words) in x.chunks(PACKED_AT_ONCE).zip(y.chunks_mut(PACKED_AT_ONCE)).zip(packs(words)) {
             pack(x.iter().zip(y), write, words);
         }
-    }
-}
-
-struct ApplyInPlace<'a, E>(&'a mut [E]);
-
-impl<E: CpuElement> Visitor<E, Vec<u64>> for ApplyInPlace<'_, E> {
-    fn visit(self, f: impl Fn(E) -> (E, bool) + Copy + Send + Sync) -> Vec<u64> {
-        let work = Work::of_pass::<E>(self.0.len());
-        let mut words = vec![0; self.0.len().div_ceil(BITS)];
-        parallel::zip_chunks_mut(self.0, &mut words, [TASK * BITS, TASK], work, |_, values, words| {
-            parallel::vectorized(Replaced { values, words, f });
-        });
-        words
     }
 }
 
@@ -244,15 +220,8 @@ impl<E: CpuElement, F: Fn(E) -> (E, bool)> Job for Replaced<'_, E, F> {
             *value = stored(y, nothing);
             bit
         };
-        for (values, words) in values.chunks_mut(TOGETHER).zip(of_blocks(words)) {
+        for (values, words) in values.chunks_mut(PACKED_AT_ONCE).zip(packs(words)) {
             pack(values.iter_mut(), replace, words);
         }
     }
-}
-
-/// Replaces values by `f` of them.
-#[inline(always)]
-fn replace_all<E: CpuElement>(values: &mut [E], f: impl Fn(E) -> (E, bool)) {
-    let nothing = nothing();
-    values.iter_mut().for_each(|value| *value = stored(f(*value).0, nothing));
 }

@@ -1,19 +1,18 @@
-//! Kernels for devices: one pass over `x` for the output and the bits, where the composition has ten.
+//! Kernels for devices: one pass over `x` for the output and the bits of the mask, where the composition has ten.
 //!
 //! | | fused | not fused |
 //! | --- | --- | --- |
-//! | without bits | Burn's, which joins what is around it | one kernel of ours |
-//! | ReLU with bits | Burn's, and a kernel for the bits of its output: after a norm and a sum that is a pass less | one kernel of ours |
-//! | others with bits | one kernel of ours | one kernel of ours |
+//! | without bits | Burn's kernel, fused with the operations around it | our kernel |
+//! | ReLU with bits | Burn's kernel, and one of ours for the bits of its output: after a norm and a sum, one pass less | our kernel |
+//! | others with bits | our kernel | our kernel |
 use super::{PiecewiseLinear, PiecewiseLinearKernels};
 use crate::backend::cube::{
-    CubeMask, GROUP, Output, TURNS, address_type, bit, empty_words, group_of_unit, join, types, units,
-    vector_size, words,
+    CubeMask, GROUP, Grid, Output, TURNS, bit, empty_words, group_of_unit, join, launch, vector_size, words,
 };
 #[cfg(feature = "fusion")]
 use burn::backend::ops::ActivationOps;
 use burn::backend::{
-    Backend, Cube, TensorMetadata, backend_extension,
+    Backend, Cube, backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
 use burn_cubecl::CubeBackend;
@@ -34,7 +33,7 @@ impl PiecewiseLinearKernels for Cube {
     fn piecewise_linear_with_mask(x: FloatTensor<Self>, f: PiecewiseLinear) -> (FloatTensor<Self>, CubeMask) {
         #[cfg(feature = "fusion")]
         if f == PiecewiseLinear::Relu {
-            // Joined with the norm and the sum before it; the bits of the output are those of the input.
+            // Fused with the norm and the sum before it. The bits of the output are those of the input.
             let y = Self::relu(x);
             let words = Self::cube_piecewise_words(y.clone(), f);
             return (y, CubeMask::of_words(words));
@@ -67,88 +66,48 @@ impl PiecewiseLinearCube for CubeBackend {
         x: FloatTensor<Self>,
         f: PiecewiseLinear,
     ) -> (FloatTensor<Self>, IntTensor<Self>) {
-        let packed = empty_words(&x);
         let y = Output::alike(&x, 0);
-        if let Some(Launch { units: (count, dim), dtypes, kind, parameters: [p, q] }) = launch(&x, f) {
-            let size = vector_size(&[&x, &y.tensor], GROUP);
-            let (client, at) = (x.client.clone(), address_type(&[&x]));
-            let (x, y, packed) = (x.into_linear_view(), y.view(), packed.clone().into_linear_view());
-            // SAFETY: the kernel compares every position with the shapes.
-            unsafe {
-                both_kernel::launch_unchecked(
-                    &client, count, dim, at, size, x, y, packed, p, q, kind, dtypes,
-                );
-            }
-        }
-        (y.tensor, packed)
+        let words = words_and_values(x, f, Some(&y));
+        (y.tensor, words)
     }
 
     fn cube_piecewise_words(x: FloatTensor<Self>, f: PiecewiseLinear) -> IntTensor<Self> {
-        let packed = empty_words(&x);
-        if let Some(Launch { units: (count, dim), dtypes, kind, parameters: [p, q] }) = launch(&x, f) {
-            let size = vector_size(&[&x], GROUP);
-            let (client, at) = (x.client.clone(), address_type(&[&x]));
-            let (x, packed) = (x.into_linear_view(), packed.clone().into_linear_view());
-            // SAFETY: the kernel compares every position with the shapes.
-            unsafe {
-                words_kernel::launch_unchecked(&client, count, dim, at, size, x, packed, p, q, kind, dtypes);
-            }
-        }
-        packed
+        words_and_values(x, f, None)
     }
 }
 
-/// `f(x)`.
+/// The words of the mask; `f(x)` is written to `y`.
+fn words_and_values(x: CubeTensor, f: PiecewiseLinear, y: Option<&Output>) -> CubeTensor {
+    let packed = empty_words(&x);
+    let tensors: Vec<&CubeTensor> = [&x].into_iter().chain(y.map(|y| &y.tensor)).collect();
+    let size = vector_size(&tensors, GROUP);
+    if let Some(grid) = Grid::of_units(words(x.meta.num_elements()), &[&x]) {
+        let (kind, [p, q]) = kind(f, &grid);
+        let (x, y, packed) = (x.into_linear_view(), y.map(Output::view), packed.clone().into_linear_view());
+        // SAFETY: the kernel compares every position with the shapes.
+        unsafe { launch!(words_kernel, grid, size, x, y.into(), packed, p, q, kind, grid.dtypes) };
+    }
+    packed
+}
+
+/// `f(x)`
 #[cfg(not(feature = "fusion"))]
 fn values(x: CubeTensor, f: PiecewiseLinear) -> CubeTensor {
-    let len = x.shape().num_elements();
     let y = Output::alike(&x, 0);
-    if len > 0 {
-        let size = vector_size(&[&x, &y.tensor], GROUP);
-        let (count, dim) = units(&x.client, len / size);
-        let dtypes = types(x.dtype);
-        let (kind, [p, q]) = kind(f, dtypes[1]);
-        let at = address_type(&[&x]);
-        let client = x.client.clone();
+    let size = vector_size(&[&x, &y.tensor], GROUP);
+    if let Some(grid) = Grid::of_units(x.meta.num_elements() / size, &[&x]) {
+        let (kind, [p, q]) = kind(f, &grid);
         // SAFETY: the kernel compares every position with the shapes.
         unsafe {
-            value_kernel::launch_unchecked(
-                &client,
-                count,
-                dim,
-                at,
-                size,
-                x.into_linear_view(),
-                y.view(),
-                p,
-                q,
-                kind,
-                dtypes,
-            );
+            launch!(value_kernel, grid, size, x.into_linear_view(), y.view(), p, q, kind, grid.dtypes);
         }
     }
     y.tensor
 }
 
-/// What the kernels with bits are launched with.
-struct Launch {
-    units: (CubeCount, CubeDim),
-    dtypes: [ElemType; 2],
-    kind: Kind,
-    parameters: [InputScalar; 2],
-}
-
-/// `None` for a tensor without elements.
-fn launch(x: &CubeTensor, f: PiecewiseLinear) -> Option<Launch> {
-    let words = words(x.shape().num_elements());
-    let dtypes = types(x.dtype);
-    let (kind, parameters) = kind(f, dtypes[1]);
-    (words > 0).then(|| Launch { units: units(&x.client, words), dtypes, kind, parameters })
-}
-
 /// The function without its numbers, for which a kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind {
+enum PieceKind {
     Relu,
     LeakyRelu,
     Clamp,
@@ -157,19 +116,20 @@ enum Kind {
     Threshold,
 }
 
-fn kind(f: PiecewiseLinear, dtype: ElemType) -> (Kind, [InputScalar; 2]) {
+/// The kind of a function and its two numbers.
+fn kind(f: PiecewiseLinear, grid: &Grid) -> (PieceKind, [InputScalar; 2]) {
     let (kind, parameters) = match f {
-        PiecewiseLinear::Relu => (Kind::Relu, [0.0; 2]),
-        PiecewiseLinear::LeakyRelu { negative_slope } => (Kind::LeakyRelu, [negative_slope, 0.0]),
-        PiecewiseLinear::Clamp { min, max } => (Kind::Clamp, [min, max]),
-        PiecewiseLinear::HardSigmoid { alpha, beta } => (Kind::HardSigmoid, [alpha, beta]),
-        PiecewiseLinear::Shrink { lambda, bias } => (Kind::Shrink, [lambda, bias]),
-        PiecewiseLinear::Threshold { threshold, value } => (Kind::Threshold, [threshold, value]),
+        PiecewiseLinear::Relu => (PieceKind::Relu, [0.0; 2]),
+        PiecewiseLinear::LeakyRelu { negative_slope } => (PieceKind::LeakyRelu, [negative_slope, 0.0]),
+        PiecewiseLinear::Clamp { min, max } => (PieceKind::Clamp, [min, max]),
+        PiecewiseLinear::HardSigmoid { alpha, beta } => (PieceKind::HardSigmoid, [alpha, beta]),
+        PiecewiseLinear::Shrink { lambda, bias } => (PieceKind::Shrink, [lambda, bias]),
+        PiecewiseLinear::Threshold { threshold, value } => (PieceKind::Threshold, [threshold, value]),
     };
-    (kind, parameters.map(|parameter| InputScalar::new(parameter, dtype)))
+    (kind, parameters.map(|parameter| grid.scalar(parameter)))
 }
 
-/// The values of the function, and the bit where it is set.
+/// The values of the function, and the bits of the mask.
 #[derive(CubeType)]
 struct Piece<W: Float, N: Size> {
     y: Vector<W, N>,
@@ -182,28 +142,28 @@ fn piece<W: Float, N: Size>(
     p: W,
     q: W,
     #[comptime] bit: u32,
-    #[comptime] kind: Kind,
+    #[comptime] kind: PieceKind,
 ) -> Piece<W, N> {
     let (p, q) = (Vector::<W, N>::new(p), Vector::<W, N>::new(q));
     let (zero, one) = (Vector::<W, N>::new(W::new(0.0)), Vector::<W, N>::new(W::new(1.0)));
     let (clear, set) = (Vector::<u32, N>::new(0), Vector::<u32, N>::new(bit));
     match comptime!(kind) {
-        Kind::Relu => {
+        PieceKind::Relu => {
             let off = x.less_equal(&zero);
             Piece::<W, N> { y: select_many(off, zero, x), set: select_many(off, clear, set) }
         }
-        Kind::LeakyRelu => {
+        PieceKind::LeakyRelu => {
             let off = x.less_than(&zero);
             Piece::<W, N> { y: select_many(off, x * p, x), set: select_many(off, clear, set) }
         }
-        Kind::Clamp => clamped::<W, N>(x, p, q, bit),
-        Kind::HardSigmoid => clamped::<W, N>(x * p + q, zero, one, bit),
-        Kind::Shrink => {
+        PieceKind::Clamp => clamped::<W, N>(x, p, q, bit),
+        PieceKind::HardSigmoid => clamped::<W, N>(x * p + q, zero, one, bit),
+        PieceKind::Shrink => {
             let off = x.abs().less_equal(&p);
             let shrunk = select_many(x.less_than(&zero), x + q, x - q);
             Piece::<W, N> { y: select_many(off, zero, shrunk), set: select_many(off, clear, set) }
         }
-        Kind::Threshold => {
+        PieceKind::Threshold => {
             let off = x.less_equal(&p);
             Piece::<W, N> { y: select_many(off, q, x), set: select_many(off, clear, set) }
         }
@@ -231,7 +191,7 @@ fn value_kernel<T: Float, W: Float, N: Size>(
     mut y: LinearViewMut<'_, Vector<T, N>>,
     p: InputScalar,
     q: InputScalar,
-    #[comptime] kind: Kind,
+    #[comptime] kind: PieceKind,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
     if !y.is_in_bounds(ABSOLUTE_POS) {
@@ -242,47 +202,15 @@ fn value_kernel<T: Float, W: Float, N: Size>(
     y.write(ABSOLUTE_POS, Vector::cast_from(piece.y));
 }
 
-#[cube(launch_unchecked, address_type = "dynamic")]
-fn both_kernel<T: Float, W: Float, N: Size>(
-    x: LinearView<'_, Vector<T, N>>,
-    mut y: LinearViewMut<'_, Vector<T, N>>,
-    mut packed: LinearViewMut<'_, u32>,
-    p: InputScalar,
-    q: InputScalar,
-    #[comptime] kind: Kind,
-    #[define(T, W)] _dtypes: [ElemType; 2],
-) {
-    if !packed.is_in_bounds(ABSOLUTE_POS) {
-        terminate!();
-    }
-    let mut lanes = Vector::<u32, N>::new(0);
-    let size = N::value().comptime();
-    let vectors = comptime!(GROUP / size);
-    #[unroll]
-    for turn in 0..TURNS {
-        let group = group_of_unit(ABSOLUTE_POS, turn);
-        #[unroll]
-        for part in 0..vectors {
-            let at = group * vectors + part;
-            if y.is_in_bounds(at) {
-                let x = Vector::<W, N>::cast_from(x.read(at));
-                let bit = comptime!(bit(turn, part, size));
-                let piece = piece::<W, N>(x, p.get::<W>(), q.get::<W>(), bit, kind);
-                y.write(at, Vector::cast_from(piece.y));
-                lanes |= piece.set;
-            }
-        }
-    }
-    packed.write(ABSOLUTE_POS, join::<N>(lanes));
-}
-
+/// The words of the mask, and the values if they are wanted.
 #[cube(launch_unchecked, address_type = "dynamic")]
 fn words_kernel<T: Float, W: Float, N: Size>(
     x: LinearView<'_, Vector<T, N>>,
+    mut y: ComptimeOption<LinearViewMut<'_, Vector<T, N>>>,
     mut packed: LinearViewMut<'_, u32>,
     p: InputScalar,
     q: InputScalar,
-    #[comptime] kind: Kind,
+    #[comptime] kind: PieceKind,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
     if !packed.is_in_bounds(ABSOLUTE_POS) {
@@ -301,6 +229,10 @@ fn words_kernel<T: Float, W: Float, N: Size>(
                 let x = Vector::<W, N>::cast_from(x.read(at));
                 let bit = comptime!(bit(turn, part, size));
                 let piece = piece::<W, N>(x, p.get::<W>(), q.get::<W>(), bit, kind);
+                #[comptime]
+                if let ComptimeOption::Some(y) = &mut y {
+                    y.write(at, Vector::cast_from(piece.y));
+                }
                 lanes |= piece.set;
             }
         }

@@ -1,15 +1,15 @@
-//! Piecewise linear activations: ReLU and its kin.
+//! Piecewise linear activations, such as ReLU.
 //!
 //! | | |
 //! | --- | --- |
 //! | computes | `y = f(x)`, `f` a [`PiecewiseLinear`] function |
-//! | keeps | 1 bit per element (which piece) if `x` is tracked, else nothing |
+//! | keeps | 1 bit per element (which slope) if `x` is tracked, else nothing |
 //! | backward | `dx = dy * slope[bit]` |
 //!
-//! Where `x` is kept by another step, or computed again, the output is offered for [recomputation](super::recompute).
+//! If `x` is kept by another step or recomputed, the output is offered for [recomputation](crate::graph).
 //!
-//! Stock Burn keeps `x` for ReLU, and booleans and intermediate tensors for the others. The gradient passes through an infinite
-//! `x`; a NaN is treated as in stock.
+//! Stock Burn keeps `x` for ReLU, and booleans and intermediate tensors for the other functions. The gradient passes through an infinite
+//! `x`. A NaN is treated as in stock Burn.
 use crate::backend::{Masks, composing_backends};
 use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{
@@ -52,14 +52,14 @@ pub enum PiecewiseLinear {
     Shrink {
         /// Half the width of the zero piece.
         lambda: f64,
-        /// By how much values outside of it move toward zero.
+        /// How far values outside of the zero piece move toward zero.
         bias: f64,
     },
     /// `x` if `x > threshold`, else `value`
     Threshold {
-        /// The end of the constant piece.
+        /// The upper end of the constant piece.
         threshold: f64,
-        /// The value up to there.
+        /// The value of the constant piece.
         value: f64,
     },
 }
@@ -74,7 +74,7 @@ impl PiecewiseLinear {
         }
     }
 
-    /// With the ends of the pieces as numbers of a dtype, which `x` is compared with: a bound is no place outside of itself.
+    /// With the ends of the pieces rounded to a dtype, that of `x`: an `x` equal to a bound must not count as beyond it.
     pub(super) fn with_ends_in(self, dtype: DType) -> Self {
         let end = |end: f64| match dtype {
             DType::F16 => f16::from_f64(end).to_f64(),
@@ -89,7 +89,7 @@ impl PiecewiseLinear {
         }
     }
 
-    /// Whether Burn's function is one pass, too, which leaves the elements in the order that they have in memory.
+    /// Whether Burn's function is also a single pass, which keeps the elements in the order that they have in memory.
     pub(crate) fn is_a_pass_in_burn(self) -> bool {
         matches!(self, Self::Relu | Self::LeakyRelu { .. } | Self::HardSigmoid { .. })
     }
@@ -109,7 +109,7 @@ extension! {
     pub trait PiecewiseLinearOps(PiecewiseLinearKernels) {
         /// `f(x)`, element by element; any shape.
         fn memsave_piecewise_linear(x: FloatTensor<Self>, f: PiecewiseLinear) -> FloatTensor<Self> {
-            // Where the device's strategy computes x again, stock keeps nothing at all for a ReLU, and a mask would be more.
+            // Where the checkpointing strategy of the device recomputes x, stock keeps nothing for a ReLU. A mask would be more.
             if f == PiecewiseLinear::Relu && Self::is_recomputed(&x) {
                 return <Self as ActivationOps<Self>>::relu(x);
             }
@@ -157,7 +157,7 @@ impl<B: PiecewiseLinearKernels> Operation<B, 1> for PiecewiseLinear {
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
 pub struct SavedMask<B: Masks> {
-    /// The bit that chooses the slope, per element.
+    /// Per element, the bit that selects the slope.
     mask: B::Mask,
     /// The slope where the bit is clear, and where it is set.
     slopes: [f64; 2],
@@ -190,7 +190,7 @@ pub trait PiecewiseLinearKernels: Masks {
         by_burn::<Self>(x, f)
     }
 
-    /// `f(x)` and, per element, the bit that chooses the slope of `f` there.
+    /// `f(x)` and, per element, the bit that selects the slope of `f` there.
     fn piecewise_linear_with_mask(
         x: FloatTensor<Self>,
         f: PiecewiseLinear,
@@ -199,7 +199,7 @@ pub trait PiecewiseLinearKernels: Masks {
         (Self::piecewise_linear(x, f), mask)
     }
 
-    /// The bit that chooses the slope of `f` at every element of `x`.
+    /// The bit that selects the slope of `f` at every element of `x`.
     fn piecewise_mask(x: FloatTensor<Self>, f: PiecewiseLinear) -> Self::Mask {
         let bools = get_or_init_device_settings::<Self>(&x.device()).bool_dtype;
         let below = |x: FloatTensor<Self>, v: f64| Self::float_lower_elem(x, v.into(), bools);

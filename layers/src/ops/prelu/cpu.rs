@@ -1,4 +1,4 @@
-//! Fused loops of the gradients.
+//! The gradients on a CPU, in fused loops.
 use super::PReluKernels;
 use crate::backend::cpu::{BitMask, CpuBackend, CpuElement, parallel, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -40,29 +40,19 @@ fn x_backward<E: CpuElement>(mask: &BitMask, alpha: &[E], dy: &mut [E], inner: u
     if let [alpha] = alpha {
         return mask.scale(dy, [alpha.into_f64(), 1.0]);
     }
-    let bits = mask.words();
-    let task = inner * parallel::items_per_task(dy.len() / inner, inner);
-    parallel::chunks_mut(dy, task, dy.len(), |index, dy| {
-        for (plane, dy) in dy.chunks_mut(inner).enumerate() {
-            let start = index * task + plane * inner;
-            let alpha = alpha[start / inner % alpha.len()].widen();
-            for (at, dy) in (start..).zip(dy) {
-                if bits[at / 64] >> (at % 64) & 1 == 0 {
-                    *dy = E::narrow(dy.widen() * alpha);
-                }
-            }
-        }
-    });
+    let slope = |channel: usize| alpha[channel].widen();
+    let scaled = |dy: E, alpha| E::narrow(dy.widen() * alpha);
+    mask.select_by_channel(dy, [alpha.len(), inner], slope, scaled, |dy, _| dy);
 }
 
 /// `sum(dy * min(x, 0))` per slope.
 fn alpha_backward<E: CpuElement>(x: &[E], dy: &[E], slopes: usize, inner: usize) -> Vec<E> {
-    // Parts of planes, so that one slope for everything is shared among the threads, too.
+    // Planes are cut into parts, so that the threads share the work even if there is only one slope.
     const PART: usize = 1 << 12;
     const SUMS: usize = 1 << 13;
     let planes = x.len() / inner;
     let parts = inner.div_ceil(PART);
-    // The sums of all jobs take 64 KiB, or a quarter of what x takes in f32, at most.
+    // The sums of all jobs take at most 64 KiB, or a quarter of the bytes of x in f32.
     let least = parallel::items_per_part(inner.min(PART), 2 * slopes);
     let least = least.min((planes * parts).div_ceil((SUMS / slopes.max(1)).max(1)));
     let size = parallel::items_per_job(planes * parts, x.len()).max(least);

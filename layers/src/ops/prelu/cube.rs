@@ -1,15 +1,14 @@
-//! Kernels for devices: the output in one pass, and the gradient of the input in one over that of the output.
+//! Kernels for devices: one pass for the output, and one over its gradient for the gradient of the input.
 //!
-//! Where operations are fused the output is Burn's, which joins those around it.
+//! Where operations are fused, the output is Burn's, fused with the operations around it.
 use super::PReluKernels;
 #[cfg(not(feature = "fusion"))]
 use crate::backend::cube::in_memory_order;
 use crate::backend::cube::{
-    CubeMask, GROUP, Output, TURNS, address_type, bit, group_of_unit, is_set, split, types, units,
-    vector_size, words,
+    CubeMask, GROUP, Grid, Output, TURNS, bit, group_of_unit, is_set, launch, split, vector_size, words,
 };
 use burn::backend::{
-    Backend, Cube, TensorMetadata, backend_extension,
+    Backend, Cube, backend_extension,
     tensor::{FloatTensor, IntTensor},
 };
 use burn_cubecl::CubeBackend;
@@ -25,17 +24,12 @@ impl PReluKernels for Cube {
     fn prelu_of(x: FloatTensor<Self>, alpha: FloatTensor<Self>) -> FloatTensor<Self> {
         let [y] = in_memory_order([x, alpha], |[x, alpha]| {
             let y = Output::replacing(&x, 0);
-            let len = x.meta.num_elements();
-            if len > 0 {
-                let size = vector_size(&[&x, &y.tensor], GROUP);
-                let (count, dim) = units(&x.client, len / size);
-                let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
+            let size = vector_size(&[&x, &y.tensor], GROUP);
+            if let Some(grid) = Grid::of_units(x.meta.num_elements() / size, &[&x]) {
                 let alpha = alpha.into_linear_view_like(&y.tensor);
                 let x = x.into_linear_view();
                 // SAFETY: the kernel compares every position with the shapes.
-                unsafe {
-                    value_kernel::launch_unchecked(&client, count, dim, at, size, x, y.view(), alpha, dtypes);
-                }
+                unsafe { launch!(value_kernel, grid, size, x, y.view(), alpha, grid.dtypes) };
             }
             [y.tensor]
         });
@@ -85,28 +79,12 @@ impl PReluCube for CubeBackend {
         packed: IntTensor<Self>,
     ) -> FloatTensor<Self> {
         let dx = Output::replacing(&dy, 0);
-        let words = words(dy.shape().num_elements());
-        if words > 0 {
-            let size = vector_size(&[&dy, &dx.tensor], GROUP);
-            let (count, dim) = units(&dy.client, words);
-            let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy]), types(dy.dtype));
+        let size = vector_size(&[&dy, &dx.tensor], GROUP);
+        if let Some(grid) = Grid::of_units(words(dy.meta.num_elements()), &[&dy]) {
             let alpha = alpha.into_linear_view_like(&dx.tensor);
-            let packed = packed.into_linear_view();
+            let (dy, packed) = (dy.into_linear_view(), packed.into_linear_view());
             // SAFETY: the kernel compares every position with the shapes.
-            unsafe {
-                x_backward_kernel::launch_unchecked(
-                    &client,
-                    count,
-                    dim,
-                    at,
-                    size,
-                    dy.into_linear_view(),
-                    dx.view(),
-                    alpha,
-                    packed,
-                    dtypes,
-                );
-            }
+            unsafe { launch!(x_backward_kernel, grid, size, dy, dx.view(), alpha, packed, grid.dtypes) };
         }
         dx.tensor
     }
@@ -117,34 +95,18 @@ impl PReluCube for CubeBackend {
         x: FloatTensor<Self>,
     ) -> FloatTensor<Self> {
         let dx = Output::replacing(&dy, 0);
-        let len = dy.meta.num_elements();
-        if len > 0 {
-            let size = vector_size(&[&dy, &x, &dx.tensor], GROUP);
-            let (count, dim) = units(&dy.client, len / size);
-            let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy, &x]), types(dy.dtype));
+        let size = vector_size(&[&dy, &x, &dx.tensor], GROUP);
+        if let Some(grid) = Grid::of_units(dy.meta.num_elements() / size, &[&dy, &x]) {
             let alpha = alpha.into_linear_view_like(&dx.tensor);
             let (dy, x) = (dy.into_linear_view(), x.into_linear_view());
             // SAFETY: the kernel compares every position with the shapes.
-            unsafe {
-                x_backward_of_kernel::launch_unchecked(
-                    &client,
-                    count,
-                    dim,
-                    at,
-                    size,
-                    dy,
-                    dx.view(),
-                    alpha,
-                    x,
-                    dtypes,
-                );
-            }
+            unsafe { launch!(x_backward_of_kernel, grid, size, dy, dx.view(), alpha, x, grid.dtypes) };
         }
         dx.tensor
     }
 }
 
-/// The slopes of the elements of a vector, read one by one: they do not lie along the last axis.
+/// The slopes of the elements of a vector, read one by one since they do not lie along the last axis.
 #[cube]
 fn slopes<T: Float, W: Float, N: Size>(alpha: &LinearView<'_, T>, vector: usize) -> Vector<W, N> {
     let size = N::value().comptime();

@@ -6,7 +6,7 @@
 //! | keeps | `x` if `alpha` is tracked, else 1 bit per element (`x < 0`); `alpha` (a handle) if `x` is tracked |
 //! | backward | `dx = dy` or `alpha * dy`, `dalpha = sum(dy * min(x, 0))` |
 //!
-//! Stock Burn keeps `x`, a boolean and more per element.
+//! Stock Burn keeps `x`, a boolean per element and more.
 use super::piecewise_linear::{PiecewiseLinear, PiecewiseLinearKernels};
 use crate::backend::composing_backends;
 use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
@@ -31,7 +31,7 @@ extension! {
 const X: usize = 0;
 const ALPHA: usize = 1;
 
-/// The function whose bits are those of a parametric ReLU.
+/// The function that has the same bits as a parametric ReLU.
 const LEAKY: PiecewiseLinear = PiecewiseLinear::LeakyRelu { negative_slope: 0.0 };
 
 /// Parametric ReLU.
@@ -42,7 +42,7 @@ impl<B: PReluKernels> Operation<B, 2> for PRelu {
     const INPUTS: [&'static str; 2] = ["x", "alpha"];
     const PARAMETERS: &'static [usize] = &[ALPHA];
     const SHAPES: &'static [usize] = &[ALPHA];
-    type Saved = SavedMask<B::Mask>;
+    type Saved = SavedPRelu<B::Mask>;
 
     fn name(&self) -> &'static str {
         "prelu"
@@ -70,10 +70,10 @@ impl<B: PReluKernels> Operation<B, 2> for PRelu {
                 Some(recorder.report().state("mask", mask, "x is tracked"))
             }
         };
-        (Operation::<B, 2>::forward(self, inputs), SavedMask { mask })
+        (Operation::<B, 2>::forward(self, inputs), SavedPRelu { mask })
     }
 
-    fn backward(SavedMask { mask }: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 2>) {
+    fn backward(SavedPRelu { mask }: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 2>) {
         let alpha = pass.take(ALPHA);
         let alpha_shape = alpha.as_ref().map_or_else(|| pass.shape(ALPHA), |alpha| alpha.shape());
         let broadcast = along_channels(&alpha_shape, &dy.shape());
@@ -96,13 +96,13 @@ impl<B: PReluKernels> Operation<B, 2> for PRelu {
 
 /// What the backward pass reads besides inputs.
 #[derive(Clone, Debug)]
-pub struct SavedMask<Mask> {
-    /// Where `x >= 0`, one bit per element: enough for the gradient of `x`. `None` if `x` is kept, from which it can be made.
+pub struct SavedPRelu<Mask> {
+    /// Where `x >= 0`, one bit per element: enough for the gradient of `x`. `None` if `x` is kept, since the bits follow from it.
     mask: Option<Mask>,
 }
 
-/// The shape in which slopes of shape `alpha` broadcast against `x`, along its channels (axis 1). They are reshaped in the
-/// operation itself, so that what is kept is the parameter.
+/// The shape in which slopes of shape `alpha` broadcast against `x`, along its channels (axis 1). The operation itself reshapes them, so
+/// that it keeps the parameter and not a view.
 fn along_channels(alpha: &Shape, x: &Shape) -> Shape {
     let mut shape = vec![1; x.num_dims()];
     shape[1.min(x.num_dims() - 1)] = alpha.num_elements();
@@ -123,7 +123,7 @@ pub trait PReluKernels: PiecewiseLinearKernels {
         dy: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
 
-    /// The same from the input, of which the bits are.
+    /// [`prelu_x_backward`](Self::prelu_x_backward) with the bits of this input.
     fn prelu_x_backward_of(
         x: FloatTensor<Self>,
         alpha: FloatTensor<Self>,
@@ -132,7 +132,7 @@ pub trait PReluKernels: PiecewiseLinearKernels {
         Self::prelu_x_backward(&Self::piecewise_mask(x, LEAKY), alpha, dy)
     }
 
-    /// Gradient of the slopes, `sum(dy * min(x, 0))` over what `alpha` broadcasts over; the shape of `alpha`.
+    /// Gradient of the slopes, of shape `alpha`: `sum(dy * min(x, 0))` over the axes along which `alpha` broadcasts.
     fn prelu_alpha_backward(x: FloatTensor<Self>, alpha: Shape, dy: FloatTensor<Self>) -> FloatTensor<Self> {
         let product = Self::float_mul(Self::float_clamp_max(x, 0.into()), dy);
         let axes: Vec<usize> = (0..alpha.num_dims()).filter(|&axis| alpha[axis] == 1).collect();

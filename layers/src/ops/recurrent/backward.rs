@@ -1,26 +1,26 @@
-//! Back through the steps of a recurrent layer, for any backend.
-use super::sequence::{GateParameters, Keep, Sizes, matrix, weight, with_some};
+//! The backward pass of recurrent layers, for any backend: the loop back through the steps.
+use super::sequence::{ForBackward, GateParameters, Sizes, matrix, weight, with_some};
 use super::{Cell, Recurrence, RecurrentKernels, RecurrentState, Stage};
 use crate::backend::{widen, zeros};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::Shape;
 
-/// Steps that a backward pass goes back through.
-pub(super) struct Segment<B: Backend> {
+/// Consecutive steps that the backward pass goes back through: all steps, or with checkpoints, those between two of them.
+pub(super) struct Interval<B: Backend> {
     /// The input, if it is read.
     pub x: Option<FloatTensor<B>>,
     /// The state before the first step.
     pub start: RecurrentState<B>,
     /// The gradient of the hidden state after every step, as far as it comes from the output.
     pub dy: FloatTensor<B>,
-    /// What is added to it for the state after the last step.
+    /// The gradient of the state after the last step, as far as it comes from elsewhere.
     pub dlast: RecurrentState<B>,
 }
 
-/// What a backward pass gives.
+/// The result of the backward pass.
 pub(super) struct Gradients<B: Backend> {
     pub x: Option<FloatTensor<B>>,
-    /// Of the state before the first step.
+    /// The gradient of the state before the first step.
     pub start: RecurrentState<B>,
     pub gates: Vec<GateParameters<B>>,
 }
@@ -29,38 +29,38 @@ pub(super) struct Gradients<B: Backend> {
 #[derive(Clone)]
 pub(super) struct Wanted {
     pub x: bool,
-    /// That of the initial hidden state.
+    /// Whether that of the initial hidden state is.
     pub h: bool,
     /// Per gate, in the order of the fields of [`GateParameters`].
     pub gates: Vec<[bool; 4]>,
 }
 
 impl Recurrence {
-    /// The gradients, in segments of `every` steps, from the states before each: the gates are computed again, for one segment at
-    /// a time. Gradients of parameters are summed in f32 at least, and narrowed once.
-    pub(super) fn backward_by_segments<B: RecurrentKernels>(
+    /// The gradients, by intervals of `every` steps, from the state before each. The gates of one interval at a time are recomputed.
+    /// Gradients of parameters are summed in f32 at least, and narrowed once.
+    pub(super) fn backward_by_intervals<B: RecurrentKernels>(
         &self,
         every: usize,
-        whole: Segment<B>,
+        whole: Interval<B>,
         checkpoints: Vec<RecurrentState<B>>,
         parameters: &[GateParameters<B>],
         wanted: &Wanted,
     ) -> Gradients<B> {
-        let Segment { x, start, dy, mut dlast } = whole;
+        let Interval { x, start, dy, mut dlast } = whole;
         let x = x.expect("the input of what is computed again is kept");
         let (steps, dtype) = (x.shape()[self.axis()], x.dtype());
         let is_sum = !checkpoints.is_empty();
         let starts: Vec<_> = core::iter::once(start).chain(checkpoints).collect();
         let (mut dx, mut totals) = (vec![], Vec::<GateParameters<B>>::new());
-        for (segment, start) in starts.into_iter().enumerate().rev() {
-            let (first, last) = (segment * every, steps.min((segment + 1) * every));
+        for (interval, start) in starts.into_iter().enumerate().rev() {
+            let (first, last) = (interval * every, steps.min((interval + 1) * every));
             let steps = if self.reverse { steps - last..steps - first } else { first..last };
             let x = self.slice::<B>(x.clone(), steps.start, steps.end);
             let dy = self.slice::<B>(dy.clone(), steps.start, steps.end);
-            let gates = self.forward::<B>(x.clone(), parameters, start.clone(), Keep::Gates).gates;
-            let wanted = Wanted { h: wanted.h || segment > 0, ..wanted.clone() };
-            let segment = Segment { x: Some(x), start, dy, dlast };
-            let grads = self.backward_part::<B>(segment, gates, parameters, &wanted, is_sum);
+            let gates = self.forward::<B>(x.clone(), parameters, start.clone(), ForBackward::Gates).gates;
+            let wanted = Wanted { h: wanted.h || interval > 0, ..wanted.clone() };
+            let interval = Interval { x: Some(x), start, dy, dlast };
+            let grads = self.backward_part::<B>(interval, gates, parameters, &wanted, is_sum);
             dx.extend(grads.x);
             dlast = grads.start;
             totals = match totals.is_empty() {
@@ -77,10 +77,10 @@ impl Recurrence {
         Gradients { x: dx, start: dlast, gates }
     }
 
-    /// The gradients of all steps, whose gates are overwritten.
+    /// The gradients, from the gates of all steps, which are overwritten.
     pub(super) fn backward<B: RecurrentKernels>(
         &self,
-        whole: Segment<B>,
+        whole: Interval<B>,
         gates: Vec<FloatTensor<B>>,
         parameters: &[GateParameters<B>],
         wanted: &Wanted,
@@ -88,16 +88,16 @@ impl Recurrence {
         self.backward_part::<B>(whole, gates, parameters, wanted, false)
     }
 
-    /// `of_sum`: gradients of parameters are part of a sum, and left in f32.
+    /// The gradients of an interval. `of_sum`: those of parameters are part of a sum, and left in f32.
     fn backward_part<B: RecurrentKernels>(
         &self,
-        segment: Segment<B>,
+        interval: Interval<B>,
         gates: Vec<FloatTensor<B>>,
         parameters: &[GateParameters<B>],
         wanted: &Wanted,
         of_sum: bool,
     ) -> Gradients<B> {
-        let Segment { x, start, dy, dlast } = segment;
+        let Interval { x, start, dy, dlast } = interval;
         let shape = dy.shape();
         let sizes = self.sizes(&shape, shape[2]);
         let order = self.order(0..sizes.steps);
@@ -128,8 +128,8 @@ impl Recurrence {
         Gradients { x: dx.map(sequence), start: RecurrentState { h: dh, c: dc }, gates }
     }
 
-    /// The states before every step, from the gates: the hidden ones as a sequence, if a GRU or the gradient of a weight reads
-    /// them; the cell states in the order of the computation.
+    /// The states before every step, recomputed from the gates: the hidden states as a sequence, if a GRU or the gradient of a weight
+    /// reads them; the cell states in the order in which steps are computed.
     fn states_before<B: RecurrentKernels>(
         &self,
         sizes: Sizes,
@@ -150,7 +150,7 @@ impl Recurrence {
             let step = self.step(Stage::Whole(self.cell), sizes, at);
             let next = match index + 1 == sizes.steps {
                 true => RecurrentState { h: None, c: None },
-                false => B::recurrent_replay(&step, gates, current.clone()),
+                false => B::recurrent_next_state(&step, gates, current.clone()),
             };
             let nothing = || zeros::<B>(Shape::new([sizes.batch, sizes.hidden]), like);
             states[at] = reads_hidden.then(|| current.h.unwrap_or_else(nothing));
@@ -161,8 +161,8 @@ impl Recurrence {
         (states.map(|states| self.sequence::<B>(states)), cells)
     }
 
-    /// In a GRU that resets after the product, what r gates: `h U_n + d_n`; in one that resets before it, what U_n is multiplied
-    /// by: `r h`.
+    /// In a GRU that resets after the product, what r gates: `h U_n + d_n`; in one that resets before it, what is multiplied with U_n:
+    /// `r h`.
     fn gated<B: Backend>(
         &self,
         gates: &[FloatTensor<B>],
@@ -186,13 +186,13 @@ impl Recurrence {
     }
 }
 
-/// A backward pass over the steps, in which gates become gradients of what goes into them.
+/// A backward pass over the steps, in which every gate becomes the gradient of what goes into it.
 struct Pass<'a, B: Backend> {
     recurrence: Recurrence,
     sizes: Sizes,
     parameters: &'a [GateParameters<B>],
     gates: Vec<FloatTensor<B>>,
-    /// See [`Recurrence::gated`]; the product becomes its gradient.
+    /// See [`Recurrence::gated`]; a product becomes its gradient.
     gated: Option<FloatTensor<B>>,
 }
 

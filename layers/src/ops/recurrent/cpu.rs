@@ -1,4 +1,4 @@
-//! Fused loops: one pass over the rows of a step.
+//! The kernels of recurrent layers on a CPU: one fused loop over the rows of a step.
 use super::{Cell, RecurrentKernels, RecurrentState, RecurrentStep, Stage};
 use crate::backend::cpu::{CpuBackend, CpuElement, exp::COST, parallel};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -25,15 +25,15 @@ impl<B: CpuBackend> RecurrentKernels for B {
         }
     }
 
-    fn recurrent_replay(
+    fn recurrent_next_state(
         step: &RecurrentStep,
         gates: &[FloatTensor<B>],
         state: RecurrentState<B>,
     ) -> RecurrentState<B> {
         match gates[0].dtype() {
-            DType::F32 => replay::<B, f32>(step, gates, state),
-            DType::F64 => replay::<B, f64>(step, gates, state),
-            _ => half::replay::<B>(step, gates, state),
+            DType::F32 => next_state::<B, f32>(step, gates, state),
+            DType::F64 => next_state::<B, f64>(step, gates, state),
+            _ => half::next_state::<B>(step, gates, state),
         }
     }
 
@@ -52,7 +52,7 @@ impl<B: CpuBackend> RecurrentKernels for B {
     }
 }
 
-/// Does something with the functions of a stage.
+/// A loop over the rows of a step, for the cell of any stage.
 trait Visitor<A, R> {
     fn visit<const G: usize>(self, elements: impl Elements<A, G>) -> R;
 }
@@ -71,7 +71,7 @@ impl RecurrentStep {
         }
     }
 
-    /// Where the rows of this step begin, and how far one is from the next.
+    /// Where the rows of this step begin, and their distance.
     fn layout(&self) -> [usize; 2] {
         match self.batch_first {
             true => [self.at * self.hidden, self.steps * self.hidden],
@@ -112,24 +112,24 @@ impl RecurrentStep {
         move || rows.next().unwrap_or_default()
     }
 
-    /// Calls `f` for every row, on all threads where that pays.
+    /// Calls `f` for every row, on several threads if that pays.
     fn for_rows<T: Send>(&self, mut rows: Vec<T>, gates: usize, f: impl Fn(&mut T) + Send + Sync) {
         let work = parallel::Work::of([COST, gates, self.batch, self.hidden]);
         let task = parallel::items_per_thread(self.batch, work);
-        // One copy of the loops for all ways to call them: there are many cells.
+        // Behind a reference, the loops of each of the many cells are compiled once, not once per place that calls them.
         let f: &(dyn Fn(&mut T) + Send + Sync) = &|row| parallel::vectorized(|| f(row));
         parallel::chunks_mut(&mut rows, task, work, |_, rows| rows.iter_mut().for_each(f));
     }
 }
 
-/// The elements of the tensors that are given, and zeros for those that are not.
+/// Tensors as slices; those that are not given are zeros.
 struct Slices<B: CpuBackend, E> {
     tensors: Vec<Option<FloatTensor<B>>>,
     zeros: Vec<E>,
 }
 
 impl<B: CpuBackend, E: CpuElement> Slices<B, E> {
-    /// Of tensors of `len` elements.
+    /// Tensors of `len` elements.
     fn new(tensors: impl IntoIterator<Item = Option<FloatTensor<B>>>, len: usize) -> Self {
         let tensors: Vec<_> = tensors.into_iter().map(|tensor| tensor.map(B::contiguous)).collect();
         let zeros = if tensors.iter().all(Option::is_some) { vec![] } else { vec![E::zero(); len] };
@@ -221,7 +221,7 @@ fn advance<E: CpuElement, const G: usize>(
     for at in 0..len {
         let input = core::array::from_fn(|g| gates[g][at].widen() + biases[g][0][at].widen());
         let hidden = core::array::from_fn(|g| products[g][at].widen() + biases[g][1][at].widen());
-        // Rounded, as the backward pass will read the gates.
+        // Rounded, as the backward pass will read them.
         let values = elements.activate(input, hidden).map(E::narrow);
         let [h, c] = elements.update(values.map(E::widen), read(state, has, at));
         (0..G).for_each(|g| gates[g][at] = values[g]);
@@ -248,22 +248,22 @@ fn read<E: CpuElement>(state: [&[E]; 2], has: [bool; 2], at: usize) -> [E::Acc; 
     [h[at].widen(), c]
 }
 
-fn replay<B: CpuBackend, E: CpuElement>(
+fn next_state<B: CpuBackend, E: CpuElement>(
     step: &RecurrentStep,
     gates: &[FloatTensor<B>],
     state: RecurrentState<B>,
 ) -> RecurrentState<B> {
     let state = step.state_slices(state);
-    step.with(false, Replay::<B, E> { step, gates, state })
+    step.with(false, NextState::<B, E> { step, gates, state })
 }
 
-struct Replay<'a, B: CpuBackend, E> {
+struct NextState<'a, B: CpuBackend, E> {
     step: &'a RecurrentStep,
     gates: &'a [FloatTensor<B>],
     state: [Slices<B, E>; 2],
 }
 
-impl<B: CpuBackend, E: CpuElement> Visitor<E::Acc, RecurrentState<B>> for Replay<'_, B, E> {
+impl<B: CpuBackend, E: CpuElement> Visitor<E::Acc, RecurrentState<B>> for NextState<'_, B, E> {
     fn visit<const G: usize>(self, elements: impl Elements<E::Acc, G>) -> RecurrentState<B> {
         let Self { step, gates, state } = self;
         let hidden = step.hidden;

@@ -1,4 +1,4 @@
-//! One step of a recurrent layer, element by element: what a backend computes between the matrix products.
+//! The kernels of recurrent layers: what a backend computes in a step, element by element, between the matrix products.
 use super::Cell;
 use crate::backend::composing_backends;
 use burn::backend::{
@@ -14,9 +14,9 @@ type Float<B> = FloatTensor<B>;
 pub enum Stage {
     /// All of it, for any cell but a GRU that resets before the product.
     Whole(Cell),
-    /// The gates r and z of such a GRU (going back only r); the new state is `r h`.
+    /// Of a GRU that resets before the product, the gates r and z (in the backward pass only r); the new state is `r h`.
     Reset,
-    /// Its gate n, beside its gate z, which is made already.
+    /// Of the same GRU, the gate n; its gate z is there already.
     New,
 }
 
@@ -35,7 +35,7 @@ pub struct RecurrentStep {
     pub steps: usize,
     /// The size of the hidden state.
     pub hidden: usize,
-    /// Which step of the sequence.
+    /// The number of the step in the sequence.
     pub at: usize,
 }
 
@@ -63,7 +63,7 @@ impl RecurrentStep {
         if self.batch_first { [all, at, features] } else { [at, all, features] }
     }
 
-    /// The rows of this step in the tensor of a gate: a view where the backend has them.
+    /// The rows of this step in the tensor of a gate: a view if the backend has views.
     pub(super) fn read<B: Backend>(&self, values: &Float<B>) -> Float<B> {
         let values = B::float_reshape(values.clone(), self.sequence());
         B::float_reshape(B::float_slice(values, &self.slices()), self.state_shape())
@@ -76,7 +76,7 @@ impl RecurrentStep {
         let in_sequence =
             if self.batch_first { [batch, step, self.hidden] } else { [step, batch, self.hidden] };
         let rows = B::float_reshape(rows, Shape::new(in_sequence));
-        // Nothing else holds the tensor while it is written to.
+        // `rows` takes the place of the tensor meanwhile, so that nothing else holds it while it is written.
         let sequence = B::float_reshape(core::mem::replace(values, rows.clone()), self.sequence());
         *values = B::float_reshape(B::float_slice_assign(sequence, &self.slices(), rows), shape);
     }
@@ -98,7 +98,7 @@ impl RecurrentStep {
         }
     }
 
-    /// The gradient of what was clipped.
+    /// The gradient of `x`, from that of the clipped `x`.
     fn clip_gradient<B: Backend>(&self, x: Float<B>, dy: Float<B>) -> Float<B> {
         match self.outside::<B>(x) {
             Some(outside) => B::float_mask_fill(dy, outside, 0.0.into()),
@@ -118,14 +118,14 @@ pub struct RecurrentState<B: Backend> {
 
 /// The kernels.
 ///
-/// The tensors of the gates, `[batch * steps, hidden]`, hold the rows of all steps. A step writes its rows in place, which a
-/// backend can do only while nothing else holds the tensor. A slice may be a view, which holds it: no view of a gate may be alive
-/// when that gate is written, or every step copies the rows of all steps. Where operations are fused, a step takes the tensors,
-/// and gives back what it wrote: so gates are in a vector.
+/// The tensors of the gates, `[batch * steps, hidden]`, hold the rows of all steps. A step writes its rows in place, which a backend can
+/// do only while nothing else holds the tensor. A slice may be a view, which holds it. So no view of a gate may be alive when that gate
+/// is written, or every step copies the rows of all steps. Gates are in a vector because, where operations are fused, a step takes the
+/// tensors and gives back others.
 pub trait RecurrentKernels: Backend {
-    /// One step: its rows in the tensors of the gates hold the products with the input, and are replaced by the gates. `products`:
-    /// those with the hidden state, zeros if there are none. `biases`: of both products. `state`: before the step; returns the
-    /// one after it.
+    /// One step. Its rows in the tensors of the gates hold the products with the input, which it replaces by the gates. `products`:
+    /// those with the hidden state, zeros if there are none. `biases`: those of both products. `state`: before the step. Returns the
+    /// state after it.
     fn recurrent_forward(
         step: &RecurrentStep,
         gates: &mut Vec<FloatTensor<Self>>,
@@ -152,7 +152,7 @@ pub trait RecurrentKernels: Backend {
                 (Stage::Whole(Cell::Rnn), _) | (Stage::Whole(Cell::Lstm { .. }), 2) | (Stage::New, 1) => {
                     tanh(sides)
                 }
-                (Stage::New, _) => sides[0].clone(), // z is there already
+                (Stage::New, _) => sides[0].clone(), // z is already there
                 (Stage::Whole(Cell::Gru { .. }), 2) => {
                     let [x, h] = sides;
                     Self::float_tanh(Self::float_add(x, Self::float_mul(values[0].clone(), h)))
@@ -162,7 +162,7 @@ pub trait RecurrentKernels: Backend {
             values.push(value);
         }
         let next = update::<Self>(step, &values, state);
-        // What is there already is not written again: its value is a view of it.
+        // z is already there, and must not be written: its value is a view of the gate.
         let unchanged = usize::from(step.stage == Stage::New);
         for (gate, value) in gates.iter_mut().zip(values).skip(unchanged) {
             step.write::<Self>(gate, value);
@@ -171,7 +171,7 @@ pub trait RecurrentKernels: Backend {
     }
 
     /// The state after a step, from the gates.
-    fn recurrent_replay(
+    fn recurrent_next_state(
         step: &RecurrentStep,
         gates: &[FloatTensor<Self>],
         state: RecurrentState<Self>,
@@ -180,9 +180,9 @@ pub trait RecurrentKernels: Backend {
         update::<Self>(step, &gates, state)
     }
 
-    /// One step back: its rows in the tensors of the gates become gradients of what went into the gates. `reset_product`: in a GRU
-    /// that resets after the product, the product that r gates, whose rows become its gradient. `state`: before the step;
-    /// `grads`: of the state after it. Returns the gradient of the state before, except for the part through the products.
+    /// One step back. Its rows in the tensors of the gates become gradients of what went into the gates. `reset_product`: in a GRU that
+    /// resets after the product, the product that r gates, whose rows become its gradient. `state`: before the step. `grads`: of the state
+    /// after it. Returns the gradient of the state before the step, without the part through the products.
     fn recurrent_backward(
         step: &RecurrentStep,
         gates: &mut Vec<FloatTensor<Self>>,
@@ -437,8 +437,8 @@ mod tests {
             let of_kernel = Flex::recurrent_forward(step, &mut of_cpu, products, &biases, state.clone());
             compare("state", next, of_kernel);
             compare_all("gates", ours, of_cpu.clone());
-            let next = Composed::recurrent_replay(step, &composed_all(&of_cpu), our_state);
-            compare("replayed state", next, Flex::recurrent_replay(step, &of_cpu, state));
+            let next = Composed::recurrent_next_state(step, &composed_all(&of_cpu), our_state);
+            compare("next state", next, Flex::recurrent_next_state(step, &of_cpu, state));
         }
 
         let (before, grads) = (state(), state());

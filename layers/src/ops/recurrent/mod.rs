@@ -7,21 +7,21 @@
 //! | | or, if it resets before the product, `n = tanh(x W_n + b_n + (r h) U_n + d_n)` |
 //! | | LSTM: `i, o, f = sigmoid(a_i, a_o, a_f)`, `g = tanh(a_g)`, `c = f c + i g`, `h = o tanh(c)`; coupled: `f = 1 - i` |
 //! | | where `a = x W + b + h U + d` per gate, step by step; the state (`c` of an LSTM, else `h`) is clipped if asked for |
-//! | keeps | the activated gates (that of an RNN that does not clip is its output); handles of the initial state, of every `U`, |
+//! | keeps | the activated gates (the gate of an RNN that does not clip is its output); handles of the initial state, of every `U`, |
 //! | | of every `W` if `x` is tracked, and of `x` if a `W` is tracked |
-//! | | with checkpoints every `k` steps: instead of the gates the state after every `k`-th step; handles of `x`, the initial |
+//! | | with checkpoints every `k` steps: instead of the gates, the state after every `k`-th step; handles of `x`, the initial |
 //! | | state and all parameters |
-//! | backward | from the last step: `da` of every gate in place of the gate, `dh += sum(da U^T)`; then `dW = x^T da`, |
+//! | backward | from the last step on: `da` of every gate in place of the gate, `dh += sum(da U^T)`; then `dW = x^T da`, |
 //! | | `dU = h^T da`, `db = dd = sum(da)`, `dx = sum(da W^T)`, each one matrix product over all steps |
-//! | | with checkpoints: the same for one segment after the other, whose gates are computed again |
+//! | | with checkpoints: the same for one interval between checkpoints after the other, whose gates are recomputed |
 //!
-//! The states between the steps are computed again from the gates: `c` and `h` are only a few products away. So is
-//! `h U_n + d_n`, by one matrix product. The product with `x` is one per gate, for all steps at once. Stock Burn records some
-//! forty operations per step, which keep ten tensors and more of the size of the state.
+//! The states between the steps are recomputed from the gates: `c` and `h` are only a few products away, and `h U_n + d_n` is one
+//! matrix product. The products with `x` are one matrix product per gate, for all steps at once. Stock Burn records some forty
+//! operations per step, which keep ten or more tensors of the size of the state.
 //!
-//! The last state is made by small steps on the output, which only hand its gradient to the step of the layer.
+//! The last state is the output of small steps on `y`, which only hand its gradient to the step of the layer.
 //!
-//! Sums over steps and segments are made in f32 at least.
+//! Sums over steps and intervals are made in f32 at least.
 use crate::backend::optional::OptionalTensors;
 use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{Backend, ExtensionType, TensorMetadata, tensor::FloatTensor};
@@ -36,9 +36,9 @@ mod cube;
 mod kernels;
 mod sequence;
 
-use backward::{Segment, Wanted};
+use backward::{Interval, Wanted};
 pub use kernels::{RecurrentKernels, RecurrentState, RecurrentStep, Stage};
-use sequence::{Forward, GateParameters, Keep};
+use sequence::{ForBackward, ForwardResult, GateParameters};
 
 /// The kind of a recurrent layer, and so its gates, in this order.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,22 +83,22 @@ pub struct Recurrence {
     pub checkpoint: Option<usize>,
 }
 
-/// What a recurrent layer gives.
+/// The result of a recurrent layer.
 #[derive(ExtensionType)]
 pub struct RecurrentOutput<B: Backend> {
     /// The hidden state after every step.
     pub y: FloatTensor<B>,
     /// The hidden state after the last step.
     pub h: FloatTensor<B>,
-    /// The cell state after the last step; where there is none, the hidden state once more.
+    /// The cell state after the last step; if there is none, the hidden state again.
     pub c: FloatTensor<B>,
 }
 
 extension! {
     /// Recurrent layers.
     pub trait RecurrentOps(RecurrentKernels) {
-        /// Runs a layer over a sequence. `operands`: h and c before the first step; then for every gate weight and bias for the
-        /// input, weight and bias for the hidden state.
+        /// Runs a layer over a sequence. `operands`: h and c before the first step; then for every gate the weight and the bias for
+        /// the input, and the weight and the bias for the hidden state.
         fn memsave_recurrent(
             x: FloatTensor<Self>,
             #[extension_type] operands: OptionalTensors<Self>,
@@ -118,7 +118,7 @@ extension! {
     }
 }
 
-/// The input, the initial state, and the [parameters](GateParameters) of every gate (four at most).
+/// The input, the initial state, and the [parameters](GateParameters) of every gate (at most four).
 const INPUTS: usize = GATES + 4 * PER_GATE;
 const X: usize = 0;
 const H: usize = 1;
@@ -126,7 +126,7 @@ const C: usize = 2;
 const GATES: usize = 3;
 const PER_GATE: usize = 4;
 
-/// The places of the parameters of a gate: the weight and the bias for the input, and for the hidden state.
+/// The places, among the inputs, of the parameters of a gate: weight and bias for the input, weight and bias for the hidden state.
 fn places(gate: usize) -> [usize; PER_GATE] {
     core::array::from_fn(|parameter| GATES + gate * PER_GATE + parameter)
 }
@@ -142,7 +142,7 @@ struct Recurrent<B: Backend> {
 }
 
 impl<B: RecurrentKernels> Recurrent<B> {
-    fn over(&self, inputs: Inputs<B, INPUTS>, keep: Keep) -> Forward<B> {
+    fn over(&self, inputs: Inputs<B, INPUTS>, keep: ForBackward) -> ForwardResult<B> {
         let mut inputs = inputs.into_iter();
         let mut next = || inputs.next().flatten();
         let x = given(next());
@@ -185,7 +185,7 @@ impl<B: RecurrentKernels> Operation<B, INPUTS> for Recurrent<B> {
         };
         &PARAMETERS
     };
-    type Saved = Saved<B>;
+    type Saved = SavedRecurrent<B>;
 
     fn name(&self) -> &'static str {
         match self.recurrence.cell {
@@ -218,16 +218,16 @@ impl<B: RecurrentKernels> Operation<B, INPUTS> for Recurrent<B> {
     }
 
     fn forward(&self, inputs: Inputs<B, INPUTS>) -> FloatTensor<B> {
-        self.over(inputs, Keep::Nothing).y
+        self.over(inputs, ForBackward::Nothing).y
     }
 
     fn forward_saving(
         &self,
         inputs: Inputs<B, INPUTS>,
         recorder: &Recorder<INPUTS>,
-    ) -> (FloatTensor<B>, Saved<B>) {
+    ) -> (FloatTensor<B>, SavedRecurrent<B>) {
         let recurrence = self.recurrence;
-        let result = self.over(inputs, recurrence.checkpoint.map_or(Keep::Gates, Keep::States));
+        let result = self.over(inputs, recurrence.checkpoint.map_or(ForBackward::Gates, ForBackward::States));
         let gates = match recurrence {
             Recurrence { checkpoint: Some(_), .. } => vec![],
             Recurrence { cell: Cell::Rnn, clip: None, .. } => {
@@ -241,11 +241,11 @@ impl<B: RecurrentKernels> Operation<B, INPUTS> for Recurrent<B> {
         let checkpoints = result.checkpoints.into_iter();
         let checkpoints = checkpoints.map(|RecurrentState { h, c }| [h.map(keep), c.map(keep)]);
         let (gates, checkpoints) = (gates.collect(), checkpoints.collect());
-        (result.y, Saved { recurrence, gates, checkpoints, side: self.side.clone() })
+        (result.y, SavedRecurrent { recurrence, gates, checkpoints, side: self.side.clone() })
     }
 
-    fn backward(saved: Saved<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, INPUTS>) {
-        let Saved { recurrence, gates, checkpoints, side } = saved;
+    fn backward(saved: SavedRecurrent<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, INPUTS>) {
+        let SavedRecurrent { recurrence, gates, checkpoints, side } = saved;
         let mut take = |input| pass.take(input);
         let (x, start) = (take(X), RecurrentState { h: take(H), c: take(C) });
         let parameters: Vec<_> = (0..recurrence.cell.gates())
@@ -262,11 +262,11 @@ impl<B: RecurrentKernels> Operation<B, INPUTS> for Recurrent<B> {
                 .collect(),
         };
         let [h, c] = side.take();
-        let whole = Segment { x, start, dy, dlast: RecurrentState { h, c } };
+        let whole = Interval { x, start, dy, dlast: RecurrentState { h, c } };
         let grads = match recurrence.checkpoint {
             Some(every) => {
                 let checkpoints = checkpoints.into_iter().map(|[h, c]| RecurrentState { h, c });
-                recurrence.backward_by_segments::<B>(
+                recurrence.backward_by_intervals::<B>(
                     every,
                     whole,
                     checkpoints.collect(),
@@ -292,9 +292,9 @@ impl<B: RecurrentKernels> Operation<B, INPUTS> for Recurrent<B> {
     }
 }
 
-/// What the backward pass reads.
+/// What the backward pass reads besides inputs.
 #[derive(Clone, Debug)]
-struct Saved<B: Backend> {
+struct SavedRecurrent<B: Backend> {
     recurrence: Recurrence,
     /// The gates of all steps.
     gates: Vec<FloatTensor<B>>,
@@ -304,8 +304,8 @@ struct Saved<B: Backend> {
     side: SideChannel<B>,
 }
 
-/// The last state, h and c, on its way out of the forward pass beside the graph, since a step has only one output; and later its
-/// gradients, on their way into the backward pass of the layer.
+/// Carries the last state, h and c, out of the forward pass, beside the graph, since a step has only one output; and later its gradients
+/// into the backward pass of the layer.
 #[derive(Clone, Debug)]
 struct SideChannel<B: Backend>(Arc<Mutex<[Option<FloatTensor<B>>; 2]>>);
 
@@ -329,11 +329,11 @@ impl<B: Backend> SideChannel<B> {
     }
 }
 
-/// The last hidden or cell state, as a step on the output: its backward pass runs before that of the layer, which takes the
-/// gradient.
+/// The last hidden or cell state, as a step on the output. Its backward pass runs before that of the layer, and leaves the gradient in
+/// the side channel.
 #[derive(Clone)]
 struct LastState<B: Backend> {
-    /// Of h or c.
+    /// 0 for h, 1 for c.
     index: usize,
     value: FloatTensor<B>,
     side: SideChannel<B>,
@@ -361,7 +361,7 @@ impl<B: Backend> Operation<B, 1> for LastState<B> {
     }
 
     fn backward((index, side): Self::Saved, gradient: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
-        // Zeros, so that the step of the layer runs even if it gets no other gradient.
+        // Gives zeros, so that the step of the layer runs even if it gets no other gradient.
         let zero = B::float_zeros(Shape::new([1; 3]), &gradient.device(), gradient.dtype().into());
         pass.give(0, B::float_expand(zero, pass.shape(0)));
         side.lock()[index] = Some(gradient);

@@ -1,7 +1,7 @@
-//! Recurrent layers over a whole sequence, for any backend: its steps, and the loop over them.
+//! The forward pass of recurrent layers over a whole sequence, for any backend: the loop over the steps.
 //!
-//! The products with the input are one matrix product per gate, of all steps at once; the products with the hidden state are
-//! made step by step, and what is left of a step is [one function of the backend](RecurrentKernels).
+//! The products with the input are one matrix product per gate, for all steps at once. The products with the hidden state are made step
+//! by step. All else of a step is [one function of the backend](RecurrentKernels).
 use super::{Cell, Recurrence, RecurrentKernels, RecurrentState, RecurrentStep, Stage};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{Shape, Slice};
@@ -30,7 +30,7 @@ impl<B: Backend> GateParameters<B> {
         }
     }
 
-    /// The sums of the gradients that both have.
+    /// The sum of each gradient that both have.
     pub(super) fn plus(self, other: Self) -> Self {
         let plus = |a: Option<FloatTensor<B>>, b| a.zip(b).map(|(a, b)| B::float_add(a, b));
         Self {
@@ -42,21 +42,21 @@ impl<B: Backend> GateParameters<B> {
     }
 }
 
-/// What a forward pass keeps of the steps for a backward pass.
+/// What the forward pass keeps of the steps for the backward pass.
 #[derive(Clone, Copy)]
-pub(super) enum Keep {
+pub(super) enum ForBackward {
     Nothing,
-    /// All gates.
+    /// The gates of all steps.
     Gates,
-    /// The state after every so many steps.
+    /// Checkpoints: the state after every so many steps.
     States(usize),
 }
 
-/// What a forward pass gives.
-pub(super) struct Forward<B: Backend> {
+/// The result of the forward pass.
+pub(super) struct ForwardResult<B: Backend> {
     /// The hidden state after every step.
     pub y: FloatTensor<B>,
-    /// The gates of the last chunk of steps: of all steps, if they are kept.
+    /// The gates of the last chunk of steps, which is all steps if gates are kept.
     pub gates: Vec<FloatTensor<B>>,
     /// The state after the last step.
     pub state: RecurrentState<B>,
@@ -73,8 +73,8 @@ pub(super) struct Sizes {
 }
 
 impl Recurrence {
-    /// How many steps have their products with the input made at once, if gates are not kept: they fill a tile of a matrix
-    /// product, and take no more memory than one step of a large batch.
+    /// If gates are not kept: for how many steps the products with the input are made at once. They fill a tile of a matrix product, and
+    /// take no more memory than one step of a large batch.
     fn chunk(batch: usize) -> usize {
         const ROWS: usize = 32;
         (ROWS / batch.max(1)).max(1)
@@ -119,7 +119,7 @@ impl Recurrence {
         B::float_cat(unsqueezed.collect(), self.axis())
     }
 
-    /// Steps in the order of the computation.
+    /// Steps in the order in which they are computed.
     pub(super) fn order(&self, steps: Range<usize>) -> Vec<usize> {
         let mut order: Vec<usize> = steps.collect();
         if self.reverse {
@@ -139,19 +139,21 @@ impl Recurrence {
         x: FloatTensor<B>,
         parameters: &[GateParameters<B>],
         mut state: RecurrentState<B>,
-        keep: Keep,
-    ) -> Forward<B> {
+        keep: ForBackward,
+    ) -> ForwardResult<B> {
         let hidden = weight(&parameters[0].hidden).shape()[0];
         let Sizes { batch, steps, .. } = self.sizes(&x.shape(), hidden);
-        let chunk = if matches!(keep, Keep::Gates) { steps } else { Self::chunk(batch) };
+        let chunk = if matches!(keep, ForBackward::Gates) { steps } else { Self::chunk(batch) };
         let biases: Vec<_> =
             parameters.iter().map(|gate| [gate.input_bias.clone(), gate.hidden_bias.clone()]).collect();
-        // Where the gate is the state, the gates of all steps are the output.
+        // If the gate is the state, the gates of all steps are the output.
         let is_output = self.cell == Cell::Rnn && self.clip.is_none() && (1..=chunk).contains(&steps);
         let mut states = vec![None; steps];
         let (mut last_gates, mut checkpoints) = (vec![], vec![]);
-        let is_checkpoint =
-            |made: usize| matches!(keep, Keep::States(every) if made > 0 && made.is_multiple_of(every));
+        let is_checkpoint = |made: usize| match keep {
+            ForBackward::States(every) => made > 0 && made.is_multiple_of(every),
+            ForBackward::Nothing | ForBackward::Gates => false,
+        };
         let mut done = 0;
         while done < steps {
             let count = chunk.min(steps - done);
@@ -179,7 +181,7 @@ impl Recurrence {
             }
             false => self.sequence::<B>(states.into_iter().flatten().collect()),
         };
-        Forward { y, gates: last_gates, state, checkpoints }
+        ForwardResult { y, gates: last_gates, state, checkpoints }
     }
 
     fn step_forward<B: RecurrentKernels>(
@@ -211,7 +213,7 @@ impl Recurrence {
     }
 }
 
-/// Does something with some of the gates, which may be replaced.
+/// Calls `f` with some of the gates, which it may replace.
 pub(super) fn with_some<T, R>(gates: &mut Vec<T>, some: Range<usize>, f: impl FnOnce(&mut Vec<T>) -> R) -> R {
     let start = some.start;
     let mut taken = gates.drain(some).collect();
@@ -220,12 +222,12 @@ pub(super) fn with_some<T, R>(gates: &mut Vec<T>, some: Range<usize>, f: impl Fn
     result
 }
 
-/// A weight that is read, and so was kept.
+/// A weight that was kept because it is read.
 pub(super) fn weight<T>(weight: &Option<T>) -> &T {
     weight.as_ref().expect("a weight that is read is kept")
 }
 
-/// A sequence as rows of features.
+/// A sequence as a matrix of features, with a row per step and batch item.
 pub(super) fn matrix<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let shape = x.shape();
     B::float_reshape(x, Shape::new([shape[0] * shape[1], shape[2]]))

@@ -1,4 +1,4 @@
-//! One loop over all pairs, in place.
+//! The kernel on a CPU: one loop over all pairs, in place.
 use super::RotaryKernels;
 use crate::backend::cpu::{CpuBackend, CpuElement, parallel, with_element};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
@@ -15,7 +15,7 @@ impl<B: CpuBackend> RotaryKernels for B {
     }
 }
 
-/// Rotates rows of pairs by `factors`, which holds those of every position in turn; `adjoint`: rotates back.
+/// Rotates rows of pairs by the `factors` of all positions, or back if `adjoint`.
 fn rotate<E: CpuElement>(x: &mut [E], factors: &[E], features: usize, adjoint: bool) {
     let positions = factors.len() / (2 * features);
     let task = parallel::items_per_task(x.len() / features, features);

@@ -1,7 +1,7 @@
-//! A kernel for devices: one pass, with fusion and without (of the slices and concatenations of the composition, fusion makes
-//! several).
+//! A kernel for devices: rotates in one pass. It is taken with fusion, too, which makes several kernels of the slices and concatenations
+//! of the composition.
 use super::RotaryKernels;
-use crate::backend::cube::{Output, address_type, types, units};
+use crate::backend::cube::{Grid, Output, launch};
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Backend, Cube, TensorMetadata, backend_extension, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
@@ -32,17 +32,13 @@ impl RotaryCube for CubeBackend {
         let factors = into_contiguous(factors);
         let [positions, features, _] = factors.shape().dims();
         let pairs = x.shape().num_elements() / 2;
-        if pairs > 0 {
-            let (count, dim) = units(&x.client, pairs);
-            let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
+        if let Some(grid) = Grid::of_units(pairs, &[&x]) {
             let of_factors = dtype_to_storage_type(factors.dtype);
             // SAFETY: the kernel compares every position with the number of pairs.
             unsafe {
-                rotate_kernel::launch_unchecked(
-                    &client,
-                    count,
-                    dim,
-                    at,
+                launch!(
+                    rotate_kernel,
+                    grid,
                     x.into_linear_view(),
                     y.view(),
                     factors.into_buffer_arg(),
@@ -50,7 +46,7 @@ impl RotaryCube for CubeBackend {
                     positions,
                     features / 2,
                     adjoint,
-                    dtypes,
+                    grid.dtypes,
                     of_factors,
                 );
             }

@@ -3,10 +3,10 @@
 //! | | |
 //! | --- | --- |
 //! | computes | `y[2i] = x[2i] c[2i] - x[2i+1] s[2i]`, `y[2i+1] = x[2i+1] c[2i+1] + x[2i] s[2i+1]` |
-//! | keeps | a handle of the factors `c` and `s`, if `x` is tracked |
+//! | keeps | the factors `c` and `s` (a handle), if `x` is tracked |
 //! | backward | `dx[2i] = dy[2i] c[2i] + dy[2i+1] s[2i+1]`, `dx[2i+1] = dy[2i+1] c[2i+1] - dy[2i] s[2i]` |
 //!
-//! Stock Burn multiplies by a matrix of signs, and makes four tensors of twice the size of `x` along the way.
+//! Stock Burn multiplies by a matrix of signs, and makes four intermediate tensors of twice the size of `x`.
 use crate::backend::composing_backends;
 use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
 use burn::backend::{Backend, TensorMetadata, tensor::FloatTensor};
@@ -20,8 +20,8 @@ mod cube;
 extension! {
     /// Rotary encoding.
     pub trait RotaryOps(RotaryKernels) {
-        /// `x` `[..., positions, features]` rotated by `factors` `[positions, features, 2]`, which are constants: the cosine and
-        /// the sine of every feature.
+        /// `x` `[..., positions, features]` rotated by the constants `factors` `[positions, features, 2]`, the cosine and the sine of every
+        /// feature.
         fn memsave_rotary(x: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self> {
             let factors = Self::plain(factors);
             Self::run(Rotary::<<Self as Run>::Plain> { factors }, [Some(x)])
@@ -65,8 +65,8 @@ impl<B: RotaryKernels> Operation<B, 1> for Rotary<B> {
 
 /// The kernel.
 pub trait RotaryKernels: Backend {
-    /// Pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`;
-    /// `adjoint`: rotated back, as gradients are. In place of `x`, if that is the only handle of its tensor.
+    /// The pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`, or if
+    /// `adjoint`, rotated back, as gradients are. In place if `x` is the only handle of its tensor.
     fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self> {
         let shape = x.shape();
         let [positions, features, _] = factors.shape().dims();

@@ -1,7 +1,7 @@
-//! Fused loops: the statistics of a row are computed while it is in the cache.
+//! The kernels on a CPU: fused loops that compute the statistics of a row while it is in the cache.
 //!
-//! Beside the tensors a thread has sums for those gradients of gamma and beta that are wanted, in f64, and for both in the type of sums, of
-//! a few rows: for all threads together as many elements as a quarter of `x`, or those of one thread. Nothing if none is wanted.
+//! If gradients of gamma or beta are wanted, a thread has sums for these in f64 besides the tensors, and sums of a few rows for both in the
+//! type that sums are made in. All threads together hold as many elements as a quarter of `x`, or those of one thread if that is more.
 use super::{NormGrads, RowNorm, RowNormKernels};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
@@ -64,7 +64,7 @@ struct Parameters<A> {
 }
 
 impl<A: CpuElement<Acc = A>> Parameters<A> {
-    /// Those that are missing change nothing.
+    /// A missing gamma counts as 1, a missing beta as 0.
     fn new<E: CpuElement<Acc = A>>(norm: &RowNorm, gamma: Option<&[E]>, beta: Option<&[E]>) -> Self {
         let widened = |values: Option<&[E]>, otherwise: A| match values {
             Some(values) => values.iter().map(|value| value.widen()).collect(),
@@ -152,15 +152,15 @@ impl RowNorm {
     }
 }
 
-/// What a thread adds up over the rows that it visits.
+/// The sums over the rows that a thread visits.
 struct Visit<'a, E: CpuElement> {
     norm: &'a RowNorm,
     gamma: &'a [E::Acc],
     grads: ParameterGrads,
-    /// If rows are [of parameters](RowNorm::has_rows_of_parameters): sums of a few of them, for gamma and beta, not yet in `grads`; empty if
-    /// neither is wanted. Adding in this type is faster, but loses precision over many rows.
+    /// If there are [rows of parameters](RowNorm::has_rows_of_parameters): the sums of a few rows, for gamma and beta, that are not yet in
+    /// `grads`; empty if neither is wanted. To add in this type is faster, but loses precision over many rows.
     few: Option<[Vec<E::Acc>; 2]>,
-    /// How many rows those are.
+    /// The number of rows in `few`.
     rows: usize,
 }
 
@@ -183,7 +183,7 @@ impl<'a, E: CpuElement> Visit<'a, E> {
         Self { norm, gamma, grads: ParameterGrads::new(norm, wanted), few, rows: 0 }
     }
 
-    /// Adds row number `at` to the gradients of the parameters; returns how to get its `dx`.
+    /// Adds row number `at` to the gradients of the parameters, and returns what its `dx` is computed from.
     fn add(&mut self, at: usize, x: &[E], dy: &[E]) -> Line<E::Acc> {
         let [mean, inv_std] = statistics(x, self.norm);
         let start = at % self.norm.groups * self.norm.channels;

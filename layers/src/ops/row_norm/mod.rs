@@ -1,4 +1,4 @@
-//! Layer, RMS, group and instance normalization: over rows of elements.
+//! Layer, RMS, group and instance normalization, as normalizations over rows of elements.
 //!
 //! | | |
 //! | --- | --- |
@@ -7,10 +7,12 @@
 //! | backward | `dx = (g - mean(g) - x_hat mean(g x_hat)) / std`, `g = gamma dy`, `x_hat = (x - mean) / std` |
 //! | | `dgamma = sum(dy x_hat)`, `dbeta = sum(dy)` |
 //!
-//! Where `x` is kept, the output is offered for [recomputation](super::recompute): the next layer then keeps nothing.
+//! "(a handle)" means that no copy is made. [`RowNorm`] says which elements form a row, and so which of the four norms it is.
 //!
-//! The backward pass computes the statistics of a row again, while the row is in the cache. Stock Burn records ten small
-//! operations, which keep two tensors of the size of `x`.
+//! If `x` is kept, the output is offered for [recomputation](crate::graph), so that the next layer need not keep it. The mean and the
+//! variance of a row are not kept: the backward pass recomputes them while the row is in the cache.
+//!
+//! Burn's own layers ("stock Burn") record ten small operations, which keep two tensors of the size of `x`.
 use crate::backend::{ChannelSums, composing_backends, widen};
 use crate::{
     backend::optional::MaybeTensor,
@@ -34,7 +36,7 @@ pub struct RowNorm {
     pub centered: bool,
     /// Added to the variance.
     pub epsilon: f64,
-    /// The number of consecutive rows with parameters of their own.
+    /// The number of rows after which the parameters repeat.
     pub groups: usize,
     /// Parameters per row.
     pub channels: usize,
@@ -136,7 +138,7 @@ impl<B: RowNormKernels> Operation<B, 3> for RowNorm {
 
 /// The kernels.
 pub trait RowNormKernels: ChannelSums {
-    /// The rows of `x`, normalized; a missing parameter changes nothing.
+    /// The rows of `x`, normalized. A missing gamma counts as 1, a missing beta as 0.
     fn row_norm(
         x: FloatTensor<Self>,
         gamma: Option<FloatTensor<Self>>,
@@ -184,7 +186,7 @@ pub trait RowNormKernels: ChannelSums {
 }
 composing_backends!(RowNormKernels);
 
-/// The rows, centered if asked for, and their standard deviations, `[rows, 1]`; in a type that can hold squares.
+/// The rows, centered if `norm` says so, and their standard deviations, `[rows, 1]`; in a dtype that can hold squares.
 fn rows<B: Backend>(x: FloatTensor<B>, norm: &RowNorm) -> (FloatTensor<B>, FloatTensor<B>) {
     let rows = Shape::new([x.shape().num_elements() / norm.row().max(1), norm.row()]);
     let x = B::float_reshape(widen::<B>(x), rows);
@@ -196,7 +198,7 @@ fn rows<B: Backend>(x: FloatTensor<B>, norm: &RowNorm) -> (FloatTensor<B>, Float
     (x, B::float_sqrt(B::float_add_scalar(variance, norm.epsilon.into())))
 }
 
-/// `x` with a parameter per channel, in whatever type `x` has.
+/// `op` of `x` and a parameter per channel, in the dtype of `x`.
 fn with_parameter<B: Backend>(
     x: FloatTensor<B>,
     parameter: Option<FloatTensor<B>>,

@@ -1,9 +1,9 @@
-//! Kernels for devices: each one pass, slopes drawn in it.
+//! Kernels for devices, of one pass each, which draws the slopes.
 use super::RReluKernels;
 use crate::backend::Saved;
 use crate::backend::cube::{
-    GROUP, Output, TURNS, address_type, bit, draw_seed, empty_words, group_of_unit, is_set, join, random,
-    split, types, units, vector_size, words,
+    GROUP, Grid, Output, TURNS, bit, draw_seed, empty_words, group_of_unit, is_set, join, launch, random,
+    split, vector_size, words,
 };
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,
@@ -17,7 +17,7 @@ use burn_cubecl::cubecl::{
     std::tensor::layout::linear::{LinearView, LinearViewMut},
 };
 
-/// Slopes that are drawn whenever they are read, and where they count.
+/// Slopes that are drawn whenever they are read, and where they apply.
 #[derive(Clone, Debug)]
 pub struct DrawnSlopes {
     bounds: [f64; 2],
@@ -48,7 +48,7 @@ impl RReluKernels for Cube {
 
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait RReluCube: Backend {
-    /// `x` times its factors, and the words of a mask of where it is negative.
+    /// `x` times its factors, and the words of a mask that tells where `x` is negative.
     #[fusion(meta = |x, _seed, _bounds| (x.clone(), crate::backend::cube::described_words(x)))]
     fn cube_rrelu(
         x: FloatTensor<Self>,
@@ -74,20 +74,13 @@ impl RReluCube for CubeBackend {
     ) -> (FloatTensor<Self>, IntTensor<Self>) {
         let negative = empty_words(&x);
         let y = Output::replacing(&x, 0);
-        let words = words(x.shape().num_elements());
-        if words > 0 {
-            let size = vector_size(&[&x, &y.tensor], GROUP);
-            let (count, dim) = units(&x.client, words);
-            let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
-            let [lower, upper] = bounds.map(|bound| InputScalar::new(bound, dtypes[1]));
+        let size = vector_size(&[&x, &y.tensor], GROUP);
+        if let Some(grid) = Grid::of_units(words(x.meta.num_elements()), &[&x]) {
+            let [lower, upper] = bounds.map(|bound| grid.scalar(bound));
             let (x, y, seed) = (x.into_linear_view(), y.view(), seed.into_linear_view());
             let packed = negative.clone().into_linear_view();
             // SAFETY: the kernel compares every position with the shapes.
-            unsafe {
-                forward_kernel::launch_unchecked(
-                    &client, count, dim, at, size, x, y, packed, seed, lower, upper, dtypes,
-                );
-            }
+            unsafe { launch!(forward_kernel, grid, size, x, y, packed, seed, lower, upper, grid.dtypes) };
         }
         (y.tensor, negative)
     }
@@ -99,26 +92,19 @@ impl RReluCube for CubeBackend {
         bounds: [f64; 2],
     ) -> FloatTensor<Self> {
         let y = Output::replacing(&x, 0);
-        let words = words(x.shape().num_elements());
-        if words > 0 {
-            let size = vector_size(&[&x, &y.tensor], GROUP);
-            let (count, dim) = units(&x.client, words);
-            let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
-            let [lower, upper] = bounds.map(|bound| InputScalar::new(bound, dtypes[1]));
+        let size = vector_size(&[&x, &y.tensor], GROUP);
+        if let Some(grid) = Grid::of_units(words(x.meta.num_elements()), &[&x]) {
+            let [lower, upper] = bounds.map(|bound| grid.scalar(bound));
             let (x, y, seed) = (x.into_linear_view(), y.view(), seed.into_linear_view());
             let packed = negative.into_linear_view();
             // SAFETY: the kernel compares every position with the shapes.
-            unsafe {
-                times_kernel::launch_unchecked(
-                    &client, count, dim, at, size, x, y, packed, seed, lower, upper, dtypes,
-                );
-            }
+            unsafe { launch!(times_kernel, grid, size, x, y, packed, seed, lower, upper, grid.dtypes) };
         }
         y.tensor
     }
 }
 
-/// The slopes of a vector of a group.
+/// The slopes of one vector of a group.
 #[cube]
 fn slopes<W: Float, N: Size>(
     numbers: &random::Numbers,

@@ -1,4 +1,4 @@
-//! Slopes from Burn's generator, on backends without kernels for devices.
+//! Slopes from Burn's random numbers, on CPUs and on devices without kernels of this crate.
 use super::RReluKernels;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 use crate::backend::cpu::CpuBackend;
@@ -18,13 +18,13 @@ impl<B: Backend> Saved for Factors<B> {
 }
 
 impl<B: Backend> Factors<B> {
-    /// Slopes from Burn's generator; `x` times its factors, and these.
+    /// Draws slopes; returns `x` times its factors, and the factors.
     fn draw(x: FloatTensor<B>, [lower, upper]: [f64; 2]) -> (FloatTensor<B>, Self) {
         let device = x.device();
         let slopes = Distribution::Uniform(lower, upper);
         let slopes = B::float_random(x.shape(), slopes, &device, x.dtype().into());
         let bools = get_or_init_device_settings::<B>(&device).bool_dtype;
-        // A NaN is not negative, either.
+        // Not `x >= 0`, since a NaN stays, too.
         let stays = B::bool_not(B::float_lower_elem(x.clone(), 0.into(), bools));
         let factors = Self(B::float_mask_fill(slopes, stays, 1.into()));
         (factors.times(x), factors)

@@ -2,14 +2,15 @@
 //!
 //! | | |
 //! | --- | --- |
-//! | computes | `y = x` if `x >= 0`, else `slope * x`, a slope drawn for every element |
-//! | keeps | if `x` is tracked the factor, 1 or the slope, of every element; with kernels for devices 1 bit per element, and a seed of 16 bytes |
+//! | computes | `y = x` if `x >= 0`, else `slope * x`; the slope is drawn per element |
+//! | keeps | if `x` is tracked, the factor of every element, 1 or the slope; |
+//! | | with kernels for devices, 1 bit per element and a seed of 16 bytes |
 //! | backward | `dx = dy * factor` |
 //!
-//! Where `x` is kept by another step, or computed again, the output is offered for [recomputation](super::recompute).
+//! If `x` is kept by another step or recomputed, the output is offered for [recomputation](crate::graph).
 //!
-//! Stock Burn keeps several tensors. On CPU backends slopes are drawn as stock draws them; on devices by place, and drawn again
-//! in the backward pass.
+//! Stock Burn keeps several tensors. CPU backends draw the same slopes as stock Burn. Device kernels draw a slope from the seed and the
+//! position of the element, and draw it again in the backward pass.
 use crate::backend::Saved;
 use crate::graph::{
     BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given, tape,
@@ -36,7 +37,7 @@ const X: usize = 0;
 /// Randomized leaky ReLU.
 #[derive(Clone, Copy, Debug)]
 pub struct RRelu {
-    /// The least slope and the one that all are below.
+    /// The least slope, and the upper bound, which no slope reaches.
     bounds: [f64; 2],
 }
 
@@ -85,7 +86,7 @@ impl<B: RReluKernels> Operation<B, 1> for RRelu {
 
 /// The kernels.
 pub trait RReluKernels: Backend {
-    /// The factors of all elements, in some form.
+    /// The factors of all elements.
     type Slopes: Saved;
 
     /// Draws slopes; `x` times its factors, and these.

@@ -1,5 +1,8 @@
-//! Fused loops: one pass.
-use super::{GELU_CUBE, SELU_ALPHA, SELU_SCALE, SOFTPLUS_THRESHOLD, SQRT_2_OVER_PI, Smooth, SmoothKernels};
+//! Fused loops: one pass, with the `cpu` formulas of `functions.rs`.
+use super::functions::{
+    GELU_CUBE, SELU_ALPHA, SELU_SCALE, SOFTPLUS_THRESHOLD, SQRT_2_OVER_PI, smooth_functions,
+};
+use super::{Smooth, SmoothKernels};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     exp::{log_1p, sigmoid},
@@ -8,6 +11,7 @@ use crate::backend::cpu::{
 };
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, bf16, f16};
+use core::marker::PhantomData;
 
 impl<B: CpuBackend> SmoothKernels for B {
     fn smooth(x: FloatTensor<B>, f: Smooth) -> FloatTensor<B> {
@@ -31,34 +35,6 @@ impl<B: CpuBackend> SmoothKernels for B {
     }
 }
 
-impl Smooth {
-    /// Calls the visitor with the function, in the arithmetic of `A`. One call per variant, so that each gets loops of its own.
-    #[inline(always)]
-    pub fn with<A: CpuElement<Acc = A>, R>(self, visitor: impl Visitor<A, R>) -> R {
-        let num = A::from_f64;
-        match self {
-            Self::Gelu => visitor.visit(Gelu),
-            Self::GeluApproximate => visitor.visit(GeluApproximate),
-            Self::Silu => visitor.visit(Silu),
-            Self::Mish => visitor.visit(Mish),
-            Self::Softplus { beta, threshold } => {
-                // Beyond the capped threshold the function is the identity to the last digit.
-                let threshold = num(threshold).min(A::max_value().ln());
-                visitor.visit(Softplus { beta: num(beta), threshold })
-            }
-            Self::Softsign => visitor.visit(Softsign),
-            Self::Elu { alpha } => visitor.visit(Elu { alpha: num(alpha) }),
-            Self::Celu { alpha } => visitor.visit(Celu { alpha: num(alpha) }),
-            Self::Selu => visitor.visit(Selu),
-            Self::LogSigmoid => visitor.visit(LogSigmoid),
-            Self::HardSwish => visitor.visit(HardSwish),
-            Self::Tanhshrink => visitor.visit(Tanhshrink),
-            Self::Sigmoid => visitor.visit(Sigmoid),
-            Self::Tanh => visitor.visit(Tanh),
-        }
-    }
-}
-
 /// What to do with a function whose type is known only inside.
 pub trait Visitor<A, R> {
     fn visit(self, curve: impl Curve<A>) -> R;
@@ -72,35 +48,62 @@ pub trait Curve<A>: Copy + Send + Sync {
 }
 
 macro_rules! curves {
-    ($($curve:ident $([$($field:ident),+])? {
-        value($x:ident) $value:block
-        slope($y:ident) $slope:block
-    })+) => {$(
-        curves!(@struct $curve $([$($field),+])?);
-        impl<A: CpuElement<Acc = A>> Curve<A> for curves!(@type $curve $([$($field),+])?) {
-            #[inline(always)]
-            fn value(self, $x: A) -> A {
-                $(let Self { $($field),+ } = self;)?
-                $value
+    ($(
+        $(#[$doc:meta])*
+        $variant:ident $({ $($(#[$of_field:meta])* $field:ident = $tested:literal,)+ })?, $name:literal, slope from $read:ident:
+            cpu {
+                value($x:ident) $value:tt
+                slope($y:ident) $slope:tt
             }
+            #[cube] $cube:tt
+            composed $composed:tt
+    )+) => {
+        impl Smooth {
+            /// Calls the visitor with the function, in the arithmetic of `A`. One call per variant, so that each gets loops of its own.
             #[inline(always)]
-            fn slope(self, $y: A) -> A {
-                $(#[allow(unused_variables, reason = "of the function only")]
-                let Self { $($field),+ } = self;)?
-                $slope
+            pub fn with<A: CpuElement<Acc = A>, R>(self, visitor: impl Visitor<A, R>) -> R {
+                match self.capped::<A>() {$(
+                    Self::$variant $({ $($field),+ })? => {
+                        visitor.visit($variant::<A> { $($($field: num($field),)+)? of: PhantomData })
+                    }
+                )+}
             }
         }
-    )+};
-    (@struct $curve:ident [$($field:ident),+]) => {
-        #[derive(Clone, Copy)]
-        struct $curve<A> { $($field: A),+ }
+        $(
+            #[derive(Clone, Copy)]
+            struct $variant<A> {
+                $($($field: A,)+)?
+                of: PhantomData<A>,
+            }
+
+            impl<A: CpuElement<Acc = A>> Curve<A> for $variant<A> {
+                #[inline(always)]
+                fn value(self, $x: A) -> A {
+                    $(let Self { $($field,)+ .. } = self;)?
+                    $value
+                }
+                #[inline(always)]
+                fn slope(self, $y: A) -> A {
+                    $(#[allow(unused_variables, reason = "of the function only")]
+                    let Self { $($field,)+ .. } = self;)?
+                    $slope
+                }
+            }
+        )+
     };
-    (@struct $curve:ident) => {
-        #[derive(Clone, Copy)]
-        struct $curve;
-    };
-    (@type $curve:ident [$($field:ident),+]) => { $curve<A> };
-    (@type $curve:ident) => { $curve };
+}
+smooth_functions!(curves);
+
+impl Smooth {
+    /// The same function of numbers of type `A`: beyond the largest threshold, softplus is the identity to the last digit.
+    fn capped<A: CpuElement>(self) -> Self {
+        match self {
+            Self::Softplus { beta, threshold } => {
+                Self::Softplus { beta, threshold: threshold.min(A::max_value().ln().into_f64()) }
+            }
+            other => other,
+        }
+    }
 }
 
 /// A constant.
@@ -137,102 +140,6 @@ fn exp_branch<A: CpuElement>(x: A, alpha: A, width: A) -> A {
 #[inline(always)]
 fn hard_gate<A: CpuElement>(x: A) -> A {
     x * num(1.0 / 6.0) + num(0.5)
-}
-
-curves! {
-    Gelu {
-        value(x) { x * normal(x) }
-        slope(x) {
-            let density = num::<A>(SQRT_2_OVER_PI * 0.5);
-            normal(x) + x * density * (-num::<A>(0.5) * x * x).fast_exp()
-        }
-    }
-    GeluApproximate {
-        value(x) { num::<A>(0.5) * x * (A::one() + gelu_tanh(x)) }
-        slope(x) {
-            let (half, one, t) = (num::<A>(0.5), A::one(), gelu_tanh(x));
-            let inner = num::<A>(SQRT_2_OVER_PI) * (one + num::<A>(3.0) * num(GELU_CUBE) * x * x);
-            half * (one + t) + half * x * (one - t * t) * inner
-        }
-    }
-    Silu {
-        value(x) { x * sigmoid(x) }
-        slope(x) {
-            let s = sigmoid(x);
-            s * (A::one() + x * (A::one() - s))
-        }
-    }
-    // With e = exp(x) and n = e (e + 2): tanh(log(1 + e)) = n / (n + 2), so that one exponential is enough.
-    Mish {
-        value(x) {
-            let e = capped_exp(x);
-            let n = e * (e + num(2.0));
-            x * (n / (n + num(2.0)))
-        }
-        slope(x) {
-            let (e, double) = (capped_exp(x), num::<A>(2.0));
-            let n = e * (e + double);
-            let falling = num::<A>(4.0) * e * (A::one() + e) / ((n + double) * (n + double));
-            n / (n + double) + if x > num(SOFTPLUS_THRESHOLD) { A::zero() } else { x * falling }
-        }
-    }
-    Softplus [beta, threshold] {
-        value(x) { if beta * x > threshold { x } else { log_1p((beta * x).fast_exp()) / beta } }
-        slope(x) { if beta * x > threshold { A::one() } else { sigmoid(beta * x) } }
-    }
-    Softsign {
-        value(x) { x / (A::one() + x.abs()) }
-        slope(x) {
-            let inverse = A::one() / (A::one() + x.abs());
-            inverse * inverse
-        }
-    }
-    Elu [alpha] {
-        value(x) { exp_branch(x, alpha, A::one()) }
-        slope(x) { if x > A::zero() { A::one() } else { alpha * x.fast_exp() } }
-    }
-    Celu [alpha] {
-        value(x) { exp_branch(x, alpha, alpha) }
-        slope(x) { if x > A::zero() { A::one() } else { (x / alpha).fast_exp() } }
-    }
-    Selu {
-        value(x) { num::<A>(SELU_SCALE) * exp_branch(x, num(SELU_ALPHA), A::one()) }
-        slope(x) {
-            num::<A>(SELU_SCALE) * if x >= A::zero() { A::one() } else { num::<A>(SELU_ALPHA) * x.fast_exp() }
-        }
-    }
-    LogSigmoid {
-        value(x) { x.min(A::zero()) - log_1p((-x.abs()).fast_exp()) }
-        slope(x) { sigmoid(-x) }
-    }
-    HardSwish {
-        value(x) { x * hard_gate(x).max(A::zero()).min(A::one()) }
-        slope(x) {
-            let g = hard_gate(x);
-            if g < A::zero() {
-                A::zero()
-            } else if g > A::one() {
-                A::one()
-            } else {
-                g + x * num(1.0 / 6.0)
-            }
-        }
-    }
-    Tanhshrink {
-        value(x) { x - x.fast_tanh() }
-        slope(x) {
-            let t = x.fast_tanh();
-            t * t
-        }
-    }
-    Sigmoid {
-        value(x) { sigmoid(x) }
-        slope(y) { y * (A::one() - y) }
-    }
-    Tanh {
-        value(x) { x.fast_tanh() }
-        slope(y) { A::one() - y * y }
-    }
 }
 
 /// Elements per task.

@@ -1,45 +1,31 @@
-//! Kernels for devices: the function, and the gradient, in one pass, where the composition has up to fifteen.
+//! Kernels for devices: the function, and the gradient, in one pass, where the composition has up to fifteen. The formulas are the `cube`
+//! ones of `functions.rs`.
 //!
 //! Only where operations are not fused: fusion makes one kernel of the composition, and of what is around it.
-use super::{GELU_CUBE, SELU_ALPHA, SELU_SCALE, SOFTPLUS_THRESHOLD, SQRT_2_OVER_PI, Smooth, SmoothKernels};
-use crate::backend::cube::{
-    Output, address_type, in_memory_order, log_1p_exp, number, sigmoid, types, units, vector_size,
+use super::functions::{
+    GELU_CUBE, SELU_ALPHA, SELU_SCALE, SOFTPLUS_THRESHOLD, SQRT_2_OVER_PI, smooth_functions,
 };
+use super::{Smooth, SmoothKernels};
+use crate::backend::cube::{Grid, Output, in_memory_order, launch, log_1p_exp, number, sigmoid, vector_size};
 use burn::backend::{Cube, tensor::FloatTensor};
 use burn_cubecl::cubecl::{
     self,
     ir::ElemType,
-    prelude::*,
+    prelude::{Tanh as _, *}, // named, because a formula hides its name
     std::tensor::layout::linear::{LinearView, LinearViewMut},
 };
 
 impl SmoothKernels for Cube {
     fn smooth(x: FloatTensor<Self>, f: Smooth) -> FloatTensor<Self> {
         let [y] = in_memory_order([x], |[x]| {
-            let (kind, parameters) = kind(f);
             let y = Output::replacing(&x, 0);
-            let len = x.meta.num_elements();
-            if len > 0 {
-                let size = vector_size(&[&x, &y.tensor], usize::MAX);
-                let (count, dim) = units(&x.client, len / size);
-                let (client, at, dtypes) = (x.client.clone(), address_type(&[&x]), types(x.dtype));
-                let [p, q] = parameters.map(|parameter| InputScalar::new(parameter, dtypes[1]));
+            let size = vector_size(&[&x, &y.tensor], usize::MAX);
+            if let Some(grid) = Grid::of_units(x.meta.num_elements() / size, &[&x]) {
+                let (kind, parameters) = kind(f);
+                let [p, q] = parameters.map(|parameter| grid.scalar(parameter));
+                let x = x.into_linear_view();
                 // SAFETY: the kernel compares every position with the shapes.
-                unsafe {
-                    value_kernel::launch_unchecked(
-                        &client,
-                        count,
-                        dim,
-                        at,
-                        size,
-                        x.into_linear_view(),
-                        y.view(),
-                        p,
-                        q,
-                        kind,
-                        dtypes,
-                    );
-                }
+                unsafe { launch!(value_kernel, grid, size, x, y.view(), p, q, kind, grid.dtypes) };
             }
             [y.tensor]
         });
@@ -48,32 +34,14 @@ impl SmoothKernels for Cube {
 
     fn smooth_backward(read: FloatTensor<Self>, f: Smooth, dy: FloatTensor<Self>) -> FloatTensor<Self> {
         let [dx] = in_memory_order([dy, read], |[dy, read]| {
-            let (kind, parameters) = kind(f);
             let dx = Output::replacing(&dy, 0);
-            let len = dy.meta.num_elements();
-            if len > 0 {
-                let size = vector_size(&[&dy, &read, &dx.tensor], usize::MAX);
-                let (count, dim) = units(&dy.client, len / size);
-                let (client, at, dtypes) = (dy.client.clone(), address_type(&[&dy, &read]), types(dy.dtype));
-                let [p, q] = parameters.map(|parameter| InputScalar::new(parameter, dtypes[1]));
+            let size = vector_size(&[&dy, &read, &dx.tensor], usize::MAX);
+            if let Some(grid) = Grid::of_units(dy.meta.num_elements() / size, &[&dy, &read]) {
+                let (kind, parameters) = kind(f);
+                let [p, q] = parameters.map(|parameter| grid.scalar(parameter));
                 let (dy, read) = (dy.into_linear_view(), read.into_linear_view());
                 // SAFETY: the kernel compares every position with the shapes.
-                unsafe {
-                    slope_kernel::launch_unchecked(
-                        &client,
-                        count,
-                        dim,
-                        at,
-                        size,
-                        dy,
-                        read,
-                        dx.view(),
-                        p,
-                        q,
-                        kind,
-                        dtypes,
-                    );
-                }
+                unsafe { launch!(slope_kernel, grid, size, dy, read, dx.view(), p, q, kind, grid.dtypes) };
             }
             [dx.tensor]
         });
@@ -81,43 +49,79 @@ impl SmoothKernels for Cube {
     }
 }
 
-/// The function without its numbers, for which a kernel is compiled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    Gelu,
-    GeluApproximate,
-    Silu,
-    Mish,
-    Softplus,
-    Softsign,
-    /// Also CELU.
-    Elu,
-    Selu,
-    LogSigmoid,
-    HardSwish,
-    Tanhshrink,
-    Sigmoid,
-    Tanh,
-}
+// The attribute of a formula comes with it: what `#[cube]` makes of a function has the hygiene of the attribute.
+macro_rules! formulas {
+    ($(
+        $(#[$doc:meta])*
+        $variant:ident $({
+            $(#[$of_p:meta])* $p:ident = $tested_p:literal,
+            $($(#[$of_q:meta])* $q:ident = $tested_q:literal,)?
+        })?, $name:literal, slope from $read:ident:
+            cpu $cpu:tt
+            $hash:tt $cube:tt {
+                value($x:ident) $value:tt
+                slope($y:ident) $slope:tt
+            }
+            composed $composed:tt
+    )+) => {
+        /// The function without its numbers, for which a kernel is compiled.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Kind {
+            $($variant,)+
+        }
 
-/// The kind of a function and its two numbers.
-pub fn kind(f: Smooth) -> (Kind, [f64; 2]) {
-    match f {
-        Smooth::Gelu => (Kind::Gelu, [0.0; 2]),
-        Smooth::GeluApproximate => (Kind::GeluApproximate, [0.0; 2]),
-        Smooth::Silu => (Kind::Silu, [0.0; 2]),
-        Smooth::Mish => (Kind::Mish, [0.0; 2]),
-        Smooth::Softplus { beta, threshold } => (Kind::Softplus, [beta, threshold]),
-        Smooth::Softsign => (Kind::Softsign, [0.0; 2]),
-        Smooth::Elu { alpha } => (Kind::Elu, [alpha, 1.0]),
-        Smooth::Celu { alpha } => (Kind::Elu, [alpha, alpha]),
-        Smooth::Selu => (Kind::Selu, [SELU_ALPHA, 1.0]),
-        Smooth::LogSigmoid => (Kind::LogSigmoid, [0.0; 2]),
-        Smooth::HardSwish => (Kind::HardSwish, [0.0; 2]),
-        Smooth::Tanhshrink => (Kind::Tanhshrink, [0.0; 2]),
-        Smooth::Sigmoid => (Kind::Sigmoid, [0.0; 2]),
-        Smooth::Tanh => (Kind::Tanh, [0.0; 2]),
-    }
+        /// The kind of a function and its two numbers.
+        pub fn kind(f: Smooth) -> (Kind, [f64; 2]) {
+            match f {
+                $(Smooth::$variant $({ $p $(, $q)? })? => (Kind::$variant, two(&[$($p $(, $q)?)?])),)+
+            }
+        }
+
+        /// The function.
+        #[cube]
+        pub fn value<W: Float, N: Size>(x: Vector<W, N>, p: W, q: W, #[comptime] kind: Kind) -> Vector<W, N> {
+            let (p, q) = (Vector::<W, N>::new(p), Vector::<W, N>::new(q));
+            match comptime!(kind) {$(
+                Kind::$variant => {
+                    $(let $p = p; $(let $q = q;)?)?
+                    $variant::value::<W, N>(x $(, $p $(, $q)?)?)
+                }
+            )+}
+        }
+
+        /// The slope, from the input or the [output](Smooth::reads_output).
+        #[cube]
+        pub fn slope<W: Float, N: Size>(x: Vector<W, N>, p: W, q: W, #[comptime] kind: Kind) -> Vector<W, N> {
+            let (p, q) = (Vector::<W, N>::new(p), Vector::<W, N>::new(q));
+            match comptime!(kind) {$(
+                Kind::$variant => {
+                    $(let $p = p; $(let $q = q;)?)?
+                    $variant::slope::<W, N>(x $(, $p $(, $q)?)?)
+                }
+            )+}
+        }
+
+        $(
+            struct $variant;
+
+            $hash $cube
+            impl $variant {
+                fn value<W: Float, N: Size>(
+                    $x: Vector<W, N> $(, $p: Vector<W, N> $(, $q: Vector<W, N>)?)?
+                ) -> Vector<W, N> $value
+
+                fn slope<W: Float, N: Size>(
+                    $y: Vector<W, N> $(, $p: Vector<W, N> $(, $q: Vector<W, N>)?)?
+                ) -> Vector<W, N> $slope
+            }
+        )+
+    };
+}
+smooth_functions!(formulas);
+
+/// The numbers of a function, and 0 in the place of those that it does not have.
+fn two(numbers: &[f64]) -> [f64; 2] {
+    [0, 1].map(|at| numbers.get(at).copied().unwrap_or_default())
 }
 
 /// The distribution function of the normal distribution.
@@ -137,91 +141,23 @@ fn gelu_tanh<W: Float, N: Size>(x: Vector<W, N>) -> Vector<W, N> {
 /// `tanh(log(1 + e^x))`
 #[cube]
 fn mish_tanh<W: Float, N: Size>(x: Vector<W, N>) -> Vector<W, N> {
-    // With e = exp(x) and n = e (e + 2) it is n / (n + 2).
     let two = number::<W, N>(2.0);
     let e = x.min(number::<W, N>(SOFTPLUS_THRESHOLD)).exp();
     let n = e * (e + two);
     n / (n + two)
 }
 
+/// `x`, and below zero `alpha (e^(x / width) - 1)`.
+#[cube]
+fn exp_branch<W: Float, N: Size>(x: Vector<W, N>, alpha: Vector<W, N>, width: Vector<W, N>) -> Vector<W, N> {
+    let below = alpha * ((x / width).exp() - number::<W, N>(1.0));
+    select_many(x.greater_than(&number::<W, N>(0.0)), x, below)
+}
+
 /// Of HardSwish.
 #[cube]
 fn hard_gate<W: Float, N: Size>(x: Vector<W, N>) -> Vector<W, N> {
     x * number::<W, N>(1.0 / 6.0) + number::<W, N>(0.5)
-}
-
-/// The function.
-#[cube]
-pub fn value<W: Float, N: Size>(x: Vector<W, N>, p: W, q: W, #[comptime] kind: Kind) -> Vector<W, N> {
-    let (p, q) = (Vector::<W, N>::new(p), Vector::<W, N>::new(q));
-    let (zero, one) = (number::<W, N>(0.0), number::<W, N>(1.0));
-    match comptime!(kind) {
-        Kind::Gelu => x * normal::<W, N>(x),
-        Kind::GeluApproximate => number::<W, N>(0.5) * x * (one + gelu_tanh::<W, N>(x)),
-        Kind::Silu => x * sigmoid::<W, N>(x),
-        Kind::Mish => x * mish_tanh::<W, N>(x),
-        Kind::Softplus => {
-            let scaled = x * p;
-            select_many(scaled.greater_than(&q), x, log_1p_exp::<W, N>(scaled) / p)
-        }
-        Kind::Softsign => x / (one + x.abs()),
-        Kind::Elu => select_many(x.greater_than(&zero), x, p * ((x / q).exp() - one)),
-        Kind::Selu => number::<W, N>(SELU_SCALE) * select_many(x.greater_than(&zero), x, p * (x.exp() - one)),
-        Kind::LogSigmoid => -log_1p_exp::<W, N>(-x),
-        Kind::HardSwish => x * hard_gate::<W, N>(x).max(zero).min(one),
-        Kind::Tanhshrink => x - x.tanh(),
-        Kind::Sigmoid => sigmoid::<W, N>(x),
-        Kind::Tanh => x.tanh(),
-    }
-}
-
-/// The slope, from the input or the [output](Smooth::reads_output).
-#[cube]
-pub fn slope<W: Float, N: Size>(x: Vector<W, N>, p: W, q: W, #[comptime] kind: Kind) -> Vector<W, N> {
-    let (p, q) = (Vector::<W, N>::new(p), Vector::<W, N>::new(q));
-    let (zero, one) = (number::<W, N>(0.0), number::<W, N>(1.0));
-    match comptime!(kind) {
-        Kind::Gelu => {
-            let density = number::<W, N>(SQRT_2_OVER_PI * 0.5) * (number::<W, N>(-0.5) * x * x).exp();
-            normal::<W, N>(x) + x * density
-        }
-        Kind::GeluApproximate => {
-            let (half, t) = (number::<W, N>(0.5), gelu_tanh::<W, N>(x));
-            let inner = number::<W, N>(SQRT_2_OVER_PI) * (one + number::<W, N>(3.0 * GELU_CUBE) * x * x);
-            half * (one + t) + half * x * (one - t * t) * inner
-        }
-        Kind::Silu => {
-            let s = sigmoid::<W, N>(x);
-            s * (one + x * (one - s))
-        }
-        Kind::Mish => {
-            let t = mish_tanh::<W, N>(x);
-            t + x * (one - t * t) * sigmoid::<W, N>(x)
-        }
-        Kind::Softplus => {
-            let scaled = x * p;
-            select_many(scaled.greater_than(&q), one, sigmoid::<W, N>(scaled))
-        }
-        Kind::Softsign => {
-            let inverse = one / (one + x.abs());
-            inverse * inverse
-        }
-        Kind::Elu => select_many(x.greater_than(&zero), one, (x / q).exp() * (p / q)),
-        Kind::Selu => number::<W, N>(SELU_SCALE) * select_many(x.greater_equal(&zero), one, p * x.exp()),
-        Kind::LogSigmoid => sigmoid::<W, N>(-x),
-        Kind::HardSwish => {
-            let gate = hard_gate::<W, N>(x);
-            let inside = gate + x * number::<W, N>(1.0 / 6.0);
-            let inside = select_many(gate.greater_than(&one), one, inside);
-            select_many(gate.less_than(&zero), zero, inside)
-        }
-        Kind::Tanhshrink => {
-            let t = x.tanh();
-            t * t
-        }
-        Kind::Sigmoid => x * (one - x),
-        Kind::Tanh => one - x * x,
-    }
 }
 
 #[cube(launch_unchecked, address_type = "dynamic")]

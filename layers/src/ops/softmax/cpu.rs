@@ -1,11 +1,12 @@
-//! Fused loops: along the last axis a row stays in the cache, along another one some columns do.
+//! The kernels on a CPU: fused loops. Along the last axis a row stays in the cache; along another axis, some columns do.
 //!
-//! Beside the tensors a thread holds 16 bytes for every column that it works on (24 of f64), of 1024 at most; parts of rows hold as much for 4096
-//! columns together.
+//! Besides the tensors, a thread holds 16 bytes (24 for f64) for every column that it works on, 1024 columns at most. Where threads take
+//! parts of rows instead, all parts together hold as much for 4096 columns.
 use super::{Softmax, SoftmaxKernels};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     exp::COST,
+    in_place::in_place_or_new,
     parallel::{self, vectorized},
     sums::{self, Sum},
     with_element,
@@ -16,15 +17,10 @@ use num_traits::{Float, Zero};
 
 impl<B: CpuBackend> SoftmaxKernels for B {
     fn softmax_along(x: FloatTensor<B>, f: Softmax, dim: usize) -> FloatTensor<B> {
-        let mut x = B::contiguous(x);
-        let axis = Axis::of(&x.shape(), dim);
+        let x = B::contiguous(x);
+        let axis = SoftmaxAxis::of(&x.shape(), dim);
         with_element!(x.dtype(), "softmax", E => {
-            if x.can_mut() {
-                forward_in_place(B::as_slice_mut::<E>(&mut x), f, axis);
-                x
-            } else {
-                B::from_vec(forward(B::as_slice::<E>(&x), f, axis), x.shape())
-            }
+            in_place_or_new::<B, E>(x, |x| forward_in_place(x, f, axis), |x| forward(x, f, axis))
         })
     }
 
@@ -35,7 +31,7 @@ impl<B: CpuBackend> SoftmaxKernels for B {
         dy: FloatTensor<B>,
     ) -> FloatTensor<B> {
         let (y, mut dy) = (B::contiguous(y), B::contiguous(dy));
-        let axis = Axis::of(&y.shape(), dim);
+        let axis = SoftmaxAxis::of(&y.shape(), dim);
         with_element!(dy.dtype(), "softmax", E => {
             backward(B::as_slice::<E>(&y), f, axis, B::as_slice_mut(&mut dy));
         });
@@ -43,35 +39,36 @@ impl<B: CpuBackend> SoftmaxKernels for B {
     }
 }
 
-/// The elements of a tensor, in order, are `[repeats, length, inner]`: `length` elements that are `inner` apart belong together.
+/// The axis of a softmax. The elements of the tensor, in order, are `[repeats, length, inner]`: `length` elements at distances of `inner`
+/// belong together.
 #[derive(Clone, Copy, Debug)]
-struct Axis {
+struct SoftmaxAxis {
     length: usize,
     inner: usize,
 }
 
-/// Elements of a strip: they stay in a second-level cache.
+/// Elements of a strip, which stay in a second-level cache.
 const STRIP: usize = 1 << 16;
 
-/// Columns of a strip, at most and at least: of fewer, memory is read a few cache lines at a time. What a thread holds beside the tensors
-/// is 16 bytes for each of them.
+/// The most and the fewest columns of a strip. The most bound what a thread holds besides the tensors, 16 bytes per column. With fewer than
+/// the fewest, memory would be read only a few cache lines at a time.
 const WIDEST: usize = 1 << 10;
 const NARROWEST: usize = 1 << 6;
 
-/// Columns of all parts that the rows of a block are divided into, at most: 64 KiB of what is held for them.
+/// The most columns of all parts together into which the rows of a block are divided: 64 KiB are held for them.
 const COLUMNS_OF_PARTS: usize = 1 << 12;
 
-impl Axis {
+impl SoftmaxAxis {
     fn of(shape: &Shape, dim: usize) -> Self {
         Self { length: shape[dim], inner: shape[dim + 1..].iter().product() }
     }
 
-    /// The elements that lie together.
+    /// The elements of one repeat, which are contiguous.
     fn block(self) -> usize {
         self.length * self.inner
     }
 
-    /// The elements of one task, of `elements` in all.
+    /// The elements of one task, if there are `elements` in all.
     fn task(self, elements: usize) -> usize {
         self.block() * parallel::items_per_task(elements / self.block(), self.block())
     }
@@ -79,17 +76,17 @@ impl Axis {
     /// How `elements` are divided.
     fn division(self, elements: usize) -> Division {
         let (blocks, threads) = (elements / self.block().max(1), parallel::threads());
-        // Of so many strips per thread.
+        // The width of a strip, with this many strips per thread.
         let of_threads = |each: usize| self.inner.div_ceil((each * threads).div_ceil(blocks.max(1)));
         let width = match STRIP / self.length.max(1) {
-            // Nothing stays in the cache until it is read again: the wider, the better.
+            // Nothing stays in the cache until it is read again, so strips should be wide.
             few if few < NARROWEST => of_threads(1),
             cached => cached.min(of_threads(4)),
         };
         let width = width.next_multiple_of(NARROWEST).min(WIDEST).min(self.inner).max(1);
         let strips = blocks * self.inner.div_ceil(width);
         let parts = (COLUMNS_OF_PARTS / self.inner.max(1)).min(self.length);
-        // One block after the other.
+        // Blocks are then worked on one after the other.
         if work(self.block()).is_worth_it() && strips < threads.min(parts) {
             let job = parallel::items_per_thread(self.length, work(self.block()));
             return Division::Rows(job.max(self.length.div_ceil(parts)));
@@ -98,7 +95,7 @@ impl Axis {
     }
 }
 
-/// What threads take of columns: some columns at a time, or, where there are only few of them, some rows.
+/// The parts that threads take: so many columns, or where there are only few columns, so many rows.
 enum Division {
     Columns(usize),
     Rows(usize),
@@ -108,11 +105,12 @@ fn work(elements: usize) -> parallel::Work {
     parallel::Work::of([COST, elements])
 }
 
-/// Elements of a block that are copied where they are worked on, in the cache; those of larger ones are copied first, so many at a time.
+/// Blocks of at most this many elements are copied by the thread that works on them, while they are in the cache. Larger blocks are copied
+/// first, this many elements at a time.
 const COPIED: usize = 1 << 14;
 
 /// `f(x)`
-fn forward<E: CpuElement>(x: &[E], f: Softmax, axis: Axis) -> Vec<E> {
+fn forward<E: CpuElement>(x: &[E], f: Softmax, axis: SoftmaxAxis) -> Vec<E> {
     if axis.inner == 1 || axis.block() <= COPIED {
         return parallel::copied(x, axis.task(x.len()), work(x.len()), |_, y| match axis.inner {
             1 => forward_rows(y, f, axis),
@@ -125,7 +123,7 @@ fn forward<E: CpuElement>(x: &[E], f: Softmax, axis: Axis) -> Vec<E> {
 }
 
 /// Replaces every `x` by `f(x)`.
-fn forward_in_place<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis) {
+fn forward_in_place<E: CpuElement>(x: &mut [E], f: Softmax, axis: SoftmaxAxis) {
     let (len, work) = (x.len(), work(x.len()));
     if axis.inner == 1 {
         return parallel::chunks_mut(x, axis.task(len), work, |_, x| forward_rows(x, f, axis));
@@ -138,8 +136,14 @@ fn forward_in_place<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis) {
     }
 }
 
-/// [`forward_row`] of every column, in strips of so many.
-fn forward_strips<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis, width: usize, work: parallel::Work) {
+/// [`forward_row`] of every column, in strips of `width` columns.
+fn forward_strips<E: CpuElement>(
+    x: &mut [E],
+    f: Softmax,
+    axis: SoftmaxAxis,
+    width: usize,
+    work: parallel::Work,
+) {
     parallel::strips_mut(x, [axis.length, axis.inner], width, work, |_, mut strip| {
         let maxima = negated_and_maxima(strip.rows(), width, f);
         let shifts: Vec<_> = maxima.into_iter().map(|max| shift(max, f)).collect();
@@ -150,7 +154,7 @@ fn forward_strips<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis, width: usi
 }
 
 #[inline(always)]
-fn forward_rows<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis) {
+fn forward_rows<E: CpuElement>(x: &mut [E], f: Softmax, axis: SoftmaxAxis) {
     for row in x.chunks_exact_mut(axis.length) {
         if f == Softmax::Softmin {
             row.iter_mut().for_each(|x| *x = -*x);
@@ -159,14 +163,14 @@ fn forward_rows<E: CpuElement>(x: &mut [E], f: Softmax, axis: Axis) {
     }
 }
 
-/// What is subtracted before the exponential.
+/// The number that is subtracted before the exponential.
 #[inline(always)]
 fn shift<A: CpuElement<Acc = A>>(max: A, f: Softmax) -> A {
-    // A row without any finite element is one of zeros in a quiet softmax, not of NaN.
+    // In a quiet softmax, a row without a finite element gives zeros, not NaN.
     if f == Softmax::QuietSoftmax && max == A::neg_infinity() { <A as Zero>::zero() } else { max }
 }
 
-/// What `exp(x - shift)` is multiplied by; for a log-softmax, what is subtracted from `x - shift`.
+/// The factor of `exp(x - shift)`; for a log-softmax, the number that is subtracted from `x - shift`.
 #[inline(always)]
 fn finish<A: CpuElement<Acc = A>>(sum: f64, shift: A, f: Softmax) -> A {
     A::from_f64(match f {
@@ -189,7 +193,7 @@ fn forward_row<E: CpuElement>(row: &mut [E], f: Softmax) {
     }
 }
 
-/// [`forward_row`] of every column of `[length, inner]`, in parts of so many rows.
+/// [`forward_row`] of every column of `[length, inner]`, in parts of `job` rows.
 fn forward_block<E: CpuElement>(block: &mut [E], f: Softmax, inner: usize, job: usize) {
     let maxima = parallel::map_chunks_mut(block, job * inner, |_, part| {
         negated_and_maxima(part.chunks_exact_mut(inner), inner, f)
@@ -210,7 +214,7 @@ fn forward_block<E: CpuElement>(block: &mut [E], f: Softmax, inner: usize, job: 
     });
 }
 
-/// Changes the sign if `f` asks for it. The maxima of all columns.
+/// The maxima of all columns. Before, the elements change their sign if `f` is a softmin.
 #[inline(always)]
 fn negated_and_maxima<'a, E: CpuElement>(
     rows: impl Iterator<Item = &'a mut [E]>,
@@ -227,7 +231,7 @@ fn negated_and_maxima<'a, E: CpuElement>(
     maxima
 }
 
-/// Replaces every `x` by `exp(x - shift)` unless `f` is a log-softmax. The sums of these over all columns.
+/// The sums of `exp(x - shift)` over all columns. Every `x` is replaced by its exponential, unless `f` is a log-softmax.
 #[inline(always)]
 fn exp_and_sums<'a, E: CpuElement>(
     rows: impl Iterator<Item = &'a mut [E]>,
@@ -251,7 +255,7 @@ fn finish_columns<A: CpuElement<Acc = A>>(sums: Vec<f64>, shifts: &[A], f: Softm
     sums.into_iter().zip(shifts).map(|(sum, &shift)| finish(sum, shift, f)).collect()
 }
 
-/// What is left to do with what [`exp_and_sums`] made.
+/// Completes what [`exp_and_sums`] began.
 #[inline(always)]
 fn scale<'a, E: CpuElement>(
     rows: impl Iterator<Item = &'a mut [E]>,
@@ -269,7 +273,8 @@ fn scale<'a, E: CpuElement>(
     }
 }
 
-/// One sum per column. Adding in the type of the elements is faster, but loses precision over many rows.
+/// One sum per column. The sums of a few rows are made in the type of the elements, which is faster, and added up in f64, because over many
+/// rows that type would lose precision.
 struct Columns<A> {
     sums: Vec<f64>,
     few: Vec<A>,
@@ -284,7 +289,7 @@ impl<A: CpuElement<Acc = A>> Columns<A> {
         Self { sums: vec![0.0; inner], few: vec![<A as Zero>::zero(); inner], rows: 0 }
     }
 
-    /// Where the next row is added.
+    /// The sums to which the next row is to be added.
     #[inline(always)]
     fn next(&mut self) -> &mut [A] {
         if self.rows == Self::FEW {
@@ -317,7 +322,7 @@ impl<A: CpuElement<Acc = A>> Columns<A> {
 }
 
 /// Replaces `dy` by the gradient of `x`, from `y = f(x)`.
-fn backward<E: CpuElement>(y: &[E], f: Softmax, axis: Axis, dy: &mut [E]) {
+fn backward<E: CpuElement>(y: &[E], f: Softmax, axis: SoftmaxAxis, dy: &mut [E]) {
     match f {
         Softmax::LogSoftmax => backward_by(y, axis, dy, |_, dy| dy, |y, dy, sum| dy - y.fast_exp() * sum),
         Softmax::Softmin => backward_by(y, axis, dy, |y, dy| y * dy, |y, dy, sum| y * (sum - dy)),
@@ -327,11 +332,11 @@ fn backward<E: CpuElement>(y: &[E], f: Softmax, axis: Axis, dy: &mut [E]) {
     }
 }
 
-/// Replaces `dy` by `dx(y, dy, sum(term(y, dy)))`, the sum over what belongs together.
+/// Replaces `dy` by `dx(y, dy, sum(term(y, dy)))`, with the sum along the axis.
 #[inline(always)]
 fn backward_by<E: CpuElement>(
     y: &[E],
-    axis: Axis,
+    axis: SoftmaxAxis,
     dy: &mut [E],
     term: impl Fn(E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
     dx: impl Fn(E::Acc, E::Acc, E::Acc) -> E::Acc + Copy + Send + Sync,
@@ -395,7 +400,7 @@ fn column_sums<'a, E: CpuElement>(
     sums.finish()
 }
 
-/// Replaces `dy` by `dx(y, dy, sum)`, the sum being that of its column.
+/// Replaces `dy` by `dx(y, dy, sum)`, with the sum of its column.
 #[inline(always)]
 fn column_gradients<'a, E: CpuElement>(
     rows: impl Iterator<Item = (&'a [E], &'a mut [E])>,

@@ -1,10 +1,10 @@
-//! Softmax and its kin.
+//! Softmax, log-softmax, softmin and quiet softmax.
 //!
 //! | | |
 //! | --- | --- |
 //! | computes | `y = f(x)` along one axis, `f` a [`Softmax`] |
 //! | keeps | `y` (a handle) |
-//! | backward | `dx = y (dy - sum(y dy))`; of a log-softmax `dx = dy - exp(y) sum(dy)`; in place |
+//! | backward | `dx = y (dy - sum(y dy))`; for a log-softmax `dx = dy - exp(y) sum(dy)`; in place |
 //!
 //! Stock Burn records up to eight small operations, which keep several tensors of the size of `x`.
 use crate::backend::device_backends;
@@ -14,7 +14,7 @@ use burn::backend::{Backend, TensorMetadata, get_or_init_device_settings, tensor
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod cpu;
 
-/// A softmax along one axis: the function of the same name in [`burn::tensor::activation`].
+/// A function along one axis; each variant is the function of the same name in [`burn::tensor::activation`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Softmax {
     /// `exp(x) / sum(exp(x))`
@@ -48,7 +48,7 @@ pub struct Along {
 
 impl<B: SoftmaxKernels> Operation<B, 1> for Along {
     const INPUTS: [&'static str; 1] = ["x"];
-    type Saved = Saved<FloatTensor<B>>;
+    type Saved = SavedSoftmax<FloatTensor<B>>;
 
     fn name(&self) -> &'static str {
         match self.f {
@@ -70,17 +70,17 @@ impl<B: SoftmaxKernels> Operation<B, 1> for Along {
     fn forward_saving(&self, inputs: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Self::Saved) {
         let y = Operation::<B, 1>::forward(self, inputs);
         let kept = recorder.report().tensor("y", y.clone(), "x is tracked");
-        (y, Saved { y: kept, along: *self })
+        (y, SavedSoftmax { y: kept, along: *self })
     }
 
-    fn backward(Saved { y, along }: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
+    fn backward(SavedSoftmax { y, along }: Self::Saved, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
         pass.give(X, B::softmax_along_backward(y, along.f, along.dim, dy));
     }
 }
 
 /// What the backward pass reads.
 #[derive(Clone, Debug)]
-pub struct Saved<T> {
+pub struct SavedSoftmax<T> {
     /// The output.
     y: T,
     along: Along,
@@ -88,7 +88,7 @@ pub struct Saved<T> {
 
 /// The kernels.
 pub trait SoftmaxKernels: Backend {
-    /// `f(x)` along axis `dim`; in place of `x`, if that is the only handle of its tensor.
+    /// `f(x)` along axis `dim`; in place if `x` is the only handle of its tensor.
     fn softmax_along(x: FloatTensor<Self>, f: Softmax, dim: usize) -> FloatTensor<Self> {
         match f {
             Softmax::Softmax => Self::softmax(x, dim),
@@ -96,7 +96,7 @@ pub trait SoftmaxKernels: Backend {
             Softmax::Softmin => Self::softmin(x, dim),
             Softmax::QuietSoftmax => {
                 let max = Self::float_max_dim(x.clone(), dim);
-                // A row without any finite element is one of zeros, not of NaN.
+                // A row without a finite element gives zeros, not NaN.
                 let bools = get_or_init_device_settings::<Self>(&x.device()).bool_dtype;
                 let masked = Self::float_equal_elem(max.clone(), f32::NEG_INFINITY.into(), bools);
                 let max = Self::float_mask_fill(max, masked, 0.into());

@@ -1,4 +1,4 @@
-//! Of Burn's operations.
+//! Packing, composed of Burn's operations.
 use super::{Format, GROUP, INFINITE, NO_NUMBER, STEPS, STEPS_BESIDE, noise};
 use crate::backend::Saved;
 use burn::backend::{
@@ -17,9 +17,9 @@ pub struct Packed<B: Backend> {
 
 #[derive(Clone, Debug)]
 enum Bits<B: Backend> {
-    /// In a narrower type.
+    /// The elements in a narrower dtype.
     Half(FloatTensor<B>),
-    /// Rows of a group, the last one filled up; a scale for each.
+    /// A row per group, the last one filled up, and a scale per row.
     Int8 { values: IntTensor<B>, scales: FloatTensor<B> },
 }
 
@@ -62,8 +62,8 @@ impl<B: Backend> Packed<B> {
     }
 }
 
-/// In 0..1, for every element of so many groups: a multiple of the golden ratio for its place in the group, from a place on that is
-/// drawn for the group.
+/// A number in 0..1 for every element of `groups` groups, which is added before the fraction is dropped: the fraction of a multiple of the
+/// golden ratio, by the place in the group, plus a start that is drawn for the group.
 fn up<B: Backend>(groups: usize, seed: u32, device: &B::Device) -> FloatTensor<B> {
     const GOLDEN: f64 = 0.618_033_988_749_894_9;
     let unit = |of: f64| of as f32;
@@ -92,7 +92,7 @@ fn int8<B: Backend>(x: FloatTensor<B>, seed: u32) -> Bits<B> {
     let signs = B::float_sign(x.clone());
     let beside = B::bool_or(infinite.clone(), no_number.clone());
     let x = B::float_mask_fill(x, beside.clone(), 0.into());
-    // In whose groups not all are finite, `[groups, 1]`.
+    // The groups with elements that are not finite, `[groups, 1]`.
     let beside = B::float_max_dim(B::bool_into_float(beside, FloatDType::F32), 1);
     let beside = B::float_greater_elem(beside, 0.into(), bools);
     let largest = B::float_max_dim(B::float_abs(x.clone()), 1);
@@ -111,7 +111,7 @@ fn int8<B: Backend>(x: FloatTensor<B>, seed: u32) -> Bits<B> {
     Bits::Int8 { values: B::float_into_int(values, IntDType::I8), scales }
 }
 
-/// Rows of a group.
+/// The elements, in a row per group.
 fn from_int8<B: Backend>(values: IntTensor<B>, scales: FloatTensor<B>) -> FloatTensor<B> {
     let bools = get_or_init_device_settings::<B>(&scales.device()).bool_dtype;
     let values = B::int_into_float(values, FloatDType::F32);

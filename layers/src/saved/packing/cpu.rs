@@ -1,4 +1,4 @@
-//! Loops on slices.
+//! Packing on a CPU, in loops on slices.
 use super::{Format, GROUP, INFINITE, NO_NUMBER, PackingKernels, STEPS, STEPS_BESIDE, noise};
 use crate::backend::Saved;
 use crate::backend::cpu::{
@@ -10,9 +10,9 @@ use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16};
 use core::mem::MaybeUninit;
 
-/// Groups that a task takes.
+/// Groups per task.
 const GROUPS: usize = 64;
-/// Elements that a task takes.
+/// Elements per task.
 const TASK: usize = GROUPS * GROUP;
 
 /// A tensor in fewer bits.
@@ -25,11 +25,11 @@ pub struct Packed {
 
 #[derive(Clone, Debug)]
 enum Bits {
-    /// Of f32.
+    /// Elements of f32.
     Bf16(Vec<bf16>),
-    /// Of f32.
+    /// Elements of f32.
     F16(Vec<f16>),
-    /// Of f64.
+    /// Elements of f64.
     F32(Vec<f32>),
     Int8 {
         values: Vec<i8>,
@@ -81,7 +81,7 @@ impl<B: CpuBackend> PackingKernels for B {
     }
 }
 
-/// The same numbers in another type, rounded.
+/// The numbers in another type, rounded.
 fn narrowed<E: CpuElement, F: CpuElement>(x: &[E]) -> Vec<F> {
     /// Converts as many elements as there are on both sides.
     struct Convert<'a, E, F> {
@@ -123,7 +123,7 @@ fn bytes<E: CpuElement>(x: &[E], seed: u32) -> Bits {
     Bits::Int8 { values, scales }
 }
 
-/// Rounds a group of elements, of which the first has the position `start`, and returns its scale.
+/// Rounds a group of elements, the first of which has the position `start`, and returns its scale.
 struct Group<'a, E> {
     x: &'a [E],
     values: &'a mut [i8],
@@ -136,7 +136,7 @@ impl<E: CpuElement> Job for Group<'_, E> {
 
     #[inline(always)]
     fn run(self) -> f32 {
-        // Compared as integers, what is not a number is larger than all numbers.
+        // Compared as integers, a NaN is larger than all numbers.
         let largest = self.x.iter().fold(0, |largest: u32, &x| largest.max(single(x).abs().to_bits()));
         let largest = f32::from_bits(largest);
         if !largest.is_finite() {
@@ -152,7 +152,7 @@ impl<E: CpuElement> Job for Group<'_, E> {
 }
 
 impl<E: CpuElement> Group<'_, E> {
-    /// Of a group where not all elements are finite.
+    /// The same for a group with elements that are not finite. Its scale is negative.
     #[cold]
     fn run_beside(self) -> f32 {
         let Self { x, values, start, seed } = self;
@@ -175,7 +175,7 @@ fn single<E: CpuElement>(x: E) -> f32 {
     x.into_f64() as f32
 }
 
-/// What elements of a group are multiples of.
+/// The number that the elements of a group are multiples of, and its inverse.
 struct Scale {
     scale: f32,
     inverse: f32,
@@ -185,7 +185,7 @@ impl Scale {
     #[inline(always)]
     fn of(largest: f32, steps: f32) -> Self {
         let scale = largest / steps;
-        // Below, its inverse would be infinite.
+        // The inverse of a smaller scale would be infinite.
         match scale < f32::MIN_POSITIVE {
             true => Self { scale: 0.0, inverse: 0.0 },
             false => Self { scale, inverse: 1.0 / scale },
@@ -193,7 +193,7 @@ impl Scale {
     }
 }
 
-/// So many steps, of `most`, rounded up or down at random.
+/// `steps`, rounded stochastically, and clamped to `most` steps.
 #[inline(always)]
 fn rounded(steps: f32, most: f32, position: u32, seed: u32) -> i8 {
     let up = (noise(position, seed) >> 8) as f32 * (1.0 / (1 << 24) as f32);
@@ -222,7 +222,7 @@ fn from_bytes<E: CpuElement>(values: &[i8], scales: &[f32]) -> Vec<E> {
     }
 }
 
-/// An element of a group where not all are finite.
+/// An element of a group with elements that are not finite.
 fn beside(value: i8, scale: f32) -> f32 {
     match value {
         NO_NUMBER => f32::NAN,

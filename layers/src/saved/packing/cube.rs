@@ -1,10 +1,7 @@
-//! Kernels for devices. Both formats are words of 32 bits, so that no device needs numbers of 8 or 16 bits.
+//! Kernels for devices. Both formats use words of 32 bits, so that no device needs numbers of 8 or 16 bits.
 use super::{Format, GROUP, PackingKernels, STEPS, STEPS_BESIDE};
 use crate::backend::Saved;
-use crate::backend::cube::{
-    address_type, constant, cubes, empty, max_over_units, random::noise, units, vector_size,
-};
-use burn::backend::cubecl::dtype_to_storage_type;
+use crate::backend::cube::{Grid, constant, empty, launch, max_over_units, random, vector_size};
 use burn::backend::{
     Backend, Cube, TensorMetadata, backend_extension,
     ops::FloatTensorOps,
@@ -19,29 +16,29 @@ use burn_cubecl::cubecl::{
 };
 use burn_cubecl::{CubeBackend, tensor::CubeTensor};
 
-/// Elements in half as many bits that a unit takes, two words of them.
+/// Elements of 16 bits that a unit takes, two words.
 const HALVES: usize = 4;
 /// Elements of 8 bits in a word.
 const BYTES: usize = 4;
-/// Units of a cube, which takes a group; a unit takes a word.
+/// Units of a cube, which takes a group. A unit takes a word.
 const UNITS: usize = GROUP / BYTES;
 
 /// A tensor in fewer bits.
 #[derive(Clone, Debug)]
 pub struct Packed {
-    bits: Bits,
+    bits: PackedBits,
     shape: Shape,
     dtype: DType,
 }
 
 #[derive(Clone, Debug)]
-enum Bits {
-    /// bf16 or f16, of f32.
+enum PackedBits {
+    /// bf16 or f16, from f32.
     Halves {
         words: IntTensor<Cube>,
         is_f16: bool,
     },
-    /// f32, of f64.
+    /// f32, from f64.
     Single(FloatTensor<Cube>),
     Int8(Box<Int8>),
 }
@@ -56,9 +53,9 @@ impl Saved for Packed {
     fn bytes(&self) -> usize {
         let of = |elements: Shape| size_of::<u32>() * elements.num_elements();
         match &self.bits {
-            Bits::Halves { words, .. } => of(words.shape()),
-            Bits::Single(values) => of(values.shape()),
-            Bits::Int8(packed) => of(packed.words.shape()) + of(packed.scales.shape()),
+            PackedBits::Halves { words, .. } => of(words.shape()),
+            PackedBits::Single(values) => of(values.shape()),
+            PackedBits::Int8(packed) => of(packed.words.shape()) + of(packed.scales.shape()),
         }
     }
 }
@@ -76,15 +73,15 @@ impl PackingKernels for Cube {
         let (shape, dtype) = (x.shape(), x.dtype());
         let bits = match (format, dtype) {
             (Format::Half | Format::HalfF16, DType::F64) => {
-                Bits::Single(Self::float_cast(x, FloatDType::F32))
+                PackedBits::Single(Self::float_cast(x, FloatDType::F32))
             }
             (Format::Half | Format::HalfF16, _) => {
                 let is_f16 = format == Format::HalfF16;
-                Bits::Halves { words: Self::cube_to_halves(x, is_f16), is_f16 }
+                PackedBits::Halves { words: Self::cube_to_halves(x, is_f16), is_f16 }
             }
             (Format::Int8, _) => {
                 let (words, scales) = Self::cube_to_bytes(x, seed);
-                Bits::Int8(Box::new(Int8 { words, scales }))
+                PackedBits::Int8(Box::new(Int8 { words, scales }))
             }
         };
         Packed { bits, shape, dtype }
@@ -93,9 +90,9 @@ impl PackingKernels for Cube {
     fn unpack(packed: &Packed) -> FloatTensor<Self> {
         let Packed { bits, shape, dtype } = packed.clone();
         match bits {
-            Bits::Halves { words, is_f16 } => Self::cube_from_halves(words, shape, is_f16),
-            Bits::Single(values) => Self::float_cast(values, dtype.into()),
-            Bits::Int8(packed) => {
+            PackedBits::Halves { words, is_f16 } => Self::cube_from_halves(words, shape, is_f16),
+            PackedBits::Single(values) => Self::float_cast(values, dtype.into()),
+            PackedBits::Int8(packed) => {
                 let Int8 { words, scales } = *packed;
                 Self::cube_from_bytes(words, scales, shape, dtype)
             }
@@ -138,12 +135,10 @@ impl PackingCube for CubeBackend {
         let elements = x.shape().num_elements();
         let words = empty(&x, Shape::new([elements.div_ceil(2)]), DType::I32);
         let size = vector_size(&[&x], HALVES);
-        let (count, dim) = units(&x.client, elements.div_ceil(HALVES));
-        let (client, at) = (x.client.clone(), address_type(&[&x]));
-        let packed = words.clone().into_linear_view();
-        // SAFETY: the kernel compares every position with the shapes.
-        unsafe {
-            to_halves::launch_unchecked(&client, count, dim, at, size, x.into_linear_view(), packed, is_f16);
+        if let Some(grid) = Grid::of_units(elements.div_ceil(HALVES), &[&x]) {
+            let packed = words.clone().into_linear_view();
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe { launch!(to_halves, grid, size, x.into_linear_view(), packed, is_f16) };
         }
         words
     }
@@ -152,13 +147,10 @@ impl PackingCube for CubeBackend {
         let elements = shape.num_elements();
         let x = empty(&words, shape, DType::F32);
         let size = vector_size(&[&x], HALVES);
-        let (count, dim) = units(&x.client, elements.div_ceil(HALVES));
-        let (client, at) = (x.client.clone(), address_type(&[&x]));
-        let view = x.clone().into_linear_view();
-        // SAFETY: the kernel compares every position with the shapes.
-        unsafe {
-            let words = words.into_linear_view();
-            from_halves::launch_unchecked(&client, count, dim, at, size, words, view, is_f16);
+        if let Some(grid) = Grid::of_units(elements.div_ceil(HALVES), &[&x]) {
+            let view = x.clone().into_linear_view();
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe { launch!(from_halves, grid, size, words.into_linear_view(), view, is_f16) };
         }
         x
     }
@@ -169,26 +161,11 @@ impl PackingCube for CubeBackend {
         let words = empty(&x, Shape::new([elements.div_ceil(BYTES)]), DType::I32);
         let scales = empty(&x, Shape::new([groups]), DType::F32);
         let size = vector_size(&[&x], BYTES);
-        let dim = CubeDim::new_1d(UNITS as u32);
-        let (client, at) = (x.client.clone(), address_type(&[&x]));
-        let dtype = dtype_to_storage_type(x.dtype);
+        let grid = Grid::of_cubes(groups, UNITS, &[&x]);
         let views = [&words, &scales].map(|tensor: &CubeTensor| tensor.clone().into_linear_view());
-        let [packed, of_groups] = views;
+        let ([packed, of_groups], x) = (views, x.into_linear_view());
         // SAFETY: the kernel compares every position with the shapes.
-        unsafe {
-            to_bytes::launch_unchecked(
-                &client,
-                cubes(groups),
-                dim,
-                at,
-                size,
-                x.into_linear_view(),
-                packed,
-                of_groups,
-                seed,
-                dtype,
-            );
-        }
+        unsafe { launch!(to_bytes, grid, size, x, packed, of_groups, seed, grid.dtypes[0]) };
         (words, scales)
     }
 
@@ -201,32 +178,29 @@ impl PackingCube for CubeBackend {
         let elements = shape.num_elements();
         let x = empty(&words, shape, dtype);
         let size = vector_size(&[&x], BYTES);
-        let (count, dim) = units(&x.client, elements.div_ceil(BYTES));
-        let (client, at) = (x.client.clone(), address_type(&[&x]));
-        let views = [words, scales].map(CubeTensor::into_linear_view);
-        let [words, scales] = views;
-        let (view, dtype) = (x.clone().into_linear_view(), dtype_to_storage_type(dtype));
-        // SAFETY: the kernel compares every position with the shapes.
-        unsafe {
-            from_bytes::launch_unchecked(&client, count, dim, at, size, words, scales, view, dtype);
+        if let Some(grid) = Grid::of_units(elements.div_ceil(BYTES), &[&x]) {
+            let [words, scales] = [words, scales].map(CubeTensor::into_linear_view);
+            let view = x.clone().into_linear_view();
+            // SAFETY: the kernel compares every position with the shapes.
+            unsafe { launch!(from_bytes, grid, size, words, scales, view, grid.dtypes[0]) };
         }
         x
     }
 }
 
-/// The upper half of the bits of an f32, rounded to the nearest, to even ones between two.
+/// The upper half of the bits of an f32, rounded to nearest, ties to even.
 #[cube]
 fn to_half(x: f32) -> u32 {
     let bits = u32::reinterpret(x);
     let rounded = (bits + 0x7FFFu32 + ((bits >> 16u32) & 1u32)) >> 16u32;
-    // Rounded up, what is not a number could become infinite.
+    // Rounded up, a NaN could become infinite.
     let no_number = (bits & 0x7FFF_FFFFu32) > 0x7F80_0000u32;
     select(no_number, (bits >> 16u32) | 0x40u32, rounded)
 }
 
-/// The bits of the f16 that is nearest, the even one of two.
+/// The bits of the nearest f16, ties to even.
 ///
-/// Of subnormal ones a sum with 0.5 rounds, whose last bit is worth `2^-24`.
+/// A sum with 0.5, whose last bit is worth `2^-24`, rounds those that are subnormal.
 #[cube]
 fn to_f16(x: f32) -> u32 {
     let bits = u32::reinterpret(x);
@@ -239,13 +213,13 @@ fn to_f16(x: f32) -> u32 {
     select(size >= 0x4780_0000u32, beyond, finite) | sign
 }
 
-/// The number that has the lower 16 bits as an f16.
+/// The number whose bits as an f16 are the lower 16.
 #[cube]
 fn from_f16(half: u32) -> f32 {
     let sign = (half & 0x8000u32) << 16u32;
     let size = (half & 0x7FFFu32) << 13u32;
     let exponent = size & 0x0F80_0000u32;
-    // A subnormal one is what it adds to 2^-14.
+    // A subnormal number is what its bits add to 2^-14.
     let subnormal =
         u32::reinterpret(f32::reinterpret(size + 0x3880_0000u32) - f32::reinterpret(0x3880_0000u32));
     let beyond = size + 0x7000_0000u32;
@@ -334,7 +308,7 @@ fn to_bytes<T: Float, N: Size>(
     let size = N::value().comptime();
     let vectors = comptime!(BYTES / size);
     let word = group * UNITS + UNIT_POS as usize;
-    // Compared as integers; the largest finite element, and whether all are.
+    // Compared as integers: the largest finite element, and whether there are others.
     let mut largest = 0u32;
     let mut beside = 0u32;
     #[unroll]
@@ -361,7 +335,7 @@ fn to_bytes<T: Float, N: Size>(
     let scale = select(is_zero, 0.0, scale);
     let inverse = select(is_zero, 0.0, 1.0 / scale);
     if UNIT_POS == 0 {
-        // Negative where not all are finite.
+        // Negative if not all elements are finite.
         let beside = -max(scale, constant::<f32>(comptime!(f32::MIN_POSITIVE)));
         scales.write(group, select(is_finite, scale, beside));
     }
@@ -375,12 +349,12 @@ fn to_bytes<T: Float, N: Size>(
             for lane in 0..size {
                 let element = comptime!(part * size + lane);
                 let position = u32::cast_from(word * BYTES + element);
-                let up = f32::cast_from(noise(position, seed) >> 8u32) * comptime!(1.0 / (1 << 24) as f32);
+                let up = random::unit::<f32>(random::noise(position, seed));
                 let bits = u32::reinterpret(values.extract(lane));
                 let size = bits & 0x7FFF_FFFFu32;
                 let finite = f32::reinterpret(select(size < 0x7F80_0000u32, bits, 0u32));
                 let rounded = (finite * inverse + up).floor();
-                // The sign is in what is taken away later: 1..=255, of which 255 and 1 may be infinite; 0 is not a number.
+                // In 1..=255: 128 is subtracted later. In a group that is not all finite, 255 and 1 are infinite, and 0 is NaN.
                 let byte = u32::cast_from(clamp(rounded, -steps, steps) + 128.0) & 0xFFu32;
                 let infinite = select(bits == size, 255u32, 1u32);
                 let byte = select(size >= 0x7F80_0000u32, infinite, byte);

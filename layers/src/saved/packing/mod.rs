@@ -1,4 +1,4 @@
-//! Tensors in fewer bits, between the forward and the backward pass.
+//! Packing: tensors in fewer bits between the forward and the backward pass.
 //!
 //! | format | bytes of n elements | `x` comes back as |
 //! | --- | --- | --- |
@@ -6,9 +6,9 @@
 //! | [`Format::HalfF16`] | the same | f16 of f32, f32 of f64: `abs(error) <= max(abs(x) / 2^11, 2^-25)`; **infinite** from 65520 on, or `/ 2^24` |
 //! | [`Format::Int8`] | `n + 4 ceil(n / 128)` | a multiple of `s`, the largest `abs(x)` of its group of 128 elements over 127: rounded up or down at random, `abs(error) < s`, `x` in the mean |
 //!
-//! What is infinite or not a number comes back so, as does of f64 what is infinite in f32; the other elements of its group are multiples
-//! of the largest finite one over 125. Beyond the largest bf16, 3.39e38, `Half` gives infinity; of subnormal numbers errors are absolute
-//! ones.
+//! Infinities and NaN come back as they are. An f64 that is infinite in f32 comes back as infinity. The finite elements of a group with
+//! such an element are multiples of the largest finite one over 125. Beyond the largest bf16, 3.39e38, `Half` gives infinity. For subnormal
+//! numbers the bounds are absolute.
 #[cfg(any(feature = "remote", all(test, feature = "flex")))]
 use crate::backend::composing_backends;
 use crate::backend::{Placeholders, Saved};
@@ -22,15 +22,15 @@ mod cpu;
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 mod cube;
 
-/// Elements, one after the other in row-major order, that have a scale.
+/// Consecutive elements in row-major order that share a scale.
 const GROUP: usize = 128;
 
-/// How many steps of its scale the largest element of a group is.
+/// The largest element of a group, in multiples of its scale.
 #[cfg(any(feature = "flex", feature = "ndarray", feature = "remote", feature = "wgpu", feature = "cuda"))]
 const STEPS: f32 = 127.0;
 
-/// The same of the largest finite element, in a group where not all are. The scale of such a group is negative, and three codes are free:
-/// `INFINITE` and `-INFINITE`, and `NO_NUMBER`.
+/// The largest finite element of a group with others that are not, in multiples of its scale. The scale of such a group is negative, and
+/// three codes have other meanings: `INFINITE`, `-INFINITE` and `NO_NUMBER`.
 #[cfg(any(feature = "flex", feature = "ndarray", feature = "remote", feature = "wgpu", feature = "cuda"))]
 const STEPS_BESIDE: f32 = 125.0;
 
@@ -38,7 +38,7 @@ const STEPS_BESIDE: f32 = 125.0;
 #[cfg(any(feature = "flex", feature = "ndarray", feature = "remote"))]
 const INFINITE: i8 = 127;
 
-/// The code of what is not a number.
+/// The code of NaN.
 #[cfg(any(feature = "flex", feature = "ndarray", feature = "remote"))]
 const NO_NUMBER: i8 = -128;
 
@@ -54,7 +54,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The bytes of so many elements of a dtype; `None` if they are no fewer than they were, or there is no such form.
+    /// The packed bytes of so many elements of a dtype; `None` if packing would not save any, or if the dtype has no such form.
     pub(crate) fn bytes(self, elements: usize, dtype: DType) -> Option<usize> {
         match (self, dtype) {
             (Self::Half | Self::HalfF16, DType::F32 | DType::F64) => Some(elements * dtype.size() / 2),
@@ -74,15 +74,15 @@ pub trait PackingKernels: Placeholders {
     /// A tensor in fewer bits, with its shape and dtype.
     type Packed: Saved;
 
-    /// Whether several elements are one in memory, as far as is known.
+    /// Whether several elements share memory, as far as is known.
     fn is_expanded(_: &FloatTensor<Self>) -> bool {
         false
     }
 
-    /// A tensor, which is not empty, of a dtype that the format takes. `seed`: which way elements are rounded.
+    /// Packs a tensor, which is not empty, of a dtype that the format takes. Stochastic rounding uses `seed`.
     fn pack(x: FloatTensor<Self>, format: Format, seed: u32) -> Self::Packed;
 
-    /// The tensor again, in its dtype and row-major order.
+    /// The tensor in its original dtype, in row-major order.
     fn unpack(packed: &Self::Packed) -> FloatTensor<Self>;
 }
 
@@ -100,7 +100,7 @@ composing_backends!(PackingKernels {
     }
 });
 
-/// A number for every position and seed, all bits of which look random.
+/// A pseudorandom number for every position and seed.
 ///
 /// The finalizer of C. Wellons, "Prospecting for Hash Functions" (2018), `lowbias32`.
 #[cfg(any(feature = "flex", feature = "ndarray", feature = "remote"))]
@@ -124,7 +124,7 @@ mod tests {
 
     const DTYPES: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 
-    /// Errors are no larger than the table says, in every dtype, with rest groups and gaps in memory.
+    /// Errors are within the bounds of the table for every dtype, also with incomplete groups and gaps in memory.
     #[test]
     fn errors_are_bounded() {
         for shape in [&[1][..], &[127], &[3, 128], &[5, 77], &[2, 3, 50]] {
@@ -157,7 +157,7 @@ mod tests {
         }
     }
 
-    /// In the mean over seeds a tensor comes back as it was.
+    /// The mean over many seeds is the tensor itself.
     #[test]
     fn rounding_has_no_bias() {
         const SEEDS: u32 = 4000;

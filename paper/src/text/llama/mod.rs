@@ -31,16 +31,16 @@ pub mod swapped {
 
 /// The model of our layers, with blocks that are recomputed in the backward pass.
 pub mod checkpointed {
-    use burn_memsave::checkpoint::{Unread, checkpoint};
+    use burn_memsave::checkpoint::{EarlyStop, checkpoint};
     use burn_memsave::functional::attention;
     use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
     use nn::activation::{SwiGlu, SwiGluConfig};
     include!("../../../../examples/finetune_lm/model.rs");
 
     fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> [Tensor<3>; 2] {
-        let (x, Unread(y)) = checkpoint(&(block.clone(), rotary.clone()), x, |(block, rotary), x| {
+        let (x, EarlyStop(y)) = checkpoint(&(block.clone(), rotary.clone()), x, |(block, rotary), x| {
             let [x, y] = block.forward(x, rotary);
-            (x, Unread(y))
+            (x, EarlyStop(y))
         });
         [x, y]
     }
@@ -52,7 +52,7 @@ pub mod checkpointed {
 
 /// The model of our layers, with blocks that a plan may recompute or keep in fewer bits.
 pub mod planned {
-    use burn_memsave::checkpoint::Unread;
+    use burn_memsave::checkpoint::EarlyStop;
     use burn_memsave::functional::attention;
     use burn_memsave::nn::{self, loss::FusedLinearCrossEntropyConfig};
     use burn_memsave::plan;
@@ -60,9 +60,9 @@ pub mod planned {
     include!("../../../../examples/finetune_lm/model.rs");
 
     fn run_block(block: &Block, x: Tensor<3>, rotary: &RotaryEncoding) -> [Tensor<3>; 2] {
-        let (x, Unread(y)) = plan::block(&(block.clone(), rotary.clone()), x, |(block, rotary), x| {
+        let (x, EarlyStop(y)) = plan::block(&(block.clone(), rotary.clone()), x, |(block, rotary), x| {
             let [x, y] = block.forward(x, rotary);
-            (x, Unread(y))
+            (x, EarlyStop(y))
         });
         [x, y]
     }

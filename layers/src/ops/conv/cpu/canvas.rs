@@ -1,4 +1,4 @@
-//! A plane with its padding around it.
+//! A canvas: a plane of the input with its padding around it. Depthwise convolutions read it, and need not ask where the plane ends.
 use super::{
     geometry::{AXES, Phase, Run},
     rows::{lay_out, split},
@@ -7,36 +7,35 @@ use crate::backend::cpu::{CpuElement, product::MOST_LANES};
 use core::ops::Range;
 use num_traits::Zero;
 
-/// Elements of a band: 16 KiB of f32.
+/// Elements of a canvas that are laid out at a time: 16 KiB of f32.
 const BAND: usize = 1 << 12;
 
-/// Neighbours on a canvas, by their numbers, and the rows that they read.
+/// A band: rows of a canvas that are laid out at a time, and the numbers of the items, such as lines of points, that read only these.
 #[derive(Clone, Debug)]
 pub(super) struct Band {
     pub(super) items: Range<usize>,
     pub(super) rows: Range<usize>,
 }
 
-/// How a plane is laid out so that every point of a phase finds what a tap reads at one offset from where the point itself
-/// lies, padding or not; neighbouring points next to one another, whatever the stride.
+/// How a plane is laid out for a phase. What a tap reads lies at the same offset from every point, in the padding, too; and what
+/// neighboring points read lies side by side, whatever the stride.
 #[derive(Clone, Debug)]
 pub(super) struct Canvas {
-    /// Of the plane.
+    /// The sizes of the plane.
     input: [usize; AXES],
-    /// What is read along every axis but the last, padding included.
+    /// The indices that are read along every axis but the last, in the padding, too.
     read: [Range<isize>; AXES - 1],
-    /// Distance between neighbouring points along every axis.
+    /// Distances between neighboring points along every axis.
     strides: [usize; AXES],
-    /// What the first point reads along the last axis, in steps of the stride.
+    /// The first index that is read along the last axis, divided by the stride.
     first: isize,
-    /// Elements of a row that leave the same remainder modulo the stride.
+    /// How many elements of a row have indices with the same remainder modulo the stride.
     pitch: usize,
-    /// Offsets from a point of what its taps read.
+    /// Offsets of what the taps read from where the point lies.
     taps: Vec<usize>,
 }
 
 impl Canvas {
-    /// For a phase.
     pub(super) fn new(phase: &Phase) -> Self {
         let axes = [0, 1, 2].map(|axis| {
             let shifts = || phase.taps.iter().map(move |tap| tap.shifts[axis]);
@@ -68,22 +67,22 @@ impl Canvas {
         row * self.pitch * self.strides[AXES - 1] + last
     }
 
-    /// Elements of the plane.
+    /// The number of elements of the plane.
     pub(super) fn plane(&self) -> usize {
         self.input.iter().product()
     }
 
-    /// Offsets from a point of what its taps read.
+    /// Offsets of what the taps read from where the point lies.
     pub(super) fn taps(&self) -> &[usize] {
         &self.taps
     }
 
-    /// Elements of a row.
+    /// The number of elements of a row.
     pub(super) fn row(&self) -> usize {
         self.pitch * self.strides[AXES - 1]
     }
 
-    /// What lies on the canvas, in the order in which it lies there, in parts that few rows are laid out for at a time.
+    /// Bands of few rows each, for items that lie at these places of the canvas, in ascending order.
     pub(super) fn bands(&self, places: impl Iterator<Item = Range<usize>>) -> Vec<Band> {
         let reach = self.taps.iter().max().map_or(0, |last| last + 1);
         let (row, largest) = (self.row(), BAND.max(4 * reach));
@@ -91,7 +90,7 @@ impl Canvas {
         for (number, place) in places.enumerate() {
             let rows = place.start / row..(place.end + reach - 1).div_ceil(row);
             match bands.last_mut() {
-                // Rows that are laid out anyway take no more.
+                // Rows that are laid out anyway cost nothing.
                 Some(band) if rows.end <= band.rows.end || (rows.end - band.rows.start) * row <= largest => {
                     band.items.end = number + 1;
                     band.rows.end = band.rows.end.max(rows.end);
@@ -102,11 +101,11 @@ impl Canvas {
         bands
     }
 
-    /// Lays some rows out in place of what is there.
+    /// Lays out some rows in `padded`, in place of what it holds.
     #[inline(always)]
     pub(super) fn paint<E: CpuElement>(&self, plane: &[E], rows: Range<usize>, padded: &mut Vec<E::Acc>) {
         let (row, stride, width) = (self.row(), self.strides[AXES - 1], self.input[AXES - 1]);
-        // With room for reading a vector beyond the last point.
+        // The last vector that is read may reach beyond the last point.
         padded.resize(rows.len() * row + MOST_LANES, E::Acc::zero());
         let inside = |axis: usize, index: usize| {
             let index = usize::try_from(index as isize + self.read[axis].start).ok()?;
@@ -127,14 +126,14 @@ mod tests {
     use super::super::geometry::{Axes, Axis};
     use super::*;
 
-    /// A line that is longer than a band is laid out once, and of rows only those are laid out twice that two bands read.
+    /// A line that is longer than a band is laid out once, and rows are laid out twice only if two bands read them.
     #[test]
     fn few_rows_are_laid_out_twice() {
         let axis = |size| Axis { input: size, output: size, kernel: 3, stride: 1, dilation: 1, padding: 1 };
         for sizes in [vec![1 << 16], vec![300, 300], vec![5, 40_000], vec![9, 30, 30]] {
             let axes: Vec<Axis> = sizes.iter().map(|&size| axis(size)).collect();
             let canvas = Canvas::new(&Axes::new(&axes).convolution());
-            // In stretches of 2048 points, as sums are made.
+            // In stretches of 2048 points, as in depthwise convolutions.
             let points: usize = sizes.iter().product();
             let last = sizes[sizes.len() - 1];
             let places = (0..points / last).flat_map(|line| {
@@ -147,7 +146,7 @@ mod tests {
             assert_eq!(bands.iter().map(|band| band.items.len()).sum::<usize>(), count);
             let painted: usize = bands.iter().map(|band| band.rows.len()).sum();
             let all: usize = sizes[..sizes.len() - 1].iter().map(|size| size + 2).product();
-            // What two bands read is the reach of the kernel.
+            // Two bands share as many rows as the kernel reaches.
             let shared = if sizes.len() == 3 { 3 * (sizes[1] + 2) } else { 3 };
             assert!(
                 painted <= all + shared * (bands.len() - 1),

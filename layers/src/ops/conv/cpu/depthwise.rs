@@ -1,5 +1,7 @@
-//! Convolutions whose groups have one channel, which are no products: plane by plane with its padding, so that no loop asks
-//! where it ends. Beside its results, a thread has a band of rows of such a plane: 16 KiB of f32, four times what the kernel reaches, or one row.
+//! Depthwise convolutions, whose groups have one channel: plane by plane, on a [`Canvas`].
+//!
+//! Besides its results, a thread holds a band of rows of the canvas: 16 KiB of f32, four times the reach of the kernel, or one row,
+//! whichever is largest.
 use super::{
     Finish,
     canvas::{Band, Canvas},
@@ -9,16 +11,16 @@ use super::{
 use crate::backend::cpu::{
     CpuElement, accumulators_of,
     parallel::{self, Job, Work, vectorized},
-    product::{MOST_LANES, Rows, Segment, Sums, Workspace, add_dots, add_product},
+    product::{MOST_LANES, PairedRun, RowsAt, SumRows, Workspace, add_dots, add_product},
 };
 use core::{mem::MaybeUninit, ops::Range};
 use num_traits::Zero;
 
-/// Columns that are summed at once, at most: 8 KiB of f32.
+/// Columns that are summed at once at most: 8 KiB of f32.
 const STRETCH: usize = 1 << 11;
 
-/// The result `[batch, channels, ...]` of the convolution that phases with their weights describe: one element per channel and
-/// tap.
+/// The result `[batch, channels, ...]` of the convolution that phases with their weights describe. A weight has an element per channel
+/// and tap.
 pub(super) fn convolve<E: CpuElement>(
     input: Planes<'_, E>,
     phases: &[Weighted<'_, E::Acc>],
@@ -32,7 +34,7 @@ pub(super) fn convolve<E: CpuElement>(
     let laid_out: Vec<LaidOut> = phases.iter().map(|(phase, _)| LaidOut::new(phase)).collect();
     let points = phases.iter().map(|(phase, _)| phase.points()).sum::<usize>();
     assert_eq!(points, plane, "a phase for every result");
-    // SAFETY: every element of a plane is a point of one phase, whose lines are written.
+    // SAFETY: every element of a plane is a point of one phase, all of whose lines are written.
     unsafe {
         parallel::written(planes * plane, task * plane, work, |index, results| {
             let first = index * task;
@@ -41,39 +43,38 @@ pub(super) fn convolve<E: CpuElement>(
     }
 }
 
-/// A phase, laid out.
+/// How the points of a phase lie on a canvas.
 struct LaidOut {
     canvas: Canvas,
     stretches: Vec<Stretch>,
     bands: Vec<Band>,
 }
 
-/// Lines of points, or parts of one, that lie close to one another on a canvas, and are computed as one, with what lies between
-/// them.
+/// A stretch: runs of points that lie close together on a canvas. The vector loop takes them as one, with what lies between them.
 struct Stretch {
     origin: usize,
     width: usize,
-    /// Where in the stretch a line begins, where in the plane of the result, and how many points it has.
-    lines: Vec<[usize; 3]>,
+    /// Of every run: where it begins in the stretch, where in the plane of the result, and how many points it has.
+    runs: Vec<[usize; 3]>,
 }
 
 impl LaidOut {
     fn new(phase: &Phase) -> Self {
         let canvas = Canvas::new(phase);
         let mut stretches: Vec<Stretch> = Vec::new();
-        for run in phase.lines() {
-            for first in (0..run.len).step_by(STRETCH) {
-                let len = (run.len - first).min(STRETCH);
-                let origin = canvas.origin(&run) + first;
-                let target = phase.target(&run) + first * phase.step();
+        for line in phase.lines() {
+            for first in (0..line.len).step_by(STRETCH) {
+                let len = (line.len - first).min(STRETCH);
+                let origin = canvas.origin(&line) + first;
+                let target = phase.target(&line) + first * phase.step();
                 match stretches.last_mut() {
-                    Some(Stretch { origin: start, width, lines })
+                    Some(Stretch { origin: start, width, runs })
                         if 4 * (origin - *start - *width) <= len && origin - *start + len <= STRETCH =>
                     {
                         *width = origin - *start + len;
-                        lines.push([origin - *start, target, len]);
+                        runs.push([origin - *start, target, len]);
                     }
-                    _ => stretches.push(Stretch { origin, width: len, lines: vec![[0, target, len]] }),
+                    _ => stretches.push(Stretch { origin, width: len, runs: vec![[0, target, len]] }),
                 }
             }
         }
@@ -82,7 +83,7 @@ impl LaidOut {
         Self { canvas, stretches, bands }
     }
 
-    /// As many sums as a stretch needs.
+    /// How many sums the widest stretch needs.
     fn sums(&self) -> usize {
         self.stretches.iter().map(|stretch| stretch.width.next_multiple_of(MOST_LANES)).max().unwrap_or(0)
     }
@@ -112,16 +113,16 @@ impl<E: CpuElement> Job for Convolve<'_, E> {
             let channel = number % input.channels;
             let input = &input.values[number * input.plane..][..input.plane];
             for ((phase, weight), LaidOut { canvas, stretches, bands }) in phases.iter().zip(laid_out) {
-                let rows = Rows { values: &weight[channel * phase.taps.len()..], starts: &[0] };
+                let rows = RowsAt { values: &weight[channel * phase.taps.len()..], starts: &[0] };
                 for band in bands {
                     let start = band.rows.start * canvas.row();
                     canvas.paint(input, band.rows.clone(), &mut padded);
-                    for Stretch { origin, width, lines } in &stretches[band.items.clone()] {
-                        let columns = Rows { values: &padded[origin - start..], starts: canvas.taps() };
-                        let of_stretch = Sums { values: &mut sums, pitch: *width, first: true };
+                    for Stretch { origin, width, runs } in &stretches[band.items.clone()] {
+                        let columns = RowsAt { values: &padded[origin - start..], starts: canvas.taps() };
+                        let of_stretch = SumRows { values: &mut sums, pitch: *width, first: true };
                         add_product(rows, columns, *width, of_stretch);
                         finish.apply(channel, &mut sums[..*width]);
-                        for &[place, target, len] in lines {
+                        for &[place, target, len] in runs {
                             let sums =
                                 sums[place..][..len].iter().map(|&sum| MaybeUninit::new(E::narrow(sum)));
                             match phase.step() {
@@ -139,7 +140,7 @@ impl<E: CpuElement> Job for Convolve<'_, E> {
     }
 }
 
-/// The gradient of the weight: an element per channel and tap.
+/// The gradient of the weight, with an element per channel and tap.
 pub(super) fn weight_gradient<E: CpuElement>(
     signal: Planes<'_, E>,
     dy: Planes<'_, E>,
@@ -154,18 +155,18 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let of_line = |run: &Run| (phase.target(run), canvas.origin(run));
     let places =
         lines.iter().map(|run| of_line(run).1).zip(&lines).map(|(origin, run)| origin..origin + run.len);
-    let parts = canvas.bands(places).into_iter().map(|band| {
+    let of_band = |band: Band| {
         let lines = &lines[band.items];
         let (last, start) = (&lines[lines.len() - 1], of_line(&lines[0]).0);
         let first = band.rows.start * canvas.row();
-        let segment = |run: &Run| {
+        let paired = |run: &Run| {
             let (target, origin) = of_line(run);
-            Segment { starts: [target - start, origin - first], len: run.len }
+            PairedRun { starts: [target - start, origin - first], len: run.len }
         };
         let results = start..of_line(last).0 + last.len;
-        BandOfLines { rows: band.rows, results, segments: lines.iter().map(segment).collect() }
-    });
-    let bands: Vec<BandOfLines> = parts.collect();
+        BandOfLines { rows: band.rows, results, runs: lines.iter().map(paired).collect() }
+    };
+    let bands: Vec<BandOfLines> = canvas.bands(places).into_iter().map(of_band).collect();
     parallel::chunks_mut(&mut gradient, task * taps, work, |index, gradient| {
         let first = index * task;
         vectorized(Correlate { signal, dy, canvas: &canvas, bands: &bands, first, gradient });
@@ -173,14 +174,14 @@ pub(super) fn weight_gradient<E: CpuElement>(
     gradient
 }
 
-/// Lines of points that rows of a canvas are laid out for.
+/// A band, and the lines of points that read it.
 struct BandOfLines {
-    /// Of the canvas.
+    /// The rows of the canvas.
     rows: Range<usize>,
-    /// Of a plane of the result.
+    /// Which elements of a plane of the result the lines are.
     results: Range<usize>,
-    /// The lines, from where these begin.
-    segments: Vec<Segment>,
+    /// Where each line begins among these elements, and where in the band.
+    runs: Vec<PairedRun>,
 }
 
 /// Computes the gradients of some channels.
@@ -208,7 +209,7 @@ impl<E: CpuElement> Job for Correlate<'_, E> {
             let signals = signal.values[channel * signal.plane..].chunks(signal.channels * signal.plane);
             let dys = dy.values[channel * dy.plane..].chunks(dy.channels * dy.plane);
             for (signal, dys) in signals.zip(dys) {
-                for BandOfLines { rows, results, segments } in bands {
+                for BandOfLines { rows, results, runs } in bands {
                     canvas.paint(&signal[..canvas.plane()], rows.clone(), &mut padded);
                     let dys = &dys[results.clone()];
                     let dys = match accumulators_of(dys) {
@@ -219,7 +220,7 @@ impl<E: CpuElement> Job for Correlate<'_, E> {
                             &wide
                         }
                     };
-                    add_dots(dys, &padded, segments, taps, &mut sums);
+                    add_dots(dys, &padded, runs, taps, &mut sums);
                 }
             }
             round(gradient, &sums);

@@ -1,8 +1,9 @@
-//! Which elements of its input a result of a convolution reads, along three axes: one over fewer has leading axes of size 1.
+//! Which elements of the input the results of a convolution read, and how results are divided into shares, tiles and runs, which
+//! [the head of this folder](super) draws. There are always three axes: a convolution over fewer has leading axes of size 1.
 //!
 //! Along an axis, result `first + step t` reads input `stride t + shift` through every tap of the kernel, each with its own
 //! `shift`. A convolution is one such [`Phase`]. A transposed convolution of stride `s` is `s` of them per axis: results whose
-//! index leaves the same remainder modulo `s` read neighbouring inputs through the same taps.
+//! index leaves the same remainder modulo `s` read neighboring inputs through the same taps.
 use core::ops::Range;
 use std::borrow::Cow;
 
@@ -25,7 +26,7 @@ pub(super) struct Axis {
 pub(super) struct Axes([Axis; AXES]);
 
 impl Axes {
-    /// From at most three axes. Axes along which every result reads the one input at its own place become one.
+    /// From at most three axes. If every result reads only the input at its own place, all axes become one.
     pub(super) fn new(given: &[Axis]) -> Self {
         let none = Axis { input: 1, output: 1, kernel: 1, stride: 1, dilation: 1, padding: 0 };
         let mut axes = [none; AXES];
@@ -35,7 +36,7 @@ impl Axes {
             let size = given.iter().map(|axis| axis.input).product();
             axes[AXES - 1] = Axis { input: size, output: size, ..none };
         } else {
-            // Axes of size 1 are left out: points next to one another should have something next to them.
+            // Axes of size 1 are left out, so that the last axis is one with neighboring points.
             let long: Vec<Axis> =
                 given.iter().copied().filter(|axis| !(pointwise(axis) && axis.input == 1)).collect();
             axes[AXES - long.len()..].copy_from_slice(&long);
@@ -59,7 +60,7 @@ impl Axes {
         self.phase([0, 1, 2].map(|axis| of_axis(&self.0[axis])))
     }
 
-    /// The transpose of the convolution, which reads what is its output and makes what is its input.
+    /// The transpose of the convolution: it reads what has the size of the output, and makes what has the size of the input.
     pub(super) fn transposed(&self) -> Vec<Phase> {
         let [first, second, third] = [0, 1, 2].map(|axis| PhaseAxis::transposed(&self.0[axis]));
         let pairs = first.iter().flat_map(|first| second.iter().map(move |second| (first, second)));
@@ -90,7 +91,7 @@ struct PhaseAxis {
     step: usize,
     count: usize,
     stride: usize,
-    /// Index in the kernel, and shift.
+    /// The index of every tap in the kernel, and its shift.
     taps: Vec<(usize, isize)>,
 }
 
@@ -129,20 +130,19 @@ pub(super) struct Phase {
     pub(super) taps: Vec<Tap>,
 }
 
-/// Neighbouring points along the last axis.
+/// A run: neighboring points of one line, in consecutive columns of a tile.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
-    /// The image that they belong to.
     pub(super) image: usize,
-    /// The first of them, by axis.
+    /// The first point, by axis.
     pub(super) point: [usize; AXES],
-    /// How many there are.
+    /// The number of points.
     pub(super) len: usize,
-    /// The column of the first one in its tile.
+    /// The column of the first point in the tile.
     pub(super) column: usize,
 }
 
-/// Columns of a tile, and where what belongs to them lies in the plane of an image: from an element on, in steps.
+/// A span: columns of a tile whose inputs, or results, lie in the plane of an image at equal distances, from `start` on.
 #[derive(Clone, Debug)]
 pub(super) struct Span {
     pub(super) image: usize,
@@ -153,14 +153,14 @@ pub(super) struct Span {
 /// What the points of a tile read through a tap.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sources {
-    /// With the padding between lines that lie next to one another.
+    /// The columns that read the input. A span may go on over the padding between two lines.
     pub(super) spans: Vec<Span>,
-    /// The columns of points that read padding.
+    /// The columns that read padding, which are written after the spans.
     pub(super) padding: Vec<Range<usize>>,
 }
 
 impl Span {
-    /// Adds to spans, of whose last it may become a part.
+    /// Adds the span to others: it becomes a part of the last one if it continues that.
     fn add_to(self, spans: &mut Vec<Self>, step: usize) {
         match spans.last_mut() {
             Some(last)
@@ -175,14 +175,14 @@ impl Span {
     }
 }
 
-/// Points in consecutive columns.
+/// A tile: consecutive points of a share, one per column.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tile {
     pub(super) runs: Vec<Run>,
     pub(super) width: usize,
 }
 
-/// Points of one image.
+/// A piece: the points of a share that are in one image.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) image: usize,
@@ -190,7 +190,7 @@ pub(super) struct Piece {
 }
 
 impl Phase {
-    /// Elements of an image's channel of the result, of all phases.
+    /// Elements of a plane of the result, of all phases.
     pub(super) fn output_plane(&self) -> usize {
         self.axes.iter().map(|axis| axis.output).product()
     }
@@ -200,41 +200,42 @@ impl Phase {
         self.axes.iter().map(|axis| axis.count).product()
     }
 
-    /// Distance along the last axis between the inputs of neighbouring points.
+    /// Distance along the last axis between the inputs of neighboring points.
     pub(super) fn stride(&self) -> usize {
         self.axes[AXES - 1].stride
     }
 
-    /// Distance along the last axis between the results of neighbouring points.
+    /// Distance along the last axis between the results of neighboring points.
     pub(super) fn step(&self) -> usize {
         self.axes[AXES - 1].step
     }
 
-    /// Whether every point reads one input, that at its own place.
+    /// Whether every point reads one input, the one at its own place.
     pub(super) fn is_pointwise(&self) -> bool {
         let alike = |axis: &PhaseAxis| axis.stride * axis.step == 1 && axis.input == axis.output;
         self.axes.iter().all(alike) && matches!(&self.taps[..], [Tap { shifts: [0, 0, 0], .. }])
     }
 
-    /// The first axis along which there is more than one result.
+    /// The axis across which images are cut into slabs: the first along which there is more than one result.
     fn split_axis(&self) -> usize {
         self.axes.iter().position(|axis| axis.output > 1).unwrap_or(AXES - 1)
     }
 
-    /// Where an image can be divided: into so many units, the same for all phases of a transposed convolution.
-    pub(super) fn units(&self) -> usize {
+    /// The number of slabs of an image, the same for all phases of a transposed convolution.
+    pub(super) fn slabs(&self) -> usize {
         let axis = &self.axes[self.split_axis()];
         axis.output.div_ceil(axis.step)
     }
 
-    /// The points of the first `units` units.
-    pub(super) fn points_of(&self, units: usize) -> usize {
+    /// The number of points in the first `slabs` slabs of an image.
+    pub(super) fn points_of(&self, slabs: usize) -> usize {
         let split = self.split_axis();
         let inner: usize = self.axes[split + 1..].iter().map(|axis| axis.count).product();
-        self.axes[split].count.min(units) * inner
+        self.axes[split].count.min(slabs) * inner
     }
 
-    /// Where the line begins in the plane of the input that the points of a run read by some shifts along the axes but the last.
+    /// Which line of the input the points of a run read, with these shifts along all axes but the last: where it begins in the plane.
+    /// `None` in the padding.
     pub(super) fn line(&self, run: &Run, shifts: [isize; AXES - 1]) -> Option<usize> {
         let mut offset = 0;
         for (axis, shift) in shifts.into_iter().enumerate() {
@@ -246,7 +247,7 @@ impl Phase {
         Some(offset * self.axes[AXES - 1].input)
     }
 
-    /// The points of `pieces` in tiles of at most `size` columns, and of one run if it must be.
+    /// The points of `pieces` in tiles of at most `size` columns, each of a single run if `one_run`.
     pub(super) fn tiles(
         &self,
         pieces: impl Iterator<Item = Piece>,
@@ -276,13 +277,13 @@ impl Phase {
         })
     }
 
-    /// Every line of points along the last axis.
+    /// All lines of points of an image.
     pub(super) fn lines(&self) -> Vec<Run> {
         let image = Piece { image: 0, points: 0..self.points() };
         self.tiles(core::iter::once(image), usize::MAX, false).flat_map(|tile| tile.runs).collect()
     }
 
-    /// Along an axis: the input, the number of points, and the distance between the inputs of neighbouring points.
+    /// Along an axis: the size of the input, the number of points, and the distance between the inputs of neighboring points.
     pub(super) fn sizes(&self, axis: usize) -> [usize; 3] {
         let PhaseAxis { input, count, stride, .. } = self.axes[axis];
         [input, count, stride]
@@ -317,7 +318,7 @@ impl Phase {
         padding.retain(|columns| !columns.is_empty());
     }
 
-    /// Where the results of runs belong.
+    /// Where the results of runs belong in the planes of the result.
     pub(super) fn targets(&self, runs: &[Run]) -> Vec<Span> {
         let mut spans = Vec::new();
         for run in runs {
@@ -327,7 +328,7 @@ impl Phase {
         spans
     }
 
-    /// The offset in the plane of the result of a run's first point.
+    /// Where the result of a run's first point belongs in the plane of the result.
     pub(super) fn target(&self, run: &Run) -> usize {
         let lie = |offset, (axis, point): (&PhaseAxis, usize)| {
             offset * axis.output + axis.first + axis.step * point
@@ -336,7 +337,7 @@ impl Phase {
     }
 }
 
-/// `[batch, channels, plane]`, the channels in groups.
+/// A tensor `[batch, channels, plane]`, the channels in groups.
 #[derive(Clone, Copy)]
 pub(super) struct Planes<'a, E> {
     pub(super) values: &'a [E],
@@ -361,5 +362,5 @@ impl<'a, E> Planes<'a, E> {
     }
 }
 
-/// A phase and its weight: a row per channel of the result, in it for every input channel of the group an element per tap.
+/// A phase and its weight, which has a row per channel of the result, with an element per input channel of the group and tap.
 pub(super) type Weighted<'a, A> = (Phase, Cow<'a, [A]>);

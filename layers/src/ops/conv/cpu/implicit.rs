@@ -1,12 +1,16 @@
-//! Convolutions as products with a matrix that never exists: tiles of it are made in the cache.
+//! Convolutions as products with a matrix that never exists as a whole: tiles of it are made in the cache.
 //!
-//! The matrix has a row per input channel and tap, and a column per point. A tile of it has [`COLUMNS`] points and about
-//! [`DEPTH`] rows. Sums are made in the type of sums, whatever the dtype, and rounded once.
+//! The matrix has a row per input channel and tap, and a column per point. A tile has up to [`COLUMNS`] points and, at a time, about
+//! [`DEPTH`] rows. Sums are made in f32 at least, and rounded once.
 //!
-//! Beside its results, a thread has a tile of the matrix and the sums of one to some tiles ([`SUMS`]): all threads together have 4 MiB of
-//! those, or one tile each, and for every group no more jobs than hold a quarter of input and result, as much as the weight, or 256 KiB
-//! together ([`HELD`]). The gradient of a weight has sums of its own size, and a copy for every further part of the points ([`PARTS`]); a
-//! transposed convolution, its weight in another order; half precision, its weight in f32. How a gradient of a weight is rounded depends on the number of threads.
+//! What a pass needs besides its result:
+//!
+//! - A job holds a tile of the matrix and the sums of one or more tiles ([`SUMS`]). The sums of all threads together take at most 4 MiB,
+//!   or one tile each. Only so many jobs run at a time (or one per group) that together they hold no more elements than the weight and a
+//!   quarter of input and result, or 256 KiB ([`HELD`]).
+//! - The gradient of a weight has sums of its own size, and as many again for every further partial sum ([`PARTIAL_BYTES`]). How it is
+//!   rounded depends on the number of threads.
+//! - A transposed convolution has its weight in another order; half precision, its weight in f32.
 use super::{
     Finish,
     geometry::{Phase, Piece, Planes, Span, Tap, Tile, Weighted},
@@ -16,70 +20,70 @@ use super::{
 use crate::backend::cpu::{
     CpuElement,
     parallel::{self, Job, Work, vectorized},
-    product::{COLUMNS, Lanes, MOST_LANES, Rows, Sums, Workspace, add_product, starts},
+    product::{COLUMNS, Lanes, MOST_LANES, RowsAt, SumRows, Workspace, add_product, starts},
 };
 use core::{marker::PhantomData, mem::MaybeUninit, ops::Range, slice};
 use std::borrow::Cow;
 
-/// Rows of a tile: 32 KiB of f32, about a first-level cache.
+/// Rows of a tile that exist at a time: 32 KiB of f32, about a first-level cache.
 const DEPTH: usize = 128;
 
-/// Sums of tiles that the same rows of a weight are multiplied for: as many as stay in a second-level cache.
+/// Sums, of several tiles, that are made with the same rows of a weight: as many as stay in a second-level cache.
 const SUMS: usize = 1 << 17;
 
-/// The same of all threads together: 4 MiB of f32.
+/// The same for all threads together: 4 MiB of f32.
 const SUMS_OF_ALL: usize = 1 << 20;
 
 /// Elements that all threads together may hold of any convolution, however small: 256 KiB of f32.
 const HELD: usize = 1 << 16;
 
-/// What is noted of where a column comes from and goes to takes as much as so many sums at most: where lines are of one point.
+/// The runs and spans of a column take at most as much memory as this many sums, which is so if lines have a single point.
 const RECORDS: usize = 24;
 
 /// Rows of sums that are made before they are written: 6 KiB of f32.
 const ROWS_OF_SUMS: usize = 24;
 
-/// At most so many points contribute to the gradient of a weight at once: their columns take up to 40 KiB of f32.
+/// Points that contribute to the gradient of a weight at once, at most: their columns take up to 40 KiB of f32.
 const POINTS: usize = 160;
 
-/// The same, where a thread has few of them: a quarter of its points at once, if these are not fewer.
+/// The same for a job that has few points: a quarter of its points contribute at once, but no fewer than this.
 const FEWEST_POINTS: usize = 32;
 
-/// Rows that are multiplied with one block of columns before the next block is.
+/// Rows of a tile that are multiplied with one block of columns before the next block.
 const ROWS: usize = 256;
 
-/// Rows of a weight that are rearranged at once: their elements next to one another are on the same pages.
+/// Rows of a weight that are rearranged at once, since their elements lie on the same pages of memory.
 const ROWS_OF_WEIGHT: usize = 32;
 
-/// Multiplications that take as long as reading an element does elsewhere.
+/// Multiplications that take as long as reading an element in other loops.
 const MULTIPLICATIONS: usize = 8;
 
-/// Bytes of gradients of one weight that may be summed beside each other.
-const PARTS: usize = 4 << 20;
+/// Bytes of partial sums of one gradient of a weight that may exist at a time.
+const PARTIAL_BYTES: usize = 4 << 20;
 
-/// The points of a range of the units of a batch, `per_image` units of each image.
-fn pieces(phase: &Phase, units: &Range<usize>, per_image: usize) -> impl Iterator<Item = Piece> {
-    let Range { start, end } = *units;
+/// The points of some slabs of a batch, which has `per_image` slabs in every image.
+fn pieces(phase: &Phase, slabs: &Range<usize>, per_image: usize) -> impl Iterator<Item = Piece> {
+    let Range { start, end } = *slabs;
     (start / per_image..end.div_ceil(per_image)).map(move |image| {
         let first = image * per_image;
-        let points = |unit: usize| phase.points_of(unit.clamp(first, first + per_image) - first);
+        let points = |slab: usize| phase.points_of(slab.clamp(first, first + per_image) - first);
         Piece { image, points: points(start)..points(end) }
     })
 }
 
-/// `0..units` in ranges of so many.
-fn ranges(units: usize, size: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-    (0..units).step_by(size).map(move |start| start..(start + size).min(units))
+/// `0..slabs` in ranges of `size`.
+fn ranges(slabs: usize, size: usize) -> impl Iterator<Item = Range<usize>> + Clone {
+    (0..slabs).step_by(size).map(move |start| start..(start + size).min(slabs))
 }
 
-/// A part of the result of a convolution: of the channels of a group some units of the batch.
-struct Part {
+/// A share: what a job computes of a result, that is, some slabs of the batch, in the channels of a group.
+struct Share {
     group: usize,
-    units: Range<usize>,
+    slabs: Range<usize>,
 }
 
-/// A result `[batch, channels, plane]` that is not written yet. A reference per image, channel and part would take more than a
-/// result of small planes.
+/// A result `[batch, channels, plane]` that is not written yet, for all jobs. (References per image, channel and share would take more
+/// memory than a result with small planes.)
 struct Unwritten<'a, E> {
     start: *mut MaybeUninit<E>,
     len: usize,
@@ -88,7 +92,7 @@ struct Unwritten<'a, E> {
     result: PhantomData<&'a mut [MaybeUninit<E>]>,
 }
 
-// SAFETY: threads only write, each the elements of its own parts.
+// SAFETY: jobs only write, each the elements of its own share.
 unsafe impl<E: Send> Sync for Unwritten<'_, E> {}
 
 impl<'a, E> Unwritten<'a, E> {
@@ -96,11 +100,11 @@ impl<'a, E> Unwritten<'a, E> {
         Self { start: result.as_mut_ptr(), len: result.len(), channels, plane, result: PhantomData }
     }
 
-    /// So many elements from one on, of the plane of a channel of an image.
+    /// `len` elements of the plane of a channel of an image, from `start` on.
     ///
     /// # Safety
     ///
-    /// Nobody else reads or writes them meanwhile.
+    /// Nobody else may read or write them meanwhile.
     #[allow(clippy::mut_from_ref, reason = "see above")]
     #[inline(always)]
     unsafe fn row(&self, image: usize, channel: usize, start: usize, len: usize) -> &mut [MaybeUninit<E>] {
@@ -137,35 +141,35 @@ pub(super) fn convolve<E: CpuElement>(
         channels / input.groups
     };
     let most = jobs_to_hold(input.values.len() + len, weights, (DEPTH + rows) * COLUMNS);
-    parallel::each(parts(input, &phases[0].0, work, most), work, |part| {
-        vectorized(Convolve { part, input, phases, finish, unwritten: &unwritten });
+    parallel::each(shares(input, &phases[0].0, work, most), work, |share| {
+        vectorized(Convolve { share, input, phases, finish, unwritten: &unwritten });
     });
-    // SAFETY: the parts are all of the result, and every element of a part is a point of one phase, whose run writes it.
+    // SAFETY: the shares are the whole result, and every element of a share is a point of one phase, in a run that is written.
     unsafe { result.set_len(len) };
     result
 }
 
-/// How many jobs may hold so many elements each: together a quarter of those of the tensors, and as many as the weight has, or [`HELD`].
+/// How many jobs may hold `held` elements each: together a quarter of the elements of the tensors and those of the weight, or [`HELD`].
 fn jobs_to_hold(elements: usize, weights: usize, held: usize) -> usize {
     ((elements / 4 + weights).max(HELD) / held).max(1)
 }
 
-/// The result in parts that threads can work on, `most` of them at once.
-fn parts<E>(input: Planes<'_, E>, phase: &Phase, work: Work, most: usize) -> Vec<Part> {
-    let units = input.batch() * phase.units();
+/// The shares of the result, of which threads work on `most` at a time.
+fn shares<E>(input: Planes<'_, E>, phase: &Phase, work: Work, most: usize) -> Vec<Share> {
+    let slabs = input.batch() * phase.slabs();
     // Enough tiles to read the weight seldom, but something to do for every thread.
     let smallest = (4 * COLUMNS).div_ceil(phase.points_of(1).max(1));
-    let largest = parallel::items_per_thread(units, work);
-    let size = parallel::items_per_job(units * input.groups, work).max(smallest).min(largest);
+    let largest = parallel::items_per_thread(slabs, work);
+    let size = parallel::items_per_job(slabs * input.groups, work).max(smallest).min(largest);
     let size =
-        if parallel::threads() > most { size.max((units * input.groups).div_ceil(most)) } else { size };
-    let of_group = |group| ranges(units, size).map(move |units| Part { group, units });
+        if parallel::threads() > most { size.max((slabs * input.groups).div_ceil(most)) } else { size };
+    let of_group = |group| ranges(slabs, size).map(move |slabs| Share { group, slabs });
     (0..input.groups).flat_map(of_group).collect()
 }
 
-/// Computes a part of the result.
+/// Computes a share of the result.
 struct Convolve<'a, E: CpuElement> {
-    part: Part,
+    share: Share,
     input: Planes<'a, E>,
     phases: &'a [Weighted<'a, E::Acc>],
     finish: Finish<'a, E>,
@@ -187,15 +191,15 @@ impl<E: CpuElement> Convolve<'_, E> {
     /// Writes the results of a phase.
     #[inline(always)]
     fn write_phase(&self, (phase, weight): &Weighted<'_, E::Acc>) {
-        let Part { group, ref units } = self.part;
+        let Share { group, ref slabs } = self.share;
         let (channels, taps) = (self.input.size(), phase.taps.len());
         let size = self.unwritten.channels / self.input.groups;
         let weight = &weight[group * size * channels * taps..];
         let per_tile = (DEPTH / taps.max(1)).clamp(1, channels);
         let row_starts = starts(size, channels * taps);
-        let pieces = || pieces(phase, units, phase.units());
+        let pieces = || pieces(phase, slabs, phase.slabs());
         let points: usize = pieces().map(|piece| piece.points.len()).sum();
-        // Sums to which no other channels add are written while they are in the first-level cache, some rows after the others.
+        // Sums to which no further channels add are written while they are in the first-level cache, some rows at a time.
         let (at_once, some) = match channels <= per_tile {
             true => (1, ROWS_OF_SUMS.min(size)),
             false => {
@@ -217,12 +221,12 @@ impl<E: CpuElement> Convolve<'_, E> {
                 let row_starts = &row_starts[first..(first + some).min(size)];
                 for start in (0..channels).step_by(per_tile) {
                     let block = start..(start + per_tile).min(channels);
-                    let rows = Rows { values: &weight[start * taps..], starts: row_starts };
+                    let rows = RowsAt { values: &weight[start * taps..], starts: row_starts };
                     for (tile, sums) in tiles.iter().zip(sums.chunks_exact_mut(some * COLUMNS)) {
                         if first == 0 {
                             reader.read(self.input, group, block.clone(), phase, &tile.runs);
                         }
-                        let sums = Sums { values: sums, pitch: COLUMNS, first: start == 0 };
+                        let sums = SumRows { values: sums, pitch: COLUMNS, first: start == 0 };
                         add_product(rows, reader.rows(block.len() * taps), tile.width, sums);
                     }
                 }
@@ -234,7 +238,7 @@ impl<E: CpuElement> Convolve<'_, E> {
         }
     }
 
-    /// Writes the results of a tile from their sums, a row per channel from one on.
+    /// Writes the results of a tile from their sums: a row per channel, from channel `first` on.
     #[inline(always)]
     fn write(&self, step: usize, places: &[Span], first: usize, sums: &mut [E::Acc]) {
         for (channel, sums) in (first..).zip(sums.as_chunks_mut::<COLUMNS>().0) {
@@ -243,8 +247,8 @@ impl<E: CpuElement> Convolve<'_, E> {
             for Span { image, start, columns } in places {
                 let values = &values[columns.clone()];
                 let len = (values.len() - 1) * step + 1;
-                // SAFETY: the points of a span lie on one line, or, without steps, on lines one after the other: all of them, and the
-                // results of other phases between them, are of this part.
+                // SAFETY: the points of a span lie on one line, or, if the step is 1, on consecutive lines. All of them, and the results
+                // of other phases between them, belong to this share.
                 let results = unsafe { self.unwritten.row(*image, channel, *start, len) };
                 match step {
                     1 => results.copy_from_slice(values),
@@ -255,36 +259,36 @@ impl<E: CpuElement> Convolve<'_, E> {
     }
 }
 
-/// The gradient of the weight of a convolution, a row per channel of `dy`; in it for every channel of the signal's group an
-/// element per tap.
+/// The gradient of the weight of a convolution: a row per channel of `dy`, with an element per channel of the signal's group and tap.
 pub(super) fn weight_gradient<E: CpuElement>(
     signal: Planes<'_, E>,
     dy: Planes<'_, E>,
     phase: &Phase,
 ) -> Vec<E> {
-    // What is transposed should be little beside what is computed with it.
+    // Where the two can be exchanged, the one with fewer channels is transposed.
     let exchanged = phase.is_pointwise() && signal.size() < dy.size();
     let (signal, dy) = if exchanged { (dy, signal) } else { (signal, dy) };
-    let (batch, units, groups, taps) = (signal.batch(), phase.units(), signal.groups, phase.taps.len());
+    let (groups, taps) = (signal.groups, phase.taps.len());
+    let slabs = signal.batch() * phase.slabs();
     let (rows, columns) = (signal.size() * taps, dy.size());
-    let work = Work::of([batch, phase.points(), groups, rows, columns]) / MULTIPLICATIONS;
-    let jobs = (batch * units).div_ceil(parallel::items_per_thread(batch * units, work));
+    let work = Work::of([signal.batch(), phase.points(), groups, rows, columns]) / MULTIPLICATIONS;
+    let jobs = slabs.div_ceil(parallel::items_per_thread(slabs, work));
     let held = (columns.next_multiple_of(MOST_LANES) + rows.min(ROWS)) * COLUMNS;
     let jobs = jobs.min(jobs_to_hold(signal.values.len() + dy.values.len(), groups * rows * columns, held));
-    // The sums of all parts are a quarter of what they are made of at most, and there are no more of them than give every job one.
+    // All partial sums together are at most a quarter of what they are made of, and no more of them are added up than give every job one.
     let sums = groups * rows * columns.next_multiple_of(MOST_LANES);
-    let elements = batch * phase.points() * groups * (signal.size() + dy.size());
-    let parts = (PARTS / (sums * size_of::<E::Acc>())).min(elements / (4 * sums));
-    let parts = parts.clamp(1, jobs.div_ceil(groups));
-    let per_block = signal.size().div_ceil(jobs.div_ceil(parts * groups));
+    let elements = signal.batch() * phase.points() * groups * (signal.size() + dy.size());
+    let addends = (PARTIAL_BYTES / (sums * size_of::<E::Acc>())).min(elements / (4 * sums));
+    let addends = addends.clamp(1, jobs.div_ceil(groups));
+    let per_block = signal.size().div_ceil(jobs.div_ceil(addends * groups));
 
     let mut partials = Vec::new();
     for group in 0..groups {
         for start in (0..signal.size()).step_by(per_block) {
             let channels = start..(start + per_block).min(signal.size());
-            let of_part =
-                |units| Partial { group, channels: channels.clone(), units, sums: Workspace::new(0) };
-            partials.extend(ranges(batch * units, (batch * units).div_ceil(parts)).map(of_part));
+            let addend =
+                |slabs| PartialSum { group, channels: channels.clone(), slabs, sums: Workspace::new(0) };
+            partials.extend(ranges(slabs, slabs.div_ceil(addends)).map(addend));
         }
     }
     parallel::each(partials.iter_mut().collect(), work, |partial| {
@@ -304,9 +308,9 @@ pub(super) fn weight_gradient<E: CpuElement>(
     }
     let narrow = |sum| MaybeUninit::new(E::narrow(sum));
     let assemble = |(of_group, panel, gradient): Panel<'_, E>| {
-        for parts in of_group.chunk_by(|a, b| a.channels == b.channels) {
-            let (first, count) = (parts[0].channels.start * taps, parts[0].channels.len() * taps);
-            let sums = |panel: usize| total(parts, panel * count * pitch..(panel + 1) * count * pitch);
+        for addends in of_group.chunk_by(|a, b| a.channels == b.channels) {
+            let (first, count) = (addends[0].channels.start * taps, addends[0].channels.len() * taps);
+            let sums = |panel: usize| total(addends, panel * count * pitch..(panel + 1) * count * pitch);
             let width = |panel: usize| (columns - panel * pitch).min(pitch);
             if !exchanged {
                 let sizes = [count, width(panel)];
@@ -323,41 +327,41 @@ pub(super) fn weight_gradient<E: CpuElement>(
         }
     };
     parallel::each(jobs, len, assemble);
-    // SAFETY: the panels are all of the gradient, and the channels of the parts all rows of a panel.
+    // SAFETY: the panels are the whole gradient, and the channels of the partial sums are all rows of a panel.
     unsafe { gradient.set_len(len) };
     gradient
 }
 
-/// A panel of the gradient of a group: the parts of all its panels, its number, and where it is to be written.
-type Panel<'a, E> = (&'a [Partial<<E as CpuElement>::Acc>], usize, &'a mut [MaybeUninit<E>]);
+/// A panel of the gradient of a group: the partial sums of the group, the number of the panel, and where it is to be written.
+type Panel<'a, E> = (&'a [PartialSum<<E as CpuElement>::Acc>], usize, &'a mut [MaybeUninit<E>]);
 
-/// A range of the sums of all parts.
-fn total<A: CpuElement<Acc = A> + Lanes>(parts: &[Partial<A>], range: Range<usize>) -> Cow<'_, [A]> {
-    let mut sums = Cow::Borrowed(&parts[0].sums[range.clone()]);
-    for part in &parts[1..] {
-        let pairs = sums.to_mut().iter_mut().zip(&part.sums[range.clone()]);
-        pairs.for_each(|(sum, &part)| *sum = *sum + part);
+/// A range of the elements of partial sums, added up.
+fn total<A: CpuElement<Acc = A> + Lanes>(addends: &[PartialSum<A>], range: Range<usize>) -> Cow<'_, [A]> {
+    let mut sums = Cow::Borrowed(&addends[0].sums[range.clone()]);
+    for addend in &addends[1..] {
+        let pairs = sums.to_mut().iter_mut().zip(&addend.sums[range.clone()]);
+        pairs.for_each(|(sum, &more)| *sum = *sum + more);
     }
     sums
 }
 
-/// The width of the panels that so many columns are divided into.
+/// The width of the panels into which so many columns are divided.
 fn panel(columns: usize) -> usize {
     columns.next_multiple_of(MOST_LANES).min(COLUMNS)
 }
 
-/// A part of the gradient of a weight: from some channels of the signal and some units.
-struct Partial<A> {
+/// A partial sum of the gradient of a weight: over some slabs of the batch, for some channels of the signal.
+struct PartialSum<A> {
     group: usize,
     channels: Range<usize>,
-    units: Range<usize>,
-    /// Per panel of channels of `dy` a row per channel and tap.
+    slabs: Range<usize>,
+    /// For every panel of channels of `dy`, a row per channel and tap.
     sums: Workspace<A>,
 }
 
-/// Computes a part of the gradient.
+/// Computes a partial sum of the gradient.
 struct Correlate<'a, E: CpuElement> {
-    partial: &'a mut Partial<E::Acc>,
+    partial: &'a mut PartialSum<E::Acc>,
     signal: Planes<'a, E>,
     dy: Planes<'a, E>,
     phase: &'a Phase,
@@ -372,13 +376,13 @@ impl<E: CpuElement> Job for Correlate<'_, E> {
     }
 }
 
-impl<A: CpuElement<Acc = A> + Lanes> Partial<A> {
+impl<A: CpuElement<Acc = A> + Lanes> PartialSum<A> {
     #[inline(always)]
     fn sum<E: CpuElement<Acc = A>>(&mut self, signal: Planes<'_, E>, dy: Planes<'_, E>, phase: &Phase) {
         let (taps, pitch) = (phase.taps.len(), panel(dy.size()));
         let (panels, of_panel) = (dy.size().div_ceil(pitch), self.channels.len() * taps * pitch);
         let width = |panel: usize| (dy.size() - panel * pitch).min(pitch);
-        let pieces = || pieces(phase, &self.units, phase.units());
+        let pieces = || pieces(phase, &self.slabs, phase.slabs());
         let total: usize = pieces().map(|piece| piece.points.len()).sum();
         let most = (total / 4).clamp(FEWEST_POINTS, POINTS);
         let size = total.div_ceil(total.div_ceil(most));
@@ -404,8 +408,8 @@ impl<A: CpuElement<Acc = A> + Lanes> Partial<A> {
                 let first = (start - self.channels.start) * taps * pitch;
                 let of_panels = self.sums.chunks_exact_mut(of_panel).zip(columns.chunks_exact(size * pitch));
                 for (panel, (sums, values)) in of_panels.enumerate() {
-                    let sums = Sums { values: &mut sums[first..], pitch, first: false };
-                    let columns = Rows { values, starts: &column_starts[..points] };
+                    let sums = SumRows { values: &mut sums[first..], pitch, first: false };
+                    let columns = RowsAt { values, starts: &column_starts[..points] };
                     add_product(rows, columns, width(panel), sums);
                 }
             }
@@ -413,7 +417,7 @@ impl<A: CpuElement<Acc = A> + Lanes> Partial<A> {
     }
 }
 
-/// The weight `[groups * o, i, kernel]` as a transposed convolution reads it through some taps: `[groups, i, o, taps]`.
+/// The weight `[groups * o, i, kernel]` in the order in which a transposed convolution reads it: `[groups, i, o, taps]`.
 pub(super) fn transposed_weight<E: CpuElement>(
     weight: &[E],
     [channels, size, kernel]: [usize; 3],
@@ -436,7 +440,7 @@ pub(super) fn transposed_weight<E: CpuElement>(
 /// Rearranges some rows of a weight.
 struct TransposeWeight<'a, E: CpuElement> {
     weight: &'a [E],
-    /// Channels of a group, of the rows, and elements of the kernel.
+    /// `o`, `i` and the elements of the kernel, as [`transposed_weight`] names them.
     sizes: [usize; 3],
     taps: &'a [Tap],
     /// The first row.
@@ -464,7 +468,7 @@ impl<E: CpuElement> Job for TransposeWeight<'_, E> {
                 let elements = &weight[((group * of_group + o) * size + i) * kernel..][..kernel];
                 let row = &mut row[o * taps.len()..][..taps.len()];
                 match (elements.as_array::<9>(), row.as_mut_array::<9>()) {
-                    // A kernel of 3x3, at once.
+                    // A 3x3 kernel, as a whole.
                     (Some(elements), Some(row)) => *row = elements.map(wide),
                     _ => {
                         let places = row.iter_mut().zip(taps);

@@ -1,9 +1,37 @@
-//! Convolutions of slices, the same code over one, two and three axes: depthwise plane by plane, all others as products. Where Burn's
-//! own are faster, they run: `cargo bench --bench layers -- conv` and `--bench peers` have such cases.
+//! Convolutions on a CPU, the same code over one, two and three axes: depthwise ones plane by plane ([`depthwise`]), all others as products
+//! ([`implicit`]). Where Burn's own are faster, they run: `cargo bench --bench layers -- conv` and `--bench peers` have such cases.
+//!
+//! How the results of one image are cut; here 4 x 10 points, a kernel of 1 x 3 and tiles of 12 points:
+//!
+//! ```text
+//!                      for threads   for the cache:         for the vector loop: tile 1 of share 1, a row per tap
+//!                                    tiles 1 and 2
+//!                                                                        0 1 2 3 4 5 6 7 8 9 a b   columns
+//! . . . . . . . . . .  slab ┐        1 1 1 1 1 1 1 1 1 1                 ├─────── run ─────┤ ├run┤
+//! . . . . . . . . . .  slab ┴ share  1 1 2 2 2 2 2 2 2 2    left tap     0 x x x x x x x x x 0 x   0: padding
+//! . . . . . . . . . .  slab ┐        1 1 1 1 1 1 1 1 1 1    center tap   x x x x x x x x x x x x   x: an element that is read,
+//! . . . . . . . . . .  slab ┴ share  1 1 2 2 2 2 2 2 2 2    right tap    x x x x x x x x x 0 x x      by spans
+//! ```
+//!
+//! | word | meaning |
+//! | --- | --- |
+//! | *point* | A result of one channel, by its place in the image. Channels have the same points. |
+//! | *phase* | The points that read the input through the same taps: all; in a transposed convolution of stride `s`, every `s`-th. |
+//! | *line* | The points, or the elements of a plane, along the whole last axis. |
+//! | *slab* | The points of every phase with the same index on the first axis that has several: in two dimensions, a line. |
+//! | *share* | What a job computes: some slabs of the batch, in the channels of a group. |
+//! | *piece* | The points of a share that are in one image. |
+//! | *tile* | Consecutive points of a share, a column each, and what they read, a row per channel and tap. It stays in the cache. |
+//! | *run* | The points of a tile that are on one line. |
+//! | *span* | Columns of a tile whose inputs or results lie in a plane at equal distances, so that one loop copies them. |
+//! | *canvas* | A plane with its padding, as depthwise convolutions read it. |
+//! | *band* | The rows of a canvas that are laid out at a time, in the cache. |
+//! | *stretch* | Runs that lie close together on a canvas, which the vector loop takes as one. |
+//!
+//! The vector loops themselves are in [`backend::cpu::product`](crate::backend::cpu::product).
 use super::{ConvKernels, Convolution, correlate, sizes, transposed};
-use crate::backend::cpu::{CpuBackend, CpuElement, accumulators_of, parallel, with_element};
+use crate::backend::cpu::{CpuBackend, CpuElement, accumulators_of, affine::Affine, parallel, with_element};
 use crate::backend::wide;
-use crate::ops::batch_norm::cpu::Affine;
 use crate::ops::linear::LinearKernels;
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape, bf16, f16, ops::ConvOptions};
@@ -17,22 +45,22 @@ mod implicit;
 mod reader;
 mod rows;
 
-/// Points, of all images, that tiles of them are worth making for.
+/// Points of all images together for which tiles pay.
 const POINTS: usize = 64;
 
-/// Products with the points of a line, per input channel and tap, that gathering the line takes as long as.
+/// Gathering a line takes as long as this many products with its points, per input channel and tap.
 const PRODUCTS_OF_LINE: usize = 128;
 
-/// Points of a transposed convolution that rearranging its weight is worth it for.
+/// Points of a transposed convolution for which rearranging its weight pays.
 const TRANSPOSED_POINTS: usize = 256;
 
-/// A pointwise convolution from few channels at many points is one plain product and little but its result, which Burn writes
-/// faster (64 to 256 channels at 56x56: 4.7 ms for 6.3). In f16 its products are faster with any number of channels (256 to 64: 4.4
-/// for 8.0).
+/// A pointwise convolution from few channels at many points is one product, whose time goes into writing the result. Burn writes it
+/// faster (64 to 256 channels at 56x56: 4.7 ms instead of 6.3). In f16, its products are faster with any number of channels (256 to 64:
+/// 4.4 ms instead of 8.0).
 const FEW_CHANNELS: usize = 64;
 const MANY_POINTS: usize = 1 << 12;
 
-/// Elements of a kernel, or of a plane of a depthwise convolution, of which a thread holds no copies.
+/// Kernels, and planes of depthwise convolutions, with more elements than this are left to Burn: a thread should hold no copy of them.
 const LARGEST_KERNEL: usize = 1 << 12;
 const LARGEST_PLANE: usize = 1 << 20;
 
@@ -73,7 +101,7 @@ impl<B: CpuBackend> ConvKernels for B {
         let finite = with_element!(weight.dtype(), "convolution", E => {
             parallel::all(B::as_slice::<E>(&weight), |weight: &E| weight.is_finite())
         });
-        // Beyond the ends zeros are read, which an infinite weight would make into no number.
+        // Zeros are read beyond the ends. Multiplied by an infinite weight, they would be NaN.
         if !finite {
             return transposed::<B, N>(x, weight, bias, output, options);
         }
@@ -126,8 +154,8 @@ impl<B: CpuBackend> ConvKernels for B {
     }
 }
 
-/// A row of channels for every point of all images. Where they are fewer than a weight has elements, the product of two such copies writes
-/// its gradient at once, and [`implicit::weight_gradient`] would have sums of the same size beside it.
+/// `x` with a row of channels for every point of all images. If two such copies have fewer elements than a weight, their product is the
+/// better way to its gradient: it writes the gradient at once, where [`implicit::weight_gradient`] has sums of the same size beside it.
 fn points<B: CpuBackend>(x: FloatTensor<B>) -> FloatTensor<B> {
     let shape = x.shape();
     let (batch, channels) = (shape[0], shape[1]);
@@ -136,7 +164,7 @@ fn points<B: CpuBackend>(x: FloatTensor<B>) -> FloatTensor<B> {
     B::float_reshape(x, Shape::new([batch * size, channels]))
 }
 
-/// A convolution in dtype `E`, and if there is a norm, the ReLU of its result normalized.
+/// A convolution in dtype `E`; with a norm, the ReLU of the normalized result.
 pub(in crate::ops) fn convolve<B: CpuBackend + Convolution<N>, E: CpuElement, const N: usize>(
     x: FloatTensor<B>,
     weight: FloatTensor<B>,
@@ -176,7 +204,7 @@ pub(in crate::ops) fn convolve<B: CpuBackend + Convolution<N>, E: CpuElement, co
     B::from_vec(convolution(x, kernel[0], &[(phase, weight)], finish), shape)
 }
 
-/// What becomes of sums before they are written.
+/// What is applied to sums before they are written.
 #[derive(Clone, Copy)]
 struct Finish<'a, E: CpuElement> {
     bias: Option<&'a [E]>,
@@ -184,7 +212,7 @@ struct Finish<'a, E: CpuElement> {
 }
 
 impl<E: CpuElement> Finish<'_, E> {
-    /// Replaces the sums of a channel.
+    /// Applies it to the sums of a channel.
     #[inline(always)]
     fn apply(&self, channel: usize, sums: &mut [E::Acc]) {
         if let Some(bias) = self.bias {
@@ -202,7 +230,7 @@ fn is_empty(shapes: &[&Shape]) -> bool {
     shapes.iter().any(|shape| shape.num_elements() == 0)
 }
 
-/// Whether the workspace of a thread would be large.
+/// Whether a thread would need a large workspace.
 fn is_large(input: &Shape, kernel: &Shape, groups: usize) -> bool {
     let size = |shape: &Shape| shape[2..].iter().product::<usize>();
     size(kernel) > LARGEST_KERNEL || groups == input[1] && size(input) > LARGEST_PLANE
@@ -250,7 +278,7 @@ fn convolution<E: CpuElement>(
     }
 }
 
-/// In the type that products are made in.
+/// The values in the type in which products are summed.
 fn widened<E: CpuElement>(values: &[E]) -> Cow<'_, [E::Acc]> {
     match accumulators_of(values) {
         Some(values) => Cow::Borrowed(values),

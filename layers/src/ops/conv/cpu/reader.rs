@@ -1,19 +1,19 @@
-//! How the products of a convolution get at what a tile of points reads.
+//! Tiles of the matrix that a convolution multiplies with: what the points of a tile read of the input.
 use super::{
     geometry::{AXES, Phase, Planes, Run, Sources, Span, Tap},
     rows::{copy, lay_out, split},
 };
 use crate::backend::cpu::{
     CpuElement,
-    product::{Lanes, MOST_LANES, Rows, Workspace, starts},
+    product::{Lanes, MOST_LANES, RowsAt, Workspace, starts},
 };
 use core::ops::Range;
 use num_traits::Zero;
 
-/// Products that take as long as copying an element does.
+/// How many products take as long as copying an element.
 const COPY: f64 = 8.0;
 
-/// What the points of a tile read of some channels, row by row: one per channel and tap.
+/// The rows of a tile: one per channel and tap, with what every point reads of that channel through that tap.
 pub(super) struct Reader<A> {
     layout: Layout,
     values: Workspace<A>,
@@ -22,14 +22,15 @@ pub(super) struct Reader<A> {
 }
 
 enum Layout {
-    /// A row for every channel and tap.
+    /// Every row is a copy.
     Gathered(Gather),
-    /// Every element once, the rows overlapping. Only for tiles of one run.
+    /// Every element is copied once, and the rows overlap. Only for tiles of one run.
     Strip(Strip),
 }
 
 impl<A: CpuElement<Acc = A> + Lanes> Reader<A> {
-    /// For tiles of at most so many points, and at most so many channels at once. `products`: of every element of a row.
+    /// For tiles of at most so many points, and at most so many channels at once. `products`: how many products read each element of
+    /// a row.
     pub(super) fn new(phase: &Phase, points: usize, channels: usize, products: usize) -> Self {
         let strip = Strip::new(phase, points);
         if strip.pays(phase, products) {
@@ -67,17 +68,17 @@ impl<A: CpuElement<Acc = A> + Lanes> Reader<A> {
         }
     }
 
-    /// The first rows of what has been read.
-    pub(super) fn rows(&self, count: usize) -> Rows<'_, A> {
-        Rows { values: &self.values, starts: &self.starts[..count] }
+    /// The first `count` rows of what has been read.
+    pub(super) fn rows(&self, count: usize) -> RowsAt<'_, A> {
+        RowsAt { values: &self.values, starts: &self.starts[..count] }
     }
 }
 
-/// Rows of what every point reads through one tap.
+/// Copies what the points of a tile read, span by span.
 struct Gather {
     /// Distance between rows.
     pitch: usize,
-    /// Of the tap whose rows are copied.
+    /// What the points read through the tap whose rows are copied.
     sources: Sources,
 }
 
@@ -111,19 +112,19 @@ impl Gather {
     }
 }
 
-/// The lines of the input that neighbouring points read, padding included. Per channel and line there are as many rows as the stride,
-/// so that neighbouring points find what a tap reads next to one another.
+/// Copies the lines of the input that a run reads, with their padding. A line is `stride` rows, so that what neighboring points read
+/// through a tap lies side by side.
 struct Strip {
-    /// Shifts of the lines along the axes but the last.
+    /// Shifts of the lines along all axes but the last.
     lines: Vec<[isize; AXES - 1]>,
     /// The place in a row of what the first point reads through the first tap.
     first: isize,
-    /// Elements that one point reads of a row.
+    /// How many elements of a row one point reads.
     reach: usize,
     stride: usize,
     /// Distance between rows.
     pitch: usize,
-    /// Where among the elements of a channel lies what the first point reads through a tap.
+    /// Where, among the elements of a channel, lies what the first point reads through every tap.
     taps: Vec<usize>,
 }
 
@@ -148,7 +149,7 @@ impl Strip {
         Self { lines, first, reach, stride, pitch, taps }
     }
 
-    /// Whether copying every element once saves more than what incomplete vectors at the end of lines cost.
+    /// Whether copying every element only once saves more than incomplete vectors at the ends of lines cost.
     fn pays(&self, phase: &Phase, products: usize) -> bool {
         let [_, count, _] = phase.sizes(AXES - 1);
         if self.taps.is_empty() {
@@ -161,7 +162,7 @@ impl Strip {
         COPY * (1.0 - copies) > wasted * products as f64
     }
 
-    /// Elements per channel.
+    /// The number of elements per channel.
     fn size(&self) -> usize {
         self.lines.len() * self.stride * self.pitch
     }

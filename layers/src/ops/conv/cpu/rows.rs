@@ -1,15 +1,15 @@
-//! Copies of rows, from one type, layout or order into another.
+//! Copies of rows into another type, layout or order.
 use crate::backend::cpu::{CpuElement, accumulators_of};
 use num_traits::Zero;
 
-/// What a row holds of a line that is read in steps of `stride`, and where: a shift divided by the stride, and the remainder.
+/// A shift divided by the stride, and the remainder: the place in a row of [`lay_out`], and the number of the row.
 pub(super) fn split(shift: isize, stride: usize) -> (isize, usize) {
     let stride = stride as isize;
     (shift.div_euclid(stride), shift.rem_euclid(stride) as usize)
 }
 
-/// Lays a line out in `stride` rows: the first `places` of row `r` hold elements `stride (first + place) + r`, zeros beyond the ends
-/// of the line and where there is none.
+/// Lays a line out in `stride` rows: the first `places` of row `r` hold the elements `stride (first + place) + r`, and zeros beyond
+/// the ends of the line, or everywhere if there is no line.
 #[inline(always)]
 pub(super) fn lay_out<E: CpuElement>(
     line: Option<&[E]>,
@@ -31,14 +31,14 @@ pub(super) fn lay_out<E: CpuElement>(
     }
 }
 
-/// Every `stride`-th of some values.
+/// Copies every `stride`-th value.
 #[inline(always)]
 pub(super) fn copy<E: CpuElement>(row: &mut [E::Acc], values: &[E], stride: usize) {
     match (accumulators_of(values), stride) {
         (Some(values), 1) => row.copy_from_slice(&values[..row.len()]),
         (_, 1) => widen(row, values),
         (_, 2) => {
-            // Pairs are read in vectors. The last one may be half.
+            // Pairs are read in vectors. The last pair may be incomplete.
             let (pairs, _) = values.as_chunks::<2>();
             widen(row, pairs.iter().map(|[value, _]| value));
             if let (Some(last), Some(value)) =
@@ -51,19 +51,19 @@ pub(super) fn copy<E: CpuElement>(row: &mut [E::Acc], values: &[E], stride: usiz
     }
 }
 
-/// Values in the type of sums.
+/// Copies values into the type of sums.
 #[inline(always)]
 pub(super) fn widen<'a, E: CpuElement>(row: &mut [E::Acc], values: impl IntoIterator<Item = &'a E>) {
     row.iter_mut().zip(values).for_each(|(element, value)| *element = value.widen());
 }
 
-/// Sums in the dtype of a tensor.
+/// Copies sums into the dtype of a tensor.
 #[inline(always)]
 pub(super) fn round<'a, E: CpuElement>(results: impl IntoIterator<Item = &'a mut E>, sums: &[E::Acc]) {
     results.into_iter().zip(sums).for_each(|(result, &sum)| *result = E::narrow(sum));
 }
 
-/// The side of the blocks that matrices are transposed in.
+/// The side of the blocks in which matrices are transposed.
 const BLOCK: usize = 8;
 
 /// `result[c][r] = f(values[r][c])`, for rows that begin `pitch_of_values` and `pitch` elements apart.

@@ -1,4 +1,4 @@
-//! The cells, element by element.
+//! The cells of recurrent layers, as functions of single elements.
 use crate::backend::cpu::{CpuElement, exp::sigmoid};
 use num_traits::{One, Zero};
 
@@ -30,7 +30,7 @@ impl<A: CpuElement> Clip<A> {
     }
 }
 
-/// Functions of elements that make up a stage of `G` gates.
+/// The functions of a stage of `G` gates.
 pub(super) trait Elements<A, const G: usize>: Copy + Send + Sync {
     /// Whether there is a cell state. Where there is none, it is read as zero and not written.
     const CELL: bool = false;
@@ -41,7 +41,7 @@ pub(super) trait Elements<A, const G: usize>: Copy + Send + Sync {
     fn activate(self, input: [A; G], hidden: [A; G]) -> [A; G];
     /// The next state, `[h, c]`.
     fn update(self, gates: [A; G], state: [A; 2]) -> [A; 2];
-    /// Gradients of what goes into the gates, and of the state; `extra` and its gradient where there is one.
+    /// Gradients of what goes into the gates, of `extra` if there is one, and of the state.
     fn gradients(self, gates: [A; G], extra: A, state: [A; 2], grads: [A; 2]) -> ([A; G], A, [A; 2]);
 }
 
@@ -130,7 +130,7 @@ impl<A: CpuElement<Acc = A>> Elements<A, 1> for Reset {
 pub(super) struct New<A>(pub(super) Clip<A>);
 
 impl<A: CpuElement<Acc = A>> Elements<A, 2> for New<A> {
-    /// z is there already.
+    /// z is already there.
     #[inline(always)]
     fn activate(self, [z, xn]: [A; 2], [_, hn]: [A; 2]) -> [A; 2] {
         [z, (xn + hn).fast_tanh()]

@@ -1,11 +1,11 @@
-//! Half precisions: the rows of a step go through the loops of f32, and are rounded once. (Loops for them, too, would double the
-//! compile time of these.)
+//! Steps of recurrent layers in half precision: their rows go through the loops for f32, and are rounded once. (Loops for half precision
+//! would double the compile time of the loops.)
 use super::{RecurrentState, RecurrentStep};
 use crate::backend::{cpu::CpuBackend, widen};
 use burn::backend::{TensorMetadata, tensor::FloatTensor};
 use burn::tensor::DType;
 
-/// The same step in a sequence that has no other.
+/// The same step, in a sequence that has only this one.
 fn alone(step: &RecurrentStep) -> RecurrentStep {
     RecurrentStep { steps: 1, at: 0, ..*step }
 }
@@ -41,16 +41,16 @@ pub(super) fn forward<B: CpuBackend>(
     }
     // From the rounded gates, as the backward pass will read them.
     let rows = widen_rows::<B>(step, gates);
-    narrow_state(super::replay::<B, f32>(&alone(step), &rows, state), dtype)
+    narrow_state(super::next_state::<B, f32>(&alone(step), &rows, state), dtype)
 }
 
-pub(super) fn replay<B: CpuBackend>(
+pub(super) fn next_state<B: CpuBackend>(
     step: &RecurrentStep,
     gates: &[FloatTensor<B>],
     state: RecurrentState<B>,
 ) -> RecurrentState<B> {
     let rows = widen_rows::<B>(step, gates);
-    narrow_state(super::replay::<B, f32>(&alone(step), &rows, widen_state(state)), gates[0].dtype())
+    narrow_state(super::next_state::<B, f32>(&alone(step), &rows, widen_state(state)), gates[0].dtype())
 }
 
 pub(super) fn backward<B: CpuBackend>(

@@ -1,32 +1,33 @@
-//! The kernels: one unit for every element of a state.
+//! The kernels of recurrent steps, with one unit for every element of a state.
 use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*, std::FastDivmod};
 
 /// The rows of a step in the tensors of the gates.
 #[derive(CubeType, CubeLaunch)]
-pub(super) struct Rows {
+pub(super) struct StepRows {
     /// The first element.
     first: usize,
     /// From one row to the next.
     stride: usize,
     hidden: FastDivmod<usize>,
-    /// In the state.
+    /// Elements of the state.
     elements: usize,
 }
 
+/// The position in the tensors of the gates of an element of the state.
 #[cube]
-fn in_gates(rows: &Rows, at: usize) -> usize {
+fn in_gates(rows: &StepRows, at: usize) -> usize {
     let (row, feature) = rows.hidden.div_mod(at);
     rows.first + row * rows.stride + feature
 }
 
-/// An element of a tensor, 0 without it.
+/// An element of a tensor, or 0 without the tensor.
 #[cube]
 fn or_zero<T: Float, W: Float>(of: &ComptimeOption<&[T]>, at: usize) -> W {
     let value: ComptimeOption<T> = of.as_ref().map(|of| of[at]);
     W::cast_from(value.unwrap_or(T::new(0.0)))
 }
 
-/// The gradient of what was clipped.
+/// The gradient before clipping: 0 if `raw` was clipped.
 #[cube]
 fn clip_gradient<W: Float>(raw: W, dy: W, clip: &InputScalar, #[comptime] is_clipped: bool) -> W {
     let mut gradient = dy;
@@ -56,7 +57,7 @@ fn tanh_slope<W: Float>(x: W) -> W {
     W::new(1.0) - x * x
 }
 
-/// The product with the input becomes the gate.
+/// Turns the product with the input into the gate, in place.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn gate_kernel<T: Float, W: Float>(
     gate: &mut [T],
@@ -64,7 +65,7 @@ pub(super) fn gate_kernel<T: Float, W: Float>(
     input_bias: ComptimeOption<&[T]>,
     hidden_bias: ComptimeOption<&[T]>,
     reset: ComptimeOption<&[T]>,
-    rows: Rows,
+    rows: StepRows,
     #[comptime] is_sigmoid: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
@@ -102,7 +103,7 @@ pub(super) fn state_kernel<T: Float, W: Float>(
     b: ComptimeOption<&[T]>,
     h: ComptimeOption<&[T]>,
     next: &mut [T],
-    rows: Rows,
+    rows: StepRows,
     clip: InputScalar,
     #[comptime] is_clipped: bool,
     #[comptime] update: Update,
@@ -130,7 +131,7 @@ pub(super) fn lstm_state_kernel<T: Float, W: Float>(
     c: ComptimeOption<&[T]>,
     next_h: &mut [T],
     next_c: &mut [T],
-    rows: Rows,
+    rows: StepRows,
     clip: InputScalar,
     #[comptime] is_clipped: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
@@ -143,7 +144,7 @@ pub(super) fn lstm_state_kernel<T: Float, W: Float>(
     let f: ComptimeOption<W> = f.as_ref().map(|f| W::cast_from(f[at]));
     let f = f.unwrap_or(W::new(1.0) - i);
     let c = f * or_zero::<T, W>(&c, ABSOLUTE_POS) + i * W::cast_from(g[at]);
-    // In the hidden state as it is kept.
+    // The hidden state is computed from `c` as it is kept.
     let c = T::cast_from(clipped::<W>(c, &clip, is_clipped));
     next_c[ABSOLUTE_POS] = c;
     next_h[ABSOLUTE_POS] = T::cast_from(W::cast_from(o[at]) * W::cast_from(c).tanh());
@@ -153,7 +154,7 @@ pub(super) fn lstm_state_kernel<T: Float, W: Float>(
 pub(super) fn rnn_backward_kernel<T: Float, W: Float>(
     gate: &mut [T],
     dh: ComptimeOption<&[T]>,
-    rows: Rows,
+    rows: StepRows,
     clip: InputScalar,
     #[comptime] is_clipped: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
@@ -173,7 +174,7 @@ pub(super) fn reset_backward_kernel<T: Float, W: Float>(
     h: ComptimeOption<&[T]>,
     dh: ComptimeOption<&[T]>,
     before: &mut [T],
-    rows: Rows,
+    rows: StepRows,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
     if ABSOLUTE_POS >= rows.elements {
@@ -193,7 +194,7 @@ pub(super) fn mix_backward_kernel<T: Float, W: Float>(
     h: ComptimeOption<&[T]>,
     dh: ComptimeOption<&[T]>,
     before: &mut [T],
-    rows: Rows,
+    rows: StepRows,
     clip: InputScalar,
     #[comptime] is_clipped: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],
@@ -211,13 +212,13 @@ pub(super) fn mix_backward_kernel<T: Float, W: Float>(
     before[ABSOLUTE_POS] = T::cast_from(dh * of_z);
 }
 
-/// Of r and of the product that it gates, from the gradient of n.
+/// The gradients of r and of the product that it gates, from the gradient of n.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn gated_backward_kernel<T: Float, W: Float>(
     r: &mut [T],
     product: &mut [T],
     dn: &[T],
-    rows: Rows,
+    rows: StepRows,
     #[define(T, W)] _dtypes: [ElemType; 2],
 ) {
     if ABSOLUTE_POS >= rows.elements {
@@ -229,7 +230,7 @@ pub(super) fn gated_backward_kernel<T: Float, W: Float>(
     product[at] = T::cast_from(dn * of_r);
 }
 
-/// Without `f` it is `1 - i`.
+/// Without `f`, it is `1 - i`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn lstm_backward_kernel<T: Float, W: Float>(
     i: &mut [T],
@@ -240,7 +241,7 @@ pub(super) fn lstm_backward_kernel<T: Float, W: Float>(
     dh: ComptimeOption<&[T]>,
     dc: ComptimeOption<&[T]>,
     before: &mut [T],
-    rows: Rows,
+    rows: StepRows,
     clip: InputScalar,
     #[comptime] is_clipped: bool,
     #[define(T, W)] _dtypes: [ElemType; 2],

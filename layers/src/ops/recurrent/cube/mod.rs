@@ -1,15 +1,17 @@
-//! Kernels for devices: one per gate of a step, and one for its state.
+//! Kernels for devices: one for each gate of a step, and one for its state.
 //!
-//! | | launches of a step, beside the products | Burn's operations |
+//! | | launches of a step besides the products: forward, backward | Burn's operations |
 //! | --- | --- | --- |
-//! | RNN, forward and backward | 2 and 1 | 7 and more |
-//! | GRU; that resets before the product | 4 and 2; 5 and 2 | some thirty |
-//! | LSTM; coupled | 5 and 1; 4 and 1 | some forty |
+//! | RNN | 2, 1 | 7 and more |
+//! | GRU | 4, 2 | some thirty |
+//! | GRU that resets before the product | 5, 2 | some thirty |
+//! | LSTM | 5, 1 | some forty |
+//! | coupled LSTM | 4, 1 | some forty |
 //!
-//! Also where operations are fused: Burn joins what is computed with the rows of a step, but copies them out of the tensors of the
-//! gates and back, each by a kernel. There a step takes these tensors, and gives them back, since it writes in their place.
+//! They are taken with fusion, too: Burn fuses what is computed with the rows of a step, but copies each gate's rows out of its tensor and
+//! back by kernels of their own. With fusion, a step takes the tensors of the gates and returns them, since it writes in place.
 use super::{Cell, RecurrentKernels, RecurrentState, RecurrentStep, Stage};
-use crate::backend::cube::{address_type, empty, types, units};
+use crate::backend::cube::{Grid, empty, launch};
 use crate::backend::optional::{MaybeTensor, UpToFour};
 #[cfg(feature = "fusion")]
 use crate::backend::optional::{MaybeTensorMetadata, UpToFourMetadata};
@@ -17,11 +19,11 @@ use crate::backend::optional::{MaybeTensorMetadata, UpToFourMetadata};
 use burn::backend::fusion::custom::TensorSpec;
 use burn::backend::{Backend, Cube, ExtensionType, backend_extension, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
-use burn_cubecl::cubecl::{self, ir::ElemType, prelude::*};
+use burn_cubecl::cubecl::prelude::*;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use kernels::{
-    RowsLaunch, Update, gate_kernel, gated_backward_kernel, lstm_backward_kernel, lstm_state_kernel,
+    StepRowsLaunch, Update, gate_kernel, gated_backward_kernel, lstm_backward_kernel, lstm_state_kernel,
     mix_backward_kernel, reset_backward_kernel, rnn_backward_kernel, state_kernel,
 };
 
@@ -71,13 +73,13 @@ impl RecurrentKernels for Cube {
         next.into()
     }
 
-    fn recurrent_replay(
+    fn recurrent_next_state(
         step: &RecurrentStep,
         gates: &[FloatTensor<Self>],
         state: RecurrentState<Self>,
     ) -> RecurrentState<Self> {
         let gates = UpToFour::new(gates.iter().cloned().map(Some));
-        Self::cube_recurrent_replay(gates, state.into(), *step).into()
+        Self::cube_recurrent_next_state(gates, state.into(), *step).into()
     }
 
     fn recurrent_backward(
@@ -102,7 +104,7 @@ impl RecurrentKernels for Cube {
 
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 pub trait RecurrentCube: Backend {
-    /// See [`RecurrentKernels::recurrent_forward`]; also gives the tensors of the gates.
+    /// See [`RecurrentKernels::recurrent_forward`]. Also returns the tensors of the gates.
     #[fusion(meta = |gates, _products, _input_biases, _hidden_biases, _state, step| {
         (gates.clone(), described_state(gates, step, [true, step.has_cell()]))
     })]
@@ -115,15 +117,15 @@ pub trait RecurrentCube: Backend {
         step: RecurrentStep,
     ) -> (UpToFour<Self>, StateTensors<Self>);
 
-    /// See [`RecurrentKernels::recurrent_replay`].
+    /// See [`RecurrentKernels::recurrent_next_state`].
     #[fusion(meta = |gates, _state, step| described_state(gates, step, [true, step.has_cell()]))]
-    fn cube_recurrent_replay(
+    fn cube_recurrent_next_state(
         #[extension_type] gates: UpToFour<Self>,
         #[extension_type] state: StateTensors<Self>,
         step: RecurrentStep,
     ) -> StateTensors<Self>;
 
-    /// See [`RecurrentKernels::recurrent_backward`]; also gives the tensors of the gates, and the product.
+    /// See [`RecurrentKernels::recurrent_backward`]. Also returns the tensors of the gates, and the product.
     #[fusion(meta = |gates, reset_product, _state, _grads, step| {
         let of_h = !step.has_cell() && step.stage != Stage::Whole(Cell::Rnn);
         (gates.clone(), reset_product.clone(), described_state(gates, step, [of_h, step.has_cell()]))
@@ -137,7 +139,7 @@ pub trait RecurrentCube: Backend {
     ) -> (UpToFour<Self>, MaybeTensor<Self>, StateTensors<Self>);
 }
 
-/// A state, or what there is of it.
+/// The shapes and dtypes of a state, which has `h`, `c` or both.
 #[cfg(feature = "fusion")]
 fn described_state(gates: &UpToFourMetadata, step: &RecurrentStep, has: [bool; 2]) -> StateTensorsMetadata {
     let MaybeTensorMetadata::Some(gate) = &gates.first else { unreachable!("a step has gates") };
@@ -171,22 +173,20 @@ impl RecurrentCube for CubeBackend {
                 _ => (true, None),
             };
             let gate = step.writable(&mut gates[index]);
-            if let Some(Launch { client, count, dim, at, rows, dtypes }) = step.launch(&gate) {
+            if let Some(grid) = step.grid(&gate) {
                 // SAFETY: the kernel compares every position with the number of elements of a step, whose rows all tensors have.
                 unsafe {
-                    gate_kernel::launch_unchecked(
-                        &client,
-                        count,
-                        dim,
-                        at,
+                    launch!(
+                        gate_kernel,
+                        grid,
                         gate.into_buffer_arg(),
                         optional(product).into(),
                         optional(input_bias).into(),
                         optional(hidden_bias).into(),
                         optional(reset).into(),
-                        rows,
+                        step.rows_of_gates(),
                         is_sigmoid,
-                        dtypes,
+                        grid.dtypes,
                     );
                 }
             }
@@ -195,7 +195,7 @@ impl RecurrentCube for CubeBackend {
         (UpToFour::new(gates.into_iter().map(Some)), next.into())
     }
 
-    fn cube_recurrent_replay(
+    fn cube_recurrent_next_state(
         gates: UpToFour<Self>,
         state: StateTensors<Self>,
         step: RecurrentStep,
@@ -217,24 +217,22 @@ impl RecurrentCube for CubeBackend {
         let (state, grads): (RecurrentState<Self>, RecurrentState<Self>) = (state.into(), grads.into());
         let before = || empty(&gates[0], step.state_shape(), gates[0].dtype);
         let is_clipped = step.clip.is_some();
-        let launch = || step.launch(&gates[0]);
+        let grid = step.grid(&gates[0]);
         let (h, dh) = (state.h, grads.h);
         let before = match step.stage {
             Stage::Whole(Cell::Rnn) => {
-                if let Some(Launch { client, count, dim, at, rows, dtypes }) = launch() {
+                if let Some(grid) = grid {
                     // SAFETY: as above.
                     unsafe {
-                        rnn_backward_kernel::launch_unchecked(
-                            &client,
-                            count,
-                            dim,
-                            at,
+                        launch!(
+                            rnn_backward_kernel,
+                            grid,
                             arg(&gates[0]),
                             optional(dh).into(),
-                            rows,
-                            step.clip_scalar(dtypes[1]),
+                            step.rows_of_gates(),
+                            step.clip_scalar(&grid),
                             is_clipped,
-                            dtypes,
+                            grid.dtypes,
                         );
                     }
                 }
@@ -242,20 +240,18 @@ impl RecurrentCube for CubeBackend {
             }
             Stage::Reset => {
                 let before = before();
-                if let Some(Launch { client, count, dim, at, rows, dtypes }) = launch() {
+                if let Some(grid) = grid {
                     // SAFETY: as above.
                     unsafe {
-                        reset_backward_kernel::launch_unchecked(
-                            &client,
-                            count,
-                            dim,
-                            at,
+                        launch!(
+                            reset_backward_kernel,
+                            grid,
                             arg(&gates[0]),
                             optional(h).into(),
                             optional(dh).into(),
                             arg(&before),
-                            rows,
-                            dtypes,
+                            step.rows_of_gates(),
+                            grid.dtypes,
                         );
                     }
                 }
@@ -264,41 +260,36 @@ impl RecurrentCube for CubeBackend {
             Stage::New | Stage::Whole(Cell::Gru { .. }) => {
                 let [z, n] = if step.stage == Stage::New { [0, 1] } else { [1, 2] };
                 let before = before();
-                if let Some(Launch { client, count, dim, at, rows, dtypes }) = launch() {
+                if let Some(grid) = &grid {
                     // SAFETY: as above.
                     unsafe {
-                        mix_backward_kernel::launch_unchecked(
-                            &client,
-                            count,
-                            dim,
-                            at,
+                        launch!(
+                            mix_backward_kernel,
+                            grid,
                             arg(&gates[z]),
                             arg(&gates[n]),
                             optional(h).into(),
                             optional(dh).into(),
                             arg(&before),
-                            rows,
-                            step.clip_scalar(dtypes[1]),
+                            step.rows_of_gates(),
+                            step.clip_scalar(grid),
                             is_clipped,
-                            dtypes,
+                            grid.dtypes,
                         );
                     }
                 }
-                if let (Some(product), Some(launch)) = (&mut product, launch()) {
-                    let Launch { client, count, dim, at, rows, dtypes } = launch;
+                if let (Some(product), Some(grid)) = (&mut product, grid) {
                     let product = step.writable(product);
                     // SAFETY: as above.
                     unsafe {
-                        gated_backward_kernel::launch_unchecked(
-                            &client,
-                            count,
-                            dim,
-                            at,
+                        launch!(
+                            gated_backward_kernel,
+                            grid,
                             arg(&gates[0]),
                             product.into_buffer_arg(),
                             arg(&gates[n]),
-                            rows,
-                            dtypes,
+                            step.rows_of_gates(),
+                            grid.dtypes,
                         );
                     }
                 }
@@ -306,14 +297,12 @@ impl RecurrentCube for CubeBackend {
             }
             Stage::Whole(Cell::Lstm { .. }) => {
                 let before = before();
-                if let Some(Launch { client, count, dim, at, rows, dtypes }) = launch() {
+                if let Some(grid) = grid {
                     // SAFETY: as above.
                     unsafe {
-                        lstm_backward_kernel::launch_unchecked(
-                            &client,
-                            count,
-                            dim,
-                            at,
+                        launch!(
+                            lstm_backward_kernel,
+                            grid,
                             arg(&gates[0]),
                             arg(&gates[1]),
                             arg(&gates[2]),
@@ -322,10 +311,10 @@ impl RecurrentCube for CubeBackend {
                             optional(dh).into(),
                             optional(grads.c).into(),
                             arg(&before),
-                            rows,
-                            step.clip_scalar(dtypes[1]),
+                            step.rows_of_gates(),
+                            step.clip_scalar(&grid),
                             is_clipped,
-                            dtypes,
+                            grid.dtypes,
                         );
                     }
                 }
@@ -336,12 +325,12 @@ impl RecurrentCube for CubeBackend {
     }
 }
 
-/// A tensor for a launch.
+/// A tensor as the argument of a launch.
 fn arg(tensor: &CubeTensor) -> BufferArg {
     tensor.clone().into_buffer_arg()
 }
 
-/// An optional one, of which every element is read in order.
+/// An optional tensor, whose elements are read in order.
 fn optional(tensor: Option<CubeTensor>) -> Option<BufferArg> {
     tensor.map(into_contiguous).map(CubeTensor::into_buffer_arg)
 }
@@ -354,22 +343,19 @@ fn next_state(
 ) -> RecurrentState<CubeBackend> {
     let new = || empty(&gates[0], step.state_shape(), gates[0].dtype);
     let h = new();
-    let Some(launch) = step.launch(&gates[0]) else {
+    let Some(grid) = step.grid(&gates[0]) else {
         return RecurrentState { h: Some(h), c: step.has_cell().then(new) };
     };
-    let Launch { client, count, dim, at, rows, dtypes } = launch;
-    let clip = step.clip_scalar(dtypes[1]);
+    let clip = step.clip_scalar(&grid);
     let (a, b, kind) = match step.stage {
         Stage::Whole(Cell::Lstm { coupled }) => {
             let c = new();
             let forget = (!coupled).then(|| arg(&gates[3]));
             // SAFETY: as above.
             unsafe {
-                lstm_state_kernel::launch_unchecked(
-                    &client,
-                    count,
-                    dim,
-                    at,
+                launch!(
+                    lstm_state_kernel,
+                    grid,
                     arg(&gates[0]),
                     arg(&gates[1]),
                     arg(&gates[2]),
@@ -377,10 +363,10 @@ fn next_state(
                     optional(state.c).into(),
                     arg(&h),
                     arg(&c),
-                    rows,
+                    step.rows_of_gates(),
                     clip,
                     step.clip.is_some(),
-                    dtypes,
+                    grid.dtypes,
                 );
             }
             return RecurrentState { h: Some(h), c: Some(c) };
@@ -392,56 +378,41 @@ fn next_state(
     };
     // SAFETY: as above.
     unsafe {
-        state_kernel::launch_unchecked(
-            &client,
-            count,
-            dim,
-            at,
+        launch!(
+            state_kernel,
+            grid,
             arg(a),
             b.map(arg).into(),
             optional(state.h.filter(|_| kind != Update::Gate)).into(),
             arg(&h),
-            rows,
+            step.rows_of_gates(),
             clip,
-            // What was reset is not the state after the step.
+            // What is reset is not the state after the step.
             step.clip.is_some() && kind != Update::Reset,
             kind,
-            dtypes,
+            grid.dtypes,
         );
     }
     RecurrentState { h: Some(h), c: None }
 }
 
-/// What every launch for a step takes.
-struct Launch {
-    client: cubecl::client::Client,
-    count: CubeCount,
-    dim: CubeDim,
-    at: AddressType,
-    rows: RowsLaunch,
-    dtypes: [ElemType; 2],
-}
-
 impl RecurrentStep {
-    /// One unit for every element of the state; `None` if it has none.
-    fn launch(&self, gate: &CubeTensor) -> Option<Launch> {
-        let elements = self.batch * self.hidden;
+    /// One unit for every element of the state; `None` if it has no elements.
+    fn grid(&self, gate: &CubeTensor) -> Option<Grid> {
+        Grid::of_units(self.batch * self.hidden, &[gate])
+    }
+
+    /// The rows of the step in the tensors of the gates.
+    fn rows_of_gates(&self) -> StepRowsLaunch {
         let (first, stride) = match self.batch_first {
             true => (self.at, self.steps),
             false => (self.at * self.batch, 1),
         };
-        let (count, dim) = units(&gate.client, elements);
-        (elements > 0).then(|| Launch {
-            client: gate.client.clone(),
-            count,
-            dim,
-            at: address_type(&[gate]),
-            rows: RowsLaunch::new(first * self.hidden, stride * self.hidden, self.hidden, elements),
-            dtypes: types(gate.dtype),
-        })
+        let elements = self.batch * self.hidden;
+        StepRowsLaunch::new(first * self.hidden, stride * self.hidden, self.hidden, elements)
     }
 
-    /// The tensor of a gate, which others do not read while its rows are written.
+    /// The tensor of a gate, which nobody else reads while its rows are written.
     fn writable(&self, gate: &mut CubeTensor) -> CubeTensor {
         if !gate.can_mut() {
             *gate = gate.copy();
@@ -451,7 +422,7 @@ impl RecurrentStep {
         gate.clone()
     }
 
-    fn clip_scalar(&self, dtype: ElemType) -> InputScalar {
-        InputScalar::new(self.clip.unwrap_or(0.0), dtype)
+    fn clip_scalar(&self, grid: &Grid) -> InputScalar {
+        grid.scalar(self.clip.unwrap_or(0.0))
     }
 }

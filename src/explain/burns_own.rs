@@ -1,12 +1,10 @@
 //! What the graph shows of operations of Burn that run beside those of this library.
 //!
-//! Burn 0.22.1 keeps the steps of a graph in a private table, and shows a backward pass only which tensor is computed from which, and
-//! which of them are asked for again ([`Graph`]). So an operation is known by its neighbours: by the parameters that it uses, or by the
-//! form of a few operations together. Its name, and the bytes that it keeps, are not to be had.
-use super::ledger::{Path, shown};
+//! Burn 0.22.1 has the steps of a graph in a private table. A backward pass sees only which tensor is computed from which, and which of
+//! them are read again ([`Graph`]). So an operation is recognized by its neighbors: by the parameters that it uses, or by the form of a few
+//! operations together. Its name and the bytes that it keeps are unknown.
+use crate::measure::{Path, shown};
 use burn::backend::autodiff::NodeId;
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Tensor;
 use burn_memsave_layers::{burn_internals::Graph, graph::watch::LiveStep};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -23,14 +21,14 @@ use std::fmt;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Pattern {
-    /// `softmax(q kᵀ) v`: a product of two tensors, `e / sum(e)` of what is made of it, where `e` may be `exp`, and a product of that
-    /// with a third tensor. Or with a softmax of this library. Scales, masks and dropout may be between.
+    /// `softmax(q kᵀ) v`: a product of two tensors, a softmax, and a product with a third tensor. The softmax is one of this library, or
+    /// has the form `e / sum(e)`, where `e` may be `exp`. Scales, masks and dropout may be between.
     Attention,
-    /// `min(max(x, 0), 6)` by two operations, such as `relu(x).clamp_max(6.0)`. The graph does not tell these from other pairs, so it is
-    /// found by its values, where an operation of this library makes `x`, one of it reads the result, and some of `x` is above 6.
+    /// `min(max(x, 0), 6)` by two operations, such as `relu(x).clamp_max(6.0)`. The graph does not distinguish these from other pairs, so
+    /// the values decide: an operation of this library computes `x`, another one reads the result, and some of `x` is above 6.
     Relu6,
-    /// `x f(x)`, where `f` keeps `x`, such as `x * sigmoid(x)`. Where an operation of this library makes `x`, and one of it reads
-    /// the result, the values are those of a SiLU.
+    /// `x f(x)`, where `f` keeps `x`, such as `x * sigmoid(x)`. If an operation of this library computes `x` and another one reads the
+    /// result, the values must also be those of a SiLU.
     Silu,
 }
 
@@ -68,8 +66,8 @@ impl fmt::Display for Pattern {
 pub struct FoundPattern {
     /// What it computes.
     pub pattern: Pattern,
-    /// Path of the module before it: the innermost one with all the parameters by which its inputs are computed. Empty if that is the
-    /// model itself.
+    /// Path of the module before it: the innermost one that contains all parameters from which its inputs are computed. Empty if that is
+    /// the model itself.
     pub module: String,
 }
 
@@ -80,12 +78,12 @@ impl fmt::Display for FoundPattern {
     }
 }
 
-/// The graph of a step, and what this library knows of it.
+/// The graph of a step, and what this library knows about it.
 pub(super) struct Surveyed<'a> {
     pub(super) graph: &'a Graph,
     /// The steps of this library.
     steps: &'a [LiveStep],
-    /// The nodes that they made.
+    /// The nodes that they computed.
     ours: &'a BTreeSet<NodeId>,
     /// The module of every parameter.
     modules: &'a HashMap<NodeId, Path>,
@@ -107,7 +105,7 @@ impl<'a> Surveyed<'a> {
         Self { graph, steps, ours, modules, children }
     }
 
-    /// Operations of Burn.
+    /// Operations of Burn: what they compute, and from what.
     fn burns(&self) -> impl Iterator<Item = (NodeId, &[NodeId])> {
         let all = self.graph.parents.iter().filter(|(_, parents)| !parents.is_empty());
         all.filter(|(node, _)| !self.ours.contains(node)).map(|(node, parents)| (*node, &parents[..]))
@@ -117,14 +115,14 @@ impl<'a> Surveyed<'a> {
         self.burns().count()
     }
 
-    /// The modules whose parameters operations of Burn use; but not those that reach a layer of this library in another form, such as a
-    /// slope that is reshaped.
+    /// The modules whose parameters operations of Burn use. Parameters that only reach a layer of this library in another form, such as a
+    /// reshaped slope, do not count.
     pub(super) fn unswapped(&self) -> BTreeSet<&Path> {
         let used = self.burns().filter(|(node, parents)| parents.len() > 1 || !self.is_for_ours(*node));
         used.flat_map(|(_, parents)| parents).filter_map(|parent| self.modules.get(parent)).collect()
     }
 
-    /// Whether all that is computed from a tensor alone is read by operations of this library.
+    /// Whether only operations of this library read a tensor, or what is computed from it alone.
     fn is_for_ours(&self, node: NodeId) -> bool {
         let is_read =
             |&child: &NodeId| self.is_ours(child) || self.parent(child).is_some() && self.is_for_ours(child);
@@ -132,7 +130,7 @@ impl<'a> Surveyed<'a> {
         !children.is_empty() && children.iter().all(is_read)
     }
 
-    /// How often there is which operation, where the graph tells its name.
+    /// How often each operation occurs whose name the graph shows.
     pub(super) fn names(&self) -> BTreeMap<&str, usize> {
         let mut names = BTreeMap::new();
         for (node, _) in self.burns() {
@@ -143,7 +141,7 @@ impl<'a> Surveyed<'a> {
         names
     }
 
-    /// What is written by hand, in the order of the forward pass.
+    /// What is composed by hand of operations of Burn, in the order of the forward pass.
     pub(super) fn patterns(&self) -> Vec<FoundPattern> {
         let found = self.graph.parents.keys().filter_map(|&node| {
             let (pattern, inputs) = self
@@ -157,7 +155,7 @@ impl<'a> Surveyed<'a> {
         found.collect()
     }
 
-    /// The innermost module with all the parameters by which tensors are computed, of the last operations before them that have any.
+    /// The innermost module that contains the parameters of the last operations with any before these tensors.
     fn module_before(&self, mut tensors: Vec<NodeId>) -> Path {
         let mut seen = HashSet::new();
         let mut common: Option<Path> = None;
@@ -185,7 +183,7 @@ impl<'a> Surveyed<'a> {
     }
 }
 
-/// So many operations may be between a product and a softmax.
+/// How many operations may be between a product and a softmax.
 const BETWEEN: usize = 8;
 
 /// Forms of operations.
@@ -194,7 +192,7 @@ impl Surveyed<'_> {
         self.graph.parents.get(&node).map_or(&[], |parents| parents)
     }
 
-    /// The one tensor that this is computed from.
+    /// The tensor that this one is computed from, if it is one alone.
     fn parent(&self, node: NodeId) -> Option<NodeId> {
         match self.parents(node) {
             &[parent] => Some(parent),
@@ -206,7 +204,7 @@ impl Surveyed<'_> {
         self.children.get(&node).map_or(&[], |children| children)
     }
 
-    /// How often the backward pass asks for a tensor.
+    /// How often the backward pass reads a tensor.
     fn asked(&self, node: NodeId) -> usize {
         self.graph.kept.get(&node).copied().unwrap_or(0)
     }
@@ -215,14 +213,14 @@ impl Surveyed<'_> {
         self.ours.contains(&node)
     }
 
-    /// Whether the graph tells no other name of the operation. A graph that tells names tells those of all that is asked for.
+    /// Whether the graph shows no other name of the operation. A graph that shows names shows those of everything that is read again.
     fn may_be(&self, node: NodeId, name: &str) -> bool {
         let names = &self.graph.names;
         names.is_empty() || names.get(&node).is_some_and(|known| known == name)
     }
 
-    /// Whether the tensor is one of Burn's products of two tensors, both of which are kept. A sum that is computed again asks for both,
-    /// too, but has a name; a matrix product is never computed again.
+    /// Whether an operation of Burn computes the tensor as a product of two tensors, both of which are kept. A recomputed sum reads both,
+    /// too, but has a name. Matrix products are never recomputed.
     fn is_product(&self, node: NodeId) -> bool {
         let [a, b] = self.parents(node) else { return false };
         if self.graph.names.contains_key(&node) {
@@ -232,7 +230,7 @@ impl Surveyed<'_> {
         !self.is_ours(node) && [a, b].into_iter().all(|node| self.asked(*node) > 0 && !is_parameter(node))
     }
 
-    /// What goes into a softmax: `e / sum(e)`, where the operation that makes `e` keeps its input, and `sum` keeps nothing.
+    /// The input of a softmax: `e / sum(e)`, where the operation that computes `e` keeps its input, and `sum` keeps nothing.
     fn softmax(&self, node: NodeId) -> Option<NodeId> {
         let step = self.steps.iter().find(|step| step.output == Some(node));
         if let Some(step) = step {
@@ -241,7 +239,7 @@ impl Surveyed<'_> {
         let &[e, sum] = self.parents(node) else { return None };
         let shifted = self.parent(e)?;
         let is_sum = self.leads_to(sum, e) && self.children(sum) == [node] && self.asked(sum) > 0;
-        // By the quotient alone; where operations have names, also by what is computed again.
+        // Only the quotient reads it; where operations have names, so does what is recomputed.
         let is_asked_once = self.asked(e) == 1 || !self.graph.names.is_empty();
         let is_exp = self.may_be(e, "Exp") && is_asked_once && self.asked(shifted) > 0;
         let is_all = self.children(e).len() == 2 && ![node, e, sum].iter().any(|&node| self.is_ours(node));
@@ -252,13 +250,13 @@ impl Surveyed<'_> {
         (is_sum && is_exp && is_all).then_some(scores)
     }
 
-    /// Whether a tensor is computed from another one by one operation or two, such as a sum that is clamped.
+    /// Whether one operation or two compute a tensor from another one, such as a clamped sum.
     fn leads_to(&self, node: NodeId, from: NodeId) -> bool {
         let before = self.parent(node);
         before == Some(from) || before.is_some_and(|before| self.parent(before) == Some(from))
     }
 
-    /// The inputs of an attention whose softmax this is.
+    /// The inputs of the attention that this softmax is in.
     fn attention(&self, softmax: NodeId) -> Option<Vec<NodeId>> {
         let mut scores = self.softmax(softmax)?;
         for _ in 0..BETWEEN {
@@ -279,7 +277,7 @@ impl Surveyed<'_> {
         self.is_product(scores).then(|| inputs.filter(|&node| node != weights).collect())
     }
 
-    /// What goes into a SiLU: `x f(x)`, for both of which `x` is kept.
+    /// The input of a SiLU: `x f(x)`, both factors of which need `x` in the backward pass.
     fn silu(&self, node: NodeId) -> Option<NodeId> {
         let &[a, b] = self.parents(node) else { return None };
         let (x, of_x) = [(a, b), (b, a)].into_iter().find(|&(x, of_x)| self.parent(of_x) == Some(x))?;
@@ -290,7 +288,7 @@ impl Surveyed<'_> {
         (is_form && are_kept && is_burns && values != Some(false)).then_some(x)
     }
 
-    /// What goes into a ReLU6 of two operations.
+    /// The input of a ReLU6 of two operations.
     fn relu6(&self, node: NodeId) -> Option<NodeId> {
         let first = self.parent(node)?;
         let x = self.parent(first)?;
@@ -299,41 +297,11 @@ impl Surveyed<'_> {
         (is_burns && self.children(first) == [node] && values == Some(true)).then_some(x)
     }
 
-    /// Whether values are those of an activation; `None` where this library does not see both.
+    /// Whether values are those of an activation; `None` if this library does not see both the input and the output.
     fn values(&self, x: NodeId, node: NodeId, after: fn(&LiveStep) -> Option<u64>) -> Option<bool> {
         let steps = self.steps;
         let expected = after(steps.iter().find(|step| step.output == Some(x))?)?;
         let mut inputs = steps.iter().flat_map(|step| &step.inputs);
         Some(inputs.find(|input| input.node == node)?.values? == expected)
-    }
-}
-
-/// The types of modules with parameters, by their paths, as Burn names them to visitors.
-#[derive(Default)]
-pub(super) struct ModuleTypes {
-    here: Vec<(String, String)>,
-    pub(super) types: HashMap<Path, String>,
-}
-
-impl ModuleTypes {
-    pub(super) fn of<M: Module>(model: &M) -> Self {
-        let mut types = Self::default();
-        model.visit(&mut types);
-        types
-    }
-}
-
-impl ModuleVisitor for ModuleTypes {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.here.push((name.into(), container.trim_start_matches("Struct:").into()));
-    }
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.here.pop();
-    }
-    fn visit_float<const D: usize>(&mut self, _: &Param<Tensor<D>>) {
-        if let Some(((_, of), around)) = self.here.split_last() {
-            let path = around.iter().map(|(name, _)| name.clone()).collect();
-            self.types.insert(path, of.clone());
-        }
     }
 }
