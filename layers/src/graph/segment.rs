@@ -40,7 +40,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// The replay of a segment: recomputes it, and computes its gradients. Runs once.
 #[derive(Clone)]
-pub struct ReplayOnce(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+pub struct ReplayOnce(Arc<Mutex<Option<Function>>>);
+
+type Function = Box<dyn FnOnce() + Send>;
 
 impl ReplayOnce {
     /// A replay that runs this function.
