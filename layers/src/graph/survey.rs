@@ -3,6 +3,7 @@
 //! | step | what it does in the backward pass |
 //! | --- | --- |
 //! | *survey*, one, after the loss | runs first: reads which nodes the graph has, and passes the gradient on |
+use super::bare::recorded;
 use crate::backend::plain_backends;
 use crate::burn_internals::{self, Graph};
 use crate::burn_next::routed;
@@ -10,12 +11,9 @@ use burn::backend::{
     Backend, Dispatch,
     autodiff::{
         Autodiff,
-        checkpoint::{
-            base::Checkpointer,
-            strategy::{CheckpointStrategy, NoCheckpointing},
-        },
+        checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
         grads::Gradients,
-        ops::{Backward, Ops, OpsKind},
+        ops::{Backward, Ops},
     },
     tensor::FloatTensor,
 };
@@ -67,11 +65,7 @@ plain_backends!(SurveyOps);
 impl<B: SurveyOps, C: CheckpointStrategy> SurveyOps for Autodiff<B, C> {
     fn memsave_survey(loss: FloatTensor<Self>, survey: Survey) -> FloatTensor<Self> {
         let (primitive, node) = loss.into_parts();
-        let prep = Backward::<B, 1>::prepare::<NoCheckpointing>(SurveyStep, [node]);
-        match prep.compute_bound().stateful() {
-            OpsKind::Tracked(prep) => prep.finish(survey, primitive),
-            OpsKind::UnTracked(prep) => prep.finish(primitive),
-        }
+        recorded::<B, _, 1>(SurveyStep, [node], survey, primitive)
     }
 }
 

@@ -6,6 +6,7 @@ use super::{Smooth, SmoothKernels};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,
     exp::{log_1p, sigmoid},
+    in_place::in_place_or_new,
     parallel::{self, Job, vectorized},
     with_element,
 };
@@ -15,14 +16,9 @@ use core::marker::PhantomData;
 
 impl<B: CpuBackend> SmoothKernels for B {
     fn smooth(x: FloatTensor<B>, f: Smooth) -> FloatTensor<B> {
-        let mut x = B::contiguous(x);
+        let x = B::contiguous(x);
         with_element!(x.dtype(), "smooth", E => {
-            if x.can_mut() {
-                f.with(ForwardInPlace(B::as_slice_mut::<E>(&mut x)));
-                x
-            } else {
-                B::from_vec(f.with(Forward(B::as_slice::<E>(&x))), x.shape())
-            }
+            in_place_or_new::<B, E>(x, |x| f.with(ForwardInPlace(x)), |x| f.with(Forward(x)))
         })
     }
 
