@@ -10,6 +10,7 @@ mod table;
 mod chains;
 mod conv_norm_relu;
 mod head_losses;
+mod linger;
 mod lora;
 mod meter;
 mod table_walk;
@@ -17,4 +18,4 @@ mod targets;
 mod threads;
 
 #[global_allocator]
-static ALLOCATOR: TrackingAllocator = TrackingAllocator::new();
+static ALLOCATOR: TrackingAllocator<linger::Allocator> = TrackingAllocator::with_inner(linger::Allocator);

@@ -1,8 +1,9 @@
 //! Linear maps along spatial axes, and their adjoints, on a CPU, one axis after the other.
 //!
 //! Besides its results, a thread has two buffers. Each holds 16 KiB of f32, or what belongs to one output of the first axis if that is
-//! more. In half precision it also holds the adjoint of one plane.
-use super::{CpuBackend, CpuElement, accumulators, parallel, sums, with_element};
+//! more. In half precision it also holds the adjoint of one plane. All threads together hold no more than a quarter of what they read and
+//! write, unless there are fewer planes.
+use super::{CpuBackend, CpuElement, accumulators, is_wide, parallel, sums, with_element};
 use crate::backend::axis_map::{AxisMap, AxisMaps, Resized, Shift, Weights, Window};
 use crate::backend::wide;
 use crate::burn_next::on_input;
@@ -166,7 +167,6 @@ fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -
         return vec![E::zero(); planes * plane_in];
     }
     let axes = merged(axes);
-    let task = parallel::items_per_task(planes, plane_in);
     let (first, others) = axes.split_first().expect("a map has an axis");
     let width = axes[axes.len() - 1].size;
     let selection = selection(&axes);
@@ -174,6 +174,11 @@ fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -
     let outputs = first.windows.len();
     let (of_output, inner) = (plane_out / outputs, plane_in / first.size);
     let step = (ADJOINT / of_output.max(inner)).max(1);
+    let of_part = step.min(outputs) * of_output.max(inner);
+    let buffers = if selection.is_some() { 0 } else { 1 + others.len().min(1) };
+    let held = buffers * of_part + if is_wide::<E>() { 0 } else { plane_in };
+    let least = parallel::items_per_part(plane_in + plane_out, held);
+    let task = parallel::items_per_task(planes, plane_in).max(least);
     let work = parallel::Work::of([if selection.is_some() { 1 } else { 4 }, planes, plane_in + plane_out]); // rows are short
     parallel::filled(planes * plane_in, E::zero(), task * plane_in, work, |index, dx| {
         let (mut source, mut target, mut sums) = (Vec::new(), Vec::new(), Vec::new());

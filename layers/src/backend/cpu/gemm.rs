@@ -1,7 +1,8 @@
 //! Products of matrices, by the `gemm` crate, with which Flex multiplies, too. Unlike Flex's, the result is written once, without zeros
 //! before and without a copy after, and no thread packs while the others wait. Every thread computes one part of the result by itself, for
-//! which it packs its part of the right factor. Packed copies take at most as much memory as four right factors and a quarter of the left
-//! factor and the result.
+//! which it packs its part of the right factor. Packed copies take at most as much memory as the right factor and a 16th of the left
+//! factor and the result, or, of up to four threads, as a right factor per thread. More threads pack [`MOST_PACKED`] summands at
+//! a time.
 use super::{CpuElement, is_wide, parallel};
 use burn::tensor::Shape;
 use core::{ops::Range, slice};
@@ -108,7 +109,11 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
     if let Start::Row(bias) = start {
         assert_eq!(bias.len(), columns, "an element per column");
     }
-    let result = Parts(result);
+    let work = rows.saturating_mul(columns).saturating_mul(depth + PER_ELEMENT);
+    // Packing pays only for parts that are not small.
+    let threads = if work < WORTH_IT { 1 } else { parallel::threads().min(work / (WORTH_IT / 4)) };
+    let packed = if threads <= FEW { depth } else { MOST_PACKED };
+    let (result, adds) = (Parts(result), matches!(start, Start::Result));
     let part = |(of_rows, of_columns): (Range<usize>, Range<usize>)| {
         let all = &result;
         // SAFETY: within the result.
@@ -116,30 +121,33 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
         let left = &a.values[of_rows.start * a.strides[0]..];
         let right = &b.values[of_columns.start * b.strides[1]..];
         let stride = |stride: usize| stride as isize;
-        // SAFETY: `Matrix` holds its last element, so these parts of both lie within their slices; what is written is this part of
-        // the result, which no other thread writes, and which is initialized if it is read.
-        unsafe {
-            gemm::gemm(
-                of_rows.len(),
-                of_columns.len(),
-                depth,
-                target,
-                1,
-                stride(columns),
-                matches!(start, Start::Result),
-                left.as_ptr(),
-                stride(a.strides[1]),
-                stride(a.strides[0]),
-                right.as_ptr(),
-                stride(b.strides[1]),
-                stride(b.strides[0]),
-                E::one(),
-                E::one(),
-                false,
-                false,
-                false,
-                Parallelism::None,
-            );
+        for start in (0..depth).step_by(packed) {
+            let (left, right) = (&left[start * a.strides[1]..], &right[start * b.strides[0]..]);
+            // SAFETY: `Matrix` holds its last element, so these parts of both lie within their slices; what is written is this part of
+            // the result, which no other thread writes, and which is initialized if it is read.
+            unsafe {
+                gemm::gemm(
+                    of_rows.len(),
+                    of_columns.len(),
+                    packed.min(depth - start),
+                    target,
+                    1,
+                    stride(columns),
+                    adds || start > 0,
+                    left.as_ptr(),
+                    stride(a.strides[1]),
+                    stride(a.strides[0]),
+                    right.as_ptr(),
+                    stride(b.strides[1]),
+                    stride(b.strides[0]),
+                    E::one(),
+                    E::one(),
+                    false,
+                    false,
+                    false,
+                    Parallelism::None,
+                );
+            }
         }
         // The bias is added last, as Burn does, so that the same sums are rounded in the same order.
         if let Start::Row(bias) = start {
@@ -151,14 +159,14 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
             }
         }
     };
-    let work = rows.saturating_mul(columns).saturating_mul(depth + PER_ELEMENT);
-    // Packing pays only for parts that are not small.
-    let threads = if work < WORTH_IT { 1 } else { parallel::threads().min(work / (WORTH_IT / 4)) };
     parallel::each(parts(a, columns, threads), work, part);
 }
 
-/// The largest number of summands that are packed at once.
-const MOST_PACKED: usize = 512;
+/// So many threads may pack a right factor each.
+const FEW: usize = 4;
+
+/// The number of summands that each of many threads packs at once. `gemm` packs up to all of them, which of a large right factor is a copy.
+const MOST_PACKED: usize = 256;
 
 /// The parts of a result, about one per thread: of all grids of rows and columns, the one with the least work per thread, counted in
 /// multiplications per summand.
@@ -177,10 +185,10 @@ fn parts<E>(a: Matrix<'_, E>, columns: usize, threads: usize) -> Vec<(Range<usiz
         let ends = 512 * height / depth as u64;
         rounds * (height * width + packing[0] * height + packing[1] * width + ends)
     };
-    // At most four copies of `b` are packed, and those that fit into a quarter of `a` and the result. Without this limit, 64 threads would
-    // pack more than all operands.
+    // One copy of `b` is packed, and those that fit into a 16th of `a` and the result. Without this limit, 64 threads would pack more
+    // than all operands. Few threads pack what they like.
     let (packed, rest) = (depth.min(MOST_PACKED) * columns, rows * (depth + columns));
-    let most = 4 + rest / (4 * packed).max(1);
+    let most = if threads <= FEW { FEW } else { 1 + rest / (16 * packed).max(1) };
     let grids = (1..=threads)
         .flat_map(|across| [threads / across, threads.div_ceil(across)].map(|down| [down.min(most), across]));
     let [down, across] = grids.min_by_key(cost).unwrap_or([1, 1]);
@@ -194,9 +202,21 @@ fn parts<E>(a: Matrix<'_, E>, columns: usize, threads: usize) -> Vec<(Range<usiz
 mod tests {
     use super::*;
 
-    /// `a b + y` in several parts, with rows or columns in order, against sums in f64.
     #[test]
     fn products_are_sums_of_products() {
+        compare_with_sums();
+    }
+
+    /// Many threads pack some summands at a time.
+    #[cfg(feature = "rayon")]
+    #[test]
+    fn products_by_many_threads_are_sums_of_products() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3 * FEW).build().expect("so many threads");
+        pool.install(compare_with_sums);
+    }
+
+    /// `a b + y` in several parts, with rows or columns in order, against sums in f64.
+    fn compare_with_sums() {
         let number = |at: usize| ((at * 7919) % 2003) as f64 / 1001.0 - 1.0;
         for [rows, depth, columns] in [
             [1, 1, 1],
@@ -206,6 +226,7 @@ mod tests {
             [97, 131, 391],
             [260, 200, 500],
             [500, 260, 70],
+            [70, 2 * MOST_PACKED + 9, 300],
         ] {
             for transposed in 0..4 {
                 let matrix = |numbers: &[f64], [rows, columns]: [usize; 2], transposed: bool| {

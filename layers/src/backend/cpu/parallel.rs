@@ -351,6 +351,22 @@ fn each_job<J: Send>(jobs: Vec<J>, work: Work, f: &(dyn Fn(J) + Sync)) {
     }
 }
 
+/// [`each`], with `most` jobs at a time.
+pub(crate) fn each_of<J: Send>(
+    jobs: Vec<J>,
+    most: usize,
+    work: impl Into<Work>,
+    f: impl Fn(J) + Send + Sync,
+) {
+    if threads().min(jobs.len()) <= most {
+        return each(jobs, work, f);
+    }
+    let size = jobs.len().div_ceil(most);
+    let mut jobs = jobs.into_iter();
+    let lanes = (0..most).map(|_| jobs.by_ref().take(size).collect::<Vec<_>>()).collect();
+    each(lanes, work, |lane| lane.into_iter().for_each(&f));
+}
+
 /// The number of threads that work on a loop.
 pub(crate) fn threads() -> usize {
     current_num_threads()
@@ -454,6 +470,24 @@ mod tests {
                 });
                 assert!(values.iter().enumerate().all(|(at, &value)| value == 2 * at));
             }
+        }
+    }
+
+    #[test]
+    fn every_job_runs_once_and_few_at_a_time() {
+        use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+        for (count, most) in [(0, 1), (1, 3), (7, 1), (64, 3), (9, 8), (10, 20)] {
+            let (running, highest) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let mut runs = vec![0; count];
+            let job = |runs: &mut usize| {
+                highest.fetch_max(running.fetch_add(1, Relaxed) + 1, Relaxed);
+                *runs += 1;
+                std::thread::yield_now();
+                running.fetch_sub(1, Relaxed);
+            };
+            each_of(runs.iter_mut().collect(), most, Work(Work::WORTH_IT), job);
+            assert_eq!(runs, vec![1; count]);
+            assert!(highest.into_inner() <= most);
         }
     }
 

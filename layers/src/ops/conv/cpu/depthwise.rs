@@ -1,7 +1,7 @@
 //! Depthwise convolutions, whose groups have one channel: plane by plane, on a [`Canvas`].
 //!
 //! Besides its results, a thread holds a band of rows of the canvas: 16 KiB of f32, four times the reach of the kernel, or one row,
-//! whichever is largest.
+//! whichever is largest; but all threads together, no more than a 32nd of input and result.
 use super::{
     Finish,
     canvas::{Band, Canvas},
@@ -16,8 +16,8 @@ use crate::backend::cpu::{
 use core::{mem::MaybeUninit, ops::Range};
 use num_traits::Zero;
 
-/// Columns that are summed at once at most: 8 KiB of f32.
-const STRETCH: usize = 1 << 11;
+/// Columns that are summed at once at most: 4 KiB of f32.
+const STRETCH: usize = 1 << 10;
 
 /// The result `[batch, channels, ...]` of the convolution that phases with their weights describe. A weight has an element per channel
 /// and tap.
@@ -30,8 +30,10 @@ pub(super) fn convolve<E: CpuElement>(
     let planes = input.values.len() / input.plane;
     let of_phase = |(phase, _): &Weighted<'_, E::Acc>| Work::of([planes, phase.points(), phase.taps.len()]);
     let work = phases.iter().map(of_phase).sum::<Work>();
-    let task = parallel::items_per_task(planes, plane);
     let laid_out: Vec<LaidOut> = phases.iter().map(|(phase, _)| LaidOut::new(phase)).collect();
+    let held = laid_out.iter().map(LaidOut::held).max().unwrap_or(0);
+    let least = parallel::items_per_part(input.plane + plane, 8 * held);
+    let task = parallel::items_per_task(planes, plane).max(least);
     let points = phases.iter().map(|(phase, _)| phase.points()).sum::<usize>();
     assert_eq!(points, plane, "a phase for every result");
     // SAFETY: every element of a plane is a point of one phase, all of whose lines are written.
@@ -81,6 +83,12 @@ impl LaidOut {
         let places = stretches.iter().map(|stretch| stretch.origin..stretch.origin + stretch.width);
         let bands = canvas.bands(places);
         Self { canvas, stretches, bands }
+    }
+
+    /// How many elements a thread holds.
+    fn held(&self) -> usize {
+        let rows = self.bands.iter().map(|band| band.rows.len()).max().unwrap_or(0);
+        rows * self.canvas.row() + MOST_LANES + self.sums()
     }
 
     /// How many sums the widest stretch needs.
@@ -149,7 +157,6 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let (channels, taps) = (signal.channels, phase.taps.len());
     let mut gradient = vec![E::zero(); channels * taps];
     let work = Work::of([dy.values.len(), taps]);
-    let task = parallel::items_per_job(channels, work);
     let canvas = Canvas::new(phase);
     let lines = phase.lines();
     let of_line = |run: &Run| (phase.target(run), canvas.origin(run));
@@ -167,6 +174,10 @@ pub(super) fn weight_gradient<E: CpuElement>(
         BandOfLines { rows: band.rows, results, runs: lines.iter().map(paired).collect() }
     };
     let bands: Vec<BandOfLines> = canvas.bands(places).into_iter().map(of_band).collect();
+    let held =
+        bands.iter().map(|band| band.rows.len() * canvas.row() + band.results.len()).max().unwrap_or(0);
+    let least = parallel::items_per_part((signal.values.len() + dy.values.len()) / channels, 8 * held);
+    let task = parallel::items_per_job(channels, work).max(least);
     parallel::chunks_mut(&mut gradient, task * taps, work, |index, gradient| {
         let first = index * task;
         vectorized(Correlate { signal, dy, canvas: &canvas, bands: &bands, first, gradient });

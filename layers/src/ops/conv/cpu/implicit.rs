@@ -6,8 +6,8 @@
 //! What a pass needs besides its result:
 //!
 //! - A job holds a tile of the matrix and the sums of one or more tiles ([`SUMS`]). The sums of all threads together take at most 4 MiB,
-//!   or one tile each. Only so many jobs run at a time (or one per group) that together they hold no more elements than the weight and a
-//!   quarter of input and result, or 256 KiB ([`HELD`]).
+//!   or one tile each. Only so many jobs run at a time that together they hold no more elements than the weight and a quarter of input
+//!   and result (an eighth with several groups), or 256 KiB ([`HELD`]).
 //! - The gradient of a weight has sums of its own size, and as many again for every further partial sum ([`PARTIAL_BYTES`]). How it is
 //!   rounded depends on the number of threads.
 //! - A transposed convolution has its weight in another order; half precision, its weight in f32.
@@ -135,13 +135,11 @@ pub(super) fn convolve<E: CpuElement>(
     let mut result = Vec::with_capacity(len);
     let unwritten = Unwritten::new(&mut result.spare_capacity_mut()[..len], channels, plane);
     let weights = phases.iter().map(|(_, weight)| weight.len()).sum::<usize>();
-    let rows = if phases.iter().all(|(phase, _)| input.size() * phase.taps.len() <= DEPTH) {
-        ROWS_OF_SUMS
-    } else {
-        channels / input.groups
-    };
-    let most = jobs_to_hold(input.values.len() + len, weights, (DEPTH + rows) * COLUMNS);
-    parallel::each(shares(input, &phases[0].0, work, most), work, |share| {
+    let held =
+        phases.iter().map(|(phase, _)| Block::new(phase, input.size(), channels / input.groups).rows());
+    let held = (held.max().unwrap_or(0) + RECORDS) * COLUMNS;
+    let most = jobs_to_hold(input.values.len() + len, input.groups, weights, held);
+    parallel::each_of(shares(input, &phases[0].0, work), most, work, |share| {
         vectorized(Convolve { share, input, phases, finish, unwritten: &unwritten });
     });
     // SAFETY: the shares are the whole result, and every element of a share is a point of one phase, in a run that is written.
@@ -150,19 +148,48 @@ pub(super) fn convolve<E: CpuElement>(
 }
 
 /// How many jobs may hold `held` elements each: together a quarter of the elements of the tensors and those of the weight, or [`HELD`].
-fn jobs_to_hold(elements: usize, weights: usize, held: usize) -> usize {
-    ((elements / 4 + weights).max(HELD) / held).max(1)
+/// With several groups, an eighth: Burn computes one group after the other, and holds little.
+fn jobs_to_hold(elements: usize, groups: usize, weights: usize, held: usize) -> usize {
+    let part = if groups == 1 { 4 } else { 8 };
+    ((elements / part + weights).max(HELD) / held).max(1)
 }
 
-/// The shares of the result, of which threads work on `most` at a time.
-fn shares<E>(input: Planes<'_, E>, phase: &Phase, work: Work, most: usize) -> Vec<Share> {
+/// What a share reads and adds up at once.
+struct Block {
+    /// Channels whose rows of a tile exist at a time.
+    channels: usize,
+    /// The rows of these channels.
+    rows: usize,
+    /// Rows of sums that are made before they are written.
+    sums: usize,
+    /// Whether one block holds all channels of a group, so that sums are complete after it.
+    is_all: bool,
+}
+
+impl Block {
+    /// For a phase that reads `channels` per group and makes `size`.
+    fn new(phase: &Phase, channels: usize, size: usize) -> Self {
+        let taps = phase.taps.len();
+        let at_once = (DEPTH / taps.max(1)).clamp(1, channels);
+        let is_all = channels <= at_once;
+        // Sums to which no further channels add are written while they are in the first-level cache, some rows at a time.
+        let sums = if is_all { ROWS_OF_SUMS.min(size) } else { size };
+        Self { channels: at_once, rows: at_once * taps, sums, is_all }
+    }
+
+    /// Rows of both, of [`COLUMNS`] elements.
+    fn rows(&self) -> usize {
+        self.rows + self.sums
+    }
+}
+
+/// The shares of the result.
+fn shares<E>(input: Planes<'_, E>, phase: &Phase, work: Work) -> Vec<Share> {
     let slabs = input.batch() * phase.slabs();
     // Enough tiles to read the weight seldom, but something to do for every thread.
     let smallest = (4 * COLUMNS).div_ceil(phase.points_of(1).max(1));
     let largest = parallel::items_per_thread(slabs, work);
     let size = parallel::items_per_job(slabs * input.groups, work).max(smallest).min(largest);
-    let size =
-        if parallel::threads() > most { size.max((slabs * input.groups).div_ceil(most)) } else { size };
     let of_group = |group| ranges(slabs, size).map(move |slabs| Share { group, slabs });
     (0..input.groups).flat_map(of_group).collect()
 }
@@ -195,16 +222,15 @@ impl<E: CpuElement> Convolve<'_, E> {
         let (channels, taps) = (self.input.size(), phase.taps.len());
         let size = self.unwritten.channels / self.input.groups;
         let weight = &weight[group * size * channels * taps..];
-        let per_tile = (DEPTH / taps.max(1)).clamp(1, channels);
+        let Block { channels: per_tile, sums: some, is_all, .. } = Block::new(phase, channels, size);
         let row_starts = starts(size, channels * taps);
         let pieces = || pieces(phase, slabs, phase.slabs());
         let points: usize = pieces().map(|piece| piece.points.len()).sum();
-        // Sums to which no further channels add are written while they are in the first-level cache, some rows at a time.
-        let (at_once, some) = match channels <= per_tile {
-            true => (1, ROWS_OF_SUMS.min(size)),
+        let at_once = match is_all {
+            true => 1,
             false => {
                 let (sums, tile) = (SUMS.min(SUMS_OF_ALL / parallel::threads()), (size + RECORDS) * COLUMNS);
-                ((sums / tile).min(points.div_ceil(COLUMNS)).max(1), size)
+                (sums / tile).min(points.div_ceil(COLUMNS)).max(1)
             }
         };
         let width = points.next_multiple_of(MOST_LANES).min(COLUMNS);
@@ -273,8 +299,9 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let (rows, columns) = (signal.size() * taps, dy.size());
     let work = Work::of([signal.batch(), phase.points(), groups, rows, columns]) / MULTIPLICATIONS;
     let jobs = slabs.div_ceil(parallel::items_per_thread(slabs, work));
-    let held = (columns.next_multiple_of(MOST_LANES) + rows.min(ROWS)) * COLUMNS;
-    let jobs = jobs.min(jobs_to_hold(signal.values.len() + dy.values.len(), groups * rows * columns, held));
+    let held = (columns.next_multiple_of(MOST_LANES) + rows.min(ROWS) + RECORDS) * POINTS;
+    let most = jobs_to_hold(signal.values.len() + dy.values.len(), groups, groups * rows * columns, held);
+    let jobs = jobs.min(most);
     // All partial sums together are at most a quarter of what they are made of, and no more of them are added up than give every job one.
     let sums = groups * rows * columns.next_multiple_of(MOST_LANES);
     let elements = signal.batch() * phase.points() * groups * (signal.size() + dy.size());
@@ -291,7 +318,7 @@ pub(super) fn weight_gradient<E: CpuElement>(
             partials.extend(ranges(slabs, slabs.div_ceil(addends)).map(addend));
         }
     }
-    parallel::each(partials.iter_mut().collect(), work, |partial| {
+    parallel::each_of(partials.iter_mut().collect(), most, work, |partial| {
         vectorized(Correlate { partial, signal, dy, phase });
     });
 
