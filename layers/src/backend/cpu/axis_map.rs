@@ -2,7 +2,7 @@
 //!
 //! Besides its results, a thread has two buffers. Each holds 16 KiB of f32, or what belongs to one output of the first axis if that is
 //! more. In half precision it also holds the adjoint of one plane. All threads together hold no more than a quarter of what they read and
-//! write, unless there are fewer planes.
+//! write, or 128 KiB.
 use super::{CpuBackend, CpuElement, accumulators, is_wide, parallel, sums, with_element};
 use crate::backend::axis_map::{AxisMap, AxisMaps, Resized, Shift, Weights, Window};
 use crate::backend::wide;
@@ -177,7 +177,7 @@ fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -
     let of_part = step.min(outputs) * of_output.max(inner);
     let buffers = if selection.is_some() { 0 } else { 1 + others.len().min(1) };
     let held = buffers * of_part + if is_wide::<E>() { 0 } else { plane_in };
-    let least = parallel::items_per_part(plane_in + plane_out, held);
+    let least = parallel::items_to_hold([planes, plane_in + plane_out], held, 4);
     let task = parallel::items_per_task(planes, plane_in).max(least);
     let work = parallel::Work::of([if selection.is_some() { 1 } else { 4 }, planes, plane_in + plane_out]); // rows are short
     parallel::filled(planes * plane_in, E::zero(), task * plane_in, work, |index, dx| {

@@ -1,6 +1,6 @@
 //! Products of matrices, by the `gemm` crate, with which Flex multiplies, too. Unlike Flex's, the result is written once, without zeros
 //! before and without a copy after, and no thread packs while the others wait. Every thread computes one part of the result by itself, for
-//! which it packs its part of the right factor. Packed copies take at most as much memory as the right factor and a 16th of the left
+//! which it packs its part of the right factor. Packed copies take at most as much memory as the right factor and an eighth of the left
 //! factor and the result, or, of up to four threads, as a right factor per thread. More threads pack [`MOST_PACKED`] summands at
 //! a time.
 use super::{CpuElement, is_wide, parallel};
@@ -185,10 +185,10 @@ fn parts<E>(a: Matrix<'_, E>, columns: usize, threads: usize) -> Vec<(Range<usiz
         let ends = 512 * height / depth as u64;
         rounds * (height * width + packing[0] * height + packing[1] * width + ends)
     };
-    // One copy of `b` is packed, and those that fit into a 16th of `a` and the result. Without this limit, 64 threads would pack more
+    // One copy of `b` is packed, and those that fit into an eighth of `a` and the result. Without this limit, 64 threads would pack more
     // than all operands. Few threads pack what they like.
     let (packed, rest) = (depth.min(MOST_PACKED) * columns, rows * (depth + columns));
-    let most = if threads <= FEW { FEW } else { 1 + rest / (16 * packed).max(1) };
+    let most = if threads <= FEW { FEW } else { 1 + rest / (8 * packed).max(1) };
     let grids = (1..=threads)
         .flat_map(|across| [threads / across, threads.div_ceil(across)].map(|down| [down.min(most), across]));
     let [down, across] = grids.min_by_key(cost).unwrap_or([1, 1]);

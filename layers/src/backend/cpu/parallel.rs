@@ -393,6 +393,16 @@ pub(crate) fn items_per_part(item: usize, held: usize) -> usize {
     (4 * held).div_ceil(item.max(1)).max(1)
 }
 
+/// Elements that all threads together may hold beside any tensor: 128 KiB of f32.
+const HELD: usize = 1 << 15;
+
+/// The least number of items, of `item` elements each, that a task should take if it holds `held` elements of its own. The tasks that run at
+/// the same time then hold at most one `part`-th of all elements, or [`HELD`], or one task.
+pub(crate) fn items_to_hold([items, item]: [usize; 2], held: usize, part: usize) -> usize {
+    let most = ((items * item / part).max(HELD) / held.max(1)).max(1);
+    if threads() <= most { 1 } else { items.div_ceil(most) }
+}
+
 /// The number of items of `item` elements that one task should take: enough to be worth a task, and few enough that its chunk stays in
 /// the cache.
 pub(crate) fn items_per_task(items: usize, item: usize) -> usize {

@@ -133,14 +133,14 @@ mod tests {
         for sizes in [vec![1 << 16], vec![300, 300], vec![5, 40_000], vec![9, 30, 30]] {
             let axes: Vec<Axis> = sizes.iter().map(|&size| axis(size)).collect();
             let canvas = Canvas::new(&Axes::new(&axes).convolution());
-            // In stretches of 1024 points, as in depthwise convolutions.
+            // In stretches of 2048 points, as in depthwise convolutions.
             let points: usize = sizes.iter().product();
             let last = sizes[sizes.len() - 1];
             let places = (0..points / last).flat_map(|line| {
                 let inner = if sizes.len() == 3 { [line / sizes[1], line % sizes[1]] } else { [0, line] };
                 let start =
                     canvas.origin(&Run { image: 0, point: [inner[0], inner[1], 0], len: last, column: 0 });
-                (0..last).step_by(1024).map(move |at| start + at..start + (at + 1024).min(last))
+                (0..last).step_by(2048).map(move |at| start + at..start + (at + 2048).min(last))
             });
             let (count, bands) = (places.clone().count(), canvas.bands(places));
             assert_eq!(bands.iter().map(|band| band.items.len()).sum::<usize>(), count);

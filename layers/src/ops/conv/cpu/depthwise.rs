@@ -1,7 +1,8 @@
 //! Depthwise convolutions, whose groups have one channel: plane by plane, on a [`Canvas`].
 //!
 //! Besides its results, a thread holds a band of rows of the canvas: 16 KiB of f32, four times the reach of the kernel, or one row,
-//! whichever is largest; but all threads together, no more than a 32nd of input and result.
+//! whichever is largest; but all threads together, no more than a 32nd of input and result, or
+//! 128 KiB.
 use super::{
     Finish,
     canvas::{Band, Canvas},
@@ -16,8 +17,11 @@ use crate::backend::cpu::{
 use core::{mem::MaybeUninit, ops::Range};
 use num_traits::Zero;
 
-/// Columns that are summed at once at most: 4 KiB of f32.
-const STRETCH: usize = 1 << 10;
+/// Columns that are summed at once at most: 8 KiB of f32.
+const STRETCH: usize = 1 << 11;
+
+/// All threads together hold this part of input and result at most: Burn's kernel holds as little.
+const HELD: usize = 32;
 
 /// The result `[batch, channels, ...]` of the convolution that phases with their weights describe. A weight has an element per channel
 /// and tap.
@@ -32,7 +36,7 @@ pub(super) fn convolve<E: CpuElement>(
     let work = phases.iter().map(of_phase).sum::<Work>();
     let laid_out: Vec<LaidOut> = phases.iter().map(|(phase, _)| LaidOut::new(phase)).collect();
     let held = laid_out.iter().map(LaidOut::held).max().unwrap_or(0);
-    let least = parallel::items_per_part(input.plane + plane, 8 * held);
+    let least = parallel::items_to_hold([planes, input.plane + plane], held, HELD);
     let task = parallel::items_per_task(planes, plane).max(least);
     let points = phases.iter().map(|(phase, _)| phase.points()).sum::<usize>();
     assert_eq!(points, plane, "a phase for every result");
@@ -176,7 +180,8 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let bands: Vec<BandOfLines> = canvas.bands(places).into_iter().map(of_band).collect();
     let held =
         bands.iter().map(|band| band.rows.len() * canvas.row() + band.results.len()).max().unwrap_or(0);
-    let least = parallel::items_per_part((signal.values.len() + dy.values.len()) / channels, 8 * held);
+    let of_channel = (signal.values.len() + dy.values.len()) / channels;
+    let least = parallel::items_to_hold([channels, of_channel], held, HELD);
     let task = parallel::items_per_job(channels, work).max(least);
     parallel::chunks_mut(&mut gradient, task * taps, work, |index, gradient| {
         let first = index * task;
