@@ -49,6 +49,9 @@ const POINTS: usize = 160;
 /// The same for a job that has few points: a quarter of its points contribute at once, but no fewer than this.
 const FEWEST_POINTS: usize = 32;
 
+/// So many jobs may always compute the gradient of a weight, whose points are then fewer.
+const FEWEST_JOBS: usize = 4;
+
 /// Rows of a tile that are multiplied with one block of columns before the next block.
 const ROWS: usize = 256;
 
@@ -301,6 +304,7 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let jobs = slabs.div_ceil(parallel::items_per_thread(slabs, work));
     let held = (columns.next_multiple_of(MOST_LANES) + rows.min(ROWS) + RECORDS) * POINTS;
     let most = jobs_to_hold(signal.values.len() + dy.values.len(), groups, groups * rows * columns, held);
+    let most = most.max(FEWEST_JOBS);
     let jobs = jobs.min(most);
     // All partial sums together are at most a quarter of what they are made of, and no more of them are added up than give every job one.
     let sums = groups * rows * columns.next_multiple_of(MOST_LANES);
