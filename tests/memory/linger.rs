@@ -1,8 +1,8 @@
 //! An allocator whose callers wait before they free what a thread works in.
 //!
 //! How many threads hold their buffers at the same time depends on cores and chance: the peak of a pool of 64 threads on two cores says
-//! little about 64 cores. A thread that waits here still holds everything, and leaves its core to the others. So all jobs that can run
-//! at the same time do, and a peak is the highest that the shapes allow, on every machine.
+//! little about 64 cores. A thread that waits here still holds everything, and leaves its core to the others. So nearly all jobs that
+//! can run at the same time do, and a peak is close to the highest that the shapes allow, on every machine.
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The sizes of the buffers of threads, in bytes. Smaller ones are records, larger ones are tensors.
 const BUFFERS: core::ops::Range<usize> = 1 << 12..1 << 18;
 
-/// Long beside what it takes to wake all threads.
+/// Long beside what it takes to wake a thread.
 const WAIT: Duration = Duration::from_millis(1);
 
 static WAITS: AtomicBool = AtomicBool::new(false);

@@ -1,8 +1,8 @@
 //! Linear maps along spatial axes, and their adjoints, on a CPU, one axis after the other.
 //!
 //! Besides its results, a thread has two buffers. Each holds 16 KiB of f32, or what belongs to one output of the first axis if that is
-//! more. In half precision it also holds the adjoint of one plane. All threads together hold no more than a quarter of what they read and
-//! write, or 128 KiB.
+//! more. In half precision it also holds the adjoint of one plane. Of an adjoint, all threads together hold no more than a quarter of what
+//! they read and write, or 128 KiB.
 use super::{CpuBackend, CpuElement, accumulators, is_wide, parallel, sums, with_element};
 use crate::backend::axis_map::{AxisMap, AxisMaps, Resized, Shift, Weights, Window};
 use crate::backend::wide;

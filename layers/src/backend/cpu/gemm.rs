@@ -121,19 +121,19 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
         let left = &a.values[of_rows.start * a.strides[0]..];
         let right = &b.values[of_columns.start * b.strides[1]..];
         let stride = |stride: usize| stride as isize;
-        for start in (0..depth).step_by(packed) {
-            let (left, right) = (&left[start * a.strides[1]..], &right[start * b.strides[0]..]);
+        for first in (0..depth).step_by(packed) {
+            let (left, right) = (&left[first * a.strides[1]..], &right[first * b.strides[0]..]);
             // SAFETY: `Matrix` holds its last element, so these parts of both lie within their slices; what is written is this part of
             // the result, which no other thread writes, and which is initialized if it is read.
             unsafe {
                 gemm::gemm(
                     of_rows.len(),
                     of_columns.len(),
-                    packed.min(depth - start),
+                    packed.min(depth - first),
                     target,
                     1,
                     stride(columns),
-                    adds || start > 0,
+                    adds || first > 0,
                     left.as_ptr(),
                     stride(a.strides[1]),
                     stride(a.strides[0]),

@@ -20,8 +20,8 @@ use num_traits::Zero;
 /// Columns that are summed at once at most: 8 KiB of f32.
 const STRETCH: usize = 1 << 11;
 
-/// All threads together hold this part of input and result at most: Burn's kernel holds as little.
-const HELD: usize = 32;
+/// All threads together hold at most one part in this many of input and result: Burn's kernel holds as little.
+const PART: usize = 32;
 
 /// The result `[batch, channels, ...]` of the convolution that phases with their weights describe. A weight has an element per channel
 /// and tap.
@@ -36,7 +36,7 @@ pub(super) fn convolve<E: CpuElement>(
     let work = phases.iter().map(of_phase).sum::<Work>();
     let laid_out: Vec<LaidOut> = phases.iter().map(|(phase, _)| LaidOut::new(phase)).collect();
     let held = laid_out.iter().map(LaidOut::held).max().unwrap_or(0);
-    let least = parallel::items_to_hold([planes, input.plane + plane], held, HELD);
+    let least = parallel::items_to_hold([planes, input.plane + plane], held, PART);
     let task = parallel::items_per_task(planes, plane).max(least);
     let points = phases.iter().map(|(phase, _)| phase.points()).sum::<usize>();
     assert_eq!(points, plane, "a phase for every result");
@@ -181,7 +181,7 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let held =
         bands.iter().map(|band| band.rows.len() * canvas.row() + band.results.len()).max().unwrap_or(0);
     let of_channel = (signal.values.len() + dy.values.len()) / channels;
-    let least = parallel::items_to_hold([channels, of_channel], held, HELD);
+    let least = parallel::items_to_hold([channels, of_channel], held, PART);
     let task = parallel::items_per_job(channels, work).max(least);
     parallel::chunks_mut(&mut gradient, task * taps, work, |index, gradient| {
         let first = index * task;

@@ -138,9 +138,11 @@ pub(super) fn convolve<E: CpuElement>(
     let mut result = Vec::with_capacity(len);
     let unwritten = Unwritten::new(&mut result.spare_capacity_mut()[..len], channels, plane);
     let weights = phases.iter().map(|(_, weight)| weight.len()).sum::<usize>();
-    let held =
-        phases.iter().map(|(phase, _)| Block::new(phase, input.size(), channels / input.groups).rows());
-    let held = (held.max().unwrap_or(0) + RECORDS) * COLUMNS;
+    let rows = phases.iter().map(|(phase, _)| {
+        let [per_tile, sums] = at_once(phase.taps.len(), input.size(), channels / input.groups);
+        per_tile * phase.taps.len() + sums
+    });
+    let held = (rows.max().unwrap_or(0) + RECORDS) * COLUMNS;
     let most = jobs_to_hold(input.values.len() + len, input.groups, weights, held);
     parallel::each_of(shares(input, &phases[0].0, work), most, work, |share| {
         vectorized(Convolve { share, input, phases, finish, unwritten: &unwritten });
@@ -157,33 +159,12 @@ fn jobs_to_hold(elements: usize, groups: usize, weights: usize, held: usize) -> 
     ((elements / part + weights).max(HELD) / held).max(1)
 }
 
-/// What a share reads and adds up at once.
-struct Block {
-    /// Channels whose rows of a tile exist at a time.
-    channels: usize,
-    /// The rows of these channels.
-    rows: usize,
-    /// Rows of sums that are made before they are written.
-    sums: usize,
-    /// Whether one block holds all channels of a group, so that sums are complete after it.
-    is_all: bool,
-}
-
-impl Block {
-    /// For a phase that reads `channels` per group and makes `size`.
-    fn new(phase: &Phase, channels: usize, size: usize) -> Self {
-        let taps = phase.taps.len();
-        let at_once = (DEPTH / taps.max(1)).clamp(1, channels);
-        let is_all = channels <= at_once;
-        // Sums to which no further channels add are written while they are in the first-level cache, some rows at a time.
-        let sums = if is_all { ROWS_OF_SUMS.min(size) } else { size };
-        Self { channels: at_once, rows: at_once * taps, sums, is_all }
-    }
-
-    /// Rows of both, of [`COLUMNS`] elements.
-    fn rows(&self) -> usize {
-        self.rows + self.sums
-    }
+/// Channels whose rows of a tile exist at a time, and rows of sums that are made before they are written: for a phase with so many taps that
+/// reads `channels` per group and makes `size`.
+fn at_once(taps: usize, channels: usize, size: usize) -> [usize; 2] {
+    let per_tile = (DEPTH / taps.max(1)).clamp(1, channels);
+    // Sums to which no further channels add are written while they are in the first-level cache, some rows at a time.
+    [per_tile, if per_tile == channels { ROWS_OF_SUMS.min(size) } else { size }]
 }
 
 /// The shares of the result.
@@ -225,11 +206,11 @@ impl<E: CpuElement> Convolve<'_, E> {
         let (channels, taps) = (self.input.size(), phase.taps.len());
         let size = self.unwritten.channels / self.input.groups;
         let weight = &weight[group * size * channels * taps..];
-        let Block { channels: per_tile, sums: some, is_all, .. } = Block::new(phase, channels, size);
+        let [per_tile, some] = at_once(taps, channels, size);
         let row_starts = starts(size, channels * taps);
         let pieces = || pieces(phase, slabs, phase.slabs());
         let points: usize = pieces().map(|piece| piece.points.len()).sum();
-        let at_once = match is_all {
+        let tiles_at_once = match per_tile == channels {
             true => 1,
             false => {
                 let (sums, tile) = (SUMS.min(SUMS_OF_ALL / parallel::threads()), (size + RECORDS) * COLUMNS);
@@ -239,9 +220,9 @@ impl<E: CpuElement> Convolve<'_, E> {
         let width = points.next_multiple_of(MOST_LANES).min(COLUMNS);
         let mut reader = Reader::new(phase, width, per_tile, size);
         let mut all_tiles = phase.tiles(pieces(), COLUMNS, reader.takes_one_run());
-        let mut sums = Workspace::new(at_once * some * COLUMNS);
+        let mut sums = Workspace::new(tiles_at_once * some * COLUMNS);
         loop {
-            let tiles: Vec<Tile> = all_tiles.by_ref().take(at_once).collect();
+            let tiles: Vec<Tile> = all_tiles.by_ref().take(tiles_at_once).collect();
             if tiles.is_empty() {
                 return;
             }
@@ -303,8 +284,8 @@ pub(super) fn weight_gradient<E: CpuElement>(
     let work = Work::of([signal.batch(), phase.points(), groups, rows, columns]) / MULTIPLICATIONS;
     let jobs = slabs.div_ceil(parallel::items_per_thread(slabs, work));
     let held = (columns.next_multiple_of(MOST_LANES) + rows.min(ROWS) + RECORDS) * POINTS;
-    let most = jobs_to_hold(signal.values.len() + dy.values.len(), groups, groups * rows * columns, held);
-    let most = most.max(FEWEST_JOBS);
+    let tensors = signal.values.len() + dy.values.len();
+    let most = jobs_to_hold(tensors, groups, groups * rows * columns, held).max(FEWEST_JOBS);
     let jobs = jobs.min(most);
     // All partial sums together are at most a quarter of what they are made of, and no more of them are added up than give every job one.
     let sums = groups * rows * columns.next_multiple_of(MOST_LANES);
