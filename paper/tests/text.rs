@@ -307,6 +307,7 @@ fn adapters() {
 /// used.
 #[test]
 fn numbers_of_parameters() {
+    let _alone = alone();
     let device = Device::flex();
     let bert = |size| memsave::bert::Bert::new(&size, &device).num_params();
     assert_eq!(bert(EncoderSize::BERT_BASE), 108_891_648);

@@ -359,6 +359,7 @@ fn nobody_hears_of_the_search() {
 /// be compared any more.
 #[test]
 fn outputs_of_another_shape_where_tensors_come_back_rounded() {
+    let _alone = alone();
     let name = "misuse::where_tensors_come_back_rounded";
     let test =
         Command::new(env::current_exe().expect("this test")).args([name, "--exact", "--ignored"]).output();

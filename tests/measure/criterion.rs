@@ -99,6 +99,7 @@ fn samples_differ_by_less_than_half_a_byte() {
 /// `Bencher::iter` does not say where a step begins.
 #[test]
 fn other_methods_of_a_bencher_are_refused() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let run = || mean(KeptBytes, directory.path(), |bencher| bencher.iter(|| ()));
     let panic = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
@@ -107,6 +108,7 @@ fn other_methods_of_a_bencher_are_refused() {
 
 #[test]
 fn bytes_are_formatted_in_the_unit_that_suits_them() {
+    let _alone = alone();
     let formatter = KeptBytes.formatter();
     assert_eq!(formatter.format_value(80.4), "80 B");
     assert_eq!(formatter.format_value(12_845_056.3), "12.25 MiB");

@@ -102,6 +102,7 @@ fn what_is_recorded_passes_and_a_layer_that_grew_is_named() {
 /// Kept bytes that no ledger lists may grow by 4096, and a peak by a quarter of 64 KiB to 1 MiB; what is listed may not.
 #[test]
 fn what_may_grow_by_how_much() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("memory.csv");
     let check = |kept: u64, peak: u64, bless: bool| {
@@ -131,6 +132,7 @@ fn what_may_grow_by_how_much() {
 /// What is listed may not grow at all, unless no more is kept.
 #[test]
 fn a_byte_more_that_is_listed_is_a_fault() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("memory.csv");
     let ledger = |bytes: [u64; 3]| {
@@ -172,6 +174,7 @@ fn a_byte_more_that_is_listed_is_a_fault() {
 /// Cases that did not run, ran twice, or ran where nothing is counted; and those that a filter leaves out.
 #[test]
 fn cases_are_those_that_are_recorded() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("memory.csv");
     let run = |gate: Gate, cases: &[(&str, Option<u64>)]| {
@@ -205,6 +208,7 @@ fn cases_are_those_that_are_recorded() {
 #[test]
 #[should_panic(expected = "`Gate::finish` was not called")]
 fn a_fault_is_not_dropped() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let mut gate = open(&directory.path().join("memory.csv"));
     gate.check("a", Some(1), Some(1), &Ledger::default());
@@ -212,6 +216,7 @@ fn a_fault_is_not_dropped() {
 
 #[test]
 fn what_no_gate_has_written_is_an_error_that_says_where() {
+    let _alone = alone();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("memory.csv");
     let head = "# head\ncase,layer,operation,kept,peak\n";

@@ -288,6 +288,7 @@ fn a_measurement_reads_as_a_table_and_as_json() {
 /// One row under a header; what is unknown is empty, or null.
 #[test]
 fn measurements_are_written_as_csv_and_as_json() {
+    let _alone = alone();
     fn written(measurement: impl Serialize) -> [String; 2] {
         let mut csv = csv::Writer::from_writer(vec![]);
         csv.serialize(&measurement).expect("a flat row");
@@ -325,6 +326,7 @@ fn measurements_are_written_as_csv_and_as_json() {
 
 #[test]
 fn bytes_read_well() {
+    let _alone = alone();
     assert_eq!(mib(3 << 19), "1.50");
     assert_eq!(human_bytes(0), "0 B");
     assert_eq!(human_bytes(1023), "1023 B");

@@ -1,7 +1,7 @@
 //! Measures bytes, and accepts only measurements that can be repeated. Other tests that count bytes also use this.
 use burn::tensor::{Device, Tensor};
 use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, measure_layer};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::Duration;
 
 /// The graph's own records of one layer: the slack of comparisons with stock, as they are of absolute sizes (what stock
@@ -16,23 +16,35 @@ pub const SCRATCH: i64 = 1 << 16;
 /// doubles, or the harness of the tests allocates for one that has ended.
 const ATTEMPTS: usize = 8;
 
-/// Memory is counted for the whole process: a test that measures holds this. So is the generator of random numbers: a test that holds
-/// this has the same ones in every run.
-static METER: Mutex<()> = Mutex::new(());
+/// Memory is counted for the whole process: every test of a program that measures holds this, also one that measures nothing but allocates
+/// while others measure. So is the generator of random numbers: a test that holds this has the same ones in every run. In it is the thread
+/// of the test that held it last.
+static METER: Mutex<Weak<()>> = Mutex::new(Weak::new());
+
+thread_local! {
+    /// Dropped when the thread ends, after the thread-local buffers of kernels, since these are registered later.
+    static THREAD: Arc<()> = Arc::new(());
+}
 
 /// How long nothing changes before a test begins.
 const QUIET: Duration = Duration::from_millis(5);
 
-pub fn alone() -> MutexGuard<'static, ()> {
+pub fn alone() -> MutexGuard<'static, Weak<()>> {
     static ONE_THREAD: Once = Once::new();
-    let guard = METER.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut guard = METER.lock().unwrap_or_else(PoisonError::into_inner);
+    // The thread of the test before frees what it had for itself after it let go of the meter.
+    let this = THREAD.with(Arc::downgrade);
+    while guard.strong_count() > 0 && !guard.ptr_eq(&this) {
+        std::thread::sleep(QUIET);
+    }
+    *guard = this;
     // How much kernels take at once must not depend on who comes first.
     ONE_THREAD.call_once(|| {
         rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("nothing has run yet");
     });
     #[cfg(feature = "flex")]
     Device::flex().seed(24301);
-    // The thread of the test before may still free what it had for itself.
+    // Other threads, such as that of the harness, come to rest.
     let mut live = TrackingAllocator::live();
     loop {
         std::thread::sleep(QUIET);

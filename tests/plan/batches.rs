@@ -363,6 +363,7 @@ fn parts_fit_into_a_budget() {
 
 #[test]
 fn largest_batches() {
+    let _alone = alone();
     // Steps, bends and limits.
     for (budget, limit, peak) in [
         (10_000, 7, (|items| 100 * items as u64) as fn(usize) -> u64),

@@ -124,6 +124,7 @@ fn frozen_parameters_have_neither_gradients_nor_states() {
 /// On a CPU kernels cannot be left out, so a step has to run.
 #[test]
 fn steps_are_not_estimated_on_a_cpu() {
+    let _alone = alone();
     let device = Device::flex().autodiff();
     let model = || -> Net { panic!("nothing is made") };
     let input = || Tensor::ones([1, WIDTH], &device);
