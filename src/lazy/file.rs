@@ -3,7 +3,7 @@ use super::LazyError;
 use super::format;
 use super::source::{Entry, OpenFile};
 use crate::burn_next::{handed, packed};
-use burn::tensor::{AllocationProperty, Bytes, DType, Shape};
+use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
 use burn_store::{KeyRemapper, ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, burn_pack};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -190,6 +190,26 @@ impl WeightFile {
         })
     }
 
+    /// The values of one tensor, as they are in the file.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no tensor with this name, or if it cannot be read.
+    pub fn read(&self, name: &str) -> Result<TensorData, LazyError> {
+        self.read_if_any(name)?.ok_or_else(|| self.missing(name.into()))
+    }
+
+    /// The same; `None` if there is no tensor with this name.
+    pub(crate) fn read_if_any(&self, name: &str) -> Result<Option<TensorData>, LazyError> {
+        self.tensors.get(name).map(|entry| entry.values(entry.tensor.dtype)).transpose()
+    }
+
+    /// The tensor for a parameter, adapted to it, if there is one: under the first of these names in the file. `containers` are the types of
+    /// the modules around the parameter.
+    pub(crate) fn find_for(&self, names: &[String], containers: &[String]) -> Option<FoundTensor> {
+        self.find(names, containers).map(|(name, entry)| FoundTensor { name, entry })
+    }
+
     pub(super) fn has_adapter(&self) -> bool {
         self.adapter.is_some()
     }
@@ -251,6 +271,32 @@ impl WeightFile {
         let mut tensor = packed(adapter.adapt(handed(named), context));
         tensor.name.clone_from(&entry.tensor.name);
         Entry { tensor, file: entry.file.clone(), span: None }
+    }
+}
+
+/// The tensor of a parameter, not read yet.
+pub(crate) struct FoundTensor {
+    name: String,
+    entry: Entry,
+}
+
+impl FoundTensor {
+    /// Its name in the file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its shape as that of the parameter.
+    pub fn shape(&self) -> &Shape {
+        &self.entry.tensor.shape
+    }
+
+    /// Its values, which are floats.
+    pub fn read(&self, dtype: DType) -> Result<TensorData, LazyError> {
+        match self.entry.float() {
+            Some(_) => self.entry.values(dtype),
+            None => Err(self.entry.error(format!("it is {:?}, no float", self.entry.tensor.dtype))),
+        }
     }
 }
 

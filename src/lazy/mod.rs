@@ -24,6 +24,7 @@ mod options;
 mod prepare;
 mod quantized;
 mod report;
+mod row_order;
 mod source;
 mod targets;
 
@@ -34,3 +35,4 @@ pub use load::LazyLoad;
 pub use options::LazyOptions;
 pub use prepare::{PrepareOptions, PrepareProgress, PrepareSource, Prepared, prepare};
 pub use report::{LazyReport, ReportedParameter};
+pub use row_order::{RowOrder, RowOrders};

@@ -250,6 +250,11 @@ impl Entry {
         Ok(into_bytes(words, len))
     }
 
+    /// Its values as `dtype`.
+    pub fn values(&self, dtype: DType) -> Result<TensorData, LazyError> {
+        Ok(TensorData::from_bytes(self.read(dtype)?, self.tensor.shape.clone(), dtype))
+    }
+
     /// Returns an error if it does not have one of these rows.
     pub fn check_rows(&self, rows: &[usize]) -> Result<(), LazyError> {
         let count = self.tensor.shape[0];

@@ -1,49 +1,76 @@
-//! Reads and writes `adapter_config.json`, and refuses what is not supported.
+//! [`PeftConfig`]: reads and writes `adapter_config.json`, and refuses what is not supported.
 use super::PeftError;
-use burn::module::{ParamGroup, ParamId};
-use serde::{Deserialize, Serialize};
+use burn::module::{Lora, ParamGroup, ParamId};
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::marker::PhantomData;
 use std::path::Path;
 
-/// The part of a `peft` configuration that is read or written here.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Config {
+/// What `adapter_config.json` says of adapters. [`load`](super::load) returns it and [`save`](super::save) takes it, so that what was
+/// trained on goes back as it came. A [`Lora`] becomes one, too.
+///
+/// ```
+/// use burn::module::Lora;
+/// use burn_memsave::peft::PeftConfig;
+///
+/// let config = PeftConfig::from(&Lora::new(8, 16.0))
+///     .with_base_model("meta-llama/Llama-3.2-1B")
+///     .with_task_type("CAUSAL_LM");
+/// assert_eq!((config.rank(), config.alpha(), config.task_type()), (8, 16.0, Some("CAUSAL_LM")));
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PeftConfig {
     peft_type: String,
     base_model_name_or_path: Option<String>,
     #[serde(default)]
-    task_type: Value,
-    #[serde(default)]
+    task_type: Option<String>,
+    #[serde(default, deserialize_with = "or_default")]
     inference_mode: bool,
     r: usize,
     lora_alpha: f64,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     lora_dropout: f64,
     /// Names that a module's name may end with, or one regular expression for the whole name.
     #[serde(default)]
     target_modules: Value,
-    #[serde(default)]
-    bias: Option<String>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
+    bias: PeftBias,
+    #[serde(default, deserialize_with = "or_default")]
     fan_in_fan_out: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     use_rslora: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     use_dora: bool,
     #[serde(default)]
-    modules_to_save: Option<Value>,
-    #[serde(default)]
-    rank_pattern: BTreeMap<String, usize>,
-    #[serde(default)]
-    alpha_pattern: BTreeMap<String, f64>,
+    modules_to_save: Option<Vec<String>>,
+    #[serde(default, deserialize_with = "or_default")]
+    rank_pattern: Patterns<usize>,
+    #[serde(default, deserialize_with = "or_default")]
+    alpha_pattern: Patterns<f64>,
     #[serde(default)]
     init_lora_weights: Value,
     #[serde(flatten)]
     others: BTreeMap<String, Value>,
 }
 
-/// Other fields that change what an adapter computes, unless they are null, false or empty.
-const OTHERS: [&str; 10] = [
+/// Which biases are trained, and so are in the file of adapters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PeftBias {
+    /// None.
+    #[default]
+    None,
+    /// Those of all layers.
+    All,
+    /// Those of layers with an adapter.
+    LoraOnly,
+}
+
+/// Fields that change what an adapter computes, unless they are null, false or empty.
+const OTHERS: [&str; 11] = [
     "alora_invocation_tokens",
     "arrow_config",
     "kasa_config",
@@ -51,64 +78,149 @@ const OTHERS: [&str; 10] = [
     "lora_bias",
     "monteclora_config",
     "target_parameters",
+    "trainable_token_indices",
     "use_bdlora",
     "use_qalora",
     "velora_config",
 ];
 
 /// Prefixes of initializations that change the base, too.
-const CHANGE_THE_BASE: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
+const CHANGE_THE_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
 
-impl Config {
-    pub(super) fn new(rank: usize, alpha: f64, targets: BTreeSet<String>, use_dora: bool) -> Self {
+impl PeftConfig {
+    /// LoRA with this rank, whose product of factors is multiplied by `alpha / rank`.
+    pub fn new(rank: usize, alpha: f64) -> Self {
         Self {
             peft_type: "LORA".into(),
             base_model_name_or_path: None,
-            task_type: Value::Null,
+            task_type: None,
             inference_mode: true,
             r: rank,
             lora_alpha: alpha,
             lora_dropout: 0.0,
-            target_modules: format!(
-                "({})",
-                targets.iter().map(|name| escaped(name)).collect::<Vec<_>>().join("|")
-            )
-            .into(),
-            bias: Some("none".into()),
+            target_modules: Value::Null,
+            bias: PeftBias::None,
             fan_in_fan_out: false,
             use_rslora: false,
-            use_dora,
+            use_dora: false,
             modules_to_save: None,
-            rank_pattern: BTreeMap::new(),
-            alpha_pattern: BTreeMap::new(),
+            rank_pattern: Patterns::default(),
+            alpha_pattern: Patterns::default(),
             init_lora_weights: true.into(),
             others: BTreeMap::new(),
         }
     }
 
+    /// Names the model that the adapters belong to, by its directory or its name on the hub. `AutoPeftModel` of `peft` loads this model.
+    pub fn with_base_model(self, name: impl Into<String>) -> Self {
+        Self { base_model_name_or_path: Some(name.into()), ..self }
+    }
+
+    /// Names the task, such as `CAUSAL_LM` or `SEQ_CLS`, by which `AutoPeftModel` of `peft` chooses a class.
+    pub fn with_task_type(self, task: impl Into<String>) -> Self {
+        Self { task_type: Some(task.into()), ..self }
+    }
+
+    /// Whether factors are multiplied by `alpha / sqrt(rank)`, as [`lora::rank_stabilized`](crate::lora::rank_stabilized) does, instead of
+    /// `alpha / rank`. For a `Lora` of that function, give the alpha that went into it.
+    pub fn with_rank_stabilized(self, use_rslora: bool) -> Self {
+        Self { use_rslora, ..self }
+    }
+
+    /// Another rank and alpha for modules whose paths in Python end with `modules`, a regular expression. The first that matches counts.
+    pub fn with_lora(mut self, modules: &str, lora: &Lora) -> Self {
+        self.rank_pattern.0.push((modules.into(), lora.rank));
+        self.alpha_pattern.0.push((modules.into(), lora.alpha));
+        self
+    }
+
+    /// Modules that were trained as a whole, such as a new head: the ends of their paths in Python.
+    pub fn with_modules_to_save(self, modules: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self { modules_to_save: Some(modules.into_iter().map(Into::into).collect()), ..self }
+    }
+
+    /// Which biases were trained.
+    pub fn with_bias(self, bias: PeftBias) -> Self {
+        Self { bias, ..self }
+    }
+
+    /// The rank of adapters for which no pattern says another one.
+    pub fn rank(&self) -> usize {
+        self.r
+    }
+
+    /// The alpha of adapters for which no pattern says another one.
+    pub fn alpha(&self) -> f64 {
+        self.lora_alpha
+    }
+
+    /// The model that the adapters belong to, by its directory or its name on the hub.
+    pub fn base_model(&self) -> Option<&str> {
+        self.base_model_name_or_path.as_deref()
+    }
+
+    /// The task, such as `CAUSAL_LM`.
+    pub fn task_type(&self) -> Option<&str> {
+        self.task_type.as_deref()
+    }
+
+    /// The probability with which `peft` drops inputs of adapters in training. Burn's adapters have no dropout: if this is not 0, training
+    /// here goes on without it. Outputs in inference are the same.
+    pub fn dropout(&self) -> f64 {
+        self.lora_dropout
+    }
+
+    /// Modules that were trained as a whole: the ends of their paths in Python.
+    pub fn modules_to_save(&self) -> &[String] {
+        self.modules_to_save.as_deref().unwrap_or_default()
+    }
+
+    /// Reads a configuration.
     pub(super) fn read(file: &Path, bytes: &[u8]) -> Result<Self, PeftError> {
+        #[derive(Deserialize)]
+        struct Kind {
+            peft_type: Option<String>,
+        }
         let error = |reason: String| PeftError::Config { file: file.into(), reason };
-        let config: Self = serde_json::from_slice(bytes).map_err(|reason| error(reason.to_string()))?;
-        let unsupported = [
-            (config.peft_type != "LORA", format!("peft_type {}", config.peft_type)),
-            (config.bias.as_deref().is_some_and(|bias| bias != "none"), "a trained bias".into()),
-            (config.fan_in_fan_out, "fan_in_fan_out".into()),
-            (config.modules_to_save.as_ref().is_some_and(|saved| !saved.is_null()), "modules_to_save".into()),
-            (!config.lora_alpha.is_finite(), "lora_alpha".into()),
-        ];
-        let initial = config.init_lora_weights.as_str().unwrap_or_default().to_lowercase();
-        let changes_the_base = CHANGE_THE_BASE.iter().any(|kind| initial.starts_with(kind));
-        let is_set = |name: &&&str| {
-            let value = config.others.get(**name).unwrap_or(&Value::Null);
-            !matches!(value, Value::Null | Value::Bool(false))
-                && value.as_array().is_none_or(|array| !array.is_empty())
-        };
-        let other = OTHERS.iter().find(is_set).map(|name| (true, (*name).into()));
-        let initial = changes_the_base.then(|| (true, format!("init_lora_weights {initial}")));
-        match unsupported.into_iter().chain(other).chain(initial).find(|(is_there, _)| *is_there) {
-            Some((_, what)) => Err(error(format!("{what} is not supported"))),
+        let parsed = |reason: serde_json::Error| error(reason.to_string());
+        // Other kinds have other fields.
+        let kind = serde_json::from_slice::<Kind>(bytes).map_err(parsed)?.peft_type;
+        if let Some(kind) = kind.filter(|kind| kind != "LORA") {
+            return Err(error(format!("peft_type {kind} is not supported: only LORA is")));
+        }
+        let config: Self = serde_json::from_slice(bytes).map_err(parsed)?;
+        match config.unsupported() {
+            Some(what) => Err(error(format!("{what} is not supported"))),
             None => Ok(config),
         }
+    }
+
+    fn unsupported(&self) -> Option<String> {
+        let initial = self.init_lora_weights.as_str().unwrap_or_default().to_lowercase();
+        if CHANGE_THE_BASE.iter().any(|kind| initial.starts_with(kind)) {
+            return Some(format!("init_lora_weights {initial}, which changes the base,"));
+        }
+        if !self.lora_alpha.is_finite() {
+            return Some(format!("lora_alpha {}", self.lora_alpha));
+        }
+        let is_set = |name: &&&str| match self.others.get(**name) {
+            None | Some(Value::Null | Value::Bool(false)) => false,
+            Some(Value::Array(array)) => !array.is_empty(),
+            Some(Value::Object(fields)) => !fields.is_empty(),
+            Some(_) => true,
+        };
+        OTHERS.iter().find(is_set).map(|name| (*name).into())
+    }
+
+    /// The configuration of adapters on these modules.
+    pub(super) fn of_targets(mut self, targets: &BTreeSet<String>, use_dora: bool) -> Self {
+        let targets: Vec<_> = targets.iter().map(|name| escaped(name)).collect();
+        self.target_modules = format!("({})", targets.join("|")).into();
+        // The regular expression is of whole paths, which it names already.
+        for choice in ["exclude_modules", "layers_pattern", "layers_to_transform"] {
+            self.others.remove(choice);
+        }
+        Self { use_dora, inference_mode: true, ..self }
     }
 
     /// Whether adapters have magnitudes.
@@ -116,17 +228,98 @@ impl Config {
         self.use_dora
     }
 
+    /// Whether the file has the parameter `bias` of the module with this name.
+    pub(super) fn trains_bias(&self, has_adapter: bool) -> bool {
+        match self.bias {
+            PeftBias::None => false,
+            PeftBias::All => true,
+            PeftBias::LoraOnly => has_adapter,
+        }
+    }
+
+    /// Whether the module with this name is, or is in, one that was trained as a whole.
+    pub(super) fn saves(&self, name: &str) -> bool {
+        let within = |module: &String| format!(".{name}.").contains(&format!(".{module}."));
+        self.modules_to_save().iter().any(within)
+    }
+
     /// The scale of an adapter, by which the product of its factors is multiplied.
     pub(super) fn scale(&self, name: &str, rank: usize) -> Result<f64, String> {
-        let expected = of_pattern(&self.rank_pattern, name)?.unwrap_or(self.r);
+        let expected = self.rank_pattern.of(name)?.unwrap_or(self.r);
         if rank != expected || rank == 0 {
-            return Err(format!(
-                "the adapter of {name} has the rank {rank}, its configuration says {expected}"
-            ));
+            return Err(format!("it has the rank {rank}, but its configuration says {expected}"));
         }
-        let alpha = of_pattern(&self.alpha_pattern, name)?.unwrap_or(self.lora_alpha);
+        let alpha = self.alpha_pattern.of(name)?.unwrap_or(self.lora_alpha);
         let rank = rank as f64;
         Ok(alpha / if self.use_rslora { rank.sqrt() } else { rank })
+    }
+}
+
+impl From<&Lora> for PeftConfig {
+    fn from(lora: &Lora) -> Self {
+        Self::new(lora.rank, lora.alpha)
+    }
+}
+
+impl From<&PeftConfig> for PeftConfig {
+    fn from(config: &PeftConfig) -> Self {
+        config.clone()
+    }
+}
+
+/// Null is as if the field were not there.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or_default())
+}
+
+/// Values for the modules that patterns match, in the order of the file: the first counts.
+#[derive(Clone, Debug)]
+struct Patterns<T>(Vec<(String, T)>);
+
+impl<T> Default for Patterns<T> {
+    fn default() -> Self {
+        Self(vec![])
+    }
+}
+
+impl<T: Copy> Patterns<T> {
+    /// The value of the first pattern that matches the module.
+    fn of(&self, name: &str) -> Result<Option<T>, String> {
+        for (pattern, value) in &self.0 {
+            if means(pattern, name)? {
+                return Ok(Some(*value));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl<T: Serialize> Serialize for Patterns<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(pattern, value)| (pattern, value)))
+    }
+}
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Patterns<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct InOrder<T>(PhantomData<T>);
+
+        impl<'de, T: DeserializeOwned> Visitor<'de> for InOrder<T> {
+            type Value = Patterns<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("patterns with their values")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut patterns = vec![];
+                while let Some(entry) = map.next_entry()? {
+                    patterns.push(entry);
+                }
+                Ok(Patterns(patterns))
+            }
+        }
+        deserializer.deserialize_map(InOrder(PhantomData))
     }
 }
 
@@ -139,16 +332,6 @@ fn escaped(name: &str) -> String {
         escaped.push(c);
         escaped
     })
-}
-
-/// The value of the first pattern that matches the module.
-fn of_pattern<T: Copy>(patterns: &BTreeMap<String, T>, name: &str) -> Result<Option<T>, String> {
-    for (pattern, &value) in patterns {
-        if means(pattern, name)? {
-            return Ok(Some(value));
-        }
-    }
-    Ok(None)
 }
 
 /// Whether a pattern of `peft` matches a module. It is a regular expression for the end of its path, after a dot, or

@@ -1,4 +1,5 @@
 //! [`PeftError`]: what can be wrong with adapters or their files.
+use crate::lazy::LazyError;
 use std::io;
 use std::path::PathBuf;
 
@@ -30,6 +31,9 @@ pub enum PeftError {
         /// What is wrong, and with which tensor.
         reason: String,
     },
+    /// The file of tensors cannot be read.
+    #[error(transparent)]
+    File(#[from] LazyError),
     /// An adapter of a module cannot be written.
     #[error("the adapter of {module}: {reason}")]
     Adapter {

@@ -395,6 +395,27 @@ mod rotary_encoding {
             |t: &Operands| tensor::<3>(uniform(5 * 6 * 2, 9, -1.0..1.0), &[5, 6, 2], t.device(), DType::F64);
         let check = Check::new([Input::random([2, 3, 5, 6])], Setting::default());
         check.differentiate::<4>(&|t| burn_memsave::functional::rotary_encoding(t.get(0), factors(t)));
+        check.differentiate::<4>(&|t| burn_memsave::functional::rotary_encoding_halves(t.get(0), factors(t)));
+    }
+
+    /// Features `i` and `i + pairs` are a pair: that is Burn's encoding of features in another order.
+    #[test]
+    fn of_halves_equals_stock_of_other_features() {
+        let sizes = [1..3usize, 1..4, 1..9, 1..5];
+        for_all(64, (sizes, 0..3usize, settings()), |([batch, heads, positions, pairs], start, setting)| {
+            let setting = Setting { dtype: DType::F32, ..setting };
+            let shape = [batch, heads, positions, 2 * pairs];
+            let ordered = |x: Tensor<4>, [from, to]: [usize; 2]| {
+                x.reshape([batch, heads, positions, from, to]).swap_dims(3, 4).reshape(shape)
+            };
+            Check::new([Input::random(shape)], setting).compare::<4>(
+                &|t| layers(t.device(), 12, 2 * pairs).1.apply_halves(t.get::<4>(0), start),
+                &|t| {
+                    let adjacent = ordered(t.get::<4>(0), [2, pairs]);
+                    ordered(layers(t.device(), 12, 2 * pairs).0.apply(adjacent, start), [pairs, 2])
+                },
+            );
+        });
     }
 
     #[test]

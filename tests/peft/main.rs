@@ -2,11 +2,11 @@
 #![cfg(feature = "flex")]
 use burn::module::{Lora, LoraAdapter, Module, ModuleMapper, Param, ParamGroup};
 use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
-use burn_memsave::lazy::{LazyLoad, LazyOptions, WeightFile};
+use burn_memsave::lazy::{LazyLoad, LazyOptions, RowOrder, RowOrders, WeightFile};
 use burn_memsave::lora::{ConvLora, Dora, DoraAdapter};
 use burn_memsave::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
-use burn_memsave::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
-use burn_memsave::peft::{load, save};
+use burn_memsave::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn_memsave::peft::{ModuleNames, PeftBias, PeftConfig, load, save};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{self, Write};
@@ -93,7 +93,7 @@ fn adapters_come_back() {
     let lora = Lora::new(3, 5.0);
     let model = adapted(&device, &lora);
     save(&model, &lora, &path, names).unwrap();
-    let loaded = load(Model::new(&device), &path, names).unwrap();
+    let (loaded, _) = load(Model::new(&device), &path, names).unwrap();
     assert_ne!(loaded.forward(), Model::new(&device).forward());
     assert_eq!(loaded.forward(), model.forward());
     for (loaded, model) in adapters(&loaded).into_iter().zip(adapters(&model)) {
@@ -105,7 +105,7 @@ fn adapters_come_back() {
     }
     assert!(!loaded.blocks[0].weight.is_require_grad());
     // A base of another precision has factors of it.
-    let inference = load(Model::new(&Device::flex()), &path, names).unwrap();
+    let (inference, _) = load(Model::new(&Device::flex()), &path, names).unwrap();
     assert_eq!(inference.forward(), model.forward());
 }
 
@@ -118,7 +118,7 @@ fn adapters_with_magnitudes_come_back() {
     let lora = Lora::new(3, 5.0);
     let model = with_dora(&device, &lora);
     save(&model, &lora, path, names).unwrap();
-    let loaded = load(Model::new(&device), path, names).unwrap();
+    let (loaded, _) = load(Model::new(&device), path, names).unwrap();
     assert_eq!(loaded.forward(), model.forward());
     for (loaded, model) in loaded.blocks.iter().zip(&model.blocks) {
         let [loaded, model] =
@@ -164,7 +164,7 @@ fn lazy_weights_take_magnitudes() {
     let weights = WeightFile::open(&file).unwrap();
     let options = LazyOptions::default().with_min_bytes(0);
     let (lazy, report) = Model::new(&device).lazy_load(&weights, &options).unwrap();
-    let lazy = load(lazy, directory.path().join("adapter"), names).unwrap();
+    let (lazy, _) = load(lazy, directory.path().join("adapter"), names).unwrap();
     assert_eq!(report.cache.statistics().reads, 0, "the factors need no weight");
     assert_eq!(lazy.forward(), model.forward());
     save(&lazy, &lora, directory.path().join("again"), names).unwrap();
@@ -190,11 +190,11 @@ fn adapters_of_lazy_weights() {
     save(&model, &lora, directory.path().join("adapter"), names).unwrap();
     let file = directory.path().join("model.bpk");
     let base = Model::new(&device);
-    let expected = load(base.clone(), directory.path().join("adapter"), names).unwrap().forward();
+    let expected = load(base.clone(), directory.path().join("adapter"), names).unwrap().0.forward();
     base.save_file(&file).unwrap();
     let weights = WeightFile::open(&file).unwrap();
     let (lazy, _) = Model::new(&device).lazy_load(&weights, &LazyOptions::default()).unwrap();
-    let lazy = load(lazy, directory.path().join("adapter"), names).unwrap();
+    let (lazy, _) = load(lazy, directory.path().join("adapter"), names).unwrap();
     for (found, expected) in lazy.forward().iter::<f32>().zip(expected.iter::<f32>()) {
         assert!((found - expected).abs() < 1e-5, "{found}, {expected}");
     }
@@ -221,7 +221,7 @@ fn scales_of_configurations() {
     let lora = Lora::new(4, 6.0);
     save(&adapted(&device, &lora), &lora, path, names).unwrap();
     let scales = || {
-        let model = load(Model::new(&device), path, names).unwrap();
+        let (model, _) = load(Model::new(&device), path, names).unwrap();
         adapters(&model).map(|adapter| adapter.scale)
     };
     assert_eq!(scales(), [1.5; 4]);
@@ -236,7 +236,7 @@ fn scales_of_configurations() {
     with_config(path, |config| config["rank_pattern"] = json!({ "conv": 4 }));
     let error = load(Model::new(&device), path, names).expect_err("the rank is another").to_string();
     assert!(
-        error.contains("the adapter of embed_tokens has the rank 4, its configuration says 7"),
+        error.contains("the adapter of embed_tokens: it has the rank 4, but its configuration says 7"),
         "{error}"
     );
 }
@@ -263,11 +263,12 @@ fn what_is_refused() {
             "the adapter of embed_tokens is DoRA, which is supported for dense layers only",
         ),
         ("peft_type", json!("IA3"), "peft_type IA3"),
-        ("bias", json!("all"), "a trained bias"),
-        ("fan_in_fan_out", json!(true), "fan_in_fan_out"),
-        ("modules_to_save", json!(["head"]), "modules_to_save"),
+        ("bias", json!("some"), "unknown variant `some`"),
+        ("lora_bias", json!(true), "lora_bias is not supported"),
+        ("trainable_token_indices", json!({ "embed_tokens": [1] }), "trainable_token_indices"),
+        ("init_lora_weights", json!("lora_ga"), "init_lora_weights lora_ga, which changes the base, is"),
         ("r", json!("many"), "adapter_config.json"),
-        ("r", json!(5), "its configuration says 5"),
+        ("r", json!(5), "but its configuration says 5"),
         ("rank_pattern", json!({ "(": 4 }), "the pattern ("),
         ("init_lora_weights", json!("pissa_niter_4"), "init_lora_weights pissa"),
         ("alora_invocation_tokens", json!([1, 2]), "alora_invocation_tokens"),
@@ -295,7 +296,7 @@ fn what_is_refused() {
     replaced("layers.0.lora_A", "layers.7.lora_A");
     refused("layers.0 has only one of");
     replaced("[4,6]", "[6,4]");
-    refused("the adapter of layers.0 has the rank 6, its configuration says 4");
+    refused("the adapter of layers.0: it has the rank 6, but its configuration says 4");
     replaced("[5,4]", "[4,5]");
     refused(
         "the adapter of layers.0 has the shapes [4, 6] and [4, 5], but the weight of blocks.0 needs [4, 6] and [5, 4]",
@@ -326,7 +327,7 @@ fn what_is_refused() {
     let error = save(&model, &lora, path, fewer).expect_err("one name").to_string();
     assert!(error.contains("elsewhere is there twice"), "{error}");
     let error = save(&model, &Lora::new(5, 1.0), path, names).expect_err("another rank").to_string();
-    assert!(error.contains("it has the rank 4, but 5 is given"), "{error}");
+    assert!(error.contains("it has the rank 4, but its configuration says 5"), "{error}");
     let error = save(&Model::new(&device), &lora, path, names).expect_err("no adapter").to_string();
     assert!(error.contains("no adapter"), "{error}");
     let error = save(&model, &lora, file.join("below"), names).expect_err("a file").to_string();
@@ -377,11 +378,257 @@ fn adapters_travel_to_python_and_back() {
     let output = Command::new(&python).arg(script).arg(path).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for theirs in ["theirs", "theirs_dora"] {
-        let loaded = load(Model::new(&device), path.join(theirs), names).unwrap();
+        let (loaded, _) = load(Model::new(&device), path.join(theirs), names).unwrap();
         let expected = fs::read(path.join(format!("{theirs}.json"))).unwrap();
         let expected: Vec<f32> = serde_json::from_slice(&expected).unwrap();
         for (found, expected) in floats(loaded.forward()).into_iter().zip(expected) {
             assert!((found - expected).abs() < 1e-4, "{theirs}: {found}, {expected}");
         }
     }
+}
+
+/// What Python writes that changes nothing: null for a default, the layout of the base, an empty list.
+#[test]
+fn what_changes_nothing_is_read() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let lora = Lora::new(4, 6.0);
+    let model = adapted(&device, &lora);
+    save(&model, &lora, path, names).unwrap();
+    with_config(path, |config| {
+        for (key, value) in [
+            ("use_rslora", json!(null)),
+            ("use_dora", json!(null)),
+            ("fan_in_fan_out", json!(true)),
+            ("modules_to_save", json!([])),
+            ("rank_pattern", json!(null)),
+            ("bias", json!(null)),
+            ("trainable_token_indices", json!({})),
+            ("alora_invocation_tokens", json!([])),
+            ("lora_dropout", json!(0.25)),
+            ("task_type", json!("CAUSAL_LM")),
+            ("peft_version", json!("0.21.2")),
+        ] {
+            config[key] = value;
+        }
+    });
+    let (loaded, config) = load(Model::new(&device), path, names).unwrap();
+    assert_eq!(loaded.forward(), model.forward());
+    assert_eq!((config.rank(), config.alpha(), config.dropout()), (4, 6.0, 0.25));
+    assert_eq!((config.task_type(), config.base_model()), (Some("CAUSAL_LM"), None));
+    // All of it goes back.
+    save(&loaded, &config.with_base_model("somebody/something"), path.join("again"), names).unwrap();
+    let again: Value =
+        serde_json::from_slice(&fs::read(path.join("again/adapter_config.json")).unwrap()).unwrap();
+    assert_eq!(again["peft_version"], "0.21.2");
+    assert_eq!(again["base_model_name_or_path"], "somebody/something");
+    assert_eq!((&again["lora_dropout"], &again["fan_in_fan_out"]), (&json!(0.25), &json!(true)));
+}
+
+/// The first pattern of the file counts, not the first of the alphabet; and it is the first one again after it was saved.
+#[test]
+fn patterns_have_the_order_of_the_file() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let lora = Lora::new(4, 6.0);
+    save(&adapted(&device, &lora), &lora, path, names).unwrap();
+    let file = path.join("adapter_config.json");
+    let text = fs::read_to_string(&file).unwrap();
+    let patterns = r#""alpha_pattern": { "layers\\.1": 8, ".*": 2, "conv": 1 }"#;
+    fs::write(&file, text.replace(r#""alpha_pattern": {}"#, patterns)).unwrap();
+    let (loaded, config) = load(Model::new(&device), path, names).unwrap();
+    let scales = adapters(&loaded).map(|adapter| adapter.scale);
+    assert_eq!(scales, [0.5, 0.5, 2.0, 0.5]);
+    save(&loaded, &config, path, names).unwrap();
+    let (again, _) = load(Model::new(&device), path, names).unwrap();
+    assert_eq!(adapters(&again).map(|adapter| adapter.scale), scales);
+}
+
+/// A stabilized scale comes back by the configuration that it came with, and several ranks by patterns.
+#[test]
+fn scales_and_ranks_go_back() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let lora = Lora::new(4, 6.0);
+    save(&adapted(&device, &lora), PeftConfig::from(&lora).with_rank_stabilized(true), path, names).unwrap();
+    let (loaded, config) = load(Model::new(&device), path, names).unwrap();
+    assert_eq!(adapters(&loaded).map(|adapter| adapter.scale), [3.0; 4]);
+    save(&loaded, &config, path, names).unwrap();
+    let (again, _) = load(Model::new(&device), path, names).unwrap();
+    assert_eq!(again.forward(), loaded.forward());
+
+    let second = Lora::new(2, 1.0);
+    let group = |pattern: &str| ParamGroup::from_regex(pattern).unwrap();
+    let first_only = lora.clone().set_param_group(group(r"^blocks\.0\.weight$"));
+    let both = Model::new(&device).apply_lora(first_only);
+    let both = Model {
+        blocks: vec![
+            both.blocks[0].clone(),
+            Model::new(&device).blocks[1].clone().apply_lora(second.clone()).map(&mut Shake),
+        ],
+        ..both
+    };
+    let error = save(&both, &lora, path, names).expect_err("another rank").to_string();
+    assert!(
+        error.contains("the adapter of blocks.1: it has the rank 2, but its configuration says 4"),
+        "{error}"
+    );
+    save(&both, PeftConfig::from(&lora).with_lora(r"layers\.1", &second), path, names).unwrap();
+    let (loaded, _) = load(Model::new(&device), path, names).unwrap();
+    let scale = |index: usize| loaded.blocks[index].weight.adapter().unwrap().scale;
+    assert_eq!([scale(0), scale(1)], [1.5, 0.5]);
+}
+
+/// A head, norms and biases that were trained beside adapters travel with them, and stay trainable.
+#[test]
+fn what_was_trained_beside_adapters_comes_back() {
+    #[derive(Module, Debug)]
+    struct Classifier {
+        body: Linear,
+        norm: LayerNorm,
+        head: Linear,
+        other: Linear,
+    }
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let new = |seed: u64| {
+        device.seed(seed);
+        let linear = |outputs: usize| LinearConfig::new(6, outputs).init(&device);
+        let model = Classifier {
+            body: linear(6),
+            norm: LayerNormConfig::new(6).init(&device),
+            head: linear(3),
+            other: linear(2),
+        };
+        model.map(&mut Shake) // norms begin with ones
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let lora = Lora::new(2, 4.0).set_param_group(ParamGroup::from_regex(r"^body\.weight$").unwrap());
+    let trained = new(1).apply_lora(lora.clone()).map(&mut Shake);
+    let config = PeftConfig::from(&lora).with_modules_to_save(["head", "norm"]).with_bias(PeftBias::LoraOnly);
+    let names = |path: &str| format!("model.{path}");
+    save(&trained, &config, path, names).unwrap();
+    let file = WeightFile::open(path.join("adapter_model.safetensors")).unwrap();
+    let found: Vec<_> =
+        file.tensors().map(|t| t.name.trim_start_matches("base_model.model.model.")).collect();
+    let factors = ["body.lora_A.weight", "body.lora_B.weight"];
+    let expected = ["body.base_layer.bias", factors[0], factors[1], "head.bias", "head.weight"];
+    assert_eq!(found[..5], expected);
+    assert_eq!(found[5..], ["norm.bias", "norm.weight"]);
+    // PyTorch's layout.
+    assert_eq!(file.read("base_model.model.model.head.weight").unwrap().shape()[..], [3, 6]);
+
+    let (loaded, config) = load(new(2), path, names).unwrap();
+    assert_eq!(config.modules_to_save(), ["head", "norm"]);
+    let values = |param: &Param<Tensor<1>>| param.val().into_data();
+    let bias = |layer: &Linear| values(layer.bias.as_ref().unwrap());
+    assert_eq!(bias(&loaded.body), bias(&trained.body));
+    assert_eq!(bias(&loaded.head), bias(&trained.head));
+    assert_eq!(loaded.head.weight.val().into_data(), trained.head.weight.val().into_data());
+    assert_eq!(values(&loaded.norm.gamma), values(&trained.norm.gamma));
+    assert_ne!(bias(&loaded.other), bias(&trained.other));
+    assert!(loaded.head.weight.is_require_grad() && loaded.norm.gamma.is_require_grad());
+    assert!(loaded.body.bias.as_ref().unwrap().is_require_grad());
+    assert!(!loaded.other.weight.is_require_grad() && !loaded.body.weight.base().is_require_grad());
+
+    // Of a base that stays in its file, what was trained must be left out.
+    let base = path.join("base.bpk");
+    new(2).save_file(&base).unwrap();
+    let lazy = |options: LazyOptions| {
+        new(2).lazy_load(&WeightFile::open(&base).unwrap(), &options.with_min_bytes(0)).unwrap().0
+    };
+    let error = load(lazy(LazyOptions::new()), path, names).expect_err("it is lazy").to_string();
+    assert!(error.contains("head.weight was trained, but head.weight is lazy"), "{error}");
+    let (lazy, _) = load(lazy(LazyOptions::new().exclude("head")), path, names).unwrap();
+    assert_eq!(lazy.head.weight.val().into_data(), trained.head.weight.val().into_data());
+}
+
+/// Rows of a weight that were reordered when it was loaded: so are those of factors, magnitudes and biases, and back in the file.
+#[test]
+fn rows_are_reordered_as_those_of_the_weight() {
+    #[derive(Module, Debug)]
+    struct Attention {
+        query: Linear,
+        value: Linear,
+    }
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let new = || {
+        device.seed(1);
+        let linear = || LinearConfig::new(6, 8).init(&device);
+        Attention { query: linear(), value: linear() }
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let pairs = RowOrder::rotary_pairs(4);
+    let names = |path: &str| path.to_string();
+    let reordered = || names.with_row_orders(RowOrders::new().with("^query$", pairs).unwrap());
+    // Columns of Burn's layout are rows of PyTorch's: in a head of 4, column 1 here is row 2 there.
+    let there = |data: TensorData| {
+        let [values, columns] = [data.iter::<f32>().collect::<Vec<_>>(), vec![0.0; 8]];
+        let rows = values.chunks_exact(8).flat_map(|row| {
+            let mut columns = columns.clone();
+            for (at, value) in row.iter().enumerate() {
+                columns[at / 4 * 4 + [0, 2, 1, 3][at % 4]] = *value;
+            }
+            columns
+        });
+        rows.collect::<Vec<_>>()
+    };
+    let floats = |data: TensorData| data.iter::<f32>().collect::<Vec<_>>();
+    let lora = Lora::new(2, 4.0);
+    let config = PeftConfig::from(&lora).with_bias(PeftBias::All);
+    for model in [
+        new().apply_lora(lora.clone()).map(&mut Shake),
+        new().apply_reparameterization(Dora::new(lora.clone())).map(&mut Shake),
+    ] {
+        save(&model, &config, path, reordered()).unwrap();
+        let (back, _) = load(new(), path, reordered()).unwrap();
+        let (as_there, _) = load(new(), path, names).unwrap();
+        let of = |linear: &Linear| {
+            let dora = linear.weight.reparameterization::<DoraAdapter>();
+            let magnitude = dora.map(|dora| dora.magnitude.val().into_data());
+            let lora = dora.map(|dora| &dora.lora).or(linear.weight.adapter()).unwrap();
+            [Some(lora.b.val().into_data()), magnitude, Some(linear.bias.as_ref().unwrap().val().into_data())]
+        };
+        assert_eq!(of(&back.query), of(&model.query));
+        assert_eq!(of(&back.value), of(&model.value));
+        assert_eq!(of(&as_there.value), of(&model.value));
+        for (found, here) in of(&as_there.query).into_iter().zip(of(&model.query)) {
+            assert_eq!(found.map(floats), here.map(there));
+        }
+    }
+    let odd = names.with_row_orders(RowOrders::new().with("query", RowOrder::rotary_pairs(6)).unwrap());
+    let error = load(new(), path, odd).expect_err("no heads").to_string();
+    assert!(error.contains("the adapter of query: 8 outputs are no heads of 6 features"), "{error}");
+}
+
+/// Older versions of `peft` write a pickle; a directory may have several adapters in folders.
+#[test]
+fn directories_as_people_have_them() {
+    let _alone = alone();
+    let device = Device::flex().autodiff();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let lora = Lora::new(3, 5.0);
+    for name in ["first", "second"] {
+        save(&adapted(&device, &lora), &lora, path.join(name), names).unwrap();
+    }
+    let error = load(Model::new(&device), path, names).expect_err("two below").to_string();
+    assert!(error.contains("there is none, but in the folders first, second"), "{error}");
+    fs::remove_file(path.join("first/adapter_model.safetensors")).unwrap();
+    let error = load(Model::new(&device), path.join("first"), names).expect_err("no tensors").to_string();
+    assert!(error.contains("adapter_model.safetensors"), "{error}");
+    // Another kind has other fields.
+    let other = json!({ "peft_type": "IA3", "target_modules": ["q"] });
+    fs::write(path.join("second/adapter_config.json"), other.to_string()).unwrap();
+    let error = load(Model::new(&device), path.join("second"), names).expect_err("IA3").to_string();
+    assert!(error.contains("peft_type IA3 is not supported: only LORA is"), "{error}");
 }

@@ -572,6 +572,10 @@ fn attention_equals_flex() {
         let factors = tensor::<3>(values([5, 4, 2], 30), &x.device());
         F::rotary_encoding(x, factors)
     });
+    check("rotary encoding of halves", [2, 3, 5, 6], |x: Tensor<4>, _| {
+        let factors = tensor::<3>(values([5, 6, 2], 30), &x.device());
+        F::rotary_encoding_halves(x, factors)
+    });
 }
 
 /// Some queries of all heads; and with more weights than a chunk has, some batches, or some groups of heads of one.

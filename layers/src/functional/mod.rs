@@ -57,7 +57,7 @@ pub use preference::{
     KtoOptions, Preferences, SequenceReduction, dpo_loss, kto_loss, kto_reference_point, orpo_loss,
     sequence_log_prob, simpo_loss,
 };
-pub use rotary::rotary_encoding;
+pub use rotary::{rotary_encoding, rotary_encoding_halves};
 pub use softmax::{log_softmax, quiet_softmax, softmax, softmin};
 
 pub(crate) use attention::{has_few_weights, weighted, with_weights};

@@ -1,5 +1,5 @@
 //! Rotary positional encoding.
-use crate::ops::RotaryOps;
+use crate::ops::{Pairing, RotaryOps};
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
@@ -12,6 +12,25 @@ use burn::tensor::Tensor;
 ///
 /// Panics if the shapes do not fit, if the number of features is odd, or if the factors are tracked: they are constants here.
 pub fn rotary_encoding<const D: usize>(x: Tensor<D>, factors: Tensor<3>) -> Tensor<D> {
+    rotate(x, factors, Pairing::Adjacent)
+}
+
+/// [`rotary_encoding`] of pairs of features `i` and `i + features / 2`, where it has pairs `2 i` and `2 i + 1`. The factors of a pair are
+/// the same: those of features `2 i` and `2 i + 1`.
+///
+/// Networks with rotary positions in Hugging Face's `transformers`, such as Llama, Mistral and Qwen, have these pairs. With this function,
+/// their weights and the adapters on them load as they are.
+///
+/// Keeps a handle of the factors.
+///
+/// # Panics
+///
+/// Panics as [`rotary_encoding`] does.
+pub fn rotary_encoding_halves<const D: usize>(x: Tensor<D>, factors: Tensor<3>) -> Tensor<D> {
+    rotate(x, factors, Pairing::Halves)
+}
+
+fn rotate<const D: usize>(x: Tensor<D>, factors: Tensor<3>, pairing: Pairing) -> Tensor<D> {
     let [positions, features, parts] = factors.dims();
     assert!(
         D >= 2 && x.dims()[D - 2..] == [positions, features] && parts == 2 && features.is_multiple_of(2),
@@ -24,5 +43,5 @@ pub fn rotary_encoding<const D: usize>(x: Tensor<D>, factors: Tensor<3>) -> Tens
         return x;
     }
     let factors = factors.cast(x.dtype());
-    Tensor::from_dispatch(Dispatch::memsave_rotary(x.into_dispatch(), factors.into_dispatch()))
+    Tensor::from_dispatch(Dispatch::memsave_rotary(x.into_dispatch(), factors.into_dispatch(), pairing))
 }

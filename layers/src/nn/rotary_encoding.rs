@@ -115,11 +115,61 @@ impl RotaryEncoding {
     /// Panics if the input has fewer than 2 axes, if its last axis is not `d_model`, or if it has positions beyond
     /// `max_sequence_length`.
     pub fn apply<const D: usize>(&self, x: Tensor<D>, start: usize) -> Tensor<D> {
+        let factors = self.factors(&x, start);
+        functional::rotary_encoding(x, factors)
+    }
+
+    /// [`forward`](Self::forward) of pairs of features `i` and `i + d_model / 2`, as networks in Hugging Face's `transformers` have them.
+    /// Burn's are `2 i` and `2 i + 1`. Their weights of queries and keys differ by the order of their rows, and so do adapters on them:
+    /// with this encoding, both load as they are.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave_layers::nn::RotaryEncodingConfig;
+    ///
+    /// let device = Device::flex();
+    /// let encoding = RotaryEncodingConfig::new(16, 4).init(&device);
+    /// let x = Tensor::<2>::from_data([[1.0, 2.0, 3.0, 4.0]], &device).expand([5, 4]);
+    /// // Features 0 and 2 are a pair, and 1 and 3.
+    /// let paired = x.clone().reshape([5, 2, 2]).swap_dims(1, 2).reshape([5, 4]);
+    /// let rotated = encoding.forward(paired).reshape([5, 2, 2]).swap_dims(1, 2).reshape([5, 4]);
+    /// encoding.forward_halves(x).into_data().assert_eq(&rotated.into_data(), true);
+    /// ```
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[..., seq_len, d_model]`
+    /// - output: the same
+    ///
+    /// # Panics
+    ///
+    /// Panics as [`apply`](Self::apply) does.
+    pub fn forward_halves<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        self.apply_halves(x, 0)
+    }
+
+    /// [`forward_halves`](Self::forward_halves), with the first position at `start`.
+    ///
+    /// # Shapes
+    ///
+    /// - input: `[..., seq_len, d_model]`
+    /// - output: the same
+    ///
+    /// # Panics
+    ///
+    /// Panics as [`apply`](Self::apply) does.
+    pub fn apply_halves<const D: usize>(&self, x: Tensor<D>, start: usize) -> Tensor<D> {
+        let factors = self.factors(&x, start);
+        functional::rotary_encoding_halves(x, factors)
+    }
+
+    /// The factors of the positions of `x`, the first of which is `start`.
+    fn factors<const D: usize>(&self, x: &Tensor<D>, start: usize) -> Tensor<3> {
         let [positions, d_model, _] = self.freq_complex.dims();
         assert_shape!(x, [.., _, d_model]);
         let end = start + x.dims()[D - 2];
         assert!(end <= positions, "the last position is {end}, the longest sequence has {positions}");
-        functional::rotary_encoding(x, self.freq_complex.clone().slice_dim(0, start..end))
+        self.freq_complex.clone().slice_dim(0, start..end)
     }
 
     /// Shifts the window of precomputed positions to begin at `start`.

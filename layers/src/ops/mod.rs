@@ -76,7 +76,7 @@ pub use prelu::PReluOps;
 pub use recurrent::{
     Cell, Recurrence, RecurrentKernels, RecurrentOps, RecurrentOutput, RecurrentState, RecurrentStep, Stage,
 };
-pub use rotary::{RotaryKernels, RotaryOps};
+pub use rotary::{Pairing, RotaryKernels, RotaryOps};
 pub use row_norm::{RowNorm, RowNormOps};
 pub use rrelu::RReluOps;
 pub use smooth::{Smooth, SmoothKernels, SmoothOps};

@@ -169,7 +169,8 @@ fn adjoint_of_planes<E: CpuElement>(axes: &[AxisMap], planes: usize, dy: &[E]) -
     let axes = merged(axes);
     let (first, others) = axes.split_first().expect("a map has an axis");
     let width = axes[axes.len() - 1].size;
-    let selection = selection(&axes);
+    // Sums in half precision need buffers, in which there may as well be sums of products.
+    let selection = selection(&axes).filter(|_| is_wide::<E>());
     // Some outputs of the first axis at a time, so that no copy of a plane is made.
     let outputs = first.windows.len();
     let (of_output, inner) = (plane_out / outputs, plane_in / first.size);

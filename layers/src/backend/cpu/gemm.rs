@@ -1,8 +1,7 @@
 //! Products of matrices, by the `gemm` crate, with which Flex multiplies, too. Unlike Flex's, the result is written once, without zeros
 //! before and without a copy after, and no thread packs while the others wait. Every thread computes one part of the result by itself, for
-//! which it packs its part of the right factor. Packed copies take at most as much memory as the right factor and an eighth of the left
-//! factor and the result, or, of up to four threads, as a right factor per thread. More threads pack [`MOST_PACKED`] summands at
-//! a time.
+//! which it packs its part of a factor that is not in row-major order. Up to four threads pack what they like. More threads pack
+//! [`MOST_PACKED`] summands at a time, of each factor once, and again as far as that takes an eighth of the other factor and the result.
 use super::{CpuElement, is_wide, parallel};
 use burn::tensor::Shape;
 use core::{ops::Range, slice};
@@ -112,7 +111,7 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
     let work = rows.saturating_mul(columns).saturating_mul(depth + PER_ELEMENT);
     // Packing pays only for parts that are not small.
     let threads = if work < WORTH_IT { 1 } else { parallel::threads().min(work / (WORTH_IT / 4)) };
-    let packed = if threads <= FEW { depth } else { MOST_PACKED };
+    let packed = if threads <= FEW { depth } else { summands_at_once(depth) };
     let (result, adds) = (Parts(result), matches!(start, Start::Result));
     let part = |(of_rows, of_columns): (Range<usize>, Range<usize>)| {
         let all = &result;
@@ -159,21 +158,26 @@ unsafe fn multiply<E: CpuElement>(a: Matrix<'_, E>, b: Matrix<'_, E>, result: *m
             }
         }
     };
-    parallel::each(parts(a, columns, threads), work, part);
+    parallel::each(parts(a, b, threads), work, part);
 }
 
-/// So many threads may pack a right factor each.
+/// So many threads may pack a factor each.
 const FEW: usize = 4;
 
-/// The number of summands that each of many threads packs at once. `gemm` packs up to all of them, which of a large right factor is a copy.
+/// The number of summands that each of many threads packs at once, at most. `gemm` packs up to twice as many, of a large factor.
 const MOST_PACKED: usize = 256;
+
+/// The number of summands that each of many threads packs at once: in equal parts, since `gemm` is slow for very few.
+fn summands_at_once(depth: usize) -> usize {
+    depth.div_ceil(depth.div_ceil(MOST_PACKED).max(1))
+}
 
 /// The parts of a result, about one per thread: of all grids of rows and columns, the one with the least work per thread, counted in
 /// multiplications per summand.
-fn parts<E>(a: Matrix<'_, E>, columns: usize, threads: usize) -> Vec<(Range<usize>, Range<usize>)> {
-    let [rows, depth] = a.size;
+fn parts<E>(a: Matrix<'_, E>, b: Matrix<'_, E>, threads: usize) -> Vec<(Range<usize>, Range<usize>)> {
+    let ([rows, depth], columns) = (a.size, b.columns());
     // A part packs all of its columns of `b`, and all of its rows of `a` unless these are in row-major order. The parts in the same column
-    // or row of the grid pack the same again. For `a` this costs time; for `b`, memory, too.
+    // or row of the grid pack the same again.
     let packing = [if a.strides[1] == 1 { 4 } else { 128 }, 32];
     // In multiples of the blocks that the inner loops of the crate compute.
     let height = |down: usize| rows.div_ceil(down).next_multiple_of(6);
@@ -185,17 +189,29 @@ fn parts<E>(a: Matrix<'_, E>, columns: usize, threads: usize) -> Vec<(Range<usiz
         let ends = 512 * height / depth as u64;
         rounds * (height * width + packing[0] * height + packing[1] * width + ends)
     };
-    // One copy of `b` is packed, and those that fit into an eighth of `a` and the result. Without this limit, 64 threads would pack more
-    // than all operands. Few threads pack what they like.
-    let (packed, rest) = (depth.min(MOST_PACKED) * columns, rows * (depth + columns));
-    let most = if threads <= FEW { FEW } else { 1 + rest / (8 * packed).max(1) };
-    let grids = (1..=threads)
-        .flat_map(|across| [threads / across, threads.div_ceil(across)].map(|down| [down.min(most), across]));
+    let [most_down, most_across] = most_parts(a, b, threads);
+    let grids = (1..=threads.min(most_across)).flat_map(|across| {
+        [threads / across, threads.div_ceil(across)].map(|down| [down.min(most_down), across])
+    });
     let [down, across] = grids.min_by_key(cost).unwrap_or([1, 1]);
     let ranges = |len: usize, size| (0..len).step_by(size).map(move |start| start..(start + size).min(len));
     ranges(rows, height(down))
         .flat_map(|rows| ranges(columns, width(across)).map(move |columns| (rows.clone(), columns)))
         .collect()
+}
+
+/// The most parts of rows, and of columns. All parts in a column of the grid make copies of the same columns of `b`, if these are not in
+/// row-major order (what else `gemm` packs of `b` is in buffers that every thread has anyway), and all in a row of the same rows of `a`.
+/// Without this limit, 64 threads would pack more than all operands.
+fn most_parts<E>(a: Matrix<'_, E>, b: Matrix<'_, E>, threads: usize) -> [usize; 2] {
+    let ([rows, depth], columns) = (a.size, b.columns());
+    let packed = summands_at_once(depth);
+    let most = |factor: Matrix<'_, E>, len: usize, rest: usize| match factor.strides[1] {
+        1 => threads,
+        _ if threads <= FEW => threads,
+        _ => 1 + rest / (8 * packed * len).max(1),
+    };
+    [most(b, columns, rows * (depth + columns)), most(a, rows, columns * (depth + rows))]
 }
 
 #[cfg(test)]
@@ -292,10 +308,13 @@ mod tests {
             for [rows, columns] in
                 [[64, 256], [2048, 400], [2048, 600], [2048, 1024], [16, 1024], [2048, 16], [1, 1], [7, 5000]]
             {
-                for transposed in [false, true] {
-                    let strides = if transposed { [1, rows] } else { [256, 1] };
-                    let a = Matrix { values: &number[..], size: [rows, 256], strides };
-                    let parts = parts(a, columns, threads);
+                for [transposed_a, transposed_b] in [[false, false], [true, false], [false, true]] {
+                    let matrix = |size: [usize; 2], transposed: bool| {
+                        let strides = if transposed { [1, size[0]] } else { [size[1], 1] };
+                        Matrix { values: &number[..], size, strides }
+                    };
+                    let a = matrix([rows, 256], transposed_a);
+                    let parts = parts(a, matrix([256, columns], transposed_b), threads);
                     let sizes = parts.iter().map(|(rows, columns)| rows.len() * columns.len());
                     assert_eq!(sizes.clone().sum::<usize>(), rows * columns);
                     let disjoint = |a: &Range<usize>, b: &Range<usize>| a.end <= b.start || b.end <= a.start;

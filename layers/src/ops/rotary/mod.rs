@@ -6,6 +6,9 @@
 //! | keeps | the factors `c` and `s` (a handle), if `x` is tracked |
 //! | backward | `dx[2i] = dy[2i] c[2i] + dy[2i+1] s[2i+1]`, `dx[2i+1] = dy[2i+1] c[2i+1] - dy[2i] s[2i]` |
 //!
+//! Here the pairs are [adjacent](Pairing::Adjacent) features of `x`, as in Burn. They may also be features `i` and `i + features / 2`
+//! ([`Pairing::Halves`]); the factors are those of `2i` and `2i+1` as before.
+//!
 //! Stock Burn multiplies by a matrix of signs, and makes four intermediate tensors of twice the size of `x`.
 use crate::backend::composing_backends;
 use crate::graph::{BackwardPass, Inputs, KeepPlan, Operation, Recorder, Run, Tracking, extension, given};
@@ -22,25 +25,39 @@ extension! {
     pub trait RotaryOps(RotaryKernels) {
         /// `x` `[..., positions, features]` rotated by the constants `factors` `[positions, features, 2]`, the cosine and the sine of every
         /// feature.
-        fn memsave_rotary(x: FloatTensor<Self>, factors: FloatTensor<Self>) -> FloatTensor<Self> {
+        fn memsave_rotary(
+            x: FloatTensor<Self>,
+            factors: FloatTensor<Self>,
+            pairing: Pairing,
+        ) -> FloatTensor<Self> {
             let factors = Self::plain(factors);
-            Self::run(Rotary::<<Self as Run>::Plain> { factors }, [Some(x)])
+            Self::run(Rotary::<<Self as Run>::Plain> { factors, pairing }, [Some(x)])
         }
     }
 }
 
+/// Which features of a row are a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairing {
+    /// Features `2i` and `2i + 1`, as in Burn.
+    Adjacent,
+    /// Features `i` and `i + features / 2`, as in Hugging Face's `transformers`.
+    Halves,
+}
+
 /// The rotation by these factors.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 struct Rotary<B: Backend> {
     factors: FloatTensor<B>,
+    pairing: Pairing,
 }
 
 const X: usize = 0;
 
 impl<B: RotaryKernels> Operation<B, 1> for Rotary<B> {
     const INPUTS: [&'static str; 1] = ["x"];
-    /// The factors.
-    type Saved = FloatTensor<B>;
+    /// The operation.
+    type Saved = Self;
 
     fn name(&self) -> &'static str {
         "rotary_encoding"
@@ -51,15 +68,16 @@ impl<B: RotaryKernels> Operation<B, 1> for Rotary<B> {
     }
 
     fn forward(&self, [x]: Inputs<B, 1>) -> FloatTensor<B> {
-        B::rotate(given(x), self.factors.clone(), false)
+        B::rotate(given(x), self.factors.clone(), self.pairing, false)
     }
 
-    fn forward_saving(&self, x: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, FloatTensor<B>) {
-        (self.forward(x), recorder.report().tensor("factors", self.factors.clone(), "x is tracked"))
+    fn forward_saving(&self, x: Inputs<B, 1>, recorder: &Recorder<1>) -> (FloatTensor<B>, Self) {
+        let factors = recorder.report().tensor("factors", self.factors.clone(), "x is tracked");
+        (self.forward(x), Self { factors, ..*self })
     }
 
-    fn backward(factors: FloatTensor<B>, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
-        pass.give(X, B::rotate(dy, factors, true));
+    fn backward(Self { factors, pairing }: Self, dy: FloatTensor<B>, pass: &mut BackwardPass<B, 1>) {
+        pass.give(X, B::rotate(dy, factors, pairing, true));
     }
 }
 
@@ -67,12 +85,22 @@ impl<B: RotaryKernels> Operation<B, 1> for Rotary<B> {
 pub trait RotaryKernels: Backend {
     /// The pairs of `x` `[..., positions, features]` rotated by the cosines and sines `factors` `[positions, features, 2]`, or if
     /// `adjoint`, rotated back, as gradients are. In place if `x` is the only handle of its tensor.
-    fn rotate(x: FloatTensor<Self>, factors: FloatTensor<Self>, adjoint: bool) -> FloatTensor<Self> {
+    fn rotate(
+        x: FloatTensor<Self>,
+        factors: FloatTensor<Self>,
+        pairing: Pairing,
+        adjoint: bool,
+    ) -> FloatTensor<Self> {
         let shape = x.shape();
         let [positions, features, _] = factors.shape().dims();
-        let pairs =
-            Shape::new([shape.num_elements() / (positions * features).max(1), positions, features / 2, 2]);
-        let x = Self::float_reshape(x, pairs);
+        let repeats = shape.num_elements() / (positions * features).max(1);
+        let x = match pairing {
+            Pairing::Adjacent => Self::float_reshape(x, Shape::new([repeats, positions, features / 2, 2])),
+            Pairing::Halves => {
+                let halves = Self::float_reshape(x, Shape::new([repeats, positions, 2, features / 2]));
+                Self::float_swap_dims(halves, 2, 3)
+            }
+        };
         let one = |x: &FloatTensor<Self>, at: usize| {
             let all = [0, 1, 2].map(|axis| Slice::from(0..x.shape()[axis]));
             let [repeats, positions, pairs] = all;
@@ -92,7 +120,12 @@ pub trait RotaryKernels: Backend {
                 Self::float_sub(product(&b, cos_b), product(&a, sin_a)),
             ],
         };
-        Self::float_reshape(Self::float_cat(rotated.to_vec(), 3), shape)
+        let rotated = Self::float_cat(rotated.to_vec(), 3);
+        let rotated = match pairing {
+            Pairing::Adjacent => rotated,
+            Pairing::Halves => Self::float_swap_dims(rotated, 2, 3),
+        };
+        Self::float_reshape(rotated, shape)
     }
 }
 composing_backends!(RotaryKernels);
@@ -105,10 +138,12 @@ mod tests {
 
     #[test]
     fn the_composed_rotation_equals_the_kernel() {
-        for adjoint in [false, true] {
-            let (x, factors) = (random(&[2, 3, 5, 4]), random(&[5, 4, 2]));
-            let rotated = Composed::rotate(composed(&x), composed(&factors), adjoint);
-            assert_close("rotation", rotated, Flex::rotate(x, factors, adjoint));
+        for (pairing, adjoint) in
+            [Pairing::Adjacent, Pairing::Halves].into_iter().flat_map(|p| [(p, false), (p, true)])
+        {
+            let (x, factors) = (random(&[2, 3, 5, 6]), random(&[5, 6, 2]));
+            let rotated = Composed::rotate(composed(&x), composed(&factors), pairing, adjoint);
+            assert_close("rotation", rotated, Flex::rotate(x, factors, pairing, adjoint));
         }
     }
 }

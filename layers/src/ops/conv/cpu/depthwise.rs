@@ -10,7 +10,7 @@ use super::{
     rows::{round, widen},
 };
 use crate::backend::cpu::{
-    CpuElement, accumulators_of,
+    CpuElement, accumulators_of, is_wide,
     parallel::{self, Job, Work, vectorized},
     product::{MOST_LANES, PairedRun, RowsAt, SumRows, Workspace, add_dots, add_product},
 };
@@ -178,8 +178,9 @@ pub(super) fn weight_gradient<E: CpuElement>(
         BandOfLines { rows: band.rows, results, runs: lines.iter().map(paired).collect() }
     };
     let bands: Vec<BandOfLines> = canvas.bands(places).into_iter().map(of_band).collect();
-    let held =
-        bands.iter().map(|band| band.rows.len() * canvas.row() + band.results.len()).max().unwrap_or(0);
+    // Half precision is widened.
+    let widened = |band: &BandOfLines| if is_wide::<E>() { 0 } else { band.results.len() };
+    let held = bands.iter().map(|band| band.rows.len() * canvas.row() + widened(band)).max().unwrap_or(0);
     let of_channel = (signal.values.len() + dy.values.len()) / channels;
     let least = parallel::items_to_hold([channels, of_channel], held, PART);
     let task = parallel::items_per_job(channels, work).max(least);

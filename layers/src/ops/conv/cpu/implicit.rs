@@ -144,7 +144,7 @@ pub(super) fn convolve<E: CpuElement>(
     });
     let held = (rows.max().unwrap_or(0) + RECORDS) * COLUMNS;
     let most = jobs_to_hold(input.values.len() + len, input.groups, weights, held);
-    parallel::each_of(shares(input, &phases[0].0, work), most, work, |share| {
+    parallel::each_of(shares(input, &phases[0].0, work, most), most, work, |share| {
         vectorized(Convolve { share, input, phases, finish, unwritten: &unwritten });
     });
     // SAFETY: the shares are the whole result, and every element of a share is a point of one phase, in a run that is written.
@@ -167,13 +167,18 @@ fn at_once(taps: usize, channels: usize, size: usize) -> [usize; 2] {
     [per_tile, if per_tile == channels { ROWS_OF_SUMS.min(size) } else { size }]
 }
 
-/// The shares of the result.
-fn shares<E>(input: Planes<'_, E>, phase: &Phase, work: Work) -> Vec<Share> {
+/// The shares of the result, of which `most` are computed at a time.
+fn shares<E>(input: Planes<'_, E>, phase: &Phase, work: Work, most: usize) -> Vec<Share> {
     let slabs = input.batch() * phase.slabs();
     // Enough tiles to read the weight seldom, but something to do for every thread.
     let smallest = (4 * COLUMNS).div_ceil(phase.points_of(1).max(1));
     let largest = parallel::items_per_thread(slabs, work);
     let size = parallel::items_per_job(slabs * input.groups, work).max(smallest).min(largest);
+    // Where fewer are computed at a time than there are threads, smaller shares would only read the weight more often.
+    let size = match parallel::threads() > most {
+        true => size.max((slabs * input.groups).div_ceil(most)),
+        false => size,
+    };
     let of_group = |group| ranges(slabs, size).map(move |slabs| Share { group, slabs });
     (0..input.groups).flat_map(of_group).collect()
 }
