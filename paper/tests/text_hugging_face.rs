@@ -1,15 +1,19 @@
 //! Networks for text with the weights of checkpoints of Hugging Face compute what Python's `transformers` computes, and load what it
 //! writes or say why not.
 #![recursion_limit = "256"]
-use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::module::{Lora, Module, ModuleMapper, ModuleVisitor, Param, ParamGroup};
+use burn::tensor::{Device, Distribution, Int, Tensor, TensorData};
 use burn_memsave::lazy::LazyOptions;
-use burn_memsave_paper::text::hugging_face::{HuggingFace, LoadError, lazy_load, load};
+use burn_memsave::peft::PeftConfig;
+use burn_memsave_paper::text::hugging_face::{
+    HuggingFace, LoadError, lazy_load, load, load_adapters, save_adapters,
+};
 use burn_memsave_paper::text::{
     Decoder, DecoderSize, Encoder, EncoderDecoder, EncoderSize, Gpt2Size, RotaryStretch, T5Size, memsave,
     stock,
 };
 use serde_json::Value;
+use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::Command;
@@ -77,19 +81,127 @@ fn networks_compute_what_transformers_did() {
 /// The `transformers` that is installed writes files that are read, and computes the same.
 #[test]
 fn networks_compute_what_transformers_does() {
-    let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".into());
-    let has_it = Command::new(&python).args(["-c", "import torch, transformers, safetensors"]).output();
-    if !has_it.is_ok_and(|output| output.status.success()) {
-        // Not by a macro: what those print is captured, and not shown of a test that passes.
-        let why = format!("skipped: {python} has no `transformers` (`pip install transformers torch`)\n");
-        io::stderr().write_all(why.as_bytes()).unwrap();
-        return;
-    }
+    let Some(python) = python_with(&["torch", "transformers", "safetensors"]) else { return };
     let directory = tempfile::tempdir().unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/text_hugging_face.py");
-    let output = Command::new(&python).arg(script).arg(directory.path()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    run(&python, "text_hugging_face.py", &[], directory.path());
     networks_compute_what_is_expected(directory.path());
+}
+
+/// The Python that has these packages. If there is none, it says so.
+fn python_with(packages: &[&str]) -> Option<String> {
+    let python = std::env::var("PYTHON").unwrap_or_else(|_| "python3".into());
+    let has_it = Command::new(&python).args(["-c", &format!("import {}", packages.join(", "))]).output();
+    if has_it.is_ok_and(|output| output.status.success()) {
+        return Some(python);
+    }
+    // Not by a macro: what those print is captured, and not shown of a test that passes.
+    let why = format!("skipped: {python} has not all of them (`pip install {}`)\n", packages.join(" "));
+    io::stderr().write_all(why.as_bytes()).unwrap();
+    None
+}
+
+fn run(python: &str, script: &str, arguments: &[&str], directory: &Path) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(script);
+    let output = Command::new(python).arg(script).args(arguments).arg(directory).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Adapters that `peft` made on networks of `transformers` compute the same here, and those that are saved here the same there.
+#[test]
+fn adapters_of_peft_travel_both_ways() {
+    let Some(python) = python_with(&["torch", "transformers", "safetensors", "peft"]) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    run(&python, "text_peft.py", &["theirs"], path);
+    let logits =
+        |model: &memsave::gpt2::Gpt2, expected: &Expected| model.logits(expected.tokens("input_ids"));
+    travel(
+        &path.join("gpt2"),
+        "CAUSAL_LM",
+        |device| memsave::gpt2::Gpt2::new(&Gpt2Size::TINY, device),
+        logits,
+    );
+    let bert = EncoderSize::BERT_BASE.tiny();
+    let features =
+        |model: &memsave::bert::Bert, expected: &Expected| model.forward(expected.tokens("input_ids"));
+    travel(
+        &path.join("bert"),
+        "FEATURE_EXTRACTION",
+        |device| memsave::bert::Bert::new(&bert, device),
+        features,
+    );
+    let llama = DecoderSize { width: 48, length: 64, ..DecoderSize::MISTRAL_7B.tiny() };
+    let logits =
+        |model: &memsave::decoder::Llama, expected: &Expected| model.logits(expected.tokens("input_ids"));
+    travel(&path.join("llama"), "CAUSAL_LM", |device| memsave::decoder::Llama::new(&llama, device), logits);
+    let logits = |model: &memsave::t5::T5, expected: &Expected| {
+        model.logits(expected.tokens("input_ids"), expected.tokens("decoder_input_ids"))
+    };
+    travel(&path.join("t5"), "SEQ_2_SEQ_LM", |device| memsave::t5::T5::new(&T5Size::TINY, device), logits);
+    run(&python, "text_peft.py", &["ours"], path);
+}
+
+/// Loads all adapters of a network in `path`, compares what they compute, and saves them again beside one of our own.
+fn travel<M: HuggingFace>(
+    path: &Path,
+    task: &str,
+    new: impl Fn(&Device) -> M,
+    outputs: impl Fn(&M, &Expected) -> Tensor<3>,
+) {
+    let base_path = path.join("base");
+    let expected = Expected::read(&base_path);
+    let base = load(new(&expected.device), &base_path).unwrap();
+    expected.compare(outputs(&base, &expected));
+    let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+    let adapters: Vec<_> = entries.filter(|entry| *entry != base_path).collect();
+    assert!(adapters.len() > 1);
+    for adapter in adapters {
+        println!("{}", adapter.display());
+        let expected = Expected::read(&adapter);
+        let (adapted, config) = load_adapters(base.clone(), &adapter).unwrap();
+        expected.compare(outputs(&adapted, &expected));
+        let name = format!("ours_{}", adapter.file_name().unwrap().to_string_lossy());
+        save_adapters(&adapted, &config, path.join(&name)).unwrap();
+        fs::copy(adapter.join("expected.json"), path.join(&name).join("expected.json")).unwrap();
+        // On weights that stay in their file, where none of them was trained.
+        let lazy = LazyOptions::new().with_min_bytes(0);
+        let (lazy, _) = lazy_load(new(&expected.device), &base_path, &lazy).unwrap();
+        match load_adapters(lazy, &adapter) {
+            Ok((lazy, _)) => expected.compare(outputs(&lazy, &expected)),
+            Err(error) => {
+                assert!(error.to_string().contains("is lazy"), "{error}");
+                assert_eq!(name, "ours_saved");
+            }
+        }
+    }
+
+    let lora = Lora::new(3, 5.0).set_param_group(ParamGroup::from_regex(r"attention|mha").unwrap());
+    let config = PeftConfig::from(&lora).with_task_type(task);
+    let config = config.with_base_model(base_path.to_string_lossy());
+    expected.device.seed(7);
+    let ours = base.apply_lora(lora).map(&mut Shake);
+    let theirs = path.join("ours");
+    save_adapters(&ours, &config, &theirs).unwrap();
+    let mut values = expected.values.clone();
+    let every = values["every"].as_u64().unwrap() as usize;
+    let found: Vec<f32> = outputs(&ours, &expected).into_data().iter::<f32>().step_by(every).collect();
+    values["outputs"] = serde_json::to_value(found).unwrap();
+    fs::write(theirs.join("expected.json"), values.to_string()).unwrap();
+}
+
+/// Second factors are zero at first.
+struct Shake;
+
+impl ModuleMapper for Shake {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match param.is_require_grad() {
+            true => param.map(|value| {
+                let shaken = value.inner().random_like(Distribution::Normal(0.0, 0.2));
+                shaken.autodiff().require_grad()
+            }),
+            false => param,
+        }
+    }
 }
 
 /// What is in the directories of a directory.

@@ -20,6 +20,11 @@ fn place(path: &VisitPath) -> Option<(String, &str, &[String])> {
     (!is_factor).then(|| (path.module().join("."), name.as_str(), path.containers()))
 }
 
+/// Whether a parameter is a bias in Python. That of a norm is `beta` here.
+fn is_bias(parameter: &str) -> bool {
+    ["bias", "beta"].contains(&parameter)
+}
+
 /// The axis of a parameter that has the outputs of its module.
 fn outputs(containers: &[String], rank: usize) -> usize {
     usize::from(rank == 2 && containers.last().is_some_and(|container| container.ends_with(":Linear")))
@@ -56,7 +61,7 @@ impl<'a, N: ModuleNames> LoadTrained<'a, N> {
         }
         let config = &self.attach.config;
         let is_trained = config.saves(&name)
-            || parameter == "bias" && config.trains_bias(found.name().contains(&format!("{BASE}.")));
+            || is_bias(parameter) && config.trains_bias(found.name().contains(&format!("{BASE}.")));
         if self.lazy.contains(&path) {
             // `peft` writes the weight of an embedding beside its adapter. It is that of the base.
             return match is_trained {
@@ -121,7 +126,7 @@ impl<'a, N: ModuleNames> SaveTrained<'a, N> {
     ) -> Result<Option<(String, TensorData)>, PeftError> {
         let Some((module, parameter, containers)) = place(&self.path) else { return Ok(None) };
         let (name, has_adapter) = (self.names.name(&module), self.adapted.contains(&module));
-        if !self.config.saves(&name) && !(parameter == "bias" && self.config.trains_bias(has_adapter)) {
+        if !self.config.saves(&name) && !(is_bias(parameter) && self.config.trains_bias(has_adapter)) {
             return Ok(None);
         }
         let error = |reason: String| refused(&module, format!("{parameter}: {reason}"));

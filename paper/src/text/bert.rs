@@ -73,4 +73,20 @@ impl HuggingFace for Bert {
         (r"\.output\.dense\.", ".pwff.linear_outer."),
         (r"\.output\.LayerNorm\.", ".norm_2."),
     ];
+
+    fn module_name(path: &str) -> String {
+        let here_and_there = [
+            ("words", "embeddings.word_embeddings"),
+            (".norm_1", ".attention.output.LayerNorm"),
+            (".norm_2", ".output.LayerNorm"),
+            ("norm", "embeddings.LayerNorm"),
+            ("encoder.layers.", "encoder.layer."),
+            (".mha.output", ".attention.output.dense"),
+            (".mha.", ".attention.self."),
+            (".pwff.linear_inner", ".intermediate.dense"),
+            (".pwff.linear_outer", ".output.dense"),
+        ];
+        let replaced = |path: String, (here, there)| path.replace(here, there);
+        here_and_there.into_iter().fold(path.into(), replaced)
+    }
 }

@@ -1,11 +1,11 @@
 // Llama (arXiv 2407.21783) and Mistral (arXiv 2310.06825), written once, with the topology of Hugging Face. The module that includes
 // this file chooses `nn`, a grouped-query `attention`, and `linear`, and provides `next_token_loss`.
-use crate::text::hugging_face::{HuggingFace, PairedRotations};
+use crate::text::hugging_face::HuggingFace;
 use crate::text::{Decoder, DecoderSize, RotaryStretch};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
+use burn_memsave::lazy::{RowOrder, RowOrders};
 use burn_memsave::plan;
-use burn_store::ModuleAdapter;
 use core::f64::consts::PI;
 use nn::activation::{SwiGlu, SwiGluConfig};
 use nn::{
@@ -176,7 +176,28 @@ impl HuggingFace for Llama {
         (r"\.mlp\.down_proj\.", ".down."),
     ];
 
-    fn adapter(&self) -> impl ModuleAdapter + 'static {
-        PairedRotations { head: self.head_width }
+    fn module_name(path: &str) -> String {
+        if path == "head" {
+            return "lm_head".into();
+        }
+        let here_and_there = [
+            ("words", "embed_tokens"),
+            ("blocks.", "layers."),
+            (".attention.query", ".self_attn.q_proj"),
+            (".attention.key", ".self_attn.k_proj"),
+            (".attention.value", ".self_attn.v_proj"),
+            (".attention.output", ".self_attn.o_proj"),
+            (".gate.linear_inner", ".mlp.gate_proj"),
+            (".gate.linear_outer", ".mlp.up_proj"),
+            (".down", ".mlp.down_proj"),
+        ];
+        let replaced = |path: String, (here, there)| path.replace(here, there);
+        format!("model.{}", here_and_there.into_iter().fold(path.into(), replaced))
+    }
+
+    /// Burn rotates pairs of neighbors.
+    fn row_orders(&self) -> RowOrders {
+        let order = RowOrder::rotary_pairs(self.head_width);
+        RowOrders::new().with(r"\.attention\.(query|key)$", order).expect("a regular expression")
     }
 }

@@ -138,6 +138,20 @@ impl HuggingFace for Gpt2 {
         (r"\.mlp\.c_proj\.", ".outer."),
     ];
 
+    fn module_name(path: &str) -> String {
+        let here_and_there = [
+            ("words", "transformer.wte"),
+            ("positions", "transformer.wpe"),
+            ("blocks.", "transformer.h."),
+            (".attention.qkv", ".attn.c_attn"),
+            (".attention.output", ".attn.c_proj"),
+            (".inner", ".mlp.c_fc"),
+            (".outer", ".mlp.c_proj"),
+        ];
+        let replaced = |path: String, (here, there)| path.replace(here, there);
+        here_and_there.into_iter().fold(path.into(), replaced)
+    }
+
     /// In Hugging Face its dense layers are `Conv1D`, whose weights are `[input, output]` like Burn's.
     fn adapter(&self) -> impl ModuleAdapter + 'static {
         IdentityAdapter

@@ -10,10 +10,10 @@
 //! # Ok::<(), hugging_face::LoadError>(())
 //! ```
 use burn::module::Module;
-use burn::tensor::{DType, TensorData};
-use burn_memsave::burn_next::{StoreTensor, handed, packed};
-use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, LazyReport, WeightFile};
-use burn_store::{ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, bridge};
+use burn::tensor::DType;
+use burn_memsave::lazy::{LazyError, LazyLoad, LazyOptions, LazyReport, RowOrders, WeightFile};
+use burn_memsave::peft::{self, ModuleNames, PeftConfig, PeftError};
+use burn_store::ModuleAdapter;
 use std::path::{Path, PathBuf};
 
 /// A network for which Hugging Face has checkpoints.
@@ -22,9 +22,17 @@ pub trait HuggingFace: Module {
     /// matches. Tensors that the network does not need are renamed to something in `unused`.
     const NAMES: &'static [(&'static str, &'static str)];
 
+    /// The path there of the module at this path here.
+    fn module_name(path: &str) -> String;
+
+    /// The layers whose outputs are in another order there.
+    fn row_orders(&self) -> RowOrders {
+        RowOrders::new()
+    }
+
     /// How their tensors become parameters.
     fn adapter(&self) -> impl ModuleAdapter + 'static {
-        PyTorchToBurnAdapter
+        self.row_orders()
     }
 }
 
@@ -79,49 +87,32 @@ pub fn lazy_load<M: HuggingFace>(
     }
 }
 
-/// Reorders weights for rotary positions. Burn rotates features `2 i` and `2 i + 1` of a head by one angle, Hugging Face `i` and
-/// `i + head / 2`. So the rows of the weights of queries and keys are reordered; the products of queries and keys stay the same.
-#[derive(Clone, Debug)]
-pub struct PairedRotations {
-    /// Features of a head.
-    pub head: usize,
+/// The network with the adapters in a directory of Python's `peft`, and their configuration. See [`peft::load`].
+///
+/// # Errors
+///
+/// Those of [`peft::load`].
+pub fn load_adapters<M: HuggingFace>(
+    model: M,
+    directory: impl AsRef<Path>,
+) -> Result<(M, PeftConfig), PeftError> {
+    let names = names(&model);
+    peft::load(model, directory, names)
 }
 
-impl ModuleAdapter for PairedRotations {
-    fn adapt(&self, tensor: StoreTensor, context: ModuleContext<'_>) -> StoreTensor {
-        let tensor = packed(tensor);
-        let is_rotated = [".query.weight", ".key.weight"].iter().any(|end| tensor.name.ends_with(end));
-        let tensor = match is_rotated {
-            true => {
-                let (head, name) = (self.head, tensor.name.clone());
-                let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
-                bridge::map_data(handed(tensor), name, dtype, shape, move |data| paired(data, head))
-            }
-            false => handed(tensor),
-        };
-        PyTorchToBurnAdapter.adapt(tensor, context)
-    }
-
-    fn get_alternative_param_name(&self, parameter: &str, module: &str) -> Option<String> {
-        PyTorchToBurnAdapter.get_alternative_param_name(parameter, module)
-    }
-
-    fn clone_box(&self) -> Box<dyn ModuleAdapter> {
-        Box::new(self.clone())
-    }
+/// Writes the adapters of a network for Python's `peft`. See [`peft::save`].
+///
+/// # Errors
+///
+/// Those of [`peft::save`].
+pub fn save_adapters<M: HuggingFace>(
+    model: &M,
+    config: impl Into<PeftConfig>,
+    directory: impl AsRef<Path>,
+) -> Result<(), PeftError> {
+    peft::save(model, config, directory, names(model))
 }
 
-/// Row `i + half * head / 2` of every head becomes row `2 i + half`.
-fn paired(data: TensorData, head: usize) -> TensorData {
-    let (shape, dtype, bytes) = (data.shape(), data.dtype(), data.as_bytes());
-    let row = bytes.len() / shape[0];
-    let mut result = Vec::with_capacity(bytes.len());
-    for rows in bytes.chunks_exact(head * row) {
-        let (first, second) = rows.split_at(rows.len() / 2);
-        for (first, second) in first.chunks_exact(row).zip(second.chunks_exact(row)) {
-            result.extend_from_slice(first);
-            result.extend_from_slice(second);
-        }
-    }
-    TensorData::from_bytes_vec(result, shape.clone(), dtype)
+fn names<M: HuggingFace>(model: &M) -> impl ModuleNames + use<M> {
+    M::module_name.with_row_orders(model.row_orders())
 }

@@ -217,4 +217,22 @@ impl HuggingFace for T5 {
         (r"\.attention\.v\.", ".attention.value."),
         (r"\.attention\.o\.", ".attention.output."),
     ];
+
+    fn module_name(path: &str) -> String {
+        let dense = if path.starts_with("decoder") { ".layer.2.DenseReluDense" } else { ".layer.1.DenseReluDense" };
+        let here_and_there = [
+            ("words", "shared"),
+            (".blocks.", ".block."),
+            (".cross.attention.", ".layer.1.EncDecAttention."),
+            (".attention.", ".layer.0.SelfAttention."),
+            ("Attention.query", "Attention.q"),
+            ("Attention.key", "Attention.k"),
+            ("Attention.value", "Attention.v"),
+            ("Attention.output", "Attention.o"),
+            (".inner", &format!("{dense}.wi")),
+            (".outer", &format!("{dense}.wo")),
+        ];
+        let replaced = |path: String, (here, there)| path.replace(here, there);
+        here_and_there.into_iter().fold(path.into(), replaced)
+    }
 }
