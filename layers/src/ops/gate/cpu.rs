@@ -27,7 +27,7 @@ impl<B: CpuBackend> GateKernels for B {
         wants_a: bool,
     ) -> [Option<FloatTensor<B>>; 2] {
         let Some(a) = a.map(B::contiguous) else {
-            return [wants_a.then(|| B::gate(dy.clone(), b, f)), None];
+            return [wants_a.then(|| B::gate(dy, b, f)), None];
         };
         let (b, mut dy) = (B::contiguous(b), B::contiguous(dy));
         with_element!(dy.dtype(), "gate", E => {

@@ -1,7 +1,7 @@
 //! Functions and slopes composed of Burn's operations.
 use super::{
     Smooth,
-    functions::{GELU_CUBE, SELU_ALPHA, SELU_SCALE, SOFTPLUS_THRESHOLD, SQRT_2_OVER_PI, smooth_functions},
+    functions::{constants::*, smooth_functions},
 };
 use crate::backend::widen;
 use burn::backend::{

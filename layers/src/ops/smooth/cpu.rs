@@ -1,7 +1,5 @@
 //! Fused loops: one pass, with the `cpu` formulas of `functions.rs`.
-use super::functions::{
-    GELU_CUBE, SELU_ALPHA, SELU_SCALE, SOFTPLUS_THRESHOLD, SQRT_2_OVER_PI, smooth_functions,
-};
+use super::functions::{constants::*, smooth_functions};
 use super::{Smooth, SmoothKernels};
 use crate::backend::cpu::{
     CpuBackend, CpuElement,

@@ -2,9 +2,7 @@
 //! ones of `functions.rs`.
 //!
 //! Only where operations are not fused: fusion makes one kernel of the composition, and of what is around it.
-use super::functions::{
-    GELU_CUBE, SELU_ALPHA, SELU_SCALE, SOFTPLUS_THRESHOLD, SQRT_2_OVER_PI, smooth_functions,
-};
+use super::functions::{constants::*, smooth_functions};
 use super::{Smooth, SmoothKernels};
 use crate::backend::cube::{Grid, Output, in_memory_order, launch, log_1p_exp, number, sigmoid, vector_size};
 use burn::backend::{Cube, tensor::FloatTensor};

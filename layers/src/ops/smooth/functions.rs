@@ -12,16 +12,19 @@
 //! Formulas may use the functions of the file with the name of their section (`cpu.rs`, ..). A function has at most two numbers, because
 //! the kernels for devices take two.
 
-/// The scale of SELU, <https://arxiv.org/abs/1706.02515>.
-pub(super) const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
-/// The limit of SELU below, negated and without the scale.
-pub(super) const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
-/// `sqrt(2 / pi)`
-pub(super) const SQRT_2_OVER_PI: f64 = core::f64::consts::FRAC_2_SQRT_PI * core::f64::consts::FRAC_1_SQRT_2;
-/// The coefficient of the cube in the approximation of GELU.
-pub(super) const GELU_CUBE: f64 = 0.044715;
-/// From where on `log(1 + exp(x))` is `x`.
-pub(super) const SOFTPLUS_THRESHOLD: f64 = 20.0;
+/// Numbers of the formulas.
+pub(super) mod constants {
+    /// The scale of SELU, <https://arxiv.org/abs/1706.02515>.
+    pub const SELU_SCALE: f64 = 1.050_700_987_355_480_5;
+    /// The limit of SELU below, negated and without the scale.
+    pub const SELU_ALPHA: f64 = 1.673_263_242_354_377_2;
+    /// `sqrt(2 / pi)`
+    pub const SQRT_2_OVER_PI: f64 = core::f64::consts::FRAC_2_SQRT_PI * core::f64::consts::FRAC_1_SQRT_2;
+    /// The coefficient of the cube in the approximation of GELU.
+    pub const GELU_CUBE: f64 = 0.044715;
+    /// From where on `log(1 + exp(x))` is `x`.
+    pub const SOFTPLUS_THRESHOLD: f64 = 20.0;
+}
 
 /// Calls a macro with all entries.
 macro_rules! smooth_functions {
