@@ -288,14 +288,15 @@ mod tests {
         }
     }
 
-    /// The first weights of a pass stay, and of the others one comes and goes.
+    /// All weights stay but those that do not fit, and sometimes the one that has to make room for them.
     #[test]
     fn a_pass_reads_what_does_not_fit() {
         let mut cache = Simulated::new(20);
-        for pass in 0..10 {
+        for pass in 0..40 {
             let before = cache.reads;
             (0..20).for_each(|weight| _ = cache.use_weight(weight, 8));
-            assert_eq!(cache.reads - before, if pass == 0 { 20 } else { 12 });
+            let reads = cache.reads - before;
+            assert!(if pass == 0 { reads == 20 } else { (12..=13).contains(&reads) }, "pass {pass}: {reads}");
         }
     }
 
