@@ -8,6 +8,7 @@
 //! Layers of this library need less memory than Burn's: an embedding reads only the rows that its indices name, and in training a dense
 //! layer or a convolution reads its weight again in the backward pass, where Burn's layer keeps it.
 //!
+//! - A mixture of experts, whose weights have no order to learn: call [`LazyCache::expect`] when the router has chosen.
 //! - Adapters: call [`Module::apply_lora`](burn::module::Module::apply_lora), or attach [`Dora`](crate::lora::Dora), *after*
 //!   `lazy_load`.
 //! - [`Module::materialize`](burn::module::Module::materialize) makes a lazy module an ordinary one.

@@ -3,6 +3,7 @@
 #![allow(deprecated)] // burn-ndarray is deprecated as a whole
 
 mod changes;
+mod experts;
 mod files;
 mod hostile;
 mod lifecycle;

@@ -70,6 +70,60 @@ impl LazyCache {
         })
     }
 
+    /// Says which weights are used next, in this order, by the paths of their parameters or of modules that they are in. They are read ahead
+    /// before what is expected otherwise, as far as the budget allows: until they are used, weights that are used later make room for them,
+    /// and they stay. Each call replaces what the call before said. Returns the number of lazy weights with these paths, so 0 for a layer
+    /// that is not lazy.
+    ///
+    /// A cache learns the order of passes that repeat by itself. A mixture of experts uses other weights for every token: call this when its
+    /// router has chosen. Without a thread that reads ahead ([`with_prefetch(0)`](super::super::LazyOptions::with_prefetch)) nothing is read
+    /// early.
+    ///
+    /// ```
+    /// use burn::module::Module;
+    /// use burn::tensor::{Device, Tensor};
+    /// use burn_memsave::lazy::{LazyCache, LazyLoad, LazyOptions, WeightFile};
+    /// use burn_memsave::nn::{Linear, LinearConfig};
+    ///
+    /// #[derive(Module, Debug)]
+    /// struct Mixture {
+    ///     router: Linear,
+    ///     experts: Vec<Linear>,
+    /// }
+    ///
+    /// impl Mixture {
+    ///     /// The mean of the two experts with the highest scores.
+    ///     fn forward(&self, x: Tensor<2>, cache: &LazyCache) -> Tensor<2> {
+    ///         let (_, chosen) = self.router.forward(x.clone()).topk_with_indices(2, 1);
+    ///         let chosen: Vec<i64> = chosen.into_data().convert::<i64>().iter().collect();
+    ///         cache.expect(chosen.iter().map(|expert| format!("experts.{expert}")));
+    ///         let outputs = chosen.iter().map(|&expert| self.experts[expert as usize].forward(x.clone()));
+    ///         outputs.reduce(|sum, y| sum + y).expect("two were chosen") / 2.0
+    ///     }
+    /// }
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// # let path = directory.path().join("model.bpk");
+    /// let (device, expert) = (Device::flex(), LinearConfig::new(128, 128));
+    /// let model = Mixture {
+    ///     router: LinearConfig::new(128, 16).init(&device),
+    ///     experts: (0..16).map(|_| expert.init(&device)).collect(),
+    /// };
+    /// model.clone().save_file(&path)?;
+    /// let options = LazyOptions::new().include("experts").with_budget(4 << 16); // four of sixteen
+    /// let (lazy, report) = model.clone().lazy_load(&WeightFile::open(&path)?, &options)?;
+    /// let x = Tensor::<2>::ones([1, 128], &device);
+    /// lazy.forward(x, &report.cache);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn expect(&self, paths: impl IntoIterator<Item = impl AsRef<str>>) -> usize {
+        let weights: Vec<usize> = paths.into_iter().flat_map(|path| self.0.at_path(path.as_ref())).collect();
+        let found = weights.len();
+        self.0.lock().announce(weights);
+        self.0.changed.notify_all();
+        found
+    }
+
     fn paths(&self, of: impl Fn(usize) -> bool) -> Vec<&str> {
         let weights = self.0.weights.iter().enumerate();
         weights.filter(|(index, _)| of(*index)).map(|(_, weight)| &weight.path[..]).collect()

@@ -2,6 +2,10 @@
 //!
 //! [`pool`] is the memory that weights are read into, [`order`] learns the order in which they are used, and [`policy`]
 //! decides what is evicted and what is read ahead. This file has the state that all threads share, and the reading.
+//!
+//! A use takes a time that grows with the logarithm of what there is, of weights and of remembered uses: nothing that runs at every use goes
+//! through all of them. So the cache has to know which weights are idle, and whoever holds a weight tells it when they no longer do: see
+//! [`Lease`].
 mod handle;
 mod order;
 mod policy;
@@ -15,11 +19,13 @@ use super::LazyError;
 use super::source::{Entry, words_for};
 use burn::tensor::DType;
 use burn_memsave_layers::frozen::{DeviceBudget, Resident};
-use order::Order;
-use policy::{Idle, Residence, Room};
+use order::{Expected, Order};
+use policy::{Ahead, Idle, Residence, Room};
 use pool::{Pool, WeightBytes};
 pub(super) use statistics::OnProgress;
+use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -41,6 +47,11 @@ pub(super) struct CachedWeight {
 impl CachedWeight {
     pub fn len(&self) -> usize {
         self.entry.len_as(self.dtype)
+    }
+
+    /// The names in its path.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.path.split('.')
     }
 
     /// The memory that it takes, in whole words.
@@ -67,7 +78,12 @@ impl Cache {
         let ahead = settings.prefetch > 0 && weights.len() > 1;
         let state = Mutex::new(State::new(&weights));
         let (pool, changed) = (Pool::new(settings.budget), Condvar::new());
-        let shared = Arc::new(Shared { weights, settings, pool, state, changed });
+        // In 64 bits, since all weights together may exceed the address space of a 32-bit machine.
+        let bytes: u64 = weights.iter().map(|weight| weight.footprint() as u64).sum();
+        let all_fit = bytes <= settings.budget as u64;
+        let mut by_path: Vec<usize> = (0..weights.len()).collect();
+        by_path.sort_unstable_by(|&a, &b| weights[a].names().cmp(weights[b].names()));
+        let shared = Arc::new(Shared { weights, all_fit, by_path, settings, pool, state, changed });
         if ahead {
             let reader = shared.clone();
             let thread = std::thread::Builder::new().name("burn-memsave weights".into());
@@ -101,6 +117,9 @@ impl Drop for Cache {
         let mut state = self.0.lock();
         state.stopped = true;
         state.slots.fill_with(|| Slot::Absent);
+        state.absent = state.slots.len();
+        state.idle = Idle::default();
+        state.announced.clear();
         self.0.pool.close();
         self.0.weights.iter().for_each(|weight| weight.resident.clear());
         self.0.changed.notify_all();
@@ -116,6 +135,10 @@ impl fmt::Debug for Cache {
 /// What the users of the cache, the thread that reads ahead and the handles share.
 struct Shared {
     weights: Vec<CachedWeight>,
+    /// Whether all weights together are within the budget.
+    all_fit: bool,
+    /// The weights in the order of the names in their paths, so that those of a module are next to each other.
+    by_path: Vec<usize>,
     settings: Settings,
     pool: Arc<Pool>,
     /// Where both are locked, this is locked before the pool.
@@ -135,12 +158,22 @@ enum Slot {
 #[derive(Debug)]
 struct State {
     slots: Vec<Slot>,
+    /// How many slots are absent.
+    absent: usize,
     /// The bytes that were read last, which something may still hold after they were evicted.
     last_read: Vec<Weak<WeightBytes>>,
     by_rows: Vec<bool>,
     /// Whether it was read at all.
     seen: Vec<bool>,
+    seen_count: usize,
+    /// When it is expected to be used.
+    next_use: Vec<u64>,
+    idle: Idle,
     order: Order,
+    /// What [`LazyCache::expect`] was told, as far as it was neither read nor used since.
+    announced: VecDeque<Expected>,
+    /// The times for which it was told of weights.
+    announced_times: Range<u64>,
     statistics: Statistics,
     /// Whether reading ahead has stopped: the cache was dropped, or a read failed, which the next use of that weight
     /// will report.
@@ -151,21 +184,87 @@ impl State {
     fn new(weights: &[CachedWeight]) -> Self {
         Self {
             slots: weights.iter().map(|_| Slot::Absent).collect(),
+            absent: weights.len(),
             last_read: weights.iter().map(|_| Weak::new()).collect(),
             by_rows: weights.iter().map(|weight| weight.by_rows).collect(),
             seen: vec![false; weights.len()],
+            seen_count: 0,
+            next_use: vec![u64::MAX; weights.len()],
+            idle: Idle::default(),
             order: Order::new(weights.len()),
+            announced: VecDeque::new(),
+            announced_times: 0..0,
             statistics: Statistics::default(),
             stopped: false,
         }
     }
 
-    /// The bytes of a weight, if the cache or somebody else has them.
-    fn present(&self, index: usize) -> Option<Arc<WeightBytes>> {
+    fn replace(&mut self, index: usize, slot: Slot) {
+        let is_absent = |slot: &Slot| usize::from(matches!(slot, Slot::Absent));
+        self.absent += is_absent(&slot);
+        self.absent -= is_absent(&std::mem::replace(&mut self.slots[index], slot));
+    }
+
+    /// Records a use.
+    fn record(&mut self, index: usize) {
+        let time = self.order.record(index).unwrap_or(u64::MAX);
+        self.expect(Expected { time, weight: index });
+    }
+
+    /// Changes when a weight is expected to be used.
+    fn expect(&mut self, next: Expected) {
+        let before = std::mem::replace(&mut self.next_use[next.weight], next.time);
+        if let Some(bytes) = self.idle.remove(Expected { time: before, ..next }) {
+            self.idle.insert(next, bytes);
+        }
+    }
+
+    /// The bytes of a weight, if the cache or somebody else has them. The weight is in use until they are
+    /// [given back](Self::give_back).
+    fn present(&mut self, index: usize) -> Option<Arc<WeightBytes>> {
         match &self.slots[index] {
-            Slot::Present(bytes) => Some(bytes.clone()),
+            Slot::Present(bytes) => {
+                self.idle.remove(Expected { time: self.next_use[index], weight: index });
+                Some(bytes.clone())
+            }
             _ => self.last_read[index].upgrade(),
         }
+    }
+
+    /// Takes back bytes that were in use, and returns them if the cache does not have them.
+    fn give_back(&mut self, index: usize, bytes: Arc<WeightBytes>) -> Option<Arc<WeightBytes>> {
+        let cached = matches!(&self.slots[index], Slot::Present(cached) if Arc::ptr_eq(cached, &bytes));
+        if !cached {
+            return Some(bytes);
+        }
+        drop(bytes);
+        self.note_idle(index);
+        None
+    }
+
+    /// Adds a weight to the idle ones if only the cache holds it.
+    fn note_idle(&mut self, index: usize) {
+        if let Slot::Present(bytes) = &self.slots[index]
+            && Arc::strong_count(bytes) == 1
+        {
+            self.idle.insert(Expected { time: self.next_use[index], weight: index }, bytes.footprint());
+        }
+    }
+
+    /// Evicts the idle weight whose expected use is farthest away, but none of the next `protected` uses. Whether there was one.
+    fn evict(&mut self, protected: u64) -> bool {
+        let Some(farthest) = self.idle.farthest(self.order.now(), protected) else { return false };
+        self.idle.remove(farthest);
+        self.replace(farthest.weight, Slot::Absent);
+        true
+    }
+
+    /// How many uses are protected when a weight is read ahead: those before its own, and all that were announced, which may
+    /// come in another order.
+    fn protected(&self, next: Expected) -> u64 {
+        let (now, Range { start, end }) = (self.order.now(), self.announced_times.clone());
+        let announced = if now < end { end - start } else { 0 };
+        now.abs_diff(next.time).max(announced)
     }
 
     fn residence(&self, index: usize) -> Residence {
@@ -178,15 +277,64 @@ impl State {
         }
     }
 
-    /// The weights that nobody but the cache holds.
-    fn idle(&self) -> Vec<Idle> {
-        let idle = self.slots.iter().enumerate().filter_map(|(index, slot)| match slot {
-            Slot::Present(bytes) if Arc::strong_count(bytes) == 1 => {
-                Some(Idle { index, bytes: bytes.footprint() })
+    /// Expects these weights next, in this order.
+    fn announce(&mut self, weights: Vec<usize>) {
+        let now = self.order.now();
+        self.announced_times = now..now + weights.len() as u64;
+        self.announced = (now..).zip(weights).map(|(time, weight)| Expected { time, weight }).collect();
+        // The first use of a weight counts, so it is set last.
+        for at in (0..self.announced.len()).rev() {
+            self.expect(self.announced[at]);
+        }
+    }
+
+    /// The first weight that was announced, and was neither read nor used since.
+    fn first_announced(&mut self) -> Option<Expected> {
+        while let Some(&next) = self.announced.front() {
+            let used = self.order.used_since(next.weight, self.announced_times.start);
+            if !used && self.residence(next.weight) == Residence::Absent {
+                return Some(next);
             }
-            _ => None,
-        });
-        idle.collect()
+            self.announced.pop_front();
+        }
+        None
+    }
+
+    /// The weight that is expected first, of those to read ahead.
+    fn first_learned(&mut self, prefetch: usize) -> Option<Expected> {
+        // Before the first use it is not known whether the module will be used at all.
+        if !self.order.is_trusted() || self.seen_count == 0 {
+            return None;
+        }
+        let Ahead { present, read } =
+            policy::to_read_ahead(self.order.upcoming(), prefetch, |index| self.residence(index));
+        present.into_iter().for_each(|next| self.expect(next));
+        read
+    }
+}
+
+/// Bytes of a weight that somebody outside the cache holds. The cache is told when they are dropped.
+struct Lease {
+    shared: Arc<Shared>,
+    index: usize,
+    /// `None` only when it is dropped.
+    bytes: Option<Arc<WeightBytes>>,
+}
+
+impl AsRef<[u8]> for Lease {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes.as_ref().map_or(&[], |bytes| bytes.bytes())
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(bytes) = self.bytes.take() {
+            let mut state = self.shared.lock();
+            let not_cached = state.give_back(self.index, bytes);
+            drop(state);
+            drop(not_cached);
+        }
     }
 }
 
@@ -199,16 +347,33 @@ impl Shared {
         Room { budget: self.settings.budget, held: self.pool.held() }
     }
 
-    fn get(&self, index: usize) -> Result<bytes::Bytes, LazyError> {
+    fn lease(self: &Arc<Self>, index: usize, bytes: Arc<WeightBytes>) -> bytes::Bytes {
+        bytes::Bytes::from_owner(Lease { shared: self.clone(), index, bytes: Some(bytes) })
+    }
+
+    /// The weights of the parameter or module with this path, in the order of the module.
+    fn at_path(&self, path: &str) -> Vec<usize> {
+        let begin = self.by_path.partition_point(|&index| self.weights[index].names().lt(path.split('.')));
+        let is_within = |&&index: &&usize| {
+            let rest = self.weights[index].path.strip_prefix(path);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let mut found: Vec<usize> = self.by_path[begin..].iter().take_while(is_within).copied().collect();
+        found.sort_unstable();
+        found
+    }
+
+    fn get(self: &Arc<Self>, index: usize) -> Result<bytes::Bytes, LazyError> {
         let mut state = self.lock();
         state.by_rows[index] = false;
-        state.order.record(index);
-        if self.settings.prefetch > 0 && state.slots.iter().any(|slot| matches!(slot, Slot::Absent)) {
+        state.record(index);
+        if self.settings.prefetch > 0 && state.absent > 0 {
             self.changed.notify_all();
         }
         if let Some(bytes) = state.present(index) {
             state.statistics.hits += 1;
-            return Ok(bytes.share());
+            drop(state);
+            return Ok(self.lease(index, bytes));
         }
         let waiting = Instant::now();
         while matches!(state.slots[index], Slot::Reading) {
@@ -217,9 +382,9 @@ impl Shared {
         let result = match state.present(index) {
             Some(bytes) => {
                 drop(state);
-                Ok(bytes.share())
+                Ok(self.lease(index, bytes))
             }
-            None => self.read(state, index, None, WeightBytes::share),
+            None => self.read(state, index, None, |bytes| self.lease(index, bytes)),
         };
         let mut state = self.lock();
         state.statistics.stalls += 1;
@@ -227,18 +392,19 @@ impl Shared {
         result
     }
 
-    /// Reads a weight, and evicts idle ones to make room. With `ahead` it is read ahead, and weights among the next
-    /// `ahead` uses are not evicted. Unless `take` keeps the bytes alive, only the cache holds them once the lock is
+    /// Reads a weight, and evicts idle ones to make room. With `ahead` it is read ahead, and weights that are expected within
+    /// as many uses stay. Unless `take` keeps the bytes alive, only the cache holds them once the lock is
     /// released.
     fn read<R>(
         &self,
         mut state: MutexGuard<'_, State>,
         index: usize,
-        ahead: Option<usize>,
-        take: impl FnOnce(&Arc<WeightBytes>) -> R,
+        ahead: Option<u64>,
+        take: impl FnOnce(Arc<WeightBytes>) -> R,
     ) -> Result<R, LazyError> {
-        state.slots[index] = Slot::Reading;
-        self.evict(&mut state, self.weights[index].footprint(), ahead.unwrap_or(0));
+        state.replace(index, Slot::Reading);
+        let len = self.weights[index].footprint();
+        while !self.room().fits(len) && state.evict(ahead.unwrap_or(0)) {}
         let place = self.place(index); // in the room that was just made
         drop(state);
         let begin = Instant::now();
@@ -248,17 +414,18 @@ impl Shared {
         let reading = begin.elapsed();
 
         let mut state = self.lock();
-        state.slots[index] = match &result {
+        let slot = match &result {
             Ok(bytes) if self.room().fits(0) && !(state.stopped && ahead.is_some()) => {
                 Slot::Present(bytes.clone())
             }
             _ => Slot::Absent,
         };
+        state.replace(index, slot);
         self.changed.notify_all();
         let bytes = result?;
         state.last_read[index] = Arc::downgrade(&bytes);
-        let (taken, len) = (take(&bytes), bytes.bytes().len());
-        drop(bytes);
+        let (len, taken) = (bytes.bytes().len(), take(bytes));
+        state.note_idle(index);
         state.statistics.read_ahead += u64::from(ahead.is_some());
         self.count(state, index, len, reading);
         Ok(taken)
@@ -285,18 +452,11 @@ impl Shared {
         state.statistics.bytes_read += bytes as u64;
         state.statistics.reading += reading;
         let first = !std::mem::replace(&mut state.seen[index], true);
+        state.seen_count += usize::from(first);
         if first && let Some(on_progress) = &self.settings.on_progress {
-            let parameters = state.seen.iter().filter(|seen| **seen).count();
-            let (of, bytes) = (state.seen.len(), state.statistics.bytes_read);
+            let (parameters, of, bytes) = (state.seen_count, state.seen.len(), state.statistics.bytes_read);
             drop(state);
             on_progress(Progress { parameter: &self.weights[index].path, parameters, of, bytes });
-        }
-    }
-
-    fn evict(&self, state: &mut State, len: usize, protected: usize) {
-        let evicted = policy::to_evict(self.room(), len, state.idle(), state.order.upcoming(), protected);
-        for index in evicted {
-            state.slots[index] = Slot::Absent;
         }
     }
 
@@ -304,9 +464,11 @@ impl Shared {
     fn read_ahead(&self) {
         let mut state = self.lock();
         while !state.stopped {
-            match self.to_read_ahead(&state) {
-                Some((ahead, index)) => {
-                    let failed = self.read(state, index, Some(ahead), |_| ()).is_err();
+            match self.to_read_ahead(&mut state) {
+                Some(next) => {
+                    state.expect(next);
+                    let protected = state.protected(next);
+                    let failed = self.read(state, next.weight, Some(protected), drop).is_err();
                     state = self.lock();
                     state.stopped |= failed;
                 }
@@ -315,41 +477,41 @@ impl Shared {
         }
     }
 
-    /// The weight to read ahead, if there is room, and how many are used before it.
-    fn to_read_ahead(&self, state: &State) -> Option<(usize, usize)> {
-        // Before the first use it is not known whether the module will be used at all.
-        if !state.order.is_trusted() || state.seen.iter().all(|seen| !seen) {
-            return None;
+    /// The weight to read ahead, if there is room. What was announced comes before what was learned.
+    fn to_read_ahead(&self, state: &mut State) -> Option<Expected> {
+        if let Some(next) = state.first_announced()
+            && self.has_room(state, next)
+        {
+            state.announced.pop_front();
+            return Some(next);
         }
-        let residence = |index| state.residence(index);
-        let found = policy::to_read_ahead(state.order.upcoming(), self.settings.prefetch, residence);
-        found.filter(|&(ahead, index)| {
-            let len = self.weights[index].footprint();
-            policy::would_fit(self.room(), len, &state.idle(), state.order.upcoming(), ahead)
-        })
+        state.first_learned(self.settings.prefetch).filter(|&next| self.has_room(state, next))
     }
 
-    fn rows(&self, index: usize, rows: &[usize]) -> Result<Vec<u64>, LazyError> {
+    /// Whether a weight that is read ahead fits once what may be evicted for it is evicted.
+    fn has_room(&self, state: &State, next: Expected) -> bool {
+        let missing = self.room().missing(self.weights[next.weight].footprint());
+        state.idle.can_free(missing, state.order.now(), state.protected(next))
+    }
+
+    fn rows(self: &Arc<Self>, index: usize, rows: &[usize]) -> Result<Vec<u64>, LazyError> {
         let CachedWeight { entry, dtype, .. } = &self.weights[index];
         let width = entry.tensor.shape.num_elements() / entry.tensor.shape[0].max(1) * dtype.size();
         entry.check_rows(rows)?;
         let len = rows.len() * width;
         let mut words = words_for(len);
         let out = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
-        // In 64 bits, since all weights together may exceed the address space of a 32-bit machine.
-        let bytes = || self.weights.iter().map(|weight| weight.footprint() as u64).sum::<u64>();
-        let all_fit = || bytes() <= self.settings.budget as u64;
         let mut state = self.lock();
         let table = match state.present(index) {
             Some(bytes) => {
-                state.order.record(index);
+                state.record(index);
                 state.statistics.hits += 1;
                 drop(state);
-                Some(bytes.share())
+                Some(self.lease(index, bytes))
             }
             None => {
                 drop(state);
-                all_fit().then(|| self.get(index)).transpose()?
+                self.all_fit.then(|| self.get(index)).transpose()?
             }
         };
         match table {
@@ -359,7 +521,7 @@ impl Shared {
                 }
             }
             None => {
-                self.lock().order.record(index);
+                self.lock().record(index);
                 let begin = Instant::now();
                 entry.read_rows_as(*dtype, rows, out)?;
                 let mut state = self.lock();

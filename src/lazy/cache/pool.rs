@@ -1,5 +1,6 @@
 //! The memory that weights are read into. It is counted until it is freed, whoever holds it.
 use crate::lazy::source::Entry;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,28 +13,42 @@ struct Memory {
     budget: usize,
     /// Bytes of all buffers and mapped parts of files, idle buffers included.
     bytes: usize,
-    /// Buffers that nobody holds.
-    idle: Vec<Vec<u64>>,
+    /// Buffers that nobody holds, by their words.
+    idle: BTreeMap<usize, Vec<Vec<u64>>>,
+    /// The bytes of these.
+    idle_bytes: usize,
 }
 
 impl Memory {
-    fn idle_bytes(&self) -> usize {
-        self.idle.iter().map(|buffer| size_of_val(&buffer[..])).sum()
-    }
-
-    /// Frees idle buffers until `len` bytes fit, or there are none left.
+    /// Frees idle buffers until `len` bytes fit, or there are none left. The largest ones are freed first.
     fn make_room(&mut self, len: usize) {
         while self.bytes + len > self.budget
-            && let Some(buffer) = self.idle.pop()
+            && let Some(&words) = self.idle.keys().next_back()
         {
-            self.bytes -= size_of_val(&buffer[..]);
+            self.bytes -= size_of_val(&self.take_idle(words)[..]);
         }
+    }
+
+    /// An idle buffer of this many words, which there is.
+    fn take_idle(&mut self, words: usize) -> Vec<u64> {
+        let buffers = self.idle.get_mut(&words).expect("there is one");
+        let buffer = buffers.pop().expect("no entry is empty");
+        if buffers.is_empty() {
+            self.idle.remove(&words);
+        }
+        self.idle_bytes -= size_of_val(&buffer[..]);
+        buffer
+    }
+
+    fn add_idle(&mut self, buffer: Vec<u64>) {
+        self.idle_bytes += size_of_val(&buffer[..]);
+        self.idle.entry(buffer.len()).or_default().push(buffer);
     }
 }
 
 impl Pool {
     pub fn new(budget: usize) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Memory { budget, bytes: 0, idle: vec![] })))
+        Arc::new(Self(Mutex::new(Memory { budget, bytes: 0, idle: BTreeMap::new(), idle_bytes: 0 })))
     }
 
     fn lock(&self) -> MutexGuard<'_, Memory> {
@@ -48,7 +63,7 @@ impl Pool {
     /// Bytes that are held.
     pub fn held(&self) -> usize {
         let memory = self.lock();
-        memory.bytes - memory.idle_bytes()
+        memory.bytes - memory.idle_bytes
     }
 
     /// Frees what is idle, and from now on everything that is given back.
@@ -78,12 +93,10 @@ impl Pool {
         let len = words * size_of::<u64>();
         let mut memory = self.lock();
         let fits = memory.bytes + len <= memory.budget;
-        let usable =
-            |buffer: &Vec<u64>| buffer.len() >= words && (!fits || buffer.len() <= words + words / 4);
-        let best =
-            (0..memory.idle.len()).filter(|&i| usable(&memory.idle[i])).min_by_key(|&i| memory.idle[i].len());
-        if let Some(best) = best {
-            return memory.idle.swap_remove(best);
+        let most = if fits { words + words / 4 } else { usize::MAX };
+        let smallest = memory.idle.range(words..=most).next().map(|(&words, _)| words);
+        if let Some(words) = smallest {
+            return memory.take_idle(words);
         }
         memory.make_room(len);
         memory.bytes += len;
@@ -95,7 +108,7 @@ impl Pool {
         let mut memory = self.lock();
         match memory.bytes > memory.budget {
             true => memory.bytes -= size_of_val(&buffer[..]),
-            false => memory.idle.push(buffer),
+            false => memory.add_idle(buffer),
         }
     }
 }
@@ -136,17 +149,6 @@ impl WeightBytes {
             Storage::Buffer { words, .. } => size_of_val(&words[..]),
             Storage::Mapped { bytes, .. } => bytes.len(),
         }
-    }
-
-    /// A handle that keeps the bytes alive.
-    pub fn share(self: &Arc<Self>) -> bytes::Bytes {
-        struct Handle(Arc<WeightBytes>);
-        impl AsRef<[u8]> for Handle {
-            fn as_ref(&self) -> &[u8] {
-                self.0.bytes()
-            }
-        }
-        bytes::Bytes::from_owner(Handle(self.clone()))
     }
 }
 
