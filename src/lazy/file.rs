@@ -5,6 +5,7 @@ use super::source::{Entry, OpenFile};
 use crate::burn_next::{handed, packed};
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape};
 use burn_store::{KeyRemapper, ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, burn_pack};
+use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -56,7 +57,15 @@ pub struct WeightFile {
     path: PathBuf,
     tensors: Arc<format::Tensors>,
     mode: ReadMode,
-    adapter: Option<Arc<dyn ModuleAdapter>>,
+    adapter: Option<Adapter>,
+}
+
+/// How tensors are adapted to the modules that they are loaded into.
+#[derive(Clone)]
+struct Adapter {
+    adapter: Arc<dyn ModuleAdapter>,
+    /// Whether it is known to change no tensor but for swapping the axes of matrices.
+    only_transposes: bool,
 }
 
 /// A tensor of a [`WeightFile`].
@@ -162,15 +171,21 @@ impl WeightFile {
         }
     }
 
-    /// Adapts the tensors to the modules that they are loaded into, as [`PyTorchToBurnAdapter`] does. A tensor that the adapter changes is
-    /// read whole and changed again at every use. To avoid that, [`prepare`](super::prepare) the file once, from
-    /// [`PrepareSource::for_module`](super::PrepareSource::for_module).
+    /// Adapts the tensors to the modules that they are loaded into. A tensor that the adapter changes is read whole, and changed whenever
+    /// it is read from the file. To avoid that, [`prepare`](super::prepare) the file once, from
+    /// [`PrepareSource::for_module`](super::PrepareSource::for_module). What [`PyTorchToBurnAdapter`] by itself would change is read as it
+    /// is: see [`with_pytorch_adapter`](Self::with_pytorch_adapter).
     pub fn with_adapter(self, adapter: impl ModuleAdapter + 'static) -> Self {
-        Self { adapter: Some(Arc::new(adapter)), ..self }
+        // Of an adapter that is not known by its type, no probe could tell what it does to tensors of other shapes and values.
+        let only_transposes = (&adapter as &dyn Any).is::<PyTorchToBurnAdapter>();
+        Self { adapter: Some(Adapter { adapter: Arc::new(adapter), only_transposes }), ..self }
     }
 
-    /// Adapts a file that PyTorch wrote, in any format, with Burn's [`PyTorchToBurnAdapter`]: it transposes the weights of linear layers,
-    /// and finds the parameters of norms under PyTorch's names. PyTorch checkpoints need it, too.
+    /// Adapts a file that PyTorch wrote, in any format, as Burn's [`PyTorchToBurnAdapter`] does: it finds the parameters of norms under
+    /// PyTorch's names, and transposes the weights of linear layers. PyTorch checkpoints need it, too.
+    ///
+    /// Lazy weights are not transposed in memory: layers use them in PyTorch's layout, as views with swapped strides. (Quantized ones are
+    /// transposed when they are read.)
     pub fn with_pytorch_adapter(self) -> Self {
         self.with_adapter(PyTorchToBurnAdapter)
     }
@@ -207,7 +222,8 @@ impl WeightFile {
             }
             let (module, parameter) = path.rsplit_once('.').unwrap_or(("", path));
             let alternative = self.adapter.as_ref().zip(context.module_type());
-            let alternative = alternative.and_then(|(a, of)| a.get_alternative_param_name(parameter, of));
+            let alternative = alternative
+                .and_then(|(Adapter { adapter, .. }, of)| adapter.get_alternative_param_name(parameter, of));
             if let Some(parameter) = alternative {
                 let name = if module.is_empty() { parameter } else { format!("{module}.{parameter}") };
                 if let Some(entry) = self.tensors.get(&name) {
@@ -232,7 +248,7 @@ impl WeightFile {
     }
 
     fn adapt(&self, entry: &Entry, path: &str, context: ModuleContext<'_>) -> Entry {
-        let Some(adapter) = &self.adapter else { return entry.clone() };
+        let Some(Adapter { adapter, only_transposes }) = &self.adapter else { return entry.clone() };
         let named = renamed(&entry.as_floats(), path);
         // If the adapter leaves this tensor alone, it also leaves a probe alone that has this byte as its data.
         static BYTE: [u8; 1] = [0];
@@ -249,8 +265,12 @@ impl WeightFile {
             return entry.clone();
         }
         let mut tensor = packed(adapter.adapt(handed(named), context));
+        // The bytes of a quantized matrix depend on its rows: transposed, it is another one.
+        if *only_transposes && dtype == entry.tensor.dtype && tensor.shape[..] == [shape[1], shape[0]] {
+            return Entry { transposed: true, ..entry.clone() };
+        }
         tensor.name.clone_from(&entry.tensor.name);
-        Entry { tensor, file: entry.file.clone(), span: None }
+        Entry { tensor, file: entry.file.clone(), span: None, transposed: false }
     }
 }
 

@@ -232,7 +232,7 @@ fn pytorch(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
             unchanged.map_err(|error| burn_pack::Error::IoError(error.to_string())).map(|()| bytes)
         };
         let tensor = burn_pack::Tensor::deferred(own_name, dtype, shape, param_id, len, read);
-        (name, Entry { tensor, file: file.path.clone(), span: None })
+        (name, Entry { tensor, file: file.path.clone(), span: None, transposed: false })
     };
     Ok(tensors.into_iter().map(entry).collect())
 }
