@@ -68,6 +68,12 @@ impl OpenFile {
         Ok(opened)
     }
 
+    /// A reader of the same file, also if another one has its path by now. It must be done before [`read_at`](Self::read_at) is used, which
+    /// moves its position on some systems.
+    pub fn reader(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
         files::read_exact_at(&self.file, out, offset)
     }

@@ -2,9 +2,11 @@
 #![recursion_limit = "256"]
 #![allow(deprecated)] // burn-ndarray is deprecated as a whole
 
+mod archives;
 mod changes;
 mod files;
 mod hostile;
+mod layouts;
 mod lifecycle;
 mod modules;
 mod prepare;
