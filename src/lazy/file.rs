@@ -33,7 +33,13 @@ pub enum ReadMode {
 /// still reads the old one. If a file is *rewritten in place* or truncated, the next read of a tensor fails with an error that says so:
 /// outputs and gradients never mix the weights of two versions. Weights that are already in memory stay in use. A change is detected by the
 /// length and modification time of the file, so a change right after opening, within the resolution of the file system's clock, goes
-/// unnoticed. PyTorch checkpoints are opened again for every tensor, so for them a replaced file is an error, too.
+/// unnoticed. For tensors that burn-store reads (see below), a replaced file is an error, too.
+///
+/// # PyTorch checkpoints
+///
+/// The tensors of zip archives, which PyTorch writes since 1.6, are read where they lie in the file, and can be mapped; their checksums are
+/// not compared. burn-store reads compressed entries, tensors that are not contiguous, bools, and checkpoints of older formats. It reads a
+/// whole tensor at a time, also for a few rows of an embedding.
 ///
 /// None of this holds for a [mapped](Self::open_mapped) file, which must not change.
 ///
@@ -95,7 +101,7 @@ impl WeightFile {
     /// without heap memory. Memory beyond the [budget](super::LazyOptions::with_budget) is given back to the system.
     ///
     /// A tensor is still copied if it is converted to another dtype, changed by an adapter, not aligned in the file
-    /// ([`prepare`](super::prepare) aligns tensors), or in a PyTorch checkpoint.
+    /// ([`prepare`](super::prepare) aligns tensors), or read by burn-store.
     /// [`ReportedParameter::mapped`](super::ReportedParameter::mapped) says which parameters are used without a copy.
     ///
     /// ```
