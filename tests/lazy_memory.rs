@@ -1,11 +1,12 @@
 //! Memory of lazy weights and of preparing files, byte by byte, and what is left of a preparation that is killed.
 use burn::module::Module;
-use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData, Tolerance};
 use burn_memsave::lazy::{
     LazyLoad, LazyOptions, PrepareOptions, PrepareSource, ReadMode, WeightFile, prepare,
 };
 use burn_memsave::measure::{Scope, TrackingAllocator};
 use burn_memsave::nn::{EmbeddingConfig, Linear, LinearConfig};
+use burn_store::{BurnToPyTorchAdapter, ModuleSnapshot, SafetensorsStore};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -122,6 +123,41 @@ fn saving_a_lazy_model_takes_its_budget_and_one_tensor() {
         if name != "bf16" {
             assert!(Tower::new().load_file(&saved).forward() == expected, "{name}");
         }
+    }
+}
+
+/// Weights in PyTorch's layout are used as they are read: nothing is transposed beside the cache.
+#[test]
+fn weights_of_pytorch_take_their_budget() {
+    let _one = ONE_AT_A_TIME.lock();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.safetensors");
+    let eager = Tower::new();
+    let expected = eager.forward();
+    let mut store = SafetensorsStore::from_file(&path).with_to_adapter(BurnToPyTorchAdapter);
+    eager.save_into(&mut store).unwrap();
+    drop((eager, store));
+    for (mode, budget) in [(ReadMode::Copy, 1), (ReadMode::Copy, 4), (ReadMode::Copy, 12), (ReadMode::Map, 1)]
+    {
+        let file = match mode {
+            ReadMode::Copy => WeightFile::open(&path),
+            // SAFETY: nobody writes to a file in the directory of this test.
+            ReadMode::Map => unsafe { WeightFile::open_mapped(&path) },
+        };
+        let options = LazyOptions::new().with_budget(budget * WEIGHT).with_prefetch(1);
+        let (lazy, _) = Tower::new().lazy_load(&file.unwrap().with_pytorch_adapter(), &options).unwrap();
+        let running = Scope::start();
+        for _ in 0..3 {
+            lazy.forward().assert_approx_eq::<f32>(&expected, Tolerance::default());
+        }
+        let most = if mode == ReadMode::Map { 0 } else { budget * WEIGHT } + SMALL;
+        assert!(running.peak() <= most, "{mode:?}, {budget} weights: {} bytes", running.peak());
+
+        // In the order of Burn, for a file: beside the cache, one weight.
+        let scope = Scope::start();
+        prepare(PrepareSource::of_module(&lazy), directory.path().join("saved.bpk"), &PrepareOptions::new())
+            .unwrap();
+        assert!(scope.peak() <= WEIGHT + 2 * SMALL, "{mode:?}, preparing: {} bytes", scope.peak());
     }
 }
 

@@ -1,10 +1,11 @@
 //! [`WeightFile`]: an open file of weights, with the names, shapes and places of its tensors. Tensors are read on demand.
-use super::LazyError;
 use super::format;
 use super::source::{Entry, OpenFile};
+use super::{LazyError, RowOrders};
 use crate::burn_next::{handed, packed};
 use burn::tensor::{AllocationProperty, Bytes, DType, Shape, TensorData};
 use burn_store::{KeyRemapper, ModuleAdapter, ModuleContext, PyTorchToBurnAdapter, burn_pack};
+use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -32,9 +33,15 @@ pub enum ReadMode {
 /// still reads the old one. If a file is *rewritten in place* or truncated, the next read of a tensor fails with an error that says so:
 /// outputs and gradients never mix the weights of two versions. Weights that are already in memory stay in use. A change is detected by the
 /// length and modification time of the file, so a change right after opening, within the resolution of the file system's clock, goes
-/// unnoticed. PyTorch checkpoints are opened again for every tensor, so for them a replaced file is an error, too.
+/// unnoticed. For tensors that burn-store reads (see below), a replaced file is an error, too.
 ///
 /// None of this holds for a [mapped](Self::open_mapped) file, which must not change.
+///
+/// # PyTorch checkpoints
+///
+/// The tensors of zip archives, which PyTorch writes since 1.6, are read where they lie in the file, and can be mapped; their checksums are
+/// not compared. burn-store reads compressed entries, tensors that are not contiguous, bools, and checkpoints of older formats. It reads a
+/// whole tensor at a time, also for a few rows of an embedding.
 ///
 /// ```
 /// use burn::module::Module;
@@ -56,7 +63,15 @@ pub struct WeightFile {
     path: PathBuf,
     tensors: Arc<format::Tensors>,
     mode: ReadMode,
-    adapter: Option<Arc<dyn ModuleAdapter>>,
+    adapter: Option<Adapter>,
+}
+
+/// How tensors are adapted to the modules that they are loaded into.
+#[derive(Clone)]
+struct Adapter {
+    adapter: Arc<dyn ModuleAdapter>,
+    /// If it is known to change nothing but to swap the axes of matrices, the layers to which it does more.
+    reordered: Option<RowOrders>,
 }
 
 /// A tensor of a [`WeightFile`].
@@ -86,7 +101,7 @@ impl WeightFile {
     /// without heap memory. Memory beyond the [budget](super::LazyOptions::with_budget) is given back to the system.
     ///
     /// A tensor is still copied if it is converted to another dtype, changed by an adapter, not aligned in the file
-    /// ([`prepare`](super::prepare) aligns tensors), or in a PyTorch checkpoint.
+    /// ([`prepare`](super::prepare) aligns tensors), or read by burn-store.
     /// [`ReportedParameter::mapped`](super::ReportedParameter::mapped) says which parameters are used without a copy.
     ///
     /// ```
@@ -162,15 +177,25 @@ impl WeightFile {
         }
     }
 
-    /// Adapts the tensors to the modules that they are loaded into, as [`PyTorchToBurnAdapter`] does. A tensor that the adapter changes is
-    /// read whole and changed again at every use. To avoid that, [`prepare`](super::prepare) the file once, from
-    /// [`PrepareSource::for_module`](super::PrepareSource::for_module).
+    /// Adapts the tensors to the modules that they are loaded into. A tensor that the adapter changes is read whole, and changed whenever
+    /// it is read from the file. To avoid that, [`prepare`](super::prepare) the file once, from
+    /// [`PrepareSource::for_module`](super::PrepareSource::for_module). What [`PyTorchToBurnAdapter`] by itself would change is read as it
+    /// is: see [`with_pytorch_adapter`](Self::with_pytorch_adapter).
     pub fn with_adapter(self, adapter: impl ModuleAdapter + 'static) -> Self {
-        Self { adapter: Some(Arc::new(adapter)), ..self }
+        // Of an adapter that is not known by its type, no probe could tell what it does to tensors of other shapes and values.
+        let any: &dyn Any = &adapter;
+        let reordered = match any.downcast_ref::<RowOrders>() {
+            Some(orders) => Some(orders.clone()),
+            None => any.is::<PyTorchToBurnAdapter>().then(RowOrders::new),
+        };
+        Self { adapter: Some(Adapter { adapter: Arc::new(adapter), reordered }), ..self }
     }
 
-    /// Adapts a file that PyTorch wrote, in any format, with Burn's [`PyTorchToBurnAdapter`]: it transposes the weights of linear layers,
-    /// and finds the parameters of norms under PyTorch's names. PyTorch checkpoints need it, too.
+    /// Adapts a file that PyTorch wrote, in any format, as Burn's [`PyTorchToBurnAdapter`] does: it finds the parameters of norms under
+    /// PyTorch's names, and transposes the weights of linear layers. PyTorch checkpoints need it, too.
+    ///
+    /// Lazy weights are not transposed in memory: layers use them in PyTorch's layout, as views with swapped strides. (Quantized ones are
+    /// transposed when they are read.)
     pub fn with_pytorch_adapter(self) -> Self {
         self.with_adapter(PyTorchToBurnAdapter)
     }
@@ -227,7 +252,8 @@ impl WeightFile {
             }
             let (module, parameter) = path.rsplit_once('.').unwrap_or(("", path));
             let alternative = self.adapter.as_ref().zip(context.module_type());
-            let alternative = alternative.and_then(|(a, of)| a.get_alternative_param_name(parameter, of));
+            let alternative = alternative
+                .and_then(|(Adapter { adapter, .. }, of)| adapter.get_alternative_param_name(parameter, of));
             if let Some(parameter) = alternative {
                 let name = if module.is_empty() { parameter } else { format!("{module}.{parameter}") };
                 if let Some(entry) = self.tensors.get(&name) {
@@ -252,7 +278,7 @@ impl WeightFile {
     }
 
     fn adapt(&self, entry: &Entry, path: &str, context: ModuleContext<'_>) -> Entry {
-        let Some(adapter) = &self.adapter else { return entry.clone() };
+        let Some(Adapter { adapter, reordered }) = &self.adapter else { return entry.clone() };
         let named = renamed(&entry.as_floats(), path);
         // If the adapter leaves this tensor alone, it also leaves a probe alone that has this byte as its data.
         static BYTE: [u8; 1] = [0];
@@ -269,8 +295,14 @@ impl WeightFile {
             return entry.clone();
         }
         let mut tensor = packed(adapter.adapt(handed(named), context));
+        // The bytes of a quantized matrix depend on its rows: transposed, it is another one.
+        let layer = path.rsplit_once('.').map_or("", |(layer, _)| layer);
+        let only_transposes = reordered.as_ref().is_some_and(|orders| orders.get(layer).is_none());
+        if only_transposes && dtype == entry.tensor.dtype && tensor.shape[..] == [shape[1], shape[0]] {
+            return Entry { transposed: true, ..entry.clone() };
+        }
         tensor.name.clone_from(&entry.tensor.name);
-        Entry { tensor, file: entry.file.clone(), span: None }
+        Entry { tensor, file: entry.file.clone(), span: None, transposed: false }
     }
 }
 
@@ -287,8 +319,8 @@ impl FoundTensor {
     }
 
     /// Its shape as that of the parameter.
-    pub fn shape(&self) -> &Shape {
-        &self.entry.tensor.shape
+    pub fn shape(&self) -> Shape {
+        self.entry.shape()
     }
 
     /// Its values, which are floats.

@@ -1,6 +1,6 @@
 //! Reads the headers of weight files of all formats: which tensors there are, and where. No tensor is read.
 use super::source::{Entry, OpenFile, Span};
-use super::{LazyError, quantized};
+use super::{LazyError, archive, quantized};
 use crate::burn_next::{StoreTensor, packed};
 use burn::tensor::{BoolStore, DType, Shape};
 use burn_store::bridge::data_len;
@@ -220,9 +220,18 @@ fn pytorch(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
         || PytorchStore::from_file(&file.path).map_indices_contiguous(false).get_all_tensors().cloned();
     let tensors = catch_unwind(AssertUnwindSafe(read)).map_err(|_| file.malformed("a damaged checkpoint"))?;
     let tensors = tensors.map_err(|error| file.malformed(format!("{error:?}")))?;
+    let is_archive = file.head(2)?[..] == *b"PK";
+    let places = || if is_archive { archive::places(&file) } else { Ok(HashMap::new()) };
+    let places =
+        catch_unwind(AssertUnwindSafe(places)).map_err(|_| file.malformed("a damaged archive"))??;
     file.check_not_replaced().map_err(|error| file.malformed(error))?;
     let entry = |(name, tensor): (String, StoreTensor)| {
         let tensor = packed(tensor);
+        if let Some(archive::Placed { dtype, shape, span }) = places.get(&name)
+            && (*dtype, &shape[..]) == (tensor.dtype, &tensor.shape[..])
+        {
+            return (name.clone(), Entry::of_span(name, *dtype, tensor.shape, span.clone()));
+        }
         // The reader opens the file again for every tensor.
         let burn_pack::Tensor { name: own_name, dtype, shape, param_id, .. } = tensor.clone();
         let (len, source) = (tensor.byte_len(), file.clone());
@@ -232,7 +241,7 @@ fn pytorch(file: Arc<OpenFile>) -> Result<Tensors, LazyError> {
             unchanged.map_err(|error| burn_pack::Error::IoError(error.to_string())).map(|()| bytes)
         };
         let tensor = burn_pack::Tensor::deferred(own_name, dtype, shape, param_id, len, read);
-        (name, Entry { tensor, file: file.path.clone(), span: None })
+        (name, Entry { tensor, file: file.path.clone(), span: None, transposed: false })
     };
     Ok(tensors.into_iter().map(entry).collect())
 }

@@ -115,7 +115,7 @@ impl LoadPlan {
                 }
                 continue;
             };
-            let (stored, found) = (entry.tensor.dtype, entry.tensor.shape.clone());
+            let (stored, found) = (entry.tensor.dtype, entry.shape());
             let (parameter, file, tensor) = (path.clone(), entry.file.clone(), name.clone());
             if !kind.accepts(stored) {
                 return Err(LazyError::DType { file, tensor, parameter, kind: kind.name(), found: stored });
@@ -180,7 +180,7 @@ impl LoadPlan {
             path: planned.path.clone(),
             module: planned.module.clone(),
             tensor: planned.name.clone(),
-            shape: planned.entry.tensor.shape.clone(),
+            shape: planned.entry.shape(),
             stored: planned.entry.tensor.dtype,
             dtype: planned.dtype,
             bytes: planned.entry.len_as(planned.dtype) as u64,
@@ -202,7 +202,7 @@ impl Planned {
         {
             return Err(entry.error(format!("{byte} is not a bool")));
         }
-        let data = TensorData::from_bytes(bytes, entry.tensor.shape.clone(), *dtype);
+        let data = TensorData::from_bytes(bytes, entry.shape(), *dtype);
         // A backend panics at a scheme of packed weights that it does not know.
         let tensor = catch_unwind(AssertUnwindSafe(|| Tensor::from_data(data, (device, *dtype))))
             .map_err(|_| entry.error(format!("{device:?} cannot hold {dtype:?}")))?;
@@ -307,11 +307,17 @@ impl FileWeight {
     fn weight(&self) -> &CachedWeight {
         self.cache.weight(self.index)
     }
+
+    /// The bytes as they are stored, in the dtype of the weight.
+    fn stored(&self) -> Bytes {
+        let bytes = self.cache.get(self.index).unwrap_or_else(|error| panic!("{error}"));
+        Bytes::from_shared(bytes, AllocationProperty::Other)
+    }
 }
 
 impl FrozenWeight for FileWeight {
     fn shape(&self) -> Shape {
-        self.weight().entry.tensor.shape.clone()
+        self.weight().entry.shape()
     }
 
     fn dtype(&self) -> DType {
@@ -323,16 +329,36 @@ impl FrozenWeight for FileWeight {
     }
 
     fn read(&self) -> TensorData {
-        let bytes = self.cache.get(self.index).unwrap_or_else(|error| panic!("{error}"));
-        let bytes = Bytes::from_shared(bytes, AllocationProperty::Other);
-        TensorData::from_bytes(bytes, self.shape(), self.dtype())
+        let CachedWeight { entry, dtype, .. } = self.weight();
+        let bytes = match entry.transposed {
+            // Not for a layer but for a file, for example: past the cache, which has it in another order.
+            true => entry.read(*dtype).unwrap_or_else(|error| panic!("{error}")),
+            false => self.stored(),
+        };
+        TensorData::from_bytes(bytes, self.shape(), *dtype)
+    }
+
+    fn read_transposed(&self) -> Option<TensorData> {
+        let CachedWeight { entry, dtype, .. } = self.weight();
+        entry.transposed.then(|| TensorData::from_bytes(self.stored(), entry.tensor.shape.clone(), *dtype))
     }
 
     fn read_rows(&self, rows: &[usize]) -> TensorData {
-        let words = self.cache.rows(self.index, rows).unwrap_or_else(|error| panic!("{error}"));
         let mut shape = self.shape();
+        let width = shape[1..].iter().product::<usize>() * self.dtype().size();
         shape[0] = rows.len();
-        let len = shape.num_elements() * self.dtype().size();
-        TensorData::from_bytes(into_bytes(words, len), shape, self.dtype())
+        let bytes = match self.weight().entry.transposed {
+            // No row lies in one piece. (Layers that read rows have no such weights.)
+            true => {
+                let whole = self.read();
+                let rows = rows.iter().flat_map(|row| &whole.bytes()[row * width..][..width]);
+                Bytes::from_bytes_vec(rows.copied().collect())
+            }
+            false => {
+                let words = self.cache.rows(self.index, rows).unwrap_or_else(|error| panic!("{error}"));
+                into_bytes(words, rows.len() * width)
+            }
+        };
+        TensorData::from_bytes(bytes, shape, self.dtype())
     }
 }

@@ -16,6 +16,7 @@
 //!   [`prepare`] with [`PrepareSource::of_module`] writes the same file with one weight in memory at a time.
 //!
 //! A read that fails during a forward or backward pass panics with the message of the [`LazyError`].
+mod archive;
 mod cache;
 mod error;
 mod file;

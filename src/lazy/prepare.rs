@@ -29,7 +29,7 @@ impl PrepareSource {
         let mut collector = Collector::default();
         module.visit(&mut collector);
         let entry = |tensor: burn_pack::Tensor| {
-            (tensor.name.clone(), Entry { tensor, file: path.clone(), span: None })
+            (tensor.name.clone(), Entry { tensor, file: path.clone(), span: None, transposed: false })
         };
         Self { tensors: collector.tensors.into_iter().map(entry).collect(), path }
     }
@@ -193,9 +193,9 @@ impl PrepareOptions {
 
     /// The dtype that a tensor is stored in.
     fn stored(&self, entry: &Entry) -> DType {
-        let (dtype, shape) = (entry.tensor.dtype, &entry.tensor.shape);
+        let (dtype, shape) = (entry.tensor.dtype, entry.shape());
         match entry.float() {
-            Some(_) if self.int8 && quantized::fits(shape) => DType::QFloat(quantized::scheme()),
+            Some(_) if self.int8 && quantized::fits(&shape) => DType::QFloat(quantized::scheme()),
             Some(_) if shape.num_dims() > 1 => self.dtype.unwrap_or(dtype),
             _ => dtype,
         }
@@ -254,7 +254,7 @@ pub fn prepare(
     let bytes = tensors.iter().zip(&stored).map(|((_, entry), dtype)| entry.len_as(*dtype) as u64).sum();
     let (count, written) = (tensors.len(), Arc::new(AtomicU64::new(0)));
     let deferred = tensors.into_iter().zip(stored).map(|((name, entry), dtype)| {
-        let (len, shape, id) = (entry.len_as(dtype), entry.tensor.shape.clone(), entry.tensor.param_id);
+        let (len, shape, id) = (entry.len_as(dtype), entry.shape(), entry.tensor.param_id);
         let (written, on_progress, tensor) = (written.clone(), options.on_progress.clone(), name.clone());
         let provide = move || {
             let done = written.fetch_add(len as u64, Ordering::Relaxed);
@@ -285,14 +285,23 @@ fn read(entry: &Entry, dtype: DType) -> Result<Bytes, LazyError> {
             let bytes = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..len];
             let (values, scales) = bytes.split_at_mut(count); // whole blocks, so the scales are aligned
             let (values, scales) = (bytemuck::cast_slice_mut(values), bytemuck::cast_slice_mut(scales));
-            // A tensor that an adapter changes is read whole every time, so read it only once.
-            let chunk = if entry.span.is_some() { CHUNK.min(count) } else { count };
-            let mut x = vec![0.0f32; chunk];
+            // What an adapter changes is read whole every time, so read it only once.
+            let in_parts = entry.span.is_some() && !entry.transposed;
+            let whole = if in_parts { None } else { Some(entry.read(DType::F32)?) };
+            let chunk = if in_parts { CHUNK.min(count) } else { count };
+            let mut part = words_for(if in_parts { chunk * size_of::<f32>() } else { 0 });
             let parts = values.chunks_mut(chunk).zip(scales.chunks_mut(chunk / quantized::BLOCK));
             for (index, (values, scales)) in parts.enumerate() {
-                let x = &mut x[..values.len()];
-                entry.read_range_as(DType::F32, index * chunk, bytemuck::cast_slice_mut(x))?;
-                quantized::quantize(x, values, scales).map_err(|(at, value)| {
+                let x = match &whole {
+                    Some(whole) => &whole[..],
+                    None => {
+                        let part =
+                            &mut bytemuck::cast_slice_mut(&mut part)[..values.len() * size_of::<f32>()];
+                        entry.read_range_as(DType::F32, index * chunk, part)?;
+                        part
+                    }
+                };
+                quantized::quantize(bytemuck::cast_slice(x), values, scales).map_err(|(at, value)| {
                     entry.error(format!(
                         "element {} is {value}, of which eight bits have none",
                         index * chunk + at

@@ -68,6 +68,12 @@ impl OpenFile {
         Ok(opened)
     }
 
+    /// A reader of the same file, also if another one has its path by now. It must be done before [`read_at`](Self::read_at) is used, which
+    /// moves its position on some systems.
+    pub fn reader(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
     pub fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
         files::read_exact_at(&self.file, out, offset)
     }
@@ -160,6 +166,8 @@ pub(super) struct Entry {
     pub file: PathBuf,
     /// Its range in the file, if its bytes are stored there as they are.
     pub span: Option<Span>,
+    /// Whether it is a matrix that its parameter holds transposed, as PyTorch stores the weights of linear layers.
+    pub transposed: bool,
 }
 
 /// Where elements are read from.
@@ -191,12 +199,24 @@ impl Source<'_> {
 /// Bytes that are converted at a time.
 const CHUNK: usize = 1 << 16;
 
+/// Bytes of rows that are transposed at a time. They stay in the cache of a core while they become columns.
+const STRIPE: usize = 1 << 18;
+
 impl Entry {
     pub fn of_span(name: String, dtype: DType, shape: Shape, span: Span) -> Self {
         let (file, len, source) = (span.file.path.clone(), span.len, span.clone());
         let read = move || source.read().map_err(|error| burn_pack::Error::IoError(error.to_string()));
         let tensor = burn_pack::Tensor::deferred(name, dtype, shape, None, len, read);
-        Self { tensor, file, span: Some(span) }
+        Self { tensor, file, span: Some(span), transposed: false }
+    }
+
+    /// The shape of its parameter.
+    pub fn shape(&self) -> Shape {
+        let mut shape = self.tensor.shape.clone();
+        if self.transposed {
+            shape.swap(0, 1);
+        }
+        shape
     }
 
     /// Its float dtype in memory by default; `None` if it is not a float, or is quantized with another scheme than ours.
@@ -225,7 +245,7 @@ impl Entry {
     pub fn len_as(&self, dtype: DType) -> usize {
         match dtype == self.tensor.dtype {
             true => self.tensor.byte_len(),
-            false => data_len(dtype, &self.tensor.shape),
+            false => data_len(dtype, &self.shape()),
         }
     }
 
@@ -234,25 +254,50 @@ impl Entry {
         LazyError::Tensor { file, tensor, reason: reason.to_string() }
     }
 
-    /// Reads it as `dtype` into `out`, which has the [length for that](Self::len_as).
+    /// Reads it as `dtype`, in the order in which it is stored, into `out`, which has the [length for that](Self::len_as).
     pub fn read_as(&self, dtype: DType, out: &mut [u8]) -> Result<(), LazyError> {
         self.read_range_as(dtype, 0, out)
     }
 
-    /// Reads it as `dtype`.
+    /// Reads it as `dtype`, in the order of its parameter.
     pub fn read(&self, dtype: DType) -> Result<Bytes, LazyError> {
-        if self.span.is_none() && dtype == self.tensor.dtype {
+        if self.span.is_none() && dtype == self.tensor.dtype && !self.transposed {
             return self.bytes();
         }
         let len = self.len_as(dtype);
         let mut words = words_for(len);
-        self.read_as(dtype, &mut bytemuck::cast_slice_mut(&mut words)[..len])?;
+        let out = &mut bytemuck::cast_slice_mut(&mut words)[..len];
+        match self.transposed {
+            true => self.read_transposing(dtype, out)?,
+            false => self.read_as(dtype, out)?,
+        }
         Ok(into_bytes(words, len))
     }
 
     /// Its values as `dtype`.
     pub fn values(&self, dtype: DType) -> Result<TensorData, LazyError> {
-        Ok(TensorData::from_bytes(self.read(dtype)?, self.tensor.shape.clone(), dtype))
+        Ok(TensorData::from_bytes(self.read(dtype)?, self.shape(), dtype))
+    }
+
+    /// Reads a matrix that is stored transposed, some rows at a time, which become columns.
+    fn read_transposing(&self, dtype: DType, out: &mut [u8]) -> Result<(), LazyError> {
+        let ([rows, columns], size) = (self.tensor.shape.dims(), dtype.size());
+        let row = columns * size;
+        let of_stripe = (STRIPE / row.max(1)).clamp(1, rows.max(1));
+        let mut stripe = words_for(of_stripe * row);
+        let source = self.source()?;
+        for first in (0..rows).step_by(of_stripe) {
+            let count = of_stripe.min(rows - first);
+            let stripe = &mut bytemuck::cast_slice_mut(&mut stripe)[..count * row];
+            self.read_from(&source, dtype, first * columns, stripe).map_err(|error| self.error(error))?;
+            match size {
+                1 => into_columns::<u8>(stripe, columns, out, rows, first),
+                2 => into_columns::<u16>(stripe, columns, out, rows, first),
+                4 => into_columns::<u32>(stripe, columns, out, rows, first),
+                _ => into_columns::<u64>(stripe, columns, out, rows, first),
+            }
+        }
+        source.check_unchanged().map_err(|error| self.error(error))
     }
 
     /// Returns an error if it does not have one of these rows.
@@ -372,6 +417,15 @@ impl Entry {
         let start = usize::try_from(span.offset).ok()?;
         let range = start..start.checked_add(span.len)?;
         (range.end <= map.0.len()).then_some((map, range))
+    }
+}
+
+/// Makes rows of `columns` elements the columns from `first` on of the matrix `out`, which has `width` columns.
+fn into_columns<E: bytemuck::Pod>(rows: &[u8], columns: usize, out: &mut [u8], width: usize, first: usize) {
+    let (rows, out) = (bytemuck::cast_slice::<u8, E>(rows), bytemuck::cast_slice_mut::<u8, E>(out));
+    for (column, out) in out.chunks_exact_mut(width).enumerate() {
+        let elements = rows[column..].iter().step_by(columns);
+        out[first..].iter_mut().zip(elements).for_each(|(out, element)| *out = *element);
     }
 }
 

@@ -56,7 +56,7 @@ impl<'a, N: ModuleNames> LoadTrained<'a, N> {
         let path = self.path.joined();
         tensors.mark(found.name(), &path)?;
         let shape = param.lazy_shape();
-        if *found.shape() != shape {
+        if found.shape() != shape {
             return Err(format!("{} has the shape {}, but {path} has {shape}", found.name(), found.shape()));
         }
         let config = &self.attach.config;

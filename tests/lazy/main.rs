@@ -2,10 +2,12 @@
 #![recursion_limit = "256"]
 #![allow(deprecated)] // burn-ndarray is deprecated as a whole
 
+mod archives;
 mod changes;
 mod experts;
 mod files;
 mod hostile;
+mod layouts;
 mod lifecycle;
 mod modules;
 mod prepare;

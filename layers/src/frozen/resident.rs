@@ -1,4 +1,5 @@
 //! Weights that stay on a device between their uses.
+use super::weight::like;
 use burn::tensor::{Device, Tensor};
 use core::any::Any;
 use core::fmt;
@@ -74,11 +75,7 @@ impl Resident {
         let plain = device.clone().without_autodiff();
         let tensors = lock(&self.tensors);
         let (_, tensor) = tensors.iter().find(|(of, _)| *of == plain)?;
-        let tensor = tensor.downcast_ref::<Tensor<D>>()?.clone();
-        Some(match device.gradient_checkpointing_strategy() {
-            Some(strategy) => tensor.autodiff().with_gradient_checkpointing_strategy(strategy),
-            None => tensor,
-        })
+        Some(like(device, tensor.downcast_ref::<Tensor<D>>()?.clone()))
     }
 
     /// Keeps the weight on its device, if there is room; returns whether it does.

@@ -76,8 +76,12 @@ impl WeightSource {
         if QUEUED {
             let _ = B::flush(device); // a failure of the device shows in the next operation
         }
-        let weight = B::float_from_data(self.weight.read(), device);
-        match self.read.transposed {
+        let (data, swaps) = match self.weight.read_transposed() {
+            Some(transposed) => (transposed, !self.read.transposed),
+            None => (self.weight.read(), self.read.transposed),
+        };
+        let weight = B::float_from_data(data, device);
+        match swaps {
             true => B::float_swap_dims(weight, 0, 1),
             false => weight,
         }

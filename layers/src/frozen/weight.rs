@@ -20,6 +20,16 @@ pub trait FrozenWeight: Debug + Send + Sync {
     /// Panics if the weight can no longer be read, since a forward pass has no other way to fail.
     fn read(&self) -> TensorData;
 
+    /// Reads the transposed weight, if it is stored so: a layer then uses it as a view with swapped strides, without a copy. Only a weight
+    /// of two axes can be stored transposed. By default, none is.
+    ///
+    /// # Panics
+    ///
+    /// As [`read`](Self::read).
+    fn read_transposed(&self) -> Option<TensorData> {
+        None
+    }
+
     /// The tensors of the weight that stay on devices between its uses. By default, none do.
     fn resident(&self) -> Option<&Resident> {
         None
@@ -83,7 +93,21 @@ pub(super) fn read_tensor<const D: usize>(weight: &dyn FrozenWeight, device: &De
     if QUEUED {
         let _ = device.flush(); // a failure of the device shows in the next operation
     }
-    let tensor = Tensor::from_data(weight.read(), (device, weight.dtype()));
+    let tensor = match weight.read_transposed() {
+        Some(transposed) => {
+            let plain = device.clone().without_autodiff();
+            like(device, Tensor::from_data(transposed, (&plain, weight.dtype())).transpose())
+        }
+        None => Tensor::from_data(weight.read(), (device, weight.dtype())),
+    };
     let stays = resident.is_some_and(|resident| resident.keep(&tensor));
     (tensor, stays)
+}
+
+/// A tensor without autodiff, under autodiff if the device is.
+pub(super) fn like<const D: usize>(device: &Device, tensor: Tensor<D>) -> Tensor<D> {
+    match device.gradient_checkpointing_strategy() {
+        Some(strategy) => tensor.autodiff().with_gradient_checkpointing_strategy(strategy),
+        None => tensor,
+    }
 }
