@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::io::{BufReader, Read};
 use std::ops::Range;
 use std::sync::Arc;
-use zip::{CompressionMethod, ZipArchive};
+use zip::{CompressionMethod, ZipArchive, ZipReadOptions};
 
 /// The largest pickle that is read, the limit of burn-store, too.
 const PICKLE_BYTES: u64 = 100 << 20;
@@ -25,7 +25,10 @@ pub(super) fn places(file: &Arc<OpenFile>) -> Result<HashMap<String, Placed>, La
     let Some(root) = root.map(str::to_owned) else { return Ok(HashMap::new()) };
 
     let mut pickle = vec![];
-    let entry = archive.by_name(&format!("{root}data.pkl")).map_err(|error| malformed(&error))?;
+    // burn-store, which opens the archive first, has compared the checksum, if there is one.
+    let options = ZipReadOptions::new().ignore_crc32(true);
+    let index = archive.index_for_name(&format!("{root}data.pkl")).ok_or_else(|| malformed(&"no pickle"))?;
+    let entry = archive.by_index_with_options(index, options).map_err(|error| malformed(&error))?;
     entry.take(PICKLE_BYTES).read_to_end(&mut pickle).map_err(|error| malformed(&error))?;
     let Some(views) = views(&pickle) else { return Ok(HashMap::new()) };
 

@@ -1,6 +1,5 @@
 //! Tests PyTorch checkpoints that are zip archives: tensors are read where they lie, or by burn-store where they do not lie in order.
 use crate::{all, load, open, open_mapped};
-use burn::module::Module;
 use burn::tensor::{Bytes, DType, Device, Shape, Tensor, TensorData};
 use burn_memsave::lazy::{LazyError, WeightFile};
 use burn_memsave::nn;

@@ -93,23 +93,30 @@ fn a_file_that_is_replaced_stays_what_it_was() {
     }
 }
 
-/// Their reader opens them again for every tensor.
+/// The open archive is still read. For checkpoints of older formats, whose reader is burn-store's, it is an error.
 #[test]
-fn a_checkpoint_of_pytorch_that_is_replaced_is_an_error() {
+fn a_checkpoint_of_pytorch_that_is_replaced_is_read_or_an_error() {
     let device = Device::flex();
     let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/lazy/data");
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("model.pt");
+    let [path, archive] = ["model.pt", "archive.pt"].map(|name| directory.path().join(name));
     let copy = |from: &str, to: &Path| std::fs::write(to, std::fs::read(data.join(from)).unwrap()).unwrap();
-    copy("model.pt", &path);
+    copy("legacy.pt", &path);
+    copy("model.pt", &archive);
     let config = LinearConfig::new(6, 6);
-    let file = open(&path).with_key_remapping(r"^first\.", "").unwrap().with_pytorch_adapter();
-    let (lazy, _) = load(config.init(&device), &file, &all().with_budget(0).with_prefetch(0));
-    let forward = || lazy.forward(Tensor::<2>::ones([1, 6], &device)).into_data();
-    forward();
+    let [forward, of_archive] = [&path, &archive].map(|path| {
+        let file = open(path).with_key_remapping(r"^first\.", "").unwrap().with_pytorch_adapter();
+        let (lazy, _) = load(config.init(&device), &file, &all().with_budget(0).with_prefetch(0));
+        move || lazy.forward(Tensor::<2>::ones([1, 6], &Device::flex())).into_data()
+    });
+    let y = of_archive();
+    assert_eq!(forward(), y, "the same model");
     let other = directory.path().join("other.pt");
-    copy("half.pt", &other);
-    std::fs::rename(&other, &path).unwrap();
+    for path in [&path, &archive] {
+        copy("half.pt", &other);
+        std::fs::rename(&other, path).unwrap();
+    }
+    assert_eq!(of_archive(), y);
     let error = message(catch_unwind(AssertUnwindSafe(forward)));
     assert!(error.contains("model.pt") && error.contains("was changed after it was opened"), "{error}");
 }

@@ -84,7 +84,10 @@ fn names_and_layouts_of_pytorch() {
         let file = open(&path).with_key_remapping(r"^bert\.", "").unwrap().with_pytorch_adapter();
         let (lazy, report) = load(Model::new(&device), &file, &all());
         assert_eq!((report.lazy.len(), report.unused.len()), (3, 0), "{report}");
-        assert_eq!(lazy.forward(&device).into_data(), eager.forward(&device).into_data());
+        assert_eq!(lazy.first.weight.val().into_data(), eager.first.weight.val().into_data());
+        // A product with a transposed view may sum in another order.
+        let (y, expected) = (lazy.forward(&device).into_data(), eager.forward(&device).into_data());
+        y.assert_approx_eq::<f32>(&expected, Tolerance::default());
     }
 }
 
