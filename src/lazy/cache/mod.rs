@@ -308,8 +308,19 @@ impl State {
         }
         let Ahead { present, read } =
             policy::to_read_ahead(self.order.upcoming(), prefetch, |index| self.residence(index));
-        present.into_iter().for_each(|next| self.expect(next));
+        // What was announced is known better.
+        for next in present {
+            if !self.is_announced(next.weight) {
+                self.expect(next);
+            }
+        }
         read
+    }
+
+    /// Whether a weight was announced, and was not used since.
+    fn is_announced(&self, weight: usize) -> bool {
+        let times = &self.announced_times;
+        times.contains(&self.next_use[weight]) && !self.order.used_since(weight, times.start)
     }
 }
 
