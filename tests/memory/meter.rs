@@ -1,6 +1,7 @@
 //! Measures bytes, and accepts only measurements that can be repeated. Other tests that count bytes also use this.
 use burn::tensor::{Device, Tensor};
 use burn_memsave::measure::{LayerMeasurement, TrackingAllocator, measure_layer};
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::Duration;
 
@@ -17,13 +18,14 @@ pub const SCRATCH: i64 = 1 << 16;
 const ATTEMPTS: usize = 8;
 
 /// Memory is counted for the whole process: every test of a program that measures holds this, also one that measures nothing but allocates
-/// while others measure. So is the generator of random numbers: a test that holds this has the same ones in every run. In it is the thread
-/// of the test that held it last.
+/// while others measure. So is the generator of random numbers: a test that holds this has the same ones in every run. In it is the
+/// [`TURN`] of the thread that held it last.
 static METER: Mutex<Weak<()>> = Mutex::new(Weak::new());
 
 thread_local! {
-    /// Dropped when the thread ends, after the thread-local buffers of kernels, since these are registered later.
-    static THREAD: Arc<()> = Arc::new(());
+    /// Alive from when this thread got the meter until it asks for it again or ends. At its end it is dropped after the thread-local buffers
+    /// of kernels, since these are registered later.
+    static TURN: RefCell<Option<Arc<()>>> = const { RefCell::new(None) };
 }
 
 /// How long nothing changes before a test begins.
@@ -31,13 +33,15 @@ const QUIET: Duration = Duration::from_millis(5);
 
 pub fn alone() -> MutexGuard<'static, Weak<()>> {
     static ONE_THREAD: Once = Once::new();
+    drop(TURN.take());
     let mut guard = METER.lock().unwrap_or_else(PoisonError::into_inner);
-    // The thread of the test before frees what it had for itself after it let go of the meter.
-    let this = THREAD.with(Arc::downgrade);
-    while guard.strong_count() > 0 && !guard.ptr_eq(&this) {
+    // A thread that ends frees what it had for itself after it let go of the meter.
+    while guard.strong_count() > 0 {
         std::thread::sleep(QUIET);
     }
-    *guard = this;
+    let turn = Arc::new(());
+    *guard = Arc::downgrade(&turn);
+    TURN.set(Some(turn));
     // How much kernels take at once must not depend on who comes first.
     ONE_THREAD.call_once(|| {
         rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("nothing has run yet");

@@ -1,5 +1,4 @@
 //! Weights that stay on a device between their uses.
-use super::weight::like;
 use burn::tensor::{Device, Tensor};
 use core::any::Any;
 use core::fmt;
@@ -102,6 +101,14 @@ impl Drop for Resident {
 impl fmt::Debug for Resident {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Resident").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+/// A tensor without autodiff, under autodiff if the device is.
+pub(super) fn like<const D: usize>(device: &Device, tensor: Tensor<D>) -> Tensor<D> {
+    match device.gradient_checkpointing_strategy() {
+        Some(strategy) => tensor.autodiff().with_gradient_checkpointing_strategy(strategy),
+        None => tensor,
     }
 }
 

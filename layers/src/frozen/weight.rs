@@ -1,5 +1,5 @@
 //! The trait of frozen weights, and how one is read into a tensor.
-use super::Resident;
+use super::resident::{Resident, like};
 use burn::tensor::{Bytes, DType, Device, Shape, Tensor, TensorData};
 use core::fmt::Debug;
 use core::ops::Range;
@@ -102,12 +102,4 @@ pub(super) fn read_tensor<const D: usize>(weight: &dyn FrozenWeight, device: &De
     };
     let stays = resident.is_some_and(|resident| resident.keep(&tensor));
     (tensor, stays)
-}
-
-/// A tensor without autodiff, under autodiff if the device is.
-pub(super) fn like<const D: usize>(device: &Device, tensor: Tensor<D>) -> Tensor<D> {
-    match device.gradient_checkpointing_strategy() {
-        Some(strategy) => tensor.autodiff().with_gradient_checkpointing_strategy(strategy),
-        None => tensor,
-    }
 }
