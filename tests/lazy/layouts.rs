@@ -176,7 +176,7 @@ fn eight_bits_in_either_layout() {
     let module = layer.init(&device);
     prepare(PrepareSource::for_module(&file, &module).unwrap(), &prepared, &int8).unwrap();
     let in_burns = open(&prepared);
-    prepare(&open(&path), &directory.path().join("again.bpk"), &int8).unwrap();
+    prepare(open(&path), directory.path().join("again.bpk"), &int8).unwrap();
     let in_pytorchs = open(&directory.path().join("again.bpk")).with_pytorch_adapter();
     for file in [in_burns, in_pytorchs] {
         let (lazy, report) = load(layer.init(&device), &file, &all());

@@ -83,7 +83,7 @@ impl Pool {
         let mut memory = self.lock();
         memory.make_room(bytes.len());
         memory.bytes += bytes.len();
-        WeightBytes { storage: Storage::Mapped { bytes, entry }, pool: self.clone() }
+        WeightBytes { storage: Storage::Mapped { bytes, entry: Box::new(entry) }, pool: self.clone() }
     }
 
     /// An idle buffer of at least `len` bytes, or a new one. While there is room for a new one, an idle buffer is used only if it is at
@@ -121,7 +121,7 @@ pub(super) struct WeightBytes {
 
 enum Storage {
     Buffer { words: Vec<u64>, len: usize },
-    Mapped { bytes: bytes::Bytes, entry: Entry },
+    Mapped { bytes: bytes::Bytes, entry: Box<Entry> },
 }
 
 impl WeightBytes {
