@@ -126,7 +126,9 @@ impl<'a, N: ModuleNames> SaveTrained<'a, N> {
     ) -> Result<Option<(String, TensorData)>, PeftError> {
         let Some((module, parameter, containers)) = place(&self.path) else { return Ok(None) };
         let (name, has_adapter) = (self.names.name(&module), self.adapted.contains(&module));
-        if !self.config.saves(&name) && !(is_bias(parameter) && self.config.trains_bias(has_adapter)) {
+        let is_trained =
+            self.config.saves(&name) || is_bias(parameter) && self.config.trains_bias(has_adapter);
+        if !is_trained {
             return Ok(None);
         }
         let error = |reason: String| refused(&module, format!("{parameter}: {reason}"));

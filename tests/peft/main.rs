@@ -419,7 +419,7 @@ fn what_changes_nothing_is_read() {
     assert_eq!((config.rank(), config.alpha(), config.dropout()), (4, 6.0, 0.25));
     assert_eq!((config.task_type(), config.base_model()), (Some("CAUSAL_LM"), None));
     // All of it goes back.
-    save(&loaded, &config.with_base_model("somebody/something"), path.join("again"), names).unwrap();
+    save(&loaded, config.with_base_model("somebody/something"), path.join("again"), names).unwrap();
     let again: Value =
         serde_json::from_slice(&fs::read(path.join("again/adapter_config.json")).unwrap()).unwrap();
     assert_eq!(again["peft_version"], "0.21.2");
