@@ -228,7 +228,7 @@ impl PeftConfig {
         self.use_dora
     }
 
-    /// Whether the file has the parameter `bias` of the module with this name.
+    /// Whether the biases of modules that have an adapter, or have none, were trained.
     pub(super) fn trains_bias(&self, has_adapter: bool) -> bool {
         match self.bias {
             PeftBias::None => false,

@@ -1,8 +1,7 @@
 //! Parameters that are trained beside adapters: those of whole modules, such as a new head, and biases.
 use super::attach::Attach;
-use super::{ModuleNames, PREFIX, PeftConfig, refused};
+use super::{ModuleNames, PREFIX, PeftConfig, PeftError, refused};
 use crate::burn_next::{handed, packed};
-use crate::peft::PeftError;
 use burn::module::{ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Tensor, TensorData};
 use burn_memsave_layers::burn_internals::REPARAMETERIZATION;

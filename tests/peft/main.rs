@@ -6,7 +6,7 @@ use burn_memsave::lazy::{LazyLoad, LazyOptions, RowOrder, RowOrders, WeightFile}
 use burn_memsave::lora::{ConvLora, Dora, DoraAdapter};
 use burn_memsave::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn_memsave::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
-use burn_memsave::peft::{ModuleNames, PeftBias, PeftConfig, load, save};
+use burn_memsave::peft::{ModuleNames, PeftBias, PeftConfig, PeftError, load, save};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{self, Write};
@@ -45,6 +45,12 @@ impl Model {
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The error says this.
+fn assert_refused<T>(result: Result<T, PeftError>, part: &str) {
+    let error = result.err().expect(part).to_string();
+    assert!(error.contains(part), "{error}, not {part}");
 }
 
 fn names(path: &str) -> String {
@@ -126,10 +132,7 @@ fn adapters_with_magnitudes_come_back() {
         assert_eq!(loaded.magnitude.val().into_data(), model.magnitude.val().into_data());
         assert!(loaded.magnitude.is_require_grad() && loaded.lora.a.is_require_grad());
     }
-    let refused = |part: &str| {
-        let error = load(Model::new(&device), path, names).expect_err(part).to_string();
-        assert!(error.contains(part), "{error}, not {part}");
-    };
+    let refused = |part: &str| assert_refused(load(Model::new(&device), path, names), part);
     let file = path.join("adapter_model.safetensors");
     let whole = fs::read(&file).unwrap();
     let text = String::from_utf8_lossy(&whole).into_owned();
@@ -143,11 +146,9 @@ fn adapters_with_magnitudes_come_back() {
     refused("no module for base_model.model.layers.0.lora_magnitude_vector");
     // Of some layers only, and of an embedding.
     let mixed = Model { conv: adapted(&device, &lora).conv, ..with_dora(&device, &lora) };
-    let error = save(&mixed, &lora, path, names).expect_err("both").to_string();
-    assert!(error.contains("the adapter of conv: it is LoRA, but others are DoRA"), "{error}");
+    assert_refused(save(&mixed, &lora, path, names), "the adapter of conv: it is LoRA, but others are DoRA");
     let all = Model::new(&device).apply_reparameterization(Dora::new(lora.clone()));
-    let error = save(&all, &lora, path, names).expect_err("an embedding").to_string();
-    assert!(error.contains("for a Embedding with DoRA"), "{error}");
+    assert_refused(save(&all, &lora, path, names), "for a Embedding with DoRA");
 }
 
 /// Magnitudes come from the directory, not from the weight.
@@ -175,8 +176,7 @@ fn lazy_weights_take_magnitudes() {
     // The factors that a model without its adapters has are 0, of rank 1.
     let lora = Lora::new(1, 5.0);
     let reference = burn_memsave::lora::without_adapters(&lazy);
-    let error = save(&reference, &lora, directory.path().join("reference"), names).expect_err("no magnitude");
-    assert!(error.to_string().contains("it has no magnitude"), "{error}");
+    assert_refused(save(&reference, &lora, directory.path().join("reference"), names), "it has no magnitude");
 }
 
 /// Weights that stay in their file have adapters, too.
@@ -234,10 +234,9 @@ fn scales_of_configurations() {
     with_config(path, |config| config["rank_pattern"] = json!({ ".*": 4 }));
     assert_eq!(scales(), [3.0, 4.0, 4.0, 3.0]);
     with_config(path, |config| config["rank_pattern"] = json!({ "conv": 4 }));
-    let error = load(Model::new(&device), path, names).expect_err("the rank is another").to_string();
-    assert!(
-        error.contains("the adapter of embed_tokens: it has the rank 4, but its configuration says 7"),
-        "{error}"
+    assert_refused(
+        load(Model::new(&device), path, names),
+        "the adapter of embed_tokens: it has the rank 4, but its configuration says 7",
     );
 }
 
@@ -249,10 +248,7 @@ fn what_is_refused() {
     let path = directory.path();
     let lora = Lora::new(4, 6.0);
     let model = adapted(&device, &lora);
-    let refused = |part: &str| {
-        let error = load(Model::new(&device), path, names).expect_err(part).to_string();
-        assert!(error.contains(part), "{error}, not {part}");
-    };
+    let refused = |part: &str| assert_refused(load(Model::new(&device), path, names), part);
     refused("adapter_config.json");
     let write = || save(&model, &lora, path, names).unwrap();
     write();
@@ -305,33 +301,29 @@ fn what_is_refused() {
     refused("no float");
     write();
     let fewer = |_: &str| "elsewhere".to_string();
-    let error = load(Model::new(&device), path, fewer).expect_err("no such module").to_string();
-    assert!(error.contains("no module for base_model.model."), "{error}");
+    assert_refused(load(Model::new(&device), path, fewer), "no module for base_model.model.");
     let one = |_: &str| "conv".to_string();
-    let error = load(Model::new(&device), path, one).expect_err("one name").to_string();
-    assert!(error.contains("adapter"), "{error}");
-    let error = load(adapted(&device, &lora), path, names).expect_err("it has some").to_string();
-    assert!(error.contains("it is there already"), "{error}");
+    assert_refused(load(Model::new(&device), path, one), "adapter");
+    assert_refused(load(adapted(&device, &lora), path, names), "it is there already");
     #[derive(Module, Debug)]
     struct Positions {
         positions: Param<Tensor<2>>,
     }
     let positions = Positions { positions: Param::from_tensor(Tensor::ones([4, 4], &device)) };
-    let error =
-        save(&positions.apply_lora(lora.clone()), &lora, path, names).expect_err("no weight").to_string();
-    assert!(error.contains("positions: it is not of a weight"), "{error}");
+    assert_refused(
+        save(&positions.apply_lora(lora.clone()), &lora, path, names),
+        "positions: it is not of a weight",
+    );
     let transposed = ConvTranspose2dConfig::new([2, 3], [2, 2]).init(&device);
     let transposed: ConvTranspose2d = transposed.apply_reparameterization(ConvLora::new(lora.clone()));
-    let error = save(&transposed, &lora, path, names).expect_err("peft has none").to_string();
-    assert!(error.contains("ConvTranspose2d"), "{error}");
-    let error = save(&model, &lora, path, fewer).expect_err("one name").to_string();
-    assert!(error.contains("elsewhere is there twice"), "{error}");
-    let error = save(&model, &Lora::new(5, 1.0), path, names).expect_err("another rank").to_string();
-    assert!(error.contains("it has the rank 4, but its configuration says 5"), "{error}");
-    let error = save(&Model::new(&device), &lora, path, names).expect_err("no adapter").to_string();
-    assert!(error.contains("no adapter"), "{error}");
-    let error = save(&model, &lora, file.join("below"), names).expect_err("a file").to_string();
-    assert!(error.contains("below"), "{error}");
+    assert_refused(save(&transposed, &lora, path, names), "ConvTranspose2d");
+    assert_refused(save(&model, &lora, path, fewer), "elsewhere is there twice");
+    assert_refused(
+        save(&model, &Lora::new(5, 1.0), path, names),
+        "it has the rank 4, but its configuration says 5",
+    );
+    assert_refused(save(&Model::new(&device), &lora, path, names), "no adapter");
+    assert_refused(save(&model, &lora, file.join("below"), names), "below");
 }
 
 /// The same adapter gives the same in Python, and one that was made there does here.
@@ -474,10 +466,9 @@ fn scales_and_ranks_go_back() {
         ],
         ..both
     };
-    let error = save(&both, &lora, path, names).expect_err("another rank").to_string();
-    assert!(
-        error.contains("the adapter of blocks.1: it has the rank 2, but its configuration says 4"),
-        "{error}"
+    assert_refused(
+        save(&both, &lora, path, names),
+        "the adapter of blocks.1: it has the rank 2, but its configuration says 4",
     );
     save(&both, PeftConfig::from(&lora).with_lora(r"layers\.1", &second), path, names).unwrap();
     let (loaded, _) = load(Model::new(&device), path, names).unwrap();
@@ -544,8 +535,10 @@ fn what_was_trained_beside_adapters_comes_back() {
     let lazy = |options: LazyOptions| {
         new(2).lazy_load(&WeightFile::open(&base).unwrap(), &options.with_min_bytes(0)).unwrap().0
     };
-    let error = load(lazy(LazyOptions::new()), path, names).expect_err("it is lazy").to_string();
-    assert!(error.contains("head.weight was trained, but head.weight is lazy"), "{error}");
+    assert_refused(
+        load(lazy(LazyOptions::new()), path, names),
+        "head.weight was trained, but head.weight is lazy",
+    );
     let (lazy, _) = load(lazy(LazyOptions::new().exclude("head")), path, names).unwrap();
     assert_eq!(lazy.head.weight.val().into_data(), trained.head.weight.val().into_data());
 }
@@ -606,8 +599,7 @@ fn rows_are_reordered_as_those_of_the_weight() {
         }
     }
     let odd = names.with_row_orders(RowOrders::new().with("query", RowOrder::rotary_pairs(6)).unwrap());
-    let error = load(new(), path, odd).expect_err("no heads").to_string();
-    assert!(error.contains("the adapter of query: 8 outputs are no heads of 6 features"), "{error}");
+    assert_refused(load(new(), path, odd), "the adapter of query: 8 outputs are no heads of 6 features");
 }
 
 /// Older versions of `peft` write a pickle; a directory may have several adapters in folders.
@@ -621,14 +613,14 @@ fn directories_as_people_have_them() {
     for name in ["first", "second"] {
         save(&adapted(&device, &lora), &lora, path.join(name), names).unwrap();
     }
-    let error = load(Model::new(&device), path, names).expect_err("two below").to_string();
-    assert!(error.contains("there is none, but in the folders first, second"), "{error}");
+    assert_refused(load(Model::new(&device), path, names), "there is none, but in the folders first, second");
     fs::remove_file(path.join("first/adapter_model.safetensors")).unwrap();
-    let error = load(Model::new(&device), path.join("first"), names).expect_err("no tensors").to_string();
-    assert!(error.contains("adapter_model.safetensors"), "{error}");
+    assert_refused(load(Model::new(&device), path.join("first"), names), "adapter_model.safetensors");
     // Another kind has other fields.
     let other = json!({ "peft_type": "IA3", "target_modules": ["q"] });
     fs::write(path.join("second/adapter_config.json"), other.to_string()).unwrap();
-    let error = load(Model::new(&device), path.join("second"), names).expect_err("IA3").to_string();
-    assert!(error.contains("peft_type IA3 is not supported: only LORA is"), "{error}");
+    assert_refused(
+        load(Model::new(&device), path.join("second"), names),
+        "peft_type IA3 is not supported: only LORA is",
+    );
 }

@@ -1,6 +1,6 @@
 // BERT (arXiv 1810.04805) and RoBERTa (arXiv 1907.11692), written once, with the topology of Hugging Face up to the end of the encoder.
 // The module that includes this file chooses `nn`.
-use crate::text::hugging_face::HuggingFace;
+use crate::text::hugging_face::{HuggingFace, replaced};
 use crate::text::{Encoder, EncoderSize};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor};
@@ -86,7 +86,6 @@ impl HuggingFace for Bert {
             (".pwff.linear_inner", ".intermediate.dense"),
             (".pwff.linear_outer", ".output.dense"),
         ];
-        let replaced = |path: String, (here, there)| path.replace(here, there);
-        here_and_there.into_iter().fold(path.into(), replaced)
+        replaced(path, &here_and_there)
     }
 }

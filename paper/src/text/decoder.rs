@@ -1,6 +1,6 @@
 // Llama (arXiv 2407.21783) and Mistral (arXiv 2310.06825), written once, with the topology of Hugging Face. The module that includes
 // this file chooses `nn`, a grouped-query `attention`, and `linear`, and provides `next_token_loss`.
-use crate::text::hugging_face::HuggingFace;
+use crate::text::hugging_face::{HuggingFace, replaced};
 use crate::text::{Decoder, DecoderSize, RotaryStretch};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
@@ -191,8 +191,7 @@ impl HuggingFace for Llama {
             (".gate.linear_outer", ".mlp.up_proj"),
             (".down", ".mlp.down_proj"),
         ];
-        let replaced = |path: String, (here, there)| path.replace(here, there);
-        format!("model.{}", here_and_there.into_iter().fold(path.into(), replaced))
+        format!("model.{}", replaced(path, &here_and_there))
     }
 
     /// Burn rotates pairs of neighbors.

@@ -1,6 +1,6 @@
 // GPT-2, written once, with the topology of Hugging Face except for the dropout of attention weights, which `attention` does not have.
 // The module that includes this file chooses `nn`, `attention` and `linear`, and provides `next_token_loss`.
-use crate::text::hugging_face::HuggingFace;
+use crate::text::hugging_face::{HuggingFace, replaced};
 use crate::text::{Decoder, Gpt2Size};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, ops::AttentionModuleOptions};
@@ -148,8 +148,7 @@ impl HuggingFace for Gpt2 {
             (".inner", ".mlp.c_fc"),
             (".outer", ".mlp.c_proj"),
         ];
-        let replaced = |path: String, (here, there)| path.replace(here, there);
-        here_and_there.into_iter().fold(path.into(), replaced)
+        replaced(path, &here_and_there)
     }
 
     /// In Hugging Face its dense layers are `Conv1D`, whose weights are `[input, output]` like Burn's.

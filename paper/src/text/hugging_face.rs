@@ -87,6 +87,11 @@ pub fn lazy_load<M: HuggingFace>(
     }
 }
 
+/// A path here with its parts replaced by those there, one after the other.
+pub(super) fn replaced(path: &str, here_and_there: &[(&str, &str)]) -> String {
+    here_and_there.iter().fold(path.into(), |path: String, (here, there)| path.replace(here, there))
+}
+
 /// The network with the adapters in a directory of Python's `peft`, and their configuration. See [`peft::load`].
 ///
 /// # Errors

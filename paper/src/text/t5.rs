@@ -1,6 +1,6 @@
 // T5 (arXiv 1910.10683) version 1.0, written once, with the topology of Hugging Face except for the dropout of attention weights, which
 // `attention` does not have. The module that includes this file chooses `nn`, `attention` and `linear`, and provides `next_token_loss`.
-use crate::text::hugging_face::HuggingFace;
+use crate::text::hugging_face::{HuggingFace, replaced};
 use crate::text::{EncoderDecoder, T5Size};
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData, ops::AttentionModuleOptions};
@@ -232,7 +232,6 @@ impl HuggingFace for T5 {
             (".inner", &format!("{dense}.wi")),
             (".outer", &format!("{dense}.wo")),
         ];
-        let replaced = |path: String, (here, there)| path.replace(here, there);
-        here_and_there.into_iter().fold(path.into(), replaced)
+        replaced(path, &here_and_there)
     }
 }

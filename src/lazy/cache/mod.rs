@@ -1,7 +1,8 @@
 //! The cache of lazy weights. It holds as many weights as the budget allows, preferably those that are used next.
 //!
 //! [`pool`] is the memory that weights are read into, [`order`] learns the order in which they are used, and [`policy`]
-//! decides what is evicted and what is read ahead. This file has the state that all threads share, and the reading.
+//! decides what is evicted and what is read ahead. [`state`] says where each weight is. This file has what all threads share, and the
+//! reading.
 //!
 //! A use takes a time that grows with the logarithm of what there is, of weights and of remembered uses: nothing that runs at every use goes
 //! through all of them. So the cache has to know which weights are idle, and whoever holds a weight tells it when they no longer do: see
@@ -10,6 +11,7 @@ mod handle;
 mod order;
 mod policy;
 mod pool;
+mod state;
 mod statistics;
 
 pub use handle::LazyCache;
@@ -19,15 +21,14 @@ use super::LazyError;
 use super::source::{Entry, words_for};
 use burn::tensor::DType;
 use burn_memsave_layers::frozen::{DeviceBudget, Resident};
-use order::{Expected, Order};
-use policy::{Ahead, Idle, Residence, Room};
+use order::Expected;
+use policy::{Idle, Room};
 use pool::{Pool, WeightBytes};
+use state::{Slot, State};
 pub(super) use statistics::OnProgress;
-use std::collections::VecDeque;
 use std::fmt;
-use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A weight of the cache.
@@ -144,184 +145,6 @@ struct Shared {
     /// Where both are locked, this is locked before the pool.
     state: Mutex<State>,
     changed: Condvar,
-}
-
-#[derive(Debug)]
-enum Slot {
-    Absent,
-    /// A thread is reading it.
-    Reading,
-    Present(Arc<WeightBytes>),
-}
-
-/// Where each weight is. Every vector has one entry per weight.
-#[derive(Debug)]
-struct State {
-    slots: Vec<Slot>,
-    /// How many slots are absent.
-    absent: usize,
-    /// The bytes that were read last, which something may still hold after they were evicted.
-    last_read: Vec<Weak<WeightBytes>>,
-    by_rows: Vec<bool>,
-    /// Whether it was read at all.
-    seen: Vec<bool>,
-    seen_count: usize,
-    /// When it is expected to be used.
-    next_use: Vec<u64>,
-    idle: Idle,
-    order: Order,
-    /// What [`LazyCache::expect`] was told, as far as it was neither read nor used since.
-    announced: VecDeque<Expected>,
-    /// The times for which it was told of weights.
-    announced_times: Range<u64>,
-    statistics: Statistics,
-    /// Whether reading ahead has stopped: the cache was dropped, or a read failed, which the next use of that weight
-    /// will report.
-    stopped: bool,
-}
-
-impl State {
-    fn new(weights: &[CachedWeight]) -> Self {
-        Self {
-            slots: weights.iter().map(|_| Slot::Absent).collect(),
-            absent: weights.len(),
-            last_read: weights.iter().map(|_| Weak::new()).collect(),
-            by_rows: weights.iter().map(|weight| weight.by_rows).collect(),
-            seen: vec![false; weights.len()],
-            seen_count: 0,
-            next_use: vec![u64::MAX; weights.len()],
-            idle: Idle::default(),
-            order: Order::new(weights.len()),
-            announced: VecDeque::new(),
-            announced_times: 0..0,
-            statistics: Statistics::default(),
-            stopped: false,
-        }
-    }
-
-    fn replace(&mut self, index: usize, slot: Slot) {
-        let is_absent = |slot: &Slot| usize::from(matches!(slot, Slot::Absent));
-        self.absent += is_absent(&slot);
-        self.absent -= is_absent(&std::mem::replace(&mut self.slots[index], slot));
-    }
-
-    /// Records a use.
-    fn record(&mut self, index: usize) {
-        let time = self.order.record(index).unwrap_or(u64::MAX);
-        self.expect(Expected { time, weight: index });
-    }
-
-    /// Changes when a weight is expected to be used.
-    fn expect(&mut self, next: Expected) {
-        let before = std::mem::replace(&mut self.next_use[next.weight], next.time);
-        if let Some(bytes) = self.idle.remove(Expected { time: before, ..next }) {
-            self.idle.insert(next, bytes);
-        }
-    }
-
-    /// The bytes of a weight, if the cache or somebody else has them. The weight is in use until they are
-    /// [given back](Self::give_back).
-    fn present(&mut self, index: usize) -> Option<Arc<WeightBytes>> {
-        match &self.slots[index] {
-            Slot::Present(bytes) => {
-                self.idle.remove(Expected { time: self.next_use[index], weight: index });
-                Some(bytes.clone())
-            }
-            _ => self.last_read[index].upgrade(),
-        }
-    }
-
-    /// Takes back bytes that were in use, and returns them if the cache does not have them.
-    fn give_back(&mut self, index: usize, bytes: Arc<WeightBytes>) -> Option<Arc<WeightBytes>> {
-        let cached = matches!(&self.slots[index], Slot::Present(cached) if Arc::ptr_eq(cached, &bytes));
-        if !cached {
-            return Some(bytes);
-        }
-        drop(bytes);
-        self.note_idle(index);
-        None
-    }
-
-    /// Adds a weight to the idle ones if only the cache holds it.
-    fn note_idle(&mut self, index: usize) {
-        if let Slot::Present(bytes) = &self.slots[index]
-            && Arc::strong_count(bytes) == 1
-        {
-            self.idle.insert(Expected { time: self.next_use[index], weight: index }, bytes.footprint());
-        }
-    }
-
-    /// Evicts the idle weight whose expected use is farthest away, but none of the next `protected` uses. Whether there was one.
-    fn evict(&mut self, protected: u64) -> bool {
-        let Some(farthest) = self.idle.farthest(self.order.now(), protected) else { return false };
-        self.idle.remove(farthest);
-        self.replace(farthest.weight, Slot::Absent);
-        true
-    }
-
-    /// How many uses are protected when a weight is read ahead: those before its own, and all that were announced, which may
-    /// come in another order.
-    fn protected(&self, next: Expected) -> u64 {
-        let (now, Range { start, end }) = (self.order.now(), self.announced_times.clone());
-        let announced = if now < end { end - start } else { 0 };
-        now.abs_diff(next.time).max(announced)
-    }
-
-    fn residence(&self, index: usize) -> Residence {
-        match &self.slots[index] {
-            _ if self.by_rows[index] => Residence::ByRows,
-            Slot::Present(_) => Residence::Present,
-            _ if self.last_read[index].strong_count() > 0 => Residence::Present,
-            Slot::Reading => Residence::Reading,
-            Slot::Absent => Residence::Absent,
-        }
-    }
-
-    /// Expects these weights next, in this order.
-    fn announce(&mut self, weights: Vec<usize>) {
-        let now = self.order.now();
-        self.announced_times = now..now + weights.len() as u64;
-        self.announced = (now..).zip(weights).map(|(time, weight)| Expected { time, weight }).collect();
-        // The first use of a weight counts, so it is set last.
-        for at in (0..self.announced.len()).rev() {
-            self.expect(self.announced[at]);
-        }
-    }
-
-    /// The first weight that was announced, and was neither read nor used since.
-    fn first_announced(&mut self) -> Option<Expected> {
-        while let Some(&next) = self.announced.front() {
-            let used = self.order.used_since(next.weight, self.announced_times.start);
-            if !used && self.residence(next.weight) == Residence::Absent {
-                return Some(next);
-            }
-            self.announced.pop_front();
-        }
-        None
-    }
-
-    /// The weight that is expected first, of those to read ahead.
-    fn first_learned(&mut self, prefetch: usize) -> Option<Expected> {
-        // Before the first use it is not known whether the module will be used at all.
-        if !self.order.is_trusted() || self.seen_count == 0 {
-            return None;
-        }
-        let Ahead { present, read } =
-            policy::to_read_ahead(self.order.upcoming(), prefetch, |index| self.residence(index));
-        // What was announced is known better.
-        for next in present {
-            if !self.is_announced(next.weight) {
-                self.expect(next);
-            }
-        }
-        read
-    }
-
-    /// Whether a weight was announced, and was not used since.
-    fn is_announced(&self, weight: usize) -> bool {
-        let times = &self.announced_times;
-        times.contains(&self.next_use[weight]) && !self.order.used_since(weight, times.start)
-    }
 }
 
 /// Bytes of a weight that somebody outside the cache holds. The cache is told when they are dropped.
